@@ -1,14 +1,13 @@
 """A runner's measured best batch: placement keeps to it while it can, and never refuses for its sake."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.scheduler_driver import sequence
+from harness.scheduler_driver import Driver, of, sequence
 from weft.domain.ids import Epoch, RunnerId
 from weft.domain.request import Assign
 from weft.domain.routes import PoolStatus
@@ -69,14 +68,14 @@ FLEET = st.dictionaries(
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])  # the fixture is a class
 @given(FLEET)
 def test_a_request_waits_only_where_nobody_has_room_and_passes_a_full_batch_only_for_a_better_one(
-    new_driver: type[Any], picked: Callable[..., list[Any]], fleet: dict[str, Stand]
+    fleet: dict[str, Stand],
 ) -> None:
     """Two pages are asked for; a runner holds 6 sequences."""
-    driver = new_driver().start()
+    driver = Driver().start()
     for uuid, at in fleet.items():
         driver.runner(uuid, *others(at.load), free=at.free, max_sequences=6, best_batch=at.best)
     takers = {uuid for uuid, at in fleet.items() if at.load < 6 and at.free >= 2}
-    assigned = [a.runner.uuid for a in picked(driver.submit("r", prompt_tokens=16, p90_tokens=16), Assign)]
+    assigned = [a.runner.uuid for a in of(driver.submit("r", prompt_tokens=16, p90_tokens=16), Assign)]
     assert bool(assigned) == bool(takers), "who has room takes it, whatever its best batch"
     if not takers:
         return
@@ -87,7 +86,7 @@ def test_a_request_waits_only_where_nobody_has_room_and_passes_a_full_batch_only
         assert assigned == [min(takers, key=lambda uuid: (fleet[uuid].load - fleet[uuid].best, -ord(uuid)))]
 
 
-def test_runners_fill_to_their_best_batches_first_and_then_evenly_beyond(driver: Any) -> None:
+def test_runners_fill_to_their_best_batches_first_and_then_evenly_beyond(driver: Driver) -> None:
     driver.start()
     driver.runner("a", max_sequences=5, best_batch=2)
     driver.runner("b", max_sequences=5, best_batch=3)
@@ -104,7 +103,7 @@ def test_a_runner_that_measured_nothing_is_good_for_all_that_it_holds() -> None:
         assert replace(spec, best_batch=best).good_sequences == good
 
 
-def test_half_of_its_best_batch_is_no_light_load(driver: Any) -> None:
+def test_half_of_its_best_batch_is_no_light_load(driver: Driver) -> None:
     driver.start()
     driver.runner("a", max_sequences=32, best_batch=4)
     driver.place("r0")
@@ -114,13 +113,11 @@ def test_half_of_its_best_batch_is_no_light_load(driver: Any) -> None:
 
 
 @pytest.mark.parametrize(("best", "wanted"), [(0, 1), (4, 3), (32, 1)])
-def test_a_pool_asks_for_as_many_runners_as_keep_to_their_best_batch(
-    driver: Any, picked: Callable[..., list[Any]], best: int, wanted: int
-) -> None:
+def test_a_pool_asks_for_as_many_runners_as_keep_to_their_best_batch(driver: Driver, best: int, wanted: int) -> None:
     """Ten run: two and a half best batches of four, and half a runner in hand."""
     driver.start(max_runners=9)
     driver.runner("a", max_sequences=32, best_batch=best, total_pages=10_000)
     for i in range(10):
         driver.place(f"r{i}", p90_tokens=1)
-    statuses = picked(driver.wait(1.0), PoolStatus)
+    statuses = of(driver.wait(1.0), PoolStatus)
     assert statuses[-1].wanted_runners == wanted

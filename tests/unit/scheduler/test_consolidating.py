@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from harness.scheduler_driver import Driver, of
 from weft.domain.request import Assign, FailReason, Preempt
 from weft_scheduler.core import Consolidated
 
@@ -21,7 +22,7 @@ def uuid_of(driver: Any, request_id: str) -> str:
     return driver.request(request_id).runner.uuid
 
 
-def report(driver: Any) -> None:
+def report(driver: Driver) -> None:
     """Every runner reports what it was assigned."""
     for uuid in ("a", "b"):
         owned = sorted(driver.record(uuid).owned)
@@ -46,58 +47,58 @@ def spread(driver: Any, request: pytest.FixtureRequest) -> Any:
     return driver
 
 
-def test_the_lonely_request_migrates_and_its_failures_are_not_counted(spread: Any, picked: Any) -> None:
+def test_the_lonely_request_migrates_and_its_failures_are_not_counted(spread: Any) -> None:
     effects = spread.wait(3.0)
-    (emptied,) = picked(effects, Consolidated)
-    (preempt,) = picked(effects, Preempt)
+    (emptied,) = of(effects, Consolidated)
+    (preempt,) = of(effects, Preempt)
     assert (emptied.runner.uuid, preempt.request_id) == ("a", "lonely")
     spread.runner("a", free=1000)
-    (assign,) = picked(spread.failed("lonely", FailReason.PREEMPTED, 40), Assign)
+    (assign,) = of(spread.failed("lonely", FailReason.PREEMPTED, 40), Assign)
     assert (assign.runner.uuid, spread.request("lonely").migrations) == ("b", 0)
     report(spread)
-    assert not picked(spread.wait(60.0), Consolidated), "there is nothing left to empty"
+    assert not of(spread.wait(60.0), Consolidated), "there is nothing left to empty"
 
 
 @pytest.mark.parametrize("spread", [{"prefill_tokens_per_s": 20.0}], indirect=True)
 @pytest.mark.parametrize(("in_kv", "emptied"), [(20, 1), (600, 0)])
 def test_what_a_migration_would_compute_again_is_prompt_and_answer_so_far(
-    spread: Any, picked: Any, in_kv: int, emptied: int
+    spread: Any, in_kv: int, emptied: int
 ) -> None:
     reported = spread.report_of("a", spread.view("lonely", 900), free=940)
     spread.reports(reported._replace(report=reported.report._replace(progress=[in_kv])))
-    assert len(picked(spread.wait(3.0), Consolidated)) == emptied
+    assert len(of(spread.wait(3.0), Consolidated)) == emptied
 
 
-def test_a_request_migrates_a_bounded_number_of_times(spread: Any, picked: Any) -> None:
+def test_a_request_migrates_a_bounded_number_of_times(spread: Any) -> None:
     for _ in range(2):
-        assert picked(spread.wait(3.0), Consolidated)
+        assert of(spread.wait(3.0), Consolidated)
         spread.runner("b", *[spread.view(f"r{n}", 900) for n in range(3)], free=0)
         spread.runner("a", free=1000)
-        (assign,) = picked(spread.failed("lonely", FailReason.PREEMPTED, 40), Assign)
+        (assign,) = of(spread.failed("lonely", FailReason.PREEMPTED, 40), Assign)
         assert assign.runner.uuid == "a", "b has filled up meanwhile"
         report(spread)
-    assert not picked(spread.wait(60.0), Consolidated)
+    assert not of(spread.wait(60.0), Consolidated)
 
 
-def test_nothing_migrates_while_a_request_waits(spread: Any, picked: Any) -> None:
+def test_nothing_migrates_while_a_request_waits(spread: Any) -> None:
     spread.submit("large", prompt_tokens=15000, max_tokens=500, p90_tokens=500)
-    assert not picked(spread.wait(60.0), Consolidated)
+    assert not of(spread.wait(60.0), Consolidated)
 
 
-def test_nothing_migrates_where_something_has_just_come(spread: Any, picked: Any) -> None:
+def test_nothing_migrates_where_something_has_just_come(spread: Any) -> None:
     spread.runner("b", *[spread.view(f"r{n}", 900) for n in range(3)], free=0)
     spread.place("new", **LONG)
     spread.runner("b", *[spread.view(f"r{n}", 900) for n in range(3)], free=820)
-    assert not picked(spread.wait(4.0), Consolidated)
+    assert not of(spread.wait(4.0), Consolidated)
 
 
 @pytest.mark.parametrize(
     ("mode", "least", "expected"),
     [("always", 2, True), ("autoscaled", 2, False), ("autoscaled", 1, True), ("never", 1, False)],
 )
-def test_a_pool_says_when(spread: Any, picked: Any, mode: str, least: int, expected: bool) -> None:
+def test_a_pool_says_when(spread: Any, mode: str, least: int, expected: bool) -> None:
     spread.registry(consolidation=mode, min_runners=least, max_runners=2)
-    assert bool(picked(spread.wait(25.0), Consolidated)) is expected
+    assert bool(of(spread.wait(25.0), Consolidated)) is expected
 
 
 @pytest.mark.parametrize(("mode", "packed"), [("always", "b"), ("autoscaled", "a")])

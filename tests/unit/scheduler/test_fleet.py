@@ -1,21 +1,19 @@
 """What a gateway's page is sent of the runners."""
 
-from typing import Any
-
-from harness import scheduler_driver
+from harness.scheduler_driver import Driver
 from weft.domain.adapter import AdapterState, Tier
 from weft.domain.fleet import MAX_ADAPTERS, FleetQuery, FleetReport
 from weft.domain.machine import Kind, Peer, Received, Send
 
 
-def ask(driver: Any) -> FleetReport:
+def ask(driver: Driver) -> FleetReport:
     asked = Received(Peer(Kind.GATEWAY, "g"), FleetQuery())
     (answer,) = [one.message for one in driver.core.handle(asked, driver.now) if isinstance(one, Send)]
     assert isinstance(answer, FleetReport)
     return answer
 
 
-def test_a_runner_is_listed_with_its_batch_and_where_its_adapters_are(driver: scheduler_driver.Driver) -> None:
+def test_a_runner_is_listed_with_its_batch_and_where_its_adapters_are(driver: Driver) -> None:
     driver.start("sha256:1")
     adapters = (
         AdapterState("sha256:1", Tier.DEVICE, running=2),
@@ -33,7 +31,7 @@ def test_a_runner_is_listed_with_its_batch_and_where_its_adapters_are(driver: sc
     assert ask(driver).runners == ()
 
 
-def test_of_very_many_adapters_the_first_are_listed_and_the_others_counted(driver: scheduler_driver.Driver) -> None:
+def test_of_very_many_adapters_the_first_are_listed_and_the_others_counted(driver: Driver) -> None:
     driver.start("sha256:1")
     driver.runner("a", adapters=tuple(AdapterState(f"sha256:{n}", Tier.HOST) for n in range(MAX_ADAPTERS + 10)))
     (runner,) = ask(driver).runners

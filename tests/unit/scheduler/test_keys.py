@@ -1,17 +1,13 @@
 """Which list of API keys gateways go by: the highest version, while somebody confirms it."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.scheduler_driver import Driver
+from harness.scheduler_driver import Driver, of
 from weft.domain.routes import KeyRoute, Keys, KeysConfirmed, Routes
 from weft_scheduler.core import SchedulerConfig, Stale
 
-Picked = Callable[..., list[Any]]
 CONFIG = SchedulerConfig()
 GRACE_S, LAPSE_S = CONFIG.keys_grace_s, CONFIG.keys_lapse_s
 
@@ -34,15 +30,13 @@ def started(driver: Driver) -> Driver:
     return driver
 
 
-def test_an_older_list_of_a_supervisor_that_the_store_is_out_of_reach_for_revives_no_key(
-    started: Driver, picked: Picked
-) -> None:
+def test_an_older_list_of_a_supervisor_that_the_store_is_out_of_reach_for_revives_no_key(started: Driver) -> None:
     started.supervisor_sends(keys(3, "b"), "t")
     started.close_supervisor()
     started.supervisor()
     effects = started.supervisor_sends(keys(2, "a", "b"))
     assert opened(started) == {"b"}
-    assert not picked(effects, Routes)
+    assert not of(effects, Routes)
     assert [one.event for one in effects if isinstance(one, Stale)] == ["keys"]
 
 
@@ -81,8 +75,8 @@ def test_a_supervisor_that_confirms_nothing_is_taken_at_its_word(started: Driver
     assert opened(started) == {"a"}
 
 
-def test_without_a_grace_keys_stay_in_force(new_driver: Any) -> None:
-    driver = new_driver(keys_grace_s=0.0).start()
+def test_without_a_grace_keys_stay_in_force() -> None:
+    driver = Driver(keys_grace_s=0.0).start()
     driver.supervisor_sends(keys(1, "a"))
     driver.wait(100 * GRACE_S)
     assert opened(driver) == {"a"}

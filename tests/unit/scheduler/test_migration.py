@@ -1,17 +1,14 @@
 """Running requests leave runners that should go, with their KV where that is cheaper than computing it again."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from harness.scheduler_driver import SPEC, Driver
+from harness.scheduler_driver import SPEC, Driver, of
 from weft.domain.request import Assign, FailReason, Preempt, Started
 from weft_scheduler.core import Effect, KvMigration
 from weft_scheduler.core.policy.phases.kv_cost import FREEZE_S, transfer_is_cheaper
 
-Pick = Callable[..., list[Any]]
 KV = {"kv_address": "tcp:1", "kv_layout": "m", "page_bytes": 1 << 14, "prefill_tokens_per_s": 1000.0}
 
 
@@ -42,76 +39,74 @@ def victim(driver: Driver) -> Driver:
     return loaded(driver)
 
 
-def test_what_runs_on_a_runner_that_should_go_moves_with_its_kv(victim: Driver, picked: Pick) -> None:
+def test_what_runs_on_a_runner_that_should_go_moves_with_its_kv(victim: Driver) -> None:
     before = victim.request("r1").epoch
     victim.registry(min_runners=1, max_runners=1)
     effects = victim.wait(1.0)
     assert victim.pool().autoscaler.victims == ["a"]
-    (assign,) = picked(effects, Assign)
+    (assign,) = of(effects, Assign)
     assert (assign.request_id, assign.runner.uuid, assign.kv_address) == ("r1", "b", "tcp:1")
     assert assign.epoch > before
-    assert [(e.request_id, e.reason) for e in picked(effects, KvMigration)] == [("r1", "scale_in")]
+    assert [(e.request_id, e.reason) for e in of(effects, KvMigration)] == [("r1", "scale_in")]
     assert (victim.record("a").owned, victim.record("b").owned) == (set(), {"r1", "r2", "r3"})
     assert victim.record("a").working_set == 1, "its pages count until its next report"
-    assert not picked(victim.wait(1.0), Assign), "it moves once"
+    assert not of(victim.wait(1.0), Assign), "it moves once"
     victim.gateway_sends(Started("r1", assign.epoch, handed_off=True))
     victim.runner("a")
     assert victim.record("a").working_set == 0
 
 
-def test_a_runner_that_drains_unannounced_is_emptied_at_once_though_requests_wait(victim: Driver, picked: Pick) -> None:
+def test_a_runner_that_drains_unannounced_is_emptied_at_once_though_requests_wait(victim: Driver) -> None:
     victim.submit("waits", prompt_tokens=1400, max_tokens=16)
     assert victim.request("waits").phase.value == "waiting"
     effects = computing(victim, "a", draining=True, r1=70)
-    (assign,) = picked([*effects, *victim.wait(0.01)], Assign)
+    (assign,) = of([*effects, *victim.wait(0.01)], Assign)
     assert (assign.request_id, assign.runner.uuid, assign.kv_address) == ("r1", "b", "tcp:1")
     assert victim.request("r1").migrations == 0, "it is the system's own doing"
 
 
-def test_a_runner_that_serves_again_keeps_what_runs_there(victim: Driver, picked: Pick) -> None:
+def test_a_runner_that_serves_again_keeps_what_runs_there(victim: Driver) -> None:
     computing(victim, "a", draining=True, r1=10)
     computing(victim, "a", r1=70)
-    assert not picked(victim.wait(2.0), Assign)
+    assert not of(victim.wait(2.0), Assign)
 
 
-def test_a_preempted_request_takes_its_kv_along_where_that_is_cheaper(victim: Driver, picked: Pick) -> None:
+def test_a_preempted_request_takes_its_kv_along_where_that_is_cheaper(victim: Driver) -> None:
     effects = victim.preempt("a", "r1", 32)
-    (assign,) = picked(effects, Assign)
+    (assign,) = of(effects, Assign)
     assert (assign.runner.uuid, assign.kv_address, assign.reservation_tokens) == ("b", "tcp:1", 26)
-    assert [e.reason for e in picked(effects, KvMigration)] == ["preemption"]
-    assert not picked(effects, Preempt)
+    assert [e.reason for e in of(effects, KvMigration)] == ["preemption"]
+    assert not of(effects, Preempt)
     assert victim.request("r1").preemptions == 1
 
 
-def test_a_prompt_that_is_not_computed_yet_stays(victim: Driver, picked: Pick) -> None:
+def test_a_prompt_that_is_not_computed_yet_stays(victim: Driver) -> None:
     computing(victim, "a", r1=63)
     victim.registry(min_runners=1, max_runners=1)
-    assert not picked(victim.wait(2.0), Assign)
+    assert not of(victim.wait(2.0), Assign)
     computing(victim, "a", r1=64)
-    assert picked(victim.wait(1.0), Assign)
+    assert of(victim.wait(1.0), Assign)
 
 
-def test_where_no_runner_takes_it_it_runs_on(victim: Driver, picked: Pick) -> None:
+def test_where_no_runner_takes_it_it_runs_on(victim: Driver) -> None:
     victim.reports(victim.report_of("b", victim.view("r2"), victim.view("r3"), free=2))
     victim.registry(min_runners=1, max_runners=1)
     effects = victim.wait(2.0)
-    assert not picked(effects, Assign)
-    assert not picked(effects, Preempt)
+    assert not of(effects, Assign)
+    assert not of(effects, Preempt)
 
 
 @pytest.mark.parametrize(("rates", "moves"), [({}, True), ({"a": 1e9}, True), ({"a": 1e5}, False), ({"b": 1e5}, False)])
-def test_the_rate_of_the_slower_runner_decides(
-    driver: Driver, picked: Pick, rates: dict[str, float], moves: bool
-) -> None:
+def test_the_rate_of_the_slower_runner_decides(driver: Driver, rates: dict[str, float], moves: bool) -> None:
     """80 KiB take 0.8 s at 100 kB a second, computing 70 tokens 0.07 s."""
     loaded(driver, **rates).registry(min_runners=1, max_runners=1)
-    assert bool(picked(driver.wait(1.0), Assign)) is moves
+    assert bool(of(driver.wait(1.0), Assign)) is moves
 
 
-def test_a_move_that_fails_is_computed_again(victim: Driver, picked: Pick) -> None:
+def test_a_move_that_fails_is_computed_again(victim: Driver) -> None:
     victim.registry(min_runners=1, max_runners=1)
     victim.wait(1.0)
-    (again,) = picked(victim.failed("r1", FailReason.KV_LOST, emitted=8), Assign)
+    (again,) = of(victim.failed("r1", FailReason.KV_LOST, emitted=8), Assign)
     assert (again.runner.uuid, again.kv_address) == ("b", "")
 
 

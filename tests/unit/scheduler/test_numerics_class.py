@@ -1,6 +1,5 @@
 """A request that has tokens goes on in the numerics class that computed them, but does not wait for it forever."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from weft_scheduler.core import Requeued, Resumed
 from weft_scheduler.metrics import SchedulerMetrics
 
 A, B = "cpu/1/tile32/bf16/tp1", "cpu/1/portable/bf16/tp1"
-Picked = Callable[..., list[Any]]
 
 
 def running(driver: Driver) -> Driver:
@@ -39,21 +37,21 @@ def assigned(effects: list[Any]) -> list[str]:
     return [a.runner.uuid for a in of(effects, Assign)]
 
 
-def test_a_request_with_tokens_goes_to_a_runner_of_its_class(driver: Any) -> None:
+def test_a_request_with_tokens_goes_to_a_runner_of_its_class(driver: Driver) -> None:
     running(driver).runner("a", numerics_class=A)
     effects = lose(driver)
     assert assigned(effects) == ["a"]
     assert of(effects, Resumed) == [Resumed("r", POOL, RunnerId("a", "i1"), A, A)]
 
 
-def test_one_without_tokens_goes_anywhere(driver: Any) -> None:
+def test_one_without_tokens_goes_anywhere(driver: Driver) -> None:
     running(driver).runner("a", numerics_class=A)
     effects = lose(driver, emitted=0)
     assert assigned(effects) == ["z"]
     assert not of(effects, Resumed)
 
 
-def test_where_nobody_of_its_class_is_left_it_goes_to_another_at_once(driver: Any) -> None:
+def test_where_nobody_of_its_class_is_left_it_goes_to_another_at_once(driver: Driver) -> None:
     effects = lose(running(driver))
     assert assigned(effects) == ["z"]
     assert of(effects, Resumed) == [Resumed("r", POOL, RunnerId("z", "i1"), A, B)]
@@ -62,7 +60,7 @@ def test_where_nobody_of_its_class_is_left_it_goes_to_another_at_once(driver: An
 @pytest.mark.parametrize(
     "unfit", [{"draining": True}, {"max_context_tokens": 64}, {"max_rank": 4}], ids=lambda unfit: next(iter(unfit))
 )
-def test_a_runner_of_its_class_that_can_never_take_it_is_not_waited_for(driver: Any, unfit: dict[str, Any]) -> None:
+def test_a_runner_of_its_class_that_can_never_take_it_is_not_waited_for(driver: Driver, unfit: dict[str, Any]) -> None:
     driver.start("sha256:1")
     driver.runner("home", numerics_class=A)
     driver.place("r", "sha256:1")
@@ -71,14 +69,14 @@ def test_a_runner_of_its_class_that_can_never_take_it_is_not_waited_for(driver: 
     assert assigned(lose(driver)) == ["z"]
 
 
-def test_a_full_runner_of_its_class_is_waited_for_and_taken_as_soon_as_it_has_room(driver: Any) -> None:
+def test_a_full_runner_of_its_class_is_waited_for_and_taken_as_soon_as_it_has_room(driver: Driver) -> None:
     running(driver).runner("a", numerics_class=A, free=0)
     assert not assigned(lose(driver))
     assert not assigned(driver.wait(4.9))
     assert assigned(driver.runner("a", numerics_class=A)) == ["a"]
 
 
-def test_it_waits_for_a_bounded_time(driver: Any) -> None:
+def test_it_waits_for_a_bounded_time(driver: Driver) -> None:
     running(driver).runner("a", numerics_class=A, free=0)
     lose(driver)
     assert not assigned(driver.wait(4.9))
@@ -87,7 +85,7 @@ def test_it_waits_for_a_bounded_time(driver: Any) -> None:
     assert of(effects, Resumed) == [Resumed("r", POOL, RunnerId("z", "i1"), A, B)]
 
 
-def test_a_runner_whose_supervisor_reconnects_is_waited_for(driver: Any) -> None:
+def test_a_runner_whose_supervisor_reconnects_is_waited_for(driver: Driver) -> None:
     running(driver).runner("a", numerics_class=A)
     driver.supervisor(name="other")
     driver.close_supervisor()
@@ -96,13 +94,13 @@ def test_a_runner_whose_supervisor_reconnects_is_waited_for(driver: Any) -> None
     assert assigned(driver.runner("a", supervisor="other")) == ["a"]
 
 
-def test_a_broken_session_ends_where_it_was_if_its_runner_lives(driver: Any) -> None:
+def test_a_broken_session_ends_where_it_was_if_its_runner_lives(driver: Driver) -> None:
     running(driver)
     assert not assigned(driver.failed("r", FailReason.SESSION_LOST, 5))
     assert assigned(driver.wait(3.1)) == ["home"]
 
 
-def test_whoever_waits_for_its_class_holds_up_nobody_on_others(driver: Any) -> None:
+def test_whoever_waits_for_its_class_holds_up_nobody_on_others(driver: Driver) -> None:
     running(driver).runner("a", numerics_class=A, free=0)
     lose(driver)
     assert [driver.place(f"young{i}").runner.uuid for i in range(4)] == ["z"] * 4
@@ -122,21 +120,21 @@ def test_no_room_does_not_start_the_wait_anew(driver: Any) -> None:
 
 
 @pytest.mark.parametrize(("emitted", "there"), [(5, "a"), (6, "y")])
-def test_its_class_is_that_of_the_latest_tokens(driver: Any, emitted: int, there: str) -> None:
+def test_its_class_is_that_of_the_latest_tokens(driver: Driver, emitted: int, there: str) -> None:
     assert assigned(lose(running(driver))) == ["z"]
     driver.runner("a", numerics_class=A)
     driver.runner("y", numerics_class=B)
     assert assigned([*driver.lost("z"), *driver.failed("r", FailReason.SESSION_LOST, emitted)]) == [there]
 
 
-def test_a_silent_gateway_may_have_tokens(driver: Any) -> None:
+def test_a_silent_gateway_may_have_tokens(driver: Driver) -> None:
     running(driver).runner("a", numerics_class=A)
     driver.gateway_sends(Started("r", driver.request("r").epoch))
     driver.lost("home")
     assert assigned(driver.wait(5.1)) == ["a"]
 
 
-def test_runners_that_tell_no_class_are_all_alike(driver: Any) -> None:
+def test_runners_that_tell_no_class_are_all_alike(driver: Driver) -> None:
     driver.start()
     driver.runner("home")
     driver.place("r")
@@ -150,7 +148,7 @@ def test_runners_that_tell_no_class_are_all_alike(driver: Any) -> None:
 # ---------------------------------------------------------------------------------------- restarts
 
 
-def test_a_new_scheduler_is_told_the_class_and_waits_until_the_cluster_has_reported_itself(driver: Any) -> None:
+def test_a_new_scheduler_is_told_the_class_and_waits_until_the_cluster_has_reported_itself(driver: Driver) -> None:
     driver.start(settle=False)
     driver.submit("r", emitted_tokens=5, numerics_class=A, waited_s=3.0)
     assert not assigned(driver.runner("z", numerics_class=B))
@@ -158,7 +156,7 @@ def test_a_new_scheduler_is_told_the_class_and_waits_until_the_cluster_has_repor
 
 
 @pytest.mark.parametrize("reported_first", [True, False])
-def test_a_request_that_runs_on_has_the_class_of_its_runner(driver: Any, reported_first: bool) -> None:
+def test_a_request_that_runs_on_has_the_class_of_its_runner(driver: Driver, reported_first: bool) -> None:
     driver.start()
     if reported_first:
         driver.runner("home", numerics_class=A)

@@ -1,66 +1,59 @@
 """One outcome a request reaches the store, whatever repeats or breaks in between."""
 
-from collections.abc import Callable
-from typing import Any
-
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.scheduler_driver import peers
+from harness.scheduler_driver import Driver, of, peers
 from weft.domain.machine import Close
 from weft.domain.request import OutcomeAck, OutcomeReport
 from weft_scheduler.core.outcome_buffer import OutcomeBuffer
 
-Picked = Callable[..., list[Any]]
 
-
-def test_an_outcome_is_forwarded_kept_and_acknowledged_once_stored(driver: Any, picked: Picked) -> None:
+def test_an_outcome_is_forwarded_kept_and_acknowledged_once_stored(driver: Driver) -> None:
     driver.start()
-    assert [e.record for e in picked(driver.outcome("r"), OutcomeReport)] == [b"r"]
-    assert not picked(driver.outcome("r"), OutcomeReport)  # on its way already
+    assert [e.record for e in of(driver.outcome("r"), OutcomeReport)] == [b"r"]
+    assert not of(driver.outcome("r"), OutcomeReport)  # on its way already
     effects = driver.supervisor_sends(OutcomeAck(("r", "unknown")))
-    assert (peers(effects, OutcomeAck), picked(effects, OutcomeAck)) == (["g"], [OutcomeAck(("r",))])
-    assert not picked(driver.supervisor_sends(OutcomeAck(("r",))), OutcomeAck)
+    assert (peers(effects, OutcomeAck), of(effects, OutcomeAck)) == (["g"], [OutcomeAck(("r",))])
+    assert not of(driver.supervisor_sends(OutcomeAck(("r",))), OutcomeAck)
 
 
-def test_without_a_supervisor_it_waits_and_goes_to_the_next(driver: Any, picked: Picked) -> None:
+def test_without_a_supervisor_it_waits_and_goes_to_the_next(driver: Driver) -> None:
     driver.gateway()
-    assert not picked(driver.outcome("r"), OutcomeReport)
-    assert [e.request_id for e in picked(driver.supervisor(), OutcomeReport)] == ["r"]
+    assert not of(driver.outcome("r"), OutcomeReport)
+    assert [e.request_id for e in of(driver.supervisor(), OutcomeReport)] == ["r"]
     driver.close_supervisor()
-    assert [e.request_id for e in picked(driver.supervisor(), OutcomeReport)] == ["r"]
+    assert [e.request_id for e in of(driver.supervisor(), OutcomeReport)] == ["r"]
 
 
-def test_a_second_supervisor_takes_over_what_the_first_did_not_store(driver: Any, picked: Picked) -> None:
+def test_a_second_supervisor_takes_over_what_the_first_did_not_store(driver: Driver) -> None:
     driver.start()
     driver.supervisor(name="t")
     driver.outcome("r")
     assert peers(driver.close_supervisor(), OutcomeReport) == ["t"]
 
 
-def test_the_acknowledgement_goes_to_the_stream_that_asked_last(driver: Any, picked: Picked) -> None:
+def test_the_acknowledgement_goes_to_the_stream_that_asked_last(driver: Driver) -> None:
     driver.start()
     driver.outcome("r")
     driver.close_gateway()
-    assert not picked(driver.supervisor_sends(OutcomeAck(("r",))), OutcomeAck)
+    assert not of(driver.supervisor_sends(OutcomeAck(("r",))), OutcomeAck)
     driver.gateway()
-    assert picked(driver.outcome("r"), OutcomeReport)  # told again: the store says once more that it has it
-    assert picked(driver.supervisor_sends(OutcomeAck(("r",))), OutcomeAck)
+    assert of(driver.outcome("r"), OutcomeReport)  # told again: the store says once more that it has it
+    assert of(driver.supervisor_sends(OutcomeAck(("r",))), OutcomeAck)
 
 
-def test_a_full_buffer_rejects_gateways_and_closes_their_streams_when_half_is_free(
-    new_driver: Any, picked: Picked
-) -> None:
-    driver = new_driver(max_outcomes=4).start()
+def test_a_full_buffer_rejects_gateways_and_closes_their_streams_when_half_is_free() -> None:
+    driver = Driver(max_outcomes=4).start()
     driver.submit("waits")
     for i in range(6):
         driver.outcome(f"r{i}")
     assert len(driver.state.outcomes.outcomes) == 4
-    assert not picked(driver.supervisor_sends(OutcomeAck(("r0",))), Close)
-    assert [e.peer.name for e in picked(driver.supervisor_sends(OutcomeAck(("r1",))), Close)] == ["g"]
+    assert not of(driver.supervisor_sends(OutcomeAck(("r0",))), Close)
+    assert [e.peer.name for e in of(driver.supervisor_sends(OutcomeAck(("r1",))), Close)] == ["g"]
     assert not driver.knows("waits"), "it submits it again, if it lives: else nobody would answer its Assign"
     driver.gateway()
-    assert picked(driver.outcome("r4"), OutcomeReport)
+    assert of(driver.outcome("r4"), OutcomeReport)
 
 
 @given(st.lists(st.tuples(st.sampled_from(["keep", "store"]), st.sampled_from("abcdef")), max_size=40))

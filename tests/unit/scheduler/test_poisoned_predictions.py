@@ -1,10 +1,8 @@
 """A gateway may send any numbers that the codec lets through; no policy is led astray by them."""
 
-from typing import Any
-
 import pytest
 
-from harness.scheduler_driver import of
+from harness.scheduler_driver import Driver, of
 from weft.domain.request import Assign
 from weft.wire.codec.values import MAX_TOKENS
 from weft_scheduler.core.policy.queue import POLICIES as QUEUES
@@ -23,10 +21,10 @@ NAMES = ("p10_tokens", "p50_tokens", "p90_tokens", "p99_tokens", "bucket_tokens"
 @pytest.mark.parametrize("reservation", RESERVATIONS)
 @pytest.mark.parametrize("queue", QUEUES)
 def test_a_request_with_a_poisoned_prediction_and_those_beside_it_all_run(
-    new_driver: Any, queue: str, reservation: str, poison: str
+    queue: str, reservation: str, poison: str
 ) -> None:
     """Laws are checked after each event. The poisoned one runs too, with a reservation of at most what it may say."""
-    driver = new_driver().start(queue=queue, reservation=reservation)
+    driver = Driver().start(queue=queue, reservation=reservation)
     driver.runner("a", max_sequences=1)
     first = driver.place("first", max_tokens=200)
     for name in ("poisoned", "sane"):

@@ -1,43 +1,39 @@
 """Epochs end once, requests move a bounded number of times, pages that somebody is owed stay where they are."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
+from harness.scheduler_driver import Driver, of
 from weft.domain.ids import Epoch, RunnerId
 from weft.domain.request import Assign, Cancel, Failed, FailReason, Preempt, Reject, RejectReason, RunnerGone, Started
 from weft.domain.runner import ClusterReport, PreemptDecision
 from weft_scheduler.core import Phase, Requeued, Stale
 
-Picked = Callable[..., list[Any]]
 
-
-def test_every_assignment_has_a_higher_epoch(driver: Any, picked: Picked) -> None:
+def test_every_assignment_has_a_higher_epoch(driver: Driver) -> None:
     driver.start()
     driver.runner("a")
     epochs = [driver.place(f"r{i}").epoch for i in range(3)]
-    epochs += [a.epoch for a in picked(driver.failed("r0", FailReason.PREEMPTED, 3), Assign)]
+    epochs += [a.epoch for a in of(driver.failed("r0", FailReason.PREEMPTED, 3), Assign)]
     assert epochs == sorted(set(epochs))
     assert len(epochs) == 4
 
 
-def test_a_second_trigger_for_an_epoch_is_ignored(driver: Any, picked: Picked) -> None:
+def test_a_second_trigger_for_an_epoch_is_ignored(driver: Driver) -> None:
     driver.start()
     driver.runner("a")
     first = driver.place("r")
     driver.lost("a")
-    assert picked(driver.failed("r", FailReason.SESSION_LOST, 5, epoch=first.epoch), Requeued)
+    assert of(driver.failed("r", FailReason.SESSION_LOST, 5, epoch=first.epoch), Requeued)
     again = driver.failed("r", FailReason.RUNNER_ERROR, 5, epoch=first.epoch)
     assert [type(e) for e in again] == [Stale]
     assert driver.request("r").migrations == 1
 
 
-def test_a_failed_of_an_older_epoch_does_not_touch_the_present_one(driver: Any, picked: Picked) -> None:
+def test_a_failed_of_an_older_epoch_does_not_touch_the_present_one(driver: Driver) -> None:
     driver.start()
     driver.runner("a")
     first = driver.place("r")
-    assert picked(driver.failed("r", FailReason.PREEMPTED, 3), Assign)
+    assert of(driver.failed("r", FailReason.PREEMPTED, 3), Assign)
     effects = driver.failed("r", FailReason.SESSION_LOST, 9, epoch=first.epoch)
     assert [type(e) for e in effects] == [Stale]
     assert driver.request("r").phase is Phase.ASSIGNED
@@ -46,35 +42,33 @@ def test_a_failed_of_an_older_epoch_does_not_touch_the_present_one(driver: Any, 
 
 @pytest.mark.parametrize("emitted", [0, 7])
 def test_the_gateway_tells_first_or_the_lease_runs_out_first_one_placement_follows(
-    driver: Any, picked: Picked, emitted: int
+    driver: Driver, emitted: int
 ) -> None:
     driver.start()
     driver.runner("b")
     assert driver.place("r").runner.uuid == "b"
     driver.runner("a")
-    (moved,) = picked(driver.failed("r", FailReason.SESSION_LOST, emitted), Assign)
+    (moved,) = of(driver.failed("r", FailReason.SESSION_LOST, emitted), Assign)
     assert moved.runner.uuid == "a"
     effects = driver.lost("b")
-    assert [e.runner for e in picked(effects, RunnerGone)] == [RunnerId("b", "i1")]
-    assert not picked(effects, Assign)
+    assert [e.runner for e in of(effects, RunnerGone)] == [RunnerId("b", "i1")]
+    assert not of(effects, Assign)
     driver.gateway_sends(Started("r", moved.epoch))
-    assert not picked(driver.wait(30.0), Requeued)
+    assert not of(driver.wait(30.0), Requeued)
 
 
-def test_a_gateway_silent_about_a_lost_runner_is_not_waited_for_longer_than_an_assign(
-    driver: Any, picked: Picked
-) -> None:
+def test_a_gateway_silent_about_a_lost_runner_is_not_waited_for_longer_than_an_assign(driver: Driver) -> None:
     driver.start()
     driver.runner("b")
     driver.place("r")
     driver.lost("b")
     driver.runner("a")
     assert driver.request("r").phase is Phase.STOPPING
-    assert not picked(driver.wait(4.9), Assign)
-    assert [a.runner.uuid for a in picked(driver.wait(0.2), Assign)] == ["a"]
+    assert not of(driver.wait(4.9), Assign)
+    assert [a.runner.uuid for a in of(driver.wait(0.2), Assign)] == ["a"]
 
 
-def test_a_runner_that_is_back_after_its_lease_ran_out_does_not_own_what_the_loss_stopped(driver: Any) -> None:
+def test_a_runner_that_is_back_after_its_lease_ran_out_does_not_own_what_the_loss_stopped(driver: Driver) -> None:
     driver.start()
     driver.runner("a")
     driver.place("r")
@@ -86,104 +80,102 @@ def test_a_runner_that_is_back_after_its_lease_ran_out_does_not_own_what_the_los
     assert driver.request("r").phase is not Phase.STOPPING
 
 
-def test_a_new_incarnation_ends_the_old_ones_sequences_at_once(driver: Any, picked: Picked) -> None:
+def test_a_new_incarnation_ends_the_old_ones_sequences_at_once(driver: Driver) -> None:
     driver.start()
     driver.runner("a")
     driver.place("r")
     effects = driver.runner("a", incarnation="i2")
-    assert picked(effects, RunnerGone)
+    assert of(effects, RunnerGone)
     assert driver.request("r").phase is Phase.STOPPING
-    (moved,) = picked(driver.failed("r", FailReason.SESSION_LOST, 4), Assign)
+    (moved,) = of(driver.failed("r", FailReason.SESSION_LOST, 4), Assign)
     assert moved.runner == RunnerId("a", "i2")  # only the old incarnation is avoided
     late = driver.runner("a", incarnation="i1")
     assert [type(e) for e in late] == [Stale]
 
 
 @pytest.mark.parametrize("reason", [FailReason.SESSION_LOST, FailReason.RUNNER_ERROR, FailReason.DRAINED])
-def test_the_runner_is_avoided_for_a_bounded_time(driver: Any, picked: Picked, reason: FailReason) -> None:
+def test_the_runner_is_avoided_for_a_bounded_time(driver: Driver, reason: FailReason) -> None:
     driver.start()
     driver.runner("a")
     driver.place("r")
-    assert not picked(driver.failed("r", reason, 1), Assign)
-    assert not picked(driver.wait(2.9), Assign)
-    (again,) = picked(driver.wait(0.2), Assign)
+    assert not of(driver.failed("r", reason, 1), Assign)
+    assert not of(driver.wait(2.9), Assign)
+    (again,) = of(driver.wait(0.2), Assign)
     assert again.runner.uuid == "a"
 
 
-def test_a_killed_runner_whose_lease_lives_on_does_not_use_up_a_requests_moves(driver: Any, picked: Picked) -> None:
+def test_a_killed_runner_whose_lease_lives_on_does_not_use_up_a_requests_moves(driver: Driver) -> None:
     driver.start()
     driver.runner("a")
     first = driver.place("r")
     driver.gateway_sends(Started("r", first.epoch))
     for pause_s in (3.0, 6.0, 12.0, 24.0, 48.0, 60.0, 60.0):
-        assert not picked(driver.failed("r", FailReason.SESSION_LOST, 1), Assign)
-        assert not picked(driver.wait(pause_s - 0.1), Assign)
-        (again,) = picked(driver.wait(0.2), Assign)
+        assert not of(driver.failed("r", FailReason.SESSION_LOST, 1), Assign)
+        assert not of(driver.wait(pause_s - 0.1), Assign)
+        (again,) = of(driver.wait(0.2), Assign)
     driver.gateway_sends(Started("r", again.epoch))  # it was the network
     driver.failed("r", FailReason.SESSION_LOST, 2)
-    assert picked(driver.wait(3.1), Assign)
+    assert of(driver.wait(3.1), Assign)
 
 
-def test_the_requests_of_a_lost_session_count_as_one_loss(driver: Any, picked: Picked) -> None:
+def test_the_requests_of_a_lost_session_count_as_one_loss(driver: Driver) -> None:
     driver.start()
     driver.runner("a")
     for name in "rs":
         driver.place(name)
     for name in "rs":
         driver.failed(name, FailReason.SESSION_LOST, 1)
-    assert len(picked(driver.wait(3.1), Assign)) == 2
+    assert len(of(driver.wait(3.1), Assign)) == 2
 
 
-def test_one_gateways_lost_session_does_not_take_the_runner_from_the_others(driver: Any, picked: Picked) -> None:
+def test_one_gateways_lost_session_does_not_take_the_runner_from_the_others(driver: Driver) -> None:
     driver.start()
     driver.gateway("g2")
     driver.runner("a")
     driver.place("r")
     driver.failed("r", FailReason.SESSION_LOST)
-    assert not picked(driver.submit("r2"), Assign)  # same gateway
+    assert not of(driver.submit("r2"), Assign)  # same gateway
     assert driver.place("r3", gateway="g2").runner.uuid == "a"
 
 
-def test_moves_are_bounded_and_then_end_the_request_by_name(driver: Any, picked: Picked) -> None:
+def test_moves_are_bounded_and_then_end_the_request_by_name(driver: Driver) -> None:
     driver.start(max_migrations=2)
     driver.runner("a")
     driver.place("r")
     for _ in range(2):
-        assert not picked(driver.failed("r", FailReason.RUNNER_ERROR, 1), Reject)
+        assert not of(driver.failed("r", FailReason.RUNNER_ERROR, 1), Reject)
         driver.wait(3.1)
-    (rejected,) = picked(driver.failed("r", FailReason.RUNNER_ERROR, 1), Reject)
+    (rejected,) = of(driver.failed("r", FailReason.RUNNER_ERROR, 1), Reject)
     assert rejected.reason is RejectReason.TOO_MANY_MIGRATIONS
     assert not driver.knows("r")
 
 
 @pytest.mark.parametrize("reason", [FailReason.NO_CAPACITY, FailReason.PREEMPTED])
-def test_what_the_system_does_itself_is_no_move(driver: Any, picked: Picked, reason: FailReason) -> None:
+def test_what_the_system_does_itself_is_no_move(driver: Driver, reason: FailReason) -> None:
     driver.start(max_migrations=1)
     driver.runner("a")
     driver.place("r")
     for _ in range(5):
-        assert not picked(driver.failed("r", reason, 1), Reject)
+        assert not of(driver.failed("r", reason, 1), Reject)
         while driver.request("r").phase is Phase.WAITING:
             driver.wait(0.05)
     assert driver.request("r").migrations == 0
 
 
 @pytest.mark.parametrize("reason", [FailReason.NO_CAPACITY, FailReason.PREEMPTED])
-def test_a_request_at_its_last_move_survives_what_the_system_does_itself(
-    driver: Any, picked: Picked, reason: FailReason
-) -> None:
+def test_a_request_at_its_last_move_survives_what_the_system_does_itself(driver: Driver, reason: FailReason) -> None:
     driver.start(max_migrations=2)
     driver.runner("a")
     driver.submit(
         "r", emitted_tokens=3, epoch=Epoch(1, 5), runner=RunnerId("a", "i1"), migrations=9, reservation_tokens=8
     )
-    assert not picked(driver.failed("r", reason, 3), Reject)
+    assert not of(driver.failed("r", reason, 3), Reject)
     driver.wait(0.2)
-    (rejected,) = picked(driver.failed("r", FailReason.RUNNER_ERROR, 3), Reject)
+    (rejected,) = of(driver.failed("r", FailReason.RUNNER_ERROR, 3), Reject)
     assert rejected.reason is RejectReason.TOO_MANY_MIGRATIONS
 
 
-def test_a_runner_that_keeps_saying_no_room_is_asked_ever_more_rarely(driver: Any, picked: Picked) -> None:
+def test_a_runner_that_keeps_saying_no_room_is_asked_ever_more_rarely(driver: Driver) -> None:
     driver.start()
     driver.runner("a")
     driver.place("r")
@@ -196,7 +188,7 @@ def test_a_runner_that_keeps_saying_no_room_is_asked_ever_more_rarely(driver: An
     assert asked < 15
 
 
-def test_a_started_request_forgets_its_no_rooms(driver: Any) -> None:
+def test_a_started_request_forgets_its_no_rooms(driver: Driver) -> None:
     driver.start()
     driver.runner("a")
     driver.place("r")
@@ -206,19 +198,19 @@ def test_a_started_request_forgets_its_no_rooms(driver: Any) -> None:
     assert driver.request("r").capacity_refusals == 0
 
 
-def test_an_unacknowledged_assign_expires_and_its_room_comes_back(driver: Any, picked: Picked) -> None:
+def test_an_unacknowledged_assign_expires_and_its_room_comes_back(driver: Driver) -> None:
     driver.start()
     driver.runner("a", total_pages=4)
     driver.place("r", prompt_tokens=40)
-    assert not picked(driver.submit("waits", prompt_tokens=40), Assign)
+    assert not of(driver.submit("waits", prompt_tokens=40), Assign)
     effects = driver.wait(5.1)
-    assert [e.reason for e in picked(effects, Requeued)] == ["expired"]
-    assert [a.request_id for a in picked(effects, Assign)] == ["waits"]  # r keeps off that runner for a while
+    assert [e.reason for e in of(effects, Requeued)] == ["expired"]
+    assert [a.request_id for a in of(effects, Assign)] == ["waits"]  # r keeps off that runner for a while
     assert driver.request("r").migrations == 1
 
 
 @pytest.mark.parametrize("how", ["started", "reported"])
-def test_an_acknowledged_assign_does_not_expire(driver: Any, picked: Picked, how: str) -> None:
+def test_an_acknowledged_assign_does_not_expire(driver: Driver, how: str) -> None:
     driver.start()
     driver.runner("a")
     driver.place("r")
@@ -226,10 +218,10 @@ def test_an_acknowledged_assign_does_not_expire(driver: Any, picked: Picked, how
         driver.gateway_sends(Started("r", driver.request("r").epoch))
     else:
         driver.runner("a", driver.view("r"), free=98)
-    assert not picked(driver.wait(60.0), Requeued)
+    assert not of(driver.wait(60.0), Requeued)
 
 
-def test_an_assign_expires_with_its_gateways_stream(driver: Any) -> None:
+def test_an_assign_expires_with_its_gateways_stream(driver: Driver) -> None:
     driver.start()
     driver.runner("a")
     driver.place("r")
@@ -239,15 +231,15 @@ def test_an_assign_expires_with_its_gateways_stream(driver: Any) -> None:
     assert not driver.state.requests
 
 
-def test_an_assign_does_not_expire_while_no_supervisor_can_report_it(driver: Any, picked: Picked) -> None:
+def test_an_assign_does_not_expire_while_no_supervisor_can_report_it(driver: Driver) -> None:
     driver.start()
     driver.runner("a")
     driver.place("r")
     driver.close_supervisor()
-    assert not picked(driver.wait(60.0), Requeued)
+    assert not of(driver.wait(60.0), Requeued)
 
 
-def test_a_victim_leaves_keeps_its_age_and_comes_back_with_its_new_reservation(driver: Any, picked: Picked) -> None:
+def test_a_victim_leaves_keeps_its_age_and_comes_back_with_its_new_reservation(driver: Driver) -> None:
     driver.start()
     driver.runner("a", total_pages=6)
     driver.place("old", p90_tokens=32)
@@ -256,31 +248,31 @@ def test_a_victim_leaves_keeps_its_age_and_comes_back_with_its_new_reservation(d
     driver.runner("a", driver.view("old", 32), driver.view("victim", 32), free=0, owed_pages=1)
     driver.now += 1
     driver.submit("younger")
-    assert [p.request_id for p in picked(driver.preempt("a", "victim", 32, for_="old"), Preempt)] == ["victim"]
-    assert not picked(driver.preempt("a", "victim", 32, for_="old"), Preempt)  # said once
-    assert not picked(driver.failed("victim", FailReason.PREEMPTED, 10), Assign)
+    assert [p.request_id for p in of(driver.preempt("a", "victim", 32, for_="old"), Preempt)] == ["victim"]
+    assert not of(driver.preempt("a", "victim", 32, for_="old"), Preempt)  # said once
+    assert not of(driver.failed("victim", FailReason.PREEMPTED, 10), Assign)
     assert [r.id for r in driver.pool().queue] == ["victim", "younger"]
     # its pages went to the overrunner: the next report shows one free page, not three
-    assert not picked(driver.runner("a", driver.view("old", 64), free=1), Assign)
-    (again,) = picked(driver.runner("a", free=6), Assign)[:1]
+    assert not of(driver.runner("a", driver.view("old", 64), free=1), Assign)
+    (again,) = of(driver.runner("a", free=6), Assign)[:1]
     assert (again.request_id, again.reservation_tokens) == ("victim", 22)  # 32 in all, 10 of them emitted
 
 
-def test_an_overrunner_that_is_its_own_victim_comes_back_doubled(driver: Any, picked: Picked) -> None:
+def test_an_overrunner_that_is_its_own_victim_comes_back_doubled(driver: Driver) -> None:
     driver.start()
     driver.runner("a")
     driver.place("r", p90_tokens=20)
     driver.preempt("a", "r", 40)
-    (again,) = picked(driver.failed("r", FailReason.PREEMPTED, 20), Assign)
+    (again,) = of(driver.failed("r", FailReason.PREEMPTED, 20), Assign)
     assert again.reservation_tokens == 20  # 40 in all
     driver.preempt("a", "r", 40)  # doubled again, counted from this epoch's start at 20
-    (third,) = picked(driver.failed("r", FailReason.PREEMPTED, 40), Assign)
+    (third,) = of(driver.failed("r", FailReason.PREEMPTED, 40), Assign)
     assert third.reservation_tokens == 20
 
 
 @pytest.mark.parametrize("reservation", ["calibrated", "s3", "paged", "pooled"])
 def test_after_its_last_preemption_a_request_reserves_its_whole_answer_and_stays(
-    driver: Any, picked: Picked, reservation: str
+    driver: Driver, reservation: str
 ) -> None:
     """On whatever runners, and whoever wanted its memory."""
     driver.start(reservation=reservation)
@@ -289,8 +281,8 @@ def test_after_its_last_preemption_a_request_reserves_its_whole_answer_and_stays
     assign = driver.place("r", p90_tokens=20, p50_tokens=10)
     for emitted in range(8):
         assert not assign.stays
-        assert picked(driver.preempt(assign.runner.uuid, "r", 16, for_="other"), Preempt)
-        (assign,) = picked(driver.failed("r", FailReason.PREEMPTED, emitted), Assign)
+        assert of(driver.preempt(assign.runner.uuid, "r", 16, for_="other"), Preempt)
+        (assign,) = of(driver.failed("r", FailReason.PREEMPTED, emitted), Assign)
         driver.runner("a", *[driver.view("r")] * (assign.runner.uuid == "a"))
     assert (assign.stays, assign.by_page, assign.leaves) == (True, False, False)
     assert assign.reservation_tokens == 100 - 7
@@ -299,7 +291,9 @@ def test_after_its_last_preemption_a_request_reserves_its_whole_answer_and_stays
     assert not driver.knows("r")
 
 
-def test_a_sequence_that_is_given_back_with_tokens_was_preempted_and_one_that_is_refused_was_not(driver: Any) -> None:
+def test_a_sequence_that_is_given_back_with_tokens_was_preempted_and_one_that_is_refused_was_not(
+    driver: Driver,
+) -> None:
     driver.start()
     driver.runner("a")
     driver.place("r")
@@ -311,24 +305,24 @@ def test_a_sequence_that_is_given_back_with_tokens_was_preempted_and_one_that_is
 
 
 @pytest.mark.parametrize(("preemptions", "stays"), [(7, False), (8, True)])
-def test_the_bound_on_preemptions_outlives_the_scheduler(driver: Any, preemptions: int, stays: bool) -> None:
+def test_the_bound_on_preemptions_outlives_the_scheduler(driver: Driver, preemptions: int, stays: bool) -> None:
     driver.start()
     driver.runner("a")
     assert driver.place("r", preemptions=preemptions, emitted_tokens=3).stays == stays
     assert driver.request("r").reservation_tokens == (97 if stays else 13)
 
 
-def test_what_a_runner_doubled_in_place_is_kept_when_the_request_moves(driver: Any, picked: Picked) -> None:
+def test_what_a_runner_doubled_in_place_is_kept_when_the_request_moves(driver: Driver) -> None:
     driver.start()
     driver.runner("a")
     driver.place("r", p90_tokens=16)
     driver.runner("a", driver.view("r", 64), free=90)
     driver.runner("b")
-    (moved,) = picked(driver.failed("r", FailReason.SESSION_LOST, 20), Assign)
+    (moved,) = of(driver.failed("r", FailReason.SESSION_LOST, 20), Assign)
     assert moved.reservation_tokens == 44
 
 
-def test_a_preempt_decision_about_an_older_epoch_changes_nothing(driver: Any, picked: Picked) -> None:
+def test_a_preempt_decision_about_an_older_epoch_changes_nothing(driver: Driver) -> None:
     driver.start()
     driver.runner("a")
     driver.place("r")
@@ -337,33 +331,33 @@ def test_a_preempt_decision_about_an_older_epoch_changes_nothing(driver: Any, pi
     effects = driver.supervisor_sends(
         ClusterReport((), (), (PreemptDecision(RunnerId("a", "i1"), "r", stale, "r", 9),))
     )
-    assert not picked(effects, Preempt)
+    assert not of(effects, Preempt)
 
 
-def test_an_adapter_that_loads_nowhere_ends_its_request_with_the_reasons(driver: Any, picked: Picked) -> None:
+def test_an_adapter_that_loads_nowhere_ends_its_request_with_the_reasons(driver: Driver) -> None:
     driver.start("sha256:1")
     driver.runner("a")
     driver.runner("b")
     assert driver.place("r", "sha256:1").runner.uuid == "b"
-    (elsewhere,) = picked(driver.failed("r", FailReason.LOAD_FAILED, detail="no file"), Assign)
+    (elsewhere,) = of(driver.failed("r", FailReason.LOAD_FAILED, detail="no file"), Assign)
     assert elsewhere.runner.uuid == "a"
-    (rejected,) = picked(driver.failed("r", FailReason.LOAD_FAILED, detail="torn"), Reject)
+    (rejected,) = of(driver.failed("r", FailReason.LOAD_FAILED, detail="torn"), Reject)
     assert (rejected.reason, rejected.message) == (RejectReason.ADAPTER_FAILED, "no file; torn")
 
 
-def test_a_cancelled_request_is_gone_wherever_it_was(driver: Any, picked: Picked) -> None:
+def test_a_cancelled_request_is_gone_wherever_it_was(driver: Driver) -> None:
     driver.start()
     driver.runner("a", total_pages=4)
     driver.place("running", prompt_tokens=40)
     driver.submit("waiting", prompt_tokens=40)
     driver.submit("next", prompt_tokens=40)
     driver.gateway_sends(Cancel("waiting"))
-    assert [a.request_id for a in picked(driver.gateway_sends(Cancel("running")), Assign)] == ["next"]
+    assert [a.request_id for a in of(driver.gateway_sends(Cancel("running")), Assign)] == ["next"]
     assert not driver.knows("running")
     assert driver.gateway_sends(Cancel("running")) == []
 
 
-def test_a_gateway_cannot_speak_of_anothers_request(driver: Any) -> None:
+def test_a_gateway_cannot_speak_of_anothers_request(driver: Driver) -> None:
     driver.start()
     driver.gateway("g2")
     driver.runner("a")
@@ -374,50 +368,48 @@ def test_a_gateway_cannot_speak_of_anothers_request(driver: Any) -> None:
     assert driver.request("r").phase is Phase.ASSIGNED
 
 
-def test_a_new_stream_of_a_gateway_starts_from_nothing(driver: Any) -> None:
+def test_a_new_stream_of_a_gateway_starts_from_nothing(driver: Driver) -> None:
     driver.start()
     driver.submit("r")
     driver.gateway(complete=False)
     assert not driver.knows("r")
 
 
-def test_a_request_submitted_twice_on_a_stream_is_one(driver: Any) -> None:
+def test_a_request_submitted_twice_on_a_stream_is_one(driver: Driver) -> None:
     driver.start()
     driver.submit("r")
     assert [type(e) for e in driver.submit("r")] == [Stale]
     assert len(driver.pool().queue) == 1
 
 
-def test_what_no_runner_could_ever_take_is_refused_once_the_cluster_has_told_itself(
-    driver: Any, picked: Picked
-) -> None:
+def test_what_no_runner_could_ever_take_is_refused_once_the_cluster_has_told_itself(driver: Driver) -> None:
     driver.start("sha256:1", settle=False, rank=32)
     driver.runner("a", max_rank=16)
-    assert not picked(driver.submit("large", max_tokens=2000), Reject)
-    assert not picked(driver.submit("rank", "sha256:1"), Reject)
-    reasons = {r.request_id: r.reason for r in picked(driver.wait(10.1), Reject)}
+    assert not of(driver.submit("large", max_tokens=2000), Reject)
+    assert not of(driver.submit("rank", "sha256:1"), Reject)
+    reasons = {r.request_id: r.reason for r in of(driver.wait(10.1), Reject)}
     assert reasons == {"large": RejectReason.TOO_LARGE, "rank": RejectReason.ADAPTER_FAILED}
-    assert [r.reason for r in picked(driver.submit("l2", max_tokens=2000), Reject)] == [RejectReason.TOO_LARGE]
+    assert [r.reason for r in of(driver.submit("l2", max_tokens=2000), Reject)] == [RejectReason.TOO_LARGE]
 
 
-def test_without_any_runner_nothing_is_impossible(driver: Any, picked: Picked) -> None:
+def test_without_any_runner_nothing_is_impossible(driver: Driver) -> None:
     driver.start()
-    assert not picked(driver.submit("large", max_tokens=10**6), Reject)
+    assert not of(driver.submit("large", max_tokens=10**6), Reject)
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_a_pool_is_unknown_only_where_the_registry_has_spoken(driver: Any, picked: Picked, known: bool) -> None:
+def test_a_pool_is_unknown_only_where_the_registry_has_spoken(driver: Driver, known: bool) -> None:
     if known:
         driver.registry()
     driver.gateway()
-    rejects = picked(driver.submit("r", pool="acme/other"), Reject)
+    rejects = of(driver.submit("r", pool="acme/other"), Reject)
     assert [r.reason for r in rejects] == ([RejectReason.UNKNOWN_POOL] if known else [])
     if not known:
-        assert [r.reason for r in picked(driver.registry(), Reject)] == [RejectReason.UNKNOWN_POOL]
+        assert [r.reason for r in of(driver.registry(), Reject)] == [RejectReason.UNKNOWN_POOL]
 
 
 @pytest.mark.parametrize("reservation", ["calibrated", "pooled", "paged", "maximum", "s3"])
-def test_a_request_for_its_prompt_alone_is_placed_like_one_of_a_token(driver: Any, reservation: str) -> None:
+def test_a_request_for_its_prompt_alone_is_placed_like_one_of_a_token(driver: Driver, reservation: str) -> None:
     driver.start(reservation=reservation)
     driver.runner("a")
     assert driver.place("r", max_tokens=0, p90_tokens=0).reservation_tokens == 1

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from prometheus_client import CollectorRegistry
 
+from harness.scheduler_driver import Driver, of
 from weft.domain.request import Assign, FailReason
 from weft.domain.routes import PoolSpec, PoolStatus, RegistryChange
 from weft_scheduler.metrics import SchedulerMetrics
@@ -19,7 +20,7 @@ ABSENT_S = 10.0
 class Pool:
     """What the registry last heard of the pool."""
 
-    def __init__(self, driver: Any) -> None:
+    def __init__(self, driver: Driver) -> None:
         self.driver = driver
 
     @property
@@ -38,26 +39,26 @@ class Pool:
 
 
 @pytest.fixture
-def pool(driver: Any) -> Pool:
+def pool(driver: Driver) -> Pool:
     driver.start(settle=False, min_runners=0, max_runners=3, generation=5)
     return Pool(driver)
 
 
-def settle(driver: Any) -> None:
+def settle(driver: Driver) -> None:
     driver.wait(ABSENT_S + 1)
 
 
-def test_from_nothing_the_first_request_asks_for_a_runner_and_gets_it(driver: Any, pool: Pool, picked: Any) -> None:
+def test_from_nothing_the_first_request_asks_for_a_runner_and_gets_it(driver: Driver, pool: Pool) -> None:
     settle(driver)
     assert pool.hear().wanted_runners == 0
     driver.submit("r")
     status = pool.hear()
     assert (status.wanted_runners, len(driver.pool().queue), sum(driver.demanded())) == (1, 1, 1)
-    (assign,) = picked(driver.runner("a", name="pod-a"), Assign)
+    (assign,) = of(driver.runner("a", name="pod-a"), Assign)
     assert assign.runner.uuid == "a"
 
 
-def test_it_goes_straight_to_as_many_as_are_needed_and_never_beyond_the_most(driver: Any, pool: Pool) -> None:
+def test_it_goes_straight_to_as_many_as_are_needed_and_never_beyond_the_most(driver: Driver, pool: Pool) -> None:
     settle(driver)
     driver.runner("a")
     for n in range(10):  # 4 sequences a runner
@@ -74,22 +75,20 @@ def test_it_goes_straight_to_as_many_as_are_needed_and_never_beyond_the_most(dri
     assert (pool.hear().wanted_runners, sum(driver.demanded())) == (2, 8)
 
 
-def test_idle_runners_go_after_their_time_and_the_last_one_is_needed_again(
-    driver: Any, pool: Pool, picked: Any
-) -> None:
+def test_idle_runners_go_after_their_time_and_the_last_one_is_needed_again(driver: Driver, pool: Pool) -> None:
     driver.runner("a", name="pod-a")
     driver.runner("b", name="pod-b")
     settle(driver)
     assert pool.hear(50.0).wanted_runners == 2, "who is there when this process starts is wanted for a while"
     assert pool.hear(11.0).victims == ("pod-b", "pod-a"), "the newest first"
     assert pool.hear().wanted_runners == 0
-    (assign,) = picked(driver.submit("r"), Assign)
+    (assign,) = of(driver.submit("r"), Assign)
     assert assign.runner.uuid == "a", "at once: the last one named is the first to stay"
     status = pool.hear()
     assert (status.wanted_runners, status.victims) == (1, ("pod-b",))
 
 
-def test_a_victim_takes_nothing_new_and_its_streams_run_on(driver: Any, pool: Pool, picked: Any) -> None:
+def test_a_victim_takes_nothing_new_and_its_streams_run_on(driver: Driver, pool: Pool) -> None:
     for uuid in "abc":
         driver.runner(uuid, name=uuid)
     settle(driver)
@@ -100,13 +99,13 @@ def test_a_victim_takes_nothing_new_and_its_streams_run_on(driver: Any, pool: Po
     assert status.wanted_runners == 1
     assert status.victims == ("a", "b"), "the idle one, then the less loaded one"
     assert driver.pool().running == 6
-    assert not picked(driver.submit("waits"), Assign), "c is full, the others are on their way out"
+    assert not of(driver.submit("waits"), Assign), "c is full, the others are on their way out"
     driver.outcome("r0")
     driver.runner("c", *[driver.view(f"r{n}") for n in range(1, 4)], free=94)
     assert driver.request("waits").runner.uuid == "c"
 
 
-def test_victims_stay_victims_while_others_become_less_loaded(driver: Any, pool: Pool) -> None:
+def test_victims_stay_victims_while_others_become_less_loaded(driver: Driver, pool: Pool) -> None:
     for uuid in "abc":
         driver.runner(uuid, name=uuid)
     settle(driver)
@@ -122,7 +121,7 @@ def test_victims_stay_victims_while_others_become_less_loaded(driver: Any, pool:
     assert pool.hear().victims == ("a",), "though it is the only one with work now"
 
 
-def test_one_that_drains_or_is_gone_is_no_victim_and_not_counted(driver: Any, pool: Pool) -> None:
+def test_one_that_drains_or_is_gone_is_no_victim_and_not_counted(driver: Driver, pool: Pool) -> None:
     for uuid in "abc":
         driver.runner(uuid, name=uuid)
     settle(driver)
@@ -137,7 +136,7 @@ def test_one_that_drains_or_is_gone_is_no_victim_and_not_counted(driver: Any, po
 
 
 def test_it_observes_no_generation_before_the_runners_there_are_have_had_the_time_to_report(
-    driver: Any, pool: Pool
+    driver: Driver, pool: Pool
 ) -> None:
     driver.submit("r")
     status = pool.hear()
@@ -146,7 +145,7 @@ def test_it_observes_no_generation_before_the_runners_there_are_have_had_the_tim
     assert pool.hear().observed_generation == 5
 
 
-def test_one_that_comes_after_a_scale_down_is_a_victim(driver: Any, pool: Pool, picked: Any) -> None:
+def test_one_that_comes_after_a_scale_down_is_a_victim(driver: Driver, pool: Pool) -> None:
     driver.runner("a", name="a")
     settle(driver)
     pool.bounds(1, 1)
@@ -155,10 +154,10 @@ def test_one_that_comes_after_a_scale_down_is_a_victim(driver: Any, pool: Pool, 
     assert pool.hear().victims == ("late",)
     for n in range(1, 4):
         assert driver.place(f"r{n}").runner.uuid == "a"
-    assert not picked(driver.submit("r4"), Assign)
+    assert not of(driver.submit("r4"), Assign)
 
 
-def test_a_victim_that_was_restarted_is_chosen_anew(driver: Any, pool: Pool) -> None:
+def test_a_victim_that_was_restarted_is_chosen_anew(driver: Driver, pool: Pool) -> None:
     for uuid in "ab":
         driver.runner(uuid, name=uuid)
     settle(driver)
@@ -168,7 +167,7 @@ def test_a_victim_that_was_restarted_is_chosen_anew(driver: Any, pool: Pool) -> 
     assert pool.hear().victims == ("b",)
 
 
-def test_a_supervisor_that_restarts_changes_no_victim(driver: Any, pool: Pool, picked: Any) -> None:
+def test_a_supervisor_that_restarts_changes_no_victim(driver: Driver, pool: Pool) -> None:
     for uuid in "abc":
         driver.runner(uuid, name=uuid)
     settle(driver)
@@ -183,7 +182,7 @@ def test_a_supervisor_that_restarts_changes_no_victim(driver: Any, pool: Pool, p
     assert driver.place("r").runner.uuid == "b"
 
 
-def test_whoever_waits_longer_than_a_moment_gets_every_runner_that_is_there(driver: Any, pool: Pool) -> None:
+def test_whoever_waits_longer_than_a_moment_gets_every_runner_that_is_there(driver: Driver, pool: Pool) -> None:
     for uuid in "ab":
         driver.runner(uuid, name=uuid)
     settle(driver)
@@ -197,7 +196,7 @@ def test_whoever_waits_longer_than_a_moment_gets_every_runner_that_is_there(driv
     assert driver.request("r").runner.uuid == "b"
 
 
-def test_streams_of_before_a_restart_of_the_scheduler_keep_their_runners(driver: Any, pool: Pool) -> None:
+def test_streams_of_before_a_restart_of_the_scheduler_keep_their_runners(driver: Driver, pool: Pool) -> None:
     """Before the cluster has told itself nobody is given back, whatever the load looks like."""
     pool.bounds(0, 5, idle_s=5.0)
     for uuid in "abcd":
@@ -207,7 +206,7 @@ def test_streams_of_before_a_restart_of_the_scheduler_keep_their_runners(driver:
     assert pool.hear(6.0).wanted_runners == 0
 
 
-def test_a_slot_that_nobody_finds_asks_for_a_runner(driver: Any, picked: Any) -> None:
+def test_a_slot_that_nobody_finds_asks_for_a_runner(driver: Driver) -> None:
     digests = [f"sha256:{n}" for n in range(5)]
     driver.start(*digests, max_runners=4)
     pool = Pool(driver)
@@ -219,7 +218,7 @@ def test_a_slot_that_nobody_finds_asks_for_a_runner(driver: Any, picked: Any) ->
     assert status.wanted_runners == 3, "five adapters, two slots a runner"
 
 
-def test_work_that_would_take_too_long_asks_for_runners(driver: Any, picked: Any) -> None:
+def test_work_that_would_take_too_long_asks_for_runners(driver: Driver) -> None:
     driver.start(max_runners=20, max_queue=100)
     pool = Pool(driver)
     driver.runner("a", max_sequences=2)
@@ -233,12 +232,12 @@ def test_work_that_would_take_too_long_asks_for_runners(driver: Any, picked: Any
     assert sum(driver.demanded()) == 5, "1 full, 1200 tokens at 10 a second and 30 s: 4 more"
 
 
-def test_a_quiet_pool_says_nothing_more(driver: Any, pool: Pool, picked: Any) -> None:
+def test_a_quiet_pool_says_nothing_more(driver: Driver, pool: Pool) -> None:
     driver.runner("a")
     settle(driver)
     pool.hear(200.0)
     driver.wait(1.0)
-    assert not picked(driver.wait(10_000.0), PoolStatus)
+    assert not of(driver.wait(10_000.0), PoolStatus)
 
 
 class Scaling(RuleBasedStateMachine):
@@ -247,11 +246,9 @@ class Scaling(RuleBasedStateMachine):
     `Driver` checks every law after each event; here are those of capacity.
     """
 
-    make_desk: Any = None
-
     @initialize(least=st.integers(0, 2), more=st.integers(0, 3))
     def start(self, least: int, more: int) -> None:
-        self.driver = type(self).make_desk()
+        self.driver = Driver()
         self.driver.start(settle=False, min_runners=least, max_runners=least + more, max_queue=1000)
         self.pool = Pool(self.driver)
         self.least, self.most, self.numbers, self.queued_before = least, least + more, 0, 0
@@ -335,13 +332,12 @@ class Scaling(RuleBasedStateMachine):
             assert self.pool.hear().wanted_runners == settled == len(self.alive), "it oscillates"
 
 
-def test_bounds_victims_and_rest_under_any_history(new_driver: Any) -> None:
-    Scaling.make_desk = staticmethod(new_driver)
+def test_bounds_victims_and_rest_under_any_history() -> None:
     Scaling.TestCase.settings = settings(stateful_step_count=25)
     Scaling.TestCase("runTest").runTest()
 
 
-def test_an_autoscaler_of_others_reads_the_demand_whatever_the_bounds(driver: Any, pool: Pool) -> None:
+def test_an_autoscaler_of_others_reads_the_demand_whatever_the_bounds(driver: Driver, pool: Pool) -> None:
     registry = CollectorRegistry()
     metrics = SchedulerMetrics(registry)
     settle(driver)

@@ -1,11 +1,10 @@
 """Prompt and token phase on two runners: what each is assigned, what is counted where, and until when."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from harness.scheduler_driver import POOL, Driver, sequence
+from harness.scheduler_driver import POOL, Driver, of, sequence
 from weft.domain.ids import Epoch, RunnerId
 from weft.domain.machine import Send
 from weft.domain.request import Assign, Cancel, FailReason, Preempt, Reject, RejectReason, RunnerGone, Started, Submit
@@ -14,7 +13,6 @@ from weft.domain.runner import OrderedRunner, RunnerRole
 from weft_scheduler.core import Effect, KvHandOff, Phase
 from weft_scheduler.core.model.request import Placement
 
-Pick = Callable[..., list[Any]]
 KV = {"kv_address": "tcp:1", "kv_layout": "m135", "prefill_tokens_per_s": 1000.0}
 
 
@@ -48,12 +46,12 @@ def test_a_request_gets_both_runners_at_once_and_pages_on_each(split: Driver) ->
     assert (prompt.pending_prompt_tokens, token.pending_prompt_tokens) == (64, 0)
 
 
-def test_the_prompt_runners_pages_count_until_the_token_runner_has_taken_over(split: Driver, picked: Pick) -> None:
+def test_the_prompt_runners_pages_count_until_the_token_runner_has_taken_over(split: Driver) -> None:
     split.place("r", prompt_tokens=64)
     started(split, "r")
     assert split.record("a").unacked_pages == 5
     effects = started(split, "r", handed_off=True)
-    assert [e.result for e in picked(effects, KvHandOff)] == ["same"]
+    assert [e.result for e in of(effects, KvHandOff)] == ["same"]
     assert (split.record("a").unacked, split.record("a").owned) == ({}, set())
     assert split.record("a").pending_prompt_tokens == 0, "it came and went between two reports"
     assert split.record("b").unacked_pages == 5
@@ -72,19 +70,17 @@ def test_what_the_prompt_runner_has_reported_counts_until_its_next_report(split:
     assert (split.record("a").pending_prompt_tokens, split.record("a").free_pages) == (0, 100)
 
 
-def test_prompts_beyond_half_a_second_of_a_runner_wait_in_the_pool(split: Driver, picked: Pick) -> None:
+def test_prompts_beyond_half_a_second_of_a_runner_wait_in_the_pool(split: Driver) -> None:
     """So that the queue's policy orders them: 1,000 tokens a second are 500 in its queue."""
     for number in range(3):
         split.place(f"r{number}", prompt_tokens=200, max_tokens=20)
-    assert not picked(split.submit("late", prompt_tokens=200, max_tokens=20), Assign)
+    assert not of(split.submit("late", prompt_tokens=200, max_tokens=20), Assign)
     effects = split.runner("a", *(split.view(f"r{n}") for n in range(3)), free=60, pending_prompt_tokens=450)
-    assert [assign.request_id for assign in picked(effects, Assign)] == ["late"]
+    assert [assign.request_id for assign in of(effects, Assign)] == ["late"]
 
 
 @pytest.mark.parametrize("token_memory", [True, False])
-def test_a_prompt_waits_for_prompt_runners_alone_where_tokens_have_room(
-    driver: Driver, picked: Pick, token_memory: bool
-) -> None:
+def test_a_prompt_waits_for_prompt_runners_alone_where_tokens_have_room(driver: Any, token_memory: bool) -> None:
     """1,000 tokens of prompts a second: 400 wait behind the half second that a prompt runner has already."""
     objective = {"slo_ttft_s": 1.0, "slo_reject": True}
     driver.start(phases="split", min_runners=2, max_runners=2, **objective)
@@ -95,7 +91,7 @@ def test_a_prompt_waits_for_prompt_runners_alone_where_tokens_have_room(
         driver.place(f"r{number}", prompt_tokens=200, max_tokens=20)
     if not token_memory:
         driver.runner("b", *(driver.view(f"r{number}") for number in range(3)), free=1)
-    rejected = [picked(driver.submit(f"w{n}", prompt_tokens=200, max_tokens=20), Reject) for n in range(3)]
+    rejected = [of(driver.submit(f"w{n}", prompt_tokens=200, max_tokens=20), Reject) for n in range(3)]
     if token_memory:
         assert [bool(reject) for reject in rejected] == [False, False, True]
         (reject,) = rejected[2]
@@ -106,7 +102,7 @@ def test_a_prompt_waits_for_prompt_runners_alone_where_tokens_have_room(
         assert driver.pool().retry_after_ms(driver.request("w1"), driver.now) == 5000, "no prompt's rate says when"
 
 
-def test_scale_in_takes_the_runner_whose_role_has_more_than_it_wants(driver: Driver) -> None:
+def test_scale_in_takes_the_runner_whose_role_has_more_than_it_wants(driver: Any) -> None:
     driver.start(phases="split", min_runners=5, max_runners=5)
     for uuid in "abcde":
         driver.runner(uuid, name=uuid, **KV)
@@ -124,19 +120,19 @@ def test_scale_in_takes_the_runner_whose_role_has_more_than_it_wants(driver: Dri
     }
 
 
-def test_runners_are_wanted_and_go_by_the_phase_of_their_groups(driver: Driver, picked: Pick) -> None:
+def test_runners_are_wanted_and_go_by_the_phase_of_their_groups(driver: Driver) -> None:
     groups = (PhaseGroups(GroupPhase.PROMPT), PhaseGroups(GroupPhase.TOKEN))
     driver.start(phases="split", min_runners=4, max_runners=4, groups=groups)
     roles = dict(zip("abcd", (RunnerRole.PROMPT,) * 3 + (RunnerRole.TOKEN,), strict=True))
     for uuid, role in roles.items():
         driver.runner(uuid, name=uuid, **KV | {"made_for": role})
     assert [driver.record(uuid).role for uuid in "abcd"] == [*roles.values()]
-    (status,) = picked(driver.wait(1.0), PoolStatus)[-1:]
+    (status,) = of(driver.wait(1.0), PoolStatus)[-1:]
     assert status.wanted == PhaseCounts(2, 2), "nothing is known yet of what requests are like"
     assert driver.demanded() == PhaseCounts(0, 0)
     assert status.victims == ("c",), "one whose place a token runner takes, the newest"
     driver.lost("c")
-    (status,) = picked(driver.wait(1.0), PoolStatus)[-1:]
+    (status,) = of(driver.wait(1.0), PoolStatus)[-1:]
     assert (status.wanted, status.victims) == (PhaseCounts(2, 2), ())
     driver.runner("e", name="e", **KV | {"made_for": RunnerRole.TOKEN})
     assert driver.pool().autoscaler.victims == []
@@ -150,12 +146,12 @@ def test_each_phase_has_the_runners_that_its_pool_states_and_one_at_least(
     assert driver.pool().phase_bounds().least == PhaseCounts(*least)
 
 
-def test_a_failure_of_either_ends_both(split: Driver, picked: Pick) -> None:
+def test_a_failure_of_either_ends_both(split: Driver) -> None:
     split.place("r", prompt_tokens=64)
-    (gone,) = picked(split.lost("b"), RunnerGone)
+    (gone,) = of(split.lost("b"), RunnerGone)
     assert gone.runner.uuid == "b"
     assert split.record("a").role is RunnerRole.MIXED, "the only one that is left does both"
-    (again,) = picked(split.failed("r", FailReason.SESSION_LOST) + split.wait(4), Assign)
+    (again,) = of(split.failed("r", FailReason.SESSION_LOST) + split.wait(4), Assign)
     assert (again.runner.uuid, again.token_runner) == ("a", None)
 
 
@@ -172,32 +168,32 @@ def test_a_request_that_is_cancelled_leaves_both_runners(split: Driver, handed_o
 
 @pytest.mark.parametrize(("runner", "reserved"), [("a", 40), ("b", 80)])
 def test_a_victim_of_either_runner_leaves_both_and_the_token_runners_reservation_counts(
-    split: Driver, picked: Pick, runner: str, reserved: int
+    split: Driver, runner: str, reserved: int
 ) -> None:
     split.place("r", prompt_tokens=64, p90_tokens=40)
-    (preempt,) = picked(split.preempt(runner, "r", 80), Preempt)
+    (preempt,) = of(split.preempt(runner, "r", 80), Preempt)
     assert preempt.request_id == "r"
-    (again,) = picked(split.failed("r", FailReason.PREEMPTED), Assign)
+    (again,) = of(split.failed("r", FailReason.PREEMPTED), Assign)
     assert again.token_runner is not None, "it is split again"
     assert again.reservation_tokens == reserved
 
 
-def test_after_the_hand_over_the_prompt_runner_has_no_victim_of_it(split: Driver, picked: Pick) -> None:
+def test_after_the_hand_over_the_prompt_runner_has_no_victim_of_it(split: Driver) -> None:
     split.place("r", prompt_tokens=64)
     started(split, "r", handed_off=True)
-    assert not picked(split.preempt("a", "r", 80), Preempt)
-    assert picked(split.preempt("b", "r", 80), Preempt)
+    assert not of(split.preempt("a", "r", 80), Preempt)
+    assert of(split.preempt("b", "r", 80), Preempt)
 
 
-def test_whose_kv_was_lost_runs_on_one_runner_from_then_on(split: Driver, picked: Pick) -> None:
+def test_whose_kv_was_lost_runs_on_one_runner_from_then_on(split: Driver) -> None:
     split.place("r", prompt_tokens=64)
     effects = split.failed("r", FailReason.KV_LOST, emitted=1)
-    (again,) = picked(effects, Assign)
+    (again,) = of(effects, Assign)
     assert (again.runner.uuid, again.token_runner) == ("b", None)
-    assert [e.result for e in picked(effects, KvHandOff)] == ["lost"]
+    assert [e.result for e in of(effects, KvHandOff)] == ["lost"]
 
 
-def test_where_transfers_fail_again_and_again_no_phases_are_split_for_a_while(split: Driver, picked: Pick) -> None:
+def test_where_transfers_fail_again_and_again_no_phases_are_split_for_a_while(split: Driver) -> None:
     effects: list[Effect] = []
     for number in range(3):
         split.wait(1)
@@ -256,15 +252,13 @@ def test_runners_that_exchange_no_kv_do_both_phases(driver: Driver) -> None:
 
 
 @pytest.mark.parametrize(("across", "pairs"), [(True, True), (False, False)])
-def test_kv_goes_to_another_numerics_class_where_the_pool_allows_it(
-    driver: Driver, picked: Pick, across: bool, pairs: bool
-) -> None:
+def test_kv_goes_to_another_numerics_class_where_the_pool_allows_it(driver: Driver, across: bool, pairs: bool) -> None:
     driver.start(phases="split", kv_across_classes=across)
     driver.runner("a", numerics_class="cpu avx2", **KV)
     driver.runner("b", numerics_class="cpu avx512", **KV)
     assert (driver.place("r").token_runner is not None) is pairs
     if pairs:
-        assert [e.result for e in picked(started(driver, "r", handed_off=True), KvHandOff)] == ["across"]
+        assert [e.result for e in of(started(driver, "r", handed_off=True), KvHandOff)] == ["across"]
 
 
 def test_a_runner_that_is_left_alone_takes_prompts_without_a_bound(split: Driver) -> None:
@@ -276,9 +270,9 @@ def test_a_runner_that_is_left_alone_takes_prompts_without_a_bound(split: Driver
     assert split.record("b").pending_prompt_tokens > split.record("b").prompt_queue_tokens
 
 
-def test_the_roles_are_published_at_once_where_runners_come_and_else_once_a_minute(split: Driver, picked: Pick) -> None:
+def test_the_roles_are_published_at_once_where_runners_come_and_else_once_a_minute(split: Driver) -> None:
     def published(effects: list[Effect]) -> list[tuple[int, int, int]]:
-        return [status.roles[:3] for status in picked(effects, PoolStatus) if status.roles is not None]
+        return [status.roles[:3] for status in of(effects, PoolStatus) if status.roles is not None]
 
     assert published(split.wait(0.5)) == [(1, 1, 0)]
     split.registry(phases="split", min_runners=4, max_runners=4)
@@ -310,15 +304,13 @@ def test_a_runner_that_did_not_fail_is_not_avoided(split: Driver) -> None:
         split.runner("a", incarnation=f"i{number + 2}", **KV)
 
 
-def test_a_prompt_runner_lost_after_the_hand_over_and_before_its_message_wastes_no_work(
-    split: Driver, picked: Pick
-) -> None:
+def test_a_prompt_runner_lost_after_the_hand_over_and_before_its_message_wastes_no_work(split: Driver) -> None:
     split.place("r", prompt_tokens=64)
     started(split, "r")
     split.lost("a")
     started(split, "r", handed_off=True)
     assert split.request("r").phase is Phase.RUNNING
-    assert not picked(split.wait(split.state.config.assign_s + 1.0), Assign)
+    assert not of(split.wait(split.state.config.assign_s + 1.0), Assign)
     assert split.request("r").placement == Placement(RunnerId("b", "i1"))
 
 

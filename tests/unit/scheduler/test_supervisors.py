@@ -1,41 +1,39 @@
 """Several supervisors at once: a runner belongs to the one that reported it last."""
 
-from typing import Any
-
 import pytest
 
-from harness.scheduler_driver import peers
+from harness.scheduler_driver import Driver, of, peers
 from weft.domain.request import Assign, OutcomeReport
 from weft.domain.runner import OrderedRunner, Resync
 from weft_scheduler.core import RunnerLost, Stale
 
 
-def _two(driver: Any) -> None:
+def _two(driver: Driver) -> None:
     driver.start()
     driver.supervisor(name="other")
 
 
-def test_a_lease_that_runs_out_where_the_runner_was_before_ends_nothing(driver: Any, picked: Any) -> None:
+def test_a_lease_that_runs_out_where_the_runner_was_before_ends_nothing(driver: Driver) -> None:
     _two(driver)
     driver.runner("a")
     driver.runner("a", supervisor="other")
     placed = driver.place("r")
     effects = driver.lost("a")  # told by the first one
-    assert [e.reason for e in picked(effects, Stale)] == ["another supervisor has reported it since"]
-    assert not picked(effects, RunnerLost)
+    assert [e.reason for e in of(effects, Stale)] == ["another supervisor has reported it since"]
+    assert not of(effects, RunnerLost)
     assert driver.request("r").runner == placed.runner
     ended = driver.lost("a", supervisor="other")
-    assert [e.runner.uuid for e in picked(ended, RunnerLost)] == ["a"]
+    assert [e.runner.uuid for e in of(ended, RunnerLost)] == ["a"]
 
 
-def test_orders_follow_the_runner_to_its_supervisor(driver: Any, picked: Any) -> None:
+def test_orders_follow_the_runner_to_its_supervisor(driver: Driver) -> None:
     _two(driver)
     driver.runner("a")
     moved = driver.runner("a", supervisor="other")
     assert {*peers(moved, OrderedRunner)} == {"other"}
 
 
-def test_an_older_state_of_the_supervisor_before_does_not_take_the_runner_back(driver: Any) -> None:
+def test_an_older_state_of_the_supervisor_before_does_not_take_the_runner_back(driver: Driver) -> None:
     _two(driver)
     stale = driver.report_of("a")
     driver.reports(stale)
@@ -44,12 +42,12 @@ def test_an_older_state_of_the_supervisor_before_does_not_take_the_runner_back(d
     assert driver.record("a").supervisor == "other"
 
 
-def test_a_supervisor_that_ends_takes_its_runners_out_until_another_reports_them(driver: Any, picked: Any) -> None:
+def test_a_supervisor_that_ends_takes_its_runners_out_until_another_reports_them(driver: Driver) -> None:
     _two(driver)
     driver.runner("a")
     driver.runner("b", supervisor="other")
     driver.close_supervisor()
-    assert {assign.runner.uuid for assign in picked(driver.submit("r"), Assign)} == {"b"}
+    assert {assign.runner.uuid for assign in of(driver.submit("r"), Assign)} == {"b"}
     driver.runner("a", supervisor="other")
     assert driver.record("a").confirmed
     assert driver.record("a").supervisor == "other"
@@ -58,14 +56,14 @@ def test_a_supervisor_that_ends_takes_its_runners_out_until_another_reports_them
 @pytest.mark.parametrize("follows", [True, False])
 @pytest.mark.parametrize("name", ["s", "other"])
 def test_a_report_of_changes_counts_only_on_a_stream_that_brought_the_whole_state(
-    driver: Any, picked: Any, name: str, follows: bool
+    driver: Driver, name: str, follows: bool
 ) -> None:
     """Also from the supervisor of before, when it comes back: what it sent meanwhile may be lost."""
     _two(driver)
     driver.runner("a", free=90)
     change = driver.report_of("a", free=30)
     if follows and name == "s":
-        assert not picked(driver.reports(change), Resync)
+        assert not of(driver.reports(change), Resync)
         assert driver.record("a").free_pages == 30
         return
     if name == "s":
@@ -76,10 +74,10 @@ def test_a_report_of_changes_counts_only_on_a_stream_that_brought_the_whole_stat
     assert driver.record("a").free_pages == 90
 
 
-def test_outcomes_go_to_one_supervisor_and_to_the_next_when_it_ends(driver: Any, picked: Any) -> None:
+def test_outcomes_go_to_one_supervisor_and_to_the_next_when_it_ends(driver: Driver) -> None:
     _two(driver)
     driver.runner("a")
     driver.place("r")
     assert peers(driver.outcome("r"), OutcomeReport) == ["s"]
     again = driver.close_supervisor()
-    assert (peers(again, OutcomeReport), picked(again, OutcomeReport)[0].request_id) == (["other"], "r")
+    assert (peers(again, OutcomeReport), of(again, OutcomeReport)[0].request_id) == (["other"], "r")

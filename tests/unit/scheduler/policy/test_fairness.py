@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.scheduler_driver import Driver, adapter, of
 from harness.waiting_request import WaitingRequest
 from weft.domain.request import Assign, Cancel, Reject, RejectReason
 from weft.domain.routes import RegistryChange
@@ -184,7 +185,7 @@ def test_tenants_that_do_not_wait_are_remembered_up_to_a_bound(monkeypatch: pyte
     assert counters.counter("t99") == 100
 
 
-def test_in_the_core_another_tenant_passes_a_flood_and_its_prompts_do_too(driver: Any, picked: Any) -> None:
+def test_in_the_core_another_tenant_passes_a_flood_and_its_prompts_do_too(driver: Driver) -> None:
     driver.start()
     driver.runner("a", max_sequences=2)
     driver.wait(100.0)
@@ -194,8 +195,8 @@ def test_in_the_core_another_tenant_passes_a_flood_and_its_prompts_do_too(driver
     for number in range(2, 9):
         driver.submit(f"f{number}", namespace="flood", waited_s=60.0)
     driver.submit("v", namespace="victim")
-    placed = [picked(driver.outcome(f"f{number}"), Assign) for number in range(2)]
-    placed += [picked(driver.runner("a", free=96), Assign)]
+    placed = [of(driver.outcome(f"f{number}"), Assign) for number in range(2)]
+    placed += [of(driver.runner("a", free=96), Assign)]
     order = [(a.request_id, round(a.delay_s)) for some in placed for a in some]
     assert {request_id for request_id, _ in order} >= {"v"}
     delays = dict(order)
@@ -204,13 +205,13 @@ def test_in_the_core_another_tenant_passes_a_flood_and_its_prompts_do_too(driver
     assert all(delay == 60 for delay in flood), "its prompt does not run before that of the victim"
 
 
-def test_a_tenant_alone_keeps_the_order_of_arrival_on_the_runner(driver: Any) -> None:
+def test_a_tenant_alone_keeps_the_order_of_arrival_on_the_runner(driver: Driver) -> None:
     driver.start()
     driver.runner("a", max_sequences=2)
     assert driver.place("r", waited_s=60.0).delay_s == 0
 
 
-def test_a_prediction_is_corrected_at_the_end(driver: Any) -> None:
+def test_a_prediction_is_corrected_at_the_end(driver: Driver) -> None:
     driver.start()
     driver.runner("a", max_sequences=9)
     counters = driver.pool().queue.counters
@@ -223,9 +224,9 @@ def test_a_prediction_is_corrected_at_the_end(driver: Any) -> None:
     assert counters.counter("acme") == 2 + 90 + 2 + 3
 
 
-def test_a_cold_adapter_is_charged_and_one_on_the_device_is_not(driver: Any, adapter_of: Any) -> None:
+def test_a_cold_adapter_is_charged_and_one_on_the_device_is_not(driver: Driver) -> None:
     driver.start("sha256:x")
-    driver.change(RegistryChange(False, adapters=(replace(adapter_of("sha256:x"), bytes=1 << 30),)))
+    driver.change(RegistryChange(False, adapters=(replace(adapter("sha256:x"), bytes=1 << 30),)))
     driver.runner("a", max_sequences=9)
     driver.pool().autoscaler.throughput.measure(5000, 10.0)
     counters, cost = driver.pool().queue.counters, {"prompt_tokens": 16, "p10_tokens": 1, "p50_tokens": 40}
@@ -235,18 +236,18 @@ def test_a_cold_adapter_is_charged_and_one_on_the_device_is_not(driver: Any, ada
     assert counters.counter("acme") == pytest.approx(42 + 500 + 42)
 
 
-def test_a_flood_that_fills_the_queue_leaves_others_their_share_of_it(driver: Any, picked: Any) -> None:
+def test_a_flood_that_fills_the_queue_leaves_others_their_share_of_it(driver: Driver) -> None:
     driver.start(max_queue=4)
     for number in range(4):
-        assert not picked(driver.submit(f"f{number}", namespace="flood"), Reject)
-    full = picked(driver.submit("f9", namespace="flood"), Reject)
+        assert not of(driver.submit(f"f{number}", namespace="flood"), Reject)
+    full = of(driver.submit("f9", namespace="flood"), Reject)
     assert [reject.reason for reject in full] == [RejectReason.QUEUE_FULL]
     for number in range(2):
-        assert not picked(driver.submit(f"v{number}", namespace="victim"), Reject)
-    assert picked(driver.submit("v2", namespace="victim"), Reject), "half of the bound is its share"
+        assert not of(driver.submit(f"v{number}", namespace="victim"), Reject)
+    assert of(driver.submit("v2", namespace="victim"), Reject), "half of the bound is its share"
 
 
-def test_without_fairness_the_queue_has_one_order(driver: Any) -> None:
+def test_without_fairness_the_queue_has_one_order(driver: Driver) -> None:
     driver.start(fair=False)
     for number, tenant in enumerate("ffv"):
         driver.submit(str(number), namespace=tenant)
@@ -256,15 +257,15 @@ def test_without_fairness_the_queue_has_one_order(driver: Any) -> None:
 
 
 def test_a_tenant_beyond_its_share_leaves_the_last_places_and_its_prompts_come_after_those_of_others(
-    driver: Any, picked: Any
+    driver: Driver,
 ) -> None:
     driver.start()
     driver.runner("a", max_sequences=16)
     driver.place("v0", namespace="victim")
-    assigned = [a for n in range(20) for a in picked(driver.submit(f"f{n}", namespace="flood"), Assign)]
+    assigned = [a for n in range(20) for a in of(driver.submit(f"f{n}", namespace="flood"), Assign)]
     assert [a.request_id for a in assigned] == [f"f{n}" for n in range(13)], "two of 16 places are left"
     assert [a.delay_s for a in assigned] == [0] * 9 + [BEYOND_SHARE_S] * 4, "from the ninth of 16 on"
     assert driver.place("v1", namespace="victim").delay_s == 0
-    assert not picked(driver.outcome("v0"), Assign), "the places that are free stay for the victim, which runs less"
-    assert [a.request_id for a in picked(driver.outcome("f0"), Assign)] == ["f13"]
-    assert {a.request_id for a in picked(driver.outcome("v1"), Assign)} >= {"f14", "f15"}, "alone it fills the runner"
+    assert not of(driver.outcome("v0"), Assign), "the places that are free stay for the victim, which runs less"
+    assert [a.request_id for a in of(driver.outcome("f0"), Assign)] == ["f13"]
+    assert {a.request_id for a in of(driver.outcome("v1"), Assign)} >= {"f14", "f15"}, "alone it fills the runner"

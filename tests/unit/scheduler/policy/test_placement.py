@@ -1,14 +1,12 @@
 """Punica's placement: as a table over the whole core, and against a plain search over random fleets."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.scheduler_driver import sequence
-from weft.domain.adapter import AdapterSpec
+from harness.scheduler_driver import Driver, adapter, of, sequence
 from weft.domain.ids import Epoch
 from weft.domain.request import Assign
 from weft.domain.routes import RegistryChange
@@ -83,14 +81,14 @@ CASES: dict[str, tuple[dict[str, tuple[int, int, tuple[str, ...], dict[str, Any]
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_it_places(name: str, driver: Any, picked: Callable[..., Any], adapter_of: Callable[..., AdapterSpec]) -> None:
+def test_it_places(name: str, driver: Driver) -> None:
     runners, request, expected = CASES[name]
     driver.start()
-    sized = (adapter_of(digest, bytes=20 * 1600) for digest in DIGESTS)
-    driver.change(RegistryChange(False, adapters=(*sized, adapter_of("sha256:large", bytes=1 << 30))))
+    sized = (adapter(digest, bytes=20 * 1600) for digest in DIGESTS)
+    driver.change(RegistryChange(False, adapters=(*sized, adapter("sha256:large", bytes=1 << 30))))
     for uuid, (busy, free, digests, state) in runners.items():
         driver.runner(uuid, *others(busy, *digests), free=free, **state)
-    assigns = picked(driver.submit("r", **request), Assign)
+    assigns = of(driver.submit("r", **request), Assign)
     assert [a.runner.uuid for a in assigns] == ([expected] if expected else [])
 
 
@@ -147,18 +145,14 @@ def test_the_index_finds_what_a_plain_search_finds(
     assert policy.has_capacity(closed) == any(one[2] not in closed for one in fleet.values())
 
 
-def test_an_assign_that_is_not_reported_counts_its_adapters_pages_once(
-    driver: Any, picked: Callable[..., list[Any]], adapter_of: Callable[..., AdapterSpec]
-) -> None:
+def test_an_assign_that_is_not_reported_counts_its_adapters_pages_once(driver: Driver) -> None:
     """100 pages: two adapters of 40 and their sequences of two or three leave no room for a third adapter."""
     driver.start()
-    driver.change(
-        RegistryChange(False, adapters=tuple(adapter_of(f"sha256:{i}", bytes=20 * 1600) for i in range(1, 4)))
-    )
+    driver.change(RegistryChange(False, adapters=tuple(adapter(f"sha256:{i}", bytes=20 * 1600) for i in range(1, 4))))
     driver.runner("a", page_bytes=1600, max_adapters=9, max_sequences=9, free=50)
-    placed = {f"sha256:{i}": bool(picked(driver.submit(f"r{i}", f"sha256:{i}"), Assign)) for i in (1, 2, 3)}
+    placed = {f"sha256:{i}": bool(of(driver.submit(f"r{i}", f"sha256:{i}"), Assign)) for i in (1, 2, 3)}
     assert list(placed.values()) == [True, True, False]
-    assert picked(driver.submit("again", "sha256:1"), Assign), "it needs no page for its adapter"
+    assert of(driver.submit("again", "sha256:1"), Assign), "it needs no page for its adapter"
 
 
 def test_full_runners_leave_no_rest_behind() -> None:
@@ -171,24 +165,22 @@ def test_full_runners_leave_no_rest_behind() -> None:
     assert not policy.has_capacity(())
 
 
-def test_pinned_adapters_hold_their_slots_and_are_there_for_whoever_asks(
-    driver: Any, picked: Callable[..., list[Any]], adapter_of: Callable[..., AdapterSpec]
-) -> None:
+def test_pinned_adapters_hold_their_slots_and_are_there_for_whoever_asks(driver: Driver) -> None:
     """Of 4 slots 3 are protected: a second cold adapter would wait on the runner for a slot that never comes."""
     driver.start(*(f"sha256:{i}" for i in range(6)))
     driver.runner("a", max_adapters=4, max_sequences=9)
     driver.place("cold", "sha256:5")
-    pinned = tuple(adapter_of(f"sha256:{i}", pinned=True) for i in range(3))
+    pinned = tuple(adapter(f"sha256:{i}", pinned=True) for i in range(3))
     driver.change(RegistryChange(False, adapters=pinned))
-    assert not picked(driver.submit("second", "sha256:4"), Assign)
+    assert not of(driver.submit("second", "sha256:4"), Assign)
     assert [driver.place(f"r{i}", f"sha256:{i}").runner.uuid for i in (0, 1, 2, 5)] == ["a"] * 4
-    effects = driver.change(RegistryChange(False, adapters=(adapter_of("sha256:0"),)))
-    assert not picked(effects, Assign), "it still runs there"
-    assert [a.request_id for a in picked(driver.outcome("r0", digest="sha256:0"), Assign)] == ["second"]
+    effects = driver.change(RegistryChange(False, adapters=(adapter("sha256:0"),)))
+    assert not of(effects, Assign), "it still runs there"
+    assert [a.request_id for a in of(driver.outcome("r0", digest="sha256:0"), Assign)] == ["second"]
 
 
-def test_a_runner_keeps_one_slot_that_nobody_pins(driver: Any, adapter_of: Callable[..., AdapterSpec]) -> None:
+def test_a_runner_keeps_one_slot_that_nobody_pins(driver: Driver) -> None:
     driver.start(*(f"sha256:{i}" for i in range(4)))
-    driver.change(RegistryChange(False, adapters=tuple(adapter_of(f"sha256:{i}", pinned=True) for i in range(3))))
+    driver.change(RegistryChange(False, adapters=tuple(adapter(f"sha256:{i}", pinned=True) for i in range(3))))
     driver.runner("a", max_adapters=1)
     assert driver.place("cold", "sha256:3").runner.uuid == "a"

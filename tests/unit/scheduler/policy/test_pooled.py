@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.scheduler_driver import Driver
 from weft.domain.request import FailReason, Preempt
 from weft_scheduler.core.policy.reservation.pooled import (
     DEVIATIONS,
@@ -115,21 +116,21 @@ def admitted(driver: Any) -> int:
     return sum(driver.request(f"r{number}").placed for number in range(40))
 
 
-def test_more_are_admitted_than_by_a_quantile_each_and_fewer_than_without_any(new_driver: Any) -> None:
-    found = {policy: admitted(new_driver().start(reservation=policy)) for policy in ("calibrated", "pooled", "paged")}
+def test_more_are_admitted_than_by_a_quantile_each_and_fewer_than_without_any() -> None:
+    found = {policy: admitted(Driver().start(reservation=policy)) for policy in ("calibrated", "pooled", "paged")}
     assert found["calibrated"] == 5
     assert found["calibrated"] < found["pooled"] < found["paged"]
 
 
-def test_a_pooled_request_reserves_nothing_on_its_runner(new_driver: Any) -> None:
-    driver = new_driver().start(reservation="pooled")
+def test_a_pooled_request_reserves_nothing_on_its_runner() -> None:
+    driver: Any = Driver().start(reservation="pooled")
     driver.runner("a", **LARGE)
     assign = driver.place("r", **LENGTHS)
     assert (assign.reservation_tokens, assign.by_page) == (1, True)
 
 
-def test_what_ends_makes_room_for_the_next(new_driver: Any) -> None:
-    driver = new_driver().start(reservation="pooled")
+def test_what_ends_makes_room_for_the_next() -> None:
+    driver = Driver().start(reservation="pooled")
     count = admitted(driver)
     running = [driver.view(f"r{number}")._replace(reserved_pages=2) for number in range(count)]
     driver.runner("a", *running, free=100 - 2 * count)
@@ -140,8 +141,8 @@ def test_what_ends_makes_room_for_the_next(new_driver: Any) -> None:
     assert driver.request(f"r{count}").placed
 
 
-def test_progress_changes_what_is_expected(new_driver: Any) -> None:
-    driver = new_driver().start(reservation="pooled")
+def test_progress_changes_what_is_expected() -> None:
+    driver: Any = Driver().start(reservation="pooled")
     driver.runner("a", **LARGE)
     driver.place("r", **LENGTHS)
     running = driver.view("r")._replace(reserved_pages=2)
@@ -154,8 +155,8 @@ def test_progress_changes_what_is_expected(new_driver: Any) -> None:
     driver.reports(reported._replace(report=reported.report._replace(progress=(2**32 - 1, 7))))  # of a lying runner
 
 
-def test_the_first_preemption_of_a_request_raises_the_margin(new_driver: Any) -> None:
-    driver = new_driver().start(reservation="pooled")
+def test_the_first_preemption_of_a_request_raises_the_margin() -> None:
+    driver: Any = Driver().start(reservation="pooled")
     driver.runner("a", **LARGE)
     driver.place("r", **LENGTHS)
     for _ in range(2):
@@ -166,8 +167,8 @@ def test_the_first_preemption_of_a_request_raises_the_margin(new_driver: Any) ->
     assert driver.pool().margin.deviations == pytest.approx(DEVIATIONS + 0.099)
 
 
-def test_so_does_a_swap_on_its_runner(new_driver: Any) -> None:
-    driver = new_driver().start(reservation="pooled")
+def test_so_does_a_swap_on_its_runner() -> None:
+    driver: Any = Driver().start(reservation="pooled")
     driver.runner("a", **LARGE)
     driver.place("r", **LENGTHS)
     for pages in (4, 0, 4, 0):
@@ -175,8 +176,8 @@ def test_so_does_a_swap_on_its_runner(new_driver: Any) -> None:
     assert driver.pool().margin.deviations == pytest.approx(DEVIATIONS + 0.1)
 
 
-def test_another_policy_takes_over_what_runs(new_driver: Any) -> None:
-    driver = new_driver().start(reservation="pooled")
+def test_another_policy_takes_over_what_runs() -> None:
+    driver: Any = Driver().start(reservation="pooled")
     driver.runner("a", **LARGE)
     driver.place("r", **LENGTHS)
     driver.registry(reservation="calibrated")

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.scheduler_driver import Driver, of
 from harness.waiting_request import WaitingRequest
 from weft.domain.request import Assign, FailReason, Reject, RejectReason, ResubmitComplete
 from weft_scheduler.core import Phase, RunnerShape
@@ -213,19 +214,19 @@ def test_a_starved_request_that_fits_runs_at_once() -> None:
     assert schedule(queue, overtaking, 0, 50, bound=2) == [1, 2, 0, 3]
 
 
-def test_in_the_core_the_oldest_waits_for_pages_while_the_bound_lasts(new_driver: Any, picked: Any) -> None:
-    driver = new_driver(starvation_bound=2).start()
+def test_in_the_core_the_oldest_waits_for_pages_while_the_bound_lasts() -> None:
+    driver = Driver(starvation_bound=2).start()
     driver.runner("a", free=10)
     driver.submit("large", prompt_tokens=400, p90_tokens=50)
-    assert not picked(driver.submit("large2", prompt_tokens=400), Assign)
+    assert not of(driver.submit("large2", prompt_tokens=400), Assign)
     assert [driver.place(f"r{i}").request_id for i in range(2)] == ["r0", "r1"]
     assert driver.pool().overtaking.counts["large"] == 2
-    assert not picked(driver.submit("r2"), Assign)
+    assert not of(driver.submit("r2"), Assign)
     effects = driver.runner("a", driver.view("r0"), driver.view("r1"), free=96)
-    assert [a.request_id for a in picked(effects, Assign)] == ["large", "large2"]
+    assert [a.request_id for a in of(effects, Assign)] == ["large", "large2"]
 
 
-def test_one_that_keeps_off_the_only_runner_stalls_nobody(driver: Any) -> None:
+def test_one_that_keeps_off_the_only_runner_stalls_nobody(driver: Driver) -> None:
     """100 requests a second beside one that its runner failed: everybody is admitted at once, without a pause."""
     driver.start()
     driver.runner("a", max_sequences=32)
@@ -238,29 +239,27 @@ def test_one_that_keeps_off_the_only_runner_stalls_nobody(driver: Any) -> None:
     assert driver.pool().overtaking.counts["bad"] == 0
 
 
-def test_one_that_keeps_off_a_runner_waits_for_the_others_no_longer_than_the_bound(
-    new_driver: Any, picked: Any
-) -> None:
-    driver = new_driver(starvation_bound=2, avoid_s=60.0).start()
+def test_one_that_keeps_off_a_runner_waits_for_the_others_no_longer_than_the_bound() -> None:
+    driver = Driver(starvation_bound=2, avoid_s=60.0).start()
     driver.runner("a", max_sequences=9)
     driver.place("bad", prompt_tokens=400)
     driver.failed("bad", FailReason.RUNNER_ERROR)
     driver.runner("b", max_sequences=9, free=10)
     placed = [driver.place(f"r{i}") for i in range(2)]
     assert ([a.runner.uuid for a in placed], driver.pool().overtaking.counts["bad"]) == (["b", "b"], 2)
-    assert not picked(driver.submit("behind"), Assign), "b has room for it and drains for the oldest"
+    assert not of(driver.submit("behind"), Assign), "b has room for it and drains for the oldest"
     effects = driver.runner("b", driver.view("r0"), driver.view("r1"), free=96)
-    assert [a.request_id for a in picked(effects, Assign)] == ["bad", "behind"]
+    assert [a.request_id for a in of(effects, Assign)] == ["bad", "behind"]
 
 
-def test_age_counts_waiting_before_a_restart(driver: Any) -> None:
+def test_age_counts_waiting_before_a_restart(driver: Driver) -> None:
     driver.start()
     for name, waited_s in (("young", 1.0), ("old", 9.0), ("middle", 5.0)):
         driver.submit(name, waited_s=waited_s)
     assert [r.id for r in driver.pool().queue] == ["old", "middle", "young"]
 
 
-def test_beyond_its_bound_the_queue_refuses_with_a_time_from_the_measured_rate(driver: Any, picked: Any) -> None:
+def test_beyond_its_bound_the_queue_refuses_with_a_time_from_the_measured_rate(driver: Driver) -> None:
     driver.start(max_queue=2)
     driver.runner("a", max_sequences=2)
     driver.place("r0")
@@ -268,31 +267,31 @@ def test_beyond_its_bound_the_queue_refuses_with_a_time_from_the_measured_rate(d
     driver.runner("a", driver.view("r0"), driver.view("r1"), free=90)
     driver.submit("q0")
     driver.submit("q1")
-    (unknown,) = picked(driver.submit("q2"), Reject)
+    (unknown,) = of(driver.submit("q2"), Reject)
     assert (unknown.reason, unknown.retry_after_ms) == (RejectReason.QUEUE_FULL, 5000)
     driver.wait(1.0)
     driver.outcome("r0")  # one departure in about 30 s
-    (measured,) = picked(driver.submit("q3"), Reject)
+    (measured,) = of(driver.submit("q3"), Reject)
     assert measured.retry_after_ms == 45_000  # 3 asked, half of it at 1/30 a second
     assert driver.knows("q1")
 
 
-def test_one_that_fits_is_admitted_past_a_full_queue(driver: Any) -> None:
+def test_one_that_fits_is_admitted_past_a_full_queue(driver: Driver) -> None:
     driver.start(max_queue=1)
     driver.runner("a", free=10)
     driver.submit("large", prompt_tokens=400)
     assert driver.place("small").request_id == "small"
 
 
-def test_requests_that_were_accepted_once_are_never_refused_for_a_full_queue(driver: Any, picked: Any) -> None:
+def test_requests_that_were_accepted_once_are_never_refused_for_a_full_queue(driver: Driver) -> None:
     driver.start(max_queue=1)
     driver.submit("q0")
     driver.gateway("g2", complete=False)
     for i in range(3):
-        assert not picked(driver.submit(f"h{i}", gateway="g2"), Reject)
-    assert not picked(driver.gateway_sends(ResubmitComplete(), "g2"), Reject)
-    assert not picked(driver.submit("moved", emitted_tokens=4), Reject)
-    assert [r.reason for r in picked(driver.submit("new"), Reject)] == [RejectReason.QUEUE_FULL]
+        assert not of(driver.submit(f"h{i}", gateway="g2"), Reject)
+    assert not of(driver.gateway_sends(ResubmitComplete(), "g2"), Reject)
+    assert not of(driver.submit("moved", emitted_tokens=4), Reject)
+    assert [r.reason for r in of(driver.submit("new"), Reject)] == [RejectReason.QUEUE_FULL]
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 30)), max_size=60), st.integers(1, 4))
@@ -315,9 +314,9 @@ def test_a_sorted_queue_is_a_sorted_list(steps: list[tuple[bool, int]], bucket: 
         queue.remove((99,))
 
 
-def test_requests_that_wait_for_their_class_do_not_hold_up_those_behind_them(new_driver: Any) -> None:
+def test_requests_that_wait_for_their_class_do_not_hold_up_those_behind_them() -> None:
     """As many wait for a full class as a pass looks at; one that any class can run is placed all the same."""
-    driver = new_driver(window=4).start(min_runners=9)
+    driver: Any = Driver(window=4).start(min_runners=9)
     driver.runner("home", numerics_class="A", max_sequences=8)
     waiting = [f"w{i}" for i in range(5)]
     for name in waiting:

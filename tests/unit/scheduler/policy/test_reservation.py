@@ -1,11 +1,10 @@
 """How much is reserved."""
 
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.scheduler_driver import Driver
 from weft_scheduler.core.policy.reservation import POLICIES
 from weft_scheduler.core.policy.reservation.output_lengths import OutputLengthStats
 from weft_scheduler.core.policy.reservation.policies import ExpectedOutput, double_past, remaining_tokens
@@ -50,21 +49,21 @@ def test_without_any_answer_the_default_stands_in() -> None:
         assert reserved(policy, lengths(), 1000) == 256
 
 
-def test_paged_reserves_nothing_after_a_migration_either(new_driver: Any) -> None:
-    driver = new_driver().start(reservation="paged")
+def test_paged_reserves_nothing_after_a_migration_either() -> None:
+    driver = Driver().start(reservation="paged")
     driver.runner("a")
     assign = driver.place("r", p90_tokens=500, max_tokens=1000, emitted_tokens=300)
     assert (assign.reservation_tokens, assign.by_page) == (1, True)
 
 
-def test_only_under_s3_the_overrunner_itself_leaves(new_driver: Any) -> None:
+def test_only_under_s3_the_overrunner_itself_leaves() -> None:
     for policy in ("s3", "calibrated"):
-        driver = new_driver().start(reservation=policy)
+        driver = Driver().start(reservation=policy)
         driver.runner("a")
         assert driver.place("r", p90_tokens=5, max_tokens=9).leaves == (policy == "s3")
 
 
-def test_a_predictor_times_ten_reserves_ten_times_as_much_through_the_core(driver: Any) -> None:
+def test_a_predictor_times_ten_reserves_ten_times_as_much_through_the_core(driver: Driver) -> None:
     driver.start()
     driver.runner("a", total_pages=1000)
     plain = sum(driver.place(f"r{i}", p90_tokens=10 + i, max_tokens=1000).reservation_tokens for i in range(2))
@@ -128,7 +127,7 @@ def test_what_is_remembered_is_bounded(observations: list[tuple[str, int, bool]]
     assert len(seen) <= 4
 
 
-def test_through_the_core_outcomes_teach_the_reservation_of_the_next(driver: Any) -> None:
+def test_through_the_core_outcomes_teach_the_reservation_of_the_next(driver: Driver) -> None:
     driver.start("sha256:1")
     driver.runner("a")
     for i in range(10):

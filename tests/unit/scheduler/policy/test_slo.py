@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from harness.scheduler_driver import SPEC, Driver
+from harness.scheduler_driver import SPEC, Driver, of
 from weft.domain.request import Assign, OutcomeReport, Reject, RejectReason
 from weft.domain.routes import PoolStatus, SloAttainment
 from weft_scheduler.core import Judged
@@ -42,10 +42,10 @@ def test_a_runner_takes_what_its_steps_allow(
     assert spec.sequences_within(token_time_s) == sequences
 
 
-def test_a_batch_ends_where_the_token_time_would(driver: Driver, picked: Any) -> None:
+def test_a_batch_ends_where_the_token_time_would(driver: Driver) -> None:
     driver.start(slo_token_time_s=0.03)
     driver.runner("a", max_sequences=4, best_batch=2, step_ms_1=20.0, step_ms_best=25.0)
-    placed = [bool(picked(driver.submit(f"r{number}"), Assign)) for number in range(4)]
+    placed = [bool(of(driver.submit(f"r{number}"), Assign)) for number in range(4)]
     assert placed == [True, True, True, False]
     driver.registry()
     assert driver.request("r3").placed, "without the objective it takes all that it can"
@@ -58,31 +58,31 @@ def measured(driver: Driver, tokens_per_s: int = 100) -> None:
     driver.pool().autoscaler.throughput.measure(10 * tokens_per_s, 10.0)
 
 
-def test_who_cannot_be_served_in_time_is_rejected_at_once_with_a_time(driver: Driver, picked: Any) -> None:
+def test_who_cannot_be_served_in_time_is_rejected_at_once_with_a_time(driver: Any) -> None:
     driver.start(slo_ttft_s=1.0, slo_reject=True)
     measured(driver)
     predicted = {"prompt_tokens": 16, "p10_tokens": 1, "p50_tokens": 34, "p90_tokens": 60}
     for number in range(2):  # 50 tokens each: after 0.5 s and after 1 s
-        assert not picked(driver.submit(f"r{number}", **predicted), Reject)
-    (reject,) = picked(driver.submit("late", **predicted), Reject)
+        assert not of(driver.submit(f"r{number}", **predicted), Reject)
+    (reject,) = of(driver.submit("late", **predicted), Reject)
     assert (reject.reason, reject.retry_after_ms) == (RejectReason.SLO_UNATTAINABLE, 1000)
-    assert not picked(driver.submit("accepted", emitted_tokens=1, **predicted), Reject), "it was accepted before"
-    assert not picked(driver.submit("another", namespace="other", **predicted), Reject), "its share is free"
+    assert not of(driver.submit("accepted", emitted_tokens=1, **predicted), Reject), "it was accepted before"
+    assert not of(driver.submit("another", namespace="other", **predicted), Reject), "its share is free"
 
 
 @pytest.mark.parametrize("spec", [{"slo_ttft_s": 1.0}, {}])
-def test_without_admission_by_objective_everybody_waits(driver: Driver, picked: Any, spec: dict[str, float]) -> None:
+def test_without_admission_by_objective_everybody_waits(driver: Any, spec: dict[str, float]) -> None:
     driver.start(**spec)
     measured(driver)
-    assert not any(picked(driver.submit(f"r{number}", p90_tokens=90), Reject) for number in range(20))
+    assert not any(of(driver.submit(f"r{number}", p90_tokens=90), Reject) for number in range(20))
 
 
-def test_before_anything_was_measured_nobody_is_rejected(driver: Driver, picked: Any) -> None:
+def test_before_anything_was_measured_nobody_is_rejected(driver: Driver) -> None:
     driver.start(slo_ttft_s=0.001, slo_reject=True)
-    assert not picked(driver.submit("r"), Reject)
+    assert not of(driver.submit("r"), Reject)
 
 
-def test_attainment_is_counted_at_once_and_published_once_a_minute(driver: Driver, picked: Any) -> None:
+def test_attainment_is_counted_at_once_and_published_once_a_minute(driver: Driver) -> None:
     driver.start(slo_ttft_s=1.0, slo_token_time_s=0.1)
     driver.runner("a")
 
@@ -90,12 +90,12 @@ def test_attainment_is_counted_at_once_and_published_once_a_minute(driver: Drive
         driver.place(request_id)
         return driver.gateway_sends(OutcomeReport(request_id, "acme/p", "", 11, False, b"r", ttft_ms, total_ms))
 
-    assert picked(finish("r0", 900, 1900), Judged) == [Judged("acme/p", True, True)]
-    published = [status.slo for status in picked(driver.wait(1.0), PoolStatus)]
+    assert of(finish("r0", 900, 1900), Judged) == [Judged("acme/p", True, True)]
+    published = [status.slo for status in of(driver.wait(1.0), PoolStatus)]
     assert published[-1] == SloAttainment(100, 100, 100)
-    assert picked(finish("r1", 1100, 1200), Judged) == [Judged("acme/p", False, True)]
-    assert picked(finish("r2", 100, 1200), Judged) == [Judged("acme/p", True, False)]
-    assert {status.slo for status in picked(driver.wait(50.0), PoolStatus)} <= {SloAttainment(100, 100, 100)}
-    published = [status.slo for status in picked(driver.wait(20.0), PoolStatus)]
+    assert of(finish("r1", 1100, 1200), Judged) == [Judged("acme/p", False, True)]
+    assert of(finish("r2", 100, 1200), Judged) == [Judged("acme/p", True, False)]
+    assert {status.slo for status in of(driver.wait(50.0), PoolStatus)} <= {SloAttainment(100, 100, 100)}
+    published = [status.slo for status in of(driver.wait(20.0), PoolStatus)]
     assert {*published} == {SloAttainment(33, 66, 66)}
-    assert not picked(driver.wait(600.0), PoolStatus), "nothing is written while nothing changes"
+    assert not of(driver.wait(600.0), PoolStatus), "nothing is written while nothing changes"
