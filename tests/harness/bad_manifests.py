@@ -91,6 +91,26 @@ def templated(**fields: Any) -> Manifest:
     return pool(template=fields)
 
 
+def in_pool(name: str, path: str, says: str, value: Any, **beside: Any) -> Bad:
+    """A pool with this value at a path of its spec, beside these fields."""
+    whole = pool(**beside)
+    return Bad(name, f"spec.{path}", says, whole | {"spec": _put(whole["spec"], path, value)})
+
+
+def in_adapter(name: str, path: str, says: str, value: Any, **beside: Any) -> Bad:
+    """An adapter with this value at a path of its spec, beside these fields."""
+    whole = adapter(**beside)
+    return Bad(name, f"spec.{path}", says, whole | {"spec": _put(whole["spec"], path, value)})
+
+
+def _put(into: Manifest, path: str, value: Any) -> Manifest:
+    """`into` with the value at `a.b[0].c`; what is on the way and not there is made."""
+    step, _, below = path.partition(".")
+    field, is_list = step.removesuffix("[0]"), step.endswith("[0]")
+    inner = _put({} if is_list else into.get(field, {}), below, value) if below else value
+    return into | {field: [inner] if is_list else inner}
+
+
 _DIGEST = "sha256:" + "0" * 64
 _POLL = "pollInterval is for hf:, s3: and oci: sources that can change"
 _URI = "write file:PATH, pvc:CLAIM/PATH, hf:ORG/NAME, s3://BUCKET/PREFIX, "
@@ -98,10 +118,6 @@ _URI += "oci://HOST/REPOSITORY:TAG, https://HOST/FOLDER or depot:sha256:..."
 _ENDPOINT = "write http://HOST[:PORT] or https://HOST[:PORT], without a path"
 _LABEL = "only lower-case letters, digits and '-' inside are allowed"
 _MODEL_NAME = "only letters, digits and . _ : / - inside are allowed"
-
-
-def _weights(**weights: int) -> Manifest:
-    return pool(scheduler={"fairness": {"weights": weights}})
 
 
 _NAMES = "names is given with from: List, and only then"
@@ -112,17 +128,12 @@ BAD: tuple[Bad, ...] = (
     # ---------------------------------------------------------------------------------------- LoRAAdapter
     Bad("no pool", "spec.poolRef", "missing", manifest("LoRAAdapter", "upper", {"source": {"uri": "file:a"}})),
     Bad("a pool without a name", "spec.poolRef.name", "missing", adapter(poolRef={})),
-    Bad("a pool's name in capitals", "spec.poolRef.name", _LABEL, adapter(poolRef={"name": "Tiny"})),
-    Bad(
-        "a pool's namespace in capitals",
-        "spec.poolRef.namespace",
-        _LABEL,
-        adapter(poolRef={"name": "a", "namespace": "B"}),
-    ),
+    in_adapter("a pool's name in capitals", "poolRef.name", _LABEL, "Tiny"),
+    in_adapter("a pool's namespace in capitals", "poolRef.namespace", _LABEL, "B", poolRef={"name": "a"}),
     Bad("no source", "spec.source", "missing", manifest("LoRAAdapter", "upper", {"poolRef": {"name": "tiny"}})),
     Bad("no URI", "spec.source.uri", "missing", source(digest=_DIGEST)),
-    Bad("a path instead of a URI", "spec.source.uri", _URI, source(uri="adapters/upper")),
-    Bad("a scheme that is not served", "spec.source.uri", _URI, source(uri="ftp://host/upper")),
+    in_adapter("a path instead of a URI", "source.uri", _URI, "adapters/upper"),
+    in_adapter("a scheme that is not served", "source.uri", _URI, "ftp://host/upper"),
     Bad(
         "https without a digest",
         "spec.source.digest",
@@ -141,12 +152,9 @@ BAD: tuple[Bad, ...] = (
         "pollInterval has to be at least 10s",
         source(uri="hf:acme/upper", pollInterval="9s"),
     ),
-    Bad("a poll interval of a file", "spec.source.pollInterval", _POLL, source(uri="file:upper", pollInterval="1m")),
-    Bad(
-        "a poll interval of a digest",
-        "spec.source.pollInterval",
-        _POLL,
-        source(uri="s3://bucket/upper", digest=_DIGEST, pollInterval="1m"),
+    in_adapter("a poll interval of a file", "source.pollInterval", _POLL, "1m", source={"uri": "file:upper"}),
+    in_adapter(
+        "a poll interval of a digest", "source.pollInterval", _POLL, "1m", source={"uri": _S3, "digest": _DIGEST}
     ),
     Bad(
         "a poll interval of a commit",
@@ -156,34 +164,28 @@ BAD: tuple[Bad, ...] = (
     ),
     Bad("https with a query", "spec.source.uri", _URI, source(uri="https://host/upper?x=1", digest=_DIGEST)),
     Bad("oci without a repository", "spec.source.uri", _URI, source(uri="oci://ghcr.io", digest=_DIGEST)),
-    Bad("hf without an organisation", "spec.source.uri", _URI, source(uri="hf:upper")),
-    Bad("hf with its revision inside", "spec.source.uri", _URI, source(uri="hf:acme/upper@main")),
-    Bad("s3 without slashes", "spec.source.uri", _URI, source(uri="s3:bucket/upper")),
-    Bad("pvc without a claim", "spec.source.uri", _URI, source(uri="pvc:/upper")),
-    Bad("file without a path", "spec.source.uri", _URI, source(uri="file:")),
-    Bad("a line break in a URI", "spec.source.uri", _URI, source(uri="file:a\nb")),
+    in_adapter("hf without an organisation", "source.uri", _URI, "hf:upper"),
+    in_adapter("hf with its revision inside", "source.uri", _URI, "hf:acme/upper@main"),
+    in_adapter("s3 without slashes", "source.uri", _URI, "s3:bucket/upper"),
+    in_adapter("pvc without a claim", "source.uri", _URI, "pvc:/upper"),
+    in_adapter("file without a path", "source.uri", _URI, "file:"),
+    in_adapter("a line break in a URI", "source.uri", _URI, "file:a\nb"),
     Bad("a URI beyond its length", "spec.source.uri", "too long", source(uri="file:" + "a" * 2048)),
-    Bad("a short digest", "spec.source.digest", "no digest", source(uri="file:a", digest="sha256:12")),
-    Bad(
-        "a revision of a folder",
-        "spec.source.revision",
-        "revision is for hf: sources",
-        source(uri="file:a", revision="main"),
+    in_adapter("a short digest", "source.digest", "no digest", "sha256:12", source={"uri": "file:a"}),
+    in_adapter(
+        "a revision of a folder", "source.revision", "revision is for hf: sources", "main", source={"uri": "file:a"}
     ),
-    Bad("an empty revision", "spec.source.revision", "too short", source(uri="hf:acme/upper", revision="")),
+    in_adapter("an empty revision", "source.revision", "too short", "", source={"uri": "hf:acme/upper"}),
     Bad(
         "an endpoint of a folder",
         "spec.source.endpoint",
         "endpoint is for s3: sources",
         source(uri="file:a", endpoint="http://h"),
     ),
-    Bad("an endpoint that is a host", "spec.source.endpoint", _ENDPOINT, source(uri=_S3, endpoint="minio:9000")),
-    Bad("an endpoint with a path", "spec.source.endpoint", _ENDPOINT, source(uri=_S3, endpoint="http://minio:9000/x")),
-    Bad(
-        "an endpoint with a password",
-        "spec.source.endpoint",
-        _ENDPOINT,
-        source(uri=_S3, endpoint="http://me:secret@minio:9000"),
+    in_adapter("an endpoint that is a host", "source.endpoint", _ENDPOINT, "minio:9000", source={"uri": _S3}),
+    in_adapter("an endpoint with a path", "source.endpoint", _ENDPOINT, "http://minio:9000/x", source={"uri": _S3}),
+    in_adapter(
+        "an endpoint with a password", "source.endpoint", _ENDPOINT, "http://me:secret@minio:9000", source={"uri": _S3}
     ),
     Bad(
         "credentials for a folder",
@@ -191,11 +193,8 @@ BAD: tuple[Bad, ...] = (
         "credentialsRef is for hf:, s3: and oci: sources",
         source(uri="file:a", credentialsRef={"name": "key"}),
     ),
-    Bad(
-        "a Secret's name in capitals",
-        "spec.source.credentialsRef.name",
-        "(RFC 1123 subdomain)",
-        source(uri=_S3, credentialsRef={"name": "Key"}),
+    in_adapter(
+        "a Secret's name in capitals", "source.credentialsRef.name", "(RFC 1123 subdomain)", "Key", source={"uri": _S3}
     ),
     Bad("credentials without a name", "spec.source.credentialsRef.name", "missing", source(uri=_S3, credentialsRef={})),
     Bad(
@@ -204,33 +203,30 @@ BAD: tuple[Bad, ...] = (
         "unknown field",
         source(uri=_S3, credentialsRef={"name": "key", "namespace": "other"}),
     ),
-    Bad("rank zero", "spec.maxRank", "too small", adapter(maxRank=0)),
-    Bad("a rank beyond every kernel", "spec.maxRank", "too large", adapter(maxRank=257)),
-    Bad("a rank in words", "spec.maxRank", "no integer", adapter(maxRank="eight")),
-    Bad("pinned in words", "spec.pinned", "no boolean", adapter(pinned="yes")),
-    Bad("a tier that is a device", "spec.tier", "one of", adapter(tier="Device")),
-    Bad("a space in a model name", "spec.modelName", _MODEL_NAME, adapter(modelName="a b")),
+    in_adapter("rank zero", "maxRank", "too small", 0),
+    in_adapter("a rank beyond every kernel", "maxRank", "too large", 257),
+    in_adapter("a rank in words", "maxRank", "no integer", "eight"),
+    in_adapter("pinned in words", "pinned", "no boolean", "yes"),
+    in_adapter("a tier that is a device", "tier", "one of", "Device"),
+    in_adapter("a space in a model name", "modelName", _MODEL_NAME, "a b"),
     Bad("a model name beyond its length", "spec.modelName", "too long", adapter(modelName="a" * 254)),
-    Bad("a number as model name", "spec.modelName", "no string", adapter(modelName=5)),
-    Bad("a misspelt field", "spec.sourc", "unknown field", adapter(sourc={"uri": "file:a"})),
+    in_adapter("a number as model name", "modelName", "no string", 5),
+    in_adapter("a misspelt field", "sourc", "unknown field", {"uri": "file:a"}),
     Bad("a name in capitals", "metadata.name", "name", adapter("Upper")),
     Bad("a name with a dot", "metadata", _LABEL, adapter("a.b")),
     Bad("a name of 64 letters", "metadata", "at most 63 characters", adapter("a" * 64)),
     # ---------------------------------------------------------------------------------------- ServingPool
     Bad("no model", "spec.model", "missing", manifest("ServingPool", "tiny", {})),
     Bad("a model without a URI", "spec.model.uri", "missing", pool(model={"name": "tiny"})),
-    Bad("a model by its path", "spec.model.uri", _URI, pool(model={"uri": "/models/tiny"})),
-    Bad("a model's name with a space", "spec.model.name", _MODEL_NAME, pool(model={"uri": "file:a", "name": "a b"})),
-    Bad(
-        "a model's revision of a claim",
-        "spec.model.revision",
-        "revision is for hf: sources",
-        pool(model={"uri": "pvc:a/b", "revision": "1"}),
+    in_pool("a model by its path", "model.uri", _URI, "/models/tiny"),
+    in_pool("a model's name with a space", "model.name", _MODEL_NAME, "a b", model={"uri": "file:a"}),
+    in_pool(
+        "a model's revision of a claim", "model.revision", "revision is for hf: sources", "1", model={"uri": "pvc:a/b"}
     ),
     Bad("a model that changes", "spec.model.uri", "cannot change", pool(model={"uri": "file:other"}), pool()),
-    Bad("replicas below zero", "spec.replicas", "too small", pool(replicas=-1)),
-    Bad("replicas beyond the limit", "spec.replicas", "too large", pool(replicas=1025)),
-    Bad("replicas in words", "spec.replicas", "no integer", pool(replicas="two")),
+    in_pool("replicas below zero", "replicas", "too small", -1),
+    in_pool("replicas beyond the limit", "replicas", "too large", 1025),
+    in_pool("replicas in words", "replicas", "no integer", "two"),
     Bad(
         "replicas and autoscaling",
         "spec.autoscaling",
@@ -245,7 +241,7 @@ BAD: tuple[Bad, ...] = (
         pool(replicas=2),
     ),
     Bad("autoscaling without a bound", "spec.autoscaling.maxReplicas", "missing", pool(autoscaling={})),
-    Bad("a bound of nothing", "spec.autoscaling.maxReplicas", "too small", scaled(minReplicas=0, maxReplicas=0)),
+    in_pool("a bound of nothing", "autoscaling.maxReplicas", "too small", 0, autoscaling={"minReplicas": 0}),
     Bad(
         "the least above the most",
         "spec.autoscaling.maxReplicas",
@@ -254,8 +250,8 @@ BAD: tuple[Bad, ...] = (
     ),
     Bad("idle for no time", "spec.autoscaling.idleSeconds", "too small", scaled(idleSeconds=0)),
     Bad("held for a day", "spec.autoscaling.wakeSeconds", "too large", scaled(wakeSeconds=86_400)),
-    Bad("no slot", "spec.lora.maxAdapters", "too small", pool(lora={"maxAdapters": 0})),
-    Bad("slots beyond the limit", "spec.lora.maxAdapters", "too large", pool(lora={"maxAdapters": 4097})),
+    in_pool("no slot", "lora.maxAdapters", "too small", 0),
+    in_pool("slots beyond the limit", "lora.maxAdapters", "too large", 4097),
     Bad("a cache nowhere", "spec.modelCache.emptyDir", "exactly one of", pool(modelCache={})),
     Bad(
         "a cache in two places",
@@ -263,68 +259,49 @@ BAD: tuple[Bad, ...] = (
         "exactly one of",
         pool(modelCache={"emptyDir": {}, "hostPath": {"path": "/srv/weft"}}),
     ),
-    Bad(
-        "a cache below a folder that is named by dots",
-        "spec.modelCache.hostPath.path",
-        "pattern",
-        pool(modelCache={"hostPath": {"path": "/srv/../etc"}}),
-    ),
+    in_pool("a cache below a folder that is named by dots", "modelCache.hostPath.path", "pattern", "/srv/../etc"),
     Bad(
         "a cache of a claim without a name",
         "spec.modelCache.persistentVolumeClaim.claimName",
         "missing",
         pool(modelCache={"persistentVolumeClaim": {}}),
     ),
-    Bad(
-        "a rollout that replaces nobody",
-        "spec.rollout.maxUnavailable",
-        "both 0",
-        pool(rollout={"maxUnavailable": "0%", "maxSurge": 0}),
-    ),
+    in_pool("a rollout that replaces nobody", "rollout.maxUnavailable", "both 0", "0%", rollout={"maxSurge": 0}),
     Bad(
         "a surge of runners of several pods",
         "spec.rollout.maxUnavailable",
         "replaced in place",
         pool(rollout={"maxUnavailable": 0, "maxSurge": 1}, parallelism={"pipeline": 2, "podsPerRunner": 2}),
     ),
-    Bad("no share of memory", "spec.kvCache.memoryFraction", "at least 0.01", pool(kvCache={"memoryFraction": 0})),
-    Bad("more than all memory", "spec.kvCache.memoryFraction", "too large", pool(kvCache={"memoryFraction": 1.5})),
+    in_pool("no share of memory", "kvCache.memoryFraction", "at least 0.01", 0),
+    in_pool("more than all memory", "kvCache.memoryFraction", "too large", 1.5),
     Bad(
         "a share of memory beside a budget",
         "spec.kvCache.memoryFraction",
         "for pools that do not offload",
         pool(kvCache={"memoryFraction": 0.5}, offload=OFFLOAD),
     ),
-    Bad("a page of nothing", "spec.kvCache.pageTokens", "too small", pool(kvCache={"pageTokens": 0})),
-    Bad("an unknown order", "spec.scheduler.queue", "one of", pool(scheduler={"queue": "lifo"})),
+    in_pool("a page of nothing", "kvCache.pageTokens", "too small", 0),
+    in_pool("an unknown order", "scheduler.queue", "one of", "lifo"),
     Bad(
         "more sequences than tokens",
         "spec.scheduler.maxBatchTokens",
         "must be at least maxSequences",
         pool(scheduler={"maxSequences": 600}),
     ),
-    Bad("a model in no part", "spec.parallelism.tensor", "too small", pool(parallelism={"tensor": 0})),
-    Bad("a stage for each token", "spec.parallelism.pipeline", "too large", pool(parallelism={"pipeline": 65})),
-    Bad(
-        "more than 64 ranks", "spec.parallelism.pipeline", "at most 64", pool(parallelism={"tensor": 8, "pipeline": 9})
-    ),
-    Bad("an offload pool without budgets", "spec.offload.mode", "needs deviceBytes", pool(offload={"mode": "Auto"})),
-    Bad("an offload mode", "spec.offload.mode", "one of", pool(offload={"mode": "On"})),
+    in_pool("a model in no part", "parallelism.tensor", "too small", 0),
+    in_pool("a stage for each token", "parallelism.pipeline", "too large", 65),
+    in_pool("more than 64 ranks", "parallelism.pipeline", "at most 64", 9, parallelism={"tensor": 8}),
+    in_pool("an offload pool without budgets", "offload.mode", "needs deviceBytes", "Auto"),
+    in_pool("an offload mode", "offload.mode", "one of", "On"),
     Bad("bytes in words", "spec.offload.deviceBytes", "no quantity", pool(offload=OFFLOAD | {"deviceBytes": "four"})),
     Bad("a disk path that climbs", "spec.offload.diskPath", "pattern", pool(offload=OFFLOAD | {"diskPath": "/a/../b"})),
-    Bad("a host tier in words", "spec.offload.hostBytes", "no quantity", pool(offload=OFFLOAD | {"hostBytes": "one"})),
-    Bad("KV in int8", "spec.offload.kv", "one of", pool(offload=OFFLOAD | {"kv": "int8"})),
-    Bad("attention on the host", "spec.offload.cpuAttention", "one of", pool(offload=OFFLOAD | {"cpuAttention": "On"})),
-    Bad(
-        "sparse attention",
-        "spec.offload.sparseAttention",
-        "one of",
-        pool(offload=OFFLOAD | {"sparseAttention": "TopP"}),
-    ),
-    Bad("weights of two bits", "spec.offload.weights", "one of", pool(offload=OFFLOAD | {"weights": "int2"})),
-    Bad(
-        "tensor ranks that offload", "spec.offload", "do not offload", pool(offload=OFFLOAD, parallelism={"tensor": 2})
-    ),
+    in_pool("a host tier in words", "offload.hostBytes", "no quantity", "one", offload=OFFLOAD),
+    in_pool("KV in int8", "offload.kv", "one of", "int8", offload=OFFLOAD),
+    in_pool("attention on the host", "offload.cpuAttention", "one of", "On", offload=OFFLOAD),
+    in_pool("sparse attention", "offload.sparseAttention", "one of", "TopP", offload=OFFLOAD),
+    in_pool("weights of two bits", "offload.weights", "one of", "int2", offload=OFFLOAD),
+    in_pool("tensor ranks that offload", "offload", "do not offload", OFFLOAD, parallelism={"tensor": 2}),
     Bad(
         "a device larger than the pod",
         "spec.offload",
@@ -337,8 +314,8 @@ BAD: tuple[Bad, ...] = (
         "above the template's limit",
         pool(offload=OFFLOAD | {"hostBytes": "4Gi"}, template={"resources": {"limits": {"memory": "7Gi"}}}),
     ),
-    Bad("an unknown phase", "spec.phases.mode", "one of", pool(phases={"mode": "Disaggregated"})),
-    Bad("fewer than no prompt runner", "spec.phases.minPrompt", "too small", pool(phases={"minPrompt": -1})),
+    in_pool("an unknown phase", "phases.mode", "one of", "Disaggregated"),
+    in_pool("fewer than no prompt runner", "phases.minPrompt", "too small", -1),
     Bad(
         "more runners of one role than runners",
         "spec.phases",
@@ -354,27 +331,17 @@ BAD: tuple[Bad, ...] = (
         "nobody is left for the other one",
         grouped({"name": "a", "phase": "Prompt"}, {"name": "b", "phase": "Prompt"}, phases={"mode": "Split"}),
     ),
-    Bad("a token in no time", "spec.slo.tokenTimeMs", "too small", pool(slo={"tokenTimeMs": 0})),
-    Bad("too late without a time", "spec.slo.admission", "needs ttftMs", pool(slo={"admission": "Reject"})),
-    Bad("a tenant without a share", "spec.scheduler.fairness.weights.a", "too small", _weights(a=0)),
-    Bad("a weight of no namespace", "spec.scheduler.fairness.weights", "no namespace", _weights(A_b=1)),
-    Bad("no prompt at all", "spec.scheduler.maxPrefills", "too small", pool(scheduler={"maxPrefills": 0})),
-    Bad(
-        "an unknown parser",
-        "spec.model.toolCallParser",
-        "one of",
-        pool(model={"uri": "file:base", "toolCallParser": "own"}),
-    ),
-    Bad("drained at once", "spec.drainSeconds", "too small", pool(drainSeconds=0)),
-    Bad("an unknown sharing", "spec.allowedNamespaces.from", "one of", pool(allowedNamespaces={"from": "Some"})),
+    in_pool("a token in no time", "slo.tokenTimeMs", "too small", 0),
+    in_pool("too late without a time", "slo.admission", "needs ttftMs", "Reject"),
+    in_pool("a tenant without a share", "scheduler.fairness.weights.a", "too small", 0),
+    in_pool("a weight of no namespace", "scheduler.fairness.weights", "no namespace", {"A_b": 1}),
+    in_pool("no prompt at all", "scheduler.maxPrefills", "too small", 0),
+    in_pool("an unknown parser", "model.toolCallParser", "one of", "own", model={"uri": "file:base"}),
+    in_pool("drained at once", "drainSeconds", "too small", 0),
+    in_pool("an unknown sharing", "allowedNamespaces.from", "one of", "Some"),
     Bad("a list without names", "spec.allowedNamespaces.names", _NAMES, pool(allowedNamespaces={"from": "List"})),
-    Bad(
-        "an empty list of names",
-        "spec.allowedNamespaces.names",
-        _NAMES,
-        pool(allowedNamespaces={"from": "List", "names": []}),
-    ),
-    Bad("names without a list", "spec.allowedNamespaces.names", _NAMES, pool(allowedNamespaces={"names": ["a"]})),
+    in_pool("an empty list of names", "allowedNamespaces.names", _NAMES, [], allowedNamespaces={"from": "List"}),
+    in_pool("names without a list", "allowedNamespaces.names", _NAMES, ["a"]),
     Bad(
         "a namespace in capitals",
         "spec.allowedNamespaces.names[1]",
@@ -388,8 +355,8 @@ BAD: tuple[Bad, ...] = (
         pool(allowedNamespaces={"from": "List", "names": [f"n{i}" for i in range(257)]}),
     ),
     Bad("a group without a name", "spec.runnerGroups[0].name", "missing", grouped({"minRunners": 1})),
-    Bad("a group's name in capitals", "spec.runnerGroups[0].name", _LABEL, grouped({"name": "A100"})),
-    Bad("two groups of one name", "spec.runnerGroups", "twice", grouped({"name": "a"}, {"name": "a"})),
+    in_pool("a group's name in capitals", "runnerGroups[0].name", _LABEL, "A100"),
+    in_pool("two groups of one name", "runnerGroups", "twice", [{"name": "a"}, {"name": "a"}]),
     Bad("nine groups", "spec.runnerGroups", "too many", grouped(*({"name": f"g{i}"} for i in range(9)))),
     Bad(
         "a group's least above its most",
@@ -409,81 +376,41 @@ BAD: tuple[Bad, ...] = (
         "add up to less than autoscaling.maxReplicas",
         grouped({"name": "a", "maxRunners": 1}, {"name": "b", "maxRunners": 2}, autoscaling={"maxReplicas": 4}),
     ),
-    Bad(
-        "a volume",
-        "spec.template.volumes",
-        "unknown field",
-        templated(volumes=[{"name": "etc", "hostPath": {"path": "/etc"}}]),
-    ),
-    Bad(
-        "a security context",
-        "spec.template.securityContext",
-        "unknown field",
-        templated(securityContext={"runAsUser": 0}),
-    ),
-    Bad(
-        "a service account", "spec.template.serviceAccountName", "unknown field", templated(serviceAccountName="admin")
-    ),
-    Bad("a command", "spec.template.command", "unknown field", templated(command=["sh"])),
-    Bad("an image with a space", "spec.template.image", "pattern", templated(image="weft runner")),
-    Bad(
-        "an amount in words",
-        "spec.template.resources.limits.cpu",
-        "no quantity",
-        templated(resources={"limits": {"cpu": "two"}}),
-    ),
-    Bad(
-        "a truth as an amount",
-        "spec.template.resources.limits.cpu",
-        "no amount",
-        templated(resources={"limits": {"cpu": True}}),
-    ),
-    Bad(
-        "an amount below zero",
-        "spec.template.resources.limits.cpu",
-        "negative",
-        templated(resources={"limits": {"cpu": -1}}),
-    ),
+    in_pool("a volume", "template.volumes", "unknown field", [{"name": "etc", "hostPath": {"path": "/etc"}}]),
+    in_pool("a security context", "template.securityContext", "unknown field", {"runAsUser": 0}),
+    in_pool("a service account", "template.serviceAccountName", "unknown field", "admin"),
+    in_pool("a command", "template.command", "unknown field", ["sh"]),
+    in_pool("an image with a space", "template.image", "pattern", "weft runner"),
+    in_pool("an amount in words", "template.resources.limits.cpu", "no quantity", "two"),
+    in_pool("a truth as an amount", "template.resources.limits.cpu", "no amount", True),
+    in_pool("an amount below zero", "template.resources.limits.cpu", "negative", -1),
     Bad(
         "more asked for than allowed",
         "spec.template.resources.requests",
         "requests may not be above limits",
         templated(resources={"limits": {"memory": "1Gi"}, "requests": {"memory": "1025Mi"}}),
     ),
-    Bad("a variable twice", "spec.template.env", "twice", templated(env=[{"name": "A"}, {"name": "A", "value": "b"}])),
+    in_pool("a variable twice", "template.env", "twice", [{"name": "A"}, {"name": "A", "value": "b"}]),
     Bad(
         "a variable from a Secret",
         "spec.template.env[0].valueFrom",
         "unknown field",
         templated(env=[{"name": "A", "valueFrom": {}}]),
     ),
-    Bad("a variable's name with '='", "spec.template.env[0].name", "pattern", templated(env=[{"name": "A=B"}])),
-    Bad(
-        "a label of the operator",
-        "spec.template.labels",
-        _RESERVED,
-        templated(labels={"serving.weft.dev/pool": "other"}),
-    ),
-    Bad(
+    in_pool("a variable's name with '='", "template.env[0].name", "pattern", "A=B"),
+    in_pool("a label of the operator", "template.labels", _RESERVED, {"serving.weft.dev/pool": "other"}),
+    in_pool(
         "an annotation of the operator",
-        "spec.template.annotations",
+        "template.annotations",
         _RESERVED,
-        templated(annotations={"controller.kubernetes.io/pod-deletion-cost": "1"}),
+        {"controller.kubernetes.io/pod-deletion-cost": "1"},
     ),
-    Bad("a label's value with a space", "spec.template.labels.a", "pattern", templated(labels={"a": "b c"})),
-    Bad(
-        "a priority of the cluster's own",
-        "spec.template.priorityClassName",
-        "are the cluster's own",
-        templated(priorityClassName="system-node-critical"),
+    in_pool("a label's value with a space", "template.labels.a", "pattern", "b c"),
+    in_pool(
+        "a priority of the cluster's own", "template.priorityClassName", "are the cluster's own", "system-node-critical"
     ),
-    Bad("a label's key with a space", "spec.template.labels", "no label key", templated(labels={"a b": "c"})),
-    Bad(
-        "an unknown effect",
-        "spec.template.tolerations[0].effect",
-        "one of",
-        templated(tolerations=[{"effect": "Never"}]),
-    ),
+    in_pool("a label's key with a space", "template.labels", "no label key", {"a b": "c"}),
+    in_pool("an unknown effect", "template.tolerations[0].effect", "one of", "Never"),
     Bad(
         "an unknown policy of spreading",
         "spec.template.topologySpreadConstraints[0].whenUnsatisfiable",
