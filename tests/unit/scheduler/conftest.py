@@ -8,3 +8,11 @@ from harness.scheduler_driver import Driver
 @pytest.fixture
 def driver() -> Driver:
     return Driver()
+
+
+@pytest.fixture
+def served(driver: Driver) -> Driver:
+    """A pool with one runner, `a`."""
+    driver.start()
+    driver.runner("a")
+    return driver

@@ -308,13 +308,11 @@ def test_digests_on_a_runners_disk_that_the_registry_does_not_know_are_removed(d
     assert orders(driver.runner("a", adapters=on_disk)) == [(True, [], ["sha256:2", "sha256:3"])]
 
 
-def test_an_order_that_was_lost_on_its_way_is_sent_again_after_a_full_report(driver: Driver) -> None:
-    driver.start()
-    driver.runner("a")
-    assert orders(driver.change(RegistryChange(False, adapters=(adapter("sha256:1", pinned=True),))))
-    assert not orders(driver.runner("a"))
-    assert orders(driver.runner("a", version=9)) == [(True, ["sha256:1"], [])]
-    assert not orders(driver.runner("a", version=10, desired_version=version(driver)))
+def test_an_order_that_was_lost_on_its_way_is_sent_again_after_a_full_report(served: Driver) -> None:
+    assert orders(served.change(RegistryChange(False, adapters=(adapter("sha256:1", pinned=True),))))
+    assert not orders(served.runner("a"))
+    assert orders(served.runner("a", version=9)) == [(True, ["sha256:1"], [])]
+    assert not orders(served.runner("a", version=10, desired_version=version(served)))
 
 
 def test_runners_that_were_reported_before_the_registry_was_known_are_asked_for_full_reports(driver: Driver) -> None:
@@ -326,15 +324,13 @@ def test_runners_that_were_reported_before_the_registry_was_known_are_asked_for_
     assert orders(again) == [(True, [], ["sha256:2"])]
 
 
-def test_a_report_that_does_not_follow_is_answered_by_a_resync(driver: Driver) -> None:
-    driver.start()
-    driver.runner("a")
-    driver.report_of("a", free=40)  # lost on its way
-    effects = driver.runner("a", free=30)
+def test_a_report_that_does_not_follow_is_answered_by_a_resync(served: Driver) -> None:
+    served.report_of("a", free=40)  # lost on its way
+    effects = served.runner("a", free=30)
     assert of(effects, Resync) == [Resync(RunnerId("a", "i1"))]
-    assert driver.record("a").free_pages == 100
-    driver.runner("a", free=20, version=4)
-    assert driver.record("a").free_pages == 20
+    assert served.record("a").free_pages == 100
+    served.runner("a", free=20, version=4)
+    assert served.record("a").free_pages == 20
 
 
 def test_an_empty_list_is_sent_too_but_none_before_the_registry_is_known(driver: Driver) -> None:
@@ -452,19 +448,17 @@ def test_an_adapter_on_its_way_to_its_tier_keeps_a_runner_from_serving_and_one_t
     assert of(driver.runner("a", ready=False, desired_version=version, adapters=(again,)), Assign)
 
 
-def test_a_tier_reaches_the_runners_and_two_of_one_content_get_the_higher(driver: Driver) -> None:
-    driver.start()
-    driver.runner("a")
+def test_a_tier_reaches_the_runners_and_two_of_one_content_get_the_higher(served: Driver) -> None:
     same = "sha256:1"
     adapters = (adapter(same, uid="1", tier=Tier.HOST), adapter(same, uid="2", tier=Tier.DISK, pinned=True))
-    (order,) = of(driver.change(RegistryChange(False, adapters=adapters)), OrderedRunner)
+    (order,) = of(served.change(RegistryChange(False, adapters=adapters)), OrderedRunner)
     (wanted,) = desired_of(order).adapters
     assert (wanted.tier, wanted.pinned) == (Tier.HOST, True)
-    assert not of(driver.change(RegistryChange(False, adapters=adapters[::-1])), OrderedRunner), "whoever came first"
-    (order,) = of(driver.change(RegistryChange(False, removed_adapters=("1",))), OrderedRunner)
+    assert not of(served.change(RegistryChange(False, adapters=adapters[::-1])), OrderedRunner), "whoever came first"
+    (order,) = of(served.change(RegistryChange(False, removed_adapters=("1",))), OrderedRunner)
     assert desired_of(order).adapters[0].tier is Tier.DISK
-    driver.place("r", same)
-    (order,) = of(driver.change(RegistryChange(False, removed_adapters=("2",))), OrderedRunner)
+    served.place("r", same)
+    (order,) = of(served.change(RegistryChange(False, removed_adapters=("2",))), OrderedRunner)
     assert desired_of(order).adapters[0].tier is Tier.UNSPECIFIED, "nobody has to wait for one that goes"
 
 
@@ -478,11 +472,9 @@ def test_a_list_of_an_earlier_process_with_a_higher_number_is_not_taken_for_this
     assert of(driver.wait(1.0), AdapterStatus)[-1].unavailable_runners == 0
 
 
-def test_a_runner_that_served_once_is_not_held_back_by_what_is_pinned_later(driver: Driver) -> None:
-    driver.start()
-    driver.runner("a")
-    driver.runner("a", ready=False)
-    assert of(driver.submit("r"), Assign)
+def test_a_runner_that_served_once_is_not_held_back_by_what_is_pinned_later(served: Driver) -> None:
+    served.runner("a", ready=False)
+    assert of(served.submit("r"), Assign)
 
 
 def _started(driver: Driver, request_id: str = "r") -> Any:
@@ -577,15 +569,13 @@ def test_many_adapters_are_told_in_bounded_batches() -> None:
     assert batches == [10, 10, 5, 0]
 
 
-def test_a_removed_pool_ends_its_requests_and_is_forgotten_with_its_last_runner(driver: Driver) -> None:
-    driver.start()
-    driver.runner("a")
-    driver.place("r")
-    effects = driver.change(RegistryChange(False, removed_pools=(POOL,)))
+def test_a_removed_pool_ends_its_requests_and_is_forgotten_with_its_last_runner(served: Driver) -> None:
+    served.place("r")
+    effects = served.change(RegistryChange(False, removed_pools=(POOL,)))
     assert [r.reason for r in of(effects, Reject)] == [RejectReason.UNKNOWN_POOL]
     assert of(effects, Preempt)
-    driver.lost("a")
-    assert not driver.state.pools
+    served.lost("a")
+    assert not served.state.pools
 
 
 @pytest.mark.parametrize("field", ["queue", "reservation"])
@@ -598,13 +588,11 @@ def test_a_policy_nobody_has_is_served_by_the_default_and_said(driver: Any, fiel
     assert driver.place("r")
 
 
-def test_two_adapters_with_one_content_are_one_on_the_runners(driver: Driver) -> None:
-    driver.start()
-    driver.runner("a")
+def test_two_adapters_with_one_content_are_one_on_the_runners(served: Driver) -> None:
     twins = (adapter("sha256:1", uid="x", pinned=True), adapter("sha256:1", uid="y", model_name="acme/y"))
-    (order,) = of(driver.change(RegistryChange(False, adapters=twins)), OrderedRunner)
+    (order,) = of(served.change(RegistryChange(False, adapters=twins)), OrderedRunner)
     assert [(a.digest, a.pinned) for a in desired_of(order).adapters] == [("sha256:1", True)]
-    assert not of(driver.change(RegistryChange(False, removed_adapters=("y",))), OrderedRunner)
+    assert not of(served.change(RegistryChange(False, removed_adapters=("y",))), OrderedRunner)
 
 
 # ------------------------------------------------------------ canaries

@@ -9,35 +9,29 @@ from weft.domain.runner import ClusterReport, PreemptDecision
 from weft_scheduler.core import Phase, Requeued, Stale
 
 
-def test_every_assignment_has_a_higher_epoch(driver: Driver) -> None:
-    driver.start()
-    driver.runner("a")
-    epochs = [driver.place(f"r{i}").epoch for i in range(3)]
-    epochs += [a.epoch for a in of(driver.failed("r0", FailReason.PREEMPTED, 3), Assign)]
+def test_every_assignment_has_a_higher_epoch(served: Driver) -> None:
+    epochs = [served.place(f"r{i}").epoch for i in range(3)]
+    epochs += [a.epoch for a in of(served.failed("r0", FailReason.PREEMPTED, 3), Assign)]
     assert epochs == sorted(set(epochs))
     assert len(epochs) == 4
 
 
-def test_a_second_trigger_for_an_epoch_is_ignored(driver: Driver) -> None:
-    driver.start()
-    driver.runner("a")
-    first = driver.place("r")
-    driver.lost("a")
-    assert of(driver.failed("r", FailReason.SESSION_LOST, 5, epoch=first.epoch), Requeued)
-    again = driver.failed("r", FailReason.RUNNER_ERROR, 5, epoch=first.epoch)
+def test_a_second_trigger_for_an_epoch_is_ignored(served: Driver) -> None:
+    first = served.place("r")
+    served.lost("a")
+    assert of(served.failed("r", FailReason.SESSION_LOST, 5, epoch=first.epoch), Requeued)
+    again = served.failed("r", FailReason.RUNNER_ERROR, 5, epoch=first.epoch)
     assert [type(e) for e in again] == [Stale]
-    assert driver.request("r").migrations == 1
+    assert served.request("r").migrations == 1
 
 
-def test_a_failed_of_an_older_epoch_does_not_touch_the_present_one(driver: Driver) -> None:
-    driver.start()
-    driver.runner("a")
-    first = driver.place("r")
-    assert of(driver.failed("r", FailReason.PREEMPTED, 3), Assign)
-    effects = driver.failed("r", FailReason.SESSION_LOST, 9, epoch=first.epoch)
+def test_a_failed_of_an_older_epoch_does_not_touch_the_present_one(served: Driver) -> None:
+    first = served.place("r")
+    assert of(served.failed("r", FailReason.PREEMPTED, 3), Assign)
+    effects = served.failed("r", FailReason.SESSION_LOST, 9, epoch=first.epoch)
     assert [type(e) for e in effects] == [Stale]
-    assert driver.request("r").phase is Phase.ASSIGNED
-    assert driver.request("r").emitted_tokens == 3
+    assert served.request("r").phase is Phase.ASSIGNED
+    assert served.request("r").emitted_tokens == 3
 
 
 @pytest.mark.parametrize("emitted", [0, 7])
@@ -68,64 +62,54 @@ def test_a_gateway_silent_about_a_lost_runner_is_not_waited_for_longer_than_an_a
     assert [a.runner.uuid for a in of(driver.wait(0.2), Assign)] == ["a"]
 
 
-def test_a_runner_that_is_back_after_its_lease_ran_out_does_not_own_what_the_loss_stopped(driver: Driver) -> None:
-    driver.start()
-    driver.runner("a")
-    driver.place("r")
-    driver.lost("a")
-    driver.runner("a", driver.view("r"), version=9)  # the same incarnation, before the gateway has answered
-    assert driver.request("r").phase is Phase.STOPPING
-    assert "r" not in driver.record("a").owned
-    driver.failed("r", FailReason.SESSION_LOST, 4)
-    assert driver.request("r").phase is not Phase.STOPPING
+def test_a_runner_that_is_back_after_its_lease_ran_out_does_not_own_what_the_loss_stopped(served: Driver) -> None:
+    served.place("r")
+    served.lost("a")
+    served.runner("a", served.view("r"), version=9)  # the same incarnation, before the gateway has answered
+    assert served.request("r").phase is Phase.STOPPING
+    assert "r" not in served.record("a").owned
+    served.failed("r", FailReason.SESSION_LOST, 4)
+    assert served.request("r").phase is not Phase.STOPPING
 
 
-def test_a_new_incarnation_ends_the_old_ones_sequences_at_once(driver: Driver) -> None:
-    driver.start()
-    driver.runner("a")
-    driver.place("r")
-    effects = driver.runner("a", incarnation="i2")
+def test_a_new_incarnation_ends_the_old_ones_sequences_at_once(served: Driver) -> None:
+    served.place("r")
+    effects = served.runner("a", incarnation="i2")
     assert of(effects, RunnerGone)
-    assert driver.request("r").phase is Phase.STOPPING
-    (moved,) = of(driver.failed("r", FailReason.SESSION_LOST, 4), Assign)
+    assert served.request("r").phase is Phase.STOPPING
+    (moved,) = of(served.failed("r", FailReason.SESSION_LOST, 4), Assign)
     assert moved.runner == RunnerId("a", "i2")  # only the old incarnation is avoided
-    late = driver.runner("a", incarnation="i1")
+    late = served.runner("a", incarnation="i1")
     assert [type(e) for e in late] == [Stale]
 
 
 @pytest.mark.parametrize("reason", [FailReason.SESSION_LOST, FailReason.RUNNER_ERROR, FailReason.DRAINED])
-def test_the_runner_is_avoided_for_a_bounded_time(driver: Driver, reason: FailReason) -> None:
-    driver.start()
-    driver.runner("a")
-    driver.place("r")
-    assert not of(driver.failed("r", reason, 1), Assign)
-    assert not of(driver.wait(2.9), Assign)
-    (again,) = of(driver.wait(0.2), Assign)
+def test_the_runner_is_avoided_for_a_bounded_time(served: Driver, reason: FailReason) -> None:
+    served.place("r")
+    assert not of(served.failed("r", reason, 1), Assign)
+    assert not of(served.wait(2.9), Assign)
+    (again,) = of(served.wait(0.2), Assign)
     assert again.runner.uuid == "a"
 
 
-def test_a_killed_runner_whose_lease_lives_on_does_not_use_up_a_requests_moves(driver: Driver) -> None:
-    driver.start()
-    driver.runner("a")
-    first = driver.place("r")
-    driver.gateway_sends(Started("r", first.epoch))
+def test_a_killed_runner_whose_lease_lives_on_does_not_use_up_a_requests_moves(served: Driver) -> None:
+    first = served.place("r")
+    served.gateway_sends(Started("r", first.epoch))
     for pause_s in (3.0, 6.0, 12.0, 24.0, 48.0, 60.0, 60.0):
-        assert not of(driver.failed("r", FailReason.SESSION_LOST, 1), Assign)
-        assert not of(driver.wait(pause_s - 0.1), Assign)
-        (again,) = of(driver.wait(0.2), Assign)
-    driver.gateway_sends(Started("r", again.epoch))  # it was the network
-    driver.failed("r", FailReason.SESSION_LOST, 2)
-    assert of(driver.wait(3.1), Assign)
+        assert not of(served.failed("r", FailReason.SESSION_LOST, 1), Assign)
+        assert not of(served.wait(pause_s - 0.1), Assign)
+        (again,) = of(served.wait(0.2), Assign)
+    served.gateway_sends(Started("r", again.epoch))  # it was the network
+    served.failed("r", FailReason.SESSION_LOST, 2)
+    assert of(served.wait(3.1), Assign)
 
 
-def test_the_requests_of_a_lost_session_count_as_one_loss(driver: Driver) -> None:
-    driver.start()
-    driver.runner("a")
+def test_the_requests_of_a_lost_session_count_as_one_loss(served: Driver) -> None:
     for name in "rs":
-        driver.place(name)
+        served.place(name)
     for name in "rs":
-        driver.failed(name, FailReason.SESSION_LOST, 1)
-    assert len(of(driver.wait(3.1), Assign)) == 2
+        served.failed(name, FailReason.SESSION_LOST, 1)
+    assert len(of(served.wait(3.1), Assign)) == 2
 
 
 def test_one_gateways_lost_session_does_not_take_the_runner_from_the_others(driver: Driver) -> None:
@@ -175,27 +159,23 @@ def test_a_request_at_its_last_move_survives_what_the_system_does_itself(driver:
     assert rejected.reason is RejectReason.TOO_MANY_MIGRATIONS
 
 
-def test_a_runner_that_keeps_saying_no_room_is_asked_ever_more_rarely(driver: Driver) -> None:
-    driver.start()
-    driver.runner("a")
-    driver.place("r")
-    begin, asked = driver.now, 0
-    while driver.now < begin + 30.0:
-        driver.failed("r", FailReason.NO_CAPACITY)
-        while driver.request("r").phase is Phase.WAITING:
-            driver.wait(0.05)
+def test_a_runner_that_keeps_saying_no_room_is_asked_ever_more_rarely(served: Driver) -> None:
+    served.place("r")
+    begin, asked = served.now, 0
+    while served.now < begin + 30.0:
+        served.failed("r", FailReason.NO_CAPACITY)
+        while served.request("r").phase is Phase.WAITING:
+            served.wait(0.05)
         asked += 1
     assert asked < 15
 
 
-def test_a_started_request_forgets_its_no_rooms(driver: Driver) -> None:
-    driver.start()
-    driver.runner("a")
-    driver.place("r")
-    driver.failed("r", FailReason.NO_CAPACITY)
-    driver.wait(0.2)
-    driver.gateway_sends(Started("r", driver.request("r").epoch))
-    assert driver.request("r").capacity_refusals == 0
+def test_a_started_request_forgets_its_no_rooms(served: Driver) -> None:
+    served.place("r")
+    served.failed("r", FailReason.NO_CAPACITY)
+    served.wait(0.2)
+    served.gateway_sends(Started("r", served.request("r").epoch))
+    assert served.request("r").capacity_refusals == 0
 
 
 def test_an_unacknowledged_assign_expires_and_its_room_comes_back(driver: Driver) -> None:
@@ -210,33 +190,27 @@ def test_an_unacknowledged_assign_expires_and_its_room_comes_back(driver: Driver
 
 
 @pytest.mark.parametrize("how", ["started", "reported"])
-def test_an_acknowledged_assign_does_not_expire(driver: Driver, how: str) -> None:
-    driver.start()
-    driver.runner("a")
-    driver.place("r")
+def test_an_acknowledged_assign_does_not_expire(served: Driver, how: str) -> None:
+    served.place("r")
     if how == "started":
-        driver.gateway_sends(Started("r", driver.request("r").epoch))
+        served.gateway_sends(Started("r", served.request("r").epoch))
     else:
-        driver.runner("a", driver.view("r"), free=98)
-    assert not of(driver.wait(60.0), Requeued)
+        served.runner("a", served.view("r"), free=98)
+    assert not of(served.wait(60.0), Requeued)
 
 
-def test_an_assign_expires_with_its_gateways_stream(driver: Driver) -> None:
-    driver.start()
-    driver.runner("a")
-    driver.place("r")
-    assert driver.record("a").unacked_pages == 2
-    driver.close_gateway()
-    assert driver.record("a").unacked_pages == 0
-    assert not driver.state.requests
+def test_an_assign_expires_with_its_gateways_stream(served: Driver) -> None:
+    served.place("r")
+    assert served.record("a").unacked_pages == 2
+    served.close_gateway()
+    assert served.record("a").unacked_pages == 0
+    assert not served.state.requests
 
 
-def test_an_assign_does_not_expire_while_no_supervisor_can_report_it(driver: Driver) -> None:
-    driver.start()
-    driver.runner("a")
-    driver.place("r")
-    driver.close_supervisor()
-    assert not of(driver.wait(60.0), Requeued)
+def test_an_assign_does_not_expire_while_no_supervisor_can_report_it(served: Driver) -> None:
+    served.place("r")
+    served.close_supervisor()
+    assert not of(served.wait(60.0), Requeued)
 
 
 def test_a_victim_leaves_keeps_its_age_and_comes_back_with_its_new_reservation(driver: Driver) -> None:
@@ -258,15 +232,13 @@ def test_a_victim_leaves_keeps_its_age_and_comes_back_with_its_new_reservation(d
     assert (again.request_id, again.reservation_tokens) == ("victim", 22)  # 32 in all, 10 of them emitted
 
 
-def test_an_overrunner_that_is_its_own_victim_comes_back_doubled(driver: Driver) -> None:
-    driver.start()
-    driver.runner("a")
-    driver.place("r", p90_tokens=20)
-    driver.preempt("a", "r", 40)
-    (again,) = of(driver.failed("r", FailReason.PREEMPTED, 20), Assign)
+def test_an_overrunner_that_is_its_own_victim_comes_back_doubled(served: Driver) -> None:
+    served.place("r", p90_tokens=20)
+    served.preempt("a", "r", 40)
+    (again,) = of(served.failed("r", FailReason.PREEMPTED, 20), Assign)
     assert again.reservation_tokens == 20  # 40 in all
-    driver.preempt("a", "r", 40)  # doubled again, counted from this epoch's start at 20
-    (third,) = of(driver.failed("r", FailReason.PREEMPTED, 40), Assign)
+    served.preempt("a", "r", 40)  # doubled again, counted from this epoch's start at 20
+    (third,) = of(served.failed("r", FailReason.PREEMPTED, 40), Assign)
     assert third.reservation_tokens == 20
 
 
@@ -292,43 +264,35 @@ def test_after_its_last_preemption_a_request_reserves_its_whole_answer_and_stays
 
 
 def test_a_sequence_that_is_given_back_with_tokens_was_preempted_and_one_that_is_refused_was_not(
-    driver: Driver,
+    served: Driver,
 ) -> None:
-    driver.start()
-    driver.runner("a")
-    driver.place("r")
-    driver.failed("r", FailReason.NO_CAPACITY)
-    driver.wait(0.3)
-    assert driver.request("r").preemptions == 0
-    driver.failed("r", FailReason.NO_CAPACITY, 1)
-    assert driver.request("r").preemptions == 1
+    served.place("r")
+    served.failed("r", FailReason.NO_CAPACITY)
+    served.wait(0.3)
+    assert served.request("r").preemptions == 0
+    served.failed("r", FailReason.NO_CAPACITY, 1)
+    assert served.request("r").preemptions == 1
 
 
 @pytest.mark.parametrize(("preemptions", "stays"), [(7, False), (8, True)])
-def test_the_bound_on_preemptions_outlives_the_scheduler(driver: Driver, preemptions: int, stays: bool) -> None:
-    driver.start()
-    driver.runner("a")
-    assert driver.place("r", preemptions=preemptions, emitted_tokens=3).stays == stays
-    assert driver.request("r").reservation_tokens == (97 if stays else 13)
+def test_the_bound_on_preemptions_outlives_the_scheduler(served: Driver, preemptions: int, stays: bool) -> None:
+    assert served.place("r", preemptions=preemptions, emitted_tokens=3).stays == stays
+    assert served.request("r").reservation_tokens == (97 if stays else 13)
 
 
-def test_what_a_runner_doubled_in_place_is_kept_when_the_request_moves(driver: Driver) -> None:
-    driver.start()
-    driver.runner("a")
-    driver.place("r", p90_tokens=16)
-    driver.runner("a", driver.view("r", 64), free=90)
-    driver.runner("b")
-    (moved,) = of(driver.failed("r", FailReason.SESSION_LOST, 20), Assign)
+def test_what_a_runner_doubled_in_place_is_kept_when_the_request_moves(served: Driver) -> None:
+    served.place("r", p90_tokens=16)
+    served.runner("a", served.view("r", 64), free=90)
+    served.runner("b")
+    (moved,) = of(served.failed("r", FailReason.SESSION_LOST, 20), Assign)
     assert moved.reservation_tokens == 44
 
 
-def test_a_preempt_decision_about_an_older_epoch_changes_nothing(driver: Driver) -> None:
-    driver.start()
-    driver.runner("a")
-    driver.place("r")
-    stale = driver.request("r").epoch
-    driver.failed("r", FailReason.PREEMPTED, 1)
-    effects = driver.supervisor_sends(
+def test_a_preempt_decision_about_an_older_epoch_changes_nothing(served: Driver) -> None:
+    served.place("r")
+    stale = served.request("r").epoch
+    served.failed("r", FailReason.PREEMPTED, 1)
+    effects = served.supervisor_sends(
         ClusterReport((), (), (PreemptDecision(RunnerId("a", "i1"), "r", stale, "r", 9),))
     )
     assert not of(effects, Preempt)

@@ -53,22 +53,18 @@ def test_no_word_of_a_runner_raises_the_term(driver: Driver) -> None:
     assert driver.place("r").epoch == Epoch(1, 1)
 
 
-def test_our_own_term_seen_again_is_no_reason_to_raise_it(driver: Driver) -> None:
-    driver.start()
-    driver.runner("a")
-    driver.place("r")
-    driver.close_supervisor()
-    effects = driver.supervisor(1) + driver.runner("a", driver.view("r"), free=98)
+def test_our_own_term_seen_again_is_no_reason_to_raise_it(served: Driver) -> None:
+    served.place("r")
+    served.close_supervisor()
+    effects = served.supervisor(1) + served.runner("a", served.view("r"), free=98)
     assert not of(effects, PersistTerm)
 
 
-def test_nothing_is_placed_before_a_runners_first_full_report_on_this_stream(driver: Driver) -> None:
-    driver.start()
-    driver.runner("a")
-    driver.close_supervisor()
-    assert not of(driver.submit("r"), Assign)
-    assert not of(driver.supervisor(), Assign)
-    assert [a.request_id for a in of(driver.runner("a"), Assign)] == ["r"]
+def test_nothing_is_placed_before_a_runners_first_full_report_on_this_stream(served: Driver) -> None:
+    served.close_supervisor()
+    assert not of(served.submit("r"), Assign)
+    assert not of(served.supervisor(), Assign)
+    assert [a.request_id for a in of(served.runner("a"), Assign)] == ["r"]
 
 
 def test_what_runs_is_adopted_in_place(driver: Driver) -> None:
@@ -103,21 +99,17 @@ def test_what_the_last_report_includes_is_adopted_without_counting_it_twice(driv
     assert driver.record("a").unacked == {}
 
 
-def test_an_adopted_reservation_counts_from_where_its_epoch_began(driver: Driver) -> None:
-    driver.start()
-    driver.runner("a")
-    running(driver, "r", Epoch(1, 1), start_emitted_tokens=10, emitted_tokens=20)
-    assert (driver.request("r").reserved_until, driver.record("a").unacked_pages) == (26, 3)  # 16 + 26 tokens
-    (again,) = of(driver.failed("r", FailReason.PREEMPTED, 20), Assign)
+def test_an_adopted_reservation_counts_from_where_its_epoch_began(served: Driver) -> None:
+    running(served, "r", Epoch(1, 1), start_emitted_tokens=10, emitted_tokens=20)
+    assert (served.request("r").reserved_until, served.record("a").unacked_pages) == (26, 3)  # 16 + 26 tokens
+    (again,) = of(served.failed("r", FailReason.PREEMPTED, 20), Assign)
     assert again.reservation_tokens == 6
 
 
-def test_a_moved_start_on_its_way_is_not_taken_for_one_that_runs(driver: Driver) -> None:
-    driver.start()
-    driver.runner("a")
-    running(driver, "r", Epoch(1, 1), start_emitted_tokens=10, emitted_tokens=10)
-    assert driver.request("r").phase is Phase.ASSIGNED
-    assert [e.reason for e in of(driver.wait(5.1), Requeued)] == ["expired"]
+def test_a_moved_start_on_its_way_is_not_taken_for_one_that_runs(served: Driver) -> None:
+    running(served, "r", Epoch(1, 1), start_emitted_tokens=10, emitted_tokens=10)
+    assert served.request("r").phase is Phase.ASSIGNED
+    assert [e.reason for e in of(served.wait(5.1), Requeued)] == ["expired"]
 
 
 def test_an_adopted_start_before_the_runner_is_known_keeps_its_room_too(driver: Driver) -> None:
@@ -162,14 +154,12 @@ def test_a_runner_nobody_reports_is_gone_only_while_somebody_could(driver: Drive
     assert driver.request("r").phase is (Phase.STOPPING if supervised else Phase.RUNNING)
 
 
-def test_a_runner_that_died_with_the_supervisor_away_is_found_missing(driver: Driver) -> None:
-    driver.start()
-    driver.runner("a")
-    driver.place("r")
-    driver.close_supervisor()
-    driver.wait(60.0)
-    driver.supervisor()
-    assert of(driver.wait(11.0), RunnerGone)
+def test_a_runner_that_died_with_the_supervisor_away_is_found_missing(served: Driver) -> None:
+    served.place("r")
+    served.close_supervisor()
+    served.wait(60.0)
+    served.supervisor()
+    assert of(served.wait(11.0), RunnerGone)
 
 
 def test_a_request_said_to_run_on_a_replaced_incarnation_is_asked_for_its_failed(driver: Driver) -> None:

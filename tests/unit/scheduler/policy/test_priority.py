@@ -104,14 +104,12 @@ def test_batch_requests_leave_places_and_pages_to_interactive_arrivals(driver: D
     assert [assign.request_id for assign in of(effects, Assign)][:1] == ["line2"], "nothing arrives any more"
 
 
-def test_one_too_large_to_fit_beside_that_room_takes_an_empty_runner(driver: Driver) -> None:
-    driver.start()
-    driver.runner("a")
+def test_one_too_large_to_fit_beside_that_room_takes_an_empty_runner(served: Driver) -> None:
     for number in range(40):
-        driver.place(f"r{number}")
-        driver.outcome(f"r{number}")
-    assert driver.place("line", prompt_tokens=1500, **BATCH).runner.uuid == "a"
-    assert driver.pool().batch.headroom.tokens
+        served.place(f"r{number}")
+        served.outcome(f"r{number}")
+    assert served.place("line", prompt_tokens=1500, **BATCH).runner.uuid == "a"
+    assert served.pool().batch.headroom.tokens
 
 
 # ---------------------------------------------------------------- victims
