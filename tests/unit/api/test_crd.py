@@ -114,33 +114,6 @@ def test_fields_and_required_ones_are_those_of_the_types(name: str, spec: Any, s
         assert set(schema.get("required", [])) == required
 
 
-def test_defaults_are_those_of_the_types_and_replicas_has_none() -> None:
-    fields = root(POOL)["properties"]["spec"]["properties"]
-    assert "default" not in fields["replicas"]
-    assert "default" not in fields["autoscaling"]
-    assert fields["lora"]["default"] == {"maxRank": 64}, "whole: the rules are asked before its fields"
-    assert fields["lora"]["properties"]["maxRank"]["default"] == 64
-    assert fields["drainSeconds"]["default"] == 300
-    assert fields["allowedNamespaces"]["properties"]["from"]["enum"] == ["Same", "All", "List"]
-    assert root(ADAPTER)["properties"]["spec"]["properties"]["pinned"]["default"] is False
-    assert not any("default" in field for path, field in walk(root(POOL)["properties"]["status"]) if path == "")
-
-
-def test_what_is_set_once_and_what_depends_on_another_field_has_a_rule() -> None:
-    def rules(name: str) -> dict[str, list[str]]:
-        return {
-            path: [rule["rule"] for rule in field["x-kubernetes-validations"]]
-            for path, field in walk(root(name))
-            if "x-kubernetes-validations" in field
-        }
-
-    pool, adapter = rules(POOL), rules(ADAPTER)
-    assert pool[".spec.model.uri"][-1] == "self == oldSelf"
-    depend = {".spec", ".spec.model", ".spec.scheduler", ".spec.allowedNamespaces", ".spec.autoscaling"}
-    assert depend | {".spec.template", ".spec.template.resources", ".spec.runnerGroups[]"} <= set(pool)
-    assert {"", ".spec.source"} <= set(adapter)
-
-
 def test_a_pattern_that_people_get_wrong_is_told_in_words() -> None:
     for name in (POOL, ADAPTER):
         for path, field in walk(root(name)):
