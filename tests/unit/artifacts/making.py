@@ -2,11 +2,15 @@
 
 import json
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
+from weft.artifacts.errors import Reason, Refused
 from weft.domain.model.config import ModelSpec, parse_model_config
 from weft.domain.model.tensors import linear_modules, model_tensors
 
@@ -38,6 +42,16 @@ ADAPTER_CONFIG: dict[str, Any] = {
     "inference_mode": True,
 }
 Tensors = dict[str, tuple[str, np.ndarray]]
+
+
+@contextmanager
+def refused(reason: Reason) -> Iterator[None]:
+    """Hold what is done here to a refusal for this reason."""
+    with pytest.raises(Refused) as caught:
+        yield
+    assert caught.value.reason == reason
+
+
 WIDTHS = {"F32": 4, "F16": 2, "BF16": 2}
 
 

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from tests.unit.artifacts.making import refused
 from tests.unit.depot.reading import everything
-from weft.artifacts.errors import Reason, Refused
+from weft.artifacts.errors import Reason
 from weft_depot.credentials import Secret
 from weft_depot.sources.oci import TITLE, FileLayer, Reference, basic_credentials, parse_manifest, parse_reference
 
@@ -41,9 +42,8 @@ def test_a_reference_is_read(path: str, expected: Reference) -> None:
     ],
 )
 def test_what_is_no_reference_is_a_bad_uri(path: str) -> None:
-    with pytest.raises(Refused) as caught:
+    with refused(Reason.BAD_URI):
         parse_reference(path)
-    assert caught.value.reason == Reason.BAD_URI
 
 
 def manifest(*layers: Any, **others: Any) -> bytes:
@@ -70,9 +70,8 @@ def test_files_are_layers_with_a_plain_name() -> None:
     ],
 )
 def test_a_manifest_that_names_no_files_is_refused_by_its_reason(raw: bytes, reason: Reason) -> None:
-    with pytest.raises(Refused) as caught:
+    with refused(reason):
         parse_manifest(raw, everything, "oci:x")
-    assert caught.value.reason == reason
 
 
 @pytest.mark.parametrize(
@@ -87,9 +86,8 @@ def test_a_manifest_that_names_no_files_is_refused_by_its_reason(raw: bytes, rea
     ],
 )
 def test_a_secret_without_credentials_of_the_registry_is_invalid(values: dict[str, bytes]) -> None:
-    with pytest.raises(Refused) as caught:
+    with refused(Reason.SECRET_INVALID):
         basic_credentials(Secret("team/registry", values), "ghcr.io")
-    assert caught.value.reason == Reason.SECRET_INVALID
 
 
 def test_docker_hub_goes_by_the_names_that_docker_gives_it() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from harness.fake_hub import FakeHub, HubRepo
 from harness.waiting import PATIENCE_S
-from tests.unit.artifacts.making import MODEL_CONFIG, lora, write_adapter, write_model
+from tests.unit.artifacts.making import MODEL_CONFIG, lora, refused, write_adapter, write_model
 from tests.unit.depot.conftest import Bench
 from tests.unit.depot.reading import folder_bytes, quick_policy
 from weft.artifacts.digest import Digest, digest_of
@@ -136,9 +136,8 @@ def test_the_verdict_comes_before_the_weights(remote: Remote) -> None:
 
 def test_a_bad_header_ends_it_before_the_weights_move(remote: Remote) -> None:
     body = {"base": {"digest": remote.base, "name": "tiny"}, "maxRank": 8}
-    with pytest.raises(Refused) as caught:
+    with refused(Reason.RANK_TOO_LARGE):
         remote.bench.resolve("hf:org/lora", **body)
-    assert caught.value.reason == Reason.RANK_TOO_LARGE
     assert remote.hub.bytes_asked(WEIGHTS) == 64 << 10
 
 
