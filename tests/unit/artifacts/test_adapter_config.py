@@ -133,40 +133,20 @@ def test_what_would_change_the_computation_is_refused_by_name(field: str, value:
     assert field in error.message or (field, value) == ("layers_pattern", "blocks")
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("r", 0),
-        ("r", -1),
-        ("r", 1.5),
-        ("r", True),
-        ("r", "8"),
-        ("r", None),
-        ("lora_alpha", 0),
-        ("lora_alpha", -1),
-        ("lora_alpha", 1 << 21),
-        ("lora_alpha", "x"),
-        ("lora_alpha", True),
-        ("lora_alpha", None),
-        ("use_rslora", 1),
-        ("target_modules", []),
-        ("target_modules", None),
-        ("target_modules", ""),
-        ("target_modules", [1]),
-        ("target_modules", {}),
-        ("rank_pattern", {"q": 0}),
-        ("rank_pattern", {"q": "1"}),
-        ("rank_pattern", [1]),
-        ("rank_pattern", {str(n): 1 for n in range(1025)}),
-        ("alpha_pattern", {"q": None}),
-        ("layers_to_transform", -1),
-        ("layers_to_transform", ["0"]),
-        ("layers_to_transform", {"a": 1}),
-        ("base_model_name_or_path", 5),
-        ("base_model_name_or_path", "x" * 5000),
-        ("exclude_modules", 7),
-    ],
-)
+WRONG: dict[str, list[object]] = {
+    "r": [0, -1, 1.5, True, "8", None],
+    "lora_alpha": [0, -1, 1 << 21, "x", True, None],
+    "use_rslora": [1],
+    "target_modules": [[], None, "", [1], {}],
+    "rank_pattern": [{"q": 0}, {"q": "1"}, [1], {str(n): 1 for n in range(1025)}],
+    "alpha_pattern": [{"q": None}],
+    "layers_to_transform": [-1, ["0"], {"a": 1}],
+    "base_model_name_or_path": [5, "x" * 5000],
+    "exclude_modules": [7],
+}
+
+
+@pytest.mark.parametrize(("field", "value"), [(field, value) for field, values in WRONG.items() for value in values])
 def test_a_wrong_value_is_named(field: str, value: object) -> None:
     error = refusal(**{field: value})
     assert error.reason == Reason.CONFIG_INVALID

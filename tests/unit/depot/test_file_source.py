@@ -46,26 +46,10 @@ def test_a_folder_below_the_root_is_read(root: Path) -> None:
     assert names(root, "a/b") == BOTH
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "../outside",
-        "a/../../outside",
-        "a/b/..",
-        "..",
-        ".",
-        "",
-        "/etc",
-        "//etc",
-        "a//b",
-        "a/./b",
-        "a/b/",
-        "///outside",
-        "a/b\0",
-        "a/b\n",
-        "\x1b[31m",
-    ],
-)
+OUTSIDE = "../outside a/../../outside a/b/.. .. . /etc //etc a//b a/./b a/b/ ///outside a/b\0".split()
+
+
+@pytest.mark.parametrize("path", [*OUTSIDE, "", "a/b\n", "\x1b[31m"])
 def test_a_path_that_could_leave_the_root_is_a_bad_uri(root: Path, path: str) -> None:
     assert refusal(root, path) == Reason.BAD_URI
 
