@@ -476,4 +476,5 @@ GOOD: dict[str, Manifest] = {
     "a bucket elsewhere": source(uri="s3://bucket", endpoint="http://[::1]:9000", credentialsRef={"name": "key"}),
     "a claim's root": source(uri="pvc:claim"),
     "63 letters": adapter("a" * 63),
+    "a weight of 63 letters": pool(scheduler={"fairness": {"weights": {"a" * 63: 1}}}),
 }
