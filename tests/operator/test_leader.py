@@ -55,18 +55,6 @@ def test_a_leader_that_loses_the_api_server_ends_and_another_one_goes_on(stage: 
     assert lease(stage)["leaseTransitions"] == other.metric("weft_operator_term") == first + 1
 
 
-@pytest.mark.long  # to the other one it is the same as a leader that is paused
-def test_after_kill_9_of_the_leader_another_one_goes_on(stage: Stage) -> None:
-    leader = leader_of(stage)
-    other = waiting_beside(leader, stage)
-    first = lease(stage)["leaseTransitions"]
-    leader.signal(signal.SIGKILL)
-    stage.apply_pool()
-    stage.wait_for("servingpool", "base", "Fetched")
-    assert other.leads
-    assert lease(stage)["leaseTransitions"] == first + 1
-
-
 @pytest.mark.usefixtures("audited")
 def test_a_leader_that_was_paused_ends_without_a_write(stage: Stage) -> None:
     with stage.kubelet():

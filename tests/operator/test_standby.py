@@ -201,14 +201,3 @@ def test_one_that_is_killed_and_starts_again_in_its_data_directory_acts_at_once(
     print(f"started again in its place: {seconds:.1f} s")
     assert pair.term == first + 1
     assert "leading" not in standby.said()
-
-
-def test_a_lease_that_somebody_deletes_is_made_anew_under_a_higher_term(
-    pair: Pair, control_plane: Cluster, namespace: str
-) -> None:
-    active, _ = pair.acting()
-    first = pair.term
-    control_plane.kubectl("delete", "lease", "weft-scheduler", "-n", namespace)
-    assert active.ended() == 1
-    pair.until_served()
-    assert pair.term > first

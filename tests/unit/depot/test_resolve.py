@@ -18,7 +18,6 @@ from weft.domain.model.safetensors import MAX_MODEL_HEADER_BYTES, read_header
 from weft.telemetry.progress import ByteProgress
 from weft_depot.artifact_layout import ArtifactLimits
 from weft_depot.requests import ResolveRequest
-from weft_depot.resolve import Resolver
 
 WEIGHTS = "adapter_model.safetensors"
 Q0 = "base_model.model.model.layers.0.self_attn.q_proj"
@@ -186,11 +185,6 @@ def test_a_bad_model_has_its_reason(bench: Bench, case: str) -> None:
     bench.check()
 
 
-def test_a_model_that_is_not_there_is_not_found(bench: Bench) -> None:
-    with refused(Reason.SOURCE_NOT_FOUND):
-        bench.resolve("file:models/nothing", "model")
-
-
 def test_an_adapter_needs_a_base_that_is_here(bench: Bench) -> None:
     with refused(Reason.SOURCE_NOT_FOUND):
         bench.resolve("file:adapters/upper", base={"digest": digest_of(b"?"), "name": "tiny"})
@@ -214,12 +208,6 @@ def test_the_base_goes_by_its_name_its_aliases_and_the_uris_it_came_from(bench: 
 def test_another_scheme_is_not_allowed(bench: Bench, scheme: str) -> None:
     with refused(Reason.SCHEME_NOT_ALLOWED):
         bench.resolve(scheme, "model")
-
-
-def test_without_a_file_root_no_scheme_is_allowed(bench: Bench) -> None:
-    bench.resolver = Resolver({}, bench.store, bench.resolutions)
-    with refused(Reason.SCHEME_NOT_ALLOWED):
-        bench.resolve("file:models/tiny", "model")
 
 
 def test_a_named_digest_must_be_the_contents(bench: Bench) -> None:

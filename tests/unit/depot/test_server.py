@@ -273,12 +273,6 @@ async def test_only_a_new_result_of_a_source_is_logged(served: Served, caplog: p
     assert told() == [""]
 
 
-async def test_a_bad_uri_is_a_failed_operation_with_its_reason(served: Served) -> None:
-    assert (await served.resolve({**MODEL, "uri": "models/tiny"}))["reason"] == "BadURI"
-    assert (await served.resolve({**MODEL, "uri": "file:../x"}))["reason"] == "BadURI"
-    assert (await served.resolve({**MODEL, "uri": "hf:org/x"}))["reason"] == "SchemeNotAllowed"
-
-
 async def test_equal_requests_share_one_operation_and_too_many_are_turned_away(served: Served) -> None:
     served.hold()
     first = await served.ask(MODEL)

@@ -64,13 +64,6 @@ def test_only_what_is_allowed_and_has_its_root_is_a_source(tmp_path: Path) -> No
     assert sources(*roots, "--schemes", "") == set()
 
 
-def test_flags_win_over_the_environment_over_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WEFT_DEPOT__THREADS", "5")
-    monkeypatch.setenv("WEFT_DEPOT__HTTP", "127.0.0.1:1")
-    settings = DepotSettings.parse(["--http", "127.0.0.1:2", "--file-root", str(tmp_path)])
-    assert (settings.http, settings.threads, settings.log_format) == ("127.0.0.1:2", 5, "text")
-
-
 @pytest.mark.parametrize(
     ("env", "expected"),
     [

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from weft.domain.model.token_bytes import UnsupportedDecoder
 from weft_gateway.shell.chat_template import Chat
 from weft_gateway.shell.tokenizer import ModelTokenizer, NotEncodable, TokenizerPanic, TooLong
 
@@ -149,13 +148,6 @@ def test_the_answers_text_is_the_tokenizers() -> None:
 def test_files_that_are_no_tokenizer_are_a_value_error(name: str, data: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 (the library words it)
         text_of(**{name: data})
-
-
-def test_an_unknown_decoder_is_named() -> None:
-    tokenizer = tokenizers.Tokenizer(models.BPE())
-    tokenizer.decoder = decoders.CTC()
-    with pytest.raises(UnsupportedDecoder, match="CTC"):
-        text_of(tokenizer)
 
 
 def test_a_tokenizer_with_trainings_truncation_and_padding_encodes_whole_texts() -> None:

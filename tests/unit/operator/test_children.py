@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.unit.operator.cluster import SITE
@@ -143,6 +143,7 @@ def test_names_are_short_enough_and_begin_as_a_service_has_to(pool: str, part: s
 
 
 @given(st.lists(st.tuples(LABELS, GROUPS), min_size=2, max_size=2, unique=True))
+@example([("a-b", "c"), ("a", "b-c")])
 def test_two_pools_or_groups_have_two_names(pairs: list[tuple[str, str]]) -> None:
     (one, a), (other, b) = pairs
     assert child_name(one, a) != child_name(other, b)

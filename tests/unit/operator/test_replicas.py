@@ -21,7 +21,6 @@ from weft_operator.core import (
     SetStatus,
     requeue_at,
 )
-from weft_operator.core.children import child_name
 from weft_operator.core.reconcile import UNLOAD_GRACE_S
 from weft_operator.core.scaling import ANSWER_S
 from weft_operator.core.state import APPLY_RETRY_S, ForeignObject
@@ -552,11 +551,6 @@ def test_a_deletion_is_bounded_in_time_and_says_so(cluster: ClusterWorld) -> Non
     cluster.settle()
     assert cluster.store.find(adapter_ref("upper")) is None
     assert cluster.announced[-1].reason == "UnloadTimeout"
-
-
-def test_the_groups_of_two_pools_never_share_a_name() -> None:
-    assert child_name("a-b", "c") != child_name("a", "b-c")
-    assert child_name("base", "runners") == "base-runners"
 
 
 # ------------------------------------------------------------------------------------------------------- adoption

@@ -1,7 +1,5 @@
 """Defaults, then environment, then flags; wrong values are all listed."""
 
-from pathlib import Path
-
 import pytest
 
 from weft_scheduler.settings import SchedulerSettings
@@ -14,16 +12,6 @@ def test_flags_win_over_the_environment_and_the_environment_over_defaults(monkey
     assert (settings.assign_ms, settings.avoid_ms, settings.drain_s) == (300, 200, 300)
     config = settings.config()
     assert (config.assign_s, config.avoid_s, config.drain_s) == (0.3, 0.2, 300.0)
-
-
-def test_the_data_directory_is_the_schedulers_part_of_the_common_one(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("WEFT_DATA_DIR", str(tmp_path))
-    assert SchedulerSettings.parse([]).data_dir == tmp_path / "scheduler"
-    monkeypatch.delenv("WEFT_DATA_DIR")
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    assert SchedulerSettings.parse([]).data_dir == tmp_path / "state" / "weft" / "scheduler"
 
 
 def test_the_help_teaches_every_flag(capsys: pytest.CaptureFixture[str]) -> None:

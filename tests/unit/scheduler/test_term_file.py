@@ -27,14 +27,6 @@ def test_a_leases_term_is_taken_unless_more_was_used_here(tmp_path: Path) -> Non
     assert [at(1, tmp_path).next(at_least=term) for term in (5, 8, 3)] == [5, 8, 9]
 
 
-def test_a_torn_write_leaves_the_old_term(tmp_path: Path) -> None:
-    terms = at(1, tmp_path)
-    terms.write(7)
-    (tmp_path / "term.tmp").write_text("9")  # a crash before the rename
-    assert terms.read() == 7
-    assert terms.next() == 8
-
-
 def test_a_directory_that_was_lost_begins_above_all_that_was_used_in_it(tmp_path: Path) -> None:
     first = at(300, tmp_path).next()
     used = [at(300, tmp_path).next() for _ in range(20)]
