@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from weft_bench.lines import BadLine, BadTarget, Line, Origin, append, is_met, missed, newest, read
-from weft_bench.render import PICTURES, page
+from weft_bench.render import page
 
 HERE = Origin(command="weft bench x", machine="box", versions="Python 3.11")
 
@@ -59,27 +59,6 @@ def test_the_page_shows_misses_and_what_was_not_measured() -> None:
     assert Line(**{f: getattr(lines[0], f) for f in Line.__slots__}) == lines[0]
 
 
-def test_cases_of_the_same_metrics_share_a_table_with_a_row_for_each() -> None:
-    def case(name: str, tokens: float, *, late: float | None = 7.0, target: str | None = None) -> list[Line]:
-        return [
-            HERE.line(f"queue, A, {name}", "tokens", tokens, "1/s", baseline=1_000, target=target),
-            HERE.line(f"queue, A, {name}", "late", late, "%"),
-            HERE.line(f"queue, A, {name}", "of it", 5, "", bound_fraction=0.5),
-        ]
-
-    one = [*case("x", 1_000), *case("y, z", 500, late=None, target=">= 900"), *case("w", 2_000, target=">= 900")[::2]]
-    text = page("x", "What it is.", [*one, HERE.line("alone", "m", 3, "s")])
-    table = text[text.index("| queue, A |") :].splitlines()
-    assert table[:5] == [
-        "| queue, A | tokens [1/s] | late [%] | of it | run |",
-        "|---|---:|---:|---:|---:|",
-        "| x | 1,000 | 7 | 5 (50%) | 1 |",
-        "| y, z | 500 (0.5x, **>= 900: no**) | not measured | 5 (50%) | 1 |",
-        "| w | 2,000 (2x, >= 900: yes) |  | 5 (50%) | 1 |",
-    ]
-    assert "| alone | m | 3 | s |" in text
-
-
 def test_a_figure_tells_which_run_it_comes_from() -> None:
     other = replace(HERE, command="weft bench x --other", versions="Python 3.12")
     text = page("x", "What it is.", [HERE.line("a", "m", 1, "ms"), other.line("b", "m", 2, "ms")])
@@ -88,19 +67,6 @@ def test_a_figure_tells_which_run_it_comes_from() -> None:
     assert runs[1].endswith(f"`{other.command}`, Python 3.12")
     assert "| a | m | 1 | ms |  |  |  |  |  | 1 |" in text
     assert "| b | m | 2 | ms |  |  |  |  |  | 2 |" in text
-
-
-def test_a_run_tells_all_of_its_versions_and_what_they_share_once() -> None:
-    found = ["Python 3.11, ours 1", "Python 3.11, ours 1, peer 2 (A=1)", "Python 3.11, ours 1, peer 2 (A=2)"]
-    lines = [replace(HERE, versions=each).line(each, "m", 1, "ms") for each in [*found, found[1]]]
-    text = page("x", "What it is.", lines)
-    told = text[text.index("`, ") :].splitlines()[:4]
-    assert told == ["`, Python 3.11, ours 1", "   - peer 2 (A=1)", "   - peer 2 (A=2)", ""]
-
-
-def test_versions_that_share_nothing_are_all_told() -> None:
-    lines = [replace(HERE, versions=each).line(each, "m", 1, "ms") for each in ("one 1", "two 2")]
-    assert f"`{HERE.command}`\n   - one 1\n   - two 2\n" in page("x", "What it is.", lines)
 
 
 def test_each_run_has_the_machine_as_it_found_it() -> None:
@@ -125,13 +91,3 @@ def test_of_a_run_that_no_figure_is_left_from_the_machine_is_not_told() -> None:
     text = page("x", "What it is.", [*lines, HERE.line("a", "m", 2, "ms")])
     assert "read bandwidth" not in text
     assert other.command not in text
-
-
-def test_bars_begin_at_zero_and_leave_out_what_was_not_measured() -> None:
-    lines = [HERE.line("a", PICTURES[0], 0.5, "share"), HERE.line('the "b"', PICTURES[0], 0.25, "share")]
-    text = page("x", "What it is.", [*lines, HERE.line("c", PICTURES[0], None, "share")])
-    chart = text[text.index("```mermaid") :].split("```")[1]
-    assert """x-axis ["a", "the 'b'"]""" in chart
-    assert "y-axis 0 --> 0.55" in chart
-    assert "bar [0.5, 0.25]" in chart
-    assert "mermaid" not in page("x", "What it is.", lines[:1])
