@@ -37,11 +37,6 @@ def test_a_status_in_a_manifest_is_not_taken() -> None:
 @pytest.mark.parametrize(
     ("wish", "field"),
     [
-        (adapter(sourc={"uri": "x"}), "spec.sourc"),
-        (adapter(maxRank=0), "spec.maxRank"),
-        (adapter(pinned="yes"), "spec.pinned"),
-        (pool(lora={"maxAdapters": 4097}), "spec.lora.maxAdapters"),
-        (pool(scheduler={"queue": "lifo"}), "spec.scheduler.queue"),
         (pool() | {"metadata": {"name": "Big"}}, "metadata.name"),
         (pool() | {"kind": "Pod"}, "kind"),
         (pool() | {"apiVersion": "v1"}, "apiVersion"),
@@ -52,15 +47,6 @@ def test_a_wrong_field_is_named(wish: dict[str, Any], field: str) -> None:
         admit(wish, lambda _: None)
     assert field in [cause.field for cause in caught.value.causes]
     assert caught.value.body()["code"] == 422
-
-
-def test_what_is_set_once_cannot_change() -> None:
-    stored = with_server_fields(admit(pool(), lambda _: None))
-    assert admit(pool(), lambda _: stored)["spec"] == stored["spec"]
-    with pytest.raises(Invalid) as caught:
-        admit(pool(model={"uri": "file:other"}), lambda _: stored)
-    assert [cause.field for cause in caught.value.causes] == ["spec.model.uri"]
-    assert "cannot change" in caught.value.message
 
 
 def with_server_fields(obj: Any) -> dict[str, Any]:

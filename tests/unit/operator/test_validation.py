@@ -59,13 +59,6 @@ def reviewed(row: Wish) -> Any:
 
 
 @pytest.mark.parametrize("row", REFUSED, ids=lambda row: row.name)
-def test_what_would_break_others_is_refused_with_its_reason(row: Wish) -> None:
-    (objection,) = reviewed(row).objections
-    assert (objection.reason, objection.field) == (row.reason, row.field)
-    assert row.says in objection.message
-
-
-@pytest.mark.parametrize("row", REFUSED, ids=lambda row: row.name)
 def test_the_local_api_refuses_the_same(row: Wish) -> None:
     store = world(*row.there)
     version = store.version

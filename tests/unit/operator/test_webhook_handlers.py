@@ -6,7 +6,7 @@ import kopf
 import pytest
 import yaml
 
-from harness.conflicting_manifests import REFUSED, base, lora, slots
+from harness.conflicting_manifests import base, lora, slots
 from weft_operator.core import DesiredState, Object, parse
 from weft_operator.kubernetes.admission import PATHS, register, review
 from weft_operator.local.admission import admit
@@ -77,7 +77,3 @@ def test_the_chart_asks_on_these_paths() -> None:
     for hook in configuration["webhooks"]:
         assert (hook["failurePolicy"], hook["sideEffects"], hook["timeoutSeconds"]) == ("Fail", "None", 2)
         assert hook["rules"][0]["operations"] == ["CREATE", "UPDATE"]
-
-
-def test_the_table_has_rows_for_both_kinds() -> None:
-    assert {row.wish["kind"] for row in REFUSED} == {"LoRAAdapter", "ServingPool"}
