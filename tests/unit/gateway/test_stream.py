@@ -166,6 +166,13 @@ def run(
     return effects
 
 
+def after(*events: StreamEvent, **fields: object) -> RequestStream:
+    """A stream that these events have come to."""
+    one = stream(**fields)  # type: ignore[arg-type]
+    run(one, *events)
+    return one
+
+
 def test_an_undisturbed_request_starts_streams_and_finishes() -> None:
     one = stream()
     effects = run(one, assign(1), step(1, 0, "he"), step(1, 2, "y"), step(1, 3, "", FinishReason.EOS))
@@ -175,8 +182,7 @@ def test_an_undisturbed_request_starts_streams_and_finishes() -> None:
 
 
 def test_a_migration_stops_here_and_starts_there_at_once_with_the_tokens_so_far() -> None:
-    one = stream()
-    run(one, assign(1), step(1, 0, "ab"))
+    one = after(assign(1), step(1, 0, "ab"))
     effects = run(one, assign(2, RUNNERS[1]))
     assert effects == [stopped(1), started_at(2, RUNNERS[1], b"ab")]
     assert run(one, step(1, 2, "X"), step(2, 2, "c")) == [*began(2), Emit("r", "c", (), 3)]
@@ -184,8 +190,7 @@ def test_a_migration_stops_here_and_starts_there_at_once_with_the_tokens_so_far(
 
 
 def test_a_lower_epoch_never_takes_over_not_even_after_the_higher_one_broke() -> None:
-    one = stream()
-    run(one, assign(1, term=2), SessionLost(RUNNERS[0]))
+    one = after(assign(1, term=2), SessionLost(RUNNERS[0]))
     assert run(one, assign(9, term=1), assign(1, term=2)) == []
     assert sent(run(one, assign(2, term=2)), Start)
 
@@ -204,8 +209,7 @@ def test_a_lower_epoch_never_takes_over_not_even_after_the_higher_one_broke() ->
 def test_what_ends_an_epoch_is_reported_once_and_the_stream_is_held(
     event: StreamEvent, reason: FailReason, stops: bool
 ) -> None:
-    one = stream()
-    run(one, assign(1), step(1, 0, "abc"))
+    one = after(assign(1), step(1, 0, "abc"))
     effects = run(one, event)
     assert [type(message) for message in sent(effects, object)] == ([Stop] if stops else []) + [Failed]
     (failed,) = sent(effects, Failed)
@@ -216,21 +220,18 @@ def test_what_ends_an_epoch_is_reported_once_and_the_stream_is_held(
 
 
 def test_a_break_of_another_runner_or_incarnation_is_no_news() -> None:
-    one = stream()
-    run(one, assign(1, RUNNERS[1]))
+    one = after(assign(1, RUNNERS[1]))
     assert run(one, SessionLost(RUNNERS[0]), SessionLost(RUNNERS[2])) == []
 
 
 def test_tokens_of_an_ended_epoch_are_dropped_while_the_stream_is_held() -> None:
-    one = stream()
-    run(one, assign(1), step(1, 0, "a"), Preempt("r", Epoch(1, 1)))
+    one = after(assign(1), step(1, 0, "a"), Preempt("r", Epoch(1, 1)))
     assert run(one, step(1, 1, "b")) == []
     assert one.tokens == list(b"a")
 
 
 def test_repeated_tokens_are_dropped() -> None:
-    one = stream()
-    run(one, assign(1), step(1, 0, "abc"))
+    one = after(assign(1), step(1, 0, "abc"))
     assert run(one, step(1, 0, "abc"), step(1, 2, "cd")) == []
     assert bytes(one.tokens) == b"abc"
 
@@ -369,8 +370,7 @@ def test_a_runner_that_overshoots_max_tokens_is_cut_and_stopped() -> None:
 
 
 def test_a_client_that_goes_away_stops_the_runner_and_cancels_at_the_scheduler() -> None:
-    one = stream()
-    run(one, assign(1))
+    one = after(assign(1))
     assert run(one, ClientGone("r")) == [stopped(1, FinishReason.CANCELLED), Send(SCHEDULER, Cancel("r"))]
     assert one.end == End(FinishReason.CANCELLED)
     assert run(one, ClientGone("r"), assign(2), step(1, 0, "a"), RequestAborted("r", GONE)) == []
@@ -421,8 +421,7 @@ BROKEN = [SessionLost(RUNNERS[0]), *(Ended("r", Epoch(1, 1), reason) for reason 
 
 @pytest.mark.parametrize("event", QUEUED)
 def test_the_hold_of_a_stream_that_queues_counts_only_while_its_pool_is_not_served(event: StreamEvent) -> None:
-    one = stream(hold_s=30.0)
-    run(one, PoolAvailability(True), assign(1), step(1, 0, "a"), event)
+    one = after(PoolAvailability(True), assign(1), step(1, 0, "a"), event, hold_s=30.0)
     assert one.hold_deadline is None
     assert run(one, HoldExpired(GONE), now=1000.0) == []
     run(one, PoolAvailability(False), now=1000.0)
@@ -435,8 +434,7 @@ def test_the_hold_of_a_stream_that_queues_counts_only_while_its_pool_is_not_serv
 
 @pytest.mark.parametrize("event", BROKEN)
 def test_the_hold_of_a_stream_that_lost_its_runner_runs_though_its_pool_is_available(event: StreamEvent) -> None:
-    one = stream(hold_s=30.0)
-    run(one, PoolAvailability(True), assign(1), step(1, 0, "a"), event)
+    one = after(PoolAvailability(True), assign(1), step(1, 0, "a"), event, hold_s=30.0)
     assert one.hold_deadline == 30.0
 
 
@@ -456,8 +454,7 @@ def test_a_new_request_may_queue_as_long_as_its_pool_is_served() -> None:
 
 
 def test_a_preempted_stream_survives_a_queue_of_any_length() -> None:
-    one = stream(hold_s=30.0)
-    run(one, PoolAvailability(True))
+    one = after(PoolAvailability(True), hold_s=30.0)
     for counter in range(1, 20):
         now = counter * 100.0
         run(one, assign(counter), step(counter, counter - 1, "a"), Preempt("r", Epoch(1, counter)), now=now)
@@ -475,8 +472,7 @@ def test_only_what_the_system_did_not_do_itself_is_a_counted_migration() -> None
 
 
 def test_an_epoch_that_the_system_ended_is_a_preemption_unless_the_runner_never_began_it() -> None:
-    one = stream()
-    run(one, assign(1), Preempt("r", Epoch(1, 1)), assign(2), NoCapacity("r", Epoch(1, 2), 0, "pages"))
+    one = after(assign(1), Preempt("r", Epoch(1, 1)), assign(2), NoCapacity("r", Epoch(1, 2), 0, "pages"))
     assert one.preemptions == 1, "a refusal is none"
     run(one, assign(3), step(3, 0, "a"), NoCapacity("r", Epoch(1, 3), 0, "pages"), Preempt("r", Epoch(1, 3)))
     assert one.preemptions == 2, "given back with a token is one"
@@ -485,14 +481,12 @@ def test_an_epoch_that_the_system_ended_is_a_preemption_unless_the_runner_never_
 
 
 def test_an_epoch_knows_where_it_began() -> None:
-    one = stream()
-    run(one, assign(1), step(1, 0, "abc"), Preempt("r", Epoch(1, 1)), assign(2), step(2, 3, "de"))
+    one = after(assign(1), step(1, 0, "abc"), Preempt("r", Epoch(1, 1)), assign(2), step(2, 3, "de"))
     assert (one.start_tokens, len(one.tokens)) == (3, 5)
 
 
 def test_doublings_add_up_over_epochs() -> None:
-    one = stream()
-    run(one, assign(1), SequenceTokens("r", Epoch(1, 1), 0, [97], None, 2), assign(2))
+    one = after(assign(1), SequenceTokens("r", Epoch(1, 1), 0, [97], None, 2), assign(2))
     run(one, SequenceTokens("r", Epoch(1, 2), 1, [98], None, 1))
     assert one.doublings == 3
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.unit.gateway.test_stream import RUNNERS, assign, run, sent, step, stream, text_of
+from tests.unit.gateway.test_stream import RUNNERS, after, assign, run, sent, step, stream, text_of
 from weft.domain.ids import Epoch, RunnerId
 from weft.domain.request import (
     Assign,
@@ -58,8 +58,7 @@ def test_both_runners_start_at_once_and_each_names_the_other() -> None:
 
 @pytest.mark.parametrize("first", [PROMPT, TOKEN])
 def test_the_text_is_whole_whichever_runner_sends_the_first_token_first(first: RunnerId) -> None:
-    one = stream()
-    run(one, split())
+    one = after(split())
     second = TOKEN if first == PROMPT else PROMPT
     effects = [effect for sender in (first, second) for effect in run(one, step(1, 0, "a"), runner=sender)]
     effects += run(one, step(1, 1, "b"), runner=TOKEN)
@@ -70,15 +69,13 @@ def test_the_text_is_whole_whichever_runner_sends_the_first_token_first(first: R
 
 
 def test_before_the_hand_over_the_class_is_that_of_the_prompt_runner() -> None:
-    one = stream()
-    run(one, split(), step(1, 0, "a"))
+    one = after(split(), step(1, 0, "a"))
     assert (one.numerics_class, *one.placement) == ("class-a", PROMPT, TOKEN)
 
 
 @pytest.mark.parametrize("lost", [PROMPT, TOKEN])
 def test_either_runner_lost_before_the_hand_over_ends_the_epoch_on_both(lost: RunnerId) -> None:
-    one = stream()
-    run(one, split(), step(1, 0, "a"))
+    one = after(split(), step(1, 0, "a"))
     effects = run(one, SessionLost(lost))
     (failed,) = sent(effects, Failed)
     assert isinstance(failed, Failed)
@@ -89,16 +86,14 @@ def test_either_runner_lost_before_the_hand_over_ends_the_epoch_on_both(lost: Ru
 
 
 def test_a_prompt_runner_lost_after_the_hand_over_changes_nothing() -> None:
-    one = stream()
-    run(one, split(), step(1, 0, "a"))
+    one = after(split(), step(1, 0, "a"))
     run(one, step(1, 0, "a"), runner=TOKEN)
     assert run(one, SessionLost(PROMPT)) == []
     assert text_of(run(one, step(1, 1, "b"))) == "b"
 
 
 def test_kv_that_was_lost_is_computed_again_under_the_next_epoch() -> None:
-    one = stream()
-    run(one, split(), step(1, 0, "a"))
+    one = after(split(), step(1, 0, "a"))
     effects = run(one, Ended("r", E1, EndReason.KV_LOST, "the stream broke", 1))
     (failed,) = sent(effects, Failed)
     assert isinstance(failed, Failed)
@@ -110,23 +105,20 @@ def test_kv_that_was_lost_is_computed_again_under_the_next_epoch() -> None:
 
 
 def test_a_token_runner_without_capacity_stops_the_prompt_runner() -> None:
-    one = stream()
-    run(one, split())
+    one = after(split())
     effects = run(one, NoCapacity("r", E1, 0, "pages"))
     assert to(effects, PROMPT, Stop) == [Stop("r", E1)]
 
 
 def test_an_answer_of_one_token_ends_on_both_runners() -> None:
-    one = stream()
-    run(one, split())
+    one = after(split())
     effects = run(one, step(1, 0, "a", FinishReason.EOS))
     assert one.end is not None
     assert to(effects, TOKEN, Stop) == [Stop("r", E1)]
 
 
 def test_a_migration_with_kv_freezes_first_and_starts_on_the_runner_that_receives_it() -> None:
-    one = stream()
-    run(one, assign(1, PROMPT), step(1, 0, "ab"))
+    one = after(assign(1, PROMPT), step(1, 0, "ab"))
     effects = run(one, moving(2, TOKEN))
     assert (one.migrations, one.counted_migrations) == (1, 0)
     assert sent(effects, Freeze, Start, Stop) == [Freeze("r", E1, E2, KvTarget(TOKEN, "kv"))]
@@ -141,9 +133,7 @@ def test_a_migration_with_kv_freezes_first_and_starts_on_the_runner_that_receive
 
 
 def frozen_stream() -> RequestStream:
-    one = stream()
-    run(one, assign(1, PROMPT), step(1, 0, "ab"), moving(2, TOKEN))
-    return one
+    return after(assign(1, PROMPT), step(1, 0, "ab"), moving(2, TOKEN))
 
 
 @pytest.mark.parametrize(
