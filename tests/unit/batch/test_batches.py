@@ -59,6 +59,12 @@ class World:
             self.machine.check()
         return effects
 
+    @classmethod
+    def with_gateway(cls, name: str = "g1", max_lines: int = 100) -> "World":
+        world = cls()
+        world.gateway(name, max_lines)
+        return world
+
     def gateway(self, name: str = "g1", max_lines: int = 100) -> list:
         return self.do(Connected(peer(name), LinesHello(name, max_lines)))
 
@@ -75,8 +81,7 @@ def given_lines(effects: list) -> list[tuple[str, int]]:
 
 
 def test_a_batch_runs_its_lines_in_order_and_ends_once_the_store_has_them() -> None:
-    world = World()
-    world.gateway(max_lines=2)
+    world = World.with_gateway(max_lines=2)
     assert given_lines(world.batch(total=3)) == [("b1", 1), ("b1", 2)]
     assert world.answer("b1", 2) == [StoreResult(result("b1", 2)), Give(peer(), "b1", 3)]
     assert world.answer("b1", 2) == [], "a second answer is none"
@@ -89,8 +94,7 @@ def test_a_batch_runs_its_lines_in_order_and_ends_once_the_store_has_them() -> N
 
 
 def test_after_a_restart_only_unfinished_lines_run() -> None:
-    world = World()
-    world.gateway()
+    world = World.with_gateway()
     assert given_lines(world.batch(total=5, finished=[1, 4])) == [("b1", 2), ("b1", 3), ("b1", 5)]
     assert World().batch(total=2, finished=[1, 2]) == [Finalize("b1", BatchStatus.COMPLETED)]
 
@@ -116,8 +120,7 @@ def test_lines_go_to_the_gateway_with_the_most_room_within_every_bound() -> None
 
 
 def test_a_gateway_may_change_its_room() -> None:
-    world = World()
-    world.gateway(max_lines=1)
+    world = World.with_gateway(max_lines=1)
     world.batch(total=3)
     assert len(given_lines(world.do(Received(peer(), LinesHello("g1", 3))))) == 2
     world.do(Received(peer(), LinesHello("g1", 0)))
@@ -126,8 +129,7 @@ def test_a_gateway_may_change_its_room() -> None:
 
 
 def test_lines_of_a_lost_gateway_run_elsewhere_at_once() -> None:
-    world = World()
-    world.gateway("g1", 2)
+    world = World.with_gateway("g1", 2)
     world.batch(total=2)
     world.gateway("g2", 2)
     assert given_lines(world.do(Closed(peer("g1"), "gone"))) == [("b1", 1), ("b1", 2)]
@@ -135,8 +137,7 @@ def test_lines_of_a_lost_gateway_run_elsewhere_at_once() -> None:
 
 
 def test_a_line_given_back_again_and_again_waits_longer_each_time() -> None:
-    world = World()
-    world.gateway()
+    world = World.with_gateway()
     world.batch(total=1)
     pauses = []
     for _ in range(9):
@@ -151,8 +152,7 @@ def test_a_line_given_back_again_and_again_waits_longer_each_time() -> None:
 
 @pytest.mark.parametrize("status", [429, 500, 503])
 def test_a_line_that_may_succeed_later_is_tried_three_times(status: int) -> None:
-    world = World()
-    world.gateway()
+    world = World.with_gateway()
     world.batch(total=1)
     for pause_s in (2, 4):
         assert world.answer("b1", 1, status) == []
@@ -163,8 +163,7 @@ def test_a_line_that_may_succeed_later_is_tried_three_times(status: int) -> None
 
 
 def test_a_refused_line_fails_at_once() -> None:
-    world = World()
-    world.gateway()
+    world = World.with_gateway()
     world.batch(total=1)
     assert world.answer("b1", 1, 404) == [StoreResult(result("b1", 1, 404))]
 
@@ -183,8 +182,7 @@ def test_a_line_that_ends_every_gateway_fails() -> None:
 
 
 def test_a_cancelled_batch_ends_once_the_store_has_what_was_on_its_way() -> None:
-    world = World()
-    world.gateway()
+    world = World.with_gateway()
     world.batch(total=3)
     world.answer("b1", 1)
     assert world.do(CancelAsked("b1")) == [Send(peer(), CancelLines("b1", [2, 3]))]
@@ -194,8 +192,7 @@ def test_a_cancelled_batch_ends_once_the_store_has_what_was_on_its_way() -> None
 
 
 def test_a_window_that_ends_is_an_end_unless_everything_is_finished() -> None:
-    world = World()
-    world.gateway()
+    world = World.with_gateway()
     world.batch("b1", total=2)
     world.batch("b2", total=1, finished=[1])
     world.do(BatchGone("b2"))
@@ -213,8 +210,7 @@ def test_a_batch_that_was_ending_only_ends(ending: BatchStatus) -> None:
 
 
 def test_a_batch_cancelled_while_its_input_is_read_ends_after_it() -> None:
-    world = World()
-    world.gateway()
+    world = World.with_gateway()
     world.do(added())
     assert world.do(CancelAsked("b1")) == []
     assert world.do(Validated("b1", 3, ())) == [Finalize("b1", BatchStatus.CANCELLED)]
@@ -223,8 +219,7 @@ def test_a_batch_cancelled_while_its_input_is_read_ends_after_it() -> None:
 def test_much_that_waits_holds_back_new_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core, "MAX_WAITING", 2)
     monkeypatch.setattr(core, "MAX_STORING_BYTES", 3)
-    world = World()
-    world.gateway(max_lines=2)
+    world = World.with_gateway(max_lines=2)
     world.batch(total=9)
     world.answer("b1", 1, 500)
     world.answer("b1", 2, 500)
