@@ -39,10 +39,14 @@ def with_pool(stage: Stage, **spec: Any) -> None:
     stage.wait_for("servingpool", "base", "Available")
 
 
-def test_an_applied_adapter_becomes_ready_with_its_digest(stage: Stage) -> None:
+def with_adapter(stage: Stage, name: str = "upper", uri: str = "file:adapters/upper") -> None:
     with_pool(stage)
-    stage.apply_adapter("upper", "file:adapters/upper")
-    stage.wait_for("loraadapter", "upper", "Ready")
+    stage.apply_adapter(name, uri)
+    stage.wait_for("loraadapter", name, "Ready")
+
+
+def test_an_applied_adapter_becomes_ready_with_its_digest(stage: Stage) -> None:
+    with_adapter(stage)
     stage.wait_for_value("loraadapter", "upper", "status.unavailableRunners", 0)
     upper, pool = stage.get("loraadapter", "upper"), stage.get("servingpool", "base")
     assert upper["status"]["digest"].startswith("sha256:")
@@ -55,9 +59,7 @@ def test_an_applied_adapter_becomes_ready_with_its_digest(stage: Stage) -> None:
 def test_a_replaced_source_is_another_digest_and_stays_ready(stage: Stage) -> None:
     source = stage.file_root / "mine"
     shutil.copytree(stage.file_root / "adapters" / "upper", source)
-    with_pool(stage)
-    stage.apply_adapter("mine", "file:mine")
-    stage.wait_for("loraadapter", "mine", "Ready")
+    with_adapter(stage, "mine", "file:mine")
     before = stage.get("loraadapter", "mine")["status"]["digest"]
     stage.replace_folder(source, stage.file_root / "adapters" / "digits")
     after = until(
@@ -69,9 +71,7 @@ def test_a_replaced_source_is_another_digest_and_stays_ready(stage: Stage) -> No
 
 
 def test_a_deleted_adapter_goes_once_no_runner_holds_it(stage: Stage) -> None:
-    with_pool(stage)
-    stage.apply_adapter("upper", "file:adapters/upper")
-    stage.wait_for("loraadapter", "upper", "Ready")
+    with_adapter(stage)
     stage.kubectl("delete", "loraadapter", "upper")
     assert stage.names("loraadapter") == set()
 
@@ -249,9 +249,7 @@ def test_a_pool_where_none_are_served_says_what_to_do(stage: Stage) -> None:
 
 @pytest.mark.usefixtures("audited")
 def test_events_report_transitions_and_of_nothing_else(stage: Stage) -> None:
-    with_pool(stage)
-    stage.apply_adapter("upper", "file:adapters/upper")
-    stage.wait_for("loraadapter", "upper", "Ready")
+    with_adapter(stage)
     stage.apply_adapter("nowhere", "file:adapters/absent")
     stage.wait_for("loraadapter", "nowhere", "Fetched", "False")
 
@@ -278,9 +276,7 @@ def test_events_report_transitions_and_of_nothing_else(stage: Stage) -> None:
 
 def test_the_status_of_an_adapter_is_the_operators_alone(stage: Stage) -> None:
     """What a tenant writes into a status is put right."""
-    with_pool(stage)
-    stage.apply_adapter("upper", "file:adapters/upper")
-    stage.wait_for("loraadapter", "upper", "Ready")
+    with_adapter(stage)
     digest = stage.get("loraadapter", "upper")["status"]["digest"]
     lie = json.dumps({"status": {"digest": "sha256:" + "0" * 64}})
     stage.kubectl("patch", "loraadapter", "upper", "--subresource=status", "--type=merge", "-p", lie)
