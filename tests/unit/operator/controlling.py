@@ -5,11 +5,12 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
 from harness.waiting import PATIENCE_S
-from tests.unit.operator.planning import failed, fetched_base, verified
+from tests.unit.operator.planning import adapter_object, adapter_ref, failed, fetched_base, pool_object, verified
 from weft_operator.controller.loop import Controller
 from weft_operator.core import (
     AdapterReport,
@@ -223,6 +224,13 @@ class Operator:
         self.store, self.depot, self.registry, self.backend = store, depot, registry, backend
         self._changed = asyncio.Event()
         store.listen(lambda _: self._changed.set())
+
+    async def serve(self, *names: str, **spec: Any) -> None:
+        """Apply a pool and, one after the other, adapters of these names, each until it is Ready."""
+        self.store.apply(pool_object(**spec))
+        for name in names:
+            self.store.apply(adapter_object(name))
+            await self.until(adapter_ref(name), "Ready", "True", "Published")
 
     async def until(self, ref: Ref, kind: str, status: str, reason: str) -> None:
         async with asyncio.timeout(PATIENCE_S):

@@ -195,12 +195,19 @@ class World:
         self.answers()
         return actions
 
-    def settle(self, limit: int = 30) -> int:
-        """Step until nothing is ordered. Returns the number of steps; raises when it does not end."""
+    def settle(self, *objects: dict[str, Any], limit: int = 30) -> int:
+        """Apply these, then step until nothing is ordered. Returns the number of steps; raises when it does not end."""
+        for obj in objects:
+            self.apply(obj)
         for count in range(limit):
             if not self.step():
                 return count
         raise AssertionError(f"no rest after {limit} steps: {self.plan()}")
+
+    def remove(self, ref: Ref) -> None:
+        """Delete it, then settle."""
+        self.store.delete(ref)
+        self.settle()
 
     def wait(self, seconds: float) -> None:
         self.now += seconds

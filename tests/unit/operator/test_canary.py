@@ -41,15 +41,12 @@ def world() -> World:
 
 def ready(contents: dict[str, OperationStatus] = CONTENTS) -> World:
     made = world_of(ObjectStore(lambda: 0.0), dict(contents), 1_000_000.0)
-    made.apply(pool_object())
-    made.apply(adapter_object("upper"))
-    made.settle()
+    made.settle(pool_object(), adapter_object("upper"))
     return made
 
 
 def edit(world: World, **spec: Any) -> None:
-    world.apply(adapter_object("upper", revisionHistoryLimit=1, **spec))
-    world.settle()
+    world.settle(adapter_object("upper", revisionHistoryLimit=1, **spec))
 
 
 def entry(world: World) -> AdapterRegistration:

@@ -215,8 +215,7 @@ def test_a_ready_pod_of_an_autoscaled_pool_goes_only_after_the_scheduler_has_nam
     demands: list[tuple[int, bool]],
 ) -> None:
     world, ref, named = new_world(), pool_ref("one"), set[str]()
-    world.apply(pool_object("one", **pool_spec("one", (0, 5), None, 1024)))
-    world.settle()
+    world.settle(pool_object("one", **pool_spec("one", (0, 5), None, 1024)))
     for world.demand[ref], world.scheduler_speaks in demands:
         before = dict(world.cluster.pods)
         unready = {pod.name for pod in before.values() if not pod.ready}

@@ -59,9 +59,7 @@ def test_a_cause_is_reported_once_and_only_when_a_condition_has_turned(
 
 
 def test_the_life_of_a_good_adapter_is_one_event_and_rest_is_silent(world: World) -> None:
-    world.apply(pool_object())
-    world.apply(adapter_object("upper"))
-    world.settle()
+    world.settle(pool_object(), adapter_object("upper"))
     assert sorted(told(world)) == [("base", "Normal", "RunnersReady"), ("upper", "Normal", "Published")]
     world.wait(600)
     after = world.restarted()
@@ -71,9 +69,7 @@ def test_the_life_of_a_good_adapter_is_one_event_and_rest_is_silent(world: World
 
 def test_a_bad_source_is_one_warning_and_its_recovery_one_word(world: World) -> None:
     world.contents["file:upper"] = failed("RankTooLarge", "rank 128")
-    world.apply(pool_object())
-    world.apply(adapter_object("upper"))
-    world.settle()
+    world.settle(pool_object(), adapter_object("upper"))
     assert ("upper", "Warning", "RankTooLarge") in told(world)
     world.wait(60)
     assert told(world) == []
@@ -112,8 +108,7 @@ def test_runners_that_are_wanted_in_another_group_are_announced() -> None:
 
 def test_a_change_of_scale_is_reported_with_its_reason(serving: World) -> None:
     serving.announced.clear()
-    serving.apply(pool_object(replicas=3))
-    serving.settle()
+    serving.settle(pool_object(replicas=3))
     assert {event.reason for event in serving.announced} == {"Scaled", "RunnersReady"}, "the way there is no news"
     (event,) = [event for event in serving.announced if event.reason == "Scaled"]
     assert (event.ref, event.type, event.message) == (pool_ref(), "Normal", "from 1 to 3 runners: Replicas")

@@ -19,6 +19,13 @@ def thing(version: str, uid: str = "u1", kind: str = "LoRAAdapter", **rest: Any)
     return {"kind": kind, "metadata": metadata, **rest}
 
 
+def known(obj: dict[str, Any]) -> ObjectCache:
+    """A cache to which a watch has reported this object."""
+    cache = ObjectCache()
+    cache.put(obj)
+    return cache
+
+
 def versions_of(cache: ObjectCache) -> list[tuple[str, bool]]:
     """What a listener gets from now on."""
     found: list[tuple[str, bool]] = []
@@ -44,8 +51,7 @@ def test_the_last_event_of_a_watch_wins_and_one_version_is_one_change() -> None:
 
 
 def test_the_event_of_an_own_write_is_known_and_what_follows_it_is_news() -> None:
-    cache = ObjectCache()
-    cache.put(thing("a"))
+    cache = known(thing("a"))
     assert cache.wrote(thing("b"), "a")
     assert cache.wrote(thing("c"), "b")
     found, doubts = versions_of(cache), doubts_of(cache)
@@ -55,16 +61,14 @@ def test_the_event_of_an_own_write_is_known_and_what_follows_it_is_news() -> Non
 
 def test_what_a_watch_reports_beside_own_writes_is_newer_for_each_of_them_was_fenced() -> None:
     """A list after an interruption has no event for each version."""
-    cache = ObjectCache()
-    cache.put(thing("a"))
+    cache = known(thing("a"))
     cache.wrote(thing("b"), "a")
     assert cache.put(thing("z"))
     assert version(cache) == "z"
 
 
 def test_the_answer_to_a_write_does_not_undo_what_a_watch_has_reported_since() -> None:
-    cache = ObjectCache()
-    cache.put(thing("a"))
+    cache = known(thing("a"))
     cache.put(thing("b"))  # the write itself
     cache.put(thing("c"))  # another one's
     assert not cache.wrote(thing("b"), "a")
@@ -72,16 +76,14 @@ def test_the_answer_to_a_write_does_not_undo_what_a_watch_has_reported_since() -
 
 
 def test_the_answer_to_a_write_does_not_bring_back_what_is_gone() -> None:
-    cache = ObjectCache()
-    cache.put(thing("a"))
+    cache = known(thing("a"))
     assert cache.drop(KEY, "u1")
     assert not cache.wrote(thing("b"), "a")
     assert cache.find(KEY) is None
 
 
 def test_between_a_read_and_its_event_what_a_watch_reports_is_a_doubt() -> None:
-    cache = ObjectCache()
-    cache.put(thing("a"))
+    cache = known(thing("a"))
     assert cache.read(KEY, thing("d"))
     doubts = doubts_of(cache)
     assert [cache.put(thing(v)) for v in ("b", "c", "d", "e")] == [False, False, False, True]
@@ -98,8 +100,7 @@ def test_a_doubt_ends_when_a_read_finds_what_the_watch_reports() -> None:
 
 
 def test_a_write_that_no_version_fenced_is_as_good_as_a_read() -> None:
-    cache = ObjectCache()
-    cache.put(thing("a"))
+    cache = known(thing("a"))
     cache.wrote(thing("c"), "a", fenced=False)
     doubts = doubts_of(cache)
     assert not cache.put(thing("b"))
@@ -107,8 +108,7 @@ def test_a_write_that_no_version_fenced_is_as_good_as_a_read() -> None:
 
 
 def test_what_a_read_found_gone_does_not_come_back_by_a_late_event() -> None:
-    cache = ObjectCache()
-    cache.put(thing("a"))
+    cache = known(thing("a"))
     assert cache.read(KEY, None)
     assert not cache.put(thing("b"))
     assert not cache.drop(KEY, "u1")
@@ -117,15 +117,13 @@ def test_what_a_read_found_gone_does_not_come_back_by_a_late_event() -> None:
 
 def test_what_was_only_out_of_sight_comes_back() -> None:
     """A watch by label reports an object whose label was taken off as if it were deleted."""
-    cache = ObjectCache()
-    cache.put(thing("a"))
+    cache = known(thing("a"))
     cache.drop(KEY, "u1")
     assert cache.put(thing("b"))
 
 
 def test_the_end_of_an_object_that_was_read_meanwhile_is_a_doubt() -> None:
-    cache = ObjectCache()
-    cache.put(thing("a"))
+    cache = known(thing("a"))
     cache.read(KEY, thing("c"))  # its label is back
     doubts = doubts_of(cache)
     assert not cache.drop(KEY, "u1")
@@ -133,8 +131,7 @@ def test_the_end_of_an_object_that_was_read_meanwhile_is_a_doubt() -> None:
 
 
 def test_what_a_read_finds_out_of_sight_is_no_doubt_any_more() -> None:
-    cache = ObjectCache()
-    cache.put(thing("a"))
+    cache = known(thing("a"))
     cache.read(KEY, thing("b"))
     doubts = doubts_of(cache)
     assert not cache.drop(KEY, "u1")

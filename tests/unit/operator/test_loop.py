@@ -17,9 +17,7 @@ from weft_operator.local.objects import ObjectStore
 
 async def test_objects_become_ready() -> None:
     async with operator() as op:
-        op.store.apply(pool_object())
-        op.store.apply(adapter_object("upper"))
-        await op.until(adapter_ref("upper"), "Ready", "True", "Published")
+        await op.serve("upper")
         await op.until(pool_ref(), "Available", "True", "RunnersReady")
         assert op.registry.names == {adapter_ref("upper"): "acme/upper"}
         assert op.backend.runners == {(pool_ref(), 0)}
@@ -27,10 +25,7 @@ async def test_objects_become_ready() -> None:
 
 async def test_a_start_publishes_nothing_before_everything_that_is_known() -> None:
     async with operator() as op:
-        op.store.apply(pool_object())
-        for name in ("upper", "lower"):
-            op.store.apply(adapter_object(name))
-            await op.until(adapter_ref(name), "Ready", "True", "Published")
+        await op.serve("upper", "lower")
         store = op.store
     depot = FakeDepot()
     depot.down = True  # not even the depot is needed to serve what was served
@@ -42,9 +37,7 @@ async def test_a_start_publishes_nothing_before_everything_that_is_known() -> No
 
 async def test_an_edited_source_is_found_and_published() -> None:
     async with operator() as op:
-        op.store.apply(pool_object())
-        op.store.apply(adapter_object("upper"))
-        await op.until(adapter_ref("upper"), "Ready", "True", "Published")
+        await op.serve("upper")
         op.depot.contents["file:upper"] = failed("NotFinite", validated=True)
         await op.until(adapter_ref("upper"), "Fetched", "False", "NotFinite")
         assert op.conditions(adapter_ref("upper"), "Ready") == [("True", "UpdateFailed")]
@@ -66,17 +59,13 @@ async def test_a_write_that_fails_is_planned_again_and_disturbs_nobody(monkeypat
     monkeypatch.setattr(loop, "PAUSE_MIN_S", 0.001)
     async with operator() as op:
         op.backend.break_next = 4
-        op.store.apply(pool_object())
-        op.store.apply(adapter_object("upper"))
-        await op.until(adapter_ref("upper"), "Ready", "True", "Published")
+        await op.serve("upper")
         assert op.backend.break_next == 0
 
 
 async def test_a_deleted_adapter_leaves_the_registry_and_its_source_alone() -> None:
     async with operator() as op:
-        op.store.apply(pool_object())
-        op.store.apply(adapter_object("upper"))
-        await op.until(adapter_ref("upper"), "Ready", "True", "Published")
+        await op.serve("upper")
         op.store.delete(adapter_ref("upper"))
         op.store.apply(adapter_object("lower"))
         await op.until(adapter_ref("lower"), "Ready", "True", "Published")
@@ -87,9 +76,7 @@ async def test_the_depot_gets_the_list_to_keep_when_something_has_drained(monkey
     monkeypatch.setattr(resolver, "PAUSE_S", 0.01)
     jump = [0.0]
     async with operator(clock=lambda: time.time() + jump[0]) as op:
-        op.store.apply(pool_object(drainSeconds=3600))
-        op.store.apply(adapter_object("upper"))
-        await op.until(adapter_ref("upper"), "Ready", "True", "Published")
+        await op.serve("upper", drainSeconds=3600)
         op.depot.contents["file:upper"] = verified("d")
         await op.until_digest(adapter_ref("upper"), digest("d"))  # the one before drains from now on
         op.depot.refuse_lists = 1  # it is told again
@@ -224,9 +211,7 @@ async def test_many_namespaces_together_are_bounded_too(monkeypatch: pytest.Monk
 async def test_what_drained_is_dropped_while_a_source_stands_still() -> None:
     jump = [0.0]
     async with operator(clock=lambda: time.time() + jump[0]) as op:
-        op.store.apply(pool_object(drainSeconds=1))
-        op.store.apply(adapter_object("upper"))
-        await op.until(adapter_ref("upper"), "Ready", "True", "Published")
+        await op.serve("upper", drainSeconds=1)
         op.depot.stuck.add("file:slow")
         op.store.apply(adapter_object("slow"))
         op.store.delete(adapter_ref("upper"))

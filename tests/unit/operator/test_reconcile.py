@@ -60,21 +60,17 @@ def test_an_unchanged_source_is_asked_for_again_and_writes_nothing(serving: Worl
 
 
 def test_a_source_named_by_digest_is_not_asked_for_again(world: World) -> None:
-    world.apply(pool_object())
-    world.apply(adapter_object("upper", source={"uri": "file:upper", "digest": digest("a")}))
-    world.settle()
+    world.settle(pool_object(), adapter_object("upper", source={"uri": "file:upper", "digest": digest("a")}))
     asked = sum(request.uri == "file:upper" for request in world.asked)
     world.wait(100)
     assert sum(request.uri == "file:upper" for request in world.asked) == asked == 1
 
 
 def test_an_adapter_of_no_pool_has_a_condition_and_is_served_once_the_pool_is_there(world: World) -> None:
-    world.apply(adapter_object("upper"))
-    world.settle()
+    world.settle(adapter_object("upper"))
     assert world.condition(adapter_ref("upper"), "Accepted") == ("False", "PoolNotFound")
     assert world.condition(adapter_ref("upper"), "Ready") == ("False", "PoolNotFound")
-    world.apply(pool_object())
-    world.settle()
+    world.settle(pool_object())
     assert world.condition(adapter_ref("upper"), "Ready") == ("True", "Published")
 
 
@@ -88,46 +84,36 @@ def test_an_adapter_of_no_pool_has_a_condition_and_is_served_once_the_pool_is_th
     ],
 )
 def test_a_pool_says_which_namespaces_may_use_it(world: World, allowed: dict[str, object], permitted: bool) -> None:
-    world.apply(pool_object(allowedNamespaces=allowed))
-    world.apply(adapter_object("upper"))
-    world.settle()
+    world.settle(pool_object(allowedNamespaces=allowed), adapter_object("upper"))
     expected = ("True", "Accepted") if permitted else ("False", "NotPermitted")
     assert world.condition(adapter_ref("upper"), "Accepted") == expected
     assert bool(world.routed) is permitted
 
 
 def test_of_two_adapters_with_one_name_the_older_has_it(serving: World) -> None:
-    serving.apply(adapter_object("lower", namespace="globex", modelName="acme/upper"))
-    serving.settle()
+    serving.settle(adapter_object("lower", namespace="globex", modelName="acme/upper"))
     assert serving.condition(adapter_ref("lower", "globex"), "Accepted") == ("False", "NameConflict")
     assert serving.condition(adapter_ref("upper"), "Ready") == ("True", "Published")
-    serving.store.delete(adapter_ref("upper"))
-    serving.settle()
+    serving.remove(adapter_ref("upper"))
     assert serving.condition(adapter_ref("lower", "globex"), "Ready") == ("True", "Published")
 
 
 def test_a_name_that_begins_with_a_namespace_is_that_namespaces_though_another_was_there_before(world: World) -> None:
-    world.apply(pool_object())
-    world.apply(adapter_object("lower", namespace="globex", modelName="acme/upper"))
-    world.settle()
+    world.settle(pool_object(), adapter_object("lower", namespace="globex", modelName="acme/upper"))
     assert world.condition(adapter_ref("lower", "globex"), "Ready") == ("True", "Published")
-    world.apply(adapter_object("upper"))
-    world.settle()
+    world.settle(adapter_object("upper"))
     assert world.condition(adapter_ref("lower", "globex"), "Accepted") == ("False", "NameConflict")
     assert world.condition(adapter_ref("upper"), "Ready") == ("True", "Published")
 
 
 def test_a_base_name_is_reserved_even_from_an_older_adapter(world: World) -> None:
-    world.apply(adapter_object("upper", modelName="base"))
-    world.apply(pool_object())
-    world.settle()
+    world.settle(adapter_object("upper", modelName="base"), pool_object())
     assert world.condition(adapter_ref("upper"), "Accepted") == ("False", "NameConflict")
     assert world.condition(pool_ref(), "Available") == ("True", "RunnersReady")
 
 
 def test_of_two_pools_with_one_name_the_older_serves(serving: World) -> None:
-    serving.apply(pool_object("other", model={"name": "base", "uri": "file:base"}))
-    serving.settle()
+    serving.settle(pool_object("other", model={"name": "base", "uri": "file:base"}))
     assert serving.condition(pool_ref("other"), "Accepted") == ("False", "NameConflict")
     assert pool_ref("other") not in serving.observed.runners
     assert serving.condition(adapter_ref("upper"), "Ready") == ("True", "Published")
@@ -143,15 +129,13 @@ def test_a_refused_object_holds_no_name(world: World) -> None:
 
 
 def test_an_assertion_about_the_base_that_does_not_hold_is_a_mismatch(serving: World) -> None:
-    serving.apply(adapter_object("upper", namespace="globex", baseModel="llama"))
-    serving.settle()
+    serving.settle(adapter_object("upper", namespace="globex", baseModel="llama"))
     assert serving.condition(adapter_ref("upper", "globex"), "Validated") == ("False", "BaseMismatch")
     assert serving.condition(adapter_ref("upper", "globex"), "Ready") == ("False", "BaseMismatch")
 
 
 def test_who_names_the_base_is_not_asked_what_it_was_trained_on(serving: World) -> None:
-    serving.apply(adapter_object("upper", namespace="globex", baseModel="base"))
-    serving.settle()
+    serving.settle(adapter_object("upper", namespace="globex", baseModel="base"))
     named = next(request for request in serving.asked if request.namespace == "globex")
     unnamed = next(request for request in serving.asked if request.namespace == "acme")
     assert named.body()["base"] == {"digest": BASE}
@@ -160,9 +144,7 @@ def test_who_names_the_base_is_not_asked_what_it_was_trained_on(serving: World) 
 
 def test_an_adapter_waits_for_its_base(world: World) -> None:
     world.contents["file:base"] = failed("SourceNotFound")
-    world.apply(pool_object())
-    world.apply(adapter_object("upper"))
-    world.settle()
+    world.settle(pool_object(), adapter_object("upper"))
     assert world.condition(adapter_ref("upper"), "Ready") == ("False", "BaseNotReady")
     assert world.condition(pool_ref(), "Fetched") == ("False", "SourceNotFound")
     assert world.condition(pool_ref(), "Available") == ("False", "BaseNotReady")
@@ -181,8 +163,7 @@ def test_conditions_report_how_far_a_content_has_come(
     serving: World, answer: OperationStatus, validated: tuple[str, str], fetched: tuple[str, str]
 ) -> None:
     serving.contents["file:new"] = answer
-    serving.apply(adapter_object("new"))
-    serving.settle()
+    serving.settle(adapter_object("new"))
     serving.wait(PROGRESS_S)
     assert serving.condition(adapter_ref("new"), "Validated") == validated
     assert serving.condition(adapter_ref("new"), "Fetched") == fetched
@@ -219,16 +200,14 @@ def test_earlier_contents_are_served_and_kept_up_to_the_history_limit(serving: W
     for letter in "cde":
         serving.contents[f"file:{letter}"] = verified(letter)
         source = {"uri": f"file:{letter}"}
-        serving.apply(adapter_object("upper", source=source, version=f"step-{letter}", revisionHistoryLimit=2))
-        serving.settle()
+        serving.settle(adapter_object("upper", source=source, version=f"step-{letter}", revisionHistoryLimit=2))
     assert versions(serving) == [(digest("e"), "step-e"), (digest("d"), "step-d"), (digest("c"), "step-c")]
     assert published(serving) == (digest("e"), [digest("d"), digest("c")])
     serving.wait(61)
     assert serving.kept is not None
     assert {digest("c"), digest("d"), digest("e")} <= serving.kept
     assert digest("a") not in serving.kept
-    serving.apply(adapter_object("upper", source={"uri": "file:c"}, version="step-c", revisionHistoryLimit=1))
-    serving.settle()
+    serving.settle(adapter_object("upper", source={"uri": "file:c"}, version="step-c", revisionHistoryLimit=1))
     assert versions(serving) == [(digest("c"), "step-c"), (digest("e"), "step-e")]
     assert published(serving) == (digest("c"), [digest("e")])
     writes = serving.status_writes
@@ -240,8 +219,7 @@ def test_earlier_contents_are_served_and_kept_up_to_the_history_limit(serving: W
 def test_a_version_is_the_name_of_the_content_that_is_found_once_it_is_published(serving: World) -> None:
     serving.contents["file:new"] = failed("RankTooLarge")
     bad = adapter_object("upper", source={"uri": "file:new"}, version="v2", revisionHistoryLimit=5)
-    serving.apply(bad)
-    serving.settle()
+    serving.settle(bad)
     assert versions(serving) == [(digest("a"), None)]
     serving.contents["file:new"] = verified("d")
     serving.wait(11)
@@ -285,8 +263,7 @@ def test_ready_does_not_flap_while_a_new_content_takes_over(serving: World) -> N
 
 def test_ready_is_about_the_new_generation_once_the_new_content_is_served(serving: World) -> None:
     serving.contents["file:new"] = OperationStatus("Pending")
-    serving.apply(adapter_object("upper", source={"uri": "file:new"}))
-    serving.settle()
+    serving.settle(adapter_object("upper", source={"uri": "file:new"}))
     serving.wait(60)  # it is shown that the source is being read
     upper = adapter_ref("upper")
     assert serving.condition(upper, "Fetched") == ("Unknown", "Resolving")
@@ -304,8 +281,7 @@ def test_ready_is_about_the_new_generation_once_the_new_content_is_served(servin
 
 def test_a_spec_that_changes_nothing_but_itself_is_observed_with_one_write(serving: World) -> None:
     writes = serving.status_writes
-    serving.apply(adapter_object("upper", tier="Disk"))
-    serving.settle()
+    serving.settle(adapter_object("upper", tier="Disk"))
     assert (ready_generation(serving), serving.status_writes - writes) == (2, 1)
 
 
@@ -388,8 +364,7 @@ def test_a_deleted_adapter_leaves_at_once_and_its_content_later(serving: World) 
 
 def test_an_object_made_again_under_its_name_is_another_one(serving: World) -> None:
     serving.store.delete(adapter_ref("upper"))
-    serving.apply(adapter_object("upper"))
-    serving.settle()
+    serving.settle(adapter_object("upper"))
     uid = serving.store.get(adapter_ref("upper"))["metadata"]["uid"]
     assert {entry.uid for entry in serving.routed.values() if entry.name == "upper"} == {uid}
     assert serving.condition(adapter_ref("upper"), "Ready") == ("True", "Published")
@@ -398,10 +373,8 @@ def test_an_object_made_again_under_its_name_is_another_one(serving: World) -> N
 def test_a_finalizer_goes_when_the_registry_has_let_go(serving: World) -> None:
     wish = adapter_object("upper")
     wish["metadata"]["finalizers"] = [FINALIZER]
-    serving.apply(wish)
-    serving.settle()
-    serving.store.delete(adapter_ref("upper"))
-    serving.settle()
+    serving.settle(wish)
+    serving.remove(adapter_ref("upper"))
     assert serving.store.find(adapter_ref("upper")) is None
     assert [entry.name for entry in serving.routed.values()] == ["lower"]
 
@@ -409,25 +382,20 @@ def test_a_finalizer_goes_when_the_registry_has_let_go(serving: World) -> None:
 def test_a_foreign_finalizer_keeps_the_object_and_says_so(serving: World) -> None:
     wish = adapter_object("upper")
     wish["metadata"]["finalizers"] = ["example.com/audit"]
-    serving.apply(wish)
-    serving.settle()
-    serving.store.delete(adapter_ref("upper"))
-    serving.settle()
+    serving.settle(wish)
+    serving.remove(adapter_ref("upper"))
     assert serving.condition(adapter_ref("upper"), "Ready") == ("False", "Deleting")
 
 
 def test_a_deleted_pool_takes_its_runners_and_routes_along(serving: World) -> None:
-    serving.store.delete(pool_ref())
-    serving.settle()
+    serving.remove(pool_ref())
     assert (serving.routed, serving.routed_pools, serving.observed.runners) == ({}, {}, {})
     assert serving.condition(adapter_ref("upper"), "Ready") == ("False", "PoolNotFound")
 
 
 @pytest.mark.parametrize(("replicas", "expected"), [(None, 1), (0, 0), (3, 3)])
 def test_a_pool_has_as_many_runners_as_it_wants(world: World, replicas: int | None, expected: int) -> None:
-    world.apply(pool_object(replicas=replicas))
-    world.apply(adapter_object("upper"))
-    world.settle()
+    world.settle(pool_object(replicas=replicas), adapter_object("upper"))
     assert len(world.observed.runners.get(pool_ref(), {})) == expected
     available = ("True", "RunnersReady") if expected else ("False", "ScaledToZero")
     assert world.condition(pool_ref(), "Available") == available
@@ -439,8 +407,7 @@ def stopped(actions: list[Action]) -> list[int]:
 
 
 def test_fewer_replicas_stop_those_that_the_scheduler_names(world: World) -> None:
-    world.apply(pool_object(replicas=4))
-    world.settle()
+    world.settle(pool_object(replicas=4))
     world.scheduler_speaks = False
     world.apply(pool_object(replicas=2))
     world.step()
@@ -453,18 +420,15 @@ def test_fewer_replicas_stop_those_that_the_scheduler_names(world: World) -> Non
     world.scheduler_speaks = True
     world.settle()
     assert list(world.observed.runners[pool_ref()]) == [2, 3]
-    world.apply(pool_object(replicas=3))
-    world.settle()
+    world.settle(pool_object(replicas=3))
     assert sorted(world.observed.runners[pool_ref()]) == [0, 2, 3]
 
 
 def test_a_scheduler_that_is_away_delays_fewer_replicas_by_a_few_seconds(world: World) -> None:
     pinned = {"name": "base", "uri": "file:base", "digest": BASE}  # so that nothing else wakes it
-    world.apply(pool_object(replicas=3, model=pinned))
-    world.settle()
+    world.settle(pool_object(replicas=3, model=pinned))
     world.scheduler_speaks = False
-    world.apply(pool_object(replicas=1, model=pinned))
-    world.settle()
+    world.settle(pool_object(replicas=1, model=pinned))
     assert len(world.observed.runners[pool_ref()]) == 3
     when = requeue_at(pool_ref(), world.state, world.now)
     assert when is not None
@@ -474,8 +438,7 @@ def test_a_scheduler_that_is_away_delays_fewer_replicas_by_a_few_seconds(world: 
 
 
 def test_a_runner_that_does_not_serve_goes_before_those_that_do(world: World) -> None:
-    world.apply(pool_object(replicas=3))
-    world.settle()
+    world.settle(pool_object(replicas=3))
     runners = world.observed.runners[pool_ref()]
     runners[0] = replace(runners[0], state="Starting")
     world.apply(pool_object(replicas=2))
@@ -484,8 +447,7 @@ def test_a_runner_that_does_not_serve_goes_before_those_that_do(world: World) ->
 
 
 def test_a_runner_on_its_way_out_is_neither_counted_nor_stopped_again(world: World) -> None:
-    world.apply(pool_object(replicas=2))
-    world.settle()
+    world.settle(pool_object(replicas=2))
     runners = world.observed.runners[pool_ref()]
     runners[0] = replace(runners[0], state="Leaving")
     starts = [action.index for action in world.plan() if isinstance(action, EnsureRunner)]
@@ -503,9 +465,7 @@ def autoscaled(low: int, high: int) -> dict[str, object]:
 
 
 def test_an_autoscaled_pool_goes_to_what_the_scheduler_wants_and_to_zero_and_back(world: World) -> None:
-    world.apply(autoscaled(0, 3))
-    world.apply(adapter_object("upper"))
-    world.settle()
+    world.settle(autoscaled(0, 3), adapter_object("upper"))
     assert pool_ref() not in world.observed.runners
     assert world.condition(pool_ref(), "Available") == ("False", "ScaledToZero")
     assert world.condition(adapter_ref("upper"), "Ready") == ("True", "Published")
@@ -524,8 +484,7 @@ def test_an_autoscaled_pool_goes_to_what_the_scheduler_wants_and_to_zero_and_bac
 
 
 def test_the_status_has_the_pages_that_runners_found_and_keeps_them_while_nobody_says(world: World) -> None:
-    world.apply(pool_object(replicas=1, kvCache={"pageTokens": 16, "memoryFraction": 0.5}))
-    world.settle()
+    world.settle(pool_object(replicas=1, kvCache={"pageTokens": 16, "memoryFraction": 0.5}))
     launch = world.observed.runners[pool_ref()][0].launch
     assert (launch.kv_pages, launch.kv_memory_fraction) == (0, 0.5)
     assert "kvCache" not in world.status(pool_ref())
@@ -563,13 +522,10 @@ def test_an_operator_that_starts_keeps_the_runners_there_are_until_the_scheduler
 
 def test_a_pool_elsewhere_has_the_condition_that_nobody_serves_it_and_reserves_no_name(world: World) -> None:
     world.serve_only("default")
-    world.apply(pool_object(namespace="attic"))
-    world.apply(adapter_object("lower", pool="attic/base"))
-    world.settle()
+    world.settle(pool_object(namespace="attic"), adapter_object("lower", pool="attic/base"))
     assert world.condition(pool_ref("base", "attic"), "Accepted") == ("False", "NamespaceNotServed")
     assert world.condition(adapter_ref("lower"), "Ready") == ("False", "BaseNotReady")
-    world.apply(pool_object())
-    world.settle()
+    world.settle(pool_object())
     assert world.condition(pool_ref(), "Available") == ("True", "RunnersReady")
 
 
@@ -585,8 +541,7 @@ def test_of_more_pinned_adapters_than_fit_the_older_are_accepted(world: World) -
     gone = world.desired.adapters[adapter_ref("a")]
     assert adapter_ref("d") in world.desired.drop(adapter_ref("a"))  # it is planned again
     world.desired.put(gone)
-    world.store.delete(adapter_ref("a"))
-    world.settle()
+    world.remove(adapter_ref("a"))
     assert world.condition(adapter_ref("d"), "Ready") == ("True", "Published")
 
 
@@ -594,8 +549,7 @@ def test_what_the_manifest_says_of_the_source_is_what_the_depot_is_asked(world: 
     model = {"name": "base", "uri": "file:base", "revision": "v1", "credentialsRef": {"name": "hub"}}
     world.apply(pool_object(model=model))
     source = {"uri": "file:upper", "endpoint": "https://minio.acme:9000", "credentialsRef": {"name": "s3"}}
-    world.apply(adapter_object("upper", source=source, tier="Host"))
-    world.settle()
+    world.settle(adapter_object("upper", source=source, tier="Host"))
     base, adapter = (request.body() for request in world.asked)
     assert (base["revision"], base["credentialsRef"]) == ("v1", {"name": "hub"})
     assert (adapter["endpoint"], adapter["credentialsRef"]) == ("https://minio.acme:9000", {"name": "s3"})
@@ -604,13 +558,10 @@ def test_what_the_manifest_says_of_the_source_is_what_the_depot_is_asked(world: 
 
 
 def test_steps_on_the_way_are_written_only_where_they_last(world: World) -> None:
-    world.apply(pool_object())
-    world.settle()
+    world.settle(pool_object())
     writes = world.status_writes
     world.contents["file:quick"], world.contents["file:slow"] = verified("a"), OperationStatus("Pending")
-    world.apply(adapter_object("quick"))
-    world.apply(adapter_object("slow"))
-    world.settle()
+    world.settle(adapter_object("quick"), adapter_object("slow"))
     assert "conditions" not in (world.store.get(adapter_ref("slow")).get("status") or {})
     assert world.condition(adapter_ref("quick"), "Ready") == ("True", "Published")
     assert world.status_writes == writes + 3, "the adapter's, and its pool's counts"
@@ -623,8 +574,7 @@ def test_steps_on_the_way_are_written_only_where_they_last(world: World) -> None
 
 
 def test_what_is_due_is_done_at_the_moment_that_was_named_and_that_moment_is_named_once(world: World) -> None:
-    world.apply(pool_object())
-    world.settle()
+    world.settle(pool_object())
     when, asked = requeue_at(pool_ref(), world.state, world.now), len(world.asked)
     assert when is not None
     assert requeue_at(pool_ref(), world.state, when) != when, "who sleeps until then would not sleep at all"
@@ -634,15 +584,13 @@ def test_what_is_due_is_done_at_the_moment_that_was_named_and_that_moment_is_nam
 
 
 def test_a_pool_that_waits_for_nothing_names_no_moment(world: World) -> None:
-    world.apply(pool_object(model={"name": "base", "uri": "file:base", "digest": BASE}))
-    world.settle()
+    world.settle(pool_object(model={"name": "base", "uri": "file:base", "digest": BASE}))
     world.wait(60.0)  # for the scheduler's answer, which has come
     assert requeue_at(pool_ref(), world.state, world.now) is None
 
 
 def test_a_pool_that_states_no_objective_and_no_scaling_is_published_with_none(world: World) -> None:
-    world.apply(pool_object())
-    world.settle()
+    world.settle(pool_object())
     entry = world.routed_pools[pool_ref()]
     assert (entry.slo_ttft_s, entry.slo_token_time_s, entry.slo_reject) == (0.0, 0.0, False)
     assert (entry.idle_s, entry.hold_s) == (0.0, 0)
@@ -682,20 +630,16 @@ def test_a_new_leader_asks_the_hub_for_nothing_that_is_known(world: World) -> No
 
 
 def test_a_remote_source_that_fails_is_asked_for_ever_less_often(world: World) -> None:
-    world.apply(pool_object())
-    world.apply(adapter_object("upper", source={"uri": "hf:acme/upper"}))
-    world.settle()
+    world.settle(pool_object(), adapter_object("upper", source={"uri": "hf:acme/upper"}))
     for _ in range(720):
         world.wait(10.0)
     assert 10 <= Counter(request.uri for request in world.asked)["hf:acme/upper"] <= 20
 
 
 def test_a_changed_pool_replaces_its_runners_one_at_a_time(world: World) -> None:
-    world.apply(pool_object(replicas=3))
-    world.settle()
+    world.settle(pool_object(replicas=3))
     world.ready_runners = False
-    world.apply(pool_object(replicas=3, kvCache={"pageTokens": 16, "pages": 2048}))
-    world.settle()
+    world.settle(pool_object(replicas=3, kvCache={"pageTokens": 16, "pages": 2048}))
     states = {i: (r.launch.kv_pages, r.state) for i, r in world.observed.runners[pool_ref()].items()}
     assert states == {0: (2048, "Starting"), 1: (1024, "Ready"), 2: (1024, "Ready")}
     runners = world.observed.runners[pool_ref()]
@@ -705,8 +649,7 @@ def test_a_changed_pool_replaces_its_runners_one_at_a_time(world: World) -> None
 
 
 def test_runners_that_cannot_start_are_replaced_at_once(world: World) -> None:
-    world.apply(pool_object(replicas=2))
-    world.settle()
+    world.settle(pool_object(replicas=2))
     runners = world.observed.runners[pool_ref()]
     runners.update({i: replace(runner, state="CrashLoop", message="no memory") for i, runner in runners.items()})
     world.observed.pool_reports[str(pool_ref())] = PoolReport(0)
@@ -716,8 +659,7 @@ def test_runners_that_cannot_start_are_replaced_at_once(world: World) -> None:
 
 
 def test_a_crash_loop_is_reported_with_its_last_words(world: World) -> None:
-    world.apply(pool_object())
-    world.settle()
+    world.settle(pool_object())
     runners = world.observed.runners[pool_ref()]
     runners[0] = RunnerProcess(runners[0].launch, "CrashLoop", "exit code 1: out of memory")
     world.settle()
@@ -739,16 +681,14 @@ def test_an_adapter_that_no_runner_can_load_is_not_ready(serving: World) -> None
 
 def test_a_renamed_adapter_is_served_under_its_new_name_without_being_fetched_again(serving: World) -> None:
     asked = len(serving.asked)
-    serving.apply(adapter_object("upper", modelName="shout"))
-    serving.settle()
+    serving.settle(adapter_object("upper", modelName="shout"))
     assert {entry.model_name for entry in serving.routed.values()} == {"shout", "acme/lower"}
     assert len(serving.asked) == asked
     assert not any(isinstance(action, Resolve) for action in serving.plan())
 
 
 def test_observed_generation_follows_the_spec(serving: World) -> None:
-    serving.apply(adapter_object("upper", pinned=True))
-    serving.settle()
+    serving.settle(adapter_object("upper", pinned=True))
     status = serving.status(adapter_ref("upper"))
     assert status["observedGeneration"] == 2
     assert {c["observedGeneration"] for c in status["conditions"]} == {2}
@@ -787,8 +727,7 @@ def test_a_restart_keeps_serving_the_old_content_of_a_bad_source(serving: World)
 
 def test_after_a_restart_nothing_is_dropped_before_everything_has_drained(serving: World) -> None:
     serving.wait(400)
-    serving.store.delete(adapter_ref("upper"))
-    serving.settle()
+    serving.remove(adapter_ref("upper"))
     after = serving.restarted()
     after.wait(299)
     assert after.kept is None
@@ -798,8 +737,7 @@ def test_after_a_restart_nothing_is_dropped_before_everything_has_drained(servin
 
 def test_a_pool_is_ready_once_every_wanted_runner_serves(world: World) -> None:
     world.ready_runners = False
-    world.apply(pool_object(replicas=2))
-    world.settle()
+    world.settle(pool_object(replicas=2))
     assert world.condition(pool_ref(), "Ready") == ("False", "Converging")
     runners = world.observed.runners[pool_ref()]
     runners[0] = replace(runners[0], state="Ready")
@@ -811,8 +749,7 @@ def test_a_pool_is_ready_once_every_wanted_runner_serves(world: World) -> None:
     world.answers()
     world.settle()
     assert world.condition(pool_ref(), "Ready") == ("True", "RunnersReady")
-    world.apply(pool_object(replicas=0))
-    world.settle()
+    world.settle(pool_object(replicas=0))
     assert world.condition(pool_ref(), "Ready") == ("True", "ScaledToZero")
 
 
@@ -836,14 +773,10 @@ def test_runners_of_a_paused_pool_stay_as_they_are_and_adapters_are_served(servi
 def moving(world: World) -> None:
     """A Ready adapter of one pool names another one, whose runners do not serve yet."""
     world.contents["file:other"] = OperationStatus("Fetched", digest("e"), fetched_base().verdict)
-    world.apply(pool_object())
-    world.apply(adapter_object("upper"))
-    world.settle()
+    world.settle(pool_object(), adapter_object("upper"))
     world.ready_runners = False
-    world.apply(pool_object("other"))
-    world.settle()
-    world.apply(adapter_object("upper", pool="default/other"))
-    world.settle()
+    world.settle(pool_object("other"))
+    world.settle(adapter_object("upper", pool="default/other"))
 
 
 def pool_of_route(world: World) -> str:
@@ -876,13 +809,9 @@ def test_a_restart_while_an_adapter_moves_changes_nothing(world: World) -> None:
 def test_an_adapter_that_moves_to_a_pool_that_refuses_its_content_stays_where_it_serves(world: World) -> None:
     world.ready_runners = True
     world.contents["file:other"] = OperationStatus("Fetched", digest("e"), fetched_base().verdict)
-    world.apply(pool_object())
-    world.apply(adapter_object("upper"))
-    world.apply(pool_object("other"))
-    world.settle()
+    world.settle(pool_object(), adapter_object("upper"), pool_object("other"))
     world.contents["file:upper"] = failed("ShapeMismatch")
-    world.apply(adapter_object("upper", pool="default/other"))
-    world.settle()
+    world.settle(adapter_object("upper", pool="default/other"))
     assert pool_of_route(world) == "default/base"
     assert world.condition(adapter_ref("upper"), "Fetched") == ("False", "ShapeMismatch")
     assert world.condition(adapter_ref("upper"), "Ready") == ("True", "UpdateFailed")
@@ -893,8 +822,7 @@ def test_an_adapter_that_moves_to_a_pool_that_refuses_its_content_stays_where_it
 
 def test_an_adapter_that_moves_away_from_a_deleted_pool_waits_for_the_new_one(world: World) -> None:
     moving(world)
-    world.store.delete(pool_ref())
-    world.settle()
+    world.remove(pool_ref())
     assert not world.routed or pool_of_route(world) == "default/other"
 
 
@@ -915,9 +843,7 @@ def test_an_adapter_that_moves_to_a_pool_that_does_not_take_it_stays_where_it_se
         assert pool_of_route(current) == "default/base"
         assert current.condition(adapter_ref("upper"), condition) == ("False", reason)
         assert current.condition(adapter_ref("upper"), "Ready") == ("True", "UpdateFailed")
-    world.apply(adapter_object("zz-thief", modelName="acme/upper"))
-    world.settle()
+    world.settle(adapter_object("zz-thief", modelName="acme/upper"))
     assert world.condition(adapter_ref("zz-thief"), "Accepted") == ("False", "NameConflict")
-    world.store.delete(pool_ref())
-    world.settle()
+    world.remove(pool_ref())
     assert world.condition(adapter_ref("upper"), "Ready")[0] == "False"

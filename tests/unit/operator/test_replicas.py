@@ -107,8 +107,7 @@ def test_what_the_server_makes_of_a_manifest_is_not_applied_again_and_again(clus
         webhook(cluster.cluster.objects[child.key]) if child.kind == "Deployment" else None
 
     cluster.cluster.apply = rewritten  # type: ignore[method-assign]
-    cluster.apply(pool_object(kvCache={"pageTokens": 16, "pages": 2048}))
-    cluster.settle()
+    cluster.settle(pool_object(kvCache={"pageTokens": 16, "pages": 2048}))
     assert not any(isinstance(action, ApplyChild) for action in cluster.plan())
 
 
@@ -152,8 +151,7 @@ def test_a_mark_that_nobody_reports_is_ordered_once_and_waited_for_a_few_seconds
     pinned = {"name": "base", "uri": "file:base", "digest": BASE}  # so that nothing else wakes it
     started(cluster, pool_object(replicas=2, model=pinned))
     cluster.cluster.mark = lambda *_: None  # type: ignore[method-assign]
-    cluster.apply(pool_object(replicas=1, model=pinned))
-    cluster.settle()
+    cluster.settle(pool_object(replicas=1, model=pinned))
     assert cluster.sizes(pool_ref()) == {"runners": 2}
     when = requeue_at(pool_ref(), cluster.state, cluster.now)
     assert when is not None
@@ -423,8 +421,7 @@ def test_pods_that_do_not_come_up_are_reported_with_their_reason(cluster: Cluste
 
 def test_what_the_api_server_refuses_is_reported_and_tried_again_now_and_then(cluster: ClusterWorld) -> None:
     cluster.cluster.refuses["Deployment"] = "exceeded quota: count/deployments.apps=1"
-    cluster.apply(pool_object())
-    cluster.settle()
+    cluster.settle(pool_object())
     assert cluster.condition(pool_ref(), "Progressing") == ("False", "ChildRefused")
     conditions = cluster.status(pool_ref())["conditions"]
     assert {"exceeded quota: count/deployments.apps=1"} == {c["message"] for c in conditions if c["status"] == "False"}
@@ -445,16 +442,14 @@ def test_another_manifest_does_not_wait_for_the_one_that_was_refused(cluster: Cl
     cluster.cluster.refuses["Deployment"] = "no"
     started(cluster, pool_object(kvCache={"pageTokens": 16, "pages": 1}))
     cluster.cluster.refuses.clear()
-    cluster.apply(pool_object())
-    cluster.settle()
+    cluster.settle(pool_object())
     assert cluster.condition(pool_ref(), "Available") == ("True", "RunnersReady")
 
 
 def test_a_refusal_of_what_is_no_longer_desired_is_not_reported_for_ever(cluster: ClusterWorld) -> None:
     started(cluster, pool_object())
     cluster.cluster.refuses["Deployment"] = "no"
-    cluster.apply(pool_object(replicas=2))
-    cluster.settle()
+    cluster.settle(pool_object(replicas=2))
     assert cluster.condition(pool_ref(), "Progressing") == ("False", "ChildRefused")
     cluster.apply(pool_object())
     cluster.wait(APPLY_RETRY_S)
@@ -508,8 +503,7 @@ def test_an_adapter_has_its_finalizer_before_it_is_published(cluster: ClusterWor
             break
     assert cluster.store.get(adapter_ref("upper"))["metadata"]["finalizers"] == [FINALIZER]
     started(cluster, adapter_object("missing"))
-    cluster.store.delete(adapter_ref("missing"))
-    cluster.settle()
+    cluster.remove(adapter_ref("missing"))
     with pytest.raises(NotFound):  # a finalizer of what was never served keeps nothing
         cluster.store.get(adapter_ref("missing"))
 
@@ -531,8 +525,7 @@ def test_a_deleted_adapter_is_there_until_no_runner_holds_it(cluster: ClusterWor
 def test_a_restarted_operator_asks_again_whether_a_deleted_adapter_is_gone(cluster: ClusterWorld) -> None:
     started(cluster, pool_object(), adapter_object("upper"))
     cluster.scheduler_speaks = False
-    cluster.store.delete(adapter_ref("upper"))
-    cluster.settle()
+    cluster.remove(adapter_ref("upper"))
     after = cluster.restarted()
     after.scheduler_speaks = True
     after.settle()

@@ -129,8 +129,7 @@ def test_a_group_waits_until_the_one_before_it_is_ready_and_the_status_says_so()
     groups = [{"name": name, "minRunners": 2} for name in ("a", "b")]
     started(world, "base", replicas=4, runnerGroups=groups, kvCache=OLD)
     world.cluster.pods_become_ready = False
-    world.apply(pool_object(replicas=4, runnerGroups=groups, kvCache=NEW))
-    world.settle()
+    world.settle(pool_object(replicas=4, runnerGroups=groups, kvCache=NEW))
     assert ready(world) == 3
     words = message(world, pool_ref(), "Progressing")
     assert words == "group b waits for group a, with 1 of 2 runners ready"
@@ -227,8 +226,7 @@ def test_a_group_that_waits_is_scaled_all_the_same() -> None:
     groups = [{"name": name, "minRunners": 2} for name in ("a", "b")]
     started(world, "base", replicas=4, runnerGroups=groups, kvCache=OLD)
     world.cluster.pods_become_ready = False
-    world.apply(pool_object(replicas=6, runnerGroups=[groups[0], {"name": "b", "minRunners": 4}], kvCache=NEW))
-    world.settle()
+    world.settle(pool_object(replicas=6, runnerGroups=[groups[0], {"name": "b", "minRunners": 4}], kvCache=NEW))
     assert world.sizes(pool_ref()) == {"a": 2, "b": 4}
 
 
@@ -269,8 +267,7 @@ def test_fewer_runners_wait_while_they_are_replaced_and_that_gets_on(
     world = new_world()
     started(world, "base", replicas=3, kvCache=OLD)
     world.cluster.pods_become_ready = False
-    world.apply(pool_object(replicas=3, kvCache=NEW))
-    world.settle()
+    world.settle(pool_object(replicas=3, kvCache=NEW))
     key, obj = deployment(world)
     if condition:
         world.cluster.store(key, {**obj, "status": {"conditions": [condition]}})
@@ -291,10 +288,8 @@ def test_no_runner_at_all_waits_for_nothing() -> None:
     world = new_world()
     started(world, "base", replicas=3, kvCache=OLD)
     world.cluster.pods_become_ready = False
-    world.apply(pool_object(replicas=3, kvCache=NEW))
-    world.settle()
-    world.apply(pool_object(replicas=0, kvCache=NEW))
-    world.settle()
+    world.settle(pool_object(replicas=3, kvCache=NEW))
+    world.settle(pool_object(replicas=0, kvCache=NEW))
     assert not world.cluster.pods
 
 

@@ -48,14 +48,12 @@ def test_what_was_served_of_an_object_that_cannot_be_read_stays_and_nobody_else_
     assert (world.routed, world.observed.runners) == (routed, runners)
     for name in ("upper", "lower"):
         assert world.condition(adapter_ref(name), "Ready") == ("True", "Published")
-    world.apply(pool_object())
-    world.settle()
+    world.settle(pool_object())
     assert world.condition(pool_ref(), "Accepted") == ("True", "Accepted")
 
 
 def test_an_operator_that_starts_before_an_object_that_it_cannot_read_takes_no_runner_away(world: World) -> None:
-    world.apply(pool_object())
-    world.settle()
+    world.settle(pool_object())
     unreadable(world)
     after = world.restarted()
     for _ in range(5):
@@ -64,11 +62,9 @@ def test_an_operator_that_starts_before_an_object_that_it_cannot_read_takes_no_r
 
 
 def test_an_object_that_cannot_be_read_can_be_deleted(world: World) -> None:
-    world.apply(pool_object())
-    world.settle()
+    world.settle(pool_object())
     unreadable(world)
     world.settle()
-    world.store.delete(pool_ref())
-    world.settle()
+    world.remove(pool_ref())
     assert not world.routed_pools
     assert not world.observed.runners
