@@ -6,6 +6,11 @@ from typing import Any
 Rules = Sequence[Mapping[str, Sequence[str]]]
 
 
+def rule(group: str, resources: str, verbs: str) -> Mapping[str, Sequence[str]]:
+    """A rule of a Role; resources and verbs with spaces between."""
+    return {"apiGroups": [group], "resources": resources.split(), "verbs": verbs.split()}
+
+
 def grants(namespace: str, account: str, rules: Mapping[str, Rules], cluster_rules: Rules) -> list[dict[str, Any]]:
     """Manifests: a ServiceAccount, a Role and binding in each namespace of `rules`, a ClusterRole and binding."""
     subject = {"kind": "ServiceAccount", "name": account, "namespace": namespace}

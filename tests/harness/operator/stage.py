@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from harness.cluster.cluster import OURS, Cluster
 from harness.cluster.fake_kubelet import NODE, FakeKubelet
-from harness.cluster.rights import Rules
+from harness.cluster.rights import Rules, rule
 from harness.ports import free_addresses
 from harness.quickstart import BASE
 from harness.waiting import PATIENCE_S, wait_until
@@ -43,49 +43,23 @@ PODS = "replicasets,pods"
 LOG_CHARS = 6000
 
 # What the operator may do. In the release's namespace: its Lease.
-OWN_RULES: Rules = (
-    {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "update"]},
-)
-# In each namespace of pools: what pools own, and their pods.
+OWN_RULES: Rules = (rule("coordination.k8s.io", "leases", "get create update"),)
+# In each namespace of pools: what pools own, and their pods; where APIKeys are served, Secrets, too.
+OWNED = "get list watch create patch delete"
 POOL_RULES: Rules = (
-    {
-        "apiGroups": ["apps"],
-        "resources": ["deployments", "statefulsets"],
-        "verbs": ["get", "list", "watch", "create", "patch", "delete"],
-    },
-    {
-        "apiGroups": [""],
-        "resources": ["services", "serviceaccounts"],
-        "verbs": ["get", "list", "watch", "create", "patch", "delete"],
-    },
-    {
-        "apiGroups": ["policy"],
-        "resources": ["poddisruptionbudgets"],
-        "verbs": ["get", "list", "watch", "create", "patch", "delete"],
-    },
-    {
-        "apiGroups": ["networking.k8s.io"],
-        "resources": ["networkpolicies"],
-        "verbs": ["get", "list", "watch", "create", "patch", "delete"],
-    },
-    {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch", "patch"]},
-    # Where APIKeys are served, too.
-    {"apiGroups": [""], "resources": ["secrets"], "verbs": ["get", "create"]},
+    rule("apps", "deployments statefulsets", OWNED),
+    rule("", "services serviceaccounts", OWNED),
+    rule("policy", "poddisruptionbudgets", OWNED),
+    rule("networking.k8s.io", "networkpolicies", OWNED),
+    rule("", "pods", "get list watch patch"),
+    rule("", "secrets", "get create"),
 )
 # Everywhere: our own objects, and Events about them; nodes.
 CLUSTER_RULES: Rules = (
-    {
-        "apiGroups": ["serving.weft.dev"],
-        "resources": ["apikeys", "loraadapters", "servingpools"],
-        "verbs": ["get", "list", "watch", "patch"],
-    },
-    {
-        "apiGroups": ["serving.weft.dev"],
-        "resources": ["apikeys/status", "loraadapters/status", "servingpools/status"],
-        "verbs": ["update"],
-    },
-    {"apiGroups": ["events.k8s.io"], "resources": ["events"], "verbs": ["create", "patch"]},
-    {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch"]},
+    rule("serving.weft.dev", "apikeys loraadapters servingpools", "get list watch patch"),
+    rule("serving.weft.dev", "apikeys/status loraadapters/status servingpools/status", "update"),
+    rule("events.k8s.io", "events", "create patch"),
+    rule("", "nodes", "get list watch"),
 )
 
 
