@@ -178,11 +178,19 @@ async def test_a_broken_stream_begins_again_with_everything() -> None:
 async def test_the_schedulers_word_comes_back() -> None:
     async with connected() as (_, scheduler, reports):
         await scheduler.next()
-        scheduler.outbox.put(pb.SchedulerToRegistry(pool=pb.PoolStatus(pool="default/base", ready_runners=2)))
+        load = {
+            "ready_runners": 3,
+            "wanted_runners": 1,
+            "victims": ["b", "a"],
+            "observed_generation": 4,
+            "kv_pages": 2048,
+        }
+        scheduler.outbox.put(pb.SchedulerToRegistry(pool=pb.PoolStatus(pool="default/base", **load)))
         status = pb.AdapterStatus(uid="u", digest="d", routed=True, unavailable_runners=1, load_errors=["b", "a"])
         scheduler.outbox.put(pb.SchedulerToRegistry(adapter=status))
         async with asyncio.timeout(PATIENCE_S):
-            assert await reports.pools.get() == ("default/base", PoolReport(2))
+            report = PoolReport(3, 1, ("b", "a"), 4, kv_pages=2048)
+            assert await reports.pools.get() == ("default/base", report)
             assert await reports.adapters.get() == ("u", AdapterReport("d", True, 1, ("a", "b")))
 
 
@@ -196,23 +204,6 @@ async def test_bounds_tiers_and_the_term_are_sent() -> None:
         (pool,), (adapter,) = change.pools, change.adapters
         assert (pool.min_runners, pool.max_runners, pool.idle_s, pool.hold_s) == (0, 4, 60, 300)
         assert adapter.tier == AdapterState.HOST
-
-
-async def test_what_a_pool_could_use_comes_back_with_its_load() -> None:
-    async with connected() as (_, scheduler, reports):
-        await scheduler.next()
-        status = pb.PoolStatus(
-            pool="default/base",
-            ready_runners=3,
-            wanted_runners=1,
-            victims=["b", "a"],
-            observed_generation=4,
-            kv_pages=2048,
-        )
-        scheduler.outbox.put(pb.SchedulerToRegistry(pool=status))
-        async with asyncio.timeout(PATIENCE_S):
-            _, report = await reports.pools.get()
-        assert report == PoolReport(3, 1, ("b", "a"), 4, kv_pages=2048)
 
 
 async def test_whether_an_adapter_is_gone_is_asked_on_every_connection_until_it_is_answered() -> None:
