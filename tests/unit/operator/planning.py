@@ -4,6 +4,7 @@ The modelled depot answers from a table of contents, the modelled scheduler rout
 backend starts what it was ordered to. Every step is explicit, so a test may stop anywhere and look.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -92,11 +93,11 @@ def adapter_object(name: str, namespace: str = "acme", pool: str = "default/base
     return _object("LoRAAdapter", namespace, name, whole | spec)
 
 
-def stored(manifest: dict[str, Any]) -> dict[str, Any]:
+def stored(manifest: Mapping[str, Any], **metadata: Any) -> dict[str, Any]:
     """As an API server has it."""
     name = f"{manifest['kind']}-{manifest['metadata']['name']}"
     given = {"uid": name, "generation": 1, "resourceVersion": "1", "creationTimestamp": "2026-01-01T00:00:00Z"}
-    return {**manifest, "metadata": {**given, **manifest["metadata"]}}
+    return {**manifest, "metadata": {**given, **manifest["metadata"], **metadata}}
 
 
 def pool_ref(name: str = "base", namespace: str = "default") -> Ref:

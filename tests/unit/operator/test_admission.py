@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from tests.unit.operator.planning import stored
 from weft_operator.core import Pool, parse
 from weft_operator.errors import Invalid
 from weft_operator.local.admission import admit
@@ -24,7 +25,7 @@ def pool(**spec: Any) -> dict[str, Any]:
 
 def test_defaults_are_written_out_so_that_the_planner_need_not_know_them() -> None:
     admitted = admit(pool(), lambda _: None)
-    found = parse(with_server_fields(admitted))
+    found = parse(stored(admitted))
     assert isinstance(found, Pool)
     assert (found.max_adapters, found.page_tokens, found.max_queue, found.drain_s) == (None, 16, 1000, 300.0)
     assert (found.allowed, found.replicas, found.model_name) == ("Same", None, "one")
@@ -47,8 +48,3 @@ def test_a_wrong_field_is_named(wish: dict[str, Any], field: str) -> None:
         admit(wish, lambda _: None)
     assert field in [cause.field for cause in caught.value.causes]
     assert caught.value.body()["code"] == 422
-
-
-def with_server_fields(obj: Any) -> dict[str, Any]:
-    more = {"uid": "u", "generation": 1, "resourceVersion": "2", "creationTimestamp": "2026-01-01T00:00:00.5Z"}
-    return {**obj, "metadata": {**obj["metadata"], **more}}

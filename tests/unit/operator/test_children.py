@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.unit.operator.cluster import SITE
-from tests.unit.operator.planning import BASE, pool_object
+from tests.unit.operator.planning import BASE, pool_object, stored
 from weft_operator.core import RunnerDefaults, parse_pool, scaling
 from weft_operator.core.children import NAME_MAX, child_name, children
 from weft_runner.settings import parse_settings
@@ -18,10 +18,7 @@ GROUPS = st.from_regex(r"\A[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?\Z")
 
 def made(defaults: RunnerDefaults = SITE, **spec: Any) -> dict[str, dict[str, Any]]:
     """Manifests by kind; of Deployments the last one."""
-    obj = pool_object(**spec)
-    server = {"uid": "u1", "generation": 1, "resourceVersion": "1", "creationTimestamp": "2026-01-01T00:00:00Z"}
-    obj["metadata"] |= server
-    pool = parse_pool(obj)
+    pool = parse_pool(stored(pool_object(**spec)))
     sizes = {group.name: 1 for group in pool.groups}
     found = children(pool, scaling.runner_config(pool, BASE), defaults, sizes)
     return {child.kind: child.manifest for child in found}

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.operator.cluster import SITE, served
-from tests.unit.operator.planning import BASE, pool_object
+from tests.unit.operator.planning import BASE, pool_object, stored
 from weft_operator.core import Child, RunnerDefaults, parse_pool, scaling
 from weft_operator.core.children import children, template_hash
 from weft_operator.core.drift import matches, spec_hash, with_spec_hash
@@ -58,10 +58,7 @@ SITES = st.builds(
 
 
 def wishes(template: dict[str, Any], defaults: RunnerDefaults = SITE, size: int = 2) -> list[Child]:
-    obj = pool_object(template=template)
-    server = {"uid": "u1", "generation": 1, "resourceVersion": "1", "creationTimestamp": "2026-01-01T00:00:00Z"}
-    obj["metadata"] |= server
-    pool = parse_pool(obj)
+    pool = parse_pool(stored(pool_object(template=template)))
     return children(pool, scaling.runner_config(pool, BASE), defaults, {"runners": size})
 
 

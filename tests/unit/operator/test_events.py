@@ -5,7 +5,16 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.operator.planning import World, adapter_object, adapter_ref, failed, pool_object, pool_ref, verified
+from tests.unit.operator.planning import (
+    World,
+    adapter_object,
+    adapter_ref,
+    failed,
+    pool_object,
+    pool_ref,
+    stored,
+    verified,
+)
 from weft_operator.core import parse_adapter, parse_pool
 from weft_operator.core.status import events_for
 
@@ -26,18 +35,8 @@ def told(world: World) -> list[tuple[str, str, str]]:
     return found
 
 
-def stored(obj: dict[str, Any], status: dict[str, Any]) -> dict[str, Any]:
-    obj["metadata"] |= {
-        "uid": "u",
-        "generation": 1,
-        "resourceVersion": "1",
-        "creationTimestamp": "2026-01-01T00:00:00Z",
-    }
-    return {**obj, "status": status}
-
-
 def adapter(conditions: list[dict[str, Any]]) -> Any:
-    return parse_adapter(stored(adapter_object("upper"), {"conditions": conditions}))
+    return parse_adapter(stored(adapter_object("upper")) | {"status": {"conditions": conditions}})
 
 
 @given(CONDITIONS)
@@ -89,7 +88,8 @@ def test_an_edited_source_that_is_bad_is_reported_though_the_old_one_serves(serv
 
 
 def test_other_roles_of_as_many_runners_are_announced_with_the_reason() -> None:
-    pool = parse_pool(stored(pool_object(), {"phases": {"prompt": 2, "token": 1, "mixed": 0, "message": "before"}}))
+    before = {"prompt": 2, "token": 1, "mixed": 0, "message": "before"}
+    pool = parse_pool(stored(pool_object()) | {"status": {"phases": before}})
     (event,) = events_for(pool, {"phases": {"prompt": 1, "token": 1, "mixed": 1, "message": "requests wait"}})
     assert (event.type, event.reason) == ("Normal", "RolesChanged")
     assert event.message == "from 2 prompt, 1 token, 0 mixed to 1 prompt, 1 token, 1 mixed: requests wait"
@@ -99,7 +99,7 @@ def test_other_roles_of_as_many_runners_are_announced_with_the_reason() -> None:
 def test_runners_that_are_wanted_in_another_group_are_announced() -> None:
     counts = {"prompt": 2, "token": 1, "mixed": 0, "message": ""}
     before = counts | {"wanted": {"prompt": 2, "token": 1, "any": 0}}
-    pool = parse_pool(stored(pool_object(), {"phases": before}))
+    pool = parse_pool(stored(pool_object()) | {"status": {"phases": before}})
     (event,) = events_for(pool, {"phases": counts | {"wanted": {"prompt": 1, "token": 2, "any": 0}}})
     assert (event.type, event.reason) == ("Normal", "GroupsScaled")
     assert event.message.startswith("from 2 prompt, 1 token, 0 any to 1 prompt, 2 token, 0 any")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.operator.planning import BASE, pool_object
+from tests.unit.operator.planning import BASE, pool_object, stored
 from weft_operator.core import EnsureRunner, Pool, RunnerDefaults, parse_pool
 from weft_operator.core.pod_template import launch_flags, pod_template
 from weft_operator.core.scaling import group_of, runner_config
@@ -25,9 +25,7 @@ def pool_of(
     **scheduler: int,
 ) -> Pool:
     """A pool with these words in its scheduler block, as a server holds it."""
-    manifest = pool_object(runnerGroups=groups)
-    manifest["metadata"] |= {"uid": "u", "generation": 1, "resourceVersion": "1"}
-    manifest["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
+    manifest = stored(pool_object(runnerGroups=groups))
     manifest["spec"]["scheduler"] |= scheduler
     manifest["spec"]["parallelism"] |= parallelism or {}
     manifest["spec"]["kvCache"] = cache or manifest["spec"]["kvCache"]
@@ -173,9 +171,7 @@ def test_pods_ask_for_the_disk_that_their_folders_may_hold_unless_their_resource
 def test_a_pool_that_offloads_starts_its_runners_with_the_budgets_and_a_volume_of_their_size():
     budgets = {"mode": "Auto", "deviceBytes": "4Gi", "hostBytes": "1Gi", "diskBytes": "20Gi", "diskPath": "/mnt/weft"}
     budgets |= {"weights": "int4", "kv": "int4", "sparseAttention": "TopK"}
-    manifest = pool_object(offload=budgets, parallelism={"tensor": 1, "pipeline": 2, "podsPerRunner": 1})
-    manifest["metadata"] |= {"uid": "u", "generation": 1, "resourceVersion": "1"}
-    manifest["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
+    manifest = stored(pool_object(offload=budgets, parallelism={"tensor": 1, "pipeline": 2, "podsPerRunner": 1}))
     wanted = runner_config(parse_pool(manifest), BASE)
     settings = parse_settings([f"--{name}={value}" for name, value in (ADDRESSES | launch_flags(wanted)).items()])
     assert (settings.offload_device_bytes, settings.offload_disk_bytes) == (4 << 30, 20 << 30)

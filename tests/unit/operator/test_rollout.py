@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.operator.cluster import SITE, ClusterWorld, cluster_world
-from tests.unit.operator.planning import fetched_base, pool_object, pool_ref
+from tests.unit.operator.planning import fetched_base, pool_object, pool_ref, stored
 from weft_operator.core import ObjectKey, Policy, RunnerProcess, SetStatus, parse_pool, requeue_at
 from weft_operator.core.children import GROUP_LABEL, template_hash
 from weft_operator.core.rollout import RETRY_S, is_replacing
@@ -57,11 +57,7 @@ def images(world: ClusterWorld, name: str) -> set[str]:
     ],
 )
 def test_bounds_are_numbers_or_shares_of_the_wanted_runners(rollout: Any, wanted: int, limits: tuple[int, int]) -> None:
-    obj = pool_object(rollout=rollout)
-    obj["metadata"] |= {
-        "uid": "u", "generation": 1, "resourceVersion": "1", "creationTimestamp": "2026-01-01T00:00:00Z"
-    }  # fmt: skip
-    assert rollout_limits(parse_pool(obj), wanted) == limits
+    assert rollout_limits(parse_pool(stored(pool_object(rollout=rollout))), wanted) == limits
 
 
 STATES = st.lists(st.sampled_from(["Ready", "Ready", "Ready", "Starting", "CrashLoop"]), max_size=8)

@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from harness.conflicting_manifests import base, lora, slots
+from tests.unit.operator.planning import stored
 from weft_operator.core import DesiredState, Object, parse
 from weft_operator.kubernetes.admission import PATHS, register, review
 from weft_operator.local.admission import admit
@@ -14,16 +15,10 @@ from weft_operator.local.admission import admit
 GOLDEN = Path(__file__).parents[2] / "integration" / "chart" / "golden" / "default.yaml"
 
 
-def stored(manifest: Object, uid: str) -> Object:
-    wish = admit(manifest, lambda _: None)
-    server = {"uid": uid, "generation": 1, "resourceVersion": "1", "creationTimestamp": "2026-01-02T03:04:05Z"}
-    return {**wish, "metadata": {**wish["metadata"], **server}}
-
-
 def desired_of(*manifests: Object) -> DesiredState:
     desired = DesiredState()
     for number, manifest in enumerate(manifests):
-        desired.put(parse(stored(manifest, f"u-{number}")))
+        desired.put(parse(stored(admit(manifest, lambda _: None), uid=f"u-{number}")))
     return desired
 
 
@@ -50,7 +45,7 @@ def test_a_warning_is_handed_on_and_refuses_nothing() -> None:
 
 def test_the_manifest_as_the_api_server_sends_it_before_it_is_stored_is_judged() -> None:
     """On CREATE there is a uid and a time, and no resourceVersion yet."""
-    wish = dict(stored(lora("a", pinned=True), "u-9"))
+    wish = stored(admit(lora("a", pinned=True), lambda _: None), uid="u-9")
     del wish["metadata"]["resourceVersion"]
     with pytest.raises(kopf.AdmissionError, match="NoSlots"):
         review(wish, None, desired_of(base(**slots(1))), [])

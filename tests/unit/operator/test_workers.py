@@ -8,7 +8,7 @@ import pytest
 
 from harness.waiting import PATIENCE_S
 from tests.unit.operator.controlling import FakeBackend, FakeDepot, FakeRegistry, Operator, operator
-from tests.unit.operator.planning import adapter_object, adapter_ref, pool_object, pool_ref, verified
+from tests.unit.operator.planning import adapter_object, adapter_ref, pool_object, pool_ref, stored, verified
 from weft.domain.routes import PoolSpec
 from weft_operator.controller import loop
 from weft_operator.controller.loop import Controller
@@ -27,11 +27,6 @@ def with_version(obj: Any, version: object) -> Any:
 
 def idle_controller() -> Controller:
     return Controller(FakeBackend(ObjectStore(lambda: 1e9)), FakeDepot(), FakeRegistry(), desired=DesiredState())
-
-
-def stored(obj: dict[str, Any], uid: str = "u1", version: object = 5, **metadata: Any) -> dict[str, Any]:
-    server = {"uid": uid, "resourceVersion": str(version), "generation": 1, "creationTimestamp": "2026-01-01T00:00:00Z"}
-    return {**obj, "metadata": {**obj["metadata"], **server, **metadata}}
 
 
 async def ready(op: Operator) -> None:
@@ -101,18 +96,18 @@ async def test_an_empty_world_is_planned_at_once() -> None:
 def test_versions_are_taken_in_the_order_of_events() -> None:
     controller = idle_controller()
     for version in ("b", "a"):
-        controller.on_object(stored(adapter_object("upper", modelName=version), version=version))
+        controller.on_object(stored(adapter_object("upper", modelName=version), resourceVersion=version))
     assert controller.state.desired.adapters[adapter_ref("upper")].model_name == "a"
 
 
 def test_the_end_of_an_object_before_this_one_is_no_end_of_this_one() -> None:
     controller = idle_controller()
-    old = stored(adapter_object("upper"), uid="old", version=5)
+    old = stored(adapter_object("upper"), uid="old", resourceVersion="5")
     controller.on_object(old)
-    controller.on_object(stored(adapter_object("upper"), uid="new", version=7))
+    controller.on_object(stored(adapter_object("upper"), uid="new", resourceVersion="7"))
     controller.on_object(with_version(old, 6), gone=True)
     assert controller.state.desired.adapters[adapter_ref("upper")].meta.uid == "new"
-    controller.on_object(stored(adapter_object("upper"), uid="new", version=8), gone=True)
+    controller.on_object(stored(adapter_object("upper"), uid="new", resourceVersion="8"), gone=True)
     assert controller.state.desired.refs() == []
 
 
@@ -156,7 +151,7 @@ def test_children_and_pods_are_distinguished_from_what_is_known() -> None:
 
 def test_a_deleted_adapter_is_gone_by_the_schedulers_last_word_and_no_other() -> None:
     controller = idle_controller()
-    obj = stored(adapter_object("upper"), finalizers=[FINALIZER], deletionTimestamp="2026-01-02T00:00:00Z")
+    obj = stored(adapter_object("upper"), uid="u1", finalizers=[FINALIZER], deletionTimestamp="2026-01-02T00:00:00Z")
     controller.on_object(obj)
     controller.state.expectations.unloading.add("u1")
     for report in (AdapterReport("d", True), AdapterReport("d", False)):
