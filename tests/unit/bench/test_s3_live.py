@@ -1,7 +1,6 @@
 """`weft bench s3 --part live`: what runner, predictor, clients and simulator are given is the same requests."""
 
 import random
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
@@ -9,16 +8,10 @@ import pytest
 from weft.domain.prediction import Prediction, PredictItem
 from weft_bench.errors import RequestFailed
 from weft_bench.fidelity_live import LiveRun
-from weft_bench.lines import Origin
 from weft_bench.s3_lengths import Answered
 from weft_bench.s3_live import (
-    LOWER,
-    MEAN,
-    SIMULATED,
-    TAIL,
     Workload,
     check_answers,
-    pictures,
     prepared,
     scaled,
     times,
@@ -69,18 +62,3 @@ def test_an_answer_that_is_not_the_traces_ends_the_run(work: Workload) -> None:
     for wrong in (Streamed(0.0, 0.1, 0.2, 2_048), Streamed(0.0, 0.1, 0.2, right[-1].tokens)):
         with pytest.raises(RequestFailed, match="request 300 of LMSYS: cut"):
             check_answers(work, LiveRun((*right[:-1], wrong), (), {}, 0.0, 1.0))
-
-
-def test_the_picture_has_a_bar_for_each_policy_live_and_simulated() -> None:
-    origin = Origin("c", "m", "v")
-    lines = [
-        origin.line(f"live, LMSYS, 1,000 requests, load 1.6, {policy}", metric + suffix, 5.0, "ms")
-        for policy in ("fcfs", "shortest")
-        for metric in (MEAN, TAIL, LOWER)
-        for suffix in ("", SIMULATED)
-    ]
-    drawn = pictures(lines)
-    assert {*drawn} == {"mean", "tail"}
-    bars = [node for node in ElementTree.fromstring(drawn["mean"]).iter() if node.tag.endswith("rect") and len(node)]
-    assert len(bars) == 4
-    assert pictures(lines[:0]) == {}
