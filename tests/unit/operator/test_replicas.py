@@ -170,19 +170,16 @@ def test_a_mark_of_long_ago_does_not_choose_whom_to_stop_now(cluster: ClusterWor
     cluster.cluster.mark(names[0], cluster.cluster.pods[names[0]].uid, -5)
     cluster.step()
     assert cluster.plan() == []  # nothing is going to shrink
-    cluster.apply(pool_object(replicas=2))
-    cluster.at_rest()
+    started(cluster, pool_object(replicas=2))
     assert cluster.ready_names(pool_ref()) == names[:2]
 
 
 def test_a_pool_whose_scheduler_is_away_still_shrinks_for_people_but_not_by_itself(cluster: ClusterWorld) -> None:
     started(cluster, pool_object(replicas=3))
     cluster.scheduler_speaks = False
-    cluster.apply(pool_object(replicas=1))
-    cluster.at_rest()
+    started(cluster, pool_object(replicas=1))
     assert cluster.sizes(pool_ref()) == {"runners": 1}
-    cluster.apply(scaled(0, 2))
-    cluster.at_rest()
+    started(cluster, scaled(0, 2))
     assert cluster.sizes(pool_ref()) == {"runners": 1}
 
 
