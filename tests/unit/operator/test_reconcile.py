@@ -45,13 +45,6 @@ def test_a_pool_and_its_adapters_become_ready(serving: World) -> None:
     assert serving.status(adapter_ref("upper"))["modelName"] == "acme/upper"
 
 
-def test_nothing_is_ordered_twice(serving: World) -> None:
-    writes = serving.status_writes
-    assert serving.plan() == []
-    serving.wait(0.5)
-    assert serving.status_writes == writes
-
-
 def test_an_unchanged_source_is_asked_for_again_and_writes_nothing(serving: World) -> None:
     writes, asked = serving.status_writes, len(serving.asked)
     serving.wait(2.1)
@@ -687,13 +680,6 @@ def test_a_renamed_adapter_is_served_under_its_new_name_without_being_fetched_ag
     assert not any(isinstance(action, Resolve) for action in serving.plan())
 
 
-def test_observed_generation_follows_the_spec(serving: World) -> None:
-    serving.settle(adapter_object("upper", pinned=True))
-    status = serving.status(adapter_ref("upper"))
-    assert status["observedGeneration"] == 2
-    assert {c["observedGeneration"] for c in status["conditions"]} == {2}
-
-
 def test_a_transition_time_moves_only_with_the_status(serving: World) -> None:
     def times() -> dict[str, str]:
         return {c["type"]: c["lastTransitionTime"] for c in serving.status(adapter_ref("upper"))["conditions"]}
@@ -799,13 +785,6 @@ def test_an_adapter_that_moves_is_served_by_the_old_pool_until_the_new_one_takes
     assert world.status(adapter_ref("upper"))["pool"] == "default/other"
 
 
-def test_a_restart_while_an_adapter_moves_changes_nothing(world: World) -> None:
-    moving(world)
-    after = world.restarted()
-    after.settle()
-    assert pool_of_route(after) == "default/base"
-
-
 def test_an_adapter_that_moves_to_a_pool_that_refuses_its_content_stays_where_it_serves(world: World) -> None:
     world.ready_runners = True
     world.contents["file:other"] = OperationStatus("Fetched", digest("e"), fetched_base().verdict)
@@ -818,12 +797,6 @@ def test_an_adapter_that_moves_to_a_pool_that_refuses_its_content_stays_where_it
     world.contents["file:upper"] = verified("d")
     world.wait(3)
     assert pool_of_route(world) == "default/other"
-
-
-def test_an_adapter_that_moves_away_from_a_deleted_pool_waits_for_the_new_one(world: World) -> None:
-    moving(world)
-    world.remove(pool_ref())
-    assert not world.routed or pool_of_route(world) == "default/other"
 
 
 @pytest.mark.parametrize(

@@ -303,13 +303,6 @@ def test_a_number_that_people_wrote_is_spread_by_phase_and_moves_only_by_victims
     assert cluster.sizes(ref) == {"prompt": 1, "token": 1}, "a number holds, also without the scheduler"
 
 
-def test_a_group_that_is_no_longer_named_goes(cluster: ClusterWorld) -> None:
-    started(cluster, pool_object(replicas=2, runnerGroups=groups(("fast", 0, 1), ("cheap", 0, None))))
-    started(cluster, pool_object(replicas=2, runnerGroups=groups(("cheap", 0, None))))
-    assert cluster.sizes(pool_ref()) == {"cheap": 2}
-    assert [pod.group for pod in cluster.cluster.pods.values()] == ["cheap", "cheap"]
-
-
 def test_a_group_that_is_no_longer_named_gives_its_runners_over_one_by_one(cluster: ClusterWorld) -> None:
     scalings: list[dict[str, Any]] = [{"replicas": 3}, {"autoscaling": scaled(1, 5)["spec"]["autoscaling"]}]
     for scaling in scalings:
@@ -481,14 +474,6 @@ def test_a_runner_on_its_way_out_is_not_ready_whatever_the_scheduler_still_says(
         cluster.status(pool_ref())
     ]
     assert (status["replicas"], status["readyReplicas"]) == (2, 2)
-
-
-def test_a_pod_on_its_way_out_is_not_counted(cluster: ClusterWorld) -> None:
-    started(cluster, pool_object())
-    cluster.observed.pods[pool_ref()]["old"] = Pod("old", "u", "runners", "Leaving")
-    for action in cluster.plan():
-        cluster.do(action)
-    assert cluster.status(pool_ref())["replicas"] == 1
 
 
 def test_an_adapter_has_its_finalizer_before_it_is_published(cluster: ClusterWorld) -> None:
