@@ -76,15 +76,6 @@ def test_a_full_runner_of_its_class_is_waited_for_and_taken_as_soon_as_it_has_ro
     assert assigned(driver.runner("a", numerics_class=A)) == ["a"]
 
 
-def test_it_waits_for_a_bounded_time(driver: Driver) -> None:
-    running(driver).runner("a", numerics_class=A, free=0)
-    lose(driver)
-    assert not assigned(driver.wait(4.9))
-    effects = driver.wait(0.2)
-    assert assigned(effects) == ["z"]
-    assert of(effects, Resumed) == [Resumed("r", POOL, RunnerId("z", "i1"), A, B)]
-
-
 def test_a_runner_whose_supervisor_reconnects_is_waited_for(driver: Driver) -> None:
     running(driver).runner("a", numerics_class=A)
     driver.supervisor(name="other")

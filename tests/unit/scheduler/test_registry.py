@@ -416,18 +416,6 @@ def test_after_a_restart_streams_of_a_deleted_digest_may_finish(driver: Driver) 
     assert orders(driver.runner("a", adapters=on_disk)) == [(True, [], [])], "it is not removed"
 
 
-def test_a_pinned_adapter_that_cannot_load_does_not_keep_a_runner_from_serving(driver: Driver) -> None:
-    driver.registry()
-    driver.gateway()
-    driver.supervisor()
-    driver.change(RegistryChange(False, adapters=(adapter("sha256:1", pinned=True),)))
-    version = driver.pool().adapters.version
-    driver.runner("a", ready=False, desired_version=version)
-    assert not of(driver.submit("r"), Assign)
-    broken = (AdapterState("sha256:1", Tier.DISK, error="torn"),)
-    assert of(driver.runner("a", ready=False, desired_version=version, adapters=broken), Assign)
-
-
 def test_an_adapter_on_its_way_to_its_tier_keeps_a_runner_from_serving_and_one_that_failed_does_not(
     driver: Driver,
 ) -> None:
@@ -517,26 +505,6 @@ def test_a_ready_runner_more_changes_the_status_of_the_pool_and_of_no_adapter_th
     assert [s.unavailable_runners for s in of(driver.wait(1.0), AdapterStatus)] == [0]
 
 
-def test_a_registry_that_comes_again_is_told_everything_once(driver: Driver) -> None:
-    driver.start("sha256:1")
-    driver.wait(1.0)
-    driver.connect_registry()
-    driver.registry("sha256:1")
-    effects = driver.wait(1.0)
-    assert len(of(effects, PoolStatus)) == len(of(effects, AdapterStatus)) == 1
-
-
-def test_a_ready_runner_counts_for_an_adapter_that_it_has_to_hold_once_it_holds_it(driver: Driver) -> None:
-    driver.start("sha256:1")
-    old = version(driver)
-    driver.runner("a", desired_version=old)
-    driver.runner("b", desired_version=old)
-    driver.change(RegistryChange(False, adapters=(adapter("sha256:2", pinned=True), adapter("sha256:3"))))
-    driver.runner("b", desired_version=version(driver))
-    unavailable = {s.digest: s.unavailable_runners for s in of(driver.wait(1.0), AdapterStatus)}
-    assert unavailable == {"sha256:2": 1, "sha256:3": 0}
-
-
 def test_why_a_load_failed_is_told_by_runner_four_at_the_most(driver: Driver) -> None:
     driver.start("sha256:1")
     version = driver.pool().adapters.version
@@ -586,13 +554,6 @@ def test_a_policy_nobody_has_is_served_by_the_default_and_said(driver: Any, fiel
     driver.supervisor()
     driver.runner("a")
     assert driver.place("r")
-
-
-def test_two_adapters_with_one_content_are_one_on_the_runners(served: Driver) -> None:
-    twins = (adapter("sha256:1", uid="x", pinned=True), adapter("sha256:1", uid="y", model_name="acme/y"))
-    (order,) = of(served.change(RegistryChange(False, adapters=twins)), OrderedRunner)
-    assert [(a.digest, a.pinned) for a in desired_of(order).adapters] == [("sha256:1", True)]
-    assert not of(served.change(RegistryChange(False, removed_adapters=("y",))), OrderedRunner)
 
 
 # ------------------------------------------------------------ canaries
