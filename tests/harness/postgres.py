@@ -137,13 +137,7 @@ class Postgres:
             self._unused.append(name)
 
     async def execute(self, statement: str, database: str = "postgres") -> None:
-        connection = await asyncpg.connect(
-            host="127.0.0.1", port=self.port, user=USER, database=database, timeout=PATIENCE_S
-        )
-        try:
-            await connection.execute(statement)
-        finally:
-            await connection.close()
+        await execute(self.url(database), statement)
 
     def _execute(self, statement: str, database: str = "postgres") -> None:
         """The same, whether a loop runs here or not."""
@@ -169,6 +163,26 @@ class Postgres:
         for pid in self._pids():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
+
+
+async def execute(url: URL, statements: str) -> None:
+    """Execute them on a connection of their own."""
+    connection = await asyncpg.connect(_plain(url), timeout=PATIENCE_S)
+    try:
+        await connection.execute(statements)
+    finally:
+        await connection.close()
+
+
+def dump(url: URL) -> str:
+    """Statements that make in an empty database what this one has."""
+    command = [BINARIES[-1].parent / "pg_dump", "--inserts", "--no-owner", "--no-privileges", "--no-comments"]
+    done = subprocess.run([*command, _plain(url)], capture_output=True, text=True, check=True)
+    return "\n".join(line for line in done.stdout.splitlines() if not line.startswith("\\"))  # psql's own commands
+
+
+def _plain(url: URL) -> str:
+    return url.set(drivername="postgresql").render_as_string()
 
 
 def _let_pass(folder: Path) -> None:
