@@ -7,21 +7,11 @@ from collections.abc import Iterator
 import pytest
 from kubernetes import client
 
-from harness.cluster.cluster import Cluster, own_cluster
+from harness.cluster.cluster import Cluster
 from harness.waiting import wait_until
 from weft.artifacts.errors import ArtifactError, Reason
 from weft_depot.credentials import Secret
 from weft_depot.credentials.kubernetes import KubernetesSecrets
-from weft_devcluster.errors import ToolMissing
-
-
-@pytest.fixture(scope="module")
-def plane() -> Iterator[Cluster]:
-    try:
-        with own_cluster() as started:
-            yield started
-    except ToolMissing as error:
-        pytest.skip(str(error))
 
 
 class Depot:
@@ -29,7 +19,7 @@ class Depot:
 
     def __init__(self, plane: Cluster, admin: client.CoreV1Api) -> None:
         self.plane = plane
-        self.home, self.team, self.other = (_namespace(admin, name) for name in ("weft-", "team-", "other-"))
+        self.home, self.team, self.other = map(plane.create_namespace, ("weft", "team", "other"))
         for namespace in (self.team, self.other):
             secret = client.V1Secret(metadata={"name": "hub"}, string_data={"token": f"hf_{namespace}"})
             admin.create_namespaced_secret(namespace, secret)
@@ -60,24 +50,21 @@ class Depot:
         return False
 
 
-def _namespace(admin: client.CoreV1Api, prefix: str) -> str:
-    return admin.create_namespace({"metadata": {"generateName": prefix}}).metadata.name
-
-
 @pytest.fixture(scope="module")
-def admin(plane: Cluster) -> Iterator[client.CoreV1Api]:
-    with plane.client() as api:
+def admin(control_plane: Cluster) -> Iterator[client.CoreV1Api]:
+    with control_plane.client() as api:
         yield client.CoreV1Api(api)
 
 
 @pytest.fixture
-def depot(plane: Cluster, admin: client.CoreV1Api) -> Iterator[Depot]:
-    made = Depot(plane, admin)
+def depot(control_plane: Cluster, admin: client.CoreV1Api) -> Iterator[Depot]:
+    made = Depot(control_plane, admin)
     yield made
     made.api.close()
+    for namespace in (made.home, made.team, made.other):
+        control_plane.delete_namespace(namespace)
 
 
-@pytest.mark.slow
 def test_without_rights_it_says_what_grants_them_and_that_works(depot: Depot) -> None:
     error = depot.refusal(depot.team, "hub")
     assert error.reason == Reason.SECRET_FORBIDDEN
@@ -136,7 +123,6 @@ def test_a_token_that_is_not_known_is_tried_later(depot: Depot) -> None:
     assert "401" in caught.value.message
 
 
-@pytest.mark.slow
 def test_the_client_logs_no_answer(depot: Depot, admin: client.CoreV1Api, caplog: pytest.LogCaptureFixture) -> None:
     depot.grant_as_told(depot.team, "hub")
     caplog.set_level(logging.DEBUG)
