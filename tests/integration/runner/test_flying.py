@@ -54,7 +54,7 @@ def model(tmp_path_factory: pytest.TempPathFactory, new_world: Any) -> Any:
     return world
 
 
-@pytest.fixture(scope="module", params=[2, 3], ids=["two stages", "three stages"])
+@pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.slow), 3], ids=["two stages", "three stages"])
 def stages(request: Any, model: Any) -> Iterator[PipelineParallelExecutor]:
     files = {path.name: path for path in model.base.iterdir()}
     with staged(files, request.param, kv_pages=PAGES, page_tokens=PAGE_TOKENS, max_adapters=SLOTS) as executor:
