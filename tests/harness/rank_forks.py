@@ -3,7 +3,8 @@
     python -m harness.rank_forks CONTROL
 
 Each message on CONTROL, a socket, has the descriptors of one rank, the last of them a socket for its pid and, in the
-end, its exit code. Everything after the imports is the rank's own start: `weft_runner.worker.__main__`.
+end, its exit code. From the first HURRIED on, Triton's interpreter hurries in ranks as in who asks. Everything after
+the imports is the rank's own start: `weft_runner.worker.__main__`.
 """
 
 import os
@@ -23,6 +24,7 @@ from weft_runner.worker import __main__ as worker
 
 NUMBER = struct.Struct("i")
 MAX_FILES = 16
+RANK, HURRIED = b"rank", b"hurried rank"
 
 
 class ForkedRank:
@@ -67,7 +69,7 @@ class RankForks:
             self._its_control.close()
         ours, theirs = socket.socketpair()
         with theirs:
-            socket.send_fds(self._control, [b"rank"], [*files, theirs.fileno()])
+            socket.send_fds(self._control, [HURRIED if _is_hurried() else RANK], [*files, theirs.fileno()])
         return ForkedRank(self._ranks.enter_context(ours))
 
     def close(self) -> None:
@@ -106,6 +108,10 @@ def serve(control: socket.socket) -> None:
                 if not message:
                     selector.unregister(control)
                     continue
+                if message == HURRIED:
+                    from harness.interpreter import hurry  # most ranks need no Triton
+
+                    hurry()
                 *files, last = received
                 pid = os.fork()
                 if pid == 0:
@@ -130,6 +136,12 @@ def _be_rank(files: Sequence[int]) -> NoReturn:
     except BaseException:  # noqa: BLE001 (it must never go on as what it was forked from)
         traceback.print_exc()
     os._exit(1)
+
+
+def _is_hurried() -> bool:
+    """Does Triton's interpreter hurry in this process?"""
+    interpreter = sys.modules.get("harness.interpreter")
+    return interpreter is not None and interpreter.hurry.cache_info().currsize > 0
 
 
 def _say(said: socket.socket, number: int) -> None:

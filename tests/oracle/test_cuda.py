@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from harness import played_flashinfer
 from harness.int4 import rounded_to_int4
+from harness.interpreter import hurry
 from harness.random_models import FAMILIES, OracleModel, Rows, cuda_executor, random_model, write_adapters, write_base
 from harness.ranks import split, staged
 from weft_kernels.triton import int4
@@ -107,6 +108,7 @@ def test_int4_computes_with_the_numbers_that_its_codes_stand_for(tmp_path):
 @pytest.mark.parametrize("how", [split, staged], ids=["two ranks", "two stages"])
 def test_two_devices_give_the_logits_of_the_oracle(tmp_path, how):
     """Both under the interpreter, over Gloo: adapters of rank 1 beside larger ones, in pages of different fill."""
+    hurry()
     sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
     write_base(tmp_path / "base", "llama", 9, **sizes, num_key_value_heads=2, num_hidden_layers=2)
     some, every = ({"lora_alpha": 8, "target_modules": targets} for targets in (["q_proj", "down_proj"], "all-linear"))
