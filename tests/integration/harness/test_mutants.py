@@ -28,7 +28,7 @@ from harness.mutants.edits import Edit
 from harness.mutants.hook import mutants
 
 def work(folder):
-    trials.MIN_CPU_BOUND_S = 3.0
+    trials.MIN_CPU_BOUND_S = 2.0
     planted, file, of_edits, edits = *sys.argv[2:5], [Edit(*one) for one in json.loads(sys.argv[5])]
     tried = trials.Trials(1, folder, {})
     jobs = [*((one, file) for one in mutants(planted, Path(planted).read_text())), *((one, of_edits) for one in edits)]
@@ -105,11 +105,13 @@ def test_is_red_in_the_copy():
 def test_title():
     assert "<title>x" not in PAGE
 """
+BARE = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # hypothesis takes a pytest a second
 CONFTEST = """
-from hypothesis import settings
 from harness import progress
 
-settings.register_profile("verdict")
+def pytest_addoption(parser):
+    parser.addoption("--hypothesis-profile")
+    parser.addoption("--hypothesis-seed")
 
 def pytest_configure(config):
     progress.register(config)
@@ -212,7 +214,7 @@ def test_trials_tell_what_is_killed_by_which_test_and_what_lives(tmp_path: Path)
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_planted.py").write_text(TESTS)
     (tmp_path / "test_edited.py").write_text(TESTS_OF_EDITS.format(tests=tests))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((tests, str(tmp_path)))}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((tests, str(tmp_path))), **BARE}
     files = [str(tmp_path / f"{name}.py") for name in ("planted", "test_planted", "test_edited")]
     command = [sys.executable, "-c", TRY, tests, *files, json.dumps(EDITS)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
@@ -231,7 +233,8 @@ def test_a_mutant_meets_the_tests_that_call_its_function_in_whatever_process(tmp
     (tmp_path / "test_calling.py").write_text(CALLING)
     tests, recorded = str(ROOT / "tests"), tmp_path / "callers.json"
     command = [sys.executable, "-c", RECORD, tests, str(recorded), str(tmp_path / "test_calling.py")]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": tests}, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "PYTHONPATH": tests, **BARE}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     callers = read_callers(recorded)
 

@@ -35,6 +35,9 @@ sys.exit(guarded("weft-small-", work))
 CONFTEST = """
 from harness import progress
 
+def pytest_addoption(parser):
+    parser.addoption("--hypothesis-seed")
+
 def pytest_configure(config):
     progress.register(config)
 """
@@ -126,7 +129,13 @@ def test_a_hang_and_a_death_cost_one_test_each(tmp_path: Path, distribution: str
     tests = Path(__file__).parents[2]
     done = subprocess.run(
         [sys.executable, script, tests, *words],
-        env={**os.environ, "PYTHONPATH": str(tests), "TMPDIR": str(tmp_path)},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(tests),
+            "TMPDIR": str(tmp_path),
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # hypothesis takes a process a second
+            "PYTEST_PLUGINS": "xdist.plugin",
+        },
         stdout=subprocess.PIPE,
         check=True,
     )
