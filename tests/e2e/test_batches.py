@@ -96,7 +96,7 @@ def text_of(answered: dict[str, Any]) -> str:
 
 async def test_a_tenants_batch_is_answered_line_by_line_and_nobody_else_sees_it(locked: Stack) -> None:
     key, other = locked.create_key("acme"), locked.create_key("globex")
-    cases = sure_cases(MODELS, 36, seed=3)
+    cases = sure_cases(MODELS, 12, seed=3)
     bad = {
         "foreign": {"model": "globex/initials", "prompt": "hello"},
         "streamed": {"model": MODELS[0], "prompt": "hello", "stream": True},
@@ -118,9 +118,9 @@ async def test_a_tenants_batch_is_answered_line_by_line_and_nobody_else_sees_it(
         batch = await until(acme, start(acme, lines))
         assert batch.status == "completed", batch
         assert batch.request_counts is not None
-        assert batch.request_counts.model_dump() == {"total": 40, "completed": 36, "failed": 4}
+        assert batch.request_counts.model_dump() == {"total": 16, "completed": 12, "failed": 4}
         answers, errors = read(acme, batch.output_file_id), read(acme, batch.error_file_id)
-        assert [text_of(answers[f"line {i}"]) for i in range(36)] == direct
+        assert [text_of(answers[f"line {i}"]) for i in range(12)] == direct
         assert {name: one["response"]["status_code"] for name, one in errors.items()} == {
             "foreign": 404, "streamed": 400, "wrong": 400, "long": 400,
         }  # fmt: skip
@@ -156,8 +156,8 @@ async def test_a_cancelled_batch_keeps_what_was_answered(slow: Stack) -> None:
 
 @pytest.fixture(scope="module")
 def baselines(slow: Stack) -> list[tuple[dict[str, Any], str]]:
-    """40 requests and what an interactive client gets for them."""
-    bodies = [body_of(case, seed) for seed, case in enumerate(sure_cases(MODELS, 40, seed=7))]
+    """16 requests, which the runner has four at a time of, and what an interactive client gets for them."""
+    bodies = [body_of(case, seed) for seed, case in enumerate(sure_cases(MODELS, 16, seed=7))]
     with client_of(slow) as client:
         return [(body, client.completions.create(**body).choices[0].text) for body in bodies]
 
