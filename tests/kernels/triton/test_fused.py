@@ -80,6 +80,10 @@ class Heads:
 
 
 FAMILIES = [Heads(2, 2, 16), Heads(4, 1, 32, normed=True), Heads(3, 1, 64), Heads(2, 1, 128, normed=True)]
+FAMILIES_DTYPES = sized(
+    gpu=[(family, dtype) for family in FAMILIES for dtype in (FP32, BF16, FP16)],
+    interpreted=[*zip(FAMILIES, (FP32, FP32, BF16, BF16), strict=True)],
+)
 ONES = [(position, 1) for position in (0, 3, 4, 7, 8, 17)]  # rows in decode: (position, tokens)
 STEPS = {
     "decode, one adapter": (ONES, [0] * 6),
@@ -175,8 +179,7 @@ def test_rope_write_puts_every_token_where_it_belongs(step: str, device: torch.d
     rope_case(step, Heads(2, 1, 16, normed=True), torch.float32, 16, 1, device)
 
 
-@DTYPES
-@pytest.mark.parametrize("family", FAMILIES, ids=str)
+@pytest.mark.parametrize(("family", "dtype"), FAMILIES_DTYPES, ids=name_of)
 def test_rope_write_serves_all_families(family: Heads, dtype: torch.dtype, device: torch.device) -> None:
     rope_case("both", family, dtype, 16, 2, device)
 
@@ -234,8 +237,6 @@ MODELS = sized(
     gpu=(Heads(32, 8, 128), Heads(16, 16, 64, normed=True), Heads(16, 2, 32), Heads(8, 1, 128, normed=True)),
     interpreted=(Heads(2, 1, 16, normed=True),),
 )
-MODELS_DTYPES = [(model, dtype) for dtype in (FP32, BF16) for model in MODELS]
-MODELS_DTYPES += sized(gpu=[(MODELS[0], FP16)], interpreted=[])
 N, PROMPT = sized(gpu=(64, 300), interpreted=(5, 20))
 SINGLE = [(7 * row % 90, 1) for row in range(N)]
 MIXED: list[int | None] = [None if row % 5 == 4 else row % len(RANKS) for row in range(N)]
@@ -246,6 +247,12 @@ BATCHES: dict[str, tuple[list[tuple[int, int]], list[int | None], int]] = {
     "rows of the base": (SINGLE, [None] * N, DECODE_CHUNK),
     "a prompt and rows": ([(5, PROMPT), *SINGLE[:3]], [3, 1, None, 0], PROMPT_CHUNK),
 }
+# The interpreter computes in fp32 whatever the dtype: what is read and written in 16 bits is in the last of them.
+BATCHES_DTYPES = sized(
+    gpu=[(batch, dtype) for batch in BATCHES for dtype in (FP32, BF16, FP16)],
+    interpreted=[*((batch, FP32) for batch in BATCHES), ("a prompt and rows", BF16)],
+)
+PENDING = [(*each, model) for each in BATCHES_DTYPES for model in (MODELS[:1] if each[1] == FP16 else MODELS)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -271,8 +278,7 @@ class Projected:
         return cls(rows, y, pending, loaded.dense(y, x, per_token, 0, 0)[: len(rows.step.tokens)])
 
 
-@pytest.mark.parametrize(("heads", "dtype"), MODELS_DTYPES, ids=name_of)
-@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize(("batch", "dtype", "heads"), PENDING, ids=name_of)
 def test_rope_write_adds_what_adapters_have_pending(gpu: Gpu, batch: str, heads: Heads, dtype: torch.dtype) -> None:
     n_heads, kv_heads, dim = heads.heads, heads.kv_heads, heads.dim
     made = Projected.made(gpu, batch, (n_heads * dim, kv_heads * dim, kv_heads * dim), dtype)
@@ -318,9 +324,8 @@ def assert_written(kv: torch.Tensor, before: torch.Tensor, rows: Rows, expected:
     assert_same(kv, before)
 
 
-@DTYPES
+@pytest.mark.parametrize(("batch", "dtype"), BATCHES_DTYPES, ids=name_of)
 @pytest.mark.parametrize("inner", sized(gpu=(1040, 14336), interpreted=(48,)))
-@pytest.mark.parametrize("batch", BATCHES)
 def test_silu_mul_adds_what_adapters_have_pending(gpu: Gpu, batch: str, inner: int, dtype: torch.dtype) -> None:
     made, tokens = Projected.made(gpu, batch, (inner, inner), dtype), sum(count for _, count in BATCHES[batch][0])
     out = torch.full((len(made.y), inner), math.nan, device=gpu.device, dtype=dtype)
