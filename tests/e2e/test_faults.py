@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 MODELS = ("weft-quickstart", "acme/upper", "acme/reverse-words", "initech/cipher")
 SEED = 20
-KILLS = 5  # of gateways
+KILLS = 3  # of gateways
 
 
 @pytest.fixture(scope="module")

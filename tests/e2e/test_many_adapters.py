@@ -1,4 +1,4 @@
-"""150 adapters over 8 slots, the i-th asked for in proportion to 1/i, every one at least once: all are answered."""
+"""60 adapters over 8 slots, the i-th asked for in proportion to 1/i, every one at least once: all are answered."""
 
 import json
 import random
@@ -19,7 +19,7 @@ from weft_bench.stack import Stack
 
 pytestmark = pytest.mark.slow
 
-COUNT = 150
+COUNT = 60
 
 
 def generate(folder: Path) -> None:
