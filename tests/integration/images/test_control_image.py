@@ -17,6 +17,8 @@ import pytest
 from harness.containerfile import IMAGES, ROOT, stages
 from harness.processes import tied
 
+pytestmark = pytest.mark.slow
+
 MODULES = (
     "weft_gateway", "weft_scheduler", "weft_predictor", "weft_supervisor", "weft_batch", "weft_depot",
     "weft_operator.kubernetes", "weft_cli",
@@ -83,7 +85,6 @@ def python(image: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=image, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("module", MODULES)
 def test_every_process_of_the_control_plane_starts(image: Path, module: str) -> None:
     done = python(image, "-m", module, "--help")

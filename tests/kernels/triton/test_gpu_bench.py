@@ -175,6 +175,7 @@ def test_two_layers_run_for_ncu(capsys: pytest.CaptureFixture[str]) -> None:
     assert "a step of 2 rows, Distinct" in capsys.readouterr().out
 
 
+@pytest.mark.slow  # as is all that imports transformers and peft
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft asks for it
 def test_the_oracle_of_an_8b_has_the_frequencies_of_a_loaded_checkpoint() -> None:
     """bf16 weights, fp32 frequencies: rounded ones made every logit of an H100 look wrong."""
