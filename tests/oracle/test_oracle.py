@@ -76,7 +76,19 @@ MODELS = {
 }
 
 
-@pytest.fixture(scope="module", params=MODELS, ids=lambda name: name.partition(":")[0])
+def name_of(model: str) -> str:
+    return model.partition(":")[0]
+
+
+# Together they have grouped queries, a scaled rope, windows, biases and normalised heads.
+QUICK = ("llama 3", "qwen2", "qwen3")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[name if name_of(name) in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MODELS],
+    ids=name_of,
+)
 def oracle(request, make_oracle, tmp_path_factory):
     index = list(MODELS).index(request.param)
     config = dict(MODELS[request.param])
