@@ -111,27 +111,24 @@ async def test_the_official_client_uploads_lists_reads_and_deletes_a_file(made: 
         await client.files.content(file.id)
 
 
-@pytest.mark.parametrize(
-    ("fields", "status", "param"),
-    [
-        ((FILE,), 400, "purpose"),
-        ((PURPOSE,), 400, "file"),
-        ((FILE, ('name="purpose"', b"fine-tune")), 400, "purpose"),
-        ((('name="purpose"', b"assistants"), FILE), 400, "purpose"),
-        ((('name="purpose"', b"b" * 3_000), FILE), 400, "purpose"),
-        ((PURPOSE, FILE, FILE), 400, "file"),
-        ((PURPOSE, FILE, ('name="expires_after[anchor]"', b"created_at")), 400, "expires_after[anchor]"),
-        ((PURPOSE, ('name="file"; filename="big"', b"x" * 200_000)), 413, None),
-    ],
-    ids="no-purpose no-file late-purpose other-purpose long-purpose two-files expiry too-large".split(),
-)
-async def test_a_bad_form_is_refused_by_name_and_nothing_of_it_is_kept(
-    small: Batched, fields: tuple[Any, ...], status: int, param: str | None
-) -> None:
-    response = await post_form(small, form(*fields))
-    error = response.json()["error"]
-    assert (response.status_code, error["param"]) == (status, param), error
-    assert not small.batch.files
+BAD_FORMS = [
+    ((FILE,), 400, "purpose"),
+    ((PURPOSE,), 400, "file"),
+    ((FILE, ('name="purpose"', b"fine-tune")), 400, "purpose"),
+    ((('name="purpose"', b"assistants"), FILE), 400, "purpose"),
+    ((('name="purpose"', b"b" * 3_000), FILE), 400, "purpose"),
+    ((PURPOSE, FILE, FILE), 400, "file"),
+    ((PURPOSE, FILE, ('name="expires_after[anchor]"', b"created_at")), 400, "expires_after[anchor]"),
+    ((PURPOSE, ('name="file"; filename="big"', b"x" * 200_000)), 413, None),
+]
+
+
+async def test_a_bad_form_is_refused_by_name_and_nothing_of_it_is_kept(small: Batched) -> None:
+    for fields, status, param in BAD_FORMS:
+        response = await post_form(small, form(*fields))
+        error = response.json()["error"]
+        assert (response.status_code, error["param"]) == (status, param), error
+        assert not small.batch.files, error
 
 
 async def test_what_is_no_form_or_packed_or_comes_from_a_foreign_page_is_refused(made: Batched) -> None:
@@ -257,44 +254,44 @@ async def test_the_official_client_creates_reads_lists_and_cancels_a_batch(made:
         await client.batches.cancel(BATCH_ID)
 
 
-@pytest.mark.parametrize(
-    ("change", "param"),
-    [
-        ({"endpoint": "/v1/moderations"}, "endpoint"),
-        ({"completion_window": "1h"}, "completion_window"),
-        ({"metadata": {str(i): "" for i in range(17)}}, "metadata"),
-        ({"metadata": {"k" * 65: ""}}, "metadata"),
-        ({"metadata": {"k": "v" * 513}}, "metadata"),
-        ({"metadata": {"k": 1}}, "metadata"),
-        ({"input_file_id": None}, "input_file_id"),
-        ({"output_expires_after": {"seconds": 1}}, "output_expires_after"),
-    ],
-)
-async def test_a_bad_batch_is_refused_by_name(made: Batched, change: dict[str, Any], param: str) -> None:
-    body = {"input_file_id": "file-1", "endpoint": "/v1/completions", "completion_window": "24h"} | change
+BAD_BATCHES = [
+    ({"endpoint": "/v1/moderations"}, "endpoint"),
+    ({"completion_window": "1h"}, "completion_window"),
+    ({"metadata": {str(i): "" for i in range(17)}}, "metadata"),
+    ({"metadata": {"k" * 65: ""}}, "metadata"),
+    ({"metadata": {"k": "v" * 513}}, "metadata"),
+    ({"metadata": {"k": 1}}, "metadata"),
+    ({"input_file_id": None}, "input_file_id"),
+    ({"output_expires_after": {"seconds": 1}}, "output_expires_after"),
+]
+
+
+async def test_a_bad_batch_is_refused_by_name(made: Batched) -> None:
+    good = {"input_file_id": "file-1", "endpoint": "/v1/completions", "completion_window": "24h"}
     async with made.world.http() as http:
-        response = await http.post("/v1/batches", json=body)
-        assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+        for change, param in BAD_BATCHES:
+            response = await http.post("/v1/batches", json=good | change)
+            assert (response.status_code, response.json()["error"]["param"]) == (400, param), change
         assert (await http.get("/v1/batches?limit=101")).json()["error"]["param"] == "limit"
         assert (await http.get("/v1/files?order=up")).json()["error"]["param"] == "order"
         assert (await http.get("/v1/batches?offset=1")).json()["error"]["code"] == "unsupported_parameter"
 
 
-@pytest.mark.parametrize(
-    ("code", "status"),
-    [
-        (grpc.StatusCode.INVALID_ARGUMENT, 400),
-        (grpc.StatusCode.RESOURCE_EXHAUSTED, 429),
-        (grpc.StatusCode.UNAVAILABLE, 503),
-        (grpc.StatusCode.INTERNAL, 500),
-    ],
-)
-async def test_refusals_of_the_service_have_their_status(made: Batched, code: grpc.StatusCode, status: int) -> None:
-    made.batch.refuses = code, "because of this"
-    async with made.world.http() as http:
-        for response in (await http.get("/v1/files"), await post_form(made, form(PURPOSE, FILE))):
-            assert response.status_code == status
-            assert ("because of this" in response.text) == (status < 500)
+REFUSALS = [
+    (grpc.StatusCode.INVALID_ARGUMENT, 400),
+    (grpc.StatusCode.RESOURCE_EXHAUSTED, 429),
+    (grpc.StatusCode.UNAVAILABLE, 503),
+    (grpc.StatusCode.INTERNAL, 500),
+]
+
+
+async def test_refusals_of_the_service_have_their_status(made: Batched) -> None:
+    for code, status in REFUSALS:
+        made.batch.refuses = code, "because of this"
+        async with made.world.http() as http:
+            for response in (await http.get("/v1/files"), await post_form(made, form(PURPOSE, FILE))):
+                assert response.status_code == status, code
+                assert ("because of this" in response.text) == (status < 500)
 
 
 async def test_a_busy_store_is_named_and_asked_again(made: Batched) -> None:
@@ -336,25 +333,24 @@ async def test_a_line_is_answered_as_its_client_would_be_and_counts_as_a_batch_r
     assert [choice["message"]["content"] for choice in body["choices"]] == [ANSWER, ANSWER]
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "param"),
-    [
-        (b"\xff", 400, None),
-        (b"[" * 100_000, 400, None),
-        (b"{}", 400, "model"),
-        (orjson.dumps(BODY | {"stream": True}), 400, "stream"),
-        (orjson.dumps(BODY | {"model": "rival/secret"}), 404, "model"),
-        (orjson.dumps(BODY | {"max_tokens": 1_000_000}), 400, "max_tokens"),
-        (orjson.dumps(BODY | {"n": 129}), 400, "n"),
-        (orjson.dumps(BODY | {"prompt": "hello " * 900_000}), 413, None),
-    ],
-    ids="bytes nested empty stream foreign too-long many-choices large".split(),
-)
-async def test_a_bad_line_costs_that_line_alone(made: Batched, body: bytes, status: int, param: str | None) -> None:
-    result, answer = await made.answer(body, namespace="team")
-    assert (result.status, answer["error"]["param"]) == (status, param), answer
-    assert result.request_id
-    assert (await made.answer(BODY, namespace="team"))[0].status == 200
+BAD_LINES = [
+    (b"\xff", 400, None),
+    (b"[" * 100_000, 400, None),
+    (b"{}", 400, "model"),
+    (orjson.dumps(BODY | {"stream": True}), 400, "stream"),
+    (orjson.dumps(BODY | {"model": "rival/secret"}), 404, "model"),
+    (orjson.dumps(BODY | {"max_tokens": 1_000_000}), 400, "max_tokens"),
+    (orjson.dumps(BODY | {"n": 129}), 400, "n"),
+    (orjson.dumps(BODY | {"prompt": "hello " * 900_000}), 413, None),
+]
+
+
+async def test_a_bad_line_costs_that_line_alone(made: Batched) -> None:
+    for body, status, param in BAD_LINES:
+        result, answer = await made.answer(body, namespace="team")
+        assert (result.status, answer["error"]["param"]) == (status, param), answer
+        assert result.request_id
+        assert (await made.answer(BODY, namespace="team"))[0].status == 200
     await made.world.settled()
 
 

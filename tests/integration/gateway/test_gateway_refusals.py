@@ -128,14 +128,20 @@ async def test_every_bad_request_is_refused_by_name_and_nothing_reaches_the_sche
     assert len(world.scheduler.outcomes) == 1, "only the good one reached the scheduler"
 
 
-@pytest.mark.parametrize(
-    "body",
-    [b"", b"{", b"[]", b'"text"', b'{"model": NaN}', b'\xff\xfe{"model": 1}', b'{"model": "\\ud800"}', b"[" * 5000],
-    ids=["empty", "cut", "a list", "a text", "NaN", "no UTF-8", "half a surrogate", "too deep"],
-)
-async def test_a_body_that_is_no_json_object_is_refused(world: World, body: bytes) -> None:
+async def test_a_body_that_is_no_json_object_is_refused(world: World) -> None:
+    wrong = (
+        b"",
+        b"{",
+        b"[]",
+        b'"text"',
+        b'{"model": NaN}',
+        b'\xff\xfe{"model": 1}',
+        b'{"model": "\\ud800"}',
+        b"[" * 5000,
+    )
     async with world.http() as http:
-        refused(await http.post("/v1/chat/completions", content=body, headers=JSON), 400, "invalid_json")
+        for body in wrong:
+            refused(await http.post("/v1/chat/completions", content=body, headers=JSON), 400, "invalid_json")
 
 
 async def test_an_unsupported_parameters_message_lists_what_is_supported(world: World) -> None:
