@@ -229,7 +229,7 @@ async def test_kill_nine_of_the_server_loses_nothing_acknowledged_and_tears_no_b
     own: Postgres, engine: AsyncEngine
 ) -> None:
     """After each statement of a batch, and once while it is committed."""
-    batches, left = 30, {(5, 1), (10, 2)}
+    batches, left = 9, {(2, 1), (4, 2)}
     kept, statements, killer = 0, 0, threading.Thread(target=own.stop, args=(signal.SIGKILL,))
 
     def after_statement(*_: object) -> None:
@@ -240,7 +240,7 @@ async def test_kill_nine_of_the_server_loses_nothing_acknowledged_and_tears_no_b
             own.stop(signal.SIGKILL)
 
     def on_commit(_: object) -> None:
-        if kept == 20 and killer.ident is None:
+        if kept == 6 and killer.ident is None:
             killer.start()
 
     event.listen(engine.sync_engine, "after_cursor_execute", after_statement)
