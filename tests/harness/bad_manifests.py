@@ -476,5 +476,6 @@ GOOD: dict[str, Manifest] = {
     "a bucket elsewhere": source(uri="s3://bucket", endpoint="http://[::1]:9000", credentialsRef={"name": "key"}),
     "a claim's root": source(uri="pvc:claim"),
     "63 letters": adapter("a" * 63),
+    "a label's key of 317 letters": pool(template={"labels": {"a" * 253 + "/" + "b" * 63: "c"}}),
     "a weight of 63 letters": pool(scheduler={"fairness": {"weights": {"a" * 63: 1}}}),
 }

@@ -323,6 +323,8 @@ def test_prompt_demand_is_of_what_runners_compute(split: Driver) -> None:
     views = [split.view(f"r{number}") for number in range(4)]
     split.runner("a", *views, free=60, prefix_reused_tokens=384)
     assert split.pool().load(split.now).reused_share == pytest.approx(0.75)
+    split.runner("a", *views, free=60, prefix_reused_tokens=384)  # no more than before
+    assert split.pool().load(split.now).reused_share == pytest.approx(0.75)
     split.runner("b", free=60, prefix_reused_tokens=0)
     split.wait(20.0)
     assert split.pool().load(split.now).reused_share == pytest.approx(0.75), "also after a pause"

@@ -173,7 +173,8 @@ async def test_a_stream_lives_through_a_rotation_and_later_calls_use_the_new_fil
         served.servicer.ended.clear()
         stream.cancel()
         await soon(served.servicer.ended.wait())
-        await say(second, stream_too, "alone")  # the old channel is closed, the new one is not
+        await say(second, stream_too, "alone")
+        assert not opened._retired, "the old channel is closed, the new one is not"
     old = served.raw(*served.authority.issue("gateway.weft.internal"), fresh.pem)
     assert (await refused(old))[0] is grpc.StatusCode.UNAVAILABLE  # the authority before is not believed any more
 

@@ -201,9 +201,8 @@ class EncoderClasses:
         """[prompts, classes]"""
         logits = np.array([self._encoder.logits(self.tokenize(text)) for text in texts])
         logits = np.clip(np.nan_to_num(logits, nan=0.0), -MAX_LOGIT, MAX_LOGIT)  # what overflows says nothing
-        shifted = logits.reshape(len(texts), self._classes).astype(np.float64)
-        shifted -= shifted.max(1, keepdims=True, initial=-np.inf)
-        return shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
+        scores = logits.reshape(len(texts), self._classes).astype(np.float64)
+        return scores - np.logaddexp.reduce(scores, axis=1, keepdims=True)
 
     def uncalibrated(self) -> Ridge:
         """The read-out before any outcome: the expected logarithm of the classes' middles."""
