@@ -20,8 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.optimize import least_squares
-from scipy.stats import gamma, norm
 
 from weft_bench.cpu_context import Bar
 from weft_bench.data import find, known, table
@@ -169,6 +167,8 @@ class AdapterRun:
 
     def arrivals(self, seed: int) -> Iterator[EngineRequest]:
         """As many as the rates give on average, at random times, for adapters by their rates."""
+        from scipy.stats import gamma, norm  # here: half a second, which a simulated hour alone needs
+
         rng = np.random.default_rng(seed)
         total = sum(self.rates)
         count = round(total * HORIZON_S)
@@ -275,6 +275,8 @@ def beginning(load_us: float) -> Constants:
 
 def fit(samples: Sequence[Sample], start: Constants) -> Constants:
     """The likeliest constants near those of the start; what a load takes stays."""
+    from scipy.optimize import least_squares  # here: half a second, which a fit alone needs
+
     spreads = np.array([*BASE.values(), *(ADAPTER_SPREADS.get(name, 1.0) for name in ADAPTERS), PENALTY_SPREAD])
     groups = defaultdict[str, list[Sample]](list)
     for sample in samples:

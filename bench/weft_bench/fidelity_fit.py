@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.optimize import least_squares
 
 from weft_bench.fidelity_points import Array, Played, Point, play
 from weft_sim.performance.roofline import Efficiency
@@ -69,6 +68,8 @@ def fit(points: Sequence[Point]) -> dict[str, Fitted]:
 
 
 def _likeliest(points: Sequence[Point], start: Fitted) -> Fitted:
+    from scipy.optimize import least_squares  # here: half a second, which a fit alone needs
+
     played = play(points, start.efficiency)
     order = [one for group in played for one in group.points]
     counts = Counter(one.source for one in order)

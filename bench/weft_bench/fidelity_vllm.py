@@ -13,7 +13,6 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from scipy.optimize import least_squares
 
 from weft_bench.cpu_context import Bar
 from weft_bench.data import table
@@ -151,6 +150,8 @@ def compared(origin: Origin, run: VllmRun, simulated: Array, how: str) -> Iterat
 
 def fit(run: VllmRun) -> Efficiency:
     """The constants of this run: the means count most, every request a little, and the engine's own constants."""
+    from scipy.optimize import least_squares  # here: half a second, which a fit alone needs
+
     start = efficiency("vllm")
     spreads = np.array([WIDER.get(name, PRIORS[name].spread) for name in FREE])
 

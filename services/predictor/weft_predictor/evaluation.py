@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 from weft.domain.prediction import Prediction
 from weft_predictor.core.length_model import TARGET
@@ -98,6 +97,8 @@ def pinball(used: Tokens, bound: Tokens, level: float) -> float:
 
 
 def _tau(left: Tokens, right: Tokens) -> float:
+    from scipy import stats  # here: half a second, which a measurement alone needs
+
     result: Any = stats.kendalltau(left, right)
     tau = float(result.statistic)
     return 0.0 if np.isnan(tau) else tau

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_hub import HfApi, hf_hub_download
 
 from harness.fake_hub import FakeHub
 from harness.waiting import PATIENCE_S
@@ -42,6 +41,8 @@ def at(path: str, revision: str | None = None, token: str | None = None) -> Loca
 
 
 def test_the_fake_hub_is_one_that_the_real_library_downloads_from(hub: FakeHub, tmp_path: Path) -> None:
+    from huggingface_hub import HfApi, hf_hub_download  # here: the real client is slow to import
+
     files = folder_bytes(write_adapter(tmp_path / "a"), "deep/")
     repo = hub.repo("org/lora", files, tokens=frozenset((TOKEN,)))
     info = HfApi(endpoint=hub.url, token=TOKEN).model_info("org/lora", files_metadata=True)

@@ -1,12 +1,12 @@
 """Bodies and chunks as OpenAI's own client types read them."""
 
 from collections.abc import Sequence
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 import orjson
 import pytest
-from openai.types import Completion
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from weft.domain.request import FinishReason, TokenLogprob
 from weft_gateway.core import Emit, TokenLogprobOut
@@ -25,6 +25,12 @@ from weft_gateway.openai.schema import Common, CompletionRequest, StreamOptions
 
 USAGE = usage_of(3, 5)
 HEAD = AnswerHead("r1", 7, "sha256:" + "0123456789abcdef" * 4)
+
+
+@pytest.fixture(scope="module")
+def client() -> ModuleType:
+    """OpenAI's types, whose import takes longer than all tests here: in the worker that runs them alone."""
+    return import_module("openai.types")
 
 
 class Names:
@@ -65,25 +71,26 @@ def test_a_chunk_is_the_same_by_template_and_made_whole(make: type[Any]) -> None
         assert fast["choices"][0]["index"] == index
 
 
-def test_a_chat_of_several_choices_is_a_chat_to_the_client() -> None:
+def test_a_chat_of_several_choices_is_a_chat_to_the_client(client: ModuleType) -> None:
     encoder: ResponseEncoder = ChatEncoder(*meta(2))
     ended = [EndedChoice(Emit("r", "a"), FinishReason.EOS), EndedChoice(Emit("r", "b"), FinishReason.LENGTH)]
     body = encoder.body(ended, USAGE)
-    chat = ChatCompletion.model_validate_json(body)
+    chat = client.chat.ChatCompletion.model_validate_json(body)
     assert [(c.index, c.message.content, c.finish_reason) for c in chat.choices] == [
         (0, "a", "stop"),
         (1, "b", "length"),
     ]
     assert chat.usage is not None
     assert chat.usage.total_tokens == 8
-    roles = [ChatCompletionChunk.model_validate(event).choices[0] for event in events(encoder.first_chunk())]
+    chunk = client.chat.ChatCompletionChunk
+    roles = [chunk.model_validate(event).choices[0] for event in events(encoder.first_chunk())]
     assert [(role.index, role.delta.role) for role in roles] == [(0, "assistant"), (1, "assistant")]
 
 
-def test_parts_of_characters_special_and_unknown_tokens_are_spelled_by_name() -> None:
+def test_parts_of_characters_special_and_unknown_tokens_are_spelled_by_name(client: ModuleType) -> None:
     emit = Emit("r", "hié", tuple(out(token) for token in (1, 2, 3, 4, 0, 9)))
     body = ChatEncoder(*meta(alternatives=0)).body([EndedChoice(emit, FinishReason.EOS)], USAGE)
-    logprobs = ChatCompletion.model_validate_json(body).choices[0].logprobs
+    logprobs = client.chat.ChatCompletion.model_validate_json(body).choices[0].logprobs
     assert logprobs is not None
     assert logprobs.content is not None
     assert [(one.token, one.bytes) for one in logprobs.content] == [
@@ -99,13 +106,13 @@ def test_parts_of_characters_special_and_unknown_tokens_are_spelled_by_name() ->
     assert event["choices"][0]["logprobs"]["tokens"] == names
 
 
-def test_alternatives_are_as_many_as_asked_for_and_a_completion_adds_the_sampled_one() -> None:
+def test_alternatives_are_as_many_as_asked_for_and_a_completion_adds_the_sampled_one(client: ModuleType) -> None:
     emit = Emit("r", "hi", (out(1, [(0, -0.1), (2, -0.2), (3, -0.3)], start=4),))
     (chat,) = events(ChatEncoder(*meta(alternatives=2)).chunk(0, emit))
     entry = chat["choices"][0]["logprobs"]["content"][0]
     assert [(one["token"], one["logprob"]) for one in entry["top_logprobs"]] == [("</s>", -0.1), ("\\xc3", -0.2)]
     body = CompletionEncoder(*meta(alternatives=2)).body([EndedChoice(emit, FinishReason.STOP)], USAGE)
-    logprobs = Completion.model_validate_json(body).choices[0].logprobs
+    logprobs = client.Completion.model_validate_json(body).choices[0].logprobs
     assert logprobs is not None
     assert logprobs.top_logprobs == [{"</s>": -0.1, "bytes:\\xc3": -0.2, "hi": -0.5}]
     assert logprobs.text_offset == [4]
@@ -119,7 +126,9 @@ def test_a_number_that_json_does_not_have_is_openais_stand_in(value: float) -> N
     assert (entry["logprob"], entry["top_logprobs"][0]["logprob"]) == (LEAST, LEAST)
 
 
-def test_a_completions_prompt_is_echoed_before_each_of_its_answers_and_token_ids_stand_beside_the_text() -> None:
+def test_a_completions_prompt_is_echoed_before_each_of_its_answers_and_token_ids_stand_beside_the_text(
+    client: ModuleType,
+) -> None:
     params = CompletionRequest(model="m", prompt="p", n=2, echo=True, return_token_ids=True)
     prompts = [PromptPart((5,), "a:"), PromptPart((6, 7), "b:")]
     encoder = CompletionEncoder(params, AnswerContext(HEAD, Names(), prompts))
@@ -132,7 +141,7 @@ def test_a_completions_prompt_is_echoed_before_each_of_its_answers_and_token_ids
     assert [(one["index"], one["text"], one["prompt_token_ids"]) for one in first] == [
         (0, "a:", [5]), (1, "a:", [5]), (2, "b:", [6, 7]), (3, "b:", [6, 7]),
     ]  # fmt: skip
-    Completion.model_validate(body)
+    client.Completion.model_validate(body)
 
 
 def test_every_chunk_has_the_tokens_used_so_far_where_the_client_asks_for_it() -> None:
