@@ -2,11 +2,12 @@ import io
 import json
 import pickle
 import zipfile
+from random import Random
 
 import numpy as np
 import pytest
 
-from tests.unit.predictor.conftest import check_calibrator, teach
+from tests.unit.predictor.conftest import World, check_calibrator, teach
 from weft_predictor.checkpoint import UNREADABLE, load, save
 from weft_predictor.core import RidgeModel
 from weft_predictor.errors import CorruptModel
@@ -15,10 +16,11 @@ from weft_predictor.models import first_models
 DIM = 1 << 14
 
 
-@pytest.fixture
-def model(world):
+@pytest.fixture(scope="module")
+def model() -> RidgeModel:
+    """What a test teaches it, those after it have, too."""
     model = RidgeModel.cold("ridge-test", dim=DIM)
-    for outcome in world(1).answers(400):
+    for outcome in World(Random(1)).answers(400):
         teach(model, outcome)
     return model
 
@@ -28,7 +30,7 @@ def test_a_loaded_model_answers_and_learns_exactly_like_the_one_that_was_saved(m
     again = load(tmp_path / "model.npz", RidgeModel.load)
     assert again.version == model.version
     assert again.coverage == model.coverage
-    for outcome in world(2).answers(200):
+    for outcome in world(2).answers(60):
         answers = [m.predict_batch([outcome.query]) for m in (model, again)]
         assert answers[0] == answers[1]
         assert teach(model, outcome) == teach(again, outcome)

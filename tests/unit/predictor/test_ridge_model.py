@@ -1,5 +1,5 @@
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from random import Random
 from statistics import mean
 
@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.predictor.conftest import Answer, World, outcome_of, query_of, teach
-from weft.domain.prediction import PredictItem
+from weft.domain.prediction import Prediction, PredictItem
 from weft.domain.request import FinishReason, Outcome
 from weft_predictor.core import RidgeModel
 from weft_predictor.core.feature_cache import FeatureCache
@@ -32,10 +32,45 @@ def taught(world, count: int, **options) -> RidgeModel:
     return model
 
 
+def copy(model: RidgeModel) -> RidgeModel:
+    """One that a test may teach."""
+    return RidgeModel.load(model.save())
+
+
+@dataclass(frozen=True)
+class School:
+    """A model that was taught 1,200 answers, the last 1,000 of them, and what it predicted of each before."""
+
+    model: RidgeModel
+    answers: list[Answer]
+    predicted: list[Prediction]
+
+
+@pytest.fixture(scope="module")
+def school() -> School:
+    here = World(Random(1))
+    model, answers, predicted = taught(here, 200), list(here.answers(1_000)), list[Prediction]()
+    for answer in answers:
+        predicted.append(predict(model, answer.query))
+        model.observe(outcome_of(answer))
+    return School(model, answers, predicted)
+
+
+@pytest.fixture
+def model(school) -> RidgeModel:
+    return copy(school.model)
+
+
+@pytest.fixture(scope="module")
+def young() -> RidgeModel:
+    return taught(World(Random(22)), 200)
+
+
 def bias(model: RidgeModel, here, adapter: str, task: str) -> float:
     """Mean log of predicted over true median, over 50 prompts of a task."""
     asked = [query for query in (here.query(adapter) for _ in range(200)) if query.prompt_text.startswith(task)]
-    return mean(math.log(predict(model, query).p50_tokens / here.median(query)) for query in asked)
+    answers = model.predict_batch(asked)
+    return mean(math.log(one.p50_tokens / here.median(query)) for one, query in zip(answers, asked, strict=True))
 
 
 def coverage(model: RidgeModel, outcomes) -> float:
@@ -52,46 +87,39 @@ def test_a_cold_model_answers_at_once_with_a_wide_margin():
     assert answer.p90_tokens > 3 * answer.p50_tokens
 
 
-def test_it_learns_what_the_prompt_and_the_adapter_say(world):
-    here = world(1)
-    model = taught(here, 1_200)
+def test_it_learns_what_the_prompt_and_the_adapter_say(world, model):
+    here = world(17)
     for adapter in ("acme/plain", "acme/brief", "globex/chatty"):
         for task in ("name", "list", "explain", "essay"):
             assert abs(bias(model, here, adapter, task)) < 0.4, (adapter, task)  # the effects are 1.1 to 3.9
 
 
 def test_an_adapter_it_has_hardly_seen_is_answered_like_the_others(world):
-    model = taught(world(2), 1_000, adapter="acme/plain")
+    model = taught(world(2), 400, adapter="acme/plain")
     fresh, known = (predict(model, query_of("list something about birds", a, 8)) for a in ("new/one", "acme/plain"))
     assert fresh.p50_tokens == pytest.approx(known.p50_tokens, rel=0.3)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("drift", [0.25, 4.0])
-def test_coverage_returns_to_90_percent_after_the_answers_change(world, drift):
+def test_coverage_returns_to_90_percent_after_the_answers_change(world, model, drift):
     here = world(3)
-    model = taught(here, 800)
     coverage(model, here.answers(300, drift=drift))
     assert coverage(model, here.answers(1_000, drift=drift)) == pytest.approx(0.9, abs=0.03)
 
 
-def test_each_quantile_covers_its_share_of_the_answers(world):
-    here = world(9)
-    model = taught(here, 1_200)
-    answers = list(here.answers(1_000))
-    predicted = [predict(model, answer.query) for answer in answers]
+def test_each_quantile_covers_its_share_of_the_answers(school):
     for name, share in {"p10": 0.1, "p50": 0.5, "p90": 0.9, "p99": 0.99}.items():
-        bounds = [getattr(prediction, f"{name}_tokens") for prediction in predicted]
-        covered = mean(answer.tokens <= bound for answer, bound in zip(answers, bounds, strict=True))
+        bounds = [getattr(prediction, f"{name}_tokens") for prediction in school.predicted]
+        covered = mean(answer.tokens <= bound for answer, bound in zip(school.answers, bounds, strict=True))
         assert covered == pytest.approx(share, abs=0.04), name
-    assert all(p.p10_tokens <= p.p50_tokens <= p.p90_tokens <= p.p99_tokens for p in predicted)
+    assert all(p.p10_tokens <= p.p50_tokens <= p.p90_tokens <= p.p99_tokens for p in school.predicted)
 
 
-def test_the_reported_coverage_is_what_was_observed_before_learning(world):
-    here, model = world(4), cold()
-    assert model.coverage is None
-    seen = coverage(model, here.answers(1_000))
-    assert model.coverage == pytest.approx(seen, abs=0.02)  # p90 is rounded up to whole tokens
+def test_the_reported_coverage_is_what_was_observed_before_learning(school):
+    assert cold().coverage is None
+    seen = mean(answer.tokens <= p.p90_tokens for answer, p in zip(school.answers, school.predicted, strict=True))
+    assert school.model.coverage == pytest.approx(seen, abs=0.02)  # p90 is rounded up to whole tokens
 
 
 @pytest.mark.slow
@@ -135,8 +163,7 @@ def test_the_version_changes_when_the_model_does(world):
     assert versions == {f"ridge-test+{i}" for i in range(5)}
 
 
-def test_scale_multiplies_every_prediction(world):
-    model = taught(world(7), 300)
+def test_scale_multiplies_every_prediction(world, model):
     query = world(8).query()
     plain = predict(model, query)
     model.scale = 10.0
@@ -197,11 +224,9 @@ def gone(model: RidgeModel, answer: Answer, **fields) -> Outcome:
     return outcome_of(answer, **scheduled)
 
 
-def test_an_outcome_without_features_teaches_offset_and_calibration_and_not_the_ridge(world):
-    here = world(10)
-    model = taught(here, 800)
+def test_an_outcome_without_features_teaches_offset_and_calibration_and_not_the_ridge(world, model):
     weight, version = model.ridge.weight.copy(), model.version
-    answers = here.answers(800, adapter="acme/plain", drift=4.0)
+    answers = world(10).answers(800, adapter="acme/plain", drift=4.0)
     hits = [model.observe(gone(model, answer)) for answer in answers]
     assert {result.lesson for result in hits} == {"partial"}
     assert model.offsets.of(("", "acme/plain")) - model.offsets.of(("", "acme/brief")) > math.log(4.0)
@@ -210,9 +235,8 @@ def test_an_outcome_without_features_teaches_offset_and_calibration_and_not_the_
     assert model.version != version
 
 
-def test_an_adapter_whose_answers_change_is_followed_without_features(world):
+def test_an_adapter_whose_answers_change_is_followed_without_features(world, model):
     here = world(11)
-    model = taught(here, 1_200)
     for answer in here.answers(300, adapter="globex/chatty", drift=0.5):
         model.observe(gone(model, answer))
     for task in ("name", "list", "explain", "essay"):
@@ -220,10 +244,9 @@ def test_an_adapter_whose_answers_change_is_followed_without_features(world):
         assert abs(bias(model, here, "acme/brief", task)) < 0.4, task
 
 
-def test_many_requests_in_flight_teach_their_common_error_once(world):
+def test_many_requests_in_flight_teach_their_common_error_once(world, model):
     """All were predicted with the same offset: it must not run away while their outcomes come in."""
     here = world(16)
-    model = taught(here, 1_200)
     for outcome in [gone(model, answer) for answer in here.answers(600, adapter="acme/plain", drift=2.0)]:
         model.observe(outcome)
     for task in ("name", "list", "explain", "essay"):
@@ -234,11 +257,9 @@ def test_many_requests_in_flight_teach_their_common_error_once(world):
     "fields",
     [{"predicted_p50_tokens": 0}, *({"model_version": version} for version in ("", "other+7", "ridge-test+7x10"))],
 )
-def test_an_outcome_without_features_and_without_a_prediction_of_this_model_teaches_nothing(world, fields):
-    here = world(12)
-    model = taught(here, 200)
+def test_an_outcome_without_features_and_without_a_prediction_of_this_model_teaches_nothing(world, model, fields):
     before = model.save()
-    for answer in here.answers(20):
+    for answer in world(12).answers(20):
         assert model.observe(gone(model, answer, **fields)).lesson == "unknown"
     assert all((array == before[name]).all() for name, array in model.save().items())
 
@@ -281,11 +302,10 @@ def test_an_answer_that_was_cut_off_is_a_lower_bound_also_without_the_flag(finis
         assert model.observe(outcome_of(answer, finish=finish)).lesson == "censored"
 
 
-def test_an_outcome_of_a_scaled_prediction_is_measured_against_the_plain_one(world):
-    here = world(15)
-    plain, scaled = taught(here, 400), taught(world(15), 400)
+def test_an_outcome_of_a_scaled_prediction_is_measured_against_the_plain_one(world, school):
+    plain, scaled = copy(school.model), copy(school.model)
     scaled.scale = 10.0
-    for answer in here.answers(100):
+    for answer in world(15).answers(100):
         for model in (plain, scaled):
             assert model.observe(gone(model, answer)).lesson == "partial"
     assert scaled.offsets.of(("", "acme/plain")) == pytest.approx(plain.offsets.of(("", "acme/plain")), abs=0.05)
@@ -322,8 +342,8 @@ def test_a_flood_of_one_tenant_moves_no_prediction_of_another_with_outcomes_enou
 
 
 @pytest.mark.parametrize("tokens", [-5, 0, float("nan"), float("inf"), 10**30])
-def test_a_poisoned_length_is_an_outcome_within_bounds(tokens, world):
-    model = taught(world(22), 200)
+def test_a_poisoned_length_is_an_outcome_within_bounds(tokens, young):
+    model = copy(young)
     query = query_of("name something about birds", "acme/plain")
     before = predict(model, query).p50_tokens
     result = model.observe(replace(outcome_of(Answer(query, 1)), completion_tokens=tokens))
