@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,8 +17,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from harness import offload_child
@@ -179,6 +178,12 @@ def script(seed: int, steps: int = 5) -> list[Turn]:
     return made
 
 
+def long_script(drawn: random.Random) -> list[Turn]:
+    """One with a step of more tokens than a ring in memory holds."""
+    scripts = (script(drawn.getrandbits(32)) for _ in count())
+    return next(turns for turns in scripts if any(sum(len(row[0]) for row in turn.rows) > 60 for turn in turns))
+
+
 def play(executor: CpuExecutor, turns: list[Turn]) -> Iterator[npt.NDArray[np.int32]]:
     """The bits of each step's logits."""
     executor.clear_pages(list(range(PAGES)))
@@ -194,7 +199,7 @@ def same(one: CpuExecutor, other: CpuExecutor, turns: list[Turn]) -> None:
 
 
 SHARES = (0.0, 0.25, 0.5, 1.0)
-DISK_PARTS = ((16, 40, 240), (7, 0, 201), (240, 59, 0), (20, 20, 200), (3, 55, 240))  # tokens, pages, tokens
+DISK_PARTS = ((16, 40, 240), (7, 0, 201), (240, 59, 0), (20, 20, 200), (11, 55, 240))  # tokens, pages, tokens
 
 
 STORED = ("bf16", "fp32", "int8", "int4", "int4+int4+top")
@@ -202,14 +207,15 @@ STORED = ("bf16", "fp32", "int8", "int4", "int4+int4+top")
 
 @pytest.mark.parametrize(
     ("model", "dtype"),
-    [*(("llama", dtype) for dtype in STORED), ("qwen2", "bf16"), ("qwen2", "int8"), ("qwen2", STORED[-1])],
+    [*(("llama", dtype) for dtype in STORED), ("qwen2", "bf16"), ("qwen2", STORED[-1])],
 )
 def test_its_bits_are_those_of_the_executor_in_memory(
-    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadExecutor], model: str, dtype: str
-) -> None:
+    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadExecutor], rng: random.Random,
+    model: str, dtype: str,
+) -> None:  # fmt: skip
     """Each dtype has every share and every part on disk; all dtypes together have each share with each part.
 
-    All play one script, so that what they should answer is computed once.
+    All executors of a dtype play one script, so that what they should answer is computed once.
     """
     files = files_of(model)
     expected = with_adapters(in_memory(files, dtype))
@@ -223,16 +229,11 @@ def test_its_bits_are_those_of_the_executor_in_memory(
         assert made[-1].placement.disk_bytes <= limits.disk_bytes
         kept[share] = made[-1].residency.share
 
-    @settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck))
-    @given(st.integers(0, 2**32))
-    def holds(seed: int) -> None:
-        turns = script(seed)
-        wanted = [bits.copy() for bits in play(expected, turns)]
-        for executor in made:
-            for found, bits in zip(play(executor, turns), wanted, strict=True):
-                assert np.array_equal(found, bits), executor.placement
-
-    holds()
+    turns = long_script(random.Random(f"{rng.random()} {model} {dtype}"))
+    wanted = [bits.copy() for bits in play(expected, turns)]
+    for executor in made:
+        for found, bits in zip(play(executor, turns), wanted, strict=True):
+            assert np.array_equal(found, bits), executor.placement
     assert any(executor.figures.activations.read_bytes for executor in made)
     assert [kept[share] for share in SHARES] == sorted(set(kept.values()))
 

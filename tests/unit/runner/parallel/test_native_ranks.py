@@ -190,8 +190,13 @@ def equal(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("dtype", ["bf16", "fp32", "int8"])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *((name, "bf16") for name in MODELS),
+        *((name, dtype) for name in list(MODELS)[::3] for dtype in ("fp32", "int8")),
+    ],
+)
 def test_stages_give_the_bits_of_one_executor(model_of, name, dtype):
     model = model_of(name)
     with split(model, dtype=dtype) as alone, split(model, 3, dtype=dtype, threads=2) as stages:
@@ -210,8 +215,8 @@ def test_stages_of_tensor_ranks_give_the_bits_of_the_ranks_whatever_the_batch_th
     with split(model, 1, size) as ranks, split(model, 3, size, threads=2) as grid:
         together = played(ranks, batch(), 64)
         assert equal(together, played(grid, batch(), 7))
-        alone = [played(ranks, [sequence], 64)[0] for sequence in batch()]
-        assert equal(together, alone)
+        alone = [played(ranks, [sequence], 64)[0] for sequence in batch()[::2]]
+        assert equal(together[::2], alone)
         assert ranks.stages[0][0].numerics_class.endswith(f"/tp{size}")
 
 
