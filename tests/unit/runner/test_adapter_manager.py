@@ -250,7 +250,7 @@ class ManagerMachine(RuleBasedStateMachine):
         assert not self.h.book.prefetcher.missing(), "nothing waits for a tier for ever"
 
 
-ManagerMachine.TestCase.settings = settings(stateful_step_count=40)
+ManagerMachine.TestCase.settings = settings(max_examples=settings.default.max_examples // 2, stateful_step_count=40)
 test_slots_and_references_balance_under_any_commands = ManagerMachine.TestCase
 
 
@@ -296,7 +296,7 @@ class PagedMachine(ManagerMachine):
         super().teardown()
 
 
-PagedMachine.TestCase.settings = settings(stateful_step_count=40)
+PagedMachine.TestCase.settings = settings(max_examples=settings.default.max_examples // 2, stateful_step_count=40)
 test_pages_of_adapters_balance_and_everybody_who_waits_is_served_in_the_end = PagedMachine.TestCase
 
 

@@ -139,7 +139,7 @@ class PageMachine(RuleBasedStateMachine):
         assert {key: self.book.reserved_by(key) for key in self.held} == {key: eldest.count(key) for key in self.held}
 
 
-PageMachine.TestCase.settings = settings(stateful_step_count=40)
+PageMachine.TestCase.settings = settings(max_examples=settings.default.max_examples // 2, stateful_step_count=40)
 test_the_page_book_balances_under_any_commands = PageMachine.TestCase
 
 

@@ -322,7 +322,7 @@ class PrefixMachine(MemoryMachine):
 
 MACHINES = (MemoryMachine, SwappingMachine, PrefixMachine)
 for machine in MACHINES:
-    machine.TestCase.settings = settings(stateful_step_count=40)
+    machine.TestCase.settings = settings(max_examples=settings.default.max_examples // 2, stateful_step_count=40)
 test_every_book_balances_and_every_page_holds_what_its_readers_would_write = MemoryMachine.TestCase
 test_so_they_do_where_sequences_are_swapped = SwappingMachine.TestCase
 test_so_they_do_where_prompts_come_again_and_again = PrefixMachine.TestCase
@@ -361,6 +361,7 @@ WANTS = st.lists(
 )
 
 
+@settings(max_examples=settings.default.max_examples // 2)
 @given(
     WANTS,
     st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(TOLD)), max_size=3, unique_by=lambda p: p[0]),

@@ -218,9 +218,11 @@ class PipelinedPoolMachine(PoolMachine):
     batches = 3
 
 
-PoolMachine.TestCase.settings = settings(stateful_step_count=40)
+PoolMachine.TestCase.settings = settings(max_examples=settings.default.max_examples // 2, stateful_step_count=40)
 test_every_book_balances_under_any_commands = PoolMachine.TestCase
-PipelinedPoolMachine.TestCase.settings = settings(stateful_step_count=50)
+PipelinedPoolMachine.TestCase.settings = settings(
+    max_examples=settings.default.max_examples // 2, stateful_step_count=50
+)
 test_every_book_balances_with_batches_in_flight = PipelinedPoolMachine.TestCase
 
 
@@ -271,6 +273,7 @@ def test_batches_share_out_those_who_decode_and_all_have_a_turn_in_a_round(count
         assert len({row.key for batch in launched[start : start + per_round] for row in batch.rows}) == count
 
 
+@settings(max_examples=settings.default.max_examples // 2)
 @given(data=st.data(), batches=st.integers(2, 4))
 def test_whoever_joins_or_leaves_nobody_is_passed_for_long_and_no_batch_is_larger_than_its_part(data, batches):
     pool, flying, counter = decoding_pool(6), Flying(), 100
@@ -635,6 +638,7 @@ def test_growth_asks_for_a_page_at_least_and_never_for_more_than_can_be_filled(
         reserved += random.Random(base).randint(1, growth.wanted_pages)
 
 
+@settings(max_examples=settings.default.max_examples // 2)
 @given(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 24)), min_size=1, max_size=12), st.integers(6, 10))
 def test_with_the_newest_as_victim_everybody_is_served_in_the_end(wants, total_pages):
     """What the supervisor does on an overrun: the newest sequence leaves and starts again when there is room."""

@@ -138,7 +138,7 @@ class ReportMachine(RuleBasedStateMachine):
         self.compare()
 
 
-ReportMachine.TestCase.settings = settings(stateful_step_count=40)
+ReportMachine.TestCase.settings = settings(max_examples=settings.default.max_examples // 2, stateful_step_count=40)
 test_reports_add_up_to_the_whole_state = ReportMachine.TestCase
 
 

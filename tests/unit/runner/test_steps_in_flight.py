@@ -146,7 +146,7 @@ def play(driver: Driver, moves: Sequence[Any], *, stops: bool = True) -> list[st
     return stopped
 
 
-@settings(max_examples=60)
+@settings(max_examples=settings.default.max_examples // 2)
 @given(
     moves=Moves, pages=st.sampled_from([24, 200]), chunk=st.sampled_from([7, 64]),
     batching=st.sampled_from([Batching.MIXED, Batching.MIXED, Batching.REQUEST]),
