@@ -61,6 +61,14 @@ def test_a_file_counts_with_the_least_that_it_has_used() -> None:
     assert [one.suite for one in asked] == ["unit", "unit"], "only what has grown is run again"
 
 
+def test_what_no_file_explains_is_said_and_fails_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    files = {f"test_{i}.py": 2.0 for i in range(20)}
+    had = {"unit": Costs(50.0, files)}
+    used = {"unit": Costs(56.0, {file: cpu_s + 0.1 * (i % 2) for i, (file, cpu_s) in enumerate(files.items())})}
+    assert not check(had, used, lambda _: {})
+    assert "unit: expected at most 52" in capsys.readouterr().out
+
+
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "budget.toml"
     path.write_text(format_budget(HAD, "a machine"))
