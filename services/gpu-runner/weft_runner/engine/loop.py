@@ -13,9 +13,10 @@ has stages, and no sequence is in two of them.
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
 
 from weft.domain.request import TokenLogprob
 from weft_runner.core.events import RunStep, StepDone, StepResults, StepSlot
@@ -23,11 +24,12 @@ from weft_runner.core.runner import Runner
 from weft_runner.core.sampling import SampledToken
 from weft_runner.engine.builder import BuiltStep, StepBuilder
 from weft_runner.errors import ExecutorLost
-from weft_runner.model.executor import Executor, StepHandle, capabilities_of
+from weft_runner.model.executor import AsyncExecutor, Executor, Pipelined, StepHandle, capabilities_of
 from weft_runner.model.layer_progress import CalledLayerCounter
 from weft_runner.model.sampling import SamplingArgs
 
 log = logging.getLogger(__name__)
+ONE = StepSlot()
 Schedule = Callable[[StepSlot], RunStep | None]  # offers the machine a step, performs what follows
 
 
@@ -35,25 +37,21 @@ Schedule = Callable[[StepSlot], RunStep | None]  # offers the machine a step, pe
 class LayerReports:
     """What threads beside the steps have to know. `counter`: None if nobody asks, or the executor raises its own.
 
-    `again`: called before a step's rows run once more, each alone, and write the same pages.
+    `options`: of `Executor.run`; `again`: called before a step's rows run once more, each alone, and write the same
+    pages.
     """
 
     counter: CalledLayerCounter | None = None
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     again: Callable[[], None] = lambda: None
 
-
-class Computed(NamedTuple):
-    """The handle of a step that was computed as it was launched."""
-
-    tokens: list[SampledToken | None]
-
-    def result(self) -> list[SampledToken | None]:
-        """Return what it sampled."""
-        return self.tokens
+    def raise_counter(self, counter: CalledLayerCounter) -> None:
+        """Raise that counter from now on."""
+        self.counter, self.options = counter, {"layer_done": counter.layer_done}
 
 
 class LaunchedStep(NamedTuple):
-    """A step that was given to the executor; `handle` waits for what it samples.
+    """A step that was given to the executor; `handle` waits for what it samples. None: it was computed at once.
 
     `began_s`: None: it was launched behind another one, and begins when that one is complete.
     """
@@ -61,8 +59,12 @@ class LaunchedStep(NamedTuple):
     step: RunStep
     built: BuiltStep
     draws: list[SamplingArgs]
-    handle: StepHandle
+    handle: StepHandle | None
+    tokens: list[SampledToken | None]
     began_s: float | None
+
+
+_launched = partial(tuple.__new__, LaunchedStep)  # at every iteration: its own constructor is a Python function
 
 
 class StepLoop:
@@ -91,9 +93,9 @@ class StepLoop:
         """Launch a step, or complete the oldest, or both. Raises ExecutorLost: then no row can run."""
         began_s, launched = time.monotonic(), self._launched
         # 1. Schedule a step where the executor has a place for one.
-        depth = self._depth = self._next_depth()
+        depth = self._depth = 1 if self._pipelined is None else self._next_depth(self._pipelined)
         free = depth - len(launched)
-        step = schedule(StepSlot(depth, free)) if free > 0 else None
+        step = schedule(ONE if depth == 1 else StepSlot(depth, free)) if free > 0 else None
         oldest = launched[0].step if launched else step
         if oldest is None:
             return None
@@ -104,10 +106,12 @@ class StepLoop:
                 if depth > 1:
                     return None
             # 3. Launch the next one behind it, if that needs no token of it on the host.
-            if len(launched) == 1 and (following := self._launch_behind(launched[0], schedule)) is not None:
-                launched.append(following)
+            if self._follows is not None and not self._has_work():
+                following = self._launch_behind(self._follows, launched[0], schedule)
+                if following is not None:
+                    launched.append(following)
             # 4. Complete the oldest.
-            found = launched[0].handle.result()
+            found = launched[0].tokens if (handle := launched[0].handle) is None else handle.result()
             done = launched.popleft()
             results, began_s = done.built.by_key(found), began_s if done.began_s is None else done.began_s
             if self._follows is not None and self._reports.counter is not None:
@@ -124,15 +128,13 @@ class StepLoop:
         ms = 0.0 if self._pipelined is not None and not found else (time.monotonic() - began_s) * 1e3
         return StepDone(oldest, results.tokens, results.failures, ms, results.prompts)
 
-    def _next_depth(self) -> int:
+    def _next_depth(self, pipelined: Pipelined) -> int:
         """How many steps may be launched; more than before only once none is.
 
         Of one step alone the pool does not know that it is launched (`Runner`).
         """
-        if self._pipelined is None:
-            return 1
         pool = self._runner.pool
-        wanted = self._pipelined.depth_for(lambda: min(pool.next_tokens, pool.limits.batch.max_batch_tokens))
+        wanted = pipelined.depth_for(lambda: min(pool.next_tokens, pool.limits.batch.max_batch_tokens))
         return min(wanted, self._depth) if self._launched else wanted
 
     def _launch(self, step: RunStep, began_s: float | None, behind: BuiltStep | None = None) -> LaunchedStep:
@@ -140,15 +142,18 @@ class StepLoop:
         keep = self._pipelined is None and step.batch is pool.scheduler.standing
         built = self._builder.build(step.batch.rows, step.sequences, keep=keep, behind=behind)
         draws = built.draws()
-        launcher = self._launcher
-        handle = Computed(self._run(built, draws)) if launcher is None else launcher.launch(built.step, draws)
+        handle, tokens = None, list[SampledToken | None]()
+        if self._launcher is None:
+            tokens = self._executor.sample(self._executor.run(built.step, **self._reports.options), draws)
+        else:
+            handle = self._launcher.launch(built.step, draws)
         pool.forwards += 1
-        return LaunchedStep(step, built, draws, handle, began_s)
+        return _launched((step, built, draws, handle, tokens, began_s))
 
-    def _launch_behind(self, present: LaunchedStep, schedule: Schedule) -> LaunchedStep | None:
+    def _launch_behind(self, follows: AsyncExecutor, present: LaunchedStep, schedule: Schedule) -> LaunchedStep | None:
         """Launch the step behind a present one; None: it waits for that one."""
-        follows, built = self._follows, present.built
-        if follows is None or self._has_work() or not follows.keeps_tokens(present.draws):
+        built = present.built
+        if not follows.keeps_tokens(present.draws):
             return None
         if not self._runner.may_repeat(present.step):
             step = schedule(StepSlot(behind=present.step))
@@ -158,15 +163,7 @@ class StepLoop:
         draws = [draw._replace(position=draw.position + 1) for draw in present.draws]
         step, handle = self._runner.repeat(present.step), follows.follow(built.step, draws)
         self._runner.pool.forwards += 1
-        return LaunchedStep(step, built, draws, handle, None)
-
-    def _run(self, built: BuiltStep, draws: Sequence[SamplingArgs]) -> list[SampledToken | None]:
-        """Compute a step while the engine waits."""
-        if (counter := self._reports.counter) is None:
-            logits = self._executor.run(built.step)
-        else:
-            logits = self._executor.run(built.step, layer_done=counter.layer_done)
-        return self._executor.sample(logits, draws)
+        return _launched((step, built, draws, handle, [], None))
 
     def _run_alone(self, step: RunStep) -> StepResults:
         """Run each row whose sequence is still there alone; those that fail again end."""
@@ -179,7 +176,8 @@ class StepLoop:
                 continue
             try:
                 built = self._builder.build((row,), (sequence,), keep=False)
-                found = built.by_key(self._run(built, built.draws()))
+                logits = self._executor.run(built.step, **self._reports.options)
+                found = built.by_key(self._executor.sample(logits, built.draws()))
                 self._runner.pool.forwards += 1
             except ExecutorLost:
                 raise

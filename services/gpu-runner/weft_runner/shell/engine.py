@@ -140,7 +140,7 @@ class Engine:
         self._kv = streams
         self._reports.again = streams.step_failed
         if isinstance(self.layers, CalledLayerCounter):
-            self._reports.counter = self.layers
+            self._reports.raise_counter(self.layers)
 
     def _has_work(self) -> bool:
         """Between two steps: events that may change the next batch, memory work that waits for the end of this one."""
