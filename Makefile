@@ -65,7 +65,7 @@ SINCE ?=
 test-changed: kernels  ## a minute of the tests nearest to what has changed, failures first: SINCE=COMMIT
 	@$(HARNESS).changed $(if $(SINCE),--since $(SINCE))
 
-test-budget: install  ## hold what the last `make test` used against tests/budget.toml: 5 % more CPU seconds in a suite fail
+test-budget: install  ## hold what the last `make test` used against tests/budget.toml: files that add 5 % to a suite fail
 	@$(HARNESS).budget check
 
 budget: install  ## raise tests/budget.toml to the CPU seconds of the last `make test`

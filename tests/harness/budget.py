@@ -32,8 +32,8 @@ MIN_PACED_CPU_S = 2.0  # files below it say little of a machine's pace
 MAX_REPEATED = 12
 HEAD = """\
 # CPU seconds of each suite of `make test`, and of its files that use a second or more. `harness.budget check`
-# fails where a change adds more than 5 % to a suite; `make budget` raises it to what the last run used, and the commit
-# says why.
+# fails where files that have grown add more than 5 % to a suite; `make budget` raises it to what the last run used, and
+# the commit says why.
 machine = "{machine}"
 """
 

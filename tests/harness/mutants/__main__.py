@@ -2,11 +2,12 @@
 
 A mutant (`harness.mutants.hook`) runs against the tests of `make test` and the simulator's laws that call its function
 (`harness.mutants.callers`: they are recorded once, which takes as long as `make test`), nearest file first in the graph
-of imports, cheap ones before costly ones, and then against test files that have changed since. Where nothing is known
-of its line it runs against the test files nearest to its module, the others of its package, the laws, and the costly
-files that import the module. The first red test kills it; it is run once without the mutant: one that is red then, too,
-counts for nothing. The ledger has a line for each mutant and is written at once, so that a run that was broken off goes
-on: a mutant of a source text that the ledger has is not run again, except one that lived at another commit.
+of imports, cheap ones before costly ones, and then against test files that have changed since. Where its line is in no
+function that was called it runs on against the test files nearest to its module, the others of its package, the laws,
+and the costly files that import the module. The first red test kills it; that test is run once without the mutant: one
+that is red then, too, counts for nothing. The ledger has a line for each mutant and is written at once, so that a run
+that was broken off goes on: a mutant of a source text that the ledger has is not run again, except one that lived at
+another commit.
 
 `DIFF=COMMIT` runs those again that the ledger has as killed, of packages whose sources or tests have changed since.
 Mutants that nobody can see, with the reason, are in `tests/mutants/equivalent.toml`; they are not run.
@@ -120,10 +121,10 @@ class Session:
             suite = PACKAGES[package].suite
             choice = choose(mutant.file, distances, suite, costs)
             stages: dict[str, Sequence[str]] = {"before": (by[mutant],) if by.get(mutant) else ()}
-            if tests := callers.find(mutant):
-                there = [test for test in tests if not callers.has_changed(test.partition("::")[0])]
-                nearness = make_nearness(mutant.file, distances, suite, costs)
-                stages["callers"], costly = order_callers(there, nearness, self._records)
+            there = [test for test in callers.find(mutant) if not callers.has_changed(test.partition("::")[0])]
+            nearness = make_nearness(mutant.file, distances, suite, costs)
+            stages["callers"], costly = order_callers(there, nearness, self._records)
+            if callers.is_known(mutant):
                 stages["changed"] = [test for test in (*choice.nearest, *choice.package) if callers.has_changed(test)]
                 stages["costly"] = costly
             else:

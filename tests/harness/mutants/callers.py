@@ -1,4 +1,4 @@
-"""Which tests call which function of the core packages: a mutant meets those alone that can see it.
+"""Record which tests call which function of the core packages: a mutant meets those alone that can see it.
 
 One run of the quick tests, with this module as a plugin of pytest, keeps after each test what `harness.mutants.calls`
 noted. What a test's set-up calls (a fixture may be a whole file's) counts for all tests of the file; what a child
@@ -30,7 +30,7 @@ class Callers:
     digests: Mapping[str, str]
 
     def find(self, mutant: Mutant) -> frozenset[str]:
-        """Find the tests that call the mutant's function, or for a class's own lines any of its; none: nobody knows."""
+        """Find the tests that call the mutant's function, or for lines of a class or module any below them."""
         name = f"{mutant.file}:{mutant.function}"
         if tests := self.of.get(name):
             return tests
@@ -38,6 +38,10 @@ class Callers:
             tests for function, tests in self.of.items() if function.startswith(f"{name}." if mutant.function else name)
         ]
         return frozenset[str]().union(*below)
+
+    def is_known(self, mutant: Mutant) -> bool:
+        """Say whether they are all: who only makes an object of a class, or reads a constant, notes nothing."""
+        return f"{mutant.file}:{mutant.function}" in self.of
 
     def has_changed(self, file: str) -> bool:
         """Say whether a test file is new, gone, or another one than when it ran."""
@@ -52,7 +56,10 @@ def read_callers(path: Path) -> Callers:
 
 
 def record_callers(path: Path, suites: Sequence[Suite], run: Run, site: Path) -> list[Result]:
-    """Run suites and write which of their tests call what. Returns how they went."""
+    """Run suites and write which of their tests call what. Returns how they went.
+
+    Raises ValueError: a suite was ended before its tests had run, and what it did not run would seem to call nothing.
+    """
     calls = run.folder / "calls"
     calls.mkdir()
     environment = {
@@ -65,6 +72,8 @@ def record_callers(path: Path, suites: Sequence[Suite], run: Run, site: Path) ->
         )
         for suite in suites
     ]
+    if ended := [result.suite.name for result in results if result.verdict.startswith("ended")]:
+        raise ValueError(f"expected suites that run to their end, got {', '.join(ended)} ended before; run it again")
     of, numbers = defaultdict[str, set[int]](set), dict[str, int]()
     for file in calls.iterdir():
         for test, functions in json.loads(file.read_text()).items():

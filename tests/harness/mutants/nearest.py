@@ -91,8 +91,10 @@ def order_callers(
     given = set(tests)
     chosen = [test for test in given if "::" not in test or test.partition("::")[0] not in given]
     ordered = sorted(chosen, key=lambda test: (nearness(test.partition("::")[0]), records.get(test, 0.0), test))
-    costly = [test for test in ordered if records.get(test, 0.0) > COSTLY_TEST_CPU_S]
-    return [test for test in ordered if test not in costly], costly
+    cheap, costly = list[str](), list[str]()
+    for test in ordered:
+        (costly if records.get(test, 0.0) > COSTLY_TEST_CPU_S else cheap).append(test)
+    return cheap, costly
 
 
 def choose(file: str, distances: Mapping[str, int], suite: str, cpu_s: Mapping[str, float]) -> Choice:

@@ -115,7 +115,7 @@ class Trials:
             self._red[type(mutant)].add(by)
 
     def _place(self, mutant: Mutant | Edit, seen: Path | None) -> tuple[Path, Mapping[str, str]]:
-        """Where tests run with a mutant, or without it where nothing is to be seen, and their environment there."""
+        """Prepare folder and environment of tests with a mutant, or without it where nothing is to be seen."""
         if isinstance(mutant, Edit):
             self._copy = self._copy or Copy(self.folder / "copy")
             self._copy.put(mutant if seen else None)

@@ -29,7 +29,7 @@ from weft_runner.model.layer_progress import CalledLayerCounter
 from weft_runner.model.sampling import SamplingArgs
 
 log = logging.getLogger(__name__)
-ONE = StepSlot()
+ONE = StepSlot()  # at every iteration of most executors
 Schedule = Callable[[StepSlot], RunStep | None]  # offers the machine a step, performs what follows
 
 
@@ -51,9 +51,10 @@ class LayerReports:
 
 
 class LaunchedStep(NamedTuple):
-    """A step that was given to the executor; `handle` waits for what it samples. None: it was computed at once.
+    """A step that was given to the executor.
 
-    `began_s`: None: it was launched behind another one, and begins when that one is complete.
+    `handle` waits for what it samples; None: it was computed at once, and sampled `tokens`. `began_s`: None: it was
+    launched behind another one, and begins when that one is complete.
     """
 
     step: RunStep
@@ -138,6 +139,7 @@ class StepLoop:
         return min(wanted, self._depth) if self._launched else wanted
 
     def _launch(self, step: RunStep, began_s: float | None, behind: BuiltStep | None = None) -> LaunchedStep:
+        """Build a step and give it to the executor. `behind`: the step in flight whose tokens it goes on from."""
         pool = self._runner.pool
         keep = self._pipelined is None and step.batch is pool.scheduler.standing
         built = self._builder.build(step.batch.rows, step.sequences, keep=keep, behind=behind)

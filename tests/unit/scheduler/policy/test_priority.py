@@ -287,5 +287,5 @@ def test_a_pass_that_leaves_out_what_could_be_placed_breaks_a_law(
     driver.start()
     driver.runner("a")
     monkeypatch.setattr(context, "admit", lambda *_: None)
-    with pytest.raises(AssertionError, match="r"):
+    with pytest.raises(AssertionError, match=r"\('r', 'a'\)"):
         driver.submit("r", **fields)
