@@ -12,6 +12,7 @@ import shutil
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Generator
 from pathlib import Path
 from types import FrameType
@@ -94,6 +95,8 @@ def _fork(folder: Path, work: Callable[[Path], int]) -> int:
             code = work(folder)
     except SystemExit as stopped:
         code = int(stopped.code or 0)
+    except Exception:  # noqa: BLE001, os._exit below would hide it
+        traceback.print_exc()
     finally:
         for number in STOPPED:
             signal.signal(number, signal.SIG_IGN)

@@ -2,12 +2,13 @@
 
 A mutant (`harness.mutants.hook`) runs against the tests of `make test` and the simulator's laws that call its function
 (`harness.mutants.callers`: they are recorded once, which takes as long as `make test`), nearest file first in the graph
-of imports, cheap ones before costly ones, and then against test files that have changed since. Where its line is in no
-function that was called it runs on against the test files nearest to its module, the others of its package, the laws,
-and the costly files that import the module. The first red test kills it; that test is run once without the mutant: one
-that is red then, too, counts for nothing. The ledger has a line for each mutant and is written at once, so that a run
-that was broken off goes on: a mutant of a source text that the ledger has is not run again, except one that lived at
-another commit.
+of imports, cheap ones before costly ones, and then against test files that have changed since. All that is in forks of
+one session that has collected the tests (`harness.mutants.session`), for a line that runs at import in a pytest of its
+own. Where the line is in no function that was called, the mutant runs on against the test files nearest to its module,
+the others of its package, the laws, and the costly files that import the module. The first red test kills it; that test
+is run once without the mutant: one that is red then, too, counts for nothing. The ledger has a line for each mutant and
+is written at once, so that a run that was broken off goes on: a mutant of a source text that the ledger has is not run
+again, except one that lived at another commit.
 
 `DIFF=COMMIT` runs those again that the ledger has as killed, of packages whose sources or tests have changed since.
 Mutants that nobody can see, with the reason, are in `tests/mutants/equivalent.toml`; they are not run.
@@ -16,19 +17,23 @@ Exit codes: 0; 1 where a mutant lives (DIFF: one that was killed before); 2 wher
 """
 
 import argparse
+import os
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+
+import pytest
 
 from harness.guard import guarded
 from harness.mutants.callers import Callers, read_callers, record_callers
 from harness.mutants.drawing import PACKAGES, Equivalent, all_mutants, draw, package_of, read_equivalents, stale
 from harness.mutants.hook import ROOT, Mutant, UnknownMutant, mutants, parse
 from harness.mutants.nearest import choose, cost_of_files, import_graph, make_nearness, order_callers
-from harness.mutants.trials import SITE, Job, Ledger, Line, digest, run_jobs
+from harness.mutants.session import Collected, Session, can_be_planted
+from harness.mutants.trials import ENVIRONMENT, OPTIONS, QUICK, SITE, Job, Ledger, Line, digest, run_jobs
 from harness.suite import Run, Suite, read_records
 from suites import COSTLY, LINE_S, ONE, SUITES, Screen, logs
 
@@ -59,13 +64,13 @@ def main(arguments: Sequence[str]) -> int:
 
 def _work(given: argparse.Namespace, folder: Path) -> int:
     try:
-        return Session(given, folder).run()
+        return Command(given, folder).run()
     except (UnknownMutant, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
 
-class Session:
+class Command:
     """One call of the command."""
 
     def __init__(self, given: argparse.Namespace, folder: Path) -> None:
@@ -79,6 +84,7 @@ class Session:
             raise ValueError(f"expected mutants in {EQUIVALENT.relative_to(ROOT)}, got none for:\n{lines}\nremove them")
         self._lines: list[tuple[str, str]] = []  # package and outcome of each mutant of this call
         self._alive: list[Line] = []
+        self._done = 0
         self._began = self._shown_at = time.monotonic()
 
     def run(self) -> int:
@@ -130,7 +136,8 @@ class Session:
             else:
                 laws = (LAWS,) if SIMULATED in distances else ()
                 stages |= {"nearest": choice.nearest, "package": choice.package, "laws": laws, "costly": choice.costly}
-            yield Job(mutant, package, digest(mutant.file), stages)
+            in_session = callers.is_known(mutant) and can_be_planted(mutant)
+            yield Job(mutant, package, digest(mutant.file), stages, in_session)
 
     def _callers(self) -> Callers:
         """Read which tests call what; record it where that was never done, or is asked for."""
@@ -145,13 +152,21 @@ class Session:
         return read_callers(path)
 
     def _run_all(self, jobs: Sequence[Job]) -> None:
-        """Run them in worker processes, and write each line as it comes."""
-        lines = run_jobs(jobs, self._given.jobs, self._given.seed, self._folder, self._records)
-        for done, (_, line) in enumerate(lines, 1):
+        """Run them in worker processes, those of a session first, and write each line as it comes."""
+        given = self._given
+        common = (given.jobs, given.seed, self._folder, self._records)
+        of_session = [job for job in jobs if job.in_session]
+        if of_session:
+            run_in_session(of_session, given.seed, lambda it: self._take(run_jobs(of_session, *common, it), len(jobs)))
+        self._take(run_jobs([job for job in jobs if not job.in_session], *common), len(jobs))
+
+    def _take(self, lines: Iterator[tuple[int, Line]], total: int) -> None:
+        for _, line in lines:
             line.commit = self._commit
             self._ledger.add(line)
             self._count(line)
-            self._show(done, len(jobs))
+            self._done += 1
+            self._show(self._done, total)
 
     def _count(self, line: Line) -> None:
         self._lines.append((line.package, line.outcome))
@@ -169,6 +184,18 @@ class Session:
         line = f"{done:>5} of {total:<5} {now - self._began:>5.0f} s  {len(self._alive)} alive"
         line += f"; about {left_s / 60:.0f} minutes left" if left_s else ""
         print(f"\r\x1b[K{line}" if sys.stdout.isatty() else line, end="" if sys.stdout.isatty() else "\n", flush=True)
+
+
+def run_in_session(jobs: Sequence[Job], seed: int, work: Callable[[Collected], None]) -> None:
+    """Collect the test files of jobs in this process, then work. Raises ValueError: they cannot be collected."""
+    files = sorted({test.partition("::")[0] for job in jobs for tests in job.stages.values() for test in tests})
+    path = os.pathsep.join(filter(None, (str(SITE), os.environ.get("PYTHONPATH"))))
+    os.environ |= ENVIRONMENT | {"PYTHONPATH": path, "WEFT_TEST_SEED": str(seed)}
+    words = ("-q", "-s", "-m", QUICK, *OPTIONS, f"--hypothesis-seed={seed}", "--continue-on-collection-errors")
+    if (
+        code := pytest.main([*files, *words], [Session({job.mutant.file for job in jobs}, work)])
+    ) != pytest.ExitCode.OK:
+        raise ValueError(f"expected tests that can be collected, got pytest's {code!s}: it says above why")
 
 
 def sort_out(

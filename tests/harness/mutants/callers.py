@@ -81,6 +81,7 @@ def record_callers(path: Path, suites: Sequence[Suite], run: Run, site: Path) ->
             for function in functions:
                 of[function].add(number)
     files = {test.partition("::")[0] for test in numbers}
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(
         json.dumps(
             {

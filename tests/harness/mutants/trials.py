@@ -9,17 +9,21 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from harness.guard import adopt_orphans
+from harness.hangs import HangWatch
 from harness.mutants.edits import Copy, Edit
 from harness.mutants.hook import ROOT, SEEN_VARIABLE, VARIABLE, Mutant, UnknownMutant, parse
+from harness.mutants.session import Collected
 from harness.suite import Result, Run, Suite
 
 SITE = Path(__file__).parent / "site"
 MIN_CPU_BOUND_S, MAX_IDLE_S, PATIENCE_S = 60.0, 60.0, 30.0
 NO_TESTS = "exit code 5"  # of pytest, where no test of the files is in the stage
+ENVIRONMENT = {"WEFT_TEST_PATIENCE_S": str(PATIENCE_S), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+OPTIONS = ("-p", "no:cacheprovider", "--hypothesis-profile=verdict")
 QUICK, ALL = "not long and not slow", "not long"
 MARKED = {"before": ALL}  # by stage; the others run what `make test` does
 
@@ -56,12 +60,16 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A mutant or an edit, and the tests that may see it: files by the name of their stage."""
+    """A mutant or an edit, and the tests that may see it: ids or files by the name of their stage.
+
+    `in_session`: in forks of a session that has collected them, and not in a pytest of its own.
+    """
 
     mutant: Mutant | Edit
     package: str
     source: str
     stages: Mapping[str, Sequence[str]]
+    in_session: bool = False
 
 
 @dataclass
@@ -71,6 +79,7 @@ class Trials:
     seed: int
     folder: Path
     records: Mapping[str, float]  # CPU seconds by test
+    collected: Collected | None = None  # for jobs in a session
     _copy: Copy | None = None  # for edits
     _red: dict[type, set[str]] = field(default_factory=lambda: defaultdict(set))  # without any mutant, or any edit
     _green: dict[type, set[str]] = field(default_factory=lambda: defaultdict(set))
@@ -86,14 +95,42 @@ class Trials:
         seen = self.folder / "seen"
         seen.unlink(missing_ok=True)
         for name, files in job.stages.items():
-            if files and (by := self._killer(mutant, files, MARKED.get(name, QUICK), seen, line)):
+            if not files:
+                continue
+            if job.in_session and isinstance(mutant, Mutant):
+                by = self._killer_in_session(mutant, files, line)
+            else:
+                by = self._killer(mutant, files, MARKED.get(name, QUICK), seen, line)
+            if by:
                 line.outcome, line.by, line.stage = "killed", by, name
                 break
         else:
-            line.outcome = "alive" if seen.exists() else "unseen"
+            line.outcome = "alive" if job.in_session or seen.exists() else "unseen"
         line.seconds, line.cpu_s = round(time.monotonic() - began, 1), round(line.cpu_s, 1)
         line.date = time.strftime("%Y-%m-%d", time.gmtime())
         return line
+
+    def _killer_in_session(self, mutant: Mutant, tests: Sequence[str], line: Line) -> str:
+        """The test that is red, or hangs, with the mutant and green without it; "" where there is none."""
+        red, green = self._red[Mutant], self._green[Mutant]
+        while by := self._fork(mutant, tests, line):
+            if by in green or not self._fork(None, (by,), replace(line)):
+                green.add(by)
+                return by
+            red.add(by)
+        return ""
+
+    def _fork(self, mutant: Mutant | None, tests: Sequence[str], line: Line) -> str:
+        """Run tests in a fork of the session, and add to a line what they cost. Returns the first red one."""
+        assert self.collected is not None, "this worker has a session"
+        watch = HangWatch(self.records, MAX_IDLE_S, MIN_CPU_BOUND_S)
+        trial = self.collected.run(mutant, tests, self._red[Mutant] if mutant else set(), self._folder(), watch)
+        line.cpu_s += trial.cpu_s
+        return trial.by
+
+    def _folder(self) -> Path:
+        self._runs += 1
+        return self.folder / f"run{self._runs}"
 
     def _killer(self, mutant: Mutant | Edit, files: Sequence[str], marked: str, seen: Path, line: Line) -> str:
         """The test that is red with the mutant and green without it; "" where there is none."""
@@ -130,22 +167,10 @@ class Trials:
         """Run tests with a mutant, or without it where nothing is to be seen."""
         root, environment = self._place(mutant, seen)
         self._said.clear()
-        self._runs += 1
-        folder = self.folder / f"run{self._runs}"
+        folder = self._folder()
         folder.mkdir()
-        common = {
-            "WEFT_TEST_PATIENCE_S": str(PATIENCE_S), "OMP_NUM_THREADS": "1",
-            "OPENBLAS_NUM_THREADS": "1", "HYPOTHESIS_STORAGE_DIRECTORY": str(folder / "hypothesis"),
-        }  # fmt: skip
-        options = (
-            "-x",
-            "-m",
-            marked,
-            "-p",
-            "no:cacheprovider",
-            "--hypothesis-profile=verdict",
-            *(f"--deselect={test}" for test in sorted(self._red[type(mutant)])),
-        )
+        common = ENVIRONMENT | {"HYPOTHESIS_STORAGE_DIRECTORY": str(folder / "hypothesis")}
+        options = ("-x", "-m", marked, *OPTIONS, *(f"--deselect={test}" for test in sorted(self._red[type(mutant)])))
         run = Run(
             self.seed, folder, self.folder / "logs", lambda _: None, self._said.append, self.records, MAX_IDLE_S,
             MIN_CPU_BOUND_S, bounds_collection=True, root=root,
@@ -156,13 +181,19 @@ class Trials:
 
 
 def run_jobs(
-    jobs: Sequence[Job], at_a_time: int, seed: int, folder: Path, records: Mapping[str, float]
+    jobs: Sequence[Job],
+    at_a_time: int,
+    seed: int,
+    folder: Path,
+    records: Mapping[str, float],
+    collected: Collected | None = None,
 ) -> Iterator[tuple[int, Line]]:
     """Run jobs in worker processes, and yield the index of each with its line when it is done.
 
-    Raises UnknownMutant: a file has changed since its mutant was drawn.
+    `collected`: of the session in whose process this is called. Raises UnknownMutant: a file has changed since its
+    mutant was drawn.
     """
-    begun = (seed, folder, records)
+    begun = (seed, folder, records, collected)
     with ProcessPoolExecutor(at_a_time, multiprocessing.get_context("fork"), _begin_worker, begun) as workers:
         indices = {workers.submit(_run_job, job): index for index, job in enumerate(jobs)}
         try:
@@ -172,12 +203,12 @@ def run_jobs(
             workers.shutdown(wait=False, cancel_futures=True)
 
 
-def _begin_worker(seed: int, folder: Path, records: Mapping[str, float]) -> None:
+def _begin_worker(seed: int, folder: Path, records: Mapping[str, float], collected: Collected | None) -> None:
     global trials
     adopt_orphans()  # of a test's processes; the next mutant begins without them
     own = folder / f"worker-{os.getpid()}"
     own.mkdir()
-    trials = Trials(seed, own, records)
+    trials = Trials(seed, own, records, collected)
 
 
 def _run_job(job: Job) -> Line:

@@ -16,6 +16,7 @@ from harness.mutants.calls import NOTED, noting
 from harness.mutants.drawing import Equivalent, draw, package_of, read_equivalents, stale
 from harness.mutants.hook import ROOT, VARIABLE, Mutant, UnknownMutant, mutants, mutated
 from harness.mutants.nearest import ImportGraph, choose, make_nearness, order_callers
+from harness.mutants.session import can_be_planted
 from harness.mutants.trials import SITE, Ledger, Line, digest
 
 FILE = "weft/domain/lru.py"  # any file of the sources
@@ -35,6 +36,30 @@ def work(folder):
     for mutant, tests in jobs:
         line = tried.run(trials.Job(mutant, "planted", trials.digest(mutant.file), {"nearest": (tests,)}))
         print(json.dumps([mutant.text, line.outcome, line.by.rpartition("::")[2]]))
+    return 0
+
+sys.path[0] = sys.argv[1]
+sys.exit(guarded("weft-planted-", work))
+"""
+IN_SESSION = """
+import json, sys
+from pathlib import Path
+from harness.guard import guarded
+from harness.mutants import trials
+from harness.mutants.__main__ import run_in_session
+from harness.mutants.hook import mutants
+
+def work(folder):
+    trials.MIN_CPU_BOUND_S = 2.0
+    planted, file = sys.argv[2:]
+    jobs = [
+        trials.Job(mutant, "planted", trials.digest(planted), {"callers": (file,)}, in_session=True)
+        for mutant in mutants(planted, Path(planted).read_text())
+    ]
+    lines = []
+    run_in_session(jobs, 1, lambda collected: lines.extend(trials.run_jobs(jobs, 2, 1, folder, {}, collected)))
+    for _, line in sorted(lines):
+        print("LINE", json.dumps([line.text, line.outcome, line.by.rpartition("::")[2]]))
     return 0
 
 sys.path[0] = sys.argv[1]
@@ -67,6 +92,7 @@ import sys
 from pathlib import Path
 from harness.guard import guarded
 from harness.mutants.callers import record_callers
+from harness.mutants.session import can_be_planted
 from harness.mutants.trials import SITE
 from harness.suite import Run, Suite
 
@@ -226,6 +252,40 @@ def test_trials_tell_what_is_killed_by_which_test_and_what_lives(tmp_path: Path)
         ["<body", "alive", ""],
     ]
     assert (ROOT / PAGE).read_bytes() == page
+
+
+def test_one_session_tries_each_mutant_in_a_fork_of_its_own(tmp_path: Path) -> None:
+    planted, tests = plant(tmp_path), str(ROOT / "tests")
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "test_planted.py").write_text(f"{TESTS}\nimport planted\n")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((tests, str(tmp_path))), **BARE}
+    command = [sys.executable, "-c", IN_SESSION, tests, str(planted), "test_planted.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [json.loads(line[5:]) for line in done.stdout.splitlines() if line.startswith("LINE ")] == [
+        ["return min(a, b)", "killed", "test_smallest"],  # in a child of the test
+        ["n -= 1", "killed", "test_count"],  # it never ends
+        ["n -= 1", "alive", ""],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "planted"),
+    [
+        ("def f(): return a < 1", True),
+        ("class A:\n  def f(self): return [lambda: b < 1]", True),
+        ("LIMIT = 1 < 2", False),
+        ("class A:\n  limit: int = 1", False),
+        ("def f(limit=1): ...", False),
+        ("def f(): a = 1; return lambda: g(a)", True),
+        ("def f(a):\n  def g(): use(a)\n  return g", False),  # its function would have no cell for `a`
+    ],
+)
+def test_what_runs_at_import_is_not_planted_in_functions_that_live(tmp_path: Path, line: str, planted: bool) -> None:
+    file = tmp_path / "planted.py"
+    file.write_text(line)
+    (mutant, *_) = mutants(str(file), line)
+    assert can_be_planted(mutant) == planted
 
 
 def test_a_mutant_meets_the_tests_that_call_its_function_in_whatever_process(tmp_path: Path) -> None:
