@@ -15,7 +15,7 @@ from weft_bench.cpu_cases import RETAINED
 from weft_bench.cpu_masks import SCHEMAS
 from weft_bench.cpu_shapes import POPULARITIES, RANK, SHAPES
 from weft_bench.cpu_slots import MIB, OVER
-from weft_bench.cpu_textgen import LENGTHS, MOST_OUTPUT, MOST_PROMPT, cut
+from weft_bench.cpu_textgen import LENGTHS
 from weft_bench.lines import Line, read
 from weft_bench.main import app
 from weft_bench.roofline import lora_bytes
@@ -117,11 +117,6 @@ def test_the_operator_and_a_layer_beside_those_of_torch(tmp_path: Path) -> None:
     assert "pictures/cpu-operator-1.svg" in (tmp_path / "docs" / "cpu.md").read_text()
 
 
-def test_what_is_absent_is_said_to_be_skipped(tmp_path: Path) -> None:
-    _, said = lines_of(tmp_path, "textgen")
-    assert f"skipped: textgen: there is no {LENGTHS} in (give --data DIR)" in said
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -136,10 +131,3 @@ def test_wrong_choices_are_refused_before_anything_runs(arguments: list[str], me
     ended = RUNNER.invoke(app, arguments)
     assert ended.exit_code == 2
     assert message in ended.output
-
-
-@pytest.mark.parametrize(
-    ("lengths", "fits"), [((74, 91), (74, 91)), ((8000, 1024), (MOST_PROMPT, MOST_OUTPUT)), ((0, 0), (1, 1))]
-)
-def test_lengths_are_cut_to_fit(lengths: tuple[int, int], fits: tuple[int, int]) -> None:
-    assert cut(*lengths) == fits

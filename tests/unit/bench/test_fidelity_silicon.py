@@ -1,18 +1,15 @@
 """Published points: their iterations weigh what the simulation took, and the shipped constants are what a fit gives."""
 
-import tomllib
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from weft_bench.data import rows, table
-from weft_bench.errors import BadData
-from weft_bench.fidelity_fit import PRIORS, fit, toml
-from weft_bench.fidelity_points import COLUMNS, Point, Protocol, limits, play, points
+from weft_bench.data import rows
+from weft_bench.fidelity_fit import PRIORS, fit
+from weft_bench.fidelity_points import Point, Protocol, limits, play, points
 from weft_bench.fidelity_silicon import FILE, believable
 from weft_sim.performance.models import efficiency
-from weft_sim.performance.roofline import Efficiency
 
 ROOT = Path(__file__).parents[3]
 DATA = [folder for folder in (ROOT / "data", ROOT.parent / "shared" / "data") if (folder / FILE).is_file()]
@@ -30,22 +27,6 @@ def test_a_point_s_times_are_those_of_its_simulation() -> None:
     assert limits(POINT, played.roofline).kv_tokens > 300_000
 
 
-def test_points_without_a_number_of_clients_are_not_fitted_on() -> None:
-    impossible = replace(POINT, version="2", clients=512, tpot_s=0.001)
-    unknown = replace(POINT, name="x_4000x1000_c_tp2", version="3")
-    assert believable([POINT, impossible, unknown]) == [POINT]
-
-
-def test_a_data_set_without_a_column_or_with_an_unknown_model_is_refused_by_name(tmp_path: Path) -> None:
-    path = tmp_path / "points.csv"
-    path.write_text("id,mode,backend\na,agg,vllm\n")
-    with pytest.raises(BadData, match="lacks backend_version, model_path"):
-        table(path, COLUMNS)
-    row = dict.fromkeys(COLUMNS, "1") | {"mode": "agg", "backend": "vllm", "model_path": "org/other"}
-    with pytest.raises(BadData, match="model 'other' is unknown; there are: Qwen3-32B"):
-        points([row])
-
-
 @pytest.mark.long  # of the data and the fit alone, which no other change touches
 @pytest.mark.skipif(not DATA, reason="no data sets")
 def test_shipped_constants_are_what_the_fit_gives() -> None:
@@ -54,10 +35,3 @@ def test_shipped_constants_are_what_the_fit_gives() -> None:
     for name, constants in shipped.items():
         for each in PRIORS:
             assert getattr(found[name].efficiency, each) == pytest.approx(getattr(constants, each), rel=0.02), each
-
-
-def test_a_file_of_constants_reads_back() -> None:
-    text = toml({"vllm": efficiency("trtllm")}, "a command", ["what chose them"])
-    read = Efficiency(**tomllib.loads(text)["engines"]["vllm"])
-    assert read == efficiency("trtllm")
-    assert text.startswith("# Written by `a command`.\n# what chose them\n")

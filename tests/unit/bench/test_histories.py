@@ -4,8 +4,7 @@ import random
 
 import pytest
 
-from weft_bench.histories import ALL, REVOKED_S, Applied, Deleted, History, KeyUsed, Read, Revoked, SeenReady, lines
-from weft_bench.lines import Origin
+from weft_bench.histories import REVOKED_S, Applied, Deleted, History, KeyUsed, Read, Revoked, SeenReady
 
 FIRST, SECOND = Applied("a", 0, 1, "one", 0.0), Applied("a", 0, 2, "two", 10.0)
 READY, READY_AGAIN = SeenReady("a", 0, 1, 5.0), SeenReady("a", 0, 2, 15.0)
@@ -96,11 +95,3 @@ def test_what_an_atomic_store_answers_is_right_and_a_late_answer_of_it_is_not(se
     assert not list(found.check())
     found.reads.append(Read("a", ready_at + 0.01, ready_at + 0.02, f"d{current - 1}"))
     assert len(list(found.check())) == 1
-
-
-def test_the_figures_count_events_and_what_is_wrong() -> None:
-    history = History([FIRST], [READY], [DELETED], [Read("a", 6.0, 7.0, "one"), Read("a", 30.0, 31.0, "")])
-    made = {line.metric: (line.case, line.value) for line in lines(Origin("", "", ""), history, ["x"], {"usage": 3})}
-    assert made["requests answered"] == made["requests not found"] == (ALL, 1)
-    assert made["wrong"] == (ALL, 1)
-    assert made["usage"] == (ALL, 3)

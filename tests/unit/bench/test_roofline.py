@@ -11,11 +11,9 @@ from weft_bench.roofline import (
     attention_flops,
     base_bytes,
     base_flops,
-    decode_work,
     kv_bytes,
     lora_bytes,
     lora_flops,
-    prefill_work,
     retention_bound,
 )
 
@@ -48,18 +46,6 @@ def test_operations_of_a_step_are_two_for_each_weight_and_token() -> None:
 def test_what_the_benchmarked_models_read(shape: str, base_mb: float, adapter_mb: float) -> None:
     assert base_bytes(SHAPES[shape]) / 1e6 == pytest.approx(base_mb, rel=0.02)
     assert lora_bytes(SHAPES[shape], 16) / 1e6 == pytest.approx(adapter_mb, rel=0.02)
-
-
-def test_the_larger_of_the_two_times_is_the_bound() -> None:
-    work = Work(n_bytes=100, flops=1000)
-    assert work.bound_s(Rates(bytes_per_s=10, flops_per_s=1e6)) == 10
-    assert work.bound_s(Rates(bytes_per_s=1e6, flops_per_s=10)) == 100
-    assert work + Work(1, 2) == Work(101, 1002)
-
-
-def test_a_decode_step_is_a_prefill_of_one_token_with_a_longer_context() -> None:
-    assert decode_work(TINY, rows=1, context=1).flops == prefill_work(TINY, tokens=1).flops
-    assert prefill_work(TINY, tokens=8, prompts=2).n_bytes == base_bytes(TINY) + kv_bytes(TINY, 2, 8)
 
 
 def test_an_adapter_is_read_once_however_many_rows_use_it() -> None:

@@ -1,4 +1,4 @@
-"""`weft bench s3 --part penalty`: what is counted as penalty and as overhead, and that the simulator swaps as well."""
+"""`weft bench s3 --part penalty`: the simulator swaps as well."""
 
 import random
 
@@ -6,22 +6,10 @@ from weft.domain.prediction import Prediction
 from weft_bench.fidelity_costs import Model
 from weft_bench.fidelity_engine import EngineCosts
 from weft_bench.s3_lengths import Answered
-from weft_bench.s3_penalty import TOGETHER, Memory, Spent, described, streamed_s
+from weft_bench.s3_penalty import Memory, described, streamed_s
 from weft_bench.s3_queue import arrival
-from weft_bench.s3_reservations import bucketed
 from weft_sim.executor_model import StepTimes
 from weft_sim.simulate import PoolDescription
-
-
-def test_penalty_and_overhead_are_shares_of_the_time_in_steps() -> None:
-    spent = Spent(busy=50.0, copy=1.0, control=2.0, stalled=10.0, streamed=40.0, tokens_per_s=300.0)
-    assert [value for value, _ in spent.figures.values()] == [2.0, 4.0, 6.0, 25.0, 300.0]
-    assert spent.figures[TOGETHER] == (6.0, "%")
-
-
-def test_a_bucket_is_the_edge_above_the_median() -> None:
-    assert bucketed(Prediction("", 60, 200, "", 20, 400), 512).bucket_tokens == 102
-    assert bucketed(Prediction("", 5_000, 5_000, "", 1, 5_000), 512).bucket_tokens == 512
 
 
 def test_the_simulated_runner_swaps_where_memory_is_short() -> None:

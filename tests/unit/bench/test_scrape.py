@@ -1,6 +1,5 @@
 """Sums and quantiles of scraped metrics."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -30,10 +29,6 @@ def test_a_process_is_read_through_its_probes() -> None:
         probes.close()
     assert total(samples, "writes_total") == total(samples, "writes_total", action="SetStatus") == 3
     assert total(samples, "writes_total", action="SetPodDeletionCost") == 0
-
-
-def test_a_quantile_is_linear_inside_its_bucket() -> None:
-    assert quantile(histogram([0.5] * 10), "seconds", 0.5) == pytest.approx(0.55)
 
 
 def test_nothing_observed_and_beyond_the_last_edge_have_no_quantile() -> None:

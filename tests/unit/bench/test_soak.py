@@ -1,13 +1,12 @@
-"""The figures of a soak: slopes, who has one, what is missed, the page."""
+"""The figures of a soak: slopes, and who has one."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from weft_bench.lines import Line, Origin
-from weft_bench.soak import DESCRIPTORS, RESIDENT, THREADS, Done, Sample, lines, page, slope
+from weft_bench.soak import DESCRIPTORS, RESIDENT, THREADS, Done, Sample, lines, slope
 
 ORIGIN = Origin("weft bench soak", "a machine", "Python")
 NOTHING_WRONG = Done({"streams": 3}, (), ())
@@ -50,11 +49,3 @@ def test_the_slope_is_taken_after_the_warm_up_and_of_those_that_lived_throughout
     assert figure(found, "gateway", "threads, slope").met
     assert figure(found, "gateway", "resident at minute 15").value == 250.0
     assert "runner" not in {line.case for line in found}
-
-
-def test_a_wrong_answer_is_a_missed_target_on_the_page(tmp_path: Path) -> None:
-    done = Done({"streams": 3}, ("acme/upper: other tokens",), ())
-    found = list(lines(ORIGIN, samples("gateway", 1, [50.0] * 20), done, {}, warm_s=60))
-    assert "**missed: the stack, wrong**" in page("soak", "about", found, docs=tmp_path)
-    found = list(lines(ORIGIN, samples("gateway", 1, [50.0] * 20), NOTHING_WRONG, {}, warm_s=60))
-    assert "**held**" in page("soak", "about", found, docs=tmp_path)

@@ -1,7 +1,6 @@
 """Answers end where the table says, and the table is read strictly."""
 
 import random
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from weft_bench.cpu_models import base_model, files
 from weft_bench.errors import BadTable
 from weft_bench.playing import SESSION
 from weft_bench.roofline import Shape
-from weft_bench.trace_executor import FAST, Pace, TracedAnswer, TraceExecutor, read_table, write_table
+from weft_bench.trace_executor import FAST, Pace, TracedAnswer, TraceExecutor, read_table
 from weft_runner.model.executor import Executor
 from weft_runner.shell.engine import Engine, Output
 from weft_runner.shell.engine_factory import build_engine
@@ -79,35 +78,10 @@ def test_answers_of_a_trace_end_at_their_lengths_and_others_as_the_model_ends_th
     assert set(served.finish.values()) == {FinishReason.EOS}
 
 
-def test_a_batch_without_an_answer_of_the_table_runs_as_it_is(served: Served) -> None:
-    served.answer(98, 99)
-    assert set(served.finish.values()) == {FinishReason.EOS}
-
-
 def test_the_limit_of_a_request_still_holds(served: Served) -> None:
     served.answer(1, max_tokens=7)
     assert served.finish == {"1": FinishReason.LENGTH}
     assert len(served.tokens["1"]) == 7
-
-
-def test_steps_last_as_long_as_they_should(tmp_path: Path) -> None:
-    made = Served(tmp_path, {2: TracedAnswer(2, PROMPT_TOKENS, 3)}, Pace(0.02, 8))
-    began = time.perf_counter()
-    made.answer(2)
-    assert time.perf_counter() - began >= 4 * 0.02
-    made.engine.close()
-    assert [Pace(0.04, 8).seconds(rows) for rows in (1, 8, 12)] == [0.04, 0.04, 0.06]
-
-
-def test_no_sequence_moves_between_a_runner_of_a_trace_and_one_that_serves(served: Served) -> None:
-    plain, traced = served.numerics
-    assert traced != plain
-
-
-def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
-    answers = [TracedAnswer(1, 10, 20), TracedAnswer(7, 1, 1)]
-    write_table(tmp_path / "table", answers)
-    assert list(read_table(tmp_path / "table").values()) == answers
 
 
 @pytest.mark.parametrize(
