@@ -31,7 +31,6 @@ class Gateway(LoopbackServer):
         self.uploads: list[bytes] = []
         self.order: dict[str, Any] = {}
         self.away = 0
-        self.errors: list[dict[str, Any]] = []
         gateway = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -87,7 +86,7 @@ class Gateway(LoopbackServer):
             "input_file_id": "file-in",
             "output_file_id": "file-out" if "file-out" in self.files else None,
             "error_file_id": "file-err" if failed else None,
-            "errors": {"data": self.errors} if self.errors else None,
+            "errors": None,
         }
 
 
@@ -139,13 +138,6 @@ def test_failed_lines_are_counted_by_kind_with_the_first_of_each(gateway: Gatewa
     assert "bad-2: no m" in err
     assert "bad-3" not in err
     assert "late: too late" in err
-
-
-def test_a_batch_that_cannot_run_says_which_lines_are_wrong(gateway: Gateway, file: Path, capsys: Any) -> None:
-    gateway.statuses, gateway.files = ["validating", "failed"], {}
-    gateway.errors = [{"line": 3, "code": "invalid_json", "message": "It is no JSON."}]
-    assert run(gateway, file) == 1
-    assert "line 3: It is no JSON. (invalid_json)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

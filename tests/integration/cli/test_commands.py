@@ -15,10 +15,7 @@ import yaml
 
 from harness.processes import started, tied
 from weft_cli.client import Controller
-from weft_cli.keys import replace_keys
 from weft_cli.main import main
-from weft_cli.runners import Supervisor
-from weft_operator.core import Ref
 from weft_operator.local import persistence
 
 CRDS = Path(__file__).parents[3] / "crds"
@@ -181,12 +178,6 @@ def test_a_new_source_that_is_refused_shows_beside_the_content_that_is_served(
     assert "RankTooLarge: train with a smaller rank" in described
 
 
-def test_wide_adds_tier_rank_and_digest(applied: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    lines = [line.split() for line in run(capfd, "get", "loraadapter", "-n", "acme", "-o", "wide")[1].splitlines()]
-    assert lines[0][-7:] == ["TIER", "PINNED", "RANK", "DIGEST", "CANARY", "SOURCE", "AGE"]
-    assert lines[1][-7:-1] == ["Remote", "false", "8", DIGEST, "<none>", "<none>"]
-
-
 @pytest.mark.parametrize(("kind", "plural"), [("LoRAAdapter", "loraadapters"), ("ServingPool", "servingpools")])
 def test_columns_are_those_of_kubectl(applied: Any, capfd: pytest.CaptureFixture[str], kind: str, plural: str) -> None:
     crd = yaml.safe_load((CRDS / f"{plural}.serving.weft.dev.yaml").read_text())
@@ -248,25 +239,6 @@ def test_runners_are_listed(applied: Any, capfd: pytest.CaptureFixture[str]) -> 
     assert json.loads(run(capfd, "get", "runners", "-o", "json")[1])[0]["usedPages"] == 3
 
 
-def test_many_adapters_are_listed_with_one_request(
-    applied: Any, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pattern = applied.store.get(Ref("LoRAAdapter", "acme", "upper"))
-    for number in range(300):
-        one = {**pattern, "metadata": {"name": f"a{number}", "namespace": "acme"}}
-        applied.do(lambda one=one: applied.store.apply(one))
-    asked: list[str] = []
-    answer = Controller._answer  # pyright: ignore[reportPrivateUsage]
-
-    def counting(self: Controller, method: str, path: str, *more: Any, **options: Any) -> Any:
-        asked.append(path)
-        return answer(self, method, path, *more, **options)
-
-    monkeypatch.setattr(Controller, "_answer", counting)
-    assert len(run(capfd, "get", "lora", "-n", "acme")[1].splitlines()) == 302
-    assert asked == ["/v1/loraadapters?namespace=acme"]
-
-
 def test_many_adapters_are_applied_and_deleted_in_a_few_requests_and_writes(
     controller: Any, manifests: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,15 +264,6 @@ def test_many_adapters_are_applied_and_deleted_in_a_few_requests_and_writes(
     assert len(run(capfd, "delete", "-f", str(many))[1].splitlines()) == 1000
     assert Counter(asked) == {"/v1/delete": 4, "objects.json": 4}
     assert controller.store.objects() == []
-
-
-def test_runners_are_where_their_pool_is(applied: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    for near in ([], ["-A"], ["-n", "default"]):
-        assert "01234567" in run(capfd, "get", "runners", *near)[1]
-    assert run(capfd, "get", "runners", "-n", "acme") == (0, "", "No runners found in namespace acme.\n")
-    code, _, err = run(capfd, "get", "runners", "0123", "-n", "acme")
-    assert code == 1
-    assert "there is no runner '0123' in namespace acme" in err
 
 
 HOSTILE = "\x1b]0;owned\x07 \x9b31m \u202e \r"
@@ -346,20 +309,6 @@ def test_what_is_escaped_for_the_terminal_stays_the_value(
 ) -> None:
     found = parse(run(capfd, "get", "lora", "upper", "-n", "acme", "-o", form)[1])
     assert found["status"]["modelName"] == HOSTILE
-
-
-def test_a_message_of_two_lines_is_one_row(hostile: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    lines = run(capfd, "describe", "lora", "upper", "-n", "acme")[1].splitlines()
-    assert next(line for line in lines if "RankTooLarge" in line).endswith("\\nsecond")
-
-
-def test_the_advice_on_a_name_is_about_the_field_of_that_kind(applied: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    conflict = [{**REFUSED["conditions"][0], "type": "Accepted", "reason": "NameConflict"}]
-    status = {"observedGeneration": 1, "conditions": conflict}
-    applied.set_status("ServingPool", "default", "base", status)
-    applied.set_status("LoRAAdapter", "acme", "upper", status)
-    assert "spec.model.name" in run(capfd, "describe", "spool", "base")[1]
-    assert "spec.modelName" in run(capfd, "describe", "lora", "upper", "-n", "acme")[1]
 
 
 @pytest.mark.parametrize("name", ["a/b", "..", "x?y=z#q", "50%", "\udcff", "\u00e9 t\u00e9"])
@@ -411,25 +360,6 @@ def test_a_key_is_made_with_its_bounds_and_as_a_secret(controller: Any, capfd: p
     assert datetime.fromisoformat(row[6]).timestamp() == pytest.approx(time.time() + 30 * 86_400, abs=60)
     for wrong in (["--scope", "all"], ["--expires", "soon"], ["-o", "json"]):
         assert run(capfd, "key", "create", "-n", "acme", *wrong)[0] == 2
-
-
-def test_the_demo_has_a_key_of_each_namespace_and_revokes_those_of_its_last_run(
-    controller: Any, capfd: pytest.CaptureFixture[str]
-) -> None:
-    supervisor = Supervisor((controller.stack["supervisor"],))
-    assert run(capfd, "key", "create", "-n", "acme")[0] == 0
-    assert replace_keys(supervisor, ["acme"], "demo") == {"acme": "weft-k2-secret"}
-    assert replace_keys(supervisor, ["acme", "globex"], "demo") == {
-        "acme": "weft-k3-secret",
-        "globex": "weft-k4-secret",
-    }
-    rows = [line.split()[:3] for line in run(capfd, "key", "list")[1].splitlines()[1:]]
-    assert rows == [
-        ["k1", "acme", "Active"],
-        ["k2", "acme", "Revoked"],
-        ["k3", "acme", "Active"],
-        ["k4", "globex", "Active"],
-    ]
 
 
 def test_limits_are_set_listed_and_deleted(controller: Any, capfd: pytest.CaptureFixture[str]) -> None:
@@ -545,17 +475,6 @@ def test_a_data_directory_that_is_a_file_is_named(
     assert f"the data directory {path} is not a folder" in err
 
 
-def test_a_data_directory_that_cannot_be_made_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "file").touch()
-    inside = tmp_path / "file" / "data"
-    code, _, err = run(capfd, "up", "--data-dir", str(inside))
-    assert code == 2
-    assert f"{inside} cannot be used (Not a directory)" in err
-    code, _, err = run(capfd, "get", "lora", "--data-dir", str(inside))
-    assert code == 1
-    assert f"no weft is running in {inside}" in err
-
-
 def test_without_a_controller_a_command_says_how_to_start_one(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -583,13 +502,6 @@ def test_help_teaches_by_example_and_needs_no_heavy_import() -> None:
         assert heavy not in loaded
 
 
-@pytest.mark.parametrize("command", ["up", "apply", "get", "describe", "delete", "logs", "status", "key"])
-def test_every_command_has_help(capfd: pytest.CaptureFixture[str], command: str) -> None:
-    code, out, _ = run(capfd, command, "--help")
-    assert code == 0
-    assert f"Usage: weft {command}" in out
-
-
 def test_no_color_means_no_escape_codes(applied: Any) -> None:
     commands = (["--help"], ["get", "lora", "-A"], ["get", "nope"], ["nope"])
     code = f"from weft_cli.main import main; print([main(argv) for argv in {commands!r}])"
@@ -597,12 +509,3 @@ def test_no_color_means_no_escape_codes(applied: Any) -> None:
     done = subprocess.run(tied(sys.executable, "-c", code), capture_output=True, check=True, env=environment)
     assert done.stdout.endswith(b"[0, 0, 2, 2]\n")
     assert b"\x1b[" not in done.stdout + done.stderr
-
-
-def test_a_reader_that_has_enough_is_no_error(applied: Any) -> None:
-    argv = tied(sys.executable, "-m", "weft_cli", "get", "lora", "-A", "-o", "json")
-    read, write = os.pipe()
-    os.close(read)
-    done = subprocess.run(argv, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
-    os.close(write)
-    assert "Traceback" not in done.stderr

@@ -142,14 +142,6 @@ def test_a_key_ends_it_within_an_interval_and_the_terminal_is_as_before(
     assert "Traceback" not in terminal.text
 
 
-def test_a_stack_that_goes_away_ends_the_tables_with_a_line(controller: Any, gateway: Gateway) -> None:
-    with Terminal("top", "--interval", "0.1", "--url", gateway.url) as terminal:
-        terminal.until("1 waiting")
-        gateway.code = 500
-        assert terminal.exit_code() == 1
-    assert "weft: the gateway at" in terminal.text
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("environment", [{"TERM": "dumb"}, {"TERM": "unknown"}, {"TTY_COMPATIBLE": "0"}], ids=str)
 def test_a_terminal_that_cannot_draw_anew_gets_lines(

@@ -84,10 +84,6 @@ async def test_each_fault_fails_its_checks_and_no_other(fault: str, failing: set
     assert found["update"] is Verdict.NOT_APPLICABLE
 
 
-async def test_an_update_that_changes_nothing_says_nothing() -> None:
-    assert (await verdicts("", update="true"))["update"] is Verdict.NOT_APPLICABLE
-
-
 async def test_a_base_and_two_adapters_are_needed() -> None:
     transport = httpx2.MockTransport(Played("lists one adapter"))
     async with httpx2.AsyncClient(transport=transport, base_url="http://server") as client:

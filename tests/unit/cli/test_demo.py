@@ -17,11 +17,9 @@ from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
 from harness.waiting import PATIENCE_S
-from weft_cli.demo import Answer, Question, ask_all, demo_folder, demo_manifests, load_questions, print_answers
-from weft_cli.errors import BadInput
+from weft_cli.demo import Question, ask_all, demo_folder, demo_manifests, load_questions
 from weft_cli.progress import Progress
 from weft_cli.readiness import is_ready, is_refused
-from weft_cli.up import root_of
 from weft_operator.local.processes import ProcessState
 
 
@@ -84,41 +82,12 @@ async def test_every_model_is_asked_at_the_same_time_and_each_answer_is_judged()
     assert 0 < right.first_ms <= right.total_ms
 
 
-async def test_a_gateway_that_is_gone_is_a_wrong_answer() -> None:
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
-        (answer,) = await ask_all(url, [Question("a", "hi", "HI")])
-    assert not answer.right
-    assert "ConnectError" in answer.error
-
-
-def test_answers_are_a_table_with_a_count(capfd: pytest.CaptureFixture[str]) -> None:
-    print_answers(
-        [Answer(Question("a", "hi", "HI"), "HI", 12.4, 5.0), Answer(Question("b", "hi", "no"), "HI", 9.0, 5.0)]
-    )
-    lines = capfd.readouterr().out.splitlines()
-    assert lines[1].split() == ["MODEL", "PROMPT", "ANSWER", "RIGHT", "MS"]
-    assert lines[2].split() == ["a", "hi", "HI", "yes", "12"]
-    assert lines[3].split() == ["b", "hi", "HI", "NO", "9"]
-    assert lines[-1] == "1 of 2 right, asked at the same time"
-
-
 def test_the_quickstart_is_found_from_the_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     folder = demo_folder()
     questions = load_questions(folder / "demo.jsonl")
     assert len({question.model for question in questions}) >= 3
     assert {path.name for path in demo_manifests(folder)} >= {"01-pool.yaml", "acme.yaml"}
-
-
-def test_the_file_root_is_the_folder_of_the_manifests(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "x.yaml").touch()
-    assert root_of([]) is None
-    assert root_of([tmp_path / "a"]) == root_of([tmp_path / "a" / "x.yaml"]) == tmp_path / "a"
-    with pytest.raises(BadInput, match="several folders"):
-        root_of([tmp_path / "a", tmp_path])
 
 
 def test_progress_is_one_line_for_each_thing_and_plain_when_piped(capfd: pytest.CaptureFixture[str]) -> None:
@@ -133,22 +102,6 @@ def test_progress_is_one_line_for_each_thing_and_plain_when_piped(capfd: pytest.
     assert lines[0].startswith("ok ")
     assert "exit code 1: no memory" in lines[1]
     assert "\x1b" not in err
-
-
-def test_long_work_is_a_line_now_and_then_when_piped(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 100.0
-    monkeypatch.setattr("weft_cli.progress.time.monotonic", lambda: now)
-    progress = Progress()
-    for second in range(31):
-        now = 100.0 + second
-        progress("runner", ProcessState("Starting", detail=f"fetching 0.3 of 1.0 GiB ({second} %)"))
-        assert progress.moved == now
-    progress("runner", ProcessState("Ready"))
-    lines = capfd.readouterr().err.splitlines()
-    assert [line.split("GiB ")[-1] for line in lines[:-1]] == ["(10 %)", "(20 %)", "(30 %)"]
-    assert lines[-1].endswith("ready")
 
 
 @pytest.mark.parametrize(

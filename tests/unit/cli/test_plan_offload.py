@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 
 from weft_cli.main import main
@@ -18,7 +17,6 @@ from weft_runner.offload.policy import MemoryTier
 from weft_runner.offload.search import PolicySearch
 from weft_runner.offload.serving import Sequences
 from weft_runner.offload.stages import PipelineTime, pipeline_time
-from weft_runner.offload.wire import solve_ranks
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "vocab_size": 4096, "hidden_size": 512, "intermediate_size": 1376,
@@ -104,18 +102,6 @@ def test_a_budget_that_holds_nothing_says_what_would(files: Path, capsys: pytest
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("rate", "printed"), [(0.0, "off: it was not measured"), (8e9, "off: it takes 1.25 times as long"), (2e10, "")]
-)
-def test_sparse_attention_that_does_not_pay_is_off(rate: float, printed: str, files: Path) -> None:
-    asked = POOL.replace("mode: Auto", "mode: Auto, sparseAttention: TopK") % (files, "30Mi", files)
-    (files / "pool.yaml").write_text(asked)
-    searches = searched(files, replace(RATES, sparse_attention=rate))
-    text = "\n".join(report(searches, solve_ranks(searches), []))
-    assert (f"sparse attention is {printed}" in text) if printed else ("sparse attention" not in text)
-
-
-@pytest.mark.slow
 def test_a_pool_whose_template_asks_for_a_gpu_is_planned_as_the_cuda_executor_places(
     files: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -172,17 +158,6 @@ def test_rates_of_another_kind_of_machine_are_refused(
     assert run(files, "--machine", str(files / "machine.json")) == 2
     ours, theirs = ("CPUs", "a GPU") if gpu else ("a GPU", "CPUs")
     assert f"rates are those of {ours}, and the pool's runners compute on {theirs}" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(torch.cuda.is_available(), reason="what is said without a GPU")
-def test_measuring_for_a_pool_of_gpus_needs_one(
-    files: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    change(files, template=GPUS)
-    assert run(files, "--measure") == 1
-    assert "this machine was not measured: GpuUnavailable: torch sees 0 GPUs" in capsys.readouterr().err
 
 
 @pytest.mark.slow

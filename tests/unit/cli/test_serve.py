@@ -58,11 +58,6 @@ def test_repositories_and_uris_are_named_as_they_are() -> None:
     assert objects[3]["spec"]["source"] == {"uri": "s3://bucket/loras/third"}
 
 
-def test_the_parser_of_tool_calls_is_the_pools() -> None:
-    assert objects_of(request(tool_call_parser="mistral"))[0]["spec"]["model"]["toolCallParser"] == "mistral"
-    assert "toolCallParser" not in objects_of(request())[0]["spec"]["model"]
-
-
 def test_objects_of_names_that_are_alike_have_names_of_their_own(tmp_path: Path) -> None:
     one, other = adapter_in(tmp_path / "My_Lora"), adapter_in(tmp_path / "my.lora")
     objects = objects_of(request(MODEL, str(one), str(other), f"MY-LORA={one}"))

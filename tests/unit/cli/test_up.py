@@ -1,9 +1,7 @@
 """What `weft up` waits for and what it then says, without starting anything."""
 
 import asyncio
-import re
 from collections.abc import Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -88,33 +86,6 @@ async def test_what_is_not_ready_in_time_is_told_and_the_rest_is_served(
     assert "ServingPool default/base: nothing known yet" in capfd.readouterr().err
     with pytest.raises(CommandError, match="not ready after"):
         await bring_up(stack, all_ready=True)
-
-
-def test_the_banner_names_what_is_served(capfd: pytest.CaptureFixture[str]) -> None:
-    stack = stack_of(OBJECTS)
-    banner(stack)
-    said = capfd.readouterr().out
-    assert "Nothing is served yet" in said
-    assert "chat/completions" not in said
-    settle(stack, OBJECTS[0], "Available", "True")
-    banner(stack)
-    assert '"model": "base"' in capfd.readouterr().out
-    settle(stack, OBJECTS[1], "Ready", "True")
-    banner(stack)
-    assert '"model": "acme/upper"' in capfd.readouterr().out
-
-
-@pytest.mark.parametrize("auth", [False, True])
-def test_the_banner_names_a_data_directory_that_was_given(auth: bool, capfd: pytest.CaptureFixture[str]) -> None:
-    stack = stack_of([])
-    stack.options.auth = auth
-    banner(stack)
-    assert "--data-dir" not in capfd.readouterr().out
-    stack.options.data_dir = Path("/tmp/my data")
-    banner(stack)
-    commands = re.findall("`(weft .*?)`", capfd.readouterr().out)
-    assert len(commands) == 5 + auth
-    assert all(command.endswith(" --data-dir '/tmp/my data'") for command in commands)
 
 
 def test_the_banner_of_a_demo_with_keys_can_be_pasted(capfd: pytest.CaptureFixture[str]) -> None:
