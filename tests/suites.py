@@ -32,8 +32,6 @@ LOG_LINES = 150
 LINE_S = 60.0  # how often a line is printed where none can be written over
 MAX_REPEATED = 10  # tests that the command names which repeats a failure
 
-REPORT = tools.cache() / "test-cluster.xml"
-
 GIVEN = bool(os.environ.get("KUBECONFIG"))  # a cluster of somebody else's: one test at a time has it
 # A worker that dies costs the test that it ran; each new one collects all tests again.
 WORKERS = ("--max-worker-restart=50",)
@@ -65,7 +63,7 @@ GROUPS: Mapping[str, Sequence[Suite]] = {
         Suite("long", (*(f"tests/{s.name}" for s in SUITES), *LONG, *PAIRED), environment=EXAMPLES),
     ),
     "operator": (Suite("operator", ("tests/operator", *(ONE if GIVEN else FILES))),),
-    "cluster": (Suite("cluster", ("tests/cluster", f"--junitxml={REPORT}", *ONE)),),
+    "cluster": (Suite("cluster", ("tests/cluster", *ONE)),),
 }
 
 

@@ -5,14 +5,13 @@ what it cannot be asked for. A test that fails shows the pods, events and logs o
 """
 
 import contextlib
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 
 from harness.cluster.cluster import GIVEN, Cluster, given_cluster, of
 from harness.cluster.place import OnGiven, OnNode
 from harness.cluster.report import report
-from harness.cluster.summary import circumstances
 from harness.installation import NAMESPACE, TENANTS, Installation
 from weft_devcluster.errors import ToolMissing
 from weft_devcluster.machine import check_node
@@ -22,14 +21,12 @@ PLANE = pytest.StashKey[Cluster]()
 
 
 @pytest.fixture(scope="session")
-def node(record_testsuite_property: Callable[[str, object], None]) -> Iterator[Node]:
+def node() -> Iterator[Node]:
     """One node for the whole run."""
     try:
         check_node()
     except ToolMissing as reason:
         pytest.skip(str(reason))
-    for name, value in circumstances().items():
-        record_testsuite_property(name, value)
     with Node() as made:
         yield made
 

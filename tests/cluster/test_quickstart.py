@@ -1,30 +1,22 @@
 """What the README promises a platform team: helm install, kubectl apply, and every adapter answers."""
 
 import asyncio
-import time
-from collections.abc import Callable
 
 import openai
 import pytest
 
-from harness.cluster.summary import INSTALL_TO_ANSWER
 from harness.crowd import HANG_S, assert_undisturbed, load
 from harness.installation import NAMESPACE, Installation
 from harness.quickstart import DEMO, sure_cases
 
 
-def test_from_helm_install_to_right_answers(
-    installation: Installation, record_testsuite_property: Callable[[str, object], None]
-) -> None:
+def test_from_helm_install_to_right_answers(installation: Installation) -> None:
     with openai.OpenAI(base_url=f"{installation.url}/v1", api_key="unused", max_retries=0, timeout=HANG_S) as client:
-        started = time.monotonic()
         answers = [
             client.completions.create(model=case.model, prompt=case.prompt, temperature=0).choices[0].text
             for case in DEMO
         ]
-        seconds = installation.seconds_to_ready + time.monotonic() - started
     assert answers == [case.expect for case in DEMO]
-    record_testsuite_property(INSTALL_TO_ANSWER, f"{seconds:.0f}")
 
 
 def test_kubectl_shows_what_people_ask_for(installation: Installation) -> None:

@@ -3,7 +3,6 @@
 import base64
 import json
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +39,6 @@ class Installation:
     def __init__(self, plane: Cluster, place: Place, folder: Path, node: Node | None = None) -> None:
         self.plane, self._place, self.folder, self._node = plane, place, folder, node
         self.sources = folder / "sources"
-        self.seconds_to_ready = 0.0
         copy_sources(self.sources)
         for parent in self.sources.parents[:4]:
             if str(parent).startswith("/tmp/"):
@@ -73,17 +71,15 @@ class Installation:
             self.plane.delete_namespace(namespace)
 
     def install_quickstart(self) -> None:
-        """Install, apply, wait; `seconds_to_ready` is the time until every adapter is Ready and its runner, too.
+        """Install, apply, and wait until every adapter is Ready and its runner, too.
 
         An adapter is Ready once it is in the route table: what is asked before a runner is there is held.
         """
-        started = time.monotonic()
         self.install()
         self.publish()
         self.apply_quickstart()
         self.wait_ready()
         self.plane.wait_until("spool", "quickstart", NAMESPACE, is_so("Available"), "is available")
-        self.seconds_to_ready = time.monotonic() - started
 
     def upgrade(self, **values: Any) -> None:
         self._helm("upgrade", **values)

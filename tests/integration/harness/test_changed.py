@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness import deadline
-from harness.changed import UNIMPORTED, choose, run
+from harness.changed import UNIMPORTED, choose
 from harness.mutants.nearest import ImportGraph
 from harness.suite import ROOT
 
@@ -37,11 +37,6 @@ def test_the_nearest_come_first_then_the_cheapest(graph: ImportGraph) -> None:
     assert found == ["tests/test_core.py", "tests/test_costly.py", "tests/test_shell.py"]
 
 
-def test_what_failed_and_what_has_changed_itself_come_before(graph: ImportGraph) -> None:
-    found = choose(["weft_toy/core.py", "tests/test_other.py"], graph, {}, ["tests/test_shell.py"])
-    assert found[:2] == ["tests/test_shell.py", "tests/test_other.py"]
-
-
 def test_what_is_not_imported_has_tests(graph: ImportGraph) -> None:
     assert "tests/unit/wire/test_codec.py" in choose(["weft/wire/v1/runner.proto"], graph, {}, [])
 
@@ -63,8 +58,3 @@ def test_no_test_begins_too_late(tmp_path: Path) -> None:
     )  # fmt: skip
     assert "the time is over: 2 tests of these files are left" in done.stdout
     assert "passed" not in done.stdout
-
-
-def test_files_that_are_left_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["tests/a.py", "tests/b.py"], time.monotonic() - 1) == 0
-    assert "2 files are left: tests/a.py tests/b.py" in capsys.readouterr().out

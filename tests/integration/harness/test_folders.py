@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from weft_devcluster.folders import LOCK, owned_folder
+from weft_devcluster.folders import owned_folder
 
 
 def test_a_folder_goes_with_its_block_and_not_before(tmp_path: Path) -> None:
@@ -32,13 +32,3 @@ def test_a_killed_owners_folder_is_swept_by_the_next(tmp_path: Path) -> None:
     (left,) = tmp_path.iterdir()
     with owned_folder("kind-", tmp_path):
         assert not left.exists()
-
-
-def test_what_another_kind_left_and_what_has_no_lock_stay(tmp_path: Path) -> None:
-    other, bare = tmp_path / "other-1", tmp_path / "kind-bare"
-    other.mkdir()
-    (other / LOCK).touch()
-    bare.mkdir()
-    with owned_folder("kind-", tmp_path):
-        assert other.is_dir()
-        assert bare.is_dir()

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from harness.mutants.__main__ import EQUIVALENT, killed_before, sort_out, summary
+from harness.mutants.__main__ import EQUIVALENT, killed_before, sort_out
 from harness.mutants.callers import read_callers
-from harness.mutants.calls import NOTED, noting
 from harness.mutants.drawing import Equivalent, draw, package_of, read_equivalents, stale
 from harness.mutants.hook import ROOT, VARIABLE, Mutant, UnknownMutant, mutants, mutated
-from harness.mutants.nearest import ImportGraph, choose, make_nearness, order_callers
+from harness.mutants.nearest import make_nearness, order_callers
 from harness.mutants.session import can_be_planted
 from harness.mutants.trials import SITE, Ledger, Line, digest
 
@@ -228,11 +227,6 @@ def test_a_grandchild_is_mutated_and_no_bytecode_is_read_or_written(tmp_path: Pa
     assert python({}, ask, tmp_path).stdout == "1\n"
 
 
-def test_a_sitecustomize_of_others_is_run_too(tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.was_here = True\n")
-    assert python({}, "import sys; print(sys.was_here)", tmp_path).stdout == "True\n"
-
-
 def test_trials_tell_what_is_killed_by_which_test_and_what_lives(tmp_path: Path) -> None:
     """Edits in a copy, which has one of them at a time, with its packages' data: the checkout stays as it is."""
     plant(tmp_path)
@@ -309,13 +303,6 @@ def test_a_mutant_meets_the_tests_that_call_its_function_in_whatever_process(tmp
     assert find("ExpiringDict") == set()
 
 
-def test_what_a_function_says_first_stays_its_docstring() -> None:
-    source = 'def a():\n    "Says."\n    def b(): pass\nclass C:\n    async def d(self): return 1'
-    tree = ast.unparse(noting("weft/a.py", source))
-    assert [line.strip() for line in tree.splitlines()][1:3] == ['"""Says."""', f"{NOTED}.add('weft/a.py:a')"]
-    assert all(f"add('weft/a.py:{name}')" in tree for name in ("a.b", "C.d"))
-
-
 def test_cheap_tests_of_near_files_come_first_and_a_whole_file_has_its_tests() -> None:
     near, far = "tests/unit/a/test_core.py", "tests/unit/b/test_b.py"
     nearness = make_nearness("weft_a/core.py", {near: 1, far: 2}, "tests/unit/a", {})
@@ -366,48 +353,10 @@ def test_killed_mutants_of_what_has_changed_are_found_again_in_lines_that_moved(
     assert killed_before(ledger, ["operator"], {FILE}) == ({}, 0)
 
 
-def test_survivors_stand_in_the_summary_beside_the_table() -> None:
-    alive = line_of(mutants(FILE, (ROOT / FILE).read_text())[0], "alive")
-    told = summary([("domain", "killed"), ("domain", "equivalent"), ("domain", "alive")], [alive])
-    assert told[1].split()[:6] == ["domain", "3", "1", "1", "1", "0"]
-    assert told[-1] == f"alive: {alive.mutant}  {alive.function}: {alive.text}"
-
-
-def test_tests_nearest_in_imports_come_first_and_costly_ones_last(tmp_path: Path) -> None:
-    files = {
-        "weft_a/core.py": "",
-        "weft_a/shell.py": "from weft_a import (\n    core,\n)",
-        "tests/unit/a/test_core.py": "import weft_a.core",
-        "tests/unit/a/test_shell.py": "def test(): from weft_a.shell import run",
-        "tests/unit/a/conftest.py": "from weft_a import core",
-        "tests/unit/a/test_by_fixture.py": "",
-        "tests/unit/a/test_costly.py": "from weft_a.core import run",
-        "tests/unit/b/test_elsewhere.py": "from weft_a.core import run",
-    }
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    distances = ImportGraph(tmp_path, ("weft_a", "tests/unit")).distances("weft_a/core.py")
-    choice = choose("weft_a/core.py", distances, "tests/unit/a", {"tests/unit/a/test_costly.py": 100.0})
-    names = ("a/test_core.py", "b/test_elsewhere.py", "a/test_by_fixture.py")
-    assert choice.nearest[:3] == tuple(f"tests/unit/{name}" for name in names)
-    assert choice.costly == ("tests/unit/a/test_costly.py",)
-
-
 def test_listed_equivalents_are_mutants_of_the_sources_and_have_a_reason() -> None:
     listed = read_equivalents(EQUIVALENT)
     assert stale(listed, ROOT) == []
     assert all(package_of(entry.file) for entry in listed)
-
-
-def test_an_entry_without_a_reason_and_one_of_another_text_are_refused(tmp_path: Path) -> None:
-    mutant = mutants(FILE, (ROOT / FILE).read_text())[0]
-    (tmp_path / "listed.toml").write_text(f"[[mutant]]\nfile = '{FILE}'\nfunction = ''\ntext = 'a'\noperator = 'not'\n")
-    with pytest.raises(ValueError, match="expected function, reason"):
-        read_equivalents(tmp_path / "listed.toml")
-    entry = Equivalent(FILE, mutant.function, mutant.text, mutant.operator, "why", mutant.index)
-    other = replace(entry, text="a line that is not there")
-    assert stale([entry, other], ROOT) == [other]
 
 
 def plant(folder: Path) -> Path:

@@ -1,13 +1,8 @@
 """What a node makes of NetworkPolicies: as they are written, who reaches whom."""
 
-import contextlib
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
-from weft_devcluster.network_policies import NetworkPolicies, matches, restore_input
+from weft_devcluster.network_policies import matches, restore_input
 
 LABELS = {"a": {"team": "red"}, "b": {}}
 NAMESPACES = [{"metadata": {"name": name, "labels": labels}} for name, labels in LABELS.items()]
@@ -78,20 +73,3 @@ def test_a_selector_is_all_of_its_labels_and_expressions() -> None:
     assert [matches(of("In", "2"), labels), matches(of("NotIn", "2"), labels)] == [True, False]
     assert [matches(of("Exists"), labels), matches(of("DoesNotExist"), labels)] == [True, False]
     assert not matches(of("Exists"), {"b": "2"})
-
-
-def test_settle_raises_what_ended_the_thread_that_writes_the_rules(tmp_path: Path) -> None:
-    there: dict[str, list[Any]] = {"networkpolicies": [policy({})], "pods": [], "namespaces": NAMESPACES}
-    broken = list[str]()
-
-    def run(*words: object) -> None:
-        if words[0] in broken:
-            raise OSError("no such program")
-
-    api: Any = SimpleNamespace(get=lambda kind: {"items": there[kind]})
-    bag: Any = SimpleNamespace(run=run, network=SimpleNamespace(machine="10.0.0.8", node="10.0.0.9"))
-    with contextlib.suppress(OSError), NetworkPolicies(api, bag, tmp_path) as made:  # raised at the end, too
-        broken.append("iptables-restore")
-        there["pods"] = [SERVER]
-        with pytest.raises(OSError, match="no such program"):
-            made.settle()

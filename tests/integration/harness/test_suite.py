@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.hangs import CPU_FACTOR, MAX_BEAT_S, MAX_IDLE_S, MIN_CPU_BOUND_S, HangWatch, Usage
+from harness.hangs import CPU_FACTOR, MAX_IDLE_S, MIN_CPU_BOUND_S, HangWatch, Usage
 from harness.suite import Result, Suite
 from suites import repeat
 
@@ -87,26 +87,12 @@ def test_a_test_whose_processes_do_nothing_hangs_after_its_seconds() -> None:
     assert waited == MAX_IDLE_S
 
 
-def test_a_watcher_that_was_stopped_has_seen_nothing_meanwhile() -> None:
-    watched = Watched()
-    assert watched.look(seconds=10 * MAX_IDLE_S) == ""
-    assert watched.look(seconds=MAX_IDLE_S - 2 * MAX_BEAT_S) == ""
-
-
 def test_the_bound_of_cpu_seconds_is_ten_times_what_is_recorded_and_never_small() -> None:
     assert Watched().look(cpu_s=MIN_CPU_BOUND_S - 1) == ""
     assert "CPU seconds" in Watched().look(cpu_s=MIN_CPU_BOUND_S + 1)
     recorded = MIN_CPU_BOUND_S
     assert Watched(test=recorded).look(cpu_s=CPU_FACTOR * recorded - 1) == ""
     assert "CPU seconds" in Watched(test=recorded).look(cpu_s=CPU_FACTOR * recorded + 1)
-
-
-def test_what_waits_for_the_machine_is_given_its_time_again() -> None:
-    watched = Watched()
-    while not watched.look():
-        pass
-    watched.watch.forgive(WORKER)
-    assert watched.look() == ""
 
 
 @pytest.mark.parametrize("distribution", ["loadfile", pytest.param("worksteal", marks=pytest.mark.slow)])

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from weft_devcluster import build, machine, tools
-from weft_devcluster.errors import BuildFailed, ToolMissing
+from weft_devcluster import build, tools
+from weft_devcluster.errors import BuildFailed
 
 
 @pytest.fixture
@@ -68,15 +68,3 @@ def test_a_build_that_fails_or_is_cut_off_leaves_nothing(
     with pytest.raises(BuildFailed, match="no such module"):
         build.build(["etcd"])
     assert [path.name for path in cache.iterdir()] == ["lock"]
-
-
-def test_what_a_machine_lacks_is_told(cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ToolMissing, match="make cluster-tools"):
-        tools.path("etcd")
-    with pytest.raises(ToolMissing, match="Go is not installed"):
-        build.build(["etcd"])
-    with pytest.raises(ToolMissing) as told:
-        machine.check_node()
-    for missing in ("containerd", "runc", "iptables", "conntrack", "pause", "make cluster-tools"):
-        assert missing in str(told.value)

@@ -1,17 +1,14 @@
-"""The parts of a test cluster that are values: audit events, networks, the page of results."""
+"""The parts of a test cluster that are values: audit events, networks."""
 
 import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.cluster.audit import AuditLog
-from harness.cluster.summary import render, write_summary
 from weft_devcluster.bag import BAGS, Network
-from weft_devcluster.errors import ClusterError
 
 INDICES = st.integers(0, BAGS - 1)
 
@@ -65,23 +62,3 @@ def test_networks_of_two_bags_do_not_meet(one: int, other: int) -> None:
     assert (not mine.services.overlaps(theirs.services)) == apart
     assert (mine.node != theirs.node) == apart
     assert not mine.pods.overlaps(theirs.services)
-
-
-REPORT = """<testsuites><testsuite>
-<properties><property name="commit" value="abc"/><property name="date" value="2026-01-01"/>
-<property name="machine" value="2 cores"/></properties>
-<testcase classname="tests.cluster.test_node" name="test_it_runs" time="1.5"/>
-<testcase classname="tests.cluster.test_node" name="test_it_fails" time="2"><failure message="no"/></testcase>
-<testcase classname="tests.cluster.test_node" name="test_it_waits" time="0"><skipped message="no root"/></testcase>
-</testsuite></testsuites>"""
-
-
-def test_the_page_tells_every_test_of_the_report_and_nothing_without_one(tmp_path: Path) -> None:
-    page = render(REPORT)
-    assert "1 passed, 1 failed, 1 skipped; 4 s in all. Commit abc, 2026-01-01, 2 cores." in page
-    assert "| node: it fails | 2.0 | failed |" in page
-    with pytest.raises(ClusterError, match="make test-cluster"):
-        write_summary(tmp_path / "page.md", tmp_path / "none.xml")
-    assert list(tmp_path.iterdir()) == []
-    with pytest.raises(ClusterError, match="did not start a node"):
-        render("<testsuites><testsuite/></testsuites>")
