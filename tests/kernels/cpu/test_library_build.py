@@ -4,16 +4,13 @@ import ctypes
 import os
 import shutil
 import subprocess
-import threading
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from harness.small_native import compiler_script, small_sources
-from harness.waiting import PATIENCE_S
 from weft_kernels.cpu.build import CHECKSUM, Built, build, checksum
-from weft_kernels.cpu.compiler import Compiler, Limit, find_compiler, run_all, trimmed
+from weft_kernels.cpu.compiler import find_compiler, trimmed
 from weft_kernels.cpu.errors import NativeUnavailable
 from weft_kernels.cpu.sources import FLAGS, LEVELS, SOURCES, Sources, for_this_cpu
 
@@ -104,16 +101,6 @@ def test_sources_that_change_meanwhile_are_not_kept_under_the_old_hash(tmp_path:
         build(what, find_compiler({"CXX": str(script)}), folder_in(tmp_path))
 
 
-def test_what_is_done_is_told_with_its_seconds(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    caplog.set_level("INFO")
-    what = Sources(small_sources(tmp_path / "src").folder, "aarch64")
-    done = build(what, find_compiler(), folder_in(tmp_path))
-    first, last = caplog.records
-    assert first.message == "building the CPU kernels, once: about half a minute"
-    assert last.message == "CPU kernels built"
-    assert vars(last)["kv"] == {"seconds": done.seconds, "bytes": done.library.stat().st_size}
-
-
 def test_a_failing_compiler_is_told_once_and_trimmed(tmp_path: Path):
     what = small_sources(tmp_path / "src")
     errors = "\n".join(f"int broken_{i} = {{nothing_{i}}};" for i in range(60))
@@ -126,71 +113,12 @@ def test_a_failing_compiler_is_told_once_and_trimmed(tmp_path: Path):
     assert len(failed.value.reason) < 1700
 
 
-def test_a_portable_level_that_does_not_compile_is_a_failure(tmp_path: Path):
-    what = small_sources(tmp_path / "src")
-    (what.folder / "level_portable.cpp").write_text("this is no C++")
-    with pytest.raises(NativeUnavailable, match="level_portable"):
-        build(what, find_compiler(), folder_in(tmp_path))
-
-
-def test_a_symbol_that_is_missing_is_found_by_the_linker(tmp_path: Path):
-    what = small_sources(tmp_path / "src")
-    (what.folder / "level_portable.cpp").write_text("")
-    with pytest.raises(NativeUnavailable, match=r"linking.*\n?.*used_by_portable"):
-        build(what, find_compiler(), folder_in(tmp_path))
-
-
 @only_x86
 def test_a_compiler_that_is_killed_leaves_no_level_out_but_fails(tmp_path: Path):
     died = "g++: fatal error: Killed signal terminated program cc1plus"
     script = compiler_script(tmp_path / "dying", f'case "$*" in *amx*) echo "{died}"; exit 1;; esac')
     with pytest.raises(NativeUnavailable, match="terminated program"):
         build(small_sources(tmp_path / "src"), find_compiler({"CXX": str(script)}), folder_in(tmp_path))
-
-
-class OverOnce(Limit):
-    """Over as soon as something has happened, however long that takes. Of each thread, to run one compiler."""
-
-    def __init__(self, happened: threading.Event) -> None:
-        super().__init__(5.0)
-        self._happened, self._asked = happened, threading.local()
-
-    def remaining_s(self) -> float:
-        """When asked before a compiler is started, when asked how long it may run, and from then on."""
-        self._asked.times = getattr(self._asked, "times", 0) + 1
-        if self._asked.times == 1:
-            return self.seconds
-        assert self._happened.wait(PATIENCE_S)
-        return 0.01 if self._asked.times == 2 else 0.0
-
-
-def test_a_hanging_compiler_is_ended_with_all_it_started(tmp_path: Path):
-    fifo = tmp_path / "alive"
-    os.mkfifo(fifo)
-    script = compiler_script(tmp_path / "hanging", f'(echo started; exec sleep 600) > "{fifo}" & wait')
-    compiler = Compiler((str(script),), "hanging version 1")
-    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
-    writer = os.open(fifo, os.O_WRONLY)  # so that there is no end of file before the others come
-    os.set_blocking(reader, True)
-    heard, both = bytearray(), threading.Event()
-
-    def listen() -> None:
-        while said := os.read(reader, 100):  # the end of file comes when the last writer has gone
-            heard.extend(said)
-            if heard.count(b"started") == 2:
-                both.set()
-
-    listener = threading.Thread(target=listen, daemon=True)
-    listener.start()
-    try:
-        with pytest.raises(NativeUnavailable, match=r"ended after 5 s: .*hanging"):
-            run_all([[*compiler.command, "-c"]] * 3, tmp_path, at_once=2, limit=OverOnce(both))
-    finally:
-        os.close(writer)
-    listener.join(PATIENCE_S)
-    assert not listener.is_alive()
-    assert heard == b"started\n" * 2
-    os.close(reader)
 
 
 def test_a_compiler_that_hangs_when_asked_what_it_is_is_ended_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -208,24 +136,6 @@ def test_without_a_compiler_the_reason_names_what_was_looked_for(tmp_path: Path)
 def test_a_named_compiler_that_is_absent_is_not_replaced_by_another(tmp_path: Path):
     with pytest.raises(NativeUnavailable, match=r"'g\+\+-99', which \$CXX names"):
         find_compiler({"CXX": "g++-99", "PATH": os.environ["PATH"]})
-
-
-def test_a_named_compiler_may_have_a_wrapper_and_options(tmp_path: Path):
-    wrapper = tmp_path / "wrapper"
-    wrapper.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\nexec "$@"\n')
-    wrapper.chmod(0o755)
-    compiler = find_compiler({"CXX": f"{wrapper} g++ -DOURS", "PATH": os.environ["PATH"]})
-    assert compiler.command == (str(wrapper), "g++", "-DOURS")
-    assert "version" in compiler.version
-    assert (tmp_path / "calls").read_text() == "g++ -DOURS -v\n"
-
-
-def test_gcc_is_preferred_to_others(tmp_path: Path):
-    for name in ("clang++", "c++", "g++"):
-        (tmp_path / name).symlink_to(shutil.which("g++") or "")
-    assert Path(find_compiler({"PATH": str(tmp_path)}).command[0]).name == "g++"
-    (tmp_path / "g++").unlink()
-    assert Path(find_compiler({"PATH": str(tmp_path)}).command[0]).name == "clang++"
 
 
 def test_a_change_of_any_source_changes_the_hash(tmp_path: Path):
@@ -246,22 +156,6 @@ def test_no_flag_lets_a_compiler_change_the_bits_or_the_machine_it_is_for():
     assert not any("fast-math" in flag or "native" in flag or "associative" in flag for flag in flags)
     assert "-ffp-contract=off" in FLAGS
     assert not any(flag.startswith("-m") for flag in FLAGS), "plain units run on any CPU"
-
-
-def test_the_real_sources_have_a_unit_for_every_level():
-    assert set(Sources(SOURCES.folder, "x86_64").levels()) == set(LEVELS)
-    assert list(Sources(SOURCES.folder, "aarch64").levels()) == ["portable"]
-
-
-def test_the_portable_level_is_not_optimised_where_a_better_one_serves():
-    x86 = Sources(SOURCES.folder, "x86_64")
-    assert "-O0" in replace(x86, only="avx2").flags("portable")
-    assert replace(x86, only="avx2").flags("avx2") == x86.flags("avx2") == LEVELS["avx2"]
-    assert replace(x86, only="portable").flags("portable") == x86.flags("portable") == ()
-
-
-def test_short_messages_are_shown_whole():
-    assert trimmed(" one\ntwo \n") == "one\ntwo"
 
 
 def test_a_message_begins_with_its_first_error():

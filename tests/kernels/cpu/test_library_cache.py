@@ -17,7 +17,6 @@ import pytest
 
 from harness import processes
 from harness.small_native import compiler_script, compiler_stub, small_sources
-from weft_kernels.cpu import build_cache as caching
 from weft_kernels.cpu.build import CHECKSUM, LIBRARY
 from weft_kernels.cpu.build_cache import KEPT, Cache, FolderUnusable, cache_folders, is_intact, key, untrusted_reason
 from weft_kernels.cpu.compiler import Compiler, find_compiler
@@ -159,18 +158,6 @@ def test_processes_that_start_together_build_once(tmp_path: Path, what: Sources,
     assert real.builds() == 1
 
 
-def test_a_lock_is_waited_for_no_longer_than_a_build_may_take(
-    what: Sources, cache: Cache, counting: Counting, caplog: pytest.LogCaptureFixture
-):
-    caplog.set_level("INFO")
-    cache._prepare()
-    with cache._lock(1.0), pytest.raises(NativeUnavailable, match=r"another process has been building .* 0.2 s"):
-        cache.get(what, counting.compiler, limit_s=0.2)
-    assert sum("waiting" in record.message for record in caplog.records) == 1
-    assert counting.builds() == 0
-    assert is_intact(cache.get(what, counting.compiler)), "the lock was given back"
-
-
 def test_a_failed_build_leaves_nothing_and_the_next_one_may_succeed(what: Sources, cache: Cache, real: Counting):
     text = (what.folder / "common.cpp").read_text()
     (what.folder / "common.cpp").write_text("this is no C++")
@@ -215,12 +202,6 @@ def test_a_folder_that_others_can_write_to_is_refused(
         cache.get(what, counting.compiler)
 
 
-def test_a_sticky_folder_such_as_tmp_may_be_on_the_way(what: Sources, cache: Cache, counting: Counting):
-    cache._prepare()
-    cache.folder.parents[1].chmod(0o1777)
-    assert is_intact(cache.get(what, counting.compiler))
-
-
 def test_somebody_elses_link_is_refused_and_ones_own_is_followed(
     what: Sources, cache: Cache, counting: Counting, tmp_path: Path
 ):
@@ -240,21 +221,6 @@ def test_somebody_elses_link_is_refused_and_ones_own_is_followed(
             cache.get(what, counting.compiler)
 
 
-def test_a_place_that_cannot_be_made_says_so(what: Sources, counting: Counting, tmp_path: Path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(FolderUnusable, match=r"cannot be made: (Not a directory|File exists)"):
-        Cache(tmp_path / "file" / "weft" / "kernels", os.geteuid()).get(what, counting.compiler)
-
-
-def test_a_full_disk_is_no_crash(what: Sources, cache: Cache, counting: Counting, monkeypatch: pytest.MonkeyPatch):
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(caching, "build", full)
-    with pytest.raises(FolderUnusable, match="cannot be written to: No space left on device"):
-        cache.get(what, counting.compiler)
-
-
 def test_places_are_the_users_cache_and_then_the_temporary_folder():
     temporary = Path("/t") / f"weft-{os.geteuid()}" / "kernels"
 
@@ -265,11 +231,3 @@ def test_places_are_the_users_cache_and_then_the_temporary_folder():
     assert places(HOME="/h") == [Path("/h/.cache/weft/kernels"), temporary]
     assert places(XDG_CACHE_HOME="relative", HOME="/h")[0] == Path("/h/.cache/weft/kernels")
     assert places()[1:] == [temporary]
-
-
-def test_where_there_is_no_temporary_folder_at_all_one_place_is_left(monkeypatch: pytest.MonkeyPatch):
-    def none_usable() -> str:
-        raise FileNotFoundError(2, "No usable temporary directory found")
-
-    monkeypatch.setattr("tempfile.gettempdir", none_usable)
-    assert [place.folder for place in cache_folders({"HOME": "/h"})] == [Path("/h/.cache/weft/kernels")]

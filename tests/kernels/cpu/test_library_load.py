@@ -1,11 +1,9 @@
 """Loading: which library, which level, and what a caller is told; pools and the callback of a step."""
 
-import gc
 import hashlib
 import os
 import shutil
 import threading
-import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +17,7 @@ from weft_kernels.cpu.compiler import find_compiler
 from weft_kernels.cpu.errors import CallRefused, LevelUnusable, NativeUnavailable
 from weft_kernels.cpu.library import LEVEL_VARIABLE, Library, load
 from weft_kernels.cpu.sources import LEVELS, Sources
-from weft_kernels.cpu.structs import BF16, FP32, Matrix, ModelStruct, StepStruct
+from weft_kernels.cpu.structs import BF16, FP32, ModelStruct, StepStruct
 from weft_kernels.cpu.threads import cpu_quota
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++: apt-get install g++")
@@ -75,11 +73,6 @@ def test_a_level_can_be_forced_by_argument_and_by_environment(what: Sources, hom
     assert load("portable", what=what, packaged=ABSENT, environment=told).level == "portable", "who asks, wins"
 
 
-def test_an_empty_variable_forces_nothing(what: Sources, home: Path, library: Library):
-    told = environment(home, **{LEVEL_VARIABLE: ""})
-    assert load(what=what, packaged=ABSENT, environment=told).level == library.level
-
-
 @only_x86
 def test_a_library_of_this_machines_best_level_serves_until_another_one_is_asked_for(
     what: Sources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -91,17 +84,6 @@ def test_a_library_of_this_machines_best_level_serves_until_another_one_is_asked
     whole = load("avx2", what=what, packaged=ABSENT, environment=given).path
     assert whole != own
     assert load(what=what, packaged=ABSENT, environment=given, here=True).path == whole, "it has that level, too"
-
-
-@only_x86
-def test_every_level_is_compiled_where_the_best_one_that_the_system_names_cannot_be_used(
-    what: Sources, home: Path, library: Library, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr("weft_kernels.cpu.sources.for_this_cpu", lambda what: replace(what, only="amx_bf16"))
-    (folder := home / "own").mkdir()
-    loaded = load(what=what, packaged=ABSENT, environment=environment(folder), here=True)
-    assert loaded.levels == library.levels
-    assert loaded.path.parent.name == library.path.parent.name
 
 
 @only_x86
@@ -150,15 +132,6 @@ def test_without_a_home_the_temporary_folder_serves(what: Sources, tmp_path: Pat
     assert loaded.path.is_relative_to(tmp_path / f"weft-{os.geteuid()}")
 
 
-def test_without_any_place_every_one_is_named(what: Sources, tmp_path: Path):
-    file = tmp_path / "file"
-    file.write_text("no folder")
-    with pytest.raises(NativeUnavailable) as refused:
-        load(what=what, packaged=ABSENT, environment=environment(file, TMPDIR=str(file)))
-    assert f"{file}/weft/kernels cannot be made" in refused.value.reason
-    assert f"{file}/weft-{os.geteuid()}/kernels cannot be made" in refused.value.reason
-
-
 def test_a_library_that_the_system_does_not_load_is_sought_in_the_next_place(what: Sources, tmp_path: Path):
     """As on a file system that is mounted noexec: the file is whole, and still cannot be loaded."""
     told = environment(tmp_path / "home", TMPDIR=str(tmp_path / "temporary"))
@@ -166,17 +139,6 @@ def test_a_library_that_the_system_does_not_load_is_sought_in_the_next_place(wha
     places = [place.get(one_level, find_compiler(told)) for place in cache_folders(told)]
     not_loadable(places[0])
     assert load(what=one_level, packaged=ABSENT, environment=told).path == places[1]
-
-
-def test_where_no_place_can_be_loaded_from_every_one_is_named(what: Sources, tmp_path: Path):
-    told = environment(tmp_path / "home", TMPDIR=str(tmp_path / "temporary"))
-    one_level = Sources(what.folder, "aarch64")
-    places = [place.get(one_level, find_compiler(told)) for place in cache_folders(told)]
-    for place in places:
-        not_loadable(place)
-    with pytest.raises(NativeUnavailable) as refused:
-        load(what=one_level, packaged=ABSENT, environment=told)
-    assert all(str(place) in refused.value.reason for place in places)
 
 
 def not_loadable(library: Path) -> None:
@@ -228,15 +190,6 @@ def test_a_refused_call_names_the_function_and_the_reason(library: Library):
     assert library.packed_bytes(BF16, 16, 16) == 256
 
 
-def test_calls_reach_the_library(library: Library):
-    with library.pool(2) as pool:
-        library.pack(pool, 0, FP32, 32, (16, 32), 0, BF16)
-        library.matmul(pool, Matrix(), 0, BF16, 1, 0)
-        assert library.workspace_bytes(ModelStruct(), 4, 16, 1) == 256
-        assert library.read_bandwidth(pool, 1 << 20, 3) == (1 << 20) / 0.5
-        assert library.peak(pool, 100) == 100 * 2 * 16 * 16 * 32 * 2 / 0.25
-
-
 def test_layers_are_told_as_they_are_done(library: Library):
     told: list[tuple[int, str]] = []
     step = StepStruct(first=2, last=5, workspace_bytes=64)
@@ -259,40 +212,10 @@ def test_an_error_between_layers_comes_out_of_the_call(library: Library):
     assert told == [0, 1]
 
 
-def test_a_refused_step_says_why(library: Library):
-    with library.pool(1) as pool, pytest.raises(CallRefused, match="weft_run: the workspace is too small"):
-        library.run(pool, ModelStruct(), StepStruct(first=0, last=1, workspace_bytes=0))
-
-
 class TestPool:
-    def test_it_has_at_least_one_thread(self, library: Library):
-        for threads in (0, -1):
-            with pytest.raises(ValueError, match="at least one thread"):
-                library.pool(threads)
-
     def test_by_default_it_has_as_many_as_the_process_may_use(self, library: Library):
         with library.pool() as pool:
             assert pool.threads == cpu_quota() >= 1
-
-    def test_threads_that_the_system_does_not_grant_are_an_error(self, library: Library):
-        with pytest.raises(CallRefused, match="grants no 1000 threads"):
-            library.pool(1000)
-
-    def test_a_closed_one_takes_no_calls_and_closes_again(self, library: Library):
-        pool = library.pool(1)
-        pool.close()
-        pool.close()
-        with pytest.raises(ValueError, match="closed"):
-            library.pack(pool, 0, FP32, 32, (16, 32), 0, BF16)
-
-    def test_it_ends_with_its_last_reference(self, library: Library):
-        pool = library.pool(1)
-        gone, finalizer = weakref.ref(pool), pool._finalizer
-        assert finalizer.alive
-        del pool
-        gc.collect()
-        assert gone() is None
-        assert not finalizer.alive
 
     def test_calls_of_two_threads_wait_for_each_other(self, library: Library):
         inside, leave, second = threading.Event(), threading.Event(), threading.Event()

@@ -86,15 +86,6 @@ def test_a_wheel_with_kernels_is_for_one_platform_and_any_python(wheel: Path):
     assert names(wheel) >= CARRIED
 
 
-def test_sources_travel_too_so_that_the_library_can_be_told_from_a_stale_one(wheel: Path):
-    assert {"weft_kernels/cpu/src/weft_cpu.h", "weft_kernels/cpu/src/version.cpp"} <= names(wheel)
-
-
-def test_it_is_built_outside_of_the_source_tree(wheel: Path, project: Path):
-    assert list(project.rglob("weft_cpu.so")) == []
-    assert list(project.rglob("*.o")) == []
-
-
 def test_installed_it_serves_where_there_is_no_compiler_no_home_and_no_cache(
     wheel: Path, tmp_path: Path, no_compiler: str
 ):
@@ -137,17 +128,6 @@ def test_where_kernels_are_required_there_is_no_wheel_without(project: Path, tmp
     assert done.returncode != 0
     assert "there is no C++ compiler" in done.stderr
     assert list(tmp_path.glob("*.whl")) == []
-
-
-def test_where_kernels_are_not_wanted_the_wheel_is_pure(project: Path, tmp_path: Path):
-    assert run_build(project, tmp_path, WEFT_WHEEL_KERNELS="skip").returncode == 0
-    assert wheel_in(tmp_path).name.endswith("-any.whl")
-
-
-def test_a_wrong_wish_is_named_with_the_right_ones(project: Path, tmp_path: Path):
-    done = run_build(project, tmp_path, WEFT_WHEEL_KERNELS="maybe")
-    assert done.returncode != 0
-    assert "WEFT_WHEEL_KERNELS=maybe: choose one of auto, require, skip" in done.stderr
 
 
 def test_an_editable_installation_compiles_nothing(project: Path, tmp_path: Path):
