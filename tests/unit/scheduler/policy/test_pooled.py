@@ -11,6 +11,7 @@ from harness.scheduler_driver import Driver
 from weft.domain.request import FailReason, Preempt
 from weft_scheduler.core.policy.reservation.pooled import (
     DEVIATIONS,
+    HEAVY,
     HORIZONS,
     MOST_DEVIATIONS,
     OVERRUN_RATE,
@@ -24,7 +25,8 @@ CHAT = ((0.1, 20), (0.5, 80), (0.9, 300), (0.99, 900))
 
 
 def test_a_forecast_begins_with_what_is_held_and_ends_with_the_limit() -> None:
-    use = UseForecast(100, 512, CHAT).use(0, page_tokens=16)
+    assert UseForecast(112, 512, CHAT).use(0, page_tokens=16).means[0] == 128
+    use = UseForecast(111, 512, CHAT).use(0, page_tokens=16)
     assert (use.means[0], use.variances[0]) == (112, 0), "seven pages hold the prompt and the first token"
     assert use.means[1] == max(use.means), "nearly all are there 16 steps later; fewer and fewer from then on"
     assert all(mean == 0 for mean, steps in zip(use.means, HORIZONS, strict=True) if steps >= 512)
@@ -34,6 +36,18 @@ def test_an_answer_that_has_outlived_most_is_expected_to_continue() -> None:
     forecast = UseForecast(100, 4096, CHAT)
     young, old = forecast.use(0), forecast.use(800)
     assert old.means[4] / 1029 > 0.7 > young.means[4] / 229, "the share that lives 128 steps later"
+
+
+@pytest.mark.parametrize(
+    ("quantiles", "typical"), [(CHAT, 80), (CHAT[1:], 300), (CHAT[2:], 300), (((0.5, 0), (0.9, 0)), 1)]
+)
+def test_the_answers_that_a_prediction_misses_last_as_long_again_as_the_median(
+    quantiles: tuple[tuple[float, int], ...], typical: int
+) -> None:
+    prompt, emitted, steps = 4_000_000, 20_000 if typical > 1 else 0, HORIZONS[-1]
+    share = (typical + emitted) / (typical + emitted + steps) * (1.0 if emitted else HEAVY)
+    mean = UseForecast(prompt, 10**6, quantiles).use(emitted).means[-1]
+    assert mean == pytest.approx(share * (prompt + emitted + steps), rel=5e-4, abs=1)
 
 
 def test_the_margin_of_many_is_smaller_than_their_margins() -> None:
@@ -73,12 +87,30 @@ def test_the_account_equals_the_recomputed_one(steps: list[tuple[str, str]]) -> 
                 pooled.progress(name, chance.randint(0, 1500))
             case _:
                 pooled.remove(name)
-        pooled.settle(chance.uniform(0.0, 8.0))
         pooled.check()
+        deviations = chance.choice([1.0, 2.5])
+        pooled.settle(deviations)
+        assert pooled.peak_tokens == pooled.sum.peak_tokens(deviations)
     for name in "abcde":
         pooled.remove(name)
     pooled.settle(1.0)
     assert (pooled.peak_tokens, pooled.held_pages) == (0, 0)
+
+
+def test_a_forecast_is_renewed_each_page_or_eighth_of_its_answer_less_the_pages_of_others() -> None:
+    pooled, forecast = PooledUse(16), UseForecast(100, 4000, CHAT)
+    pooled.add("r", forecast, 0, 7)
+    member, renewed = pooled.members["r"], [0]
+    assert member.use == forecast.use(0, 16)
+    for kv_tokens in range(0, 1000):
+        pooled.progress("r", kv_tokens)
+        renewed += [member.emitted] * (member.emitted != renewed[-1])
+    assert renewed[1] <= 16
+    assert renewed[2:] == [emitted + max(16, emitted // 8) for emitted in renewed[1:-1]]
+    for held, kv_tokens, shared in ((60, 2001, 66), (200, 3000, 0)):
+        pooled.hold("r", held)
+        pooled.progress("r", kv_tokens)
+        assert (member.emitted, member.shared_pages) == (kv_tokens - 100, shared)
 
 
 @pytest.mark.parametrize("enough", [0.5, 2.0, 5.0])

@@ -127,7 +127,7 @@ class PooledUse:
         self.sum = ExpectedUse()
         self.deviations = DEVIATIONS
         self.peak_tokens = 0
-        self._settled = False
+        self._settled = True
 
     def add(self, request_id: str, forecast: UseForecast, emitted: int, held_pages: int) -> None:
         """A sequence comes, or another epoch of one that is here."""
