@@ -94,6 +94,7 @@ def test_where_no_runner_takes_it_it_runs_on(victim: Driver) -> None:
     effects = victim.wait(2.0)
     assert not of(effects, Assign)
     assert not of(effects, Preempt)
+    assert of(victim.preempt("a", "r1", 32), Preempt)
 
 
 @pytest.mark.parametrize(("rates", "moves"), [({}, True), ({"a": 1e9}, True), ({"a": 1e5}, False), ({"b": 1e5}, False)])
@@ -101,6 +102,7 @@ def test_the_rate_of_the_slower_runner_decides(driver: Driver, rates: dict[str, 
     """80 KiB take 0.8 s at 100 kB a second, computing 70 tokens 0.07 s."""
     loaded(driver, **rates).registry(min_runners=1, max_runners=1)
     assert bool(of(driver.wait(1.0), Assign)) is moves
+    assert moves or of(driver.preempt("a", "r1", 32), Preempt)
 
 
 def test_a_move_that_fails_is_computed_again(victim: Driver) -> None:

@@ -383,9 +383,11 @@ def test_a_new_request_for_a_digest_just_replaced_is_served_and_refused_later(dr
     driver.start("sha256:1")
     driver.runner("a")
     driver.registry("sha256:2")
-    assert of(driver.submit("soon", "sha256:1"), Assign)
-    driver.outcome("soon", digest="sha256:1")
-    driver.wait(6.0)
+    for name in ("soon", "again"):
+        assert of(driver.submit(name, "sha256:1"), Assign)
+        driver.outcome(name, digest="sha256:1")
+        driver.wait(2.0)
+    driver.wait(2.0)
     (late,) = of(driver.submit("late", "sha256:1"), Reject)
     assert late.reason is RejectReason.UNKNOWN_ADAPTER
 

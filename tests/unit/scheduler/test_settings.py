@@ -2,10 +2,12 @@
 
 import pytest
 
+from weft_scheduler.core import SchedulerConfig
 from weft_scheduler.settings import SchedulerSettings
 
 
 def test_flags_win_over_the_environment_and_the_environment_over_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert SchedulerSettings.parse([]).config() == SchedulerConfig()
     monkeypatch.setenv("WEFT_SCHEDULER__ASSIGN_MS", "100")
     monkeypatch.setenv("WEFT_SCHEDULER__AVOID_MS", "200")
     settings = SchedulerSettings.parse(["--assign-ms", "300"])

@@ -186,7 +186,7 @@ def drop(state: State, request: Request, output_tokens: int = 0) -> None:
     draining = pool.adapters.draining.get(request.adapter) if pool.remove(request) else None
     if draining is not None and request.adapter != BASE:
         timer = Timer(TimerKind.ADAPTER_DRAIN, pool.name, request.adapter)
-        state.timers.set(timer, max(state.now, draining.grace_until))
+        state.timers.set(timer, draining.grace_until)
     del state.requests[request.id]
     state.gateways[request.gateway].remove(request.id, pool.name)
     state.mark_schedulable(pool.name, () if request.batch or request.tenant in pool.tenants else None)

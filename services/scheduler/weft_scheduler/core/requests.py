@@ -178,7 +178,8 @@ def drain_unknown(state: State, pool: Pool, digest: str) -> None:
     """A digest that streams use and the registry does not have (it was deleted before this process started)."""
     grace_s, drain_s = state.config.route_grace_s, pool.drain_s(state.config)
     pool.adapters.drain(DesiredAdapter(digest, 0, 0, False), state.now, grace_s, drain_s)
-    state.timers.set(Timer(TimerKind.ADAPTER_DRAIN, pool.name, digest), state.now + min(grace_s, drain_s))
+    until = pool.adapters.draining[digest].grace_until
+    state.timers.set(Timer(TimerKind.ADAPTER_DRAIN, pool.name, digest), until)
 
 
 def _enqueue_and_schedule(state: State, request: Request) -> None:

@@ -180,8 +180,7 @@ class BatchContext(PoolContext):
 
     def _is_crowded(self, runner: RunnerAccount) -> bool:
         """Whether its places are taken, or left to interactive requests: at most half of them."""
-        if runner.spec is None:
-            return True
+        assert runner.spec is not None, runner.id
         most = runner.spec.max_sequences
         return runner.working_set + min(self._pool.batch.headroom.sequences, most // 2) >= most
 

@@ -105,10 +105,11 @@ def test_batch_requests_leave_places_and_pages_to_interactive_arrivals(driver: D
 
 
 def test_one_too_large_to_fit_beside_that_room_takes_an_empty_runner(served: Driver) -> None:
-    for number in range(40):
+    served.runner("b")
+    for number in range(80):
         served.place(f"r{number}")
         served.outcome(f"r{number}")
-    assert served.place("line", prompt_tokens=1500, **BATCH).runner.uuid == "a"
+    assert served.place("line", prompt_tokens=1500, **BATCH).runner.uuid == "b"
     assert served.pool().batch.headroom.tokens
 
 
@@ -148,14 +149,16 @@ def test_interactive_requests_are_never_preempted_for_others(driver: Driver) -> 
     assert not of(driver.submit("another", **BATCH), Preempt)
 
 
-def test_a_slot_for_an_adapter_is_room_too(driver: Driver) -> None:
+@pytest.mark.parametrize(("slots", "sequences", "victim"), [(2, 8, "line1"), (3, 3, "line2")])
+def test_a_slot_for_an_adapter_is_room_too(driver: Driver, slots: int, sequences: int, victim: str) -> None:
     driver.start("x", "y", "z")
-    driver.runner("a", max_adapters=2, max_sequences=8)
+    driver.runner("a", max_adapters=slots, max_sequences=sequences)
     driver.place("line1", "x", **BATCH)
+    driver.now += 1
     driver.place("line2", "y", **BATCH)
     driver.place("chat", "y")
     driver.runner("a", *seen(driver, "line1", "line2", "chat"), free=90)
-    assert [preempt.request_id for preempt in of(driver.submit("r", "z"), Preempt)] == ["line1"]
+    assert [preempt.request_id for preempt in of(driver.submit("r", "z"), Preempt)] == [victim]
 
 
 def test_the_places_that_the_token_time_leaves_are_taken_by_one_request_each() -> None:

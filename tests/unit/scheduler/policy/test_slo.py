@@ -83,7 +83,7 @@ def test_before_anything_was_measured_nobody_is_rejected(driver: Driver) -> None
 
 
 def test_attainment_is_counted_at_once_and_published_once_a_minute(driver: Driver) -> None:
-    driver.start(slo_ttft_s=1.0, slo_token_time_s=0.1)
+    driver.start(slo_ttft_s=1.0, slo_token_time_s=0.1, idle_s=7.0)
     driver.runner("a")
 
     def finish(request_id: str, ttft_ms: int, total_ms: int) -> list[Any]:

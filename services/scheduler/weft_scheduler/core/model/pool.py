@@ -379,7 +379,7 @@ class Pool:
         limit, counters = self.declared.max_queue if self.spec is not None else 0, self.queue.counters
         if not 0 < limit < len(self.queue):
             return False
-        share = limit * counters.weight(tenant) / max(1, counters.waiting_weight)
+        share = limit * counters.weight(tenant) / counters.waiting_weight
         return not self.queue.fair or len(self.queue.of_tenant(tenant)) > share
 
     def first_token_s(self, request: Request, limit_s: float) -> float:
@@ -519,11 +519,9 @@ class Pool:
             if runner.accepting is not None:
                 self.accepting[runner.accepting, runner.shape] += 1
 
-    def set_ready(self, runner: RunnerAccount, version: int | None) -> bool:
-        """Count it among the Ready runners with that desired version, or not. True where that has changed."""
+    def set_ready(self, runner: RunnerAccount, version: int | None) -> None:
+        """Count it among the Ready runners with that desired version, or not."""
         before = runner.ready(version)
-        if before == version:
-            return False
         if before is not None:
             _decrement(self.ready_versions, before)
             _decrement(self.ready_shapes, runner.shape)
@@ -536,7 +534,6 @@ class Pool:
         contexts = (shape.max_context_tokens for shape in self.ready_shapes)
         self.max_context_tokens = min(contexts, default=self.max_context_tokens)
         self.kv_pages = min(self.ready_pages, default=self.kv_pages)
-        return True
 
     def set_errors(self, runner: RunnerAccount, digests: Iterable[str], *, gone: bool = False) -> None:
         """The load errors of those digests on that runner have changed."""

@@ -64,9 +64,9 @@ class RunnerAccount:
         self.serving = False  # has been able to serve once: what is pinned later does not hold it back
         self.spec: RunnerSpec | None = None
         self.shape = RunnerShape(0, 0)  # of the spec
-        self.good_sequences = 0  # of the spec
-        self.prompt_queue_tokens = 0  # once so many are pending, it takes no more prompts
-        self.most_sequences = 0  # that are placed on it: of the spec, and within its pool's token time
+        self.good_sequences: int  # of the spec
+        self.prompt_queue_tokens: int  # once so many are pending, it takes no more prompts
+        self.most_sequences: int  # that are placed on it: of the spec, and within its pool's token time
         self.version: int | None = None  # of the last report
         self.figures = RunnerFigures(ready=False)
         self.overdue_pages = 0  # that paused sequences wait for
@@ -150,8 +150,7 @@ class RunnerAccount:
     @property
     def loaded(self) -> bool:
         """At least half full, of sequences (those that it runs well) or of pages: not lightly loaded."""
-        if self.spec is None:
-            return False
+        assert self.spec is not None, self.id
         working_set = self.working_set
         full = 2 * working_set >= self.good_sequences
         return full or (working_set > 0 and 2 * self.free_pages <= self.spec.total_pages)
@@ -174,9 +173,15 @@ class RunnerAccount:
         """Adapters whose pages no other can get: in use, or pinned. A runner protects all its slots but one."""
         if self._busy is None or self._busy_pinned is not pinned:
             assert self.spec is not None
-            protected = pinned[: max(0, self.spec.max_adapters - 1)]
-            self._busy, self._busy_pinned = tuple(dict.fromkeys((*self.active, *protected))), pinned
+            self._busy = tuple(dict.fromkeys((*self.active, *pinned[: self._protected])))
+            self._busy_pinned = pinned
         return self._busy
+
+    @property
+    def _protected(self) -> int:
+        """How many adapters can be pinned."""
+        assert self.spec is not None
+        return max(0, self.spec.max_adapters - 1)
 
     def standing(self, pinned: Sequence[str], *, split: bool) -> tuple[object, ...]:
         """All that `load` and `contributes` depend on: while it is equal they are, too. `split`: phases are."""
@@ -207,7 +212,7 @@ class RunnerAccount:
         spec = self.spec
         if spec is None or self.version is None or self.figures.draining:
             return None
-        protected = min(len(pinned), max(0, spec.max_adapters - 1))
+        protected = len(pinned[: self._protected])
         slots, busy = spec.max_adapters - protected, len(self.busy_adapters(pinned)) - protected
         total, reserved, page_tokens = spec.total_pages, spec.total_pages - self.free_pages, spec.page_tokens
         for_prompts, for_tokens = self.role is not RunnerRole.TOKEN, self.role is not RunnerRole.PROMPT
@@ -222,9 +227,7 @@ class RunnerAccount:
         return Contribution(*held, *pages, prefill_tokens_per_s, *phases, self.batch_pages * page_tokens * for_tokens)
 
     def serves(self, held: Iterable[tuple[str, bool, Tier]], version: int) -> bool:
-        """Ready, or held back by nothing but adapters that failed to load: those must not take a runner away."""
-        if self.figures.ready:
-            return True
+        """Held back by nothing but adapters that failed to load: those must not take a runner away."""
         if not (0 < version == self.figures.desired_version and self.errors):
             return False
         return all(self._settled(digest, pinned, tier) for digest, pinned, tier in held)
@@ -319,8 +322,7 @@ class RunnerAccount:
             self.unacked_pages += assign.pages + assign.adapter_pages
             self.unacked_prompt_tokens += assign.prompt_tokens
             self._count(assign.adapter, 1)
-            if assign.priority is Priority.BATCH:
-                self._count_batch(request_id)
+            self._count_batch(request_id)
 
     def expect(self, request_id: str, forecast: UseForecast | None, emitted_tokens: int) -> None:
         """A request that is placed here is admitted by what it is expected to use; None: by what it reserves."""
@@ -367,8 +369,7 @@ class RunnerAccount:
             ended = self.sequences.pop(request_id, None)
             if ended is not None:
                 self._count(ended.adapter, -1)
-                if ended.priority is Priority.BATCH:
-                    self._count_batch(request_id)
+                self._count_batch(request_id)
         acknowledged = [s.request_id for s in report.sequences if self._include(s)] if report.sequences else []
         if self.pooled is not None:
             self._follow(self.pooled, report)
@@ -405,8 +406,7 @@ class RunnerAccount:
         acknowledges = assign is not None and sequence.epoch >= assign.epoch
         if acknowledges:
             self._acknowledge(sequence.request_id)
-        if sequence.priority is Priority.BATCH or sequence.request_id in self.batch:
-            self._count_batch(sequence.request_id)
+        self._count_batch(sequence.request_id)
         return acknowledges
 
     def _acknowledge(self, request_id: str) -> None:
@@ -415,8 +415,7 @@ class RunnerAccount:
         self.unacked_pages -= assign.pages + assign.adapter_pages
         self.unacked_prompt_tokens -= assign.prompt_tokens
         self._count(assign.adapter, -1)
-        if assign.priority is Priority.BATCH:
-            self._count_batch(request_id)
+        self._count_batch(request_id)
 
     def _follow(self, pooled: PooledUse, report: RunnerReport) -> None:
         """The expected use of its sequences, as of a report that has been applied but for this."""

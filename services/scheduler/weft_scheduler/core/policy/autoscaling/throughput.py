@@ -9,7 +9,7 @@ MIN_RETRY_MS, MAX_RETRY_MS, UNKNOWN_RETRY_MS = 1_000, 60_000, 5_000
 
 
 class DecayedRate:
-    """What is counted, a second, over about the last 30 s."""
+    """What is counted, a second, over about the last 30 s. Times never go back."""
 
     def __init__(self) -> None:
         self._weight = 0.0
@@ -23,7 +23,7 @@ class DecayedRate:
         return self._decayed(now) / RATE_TAU_S
 
     def _decayed(self, now: float) -> float:
-        return self._weight * math.exp(-max(0.0, now - self._at) / RATE_TAU_S)
+        return self._weight * math.exp((self._at - now) / RATE_TAU_S)
 
 
 class ReusedShare:

@@ -67,10 +67,10 @@ class ArrivalForecast:
             self._own[digest] = now, GapTable()
             return
         last_s, gaps = known
-        gap_s = max(0.0, now - last_s)
+        gap_s = now - last_s
         gaps.add(gap_s)
         self._pool.add(gap_s)
-        self._own[digest] = max(now, last_s), gaps
+        self._own[digest] = now, gaps
 
     def settle(self, adapters: int, now: float) -> None:
         """So many adapters are registered. What arrived since the last call counts for others from now on."""
@@ -88,7 +88,7 @@ class ArrivalForecast:
         if known is None:
             return [self._hazard_unseen(now, seconds) for seconds in within_s]
         last_s, gaps = known
-        age_s, of_buckets = max(0.0, now - last_s), gaps.hazards(self._prior, PRIOR_GAPS)
+        age_s, of_buckets = now - last_s, gaps.hazards(self._prior, PRIOR_GAPS)
         return [_cumulative(of_buckets, age_s, age_s + seconds) for seconds in within_s]
 
     def _hazard_unseen(self, now: float, within_s: float) -> float:
@@ -123,4 +123,4 @@ def _cumulative(hazards: list[float], since_s: float, until_s: float) -> float:
 
 
 def bucket_of(gap_s: float) -> int:
-    return min(int(min(gap_s, 1e9)).bit_length(), BUCKETS - 1)
+    return min(int(gap_s).bit_length(), BUCKETS - 1)

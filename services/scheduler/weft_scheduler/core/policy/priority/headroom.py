@@ -17,7 +17,10 @@ class Headroom(NamedTuple):
 
 
 class InteractiveArrivals:
-    """Interactive requests of about the last 30 s, and the tokens of their prompts and of their footprints."""
+    """Interactive requests of about the last 30 s, and the tokens of their prompts and of their footprints.
+
+    Times never go back.
+    """
 
     def __init__(self) -> None:
         self._requests = self._prompt_tokens = self._footprint_tokens = self._at = 0.0
@@ -40,4 +43,4 @@ class InteractiveArrivals:
 
     def _kept(self, now: float) -> float:
         """The share that counts still."""
-        return math.exp(-max(0.0, now - self._at) / RATE_TAU_S)
+        return math.exp((self._at - now) / RATE_TAU_S)

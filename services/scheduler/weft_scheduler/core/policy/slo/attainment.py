@@ -8,7 +8,10 @@ TAU_S = 300.0  # memory of the share: most of it is of the last five minutes
 
 
 class Attainment:
-    """Exponentially decayed counts of finished requests. A share does not change while none finishes."""
+    """Exponentially decayed counts of finished requests. A share does not change while none finishes.
+
+    Times never go back.
+    """
 
     def __init__(self) -> None:
         self._counts = (0.0, 0.0, 0.0, 0.0)  # finished; met both objectives, that of the first token, of the others
@@ -16,7 +19,7 @@ class Attainment:
 
     def count(self, ttft_met: bool, token_time_met: bool, now: float) -> None:
         """A request has finished."""
-        kept = math.exp(-max(0.0, now - self._at) / TAU_S)
+        kept = math.exp((self._at - now) / TAU_S)
         more = (True, ttft_met and token_time_met, ttft_met, token_time_met)
         finished, both, ttft, token_time = [n * kept + one for n, one in zip(self._counts, more, strict=True)]
         self._counts, self._at = (finished, both, ttft, token_time), now
