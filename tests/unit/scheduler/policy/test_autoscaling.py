@@ -35,6 +35,8 @@ CASES: dict[str, tuple[dict[str, int], int, int]] = {
     "long ones that wait": ({"running": 4, "queued": 2, "reserved_tokens": 1600, "queued_tokens": 700}, 2, 2),
     "tokens that wait are work": ({"running": 4, "queued": 2, "queued_tokens": 3000}, 3, 3),
     "adapters that find no slot": ({"running": 2, "queued": 3, "busy_slots": 2, "queued_adapters": 3}, 3, 3),
+    "one adapter that finds no slot": ({"running": 2, "queued": 1, "busy_slots": 4, "queued_adapters": 1}, 3, 3),
+    "no slot is short while none is waited for": ({"running": 2, "queued": 1, "busy_slots": 8}, 1, 2),
     "no slot is short while nobody waits": ({"running": 2, "busy_slots": 2}, 1, 1),
     "more work than is done in time": ({"running": 1, "queued": 1, "queued_tokens": 9000}, 7, 7),
 }
@@ -79,6 +81,8 @@ def test_prompt_tokens_that_are_found_are_not_work() -> None:
     )
     assert asks_for(waiting, unit) == 7
     assert asks_for(replace(waiting, reused_share=0.5), unit) == 4
+    elsewhere = replace(waiting, queued_tokens=15_000, split=True)
+    assert demand_runners(elsewhere, unit, WORK_S).token == 1 + 4, "on prompt runners"
     in_time = replace(waiting, queued_tokens=0, ttft_s=2.0)
     unit = replace(UNIT, prefill_tokens_per_s=1000.0)
     assert asks_for(in_time, unit) == 1 + 5
@@ -106,6 +110,7 @@ SPLIT_CASES: dict[str, tuple[PoolLoad, tuple[int, int], tuple[int, int]]] = {
     "pages": (replace(LOAD, running=1, reserved_tokens=4000, prompt_tokens_per_s=10.0), (1, 3), (1, 3)),
     "no room to spare where tokens fill theirs": (replace(LOAD, running=8, prompt_tokens_per_s=600.0), (1, 2), (1, 3)),
     "nor where prompts do": (replace(LOAD, running=6, prompt_tokens_per_s=2000.0), (2, 2), (2, 2)),
+    "more for tokens where both are as full": (replace(LOAD, running=4, prompt_tokens_per_s=1000.0), (1, 1), (1, 2)),
     "more of the fuller side": (replace(LOAD, running=7, prompt_tokens_per_s=1990.0), (2, 2), (3, 2)),
 }
 
@@ -119,14 +124,18 @@ def test_phases_that_are_split_are_counted_apart(name: str) -> None:
 
 def test_before_any_runner_has_told_what_it_holds_one_is_asked_for() -> None:
     crowd = PoolLoad(queued=1000, queued_tokens=10**9, queued_adapters=50)
-    assert asks_for(crowd, None) == fills(crowd, None) == 1
-    assert asks_for(PoolLoad(), None) == 0
+    assert asks_for(crowd, None) == fills(crowd, None) == fills(PoolLoad(queued=1), None) == 1
+    assert asks_for(PoolLoad(), None) == fills(PoolLoad(), None) == 0
+    for unit in (None, UNIT):  # which has not measured how fast it computes prompts
+        phases = demand_runners(PoolLoad(queued=1, prompt_tokens_per_s=1e6, split=True), unit, WORK_S)
+        assert phases == ONE_EACH
 
 
 def test_work_says_nothing_before_a_busy_runner_was_measured() -> None:
     long = PoolLoad(queued=1, queued_tokens=1500)
     assert asks_for(long, RunnerCapacity(4, 1600, 2)) == 2
     assert asks_for(long, RunnerCapacity(4, 1600, 2, 10.0)) == 5
+    assert fills(PoolLoad(running=5, queued=1), RunnerCapacity(4, 1600, 2)) == 2
 
 
 FIELDS = ("running", "queued", "reserved_tokens", "queued_tokens", "busy_slots", "queued_adapters")

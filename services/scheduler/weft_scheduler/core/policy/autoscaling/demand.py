@@ -127,7 +127,7 @@ def _pressure(load: PoolLoad, capacity: RunnerCapacity | None, work_s: float) ->
     """Runners that queued requests need: slots for their adapters, their work done within `work_s`, prompts in time."""
     if capacity is None or not load.queued:
         return 0.0
-    slots = (load.busy_slots + load.queued_adapters) / capacity.slots if load.queued_adapters else 0.0
+    slots = (load.busy_slots + load.queued_adapters) / capacity.slots * (load.queued_adapters > 0)
     elsewhere = load.queued_prompt_tokens * (1.0 if load.split else load.reused_share)
     work = (load.queued_tokens - elsewhere) / (capacity.tokens_per_s * work_s) if capacity.tokens_per_s else 0.0
     in_time = capacity.prefill_tokens_per_s * load.ttft_s * (not load.split)
@@ -151,16 +151,13 @@ class ScaleDownStabilization:
 
     def recommend(self, runners: int, now: float, window_s: float) -> int:
         """From now on so many are recommended. Returns how many are wanted."""
-        if runners < self._recommended:
-            while self._past and self._past[-1][0] <= self._recommended:
-                self._past.pop()
-            self._past.append((self._recommended, now))
+        self._past.append((self._recommended, now))
         self._recommended = runners
         while self._past and (self._past[0][1] + window_s <= now):
             self._past.popleft()
         while self._past and self._past[-1][0] <= runners:
             self._past.pop()
-        return max(runners, self._past[0][0] if self._past else 0)
+        return self._past[0][0] if self._past else runners
 
     def next_deadline(self, window_s: float) -> float | None:
         """When fewer will be wanted if nothing else is recommended."""
