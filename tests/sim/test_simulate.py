@@ -76,15 +76,6 @@ def test_more_load_waits_longer_and_more_runners_help() -> None:
     assert three < one / 2
 
 
-def test_cpu_of_the_machines_is_charged() -> None:
-    arrivals = poisson(20.0, 40, [(16, 16)], adapter_draw("uniform", 0, random_of(1)), random_of(2))
-    free, charged = (
-        sum(r.ttft_ms for r in simulate(PoolDescription(adapters=0, cores=1, cpu=cpu), arrivals).figures.served)
-        for cpu in (False, True)
-    )
-    assert charged > free
-
-
 def test_a_description_is_read_and_checked(tmp_path: Path) -> None:
     path = tmp_path / "pool.toml"
     path.write_text(example())

@@ -38,6 +38,7 @@ def test_where_the_pool_packs_full_batches_come_before_lightly_loaded_runners() 
     """At a best batch of 8, packed up to 12: at least half full, then beyond the best, then below half, then above."""
     preferred = sorted(range(16), key=lambda load: placement_score(load, 8, 12), reverse=True)
     assert preferred == [7, 6, 5, 4, 8, 9, 10, 11, 3, 2, 1, 0, 12, 13, 14, 15]
+    assert placement_score(9, 8, 12) == placement_score(5, 4, 12), "as far beyond"
 
 
 @pytest.mark.parametrize(
@@ -84,16 +85,6 @@ def test_a_request_waits_only_where_nobody_has_room_and_passes_a_full_batch_only
         assert assigned == [max(under, key=lambda uuid: (fleet[uuid].load, uuid))]
     else:
         assert assigned == [min(takers, key=lambda uuid: (fleet[uuid].load - fleet[uuid].best, -ord(uuid)))]
-
-
-def test_runners_fill_to_their_best_batches_first_and_then_evenly_beyond(driver: Driver) -> None:
-    driver.start()
-    driver.runner("a", max_sequences=5, best_batch=2)
-    driver.runner("b", max_sequences=5, best_batch=3)
-    placed = [driver.place(f"r{i}", p90_tokens=1).runner.uuid for i in range(10)]
-    assert placed[:5] == ["b", "b", "b", "a", "a"], "the fuller one first, up to its best batch"
-    assert sorted(placed[5:9]) == ["a", "a", "b", "b"], "then in turn: none goes far beyond while another need not"
-    assert placed[9] == "a", "b holds what it can hold"
 
 
 def test_a_runner_that_measured_nothing_is_good_for_all_that_it_holds() -> None:

@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 
 from weft_scheduler.core import Phase, Request
-from weft_scheduler.core.model.request import NEXT_PHASES, PLACED
+from weft_scheduler.core.model.request import NEXT_PHASES
 
 WAY = {
     Phase.UNPLACED: (),
@@ -37,13 +37,3 @@ def test_a_phase_follows_only_where_the_table_allows_it(before: Phase, after: Ph
         with pytest.raises(AssertionError):
             enter(request, after)
         assert request.phase is before
-
-
-def test_who_waits_is_owned_next_and_who_is_owned_never_waits_without_being_taken_from_its_runner() -> None:
-    assert NEXT_PHASES[Phase.WAITING] == {Phase.ASSIGNED}
-    assert not any(Phase.WAITING in NEXT_PHASES[phase] for phase in PLACED)
-
-
-def test_a_phase_is_entered_and_not_written() -> None:
-    with pytest.raises(AttributeError):
-        request_in(Phase.UNPLACED).phase = Phase.RUNNING  # type: ignore[misc]

@@ -196,19 +196,6 @@ async def test_it_is_ready_with_a_registry_snapshot_and_a_supervisor(stack: Stac
     assert stack.server.not_ready() is None
 
 
-async def test_a_lost_lease_is_told_and_the_failed_places_again(stack: Stack) -> None:
-    supervisor, gateway, first = await assigned(stack)
-    await supervisor.say(pb.SupervisorToScheduler(report=pb.ClusterReport(lost=[R])))
-    assert (await gateway.hear("runner_gone")).runner == R
-    newer = cpb.RunnerId(uuid="u", incarnation="j")
-    await supervisor.say(report(runner=newer))
-    failed = pb.Failed(request_id="r", epoch=first.epoch, reason=pb.Failed.SESSION_LOST, emitted_tokens=7)
-    await gateway.say(pb.GatewayToScheduler(failed=failed))
-    second = await gateway.hear("assign")
-    assert (second.runner, second.reservation_tokens) == (newer, 23)
-    assert (second.epoch.term, second.epoch.counter) > (first.epoch.term, first.epoch.counter)
-
-
 async def test_an_assign_that_nobody_acknowledges_expires_by_the_clock(
     tmp_path: Path, new_stack: Callable[..., Any]
 ) -> None:
@@ -325,23 +312,6 @@ async def test_draining_ends_every_stream(stack: Stack) -> None:
     await peers[2].hear("routes")
     await stack.server.drain()
     assert [await p.end() for p in peers] == [grpc.StatusCode.OK] * 3
-
-
-async def test_gateways_with_outcomes_that_found_no_room_are_called_again(
-    tmp_path: Path, new_stack: Callable[..., Any]
-) -> None:
-    async for stack in new_stack(tmp_path, SchedulerConfig(max_outcomes=1)):
-        supervisor, gateway = await stack.supervisor(), await stack.gateway()
-        await supervisor.hear("hello")
-        for i in range(2):
-            await gateway.say(pb.GatewayToScheduler(outcome_report=outcome_of(f"r{i}")))
-        assert (await supervisor.hear("outcome_report")).request_id == "r0"
-        await gateway.say(pb.GatewayToScheduler(cancel=pb.Cancel(request_id="none")))
-        await supervisor.say(pb.SupervisorToScheduler(outcome_ack=pb.OutcomeAck(request_ids=["r0"])))
-        assert await gateway.end() is grpc.StatusCode.OK
-        again = await stack.gateway()
-        await again.say(pb.GatewayToScheduler(outcome_report=outcome_of("r1")))
-        assert (await supervisor.hear("outcome_report")).request_id == "r1"
 
 
 @pytest.mark.slow

@@ -6,14 +6,13 @@ import pytest
 
 from weft.domain.machine import Closed, Connected, Kind, Peer, Received
 from weft.domain.request import Cancel, GatewayHello, ResubmitComplete
-from weft.domain.routes import MAX_ENTRIES, PoolStatus, RegistryChange, RegistryHello, Route, Routes
-from weft.domain.runner import ClusterReport, SupervisorHello
-from weft.wire.codec import cluster, registry, scheduling
+from weft.domain.routes import MAX_ENTRIES, RegistryChange, RegistryHello, Route, Routes
+from weft.wire.codec import registry, scheduling
 from weft.wire.errors import PeerError
 from weft_scheduler.core import Event
 from weft_scheduler.sessions import Session, Sessions
 
-GATEWAY, SUPERVISOR, REGISTRY = Peer(Kind.GATEWAY, "g"), Peer(Kind.SUPERVISOR, "s"), Peer(Kind.REGISTRY, "r1")
+GATEWAY, REGISTRY = Peer(Kind.GATEWAY, "g"), Peer(Kind.REGISTRY, "r1")
 
 
 class Streams:
@@ -29,8 +28,7 @@ class Streams:
 
 
 def envelope(message: Any) -> Any:
-    directions = (scheduling.GATEWAY_TO_SCHEDULER, cluster.SUPERVISOR_TO_SCHEDULER)
-    return next(d.encode(message) for d in directions if type(message) in d.messages)  # pyright: ignore
+    return scheduling.GATEWAY_TO_SCHEDULER.encode(message)
 
 
 def test_what_an_older_stream_still_delivers_is_dropped() -> None:
@@ -47,18 +45,6 @@ def test_what_an_older_stream_still_delivers_is_dropped() -> None:
     newer.on_close()
     newer.on_close()
     assert streams.events[2:] == [Received(GATEWAY, ResubmitComplete()), Closed(GATEWAY)]
-
-
-def test_an_older_supervisor_stream_cannot_report_nor_take_the_newer_down() -> None:
-    streams = Streams(Kind.SUPERVISOR)
-    older, newer = streams.open(), streams.open()
-    for session in (older, newer):
-        session.on_message(envelope(SupervisorHello("s", 3)))
-    older.on_message(envelope(ClusterReport()))
-    older.on_close()
-    assert streams.events == [Connected(SUPERVISOR, SupervisorHello("s", 3))] * 2
-    newer.on_message(envelope(ClusterReport()))
-    assert streams.events[2:] == [Received(SUPERVISOR, ClusterReport())]
 
 
 def test_a_registry_says_its_term_with_its_first_message() -> None:
@@ -99,12 +85,3 @@ def test_a_table_is_sent_in_bounded_parts() -> None:
     sent: list[Any] = [session.outbox._queue.get_nowait() for _ in range(3)]  # pyright: ignore[reportPrivateUsage]
     assert [len(one.routes.routes) for one in sent] == [MAX_ENTRIES, MAX_ENTRIES, 1]
     assert [one.routes.more for one in sent] == [True, True, False]
-
-
-def test_a_status_reaches_the_registry() -> None:
-    streams = Streams(Kind.REGISTRY, "r1")
-    session = streams.open()
-    session.on_message(registry.REGISTRY_TO_SCHEDULER.encode(RegistryChange(True)))
-    streams.sessions.send(REGISTRY, PoolStatus("n/p", 1, 2, observed_generation=3))
-    sent: Any = session.outbox._queue.get_nowait()  # pyright: ignore[reportPrivateUsage]
-    assert registry.SCHEDULER_TO_REGISTRY.decode(sent) == PoolStatus("n/p", 1, 2, observed_generation=3)

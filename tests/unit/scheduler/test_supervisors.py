@@ -3,7 +3,7 @@
 import pytest
 
 from harness.scheduler_driver import Driver, of, peers
-from weft.domain.request import Assign, OutcomeReport
+from weft.domain.request import Assign
 from weft.domain.runner import OrderedRunner, Resync
 from weft_scheduler.core import RunnerLost, Stale
 
@@ -72,12 +72,3 @@ def test_a_report_of_changes_counts_only_on_a_stream_that_brought_the_whole_stat
     effects = driver.reports(change, supervisor=name)
     assert peers(effects, Resync) == [name]
     assert driver.record("a").free_pages == 90
-
-
-def test_outcomes_go_to_one_supervisor_and_to_the_next_when_it_ends(driver: Driver) -> None:
-    _two(driver)
-    driver.runner("a")
-    driver.place("r")
-    assert peers(driver.outcome("r"), OutcomeReport) == ["s"]
-    again = driver.close_supervisor()
-    assert (peers(again, OutcomeReport), of(again, OutcomeReport)[0].request_id) == (["other"], "r")

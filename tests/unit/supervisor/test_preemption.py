@@ -40,64 +40,49 @@ def book(*sequences: SequenceState, paused: str = "", free: int = 0, overruns: t
     return found
 
 
+def victim(found: RunnerBook) -> tuple[str, str, int] | None:
+    """Who leaves, for whom, and what it reserves next."""
+    chosen = select_victim(found)
+    return chosen and (chosen.request_id, chosen.for_request_id, chosen.reservation_tokens)
+
+
+A, B, C = (sequence(name, arrived_ms) for arrived_ms, name in enumerate("abc", 1))
+SWAPPED = sequence("swapped", 4, pages=0)
+
+
 @pytest.mark.parametrize(
-    ("case", "paused", "free", "expected"),
+    ("case", "here", "paused", "free", "expected"),
     [
-        ("the newest leaves and keeps its own reservation", "a", 0, ("c", "a", 16)),
-        ("the newest may be the overrunner, then it doubles", "c", 0, ("c", "c", 32)),
-        ("the pages go to the oldest of those that wait", "cb", 0, ("c", "b", 32)),
-        ("with a free page the runner helps itself", "a", 1, None),
-        ("nobody waits", "", 0, None),
+        ("the newest leaves and keeps its own reservation", (A, B, C), "a", 0, ("c", "a", 16)),
+        ("the newest may be the overrunner, then it doubles", (A, B, C), "c", 0, ("c", "c", 32)),
+        ("the pages go to the oldest of those that wait", (A, B, C), "cb", 0, ("c", "b", 32)),
+        ("with a free page the runner helps itself", (A, B, C), "a", 1, None),
+        ("nobody waits", (A, B, C), "", 0, None),
+        ("one that came last keeps its age: else it left again and again", (B, A), "b", 0, ("b", "b", 32)),
+        ("of those that arrived together the one admitted last", (A, sequence("b", 1)), "a", 0, ("b", "a", 16)),
+        ("one in host memory has no pages to leave", (A, B, SWAPPED), "a", 0, ("b", "a", 16)),
+        ("nobody else has pages", (A, SWAPPED), "a", 0, None),
+        ("an overrunner that is alone is left alone", (A,), "a", 0, None),
     ],
 )
-def test_the_victim(case, paused, free, expected):
-    chosen = select_victim(book(sequence("a", 1), sequence("b", 2), sequence("c", 3), paused=paused, free=free))
-    found = chosen and (chosen.request_id, chosen.for_request_id, chosen.reservation_tokens)
-    assert found == expected, case
-
-
-def test_an_old_request_that_came_last_is_not_the_newest():
-    """A migrated one keeps its age: else it would be evicted first, again and again."""
-    chosen = select_victim(book(sequence("young", 20), sequence("moved", 10), paused="young"))
-    assert chosen is not None
-    assert chosen.request_id == "young"
-
-
-def test_of_those_that_arrived_together_the_one_admitted_last_leaves():
-    chosen = select_victim(book(sequence("a", 5), sequence("b", 5), paused="a"))
-    assert chosen is not None
-    assert chosen.request_id == "b"
-
-
-def test_one_whose_kv_is_in_host_memory_already_is_not_chosen_for_it_has_no_pages():
-    chosen = select_victim(book(sequence("a", 1), sequence("b", 2), sequence("swapped", 3, pages=0), paused="a"))
-    assert chosen is not None
-    assert chosen.request_id == "b"
-    assert select_victim(book(sequence("a", 1), sequence("swapped", 3, pages=0), paused="a")) is None
+def test_the_victim(case, here, paused, free, expected):
+    assert victim(book(*here, paused=paused, free=free)) == expected, case
 
 
 def test_an_overrunner_that_leaves_is_the_victim_itself_and_doubles():
-    overruns = (Overrun("a", EPOCH, 1, 32, leaves=True),)
-    chosen = select_victim(book(sequence("a", 1), sequence("b", 2), overruns=overruns))
-    assert chosen is not None
-    assert (chosen.request_id, chosen.for_request_id, chosen.reservation_tokens) == ("a", "a", 32)
+    assert victim(book(A, B, overruns=(Overrun("a", EPOCH, 1, 32, leaves=True),))) == ("a", "a", 32)
 
 
-@pytest.mark.parametrize(("staying", "victim"), [("", "c"), ("c", "b"), ("bc", "a"), ("abc", "c")])
-def test_one_that_was_preempted_often_enough_stays_while_another_one_may_leave(staying, victim):
+@pytest.mark.parametrize(("staying", "leaves"), [("", "c"), ("c", "b"), ("bc", "a"), ("abc", "c")])
+def test_one_that_was_preempted_often_enough_stays_while_another_one_may_leave(staying, leaves):
     """Where all of them stay one leaves all the same: a runner whose every sequence waits would wait for ever."""
-    chosen = select_victim(book(*[sequence(n, i, stays=n in staying) for i, n in enumerate("abc")], paused="a"))
-    assert chosen is not None
-    assert chosen.request_id == victim
-
-
-def test_an_overrunner_that_is_alone_is_left_alone():
-    assert select_victim(book(sequence("a", 1), paused="a")) is None
+    found = victim(book(*[sequence(n, i, stays=n in staying) for i, n in enumerate("abc")], paused="a"))
+    assert found is not None
+    assert found[0] == leaves
 
 
 def test_an_overrun_of_an_epoch_that_has_left_calls_for_nobody():
-    stale = Overrun("a", Epoch(0, 9), 1, 32)
-    assert select_victim(book(sequence("a", 1), sequence("b", 2), overruns=(stale,))) is None
+    assert victim(book(A, B, overruns=(Overrun("a", Epoch(0, 9), 1, 32),))) is None
 
 
 @given(

@@ -14,7 +14,7 @@ from weft.domain.runner import SequenceState
 from weft_scheduler.core import RunnerShape
 from weft_scheduler.core.policy.placement import runner_index
 from weft_scheduler.core.policy.placement.policy import PlacementRequest, RunnerLoad
-from weft_scheduler.core.policy.placement.punica import Punica, placement_score
+from weft_scheduler.core.policy.placement.punica import Punica
 
 DIGESTS = ["sha256:1", "sha256:2", "sha256:3"]
 
@@ -143,12 +143,6 @@ def test_the_index_finds_what_a_plain_search_finds(
         choice = policy.place(PlacementRequest(digest, rank, room, context, avoid, adapter_bytes=100), closed)
         assert (choice.uuid if choice else None) == expected
     assert policy.has_capacity(closed) == any(one[2] not in closed for one in fleet.values())
-
-
-@pytest.mark.parametrize(("packed", "order"), [(0, [3, 2, 1, 0, 4, 5, 6, 7]), (6, [3, 2, 4, 5, 1, 0, 6, 7])])
-def test_the_order_in_which_runners_are_filled(packed: int, order: list[int]) -> None:
-    """By working set, with a best batch of four; where a pool packs, those half full and those up to six come first."""
-    assert sorted(range(8), key=lambda n: placement_score(n, 4, packed), reverse=True) == order
 
 
 def test_an_assign_that_is_not_reported_counts_its_adapters_pages_once(driver: Driver) -> None:

@@ -63,14 +63,6 @@ def test_only_under_s3_the_overrunner_itself_leaves() -> None:
         assert driver.place("r", p90_tokens=5, max_tokens=9).leaves == (policy == "s3")
 
 
-def test_a_predictor_times_ten_reserves_ten_times_as_much_through_the_core(driver: Driver) -> None:
-    driver.start()
-    driver.runner("a", total_pages=1000)
-    plain = sum(driver.place(f"r{i}", p90_tokens=10 + i, max_tokens=1000).reservation_tokens for i in range(2))
-    scaled = sum(driver.place(f"s{i}", p90_tokens=10 * (10 + i), max_tokens=1000).reservation_tokens for i in range(2))
-    assert scaled == 10 * plain
-
-
 @pytest.mark.parametrize(
     ("cover", "emitted", "max_tokens", "expected"),
     [(40, 0, 100, 40), (40, 30, 100, 10), (40, 40, 100, 40), (40, 95, 100, 5), (1, 7, 100, 1), (40, 100, 100, 1)],
