@@ -362,14 +362,6 @@ def test_only_the_session_that_started_a_request_stops_it():
     assert pool.sequences["r"].owner == session(3), "its gateway's next session"
 
 
-def test_a_transfer_of_kv_that_no_sequence_waits_for_breaks_a_law():
-    pool = decoding_pool(1)
-    check_pool(pool)
-    pool.kv.incoming["nobody"] = None
-    with pytest.raises(AssertionError, match="waits for no KV"):
-        check_pool(pool)
-
-
 def test_another_gateway_does_not_take_over_a_request():
     pool = RequestPool(LIMITS)
     begin(pool, "r", 1, prompt=3, max_tokens=4, owner=1, gateway="g")

@@ -1,7 +1,9 @@
 """The runner's machine: what its reports add up to, who receives what, and what is due when."""
 
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
@@ -21,6 +23,7 @@ from weft_runner.core import (
     Load,
     Loaded,
     LoadFailed,
+    LoadState,
     PoolLimits,
     Runner,
     RunStep,
@@ -182,3 +185,38 @@ def test_an_adapter_that_only_a_start_names_is_loaded_on_demand():
     (report,) = reports(effects)
     assert [(a.digest, a.rank, a.bytes, a.loading) for a in report.adapters] == [("a", 8, 77, True)]
     assert report.figures.ready, "it is not held: nothing waits for it"
+
+
+Break = Callable[[Any, Any], Any]  # of the pool's books, or of its only adapter
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda pool, _: pool.pages._free.pop(),
+        lambda pool, _: pool.pages.prefixes._twice.add(b"gone"),
+        lambda pool, _: setattr(pool.adapters.slots, "slots", 0),
+        lambda pool, _: pool.adapters.slots._unused_pages.update({False: 1}),
+        lambda pool, _: setattr(pool.adapters.host, "held_bytes", 11),
+        lambda _, adapter: setattr(adapter, "state", LoadState.ON_DISK),
+        lambda pool, adapter: setattr(pool.adapters.forecast, "fetching", adapter),
+        lambda pool, adapter: pool.adapters.prefetcher._missing.update(a=adapter),
+        lambda pool, _: pool.swap.arriving.update({b"page": 1}),
+        lambda pool, _: pool.host_prefixes.saves.update({1: {0: None}}),
+        lambda pool, _: pool.kv.incoming.update(nobody=None),
+        lambda pool, _: pool.sequences["r"].tokens.append(5),
+    ],
+)
+def test_a_book_that_is_wrong_breaks_a_law(spoil: Break):
+    runner = ready_runner()
+    for event in (
+        Received(session(1), start_of("r", 1, (1, 1), 9, adapter="a")), Fetched("a", None, None),
+        Loaded("a", 4, 1, 10, 0.1),
+    ):  # fmt: skip
+        runner.handle(event, 0.0)
+    (step,) = [effect for effect in runner.handle(StepSlot(), 0.0) if isinstance(effect, RunStep)]
+    runner.handle(StepDone(step, {"r": SampledToken(5)}, {}, 1.0), 0.0)
+    runner.check()
+    spoil(runner.pool, runner.pool.adapters.adapters["a"])
+    with pytest.raises(AssertionError):
+        runner.check()
