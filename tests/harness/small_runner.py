@@ -288,7 +288,7 @@ class Driver:
         """Beat until nothing is left. A beat with nothing to run waits for the loader, so this needs no sleep."""
         for _ in range(limit):
             self.engine.beat()
-            if not self.pool.sequences and not len(self.engine.runner.grammars):
+            if not self.pool.sequences and not self.engine.runner.grammars.waiting:
                 return
         raise AssertionError(f"{len(self.pool.sequences)} sequences are left")
 

@@ -99,7 +99,7 @@ def test_a_request_that_is_stopped_while_its_grammar_compiles_never_starts(machi
     machine.handle(end, 0.0)
     machine.handle(GrammarCompiled(G, "r", Epoch(1, 1), Recorded()), 0.1)
     assert not machine.pool.sequences
-    assert not len(machine.grammars)
+    assert not machine.grammars.waiting
 
 
 def test_the_state_of_an_earlier_epoch_is_not_taken_for_a_later_one(machine):

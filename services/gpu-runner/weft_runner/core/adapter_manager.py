@@ -90,17 +90,17 @@ class AdapterManager:
             adapter.running -= 1
         else:
             adapter.waiting -= 1
-        check_adapter(adapter)
         self._changed(adapter)
         self.reconcile()
 
     def swap_out(self, digest: str) -> None:
-        """A sequence that had joined has its KV in host memory: the adapter may leave the device, not the runner."""
+        """A sequence that had joined has its KV in host memory: the adapter may leave the device, not the runner.
+
+        `reconcile` follows.
+        """
         adapter = self.adapters[digest]
         adapter.running, adapter.swapped = adapter.running - 1, adapter.swapped + 1
-        check_adapter(adapter)
         self._changed(adapter)
-        self.reconcile()
 
     def swap_in(self, digest: str) -> bool:
         """That sequence comes back. As `acquire`."""
@@ -108,10 +108,9 @@ class AdapterManager:
         return self.acquire(digest)
 
     def release_swapped(self, digest: str) -> None:
-        """That sequence is over."""
+        """That sequence is over. `reconcile` follows."""
         self.adapters[digest].swapped -= 1
         self._changed(self.adapters[digest])
-        self.reconcile()
 
     def pages_to_load(self, digests: Iterable[str]) -> int:
         """What those that are not on the device take there."""
@@ -190,7 +189,6 @@ class AdapterManager:
         self.host.on_use(adapter)
         self.slots.on_use(adapter)
         self._join(adapter)
-        self._protect()
         self.prefetcher.update(adapter, requeue=True)
         self.reconcile()
 
@@ -282,13 +280,15 @@ class AdapterManager:
         return sum(self.slots.need(adapter) for adapter in queued)
 
     def force_evict_pinned(self) -> bool:
-        """Nothing runs or loads: the first that sequences wait for may evict pinned ones. False: too little."""
+        """Let the first that sequences wait for evict pinned ones, where nothing runs or loads. False: too little.
+
+        `reconcile` follows.
+        """
         head = next((a for a in self.queue.values() if a.waiting and self._is_ready(a)), None)
-        placed = head is not None and self.slots.assign(head, pinned_too=True)
-        if head is not None and placed:
-            self._begin_load(head)
-            self.reconcile()
-        return placed
+        if head is None or not self.slots.assign(head, pinned_too=True):
+            return False
+        self._begin_load(head)
+        return True
 
     @property
     def loading(self) -> bool:
@@ -321,7 +321,7 @@ class AdapterManager:
             self.queue = {d: a for d, a in self.queue.items() if a.waiting or d in missing}
         if self.prefetcher.beside_kv and not self.host.kv_bytes:
             self.prefetcher.plan()
-        if self._removed or (len(self._on_demand) > MOST_ON_DEMAND and self.desired_version is not None):
+        if self.desired_version is not None:
             self._forget()
         self._assign_slots()
         self._drain_and_reopen()
@@ -344,7 +344,6 @@ class AdapterManager:
     def _get_or_add(self, digest: str) -> Adapter:
         if digest not in self.adapters:
             self.adapters[digest] = self._on_demand[digest] = self._peek(digest)
-            self._sizes.pop(digest, None)
         return self.adapters[digest]
 
     def _peek(self, digest: str) -> Adapter:
@@ -383,7 +382,7 @@ class AdapterManager:
             adapter.protected = False
         left, self._protected = self.slots.most_pages, []
         for index, adapter in enumerate(self._pinned.values()):
-            if index >= max(self.slots.slots - 1, 0):
+            if index >= self.slots.slots - 1:
                 break
             need = self.slots.need(adapter)
             reason = "" if need <= left else f"loaded on demand: {need} pages do not fit beside other pinned adapters"
@@ -411,9 +410,12 @@ class AdapterManager:
 
     def _needs_fetch(self, adapter: Adapter) -> bool:
         """Its file is not here, or what it takes on the device is not known."""
-        if adapter.state is LoadState.ON_DISK:
-            return self.slots.page_bytes > 0 and not adapter.size_known
-        return adapter.state is LoadState.ABSENT
+        return adapter.state is LoadState.ABSENT or (
+            adapter.state is LoadState.ON_DISK and self._is_unmeasured(adapter)
+        )
+
+    def _is_unmeasured(self, adapter: Adapter) -> bool:
+        return self.slots.page_bytes > 0 and not adapter.size_known
 
     def _fetch(self, adapter: Adapter, *, urgent: bool) -> None:
         if self._needs_fetch(adapter):
@@ -422,9 +424,7 @@ class AdapterManager:
         if to_host:
             adapter.advance_copy(HostCopy.COPYING)
         self._changed(adapter)
-        self._order(
-            Fetch(adapter.digest, to_host, urgent, measure=self.slots.page_bytes > 0 and not adapter.size_known)
-        )
+        self._order(Fetch(adapter.digest, to_host, urgent, measure=self._is_unmeasured(adapter)))
 
     def _prefetch(self) -> None:
         """The next adapter of the forecast, if nobody waits for another and there is a place for it."""
@@ -459,8 +459,6 @@ class AdapterManager:
         """First come, first served: no adapter that is ready gets a slot before one that came earlier and is ready."""
         blocked = False
         for adapter in list(self.queue.values()):
-            if adapter.digest not in self.queue:
-                continue
             if self._needs_fetch(adapter) and not adapter.in_transfer:
                 self._fetch(adapter, urgent=True)
             if not self._is_ready(adapter) or blocked:

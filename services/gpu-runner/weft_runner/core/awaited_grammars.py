@@ -24,44 +24,41 @@ class AwaitedGrammar(NamedTuple):
 
 
 class AwaitedGrammars:
-    """At most `limit` at a time. One owner: the runner's machine."""
+    """At most `limit` at a time, by session and request. One owner: the runner's machine."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._waiting: dict[tuple[Peer, str], AwaitedGrammar] = {}
-
-    def __len__(self) -> int:
-        return len(self._waiting)
+        self.waiting: dict[tuple[Peer, str], AwaitedGrammar] = {}
 
     def wait(self, start: Start, peer: Peer, gateway: str, now: float) -> CompileGrammar | None:
         """What makes its grammar's state; None: too many wait. An earlier epoch of the request waits no more."""
         key = peer, start.request_id
-        if key not in self._waiting and len(self._waiting) >= self._limit:
+        if key not in self.waiting and len(self.waiting) >= self._limit:
             return None
-        self._waiting[key] = AwaitedGrammar(start, peer, gateway, now + WAIT_S)
+        self.waiting[key] = AwaitedGrammar(start, peer, gateway, now + WAIT_S)
         return CompileGrammar(peer, start.request_id, start.epoch, start.sampling.grammar, start.emitted)
 
     def drop(self, peer: Peer, request_id: str) -> None:
         """It was stopped."""
-        self._waiting.pop((peer, request_id), None)
+        self.waiting.pop((peer, request_id), None)
 
     def closed(self, peer: Peer) -> None:
         """That session is over."""
-        self._waiting = {key: one for key, one in self._waiting.items() if one.peer != peer}
+        self.waiting = {key: one for key, one in self.waiting.items() if one.peer != peer}
 
     def take(self, event: GrammarCompiled) -> AwaitedGrammar | None:
         """Who waited for that; None: nobody any more."""
         key = event.peer, event.request_id
-        one = self._waiting.get(key)
-        return self._waiting.pop(key) if one is not None and one.start.epoch == event.epoch else None
+        one = self.waiting.get(key)
+        return self.waiting.pop(key) if one is not None and one.start.epoch == event.epoch else None
 
     def next_deadline(self) -> float:
         """inf: nobody waits. Asked at every event."""
-        return min([one.deadline for one in self._waiting.values()]) if self._waiting else inf
+        return min([one.deadline for one in self.waiting.values()]) if self.waiting else inf
 
     def take_expired(self, now: float) -> list[AwaitedGrammar]:
         """Those that have waited too long."""
-        over = [one for one in self._waiting.values() if one.deadline <= now]
+        over = [one for one in self.waiting.values() if one.deadline <= now]
         for one in over:
-            del self._waiting[one.peer, one.start.request_id]
+            del self.waiting[one.peer, one.start.request_id]
         return over

@@ -9,6 +9,7 @@ time (`_beside_interactive`); the others keep their KV and pause.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import count
 from math import inf, isfinite
 
 from weft.domain.request import Priority
@@ -32,7 +33,7 @@ class BatchScheduler:
         self._steps = 0
         self._together: frozenset[str] = frozenset()  # of request-level batching: those of the present batch
         self._turns: dict[str, int] = {}  # of batch rows that decode: when each ran last beside interactive ones
-        self._turn = 0
+        self._turn = count(1)
         self.held_rows = 0  # batch rows that could have run and did not, of all iterations
 
     def schedule(
@@ -105,8 +106,7 @@ class BatchScheduler:
             if fits(len(joining) + 1, in_kv + row.keys):
                 joining.append(row)
                 in_kv += row.keys
-        self._turns.update((row.key, turn) for turn, row in enumerate(joining, start=self._turn + 1))
-        self._turn += len(joining)
+        self._turns.update((row.key, next(self._turn)) for row in joining)
         self.keys = keys + in_kv
         self.held_rows += len(waiting) - len(joining)
         return form_batch([*prompts, *batch_prompts], [*rows, *joining], limits, prompt_tokens=prompt_tokens)

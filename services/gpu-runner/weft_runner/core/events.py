@@ -403,16 +403,16 @@ class RunnerStatus:
     adapters_resident: int
     adapters_known: int
     not_ready: str
-    prefetched: tuple[tuple[str, int, int], ...] = ()  # by a forecast, since start: outcome, adapters, bytes
-    handed_over: int = 0  # sequences that another runner has gone on with, since start
-    received: int = 0  # sequences that came with their KV from another runner
-    kv_lost: int = 0  # sequences whose KV did not get from one runner to the other
-    role_changes: int = 0  # after which a token of the added phase was computed
-    role_change_iterations: int = 0  # from each of these orders to that token, summed
-    held_rows: int = 0  # batch rows that could have run in an iteration and did not, for the token time, summed
-    preemptions: int = 0  # sequences that lost their place for want of memory, since start
-    prefix_queried_tokens: int = 0  # of texts that were looked up among earlier ones, since start
-    token_gaps: GapCounts | None = None
+    prefetched: tuple[tuple[str, int, int], ...]  # by a forecast, since start: outcome, adapters, bytes
+    handed_over: int  # sequences that another runner has gone on with, since start
+    received: int  # sequences that came with their KV from another runner
+    kv_lost: int  # sequences whose KV did not get from one runner to the other
+    role_changes: int  # after which a token of the added phase was computed
+    role_change_iterations: int  # from each of these orders to that token, summed
+    held_rows: int  # batch rows that could have run in an iteration and did not, for the token time, summed
+    preemptions: int  # sequences that lost their place for want of memory, since start
+    prefix_queried_tokens: int  # of texts that were looked up among earlier ones, since start
+    token_gaps: GapCounts
 
     @property
     def drained(self) -> bool:

@@ -80,7 +80,6 @@ class HandOver:
                     self._lose(refused, f"the other runner refuses it: {message.reason}")
             case _:
                 pass  # of a newer version
-        pool.settle()
 
     def on_stream_closed(self, peer: Peer, reason: str) -> None:
         outgoing, incoming = self.kv.closed(peer)

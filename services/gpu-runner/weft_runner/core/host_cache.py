@@ -138,7 +138,7 @@ class HostCache:
         """Back into the budget, as far as protected copies and the newest allow."""
         self._evict_for(0, next(reversed(self.held), ""), swapped_too=True)
 
-    def _evict_for(self, n_bytes: int, beside: str, *, number: int = -1, swapped_too: bool = False) -> bool:
+    def _evict_for(self, n_bytes: int, beside: str, *, number: int | None = None, swapped_too: bool = False) -> bool:
         """Drop what was used longest ago, but for that adapter's copy. False: that is too little, and nothing is.
 
         `number`: pages of that copy stay. `swapped_too`: adapters whose sequences have their KV here leave as well, at

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from weft.domain.ids import Epoch, RunnerId
-from weft.domain.kv_transfer import KvAccept, KvComplete, KvHello, KvOffer, KvReady, KvRefuse
+from weft.domain.kv_transfer import KvAccept, KvHello, KvOffer, KvReady, KvRefuse
 from weft.domain.machine import Close, Kind, Peer, Send
 from weft.domain.request import KvTarget, TokenLogprob
 from weft_runner.core.events import DropKv, OpenKvStream, ReceiveKv, SendKv
@@ -244,12 +244,10 @@ class KvTransfers:
         """Its sequence is over here, or runs: nothing of it is sent or received any more."""
         outgoing = self.outgoing.pop(key, None)
         if outgoing is not None and outgoing.accepted and not acknowledged:
-            self.effects = [effect for effect in self.effects if not _sends(effect, outgoing)]
             self.drops.append(DropKv(outgoing.peer, key, outgoing.epoch))
         incoming = self.incoming.pop(key, None)
         if incoming is not None and incoming.peer is not None and not incoming.complete:
             epoch = incoming.sequence.start.epoch
-            self.effects = [e for e in self.effects if not (isinstance(e, ReceiveKv) and e.request_id == key)]
             self.drops.append(DropKv(incoming.peer, key, epoch))
             self.effects.append(Send(incoming.peer, KvRefuse(key, epoch, "nobody waits for it any more")))
 
@@ -267,11 +265,6 @@ def hello_fault(mine: KvIdentity | None, hello: object) -> str | None:
         if theirs != ours:
             return f"{what} {theirs!r} is not {ours!r}"
     return None
-
-
-def _sends(effect: KvEffect, one: OutgoingKv) -> bool:
-    sent = effect.message if isinstance(effect, Send) else effect
-    return isinstance(sent, SendKv | KvComplete) and (sent.request_id, sent.epoch) == (one.sequence.key, one.epoch)
 
 
 def check_kv_transfers(transfers: KvTransfers, sequences: Iterable[Sequence]) -> None:

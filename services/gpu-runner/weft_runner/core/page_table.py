@@ -21,11 +21,11 @@ NEED = 4  # evictions are near where less than this part of all pages is free wi
 
 @dataclass(slots=True)
 class Allocation:
-    """One sequence's pages in token order, how many tokens they hold, how many of them are counted for it."""
+    """How many tokens one sequence's pages hold, how many of them are counted for it, and they, in token order."""
 
-    pages: list[int] = field(default_factory=list[int])
-    tokens: int = 0
+    tokens: int
     owned: int = 0
+    pages: list[int] = field(default_factory=list[int])
 
 
 @dataclass(slots=True)
@@ -87,7 +87,7 @@ class PageTable:
         assert len(shared) <= n_pages, (len(shared), n_pages)
         if n_pages - len(shared) > self.free_beside(shared):
             return None
-        allocation = self._allocations[key] = Allocation(tokens=len(shared) * self.page_tokens)
+        allocation = self._allocations[key] = Allocation(len(shared) * self.page_tokens)
         for page in shared:
             self._hold(key, page)
         for page in self._take(n_pages - len(shared)):

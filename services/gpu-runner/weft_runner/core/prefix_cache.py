@@ -18,7 +18,7 @@ from typing import Protocol
 
 from weft.domain.lru import LruDict
 
-EVICTED_PER_PAGE, MOST_EVICTED = 4, 1 << 16  # names that are remembered: at most of a million tokens, in some 15 MB
+EVICTED_PER_PAGE, MOST_EVICTED = 4, 65_536  # names that are remembered: at most of a million tokens, in some 15 MB
 
 
 class PageHashChain:

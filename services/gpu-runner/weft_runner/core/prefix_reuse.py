@@ -13,7 +13,7 @@ from itertools import islice
 from weft.domain.request import Start
 from weft_runner.core.page_table import PageTable
 from weft_runner.core.prefix_cache import PageHashChain
-from weft_runner.core.sequence import Sequence, SequencePhase
+from weft_runner.core.sequence import Sequence
 
 
 class PrefixReuse:
@@ -38,7 +38,7 @@ class PrefixReuse:
     def names(self, chain: PageHashChain | None, text: list[int], at: int) -> Iterable[bytes]:
         """Those of a text's full pages from its page `at` on, as far as a token is left."""
         most = (len(text) - 1) // self._pages.page_tokens
-        if chain is None or at >= most:
+        if chain is None:
             return ()
         return islice(chain.extend(text, most), at, most)
 
@@ -56,9 +56,7 @@ class PrefixReuse:
     def extend(self, sequence: Sequence) -> None:
         """Read what other sequences have computed since, before computing it once more."""
         at, rest = divmod(sequence.in_kv, self._pages.page_tokens)
-        if sequence.phase is not SequencePhase.PREFILL or sequence.chain is None or rest:
-            return
-        if shared := self.find(sequence.chain, sequence.tokens, at):
+        if not rest and (shared := self.find(sequence.chain, sequence.tokens, at)):
             self._pages.share(sequence.key, shared)
             self._reused(sequence, len(shared))
 

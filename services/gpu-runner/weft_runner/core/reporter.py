@@ -13,6 +13,9 @@ from weft_runner.core.events import AdaptersChanged, AdapterUse, RunnerStatus
 from weft_runner.core.request_pool import RequestPool
 from weft_runner.core.sequence import Sequence, SequencePhase
 
+LEASE_S = 2.0  # both until the supervisor has said it
+REPORT_S = 0.05
+
 
 class Reporter:
     """One owner: the runner's machine."""
@@ -22,7 +25,7 @@ class Reporter:
         self.supervisor: Peer | None = None  # while a stream is open
         self.changed = True  # since the last report
         self.full_due = True
-        self._lease_s, self._report_s = 2.0, 0.05
+        self._lease_s, self._report_s = LEASE_S, REPORT_S
         self._version = 0
         self._due_at = self._heartbeat_at = 0.0
         self._sequences: dict[str, int] = {}  # reported, with their admission numbers
@@ -47,15 +50,10 @@ class Reporter:
         report_at = self._due_at if self.changed else inf
         return report_at if self.supervisor is None else min(report_at, self._heartbeat_at)
 
-    def is_due(self, now: float) -> bool:
-        """Whether `effects` has any."""
-        if self._pool.urgent:
-            return True
-        return (self.changed and now >= self._due_at) or (self.supervisor is not None and now >= self._heartbeat_at)
-
     def effects(self, now: float) -> list[Send | RunnerStatus | AdaptersChanged]:
         """What is due by now."""
-        if self._pool.take_report_now():
+        if self._pool.urgent:
+            self._pool.take_report_now()
             self.changed, self._due_at = True, now
         if self.changed and now >= self._due_at:
             self.changed = False

@@ -90,7 +90,7 @@ class RequestPool:
         self.sequences: dict[str, Sequence] = {}
         self.draining = False
         self.drain_at = self._drain_by = inf  # when sequences of a runner that drains end; at the latest
-        self._left_before_drain = 0
+        self._left_before_drain: int  # `departures` when it was looked at last, while it drains
         self.urgent = False  # a report is due at once
         self.iterations = self.forwards = self.tokens = self.departures = 0
         self.offload: OffloadState | None = None  # as the engine says
@@ -550,7 +550,7 @@ class RequestPool:
         """
         out = [swap for swap in self.swap.returning() if _priority(swap.sequence) <= priority]
         adapters = {swap.sequence.start.adapter for swap in out}
-        return sum(swap.wanted_pages for swap in out) + self.adapters.pages_to_load(adapters) if out else 0
+        return sum(swap.wanted_pages for swap in out) + self.adapters.pages_to_load(adapters)
 
     def _swap_out(self) -> bool:
         """Begin to free pages for those that are paused, or wait for some. False: recomputing is better, or is left."""

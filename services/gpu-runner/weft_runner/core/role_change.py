@@ -13,19 +13,19 @@ class RoleChanges:
 
     def __init__(self) -> None:
         self.count = self.iterations = 0  # since start
-        self._added: RunnerRole | None = None
-        self._since = 0
+        self._added: tuple[RunnerRole, int] | None = None  # and the iteration of the order
 
     def ordered(self, before: RunnerRole, after: RunnerRole, iteration: int) -> None:
         """After so many iterations the role became another one."""
         added = {RunnerRole.TOKEN: RunnerRole.PROMPT, RunnerRole.PROMPT: RunnerRole.TOKEN}.get(before)
-        self._added, self._since = added if after is not before else None, iteration
+        self._added = (added, iteration) if added is not None and after is not before else None
 
     def ran(self, batch: Batch, iteration: int) -> None:
         """That batch has run, as the iteration of that number."""
         if self._added is None:
             return
-        if batch.n_prefills if self._added is RunnerRole.PROMPT else len(batch.rows) > batch.n_prefills:
+        added, since = self._added
+        if batch.n_prefills if added is RunnerRole.PROMPT else len(batch.rows) > batch.n_prefills:
             self.count += 1
-            self.iterations += iteration - self._since
+            self.iterations += iteration - since
             self._added = None

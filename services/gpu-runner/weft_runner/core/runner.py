@@ -79,23 +79,18 @@ class Runner:
                 self._compiled(event, now)
         self.reporter.changed = self.reporter.changed or event.__class__ is not Tick
         self._take_effects(effects)
-        kv = self.pool.kv
-        if (kv.outgoing or kv.offers) and kv.next_deadline() <= now:
+        if self.pool.kv.outgoing or self.pool.kv.offers:
             self.pool.hand_over.expire(now)
-            self._take_effects(effects)
-        if self.grammars.next_deadline() <= now:
+        if self.grammars.waiting:
             self._expire_grammars(now)
-            self._take_effects(effects)
         if self.pool.drain_at <= now:
             self.pool.end_drained()
-            self._take_effects(effects)
         if now >= self._retry_at:
             self._retry_at = now + RETRY_S
             if self.pool.adapters.not_ready_reason():
                 self.pool.adapters.retry()
-                self._take_effects(effects)
-        if self.reporter.is_due(now):
-            effects.extend(self.reporter.effects(now))
+        self._take_effects(effects)
+        effects.extend(self.reporter.effects(now))
         return effects
 
     def next_deadline(self) -> float | None:
@@ -148,7 +143,8 @@ class Runner:
         if step.departures != pool.departures:  # rows whose sequences have left since are not accounted for
             rows = zip(batch.rows, step.sequences, strict=True)
             here = tuple(row for row, sequence in rows if pool.sequences.get(row.key) is sequence and sequence.runs)
-            batch = batch if len(here) == len(batch.rows) else Batch(here, 0)
+            n_prefills = sum(row in here for row in batch.rows[: batch.n_prefills])
+            batch = batch if len(here) == len(batch.rows) else Batch(here, n_prefills)
         pool.account(batch, done.tokens, done.failures, done.prompts)
         if pool.hand_over.freezing:
             pool.hand_over.freeze_again()
