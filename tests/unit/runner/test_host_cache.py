@@ -57,6 +57,18 @@ def test_what_has_a_tier_is_not_crowded_out_by_what_is_asked_for():
     assert [book.adapters[digest].nearest_tier for digest in "ab"] == [Tier.HOST] * 2
 
 
+def test_a_copy_that_was_loaded_from_is_not_the_next_to_go():
+    book = AdapterManager(1, host_bytes=25)
+    for digest in ("a", "b", "a", "c"):
+        book.acquire(digest)
+        for action in book.take_actions():
+            if isinstance(action, Fetch):
+                book.on_fetched(digest, n_bytes=None, host_bytes=None)
+        book.on_loaded(digest, rank=1, n_bytes=1, host_bytes=10, load_cost=1.0)
+        book.release(digest, joined=True)
+    assert [*book.host.held] == ["a", "c"]
+
+
 def test_what_finds_no_room_in_host_memory_is_kept_on_disk_says_so_and_nobody_waits():
     book = AdapterManager(1, host_bytes=25)
     book.apply(whole(*host("a", "b", "c")))

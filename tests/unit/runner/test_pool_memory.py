@@ -7,6 +7,7 @@ served in the end.
 from collections.abc import Iterator
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -328,19 +329,23 @@ test_so_they_do_where_sequences_are_swapped = SwappingMachine.TestCase
 test_so_they_do_where_prompts_come_again_and_again = PrefixMachine.TestCase
 
 
-def test_a_pinned_adapter_that_made_way_is_loaded_again_as_soon_as_its_pages_are_free():
+@pytest.mark.parametrize(("adapter", "prompt"), [("", 38), ("d", 4)])
+def test_a_pinned_adapter_that_made_way_is_loaded_again_as_soon_as_its_pages_are_free(adapter: str, prompt: int):
     device = Device()
     pool = device.pool
     pool.apply(whole(desired("c", n_bytes=SIZES["c"], pinned=True)))
     device.execute()
     while device.loading:
         device.load()
-    pool.start(start_of("r", 1, (1,) * 38, 1, adapter=""), session(), "g", 0.0)  # ten pages: seven are free
+    pool.start(start_of("r", 1, (1,) * prompt, 1, adapter=adapter), session(), "g", 0.0)  # seven pages are free
     device.execute()
-    assert not device.in_slots
-    assert not device.loading
     while pool.sequences:
         device.step(iter([1] * 5))
+        while device.loading and pool.sequences:
+            device.load()
+    (said,) = flat(pool.take_messages())
+    assert said.tokens == (1,)
+    assert "c" not in device.in_slots.values()
     assert [action.digest for action in device.loading] == ["c"]
     device.check()
 

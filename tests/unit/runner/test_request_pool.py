@@ -589,6 +589,7 @@ def test_a_load_that_fails_ends_only_those_who_waited_for_it():
 def test_ready_is_told_only_with_desired_known_and_pinned_resident():
     pool = RequestPool(LIMITS)
     assert "not known" in state_of(pool).not_ready
+    assert state_of(pool).desired_version == 0
     pool.apply(whole(desired("a", pinned=True), desired("b"), version=7))
     assert "pinned" in state_of(pool).not_ready
     bring(pool, "a")
