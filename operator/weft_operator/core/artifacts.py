@@ -231,7 +231,7 @@ class Retention:
 
     def left(self, digest: str, now: float, drain_s: float) -> None:
         """A digest has left the registry: its streams may run for `drain_s` more."""
-        self.until[digest] = max(self.until.get(digest, 0.0), now + drain_s)
+        self.until[digest] = max(self.until.get(digest, now), now + drain_s)
 
     def forget(self, now: float) -> None:
         """Drop what has drained."""

@@ -102,14 +102,17 @@ def longest_drain_s(desired: DesiredState) -> float:
 def resolve_period_s(desired: DesiredState, uri: str = "") -> float:
     """How often a source is asked for: the period stretches with the number of objects, their sum does not grow."""
     least_s = desired.policy.remote_period_s if uri.startswith(REMOTE_SCHEMES) else desired.policy.resolve_period_s
-    return max(least_s, (len(desired.pools) + len(desired.adapters)) / desired.policy.resolves_per_s)
+    return max(least_s, _round_s(desired))
 
 
 def progress_s(desired: DesiredState) -> float:
     """How long steps may take before a status shows them: longer where many objects come at once, but bounded."""
-    return min(
-        max(PROGRESS_S, (len(desired.pools) + len(desired.adapters)) / desired.policy.resolves_per_s), PROGRESS_MAX_S
-    )
+    return min(max(PROGRESS_S, _round_s(desired)), PROGRESS_MAX_S)
+
+
+def _round_s(desired: DesiredState) -> float:
+    """The least time in which every source is asked for once."""
+    return (len(desired.pools) + len(desired.adapters)) / desired.policy.resolves_per_s
 
 
 def requeue_at(ref: Ref, state: State, now: float) -> float | None:

@@ -371,7 +371,7 @@ def _group(obj: Object) -> str:
 
 
 def _replicas(deployment: Object) -> int:
-    return int(deployment["spec"].get("replicas", 1))
+    return int(deployment["spec"]["replicas"])
 
 
 def _is_deleting(obj: Object) -> bool:

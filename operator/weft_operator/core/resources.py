@@ -178,7 +178,6 @@ class Pool:
     poll_s: float | None  # None: the source is not polled
     replicas: int | None
     autoscaling: Autoscaling | None
-    template: Object
     groups: tuple[Group, ...]
     max_adapters: int | None  # None: as many as pages hold
     max_rank: int
@@ -305,7 +304,6 @@ def parse_pool(obj: Object) -> Pool:
         **_source(model)._asdict(),
         replicas=spec.get("replicas"),
         autoscaling=_autoscaling(spec.get("autoscaling")),
-        template=spec.get("template") or {},
         groups=_groups(spec),
         max_adapters=lora.get("maxAdapters"),
         max_rank=lora["maxRank"],

@@ -170,7 +170,7 @@ def _part_of(key: ObjectKey, live: Object, pods: Iterable[Pod], *, pending: bool
         [pod for pod in staying if pod.state == "Ready"],
     )
     both, outdated = sum(pod.state == "Ready" for pod in current), len(staying) - len(current)
-    replicas = int(live["spec"].get("replicas", 1))
+    replicas = int(live["spec"]["replicas"])
     available = _is_available(live, replicas)
     return _Part(key, name, pending, outside, replicas, len(current), len(ready), both, outdated, available)
 
@@ -180,7 +180,7 @@ def _is_available(live: Object, replicas: int) -> bool:
     if not live["spec"].get("minReadySeconds"):
         return True
     status = live.get("status") or {}
-    current = status.get("observedGeneration", 0) >= live["metadata"].get("generation", 0)
+    current = status.get("observedGeneration", 0) >= live["metadata"]["generation"]
     return current and status.get("availableReplicas", 0) >= replicas
 
 

@@ -314,18 +314,17 @@ def pool_status(view: PoolView, now: float, *, pods: bool) -> dict[str, Any]:
 
 def _kv_cache(view: PoolView) -> dict[str, int] | None:
     """What the scheduler reports; what was stored while it has not reported, as after a restart."""
-    if view.report is None or not view.report.kv_pages:
-        return view.pool.status.get("kvCache")
-    return {"pages": view.report.kv_pages}
+    pages = view.report and view.report.kv_pages
+    return {"pages": pages} if pages else view.pool.status.get("kvCache")
 
 
 def _slo(view: PoolView) -> dict[str, int] | None:
     """What the scheduler reports; what was stored while it has not reported, as after a restart."""
     if view.pool.slo is None:
         return None
-    if view.report is None or view.report.slo is None:
+    if (slo := view.report and view.report.slo) is None:
         return view.pool.status.get("slo")
-    attained, ttft, token_time = view.report.slo
+    attained, ttft, token_time = slo
     return {"attainedPercent": attained, "ttftPercent": ttft, "tokenTimePercent": token_time}
 
 
@@ -333,10 +332,11 @@ def _phases(view: PoolView) -> dict[str, Any] | None:
     """What the scheduler reports; what was stored while it has not reported, as after a restart."""
     if view.pool.phases == "unified":
         return None
-    if view.report is None or view.report.roles is None:
+    report = view.report
+    if report is None or report.roles is None:
         return view.pool.status.get("phases")
-    prompt, token, mixed, why = view.report.roles
-    wanted = {"wanted": view.report.wanted._asdict()} if view.report.wanted is not None else {}
+    prompt, token, mixed, why = report.roles
+    wanted = {"wanted": report.wanted._asdict()} if report.wanted is not None else {}
     return {"prompt": prompt, "token": token, "mixed": mixed, "message": why, **wanted}
 
 

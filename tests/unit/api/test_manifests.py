@@ -212,10 +212,10 @@ def test_a_file_that_is_too_large_or_no_text_is_a_problem(tmp_path: Path, monkey
     (tmp_path / "empty").mkdir()
     with pytest.raises(ManifestError) as caught:
         load([tmp_path, tmp_path / "empty"])
-    assert [problem.message.split(";")[0].split(":")[0] for problem in caught.value.problems] == [
-        "a folder without .yaml, .yml, .json files",
-        "not UTF-8 text",
-        "more than 100 bytes",
+    assert [(problem.document, problem.message.split(";")[0].split(":")[0]) for problem in caught.value.problems] == [
+        (0, "a folder without .yaml, .yml, .json files"),
+        (0, "not UTF-8 text"),
+        (0, "more than 100 bytes"),
     ]
 
 
@@ -272,7 +272,8 @@ def test_aliases_do_not_nest_deeper_than_brackets_do() -> None:
 def test_what_cannot_be_opened_is_a_problem(tmp_path: Path) -> None:
     with pytest.raises(ManifestError) as caught:
         load([tmp_path / ("x" * 5000), tmp_path / "gone.yaml"])
-    assert all("cannot be read" in problem.message for problem in caught.value.problems)
+    assert all(problem.message.startswith("cannot be read") for problem in caught.value.problems)
+    assert [problem.document for problem in caught.value.problems] == [0, 0]
 
 
 def test_the_line_of_what_is_no_text_is_told(tmp_path: Path) -> None:

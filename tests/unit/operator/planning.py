@@ -141,7 +141,6 @@ class World:
     status_writes: int = 0
     ready_runners: bool = True
     scheduler_speaks: bool = True
-    kv_pages: int = 0  # of runners, as the scheduler says
     demand: dict[Ref, int] = field(default_factory=dict)  # runners that the scheduler could use; else the least
     canaries: dict[str, CanaryCounts] = field(default_factory=dict)  # by digest, how their requests end
     unloading: set[str] = field(default_factory=set)  # uids that the scheduler was told to let go of
@@ -277,9 +276,7 @@ class World:
             ready = self.ready_names(ref)
             wanted = max(entry.min_runners, min(self.demand.get(ref, 0), entry.max_runners))
             victims = tuple(reversed(ready[wanted:]))
-            self.observed.pool_reports[str(ref)] = PoolReport(
-                len(ready), wanted, victims, entry.generation, kv_pages=self.kv_pages
-            )
+            self.observed.pool_reports[str(ref)] = PoolReport(len(ready), wanted, victims, entry.generation)
         for uid, entry in self.routed.items():
             if self.desired.by_uid.get(uid):
                 canary = next((self.canaries.get(v.digest) for v in entry.versions if v.weight), None)

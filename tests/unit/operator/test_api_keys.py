@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from weft.domain.limits import LimitRule
 from weft_operator.controller.key_loop import KeyLoop
 from weft_operator.core import (
     AddFinalizer,
@@ -234,7 +235,10 @@ async def test_a_key_is_made_declared_and_reported_and_then_nothing_is_written()
     world.put(manifest(limits={"concurrent": 4}, models=["acme/*"]))
     await world.settle()
     key = parsed(world.objects[REF])
-    assert world.in_force() == {world.hash_of("ci", key): "u1"}
+    (row,) = world.rows.values()
+    key_hash, limits = world.hash_of("ci", key), LimitRule("", concurrent=4)
+    new = KeyDeclaration("u1", "acme", "APIKey acme/ci", key_hash, "Inference", ("acme/*",), 0, limits)
+    assert (world.in_force(), row["declaration"]) == ({key_hash: "u1"}, new)
     status = world.objects[REF]["status"]
     assert ready(world) == ("True", "Registered")
     assert (status["keyID"], status["secretName"], "expiresAt" in status) == ("k1", "ci", False)
@@ -390,8 +394,8 @@ async def test_what_is_wrong_is_said_and_no_key_is_in_force() -> None:
         ({"secretRef": {"name": "mine"}}, "a.b." + "x" * 32, "SecretInvalid"),
         ({"secretRef": {"name": "mine", "key": "other"}}, "x" * 32, "SecretInvalid"),
         ({"secretName": "mine"}, "x" * 32, "SecretConflict"),
-        ({"expiresAt": "2020-01-01T00:00:00Z"}, None, "KeyExpired"),
-        ({"expiresAfter": "1h"}, None, "KeyExpired"),
+        ({"expiresAt": "2027-01-15T08:00:00Z"}, None, "KeyExpired"),  # at this very moment
+        ({"expiresAfter": "1808h"}, None, "KeyExpired"),
     ):
         world = World()
         if secret is not None:

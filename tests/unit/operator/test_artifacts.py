@@ -86,6 +86,12 @@ def test_a_source_is_not_resolved_before_retry_after(uri: str) -> None:
     assert updated(started(None, request, 0.0), answer, 10.0).due_at(2.0) >= 910.0
 
 
+def test_sources_of_one_host_are_asked_for_within_a_tenth_of_their_period_but_not_together() -> None:
+    periods = sorted(replace(ONE, uri=f"hf:org/{number}").jittered(100.0) for number in range(100))
+    assert 90 <= periods[0] < 92
+    assert 108 < periods[-1] <= 110
+
+
 def test_a_source_that_cannot_be_reached_is_asked_less_often() -> None:
     resolution: Resolution | None = None
     for _ in range(12):

@@ -18,6 +18,7 @@ from tests.unit.operator.planning import (
     runner_name,
     verified,
 )
+from weft.domain.routes import RoleCounts, SloAttainment
 from weft_operator.core import (
     FINALIZER,
     Action,
@@ -32,7 +33,7 @@ from weft_operator.core import (
     requeue_at,
 )
 from weft_operator.core.artifacts import source_changed
-from weft_operator.core.reconcile import PROGRESS_S, resolve_period_s
+from weft_operator.core.reconcile import PROGRESS_S, progress_s, resolve_period_s
 from weft_operator.core.scaling import ANSWER_S
 
 
@@ -314,9 +315,15 @@ def many(world: World, count: int) -> World:
     return world
 
 
-@pytest.mark.parametrize(("count", "period_s"), [(1, 2.0), (100, 2.0), (101, 2.02), (1_000, 20.0)])
-def test_the_more_objects_the_less_often_each_source_is_asked_for(world: World, count: int, period_s: float) -> None:
-    assert resolve_period_s(many(world, count).desired) == pytest.approx(period_s)
+@pytest.mark.parametrize(
+    ("count", "period_s", "steps_s"),
+    [(1, 2.0, 3.0), (100, 2.0, 3.0), (101, 2.02, 3.0), (200, 4.0, 4.0), (1_000, 20.0, 10.0)],
+)
+def test_the_more_objects_the_less_often_each_source_is_asked_for_and_steps_are_written(
+    world: World, count: int, period_s: float, steps_s: float
+) -> None:
+    desired = many(world, count).desired
+    assert (resolve_period_s(desired), progress_s(desired)) == pytest.approx((period_s, steps_s))
 
 
 def test_a_failing_source_is_never_asked_for_more_often_than_a_good_one(world: World) -> None:
@@ -333,12 +340,17 @@ def test_a_failing_source_is_never_asked_for_more_often_than_a_good_one(world: W
 
 
 def test_a_new_base_that_an_adapter_does_not_fit_stops_it(serving: World) -> None:
+    serving.wait(400)  # the first list waits until what drained before the start has drained
     serving.contents["file:base"] = OperationStatus("Fetched", digest("f"), {})
     serving.contents["file:upper"] = failed("ShapeMismatch")
     serving.wait(3)
     assert serving.condition(adapter_ref("upper"), "Ready") == ("False", "ShapeMismatch")
     assert serving.condition(adapter_ref("lower"), "Ready") == ("True", "Published")
     assert serving.routed_pools[pool_ref()].base_digest == digest("f")
+    assert serving.kept is not None
+    assert {BASE, digest("f")} <= serving.kept
+    serving.wait(61)
+    assert BASE not in serving.kept
 
 
 def test_a_deleted_adapter_leaves_at_once_and_its_content_later(serving: World) -> None:
@@ -384,6 +396,9 @@ def test_a_deleted_pool_takes_its_runners_and_routes_along(serving: World) -> No
     serving.remove(pool_ref())
     assert (serving.routed, serving.routed_pools, serving.observed.runners) == ({}, {}, {})
     assert serving.condition(adapter_ref("upper"), "Ready") == ("False", "PoolNotFound")
+    serving.ready_runners = serving.scheduler_speaks = False
+    serving.settle(pool_object())
+    assert serving.condition(pool_ref(), "Available") == ("False", "NoReadyRunner"), "the report of the one before"
 
 
 @pytest.mark.parametrize(("replicas", "expected"), [(None, 1), (0, 0), (3, 3)])
@@ -476,16 +491,24 @@ def test_an_autoscaled_pool_goes_to_what_the_scheduler_wants_and_to_zero_and_bac
     assert (status["lastScale"]["from"], status["lastScale"]["to"]) == (1, 0)
 
 
-def test_the_status_has_the_pages_that_runners_found_and_keeps_them_while_nobody_says(world: World) -> None:
-    world.settle(pool_object(replicas=1, kvCache={"pageTokens": 16, "memoryFraction": 0.5}))
+def test_the_status_has_what_the_scheduler_reports_and_keeps_it_while_nobody_says(world: World) -> None:
+    split = {"mode": "Split", "minPrompt": 1, "minToken": 1, "kvAcrossClasses": False}
+    world.scheduler_speaks, slo = False, {"tokenTimeMs": 50, "admission": "Queue"}
+    world.settle(pool_object(kvCache={"pageTokens": 16, "memoryFraction": 0.5}, slo=slo, phases=split))
     launch = world.observed.runners[pool_ref()][0].launch
     assert (launch.kv_pages, launch.kv_memory_fraction) == (0, 0.5)
-    assert "kvCache" not in world.status(pool_ref())
-    for pages, known in ((2048, 2048), (0, 2048), (96, 96)):
-        world.kv_pages = pages
-        world.answers()
+    assert not {"kvCache", "slo", "phases"} & world.status(pool_ref()).keys()
+    for number in (7, None, 0, 9):
+        world.observed.pool_reports.pop(str(pool_ref()), None)
+        if number is not None:
+            known = (SloAttainment(number, 100, 98), RoleCounts(number, 1, 0, "why")) if number else (None, None)
+            report = PoolReport(1, 1, (), 1, *known, kv_pages=number)
+            world.observed.pool_reports[str(pool_ref())] = report
         world.settle()
-        assert world.status(pool_ref())["kvCache"] == {"pages": known}
+        status, shown = world.status(pool_ref()), number or 7
+        assert status["kvCache"] == {"pages": shown}
+        assert status["slo"] == {"attainedPercent": shown, "ttftPercent": 100, "tokenTimePercent": 98}
+        assert status["phases"] == {"prompt": shown, "token": 1, "mixed": 0, "message": "why"}
 
 
 def test_a_scheduler_that_knows_no_runner_yet_takes_none_away(world: World) -> None:

@@ -22,6 +22,7 @@ from weft_operator.core import (
     requeue_at,
 )
 from weft_operator.core.reconcile import UNLOAD_GRACE_S
+from weft_operator.core.scale_in import SEEN_S
 from weft_operator.core.scaling import ANSWER_S
 from weft_operator.core.state import APPLY_RETRY_S, ForeignObject
 from weft_operator.errors import NotFound
@@ -151,15 +152,17 @@ def test_a_mark_that_nobody_reports_is_ordered_once_and_waited_for_a_few_seconds
     pinned = {"name": "base", "uri": "file:base", "digest": BASE}  # so that nothing else wakes it
     started(cluster, pool_object(replicas=2, model=pinned))
     cluster.cluster.mark = lambda *_: None  # type: ignore[method-assign]
+    cluster.scheduler_speaks = False
     cluster.settle(pool_object(replicas=1, model=pinned))
-    assert cluster.sizes(pool_ref()) == {"runners": 2}
-    when = requeue_at(pool_ref(), cluster.state, cluster.now)
-    assert when is not None
-    assert when <= cluster.now + ANSWER_S
-    cluster.now = when
+    assert requeue_at(pool_ref(), cluster.state, cluster.now) == cluster.now + ANSWER_S
+    cluster.scheduler_speaks = True
+    cluster.wait(1.0)
+    seen = cluster.now + SEEN_S
+    cluster.now = seen - 0.5
     cluster.settle()
-    when = requeue_at(pool_ref(), cluster.state, cluster.now) or cluster.now
-    cluster.now = when
+    assert cluster.sizes(pool_ref()) == {"runners": 2}
+    assert requeue_at(pool_ref(), cluster.state, cluster.now) == seen
+    cluster.now = seen
     cluster.settle()
     assert cluster.sizes(pool_ref()) == {"runners": 1}
 

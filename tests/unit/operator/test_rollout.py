@@ -191,11 +191,22 @@ def templates(world: ClusterWorld) -> dict[str, str]:
     }
 
 
+GETS_ON = {"type": "Progressing", "status": "True", "lastUpdateTime": "1970-01-12T13:46:40Z"}  # when a world begins
+
+
 @pytest.mark.parametrize(
-    ("status", "replaces"), [({}, False), ({"replicas": 1}, True), ({"replicas": 1, "updatedReplicas": 1}, False)]
+    ("status", "after_s", "replaces"),
+    [
+        ({}, 0, False),
+        ({"replicas": 1}, 0, True),  # a number that is left out is zero
+        ({"replicas": 1, "updatedReplicas": 1}, 0, False),
+        ({"replicas": 1, "conditions": [GETS_ON]}, 599, True),
+        ({"replicas": 1, "conditions": [GETS_ON]}, 600, False),  # it may stand still, and another size ends that
+        ({"replicas": 1, "conditions": [GETS_ON | {"status": "False"}]}, 0, False),
+    ],
 )
-def test_a_number_that_a_deployments_status_leaves_out_is_zero(status: dict[str, int], replaces: bool) -> None:
-    assert is_replacing({"metadata": {}, "spec": {}, "status": status}, (), START) == replaces
+def test_a_deployment_replaces_its_pods_while_it_gets_on(status: Any, after_s: float, replaces: bool) -> None:
+    assert is_replacing({"metadata": {}, "spec": {}, "status": status}, (), START + after_s) == replaces
 
 
 def test_a_group_of_one_whose_status_says_nothing_of_available_runners_keeps_the_next_one_waiting() -> None:
@@ -245,29 +256,15 @@ def test_fewer_runners_of_another_template_are_one_write() -> None:
     assert list(dict.fromkeys(seen)) == [(False, 3), (True, 1)]
 
 
-GETS_ON = {"type": "Progressing", "status": "True", "lastUpdateTime": "1970-01-12T13:46:40Z"}  # when a world begins
-
-
-@pytest.mark.parametrize(
-    ("condition", "after_s", "waits"),
-    [
-        (None, 0, True),
-        (GETS_ON, 599, True),
-        (GETS_ON, 600, False),  # it may stand still, and another size ends that
-        ({**GETS_ON, "status": "False"}, 0, False),
-    ],
-)
-def test_fewer_runners_wait_while_they_are_replaced_and_that_gets_on(
-    condition: Any, after_s: float, waits: bool
-) -> None:
+@pytest.mark.parametrize("waits", [True, False])
+def test_fewer_runners_wait_while_they_are_replaced_and_that_gets_on(waits: bool) -> None:
     world = new_world()
     started(world, "base", replicas=3, kvCache=OLD)
     world.cluster.pods_become_ready = False
     world.settle(pool_object(replicas=3, kvCache=NEW))
     key, obj = deployment(world)
-    if condition:
-        world.cluster.store(key, {**obj, "status": {"conditions": [condition]}})
-    world.now = START + after_s
+    world.cluster.store(key, {**obj, "status": {"conditions": [GETS_ON]}})
+    world.now = START + (0 if waits else 600)
     world.apply(pool_object(replicas=2, kvCache=NEW))
     for _ in range(3):
         world.now += 0.1
@@ -289,26 +286,28 @@ def test_no_runner_at_all_waits_for_nothing() -> None:
     assert not world.cluster.pods
 
 
-def test_a_new_version_comes_pool_by_pool_and_one_that_does_not_come_up_stops_it() -> None:
-    world = new_world()
-    started(world, "one", "two", "three", replicas=2)
-    world.policy = Policy(defaults=NEXT)
+@pytest.mark.parametrize("pods", [1, 2])
+def test_a_new_version_comes_pool_by_pool_and_one_that_does_not_come_up_stops_it(pods: int) -> None:
+    world, grid = new_world(), {"tensor": pods, "pipeline": 1, "podsPerRunner": pods}
+    started(world, "one", "two", "three", replicas=2, parallelism=grid)
+    world.policy = Policy(defaults=NEXT, resolve_period_s=60.0)
     world.cluster.pods_become_ready = False
-    for _ in range(5):
+    for _ in range(6):
         world.step()
     names = ("one", "two", "three")
-    assert [ready(world, name) for name in names] == [1, 2, 2]
+    assert [ready(world, name) for name in names] == [pods, 2 * pods, 2 * pods]
     words = message(world, pool_ref("two"), "Progressing")
     assert words.endswith("waits for ServingPool default/one, whose runners have to be ready first"), words
     assert requeue_at(pool_ref("two"), world.state, world.now) == world.now + RETRY_S
-    world.apply(pool_object("three", replicas=2, kvCache=NEW))  # its own change waits for nobody
+    world.apply(pool_object("three", replicas=2, parallelism=grid, kvCache=NEW))  # its own change waits for nobody
     world.step()
     world.step()
-    assert [ready(world, name) for name in names] == [1, 2, 1]
+    assert [ready(world, name) for name in names] == [pods, 2 * pods, pods]
     world.cluster.pods_become_ready = True
     for _ in range(40):
         world.step()
-        assert sum(ready(world, name) < 2 for name in names) <= 2
+        assert sum(ready(world, name) < 2 * pods for name in names) <= 2
+        assert min(ready(world, name) for name in names) >= pods
     assert [images(world, name) for name in names] == [{NEXT.image}] * 3
     world.at_rest()
 
@@ -367,24 +366,6 @@ def test_a_new_pool_of_runners_of_several_pods_keeps_no_other_from_a_new_version
     world.policy = Policy(defaults=NEXT)
     world.apply(pool_object("new", parallelism={"tensor": 2, "pipeline": 1, "podsPerRunner": 2}))
     assert any(NEXT.image in str(action) for action in world.plan()), "the new one has not even a status"
-
-
-def test_runners_of_several_pods_wait_for_the_turn_of_their_pool_too() -> None:
-    world = new_world()
-    grid = {"tensor": 2, "pipeline": 1, "podsPerRunner": 2}
-    started(world, "one", "two", replicas=2, parallelism=grid)
-    world.policy = Policy(defaults=NEXT)
-    world.cluster.pods_become_ready = False
-    for _ in range(6):
-        world.step()
-    assert [ready(world, name) for name in ("one", "two")] == [2, 4]
-    assert "ServingPool default/one" in message(world, pool_ref("two"), "Progressing")
-    world.cluster.pods_become_ready = True
-    for _ in range(40):
-        world.step()
-        assert min(ready(world, "one"), ready(world, "two")) >= 2
-        assert ready(world, "one") + ready(world, "two") >= 6
-    assert [images(world, name) for name in ("one", "two")] == [{NEXT.image}] * 2
 
 
 @pytest.mark.parametrize("is_seen", [True, False])

@@ -19,6 +19,7 @@ from weft_operator.core.scaling import (
     counts_apart,
     deletion_costs,
     distribute,
+    one_for_one,
     phase_groups,
     select_victims,
     sizes,
@@ -173,6 +174,18 @@ def test_nobody_goes_before_the_scheduler_has_answered_or_had_its_time(
         assert late is not None
         if bounds.fixed:
             assert len(late) == max(0, len(present) - wanted)
+
+
+SIZES = st.tuples(*(COUNTS for _ in "abc")).map(lambda counts: dict(zip("abc", counts, strict=True)))
+
+
+@given(SIZES, SIZES, COUNTS)
+def test_groups_grow_only_as_far_as_others_have_left(
+    wanted: dict[str, int], present: dict[str, int], count: int
+) -> None:
+    found, kept = one_for_one(wanted, present, count), {name: min(wanted[name], present[name]) for name in wanted}
+    assert all(kept[name] <= found[name] <= wanted[name] for name in wanted)
+    assert sum(found.values()) == min(sum(wanted.values()), max(count, sum(kept.values())))
 
 
 @given(RUNNERS)

@@ -137,11 +137,18 @@ def test_a_pool_of_a_namespace_that_is_not_served_is_reported_and_takes_no_name(
     assert validate(served, None, desired).objections == (), "the pool that is not served holds no name"
 
 
-def test_the_adapters_that_an_objection_names_come_by_name() -> None:
-    there = base(), *(lora(f"a{i}", baseModel=f"model-{i}") for i in range(8))
+@pytest.mark.parametrize(
+    ("count", "named"),
+    [
+        (1, "LoRAAdapter tenant/a0"),
+        (3, "LoRAAdapters tenant/a0, tenant/a1, tenant/a2"),
+        (8, "LoRAAdapters tenant/a0, tenant/a1, tenant/a2 and 5 more"),
+    ],
+)
+def test_the_adapters_that_an_objection_names_come_by_name(count: int, named: str) -> None:
+    there = base(), *(lora(f"a{i}", baseModel=f"model-{i}") for i in range(count))
     (objection,) = reviewed(Wish("renamed", there, base(model={"name": "other", "uri": "file:m"}))).objections
-    assert "LoRAAdapters tenant/a0, tenant/a1" in objection.message
-    assert "says 'model-0'" in objection.message
+    assert f"{named} says 'model-0'" in objection.message
 
 
 NAMES = st.sampled_from(["a", "b", "c"])
