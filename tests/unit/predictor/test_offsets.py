@@ -8,6 +8,7 @@ from weft_predictor.core import Offsets
 from weft_predictor.core.offsets import SHRINK_K, WINDOW, shrunk_median
 
 residual = st.floats(-10, 10)
+few_or_many = st.lists(residual, max_size=20) | st.lists(residual, min_size=WINDOW + 1, max_size=3 * WINDOW)
 
 
 def group_of(adapter, tenant=""):
@@ -17,7 +18,7 @@ def group_of(adapter, tenant=""):
 steps = st.lists(st.tuples(st.sampled_from("abcd"), residual), max_size=200)
 
 
-@given(st.lists(residual, max_size=100))
+@given(few_or_many)
 def test_the_offset_is_the_shrunk_median_of_the_latest_residuals(residuals):
     offsets = Offsets()
     for value in residuals:
@@ -73,7 +74,7 @@ def test_the_adapter_heard_of_longest_ago_is_forgotten_first():
     assert offsets.of(group_of("a")) > 0
 
 
-@given(st.lists(residual, min_size=1, max_size=300))
+@given(few_or_many)
 def test_the_offset_of_a_moment_is_known_for_a_window_of_changes_and_then_forgotten(residuals):
     offsets, past = Offsets(), []
     for now, value in enumerate(residuals):

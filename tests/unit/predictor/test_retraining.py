@@ -12,7 +12,6 @@ from weft.domain.request import FinishReason
 from weft_predictor import encoder_training, training
 from weft_predictor.core import EncoderClasses, PromotedModel, Retraining, RidgeModel, retraining
 from weft_predictor.core.encoder import deciles, tenths
-from weft_predictor.core.encoder_gradients import Parameters
 from weft_predictor.encoder_files import SIZES, EncoderFiles, encoder_of, read_files, read_model, write_files
 from weft_predictor.errors import CorruptModel
 from weft_predictor.retrain import retrain
@@ -209,15 +208,3 @@ def test_a_folder_whose_network_was_exchanged_is_refused(tmp_path):
     write_files(tmp_path, network(1))
     with pytest.raises(CorruptModel, match="by now, not encoder-"):
         retrain(tmp_path, network(0).name, tmp_path / "out", list(samples_of(10)))
-
-
-def test_a_gradient_that_is_not_finite_changes_no_weight():
-    parameters = Parameters({"a": np.ones(3, np.float32)})
-    for value in (np.nan, np.inf):
-        parameters.gradient["a"][1] = value
-        assert not parameters.step(0.1, 0.1)
-    assert parameters.weights["a"].tolist() == [1, 1, 1]
-    parameters.clear()
-    parameters.gradient["a"][1] = 1.0
-    assert parameters.step(0.1, 0.0)
-    assert parameters.weights["a"] == pytest.approx([1.0, 0.9, 1.0])
