@@ -3,7 +3,7 @@
 import dataclasses
 import inspect
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -17,15 +17,15 @@ from weft.domain.batch import BatchJob, LineResult, NewBatch, NewFile, Page, Run
 from weft.domain.ids import MAX_TERM, NEVER, Epoch, RunnerId
 from weft.domain.kv_transfer import KvComplete
 from weft.domain.prediction import Prediction, PredictItem
-from weft.domain.request import EndReason, FinishReason, Outcome, SequenceTokens, Step, Submit
+from weft.domain.request import EndReason, FinishReason, Outcome, Sampling, SequenceTokens, Step, Submit
 from weft.domain.routes import PoolSpec, SloAttainment
-from weft.domain.runner import ClusterReport, ReportedRunner, RunnerOrder, RunnerReport, RunnerSpec
+from weft.domain.runner import ClusterReport, ReportedRunner, RunnerReport, RunnerSpec
 from weft.wire.codec import batch, cluster, kv_transfer, registry, scheduling, session
 from weft.wire.codec.cluster import read_report, read_spec, received_report
-from weft.wire.codec.prediction import predict_response, predictions
+from weft.wire.codec.prediction import predict_items, predict_response, predictions
 from weft.wire.codec.values import MAX_TOKENS
 from weft.wire.errors import PeerError
-from weft.wire.v1 import supervisor_pb2
+from weft.wire.v1 import batch_pb2, predictor_pb2, scheduler_pb2, supervisor_pb2
 
 ONES = st.integers(1, 1000)
 EIGHTHS = st.integers(1, 80).map(lambda eighth: eighth / 8)  # exact in a float of the contract
@@ -191,24 +191,13 @@ def test_lines_are_put_into_as_few_messages_as_their_bodies_fit_into() -> None:
     assert [[line.line for line in part] for part in batch.in_messages(lines)] == [[1, 2], [3], [4], [5, 6], [7]]
 
 
-NEW_BATCH = {"input_file_id": "f", "endpoint": "e", "completion_window": "24h"}
-
-
 @pytest.mark.parametrize(
     ("read", "message", "what"),
     [
         (batch.upload_part, {}, "unknown part"),
         (batch.upload_part, {"header": {"purpose": "fine-tune"}}, "purpose 'fine-tune' is not 'batch'"),
-        (batch.upload_part, {"chunk": bytes(batch.MAX_CHUNK_BYTES + 1)}, "a chunk's length"),
-        (batch.page, {"limit": 0}, "a list's limit is 0"),
         (batch.new_batch, {"endpoint": "/v1/x", "completion_window": "24h"}, "input_file_id is empty"),
-        (
-            batch.new_batch,
-            NEW_BATCH | {"metadata": {str(i): "" for i in range(17)}},
-            "metadata pairs is 17",
-        ),
         (batch.batch_job, {"id": "b", "input_file_id": "f"}, "a batch's status 0 is unknown"),
-        (batch.batch_job, {"id": "b", "input_file_id": "f", "status": 1, "errors": [{}] * 51}, "errors is 51"),
     ],
 )  # fmt: skip
 def test_a_call_of_the_batch_service_outside_its_bounds_is_an_error(read: Any, message: Any, what: str) -> None:
@@ -253,13 +242,6 @@ SPEC: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["page_tokens", "total_pages", "max_sequences", "max_adapters", "max_rank"])
-def test_a_capacity_of_a_runner_is_neither_missing_nor_absurd(name: str) -> None:
-    for value in (0, 2**32 - 1):
-        with pytest.raises(PeerError, match=f"{name} is {value}"):
-            read_spec(supervisor_pb2.RunnerHello(**SPEC | {name: value}))
-
-
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
@@ -282,7 +264,7 @@ def test_a_specification_that_cannot_be(fields: dict[str, Any], reason: str) -> 
         ({"sequences": [{"request_id": "a", "epoch": {"term": MAX_TERM}}]}, "a term is"),
         ({"sequences": [{"request_id": "a", "reserved_pages": 2**32 - 1}]}, "reserved_pages is"),
         ({"adapters": [{"digest": ""}]}, "digest is empty"),
-        ({"full": True, "adapters": [{"digest": "d", "error": "x" * (17 << 20)}]}, "more than"),
+        ({"full": True, "adapters": [{"digest": "d", "error": "x" * (16 << 20)}]}, "more than"),
     ],
 )
 def test_a_report_that_cannot_be(report: dict[str, Any], reason: str) -> None:
@@ -308,29 +290,115 @@ def test_a_step_that_cannot_be(columns: dict[str, Any], reason: str) -> None:
         session.RUNNER_TO_GATEWAY.decode(session.RUNNER_TO_GATEWAY.envelope(step=columns))
 
 
+def entry(direction: Any, name: str) -> Callable[[Any], Any]:
+    """What decodes a message of a direction that has these fields."""
+    return lambda fields: direction.decode(direction.envelope(**{name: fields}))
+
+
+def sampled(fields: Any) -> Any:
+    start = {"request_id": "r", "prompt_tokens": [1], "sampling": fields}
+    return entry(session.GATEWAY_TO_RUNNER, "start")(start)
+
+
+def limited(fields: Any) -> Any:
+    use = {"rule": {"subject": "s", **fields}}
+    return entry(scheduling.GATEWAY_TO_SCHEDULER, "limit_report")({"uses": [use]})
+
+
+def pool(fields: Any) -> Any:
+    return registry.registry_change(scheduler_pb2.RegistryToScheduler(pools=[{"pool": "ns/p", **fields}]))
+
+
+def ones(count: int) -> list[int]:
+    return [1] * count
+
+
+def empty(count: int) -> list[dict[str, Any]]:
+    return [{}] * count
+
+
+def words(count: int) -> list[str]:
+    return ["w"] * count
+
+
+def letters(count: int) -> str:
+    return "x" * count
+
+
+def pairs(count: int) -> dict[str, str]:
+    return {str(i): "" for i in range(count)}
+
+
+BATCH = {"id": "b", "input_file_id": "f", "status": 1}
+NEW_BATCH = {"input_file_id": "f", "endpoint": "e", "completion_window": "24h"}
+LINE = {"batch_id": "b", "line": 1}
+PAGES = {"request_id": "r", "pages": 1, "layers": 1, "bytes": 1}
+UNIT: Any = int
+
+
 @pytest.mark.parametrize(
-    ("sampling", "reason"),
+    ("read", "message", "name", "least", "most", "make"),
     [
-        ({"stop_token_ids": range(129)}, "the number of stop tokens is 129"),
-        ({"bad_words": [{"tokens": [1]}] * 65}, "the number of bad words is 65"),
-        ({"bad_words": [{"tokens": range(65)}]}, "the length of a bad word is 65"),
-        ({"allowed_token_ids": range(4097)}, "the number of allowed tokens is 4097"),
-        ({"grammar": "é" * (32 << 10) + "x"}, "the length of a grammar is 65537"),
+        *((entry(cluster.RUNNER_TO_SUPERVISOR, "hello"), SPEC | {"max_context_tokens": 1}, *row, UNIT) for row in (
+            ("page_tokens", 1, 1 << 16), ("total_pages", 1, 1 << 31), ("max_sequences", 1, 1 << 16),
+            ("max_adapters", 1, 1 << 16), ("max_rank", 1, 1 << 16), ("page_bytes", 0, 1 << 40),
+        )),
+        (entry(cluster.RUNNER_TO_SUPERVISOR, "hello"), SPEC | {"total_pages": 1 << 31}, "max_context_tokens", 1,
+         1 << 31, UNIT),
+        (entry(cluster.SUPERVISOR_TO_RUNNER, "registered"), {}, "lease_ms", 1, 1 << 31, UNIT),
+        (entry(cluster.SUPERVISOR_TO_RUNNER, "registered"), {"lease_ms": 1}, "report_ms", 0, 1 << 31, UNIT),
+        (entry(cluster.SUPERVISOR_TO_RUNNER, "order"), {}, "prefetch", 0, 256, words),
+        (entry(cluster.SUPERVISOR_TO_SCHEDULER, "hello"), {"supervisor_id": "s"}, "highest_term", 0, 2**32 - 2, UNIT),
+        (entry(scheduling.GATEWAY_TO_SCHEDULER, "submit"), {"request_id": "r", "priority": 1}, "waited_ms", 0, 1 << 40,
+         UNIT),
+        (entry(scheduling.GATEWAY_TO_SCHEDULER, "submit"), {"request_id": "r", "priority": 1}, "migrations", 0,
+         1 << 16, UNIT),
+        (entry(scheduling.GATEWAY_TO_SCHEDULER, "outcome_report"), {"request_id": "r"}, "record", 1, 64 << 10, bytes),
+        (limited, {}, "tokens_per_minute", 0, 1 << 50, UNIT),
+        (pool, {}, "max_runners", 0, 1 << 20, UNIT),
+        (pool, {}, "hold_s", 0, 1 << 31, UNIT),
+        (entry(registry.SCHEDULER_TO_REGISTRY, "pool"), {"pool": "p"}, "kv_pages", 0, 1 << 31, UNIT),
+        (entry(kv_transfer.KV_FROM_SENDER, "pages"), PAGES, "pages", 1, 1 << 31, UNIT),
+        (entry(kv_transfer.KV_FROM_SENDER, "pages"), PAGES, "layers", 1, 1 << 12, UNIT),
+        (entry(kv_transfer.KV_FROM_SENDER, "pages"), PAGES, "bytes", 1, 1 << 40, UNIT),
+        (entry(kv_transfer.KV_FROM_RECEIVER, "ready"), {"runner": SPEC["runner"]}, "shard_addresses", 0, 1 << 10,
+         words),
+        (entry(session.RUNNER_TO_GATEWAY, "prompt_logprobs"), {"request_id": "r"}, "first", 1, 1 << 31, UNIT),
+        (entry(session.RUNNER_TO_GATEWAY, "pooled_state"), {"request_id": "r"}, "vector", 1, 4 << 16, bytes),
+        (sampled, {}, "stop_token_ids", 0, 128, ones),
+        (sampled, {}, "bad_words", 0, 64, empty),
+        (sampled, {}, "allowed_token_ids", 0, 4096, ones),
+        (sampled, {}, "grammar", 0, 64 << 10, letters),
+        (entry(batch.GATEWAY_TO_BATCH, "hello"), {"gateway_id": "g"}, "max_lines", 0, 1 << 16, UNIT),
+        (lambda m: batch.page(batch_pb2.ListRequest(**m)), {}, "limit", 1, 10_000, UNIT),
+        (lambda m: batch.upload_part(batch_pb2.UploadFileRequest(**m)), {}, "chunk", 0, 1 << 20, bytes),
+        (lambda m: batch.new_batch(batch_pb2.CreateBatchRequest(**m)), NEW_BATCH, "metadata", 0, 16, pairs),
+        (lambda m: batch.batch_job(batch_pb2.BatchJob(**m)), BATCH, "errors", 0, 50, empty),
+        (lambda m: batch.kept_response(batch_pb2.KeepResponseRequest(**m)), {"response_id": "r"}, "body", 0, 8 << 20,
+         bytes),
+        (lambda m: entry(batch.BATCH_TO_GATEWAY, "cancel")({"batch_id": "b", "lines": [m["line"]]}), {}, "line", 1,
+         1 << 31, UNIT),
+        *((lambda m: entry(batch.GATEWAY_TO_BATCH, "ends")({"results": [LINE | m]}), {"status": 200}, *row) for row in (
+            ("status", 100, 599, UNIT), ("body", 0, 48 << 20, bytes),
+        )),
+        (lambda m: predict_items(predictor_pb2.PredictRequest(items=[m])), {}, "prompt_text", 0, 1 << 16, letters),
     ],
-)
-def test_sampling_that_would_cost_too_much(sampling: dict[str, Any], reason: str) -> None:
-    start = {"request_id": "r", "prompt_tokens": [1], "sampling": sampling}
-    with pytest.raises(PeerError, match=reason):
-        session.GATEWAY_TO_RUNNER.decode(session.GATEWAY_TO_RUNNER.envelope(start=start))
+)  # fmt: skip
+def test_a_number_and_a_length_are_taken_within_their_bounds_alone(
+    read: Any, message: dict[str, Any], name: str, least: int, most: int, make: Any
+) -> None:
+    for value in (least, most):
+        read(message | {name: make(value)})
+    for value in (least - 1, most + 1):
+        if value >= 0:
+            with pytest.raises(PeerError, match=f"(is|has) {value}\\b"):
+                read(message | {name: make(value)})
 
 
-def test_a_hint_to_prefetch_is_bounded() -> None:
-    most = RunnerOrder(prefetch=tuple(f"sha256:{n}" for n in range(cluster.MAX_PREFETCH)))
-    direction = cluster.SUPERVISOR_TO_RUNNER
-    assert direction.decode(direction.encode(most)) == most
-    more = RunnerOrder(prefetch=(*most.prefetch, "sha256:more"))
-    with pytest.raises(PeerError, match="the number of adapters to prefetch"):
-        direction.decode(direction.encode(more))
+def test_what_is_unset_in_a_declared_pool_and_in_sampling_is_their_default() -> None:
+    (spec,) = pool({}).pools
+    assert spec == PoolSpec("ns/p", aging_s=0.0)
+    assert sampled({}).sampling == Sampling()
 
 
 def test_columns_of_a_step_that_say_nothing_are_left_out() -> None:

@@ -276,11 +276,11 @@ def outcome(m: common_pb2.Outcome) -> Outcome:
         predicted_p50_tokens=number(m.predicted_p50_tokens, "predicted_p50_tokens", MAX_TOKENS),
         predicted_p90_tokens=number(m.predicted_p90_tokens, "predicted_p90_tokens", MAX_TOKENS),
         model_version=text(m.model_version, "a predictor's version"),
-        ttft_ms=number(m.ttft_ms, "ttft_ms", 1 << 31),
-        total_ms=number(m.total_ms, "total_ms", 1 << 31),
+        ttft_ms=m.ttft_ms,
+        total_ms=m.total_ms,
         migrations=number(m.migrations, "migrations", MAX_MIGRATIONS),
         doublings=number(m.doublings, "doublings", MAX_MIGRATIONS),
-        choice=number(m.choice, "choice", 1 << 16),
+        choice=m.choice,
         key_id=text(m.key_id, "a key's id"),
     )
 

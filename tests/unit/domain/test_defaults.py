@@ -1,0 +1,37 @@
+"""What a message of the contracts leaves out: protobuf gives an older peer's unknown field as zero, or as empty."""
+
+import dataclasses
+import inspect
+from typing import Any
+
+from weft.domain import adapter, batch, fleet, ids, limits, prediction, request, routes, runner
+from weft.domain.ids import NEVER
+from weft.domain.model import config
+
+MODULES = (adapter, batch, fleet, ids, limits, prediction, request, routes, runner, config)
+
+
+def defaults(of: Any) -> dict[str, Any]:
+    if hasattr(of, "_field_defaults"):
+        return of._field_defaults
+    fields = dataclasses.fields(of) if dataclasses.is_dataclass(of) else ()
+    return {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
+
+
+def test_a_field_that_is_not_given_is_zero_or_empty_as_one_that_an_older_peer_does_not_send() -> None:
+    """Those that the codec gives another value, or always sends, and what a model's config.json leaves out."""
+    classes = [of for module in MODULES for of in vars(module).values() if inspect.isclass(of)]
+    said = {(of, name) for of in classes for name, value in defaults(of).items() if value and value != NEVER}
+    names = {of.__name__: {name for other, name in said if of is other} for of, _ in said}
+    assert names == {
+        "KeyRoute": {"scope"},
+        "NewBatch": {"completion_window"},
+        "PoolSpec": {
+            "max_queue", "max_migrations", "queue", "reservation", "aging_s", "consolidation", "consolidation_s",
+            "prefetch", "fair", "phases", "min_prompt", "min_token",
+        },
+        "RopeSpec": {"kind", "factor", "low_freq_factor", "high_freq_factor", "original_max_positions"},
+        "RunnerFigures": {"ready", "role"},
+        "RunnerReport": {"figures"},
+        "Sampling": {"top_p", "repetition_penalty"},
+    }  # fmt: skip
