@@ -8,6 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from weft_depot.core import Operation, Operations
+from weft_depot.core.operations import FINISHED
+
+STATES = ("Pending", "Validated", *FINISHED)
 
 
 def test_an_operation_goes_its_way_and_keeps_its_verdict() -> None:
@@ -26,6 +29,7 @@ def test_a_failed_operation_keeps_its_verdict() -> None:
     book.validated("1", {"rank": 8}, 1.0)
     failed = book.failed("1", "NotFinite", "a NaN", 2.0)
     assert (failed.reason, failed.message, failed.verdict) == ("NotFinite", "a NaN", {"rank": 8})
+    assert failed.retry_after_s == 0
 
 
 def test_equal_requests_share_while_it_runs_and_not_after() -> None:
@@ -121,11 +125,12 @@ class Book(RuleBasedStateMachine):
         self.now += seconds
         for name in self.book.forget(self.now):
             assert self.states.pop(name) in ("Fetched", "Failed"), "an unfinished operation is never forgotten"
-        assert self.book.counts()["Fetched"] + self.book.counts()["Failed"] <= 3
+        assert sum(state in FINISHED for state in self.states.values()) <= 3
 
     @invariant()
     def holds(self) -> None:
         self.book.check_operations()
+        assert self.book.counts() == {state: list(self.states.values()).count(state) for state in STATES}
         for name, state in self.states.items():
             found = self.book.find(name)
             assert found is not None

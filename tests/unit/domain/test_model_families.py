@@ -24,7 +24,6 @@ def test_each_family_has_its_own_biases_norms_and_windows():
     assert [spec.qkv_bias for spec in read.values()] == [False, False, True, False]
     assert [spec.qk_norm for spec in read.values()] == [False, False, False, True]
     assert [spec.windows for spec in read.values()] == [(0,) * 4, (4096,) * 4, (0,) * 4, (0,) * 4]
-    assert [spec.sliding_window for spec in read.values()] == [0, 4096, 0, 0]
 
 
 def test_what_a_config_leaves_out_is_what_its_family_means_by_that():
@@ -48,7 +47,8 @@ def test_a_model_type_stands_in_for_the_architecture(architecture):
     ("change", "windows"),
     [
         ({"sliding_window": 7}, (0, 0, 0, 0)),
-        ({"use_sliding_window": True, "sliding_window": 7}, (0, 0, 0, 0)),  # from layer 28 on
+        ({"use_sliding_window": True, "sliding_window": 7}, (0, 0, 0, 0)),
+        ({"use_sliding_window": True, "sliding_window": 7, "num_hidden_layers": 30}, (0,) * 28 + (7, 7)),
         ({"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}, (0, 7, 7, 7)),
         ({"use_sliding_window": True, "sliding_window": None, "max_window_layers": 1}, (0, 0, 0, 0)),
         ({"use_sliding_window": True, "max_window_layers": 3}, (0, 0, 0, 4096)),

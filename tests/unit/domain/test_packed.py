@@ -1,8 +1,20 @@
 """What matrices and KV take as the executors hold them: whole groups, whole rows, and their scales."""
 
+import math
+from typing import Any
+
 import pytest
 
-from weft.domain.model.packed import CUDA_INT4, int4_kv_group, packed_bytes
+from tests.unit.domain.test_model_config import QWEN2, QWEN3, parse
+from weft.domain.model.packed import (
+    CUDA_INT4,
+    int4_kv_group,
+    kv_token_bytes,
+    packed_bytes,
+    stacked_shapes,
+    vector_numbers,
+)
+from weft.domain.model.tensors import layer_tensors
 
 
 @pytest.mark.parametrize("kind", ["int4", CUDA_INT4])
@@ -18,8 +30,26 @@ def test_rows_come_in_sixteens_and_columns_in_thirty_twos() -> None:
         assert packed_bytes(n_out, 33, "bf16") == rows * 64 * 2
 
 
-def test_plain_tensors_are_not_padded() -> None:
-    assert packed_bytes(17, 33, "cuda fp32") == 17 * 33 * 4
+@pytest.mark.parametrize(("kind", "number"), [("reference", 4), ("cuda bf16", 2), ("cuda fp32", 4)])
+def test_plain_tensors_are_not_padded(kind: str, number: int) -> None:
+    assert packed_bytes(17, 33, kind) == 17 * 33 * number
+
+
+@pytest.mark.parametrize(
+    ("kind", "number"), [("bf16", 2), ("fp32", 4), ("int8", 2), ("int4", 2), (CUDA_INT4, 2), ("reference", 4)]
+)
+def test_a_token_has_a_key_and_a_value_of_each_head(kind: str, number: int) -> None:
+    spec = parse(num_key_value_heads=2, head_dim=96)
+    assert kv_token_bytes(spec, kind) == 2 * 2 * 96 * number
+    assert kv_token_bytes(spec, kind, int4=True) == 2 * 2 * 3 * (32 // 2 + 4), "three groups of 32"
+
+
+@pytest.mark.parametrize("family", [{}, QWEN2, QWEN3])
+def test_matrices_and_vectors_of_a_layer_are_all_of_its_tensors(family: dict[str, Any]) -> None:
+    spec = parse(**family, num_key_value_heads=2, head_dim=4)
+    sizes = [shape for _, shape in layer_tensors(spec, 0)]
+    assert sum(math.prod(shape) for shape in sizes if len(shape) == 1) == vector_numbers(spec)
+    assert sum(math.prod(shape) for shape in sizes if len(shape) == 2) == sum(map(math.prod, stacked_shapes(spec)))
 
 
 @pytest.mark.parametrize(("head_dim", "group"), [(64, 64), (128, 64), (96, 32), (32, 32), (80, 0)])

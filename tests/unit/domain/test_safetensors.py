@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import struct
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.unit.artifacts.making import pack, safetensors
 from weft.artifacts.errors import Reason, Refused
-from weft.domain.model.safetensors import Header, check_cover, read_header
+from weft.domain.model.safetensors import ITEM_BYTES, Header, check_cover, read_header
 
 
 def read(raw: bytes, **limits: int) -> Header:
@@ -37,6 +38,15 @@ def test_a_correct_file_is_read_with_places_counted_from_its_first_byte() -> Non
     assert raw[header.tensors["b"].begin : header.tensors["b"].end] == np.ones(6, "<f4").tobytes()
     assert header.tensors["a"].size_bytes == 8
     assert header.tensors["empty"].size_bytes == 0
+
+
+@pytest.mark.parametrize("dtype", ITEM_BYTES)
+def test_a_dtype_says_how_many_bits_a_number_has(dtype: str) -> None:
+    bits = int(re.findall(r"[0-9]+", dtype)[0]) if dtype != "BOOL" else 8
+    size = 3 * bits // 8
+    assert (
+        read(safetensors({"a": tensor(0, size, shape=[3], dtype=dtype)}, bytes(size))).tensors["a"].size_bytes == size
+    )
 
 
 def test_a_file_without_tensors_and_one_with_padding_are_correct() -> None:

@@ -104,11 +104,6 @@ class ModelSpec:
     dtype: str = ""
 
     @property
-    def sliding_window(self) -> int:
-        """The window of the layers that have one; 0: none has."""
-        return max(self.windows)
-
-    @property
     def q_size(self) -> int:
         return self.heads * self.head_dim
 
