@@ -10,6 +10,7 @@ import pytest
 from tests.unit.predictor.conftest import World, check_calibrator, teach
 from weft_predictor.checkpoint import UNREADABLE, load, save
 from weft_predictor.core import RidgeModel
+from weft_predictor.core.conformal import LEAST_LEVEL
 from weft_predictor.errors import CorruptModel
 from weft_predictor.models import first_models
 
@@ -26,6 +27,7 @@ def model() -> RidgeModel:
 
 
 def test_a_loaded_model_answers_and_learns_exactly_like_the_one_that_was_saved(model, world, tmp_path):
+    model.calibrators.pooled.level, next(iter(model.calibrators.by_group.values())).level = LEAST_LEVEL, 1.0
     save(tmp_path / "model.npz", model.save())
     again = load(tmp_path / "model.npz", RidgeModel.load)
     assert again.version == model.version
@@ -115,11 +117,17 @@ def test_arrays_that_are_no_model_are_refused(change, model):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("layout", 1), ("learned", -1), ("base", float("nan")), ("groups", [[None, float("nan"), 0, 0]]), ("own", 7)],
-)
+    [
+        ("layout", 1), ("learned", -1), ("base", float("nan")), ("own", 7),
+        *(("groups", fields) for fields in ({1: float("nan")}, {1: 0.49}, {1: 1.01}, {2: -1}, {2: 1_001}, {3: -1})),
+    ],
+)  # fmt: skip
 def test_a_model_with_poisoned_numbers_or_of_another_layout_is_refused(name, value, model):
     arrays = dict(model.save())
-    meta = json.loads(arrays["meta"].tobytes()) | {name: value}
+    meta = json.loads(arrays["meta"].tobytes())
+    if name == "groups":
+        value = [[value.get(i, known) for i, known in enumerate(group)] for group in meta["groups"]]
+    meta[name] = value
     arrays["meta"] = np.frombuffer(json.dumps(meta).encode(), np.uint8)
     with pytest.raises((CorruptModel, *UNREADABLE)):
         RidgeModel.load(arrays)

@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from statistics import mean
@@ -96,6 +97,12 @@ def test_a_prediction_does_not_depend_on_its_batch_and_its_bucket_is_that_of_the
     assert [one.bucket_tokens for one in both] == [edges[best] for best in p.argmax(1)]
     assert both[0].bucket_tokens < both[1].bucket_tokens
     assert np.exp(p).sum(1) == pytest.approx(1.0)
+    rows, _ = classes.rows([(item.prompt_text, 0) for item in items])
+    values = rows.value.reshape(2, 21)
+    assert values == pytest.approx(np.hstack([np.ones((2, 1)), np.exp(p), np.maximum(p, -10.0) / -10.0]))
+    middles = [(low + high) / 2 for low, high in pairwise([0, *edges])]
+    untaught = classes.uncalibrated().predict_rows(rows)
+    assert untaught == pytest.approx(np.exp(p) @ np.log(np.maximum(middles, 1.0)), abs=1e-4)
 
 
 @pytest.mark.slow

@@ -1,6 +1,8 @@
 """A candidate serves only once it has predicted better what neither had seen, and is rolled back by the same rule."""
 
+import math
 from random import Random
+from statistics import mean, stdev
 
 import pytest
 
@@ -76,12 +78,17 @@ def test_equal_models_are_seldom_exchanged():
     assert exchanged <= 8
 
 
-def test_one_outcome_decides_nothing():
-    judge = Judge()
-    for _ in range(MIN_JUDGED):
-        judge.add("", 0.2, 0.2)
-    judge.add("", 1e9, 0.0)
-    assert not judge.better
+@pytest.mark.parametrize("better_by", [0.0, 0.015, 0.02, 0.025, 0.03])
+def test_a_candidate_is_better_by_three_standard_errors_of_what_an_outcome_differs_at_most(better_by):
+    rng, judge = Random(6), Judge()
+    assert (judge.better, judge.gain) == (False, 0.0)
+    pairs = [(0.2, 0.2 - rng.gauss(better_by, 0.1)) for _ in range(MIN_JUDGED + 100)] + [(1e9, 0.0), (0.0, 1e9)]
+    for n, (served, candidate) in enumerate(pairs, 1):
+        judge.add("", served, candidate)
+        differences = [min(max(a - b, -1.0), 1.0) for a, b in pairs[:n]]
+        error = stdev(differences) / math.sqrt(n) if n > 1 else 0.0
+        assert judge.better == (n >= MIN_JUDGED and mean(differences) > 3 * error)
+        assert judge.gain == pytest.approx(sum(differences) / sum(served for served, _ in pairs[:n]))
 
 
 def test_a_flood_of_one_tenant_is_at_most_half_of_what_is_judged():

@@ -12,6 +12,7 @@ from weft.domain.request import FinishReason
 from weft_predictor import encoder_training, training
 from weft_predictor.core import EncoderClasses, PromotedModel, Retraining, RidgeModel, retraining
 from weft_predictor.core.encoder import deciles, tenths
+from weft_predictor.core.retraining import MAX_CPU_S
 from weft_predictor.encoder_files import SIZES, EncoderFiles, encoder_of, read_files, read_model, write_files
 from weft_predictor.errors import CorruptModel
 from weft_predictor.retrain import retrain
@@ -143,15 +144,17 @@ def test_answers_that_were_cut_off_are_no_samples_and_the_window_is_bounded():
     assert {sample.tokens for sample in job.samples} == {retraining.MAX_TOKENS}
 
 
-@pytest.mark.slow
-def test_a_network_that_is_too_large_for_its_time_is_given_up():
-    stage, tries = Stage(seconds=3_600.0), 0
-    for _ in range(40):
-        stage.answer(16 * FEW)
-        if (job := stage.retraining.due()) is not None:
-            tries += 1
-            stage.retraining.ended(job.cpu_s, out_of_time=True)
-    assert tries == 5, "30, 60, ... 480 s; never more than 600"
+def test_the_next_training_waits_for_the_time_that_the_last_one_says_and_one_that_needs_too_much_is_given_up():
+    stage = Stage(seconds=30.0)
+    stage.answer(FEW)
+    retraining = stage.retraining
+    for used_s, out_of_time, needed_s in (
+        (0.0, False, 30.0), (20.0, False, 40.0), (20.0, True, 80.0), (1e9, False, 600.0), (600.0, True, 1_200.0),
+    ):  # fmt: skip
+        retraining.ended(used_s, out_of_time=out_of_time)
+        for credit_s in (needed_s - 1.0, needed_s):
+            retraining._new, retraining._wanted, retraining.credit_s = FEW, FEW, credit_s
+            assert (retraining.due() is not None) == (credit_s == needed_s <= MAX_CPU_S), (used_s, credit_s)
 
 
 def test_a_ridge_is_not_retrained():
