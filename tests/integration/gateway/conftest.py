@@ -201,8 +201,8 @@ async def parts(depot: FakeDepot, tokenizer: tokenizers.Tokenizer) -> AsyncItera
 
 
 @asynccontextmanager
-async def serving(world: World, settings: GatewaySettings) -> AsyncIterator[World]:
-    """The real gateway on a real socket, in this event loop."""
+async def serving(world: World, settings: GatewaySettings, *, ready: bool = True) -> AsyncIterator[World]:
+    """The real gateway on a real socket, in this event loop; `ready`: once it is."""
     listener = socket.create_server(("127.0.0.1", 0))
     gateway = AppState(settings, registry=CollectorRegistry())
     http_protocol: Any = partial(BoundedHttp, bound=ConnectionBound(settings.max_connections))
@@ -212,7 +212,7 @@ async def serving(world: World, settings: GatewaySettings) -> AsyncIterator[Worl
     async with gateway.running(), httpx2.AsyncClient(timeout=PATIENCE_S) as world.pool:
         http = asyncio.create_task(server._serve([listener]))
         try:
-            await until(lambda: server.started)
+            await until(lambda: server.started and (not ready or not gateway.machine.admission.not_ready_reason()))
             yield world
         finally:
             server.should_exit = True
@@ -223,5 +223,4 @@ async def serving(world: World, settings: GatewaySettings) -> AsyncIterator[Worl
 async def world(parts: World, tmp_path: Path) -> AsyncIterator[World]:
     """Fakes and a ready gateway without keys."""
     async with serving(parts, parts.settings(tmp_path)):
-        await until(lambda: parts.gateway.machine.admission.not_ready_reason() is None)
         yield parts

@@ -8,7 +8,7 @@ import orjson
 
 from weft.wire.v1 import common_pb2
 
-from .conftest import ANSWER, World, opened, serving, soon, until
+from .conftest import ANSWER, World, opened, serving, soon
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
 
@@ -186,7 +186,6 @@ async def test_models_lists_bases_and_adapters_with_their_parent(world: World) -
 async def test_an_idle_stream_gets_comment_pings(parts: World, tmp_path: Path) -> None:
     parts.runner.autopilot = False
     async with serving(parts, parts.settings(tmp_path, ping_seconds=0.05)) as world, world.http() as http:
-        await until(lambda: world.gateway.machine.admission.not_ready_reason() is None)
         posted = asyncio.create_task(opened(http, {"model": "tiny", "prompt": "hello", "stream": True}))
         start = await world.runner.next("start")
         world.runner.step(start, 0, world.tokens("a"))

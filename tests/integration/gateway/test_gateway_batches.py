@@ -52,7 +52,6 @@ async def batched(world: World, tmp_path: Path, **changes: Any) -> AsyncIterator
             lines = LineRunner(world.gateway)
             async with lines.running():
                 await batch.up.wait()
-                await until(lambda: world.gateway.machine.admission.not_ready_reason() is None)
                 yield Batched(world, batch, lines)
 
 

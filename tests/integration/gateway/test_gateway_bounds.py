@@ -64,7 +64,6 @@ async def test_the_loop_goes_on_beside_a_large_request(
 ) -> None:
     wide_context(parts)
     async with serving(parts, parts.settings(tmp_path)) as world, httpx2.AsyncClient(timeout=PATIENCE_S) as http:
-        await until(lambda: world.gateway.machine.admission.not_ready_reason() is None)
         turns: list[int] = []
         turning = asyncio.create_task(turn_beside_threads(monkeypatch, turns))
         response = await http.post(f"{world.url}{path}", json=body)
@@ -282,7 +281,6 @@ async def test_a_body_that_is_not_declared_as_json_is_a_415_with_what_to_send(wo
 async def test_with_keys_metrics_name_only_what_the_caller_may_use(parts: World, tmp_path: Path) -> None:
     parts.scheduler.routes = with_keys(parts)
     async with serving(parts, parts.settings(tmp_path, auth=True)) as world, world.http() as http:
-        await until(lambda: world.gateway.machine.admission.not_ready_reason() is None)
         for name, model in (("acme", "acme/upper"), ("rival", "rival/secret")):
             await world.client(api_key=f"key-of-{name}").completions.create(model=model, prompt="hello")
         await world.settled()
@@ -301,7 +299,6 @@ async def test_a_platform_key_sees_every_metric_and_asks_no_model(parts: World, 
     routes.keys.add(key_hash=key_hash, key_id="p", scope=supervisor_pb2.KEY_SCOPE_PLATFORM)
     parts.scheduler.routes = routes
     async with serving(parts, parts.settings(tmp_path, auth=True)) as world, world.http() as http:
-        await until(lambda: world.gateway.machine.admission.not_ready_reason() is None)
         await world.client(api_key="key-of-rival").completions.create(model="rival/secret", prompt="hello")
         await world.settled()
         headers = {"authorization": "Bearer platform"}
@@ -329,7 +326,6 @@ async def test_beyond_a_limit_a_caller_reads_when_to_come_back(parts: World, tmp
     rule = {"requests_per_minute": 2, "tokens_per_minute": 600}
     parts.scheduler.routes = with_limits(parts, rule)
     async with serving(parts, parts.settings(tmp_path, auth=True)) as world, world.http() as http:
-        await until(lambda: world.gateway.machine.admission.not_ready_reason() is None)
         key = {"authorization": "Bearer key-of-acme"}
         for remaining in ("1", "0"):
             answer = await http.post("/v1/completions", json=ASKED, headers=key)
@@ -355,7 +351,6 @@ async def test_beyond_a_limit_a_caller_reads_when_to_come_back(parts: World, tmp
 async def test_a_client_with_its_two_retries_survives_a_short_limit(parts: World, tmp_path: Path) -> None:
     parts.scheduler.routes = with_limits(parts, {"concurrent": 1})
     async with serving(parts, parts.settings(tmp_path, auth=True)) as world:
-        await until(lambda: world.gateway.machine.admission.not_ready_reason() is None)
         client = world.client(api_key="key-of-acme").with_options(max_retries=2)
         ask = client.completions.create(model="acme/upper", prompt="hello")
         other = client.completions.create(model="acme/upper", prompt="hello")
@@ -367,7 +362,6 @@ async def test_a_spent_quota_ends_requests_and_new_batches_without_a_retry(parts
     spent = {"tokens_per_day": 10, "spent_until_unix_ms": 1 << 50}
     parts.scheduler.routes = with_limits(parts, spent)
     async with serving(parts, parts.settings(tmp_path, auth=True)) as world, world.http() as http:
-        await until(lambda: world.gateway.machine.admission.not_ready_reason() is None)
         key = {"authorization": "Bearer key-of-acme"}
         for path in ("/v1/completions", "/v1/batches"):
             refusal = await http.post(path, json=ASKED, headers=key)
@@ -380,7 +374,6 @@ async def test_gateways_report_what_they_used_and_count_what_others_did(parts: W
     rule = {"requests_per_minute": 6}
     parts.scheduler.routes = with_limits(parts, rule)
     async with serving(parts, parts.settings(tmp_path, auth=True)) as world, world.http() as http:
-        await until(lambda: world.gateway.machine.admission.not_ready_reason() is None)
         key = {"authorization": "Bearer key-of-acme"}
         assert (await http.post("/v1/completions", json=ASKED, headers=key)).status_code == 200
         reports = world.scheduler.limit_reports

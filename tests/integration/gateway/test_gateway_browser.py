@@ -68,7 +68,6 @@ async def test_a_key_opens_the_page_stays_in_its_tab_and_shows_names_as_text(
         assert [line for line in tab.log if "401" not in line] == []
 
     async with serving(parts, parts.settings(tmp_path, auth=True)) as world:
-        await until(lambda: world.gateway.machine.admission.not_ready_reason() is None)
         await seen(use)
 
 

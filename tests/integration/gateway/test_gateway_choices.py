@@ -222,7 +222,6 @@ async def test_a_choice_moves_alone_and_its_text_has_no_seam(three: World, other
 async def test_a_choice_counts_as_a_request_at_the_bound(parts: World, tmp_path: Path) -> None:
     parts.runner.autopilot = False
     async with serving(parts, parts.settings(tmp_path, max_in_flight=4)) as world, world.http() as http:
-        await until(lambda: world.gateway.machine.admission.not_ready_reason() is None)
         never = await http.post("/v1/completions", json=BODY | {"n": 5})
         assert (never.status_code, never.json()["error"]["param"]) == (400, "n")
         posted = asyncio.create_task(http.post("/v1/completions", json=BODY))

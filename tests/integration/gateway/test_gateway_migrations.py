@@ -118,7 +118,6 @@ async def test_the_hold_of_a_preempted_stream_stands_while_its_pool_has_a_ready_
 async def test_a_queued_request_hears_when_its_pool_loses_its_last_runner(parts: World, tmp_path: Path) -> None:
     parts.scheduler.autopilot = False
     async with serving(parts, parts.settings(tmp_path, hold_seconds=0.1)) as world, world.http() as http:
-        await until(lambda: world.gateway.machine.admission.not_ready_reason() is None)
         posted = asyncio.create_task(http.post("/v1/completions", json=BODY))
         submit = await world.scheduler.next("submit")
         assert world.gateway.machine.requests[submit.request_id].stream.hold_deadline is None
@@ -231,7 +230,6 @@ async def test_a_runner_that_does_not_answer_is_given_up_in_bounded_time(
     if not silent:
         other.address = "127.0.0.1:1"
     async with serving(parts, parts.settings(tmp_path, connect_seconds=0.5)) as world:
-        await until(lambda: world.gateway.machine.admission.not_ready_reason() is None)
         asked = asyncio.create_task(world.client().completions.create(model="tiny", prompt="hello"))
         submit = await world.scheduler.next("submit")
         world.scheduler.assign(submit.request_id, other)
@@ -244,7 +242,6 @@ async def test_a_runner_that_does_not_answer_is_given_up_in_bounded_time(
 
 async def test_a_session_without_requests_is_closed_and_opened_again(parts: World, tmp_path: Path) -> None:
     async with serving(parts, parts.settings(tmp_path, session_idle_seconds=0.05)) as world:
-        await until(lambda: world.gateway.machine.admission.not_ready_reason() is None)
         for sessions in (1, 2):
             await world.client().completions.create(model="tiny", prompt="hello")
             assert len(world.runner.outboxes) == sessions
@@ -259,7 +256,6 @@ async def test_a_scheduler_that_restarts_gets_everything_and_the_stream_does_not
 ) -> None:
     parts.scheduler.acknowledges = False
     async with serving(parts, parts.settings(tmp_path)) as world:
-        await until(lambda: world.gateway.machine.admission.not_ready_reason() is None)
         await world.client().completions.create(model="tiny", prompt="hello")
         finished = await world.scheduler.next("outcome_report")
         await world.runner.next("start")
@@ -305,7 +301,6 @@ async def test_a_request_that_comes_while_the_scheduler_is_away_waits_for_it(par
     async with AsyncExitStack() as stack:
         async with grpc_server(lambda s: add(first, s), at):
             world = await stack.enter_async_context(serving(parts, parts.settings(tmp_path, scheduler=at)))
-            await until(lambda: world.gateway.machine.admission.not_ready_reason() is None)
         await until(lambda: not world.gateway.manager.scheduler.up)
         asked = asyncio.create_task(world.client().completions.create(model="tiny", prompt="hello"))
         await until(lambda: world.gateway.machine.held == 1)

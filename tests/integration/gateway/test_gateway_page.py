@@ -64,7 +64,6 @@ async def test_a_key_sees_its_own_adapters_requests_and_errors_and_nothing_of_ot
     )
     runner.adapters.add(digest="sha256:secret", tier=4, running=1)
     async with serving(parts, parts.settings(tmp_path, auth=True)) as world, world.http() as http:
-        await until(lambda: world.gateway.machine.admission.not_ready_reason() is None)
         await world.client(api_key="key-of-acme").completions.create(model="acme/upper", prompt="hello")
         await world.settled()
         absent = {"model": "rival/absent", "prompt": "hello"}

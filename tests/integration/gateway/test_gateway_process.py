@@ -294,7 +294,6 @@ async def test_metrics_count_answers_tokens_and_refusals(world: World) -> None:
 
 async def test_models_beyond_the_bound_share_a_label(parts: World, tmp_path: Path) -> None:
     async with serving(parts, parts.settings(tmp_path, max_adapters=1)) as world, world.http() as http:
-        await until(lambda: world.gateway.machine.admission.not_ready_reason() is None)
         for model in ("tiny", "acme/upper", "rival/secret"):
             await http.post("/v1/completions", json=TEXT | {"model": model})
         text = (await http.get("/metrics")).text
@@ -338,7 +337,6 @@ async def test_a_predictor_in_trouble_costs_no_request(parts: World, tmp_path: P
         parts.predictor.go.clear()
     changes: dict[str, Any] = {"predict_ms": 50} | ({"predictor": "127.0.0.1:1"} if trouble == "away" else {})
     async with serving(parts, parts.settings(tmp_path, **changes)) as world, world.http() as http:
-        await until(lambda: world.gateway.machine.admission.not_ready_reason() is None)
         answer = await world.client().completions.create(model="tiny", prompt="hello")
         assert answer.choices[0].text == ANSWER
         submit = await world.scheduler.next("submit")
@@ -349,7 +347,6 @@ async def test_a_predictor_in_trouble_costs_no_request(parts: World, tmp_path: P
 async def test_the_official_client_retries_a_429_by_itself(parts: World, tmp_path: Path) -> None:
     parts.runner.autopilot = False
     async with serving(parts, parts.settings(tmp_path, max_in_flight=1)) as world:
-        await until(lambda: world.gateway.machine.admission.not_ready_reason() is None)
         first = asyncio.create_task(world.client().completions.create(model="tiny", prompt="hello"))
         start = await world.runner.next("start")
         with pytest.raises(openai.RateLimitError):

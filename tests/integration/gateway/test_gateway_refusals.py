@@ -165,7 +165,6 @@ async def test_unknown_paths_and_methods_have_the_same_shape(world: World) -> No
 
 async def test_a_body_beyond_its_bound_is_refused_declared_or_not(parts: World, tmp_path: Path) -> None:
     async with serving(parts, parts.settings(tmp_path, max_body_bytes=2048)) as world, world.http() as http:
-        await until(lambda: world.gateway.machine.admission.not_ready_reason() is None)
         body = orjson.dumps(TEXT | {"prompt": "x" * 4096})
 
         async def chunks() -> Any:
@@ -218,7 +217,6 @@ async def test_with_no_runner_in_time_it_is_a_503_before_the_first_byte(parts: W
     parts.scheduler.autopilot = False
     parts.scheduler.routes.pools[0].ready_runners = 0
     async with serving(parts, parts.settings(tmp_path, hold_seconds=0.1)) as world, world.http() as http:
-        await until(lambda: world.gateway.machine.admission.not_ready_reason() is None)
         response = await http.post("/v1/completions", json=TEXT | {"stream": True})
         refused(response, 503, "no_runner_available")
         cancel = await world.scheduler.next("cancel")
@@ -232,7 +230,6 @@ async def test_a_pools_own_hold_counts_instead_of_the_gateways(parts: World, tmp
     pool = parts.scheduler.routes.pools[0]
     pool.ready_runners, pool.hold_s = 0, 1
     async with serving(parts, parts.settings(tmp_path, hold_seconds=600)) as world, world.http() as http:
-        await until(lambda: world.gateway.machine.admission.not_ready_reason() is None)
         response = await http.post("/v1/completions", json=TEXT)
         refused(response, 503, "no_runner_available")
         assert "within 1 s" in response.json()["error"]["message"]
@@ -245,7 +242,6 @@ async def test_a_request_waits_for_a_pools_first_runner_longer_than_this_gateway
     pool = parts.scheduler.routes.pools[0]
     pool.ready_runners, pool.hold_s = 0, int(2 * PATIENCE_S)
     async with serving(parts, parts.settings(tmp_path, hold_seconds=0.1)) as world, world.http() as http:
-        await until(lambda: world.gateway.machine.admission.not_ready_reason() is None)
         posted = asyncio.create_task(http.post("/v1/completions", json=TEXT))
         submit = await world.scheduler.next("submit")
         held = world.gateway.machine.requests[submit.request_id].stream
@@ -257,7 +253,7 @@ async def test_a_request_waits_for_a_pools_first_runner_longer_than_this_gateway
 
 async def test_without_a_scheduler_there_is_no_route_and_a_503_with_the_reason(parts: World, tmp_path: Path) -> None:
     settings = parts.settings(tmp_path, scheduler="127.0.0.1:1", hold_seconds=0.1)
-    async with serving(parts, settings) as world, world.http() as http:
+    async with serving(parts, settings, ready=False) as world, world.http() as http:
         refused(await http.post("/v1/completions", json=TEXT), 503, "no_scheduler")
         refused(await http.get("/v1/models"), 503, "no_scheduler")
         assert (await http.get("/readyz")).status_code == 503
@@ -267,7 +263,6 @@ async def test_without_a_scheduler_there_is_no_route_and_a_503_with_the_reason(p
 async def test_a_scheduler_that_stays_away_while_a_request_waits_is_named(parts: World, tmp_path: Path) -> None:
     parts.scheduler.autopilot = False
     async with serving(parts, parts.settings(tmp_path, hold_seconds=0.3)) as world, world.http() as http:
-        await until(lambda: world.gateway.machine.admission.not_ready_reason() is None)
         posted = asyncio.create_task(http.post("/v1/completions", json=TEXT))
         await world.scheduler.next("submit")
         world.gateway.manager.scheduler.close()
@@ -278,7 +273,6 @@ async def test_a_scheduler_that_stays_away_while_a_request_waits_is_named(parts:
 async def test_an_error_after_the_first_byte_is_an_event_and_no_done(parts: World, tmp_path: Path) -> None:
     parts.runner.autopilot = parts.scheduler.autopilot = False
     async with serving(parts, parts.settings(tmp_path, hold_seconds=0.1)) as world:
-        await until(lambda: world.gateway.machine.admission.not_ready_reason() is None)
         client = world.client()
         asked = asyncio.create_task(client.completions.create(model="tiny", prompt="hello", stream=True))
         world.scheduler.assign((await world.scheduler.next("submit")).request_id)
@@ -297,7 +291,6 @@ async def test_an_error_after_the_first_byte_is_an_event_and_no_done(parts: Worl
 async def test_the_raw_error_event_closes_the_stream_without_done(parts: World, tmp_path: Path) -> None:
     parts.runner.autopilot = parts.scheduler.autopilot = False
     async with serving(parts, parts.settings(tmp_path, hold_seconds=0.1)) as world, world.http() as http:
-        await until(lambda: world.gateway.machine.admission.not_ready_reason() is None)
         posted = asyncio.create_task(opened(http, TEXT | {"stream": True}))
         world.scheduler.assign((await world.scheduler.next("submit")).request_id)
         world.runner.step(await world.runner.next("start"), 0, world.tokens("a"))
@@ -312,7 +305,6 @@ async def test_the_raw_error_event_closes_the_stream_without_done(parts: World, 
 async def test_more_requests_than_the_bound_get_a_429_and_the_others_are_served(parts: World, tmp_path: Path) -> None:
     parts.runner.autopilot = False
     async with serving(parts, parts.settings(tmp_path, max_in_flight=2)) as world, world.http() as http:
-        await until(lambda: world.gateway.machine.admission.not_ready_reason() is None)
         posted = [asyncio.create_task(http.post("/v1/completions", json=TEXT)) for _ in range(2)]
         starts = [await world.runner.next("start") for _ in posted]
         response = await http.post("/v1/completions", json=TEXT)
@@ -363,7 +355,6 @@ def with_keys(world: World, *, known: bool = True) -> scheduler_pb2.Routes:
 async def test_a_key_opens_its_own_namespace_and_nothing_else_shows(parts: World, tmp_path: Path) -> None:
     parts.scheduler.routes = with_keys(parts)
     async with serving(parts, parts.settings(tmp_path, auth=True)) as world, world.http() as http:
-        await until(lambda: world.gateway.machine.admission.not_ready_reason() is None)
         acme = world.client(api_key="key-of-acme")
         assert [model.id async for model in acme.models.list()] == ["acme/upper"]
         answer = await acme.completions.create(model="acme/upper", prompt="hello")
@@ -386,7 +377,6 @@ async def test_a_pools_owner_and_those_it_shares_with_see_its_base(parts: World,
     routes.pools[0].shared_namespaces.append("rival")
     parts.scheduler.routes = routes
     async with serving(parts, parts.settings(tmp_path, auth=True)) as world:
-        await until(lambda: world.gateway.machine.admission.not_ready_reason() is None)
         seen = {
             who: [m.id async for m in world.client(api_key=f"key-of-{who}").models.list()]
             for who in ("team", "rival", "acme")
@@ -398,7 +388,6 @@ async def test_a_pools_owner_and_those_it_shares_with_see_its_base(parts: World,
 async def test_without_a_known_key_everything_is_a_401(parts: World, tmp_path: Path, header: str | None) -> None:
     parts.scheduler.routes = with_keys(parts)
     async with serving(parts, parts.settings(tmp_path, auth=True)) as world, world.http() as http:
-        await until(lambda: world.gateway.machine.admission.not_ready_reason() is None)
         headers = {"authorization": header} if header else {}
         for response in (
             await http.get("/v1/models", headers=headers),
@@ -412,7 +401,6 @@ async def test_without_a_known_key_everything_is_a_401(parts: World, tmp_path: P
 async def test_while_keys_are_unknown_no_key_is_refused_as_wrong(parts: World, tmp_path: Path) -> None:
     parts.scheduler.routes = with_keys(parts, known=False)
     async with serving(parts, parts.settings(tmp_path, auth=True)) as world, world.http() as http:
-        await until(lambda: world.gateway.machine.admission.not_ready_reason() is None)
         response = await http.get("/v1/models", headers={"authorization": "Bearer key-of-acme"})
         refused(response, 503, "keys_not_known")
 
@@ -426,7 +414,6 @@ async def test_a_pool_whose_tokenizer_cannot_be_had_disturbs_no_other(parts: Wor
     routes.routes.add(model_name="broken", namespace="team", pool="team/broken")
     parts.scheduler.routes = routes
     async with serving(parts, parts.settings(tmp_path)) as world, world.http() as http:
-        await until(lambda: world.gateway.machine.admission.not_ready_reason() is None)
         error = refused(await http.post("/v1/completions", json=TEXT | {"model": "broken"}), 503, "model_not_ready")
         assert "team/broken" in error["message"]
         assert (await http.post("/v1/completions", json=TEXT)).status_code == 200
@@ -440,7 +427,7 @@ async def test_a_tokenizer_that_comes_later_is_taken_and_weights_are_never_asked
     manifest = parts.depot.blobs.path(parts.base_digest)
     shutil.copy(manifest, hidden)
     manifest.unlink()
-    async with serving(parts, parts.settings(tmp_path)) as world, world.http() as http:
+    async with serving(parts, parts.settings(tmp_path), ready=False) as world, world.http() as http:
         await until(lambda: "not hold" in (world.gateway.machine.admission.not_ready_reason() or ""))
         posted = asyncio.create_task(http.post("/v1/completions", json=TEXT))
         await until(lambda: world.gateway.machine.admission.arriving == 1)
@@ -453,10 +440,9 @@ async def test_a_tokenizer_that_comes_later_is_taken_and_weights_are_never_asked
 
 
 async def test_a_second_gateway_start_needs_no_depot(parts: World, tmp_path: Path) -> None:
-    async with serving(parts, parts.settings(tmp_path)) as world:
-        await until(lambda: world.gateway.machine.admission.not_ready_reason() is None)
+    async with serving(parts, parts.settings(tmp_path)):
+        pass
     async with serving(parts, parts.settings(tmp_path, depot="http://127.0.0.1:1")) as world:
-        await until(lambda: world.gateway.machine.admission.not_ready_reason() is None)
         assert (await world.client().completions.create(model="tiny", prompt="hello")).choices[0].text == ANSWER
 
 
@@ -466,7 +452,6 @@ async def test_a_cached_tokenizer_that_is_damaged_is_fetched_again_before_it_is_
 ) -> None:
     """A damaged manifest does not say which files are its own: they may be fetched again, too."""
     async with serving(parts, parts.settings(tmp_path)) as world:
-        await until(lambda: world.gateway.machine.admission.not_ready_reason() is None)
         assert world.gateway.registry.get_sample_value("weft_gateway_corrupt_artifacts_total") == 0
     blobs = BlobStore(tmp_path / "data" / "blobs")
     manifest = blobs.path(parts.base_digest)
@@ -478,7 +463,6 @@ async def test_a_cached_tokenizer_that_is_damaged_is_fetched_again_before_it_is_
             path.write_bytes(data[:at] if cut else data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
         parts.depot.asked.clear()
         async with serving(parts, parts.settings(tmp_path)) as world:
-            await until(lambda: world.gateway.machine.admission.not_ready_reason() is None)
             completion = await world.client().completions.create(model="tiny", prompt="hello")
             assert completion.choices[0].text == ANSWER
             assert world.gateway.registry.get_sample_value("weft_gateway_corrupt_artifacts_total") == len(damaged)

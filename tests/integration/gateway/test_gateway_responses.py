@@ -10,7 +10,7 @@ import openai
 import pytest
 from openai.types.responses import ResponseInputMessageItem
 
-from .conftest import World, serving, soon, until
+from .conftest import World, serving, soon
 from .test_gateway_batches import batched
 from .test_gateway_bounds import wide_context
 from .test_gateway_refusals import refused
@@ -148,7 +148,6 @@ async def test_without_a_batch_service_nothing_is_kept(world: World) -> None:
 async def test_an_error_behind_the_first_byte_is_an_event(parts: World, tmp_path: Path) -> None:
     parts.runner.autopilot = parts.scheduler.autopilot = False
     async with serving(parts, parts.settings(tmp_path, hold_seconds=0.1)) as world:
-        await until(lambda: world.gateway.machine.admission.not_ready_reason() is None)
         asked = world.client().responses.create(model="tiny", input="hello", stream=True)
         posted = asyncio.create_task(asked)
         world.scheduler.assign((await world.scheduler.next("submit")).request_id)

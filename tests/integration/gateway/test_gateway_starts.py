@@ -24,7 +24,7 @@ def with_broken_pool(world: World, version: int = 1, **fields: Any) -> scheduler
 
 async def test_the_first_requests_wait_for_the_route_table(parts: World, tmp_path: Path) -> None:
     routes, parts.scheduler.routes = parts.scheduler.routes, scheduler_pb2.Routes()
-    async with serving(parts, parts.settings(tmp_path)) as world, world.http() as http:
+    async with serving(parts, parts.settings(tmp_path), ready=False) as world, world.http() as http:
         asked = asyncio.create_task(http.post("/v1/completions", json=TEXT))
         listed = asyncio.create_task(http.get("/v1/models"))
         await until(lambda: world.gateway.machine.admission.arriving == 2 and world.gateway.manager.scheduler.up)
@@ -45,7 +45,7 @@ async def test_a_request_for_a_pool_at_zero_waits_for_its_tokenizer_and_wakes_th
     manifest.unlink()
     parts.scheduler.autopilot = False
     parts.scheduler.routes.pools[0].ready_runners = 0
-    async with serving(parts, parts.settings(tmp_path)) as world, world.http() as http:
+    async with serving(parts, parts.settings(tmp_path), ready=False) as world, world.http() as http:
         asked = asyncio.create_task(http.post("/v1/completions", json=TEXT))
         await until(lambda: world.gateway.machine.admission.waiting_for_tokenizer(world.base_digest))
         assert world.depot.blobs.put(kept) == world.base_digest
@@ -60,7 +60,6 @@ async def test_requests_held_for_a_tokenizer_that_does_not_come_leave_capacity_f
 ) -> None:
     parts.scheduler.routes = with_broken_pool(parts)
     async with serving(parts, parts.settings(tmp_path, max_in_flight=8)) as world, world.http() as http:
-        await until(lambda: world.gateway.machine.admission.not_ready_reason() is None)
         held = [asyncio.create_task(http.post("/v1/completions", json=TEXT | {"model": "broken"})) for _ in range(2)]
         await until(lambda: world.gateway.machine.admission.waiting_for_tokenizer(ABSENT) == 2)
         error = refused(await http.post("/v1/completions", json=TEXT | {"model": "broken"}), 503, "model_not_ready")
@@ -92,7 +91,7 @@ async def test_a_request_that_is_held_when_the_process_stops_is_refused_at_once(
     parts: World, tmp_path: Path, missing: str
 ) -> None:
     parts.scheduler.routes = scheduler_pb2.Routes() if missing == "routes" else with_broken_pool(parts)
-    async with serving(parts, parts.settings(tmp_path)) as world, world.http() as http:
+    async with serving(parts, parts.settings(tmp_path), ready=False) as world, world.http() as http:
         asked = asyncio.create_task(http.post("/v1/completions", json=TEXT | {"model": "broken"}))
         machine = world.gateway.machine
         await until(
