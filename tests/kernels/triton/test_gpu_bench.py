@@ -4,7 +4,6 @@ So that it works at the first try where a GPU is lent for half an hour.
 """
 
 import gc
-import random
 import subprocess
 import sys
 from collections.abc import Generator
@@ -15,7 +14,6 @@ import pytest
 import torch
 
 from weft_bench import gpu as command
-from weft_bench import gpu_layers
 from weft_bench.cpu_shapes import DISTINCT, RANK
 from weft_bench.errors import OutOfTime, WrongAdapter
 from weft_bench.gpu_amounts import TINY, Batch
@@ -24,11 +22,9 @@ from weft_bench.gpu_device import Gpu
 from weft_bench.gpu_exact import PROJECTIONS, oracle
 from weft_bench.gpu_models import Numbers, peft_tensors, random_weights, spec_of
 from weft_bench.gpu_operator import check, made
-from weft_bench.gpu_page import BEYOND_FLOOR, DOCS, ERROR, ERROR_RATIO, WANTED, answers, wanted, write_page
-from weft_bench.gpu_textgen import lengths
-from weft_bench.lines import Line, Origin, read
+from weft_bench.gpu_page import BEYOND_FLOOR, DOCS, ERROR, ERROR_RATIO, wanted, write_page
+from weft_bench.lines import Line, read
 
-HERE = Origin(command="make gpu-bench", machine="a GPU", versions="torch 2")
 METRICS = {  # figures of a case: what a page without them would miss
     "exact": {"largest error of a row", "likeliest token is fp32's: ours"},
     "steps": {
@@ -88,31 +84,7 @@ def test_an_operator_with_another_adapter_is_no_figure(gpu: Gpu) -> None:
         check(case)
 
 
-def test_lengths_are_those_of_the_recipe() -> None:
-    found = lengths(random.Random(0), 4000, 2048)
-    assert all(prompt >= 1 and answer >= 2 and prompt + answer <= 2048 for prompt, answer in found)
-    assert 23 < sum(prompt for prompt, _ in found) / len(found) < 26
-    assert 1000 < sum(map(sum, found)) / len(found) < 1050
-
-
-def test_rows_of_an_adapter_are_beside_each_other() -> None:
-    assert Batch(5, "Uniform").adapters == [0, 0, 1, 1, 2]
-    assert (Batch(4, "base").adapters, Batch(4, "base").n_adapters) == ([None] * 4, 0)
-
-
 # ---- the page
-
-
-def test_no_two_figures_that_are_wanted_have_one_name() -> None:
-    assert len({(each.case, each.metric) for each in WANTED}) == len(WANTED)
-
-
-def test_the_page_has_a_papers_figure_beside_ours_or_says_that_it_is_not_measured(tmp_path: Path) -> None:
-    one = next(each for each in WANTED if each.published == "Punica 116")
-    text = answers([HERE.line(one.case, one.metric, 12.5, one.unit)])
-    assert f"| {one.case} | time p50 [us] | Punica 116 |  | 12.5 us (a GPU) |" in text
-    assert text.count("not measured") == len(WANTED) - 1
-    assert "Nothing has been measured yet" in write_page(tmp_path).read_text()
 
 
 def test_the_page_is_current(tmp_path: Path) -> None:
@@ -142,14 +114,6 @@ def test_a_case_that_breaks_off_costs_itself_alone_and_is_named(tmp_path: Path) 
     assert "keys and values" in (tmp_path / "gpu.md").read_text()
 
 
-def test_a_case_for_which_no_time_is_left_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lines: list[Line] = []
-    left = command.measure(["attention"], TINY, lines.append, "make gpu-bench", tmp_path, ends=0.0)
-    assert left == ["attention"]
-    assert {line.of_machine for line in lines} == {True}
-    assert "attention: 0 s, not whole: no time was left" in capsys.readouterr().out
-
-
 def test_a_case_whose_time_is_over_amid_its_requests_leaves_what_it_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -169,12 +133,6 @@ def test_a_case_whose_time_is_over_amid_its_requests_leaves_what_it_has(
     assert "not whole: no time was left" in said
 
 
-@pytest.mark.slow
-def test_two_layers_run_for_ncu(capsys: pytest.CaptureFixture[str]) -> None:
-    assert gpu_layers.main(["2", DISTINCT]) == 0
-    assert "a step of 2 rows, Distinct" in capsys.readouterr().out
-
-
 @pytest.mark.slow  # as is all that imports transformers and peft
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft asks for it
 def test_the_oracle_of_an_8b_has_the_frequencies_of_a_loaded_checkpoint() -> None:
@@ -187,18 +145,3 @@ def test_the_oracle_of_an_8b_has_the_frequencies_of_a_loaded_checkpoint() -> Non
     frequencies = model.get_base_model().model.rotary_emb.inv_freq
     expected = spec.rope.theta ** -(torch.arange(0, spec.head_dim, 2) / spec.head_dim)
     torch.testing.assert_close(frequencies, expected, rtol=1e-6, atol=0)
-
-
-def test_without_a_gpu_it_says_so_at_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(command, "no_gpu", lambda: "there is no GPU")
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    assert command.main([]) == 3
-    assert capsys.readouterr().err == "error: there is no GPU\n"
-
-
-@pytest.mark.parametrize(("words", "said"), [(["beauty"], "none of exact"), (["--model", "9B"], "9B")])
-def test_wrong_words_are_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        command.main(words)
-    assert ended.value.code == 2
-    assert said in capsys.readouterr().err
