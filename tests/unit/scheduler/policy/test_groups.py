@@ -26,6 +26,7 @@ WITH_ANY = (*BOTH, PhaseGroups(ANY))
         (2, (9, 1), BOTH, (1, 1, 0)),
         (6, (4, 2), (PhaseGroups(PROMPT, 0, 1), PhaseGroups(TOKEN), PhaseGroups(ANY, 0, 2)), (1, 3, 2)),
         (4, (1, 3), (PhaseGroups(PROMPT, 3), PhaseGroups(TOKEN)), (3, 1, 0)),
+        (3, (1, 1), (PhaseGroups(PROMPT, 0, 1), PhaseGroups(TOKEN, 0, 1)), (1, 2, 0)),
     ],
 )
 def test_a_number_of_runners_is_spread_over_groups(
@@ -66,6 +67,16 @@ def test_each_phase_gets_what_it_demands_and_what_is_spare_does_not_go_back_and_
     if total > sum(demand):
         for nearby in (share - 0.2 / total, share + 0.2 / total):
             assert divide(total, demand, min(1.0, max(0.0, nearby)), phases) == phases
+
+
+@pytest.mark.parametrize(
+    ("total", "share", "before", "expected"),
+    [(10, 0.9, (5, 5), (9, 1)), (4, 0.6875, (2, 2), (2, 2)), (4, 0.6875, (2, 3), (3, 1))],
+)
+def test_a_number_is_divided_anew_where_it_or_the_share_has_changed_enough(
+    total: int, share: float, before: tuple[int, int], expected: tuple[int, int]
+) -> None:
+    assert divide(total, PhaseCounts(), share, PhaseCounts(*before)) == PhaseCounts(*expected)
 
 
 @given(COUNTS, COUNTS)
@@ -142,6 +153,7 @@ def test_the_last_prompt_runner_stays_where_another_can_go_though_no_prompts_are
     prompt, mixed = RunnerRole.PROMPT, RunnerRole.MIXED
     fleet = [VictimCandidate(0, 0, "a", prompt), VictimCandidate(0, 0, "b", mixed), VictimCandidate(0, 0, "c", mixed)]
     assert select_victims(fleet, [], PhaseCounts(any=1), PhaseCounts()) == ["b"]
+    assert select_victims(fleet[:2], [], PhaseCounts(any=1), PhaseCounts()) == ["a"], "so is the other one"
 
 
 def test_the_last_prompt_runner_stays_though_the_other_one_has_to_go() -> None:

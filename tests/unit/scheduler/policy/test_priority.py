@@ -87,6 +87,7 @@ def test_room_for_the_arrivals_of_a_second_stays_free_and_comes_back_as_they_cea
     for number in range(300):
         arrivals.count(number / 10, 40, 100)
     assert arrivals.headroom(30.0, 1) == (7, 700)  # (1 - 1/e) of ten a second
+    assert arrivals.prompt_tokens_per_s(30.0) == pytest.approx(0.632 * 400, rel=0.01)
     assert arrivals.headroom(30.0, 7).sequences == 1
     assert arrivals.headroom(1000.0, 1) == (0, 0)
 
@@ -167,6 +168,36 @@ def test_the_places_that_the_token_time_leaves_are_taken_by_one_request_each() -
     for places in (0, 1, 2):
         capacity = Capacity("a", 0, 2, places, 9, {""}, [*lines])
         assert len(select_victims(needs, [capacity])) == places
+
+
+X1, X2, Y3 = (BatchSequence(name, name[0], 10, int(name[1]), 0.0) for name in ("x1", "x2", "y3"))
+LARGE = BatchSequence("z4", "z", 30, 4, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("case", "free", "lines", "needs", "expected"),
+    [
+        ("each takes the pages of another one", (0, 5, 9), (X1, X2), [("", 10)] * 2, ["x1", "x2"]),
+        ("each takes the place of another one", (100, 0, 9), (X1, X2), [("", 10)] * 2, ["x1", "x2"]),
+        ("the first takes the place that is free", (100, 1, 9), (X1, X2), [("", 10)] * 2, ["x1"]),
+        ("a small one stays where a large one has to leave", (0, 5, 9), (X1, X2, LARGE), [("", 35)], ["x1", "z4"]),
+        ("the slot of which least is lost", (100, 5, 0), (Y3, X1, X2, LARGE), [("w", 10)], ["y3"]),
+        ("the base needs no slot", (0, 5, 0), (X1, X2), [("", 10)], ["x1"]),
+        ("nor does an adapter that stays in use", (0, 5, 0), (X1, X2), [("x", 10)], ["x1"]),
+    ],
+)
+def test_those_leave_whose_pages_places_or_slots_are_needed(
+    case: str,
+    free: tuple[int, int, int],
+    lines: tuple[BatchSequence, ...],
+    needs: list[tuple[str, int]],
+    expected: list[str],
+) -> None:
+    """`free`: tokens, places, slots; an adapter that is not in use takes five tokens."""
+    tokens, places, slots = free
+    capacity = Capacity("a", tokens, places, 9, slots, set(), [*lines])
+    wanted = [Need(adapter, lambda _, in_use, n=n: n if in_use else n + 5) for adapter, n in needs]
+    assert [request_id for _, request_id in select_victims(wanted, [capacity])] == expected, case
 
 
 SEQUENCES = st.lists(st.tuples(st.sampled_from("xyz"), st.integers(1, 40), st.integers(0, 40)), max_size=8)

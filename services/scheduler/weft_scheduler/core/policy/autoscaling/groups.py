@@ -103,6 +103,6 @@ def select_victims(
         spare = (c for c in everyone if c.group == last.group and c.uuid not in victims and roles[c.role] > 1)
         if not roles[last.role] and (other := next(spare, None)) is not None:
             del victims[last.uuid]
-            left[last.group], roles[last.role] = left[last.group] + 1, 1
+            roles[last.role] = 1
             take(other)
     return [*victims]

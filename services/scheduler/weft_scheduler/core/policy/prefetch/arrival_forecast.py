@@ -22,6 +22,7 @@ MOST_GAPS = 4096  # in one bucket; beyond it all are halved, so that old gaps fa
 PRIOR_GAPS = 2.0  # gaps of the pool that each of an adapter's buckets begins with
 DAY_S = 86_400.0
 UNSEEN_S = 600.0  # before this age nothing is said of adapters without an arrival
+EVEN = [0.5] * BUCKETS  # hazards of which nothing is known
 
 
 class GapTable:
@@ -40,11 +41,11 @@ class GapTable:
 
     def hazards(self, prior: list[float], weight: float) -> list[float]:
         """For each bucket the share of the gaps that reach it which end in it; `weight` more end by `prior`."""
-        reached, found = 0, [0.0] * BUCKETS
-        for bucket in range(BUCKETS - 1, -1, -1):
-            reached += self.ended[bucket]
-            found[bucket] = (self.ended[bucket] + weight * prior[bucket]) / (reached + weight)
-        return found
+        reached, found = 0, list[float]()
+        for ended, expected in zip(reversed(self.ended), reversed(prior), strict=True):
+            reached += ended
+            found.append((ended + weight * expected) / (reached + weight))
+        return found[::-1]
 
 
 class ArrivalForecast:
@@ -53,17 +54,16 @@ class ArrivalForecast:
     def __init__(self, adapters: int) -> None:
         self._own = LruDict[str, tuple[float, GapTable]](adapters)  # digest -> its last arrival, its gaps
         self._pool = GapTable()
-        self._prior = self._pool.hazards([0.5] * BUCKETS, PRIOR_GAPS)  # as of the last `settle`
+        self._prior = EVEN  # as of the last `settle`
         self._first = GapTable()  # from the beginning to each adapter's first arrival
-        self._begun_s = -1.0
-        self._unseen = 0  # registered adapters without an arrival
+        self._begun_s: float | None = None
+        self._unseen: int  # registered adapters without an arrival, as of the last `settle`
 
     def arrived(self, digest: str, now: float) -> None:
         """A request names it."""
         known = self._own.get(digest)
         if known is None:
-            self._begin(now)
-            self._first.add(now - self._begun_s)
+            self._first.add(now - self._begin(now))
             self._own[digest] = now, GapTable()
             return
         last_s, gaps = known
@@ -76,7 +76,7 @@ class ArrivalForecast:
         """So many adapters are registered. What arrived since the last call counts for others from now on."""
         self._begin(now)
         self._unseen = max(0, adapters - len(self._own))
-        self._prior = self._pool.hazards([0.5] * BUCKETS, PRIOR_GAPS)
+        self._prior = self._pool.hazards(EVEN, PRIOR_GAPS)
 
     def probability(self, digest: str, now: float, within_s: float) -> float:
         """That it is requested within so many seconds from now."""
@@ -93,17 +93,17 @@ class ArrivalForecast:
 
     def _hazard_unseen(self, now: float, within_s: float) -> float:
         """By the first arrivals of the last one to two doublings of the age."""
-        age_s = now - self._begun_s
-        if self._begun_s < 0 or age_s < UNSEEN_S:
+        if self._begun_s is None or (age_s := now - self._begun_s) < UNSEEN_S:
             return 0.0
         bucket = bucket_of(age_s)
         lately = self._first.ended[bucket - 1] + self._first.ended[bucket]
         doublings = math.log2(age_s) - (bucket - 2)
         return -math.log1p(-lately / (lately + self._unseen + 1)) / doublings * math.log2(1 + within_s / age_s)
 
-    def _begin(self, now: float) -> None:
-        if self._begun_s < 0:
-            self._begun_s = now
+    def _begin(self, now: float) -> float:
+        """Begin at the first call. Returns when that was."""
+        self._begun_s = now if self._begun_s is None else self._begun_s
+        return self._begun_s
 
     def __len__(self) -> int:
         return len(self._own)
@@ -117,7 +117,7 @@ def _cumulative(hazards: list[float], since_s: float, until_s: float) -> float:
         if not bucket:
             begins_s, width_s = 0.0, 1.0
         ends_s = begins_s + width_s if bucket < BUCKETS - 1 else math.inf
-        share = max(0.0, min(until_s, ends_s) - max(since_s, begins_s)) / width_s
+        share = (min(until_s, ends_s) - max(since_s, begins_s)) / width_s
         total -= share * math.log1p(-hazards[bucket])
     return total
 

@@ -37,9 +37,10 @@ class InteractiveArrivals:
     def headroom(self, now: float, runners: int) -> Headroom:
         """For the next ones, spread over so many runners."""
         expected = self._requests * self._kept(now) / RATE_TAU_S * HEADROOM_S / max(1, runners)
-        sequences = max(0, math.ceil(expected - LEAST))
-        mean_tokens = self._footprint_tokens / self._requests if sequences else 0.0
-        return Headroom(sequences, math.ceil(sequences * mean_tokens))
+        sequences = math.ceil(expected - LEAST)
+        if sequences <= 0:
+            return Headroom()
+        return Headroom(sequences, math.ceil(sequences * self._footprint_tokens / self._requests))
 
     def _kept(self, now: float) -> float:
         """The share that counts still."""

@@ -103,7 +103,8 @@ def _lost(leaving: Iterable[BatchSequence]) -> tuple[int, int]:
 
 def _take(need: Need, capacity: Capacity, leaving: Sequence[BatchSequence]) -> None:
     """The request has its place there."""
-    tokens = need.tokens_on(capacity.uuid, _in_use(need.adapter, capacity, leaving)) or 0
+    tokens = need.tokens_on(capacity.uuid, _in_use(need.adapter, capacity, leaving))
+    assert tokens is not None, "it fits"
     before = {one.adapter for one in capacity.lines} | capacity.shared
     capacity.lines = [one for one in capacity.lines if one not in leaving]
     after = {one.adapter for one in capacity.lines} | capacity.shared
