@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.hangs import CPU_FACTOR, MAX_IDLE_S, MIN_CPU_BOUND_S, HangWatch, Usage
+from harness.hangs import CPU_FACTOR, MAX_BEAT_S, MAX_IDLE_S, MIN_CPU_BOUND_S, HangWatch, Usage
 from harness.suite import Result, Suite
 from suites import repeat
 
@@ -93,6 +93,20 @@ def test_the_bound_of_cpu_seconds_is_ten_times_what_is_recorded_and_never_small(
     recorded = MIN_CPU_BOUND_S
     assert Watched(test=recorded).look(cpu_s=CPU_FACTOR * recorded - 1) == ""
     assert "CPU seconds" in Watched(test=recorded).look(cpu_s=CPU_FACTOR * recorded + 1)
+
+
+def test_a_watcher_that_was_stopped_has_seen_nothing_meanwhile() -> None:
+    watched = Watched()
+    assert watched.look(seconds=10 * MAX_IDLE_S) == ""
+    assert watched.look(seconds=MAX_IDLE_S - 2 * MAX_BEAT_S) == ""
+
+
+def test_what_waits_for_the_machine_is_given_its_time_again() -> None:
+    watched = Watched()
+    while not watched.look():
+        pass
+    watched.watch.forgive(WORKER)
+    assert watched.look() == ""
 
 
 @pytest.mark.parametrize("distribution", ["loadfile", pytest.param("worksteal", marks=pytest.mark.slow)])
