@@ -34,7 +34,7 @@ Tree = Optional[TreapNode]  # noqa: UP045 (a forward reference needs the spelled
 @lru_cache(maxsize=20_000)
 def priority_of(uuid: str) -> int:
     """The treap priority of a runner; hashing takes as long as a quarter of an insertion."""
-    return int.from_bytes(blake2b(uuid.encode()).digest(), "big")
+    return int.from_bytes(blake2b(uuid.encode(), digest_size=8).digest(), "big")
 
 
 class CapacityTreap:
