@@ -25,7 +25,7 @@ def _converted(obj: Mapping[str, Any]) -> Mapping[str, Any]:
     Older versions wrote defaults out. A default that nobody chose is no objective.
     """
     scheduler = obj["spec"].get("scheduler")
-    if obj["kind"] != "ServingPool" or not isinstance(scheduler, dict):
+    if not isinstance(scheduler, dict):  # the object is no pool
         return obj
     kept = {name: value for name, value in scheduler.items() if name not in ("tokenTimeMs", "placement")}
     spec = {**obj["spec"], "scheduler": kept}

@@ -122,7 +122,8 @@ def _chars(node: Any) -> int:
     """Of a scalar, or of a mapping's keys."""
     if isinstance(node, yaml.ScalarNode):
         return len(node.value)
-    return sum(len(key.value) for key, _ in node.value) if isinstance(node, yaml.MappingNode) else 0
+    pairs = node.value if isinstance(node, yaml.MappingNode) else ()
+    return sum(len(key.value) for key, _ in pairs)
 
 
 def _children(node: Any) -> Iterator[Any]:

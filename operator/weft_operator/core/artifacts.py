@@ -25,6 +25,7 @@ Verdict = Mapping[str, Any]
 FAILURE_PAUSE_MAX_S = 10.0
 UNREACHABLE_PAUSE_MAX_S = 60.0
 REMOTE_PAUSE_MAX_S = 600.0  # after failures of a source that others serve
+DOUBLINGS_MAX = 10  # of a pause: any bound is reached before
 WATCHED_S = 3600.0  # between two full looks at a source whose changes the depot reports
 JITTER = 0.1  # of every pause before a remote source is asked: those of one host do not come together
 REMOTE_SCHEMES = ("hf:", "s3:", "oci:", "https:")
@@ -128,18 +129,18 @@ class Resolution:
         if self.finished_at is None:
             return -inf
         if self.failures == 0:
-            if self.request.digest is not None or (self.request.remote and poll_s is None):
+            if self.request.digest is not None:
                 return inf
-            if self.request.remote and poll_s is not None:
-                return self.finished_at + self.request.jittered(poll_s)
+            if self.request.remote:
+                return inf if poll_s is None else self.finished_at + self.request.jittered(poll_s)
             return self.finished_at + (max(period_s, WATCHED_S) if self.answer.watch else period_s)
-        if self.request.remote:
-            pause_s = min(period_s * 2 ** min(self.failures - 1, 10), REMOTE_PAUSE_MAX_S)
-            least_s = max(pause_s, period_s, self.answer.retry_after_s / (1 - JITTER))
-            return self.finished_at + self.request.jittered(least_s)
         most_s = UNREACHABLE_PAUSE_MAX_S if self.answer.reason == "SourceUnreachable" else FAILURE_PAUSE_MAX_S
-        pause_s = min(period_s * 2 ** min(self.failures - 1, 10), most_s)
-        return self.finished_at + max(pause_s, period_s)  # never more often than a source in order
+        most_s = REMOTE_PAUSE_MAX_S if self.request.remote else most_s
+        pause_s = min(period_s * 2 ** min(self.failures - 1, DOUBLINGS_MAX), most_s)
+        pause_s = max(pause_s, period_s)  # never more often than a source in order
+        if self.request.remote:
+            pause_s = self.request.jittered(max(pause_s, self.answer.retry_after_s / (1 - JITTER)))
+        return self.finished_at + pause_s
 
 
 def started(before: Resolution | None, request: Request, now: float) -> Resolution:
@@ -244,7 +245,7 @@ class Retention:
 
     def due_at(self, longest_drain_s: float) -> float | None:
         """When the list may next grow shorter by itself; None while nothing drains and the depot knows."""
-        ends = list(self.until.values())
-        return (
-            max(min(ends, default=0.0), self.started_at + longest_drain_s) if ends or self.last_sent is None else None
-        )
+        first = self.started_at + longest_drain_s
+        if self.until:
+            return max(first, min(self.until.values()))
+        return first if self.last_sent is None else None

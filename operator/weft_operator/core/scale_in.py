@@ -90,7 +90,7 @@ def move_off(pool: Pool, group: str, size: int, state: State, now: float) -> Mov
         return Move(size + 1, [], f"{why}, once another runner is ready")
     going = [Runner(name, True) for name in leaving[:surplus]]
     unseen, orders = _mark(pool, pods, going, state, now)
-    return Move(size + surplus if unseen else size + surplus - len(going), orders, why)
+    return Move(len(ready) - (0 if unseen else len(going)), orders, why)
 
 
 def _staying(pool: Pool, group: str, state: State) -> dict[str, Pod]:

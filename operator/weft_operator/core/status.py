@@ -504,8 +504,8 @@ def _role_changes(before: Object | None, after: Object | None) -> Iterator[tuple
         return
     if changed := _other_counts(before, after, ("prompt", "token", "mixed")):
         yield "Normal", "RolesChanged", f"{changed}: {after['message']}"
-    groups = before.get("wanted"), after.get("wanted")
-    if groups[0] and groups[1] and (changed := _other_counts(groups[0], groups[1], ("prompt", "token", "any"))):
+    was, now = before.get("wanted"), after.get("wanted")
+    if was and now and (changed := _other_counts(was, now, ("prompt", "token", "any"))):
         yield "Normal", "GroupsScaled", f"{changed}: what prompts and tokens demand"
 
 

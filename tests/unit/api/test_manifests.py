@@ -206,8 +206,9 @@ def test_yaml_that_would_grow_is_refused_small(text: str, says: str) -> None:
 
 
 def test_a_file_that_is_too_large_or_no_text_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.api.manifests.MAX_FILE_BYTES", 100)
-    (tmp_path / "large.yaml").write_text(POOL)
+    monkeypatch.setattr("weft.api.manifests.MAX_FILE_BYTES", len(POOL))
+    (tmp_path / "large.yaml").write_text(f"{POOL}#")
+    (tmp_path / "small.yaml").write_text(POOL)
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ManifestError) as caught:
@@ -215,8 +216,18 @@ def test_a_file_that_is_too_large_or_no_text_is_a_problem(tmp_path: Path, monkey
     assert [(problem.document, problem.message.split(";")[0].split(":")[0]) for problem in caught.value.problems] == [
         (0, "a folder without .yaml, .yml, .json files"),
         (0, "not UTF-8 text"),
-        (0, "more than 100 bytes"),
+        (0, f"more than {len(POOL)} bytes"),
     ]
+
+
+def test_a_folder_of_too_many_files_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.api.manifests.MAX_FILES", 2)
+    for name, text in (("a", POOL), ("b", ADAPTER), ("c", "")):
+        (tmp_path / f"{name}.yaml").write_text(text)
+    assert len(load([tmp_path / "a.yaml", tmp_path / "b.yaml"])) == 2
+    with pytest.raises(ManifestError) as caught:
+        load([tmp_path])
+    assert [str(problem) for problem in caught.value.problems] == [f"{tmp_path}: 3 files, the limit is 2"]
 
 
 def test_one_decoded_document_is_parsed() -> None:

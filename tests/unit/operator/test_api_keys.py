@@ -32,6 +32,7 @@ from weft_operator.core.api_keys import (
     FINALIZER,
     BadSecret,
     SecretKey,
+    events_for,
     next_step,
     orphans,
     secret_manifest,
@@ -247,7 +248,7 @@ async def test_a_key_is_made_declared_and_reported_and_then_nothing_is_written()
     version = world.objects[REF]["metadata"]["resourceVersion"]
     await world.settle()
     assert world.objects[REF]["metadata"]["resourceVersion"] == version
-    assert [event.reason for event in world.events] == ["Registered"]
+    assert [(event.type, event.reason) for event in world.events] == [("Normal", "Registered")]
 
 
 @pytest.mark.parametrize("after", [False, True])
@@ -469,7 +470,8 @@ def test_until_the_supervisor_answers_a_status_stays_only_where_it_says_that_thi
         assert step is None
     else:
         assert isinstance(step, SetStatus)
-        assert step.status["conditions"][0]["reason"] == "Registering"
+        (event,) = events_for(parsed(obj), step.status)
+        assert (event.type, event.reason) == ("Normal", "Registering")
 
 
 def test_orphans_are_owners_without_an_object() -> None:

@@ -18,7 +18,7 @@ from weft_operator.core.artifacts import (
     updated,
 )
 
-ONE = Request("adapter", "file:a", None, None, "acme", digest("b"), ("base",), 64)
+ONE = Request("adapter", "file:a", None, None, "acme", digest("b"), ("base", "tiny"), 64)
 TWO = Request("adapter", "file:b", None, None, "acme", digest("b"), ("base",), 64)
 
 
@@ -27,7 +27,7 @@ def test_a_body_leaves_out_what_is_absent() -> None:
         "kind": "adapter",
         "uri": "file:a",
         "namespace": "acme",
-        "base": {"digest": digest("b"), "name": "base", "aliases": ()},
+        "base": {"digest": digest("b"), "name": "base", "aliases": ("tiny",)},
         "maxRank": 64,
     }
     assert Request("model", "file:m", "main", digest("a"), "n").body() == {
@@ -92,12 +92,18 @@ def test_sources_of_one_host_are_asked_for_within_a_tenth_of_their_period_but_no
     assert 108 < periods[-1] <= 110
 
 
-def test_a_source_that_cannot_be_reached_is_asked_less_often() -> None:
-    resolution: Resolution | None = None
-    for _ in range(12):
-        resolution = updated(started(resolution, ONE, 0.0), failed("SourceUnreachable"), 0.0)
-    assert resolution is not None
-    assert resolution.due_at(2.0) == 60.0
+@pytest.mark.parametrize("uri", ["file:a", "hf:org/a"])
+@pytest.mark.parametrize("reason", ["NotFinite", "SourceUnreachable"])
+@pytest.mark.parametrize(("failures", "pause_s"), [(1, 2.0), (3, 8.0), (9, 512.0), (99, 2048.0)])
+def test_a_source_that_fails_is_asked_less_often_with_a_bound_by_what_fails(
+    uri: str, reason: str, failures: int, pause_s: float
+) -> None:
+    resolution, request = Resolution(ONE), replace(ONE, uri=uri)
+    for _ in range(failures):
+        resolution = updated(started(resolution, request, 0.0), failed(reason), 10.0)
+    most_s = 60.0 if reason == "SourceUnreachable" else FAILURE_PAUSE_MAX_S
+    expected_s = request.jittered(min(pause_s, 600.0)) if request.remote else min(pause_s, most_s)
+    assert resolution.due_at(2.0) == 10.0 + expected_s
 
 
 @pytest.mark.parametrize(

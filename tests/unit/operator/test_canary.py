@@ -82,6 +82,20 @@ def test_a_canary_gets_its_share_once_it_is_fetched(world: World) -> None:
     }
 
 
+@pytest.mark.parametrize(("name", "published"), [("v2", "v2"), ("v1", "")])
+def test_a_canary_has_its_name_unless_the_other_content_has_it(world: World, name: str, published: str) -> None:
+    edit(world, version="v1", canary=canary(version=name))
+    (version,) = [version for version in entry(world).versions if version.weight]
+    assert version.name == published
+
+
+def test_a_canary_waits_for_a_content_beside_it() -> None:
+    world = ready(CONTENTS | {"file:upper": failed("ShapeMismatch")})
+    edit(world, canary=canary())
+    assert world.condition(REF, "CanaryPromoted") == ("Unknown", "Resolving")
+    assert world.routed == {}
+
+
 def test_a_canary_that_is_refused_gets_nothing_and_says_why(world: World) -> None:
     world.contents["file:next"] = failed("ShapeMismatch")
     edit(world, canary=canary())

@@ -140,6 +140,7 @@ def test_an_adapter_waits_for_its_base(world: World) -> None:
     world.contents["file:base"] = failed("SourceNotFound")
     world.settle(pool_object(), adapter_object("upper"))
     assert world.condition(adapter_ref("upper"), "Ready") == ("False", "BaseNotReady")
+    assert world.status(adapter_ref("upper"))["unavailableRunners"] == 0
     assert world.condition(pool_ref(), "Fetched") == ("False", "SourceNotFound")
     assert world.condition(pool_ref(), "Available") == ("False", "BaseNotReady")
 
@@ -176,6 +177,7 @@ def test_an_edited_source_takes_the_place_of_the_old_one_which_is_kept_while_it_
     serving.wait(61)
     assert digest("a") not in serving.kept
     assert digest("d") in serving.kept
+    assert serving.expectations.retention.until == {}
 
 
 def versions(world: World) -> list[tuple[str, str | None]]:
@@ -225,13 +227,15 @@ def test_a_version_is_the_name_of_the_content_that_is_found_once_it_is_published
 
 def test_versions_that_another_operator_wrote_in_another_form_are_left_out(serving: World) -> None:
     (current,) = serving.status(adapter_ref("upper"))["versions"]
-    foreign = [{"digest": current["digest"], "publishedAt": "2026-01-01T00:00:00Z"}, {"name": "v1"}]
+    known = {"digest": current["digest"], "publishTime": "2026-01-01T00:00:00Z"}
+    foreign = [known, {"digest": digest("d"), "publishedAt": "2026-01-01T00:00:00Z"}, {"name": "v1"}]
     stored = serving.store.get(adapter_ref("upper"))
     meta, status = stored["metadata"], {**stored["status"], "versions": foreign}
     serving.store.set_status(adapter_ref("upper"), meta["uid"], meta["resourceVersion"], status)
     again = serving.restarted()
     again.settle()
-    assert versions(again) == [(digest("a"), None)]
+    (stays,) = again.status(adapter_ref("upper"))["versions"]
+    assert (stays["digest"], stays["publishTime"]) == (digest("a"), known["publishTime"])
     assert published(again) == (digest("a"), [])
     assert again.condition(adapter_ref("upper"), "Ready") == ("True", "Published")
 
@@ -565,11 +569,11 @@ def test_what_the_manifest_says_of_the_source_is_what_the_depot_is_asked(world: 
     model = {"name": "base", "uri": "file:base", "revision": "v1", "credentialsRef": {"name": "hub"}}
     world.apply(pool_object(model=model))
     source = {"uri": "file:upper", "endpoint": "https://minio.acme:9000", "credentialsRef": {"name": "s3"}}
-    world.settle(adapter_object("upper", source=source, tier="Host"))
+    world.settle(adapter_object("upper", source=source, tier="Host", maxRank=8))
     base, adapter = (request.body() for request in world.asked)
     assert (base["revision"], base["credentialsRef"]) == ("v1", {"name": "hub"})
     assert (adapter["endpoint"], adapter["credentialsRef"]) == ("https://minio.acme:9000", {"name": "s3"})
-    assert (base.get("endpoint"), adapter["namespace"]) == (None, "acme")
+    assert (base.get("endpoint"), adapter["namespace"], adapter["maxRank"]) == (None, "acme", 8)
     assert next(iter(world.routed.values())).tier == "Host"
 
 
@@ -652,16 +656,21 @@ def test_a_remote_source_that_fails_is_asked_for_ever_less_often(world: World) -
     assert 10 <= Counter(request.uri for request in world.asked)["hf:acme/upper"] <= 20
 
 
-def test_a_changed_pool_replaces_its_runners_one_at_a_time(world: World) -> None:
-    world.settle(pool_object(replicas=3))
+@pytest.mark.parametrize(
+    ("rollout", "at_a_time"), [({}, 1), ({"maxUnavailable": 0, "maxSurge": 2}, 1), ({"maxUnavailable": 2}, 2)]
+)
+def test_a_changed_pool_replaces_its_runners_a_few_at_a_time(
+    world: World, rollout: dict[str, int], at_a_time: int
+) -> None:
+    world.settle(pool_object(replicas=4, rollout=rollout))
     world.ready_runners = False
-    world.settle(pool_object(replicas=3, kvCache={"pageTokens": 16, "pages": 2048}))
-    states = {i: (r.launch.kv_pages, r.state) for i, r in world.observed.runners[pool_ref()].items()}
-    assert states == {0: (2048, "Starting"), 1: (1024, "Ready"), 2: (1024, "Ready")}
+    world.settle(pool_object(replicas=4, rollout=rollout, kvCache={"pageTokens": 16, "pages": 2048}))
+    states = [(r.launch.kv_pages, r.state) for r in world.observed.runners[pool_ref()].values()]
+    assert states == [(2048, "Starting")] * at_a_time + [(1024, "Ready")] * (4 - at_a_time)
     runners = world.observed.runners[pool_ref()]
     runners[0] = replace(runners[0], state="Ready")
     world.settle()
-    assert [r.launch.kv_pages for r in world.observed.runners[pool_ref()].values()] == [2048, 2048, 1024]
+    assert sum(r.launch.kv_pages == 2048 for r in world.observed.runners[pool_ref()].values()) == at_a_time + 1
 
 
 def test_runners_that_cannot_start_are_replaced_at_once(world: World) -> None:

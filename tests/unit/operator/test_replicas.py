@@ -157,6 +157,7 @@ def test_a_mark_that_nobody_reports_is_ordered_once_and_waited_for_a_few_seconds
     assert requeue_at(pool_ref(), cluster.state, cluster.now) == cluster.now + ANSWER_S
     cluster.scheduler_speaks = True
     cluster.wait(1.0)
+    assert requeue_at(pool_ref(), cluster.state, cluster.now) == cluster.now - 1.0 + ANSWER_S
     seen = cluster.now + SEEN_S
     cluster.now = seen - 0.5
     cluster.settle()
@@ -175,6 +176,7 @@ def test_a_mark_of_long_ago_does_not_choose_whom_to_stop_now(cluster: ClusterWor
     assert cluster.plan() == []  # nothing is going to shrink
     started(cluster, pool_object(replicas=2))
     assert cluster.ready_names(pool_ref()) == names[:2]
+    assert cluster.cluster.pods[names[0]].cost == 0
 
 
 def test_a_pool_whose_scheduler_is_away_still_shrinks_for_people_but_not_by_itself(cluster: ClusterWorld) -> None:
@@ -400,9 +402,10 @@ def test_pods_that_do_not_come_up_are_reported_with_their_reason(cluster: Cluste
     started(cluster, pool_object(replicas=2))
     assert cluster.condition(pool_ref(), "Available") == ("False", "NoReadyRunner")
     pods = cluster.observed.pods[pool_ref()]
-    first = sorted(pods)[0]
+    first, last = sorted(pods)
     for state, message in (("Unschedulable", "0/1 nodes have nvidia.com/gpu"), ("CrashLoop", "exit code 1: no memory")):
         pods[first] = replace(pods[first], state=state, message=message)
+        pods[last] = replace(pods[last], state=state, message="another one, which does not take turns with it")
         for action in cluster.plan():
             cluster.do(action)
             cluster.observed.pods[pool_ref()] = pods
@@ -558,6 +561,10 @@ def test_an_object_that_nobody_controls_and_whose_labels_name_the_pool_is_adopte
     key, there = child_of(bare)
     bare.observed.foreign[pool_ref()] = {key: ForeignObject(there, bare.now)}
     assert versions_of(bare, key) == ["7"]
+    bare.settle()
+    del bare.cluster.objects[key]
+    bare.cluster.seen_by(bare.observed)
+    assert versions_of(bare, key) == [None], "it is not there any more"
 
 
 @pytest.mark.parametrize(

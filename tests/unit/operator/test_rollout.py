@@ -335,13 +335,14 @@ def test_a_pool_that_is_paused_or_broken_keeps_no_other_from_a_new_version() -> 
     for name in broken:
         world.cluster.pods[name] = replace(world.cluster.pods[name], ready=False)
     world.answers()
-    world.policy = Policy(defaults=NEXT)
+    world.policy = Policy(defaults=NEXT, resolve_period_s=60.0)
     for _ in range(20):
         for name, pod in world.cluster.pods.items():
             world.cluster.pods[name] = replace(pod, ready=pod.pool != pool_ref("broken"))
         world.step()
     assert images(world, "good") == {NEXT.image}
     assert images(world, "paused") == {SITE.image}
+    assert requeue_at(pool_ref("paused"), world.state, world.now) != world.now + RETRY_S
 
 
 def test_a_rollout_that_begins_says_that_no_runner_is_of_the_new_template() -> None:

@@ -15,6 +15,7 @@ from weft_operator.core.state import runner_pods
 from weft_runner.settings import parse_settings
 
 GRID = {"tensor": 2, "pipeline": 2, "podsPerRunner": 4}
+SCALING = {"idleSeconds": 60, "wakeSeconds": 300}
 
 
 @pytest.fixture
@@ -156,9 +157,17 @@ def test_runners_of_a_group_that_is_no_longer_named_go_as_others_become_ready(po
     assert labels == ["new", "new"]
 
 
+def test_while_the_scheduler_is_away_each_runner_counts_once(pool: ClusterWorld) -> None:
+    pool.scheduler_speaks = False
+    del pool.observed.pool_reports[str(pool_ref())]
+    pool.apply(pool_object(parallelism=GRID, autoscaling={"minReplicas": 0, "maxReplicas": 9} | SCALING))
+    pool.at_rest()
+    assert pool.status(pool_ref())["desiredReplicas"] == len(sets(pool)) == 2
+
+
 @pytest.mark.parametrize(
     "scaling",
-    [{"replicas": 4}, {"autoscaling": {"minReplicas": 2, "maxReplicas": 4, "idleSeconds": 60, "wakeSeconds": 300}}],
+    [{"replicas": 4}, {"autoscaling": {"minReplicas": 2, "maxReplicas": 4} | SCALING}],
     ids=["fixed", "autoscaled"],
 )
 def test_a_runner_for_one_phase_waits_for_the_victim_of_the_other(
@@ -193,11 +202,12 @@ def test_a_runner_for_one_phase_waits_for_the_victim_of_the_other(
         (("Starting", "Ready"), "Starting"),
         (("Ready", "Leaving"), "Starting"),
         (("Leaving", "Leaving"), "Leaving"),
+        (("Starting",), "Starting"),  # its others are not there yet
         (("Starting", "CrashLoop"), "CrashLoop"),
         (("Unschedulable", "Starting"), "Unschedulable"),
     ],
 )
-def test_the_pods_of_a_runner_are_one_in_the_state_of_all(states: tuple[Any, Any], together: str) -> None:
+def test_the_pods_of_a_runner_are_one_in_the_state_of_all(states: tuple[Any, ...], together: str) -> None:
     alone = Pod("a", "u", "g", "Ready")
     pods = [Pod(f"r-{i}", f"u{i}", "g", state, f"why {i}", runner="r") for i, state in enumerate(states)]
     found = runner_pods([*pods, alone])

@@ -59,6 +59,15 @@ def test_a_drained_node_is_left_with_every_runner_ready_all_the_time(
     assert world.condition(pool_ref(), "Ready") == ("True", "RunnersReady")
 
 
+def test_each_runner_of_a_drained_node_leaves_once_another_one_is_ready() -> None:
+    world = started(4, {"a": True, "b": True}, disruptionBudget=WAITS)
+    cordon(world, "a")
+    for _ in range(8):
+        world.wait(6.0)
+        assert (ready(world), len(world.cluster.pods)) in ((4, 4), (4, 5), (5, 5))
+    assert nodes_of(world) == ["b"] * 4
+
+
 def test_without_room_elsewhere_a_runner_stays_and_the_status_says_why() -> None:
     world = started(1, {"a": True}, disruptionBudget=WAITS)
     (name,) = world.cluster.pods

@@ -112,6 +112,8 @@ def test_a_number_that_people_wrote_gives_each_phase_its_least_and_the_rest_by_e
         of_phase[group.phase] += found[group.name]
     assert sum(found.values()) == replicas
     minima = sum(group.min for group in groups)
+    if not answered and replicas >= sum(max(1, group.min) for group in groups):
+        assert all(found[group.name] >= max(1, group.min) for group in groups)
     if replicas >= minima + sum(least):
         due = (least.prompt, least.token) if answered else (1, 1)
         missing = sum(max(0, count - of_phase[phase]) for phase, count in zip(("Prompt", "Token"), due, strict=True))
