@@ -290,7 +290,8 @@ class Play:
 
     def step(self) -> None:
         pool = self.driver.pool
-        if pool.paused() and not pool.runnable and not flying(self.driver) and not pool.adapters.loading:
+        loading = pool.adapters.slots.loading or pool.adapters.fetching
+        if pool.paused() and not pool.runnable and not flying(self.driver) and not loading:
             self.move()
         if pool.sequences or not self.driver.engine._events.empty() or flying(self.driver):
             self.driver.beat()

@@ -74,6 +74,7 @@ class Pair:
         self.wire: deque[tuple[Side, Any]] = deque()
         self.sent: list[Any] = []  # by both, in order
         self.awaited: dict[str, ev.ReceiveKv] = {}
+        self.dropped: list[ev.DropKv] = []
         self.streaming: list[ev.SendKv] = []
         self.open = False
         for side in (self.a, self.b):
@@ -101,8 +102,10 @@ class Pair:
                 self.send(effect)
             case ev.ReceiveKv():
                 self.awaited[effect.request_id] = effect
-            case ev.DropKv(request_id=request_id) if side is self.b:
-                self.awaited.pop(request_id, None)
+            case ev.DropKv(request_id=request_id):
+                self.dropped.append(effect)
+                if side is self.b:
+                    self.awaited.pop(request_id, None)
             case Close(peer, reason):
                 self.sent.append(effect)
                 self.open = False
@@ -209,7 +212,7 @@ def idle(pair: Pair) -> bool:
 PROMPT = list(range(10, 31))  # 21 tokens: three chunks of 8, six pages
 
 
-@pytest.mark.parametrize("layer_by_layer_tokens", [1, 1000])
+@pytest.mark.parametrize("layer_by_layer_tokens", [5, 6])
 def test_the_second_runner_continues_from_what_the_first_has_computed(layer_by_layer_tokens: int) -> None:
     pair = Pair(layer_by_layer_tokens=layer_by_layer_tokens)
     begin(pair, PROMPT)
@@ -222,7 +225,10 @@ def test_the_second_runner_continues_from_what_the_first_has_computed(layer_by_l
     ]
     assert pages == list(range(6)), "each page leaves once, in order"
     assert [s.first_page for s in pair.sent if isinstance(s, ev.SendKv)][1:], "pages leave while the prompt is computed"
-    assert any(s.layer_by_layer for s in pair.sent if isinstance(s, ev.SendKv)) == (layer_by_layer_tokens == 1)
+    assert any(s.layer_by_layer for s in pair.sent if isinstance(s, ev.SendKv)) == (layer_by_layer_tokens == 5)
+    assert not pair.dropped
+    of_a, of_b = pair.a.machine.pool.kv, pair.b.machine.pool.kv
+    assert (of_a.handed_over, of_a.received, of_b.handed_over, of_b.received, of_a.lost + of_b.lost) == (1, 0, 0, 1, 0)
     assert idle(pair)
 
 
@@ -291,6 +297,7 @@ def test_a_broken_stream_is_said_by_the_sender_and_by_the_receiver() -> None:
     pair.step(pair.a)
     pair.lose_stream()
     assert [e.reason for e in (*pair.a.ended(), *pair.b.ended())] == [EndReason.KV_LOST] * 2
+    assert [side.machine.pool.kv.lost for side in (pair.a, pair.b)] == [1, 1]
     assert idle(pair)
 
 
@@ -300,8 +307,11 @@ def test_nobody_who_takes_it_in_time_ends_it() -> None:
     for _ in range(3):
         pair.step(pair.a)
     pair.carry()
-    assert pair.a.machine.next_deadline() is not None
-    pair.a.now = pair.b.now = CLAIM_S + 1.0
+    for side, now in ((pair.a, 1.0), (pair.b, 1.0)):
+        side.now = now
+        pair.do(side, TICK)
+        assert side.machine.next_deadline() == CLAIM_S, "nothing is left to report"
+    pair.a.now = pair.b.now = CLAIM_S
     pair.do(pair.b, TICK)
     pair.do(pair.a, TICK)
     (ended,) = pair.a.ended()
@@ -347,12 +357,14 @@ def test_a_runner_of_another_pool_base_layout_or_for_another_incarnation_is_refu
         (KvOffer("r", Epoch(1, 0), ""), "nobody waits"),
         (KvOffer("r", E1, "sha256:x"), "adapter"),
         (KvOffer("other", E1, ""), ""),
+        (KvOffer("waits", E2, ""), "nobody waits"),
     ],
 )
 def test_an_offer_of_another_epoch_or_adapter_is_refused_by_name(offer: KvOffer, why: str) -> None:
     pair = Pair()
     pair.do(pair.b, Received(GATEWAY, starts(PROMPT, 6)[1]))
     pair.do(pair.b, Connected(FROM_A, KvHello(A, "1", "ns/p", "sha256:base", "layout")))
+    pair.do(pair.b, Received(FROM_A, KvOffer("waits", E1, "")))
     pair.do(pair.b, Received(FROM_A, offer))
     refusals = [s.reason for s in pair.sent if isinstance(s, KvRefuse)]
     assert bool(refusals) == bool(why)
@@ -372,6 +384,8 @@ def test_kv_of_another_runner_than_the_awaited_one_is_refused() -> None:
     [
         KvComplete("r", E1, 99, (1,)),
         KvComplete("r", E1, 0, (1,)),
+        KvComplete("r", E1, 21, ()),
+        KvComplete("r", E1, 22, (1, 1)),
         KvComplete("r", E1, 21, (1000,)),
         KvComplete("r", E1, 21, (1,) * 6),
     ],
@@ -421,8 +435,8 @@ def test_a_frozen_sequence_continues_on_another_runner_where_it_stopped(steps: i
 
 
 def test_a_runner_that_drains_computes_on_until_its_sequences_have_moved() -> None:
-    pair = Pair()
-    for name in ("moves", "stays"):
+    pair = Pair(kv_claim_s=20.0)
+    for name in ("moves", "stays", "sends"):
         one = starts(PROMPT[:8], 40, name)[0]
         pair.do(pair.a, Received(GATEWAY, replace(one, kv_to=None, reservation_tokens=8)))
     pair.do(pair.a, Connected(SUPERVISOR))
@@ -436,13 +450,66 @@ def test_a_runner_that_drains_computes_on_until_its_sequences_have_moved() -> No
     pair.do(pair.b, Received(GATEWAY, moved))
     pair.carry()
     assert "moves" not in pair.a.machine.pool.sequences
+    for _ in range(2):
+        pair.step(pair.a)
+    pair.do(pair.a, Received(GATEWAY, Freeze("sends", E1, E2, KvTarget(B, "kv"))))
     pair.a.now = 1.5
     pair.do(pair.a, TICK)
     assert "stays" in pair.a.machine.pool.sequences, "one has left within a second"
     pair.a.now = 3.0
     pair.do(pair.a, TICK)
-    assert [e.request_id for e in pair.a.ended()] == ["late", "stays"]
+    assert [e.request_id for e in pair.a.ended()] == ["late", "stays"], "KV that is on its way has all there is"
+    pair.a.now = 8.0
+    pair.do(pair.a, TICK)
+    assert [(e.request_id, e.epoch) for e in pair.a.ended()][2:] == [("sends", E2)]
     assert not pair.a.machine.pool.sequences
+
+
+def test_a_drain_that_is_ordered_ends_what_is_here_at_once() -> None:
+    """Its scheduler has ordered the moves before."""
+    pair = Pair()
+    pair.do(pair.a, Connected(SUPERVISOR))
+    pair.do(pair.a, Received(GATEWAY, replace(starts(PROMPT, 6)[0], kv_to=None)))
+    pair.do(pair.a, Received(SUPERVISOR, RunnerOrder(drain=True)))
+    assert [e.reason for e in pair.a.ended()] == [EndReason.DRAINED]
+
+
+@pytest.mark.parametrize("first", ["kv", "adapter"])
+def test_a_sequence_whose_kv_comes_runs_once_its_adapter_is_there_too(first: str) -> None:
+    pair = Pair()
+    on_a, on_b = (replace(one, adapter="x") for one in starts(PROMPT, 6))
+
+    def bring(side: Side) -> None:
+        pair.do(side, ev.Fetched("x", None, None))
+        pair.do(side, ev.Loaded("x", 1, 1, None, 1.0))
+
+    pair.do(pair.a, Received(GATEWAY, on_a))
+    bring(pair.a)
+    pair.do(pair.b, Received(GATEWAY, on_b))
+    for _ in range(3):
+        pair.step(pair.a)
+    if first == "adapter":
+        bring(pair.b)
+    while pair.carry():
+        pair.step(pair.b)
+    if first == "kv":
+        assert pair.b.machine.pool.sequences["r"].phase is SequencePhase.RECEIVE
+        bring(pair.b)
+    pair.finish(pair.b)
+    assert pair.b.tokens() == expected(PROMPT, 6)
+
+
+def test_a_paused_sequence_is_frozen_and_goes_on_elsewhere() -> None:
+    pair = Pair(total_pages=8)
+    for key, prompt in (("other", PROMPT[:8]), ("r", PROMPT[:4])):
+        one = replace(starts(prompt, 60, key)[0], kv_to=None)
+        pair.do(pair.a, Received(GATEWAY, one))
+    while not pair.a.machine.pool.paused():
+        pair.step(pair.a)
+    (paused,) = pair.a.machine.pool.paused()
+    pair.do(pair.a, Received(GATEWAY, Freeze(paused, E1, E2, KvTarget(B, "kv"))))
+    assert [m.request_id for m in pair.a.said if isinstance(m, Frozen)] == [paused]
+    assert pair.a.machine.pool.sequences[paused].phase is SequencePhase.SEND
 
 
 def test_a_freeze_of_a_sequence_in_flight_waits_for_its_batch() -> None:

@@ -337,7 +337,8 @@ def test_a_pinned_adapter_that_made_way_is_loaded_again_as_soon_as_its_pages_are
     device.execute()
     while device.loading:
         device.load()
-    pool.start(start_of("r", 1, (1,) * prompt, 1, adapter=adapter), session(), "g", 0.0)  # seven pages are free
+    assert pool.adapters.free_pages() == pool.adapters.free_pages("c") == 7
+    pool.start(start_of("r", 1, (1,) * prompt, 1, adapter=adapter), session(), "g", 0.0)
     device.execute()
     while pool.sequences:
         device.step(iter([1] * 5))

@@ -30,6 +30,7 @@ from weft_runner.core import (
     RequestPool,
     SampledToken,
     SequencePhase,
+    StepModel,
     SwapDone,
     SwapFailed,
     SwapIn,
@@ -39,6 +40,7 @@ from weft_runner.core import (
 )
 from weft_runner.core.adapter import Adapter
 from weft_runner.core.host_cache import CachedPage, HostCache, check_host_cache
+from weft_runner.core.host_prefixes import MOST_PAGES
 from weft_runner.core.kv_swap import MOST_SWAPS
 from weft_runner.model.checkpoint import open_checkpoint
 from weft_runner.model.cpu.executor import CpuExecutor
@@ -110,6 +112,7 @@ def test_the_latest_arrival_is_swapped_to_host_memory_and_comes_back_when_its_pa
     assert len(order.pages) == pool.pages.pages_for(pool.sequences["new"].in_kv)
     copied(pool, order)
     assert (phase(pool, "new"), phase(pool, "old")) == (SequencePhase.SWAPPED, SequencePhase.DECODE)
+    assert (pool.owed_pages(), pool.preemptions) == (5, 1), "it wants back what it had"
     assert not pool.swap.moving, "nothing says that a copy is complete while none is under way"
     assert pool.sequences["new"].reservation_tokens == 12, "the overrunner's doubles, not the victim's"
     assert pool.adapters.host.kv_bytes == PAGE * len(order.pages)
@@ -223,6 +226,51 @@ def test_where_no_swap_helps_the_supervisor_names_a_victim(why, limits, seconds)
     assert pool.take_report_now()
 
 
+DEAR = StepModel(base_ms=1.0, row_ms=0.0, key_ms=0.0, token_ms=0.25)  # a page of a prompt: a millisecond
+
+
+@pytest.mark.parametrize(("pages_per_s", "dearer"), [(2000, False), (2001, True)])
+def test_kv_is_copied_where_computing_it_again_is_dearer_than_both_ways(pages_per_s: int, dearer: bool):
+    pool = RequestPool(LIMITS, DEAR)
+    pool.swap.bytes_per_s = float(PAGE * pages_per_s)
+    begin(pool, "old", 1)
+    begin(pool, "new", 2, reservation_tokens=12)
+    while not pool.paused():
+        step(pool)
+    assert bool(copies(pool)) == dearer
+
+
+@pytest.mark.parametrize(("pages_per_s", "dearer"), [(2000, False), (2001, True)])
+def test_pages_of_earlier_prompts_are_copied_where_that_is_so_for_them_and_not_too_many_at_once(pages_per_s, dearer):
+    pool = RequestPool(replace(LIMITS, total_pages=40, max_context_tokens=160, host_bytes=1000), DEAR)
+    pool.swap.bytes_per_s = float(PAGE * pages_per_s)
+    for key, prompt in (("first", 145), ("second", 145), ("third", 9)):
+        begin(pool, key, 1, prompt=prompt, max_tokens=3, cache_salt="t")
+        while pool.sequences:
+            step(pool)
+    assert [len(order.pages) for order in copies(pool)] == [MOST_PAGES] * dearer
+
+
+@pytest.mark.parametrize(("pages_per_s", "sooner"), [(1000, False), (1001, True)])
+@pytest.mark.parametrize("beside", [False, True])
+def test_pages_are_read_from_host_memory_where_that_is_sooner_than_computing_them(pages_per_s, sooner, beside):
+    """Who waits for a copy misses a step of those that run meanwhile."""
+    pool = RequestPool(replace(LIMITS, host_bytes=1000), DEAR)
+    for key, salt in (("first", "t"), ("second", "t"), ("other", "u"), ("last", "v"), ("all", "w")):
+        begin(pool, key, 1, prompt=29 if key == "all" else 9, max_tokens=3, cache_salt=salt)
+        while pool.sequences:
+            step(pool)
+            for order in copies(pool):
+                copied(pool, order)
+    assert len(pool.host_prefixes) == 2
+    if beside:
+        begin(pool, "beside", 1, prompt=4)
+        step(pool)
+    pool.swap.bytes_per_s = float(PAGE * pages_per_s)
+    begin(pool, "again", 2, prompt=9, cache_salt="t")
+    assert (phase(pool, "again") is SequencePhase.SWAP_IN) == (sooner and not beside)
+
+
 @pytest.mark.parametrize("when", [SequencePhase.SWAP_OUT, SequencePhase.SWAPPED, SequencePhase.SWAP_IN])
 @pytest.mark.parametrize("how", ["stop", "close", "drain", "higher epoch"])
 def test_whatever_ends_a_swapped_sequence_frees_both_sides_at_once(when, how):
@@ -311,6 +359,17 @@ def test_an_adapter_may_leave_the_device_with_its_sequence_and_comes_back_with_i
     joined(pool, "a")
     assert phase(pool, "new") is SequencePhase.DECODE
     check_pool(pool)
+
+
+def test_an_adapter_whose_swapped_sequence_has_ended_is_reported_anew():
+    pool = RequestPool(LIMITS)
+    begin(pool, "old", 1)
+    begin(pool, "new", 2, reservation_tokens=12, adapter="a")
+    joined(pool, "a")
+    copied(pool, until_one_leaves(pool))
+    pool.adapters.dirty.clear()
+    pool.stop("new", Epoch(1, 2), session())
+    assert [adapter.report().running for adapter in pool.adapters.dirty.values()] == [0]
 
 
 def test_copies_of_adapters_leave_host_memory_for_kv_but_for_the_one_that_the_kv_needs():

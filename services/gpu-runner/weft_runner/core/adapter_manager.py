@@ -291,9 +291,9 @@ class AdapterManager:
         return True
 
     @property
-    def loading(self) -> bool:
-        """An adapter is on its way to a slot, or a queued one to disk or into host memory."""
-        return self.slots.loading or any(adapter.in_transfer for adapter in self.queue.values())
+    def fetching(self) -> bool:
+        """A queued adapter is on its way to disk or into host memory."""
+        return any(adapter.in_transfer for adapter in self.queue.values())
 
     # ---- what follows
 
@@ -428,7 +428,9 @@ class AdapterManager:
 
     def _prefetch(self) -> None:
         """The next adapter of the forecast, if nobody waits for another and there is a place for it."""
-        if not self.forecast.left or self.desired_version is None or self.loading or not self.prefetcher.idle:
+        if not self.forecast.left or self.desired_version is None or not self.prefetcher.idle:
+            return
+        if self.slots.loading or self.fetching:
             return
         if len(self._on_demand) >= MOST_ON_DEMAND:
             self.forecast.clear()

@@ -526,8 +526,10 @@ class RequestPool:
             if self.reservations.paused:
                 if not self.adapters.slots.evict_for(1, pinned_too=True):
                     return  # the supervisor names a victim
-            elif not self.adapters.force_evict_pinned() and not self._swap_in(pinned_too=True):
-                if self.adapters.loading:
+            elif self.adapters.force_evict_pinned():
+                return
+            elif not self._swap_in(pinned_too=True):
+                if self.adapters.fetching:
                     return
                 here = [s for s in self.sequences.values() if s.phase is not SequencePhase.SWAPPED]
                 last = of_lowest_priority(here or list(self.sequences.values()), _priority)
