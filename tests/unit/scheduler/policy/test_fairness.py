@@ -148,6 +148,13 @@ def test_the_part_of_the_window_of_a_tenant_that_waits_no_more_is_the_others() -
     assert [(r.tenant, r.size) for r in server.running] == [("small", 1), ("large", 1)]
 
 
+def test_as_many_tenants_as_the_window_are_offered_one_request_each_where_none_fits() -> None:
+    queue = queue_of(*((tenant, 9) for tenant in "abcd"), ("a", 9))
+    offered = queue.turns(2, lambda: 5, lambda _: (), lambda _: False)
+    assert [request.tenant for request in offered] == ["a", "b"]
+    assert queue.share(2) == 1
+
+
 def test_old_requests_of_a_flood_do_not_force_their_way_before_another_tenant() -> None:
     queue = queue_of(*[("flood", 5)] * 10, *[("victim", 5)] * 6)
     queue.counters.charge("flood", 1000)
@@ -163,6 +170,7 @@ def test_who_was_idle_has_no_credit_and_a_weight_is_a_share() -> None:
     counters.charge("busy", 1000)
     counters.enter("idle")
     assert counters.counter("idle") == 1000
+    assert [tenant for tenant in ("idle", "busy", "nobody") if counters.is_next(tenant)] == ["busy"], "it came first"
     counters.enter("gold")
     counters.charge("gold", 1000)
     counters.charge("idle", 1000)
@@ -172,6 +180,9 @@ def test_who_was_idle_has_no_credit_and_a_weight_is_a_share() -> None:
         counters.leave(tenant)
     counters.enter("new")
     assert counters.counter("new") == 1250, "of the tenant that left last"
+    counters.charge("absent", 5)
+    assert [counters.counter(tenant) for tenant in ("absent", "nobody")] == [5, 0]
+    assert TokenCounters({}).spread == 0
 
 
 def test_tenants_that_do_not_wait_are_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,7 +97,7 @@ FLEET = st.dictionaries(
     st.sampled_from("abcdefghij"),
     st.tuples(
         st.integers(0, 3),
-        st.integers(1, 40),
+        st.sampled_from([5, 10, 15, 20, 40]),
         st.sampled_from(SHAPES),
         st.lists(st.sampled_from(DIGESTS), max_size=2, unique=True).map(tuple),
         st.booleans(),
@@ -108,9 +108,9 @@ FLEET = st.dictionaries(
 @given(
     fleet=FLEET,
     digest=st.sampled_from(["", *DIGESTS]),
-    rank=st.sampled_from([0, 16]),
-    room=st.integers(1, 45),
-    context=st.sampled_from([50, 500]),
+    rank=st.sampled_from([0, 8, 16]),
+    room=st.sampled_from([5, 10, 15, 45]),
+    context=st.sampled_from([100, 500]),
     avoid=st.sets(st.sampled_from("abcdefghij")),
     closed=st.sets(st.sampled_from(SHAPES)),
     compared=st.sampled_from([0, 32]),
@@ -127,8 +127,10 @@ def test_the_index_finds_what_a_plain_search_finds(
 ) -> None:
     policy = Punica()
     for uuid, (working_set, free, shape, busy, full) in fleet.items():
-        policy.update(RunnerLoad(uuid, shape, 0, 9, 1, (), False))  # an earlier load of it
+        policy.update(RunnerLoad(uuid, SHAPES[working_set % 3], 0, 9, 1, ("sha256:1",), False))  # an earlier load of it
         policy.update(RunnerLoad(uuid, shape, working_set, 9, free, busy, full))
+    policy.update(RunnerLoad("left", SHAPES[0], 1, 9, 99, ("sha256:1",), True))
+    policy.remove("left")
 
     def takes(uuid: str) -> bool:
         _, free, shape, busy, full = fleet[uuid]
@@ -143,6 +145,10 @@ def test_the_index_finds_what_a_plain_search_finds(
         choice = policy.place(PlacementRequest(digest, rank, room, context, avoid, adapter_bytes=100), closed)
         assert (choice.uuid if choice else None) == expected
     assert policy.has_capacity(closed) == any(one[2] not in closed for one in fleet.values())
+    assert policy.free_tokens() == max((free for _, free, *_ in fleet.values()), default=0)
+    there = {shape for uuid, (_, _, shape, *_) in fleet.items() if uuid not in avoid}
+    fitting = {shape for shape in there if shape.max_rank >= rank and shape.max_context_tokens >= context}
+    assert policy.placeable_shapes(PlacementRequest(digest, rank, room, context, avoid)) == fitting
 
 
 def test_an_assign_that_is_not_reported_counts_its_adapters_pages_once(driver: Driver) -> None:

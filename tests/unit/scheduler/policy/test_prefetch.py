@@ -40,6 +40,9 @@ def runner(uuid: str, working_set: int = 0, *has: str, busy: bool = False) -> Pr
         ("beyond the best batch comes last", ranked("x"), [runner("a", 5), runner("b", 3)], ["b", "a"]),
         ("not worth it for each of two", ranked("x", hazard=COLD), [runner("a", 1), runner("b")], []),
         ("worth it for one", ranked("x", hazard=COLD), [runner("a")], ["a"]),
+        ("just worth it", ranked("x", hazard=LEAST_HAZARD), [runner("a")], ["a"]),
+        ("of nine used ones two more", ranked("x"), [*[runner(f"u{n}", 1, "x") for n in range(9)], *map(runner, "abc")],
+         ["c", "b"]),
         ("one that fetches is in line", ranked("x"), [runner("a", 1, busy=True), runner("b"), runner("c")], ["c"]),
     ],
 )  # fmt: skip

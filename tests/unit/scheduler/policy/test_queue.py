@@ -11,8 +11,9 @@ from harness.scheduler_driver import Driver, of
 from harness.waiting_request import WaitingRequest
 from weft.domain.request import Assign, FailReason, Reject, RejectReason, ResubmitComplete
 from weft_scheduler.core import Phase, RunnerShape
-from weft_scheduler.core.policy.queue import POLICIES, sorted_queue
+from weft_scheduler.core.policy.queue import POLICIES, shortest, sorted_queue
 from weft_scheduler.core.policy.queue.overtaking import Admitted, Overtaking
+from weft_scheduler.core.policy.queue.shortest import Shortest
 from weft_scheduler.core.policy.queue.sorted_queue import SortedQueue
 from weft_scheduler.core.policy.queue.waiting_queue import WaitingQueue
 
@@ -193,6 +194,27 @@ def test_shortest_lets_a_request_be_passed_for_three_times_the_backlog_that_it_f
         assert all(earlier <= name + aging_s + 1e-6 for earlier in admitted[:place]), (name, admitted)
 
 
+def test_shortest_measures_work_by_the_longest_of_the_latest_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    def delays(*sizes: int) -> list[float]:
+        policy, requests = Shortest(10.0), [WaitingRequest(name, size) for name, size in enumerate(sizes)]
+        return [policy.delay_s(request, policy.key(request, backlog_s=100.0)) for request in requests]
+
+    assert delays(*[1] * 200, 1000)[-1] == 10.0, "one of a hundred may be longer still"
+    monkeypatch.setattr(shortest, "SAMPLE", 3)
+    assert delays(100, 1, 1, 1) == pytest.approx([10.0, 0.1, 0.1, 10.0])
+
+
+def test_a_backlog_is_the_work_of_what_waits_and_the_lanes_of_classes_are_one_order() -> None:
+    queue = queue_of(30, 10, policy="shortest")
+    assert queue.backlog_s("", 2.0) == 20.0
+    queue.remove(next(iter(queue)))
+    assert queue.backlog_s("", 2.0) == 5.0
+    lanes = queue_of()
+    for name, awaited in enumerate(("", "A", "", "B", "A")):
+        lanes.push(WaitingRequest(name, 1, awaited_class=awaited))
+    assert [request.name for request in lanes.of_tenant("").candidates(9, lambda: 9)] == [*range(5)]
+
+
 def test_under_shortest_what_never_fits_is_passed_out_of_order_no_more_than_the_bound() -> None:
     """Its turn by ageing has long come: small ones behind it would fill the runner for ever."""
     queue, overtaking = queue_of(1, 50, *[1] * 20, policy="shortest", aging_s=3.0), Overtaking[WaitingRequest]()
@@ -307,6 +329,8 @@ def test_a_sorted_queue_is_a_sorted_list(steps: list[tuple[bool, int]], bucket: 
                 queue.remove((key,))
                 del model[key]
             assert [*queue] == [model[key] for key in sorted(model)]
+            assert len(queue) == len(model)
+            assert queue.last() == (((max(model),), model[max(model)]) if model else None)
             for key in range(-1, 31):
                 above = min((k for k in model if k > key), default=None)
                 assert queue.after((key,)) == (None if above is None else ((above,), model[above]))

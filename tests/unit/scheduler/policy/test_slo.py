@@ -9,7 +9,7 @@ from harness.scheduler_driver import SPEC, Driver, of
 from weft.domain.request import Assign, OutcomeReport, Reject, RejectReason
 from weft.domain.routes import PoolStatus, SloAttainment
 from weft_scheduler.core import Judged
-from weft_scheduler.core.policy.slo.attainment import TAU_S, Attainment
+from weft_scheduler.core.policy.slo.attainment import TAU_S, Attainment, ServiceLevel
 
 
 def test_the_share_is_of_what_finished_lately_and_stays_while_nothing_does() -> None:
@@ -21,6 +21,31 @@ def test_the_share_is_of_what_finished_lately_and_stays_while_nothing_does() -> 
     for number in range(50):
         attainment.count(True, number % 2 == 0, 40 * TAU_S)
     assert attainment.percents() == SloAttainment(50, 100, 50)
+
+
+@pytest.mark.parametrize(
+    ("objectives", "request_", "met"),
+    [
+        ((1.0, 0.1), (1.0, 11, 2.0), (True, True)),  # both just in time
+        ((1.0, 0.1), (1.1, 11, 1.2), (False, True)),
+        ((1.0, 0.1), (0.5, 2, 0.7), (True, False)),
+        ((1.0, 0.1), (0.5, 1, 9.0), (True, True)),  # one token has no time between tokens
+        ((1.0, 0.1), (0.0, 0, 9.0), (False, True)),  # none came
+        ((0.0, 0.1), (9.0, 1, 9.0), (True, True)),
+        ((1.0, 0.0), (0.5, 2, 9.0), (True, True)),
+    ],
+)
+def test_a_request_is_judged_by_what_its_pool_states(
+    objectives: tuple[float, float], request_: tuple[float, int, float], met: tuple[bool, bool]
+) -> None:
+    assert ServiceLevel(*objectives).judge(*request_, now=0.0) == met
+
+
+def test_attainment_is_published_once_a_period() -> None:
+    level, all_ = ServiceLevel(1.0, 0.0), SloAttainment(100, 100, 100)
+    for ttft_s, now, published in ((0.5, 0.0, all_), (2.0, 59.9, all_), (2.0, 60.0, SloAttainment(29, 29, 100))):
+        level.judge(ttft_s, 1, ttft_s, now)
+        assert level.published(now, 60.0) == (published, 60.0 if published == all_ else 120.0)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ PROMPT, TOKEN, MIXED = RunnerRole.PROMPT, RunnerRole.TOKEN, RunnerRole.MIXED
 def loads(draw: st.DrawFn, uuid: str) -> RunnerLoad:
     shape = draw(st.sampled_from(SHAPES))
     role = draw(st.sampled_from([PROMPT, TOKEN, MIXED])) if shape.kv_layout else MIXED
-    free, pending = draw(st.integers(1, 100)), draw(st.integers(0, 60))
+    free, pending = draw(st.sampled_from([5, 11, 20, 21, 40, 60, 100])), draw(st.integers(0, 60))
     busy = tuple(draw(st.sets(st.sampled_from(["d1", "d2"]))))
     full = draw(st.booleans())
     return RunnerLoad(uuid, shape, 1, 9, free, busy, full, 0, role, 100 - free, pending, pending < 50)
@@ -101,11 +101,11 @@ class PlainSearch:
         PlacementRequest,
         adapter=st.sampled_from(["", "d1", "d3"]),
         rank=st.sampled_from([0, 16]),
-        footprint_tokens=st.integers(20, 60),
+        footprint_tokens=st.sampled_from([20, 40, 60]),
         context_tokens=st.sampled_from([50, 2000]),
         avoid=st.sets(st.sampled_from("abc")),
         numerics_class=st.sampled_from(["", "", "x"]),
-        prefill_tokens=st.integers(1, 19),
+        prefill_tokens=st.sampled_from([4, 10, 19]),
         one_runner=st.booleans(),
     ),
     across=st.booleans(),
@@ -126,8 +126,19 @@ def test_the_index_finds_what_a_plain_search_finds(
         prompt, token = (next(load for load in fleet if load.uuid == uuid) for uuid in choice)
         assert prompt.shape.kv_layout == token.shape.kv_layout != ""
         assert across or prompt.shape.numerics_class == token.shape.numerics_class
-        accepting = {(load.role, load.shape) for load in fleet}
-        assert can_split(accepting, request.rank, request.context_tokens, across)
+    fitting = [load for load in fleet if load.shape.fits(request.rank, request.context_tokens)]
+    pairs = [(a.shape, b.shape) for a in fitting for b in fitting if (a.role, b.role) == (PROMPT, TOKEN)]
+    splits = any(domain_of(a, across) == domain_of(b, across) for a, b in pairs) or MIXED in {r.role for r in fitting}
+    accepting = {(load.role, load.shape) for load in fleet}
+    assert can_split(accepting, request.rank, request.context_tokens, across) == splits
+    for_tokens = [load.free_tokens for load in fleet if load.role is not PROMPT]
+    assert policy.free_tokens() == max(for_tokens, default=0)
+    assert policy.placeable_shapes(request) == {
+        load.shape
+        for load in fleet
+        if load.shape.fits(request.rank, request.context_tokens, request.numerics_class)
+        and load.uuid not in request.avoid
+    }
 
 
 def test_runners_that_leave_are_forgotten() -> None:

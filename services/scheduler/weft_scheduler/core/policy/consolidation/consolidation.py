@@ -46,7 +46,7 @@ class ConsolidationRunner:
     @property
     def lightly_loaded(self) -> bool:
         """At most half full, of sequences and of memory, and not idle."""
-        few = 0 < 2 * self.working_set <= self.good_sequences
+        few = bool(self.working_set) and 2 * self.working_set <= self.good_sequences
         return few and 2 * self.free_tokens >= self.total_tokens
 
 

@@ -52,10 +52,6 @@ class CapacityTreap:
         """The most that a member has."""
         return self._root.maximum if self._root is not None else 0
 
-    def __iter__(self) -> Iterator[tuple[RunnerKey, int]]:
-        """(key, free tokens), best first."""
-        return self.descending(0)
-
     def put(self, key: RunnerKey, free_tokens: int, priority: int) -> None:
         """Insert a key that is not in the set."""
         low, high = _split(self._root, key)

@@ -150,12 +150,8 @@ class RunnerIndex:
                     return key
                 if visited > len(holders):
                     break
-        best: RunnerKey | None = None
-        for uuid in holders:
-            entry = self.entries[uuid]
-            if entry.free_tokens >= free_tokens and uuid not in avoid and (best is None or entry.key > best):
-                best = entry.key
-        return best
+        entries = (self.entries[uuid] for uuid in holders if uuid not in avoid)
+        return max((entry.key for entry in entries if entry.free_tokens >= free_tokens), default=None)
 
     def _remove(self, uuid: str, entry: RunnerEntry) -> None:
         del self.entries[uuid]

@@ -139,16 +139,14 @@ class Splitwise:
         One on which the adapter is busy is preferred to one whose queue, or reservations, are shorter by no more than
         the request's own.
         """
-        found: RunnerKey | None = None
-        for shape in index.by_shape:
-            if shape in closed or not shape.fits(request.rank, request.context_tokens, request.numerics_class):
-                continue
-            if domain is not None and domain_of(shape, self._across_classes) != domain:
-                continue
-            key = index.best(
+        keys = [
+            index.best(
                 shape, request.adapter, tokens, request.avoid, request.skip_limit,
                 adapter_bytes=request.adapter_bytes, slack=tokens,
-            )  # fmt: skip
-            if key is not None and (found is None or key > found):
-                found = key
-        return found
+            )
+            for shape in index.by_shape
+            if shape not in closed
+            and shape.fits(request.rank, request.context_tokens, request.numerics_class)
+            and domain in (None, domain_of(shape, self._across_classes))
+        ]  # fmt: skip
+        return max((key for key in keys if key is not None), default=None)

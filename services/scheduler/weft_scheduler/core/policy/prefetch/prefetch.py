@@ -52,7 +52,7 @@ class Candidates:
     @property
     def known(self) -> bool:
         """Whether an adapter was ever requested."""
-        return len(self.forecast) > 0
+        return bool(len(self.forecast))
 
     def arrived(self, digest: str, now: float) -> None:
         """A request names it."""

@@ -8,6 +8,7 @@ bounded amount.
 """
 
 from collections.abc import Mapping
+from itertools import count
 
 from weft.domain.lru import LruDict
 from weft_scheduler.core.policy.queue.sorted_queue import FIRST, Key, SortedQueue
@@ -25,7 +26,7 @@ class TokenCounters:
         self._keys: dict[str, Key] = {}
         self._idle = LruDict[str, float](MAX_IDLE)
         self._last = 0.0  # the counter of the tenant that left an empty queue behind
-        self._turns = 0
+        self._turns = count()
         self.waiting_weight = 0
 
     def __len__(self) -> int:
@@ -62,8 +63,7 @@ class TokenCounters:
         """It begins to wait."""
         first = self._waiting.after(FIRST)
         least = (first[0][0] if first is not None else self._last) - self._burst_tokens / self.weight(tenant)
-        self._turns += 1
-        self._put(tenant, (max(self._idle.pop(tenant, 0.0), least), self._turns))
+        self._put(tenant, (max(self._idle.pop(tenant, 0.0), least), next(self._turns)))
         self.waiting_weight += self.weight(tenant)
 
     def leave(self, tenant: str) -> None:

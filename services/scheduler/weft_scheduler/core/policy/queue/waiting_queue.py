@@ -132,7 +132,7 @@ class TenantQueue(Generic[R]):
                     found.append((*entry, name))
             if not found:
                 return
-            key, request, name = found[0] if len(found) == 1 else min(found, key=lambda entry: entry[0])
+            key, request, name = min(found, key=lambda entry: entry[0])
             passed[name] = key
             yield request
             stayed[name] += request.id in self._keys

@@ -14,8 +14,8 @@ class Attainment:
     """
 
     def __init__(self) -> None:
-        self._counts = (0.0, 0.0, 0.0, 0.0)  # finished; met both objectives, that of the first token, of the others
-        self._at = 0.0
+        self._counts = (0.0,) * 4  # finished; met both objectives, that of the first token, of the others
+        self._at = -math.inf
 
     def count(self, ttft_met: bool, token_time_met: bool, now: float) -> None:
         """A request has finished."""
