@@ -14,7 +14,8 @@ MARGIN = 0.75  # of a runner: the wanted number of prompt runners differs by mor
 REPLANNED = 64  # runners: more are not compared because one came, it joins the side that lacks one
 LOST_IN_A_ROW = 3  # times that transfers were lost, after which no phases are split for a while
 LOST_TOGETHER_S = 1.0  # a stream or a runner that ends takes all of its transfers with it: that is once
-SUSPEND_S, MAX_SUSPEND_S = 10.0, 300.0  # doubles each time
+SUSPEND_S = 10.0  # doubles each time
+MAX_SUSPEND_S = 300.0
 PROMPT_PRIOR, OUTPUT_PRIOR = 1020, 129  # tokens of a request before the first one: Splitwise's conversation trace
 MEMORY = 64  # requests that the expected lengths remember
 
@@ -63,7 +64,7 @@ class RolePlan:
         self.work = ExpectedWork()
         self.prompt_share = 0.5  # of the runners' time that requests take, that of prompts, as last planned
         self.suspended_until = 0.0
-        self._lost = self._suspensions = 0
+        self._lost, self._suspend_s = 0, SUSPEND_S
         self._lost_s = float("-inf")  # when a loss was counted last
         self._planned_s = float("-inf")
         self._grown_s = float("-inf")
@@ -100,7 +101,7 @@ class RolePlan:
         if now < self.suspended_until:
             self.base, self.mixed = {}, {}
             return
-        if self._planned_s < 0:
+        if self._planned_s == float("-inf"):
             self._planned_s = now
         self.prompt_share = self._prompt_share(runners)
         for members, least in _domains(runners, bounds):
@@ -132,7 +133,7 @@ class RolePlan:
 
     def handed_off(self) -> None:
         """KV has come from one runner to another."""
-        self._lost = self._suspensions = 0
+        self._lost, self._suspend_s = 0, SUSPEND_S
 
     def lost(self, now: float) -> bool:
         """A transfer has failed. True where no phases are split from now on: again and again has a common cause."""
@@ -142,8 +143,8 @@ class RolePlan:
         if self._lost < LOST_IN_A_ROW or now < self.suspended_until:
             return False
         self._lost = 0
-        self.suspended_until = now + min(MAX_SUSPEND_S, SUSPEND_S * 2**self._suspensions)
-        self._suspensions = min(self._suspensions + 1, 16)
+        self.suspended_until = now + self._suspend_s
+        self._suspend_s = min(MAX_SUSPEND_S, 2 * self._suspend_s)
         return True
 
     def resumes(self, now: float) -> bool:
@@ -170,13 +171,13 @@ class RolePlan:
     def _prompt_count(self, members: Sequence[PhaseRunner], bounds: Bounds) -> int:
         n = len(members)
         least = max(1, min(bounds.prompt, n - 1))
-        most = max(least, n - max(1, min(bounds.token, n - least)))
+        most = max(least, n - max(1, bounds.token))
         # a group's preferred role is kept wherever the bounds let it
         least = max(least, min(most, sum(r.preferred is RunnerRole.PROMPT for r in members)))
         most = min(most, max(least, n - sum(r.preferred is RunnerRole.TOKEN for r in members)))
         wanted = n * self._prompt_share(members)
         present = sum(self.base.get(runner.uuid) is RunnerRole.PROMPT for runner in members)
-        known = sum(runner.uuid in self.base for runner in members)
+        known = any(runner.uuid in self.base for runner in members)
         kept = known and abs(wanted - present) <= MARGIN
         return min(most, max(least, present if kept else round(wanted)))
 
@@ -188,9 +189,8 @@ class RolePlan:
 
     def _suits_prompts(self, runner: PhaseRunner) -> tuple[int, bool, float, str]:
         """The smaller, the earlier it is for prompts: by its group, then as it is, then by what it is fast at."""
-        preference: dict[RunnerRole | None, int] = {RunnerRole.PROMPT: 0, RunnerRole.TOKEN: 2}
-        ratio = runner.prompt_s / runner.token_s if runner.token_s else 1.0
-        rank = preference.get(runner.preferred, 1)
+        rank = (RunnerRole.PROMPT, None, RunnerRole.TOKEN).index(runner.preferred)
+        ratio = runner.prompt_s / runner.token_s
         return rank, self.base.get(runner.uuid) is not RunnerRole.PROMPT, ratio, runner.uuid
 
     def _has_both(self, members: Sequence[PhaseRunner]) -> bool:
