@@ -11,10 +11,8 @@ from transformers import (
 )
 
 from weft_predictor.core import Encoder
-from weft_predictor.core.encoder import NAMES
-from weft_predictor.core.encoder_gradients import EncoderLoss, Parameters
 from weft_predictor.encoder_files import EncoderFiles, parse, write_files
-from weft_predictor.encoder_training import WEIGHT_DECAY, files_of, from_files, from_scratch
+from weft_predictor.encoder_training import files_of, from_files, from_scratch
 
 COMMON = {"vocab_size": 300, "max_position_embeddings": 32, "num_labels": 10, "initializer_range": 0.2}
 DISTILBERT = (
@@ -54,40 +52,3 @@ def test_transformers_reads_what_training_writes(tmp_path):
         expected = network(torch.tensor([ids])).logits[0].numpy()
     assert np.abs(Encoder(*parse(files)).logits(ids) - expected).max() < 1e-5
     assert from_files(files).shape == start.shape
-
-
-@pytest.mark.parametrize(("kind", "config"), [DISTILBERT, BERT])
-def test_gradients_and_steps_of_training_are_those_of_torch(kind, config, tmp_path):
-    """Three steps of AdamW on batches of unequal lengths, with the clipping of the gradient's norm."""
-    torch.manual_seed(4)
-    network = kind(config).eval()  # without dropout
-    network.save_pretrained(tmp_path)
-    files = EncoderFiles((tmp_path / "config.json").read_bytes(), (tmp_path / "model.safetensors").read_bytes(), b"")
-    start = from_files(files)
-    parameters = Parameters(start.weights)
-    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3, weight_decay=WEIGHT_DECAY)
-    for step in range(3):
-        lengths = (1, 5, 32) if step else (7, 7)
-        examples = [(torch.randint(1, 300, (length,)).tolist(), i + step) for i, length in enumerate(lengths)]
-        ids = torch.tensor([[*ids, *[0] * (max(lengths) - len(ids))] for ids, _ in examples])
-        labels = torch.tensor([label for _, label in examples])
-        optimizer.zero_grad()
-        expected_loss = network(ids, attention_mask=(ids > 0).long(), labels=labels).loss
-        expected_loss.backward()
-        parameters.clear()
-        loss, backward = EncoderLoss(start.shape, parameters).forward(examples)
-        backward()
-        assert loss == pytest.approx(expected_loss.item(), abs=1e-3)
-        for name, tensor in network.named_parameters():
-            expected = tensor.grad.numpy()
-            close = 1e-4 + 1e-3 * np.abs(expected).max()
-            assert np.abs(parameters.gradient[name] - expected).max() < close, name
-        torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-        optimizer.step()
-        assert parameters.step(1e-3, WEIGHT_DECAY)
-    moved = dict(network.named_parameters())
-    for name in start.weights.keys() - {
-        name for name in moved if name.endswith(f"{NAMES[start.shape.kind]['key']}.bias")
-    }:
-        far = np.abs(parameters.weights[name] - moved[name].detach().numpy()) > 1e-4
-        assert far.mean() < 0.01, name  # Adam makes a whole step of a gradient of 1e-9: all that keys' biases have

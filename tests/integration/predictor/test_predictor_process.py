@@ -120,27 +120,6 @@ def test_wrong_settings_are_all_listed(capsys):
     assert "--save-outcomes 'none': " in listed
 
 
-async def test_a_mounted_encoder_answers_learns_and_keeps_what_it_learned(tmp_path):
-    rows = [f"say word{i} {i % 7} times" for i in range(40)]
-    start = from_scratch("1.5M", rows, tenths(1_000), seed=1)
-    folder, data = tmp_path / "encoder", tmp_path / "data"
-    write_files(folder, files_of(start, start.weights))
-    port, probes = free_port(), free_port()
-    for learned in (0, 40):
-        with predictor(data, port, probes, "--model", str(folder)) as process:
-            async with channel(f"127.0.0.1:{port}") as opened:
-                stub = PredictorStub(opened)
-                answer = await ask(stub)
-                assert answer.model_version.startswith("encoder-")
-                assert answer.model_version.endswith(f"+{learned}")
-                assert answer.items[0].bucket_tokens in tenths(1_000)
-                assert 0 < answer.items[0].p10_tokens < answer.items[0].p99_tokens
-                if not learned:
-                    await teach(stub, *(f"r{i}" for i in range(40)))
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(PATIENCE_S) == 0
-
-
 @pytest.mark.slow
 async def test_an_encoder_is_retrained_beside_the_service_and_offered_once_answers_and_time_are_enough(
     tmp_path, monkeypatch

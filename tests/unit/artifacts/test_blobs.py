@@ -106,16 +106,6 @@ def test_an_artifact_is_held_when_every_file_is_there(store: BlobStore) -> None:
         store.file(manifest, "f1")
 
 
-def test_a_damaged_manifest_is_noticed(store: BlobStore) -> None:
-    manifest = put_artifact(store, b"a")
-    store.path(manifest.digest).write_bytes(manifest.to_bytes().replace(b"f0", b"f9"))
-    with pytest.raises(Damaged) as caught:
-        store.manifest(manifest.digest)
-    assert caught.value.reason == Reason.DIGEST_MISMATCH
-    with pytest.raises(AssertionError):
-        check_blobs(store)
-
-
 @st.composite
 def rotten(draw: st.DrawFn) -> tuple[bytes, bytes]:
     """Some bytes, and what a disk may make of them."""
@@ -148,7 +138,9 @@ def test_any_byte_that_flips_and_any_other_length_is_found(
     ):
         with pytest.raises(Damaged, match=r"its content is sha256:|bytes instead of") as caught:
             look()
-        assert caught.value.digest == digest
+        assert (caught.value.digest, caught.value.reason) == (digest, Reason.DIGEST_MISMATCH)
+    with pytest.raises(AssertionError):
+        check_blobs(store)
     store.put(content)
     store.verify(digest, len(content))
     assert store.read(digest, max_bytes=len(content)) == content
@@ -226,13 +218,6 @@ def test_the_end_of_a_lease_costs_what_it_named(store: BlobStore, monkeypatch: p
     assert store.retain([]) == 0
     second.close()
     assert store.retain([]) == 1
-
-
-def test_a_blob_that_is_removed_stays_readable_to_who_has_it_open(store: BlobStore) -> None:
-    digest = store.put(b"old")
-    with store.open(digest) as file:
-        store.retain([])
-        assert file.read() == b"old"
 
 
 def test_many_threads_put_the_same_and_different_blobs_and_retain_never_breaks_a_leased_one(store: BlobStore) -> None:

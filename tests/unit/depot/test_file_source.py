@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.unit.artifacts.making import refused, write_adapter
 from weft.artifacts.errors import Reason, Refused
-from weft_depot.sources import Location, parse_uri, source_of
+from weft_depot.sources import Location, parse_uri
 from weft_depot.sources.file import FileSource
 from weft_depot.sources.folder import RACY_NS
 
@@ -137,12 +137,6 @@ def test_names_that_are_not_asked_for_are_not_looked_at(root: Path) -> None:
     (root / "a" / "b" / "evil").symlink_to("/etc/passwd")
     with FileSource(root).open(at("a/b"), lambda name: name.endswith(".json")) as snapshot:
         assert list(snapshot.sizes) == ["adapter_config.json"]
-
-
-def test_revisions_and_credentials_mean_nothing_here_and_are_refused(root: Path) -> None:
-    for location in (at("a/b", revision="main"), at("a/b", credentials="secret")):
-        with refused(Reason.BAD_URI):
-            source_of({"file": FileSource(root)}, location)
 
 
 def test_a_signature_exists_for_old_files_only_and_changes_with_them(root: Path) -> None:

@@ -7,7 +7,6 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from random import Random
-from statistics import mean
 
 import numpy as np
 import pytest
@@ -103,17 +102,6 @@ def test_a_prediction_does_not_depend_on_its_batch_and_its_bucket_is_that_of_the
     middles = [(low + high) / 2 for low, high in pairwise([0, *edges])]
     untaught = classes.uncalibrated().predict_rows(rows)
     assert untaught == pytest.approx(np.exp(p) @ np.log(np.maximum(middles, 1.0)), abs=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("drift", [0.25, 4.0])
-def test_coverage_returns_to_90_percent_after_the_answers_change(folder, drift):
-    model, here = read_model(folder), World(Random(5))
-    hits = []
-    for answer in here.answers(1_300, drift=drift):
-        hits.append(answer.tokens <= model.predict_batch([answer.query])[0].p90_tokens)
-        teach(model, answer)
-    assert mean(hits[300:]) == pytest.approx(0.9, abs=0.03)
 
 
 def test_a_mounted_network_without_calibration_answers_at_once_and_learns(folder):

@@ -296,17 +296,20 @@ def entry(direction: Any, name: str) -> Callable[[Any], Any]:
 
 
 def sampled(fields: Any) -> Any:
-    start = {"request_id": "r", "prompt_tokens": [1], "sampling": fields}
-    return entry(session.GATEWAY_TO_RUNNER, "start")(start)
+    return entry(session.GATEWAY_TO_RUNNER, "start")({"request_id": "r", "sampling": fields})
 
 
 def limited(fields: Any) -> Any:
-    use = {"rule": {"subject": "s", **fields}}
-    return entry(scheduling.GATEWAY_TO_SCHEDULER, "limit_report")({"uses": [use]})
+    return entry(scheduling.GATEWAY_TO_SCHEDULER, "limit_report")({"uses": [{"rule": {"subject": "s", **fields}}]})
 
 
 def pool(fields: Any) -> Any:
     return registry.registry_change(scheduler_pb2.RegistryToScheduler(pools=[{"pool": "ns/p", **fields}]))
+
+
+def bounds(read: Any, message: dict[str, Any], **fields: Any) -> list[tuple[Any, ...]]:
+    """The least and the most of each field, and what makes a value of that length, where it is no number."""
+    return [(read, message, name, *bound, *(int,) * (3 - len(bound))) for name, bound in fields.items()]
 
 
 def ones(count: int) -> list[int]:
@@ -321,67 +324,76 @@ def words(count: int) -> list[str]:
     return ["w"] * count
 
 
-def letters(count: int) -> str:
-    return "x" * count
-
-
 def pairs(count: int) -> dict[str, str]:
     return {str(i): "" for i in range(count)}
 
 
-BATCH = {"id": "b", "input_file_id": "f", "status": 1}
+HELLO = entry(cluster.RUNNER_TO_SUPERVISOR, "hello")
+LINE = {"batch_id": "b", "line": 1, "status": 200}
 NEW_BATCH = {"input_file_id": "f", "endpoint": "e", "completion_window": "24h"}
-LINE = {"batch_id": "b", "line": 1}
-PAGES = {"request_id": "r", "pages": 1, "layers": 1, "bytes": 1}
-UNIT: Any = int
 
 
 @pytest.mark.parametrize(
     ("read", "message", "name", "least", "most", "make"),
     [
-        *((entry(cluster.RUNNER_TO_SUPERVISOR, "hello"), SPEC | {"max_context_tokens": 1}, *row, UNIT) for row in (
-            ("page_tokens", 1, 1 << 16), ("total_pages", 1, 1 << 31), ("max_sequences", 1, 1 << 16),
-            ("max_adapters", 1, 1 << 16), ("max_rank", 1, 1 << 16), ("page_bytes", 0, 1 << 40),
-        )),
-        (entry(cluster.RUNNER_TO_SUPERVISOR, "hello"), SPEC | {"total_pages": 1 << 31}, "max_context_tokens", 1,
-         1 << 31, UNIT),
-        (entry(cluster.SUPERVISOR_TO_RUNNER, "registered"), {}, "lease_ms", 1, 1 << 31, UNIT),
-        (entry(cluster.SUPERVISOR_TO_RUNNER, "registered"), {"lease_ms": 1}, "report_ms", 0, 1 << 31, UNIT),
-        (entry(cluster.SUPERVISOR_TO_RUNNER, "order"), {}, "prefetch", 0, 256, words),
-        (entry(cluster.SUPERVISOR_TO_SCHEDULER, "hello"), {"supervisor_id": "s"}, "highest_term", 0, 2**32 - 2, UNIT),
-        (entry(scheduling.GATEWAY_TO_SCHEDULER, "submit"), {"request_id": "r", "priority": 1}, "waited_ms", 0, 1 << 40,
-         UNIT),
-        (entry(scheduling.GATEWAY_TO_SCHEDULER, "submit"), {"request_id": "r", "priority": 1}, "migrations", 0,
-         1 << 16, UNIT),
-        (entry(scheduling.GATEWAY_TO_SCHEDULER, "outcome_report"), {"request_id": "r"}, "record", 1, 64 << 10, bytes),
-        (limited, {}, "tokens_per_minute", 0, 1 << 50, UNIT),
-        (pool, {}, "max_runners", 0, 1 << 20, UNIT),
-        (pool, {}, "hold_s", 0, 1 << 31, UNIT),
-        (entry(registry.SCHEDULER_TO_REGISTRY, "pool"), {"pool": "p"}, "kv_pages", 0, 1 << 31, UNIT),
-        (entry(kv_transfer.KV_FROM_SENDER, "pages"), PAGES, "pages", 1, 1 << 31, UNIT),
-        (entry(kv_transfer.KV_FROM_SENDER, "pages"), PAGES, "layers", 1, 1 << 12, UNIT),
-        (entry(kv_transfer.KV_FROM_SENDER, "pages"), PAGES, "bytes", 1, 1 << 40, UNIT),
-        (entry(kv_transfer.KV_FROM_RECEIVER, "ready"), {"runner": SPEC["runner"]}, "shard_addresses", 0, 1 << 10,
-         words),
-        (entry(session.RUNNER_TO_GATEWAY, "prompt_logprobs"), {"request_id": "r"}, "first", 1, 1 << 31, UNIT),
-        (entry(session.RUNNER_TO_GATEWAY, "pooled_state"), {"request_id": "r"}, "vector", 1, 4 << 16, bytes),
-        (sampled, {}, "stop_token_ids", 0, 128, ones),
-        (sampled, {}, "bad_words", 0, 64, empty),
-        (sampled, {}, "allowed_token_ids", 0, 4096, ones),
-        (sampled, {}, "grammar", 0, 64 << 10, letters),
-        (entry(batch.GATEWAY_TO_BATCH, "hello"), {"gateway_id": "g"}, "max_lines", 0, 1 << 16, UNIT),
-        (lambda m: batch.page(batch_pb2.ListRequest(**m)), {}, "limit", 1, 10_000, UNIT),
-        (lambda m: batch.upload_part(batch_pb2.UploadFileRequest(**m)), {}, "chunk", 0, 1 << 20, bytes),
-        (lambda m: batch.new_batch(batch_pb2.CreateBatchRequest(**m)), NEW_BATCH, "metadata", 0, 16, pairs),
-        (lambda m: batch.batch_job(batch_pb2.BatchJob(**m)), BATCH, "errors", 0, 50, empty),
-        (lambda m: batch.kept_response(batch_pb2.KeepResponseRequest(**m)), {"response_id": "r"}, "body", 0, 8 << 20,
-         bytes),
-        (lambda m: entry(batch.BATCH_TO_GATEWAY, "cancel")({"batch_id": "b", "lines": [m["line"]]}), {}, "line", 1,
-         1 << 31, UNIT),
-        *((lambda m: entry(batch.GATEWAY_TO_BATCH, "ends")({"results": [LINE | m]}), {"status": 200}, *row) for row in (
-            ("status", 100, 599, UNIT), ("body", 0, 48 << 20, bytes),
-        )),
-        (lambda m: predict_items(predictor_pb2.PredictRequest(items=[m])), {}, "prompt_text", 0, 1 << 16, letters),
+        *bounds(
+            HELLO, SPEC | {"max_context_tokens": 1},
+            page_tokens=(1, 1 << 16), total_pages=(1, 1 << 31), max_sequences=(1, 1 << 16), max_adapters=(1, 1 << 16),
+            max_rank=(1, 1 << 16), page_bytes=(0, 1 << 40),
+        ),
+        *bounds(HELLO, SPEC | {"total_pages": 1 << 31}, max_context_tokens=(1, 1 << 31)),
+        *bounds(
+            entry(cluster.SUPERVISOR_TO_RUNNER, "registered"), {"lease_ms": 1},
+            lease_ms=(1, 1 << 31), report_ms=(0, 1 << 31),
+        ),
+        *bounds(entry(cluster.SUPERVISOR_TO_RUNNER, "order"), {}, prefetch=(0, 256, words)),
+        *bounds(entry(cluster.SCHEDULER_TO_SUPERVISOR, "hello"), {}, term=(0, 2**32 - 2)),
+        *bounds(
+            entry(scheduling.GATEWAY_TO_SCHEDULER, "submit"), {"request_id": "r", "priority": 1},
+            waited_ms=(0, 1 << 40), migrations=(0, 1 << 16),
+        ),
+        *bounds(
+            entry(scheduling.GATEWAY_TO_SCHEDULER, "outcome_report"), {"request_id": "r"}, record=(1, 64 << 10, bytes)
+        ),
+        *bounds(limited, {}, tokens_per_minute=(0, 1 << 50)),
+        *bounds(pool, {}, max_runners=(0, 1 << 20), hold_s=(0, 1 << 31)),
+        *bounds(
+            entry(kv_transfer.KV_FROM_SENDER, "pages"), {"request_id": "r", "pages": 1, "layers": 1, "bytes": 1},
+            pages=(1, 1 << 31), layers=(1, 1 << 12), bytes=(1, 1 << 40),
+        ),
+        *bounds(
+            entry(kv_transfer.KV_FROM_RECEIVER, "ready"), {"runner": SPEC["runner"]},
+            shard_addresses=(0, 1 << 10, words),
+        ),
+        *bounds(entry(session.RUNNER_TO_GATEWAY, "prompt_logprobs"), {"request_id": "r"}, first=(1, 1 << 31)),
+        *bounds(entry(session.RUNNER_TO_GATEWAY, "pooled_state"), {"request_id": "r"}, vector=(1, 4 << 16, bytes)),
+        *bounds(
+            sampled, {}, stop_token_ids=(0, 128, ones), bad_words=(0, 64, empty), allowed_token_ids=(0, 4096, ones),
+            grammar=(0, 64 << 10, "x".__mul__),
+        ),
+        *bounds(entry(batch.GATEWAY_TO_BATCH, "hello"), {"gateway_id": "g"}, max_lines=(0, 1 << 16)),
+        *bounds(
+            lambda m: entry(batch.GATEWAY_TO_BATCH, "ends")({"results": [m]}), LINE,
+            line=(1, 1 << 31), status=(100, 599), body=(0, 48 << 20, bytes),
+        ),
+        *bounds(lambda m: batch.page(batch_pb2.ListRequest(**m)), {}, limit=(1, 10_000)),
+        *bounds(lambda m: batch.upload_part(batch_pb2.UploadFileRequest(**m)), {}, chunk=(0, 1 << 20, bytes)),
+        *bounds(lambda m: batch.new_batch(batch_pb2.CreateBatchRequest(**m)), NEW_BATCH, metadata=(0, 16, pairs)),
+        *bounds(
+            lambda m: batch.new_batch(batch_pb2.CreateBatchRequest(metadata=m, **NEW_BATCH)), {},
+            key=(0, 512, "x".__mul__),
+        ),
+        *bounds(
+            lambda m: batch.batch_job(batch_pb2.BatchJob(**m)), {"id": "b", "input_file_id": "f", "status": 1},
+            errors=(0, 50, empty),
+        ),
+        *bounds(
+            lambda m: batch.kept_response(batch_pb2.KeepResponseRequest(**m)), {"response_id": "r"},
+            body=(0, 8 << 20, bytes),
+        ),
+        *bounds(
+            lambda m: predict_items(predictor_pb2.PredictRequest(items=[m])), {}, prompt_text=(0, 1 << 16, "x".__mul__)
+        ),
     ],
 )  # fmt: skip
 def test_a_number_and_a_length_are_taken_within_their_bounds_alone(
@@ -391,7 +403,7 @@ def test_a_number_and_a_length_are_taken_within_their_bounds_alone(
         read(message | {name: make(value)})
     for value in (least - 1, most + 1):
         if value >= 0:
-            with pytest.raises(PeerError, match=f"(is|has) {value}\\b"):
+            with pytest.raises(PeerError, match=rf"(is|has) {value}\b"):
                 read(message | {name: make(value)})
 
 

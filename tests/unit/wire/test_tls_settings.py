@@ -1,6 +1,7 @@
 """With certificates there is no way around them: a depot over plain HTTP is a wrong setting, told at the start."""
 
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -16,19 +17,19 @@ RUNNER = (
 )
 
 
-@pytest.mark.parametrize("depot", [("--depot", "http://depot:1"), ()])
-def test_a_gateway_with_certificates_takes_no_plain_depot(
-    depot: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("parse", "flags"),
+    [
+        (GatewaySettings.parse, ("--depot", "http://depot:1")),
+        (GatewaySettings.parse, ()),
+        (parse_settings, (*RUNNER, "--depot", "http://depot:1")),
+    ],
+)
+def test_with_certificates_no_plain_depot_is_taken(
+    parse: Any, flags: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as told:
-        GatewaySettings.parse(["--tls-dir", str(tmp_path), *depot])
-    assert told.value.code == 2
-    assert "with --tls-dir the depot is spoken to over https://" in capsys.readouterr().err
-
-
-def test_a_runner_with_certificates_takes_no_plain_depot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as told:
-        parse_settings([*RUNNER, "--tls-dir", str(tmp_path), "--depot", "http://depot:1"])
+        parse(["--tls-dir", str(tmp_path), *flags])
     assert told.value.code == 2
     assert "with --tls-dir the depot is spoken to over https://" in capsys.readouterr().err
 

@@ -2,7 +2,7 @@
 
 The forward pass is that of `encoder.py` on padded batches, with dropout where a random source is given. Each operation
 returns its result and a function from the result's gradient to its argument's; gradients of weights add up in
-`Parameters.gradient`. Checked against transformers and torch in `tests/oracle/test_encoder.py`.
+`Parameters.gradient`. Checked against slopes of the loss in `tests/unit/predictor/test_gradients.py`.
 """
 
 import math
