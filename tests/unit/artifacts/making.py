@@ -15,32 +15,16 @@ from weft.domain.model.config import ModelSpec, parse_model_config
 from weft.domain.model.tensors import linear_modules, model_tensors
 
 MODEL_CONFIG: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 32,
-    "max_position_embeddings": 64,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0,
-    "hidden_act": "silu",
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 16, "intermediate_size": 24,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 32,
+    "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu",
     "tie_word_embeddings": False,
-}
+}  # fmt: skip
 ADAPTER_CONFIG: dict[str, Any] = {
-    "peft_type": "LORA",
-    "base_model_name_or_path": "some/where/tiny",
-    "r": 4,
-    "lora_alpha": 8,
-    "target_modules": ["q_proj", "v_proj"],
-    "bias": "none",
-    "task_type": "CAUSAL_LM",
-    "init_lora_weights": True,
-    "lora_dropout": 0.05,
-    "inference_mode": True,
-}
+    "peft_type": "LORA", "base_model_name_or_path": "some/where/tiny", "r": 4, "lora_alpha": 8,
+    "target_modules": ["q_proj", "v_proj"], "bias": "none", "task_type": "CAUSAL_LM", "init_lora_weights": True,
+    "lora_dropout": 0.05, "inference_mode": True,
+}  # fmt: skip
 Tensors = dict[str, tuple[str, np.ndarray]]
 
 

@@ -16,19 +16,10 @@ HEX = "ab" * 32
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "sha256:",
-        HEX,
-        f"sha256:{HEX}0",
-        f"sha256:{HEX[:-1]}",
-        f"SHA256:{HEX}",
-        f"sha256:{HEX.upper()}",
-        f"sha256:{HEX}\n",
-        f"sha256:../{HEX[3:]}",
-        f"sha512:{HEX}",
-        f" sha256:{HEX}",
+        "", "sha256:", HEX, f"sha256:{HEX}0", f"sha256:{HEX[:-1]}", f"SHA256:{HEX}", f"sha256:{HEX.upper()}",
+        f"sha256:{HEX}\n", f"sha256:../{HEX[3:]}", f"sha512:{HEX}", f" sha256:{HEX}",
     ],
-)
+)  # fmt: skip
 def test_a_text_that_is_no_digest_is_refused(text: str) -> None:
     with pytest.raises(BadDigest):
         parse_digest(text)

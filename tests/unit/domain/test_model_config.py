@@ -149,25 +149,13 @@ def test_windows_and_ropes_that_make_no_sense_are_invalid(change: dict[str, Any]
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("hidden_size", 0),
-        ("hidden_size", "16"),
-        ("hidden_size", True),
-        ("hidden_size", "absent"),
-        ("num_hidden_layers", -1),
-        ("vocab_size", 1.5),
-        ("num_key_value_heads", 3),
-        ("hidden_size", 18),
-        ("rope_scaling", 3),
-        ("rope_scaling", {"rope_type": "llama3", "factor": 0}),
-        ("rope_parameters", {"rope_theta": "x"}),
-        ("rms_norm_eps", 0),
-        ("rope_theta", "x"),
-        ("tie_word_embeddings", 1),
-        ("head_dim", 3),
-        ("max_position_embeddings", None),
-        ("eos_token_id", "</s>"),
+        ("hidden_size", 0), ("hidden_size", "16"), ("hidden_size", True), ("hidden_size", "absent"),
+        ("num_hidden_layers", -1), ("vocab_size", 1.5), ("num_key_value_heads", 3), ("hidden_size", 18),
+        ("rope_scaling", 3), ("rope_scaling", {"rope_type": "llama3", "factor": 0}),
+        ("rope_parameters", {"rope_theta": "x"}), ("rms_norm_eps", 0), ("rope_theta", "x"),
+        ("tie_word_embeddings", 1), ("head_dim", 3), ("max_position_embeddings", None), ("eos_token_id", "</s>"),
     ],
-)
+)  # fmt: skip
 def test_sizes_that_do_not_add_up_are_invalid(field: str, value: object) -> None:
     assert refusal(**{field: value}).reason == Reason.CONFIG_INVALID
 

@@ -100,16 +100,12 @@ def test_a_file_of_another_version_is_named_set_aside_and_answers_are_given(mode
 @pytest.mark.parametrize(
     "change",
     [
-        {"weight": np.zeros(1000, np.float32)},
-        {"weight": np.full(DIM, np.nan, np.float32)},
-        {"spread_scale": np.zeros(3)},
-        {"variance": np.zeros(DIM, np.float32)},
-        {"spread_scale": np.full(20, -1.0)},
-        {"meta": np.frombuffer(b'{"layout": 99}', np.uint8)},
-        {"meta": np.frombuffer(b"[]", np.uint8)},
+        {"weight": np.zeros(1000, np.float32)}, {"weight": np.full(DIM, np.nan, np.float32)},
+        {"spread_scale": np.zeros(3)}, {"variance": np.zeros(DIM, np.float32)}, {"spread_scale": np.full(20, -1.0)},
+        {"meta": np.frombuffer(b'{"layout": 99}', np.uint8)}, {"meta": np.frombuffer(b"[]", np.uint8)},
         {"group_lengths": np.array([5])},
     ],
-)
+)  # fmt: skip
 def test_arrays_that_are_no_model_are_refused(change, model):
     with pytest.raises((CorruptModel, *UNREADABLE)):
         RidgeModel.load({**model.save(), **change})

@@ -141,18 +141,15 @@ def edit(folder: Path, **fields: object) -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"model_type": "gpt2"}, "model_type is 'gpt2'"),
-        ({"dim": 1 << 40}, "dim is 1099511627776"),
-        ({"n_heads": 3}, "3 heads"),
-        ({"n_layers": True}, "n_layers is True"),
-        ({"n_layers": 3}, "transformer.layer.2"),
-        ({"activation": "relu"}, "only gelu"),
+        ({"model_type": "gpt2"}, "model_type is 'gpt2'"), ({"dim": 1 << 40}, "dim is 1099511627776"),
+        ({"n_heads": 3}, "3 heads"), ({"n_layers": True}, "n_layers is True"),
+        ({"n_layers": 3}, "transformer.layer.2"), ({"activation": "relu"}, "only gelu"),
         ({"weft_bucket_tokens": [1, 2]}, "not 10 rising"),
         ({"weft_bucket_tokens": ["1"] * 10}, "no list of integers"),
         ({"weft_bucket_tokens": [*range(9, 0, -1), 10]}, "not 10 rising"),
         ({"vocab_size": 9_000}, "word_embeddings.weight is not 9000x128"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_config_is_an_error_that_names_the_field(folder, fields, words):
     edit(folder, **fields)
     with pytest.raises(CorruptModel, match=words):

@@ -312,6 +312,12 @@ def test_an_outcome_of_a_scaled_prediction_is_measured_against_the_plain_one(wor
         for model in (plain, scaled):
             assert model.observe(gone(model, answer)).lesson == "partial"
     assert scaled.offsets.of(("", "acme/plain")) == pytest.approx(plain.offsets.of(("", "acme/plain")), abs=0.05)
+    for scale in (1.0, 10.0):
+        model = cold()
+        model.scale = scale
+        model.observe(gone(model, Answer(query_of("x", "acme/plain"), 128)))
+        ((_, (residual,)),) = model.offsets.items()
+        assert residual == pytest.approx(0.0, abs=0.005), "a cold model's centre is 128 tokens, its median more"
 
 
 def test_an_outcome_that_arrives_again_teaches_once(world):
