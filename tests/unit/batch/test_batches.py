@@ -24,6 +24,7 @@ from weft_batch.core import (
     Validated,
 )
 from weft_batch.core import batches as core
+from weft_batch.core.batches import LineCounters, NamespaceFigures
 
 DAY = 86_400.0
 
@@ -83,6 +84,9 @@ def given_lines(effects: list) -> list[tuple[str, int]]:
 def test_a_batch_runs_its_lines_in_order_and_ends_once_the_store_has_them() -> None:
     world = World.with_gateway(max_lines=2)
     assert given_lines(world.batch(total=3)) == [("b1", 1), ("b1", 2)]
+    assert [world.machine.is_at(peer(name), "b1", line) for name, line in (("g1", 1), ("g1", 3), ("g2", 1))] == [
+        True, False, False,
+    ]  # fmt: skip
     assert world.answer("b1", 2) == [StoreResult(result("b1", 2)), Give(peer(), "b1", 3)]
     assert world.answer("b1", 2) == [], "a second answer is none"
     world.answer("b1", 1)
@@ -116,6 +120,7 @@ def test_lines_go_to_the_gateway_with_the_most_room_within_every_bound() -> None
     assert Counter(effect.peer.name for effect in effects if isinstance(effect, Give)) == {"g1": 1, "g2": 3}
     assert len(given_lines(world.gateway("g4", 9))) == 1, "five in all"
     assert given_lines(world.answer("b1", 1, name="g2")) == [], "what the store does not have yet counts"
+    assert world.machine.namespaces() == {"a": NamespaceFigures(batches=1, waiting=4, running=4, storing=1)}
     assert len(given_lines(world.do(LinesStored([("b1", 1)])))) == 1
 
 
@@ -148,6 +153,7 @@ def test_a_line_given_back_again_and_again_waits_longer_each_time() -> None:
             effects = world.do(TICK)
         pauses.append(world.now - before)
     assert pauses == [0, 1, 2, 4, 8, 16, 32, 60, 60]
+    assert world.machine.counters == LineCounters(given=10, retried=0, released=9, lost=0)
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
@@ -160,6 +166,8 @@ def test_a_line_that_may_succeed_later_is_tried_three_times(status: int) -> None
         world.now += pause_s
         assert given_lines(world.do(TICK)) == [("b1", 1)]
     assert world.answer("b1", 1, status) == [StoreResult(result("b1", 1, status))]
+    world.do(LinesStored([("b1", 1)]))
+    assert world.machine.counters == LineCounters(given=3, retried=2, released=0, lost=0)
 
 
 def test_a_refused_line_fails_at_once() -> None:
@@ -179,6 +187,7 @@ def test_a_line_that_ends_every_gateway_fails() -> None:
         assert given_lines(effects) == [("b1", 1)]
         stored = [effect for effect in world.do(Closed(peer(), "killed")) if isinstance(effect, StoreResult)]
     assert stored == [StoreResult(LineFailed("b1", 1, "gateway_lost", "10 gateways were lost while they ran the line"))]
+    assert world.machine.counters == LineCounters(given=10, retried=0, released=0, lost=10)
 
 
 def test_a_cancelled_batch_ends_once_the_store_has_what_was_on_its_way() -> None:
@@ -211,23 +220,43 @@ def test_a_batch_that_was_ending_only_ends(ending: BatchStatus) -> None:
 
 def test_a_batch_cancelled_while_its_input_is_read_ends_after_it() -> None:
     world = World.with_gateway()
-    world.do(added())
-    assert world.do(CancelAsked("b1")) == []
-    assert world.do(Validated("b1", 3, ())) == [Finalize("b1", BatchStatus.CANCELLED)]
+    for events, effects in (
+        ([added()], [Validate("b1")]),
+        ([CancelAsked("b1")], []),
+        ([Validated("b1", 3, ())], [Finalize("b1", BatchStatus.CANCELLED)]),
+    ):
+        assert world.do(*events) == effects
+        assert world.machine.namespaces() == {"a": NamespaceFigures(batches=1, waiting=0, running=0, storing=0)}
 
 
 def test_much_that_waits_holds_back_new_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core, "MAX_WAITING", 2)
-    monkeypatch.setattr(core, "MAX_STORING_BYTES", 3)
+    monkeypatch.setattr(core, "MAX_STORING_BYTES", 4)
     world = World.with_gateway(max_lines=2)
     world.batch(total=9)
-    world.answer("b1", 1, 500)
-    world.answer("b1", 2, 500)
-    assert given_lines(world.answer("b1", 3, 500) + world.answer("b1", 4, 500)) == []
+    assert given_lines(world.answer("b1", 1, 500)) == [("b1", 3)]
+    assert given_lines(world.answer("b1", 2, 500) + world.answer("b1", 3, 500)) == []
     world.now = world.machine.next_deadline()
     assert given_lines(world.do(TICK)) == [("b1", 1), ("b1", 2)]
     world.answer("b1", 1)
     assert given_lines(world.answer("b1", 2)) == [], "answers on their way to the store are bounded in bytes"
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        lambda machine: machine._ready.clear(),
+        lambda machine: setattr(machine, "_storing_bytes", 1),
+        lambda machine: setattr(machine._books["b1"], "cursor", 3),
+    ],
+    ids=["turns", "sums", "lines"],
+)
+def test_what_must_hold_is_looked_at(broken) -> None:
+    world = World.with_gateway(max_lines=1)
+    world.batch(total=9)
+    broken(world.machine)
+    with pytest.raises(AssertionError):
+        world.machine.check()
 
 
 @given(seed=st.integers(0, 2**32), lines=st.lists(st.integers(1, 12), min_size=1, max_size=4))

@@ -25,10 +25,11 @@ def judge(*blocks: bytes, max_lines: int = 100, max_line_bytes: int = 1000):
 
 
 def test_a_line_that_can_run_keeps_its_request() -> None:
-    body = {"model": "é", "prompt": ["x\n", 1.5, 2**70]}
-    read = read_line(line("ü", body=body), ENDPOINT, 1000)
+    body, longest = {"model": "é", "prompt": ["x\n", 1.5, 2**70]}, "ü" * 512
+    raw = line(longest, body=body)
+    read = read_line(raw, ENDPOINT, len(raw))
     assert isinstance(read, GoodLine)
-    assert (read.custom_id, json.loads(read.body)) == ("ü", body)
+    assert (read.custom_id, json.loads(read.body)) == (longest, body)
 
 
 @pytest.mark.parametrize(
@@ -88,6 +89,7 @@ def test_more_lines_than_the_quota_fail_the_batch() -> None:
     reader, _ = judge(b"\n".join(line(str(i)) for i in range(4)), max_lines=3)
     [error] = reader.failure()
     assert (error.code, error.line, error.message) == ("too_many_lines", 4, "the file has more than 3 lines")
+    assert judge(b"\n".join(line(str(i)) for i in range(3)), max_lines=3)[0].failure() == []
 
 
 @pytest.mark.parametrize(("start", "name"), [(b"\x1f\x8b\x08", "gzip"), (b"\x28\xb5\x2f\xfd", "zstd"), (b"{", None)])
@@ -95,7 +97,8 @@ def test_a_packed_file_is_known_by_its_first_bytes(start: bytes, name: str | Non
     assert compression(start) == name
 
 
-LINES = st.lists(st.one_of(st.binary(max_size=30).map(lambda raw: raw.replace(b"\n", b"")), st.just(b" ")), max_size=30)
+ANY_LINE = st.binary(max_size=30).map(lambda raw: raw.replace(b"\n", b""))
+LINES = st.lists(st.one_of(ANY_LINE, st.sampled_from([b" ", b" " * 21])), max_size=30)
 
 
 @given(lines=LINES, cuts=st.lists(st.integers(0, 900), max_size=10), end=st.booleans(), block=st.integers(1, 50))
@@ -115,7 +118,9 @@ def test_lines_are_the_same_in_any_blocks_and_are_found_by_the_index(
     finally:
         line_index.BLOCK_BYTES = previous
     assert found == list(enumerate(expected, start=1))
-    index = LineIndex.from_bytes(splitter.index.to_bytes())
+    packed, long_lines = splitter.index.to_bytes(), sum(len(raw) > most for raw in lines)
+    assert len(packed) <= 12 * (len(content) // block + long_lines + 2), "12 bytes for a block or a long line"
+    index = LineIndex.from_bytes(packed)
     for number, raw in found:
         first, start, stop = index.block(number)
         part = LineSplitter(most, first=first, offset=start)

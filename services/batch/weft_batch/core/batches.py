@@ -144,8 +144,8 @@ class _History:
     """Of a line that was given out before, and has no result."""
 
     failures: int = 0
-    returns: int = 0
     losses: int = 0
+    pause_s: float = 0.0  # before it runs again, once it comes back
 
 
 @dataclass(slots=True)
@@ -295,7 +295,6 @@ class Batches:
         self._out -= len(book.flying)
         book.flying.clear()
         book.back.clear()
-        book.history.clear()
         self._unready(book)
         self._settle(book, effects)
 
@@ -308,14 +307,11 @@ class Batches:
             book.ending = BatchStatus.COMPLETED
         if book.ending is not None:
             book.finalized = True
-            self._timers.clear(("expire", book.batch_id))
             effects.append(Finalize(book.batch_id, book.ending))
 
     def _drop(self, batch_id: str) -> None:
-        if (book := self._books.pop(batch_id, None)) is None:
-            return
-        assert not book.flying, "a batch that is gone has nothing at gateways"
-        self._unready(book)
+        book = self._books.pop(batch_id, None)
+        assert book is None or book.finalized or book.total is None, "a batch that is gone has ended, or never began"
         for what in ("expire", "wait"):
             self._timers.clear((what, batch_id))
 
@@ -399,9 +395,8 @@ class Batches:
 
     def _wait_again(self, book: _Book, line: int, now: float) -> None:
         history = book.history.setdefault(line, _History())
-        pause_s = min(PAUSE_S * 2 ** min(history.returns - 1, 10), MAX_PAUSE_S) if history.returns else 0.0
-        history.returns += 1
-        self._back_at(book, line, now + pause_s, now)
+        when, history.pause_s = now + history.pause_s, min(max(PAUSE_S, 2 * history.pause_s), MAX_PAUSE_S)
+        self._back_at(book, line, when, now)
 
     def _back_at(self, book: _Book, line: int, when: float, now: float) -> None:
         heapq.heappush(book.back, (when, line))
@@ -460,6 +455,7 @@ class Batches:
             assert len(set(places)) == len(places), f"{book.batch_id}: a line is in two places"
             assert all(line < book.cursor for line in places), f"{book.batch_id}: a line out before its turn"
             assert not any(book.finished[line] for line in places), f"{book.batch_id}: a finished line runs"
+            assert not any(book.finished[line] for line in book.history), f"{book.batch_id}: a finished line is kept"
             assert book.finished_lines == sum(book.finished), f"{book.batch_id}: finished lines are miscounted"
             if book.total is not None and book.ending is None:
                 begun = sum(book.finished[: book.cursor]) + len(places)

@@ -107,7 +107,7 @@ class LineSplitter:
             yield from self._line(self._rest + block[start : min(end, start + self._keep)])
             self._rest, start = b"", end + 1
             self._line_at = at + start
-        self._rest += block[start : start + max(self._keep - len(self._rest), 0)]
+        self._rest = (self._rest + block[start : start + self._keep])[: self._keep]
 
     def finish(self) -> Iterator[tuple[int, bytes]]:
         """The last line, where no line end follows it."""
@@ -118,8 +118,9 @@ class LineSplitter:
     def _line(self, raw: bytes) -> Iterator[tuple[int, bytes]]:
         if self._line_at == 0:
             raw = raw.removeprefix(BOM)
-        self.index.add(self.next_line, self._line_at, alone=len(raw) >= self._keep)
-        if len(raw) >= self._keep or raw.strip():
+        too_long = len(raw) >= self._keep
+        self.index.add(self.next_line, self._line_at, alone=too_long)
+        if too_long or raw.strip():
             self.next_line += 1
             yield self.next_line - 1, raw[: self._keep].removesuffix(b"\r")
 
