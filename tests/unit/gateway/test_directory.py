@@ -1,11 +1,11 @@
 """Pages of names: in order, whatever comes and goes, and each caller's own."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.domain.routes import KeyScope, PoolRoute, Route, Routes, Unserved
-from weft_gateway.core import ANY_NAMESPACE, Principal, RouteIndex
-from weft_gateway.core.directory import FEW
+from weft_gateway.core import ANY_NAMESPACE, Principal, RouteIndex, directory
 
 POOL = PoolRoute("acme/p", "sha256:b", "base", ready_runners=1, shared_all=True)
 BASE = Route("base", "acme", "acme/p", "")
@@ -31,12 +31,19 @@ def sees(principal: Principal, one: Route | Unserved) -> bool:
 
 CHANGES = st.lists(
     st.tuples(st.sampled_from(["acme", "rival"]), st.sampled_from("abcdef"), st.sampled_from(["route", "break", "go"])),
-    max_size=FEW + 20,
+    max_size=20,
 )
 
 
-@given(st.lists(CHANGES, max_size=6))
-def test_lists_are_those_of_the_table_after_every_change(history: list[list[tuple[str, str, str]]]) -> None:
+@pytest.mark.parametrize("few", [3, directory.FEW])
+@given(history=st.lists(CHANGES, max_size=6))
+def test_lists_are_those_of_the_table_after_every_change(few: int, history: list[list[tuple[str, str, str]]]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(directory, "FEW", few)
+        follow(history)
+
+
+def follow(history: list[list[tuple[str, str, str]]]) -> None:
     index = RouteIndex()
     index.take(Routes(1, full=True, routes=(BASE,), pools=(POOL,)))
     for version, changes in enumerate(history, start=1):
@@ -68,7 +75,7 @@ def test_a_page_is_a_part_of_what_the_search_finds() -> None:
     found, page = index.adapters(ANY_NAMESPACE, "", 100, 50)
     assert [one.model_name for one in found] == [f"acme/a{number:03}" for number in range(100, 150)]
     assert (page.total, page.more) == (300, True)
-    assert names(index, ANY_NAMESPACE, search="A29", skip=5, limit=20) == [
+    assert names(index, ANY_NAMESPACE, search="ACME/A29", skip=5, limit=20) == [
         f"acme/a29{number}" for number in range(5, 10)
     ]
     assert names(index, ANY_NAMESPACE, search="nothing") == []

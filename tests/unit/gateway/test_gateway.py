@@ -1,7 +1,7 @@
 """The gateway's machine: holds, admission, sessions, outcomes and drain, each by its events, effects and deadlines."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -60,6 +60,7 @@ from weft_gateway.core.events import (
     Refuse,
     RequestFailed,
     RoutesChanged,
+    Submitted,
 )
 
 CONFIG = GatewayConfig(max_in_flight=8, hold_s=30.0, predict_s=0.05, connect_s=5.0, session_idle_s=60.0)
@@ -78,7 +79,7 @@ class Shell:
 
     def __init__(self, config: GatewayConfig = CONFIG) -> None:
         self.machine = Gateway(config, "gateway-1", lambda outcome: repr(outcome).encode())
-        self.now = 100.0
+        self.now = 0.0
         self.effects: list[Effect] = []
         self.counter = 0
 
@@ -161,11 +162,12 @@ def test_the_first_requests_wait_for_the_route_table() -> None:
     effects = shell.feed(Connected(SCHEDULER), Received(SCHEDULER, TABLE))
     assert of(effects, Proceed, RoutesChanged) == [RoutesChanged(True), Proceed("r")]
     assert shell.feed(RequestArrived("s")) == [Proceed("s")]
+    assert shell.machine.next_deadline() is None
 
 
 def test_a_hold_for_routes_ends_by_its_deadline() -> None:
     shell = Shell()
-    shell.feed(RequestArrived("r"))
+    shell.feed(RequestArrived("gone"), RequestArrived("r"), ClientGone("gone"))
     assert shell.wait(29.9) == []
     (refusal,) = shell.wait(0.2)
     assert isinstance(refusal, Refuse)
@@ -179,36 +181,53 @@ def test_a_hold_for_routes_ends_by_its_deadline() -> None:
 def test_a_request_waits_for_its_tokenizer_until_its_load_is_over(state: TokenizerState, effect: type) -> None:
     shell = Shell()
     shell.feed(Connected(SCHEDULER), Received(SCHEDULER, TABLE), RequestArrived("r"))
-    assert shell.feed(ModelResolved("r", "team/base")) == []
+    assert shell.feed(ModelResolved("r", "team/base", 1)) == []
+    admission = shell.machine.admission
+    assert admission.not_ready_reason() == "loading the tokenizer of sha256:t"
     assert shell.feed(TokenizerChanged("sha256:t", TokenizerState.LOADING, "the depot is away")) == []
+    assert admission.not_ready_reason() == "no tokenizer could be loaded: the depot is away"
+    assert shell.wait(29.9) == []
     (answer,) = shell.feed(TokenizerChanged("sha256:t", state, "no JSON"))
     assert type(answer) is effect
+    assert "no JSON" in answer.failure.message if isinstance(answer, Refuse) else admission.not_ready_reason() is None
+    waits = shell.feed(RequestArrived("s"), ModelResolved("s", "team/base", 1))[1:] == []
+    assert waits == (state is TokenizerState.REMOVED), "one that is needed again may come"
 
 
 def test_at_most_a_quarter_of_all_requests_waits_for_one_tokenizer() -> None:
-    shell = Shell()
+    shell = Shell(replace(CONFIG, max_in_flight=20))
     shell.feed(Connected(SCHEDULER), Received(SCHEDULER, TABLE))
-    for name in "abc":
-        effects = shell.feed(RequestArrived(name), ModelResolved(name, "team/base"))
-        assert [type(effect) for effect in effects] == [Proceed] + [Refuse] * (name == "c")
-    assert shell.machine.admission.waiting_for_tokenizer("sha256:t") == 2
+    for name in "abcdef":
+        effects = shell.feed(RequestArrived(name), ModelResolved(name, "team/base", 1))
+        assert [type(effect) for effect in effects] == [Proceed] + [Refuse] * (name == "f")
+    assert shell.machine.admission.waiting_for_tokenizer("sha256:t") == 5
+    assert isinstance(refusal := effects[-1], Refuse)
+    shell.feed(ClientGone("a"))
+    assert len(shell.feed(TokenizerChanged("sha256:t", TokenizerState.READY))) == 4
+    assert refusal.failure.message == "The tokenizer of pool team/base is not available: it is being loaded."
 
 
 def test_beyond_the_bound_each_refused_request_is_given_a_time_of_its_own_to_come_back() -> None:
     shell = Shell().ready()
     for index in range(4):
         shell.submit(f"r{index}", n=2)
-    waits: list[int] = []
-    for _ in range(16):
+
+    def refused() -> int:
         shell.feed(RequestArrived("more"))
         (refusal,) = shell.feed(ModelResolved("more", "team/base", 2))
         assert isinstance(refusal, Refuse)
         assert refusal.failure.code == "rate_limit_exceeded"
-        waits.append(refusal.failure.retry_after_ms)
+        return refusal.failure.retry_after_ms
+
+    waits = [refused() for _ in range(16)]
     assert waits == [1000] * 8 + [1125, 1250, 1375, 1500, 1625, 1750, 1875, 2000]  # a place every 1 s / 8
-    shell.feed(ClientGone("r0"))
-    shell.feed(RequestArrived("more"))
-    assert shell.feed(ModelResolved("more", "team/base", 2)) == [Proceed("more")]
+    shell.now += 4.0
+    shell.feed(ClientGone("r0"))  # two answers of 4 s: the mean is 1.2925 s now
+    shell.feed(RequestArrived("last"))
+    assert shell.feed(ModelResolved("last", "team/base", 2)) == [Proceed("last")]
+    assert max(refused() for _ in range(500)) == 60_000
+    shell.now += 60.0
+    assert [refused() for _ in range(8)][-1] == 1293
 
 
 def test_lines_of_batches_take_no_place_of_interactive_requests_and_have_a_bound_of_their_own() -> None:
@@ -243,7 +262,8 @@ def test_a_prediction_is_made_once_for_all_answers_and_a_late_one_counts_no_more
     assert sent(shell.feed(RequestReady(request)), PredictItem) == [
         PredictItem("r", "text", "team/base", "acme/x", 2, 9, "acme")
     ]
-    submits = sent(shell.wait(0.05), Submit)
+    assert shell.wait(0.04) == []
+    submits = sent(shell.wait(0.01), Submit)
     assert [(one.request_id, one.p50_tokens) for one in submits if isinstance(one, Submit)] == [("r/0", 0), ("r/1", 0)]
     assert shell.feed(Received(PREDICTOR, Prediction("r", 7, 21))) == []
 
@@ -257,11 +277,14 @@ def test_a_gateway_that_was_late_itself_waits_once_more_for_a_prediction() -> No
         )
     shell.now += 0.4  # the loop was busy: the deadline of 0.05 s is noticed now
     assert shell.feed(TICK) == []
-    submits = sent(shell.feed(Received(PREDICTOR, Prediction("answered", 7, 21))), Submit)
-    assert [(one.request_id, one.p50_tokens) for one in submits if isinstance(one, Submit)] == [("answered", 7)]
+    effects = shell.feed(Received(PREDICTOR, Prediction("answered", 1, 1)))
     shell.now += 0.4
-    submits = sent(shell.feed(TICK), Submit)
-    assert [(one.request_id, one.p50_tokens) for one in submits if isinstance(one, Submit)] == [("silent", 0)]
+    effects += shell.feed(TICK)
+    submits = sent(effects, Submit)
+    assert [(one.request_id, one.p50_tokens) for one in submits if isinstance(one, Submit)] == [
+        ("answered", 1), ("silent", 0),
+    ]  # fmt: skip
+    assert [one.predicted for one in of(effects, Submitted) if isinstance(one, Submitted)] == [True, False]
 
 
 def test_a_client_that_goes_away_while_its_request_is_predicted_leaves_one_outcome_for_each_answer() -> None:
@@ -294,7 +317,8 @@ def test_a_runner_that_does_not_answer_in_time_has_lost_its_requests() -> None:
     shell = Shell().ready()
     shell.submit()
     shell.assign()
-    effects = shell.wait(5.0)
+    assert shell.wait(4.9) == []
+    effects = shell.wait(0.1)
     assert of(effects, Close)
     assert [failed.reason for failed in sent(effects, Failed)] == [FailReason.SESSION_LOST]
 
@@ -310,6 +334,7 @@ def test_a_lost_session_fails_the_epochs_that_run_there_and_no_others(how: str) 
     assert {failed.request_id for failed in sent(effects, Failed)} == {"r", "s"}
     assert shell.feed(gone) == [], "it is lost once"
     assert shell.machine.requests["t"].stream.running
+    assert len(shell.machine.sessions) == 1
 
 
 def test_a_new_incarnation_ends_the_session_to_the_one_before() -> None:
@@ -377,7 +402,7 @@ def test_only_requests_of_pools_whose_row_changed_are_examined_again() -> None:
     shell.submit("s", model=1)
     assert shell.machine.next_deadline() is None, "both queue in a pool that is available"
     empty = PoolRoute("team/base", "sha256:t", "tiny", 512, 0)
-    shell.feed(Received(SCHEDULER, Routes(2, False, 1, pools=(empty,))))
+    assert RoutesChanged(True) in shell.feed(Received(SCHEDULER, Routes(2, False, 1, pools=(empty,))))
     assert [shell.machine.requests[name].hold_deadline for name in ("r", "s")] == [shell.now + 30.0, None]
     effects = shell.wait(30.0)
     (finish,) = of(effects, Finish)
@@ -406,10 +431,14 @@ def test_a_scheduler_that_is_away_is_named_when_the_hold_is_over() -> None:
     shell = Shell().ready()
     shell.submit()
     shell.feed(Closed(SCHEDULER))
-    (finish,) = of(shell.wait(30.0), Finish)
-    assert isinstance(finish, Finish)
-    assert finish.failure is not None
-    assert finish.failure.code == "no_scheduler"
+    shell.submit("late")
+    effects = shell.wait(30.0)
+    finished = [one for one in effects if isinstance(one, Finish)]
+    codes = {one.request_id: one.failure and one.failure.code for one in finished}
+    assert codes == {"r": "no_scheduler", "late": "no_scheduler"}
+    (report, _) = sent(effects, OutcomeReport)
+    assert isinstance(report, OutcomeReport)
+    assert (report.failed, report.ttft_ms, report.total_ms, finished[0].outcome.ttft_ms) == (True, 0, 30_000, 0)
 
 
 # ---------------------------------------------------------------- outcomes
@@ -422,8 +451,11 @@ def test_an_outcome_has_the_wall_clock_of_its_arrival_and_its_durations() -> Non
     shell.now += 1.5
     shell.step(b"a")
     shell.now += 2.0
-    (finish,) = of(shell.step(b"b", FinishReason.LENGTH), Finish)
+    finish, send = shell.step(b"b", FinishReason.LENGTH)[-2:]
     assert isinstance(finish, Finish)
+    assert isinstance(send, Send)
+    assert isinstance(send.message, OutcomeReport)
+    assert (send.message.ttft_ms, send.message.total_ms, send.message.failed) == (1500, 3500, False)
     outcome = finish.outcome
     assert (outcome.ttft_ms, outcome.total_ms, outcome.finished_unix_ms) == (1500, 3500, 8500)
     assert (outcome.completion_tokens, outcome.censored, outcome.predicted_p90_tokens) == (2, True, 21)
@@ -436,6 +468,7 @@ def test_an_outcome_is_reported_on_every_stream_until_it_is_acknowledged() -> No
     (report,) = sent(shell.step(b"ab", FinishReason.EOS), OutcomeReport)
     assert isinstance(report, OutcomeReport)
     assert report.record.startswith(Outcome.__name__.encode())
+    assert report.ttft_ms == 1, "none is an answer without a token"
     shell.feed(Closed(SCHEDULER))
     assert sent(shell.feed(Connected(SCHEDULER)), object) == [report, ResubmitComplete()]
     shell.feed(Received(SCHEDULER, OutcomeAck(("r", "unknown"))), Closed(SCHEDULER))
@@ -462,6 +495,10 @@ def test_what_runs_is_submitted_again_with_its_place_and_its_age() -> None:
     assert isinstance(submit, Submit)
     assert (submit.runner, submit.epoch, submit.emitted_tokens, submit.waited_s) == (FIRST, Epoch(1, 1), 3, 5.0)
     assert complete == ResubmitComplete()
+    shell.feed(Closed(runner_peer(FIRST)), Closed(SCHEDULER))
+    held, _ = sent(shell.feed(Connected(SCHEDULER)), object)
+    assert isinstance(held, Submit)
+    assert (held.runner, held.epoch, held.reservation_tokens, held.start_emitted_tokens) == (None, Epoch(), 0, 0)
 
 
 def test_an_answer_that_fails_ends_the_others_of_its_request() -> None:
@@ -507,6 +544,24 @@ def test_a_drain_refuses_what_is_held() -> None:
     refusal, drained = shell.feed(DrainStarted(DRAIN_S))
     assert isinstance(refusal, Refuse)
     assert (refusal.failure.code, drained) == ("shutting_down", Drained())
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        lambda machine: machine.requests["r"].stream.tokens.extend(range(101)),
+        lambda machine: machine.sessions.get(runner_peer(FIRST)).requests.clear(),
+        lambda machine: machine.admission.submitted(Priority.BATCH),
+    ],
+    ids=["stream", "sessions", "admission"],
+)
+def test_what_must_hold_is_looked_at(broken: Callable[[Gateway], object]) -> None:
+    shell = Shell().ready()
+    shell.submit()
+    shell.run()
+    broken(shell.machine)
+    with pytest.raises(AssertionError):
+        shell.machine.check()
 
 
 # ---------------------------------------------------------------- under disturbance

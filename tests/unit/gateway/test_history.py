@@ -32,7 +32,8 @@ def test_an_hour_ago_is_forgotten_and_the_minutes_are_in_order() -> None:
         history.answered("acme", 200, "", 60.0 * minute)
         history.timed("acme", 0.1, 0.01, 1.0, 60.0 * minute)
     now = 60.0 * (MINUTES + 29) + 59
-    assert [tally.usage.requests for tally in history.minutes(None, now)] == [1] * MINUTES
+    assert [tally.usage.requests for tally in history.minutes(None, now)] == [1] * 60
+    assert summed(history.minutes(None, now)).token.total() == 60
     later = history.minutes(None, now + 60 * 10)
     assert [tally.usage.requests for tally in later] == [1] * (MINUTES - 10) + [0] * 10
     assert summed(history.minutes(None, now + 3600)).usage.requests == 0
@@ -43,13 +44,14 @@ def test_a_namespace_has_its_own_errors_tokens_and_times_and_no_others() -> None
     history, now = History(), 10.0
     history.answered("acme", 200, "", now)
     history.answered("rival", 429, "queue_full", now)
+    history.answered("rival", 400, "bad", now)
     history.answered(None, 401, "invalid_api_key", now)  # nobody's
     history.used("rival", 7, 9, now)
     history.timed("rival", 0.5, None, 2.0, now)
     own, rival, everybody = (summed(history.minutes(of, now)) for of in ("acme", "rival", None))
     assert (own.usage, own.errors, own.total.total()) == (UsageSum(1), {}, 0)
-    assert (rival.errors, rival.usage) == ({(429, "queue_full"): 1}, UsageSum(1, 1, 7, 9))
-    assert everybody.errors == {(429, "queue_full"): 1, (401, "invalid_api_key"): 1}
+    assert (rival.errors, rival.usage) == ({(429, "queue_full"): 1, (400, "bad"): 1}, UsageSum(2, 2, 7, 9))
+    assert everybody.errors == {(429, "queue_full"): 1, (400, "bad"): 1, (401, "invalid_api_key"): 1}
     assert (rival.ttft.total(), rival.token.total(), everybody.total.total()) == (1, 0, 1)
     assert history.by_namespace(now) == {"acme": own.usage, "rival": rival.usage}
 

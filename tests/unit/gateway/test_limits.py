@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from harness.costs import lines_of
 from weft.domain.limits import LimitRule, Metric
 from weft_gateway.core import Charge, Exceeded, Limiter
-from weft_gateway.core.limits import REPORT_S, SILENT_S, SWEEP, rules_for
+from weft_gateway.core.limits import REPORT_S, SILENT_S, SWEEP, Remaining, rules_for
 from weft_gateway.shell.rate_limits import duration
 
 ASKED = st.tuples(
@@ -66,6 +66,46 @@ def test_one_gateway_admits_exactly_what_the_buckets_hold(
 
 
 @given(
+    st.lists(
+        st.tuples(st.integers(0, 40), st.integers(0, 2), st.integers(1, 40), st.integers(0, 60), st.booleans()),
+        max_size=20,
+    )
+)
+def test_gateways_that_report_at_once_know_all_use(calls: list[tuple[int, int, int, int, bool]]) -> None:
+    """Each call: seconds since, the gateway, requests, tokens, and whether the oldest request there ends first."""
+    rule, now = LimitRule("key/a", "", 60, 60), Fraction(0)
+    limiters, running = [Limiter(f"g{i}") for i in range(3)], [list[Charge]() for _ in range(3)]
+    of_requests, of_tokens = Oracle(60), Oracle(60)
+
+    def report(index: int) -> None:
+        said = limiters[index].report(float(now))
+        for other in {*range(3)} - {index}:
+            limiters[other].take(said, float(now))
+
+    for index in range(3):
+        report(index)
+    for seconds, index, requests, tokens, ends in calls:
+        now += seconds
+        if ends and running[index]:
+            charge = running[index].pop(0)
+            limiters[index].settle(charge, tokens, float(now))
+            of_tokens.add(tokens - (charge.tokens[0][1] or 0), now)
+            report(index)
+        fits = of_requests.fits(requests, now) and of_tokens.fits(tokens, now)
+        charged = limiters[index].admit([rule], requests, tokens, float(now))
+        assert isinstance(charged, Charge) == fits
+        if isinstance(charged, Charge):
+            running[index].append(charged)
+            of_requests.add(requests, now)
+            of_tokens.add(tokens, now)
+        report(index)
+        for metric, oracle in ((Metric.REQUESTS, of_requests), (Metric.TOKENS, of_tokens)):
+            used = float(oracle.level(now))
+            known = [one.remaining([rule], metric, float(now)) for one in limiters]
+            assert known == [Remaining(60, max(0, int(60 - used)), used)] * 3
+
+
+@given(
     st.integers(1, 4),
     st.integers(1, 60),
     st.lists(st.tuples(st.integers(0, 8), st.lists(st.integers(0, 40), min_size=4, max_size=4)), max_size=12),
@@ -103,6 +143,60 @@ def test_a_limit_can_be_used_up_through_one_of_several_gateways() -> None:
     assert admitted >= 60
 
 
+@pytest.mark.parametrize(("limit", "others", "share"), [(60, 0, 30), (60, 20, 20), (3, 0, 1)])
+def test_between_reports_a_gateway_admits_its_share_of_what_is_left(limit: int, others: int, share: int) -> None:
+    rule, one, other = LimitRule("key/a", "", limit), Limiter("one"), Limiter("other")
+    other.admit([rule], others, 0, 0.0)
+    one.take(other.report(0.0), 0.0)
+    assert sum(isinstance(one.admit([rule], 1, 0, 0.0), Charge) for _ in range(limit)) == share
+
+
+def test_what_ends_before_the_report_leaves_its_share() -> None:
+    rule, limiter = LimitRule("key/a", "", 0, 60, concurrent=4), Limiter("one")
+    limiter.take(Limiter("other").report(0.0), 0.0)
+
+    def admitted(times: int) -> list[Charge]:
+        return [one for one in (limiter.admit([rule], 1, 1, 0.0) for _ in range(times)) if isinstance(one, Charge)]
+
+    first, second = admitted(3)
+    limiter.settle(first, 0, 0.0)
+    (third,) = admitted(2)
+    for charge in (second, third):
+        limiter.settle(charge, 0, 0.0)
+    assert limiter.exceeded([rule], 1, 60, 0.0) is None, "nothing of it is used"
+    assert len(admitted(3)) == 2
+
+
+def test_a_place_among_concurrent_requests_comes_after_their_mean_duration() -> None:
+    rule, limiter = LimitRule("key/a", "", concurrent=1), Limiter("g")
+    charge = limiter.admit([rule], 1, 0, 1.0)
+    assert isinstance(charge, Charge)
+    limiter.settle(charge, 0, 5.0)
+    assert isinstance(limiter.admit([rule], 1, 0, 5.0), Charge)
+    refused = [limiter.admit([rule], 1, 0, 5.0) for _ in range(3)]
+    waits = [one.wait_s for one in refused if isinstance(one, Exceeded)]
+    assert waits == pytest.approx([0.1, 1.25, 2.4]), "the mean of 1 s, moved by a twentieth to 4 s"
+
+
+def test_a_rule_that_changes_keeps_its_use() -> None:
+    limiter = Limiter("g")
+    assert isinstance(limiter.admit([LimitRule("key/a", "", 60, concurrent=1)], 1, 0, 0.0), Charge)
+    wider, none = LimitRule("key/a", "", 120), LimitRule("key/a", "", 0, 60)
+    assert limiter.remaining([wider], Metric.REQUESTS, 0.0) == Remaining(120, 119, 0.5)
+    assert limiter.exceeded([wider], 2, None, 0.0) is None, "nothing bounds what runs at once"
+    assert limiter.remaining([none], Metric.REQUESTS, 0.0) is None
+
+
+def test_use_outlives_a_look_at_what_can_be_forgotten() -> None:
+    rule, limiter = LimitRule("key/a", "", 60), Limiter("g")
+    charge = limiter.admit([rule], 60, 0, 0.0)
+    assert isinstance(charge, Charge)
+    limiter.settle(charge, 0, 0.0)
+    limiter.report(0.0)
+    limiter.forget(1.0)
+    assert isinstance(limiter.admit([rule], 60, 0, 1.0), Exceeded)
+
+
 def test_concurrent_requests_are_counted_at_every_gateway_and_end_with_it() -> None:
     rule, here, there = LimitRule("key/a", "", concurrent=3), Limiter("here"), Limiter("there")
     charges = [there.admit([rule], 1, 0, 0.0) for _ in range(3)]
@@ -115,7 +209,15 @@ def test_concurrent_requests_are_counted_at_every_gateway_and_end_with_it() -> N
     there.settle(charges[0], 0, 1.0)
     here.take(there.report(1.0), 1.0)
     assert isinstance(here.admit([rule], 1, 0, 1.0), Charge)
-    assert isinstance(here.admit([rule], 1, 0, 1.5), Exceeded)
+    refused = here.admit([rule], 1, 0, 1.5)
+    assert isinstance(refused, Exceeded)
+    assert refused.used == 3
+    ended = Limiter("there").report(2.0)
+    here.take(ended, 2.0)
+    refused = here.admit([rule], 3, 0, 2.0)
+    assert isinstance(refused, Exceeded)
+    assert refused.used == 1, "what a report does not name has ended"
+    here.take(there.report(2.0), 2.0)
     here.reconnected(5.0)
     here.forget(5.0 + SILENT_S)
     assert here.gateways == 2, "it could not be heard"
@@ -140,13 +242,18 @@ def test_a_refused_request_is_charged_by_no_rule() -> None:
     left = limiter.remaining([wide], Metric.REQUESTS, 0.0)
     assert left is not None
     assert left.remaining == 9
+    assert limiter.remaining([wide, narrow], Metric.REQUESTS, 0.0) == Remaining(1, 0, 60.0)
 
 
 def test_a_request_larger_than_the_limit_waits_for_all_of_it_and_is_paid_back() -> None:
     rule, limiter = LimitRule("key/a", "", tokens_per_minute=60), Limiter("g")
     charge = limiter.admit([rule], 1, 1000, 0.0)
     assert isinstance(charge, Charge)
+    other = Limiter("g")
+    other.settle(other.admit([rule], 1, 60, 0.0), 80, 0.0)  # type: ignore[arg-type]
+    assert other.admit([rule], 1, 1, 0.0) == Exceeded(rule, Metric.TOKENS, 80, 21.0)
     limiter.settle(charge, 180, 0.0)
+    assert limiter.remaining([rule], Metric.TOKENS, 0.0) == Remaining(60, 0, 180.0)
     refused = limiter.admit([rule], 1, 30, 0.0)
     assert isinstance(refused, Exceeded)
     assert refused.wait_s == 60.0, "150 s; the client may ask earlier, not later"
@@ -162,17 +269,17 @@ def test_use_that_time_has_paid_back_is_not_reported() -> None:
 def test_a_report_names_what_was_used_since_the_last_one_and_what_runs() -> None:
     rules = [LimitRule(f"key/{i:04}", "", 60) for i in range(SWEEP + 500)]
     here, there = Limiter("here"), Limiter("there")
-    charges = [here.admit([rule], 1, 0, 0.0) for rule in rules]
+    charges = [here.admit([rule], 2, 0, 0.0) for rule in rules]
     there.take(here.report(0.0), 0.0)
     for charge in charges[1:]:
         assert isinstance(charge, Charge)
         here.settle(charge, 0, 0.5)
     ended = here.report(1.0)
-    assert [(use.rule, use.requests, use.concurrent) for use in ended.uses] == [(rules[0], 0, 1)]
+    assert [(use.rule, use.requests, use.concurrent) for use in ended.uses] == [(rules[0], 0, 2)]
     there.take(ended, 1.0)
     costs = [lines_of(work) for work in (lambda: here.report(1.5), lambda: there.take(ended, 1.5))]
     assert max(costs) < 100, "of one rule, not of 1,500"
-    assert isinstance(there.admit(rules[:1], 59, 0, 2.0), Charge), "one of 60 in the first second, and none since"
+    assert isinstance(there.admit(rules[:1], 59, 0, 2.0), Charge), "two of 60 in the first seconds, and none since"
     for second in (400.0, 401.0):
         here.forget(second)
     assert lines_of(lambda: here.forget(402.0)) < 100, "nothing of the others is left"

@@ -106,6 +106,8 @@ def test_a_token_behind_a_character_that_was_given_up_starts_behind_its_replacem
     for begun, illegal in ((b"\xf0", b"\x80"), (b"\xe0", b"\x9f"), (b"\xf4", b"\x90")):
         emits, _ = streamed([begun, illegal], [], [1])
         assert [one.start for one in logprobs_in(emits)] == [0, 1], "a following byte, but not here"
+    emits, _ = streamed([b"\xf0", b"\x9fa"], [], [1])
+    assert [one.start for one in logprobs_in(emits)] == [0, 0], "the character goes on before it breaks off"
     cut, _ = streamed([b"\xf0", b"a"], ["a"], [1])
     assert [one.token for one in logprobs_in(cut)] == [0], "the stop string's own token stays"
 

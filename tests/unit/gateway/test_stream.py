@@ -70,6 +70,7 @@ def request(
     min_tokens: int = 0,
     scored: int | None = None,
     pooling: bool = False,
+    stop_ids: Sequence[int] = (),
 ) -> PreparedRequest:
     return PreparedRequest(
         request_id="r",
@@ -84,6 +85,7 @@ def request(
             min_tokens=min_tokens,
             prompt_logprobs=None if scored is None else 2,
             pooling=pooling,
+            stop_token_ids=tuple(stop_ids),
         ),
         bytes_of=letter,
         arrived_unix_ms=0,
@@ -214,7 +216,8 @@ def test_what_ends_an_epoch_is_reported_once_and_the_stream_is_held(
     assert [type(message) for message in sent(effects, object)] == ([Stop] if stops else []) + [Failed]
     (failed,) = sent(effects, Failed)
     assert isinstance(failed, Failed)
-    assert (failed.reason, failed.emitted_tokens, failed.epoch) == (reason, 3, Epoch(1, 1))
+    pages = 3 if reason is FailReason.NO_CAPACITY else 0
+    assert failed == Failed("r", Epoch(1, 1), reason, 3, pages, failed.detail), "no runner is named where there is one"
     assert one.hold_deadline == 30.0
     assert run(one, event, SessionLost(RUNNERS[0]), Preempt("r", Epoch(1, 1))) == [], "a second trigger is ignored"
 
@@ -254,9 +257,9 @@ def test_a_stop_string_in_the_runners_last_step_needs_no_stop() -> None:
 
 @pytest.mark.parametrize(("shown", "text"), [(False, "well E"), (True, "well E.")])
 def test_a_stop_token_is_a_token_of_the_answer_and_its_text_is_shown_on_request_alone(shown: bool, text: str) -> None:
-    one = stream(stops=["END"], shown=shown)
+    one = stream(stops=["END"], shown=shown, stop_ids=b".")
     effects = run(one, assign(1), step(1, 0, "well E"), step(1, 6, ".", FinishReason.STOP))
-    assert (text_of(effects), one.end) == (text, End(FinishReason.STOP))
+    assert (text_of(effects), one.end) == (text, End(FinishReason.STOP, stop=ord(".")))
     assert bytes(one.tokens) == b"well E."
     assert not sent(effects, Stop)
 
@@ -284,11 +287,11 @@ def reported(effects: Sequence[StreamEffect]) -> list[object]:
 
 def test_log_probabilities_of_a_prompt_are_reported_once_before_its_text() -> None:
     one = stream(scored=5)
-    effects = run(one, assign(1), scores(1, 1, 2), scores(1, 3, 2), step(1, 0, "ab"), step(1, 2, "c"))
+    effects = run(one, assign(1), scores(1, 1, 2), scores(1, 3, 4), step(1, 0, "ab"), step(1, 2, "c"))
     assert asked(effects) == [2]
     assert reported(effects) == [[None, *likely(range(1, 5))]]
     first, *texts = [effect for effect in effects if isinstance(effect, Emit)]
-    assert (first.text, [emit.text for emit in texts]) == ("", ["ab", "c"])
+    assert (first.text, first.answer_tokens, [emit.text for emit in texts]) == ("", 0, ["ab", "c"])
 
 
 def test_a_moved_prompt_is_scored_again_as_long_as_a_part_is_missing_and_then_no_more() -> None:
@@ -337,7 +340,7 @@ def test_a_hidden_state_is_reported_at_the_end_and_a_runner_that_sends_none_has_
 def test_a_moved_text_is_pooled_by_the_runner_that_has_it() -> None:
     one, stale = stream(pooling=True, max_tokens=0), PooledState("r", Epoch(1, 1), b"1111")
     new, ended = PooledState("r", Epoch(1, 2), b"2222"), step(2, 0, "", FinishReason.LENGTH)
-    effects = run(one, assign(1), Preempt("r", Epoch(1, 1)), assign(2), stale, new, ended)
+    effects = run(one, assign(1), Preempt("r", Epoch(1, 1)), stale, assign(2), new, stale, ended)
     assert [effect.state for effect in effects if isinstance(effect, Emit)] == [b"2222"]
 
 
@@ -363,7 +366,7 @@ def test_held_back_text_is_released_at_the_end() -> None:
 
 def test_a_runner_that_overshoots_max_tokens_is_cut_and_stopped() -> None:
     one = stream(max_tokens=3)
-    effects = run(one, assign(1), step(1, 0, "abcdef"))
+    effects = run(one, assign(1), step(1, 0, "ab"), step(1, 2, "cdef"))
     assert text_of(effects) == "abc"
     assert one.end == End(FinishReason.LENGTH)
     assert stopped(1, FinishReason.LENGTH) in effects
@@ -442,7 +445,7 @@ def test_a_grammar_that_fails_ends_the_request_by_name_at_once() -> None:
     one = stream()
     effects = run(one, assign(1), step(1, 0, "a"), Ended("r", Epoch(1, 1), EndReason.GRAMMAR, "it cannot go on", 1))
     assert one.end is not None
-    assert one.end.failure == Failure("grammar_failed", "it cannot go on")
+    assert one.end.failure == Failure("grammar_failed", "it cannot go on", 0)
     assert Send(SCHEDULER, Cancel("r", 1)) in effects
 
 
@@ -487,6 +490,7 @@ def test_an_epoch_knows_where_it_began() -> None:
 
 def test_doublings_add_up_over_epochs() -> None:
     one = after(assign(1), SequenceTokens("r", Epoch(1, 1), 0, [97], None, 2), assign(2))
+    assert one.doublings == 2
     run(one, SequenceTokens("r", Epoch(1, 2), 1, [98], None, 1))
     assert one.doublings == 3
 

@@ -45,7 +45,7 @@ def to(effects: Sequence[StreamEffect], runner: RunnerId, *kinds: type) -> list[
 
 def test_both_runners_start_at_once_and_each_names_the_other() -> None:
     one = stream()
-    effects = run(one, split())
+    effects = run(one, dataclasses.replace(split(), by_page=True, leaves=True), now=1.5)
     (token_side,) = to(effects, TOKEN, Start)
     (prompt_side,) = to(effects, PROMPT, Start)
     assert isinstance(token_side, Start)
@@ -53,6 +53,9 @@ def test_both_runners_start_at_once_and_each_names_the_other() -> None:
     assert (token_side.kv_from, token_side.kv_to, token_side.reservation_tokens) == (PROMPT, None, 8)
     assert (prompt_side.kv_from, prompt_side.kv_to) == (None, KvTarget(TOKEN, "b:kv"))
     assert prompt_side.reservation_tokens == 1, "it holds the prompt alone"
+    assert [(side.by_page, side.leaves, side.waited_s) for side in (token_side, prompt_side)] == [
+        (True, True, 1.5), (False, False, 1.5),
+    ]  # fmt: skip
     assert [r.runner for r in one.runners] == [PROMPT, TOKEN]
 
 
@@ -88,6 +91,8 @@ def test_either_runner_lost_before_the_hand_over_ends_the_epoch_on_both(lost: Ru
 def test_a_prompt_runner_lost_after_the_hand_over_changes_nothing() -> None:
     one = after(split(), step(1, 0, "a"))
     run(one, step(1, 0, "a"), runner=TOKEN)
+    assert [one.speaks(runner) for runner in (PROMPT, TOKEN, RUNNERS[2])] == [True, True, False]
+    assert run(one, Ended("r", E1, EndReason.DRAINED, "", 1), runner=PROMPT) == []
     assert run(one, SessionLost(PROMPT)) == []
     assert text_of(run(one, step(1, 1, "b"))) == "b"
 

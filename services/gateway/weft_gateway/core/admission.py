@@ -1,7 +1,7 @@
 """Requests before their submission: counted, held for a bounded time for what is missing, refused beyond the bound."""
 
 from collections.abc import Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from weft.domain.machine import Send
@@ -51,7 +51,7 @@ class Arrival:
     pool: str = ""
     digest: str = ""  # of the base model whose tokenizer it needs
     request: PreparedRequest | None = None
-    due: float = 0.0  # the end of the present wait
+    due: float = field(init=False)  # the end of the present wait, once there was one
     postponed: bool = False
 
 
@@ -115,7 +115,7 @@ class Admission:
     def hold_s(self, pool: str) -> float:
         """How long a request of that pool may be without what it needs."""
         row = self._routes.pools.get(pool)
-        return (row.hold_s if row else 0) or self._config.hold_s
+        return row.hold_s if row and row.hold_s else self._config.hold_s
 
     # ---------------------------------------------------------------- steps
 

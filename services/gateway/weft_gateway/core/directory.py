@@ -32,16 +32,12 @@ class Directory:
 
     def change(self, removed: Sequence[tuple[str, Key]], added: Sequence[tuple[str, Key]]) -> None:
         """Entries as (namespace, key)."""
-        if not self._lists or not (removed or added):
-            return
         if len(removed) + len(added) > FEW:
             self._lists.clear()
             return
         for namespace, key in removed:
             for keys in self._of(namespace, key[0]):
-                place = bisect_left(keys, key)
-                if place < len(keys) and keys[place] == key:
-                    del keys[place]
+                del keys[bisect_left(keys, key)]
         for namespace, key in added:
             for keys in self._of(namespace, key[0]):
                 insort(keys, key)
@@ -74,5 +70,5 @@ def page_of(keys: Sequence[Key], search: str, skip: int, limit: int) -> NamePage
     """Entries whose model name holds `search`, whatever its case, from the `skip`-th on."""
     needle = search.lower()
     found = (key for key in keys if needle in key[0].lower()) if needle else iter(keys)
-    part = list(islice(found, skip, skip + limit + 1))
-    return NamePage(part[:limit], len(keys), len(part) > limit)
+    part = list(islice(found, skip, skip + limit))
+    return NamePage(part, len(keys), next(found, None) is not None)

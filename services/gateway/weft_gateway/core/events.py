@@ -91,7 +91,7 @@ class ModelResolved:
 
     request_id: str
     pool: str
-    n: int = 1
+    n: int
     priority: Priority | None = None  # where it is another than that of its arrival
 
 

@@ -20,7 +20,7 @@ _LOG_GROWTH = log(GROWTH)
 
 def bucket_of(seconds: float) -> int:
     """The bucket of a duration; bucket b holds (LEAST_S * GROWTH^(b-1), LEAST_S * GROWTH^b]."""
-    return min(BUCKETS, max(0, ceil(log(seconds / LEAST_S) / _LOG_GROWTH))) if seconds > LEAST_S else 0
+    return min(BUCKETS, ceil(log(max(seconds, LEAST_S) / LEAST_S) / _LOG_GROWTH))
 
 
 def quantile(buckets: Mapping[int, int], share: float) -> float | None:

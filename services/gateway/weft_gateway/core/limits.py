@@ -87,8 +87,8 @@ class Meter:
 
     @property
     def reset_s(self) -> float:
-        """Until nothing of it is used."""
-        return self.used / self.per_s if self.per_s else 0.0
+        """Until nothing of a rate is used."""
+        return self.used / self.per_s
 
 
 class Bucket:

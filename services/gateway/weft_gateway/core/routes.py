@@ -120,14 +120,16 @@ class RouteIndex(RouteBook):
         self, principal: Principal, search: str, skip: int, limit: int
     ) -> tuple[list[Unserved], NamePage]:
         """A page of this caller's adapters that are not served, by name."""
-        namespace = principal.namespace
-        keys = self._unserved_names.keys(namespace, principal.models, lambda: _names(self._unserved, namespace))
-        page = page_of(keys, search, skip, limit)
+        page = page_of(self._failed(principal), search, skip, limit)
         return [self.unserved[uid] for _, uid in page.keys], page
 
     def _served(self, principal: Principal) -> Sequence[Key]:
         namespace = principal.namespace
         return self._names.keys(namespace, principal.models, lambda: _names(self._adapters, namespace))
+
+    def _failed(self, principal: Principal) -> Sequence[Key]:
+        namespace = principal.namespace
+        return self._unserved_names.keys(namespace, principal.models, lambda: _names(self._unserved, namespace))
 
     def name_of(self, digest: str) -> str | None:
         """The model name of an adapter with that content."""
@@ -136,7 +138,7 @@ class RouteIndex(RouteBook):
     def counts(self, principal: Principal) -> tuple[int, int]:
         """This caller's adapters that are served, and that are not."""
         if principal.models:
-            return self.adapters(principal, "", 0, 0)[1].total, self.unserved_adapters(principal, "", 0, 0)[1].total
+            return len(self._served(principal)), len(self._failed(principal))
         namespace = principal.namespace
         if namespace is None:
             return len(self.routes) - len(self._bases), len(self.unserved)
@@ -178,7 +180,7 @@ class RouteIndex(RouteBook):
 def versions_of(route: Route, pool: PoolRoute) -> tuple[AdapterVersion, ...]:
     """Every content of a model that is served, the present one first."""
     if route.adapter == BASE:
-        return (AdapterVersion(pool.base_digest, 0),)
+        return (AdapterVersion(pool.base_digest, route.rank),)
     return (AdapterVersion(route.adapter, route.rank, name=route.version), *route.versions)
 
 

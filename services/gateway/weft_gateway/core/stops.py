@@ -36,7 +36,7 @@ class StopMatcher:
             if (match := text.find(stop, start)) >= 0:
                 found.append((match + len(stop), match))
                 continue
-            start = text.find(stop[0], max(start, size - len(stop) + 1))
+            start = text.find(stop[0], max(start, size - len(stop)))
             while start >= 0 and not stop.startswith(text[start:]):
                 start = text.find(stop[0], start + 1)
             self._begun[index] = size - start if start >= 0 else 0

@@ -166,7 +166,7 @@ class RequestStream:
         self.assignments = 0
         self.counted_migrations = 0  # epochs that failed: not those that the system ended, or moved with their KV
         self.preemptions = 0  # epochs that the system ended, without those that the runner never began
-        self.start_tokens = 0  # emitted when the present epoch began
+        self.start_tokens: int  # emitted when the present epoch began; there is none before its Start
         self.available = available  # a scheduler and a ready runner are there
         self.end: End | None = None
         self.first_token_at: float | None = None
@@ -179,7 +179,7 @@ class RequestStream:
         self._prompt_logprobs: list[TokenLogprob | None] | None = None if sampling.prompt_logprobs is None else [None]
         self._state = b""  # of a request that pools
         self._begun = False  # the present epoch has produced something
-        self._doublings_before = self._doublings_now = 0
+        self.doublings = self._doublings_now = 0  # of reservations: over all epochs, in the present one
         self._queues = True  # without a runner by the system's own doing
         self.hold_s, self._held_before_s = hold_s, 0.0
         self._held_since: float | None = None  # None: the hold time stands still
@@ -200,11 +200,6 @@ class RequestStream:
         return running.numerics_class if second is None or self.receiver is not None else second.numerics_class
 
     @property
-    def doublings(self) -> int:
-        """Reservation doublings over all epochs."""
-        return self._doublings_before + self._doublings_now
-
-    @property
     def placement(self) -> tuple[RunnerId | None, RunnerId | None]:
         """The runner that has its epoch, or has taken over from it; the one that is still to take over."""
         running = self.running
@@ -214,11 +209,8 @@ class RequestStream:
 
     def speaks(self, runner: RunnerId) -> bool:
         """Whether that runner may speak for the present epoch, or may have while a message was on its way."""
-        running = self.running
-        assert running is not None
-        second = running.token_runner
-        may = runner == running.runner or (second is not None and runner == second.runner)
-        return may or any(one.runner == runner for one in self.runners)
+        assert self.running is not None
+        return runner == self.running.runner or any(one.runner == runner for one in self.runners)
 
     def _has_left(self, epoch: Epoch, runner: RunnerId | None) -> bool:
         """Whether the present epoch is another runner's by now: its end at the one that handed it over ends nothing."""
@@ -336,8 +328,7 @@ class RequestStream:
         self, assign: Assign, now: float, *, kv_from: RunnerId | None = None, kv_to: TokenRunner | None = None
     ) -> Send:
         """The Start of one of its runners: the one that receives KV, the one that sends it, or the only one."""
-        self._begun, self.start_tokens = False, len(self.tokens)
-        self._close_doublings()
+        self._begun, self.start_tokens, self._doublings_now = False, len(self.tokens), 0
         request, prompt_only = self.request, kv_to is not None
         start = Start(
             request_id=self.request_id,
@@ -443,6 +434,7 @@ class RequestStream:
             return self._broken(
                 f"{len(event.tokens)} tokens came with {len(event.logprobs)} usable log probabilities", now
             )
+        self.doublings += event.doublings - self._doublings_now
         self._doublings_now = event.doublings
         text = self._append(event)
         effects: list[StreamEffect] = []
@@ -518,7 +510,7 @@ class RequestStream:
         looked for behind the first `min_tokens` (as in vLLM).
         """
         text, tokens, stops, held, request = "", self.tokens, self._stops, self._held_logprobs, self.request
-        ends_at = len(event.tokens) - 1 if event.finish is FinishReason.STOP else -1
+        ends_at = len(event.tokens) - 1 if event.finish is FinishReason.STOP else None
         for index, token in enumerate(event.tokens[: request.max_tokens - len(tokens)]):
             tokens.append(token)
             shown = index != ends_at or request.include_stop
@@ -533,11 +525,6 @@ class RequestStream:
     def _finish(self, end: End) -> None:
         self._leave_runners()
         self.end = end
-        self._close_doublings()
-
-    def _close_doublings(self) -> None:
-        self._doublings_before += self._doublings_now
-        self._doublings_now = 0
 
 
 def check_stream(stream: RequestStream) -> None:
