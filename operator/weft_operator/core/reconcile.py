@@ -265,12 +265,12 @@ def _unload(view: AdapterView, state: State, now: float) -> list[Action]:
     if FINALIZER not in meta.finalizers:  # not ours to keep; the object may stay for somebody else
         return [*_adapter_gone(meta.ref, state), *_set_status(adapter, adapter_status(view, now))]
     if meta.uid in state.observed.unloaded:
-        return _finalized(adapter, let_go=True)
+        return _finalized(adapter)
     if now >= (deadline := _unload_deadline(adapter, state.desired)):
         waited_s = deadline - (meta.deleted or deadline)
         message = f"the scheduler did not say within {waited_s:.0f} s that no runner holds it; it goes anyway"
         forced = RecordEvent(meta.ref, meta.uid, "Warning", "UnloadTimeout", message)
-        return [*_adapter_gone(meta.ref, state), *_finalized(adapter, let_go=True), forced]
+        return [*_adapter_gone(meta.ref, state), *_finalized(adapter), forced]
     ask = [] if meta.uid in state.expectations.unloading else [UnpublishAdapter(meta.ref, meta.uid, unload=True)]
     return [*ask, *_set_status(adapter, adapter_status(view, now))]
 
@@ -288,7 +288,7 @@ def _plan_malformed(broken: Malformed, state: State, now: float) -> list[Action]
     meta = broken.meta
     if meta.deleting:
         gone = _pool_gone(meta.ref, state) if meta.ref.kind == "ServingPool" else _adapter_gone(meta.ref, state)
-        return [*gone, *_finalized(broken, let_go=True)]
+        return [*gone, *_finalized(broken)]
     status = malformed_status(broken, now)
     return [] if status == broken.status else [SetStatus(meta.ref, meta.uid, meta.resource_version, status)]
 
@@ -315,9 +315,9 @@ def _set_status(resource: Pool | Adapter, status: Object) -> list[Action]:
     return [SetStatus(meta.ref, meta.uid, meta.resource_version, status), *events_for(resource, status)]
 
 
-def _finalized(resource: Pool | Adapter | Malformed, let_go: bool) -> list[Action]:
+def _finalized(resource: Pool | Adapter | Malformed) -> list[Action]:
     meta = resource.meta
-    if not let_go or FINALIZER not in meta.finalizers:
+    if FINALIZER not in meta.finalizers:
         return []
     return [RemoveFinalizer(meta.ref, meta.uid, meta.resource_version, FINALIZER)]
 

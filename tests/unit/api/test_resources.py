@@ -12,7 +12,7 @@ from weft.api.loraadapter import LoRAAdapter
 from weft.api.meta import immutable_changes
 from weft.api.servingpool import ServingPool
 from weft.api.template import QUANTITY_PATTERN
-from weft_operator.core import Adapter, Group, Pool, parse
+from weft_operator.core import Adapter, Pool, parse
 from weft_operator.core.resources import Autoscaling
 
 VERSION = "serving.weft.dev/v1alpha1"
@@ -32,20 +32,6 @@ def adapter(**spec: Any) -> dict[str, Any]:
         "metadata": {"name": "upper", "namespace": "acme"},
         "spec": fields,
     }
-
-
-def test_a_pool_permits_namespaces_as_it_says() -> None:
-    def permits(namespace: str, **allowed: Any) -> bool:
-        found = parsed(ServingPool.model_validate(pool(allowedNamespaces=allowed)))
-        assert isinstance(found, Pool)
-        return found.permits(namespace)
-
-    assert permits("default")
-    assert not permits("acme")
-    assert permits("acme", **{"from": "All"})
-    assert permits("acme", **{"from": "List", "names": ["acme"]})
-    assert permits("default", **{"from": "List", "names": ["acme"]})
-    assert not permits("other", **{"from": "List", "names": ["acme"]})
 
 
 def wrong(value: dict[str, Any], path: str) -> str:
@@ -209,13 +195,6 @@ def test_a_group_and_an_adapter_are_read_with_what_holds_for_them() -> None:
     assert isinstance(upper, Adapter)
     assert (str(upper.pool), upper.model_name) == ("acme/tiny", "acme/upper")
     assert (upper.credentials, upper.endpoint, upper.tier) == ("key", "http://minio:9000", "Host")
-
-
-def test_a_pool_without_groups_has_one() -> None:
-    found = parsed(ServingPool.model_validate(pool(template={"image": "runner:1"})))
-    assert isinstance(found, Pool)
-    assert found.groups == (Group("runners", {"image": "runner:1"}),)
-    assert (found.autoscaling, found.credentials, found.revision) == (None, None, None)
 
 
 def parsed(resource: ServingPool | LoRAAdapter) -> Pool | Adapter:

@@ -16,7 +16,7 @@ from tests.unit.operator.planning import (
     pool_ref,
     verified,
 )
-from weft_operator.core import FINALIZER, SetStatus
+from weft_operator.core import FINALIZER
 from weft_operator.local.objects import ObjectStore, check_store
 
 NAMES = st.sampled_from(["a", "b"])
@@ -198,16 +198,6 @@ def test_a_crash_between_any_two_actions_ends_as_if_there_had_been_none(
         assert isinstance(after, ClusterWorld)
         crashed = after
     assert ending(rest(crashed)) == ending(rest(undisturbed))
-
-
-@given(HISTORIES)
-def test_no_status_is_written_that_is_stored_already(history: list[tuple[Any, ...]]) -> None:
-    world = new_world()
-    for operation in history:
-        perform(world, operation)
-        for action in world.plan():
-            if isinstance(action, SetStatus):
-                assert world.store.get(action.ref).get("status") != action.status
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=1, max_size=40))

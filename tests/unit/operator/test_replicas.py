@@ -532,6 +532,7 @@ def test_a_deletion_is_bounded_in_time_and_says_so(cluster: ClusterWorld) -> Non
     cluster.settle()
     assert cluster.store.find(adapter_ref("upper")) is None
     assert cluster.announced[-1].reason == "UnloadTimeout"
+    assert "within 90 s" in cluster.announced[-1].message
 
 
 # ------------------------------------------------------------------------------------------------------- adoption

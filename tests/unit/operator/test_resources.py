@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.unit.operator.planning import pool_object, stored
-from weft_operator.core import Group, Pool, parse_pool
+from weft_operator.core import Pool, parse_pool
 
 OFFLOAD = {
     "mode": "On", "deviceBytes": "1Gi", "diskPath": "/weights", "weights": "bf16", "kv": "bf16",
@@ -43,6 +43,6 @@ def test_a_rollout_that_is_left_open_replaces_one_runner_at_a_time(spec: dict[st
 
 
 def test_a_pool_without_groups_has_one_that_may_be_empty_and_as_large_as_the_pool() -> None:
-    (group,) = parsed().groups
-    assert (group.min, group.max, group.phase) == (0, None, "Any")
-    assert group == Group(group.name, {})
+    template = {"image": "runner:1"}
+    (group,) = parsed(template=template).groups
+    assert (group.name, group.template, group.min, group.max, group.phase) == ("runners", template, 0, None, "Any")

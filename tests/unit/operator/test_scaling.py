@@ -242,9 +242,9 @@ def test_a_ready_runner_that_nobody_named_goes_for_a_number_that_people_wrote(
     assert going == ([Runner("r1", True)] if goes else [])
 
 
-@pytest.mark.parametrize(("ready", "victims"), [((True, False), ()), ((False, True), ()), ((True, True), ("r0",))])
-def test_nobody_goes_twice(ready: tuple[bool, bool], victims: tuple[str, ...]) -> None:
-    present = [Runner(f"r{number}", one) for number, one in enumerate(ready)]
-    going = select_victims(present, 0, PoolReport(2, 0, victims, GENERATION), Bounds(0, 0, GENERATION), waited=True)
+@pytest.mark.parametrize(("unready", "victims"), [("r0", ()), ("r1", ()), ("r2", ()), ("", ("r1",)), ("", ("r2",))])
+def test_nobody_goes_twice(unready: str, victims: tuple[str, ...]) -> None:
+    present = [Runner(name, name != unready) for name in ("r0", "r1", "r2")]
+    going = select_victims(present, 0, PoolReport(3, 0, victims, GENERATION), Bounds(0, 0, GENERATION), waited=True)
     assert going is not None
     assert sorted(going, key=lambda runner: runner.name) == present
