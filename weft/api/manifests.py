@@ -91,8 +91,8 @@ class _Reading:
 
     @property
     def full(self) -> bool:
-        """A report has no place for more problems."""
-        return len(self.problems) >= MAX_PROBLEMS
+        """There are more problems than a report has a place for."""
+        return len(self.problems) > MAX_PROBLEMS
 
     def result(self) -> list[Object]:
         if self.problems:

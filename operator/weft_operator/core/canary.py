@@ -112,7 +112,7 @@ def _phase(
         return "Progressing", "SameContent", "spec.source has the same content"
     if counts.requests >= canary.min_requests:
         excess = _percent(counts.failed, counts.requests) - _percent(counts.stable_failed, counts.stable_requests)
-        if canary.max_error_percent < 100 and excess > canary.max_error_percent:
+        if excess > canary.max_error_percent:
             return "RolledBack", "RolledBack", failures
         if canary.promote_after_s is not None and now >= started_at + canary.promote_after_s:
             return "Promoted", "Promoted", "it answers every request without a pin"

@@ -287,8 +287,7 @@ def _plan_malformed(broken: Malformed, state: State, now: float) -> list[Action]
     """What is served of it stays as it is; a condition has the reason why its spec is not followed."""
     meta = broken.meta
     if meta.deleting:
-        gone = _pool_gone(meta.ref, state) if meta.ref.kind == "ServingPool" else _adapter_gone(meta.ref, state)
-        return [*gone, *_finalized(broken)]
+        return [*_pool_gone(meta.ref, state), *_adapter_gone(meta.ref, state), *_finalized(broken)]
     status = malformed_status(broken, now)
     return [] if status == broken.status else [SetStatus(meta.ref, meta.uid, meta.resource_version, status)]
 

@@ -13,7 +13,7 @@ from harness.quickstart import QUICKSTART
 from weft.api.loraadapter import LoRAAdapter
 from weft.api.manifests import MAX_PROBLEMS, ManifestError, load, load_text, parse_object
 from weft.api.servingpool import ServingPool
-from weft.api.yaml_documents import MAX_DEPTH
+from weft.api.yaml_documents import MAX_DEPTH, BadYaml, documents
 
 POOL = """
 apiVersion: serving.weft.dev/v1alpha1
@@ -203,6 +203,28 @@ def test_yaml_that_would_grow_is_refused_small(text: str, says: str) -> None:
     (problem,) = problems(text)
     assert says in problem
     assert time.process_time() - started < 5
+
+
+@pytest.mark.parametrize(
+    ("bound", "most"),
+    [
+        ("MAX_TEXT_NODES", 4), ("MAX_TEXT_CHARS", 2), ("MAX_NODES", 2), ("MAX_CHARS", 1), ("MAX_DEPTH", 1),
+        ("MAX_DOCUMENTS", 2),
+    ],
+)  # fmt: skip
+def test_a_text_is_taken_up_to_each_bound(bound: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"weft.api.yaml_documents.{bound}", most)
+    assert list(documents("[x]\n---\n[x]\n")) == [["x"], ["x"]]
+    monkeypatch.setattr(f"weft.api.yaml_documents.{bound}", most - 1)
+    with pytest.raises(BadYaml):
+        list(documents("[x]\n---\n[x]\n"))
+
+
+def test_a_report_says_that_there_are_more_problems_only_where_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.api.manifests.MAX_PROBLEMS", 2)
+    assert len(problems("---\na: 1\n" * 2)) == 2
+    *_, last = problems("---\na: 1\n" * 3)
+    assert last == "m.yaml: there are more problems than these"
 
 
 def test_a_file_that_is_too_large_or_no_text_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

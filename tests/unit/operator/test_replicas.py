@@ -13,6 +13,7 @@ from weft_operator.core import (
     ApplyChild,
     DeleteChild,
     ObjectKey,
+    ObservedState,
     Pod,
     PoolReport,
     PublishAdapter,
@@ -21,10 +22,11 @@ from weft_operator.core import (
     SetStatus,
     requeue_at,
 )
+from weft_operator.core.artifacts import Retention
 from weft_operator.core.reconcile import UNLOAD_GRACE_S
 from weft_operator.core.scale_in import SEEN_S
 from weft_operator.core.scaling import ANSWER_S
-from weft_operator.core.state import APPLY_RETRY_S, ForeignObject
+from weft_operator.core.state import APPLY_RETRY_S, Expectations, ForeignObject
 from weft_operator.errors import NotFound
 
 PHASES = ("Prompt", "Token")
@@ -452,6 +454,15 @@ def test_a_refusal_of_what_is_no_longer_desired_is_not_reported_for_ever(cluster
     assert cluster.condition(pool_ref(), "Progressing") == ("False", "RunnersReady")
 
 
+def test_a_refusal_for_a_group_that_is_no_longer_named_is_reported_no_more(cluster: ClusterWorld) -> None:
+    cluster.cluster.refuses["Deployment"] = "no"
+    cluster.settle(pool_object(runnerGroups=groups(("old", 0, None))))
+    assert cluster.condition(pool_ref(), "Progressing") == ("False", "ChildRefused")
+    cluster.cluster.refuses.clear()
+    cluster.settle(pool_object(runnerGroups=groups(("new", 0, None))))
+    assert cluster.condition(pool_ref(), "Progressing") == ("False", "RunnersReady")
+
+
 def test_pods_that_the_api_server_refuses_are_reported_without_their_names(cluster: ClusterWorld) -> None:
     started(cluster, pool_object())
 
@@ -533,6 +544,20 @@ def test_a_deletion_is_bounded_in_time_and_says_so(cluster: ClusterWorld) -> Non
     assert cluster.store.find(adapter_ref("upper")) is None
     assert cluster.announced[-1].reason == "UnloadTimeout"
     assert "within 90 s" in cluster.announced[-1].message
+
+
+def test_nothing_is_remembered_of_what_is_gone(cluster: ClusterWorld) -> None:
+    canary = {"source": {"uri": "file:lower"}, "weight": 10, "maxErrorPercent": 5, "minRequests": 20}
+    started(cluster, pool_object(), adapter_object("upper", canary=canary))
+    cluster.cluster.refuses["Deployment"] = "no"
+    cluster.settle(pool_object(replicas=2))
+    cluster.observed.foreign[pool_ref()] = {DEPLOYMENT: ForeignObject(cluster.cluster.objects[DEPLOYMENT], 0.0)}
+    cluster.remove(adapter_ref("upper"))
+    cluster.remove(pool_ref())
+    cluster.wait(400)
+    assert cluster.observed == ObservedState(pool_reports={str(pool_ref()): PoolReport(0)})
+    cluster.expectations.applied.clear()  # with the watch of each object
+    assert cluster.expectations == Expectations(retention=Retention(last_sent=frozenset()))
 
 
 # ------------------------------------------------------------------------------------------------------- adoption

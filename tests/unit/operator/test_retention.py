@@ -2,7 +2,7 @@
 
 from math import nextafter
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from weft_operator.core import RetainBlobs, State
@@ -10,6 +10,7 @@ from weft_operator.core.artifacts import Retention
 from weft_operator.core.reconcile import longest_drain_s, plan_retention
 
 
+@example([("a", 0.0, 1.0)], 1.0)
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0, 100), st.floats(1, 50)), max_size=20), st.floats(0, 200))
 def test_a_digest_is_kept_until_its_last_drain_is_over(left: list[tuple[str, float, float]], now: float) -> None:
     ledger = Retention()

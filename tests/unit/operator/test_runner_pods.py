@@ -157,6 +157,12 @@ def test_runners_of_a_group_that_is_no_longer_named_go_as_others_become_ready(po
     assert labels == ["new", "new"]
 
 
+def test_a_runner_that_the_api_server_refuses_is_reported(pool: ClusterWorld) -> None:
+    pool.cluster.refuses["StatefulSet"] = "no"
+    pool.settle(pool_object(replicas=3, parallelism=GRID))
+    assert pool.condition(pool_ref(), "Progressing") == ("False", "ChildRefused")
+
+
 def test_while_the_scheduler_is_away_each_runner_counts_once(pool: ClusterWorld) -> None:
     pool.scheduler_speaks = False
     del pool.observed.pool_reports[str(pool_ref())]
