@@ -187,7 +187,7 @@ def names_of(model: type[BaseModel]) -> list[str]:
 def did_you_mean(name: str, names: list[str]) -> str:
     """`; did you mean 'x'?` or the list of what there is."""
     lower = {candidate.lower(): candidate for candidate in names}
-    if close := difflib.get_close_matches(name[:100].lower(), list(lower), n=1, cutoff=0.6):
+    if close := difflib.get_close_matches(name[:100].lower(), list(lower)):
         return f"did you mean {lower[close[0]]!r}?"
     return f"there are: {', '.join(names)}"
 

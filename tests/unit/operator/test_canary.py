@@ -112,13 +112,13 @@ def test_failures_roll_a_canary_back_until_it_has_another_content(world: World) 
     world.canaries[digest("c")] = BAD._replace(requests=19, failed=19)
     world.wait(0.1)
     assert shares(world)[digest("c")] == 10, "too few requests to judge"
-    world.canaries[digest("c")] = BAD
+    world.canaries[digest("c")] = BAD._replace(requests=20, failed=20)
     world.wait(0.1)
     for current in (world, world.restarted()):
         current.wait(60)
         assert shares(current) == {digest("a"): 100}
         assert current.condition(REF, "CanaryPromoted") == ("False", "RolledBack")
-        assert current.status(REF)["canary"]["failedRequests"] == 50
+        assert current.status(REF)["canary"]["failedRequests"] == 20
     assert [e.reason for e in world.announced if e.type == "Warning"] == ["RolledBack"]
     world.contents["file:next"] = verified("d")
     world.wait(10)

@@ -135,6 +135,12 @@ def test_what_is_not_given_is_the_sites_or_absent(field: str) -> None:
     assert (container(defaults) | pod(defaults)["spec"]).get(field) == expected.get(field)
 
 
+def test_a_long_name_is_the_same_in_every_version() -> None:
+    """Another one would be another Deployment, and its runners would be replaced."""
+    assert child_name("a-b", "c-d") == "a-b-c-d-5aefcd91"
+    assert len(child_name("p" * 63, "g" * 32)) == NAME_MAX
+
+
 @given(LABELS, GROUPS)
 def test_names_are_short_enough_and_begin_as_a_service_has_to(pool: str, part: str) -> None:
     name = child_name(pool, part)

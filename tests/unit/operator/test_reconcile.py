@@ -783,12 +783,12 @@ def test_runners_of_a_paused_pool_stay_as_they_are_and_adapters_are_served(servi
     assert serving.condition(pool_ref(), "Ready") == ("True", "RunnersReady")
 
 
-def moving(world: World) -> None:
+def moving(world: World, **spec: object) -> None:
     """A Ready adapter of one pool names another one, whose runners do not serve yet."""
     world.contents["file:other"] = OperationStatus("Fetched", digest("e"), fetched_base().verdict)
     world.settle(pool_object(), adapter_object("upper"))
     world.ready_runners = False
-    world.settle(pool_object("other"))
+    world.settle(pool_object("other", **spec))
     world.settle(adapter_object("upper", pool="default/other"))
 
 
@@ -810,6 +810,15 @@ def test_an_adapter_that_moves_is_served_by_the_old_pool_until_the_new_one_takes
     assert pool_of_route(world) == "default/other"
     assert world.condition(adapter_ref("upper"), "Ready") == ("True", "Published")
     assert world.status(adapter_ref("upper"))["pool"] == "default/other"
+
+
+@pytest.mark.parametrize(("least", "serves"), [(0, "default/other"), (1, "default/base")])
+def test_an_adapter_that_moves_is_served_at_once_by_a_pool_that_a_request_wakes(
+    world: World, least: int, serves: str
+) -> None:
+    scaling = {"minReplicas": least, "maxReplicas": 3, "idleSeconds": 60, "wakeSeconds": 300}
+    moving(world, autoscaling=scaling)
+    assert pool_of_route(world) == serves
 
 
 def test_an_adapter_that_moves_to_a_pool_that_refuses_its_content_stays_where_it_serves(world: World) -> None:

@@ -441,7 +441,7 @@ def test_another_manifest_does_not_wait_for_the_one_that_was_refused(cluster: Cl
     started(cluster, pool_object(kvCache={"pageTokens": 16, "pages": 1}))
     cluster.cluster.refuses.clear()
     cluster.settle(pool_object())
-    assert cluster.condition(pool_ref(), "Available") == ("True", "RunnersReady")
+    assert cluster.condition(pool_ref(), "Progressing") == ("False", "RunnersReady")
 
 
 def test_a_refusal_of_what_is_no_longer_desired_is_not_reported_for_ever(cluster: ClusterWorld) -> None:
