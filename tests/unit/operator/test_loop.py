@@ -8,19 +8,11 @@ import pytest
 
 from harness.waiting import PATIENCE_S
 from tests.unit.operator.controlling import FakeDepot, operator
-from tests.unit.operator.planning import adapter_object, adapter_ref, digest, failed, pool_object, pool_ref, verified
+from tests.unit.operator.planning import adapter_object, adapter_ref, digest, pool_object, pool_ref, verified
 from weft_operator.controller import loop, resolver
 from weft_operator.controller.resolver import Resolver
 from weft_operator.core import DesiredState, Policy, Request, Resolution, State
 from weft_operator.local.objects import ObjectStore
-
-
-async def test_objects_become_ready() -> None:
-    async with operator() as op:
-        await op.serve("upper")
-        await op.until(pool_ref(), "Available", "True", "RunnersReady")
-        assert op.registry.names == {adapter_ref("upper"): "acme/upper"}
-        assert op.backend.runners == {(pool_ref(), 0)}
 
 
 async def test_a_start_publishes_nothing_before_everything_that_is_known() -> None:
@@ -33,17 +25,6 @@ async def test_a_start_publishes_nothing_before_everything_that_is_known() -> No
     async with operator(again, depot) as op:
         await op.until(adapter_ref("lower"), "Ready", "True", "Published")
         await op.until(adapter_ref("upper"), "Ready", "True", "Published")
-
-
-async def test_an_edited_source_is_found_and_published() -> None:
-    async with operator() as op:
-        await op.serve("upper")
-        op.depot.contents["file:upper"] = failed("NotFinite", validated=True)
-        await op.until(adapter_ref("upper"), "Fetched", "False", "NotFinite")
-        assert op.conditions(adapter_ref("upper"), "Ready") == [("True", "UpdateFailed")]
-        op.depot.contents["file:upper"] = verified("d")
-        await op.until(adapter_ref("upper"), "Fetched", "True", "Fetched")
-        assert op.store.get(adapter_ref("upper"))["status"]["digest"] == digest("d")
 
 
 async def test_a_depot_that_is_down_changes_nothing_and_is_found_again() -> None:
