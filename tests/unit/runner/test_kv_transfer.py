@@ -307,17 +307,21 @@ def test_nobody_who_takes_it_in_time_ends_it() -> None:
     for _ in range(3):
         pair.step(pair.a)
     pair.carry()
-    for side, now in ((pair.a, 1.0), (pair.b, 1.0)):
-        side.now = now
+    pair.a.now = pair.b.now = 1.0
+    pair.do(pair.a, Received(GATEWAY, starts(PROMPT, 6, "later")[0]))
+    for _ in range(3):
+        pair.step(pair.a)
+    pair.carry()
+    for side in (pair.a, pair.b):
+        side.now = 1.5
         pair.do(side, TICK)
         assert side.machine.next_deadline() == CLAIM_S, "nothing is left to report"
     pair.a.now = pair.b.now = CLAIM_S
     pair.do(pair.b, TICK)
     pair.do(pair.a, TICK)
     (ended,) = pair.a.ended()
-    assert (ended.reason, ended.epoch) == (EndReason.KV_LOST, E1)
-    assert [s.reason for s in pair.sent if isinstance(s, KvRefuse)] == ["nobody waits for it"]
-    assert idle(pair)
+    assert (ended.request_id, ended.reason, ended.epoch) == ("r", EndReason.KV_LOST, E1)
+    assert [(s.request_id, s.reason) for s in pair.sent if isinstance(s, KvRefuse)] == [("r", "nobody waits for it")]
 
 
 def test_an_offer_before_its_start_is_accepted_once_the_start_is_here() -> None:
@@ -465,12 +469,15 @@ def test_a_runner_that_drains_computes_on_until_its_sequences_have_moved() -> No
     assert not pair.a.machine.pool.sequences
 
 
-def test_a_drain_that_is_ordered_ends_what_is_here_at_once() -> None:
-    """Its scheduler has ordered the moves before."""
+@pytest.mark.parametrize(
+    "events", [(Connected(SUPERVISOR), Received(SUPERVISOR, RunnerOrder(drain=True))), (ev.Drain(True, 8.0),)]
+)
+def test_a_drain_for_which_nobody_orders_moves_ends_what_is_here_at_once(events: tuple[Any, ...]) -> None:
+    """One that is ordered comes after them, and without a supervisor there are none."""
     pair = Pair()
-    pair.do(pair.a, Connected(SUPERVISOR))
     pair.do(pair.a, Received(GATEWAY, replace(starts(PROMPT, 6)[0], kv_to=None)))
-    pair.do(pair.a, Received(SUPERVISOR, RunnerOrder(drain=True)))
+    for event in events:
+        pair.do(pair.a, event)
     assert [e.reason for e in pair.a.ended()] == [EndReason.DRAINED]
 
 

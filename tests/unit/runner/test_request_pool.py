@@ -343,8 +343,8 @@ def test_an_epoch_that_is_not_above_the_highest_seen_is_ignored_and_one_above_re
     assert not flat(pool.take_messages()), "the replaced one is not told: its gateway asked for it"
     pool.stop("r", Epoch(1, 5), session(1))
     assert "r" in pool.sequences, "a stop of a lower epoch is stale"
-    pool.stop("r", Epoch(1, 6), session(1))
-    assert pool.pages.free_pages == 12
+    pool.stop("r", Epoch(1, 6), session(1), preempted=True)
+    assert (pool.pages.free_pages, pool.preemptions) == (12, 1)
     begin(pool, "r", 6, prompt=3, max_tokens=4)
     assert not pool.sequences, "a start that arrives after its stop"
 
