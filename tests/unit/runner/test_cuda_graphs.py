@@ -12,13 +12,7 @@ from hypothesis import strategies as st
 
 from weft_kernels.plan import plan_rows
 from weft_kernels.triton.chunks import chunk_table
-from weft_runner.model.cuda.cuda_graphs import (
-    MAX_GRAPH_TOKENS,
-    CudaGraphs,
-    Outputs,
-    decode_sizes,
-    prompt_sizes,
-)
+from weft_runner.model.cuda.cuda_graphs import MAX_GRAPH_TOKENS, CudaGraphs, Outputs, decode_sizes, prompt_sizes
 from weft_runner.model.cuda.executor import DECODE_CHUNK, chunk_tokens
 from weft_runner.model.cuda.step import DeviceStep, StepTables, decode_shape, prompt_shape
 from weft_runner.model.step import StepInput, StepRow, check_step

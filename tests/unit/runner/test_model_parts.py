@@ -123,10 +123,7 @@ NO_LAYER = "no such linear layer|no base_model"
     [
         (lambda t: t.pop(next(k for k in t if "lora_B" in k)), "lora_B"),
         (lambda t: t.update({"base_model.model.model.embed_tokens.weight": np.ones(2, np.float32)}), "whole modules"),
-        (
-            lambda t: t.update({k.replace("layers.1", "layers.7"): v for k, v in list(t.items())}),
-            "has 2 layers",
-        ),
+        (lambda t: t.update({k.replace("layers.1", "layers.7"): v for k, v in list(t.items())}), "has 2 layers"),
         (lambda t: t.update({next(k for k in t if "lora_A" in k): np.ones((4, 5), np.float32)}), "it has to be"),
         (lambda t: t.update({k.replace("q_proj", "qq_proj"): v for k, v in list(t.items())}), "no such linear layer"),
         (

@@ -206,8 +206,7 @@ STORED = ("bf16", "fp32", "int8", "int4", "int4+int4+top")
 
 
 @pytest.mark.parametrize(
-    ("model", "dtype"),
-    [*(("llama", dtype) for dtype in STORED), ("qwen2", "bf16"), ("qwen2", STORED[-1])],
+    ("model", "dtype"), [*(("llama", dtype) for dtype in STORED), ("qwen2", "bf16"), ("qwen2", STORED[-1])]
 )
 def test_its_bits_are_those_of_the_executor_in_memory(
     files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadExecutor], rng: random.Random,

@@ -342,10 +342,7 @@ def test_a_bias_that_leaves_no_finite_maximum_ends_the_row_alone():
     logits = np.full((2, 2), 3e38, np.float32)
     assert sample(
         logits, [SamplingArgs(overflow, 1, logit_adjustments(overflow, ())), SamplingArgs(Sampling(), 1)]
-    ) == [
-        None,
-        SampledToken(0),
-    ]
+    ) == [None, SampledToken(0)]
 
 
 def test_no_rows_choose_nothing():

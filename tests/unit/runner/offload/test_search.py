@@ -11,15 +11,7 @@ from hypothesis import strategies as st
 
 from weft.domain.model.config import parse_spec
 from weft_runner.errors import NoPolicyFits, PolicyInvalid
-from weft_runner.offload.costs import (
-    BlockWork,
-    Case,
-    Outside,
-    memory,
-    phase,
-    prompt_streams,
-    token_streams,
-)
+from weft_runner.offload.costs import BlockWork, Case, Outside, memory, phase, prompt_streams, token_streams
 from weft_runner.offload.machine import MachineRates, rising
 from weft_runner.offload.plan import MATRICES, OffloadPlan, check_plan
 from weft_runner.offload.policy import Budgets, Formats, MemoryTier

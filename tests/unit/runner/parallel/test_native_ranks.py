@@ -205,8 +205,7 @@ def test_stages_give_the_bits_of_one_executor(model_of, name, dtype):
 
 
 @pytest.mark.parametrize(
-    ("name", "size"),
-    [*((name, 2) for name in MODELS), ("heads that do not divide", 3), ("windows, heads of 16", 3)],
+    ("name", "size"), [*((name, 2) for name in MODELS), ("heads that do not divide", 3), ("windows, heads of 16", 3)]
 )
 def test_stages_of_tensor_ranks_give_the_bits_of_the_ranks_whatever_the_batch_the_chunks_and_the_threads(
     model_of, name, size
