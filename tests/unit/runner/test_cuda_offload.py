@@ -62,10 +62,12 @@ MACHINE = MachineRates(
     disk_read=1e9, disk_write=1e9, to_device=1e4, to_host=5e3, memory_read=1e10, attention=1e10, host_attention=1e10,
     attention_flops_per_s=1e12, products={"bf16": ((1, 1e-12), (64, 1e-11))}, one_memory=False,
 )  # fmt: skip
+Files = Callable[..., dict[str, Path]]
+Kept = list[OffloadCudaExecutor]  # until a test ends
 
 
 @pytest.fixture(scope="module")
-def files_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], dict[str, Path]]:
+def files_of(tmp_path_factory: pytest.TempPathFactory) -> Files:
     interpreter.hurry()
 
     @cache
@@ -77,9 +79,9 @@ def files_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], dict[
 
 
 @pytest.fixture
-def made() -> Iterator[list[OffloadCudaExecutor]]:
+def made() -> Iterator[Kept]:
     """Those that a test has made end with it."""
-    executors: list[OffloadCudaExecutor] = []
+    executors: Kept = []
     yield executors
     for executor in executors:
         executor.close()
@@ -166,7 +168,7 @@ SPLITS = ((9.0, 0.0), (2.3, 9.0), (1.1, 1.0), (2.2, 2.5), (2.5, 1.7), (1.5, 9.0)
 @pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "tied", "splits"), [("bf16", False, range(6)), ("int4", True, (2, 4))])
 def test_its_bits_are_those_of_the_executor_that_has_the_model_whole(
-    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadCudaExecutor], dtype: str, tied: bool,
+    files_of: Files, tmp_path: Path, made: Kept, dtype: str, tied: bool,
     splits: Sequence[int],
 ) -> None:  # fmt: skip
     """In bf16 with all splits; int4 has other bytes, and moves them in the same way."""
@@ -191,7 +193,7 @@ def test_its_bits_are_those_of_the_executor_that_has_the_model_whole(
 
 @pytest.mark.slow
 def test_pages_on_the_host_are_copied_once_a_pass_and_layer_and_only_those_that_were_written_go_back(
-    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadCudaExecutor]
+    files_of: Files, tmp_path: Path, made: Kept
 ) -> None:
     """All pages but the first are there; a page whose first token is written now is not copied from there."""
     files = files_of()
@@ -216,7 +218,7 @@ def test_pages_on_the_host_are_copied_once_a_pass_and_layer_and_only_those_that_
 
 @pytest.mark.slow
 def test_a_page_moves_to_the_host_for_an_adapter_and_adapters_have_no_more_than_are_on_the_device(
-    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadCudaExecutor]
+    files_of: Files, tmp_path: Path, made: Kept
 ) -> None:
     """Pages pass from adapters to sequences and back, between steps of rows whose pages are moved by it."""
     files = files_of()
@@ -243,9 +245,7 @@ def test_a_page_moves_to_the_host_for_an_adapter_and_adapters_have_no_more_than_
         executor.allocate_adapter_pages(list(range(59, 64)))
 
 
-def test_weights_are_moved_once_a_pass_and_the_next_ones_ahead(
-    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadCudaExecutor]
-) -> None:
+def test_weights_are_moved_once_a_pass_and_the_next_ones_ahead(files_of: Files, tmp_path: Path, made: Kept) -> None:
     executor = offloaded(files_of(), tmp_path, 170_000, 190_000, share=0.2)
     made.append(executor)
     placed = executor.placement
@@ -263,7 +263,7 @@ def test_weights_are_moved_once_a_pass_and_the_next_ones_ahead(
 
 @pytest.mark.slow
 def test_rows_on_the_host_are_copied_there_and_back_once_between_two_layers(
-    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadCudaExecutor]
+    files_of: Files, tmp_path: Path, made: Kept
 ) -> None:
     """Not before the first layer nor behind the last one, and not where the buffers hold all rows of a pass."""
     executor = offloaded(files_of(), tmp_path, 300_000, 0, **ON_HOST, machine=MACHINE)
@@ -289,7 +289,7 @@ def test_rows_on_the_host_are_copied_there_and_back_once_between_two_layers(
 @pytest.mark.slow
 @pytest.mark.parametrize("rows", [{}, ON_HOST])
 def test_layers_come_in_the_order_of_their_requests_and_a_pass_may_be_given_up(
-    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadCudaExecutor], rows: dict[str, int]
+    files_of: Files, tmp_path: Path, made: Kept, rows: dict[str, int]
 ) -> None:
     files = files_of()
     executor, expected = offloaded(files, tmp_path, 75_000, 90_000, **rows), whole(files)
@@ -310,9 +310,7 @@ def test_layers_come_in_the_order_of_their_requests_and_a_pass_may_be_given_up(
 
 
 @pytest.mark.slow
-def test_two_stages_have_budgets_of_their_own(
-    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadCudaExecutor]
-) -> None:
+def test_two_stages_have_budgets_of_their_own(files_of: Files, tmp_path: Path, made: Kept) -> None:
     files = files_of()
     lefts = (75_000, 125_000)
     made += [offloaded(files, tmp_path, left, 75_000, stage=(i, 2), **ON_HOST) for i, left in enumerate(lefts)]
@@ -320,9 +318,7 @@ def test_two_stages_have_budgets_of_their_own(
     assert torch.equal(made[1].run(step, hidden=made[0].run(step)), expected.run(step))
 
 
-def test_a_file_that_is_cut_short_under_it_is_an_executor_lost(
-    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadCudaExecutor]
-) -> None:
+def test_a_file_that_is_cut_short_under_it_is_an_executor_lost(files_of: Files, tmp_path: Path, made: Kept) -> None:
     made.append(offloaded(files_of(), tmp_path, 75_000, 75_000, share=0.0))
     (path,) = tmp_path.glob("*.packed")
     os.truncate(path, 4096)
@@ -339,7 +335,7 @@ def test_a_file_that_is_cut_short_under_it_is_an_executor_lost(
     ],
 )
 def test_budgets_that_hold_nothing_are_named(
-    files_of: Callable[..., dict[str, Path]], tmp_path: Path, left: int, host: int, disk: int,
+    files_of: Files, tmp_path: Path, left: int, host: int, disk: int,
     error: type[RunnerError], what: str,
 ) -> None:  # fmt: skip
     with pytest.raises(error, match=what):
@@ -347,7 +343,7 @@ def test_budgets_that_hold_nothing_are_named(
     assert not list(tmp_path.glob("*.p*"))
 
 
-def test_a_disk_without_direct_reads_is_named(files_of: Callable[..., dict[str, Path]]) -> None:
+def test_a_disk_without_direct_reads_is_named(files_of: Files) -> None:
     with pytest.raises(DiskUnusable, match="/proc/nowhere"):
         offloaded(files_of(), Path("/proc/nowhere"), 75_000, 75_000)
 
@@ -392,7 +388,7 @@ def test_a_placement_keeps_to_every_budget_and_what_a_refusal_says_is_missing_su
     ],
 )  # fmt: skip
 def test_what_a_plan_puts_on_each_tier_is_there_and_no_tier_has_more_than_its_budget(
-    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadCudaExecutor], device: int, host: int,
+    files_of: Files, tmp_path: Path, made: Kept, device: int, host: int,
     rows: MemoryTier,
 ) -> None:  # fmt: skip
     """Products take as long for few rows as for many, and copies are fast: KV on the host makes room for rows."""
@@ -436,9 +432,7 @@ def flags(folder: Path, **more: Any) -> list[str]:
     return [f"--{name.replace('_', '-')}={value}" for name, value in own.items()]
 
 
-def test_the_flags_of_a_runner_make_one(
-    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadCudaExecutor]
-) -> None:
+def test_the_flags_of_a_runner_make_one(files_of: Files, tmp_path: Path, made: Kept) -> None:
     files = files_of()
     spec = read_spec(files["config.json"])
     asked = parse_settings(flags(tmp_path, offload_device_bytes=2_000_000, offload_host_bytes=1 << 20))
@@ -456,7 +450,7 @@ def test_the_flags_of_a_runner_make_one(
 
 @pytest.mark.slow
 def test_a_runner_measures_its_gpu_and_the_policy_that_it_finds_is_one_that_runs(
-    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadCudaExecutor],
+    files_of: Files, tmp_path: Path, made: Kept,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     """Little on the device, less on the host, the rest on the disk; and what is measured is kept."""
@@ -490,7 +484,7 @@ def test_a_runner_measures_its_gpu_and_the_policy_that_it_finds_is_one_that_runs
 
 
 def test_who_plans_gets_what_a_gpu_was_measured_to_do(
-    files_of: Callable[..., dict[str, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    files_of: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     """From the question's JSON to the answer's; what is measured is another test's."""

@@ -71,10 +71,12 @@ MODELS: dict[str, dict[str, Any]] = {
         "layer_types": ["full_attention", "sliding_attention"] * 2,
     },
 }  # fmt: skip
+Files = Callable[..., dict[str, Path]]
+Kept = list[OffloadExecutor]  # until a test ends
 
 
 @pytest.fixture(scope="module")
-def files_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Path]]:
+def files_of(tmp_path_factory: pytest.TempPathFactory) -> Files:
     @cache
     def make(model: str = "llama", dtype: torch.dtype = torch.bfloat16) -> dict[str, Path]:
         return write_model(tmp_path_factory.mktemp("models") / model, 7, dtype, **MODELS[model])
@@ -83,9 +85,9 @@ def files_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str
 
 
 @pytest.fixture
-def made() -> Iterator[list[OffloadExecutor]]:
+def made() -> Iterator[Kept]:
     """Those that a test has made end with it."""
-    executors: list[OffloadExecutor] = []
+    executors: Kept = []
     yield executors
     for executor in executors:
         executor.close()
@@ -209,7 +211,7 @@ STORED = ("bf16", "fp32", "int8", "int4", "int4+int4+top")
     ("model", "dtype"), [*(("llama", dtype) for dtype in STORED), ("qwen2", "bf16"), ("qwen2", STORED[-1])]
 )
 def test_its_bits_are_those_of_the_executor_in_memory(
-    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadExecutor], rng: random.Random,
+    files_of: Files, tmp_path: Path, made: Kept, rng: random.Random,
     model: str, dtype: str,
 ) -> None:  # fmt: skip
     """Each dtype has every share and every part on disk; all dtypes together have each share with each part.
@@ -238,7 +240,7 @@ def test_its_bits_are_those_of_the_executor_in_memory(
 
 
 def test_weights_that_do_not_stay_are_read_once_a_pass_and_ahead_of_it(
-    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadExecutor]
+    files_of: Files, tmp_path: Path, made: Kept
 ) -> None:
     """Whatever the number of rows and micro-batches; the head only where a row samples."""
     executor = offloaded(files_of(), budget(tmp_path, share=0.0, micro_batch=4))
@@ -260,7 +262,7 @@ on_disk = pytest.mark.parametrize("disk", ON_DISK.values(), ids=ON_DISK.keys())
 
 @on_disk
 def test_layers_are_read_in_the_order_of_their_requests(
-    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadExecutor], disk: dict[str, int]
+    files_of: Files, tmp_path: Path, made: Kept, disk: dict[str, int]
 ) -> None:
     """Half a pass, the same half again, the other one, a whole pass; hidden rows by the caller."""
     files = files_of()
@@ -275,7 +277,7 @@ def test_layers_are_read_in_the_order_of_their_requests(
 
 @pytest.mark.parametrize("disk_pages", [0, 63])
 def test_a_step_that_advances_has_the_bits_of_one_made_anew(
-    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadExecutor], disk_pages: int
+    files_of: Files, tmp_path: Path, made: Kept, disk_pages: int
 ) -> None:
     executor = offloaded(files_of(), budget(tmp_path, share=0.5, micro_batch=2, kv_disk_pages=disk_pages))
     made.append(executor)
@@ -294,7 +296,7 @@ def test_a_step_that_advances_has_the_bits_of_one_made_anew(
 
 @on_disk
 def test_a_layer_is_done_for_those_who_wait_after_its_last_micro_batch(
-    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadExecutor], disk: dict[str, int]
+    files_of: Files, tmp_path: Path, made: Kept, disk: dict[str, int]
 ) -> None:
     executor = offloaded(files_of(), budget(tmp_path, share=0.25, micro_batch=2, **disk))
     made.append(executor)
@@ -306,7 +308,7 @@ def test_a_layer_is_done_for_those_who_wait_after_its_last_micro_batch(
 
 @pytest.mark.parametrize("disk_tokens", [0, 240])
 def test_a_pass_that_is_given_up_leaves_nothing_in_the_way(
-    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadExecutor], disk_tokens: int
+    files_of: Files, tmp_path: Path, made: Kept, disk_tokens: int
 ) -> None:
     """Its caller fails between two layers; what its next pass reads and writes is whole."""
     files = files_of()
@@ -324,9 +326,7 @@ def test_a_pass_that_is_given_up_leaves_nothing_in_the_way(
         same(executor, expected, [Turn(turn.rows, turn.granted, []) for turn in script(seed)])
 
 
-def test_two_stages_of_a_pipeline_have_budgets_of_their_own(
-    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadExecutor]
-) -> None:
+def test_two_stages_of_a_pipeline_have_budgets_of_their_own(files_of: Files, tmp_path: Path, made: Kept) -> None:
     files = files_of()
     spec, expected = read_spec(files["config.json"]), with_adapters(in_memory(files))
     for stage in range(2):
@@ -340,9 +340,7 @@ def test_two_stages_of_a_pipeline_have_budgets_of_their_own(
         assert np.array_equal(made[1].run(step, hidden=made[0].run(step)), expected.run(step))
 
 
-def test_rows_that_come_to_a_stage_and_leave_it_are_in_its_budget(
-    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadExecutor]
-) -> None:
+def test_rows_that_come_to_a_stage_and_leave_it_are_in_its_budget(files_of: Files, tmp_path: Path, made: Kept) -> None:
     """Of each pass in flight: the middle one of three stages has both."""
     spec = read_spec(files_of()["config.json"])
     rows_bytes, found = 4 * 240 * spec.hidden_size, list[int]()
@@ -362,9 +360,7 @@ def packed_path(folder: Path) -> Path:
     return path
 
 
-def test_runners_of_a_node_share_what_the_first_one_packed(
-    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadExecutor]
-) -> None:
+def test_runners_of_a_node_share_what_the_first_one_packed(files_of: Files, tmp_path: Path, made: Kept) -> None:
     made += [offloaded(files_of(), budget(tmp_path, share=share)) for share in (0.0, 0.5)]
     assert [executor.packed for executor in made] == [True, False]
     same(*made, script(1))
@@ -394,7 +390,7 @@ def with_another_header(path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [cut_short, emptied, with_one_bit_changed, with_another_header])
 def test_a_damaged_file_is_packed_again_by_name(
-    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadExecutor],
+    files_of: Files, tmp_path: Path, made: Kept,
     caplog: pytest.LogCaptureFixture, damage: Callable[[Path], None],
 ) -> None:  # fmt: skip
     made.append(offloaded(files_of(), budget(tmp_path, share=0.0)))
@@ -417,9 +413,7 @@ FLAGS = [
 
 
 @pytest.mark.slow
-def test_flags_of_a_runner_make_it_of_one_process_and_of_stages(
-    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadExecutor]
-) -> None:
+def test_flags_of_a_runner_make_it_of_one_process_and_of_stages(files_of: Files, tmp_path: Path, made: Kept) -> None:
     """Each stage has its own budget and its own file; the tokens are those of one process in memory."""
     files = files_of()
     spec, plain = read_spec(files["config.json"]), in_memory(files)
@@ -453,9 +447,7 @@ def test_flags_of_a_runner_make_it_of_one_process_and_of_stages(
         two.close()
 
 
-def test_a_plan_says_which_weights_and_how_much_kv_stay(
-    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadExecutor]
-) -> None:
+def test_a_plan_says_which_weights_and_how_much_kv_stay(files_of: Files, tmp_path: Path, made: Kept) -> None:
     """Of each layer the o and the down matrix, of KV 40 pages, no activations; a plan of another model or of other
     numbers: refused.
     """
@@ -505,9 +497,7 @@ def test_flags_that_do_not_go_together_are_refused(
     assert said in capsys.readouterr().err
 
 
-def test_a_budget_that_the_machine_does_not_have_is_refused(
-    files_of: Callable[..., dict[str, Path]], tmp_path: Path
-) -> None:
+def test_a_budget_that_the_machine_does_not_have_is_refused(files_of: Files, tmp_path: Path) -> None:
     files = files_of()
     flags = [*FLAGS, f"--data-dir={tmp_path}", f"--offload-device-bytes={1 << 49}"]
     with pytest.raises(OutOfMemory, match="--offload-host-bytes of 1 ranks here"):
@@ -527,9 +517,7 @@ def test_a_pass_from_disk_takes_all_prompts_that_it_can(tmp_path: Path) -> None:
 ALONE = {"stage": "0"}
 
 
-def test_metrics_say_what_is_read_and_how_long_steps_wait_for_it(
-    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadExecutor]
-) -> None:
+def test_metrics_say_what_is_read_and_how_long_steps_wait_for_it(files_of: Files, tmp_path: Path, made: Kept) -> None:
     made.append(offloaded(files_of(), budget(tmp_path, share=0.5)))
     registry = CollectorRegistry()
     metrics = OffloadMetrics(registry, lambda: [made[0].figures])
@@ -542,7 +530,7 @@ def test_metrics_say_what_is_read_and_how_long_steps_wait_for_it(
 
 
 def test_metrics_say_what_kv_is_read_and_written_and_how_long_steps_wait_for_it(
-    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadExecutor]
+    files_of: Files, tmp_path: Path, made: Kept
 ) -> None:
     """A pass that begins a page reads none and writes it; the next one reads it."""
     made.append(offloaded(files_of(), budget(tmp_path, **KV_ON_DISK)))
@@ -558,7 +546,7 @@ def test_metrics_say_what_kv_is_read_and_written_and_how_long_steps_wait_for_it(
 
 
 def test_metrics_say_what_activations_are_read_and_written_and_how_long_steps_wait_for_them(
-    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadExecutor]
+    files_of: Files, tmp_path: Path, made: Kept
 ) -> None:
     """Of each layer but the first and the last one; not KV, nor in a pass that the ring holds."""
     made.append(offloaded(files_of(), budget(tmp_path, micro_batch=16, **ON_DISK["activations"])))
@@ -657,15 +645,13 @@ def test_a_start_that_is_killed_while_it_packs_leaves_nothing_in_the_way(large: 
 # ---- refusals and failures
 
 
-def test_a_disk_that_is_too_small_is_named_before_anything_is_packed(
-    files_of: Callable[..., dict[str, Path]], tmp_path: Path
-) -> None:
+def test_a_disk_that_is_too_small_is_named_before_anything_is_packed(files_of: Files, tmp_path: Path) -> None:
     with pytest.raises(DiskUnusable, match="--offload-disk-bytes 1000 is below the"):
         offloaded(files_of(), budget(tmp_path, disk_bytes=1000))
     assert not list(tmp_path.glob("*.p*"))
 
 
-def test_a_full_disk_is_named_and_keeps_nothing(files_of: Callable[..., dict[str, Path]], tmp_path: Path) -> None:
+def test_a_full_disk_is_named_and_keeps_nothing(files_of: Files, tmp_path: Path) -> None:
     """A model that no disk has room for."""
     spec = replace(read_spec(files_of()["config.json"]), intermediate_size=1 << 36)
     packer = RowPacker(LIBRARY, LIBRARY.pool(1), KINDS["bf16"])
@@ -678,9 +664,7 @@ def test_a_full_disk_is_named_and_keeps_nothing(files_of: Callable[..., dict[str
     assert not list(tmp_path.glob("*.p*"))
 
 
-def test_a_budget_that_cannot_hold_a_layer_is_refused_with_the_numbers(
-    files_of: Callable[..., dict[str, Path]], tmp_path: Path
-) -> None:
+def test_a_budget_that_cannot_hold_a_layer_is_refused_with_the_numbers(files_of: Files, tmp_path: Path) -> None:
     with pytest.raises(OutOfMemory, match=r"--offload-device-bytes 100000 is too small: .* for KV and adapters"):
         offloaded(files_of(), budget(tmp_path, device_bytes=100_000))
 
@@ -688,9 +672,7 @@ def test_a_budget_that_cannot_hold_a_layer_is_refused_with_the_numbers(
 KV_ON_DISK = {"share": 1.0, "micro_batch": 4, "kv_disk_pages": 60}
 
 
-def test_a_disk_that_is_too_small_for_kv_is_named(
-    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadExecutor]
-) -> None:
+def test_a_disk_that_is_too_small_for_kv_is_named(files_of: Files, tmp_path: Path, made: Kept) -> None:
     made.append(offloaded(files_of(), budget(tmp_path, **KV_ON_DISK)))
     assert [path.suffix for path in sorted(tmp_path.iterdir())] == [".lock", ".packed"]  # KV has no name to be left
     packed, kv = made[0].placement.packed_bytes, made[0].placement.kv.disk_bytes
@@ -702,7 +684,7 @@ def test_a_disk_that_is_too_small_for_kv_is_named(
 
 @pytest.mark.parametrize(("dtype", "page_tokens"), [("bf16", 16), ("int4+int4+top", 48)])
 def test_layers_with_a_window_load_the_pages_that_it_has(
-    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadExecutor], dtype: str, page_tokens: int
+    files_of: Files, tmp_path: Path, made: Kept, dtype: str, page_tokens: int
 ) -> None:
     """Of four layers two see 5 tokens, which lie in blocks of 64 that attention reads; the bits are those in memory."""
     files, most = files_of("windows"), 192 // page_tokens
@@ -747,7 +729,7 @@ def break_pages(path: Path, broken: str, n_bytes: int) -> None:
 
 @pytest.mark.parametrize("broken", ["read", "written"])
 def test_activations_that_are_lost_end_the_executor_by_name(
-    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadExecutor], broken: str
+    files_of: Files, tmp_path: Path, made: Kept, broken: str
 ) -> None:
     made.append(offloaded(files_of(), budget(tmp_path, micro_batch=9, **ON_DISK["activations"])))
     prompt = make_step([([1] * 80, 0, list(range(5)), None)])
@@ -759,9 +741,7 @@ def test_activations_that_are_lost_end_the_executor_by_name(
 
 
 @pytest.mark.parametrize("broken", ["read", "written"])
-def test_kv_that_is_lost_ends_the_executor_by_name(
-    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadExecutor], broken: str
-) -> None:
+def test_kv_that_is_lost_ends_the_executor_by_name(files_of: Files, tmp_path: Path, made: Kept, broken: str) -> None:
     """Reads or writes of its file answer with an error of the system; no token comes of what was lost."""
     made.append(offloaded(files_of(), budget(tmp_path, **KV_ON_DISK)))
     row = list(range(10, 14))
@@ -780,7 +760,7 @@ def run_until_lost(executor: OffloadExecutor) -> None:
 
 
 def test_a_file_that_is_cut_short_while_it_serves_ends_the_executor_by_name(
-    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadExecutor]
+    files_of: Files, tmp_path: Path, made: Kept
 ) -> None:
     made.append(offloaded(files_of(), budget(tmp_path, share=0.0)))
     made[0].run(make_step([([1], 0, [0], None)]))
@@ -789,9 +769,7 @@ def test_a_file_that_is_cut_short_while_it_serves_ends_the_executor_by_name(
         run_until_lost(made[0])
 
 
-def test_a_disk_that_fails_ends_the_executor_by_name(
-    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadExecutor]
-) -> None:
+def test_a_disk_that_fails_ends_the_executor_by_name(files_of: Files, tmp_path: Path, made: Kept) -> None:
     """Reads answer with an error of the system: the file behind them is one that cannot be read from."""
     made.append(offloaded(files_of(), budget(tmp_path, share=0.0)))
     with (tmp_path / "unreadable").open("wb") as file:
