@@ -331,20 +331,6 @@ def test_a_cold_adapter_is_not_starved_by_adapters_that_never_fall_idle():
     assert turn <= 16, "five passes close a slot, and its last sequences then finish"
 
 
-def test_without_ageing_the_same_adapter_would_wait_for_ever():
-    h = Harness(slots=2, starvation=10**9)
-    for digest in ("hot1", "hot2"):
-        h.enter(digest)
-        h.bring()
-    cold = h.enter("cold")
-    h.enter("hot1")
-    h.enter("hot2")
-    for turn in range(40):
-        h.enter(f"hot{turn % 2 + 1}")
-        h.leave(0)
-    assert cold not in h.served
-
-
 def test_newcomers_of_a_closed_adapter_join_again_when_the_waiting_one_goes_away():
     h = Harness(slots=1, starvation=1)
     h.enter("hot")

@@ -80,7 +80,3 @@ def test_a_long_prompt_is_chunked_beside_the_running_rows():
         ("d", 1, True),
     ]
     assert [(s.start, s.end, s.adapter) for s in adapter_segments(batch.rows)] == [(0, 63, "a"), (63, 64, "b")]
-
-
-def test_nothing_to_run_is_an_empty_batch():
-    assert form_batch([], [], BatchLimits()).rows == ()

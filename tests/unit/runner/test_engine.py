@@ -13,9 +13,9 @@ from harness.waiting import PATIENCE_S, wait_until
 from weft.domain.adapter import Tier
 from weft.domain.ids import Epoch
 from weft.domain.machine import Closed, Kind, Peer, Received
-from weft.domain.request import Ended, EndReason, FinishReason, NoCapacity, Sampling, SequenceTokens, Stop
+from weft.domain.request import Ended, EndReason, FinishReason, NoCapacity, Sampling, Stop
 from weft.domain.runner import Registered, RunnerOrder
-from weft_runner.core import Drain, Fetch, Load, Retain, SequencePhase, check_pool
+from weft_runner.core import Drain, Fetch, Retain, SequencePhase, check_pool
 from weft_runner.core.runner import RETRY_S
 from weft_runner.errors import ArtifactUnreachable
 from weft_runner.shell.engine import EngineThread
@@ -72,6 +72,20 @@ class GatedSource:
         return self.room
 
 
+class Flaky(GatedSource):
+    """A source that does not answer so many times."""
+
+    def __init__(self, world, fails):
+        super().__init__(world)
+        self.fails, self.tries = fails, 0
+
+    def adapter(self, digest):
+        self.tries += 1
+        if self.tries <= self.fails:
+            raise ArtifactUnreachable("no answer")
+        return self.world.adapter(digest)
+
+
 def test_what_a_forecast_names_comes_to_disk_where_there_is_room_and_a_full_disk_hurts_nobody(drive, world):
     world.write_adapter("a")
     source = GatedSource(world)
@@ -123,38 +137,6 @@ def test_a_bad_adapter_ends_its_own_sequences_and_nobody_elses(drive, world):
     ]
     assert "--max-rank" in endings[2].detail
     check_pool(driver.pool)
-
-
-def test_an_idle_engine_reports_the_admission_of_a_sequence_that_waits_for_its_adapter(drive, world):
-    """Else the scheduler's Assign expires while a slow load goes on."""
-    world.write_adapter("slow")
-    source = GatedSource(world)
-    driver = drive(source)
-    driver.post(driver.request("r", [3, 4], 3, "slow", sampling=GREEDY))
-    driver.beat()
-    assert (driver.status.running, driver.status.waiting) == (0, 1)
-    source.gate.set()
-    driver.finish()
-
-
-def test_a_slow_download_does_not_hold_up_the_next_adapter(drive, world):
-    world.write_adapter("slow")
-    world.write_adapter("fast", seed=2)
-
-    class Uneven(GatedSource):
-        def adapter(self, digest):
-            return super().adapter(digest) if digest == "slow" else self.world.adapter(digest)
-
-    source = Uneven(world)
-    driver = drive(source)
-    driver.post(driver.request("waits", [3, 4], 3, "slow", sampling=GREEDY))
-    driver.post(driver.request("runs", [3, 4], 3, "fast", sampling=GREEDY))
-    while "runs" in driver.pool.sequences or not driver.events:
-        driver.beat()
-    assert len(driver.answer("runs")) == 3
-    assert driver.pool.sequences["waits"].phase is SequencePhase.WAITING
-    source.gate.set()
-    driver.finish()
 
 
 def test_slow_downloads_hold_no_slot(drive, world):
@@ -225,27 +207,6 @@ def test_memory_work_goes_on_between_steps_and_without_them(drive):
     assert thread.stop(PATIENCE_S)
     assert not failures
     assert driver.engine.gaps.add(iter([None] * 3)).done(), "by the caller: no engine runs"
-
-
-def test_a_depot_that_does_not_answer_fails_the_load_and_a_later_start_tries_again(drive, world):
-    world.write_adapter("a")
-
-    class Flaky(GatedSource):
-        tries = 0
-
-        def adapter(self, digest):
-            self.tries += 1
-            if self.tries == 1:
-                raise ArtifactUnreachable("no answer")
-            return self.world.adapter(digest)
-
-    driver = drive(Flaky(world))
-    driver.post(driver.request("first", [5], 3, "a", sampling=GREEDY))
-    driver.finish()
-    assert driver.ending("first").reason is EndReason.INTERNAL, "nothing is wrong with the artifact: tried elsewhere"
-    driver.post(driver.request("second", [5], 3, "a", sampling=GREEDY))
-    driver.finish()
-    assert len(driver.answer("second")) == 3
 
 
 def test_an_adapter_that_computes_nonsense_ends_alone_and_leaves_nothing_in_the_pages(drive, world):
@@ -414,31 +375,21 @@ def test_a_bug_in_the_engine_is_told_and_ends_its_thread(drive):
     assert isinstance(failures[0], ZeroDivisionError)
 
 
-def test_load_orders_reach_the_loader_even_when_nothing_runs(drive, world):
+def test_a_depot_that_does_not_answer_fails_the_load_and_a_later_start_tries_again(drive, world):
     world.write_adapter("a")
-    driver = drive()
-    driver.post(whole(desired("a", pinned=True)))
-    while state_of(driver.pool).not_ready:
-        driver.beat()
-    assert driver.pool.adapters.adapters["a"].nearest_tier is Tier.DEVICE
-    assert not any(isinstance(a, Load) for a in driver.pool.adapters.take_actions())
-    assert not any(isinstance(e, SequenceTokens) for e in driver.events)
+    driver = drive(Flaky(world, 1))
+    driver.post(driver.request("first", [5], 3, "a", sampling=GREEDY))
+    driver.finish()
+    assert driver.ending("first").reason is EndReason.INTERNAL, "nothing is wrong with the artifact: tried elsewhere"
+    driver.post(driver.request("second", [5], 3, "a", sampling=GREEDY))
+    driver.finish()
+    assert len(driver.answer("second")) == 3
 
 
 @pytest.mark.parametrize("fails", [1, 2])
 def test_a_pinned_adapter_that_failed_is_tried_again_when_asked(drive, world, fails):
     world.write_adapter("a")
-
-    class Flaky(GatedSource):
-        tries = 0
-
-        def adapter(self, digest):
-            self.tries += 1
-            if self.tries <= fails:
-                raise ArtifactUnreachable("no answer")
-            return self.world.adapter(digest)
-
-    driver = drive(Flaky(world))
+    driver = drive(Flaky(world, fails))
     driver.post(whole(desired("a", pinned=True)))
     for tries in range(1, fails + 1):
         while driver.engine.adapters._source.tries < tries or driver.pool.adapters.queue:

@@ -29,7 +29,6 @@ from weft_runner.model.memory_estimate import (
     estimate_memory,
     page_bytes,
 )
-from weft_runner.settings import parse_settings
 
 GIB = 1 << 30
 KINDS = ("bf16", "fp32", "int8", "int4", "reference")
@@ -142,21 +141,10 @@ def test_a_page_holds_keys_and_values_of_every_layer():
 @pytest.mark.parametrize("executor", ["auto", "reference"])
 def test_a_runner_that_cannot_hold_its_model_says_so_before_it_opens_a_file(executor):
     spec = replace(parse_spec(LLAMA_8B), layers=1 << 20)
-    settings = parse_settings([*FLAGS, f"--executor={executor}"])
+    settings = settings_of(executor=executor)
     with pytest.raises(OutOfMemory, match="GiB") as caught:
         make_executor(settings, ModelSource(spec, {}, threads=1, stopping=lambda: False))
     assert float(re.findall(r"([\d.]+) GiB", str(caught.value))[0]) > 100_000
-
-
-FLAGS = [
-    "--listen=127.0.0.1:1",
-    "--probes=127.0.0.1:2",
-    "--supervisor=127.0.0.1:3",
-    "--depot=http://127.0.0.1:4",
-    "--data-dir=/tmp/x",
-    "--pool=a/b",
-    f"--base-digest=sha256:{'a' * 64}",
-]
 
 
 # ---- what there is

@@ -150,15 +150,6 @@ def test_filling_beyond_the_reservation_is_our_own_mistake():
         book.fill("a", 17)
 
 
-def test_the_check_notices_a_page_that_is_held_twice():
-    book = PageTable(4, 16)
-    pages = book.reserve("a", 2)
-    assert pages is not None
-    pages[1] = pages[0]
-    with pytest.raises(AssertionError, match="held twice"):
-        check_page_table(book)
-
-
 # ---- prefixes
 
 

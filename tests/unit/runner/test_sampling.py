@@ -176,18 +176,6 @@ def test_every_shift_is_its_bias_less_count_times_frequency_less_presence(answer
         }
 
 
-@given(st.lists(st.integers(0, 20), max_size=40), st.integers(0, 40), st.floats(-2, 2), st.floats(-2, 2))
-def test_shifts_rebuilt_from_a_part_of_the_answer_continue_as_if_never_interrupted(answer, cut, frequency, presence):
-    sampling = Sampling(frequency_penalty=frequency, presence_penalty=presence, logit_bias=((3, 1.5), (7, -2.0)))
-    whole, moved = logit_adjustments(sampling, answer), logit_adjustments(sampling, answer[:cut])
-    assert whole is not None
-    assert moved is not None
-    for token in answer[cut:]:
-        moved.add(token)
-    assert (whole.tokens, whole.values) == (moved.tokens, moved.values)
-    assert len(set(whole.tokens)) == len(whole.tokens) == len(whole.values)
-
-
 @given(
     st.lists(st.integers(0, 9), max_size=20),
     st.integers(0, 20),
@@ -239,13 +227,6 @@ def test_nothing_is_kept_where_nothing_is_shifted():
     bias_alone = logit_adjustments(Sampling(logit_bias=((9, 1.0),)), [1, 2, 3])
     assert bias_alone is not None
     assert list(bias_alone.tokens) == [9], "without penalties what was said is not counted"
-
-
-def test_a_penalised_token_gives_way_and_a_negative_penalty_brings_it_back():
-    row = torch.tensor([2.0, 1.9, 0.0])
-    assert one(row, Sampling(presence_penalty=0.5), 0, (0,)).token == 1
-    assert one(row, Sampling(frequency_penalty=0.5), 0, (0, 1, 1)).token == 0
-    assert one(row, Sampling(frequency_penalty=-2.0), 0, (2, 2)).token == 2
 
 
 def test_a_bias_of_100_forces_a_token_and_one_of_minus_100_bans_it():

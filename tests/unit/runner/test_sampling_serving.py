@@ -6,13 +6,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from weft.domain.ids import Epoch
 from weft.domain.request import Ended, EndReason, FinishReason, Sampling, SequenceTokens, Stop, TokenLogprob
-from weft_runner.core import logit_adjustments
-from weft_runner.model.sampling import SamplingArgs, sample
 
 PENALISED = Sampling(frequency_penalty=0.7, presence_penalty=0.4, logit_bias=((5, 1.0), (9, -2.0)), ignore_eos=True)
 TOLD = Sampling(seed=3, temperature=1.0, top_p=0.9, top_logprobs=4, ignore_eos=True)
@@ -26,9 +22,6 @@ def logprobs_of(driver, key: str) -> list[TokenLogprob]:
             assert len(event.logprobs) == len(event.tokens)
             found.extend(event.logprobs)
     return found
-
-
-# ---- wire
 
 
 # ---- what cannot be
@@ -217,16 +210,3 @@ def test_a_row_without_a_finite_maximum_ends_alone(drive):
     assert "not finite" in ended.detail
     (other,) = {"first", "second"} - {ended.request_id}
     assert len(driver.answer(other)) == 5
-
-
-@given(st.lists(st.integers(0, 6), min_size=1, max_size=25), st.floats(-2, 2, width=32), st.floats(-2, 2, width=32))
-def test_a_sequences_account_is_that_of_its_answer_whenever_it_is_looked_at(answer, frequency, presence):
-    """Incremental as in decode, rebuilt as after a move: the same arrays decide the same token."""
-    sampling = Sampling(frequency_penalty=frequency, presence_penalty=presence, logit_bias=((6, 0.5),))
-    kept = logit_adjustments(sampling, ())
-    assert kept is not None
-    logits = np.linspace(0, 1, 7, dtype=np.float32)[None]
-    for n, token in enumerate(answer):
-        rebuilt = logit_adjustments(sampling, answer[:n])
-        assert sample(logits, [SamplingArgs(sampling, n, kept)]) == sample(logits, [SamplingArgs(sampling, n, rebuilt)])
-        kept.add(token)

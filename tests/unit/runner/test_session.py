@@ -13,8 +13,6 @@ from prometheus_client import CollectorRegistry
 
 from harness.waiting import PATIENCE_S
 from weft.domain.ids import RunnerId
-from weft.domain.request import Stop
-from weft.wire.codec.session import RUNNER_TO_GATEWAY
 from weft.wire.streams import SendQueue
 from weft.wire.v1 import common_pb2, runner_pb2, runner_pb2_grpc
 from weft.wire.v1.runner_pb2 import GatewayToRunner
@@ -64,52 +62,6 @@ def start(key: str, counter: int, max_tokens: int) -> GatewayToRunner:
             sampling=runner_pb2.Sampling(top_p=1.0, ignore_eos=True),
         )
     )
-
-
-async def test_a_stop_frees_the_pages_within_one_iteration_while_others_run_on(drive):
-    """Counted from the moment the server has the Stop: at most the iteration under way is ended first."""
-    driver = drive()
-    pool, post = driver.pool, driver.engine.post
-    run = driver.engine.executor.run
-    posted = threading.Event()
-    posted_at: list[int] = []
-    freed_at: list[tuple[int, int]] = []
-    stop = pool.stop
-
-    def posting(command: Any) -> None:
-        post(command)
-        if isinstance(getattr(command, "message", None), Stop):
-            posted_at.append(pool.iterations)
-            posted.set()
-
-    def running(step: Any) -> Any:
-        assert pool.iterations < 8 or posted.wait(PATIENCE_S), "the engine must not finish before the Stop is there"
-        return run(step)
-
-    def stopping(*about: Any, preempted: bool) -> None:
-        before = pool.pages.free_pages
-        stop(*about, preempted=preempted)
-        freed_at.append((pool.iterations, pool.pages.free_pages - before))
-
-    driver.engine.post, driver.engine.executor.run, pool.stop = posting, running, stopping
-    async with session_with(driver) as (outbox, call, _):
-        outbox.put(start("gone", 1, 100))
-        outbox.put(start("stays", 2, 120))
-        seen: dict[str, int] = {}
-        finished = stopped = False
-        while not finished:
-            for sequence in RUNNER_TO_GATEWAY.decode(await call.read()).sequences:
-                seen[sequence.request_id] = seen.get(sequence.request_id, 0) + len(sequence.tokens)
-                finished = finished or sequence.finish is not None
-            if seen.get("gone") == 2 and not stopped:
-                stopped = True
-                epoch = common_pb2.Epoch(term=1, counter=1)
-                outbox.put(GatewayToRunner(stop=runner_pb2.Stop(request_id="gone", epoch=epoch)))
-    ((number, freed),) = freed_at
-    assert number - posted_at[0] <= 1
-    assert freed == 26, "ceil((2 + 100) / 4) pages"
-    assert seen["stays"] == 120
-    assert seen["gone"] < 100
 
 
 async def test_a_gateways_lies_cost_its_own_session_and_no_other(drive):
