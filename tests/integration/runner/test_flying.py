@@ -29,19 +29,10 @@ GREEDY = Sampling(ignore_eos=True)
 PAGES, PAGE_TOKENS, SLOTS = 48, 4, 2
 ADAPTERS = ("a0", "a1", "a2")
 CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 61,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": True,
-    "eos_token_id": 2,
-}
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 61, "hidden_size": 32,
+    "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "max_position_embeddings": 256, "rms_norm_eps": 1e-6, "tie_word_embeddings": True, "eos_token_id": 2,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -155,12 +155,9 @@ def test_request_level_batching_begins_no_request_before_the_last_of_the_batch_i
 # ---- batch requests beside interactive ones
 
 MODELS = st.builds(
-    StepModel,
-    base_ms=st.floats(0.5, 20.0),
-    row_ms=st.floats(0.0, 2.0),
-    key_ms=st.floats(0.0, 0.01),
+    StepModel, base_ms=st.floats(0.5, 20.0), row_ms=st.floats(0.0, 2.0), key_ms=st.floats(0.0, 0.01),
     token_ms=st.floats(0.001, 2.0),
-)
+)  # fmt: skip
 
 
 def rows_of(kind: str, priority: Priority, keys: list[int], pending: int = 1) -> list[Candidate]:

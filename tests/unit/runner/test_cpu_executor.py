@@ -50,13 +50,9 @@ TILE32 = ("amx_bf16", "avx512", "avx2")
 SAME_BITS = [level for level in LEVELS if level in TILE32]  # of those that this CPU has
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 RANKS = (
-    dict.fromkeys(ALL, 8),
-    {"q_proj": 3, "v_proj": 5, "down_proj": 1},
-    dict.fromkeys(ALL, 33),
-    {"up_proj": 16},
-    {"k_proj": 64, "o_proj": 2, "gate_proj": 17, "up_proj": 31},
-    dict.fromkeys(ALL, 1),
-)
+    dict.fromkeys(ALL, 8), {"q_proj": 3, "v_proj": 5, "down_proj": 1}, dict.fromkeys(ALL, 33), {"up_proj": 16},
+    {"k_proj": 64, "o_proj": 2, "gate_proj": 17, "up_proj": 31}, dict.fromkeys(ALL, 1),
+)  # fmt: skip
 WINDOWS = {  # windows shorter than the context, heads of 96: three groups of int4 KV
     "architectures": ["MistralForCausalLM"], "model_type": "mistral", "hidden_size": 96, "head_dim": 96,
     "num_attention_heads": 4, "num_key_value_heads": 1, "sliding_window": 37,

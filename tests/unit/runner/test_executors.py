@@ -19,15 +19,9 @@ from weft_runner.model.reference.executor import ReferenceExecutor
 from weft_runner.settings import RunnerSettings, parse_settings
 
 FLAGS = [
-    "--listen=127.0.0.1:1",
-    "--probes=127.0.0.1:2",
-    "--supervisor=127.0.0.1:3",
-    "--depot=http://127.0.0.1:4",
-    "--data-dir=/tmp/x",
-    "--pool=a/b",
-    "--base-digest=sha256:" + "a" * 64,
-    "--kv-pages=8",
-]
+    "--listen=127.0.0.1:1", "--probes=127.0.0.1:2", "--supervisor=127.0.0.1:3", "--depot=http://127.0.0.1:4",
+    "--data-dir=/tmp/x", "--pool=a/b", "--base-digest=sha256:" + "a" * 64, "--kv-pages=8",
+]  # fmt: skip
 
 
 def no_fault(spec: ModelSpec) -> None:

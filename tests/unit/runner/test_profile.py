@@ -11,14 +11,9 @@ from weft_runner.model.step import check_step
 from weft_runner.shell.profile import BUDGET_S, measure_profile
 
 LIMITS = PoolLimits(
-    total_pages=64,
-    page_tokens=16,
-    max_sequences=32,
-    max_adapters=4,
-    max_context_tokens=1024,
-    vocab_size=61,
+    total_pages=64, page_tokens=16, max_sequences=32, max_adapters=4, max_context_tokens=1024, vocab_size=61,
     batch=BatchLimits(1, 512, 100.0),
-)
+)  # fmt: skip
 
 
 class Machine:

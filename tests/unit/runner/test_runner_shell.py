@@ -29,14 +29,9 @@ from weft_runner.shell.server import started
 
 DIGEST = "sha256:" + "a" * 64
 FLAGS = [
-    "--listen=127.0.0.1:1",
-    "--probes=127.0.0.1:2",
-    "--supervisor=127.0.0.1:3",
-    "--depot=http://127.0.0.1:4",
-    "--data-dir=/tmp/x",
-    "--pool=a/b",
-    f"--base-digest={DIGEST}",
-]
+    "--listen=127.0.0.1:1", "--probes=127.0.0.1:2", "--supervisor=127.0.0.1:3", "--depot=http://127.0.0.1:4",
+    "--data-dir=/tmp/x", "--pool=a/b", f"--base-digest={DIGEST}",
+]  # fmt: skip
 
 
 def test_the_defaults_are_those_of_the_contract(small_config):

@@ -35,16 +35,13 @@ STEP_S = 0.02
 # extractor (pkg/epp/framework/plugins/datalayer/extractor/metrics); the first five are also those of the Gateway API
 # Inference Extension's model server protocol (docs/proposals/003-model-server-protocol).
 PICKER = {
-    "vllm:num_requests_waiting": set[str](),
-    "vllm:num_requests_running": set[str](),
-    "vllm:kv_cache_usage_perc": set[str](),
-    "vllm:cache_config_info": {"block_size", "num_gpu_blocks"},
+    "vllm:num_requests_waiting": set[str](), "vllm:num_requests_running": set[str](),
+    "vllm:kv_cache_usage_perc": set[str](), "vllm:cache_config_info": {"block_size", "num_gpu_blocks"},
     "vllm:lora_requests_info": {"max_lora", "running_lora_adapters", "waiting_lora_adapters"},
     "vllm:lora_adapter_loaded": {"adapter_name", "level", "pinned"},
-    "vllm:num_gpu_loaded_lora_adapters": {"model_name"},
-    "vllm:max_gpu_lora_adapters": set[str](),
+    "vllm:num_gpu_loaded_lora_adapters": {"model_name"}, "vllm:max_gpu_lora_adapters": set[str](),
     "vllm:lora_adapter_load_seconds": {"transition"},
-}
+}  # fmt: skip
 # What vLLM's Grafana board draws: examples/online_serving/prometheus_grafana/grafana.json.
 BOARD = """
 e2e_request_latency_seconds inter_token_latency_seconds time_to_first_token_seconds request_queue_time_seconds
