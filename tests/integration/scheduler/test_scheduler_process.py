@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import re
 import signal
-import socket
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -14,7 +13,6 @@ import pytest
 
 from harness.processes import tied
 from harness.waiting import PATIENCE_S, soon
-from weft_scheduler.main import main
 
 EPHEMERAL = ("--listen", "127.0.0.1:0", "--probes", "127.0.0.1:0")
 Start = Callable[..., Coroutine[None, None, Process]]
@@ -57,23 +55,6 @@ async def test_it_takes_a_higher_term_at_every_start_and_stops_cleanly(tmp_path:
         assert await soon(process.wait()) == code
     assert taken[1] == taken[0] + 1
     assert (tmp_path / "term").read_text() == f"{taken[1]}\n"
-
-
-@pytest.mark.parametrize("flag", ["--listen", "--probes"])
-async def test_an_address_in_use_is_named(tmp_path: Path, flag: str, start: Start) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        process = await start(tmp_path, flag, f"127.0.0.1:{taken.getsockname()[1]}")
-        await hear(process, f"AddressInUse .*{flag}")
-        assert await soon(process.wait()) == 2
-
-
-def test_wrong_settings_are_all_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["--assign-ms", "0", "--drain-s", "soon"])
-    assert ended.value.code == 2
-    told = capsys.readouterr().err
-    assert "--assign-ms" in told
-    assert "--drain-s" in told
 
 
 async def test_a_data_directory_of_another_scheduler_is_refused(tmp_path: Path, start: Start) -> None:

@@ -152,15 +152,6 @@ async def test_outcomes_survive_kill_nine_reach_the_predictor_and_runners_come_b
         assert store.execute("SELECT requests FROM usage").fetchall() == [(2,)]
 
 
-def test_a_second_supervisor_of_a_data_directory_is_refused(tmp_path, scheduler):
-    with supervisor(tmp_path, free_port(), scheduler, free_port()) as first:
-        assert any("serving" in line for line in first.stderr)
-        with supervisor(tmp_path, free_port(), scheduler, free_port()) as second:
-            _, log = second.communicate(timeout=PATIENCE_S)
-        assert second.returncode == 2
-        assert "in use by another supervisor" in log
-
-
 def test_a_database_of_a_newer_version_is_refused_by_name(tmp_path, scheduler):
     with sqlite3.connect(tmp_path / "weft.sqlite") as store:
         store.execute("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)")

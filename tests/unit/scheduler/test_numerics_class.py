@@ -37,24 +37,11 @@ def assigned(effects: list[Any]) -> list[str]:
     return [a.runner.uuid for a in of(effects, Assign)]
 
 
-def test_a_request_with_tokens_goes_to_a_runner_of_its_class(driver: Driver) -> None:
-    running(driver).runner("a", numerics_class=A)
-    effects = lose(driver)
-    assert assigned(effects) == ["a"]
-    assert of(effects, Resumed) == [Resumed("r", POOL, RunnerId("a", "i1"), A, A)]
-
-
 def test_one_without_tokens_goes_anywhere(driver: Driver) -> None:
     running(driver).runner("a", numerics_class=A)
     effects = lose(driver, emitted=0)
     assert assigned(effects) == ["z"]
     assert not of(effects, Resumed)
-
-
-def test_where_nobody_of_its_class_is_left_it_goes_to_another_at_once(driver: Driver) -> None:
-    effects = lose(running(driver))
-    assert assigned(effects) == ["z"]
-    assert of(effects, Resumed) == [Resumed("r", POOL, RunnerId("z", "i1"), A, B)]
 
 
 @pytest.mark.parametrize(
@@ -182,8 +169,11 @@ def test_it_stays_in_its_class_while_that_can_take_it_and_never_starves(
     own = max((uuid for uuid, (kind, free) in taking.items() if kind == A and free), default=None)
     waits = own is None and any(kind == A for kind, _ in taking.values())
     expected = own or (None if waits else now)
-    assert assigned(lose(driver)) == ([expected] if expected else [])
-    if expected is None:
+    effects = lose(driver)
+    assert assigned(effects) == ([expected] if expected else [])
+    if expected is not None:
+        assert of(effects, Resumed) == [Resumed("r", POOL, RunnerId(expected, "i1"), A, fleet[expected][0])]
+    else:
         later = assigned(driver.wait(driver.core.config.same_class_s))
         assert later == ([now] if now else [])
         if now is None:

@@ -81,10 +81,14 @@ def test_what_runs_is_adopted_in_place(driver: Driver) -> None:
     assert not of(driver.wait(60.0), Requeued)
 
 
-def test_an_adopted_start_on_its_way_to_the_runner_keeps_its_room(driver: Driver) -> None:
+@pytest.mark.parametrize("reported", [True, False])
+def test_an_adopted_start_on_its_way_to_the_runner_keeps_its_room(driver: Driver, reported: bool) -> None:
     driver.start()
-    driver.runner("a", total_pages=4)
+    if reported:
+        driver.runner("a", total_pages=4)
     running(driver, "r", Epoch(1, 1), emitted_tokens=0, prompt_tokens=40)
+    if not reported:
+        driver.runner("a", total_pages=4)
     assert driver.record("a").unacked_pages == 4
     assert not of(driver.submit("waits"), Assign)
     driver.runner("a", view("r", Epoch(1, 1)), free=0)
@@ -110,16 +114,6 @@ def test_a_moved_start_on_its_way_is_not_taken_for_one_that_runs(served: Driver)
     running(served, "r", Epoch(1, 1), start_emitted_tokens=10, emitted_tokens=10)
     assert served.request("r").phase is Phase.ASSIGNED
     assert [e.reason for e in of(served.wait(5.1), Requeued)] == ["expired"]
-
-
-def test_an_adopted_start_before_the_runner_is_known_keeps_its_room_too(driver: Driver) -> None:
-    driver.registry()
-    driver.gateway()
-    running(driver, "r", Epoch(1, 1), emitted_tokens=0, prompt_tokens=40)
-    driver.supervisor()
-    driver.runner("a", total_pages=4)
-    assert driver.record("a").unacked_pages == 4
-    assert not of(driver.submit("waits"), Assign)
 
 
 def test_the_waiting_keep_their_order_and_none_is_placed_before_its_gateway_has_told_all(driver: Driver) -> None:

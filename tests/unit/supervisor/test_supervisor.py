@@ -181,15 +181,6 @@ def test_a_runner_that_falls_silent_is_lost_once_and_its_stream_is_ended():
     )
 
 
-def test_a_lost_runner_may_come_back_and_is_no_longer_reported_as_lost():
-    supervisor = machine(up(), report(A1, 1, free=4))
-    supervisor.handle(TICK, 2.0)
-    supervisor.handle(up(), 3.0)
-    supervisor.handle(report(A1, 2, free=4), 3.0)
-    [merged] = sent(supervisor.handle(Connected(SCHEDULER), 3.1))
-    assert (merged.lost, versions(merged)) == ((), [(A1, 2)])
-
-
 def test_a_new_incarnation_loses_the_old_one_at_once():
     supervisor = machine(up(), report(A1, 1, "r1", free=3))
     effects = supervisor.handle(up(A2), 0.1)

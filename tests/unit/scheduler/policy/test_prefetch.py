@@ -39,6 +39,7 @@ def runner(uuid: str, working_set: int = 0, *has: str, busy: bool = False) -> Pr
         ("all are idle: the one that is filled first", ranked("x"), [runner("a"), runner("b")], ["b"]),
         ("beyond the best batch comes last", ranked("x"), [runner("a", 5), runner("b", 3)], ["b", "a"]),
         ("not worth it for each of two", ranked("x", hazard=COLD), [runner("a", 1), runner("b")], []),
+        ("a full one comes before an idle one", ranked("x"), [runner("a", 5), runner("b")], ["a", "b"]),
         ("worth it for one", ranked("x", hazard=COLD), [runner("a")], ["a"]),
         ("just worth it", ranked("x", hazard=LEAST_HAZARD), [runner("a")], ["a"]),
         ("of nine used ones two more", ranked("x"), [*[runner(f"u{n}", 1, "x") for n in range(9)], *map(runner, "abc")],

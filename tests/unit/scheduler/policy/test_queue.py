@@ -81,8 +81,17 @@ def overtaken(queue: WaitingQueue[WaitingRequest], overtaking: Overtaking[Waitin
     return [overtaking.counts[r.id] for r in queue.oldest("", 99)]
 
 
-def test_what_fits_is_admitted_in_order() -> None:
-    assert schedule(queue_of(1, 2, 3), Overtaking[WaitingRequest](), 0, 10) == [0, 1, 2]
+@pytest.mark.parametrize(
+    ("sizes", "free", "bound", "window", "admitted"),
+    [
+        ((1, 2, 3), 10, 2, 64, [0, 1, 2]),
+        ((50, 1), 40, 0, 64, []),  # a bound of zero is strict order
+        ((50, 50, 1), 40, 2, 2, []),  # no more than the window is passed at all
+        ((50, 50, 1), 40, 2, 3, [2]),
+    ],
+)
+def test_one_pass_over_a_queue(sizes: tuple[int, ...], free: int, bound: int, window: int, admitted: list[int]) -> None:
+    assert schedule(queue_of(*sizes), Overtaking[WaitingRequest](), 0, free, bound, window) == admitted
 
 
 def test_a_blocked_request_is_passed_up_to_the_bound_and_then_closes_its_runners() -> None:
@@ -98,15 +107,6 @@ def test_runners_that_could_never_take_it_stay_open_and_are_no_passes() -> None:
     queue, overtaking = queue_of(50, 1, 1, 1, 1), Overtaking[WaitingRequest]()
     assert schedule(queue, overtaking, 10, 0, bound=2) == [1, 2, 3, 4]
     assert overtaken(queue, overtaking) == [0]
-
-
-def test_a_bound_of_zero_is_strict_order() -> None:
-    assert schedule(queue_of(50, 1), Overtaking[WaitingRequest](), 0, 40, bound=0) == []
-
-
-def test_no_more_than_the_window_is_passed_at_all() -> None:
-    assert schedule(queue_of(50, 50, 1), Overtaking[WaitingRequest](), 0, 40, window=2) == []
-    assert schedule(queue_of(50, 50, 1), Overtaking[WaitingRequest](), 0, 40, window=3) == [2]
 
 
 @given(

@@ -121,6 +121,8 @@ def test_of_a_large_pool_those_who_come_join_the_side_that_lacks_one() -> None:
     before = dict(roles.base)
     roles.plan(runners, Bounds(1, 1), 1.0)
     assert before.items() <= roles.base.items()
+    for _ in range(1000):
+        roles.work.observe(1000, 400)
     roles.plan(runners[1:], Bounds(1, 1), 2.0)
     assert before.items() - {("r000", before["r000"])} <= roles.base.items(), "nor does another one change its own"
     share = counts(roles, runners)[PROMPT] / len(runners)
@@ -160,6 +162,8 @@ def test_the_least_loaded_become_mixed_one_after_the_other_and_no_more_stay_so_t
     roles.plan(runners[:8], Bounds(1, 1), 2.0)
     assert [*roles.mixed] == ["r007"], "one of the two has to be for tokens alone, the longer mixed one"
     assert counts(roles, runners[:8]) == {PROMPT: 6, TOKEN: 1, MIXED: 1}
+    roles.plan(runners[7:8], Bounds(1, 1), 3.0)
+    assert not roles.mixed, "alone it is not so for a while"
 
 
 @pytest.mark.parametrize(("share", "open_", "mixed"), [(0.5, False, 0), (0.6, True, 1)])

@@ -158,7 +158,7 @@ class RolePlan:
 
     def _plan_domain(self, members: Sequence[PhaseRunner], bounds: Bounds) -> None:
         """Its prompt runners: the present number, unless the wanted one differs by more than a margin."""
-        if len(members) < 2 or not members[0].domain.kv_layout:
+        if len(members) < 2 or not all(runner.domain.kv_layout for runner in members):
             for runner in members:
                 self.base.pop(runner.uuid, None)
                 self.mixed.pop(runner.uuid, None)
