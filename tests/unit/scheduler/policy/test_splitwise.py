@@ -138,6 +138,7 @@ def test_the_index_finds_what_a_plain_search_finds(
         for load in fleet
         if load.shape.fits(request.rank, request.context_tokens, request.numerics_class)
         and load.uuid not in request.avoid
+        and (load.queue_open or load.role is not PROMPT)
     }
 
 
