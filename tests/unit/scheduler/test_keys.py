@@ -41,8 +41,11 @@ def test_an_older_list_of_a_supervisor_that_the_store_is_out_of_reach_for_revive
 
 
 def test_keys_that_nobody_confirms_are_refused_after_the_grace_and_taken_again_when_confirmed(started: Driver) -> None:
+    started.wait(LAPSE_S / 2)
+    started.supervisor_sends(keys(2, "a", "b"), "t")  # it has read them, too
     for _ in range(3):
         started.wait(GRACE_S - 1)
+        assert opened(started) == {"a", "b"}
         started.supervisor_sends(KeysConfirmed(2))
     started.wait(GRACE_S - 1)
     assert opened(started) == {"a", "b"}

@@ -88,6 +88,15 @@ def test_a_prompt_that_is_not_computed_yet_stays(victim: Driver) -> None:
     assert of(victim.wait(1.0), Assign)
 
 
+@pytest.mark.parametrize(("before", "moves"), [(7, True), (8, False)])
+def test_a_request_moves_with_its_kv_a_bounded_number_of_times(victim: Driver, before: int, moves: bool) -> None:
+    for _ in range(before):
+        victim.request("r1").migrated_with_kv()
+    assert victim.request("r1").kv_migrations == before
+    victim.registry(min_runners=1, max_runners=1)
+    assert bool(of(victim.wait(1.0), Assign)) is moves
+
+
 def test_where_no_runner_takes_it_it_runs_on(victim: Driver) -> None:
     victim.reports(victim.report_of("b", victim.view("r2"), victim.view("r3"), free=2))
     victim.registry(min_runners=1, max_runners=1)

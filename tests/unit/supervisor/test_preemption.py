@@ -30,12 +30,18 @@ def sequence(
     return SequenceState(name, EPOCH, "g", "", pages, reservation, arrived_ms, stays)
 
 
-def book(*sequences: SequenceState, paused: str = "", free: int = 0, overruns: tuple[Overrun, ...] = ()) -> RunnerBook:
+def book(
+    *sequences: SequenceState,
+    paused: str = "",
+    free: int = 0,
+    overruns: tuple[Overrun, ...] = (),
+    runner: RunnerId = RUNNER,
+) -> RunnerBook:
     overruns = overruns or tuple(
         Overrun(s.request_id, s.epoch, 1, s.reservation_tokens * 2) for s in sequences if s.request_id in paused
     )
     pages = free + sum(s.reserved_pages for s in sequences)
-    found = RunnerBook(RunnerSpec(RUNNER, "h:1", "ns/p", 16, max(pages, 1), 64, 4, 8, 16))
+    found = RunnerBook(RunnerSpec(runner, "h:1", "ns/p", 16, max(pages, 1), 64, 4, 8, 16))
     found.apply(RunnerReport(1, True, RunnerFigures(free), sequences, overruns=overruns))
     return found
 
@@ -129,7 +135,14 @@ def test_a_victim_that_stays_is_chosen_again_after_the_bound_and_counted_once():
     assert preemption.due(5.0) == [RUNNER]
     assert preemption.on_report(held, 5.0) == first
     assert preemption.preempts == 1
+    other = RunnerId("other", "1")
+    preemption.on_report(book(A, B, paused="a", runner=other), 7.0)
     assert preemption.next_deadline() == 10.0
+    preemption.forget(other)
+    assert [decision.runner for decision in preemption.pending()] == [RUNNER]
+    newest = preemption.on_report(book(A, B, C, paused="a"), 10.0)
+    assert newest is not None
+    assert (newest.request_id, preemption.preempts) == ("c", 3)
 
 
 def test_a_victim_that_stays_is_let_be_when_nobody_waits_any_more():

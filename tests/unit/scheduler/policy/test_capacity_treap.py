@@ -28,8 +28,8 @@ def test_the_best_is_the_highest_key_with_enough_room_that_is_not_avoided(
         else:
             treap.put(key, room, priority_of(key.uuid))
             model[key] = room
+        assert (len(treap), treap.free_tokens) == (len(model), max(model.values(), default=0))
     assert list(treap.descending(0)) == sorted(model.items(), reverse=True)
-    assert (len(treap), treap.free_tokens) == (len(model), max(model.values(), default=0))
     fitting = [key for key, room in model.items() if room >= need and key.uuid not in avoid]
     assert treap.best(need, avoid) == max(fitting, default=None)
 

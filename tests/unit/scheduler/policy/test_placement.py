@@ -127,7 +127,9 @@ def test_the_index_finds_what_a_plain_search_finds(
 ) -> None:
     policy = Punica()
     for uuid, (working_set, free, shape, busy, full) in fleet.items():
-        policy.update(RunnerLoad(uuid, SHAPES[working_set % 3], 0, 9, 1, ("sha256:1",), False))  # an earlier load of it
+        policy.update(
+            RunnerLoad(uuid, shape if working_set else SHAPES[0], 0, 9, 1, (*DIGESTS,), False)
+        )  # an earlier load of it
         policy.update(RunnerLoad(uuid, shape, working_set, 9, free, busy, full))
     policy.update(RunnerLoad("left", SHAPES[0], 1, 9, 99, ("sha256:1",), True))
     policy.remove("left")

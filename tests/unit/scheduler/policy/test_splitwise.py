@@ -142,6 +142,15 @@ def test_the_index_finds_what_a_plain_search_finds(
     }
 
 
+def test_a_pair_comes_before_one_runner_for_both_phases_and_of_pairs_that_with_the_shorter_queue() -> None:
+    policy = Splitwise()
+    policy.update(RunnerLoad("z", SHAPES[3], 1, 9, 50, (), False, 0, MIXED))
+    for pair, (shape, pending) in enumerate(((SHAPES[0], 10), (SHAPES[2], 5)), 1):
+        policy.update(RunnerLoad(f"p{pair}", shape, 1, 9, 50, (), False, 0, PROMPT, 50, pending))
+        policy.update(RunnerLoad(f"t{pair}", shape, 1, 9, 50, (), False, 0, TOKEN, 50))
+    assert policy.place(PlacementRequest("", 0, 10, 50, prefill_tokens=4), ()) == Choice("p2", "t2")
+
+
 def test_runners_that_leave_are_forgotten() -> None:
     policy = Splitwise()
     for role in RunnerRole:
