@@ -194,6 +194,14 @@ async def test_an_outbox_delivers_what_was_queued_before_it_closed() -> None:
     assert [m async for m in outbox] == [1, 2]
 
 
+async def test_what_a_sender_bounds_by_itself_counts_beside_the_limit() -> None:
+    outbox: SendQueue[int] = SendQueue(2)
+    with outbox.unbounded():
+        assert all(outbox.put(i) for i in range(5))
+    assert [outbox.put(i) for i in range(5, 9)] == [True, True, False, False]
+    assert [m async for m in outbox] == list(range(7))
+
+
 async def test_why_a_link_does_not_come_up_is_logged_once_for_each_reason(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

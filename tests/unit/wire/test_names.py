@@ -12,7 +12,7 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from harness.waiting import PATIENCE_S, eventually
-from weft.wire.channels import CHANNEL_OPTIONS
+from weft.wire.channels import CHANNEL_OPTIONS, options_to, quickly_found_sockets
 from weft.wire.streams import channel
 
 ADDRESS = struct.pack("!HH", 1, 1)  # type A, class IN
@@ -49,6 +49,16 @@ async def serve(host: str, port: int = 0) -> tuple[grpc.aio.Server, int]:
     port = server.add_insecure_port(f"{host}:{port}")
     await server.start()
     return server, port
+
+
+@pytest.mark.parametrize("peer", ["scheduler", "predictor"])
+def test_a_link_to_a_service_with_a_standby_is_found_dead_within_8_seconds(peer: Any) -> None:
+    links, sockets = dict(options_to(peer)), {name: value for _, name, value in quickly_found_sockets()}
+    assert links["grpc.keepalive_time_ms"] + links["grpc.keepalive_timeout_ms"] == 8_000
+    assert links["grpc.http2.ping_timeout_ms"] == links["grpc.keepalive_timeout_ms"]
+    probes_s = sockets[socket.TCP_KEEPINTVL] * sockets[socket.TCP_KEEPCNT]
+    assert sockets[socket.TCP_KEEPIDLE] + probes_s == 8 == sockets[socket.TCP_USER_TIMEOUT] / 1_000
+    assert dict(options_to("runner")) == dict(CHANNEL_OPTIONS)
 
 
 async def test_a_peer_that_comes_back_under_another_address_is_found_in_seconds(names: NameServer) -> None:
