@@ -130,10 +130,9 @@ class ClientStream(Generic[Out, In]):
         while not self._closed.is_set():
             was_up = await self._connection()
             pause_s = PAUSE_MIN_S if was_up else min(pause_s * 2, PAUSE_MAX_S)
-            if not self._closed.is_set():
-                with suppress(TimeoutError):
-                    jitter = random.uniform(0.5, 1.0)  # noqa: S311 (no secret)
-                    await asyncio.wait_for(self._closed.wait(), pause_s * jitter)
+            with suppress(TimeoutError):
+                jitter = random.uniform(0.5, 1.0)  # noqa: S311 (no secret)
+                await asyncio.wait_for(self._closed.wait(), pause_s * jitter)
 
     async def _connection(self) -> bool:
         """One connection from hello to its end; True if the peer was there, and said nothing that it may not."""

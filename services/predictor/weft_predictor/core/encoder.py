@@ -167,11 +167,11 @@ class Encoder:
 
     def _attend(self, query: Array, key_value: Array) -> Array:
         heads, d = self.shape.heads, self.shape.dim
-        q = query.reshape(-1, heads, d // heads).transpose(1, 0, 2)  # [heads, rows, d_h]
-        k, v = key_value.reshape(-1, 2, heads, d // heads).transpose(1, 2, 0, 3)  # each [heads, s, d_h]
+        q = query.reshape(len(query), heads, d // heads).transpose(1, 0, 2)  # [heads, rows, d_h]
+        k, v = key_value.reshape(len(key_value), 2, heads, d // heads).transpose(1, 2, 0, 3)  # each [heads, s, d_h]
         scores = q @ k.transpose(0, 2, 1) * np.float32((d // heads) ** -0.5)
         scores = np.exp(scores - scores.max(-1, keepdims=True))
-        return (scores / scores.sum(-1, keepdims=True) @ v).transpose(1, 0, 2).reshape(-1, d)
+        return (scores / scores.sum(-1, keepdims=True) @ v).transpose(1, 0, 2).reshape(len(query), d)
 
     def _gelu(self, x: Array) -> Array:
         return np.float32(0.5) * x * (1 + self._erf(x * SQRT_HALF))

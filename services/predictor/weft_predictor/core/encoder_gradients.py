@@ -106,7 +106,7 @@ class EncoderLoss:
         def back(d: Array) -> None:
             words = self._g[names["words"]]
             places = (np.ones(b * s, np.float32), (ids.ravel(), np.arange(b * s)))
-            words += sparse.csr_matrix(places, shape=(len(words), b * s)) @ d.reshape(b * s, -1)
+            words += sparse.csr_matrix(places, shape=(len(words), b * s)) @ d.reshape(b * s, self._shape.dim)
             self._g[names["positions"]][:s] += d.sum(0)
             if "types" in names:
                 self._g[names["types"]][0] += d.sum((0, 1))
@@ -162,15 +162,16 @@ class EncoderLoss:
 
     def _dense(self, name: str, x: Array) -> tuple[Array, Back]:
         weight, d_weight, d_bias = self._w[f"{name}.weight"], self._g[f"{name}.weight"], self._g[f"{name}.bias"]
-        flat = x.reshape(-1, x.shape[-1])
+        rows = math.prod(x.shape[:-1])
+        flat = x.reshape(rows, x.shape[-1])
 
         def back(d: Array) -> Array:
-            d_flat = d.reshape(-1, d.shape[-1])
+            d_flat = d.reshape(rows, d.shape[-1])
             d_weight.__iadd__(d_flat.T @ flat)
             d_bias.__iadd__(d_flat.sum(0))
             return (d_flat @ weight).reshape(x.shape)
 
-        return (flat @ weight.T + self._w[f"{name}.bias"]).reshape(*x.shape[:-1], -1), back
+        return (flat @ weight.T + self._w[f"{name}.bias"]).reshape(*x.shape[:-1], len(weight)), back
 
     def _norm(self, name: str, x: Array) -> tuple[Array, Back]:
         gain, d_gain, d_bias = self._w[f"{name}.weight"], self._g[f"{name}.weight"], self._g[f"{name}.bias"]
@@ -201,7 +202,8 @@ def _views(flat: Array, dims: Mapping[str, tuple[int, ...]]) -> dict[str, Array]
 
 
 def _split(x: Array, heads: int) -> Array:
-    return x.reshape(*x.shape[:2], heads, -1).transpose(0, 2, 1, 3)
+    b, s, d = x.shape
+    return x.reshape(b, s, heads, d // heads).transpose(0, 2, 1, 3)
 
 
 def _join(x: Array) -> Array:
