@@ -138,6 +138,7 @@ def test_what_is_not_served_or_not_of_the_family_is_refused_by_name(change: dict
         {**QWEN2, "layer_types": ["full_attention"]},
         {"rope_scaling": {"rope_type": "linear"}},
         {"rope_scaling": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4}},
+        {"rope_scaling": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4}},
         {"rope_scaling": {"rope_type": "llama3", "factor": 8, "low_freq_factor": None, "high_freq_factor": 1}},
         {"original_max_position_embeddings": "x"},
     ],

@@ -94,10 +94,13 @@ def test_a_rope_that_is_not_computed_is_refused_in_every_family(architecture, fi
 
 
 def test_the_length_before_scaling_may_stand_beside_the_scaling():
-    rope = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64}
+    rope = {"rope_type": "llama3", "factor": 8.0, "high_freq_factor": 2.0, "original_max_position_embeddings": 64}
     assert spec_of("LlamaForCausalLM", rope_scaling=rope).rope.original_max_positions == 64
     beside = spec_of("LlamaForCausalLM", rope_scaling=rope, original_max_position_embeddings=32)
-    assert beside.rope == RopeSpec(10_000.0, "llama3", 8.0, 1.0, 4.0, 32)
+    assert beside.rope == RopeSpec(10_000.0, "llama3", 8.0, 1.0, 2.0, 32)
+    assert spec_of("LlamaForCausalLM").rope == RopeSpec(
+        10_000.0, "default", 1.0, 1.0, 4.0, SIZES["max_position_embeddings"]
+    )
 
 
 @pytest.mark.parametrize(("field", "value", "read"), [("dtype", "bfloat16", "bfloat16"), ("torch_dtype", "auto", "")])

@@ -25,7 +25,7 @@ from weft.wire.codec.cluster import read_report, read_spec, received_report
 from weft.wire.codec.prediction import predict_items, predict_response, predictions
 from weft.wire.codec.values import MAX_TOKENS
 from weft.wire.errors import PeerError
-from weft.wire.v1 import batch_pb2, predictor_pb2, scheduler_pb2, supervisor_pb2
+from weft.wire.v1 import batch_pb2, common_pb2, predictor_pb2, scheduler_pb2, supervisor_pb2
 
 ONES = st.integers(1, 1000)
 EIGHTHS = st.integers(1, 80).map(lambda eighth: eighth / 8)  # exact in a float of the contract
@@ -275,7 +275,7 @@ def test_a_report_that_cannot_be(report: dict[str, Any], reason: str) -> None:
 @pytest.mark.parametrize(
     ("columns", "reason"),
     [
-        ({"request_ids": ["x" * 321], "tokens": [1]}, "a request id has 321"),
+        ({"request_ids": ["a", "x" * 321], "tokens": [1, 2]}, "a request id has 321"),
         ({"request_ids": ["a"], "tokens": [1, 2]}, "1 sequences with 2 tokens"),
         ({"request_ids": ["a", "b"], "tokens": [1, 2], "token_counts": [2]}, "2 sequences with a column of 1"),
         ({"request_ids": ["a", "b"], "tokens": [1, 2], "token_counts": [2, 1]}, "2 sequences with 2 tokens"),
@@ -355,6 +355,10 @@ NEW_BATCH = {"input_file_id": "f", "endpoint": "e", "completion_window": "24h"}
         *bounds(
             entry(scheduling.GATEWAY_TO_SCHEDULER, "outcome_report"), {"request_id": "r"}, record=(1, 64 << 10, bytes)
         ),
+        *bounds(
+            lambda m: scheduling.outcome(common_pb2.Outcome(**m)), {"request_id": "r", "finish_reason": 1},
+            finished_unix_ms=(0, 1 << 62),
+        ),
         *bounds(limited, {}, tokens_per_minute=(0, 1 << 50)),
         *bounds(pool, {}, max_runners=(0, 1 << 20), hold_s=(0, 1 << 31)),
         *bounds(
@@ -415,8 +419,10 @@ def test_what_is_unset_in_a_declared_pool_and_in_sampling_is_their_default() -> 
 
 def test_columns_of_a_step_that_say_nothing_are_left_out() -> None:
     step = Step(7, [SequenceTokens(name, Epoch(1, 2), 3, (4,)) for name in "ab"])
-    fields = [field.name for field, _ in session.RUNNER_TO_GATEWAY.encode(step).step.ListFields()]
+    sent = session.RUNNER_TO_GATEWAY.encode(step)
+    fields = [field.name for field, _ in sent.step.ListFields()]
     assert fields == ["iteration", "request_ids", "terms", "counters", "positions", "tokens"]
+    assert plain(session.RUNNER_TO_GATEWAY.decode(sent)) == plain(step)
 
 
 def test_reasons_are_cut_and_unknown_numbers_have_a_meaning() -> None:
