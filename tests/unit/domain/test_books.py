@@ -1,5 +1,6 @@
 """Books of reports and of routes hold after changes what their sender holds."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -83,6 +84,20 @@ def test_a_gap_leaves_the_book_as_it_was() -> None:
 def test_a_report_beyond_the_specification_is_refused(report: RunnerReport) -> None:
     with pytest.raises(ReportInvalid, match=r"ns\.u"):
         RunnerBook(SPEC).apply(report)
+
+
+def test_a_specification_says_what_a_runner_runs_well_by_the_line_through_its_measured_steps() -> None:
+    spec = replace(SPEC, max_sequences=20, best_batch=11, step_ms_1=10.0, step_ms_best=20.0)
+    assert [spec.step_s(count) for count in (0, 1, 6, 11)] == [0.010, 0.010, 0.015, 0.020]
+    within = {0.0: 20, 0.005: 1, 0.010: 1, 0.0149: 5, 0.015: 6, 0.020: 11, 1.0: 20}
+    assert {seconds: spec.sequences_within(seconds) for seconds in within} == within
+    assert (spec.good_sequences, spec.packed_sequences) == (11, 13), "a tenth slower"
+    assert replace(spec, step_ms_best=10.5).packed_sequences == 16, "half as many more at the most"
+    assert replace(spec, best_batch=99).good_sequences == 20
+    for unmeasured in (replace(spec, best_batch=1), replace(spec, step_ms_best=10.0), SPEC):
+        assert unmeasured.sequences_within(0.001) == unmeasured.max_sequences
+    assert (SPEC.good_sequences, SPEC.packed_sequences, SPEC.step_s(3)) == (4, 4, 0.0)
+    assert [replace(SPEC, total_pages=pages).kv_pages for pages in (1, 64)] == [1, 16]
 
 
 NAMES = st.lists(st.sampled_from(IDS), unique=True).map(tuple)
