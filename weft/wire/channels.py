@@ -15,6 +15,7 @@ import grpc.aio
 from weft.wire.roles import Role, dns_name
 from weft.wire.tls import Tls, TlsFiles
 
+MAX_MESSAGE_BYTES = 64 << 20
 CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     # Windows of a fixed size bound what a process holds of a stream that it does not read. By default gRPC measures the
     # bandwidth and widens them: on a busy machine an upload held 100 MB at a server.
@@ -28,8 +29,8 @@ CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.http2.ping_timeout_ms", 12_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.max_receive_message_length", 64 << 20),
-    ("grpc.max_send_message_length", 64 << 20),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 2_000),  # what one attempt may take at least, handshake and all: not a pause
     ("grpc.max_reconnect_backoff_ms", 1_000),

@@ -94,6 +94,8 @@ def test_a_specification_says_what_a_runner_runs_well_by_the_line_through_its_me
     assert (spec.good_sequences, spec.packed_sequences) == (11, 13), "a tenth slower"
     assert replace(spec, step_ms_best=10.5).packed_sequences == 16, "half as many more at the most"
     assert replace(spec, best_batch=99).good_sequences == 20
+    two = replace(spec, best_batch=2)
+    assert (two.step_s(2), two.sequences_within(0.020), two.sequences_within(0.030)) == (0.020, 2, 3)
     for unmeasured in (replace(spec, best_batch=1), replace(spec, step_ms_best=10.0), SPEC):
         assert unmeasured.sequences_within(0.001) == unmeasured.max_sequences
     assert (SPEC.good_sequences, SPEC.packed_sequences, SPEC.step_s(3)) == (4, 4, 0.0)

@@ -148,7 +148,7 @@ def _fill_sampling(sampling: Sampling, m: runner_pb2.Sampling) -> None:
         m.logit_bias.add(token=token, bias=bias)
     m.logprobs, m.top_logprobs = sampling.top_logprobs is not None, sampling.top_logprobs or 0
     m.top_k, m.min_p, m.min_tokens = sampling.top_k, sampling.min_p, sampling.min_tokens
-    m.repetition_penalty = 0.0 if sampling.repetition_penalty == 1.0 else sampling.repetition_penalty
+    m.repetition_penalty = sampling.repetition_penalty
     m.stop_token_ids.extend(sampling.stop_token_ids)
     for words in sampling.bad_words:
         m.bad_words.add(tokens=words)
