@@ -1,12 +1,13 @@
 """Launches worth compiling for a GPU: our launchers with Llama 3.1 8B's shapes and with small ones (`triton_compile`).
 
-A case is a function without arguments; `CASES` says what its kernels have to show beside compiling, not spilling and
-fitting in shared memory. Weights, pages and activations are meta tensors: a launcher asks for shapes, types, strides.
+`CASES` says what the kernels of each have to show beside compiling, not spilling and fitting in shared memory. Weights,
+pages and activations are meta tensors: a launcher asks for shapes, types, strides.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -25,22 +26,19 @@ EXACT = "exact"  # no product and sum are fused into one rounding
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`expects`: what each kernel named there has to show; just these have to be launched.
+    """`expects`: what each kernel named there has to show; just these have to be launched, by `run`.
 
     `once`: all launches of a kernel are one variant of it, so that no step waits for a compiler after the first.
     `may_spill`: fp32 is for checks, not for speed: its products keep both operands in registers.
     `usual`: the capabilities that `make test` compiles it for; `make test-long` knows all.
     """
 
-    run: Callable[[], None]
+    name: str
     expects: Mapping[str, frozenset[str]]
+    run: Callable[[], object]
     once: bool = False
     may_spill: bool = False
     usual: Sequence[int] = (90,)
-
-    @property
-    def name(self) -> str:
-        return self.run.__name__
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -90,86 +88,21 @@ def _partials(layout: Layout, site: int, chunked: lora.ChunkTable, tokens: int) 
 
 
 def _shrink(
-    layout: Layout, site: int, tokens: int, block_m: int, layer: int = 0, dtype: torch.dtype = torch.bfloat16
+    layout: Layout, sites: Sequence[int], tokens: int, block_m: int, layer: int = 0, dtype: torch.dtype = torch.bfloat16
 ) -> None:
-    chunked, tables = _chunked(tokens, block_m), _tables(layout, layer, site, dtype)
-    x = meta(tokens, layout.sites[site].n_in, dtype=dtype)
-    lora.shrink(_partials(layout, site, chunked, tokens), x, tables, chunked)
+    for site in sites:
+        chunked, tables = _chunked(tokens, block_m), _tables(layout, layer, site, dtype)
+        x = meta(tokens, layout.sites[site].n_in, dtype=dtype)
+        lora.shrink(_partials(layout, site, chunked, tokens), x, tables, chunked)
 
 
 def _expand(
-    layout: Layout, site: int, tokens: int, block_m: int, layer: int = 0, dtype: torch.dtype = torch.bfloat16
+    layout: Layout, sites: Sequence[int], tokens: int, block_m: int, layer: int = 0, dtype: torch.dtype = torch.bfloat16
 ) -> None:
-    chunked, tables = _chunked(tokens, block_m), _tables(layout, layer, site, dtype)
-    y = meta(tokens, sum(layout.sites[site].widths), dtype=dtype)
-    lora.expand(y, _partials(layout, site, chunked, tokens), tables, chunked)
-
-
-def shrink_decode() -> None:
-    """64 rows of as many adapters."""
-    for site in (QKV, DOWN):
-        _shrink(LLAMA, site, tokens=64, block_m=16)
-
-
-def shrink_one_row() -> None:
-    for site in (QKV, DOWN):
-        _shrink(LLAMA, site, tokens=1, block_m=16)
-
-
-def shrink_prefill_64() -> None:
-    for site in (QKV, DOWN):
-        _shrink(LLAMA, site, tokens=2048, block_m=64)
-
-
-def shrink_prefill_128() -> None:
-    for site in (QKV, DOWN):
-        _shrink(LLAMA, site, tokens=8192, block_m=128)
-
-
-def shrink_any_layer() -> None:
-    for layer in (0, 1, 2, 16, 31):
-        _shrink(LLAMA, QKV, tokens=64, block_m=16, layer=layer)
-
-
-def shrink_small() -> None:
-    _shrink(SMALL, QKV, tokens=7, block_m=16)
-
-
-def shrink_fp32() -> None:
-    _shrink(SMALL, DOWN, tokens=7, block_m=16, dtype=torch.float32)
-
-
-def expand_decode() -> None:
-    for site in (QKV, DOWN):
-        _expand(LLAMA, site, tokens=64, block_m=16)
-
-
-def expand_one_row() -> None:
-    for site in (QKV, DOWN):
-        _expand(LLAMA, site, tokens=1, block_m=16)
-
-
-def expand_prefill_64() -> None:
-    for site in (QKV, DOWN):
-        _expand(LLAMA, site, tokens=2048, block_m=64)
-
-
-def expand_prefill_128() -> None:
-    for site in (QKV, DOWN):
-        _expand(LLAMA, site, tokens=8192, block_m=128)
-
-
-def expand_any_layer() -> None:
-    for layer in (0, 1, 2, 16, 31):
-        _expand(LLAMA, QKV, tokens=64, block_m=16, layer=layer)
-
-
-def expand_small() -> None:
-    _expand(SMALL, QKV, tokens=7, block_m=16)
-
-
-def expand_fp32() -> None:
-    _expand(SMALL, DOWN, tokens=7, block_m=16, dtype=torch.float32)
+    for site in sites:
+        chunked, tables = _chunked(tokens, block_m), _tables(layout, layer, site, dtype)
+        y = meta(tokens, sum(layout.sites[site].widths), dtype=dtype)
+        lora.expand(y, _partials(layout, site, chunked, tokens), tables, chunked)
 
 
 # ---- products with int4 weights
@@ -178,24 +111,6 @@ def expand_fp32() -> None:
 def _int4(rows: int, n_out: int, dtype: torch.dtype | None = None) -> None:
     packed = meta(n_out // int4.BLOCK_OUT, HIDDEN // 64, int4.WORDS, dtype=torch.int32)
     int4.linear(meta(rows, HIDDEN), packed, n_out, sms=SMS, dtype=dtype)
-
-
-def int4_one_row() -> None:
-    _int4(1, 2 * INNER)
-
-
-def int4_few_rows() -> None:
-    """Split, as where outputs are few; and the head, in fp32."""
-    _int4(8, HIDDEN // 4)
-    _int4(4, VOCAB, torch.float32)
-
-
-def int4_decode() -> None:
-    _int4(32, HIDDEN)
-
-
-def int4_prefill() -> None:
-    _int4(2048, 2 * INNER)
 
 
 # ---- attention
@@ -226,55 +141,7 @@ def _prefill(
     )  # fmt: skip
 
 
-def decode_one_split() -> None:
-    _decode(1)
-
-
-def decode_8_splits() -> None:
-    _decode(8)
-
-
-def decode_window() -> None:
-    _decode(1, window=4096)
-
-
-def decode_any_layer() -> None:
-    for layer in (0, 1, 2, 16, 31):
-        _decode(1, layer=layer)
-
-
-def decode_small() -> None:
-    """A group of 3, as of tiny models."""
-    _decode(2, kv_heads=3, heads=9, dim=64)
-
-
-def decode_fp32() -> None:
-    _decode(2, kv_heads=3, heads=9, dim=64, dtype=torch.float32)
-
-
-def prefill_tile_64() -> None:
-    _prefill(64 // (HEADS // KV_HEADS))
-
-
-def prefill_tile_128() -> None:
-    _prefill(attention.prefill_block(HEADS, KV_HEADS, HEAD_DIM, torch.bfloat16))
-
-
-def prefill_window() -> None:
-    _prefill(attention.prefill_block(HEADS, KV_HEADS, HEAD_DIM, torch.bfloat16), window=4096)
-
-
-def prefill_any_layer() -> None:
-    for layer in (0, 1, 2, 16, 31):
-        _prefill(attention.prefill_block(HEADS, KV_HEADS, HEAD_DIM, torch.bfloat16), layer=layer)
-
-
-def prefill_small() -> None:
-    _prefill(attention.prefill_block(9, 3, 64, torch.bfloat16), kv_heads=3, heads=9, dim=64)
-
-
-def prefill_fp32() -> None:
-    _prefill(attention.prefill_block(4, 2, 16, torch.float32), kv_heads=2, heads=4, dim=16, dtype=torch.float32)
+BLOCK = attention.prefill_block(HEADS, KV_HEADS, HEAD_DIM, torch.bfloat16)
 
 
 # ---- between
@@ -311,86 +178,13 @@ def _silu_mul(
     )  # fmt: skip
 
 
-def embed() -> None:
-    for hidden in (HIDDEN, 96):
-        fused.embed(meta(64, hidden, dtype=torch.float32), _table(64), meta(VOCAB, hidden))
+def _embed(hidden: int) -> None:
+    fused.embed(meta(64, hidden, dtype=torch.float32), _table(64), meta(VOCAB, hidden))
 
 
-def add_norm() -> None:
-    residual, weight = meta(64, HIDDEN, dtype=torch.float32), meta(HIDDEN, dtype=torch.float32)
-    for y in (None, meta(64, HIDDEN)):
-        fused.add_norm(meta(64, HIDDEN), residual, y, weight, 1e-5)
-
-
-def add_norm_small() -> None:
-    residual, weight = meta(7, 96, dtype=torch.float32), meta(96, dtype=torch.float32)
-    fused.add_norm(meta(7, 96), residual, meta(7, 96), weight, 1e-5)
-
-
-def rope_write() -> None:
-    """Without adapters."""
-    for tokens, block_m in ((64, 16), (2048, 64)):
-        _rope_write(LLAMA, tokens, block_m, pending=False)
-
-
-def rope_write_decode() -> None:
-    _rope_write(LLAMA, 64, 16)
-
-
-def rope_write_prefill_64() -> None:
-    _rope_write(LLAMA, 2048, 64)
-
-
-def rope_write_prefill_128() -> None:
-    _rope_write(LLAMA, 8192, 128)
-
-
-def rope_write_128() -> None:
-    _rope_write(LLAMA, 8192, 128, pending=False)
-
-
-def rope_write_normed() -> None:
-    _rope_write(LLAMA, 2048, 64, norm=True)
-
-
-def rope_write_any_layer() -> None:
-    for layer in (0, 1, 2, 16, 31):
-        _rope_write(LLAMA, 64, 16, layer=layer, shifted=layer % 2 == 1)
-
-
-def rope_write_small() -> None:
-    _rope_write(SMALL, 7, 16, dim=16)
-
-
-def silu_mul() -> None:
-    """Without adapters."""
-    for tokens, block_m in ((64, 16), (2048, 64)):
-        _silu_mul(LLAMA, tokens, block_m, pending=False)
-
-
-def silu_mul_decode() -> None:
-    _silu_mul(LLAMA, 64, 16)
-
-
-def silu_mul_prefill_64() -> None:
-    _silu_mul(LLAMA, 2048, 64)
-
-
-def silu_mul_prefill_128() -> None:
-    _silu_mul(LLAMA, 8192, 128)
-
-
-def silu_mul_128() -> None:
-    _silu_mul(LLAMA, 8192, 128, pending=False)
-
-
-def silu_mul_any_layer() -> None:
-    for layer in (0, 1, 2, 16, 31):
-        _silu_mul(LLAMA, 64, 16, layer=layer, shifted=layer % 2 == 1)
-
-
-def silu_mul_small() -> None:
-    _silu_mul(SMALL, 7, 16)
+def _add_norm(rows: int, hidden: int, *, first: bool = False) -> None:
+    residual, weight = meta(rows, hidden, dtype=torch.float32), meta(hidden, dtype=torch.float32)
+    fused.add_norm(meta(rows, hidden), residual, None if first else meta(rows, hidden), weight, 1e-5)
 
 
 # ---- sampling
@@ -406,26 +200,17 @@ def _draw(rows: int, vocab: int) -> None:
     sampler.draw(_logits(rows, vocab), _table(rows), bits, temperature, top_p)
 
 
-def argmax() -> None:
+def _argmax() -> None:
     sampling.argmax(_logits(64, VOCAB), _table(64), meta(64, dtype=torch.float32))
 
 
-def shift() -> None:
-    for n in (1, 16, 300):
-        values = meta(n, dtype=torch.float64)
-        sampling.shift(_logits(64, VOCAB), _logits(64, VOCAB), _table(n), _table(n), values)
+def _shift(n: int) -> None:
+    values = meta(n, dtype=torch.float64)
+    sampling.shift(_logits(64, VOCAB), _logits(64, VOCAB), _table(n), _table(n), values)
 
 
-def mask() -> None:
+def _mask() -> None:
     sampling.mask(_logits(64, VOCAB), _table(3), meta(3, -(-VOCAB // 32), dtype=torch.int32))
-
-
-def draw() -> None:
-    _draw(64, VOCAB)
-
-
-def draw_small() -> None:
-    _draw(3, 257)
 
 
 TILED = shows(WIDE, MMA)
@@ -441,58 +226,81 @@ DRAWN = {
 # Chunks of 128 tokens, which no engine makes, tiles that no launcher chooses by itself, and what is close to another.
 LONG: Sequence[int] = ()
 
+BOTH, QKV_ONLY, DOWN_ONLY = (QKV, DOWN), (QKV,), (DOWN,)
+SHOWN_LAYERS = (0, 1, 2, 16, 31)
+SHIFTED: Any = [{"layer": layer, "shifted": layer % 2 == 1} for layer in SHOWN_LAYERS]
+TINY: Any = {"kv_heads": 3, "heads": 9, "dim": 64}  # a group of 3, as of tiny models
+FP32 = torch.float32
+
+# fmt: off
 CASES = (
-    Case(shrink_decode, {"_shrink": TILED}),
-    Case(shrink_one_row, {"_shrink": TILED}, usual=LONG),
-    Case(shrink_prefill_64, {"_shrink": TILED}, usual=(80, 90)),
-    Case(shrink_prefill_128, {"_shrink": TILED}, usual=LONG),
-    Case(shrink_any_layer, {"_shrink": TILED}, once=True),
-    Case(shrink_small, {"_shrink": TILED}),
-    Case(shrink_fp32, {"_shrink": shows()}, may_spill=True),
-    Case(expand_decode, {"_expand": TILED}),
-    Case(expand_one_row, {"_expand": TILED}),
-    Case(expand_prefill_64, {"_expand": TILED}),
-    Case(expand_prefill_128, {"_expand": TILED}, usual=LONG),
-    Case(expand_any_layer, {"_expand": TILED}, once=True),
-    Case(expand_small, {"_expand": TILED}),
-    Case(expand_fp32, {"_expand": shows()}, may_spill=True),
-    Case(int4_one_row, {"_few_rows": shows(WIDE)}, usual=(80, 90)),
-    Case(int4_few_rows, {"_few_rows": shows(WIDE), "_join": shows()}),
-    Case(int4_decode, {"_tiles": TILED, "_join": shows()}, usual=(80, 90)),
-    Case(int4_prefill, {"_tiles": TILED}),
-    Case(decode_one_split, {"_decode_kernel": TILED}),
-    Case(decode_8_splits, {"_decode_kernel": TILED}),
-    Case(decode_window, {"_decode_kernel": TILED}),
-    Case(decode_any_layer, {"_decode_kernel": TILED}, once=True),
-    Case(decode_small, {"_decode_kernel": TILED}),
-    Case(decode_fp32, {"_decode_kernel": shows(WIDE)}, may_spill=True),
-    Case(prefill_tile_64, {"_prefill_kernel": TILED}, usual=LONG),
-    Case(prefill_tile_128, {"_prefill_kernel": TILED}, usual=(80, 90)),
-    Case(prefill_window, {"_prefill_kernel": TILED}),
-    Case(prefill_any_layer, {"_prefill_kernel": TILED}, once=True),
-    Case(prefill_small, {"_prefill_kernel": TILED}),
-    Case(prefill_fp32, {"_prefill_kernel": shows(WIDE)}, may_spill=True, usual=LONG),
-    Case(embed, {"_embed": shows()}),
-    Case(add_norm, {"_add_norm": shows(WIDE)}),
-    Case(add_norm_small, {"_add_norm": shows()}),
-    Case(rope_write, {"_rope_write": shows(WIDE)}),
-    Case(rope_write_decode, {"_rope_write": TILED}, usual=(80, 90)),
-    Case(rope_write_prefill_64, {"_rope_write": TILED}),
-    Case(rope_write_prefill_128, {"_rope_write": TILED}, usual=LONG),
-    Case(rope_write_128, {"_rope_write": shows(WIDE)}, usual=LONG),
-    Case(rope_write_normed, {"_rope_write": TILED}),
-    Case(rope_write_any_layer, {"_rope_write": TILED}, once=True),
-    Case(rope_write_small, {"_rope_write": TILED}),
-    Case(silu_mul, {"_silu_mul": shows(WIDE)}),
-    Case(silu_mul_decode, {"_silu_mul": TILED}),
-    Case(silu_mul_prefill_64, {"_silu_mul": TILED}),
-    Case(silu_mul_prefill_128, {"_silu_mul": TILED}, usual=LONG),
-    Case(silu_mul_128, {"_silu_mul": shows(WIDE)}, usual=LONG),
-    Case(silu_mul_any_layer, {"_silu_mul": TILED}, once=True),
-    Case(silu_mul_small, {"_silu_mul": TILED}, usual=LONG),
-    Case(argmax, {"_likeliest_of_shares": shows(WIDE), "_likeliest": shows()}),
-    Case(shift, {"_shift": shows(EXACT)}, once=True),
-    Case(mask, {"_mask": shows()}, once=True),
-    Case(draw, {**DRAWN, "_likeliest_of_shares": shows(WIDE), "_weigh": shows(WIDE, EXACT)}),
-    Case(draw_small, DRAWN, usual=LONG),
+    # decode: 64 rows of as many adapters
+    Case("shrink_decode", {"_shrink": TILED}, lambda: _shrink(LLAMA, BOTH, 64, 16)),
+    Case("shrink_one_row", {"_shrink": TILED}, lambda: _shrink(LLAMA, BOTH, 1, 16), usual=LONG),
+    Case("shrink_prefill_64", {"_shrink": TILED}, lambda: _shrink(LLAMA, BOTH, 2048, 64), usual=(80, 90)),
+    Case("shrink_prefill_128", {"_shrink": TILED}, lambda: _shrink(LLAMA, BOTH, 8192, 128), usual=LONG),
+    Case("shrink_any_layer", {"_shrink": TILED}, lambda: [_shrink(LLAMA, QKV_ONLY, 64, 16, i) for i in SHOWN_LAYERS],
+         once=True),
+    Case("shrink_small", {"_shrink": TILED}, lambda: _shrink(SMALL, QKV_ONLY, 7, 16)),
+    Case("shrink_fp32", {"_shrink": shows()}, lambda: _shrink(SMALL, DOWN_ONLY, 7, 16, dtype=FP32), may_spill=True),
+    Case("expand_decode", {"_expand": TILED}, lambda: _expand(LLAMA, BOTH, 64, 16)),
+    Case("expand_one_row", {"_expand": TILED}, lambda: _expand(LLAMA, BOTH, 1, 16)),
+    Case("expand_prefill_64", {"_expand": TILED}, lambda: _expand(LLAMA, BOTH, 2048, 64)),
+    Case("expand_prefill_128", {"_expand": TILED}, lambda: _expand(LLAMA, BOTH, 8192, 128), usual=LONG),
+    Case("expand_any_layer", {"_expand": TILED}, lambda: [_expand(LLAMA, QKV_ONLY, 64, 16, i) for i in SHOWN_LAYERS],
+         once=True),
+    Case("expand_small", {"_expand": TILED}, lambda: _expand(SMALL, QKV_ONLY, 7, 16)),
+    Case("expand_fp32", {"_expand": shows()}, lambda: _expand(SMALL, DOWN_ONLY, 7, 16, dtype=FP32), may_spill=True),
+    Case("int4_one_row", {"_few_rows": shows(WIDE)}, lambda: _int4(1, 2 * INNER), usual=(80, 90)),
+    # split, as where outputs are few; and the head, in fp32
+    Case("int4_few_rows", {"_few_rows": shows(WIDE), "_join": shows()},
+         lambda: (_int4(8, HIDDEN // 4), _int4(4, VOCAB, FP32))),
+    Case("int4_decode", {"_tiles": TILED, "_join": shows()}, lambda: _int4(32, HIDDEN), usual=(80, 90)),
+    Case("int4_prefill", {"_tiles": TILED}, lambda: _int4(2048, 2 * INNER)),
+    Case("decode_one_split", {"_decode_kernel": TILED}, lambda: _decode(1)),
+    Case("decode_8_splits", {"_decode_kernel": TILED}, lambda: _decode(8)),
+    Case("decode_window", {"_decode_kernel": TILED}, lambda: _decode(1, window=4096)),
+    Case("decode_any_layer", {"_decode_kernel": TILED}, lambda: [_decode(1, layer=i) for i in SHOWN_LAYERS], once=True),
+    Case("decode_small", {"_decode_kernel": TILED}, lambda: _decode(2, **TINY)),
+    Case("decode_fp32", {"_decode_kernel": shows(WIDE)}, lambda: _decode(2, **TINY, dtype=FP32), may_spill=True),
+    Case("prefill_tile_64", {"_prefill_kernel": TILED}, lambda: _prefill(64 // (HEADS // KV_HEADS)), usual=LONG),
+    Case("prefill_tile_128", {"_prefill_kernel": TILED}, lambda: _prefill(BLOCK), usual=(80, 90)),
+    Case("prefill_window", {"_prefill_kernel": TILED}, lambda: _prefill(BLOCK, window=4096)),
+    Case("prefill_any_layer", {"_prefill_kernel": TILED}, lambda: [_prefill(BLOCK, layer=i) for i in SHOWN_LAYERS],
+         once=True),
+    Case("prefill_small", {"_prefill_kernel": TILED},
+         lambda: _prefill(attention.prefill_block(9, 3, 64, torch.bfloat16), **TINY)),
+    Case("prefill_fp32", {"_prefill_kernel": shows(WIDE)},
+         lambda: _prefill(attention.prefill_block(4, 2, 16, FP32), kv_heads=2, heads=4, dim=16, dtype=FP32),
+         may_spill=True, usual=LONG),
+    Case("embed", {"_embed": shows()}, lambda: [_embed(hidden) for hidden in (HIDDEN, 96)]),
+    Case("add_norm", {"_add_norm": shows(WIDE)}, lambda: [_add_norm(64, HIDDEN, first=x) for x in (True, False)]),
+    Case("add_norm_small", {"_add_norm": shows()}, lambda: _add_norm(7, 96)),
+    Case("rope_write", {"_rope_write": shows(WIDE)},
+         lambda: [_rope_write(LLAMA, *shape, pending=False) for shape in ((64, 16), (2048, 64))]),
+    Case("rope_write_decode", {"_rope_write": TILED}, lambda: _rope_write(LLAMA, 64, 16), usual=(80, 90)),
+    Case("rope_write_prefill_64", {"_rope_write": TILED}, lambda: _rope_write(LLAMA, 2048, 64)),
+    Case("rope_write_prefill_128", {"_rope_write": TILED}, lambda: _rope_write(LLAMA, 8192, 128), usual=LONG),
+    Case("rope_write_128", {"_rope_write": shows(WIDE)}, lambda: _rope_write(LLAMA, 8192, 128, pending=False),
+         usual=LONG),
+    Case("rope_write_normed", {"_rope_write": TILED}, lambda: _rope_write(LLAMA, 2048, 64, norm=True)),
+    Case("rope_write_any_layer", {"_rope_write": TILED}, lambda: [_rope_write(LLAMA, 64, 16, **x) for x in SHIFTED],
+         once=True),
+    Case("rope_write_small", {"_rope_write": TILED}, lambda: _rope_write(SMALL, 7, 16, dim=16)),
+    Case("silu_mul", {"_silu_mul": shows(WIDE)},
+         lambda: [_silu_mul(LLAMA, *shape, pending=False) for shape in ((64, 16), (2048, 64))]),
+    Case("silu_mul_decode", {"_silu_mul": TILED}, lambda: _silu_mul(LLAMA, 64, 16)),
+    Case("silu_mul_prefill_64", {"_silu_mul": TILED}, lambda: _silu_mul(LLAMA, 2048, 64)),
+    Case("silu_mul_prefill_128", {"_silu_mul": TILED}, lambda: _silu_mul(LLAMA, 8192, 128), usual=LONG),
+    Case("silu_mul_128", {"_silu_mul": shows(WIDE)}, lambda: _silu_mul(LLAMA, 8192, 128, pending=False), usual=LONG),
+    Case("silu_mul_any_layer", {"_silu_mul": TILED}, lambda: [_silu_mul(LLAMA, 64, 16, **x) for x in SHIFTED],
+         once=True),
+    Case("silu_mul_small", {"_silu_mul": TILED}, lambda: _silu_mul(SMALL, 7, 16), usual=LONG),
+    Case("argmax", {"_likeliest_of_shares": shows(WIDE), "_likeliest": shows()}, _argmax),
+    Case("shift", {"_shift": shows(EXACT)}, lambda: [_shift(n) for n in (1, 16, 300)], once=True),
+    Case("mask", {"_mask": shows()}, _mask, once=True),
+    Case("draw", {**DRAWN, "_likeliest_of_shares": shows(WIDE), "_weigh": shows(WIDE, EXACT)},
+         lambda: _draw(64, VOCAB)),
+    Case("draw_small", DRAWN, lambda: _draw(3, 257), usual=LONG),
 )
+# fmt: on

@@ -9,14 +9,13 @@ from collections.abc import Generator
 
 import pytest
 
-from harness.triton_compile import CHIPS, Apart, Launch, unavailable
+from harness.triton_compile import BLOCK_SHARED_KIB, Apart, Launch, unavailable
 
 if reason := unavailable():
     pytest.skip(reason, allow_module_level=True)
 
 from harness.triton_cases import CASES, EXACT, MMA, WIDE, Case
 
-CAPABILITIES = (80, 90)
 # What may be put away: the assembler does it of its own accord, to fit one block more on an SM, with registers left.
 OUTSIDE_BYTES = 64
 LOOP_BYTES = 16
@@ -35,12 +34,12 @@ def compiler() -> Generator[Apart]:
     [
         pytest.param(case, capability, id=f"{case.name}-{capability}", marks=() if usual else pytest.mark.long)
         for case in CASES
-        for capability in CAPABILITIES
+        for capability in BLOCK_SHARED_KIB
         for usual in [capability in case.usual]
     ],
 )
 def test_compiles(case: Case, capability: int, compiler: Apart) -> None:
-    compiled = compiler.compiled(f"harness.triton_cases:{case.name}", capability)
+    compiled = compiler.compiled(case.name, capability)
     assert not compiled.error, compiled.error
     wrong = [f"{_told(x)}: {what}" for x in compiled.launches for what in (*_faults(x, case), *_missing(x, case))]
     assert not wrong, "\n".join(wrong)
@@ -53,7 +52,7 @@ def _faults(x: Launch, case: Case) -> list[str]:
     """What no kernel may show."""
     if x.error is not None:
         return [f"does not compile: {x.error}"]
-    limit = CHIPS[x.capability].block_shared_kib * 1024
+    limit = BLOCK_SHARED_KIB[x.capability] * 1024
     spills = x.spill_loop_bytes > LOOP_BYTES or x.spill_store_bytes > OUTSIDE_BYTES
     faults = []
     if spills and not case.may_spill:
