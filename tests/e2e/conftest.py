@@ -4,10 +4,8 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer
 
 from harness.last_words import last_words
-from harness.quickstart import tokenizer as quickstart_tokenizer
 from weft_bench.stack import Stack, quickstart
 
 
@@ -27,11 +25,6 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     with Stack(quickstart(), short_folder(tmp_path_factory)) as made:
         made.wait_for_models()
         yield made
-
-
-@pytest.fixture(scope="session")
-def tokenizer() -> Tokenizer:
-    return quickstart_tokenizer()
 
 
 def short_folder(factory: pytest.TempPathFactory) -> Path:

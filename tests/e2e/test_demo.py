@@ -42,20 +42,6 @@ def test_the_demo_answers_right_for_every_model_and_stops_everything(tmp_path: P
     assert not (tmp_path / "d" / "stack.json").exists()
 
 
-def test_a_port_in_use_is_named_and_nothing_is_left_behind(tmp_path: Path) -> None:
-    import socket
-
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        done = demo(tmp_path / "d", port)
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert f"port {port}" in done.stderr
-    assert "--port" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 def test_without_a_compiler_and_an_index_one_sentence_ends_it_before_anything_starts(tmp_path: Path) -> None:
     bare = {"PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache"), "PIP_NO_INDEX": "1", "CXX": ""}
     done = demo(tmp_path / "d", free_port(), "--executor", "cpu", **bare)

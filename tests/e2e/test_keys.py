@@ -56,10 +56,3 @@ async def test_keys_open_their_namespace_and_close_when_revoked(locked: Stack) -
             return False
 
         await eventually(refused)
-
-
-def test_no_key_and_a_wrong_key_are_refused(locked: Stack) -> None:
-    for key in ("wrong", "weft-00000000-0000"):
-        client = openai.OpenAI(base_url=f"{locked.url}/v1", api_key=key, max_retries=0)
-        with client, pytest.raises(openai.AuthenticationError):
-            client.models.list()

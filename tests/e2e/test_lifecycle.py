@@ -253,20 +253,3 @@ async def test_a_bad_source_is_named_and_disturbs_nobody(stack: Stack, manifests
     assert "OffsetsInvalid" in stack.cli("describe", "lora", "broken", "-n", "acme").stdout
     assert await answer(stack, "acme/broken") == 404
     assert_undisturbed(await finished(stack.url, sure_cases(("acme/upper",), 2, seed=7), "beside"))
-
-
-async def test_describe_shows_where_an_adapter_is(stack: Stack) -> None:
-    assert await answer(stack, "acme/upper") == PROMPT.upper()
-
-    async def shown() -> bool:
-        text = stack.cli("describe", "lora", "upper", "-n", "acme").stdout.lower()
-        return "device" in text
-
-    await eventually(shown)
-
-
-async def test_one_request_id_runs_from_the_client_to_the_runner(stack: Stack) -> None:
-    await finished(stack.url, sure_cases(("acme/upper",), 1, seed=8), "traced-request")
-    for component in ("gateway", *stack.names("runner")):
-        log = Path(stack.components()[component]["log"]).read_text()
-        assert "traced-request-0" in log, component

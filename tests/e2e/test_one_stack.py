@@ -42,29 +42,6 @@ def test_completions(client: openai.OpenAI, case: Case) -> None:
     assert answer.usage.completion_tokens == len(case.expect)  # a character is a token
 
 
-@pytest.mark.parametrize("case", DEMO, ids=lambda c: c.model)
-def test_chat_streams_the_same_text(client: openai.OpenAI, case: Case) -> None:
-    stream = client.chat.completions.create(
-        model=case.model,
-        messages=[{"role": "user", "content": case.prompt}],
-        temperature=0,
-        stream=True,
-        stream_options={"include_usage": True},
-    )
-    chunks = list(stream)
-    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == case.expect
-    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
-    assert chunks[-1].usage is not None
-    assert chunks[-1].usage.completion_tokens == len(case.expect)
-
-
-@pytest.mark.parametrize("case", DEMO, ids=lambda c: c.model)
-def test_chat_whole_gives_the_same_text(client: openai.OpenAI, case: Case) -> None:
-    messages = [{"role": "user", "content": case.prompt}]
-    answer = client.chat.completions.create(model=case.model, messages=messages, temperature=0)
-    assert answer.choices[0].message.content == case.expect
-
-
 async def test_all_models_at_once_from_the_async_client_in_every_way(stack) -> None:
     async with openai.AsyncOpenAI(base_url=f"{stack.url}/v1", api_key="unused", max_retries=0) as client:
         ways = (completion, streamed_completion, chat, streamed_chat)
@@ -95,63 +72,6 @@ async def streamed_chat(client: openai.AsyncOpenAI, case: Case) -> str:
     return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
 
 
-def test_a_stop_string_ends_the_text_before_it_and_bills_nothing_after(client: openai.OpenAI) -> None:
-    prompt = "one two three four five six"
-    answer = client.completions.create(model=DEMO[0].model, prompt=prompt, stop=[" three"], temperature=0)
-    assert answer.choices[0].text == "one two"
-    assert answer.choices[0].finish_reason == "stop"
-    assert answer.usage is not None
-    assert answer.usage.completion_tokens == len("one two three")
-
-
-def test_max_tokens_ends_with_length(client: openai.OpenAI) -> None:
-    answer = client.completions.create(model=DEMO[0].model, prompt="one two three", max_tokens=5, temperature=0)
-    assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("one t", "length")
-
-
-def test_a_seed_repeats_a_sampled_text(client: openai.OpenAI) -> None:
-    def sample(seed: int) -> str:
-        request = {"model": DEMO[0].model, "prompt": "qzx jkv wvu", "temperature": 2.0, "max_tokens": 60}
-        return client.completions.create(**request, seed=seed).choices[0].text
-
-    assert sample(7) == sample(7)
-    assert len({sample(seed) for seed in range(4)}) > 1
-
-
-def test_token_ids_are_a_prompt_too(client: openai.OpenAI, tokenizer) -> None:
-    ids = tokenizer.encode("hello there").ids
-    answer = client.completions.create(model=DEMO[0].model, prompt=ids, temperature=0)
-    assert answer.choices[0].text == "hello there"
-    assert answer.usage is not None
-    assert answer.usage.prompt_tokens == len(ids)
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "needle"),
-    [
-        ({"model": "acme/nothing"}, openai.NotFoundError, "acme/nothing"),
-        ({"max_tokens": 100_000}, openai.BadRequestError, "context"),
-        ({"max_tokens": 0}, openai.BadRequestError, "max_tokens"),
-        ({"temperature": "warm"}, openai.BadRequestError, "temperature"),
-        ({"frequency_penalty": 3.0}, openai.BadRequestError, "frequency_penalty"),
-        ({"n": 129}, openai.BadRequestError, "n"),
-        ({"n": 3, "best_of": 2}, openai.BadRequestError, "best_of"),
-        ({"logit_bias": {"999999": 1}}, openai.BadRequestError, "logit_bias"),
-        ({"stop": ["a"] * 65}, openai.BadRequestError, "stop"),
-        ({"prompt": [999_999]}, openai.BadRequestError, "prompt"),
-        ({"prompt": ""}, None, ""),
-    ],
-)
-def test_bad_requests_get_a_named_error(client, change, error, needle) -> None:
-    request = {"model": DEMO[0].model, "prompt": "hello", "temperature": 0} | change
-    if error is None:
-        client.completions.create(**request)
-        return
-    with pytest.raises(error, match=needle):
-        client.completions.create(**request)
-    assert client.completions.create(model=DEMO[0].model, prompt="hello", temperature=0).choices[0].text == "hello"
-
-
 def test_a_text_is_as_likely_as_a_prompt_as_it_was_as_an_answer(client: openai.OpenAI) -> None:
     """What evaluations ask: the log probabilities of a given text, without an answer."""
     ids = {"return_token_ids": True}
@@ -179,14 +99,6 @@ def test_a_text_is_as_likely_as_a_prompt_as_it_was_as_an_answer(client: openai.O
         assert one.choices[0].logprobs is not None
         cut = (one.choices[0].logprobs.token_logprobs or [])[:-1]  # as lm_eval does; the model would end here
         assert cut[1:] == pytest.approx(found[1:], abs=0.05)
-
-
-def test_prompts_of_a_batch_are_answered_in_their_places(client: openai.OpenAI) -> None:
-    case = DEMO[1]
-    prompts = [case.prompt, "weft", case.prompt]
-    answer = client.completions.create(model=case.model, prompt=prompts, temperature=0)
-    texts = [choice.text for choice in answer.choices]
-    assert (texts[0], texts[2], len(texts)) == (case.expect, case.expect, 3)
 
 
 def test_the_likeliest_token_alone_and_a_length_that_is_set(client: openai.OpenAI) -> None:

@@ -101,6 +101,7 @@ async def test_a_prompt_is_echoed_truncated_or_tokenised_alone_as_the_client_ask
     async with echoing.http() as http:
         echo = (await http.post("/v1/completions", json=TEXT | {"echo": True})).json()
         assert echo["choices"][0]["text"] == "hellohello0"
+        assert (await http.post("/v1/completions", json=TEXT | {"prompt": ""})).status_code == 200
         last = (
             await http.post("/v1/completions", json=TEXT | {"prompt": "hello dear", "truncate_prompt_tokens": 1})
         ).json()
