@@ -275,6 +275,12 @@ BAD: tuple[Bad, ...] = (
         "replaced in place",
         pool(rollout={"maxUnavailable": 0, "maxSurge": 1}, parallelism={"pipeline": 2, "podsPerRunner": 2}),
     ),
+    Bad(
+        "evictions of runners of several pods that wait",
+        "spec.disruptionBudget.maxUnavailable",
+        "not moved before an eviction",
+        pool(disruptionBudget={"maxUnavailable": 0}, parallelism={"pipeline": 2, "podsPerRunner": 2}),
+    ),
     in_pool("no share of memory", "kvCache.memoryFraction", "at least 0.01", 0),
     in_pool("more than all memory", "kvCache.memoryFraction", "too large", 1.5),
     Bad(
@@ -475,6 +481,7 @@ GOOD: dict[str, Manifest] = {
     "a binary gigabyte above a decimal one": templated(resources={"limits": {"a": "1Gi"}, "requests": {"a": "1G"}}),
     "requests of what has no limit": templated(resources={"limits": {"memory": "1Gi"}, "requests": {"cpu": 8}}),
     "a rollout of all at once": pool(rollout={"maxUnavailable": 1024, "maxSurge": "100%"}),
+    "evictions of runners of several pods": pool(parallelism={"pipeline": 2, "podsPerRunner": 2}),
     "budgets without a limit": pool(offload=OFFLOAD),
     "a budget at the limit": pool(offload=OFFLOAD, template={"resources": {"limits": {"memory": "4Gi"}}}),
     "a host at the limit beside a GPU": pool(

@@ -52,21 +52,27 @@ Annotations = Annotated[dict[str, Annotated[str, Field(max_length=4096)]], Field
 
 
 def _keys(field: str, entries: Callable[[Any], dict[str, str] | None]) -> Rule:
+    def holds(value: Any) -> bool:
+        return all(len(key) <= 317 and re.match(LABEL_KEY_PATTERN, key) for key in entries(value) or {})
+
     return Rule(
         field,
         "no label key; one is NAME or DOMAIN/NAME",
         f"!has(self.{field}) || self.{field}.all(key, size(key) <= 317 && key.matches(r'{LABEL_KEY_PATTERN}'))",
-        lambda value: all(len(key) <= 317 and re.match(LABEL_KEY_PATTERN, key) for key in entries(value) or {}),
+        holds,
     )
 
 
 def _not_reserved(field: str, entries: Callable[[Any], dict[str, str] | None]) -> Rule:
+    def holds(value: Any) -> bool:
+        return not any(key.startswith(RESERVED) for key in entries(value) or {})
+
     reserved = " || ".join(f"key.startsWith('{prefix}')" for prefix in RESERVED)
     return Rule(
         field,
         f"keys that begin with {', '.join(RESERVED)} are the operator's own",
         f"!has(self.{field}) || !self.{field}.exists(key, {reserved})",
-        lambda value: not any(key.startswith(RESERVED) for key in entries(value) or {}),
+        holds,
     )
 
 

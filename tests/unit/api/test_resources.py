@@ -9,6 +9,7 @@ from kubernetes.utils.quantity import parse_quantity
 from pydantic import ValidationError
 
 from weft.api.loraadapter import LoRAAdapter
+from weft.api.manifests import ManifestError, parse_object
 from weft.api.meta import immutable_changes
 from weft.api.servingpool import ServingPool
 from weft.api.template import QUANTITY_PATTERN
@@ -113,6 +114,30 @@ def test_immutable_fields_are_named_with_what_to_do() -> None:
     (message,) = immutable_changes(old, new)
     assert message.startswith("spec.model.uri: cannot change (it is 'file:models/tiny')")
     assert immutable_changes(old, ServingPool.model_validate(pool(replicas=3))) == []
+
+
+SECRET, AT = {"name": "key"}, "2027-01-01T00:00:00Z"
+
+
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        ({"expiresAt": AT, "expiresAfter": "60s"}, "spec.expiresAfter"),
+        ({"expiresAfter": "60s", "secretRef": SECRET}, "spec.expiresAfter"),
+        ({"expiresAfter": "59s"}, "spec.expiresAfter"),
+        ({"secretName": "mine", "secretRef": SECRET}, "spec.secretName"),
+        ({"expiresAfter": "60s", "secretName": "mine"}, ""),
+        ({"expiresAt": AT, "secretRef": SECRET}, ""),
+    ],
+)
+def test_a_key_expires_one_way_and_is_made_or_brought(spec: dict[str, Any], field: str) -> None:
+    value = {"apiVersion": VERSION, "kind": "APIKey", "metadata": {"name": "ci"}, "spec": spec}
+    try:
+        assert parse_object(value).kind == "APIKey"
+        found = ""
+    except ManifestError as error:
+        (found,) = (problem.field for problem in error.problems)
+    assert found == field
 
 
 QUANTITIES = st.integers(0, 10**9) | st.from_regex(QUANTITY_PATTERN, fullmatch=True).filter(lambda text: len(text) < 16)
