@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from weft.domain.request import Sampling
@@ -183,6 +183,8 @@ def test_every_shift_is_its_bias_less_count_times_frequency_less_presence(answer
     st.sampled_from([1.0, 2.0]),
     st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=3).map(tuple), max_size=4),
 )
+@example([6], 0, 0, 1.0, [(6, 7)])
+@example([6, 1], 0, 0, 1.0, [(6, 7)])
 def test_scales_and_bans_are_a_function_of_prompt_and_answer(answer, cut, min_tokens, repetition, words):
     """Behind a move, too: the numbers of every token, and whether any is left, are those of the whole answer."""
     sampling = Sampling(
