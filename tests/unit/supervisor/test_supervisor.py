@@ -25,6 +25,7 @@ from weft.domain.runner import (
     SequenceState,
 )
 from weft_supervisor.core import LogEvent, Supervisor, SupervisorConfig, runner_peer
+from weft_supervisor.core import supervisor as core
 from weft_supervisor.core.supervisor import FULL_REPORTS
 
 A1, A2, B1 = RunnerId("a", "1"), RunnerId("a", "2"), RunnerId("b", "1")
@@ -82,6 +83,10 @@ def closed(runner, effects) -> bool:
     return any(isinstance(e, Close) and e.peer == runner_peer(runner) for e in effects)
 
 
+def logged(effects) -> list[str]:
+    return [effect.text for effect in effects if isinstance(effect, LogEvent)]
+
+
 def machine(*events, linked=True, config=CONFIG) -> Supervisor:
     supervisor = Supervisor(config)
     if linked:
@@ -129,11 +134,27 @@ def test_an_overrun_is_reported_at_once_with_the_victim():
     [preempt] = merged.preempts
     assert (preempt.request_id, preempt.for_request_id, preempt.reservation_tokens) == ("new", "old", 16)
     assert sent(supervisor.handle(change(A1, 3, "old", "new", paused=("old",)), 0.002)) == []
+    for now in range(1, 6):
+        supervisor.handle(beat(), float(now))
+    [again] = sent(supervisor.handle(TICK, 5.001))
+    assert again.preempts == merged.preempts, "it is there still"
+    supervisor.handle(change(A1, 4, "old", "new", paused=("old",)), 5.002)
+    [lost] = sent(supervisor.handle(up(A2), 5.003))
+    assert (lost.reports, lost.lost, lost.preempts) == ((), (A1,), ())
+    supervisor.check()
+
+
+def test_a_runner_that_lies_has_no_victim():
+    supervisor = machine(up(total=2), report(A1, 1, "old", "new", paused=("old",)))
+    assert supervisor.preemption.pending()
+    supervisor.handle(report(A1, 2, free=2**32), 0.1)
+    assert not supervisor.preemption.pending()
 
 
 def test_a_change_that_does_not_follow_is_asked_for_whole_once():
     supervisor = machine(up(), report(A1, 1, "r1", free=3))
-    assert to(A1, supervisor.handle(change(A1, 3, "r3", free=2), 0.1)) == [Resync()]
+    effects = supervisor.handle(change(A1, 3, "r3", free=2), 0.1)
+    assert (to(A1, effects), logged(effects)) == ([Resync()], ["a report is missing"])
     effects = supervisor.handle(change(A1, 4, "r4", free=1), 0.2)
     assert (to(A1, effects), sent(effects)) == ([], [])
     [merged] = sent(supervisor.handle(report(A1, 5, "r1", "r3", free=2), 0.3))
@@ -186,7 +207,10 @@ def test_a_new_incarnation_loses_the_old_one_at_once():
     effects = supervisor.handle(up(A2), 0.1)
     assert [merged.lost for merged in sent(effects)] == [(A1,)]
     assert closed(A1, effects)
-    assert closed(A1, supervisor.handle(up(A1), 0.2)), "the old one may not come back"
+    assert logged(effects) == ["runner replaced by a newer incarnation", "runner registered"]
+    effects = supervisor.handle(up(A1), 0.2)
+    assert (closed(A1, effects), logged(effects)) == (True, ["replaced incarnation refused"])
+    assert supervisor.counters().lost == 1
     assert supervisor.live() == []
 
 
@@ -234,6 +258,15 @@ def test_orders_pass_as_they_come_and_a_runner_that_reconnects_gets_them_merged(
     assert to(A2, supervisor.handle(up(A2), 0.4)) == [Registered(2000, 50)], "orders are for one incarnation"
 
 
+def test_so_many_lost_runners_are_remembered_for_the_next_scheduler(monkeypatch):
+    monkeypatch.setattr(core, "MAX_LOST", 2)
+    runners = [RunnerId(name, "1") for name in "abcd"]
+    supervisor = machine(*map(up, runners), linked=False)
+    supervisor.handle(TICK, 2.0)
+    [merged] = sent(supervisor.handle(Connected(SCHEDULER), 2.1))
+    assert merged.lost == tuple(runners[2:])
+
+
 def test_a_lease_that_ran_out_unseen_by_the_scheduler_loses_no_order():
     supervisor = machine(up(), order(A1, 1, "x"))
     supervisor.handle(Closed(SCHEDULER), 0.0)
@@ -277,9 +310,9 @@ def test_counters_are_summed_across_incarnations_and_count_a_returning_one_once(
 def test_a_page_table_that_does_not_balance_is_logged_once_and_reported_as_it_is():
     supervisor = machine(up())
     effects = supervisor.handle(report(A1, 1, "r1", free=4), 0.0)
-    assert [e.text for e in effects if isinstance(e, LogEvent)] == ["page table does not balance"]
+    assert logged(effects) == ["page table does not balance"]
     assert len(sent(effects)) == 1
-    assert not any(isinstance(e, LogEvent) for e in supervisor.handle(change(A1, 2, free=4), 0.1))
+    assert not logged(supervisor.handle(change(A1, 2, free=4), 0.1))
 
 
 def test_a_supervisor_that_stood_still_itself_does_not_blame_the_runners():

@@ -268,7 +268,6 @@ class Supervisor:
             self._lost_counters.keep(id_, runner.book)
         self.preemption.forget(id_)
         self._reports.pop(id_, None)
-        self._unreported_preempts.pop(id_, None)
         self._lost_counters.lost += 1
         self._lost[id_], self._unreported_losses[id_] = runner.desired, None
         if len(self._lost) > MAX_LOST:
