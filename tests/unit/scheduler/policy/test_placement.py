@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from harness.scheduler_driver import Driver, adapter, of, sequence
@@ -115,6 +115,10 @@ FLEET = st.dictionaries(
     closed=st.sets(st.sampled_from(SHAPES)),
     compared=st.sampled_from([0, 32]),
 )
+@example(
+    {"a": (1, 40, SHAPES[0], ("sha256:1",), True), "b": (2, 40, SHAPES[0], (), True)},
+    "sha256:1", 0, 5, 100, set(), set(), 32,
+)  # fmt: skip
 def test_the_index_finds_what_a_plain_search_finds(
     fleet: dict[str, Any],
     digest: str,
