@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from weft.domain.routes import GroupPhase, PhaseCounts, PhaseGroups
 from weft.domain.runner import RunnerRole
+from weft_scheduler.core.policy.autoscaling.autoscaler import Contribution, PoolCapacity
 from weft_scheduler.core.policy.autoscaling.groups import VictimCandidate, allocate, divide, select_victims, surplus
 
 PROMPT, TOKEN, ANY = GroupPhase
@@ -33,6 +34,13 @@ def test_a_number_of_runners_is_spread_over_groups(
     total: int, wanted: tuple[int, int], groups: tuple[PhaseGroups, ...], expected: tuple[int, int, int]
 ) -> None:
     assert allocate(total, PhaseCounts(*wanted), groups) == PhaseCounts(*expected)
+
+
+def test_runners_are_counted_by_the_phase_of_their_groups() -> None:
+    capacity = PoolCapacity()
+    for one in (Contribution(of_prompt_group=1), Contribution(of_token_group=1), Contribution(), Contribution()):
+        capacity.replace(None, one)
+    assert (capacity.of_groups(BOTH), capacity.of_groups(())) == (PhaseCounts(1, 1, 2), PhaseCounts(any=4))
 
 
 COUNTS = st.builds(PhaseCounts, st.integers(0, 9), st.integers(0, 9), st.integers(0, 9))
