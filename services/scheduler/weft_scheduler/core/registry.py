@@ -115,7 +115,6 @@ def _delete(state: State, uid: str) -> None:
         state.published.deletions[uid] = PendingDeletion(name, digests, spec.model_name)
     else:
         state.published.deletions.setdefault(uid, PendingDeletion())
-    state.schedule_publish()
 
 
 def _set_spec(state: State, pool: Pool, spec: PoolSpec | None) -> None:
