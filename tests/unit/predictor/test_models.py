@@ -124,6 +124,8 @@ def test_predictions_of_a_file_are_replayed_by_request_or_by_prompt(tmp_path):
     ]  # fmt: skip
     model.scale = 2.5
     assert model.predict_batch(items[:1])[0].p90_tokens == 23
+    model.scale = 1e12
+    assert model.predict_batch(items[:1])[0].p90_tokens == 2**31 - 1
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from tests.unit.predictor.conftest import World, outcome_of
 from weft.domain.request import FinishReason
 from weft_predictor import encoder_training, training
-from weft_predictor.core import EncoderClasses, PromotedModel, Retraining, RidgeModel, retraining
+from weft_predictor.core import EncoderClasses, ObservationResult, PromotedModel, Retraining, RidgeModel, retraining
 from weft_predictor.core.encoder import deciles, tenths
 from weft_predictor.core.retraining import MAX_CPU_S
 from weft_predictor.encoder_files import SIZES, EncoderFiles, encoder_of, read_files, read_model, write_files
@@ -96,6 +96,11 @@ def test_time_in_which_several_answers_were_generated_counts_once():
         stage.now_s -= stage.seconds  # they end when the last one did
         stage.answer()
     assert stage.retraining.credit_s == pytest.approx(once)
+    stage.now_s += 2 * 3_600.0
+    stage.answer()
+    first = replace(outcome_of(next(World(Random(1)).answers(1))), finished_unix_ms=1_010_000, total_ms=10_000)
+    stage.retraining.observed(first, ObservationResult("duplicate"))
+    assert stage.retraining.credit_s == pytest.approx(once + SHARE * 10.0), "an outcome that is sent again is none"
     stage.answer(100_000 // 200)
     assert stage.retraining.credit_s <= retraining.MAX_CPU_S
 

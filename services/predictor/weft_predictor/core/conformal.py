@@ -26,7 +26,7 @@ OWN_SCORES = 100  # an adapter with fewer is answered by the pooled group
 MAX_ADAPTERS = 1_000
 UNINFORMATIVE = 0.05  # a censored outcome that passes fewer of the known scores teaches nothing
 PRIOR_SCORES = tuple(1.25 * NormalDist().inv_cdf((i + 0.5) / 20) for i in range(20))  # mean absolute value 1
-GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
+GOLDEN = 0.618034  # (5 ** 0.5 - 1) / 2
 
 
 class ConformalCalibrator:

@@ -9,6 +9,7 @@ All tenants share a network, so it learns as what is shared in `RidgeModel` does
 has ever taught.
 """
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -59,7 +60,7 @@ class Retraining:
         self._samples: deque[AnsweredIds] = deque(maxlen=WINDOW)
         self._network = ""
         self._new, self._wanted, self._needed_s = 0, MIN_SAMPLES, FIRST_CPU_S
-        self._generated_until_s = 0.0
+        self._generated_until_s = -math.inf
         self.credit_s = 0.0  # CPU time that may be used now
 
     def predicted(self, items: Sequence[PredictItem]) -> None:
@@ -116,7 +117,7 @@ class Retraining:
     def _count_generation(self, end_s: float, total_s: float) -> None:
         """Time in which some answer was generated counts once, however many were."""
         if end_s < self._generated_until_s - MAX_REQUEST_S:
-            self._generated_until_s = 0.0  # an earlier outcome's clock was ahead: what ends now counts again
+            self._generated_until_s = -math.inf  # an earlier outcome's clock was ahead: what ends now counts again
         begin_s = max(end_s - min(total_s, MAX_REQUEST_S), self._generated_until_s)
         self.credit_s = min(self.credit_s + self._cpu_share * max(end_s - begin_s, 0.0), MAX_CPU_S)
         self._generated_until_s = max(self._generated_until_s, end_s)

@@ -42,7 +42,7 @@ from weft_predictor.core.residual_scale import OCTAVES, ResidualScale
 from weft_predictor.core.ridge import Ridge
 from weft_predictor.errors import CorruptModel, OtherLayout
 
-DIM = 1 << 17
+DIM = 131_072
 LEVELS = (0.1, 0.5, None, 0.99)  # None: the calibrated bound
 COLD_LOG_TOKENS = math.log(128.0)
 COLD_SCALE = 0.8  # p90 of a cold model: 128 * e^(0.8 * 1.6) = 465 tokens
