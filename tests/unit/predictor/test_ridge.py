@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -5,6 +7,7 @@ from hypothesis import strategies as st
 
 from weft_predictor.core import Features, Ridge
 from weft_predictor.core.features import features
+from weft_predictor.core.residual_scale import MEMORY, ResidualScale
 from weft_predictor.core.ridge import RIDGE, VARIANCE_FLOOR
 from weft_predictor.training import fit_ridge
 
@@ -66,3 +69,15 @@ def test_it_never_stops_learning():
     for _ in range(5_000):
         ridge.learn(x, 2.0)
     assert ridge.predict(x) == pytest.approx(2.0, abs=0.05)
+
+
+def test_how_far_off_answers_are_is_learned_by_octave_and_read_on_lines_between_their_middles():
+    scale, octave = ResidualScale(np.arange(20.0) ** 2, np.full(20, 1.0)), math.log(2.0)
+    found = [scale.of(octaves * octave) for octaves in (-9.0, 0.5, 3.5, 3.75, 18.75, 19.5, 99.0)]
+    assert found == pytest.approx([0.0, 0.0, 9.0, 10.75, 333.25, 361.0, 361.0])
+    for octaves, residual in ((3.2, -7.0), (-1.0, 1.0), (99.0, 21.0)):
+        scale.learn(octaves * octave, residual)
+    assert (scale.scale[3], scale.scale[0], scale.scale[19], scale.scale[4]) == (8.0, 0.5, 191.0, 16.0)
+    scale.count[:] = MEMORY
+    scale.learn(3.2 * octave, 8.0 + MEMORY)
+    assert (scale.scale[3], scale.count[3]) == (9.0, MEMORY)
