@@ -9,7 +9,7 @@ import pytest
 from tests.unit.artifacts.making import MODEL_CONFIG, shape
 from weft.artifacts.errors import Reason, Refused
 from weft.domain.model.config import ModelSpec, is_bare, parse_model_config
-from weft.domain.model.tensors import linear_modules, model_tensors
+from weft.domain.model.tensors import linear_modules, model_tensors, some_of
 
 
 def parse(**change: Any) -> ModelSpec:
@@ -172,6 +172,10 @@ def test_sizes_that_do_not_add_up_are_invalid(field: str, value: object) -> None
 def test_sizes_have_bounds(field: str, most: int) -> None:
     family = MISTRAL if field == "sliding_window" else {}
     assert f"not an integer from 1 to {most}" in refusal(**family, **{field: most + 1}).message
+
+
+def test_an_error_names_four_and_counts_the_others() -> None:
+    assert [some_of("abcd"), some_of("edcba")] == ["a, b, c, d", "a, b, c, d and 1 more"]
 
 
 @pytest.mark.parametrize("raw", [b"", b"[]", b"{", b'{"a":1,"a":1}'])

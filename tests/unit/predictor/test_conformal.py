@@ -64,6 +64,7 @@ def test_an_adapter_answers_for_itself_once_it_has_scores_enough():
     assert groups.of(ODD) is groups.by_group[ODD]
     assert groups.of(ODD).quantile(0.5) > 10
     assert groups.of(("", "never seen")) is groups.pooled
+    assert groups.learn(ODD, groups.of(ODD).bound()), "a bound covers itself"
 
 
 def test_calibrators_are_bounded_and_the_oldest_is_dropped():
