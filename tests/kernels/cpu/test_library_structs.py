@@ -1,21 +1,26 @@
-"""The ctypes mirrors against the header itself: what a C++ compiler says of every struct, field and function."""
+"""The mirrors against the headers themselves: what a C++ compiler says of every struct, field and function."""
 
 import ctypes
 import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from weft_kernels.cpu import structs
 from weft_kernels.cpu.library import SIGNATURES
+from weft_kernels.cpu.sampling import MAX_TOP, SAMPLED, SAMPLING_ARGS
 from weft_kernels.cpu.sources import LEVELS, SOURCES
 from weft_kernels.cpu.structs import ABI, BF16, CODES, FP32, INT4, INT8
+from weft_runner.core.sampling import MAX_TOP_LOGPROBS
 
-HEADER = SOURCES.folder / "weft_cpu.h"
+HEADER, OF_SAMPLING = SOURCES.folder / "weft_cpu.h", SOURCES.folder / "weft_sampling.h"
 TEXT = re.sub(r"//.*", "", HEADER.read_text())
-STRUCTS = {name: body for body, name in re.findall(r"typedef struct \{([^}]*)\} (\w+);", TEXT)}
+WHOLE = TEXT + re.sub(r"//.*", "", OF_SAMPLING.read_text())
+STRUCTS = {name: body for body, name in re.findall(r"typedef struct \{([^}]*)\} (\w+);", WHOLE)}
 FUNCTIONS = {
     name: (result, arguments) for result, name, arguments in re.findall(r"(?m)^(\w+\*?) (weft_\w+)\(([^)]*)\);", TEXT)
 }
@@ -23,7 +28,7 @@ MIRRORS = {
     (mirror.__doc__ or "").split("`")[1]: mirror
     for mirror in vars(structs).values()
     if isinstance(mirror, type) and issubclass(mirror, ctypes.Structure) and mirror is not ctypes.Structure
-}
+} | {"weft_draw": SAMPLING_ARGS, "weft_sampled": SAMPLED}
 NUMBERS = {"int32_t": ctypes.c_int32, "int64_t": ctypes.c_int64, "double": ctypes.c_double, "void": None}
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++: apt-get install g++")
 
@@ -32,13 +37,22 @@ def field_names(body: str) -> list[str]:
     """`const int32_t* rows, n` and `void (*done)(int32_t layer)` -> names in order."""
     body = re.sub(r"\(\*(\w+)\)\([^)]*\)", r"\1", body)
     declared = [part for line in body.split(";") for part in line.split(",") if part.strip()]
-    return [re.sub(r"\[\d+\]", "", part).split()[-1].lstrip("*") for part in declared]
+    return [re.sub(r"\[\w+\]", "", part).split()[-1].lstrip("*") for part in declared]
+
+
+def fields(mirror: Any) -> dict[str, tuple[int, int]]:
+    """(offset, size) of each, in order."""
+    if isinstance(mirror, np.dtype):
+        return {name: (offset, field.itemsize) for name, (field, offset, *_) in (mirror.fields or {}).items()}
+    declared = [(name, getattr(mirror, name)) for name, *_ in mirror._fields_]
+    return {name: (field.offset, field.size) for name, field in declared}
 
 
 def printed(folder: Path, statements: list[str]) -> list[str]:
     """What a C++ program prints that knows the header."""
     source = folder / "ask.cpp"
-    lines = ["#include <cstddef>", "#include <cstdio>", f'#include "{HEADER}"', "int main() {", *statements, "}"]
+    included = ["<cstddef>", "<cstdio>", f'"{HEADER}"', f'"{OF_SAMPLING}"']
+    lines = [*(f"#include {header}" for header in included), "int main() {", *statements, "}"]
     source.write_text("\n".join(lines))
     subprocess.run(["g++", "-std=c++17", source, "-o", folder / "ask"], check=True, capture_output=True)
     return subprocess.run([folder / "ask"], check=True, capture_output=True, text=True).stdout.splitlines()
@@ -50,31 +64,30 @@ def test_every_struct_of_the_header_has_a_mirror_and_no_other():
 
 @pytest.mark.parametrize("name", MIRRORS)
 def test_a_mirror_has_the_same_fields_in_the_same_order(name: str):
-    assert [field[0] for field in MIRRORS[name]._fields_] == field_names(STRUCTS[name])
+    assert [*fields(MIRRORS[name])] == field_names(STRUCTS[name])
 
 
 @needs_compiler
 def test_every_size_and_offset_is_what_the_compiler_says(tmp_path: Path):
     ours, statements = [], []
     for name, mirror in MIRRORS.items():
-        ours.append(f"{name} {ctypes.sizeof(mirror)}")
+        ours.append(f"{name} {mirror.itemsize if isinstance(mirror, np.dtype) else ctypes.sizeof(mirror)}")
         statements.append(f'printf("{name} %zu\\n", sizeof({name}));')
-        for field in field_names(STRUCTS[name]):
-            descriptor = getattr(mirror, field)
-            ours.append(f"{name}.{field} {descriptor.offset} {descriptor.size}")
+        for field, (offset, size) in fields(mirror).items():
+            ours.append(f"{name}.{field} {offset} {size}")
             statements.append(
                 f'printf("{name}.{field} %zu %zu\\n", offsetof({name}, {field}), sizeof((({name}*)0)->{field}));'
             )
     assert printed(tmp_path, statements) == ours
-    assert len(ours) == len(MIRRORS) + sum(len(mirror._fields_) for mirror in MIRRORS.values())
 
 
 @needs_compiler
 def test_constants_are_those_of_the_header(tmp_path: Path):
-    kinds = "WEFT_BF16 WEFT_FP32 WEFT_INT8 WEFT_INT4"
-    names = f"WEFT_ABI {kinds} WEFT_E_LEVEL WEFT_E_SIZE WEFT_E_WORKSPACE WEFT_E_RANKS WEFT_E_MEMORY".split()
+    numbers = "WEFT_ABI WEFT_BF16 WEFT_FP32 WEFT_INT8 WEFT_INT4 WEFT_MAX_TOP"
+    names = f"{numbers} WEFT_E_LEVEL WEFT_E_SIZE WEFT_E_WORKSPACE WEFT_E_RANKS WEFT_E_MEMORY".split()
     theirs = printed(tmp_path, [f'printf("%d\\n", {name});' for name in names])
-    assert [int(value) for value in theirs] == [ABI, BF16, FP32, INT8, INT4, *CODES]
+    assert MAX_TOP == MAX_TOP_LOGPROBS
+    assert [int(value) for value in theirs] == [ABI, BF16, FP32, INT8, INT4, MAX_TOP, *CODES]
 
 
 @needs_compiler

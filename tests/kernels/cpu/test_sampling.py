@@ -1,13 +1,7 @@
 """The native sampler against its numpy statement: the same tokens and log probabilities on every level, exactly."""
 
-import ctypes
 import math
-import re
-import shutil
-import subprocess
 from collections.abc import Iterable
-from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,13 +12,11 @@ from weft.domain.request import Sampling
 from weft_kernels.cpu.errors import CallRefused, NativeUnavailable
 from weft_kernels.cpu.library import Library, load
 from weft_kernels.cpu.sampling import MAX_TOP, SAMPLED, SAMPLING_ARGS, Sampler
-from weft_kernels.cpu.sources import LEVELS, SOURCES
+from weft_kernels.cpu.sources import LEVELS
 from weft_runner.core import SampledToken, logit_adjustments, token_mask
-from weft_runner.core.sampling import MAX_TOP_LOGPROBS
 from weft_runner.model.sampling import NativeSampler, SamplingArgs, sample
 
 EXAMPLES = settings.default.max_examples  # `make test-long` has more
-HEADER = SOURCES.folder / "weft_sampling.h"
 NUMBERS = list(LEVELS)
 
 
@@ -310,38 +302,3 @@ def test_a_small_workspace_and_an_unknown_level_are_refused(library):
     for level in (-1, len(NUMBERS)):
         with pytest.raises(CallRefused, match="level"):
             Sampler(native, level).sample(0, 10, 10, 1)
-
-
-# ---- the mirrors
-
-
-def test_the_mirrors_are_the_structs_of_the_header(tmp_path: Path):
-    if shutil.which("g++") is None:
-        pytest.skip("no g++: apt-get install g++")
-    lines, ours = [], []
-    for struct, mirror in (("weft_draw", SAMPLING_ARGS), ("weft_sampled", SAMPLED)):
-        assert mirror.fields is not None
-        lines.append(f'printf("%zu\\n", sizeof({struct}));')
-        ours.append(mirror.itemsize)
-        for name, (_, offset, *_) in mirror.fields.items():
-            lines.append(f'printf("%zu\\n", offsetof({struct}, {name}));')
-            ours.append(offset)
-    source = tmp_path / "ask.cpp"
-    source.write_text(f'#include <cstddef>\n#include <cstdio>\n#include "{HEADER}"\nint main() {{ {"".join(lines)} }}')
-    subprocess.run(["g++", "-std=c++17", source, "-o", tmp_path / "ask"], check=True)
-    answer = subprocess.run([tmp_path / "ask"], check=True, capture_output=True, text=True).stdout
-    assert [int(line) for line in answer.split()] == ours
-    assert all(earlier < later for earlier, later in pairwise(ours[1 : 1 + len(SAMPLING_ARGS)])), (
-        "in the header's order"
-    )
-
-
-def test_the_mirrors_leave_no_field_out():
-    text = re.sub(r"//.*", "", HEADER.read_text())
-    bodies = {name: body for body, name in re.findall(r"typedef struct \{([^}]*)\} (\w+);", text)}
-    for struct, mirror in (("weft_draw", SAMPLING_ARGS), ("weft_sampled", SAMPLED)):
-        names = re.findall(r"(\w+)(?:\[\w+\])?\s*[,;]", bodies[struct])
-        assert tuple(names) == mirror.names
-    assert f"#define WEFT_MAX_TOP {MAX_TOP}" in text
-    assert MAX_TOP == MAX_TOP_LOGPROBS
-    assert ctypes.sizeof(ctypes.c_void_p) == SAMPLING_ARGS["shifted"].itemsize
