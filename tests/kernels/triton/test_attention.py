@@ -3,16 +3,16 @@
 Whatever a row must not see is NaN: other layers, pages that nobody wrote, keys past its context or before its window.
 """
 
-import itertools
 import math
 import random
 import sys
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from harness import played_flashinfer
@@ -170,21 +170,6 @@ def test_decode_of_contexts_that_end_on_and_off_page_borders(
         assert_attended(attended(step, device, splits=splits), expected(step))
 
 
-@pytest.mark.parametrize("splits", [3, 5, 16])
-def test_decode_with_more_splits_than_blocks(splits: int, rng: random.Random, device: torch.device) -> None:
-    shape = Shape(2, 1, 128)  # blocks of 16 tokens
-    step = make_step(rng, shape, decoding(1, 17, 40, 90))
-    assert_attended(attended(step, device, splits=splits), expected(step))
-
-
-@pytest.mark.parametrize("window", sized(gpu=(1, 5, 16, 40, 1000), interpreted=(1, 16, 40, 1000)))
-def test_decode_sees_no_further_than_its_window(window: int, rng: random.Random, device: torch.device) -> None:
-    shape = Shape(2, 1, 64)  # blocks of 32 tokens
-    step = make_step(rng, shape, decoding(1, 16, 38, 99), window)
-    for splits in (1, 3):
-        assert_attended(attended(step, device, window=window, splits=splits), expected(step, window))
-
-
 @pytest.mark.parametrize("splits", [1, 3])
 def test_decode_leaves_rows_alone_that_are_not_picked(splits: int, rng: random.Random, device: torch.device) -> None:
     step = make_step(rng, SMALL, decoding(20, 33, 5, 16))
@@ -224,27 +209,6 @@ def test_prefill_of_prompts_and_of_chunks_that_follow_earlier_ones(
 ) -> None:
     step = make_step(rng, shape, [Row(0, 2), Row(0, 37), Row(61, 20), Row(16, 16)])
     assert_attended(attended(step, device), expected(step))
-
-
-@pytest.mark.parametrize("block_m", [1, 5, 8, 64])
-def test_prefill_with_tiles_of_any_size(block_m: int, rng: random.Random, device: torch.device) -> None:
-    step = make_step(rng, SMALL, [Row(3, 11), Row(120, 9)])
-    assert_attended(attended(step, device, block_m=block_m), expected(step))
-
-
-@pytest.mark.parametrize(
-    ("window", "block_m"),
-    sized(
-        gpu=list(itertools.product((1, 5, 16, 40, 1000), (8, 32))),
-        interpreted=[(1, 32), (5, 8), (16, 32), (40, 8), (1000, 32)],
-    ),
-)
-def test_prefill_sees_no_further_than_its_window(
-    window: int, block_m: int, rng: random.Random, device: torch.device
-) -> None:
-    shape = Shape(2, 1, 64)  # blocks of 16 keys
-    step = make_step(rng, shape, [Row(0, 50), Row(75, 21)], window)
-    assert_attended(attended(step, device, window=window, block_m=block_m), expected(step, window))
 
 
 def test_prefill_of_a_row_does_not_depend_on_the_others(rng: random.Random, device: torch.device) -> None:
@@ -351,11 +315,25 @@ def test_flashinfer_attends_as_the_engine_calls_it(
 
 # ---- both
 
+HALF = Shape(2, 1, 64)  # blocks of 32 tokens in decode, of 16 keys in prefill
+SEEN = [*decoding(1, 16, 38, 99), Row(0, 50), Row(75, 21)]
+
+
+def mixed(shape: Shape, rows: list[Row], window: int = 0, splits: int = 1, block_m: int | None = None) -> Any:
+    return example(seed=0, shape=shape, rows=rows, window=window, splits=splits, block_m=block_m)
+
 
 @settings(max_examples=settings.default.max_examples // sized(gpu=4, interpreted=8))
+@mixed(Shape(2, 1, 128), decoding(1, 17, 40, 90), splits=16)  # more of them than blocks of 16 tokens
+@mixed(SMALL, [Row(3, 11), Row(120, 9)], block_m=1)
+@mixed(SMALL, [Row(3, 11), Row(120, 9)], block_m=64)
+@mixed(HALF, SEEN, window=1, splits=3, block_m=32)
+@mixed(HALF, SEEN, window=16, block_m=32)
+@mixed(HALF, SEEN, window=40, splits=3, block_m=8)
+@mixed(HALF, SEEN, window=1000, block_m=32)
 @given(
     seed=st.integers(0, 2**32 - 1),
-    shape=st.sampled_from([SMALL, Shape(3, 1, 64, BF16), Shape(2, 2, 32, page_tokens=32)]),
+    shape=st.sampled_from([SMALL, HALF, Shape(3, 1, 64, BF16), Shape(2, 2, 32, page_tokens=32)]),
     rows=st.lists(st.builds(Row, st.integers(0, 150), st.just(1) | st.integers(1, 40)), min_size=1, max_size=4),
     window=st.just(0) | st.integers(1, 60),
     splits=st.integers(1, 4),
