@@ -23,10 +23,10 @@ class Tree:
     def v2(self, path: str, text: str) -> None:
         self._write(self.mount / path.lstrip("/") / "cpu.max", text)
 
-    def v1(self, path: str, quota_us: int, period_us: int = 100_000, controller: str = "cpu") -> None:
-        folder = self.mount / controller / path.lstrip("/")
-        self._write(folder / "cpu.cfs_quota_us", str(quota_us))
-        self._write(folder / "cpu.cfs_period_us", str(period_us))
+    def v1(self, place: str, quota_us: int) -> None:
+        """`place`: controllers and path."""
+        self._write(self.mount / place / "cpu.cfs_quota_us", str(quota_us))
+        self._write(self.mount / place / "cpu.cfs_period_us", "100000")
 
     def cpus(self, allowed: int = 64) -> int:
         return cpu_quota(self.mount, self.membership, allowed)
@@ -41,41 +41,28 @@ def tree(tmp_path: Path) -> Tree:
     return Tree(tmp_path)
 
 
-def test_without_any_quota_the_affinity_counts(tree: Tree):
-    assert tree.cpus(6) == 6
-    tree.v2("/", "max 100000")
-    assert tree.cpus(6) == 6
-
-
-def test_the_quota_of_a_sibling_does_not_count(tree: Tree):
-    tree.member_of("0::/kubepods/mine")
-    tree.v2("/kubepods/other", "100000 100000")
-    assert tree.cpus(5) == 5
-
-
-@pytest.mark.parametrize("controller", ["cpu", "cpu,cpuacct"])
-def test_version_1_counts_too(tree: Tree, controller: str):
-    tree.member_of("9:name=systemd:/", f"4:{controller}:/docker/abc", "0::/")
-    tree.v1("/docker/abc", 300_000, controller=controller)
-    assert tree.cpus() == 3
-
-
-def test_in_a_container_of_version_1_the_hosts_path_is_not_there_but_the_root_is(tree: Tree):
-    tree.member_of("4:cpu:/kubepods/pod1/abc")
-    tree.v1("/", 200_000)
-    assert tree.cpus() == 2
-
-
-def test_version_1_without_a_quota_says_minus_one(tree: Tree):
-    tree.member_of("4:cpu:/")
-    tree.v1("/", -1)
-    assert tree.cpus(7) == 7
-
-
-def test_cpuacct_alone_grants_nothing(tree: Tree):
-    tree.member_of("3:cpuacct:/", "2:cpuset:/")
-    tree.v1("/", 100_000, controller="cpuacct")
-    assert tree.cpus(7) == 7
+@pytest.mark.parametrize(
+    ("members", "v2", "v1", "cpus"),
+    [
+        pytest.param(["0::/"], {}, {}, 7, id="no quota"),
+        pytest.param(["0::/"], {"/": "max 100000"}, {}, 7, id="max"),
+        pytest.param(["0::/pods/mine"], {"/pods/other": "100000 100000"}, {}, 7, id="a sibling's"),
+        pytest.param(["9:name=systemd:/", "4:cpu:/docker/a", "0::/"], {}, {"cpu/docker/a": 300_000}, 3, id="version 1"),
+        pytest.param(["4:cpu,cpuacct:/docker/a"], {}, {"cpu,cpuacct/docker/a": 300_000}, 3, id="two controllers"),
+        pytest.param(["4:cpu:/pods/pod1/a"], {}, {"cpu": 200_000}, 2, id="the root where the host's path is not there"),
+        pytest.param(["4:cpu:/"], {}, {"cpu": -1}, 7, id="version 1 without one"),
+        pytest.param(["3:cpuacct:/", "2:cpuset:/"], {}, {"cpuacct": 100_000}, 7, id="cpuacct alone"),
+    ],
+)
+def test_quotas_of_both_versions_count_and_the_affinity_where_there_is_none(
+    tree: Tree, members: list[str], v2: dict[str, str], v1: dict[str, int], cpus: int
+):
+    tree.member_of(*members)
+    for path, text in v2.items():
+        tree.v2(path, text)
+    for place, quota_us in v1.items():
+        tree.v1(place, quota_us)
+    assert tree.cpus(7) == cpus
 
 
 def test_a_path_that_leads_out_of_the_mount_is_not_followed(tree: Tree, tmp_path: Path):
