@@ -130,9 +130,7 @@ class Client:
     stub: BatchStub
     namespace: str = "a"
 
-    async def upload(
-        self, content: bytes | Iterable[bytes], filename: str = "in.jsonl", *, whole: bool = True
-    ) -> StoredFile:
+    async def upload(self, content: bytes | Iterable[bytes], filename: str = "in.jsonl") -> StoredFile:
         chunks = (
             (content[at : at + CHUNK] for at in range(0, len(content), CHUNK))
             if isinstance(content, bytes)
@@ -143,8 +141,7 @@ class Client:
             yield codec.upload_header(NewFile(self.namespace, filename, Purpose.BATCH))
             for chunk in chunks:
                 yield codec.upload_chunk(chunk)
-            if whole:
-                yield codec.upload_chunk(b"")
+            yield codec.upload_chunk(b"")
 
         return codec.stored_file(await self.stub.UploadFile(parts()))
 

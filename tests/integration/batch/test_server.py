@@ -143,14 +143,6 @@ async def test_another_tenant_finds_nothing(world) -> None:
     assert len(job.input_file_id) == len("file-") + 32
 
 
-async def test_an_upload_without_its_end_is_none(store, storage) -> None:
-    """gRPC ends a cancelled upload as it ends a whole one."""
-    async with serving(store, storage) as world:
-        with refused(grpc.StatusCode.INVALID_ARGUMENT, "broke off"):
-            await world.client().upload(b"x" * 900, whole=False)
-        assert await world.client().files() == []
-
-
 async def test_quotas_refuse_by_name(store, storage) -> None:
     limits = TenantQuotas(max_file_bytes=1000, tenant_bytes=1500, tenant_files=3, tenant_batches=1)
     async with serving(store, storage, limits) as world:
@@ -314,18 +306,6 @@ async def test_lines_and_batches_are_counted_by_namespace(world) -> None:
     assert counted("results_total", result="succeeded") == 1
     metrics.update(world.server.core, LineCounters())
     assert (counted("open_batches"), counted("lines", state="waiting")) == (0, 0)
-
-
-async def test_tenants_take_turns(store, storage) -> None:
-    async with serving(store, storage) as world:
-        jobs = [await world.client(name).submit(input_file(40)) for name in ("a", "b")]
-        of = world.server.core.namespaces
-        await eventually(lambda: asyncio.sleep(0, [figures.waiting for figures in of().values()] == [40, 40]))
-        order = []
-        async with world.gateway(max_lines=2, answers=lambda run: order.append(run.namespace) or answer(run)):
-            for job, name in zip(jobs, ("a", "b"), strict=True):
-                await world.client(name).ended(job.batch_id)
-    assert abs(order[:40].count("a") - 20) <= 2
 
 
 async def test_a_window_that_ends_leaves_every_line_in_a_file(store, storage) -> None:

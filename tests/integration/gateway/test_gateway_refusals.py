@@ -16,7 +16,7 @@ from weft.artifacts.blobs import BlobStore, check_blobs
 from weft.artifacts.digest import hex_of
 from weft.wire.v1 import common_pb2, scheduler_pb2
 
-from .conftest import ANSWER, PATIENCE_S, World, opened, serving, soon, until
+from .conftest import ANSWER, World, opened, serving, soon, until
 
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
 TEXT: dict[str, Any] = {"model": "tiny", "prompt": "hello"}
@@ -224,33 +224,6 @@ async def test_with_no_runner_in_time_it_is_a_503_before_the_first_byte(parts: W
         assert world.outcome().request_id == cancel.request_id
 
 
-async def test_a_pools_own_hold_counts_instead_of_the_gateways(parts: World, tmp_path: Path) -> None:
-    """A pool that comes from zero may be waited for longer than one whose runner broke down."""
-    parts.scheduler.autopilot = False
-    pool = parts.scheduler.routes.pools[0]
-    pool.ready_runners, pool.hold_s = 0, 1
-    async with serving(parts, parts.settings(tmp_path, hold_seconds=600)) as world, world.http() as http:
-        response = await http.post("/v1/completions", json=TEXT)
-        refused(response, 503, "no_runner_available")
-        assert "within 1 s" in response.json()["error"]["message"]
-
-
-async def test_a_request_waits_for_a_pools_first_runner_longer_than_this_gateways_own_hold(
-    parts: World, tmp_path: Path
-) -> None:
-    parts.scheduler.autopilot = False
-    pool = parts.scheduler.routes.pools[0]
-    pool.ready_runners, pool.hold_s = 0, int(2 * PATIENCE_S)
-    async with serving(parts, parts.settings(tmp_path, hold_seconds=0.1)) as world, world.http() as http:
-        posted = asyncio.create_task(http.post("/v1/completions", json=TEXT))
-        submit = await world.scheduler.next("submit")
-        held = world.gateway.machine.requests[submit.request_id].stream
-        assert held.hold_deadline is not None
-        assert held.hold_deadline - world.gateway.manager.clock() > PATIENCE_S
-        world.scheduler.assign(submit.request_id)
-        assert (await soon(posted)).status_code == 200
-
-
 async def test_without_a_scheduler_there_is_no_route_and_a_503_with_the_reason(parts: World, tmp_path: Path) -> None:
     settings = parts.settings(tmp_path, scheduler="127.0.0.1:1", hold_seconds=0.1)
     async with serving(parts, settings, ready=False) as world, world.http() as http:
@@ -258,16 +231,6 @@ async def test_without_a_scheduler_there_is_no_route_and_a_503_with_the_reason(p
         refused(await http.get("/v1/models"), 503, "no_scheduler")
         assert (await http.get("/readyz")).status_code == 503
         assert (await http.get("/healthz")).status_code == 200
-
-
-async def test_a_scheduler_that_stays_away_while_a_request_waits_is_named(parts: World, tmp_path: Path) -> None:
-    parts.scheduler.autopilot = False
-    async with serving(parts, parts.settings(tmp_path, hold_seconds=0.3)) as world, world.http() as http:
-        posted = asyncio.create_task(http.post("/v1/completions", json=TEXT))
-        await world.scheduler.next("submit")
-        world.gateway.manager.scheduler.close()
-        await until(lambda: not world.gateway.manager.scheduler.up)
-        refused(await soon(posted), 503, "no_scheduler")
 
 
 async def test_an_error_after_the_first_byte_is_an_event_and_no_done(parts: World, tmp_path: Path) -> None:

@@ -189,7 +189,8 @@ def test_a_request_waits_for_its_tokenizer_until_its_load_is_over(state: Tokeniz
     assert shell.wait(29.9) == []
     (answer,) = shell.feed(TokenizerChanged("sha256:t", state, "no JSON"))
     assert type(answer) is effect
-    assert "no JSON" in answer.failure.message if isinstance(answer, Refuse) else admission.not_ready_reason() is None
+    assert not isinstance(answer, Refuse) or "no JSON" in answer.failure.message
+    assert (admission.not_ready_reason() is None) == (state is not TokenizerState.REMOVED)
     waits = shell.feed(RequestArrived("s"), ModelResolved("s", "team/base", 1))[1:] == []
     assert waits == (state is TokenizerState.REMOVED), "one that is needed again may come"
 
@@ -262,8 +263,8 @@ def test_a_prediction_is_made_once_for_all_answers_and_a_late_one_counts_no_more
     assert sent(shell.feed(RequestReady(request)), PredictItem) == [
         PredictItem("r", "text", "team/base", "acme/x", 2, 9, "acme")
     ]
-    assert shell.wait(0.04) == []
-    submits = sent(shell.wait(0.01), Submit)
+    assert shell.machine.next_deadline() == shell.now + 0.05
+    submits = sent(shell.wait(0.05), Submit)
     assert [(one.request_id, one.p50_tokens) for one in submits if isinstance(one, Submit)] == [("r/0", 0), ("r/1", 0)]
     assert shell.feed(Received(PREDICTOR, Prediction("r", 7, 21))) == []
 
@@ -334,7 +335,7 @@ def test_a_lost_session_fails_the_epochs_that_run_there_and_no_others(how: str) 
     assert {failed.request_id for failed in sent(effects, Failed)} == {"r", "s"}
     assert shell.feed(gone) == [], "it is lost once"
     assert shell.machine.requests["t"].stream.running
-    assert len(shell.machine.sessions) == 1
+    assert (len(shell.machine.sessions), shell.machine.held) == (1, 2)
 
 
 def test_a_new_incarnation_ends_the_session_to_the_one_before() -> None:
@@ -401,9 +402,11 @@ def test_only_requests_of_pools_whose_row_changed_are_examined_again() -> None:
     shell.submit("r", model=0)
     shell.submit("s", model=1)
     assert shell.machine.next_deadline() is None, "both queue in a pool that is available"
-    empty = PoolRoute("team/base", "sha256:t", "tiny", 512, 0)
+    empty = PoolRoute("team/base", "sha256:t", "tiny", 512, 0, hold_s=40)
     assert RoutesChanged(True) in shell.feed(Received(SCHEDULER, Routes(2, False, 1, pools=(empty,))))
     assert [shell.machine.requests[name].hold_deadline for name in ("r", "s")] == [shell.now + 30.0, None]
+    shell.submit("late")
+    assert shell.machine.requests["late"].hold_deadline == shell.now + 40.0, "the pool's own"
     effects = shell.wait(30.0)
     (finish,) = of(effects, Finish)
     assert isinstance(finish, Finish)

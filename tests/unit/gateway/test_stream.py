@@ -205,6 +205,8 @@ def test_a_lower_epoch_never_takes_over_not_even_after_the_higher_one_broke() ->
         (NoCapacity("r", Epoch(1, 1), 3, "pages"), FailReason.NO_CAPACITY, False),
         (Ended("r", Epoch(1, 1), EndReason.DRAINED), FailReason.DRAINED, False),
         (Ended("r", Epoch(1, 1), EndReason.UNKNOWN_ADAPTER), FailReason.LOAD_FAILED, False),
+        (Ended("r", Epoch(1, 1), EndReason.LOAD_FAILED), FailReason.LOAD_FAILED, False),
+        (Ended("r", Epoch(1, 1), EndReason.INTERNAL), FailReason.RUNNER_ERROR, False),
         (step(1, 7, "gap"), FailReason.RUNNER_ERROR, True),
     ],
 )
