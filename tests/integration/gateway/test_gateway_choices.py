@@ -4,7 +4,6 @@ import asyncio
 import random
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import openai
 import orjson
 import pytest
 
-from harness.gateway_peers import FakeRunner, runner_server
 from weft.wire.v1 import common_pb2, runner_pb2, scheduler_pb2
 
 from .conftest import World, opened, serving, soon, until
@@ -190,33 +188,6 @@ async def test_a_choice_that_fails_ends_the_others_though_the_client_reads_nothi
         assert stopped == {first.request_id, second.request_id, third.request_id}
         assert stalled(world), "all the while"
     await world.settled()
-
-
-@pytest.fixture
-async def other() -> AsyncIterator[FakeRunner]:
-    async with runner_server(FakeRunner("runner-2")) as runner:
-        yield runner
-
-
-async def test_a_choice_moves_alone_and_its_text_has_no_seam(three: World, other: FakeRunner) -> None:
-    three.runner.autopilot = False
-    other.answer = three.runner.answer
-    asked = asyncio.create_task(three.client().completions.create(**BODY))
-    starts = await started(three, 3)
-    for start in starts:
-        three.runner.step(start, 0, three.tokens(ANSWERS[start.sampling.choice])[:2])
-    moved = starts[2].request_id
-    await until(lambda: three.gateway.machine.requests[moved].stream.tokens)
-    three.scheduler.assign(moved, other)
-    assert (await three.runner.next("stop")).request_id == moved
-    there = await other.next("start")
-    assert (there.sampling.choice, len(there.emitted_tokens)) == (2, 2)
-    for start in starts[:2]:
-        rest = three.tokens(ANSWERS[start.sampling.choice])[2:]
-        three.runner.step(start, 2, rest, common_pb2.FINISH_REASON_EOS)
-    assert [choice.text for choice in (await soon(asked)).choices] == ANSWERS
-    await three.settled()
-    assert [three.scheduler.outcomes[start.request_id].migrations for start in starts] == [0, 0, 1]
 
 
 async def test_a_choice_counts_as_a_request_at_the_bound(parts: World, tmp_path: Path) -> None:

@@ -246,15 +246,6 @@ async def test_an_unfit_request_id_is_replaced(world: World, given: str) -> None
     assert response.headers["x-request-id"].startswith("req-")
 
 
-async def test_equal_request_ids_of_two_clients_do_not_collide(world: World) -> None:
-    async with world.http() as http:
-        headers = {"x-request-id": "same"}
-        both = [http.post("/v1/completions", json=TEXT, headers=headers) for _ in range(2)]
-        assert [r.json()["choices"][0]["text"] for r in await asyncio.gather(*both)] == [ANSWER, ANSWER]
-    await world.settled()
-    assert len(world.scheduler.outcomes) == 2
-
-
 async def test_status_shows_pools_models_and_requests_now(world: World) -> None:
     world.runner.autopilot = False
     async with world.http() as http:
