@@ -79,7 +79,7 @@ class Shell:
 
     def __init__(self, config: GatewayConfig = CONFIG) -> None:
         self.machine = Gateway(config, "gateway-1", lambda outcome: repr(outcome).encode())
-        self.now = 0.0
+        self.now = 100.0
         self.effects: list[Effect] = []
         self.counter = 0
 
@@ -209,7 +209,9 @@ def test_at_most_a_quarter_of_all_requests_waits_for_one_tokenizer() -> None:
 
 
 def test_beyond_the_bound_each_refused_request_is_given_a_time_of_its_own_to_come_back() -> None:
-    shell = Shell().ready()
+    shell = Shell()
+    shell.now = 0.0
+    shell.ready()
     for index in range(4):
         shell.submit(f"r{index}", n=2)
 
