@@ -20,9 +20,7 @@ from weft.wire.v1 import common_pb2
 from weft.wire.v1 import predictor_pb2 as pb
 from weft.wire.v1.predictor_pb2_grpc import PredictorStub
 from weft_predictor.checkpoint import save
-from weft_predictor.core import RidgeModel
-from weft_predictor.core.encoder import tenths
-from weft_predictor.core.retraining import MIN_SAMPLES
+from weft_predictor.core import MIN_SAMPLES, RidgeModel, tenths
 from weft_predictor.encoder_files import SIZES, read_model, write_files
 from weft_predictor.encoder_training import files_of, from_scratch
 from weft_predictor.main import main

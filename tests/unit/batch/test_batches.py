@@ -17,14 +17,15 @@ from weft_batch.core import (
     CancelAsked,
     Finalize,
     Give,
+    LineCounters,
     LineFailed,
     LinesStored,
+    NamespaceFigures,
     StoreResult,
     Validate,
     Validated,
 )
 from weft_batch.core import batches as core
-from weft_batch.core.batches import LineCounters, NamespaceFigures
 
 DAY = 86_400.0
 

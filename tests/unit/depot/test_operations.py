@@ -7,8 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from weft_depot.core import Operation, Operations
-from weft_depot.core.operations import FINISHED
+from weft_depot.core import FINISHED, Operation, Operations
 
 STATES = ("Pending", "Validated", *FINISHED)
 

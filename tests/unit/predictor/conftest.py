@@ -12,9 +12,8 @@ import pytest
 
 from weft.domain.prediction import Prediction, PredictItem
 from weft.domain.request import FinishReason, Outcome
-from weft_predictor.core import ConformalCalibrator, LengthModel, ObservationResult
+from weft_predictor.core import Arrays, ConformalCalibrator, LengthModel, ObservationResult
 from weft_predictor.core.conformal import WINDOW
-from weft_predictor.core.length_model import Arrays
 
 TASKS = {"name": 24, "list": 60, "explain": 150, "essay": 450}
 TOPICS = ("rivers", "engines", "bread", "history", "planets", "markets", "birds", "glass")

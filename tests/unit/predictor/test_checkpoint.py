@@ -9,8 +9,7 @@ import pytest
 
 from tests.unit.predictor.conftest import World, check_calibrator, teach
 from weft_predictor.checkpoint import UNREADABLE, load, save
-from weft_predictor.core import RidgeModel
-from weft_predictor.core.conformal import LEAST_LEVEL
+from weft_predictor.core import LEAST_LEVEL, RidgeModel
 from weft_predictor.errors import CorruptModel
 from weft_predictor.models import first_models
 

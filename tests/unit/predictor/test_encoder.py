@@ -14,8 +14,7 @@ import pytest
 from tests.unit.predictor.conftest import World, outcome_of, query_of, teach
 from weft_predictor import training
 from weft_predictor.checkpoint import load, save
-from weft_predictor.core import RidgeModel
-from weft_predictor.core.encoder import class_of, deciles, tenths
+from weft_predictor.core import RidgeModel, class_of, deciles, tenths
 from weft_predictor.datasets import AnsweredPrompt
 from weft_predictor.encoder_files import CALIBRATION, encoder_of, read_files, read_model
 from weft_predictor.errors import CorruptModel

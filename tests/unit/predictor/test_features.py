@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_predictor.core.features import MAX_CHARS, feature_rows, features
+from weft_predictor.core import MAX_CHARS, feature_rows, features
 
 DIM = 1 << 17
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from weft_predictor.core.encoder import Encoder, EncoderShape
+from weft_predictor.core import Encoder, EncoderShape
 from weft_predictor.core.encoder_gradients import BETA_1, BETA_2, MAX_NORM, EncoderLoss, Parameters
 from weft_predictor.encoder_training import tensors_of
 

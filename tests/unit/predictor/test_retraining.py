@@ -10,9 +10,17 @@ import pytest
 from tests.unit.predictor.conftest import World, outcome_of
 from weft.domain.request import FinishReason
 from weft_predictor import encoder_training, training
-from weft_predictor.core import EncoderClasses, ObservationResult, PromotedModel, Retraining, RidgeModel, retraining
-from weft_predictor.core.encoder import deciles, tenths
-from weft_predictor.core.retraining import MAX_CPU_S
+from weft_predictor.core import (
+    MAX_CPU_S,
+    EncoderClasses,
+    ObservationResult,
+    PromotedModel,
+    Retraining,
+    RidgeModel,
+    deciles,
+    retraining,
+    tenths,
+)
 from weft_predictor.encoder_files import SIZES, EncoderFiles, encoder_of, read_files, read_model, write_files
 from weft_predictor.errors import CorruptModel
 from weft_predictor.retrain import retrain

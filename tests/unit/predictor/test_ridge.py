@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft_predictor.core import Features, Ridge
-from weft_predictor.core.features import features
+from weft_predictor.core import Features, Ridge, features
 from weft_predictor.core.residual_scale import MEMORY, ResidualScale
 from weft_predictor.core.ridge import RIDGE, VARIANCE_FLOOR
 from weft_predictor.training import fit_ridge

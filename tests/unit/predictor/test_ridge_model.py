@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 from tests.unit.predictor.conftest import Answer, World, outcome_of, query_of, teach
 from weft.domain.prediction import Prediction, PredictItem
 from weft.domain.request import FinishReason, Outcome
-from weft_predictor.core import RidgeModel
-from weft_predictor.core.feature_cache import FeatureCache
-from weft_predictor.core.features import feature_rows
+from weft_predictor.core import FeatureCache, RidgeModel, feature_rows
 
 DIM = 1 << 14
 

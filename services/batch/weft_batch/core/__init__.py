@@ -14,6 +14,7 @@ from weft_batch.core.batches import (
     LineCounters,
     LineFailed,
     LinesStored,
+    NamespaceFigures,
     StoreResult,
     Validate,
     Validated,
