@@ -152,19 +152,19 @@ def test_between_reports_a_gateway_admits_its_share_of_what_is_left(limit: int, 
 
 
 def test_what_ends_before_the_report_leaves_its_share() -> None:
-    rule, limiter = LimitRule("key/a", "", 0, 60, concurrent=4), Limiter("one")
+    rule, limiter = LimitRule("key/a", "", 0, 60, concurrent=8), Limiter("one")
     limiter.take(Limiter("other").report(0.0), 0.0)
 
     def admitted(times: int) -> list[Charge]:
         return [one for one in (limiter.admit([rule], 1, 1, 0.0) for _ in range(times)) if isinstance(one, Charge)]
 
-    first, second = admitted(3)
+    first, *others = admitted(5)
     limiter.settle(first, 0, 0.0)
-    (third,) = admitted(2)
-    for charge in (second, third):
+    (again,) = admitted(2)
+    for charge in (*others, again):
         limiter.settle(charge, 0, 0.0)
     assert limiter.exceeded([rule], 1, 60, 0.0) is None, "nothing of it is used"
-    assert len(admitted(3)) == 2
+    assert (len(others), len(admitted(5))) == (3, 4)
 
 
 def test_a_place_among_concurrent_requests_comes_after_their_mean_duration() -> None:

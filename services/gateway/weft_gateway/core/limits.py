@@ -43,7 +43,9 @@ class Meter:
 
     def set_limit(self, limit: int) -> None:
         """What was used stays."""
-        self.per_s, self.limit = limit / SECONDS if self.per_s else 0.0, limit
+        self.limit = limit
+        if self.per_s:
+            self.per_s = limit / SECONDS
 
     def advance(self, now: float, gateways: int) -> None:
         """Use shrinks with time; a gateway's own part by its share, so that it is right without any report."""
