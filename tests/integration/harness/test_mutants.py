@@ -51,8 +51,9 @@ from harness.mutants.hook import mutants
 def work(folder):
     trials.MIN_CPU_BOUND_S = 2.0
     planted, file = sys.argv[2:]
+    stages = {"slow": (f"{file}::test_gone",), "callers": (file,)}
     jobs = [
-        trials.Job(mutant, "planted", trials.digest(planted), {"callers": (file,)}, in_session=True)
+        trials.Job(mutant, "planted", trials.digest(planted), stages, in_session=True)
         for mutant in mutants(planted, Path(planted).read_text())
     ]
     lines = []
