@@ -263,6 +263,9 @@ def test_the_batch_service_on_postgresql_and_s3_keeps_nothing_of_its_own(rendere
         chart.render("default", *chart.QUICK, "--set", "batch.s3.files=s3://b/p,batch.s3.podIdentity=true")
     )
     assert "--s3-pod-identity" in chart.arguments_of(own, "batch")
+    default = one(rendered["default"], "StatefulSet", "weft-batch")["spec"]
+    assert default["volumeClaimTemplates"][0]["spec"]["resources"]["requests"]["storage"] == "50Gi"
+    assert one(rendered["default"], "NetworkPolicy", "weft-batch")["spec"]["egress"] == []
 
 
 ASK = {"scheduler": ("gateway", "supervisor", "operator"), "predictor": ("gateway", "supervisor")}
@@ -318,6 +321,16 @@ def test_one_pod_asks_no_api_server_and_peers_know_it_by_the_name_that_two_would
     assert f"--{component}={name}-pods.weft-system.svc:7400" in chart.arguments_of(found, "gateway")
 
 
+def test_gateways_are_scaled_by_their_autoscaler_alone(rendered: Rendered) -> None:
+    deployment = one(rendered["cert-manager"], "Deployment", "weft-gateway")["spec"]
+    assert "replicas" not in deployment
+    assert "topologySpreadConstraints" in deployment["template"]["spec"]
+    scaler = one(rendered["cert-manager"], "HorizontalPodAutoscaler", "weft-gateway")["spec"]
+    assert (scaler["scaleTargetRef"]["name"], scaler["minReplicas"], scaler["maxReplicas"]) == ("weft-gateway", 3, 20)
+    assert [metric["resource"]["name"] for metric in scaler["metrics"]] == ["cpu"]
+    assert one(rendered["default"], "Deployment", "weft-gateway")["spec"]["replicas"] == 2
+
+
 def test_disruption_budgets_are_those_of_components_that_may_be_several_unless_values_say_otherwise(
     rendered: Rendered,
 ) -> None:
@@ -337,7 +350,13 @@ def test_disruption_budgets_are_those_of_components_that_may_be_several_unless_v
     assert found["weft-scheduler"]["maxUnavailable"] == 0
 
 
-def test_a_route_leads_to_the_gateways_service() -> None:
+def test_ingress_and_route_lead_to_the_gateways_service(rendered: Rendered) -> None:
+    ingress = one(rendered["cert-manager"], "Ingress", "weft-gateway")["spec"]
+    (rule,) = ingress["rules"]
+    (path,) = rule["http"]["paths"]
+    assert (rule["host"], path["path"], path["pathType"]) == ("weft.example.com", "/", "Prefix")
+    assert path["backend"]["service"] == {"name": "weft-gateway", "port": {"name": "http"}}
+    assert ingress["tls"] == [{"hosts": ["weft.example.com"], "secretName": "weft-example-com"}]
     route = one(objects(render("default", *QUICK, *HTTP_ROUTE)), "HTTPRoute", "weft-gateway")["spec"]
     assert route["parentRefs"] == [{"name": "edge", "namespace": "infra", "sectionName": "https"}]
     assert [rule["backendRefs"] for rule in route["rules"]] == [[{"name": "weft-gateway", "port": 80}]]
