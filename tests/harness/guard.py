@@ -95,7 +95,7 @@ def _fork(folder: Path, work: Callable[[Path], int]) -> int:
             code = work(folder)
     except SystemExit as stopped:
         code = int(stopped.code or 0)
-    except Exception:  # noqa: BLE001, os._exit below would hide it
+    except Exception:  # noqa: BLE001 - told here: os._exit below would hide it
         traceback.print_exc()
     finally:
         for number in STOPPED:

@@ -124,7 +124,7 @@ def await_turn(pool: Pool, state: State, revision: Revision) -> str:
     free = max(0, most - len(changing))
     if any(ref == one for _, one in sorted(waiting)[:free]):
         return ""
-    before, *_ = (*sorted(changing), *(one for _, one in sorted(waiting)))
+    before = min(changing) if changing else min(waiting)[1]
     return f"waits for ServingPool {before}, whose runners have to be ready first"
 
 

@@ -23,6 +23,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,7 @@ from harness.mutants.drawing import PACKAGES, Equivalent, all_mutants, draw, pac
 from harness.mutants.hook import ROOT, Mutant, UnknownMutant, mutants, parse
 from harness.mutants.nearest import choose, cost_of_files, import_graph, make_nearness, order_callers
 from harness.mutants.session import Collected, Session, can_be_planted
-from harness.mutants.trials import ENVIRONMENT, OPTIONS, QUICK, SITE, Job, Ledger, Line, digest, run_jobs
+from harness.mutants.trials import ALL, ENVIRONMENT, OPTIONS, SITE, Job, Ledger, Line, digest, run_jobs
 from harness.suite import Run, Suite, read_records
 from suites import COSTLY, LINE_S, ONE, SUITES, Screen, logs
 
@@ -157,7 +158,8 @@ class Command:
         common = (given.jobs, given.seed, self._folder, self._records)
         of_session = [job for job in jobs if job.in_session]
         if of_session:
-            run_in_session(of_session, given.seed, lambda it: self._take(run_jobs(of_session, *common, it), len(jobs)))
+            work = partial(run_jobs, of_session, *common)
+            run_in_session(of_session, given.seed, self._folder, lambda it: self._take(work(it), len(jobs)))
         self._take(run_jobs([job for job in jobs if not job.in_session], *common), len(jobs))
 
     def _take(self, lines: Iterator[tuple[int, Line]], total: int) -> None:
@@ -186,15 +188,19 @@ class Command:
         print(f"\r\x1b[K{line}" if sys.stdout.isatty() else line, end="" if sys.stdout.isatty() else "\n", flush=True)
 
 
-def run_in_session(jobs: Sequence[Job], seed: int, work: Callable[[Collected], None]) -> None:
-    """Collect the test files of jobs in this process, then work. Raises ValueError: they cannot be collected."""
+def run_in_session(jobs: Sequence[Job], seed: int, folder: Path, work: Callable[[Collected], None]) -> None:
+    """Collect the test files of jobs in this process, then work. Raises ValueError: they cannot be collected.
+
+    `folder` keeps what hypothesis stores.
+    """
     files = sorted({test.partition("::")[0] for job in jobs for tests in job.stages.values() for test in tests})
     path = os.pathsep.join(filter(None, (str(SITE), os.environ.get("PYTHONPATH"))))
-    os.environ |= ENVIRONMENT | {"PYTHONPATH": path, "WEFT_TEST_SEED": str(seed)}
-    words = ("-q", "-s", "-m", QUICK, *OPTIONS, f"--hypothesis-seed={seed}", "--continue-on-collection-errors")
-    if (
-        code := pytest.main([*files, *words], [Session({job.mutant.file for job in jobs}, work)])
-    ) != pytest.ExitCode.OK:
+    os.environ |= ENVIRONMENT | {
+        "PYTHONPATH": path, "WEFT_TEST_SEED": str(seed), "HYPOTHESIS_STORAGE_DIRECTORY": str(folder / "hypothesis"),
+    }  # fmt: skip
+    words = ("-q", "-s", "-m", ALL, *OPTIONS, f"--hypothesis-seed={seed}", "--continue-on-collection-errors")
+    code = pytest.main([*files, *words], [Session({job.mutant.file for job in jobs}, work)])
+    if code != pytest.ExitCode.OK:
         raise ValueError(f"expected tests that can be collected, got pytest's {code!s}: it says above why")
 
 

@@ -14,8 +14,10 @@ import os
 import select
 import shutil
 import signal
+import sys
 import tempfile
 import time
+import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence, Set
 from pathlib import Path
@@ -57,10 +59,15 @@ class Collected:
                 self._functions[_place(function.__code__)].append(function)
         gc.freeze()
 
-    def run(self, mutant: Mutant | None, tests: Sequence[str], but: Set[str], folder: Path, watch: HangWatch) -> Trial:
-        """Run tests (ids, or files) `but` some in their order until one is red. `folder` is theirs, gone afterwards."""
+    def run(
+        self, mutant: Mutant | None, tests: Sequence[str], but: Set[str], folder: Path, watch: HangWatch, *, slow: bool
+    ) -> Trial:
+        """Run tests (ids, or files) `but` some in their order until one is red, `slow` ones too or without them.
+
+        `folder` is theirs, and gone afterwards. Raises RuntimeError: the fork ended before a test began.
+        """
         found = dict.fromkeys(item for test in tests for item in self._tests[test])
-        items = [item for item in found if item.nodeid not in but]
+        items = [item for item in found if item.nodeid not in but and (slow or not item.get_closest_marker("slow"))]
         if not items:  # all of them are slow, or gone
             return Trial("", 0.0)
         folder.mkdir()
@@ -70,6 +77,8 @@ class Collected:
         os.close(write)
         try:
             by = _follow(pid, read, watch)
+            if by is None:
+                raise RuntimeError(f"expected tests in a fork, got none:\n{(folder / 'output').read_text()}")
         finally:
             os.kill(pid, signal.SIGKILL)  # not waited for yet, so that it is nobody else's number
             usage = os.wait4(pid, 0)[2]
@@ -97,6 +106,9 @@ class Collected:
                     _say(events, "red", self._red[0])
                     break
             _say(events, "end", "")
+        except Exception:  # noqa: BLE001 - told in the fork's output: os._exit below would hide it
+            traceback.print_exc()
+            sys.stderr.flush()
         finally:
             os._exit(0)  # without an "end", where a test has ended its process
 
@@ -157,9 +169,12 @@ def _say(events: int, what: str, test: str) -> None:
     os.write(events, f"{json.dumps([what, test])}\n".encode())
 
 
-def _follow(pid: int, events: int, watch: HangWatch) -> str:
-    """Follow a fork to its end. Returns the test that was red, that hung, or in which the process ended; else ""."""
-    left, running = b"", "collection"
+def _follow(pid: int, events: int, watch: HangWatch) -> str | None:
+    """Follow a fork to its end. Returns the test that was red, that hung, or in which the process ended; else "".
+
+    None: it ended before a test began.
+    """
+    left, running = b"", None
     while True:
         ready, _, _ = select.select([events], [], [], BEAT_S)
         if not ready:

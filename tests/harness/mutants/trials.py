@@ -98,7 +98,7 @@ class Trials:
             if not files:
                 continue
             if job.in_session and isinstance(mutant, Mutant):
-                by = self._killer_in_session(mutant, files, line)
+                by = self._killer_in_session(mutant, files, MARKED.get(name, QUICK) == ALL, line)
             else:
                 by = self._killer(mutant, files, MARKED.get(name, QUICK), seen, line)
             if by:
@@ -110,21 +110,21 @@ class Trials:
         line.date = time.strftime("%Y-%m-%d", time.gmtime())
         return line
 
-    def _killer_in_session(self, mutant: Mutant, tests: Sequence[str], line: Line) -> str:
+    def _killer_in_session(self, mutant: Mutant, tests: Sequence[str], slow: bool, line: Line) -> str:
         """The test that is red, or hangs, with the mutant and green without it; "" where there is none."""
         red, green = self._red[Mutant], self._green[Mutant]
-        while by := self._fork(mutant, tests, line):
-            if by in green or not self._fork(None, (by,), replace(line)):
+        while by := self._fork(mutant, tests, slow, line):
+            if by in green or not self._fork(None, (by,), True, replace(line)):
                 green.add(by)
                 return by
             red.add(by)
         return ""
 
-    def _fork(self, mutant: Mutant | None, tests: Sequence[str], line: Line) -> str:
+    def _fork(self, mutant: Mutant | None, tests: Sequence[str], slow: bool, line: Line) -> str:
         """Run tests in a fork of the session, and add to a line what they cost. Returns the first red one."""
         assert self.collected is not None, "this worker has a session"
-        watch = HangWatch(self.records, MAX_IDLE_S, MIN_CPU_BOUND_S)
-        trial = self.collected.run(mutant, tests, self._red[Mutant] if mutant else set(), self._folder(), watch)
+        watch, but = HangWatch(self.records, MAX_IDLE_S, MIN_CPU_BOUND_S), self._red[Mutant] if mutant else set[str]()
+        trial = self.collected.run(mutant, tests, but, self._folder(), watch, slow=slow)
         line.cpu_s += trial.cpu_s
         return trial.by
 

@@ -57,7 +57,7 @@ def work(folder):
         for mutant in mutants(planted, Path(planted).read_text())
     ]
     lines = []
-    run_in_session(jobs, 1, lambda collected: lines.extend(trials.run_jobs(jobs, 2, 1, folder, {}, collected)))
+    run_in_session(jobs, 1, folder, lambda found: lines.extend(trials.run_jobs(jobs, 2, 1, folder, {}, found)))
     for _, line in sorted(lines):
         print("LINE", json.dumps([line.text, line.outcome, line.by.rpartition("::")[2]]))
     return 0
@@ -92,7 +92,6 @@ import sys
 from pathlib import Path
 from harness.guard import guarded
 from harness.mutants.callers import record_callers
-from harness.mutants.session import can_be_planted
 from harness.mutants.trials import SITE
 from harness.suite import Run, Suite
 

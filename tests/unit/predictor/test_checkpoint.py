@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.predictor.conftest import World, check_calibrator, teach
 from weft_predictor.checkpoint import UNREADABLE, load, save
-from weft_predictor.core import LEAST_LEVEL, RidgeModel
+from weft_predictor.core import MIN_LEVEL, RidgeModel
 from weft_predictor.errors import CorruptModel
 from weft_predictor.models import first_models
 
@@ -26,7 +26,7 @@ def model() -> RidgeModel:
 
 
 def test_a_loaded_model_answers_and_learns_exactly_like_the_one_that_was_saved(model, world, tmp_path):
-    model.calibrators.pooled.level, next(iter(model.calibrators.by_group.values())).level = LEAST_LEVEL, 1.0
+    model.calibrators.pooled.level, next(iter(model.calibrators.by_group.values())).level = MIN_LEVEL, 1.0
     save(tmp_path / "model.npz", model.save())
     again = load(tmp_path / "model.npz", RidgeModel.load)
     assert again.version == model.version

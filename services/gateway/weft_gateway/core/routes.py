@@ -180,7 +180,7 @@ class RouteIndex(RouteBook):
 def versions_of(route: Route, pool: PoolRoute) -> tuple[AdapterVersion, ...]:
     """Every content of a model that is served, the present one first."""
     if route.adapter == BASE:
-        return (AdapterVersion(pool.base_digest, route.rank),)
+        return (AdapterVersion(pool.base_digest, 0),)
     return (AdapterVersion(route.adapter, route.rank, name=route.version), *route.versions)
 
 

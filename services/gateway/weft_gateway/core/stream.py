@@ -166,7 +166,7 @@ class RequestStream:
         self.assignments = 0
         self.counted_migrations = 0  # epochs that failed: not those that the system ended, or moved with their KV
         self.preemptions = 0  # epochs that the system ended, without those that the runner never began
-        self.start_tokens: int  # emitted when the present epoch began; there is none before its Start
+        self.start_tokens = 0  # emitted when the present epoch began
         self.available = available  # a scheduler and a ready runner are there
         self.end: End | None = None
         self.first_token_at: float | None = None

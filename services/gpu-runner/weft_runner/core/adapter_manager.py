@@ -94,7 +94,7 @@ class AdapterManager:
         self.reconcile()
 
     def swap_out(self, digest: str) -> None:
-        """A sequence that had joined has its KV in host memory: the adapter may leave the device, not the runner.
+        """Count a sequence as swapped out: its KV is in host memory; the adapter may leave the device, not the runner.
 
         `reconcile` follows.
         """
@@ -108,7 +108,7 @@ class AdapterManager:
         return self.acquire(digest)
 
     def release_swapped(self, digest: str) -> None:
-        """That sequence is over. `reconcile` follows."""
+        """Count off a sequence that had swapped its KV out and is over. `reconcile` follows."""
         self.adapters[digest].swapped -= 1
         self._changed(self.adapters[digest])
 

@@ -62,7 +62,7 @@ class Sequence:
         self.joined_at: float | None = None  # when its adapter was there, if it had to wait for it
         self.scheduled_at: float | None = None  # in a batch for the first time
         self.first_token_at: float | None = None  # that was computed here
-        self.token_at: float  # the latest, behind the first, up to the batch that runs again (`token_times.py`)
+        self.token_at = 0.0  # the latest, behind the first, up to the batch that runs again (`token_times.py`)
         self.arrived = now - start.waited_s
         self.tokens: list[int] = [*start.prompt, *start.emitted]
         self.adjustments = logit_adjustments(start.sampling, start.emitted, start.prompt, eos)

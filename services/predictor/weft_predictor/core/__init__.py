@@ -4,7 +4,7 @@
 Tests, the simulator and benchmarks take these names from here: the modules behind them may change.
 """
 
-from weft_predictor.core.conformal import LEAST_LEVEL, ConformalCalibrator, ConformalCalibrators
+from weft_predictor.core.conformal import MIN_LEVEL, ConformalCalibrator, ConformalCalibrators
 from weft_predictor.core.encoder import Encoder, EncoderClasses, EncoderShape, class_of, deciles, tenths
 from weft_predictor.core.feature_cache import FeatureCache
 from weft_predictor.core.features import MAX_CHARS, Features, Featurizer, feature_rows, features

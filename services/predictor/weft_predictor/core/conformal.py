@@ -21,7 +21,7 @@ from weft_predictor.core.offsets import Group
 
 WINDOW = 1_000
 STEP = 0.02
-LEAST_LEVEL = 0.5
+MIN_LEVEL = 0.5
 OWN_SCORES = 100  # an adapter with fewer is answered by the pooled group
 MAX_ADAPTERS = 1_000
 UNINFORMATIVE = 0.05  # a censored outcome that passes fewer of the known scores teaches nothing
@@ -60,7 +60,7 @@ class ConformalCalibrator:
         """Adjust the level, then add the score. Returns whether the score had been covered."""
         covered = score <= self.bound()
         # Above 1 the bound is the largest score, so a longer memory of misses would only overshoot afterwards.
-        self.level = min(max(self.level + STEP * (self.target - covered), LEAST_LEVEL), 1.0)
+        self.level = min(max(self.level + STEP * (self.target - covered), MIN_LEVEL), 1.0)
         self._append(score)
         return covered
 

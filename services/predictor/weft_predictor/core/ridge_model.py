@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from weft.domain.lru import LruDict
 from weft.domain.prediction import Prediction, PredictItem
 from weft.domain.request import FinishReason, Outcome
-from weft_predictor.core.conformal import LEAST_LEVEL, WINDOW, ConformalCalibrator, ConformalCalibrators
+from weft_predictor.core.conformal import MIN_LEVEL, WINDOW, ConformalCalibrator, ConformalCalibrators
 from weft_predictor.core.feature_cache import FeatureCache
 from weft_predictor.core.features import MAX_CHARS, Features, Featurizer, HashedGrams
 from weft_predictor.core.length_model import TARGET, Arrays, ObservationResult
@@ -294,7 +294,7 @@ class RidgeModel:
         calibrators = ConformalCalibrators(target=TARGET)
         for (name, level, prior, draws), window in zip(meta["groups"], _unpack("group", arrays), strict=True):
             fits = 0 <= prior <= len(window) <= WINDOW and window
-            if not fits or not LEAST_LEVEL <= level <= 1.0 or draws < 0:
+            if not fits or not MIN_LEVEL <= level <= 1.0 or draws < 0:
                 raise CorruptModel(f"a group of {len(window)} scores, {prior} made up, at level {level}")
             group = ConformalCalibrator(window, target=TARGET, prior=prior)
             group.level, group.draws = level, draws

@@ -127,7 +127,7 @@ def _pressure(load: PoolLoad, capacity: RunnerCapacity | None, work_s: float) ->
     """Runners that queued requests need: slots for their adapters, their work done within `work_s`, prompts in time."""
     if capacity is None or not load.queued:
         return 0.0
-    slots = (load.busy_slots + load.queued_adapters) / capacity.slots * (load.queued_adapters > 0)
+    slots = (load.busy_slots + load.queued_adapters) / capacity.slots if load.queued_adapters else 0.0
     elsewhere = load.queued_prompt_tokens * (1.0 if load.split else load.reused_share)
     work = (load.queued_tokens - elsewhere) / (capacity.tokens_per_s * work_s) if capacity.tokens_per_s else 0.0
     in_time = capacity.prefill_tokens_per_s * load.ttft_s * (not load.split)
