@@ -19,7 +19,7 @@ def defaults(of: Any) -> dict[str, Any]:
 
 
 def test_a_field_that_is_not_given_is_zero_or_empty_as_one_that_an_older_peer_does_not_send() -> None:
-    """Not so: what the codec replaces or always sends, and what a model's config.json leaves out."""
+    """Exceptions: what the codec replaces or always sends, and what a model's config.json leaves out."""
     classes = [of for module in MODULES for of in vars(module).values() if inspect.isclass(of)]
     said = {(of, name) for of in classes for name, value in defaults(of).items() if value and value != NEVER}
     names = {of.__name__: {name for other, name in said if of is other} for of, _ in said}
