@@ -65,6 +65,7 @@ class RunnerAccount:
         self.spec: RunnerSpec | None = None
         self.shape = RunnerShape(0, 0)  # of the spec
         self.good_sequences: int  # of the spec
+        self.max_pinned: int  # adapters: one slot stays for what is not pinned
         self.prompt_queue_tokens: int  # once so many are pending, it takes no more prompts
         self.most_sequences: int  # that are placed on it: of the spec, and within its pool's token time
         self.version: int | None = None  # of the last report
@@ -172,16 +173,9 @@ class RunnerAccount:
     def busy_adapters(self, pinned: Sequence[str]) -> tuple[str, ...]:
         """Adapters whose pages no other can get: in use, or pinned. A runner protects all its slots but one."""
         if self._busy is None or self._busy_pinned is not pinned:
-            assert self.spec is not None
-            self._busy = tuple(dict.fromkeys((*self.active, *pinned[: self._protected])))
+            self._busy = tuple(dict.fromkeys((*self.active, *pinned[: self.max_pinned])))
             self._busy_pinned = pinned
         return self._busy
-
-    @property
-    def _protected(self) -> int:
-        """How many adapters can be pinned."""
-        assert self.spec is not None
-        return max(0, self.spec.max_adapters - 1)
 
     def standing(self, pinned: Sequence[str], *, split: bool) -> tuple[object, ...]:
         """All that `load` and `contributes` depend on: while it is equal they are, too. `split`: phases are."""
@@ -212,7 +206,7 @@ class RunnerAccount:
         spec = self.spec
         if spec is None or self.version is None or self.figures.draining:
             return None
-        protected = len(pinned[: self._protected])
+        protected = min(len(pinned), self.max_pinned)
         slots, busy = spec.max_adapters - protected, len(self.busy_adapters(pinned)) - protected
         total, reserved, page_tokens = spec.total_pages, spec.total_pages - self.free_pages, spec.page_tokens
         for_prompts, for_tokens = self.role is not RunnerRole.TOKEN, self.role is not RunnerRole.PROMPT
@@ -245,6 +239,7 @@ class RunnerAccount:
         """What does not change while it lives; only the first one counts."""
         if self.spec is None:
             self.spec, self.good_sequences, self.most_sequences = spec, spec.good_sequences, spec.max_sequences
+            self.max_pinned = max(0, spec.max_adapters - 1)
             # where no rate was measured: the longest prompt
             self.prompt_queue_tokens = int(PROMPT_QUEUE_S * spec.prefill_tokens_per_s) or spec.max_context_tokens
             token_bytes, kv_tokens = spec.page_bytes // spec.page_tokens, spec.kv_pages * spec.page_tokens
