@@ -18,6 +18,7 @@ from weft_cli.client import Object
 from weft_cli.errors import BadInput
 from weft_cli.output import dump, note, say
 from weft_operator.local.components import Options
+from weft_runner.gpu_driver import finds_gpu
 from weft_runner.model.memory_estimate import MemoryLimit, available_memory, estimate_memory, page_bytes
 
 API_VERSION = "serving.weft.dev/v1alpha1"
@@ -27,6 +28,7 @@ REPOSITORY = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<r
 # What is served of a repository: no weights in other formats, no code.
 REPOSITORY_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
 PAGE_TOKENS, SEQUENCES, LEAST_RANK, MOST_PAGES = 16, 32, 64, 1 << 20
+GPU_SHARE = 0.9  # of its memory, as runners take by default
 PROCESS_BYTES = 1 << 30  # of the stack beside weights and pages
 LABEL = 63
 
@@ -90,14 +92,14 @@ def serve(
     exit_after: bool,
 ) -> int:
     """Returns the exit code; raises CommandError."""
-    served = parse(request)
+    served, gpu = parse(request), _computes_on_gpu(executor)
     if print_only:
-        print_manifests(manifests(served))
+        print_manifests(manifests(served, gpu=gpu))
         return 0
     from weft_cli.up import run_stack
 
     options = Options(data_dir, port, auth, Path("/"), executor, log_level)
-    return run_stack(options, manifests(downloaded(served)), exit_after=exit_after, keep=False)
+    return run_stack(options, manifests(downloaded(served), gpu=gpu), exit_after=exit_after, keep=False)
 
 
 def parse(request: Request) -> Served:
@@ -148,8 +150,13 @@ def parse_adapter(text: str) -> Adapter:
     return Adapter(name, parse_source(place, "--adapter"))
 
 
-def manifests(served: Served, memory: Callable[[], MemoryLimit] = available_memory) -> list[Object]:
-    """The pool, then its adapters; what their folders here say of sizes is in them. Raises BadInput."""
+def manifests(
+    served: Served, memory: Callable[[], MemoryLimit] = available_memory, *, gpu: bool = False
+) -> list[Object]:
+    """The pool, then its adapters; what their folders here say of sizes is in them. Raises BadInput.
+
+    `gpu`: one computes, of whose memory the runner takes what KV pages may have.
+    """
     adapters = served.adapters
     names = [served.name, *(adapter.name for adapter in adapters)]
     if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -160,7 +167,9 @@ def manifests(served: Served, memory: Callable[[], MemoryLimit] = available_memo
     parser = {"toolCallParser": served.tool_call_parser} if served.tool_call_parser else {}
     model = {"name": served.name, **_artifact(served.model), **parser}
     wanted: dict[str, Any] = {"model": model, "lora": {"maxRank": rank}}
-    if spec is not None:
+    if gpu and served.offload is None:
+        wanted["kvCache"] = {"pages": served.pages} if served.pages else {"memoryFraction": GPU_SHARE}
+    elif spec is not None:
         wanted.update(_memory(spec, served, memory()))
     elif served.pages:
         wanted["kvCache"] = {"pages": served.pages}
@@ -169,6 +178,11 @@ def manifests(served: Served, memory: Callable[[], MemoryLimit] = available_memo
         of = {"poolRef": {"name": pool}, "baseModel": served.name, "modelName": adapter.name}
         objects.append(_object("LoRAAdapter", label, {**of, "source": _artifact(adapter.source)}))
     return objects
+
+
+def _computes_on_gpu(executor: str | None) -> bool:
+    """Whether the runner is to: that executor is named, or the first that can."""
+    return executor == "cuda" or (executor in (None, "auto") and finds_gpu())
 
 
 def print_manifests(objects: Sequence[Object]) -> None:

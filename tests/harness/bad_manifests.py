@@ -287,7 +287,7 @@ BAD: tuple[Bad, ...] = (
         "more sequences than tokens",
         "spec.scheduler.maxBatchTokens",
         "must be at least maxSequences",
-        pool(scheduler={"maxSequences": 600}),
+        pool(scheduler={"maxSequences": 600, "maxBatchTokens": 599}),
     ),
     in_pool("a model in no part", "parallelism.tensor", "too small", 0),
     in_pool("a stage for each token", "parallelism.pipeline", "too large", 65),
@@ -467,7 +467,8 @@ GOOD: dict[str, Manifest] = {
         {"name": "a", "maxRunners": 1}, {"name": "b", "maxRunners": 3}, autoscaling={"maxReplicas": 4}
     ),
     "no groups": grouped(autoscaling={"maxReplicas": 4}),
-    "as many sequences as tokens": pool(scheduler={"maxSequences": 512}),
+    "as many sequences as tokens": pool(scheduler={"maxSequences": 512, "maxBatchTokens": 512}),
+    "more sequences than a CPU has tokens by default": pool(scheduler={"maxSequences": 600}),
     "requests at the limits": templated(resources={"limits": {"cpu": "1500m"}, "requests": {"cpu": "1.5"}}),
     "requests just below the limits": templated(resources={"limits": {"cpu": 1}, "requests": {"cpu": "999m"}}),
     "a binary gigabyte above a decimal one": templated(resources={"limits": {"a": "1Gi"}, "requests": {"a": "1G"}}),

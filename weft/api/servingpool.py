@@ -23,7 +23,6 @@ from weft.api.source import Artifact
 from weft.api.template import GPU, MAX_RUNNERS, Quantity, RunnerGroup, RunnerTemplate, amount
 from weft.domain.routes import ToolCallParserName
 
-SEQUENCES, BATCH_TOKENS = 32, 512  # of a pool that does not offload, where they are unset
 Count = Annotated[int, Field(strict=True, ge=0)]
 
 
@@ -265,9 +264,10 @@ class SchedulingSpec(ApiModel):
         Rule(
             "maxBatchTokens",
             "maxBatchTokens must be at least maxSequences: each sequence adds a token an iteration",
-            f"(has(self.maxBatchTokens) ? self.maxBatchTokens : {BATCH_TOKENS}) >= "
-            f"(has(self.maxSequences) ? self.maxSequences : {SEQUENCES})",
-            lambda scheduler: (scheduler.max_batch_tokens or BATCH_TOKENS) >= (scheduler.max_sequences or SEQUENCES),
+            "!has(self.maxBatchTokens) || !has(self.maxSequences) || self.maxBatchTokens >= self.maxSequences",
+            lambda scheduler: (
+                None in (most := (scheduler.max_batch_tokens, scheduler.max_sequences)) or most[0] >= most[1]
+            ),
         ),
     )
 
@@ -300,14 +300,16 @@ class SchedulingSpec(ApiModel):
     """Whether adapters come to the disks of runners before requests name them, forecast from the times of earlier
     requests. forecast does so beside requests, as far as the disk has room."""
     max_sequences: Annotated[int, Field(strict=True, ge=1, le=1024)] | None = None
-    """The most sequences in one batch of one runner. It defaults to 32; for a pool that offloads, the policy of its
-    runners decides, up to this number."""
+    """The most sequences in one batch of one runner. By default a runner on a GPU takes 256 to 1024, by the memory
+    that weights leave, and one without 32; for a pool that offloads, the policy of its runners decides, up to this
+    number."""
     max_batch_tokens: Annotated[int, Field(strict=True, ge=1, le=65_536)] | None = None
-    """The most tokens of one iteration of one runner; longer prompts are processed in chunks. It defaults to 512;
-    for a pool that offloads, the policy of its runners decides."""
-    max_prefills: Annotated[int, Field(strict=True, ge=1, le=1024)] = 4
-    """The most prompts that one iteration of one runner works on, within maxBatchTokens. 1 is Punica's. A pool that
-    offloads does not use it."""
+    """The most tokens of one iteration of one runner; longer prompts are processed in chunks. By default a runner on
+    a GPU takes 2048 to 8192, by the memory that weights leave, and one without 512; for a pool that offloads, the
+    policy of its runners decides."""
+    max_prefills: Annotated[int, Field(strict=True, ge=1, le=1024)] | None = None
+    """The most prompts that one iteration of one runner works on, within maxBatchTokens. By default a runner on a GPU
+    has no other bound than that, and one without takes 4. 1 is Punica's. A pool that offloads does not use it."""
     max_queue: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] = 1000
     """The most requests that wait. A request beyond it is answered 429 with a computed retry-after, unless its
     namespace has less than its share of the waiting requests."""

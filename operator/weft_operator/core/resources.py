@@ -14,7 +14,6 @@ from typing import Any, Literal, NamedTuple
 from weft.api.conversion import with_defaults
 from weft.api.fields import duration_s
 from weft.api.meta import sanitize_message
-from weft.api.servingpool import BATCH_TOKENS, SEQUENCES
 from weft.api.template import amount
 
 Kind = Literal["ServingPool", "LoRAAdapter", "APIKey"]
@@ -184,7 +183,7 @@ class Pool:
     page_tokens: int
     kv_pages: int  # 0: unset, its runners find them
     kv_memory_fraction: float | None
-    max_sequences: int  # 0, as the next one: unset in a pool that offloads, whose runners find them
+    max_sequences: int  # 0, as the next two: unset, its runners find them
     max_batch_tokens: int
     max_prefills: int
     token_time_ms: int
@@ -310,9 +309,9 @@ def parse_pool(obj: Object) -> Pool:
         page_tokens=cache["pageTokens"],
         kv_pages=cache.get("pages") or 0,
         kv_memory_fraction=cache.get("memoryFraction"),
-        max_sequences=scheduler.get("maxSequences") or (SEQUENCES if offload is None else 0),
-        max_batch_tokens=scheduler.get("maxBatchTokens") or (BATCH_TOKENS if offload is None else 0),
-        max_prefills=scheduler["maxPrefills"],
+        max_sequences=scheduler.get("maxSequences") or 0,
+        max_batch_tokens=scheduler.get("maxBatchTokens") or 0,
+        max_prefills=scheduler.get("maxPrefills") or 0,
         token_time_ms=slo.token_time_ms if slo else 0,
         tensor_parallel=parallelism["tensor"],
         pipeline_parallel=parallelism["pipeline"],

@@ -4,24 +4,26 @@ The last one serves every model; `auto` takes the first that can serve this one 
 the native one need torch: where that is not installed, nothing here imports it, and `auto` is the native one.
 """
 
-import ctypes
 import logging
+from collections.abc import Callable
 from dataclasses import replace
-from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from weft.domain.model.config import ModelSpec
 from weft.telemetry.logs import kv
 from weft_kernels.cpu.errors import NativeUnavailable
 from weft_runner.cpu_executors import ModelSource, container_pages, cpu_executor
 from weft_runner.errors import ExecutorUnavailable
+from weft_runner.gpu_driver import finds_gpu, has_torch
 from weft_runner.model.executor import Executor
-from weft_runner.settings import RunnerSettings
+from weft_runner.settings import HOST_MIB, RunnerSettings
+from weft_runner.step_limits import WITHOUT_GPU, StepLimits
 
 if TYPE_CHECKING:
     from weft_runner.model.cuda.device import Gpu
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 NO_TORCH = "torch is not installed: pip install 'weft[torch]'"
 
 
@@ -42,7 +44,7 @@ def make_executor(settings: RunnerSettings, base: ModelSource) -> Executor:
     except NativeUnavailable as error:
         if settings.executor == "cpu":
             raise ExecutorUnavailable(f"--executor cpu: {error.reason}") from error
-        if not _has_torch():
+        if not has_torch():
             raise ExecutorUnavailable(
                 f"the CPU executor: {error.reason}; the reference executor: {NO_TORCH}"
             ) from error
@@ -50,6 +52,33 @@ def make_executor(settings: RunnerSettings, base: ModelSource) -> Executor:
 
         log.warning("the native CPU executor cannot serve: reference does", extra=kv(reason=error.reason, cost=COST))
         return _reference(settings, base)
+
+
+def settle_limits(settings: RunnerSettings, spec: ModelSpec) -> RunnerSettings:
+    """With a number for each limit of a step that is 0, and for host memory: by what will compute.
+
+    One that is given bounds the other: each running sequence needs a token an iteration. Raises ExecutorUnavailable.
+    """
+    narrowed, limits = _narrowed(settings), None
+    if not settings.offload_device_bytes:
+        limits = _on_gpus(narrowed, lambda: _gpu_limits(narrowed, spec))
+    found, host = limits or (WITHOUT_GPU, HOST_MIB)
+    sequences = settings.max_sequences or min(found.sequences, settings.max_batch_tokens or found.sequences)
+    chosen = {
+        "max_sequences": sequences,
+        "max_batch_tokens": settings.max_batch_tokens or max(found.batch_tokens, sequences),
+        "max_prefills": settings.max_prefills or found.prefills,
+        "host_mib": settings.host_mib or host,
+    }
+    log.info("limits of steps", extra=kv(**chosen))
+    return replace(settings, **chosen)
+
+
+def _gpu_limits(settings: RunnerSettings, spec: ModelSpec) -> tuple[StepLimits, int] | None:
+    """None where Triton's interpreter plays the GPU. Raises GpuUnavailable, ExecutorUnavailable."""
+    from weft_runner.torch_executors import gpu_limits
+
+    return gpu_limits(settings, spec)
 
 
 def settle_kv_pages(settings: RunnerSettings, spec: ModelSpec) -> RunnerSettings:
@@ -60,22 +89,28 @@ def settle_kv_pages(settings: RunnerSettings, spec: ModelSpec) -> RunnerSettings
     if settings.kv_pages or settings.offload_device_bytes:
         return settings
     narrowed = _narrowed(settings)
-    pages = _gpu_pages(narrowed, spec)
+    pages = _on_gpus(narrowed, lambda: _gpu_pages(narrowed, spec))
     if pages is None:
         pages = container_pages(narrowed, spec)
     log.info("KV pages chosen", extra=kv(pages=pages, page_tokens=settings.page_tokens))
     return replace(settings, kv_pages=pages)
 
 
-def _gpu_pages(settings: RunnerSettings, spec: ModelSpec) -> int | None:
-    """None where the CPU is to compute."""
+def _gpu_pages(settings: RunnerSettings, spec: ModelSpec) -> int:
+    """Raises GpuUnavailable, ExecutorUnavailable, KvCacheTooSmall."""
+    from weft_runner.torch_executors import gpu_pages
+
+    return gpu_pages(settings, spec)
+
+
+def _on_gpus(settings: RunnerSettings, ask: Callable[[], T | None]) -> T | None:
+    """What GPUs have of it; None where the CPU is to compute."""
     if not _wants_gpu(settings):
         return None
     from weft_runner.model.cuda.device import GpuUnavailable
-    from weft_runner.torch_executors import gpu_pages
 
     try:
-        return gpu_pages(settings, spec)
+        return ask()
     except GpuUnavailable as error:
         if settings.executor == "cuda" or settings.ranks > 1:
             raise ExecutorUnavailable(f"--executor cuda: {error}") from error
@@ -119,7 +154,7 @@ def _wants_gpu(settings: RunnerSettings) -> bool:
     if settings.executor == "cuda":
         require_torch("--executor cuda")
         return True
-    if settings.executor != "auto" or not _has_torch() or not _has_driver():
+    if settings.executor != "auto" or not finds_gpu():
         return False
     from weft_runner.torch_executors import sees_gpu
 
@@ -140,20 +175,7 @@ def _narrowed(settings: RunnerSettings) -> RunnerSettings:
     return replace(settings, executor="cuda") if settings.attention == "flashinfer" else settings
 
 
-def _has_torch() -> bool:
-    return find_spec("torch") is not None
-
-
-def _has_driver() -> bool:
-    """Whether torch could see a GPU at all: where none is, a runner need not import it (280 MB, a second and more)."""
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return False
-    return True
-
-
 def require_torch(what: str) -> None:
     """Raises ExecutorUnavailable."""
-    if not _has_torch():
+    if not has_torch():
         raise ExecutorUnavailable(f"{what}: {NO_TORCH}")

@@ -19,7 +19,7 @@ from weft_runner.core.batch import Batching
 from weft_runner.offload.policy import MOST_BYTES
 
 MAX_RANKS = 64  # processes of a runner
-KV_PAGES, MAX_SEQUENCES, MAX_BATCH_TOKENS = 1024, 32, 512
+KV_PAGES, MAX_SEQUENCES, MAX_BATCH_TOKENS, MAX_PREFILLS, HOST_MIB = 1024, 32, 512, 4, 1024
 CPU_PAGE = 16  # tokens: the native kernels lay keys out in blocks of so many
 _NAME = re.compile(r"[A-Za-z0-9._-]{0,253}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
@@ -137,15 +137,19 @@ class RunnerSettings:
         metavar="F",
     )
     max_sequences: int = _number(
-        "sequences admitted at a time (32; 0: by --offload-policy auto)", MAX_SEQUENCES, 0, 1024
+        "sequences admitted at a time (32; 0: by --offload-policy auto, else by the memory of a GPU)",
+        MAX_SEQUENCES,
+        0,
+        1024,
     )
     max_adapters: int = _number("adapters on the device at a time (0: as many as pages hold)", 0, 0, MOST_SLOTS)
     max_rank: int = _number("largest rank of an adapter", 64, 1, 256)
     max_batch_tokens: int = _number(
-        "tokens of an iteration; longer prompts are chunked (512; 0: by --offload-policy auto)", MAX_BATCH_TOKENS, 0,
-        1 << 20,
+        "tokens of an iteration; longer prompts are chunked (512; 0: as --max-sequences)", MAX_BATCH_TOKENS, 0, 1 << 20
     )  # fmt: skip
-    max_prefills: int = _number("prompts that an iteration works on", 4, 1, 1024)
+    max_prefills: int = _number(
+        "prompts that an iteration works on (4; 0: on a GPU as many as its tokens allow)", MAX_PREFILLS, 0, 1024
+    )
     batching: str = _flag(
         "what an iteration runs: prompts beside running sequences; prompts alone and first; one batch of requests to "
         "its end before the next begins (the last two are for comparison)",
@@ -159,9 +163,10 @@ class RunnerSettings:
     )
     starvation: int = _number("times a waiting adapter is passed before a slot is kept for it", 16, 1, 1 << 20)
     host_mib: int = _number(
-        "host memory for adapters that left the device, KV of preempted sequences and of earlier prompts",
-        1024,
-        1,
+        "host memory for adapters that left the device, KV of preempted sequences and of earlier prompts (0: 1024, and "
+        "beside a GPU a quarter of the container's, or of this GPU's part of the machine's)",
+        0,
+        0,
         1 << 24,
     )
     offload_device_bytes: int = _number(
@@ -288,15 +293,15 @@ def _faults(values: argparse.Namespace) -> Iterator[str]:
             f"--threads {values.threads} is above the {quota} CPUs that this process may use (affinity, cgroups): "
             "all threads would wait for the one without a CPU; give it more CPUs, or fewer --threads (0: chosen)"
         )
-    limits = {"max-sequences": values.max_sequences, "max-batch-tokens": values.max_batch_tokens}
-    if values.offload_device_bytes:
-        limits["kv-pages"] = values.kv_pages
+    limits = {
+        "max-sequences": values.max_sequences, "max-batch-tokens": values.max_batch_tokens, "kv-pages": values.kv_pages,
+    }  # fmt: skip
     if not 0.0 < values.kv_memory_fraction <= 1.0:
         yield f"--kv-memory-fraction {values.kv_memory_fraction:g} is not above 0 and at most 1"
     if values.offload_policy == "auto":
         if not values.offload_device_bytes or values.offload_plan:
             yield "--offload-policy auto is for --offload-device-bytes without --offload-plan: it finds one"
-    elif unset := [f"--{name}" for name, limit in limits.items() if not limit]:
+    elif values.offload_device_bytes and (unset := [f"--{name}" for name, limit in limits.items() if not limit]):
         yield f"{', '.join(unset)} 0 is for --offload-policy auto, which chooses"
     if 0 < values.max_batch_tokens < values.max_sequences:
         yield "--max-batch-tokens is below --max-sequences: every running sequence needs a token an iteration"

@@ -37,6 +37,7 @@ from weft_runner.model.memory_estimate import (
     check_memory,
     device_workspace,
     estimate_memory,
+    page_bytes,
 )
 from weft_runner.model.partition import Partition, check_divisible
 from weft_runner.model.reference.adapters import TorchAdapterStore
@@ -49,6 +50,7 @@ from weft_runner.parallel.pipeline import OffloadedPipeline, PipelineParallelExe
 from weft_runner.parallel.process_group import TorchRanks
 from weft_runner.parallel.worker_group import OFFLOADED_PATIENCE_S, PATIENCE_S, launch_ranks
 from weft_runner.settings import KV_PAGES, RunnerSettings
+from weft_runner.step_limits import StepLimits, gpu_step_limits, host_mib
 
 if TYPE_CHECKING:
     from weft_runner.model.cuda.executor import Sizes
@@ -150,6 +152,39 @@ def gpu_pages(settings: RunnerSettings, spec: ModelSpec) -> int:
     check_divisible(spec, grid.tensor, even_heads=True)
     parts = [part_of(spec, grid, rank) for rank in range(len(settings.ranks_here))]
     return min(_pages_of(settings, find_gpu(rank), part) for rank, part in enumerate(parts))
+
+
+def gpu_limits(settings: RunnerSettings, spec: ModelSpec) -> tuple[StepLimits, int] | None:
+    """Most sequences and tokens of a step by the memory of this host's GPUs, the least of them, and MiB of the host's.
+
+    None where Triton's interpreter plays the GPU. Raises GpuUnavailable, ExecutorUnavailable.
+    """
+    grid = RankGrid(settings.pipeline_parallel, settings.tensor_parallel)
+    check_divisible(spec, grid.tensor, even_heads=True)
+    parts = [part_of(spec, grid, rank) for rank in range(len(settings.ranks_here))]
+    gpus = [find_gpu(rank) for rank in range(len(parts))]
+    if not gpus[0].is_real:
+        return None
+    limits = [_limits_of(settings, found, part) for found, part in zip(gpus, parts, strict=True)]
+    return StepLimits(*map(min, zip(*limits, strict=True))), host_mib(available_memory(), _runners_here(settings))
+
+
+def _runners_here(settings: RunnerSettings) -> int:
+    """How many runners the GPUs that this process sees are enough for."""
+    return torch.cuda.device_count() // len(settings.ranks_here)
+
+
+def _limits_of(settings: RunnerSettings, found: Gpu, part: Partition) -> StepLimits:
+    """Raises GpuUnavailable."""
+    _check_kernels(settings, found, part)
+    kind, memory = f"cuda {settings.dtype}", found.available
+    weights = estimate_memory(part.local, kind, kv_pages=0, page_tokens=settings.page_tokens).total
+    beside = int((1 - settings.kv_memory_fraction) * memory.of_bytes)
+    works_on = partial(
+        device_workspace, part.local, kind, rows=0, context=0, page_tokens=settings.page_tokens, recorded=()
+    )
+    left = memory.n_bytes - beside - weights
+    return gpu_step_limits(left, page_bytes(part.local, kind, 1), lambda tokens: works_on(tokens=tokens))
 
 
 def _pages_of(settings: RunnerSettings, found: Gpu, part: Partition) -> int:

@@ -22,9 +22,9 @@ def request(model: object = MODEL, *adapters: str, folders: tuple[Path, ...] = (
     return Request(str(model), folders, adapters, **more)
 
 
-def objects_of(asked: Request, memory: MemoryLimit = ROOMY) -> list[Any]:
+def objects_of(asked: Request, memory: MemoryLimit = ROOMY, *, gpu: bool = False) -> list[Any]:
     """Admitted as a stack does: what is printed can be applied."""
-    objects, store = manifests(parse(asked), lambda: memory), ObjectStore(lambda: 0.0)
+    objects, store = manifests(parse(asked), lambda: memory, gpu=gpu), ObjectStore(lambda: 0.0)
     for obj in objects:
         store.apply(Admission(store)(obj, store.find))
     return objects
@@ -81,6 +81,15 @@ def test_pages_are_those_of_a_full_batch_else_half_of_what_the_weights_leave() -
         objects_of(request(), MemoryLimit(1 << 30, "this container"))
     with pytest.raises(BadInput, match="KV page"):
         objects_of(request(pages=1 << 20), MemoryLimit(2 << 30, "this machine"))
+
+
+def test_a_runner_on_a_gpu_finds_its_pages_and_the_memory_of_the_machine_is_not_asked() -> None:
+    small = MemoryLimit(1, "this machine")
+    assert objects_of(request(), small, gpu=True)[0]["spec"]["kvCache"] == {"memoryFraction": 0.9}
+    assert objects_of(request("org/model"), small, gpu=True)[0]["spec"]["kvCache"] == {"memoryFraction": 0.9}
+    assert objects_of(request(pages=7), small, gpu=True)[0]["spec"]["kvCache"] == {"pages": 7}
+    offloading = objects_of(request(offload=Path("/nvme/weft")), MemoryLimit(5 << 30, "x"), gpu=True)[0]["spec"]
+    assert offloading["offload"]["mode"] == "Auto"
 
 
 def test_a_model_larger_than_memory_offloads_to_the_folder_that_is_named() -> None:

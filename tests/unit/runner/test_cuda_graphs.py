@@ -125,6 +125,9 @@ def test_a_standing_batch_is_written_once():
 
 
 def test_sizes_of_steps_with_prompts_are_few_and_near():
+    assert len(decode_sizes(1024)) == 51
+    for rows in range(1, 1025):
+        assert min(size for size in decode_sizes(1024) if size >= rows) - rows <= max(7, rows / 8)
     assert prompt_sizes(MAX_GRAPH_TOKENS) == prompt_sizes(8192)
     assert (len(prompt_sizes(8192)), prompt_sizes(8192)[-1], prompt_sizes(100)[-2:]) == (20, 1024, [96, 100])
     assert prompt_sizes(5) == [5]

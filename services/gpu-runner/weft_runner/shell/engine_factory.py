@@ -20,7 +20,7 @@ from weft_runner.core.profile_model import Profile
 from weft_runner.core.runner import Runner
 from weft_runner.core.step_time_model import GUESS
 from weft_runner.cpu_executors import ModelSource, OffloadPolicy
-from weft_runner.executors import make_executor, settle_kv_pages
+from weft_runner.executors import make_executor, settle_kv_pages, settle_limits
 from weft_runner.model.adapter_store import Source
 from weft_runner.model.checkpoint import Files, read_spec
 from weft_runner.model.cpu.adapters import CpuAdapterStore
@@ -81,7 +81,7 @@ def build_engine(
     threads = rank_threads(settings, spec)
     with ExitStack() as ending:
         settings, policy, gather = _settled(settings, spec, files, threads, gather, stopping, ending)
-        settings = settle_kv_pages(settings, spec)
+        settings = settle_kv_pages(settle_limits(settings, spec), spec)
         ending.pop_all()  # of ranks that `make_executor` ends from now on
     executor = make_executor(settings, ModelSource(spec, files, threads, stopping, gather, runner, policy, progress))
     if wrap is not None:

@@ -29,8 +29,12 @@ PARTS_TOKENS, MAX_PARTS_CHUNKS = 8, 64
 
 
 def decode_sizes(most: int) -> list[int]:
-    """1, 2, 4, 8, 16, 24, 32, ... and `most`: a step computes at most 7 padding rows."""
-    return sorted({size for size in (1, 2, 4, *range(8, most, 8), most) if size <= most})
+    """1, 2, 4, 8, 16, ... 256, 288, ... 512, 576, ... 1,024 and `most`.
+
+    A step computes at most 7 padding rows, beyond 256 at most an eighth: 51 graphs would else be 131.
+    """
+    sizes = {1, 2, 4, *range(8, 256, 8), *range(256, 512, 32), *range(512, 1024, 64), most}
+    return sorted(size for size in sizes if size <= most)
 
 
 def prompt_sizes(most: int) -> list[int]:
