@@ -333,11 +333,13 @@ class CudaExecutor:
         widths = self._most_ranks if with_lora else None
         ops = TritonOps(self._device, step, self._triton(step), self._embedded(step), widths)
         hidden = run_layers(ops, self._weights, 0, self.spec.layers, None)
-        logits = self._logits(hidden[step.sampled] if len(step.tiles) else hidden)  # all of the rows in decode
-        outputs = Outputs(self._shared.logits[: len(logits)], self._shared.tokens[: len(logits)])
-        outputs.logits.copy_(logits)
+        rows = hidden[step.sampled] if len(step.tiles) else hidden  # all of them in decode
+        outputs = Outputs(self._shared.logits[: len(rows)], self._shared.tokens[: len(rows)])
+        logits = self._logits(rows, into=outputs.logits)
+        if logits is not outputs.logits:
+            outputs.logits.copy_(logits)
         if self._samples:
-            outputs.tokens.copy_(self._token_sampler.likeliest(logits))
+            self._token_sampler.likeliest(outputs.logits, outputs.tokens)
         return outputs
 
     def _most_ranks(self, layer: int, site: int) -> int:
@@ -356,10 +358,11 @@ class CudaExecutor:
         fused.embed(residual, step.tokens, self._weights.embedding)
         return residual
 
-    def _logits(self, x: torch.Tensor, step: StepInput | None = None) -> torch.Tensor:
+    def _logits(self, x: torch.Tensor, step: StepInput | None = None, into: torch.Tensor | None = None) -> torch.Tensor:
         """Hidden [rows, H] -> logits fp32 [rows, V]: bf16 would round the two best to one number far too often.
 
-        `step`: the one whose rows may pool, see `model.pooling`.
+        `step`: the one whose rows may pool, see `model.pooling`. `into`: where they are written if a whole head is one
+        product of the library; else they are elsewhere.
         """
         if not len(x):  # a chunk of a prompt; no kernel is launched on nothing
             return self._device.new(0, self.spec.vocab_size, dtype=torch.float32)
@@ -367,7 +370,8 @@ class CudaExecutor:
         fused.add_norm(normed, x.contiguous(), None, self._weights.norm, self.spec.norm_eps)
         found, done, rows = list[torch.Tensor](), 0, self._device.part.head_rows
         for piece in self._weights.head_pieces():
-            found.append(self._times(normed, piece, rows - done))
+            whole = into if len(piece) == rows else None
+            found.append(self._times(normed, piece, rows - done, whole))
             done += found[-1].shape[1]
         logits = self._tensor.logits(found[0] if len(found) == 1 else torch.cat(found, dim=1))
         if step is not None and step.pooled:
@@ -376,7 +380,7 @@ class CudaExecutor:
                 logits[row, : self.spec.hidden_size] = normed[row]
         return logits
 
-    def _times(self, x: torch.Tensor, piece: torch.Tensor, most: int) -> torch.Tensor:
+    def _times(self, x: torch.Tensor, piece: torch.Tensor, most: int, into: torch.Tensor | None = None) -> torch.Tensor:
         """Of some rows of the head, up to `most` of them, what the whole one gives."""
         if self._weights.packed:
             rows, sms = self._device.part.head_rows, self._device.sms
@@ -385,8 +389,8 @@ class CudaExecutor:
         if not x.is_cuda:
             return interpreted_product(x, piece)
         if self._dtype != torch.float32:
-            return torch.mm(x, piece.t(), out_dtype=torch.float32)
-        return x @ piece.t()
+            return torch.mm(x, piece.t(), out_dtype=torch.float32, out=into)
+        return torch.mm(x, piece.t(), out=into)
 
 
 def chunk_tokens(n_tokens: int) -> int:

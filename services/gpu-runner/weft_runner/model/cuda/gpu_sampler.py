@@ -25,9 +25,8 @@ class GpuSampler:
         self._tokens = torch.empty(rows, dtype=torch.int32, device=at)
         self._peaks = torch.empty(rows, dtype=torch.float32, device=at)
 
-    def likeliest(self, logits: torch.Tensor) -> torch.Tensor:
-        """The likeliest token of each row, -1 where there is none: int32, valid until the next sampling."""
-        tokens = self._tokens[: len(logits)]
+    def likeliest(self, logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """Write the likeliest token of each row to `tokens`, int32 [rows], which are returned; -1: there is none."""
         device.argmax(logits, tokens, self._peaks[: len(logits)])
         return tokens
 
@@ -41,7 +40,9 @@ class GpuSampler:
         if not draws:
             return self._tokens[:0]  # no kernel is launched on nothing
         if all(draw.is_plain for draw in draws):
-            return self.likeliest(logits) if likeliest is None else likeliest[: len(draws)]
+            if likeliest is not None:
+                return likeliest[: len(draws)]
+            return self.likeliest(logits, self._tokens[: len(logits)])
         return self._draw(logits, draws)
 
     def _draw(self, logits: torch.Tensor, draws: Sequence[SamplingArgs]) -> torch.Tensor:
