@@ -23,6 +23,11 @@ def is_refused(obj: Any) -> bool:
     return any(c["type"] in decisive and c["status"] == "False" for c in status["conditions"])
 
 
+def is_failing(obj: Any) -> bool:
+    """A pool whose runners end again and again."""
+    return any(c["reason"] == "CrashLoop" for c in obj.get("status", {}).get("conditions", ()))
+
+
 def state_of(obj: Any) -> str:
     """The object and the first condition that keeps it from being served."""
     what = f"{obj['kind']} {obj['metadata']['namespace']}/{obj['metadata']['name']}"

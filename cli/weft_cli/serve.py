@@ -6,11 +6,13 @@ A stack of `weft serve` serves what its command line names and nothing else; `we
 
 import os
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from weft.api.manifests import ManifestError, parse_object
 from weft.artifacts.adapter_config import parse_adapter_config
 from weft.domain.model.config import ModelSpec, parse_model_config
 from weft.domain.model.errors import Refused
@@ -70,11 +72,15 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What the command line asks for. `pages`: KV pages; None: what memory has room for."""
+    """What the command line asks for. `pages`: KV pages; None: what memory has room for.
+
+    `said`: of each folder that is served by another name than its own, or not at all.
+    """
 
     model: Source
     name: str
     adapters: Sequence[Adapter]
+    said: Sequence[str] = ()
     pages: int | None = None
     offload: Path | None = None
     tool_call_parser: str | None = None
@@ -93,6 +99,8 @@ def serve(
 ) -> int:
     """Returns the exit code; raises CommandError."""
     served, gpu = parse(request), _computes_on_gpu(executor)
+    if served.said:
+        note("\n  ".join(("weft: not every folder is served by its own name:", *served.said)))
     if print_only:
         print_manifests(manifests(served, gpu=gpu))
         return 0
@@ -103,12 +111,15 @@ def serve(
 
 
 def parse(request: Request) -> Served:
-    """Raises BadInput."""
+    """Raises BadInput. A folder below `--adapters` that cannot be served keeps no other one from it."""
+    said = list[str]()
     model = parse_source(request.model, "model")
-    adapters = [adapter for folder in request.folders for adapter in adapters_below(folder)]
-    adapters += map(parse_adapter, request.adapters)
+    name = request.name or _own_name(model, said)
+    named = [parse_adapter(text, said) for text in request.adapters]
+    below = [source for folder in request.folders for source in adapters_below(folder)]
+    adapters = _different(below, {name, *(adapter.name for adapter in named)}, said)
     offload = Path(os.path.normpath(request.offload.absolute())) if request.offload else None
-    return Served(model, request.name or model.name, adapters, request.pages, offload, request.tool_call_parser)
+    return Served(model, name, [*adapters, *named], said, request.pages, offload, request.tool_call_parser)
 
 
 def parse_source(text: str, what: str) -> Source:
@@ -128,26 +139,63 @@ def parse_source(text: str, what: str) -> Source:
     )
 
 
-def adapters_below(folder: Path) -> list[Adapter]:
-    """Each folder there that has an adapter_config.json, by its name. Raises BadInput where none has."""
+def adapters_below(folder: Path) -> list[Source]:
+    """Each folder there that is not hidden and has an adapter_config.json. Raises BadInput where none has."""
     if (folder / ADAPTER_CONFIG).is_file():
         raise BadInput(f"--adapters {folder} is an adapter itself", f"name it with --adapter {folder}")
     try:
         found = sorted(path.parent for path in folder.glob(f"*/{ADAPTER_CONFIG}"))
     except OSError as error:
         raise BadInput(f"--adapters {folder}: {error.strerror}") from error
+    found = [path for path in found if not path.name.startswith(".")]
     if not found:
         raise BadInput(f"--adapters {folder}: no folder in it has an {ADAPTER_CONFIG}")
-    return [Adapter(path.name, parse_source(str(path), "--adapters")) for path in found]
+    return [parse_source(str(path), "--adapters") for path in found]
 
 
-def parse_adapter(text: str) -> Adapter:
+def parse_adapter(text: str, said: list[str]) -> Adapter:
     """`NAME=SOURCE`, or `SOURCE` by its own name. Raises BadInput."""
     name, equals, place = text.partition("=")
     if not equals or Path(text).is_dir():
         source = parse_source(text, "--adapter")
-        return Adapter(source.name.rpartition("/")[2], source)
+        return Adapter(_own_name(replace(source, name=source.name.rpartition("/")[2]), said), source)
     return Adapter(name, parse_source(place, "--adapter"))
+
+
+def legal_name(name: str) -> str:
+    """What a request's `model` may be, as near to it as there is; "" where nothing of it may."""
+    plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
+    return re.sub(r"[^A-Za-z0-9._:/-]+", "-", plain).strip("._:/-")
+
+
+def _own_name(source: Source, said: list[str]) -> str:
+    name = legal_name(source.name)
+    if not name:
+        raise BadInput(f"{source.name!r} can be no model's name", "give one: --name NAME, --adapter NAME=SOURCE")
+    if name != source.name:
+        said.append(f"{source.folder or source.uri} is served as {name}")
+    return name
+
+
+def _different(sources: Iterable[Source], taken: set[str], said: list[str]) -> list[Adapter]:
+    """Adapters with names that nobody has. A name belongs to the folder that is called so before one that is not."""
+    adapters = list[Adapter]()
+    for source in sorted(dict.fromkeys(sources), key=lambda source: legal_name(source.name) != source.name):
+        adapter = Adapter(legal_name(source.name), source)
+        if why := _objection(adapter, taken):
+            said.append(f"{source.folder} is not served: {why}; --adapter NAME=FOLDER names it")
+            continue
+        taken.add(_own_name(source, said))
+        adapters.append(adapter)
+    return adapters
+
+
+def _objection(adapter: Adapter, taken: set[str]) -> str:
+    if not adapter.name:
+        return "nothing of its name can be in a model's"
+    if adapter.name in taken:
+        return f"another model is called {adapter.name}"
+    return _wrong(_object("LoRAAdapter", "any", _adapter_spec(adapter, "any", "any")))
 
 
 def manifests(
@@ -175,8 +223,10 @@ def manifests(
         wanted["kvCache"] = {"pages": served.pages}
     objects = [_object("ServingPool", pool, wanted)]
     for label, adapter in zip(labels[1:], adapters, strict=True):
-        of = {"poolRef": {"name": pool}, "baseModel": served.name, "modelName": adapter.name}
-        objects.append(_object("LoRAAdapter", label, {**of, "source": _artifact(adapter.source)}))
+        objects.append(_object("LoRAAdapter", label, _adapter_spec(adapter, pool, served.name)))
+    for part in (objects[:1], objects[1:]):  # what is wrong with the base's name is so with each adapter's base
+        if wrong := [why for obj in part if (why := _wrong(obj))]:
+            raise BadInput("\n".join(wrong))
     return objects
 
 
@@ -261,6 +311,20 @@ def _largest_rank(source: Source) -> int:
         return parse_adapter_config((source.folder / ADAPTER_CONFIG).read_bytes()).largest_rank
     except (OSError, Refused):
         return 0
+
+
+def _adapter_spec(adapter: Adapter, pool: str, base: str) -> dict[str, Any]:
+    of = {"poolRef": {"name": pool}, "baseModel": base, "modelName": adapter.name}
+    return {**of, "source": _artifact(adapter.source)}
+
+
+def _wrong(obj: Object) -> str:
+    """Why no stack would take the manifest; "": it would."""
+    try:
+        parse_object(obj)
+    except ManifestError as error:
+        return "; ".join(f"{problem.field}: {problem.message}" for problem in error.problems)
+    return ""
 
 
 def _artifact(source: Source) -> dict[str, str]:

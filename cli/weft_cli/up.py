@@ -34,7 +34,7 @@ from weft_cli.objects import load_manifests
 from weft_cli.options import running_data_dir
 from weft_cli.output import note, say
 from weft_cli.progress import Progress, Signals
-from weft_cli.readiness import is_ready, is_refused, state_of
+from weft_cli.readiness import is_failing, is_ready, is_refused, state_of
 from weft_operator.core.resources import Ref
 from weft_operator.errors import ApiError, StackError
 from weft_operator.local.components import RUNNER, Options
@@ -110,8 +110,10 @@ async def _run(
             serving.stack = stack
             # What was applied before is served as well; the demo answers for its own objects only.
             awaited = [ref_of(obj) for obj in (objects if questions else stack.store.objects())]
+            needed = [ref for ref in awaited if ref.kind == "ServingPool" and not keep]  # without it there is nothing
             async with _showing_copies(stack.addresses.depot_url, progress):
-                missing = await _first(stop, _bring_up(stack, awaited, progress, all_ready=bool(questions)))
+                start = _bring_up(stack, awaited, progress, all_ready=bool(questions), needed=needed)
+                missing = await _first(stop, start)
             if missing is None:
                 return 1
             if questions and options.auth:
@@ -128,18 +130,24 @@ async def _run(
         return 1
 
 
-async def _bring_up(stack: Stack, refs: Sequence[Ref], progress: Progress, *, all_ready: bool) -> list[str]:
+async def _bring_up(
+    stack: Stack, refs: Sequence[Ref], progress: Progress, *, all_ready: bool, needed: Sequence[Ref] = ()
+) -> list[str]:
     """Wait until every object is ready or refused, or nothing has moved for READY_S. Returns why some are not ready.
 
-    With `all_ready` a refusal ends the wait with CommandError, and so does the time.
+    With `all_ready` a refusal ends the wait with CommandError, and so does the time; without it only the refusal of a
+    pool that is `needed`, or the end of its runners again and again.
     """
     changed, told = asyncio.Event(), set[Ref]()
     stack.store.listen(lambda _: changed.set())
     while True:
         changed.clear()
         waiting, refused = _undecided(stack, refs, told, progress)
-        if refused and all_ready:
-            raise CommandError("; ".join(refused))
+        lost = [
+            state_of(obj) for ref in needed if (obj := stack.store.find(ref)) and (is_refused(obj) or is_failing(obj))
+        ]
+        if lost or (refused and all_ready):
+            raise CommandError("; ".join(lost or refused))
         if not waiting:
             return refused
         if (left_s := progress.moved + READY_S - time.monotonic()) <= 0:

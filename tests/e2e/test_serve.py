@@ -68,5 +68,22 @@ def test_a_repository_is_served_from_the_cache_and_another_command_line_serves_s
             row = listed.stdout.splitlines()[1].split()  # no flag says where that stack is
             assert row[:5] == ["loud", "tiny", "loud", "True", "Published"]
         assert not {"pytorch_model.bin", "modeling.py"} & {path.name for path in (tmp_path / "hf").rglob("*")}
-    with serving(tmp_path, MODEL, "--adapters", ADAPTERS, "--name", "tiny") as client:
-        assert models_of(client) == {"tiny", *(path.name for path in ADAPTERS.iterdir())}
+    (beside := tmp_path / "adapters").mkdir()
+    for path in ADAPTERS.iterdir():
+        (beside / path.name).symlink_to(path)
+    (beside / "my adapter").symlink_to(ADAPTERS / "upper")
+    with serving(tmp_path, MODEL, "--adapters", beside, "--name", "tiny") as client:
+        assert models_of(client) == {"tiny", "my-adapter", *(path.name for path in ADAPTERS.iterdir())}
+        assert client.completions.create(model="my-adapter", prompt="a", max_tokens=1).choices
+
+
+def test_a_base_that_cannot_be_served_ends_the_command_with_its_reason(tmp_path: Path) -> None:
+    (base := tmp_path / "base").mkdir()
+    for name, content in files_of(MODEL).items():
+        if name != "tokenizer.json":
+            (base / name).write_bytes(content)
+    command = [sys.executable, "-m", "weft_cli", "serve", base, "--adapters", ADAPTERS, "--port", str(free_port())]
+    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path), "NO_COLOR": "1"}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1].startswith("weft: ServingPool default/base: MissingFile: tokenizer.json")

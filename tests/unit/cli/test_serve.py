@@ -1,6 +1,7 @@
 """`weft serve`: from its command line to manifests, without starting anything."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import yaml
 
 from weft_cli.errors import BadInput
+from weft_cli.objects import load_manifests
 from weft_cli.serve import Request, manifests, parse, print_manifests
 from weft_operator.local.admission import Admission
 from weft_operator.local.objects import ObjectStore
@@ -48,6 +50,38 @@ def test_a_folder_and_the_adapters_below_another_are_served_by_their_names(capfd
     assert objects[0]["spec"]["model"]["uri"] == f"file:{str(MODEL)[1:]}"
     print_manifests(objects)
     assert list(yaml.safe_load_all(capfd.readouterr().out)) == objects
+
+
+@pytest.mark.parametrize(
+    ("folder", "name", "said"),
+    [
+        ("my adapter", "my-adapter", "is served as my-adapter"),
+        ("a@b", "a-b", "is served as a-b"),
+        ("über", "uber", "is served as uber"),
+        ("-dash", "dash", "is served as dash"),
+        ("v1_", "v1", "is served as v1"),
+        ("tab\tin it", None, "spec.source.uri: write file:PATH"),
+        ("日本", None, "nothing of its name"),
+        ("up per", None, "another model is called up-per"),
+        ("model", None, "another model is called model"),
+        ("named", None, "another model is called named"),
+        ("a" * 254, None, "at most 253"),
+        (os.fsdecode(b"caf\xe9"), None, "spec.source.uri"),
+        (".ipynb_checkpoints", None, None),
+    ],
+)
+def test_a_folder_whose_name_is_no_models_is_named_and_the_others_are_served(
+    folder: str, name: str | None, said: str | None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    adapter_in(tmp_path / "up-per")
+    adapter_in(tmp_path / folder)
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "file").touch()
+    asked = request(MODEL, f"named={ADAPTERS / 'upper'}", folders=(tmp_path,))
+    print_manifests(manifests(parse(asked), lambda: ROOMY))
+    (printed := tmp_path / "printed.yaml").write_text(capfd.readouterr().out)
+    assert model_names(load_manifests([printed])) == ["model", "up-per", *([name] if name else []), "named"]
+    assert [line for line in parse(asked).said if said and said in line] == list(parse(asked).said)
 
 
 def test_repositories_and_uris_are_named_as_they_are() -> None:
@@ -110,6 +144,9 @@ def test_a_model_larger_than_memory_offloads_to_the_folder_that_is_named() -> No
         (request(MODEL, f"a={ADAPTERS / 'upper'}", f"a={ADAPTERS / 'json'}"), "several models would be called a"),
         (request(folders=(ADAPTERS / "upper",)), "is an adapter itself"),
         (request(folders=(QUICKSTART / "model",)), "no folder in it has an adapter_config.json"),
+        (request(MODEL, f"my adapter={ADAPTERS / 'upper'}"), "spec.modelName: only letters"),
+        (request(name="my model"), "spec.model.name: only letters"),
+        (request("/"), "can be no model's name"),
     ],
 )
 def test_what_cannot_be_served_is_named(asked: Request, why: str) -> None:

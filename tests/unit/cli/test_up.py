@@ -42,8 +42,11 @@ def settle(stack: Any, obj: Any, kind: str, status: str, reason: str = "Because"
     stack.store.set_status(ref_of(obj), meta["uid"], meta["resourceVersion"], written)
 
 
-async def bring_up(stack: Any, *, all_ready: bool = False) -> list[str]:
-    return await up._bring_up(stack, [ref_of(obj) for obj in OBJECTS], Progress(), all_ready=all_ready)  # pyright: ignore[reportPrivateUsage]
+async def bring_up(stack: Any, *, all_ready: bool = False, needed: Sequence[Any] = ()) -> list[str]:
+    refs = [ref_of(obj) for obj in OBJECTS]
+    return await up._bring_up(  # pyright: ignore[reportPrivateUsage]
+        stack, refs, Progress(), all_ready=all_ready, needed=[ref_of(obj) for obj in needed]
+    )
 
 
 def banner(stack: Any, questions: Sequence[Question] = ()) -> None:
@@ -86,6 +89,16 @@ async def test_what_is_not_ready_in_time_is_told_and_the_rest_is_served(
     assert "ServingPool default/base: nothing known yet" in capfd.readouterr().err
     with pytest.raises(CommandError, match="not ready after"):
         await bring_up(stack, all_ready=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "reason"), [("Fetched", "False", "MissingFile"), ("Progressing", "False", "CrashLoop")]
+)
+async def test_a_base_that_cannot_be_served_ends_a_stack_that_needs_it(kind: str, status: str, reason: str) -> None:
+    stack = stack_of(OBJECTS)
+    settle(stack, OBJECTS[0], kind, status, reason)
+    with pytest.raises(CommandError, match="ServingPool default/base"):
+        await soon(bring_up(stack, needed=OBJECTS[:1]))
 
 
 def test_the_banner_of_a_demo_with_keys_can_be_pasted(capfd: pytest.CaptureFixture[str]) -> None:
