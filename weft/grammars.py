@@ -3,7 +3,7 @@
 A grammar is llguidance's: Lark text, or JSON with a list of Lark grammars and JSON schemas.
 """
 
-from llguidance import LLParserLimits
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 MAX_BYTES = 64 << 10  # of a grammar's text
 # A step of a runner waits for the masks of all its rows: at most some 15 ms for one (llguidance: 14,000 fuel a ms).
@@ -18,6 +18,30 @@ def parser_limits() -> LLParserLimits:
         step_lexer_fuel=_STEP_LEXER_FUEL, step_max_items=_STEP_ITEMS, max_lexer_states=_LEXER_STATES,
         max_grammar_size=_GRAMMAR_SYMBOLS, verbose_errors=False,
     )  # fmt: skip
+
+
+class Bytes:
+    """A tokenizer for llguidance whose tokens are the bytes, and the end of sequence."""
+
+    tokens = (*(bytes([i]) for i in range(256)), b"<end>")
+    special_token_ids, eos_token_id, bos_token_id, is_tokenizer_wrapper = (256,), 256, None, True
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        return list(text if isinstance(text, bytes) else text.encode())
+
+
+def first_fault(grammar: str) -> str:
+    """Compute which bytes may come first, and take one of them: why that fails; "": it does not.
+
+    Most of what a grammar costs is paid here. What names tokens of a model, only its runner can tell.
+    """
+    matcher = LLMatcher(LLTokenizer(Bytes()), grammar, log_level=0, limits=parser_limits())  # pyright: ignore[reportArgumentType]
+    if matcher.is_error():
+        return ""
+    allowed = int.from_bytes(matcher.compute_bitmask(), "little")
+    if not matcher.is_error() and allowed:
+        matcher.consume_token((allowed & -allowed).bit_length() - 1)
+    return one_line(matcher.get_error())
 
 
 def one_line(error: str) -> str:

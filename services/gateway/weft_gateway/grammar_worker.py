@@ -1,8 +1,8 @@
 """A process that builds and compiles grammars, so that a hostile one costs no more than this process.
 
 Lines of JSON: a `Form` as a list on standard input; [grammar, ""] or ["", what is wrong] on standard output.
-A form that takes more than CPU_S of processor time ends it by SIGPROF, one that takes too much memory by an error: the
-time of a machine that is busy with others does not count. `shell/grammar_checker.py` starts it again.
+A form that takes more than CPU_S of processor time ends it by SIGPROF, the time of a machine that is busy with others
+does not count; one whose grammar takes too much memory ends it by SIGABRT. `shell/grammar_checker.py` starts it again.
 """
 
 import json
@@ -11,10 +11,12 @@ import signal
 import sys
 from pathlib import Path
 
+from weft.grammars import one_line
 from weft_gateway.openai.structured_outputs import Form, grammar_of
 
 CPU_S = 1.0  # for one grammar; usual ones take a millisecond
 MEMORY_BYTES = 64 << 20  # for all that grammars take
+TOO_LARGE = "it takes too much memory to compile"
 
 
 def main() -> None:
@@ -28,6 +30,12 @@ def main() -> None:
             answer = grammar_of(Form(*json.loads(line))), ""
         except ValueError as error:
             answer = "", str(error)
+        except MemoryError:
+            answer = "", TOO_LARGE
+        except KeyboardInterrupt:
+            return
+        except BaseException as error:  # noqa: BLE001 (it is named; also a panic of the library, which is no Exception)
+            answer = "", f"it cannot be compiled: {type(error).__name__}: {one_line(str(error))}"
         signal.setitimer(signal.ITIMER_PROF, 0.0)
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()

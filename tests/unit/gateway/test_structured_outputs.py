@@ -9,24 +9,12 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from harness.waiting import PATIENCE_S
+from weft.grammars import Bytes
 from weft_gateway.errors import ParameterError
-from weft_gateway.openai.structured_outputs import WHITESPACE, form_of, form_with_tools, grammar_of
+from weft_gateway.openai.structured_outputs import WHITESPACE, Form, form_of, form_with_tools, grammar_of
 from weft_gateway.openai.tool_calls import HERMES, LLAMA, MISTRAL, ToolFormat, written_calls
 from weft_gateway.shell import grammar_checker
 from weft_gateway.shell.grammar_checker import GrammarChecker
-
-
-class Bytes:
-    """A tokenizer whose tokens are the bytes, and the end of sequence."""
-
-    def __init__(self) -> None:
-        self.tokens = [*(bytes([i]) for i in range(256)), b"<end>"]
-        self.special_token_ids = [256]
-        self.eos_token_id, self.bos_token_id, self.is_tokenizer_wrapper = 256, None, True
-
-    def __call__(self, text: Any) -> list[int]:
-        return list(text if isinstance(text, bytes) else text.encode())
-
 
 TOKENIZER = LLTokenizer(Bytes())  # pyright: ignore[reportArgumentType]
 
@@ -120,6 +108,8 @@ def test_choices_are_texts_of_any_characters() -> None:
     assert all(accepts(made, text) for text in texts)
     assert not accepts(made, "no")
     assert accepts(grammar(guided_choice=["a"]), "a")
+    many = grammar(structured_outputs={"choice": ["", *(f"label {i}" for i in range(4000))]})
+    assert [accepts(many, text) for text in ("", "label 399", "label 3999", "label 4000")] == [True, True, True, False]
 
 
 @pytest.mark.parametrize(
@@ -179,6 +169,11 @@ def test_what_is_no_form_is_refused_by_its_parameter(params: dict[str, Any], par
         ({"guided_regex": "("}, "unclosed group"),
         ({"guided_grammar": "start: nothing"}, 'unknown name: "nothing"'),
         ({"guided_grammar": "root ::= ["}, "."),
+        ({"guided_grammar": 'foo ::= "a"'}, "No 'root' rule"),
+        ({"guided_grammar": "root ::= " + "(" * 9999 + '"a"' + ")" * 9999}, "too deeply nested"),
+        ({"guided_grammar": "root ::= root"}, "NoExtension"),
+        ({"guided_grammar": 'root ::= "a"{999999999}'}, "Too many items"),
+        ({"guided_regex": "(a{1000}){900}"}, "too many expressions"),
         ({"guided_choice": ["x" * 70_000]}, "larger than 64 KiB"),
     ],
 )
@@ -271,6 +266,8 @@ async def test_forms_are_checked_by_a_process_that_a_hostile_one_cannot_hold(mon
         assert hostile is not None
         with pytest.raises(ParameterError, match=r"guided_json: it takes (more than 1 s|too much memory)"):
             await checker.grammar(hostile)
+        with pytest.raises(ParameterError, match="tools: it cannot be compiled: KeyError"):
+            await checker.grammar(Form("tools", "tools", "{}"))  # our own mistake is not called the form's size
         wrong = form_of({"guided_regex": "a(?=b)"})
         assert wrong is not None
         with pytest.raises(ParameterError, match=r"guided_regex.*look-ahead") as refused:

@@ -11,9 +11,9 @@ from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from llguidance import LLMatcher
-from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+from llguidance.gbnf_to_lark import any_to_lark
 
-from weft.grammars import MAX_BYTES, one_line, parser_limits
+from weft.grammars import MAX_BYTES, first_fault, one_line, parser_limits
 from weft_gateway.errors import ParameterError
 from weft_gateway.openai.tool_calls import ToolFormat
 
@@ -58,12 +58,14 @@ def form_of(params: Mapping[str, Any]) -> Form | None:
 
 
 def grammar_of(form: Form) -> str:
-    """A grammar that compiles. Raises ValueError with what is wrong with the form."""
+    """A grammar that compiles and says what may come first. Raises ValueError with what is wrong with the form."""
     grammar = _built(form)
     if len(grammar.encode()) > MAX_BYTES:
         raise ValueError(f"its grammar is larger than {MAX_BYTES >> 10} KiB")
     if error := LLMatcher.validate_grammar(grammar, limits=parser_limits()):
         raise ValueError(one_line(error))
+    if fault := first_fault(grammar):
+        raise ValueError(fault)
     return grammar
 
 
@@ -225,7 +227,8 @@ def _built(form: Form) -> str:
         case "regex":
             return LLMatcher.grammar_from_regex(_ascii_classes(_unanchored(form.text)))
         case "choice":
-            return LLMatcher.grammar_from_lark("start: " + " | ".join(map(_literal, json.loads(form.text))))
+            texts = " | ".join(map(_literal, json.loads(form.text)))
+            return LLMatcher.grammar_from_lark(f"start: TEXT\nTEXT: {texts}")  # one lexeme, however many there are
         case _:
             return LLMatcher.grammar_from_lark(_lark(form.text))
 
@@ -247,10 +250,10 @@ def _lark(text: str) -> str:
     """Of Lark or GBNF."""
     try:
         return any_to_lark(text)
-    except GbnfToLarkError as error:
-        raise ValueError(one_line(str(error))) from error
     except RecursionError as error:
         raise ValueError("it is too deeply nested") from error
+    except Exception as error:  # of any class: a grammar without a rule of that name, without a root
+        raise ValueError(one_line(str(error))) from error
 
 
 def _literal(text: str) -> str:

@@ -9,7 +9,7 @@ from asyncio.subprocess import PIPE, Process
 
 from weft.domain.lru import LruDict
 from weft_gateway.errors import Overloaded, ParameterError, ServiceUnavailable
-from weft_gateway.grammar_worker import CPU_S
+from weft_gateway.grammar_worker import CPU_S, TOO_LARGE
 from weft_gateway.openai.structured_outputs import Form
 
 WAIT_S = 20.0  # for one grammar, or for the process to start, on a machine that is busy
@@ -17,6 +17,10 @@ MOST_WAITING = 64
 MOST_KNOWN = 256
 _LINE = 1 << 20
 _PROBE = Form("", "regex", "a")
+_ENDINGS: dict[int | None, str] = {  # of the process, where it gave no answer
+    -signal.SIGPROF: f"it takes more than {CPU_S:g} s of processor time to compile",
+    -signal.SIGABRT: TOO_LARGE,  # how the library ends where it gets none
+}
 
 
 class GrammarChecker:
@@ -61,9 +65,11 @@ class GrammarChecker:
             if answer is None:
                 await self._end()
         if answer is None:
-            slow = process.returncode == -signal.SIGPROF
-            what = f"more than {CPU_S:g} s of processor time" if slow else "too much memory"
-            raise ParameterError(f"{form.param}: it takes {what} to compile.", param=form.param)
+            code = process.returncode
+            if code not in _ENDINGS:
+                text = f"{form.param}: the process that compiles it ended with {code}."
+                raise ParameterError(text, param=form.param)
+            return "", _ENDINGS[code]
         return answer
 
     async def _running(self) -> Process:
@@ -93,18 +99,17 @@ class GrammarChecker:
 
 
 async def _answer(process: Process, form: Form) -> tuple[str, str] | None:
-    """None: the process has ended."""
+    """None: the process has ended by itself."""
     assert process.stdin is not None
     assert process.stdout is not None
-    if process.stdin.is_closing():  # uvloop raises RuntimeError where asyncio's own loop writes in vain
-        return None
-    try:
-        process.stdin.write(json.dumps(form).encode() + b"\n")
-        await process.stdin.drain()
-    except (BrokenPipeError, ConnectionResetError):
-        return None
-    line = await process.stdout.readline()
+    line = b""
+    if not process.stdin.is_closing():  # uvloop raises RuntimeError where asyncio's own loop writes in vain
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            process.stdin.write(json.dumps(form).encode() + b"\n")
+            await process.stdin.drain()
+            line = await process.stdout.readline()
     if not line:
+        await process.wait()
         return None
     grammar, fault = json.loads(line)
     return grammar, fault
