@@ -96,6 +96,9 @@ BAD = [
     ({"max_tokens": None}, 400, "invalid_request_error"),
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, 400, "invalid_request_error"),
     ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, 400, "invalid_request_error"),
+    ({"messages": [{"role": "user", "content": [{"type": "text", "text": "", "x": 0}]}]}, 400, "invalid_request_error"),
+    ({"tools": [TOOL | {"defer_loading": False}]}, 400, "invalid_request_error"),
+    ({"tools": [TOOL], "tool_choice": {"type": "any", "x": 0}}, 400, "invalid_request_error"),
     ({"tool_choice": {"type": "tool", "name": "time"}}, 400, "invalid_request_error"),
 ]
 

@@ -168,6 +168,10 @@ BAD = [
     ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content"),
     ({"tools": [{"type": "web_search"}]}, "tools"),
     ({"reasoning": {"effort": "extreme"}}, "reasoning.effort"),
+    ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
+    ({"text": {"verbosity": "low"}}, "text.verbosity"),
+    ({"text": {"format": {"type": "json_schema", "schema": {}, "x": 0}}}, "text.format.x"),
+    ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options"),
     ({"truncation": "auto"}, "truncation"),
 ]
 

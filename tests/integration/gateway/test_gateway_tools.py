@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+import pytest
 
 from .conftest import World, serving
 from .test_gateway_bounds import wide_context
@@ -119,6 +120,53 @@ async def test_reasoning_stands_beside_the_content_where_the_template_has_it(par
         quick = body | {"chat_template_kwargs": {"quick": True}}
         message = (await http.post("/v1/chat/completions", json=quick)).json()["choices"][0]["message"]
         assert ("reasoning_content" in message, message["content"]) == (False, "reader")
+
+
+HYBRID = "{% for m in messages %}{{ m.content }}{% endfor %}{{ '<think></think>' if enable_thinking is false }}"
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/v1/chat/completions", {"enable_thinking": False}),
+        ("/v1/chat/completions", {"chat_template_kwargs": {"enable_thinking": False}}),
+        ("/v1/chat/completions", {"reasoning_effort": "none"}),
+        ("/v1/responses", {"reasoning": {"effort": "none"}}),
+        ("/v1/messages", {"thinking": {"type": "disabled"}}),
+    ],
+)
+async def test_reasoning_that_is_not_wanted_is_left_out_or_the_wish_is_refused_by_name(
+    parts: World, tmp_path: Path, path: str, asked: dict[str, Any]
+) -> None:
+    body = {"model": "tiny", **({"input": "hello"} if "reasoning" in asked else {"messages": HELLO}), **asked}
+    body |= {"max_tokens": 9} if "thinking" in asked else {}
+    (name, value), *_ = asked.items()
+    param = f"{name}.{next(iter(value))}" if name in ("reasoning", "chat_template_kwargs") else name
+    for template, prompt in ((HYBRID, "hello<think></think>"), ("{{ messages[0].content }}<think></think>", None)):
+        parts.base_digest = parts.depot.add_model(
+            {"tokenizer.json": parts.tokenizer.to_str().encode(), "chat_template.jinja": template.encode()}
+        )
+        parts.scheduler.routes = parts.routes()
+        async with serving(parts, parts.settings(tmp_path)) as world, world.http() as http:
+            response = await http.post(path, json=body)
+            if prompt is None:
+                assert response.status_code == 400
+                assert f"{param}: this model's chat template" in response.json()["error"]["message"]
+            else:
+                assert world.tokenizer.decode((await world.runner.next("start")).prompt_tokens) == prompt
+
+
+async def test_a_variable_that_the_template_does_not_read_is_refused_unless_it_asks_for_nothing(world: World) -> None:
+    async with world.http() as http:
+        for asked, param in (
+            ({"reasoning_effort": "high"}, None),
+            ({"documents": [{"text": "a"}]}, "documents"),
+            ({"chat_template_kwargs": {"style": "brief"}}, "chat_template_kwargs.style"),
+            ({"chat_template_kwargs": {"add_generation_prompt": False}}, "chat_template_kwargs.add_generation_prompt"),
+            ({"enable_thinking": False, "reasoning_effort": "none", "chat_template_kwargs": {"a": None}}, None),
+        ):
+            response = await http.post("/v1/chat/completions", json={"model": "tiny", "messages": HELLO} | asked)
+            assert response.json().get("error", {"param": None})["param"] == param, asked
 
 
 async def test_log_probabilities_and_token_ids_stand_beside_the_parts_of_an_answer(world: World) -> None:

@@ -11,7 +11,8 @@ from pydantic import ValidationError
 
 from weft_gateway.errors import ApiError, ParameterError
 from weft_gateway.openai.schema import ChatRequest, CompletionRequest, parse
-from weft_gateway.openai.tolerance import ACCEPTED, NEUTRAL, advice
+from weft_gateway.openai.tolerance import ACCEPTED, NEUTRAL, OFF, advice
+from weft_gateway.openai.tool_calls import HERMES
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text(max_size=8),
@@ -40,7 +41,7 @@ def test_any_object_is_taken_or_refused_by_name(changes: dict[str, Any], kind: t
         assert refusal.status == 400
         assert orjson.loads(refusal.body())["error"]["message"]
     if request:
-        given = {name for name, value in changes.items() if value not in (None, "", [], {}, False)}
+        given = {name for name, value in changes.items() if value is not None and value not in NEUTRAL.get(name, ())}
         assert given <= set(kind.model_fields) | ACCEPTED, "nothing is ignored"
 
 
@@ -97,17 +98,69 @@ def test_every_parameter_of_openais_reference_is_served_accepted_or_refused_with
 def test_what_asks_for_what_happens_anyway_changes_nothing(kind: type[Any]) -> None:
     good = GOOD if kind is ChatRequest else {"model": "m", "prompt": "hello"}
     plain = parse(kind, orjson.dumps(good))
-    values: list[dict[str, Any]] = [{name: value} for name, values in NEUTRAL.items() for value in values]
+    values: list[dict[str, Any]] = [
+        {name: value} for name in NEUTRAL.keys() - set(kind.model_fields) for value in NEUTRAL[name]
+    ]
+    values += [{name: value} for name in OFF - set(kind.model_fields) for value in (False, 0, "", [], {})]
     values += [{name: "mine"} for name in ACCEPTED]
     values += [{name: None} for name in ("anything", "tools", "stop", "user")]
-    values += [{"store": False}, {"tools": []}, {"suffix": ""}, {"functions": []}, {"audio": {}}, {"echo": False}]
+    values += [{"echo": False}, {"structured_outputs": {"json_object": False}}, {"response_format": {"type": "text"}}]
     values += [{"top_k": -1}, {"repetition_penalty": 1.0}, {"min_p": 0}, {"stop": []}, {"priority": 0}, {"n": 1.0}]
     values += [{"stop_token_ids": []}, {"bad_words": []}, {"logit_bias": {}}, {"ignore_eos": False}, {"seed": None}]
     for value in values:
-        if set(value) == {"best_of"} and kind is CompletionRequest:
-            continue
         found = parse(kind, orjson.dumps(good | value))
-        assert found.model_copy(update={"top_k": plain.top_k}) == plain, value
+        kept = {"top_k": plain.top_k, "structured_outputs": None, "response_format": None}
+        assert (found.model_copy(update=kept), found.form(HERMES)) == (plain, None), value
+
+
+PART: dict[str, Any] = {"type": "text", "text": "one "}
+FUNCTION: dict[str, Any] = {"name": "f", "parameters": {}}
+CHOICE = {"type": "function", "function": {"name": "f"}}
+
+
+def tool(**more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": FUNCTION | more}
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        *(
+            ({name: False}, name)
+            for name in (
+                "skip_special_tokens", "detokenize", "do_sample", "include_reasoning", "separate_reasoning",
+                "cache_prompt", "nobody_knows",
+            )
+        ),
+        *(({"nobody_knows": value}, "nobody_knows") for value in ("", [], {}, 0)),
+        ({"n_predict": 0}, "n_predict"),
+        ({"stream": True, "stream_options": {"include": False}}, "stream_options.include"),
+        ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+        ({"tools": [tool(examples=[])]}, "tools"),
+        ({"tools": [tool(strict="no")]}, "tools"),
+        ({"tools": [tool(parameters=False)]}, "tools"),
+        ({"tools": [tool() | {"defer_loading": False}]}, "tools"),
+        ({"tools": [tool()], "tool_choice": CHOICE | {"mode": "auto"}}, "tool_choice"),
+        ({"tools": [tool()], "tool_choice": {"type": "function", "function": FUNCTION}}, "tool_choice"),
+        ({"messages": [{"role": "user", "content": [PART | {"detail": "low"}]}]}, "messages[0].content"),
+        ({"messages": [{"role": "assistant", "content": "a", "prefix": True}]}, "messages[0]"),
+        ({"messages": [{"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}}]}, "messages[0]"),
+    ],
+)  # fmt: skip
+def test_what_would_change_the_answer_is_refused_by_name_whatever_its_value(
+    changes: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(ParameterError) as caught:
+        parse(ChatRequest, orjson.dumps(GOOD | changes))
+    assert caught.value.param == param
+    assert param in caught.value.message
+
+
+def test_what_changes_no_text_may_stand_beside_it() -> None:
+    parts = [PART | {"cache_control": {"type": "ephemeral"}, "annotations": [], "id": None}]
+    asked = {"messages": [{"role": "user", "content": parts}], "tools": [tool(strict=True) | {"cache_control": {}}]}
+    request = parse(ChatRequest, orjson.dumps(GOOD | asked))
+    assert (request.messages[0].content, request.tools) == ("one ", [tool(strict=True)])
 
 
 def test_our_own_answer_can_be_sent_back_with_what_clients_add_to_it() -> None:

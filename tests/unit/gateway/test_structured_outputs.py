@@ -38,6 +38,7 @@ SCHEMA = {
     "required": ["a", "b"],
     "additionalProperties": False,
 }
+NAMED = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}
 ONE_LINE, PRETTY = (json.dumps({"a": 1, "b": ["x", "y"]}, indent=indent) for indent in (None, 2))
 
 
@@ -48,6 +49,8 @@ ONE_LINE, PRETTY = (json.dumps({"a": 1, "b": ["x", "y"]}, indent=indent) for ind
         {"structured_outputs": {"json": SCHEMA}},
         {"structured_outputs": {"json": json.dumps(SCHEMA), "regex": None, "disable_fallback": True}},
         {"guided_json": SCHEMA},
+        {"response_format": {"type": "json_object", "schema": SCHEMA}},
+        {"response_format": {"type": "json_schema", "schema": SCHEMA}},
     ],
 )
 def test_a_json_schema_in_every_spelling(params: dict[str, Any]) -> None:
@@ -62,6 +65,7 @@ def test_a_json_schema_in_every_spelling(params: dict[str, Any]) -> None:
     "params",
     [
         {"response_format": {"type": "json_object"}},
+        {"response_format": {"type": "json_object", "schema": {}}},
         {"structured_outputs": {"json_object": True}},
         {"guided_json_object": True},
     ],
@@ -141,6 +145,24 @@ def test_texts_have_no_form() -> None:
         ({"response_format": "json"}, "response_format"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}}, "response_format.json_schema"),
+        ({"response_format": {"type": "text", "schema": {}}}, "response_format.schema"),
+        ({"response_format": {"type": "json_object", "strict": False}}, "response_format.strict"),
+        ({"response_format": {"type": "json_object", "schema": "{}"}}, "response_format.schema"),
+        ({"response_format": NAMED | {"schema": {}}}, "response_format.schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "x": 0}}},
+            "response_format.json_schema.x",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "strict": "no"}}},
+            "response_format.json_schema.strict",
+        ),
+        ({"structured_outputs": {"regex": "a", "any": False}}, "structured_outputs.any"),
+        ({"structured_outputs": {"json": False}}, "structured_outputs.json"),
+        (
+            {"structured_outputs": {"json": {}, "disable_any_whitespace": 1}},
+            "structured_outputs.disable_any_whitespace",
+        ),
         ({"structured_outputs": ["a"]}, "structured_outputs"),
         ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),
         ({"structured_outputs": {"json": 5}}, "structured_outputs.json"),

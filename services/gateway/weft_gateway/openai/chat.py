@@ -1,11 +1,13 @@
 """`POST /v1/chat/completions`."""
 
+import re
 from functools import partial
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from weft_gateway.errors import ParameterError
 from weft_gateway.openai.answer_parts import AnswerForm
 from weft_gateway.openai.http_requests import completion
 from weft_gateway.openai.reasoning import BEGIN, reasons
@@ -17,9 +19,14 @@ from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.chat_template import Chat
 from weft_gateway.shell.tokenizer import ModelTokenizer
 
+_GIVEN = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
+
 
 def chat_of(params: ChatPrompt, template: str, form: ToolFormat) -> Chat:
-    """What the model's chat template gets. One that shows no tools gets them in a system message, calls in `form`."""
+    """What the model's chat template gets. One that shows no tools gets them in a system message, calls in `form`.
+
+    Raises ParameterError.
+    """
     messages, tools = [message.of_template() for message in params.messages], params.callable_tools
     if not renders_tools(template):
         messages = _with_instructions([_with_written_calls(form, message) for message in messages], form, tools)
@@ -30,11 +37,42 @@ def chat_of(params: ChatPrompt, template: str, form: ToolFormat) -> Chat:
         continue_final_message=params.continue_final_message,
         tools=tools,
         documents=params.documents,
-        variables={"reasoning_effort": params.reasoning_effort} | params.chat_template_kwargs
-        if params.reasoning_effort
-        else params.chat_template_kwargs,
+        variables=_variables(params, template),
         add_special_tokens=params.add_special_tokens,
     )
+
+
+def _variables(params: ChatPrompt, template: str) -> dict[str, Any]:
+    """The caller's own. Raises ParameterError for one that the template does not read: it would change nothing.
+
+    What is empty, or false, is what happens anyway where the model does not reason. Degrees of effort are a hint.
+    """
+
+    def is_read(name: str) -> bool:
+        return re.search(rf"\b{re.escape(name)}\b", template) is not None
+
+    asked: dict[str, tuple[str, Any]] = {"enable_thinking": ("enable_thinking", params.enable_thinking)}
+    if params.reasoning_effort == "none" and not is_read("reasoning_effort"):
+        asked["enable_thinking"] = "reasoning_effort", False
+    elif params.reasoning_effort and is_read("reasoning_effort"):
+        asked["reasoning_effort"] = "reasoning_effort", params.reasoning_effort
+    asked |= {name: (f"chat_template_kwargs.{name[:64]}", value) for name, value in params.chat_template_kwargs.items()}
+    for name, (param, value) in asked.items():
+        if name in _GIVEN and value != getattr(params, name):
+            raise ParameterError(
+                f"{param}: it is a parameter of the request, beside chat_template_kwargs.", param=param
+            )
+        idle = value is None or name in _GIVEN or not (value or reasons(template))
+        if not idle and not is_read(name):
+            raise _not_read(param)
+    if params.documents and not is_read("documents"):
+        raise _not_read("documents")
+    return {name: value for name, (_, value) in asked.items() if value is not None}
+
+
+def _not_read(param: str) -> ParameterError:
+    text = f"{param}: this model's chat template has no such variable: it would change nothing. Leave it out."
+    return ParameterError(text, param=param, code="unsupported_parameter")
 
 
 def _with_written_calls(form: ToolFormat, message: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, PlainValidator
 from pydantic_core import PydanticCustomError
 
 from weft_gateway.core.stops import MAX_STOP_CHARS, MAX_STOPS
+from weft_gateway.openai.tolerance import unknown_of
 from weft_gateway.shell.request_ids import MAX_PROMPTS
 
 MAX_INT32 = 2**31 - 1
@@ -21,6 +22,12 @@ MAX_BAD_WORDS, MAX_BAD_TEXT_CHARS = 64, 256
 MAX_TOOLS = 128
 MAX_DEPTH = 32  # of values inside values that a chat template gets
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,8}", re.ASCII)
+# Of the parts of content; those in the second line change no text (an answer that is sent back, Anthropic's caches).
+_PART_FIELDS = frozenset(
+    "type text refusal "
+    "annotations logprobs citations cache_control prompt_cache_breakpoint id status signature thinking".split()
+)
+_FUNCTION_FIELDS = frozenset("name description parameters strict return".split())  # return: Hugging Face's
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 
 
@@ -101,12 +108,24 @@ def _content(value: Any) -> str:
 
 def _part(part: Any) -> str:
     match part:
-        case str(text) | {"type": "text" | "input_text" | "output_text" | "thinking", "text": str(text)}:
+        case str(text):
             return text
-        case {"type": "refusal", "refusal": str(text)}:
+        case {"type": "text" | "input_text" | "output_text" | "thinking", "text": str(text)} | {
+            "type": "refusal",
+            "refusal": str(text),
+        }:
+            _check_names("of a part of content", part, _PART_FIELDS)
             return text
         case _:
             raise PydanticCustomError("content", 'takes text parts only: {"type": "text", "text": "..."}')
+
+
+def _check_names(what: str, value: dict[str, Any], known: frozenset[str]) -> None:
+    """An object inside a request is as strict as the request."""
+    if unknown := unknown_of(value, known):
+        text = "{unknown} {what} is not supported; {known} are"
+        about = {"unknown": repr(unknown), "what": what, "known": ", ".join(sorted(known))}
+        raise PydanticCustomError("unknown", text, about)
 
 
 def _tools(value: Any) -> list[dict[str, Any]]:
@@ -119,14 +138,18 @@ def _tools(value: Any) -> list[dict[str, Any]]:
             '{{"name": "up to 64 letters, digits, _ . and -", "description": "...", "parameters": {{...}}}}}}',
             {"count": MAX_TOOLS},
         )
-    return _bounded(value)
+    for tool in value:
+        _check_names("of a tool", tool, frozenset(("type", "function", "cache_control")))
+        _check_names("of a tool's function", tool["function"], _FUNCTION_FIELDS)
+    return _bounded([{"type": "function", "function": tool["function"]} for tool in value])
 
 
 def _is_function(tool: Any) -> bool:
     match tool:
         case {"type": "function", "function": {"name": str(name), **others}}:
-            parameters, described = others.get("parameters") or {}, others.get("description") or ""
-            return bool(_TOOL_NAME.fullmatch(name)) and isinstance(parameters, dict) and isinstance(described, str)
+            kinds = {"parameters": dict, "description": str, "strict": bool}
+            typed = all(isinstance(others[key], kinds[key]) for key in kinds if others.get(key) is not None)
+            return bool(_TOOL_NAME.fullmatch(name)) and typed
         case _:
             return False
 
@@ -136,12 +159,12 @@ def _tool_choice(value: Any) -> str | dict[str, str]:
     match value:
         case "none" | "auto" | "required":
             return value
-        case {"type": "function", "function": {"name": str(name)}}:
+        case {"type": "function", "function": {"name": str(name), **others}, **more} if not others and not more:
             return {"name": name}
         case _:
             raise PydanticCustomError(
                 "tool_choice",
-                'must be "none", "auto", "required", or {{"type": "function", "function": {{"name": "..."}}}}',
+                'must be "none", "auto", "required", or {"type": "function", "function": {"name": "..."}}',
             )
 
 

@@ -15,13 +15,19 @@ from weft_gateway.openai.chat import form_of, prompts_of
 from weft_gateway.openai.fields import MAX_INT32, Stops, Whole
 from weft_gateway.openai.http_requests import completion, json_body, json_response
 from weft_gateway.openai.messages_format import MessagesEncoder
-from weft_gateway.openai.schema import MAX_MESSAGES, ChatRequest, Strict, checked, object_of
+from weft_gateway.openai.schema import MAX_MESSAGES, ChatRequest, Strict, checked, naming_as_asked, object_of
 from weft_gateway.openai.tokenize import caller_of, chat_length, in_thread, tokenizer_of
+from weft_gateway.openai.tolerance import check_names
 from weft_gateway.openai.validation import ModelEndpoint
 from weft_gateway.shell.app_state import AppState
 
 PATH = "/v1/messages"
 PASSED_ON = ("model", "stream", "temperature", "top_p", "top_k")
+OWN_NAMES = {"max_completion_tokens": "max_tokens", "stop": "stop_sequences", "enable_thinking": "thinking"}
+_BLOCK_FIELDS = (  # cache_control changes no answer; the others in its line come back with an answer
+    "type", "text", "id", "name", "input", "tool_use_id", "content", "is_error", "thinking", "data",
+    "cache_control", "citations", "signature", "caller",
+)  # fmt: skip
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -36,7 +42,7 @@ class CountRequest(Strict):
     thinking: dict[str, Any] = Field(default_factory=dict[str, Any], description="accepted while it is disabled")
 
     def check_together(self) -> None:
-        if self.thinking.get("type", "disabled") != "disabled":
+        if self.thinking not in ({}, {"type": "disabled"}):
             text = "thinking: a model reasons as its chat template has it; leave it out."
             raise ParameterError(text, param="thinking", code="unsupported_value")
 
@@ -48,6 +54,7 @@ class CountRequest(Strict):
             "messages": [*system, *_messages(self.messages)],
             "tools": [_tool(tool, index) for index, tool in enumerate(self.tools)],
             "tool_choice": _tool_choice(self.tool_choice),
+            "enable_thinking": False if self.thinking else None,
             "parallel_tool_calls": not self.tool_choice.get("disable_parallel_tool_use", False),
         }
 
@@ -79,6 +86,7 @@ class MessagesChat(ChatRequest):
     """The chat that a request of `POST /v1/messages` asks for."""
 
     prompt_name: ClassVar[str] = "messages"
+    asked_as = OWN_NAMES
 
 
 def _messages(given: list[Any]) -> list[dict[str, Any]]:
@@ -99,6 +107,8 @@ def _messages(given: list[Any]) -> list[dict[str, Any]]:
 def _of_blocks(role: str, blocks: list[Any], where: str) -> list[dict[str, Any]]:
     texts, calls, results = list[str](), list[Any](), list[dict[str, Any]]()
     for index, block in enumerate(blocks):
+        if isinstance(block, dict):
+            check_names(f"{where}[{index}]", block, _BLOCK_FIELDS)  # pyright: ignore[reportUnknownArgumentType]
         match block:
             case {"type": "text", "text": str(text)}:
                 texts.append(text)
@@ -118,15 +128,17 @@ def _of_blocks(role: str, blocks: list[Any], where: str) -> list[dict[str, Any]]
 
 def _tool(tool: Any, index: int) -> dict[str, Any]:
     match tool:
-        case {"name": str(name), "input_schema": dict(schema), **others} if others.get("type", "custom") == "custom":
-            described = {"description": others["description"]} if others.get("description") else {}
-            return {"type": "function", "function": {"name": name, **described, "parameters": schema}}
+        case {"name": str(name), "input_schema": dict(schema), **others} if others.get("type") in (None, "custom"):
+            check_names(f"tools[{index}]", others, ("type", "description", "strict", "cache_control"))
+            about = {key: others[key] for key in ("description", "strict") if others.get(key)}
+            return {"type": "function", "function": {"name": name, **about, "parameters": schema}}
         case _:
             text = f'tools[{index}]: must be {{"name": "...", "description": "...", "input_schema": {{...}}}}.'
             raise ParameterError(text, param=f"tools[{index}]")
 
 
 def _tool_choice(choice: dict[str, Any]) -> Any:
+    check_names("tool_choice", choice, ("type", "name", "disable_parallel_tool_use"))
     match choice:
         case {"type": "tool", "name": str(name)}:
             return {"type": "function", "function": {"name": name}}
@@ -140,7 +152,13 @@ def _tool_choice(choice: dict[str, Any]) -> Any:
 
 def parse_messages(body: bytes) -> MessagesChat:
     """Raises BadRequest, ParameterError."""
-    return checked(MessagesChat, checked(MessagesRequest, object_of(body)).chat())
+    return _chat(checked(MessagesRequest, object_of(body)))
+
+
+def _chat(params: CountRequest) -> MessagesChat:
+    """Raises ParameterError."""
+    with naming_as_asked(MessagesChat):
+        return checked(MessagesChat, params.chat())
 
 
 MESSAGES = ModelEndpoint(PATH, parse_messages, prompts_of, MessagesEncoder, form_of=form_of)
@@ -155,6 +173,6 @@ async def count_tokens(state: AppState, request: Request) -> Response:
     """The tokens of a chat in Anthropic's form."""
     caller = await caller_of(state, request)
     body = await json_body(request, state.settings.max_body_bytes)
-    params = await in_thread(lambda body: checked(MessagesChat, checked(CountRequest, object_of(body)).chat()), body)
+    params = await in_thread(lambda body: _chat(checked(CountRequest, object_of(body))), body)
     pool, tokenizer = tokenizer_of(state, caller, params.model)
     return json_response({"input_tokens": chat_length(params, pool, tokenizer)})

@@ -26,7 +26,15 @@ from weft_gateway.openai.http_requests import completion, json_body, json_respon
 from weft_gateway.openai.lists import MAX_ID_CHARS, Query, listed
 from weft_gateway.openai.response_format import AnswerEncoder
 from weft_gateway.openai.responses_format import ResponsesEncoder, input_item
-from weft_gateway.openai.schema import MAX_CALLER_ID, MAX_MESSAGES, ChatRequest, Strict, checked, object_of
+from weft_gateway.openai.schema import (
+    MAX_CALLER_ID,
+    MAX_MESSAGES,
+    ChatRequest,
+    Strict,
+    checked,
+    naming_as_asked,
+    object_of,
+)
 from weft_gateway.openai.tokenize import caller_of, chat_length, in_thread, tokenizer_of
 from weft_gateway.openai.validation import Call, ModelEndpoint
 from weft_gateway.shell.app_state import AppState
@@ -36,7 +44,17 @@ log = logging.getLogger(__name__)
 MAX_RESPONSE_ID = 160
 MAX_REFERRED = 64  # responses whose items one request refers to
 ITEM_ID = re.compile(r"(?:msg|rs|fc)_(resp_.{1,160})_([0-9]{1,4})")  # of `ResponsesEncoder`
-OWN_NAMES = {"messages": "input", "response_format": "text.format", "reasoning_effort": "reasoning.effort"}
+OWN_NAMES = {
+    "messages": "input",
+    "response_format.json_schema": "text.format",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+    "max_completion_tokens": "max_output_tokens",
+}
+INSIDE: dict[str, dict[str, tuple[str, ...]]] = {  # the values that change nothing; (): any, which is passed on
+    "text": {"format": (), "verbosity": ("medium",)},
+    "reasoning": {"effort": (), "summary": ("auto",), "generate_summary": ("auto",)},
+}
 PASSED_ON = (
     "model", "stream", "temperature", "top_p", "parallel_tool_calls", "user", "safety_identifier", "top_logprobs",
     "top_k", "min_p", "seed", "stop", "frequency_penalty", "presence_penalty", "repetition_penalty",
@@ -82,6 +100,11 @@ class ResponsesRequest(Strict):
         if self.truncation != "disabled":
             text = "truncation: a conversation is never cut by the gateway; leave out its oldest items."
             raise ParameterError(text, param="truncation", code="unsupported_value")
+        for name, known in INSIDE.items():
+            for key, value in getattr(self, name).items():
+                if value is not None and (key not in known or value not in (known[key] or (value,))):
+                    text = f"{name}.{key[:64]}: it is not served so; leave it out."
+                    raise ParameterError(text, param=f"{name}.{key[:64]}", code="unsupported_parameter")
         if (unknown := next((name for name in self.include if name not in INCLUDED), None)) is not None:
             text = f"include: {unknown[:64]!r} is not there to be included; {', '.join(INCLUDED)} are taken."
             raise ParameterError(text, param="include", code="unsupported_value")
@@ -91,6 +114,7 @@ class ResponsesChat(ChatRequest):
     """The chat that a request of `POST /v1/responses` asks for, and what its answer repeats of the request."""
 
     prompt_name: ClassVar[str] = "input"
+    asked_as = OWN_NAMES
     _asked: ResponsesRequest = PrivateAttr()
     _own: list[Any] = PrivateAttr(default_factory=list[Any])
     _repeated: dict[str, Any] = PrivateAttr(default_factory=dict[str, Any])
@@ -125,13 +149,8 @@ class ResponsesChat(ChatRequest):
         chat["tools"] = [_tool(tool) for tool in params.tools]
         chat["tool_choice"] = _tool_choice(params.tool_choice)
         chat["response_format"] = _response_format(params.text.get("format"))
-        try:
+        with naming_as_asked(cls):
             request = checked(cls, chat)
-        except ParameterError as error:
-            param = error.param
-            for name, asked_as in OWN_NAMES.items():
-                param = param and param.replace(name, asked_as)
-            raise ParameterError(error.message.replace("messages[", "input["), param=param, code=error.code) from error
         request._asked, request._own = params, own
         request._repeated = {
             "instructions": params.instructions or None,

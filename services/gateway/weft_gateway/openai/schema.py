@@ -5,6 +5,8 @@ A `null` counts as absent. Types are strict, but that 5.0 is 5: no text for a nu
 
 import contextlib
 import re
+from collections.abc import Generator, Mapping
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import orjson
@@ -31,7 +33,7 @@ from weft_gateway.openai.fields import (
     Whole,
 )
 from weft_gateway.openai.structured_outputs import FORM_PARAMETERS, Form, form_of, form_with_tools
-from weft_gateway.openai.tolerance import advice, tolerated
+from weft_gateway.openai.tolerance import advice, tolerated, unknown_of
 from weft_gateway.openai.tool_calls import ToolFormat
 from weft_gateway.shell.request_ids import MAX_N
 
@@ -87,6 +89,7 @@ class Strict(BaseModel):
     """An object of known names, typed strictly."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
+    asked_as: ClassVar[Mapping[str, str]] = MappingProxyType({})  # by name here: what clients of its API call it
 
     @model_validator(mode="before")
     @classmethod
@@ -106,15 +109,20 @@ class Strict(BaseModel):
 class StreamOptions(BaseModel):
     """What a stream holds beside its text."""
 
-    model_config = ConfigDict(strict=True, extra="ignore")
+    model_config = ConfigDict(strict=True, extra="forbid")
 
     include_usage: bool = Field(False, description="a last chunk with the tokens used")
     continuous_usage_stats: bool = Field(False, description="every chunk has the tokens used so far")
+    include_obfuscation: Literal[False] = Field(False, description="chunks are never padded")
 
     @model_validator(mode="before")
     @classmethod
-    def _without_nulls(cls, value: Any) -> Any:
-        return {name: item for name, item in value.items() if item is not None} if isinstance(value, dict) else value
+    def _one_unknown(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        unknown = unknown_of(value, cls.model_fields)
+        known = {name: value[name] for name in cls.model_fields if value.get(name) is not None}
+        return known if unknown is None else known | {unknown: None}
 
 
 class Common(Strict):
@@ -243,8 +251,18 @@ def _calls(calls: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
     return calls
 
 
+_CONTINUES = "continue_final_message goes on with the last message"
+_ASKING = {
+    "prefix": _CONTINUES,
+    "partial": _CONTINUES,
+    "function_call": "it is the older form of tool_calls",
+    "images": "prompts are texts",
+    "audio": "prompts are texts",
+}
+
+
 class ChatMessage(BaseModel):
-    """One message of a chat; fields that are not named here have no effect."""
+    """One message of a chat; fields that are not named here have no effect, and those of `_ASKING` are refused."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
     ALL: ClassVar = ("name", "tool_call_id", "tool_calls", "reasoning_content")
@@ -262,6 +280,8 @@ class ChatMessage(BaseModel):
         """Names beyond the known ones are left out before they cost anything; `reasoning` is vLLM's newer name."""
         if not isinstance(value, dict):
             return value
+        if asked := next((name for name in _ASKING if value.get(name)), None):
+            raise PydanticCustomError("asks", "has {name}: {advice}", {"name": asked, "advice": _ASKING[asked]})
         known = {name: value[name] for name in cls.model_fields if name in value}
         if "reasoning" in value:
             known.setdefault("reasoning_content", value["reasoning"])
@@ -300,6 +320,7 @@ class ChatPrompt(Strict):
     reasoning_effort: Annotated[str | None, BeforeValidator(_effort)] = Field(
         None, description="a variable of the model's chat template"
     )
+    enable_thinking: bool | None = Field(None, description="a variable of the model's chat template")
     documents: Annotated[list[dict[str, Any]], Bounded] = Field(
         default_factory=list[dict[str, Any]], description="for chat templates that place them"
     )
@@ -446,6 +467,18 @@ class BatchRequest(Strict):
     metadata: Annotated[dict[str, str], BeforeValidator(_metadata)] = Field(
         default_factory=dict[str, str], description="up to 16 texts of up to 512 characters, by names of up to 64"
     )
+
+
+@contextlib.contextmanager
+def naming_as_asked(params: Strict | type[Strict]) -> Generator[None]:
+    """Raises a ParameterError of the block with the parameter's name in the API that was called."""
+    try:
+        yield
+    except ParameterError as error:
+        param, message = error.param or "", error.message
+        for name, asked_as in params.asked_as.items():
+            param, message = (re.sub(rf"^{re.escape(name)}\b", asked_as, text) for text in (param, message))
+        raise ParameterError(message, param=param or None, code=error.code) from error
 
 
 def parse(kind: type[T], body: bytes) -> T:

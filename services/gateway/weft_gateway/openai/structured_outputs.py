@@ -15,6 +15,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from weft.grammars import MAX_BYTES, first_fault, one_line, parser_limits
 from weft_gateway.errors import ParameterError
+from weft_gateway.openai.tolerance import check_names
 from weft_gateway.openai.tool_calls import ToolFormat
 
 # Between the parts of a JSON text: pretty-printed or in one line, but no endless run of spaces.
@@ -24,6 +25,7 @@ _NOT_CLOSED = {"additionalProperties", "patternProperties", "unevaluatedProperti
 _OBJECT = '{"type": "object"}'
 _ASCII_CLASSES = {"d": "[0-9]", "D": "[^0-9]", "w": "[0-9A-Za-z_]", "W": "[^0-9A-Za-z_]"}
 _FORMS = ("json", "regex", "choice", "grammar", "json_object")
+_FLAGS = ("json_object", "disable_fallback", "disable_any_whitespace", "disable_additional_properties")
 FORM_PARAMETERS = (
     "response_format", "structured_outputs", *(f"guided_{kind}" for kind in (*_FORMS, "whitespace_pattern")),
 )  # fmt: skip
@@ -143,16 +145,23 @@ def _options(form: Form) -> dict[str, Any]:
 
 
 def _of_response_format(value: Any) -> list[Form]:
+    """OpenAI's; a schema beside `type`, too, as llama.cpp, Together and Fireworks have it."""
     name = "response_format"
     match value:
-        case None | {"type": "text"}:
+        case None:
             return []
-        case {"type": "json_object"}:
-            return [Form(name, "json", _OBJECT)]
-        case {"type": "json_schema", "json_schema": {"schema": dict(schema), **other}}:
-            return [
-                Form(f"{name}.json_schema.schema", "json", json.dumps(schema), lenient=other.get("strict") is False)
-            ]
+        case {"type": "text", **others}:
+            check_names(name, others, ())
+            return []
+        case {"type": "json_object", **others}:
+            check_names(name, others, ("schema",))
+            schema = others.get("schema")
+            return [Form(name, "json", _OBJECT)] if schema in (None, {}) else [_of_schema(f"{name}.schema", schema, {})]
+        case {"type": "json_schema", "json_schema": {"schema": schema, **about}, **others}:
+            check_names(name, others, ())
+            return [_of_schema(f"{name}.json_schema.schema", schema, about)]
+        case {"type": "json_schema", "schema": schema, **about} if about.get("json_schema") is None:
+            return [_of_schema(f"{name}.schema", schema, about)]
         case {"type": "json_schema"}:
             text = 'response_format: json_schema has to be {"name": ..., "schema": {...}}.'
             raise ParameterError(text, param="response_format.json_schema")
@@ -163,20 +172,30 @@ def _of_response_format(value: Any) -> list[Form]:
             raise ParameterError('response_format has to be an object with a "type".', param=name)
 
 
+def _of_schema(param: str, schema: Any, about: Mapping[str, Any]) -> Form:
+    """`about`: what stands beside the schema."""
+    beside = param.rpartition(".")[0]
+    check_names(beside, about, ("name", "description", "strict"))
+    if not isinstance(schema, dict):
+        raise _wrong(param, "a JSON schema")
+    if not isinstance(strict := about.get("strict"), bool | None):
+        raise _wrong(f"{beside}.strict", "true or false")
+    return Form(param, "json", json.dumps(schema), lenient=strict is False)
+
+
 def _of_vllm(value: Any) -> list[Form]:
     name = "structured_outputs"
     if value is None:
         return []
     if not isinstance(value, dict):
         raise ParameterError(f"{name} has to be an object.", param=name)
-    given = {key: item for key, item in value.items() if item is not None and item is not False}
-    given.pop("disable_fallback", None)
+    given = {key: item for key, item in value.items() if item is not None and (key not in _FLAGS or item is not False)}
+    if wrong := next((key for key in _FLAGS if given.get(key, True) is not True), None):
+        raise _wrong(f"{name}.{wrong}", "true or false")
+    given.pop("disable_fallback", None)  # there is one engine
     if given.pop("disable_any_whitespace", False):
         given.setdefault("whitespace_pattern", "")
-    known = (*_FORMS, "whitespace_pattern")
-    if (unknown := next((key for key in given if key not in known), None)) is not None:
-        text = f"{name}.{unknown[:64]} is not served; {', '.join(known)} are."
-        raise ParameterError(text, param=f"{name}.{unknown[:64]}")
+    check_names(name, given, (*_FORMS, "whitespace_pattern"))
     return _of_kinds(given, f"{name}.")
 
 

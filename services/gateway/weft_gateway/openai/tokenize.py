@@ -20,6 +20,7 @@ from weft_gateway.openai.schema import (
     TokenizeChatRequest,
     TokenizeRequest,
     checked,
+    naming_as_asked,
     object_of,
     parse,
 )
@@ -68,7 +69,8 @@ def _chat_tokens(params: ChatPrompt, tokenizer: ModelTokenizer, parser: str) -> 
 def chat_length(params: ChatPrompt, pool: PoolRoute, tokenizer: ModelTokenizer) -> int:
     """How many tokens a chat's prompt has. Raises BadRequest."""
     try:
-        return len(_chat_tokens(params, tokenizer, pool.tool_call_parser))
+        with naming_as_asked(params):
+            return len(_chat_tokens(params, tokenizer, pool.tool_call_parser))
     except NotEncodable as error:
         raise BadRequest(f"The prompt cannot be encoded: {error}.") from error
 

@@ -1,12 +1,15 @@
 """What a request may hold beside the parameters that are served (a tolerant reader: Fowler, 2011).
 
-Accepted without effect is what asks for what happens anyway (`NEUTRAL`), what holds nothing (`null`, `[]`, `{}`, `""`,
-false), and what concerns the caller's own books (`ACCEPTED`). Any other parameter would change the meaning of the
-request if it were ignored, so it is refused by name, with an advice.
+Accepted without effect is `null`, what concerns the caller's own books (`ACCEPTED`), and of the names that other
+servers have what asks for what happens anyway: the values of `NEUTRAL`, and false, 0 and what is empty of those in
+`OFF`. Any other parameter would change the meaning of the request if it were ignored, so it is refused by name, with
+an advice, whatever its value: false, too, asks for something where the default is true.
 """
 
 from collections.abc import Collection, Mapping
 from typing import Any
+
+from weft_gateway.errors import ParameterError
 
 ACCEPTED = frozenset(
     "metadata prompt_cache_key prompt_cache_options prompt_cache_retention request_id moderation".split()
@@ -15,13 +18,33 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "length_penalty": (1.0,),
     "service_tier": ("auto", "default"),
     "modalities": (["text"],),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "detokenize": (True,),
     "best_of": (1,),
     "verbosity": ("medium",),
     "chat_template_content_format": ("auto", "string"),
+    "function_call": ("none", "auto"),  # without functions
+    "spaces_between_special_tokens": (True, False),  # there are none in a text
+    "stream_options": ({"include_obfuscation": False},),  # of responses
+    **dict.fromkeys("id_slot slot_id".split(), (-1,)),
+    **dict.fromkeys("typical_p tfs_z repeat_penalty".split(), (1.0,)),
+    **dict.fromkeys(
+        "skip_special_tokens detokenize do_sample include_reasoning separate_reasoning stream_reasoning cache_prompt "
+        "parse_tool_calls add_special_tokens".split(),
+        (True,),
+    ),
 }
+_OFF = {
+    "OpenAI and Anthropic": "audio background container functions mcp_servers modalities prediction store "
+    "stream_options suffix web_search_options",
+    "vLLM": "early_stopping kv_transfer_params logits_processors media_io_kwargs mm_processor_kwargs prompt_embeds "
+    "repetition_detection use_beam_search vllm_xargs",
+    "SGLang": "custom_logit_processor custom_params ebnf json_schema lora_path no_stop_trim regex return_hidden_states "
+    "session_params",
+    "TGI": "decoder_input_details details return_full_text top_n_tokens watermark",
+    "llama.cpp": "dry_multiplier dynatemp_range grammar image_data lora mirostat n_keep n_probs post_sampling_probs "
+    "return_progress return_tokens timings_per_token top_a xtc_probability",
+    "others": "plugins provider safe_prompt transforms",
+}
+OFF = frozenset(name for names in _OFF.values() for name in names.split())
 _PARAMETERS = {
     "it is for reasoning models of OpenAI: ask for it in a message, or by chat_template_kwargs": "verbosity",
     "answers are text: leave it out": "modalities audio",
@@ -31,16 +54,24 @@ _PARAMETERS = {
     "answers are always generated token by token: leave it out": "prediction",
     "there is one: leave it out": "service_tier",
     "text is generated after a prompt, never between two: put what follows into the prompt": "suffix",
-    "it belongs to POST /v1/chat/completions": "messages",
+    "it belongs to POST /v1/chat/completions": "messages enable_thinking chat_template_kwargs reasoning_effort",
     "it belongs to POST /v1/completions": "prompt",
     "it belongs to POST /v1/completions; a chat has n": "best_of",
-    "completions call it max_tokens": "max_completion_tokens",
+    "it is called max_tokens": "max_completion_tokens max_new_tokens n_predict",
     "completions call it logprobs, a number": "top_logprobs",
     "the model's own chat template is used; chat_template_kwargs sets its variables": "chat_template",
-    "answers are sampled: leave it out": "use_beam_search length_penalty early_stopping",
-    "special tokens are never part of the text; return_token_ids has them": (
-        "skip_special_tokens spaces_between_special_tokens"
+    "enable_thinking and chat_template_kwargs set the chat template's variables": (
+        "thinking think reasoning thinking_budget"
     ),
+    "answers are sampled: leave it out": "use_beam_search length_penalty early_stopping",
+    "temperature 0 is greedy": "do_sample",
+    "special tokens are never part of the text; return_token_ids has them": "skip_special_tokens",
+    "answers are texts; return_token_ids has the tokens, too": "detokenize",
+    "reasoning is reasoning_content, beside the content": "include_reasoning separate_reasoning stream_reasoning",
+    "prompts are reused inside one cache_salt: send one of your own": "cache_prompt",
+    "it is called structured_outputs": "regex ebnf json_schema grammar guided_decoding_backend",
+    "it is called repetition_penalty": "repeat_penalty",
+    "it is called seed": "random_seed",
 }
 _ADVICE = {parameter: text for text, parameters in _PARAMETERS.items() for parameter in parameters.split()}
 
@@ -53,7 +84,19 @@ def tolerated(value: Mapping[str, Any], known: Collection[str]) -> dict[str, Any
 def _ineffective(name: str, item: Any, known: Collection[str]) -> bool:
     if name in known:
         return False
-    return name in ACCEPTED or item in ("", [], {}) or item is False or item in NEUTRAL.get(name, ())
+    return name in ACCEPTED or item in NEUTRAL.get(name, ()) or (name in OFF and not item)
+
+
+def unknown_of(value: Mapping[str, Any], known: Collection[str]) -> str | None:
+    """The first name of an object inside a request that nobody knows, cut; null counts as absent."""
+    return next((name[:64] for name, item in value.items() if item is not None and name not in known), None)
+
+
+def check_names(where: str, value: Mapping[str, Any], known: Collection[str]) -> None:
+    """Check that an object inside a request has known names alone. Raises ParameterError."""
+    if unknown := unknown_of(value, known):
+        text = f"{where}.{unknown} is not supported" + (f"; {', '.join(known)} are." if known else ": leave it out.")
+        raise ParameterError(text, param=f"{where}.{unknown}", code="unsupported_parameter")
 
 
 def advice(parameter: str) -> str:

@@ -28,7 +28,7 @@ from weft_gateway.openai.answer import Answer, BeforeEnd
 from weft_gateway.openai.answer_parts import AnswerForm
 from weft_gateway.openai.reasoning import reasons
 from weft_gateway.openai.response_format import PLAIN, AnswerContext, AnswerHead, EncoderOf, PromptPart
-from weft_gateway.openai.schema import Common
+from weft_gateway.openai.schema import Common, naming_as_asked
 from weft_gateway.openai.spans import RequestTrace
 from weft_gateway.openai.tool_calls import ToolFormat, format_of
 from weft_gateway.shell.app_state import AppState
@@ -106,6 +106,12 @@ async def submit(state: AppState, endpoint: ModelEndpoint[T], call: Call, body: 
     except ApiError:
         call.named_model = _named_model(body)
         raise
+    with naming_as_asked(parsed.params):
+        return await _submitted(state, endpoint, call, parsed)
+
+
+async def _submitted(state: AppState, endpoint: ModelEndpoint[T], call: Call, parsed: ParsedRequest[T]) -> Answer:
+    """Raises ApiError."""
     answers = parsed.params.prompts * parsed.params.drawn
     state.manager.limits.check_requests(call.principal, parsed.route.model_name, answers)
     prompts = endpoint.prompts_of(parsed)
