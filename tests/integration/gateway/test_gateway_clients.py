@@ -58,7 +58,7 @@ async def test_batches_of_token_ids_are_answered_and_more_prompts_than_the_gatew
             await http.post("/v1/completions", json=TEXT | {"prompt": ["a"] * 5}), 400, "invalid_parameter", "prompt"
         )
         wrong = TEXT | {"prompt": ["a", "b" * 9000]}
-        refused(await http.post("/v1/completions", json=wrong), 400, "context_length_exceeded", "prompt")
+        refused(await http.post("/v1/completions", json=wrong), 400, "context_length_exceeded", "prompt[1]")
         assert world.gateway.machine.admission.in_flight == 0
 
 

@@ -76,6 +76,7 @@ async def test_documents_come_in_the_order_of_their_cosines(vectors: World) -> N
         assert [one["score"] for one in data] == pytest.approx([1.0, -1.0])
 
 
+HELLO = {"role": "user", "content": "hello"}
 BAD = [
     ("/v1/embeddings", {"input": "north", "dimensions": 3}, "dimensions"),
     ("/v1/embeddings", {"input": []}, "input"),
@@ -84,6 +85,12 @@ BAD = [
     ("/rerank", {"query": "north", "documents": []}, "documents"),
     ("/rerank", {"query": "north", "documents": [{"image": "x"}]}, "documents"),
     ("/score", {"text_1": ["north", "east", "south"], "text_2": ["north", "east"]}, "text_1"),
+    ("/v1/embeddings", {"input": ["north", "x" * 9000]}, "input[1]"),
+    ("/rerank", {"query": "north", "documents": ["east", "x" * 9000]}, "documents[1]"),
+    ("/rerank", {"query": "x" * 9000, "documents": ["east"]}, "query"),
+    ("/score", {"text_1": ["north"], "text_2": ["north", "x" * 9000]}, "text_2[1]"),
+    ("/v1/chat/completions/batch", {"messages": [[HELLO], [HELLO | {"content": "x" * 9000}]]}, "messages[1]"),
+    ("/v1/chat/completions/batch", {"messages": [[HELLO], [HELLO | {"role": 1}]]}, "messages[1][0].role"),
 ]
 
 

@@ -173,6 +173,8 @@ BAD = [
     ({"text": {"format": {"type": "json_schema", "schema": {}, "x": 0}}}, "text.format.x"),
     ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options"),
     ({"truncation": "auto"}, "truncation"),
+    ({"max_output_tokens": 512}, "max_output_tokens"),
+    ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format"),
 ]
 
 

@@ -76,6 +76,34 @@ def test_any_json_object(params: dict[str, Any]) -> None:
     assert not accepts(made, "[1]")
 
 
+NULLABLE = {"type": "integer", "nullable": True}
+
+
+@pytest.mark.parametrize(
+    ("schema", "of_it", "others"),
+    [
+        (NULLABLE, ("null", "1"), ('"a"',)),
+        ({"type": "string", "enum": ["a"], "nullable": True}, ("null", '"a"'), ('"b"',)),
+        ({"$defs": {"n": {"type": "integer"}}, "$ref": "#/$defs/n", "nullable": True}, ("null", "1"), ('"a"',)),
+        ({"$defs": {"n": NULLABLE}, "type": "array", "items": {"$ref": "#/$defs/n"}}, ("[null, 1]",), ('["a"]',)),
+        ({"anyOf": [{"type": "integer"}, {"const": "a"}], "nullable": True}, ("null", "1", '"a"'), ('"b"',)),
+        (
+            {"type": "object", "properties": {"nullable": NULLABLE}, "required": ["nullable"]},
+            ('{"nullable": null}',),
+            ("{}", "null"),
+        ),
+        ({"const": {"nullable": True}}, ('{"nullable": true}',), ("null",)),
+        ({"type": "integer", "nullable": False}, ("1",), ("null",)),
+    ],
+)
+@pytest.mark.parametrize("strict", [True, False])
+def test_openapis_nullable_adds_null(
+    schema: dict[str, Any], of_it: Sequence[str], others: Sequence[str], strict: bool
+) -> None:
+    made = grammar(response_format={"type": "json_schema", "json_schema": {"schema": schema, "strict": strict}})
+    assert [text for text in (*of_it, *others) if accepts(made, text)] == [*of_it]
+
+
 @pytest.mark.parametrize("regex", ["[0-9]{3}-[a-z]+", "^[0-9]{3}-[a-z]+$", r"\d{3}-[a-z]+$"])
 @pytest.mark.parametrize("wrap", [lambda r: {"structured_outputs": {"regex": r}}, lambda r: {"guided_regex": r}])
 def test_a_regular_expression_is_of_the_whole_answer(regex: str, wrap: Any) -> None:
@@ -187,6 +215,8 @@ def test_what_is_no_form_is_refused_by_its_parameter(params: dict[str, Any], par
         ({"guided_json": {"type": "nothing"}}, "Invalid type: nothing"),
         ({"guided_json": "{"}, "."),
         ({"guided_json": {"enum": []}}, "Unsatisfiable"),
+        ({"guided_json": {"oneOf": [{"type": "number"}, {"type": "integer"}]}}, "write anyOf, or.*strict: false"),
+        ({"guided_json": {"nullable": "yes"}}, "nullable is true or false"),
         ({"guided_regex": "a(?=b)"}, "look-ahead"),
         ({"guided_regex": "("}, "unclosed group"),
         ({"guided_grammar": "start: nothing"}, 'unknown name: "nothing"'),
@@ -249,14 +279,15 @@ def test_arguments_have_the_properties_that_their_schema_names_unless_it_says_wh
     inner = {"properties": {"a": {"type": "integer"}}}
     open_ = {"properties": {"a": {"type": "integer"}}, "additionalProperties": {"type": "integer"}}
     schema = {"properties": {"x": inner, "y": open_, "z": {"items": inner}, "w": {"allOf": [inner]}}}
+    schema["properties"] |= {"o": {**inner, "nullable": True}}
     form = form_with_tools(
         [{"function": {"name": "f", "parameters": schema}}], HERMES, required=True, several=False, answer=None
     )
     assert form is not None
     grammar = grammar_of(form)
-    for good in ({}, {"x": {"a": 1}}, {"y": {"a": 1, "b": 2}}, {"z": [{"a": 1}]}, {"w": {"a": 1, "b": 2}}):
+    for good in ({}, {"x": {"a": 1}}, {"y": {"a": 1, "b": 2}}, {"z": [{"a": 1}]}, {"w": {"a": 1, "b": 2}}, {"o": None}):
         assert accepts(grammar, calls(HERMES, ("f", good))), good
-    for bad in ({"v": 1}, {"x": {"b": 1}}, {"z": [{"b": 1}]}):
+    for bad in ({"v": 1}, {"x": {"b": 1}}, {"z": [{"b": 1}]}, {"o": {"b": 1}}):
         assert not accepts(grammar, calls(HERMES, ("f", bad))), bad
 
 

@@ -106,6 +106,17 @@ def test_a_source_that_fails_is_asked_less_often_with_a_bound_by_what_fails(
     assert resolution.due_at(2.0) == 10.0 + expected_s
 
 
+@pytest.mark.parametrize("reason", ["SecretMissing", "SecretInvalid", "SourceForbidden", "SourceNotFound"])
+@pytest.mark.parametrize(("credentials", "within_s"), [("hub", 60.0), (None, 660.0)])
+def test_a_secret_that_was_corrected_is_seen_within_the_minute(
+    reason: str, credentials: str | None, within_s: float
+) -> None:
+    resolution = Resolution(replace(ONE, uri="hf:org/a", credentials=credentials))
+    for _ in range(9):
+        resolution = updated(started(resolution, resolution.request, 0.0), failed(reason), 0.0)
+    assert 0.8 * within_s <= resolution.due_at(60.0) <= within_s
+
+
 @pytest.mark.parametrize(
     ("status", "answer", "has_good"),
     [

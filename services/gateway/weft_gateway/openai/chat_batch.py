@@ -10,7 +10,7 @@ from weft_gateway.errors import ParameterError
 from weft_gateway.openai.chat import CHAT, echoed, form_of, prompt_of
 from weft_gateway.openai.http_requests import completion
 from weft_gateway.openai.response_format import ChatEncoder
-from weft_gateway.openai.schema import ChatRequest, checked, object_of
+from weft_gateway.openai.schema import ChatRequest, checked, naming, object_of
 from weft_gateway.openai.validation import ModelEndpoint, ParsedRequest, Prompt
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.request_ids import MAX_PROMPTS
@@ -36,10 +36,14 @@ class BatchedChats(ChatRequest):
         if not isinstance(chats, list) or not 0 < len(chats) <= MAX_PROMPTS:
             text = f"messages: must be a list of 1 to {MAX_PROMPTS} chats, each of which is a list of messages."
             raise ParameterError(text, param="messages")
+        checked_chats: list[ChatRequest] = []
+        for index, messages in enumerate(chats):
+            with naming({"messages": f"messages[{index}]"}):
+                checked_chats.append(checked(ChatRequest, value | {"messages": messages}))
         request = checked(cls, value | {"messages": chats[0]})
         if request.stream:
             raise ParameterError("stream: the answers to many chats are written whole; leave it out.", param="stream")
-        request._chats = [checked(ChatRequest, value | {"messages": messages}) for messages in chats]
+        request._chats = checked_chats
         return request
 
 

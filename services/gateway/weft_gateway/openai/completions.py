@@ -21,21 +21,21 @@ def prompts_of(parsed: ParsedRequest[P]) -> list[Prompt]:
     """Each prompt, to be encoded within the context. Raises ParameterError."""
     params, tokenizer = parsed.params, parsed.tokenizer
 
-    def prompt_of(prompt: str | list[int]) -> Prompt:
+    def prompt_of(index: int, prompt: str | list[int]) -> Prompt:
         if isinstance(prompt, str):
             return Prompt(prompt, partial(_encode, params, prompt), prompt if params.echo else "")
-        _check(prompt, tokenizer)
+        _check(prompt, params.prompt_at(index), tokenizer)
         text = tokenizer.decode(prompt[-MAX_PROMPT_CHARS:])
         return Prompt(text, partial(_encode, params, prompt), tokenizer.decode(prompt) if params.echo else "")
 
-    return [prompt_of(prompt) for prompt in params.prompt]
+    return [prompt_of(index, prompt) for index, prompt in enumerate(params.prompt)]
 
 
-def _check(tokens: list[int], tokenizer: ModelTokenizer) -> None:
+def _check(tokens: list[int], where: str, tokenizer: ModelTokenizer) -> None:
     """Raises ParameterError."""
     if max(tokens) >= tokenizer.vocab_size:
-        text = f"prompt: token {max(tokens)} is outside the model's vocabulary of {tokenizer.vocab_size}."
-        raise ParameterError(text, param="prompt")
+        text = f"{where}: token {max(tokens)} is outside the model's vocabulary of {tokenizer.vocab_size}."
+        raise ParameterError(text, param=where)
 
 
 def _encode(

@@ -135,9 +135,16 @@ class PooledRequest(CompletionRequest):
 class RerankedRequest(PooledRequest):
     prompt_name: ClassVar[str] = "documents"
 
+    def prompt_at(self, index: int) -> str:
+        return f"documents[{index - 1}]" if index else "query"
+
 
 class ScoredRequest(PooledRequest):
     prompt_name: ClassVar[str] = "text_2"
+
+    def prompt_at(self, index: int) -> str:
+        first = len(self.asked.text_1)
+        return f"text_1[{index}]" if index < first else f"text_2[{index - first}]"
 
 
 def _pooled(

@@ -15,7 +15,7 @@ from weft_gateway.openai.chat import form_of, prompts_of
 from weft_gateway.openai.fields import MAX_INT32, Stops, Whole
 from weft_gateway.openai.http_requests import completion, json_body, json_response
 from weft_gateway.openai.messages_format import MessagesEncoder
-from weft_gateway.openai.schema import MAX_MESSAGES, ChatRequest, Strict, checked, naming_as_asked, object_of
+from weft_gateway.openai.schema import MAX_MESSAGES, ChatRequest, Strict, checked, naming, object_of
 from weft_gateway.openai.tokenize import caller_of, chat_length, in_thread, tokenizer_of
 from weft_gateway.openai.tolerance import check_names
 from weft_gateway.openai.validation import ModelEndpoint
@@ -157,7 +157,7 @@ def parse_messages(body: bytes) -> MessagesChat:
 
 def _chat(params: CountRequest) -> MessagesChat:
     """Raises ParameterError."""
-    with naming_as_asked(MessagesChat):
+    with naming(OWN_NAMES):
         return checked(MessagesChat, params.chat())
 
 

@@ -32,7 +32,7 @@ from weft_gateway.openai.schema import (
     ChatRequest,
     Strict,
     checked,
-    naming_as_asked,
+    naming,
     object_of,
 )
 from weft_gateway.openai.tokenize import caller_of, chat_length, in_thread, tokenizer_of
@@ -149,7 +149,7 @@ class ResponsesChat(ChatRequest):
         chat["tools"] = [_tool(tool) for tool in params.tools]
         chat["tool_choice"] = _tool_choice(params.tool_choice)
         chat["response_format"] = _response_format(params.text.get("format"))
-        with naming_as_asked(cls):
+        with naming(OWN_NAMES):
             request = checked(cls, chat)
         request._asked, request._own = params, own
         request._repeated = {

@@ -190,6 +190,15 @@ class Common(Strict):
         return self.max_tokens
 
     @property
+    def limit_name(self) -> str:
+        """The parameter that `limit` came by."""
+        return "max_tokens"
+
+    def prompt_at(self, index: int) -> str:
+        """The place of one prompt."""
+        return f"{self.prompt_name}[{index}]" if self.prompts > 1 else self.prompt_name
+
+    @property
     def alternatives(self) -> int | None:
         """How many tokens are reported beside each sampled one; None: no log probabilities at all."""
         raise NotImplementedError
@@ -235,13 +244,15 @@ class Common(Strict):
         if self.stream_options and not self.stream:
             raise ParameterError("stream_options is only taken with stream: true.", param="stream_options")
         if self.limit is not None and self.min_tokens > self.limit:
-            text = f"min_tokens {self.min_tokens} is more than the {self.limit} tokens of max_tokens."
+            text = f"min_tokens {self.min_tokens} is more than the {self.limit} tokens of {self.limit_name}."
             raise ParameterError(text, param="min_tokens")
         if self.stream and self.prompt_logprobs is not None:
             raise ParameterError("prompt_logprobs is only taken without stream.", param="prompt_logprobs")
         if self.limit == 0 and self.prompt_alternatives is None:
-            text = "max_tokens 0 is only taken where something of the prompt is asked for, as by echo and logprobs."
-            raise ParameterError(text, param="max_tokens")
+            text = (
+                f"{self.limit_name} 0 is only taken where something of the prompt is asked for, as by prompt_logprobs."
+            )
+            raise ParameterError(text, param=self.limit_name)
 
 
 def _calls(calls: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
@@ -366,6 +377,10 @@ class ChatRequest(ChatPrompt, Common):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
+    def limit_name(self) -> str:
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+
+    @property
     def alternatives(self) -> int | None:
         return self.top_logprobs if self.logprobs else None
 
@@ -470,13 +485,13 @@ class BatchRequest(Strict):
 
 
 @contextlib.contextmanager
-def naming_as_asked(params: Strict | type[Strict]) -> Generator[None]:
-    """Raises a ParameterError of the block with the parameter's name in the API that was called."""
+def naming(names: Mapping[str, str]) -> Generator[None]:
+    """Raises a ParameterError of the block with the parameter's name in the API that was called (`Strict.asked_as`)."""
     try:
         yield
     except ParameterError as error:
         param, message = error.param or "", error.message
-        for name, asked_as in params.asked_as.items():
+        for name, asked_as in names.items():
             param, message = (re.sub(rf"^{re.escape(name)}\b", asked_as, text) for text in (param, message))
         raise ParameterError(message, param=param or None, code=error.code) from error
 

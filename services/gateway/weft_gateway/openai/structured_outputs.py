@@ -22,6 +22,13 @@ from weft_gateway.openai.tool_calls import ToolFormat
 WHITESPACE = r"\n?[ \t]{0,16}"
 CALL_WHITESPACE = " ?"  # of calls, which nobody reads: families write them in one line
 _NOT_CLOSED = {"additionalProperties", "patternProperties", "unevaluatedProperties", "allOf", "anyOf", "oneOf", "$ref"}
+_ONE_OF = (
+    "oneOf is taken where its schemas cannot hold at once, as by a required property of different const; otherwise "
+    "write anyOf, or, beside a schema that may have it, strict: false, which takes it as anyOf"
+)
+_INSIDE = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")  # a schema
+_LISTED = ("allOf", "anyOf", "oneOf", "prefixItems", "items")  # schemas
+_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")  # schemas by name
 _OBJECT = '{"type": "object"}'
 _ASCII_CLASSES = {"d": "[0-9]", "D": "[^0-9]", "w": "[0-9A-Za-z_]", "W": "[^0-9A-Za-z_]"}
 _FORMS = ("json", "regex", "choice", "grammar", "json_object")
@@ -65,7 +72,7 @@ def grammar_of(form: Form) -> str:
     if len(grammar.encode()) > MAX_BYTES:
         raise ValueError(f"its grammar is larger than {MAX_BYTES >> 10} KiB")
     if error := LLMatcher.validate_grammar(grammar, limits=parser_limits()):
-        raise ValueError(one_line(error))
+        raise ValueError(_ONE_OF if "coerce_one_of" in error else one_line(error))
     if fault := first_fault(grammar):
         raise ValueError(fault)
     return grammar
@@ -101,7 +108,7 @@ def _grammar_of_tools(asked: Mapping[str, Any]) -> str:
     more = f" ({_literal(written.between)} call)*" if asked["several"] else ""
     start = "start: calls"
     if answer := asked["answer"]:
-        schema = json.loads(answer.pop("text"))
+        schema = json.loads(_with_nulls(answer.pop("text")))
         start += f" | answer\nanswer: %json {json.dumps({**schema, 'x-guidance': answer})}"
     calls = f"calls: {_literal(written.first)} call{more} {_literal(written.last)}"
     return "\n".join([start, calls, f"call: {any_call}", *rules])
@@ -109,7 +116,7 @@ def _grammar_of_tools(asked: Mapping[str, Any]) -> str:
 
 def _call(function: Mapping[str, Any], written: ToolFormat) -> dict[str, Any]:
     """The JSON schema of a call: the definitions that the arguments' schema refers to stand at its root."""
-    arguments = _closed(function.get("parameters") or {"properties": {}})
+    arguments = _nullable(_closed(function.get("parameters") or {"properties": {}}))
     shared = {name: arguments.pop(name) for name in ("$defs", "definitions") if name in arguments}
     return {
         **shared,
@@ -240,7 +247,7 @@ def _built(form: Form) -> str:
     match form.kind:
         case "json":
             defaults: Any = _options(form)
-            return LLMatcher.grammar_from_json_schema(form.text, defaults=defaults)
+            return LLMatcher.grammar_from_json_schema(_with_nulls(form.text), defaults=defaults)
         case "tools":
             return LLMatcher.grammar_from_lark(_grammar_of_tools(json.loads(form.text)))
         case "regex":
@@ -250,6 +257,39 @@ def _built(form: Form) -> str:
             return LLMatcher.grammar_from_lark(f"start: TEXT\nTEXT: {texts}")  # one lexeme, however many there are
         case _:
             return LLMatcher.grammar_from_lark(_lark(form.text))
+
+
+def _with_nulls(text: str) -> str:
+    """A JSON schema in which OpenAPI's `nullable` is said in its own words; what is no JSON stays as it is."""
+    if '"nullable"' not in text:
+        return text
+    try:
+        return json.dumps(_nullable(json.loads(text)))
+    except json.JSONDecodeError:
+        return text
+    except RecursionError as error:
+        raise ValueError("it is too deeply nested") from error
+
+
+def _nullable(schema: Any) -> Any:
+    """A schema that also takes null where it says `nullable: true`, in enum, too, as those who write both mean it."""
+    if not isinstance(schema, dict):
+        return schema
+    inside: dict[str, Any] = {key: _nullable(schema[key]) for key in _INSIDE if isinstance(schema.get(key), dict)}
+    for key in _LISTED:
+        if isinstance(schema.get(key), list):
+            inside[key] = [_nullable(one) for one in schema[key]]
+    for key in _NAMED:
+        if isinstance(schema.get(key), dict):
+            inside[key] = {name: _nullable(one) for name, one in schema[key].items()}
+    if not isinstance(nullable := schema.get("nullable", False), bool):
+        raise ValueError("nullable is true or false")
+    whole = {**schema, **inside}
+    whole.pop("nullable", None)
+    if not nullable:
+        return whole
+    shared = {key: whole.pop(key) for key in ("$defs", "definitions", "$schema", "$id") if key in whole}
+    return {**shared, "anyOf": [whole, {"type": "null"}]}
 
 
 def _unanchored(regex: str) -> str:

@@ -20,7 +20,7 @@ from weft_gateway.openai.schema import (
     TokenizeChatRequest,
     TokenizeRequest,
     checked,
-    naming_as_asked,
+    naming,
     object_of,
     parse,
 )
@@ -69,7 +69,7 @@ def _chat_tokens(params: ChatPrompt, tokenizer: ModelTokenizer, parser: str) -> 
 def chat_length(params: ChatPrompt, pool: PoolRoute, tokenizer: ModelTokenizer) -> int:
     """How many tokens a chat's prompt has. Raises BadRequest."""
     try:
-        with naming_as_asked(params):
+        with naming(params.asked_as):
             return len(_chat_tokens(params, tokenizer, pool.tool_call_parser))
     except NotEncodable as error:
         raise BadRequest(f"The prompt cannot be encoded: {error}.") from error

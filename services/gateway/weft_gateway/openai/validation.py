@@ -18,7 +18,6 @@ from weft_gateway.core.events import ModelResolved, PreparedRequest
 from weft_gateway.core.routes import Principal, route_of_draw
 from weft_gateway.errors import (
     ApiError,
-    BadRequest,
     Internal,
     ParameterError,
     ServiceUnavailable,
@@ -28,7 +27,7 @@ from weft_gateway.openai.answer import Answer, BeforeEnd
 from weft_gateway.openai.answer_parts import AnswerForm
 from weft_gateway.openai.reasoning import reasons
 from weft_gateway.openai.response_format import PLAIN, AnswerContext, AnswerHead, EncoderOf, PromptPart
-from weft_gateway.openai.schema import Common, naming_as_asked
+from weft_gateway.openai.schema import Common, naming
 from weft_gateway.openai.spans import RequestTrace
 from weft_gateway.openai.tool_calls import ToolFormat, format_of
 from weft_gateway.shell.app_state import AppState
@@ -106,7 +105,7 @@ async def submit(state: AppState, endpoint: ModelEndpoint[T], call: Call, body: 
     except ApiError:
         call.named_model = _named_model(body)
         raise
-    with naming_as_asked(parsed.params):
+    with naming(parsed.params.asked_as):
         return await _submitted(state, endpoint, call, parsed)
 
 
@@ -209,7 +208,8 @@ async def _prepare(
     prepared: list[PreparedRequest] = []
     for index, (tokens, prompt) in enumerate(zip(encoded, prompts, strict=True)):
         kept = _truncated(tokens, params, pool.max_context_tokens)
-        limit = _max_tokens(params, len(kept), pool.max_context_tokens, state.settings.default_max_tokens)
+        where = params.prompt_at(index)
+        limit = _max_tokens(params, where, len(kept), pool.max_context_tokens, state.settings.default_max_tokens)
         request = PreparedRequest(
             request_id=id_of_prompt(call.ids.request_id, index),
             client_request_id=call.ids.client_request_id,
@@ -239,21 +239,33 @@ async def _encoded(
 ) -> list[list[int]]:
     """In a thread: the tokenizer releases the interpreter and the template is foreign code. Raises ApiError."""
 
-    def encode() -> list[list[int]]:
-        return [prompt.encode(tokenizer, context_tokens) for prompt in prompts]
+    encoded: list[list[int]] = []
+
+    def encode() -> None:
+        encoded.extend(prompt.encode(tokenizer, context_tokens) for prompt in prompts)
 
     try:
-        encoded = await asyncio.to_thread(encode)
+        await asyncio.to_thread(encode)
     except TooLong as error:
-        text = f"{error}. Please reduce the length of the input prompt." if params.pools else f"{error}."
-        raise ParameterError(text, param=params.prompt_name, code="context_length_exceeded") from error
+        where = params.prompt_at(len(encoded))
+        text = f"{error}{_in(params, where)}." + (
+            " Please reduce the length of the input prompt." if params.pools else ""
+        )
+        raise ParameterError(text, param=where, code="context_length_exceeded") from error
     except TokenizerPanic as error:
         raise Internal(f"{error}. Other requests are not affected; a shorter or plainer prompt may pass.") from error
     except NotEncodable as error:
-        raise BadRequest(f"The prompt cannot be encoded: {error}.") from error
-    if not all(encoded):
-        raise BadRequest("The prompt is empty: it has no token.")
+        where = params.prompt_at(len(encoded))
+        raise ParameterError(f"The prompt cannot be encoded{_in(params, where)}: {error}.", param=where) from error
+    if (empty := next((index for index, tokens in enumerate(encoded) if not tokens), None)) is not None:
+        where = params.prompt_at(empty)
+        raise ParameterError(f"The prompt is empty{_in(params, where)}: it has no token.", param=where)
     return encoded
+
+
+def _in(params: Common, where: str) -> str:
+    """Which one it is, of several prompts."""
+    return f" ({where})" if params.prompts > 1 else ""
 
 
 def _truncated(tokens: list[int], params: Common, context_tokens: int) -> list[int]:
@@ -269,18 +281,19 @@ def _truncated(tokens: list[int], params: Common, context_tokens: int) -> list[i
     return tokens[:keep] if params.truncation_side == "right" else tokens[-keep:]
 
 
-def _max_tokens(params: Common, prompt_tokens: int, context_tokens: int, default: int) -> int:
+def _max_tokens(params: Common, where: str, prompt_tokens: int, context_tokens: int, default: int) -> int:
     """The answer's bound. A context of 0 is not known yet: no runner has reported it; the scheduler decides then."""
     asked = params.limit
     left = context_tokens - prompt_tokens if context_tokens else asked or default
     limit = min(default, left) if asked is None else asked
     if limit > left or (limit < 1 and asked is None):
         wanted = f"you requested {prompt_tokens + max(0, asked or 0)} tokens ({prompt_tokens} in the prompt"
+        wanted += _in(params, where)
         wanted += f", {asked} in the completion)" if asked else ")"
         raise ParameterError(
             f"This model's maximum context length is {context_tokens} tokens. However, {wanted}. "
             f"Please reduce the length of the {'input prompt' if params.pools else 'prompt or the completion'}.",
-            param="max_tokens" if asked and left > 0 else params.prompt_name,
+            param=params.limit_name if asked and left > 0 else where,
             code="context_length_exceeded",
         )
     return limit
