@@ -125,9 +125,9 @@ dev-cluster-down: install  ## end the dev cluster
 bench-operator: cluster-tools  ## `weft bench operator`, on a Kubernetes API server of its own (3 minutes)
 	@$(CLUSTER) bench-operator
 
-# From the checkout as it is, no virtual environment: GPU_PYTHON has torch, Triton, numpy, ml_dtypes and safetensors, and google-re2 and
-# llguidance for whole engines; gpu-check also takes pytest, pytest-timeout, pytest-xdist and hypothesis, gpu-bench peft and transformers
-# for `exact` and `peft`, and for `stack` what `weft up` needs. Without a GPU both say so (exit code 3).
+# From the checkout as it is, no virtual environment: GPU_PYTHON has what NEEDED of gpu-check (tests/harness/gpu_check.py) and of gpu-bench
+# (bench/weft_bench/gpu.py) names, for the cases `exact` and `peft` peft and transformers, and for `stack` what `weft up` needs. Both say
+# what is not there (exit code 2), and that there is no GPU (3).
 # GPU_FLAGS: of gpu-check pytest's options, of gpu-bench cases and options (`--help`).
 GPU_PYTHON ?= python3
 EMPTY :=

@@ -3,7 +3,10 @@
 A grammar is llguidance's: Lark text, or JSON with a list of Lark grammars and JSON schemas.
 """
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from llguidance import LLParserLimits
 
 MAX_BYTES = 64 << 10  # of a grammar's text
 # A step of a runner waits for the masks of all its rows: at most some 15 ms for one (llguidance: 14,000 fuel a ms).
@@ -12,8 +15,10 @@ _LEXER_STATES = 16_000  # some 2 kB each, and they stay: 32 MiB for a grammar
 _GRAMMAR_SYMBOLS = 200_000
 
 
-def parser_limits() -> LLParserLimits:
+def parser_limits() -> "LLParserLimits":
     """Beyond them a grammar does not compile, or its state fails by name."""
+    from llguidance import LLParserLimits  # engines on a GPU run without it where no request has a grammar
+
     return LLParserLimits(
         step_lexer_fuel=_STEP_LEXER_FUEL, step_max_items=_STEP_ITEMS, max_lexer_states=_LEXER_STATES,
         max_grammar_size=_GRAMMAR_SYMBOLS, verbose_errors=False,
@@ -35,6 +40,8 @@ def first_fault(grammar: str) -> str:
 
     Most of what a grammar costs is paid here. What names tokens of a model, only its runner can tell.
     """
+    from llguidance import LLMatcher, LLTokenizer
+
     matcher = LLMatcher(LLTokenizer(Bytes()), grammar, log_level=0, limits=parser_limits())  # pyright: ignore[reportArgumentType]
     if matcher.is_error():
         return ""

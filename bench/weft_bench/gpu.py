@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 from weft_bench.errors import OutOfTime
@@ -27,7 +28,8 @@ from weft_bench.machine import without_folders
 # Cases, each `measure` of a module gpu_CASE: what a run that is cut should leave comes first.
 CASES = ("exact", "steps", "streams", "stack", "operator", "attention", "slots", "textgen", "peft")
 BUDGET_S = 540.0
-NO_GPU = 3
+MISSING, NO_GPU = 2, 3
+NEEDED = ("torch", "triton", "numpy", "safetensors", "psutil")  # what a case needs besides it says as it begins
 _ABOUT = """How fast the engine is on this machine's GPU, beside what the GPU was measured to give.
 
 Each figure is written as it is measured, what matters most first; a case that breaks off costs itself alone, unless the
@@ -53,7 +55,7 @@ class Options:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code: 0; 1 where a case broke off; 2 for a wrong command; 3 without a GPU."""
+    """The exit code: 0; 1 where a case broke off; 2 for a wrong command or a missing package; 3 without a GPU."""
     words = list(sys.argv[1:] if argv is None else argv)
     values = _parser().parse_args(words)
     options = _options(values)
@@ -64,6 +66,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not interpreted() and (reason := no_gpu()):
         print(f"error: {reason}", file=sys.stderr)
         return NO_GPU
+    if said := missing(NEEDED):
+        print(f"error: {said}", file=sys.stderr)
+        return MISSING
     return run(options, flags)
 
 
@@ -135,6 +140,12 @@ def no_gpu() -> str:
     count = ctypes.c_int()
     code = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
     return "" if not code and count.value else f"the driver finds no GPU (code {code})"
+
+
+def missing(names: Sequence[str]) -> str:
+    """Name the packages that this Python does not have; empty where it has them all."""
+    absent = ", ".join(name for name in names if find_spec(name) is None)
+    return absent and f"{sys.executable} has no {absent}: GPU_PYTHON names one that has"
 
 
 def interpreted() -> bool:

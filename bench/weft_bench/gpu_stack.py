@@ -5,6 +5,8 @@ A random model on disk, with adapters, under a pool made for as many streams; th
 
 import asyncio
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,10 +32,15 @@ from weft_bench.stack import Stack
 
 READY_S = 600.0  # of a slow and busy machine
 LOG_CHARS = 4000
+COMPONENTS = (
+    "weft_cli.up",
+    *(f"weft_{name}.main" for name in ("depot", "gateway", "predictor", "scheduler", "supervisor")),
+)
 
 
 def measure(context: Context) -> None:
     """Base and adapters with every number of streams. Raises StackFailed, RequestFailed."""
+    check_components()
     amounts, rng, folder = context.amounts, random.Random(0), context.folder
     shape = SHAPES[amounts.stack_model]
     paths = [adapter(folder, amounts.stack_model, shape, i, RANK) for i in range(amounts.stack_adapters)]
@@ -56,6 +63,14 @@ def measure(context: Context) -> None:
             raise
         except Exception as error:
             raise StackFailed(f"{error}\n{_logs(folder / 'data')}") from error
+
+
+def check_components() -> None:
+    """Raise StackFailed, with what is not there, where a component of `weft up` could not begin."""
+    code = f"import {', '.join(COMPONENTS)}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise StackFailed(f"`weft up` cannot begin: {done.stderr.strip().splitlines()[-1]}")
 
 
 def _alone(context: Context, paths: Sequence[Path]) -> dict[tuple[int, int], float]:

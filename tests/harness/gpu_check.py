@@ -15,14 +15,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
-from weft_bench.gpu import NO_GPU, no_gpu
+from weft_bench import gpu
+from weft_bench.gpu import MISSING, NO_GPU, missing, no_gpu
 
 ROOT = Path(__file__).parents[2]
-NEEDED = ("torch", "triton", "numpy", "ml_dtypes", "safetensors", "hypothesis", "pytest", "pytest_timeout", "xdist")
-MISSING = 2
+NEEDED = (*gpu.NEEDED, "hypothesis", "pytest", "pytest_timeout", "xdist")
 WORKERS = 8
 TEST_S = 240.0  # a test that compiles a lot, beside seven others that do
 
@@ -31,8 +30,8 @@ def main(arguments: Sequence[str]) -> int:
     if reason := no_gpu():
         print(f"{reason}; `make test` runs these tests under Triton's interpreter", file=sys.stderr)
         return NO_GPU
-    if missing := [name for name in NEEDED if find_spec(name) is None]:
-        print(f"{sys.executable} has no {', '.join(missing)}: GPU_PYTHON names one that has", file=sys.stderr)
+    if said := missing(NEEDED):
+        print(said, file=sys.stderr)
         return MISSING
     # Offloaded weights are read past the page cache: the folder has to be on a disk, which /tmp may not be.
     with tempfile.TemporaryDirectory(prefix=".gpu-check-", dir=ROOT) as folder:

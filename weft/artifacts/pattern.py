@@ -15,8 +15,6 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import re2
-
 MAX_PATTERN_CHARS = 2048
 MAX_PROGRAM = 8192  # instructions
 _MEMORY_BYTES = 1 << 18  # of one compiled pattern, its cached states included; beyond it RE2 matches without the cache
@@ -44,6 +42,8 @@ def compile_pattern(text: str, budget: Budget) -> Callable[[str], bool]:
     if len(text) > MAX_PATTERN_CHARS:
         raise PatternError(f"{len(text)} characters, the limit is {MAX_PATTERN_CHARS}")
     _check_language(text)
+    import re2  # engines on a GPU run without it where no adapter has a pattern
+
     options = re2.Options()
     options.max_mem, options.never_capture, options.log_errors = _MEMORY_BYTES, True, False
     try:

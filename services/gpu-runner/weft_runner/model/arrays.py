@@ -2,15 +2,19 @@
 
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
 from weft_kernels.cpu.structs import BF16, FP32
 
+try:
+    from ml_dtypes import bfloat16
+except ModuleNotFoundError:  # torch's executors compute with none of them here: bits pass to its own bf16
+    bfloat16 = "V2"
+
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
-BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+BFLOAT16 = np.dtype(bfloat16)
 FLOAT16 = np.dtype(np.float16)
 FLOAT32 = np.dtype(np.float32)
 NATIVE_KINDS = {BFLOAT16: BF16, FLOAT32: FP32}  # that the native kernels read; fp16 is converted to fp32 for them

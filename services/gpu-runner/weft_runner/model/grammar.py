@@ -10,15 +10,16 @@ import json
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-from llguidance import LLExecutor, LLMatcher, LLTokenizer
+from typing import TYPE_CHECKING, Any
 
 from weft.domain.lru import LruDict
 from weft.domain.model.token_bytes import UnsupportedDecoder, decoding_of, token_bytes
 from weft.grammars import one_line, parser_limits
 from weft_kernels.cpu.threads import cpu_quota
 from weft_runner.core.token_mask import GrammarState
+
+if TYPE_CHECKING:
+    from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
 MOST_COMPILED = 64  # grammars that are kept: some hundred KiB each, 32 MiB at the most
 MOST_THREADS = 4  # of a step's masks: 32 rows over 49,152 tokens take 0.6 ms on one
@@ -41,6 +42,8 @@ class Grammars:
 
     def begin(self, grammar: str, emitted: Sequence[int]) -> GrammarState:
         """Its state behind these tokens. Raises GrammarRefused."""
+        from llguidance import LLMatcher  # engines on a GPU run without it where no request has a grammar
+
         with self._lock:
             tokenizer, executor = self._engine = self._engine or self._begun()
             known = self._compiled.get(grammar)
@@ -55,8 +58,10 @@ class Grammars:
             raise GrammarRefused(f"the answer so far is not of the grammar: {one_line(matcher.get_error())}")
         return LlGrammarState(matcher, executor)
 
-    def _begun(self) -> tuple[LLTokenizer, LLExecutor]:
+    def _begun(self) -> "tuple[LLTokenizer, LLExecutor]":
         """For the first grammar. Raises GrammarRefused."""
+        from llguidance import LLExecutor, LLTokenizer
+
         if self._path is None:
             raise GrammarRefused("the model has no tokenizer.json, which grammars need")
         if not self._eos:
@@ -76,7 +81,7 @@ class LlGrammarState:
 
     __slots__ = ("_executor", "_matcher")
 
-    def __init__(self, matcher: LLMatcher, executor: LLExecutor) -> None:
+    def __init__(self, matcher: "LLMatcher", executor: "LLExecutor") -> None:
         self._matcher, self._executor = matcher, executor
 
     @property
