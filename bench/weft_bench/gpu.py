@@ -142,6 +142,14 @@ def no_gpu() -> str:
     return "" if not code and count.value else f"the driver finds no GPU (code {code})"
 
 
+def device_bytes() -> int:
+    """All memory of the first GPU, by its driver."""
+    driver, size = ctypes.CDLL("libcuda.so.1"), ctypes.c_size_t()
+    code = driver.cuInit(0) or driver.cuDeviceTotalMem_v2(ctypes.byref(size), 0)
+    assert not code, code
+    return size.value
+
+
 def missing(names: Sequence[str]) -> str:
     """Name the packages that this Python does not have; empty where it has them all."""
     absent = ", ".join(name for name in names if find_spec(name) is None)

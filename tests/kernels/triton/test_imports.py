@@ -14,7 +14,7 @@ from weft_bench import gpu
 
 CHECK = """
 import pytest
-plugins = ("xdist.plugin", "pytest_timeout", "harness.lost_device")
+plugins = ("xdist.plugin", "pytest_timeout", "harness.gpu_session")
 options = [word for plugin in plugins for word in ("-p", plugin)]
 code = pytest.main(["--collect-only", "-qq", "-m", "gpu", *options, "tests/kernels/triton"])
 assert code == 0, code
