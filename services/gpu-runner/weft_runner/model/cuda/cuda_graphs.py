@@ -120,6 +120,11 @@ class CudaGraphs:
         self._decodes = [captured(shape, shape.chunks) for shape in reversed(decodes)][::-1]
         self._sizes = [shape.rows for shape in decodes]
 
+    @property
+    def captured(self) -> Sequence[CapturedStep]:
+        """Every captured step, by kind and size."""
+        return (*self._decodes, *self._prompts)
+
     def find_decode(self, step: StepInput) -> CapturedStep | None:
         """The one for a step of decode rows that all get a token; None: it is no such step, or too large."""
         rows = len(step.rows)

@@ -115,7 +115,7 @@ class CudaExecutor:
         self._flashinfer = self._library(kv) if sizes.flashinfer else None
         rotary = _rotary(spec, max(sizes.context, sizes.tokens)).to(self.at)  # also for steps that warm up
         self._device = DeviceContext(
-            spec, part, self._tensor, kv, self.adapters.tables, rotary, processors(self.at),
+            spec, part, self._tensor, kv, self.adapters.tables, rotary, self._processors(),
             torch.cuda.Stream(self.at) if sizes.beside and self.at.type == "cuda" else None,
         )  # fmt: skip
         self._token_sampler = GpuSampler(sizes.rows, spec.vocab_size, self.at)
@@ -233,6 +233,9 @@ class CudaExecutor:
     def _memory_of(self, kv: KvCache) -> KvMemory | None:
         """How pages are copied to host memory and other runners; None: they are not."""
         return kv_memory(kv)
+
+    def _processors(self) -> int:
+        return processors(self.at)
 
     def _frames_of(self, pages: Sequence[int]) -> Sequence[int]:
         """Of pages that adapters have: where they are in the cache."""

@@ -1,0 +1,74 @@
+"""The cuda executor of a GPU that is not here: on meta tensors, which have shapes and no numbers.
+
+It launches as always; what a launch does is the business of whoever asks (`compiling` compiles). A step that read
+anything back from the device would raise.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from weft.domain.model.config import ModelSpec
+from weft_runner.core.sampling import SampledToken
+from weft_runner.model.cuda.cuda_graphs import Outputs
+from weft_runner.model.cuda.executor import CudaExecutor, Sizes
+from weft_runner.model.cuda.gpu_sampler import GpuStepHandle
+from weft_runner.model.kv_cache import KvCache
+from weft_runner.model.kv_memory import KvMemory
+from weft_runner.model.sampling import SamplingArgs
+from weft_runner.model.weights import LayerWeights, ModelWeights
+
+
+class AbsentExecutor(CudaExecutor):
+    """One model of weights that nobody has. `sms`: the multiprocessors that launches are made for."""
+
+    def __init__(self, spec: ModelSpec, sizes: Sizes, sms: int, dtype: torch.dtype = torch.bfloat16) -> None:
+        self._sms = sms
+        super().__init__(spec, meta_weights(spec, dtype), sizes)
+
+    def forwards(self) -> Iterator[tuple[str, Callable[[], Outputs]]]:
+        """Each captured forward by a name, the smallest of its kind first."""
+        assert self._graphs is not None
+        for one in self._graphs.captured:
+            for replay, kind in zip(one.replays, ("base", "adapters"), strict=True):
+                shape = one.here.shape
+                yield f"{'prompts' if shape.tiles else 'decode'} of {shape.tokens} tokens, {kind}", replay
+
+    def _processors(self) -> int:
+        return self._sms
+
+    def _memory_of(self, kv: KvCache) -> KvMemory | None:
+        del kv
+        return None
+
+    def _sample(self, rows: torch.Tensor, draws: Sequence[SamplingArgs]) -> GpuStepHandle:
+        made = super()._sample(rows, draws)
+        return _Nothing(made.tokens, made.landed, made.draws, made.logprob_of, made.hidden_of)
+
+
+class _Nothing(GpuStepHandle):
+    """Tokens that are not there."""
+
+    def result(self) -> list[SampledToken | None]:
+        return []
+
+
+def meta_weights(spec: ModelSpec, dtype: torch.dtype) -> ModelWeights:
+    """Weights of a whole model."""
+
+    def new(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    def norm(size: int) -> torch.Tensor:
+        return new(size, dtype=torch.float32)
+
+    hidden, inner, qkv = spec.hidden_size, spec.intermediate_size, spec.q_size + 2 * spec.kv_size
+    layers = tuple(
+        LayerWeights(
+            norm(hidden), new(qkv, hidden), new(hidden, spec.q_size), norm(hidden), new(2 * inner, hidden),
+            new(hidden, inner), new(qkv) if spec.qkv_bias else None, norm(spec.head_dim) if spec.qk_norm else None,
+            norm(spec.head_dim) if spec.qk_norm else None, window,
+        )
+        for window in spec.windows
+    )  # fmt: skip
+    return ModelWeights(new(spec.vocab_size, hidden), layers, norm(hidden), new(spec.vocab_size, hidden))

@@ -1,0 +1,73 @@
+"""What a captured step of an 8B launches, on meta tensors: nothing of it can wait for the device."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from triton.runtime import interpreter
+
+from weft_bench.gpu_amounts import SHAPES
+from weft_bench.gpu_models import spec_of
+from weft_runner.model.cuda import executor, ops
+from weft_runner.model.cuda.absent import AbsentExecutor
+from weft_runner.model.cuda.attention import TritonAttention
+from weft_runner.model.cuda.executor import Sizes
+
+H100_SMS = 132
+# kernels and products of the library
+LAUNCHES = {
+    "decode": {"base": 1 + 32 * 9 + 4, "adapters": 1 + 32 * 15 + 4},
+    "prompts": {"base": 1 + 32 * 10 + 4, "adapters": 1 + 32 * 16 + 4},
+}
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each kernel was launched, and did nothing, and products."""
+    counts, product = Counter[str](), ops.interpreted_product
+
+    def launch(grid: Any, *_: Any, **__: Any) -> None:
+        counts[grid.fn.__name__] += 1
+
+    def multiplied(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        counts["product"] += 1
+        return product(x, weight, bias)
+
+    monkeypatch.setattr(interpreter.GridExecutor, "__call__", launch)
+    for module in (ops, executor):
+        monkeypatch.setattr(module, "interpreted_product", multiplied)
+    return counts
+
+
+@pytest.fixture
+def absent() -> AbsentExecutor:
+    sizes = Sizes(64, 16, slots=8, max_rank=16, rows=8, context=2048, graphs=True, tokens=256)
+    return AbsentExecutor(spec_of(SHAPES["8B"], 2048), sizes, H100_SMS)
+
+
+def test_a_captured_step_waits_for_nothing(absent: AbsentExecutor, launched: Counter[str]) -> None:
+    """Whatever its tokens, its launches are as many: fewer than 296 without adapters in decode."""
+    found: dict[str, dict[str, set[int]]] = {}
+    for name, forward in absent.forwards():
+        launched.clear()
+        with torch.inference_mode():
+            forward()
+        kind, _, tokens = name.partition(" of ")
+        found.setdefault(kind, {}).setdefault(tokens.split(", ")[1], set()).add(launched.total())
+    assert found == {kind: {which: {n} for which, n in counts.items()} for kind, counts in LAUNCHES.items()}
+
+
+@pytest.mark.parametrize("read", [torch.Tensor.item, torch.nonzero, torch.Tensor.tolist, torch.Tensor.cpu])
+def test_one_that_reads_from_the_device_raises(
+    absent: AbsentExecutor, launched: Counter[str], monkeypatch: pytest.MonkeyPatch, read: Callable[[Any], object]
+) -> None:
+    """So the test above would see it."""
+
+    def attended(_: object, q: torch.Tensor, *__: object) -> object:
+        return read(q.flatten()[0])
+
+    monkeypatch.setattr(TritonAttention, "attend", attended)
+    with pytest.raises((RuntimeError, NotImplementedError)), torch.inference_mode():
+        next(absent.forwards())[1]()
