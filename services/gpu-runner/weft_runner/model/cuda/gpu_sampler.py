@@ -100,8 +100,9 @@ class GpuSampler:
         return logits.index_copy(0, rows, truncated)
 
     def _upload(self, values: npt.ArrayLike, dtype: npt.DTypeLike) -> torch.Tensor:
+        """From pinned memory: else a copy of more than 64 KiB (masks) waits for all that was launched before."""
         host = torch.from_numpy(np.array(values, dtype))
-        return host.to(self._at, non_blocking=True)
+        return (host.pin_memory() if self._at.type == "cuda" else host).to(self._at, non_blocking=True)
 
 
 def _scaling(shifts: LogitAdjustments) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
