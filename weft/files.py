@@ -1,7 +1,24 @@
-"""Files that are replaced whole. Standard library only: the runner imports it."""
+"""Files that are replaced whole, and sockets by their path. Standard library only: the runner imports it."""
 
 import os
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
+
+SOCKET_PATH_BYTES = 100  # the kernel allows about 107
+
+
+@contextmanager
+def socket_name(path: Path) -> Generator[str]:
+    """Name a unix socket in a folder of any depth: where the path is long, through an open descriptor of the folder."""
+    if len(os.fsencode(path)) <= SOCKET_PATH_BYTES:
+        yield str(path)
+        return
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
 
 
 def write_atomically(path: Path, data: bytes | memoryview, mode: int = 0o600, *, durable: bool = True) -> None:

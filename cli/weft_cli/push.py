@@ -11,11 +11,11 @@ from urllib.parse import quote
 
 import httpx2
 
+from weft.api.readiness import is_ready, is_refused, state_of
 from weft_cli.client import Object, ObjectApi
 from weft_cli.errors import BadInput, Changed, CommandError, NotThere
 from weft_cli.gateway import gateway_client, link_errors, refused
 from weft_cli.output import note, say
-from weft_cli.readiness import is_ready, is_refused, state_of
 
 FILES = ("adapter_config.json", "adapter_model.safetensors")
 ATTEMPTS = 10  # the controller writes the status of the same object meanwhile

@@ -106,7 +106,8 @@ def serve(
         return 0
     from weft_cli.up import run_stack
 
-    options = Options(data_dir, port, auth, Path("/"), executor, log_level)
+    roots = (Path.cwd(), *(folder.absolute() for folder in request.folders))
+    options = Options(data_dir, port, auth, Path("/"), executor, log_level, adapter_roots=roots)
     return run_stack(options, manifests(downloaded(served), gpu=gpu), exit_after=exit_after, keep=False)
 
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import httpx2
 
+from weft.api.readiness import is_failing, is_ready, is_refused, state_of
 from weft.process import CannotStart, keep_heap_small
 from weft.telemetry.progress import progress_text
 from weft_cli.client import Object
@@ -34,7 +35,6 @@ from weft_cli.objects import load_manifests
 from weft_cli.options import running_data_dir
 from weft_cli.output import note, say
 from weft_cli.progress import Progress, Signals
-from weft_cli.readiness import is_failing, is_ready, is_refused, state_of
 from weft_operator.core.resources import Ref
 from weft_operator.errors import ApiError, StackError
 from weft_operator.local.components import RUNNER, Options

@@ -1,6 +1,7 @@
 """`weft serve`, as somebody with a model and a few adapters uses it."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -8,13 +9,14 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx2
 import pytest
-from openai import OpenAI
+from openai import NotFoundError, OpenAI
 
 from harness.fake_hub import FakeHub
 from harness.ports import free_port
 from harness.processes import started
-from harness.quickstart import QUICKSTART, sure_cases
+from harness.quickstart import QUICKSTART, Case, sure_cases
 from harness.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow
@@ -75,6 +77,42 @@ def test_a_repository_is_served_from_the_cache_and_another_command_line_serves_s
     with serving(tmp_path, MODEL, "--adapters", beside, "--name", "tiny") as client:
         assert models_of(client) == {"tiny", "my-adapter", *(path.name for path in ADAPTERS.iterdir())}
         assert client.completions.create(model="my-adapter", prompt="a", max_tokens=1).choices
+        load_as_vllm_does(client, beside)
+
+
+def load_as_vllm_does(client: OpenAI, beside: Path) -> None:
+    """Files in, replaced and out again; an answer means that the next request finds it so."""
+    first, second = sure_cases(("acme/upper", "initech/cipher"), 2, seed=0)
+    path = beside / "checkpoint-1"  # the folder of a trainer, who writes the next step there
+    shutil.copytree(ADAPTERS / "upper", path)
+    http = httpx2.Client(base_url=str(client.base_url), timeout=PATIENCE_S)
+
+    def posted(what: str, **body: object) -> tuple[int, str]:
+        answer = http.post(f"{what}_lora_adapter", json={"lora_name": "run/policy", **body})
+        return answer.status_code, answer.text
+
+    def answer(case: Case) -> str:
+        return client.completions.create(model="run/policy", prompt=case.prompt, temperature=0).choices[0].text
+
+    def card() -> tuple[str, str]:
+        model = client.models.retrieve("run/policy").model_extra or {}
+        return model["root"], model["parent"]
+
+    done = (200, "Success: LoRA adapter 'run/policy' added successfully.")
+    assert posted("load", lora_path=str(path), base_model_name="tiny") == done
+    assert answer(first) == first.expect
+    assert card() == (str(path), "tiny")
+    shutil.copytree(ADAPTERS / "cipher", path, dirs_exist_ok=True)
+    assert answer(first) == first.expect, "what is loaded stays so"
+    assert posted("load", lora_path=str(path))[0] == 400
+    assert posted("load", lora_path=str(path), load_inplace=True) == done
+    assert answer(second) == second.expect
+    (path / "adapter_config.json").write_text("{}")
+    assert posted("load", lora_path=str(path), load_inplace=True)[0] == 400
+    assert answer(second) == second.expect
+    assert posted("unload") == (200, "Success: LoRA adapter 'run/policy' removed successfully.")
+    with pytest.raises(NotFoundError):
+        answer(first)
 
 
 def test_a_base_that_cannot_be_served_ends_the_command_with_its_reason(tmp_path: Path) -> None:

@@ -213,7 +213,7 @@ class KeyScope(Enum):
     INFERENCE = "inference"  # everything in its namespace
     READ_ONLY = "read-only"  # lists, files, metrics
     METRICS = "metrics"  # metrics and status of its namespace
-    PLATFORM = "platform"  # lists of models, metrics and status of every namespace
+    PLATFORM = "platform"  # lists of models, metrics and status of every namespace; adapters of a local stack
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """The components of a stack: where they listen and how they are started."""
 
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from pathlib import Path
 from weft_operator.local.processes import Program
 from weft_operator.local.sockets import LOOPBACK
 
+SOCKET = "weft.sock"  # of the controller, in the data directory
 Ports = Callable[[int], list[int]]
 RUNNER = ("weft_runner",)
 
@@ -23,6 +25,7 @@ class Options:
     executor: str | None = None
     log_level: str = "INFO"
     host: str = LOOPBACK
+    adapter_roots: tuple[Path, ...] = ()  # below which clients may load adapters from; none: below `file_root`
     runner: tuple[str, ...] = RUNNER  # the module of runners, and what comes before their flags
 
 
@@ -60,6 +63,8 @@ def component_programs(options: Options, addresses: Addresses) -> list[Program]:
         return Program(name, (sys.executable, "-m", f"weft_{name}", *flags, *common), probe=(host, int(port)))
 
     root = ("--file-root", str(options.file_root)) if options.file_root else ()
+    roots = options.adapter_roots or ((options.file_root,) if options.file_root else ())
+    loading = ("--objects", str(data / SOCKET), "--adapter-roots", json.dumps(list(map(str, roots))))
     peers = ("--scheduler", at.scheduler, "--predictor", at.predictor)
     return [
         python("depot", at.depot, "--http", at.depot, *root),
@@ -68,7 +73,7 @@ def component_programs(options: Options, addresses: Addresses) -> list[Program]:
         python(
             "gateway",
             at.gateway,
-            *("--http", at.gateway, "--depot", at.depot_url, "--batch", at.batch, *peers),
+            *("--http", at.gateway, "--depot", at.depot_url, "--batch", at.batch, *loading, *peers),
             "--auth" if options.auth else "--no-auth",
         ),
         python("predictor", at.predictor_probes, "--listen", at.predictor, "--probes", at.predictor_probes),

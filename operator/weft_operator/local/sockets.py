@@ -1,22 +1,18 @@
-"""Addresses of a stack: ports for the components, and a unix socket in a folder of any depth.
+"""Addresses of a stack: ports for the components, and a unix socket.
 
 Ports are chosen so that nobody else takes them while a component is down. They lie below the range from which the
 kernel picks ports for outgoing connections: a port from that range could be taken, between two lives of a component,
 by any connection of this machine, even by the component's own clients.
-
-The kernel allows about 107 characters for the path of a unix socket. Where /proc is there, its folder is reached
-through an open descriptor, so only the file's name counts.
 """
 
 import os
 import socket
 import sys
 from collections import deque
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
+from weft.files import socket_name
 from weft_operator.errors import PortInUse
 
 RANGE_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -91,16 +87,13 @@ def _ephemeral_from() -> int:
         return EPHEMERAL_DEFAULT
 
 
-SHORT_ENOUGH = 100
-
-
 def listen(path: Path) -> socket.socket:
     """A listening socket there, readable by its owner alone; what was left there is replaced."""
     path.unlink(missing_ok=True)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o177)
     try:
-        with _reachable(path) as name:
+        with socket_name(path) as name:
             sock.bind(name)
     finally:
         os.umask(before)
@@ -114,21 +107,9 @@ def connect(path: Path, timeout_s: float | None) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.settimeout(timeout_s)
     try:
-        with _reachable(path) as name:
+        with socket_name(path) as name:
             sock.connect(name)
     except OSError:
         sock.close()
         raise
     return sock
-
-
-@contextmanager
-def _reachable(path: Path) -> Generator[str]:
-    if len(os.fsencode(path)) <= SHORT_ENOUGH:
-        yield str(path)
-        return
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        yield f"/proc/self/fd/{folder}/{path.name}"
-    finally:
-        os.close(folder)

@@ -30,7 +30,7 @@ from weft_operator.errors import ComponentFailed
 from weft_operator.local.admission import Admission
 from weft_operator.local.api import Api, serve
 from weft_operator.local.backend import LocalBackend, Machine
-from weft_operator.local.components import Addresses, Options, Ports, choose_addresses, component_programs
+from weft_operator.local.components import SOCKET, Addresses, Options, Ports, choose_addresses, component_programs
 from weft_operator.local.logs import CONTROLLER, LogFile, logging_to
 from weft_operator.local.objects import ObjectStore
 from weft_operator.local.persistence import RETRY_S, Durable, open_store, settle_file_root
@@ -96,7 +96,7 @@ class Stack:
         api = Api(self.store, self.durable, admit=Admission(self.store), logs=self.logs, describe=self.describe)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.durable.run(), name="durable")
-            tasks.create_task(serve(api, self.options.data_dir / "weft.sock"), name="api")
+            tasks.create_task(serve(api, self.options.data_dir / SOCKET), name="api")
             self._planning = tasks.create_task(self._control(), name="control")
             tasks.create_task(self._keep_description(), name="description")
 

@@ -42,6 +42,12 @@ class GatewaySettings(ProcessSettings):
     batch: Annotated[str, AfterValidator(_batch)] = Field(
         "", description="the batch service's gRPC address; unset: /v1/files and /v1/batches answer 501"
     )
+    objects: Path | None = Field(
+        None, description="the socket of `weft up`'s controller; unset: /v1/load_lora_adapter answers 501"
+    )
+    adapter_roots: list[Path] = Field(
+        [], description="folders below which lora_path of /v1/load_lora_adapter may name one of this machine"
+    )
     data_dir: Path = data_dir_field("gateway", "of this process alone; tokenizers are cached there")
     auth: CliImplicitFlag[bool] = Field(
         True, description="ask for an API key; models and metrics show each namespace only its own"

@@ -64,7 +64,8 @@ OUT_OF_SCOPE = {
     "images, audio, video, prompts as embeddings": "models of other kinds",
     "classification, rewards, cross-encoders, late interaction, a vector for each token": "models of other kinds",
     "gpt-oss's channels, the tool parsers of each family, reasoning models": "a model of that family has to answer",
-    "loading adapters by request": "an adapter is applied: `weft apply`, `weft push`, `PUT /v1/adapters`",
+    "loading adapters by request": "`tests/integration/gateway/test_gateway_loading.py` and `tests/e2e/test_serve.py` ask "
+    "it: the adapters are the quickstart's",
     "sleep, weights, caches, profiles, snapshots, rendering, disaggregated serving, SageMaker's handlers": "vLLM's own endpoints",
     "more log probabilities, usage nobody asked for, another root path": "a flag of vLLM's server has to be set",
     "tools that the server runs (MCP, files, web), websockets": "not served",

@@ -175,12 +175,12 @@ async def test_models_lists_bases_and_adapters_with_their_parent(world: World) -
         "object": "model",
         "created": 0,
         "owned_by": "acme",
-        "root": "tiny",
+        "root": "sha256:" + "a" * 64,
         "parent": "tiny",
         "max_model_len": 512,
         "versions": [{"name": None, "digest": "sha256:" + "a" * 64}],
     }
-    assert models[0].model_dump()["parent"] is None
+    assert (models[0].model_dump()["root"], models[0].model_dump()["parent"]) == ("tiny", None)
 
 
 async def test_an_idle_stream_gets_comment_pings(parts: World, tmp_path: Path) -> None:

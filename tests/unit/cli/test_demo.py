@@ -17,9 +17,9 @@ from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
 from harness.waiting import PATIENCE_S
+from weft.api.readiness import is_ready, is_refused
 from weft_cli.demo import Question, ask_all, demo_folder, demo_manifests, load_questions
 from weft_cli.progress import Progress
-from weft_cli.readiness import is_ready, is_refused
 from weft_operator.local.processes import ProcessState
 
 

@@ -218,10 +218,10 @@ def test_a_key_for_some_models_finds_no_others_and_makes_no_batches() -> None:
 @pytest.mark.parametrize(
     ("scope", "allowed"),
     [
-        (KeyScope.INFERENCE, set(Action)),
+        (KeyScope.INFERENCE, set(Action) - {Action.PUBLISH}),
         (KeyScope.READ_ONLY, {Action.READ, Action.LIST, Action.METRICS}),
         (KeyScope.METRICS, {Action.METRICS}),
-        (KeyScope.PLATFORM, {Action.LIST, Action.METRICS}),
+        (KeyScope.PLATFORM, {Action.LIST, Action.METRICS, Action.PUBLISH}),
     ],
 )
 def test_a_scope_has_its_actions_and_no_others(scope: KeyScope, allowed: set[Action]) -> None:

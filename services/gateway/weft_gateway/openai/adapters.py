@@ -4,7 +4,7 @@ The answer names the content; a LoRAAdapter whose source is that URI publishes i
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import httpx2
@@ -27,9 +27,17 @@ async def put_adapter(state: AppState, request: Request) -> Response:
     content_type = request.headers.get("content-type", "")
     if not content_type.lower().startswith("multipart/form-data"):
         raise UnsupportedMediaType(f"The body is declared as {content_type[:128] or 'nothing'!r}; send it as a form.")
+    stored = await store_adapter(state, tenant or named or "default", content_type, body_pieces(request))
+    return json_response(_content(stored))
+
+
+async def store_adapter(
+    state: AppState, namespace: str, content_type: str, form: AsyncIterator[bytes]
+) -> Mapping[str, Any]:
+    """Send a form of an adapter's files to the depot; returns its digest, uri and sizeBytes. Raises ApiError."""
     try:
         async with asyncio.timeout(UPLOAD_SECONDS):
-            stored = await upload_adapter(state.depot, tenant or named or "default", content_type, body_pieces(request))
+            return await upload_adapter(state.depot, namespace, content_type, form)
     except TimeoutError as error:
         raise BodyTimeout(f"The adapter did not arrive within {UPLOAD_SECONDS:g} s.") from error
     except ClientDisconnect as error:
@@ -39,7 +47,6 @@ async def put_adapter(state: AppState, request: Request) -> Response:
     except httpx2.HTTPError as error:
         text = f"The depot does not answer: {type(error).__name__}."
         raise ServiceUnavailable(text, code="depot_unavailable", retry_after_ms=1000) from error
-    return json_response(_content(stored))
 
 
 def _content(stored: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,10 +14,13 @@ from weft_gateway.shell.auth import Action
 
 
 async def list_models(state: AppState, request: Request) -> Response:
-    """Bases and adapters, an adapter with its base as `parent`; `versions`: what `model@...` may pin."""
+    """Bases and adapters, an adapter with its base as `parent`; `versions`: what `model@...` may pin.
+
+    The `root` of an adapter is the path that a request loaded it from, else its content's digest.
+    """
     await wait_for_routes(state, request)
     visible = state.machine.routes.visible(principal_of(state, request, Action.LIST))
-    models = [orjson.Fragment(orjson.dumps(_model(*found))) async for found in in_turns(visible)]
+    models = [orjson.Fragment(orjson.dumps(_model(state, *found))) async for found in in_turns(visible)]
     return json_response({"object": "list", "data": models})
 
 
@@ -25,16 +28,18 @@ async def one_model(state: AppState, request: Request) -> Response:
     """One model; its id may hold slashes."""
     await wait_for_routes(state, request)
     name = request.path_params["model"]
-    return json_response(_model(*state.model(name, principal_of(state, request, Action.LIST))))
+    return json_response(_model(state, *state.model(name, principal_of(state, request, Action.LIST))))
 
 
-def _model(route: Route, pool: PoolRoute) -> dict[str, Any]:
+def _model(state: AppState, route: Route, pool: PoolRoute) -> dict[str, Any]:
+    loaded, path = state.loaded.get(route.uid, ("", ""))
+    content = path if loaded == route.adapter else route.adapter
     return {
         "id": route.model_name,
         "object": "model",
         "created": route.created_unix_s,
         "owned_by": route.namespace,
-        "root": pool.base_model_name,
+        "root": content or pool.base_model_name,
         "parent": pool.base_model_name if route.adapter else None,
         "max_model_len": pool.max_context_tokens or None,
         "versions": [{"digest": v.digest, "name": v.name or None} for v in versions_of(route, pool)],

@@ -28,6 +28,7 @@ from weft_gateway.openai.completions import completions
 from weft_gateway.openai.files import delete_file, file_content, list_files, one_file, upload_file
 from weft_gateway.openai.http_requests import JSON, json_response
 from weft_gateway.openai.invocations import invocations
+from weft_gateway.openai.load_adapters import LoadRequest, UnloadRequest, load_lora_adapter, unload_lora_adapter
 from weft_gateway.openai.models import list_models, one_model
 from weft_gateway.openai.responses import (
     ResponsesRequest,
@@ -96,6 +97,8 @@ def build_app(state: AppState) -> FastAPI:
     _route(app, state, "/detokenize", detokenize, post, DetokenizeRequest)
     _route(app, state, "/tokenizer_info", tokenizer_info, get)
     _route(app, state, "/v1/adapters", put_adapter, ["PUT"])
+    _route(app, state, "/v1/load_lora_adapter", load_lora_adapter, post, LoadRequest, _TEXT)
+    _route(app, state, "/v1/unload_lora_adapter", unload_lora_adapter, post, UnloadRequest, _TEXT)
     _route(app, state, "/v1/files", upload_file, post)
     _route(app, state, "/v1/files", list_files, get)
     _route(app, state, "/v1/files/{file_id}", one_file, get)

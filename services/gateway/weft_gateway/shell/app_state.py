@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import time
+import weakref
 from collections.abc import AsyncGenerator
 
 import httpx2
@@ -17,6 +18,7 @@ from weft_gateway.errors import ModelNotFound
 from weft_gateway.settings import GatewaySettings
 from weft_gateway.shell.batch_client import BatchClient
 from weft_gateway.shell.grammar_checker import GrammarChecker
+from weft_gateway.shell.objects_client import ObjectsClient
 from weft_gateway.shell.oidc import OidcConfig, TokenVerifier
 from weft_gateway.shell.request_manager import RequestManager
 from weft_gateway.shell.tokenizer_cache import TokenizerCache
@@ -40,6 +42,9 @@ class AppState:
         self.tokens = _verifier(settings)
         self.batch = BatchClient(settings.batch, tls)
         self.grammars = GrammarChecker()
+        self.objects = ObjectsClient(settings.objects) if settings.objects else None
+        self.loaded: dict[str, tuple[str, str]] = {}  # by uid: the content that a request loaded, and from where
+        self._loading = weakref.WeakValueDictionary[str, asyncio.Lock]()
         verify = tls.client_context("depot") if tls else True
         transport = httpx2.AsyncHTTPTransport(verify=verify, socket_options=quickly_found_sockets())
         self.depot = httpx2.AsyncClient(base_url=settings.depot, timeout=10.0, transport=transport)
@@ -79,6 +84,10 @@ class AppState:
         if found is None:
             raise ModelNotFound(name)
         return found
+
+    def loading(self, name: str) -> asyncio.Lock:
+        """The lock of an adapter's name: of two requests that load or unload it the second one sees the first's end."""
+        return self._loading.setdefault(name, asyncio.Lock())
 
     def _on_routes(self, pools_changed: bool) -> None:
         if pools_changed:

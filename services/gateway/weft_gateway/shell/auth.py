@@ -22,13 +22,14 @@ class Action(Enum):
     READ = auto()  # reads files and batches
     LIST = auto()  # lists models
     METRICS = auto()
+    PUBLISH = auto()  # loads and unloads adapters of every namespace by vLLM's requests
 
 
 _ALLOWED: Mapping[KeyScope, frozenset[Action]] = {
-    KeyScope.INFERENCE: frozenset(Action),
+    KeyScope.INFERENCE: frozenset(Action) - {Action.PUBLISH},
     KeyScope.READ_ONLY: frozenset((Action.READ, Action.LIST, Action.METRICS)),
     KeyScope.METRICS: frozenset((Action.METRICS,)),
-    KeyScope.PLATFORM: frozenset((Action.LIST, Action.METRICS)),
+    KeyScope.PLATFORM: frozenset((Action.LIST, Action.METRICS, Action.PUBLISH)),
 }
 
 
@@ -58,8 +59,10 @@ def authenticate(
 
 def check_scope(principal: Principal, action: Action) -> None:
     """Raises PermissionDenied."""
-    if action not in _ALLOWED[principal.scope]:
-        raise PermissionDenied(f"The scope of this API key is {principal.scope.value}: it may not do this.")
+    if action not in _ALLOWED[principal.scope] and principal is not ANY_NAMESPACE:
+        text = f"The scope of this API key is {principal.scope.value}: it may not do this."
+        instead = " A key of scope platform loads and unloads adapters; with this one, `weft push` sends an adapter."
+        raise PermissionDenied(text + (instead if action is Action.PUBLISH else ""))
     if action is Action.WRITE and principal.models:
         raise PermissionDenied("This API key is for some models of its namespace; batches need one that is for all.")
 

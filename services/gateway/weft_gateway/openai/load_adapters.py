@@ -1,0 +1,268 @@
+"""vLLM's `POST /v1/load_lora_adapter` and `/v1/unload_lora_adapter`, for tools that drive a server of adapters so.
+
+A stack of `weft up` or `weft serve` has one controller, and its gateway may change the objects: loading publishes a
+LoRAAdapter as `weft push` does, unloading deletes it. The files of a local folder are read at once, below the stack's
+own folders alone, and sent to the depot. Elsewhere objects are the way, and the answer says so.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import re
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Sequence
+from http import HTTPStatus
+from pathlib import Path
+
+import httpx2
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from weft.api.readiness import is_ready, is_refused, state_of
+from weft_gateway.core.routes import ANY_NAMESPACE, UnknownVersion
+from weft_gateway.errors import BadRequest, NotConfigured, NotFound, ParameterError, ServiceUnavailable
+from weft_gateway.openai.adapters import store_adapter
+from weft_gateway.openai.http_requests import json_body, principal_of, wait_for_routes
+from weft_gateway.openai.schema import Strict, checked, object_of
+from weft_gateway.shell.app_state import AppState
+from weft_gateway.shell.auth import Action
+from weft_gateway.shell.objects_client import Object, ObjectRefused, ObjectsClient
+
+FILES = ("adapter_config.json", "adapter_model.safetensors")
+LOAD_SECONDS = 120.0  # until requests are served by it
+LOOK_SECONDS = 0.03
+READ_BYTES = 1 << 20
+LABEL_CHARS = 63
+API_VERSION = "serving.weft.dev/v1alpha1"
+REPOSITORY = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[^@\s]+))?", re.ASCII)
+
+
+class LoadRequest(Strict):
+    """`POST /v1/load_lora_adapter`, as in vLLM."""
+
+    lora_name: str = Field(min_length=1, max_length=253, description="what clients send as model")
+    lora_path: str = Field(min_length=1, max_length=2048, description="a folder, hf://ORG/NAME[@REVISION], s3://...")
+    load_inplace: bool = Field(False, description="an adapter that has the name gets this content")
+    base_model_name: str | None = Field(None, description="absent: the only base that is served")
+
+
+class UnloadRequest(Strict):
+    """`POST /v1/unload_lora_adapter`, as in vLLM."""
+
+    lora_name: str = Field(min_length=1, max_length=253, description="of an adapter, however it was published")
+    lora_int_id: int | None = Field(None, description="without effect: the name says which")
+
+
+async def load_lora_adapter(state: AppState, request: Request) -> Response:
+    """Publish an adapter, and answer once requests are served by it."""
+    objects = await _objects(state, request)
+    asked = checked(LoadRequest, object_of(await json_body(request, state.settings.max_body_bytes)))
+    with _controller_errors():
+        async with state.loading(asked.lora_name):
+            await _load(state, objects, asked)
+    return PlainTextResponse(f"Success: LoRA adapter '{asked.lora_name}' added successfully.")
+
+
+async def unload_lora_adapter(state: AppState, request: Request) -> Response:
+    """Delete an adapter, and answer once no request finds it."""
+    objects = await _objects(state, request)
+    name = checked(UnloadRequest, object_of(await json_body(request, state.settings.max_body_bytes))).lora_name
+    with _controller_errors():
+        async with state.loading(name):
+            obj = _called(await objects.list("loraadapters"), name)
+            if obj is None:
+                raise NotFound(f"The lora adapter '{name}' cannot be found.", param="lora_name")
+            await objects.delete_adapter(obj)
+            state.loaded.pop(obj["metadata"]["uid"], None)
+            async with _in_time(f"The lora adapter '{name}' is deleted, and this gateway still serves it."):
+                await _until(lambda: _uid_of(state, name) != obj["metadata"]["uid"])
+    return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
+
+
+async def _objects(state: AppState, request: Request) -> ObjectsClient:
+    """What changes objects, for a caller who may. Raises ApiError."""
+    await wait_for_routes(state, request)
+    principal_of(state, request, Action.PUBLISH)
+    if state.objects is None:
+        raise NotConfigured(
+            "This gateway loads and unloads no adapters by request: apply or delete a LoRAAdapter (`weft apply`, "
+            "`kubectl apply`), or publish a folder with `weft push`."
+        )
+    return state.objects
+
+
+async def _load(state: AppState, objects: ObjectsClient, asked: LoadRequest) -> None:
+    name = asked.lora_name
+    adapters = await objects.list("loraadapters")
+    before = _called(adapters, name)
+    if before and not asked.load_inplace:
+        text = f"The lora adapter '{name}' has already been loaded."
+        help_ = "If you want to load the adapter in place, set 'load_inplace' to True."
+        raise ParameterError(f"{text} {help_}", param="lora_name", code="adapter_already_loaded")
+    obj = before or _new_adapter(name, _pool(await objects.list("servingpools"), asked.base_model_name), adapters)
+    namespace = obj["metadata"]["namespace"]
+    source = _remote_source(asked.lora_path) or await _stored_folder(state, asked.lora_path, namespace)
+    if source == obj["spec"].get("source") and not source["uri"].startswith("depot:"):
+        text = "lora_path: the adapter has this source already; name another revision, as hf://ORG/NAME@COMMIT."
+        raise ParameterError(text, param="lora_path", code="source_unchanged")  # it is read once
+    spec = {key: value for key, value in obj["spec"].items() if key != "version"} | {"source": source}
+    metadata = {key: value for key, value in obj["metadata"].items() if key != "resourceVersion"}  # a status may come
+    made = await objects.apply({"apiVersion": API_VERSION, "kind": "LoRAAdapter", "metadata": metadata, "spec": spec})
+    try:
+        async with _in_time(f"The lora adapter '{name}' is not served within {LOAD_SECONDS:g} s."):
+            served = await _until_served(state, objects, made)
+    except BaseException:
+        if before is None:  # what is not loaded does not stay
+            await objects.delete_adapter(made)
+        raise
+    state.loaded[made["metadata"]["uid"]] = served["status"]["digest"], asked.lora_path
+
+
+def _called(adapters: Sequence[Object], name: str) -> Object | None:
+    return next((obj for obj in adapters if _model_name(obj) == name), None)
+
+
+def _model_name(obj: Object) -> str:
+    metadata = obj["metadata"]
+    return obj["spec"].get("modelName") or f"{metadata['namespace']}/{metadata['name']}"
+
+
+def _pool(pools: Sequence[Object], base: str | None) -> Object:
+    """The one with that base model. Raises ParameterError."""
+    names = {obj["spec"]["model"].get("name") or obj["metadata"]["name"]: obj for obj in pools}
+    if base is None and len(names) == 1:
+        return next(iter(names.values()))
+    if base in names:
+        return names[base]
+    wrong = "no base of that name is served" if base else "several base models are served: name one" if names else ""
+    served = f"there are: {', '.join(names)}" if names else "no base model is served"
+    raise ParameterError("; ".join(filter(None, (wrong, served))) + ".", param="base_model_name")
+
+
+def _new_adapter(name: str, pool: Object, adapters: Sequence[Object]) -> Object:
+    """A LoRAAdapter without a source, under a name that no other one has."""
+    of, namespace = pool["metadata"]["name"], pool["metadata"]["namespace"]
+    label = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[: LABEL_CHARS - 9].strip("-") or "adapter"
+    taken = {obj["metadata"]["name"] for obj in adapters if obj["metadata"]["namespace"] == namespace}
+    if label != name or label in taken:
+        label = f"{label}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    spec = {"poolRef": {"name": of}, "modelName": name, "baseModel": pool["spec"]["model"].get("name") or of}
+    return {"metadata": {"namespace": namespace, "name": label}, "spec": spec}
+
+
+def _remote_source(path: str) -> dict[str, str] | None:
+    """An artifact's source; None: the path is of a folder, as vLLM looks for one before a repository.
+
+    Raises ParameterError.
+    """
+    if path.startswith("s3://"):
+        return {"uri": path}
+    found = REPOSITORY.fullmatch(path.removeprefix("hf://").removeprefix("hf:"))
+    if found and not (path == found[0] and Path(path).is_dir()):
+        revision = {"revision": found["revision"]} if found["revision"] else {}
+        return {"uri": f"hf:{found['name']}", **revision}
+    if ":" in path.partition("/")[0]:
+        text = "lora_path: takes a folder, hf://ORG/NAME[@REVISION] or s3://BUCKET/PREFIX."
+        raise ParameterError(text, param="lora_path")
+    return None
+
+
+async def _stored_folder(state: AppState, path: str, namespace: str) -> dict[str, str]:
+    """The depot's copy of a folder's files, as they are now. Raises ApiError."""
+    boundary = secrets.token_hex(16)
+    form = f"multipart/form-data; boundary={boundary}"
+    try:
+        files = await asyncio.to_thread(_files_of, path, state.settings.adapter_roots)
+        stored = await store_adapter(state, namespace, form, _form(files, boundary))
+    except BadRequest as error:
+        if error.status == HTTPStatus.UNPROCESSABLE_ENTITY:
+            error.status = HTTPStatus.BAD_REQUEST  # as vLLM says it of files that are no adapter
+        raise
+    except (OSError, RuntimeError, ValueError) as error:  # links in a circle, a user's folder that is not, a NUL
+        raise ParameterError(f"lora_path: {path!r} cannot be read: {error}.", param="lora_path") from error
+    return {"uri": stored["uri"]}
+
+
+def _files_of(path: str, roots: Sequence[Path]) -> dict[str, Path]:
+    """The files of an adapter's folder, links followed, all below one of the roots. Raises NotFound.
+
+    Beside the roots nothing is looked at, and nobody learns what is there.
+    """
+    below = [root.resolve() for root in roots]
+    files = {name: Path(path).expanduser().absolute() / name for name in FILES}
+    found = {name: file.resolve() for name, file in files.items()}
+    if not all(any(file.is_relative_to(root) for root in below) for file in found.values()):
+        known = f"is not below {' or '.join(map(str, roots))}" if roots else "is a folder, and this stack has none"
+        raise NotFound(
+            f"lora_path: {path!r} {known}: start the stack with a folder above it (`weft serve --adapters`, "
+            "`weft up --file-root`), or send its files with `weft push`.",
+            param="lora_path",
+            code="path_not_allowed",
+        )
+    if missing := [name for name, file in found.items() if not file.is_file()]:
+        raise NotFound(f"lora_path: {path!r} has no {' and no '.join(missing)}.", param="lora_path")
+    return found
+
+
+async def _form(files: dict[str, Path], boundary: str) -> AsyncIterator[bytes]:
+    for name, path in files.items():
+        yield f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"; filename="{name}"\r\n\r\n'.encode()
+        with path.open("rb") as file:
+            while data := await asyncio.to_thread(file.read, READ_BYTES):
+                yield data
+        yield b"\r\n"
+    yield f"--{boundary}--\r\n".encode()
+
+
+async def _until_served(state: AppState, objects: ObjectsClient, made: Object) -> Object:
+    """The object once requests are served by it. Raises BadRequest where it is refused."""
+    while True:
+        obj = await objects.adapter(made)
+        if is_refused(obj):
+            raise BadRequest(f"The adapter is refused: {state_of(obj)}", code="adapter_refused")
+        if is_ready(obj):
+            break
+        await asyncio.sleep(LOOK_SECONDS)
+    pinned = f"{_model_name(obj)}@{obj['status']['digest']}"
+    await _until(lambda: _is_routed(state, pinned))
+    return obj
+
+
+def _is_routed(state: AppState, pinned: str) -> bool:
+    try:
+        return state.machine.routes.find(pinned, ANY_NAMESPACE) is not None
+    except UnknownVersion:
+        return False
+
+
+def _uid_of(state: AppState, name: str) -> str | None:
+    route = state.machine.routes.routes.get(name)
+    return route.uid if route else None
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 (routes have no event)
+        await asyncio.sleep(LOOK_SECONDS)
+
+
+@contextlib.asynccontextmanager
+async def _in_time(late: str) -> AsyncGenerator[None]:
+    """Raises ServiceUnavailable after LOAD_SECONDS."""
+    try:
+        async with asyncio.timeout(LOAD_SECONDS):
+            yield
+    except TimeoutError as error:
+        raise ServiceUnavailable(late, code="adapter_not_ready", retry_after_ms=1000) from error
+
+
+@contextlib.contextmanager
+def _controller_errors() -> Generator[None]:
+    """Raises ApiError."""
+    try:
+        yield
+    except ObjectRefused as error:
+        raise BadRequest(f"The adapter is refused: {error}", code="adapter_refused") from error
+    except (httpx2.HTTPError, OSError) as error:
+        text = f"The stack's controller does not answer: {type(error).__name__}."
+        raise ServiceUnavailable(text, code="controller_unavailable", retry_after_ms=1000) from error

@@ -1,0 +1,173 @@
+"""vLLM's requests that load and unload adapters, between a real controller's API and its objects.
+
+`tests/e2e/test_serve.py` has what they do in a whole stack.
+"""
+
+import asyncio
+import hashlib
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.gateway.conftest import World, serving
+from weft.wire.v1 import scheduler_pb2, supervisor_pb2
+from weft_gateway.openai import load_adapters
+from weft_operator.local import admission, api, objects, persistence
+
+API = "serving.weft.dev/v1alpha1"
+LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+POOL: Any = {
+    "apiVersion": API,
+    "kind": "ServingPool",
+    "metadata": {"name": "base", "namespace": "team"},
+    "spec": {"model": {"name": "tiny", "uri": "file:base"}},
+}
+KEPT: Any = {
+    "apiVersion": API,
+    "kind": "LoRAAdapter",
+    "metadata": {"name": "kept", "namespace": "team"},
+    "spec": {"poolRef": {"name": "base"}, "modelName": "kept", "source": {"uri": "s3://bucket/kept"}},
+}
+
+
+class Loading:
+    """A gateway that may change the objects of a store. `settles`: a condition that each new adapter gets at once."""
+
+    def __init__(self, world: World, store: objects.ObjectStore) -> None:
+        self.world, self.store = world, store
+        self.settles: dict[str, str] = {}
+        store.listen(self._on_event)
+
+    async def post(self, path: str, body: Any, key: str = "") -> tuple[int, Any]:
+        async with self.world.http() as http:
+            answer = await http.post(path, json=body, headers={"authorization": f"Bearer {key}"} if key else {})
+        return answer.status_code, answer.json()["error"]
+
+    def names(self) -> list[str]:
+        return [obj["metadata"]["name"] for obj in self.store.objects("LoRAAdapter")]
+
+    def _on_event(self, event: objects.Event) -> None:
+        if event.type == "ADDED" and self.settles:
+            asyncio.get_running_loop().call_soon(self._settle, event.object)
+
+    def _settle(self, obj: Any) -> None:
+        meta = obj["metadata"]
+        status = {"observedGeneration": meta["generation"], "conditions": [self.settles]}
+        self.store.set_status(objects.ref_of(obj), meta["uid"], meta["resourceVersion"], status)
+
+
+@pytest.fixture
+async def loading(parts: World, tmp_path: Path) -> AsyncIterator[Loading]:
+    store, folder = (
+        objects.ObjectStore(lambda: 0.0),
+        tmp_path / ("deep" * 30),
+    )  # beyond the kernel's limit for socket paths
+    folder.mkdir()
+    admit = admission.Admission(store)
+    for obj in (POOL, KEPT):
+        store.apply(admit(obj, store.find))
+    keeper = persistence.Durable(store, folder / "objects.json")
+    served = api.Api(store, keeper, admit=admit, logs={}, describe=lambda: {})
+    tasks = [asyncio.create_task(keeper.run()), asyncio.create_task(api.serve(served, folder / "weft.sock"))]
+    (roots := tmp_path / "roots").mkdir()
+    settings = parts.settings(tmp_path, objects=folder / "weft.sock", adapter_roots=[roots])
+    async with serving(parts, settings):
+        yield Loading(parts, store)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code", "says"),
+    [
+        ({"lora_name": "kept"}, 400, "adapter_already_loaded", "'kept' has already been loaded"),
+        ({"lora_name": ""}, 400, "invalid_parameter", "lora_name"),
+        ({"lora_name": "a b", "lora_path": "s3://bucket/x"}, 400, "adapter_refused", "only letters, digits"),
+        ({"lora_name": "tiny", "lora_path": "s3://bucket/x"}, 400, "adapter_refused", "NameConflict"),
+        ({"base_model_name": "other"}, 400, "invalid_parameter", "there are: tiny"),
+        ({"is_3d_lora_weight": True}, 400, "unsupported_parameter", "is_3d_lora_weight"),
+        (
+            {"lora_name": "kept", "lora_path": "s3://bucket/kept", "load_inplace": True},
+            400,
+            "source_unchanged",
+            "has this source",
+        ),
+        ({"lora_path": "oci://ghcr.io/acme/x:1"}, 400, "invalid_parameter", "takes a folder, hf://"),
+        ({"lora_path": "file:x"}, 400, "invalid_parameter", "takes a folder, hf://"),
+        ({"lora_path": "/nul\0"}, 400, "invalid_parameter", "cannot be read"),
+        ({"lora_path": "~nobody-here/x"}, 400, "invalid_parameter", "cannot be read"),
+        ({"lora_path": "/etc"}, 404, "path_not_allowed", "is not below"),
+        ({"lora_path": "ROOT/../beside"}, 404, "path_not_allowed", "is not below"),
+        ({"lora_path": "ROOT/link"}, 404, "path_not_allowed", "is not below"),
+        ({"lora_path": "ROOT/linked-file"}, 404, "path_not_allowed", "is not below"),
+        ({"lora_path": "ROOT/nothing"}, 404, "not_found", "has no adapter_config.json and no adapter_model"),
+        ({"lora_path": "ROOT/pipe"}, 404, "not_found", "has no adapter_model.safetensors"),
+    ],
+)
+async def test_what_cannot_be_loaded_is_refused_by_name(
+    body: dict[str, Any], status: int, code: str, says: str, loading: Loading, tmp_path: Path
+) -> None:
+    root, beside = tmp_path / "roots", tmp_path / "beside"
+    for folder in (beside, root / "linked-file", root / "pipe"):
+        folder.mkdir()
+        (folder / "adapter_config.json").touch()
+    (beside / "adapter_model.safetensors").touch()
+    (root / "link").symlink_to(beside)
+    (root / "linked-file" / "adapter_model.safetensors").symlink_to(beside / "adapter_model.safetensors")
+    os.mkfifo(root / "pipe" / "adapter_model.safetensors")
+    asked = {"lora_name": "new", "lora_path": "/nowhere", **body}
+    asked["lora_path"] = asked["lora_path"].replace("ROOT", str(root))
+    found, error = await loading.post(LOAD, asked)
+    assert (found, error["code"]) == (status, code)
+    assert says in error["message"]
+    assert loading.names() == ["kept"]
+
+
+@pytest.mark.parametrize(
+    ("settles", "status", "code", "says"),
+    [
+        ({"type": "Fetched", "status": "False", "reason": "MissingFile"}, 400, "adapter_refused", "MissingFile"),
+        ({}, 503, "adapter_not_ready", "is not served within"),
+    ],
+)
+async def test_an_adapter_that_does_not_come_does_not_stay(
+    settles: dict[str, str], status: int, code: str, says: str, loading: Loading, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load_adapters, "LOAD_SECONDS", 60.0 if settles else 0.05)
+    loading.settles = {**settles, "message": "m"} if settles else {}
+    found, error = await loading.post(LOAD, {"lora_name": "new", "lora_path": "hf://acme/lora@v1"})
+    assert (found, error["code"]) == (status, code)
+    assert says in error["message"]
+    assert loading.names() == ["kept"]
+
+
+async def test_an_unknown_adapter_is_not_unloaded(loading: Loading) -> None:
+    status, error = await loading.post(UNLOAD, {"lora_name": "acme/upper"})
+    assert (status, error["message"]) == (404, "The lora adapter 'acme/upper' cannot be found.")
+
+
+async def test_a_platform_key_alone_loads_and_only_where_there_are_objects(parts: World, tmp_path: Path) -> None:
+    def key(text: str, scope: Any, namespace: str) -> scheduler_pb2.KeyRoute:
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        return scheduler_pb2.KeyRoute(key_hash=digest, namespace=namespace, key_id=text, scope=scope)
+
+    keys = [
+        key("tenant", supervisor_pb2.KEY_SCOPE_INFERENCE, "acme"),
+        key("platform", supervisor_pb2.KEY_SCOPE_PLATFORM, ""),
+    ]
+    parts.scheduler.routes = parts.routes(keys=keys)
+    async with serving(parts, parts.settings(tmp_path, auth=True)) as world:
+        for path in (LOAD, UNLOAD):
+            async with world.http() as http:
+                answers = [
+                    await http.post(path, json={"lora_name": "x"}, headers={"authorization": f"Bearer {one}"})
+                    for one in ("tenant", "platform")
+                ]
+            errors = [answer.json()["error"] for answer in answers]
+            assert [answer.status_code for answer in answers] == [403, 501]
+            assert [error["code"] for error in errors] == ["missing_scope", "not_configured"]
+            assert all("`weft push`" in error["message"] for error in errors)
