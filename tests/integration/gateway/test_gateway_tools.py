@@ -4,8 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import orjson
 import pytest
+import tokenizers
 
 from .conftest import World, serving
 from .test_gateway_bounds import wide_context
@@ -167,6 +169,74 @@ async def test_a_variable_that_the_template_does_not_read_is_refused_unless_it_a
         ):
             response = await http.post("/v1/chat/completions", json={"model": "tiny", "messages": HELLO} | asked)
             assert response.json().get("error", {"param": None})["param"] == param, asked
+
+
+SCHEMA: Any = {"type": "object", "properties": {"a": {"type": "string"}}}
+ASKS_FOR_JSON = {
+    "chat/completions": {
+        "messages": HELLO,
+        "response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}},
+    },
+    "responses": {"input": "hello", "text": {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA}}},
+}
+ANTHROPIC = {"messages": HELLO, "max_tokens": 99, "tool_choice": {"type": "any"}}
+
+
+async def test_a_form_holds_behind_the_reasoning_whose_marks_are_special_tokens(parts: World, tmp_path: Path) -> None:
+    """One prompt ends inside the reasoning, one behind it, one may have some: the grammar says which."""
+    parts.tokenizer = tokenizers.Tokenizer.from_str(parts.tokenizer.to_str())
+    parts.tokenizer.add_special_tokens(["<think>", "</think>", "<tool_call>", "</tool_call>"])
+    thinking = (
+        "{% set text = (messages | last)['content'] %}{{ text }}<|assistant|>{% if text == 'hello' %}<think>\n"
+        "{% elif text == 'quick' %}<think></think>\n{% endif %}{{ '' if tools }}"
+    )
+    parts.base_digest = parts.depot.add_model(
+        {"tokenizer.json": parts.tokenizer.to_str().encode(), "chat_template.jinja": thinking.encode()}
+    )
+    parts.scheduler.routes = parts.routes()
+    begin, end, call = (parts.tokenizer.token_to_id(mark) for mark in ("<think>", "</think>", "<tool_call>"))
+    async with serving(parts, parts.settings(tmp_path)) as world, world.http() as http:
+
+        async def asked(path: str, **body: Any) -> tuple[httpx2.Response, str]:
+            answer = await http.post(f"/v1/{path}", json={"model": "tiny"} | body)
+            return answer, (await world.runner.next("start")).sampling.grammar
+
+        world.runner.answer = lambda _: world.tokens('dear </think>\n\n{"a": "b</think>"}')
+        for path, body in ASKS_FOR_JSON.items():
+            whole, grammar = await asked(path, **body)
+            assert f"lead: reasoning BLANK\\nreasoning: TEXT <[{end}]>\\n" in grammar
+            streamed, _ = await asked(path, **body, stream=True)
+            parts_of = orjson.loads(whole.content)
+            if path == "responses":
+                thought, said = (item["content"][0]["text"] for item in parts_of["output"])
+                assert '"text":"{\\"a\\": \\"b\\"}"' in streamed.text
+            else:
+                message = parts_of["choices"][0]["message"]
+                thought, said = message["reasoning_content"], message["content"]
+                deltas = [orjson.loads(line[6:]) for line in streamed.text.splitlines() if line.startswith("data: {")]
+                assert "".join(one["choices"][0]["delta"].get("content", "") for one in deltas) == said
+            assert (thought, said) == ("dear", '{"a": "b"}')
+
+        world.runner.answer = lambda _: world.tokens("dear</think>" + CALL)
+        tool = {"name": "weather", "input_schema": WEATHER["function"]["parameters"]}
+        whole, grammar = await asked("messages", **ANTHROPIC, tools=[tool])
+        assert f"<[{call}]>" in grammar
+        thought, use = whole.json()["content"]
+        assert (thought["thinking"], use["input"]) == ("dear", {"city": "Paris"})
+
+        world.runner.answer = lambda _: world.tokens("{}")
+        chats = [[{"role": "user", "content": text}] for text in ("hello", "quick", "free")]
+        body = {"messages": chats, "response_format": {"type": "json_object"}}
+        whole, first = await asked("chat/completions/batch", **body)
+        rest = [(await world.runner.next("start")).sampling.grammar for _ in range(2)]
+        leads = {g.count("lead: reasoning") - g.count(f"lead: (BLANK <[{begin}]>") for g in (first, *rest)}
+        assert leads == {1, 0, -1}
+        messages = [choice["message"] for choice in whole.json()["choices"]]
+        assert [(one.get("reasoning_content"), one["content"]) for one in messages] == [
+            ("{}", ""),
+            (None, "{}"),
+            (None, "{}"),
+        ]
 
 
 async def test_log_probabilities_and_token_ids_stand_beside_the_parts_of_an_answer(world: World) -> None:

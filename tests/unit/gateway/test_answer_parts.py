@@ -2,12 +2,17 @@
 
 from typing import Any
 
+import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
+from weft_gateway.core.detokenise import Detokeniser
 from weft_gateway.openai.answer_parts import AnswerForm, AnswerReader, message_of
+from weft_gateway.openai.marks import MARKS, mark_tokens, showing
 from weft_gateway.openai.reasoning import ReasoningParser
 from weft_gateway.openai.tool_calls import HERMES
+from weft_gateway.shell.tokenizer import ModelTokenizer
 
 from .test_tool_calls import cut
 
@@ -60,3 +65,39 @@ def test_a_message_of_calls_alone_has_no_content_and_the_end_of_a_named_call_is_
     message, ends = answer(AnswerForm(tools=HERMES, calls_are_asked=True), [text])
     assert (message["content"], len(message["tool_calls"]), ends) == (None, 1, False)
     assert answer(AnswerForm(tools=HERMES), [""])[0]["content"] == ""
+
+
+def bytes_tokenizer(special: bool | None) -> tokenizers.Tokenizer:
+    """A token for each byte, and for each mark. `special`: None: none for marks."""
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    vocab = {char: index for index, char in enumerate(alphabet)} | {"<end>": 256}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<end>"])
+    if special is not None:
+        tokenizer.add_tokens([tokenizers.AddedToken(mark, special=special, normalized=False) for mark in MARKS])
+    return tokenizer
+
+
+@pytest.mark.parametrize("special", [None, False, True])
+def test_marks_are_read_as_letters_as_tokens_and_as_special_tokens_which_clients_do_not_see(
+    special: bool | None,
+) -> None:
+    tokenizer = bytes_tokenizer(special)
+    model = ModelTokenizer({"tokenizer.json": tokenizer.to_str().encode()})
+    form = AnswerForm(tools=HERMES, reasons=True, in_reasoning=True, marks=mark_tokens(model.added))
+    call = '<tool_call>\n{"name": "f", "arguments": {"x": "</tool_call>"}}\n</tool_call>'
+    tokens = tokenizer.encode(f"why<think></think>So </think>:{call}", add_special_tokens=False).ids
+    text = Detokeniser(showing(model.bytes_of, form.marks))
+    message, ends = answer(form, [text.push(token) for token in tokens])
+    (made,) = message.pop("tool_calls")
+    assert (made["function"]["arguments"], ends) == ('{"x": "</tool_call>"}', True)
+    left = ("why", "So :") if special else ("why<think>", "So </think>:")
+    assert (message["reasoning_content"], message["content"]) == left
+    letters = [
+        *map(tokenizer.token_to_id, "</think>"),
+        *([] if special is None else [tokenizer.token_to_id("</think>")]),
+    ]
+    message, _ = answer(form, [text.push(token) for token in letters])
+    assert message.get("reasoning_content") == ("</think>" if special else None)

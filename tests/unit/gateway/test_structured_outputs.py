@@ -11,10 +11,15 @@ from llguidance import LLMatcher, LLTokenizer
 from harness.waiting import PATIENCE_S
 from weft.grammars import Bytes
 from weft_gateway.errors import ParameterError
+from weft_gateway.openai.answer_parts import AnswerForm
+from weft_gateway.openai.marks import mark_tokens
 from weft_gateway.openai.structured_outputs import WHITESPACE, Form, form_of, form_with_tools, grammar_of
 from weft_gateway.openai.tool_calls import HERMES, LLAMA, MISTRAL, ToolFormat, written_calls
 from weft_gateway.shell import grammar_checker
 from weft_gateway.shell.grammar_checker import GrammarChecker
+from weft_gateway.shell.tokenizer import ModelTokenizer
+
+from .test_answer_parts import bytes_tokenizer
 
 TOKENIZER = LLTokenizer(Bytes())  # pyright: ignore[reportArgumentType]
 
@@ -299,6 +304,53 @@ def test_an_answer_in_a_form_that_may_call_tools_instead_is_either_of_both() -> 
     assert form_with_tools(TOOLS, HERMES, required=False, several=True, answer=None) is None
     with pytest.raises(ParameterError, match="guided_regex cannot stand beside tools"):
         with_tools(HERMES, required=False, guided_regex="a+")
+
+
+# ---- behind reasoning
+
+CLASHING = 'start: lead reasoning BLANK\nlead: "a"\nreasoning: TEXT\nTEXT: "b"\nBLANK: "c"\nform: "d"'
+TOOL_FORM = form_with_tools(TOOLS, HERMES, required=True, several=True, answer=None)
+EITHER = form_with_tools(TOOLS, HERMES, required=False, several=True, answer=form_of({"guided_json": SCHEMA}))
+BEHIND = [
+    (form_of({"guided_json": SCHEMA}), ONE_LINE, '{"a": 1}'),
+    (form_of({"guided_regex": "<[a-z]+>"}), "<thin>", "<thin"),
+    (form_of({"guided_choice": ["yes", "no", "<th"]}), "<th", "<thi"),
+    (form_of({"guided_grammar": CLASHING}), "abc", "d"),
+    (form_of({"guided_grammar": 'root ::= lead "b"\nlead ::= "a"'}), "ab", "a"),
+    (TOOL_FORM, calls(HERMES, ADD, NOW), ONE_LINE),
+    (EITHER, ONE_LINE, "text"),
+    (EITHER, calls(HERMES, ADD), "text"),
+]
+
+
+@pytest.mark.parametrize("special", [None, False, True])
+@pytest.mark.parametrize(("form", "text", "other"), BEHIND)
+def test_a_form_holds_for_what_follows_the_reasoning(form: Form, text: str, other: str, special: bool | None) -> None:
+    tokenizer = bytes_tokenizer(special)
+    known = ModelTokenizer({"tokenizer.json": tokenizer.to_str().encode()})
+    masks, marks = LLTokenizer(tokenizer.to_str(), eos_token=256), mark_tokens(known.added)
+    begun, free = (AnswerForm(reasons=True, in_reasoning=begun, marks=marks).lead for begun in (True, False))
+    if form.kind == "tools":
+        asked = json.loads(form.text)
+        form = form._replace(text=json.dumps(asked | {"written": asked["written"] | {"marks": marks}}))
+
+    compiled = {lead: LLMatcher(masks, grammar_of(form._replace(lead=lead)), log_level=0) for lead in (begun, free)}
+
+    def fits(lead: str, answer: str) -> bool:
+        matcher, tokens = compiled[lead].deep_copy(), tokenizer.encode(answer, add_special_tokens=False).ids
+        return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+    for thought in ("", '\nplan {"a": 1} </thin é\n'):
+        for blank in ("", "\n\n"):
+            behind = f"{thought}</think>{blank}"
+            assert fits(begun, behind + text)
+            assert fits(free, f"{blank}<think>{behind}{text}")
+            assert not fits(begun, behind + other)
+            assert not fits(free, f"<think>{behind}{other}")
+            assert not fits(free, f"<think>{behind}x</think>{text}"), "the reasoning ends once"
+    assert fits(free, text)
+    assert not fits(begun, text)
+    assert AnswerForm(reasons=True, reasoned=True).lead == AnswerForm().lead == ""
 
 
 # ---- the process that checks

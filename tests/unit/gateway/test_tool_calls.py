@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.domain.routes import ToolCallParserName
+from weft_gateway.openai.answer_parts import AnswerForm, AnswerReader, message_of
+from weft_gateway.openai.marks import stand_in
 from weft_gateway.openai.tool_calls import (
     HERMES,
     LLAMA,
@@ -86,9 +88,11 @@ def test_text_without_a_call_is_content_as_it_stands(form: ToolFormat, text: str
         assert content == text
 
 
-@given(calls, st.text("ab <>\n", max_size=12), st.lists(st.integers(0, 10_000), max_size=8))
-def test_content_may_stand_before_the_calls_of_a_format_with_marks(made: list[Any], before: str, at: list[int]) -> None:
-    content, found = read(HERMES, cut(before + written(HERMES, made), at))
+@given(st.sampled_from(FORMATS), calls, st.text("ab <>\n", max_size=12), st.lists(st.integers(0, 10_000), max_size=8))
+def test_content_may_stand_before_calls_with_marks(
+    form: ToolFormat, made: list[Any], before: str, at: list[int]
+) -> None:
+    content, found = read(form, cut(before + form.spelled + written(form, made), at))
     assert (content, len(found)) == (before, len(made))
 
 
@@ -126,6 +130,104 @@ def test_other_forms_are_read_too_and_what_is_no_call_is_content(
 ) -> None:
     assert read(form, [text]) == (content, found)
     assert read(form, list(text)) == (content, found)
+
+
+def marked(body: str) -> str:
+    return f"<tool_call>\n{body}\n</tool_call>"
+
+
+BEGIN, END, CALLS, ARGS, CALL_ID = map(stand_in, ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"))
+X, Y = ("f", {"x": 1}), ("g", {"y": {"z": []}})
+NEARLY: list[tuple[ToolFormat, str, str, list[tuple[str, Any]]]] = [
+    # brackets that are missing, or too many
+    (HERMES, marked('{"name": "f", "arguments": {"x": 1}'), "", [X]),
+    (HERMES, marked('{"name": "f", "arguments": {"x": 1'), "", [X]),
+    (HERMES, marked('{"name": "f", "arguments": {"x": "a"'), "", [("f", {"x": "a"})]),
+    (HERMES, marked('{"name": "f", "arguments": {"x": 1}}}'), "", [X]),
+    (HERMES, marked('{"arguments": {"x": 1}, "name": "f"'), "", [X]),
+    (HERMES, '<tool_call>{"name": "f", "arguments": {"x": 1', "", [X]),
+    (HERMES, '<tool_call>{"name": "f", "arguments": {"x": "a', "", [("f", {"x": "a"})]),
+    (LLAMA, '{"name": "f", "parameters": {"x": 1}; {"name": "g", "parameters": {"y": {"z": []}}', "", [X, Y]),
+    (LLAMA, '[{"name": "f", "parameters": {"x": 1}}]', "", [X]),
+    (MISTRAL, '[TOOL_CALLS][{"name": "f", "arguments": {"x": 1}]', "", [X]),
+    (MISTRAL, '{"name": "f", "arguments": {"x": 1}}', "", [X]),
+    # several calls
+    (
+        HERMES,
+        marked('[{"name": "f", "arguments": {"x": 1}}, {"name": "g", "arguments": {"y": {"z": []}}}]'),
+        "",
+        [X, Y],
+    ),
+    (HERMES, marked('{"name": "f", "arguments": {"x": 1}}\n{"name": "g", "arguments": {"y": {"z": []}}}'), "", [X, Y]),
+    (
+        HERMES,
+        '<tool_call>{"name": "f", "arguments": {"x": 1}\n' + marked('{"name": "f", "arguments": {"x": 1}}'),
+        "",
+        [X, X],
+    ),
+    (LLAMA, '<|python_tag|>{"name": "f", "parameters": {"x": 1}}\n{"name": "f", "parameters": {"x": 1}}', "", [X, X]),
+    # OpenAI's own form, and arguments that are a text
+    (HERMES, marked('{"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}'), "", [X]),
+    (LLAMA, '{"id": "1", "type": "function", "function": {"name": "f", "parameters": "{\\"x\\": 1}"}}', "", [X]),
+    (MISTRAL, '[TOOL_CALLS][{"name": "f", "arguments": "{\\"x\\": 1}"}]', "", [X]),
+    (HERMES, marked('{"name": "f", "arguments": "Oslo"}'), "", [("f", "Oslo")]),
+    (HERMES, marked('{"name": "f", "arguments": ""}'), "", [("f", {})]),
+    (HERMES, marked('{"name": "f", "arguments": null}'), "", [("f", {})]),
+    # Mistral's newer form
+    (MISTRAL, 'So: [TOOL_CALLS]f[ARGS]{"x": 1}[TOOL_CALLS]g{"y": {"z": []}}', "So: ", [X, Y]),
+    (MISTRAL, f'{CALLS}f{CALL_ID}a1B{ARGS}{{"x": 1}}', "", [X]),
+    (MISTRAL, '[TOOL_CALLS]f[ARGS]{"x": 1', "", [X]),
+    (MISTRAL, "[TOOL_CALLS]f[ARGS]{x}", "[TOOL_CALLS]f[ARGS]{x}", []),
+    (MISTRAL, "[TOOL_CALLS]f and more {", "[TOOL_CALLS]f and more {", []),
+    # marks that are special tokens
+    (HERMES, f'a {BEGIN}\n{{"name": "f", "arguments": {{"x": 1}}}}\n{END}{BEGIN} b', "a  b", [X]),
+    (HERMES, f'{BEGIN}{{"name": "f", "arguments": {{"x": "{END}"}}\n{END}', "", [("f", {"x": "</tool_call>"})]),
+    (MISTRAL, f'Sure. {CALLS}[{{"name": "f", "arguments": {{"x": 1}}}}]', "Sure. ", [X]),
+    (MISTRAL, f"{CALLS}no call", "no call", []),
+    # JSON as models write it
+    (HERMES, marked('{"name": "f", "arguments": {"x": [True, None, 1.50,],}}'), "", [("f", {"x": [True, None, 1.5]})]),
+    (HERMES, marked('{"name": "f", "arguments": {"x": "a\n\tb"}}'), "", [("f", {"x": "a\n\tb"})]),
+    (HERMES, marked(r'{"name": "f", "arguments": {"x": "\d\'\u12\u00e9\n"}}'), "", [("f", {"x": "\\d'\\u12é\n"})]),
+    (HERMES, marked('{"name": "f", "arguments": {"x": "say "hi" to"}}'), "", [("f", {"x": 'say "hi" to'})]),
+    # no JSON, and no call
+    (HERMES, marked('{"name": "f", "arguments": {x: 1}}'), marked('{"name": "f", "arguments": {x: 1}}'), []),
+    (HERMES, marked('{"name": "f", "arguments": {"x": NaN}}'), marked('{"name": "f", "arguments": {"x": NaN}}'), []),
+    (HERMES, marked('{"name": "f", "arguments": {"x": 1, y: 2}}'), ", y: 2}}\n</tool_call>", [X]),
+    (LLAMA, '{"name": "Bob", "age": 5}', '{"name": "Bob", "age": 5}', []),
+]
+
+
+@pytest.mark.parametrize(("form", "text", "content", "found"), NEARLY)
+def test_a_call_that_is_nearly_right_is_one_and_its_arguments_are_json(
+    form: ToolFormat, text: str, content: str, found: list[tuple[str, Any]]
+) -> None:
+    whole = answered(form, [text])
+    assert whole == answered(form, list(text))
+    assert whole == (content, found)
+
+
+@given(
+    st.sampled_from([text for _, text, _, _ in NEARLY]),
+    st.sampled_from(FORMATS),
+    st.integers(0, 200),
+    st.text('{}[]",:;\\ \n1ae<', max_size=2),
+    st.lists(st.integers(0, 10_000), max_size=4),
+)
+def test_whatever_is_said_to_be_arguments_is_json_however_the_text_is_cut(
+    text: str, form: ToolFormat, place: int, put: str, at: list[int]
+) -> None:
+    text = text[: place % len(text)] + put + text[place % len(text) + 1 :]
+    assert answered(form, cut(text, at)) == answered(form, [text])
+
+
+def answered(form: ToolFormat, chunks: list[str]) -> tuple[str, list[tuple[str, Any]]]:
+    """The content, and each call's name and the value of its arguments."""
+    reader = AnswerReader(AnswerForm(tools=form), "a/0")
+    deltas = [delta for chunk in chunks for delta in reader.push(chunk)]
+    message = message_of([*deltas, *reader.flush()])
+    functions = [call["function"] for call in message.get("tool_calls", ())]
+    assert reader.ends_with_calls == bool(functions)
+    return message["content"] or "", [(one["name"], json.loads(one["arguments"])) for one in functions]
 
 
 def test_the_form_shows_in_the_template() -> None:

@@ -1,10 +1,11 @@
 """A chat's answer taken apart: reasoning, content and calls of tools, as OpenAI's messages have them. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from weft_gateway.openai.reasoning import ReasoningParser
+from weft_gateway.openai.marks import MarkTokens, left_out, spelled
+from weft_gateway.openai.reasoning import ReasoningParser, grammar_of_lead
 from weft_gateway.openai.tool_calls import ArgumentsPart, CallBegun, Content, Part, ToolCallParser, ToolFormat, call_id
 
 
@@ -12,7 +13,8 @@ from weft_gateway.openai.tool_calls import ArgumentsPart, CallBegun, Content, Pa
 class AnswerForm:
     """What an answer may hold beside content.
 
-    `tools`: the form of calls; None: there are none. `reasons`: it may begin with reasoning; `in_reasoning`: it does.
+    `tools`: the form of calls; None: there are none. `reasons`: it may begin with reasoning; `in_reasoning`: it does;
+    `reasoned`: the prompt has that. `marks`: those that are one token.
     `calls_are_asked`: the request names the tool that is called, and the end of the answer is no surprise (OpenAI).
     `calls_alone`: the answer has to call, so text beside its calls is that of a call which was cut, and no content.
     """
@@ -20,6 +22,8 @@ class AnswerForm:
     tools: ToolFormat | None = None
     reasons: bool = False
     in_reasoning: bool = False
+    reasoned: bool = False
+    marks: MarkTokens = field(default_factory=dict[str, tuple[int, bool]])
     calls_are_asked: bool = False
     calls_alone: bool = False
 
@@ -28,13 +32,18 @@ class AnswerForm:
         """Text alone."""
         return self.tools is None and not self.reasons
 
+    @property
+    def lead(self) -> str:
+        """The grammar of what stands before the form that the client asks for; "": nothing does."""
+        return grammar_of_lead(self.marks, begun=self.in_reasoning) if self.reasons and not self.reasoned else ""
+
 
 class AnswerReader:
     """Reads the text of one answer; `answer_id` makes the ids of its calls."""
 
     def __init__(self, form: AnswerForm, answer_id: str) -> None:
         self._form, self._answer_id = form, answer_id
-        self._reasoning = ReasoningParser(begun=form.in_reasoning) if form.reasons else None
+        self._reasoning = ReasoningParser(begun=form.in_reasoning, tokens=form.marks) if form.reasons else None
         self._calls = ToolCallParser(form.tools) if form.tools else None
 
     @property
@@ -46,15 +55,15 @@ class AnswerReader:
         """The deltas that are certain by now."""
         split = self._reasoning.push(text) if self._reasoning else None
         reasoning, content = (split.reasoning, split.content) if split else ("", text)
-        return [*_reasoned(reasoning), *self._deltas(self._parts(content))]
+        return [*_reasoned(left_out(reasoning)), *self._deltas(self._parts(content))]
 
-    def flush(self) -> list[dict[str, Any]]:
-        """The deltas that are left at the end of the answer."""
+    def flush(self, *, cut: bool = False) -> list[dict[str, Any]]:
+        """The deltas that are left at the end of the answer. `cut`: more was to come."""
         split = self._reasoning.flush() if self._reasoning else None
         reasoning, content = (split.reasoning, split.content) if split else ("", "")
         parts = self._parts(content)
-        parts += self._calls.flush() if self._calls else []
-        return [*_reasoned(reasoning), *self._deltas(parts)]
+        parts += self._calls.flush(cut=cut) if self._calls else []
+        return [*_reasoned(left_out(reasoning)), *self._deltas(parts)]
 
     def _parts(self, content: str) -> list[Part]:
         if self._calls:
@@ -62,19 +71,19 @@ class AnswerReader:
         return [Content(content)] if content else []
 
     def _deltas(self, parts: Sequence[Part]) -> list[dict[str, Any]]:
-        left_out = Content if self._form.calls_alone else ()
-        return [self._delta(part) for part in parts if not isinstance(part, left_out)]
+        return [delta for part in parts if (delta := self._delta(part)) is not None]
 
-    def _delta(self, part: Part) -> dict[str, Any]:
+    def _delta(self, part: Part) -> dict[str, Any] | None:
         match part:
             case Content(text):
-                return {"content": text}
+                content = "" if self._form.calls_alone else left_out(text)
+                return {"content": content} if content else None
             case CallBegun(number, name):
                 assert self._form.tools
                 own = {"id": call_id(self._form.tools, self._answer_id, number), "type": "function"}
                 return {"tool_calls": [{"index": number, **own, "function": {"name": name, "arguments": ""}}]}
             case ArgumentsPart(number, text):
-                return {"tool_calls": [{"index": number, "function": {"arguments": text}}]}
+                return {"tool_calls": [{"index": number, "function": {"arguments": spelled(text)}}]}
 
 
 def _reasoned(text: str) -> list[dict[str, Any]]:

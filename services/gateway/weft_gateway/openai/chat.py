@@ -1,6 +1,7 @@
 """`POST /v1/chat/completions`."""
 
 import re
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -10,7 +11,8 @@ from starlette.responses import Response
 from weft_gateway.errors import ParameterError
 from weft_gateway.openai.answer_parts import AnswerForm
 from weft_gateway.openai.http_requests import completion
-from weft_gateway.openai.reasoning import BEGIN, reasons
+from weft_gateway.openai.marks import mark_tokens
+from weft_gateway.openai.reasoning import BEGIN, END, reasons
 from weft_gateway.openai.response_format import ChatEncoder
 from weft_gateway.openai.schema import ChatPrompt, ChatRequest, parse
 from weft_gateway.openai.tool_calls import ToolFormat, instructions, renders_tools, written_calls
@@ -112,13 +114,18 @@ def echoed(params: ChatRequest) -> str:
     return last.content if params.echo and (params.continue_final_message or last.role == "assistant") else ""
 
 
-def form_of(parsed: ParsedRequest[ChatRequest], prompt_end: str) -> AnswerForm:
-    """By the call, the model's form of calls and what its template says of reasoning."""
-    template, params = parsed.tokenizer.template, parsed.params
+def form_of(parsed: ParsedRequest[ChatRequest], prompt_end: Sequence[int]) -> AnswerForm:
+    """By the call, the model's form of calls and what its template and the prompt say of reasoning."""
+    params, tokenizer = parsed.params, parsed.tokenizer
+    last = params.messages[-1].content if params.continue_final_message else ""
+    end = tokenizer.spelled(prompt_end).rstrip()
+    in_reasoning = end.endswith(BEGIN) or last.rfind(BEGIN) > last.rfind(END)
     return AnswerForm(
         tools=parsed.tools if params.callable_tools else None,
-        reasons=reasons(template),
-        in_reasoning=prompt_end.rstrip().endswith(BEGIN),
+        reasons=reasons(tokenizer.template) or end.endswith(BEGIN),
+        in_reasoning=in_reasoning,
+        reasoned=not in_reasoning and (end.endswith(END) or params.continue_final_message),
+        marks=mark_tokens(tokenizer.added),
         calls_are_asked=isinstance(params.tool_choice, dict),
         calls_alone=bool(params.required_tools),
     )

@@ -48,7 +48,7 @@ class MessagesEncoder:
         return b"".join(self._take(delta) for delta in self._reader.push(emit.text))
 
     def finish_chunk(self, _index: int, reason: FinishReason, stop: str | int | None = None) -> bytes:
-        left = b"".join(self._take(delta) for delta in self._reader.flush())
+        left = b"".join(self._take(delta) for delta in self._reader.flush(cut=reason is FinishReason.LENGTH))
         calls = any(block["type"] == "tool_use" for block in self._blocks)
         self._stop_reason = "tool_use" if calls and reason is not FinishReason.LENGTH else _REASONS[reason]
         if isinstance(stop, str) and self._stop_reason != "tool_use":

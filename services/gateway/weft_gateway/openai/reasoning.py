@@ -2,12 +2,31 @@
 
 from typing import NamedTuple
 
+from weft_gateway.openai.marks import NO_TOKENS, MarkTokens, in_grammar, in_text, is_special
+
 BEGIN, END = "<think>", "</think>"
 
 
 def reasons(template: str) -> bool:
-    """Whether the models of a chat template reason before they answer."""
-    return BEGIN in template and END in template
+    """Whether the models of a chat template reason before they answer: some leave it to the model to begin."""
+    return END in template
+
+
+def grammar_of_lead(tokens: MarkTokens, *, begun: bool) -> str:
+    """Lark, a rule `lead`: what stands before the form of an answer, some reasoning or none; `begun`: the rest of some.
+
+    It ends at the first mark, and white space around it is passed over, as the parser does.
+    """
+    ends = [f"TEXT <[{tokens[END][0]}]>"] if END in tokens else []
+    ends += [] if is_special(END, tokens) else ["spelled"]
+    rules = [
+        "lead: reasoning BLANK" if begun else f"lead: (BLANK {in_grammar(BEGIN, tokens)} reasoning BLANK)?",
+        f"reasoning: {' | '.join(ends)}",
+        f'spelled[suffix="{END}"]: TEXT',
+        r"TEXT: /(.|\n)*/",
+        r"BLANK: /[ \t\r\n]{0,16}/",
+    ]
+    return "\n".join(rules)
 
 
 class AnswerSplit(NamedTuple):
@@ -20,10 +39,11 @@ class AnswerSplit(NamedTuple):
 class ReasoningParser:
     """Reads one answer: `push` text as it comes, then `flush` once. `begun`: the prompt ends inside the reasoning.
 
-    White space around the reasoning belongs to neither part.
+    White space around the reasoning belongs to neither part. `tokens`: see `marks`.
     """
 
-    def __init__(self, *, begun: bool) -> None:
+    def __init__(self, *, begun: bool, tokens: MarkTokens = NO_TOKENS) -> None:
+        self._begin_mark, self._end_mark = in_text(BEGIN, tokens), in_text(END, tokens)
         self._held = ""
         self._inside: bool | None = begun or None  # None: not known yet
         self._at_edge = True  # white space that comes next is dropped
@@ -44,11 +64,11 @@ class ReasoningParser:
     def _begin(self) -> bool:
         """Whether it is known now if the answer begins with reasoning."""
         text = self._held.lstrip()
-        if BEGIN.startswith(text):
+        if self._begin_mark.startswith(text):
             return False
-        self._inside = text.startswith(BEGIN)
+        self._inside = text.startswith(self._begin_mark)
         if self._inside:
-            self._held = text[len(BEGIN) :]
+            self._held = text[len(self._begin_mark) :]
         else:
             self._at_edge = False
         return True
@@ -57,11 +77,12 @@ class ReasoningParser:
         """Reasoning that is certain, without white space that may stand before its end."""
         if self._at_edge:
             self._held = self._held.lstrip()
-        before, found, behind = self._held.partition(END)
+        before, found, behind = self._held.partition(self._end_mark)
         if found:
             self._held, self._inside, self._at_edge = behind, False, True
             return before.rstrip()
-        kept = next((n for n in range(len(END) - 1, 0, -1) if before.endswith(END[:n])), 0)
+        mark = self._end_mark
+        kept = next((n for n in range(len(mark) - 1, 0, -1) if before.endswith(mark[:n])), 0)
         certain = before[: len(before) - kept].rstrip()
         self._held = before[len(certain) :]
         self._at_edge = self._at_edge and not certain

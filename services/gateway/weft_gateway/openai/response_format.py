@@ -48,10 +48,11 @@ FINGERPRINT_CHARS = 16
 
 @dataclass(frozen=True, slots=True)
 class PromptPart:
-    """What answers repeat of one prompt. `echo`: its text, "" where the client does not ask for it."""
+    """What answers repeat of one prompt. `echo`: its text, "" where the client asks for none; `form`: their parts."""
 
     tokens: tuple[int, ...]
     echo: str = ""
+    form: AnswerForm = PLAIN
 
 
 class AnswerHead(NamedTuple):
@@ -70,12 +71,16 @@ class AnswerHead(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AnswerContext:
-    """What an answer is encoded with. `prompts`: what it repeats of each prompt; `form`: its parts."""
+    """What an answer is encoded with. `prompts`: what it repeats of each prompt."""
 
     head: AnswerHead
     names: TokenNames
     prompts: Sequence[PromptPart]
-    form: AnswerForm = PLAIN
+
+    @property
+    def form(self) -> AnswerForm:
+        """The parts of the answer to the only prompt, or to the first one."""
+        return self.prompts[0].form
 
 
 def usage_of(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
@@ -124,9 +129,11 @@ class ResponseEncoder:
         self._params, self._prompts = params, context.prompts
         self._names = TokenIdNames(context.names) if params.return_tokens_as_token_ids else context.names
         self._choices = params.n * len(context.prompts)
-        head, form = context.head, context.form
-        ids = [f"{head.request_id}/{index}" for index in range(self._choices)]
-        self._readers = [] if form.is_plain else [AnswerReader(form, answer_id) for answer_id in ids]
+        head = context.head
+        readers = [
+            AnswerReader(self._prompt_of(index).form, f"{head.request_id}/{index}") for index in range(self._choices)
+        ]
+        self._readers = [] if all(prompt.form.is_plain for prompt in context.prompts) else readers
         self._head, self._chunk_head = (
             {
                 "id": f"{self.id_prefix}-{head.request_id}",
@@ -265,7 +272,9 @@ class ChatEncoder(ResponseEncoder):
     def finish_chunk(self, index: int, reason: FinishReason, stop: str | int | None = None) -> bytes:
         if not self._readers:
             return super().finish_chunk(index, reason, stop)
-        left = b"".join(self._part(index, delta) for delta in self._readers[index].flush())
+        left = b"".join(
+            self._part(index, delta) for delta in self._readers[index].flush(cut=reason is FinishReason.LENGTH)
+        )
         choice = self._delta(index, "", None, self._reason(index, reason)) | _stopped(stop)
         return left + self._event([choice], self._usage_so_far())
 
@@ -284,7 +293,7 @@ class ChatEncoder(ResponseEncoder):
         choice = super()._whole_choice(index, emit, reason)
         if self._readers:
             reader = self._readers[index]
-            choice["message"] = message_of([*reader.push(emit.text), *reader.flush()])
+            choice["message"] = message_of([*reader.push(emit.text), *reader.flush(cut=reason is FinishReason.LENGTH)])
             choice["finish_reason"] = self._reason(index, reason)
         if echo := self._prompt_of(index).echo:
             choice["message"]["content"] = echo + (choice["message"]["content"] or "")

@@ -55,7 +55,10 @@ class ResponsesEncoder:
 
     def finish_chunk(self, _index: int, reason: FinishReason, _stop: str | int | None = None) -> bytes:
         self._reason = reason
-        return b"".join(self._take(delta) for delta in self._reader.flush()) + self._close()
+        return (
+            b"".join(self._take(delta) for delta in self._reader.flush(cut=reason is FinishReason.LENGTH))
+            + self._close()
+        )
 
     def last_chunk(self, usage: dict[str, int]) -> bytes:
         response = self.response(usage)

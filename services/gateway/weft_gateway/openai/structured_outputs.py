@@ -15,6 +15,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from weft.grammars import MAX_BYTES, first_fault, one_line, parser_limits
 from weft_gateway.errors import ParameterError
+from weft_gateway.openai.marks import in_grammar
 from weft_gateway.openai.tolerance import check_names
 from weft_gateway.openai.tool_calls import ToolFormat
 
@@ -43,7 +44,8 @@ class Form(NamedTuple):
 
     `text`: a JSON schema, a regular expression, a JSON list of texts, a grammar (Lark or GBNF), what
     `form_with_tools` makes. `whitespace`: a regular
-    expression; `lenient`: keywords of the schema that are not implemented are passed over.
+    expression; `lenient`: keywords of the schema that are not implemented are passed over; `lead`: a grammar of what
+    stands before it, with a rule of that name.
     """
 
     param: str
@@ -51,6 +53,7 @@ class Form(NamedTuple):
     text: str
     whitespace: str = WHITESPACE
     lenient: bool = False
+    lead: str = ""
 
 
 def form_of(params: Mapping[str, Any]) -> Form | None:
@@ -68,12 +71,13 @@ def form_of(params: Mapping[str, Any]) -> Form | None:
 
 def grammar_of(form: Form) -> str:
     """A grammar that compiles and says what may come first. Raises ValueError with what is wrong with the form."""
-    grammar = _built(form)
+    own = _built(form)
+    grammar = _behind(form.lead, own) if form.lead else own
     if len(grammar.encode()) > MAX_BYTES:
         raise ValueError(f"its grammar is larger than {MAX_BYTES >> 10} KiB")
     if error := LLMatcher.validate_grammar(grammar, limits=parser_limits()):
         raise ValueError(_ONE_OF if "coerce_one_of" in error else one_line(error))
-    if fault := first_fault(grammar):
+    if fault := first_fault(own):
         raise ValueError(fault)
     return grammar
 
@@ -100,17 +104,22 @@ def form_with_tools(
 def _grammar_of_tools(asked: Mapping[str, Any]) -> str:
     """Lark: calls in their family's form, or the other answer."""
     written = ToolFormat(**asked["written"])
+
+    def mark(text: str) -> str:
+        return in_grammar(text, written.marks)
+
     rules = [
-        f"call_{index}: {_literal(written.begin)} %json {json.dumps(_call(function, written))} {_literal(written.end)}"
+        f"call_{index}: {mark(written.begin)} %json {json.dumps(_call(function, written))} {mark(written.end)}"
         for index, function in enumerate(asked["functions"])
     ]
     any_call = " | ".join(f"call_{index}" for index in range(len(rules)))
-    more = f" ({_literal(written.between)} call)*" if asked["several"] else ""
+    more = f" ({mark(written.between)} call)*" if asked["several"] else ""
     start = "start: calls"
     if answer := asked["answer"]:
         schema = json.loads(_with_nulls(answer.pop("text")))
         start += f" | answer\nanswer: %json {json.dumps({**schema, 'x-guidance': answer})}"
-    calls = f"calls: {_literal(written.first)} call{more} {_literal(written.last)}"
+    spelled = f"({mark(written.spelled)})?" if written.spelled else ""
+    calls = f"calls: {spelled} {mark(written.first)} call{more} {mark(written.last)}"
     return "\n".join([start, calls, f"call: {any_call}", *rules])
 
 
@@ -290,6 +299,12 @@ def _nullable(schema: Any) -> Any:
         return whole
     shared = {key: whole.pop(key) for key in ("$defs", "definitions", "$schema", "$id") if key in whole}
     return {**shared, "anyOf": [whole, {"type": "null"}]}
+
+
+def _behind(lead: str, grammar: str) -> str:
+    """A grammar as one of two, so that no rule of the client's has the name of another."""
+    (form,) = json.loads(grammar)["grammars"] if grammar.startswith("{") else [{"lark_grammar": grammar}]
+    return json.dumps({"grammars": [{"lark_grammar": f"start: lead @form\n{lead}"}, {**form, "name": "form"}]})
 
 
 def _unanchored(regex: str) -> str:

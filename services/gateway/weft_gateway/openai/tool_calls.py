@@ -10,19 +10,21 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
 
 import orjson
+
+from weft_gateway.openai.marks import MarkTokens, stand_in
 
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
     """How a family writes calls: `begin` object `end`, joined by `between`, all of them inside `first` and `last`.
 
-    `spelled`: texts that may stand before the calls where the tokenizer does not make them special tokens. A format
-    without `begin` and `first` has its calls where the answer begins.
+    `spelled`: the mark that may stand before the calls of a format without `begin`; where it does not, they stand where
+    the answer begins. `marks`: those that are one token.
     """
 
     name: str
@@ -34,6 +36,7 @@ class ToolFormat:
     last: str = ""
     spelled: str = ""
     id_chars: int = 24
+    marks: MarkTokens = field(default_factory=dict[str, tuple[int, bool]])
 
 
 HERMES = ToolFormat("hermes", "arguments", "<tool_call>\n", "\n</tool_call>", between="\n")
@@ -108,20 +111,34 @@ class _State(Enum):
     CONTENT = "content"  # calls may follow
     CALL = "call"  # an object follows, or goes on
     BEHIND = "behind"  # a call: its end mark, another one, or content
-    PLAIN = "plain"  # no call can follow
 
 
 _HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=[{\[])')
+_CALL_ID, _ARGS = stand_in("[CALL_ID]"), stand_in("[ARGS]")
+_NAMED = re.compile(
+    rf"([A-Za-z0-9_.-]{{1,64}})\s*(?:(?:\[CALL_ID\]|{_CALL_ID})\s*[A-Za-z0-9]*\s*)?(?:(?:\[ARGS\]|{_ARGS})\s*)?"
+)
+_NAME_BEGUN = re.compile(rf"[A-Za-z0-9_.-]{{1,64}}\s*(?:[\[{_CALL_ID}{_ARGS}][^{{]{{0,64}})?")
+_BETWEEN = re.compile(r"[\s}\],;]*")  # calls: separators, and brackets too many
 
 
 class ToolCallParser:
-    """Reads one answer: `push` text as it comes, then `flush` once. What it returns is in the order of the text."""
+    """Reads one answer: `push` text as it comes, then `flush` once. What it returns is in the order of the text.
+
+    A call that is nearly right is a call. Its arguments go out as far as they are JSON, whatever follows; where that
+    ends too early, the brackets that are open are closed. What is no call before any of them has gone out is content.
+    """
 
     def __init__(self, form: ToolFormat) -> None:
         self._form, self._state, self._held = form, _State.CONTENT, ""
-        self._object, self._end_mark = _ObjectEnd(), ""
+        letters, end = form.begin.strip() or form.spelled, form.end.strip()
+        self._marks, self._ends = (letters, stand_in(letters)), (end, stand_in(end)) if end else ()
+        self._is_bare = not form.begin  # a call may stand here without a mark
+        self._is_marked = False  # the end mark is missing yet
+        self._object: _ObjectText | None = None
         self._lead = ""  # what stands before the object, to be content if it is no call
-        self._arguments_at: int | None = None  # in `_held`, what of the arguments is to go out; None: no name yet
+        self._name = ""  # that stands there
+        self._sent: int | None = None  # of the object's text, behind what of the arguments has gone out; None: no name
         self.calls = 0  # whole or begun
 
     def push(self, text: str) -> list[Part]:
@@ -132,18 +149,27 @@ class ToolCallParser:
             parts += found
         return parts
 
-    def flush(self) -> list[Part]:
-        """What is left at the end of the answer: of a call that never ended what is known, or else content."""
+    def flush(self, *, cut: bool = True) -> list[Part]:
+        """What is left at the end of the answer: of a call that never ended what is known, or else content.
+
+        `cut`: more was to come; else the arguments of a call that has begun are made whole.
+        """
         held, self._held = self._held, ""
         match self._state:
-            case _State.CALL if self._arguments_at is not None:
-                rest = held[self._arguments_at :]
-                return [ArgumentsPart(self.calls - 1, rest)] if rest else []
+            case _State.CALL if self._object is not None:
+                self._object.end(cut=cut)
+                parts = self._arguments()
+                if self._sent is not None:
+                    return parts if cut else [*parts, *self._closing()]
+                if found := self._whole(self._object.closed(), whole=False):
+                    return found
+                held = self._lead + held
             case _State.CALL:
                 held = self._lead + held
-            case _State.BEHIND if not held.strip() or held.strip() in self._form.end + self._form.last:
-                held = ""
-            case _:
+            case _State.BEHIND:
+                left = held[_BETWEEN.match(held).end() :]  # pyright: ignore[reportOptionalMemberAccess]
+                held = "" if not left or self._may_be_end(left) else held
+            case _State.CONTENT:
                 pass
         return [Content(held)] if held else []
 
@@ -151,134 +177,292 @@ class ToolCallParser:
         """Some progress; None: only more text brings any."""
         match self._state:
             case _State.CALL:
-                return self._read_call()
+                return self._begin_object() if self._object is None else self._read_object(self._object)
             case _State.BEHIND:
                 return self._read_behind()
             case _State.CONTENT:
-                return self._find_mark() if self._form.begin else self._find_object((self._form.first,))
-            case _State.PLAIN:
-                held, self._held = self._held, ""
-                return [Content(held)] if held else None
+                return self._find_bare() if self._is_bare else self._find_mark()
 
-    def _find_mark(self) -> list[Part] | None:
-        """A call of a format with marks may stand anywhere."""
-        mark = self._form.begin.rstrip()
-        before, found, behind = self._held.partition(mark)
-        if found:
-            self._held = behind
-            self._begin(mark)
-        else:
-            kept = next((n for n in range(len(mark) - 1, 0, -1) if before.endswith(mark[:n])), 0)
-            before, self._held = before[: len(before) - kept], before[len(before) - kept :]
-        return [Content(before)] if before else [] if found else None
-
-    def _find_object(self, openings: Sequence[str]) -> list[Part] | None:
-        """A call of a format without marks stands where the answer begins, or behind another one."""
-        text = self._held.lstrip()
-        for opening in {self._form.spelled + one for one in openings} | set(openings):
-            behind = text[len(opening) :].lstrip() if text.startswith(opening) else None
-            if behind and behind.startswith("{"):
-                lead = self._held[: -len(behind)]
-                self._held = behind
-                self._begin(lead)
-                return []
-            if behind == "" or opening.startswith(text):
-                return None
-        self._state = _State.PLAIN
+    def _find_bare(self) -> list[Part] | None:
+        """A call of a format whose mark may be missing stands where the answer begins."""
+        inside = self._held.lstrip().removeprefix("[").lstrip()
+        if not inside:
+            return None
+        self._is_bare = False
+        if inside.startswith("{"):
+            self._begin(self._held[: -len(inside)], inside)
         return []
 
-    def _begin(self, lead: str) -> None:
-        self._state, self._object, self._arguments_at, self._lead = _State.CALL, _ObjectEnd(), None, lead
+    def _find_mark(self) -> list[Part] | None:
+        """Behind a mark a call may stand anywhere."""
+        held = self._held
+        if found := [(held.index(mark), mark) for mark in self._marks if mark in held]:
+            at, mark = min(found)
+            self._begin(mark, held[at + len(mark) :])
+            self._is_marked = True
+            return [Content(held[:at])] if at else []
+        letters, _ = self._marks
+        kept = next((n for n in range(len(letters) - 1, 0, -1) if held.endswith(letters[:n])), 0)
+        certain, self._held = held[: len(held) - kept], held[len(held) - kept :]
+        return [Content(certain)] if certain else None
 
-    def _read_call(self) -> list[Part] | None:
-        """The object goes out as far as it is known; what is no call is content."""
-        if self._object.scanned == 0:
-            text = self._held.lstrip()
-            self._lead, self._held = self._lead + self._held[: len(self._held) - len(text)], text
-            if text and not text.startswith("{"):
-                self._state = _State.CONTENT
-                return [Content(self._lead)]
-        self._object.scan(self._held)
-        parts: list[Part] = []
-        if self._arguments_at is None and (head := _HEAD.match(self._held)) and _name_of(head[1]):
-            parts.append(CallBegun(self.calls, _name_of(head[1])))
-            self._arguments_at, self.calls = head.end(), self.calls + 1
-        if self._arguments_at is not None:
-            end = len(self._held) if self._object.inner_end is None else self._object.inner_end
-            if text := self._held[self._arguments_at : end]:
-                parts.append(ArgumentsPart(self.calls - 1, text))
-                self._arguments_at = end
-        if self._object.end is None:
+    def _begin(self, lead: str, held: str) -> None:
+        self._state, self._object, self._name, self._sent = _State.CALL, None, "", None
+        self._lead, self._held = lead, held
+
+    def _begin_object(self) -> list[Part] | None:
+        """An object, a list of them, or a name and an object (Mistral's newer form); else the mark was content."""
+        text = self._held.lstrip()
+        inside = text.removeprefix("[").lstrip()
+        if not inside:
+            return None
+        head, brace, _ = text.partition("{")
+        if inside.startswith("{"):
+            head = text[: -len(inside)]
+        elif self._form.name == MISTRAL.name and brace and (named := _NAMED.fullmatch(head)):
+            self._name = named[1]
+        elif self._form.name == MISTRAL.name and not brace and _NAME_BEGUN.fullmatch(text):
+            return None
+        else:
+            self._state = _State.CONTENT
+            return [Content(self._lead)]
+        whole = self._held
+        self._held = text[len(head) :]
+        self._lead, self._object = self._lead + whole[: -len(self._held)], _ObjectText()
+        return []
+
+    def _read_object(self, read: "_ObjectText") -> list[Part] | None:
+        """The arguments go out as far as they are known; what is no call is content."""
+        read.take(self._held)
+        parts = self._arguments()
+        if not read.ended and not read.broken:
             return parts or None
-        whole, self._held = self._held[: self._object.end], self._held[self._object.end :]
-        if self._arguments_at is None:
-            parts += self._whole(whole)
-        if self._state is _State.CALL:
-            self._state, self._end_mark = _State.BEHIND, self._form.end.strip()
+        if self._sent is not None:
+            parts += self._closing()
+        elif found := self._whole(read.text if read.ended else read.closed(), whole=read.ended and self._is_marked):
+            parts += found
+        else:
+            raw, self._held, self._state = self._held[: read.read], self._held[read.read :], _State.CONTENT
+            return [Content(self._lead + raw)]
+        self._held, self._state, self._is_bare = self._held[read.certain :], _State.BEHIND, False
         return parts
 
-    def _whole(self, text: str) -> list[Part]:
-        """A call whose fields stand in another order, or whose arguments are a text; or else content."""
+    def _arguments(self) -> list[Part]:
+        """Of a call whose name is known."""
+        assert self._object
+        text, parts = self._object.text, list[Part]()
+        if self._sent is None:
+            head = None if self._name else _HEAD.match(text)
+            name = _name_of(head[1]) if head else self._name
+            if not name or not text:
+                return []
+            self._sent, self.calls = head.end() if head else 0, self.calls + 1
+            parts.append(CallBegun(self.calls - 1, name))
+        end = len(text) if self._name or self._object.inner_end is None else self._object.inner_end
+        if part := text[self._sent : end]:
+            parts.append(ArgumentsPart(self.calls - 1, part))
+            self._sent = end
+        return parts
+
+    def _closing(self) -> list[Part]:
+        """What makes arguments whole that have begun."""
+        assert self._object
+        owed = self._object.owed if self._name else self._object.owed[:-1] if self._object.inner_end is None else ""
+        return [ArgumentsPart(self.calls - 1, owed)] if owed else []
+
+    def _whole(self, text: str, *, whole: bool) -> list[Part]:
+        """A call whose fields stand in another order, or whose arguments are a text; none: it is no call.
+
+        `whole`: it may have no arguments.
+        """
         with contextlib.suppress(orjson.JSONDecodeError):
             match orjson.loads(text):
-                case {"name": str(name), **fields} if name:
-                    arguments = fields.get("arguments", fields.get("parameters", {}))
-                    spelled = arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode()
-                    self.calls += 1
-                    return [CallBegun(self.calls - 1, name), ArgumentsPart(self.calls - 1, spelled)]
+                case {"function": {"name": str(name), **fields}} | {"name": str(name), **fields} if name:
+                    arguments = fields.get("arguments", fields.get("parameters", {} if whole else None))
+                    if arguments is not None or whole:
+                        self.calls += 1
+                        return [CallBegun(self.calls - 1, name), ArgumentsPart(self.calls - 1, _json_of(arguments))]
                 case _:
                     pass
-        self._state = _State.CONTENT if self._form.begin else _State.PLAIN
-        return [Content(self._lead + text)]
+        return []
 
     def _read_behind(self) -> list[Part] | None:
-        """The end mark is passed over, and white space before another call or content."""
-        form, text = self._form, self._held.lstrip()
-        if not text or (self._end_mark.startswith(text) and text != self._end_mark):
+        """The end mark is passed over, and what stands before another call; white space before content."""
+        form, held = self._form, self._held
+        between = _BETWEEN.match(held)
+        assert between
+        left = held[between.end() :]
+        if not left or self._may_be_end(left) or any(mark.startswith(left) and mark != left for mark in self._marks):
             return None
-        if self._end_mark and text.startswith(self._end_mark):
-            self._held, self._end_mark = text[len(self._end_mark) :], ""
-            return []
-        if form.begin:
-            self._held, self._state = text, _State.CONTENT
-            return []
-        if form.last and text.startswith(form.last):
-            self._held, self._state = text[len(form.last) :].lstrip(), _State.PLAIN
-            return []
-        return self._find_object((form.between.strip(),))
+        if self._is_marked and (end := next((end for end in self._ends if left.startswith(end)), "")):
+            self._held, self._is_marked = left[len(end) :], False
+        elif left.startswith("{") and (self._is_marked or not form.begin):
+            self._begin(between[0], left)
+        elif left.startswith(self._marks):
+            self._held, self._state = left, _State.CONTENT
+        else:
+            text = held.lstrip()
+            self._held, self._state = (text.removeprefix(form.last).lstrip() if form.last else text), _State.CONTENT
+        return []
+
+    def _may_be_end(self, left: str) -> bool:
+        return self._is_marked and any(end.startswith(left) and end != left for end in self._ends)
 
 
-class _ObjectEnd:
-    """Where a JSON object ends in a text that grows, and where the last value inside it does."""
+_KEY, _COLON, _VALUE, _ITEM, _AFTER = "key", "colon", "value", "item", "after"  # what may follow; the second of two
+_PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
+_ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
+_ESCAPE_BEGUN = re.compile(r"\\u[0-9a-fA-F]{0,3}")
+_QUOTE_ENDS = re.compile(r'"\s*[,}\]<\ufdd0-\ufdef]')  # a text, before a mark too; another quote is part of it
+_QUOTE_LAST = re.compile(r'"\s*\Z')
+_WORD = frozenset("+-.0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_LITERALS = {"true": "true", "false": "false", "null": "null", "True": "true", "False": "false", "None": "null"}
+
+
+class _ObjectText:
+    """Reads a JSON object in a text that grows. `text` is strict JSON, whatever follows, as far as values have begun.
+
+    What models write beside JSON is mended: quotes and control characters in texts, escapes that there are not, commas
+    before a closing bracket, Python's literals.
+    """
 
     def __init__(self) -> None:
-        self.scanned = self._depth = 0
-        self._in_text = self._escaped = False
-        self.inner_end: int | None = None  # behind the first object or array inside
-        self.end: int | None = None
+        self.text = ""
+        self.owed = ""  # what would close it
+        self.inner_end: int | None = None  # in `text`, behind the first object or array inside
+        self.read = self.certain = 0  # characters that were taken; those that are in `text`
+        self.ended = self.broken = False
+        self._begun = ""  # what is certain only with a value behind it
+        self._open: list[str] = []  # closing brackets
+        self._expects, self._word, self._escape = _VALUE, "", ""
+        self._quoted = ""  # what a text is that has begun
+        self._quote = ""  # that ends it, or does not
 
-    def scan(self, text: str) -> None:
-        """Go on where the last scan ended. `text` begins with the object."""
-        for at in range(self.scanned, len(text)):
-            if self.end is not None:
+    def take(self, raw: str) -> None:
+        """Go on where the last call ended. `raw` begins with the object."""
+        self._quote = ""
+        while self.read < len(raw) and not self.ended and not self.broken and not self._quote:
+            if not self._quoted:
+                self._take(raw[self.read])
+            elif self._quoted != _KEY and not self._escape and (last := _QUOTE_LAST.match(raw, self.read)):
+                self._quote = last[0]
+            else:
+                self._take_quoted(raw)
+
+    def end(self, *, cut: bool) -> None:
+        """No more text comes; of one that was cut all counts."""
+        if cut:
+            self.text += self._begun + self._word + self._escape + self._quote
+        elif self._quote:
+            self._end_quoted()
+        elif self._word:
+            self._end_word()
+
+    def closed(self) -> str:
+        """The object as if it ended here; "": it cannot."""
+        return self.text + self.owed if self._begun.strip() in ("", ",") and not self._word else ""
+
+    def _take_quoted(self, raw: str) -> None:
+        char = raw[self.read]
+        if self._escape:
+            self._escape += char
+            if _ESCAPE_BEGUN.fullmatch(self._escape):
+                self.read += 1
                 return
-            self.scanned = at + 1
-            self._take(text[at], at)
+            escape, self._escape = self._escape, ""
+            mended = "'" if escape == r"\'" else escape if _ESCAPE.fullmatch(escape) else ""
+            self.read += bool(mended)
+            self._add(mended or "\\\\" + escape[1:-1])
+        elif char == '"' and self._quoted != _KEY and not _QUOTE_ENDS.match(raw, self.read):
+            self.read += 1
+            self._add(r"\"")
+        elif plain := _PLAIN.match(raw, self.read):
+            self.read = plain.end()
+            self._add(plain[0])
+        else:
+            self.read += 1
+            if char == "\\":
+                self._escape = char
+            elif char == '"':
+                self._end_quoted()
+            else:
+                self._add(json.dumps(char)[1:-1])
 
-    def _take(self, char: str, at: int) -> None:
-        if self._in_text:
-            self._in_text = self._escaped or char != '"'
-            self._escaped = char == "\\" and not self._escaped
-        elif char == '"':
-            self._in_text = True
-        elif char in "{[":
-            self._depth += 1
-        elif char in "}]":
-            self._depth -= 1
-            if self._depth == 1 and self.inner_end is None:
-                self.inner_end = at + 1
-            if self._depth == 0:
-                self.end = at + 1
+    def _end_quoted(self) -> None:
+        quoted, self._quoted, self._begun = self._quoted, "", self._begun + '"'
+        self._expects = _COLON if quoted == _KEY else _AFTER
+        if quoted != _KEY:
+            self._count()
+
+    def _add(self, quoted: str) -> None:
+        self._begun += quoted
+        if self._quoted != _KEY:
+            self._count()
+
+    def _take(self, char: str) -> None:
+        if char in _WORD and (self._word or self._expects in (_VALUE, _ITEM)):
+            self._word += char
+            self.read += 1
+            return
+        if self._word and not self._end_word():
+            self.broken = True
+            return
+        self.read += 1
+        match char:
+            case " " | "\t" | "\r" | "\n":
+                self._begun += char
+            case '"' if self._expects in (_KEY, _VALUE, _ITEM):
+                self._quoted = self._expects
+                self._add(char)
+            case "{" | "[" if self._expects in (_VALUE, _ITEM):
+                self._begun += char
+                self._open.append("}" if char == "{" else "]")
+                self._expects = _KEY if char == "{" else _ITEM
+            case "}" | "]" if self._open[-1] == char and self._expects in (_AFTER, _KEY if char == "}" else _ITEM):
+                self._close(char)
+            case "," if self._expects == _AFTER:
+                self._begun += char
+                self._expects = _KEY if self._open[-1] == "}" else _ITEM
+            case ":" if self._expects == _COLON:
+                self._begun += char
+                self._expects = _VALUE
+            case _:
+                self.read -= 1
+                self.broken = True
+
+    def _close(self, bracket: str) -> None:
+        before = self._begun.rstrip()
+        self._begun = (before[:-1] if before.endswith(",") else self._begun) + bracket
+        self._open.pop()
+        self._expects = _AFTER
+        self._count()
+        if len(self._open) == 1 and self.inner_end is None:
+            self.inner_end = len(self.text)
+        self.ended = not self._open
+
+    def _end_word(self) -> bool:
+        """Whether it is a value."""
+        value = self._word if _NUMBER.fullmatch(self._word) else _LITERALS.get(self._word)
+        if value is not None:
+            self._begun += value
+            self._word, self._expects = "", _AFTER
+            self._count()
+        return value is not None
+
+    def _count(self) -> None:
+        """All that has begun is certain."""
+        self.text, self._begun, self.certain = self.text + self._begun, "", self.read
+        self.owed = ('"' if self._quoted else "") + "".join(reversed(self._open))
+
+
+def _json_of(arguments: Any) -> str:
+    """The JSON text of arguments; a text with JSON in it is that."""
+    if isinstance(arguments, str) and arguments.strip():
+        with contextlib.suppress(orjson.JSONDecodeError):
+            orjson.loads(arguments)
+            return arguments
+    return orjson.dumps(arguments or {}).decode()
 
 
 def _name_of(spelled: str) -> str:
@@ -291,4 +475,4 @@ def _name_of(spelled: str) -> str:
 def call_id(form: ToolFormat, answer_id: str, index: int) -> str:
     """Of a call: the same for the same answer, as long as the family's templates want it."""
     drawn = hashlib.sha256(f"{answer_id}/{index}".encode()).hexdigest()
-    return drawn[: form.id_chars] if form is MISTRAL else f"call_{drawn[: form.id_chars]}"
+    return drawn[: form.id_chars] if form.name == MISTRAL.name else f"call_{drawn[: form.id_chars]}"

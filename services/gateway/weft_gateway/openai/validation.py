@@ -25,6 +25,7 @@ from weft_gateway.errors import (
 )
 from weft_gateway.openai.answer import Answer, BeforeEnd
 from weft_gateway.openai.answer_parts import AnswerForm
+from weft_gateway.openai.marks import mark_tokens, showing
 from weft_gateway.openai.reasoning import reasons
 from weft_gateway.openai.response_format import PLAIN, AnswerContext, AnswerHead, EncoderOf, PromptPart
 from weft_gateway.openai.schema import Common, naming
@@ -69,7 +70,8 @@ class ParsedRequest(Generic[T]):
     @property
     def tools(self) -> ToolFormat:
         """The form in which the model writes calls."""
-        return format_of(self.tokenizer.template, self.pool.tool_call_parser)
+        form = format_of(self.tokenizer.template, self.pool.tool_call_parser)
+        return replace(form, marks=mark_tokens(self.tokenizer.added))
 
 
 Encode = Callable[[ModelTokenizer, int], list[int]]  # within a context of so many tokens
@@ -86,14 +88,14 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class ModelEndpoint(Generic[T]):
-    """One way to ask a model. `form_of`: of answers, by the call and what the prompt ends with."""
+    """One way to ask a model. `form_of`: of answers, by the call and the tokens that the prompt ends with."""
 
     path: str
     parse: Callable[[bytes], T]  # raises BadRequest, ParameterError
     prompts_of: Callable[[ParsedRequest[T]], Sequence[Prompt]]
     encoder: EncoderOf
     operation: str = "chat"  # `gen_ai.operation.name` of its spans
-    form_of: Callable[[ParsedRequest[T], str], AnswerForm] = lambda _parsed, _end: PLAIN
+    form_of: Callable[[ParsedRequest[T], Sequence[int]], AnswerForm] = lambda _parsed, _end: PLAIN
     completed: Callable[[AppState, Call, T], Awaitable[T]] | None = None  # with what is not in the body
     before_end: Callable[[AppState, Call, T], BeforeEnd] | None = None
 
@@ -115,12 +117,12 @@ async def _submitted(state: AppState, endpoint: ModelEndpoint[T], call: Call, pa
     state.manager.limits.check_requests(call.principal, parsed.route.model_name, answers)
     prompts = endpoint.prompts_of(parsed)
     async with _others_counted(state, call, parsed):
-        prepared = await _prepare(state, call, parsed, prompts)
-        parts = [PromptPart(one.prompt, prompt.echo) for one, prompt in zip(prepared, prompts, strict=True)]
-        form = endpoint.form_of(parsed, parsed.tokenizer.decode(prepared[0].prompt[-PROMPT_END_TOKENS:]))
+        prepared, forms = await _prepare(state, endpoint, call, parsed, prompts)
+        echoes = [prompt.echo for prompt in prompts]
+        parts = [PromptPart(one.prompt, echo, form) for one, echo, form in zip(prepared, echoes, forms, strict=True)]
         digest = parsed.route.adapter or parsed.pool.base_digest
         head = AnswerHead(call.ids.request_id, call.arrived_unix_ms // 1000, digest)
-        encoder = endpoint.encoder(parsed.params, AnswerContext(head, parsed.tokenizer, parts, form))
+        encoder = endpoint.encoder(parsed.params, AnswerContext(head, parsed.tokenizer, parts))
         admitted = _admit(state, call, prepared)
         group = state.manager.submit(prepared)
         before_end = endpoint.before_end and endpoint.before_end(state, call, parsed.params)
@@ -197,18 +199,19 @@ async def _others_counted(state: AppState, call: Call, parsed: ParsedRequest[T])
 
 
 async def _prepare(
-    state: AppState, call: Call, parsed: ParsedRequest[T], prompts: Sequence[Prompt]
-) -> list[PreparedRequest]:
-    """Tokenise and check the lengths."""
+    state: AppState, endpoint: ModelEndpoint[T], call: Call, parsed: ParsedRequest[T], prompts: Sequence[Prompt]
+) -> tuple[list[PreparedRequest], list[AnswerForm]]:
+    """Tokenise and check the lengths; the parts of each prompt's answers."""
     params, pool, tokenizer = parsed.params, parsed.pool, parsed.tokenizer
     encoded = await _encoded(params, tokenizer, prompts, pool.max_context_tokens or UNKNOWN_CONTEXT_TOKENS)
-    sampling = _sampling(params, tokenizer)
-    if (form := params.form(parsed.tools)) is not None:
-        sampling = replace(sampling, grammar=await state.grammars.grammar(form))
-    prepared: list[PreparedRequest] = []
+    sampling, asked = _sampling(params, tokenizer), params.form(parsed.tools)
+    prepared, forms = list[PreparedRequest](), list[AnswerForm]()
     for index, (tokens, prompt) in enumerate(zip(encoded, prompts, strict=True)):
         kept = _truncated(tokens, params, pool.max_context_tokens)
         where = params.prompt_at(index)
+        form = endpoint.form_of(parsed, kept[-PROMPT_END_TOKENS:])
+        forms.append(form)
+        grammar = "" if asked is None else await state.grammars.grammar(asked._replace(lead=form.lead))
         limit = _max_tokens(params, where, len(kept), pool.max_context_tokens, state.settings.default_max_tokens)
         request = PreparedRequest(
             request_id=id_of_prompt(call.ids.request_id, index),
@@ -219,8 +222,8 @@ async def _prepare(
             prompt=tuple(kept),
             prompt_text=prompt.text[-MAX_PROMPT_CHARS:],  # the end holds the question
             max_tokens=limit,
-            sampling=sampling,
-            bytes_of=tokenizer.bytes_of,
+            sampling=replace(sampling, grammar=grammar),
+            bytes_of=tokenizer.bytes_of if form.is_plain else showing(tokenizer.bytes_of, form.marks),
             arrived_unix_ms=call.arrived_unix_ms,
             stops=params.stop,
             n=params.drawn,
@@ -231,7 +234,7 @@ async def _prepare(
         )
         prepared.append(request)
     _check_logprobs(prepared)
-    return prepared
+    return prepared, forms
 
 
 async def _encoded(

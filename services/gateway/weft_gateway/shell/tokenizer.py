@@ -73,6 +73,7 @@ class ModelTokenizer:
         self.vocab_size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
         added = self._tokenizer.get_added_tokens_decoder()
         self._special = {id_: token.content for id_, token in added.items() if token.special}
+        self.added = {token.content: (id_, token.special) for id_, token in added.items()}
         self._control = SpecialTokenEscaper(t.content for t in added.values() if _is_control(t))
         self._bytes: dict[int, bytes] = dict.fromkeys(self._special, b"")
         self.config: dict[str, Any] = _json(files, "tokenizer_config.json")
@@ -99,6 +100,13 @@ class ModelTokenizer:
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens, for the predictor: special and unknown ones left out."""
         return b"".join(map(self.bytes_of, tokens)).decode("utf-8", "replace")
+
+    def spelled(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, special ones by their spelling."""
+        known = (self._special.get(token) for token in tokens)
+        return b"".join(
+            self.bytes_of(token) if text is None else text.encode() for token, text in zip(tokens, known, strict=True)
+        ).decode("utf-8", "replace")
 
     def encode_chat(self, chat: Chat, context_tokens: int = UNKNOWN_CONTEXT_TOKENS) -> list[int]:
         """A chat through the template; the caller's texts cannot become control tokens. Raises NotEncodable, TooLong.

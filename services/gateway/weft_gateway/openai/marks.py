@@ -1,0 +1,68 @@
+"""Marks in an answer: texts that set its reasoning and its calls of tools apart from content. Pure.
+
+A tokenizer may have a mark as one token. If it is a special one, it is no text: in what the readers of an answer get it
+is a character that no text has, so that its letters in other tokens are no mark. Clients do not get that character; in
+the arguments of a call, where it is part of a text, they get the letters.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
+MarkTokens = Mapping[str, tuple[int, bool]]  # of a tokenizer: those that are one token, and whether it is special
+NO_TOKENS: MarkTokens = MappingProxyType({})
+_STAND_INS = {mark: chr(0xFDD0 + index) for index, mark in enumerate(MARKS)}  # noncharacters of Unicode
+_LEFT_OUT = {ord(char): None for char in _STAND_INS.values()}
+_SPELLED = {ord(char): mark for mark, char in _STAND_INS.items()}
+_ANY = re.compile(f"({'|'.join(map(re.escape, MARKS))})")
+
+
+def mark_tokens(added: MarkTokens) -> dict[str, tuple[int, bool]]:
+    """The marks among a tokenizer's added tokens."""
+    return {mark: added[mark] for mark in MARKS if mark in added}
+
+
+def showing(bytes_of: Callable[[int], bytes], tokens: MarkTokens) -> Callable[[int], bytes]:
+    """The bytes of a token as readers get them."""
+    shown = {id_: _STAND_INS[mark].encode() for mark, (id_, special) in tokens.items() if special}
+    return (lambda token: shown.get(token) or bytes_of(token)) if shown else bytes_of
+
+
+def in_text(mark: str, tokens: MarkTokens) -> str:
+    """How readers get a mark."""
+    return _STAND_INS[mark] if is_special(mark, tokens) else mark
+
+
+def stand_in(mark: str) -> str:
+    """How readers get a mark that is a special token."""
+    return _STAND_INS[mark]
+
+
+def is_special(mark: str, tokens: MarkTokens) -> bool:
+    """Whether a mark is a special token."""
+    return mark in tokens and tokens[mark][1]
+
+
+def left_out(text: str) -> str:
+    """Without marks that are special tokens."""
+    return text.translate(_LEFT_OUT)
+
+
+def spelled(text: str) -> str:
+    """With the letters of marks that are special tokens."""
+    return text.translate(_SPELLED)
+
+
+def in_grammar(text: str, tokens: MarkTokens) -> str:
+    """A text as Lark has it. Added tokens are no text for llguidance: a mark may be the token or its letters."""
+    return " ".join(_in_grammar(part, tokens) for part in _ANY.split(text) if part)
+
+
+def _in_grammar(part: str, tokens: MarkTokens) -> str:
+    letters = json.dumps(part, ensure_ascii=False)
+    if part not in tokens:
+        return letters
+    id_, special = tokens[part]
+    return f"<[{id_}]>" if special else f"(<[{id_}]> | {letters})"
