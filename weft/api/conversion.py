@@ -20,7 +20,7 @@ def with_defaults(obj: Mapping[str, Any]) -> dict[str, Any]:
 
 def _converted(obj: Mapping[str, Any]) -> Mapping[str, Any]:
     """With the fields of today's versions: a pool's `scheduler.tokenTimeMs` became `slo.tokenTimeMs`, and
-    `scheduler.placement`, which had one value, is gone.
+    `scheduler.placement`, which had one value, and `offload.cpuAttention`, which nobody read, are gone.
 
     Older versions wrote defaults out. A default that nobody chose is no objective.
     """
@@ -29,6 +29,8 @@ def _converted(obj: Mapping[str, Any]) -> Mapping[str, Any]:
         return obj
     kept = {name: value for name, value in scheduler.items() if name not in ("tokenTimeMs", "placement")}
     spec = {**obj["spec"], "scheduler": kept}
+    if isinstance(offload := spec.get("offload"), dict):
+        spec["offload"] = {name: value for name, value in offload.items() if name != "cpuAttention"}
     if scheduler.get("tokenTimeMs", OLDER_TOKEN_TIME_MS) != OLDER_TOKEN_TIME_MS:
         spec.setdefault("slo", {"tokenTimeMs": scheduler["tokenTimeMs"]})
     return {**obj, "spec": spec}

@@ -57,6 +57,9 @@ PATTERN_HELP = {
     DIGEST_PATTERN: "no digest; one is 'sha256:' and 64 lower-case hex digits",
 }
 
+# Fields of older versions, and what to do about them.
+GONE = {"cpuAttention": "leave it out: without a GPU attention is always computed on the host, with one it never is"}
+
 # RFC 1123 label: names become parts of other names (processes, services), so the short form holds for all of them.
 Label = Annotated[str, Field(pattern=LABEL_PATTERN, max_length=63)]
 # Of objects that are not ours: a Secret, a PriorityClass.
@@ -202,7 +205,8 @@ def _detail(model: type[BaseModel], item: Any) -> InitErrorDetails:
     kind, loc, text = str(item["type"]), item["loc"], str(item["msg"]).removeprefix("Value error, ")
     if kind == "extra_forbidden" and len(loc) == 1:
         name = str(loc[0])
-        kind, text = "unknown_field", f"unknown field {name[:100]!r}; {did_you_mean(name, names_of(model))}"
+        help_ = GONE.get(name) or did_you_mean(name, names_of(model))
+        kind, text = "unknown_field", f"unknown field {name[:100]!r}; {help_}"
     elif (pattern := item.get("ctx", {}).get("pattern")) in PATTERN_HELP:
         text = PATTERN_HELP[pattern]
     return _error(kind, text, loc, item["input"])

@@ -155,9 +155,7 @@ class Offload(ApiModel):
     """The format of the base model's weights: int8 halves and int4 quarters what is read, at some accuracy."""
     kv: Literal["bf16", "int4"] = "bf16"
     """The format of keys and values: int4 takes 0.28 of the bytes of bf16, at some accuracy, and needs heads whose
-    size is a multiple of 32."""
-    cpu_attention: Literal["Off", "Auto"] = "Off"
-    """Whether attention is computed on the host for keys and values that are there. Without a GPU it always is."""
+    size is a multiple of 32. Without a GPU attention is computed where they lie; with one they are copied to it."""
     sparse_attention: Literal["Off", "TopK"] = "Off"
     """Whether a token attends to the best tenth of its keys only (TopK), so that only their values are read, at
     some accuracy. A machine on which it was not measured to be a tenth faster does not use it."""

@@ -244,13 +244,16 @@ async def test_what_an_older_version_wrote_has_the_fields_of_this_one(tmp_path: 
     async with kept(path) as (store, keeper):
         pool = pool_object()
         del pool["spec"]["parallelism"], pool["spec"]["scheduler"]["fairness"]
-        older = {**pool, "spec": {**pool["spec"], "scheduler": {**pool["spec"]["scheduler"], "placement": "punica"}}}
+        scheduler = pool["spec"]["scheduler"] | {"placement": "punica"}
+        offload = {"mode": "Off", "cpuAttention": "Auto"}
+        older = {**pool, "spec": {**pool["spec"], "scheduler": scheduler, "offload": offload}}
         _, written = store.apply(older)
         await keeper.committed()
     (read,) = open_store(path, clock, with_defaults).objects()
     assert read["metadata"] == written["metadata"]
     assert read["spec"]["parallelism"] == {"tensor": 1, "pipeline": 1, "podsPerRunner": 1}
     assert read["spec"]["scheduler"] == {**pool["spec"]["scheduler"], "fairness": {"mode": "Tenant"}}
+    assert read["spec"]["offload"]["mode"] == "Off"
     assert parse(read)
 
 

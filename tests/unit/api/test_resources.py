@@ -48,6 +48,7 @@ def wrong(value: dict[str, Any], path: str) -> str:
     ("value", "path", "says"),
     [
         (pool(lora={"maxrank": 3}), "spec.lora.maxrank", "unknown field 'maxrank'; did you mean 'maxRank'?"),
+        (pool(offload={"cpuAttention": "Off"}), "spec.offload.cpuAttention", "always computed on the host"),
         (pool(replica=3), "spec.replica", "unknown field 'replica'; did you mean 'replicas'?"),
         (
             pool(scheduler={"max_queue": 1}),

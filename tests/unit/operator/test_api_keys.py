@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from harness.field_edits import unread
+from weft.api.manifests import ManifestError, parse_object
 from weft.domain.limits import LimitRule
 from weft_operator.controller.key_loop import KeyLoop
 from weft_operator.core import (
@@ -41,6 +43,7 @@ from weft_operator.core.api_keys import (
 from weft_operator.errors import AlreadyExists, ApiFailed, SupervisorUnavailable
 
 REF = Ref("APIKey", "acme", "ci")
+KEY: dict[str, Any] = {"kind": "APIKey", "metadata": {"name": "ci", "namespace": "acme"}}
 NOW = 1_800_000_000.0
 
 
@@ -478,3 +481,22 @@ def test_orphans_are_owners_without_an_object() -> None:
     new = KeyDeclaration("u1", "acme", "", "a" * 64, "Inference", (), 0)
     there = [DeclaredKey("k1", new), DeclaredKey("k2", replace(new, owner="u2")), DeclaredKey("k3", new, revoked=True)]
     assert orphans(there, {"u1"}) == ["u2"]
+
+
+def outcome_of_key(spec: dict[str, Any]) -> str | None:
+    """What the supervisor, the cluster and people were told; None: it is refused."""
+    world = World()
+    for name in ("aa", "bb"):
+        world.bring(name, name * 32)
+        world.secrets[name]["data"]["aa"] = base64.b64encode(b"c" * 32).decode()
+    try:
+        given = parse_object({"apiVersion": "serving.weft.dev/v1alpha1", **KEY, "spec": spec})
+    except ManifestError:
+        return None
+    world.put(manifest(**given.to_dict()["spec"]))
+    asyncio.run(world.settle())
+    return repr((world.rows, world.secrets, world.objects[REF]["status"], world.events))
+
+
+def test_the_value_of_each_field_of_a_key_reaches_something() -> None:
+    assert unread("APIKey", {}, {("secretRef",): {"secretRef": {"name": "aa"}}}, outcome_of_key) == []

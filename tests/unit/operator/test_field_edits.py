@@ -5,15 +5,25 @@ rest; with the first spec back everything is as a new object has it, and no othe
 """
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.field_edits import Edit, Path, right_edits, wrong_edits
+from harness.field_edits import Edit, Path, Place, right_edits, unread, wrong_edits
 from tests.unit.operator.cluster import ClusterWorld, cluster_world
-from tests.unit.operator.planning import adapter_object, adapter_ref, fetched_base, pool_object, pool_ref, verified
+from tests.unit.operator.planning import (
+    adapter_object,
+    adapter_ref,
+    digest,
+    fetched_base,
+    pool_object,
+    pool_ref,
+    verified,
+)
+from weft.domain.routes import CanaryCounts
 from weft_operator.core import Ref
 from weft_operator.errors import Invalid
 from weft_operator.local.admission import admit
@@ -115,3 +125,101 @@ def test_a_pool_whose_fields_were_edited_and_put_back_is_as_a_new_one(steps: lis
 @given(some("LoRAAdapter"))
 def test_an_adapter_whose_fields_were_edited_and_put_back_is_as_a_new_one(steps: list[Edit]) -> None:
     through(adapter_ref("upper"), steps)
+
+
+# ---------------------------------------------------------------- each field's value reaches something
+
+HF: Json = {"uri": "hf:aa/bb"}
+CANARY: Json = {"source": {"uri": "file:beside"}, "weight": 10}
+POOL_NEEDS: dict[Place, Json] = {
+    ("model", "revision"): {"model": HF},
+    ("model", "pollInterval"): {"model": HF},
+    ("model", "credentialsRef"): {"model": HF},
+    ("model", "endpoint"): {"model": {"uri": "s3://aaa/bb"}},
+    ("autoscaling",): {"autoscaling": {"maxReplicas": 3}},
+    ("offload",): {"offload": {"mode": "Auto", "deviceBytes": "1Gi", "diskPath": "/aa"}},
+    ("phases",): {"phases": {"mode": "Split"}, "replicas": 3},
+    ("runnerGroups", 0): {"replicas": 3, "runnerGroups": [{"name": "aa"}, {"name": "cc"}]},
+    ("runnerGroups", 0, "minRunners"): {"runnerGroups": [{"name": "aa"}, {"name": "cc", "minRunners": 3}]},
+    ("runnerGroups", 0, "phase"): {"phases": {"mode": "Split"}},
+    ("slo", "admission"): {"slo": {"ttftMs": 1000}},
+    ("allowedNamespaces", "names"): {"allowedNamespaces": {"from": "List"}},
+    ("parallelism", "podsPerRunner"): {"parallelism": {"tensor": 2}},
+}
+ADAPTER_NEEDS: dict[Place, Json] = {
+    ("source", "revision"): {"source": HF},
+    ("source", "pollInterval"): {"source": HF},
+    ("source", "credentialsRef"): {"source": HF},
+    ("source", "endpoint"): {"source": {"uri": "s3://aaa/bb"}},
+    ("canary",): {"canary": CANARY},
+    ("canary", "source", "revision"): {"canary": {"source": HF}},
+    ("canary", "source", "pollInterval"): {"canary": {"source": HF}},
+    ("canary", "source", "credentialsRef"): {"canary": {"source": HF}},
+    ("canary", "source", "endpoint"): {"canary": {"source": {"uri": "s3://aaa/bb"}}},
+    ("canary", "maxErrorPercent"): {"canary": {"minRequests": 1}},
+    ("canary", "promoteAfter"): {"canary": {"minRequests": 1, "maxErrorPercent": 100}},
+}
+
+
+def told(world: ClusterWorld) -> str:
+    """What everybody else was told: the cluster, the scheduler, the depot and people. Uids are drawn.
+
+    What a pool is hashed to is nobody's reason: it only says that something is another.
+    """
+    world.settle()
+    cluster = [(str(key), obj["metadata"]["labels"], obj.get("spec")) for key, obj in world.cluster.objects.items()]
+    entries = [replace(entry, generation=0) for entry in world.routed_pools.values()]
+    conditions = [obj.get("status", {}).get("conditions") for obj in world.store.objects()]
+    text = repr((cluster, entries, world.routed, world.unserved, world.asked, conditions))
+    for obj in world.store.objects():
+        text = text.replace(obj["metadata"]["uid"], obj["metadata"]["name"])
+    return text
+
+
+def outcome_of_pool(spec: Json) -> str | None:
+    contents = {uri: fetched_base() for uri in ("file:base", "file:beside", "file:next", "hf:aa/bb", "s3://aaa/bb")}
+    world = cluster_world(ObjectStore(lambda: 0.0), contents, 1_000_000.0)
+    try:
+        world.apply(admit(pool_object() | {"spec": spec}, world.store.find))
+    except Invalid:
+        return None
+    if "pollInterval" in spec["model"]:  # nothing else of a pool's comes with time alone
+        world.settle()
+        world.wait(5400)
+    return told(world)
+
+
+def outcome_of_adapter(spec: Json) -> str | None:
+    """It is served, its canary fails one request of two, an hour and a half later its source is another."""
+    contents = {"file:base": fetched_base(), "file:upper": verified("a"), "file:beside": verified("b")}
+    contents |= {"file:next": verified("c"), "hf:aa/bb": verified("d"), "s3://aaa/bb": verified("e")}
+    world = cluster_world(ObjectStore(lambda: 0.0), contents, 1_000_000.0)
+    world.apply(admit(pool_object(), world.store.find))
+    try:
+        world.apply(admit(adapter_object("walked") | {"spec": spec}, world.store.find))
+    except Invalid:
+        return None
+    first = told(world)
+    for letter in "bcde":
+        world.canaries[digest(letter)] = CanaryCounts(digest(letter), 2, 1, 2, 0)
+    world.wait(5400)
+    second = told(world)
+    world.contents["file:last"] = verified("f")
+    world.apply(admit(adapter_object("walked") | {"spec": spec | {"source": {"uri": "file:last"}}}, world.store.find))
+    return first + second + told(world)
+
+
+def test_the_value_of_each_field_of_a_pool_reaches_something() -> None:
+    assert unread("ServingPool", {"model": {"uri": "file:base"}}, POOL_NEEDS, outcome_of_pool) == []
+
+
+def test_the_value_of_each_field_of_an_adapter_reaches_something() -> None:
+    base = {"poolRef": {"name": "base", "namespace": "default"}, "source": {"uri": "file:upper"}}
+    assert unread("LoRAAdapter", base, ADAPTER_NEEDS, outcome_of_adapter) == []
+
+
+def test_a_field_that_nobody_reads_is_named() -> None:
+    def without_scope(spec: Json) -> str:
+        return repr({name: value for name, value in spec.items() if name != "scope"})
+
+    assert unread("APIKey", {}, {}, without_scope) == ["scope"]
