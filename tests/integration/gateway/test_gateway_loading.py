@@ -23,7 +23,7 @@ POOL: Any = {
     "apiVersion": API,
     "kind": "ServingPool",
     "metadata": {"name": "base", "namespace": "team"},
-    "spec": {"model": {"name": "tiny", "uri": "file:base"}},
+    "spec": {"model": {"name": "tiny", "uri": "file:base"}, "allowedNamespaces": {"from": "List", "names": ["acme"]}},
 }
 KEPT: Any = {
     "apiVersion": API,
@@ -39,6 +39,7 @@ class Loading:
     def __init__(self, world: World, store: objects.ObjectStore) -> None:
         self.world, self.store = world, store
         self.settles: dict[str, str] = {}
+        self.made: list[Any] = []
         store.listen(self._on_event)
 
     async def post(self, path: str, body: Any, key: str = "") -> tuple[int, Any]:
@@ -50,6 +51,8 @@ class Loading:
         return [obj["metadata"]["name"] for obj in self.store.objects("LoRAAdapter")]
 
     def _on_event(self, event: objects.Event) -> None:
+        if event.type == "ADDED":
+            self.made.append(event.object)
         if event.type == "ADDED" and self.settles:
             asyncio.get_running_loop().call_soon(self._settle, event.object)
 
@@ -143,6 +146,25 @@ async def test_an_adapter_that_does_not_come_does_not_stay(
     assert (found, error["code"]) == (status, code)
     assert says in error["message"]
     assert loading.names() == ["kept"]
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "place", "source"),
+    [
+        ("new", "hf://acme/lora@v1", "team/new", {"uri": "hf:acme/lora", "revision": "v1"}),
+        ("kept.2", "acme/lora", "team/kept-2-", {"uri": "hf:acme/lora"}),
+        ("acme/new", "s3://bucket/x", "acme/new", {"uri": "s3://bucket/x"}),
+        ("rival/new", "s3://bucket/x", "team/rival-new-", {"uri": "s3://bucket/x"}),
+    ],
+)
+async def test_an_adapter_is_its_namespaces_where_the_pool_allows_it(
+    name: str, path: str, place: str, source: dict[str, str], loading: Loading
+) -> None:
+    loading.settles = {"type": "Fetched", "status": "False", "reason": "MissingFile", "message": "m"}
+    await loading.post(LOAD, {"lora_name": name, "lora_path": path})
+    (made,) = loading.made
+    assert f"{made['metadata']['namespace']}/{made['metadata']['name']}".startswith(place)
+    assert (made["spec"]["modelName"], made["spec"]["baseModel"], made["spec"]["source"]) == (name, "tiny", source)
 
 
 async def test_an_unknown_adapter_is_not_unloaded(loading: Loading) -> None:

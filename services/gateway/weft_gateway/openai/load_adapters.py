@@ -19,6 +19,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from weft.api.fields import LABEL_PATTERN
 from weft.api.readiness import is_ready, is_refused, state_of
 from weft_gateway.core.routes import ANY_NAMESPACE, UnknownVersion
 from weft_gateway.errors import BadRequest, NotConfigured, NotFound, ParameterError, ServiceUnavailable
@@ -141,13 +142,22 @@ def _pool(pools: Sequence[Object], base: str | None) -> Object:
 
 
 def _new_adapter(name: str, pool: Object, adapters: Sequence[Object]) -> Object:
-    """A LoRAAdapter without a source, under a name that no other one has."""
-    of, namespace = pool["metadata"]["name"], pool["metadata"]["namespace"]
-    label = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[: LABEL_CHARS - 9].strip("-") or "adapter"
+    """A LoRAAdapter without a source, under a name that no other one has.
+
+    `NAMESPACE/NAME` is that namespace's, whose keys may then ask for it, where the pool allows the namespace.
+    """
+    of, allowed = pool["metadata"], pool["spec"]["allowedNamespaces"]
+    namespace, _, own = name.rpartition("/")
+    if not re.fullmatch(LABEL_PATTERN, namespace) or not (
+        allowed["from"] == "All" or namespace in allowed.get("names", ())
+    ):
+        namespace, own = of["namespace"], name
+    label = re.sub(r"[^a-z0-9]+", "-", own.lower()).strip("-")[: LABEL_CHARS - 9].strip("-") or "adapter"
     taken = {obj["metadata"]["name"] for obj in adapters if obj["metadata"]["namespace"] == namespace}
-    if label != name or label in taken:
+    if label != own or label in taken:
         label = f"{label}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
-    spec = {"poolRef": {"name": of}, "modelName": name, "baseModel": pool["spec"]["model"].get("name") or of}
+    reference = {"name": of["name"], "namespace": of["namespace"]}
+    spec = {"poolRef": reference, "modelName": name, "baseModel": pool["spec"]["model"].get("name") or of["name"]}
     return {"metadata": {"namespace": namespace, "name": label}, "spec": spec}
 
 
