@@ -106,7 +106,7 @@ class Amounts:
     prompts: tuple[int, ...] = (2048, 64, 512)
     clocked: int = 9  # runs of a step by the clock
     beside: int = 31  # decode rows beside a prompt, of as many tokens as a decode step's least context
-    stream_counts: tuple[int, ...] = (256, 64, 16, 1)
+    stream_counts: tuple[int, ...] = (256, 128, 64, 16, 1)  # the second: half load
     stream_adapters: tuple[int, ...] = (0, 64, 384)  # 0: the base
     stream_tokens: tuple[int, int] = (128, 128)  # of a prompt, of an answer
     mixed_counts: tuple[int, ...] = (256, 64)  # streams whose answers have mixed lengths
@@ -114,6 +114,9 @@ class Amounts:
     stream_rounds: int = 3  # requests of each stream
     stack_model: str = "1B"
     stack_adapters: int = 8
+    offload_bytes: int = 16 << 30  # of the device, for everything; 0: for half of the weights
+    offload_rows: tuple[int, ...] = (64, 1)
+    offload_context: int = 512
     slots: int = 8
     streams: int = 16  # requests at a time, over so few slots
     crowds: tuple[int, ...] = (16, 64, 256)
@@ -154,6 +157,9 @@ class Amounts:
     def stack_name(self, streams: int, adapters: int) -> str:
         return f"{self.stack_model} over HTTP, {streams} streams, {f'{adapters} adapters' if adapters else BASE}"
 
+    def offload_name(self) -> str:
+        return f"{self.model}, {self.offload_bytes >> 30} GiB of the device"
+
     def crowd_name(self, crowd: int) -> str:
         return f"{self.model}, {crowd} adapters over {self.slots} slots, popularity 1/i"
 
@@ -170,6 +176,7 @@ TINY = Amounts(
     decode=((2, 20), (1, 20)), exact_tokens=(10, 3), attention=((2, 40, 1), (2, 40, 4)), heads=(4, 16), prompts=(20,),
     clocked=1, beside=1, stream_counts=(2, 1), mixed_counts=(2,), stream_adapters=(0, 3), stream_tokens=(4, 3),
     stream_spread=1, stream_rounds=1, stack_model="tiny", stack_adapters=2, slots=2, streams=2,
+    offload_bytes=0, offload_rows=(2,), offload_context=20,
     crowds=(3,), crowd_requests=6, crowd_tokens=(4, 2), folders=2, texts=2, text_tokens=6, text_rows=2, peer_rows=2,
     peer_tokens=(4, 2), peer_rounds=1,
 )  # fmt: skip

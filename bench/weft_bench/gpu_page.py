@@ -19,6 +19,9 @@ and values of every context, each adapter of the step once at its true rank; of 
 outputs read and written. `beyond the launch floor` takes off what two dependent empty launches take in a graph; a
 step's floor is what as many empty kernels take in a row.
 
+**A model that does not fit** has so much of the device for everything, the rest of its weights in pinned memory; a
+pass is by the clock, and its bound the longer of the copied bytes at the rate of a copy alone and of what it computes.
+
 **Popularities** are Punica's: Identical (one adapter for all rows), Uniform (ceil(sqrt(rows)) of them), Skewed (each
 1.5 times as popular as the next), Distinct (one a row); rank 16 on all seven projections. The adapter of every row is
 compared with the one that was asked for: in the operator's chunk table (whose result is compared with plain matrices
@@ -89,6 +92,9 @@ def wanted(amounts: Amounts) -> dict[str, list[Wanted]]:
         Wanted(amounts.streams_name(most, n), "output tokens, steady", "tokens/s", target=target)
         for n, target in zip(amounts.stream_adapters, (">= 13000", ">= 10500", ">= 9500"), strict=False)
     ]
+    for count in amounts.stream_counts[1:2]:
+        half_load = [amounts.streams_name(count, n) for n in amounts.stream_adapters]
+        streams += [Wanted(name, "TTFT p50", "ms", target="<= 200") for name in half_load]
     for crowd in amounts.crowds:
         crowds += [Wanted(amounts.crowd_name(crowd), metric, "x", target="<= 1") for metric in (NO_CLIFF, NO_CLIFF_99)]
     published, target = f"Punica {PUNICA_TOKENS_S:,.0f}", f">= {PUNICA_TOKENS_S:g}"

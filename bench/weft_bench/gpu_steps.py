@@ -22,7 +22,6 @@ from weft_bench.cpu_shapes import BASE, DISTINCT, POPULARITIES, RANK, ranks_of
 from weft_bench.cpu_witness import slots_of
 from weft_bench.errors import WrongAdapter
 from weft_bench.gpu_amounts import Batch
-from weft_bench.gpu_attention import splits_of
 from weft_bench.gpu_context import Context
 from weft_bench.gpu_device import Gpu
 from weft_bench.gpu_kernels import kernel_times
@@ -39,9 +38,10 @@ from weft_runner.model.sampling import SamplingArgs
 from weft_runner.model.step import StepInput
 
 PAGE_TOKENS = 16
+GIB = 1 << 30
 COSTLIEST = 12  # kernels of a step that are told by name
-# Of `TritonOps`: a layer's, an attention's join, adapters' in a layer; embedding, last norm, head, choice, outputs.
-LAYER_LAUNCHES, JOIN, LORA_LAUNCHES, OTHER_LAUNCHES = 9, 1, 6, 8
+# Of `TritonOps`: a layer's, adapters' in a layer; embedding, last sum and norm, head, and two of the choice.
+LAYER_LAUNCHES, LORA_LAUNCHES, OTHER_LAUNCHES = 9, 6, 6
 
 
 class RowOf(NamedTuple):
@@ -117,6 +117,10 @@ def measure(context: Context) -> None:
     batches = [*((n, tokens + 1) for n, tokens in amounts.decode), *prompts]
     loaded = Loaded.of(context.gpu, amounts.shape, batches, recorded=max(amounts.prompts))
     context.report(f"{amounts.model} steps", "weights and graphs made", time.perf_counter() - started, "s")
+    if (captured := loaded.executor.captured) is not None:
+        context.report(f"{amounts.model} steps", "graphs", captured.graphs, "")
+        context.report(f"{amounts.model} steps", "graphs captured", captured.seconds, "s")
+        context.report(f"{amounts.model} steps", "memory of graphs", captured.n_bytes / GIB, "GiB")
     for rows, length in amounts.decode:
         _report_floors(context, loaded, rows)
         _measure_batches(context, loaded, [Batch(rows, kind) for kind in (BASE, *POPULARITIES)], length)
@@ -176,10 +180,9 @@ def _report_kernels(context: Context, name: str, run: Callable[[], object]) -> N
         context.report(f"{name}, by kernel", f"{kernel.name} ({kernel.launches})", kernel.seconds * 1e3, "ms")
 
 
-def launches(spec: ModelSpec, rows: int, sms: int, *, adapters: bool) -> int:
+def launches(spec: ModelSpec, *, adapters: bool) -> int:
     """Kernels of a decode step, as far as they are ours to count: a product of the library may be two."""
-    join = JOIN if splits_of(rows, spec.kv_heads, sms)[1] > 1 else 0
-    return spec.layers * (LAYER_LAUNCHES + join + (LORA_LAUNCHES if adapters else 0)) + OTHER_LAUNCHES
+    return spec.layers * (LAYER_LAUNCHES + (LORA_LAUNCHES if adapters else 0)) + OTHER_LAUNCHES
 
 
 def work_of(shape: Shape, batch: Batch, context: float) -> Work:
@@ -249,7 +252,7 @@ def assert_finite(loaded: Loaded, logits: torch.Tensor) -> None:
 
 def _report_floors(context: Context, loaded: Loaded, rows: int) -> None:
     for kind, adapters in (("base", False), ("adapters", True)):
-        count = launches(loaded.executor.spec, rows, context.gpu.sms, adapters=adapters)
+        count = launches(loaded.executor.spec, adapters=adapters)
         times = context.timer.graph(empties(context.gpu, count))
         name = f"{context.amounts.model} decode, batch {rows}, {kind}"
         context.report(name, "launch floor: as many empty kernels", times.median * 1e3, "ms")

@@ -36,12 +36,15 @@ METRICS = {  # figures of a case: what a page without them would miss
         "the host's part",
         "base",
         "base: the host launches for",
+        "graphs captured",
+        "memory of graphs",
         "with adapters / base",
     },
     "streams": {"output tokens", "output tokens, steady", "TTFT p50", "gap between tokens p99", "loading, each"},
     "stack": {"ready after", "output tokens", "of the engine alone", "TTFT p99", "gap between tokens p50"},
     "operator": {"time p50", "time p99", "of the bandwidth", "a loop over adapters / ours"},
     "attention": {"time p50", "time p99", "keys and values"},
+    "offload": {"weights that stay", "pass p50", "copied to the device", "output tokens"},
     "slots": {"TTFT p50", "hit rate", "one load p50", "TTFT p50 / (warm TTFT p50 + one load p50)"},
     "textgen": {"prompt and output tokens", "kept of the base's rate", "rows of a step"},
     "peft": {"prefill", "decode step", "whole run"},
@@ -101,7 +104,9 @@ def test_the_page_is_current(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_case_that_breaks_off_costs_itself_alone_and_is_named(tmp_path: Path) -> None:
     """The one that breaks off is known to nobody but the command line."""
-    code = "import sys, weft_bench.gpu as gpu; gpu.CASES = ('beauty', 'attention'); sys.exit(gpu.main(sys.argv[1:]))"
+    code = (
+        "import sys, weft_bench.gpu as gpu; gpu.CASES = dict(beauty=1, attention=1); sys.exit(gpu.main(sys.argv[1:]))"
+    )
     words = ["--budget-s", "3600", "--out", str(tmp_path)]
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
     said = done.stdout + done.stderr
@@ -131,6 +136,15 @@ def test_a_case_whose_time_is_over_amid_its_requests_leaves_what_it_has(
     assert METRICS["attention"] <= {line.metric for line in lines}, "the next case runs"
     assert "streams: " in (said := capsys.readouterr().out)
     assert "not whole: no time was left" in said
+
+
+def test_a_case_leaves_the_others_their_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that takes all of its own; what one leaves is for those that follow."""
+    monkeypatch.setattr(command, "CASES", {"a": 60, "b": 30, "c": 10})
+    assert command.share_end(["a", "b", "c"], 100.0, 200.0) == 160.0
+    assert command.share_end(["b", "c"], 160.0, 200.0) == 190.0
+    assert command.share_end(["b", "c"], 120.0, 200.0) == 180.0
+    assert command.share_end(["c"], 195.0, 200.0) == 200.0
 
 
 @pytest.mark.slow  # as is all that imports transformers and peft

@@ -70,6 +70,15 @@ class Sizes:
     flashinfer: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """What capturing took: of the device's memory and of time."""
+
+    graphs: int
+    n_bytes: int
+    seconds: float
+
+
 class DeviceWeights(LayerSource, Protocol):
     """A model's weights, or a part's, on the device when they are asked for. `embedding`: [0, H] if it is not there."""
 
@@ -128,6 +137,7 @@ class CudaExecutor:
         )
         self._tokens: torch.Tensor | None = None  # sampled last
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False  # sums of products are fp32
+        self.captured: Captured | None = None
         self._graphs = self._record(sizes) if sizes.graphs and part.begins and part.ends else None
         if self.at.type == "cuda":
             self.warm_up(sizes.tokens)
@@ -323,13 +333,16 @@ class CudaExecutor:
             prompt_shape(tokens, sizes.rows, row_pages, chunk_tokens(tokens), self._prompt_tile)
             for tokens in ([] if sizes.flashinfer else prompt_sizes(sizes.tokens))  # it attends in eager steps
         ]
-        began = time.perf_counter()
+        began, free = time.perf_counter(), self._free()
         graphs = CudaGraphs(self._whole, self.at, decodes, prompts, self._prompt_tile)
-        log.info(
-            "captured %d graphs of decode steps and %d of steps with prompts in %.1f s",
-            2 * len(decodes), 2 * len(prompts), time.perf_counter() - began,
-        )  # fmt: skip
+        count = 2 * (len(decodes) + len(prompts))
+        self.captured = made = Captured(count, free - self._free(), time.perf_counter() - began)
+        log.info("captured %d graphs in %.1f s and %d MiB", made.graphs, made.seconds, made.n_bytes >> 20)
         return graphs
+
+    def _free(self) -> int:
+        """Bytes of the device that nobody has; 0 where there is none."""
+        return torch.cuda.mem_get_info(self.at)[0] if self.at.type == "cuda" else 0
 
     def _whole(self, step: DeviceStep, with_lora: bool) -> Outputs:
         """What a graph holds. All graphs write to the same outputs: one runs at a time."""
