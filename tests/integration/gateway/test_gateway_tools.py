@@ -229,7 +229,7 @@ async def test_a_form_holds_behind_the_reasoning_whose_marks_are_special_tokens(
         body = {"messages": chats, "response_format": {"type": "json_object"}}
         whole, first = await asked("chat/completions/batch", **body)
         rest = [(await world.runner.next("start")).sampling.grammar for _ in range(2)]
-        leads = {g.count("lead: reasoning") - g.count(f"lead: (BLANK <[{begin}]>") for g in (first, *rest)}
+        leads = {g.count("lead: reasoning") - g.count(f"lead: (BEFORE <[{begin}]>") for g in (first, *rest)}
         assert leads == {1, 0, -1}
         messages = [choice["message"] for choice in whole.json()["choices"]]
         assert [(one.get("reasoning_content"), one["content"]) for one in messages] == [

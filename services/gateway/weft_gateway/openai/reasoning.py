@@ -20,11 +20,12 @@ def grammar_of_lead(tokens: MarkTokens, *, begun: bool) -> str:
     ends = [f"TEXT <[{tokens[END][0]}]>"] if END in tokens else []
     ends += [] if is_special(END, tokens) else ["spelled"]
     rules = [
-        "lead: reasoning BLANK" if begun else f"lead: (BLANK {in_grammar(BEGIN, tokens)} reasoning BLANK)?",
+        "lead: reasoning BLANK" if begun else f"lead: (BEFORE {in_grammar(BEGIN, tokens)} reasoning BLANK)?",
         f"reasoning: {' | '.join(ends)}",
         f'spelled[suffix="{END}"]: TEXT',
         r"TEXT: /(.|\n)*/",
         r"BLANK: /[ \t\r\n]{0,16}/",
+        r"BEFORE: /\n{0,2}/",  # few texts: whoever begins with one has to reason
     ]
     return "\n".join(rules)
 
