@@ -24,6 +24,7 @@ PARTS = (
     "live",
     "penalty",
     "reservations",
+    "unasked",
     "paper",
     "punica",
     "consolidation",

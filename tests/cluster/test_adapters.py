@@ -23,7 +23,8 @@ BAD_NAMES = [name for name, *_ in BAD]
 async def answer(url: str, model: str) -> str | int:
     """The text, or the HTTP status."""
     async with httpx2.AsyncClient(base_url=url, timeout=PATIENCE_S) as client:
-        got = await client.post("/v1/completions", json={"model": model, "prompt": PROMPT, "temperature": 0})
+        asked = {"model": model, "prompt": PROMPT, "temperature": 0, "max_tokens": 60}
+        got = await client.post("/v1/completions", json=asked)
     return got.json()["choices"][0]["text"] if got.status_code == 200 else got.status_code
 
 

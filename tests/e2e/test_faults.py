@@ -165,7 +165,7 @@ async def test_the_only_runner_dies_and_held_streams_continue_when_it_is_back(lo
 
 async def cut_by_a_kill(stack: Stack, case: Case) -> None:
     """A stream whose gateway is killed once its first token is here; over when another gateway runs."""
-    asked = {"model": case.model, "prompt": case.prompt, "temperature": 0, "stream": True}
+    asked = {"model": case.model, "prompt": case.prompt, "temperature": 0, "max_tokens": 200, "stream": True}
     killed = stack.pid("gateway")
     async with (
         httpx2.AsyncClient(base_url=stack.url, timeout=PATIENCE_S) as http,
@@ -187,7 +187,7 @@ async def cut_by_a_kill(stack: Stack, case: Case) -> None:
 
 async def first_answer(url: str, case: Case) -> httpx2.Response:
     """To the first request that any process takes."""
-    asked = {"model": case.model, "prompt": case.prompt, "temperature": 0}
+    asked = {"model": case.model, "prompt": case.prompt, "temperature": 0, "max_tokens": 200}
     async with httpx2.AsyncClient(base_url=url, timeout=PATIENCE_S) as http, asyncio.timeout(PATIENCE_S):
         while True:
             with suppress(httpx2.ConnectError):

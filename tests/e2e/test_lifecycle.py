@@ -44,7 +44,7 @@ def apply(stack: Stack, folder: Path, manifest: dict[str, object]) -> None:
 async def answer(stack: Stack, model: str, **more: str) -> str | int:
     """The text, or the HTTP status."""
     async with httpx2.AsyncClient(base_url=stack.url, timeout=PATIENCE_S) as client:
-        body = {"model": model, "prompt": PROMPT, "temperature": 0, **more}
+        body = {"model": model, "prompt": PROMPT, "temperature": 0, "max_tokens": 60, **more}
         got = await client.post("/v1/completions", json=body)
     return got.json()["choices"][0]["text"] if got.status_code == 200 else got.status_code
 

@@ -35,7 +35,7 @@ def test_models_lists_the_base_and_each_adapter_with_its_parent(client: openai.O
 
 @pytest.mark.parametrize("case", DEMO, ids=lambda c: c.model)
 def test_completions(client: openai.OpenAI, case: Case) -> None:
-    answer = client.completions.create(model=case.model, prompt=case.prompt, temperature=0)
+    answer = client.completions.create(model=case.model, prompt=case.prompt, temperature=0, max_tokens=200)
     assert answer.choices[0].text == case.expect
     assert answer.choices[0].finish_reason == "stop"
     assert answer.usage is not None
@@ -51,12 +51,14 @@ async def test_all_models_at_once_from_the_async_client_in_every_way(stack) -> N
 
 
 async def completion(client: openai.AsyncOpenAI, case: Case) -> str:
-    answer = await client.completions.create(model=case.model, prompt=case.prompt, temperature=0)
+    answer = await client.completions.create(model=case.model, prompt=case.prompt, temperature=0, max_tokens=200)
     return answer.choices[0].text
 
 
 async def streamed_completion(client: openai.AsyncOpenAI, case: Case) -> str:
-    stream = await client.completions.create(model=case.model, prompt=case.prompt, temperature=0, stream=True)
+    stream = await client.completions.create(
+        model=case.model, prompt=case.prompt, temperature=0, max_tokens=200, stream=True
+    )
     return "".join([chunk.choices[0].text async for chunk in stream])
 
 
@@ -77,7 +79,7 @@ def test_a_text_is_as_likely_as_a_prompt_as_it_was_as_an_answer(client: openai.O
     ids = {"return_token_ids": True}
     for case in DEMO[:3]:
         answer = client.completions.create(
-            model=case.model, prompt=case.prompt, temperature=0, logprobs=1, extra_body=ids
+            model=case.model, prompt=case.prompt, temperature=0, max_tokens=200, logprobs=1, extra_body=ids
         )
         (choice,) = answer.choices
         assert choice.model_extra is not None
@@ -146,7 +148,7 @@ def test_a_json_schema_holds_for_every_model_streamed_and_whole(client: openai.O
 
 def test_choices_and_regular_expressions_beside_a_free_answer(client: openai.OpenAI) -> None:
     free = DEMO[0]
-    asked = {"model": free.model, "prompt": free.prompt, "temperature": 0}
+    asked = {"model": free.model, "prompt": free.prompt, "temperature": 0, "max_tokens": 200}
     chosen = client.completions.create(**asked, extra_body={"structured_outputs": {"choice": ["yes", "no"]}})
     assert chosen.choices[0].text in ("yes", "no")
     streamed = client.completions.create(

@@ -338,6 +338,7 @@ BAD: tuple[Bad, ...] = (
     in_pool("no prompt at all", "scheduler.maxPrefills", "too small", 0),
     in_pool("an unknown parser", "model.toolCallParser", "one of", "own", model={"uri": "file:base"}),
     in_pool("drained at once", "drainSeconds", "too small", 0),
+    in_pool("answers of no token", "maxOutputTokens", "too small", 0),
     in_pool("an unknown sharing", "allowedNamespaces.from", "one of", "Some"),
     Bad("a list without names", "spec.allowedNamespaces.names", _NAMES, pool(allowedNamespaces={"from": "List"})),
     in_pool("an empty list of names", "allowedNamespaces.names", _NAMES, [], allowedNamespaces={"from": "List"}),

@@ -525,6 +525,10 @@ class ServingPoolSpec(ApiModel):
 
     model: PoolModel
     """The base model that the pool serves."""
+    max_output_tokens: Annotated[int, Field(strict=True, ge=1, le=1 << 20)] | None = None
+    """The most tokens of one answer. A request for more is refused; one of a chat that gives no max_tokens may have as
+    many. By default it is what the context holds beside the prompt. A pool with scheduler.reservation max should set
+    it, as every request reserves so much there."""
     replicas: Annotated[int, Field(strict=True, ge=0, le=MAX_RUNNERS)] | None = None
     """The number of runners, set by people or by an autoscaler through /scale; no controller of Weft writes it. It
     excludes autoscaling. With neither there is one runner."""

@@ -323,6 +323,7 @@ class Submit:
     token_runner: RunnerId | None = None  # of its Assign, until it has taken over from `runner`
     priority: Priority = Priority.INTERACTIVE
     traceparent: str = ""  # W3C trace context of a request that is sampled
+    open_ended: bool = False  # nobody asked for `max_tokens`: the answer may be as long as its runner's context lets it
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,7 @@ class PoolSpec:
     groups: tuple["PhaseGroups", ...] = ()  # split: counted apart; empty: runners are counted together
     tool_call_parser: str = ""  # for the route table
     embeds_only: bool = False  # for the route table
+    max_output_tokens: int = 0  # for the route table
     generation: int = 0  # of the object that this declares
 
     @property
@@ -205,6 +206,7 @@ class PoolRoute:
     hold_s: int = 0
     tool_call_parser: str = ""  # one of ToolCallParserName; "": as its chat template shows
     embeds_only: bool = False  # the base has no head
+    max_output_tokens: int = 0  # of an answer; 0: as many as the context holds
 
 
 class KeyScope(Enum):

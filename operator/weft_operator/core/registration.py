@@ -55,6 +55,7 @@ def pool_entry(view: PoolView) -> PoolSpec | None:
         drain_s=pool.drain_s,
         max_context_tokens=max_context_tokens(view),
         tool_call_parser=pool.tool_call_parser,
+        max_output_tokens=pool.max_output_tokens,
         embeds_only=is_bare(view.serving.verdict.get("architecture") or ""),
     )
 

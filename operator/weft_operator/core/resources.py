@@ -205,6 +205,7 @@ class Pool:
     consolidation_s: float
     prefetch: str
     tool_call_parser: str  # "": as the chat template shows
+    max_output_tokens: int  # 0: no bound
     phases: str
     min_prompt: int
     min_token: int
@@ -331,6 +332,7 @@ def parse_pool(obj: Object) -> Pool:
         consolidation_s=float(scheduler["consolidationSeconds"]),
         prefetch=scheduler["prefetch"],
         tool_call_parser=spec["model"].get("toolCallParser") or "",
+        max_output_tokens=spec.get("maxOutputTokens") or 0,
         phases=phases["mode"].lower(),
         min_prompt=phases["minPrompt"],
         min_token=phases["minToken"],

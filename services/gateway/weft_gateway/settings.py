@@ -69,7 +69,6 @@ class GatewaySettings(ProcessSettings):
         description="how long running answers may finish after SIGTERM (half of it: open connections are served); after"
         " SIGINT 0.5 s",
     )
-    default_max_tokens: int = Field(1024, ge=1, le=1 << 20, description="when a request gives no max_tokens")
     max_in_flight: int = Field(2000, ge=1, le=10_000, description="requests at once; beyond it 429 with Retry-After")
     max_connections: int = Field(
         16_384, ge=16, le=1 << 20, description="beyond it the one that is idle longest is closed; none is idle: 503"

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+import pytest
 
 from weft.wire.v1 import common_pb2
 
@@ -125,9 +126,37 @@ async def test_without_a_seed_each_request_draws_its_own(world: World) -> None:
     assert len(seeds) == 2
 
 
-async def test_without_max_tokens_the_answer_may_fill_the_context(world: World) -> None:
-    await world.client().completions.create(model="tiny", prompt=[7] * 500)
-    assert (await world.runner.next("start")).max_tokens == 12
+CHAT, TEXT = {"messages": HELLO}, {"prompt": [7] * 12}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "most", "tokens"),
+    [
+        ("chat/completions", CHAT, 0, 0),
+        ("responses", {"input": "hello"}, 0, 0),
+        ("chat/completions", CHAT, 40, 40),
+        ("chat/completions", CHAT | {"max_tokens": 30}, 40, 30),
+        ("chat/completions", CHAT | {"logprobs": True, "top_logprobs": 20, "n": 128}, 0, 97),
+        ("completions", TEXT, 0, 16),
+        ("completions", {"prompt": [7] * 500}, 0, 12),
+        ("completions", TEXT | {"min_tokens": 20}, 0, 20),
+        ("completions", TEXT, 9, 9),
+    ],
+)
+async def test_without_max_tokens_a_chat_may_fill_the_context_and_a_completion_has_16(
+    parts: World, tmp_path: Path, path: str, body: dict[str, Any], most: int, tokens: int
+) -> None:
+    """`most`: the pool's bound; `tokens` 0: as many as the context of 512 holds."""
+    parts.scheduler.routes = parts.routes()
+    parts.scheduler.routes.pools[0].max_output_tokens = most
+    async with serving(parts, parts.settings(tmp_path)) as world, world.http() as http:
+        assert (await http.post(f"/v1/{path}", json={"model": "tiny"} | body)).status_code == 200
+        submit, start = await world.scheduler.next("submit"), await world.runner.next("start")
+        assert start.max_tokens == (tokens or 512 - len(start.prompt_tokens))
+        assert submit.open_ended == (path != "completions" and "max_tokens" not in body)
+        if most:
+            more = await http.post(f"/v1/{path}", json={"model": "tiny"} | body | {"max_tokens": most + 1})
+            assert (more.status_code, more.json()["error"]["param"]) == (400, "max_tokens")
 
 
 async def test_an_answer_cut_by_its_limit_is_censored(world: World) -> None:

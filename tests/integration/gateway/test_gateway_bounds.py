@@ -348,6 +348,17 @@ async def test_beyond_a_limit_a_caller_reads_when_to_come_back(parts: World, tmp
         assert other.status_code == 200, "another namespace has its own"
 
 
+async def test_a_chat_without_max_tokens_keeps_no_other_out_of_its_limit(parts: World, tmp_path: Path) -> None:
+    parts.scheduler.routes = with_limits(parts, {"tokens_per_minute": 3000})
+    parts.scheduler.routes.pools[0].max_context_tokens = 1 << 17
+    async with serving(parts, parts.settings(tmp_path, auth=True)) as world, world.http() as http:
+        chat = {"model": "acme/upper", "messages": [{"role": "user", "content": "hello"}]}
+        key = {"authorization": "Bearer key-of-acme"}
+        answer = await http.post("/v1/chat/completions", json=chat, headers=key)
+        assert (await world.runner.next("start")).max_tokens > 100_000
+        assert 1900 < int(answer.headers["x-ratelimit-remaining-tokens"]) < 2000
+
+
 async def test_a_client_with_its_two_retries_survives_a_short_limit(parts: World, tmp_path: Path) -> None:
     parts.scheduler.routes = with_limits(parts, {"concurrent": 1})
     async with serving(parts, parts.settings(tmp_path, auth=True)) as world:

@@ -18,7 +18,7 @@ from .test_gateway_bounds import stalled
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
 ANSWERS = ["one", "two words", "and three, no: four"]
-BODY: dict[str, Any] = {"model": "tiny", "prompt": "hello", "n": 3}
+BODY: dict[str, Any] = {"model": "tiny", "prompt": "hello", "n": 3, "max_tokens": 40}
 
 
 @pytest.fixture

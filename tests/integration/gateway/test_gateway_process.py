@@ -22,7 +22,7 @@ from weft_gateway.main import main
 
 from .conftest import ANSWER, PATIENCE_S, World, opened, serving, soon, until
 
-TEXT: dict[str, Any] = {"model": "tiny", "prompt": "hello"}
+TEXT: dict[str, Any] = {"model": "tiny", "prompt": "hello", "max_tokens": 40}
 
 
 class Process:

@@ -354,6 +354,18 @@ def test_what_no_runner_could_ever_take_is_refused_once_the_cluster_has_told_its
     assert [r.reason for r in of(driver.submit("l2", max_tokens=2000), Reject)] == [RejectReason.TOO_LARGE]
 
 
+def test_an_answer_that_nobody_bounded_is_as_long_as_the_largest_runner_holds(driver: Driver) -> None:
+    driver.start(settle=False)
+    driver.submit("early", max_tokens=10**5, open_ended=True)
+    driver.runner("a", max_context_tokens=100)
+    effects = driver.wait(10.1)
+    effects += driver.submit("late", max_tokens=10**5, open_ended=True)
+    assert [assign.request_id for assign in of(effects, Assign)] == ["early", "late"]
+    assert [driver.request(name).context_tokens for name in ("early", "late")] == [100, 100]
+    refused = driver.submit("long", prompt_tokens=100, max_tokens=10**5, open_ended=True)
+    assert [reject.reason for reject in of(refused, Reject)] == [RejectReason.TOO_LARGE]
+
+
 def test_without_any_runner_nothing_is_impossible(driver: Driver) -> None:
     driver.start()
     assert not of(driver.submit("large", max_tokens=10**6), Reject)

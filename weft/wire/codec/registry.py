@@ -127,6 +127,7 @@ def _pool(m: pb.PoolDesired) -> PoolSpec:
         groups=tuple([_groups(groups, name) for groups in m.groups]),
         tool_call_parser=text(m.tool_call_parser, f"pool {name}: tool_call_parser"),
         embeds_only=m.embeds_only,
+        max_output_tokens=number(m.max_output_tokens, f"pool {name}: max_output_tokens", MAX_TOKENS),
         generation=m.generation,
     )
 

@@ -115,7 +115,7 @@ def _fill_submit(submit: Submit, m: pb.Submit) -> None:
     m.p90_tokens, m.p99_tokens = submit.p90_tokens, submit.p99_tokens
     m.bucket_tokens = submit.bucket_tokens
     m.waited_ms = round(1000 * submit.waited_s)
-    m.priority, m.traceparent = PRIORITY[submit.priority], submit.traceparent
+    m.priority, m.traceparent, m.open_ended = PRIORITY[submit.priority], submit.traceparent, submit.open_ended
     m.migrations, m.preemptions, m.numerics_class = submit.migrations, submit.preemptions, submit.numerics_class
     if submit.runner is not None:
         fill_epoch(submit.epoch, m.epoch)
@@ -151,6 +151,7 @@ def _submit(m: pb.Submit) -> Submit:
         token_runner=runner_id(m.token_runner) if m.HasField("token_runner") else None,
         priority=priority(m.priority),
         traceparent=text(m.traceparent, "a trace context"),
+        open_ended=m.open_ended,
     )
 
 
@@ -421,6 +422,7 @@ def _routes(m: pb.Routes) -> Routes:
                     p.hold_s,
                     p.tool_call_parser,
                     p.embeds_only,
+                    p.max_output_tokens,
                 )
                 for p in m.pools
             ]

@@ -60,6 +60,7 @@ class PreparedRequest:
     cache_salt: str = ""  # of the client's own: prompts are reused inside it alone
     traceparent: str = ""  # W3C trace context of a request that is sampled
     key_id: str = ""  # of the caller's API key
+    open_ended: bool = False  # nobody asked for `max_tokens`: it is what the context lets
 
     @property
     def salt(self) -> str:

@@ -461,6 +461,7 @@ def _submit_of(active: ActiveRequest, now: float) -> Submit:
         adapter=request.route.adapter,
         prompt_tokens=len(request.prompt),
         max_tokens=request.max_tokens,
+        open_ended=request.open_ended,
         emitted_tokens=len(stream.tokens),
         p10_tokens=prediction.p10_tokens,
         p50_tokens=prediction.p50_tokens,

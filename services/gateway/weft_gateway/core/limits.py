@@ -5,8 +5,8 @@ nothing is admitted that takes `used` above the limit. So an idle caller may use
 seconds at most limit + limit * T / 60 are admitted. (The leaky bucket as a meter, ITU-T I.371 annex A, of which GCRA is
 the equivalent virtual scheduling form.) Concurrent requests are a bucket that does not shrink by itself.
 
-Tokens are charged at admission: prompt and `max_tokens` of every answer, at most the limit, so that no request is
-refused for good; the end corrects the charge to the tokens there were.
+Tokens are charged at admission: prompt and `max_tokens` of every answer (1,024 where nobody asked for any), at most the
+limit, so that no request is refused for good; the end corrects the charge to the tokens there were.
 
 Gateways report what they used every `REPORT_S` and add what the others report. Between two of its reports a gateway
 admits at most its share of what is left, 1 / gateways, and always one request. So at any moment `used` is above the

@@ -129,6 +129,7 @@ class Common(Strict):
     """What chats and completions share. `prompt_name`: of the parameter that holds the prompt."""
 
     prompt_name: ClassVar[str]
+    unasked_tokens: ClassVar[int | None] = None  # of an answer without `limit`; None: what the context holds
 
     model: str = Field(
         min_length=1, max_length=512, description="an adapter or a base model, as GET /v1/models lists it"
@@ -143,7 +144,9 @@ class Common(Strict):
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: Whole = Field(0, ge=-1, le=MAX_INT32, description="the likeliest tokens that are sampled from; 0, -1: all")
     min_p: float = Field(0.0, ge=0, le=1, description="of the likeliest token's probability, what a token needs")
-    max_tokens: Whole | None = Field(None, ge=0, le=MAX_INT32)
+    max_tokens: Whole | None = Field(
+        None, ge=0, le=MAX_INT32, description="absent: 16 in completions, in chats what the context holds"
+    )
     min_tokens: Whole = Field(0, ge=0, le=MAX_INT32, description="before them neither the end of sequence nor a stop")
     ignore_eos: bool = Field(False, description="go on after the model's end of sequence")
     n: Whole = Field(1, ge=1, le=MAX_N, description="answers to each prompt, each drawn by itself")
@@ -404,6 +407,7 @@ class CompletionRequest(Common):
     """`POST /v1/completions`."""
 
     prompt_name: ClassVar[str] = "prompt"
+    unasked_tokens: ClassVar[int | None] = 16  # OpenAI's
 
     prompt: Prompts = Field(description="a text, token ids, or a list of either: each is answered by itself")
     echo: bool = Field(False, description="the prompt stands before the answer, with log probabilities if asked for")

@@ -25,6 +25,7 @@ from weft_gateway.errors import (
 )
 from weft_gateway.openai.answer import Answer, BeforeEnd
 from weft_gateway.openai.answer_parts import AnswerForm
+from weft_gateway.openai.fields import MAX_INT32
 from weft_gateway.openai.marks import mark_tokens, showing
 from weft_gateway.openai.reasoning import reasons
 from weft_gateway.openai.response_format import PLAIN, AnswerContext, AnswerHead, EncoderOf, PromptPart
@@ -40,6 +41,7 @@ THREAD_BYTES = 20_000  # a body this long is parsed in a thread: the loop goes o
 PROMPT_END_TOKENS = 16  # that show how an answer begins
 MAX_ASKED_CHARS = 256  # of a model that a refused request names
 MAX_PROMPT_CHARS = 4096  # of a prompt that the predictor gets
+UNASKED_TOKENS = 1024  # that an answer is charged with whose length nobody asked for
 MAX_LOGPROBS = 1 << 19  # of one answer: some 60 MB while it is held
 T = TypeVar("T", bound=Common)
 
@@ -135,8 +137,13 @@ async def _submitted(state: AppState, endpoint: ModelEndpoint[T], call: Call, pa
 def _admit(state: AppState, call: Call, prepared: Sequence[PreparedRequest]) -> AdmittedCall | None:
     """Charge the limits with what the call may use: each answer is a request. Raises LimitReached."""
     answers = sum(one.n for one in prepared)
-    tokens = sum(len(one.prompt) + one.n * one.max_tokens for one in prepared)
+    tokens = sum(len(one.prompt) + one.n * _charged(one) for one in prepared)
     return state.manager.limits.admit(call.principal, prepared[0].route.model_name, answers, tokens)
+
+
+def _charged(request: PreparedRequest) -> int:
+    """Tokens of one answer: what a client did not ask for keeps no other request of its out."""
+    return min(request.max_tokens, UNASKED_TOKENS) if request.open_ended else request.max_tokens
 
 
 def _named_model(body: bytes) -> str | None:
@@ -212,7 +219,7 @@ async def _prepare(
         form = endpoint.form_of(parsed, kept[-PROMPT_END_TOKENS:])
         forms.append(form)
         grammar = "" if asked is None else await state.grammars.grammar(asked._replace(lead=form.lead))
-        limit = _max_tokens(params, where, len(kept), pool.max_context_tokens, state.settings.default_max_tokens)
+        limit = _max_tokens(params, where, len(kept), pool)
         request = PreparedRequest(
             request_id=id_of_prompt(call.ids.request_id, index),
             client_request_id=call.ids.client_request_id,
@@ -231,6 +238,7 @@ async def _prepare(
             returns_tokens=params.return_token_ids,
             cache_salt=params.cache_salt or "",
             traceparent=call.trace.traceparent if call.trace else "",
+            open_ended=params.limit is None and params.unasked_tokens is None,
         )
         prepared.append(request)
     _check_logprobs(prepared)
@@ -278,17 +286,20 @@ def _truncated(tokens: list[int], params: Common, context_tokens: int) -> list[i
         text = f"truncate_prompt_tokens {keep} is more than this model's context of {context_tokens} tokens."
         raise ParameterError(f"{text} Please request a smaller truncation size.", param="truncate_prompt_tokens")
     if keep == -1:
-        keep = max(1, context_tokens - (params.limit or 1)) if context_tokens else None
+        keep = max(1, context_tokens - (params.limit or params.unasked_tokens or 1)) if context_tokens else None
     if keep is None or keep >= len(tokens):
         return tokens
     return tokens[:keep] if params.truncation_side == "right" else tokens[-keep:]
 
 
-def _max_tokens(params: Common, where: str, prompt_tokens: int, context_tokens: int, default: int) -> int:
+def _max_tokens(params: Common, where: str, prompt_tokens: int, pool: PoolRoute) -> int:
     """The answer's bound. A context of 0 is not known yet: no runner has reported it; the scheduler decides then."""
-    asked = params.limit
-    left = context_tokens - prompt_tokens if context_tokens else asked or default
-    limit = min(default, left) if asked is None else asked
+    asked, context_tokens, most = params.limit, pool.max_context_tokens, pool.max_output_tokens
+    if asked is not None and 0 < most < asked:
+        text = f"{params.limit_name}: {asked} is more than the {most} tokens that an answer of this model may have."
+        raise ParameterError(text, param=params.limit_name)
+    left = (context_tokens or max(UNKNOWN_CONTEXT_TOKENS, prompt_tokens + (asked or 0))) - prompt_tokens
+    limit = min(left, most or left, _unasked(params)) if asked is None else asked
     if limit > left or (limit < 1 and asked is None):
         wanted = f"you requested {prompt_tokens + max(0, asked or 0)} tokens ({prompt_tokens} in the prompt"
         wanted += _in(params, where)
@@ -300,6 +311,14 @@ def _max_tokens(params: Common, where: str, prompt_tokens: int, context_tokens: 
             code="context_length_exceeded",
         )
     return limit
+
+
+def _unasked(params: Common) -> int:
+    """The most tokens of an answer whose length nobody asked for: with log probabilities, as many as are sent."""
+    reported = MAX_INT32
+    if params.alternatives is not None:
+        reported = MAX_LOGPROBS // 2 // (params.prompts * params.drawn * (1 + params.alternatives))
+    return min(reported, MAX_INT32 if params.unasked_tokens is None else max(params.unasked_tokens, params.min_tokens))
 
 
 def _check_logprobs(prepared: Sequence[PreparedRequest]) -> None:

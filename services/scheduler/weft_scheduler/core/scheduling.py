@@ -49,9 +49,12 @@ def reject_infeasible(state: State, pool: Pool) -> None:
 def infeasible_reason(state: State, pool: Pool, request: Request) -> tuple[RejectReason, str] | None:
     """Why no runner of the pool could ever take it; None before the cluster had the time to report itself."""
     shapes, rank = pool.confirmed_shapes, pool.adapters.rank(request.adapter)
-    if not state.settled or not shapes or pool.fitting_shapes(rank, request.context_tokens):
+    if not state.settled or not shapes:
         return None
     largest = max(shape.max_context_tokens for shape in shapes)
+    request.fit(largest)
+    if pool.fitting_shapes(rank, request.context_tokens):
+        return None
     if request.context_tokens > largest:
         return RejectReason.TOO_LARGE, f"{request.context_tokens} tokens; the largest runner holds {largest}"
     return RejectReason.ADAPTER_FAILED, f"rank {rank}; no runner with that context takes it"

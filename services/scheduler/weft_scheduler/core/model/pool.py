@@ -211,6 +211,7 @@ class Pool:
             hold_s=spec.hold_s,
             tool_call_parser=spec.tool_call_parser,
             embeds_only=spec.embeds_only,
+            max_output_tokens=spec.max_output_tokens,
         )
 
     def base_route(self) -> Route | None:

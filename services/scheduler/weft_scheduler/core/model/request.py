@@ -74,6 +74,7 @@ class Request:
     arrived_s: float  # on this process's clock: now - waited
     ticket: int  # breaks ties of `arrived_s`
     priority: Priority = Priority.INTERACTIVE
+    open_ended: bool = False  # nobody asked for `max_tokens`: no runner is too small for its answer
     quantiles: tuple[tuple[float, int], ...] = ()  # of its answer: (level, tokens)
     migrations: int = 0
     consolidations: int = 0  # migrations that consolidation ordered: they count for no failure
@@ -125,6 +126,7 @@ class Request:
             arrived_s=now - submit.waited_s,
             ticket=ticket,
             priority=submit.priority,
+            open_ended=submit.open_ended,
             migrations=submit.migrations,
             preemptions=submit.preemptions,
             reserved_until=submit.start_emitted_tokens + reserved if reserved else 0,
@@ -280,6 +282,11 @@ class Request:
         self._enter(Phase.UNPLACED)
         self.placement = None
         return placement
+
+    def fit(self, context_tokens: int) -> None:
+        """Where nobody asked for its length: no more of it than such a context holds, which ends it at the runner."""
+        if self.open_ended and context_tokens > self.prefill_tokens:
+            self.max_tokens = min(self.max_tokens, context_tokens - self.prompt_tokens)
 
     # ------------------------------------------------------------ what is learned of it
 
