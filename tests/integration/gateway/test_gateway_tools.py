@@ -45,6 +45,13 @@ async def test_calls_come_whole_and_streamed_and_can_be_answered(parts: World, t
         assert (final.finish_reason, final.message.content) == ("tool_calls", "Let me see. ")
         streamed: Any = final.message.tool_calls
         assert [call.function.arguments for call in streamed] == [call.function.arguments for call in calls]
+        one: Any = {"model": "tiny", "messages": HELLO, "tools": [WEATHER], "parallel_tool_calls": False}
+        first = (await world.client().chat.completions.create(**one)).choices[0]
+        async with world.client().chat.completions.stream(**one) as stream:
+            final = (await stream.get_final_completion()).choices[0]
+        for found in (first, final):
+            assert found.finish_reason == "tool_calls"
+            assert [json.loads(call.function.arguments) for call in found.message.tool_calls] == [{"city": "Paris"}]
         world.runner.answer = lambda _: world.tokens("dear")
         messages: Any = [*HELLO, choice.message]
         messages += [{"role": "tool", "tool_call_id": call.id, "content": "sunny"} for call in calls]

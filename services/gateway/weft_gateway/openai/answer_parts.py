@@ -1,5 +1,6 @@
 """A chat's answer taken apart: reasoning, content and calls of tools, as OpenAI's messages have them. Pure."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,7 @@ class AnswerForm:
     `tools`: the form of calls; None: there are none. `reasons`: it may begin with reasoning; `in_reasoning`: it does;
     `reasoned`: the prompt has that. `marks`: those that are one token.
     `calls_are_asked`: the request names the tool that is called, and the end of the answer is no surprise (OpenAI).
+    `one_call`: the request takes one call, and the first of several is it (vLLM).
     `calls_alone`: the answer has to call, so text beside its calls is that of a call which was cut, and no content.
     """
 
@@ -26,6 +28,7 @@ class AnswerForm:
     marks: MarkTokens = field(default_factory=dict[str, tuple[int, bool]])
     calls_are_asked: bool = False
     calls_alone: bool = False
+    one_call: bool = False
 
     @property
     def is_plain(self) -> bool:
@@ -71,7 +74,9 @@ class AnswerReader:
         return [Content(content)] if content else []
 
     def _deltas(self, parts: Sequence[Part]) -> list[dict[str, Any]]:
-        return [delta for part in parts if (delta := self._delta(part)) is not None]
+        most = 1 if self._form.one_call else math.inf
+        taken = [part for part in parts if isinstance(part, Content) or part.number < most]
+        return [delta for part in taken if (delta := self._delta(part)) is not None]
 
     def _delta(self, part: Part) -> dict[str, Any] | None:
         match part:

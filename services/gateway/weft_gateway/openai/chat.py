@@ -128,6 +128,7 @@ def form_of(parsed: ParsedRequest[ChatRequest], prompt_end: Sequence[int]) -> An
         marks=mark_tokens(tokenizer.added),
         calls_are_asked=isinstance(params.tool_choice, dict),
         calls_alone=bool(params.required_tools),
+        one_call=not params.parallel_tool_calls,
     )
 
 
