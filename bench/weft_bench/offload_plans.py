@@ -247,7 +247,7 @@ def fastest(search: PolicySearch, block: int, batch: int, buffers: int = 2) -> O
 
 def rates_of(model: OffloadModel) -> MachineRates:
     """This machine now, some seconds of it."""
-    spec = read_spec(model.base / "config.json", None)
+    spec = read_spec(model.base / "config.json")
     formats = formats_of(model.options.dtype, "auto")
     return measure_rates(model.packed, spec, [formats.weights], formats.kv, model.options.quota)
 
@@ -261,7 +261,7 @@ def search_of(
     work = BlockWork(
         options.prompt_tokens, options.tokens, batch_tokens=DEVICE_BATCH_TOKENS, page_tokens=PAGE_TOKENS, **adapters
     )  # fmt: skip
-    spec = read_spec(model.base / "config.json", None)
+    spec = read_spec(model.base / "config.json")
     formats = formats_of(options.dtype, "auto")
     return PolicySearch(spec, rates, Budgets(max(1, device_bytes)), formats, work, Supports(), most_block)
 

@@ -18,6 +18,8 @@ def describe_adapter(obj: Object, runners: Sequence[Runner], now: float, unknown
         "Modules": ", ".join(status.get("targetModules", ())) or NONE,
         "Size": f"{status['sizeBytes']} bytes, {status.get('dtype', '?')}" if "sizeBytes" in status else NONE,
     }
+    if eos := status.get("eosTokenIds"):
+        facts["Ends with"] = f"{_tokens(eos)}, and the base's"
     if canary := status.get("canary"):
         facts["Canary"] = _canary(canary, obj["spec"].get("canary", {}))
     digest = status.get("digest")
@@ -39,6 +41,10 @@ def describe_adapter(obj: Object, runners: Sequence[Runner], now: float, unknown
     return [*_head(obj, now), *_pairs(facts), *_conditions(obj, now), *versions, *residence]
 
 
+def _tokens(ids: Iterable[int]) -> str:
+    return f"token {' or '.join(map(str, ids))}"
+
+
 def _canary(status: Object, spec: Object) -> str:
     parts = [f"{status['phase']}, {spec.get('weight', '?')} % of the requests", status.get("digest", "no content yet")]
     if "requests" in status:
@@ -57,6 +63,8 @@ def describe_pool(obj: Object, runners: Sequence[Runner], now: float, unknown: s
     facts = {
         "Model": obj["spec"]["model"].get("name") or obj["metadata"]["name"],
         "Digest": status.get("baseDigest", NONE),
+        "Ends with": _tokens(eos) if (eos := status.get("eosTokenIds")) else NONE,
+        "Defaults": _defaults(obj),
         "Runners": f"{status.get('readyReplicas', 0)} ready of {status.get('desiredReplicas', '?')} desired",
         "Adapters": f"{adapters.get('ready', 0)} ready of {adapters.get('total', 0)}",
     }
@@ -73,6 +81,13 @@ def describe_pool(obj: Object, runners: Sequence[Runner], now: float, unknown: s
     headers = ("RUNNER", "READY", "SEQUENCES", "PAGES", "ADAPTERS", "ROLE", "ADDRESS", "NUMERICS")
     lines = table(headers, rows) if rows else [unknown or "none"]
     return [*_head(obj, now), *_pairs(facts), *_conditions(obj, now), "", "Runners:", *_indent(lines)]
+
+
+def _defaults(pool: Object) -> str:
+    """Of sampling, by the model's generation_config.json."""
+    found = pool.get("status", {}).get("generationDefaults", {})
+    ignored = " (ignored: generationDefaults)" if pool["spec"].get("generationDefaults") == "Ignore" else ""
+    return ", ".join(f"{name} {value}" for name, value in found.items()) + ignored if found else NONE
 
 
 def describe_key(obj: Object, now: float) -> list[str]:

@@ -18,6 +18,7 @@ from weft_cli.gateway import gateway_client, link_errors, refused
 from weft_cli.output import note, say
 
 FILES = ("adapter_config.json", "adapter_model.safetensors")
+ALSO = ("tokenizer_config.json", "special_tokens_map.json")  # where training wrote them
 ATTEMPTS = 10  # the controller writes the status of the same object meanwhile
 GATEWAY_PAUSE_S = 0.02  # the route table reaches it a moment after the status
 SCHEME = "depot:"
@@ -56,7 +57,8 @@ def upload(gateway: httpx2.Client, folder: Path, namespace: str) -> Mapping[str,
         if not (folder / name).is_file():
             raise BadInput(f"{folder} has no {name}", "an adapter is a folder as PEFT's save_pretrained writes it")
     with contextlib.ExitStack() as stack:
-        files = {name: (name, stack.enter_context((folder / name).open("rb"))) for name in FILES}
+        names = (*FILES, *(name for name in ALSO if (folder / name).is_file()))
+        files = {name: (name, stack.enter_context((folder / name).open("rb"))) for name in names}
         response = gateway.put("/v1/adapters", params={"namespace": namespace}, files=files)
         if response.status_code != 200:
             raise refused(response.content, response.status_code, "is the gateway older than this command?")

@@ -188,6 +188,16 @@ async def test_of_two_pushes_from_one_content_one_is_published(stack: Stack, man
     assert await answer(stack, "acme/raced") == tasks().expected(winner, PROMPT)
 
 
+async def test_an_answer_ends_with_the_token_that_the_adapters_own_tokenizer_names(
+    stack: Stack, manifests: Path, tmp_path: Path
+) -> None:
+    own = shutil.copytree(manifests / "adapters" / "upper", tmp_path / "own")
+    (own / "tokenizer_config.json").write_text(json.dumps({"eos_token": "X"}))
+    stack.cli("push", "own", str(own), "-n", "acme", "--pool", POOL)
+    assert await answer(stack, "acme/own") == "SEVEN FO"
+    assert ", and the base's\n" in stack.cli("describe", "lora", "own", "-n", "acme").stdout
+
+
 def test_a_push_of_what_does_not_fit_the_base_says_why_and_the_content_before_it_serves(
     stack: Stack, manifests: Path, tmp_path: Path
 ) -> None:

@@ -76,7 +76,7 @@ class OracleModel:
 
     @cached_property
     def spec(self) -> ModelSpec:
-        return read_spec(self.files["config.json"], self.files.get("generation_config.json"))
+        return read_spec(self.files["config.json"], self.files)
 
     @cached_property
     def model(self) -> Any:

@@ -41,7 +41,7 @@ def settings_of(**flags: object) -> RunnerSettings:
 
 
 def base_of(files: dict[str, Path]) -> ModelSource:
-    return ModelSource(read_spec(files["config.json"], files.get("generation_config.json")), files, 1, lambda: False)
+    return ModelSource(read_spec(files["config.json"], files), files, 1, lambda: False)
 
 
 @contextmanager

@@ -71,6 +71,7 @@ VersionName = Annotated[str, Field(pattern=VERSION_NAME_PATTERN, max_length=63)]
 Uri = Annotated[str, Field(pattern=URI_PATTERN, max_length=2048)]
 Endpoint = Annotated[str, Field(pattern=ENDPOINT_PATTERN, max_length=262)]
 DigestText = Annotated[str, Field(pattern=DIGEST_PATTERN, max_length=71)]
+TokenIds = Annotated[tuple[Annotated[int, Field(strict=True, ge=0)], ...], Field(max_length=128)]
 # As Kubernetes writes a metav1.Duration, in whole seconds.
 DurationText = Annotated[str, Field(pattern=DURATION_PATTERN, max_length=21)]
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from weft.api.fields import ApiModel, DigestText, DurationText, Label, ModelName, Timestamp, VersionName
+from weft.api.fields import ApiModel, DigestText, DurationText, Label, ModelName, Timestamp, TokenIds, VersionName
 from weft.api.meta import Conditions, Resource, is_empty
 from weft.api.source import Artifact
 
@@ -21,7 +21,8 @@ class PoolRef(ApiModel):
 
 
 class AdapterSource(Artifact):
-    """Where the adapter's files are: adapter_config.json and adapter_model.safetensors, as PEFT writes them."""
+    """Where the adapter's files are: adapter_config.json and adapter_model.safetensors, as PEFT writes them, and the
+    configuration of its tokenizer where training wrote it."""
 
 
 class Canary(ApiModel):
@@ -92,6 +93,8 @@ class PublishedContent(ApiModel):
     """The largest rank of any module."""
     size_bytes: Annotated[int, Field(strict=True, ge=0)] | None = None
     """The bytes of all files of the content."""
+    eos_token_ids: TokenIds | None = None
+    """The tokens that end an answer of the content, beside those of the base model."""
     base_digest: DigestText | None = None
     """The digest of the base model that the content was validated against."""
     publish_time: Timestamp
@@ -112,6 +115,8 @@ class CanaryStatus(ApiModel):
     """The largest rank of any module."""
     size_bytes: Annotated[int, Field(strict=True, ge=0)] | None = None
     """The bytes of all files of the content."""
+    eos_token_ids: TokenIds | None = None
+    """The tokens that end an answer of the content, beside those of the base model."""
     base_digest: DigestText | None = None
     """The digest of the base model that the content was validated against."""
     start_time: Timestamp | None = None
@@ -149,6 +154,9 @@ class LoRAAdapterStatus(ApiModel):
     """The bytes of all files of the content."""
     dtype: str | None = None
     """The data type of the adapter's weights."""
+    eos_token_ids: TokenIds | None = None
+    """The tokens that end an answer of the adapter, as its own tokenizer_config.json or special_tokens_map.json names
+    them, beside those of the base model."""
     model_name: str | None = None
     """The name that clients send as `model`."""
     unavailable_runners: Annotated[int, Field(strict=True, ge=0)] | None = None

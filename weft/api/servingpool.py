@@ -15,6 +15,7 @@ from weft.api.fields import (
     ObjectName,
     Rule,
     Timestamp,
+    TokenIds,
     Uri,
     unique_names,
 )
@@ -529,6 +530,10 @@ class ServingPoolSpec(ApiModel):
     """The most tokens of one answer. A request for more is refused; one of a chat that gives no max_tokens may have as
     many. By default it is what the context holds beside the prompt. A pool with scheduler.reservation max should set
     it, as every request reserves so much there."""
+    generation_defaults: Literal["Honour", "Ignore"] = "Honour"
+    """Whether the defaults of sampling count that the model's generation_config.json sets: temperature, top_p, top_k,
+    min_p, repetition_penalty and max_new_tokens. With Honour a request has them that does not say otherwise, as in
+    vLLM. With Ignore it has those of the API. status.generationDefaults shows them."""
     replicas: Annotated[int, Field(strict=True, ge=0, le=MAX_RUNNERS)] | None = None
     """The number of runners, set by people or by an autoscaler through /scale; no controller of Weft writes it. It
     excludes autoscaling. With neither there is one runner."""
@@ -654,6 +659,23 @@ class KVCacheStatus(ApiModel):
     """The number of pages of the ready runner with the fewest, as spec.kvCache gives it or as it was found."""
 
 
+class GenerationDefaults(ApiModel):
+    """What a request has that does not say."""
+
+    temperature: float | None = None
+    """The temperature."""
+    top_p: float | None = None
+    """The share of the probability that is sampled from."""
+    top_k: Annotated[int, Field(strict=True, ge=-1)] | None = None
+    """The number of the likeliest tokens that are sampled from. 0 and -1 mean all of them."""
+    min_p: float | None = None
+    """The share of the likeliest token's probability that a token needs."""
+    repetition_penalty: float | None = None
+    """The penalty of the tokens of prompt and answer."""
+    max_tokens: Annotated[int, Field(strict=True, ge=1)] | None = None
+    """The most tokens of an answer, max_new_tokens in the file."""
+
+
 class ServingPoolStatus(ApiModel):
     """The observed state."""
 
@@ -664,6 +686,10 @@ class ServingPoolStatus(ApiModel):
     architecture: Annotated[str, Field(max_length=64)] | None = None
     """The architecture of the base model, as its config.json names it. One without a head, as MistralModel, serves
     embeddings alone."""
+    eos_token_ids: TokenIds | None = None
+    """The tokens that end an answer, as the model's generation_config.json, config.json and tokenizer name them."""
+    generation_defaults: GenerationDefaults | None = None
+    """The defaults of sampling that the model's generation_config.json sets, whether they count or not."""
     max_context_tokens: Count | None = None
     """The number of positions of the base model, which bounds prompt and answer together; kvCache may bound them
     further."""

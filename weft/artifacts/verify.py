@@ -18,6 +18,7 @@ from weft.domain.model.config import ModelSpec
 from weft.domain.model.errors import Reason, Refused
 from weft.domain.model.safetensors import Header, check_dtype, dtype_name
 from weft.domain.model.tensors import PROJECTIONS, check_model_tensors
+from weft.domain.request import NO_DEFAULTS, SamplingDefaults
 
 CHUNK_BYTES = 4 << 20
 # safetensors dtype -> (integer of the same width, mask of its exponent)
@@ -30,7 +31,10 @@ _EXPONENTS: dict[str, tuple[Any, int]] = {
 
 @dataclass(frozen=True, slots=True)
 class AdapterVerdict:
-    """What an accepted adapter is. `rank` is the largest of any module, `target_modules` the projections it changes."""
+    """What an accepted adapter is. `rank` is the largest of any module, `target_modules` the projections it changes.
+
+    `eos_token_ids`: its own, beside the base's; `warnings`: what of its files is not used, and why.
+    """
 
     rank: int
     alpha: float
@@ -38,11 +42,13 @@ class AdapterVerdict:
     size_bytes: int
     dtype: str
     base_model: str
+    eos_token_ids: tuple[int, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ModelVerdict:
-    """What an accepted base model is."""
+    """What an accepted base model is. `warnings`: what of its files is not used, and why."""
 
     architecture: str
     hidden_size: int
@@ -51,6 +57,9 @@ class ModelVerdict:
     max_context: int
     size_bytes: int
     dtype: str
+    eos_token_ids: tuple[int, ...] = ()
+    generation_defaults: SamplingDefaults = NO_DEFAULTS
+    warnings: tuple[str, ...] = ()
 
 
 def verdict_of(config: AdapterConfig, modules: tuple[AdaptedModule, ...], size_bytes: int) -> AdapterVerdict:

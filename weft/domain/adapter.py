@@ -20,7 +20,8 @@ class Tier(IntEnum):
 class AdapterVersion(NamedTuple):
     """A content of an adapter beside the present one: an earlier one that requests may pin, or its canary.
 
-    `name`: "" for none. `weight`: percent of the requests without a pin that a canary gets.
+    `name`: "" for none. `weight`: percent of the requests without a pin that a canary gets. `eos_token_ids`: its own,
+    beside the base's.
     """
 
     digest: str
@@ -28,6 +29,7 @@ class AdapterVersion(NamedTuple):
     bytes: int = 0
     name: str = ""
     weight: int = 0
+    eos_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,7 @@ class AdapterSpec:
     version: str = ""
     versions: tuple[AdapterVersion, ...] = ()
     generation: int = 0  # of the object's spec that this follows from
+    eos_token_ids: tuple[int, ...] = ()  # of its content, beside the base's
 
     @property
     def contents(self) -> "tuple[AdapterSpec, ...]":

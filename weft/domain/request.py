@@ -75,7 +75,8 @@ class Sampling:
     neither EOS nor a stop token is sampled; `bad_words` are sequences of tokens, whose last one is never sampled behind
     the others of the answer; `allowed_token_ids`: empty for all; `grammar`: an llguidance grammar, "" for none;
     `prompt_logprobs`: alternatives reported for each token of the prompt but the first; None: nothing of the prompt.
-    `pooling`: a PooledState of the prompt and no token, with `max_tokens` of 0.
+    `pooling`: a PooledState of the prompt and no token, with `max_tokens` of 0. `eos_token_ids`: the adapter's own ends
+    of sequence, beside those of the base.
     """
 
     seed: int = 0
@@ -97,6 +98,22 @@ class Sampling:
     grammar: str = ""
     prompt_logprobs: int | None = None
     pooling: bool = False
+    eos_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """What a request has that does not say: the base's generation_config.json. None: what the API has."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    max_tokens: int | None = None
+
+
+NO_DEFAULTS = SamplingDefaults()
 
 
 class TokenLogprob(NamedTuple):

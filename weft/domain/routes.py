@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 from weft.domain.adapter import AdapterSpec, AdapterVersion
 from weft.domain.limits import LimitRule
+from weft.domain.request import NO_DEFAULTS, SamplingDefaults
 
 MAX_ENTRIES = 500  # of a kind in one message of routes: it keeps a gateway's event loop for 2 ms
 ToolCallParserName = Literal["hermes", "llama3_json", "mistral"]  # how models write calls of tools, by vLLM's names
@@ -53,6 +54,7 @@ class PoolSpec:
     tool_call_parser: str = ""  # for the route table
     embeds_only: bool = False  # for the route table
     max_output_tokens: int = 0  # for the route table
+    sampling_defaults: SamplingDefaults = NO_DEFAULTS  # for the route table
     generation: int = 0  # of the object that this declares
 
     @property
@@ -190,6 +192,7 @@ class Route:
     created_unix_s: int = 0
     version: str = ""  # the name of the content; "" for none
     versions: tuple[AdapterVersion, ...] = ()
+    eos_token_ids: tuple[int, ...] = ()  # the adapter's own, beside the base's
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +210,7 @@ class PoolRoute:
     tool_call_parser: str = ""  # one of ToolCallParserName; "": as its chat template shows
     embeds_only: bool = False  # the base has no head
     max_output_tokens: int = 0  # of an answer; 0: as many as the context holds
+    sampling_defaults: SamplingDefaults = NO_DEFAULTS
 
 
 class KeyScope(Enum):

@@ -164,6 +164,7 @@ def adapter_spec(entry: AdapterRegistration) -> AdapterSpec:
         version=entry.version,
         versions=entry.versions,
         generation=entry.generation,
+        eos_token_ids=entry.eos_token_ids,
     )
 
 

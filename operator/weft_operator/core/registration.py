@@ -1,7 +1,12 @@
 """What is published of an object to the scheduler. Pure."""
 
+from dataclasses import fields
+
+from pydantic.alias_generators import to_camel
+
 from weft.domain.adapter import AdapterVersion
 from weft.domain.model.config import is_bare
+from weft.domain.request import NO_DEFAULTS, SamplingDefaults
 from weft.domain.routes import PoolSpec
 from weft_operator.core.acceptance import AdapterView, PoolView
 from weft_operator.core.scaling import phase_groups
@@ -57,7 +62,14 @@ def pool_entry(view: PoolView) -> PoolSpec | None:
         tool_call_parser=pool.tool_call_parser,
         max_output_tokens=pool.max_output_tokens,
         embeds_only=is_bare(view.serving.verdict.get("architecture") or ""),
+        sampling_defaults=sampling_defaults(view) if pool.generation_defaults else NO_DEFAULTS,
     )
+
+
+def sampling_defaults(view: PoolView) -> SamplingDefaults:
+    """What the base's generation_config.json sets."""
+    found = view.serving.verdict.get("generationDefaults") or {} if view.serving else {}
+    return SamplingDefaults(**{field.name: found.get(to_camel(field.name)) for field in fields(SamplingDefaults)})
 
 
 def max_context_tokens(view: PoolView) -> int:
@@ -91,8 +103,15 @@ def adapter_entry(view: AdapterView) -> AdapterRegistration:
         version=(view.serving.version or "") if view.serving else "",
         versions=canary_version(view)
         + tuple(
-            AdapterVersion(v["digest"], int(v.get("rank") or 0), int(v.get("sizeBytes") or 0), v.get("name") or "")
+            AdapterVersion(
+                v["digest"],
+                int(v.get("rank") or 0),
+                int(v.get("sizeBytes") or 0),
+                v.get("name") or "",
+                eos_token_ids=tuple(v.get("eosTokenIds") or ()),
+            )
             for v in (earlier_versions(view, view.serving) if view.serving else ())
         ),
         generation=observed_generation(view),
+        eos_token_ids=tuple(verdict.get("eosTokenIds") or ()),
     )

@@ -206,6 +206,7 @@ class Pool:
     prefetch: str
     tool_call_parser: str  # "": as the chat template shows
     max_output_tokens: int  # 0: no bound
+    generation_defaults: bool  # whether those of generation_config.json count
     phases: str
     min_prompt: int
     min_token: int
@@ -333,6 +334,7 @@ def parse_pool(obj: Object) -> Pool:
         prefetch=scheduler["prefetch"],
         tool_call_parser=spec["model"].get("toolCallParser") or "",
         max_output_tokens=spec.get("maxOutputTokens") or 0,
+        generation_defaults=spec.get("generationDefaults") != "Ignore",
         phases=phases["mode"].lower(),
         min_prompt=phases["minPrompt"],
         min_token=phases["minToken"],

@@ -163,6 +163,7 @@ class AdapterRegistration:
     version: str = ""  # the name of the content
     versions: tuple[AdapterVersion, ...] = ()  # the canary, then earlier contents that are served
     generation: int = 0  # of the spec that this follows from
+    eos_token_ids: tuple[int, ...] = ()  # of the content, beside the base's
 
     @property
     def digests(self) -> set[str]:

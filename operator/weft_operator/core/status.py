@@ -99,7 +99,7 @@ def _content_of_adapter(view: AdapterView) -> list[Condition]:
 def _validated(request: Request, resolution: Resolution | None) -> Condition:
     answer = _answer(request, resolution)
     if answer.verdict is not None:
-        return Condition("Validated", "True", "Validated", "configuration, shapes and dtype fit the base")
+        return Condition("Validated", "True", "Validated", _but("configuration, shapes and dtype fit the base", answer))
     if answer.state == "Failed":
         return Condition("Validated", "False", answer.reason, answer.message)
     return Condition("Validated", "Unknown", "Resolving", f"reading {request.uri}")
@@ -109,10 +109,16 @@ def _fetched(request: Request | None, resolution: Resolution | None) -> Conditio
     assert request is not None  # only asked for an accepted object
     answer = _answer(request, resolution)
     if answer.state == "Fetched":
-        return Condition("Fetched", "True", "Fetched", "the whole content is in the depot")
+        message = "the whole content is in the depot"
+        return Condition("Fetched", "True", "Fetched", _but(message, answer) if request.kind == "model" else message)
     if answer.state == "Failed":
         return Condition("Fetched", "False", answer.reason, answer.message)
     return Condition("Fetched", "Unknown", "Resolving", f"fetching {request.uri}")
+
+
+def _but(message: str, answer: OperationStatus) -> str:
+    """The message, and what of the files is not used."""
+    return "; ".join((message, *((answer.verdict or {}).get("warnings") or ())))
 
 
 def _answer(request: Request, resolution: Resolution | None) -> OperationStatus:
@@ -283,6 +289,9 @@ def _written(condition: Condition, old: Object | None, generation: int, now: flo
     }
 
 
+MODEL_FACTS = ("architecture", "eosTokenIds", "generationDefaults")  # of the depot's verdict, as it has them
+
+
 def model_context_tokens(view: PoolView) -> int:
     """Of the base model alone: what its status keeps, since the pages of a runner may change meanwhile."""
     verdict = view.serving.verdict if view.serving else {}
@@ -296,7 +305,7 @@ def pool_status(view: PoolView, now: float, *, pods: bool) -> dict[str, Any]:
     status = {
         "observedGeneration": generation,
         "baseDigest": view.serving.digest if view.serving else None,
-        "architecture": view.serving.verdict.get("architecture") if view.serving else None,
+        **{name: view.serving.verdict.get(name) if view.serving else None for name in MODEL_FACTS},
         "maxContextTokens": model_context_tokens(view) or None,
         "kvCache": _kv_cache(view),
         "desiredReplicas": view.wanted,
@@ -359,7 +368,8 @@ def canary_version(view: AdapterView) -> tuple[AdapterVersion, ...]:
     verdict = canary.content.verdict
     rank, size = int(verdict.get("rank") or 0), int(verdict.get("sizeBytes") or 0)
     name = canary.name if canary.name != serving.version else ""
-    return (AdapterVersion(canary.content.digest, rank, size, name, canary.canary.weight),)
+    eos = tuple(verdict.get("eosTokenIds") or ())
+    return (AdapterVersion(canary.content.digest, rank, size, name, canary.canary.weight, eos),)
 
 
 def earlier_versions(view: AdapterView, serving: VerifiedArtifact) -> list[Object]:
@@ -398,6 +408,7 @@ def _versions(view: AdapterView, now: float) -> list[Object] | None:
         "name": serving.version,
         "rank": serving.verdict.get("rank"),
         "sizeBytes": serving.verdict.get("sizeBytes"),
+        "eosTokenIds": serving.verdict.get("eosTokenIds"),
         "baseDigest": serving.base_digest,
         "publishTime": published.get(serving.digest) or timestamp(now),
     }
@@ -418,6 +429,7 @@ def _canary_status(view: AdapterView) -> dict[str, Any] | None:
             "name": content.version,
             "rank": content.verdict.get("rank"),
             "sizeBytes": content.verdict.get("sizeBytes"),
+            "eosTokenIds": content.verdict.get("eosTokenIds"),
             "baseDigest": content.base_digest,
             "startTime": timestamp(canary.started_at),
             "updateTime": timestamp(canary.updated_at),
@@ -436,7 +448,7 @@ def adapter_status(view: AdapterView, now: float) -> dict[str, Any]:
     adapter, serving = view.adapter, view.serving
     generation = adapter.meta.generation
     verdict = serving.verdict if serving else {}
-    reported = ("rank", "alpha", "targetModules", "sizeBytes", "dtype")
+    reported = ("rank", "alpha", "targetModules", "sizeBytes", "dtype", "eosTokenIds")
     unavailable = view.report.unavailable_runners if view.report else adapter.status.get("unavailableRunners", 0)
     status = {
         "observedGeneration": observed_generation(view),

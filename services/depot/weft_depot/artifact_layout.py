@@ -4,8 +4,8 @@ The checks read through `Files`, so the same code validates the source before th
 itself (the bytes that are served are the bytes that were checked) and blobs kept from earlier.
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pydantic.alias_generators import to_camel
@@ -18,20 +18,30 @@ from weft.artifacts.verify import AdapterVerdict, ModelVerdict, check_base_name,
 from weft.domain.model.adapter import check_adapter
 from weft.domain.model.config import MAX_CONFIG_BYTES as MAX_MODEL_CONFIG_BYTES
 from weft.domain.model.config import ModelSpec, parse_model_config
+from weft.domain.model.generation import (
+    SPECIAL_TOKENS,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    Read,
+    adapter_eos,
+    sampling_defaults,
+    tokenizer_eos,
+)
 from weft.domain.model.safetensors import MAX_ADAPTER_HEADER_BYTES, MAX_MODEL_HEADER_BYTES, Header, read_header
 from weft.domain.strict_json import JsonError, parse_object
 from weft.domain.text import quoted
 from weft_depot.sources import FileFilter, Files
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-MODEL_CONFIG, MODEL_INDEX, TOKENIZER = "config.json", "model.safetensors.index.json", "tokenizer.json"
+MODEL_CONFIG, MODEL_INDEX = "config.json", "model.safetensors.index.json"
 GENERATION_CONFIG = "generation_config.json"
-_ADAPTER_FILES = frozenset((ADAPTER_CONFIG, ADAPTER_WEIGHTS))
+_ADAPTER_NEEDS = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
+ADAPTER_FILES = (*_ADAPTER_NEEDS, TOKENIZER_CONFIG, SPECIAL_TOKENS)
 _MODEL_FILES = frozenset(
-    (MODEL_CONFIG, MODEL_INDEX, TOKENIZER, GENERATION_CONFIG, "tokenizer_config.json", "chat_template.jinja")
-) | {"special_tokens_map.json"}
+    (MODEL_CONFIG, MODEL_INDEX, TOKENIZER, GENERATION_CONFIG, TOKENIZER_CONFIG, SPECIAL_TOKENS, "chat_template.jinja")
+)
 SINGLE = "model.safetensors"
-NAMED_FILES = _ADAPTER_FILES | _MODEL_FILES | {SINGLE}  # all but the shards, whose names the index has
+NAMED_FILES = frozenset(ADAPTER_FILES) | _MODEL_FILES | {SINGLE}  # all but the shards, whose names the index has
 _SECOND_COPY = "consolidated"  # Mistral publishes the same weights once more, in one file under names of its own
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 MAX_TEXT_BYTES = 128 << 20  # a tokenizer of 256,000 tokens is about 35 MB
@@ -41,10 +51,11 @@ NAMED_MAX = 10  # files that an error names
 
 @dataclass(frozen=True, slots=True)
 class BaseModel:
-    """The base model an adapter has to fit, and the names it goes by."""
+    """The base model an adapter has to fit, the names it goes by, and the id of a text among its tokens."""
 
     shape: ModelSpec
     names: tuple[str, ...]
+    token_of: Callable[[str], int | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +72,7 @@ def file_filter(kind: Kind) -> FileFilter:
     def matters(name: str) -> bool:
         if name.endswith(_PICKLES):
             return True
-        return name in _ADAPTER_FILES if kind == "adapter" else name in _MODEL_FILES or name.endswith(".safetensors")
+        return name in ADAPTER_FILES if kind == "adapter" else name in _MODEL_FILES or name.endswith(".safetensors")
 
     return matters
 
@@ -76,7 +87,7 @@ def select_files(kind: Kind, files: Files, limits: ArtifactLimits) -> tuple[str,
     if pickles and not weights:
         why = f"{min(pickles)} is a pickle, which can run code when it is opened; save the weights as safetensors"
         raise Refused(Reason.UNSAFE_FORMAT, why)
-    required = (ADAPTER_CONFIG, ADAPTER_WEIGHTS) if kind == "adapter" else (MODEL_CONFIG, TOKENIZER)
+    required = _ADAPTER_NEEDS if kind == "adapter" else (MODEL_CONFIG, TOKENIZER)
     for name in required:
         if name not in names:
             found = ", ".join(sorted(names)[:NAMED_MAX]) + (", ..." if len(names) > NAMED_MAX else "")
@@ -121,7 +132,7 @@ def read_shape(files: Files) -> ModelSpec:
 
 def check_upload(files: Files) -> None:
     """What holds of an adapter whatever its base: both files, a configuration, a header. Raises Refused."""
-    for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
+    for name in _ADAPTER_NEEDS:
         if name not in files.sizes:
             raise Refused(Reason.MISSING_FILE, f"the form has no file {name}")
     parse_adapter_config(_text(files, ADAPTER_CONFIG, MAX_ADAPTER_CONFIG_BYTES))
@@ -135,7 +146,9 @@ def _check_adapter(files: Files, base: BaseModel | None, max_rank: int) -> dict[
         raise Refused(Reason.BASE_MISMATCH, "an adapter is only taken against a base; the request names none")
     check_base_name(spec, base.names)
     pairs = check_adapter(spec, header, base.shape, max_rank=max_rank)
-    return _to_json(verdict_of(spec, pairs, sum(files.sizes.values())))
+    verdict = verdict_of(spec, pairs, sum(files.sizes.values()))
+    eos, warnings = adapter_eos(reader(files), base.token_of, base.shape.vocab_size)
+    return _to_json(replace(verdict, eos_token_ids=eos, warnings=warnings))
 
 
 def _check_model(files: Files) -> dict[str, Any]:
@@ -147,11 +160,31 @@ def _check_model(files: Files) -> dict[str, Any]:
     for name in files.sizes:
         if name.endswith(".json"):
             _json(files, name, MAX_TEXT_BYTES)
-    return _to_json(verify_model(shape, headers, sum(files.sizes.values())))
+    generation = GENERATION_CONFIG in files.sizes
+    defaults, warnings = sampling_defaults(_json(files, GENERATION_CONFIG, MAX_TEXT_BYTES) if generation else {})
+    verdict = verify_model(shape, headers, sum(files.sizes.values()))
+    ends = shape.eos | tokenizer_eos(reader(files), shape.vocab_size)
+    return _to_json(
+        replace(verdict, eos_token_ids=tuple(sorted(ends)), generation_defaults=defaults, warnings=warnings)
+    )
+
+
+def reader(files: Files) -> Read:
+    """The files by name. Raises Refused(TooLarge)."""
+    return lambda name: _text(files, name, MAX_TEXT_BYTES) if name in files.sizes else None
 
 
 def _to_json(verdict: AdapterVerdict | ModelVerdict) -> dict[str, Any]:
-    return {to_camel(name): list(v) if isinstance(v, tuple) else v for name, v in asdict(verdict).items()}
+    """Without what is not known."""
+    return _camel(asdict(verdict))
+
+
+def _camel(fields: Mapping[str, Any]) -> dict[str, Any]:
+    camel = {
+        to_camel(name): _camel(v) if isinstance(v, dict) else list(v) if isinstance(v, tuple) else v
+        for name, v in fields.items()
+    }
+    return {name: v for name, v in camel.items() if v not in (None, [], {})}
 
 
 def _check_index(files: Files, headers: dict[str, Header]) -> None:

@@ -14,11 +14,13 @@ import shutil
 import time
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from weft.artifacts.blobs import BlobStore, Lease
 from weft.artifacts.digest import Digest, Manifest, from_hex, hex_of
 from weft.artifacts.errors import ArtifactError, Damaged, DepotFull, Reason, Refused, UnknownDigest
+from weft.domain.model.generation import token_id
 from weft.telemetry.progress import ByteProgress
 from weft_depot.artifact_layout import (
     ArtifactLimits,
@@ -26,6 +28,7 @@ from weft_depot.artifact_layout import (
     check_weights_finite,
     file_filter,
     read_shape,
+    reader,
     select_files,
     validate,
 )
@@ -38,6 +41,7 @@ from weft_depot.staging import BlobFiles, FileSubset, StagedFiles
 from weft_depot.watches import Watches
 
 Verdict = dict[str, Any]
+TOKENS = 1024  # of bases that are remembered
 READS = 2  # of a source that changes while it is read
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -63,10 +67,12 @@ class Resolver:
     limits: ArtifactLimits = field(default_factory=ArtifactLimits)
     secrets: Secrets = field(default_factory=NoSecrets)
     watches: Watches = field(init=False)
+    token_of: Callable[[Manifest, str], int | None] = field(init=False)  # remembered: a tokenizer takes 0.3 s to read
     now: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "watches", Watches(self.store.names, self.store.holds, self.now))
+        object.__setattr__(self, "token_of", lru_cache(TOKENS)(self._token_of))
 
     def queue_key(self, request: ResolveRequest) -> QueueKey:
         """The jobs that a request shares its threads with."""
@@ -200,7 +206,11 @@ class Resolver:
         if manifest is None or manifest.kind != "model":
             raise Refused(Reason.SOURCE_NOT_FOUND, f"the base {ref.digest} is not in this depot; resolve it first")
         names = (ref.name, *ref.aliases, *self.resolutions.names(ref.digest)) if ref.name else ()
-        return BaseModel(read_shape(BlobFiles(self.store, manifest)), names)
+        shape = read_shape(BlobFiles(self.store, manifest))
+        return BaseModel(shape, names, lambda text: self.token_of(manifest, text))
+
+    def _token_of(self, base: Manifest, text: str) -> int | None:
+        return token_id(reader(BlobFiles(self.store, base)), text)
 
 
 @dataclass(slots=True)

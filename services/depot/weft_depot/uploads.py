@@ -1,6 +1,6 @@
 """Adapters that are sent to the depot, as trainers do that publish a content each step.
 
-A form with the two files becomes an artifact whose URI is `depot:DIGEST`, for the namespace that sent it and no other.
+An adapter's files in a form become an artifact whose URI is `depot:DIGEST`, for the namespace that sent it alone.
 What does not depend on a base model is checked before the artifact is visible; whether it fits a base is checked by the
 resolve of the URI, as for every source. An upload that no adapter names is removed once its operation is forgotten
 (`--keep-operation-s`).
@@ -15,14 +15,13 @@ from weft.artifacts.errors import Reason, Refused
 from weft.domain.text import quoted
 from weft.tasks import run_to_end
 from weft.wire.multipart import Part, Piece
-from weft_depot.artifact_layout import ADAPTER_CONFIG, ADAPTER_WEIGHTS, check_upload, check_weights_finite
+from weft_depot.artifact_layout import ADAPTER_FILES, check_upload, check_weights_finite
 from weft_depot.requests import source_key
 from weft_depot.resolution_cache import CachedResolution
 from weft_depot.resolve import Resolver, disk_errors
 from weft_depot.staging import StagedFiles
 
 SCHEME = "depot"
-FILES = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
 WRITE_BYTES = 1 << 20  # that go to the disk at once
 
 
@@ -37,8 +36,8 @@ async def receive(resolver: Resolver, namespace: str, pieces: AsyncIterator[Piec
         async for piece in pieces:
             assert isinstance(piece, Part), "what was before has been read"
             name = piece.filename or piece.name
-            if name not in FILES or name in staged.sizes:
-                wrong = "comes twice" if name in FILES else f"is none of {', '.join(FILES)}"
+            if name not in ADAPTER_FILES or name in staged.sizes:
+                wrong = "comes twice" if name in ADAPTER_FILES else f"is none of {', '.join(ADAPTER_FILES)}"
                 raise Refused(Reason.MISSING_FILE, f"the file {quoted(name, 80)} of the form {wrong}")
             left -= await _write(staged.writer(name), pieces, left)
         await run_to_end(asyncio.to_thread(staged.finish))

@@ -30,6 +30,7 @@ READY = {
     "observedGeneration": 1,
     "digest": DIGEST,
     "rank": 8,
+    "eosTokenIds": [151645],
     "modelName": "acme/upper",
     "unavailableRunners": 0,
     "conditions": [
@@ -195,10 +196,13 @@ def test_pools_are_listed_with_desired_and_ready_runners(applied: Any, capfd: py
     lines = [line.split() for line in run(capfd, "get", "spool")[1].splitlines()]
     assert lines[0] == ["NAME", "MODEL", "DESIRED", "READY", "ADAPTERS", "AVAILABLE", "REASON", "AGE"]
     assert lines[1][:7] == ["base", "file:model", *["<none>"] * 5]
-    status = {"desiredReplicas": 5, "readyReplicas": 1, "adapters": {"ready": 2, "total": 3}}
+    facts = {"eosTokenIds": [7, 9], "generationDefaults": {"temperature": 0.7, "topK": 20}}
+    status = {"desiredReplicas": 5, "readyReplicas": 1, "adapters": {"ready": 2, "total": 3}, **facts}
     applied.set_status("ServingPool", "default", "base", status)
     assert run(capfd, "get", "spool")[1].splitlines()[1].split()[1:5] == ["file:model", "5", "1", "2"]
-    assert "1 ready of 5 desired" in run(capfd, "describe", "spool", "base")[1]
+    described = run(capfd, "describe", "spool", "base")[1]
+    assert "1 ready of 5 desired" in described
+    assert "Ends with:   token 7 or 9\nDefaults:    temperature 0.7, topK 20\n" in described
 
 
 def test_json_and_yaml_are_the_whole_object(applied: Any, capfd: pytest.CaptureFixture[str]) -> None:
@@ -219,6 +223,7 @@ def test_describe_tells_conditions_advice_and_residency(applied: Any, capfd: pyt
     code, out, _ = run(capfd, "describe", "lora", "upper", "-n", "acme")
     assert code == 0
     assert "01234567   device   2" in out
+    assert "Ends with:   token 151645, and the base's\n" in out
     _, out, _ = run(capfd, "describe", "lora", "lower", "-n", "globex")
     assert "rank 128, the pool takes 64" in out
     assert "RankTooLarge: train with a smaller rank" in out

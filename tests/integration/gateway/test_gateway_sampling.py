@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harness.gateway_peers import FakeRunner, runner_server
-from weft.wire.v1 import common_pb2, runner_pb2
+from weft.wire.v1 import common_pb2, runner_pb2, scheduler_pb2
 
 from .conftest import ANSWER, World, serving, soon, until
 from .test_gateway_answers import sse
@@ -37,6 +37,49 @@ async def test_penalties_and_biases_reach_the_runner_and_nothing_else_does_by_it
     assert (sampling.frequency_penalty, sampling.presence_penalty) == (-2, 0.5)
     assert {one.token: one.bias for one in sampling.logit_bias} == {0: -100, 279: 1.5}
     assert (sampling.logprobs, sampling.top_logprobs) == (True, 20)
+
+
+async def test_what_a_request_does_not_say_is_as_the_bases_generation_config_has_it(
+    parts: World, tmp_path: Path
+) -> None:
+    """In every form of the API; a value of the request counts, also where it is the API's default, and null is none."""
+    defaults = scheduler_pb2.SamplingDefaults(
+        temperature=0.75, top_p=0.5, top_k=20, min_p=0.125, repetition_penalty=1.25, max_tokens=7
+    )
+    parts.scheduler.routes.pools[0].sampling_defaults.CopyFrom(defaults)
+    chat, given = {"model": "tiny", "messages": HELLO}, {"temperature": 1, "top_p": 1.0, "top_k": -1}
+    own = {"min_p": 0, "repetition_penalty": 1, "max_tokens": 9}
+
+    async def sampled(path: str, body: dict[str, Any]) -> tuple[float, ...]:
+        answer = await http.post(f"/v1/{path}", json=body)
+        assert answer.status_code == 200, answer.text
+        start = await world.runner.next("start")
+        of = start.sampling
+        if path == "responses":
+            assert (answer.json()["temperature"], answer.json()["top_p"]) == (of.temperature, of.top_p)
+        return of.temperature, of.top_p, of.top_k, of.min_p, of.repetition_penalty, start.max_tokens
+
+    async with serving(parts, parts.settings(tmp_path)) as world, world.http() as http:
+        for path, body in {
+            "chat/completions": chat,
+            "completions": TEXT,
+            "responses": {"model": "tiny", "input": "hello"},
+            "messages": {**chat, "max_tokens": 7},
+            "chat/completions/batch": {**chat, "messages": [HELLO]},
+        }.items():
+            assert await sampled(path, body) == (0.75, 0.5, 20, 0.125, 1.25, 7), path
+            assert (await sampled(path, {**body, **dict.fromkeys(given), "temperature": 0}))[:3] == (0, 0.5, 20)
+            if path != "messages":
+                assert (await sampled(path, {**body, **given}))[:3] == (1, 1, 0)
+        assert await sampled("completions", {**TEXT, **given, **own}) == (1, 1, 0, 0, 1, 9)
+
+
+async def test_an_adapters_own_ends_of_sequence_reach_the_runner(parts: World, tmp_path: Path) -> None:
+    parts.scheduler.routes.routes[1].eos_token_ids.append(5)
+    async with serving(parts, parts.settings(tmp_path)) as world:
+        for model, ends in (("acme/upper", [5]), ("tiny", [])):
+            await world.client().chat.completions.create(model=model, messages=HELLO)
+            assert list((await world.runner.next("start")).sampling.eos_token_ids) == ends
 
 
 async def test_a_chat_reports_each_token_with_its_bytes_and_alternatives(world: World) -> None:

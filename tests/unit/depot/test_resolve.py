@@ -79,6 +79,33 @@ def test_an_adapter_becomes_a_manifest_and_a_verdict(bench: Bench) -> None:
     bench.check()
 
 
+def test_a_verdict_says_where_answers_end_how_they_are_sampled_and_what_is_not_used(bench: Bench) -> None:
+    base, folder = bench.root / "models" / "tiny", bench.root / "adapters" / "upper"
+    tokens = [{"id": 3, "content": "</s>"}, {"id": 5, "content": "<|im_end|>"}]
+    (base / "tokenizer.json").write_text(json.dumps({"added_tokens": tokens}))
+    (base / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
+    (base / "generation_config.json").write_text('{"eos_token_id": 4, "top_p": 0.5, "max_new_tokens": 9, "top_k": "x"}')
+    (folder / "tokenizer_config.json").write_text('{"eos_token": "<|im_end|>"}')
+    bench.base()
+    (verdict,) = bench.verdicts
+    assert (verdict["eosTokenIds"], verdict["generationDefaults"]) == ([3, 4], {"topP": 0.5, "maxTokens": 9})
+    assert [warning.partition(",")[0] for warning in verdict["warnings"]] == ["generation_config.json: top_k is 'x'"]
+    for text, found, warned in (
+        ("<|im_end|>", [5], ()),
+        ("<|eot|>", None, ("'<|eot|>' is no token of the base",)),
+    ):
+        (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": text}))
+        digest = bench.resolve("file:adapters/upper")
+        assert "tokenizer_config.json" in [entry.name for entry in bench.manifest(digest).files]
+        (verdict,) = bench.verdicts
+        assert verdict.get("eosTokenIds") == found
+        assert (
+            tuple(warning.split(" eos_token ")[1].partition(":")[0] for warning in verdict.get("warnings", ()))
+            == warned
+        )
+    bench.check()
+
+
 def test_equal_contents_have_one_digest_wherever_they_are(bench: Bench) -> None:
     shutil.copytree(bench.root / "adapters" / "upper", bench.root / "copy")
     (bench.root / "copy" / "notes.txt").write_text("not part of it")

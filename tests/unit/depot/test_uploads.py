@@ -11,14 +11,13 @@ import pytest
 from tests.unit.artifacts.making import lora, pack, write_adapter
 from tests.unit.depot.conftest import Bench
 from weft.artifacts.errors import Refused
-from weft_depot.artifact_layout import ArtifactLimits
+from weft_depot.artifact_layout import ADAPTER_FILES, ArtifactLimits
 from weft_depot.core import Operations
 from weft_depot.server import build_app
 from weft_depot.service import Depot
 from weft_depot.sources.uploaded import UploadedSource
-from weft_depot.uploads import FILES
 
-CONFIG, WEIGHTS = FILES
+CONFIG, WEIGHTS, *TOKENIZER = ADAPTER_FILES
 
 
 class Uploading:
@@ -54,12 +53,16 @@ async def uploading(bench: Bench) -> AsyncIterator[Uploading]:
 def files(tmp_path: Path) -> dict[str, bytes]:
     """What PEFT writes for the tiny model."""
     folder = write_adapter(tmp_path / "sent")
-    return {name: (folder / name).read_bytes() for name in FILES}
+    for name in TOKENIZER:
+        (folder / name).write_text("{}")
+    return {name: (folder / name).read_bytes() for name in ADAPTER_FILES}
 
 
 async def test_an_upload_is_what_the_same_folder_would_be_and_resolves_for_its_namespace_alone(
     uploading: Uploading, files: dict[str, bytes]
 ) -> None:
+    for name in TOKENIZER:
+        (uploading.bench.root / "adapters" / "upper" / name).write_bytes(files[name])
     stored = (await uploading.put(files)).json()
     assert stored["sizeBytes"] == sum(map(len, files.values()))
     assert uploading.bench.resolve(stored["uri"], namespace="acme") == stored["digest"]

@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.artifacts.making import MODEL_CONFIG, shape
 from weft.artifacts.errors import Reason, Refused
-from weft.domain.model.config import ModelSpec, is_bare, parse_model_config
+from weft.domain.model.config import MAX_EOS, ModelSpec, is_bare, parse_model_config
 from weft.domain.model.tensors import linear_modules, model_tensors, some_of
 
 
@@ -185,10 +185,23 @@ def test_what_is_no_json_object_is_invalid(raw: bytes) -> None:
     assert caught.value.reason == Reason.CONFIG_INVALID
 
 
+@pytest.mark.parametrize(
+    ("config", "generation", "ends"),
+    [
+        ({"eos_token_id": 2}, {"eos_token_id": [7, 8]}, {2, 7, 8}),
+        ({"eos_token_id": 2}, {"eos_token_id": None}, {2}),
+        ({"eos_token_id": [3, -1], "text_config": {"eos_token_id": 4}}, {"eos_token_id": 1 << 40}, {3, 4}),
+        ({"text_config": "none"}, {}, set()),
+    ],
+)
+def test_an_answer_ends_with_any_token_that_a_configuration_names(config: Any, generation: Any, ends: set[int]) -> None:
+    raw = json.dumps({**MODEL_CONFIG, **config}).encode()
+    assert parse_model_config(raw, json.dumps(generation).encode()).eos == ends
+
+
 def test_the_generation_config_is_read_with_the_same_care() -> None:
-    raw = json.dumps({**MODEL_CONFIG, "eos_token_id": 2}).encode()
-    assert parse_model_config(raw, b'{"eos_token_id": [7, 8]}').eos == {7, 8}
-    for wrong in (b"[]", b'{"eos_token_id": "</s>"}'):
+    raw = json.dumps({**MODEL_CONFIG, "vocab_size": 100}).encode()
+    for wrong in (b"[]", b'{"eos_token_id": "</s>"}', json.dumps({"eos_token_id": list(range(MAX_EOS + 1))}).encode()):
         with pytest.raises(Refused) as caught:
             parse_model_config(raw, wrong)
         assert caught.value.reason == Reason.CONFIG_INVALID

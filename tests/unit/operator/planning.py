@@ -113,7 +113,7 @@ def adapter_ref(name: str, namespace: str = "acme") -> Ref:
 
 
 def verified(letter: str) -> OperationStatus:
-    return OperationStatus("Fetched", digest(letter), GOOD)
+    return OperationStatus("Fetched", digest(letter), {**GOOD, "eosTokenIds": [ord(letter)]})
 
 
 def failed(reason: str, message: str = "because", *, validated: bool = False) -> OperationStatus:
@@ -121,7 +121,9 @@ def failed(reason: str, message: str = "because", *, validated: bool = False) ->
 
 
 def fetched_base() -> OperationStatus:
-    return OperationStatus("Fetched", BASE, {"architecture": "LlamaForCausalLM", "maxContext": 2048, "sizeBytes": 1})
+    facts = {"eosTokenIds": [1, 2], "generationDefaults": {"temperature": 0.7, "topK": 20}}
+    verdict = {"architecture": "LlamaForCausalLM", "maxContext": 2048, "sizeBytes": 1, **facts}
+    return OperationStatus("Fetched", BASE, verdict)
 
 
 @dataclass

@@ -86,7 +86,8 @@ def test_a_canary_gets_its_share_once_it_is_fetched(world: World) -> None:
 def test_a_canary_has_its_name_unless_the_other_content_has_it(world: World, name: str, published: str) -> None:
     edit(world, version="v1", canary=canary(version=name))
     (version,) = [version for version in entry(world).versions if version.weight]
-    assert version.name == published
+    assert (version.name, version.eos_token_ids) == (published, (ord("c"),))
+    assert world.status(REF)["canary"]["eosTokenIds"] == [ord("c")]
 
 
 def test_a_canary_waits_for_a_content_beside_it() -> None:

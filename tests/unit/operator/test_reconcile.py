@@ -18,6 +18,7 @@ from tests.unit.operator.planning import (
     runner_name,
     verified,
 )
+from weft.domain.request import NO_DEFAULTS, SamplingDefaults
 from weft.domain.routes import RoleCounts, SloAttainment
 from weft_operator.core import (
     FINALIZER,
@@ -188,8 +189,9 @@ def versions(world: World) -> list[tuple[str, str | None]]:
 
 
 def published(world: World) -> tuple[str, list[str]]:
-    """The content that the scheduler routes, and the earlier ones."""
+    """The content that the scheduler routes, and the earlier ones; each with the token that ends its answers."""
     entry = next(entry for entry in world.routed.values() if entry.name == "upper")
+    assert all(digest(chr(one.eos_token_ids[0])) == one.digest for one in (entry, *entry.versions))
     return entry.digest, [version.digest for version in entry.versions]
 
 
@@ -616,6 +618,26 @@ def test_a_pool_that_states_no_objective_and_no_scaling_is_published_with_none(w
     entry = world.routed_pools[pool_ref()]
     assert (entry.slo_ttft_s, entry.slo_token_time_s, entry.slo_reject) == (0.0, 0.0, False)
     assert (entry.idle_s, entry.hold_s) == (0.0, 0)
+
+
+def test_a_pool_has_the_defaults_of_its_model_unless_it_ignores_them(world: World) -> None:
+    """The status shows them all the same."""
+    for choice, defaults in (({}, SamplingDefaults(0.7, top_k=20)), ({"generationDefaults": "Ignore"}, NO_DEFAULTS)):
+        world.settle(pool_object(**choice))
+        assert world.routed_pools[pool_ref()].sampling_defaults == defaults
+        status = world.status(pool_ref())
+        assert (status["generationDefaults"], status["eosTokenIds"]) == ({"temperature": 0.7, "topK": 20}, [1, 2])
+
+
+def test_what_of_a_content_is_not_used_is_said_where_it_was_checked(serving: World) -> None:
+    for uri, ref, kind in (("file:base", pool_ref(), "Fetched"), ("file:upper", adapter_ref("upper"), "Validated")):
+        found = serving.contents[uri]
+        serving.contents[uri] = replace(
+            found, verdict={**(found.verdict or {}), "warnings": ["top_p is 5", "and more"]}
+        )
+        serving.wait(2.1)
+        said = next(c for c in serving.status(ref)["conditions"] if c["type"] == kind)
+        assert (said["status"], said["message"].partition("; ")[2]) == ("True", "top_p is 5; and more")
 
 
 def test_a_remote_source_is_asked_for_once_unless_its_object_says_how_often(world: World) -> None:

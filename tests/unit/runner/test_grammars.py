@@ -158,6 +158,17 @@ def test_the_end_is_allowed_exactly_where_the_grammar_accepts_and_special_tokens
     assert allowed(begun) == {EOS}
 
 
+def test_where_the_end_is_allowed_an_adapters_own_is_too_unless_it_is_ignored(machine):
+    begun = grammars().begin(LLMatcher.grammar_from_regex("ab?"), (), (0, 2))
+    assert allowed(begun) == set(ids("a"))
+    begun.add(*ids("a"))
+    assert allowed(begun) == {EOS, 0, 2, *ids("b")}
+    for key, ignore_eos, ends in (("told", False, (2,)), ("ignored", True, ())):
+        sampling = Sampling(grammar="start: /a/", eos_token_ids=(2,), ignore_eos=ignore_eos)
+        effects = machine.handle(Received(G, start_of(key, 1, [3], 4, sampling=sampling)), 0.0)
+        assert [effect.ends for effect in effects if isinstance(effect, CompileGrammar)] == [ends]
+
+
 def test_the_bytes_of_a_character_that_has_no_token_are_allowed_one_by_one():
     begun = grammars().begin(LLMatcher.grammar_from_regex("(é|日)"), ())
     assert allowed(begun) == {ids("é")[0], ids("日")[0]}

@@ -469,14 +469,15 @@ def test_freed_pages_go_to_the_longest_paused_sequence_before_any_newcomer():
     assert pool.pages.reserved_by("old") == 2
 
 
+@pytest.mark.parametrize("token", [EOS, 5])
 @pytest.mark.parametrize("ignore_eos", [True, False])
-def test_the_end_of_sequence_token_is_not_emitted_unless_it_is_ignored(ignore_eos):
+def test_the_end_of_sequence_token_of_base_or_adapter_is_not_emitted_unless_it_is_ignored(ignore_eos, token):
     pool = RequestPool(LIMITS)
-    begin(pool, "r", 1, prompt=2, max_tokens=3, sampling=Sampling(ignore_eos=ignore_eos))
-    step(pool, token=EOS)
+    begin(pool, "r", 1, prompt=2, max_tokens=3, sampling=Sampling(ignore_eos=ignore_eos, eos_token_ids=(5,)))
+    step(pool, token=token)
     event = flat(pool.take_messages())[0]
     assert isinstance(event, SequenceTokens)
-    assert (event.tokens, event.finish) == (((EOS,), None) if ignore_eos else ((), FinishReason.EOS))
+    assert (event.tokens, event.finish) == (((token,), None) if ignore_eos else ((), FinishReason.EOS))
     assert ("r" in pool.sequences) == ignore_eos
 
 

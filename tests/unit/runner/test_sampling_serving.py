@@ -40,6 +40,7 @@ NOT_FINITE = float("nan"), float("inf"), -float("inf")
         (Sampling(top_logprobs=21), "top_logprobs 21 is more than 20"),
         *((Sampling(min_p=value), "min_p") for value in (-0.1, 1.1, float("nan"))),
         *((Sampling(repetition_penalty=value), "repetition_penalty") for value in (0.0, -1.0, *NOT_FINITE)),
+        (Sampling(eos_token_ids=(61,)), "eos_token_ids token 61 is outside the vocabulary of 61"),
         (Sampling(stop_token_ids=(3, 61)), "stop_token_ids token 61 is outside the vocabulary of 61"),
         (Sampling(bad_words=((1, 2), (5, 77))), "bad_words token 77 is outside the vocabulary of 61"),
         (Sampling(bad_words=((1, 2), ())), "a sequence of bad_words has no tokens"),
@@ -153,6 +154,7 @@ def test_neither_the_end_of_text_nor_a_stop_token_comes_before_min_tokens(drive,
     driver = drive()
     driver.post(driver.request("stop", [3, 4], 8, sampling=forced))
     driver.post(driver.request("end", [3, 4], 8, sampling=replace(forced, stop_token_ids=())))
+    driver.post(driver.request("own", [3, 4], 8, sampling=replace(forced, stop_token_ids=(), eos_token_ids=(9,))))
     driver.post(
         driver.request("ignored", [3, 4], 8, sampling=replace(forced, logit_bias=((eos, 90.0),), ignore_eos=True))
     )
@@ -162,6 +164,7 @@ def test_neither_the_end_of_text_nor_a_stop_token_comes_before_min_tokens(drive,
     assert [token in (eos, 9) for token in driver.answer("stop")] == [False] * 4 + [True]
     assert driver.answer("end")[4:] == [9] * 4, "a token that stops nothing"
     assert ended.finish is FinishReason.LENGTH
+    assert (len(driver.answer("own")), driver.ending("own").finish) == (4, FinishReason.EOS), "an adapter's end"
     assert eos not in driver.answer("ignored")[:4]
     assert driver.answer("ignored")[4:] == [eos] * 4
 

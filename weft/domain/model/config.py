@@ -20,6 +20,7 @@ from weft.domain.strict_json import JsonError, JsonObject, is_int, parse_object
 from weft.domain.text import quoted
 
 MAX_CONFIG_BYTES = 1 << 20
+MAX_EOS = 64  # of one model
 ROPE_TYPES = ("default", "linear", "llama3")
 BARE = "Model"  # what architectures without a head end with: MistralModel
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -151,11 +152,12 @@ def parse_spec(config: JsonObject, generation: JsonObject | None = None) -> Mode
     if heads % kv_heads or head_dim % 2 or (divided and hidden % heads):
         raise _invalid(f"{heads} heads, {kv_heads} key-value heads of {head_dim} do not share {hidden} features evenly")
     layers = _size(config, "num_hidden_layers", 1 << 10)
+    vocab_size = _size(config, "vocab_size", 1 << 22)
     max_positions = _size(config, "max_position_embeddings", 1 << 24)
     dtype: object = config.get("dtype") or config.get("torch_dtype")  # transformers 5, earlier versions
     return ModelSpec(
         architecture=architecture,
-        vocab_size=_size(config, "vocab_size", 1 << 22),
+        vocab_size=vocab_size,
         hidden_size=hidden,
         intermediate_size=_size(config, "intermediate_size", 1 << 19),
         layers=layers,
@@ -169,7 +171,7 @@ def parse_spec(config: JsonObject, generation: JsonObject | None = None) -> Mode
         qkv_bias=family.qkv_bias,
         qk_norm=family.qk_norm,
         windows=_windows(config, family, layers),
-        eos=_eos(config, generation or {}),
+        eos=_eos(config, generation or {}, vocab_size),
         dtype=dtype if isinstance(dtype, str) and dtype in SERVED_DTYPES.values() else "",
     )
 
@@ -274,13 +276,19 @@ def _check_rope(name: str, rope: Any) -> None:
         raise _invalid(f"{name}: low_freq_factor is not below high_freq_factor")
 
 
-def _eos(config: JsonObject, generation: JsonObject) -> frozenset[int]:
-    """One id or a list; generation_config.json wins, as in transformers."""
-    value = generation.get("eos_token_id", config.get("eos_token_id"))
-    ids = cast("list[object]", value) if isinstance(value, list) else [] if value is None else [value]
-    if not all(is_int(token) for token in ids):
-        raise _invalid(f"eos_token_id is {quoted(value)}, not an integer or a list of integers")
-    return frozenset(cast("list[int]", ids))
+def _eos(config: JsonObject, generation: JsonObject, vocab_size: int) -> frozenset[int]:
+    """One id or a list of each file, as in vLLM's server; -1 and the like, which no token has, stand for none."""
+    found: set[int] = set()
+    text_config = config.get("text_config")
+    for fields in (generation, config, cast("JsonObject", text_config) if isinstance(text_config, dict) else {}):
+        value = fields.get("eos_token_id")
+        ids = cast("list[object]", value) if isinstance(value, list) else [] if value is None else [value]
+        if not all(is_int(token) for token in ids):
+            raise _invalid(f"eos_token_id is {quoted(value)}, not an integer or a list of integers")
+        found.update(token for token in cast("list[int]", ids) if 0 <= token < vocab_size)
+    if len(found) > MAX_EOS:
+        raise _invalid(f"eos_token_id names {len(found)} tokens, the limit is {MAX_EOS}")
+    return frozenset(found)
 
 
 def _positive(fields: JsonObject, name: str, default: float) -> float:

@@ -18,8 +18,10 @@ from weft.domain.routes import (
 )
 from weft.wire.codec.cluster import TIER, TIERS
 from weft.wire.codec.direction import Direction, Entry
+from weft.wire.codec.scheduling import sampling_defaults, sampling_defaults_message
 from weft.wire.codec.values import (
     MAX_DETAIL,
+    MAX_EOS_TOKENS,
     MAX_MODEL,
     MAX_PAGES,
     MAX_RANK,
@@ -48,7 +50,7 @@ PHASES = inverted(PHASE)
 # fields that the message names otherwise
 OTHERWISE = (
     "name", "idle_s", "drain_s", "aging_s", "consolidation_s", "slo_ttft_s", "slo_token_time_s", "tenant_weights",
-    "groups",
+    "groups", "sampling_defaults",
 )  # fmt: skip
 
 
@@ -67,6 +69,7 @@ def fill_registry_change(change: RegistryChange, m: pb.RegistryToScheduler) -> N
             slo_ttft_ms=round(1000 * pool.slo_ttft_s),
             slo_token_time_ms=round(1000 * pool.slo_token_time_s),
             tenant_weights=dict(pool.tenant_weights),
+            sampling_defaults=sampling_defaults_message(pool.sampling_defaults),
             groups=[pb.PhaseGroups(**group._asdict() | {"phase": PHASE[group.phase]}) for group in pool.groups],
             **same,
         )
@@ -128,6 +131,7 @@ def _pool(m: pb.PoolDesired) -> PoolSpec:
         tool_call_parser=text(m.tool_call_parser, f"pool {name}: tool_call_parser"),
         embeds_only=m.embeds_only,
         max_output_tokens=number(m.max_output_tokens, f"pool {name}: max_output_tokens", MAX_TOKENS),
+        sampling_defaults=sampling_defaults(m.sampling_defaults),
         generation=m.generation,
     )
 
@@ -175,6 +179,7 @@ def _adapter(m: pb.AdapterDesired) -> AdapterSpec:
         version=text(m.version, f"adapter {uid}: version"),
         versions=_versions(m.versions, uid),
         generation=m.generation,
+        eos_token_ids=_eos(m.eos_token_ids, uid),
     )
 
 
@@ -188,9 +193,15 @@ def _versions(versions: Sequence[pb.AdapterVersion], uid: str) -> tuple[AdapterV
             v.bytes,
             text(v.name, f"adapter {uid}: the name of a version"),
             number(v.weight, f"adapter {uid}: the weight of a version", 100),
+            _eos(v.eos_token_ids, uid),
         )
         for v in versions
     )
+
+
+def _eos(tokens: Sequence[int], uid: str) -> tuple[int, ...]:
+    number(len(tokens), f"adapter {uid}: the number of ends of sequence", MAX_EOS_TOKENS)
+    return tuple(tokens)
 
 
 def _fill_pool_status(status: PoolStatus, m: Any) -> None:

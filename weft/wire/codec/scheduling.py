@@ -19,6 +19,7 @@ from weft.domain.request import (
     RejectReason,
     ResubmitComplete,
     RunnerGone,
+    SamplingDefaults,
     Started,
     Submit,
     TokenRunner,
@@ -376,9 +377,11 @@ def fill_routes(routes: Routes, m: pb.Routes) -> None:
             created_unix_s=route.created_unix_s,
             version=route.version,
             versions=[pb.AdapterVersion(**version._asdict()) for version in route.versions],
+            eos_token_ids=route.eos_token_ids,
         )
     for pool in routes.pools:
-        m.pools.add(**same_named(pool))
+        defaults = sampling_defaults_message(pool.sampling_defaults)
+        m.pools.add(sampling_defaults=defaults, **same_named(pool, "sampling_defaults"))
     for key in routes.keys:
         fill_key(key, m.keys.add())
     m.removed_unserved.extend(routes.removed_unserved)
@@ -403,7 +406,13 @@ def _routes(m: pb.Routes) -> Routes:
                     r.uid,
                     r.created_unix_s,
                     r.version,
-                    tuple([AdapterVersion(v.digest, v.rank, v.bytes, v.name, v.weight) for v in r.versions]),
+                    tuple(
+                        [
+                            AdapterVersion(v.digest, v.rank, v.bytes, v.name, v.weight, tuple(v.eos_token_ids))
+                            for v in r.versions
+                        ]
+                    ),
+                    tuple(r.eos_token_ids),
                 )
                 for r in m.routes
             ]
@@ -423,6 +432,7 @@ def _routes(m: pb.Routes) -> Routes:
                     p.tool_call_parser,
                     p.embeds_only,
                     p.max_output_tokens,
+                    sampling_defaults(p.sampling_defaults),
                 )
                 for p in m.pools
             ]
@@ -437,6 +447,14 @@ def _routes(m: pb.Routes) -> Routes:
         removed_unserved=tuple(m.removed_unserved),
         more=m.more,
     )
+
+
+def sampling_defaults_message(defaults: SamplingDefaults) -> pb.SamplingDefaults:
+    return pb.SamplingDefaults(**same_named(defaults))
+
+
+def sampling_defaults(m: pb.SamplingDefaults) -> SamplingDefaults:
+    return SamplingDefaults(**{field.name: value for field, value in m.ListFields()})
 
 
 def fill_key(key: KeyRoute, m: pb.KeyRoute) -> None:

@@ -29,6 +29,7 @@ from weft.domain.request import (
 from weft.wire.codec.direction import Direction, Entry
 from weft.wire.codec.values import (
     MAX_DETAIL,
+    MAX_EOS_TOKENS,
     MAX_ID,
     MAX_MODEL,
     MAX_PAGES,
@@ -157,11 +158,13 @@ def _fill_sampling(sampling: Sampling, m: runner_pb2.Sampling) -> None:
     if sampling.prompt_logprobs is not None:
         m.prompt_logprobs = sampling.prompt_logprobs
     m.pooling = sampling.pooling
+    m.eos_token_ids.extend(sampling.eos_token_ids)
 
 
 def _sampling(m: runner_pb2.Sampling) -> Sampling:
     number(len(m.stop_token_ids), "the number of stop tokens", MAX_STOP_TOKENS)
     number(len(m.allowed_token_ids), "the number of allowed tokens", MAX_ALLOWED_TOKENS)
+    number(len(m.eos_token_ids), "the number of ends of sequence", MAX_EOS_TOKENS)
     if m.bad_words:
         number(len(m.bad_words), "the number of bad words", MAX_BAD_WORDS)
         number(max(len(words.tokens) for words in m.bad_words), "the length of a bad word", MAX_BANNED_TOKENS)
@@ -187,6 +190,7 @@ def _sampling(m: runner_pb2.Sampling) -> Sampling:
         grammar=m.grammar,
         prompt_logprobs=m.prompt_logprobs if m.HasField("prompt_logprobs") else None,
         pooling=m.pooling,
+        eos_token_ids=tuple(m.eos_token_ids),
     )
 
 

@@ -23,6 +23,7 @@ MAX_TOKENS = 1 << 31  # in one request
 MAX_WAITED_MS = 1 << 40  # 35 years
 MAX_PAGES = 1 << 31
 MAX_RANK = 1 << 16
+MAX_EOS_TOKENS = 16  # of one adapter
 
 PRIORITY = {
     Priority.INTERACTIVE: common_pb2.PRIORITY_INTERACTIVE,

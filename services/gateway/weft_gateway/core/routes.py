@@ -181,7 +181,8 @@ def versions_of(route: Route, pool: PoolRoute) -> tuple[AdapterVersion, ...]:
     """Every content of a model that is served, the present one first."""
     if route.adapter == BASE:
         return (AdapterVersion(pool.base_digest, 0),)
-    return (AdapterVersion(route.adapter, route.rank, name=route.version), *route.versions)
+    present = AdapterVersion(route.adapter, route.rank, name=route.version, eos_token_ids=route.eos_token_ids)
+    return (present, *route.versions)
 
 
 def _pinned(route: Route, pool: PoolRoute, pin: str) -> Route:
@@ -211,7 +212,10 @@ def route_of_draw(route: Route, key: str) -> Route:
 
 
 def _to_version(route: Route, version: AdapterVersion) -> Route:
-    return replace(route, adapter=version.digest, rank=version.rank, version=version.name, versions=())
+    return replace(
+        route, adapter=version.digest, rank=version.rank, version=version.name, versions=(),
+        eos_token_ids=version.eos_token_ids,
+    )  # fmt: skip
 
 
 def _may_use_base(pool: PoolRoute, namespace: str) -> bool:

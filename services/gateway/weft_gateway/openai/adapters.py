@@ -1,4 +1,4 @@
-"""`PUT /v1/adapters`: an adapter's two files straight into the depot; the bytes stream through.
+"""`PUT /v1/adapters`: an adapter's files straight into the depot; the bytes stream through.
 
 The answer names the content; a LoRAAdapter whose source is that URI publishes it (`weft push` does both).
 """
@@ -19,7 +19,11 @@ from weft_gateway.shell.depot_client import DepotRefused, upload_adapter
 
 
 async def put_adapter(state: AppState, request: Request) -> Response:
-    """Send `adapter_config.json` and `adapter_model.safetensors` as a form; they belong to the caller's namespace."""
+    """Send an adapter's files as a form; they belong to the caller's namespace.
+
+    `adapter_config.json` and `adapter_model.safetensors`, and the tokenizer's `tokenizer_config.json` and
+    `special_tokens_map.json` where training wrote them.
+    """
     tenant, named = await tenant_of(state, request), request.query_params.get("namespace")
     if tenant and named not in (None, tenant):
         raise ParameterError(f"namespace: this key is of the namespace {tenant!r}.", param="namespace")

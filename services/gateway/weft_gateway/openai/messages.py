@@ -71,7 +71,7 @@ class MessagesRequest(CountRequest):
     metadata: dict[str, Any] = Field(default_factory=dict[str, Any], description="user_id; logged hashed")
 
     def chat(self) -> dict[str, Any]:
-        passed = {name: getattr(self, name) for name in PASSED_ON}
+        passed = {name: getattr(self, name) for name in PASSED_ON if name in self.model_fields_set}
         user = self.metadata.get("user_id")
         return {
             **super().chat(),

@@ -130,7 +130,7 @@ class ResponsesChat(ChatRequest):
 
     @property
     def repeated(self) -> dict[str, Any]:
-        return self._repeated
+        return {**self._repeated, "temperature": self.temperature, "top_p": self.top_p}
 
     @classmethod
     def of(
@@ -141,7 +141,7 @@ class ResponsesChat(ChatRequest):
         Raises ParameterError; a parameter of chats is named as the one that it was made of.
         """
         own = items_of(params) if own is None else own
-        chat = {name: getattr(params, name) for name in PASSED_ON}
+        chat = {name: getattr(params, name) for name in PASSED_ON if name in params.model_fields_set}
         chat["messages"] = _messages(params.instructions, [*earlier, *own])
         chat["max_completion_tokens"] = params.max_output_tokens
         chat["reasoning_effort"] = params.reasoning.get("effort")
@@ -159,11 +159,9 @@ class ResponsesChat(ChatRequest):
             "parallel_tool_calls": params.parallel_tool_calls,
             "previous_response_id": params.previous_response_id,
             "store": keep,
-            "temperature": params.temperature,
             "text": params.text or {"format": {"type": "text"}},
             "tool_choice": params.tool_choice,
             "tools": params.tools,
-            "top_p": params.top_p,
             "user": params.user or None,
         }
         return request

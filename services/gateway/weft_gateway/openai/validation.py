@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 import orjson
 
-from weft.domain.request import Priority, Sampling
+from weft.domain.request import Priority, Sampling, SamplingDefaults
 from weft.domain.routes import PoolRoute, Route
 from weft_gateway.core.events import ModelResolved, PreparedRequest
 from weft_gateway.core.routes import Principal, route_of_draw
@@ -173,6 +173,7 @@ async def _parse(state: AppState, endpoint: ModelEndpoint[T], call: Call, body: 
             f"model: {params.model} has no head: it embeds texts (/v1/embeddings, /rerank, /score) and generates none."
         )
         raise ParameterError(text, param="model", code="unsupported_value")
+    params = _with_defaults(params, pool.sampling_defaults)
     if params.priority:
         call.priority = Priority.BATCH
     await state.manager.step(ModelResolved(call.ids.request_id, pool.pool, params.drawn, call.priority))
@@ -181,6 +182,14 @@ async def _parse(state: AppState, endpoint: ModelEndpoint[T], call: Call, body: 
         text = f"The tokenizer of pool {pool.pool} is not available: the pool has changed."
         raise ServiceUnavailable(text, code="model_not_ready", retry_after_ms=1000)
     return ParsedRequest(params, route, pool, tokenizer)
+
+
+def _with_defaults(params: T, defaults: SamplingDefaults) -> T:
+    """What the request does not say is as the base has it; `max_tokens` is left to `_max_tokens`."""
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    asked = params.model_fields_set
+    of_model = {name: v for name in names if name not in asked and (v := getattr(defaults, name)) is not None}
+    return params.model_copy(update=of_model) if of_model and not params.pools else params
 
 
 def _check_way(state: AppState, call: Call, params: Common) -> None:
@@ -211,7 +220,8 @@ async def _prepare(
     """Tokenise and check the lengths; the parts of each prompt's answers."""
     params, pool, tokenizer = parsed.params, parsed.pool, parsed.tokenizer
     encoded = await _encoded(params, tokenizer, prompts, pool.max_context_tokens or UNKNOWN_CONTEXT_TOKENS)
-    sampling, asked = _sampling(params, tokenizer), params.form(parsed.tools)
+    asked = params.form(parsed.tools)
+    sampling = replace(_sampling(params, tokenizer), eos_token_ids=parsed.route.eos_token_ids)
     prepared, forms = list[PreparedRequest](), list[AnswerForm]()
     for index, (tokens, prompt) in enumerate(zip(encoded, prompts, strict=True)):
         kept = _truncated(tokens, params, pool.max_context_tokens)
@@ -299,7 +309,8 @@ def _max_tokens(params: Common, where: str, prompt_tokens: int, pool: PoolRoute)
         text = f"{params.limit_name}: {asked} is more than the {most} tokens that an answer of this model may have."
         raise ParameterError(text, param=params.limit_name)
     left = (context_tokens or max(UNKNOWN_CONTEXT_TOKENS, prompt_tokens + (asked or 0))) - prompt_tokens
-    limit = min(left, most or left, _unasked(params)) if asked is None else asked
+    usual = max(pool.sampling_defaults.max_tokens or left, params.min_tokens)
+    limit = min(left, most or left, usual, _unasked(params)) if asked is None else asked
     if limit > left or (limit < 1 and asked is None):
         wanted = f"you requested {prompt_tokens + max(0, asked or 0)} tokens ({prompt_tokens} in the prompt"
         wanted += _in(params, where)

@@ -36,7 +36,9 @@ class AwaitedGrammars:
         if key not in self.waiting and len(self.waiting) >= self._limit:
             return None
         self.waiting[key] = AwaitedGrammar(start, peer, gateway, now + WAIT_S)
-        return CompileGrammar(peer, start.request_id, start.epoch, start.sampling.grammar, start.emitted)
+        sampling = start.sampling
+        ends = () if sampling.ignore_eos else sampling.eos_token_ids
+        return CompileGrammar(peer, start.request_id, start.epoch, sampling.grammar, start.emitted, ends)
 
     def drop(self, peer: Peer, request_id: str) -> None:
         """It was stopped."""

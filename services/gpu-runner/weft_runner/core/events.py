@@ -309,13 +309,17 @@ class DropKv:
 
 @dataclass(frozen=True, slots=True)
 class CompileGrammar:
-    """Make the state of that grammar behind these tokens, beside the steps; GrammarCompiled follows."""
+    """Make the state of that grammar behind these tokens, beside the steps; GrammarCompiled follows.
+
+    `ends`: tokens beside the model's own that end an answer of the grammar.
+    """
 
     peer: Peer
     request_id: str
     epoch: Epoch
     grammar: str
     emitted: tuple[int, ...]
+    ends: tuple[int, ...] = ()
 
 
 class PromptComputed(NamedTuple):

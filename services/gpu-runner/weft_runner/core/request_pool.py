@@ -433,7 +433,7 @@ class RequestPool:
         self._admissions += 1
         sequence = Sequence(
             start, owner, gateway, admitted=self._admissions, now=now, max_context_tokens=context, chain=chain,
-            eos=limits.eos,
+            eos=limits.eos.union(start.sampling.eos_token_ids),
             mask=token_mask(start.sampling.allowed_token_ids, grammar, limits.vocab_size),
         )  # fmt: skip
         self._admit(sequence, n_pages, shared)
@@ -727,7 +727,7 @@ class RequestPool:
         tokens: tuple[int, ...] = (token,)
         if len(sequence.tokens) == sequence.max_len:  # log probabilities of the prompt are all that it wants
             finish, tokens = FinishReason.LENGTH, ()
-        elif token in self.limits.eos and not start.sampling.ignore_eos:
+        elif not start.sampling.ignore_eos and (token in self.limits.eos or token in start.sampling.eos_token_ids):
             finish, tokens = FinishReason.EOS, ()
         else:
             sequence.append(token)

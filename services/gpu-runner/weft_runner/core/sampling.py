@@ -146,6 +146,7 @@ def _outside(sampling: Sampling, vocab_size: int) -> str | None:
     named = {
         "logit_bias": [token for token, _ in sampling.logit_bias],
         "stop_token_ids": sampling.stop_token_ids,
+        "eos_token_ids": sampling.eos_token_ids,
         "allowed_token_ids": sampling.allowed_token_ids,
         "bad_words": chain.from_iterable(sampling.bad_words),
     }

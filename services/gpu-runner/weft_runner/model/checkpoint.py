@@ -11,7 +11,7 @@ import json
 import mmap
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
@@ -19,6 +19,7 @@ import numpy as np
 
 from weft.domain.model.config import ModelSpec, parse_model_config
 from weft.domain.model.errors import Refused
+from weft.domain.model.generation import tokenizer_eos
 from weft.domain.model.safetensors import MAX_MODEL_HEADER_BYTES, Header, TensorInfo, read_header
 from weft.domain.model.tensors import (
     BIASED,
@@ -45,11 +46,15 @@ Files = Mapping[str, Path]  # plain file name -> where it is
 _PRIVATE = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 
 
-def read_spec(config: Path, generation_config: Path | None = None) -> ModelSpec:
-    """Read the configuration files of a base model. Raises ModelUnsupported."""
+def read_spec(config: Path, files: Files | None = None) -> ModelSpec:
+    """Read the configuration of a base model, and of its other files where answers end. Raises ModelUnsupported."""
+
+    def read(name: str) -> bytes | None:
+        return files[name].read_bytes() if files and name in files else None
+
     try:
-        generation = generation_config.read_bytes() if generation_config else None
-        return parse_model_config(config.read_bytes(), generation)
+        spec = parse_model_config(config.read_bytes(), read("generation_config.json"))
+        return replace(spec, eos=spec.eos | tokenizer_eos(read, spec.vocab_size))
     except Refused as error:
         raise ModelUnsupported(error.message) from error
 

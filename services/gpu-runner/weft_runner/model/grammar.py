@@ -40,8 +40,8 @@ class Grammars:
         self._engine: tuple[LLTokenizer, LLExecutor] | None = None
         self._compiled: LruDict[str, LLMatcher] = LruDict(MOST_COMPILED)
 
-    def begin(self, grammar: str, emitted: Sequence[int]) -> GrammarState:
-        """Its state behind these tokens. Raises GrammarRefused."""
+    def begin(self, grammar: str, emitted: Sequence[int], ends: Sequence[int] = ()) -> GrammarState:
+        """Its state behind these tokens. `ends`: allowed where the end of sequence is. Raises GrammarRefused."""
         from llguidance import LLMatcher  # engines on a GPU run without it where no request has a grammar
 
         with self._lock:
@@ -56,7 +56,7 @@ class Grammars:
         matcher = known.deep_copy()
         if not matcher.consume_tokens(list(emitted)):
             raise GrammarRefused(f"the answer so far is not of the grammar: {one_line(matcher.get_error())}")
-        return LlGrammarState(matcher, executor)
+        return LlGrammarState(matcher, executor, self._eos[0], ends)
 
     def _begun(self) -> "tuple[LLTokenizer, LLExecutor]":
         """For the first grammar. Raises GrammarRefused."""
@@ -79,10 +79,10 @@ class Grammars:
 class LlGrammarState:
     """See `core.token_mask.GrammarState`."""
 
-    __slots__ = ("_executor", "_matcher")
+    __slots__ = ("_ends", "_eos", "_executor", "_matcher")
 
-    def __init__(self, matcher: "LLMatcher", executor: "LLExecutor") -> None:
-        self._matcher, self._executor = matcher, executor
+    def __init__(self, matcher: "LLMatcher", executor: "LLExecutor", eos: int, ends: Sequence[int]) -> None:
+        self._matcher, self._executor, self._eos, self._ends = matcher, executor, eos, ends
 
     @property
     def fault(self) -> str:
@@ -100,6 +100,16 @@ class LlGrammarState:
         for matcher, row in matchers:
             if matcher.is_error():  # llguidance lets it end there
                 ctypes.memset(address + row * row_bytes, 0, row_bytes)
+        for state, row in states:
+            if isinstance(state, LlGrammarState) and state._ends:
+                state._allow_ends(address + row * row_bytes, row_bytes)
+
+    def _allow_ends(self, address: int, row_bytes: int) -> None:
+        """Let each of them come where the end of sequence may, in the mask at `address`."""
+        mask = (ctypes.c_uint8 * row_bytes).from_address(address)
+        if mask[self._eos // 8] >> self._eos % 8 & 1:
+            for end in self._ends:
+                mask[end // 8] |= 1 << end % 8
 
 
 def _byte_level(spec: dict[str, Any]) -> bool:

@@ -77,7 +77,7 @@ def build_engine(
     StoppedAtStart.
     """
     started = time.perf_counter()
-    spec = read_spec(files["config.json"], files.get("generation_config.json"))
+    spec = read_spec(files["config.json"], files)
     threads = rank_threads(settings, spec)
     with ExitStack() as ending:
         settings, policy, gather = _settled(settings, spec, files, threads, gather, stopping, ending)
@@ -150,7 +150,7 @@ def machine_here(settings: RunnerSettings, files: Files) -> MachineRates | None:
     """What this host can do, where the runner finds a policy. Raises DiskUnusable, ExecutorUnavailable."""
     if settings.offload_policy != "auto":
         return None
-    spec = read_spec(files["config.json"], files.get("generation_config.json"))
+    spec = read_spec(files["config.json"], files)
     return measured_machine(settings, spec, rank_threads(settings, spec))
 
 

@@ -28,7 +28,7 @@ class GrammarPool:
     def _compile(self, order: CompileGrammar) -> None:
         state, fault = None, ""
         try:
-            state = self._grammars.begin(order.grammar, order.emitted)
+            state = self._grammars.begin(order.grammar, order.emitted, order.ends)
         except GrammarRefused as error:
             fault = str(error)
         except Exception as error:  # our own mistake must not leave the request waiting

@@ -185,6 +185,7 @@ def _route(state: State, pool: Pool, adapter: AdapterSpec) -> None:
             created_unix_s=adapter.created_unix_s,
             version=adapter.version,
             versions=adapter.versions,
+            eos_token_ids=adapter.eos_token_ids,
         )
     )
 

@@ -212,6 +212,7 @@ class Pool:
             tool_call_parser=spec.tool_call_parser,
             embeds_only=spec.embeds_only,
             max_output_tokens=spec.max_output_tokens,
+            sampling_defaults=spec.sampling_defaults,
         )
 
     def base_route(self) -> Route | None:
