@@ -12,13 +12,12 @@ from urllib.parse import quote
 import httpx2
 
 from weft.api.readiness import is_ready, is_refused, state_of
+from weft.domain.adapter import FILES, OPTIONAL_FILES
 from weft_cli.client import Object, ObjectApi
 from weft_cli.errors import BadInput, Changed, CommandError, NotThere
 from weft_cli.gateway import gateway_client, link_errors, refused
 from weft_cli.output import note, say
 
-FILES = ("adapter_config.json", "adapter_model.safetensors")
-ALSO = ("tokenizer_config.json", "special_tokens_map.json")  # where training wrote them
 ATTEMPTS = 10  # the controller writes the status of the same object meanwhile
 GATEWAY_PAUSE_S = 0.02  # the route table reaches it a moment after the status
 SCHEME = "depot:"
@@ -57,7 +56,7 @@ def upload(gateway: httpx2.Client, folder: Path, namespace: str) -> Mapping[str,
         if not (folder / name).is_file():
             raise BadInput(f"{folder} has no {name}", "an adapter is a folder as PEFT's save_pretrained writes it")
     with contextlib.ExitStack() as stack:
-        names = (*FILES, *(name for name in ALSO if (folder / name).is_file()))
+        names = (*FILES, *(name for name in OPTIONAL_FILES if (folder / name).is_file()))
         files = {name: (name, stack.enter_context((folder / name).open("rb"))) for name in names}
         response = gateway.put("/v1/adapters", params={"namespace": namespace}, files=files)
         if response.status_code != 200:

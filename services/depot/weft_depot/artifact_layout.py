@@ -15,6 +15,7 @@ from weft.artifacts.adapter_config import MAX_RANK, parse_adapter_config
 from weft.artifacts.digest import Kind
 from weft.artifacts.errors import Reason, Refused
 from weft.artifacts.verify import AdapterVerdict, ModelVerdict, check_base_name, check_finite, verdict_of, verify_model
+from weft.domain.adapter import FILES, OPTIONAL_FILES
 from weft.domain.model.adapter import check_adapter
 from weft.domain.model.config import MAX_CONFIG_BYTES as MAX_MODEL_CONFIG_BYTES
 from weft.domain.model.config import ModelSpec, parse_model_config
@@ -32,11 +33,10 @@ from weft.domain.strict_json import JsonError, parse_object
 from weft.domain.text import quoted
 from weft_depot.sources import FileFilter, Files
 
-ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = FILES
 MODEL_CONFIG, MODEL_INDEX = "config.json", "model.safetensors.index.json"
 GENERATION_CONFIG = "generation_config.json"
-_ADAPTER_NEEDS = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
-ADAPTER_FILES = (*_ADAPTER_NEEDS, TOKENIZER_CONFIG, SPECIAL_TOKENS)
+ADAPTER_FILES = (*FILES, *OPTIONAL_FILES)
 _MODEL_FILES = frozenset(
     (MODEL_CONFIG, MODEL_INDEX, TOKENIZER, GENERATION_CONFIG, TOKENIZER_CONFIG, SPECIAL_TOKENS, "chat_template.jinja")
 )
@@ -87,7 +87,7 @@ def select_files(kind: Kind, files: Files, limits: ArtifactLimits) -> tuple[str,
     if pickles and not weights:
         why = f"{min(pickles)} is a pickle, which can run code when it is opened; save the weights as safetensors"
         raise Refused(Reason.UNSAFE_FORMAT, why)
-    required = _ADAPTER_NEEDS if kind == "adapter" else (MODEL_CONFIG, TOKENIZER)
+    required = FILES if kind == "adapter" else (MODEL_CONFIG, TOKENIZER)
     for name in required:
         if name not in names:
             found = ", ".join(sorted(names)[:NAMED_MAX]) + (", ..." if len(names) > NAMED_MAX else "")
@@ -132,7 +132,7 @@ def read_shape(files: Files) -> ModelSpec:
 
 def check_upload(files: Files) -> None:
     """What holds of an adapter whatever its base: both files, a configuration, a header. Raises Refused."""
-    for name in _ADAPTER_NEEDS:
+    for name in FILES:
         if name not in files.sizes:
             raise Refused(Reason.MISSING_FILE, f"the form has no file {name}")
     parse_adapter_config(_text(files, ADAPTER_CONFIG, MAX_ADAPTER_CONFIG_BYTES))

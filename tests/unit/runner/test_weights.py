@@ -1,5 +1,6 @@
 """Weights that are packed when they are loaded: of which numbers, by which rank or stage, in how many bytes."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -31,6 +32,15 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.mktemp("model") / "base"
     files = write_model(folder, 3, torch.float16, **QWEN2, **SIZES, tie_word_embeddings=request.param)
     return Model(files, read_spec(files["config.json"]))
+
+
+def test_answers_end_with_what_any_of_the_files_names(tmp_path: Path) -> None:
+    files = write_model(tmp_path / "base", 1, torch.float16, **QWEN2, **SIZES, eos_token_id=5)
+    texts = {"generation_config.json": {"eos_token_id": [6]}, "tokenizer_config.json": {"eos_token": "</s>"}}
+    for name, value in {**texts, "tokenizer.json": {"added_tokens": [{"id": 7, "content": "</s>"}]}}.items():
+        (tmp_path / name).write_text(json.dumps(value))
+        files[name] = tmp_path / name
+    assert read_spec(files["config.json"], files).eos == {5, 6, 7}
 
 
 def parts_of(model: Model) -> list[Partition]:

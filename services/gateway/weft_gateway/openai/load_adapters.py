@@ -21,6 +21,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from weft.api.fields import LABEL_PATTERN
 from weft.api.readiness import is_ready, is_refused, state_of
+from weft.domain.adapter import FILES, OPTIONAL_FILES
 from weft_gateway.core.routes import ANY_NAMESPACE, UnknownVersion
 from weft_gateway.errors import BadRequest, NotConfigured, NotFound, ParameterError, ServiceUnavailable
 from weft_gateway.openai.adapters import store_adapter
@@ -30,7 +31,6 @@ from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.auth import Action
 from weft_gateway.shell.objects_client import Object, ObjectRefused, ObjectsClient
 
-FILES = ("adapter_config.json", "adapter_model.safetensors")
 LOAD_SECONDS = 120.0  # until requests are served by it
 LOOK_SECONDS = 0.03
 READ_BYTES = 1 << 20
@@ -200,7 +200,7 @@ def _files_of(path: str, roots: Sequence[Path]) -> dict[str, Path]:
     Beside the roots nothing is looked at, and nobody learns what is there.
     """
     below = [root.resolve() for root in roots]
-    files = {name: Path(path).expanduser().absolute() / name for name in FILES}
+    files = {name: Path(path).expanduser().absolute() / name for name in (*FILES, *OPTIONAL_FILES)}
     found = {name: file.resolve() for name, file in files.items()}
     if not all(any(file.is_relative_to(root) for root in below) for file in found.values()):
         known = f"is not below {' or '.join(map(str, roots))}" if roots else "is a folder, and this stack has none"
@@ -210,9 +210,10 @@ def _files_of(path: str, roots: Sequence[Path]) -> dict[str, Path]:
             param="lora_path",
             code="path_not_allowed",
         )
-    if missing := [name for name, file in found.items() if not file.is_file()]:
+    there = {name: file for name, file in found.items() if file.is_file()}
+    if missing := [name for name in FILES if name not in there]:
         raise NotFound(f"lora_path: {path!r} has no {' and no '.join(missing)}.", param="lora_path")
-    return found
+    return there
 
 
 async def _form(files: dict[str, Path], boundary: str) -> AsyncIterator[bytes]:
