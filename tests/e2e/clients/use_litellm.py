@@ -29,7 +29,7 @@ Weather.model_validate_json(formed.choices[0].message.content)
 assert litellm.completion(**asked, top_k=1, user="u", metadata={"k": "v"}).choices[0].message.content == ANSWER
 assert asyncio.run(litellm.acompletion(**asked)).choices[0].message.content == ANSWER
 
-text = litellm.text_completion(model=f"text-completion-openai/{MODEL}", prompt=TEXT, **HERE)
+text = litellm.text_completion(model=f"text-completion-openai/{MODEL}", prompt=TEXT, max_tokens=100, **HERE)
 assert text.choices[0].text == ANSWER
 response = litellm.responses(model=f"openai/{MODEL}", input=TEXT, **HERE)
 assert response.output[0].content[0].text == ANSWER

@@ -14,7 +14,7 @@ def weather(city: str, days: int) -> str:
 
 
 HERE = {"model": MODEL, "api_base": URL, "api_key": KEY, "temperature": 0, "context_window": 1024}
-text = OpenAILike(**HERE)
+text = OpenAILike(**HERE, max_tokens=100)
 assert text.complete(TEXT).text == ANSWER
 assert "".join(part.delta for part in text.stream_complete(TEXT)) == ANSWER
 chat = OpenAILike(**HERE, is_chat_model=True, is_function_calling_model=True)
