@@ -87,6 +87,7 @@ class Crowd:
                 model=watched.case.model,
                 prompt=watched.case.prompt,
                 temperature=0,
+                max_tokens=300,
                 stream=True,
                 stream_options={"include_usage": True},
                 extra_headers={"x-request-id": watched.request_id},
