@@ -13,7 +13,6 @@ Triton with TRITON_INTERPRET=1 has no compiler: `Apart` compiles in a process wi
 """
 
 import contextlib
-import functools
 import importlib.util
 import os
 import pickle
@@ -59,24 +58,6 @@ class Launch:
     instructions: dict[str, int] = field(default_factory=dict)
 
 
-class AbsentGpu:
-    """Triton's driver as far as compiling asks for it. A device's number is its capability: kernels are kept by it."""
-
-    def __init__(self, capability: int) -> None:
-        self.capability = capability
-
-    def get_current_device(self) -> int:
-        return self.capability
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-    def get_current_target(self) -> Any:
-        from triton.backends.compiler import GPUTarget
-
-        return GPUTarget("cuda", self.capability, 32)
-
-
 class Recorder:
     """Between `__enter__` and `__exit__` launches are compiled for `capability`; `launches` has each variant once."""
 
@@ -87,18 +68,9 @@ class Recorder:
         self._undo = contextlib.ExitStack()
 
     def __enter__(self) -> "Recorder":
-        from triton.runtime import driver
-        from triton.runtime.jit import JITFunction
+        from weft_kernels.triton.ahead import compiling
 
-        run = JITFunction.run
-
-        def compile_only(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
-            self._record(kernel, functools.partial(run, kernel, *args, grid=grid, warmup=True, **options), options)
-
-        self._undo.callback(setattr, JITFunction, "run", run)
-        self._undo.callback(driver.set_active, driver._active)
-        JITFunction.run = compile_only
-        driver.set_active(AbsentGpu(self.capability))
+        self._undo.enter_context(compiling(self.capability, self._record))
         return self
 
     def __exit__(self, *_: object) -> None:

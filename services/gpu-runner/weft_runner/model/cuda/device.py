@@ -185,6 +185,9 @@ def find_gpu(index: int = 0) -> Gpu:
         raise GpuUnavailable(
             f"{name} has compute capability {found[0]}.{found[1]}; the kernels need 8.0 (Ampere) or newer"
         )
+    from weft_kernels.triton.ahead import use_carried
+
+    use_carried()
     return Gpu(torch.device("cuda", index))
 
 
