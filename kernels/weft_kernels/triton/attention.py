@@ -33,6 +33,7 @@ import triton
 import triton.language as tl
 
 from weft_kernels.triton.dot import dot
+from weft_kernels.triton.integers import next_power_of_2
 
 LONG_KEYS = 2048  # for one program of a decode step: beyond them its context is shared by more
 _LONG_KEYS = tl.constexpr(LONG_KEYS)
@@ -95,7 +96,7 @@ def attend_decode(
     _decode_kernel[(splits, kv_heads, n)](
         out, scratch.partial, scratch.log_sum, scratch.arrived, q, kv, rows, pages, picked, layer, scale * _LOG2_E,
         usual or splits, LAYERS=layers, KV_HEADS=kv_heads, GROUP=group, P=page_tokens, D=dim, WINDOW=window,
-        SPLITS_UP=triton.next_power_of_2(splits), **decode_config(group, dim, kv.element_size()),
+        SPLITS_UP=next_power_of_2(splits), **decode_config(group, dim, kv.element_size()),
     )  # fmt: skip
 
 
@@ -171,7 +172,7 @@ def decode_config(group: int, dim: int, itemsize: int) -> dict[str, int]:
     """
     block_bytes = 8192 if itemsize == 4 else 16384
     return {
-        "BLOCK_M": max(_MIN_ROWS, triton.next_power_of_2(group)),
+        "BLOCK_M": max(_MIN_ROWS, next_power_of_2(group)),
         "BLOCK_N": min(128, max(16, block_bytes // (dim * itemsize))),
         "num_warps": 4,
         "num_stages": 3,
@@ -184,7 +185,7 @@ def prefill_config(rows: int, dim: int, itemsize: int) -> dict[str, int]:
     Eight warps for 128 rows are two warpgroups of wgmma on Hopper, 64 rows each. Three stages at D 128 are 96 KiB of
     shared memory on Ampere, which has 99 at least, and 128 KiB on Hopper, which keeps the queries there, too.
     """
-    block_m = max(_MIN_ROWS, triton.next_power_of_2(rows))
+    block_m = max(_MIN_ROWS, next_power_of_2(rows))
     if itemsize == 4:
         return {"BLOCK_M": block_m, "BLOCK_N": min(64, max(16, 1024 // dim)), "num_warps": 4, "num_stages": 2}
     return {

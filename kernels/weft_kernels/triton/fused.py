@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from weft_kernels.triton.chunks import TURNS
+from weft_kernels.triton.integers import cdiv, next_power_of_2
 from weft_kernels.triton.lora import (
     NO_DEFERRED_EXPAND,
     ChunkTable,
@@ -38,8 +39,8 @@ def embed(residual: torch.Tensor, tokens: torch.Tensor, table: torch.Tensor) -> 
     assert residual.is_contiguous()
     assert table.is_contiguous()
     assert table.shape[1] == hidden, (table.shape, hidden)
-    block = min(_EMBED_BLOCK, triton.next_power_of_2(hidden))
-    grid = (n_tokens, triton.cdiv(hidden, block))
+    block = min(_EMBED_BLOCK, next_power_of_2(hidden))
+    grid = (n_tokens, cdiv(hidden, block))
     _embed[grid](residual, tokens, table, H=hidden, BLOCK=block, num_warps=_row_warps(block), enable_fp_fusion=True)
 
 
@@ -51,7 +52,7 @@ def add_norm(x: torch.Tensor, residual: torch.Tensor, y: torch.Tensor | None, we
     n_tokens, hidden = residual.shape
     assert x.shape == residual.shape
     assert all(t is None or t.is_contiguous() for t in (x, residual, y))
-    block = triton.next_power_of_2(hidden)
+    block = next_power_of_2(hidden)
     _add_norm[(n_tokens,)](
         x, residual, y, weight, eps, H=hidden, BLOCK=block, num_warps=_row_warps(block), enable_fp_fusion=True
     )
@@ -110,7 +111,7 @@ def silu_mul(
     assert all(t.is_contiguous() for t in (out, gate_up, chunks))
     block_i = 128 if block_m <= 32 else 64  # prefill's tiles of 128 rows must stay in registers
     warps = _tile_warps(2 * block_m * block_i)
-    row_i = min(row_columns(warps), max(16, triton.next_power_of_2(inner)))
+    row_i = min(row_columns(warps), max(16, next_power_of_2(inner)))
     _silu_mul[(-(-inner // min(row_i, TURNS * block_i)), len(chunks))](
         out, gate_up, chunks, **(NO_DEFERRED_EXPAND if pending is None else pending.arguments()),
         PAIR_R=_pair_ranks(block_m), I=inner, BLOCK_I=block_i, BLOCK_M=block_m, ROW_I=row_i, num_warps=warps,
@@ -320,7 +321,7 @@ _TAKE_BLOCK = 256
 
 def take_tokens(tokens: torch.Tensor, taken: torch.Tensor, sampled: torch.Tensor) -> None:
     """tokens[i] = sampled[taken[i]] where taken[i] is no -1; a row that has no token (-1) gets token 0. int32 all."""
-    _take_tokens[(triton.cdiv(len(tokens), _TAKE_BLOCK),)](tokens, taken, sampled, len(tokens), BLOCK=_TAKE_BLOCK)
+    _take_tokens[(cdiv(len(tokens), _TAKE_BLOCK),)](tokens, taken, sampled, len(tokens), BLOCK=_TAKE_BLOCK)
 
 
 @triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["taken", "sampled"])

@@ -23,6 +23,7 @@ import triton.language as tl
 
 from weft_kernels.int4 import GROUP, quantised
 from weft_kernels.triton.dot import dot
+from weft_kernels.triton.integers import cdiv, next_power_of_2
 
 BLOCK_OUT = 16  # outputs that lie together
 WORDS = 8 * BLOCK_OUT + BLOCK_OUT  # of a group of them
@@ -82,16 +83,16 @@ def linear(
     """
     rows, n_in = x.shape
     blocks, groups, _ = packed.shape
-    assert groups == triton.cdiv(n_in, GROUP), (x.shape, packed.shape)
-    assert blocks == triton.cdiv(n_out, BLOCK_OUT), (n_out, packed.shape)
+    assert groups == cdiv(n_in, GROUP), (x.shape, packed.shape)
+    assert blocks == cdiv(n_out, BLOCK_OUT), (n_out, packed.shape)
     assert x.stride(1) == 1, x.stride()
     y = torch.empty(rows, n_out, dtype=dtype or x.dtype, device=x.device)
     block_m, block_n = _tile(rows)
-    programs = triton.cdiv(n_out, block_n)
-    parts = _parts(triton.cdiv(split_as or n_out, block_n), groups, sms) if rows <= TILE_ROWS[2] else 1
+    programs = cdiv(n_out, block_n)
+    parts = _parts(cdiv(split_as or n_out, block_n), groups, sms) if rows <= TILE_ROWS[2] else 1
     planes = y if parts == 1 else torch.empty(parts, rows, n_out, dtype=torch.float32, device=x.device)
     to, added = planes, bias if parts == 1 else None
-    length = triton.cdiv(triton.cdiv(groups, parts), LEAST_GROUPS) * LEAST_GROUPS  # of a part, in groups
+    length = cdiv(cdiv(groups, parts), LEAST_GROUPS) * LEAST_GROUPS  # of a part, in groups
     sizes = (rows, n_in, n_out, groups, length, x.stride(0))
     if rows <= FEW_ROWS:
         _few_rows[(programs, parts)](
@@ -99,18 +100,18 @@ def linear(
             num_warps=2 if block_m == 2 else 4, enable_fp_fusion=True,
         )  # fmt: skip
     else:
-        _tiles[(programs, parts, triton.cdiv(rows, block_m))](
+        _tiles[(programs, parts, cdiv(rows, block_m))](
             to, x, packed, added, *sizes, BLOCK_M=block_m, BLOCK_N=block_n, num_warps=8 if block_m == 128 else 4,
             num_stages=3, enable_fp_fusion=True,
         )  # fmt: skip
     if parts > 1:
-        _join[(triton.cdiv(rows * n_out, 1024),)](y, planes, bias, rows * n_out, n_out, PARTS=parts, BLOCK=1024)
+        _join[(cdiv(rows * n_out, 1024),)](y, planes, bias, rows * n_out, n_out, PARTS=parts, BLOCK=1024)
     return y
 
 
 def _tile(rows: int) -> tuple[int, int]:
     """Rows and outputs of a program. For one row a thread would have 2 bytes of x to copy, which none copies ahead."""
-    up = triton.next_power_of_2(rows)
+    up = next_power_of_2(rows)
     if rows <= FEW_ROWS:
         return max(up, 2), BLOCK_OUT
     return (128, 128) if up >= 128 else (up, 64)
@@ -119,8 +120,8 @@ def _tile(rows: int) -> tuple[int, int]:
 def _parts(programs: int, groups: int, sms: int) -> int:
     """Of the groups, so that programs keep all multiprocessors busy; as many as are filled."""
     wanted = max(1, min(MOST_PARTS, PROGRAMS_PER_SM * sms // programs))
-    length = triton.cdiv(triton.cdiv(groups, wanted), LEAST_GROUPS) * LEAST_GROUPS
-    return triton.cdiv(groups, length)
+    length = cdiv(cdiv(groups, wanted), LEAST_GROUPS) * LEAST_GROUPS
+    return cdiv(groups, length)
 
 
 # ---- on the device

@@ -24,6 +24,7 @@ import triton.language as tl
 
 from weft_kernels.triton.chunks import TURNS
 from weft_kernels.triton.dot import dot
+from weft_kernels.triton.integers import cdiv, next_power_of_2
 from weft_kernels.triton.tables import A_ROWS, UNIT, SiteTables
 
 BLOCK_R = 16  # ranks at a time: what a tensor core's tile has at least
@@ -137,13 +138,13 @@ def shrink(partials: PartialSums, x: torch.Tensor, tables: SiteTables, chunked: 
     assert x.shape[-1] == n_in, (x.shape, tables.shape)
     assert x.stride(-1) == 1, x.stride()
     assert stride >= tables.most_ranks, (stride, tables.most_ranks)
-    length = triton.cdiv(n_in, parts)
-    block_k = min(PART_STEP, max(16, triton.next_power_of_2(length)))
+    length = cdiv(n_in, parts)
+    block_k = min(PART_STEP, max(16, next_power_of_2(length)))
     rows = len(chunked) if partials.share > 1 else chunked.chunks
     _shrink[(parts, slices, rows)](
         partials.tensor, x, tables.arena, tables.ends, tables.a, chunked.table,
         tables.head_stride, tables.offset_stride, x.stride(0), tokens, stride,
-        N_IN=n_in, SLICES=slices, LENGTH=triton.cdiv(length, block_k) * block_k, BLOCK_M=chunked.block_m,
+        N_IN=n_in, SLICES=slices, LENGTH=cdiv(length, block_k) * block_k, BLOCK_M=chunked.block_m,
         BLOCK_K=block_k, TILE_K=min(block_k, 128), BLOCK_R=BLOCK_R, SHARE=partials.share, num_stages=3,
         **_options(chunked),
     )  # fmt: skip
@@ -155,9 +156,9 @@ def expand(y: torch.Tensor, partials: PartialSums, tables: SiteTables, chunked: 
     assert y.shape[-1] == sum(widths), (y.shape, widths)
     assert y.stride(-1) == 1, y.stride()
     assert not any(width % 16 for width in widths), widths
-    options, widest = _options(chunked), max(16, triton.next_power_of_2(max(widths)))
+    options, widest = _options(chunked), max(16, next_power_of_2(max(widths)))
     row_n = min(row_columns(options["num_warps"]), widest)
-    _expand[(sum(triton.cdiv(width, row_n) for width in widths), len(chunked))](
+    _expand[(sum(cdiv(width, row_n) for width in widths), len(chunked))](
         y, chunks=chunked.table, y_stride=y.stride(0), W0=widths[0], W1=widths[1], W2=widths[2],
         BLOCK_M=chunked.block_m, BLOCK_N=min(256 if chunked.block_m <= 32 else 128, widest), ROW_N=row_n, num_stages=2,
         **DeferredExpand(partials, tables).arguments(), **options,

@@ -20,6 +20,8 @@ import torch
 import triton
 import triton.language as tl
 
+from weft_kernels.triton.integers import cdiv, next_power_of_2
+
 SHARE = 2048
 BINS = 1024
 PER_NAT = 32  # 1,024 bins hold exponents to -32, as far as masses of 47 bits go; what is beyond is in the last one
@@ -48,13 +50,13 @@ def argmax(logits: torch.Tensor, tokens: torch.Tensor, peaks: torch.Tensor) -> N
     -1 for a row whose largest logit is not finite, or that holds a NaN (its peak is NaN then).
     """
     n_rows, vocab = _sizes(logits)
-    shares = triton.cdiv(vocab, SHARE)
+    shares = cdiv(vocab, SHARE)
     best = torch.empty((n_rows, shares), dtype=torch.int64, device=logits.device)
     bits = vocab.bit_length()
     _likeliest_of_shares[(shares, n_rows)](
         best, logits, logits.stride(0), V=vocab, ID_BITS=bits, SHARE=SHARE, num_warps=4, enable_fp_fusion=False
     )
-    block = triton.next_power_of_2(shares)
+    block = next_power_of_2(shares)
     _likeliest[(n_rows,)](
         tokens, peaks, best, SHARES=shares, ID_BITS=bits, BLOCK=block, num_warps=1, enable_fp_fusion=False
     )
@@ -78,7 +80,7 @@ def shift(
     shifted.copy_(logits)
     block = 128
     biases, scales = scaled or (values, values)
-    _shift[(triton.cdiv(len(rows), block),)](
+    _shift[(cdiv(len(rows), block),)](
         shifted, logits, shifted.stride(0), logits.stride(0), rows, tokens, values, biases, scales, len(rows),
         V=vocab, SCALED=scaled is not None, BLOCK=block, num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
@@ -90,8 +92,8 @@ def mask(logits: torch.Tensor, rows: torch.Tensor, words: torch.Tensor) -> None:
     rows int32 [n], words int32 [n, ceil(V / 32)]: bit token % 32 of word token / 32.
     """
     _, vocab = _sizes(logits)
-    assert words.shape == (len(rows), triton.cdiv(vocab, 32)), words.shape
-    _mask[(triton.cdiv(vocab, SHARE), len(rows))](
+    assert words.shape == (len(rows), cdiv(vocab, 32)), words.shape
+    _mask[(cdiv(vocab, SHARE), len(rows))](
         logits, logits.stride(0), rows, words, words.stride(0), V=vocab, SHARE=SHARE, num_warps=4
     )
 
@@ -152,7 +154,7 @@ class DeviceSampler:
         argmax(logits, tokens, self._peaks[:n_rows])
         self._bins[:n_rows].zero_()
         row = (logits, logits.stride(0), self._peaks, temperature)
-        shares = (triton.cdiv(vocab, SHARE), n_rows)
+        shares = (cdiv(vocab, SHARE), n_rows)
         exact = {"enable_fp_fusion": False}
         sizes = {"V": vocab, "BINS": BINS}
         masses = {"MASS_BITS": min(51, 63 - vocab.bit_length())}  # the sum over a whole vocabulary stays below 2^63

@@ -1,16 +1,23 @@
-"""What a captured step of an 8B launches, on meta tensors: nothing of it can wait for the device."""
+"""What steps launch where no GPU is: of an 8B on meta tensors, where nothing can wait for it, and what that costs."""
 
+import os
+import shutil
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import triton
 from triton.runtime import interpreter
 
+from harness.triton_compile import unavailable
 from weft_bench.gpu_amounts import SHAPES
 from weft_bench.gpu_models import spec_of
 from weft_bench.gpu_steps import launches
+from weft_kernels.triton.integers import cdiv, next_power_of_2
 from weft_runner.model.cuda import executor, ops
 from weft_runner.model.cuda.absent import AbsentExecutor
 from weft_runner.model.cuda.attention import TritonAttention
@@ -73,3 +80,24 @@ def test_one_that_reads_from_the_device_raises(
     monkeypatch.setattr(TritonAttention, "attend", attended)
     with pytest.raises((RuntimeError, NotImplementedError)), torch.inference_mode():
         next(absent.forwards())[1]()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(unavailable()) or shutil.which("cc") is None, reason="nothing can be compiled here")
+def test_the_hosts_part_of_a_step_is_measured_without_a_gpu() -> None:
+    command = [sys.executable, "-m", "weft_bench.gpu_host", "--model", "tiny", "--runs", "1"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    # embedding, two norms, rotation and KV, attention, silu, the last norm; adapters: shrinks and expands
+    for case, count in (("32 rows, base", 7), ("32 rows, adapters", 13), ("prompt of 64 and 31 rows, base", 8)):
+        assert f"tiny, {case}, eager: " in done.stdout
+        assert f"tiny, {case}, captured: its tables: " in done.stdout
+        line = next(line for line in done.stdout.splitlines() if f"{case}, eager" in line)
+        assert line.endswith(f", {count} launches"), line
+
+
+def test_launchers_round_up_as_tritons_helpers_do() -> None:
+    for n in range(1, 300):
+        assert next_power_of_2(n) == triton.next_power_of_2(n)
+        assert [cdiv(n, d) for d in range(1, 70)] == [triton.cdiv(n, d) for d in range(1, 70)]
