@@ -84,6 +84,16 @@ def no_gpu(folder: Path) -> Any:
     return ctypes.c_int.in_dll(cuda, "launches")
 
 
+def executor_of(spec: Any, *, pages: int, rows: int, tokens: int, graphs: bool) -> Any:
+    """An executor on meta tensors: as many slots as rows, steps of so many tokens captured."""
+    from weft_runner.model.cuda.absent import AbsentExecutor
+    from weft_runner.model.cuda.executor import Sizes
+
+    return AbsentExecutor(
+        spec, Sizes(pages, PAGE_TOKENS, rows, RANK, rows, spec.max_positions, graphs, tokens=tokens), SMS
+    )
+
+
 def steps(model: str) -> Iterator[tuple[str, Callable[[], object]]]:
     """Each by its name, with what runs it."""
     import numpy as np
@@ -93,8 +103,6 @@ def steps(model: str) -> Iterator[tuple[str, Callable[[], object]]]:
     from weft_bench.gpu_models import StepOf, random_tokens, spec_of, step_of
     from weft_runner.model.cuda import executor as executors
     from weft_runner.model.cuda import ops
-    from weft_runner.model.cuda.absent import AbsentExecutor
-    from weft_runner.model.cuda.executor import Sizes
 
     def product(x: torch.Tensor, weight: torch.Tensor, _: torch.Tensor | None = None) -> torch.Tensor:
         return torch.empty(x.shape[0], weight.shape[0], dtype=x.dtype, device=x.device)
@@ -105,10 +113,7 @@ def steps(model: str) -> Iterator[tuple[str, Callable[[], object]]]:
     row_pages = -(-(CONTEXT + 1) // PAGE_TOKENS)
     most = max(-(-prompt // PAGE_TOKENS) + rows * row_pages for prompt, rows in STEPS)
     made = {
-        graphs: AbsentExecutor(
-            spec, Sizes(most, PAGE_TOKENS, ROWS, RANK, ROWS, spec.max_positions, graphs, tokens=GRAPH_TOKENS), SMS
-        )
-        for graphs in (False, True)
+        graphs: executor_of(spec, pages=most, rows=ROWS, tokens=GRAPH_TOKENS, graphs=graphs) for graphs in (False, True)
     }
     for slot in range(ROWS):
         made[False].adapters._widths[slot] = np.full((spec.layers, 4), 3 * RANK, np.int32)

@@ -3,7 +3,6 @@
 #include <stdlib.h>
 
 enum {
-  THREADS = 1,
   SHARED = 8,
   WARP = 10,
   REGISTERS = 12,

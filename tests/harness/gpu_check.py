@@ -25,7 +25,6 @@ from pathlib import Path
 from harness import processes
 from weft_bench import gpu
 from weft_bench.gpu import MISSING, NO_GPU, device_bytes, missing, no_gpu
-from weft_kernels.cpu.threads import cpu_quota
 
 ROOT = Path(__file__).parents[2]
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -46,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
     # Offloaded weights are read past the page cache: the folder has to be on a disk, which /tmp may not be.
     with tempfile.TemporaryDirectory(prefix=".gpu-check-", dir=ROOT) as folder:
         given = ["tests/kernels/triton", *PROPERTIES, *arguments]
-        return run(command(given, Path(folder) / "tests", workers(cpu_quota(), device_bytes())))
+        return run(command(given, Path(folder) / "tests", workers(len(os.sched_getaffinity(0)), device_bytes())))
 
 
 def workers(cores: int, memory: int) -> int:

@@ -68,9 +68,9 @@ class Recorder:
         self._undo = contextlib.ExitStack()
 
     def __enter__(self) -> "Recorder":
-        from weft_kernels.triton.ahead import compiling
+        from weft_kernels.triton import ahead
 
-        self._undo.enter_context(compiling(self.capability, self._record))
+        self._undo.enter_context(ahead.compiling(self.capability, self._record))
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -15,42 +15,38 @@ from triton.runtime import interpreter
 
 from harness.triton_compile import unavailable
 from weft_bench.gpu_amounts import SHAPES
+from weft_bench.gpu_host import executor_of
 from weft_bench.gpu_models import spec_of
 from weft_bench.gpu_steps import launches
-from weft_kernels.triton.integers import cdiv, next_power_of_2
-from weft_runner.model.cuda import executor, ops
-from weft_runner.model.cuda.absent import AbsentExecutor
-from weft_runner.model.cuda.attention import TritonAttention
-from weft_runner.model.cuda.executor import Sizes
+from weft_kernels.triton import integers
 
-H100_SMS = 132
+CUDA = "weft_runner.model.cuda"
 
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often each kernel was launched, and did nothing, and products."""
-    counts, product = Counter[str](), ops.interpreted_product
+    counts = Counter[str]()
 
     def launch(grid: Any, *_: Any, **__: Any) -> None:
         counts[grid.fn.__name__] += 1
 
     def multiplied(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         counts["product"] += 1
-        return product(x, weight, bias)
+        return torch.nn.functional.linear(x, weight, bias)
 
     monkeypatch.setattr(interpreter.GridExecutor, "__call__", launch)
-    for module in (ops, executor):
-        monkeypatch.setattr(module, "interpreted_product", multiplied)
+    for module in ("ops", "executor"):
+        monkeypatch.setattr(f"{CUDA}.{module}.interpreted_product", multiplied)
     return counts
 
 
 @pytest.fixture
-def absent() -> AbsentExecutor:
-    sizes = Sizes(64, 16, slots=8, max_rank=16, rows=8, context=2048, graphs=True, tokens=256)
-    return AbsentExecutor(spec_of(SHAPES["8B"], 2048), sizes, H100_SMS)
+def absent() -> Any:
+    return executor_of(spec_of(SHAPES["8B"], 2048), pages=64, rows=8, tokens=256, graphs=True)
 
 
-def test_a_captured_step_waits_for_nothing(absent: AbsentExecutor, launched: Counter[str]) -> None:
+def test_a_captured_step_waits_for_nothing(absent: Any, launched: Counter[str]) -> None:
     """Whatever its tokens, its launches are as many: those of the floor that figures are held against.
 
     Sums of the library are not counted here, of which there is the last one; prompts have an attention of their own.
@@ -70,14 +66,14 @@ def test_a_captured_step_waits_for_nothing(absent: AbsentExecutor, launched: Cou
 
 @pytest.mark.parametrize("read", [torch.Tensor.item, torch.nonzero, torch.Tensor.tolist, torch.Tensor.cpu])
 def test_one_that_reads_from_the_device_raises(
-    absent: AbsentExecutor, launched: Counter[str], monkeypatch: pytest.MonkeyPatch, read: Callable[[Any], object]
+    absent: Any, launched: Counter[str], monkeypatch: pytest.MonkeyPatch, read: Callable[[Any], object]
 ) -> None:
     """So the test above would see it."""
 
     def attended(_: object, q: torch.Tensor, *__: object) -> object:
         return read(q.flatten()[0])
 
-    monkeypatch.setattr(TritonAttention, "attend", attended)
+    monkeypatch.setattr(f"{CUDA}.attention.TritonAttention.attend", attended)
     with pytest.raises((RuntimeError, NotImplementedError)), torch.inference_mode():
         next(absent.forwards())[1]()
 
@@ -99,5 +95,5 @@ def test_the_hosts_part_of_a_step_is_measured_without_a_gpu() -> None:
 
 def test_launchers_round_up_as_tritons_helpers_do() -> None:
     for n in range(1, 300):
-        assert next_power_of_2(n) == triton.next_power_of_2(n)
-        assert [cdiv(n, d) for d in range(1, 70)] == [triton.cdiv(n, d) for d in range(1, 70)]
+        assert integers.next_power_of_2(n) == triton.next_power_of_2(n)
+        assert [integers.cdiv(n, d) for d in range(1, 70)] == [triton.cdiv(n, d) for d in range(1, 70)]
