@@ -11,6 +11,20 @@ from weft.domain.runner import Overrun
 from weft_runner.core import RequestPool, SequencePhase
 
 
+class RecordedGrammar:
+    """A grammar's state that only remembers its tokens, and whose mask is there when the test says so."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.fault, self.ready, self.late = "", True, False
+
+    def add(self, *tokens: int) -> None:
+        self.tokens += tokens
+
+    def fill(self, states: Any, address: int, row_bytes: int, computing: Any) -> None:
+        raise AssertionError("nothing runs")
+
+
 def session(number: int = 1) -> Peer:
     return Peer(Kind.GATEWAY, str(number))
 

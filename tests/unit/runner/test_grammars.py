@@ -1,7 +1,11 @@
 """Grammars and allowed tokens from the Start to the Step: machine, compiling threads, masks and engine."""
 
 import json
+import os
+import random
 import re
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,18 +15,31 @@ import pytest
 from llguidance import LLMatcher
 
 from harness.quickstart import QUICKSTART, tokenizer
-from harness.runner_machine import start_of
+from harness.runner_machine import RecordedGrammar, start_of
 from harness.small_runner import World
+from harness.waiting import PATIENCE_S
 from weft.domain.ids import Epoch
 from weft.domain.machine import TICK, Closed, Connected, Kind, Peer, Received, Send
 from weft.domain.request import Ended, EndReason, FinishReason, NoCapacity, Sampling, SequenceTokens, SessionHello, Stop
 from weft_kernels.cpu.errors import NativeUnavailable
 from weft_kernels.cpu.library import load
-from weft_runner.core import CompileGrammar, GrammarCompiled, Runner, Sequence, token_mask
+from weft_runner.core import (
+    CompileGrammar,
+    GrammarCompiled,
+    Runner,
+    RunStep,
+    SampledToken,
+    Sequence,
+    StepDone,
+    StepSlot,
+    token_mask,
+)
 from weft_runner.core.awaited_grammars import WAIT_S
+from weft_runner.model import grammar
 from weft_runner.model.checkpoint import open_checkpoint
 from weft_runner.model.cpu.executor import CpuExecutor
 from weft_runner.model.grammar import GrammarRefused, Grammars
+from weft_runner.model.grammar_threads import NICE, GrammarThreads
 
 SCHEMA = {
     "type": "object",
@@ -45,20 +62,6 @@ VOCAB: int = json.loads((QUICKSTART / "model" / "config.json").read_text())["voc
 G = Peer(Kind.GATEWAY, "g/1")
 
 
-class Recorded:
-    """A grammar's state that only remembers its tokens."""
-
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.fault = ""
-
-    def add(self, token: int) -> None:
-        self.tokens.append(token)
-
-    def fill(self, states: Any, address: int, row_bytes: int, rows: int) -> None:
-        raise AssertionError("nothing runs")
-
-
 @pytest.fixture
 def machine(drive) -> Runner:
     runner = Runner(replace(drive().limits, max_sequences=2))
@@ -79,7 +82,7 @@ def test_a_request_is_admitted_once_its_grammar_is_compiled_and_others_do_not_wa
     assert CompileGrammar(G, "r", Epoch(1, 1), "start: /a/", (5,)) in effects
     machine.handle(Received(G, start_of("free", 1, [3], 4)), 0.0)
     assert list(machine.pool.sequences) == ["free"]
-    state = Recorded()
+    state = RecordedGrammar()
     machine.handle(GrammarCompiled(G, "r", Epoch(1, 1), state), 0.1)
     mask = machine.pool.sequences["r"].mask
     assert mask is not None
@@ -97,7 +100,7 @@ def test_a_grammar_that_does_not_compile_ends_its_request_by_name(machine):
 def test_a_request_that_is_stopped_while_its_grammar_compiles_never_starts(machine, end):
     machine.handle(Received(G, constrained("r")), 0.0)
     machine.handle(end, 0.0)
-    machine.handle(GrammarCompiled(G, "r", Epoch(1, 1), Recorded()), 0.1)
+    machine.handle(GrammarCompiled(G, "r", Epoch(1, 1), RecordedGrammar()), 0.1)
     assert not machine.pool.sequences
     assert not machine.grammars.waiting
 
@@ -105,9 +108,9 @@ def test_a_request_that_is_stopped_while_its_grammar_compiles_never_starts(machi
 def test_the_state_of_an_earlier_epoch_is_not_taken_for_a_later_one(machine):
     machine.handle(Received(G, constrained("r", 1)), 0.0)
     machine.handle(Received(G, constrained("r", 2, emitted=(7,))), 0.0)
-    machine.handle(GrammarCompiled(G, "r", Epoch(1, 1), Recorded()), 0.1)
+    machine.handle(GrammarCompiled(G, "r", Epoch(1, 1), RecordedGrammar()), 0.1)
     assert not machine.pool.sequences
-    machine.handle(GrammarCompiled(G, "r", Epoch(1, 2), Recorded()), 0.2)
+    machine.handle(GrammarCompiled(G, "r", Epoch(1, 2), RecordedGrammar()), 0.2)
     assert machine.pool.sequences["r"].start.epoch == Epoch(1, 2)
 
 
@@ -124,12 +127,68 @@ def test_who_waits_is_bounded_in_number_and_in_time(machine):
 
 
 def test_tokens_that_came_with_kv_of_another_runner_advance_the_grammar():
-    state = Recorded()
+    state = RecordedGrammar()
     start = constrained("r")
     sequence = Sequence(start, G, "g", admitted=1, now=0.0, max_context_tokens=50, mask=token_mask((), state, 50))
     sequence.await_kv()
     sequence.take_kv(2, [9])
     assert state.tokens == [9]
+
+
+def test_a_row_whose_mask_is_not_ready_sits_out_and_runs_once_it_is(machine):
+    state = RecordedGrammar()
+    machine.handle(Received(G, constrained("r")), 0.0)
+    machine.handle(GrammarCompiled(G, "r", Epoch(1, 1), state), 0.0)
+    machine.handle(Received(G, start_of("free", 1, [3], 40)), 0.0)
+
+    def step(depth: int = 1, **done: Any) -> set[str]:
+        """Its rows; each of them gets a token."""
+        (run,) = [effect for effect in machine.handle(StepSlot(depth, depth), 0.0) if isinstance(effect, RunStep)]
+        keys = [row.key for row in run.batch.rows]
+        tokens = {key: SampledToken(5) for key in keys if key not in done.get("late", ())}
+        machine.handle(StepDone(run, tokens, {}, 1.0, **done), 0.0)
+        return set(keys)
+
+    while "r" not in step():
+        pass
+    assert step() == {"r", "free"}
+    assert step(late=("r",)) == {"r", "free"}
+    state.ready = False
+    assert [step(), step(), step()] == 3 * [{"free"}]
+    machine.handle(Received(G, Stop("free", Epoch(1, 1))), 0.0)
+    machine.handle(StepSlot(), 0.0)
+    assert not machine.pool.runnable
+    state.ready = True
+    assert [step(), step(2, late=("r",)), step()] == 3 * [{"r"}], "of four tokens it has four, whatever was late"
+    assert state.tokens == 4 * [5]
+    machine.check()
+
+
+# ---- threads beside the steps
+
+
+def test_a_long_job_goes_on_at_a_lower_priority_and_delays_no_other():
+    threads, lower = GrammarThreads(1), min(os.getpriority(os.PRIO_PROCESS, os.getpid()) + NICE, 19)
+    went_on, ended, priorities = threading.Event(), threading.Event(), list[int]()
+
+    def priority() -> None:
+        priorities.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+
+    def long() -> None:
+        assert went_on.wait(PATIENCE_S)
+        priority()
+        ended.set()
+
+    try:
+        threads.put(long, long=False)
+        threads.put(went_on.set, long=False)
+        assert ended.wait(PATIENCE_S)
+        ended.clear()
+        threads.put(lambda: (priority(), ended.set()), long=True)
+        assert ended.wait(PATIENCE_S)
+    finally:
+        threads.close()
+    assert priorities == [lower, lower]
 
 
 # ---- compiling: named errors, masks as they should be
@@ -141,7 +200,9 @@ def grammars(vocab: int = VOCAB, path: Path | None = QUICKSTART / "model" / "tok
 
 def allowed(state: Any, vocab: int = VOCAB) -> set[int]:
     words = np.zeros(-(-vocab // 32), np.uint32)
-    state.fill([(state, 0)], words.ctypes.data, words.nbytes, 1)
+    state.late = True
+    while state.late:
+        state.fill([(state, 0)], words.ctypes.data, words.nbytes, lambda: False)
     return set(np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist())
 
 
@@ -172,8 +233,7 @@ def test_where_the_end_is_allowed_an_adapters_own_is_too_unless_it_is_ignored(ma
 def test_the_bytes_of_a_character_that_has_no_token_are_allowed_one_by_one():
     begun = grammars().begin(LLMatcher.grammar_from_regex("(é|日)"), ())
     assert allowed(begun) == {ids("é")[0], ids("日")[0]}
-    for token in ids("日"):
-        begun.add(token)
+    begun.add(*ids("日"))
     assert allowed(begun) == {EOS}
 
 
@@ -201,6 +261,30 @@ def test_a_state_made_behind_emitted_tokens_is_the_one_that_took_them_one_by_one
 def test_what_does_not_compile_is_refused_by_name(grammar: str, why: str):
     with pytest.raises(GrammarRefused, match=why):
         grammars().begin(grammar, ())
+
+
+def test_a_mask_that_takes_too_long_is_a_fault_of_its_grammar(monkeypatch):
+    compiled = grammars()
+    begun = compiled.begin(PHONE, ())
+    monkeypatch.setattr(grammar, "MOST_S", 0.0)
+    begun.add(*ids("+"))
+    assert allowed(begun) == set()
+    assert "more than 0 ms of processor time" in begun.fault
+    with pytest.raises(GrammarRefused, match="of processor time"):
+        compiled.begin(PHONE, ())
+
+
+def test_a_mask_that_was_missed_is_told_once_it_is_there():
+    compiled, postponed, woken = grammars(), Postponed(), list[bool]()
+    compiled.threads, compiled.wake = postponed, lambda: woken.append(True)  # type: ignore[assignment]
+    begun = compiled.begin(PHONE, ())
+    begun.add(*ids("+"))
+    assert begun.ready, "it is expected by the end of a step"
+    words = np.full(-(-VOCAB // 32), 7, np.uint32)
+    begun.fill([(begun, 0)], words.ctypes.data, words.nbytes, lambda: False)
+    assert (begun.late, begun.ready, words.any()) == (True, False, False)
+    postponed.work(lambda: True)
+    assert (woken, begun.ready) == ([True], True)
 
 
 def test_an_answer_that_is_not_of_its_grammar_is_refused():
@@ -304,6 +388,46 @@ def test_allowed_tokens_and_a_grammar_hold_together(quick):
     few = (*ids("+123 "), EOS)
     (text,) = run(quick(), r=Sampling(seed=1, temperature=1.0, grammar=PHONE, allowed_token_ids=few)).values()
     assert re.fullmatch(r"\+[123]{2} [123]{3,5}", text)
+
+
+class Postponed:
+    """Threads that work when the test says so."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Any] = []
+
+    def put(self, job: Any, *, long: bool) -> None:
+        self.jobs.append(job)
+
+    def work(self, share: Callable[[], bool]) -> None:
+        todo, self.jobs = self.jobs, []
+        for job in todo:
+            job() if share() else self.jobs.append(job)
+
+    def close(self) -> None:
+        pass
+
+
+def test_rows_whose_masks_come_late_say_what_they_say_in_time_and_delay_no_other(quick):
+    constrained = {f"json{i}": Sampling(seed=i, temperature=1.0, grammar=JSON, top_logprobs=1) for i in range(3)}
+    free = {"free": Sampling(seed=1, temperature=1.0, ignore_eos=True), "scored": Sampling(prompt_logprobs=1)}
+    in_time = run(quick(), **constrained, **free)
+    for seed in range(3):
+        driver, draw, postponed = quick(), random.Random(seed), Postponed()
+        driver.engine._grammars._grammars.threads = postponed
+        requests = {**constrained, **free}
+        driver.post(*(driver.request(key, prompt(), 120, sampling=requests[key]) for key in requests))
+        driver.beat()
+        postponed.work(lambda: True)  # they are compiled
+        while not isinstance(driver.ending("free"), SequenceTokens) or driver.ending("free").finish is None:
+            driver.beat()
+        late = [key for output in driver.outputs if output.done is not None for key in output.done.late]
+        assert sorted(late) == [*constrained], "each had its first mask, and sat out after one step without another"
+        while driver.pool.sequences:
+            postponed.work(lambda draw=draw: draw.random() < 0.5)
+            driver.post(TICK)
+            driver.beat()
+        assert {key: text_of(driver, key) for key in requests} == in_time
 
 
 @pytest.mark.parametrize("cut", [1, 9, 20])

@@ -9,17 +9,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from harness.desired import desired, whole
-from harness.runner_machine import session, start_of
+from harness.runner_machine import RecordedGrammar, session, start_of
 from weft.domain.adapter import DesiredChange, Tier
 from weft.domain.ids import RunnerId
 from weft.domain.machine import TICK, Closed, Connected, Kind, Peer, Received, Send
-from weft.domain.request import Draining, Ended, SessionHello, Stop
+from weft.domain.request import Draining, Ended, Sampling, SessionHello, Stop
 from weft.domain.runner import Heartbeat, Registered, Resync, RunnerBook, RunnerOrder, RunnerReport, RunnerSpec
 from weft_runner.core import (
     BatchLimits,
     Drain,
     Fetch,
     Fetched,
+    GrammarCompiled,
     Load,
     Loaded,
     LoadFailed,
@@ -68,13 +69,17 @@ class ReportMachine(RuleBasedStateMachine):
     @rule(
         key=st.sampled_from("vwxyz"), owner=st.integers(1, 2), prompt=st.integers(1, 20),
         adapter=st.sampled_from(["", *"abc"]), reservation=st.integers(0, 9), salt=st.sampled_from(["", "t"]),
+        grammar=st.sampled_from(["", "g"]),
     )  # fmt: skip
-    def start(self, key: str, owner: int, prompt: int, adapter: str, reservation: int, salt: str) -> None:
+    def start(self, key: str, owner: int, prompt: int, adapter: str, reservation: int, salt: str, grammar: str) -> None:
         self.counter += 1
         start = start_of(
-            key, self.counter, (1,) * prompt, 15, adapter=adapter, reservation_tokens=reservation, cache_salt=salt
-        )
+            key, self.counter, (1,) * prompt, 15, adapter=adapter, reservation_tokens=reservation, cache_salt=salt,
+            sampling=Sampling(grammar=grammar),
+        )  # fmt: skip
         self.handle(Received(session(owner), start))
+        if grammar:
+            self.handle(GrammarCompiled(session(owner), key, start.epoch, RecordedGrammar()))
 
     @rule(key=st.sampled_from("vwxyz"), owner=st.integers(1, 2))
     def stop(self, key: str, owner: int) -> None:
@@ -86,15 +91,24 @@ class ReportMachine(RuleBasedStateMachine):
         self.handle(Closed(session(owner)))
         self.handle(Connected(session(owner), SessionHello(f"g{owner}", "i")))
 
-    @rule(tokens=st.lists(st.integers(0, 8), min_size=5, max_size=5), seconds=st.sampled_from([0.0, 0.03]))
-    def run_step(self, tokens: list[int], seconds: float) -> None:
-        self.step = None
+    @rule(
+        tokens=st.lists(st.integers(0, 8), min_size=5, max_size=5), seconds=st.sampled_from([0.0, 0.03]),
+        unready=st.sets(st.sampled_from("vwxyz")), late=st.sets(st.sampled_from("vwxyz")),
+    )  # fmt: skip
+    def run_step(self, tokens: list[int], seconds: float, unready: set[str], late: set[str]) -> None:
+        """Masks of some are not ready as it begins, and those of some others not there by its end."""
+        self.step, pool = None, self.runner.pool
+        for key, sequence in pool.constrained.items():
+            sequence.mask.grammar.ready = key not in unready  # type: ignore[union-attr]
         self.handle(StepSlot())
         if self.step is not None:
+            assert not unready & {row.key for row in self.step.batch.rows} & pool.constrained.keys()
             sampling = [row.key for row in self.step.batch.rows if row.samples]
-            self.handle(
-                StepDone(self.step, dict(zip(sampling, map(SampledToken, tokens), strict=False)), {}, 1.0), seconds
-            )
+            late &= pool.constrained.keys() & {*sampling}
+            sampled = {key: SampledToken(t) for key, t in zip(sampling, tokens, strict=False) if key not in late}
+            before = {key: (pool.sequences[key].in_kv, len(pool.sequences[key].tokens)) for key in late}
+            self.handle(StepDone(self.step, sampled, {}, 1.0, late=tuple(late)), seconds)
+            assert before == {key: (pool.sequences[key].in_kv, len(pool.sequences[key].tokens)) for key in late}
 
     @precondition(lambda self: self.transfers)
     @rule(fails=st.booleans())

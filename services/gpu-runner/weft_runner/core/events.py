@@ -105,11 +105,13 @@ class StepResults(NamedTuple):
     """By request: a token for each row that samples, or why a row failed; log probabilities of prompts.
 
     `prompts`: of the tokens behind those that a row has fed, as far as they are the prompt's and it asks for them.
+    `late`: rows whose masks were not there in time, so that they have nothing of this step.
     """
 
     tokens: dict[str, SampledToken]
     failures: dict[str, str]
     prompts: Mapping[str, list[TokenLogprob]] = _NONE
+    late: tuple[str, ...] = ()
 
 
 class StepDone(NamedTuple):
@@ -123,6 +125,7 @@ class StepDone(NamedTuple):
     failures: Mapping[str, str]
     ms: float
     prompts: Mapping[str, list[TokenLogprob]] = _NONE
+    late: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

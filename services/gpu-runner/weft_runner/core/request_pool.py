@@ -88,6 +88,8 @@ class RequestPool:
         self.stuck = True  # no swap helps those that are paused: the supervisor names a victim
         self.epochs = HighestEpochs()
         self.sequences: dict[str, Sequence] = {}
+        self.constrained: dict[str, Sequence] = {}  # those with a grammar
+        self.masked_out: frozenset[str] = frozenset()  # those of them whose masks are not ready
         self.draining = False
         self.drain_at = self._drain_by = inf  # when sequences of a runner that drains end; at the latest
         self._left_before_drain: int  # `departures` when it was looked at last, while it drains
@@ -244,7 +246,8 @@ class RequestPool:
     @property
     def runnable(self) -> bool:
         """Something can run in the next iteration."""
-        return any(s.phase in RUNNING and not s.in_flight for s in self.sequences.values())
+        held = self.masked_out
+        return any(s.phase in RUNNING and not s.in_flight and s.key not in held for s in self.sequences.values())
 
     @property
     def next_tokens(self) -> int:
@@ -256,6 +259,8 @@ class RequestPool:
 
         `depth`: so many batches may be in flight at a time, `free` of them are not, this one included (`_decoding`).
         """
+        if self.constrained:
+            self._await_masks()
         if depth == 1 and self.scheduler.standing is not None:
             return self.scheduler.standing
         for sequence in self._here(SequencePhase.PREFILL):
@@ -289,6 +294,8 @@ class RequestPool:
             return nothing
         if self.limits.batch.batching is not Batching.MIXED:
             return nothing
+        if self.constrained:
+            self._await_masks()
         in_flight = {
             row.key: row
             for row, sequence in zip(step.batch.rows, step.sequences, strict=True)
@@ -303,7 +310,7 @@ class RequestPool:
         prefilling, decoding, full = list[tuple[Sequence, Candidate]](), list[Candidate](), list[Sequence]()
         keys, steps_left = 0, self.limits.max_context_tokens
         for sequence in self.sequences.values():
-            if sequence.phase not in RUNNING:
+            if sequence.phase not in RUNNING or sequence.key in self.masked_out:
                 continue
             candidate, row = _candidate(sequence), in_flight.get(sequence.key)
             if row is not None and row.samples:
@@ -329,6 +336,19 @@ class RequestPool:
         prefilling.sort(key=lambda one: one[0].order)
         steps = (lambda: steps_left) if decoding else (lambda: 0)
         return self.scheduler.schedule([one for _, one in prefilling], decoding, keys, steps)
+
+    def _await_masks(self) -> None:
+        """Who has no mask yet, and will have none by the end of a step, is in no batch until it has."""
+        waiting = frozenset(key for key, s in self.constrained.items() if s.mask is not None and not s.mask.ready)
+        if waiting != self.masked_out:
+            self.masked_out = waiting
+            self.scheduler.changed()
+
+    def sit_out(self, keys: Iterable[str]) -> None:
+        """Of a batch that is complete: their masks came too late for it."""
+        for key in keys:
+            self.sequences[key].in_flight = False
+            self.scheduler.changed()
 
     def launched(self, batch: Batch) -> None:
         """Of several batches in flight: until it is complete none of its sequences is scheduled, grows, or pauses."""
@@ -449,6 +469,8 @@ class RequestPool:
         assert pages is not None, "pages were freed"
         self.reservations.granted(pages[len(shared) :])
         self.sequences[sequence.key] = sequence
+        if sequence.mask is not None and sequence.mask.grammar is not None:
+            self.constrained[sequence.key] = sequence
         self.reuse.begin(sequence, shared)
         there = not start.adapter or self.adapters.acquire(start.adapter, rank=start.rank, n_bytes=start.adapter_bytes)
         if start.kv_to is not None and self.limits.kv is not None:
@@ -648,6 +670,8 @@ class RequestPool:
         sequence.end()
         self.facts.append(_ended_fact(sequence, finish, self.now))
         del self.sequences[sequence.key]
+        if self.constrained.pop(sequence.key, None) is not None:
+            self.masked_out -= {sequence.key}
         self.reservations.paused.pop(sequence.key, None)
         self._end_swap(sequence)
         self.kv.forget(sequence.key)
@@ -699,8 +723,9 @@ class RequestPool:
         return any(s.phase in RUNNING for s in self.sequences.values())
 
     def _here(self, phase: SequencePhase) -> Iterator[Sequence]:
-        """Those of a phase that are not in flight, in order of admission."""
-        return (s for s in self.sequences.values() if s.phase is phase and not s.in_flight)
+        """Those of a phase that are not in flight and wait for no mask, in order of admission."""
+        held = self.masked_out
+        return (s for s in self.sequences.values() if s.phase is phase and not s.in_flight and s.key not in held)
 
     def _decoding(self, depth: int, free: int) -> list[Sequence]:
         """What decodes in the next of so many batches in flight: an equal part, those whose last turn is longest ago.
@@ -790,6 +815,9 @@ def check_pool(pool: RequestPool) -> None:
     check_kv_transfers(pool.kv, pool.sequences.values())
     known = {"", *pool.adapters.adapters}
     assert all(page.adapter in known for page in pool.adapters.host.cached.values()), "KV without its adapter"
+    masked = [s.key for s in pool.sequences.values() if s.mask is not None and s.mask.grammar is not None]
+    assert masked == list(pool.constrained)
+    assert pool.masked_out <= pool.constrained.keys()
     here = {key for key, sequence in pool.sequences.items() if sequence.phase is not SequencePhase.SWAPPED}
     assert pool.pages.holders() == here
     for sequence in pool.sequences.values():

@@ -140,9 +140,12 @@ class Runner:
 
     def _account(self, done: StepDone) -> None:
         step, batch, pool = done.step, done.step.batch, self.pool
-        if step.departures != pool.departures:  # rows whose sequences have left since are not accounted for
+        if step.departures != pool.departures or done.late:  # rows whose sequences have left since do not count
             rows = zip(batch.rows, step.sequences, strict=True)
             here = tuple(row for row, sequence in rows if pool.sequences.get(row.key) is sequence and sequence.runs)
+            if done.late:  # nor do those without a mask: what they have fed they feed again
+                pool.sit_out([row.key for row in here if row.key in done.late])
+                here = tuple(row for row in here if row.key not in done.late)
             n_prefills = sum(row in here for row in batch.rows[: batch.n_prefills])
             batch = batch if len(here) == len(batch.rows) else Batch(here, n_prefills)
         pool.account(batch, done.tokens, done.failures, done.prompts)

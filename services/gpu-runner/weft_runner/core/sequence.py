@@ -142,12 +142,13 @@ class Sequence:
         if self.adjustments is not None or self.mask is not None:
             self._advance(token)
 
-    def _advance(self, token: int) -> None:
+    def _advance(self, *tokens: int) -> None:
         """What it may sample next depends on its answer."""
-        if self.adjustments is not None and not self.adjustments.add(token):
-            self.adjustments = None
-        if self.mask is not None:
-            self.mask.add(token)
+        for token in tokens:
+            if self.adjustments is not None and not self.adjustments.add(token):
+                self.adjustments = None
+        if self.mask is not None and tokens:
+            self.mask.add(*tokens)
 
     def pause(self) -> None:
         assert self.phase is SequencePhase.DECODE, self.phase
@@ -191,8 +192,7 @@ class Sequence:
         """Its KV is here, with tokens that the other runner has sampled."""
         assert self.phase is SequencePhase.RECEIVE, self.phase
         self.tokens.extend(tokens)
-        for token in self.tokens[self.base_len :]:
-            self._advance(token)
+        self._advance(*self.tokens[self.base_len :])
         assert self.in_kv <= in_kv < len(self.tokens), (self.in_kv, in_kv, len(self.tokens))
         self.in_kv = in_kv
 

@@ -5,26 +5,41 @@ grammar's state is made from the tokens that were emitted before. Packed: bit i 
 """
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 BITS = 32
 
 
 class GrammarState(Protocol):
-    """A grammar behind an answer so far. All states of a runner are of one kind."""
+    """A grammar behind an answer so far, whose mask is computed beside the steps. All states of a runner are of a kind.
+
+    `late`: `fill` has had no mask of it, and it has none since.
+    """
+
+    late: bool
 
     @property
     def fault(self) -> str:
-        """Why no token may follow; "": some may, or nobody has asked yet."""
+        """Why no token may follow; "": some may, or nobody knows yet."""
         ...
 
-    def add(self, token: int) -> None:
-        """The answer has one more token."""
+    @property
+    def ready(self) -> bool:
+        """Its mask is there, or will be by the end of a step; asked before each step, which a False one sits out."""
         ...
 
-    def fill(self, states: Sequence[tuple["GrammarState", int]], address: int, row_bytes: int, rows: int) -> None:
-        """Write each state's mask to its row of `rows` masks at `address`; of a state with a fault nothing is set."""
+    def add(self, *tokens: int) -> None:
+        """The answer has so many more tokens; returns at once."""
+        ...
+
+    def fill(
+        self, states: Sequence[tuple["GrammarState", int]], address: int, row_bytes: int, computing: Callable[[], bool]
+    ) -> None:
+        """Write each state's mask to its row at `address`; of a state with a fault, or that is late, nothing is set.
+
+        Masks are waited for as long as something else computes, and a fraction of a millisecond then.
+        """
         ...
 
 
@@ -41,10 +56,20 @@ class TokenMask:
         """Why no token may follow, where the grammar says so."""
         return "" if self.grammar is None else self.grammar.fault
 
-    def add(self, token: int) -> None:
-        """The answer has one more token."""
+    @property
+    def ready(self) -> bool:
+        """A step may have its row."""
+        return self.grammar is None or self.grammar.ready
+
+    @property
+    def late(self) -> bool:
+        """The last step had no mask of its grammar in time."""
+        return self.grammar is not None and self.grammar.late
+
+    def add(self, *tokens: int) -> None:
+        """The answer has so many more tokens."""
         if self.grammar is not None:
-            self.grammar.add(token)
+            self.grammar.add(*tokens)
 
 
 def token_mask(allowed: Iterable[int], grammar: GrammarState | None, vocab_size: int) -> TokenMask | None:

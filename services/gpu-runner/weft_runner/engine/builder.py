@@ -68,23 +68,33 @@ class BuiltStep:
             return self._scored(iter(found))
         tokens = {s.key: token for s, token in zip(self.sampled, found, strict=True) if token is not None}
         if len(tokens) == len(self.sampled):
-            return _all_well((tokens, {}, {}))
-        return StepResults(tokens, {s.key: _why(s) for s in self.sampled if s.key not in tokens})
+            return _all_well((tokens, {}, {}, ()))
+        without = [s for s in self.sampled if s.key not in tokens]
+        late = tuple(s.key for s in without if _is_late(s))
+        return StepResults(tokens, {s.key: _why(s) for s in without if not _is_late(s)}, late=late)
 
     def _scored(self, found: Iterator[SampledToken | None]) -> StepResults:
         tokens: dict[str, SampledToken] = {}
         failures: dict[str, str] = {}
         prompts: dict[str, list[TokenLogprob]] = {}
+        late: list[str] = []
         for row, sequence in zip(self.step.rows, self.sequences, strict=True):
             given, sampled = [*islice(found, row.scored)], [*islice(found, int(row.samples))]
             logprobs = [one.logprob for one in given if one is not None and one.logprob is not None]
+            if None in sampled and _is_late(sequence):
+                late.append(sequence.key)
+                continue
             if len(logprobs) < row.scored or None in sampled:
                 failures[sequence.key] = NOT_FINITE if len(logprobs) < row.scored else _why(sequence)
                 continue
             if logprobs:
                 prompts[sequence.key] = logprobs
             tokens.update((sequence.key, token) for token in sampled if token is not None)
-        return StepResults(tokens, failures, prompts)
+        return StepResults(tokens, failures, prompts, tuple(late))
+
+
+def _is_late(sequence: PoolSequence) -> bool:
+    return sequence.mask is not None and sequence.mask.late
 
 
 def _why(sequence: PoolSequence) -> str:

@@ -127,7 +127,7 @@ class StepLoop:
             found, results = [], self._run_alone(oldest)
         # 5. Account. Nothing waits for a step of a pipeline that samples nothing.
         ms = 0.0 if self._pipelined is not None and not found else (time.monotonic() - began_s) * 1e3
-        return StepDone(oldest, results.tokens, results.failures, ms, results.prompts)
+        return StepDone(oldest, results.tokens, results.failures, ms, results.prompts, results.late)
 
     def _next_depth(self, pipelined: Pipelined) -> int:
         """How many steps may be launched; more than before only once none is.
@@ -173,6 +173,7 @@ class StepLoop:
         tokens: dict[str, SampledToken] = {}
         failures: dict[str, str] = {}
         prompts: dict[str, list[TokenLogprob]] = {}
+        late: list[str] = []
         for row, sequence in zip(step.batch.rows, step.sequences, strict=True):
             if self._runner.pool.sequences.get(row.key) is not sequence:
                 continue
@@ -188,4 +189,5 @@ class StepLoop:
             tokens.update(found.tokens)
             failures.update(found.failures)
             prompts.update(found.prompts)
-        return StepResults(tokens, failures, prompts)
+            late += found.late
+        return StepResults(tokens, failures, prompts, tuple(late))

@@ -1,6 +1,7 @@
 """Grammars as masks over a model's tokens, by llguidance: https://github.com/guidance-ai/llguidance
 
-A grammar is compiled once and copied for each sequence. Masks of a step's rows are computed together, without the GIL.
+A grammar is compiled once and copied for each sequence. Its next mask is computed as soon as the token before it is
+known, on a thread beside the steps (`grammar_threads.py`) and without the GIL; a step takes what is there by its end.
 A token is allowed where its bytes go on with the grammar, the end of sequence exactly where the grammar accepts;
 special tokens and those that the tokenizer does not have never are.
 """
@@ -8,7 +9,9 @@ special tokens and those that the tokenizer does not have never are.
 import ctypes
 import json
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +19,16 @@ from weft.domain.lru import LruDict
 from weft.domain.model.token_bytes import UnsupportedDecoder, decoding_of, token_bytes
 from weft.grammars import one_line, parser_limits
 from weft_kernels.cpu.threads import cpu_quota
-from weft_runner.core.token_mask import GrammarState
+from weft_runner.core.token_mask import GrammarState, words_of
+from weft_runner.model.grammar_threads import SHORT_S, GrammarThreads
 
 if TYPE_CHECKING:
-    from llguidance import LLExecutor, LLMatcher, LLTokenizer
+    from llguidance import LLMatcher, LLTokenizer
 
 MOST_COMPILED = 64  # grammars that are kept: some hundred KiB each, 32 MiB at the most
-MOST_THREADS = 4  # of a step's masks: 32 rows over 49,152 tokens take 0.6 ms on one
+MOST_THREADS = 4  # for masks: one row over 49,152 tokens takes 20 to 300 us
+MOST_S = 0.1  # of processor time for the mask behind a token: usual ones are far from it
+WAIT_S = 5e-4  # of a step that has computed all else, for the masks of all its rows
 _LONGEST = 64  # bytes of a token that the longest match looks for
 
 
@@ -31,21 +37,42 @@ class GrammarRefused(ValueError):
 
 
 class Grammars:
-    """Of one model. Any thread; `begin` takes milliseconds, the first one what reading the tokenizer takes."""
+    """Of one model. `begin`: on any thread; it takes milliseconds, or what a hostile grammar takes.
+
+    `wake`: called, on any thread, when a mask is there that `GrammarState.ready` has missed.
+    """
 
     def __init__(self, tokenizer: Path | None, vocab_size: int, eos: frozenset[int]) -> None:
         """`tokenizer`: the model's tokenizer.json. `vocab_size`: of its logits."""
         self._path, self._vocab_size, self._eos = tokenizer, vocab_size, sorted(eos)
         self._lock = threading.Lock()
-        self._engine: tuple[LLTokenizer, LLExecutor] | None = None
+        self._tokenizer: LLTokenizer | None = None
         self._compiled: LruDict[str, LLMatcher] = LruDict(MOST_COMPILED)
+        self._own = threading.local()
+        self.threads = GrammarThreads(max(1, min(MOST_THREADS, cpu_quota() // 2)))
+        self._computed, self._waiting = threading.Condition(), False  # a mask; the engine's thread waits for one
+        self.wake: Callable[[], None] = lambda: None
+        self.row_bytes = 4 * words_of(vocab_size)
+
+    def prepare(self) -> "LLTokenizer":
+        """Read the tokenizer, which holds the GIL for up to a second. Raises GrammarRefused."""
+        with self._lock:
+            self._tokenizer = self._tokenizer or self._begun()
+            return self._tokenizer
+
+    def knows(self, grammar: str) -> bool:
+        """It is compiled."""
+        return grammar in self._compiled
 
     def begin(self, grammar: str, emitted: Sequence[int], ends: Sequence[int] = ()) -> GrammarState:
-        """Its state behind these tokens. `ends`: allowed where the end of sequence is. Raises GrammarRefused."""
+        """Its state behind these tokens, with its first mask. `ends`: allowed where the end of sequence is.
+
+        Raises GrammarRefused.
+        """
         from llguidance import LLMatcher  # engines on a GPU run without it where no request has a grammar
 
+        tokenizer = self.prepare()
         with self._lock:
-            tokenizer, executor = self._engine = self._engine or self._begun()
             known = self._compiled.get(grammar)
         if known is None:
             known = LLMatcher(tokenizer, grammar, log_level=0, limits=parser_limits())
@@ -54,62 +81,144 @@ class Grammars:
         with self._lock:
             self._compiled[grammar] = known
         matcher = known.deep_copy()
-        if not matcher.consume_tokens(list(emitted)):
+        if not all(self.consume(matcher, token) for token in emitted):
             raise GrammarRefused(f"the answer so far is not of the grammar: {one_line(matcher.get_error())}")
-        return LlGrammarState(matcher, executor, self._eos[0], ends)
+        state = LlGrammarState(matcher, self, self._eos[0], ends)
+        if state.fault:
+            raise GrammarRefused(state.fault)
+        return state
 
-    def _begun(self) -> "tuple[LLTokenizer, LLExecutor]":
-        """For the first grammar. Raises GrammarRefused."""
-        from llguidance import LLExecutor, LLTokenizer
+    def consume(self, matcher: "LLMatcher", token: int) -> bool:
+        """Take a token without the GIL, which llguidance gives up for two matchers at a time: the other one is idle."""
+        from llguidance import LLExecutor, LLMatcher
 
+        if not hasattr(self._own, "executor"):
+            self._own.executor, self._own.idle = LLExecutor(1), LLMatcher(self.prepare(), "", log_level=0)
+        return self._own.executor.consume_token_par([(matcher, token), (self._own.idle, token)])[0]
+
+    def wait(self, states: Sequence["LlGrammarState"], computing: Callable[[], bool]) -> None:
+        """Until all have their masks, or WAIT_S after whatever computes meanwhile."""
+        with self._computed:
+            self._waiting = True  # before it is asked who is there: see `tell`
+            until = time.monotonic() + WAIT_S
+            while not all(state.there for state in states):
+                now = time.monotonic()
+                if computing():
+                    until = now + WAIT_S
+                elif now >= until:
+                    break
+                self._computed.wait(until - now)
+            self._waiting = False
+
+    def tell(self) -> None:
+        """A mask is there."""
+        if self._waiting:
+            with self._computed:
+                self._computed.notify_all()
+
+    def _begun(self) -> "LLTokenizer":
+        """Raises GrammarRefused."""
         if self._path is None:
             raise GrammarRefused("the model has no tokenizer.json, which grammars need")
         if not self._eos:
             raise GrammarRefused("the model names no end of sequence, which grammars need")
         try:
+            from llguidance import LLTokenizer
+
             text = self._path.read_text()
             known = _byte_level(json.loads(text))
             tokenizer = text if known else _GreedyTokenizer(json.loads(text), self._vocab_size, self._eos[0])
-            made = LLTokenizer(tokenizer, n_vocab=self._vocab_size, eos_token=self._eos)  # pyright: ignore[reportArgumentType]
+            return LLTokenizer(tokenizer, n_vocab=self._vocab_size, eos_token=self._eos)  # pyright: ignore[reportArgumentType]
+        except ImportError as error:
+            raise GrammarRefused("llguidance is not installed, which grammars need") from error
         except (ValueError, KeyError, TypeError, AttributeError, IndexError, UnsupportedDecoder) as error:
             raise GrammarRefused(f"the model's tokenizer.json cannot be used for grammars: {error}") from error
-        return made, LLExecutor(max(1, min(MOST_THREADS, cpu_quota() // 2)))
 
 
 class LlGrammarState:
-    """See `core.token_mask.GrammarState`."""
+    """See `core.token_mask.GrammarState`. Its matcher is touched by one thread at a time: who computes the mask.
 
-    __slots__ = ("_ends", "_eos", "_executor", "_matcher")
+    Tokens come one mask at a time, so that `_there` says whose turn it is, and the engine's thread takes no lock that
+    a thread of a lower priority may hold.
+    """
 
-    def __init__(self, matcher: "LLMatcher", executor: "LLExecutor", eos: int, ends: Sequence[int]) -> None:
-        self._matcher, self._executor, self._eos, self._ends = matcher, executor, eos, ends
+    def __init__(self, matcher: "LLMatcher", grammars: Grammars, eos: int, ends: Sequence[int]) -> None:
+        self._matcher, self._grammars, self._eos, self._ends = matcher, grammars, eos, ends
+        self._words = ctypes.create_string_buffer(grammars.row_bytes)  # the mask
+        self._address = ctypes.addressof(self._words)
+        self._there = True
+        self._slow = False  # the last mask was
+        self.late = self._missed = False  # a step had no mask, and a later one was not offered the row
+        self.fault = ""
+        self._compute(())
 
     @property
-    def fault(self) -> str:
-        """A token of the answer that the grammar does not have, text that no token continues, or a bound."""
-        if not self._matcher.is_error():
-            return ""
-        return f"the grammar cannot go on with this model's tokens: {one_line(self._matcher.get_error())}"
+    def ready(self) -> bool:
+        if self._there or not (self._slow or self.late):
+            return True
+        self._missed = True
+        return self._there
 
-    def add(self, token: int) -> None:
-        self._matcher.consume_token(token)  # one that it does not have shows in `fault`
+    def add(self, *tokens: int) -> None:
+        assert self._there, "a token that no mask has allowed"
+        self._there = False
+        self._grammars.threads.put(partial(self._go_on, tokens), long=self._slow)
 
-    def fill(self, states: Sequence[tuple[GrammarState, int]], address: int, row_bytes: int, rows: int) -> None:
-        matchers = [(state._matcher, row) for state, row in states if isinstance(state, LlGrammarState)]
-        self._executor.unsafe_compute_mask_ptr(matchers, address, row_bytes, rows)
-        for matcher, row in matchers:
-            if matcher.is_error():  # llguidance lets it end there
+    def fill(
+        self, states: Sequence[tuple[GrammarState, int]], address: int, row_bytes: int, computing: Callable[[], bool]
+    ) -> None:
+        rows = [(state, row) for state, row in states if isinstance(state, LlGrammarState)]
+        if not all(state.there for state, _ in rows):
+            self._grammars.wait([state for state, _ in rows], computing)
+        for state, row in rows:
+            state.late = not state._there
+            if state.late:
                 ctypes.memset(address + row * row_bytes, 0, row_bytes)
-        for state, row in states:
-            if isinstance(state, LlGrammarState) and state._ends:
-                state._allow_ends(address + row * row_bytes, row_bytes)
+            else:
+                ctypes.memmove(address + row * row_bytes, state._address, row_bytes)
 
-    def _allow_ends(self, address: int, row_bytes: int) -> None:
-        """Let each of them come where the end of sequence may, in the mask at `address`."""
-        mask = (ctypes.c_uint8 * row_bytes).from_address(address)
+    def _allow_ends(self) -> None:
+        """Let each of them come where the end of sequence may."""
+        mask = (ctypes.c_uint8 * self._grammars.row_bytes).from_address(self._address)
         if mask[self._eos // 8] >> self._eos % 8 & 1:
             for end in self._ends:
                 mask[end // 8] |= 1 << end % 8
+
+    @property
+    def there(self) -> bool:
+        """Its mask is computed."""
+        return self._there
+
+    def _go_on(self, tokens: Sequence[int]) -> None:
+        self._compute(tokens)
+        self._there = True
+        self._grammars.tell()
+        if self._missed:
+            self._missed = False
+            self._grammars.wake()
+
+    def _compute(self, tokens: Sequence[int]) -> None:
+        """The mask behind these tokens, or the fault: a token that the grammar has not, text that none continues."""
+        matcher, fault, began = self._matcher, self.fault, time.thread_time()
+        try:
+            for token in tokens:  # one that it does not have is an error
+                if self._slow:
+                    self._grammars.consume(matcher, token)
+                else:
+                    matcher.consume_token(token)  # as quick as the mask was
+            matcher.unsafe_compute_mask_ptr(self._address, self._grammars.row_bytes)
+            if matcher.is_error():  # llguidance lets it end there
+                fault = f"the grammar cannot go on with this model's tokens: {one_line(matcher.get_error())}"
+            elif self._ends:
+                self._allow_ends()
+        except BaseException as error:  # noqa: BLE001 (of the library: it ends this request, by name)
+            fault = f"the grammar cannot go on: {type(error).__name__}: {one_line(str(error))}"
+        spent = time.thread_time() - began
+        if spent > MOST_S and not fault:
+            fault = f"the grammar takes more than {MOST_S * 1e3:g} ms of processor time for a token"
+        if fault:
+            ctypes.memset(self._address, 0, self._grammars.row_bytes)
+        self.fault, self._slow = fault, spent > SHORT_S
 
 
 def _byte_level(spec: dict[str, Any]) -> bool:

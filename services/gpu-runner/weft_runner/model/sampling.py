@@ -19,7 +19,7 @@ width, and native code needs no sort. The rounding moves less than vocabulary * 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -120,10 +120,12 @@ def random_bits(seed: int, choice: int, position: int) -> int:
     return _mix(_mix(_mix(seed & _MASK) ^ (choice & _MASK)) ^ (position & _MASK)) >> 11
 
 
-def masks_of(draws: Sequence[SamplingArgs], vocab: int) -> dict[int, Words]:
-    """By row of those that have one: uint32 [ceil(vocab / 32)], rows of one array. Grammars are asked together.
+def masks_of(
+    draws: Sequence[SamplingArgs], vocab: int, computing: Callable[[], bool] = lambda: False
+) -> dict[int, Words]:
+    """By row of those that have one: uint32 [ceil(vocab / 32)], rows of one array. One that is late allows nothing.
 
-    It is called once the step's model has been launched: a device computes meanwhile.
+    It is called once the step's model has been launched: a device computes meanwhile, as far as `computing` says so.
     """
     rows = [(row, draw.mask) for row, draw in enumerate(draws) if draw.mask is not None]
     if not rows:
@@ -131,7 +133,7 @@ def masks_of(draws: Sequence[SamplingArgs], vocab: int) -> dict[int, Words]:
     words = np.full((len(rows), words_of(vocab)), _FULL, np.uint32)
     states = [(mask.grammar, i) for i, (_, mask) in enumerate(rows) if mask.grammar is not None]
     if states:
-        states[0][0].fill(states, words.ctypes.data, words.strides[0], len(words))
+        states[0][0].fill(states, words.ctypes.data, words.strides[0], computing)
     for i, (_, mask) in enumerate(rows):
         if mask.allowed is not None:
             words[i] &= np.frombuffer(mask.allowed, np.uint32)

@@ -131,7 +131,9 @@ class Engine:
         self._output = Output()
         self._busy_s, self._check_at, self._step_s = 0.0, 0.0, 0.0
         self._swaps: KvSwapper | None = None
-        self._grammars = GrammarPool(grammars or Grammars(None, executor.spec.vocab_size, frozenset()), self.post)
+        grammars = grammars or Grammars(None, executor.spec.vocab_size, frozenset())
+        grammars.wake = lambda: self.post(Wake())
+        self._grammars = GrammarPool(grammars, self.post)
         self._stopping = False
         self.busy_since: float | None = None  # monotonic, while the model runs: a forward that never ends shows
 

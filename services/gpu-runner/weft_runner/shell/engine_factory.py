@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -25,7 +25,7 @@ from weft_runner.model.adapter_store import Source
 from weft_runner.model.checkpoint import Files, read_spec
 from weft_runner.model.cpu.adapters import CpuAdapterStore
 from weft_runner.model.executor import Executor, WrapExecutor
-from weft_runner.model.grammar import Grammars
+from weft_runner.model.grammar import GrammarRefused, Grammars
 from weft_runner.model.tiers.budget import Offloading
 from weft_runner.offload.machine import MachineRates
 from weft_runner.parallel.adapters import ShardedAdapterStore
@@ -107,6 +107,8 @@ def build_engine(
     if profile is not None:
         limits = replace(limits, layer_by_layer_tokens=profile.layer_by_layer_tokens)
     grammars = Grammars(files.get("tokenizer.json"), spec.vocab_size, spec.eos)
+    with suppress(GrammarRefused, ImportError):  # said to the first request that has one
+        grammars.prepare()
     machine = Runner(limits, profile.model if profile else GUESS)
     engine = Engine(machine, executor, make_adapters, on_output, grammars=grammars)
     own = adapters.own if isinstance(adapters, ShardedAdapterStore) else adapters

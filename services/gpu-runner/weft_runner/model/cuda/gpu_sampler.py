@@ -59,7 +59,7 @@ class GpuSampler:
     def _shifted(self, logits: torch.Tensor, draws: Sequence[SamplingArgs]) -> torch.Tensor:
         """Logits with biases, penalties and masks, in a copy: log probabilities are of the raw ones."""
         shifts = [(row, s) for row, draw in enumerate(draws) if (s := draw.shifts) is not None and len(s.tokens)]
-        masks = masks_of(draws, logits.shape[1])
+        masks = masks_of(draws, logits.shape[1], self._until_here(draws))
         if not shifts and not masks:
             return logits
         shifted = self._shift(logits, shifts) if shifts else logits.clone()
@@ -67,6 +67,14 @@ class GpuSampler:
             words = np.stack(list(masks.values())).view(np.int32)
             device.mask(shifted, self._upload(list(masks), np.int32), self._upload(words, np.int32))
         return shifted
+
+    def _until_here(self, draws: Sequence[SamplingArgs]) -> Callable[[], bool]:
+        """Whether the device still computes what was launched before now."""
+        if self._at.type != "cuda" or all(draw.mask is None for draw in draws):
+            return lambda: False
+        here = torch.cuda.Event()
+        here.record()
+        return lambda: not here.query()
 
     def _shift(self, logits: torch.Tensor, shifts: Sequence[tuple[int, LogitAdjustments]]) -> torch.Tensor:
         rows = np.concatenate([np.full(len(s.tokens), row, np.int32) for row, s in shifts])
