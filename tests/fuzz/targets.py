@@ -10,7 +10,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import jinja2
 from botocore.awsrequest import AWSResponse
 from botocore.session import Session
 from google.protobuf.message import DecodeError
@@ -20,6 +19,7 @@ from fuzz.peers import decoded, frames, gateway_core, kv_frames, runner_core, sc
 from weft.api.manifests import ManifestError, load_text
 from weft.artifacts.adapter_config import parse_adapter_config
 from weft.artifacts.errors import Unavailable
+from weft.chat_template import Chat, ChatTemplate, TemplateFault, TemplateRefused
 from weft.domain.model.adapter import check_adapter
 from weft.domain.model.config import parse_model_config
 from weft.domain.model.errors import Refused
@@ -40,7 +40,6 @@ from weft_gateway.openai.messages import parse_messages
 from weft_gateway.openai.responses import parse_responses
 from weft_gateway.openai.schema import DetokenizeRequest, TokenizeChatRequest, TokenizeRequest, parse
 from weft_gateway.openai.validation import ParsedRequest
-from weft_gateway.shell.chat_template import Chat, ChatTemplate, TemplateRefused
 from weft_gateway.shell.tokenizer import ModelTokenizer, NotEncodable
 from weft_operator.local.admission import Invalid, admit
 from weft_runner.shell.kv_connection import KvConnectionClosed
@@ -367,16 +366,14 @@ TARGETS: Mapping[str, Target] = {
     "tokenize": _json(_tokenize, [{"model": "m", "prompt": "a"}, CHATS[0], {"model": "m", "tokens": [1]}]),
     "batch-line": _json(lambda raw: read_line(raw, "/v1/chat/completions", 1 << 20), LINES),
     "chat-template": Target(
-        _passing(_template, (TemplateRefused, jinja2.TemplateSyntaxError)), [text.encode() for text in TEMPLATES]
+        _passing(_template, (TemplateRefused, TemplateFault)), [text.encode() for text in TEMPLATES]
     ),
     "manifests": Target(_passing(_manifests, (ManifestError,)), MANIFESTS),
     "adapter-config": _json(_adapter_config, [CONFIG], Refused),
     "adapter-weights": _json(_adapter_weights, [ADAPTER_HEADER], Refused, wrap=_safetensors),
     "model-config": _json(_model_config, [MODEL], Refused),
     "model-weights": _json(_model_weights, [MODEL_HEADER], Refused, wrap=_safetensors),
-    "tokenizer": _json(
-        _tokenizer, [json.loads(TOKENIZER_FILES["tokenizer.json"])], ValueError, jinja2.TemplateSyntaxError
-    ),
+    "tokenizer": _json(_tokenizer, [json.loads(TOKENIZER_FILES["tokenizer.json"])], ValueError),
     "oci-manifest": _json(_oci, OCI, Refused),
     "hub-revision": _json(_hub, HUB, Refused, Unavailable),
     "s3-listing": Target(_passing(_s3, (Refused, Unavailable)), [LISTING, LISTING.replace(b"true", b"false"), DENIED]),

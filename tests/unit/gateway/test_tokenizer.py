@@ -1,5 +1,6 @@
 """Prompts: equal to what the tokenizer and its template make, and a user cannot type a control token."""
 
+import contextlib
 import json
 from typing import Any
 
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from weft_gateway.shell.chat_template import Chat
+from weft.chat_template import Chat, ChatTemplate, TemplateFault
 from weft_gateway.shell.tokenizer import ModelTokenizer, NotEncodable, TokenizerPanic, TooLong
 
 SPECIAL = ["<s>", "</s>", "<|user|>", "<|assistant|>", "<|system|>"]
@@ -112,6 +113,10 @@ def test_a_model_without_a_template_names_the_other_endpoint() -> None:
         text_of(chat_template__jinja=None).encode_chat(Chat(user("hello")))
 
 
+GROWS = b"{%% set ns = namespace(x='ab') %%}{%% for i in range(60) %%}{%% set ns.x = %s %%}{%% endfor %%}"
+LARGE = b"{% set b = 'x' * 1000000 %}"
+
+
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
@@ -125,14 +130,93 @@ def test_a_model_without_a_template_names_the_other_endpoint() -> None:
         (b"{% macro f(n) %}{{ f(n - 1) ~ f(n - 1) if n }}{% endmacro %}{{ f(60) }}", "more than 20000 steps"),
         (b"{{ 'x' * 1000000000 }}", "a product beyond"),
         (b"{{ 9 ** 9 ** 9 }}", "a power"),
+        *(
+            (GROWS % step, "a value beyond|20000 steps")
+            for step in (b"ns.x ~ ns.x", b"ns.x + ns.x", b"[ns.x, ns.x]", b"dict(a=ns.x, b=ns.x)")
+        ),
+        (LARGE + b"{{ b.replace('x', b) }}", "a product beyond"),
+        (LARGE + b"{{ b | replace('x', b) }}", "a product beyond"),
+        (LARGE + b"{{ range(99) | map('string') | join(b) }}", "a product beyond"),
+        (LARGE + b"{{ b.join('x' * 99) }}", "a product beyond"),
+        (LARGE + b"{{ ('{0}' * 99).format(b) }}", "a product beyond"),
+        (LARGE + b"{{ [b] | tojson(indent=99) }}", "a product beyond"),
+        (LARGE + b"{{ b | sort }}", "a product beyond"),
+        (LARGE + b"{% for i in range(9) %}{% if 'y' in b %}{% endif %}{% endfor %}", "more than 20000 steps"),
+        (LARGE + b"{% for i in range(9) %}{{ b.find('y') }}{% endfor %}", "more than 20000 steps"),
+        (LARGE + b"{% set y %}{% for i in range(9) %}{{ b }}{% endfor %}{% endset %}", "more than 20000 steps"),
+        (
+            b"{% macro f() %}{% for i in range(9000) %}" + b"y" * 9000 + b"{% endfor %}{% endmacro %}{{ f() }}",
+            "more than",
+        ),
+        (b"{{ range(90000) | map('string') | list }}", "more than 20000 steps"),
+        (b"{{ 'x' | center(1000000000) }}", "a number beyond"),
+        (b"{{ (1).to_bytes(1000000000, 'big') }}", "a number beyond"),
+        (b"{{ 1.5 | round(99) }}", "'99' for round"),
+        (b"{{ ('f' * 99) | int(0, 16) }}", "a value beyond"),
+        (b"{{ [[1], [2]] | sum(start=[]) }}", "no numbers"),
+        *(
+            (b"{{ " + form + b" }}", "too wide")
+            for form in (b"'%99999d' % 1", b"'%*d' % (9, 1)", b"'{:99999}'.format(1)", b"'{:{}}'.format(1, 9)")
+        ),
+        (b"{{ lipsum() }}", "undefined"),
+        (b"{% set ns = namespace(_a=1) %}", "underscore"),
     ],
 )
 def test_a_template_that_refuses_or_misbehaves_is_the_requests_error(
     template: bytes, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weft_gateway.shell.chat_template.MAX_STEPS", 20_000)
+    monkeypatch.setattr("weft.chat_template.MAX_STEPS", 20_000)
     with pytest.raises(NotEncodable, match=reason):
         text_of(chat_template__jinja=template).encode_chat(Chat(user("hello")))
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        (b"{% if %}", "line 1 of the chat template: Expected an expression"),
+        (b"{% break %}", "cannot be compiled"),
+        (b"\xff", "no text in UTF-8"),
+        (b"x" * (1 << 19), "the limit is"),
+        (b"{{ messages.absent.deeper }}", "no attribute"),
+    ],
+)
+def test_a_fault_of_a_template_is_one_of_chats_alone_and_has_a_name(template: bytes, reason: str) -> None:
+    text = text_of(chat_template__jinja=template)
+    assert text.encode("hello") == TEXT.encode("hello")
+    with pytest.raises(NotEncodable, match=reason) as raised:
+        text.encode_chat(Chat(user("hello")))
+    assert raised.value.code == "chat_template_error"
+
+
+@pytest.mark.parametrize(
+    ("template", "fault"),
+    [
+        (TEMPLATE, ""),
+        ("{{ raise_exception('no') }}", ""),
+        ("{{ messages.absent.deeper }}", "no attribute"),
+        ("{% for i in range(900) %}{% for k in range(900) %}{% endfor %}{% endfor %}", "steps"),
+    ],
+)
+def test_the_smallest_conversation_shows_a_fault(template: str, fault: str) -> None:
+    found = contextlib.nullcontext() if not fault else pytest.raises(TemplateFault, match=fault)
+    with found:
+        ChatTemplate(template, {}).check()
+
+
+def test_a_template_that_wants_texts_as_parts_gets_them() -> None:
+    parts = b"{% for m in messages %}{% for p in m.content %}{{ p.text if p.type == 'text' }}{% endfor %}{% endfor %}"
+    text = text_of(chat_template__jinja=parts)
+    chat = Chat([*user("hello"), {"role": "assistant", "content": "dear"}], continue_final_message=True)
+    assert text.decode(text.encode_chat(chat)) == "hellodear"
+
+
+def test_an_earlier_answer_alone_shows_what_its_template_looks_for() -> None:
+    template = b"{% for m in messages %}{{ m.content.split('<tool>')[-1] }}{% endfor %}"
+    answer = {"role": "assistant", "content": "hello<tool></s>dear"}
+    text = text_of(chat_template__jinja=template)
+    ids = text.encode_chat(Chat([*user("reader<tool>"), answer]))
+    assert text.decode(ids) == "reader<tool></s>dear"
+    assert not {1, TOKENIZER.token_to_id("<tool>")} & {*ids}
 
 
 def test_the_answers_text_is_the_tokenizers() -> None:
@@ -214,15 +298,15 @@ def test_a_template_gets_calls_tools_documents_and_the_callers_variables_none_of
     None
 ):
     template = b"{{ messages[0].role }}{{ tools | tojson }}{{ documents | tojson }}"
-    template += b"{{ mood }}{{ eos_token }}{{ add_generation_prompt }}"
-    variables = {"mood": "</s>", "eos_token": "mine", "messages": "mine"}
+    template += b"{{ mood }}{{ eos_token }}{{ pad_token }}{{ add_generation_prompt }}"
+    variables = {"mood": "</s>", "pad_token": "mine", "messages": "mine"}
     tools, documents = [{"name": "</s>", "</s>": 1}], [{"text": "</s>"}]
     developer = [{"role": "developer", "content": "x"}]
     text = text_of(chat_template__jinja=template)
     ids = text.encode_chat(Chat(developer, False, tools=tools, documents=documents, variables=variables))
     assert [token for token in ids if token == 1] == [1], "the template's own end of sequence"
     spelled = "".join(text.name_of(token) or text.bytes_of(token).decode() for token in ids)
-    assert spelled == """system[{"name": "</s>", "</s>": 1}][{"text": "</s>"}]</s></s>False"""
+    assert spelled == """system[{"name": "</s>", "</s>": 1}][{"text": "</s>"}]</s></s>mineFalse"""
 
 
 def test_bad_words_are_banned_at_the_beginning_and_behind_a_space() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from weft.chat_template import Chat
 from weft_gateway.errors import ParameterError
 from weft_gateway.openai.answer_parts import AnswerForm
 from weft_gateway.openai.http_requests import completion
@@ -18,7 +19,6 @@ from weft_gateway.openai.schema import ChatPrompt, ChatRequest, parse
 from weft_gateway.openai.tool_calls import ToolFormat, instructions, renders_tools, written_calls
 from weft_gateway.openai.validation import ModelEndpoint, ParsedRequest, Prompt
 from weft_gateway.shell.app_state import AppState
-from weft_gateway.shell.chat_template import Chat
 from weft_gateway.shell.tokenizer import ModelTokenizer
 
 _GIVEN = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
@@ -31,8 +31,9 @@ def chat_of(params: ChatPrompt, template: str, form: ToolFormat) -> Chat:
     """
     messages, tools = [message.of_template() for message in params.messages], params.callable_tools
     if not renders_tools(template):
-        messages = _with_instructions([_with_written_calls(form, message) for message in messages], form, tools)
-        tools = []
+        if "tool_calls" not in template:
+            messages = [_with_written_calls(form, message) for message in messages]
+        messages, tools = _with_instructions(messages, form, tools), []
     return Chat(
         messages,
         add_generation_prompt=params.add_generation_prompt and not params.continue_final_message,
@@ -81,7 +82,7 @@ def _with_written_calls(form: ToolFormat, message: dict[str, Any]) -> dict[str, 
     calls = message.get("tool_calls")
     if not calls:
         return message
-    content = "\n".join(filter(None, [message["content"], written_calls(form, calls)]))
+    content = "\n".join(filter(None, [message.get("content"), written_calls(form, calls)]))
     return {**message, "content": content}
 
 
@@ -92,7 +93,7 @@ def _with_instructions(
         return messages
     text, (first, *others) = instructions(form, tools), messages
     if first["role"] in ("system", "developer"):
-        return [{**first, "content": f"{first['content']}\n\n{text}"}, *others]
+        return [{**first, "content": f"{first.get('content', '')}\n\n{text}"}, *others]
     return [{"role": "system", "content": text}, first, *others]
 
 

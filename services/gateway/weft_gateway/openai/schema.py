@@ -43,6 +43,7 @@ MAX_MESSAGES = 4096
 MAX_ALTERNATIVES = 20  # reported beside each token
 MAX_ID = 128
 MAX_CALLER_ID = 512
+REASONING = ("reasoning_content", "thinking", "reasoning")  # of a message, as transformers takes them
 T = TypeVar("T", bound="Strict")
 
 
@@ -279,10 +280,10 @@ class ChatMessage(BaseModel):
     """One message of a chat; fields that are not named here have no effect, and those of `_ASKING` are refused."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
-    ALL: ClassVar = ("name", "tool_call_id", "tool_calls", "reasoning_content")
+    ALL: ClassVar = ("name", "tool_call_id", "tool_calls")
 
     role: Annotated[str, BeforeValidator(_role)]
-    content: Content
+    content: Content = ""
     name: str | None = None
     tool_call_id: str | None = None
     tool_calls: Annotated[list[dict[str, Any]] | None, Bounded, AfterValidator(_calls)] = None
@@ -291,19 +292,27 @@ class ChatMessage(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _known(cls, value: Any) -> Any:
-        """Names beyond the known ones are left out before they cost anything; `reasoning` is vLLM's newer name."""
+        """Names beyond the known ones are left out before they cost anything; reasoning has several names."""
         if not isinstance(value, dict):
             return value
         if asked := next((name for name in _ASKING if value.get(name)), None):
             raise PydanticCustomError("asks", "has {name}: {advice}", {"name": asked, "advice": _ASKING[asked]})
         known = {name: value[name] for name in cls.model_fields if name in value}
-        if "reasoning" in value:
-            known.setdefault("reasoning_content", value["reasoning"])
-        return {"content": None, **known} if value.get("role") == "assistant" else known
+        reasoning = (found for name in REASONING if isinstance(found := value.get(name), str))
+        known["reasoning_content"] = next(reasoning, known.get("reasoning_content"))
+        if "content" not in known and value.get("role") != "assistant":
+            known["content"] = ()  # there has to be one
+        if known.get("content", ()) is None:
+            del known["content"]
+        return known
 
     def of_template(self) -> dict[str, Any]:
-        """As chat templates have messages (Hugging Face): arguments of calls are objects."""
-        message: dict[str, Any] = {"role": self.role, "content": self.content}
+        """As transformers gives messages to chat templates: arguments of calls are objects, and nothing is null."""
+        message: dict[str, Any] = {"role": self.role}
+        if "content" in self.model_fields_set:
+            message["content"] = self.content
+        if self.reasoning_content is not None:
+            message |= dict.fromkeys(("reasoning_content", "thinking"), self.reasoning_content)
         message |= {name: found for name in self.ALL if (found := getattr(self, name))}
         if self.tool_calls:
             message["tool_calls"] = [_with_arguments(call) for call in self.tool_calls]

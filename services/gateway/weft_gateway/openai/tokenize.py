@@ -41,7 +41,7 @@ async def tokenize(state: AppState, request: Request) -> Response:
     try:
         tokens = await asyncio.to_thread(_tokens, params, tokenizer, pool.tool_call_parser)
     except NotEncodable as error:
-        raise BadRequest(f"The prompt cannot be encoded: {error}.") from error
+        raise BadRequest(f"The prompt cannot be encoded: {error}.", code=error.code) from error
     found: dict[str, Any] = {"count": len(tokens), "max_model_len": pool.max_context_tokens, "tokens": tokens}
     found["token_strs"] = [_spelled(tokenizer, token) for token in tokens] if params.return_token_strs else None
     return json_response(found)
@@ -72,7 +72,7 @@ def chat_length(params: ChatPrompt, pool: PoolRoute, tokenizer: ModelTokenizer) 
         with naming(params.asked_as):
             return len(_chat_tokens(params, tokenizer, pool.tool_call_parser))
     except NotEncodable as error:
-        raise BadRequest(f"The prompt cannot be encoded: {error}.") from error
+        raise BadRequest(f"The prompt cannot be encoded: {error}.", code=error.code) from error
 
 
 def _spelled(tokenizer: ModelTokenizer, token: int) -> str:

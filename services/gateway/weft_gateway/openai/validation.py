@@ -277,7 +277,8 @@ async def _encoded(
         raise Internal(f"{error}. Other requests are not affected; a shorter or plainer prompt may pass.") from error
     except NotEncodable as error:
         where = params.prompt_at(len(encoded))
-        raise ParameterError(f"The prompt cannot be encoded{_in(params, where)}: {error}.", param=where) from error
+        text = f"The prompt cannot be encoded{_in(params, where)}: {error}."
+        raise ParameterError(text, param=where, code=error.code) from error
     if (empty := next((index for index, tokens in enumerate(encoded) if not tokens), None)) is not None:
         where = params.prompt_at(empty)
         raise ParameterError(f"The prompt is empty{_in(params, where)}: it has no token.", param=where)

@@ -19,10 +19,11 @@ from weft.artifacts.blobs import BlobStore
 from weft.artifacts.digest import MAX_MANIFEST_BYTES, Manifest, digest_of
 from weft.artifacts.errors import Damaged, Reason, Refused, Unavailable, UnknownDigest
 from weft.artifacts.fetch import MISMATCH_HEADER
+from weft.chat_template import TEMPLATE_FILES
 from weft.telemetry.logs import kv
 
 log = logging.getLogger(__name__)
-FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+FILES = ("tokenizer.json", *TEMPLATE_FILES)
 MAX_FILE_BYTES = 128 << 20
 
 

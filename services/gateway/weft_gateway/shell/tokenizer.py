@@ -9,35 +9,43 @@ import contextlib
 import json
 import re
 from collections import Counter
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
 import tokenizers
 
-from weft.domain.model.token_bytes import decoding_of, token_bytes
-from weft_gateway.shell.chat_template import (
+from weft.chat_template import (
     Chat,
     ChatTemplate,
+    Message,
     RenderedTooLong,
+    TemplateFailed,
+    TemplateFault,
     TemplateRefused,
-    special_tokens_of,
-    template_source,
+    template_of,
 )
+from weft.domain.model.token_bytes import decoding_of, token_bytes
 
 UNKNOWN_CONTEXT_TOKENS = 1 << 20  # while no runner has reported a pool's context: only a bound
 MIN_PIECE_CHARS = 16  # a vocabulary of short pieces may still fold or drop runs of spaces
 BATCH_TEXTS = 1024  # of one call: each costs memory until its ids are taken
 # Private-use characters of plane 16 are the marks; those in the text are hidden like control tokens.
 _FIRST_MARK, _LAST_MARK = 0x100000, 0x10FFFC
-_END = chr(0x10FFFD)  # of a message that is continued
-_MARK = re.compile(f"([{chr(_FIRST_MARK)}-{_END}])")
+_MARK = re.compile(f"([{chr(_FIRST_MARK)}-\U0010fffd])")  # with the one that chat templates use
 _CONTROL_SPELLING = re.compile(r"[<\[].+[>\]]", re.DOTALL)
 
 
 class NotEncodable(ValueError):
-    """This text cannot become a prompt of this model; the message has the reason."""
+    """This text cannot become a prompt of this model; the message has the reason, and `code` its name if it has one."""
+
+    code: str | None = None
+
+
+class BadTemplate(NotEncodable):
+    """The model's chat template has a fault; the message has it."""
+
+    code = "chat_template_error"
 
 
 class TooLong(NotEncodable):
@@ -62,7 +70,7 @@ class ModelTokenizer:
     def __init__(self, files: Mapping[str, bytes]) -> None:
         """`files`: name -> content, at least tokenizer.json.
 
-        Raises ValueError (BadTokenizer, UnsupportedDecoder, TokenizerPanic), jinja2.TemplateSyntaxError.
+        Raises ValueError (BadTokenizer, UnsupportedDecoder, TokenizerPanic).
         """
         spec = _json(files, "tokenizer.json")
         with _bad_files_named(), _panics_named("tokenizer.json cannot be loaded"):
@@ -77,12 +85,14 @@ class ModelTokenizer:
         self._control = SpecialTokenEscaper(t.content for t in added.values() if _is_control(t))
         self._bytes: dict[int, bytes] = dict.fromkeys(self._special, b"")
         self.config: dict[str, Any] = _json(files, "tokenizer_config.json")
-        self._template = _template(files, self.config)
+        self._template = _template(files)
+        if isinstance(self._template, ChatTemplate):
+            self.config["chat_template"] = self._template.default  # the one that counts
 
     @property
     def template(self) -> str:
-        """The source of the chat template; "" where there is none."""
-        return self._template.source if self._template else ""
+        """The source of the chat template, with that for tools; "" where there is none."""
+        return self._template.source if isinstance(self._template, ChatTemplate) else ""
 
     def encode(
         self, text: str, context_tokens: int = UNKNOWN_CONTEXT_TOKENS, *, add_special_tokens: bool = True
@@ -109,29 +119,26 @@ class ModelTokenizer:
         ).decode("utf-8", "replace")
 
     def encode_chat(self, chat: Chat, context_tokens: int = UNKNOWN_CONTEXT_TOKENS) -> list[int]:
-        """A chat through the template; the caller's texts cannot become control tokens. Raises NotEncodable, TooLong.
-
-        A message that is continued ends with a mark: what the template puts behind it is left out.
-        """
-        if self._template is None:
+        """A chat through the template; no text of the caller becomes a control token. Raises NotEncodable, TooLong."""
+        template = self._template
+        if isinstance(template, TemplateFault):
+            raise BadTemplate(f"this model renders no chats, use /v1/completions: {template}")
+        if template is None:
             raise NotEncodable("this model has no chat template; use /v1/completions")
         given = [chat.messages, chat.tools, chat.documents, chat.variables]
         self._check_chars(sum(map(_chars, given)), context_tokens)
         hidden: dict[str, str] = {}
         try:
-            messages, tools, documents, variables = (self._hidden(value, hidden) for value in given)
-            if chat.continue_final_message:
-                messages[-1] = {**messages[-1], "content": messages[-1]["content"] + _END}
+            messages = [self._hidden_message(message, template.sought, hidden) for message in chat.messages]
+            tools, documents, variables = (self._hidden(value, hidden) for value in given[1:])
             safe = replace(chat, messages=messages, tools=tools, documents=documents, variables=variables)
-            rendered = self._template.render(safe, self.max_chars(context_tokens))
+            rendered = template.render(safe, self.max_chars(context_tokens))
         except RenderedTooLong as error:
             raise TooLong.of(context_tokens, f"{error}. Please reduce the length of the messages") from error
+        except TemplateFailed as error:
+            raise BadTemplate(str(error)) from error
         except (TemplateRefused, TooManySpecialTokens) as error:
             raise NotEncodable(str(error)) from error
-        if chat.continue_final_message:
-            rendered, end, _ = rendered.partition(_END)
-            if not end:
-                raise NotEncodable("the model's chat template leaves out the message that is to be continued")
         tokens = self._encode_rendered(rendered, {mark: text for text, mark in hidden.items()})
         return self._with_special(tokens) if chat.add_special_tokens else tokens
 
@@ -141,15 +148,22 @@ class ModelTokenizer:
         begin = next((i for i in range(len(around)) if around[i : i + len(plain)] == plain), len(around))
         return [*around[:begin], *tokens, *around[begin + len(plain) :]]
 
-    def _hidden(self, value: Any, hidden: dict[str, str]) -> Any:
+    def _hidden_message(self, message: Message, sought: Set[str], hidden: dict[str, str]) -> Message:
+        """An earlier answer shows what the template itself looks for in it, as the end of its reasoning."""
+        shown: Set[str] = sought if message["role"] == "assistant" else frozenset()
+        return self._hidden(message, hidden, shown)
+
+    def _hidden(self, value: Any, hidden: dict[str, str], shown: Set[str] = frozenset()) -> Any:
         """JSON whose texts and names hold marks in place of control tokens."""
         match value:
             case str():
-                return self._control.hide(value, hidden)
+                return self._control.hide(value, hidden, shown)
             case dict():
-                return {str(self._hidden(name, hidden)): self._hidden(item, hidden) for name, item in value.items()}
+                return {
+                    str(self._hidden(name, hidden)): self._hidden(item, hidden, shown) for name, item in value.items()
+                }
             case list() | tuple():
-                return [self._hidden(item, hidden) for item in value]
+                return [self._hidden(item, hidden, shown) for item in value]
             case _:
                 return value
 
@@ -224,11 +238,14 @@ class SpecialTokenEscaper:
     def __init__(self, contents: Iterable[str]) -> None:
         self._longest_first = sorted(filter(None, set(contents)), key=len, reverse=True)
 
-    def hide(self, text: str, hidden: dict[str, str]) -> str:
-        """Put a mark in place of each spelling. `hidden` maps spellings to marks; equal spellings share a mark."""
+    def hide(self, text: str, hidden: dict[str, str], shown: Set[str] = frozenset()) -> str:
+        """Put a mark in place of each spelling. `hidden` maps spellings to marks; equal spellings share a mark.
+
+        `shown`: spellings that stay as they are.
+        """
         text = _MARK.sub(lambda found: _mark_of(found[0], hidden), text)
         for spelling in self._longest_first:
-            if spelling in text:
+            if spelling in text and spelling not in shown:
                 text = text.replace(spelling, _mark_of(spelling, hidden))
         return text
 
@@ -309,14 +326,12 @@ def _is_control(token: tokenizers.AddedToken) -> bool:
     return token.special or _CONTROL_SPELLING.fullmatch(token.content) is not None
 
 
-def _template(files: Mapping[str, bytes], config: dict[str, Any]) -> ChatTemplate | None:
-    """The configuration gets the template that counts."""
-    special, file = _json(files, "special_tokens_map.json"), files.get("chat_template.jinja")
-    source = template_source(file.decode() if file is not None else None, config)
-    if source is None:
-        return None
-    config["chat_template"] = source
-    return ChatTemplate(source, special_tokens_of(config, special), lambda form: datetime.now(UTC).strftime(form))
+def _template(files: Mapping[str, bytes]) -> ChatTemplate | TemplateFault | None:
+    """A fault is one of chats alone."""
+    try:
+        return template_of(files)
+    except TemplateFault as error:
+        return error
 
 
 def _json(files: Mapping[str, bytes], name: str) -> dict[str, Any]:

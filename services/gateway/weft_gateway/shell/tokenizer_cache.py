@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import httpx2
-import jinja2
 
 from weft.artifacts.blobs import BlobStore
 from weft.artifacts.errors import ArtifactError, Unavailable, UnknownDigest
@@ -21,7 +20,7 @@ from weft_gateway.shell.depot_client import fetch_tokenizer_files
 from weft_gateway.shell.tokenizer import ModelTokenizer
 
 PAUSE_MIN_S, PAUSE_MAX_S = 0.2, 10.0
-EXPECTED = (ArtifactError, OSError, ValueError, jinja2.TemplateError)
+EXPECTED = (ArtifactError, OSError, ValueError)
 log = logging.getLogger(__name__)
 
 

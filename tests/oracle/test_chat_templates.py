@@ -1,0 +1,237 @@
+"""Chat templates of the shapes that public models have, written for this: the prompt is the one of transformers.
+
+A request goes from its JSON to token ids as in the gateway. Each template in chat_templates/ has the constructs of its
+family, and little else.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from weft.chat_template import NAMED_FILE
+from weft_gateway.openai.chat import chat_of
+from weft_gateway.openai.schema import ChatRequest, parse
+from weft_gateway.openai.tool_calls import format_of
+from weft_gateway.shell.tokenizer import ModelTokenizer, NotEncodable
+
+TEMPLATES = Path(__file__).parent / "chat_templates"
+SPECIAL = ["<s>", "</s>", "<pad>", "<sep>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "[INST]", "[/INST]"]
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "Wetter für 東京 & <b>others</b>",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "enum": ["Oslo", "Rome"]}, "days": {"type": ["integer", "null"]}},
+            "required": ["city"],
+        },
+    },
+}
+USER = [{"role": "user", "content": " hello there \n"}]
+SYSTEM = [{"role": "system", "content": "be brief"}, *USER]
+TURNS = [*SYSTEM, {"role": "assistant", "content": "hi"}, {"role": "user", "content": "more"}]
+REASONED = [
+    *USER,
+    {"role": "assistant", "content": "<think>\nwell\n</think>\n\nhi", "reasoning_content": None},
+    {"role": "user", "content": "again"},
+    {"role": "assistant", "content": "ho", "reasoning": "hmm"},
+    {"role": "user", "content": "and?"},
+]
+CALLS = [
+    {"id": f"call_{i}", "type": "function", "function": {"name": "weather", "arguments": json.dumps(arguments)}}
+    for i, arguments in enumerate([{"city": "Oslo", "days": 2}, {"city": "Rome", "near": {"to": ["é", True, None]}}])
+]
+CALLED = [
+    *USER,
+    {"role": "assistant", "content": None, "tool_calls": CALLS},
+    {"role": "tool", "tool_call_id": "call_0", "content": "rain"},
+    {"role": "tool", "tool_call_id": "call_1", "content": "sun", "name": "weather"},
+]
+
+FAMILIES: dict[str, Any] = {path.stem: path.read_text() for path in sorted(TEMPLATES.glob("*.jinja"))}
+FAMILIES["command-r"] = [
+    {"name": "default", "template": FAMILIES["chatml"]},
+    {"name": "tool_use", "template": FAMILIES.pop("command-r.tool_use")},
+    {"name": "rag", "template": "{{ raise_exception('nobody asked for it') }}"},
+]
+REQUESTS: dict[str, dict[str, Any]] = {
+    "user": {"messages": USER},
+    "system": {"messages": SYSTEM},
+    "turns": {"messages": TURNS},
+    "reasoned": {"messages": REASONED},
+    "tools": {"messages": SYSTEM, "tools": [TOOL]},
+    "called": {"messages": CALLED, "tools": [TOOL]},
+    "variables": {"messages": TURNS, "chat_template_kwargs": {"enable_thinking": False, "date_string": "now"}},
+    "continued": {"messages": TURNS[:3], "continue_final_message": True},
+    "whole": {"messages": TURNS[:3], "add_generation_prompt": False},
+}
+# What a family's templates do not have: one construct each.
+CONSTRUCTS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "tojson": (
+        "{{ tools | tojson }}{{ tools | tojson(ensure_ascii=True, indent=2) }}"
+        "{{ tools | tojson(separators=(',', ':'), sort_keys=true) }}{{ '<&>' | tojson }}",
+        REQUESTS["tools"],
+    ),
+    "special tokens": (
+        "{{ bos_token }}{{ eos_token }}{{ pad_token }}{{ sep_token }}{{ cls_token is defined }}",
+        REQUESTS["user"],
+    ),
+    "special tokens of the caller": (
+        "{{ bos_token }}a",
+        REQUESTS["user"] | {"chat_template_kwargs": {"bos_token": "x"}},
+    ),
+    "loop controls": (
+        "{% for m in messages %}{% if m.role == 'system' %}{% continue %}{% endif %}{{ m.content }}{% break %}"
+        "{% endfor %}",
+        REQUESTS["turns"],
+    ),
+    "documents": (
+        "{% for d in documents %}{{ d.title }}: {{ d['text'] }};{% endfor %}",
+        {"messages": USER, "documents": [{"title": "a", "text": "b"}]},
+    ),
+    "dict and namespace": (
+        "{% set d = dict(a=1, **{'b': 2}) %}{% set ns = namespace(d, c=3) %}{% set ns.a = 4 %}{{ ns.a ~ ns.b ~ ns.c }}"
+        "{{ dict.fromkeys(['x'], 1) }}{{ d.items() | list }}",
+        REQUESTS["user"],
+    ),
+    "private names": ("{% set ns = namespace(_a=1) %}{{ ns._a }}", REQUESTS["user"]),
+    "blocks": (
+        "  {% if true %}\n  a\n  {% endif %}\n  b {#- c #}\n"
+        "{% set x %}{{ messages[0].content }}!{% endset %}{{ x | upper }}",
+        REQUESTS["user"],
+    ),
+    "texts": (
+        "{{ '%s and %5.1f' | format('a', 2) }}{{ '{:>6}|{}'.format('b', 1) }}{{ ['a', 'b'] | join(', ') }}{{ 'x' * 3 }}"
+        "{{ messages | map(attribute='role') | join('-') }}{{ 'a,b'.split(',')[-1].replace('b', 'cc').center(9) }}"
+        "{{ [3, 1] | sort | first }}{{ messages | rejectattr('role', 'in', ['user']) | list | length }}"
+        "{{ ('a' ~ 1) in 'ba1' }}",
+        REQUESTS["turns"],
+    ),
+    "content that is left out": (
+        "{% for m in messages %}{{ 'content' in m }}{{ m.content is defined }}{{ m.get('content', '-') }}"
+        "{{ m.content is none }}{% endfor %}{# tools #}",
+        {
+            "messages": [
+                *USER,
+                {"role": "assistant", "content": None, "tool_calls": CALLS},
+                {"role": "assistant", "content": ""},
+            ]
+        },
+    ),
+    "names of reasoning": (
+        "{% for m in messages %}{{ m.reasoning_content }}|{{ m.thinking }};{% endfor %}",
+        {
+            "messages": [
+                *USER,
+                {"role": "assistant", "content": "a", "thinking": "b"},
+                {"role": "assistant", "content": "c", "reasoning_content": "d"},
+            ]
+        },
+    ),
+    "continued and stripped": (
+        "{% for m in messages %}<{{ m.content | trim }}>{% endfor %}",
+        {"messages": [*USER, {"role": "assistant", "content": "so \n"}], "continue_final_message": True},
+    ),
+    "named without tools": (
+        [{"name": "tool_use", "template": "b"}, {"name": "default", "template": "a"}],
+        REQUESTS["user"],
+    ),
+    "named by an object": (
+        {"default": "a{{ messages[0].content }}", "tool_use": "b{{ tools | length }}"},
+        REQUESTS["tools"],
+    ),
+    "named without a default": ([{"name": "tool_use", "template": "b"}], REQUESTS["user"]),
+    "no template": ("{% if %}", REQUESTS["user"]),
+    "a failure": ("{{ messages.absent.deeper }}", REQUESTS["user"]),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(["hello there"], trainer)
+    whole = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>", sep_token="<sep>"
+    )
+    path = tmp_path_factory.mktemp("tokenizer")
+    whole.save_pretrained(path)
+    return path
+
+
+def of_transformers(folder: Path, request: dict[str, Any]) -> str:
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    messages = json.loads(json.dumps(request["messages"]))
+    for call in [call for message in messages for call in message.get("tool_calls", ())]:
+        call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+    continued = request.get("continue_final_message", False)
+    try:
+        ids = tokenizer.apply_chat_template(
+            messages, tools=request.get("tools"), documents=request.get("documents"), return_dict=False,
+            add_generation_prompt=request.get("add_generation_prompt", not continued), continue_final_message=continued,
+            **request.get("chat_template_kwargs", {}),
+        )  # fmt: skip
+    except (jinja2.TemplateError, TypeError, ValueError):
+        return "refused"
+    return tokenizer.decode(ids)
+
+
+def of_weft(folder: Path, request: dict[str, Any]) -> str:
+    files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    tokenizer = ModelTokenizer(files)
+    params = parse(ChatRequest, json.dumps({"model": "m", **request}).encode())
+    try:
+        ids = tokenizer.encode_chat(chat_of(params, tokenizer.template, format_of(tokenizer.template)))
+    except NotEncodable:
+        return "refused"
+    return PreTrainedTokenizerFast.from_pretrained(folder).decode(ids)
+
+
+def in_config(folder: Path, template: Any, path: Path) -> Path:
+    config = json.loads((folder / "tokenizer_config.json").read_text()) | {"chat_template": template}
+    (path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    (path / "tokenizer_config.json").write_text(json.dumps(config))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("family", "asked"),
+    [
+        (family, asked)
+        for family, template in FAMILIES.items()
+        for asked, request in REQUESTS.items()
+        if "tools" not in request or "tools" in str(template)  # else the gateway shows them, and transformers does not
+    ],
+)
+def test_a_familys_template_renders_as_in_transformers(family: str, asked: str, folder: Path, tmp_path: Path) -> None:
+    place, request = in_config(folder, FAMILIES[family], tmp_path), REQUESTS[asked]
+    variables = request.get("chat_template_kwargs", {})  # others are refused
+    request = request | {"chat_template_kwargs": {k: v for k, v in variables.items() if k in str(FAMILIES[family])}}
+    assert of_weft(place, request) == of_transformers(place, request)
+
+
+@pytest.mark.parametrize("name", CONSTRUCTS)
+def test_a_construct_renders_as_in_transformers(name: str, folder: Path, tmp_path: Path) -> None:
+    template, request = CONSTRUCTS[name]
+    place = in_config(folder, template, tmp_path)
+    assert of_weft(place, request) == of_transformers(place, request)
+
+
+@pytest.mark.parametrize("request_", [REQUESTS["user"], REQUESTS["tools"]])
+def test_files_of_templates_come_before_the_configuration(request_: Any, folder: Path, tmp_path: Path) -> None:
+    place = in_config(folder, "c", tmp_path)
+    (place / "chat_template.jinja").write_text("a{{ messages[0].content }}")
+    (place / NAMED_FILE).parent.mkdir()
+    (place / NAMED_FILE).write_text("b{{ tools | length }}")
+    assert of_weft(place, request_) == of_transformers(place, request_)

@@ -1,0 +1,557 @@
+"""Messages to a prompt, through a model's own chat template, in an environment equal to transformers'.
+
+A template is data, of the base model or of a tenant's adapter: it runs in jinja2's immutable sandbox, and sees what
+Hugging Face templates expect (messages, tools, documents, add_generation_prompt, the special tokens, raise_exception,
+strftime_now, tojson, `{% generation %}`). Its loops, calls and values and its output are bounded, so that a hostile one
+costs a second of one thread and not the process.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2 import TemplateSyntaxError, nodes, pass_context
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+MAX_SOURCE = 1 << 18  # characters of a template; public ones have up to 30,000
+MAX_STEPS = 500_000  # turns of loops and calls of one rendering: over 100 for each message of the longest chat
+MAX_VALUE = 1 << 24  # characters of anything that a template makes
+MAX_INT, MAX_DIGITS = 1 << 64, 64  # of a number, and behind its point
+CHARS_OF_STEP = 256  # that are made, or looked through, cost as much as a step
+CHARS_OF_VALUE = 64  # that cost as much as a value inside another one
+DEFAULT, TOOL_USE = "default", "tool_use"  # the named templates that are used, the second one where there are tools
+TEMPLATE_FILE, CONFIG_FILE, SPECIAL_FILE = "chat_template.jinja", "tokenizer_config.json", "special_tokens_map.json"
+NAMED_FILE = f"additional_chat_templates/{TOOL_USE}.jinja"
+TEMPLATE_FILES = (TEMPLATE_FILE, NAMED_FILE, CONFIG_FILE, SPECIAL_FILE)  # where an artifact has templates and tokens
+# With a space: no template can spell them.
+_STEPS, _COUNTED, _MADE, _READ, _CUT, _SPENT = (
+    f"weft {name}" for name in ("steps", "counted", "made", "read", "cut", "spent")
+)
+_END = "\U0010fffd"  # behind what is continued; callers keep it out of the messages
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+# A width of 10,000 in a format, or one that comes with the values.
+_WIDE = re.compile(r"%(\([^)%]*\))?[^a-zA-Z%]*?(\d{5}|\*)|%\([^)%]*%|\{[^{}]*:[^{}]*(\d{5}|\{)")
+_LONGER = frozenset("center expandtabs indent ljust rjust tojson translate wordwrap zfill".split())
+_COMPARING = "== eq equalto != ne < lt lessthan <= le > gt greaterthan >= ge in".split()
+_ITERATING = frozenset(
+    "batch dictsort groupby join list map max min reject rejectattr select selectattr slice sort sum unique".split()
+)
+_SLOW = ("pprint", "striptags", "urlize")  # filters that may take the square of what they get
+Message = Mapping[str, Any]  # {"role": ..., "content": ..., "tool_calls": ...}
+Sources = Mapping[str, str]  # name -> template
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """What a template renders; `variables`: the caller's own, beside them."""
+
+    messages: Sequence[Message]
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False  # the prompt ends with the last message's content
+    tools: Sequence[Mapping[str, Any]] = ()
+    documents: Sequence[Mapping[str, Any]] = ()
+    variables: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    add_special_tokens: bool = False  # what the tokenizer puts around a text, around the rendered prompt
+
+
+SMALLEST = Chat([{"role": "user", "content": "Hello"}])
+
+
+class TemplateFault(ValueError):
+    """There is a chat template, and it can render no chat."""
+
+
+class TemplateRefused(ValueError):
+    """The template refuses these messages, with a reason."""
+
+
+class TemplateFailed(TemplateRefused):
+    """The template failed on these messages, or does too much."""
+
+
+class RenderedTooLong(TemplateRefused):
+    """The prompt's text is longer than its bound."""
+
+
+class _Steps:
+    """What one rendering may still do."""
+
+    def __init__(self) -> None:
+        self._left = MAX_STEPS
+        self._weights: dict[int, tuple[object, int]] = {}  # of what is inside others, which no template can change
+
+    def spend(self, steps: int = 1) -> None:
+        self._left -= steps
+        if self._left < 0:
+            raise TemplateFailed(f"the model's chat template takes more than {MAX_STEPS} steps for these messages")
+
+    def made(self, value: Any) -> Any:
+        """Pay for a value that was made: it is bounded, with the values in it, each as often as it is in it."""
+        _bounded(self._weight(value))
+        self.spend(_length(value) // CHARS_OF_STEP)
+        return value
+
+    def read(self, value: Any) -> Any:
+        """Pay for a value that is looked through."""
+        self.spend(_bounded(self._weight(value)) // CHARS_OF_STEP)
+        return value
+
+    def check_product(self, value: Any, times: Any) -> None:
+        """What repeats a value, or widens it, is bounded before it is made."""
+        if self._weight(value) * (abs(times) if isinstance(times, int | float) else self._weight(times)) > MAX_VALUE:
+            raise TemplateFailed(f"the model's chat template has a product beyond {MAX_VALUE}")
+
+    def _weight(self, value: Any) -> int:
+        match value:
+            case str() | bytes():
+                return len(value)
+            case int():
+                return 1 if -MAX_INT < value < MAX_INT else MAX_VALUE + 1
+            case list() | tuple():
+                parts: Iterable[Any] = value
+            case dict():
+                parts = [part for item in value.items() for part in item]
+            case _:
+                return 1
+        return CHARS_OF_VALUE + sum(map(self._inner_weight, parts))
+
+    def _inner_weight(self, value: Any) -> int:
+        if not isinstance(value, list | tuple | dict):
+            return CHARS_OF_VALUE + self._weight(value)
+        known = self._weights.get(id(value))
+        if known is None:
+            known = self._weights[id(value)] = value, _bounded(self._weight(value))
+        return known[1]
+
+
+class _Generation(Extension):
+    """`{% generation %}`: what is inside is the assistant's; that concerns training alone."""
+
+    tags = {"generation"}  # noqa: RUF012 (as jinja2 declares it)
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
+
+    def _body(self, caller: Callable[[], str]) -> str:
+        return caller()
+
+
+class _Namespace(Namespace):
+    """jinja2's, without names that begin with an underscore; its text does not hold its values."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:  # as jinja2's: `self` may be a name
+        self, *values = args
+        found = dict(*values, **kwargs)
+        for name in found:
+            _check_name(name)
+        Namespace.__init__(self, found)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+    def __repr__(self) -> str:
+        return "<Namespace>"
+
+
+class _Dict:
+    """`dict` of templates, without its attributes."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """jinja2's sandbox, which bounds what a template may reach, with a bound on what it may do."""
+
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+
+    def __init__(self, strftime: Callable[[str], str]) -> None:
+        extensions = ["jinja2.ext.loopcontrols", _Generation]
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions, finalize=_read)
+        filters = {name: one for name, one in self.filters.items() if name not in _SLOW} | {"tojson": _tojson}
+        self.filters = {name: _paid(name, one) for name, one in filters.items()}
+        self.filters |= {_COUNTED: _counted, _MADE: _made, _READ: _read, _CUT: _cut, _SPENT: _spent}
+        self.tests |= {name: _paid_test(self.tests[name]) for name in _COMPARING}
+        own = {"raise_exception": _refuse, "strftime_now": strftime, "dict": _Dict(), "namespace": _Namespace}
+        self.globals = {name: one for name, one in self.globals.items() if name != "lipsum"} | own
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        """What runs more than once, and what makes values or compares them, pays for it."""
+        tree = super()._parse(source, name, filename)
+        for repeated in list(tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock, nodes.Block))):
+            written = sum(len(data.data) for part in repeated.body for data in part.find_all(nodes.TemplateData))
+            if written >= CHARS_OF_STEP:
+                cost = nodes.Const(written // CHARS_OF_STEP, lineno=repeated.lineno)
+                repeated.body.insert(0, nodes.ExprStmt(_through(_SPENT, cost), lineno=repeated.lineno))
+            if isinstance(repeated, nodes.For):
+                repeated.iter = _through(_COUNTED, repeated.iter)
+        _pay_for_values(tree)
+        return tree
+
+    def call(self, context: Context, called: Any, /, *args: Any, **kwargs: Any) -> Any:
+        steps: _Steps = context.parent[_STEPS]
+        steps.spend()
+        method = getattr(called, "__wrapped__", called)  # the sandbox wraps str.format
+        owner = getattr(method, "__self__", None)
+        if isinstance(owner, str | bytes | int):
+            _, args = _checked(steps, method.__name__, steps.read(owner), args, kwargs)
+        return steps.made(super().call(context, called, *args, **kwargs))
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        steps: _Steps = context.parent[_STEPS]
+        if operator == "**":
+            raise TemplateFailed("the model's chat template has a power")
+        if operator == "*":
+            steps.check_product(left, right)
+            steps.check_product(right, left)
+        if operator == "%" and isinstance(left, str):
+            _checked(steps, "format", left, (right,), {})
+        return steps.made(super().call_binop(context, operator, left, right))
+
+
+class ChatTemplate:
+    """Compiled chat templates of one model: `default`, and `tool_use` for chats with tools where there is one."""
+
+    def __init__(
+        self, sources: str | Sources, special_tokens: Mapping[str, str], strftime: Callable[[str], str] | None = None
+    ) -> None:
+        """Raises TemplateFault when a source is no template, or none is the default."""
+        named = {DEFAULT: sources} if isinstance(sources, str) else sources
+        if DEFAULT not in named:
+            names = ", ".join(map(repr, sorted(named)))[:200]
+            raise TemplateFault(f"there are several chat templates ({names}) and none is named default")
+        environment = _Sandbox(strftime or _strftime)
+        self._compiled = {name: _compiled(environment, named[name]) for name in (DEFAULT, TOOL_USE) if name in named}
+        self.default, self.source = named[DEFAULT], "\n".join(named[name] for name in self._compiled)
+        self._has_developer = "developer" in self.source
+        self._special_tokens = dict(special_tokens)
+        trees = [environment.parse(named[name]) for name in self._compiled]
+        self.sought = frozenset(text for tree in trees for text in _sought(tree))  # what it looks for in messages
+        self._takes_parts = self._misses_texts()
+
+    def render(self, chat: Chat, max_chars: int) -> str:
+        """The prompt's text up to where the answer begins. Raises TemplateRefused, RenderedTooLong.
+
+        A message that is continued ends it: what the template puts behind that is left out.
+        """
+        messages = [self._known(message) for message in chat.messages]
+        if chat.continue_final_message:
+            messages[-1] = {**messages[-1], "content": f"{messages[-1].get('content', '')}{_END} "}
+        if self._takes_parts:
+            messages = [_in_parts(message) for message in messages]
+        values = {
+            **self._special_tokens,
+            **chat.variables,
+            "messages": messages,
+            "tools": chat.tools or None,
+            "documents": chat.documents or None,
+            "add_generation_prompt": chat.add_generation_prompt,
+        }
+        compiled = self._compiled.get(TOOL_USE if chat.tools else DEFAULT, self._compiled[DEFAULT])
+        rendered = _rendered(compiled, values, max_chars + 2 * len(_END))
+        return _continued(rendered) if chat.continue_final_message else rendered
+
+    def check(self) -> None:
+        """The smallest conversation is rendered, or refused by the template itself. Raises TemplateFault."""
+        try:
+            self.render(SMALLEST, MAX_VALUE)
+        except TemplateFailed as error:
+            raise TemplateFault(str(error)) from error
+        except TemplateRefused:
+            pass
+
+    def _misses_texts(self) -> bool:
+        """Whether it shows the text of a message only where that is a list of parts, as some of multimodal models."""
+        shown: list[bool] = []
+        for self._takes_parts in (False, True):
+            try:
+                shown.append("Hello" in self.render(SMALLEST, MAX_VALUE))
+            except TemplateRefused:
+                shown.append(False)
+        return shown == [False, True]
+
+    def _known(self, message: Message) -> Message:
+        """With OpenAI's newer name of a system message, for templates that do not have it."""
+        return message if message["role"] != "developer" or self._has_developer else {**message, "role": "system"}
+
+
+def template_of(files: Mapping[str, bytes]) -> ChatTemplate | None:
+    """The template in an artifact's files; None: there is none. Raises TemplateFault."""
+    config, special = (_object(files, name) for name in (CONFIG_FILE, SPECIAL_FILE))
+    sources = sources_of(files, config)
+    return ChatTemplate(sources, special_tokens_of(config, special)) if sources else None
+
+
+def sources_of(files: Mapping[str, bytes], config: Mapping[str, Any]) -> Sources:
+    """Templates by name: of files of their own, else of tokenizer_config.json. Raises TemplateFault."""
+    names = {TEMPLATE_FILE: DEFAULT, NAMED_FILE: TOOL_USE}
+    try:
+        found = {name: files[file].decode() for file, name in names.items() if file in files}
+    except UnicodeDecodeError as error:
+        raise TemplateFault(f"the chat template is no text in UTF-8: {error}") from error
+    if found:
+        return found
+    match config.get("chat_template") or {}:
+        case str(source):
+            return {DEFAULT: source}
+        case [*rows]:
+            pairs: list[Any] = [(row.get("name"), row.get("template")) for row in rows if isinstance(row, dict)]
+        case dict(named):
+            pairs = [*named.items()]
+        case _:
+            pairs = [(None, None)]
+    if not all(isinstance(text, str) for pair in pairs for text in pair):
+        raise TemplateFault(f"chat_template of {CONFIG_FILE} is neither a text nor a list of named texts")
+    return dict(pairs)
+
+
+def special_tokens_of(*configs: Mapping[str, Any]) -> dict[str, str]:
+    """`bos_token`, `eos_token`, ... of tokenizer_config.json and special_tokens_map.json, as plain strings."""
+    found: dict[str, str] = {}
+    for config in configs:
+        for name in _SPECIAL:
+            match config.get(name):
+                case str(text) | {"content": str(text)}:
+                    found.setdefault(name, text)
+                case _:
+                    pass
+    return found
+
+
+def _object(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
+    try:
+        value = json.loads(files.get(name, b"{}"))
+    except (ValueError, RecursionError) as error:
+        raise TemplateFault(f"{name} is no JSON: {error}") from error
+    return value if isinstance(value, dict) else {}
+
+
+def _compiled(environment: _Sandbox, source: str) -> jinja2.Template:
+    if len(source) > MAX_SOURCE:
+        raise TemplateFault(f"the chat template has {len(source)} characters, the limit is {MAX_SOURCE}")
+    try:
+        return environment.from_string(source)
+    except TemplateSyntaxError as error:
+        raise TemplateFault(f"line {error.lineno} of the chat template: {error.message}") from error
+    except Exception as error:  # what jinja2 takes and Python's compiler does not: a break outside of loops, depth
+        raise TemplateFault(f"the chat template cannot be compiled: {error or type(error).__name__}") from error
+
+
+def _rendered(template: jinja2.Template, values: Mapping[str, Any], max_chars: int) -> str:
+    parts: list[str] = []
+    try:
+        for part in template.generate({**values, _STEPS: _Steps()}):
+            parts.append(part)
+            max_chars -= len(part)
+            if max_chars < 0:
+                raise RenderedTooLong("the chat is too long as the model's template renders it")
+        return "".join(parts)
+    except TemplateRefused:
+        raise
+    except Exception as error:  # it is foreign code: it may raise anything
+        raise TemplateFailed(f"the model's chat template failed: {error}") from error
+
+
+def _continued(rendered: str) -> str:
+    """Up to what is continued; a template that strips the message strips what is continued, too."""
+    before, found, after = rendered.rpartition(_END)
+    if not found:
+        raise TemplateRefused("the model's chat template leaves out the message that is to be continued")
+    return before if after.startswith(" ") else before.rstrip()
+
+
+def _in_parts(message: Message) -> Message:
+    if not isinstance(message.get("content"), str):
+        return message
+    return {**message, "content": [{"type": "text", "text": message["content"]}]}
+
+
+def _strftime(form: str) -> str:
+    return datetime.now(UTC).strftime(form)
+
+
+def _check_name(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a namespace has no attribute that begins with an underscore, as {name!r}")
+
+
+def _sought(tree: nodes.Template) -> Iterator[str]:
+    """The texts that values are compared with, split at, or searched for."""
+    for node in tree.find_all((nodes.Compare, nodes.Call)):
+        if isinstance(node, nodes.Call) and not isinstance(node.node, nodes.Getattr):
+            continue
+        yield from (const.value for const in node.find_all(nodes.Const) if isinstance(const.value, str))
+
+
+def _through(name: str, value: nodes.Node) -> nodes.Filter:
+    return nodes.Filter(value, name, [], [], None, None, lineno=value.lineno)
+
+
+def _pay_for_values(node: nodes.Node) -> None:
+    """Put what makes values inside a filter that pays for them, from the leaves on."""
+    for name, value in node.iter_fields():
+        if isinstance(value, list):
+            setattr(node, name, [_paying(one) for one in value])
+        elif isinstance(value, nodes.Node):
+            setattr(node, name, _paying(value))
+
+
+def _paying(value: Any) -> Any:
+    if not isinstance(value, nodes.Node):
+        return value
+    _pay_for_values(value)
+    match value:
+        case nodes.Concat():
+            return _through(_MADE, value)
+        case nodes.Getitem(arg=nodes.Slice()):
+            return _through(_CUT, value)
+        case nodes.List(items=[_, *_]) | nodes.Dict(items=[_, *_]):
+            return _through(_MADE, value)
+        case nodes.Tuple(ctx="load", items=[_, *_]):
+            return _through(_MADE, value)
+        case nodes.Compare():
+            value.expr = _through(_READ, value.expr)
+        case nodes.Operand(expr=expr) if not isinstance(expr, nodes.Const):
+            value.expr = _through(_READ, expr)
+        case _:
+            pass
+    return value
+
+
+@pass_context
+def _counted(context: Context, iterable: Iterable[Any]) -> Iterator[Any]:
+    steps: _Steps = context.parent[_STEPS]
+    for item in iterable:
+        steps.spend()
+        yield item
+
+
+def _paid(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter of jinja2 that pays for its value and its result."""
+    wanted = getattr(getattr(function, "jinja_pass_arg", None), "name", "")
+
+    @pass_context
+    def paid(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
+        given = {"context": context, "eval_context": context.eval_ctx, "environment": context.environment}
+        steps: _Steps = context.parent[_STEPS]
+        steps.spend()
+        if isinstance(value, str):
+            steps.read(value)
+            if name in _ITERATING:
+                steps.check_product(value, CHARS_OF_VALUE)
+        elif isinstance(value, Iterator):
+            value = _counted(context, value)
+        elif name in _ITERATING:
+            steps.spend(_length(value) // CHARS_OF_STEP)
+        value, args = _checked(steps, name, value, args, kwargs)
+        return steps.made(function(*([given[wanted]] if wanted else []), value, *args, **kwargs))
+
+    return paid
+
+
+def _paid_test(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A test of jinja2 that compares what it has paid for."""
+
+    @pass_context
+    def paid(context: Context, *values: Any) -> Any:
+        return function(*map(context.parent[_STEPS].read, values))
+
+    return paid
+
+
+def _length(value: Any) -> int:
+    """In characters, without what is in the values in it."""
+    if isinstance(value, str | bytes):
+        return len(value)
+    return CHARS_OF_VALUE * len(value) if isinstance(value, Sized) else 1
+
+
+def _bounded(weight: int) -> int:
+    if weight > MAX_VALUE:
+        raise TemplateFailed(f"the model's chat template has a value beyond {MAX_VALUE} characters")
+    return weight
+
+
+def _checked(
+    steps: _Steps, name: str, value: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Any, tuple[Any, ...]]:
+    """A method or filter may be called: what it makes is bounded. Returns what is iterated as lists."""
+    if name == "join":
+        value, *listed = [list(one) if isinstance(one, Iterator) else one for one in (value, *args)]
+        args = tuple(listed)
+    given = [*args, *kwargs.values()]
+    for one in given:
+        if isinstance(one, int) and abs(one) > MAX_VALUE:
+            raise TemplateFailed(f"the model's chat template has a number beyond {MAX_VALUE} for {name}")
+        if name in _LONGER:
+            steps.check_product(value, one)
+        if name == "join" and isinstance(value, Sized) and isinstance(one, Sized):
+            steps.check_product(" " * len(one), len(value))
+        if (name == "round" and isinstance(one, int) and abs(one) > MAX_DIGITS) or name == "encode":
+            raise TemplateFailed(f"the model's chat template has {str(one)[:100]!r} for {name}")
+    if name == "sum" and not isinstance(kwargs.get("start", args[1] if len(args) > 1 else 0), int | float):
+        raise TemplateFailed("the model's chat template has a sum of what are no numbers")
+    match name, value, given:
+        case "replace", str(), [str(old), str(new), *_]:
+            steps.check_product(new, value.count(old))
+        case "replace", _, [_, new, *_]:
+            steps.check_product(value, new)
+        case (("format" | "format_map"), str(), _):
+            if _WIDE.search(value.replace("{{", "")):
+                raise TemplateFailed("the model's chat template writes values too wide")
+            for one in given:
+                steps.check_product(one, value.count("%") + value.count("{"))
+        case _:
+            pass
+    return value, args
+
+
+@pass_context
+def _spent(context: Context, steps: int) -> None:
+    context.parent[_STEPS].spend(steps)
+
+
+@pass_context
+def _cut(context: Context, part: Any) -> Any:
+    """A part that was copied: no more is in it than in the whole."""
+    context.parent[_STEPS].spend(_length(part) // CHARS_OF_STEP // 16)
+    return part
+
+
+@pass_context
+def _made(context: Context, value: Any) -> Any:
+    return context.parent[_STEPS].made(value)
+
+
+@pass_context
+def _read(context: Context, value: Any) -> Any:
+    return context.parent[_STEPS].read(value)
+
+
+def _tojson(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _refuse(message: object) -> NoReturn:
+    raise TemplateRefused(str(message))
