@@ -22,6 +22,9 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+from weft.artifacts.digest import TEMPLATES_FOLDER
+
+MAX_WARNINGS = 3  # of one adapter's tokens
 MAX_SOURCE = 1 << 18  # characters of a template; public ones have up to 30,000
 MAX_STEPS = 500_000  # turns of loops and calls of one rendering: over 100 for each message of the longest chat
 MAX_VALUE = 1 << 24  # characters of anything that a template makes
@@ -30,7 +33,7 @@ CHARS_OF_STEP = 256  # that are made, or looked through, cost as much as a step
 CHARS_OF_VALUE = 64  # that cost as much as a value inside another one
 DEFAULT, TOOL_USE = "default", "tool_use"  # the named templates that are used, the second one where there are tools
 TEMPLATE_FILE, CONFIG_FILE, SPECIAL_FILE = "chat_template.jinja", "tokenizer_config.json", "special_tokens_map.json"
-NAMED_FILE = f"additional_chat_templates/{TOOL_USE}.jinja"
+NAMED_FILE = f"{TEMPLATES_FOLDER}{TOOL_USE}.jinja"
 TEMPLATE_FILES = (TEMPLATE_FILE, NAMED_FILE, CONFIG_FILE, SPECIAL_FILE)  # where an artifact has templates and tokens
 # With a space: no template can spell them.
 _STEPS, _COUNTED, _MADE, _READ, _CUT, _SPENT = (
@@ -295,6 +298,41 @@ def template_of(files: Mapping[str, bytes]) -> ChatTemplate | None:
     config, special = (_object(files, name) for name in (CONFIG_FILE, SPECIAL_FILE))
     sources = sources_of(files, config)
     return ChatTemplate(sources, special_tokens_of(config, special)) if sources else None
+
+
+def adapter_template(
+    files: Mapping[str, bytes], base: Mapping[str, str], token_of: Callable[[str], int | None]
+) -> tuple[ChatTemplate | None, tuple[str, ...]]:
+    """The template in an adapter's files, and what of its tokens is not used, and why. Raises TemplateFault.
+
+    `base`: the special tokens of the base, which count where the adapter names none; `token_of`: the id that the base
+    has for a text, or None. The base's tokenizer reads the prompt, so a token of the adapter's is one of the base's.
+    """
+    config, special = (_object(files, name) for name in (CONFIG_FILE, SPECIAL_FILE))
+    sources, own, added = (
+        sources_of(files, config),
+        special_tokens_of(config, special),
+        config.get("added_tokens_decoder"),
+    )
+    if not sources:
+        return None, ()
+    ids: dict[str, int] = {}
+    for token, entry in added.items() if isinstance(added, dict) else ():
+        match entry:
+            case {"content": str(text)} if token.isdecimal() and len(token) < 10 and text:
+                ids[text] = int(token)
+            case _:
+                pass
+    written = " ".join(sources.values())
+    own = {name: text for name, text in own.items() if name in written}
+    texts = dict.fromkeys((*own.values(), *(text for text in ids if text in written)))
+    strange = [text for text in texts if (found := token_of(text)) is None or ids.get(text, found) != found]
+    warnings = [
+        f"the adapter's chat template writes {text[:100]!r}, which is another token of the base or none: it is text"
+        for text in strange
+    ]
+    tokens = {**base, **{name: text for name, text in own.items() if text not in strange}}
+    return ChatTemplate(sources, tokens), tuple(warnings[:MAX_WARNINGS])
 
 
 def sources_of(files: Mapping[str, bytes], config: Mapping[str, Any]) -> Sources:

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from weft.api.chat_template import ChatTemplateStatus
 from weft.api.fields import ApiModel, DigestText, DurationText, Label, ModelName, Timestamp, TokenIds, VersionName
 from weft.api.meta import Conditions, Resource, is_empty
 from weft.api.source import Artifact
@@ -157,6 +158,8 @@ class LoRAAdapterStatus(ApiModel):
     eos_token_ids: TokenIds | None = None
     """The tokens that end an answer of the adapter, as its own tokenizer_config.json or special_tokens_map.json names
     them, beside those of the base model."""
+    chat_template: ChatTemplateStatus | None = None
+    """The chat template of requests for the adapter."""
     model_name: str | None = None
     """The name that clients send as `model`."""
     unavailable_runners: Annotated[int, Field(strict=True, ge=0)] | None = None
@@ -174,7 +177,8 @@ class LoRAAdapterStatus(ApiModel):
     canary: CanaryStatus | None = None
     """The state of spec.canary."""
     conditions: Conditions = ()
-    """The conditions Accepted, Validated, Fetched, Ready and, with spec.canary, CanaryPromoted."""
+    """The conditions Accepted, Validated, Fetched, ChatTemplate, Ready and, with spec.canary, CanaryPromoted.
+    ChatTemplate is False where chats are refused; completions go on."""
 
 
 class LoRAAdapter(Resource):

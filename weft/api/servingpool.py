@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PlainValidator, WithJsonSchema
 
+from weft.api.chat_template import ChatTemplateStatus
 from weft.api.fields import (
     LABEL_PATTERN,
     PATTERN_HELP,
@@ -690,6 +691,8 @@ class ServingPoolStatus(ApiModel):
     """The tokens that end an answer, as the model's generation_config.json, config.json and tokenizer name them."""
     generation_defaults: GenerationDefaults | None = None
     """The defaults of sampling that the model's generation_config.json sets, whether they count or not."""
+    chat_template: ChatTemplateStatus | None = None
+    """The chat template of the base model."""
     max_context_tokens: Count | None = None
     """The number of positions of the base model, which bounds prompt and answer together; kvCache may bound them
     further."""
@@ -712,8 +715,9 @@ class ServingPoolStatus(ApiModel):
     phases: PhasesStatus | None = None
     """The runners by role, with phases.mode Split."""
     conditions: Conditions = ()
-    """The conditions Accepted, Fetched, Available, Progressing and Ready. Available: at least one runner serves. Ready:
-    every wanted runner serves, or none is wanted."""
+    """The conditions Accepted, Fetched, ChatTemplate, Available, Progressing and Ready. ChatTemplate: the base model
+    has a chat template that renders; while it is False chats are refused and completions go on. Available: at least
+    one runner serves. Ready: every wanted runner serves, or none is wanted."""
 
 
 class ServingPool(Resource):

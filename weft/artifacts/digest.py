@@ -23,7 +23,8 @@ MANIFEST_BEGINS = b'{"files":['  # in its canonical form
 MAX_FILES = 4096
 MAX_FILE_BYTES = 1 << 50
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
-_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}", re.ASCII)
+TEMPLATES_FOLDER = "additional_chat_templates/"  # of Hugging Face's named templates: the one folder in an artifact
+_FILE_NAME = re.compile(rf"({TEMPLATES_FOLDER})?[A-Za-z0-9_][A-Za-z0-9._-]{{0,254}}", re.ASCII)
 
 
 def parse_digest(text: str) -> Digest:
@@ -113,7 +114,7 @@ def build_manifest(kind: Kind, files: list[FileEntry]) -> Manifest:
 
 
 def is_file_name(name: str) -> bool:
-    """True for a plain file name: no folder, no leading dot, at most 255 characters."""
+    """True for a plain file name: no folder but that of templates, no leading dot, at most 255 characters."""
     return bool(_FILE_NAME.fullmatch(name))
 
 

@@ -7,7 +7,7 @@ runner checks what it has mapped, `weft_runner.model.finite`; this reads a strea
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -33,7 +33,8 @@ _EXPONENTS: dict[str, tuple[Any, int]] = {
 class AdapterVerdict:
     """What an accepted adapter is. `rank` is the largest of any module, `target_modules` the projections it changes.
 
-    `eos_token_ids`: its own, beside the base's; `warnings`: what of its files is not used, and why.
+    `eos_token_ids`: its own, beside the base's; `warnings`: what of its files is not used, and why; `chat_template`:
+    whose it is, and its fault if it has one.
     """
 
     rank: int
@@ -44,6 +45,7 @@ class AdapterVerdict:
     base_model: str
     eos_token_ids: tuple[int, ...] = ()
     warnings: tuple[str, ...] = ()
+    chat_template: dict[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,7 @@ class ModelVerdict:
     eos_token_ids: tuple[int, ...] = ()
     generation_defaults: SamplingDefaults = NO_DEFAULTS
     warnings: tuple[str, ...] = ()
+    chat_template: dict[str, str] = field(default_factory=dict[str, str])
 
 
 def verdict_of(config: AdapterConfig, modules: tuple[AdaptedModule, ...], size_bytes: int) -> AdapterVerdict:

@@ -6,7 +6,11 @@ from typing import NamedTuple
 
 MOST_NAMES = 4  # that metrics list of one adapter
 FILES = ("adapter_config.json", "adapter_model.safetensors")  # of every adapter, as PEFT writes them
-OPTIONAL_FILES = ("tokenizer_config.json", "special_tokens_map.json")  # where training wrote them
+OPTIONAL_FILES = (
+    "chat_template.jinja",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+)  # where training wrote them
 
 
 class Tier(IntEnum):

@@ -50,7 +50,7 @@ def merged(before: Sequence[Object], after: Iterable[Condition], generation: int
 
 
 def adapter_conditions(view: AdapterView) -> list[Condition]:
-    """Accepted, Validated, Fetched, Ready; with a canary CanaryPromoted."""
+    """Accepted, Validated, Fetched, ChatTemplate, Ready; with a canary CanaryPromoted."""
     if view.rejection:
         if view.serving is None or view.adapter.meta.deleting:
             return _refused(view.rejection, ("Validated", "Fetched"), "Ready")
@@ -60,7 +60,20 @@ def adapter_conditions(view: AdapterView) -> list[Condition]:
     if view.adapter.meta.deleting:
         return [accepted, Condition("Ready", "False", "Deleting", "waiting until no runner holds it")]
     content = _content_of_adapter(view)
-    return [accepted, *content, _ready(view, content), *_canary(view)]
+    return [accepted, *content, *_chat_template(view.serving), _ready(view, content), *_canary(view)]
+
+
+def _chat_template(serving: VerifiedArtifact | None) -> list[Condition]:
+    """Whether chats can be rendered by what serves; nothing where an older depot has not looked."""
+    match serving.verdict.get("chatTemplate") if serving else None:
+        case {"fault": str(fault)}:
+            return [Condition("ChatTemplate", "False", "TemplateFault", fault)]
+        case {"from": "None"}:
+            return [Condition("ChatTemplate", "False", "NoTemplate", "the base model's files have no chat template")]
+        case {"from": str(owner)}:
+            return [Condition("ChatTemplate", "True", f"TemplateOf{owner}", "it renders the smallest conversation")]
+        case _:
+            return []
 
 
 def _canary(view: AdapterView) -> list[Condition]:
@@ -72,13 +85,14 @@ def _canary(view: AdapterView) -> list[Condition]:
 
 
 def pool_conditions(view: PoolView) -> list[Condition]:
-    """Accepted, Fetched, Available, Progressing, Ready."""
+    """Accepted, Fetched, ChatTemplate, Available, Progressing, Ready."""
     if view.rejection:
         return _refused(view.rejection, ("Fetched",), "Available", "Progressing", "Ready")
     accepted = Condition("Accepted", "True", "Accepted", f"serves {view.pool.model_name!r}")
     fetched = _fetched(view.request, view.resolution)
     available, progressing = _available(view, fetched), _progressing(view, fetched)
-    return [accepted, fetched, available, progressing, _pool_ready(view, available, progressing)]
+    ready = _pool_ready(view, available, progressing)
+    return [accepted, fetched, *_chat_template(view.serving), available, progressing, ready]
 
 
 def timestamp(now: float) -> str:
@@ -289,7 +303,12 @@ def _written(condition: Condition, old: Object | None, generation: int, now: flo
     }
 
 
-MODEL_FACTS = ("architecture", "eosTokenIds", "generationDefaults")  # of the depot's verdict, as it has them
+MODEL_FACTS = (
+    "architecture",
+    "eosTokenIds",
+    "generationDefaults",
+    "chatTemplate",
+)  # of the depot's verdict, as it has them
 
 
 def model_context_tokens(view: PoolView) -> int:
@@ -448,7 +467,7 @@ def adapter_status(view: AdapterView, now: float) -> dict[str, Any]:
     adapter, serving = view.adapter, view.serving
     generation = adapter.meta.generation
     verdict = serving.verdict if serving else {}
-    reported = ("rank", "alpha", "targetModules", "sizeBytes", "dtype", "eosTokenIds")
+    reported = ("rank", "alpha", "targetModules", "sizeBytes", "dtype", "eosTokenIds", "chatTemplate")
     unavailable = view.report.unavailable_runners if view.report else adapter.status.get("unavailableRunners", 0)
     status = {
         "observedGeneration": observed_generation(view),
@@ -477,7 +496,7 @@ def malformed_status(broken: Malformed, now: float) -> dict[str, Any]:
 HEADLINES = ("Ready", "Available", "CanaryPromoted")  # the conditions whose turning True is an Event of its own
 STEPS = frozenset(("Resolving", "Publishing", "BaseNotReady", "NoReadyRunner", "Converging"))
 CONSEQUENCES = frozenset(("UpdateFailed",))  # Fetched has the cause
-EXPECTED = frozenset(("ScaledToZero", "Deleting", "RunnersReady"))
+EXPECTED = frozenset(("ScaledToZero", "Deleting", "RunnersReady", "NoTemplate"))
 
 
 EventType = Literal["Normal", "Warning"]

@@ -15,14 +15,13 @@ from weft.artifacts.adapter_config import MAX_RANK, parse_adapter_config
 from weft.artifacts.digest import Kind
 from weft.artifacts.errors import Reason, Refused
 from weft.artifacts.verify import AdapterVerdict, ModelVerdict, check_base_name, check_finite, verdict_of, verify_model
-from weft.domain.adapter import FILES, OPTIONAL_FILES
+from weft.chat_template import TEMPLATE_FILES, ChatTemplate, TemplateFault, adapter_template, template_of
+from weft.domain.adapter import FILES
 from weft.domain.model.adapter import check_adapter
 from weft.domain.model.config import MAX_CONFIG_BYTES as MAX_MODEL_CONFIG_BYTES
 from weft.domain.model.config import ModelSpec, parse_model_config
 from weft.domain.model.generation import (
-    SPECIAL_TOKENS,
     TOKENIZER,
-    TOKENIZER_CONFIG,
     Read,
     adapter_eos,
     sampling_defaults,
@@ -36,16 +35,15 @@ from weft_depot.sources import FileFilter, Files
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = FILES
 MODEL_CONFIG, MODEL_INDEX = "config.json", "model.safetensors.index.json"
 GENERATION_CONFIG = "generation_config.json"
-ADAPTER_FILES = (*FILES, *OPTIONAL_FILES)
-_MODEL_FILES = frozenset(
-    (MODEL_CONFIG, MODEL_INDEX, TOKENIZER, GENERATION_CONFIG, TOKENIZER_CONFIG, SPECIAL_TOKENS, "chat_template.jinja")
-)
+ADAPTER_FILES = (*FILES, *TEMPLATE_FILES)
+_MODEL_FILES = frozenset((MODEL_CONFIG, MODEL_INDEX, TOKENIZER, GENERATION_CONFIG, *TEMPLATE_FILES))
 SINGLE = "model.safetensors"
 NAMED_FILES = frozenset(ADAPTER_FILES) | _MODEL_FILES | {SINGLE}  # all but the shards, whose names the index has
 _SECOND_COPY = "consolidated"  # Mistral publishes the same weights once more, in one file under names of its own
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 MAX_TEXT_BYTES = 128 << 20  # a tokenizer of 256,000 tokens is about 35 MB
 MAX_WEIGHT_FILES = 1024
+MAX_FAULT_CHARS = 512  # of a chat template
 NAMED_MAX = 10  # files that an error names
 
 
@@ -148,7 +146,15 @@ def _check_adapter(files: Files, base: BaseModel | None, max_rank: int) -> dict[
     pairs = check_adapter(spec, header, base.shape, max_rank=max_rank)
     verdict = verdict_of(spec, pairs, sum(files.sizes.values()))
     eos, warnings = adapter_eos(reader(files), base.token_of, base.shape.vocab_size)
-    return _to_json(replace(verdict, eos_token_ids=eos, warnings=warnings))
+    strange: list[str] = []
+
+    def own() -> ChatTemplate | None:
+        template, found = adapter_template(_template_files(files), {}, base.token_of)
+        strange.extend(found)
+        return template
+
+    template = _template_verdict(own, "Adapter", "Base")
+    return _to_json(replace(verdict, eos_token_ids=eos, warnings=(*warnings, *strange), chat_template=template))
 
 
 def _check_model(files: Files) -> dict[str, Any]:
@@ -164,9 +170,25 @@ def _check_model(files: Files) -> dict[str, Any]:
     defaults, warnings = sampling_defaults(_json(files, GENERATION_CONFIG, MAX_TEXT_BYTES) if generation else {})
     verdict = verify_model(shape, headers, sum(files.sizes.values()))
     ends = shape.eos | tokenizer_eos(reader(files), shape.vocab_size)
-    return _to_json(
-        replace(verdict, eos_token_ids=tuple(sorted(ends)), generation_defaults=defaults, warnings=warnings)
-    )
+    template = _template_verdict(lambda: template_of(_template_files(files)), "Base", "None")
+    verdict = replace(verdict, generation_defaults=defaults, warnings=warnings, chat_template=template)
+    return _to_json(replace(verdict, eos_token_ids=tuple(sorted(ends))))
+
+
+def _template_files(files: Files) -> dict[str, bytes]:
+    """Raises Refused(TooLarge)."""
+    return {name: _text(files, name, MAX_TEXT_BYTES) for name in TEMPLATE_FILES if name in files.sizes}
+
+
+def _template_verdict(read: Callable[[], ChatTemplate | None], own: str, other: str) -> dict[str, str]:
+    """Whose chat template counts, and its fault: one that does not compile or fails on the smallest conversation."""
+    try:
+        if (template := read()) is None:
+            return {"from": other}
+        template.check()
+    except TemplateFault as error:
+        return {"from": own, "fault": str(error)[:MAX_FAULT_CHARS]}
+    return {"from": own}
 
 
 def reader(files: Files) -> Read:

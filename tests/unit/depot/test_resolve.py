@@ -14,6 +14,7 @@ from tests.unit.artifacts.making import ADAPTER_CONFIG, lora, pack, refused, wri
 from tests.unit.depot.conftest import Bench
 from weft.artifacts.digest import digest_of, hex_of
 from weft.artifacts.errors import Reason, Refused
+from weft.chat_template import NAMED_FILE
 from weft.domain.model.safetensors import MAX_MODEL_HEADER_BYTES, read_header
 from weft.telemetry.progress import ByteProgress
 from weft_depot.artifact_layout import ArtifactLimits
@@ -55,6 +56,7 @@ def test_a_model_becomes_a_manifest_of_the_files_on_the_list(bench: Bench) -> No
             "maxContext": 64,
             "sizeBytes": bench.manifest(digest).size_bytes,
             "dtype": "float32",
+            "chatTemplate": {"from": "None"},
         }
     ]
     bench.check()
@@ -74,6 +76,7 @@ def test_an_adapter_becomes_a_manifest_and_a_verdict(bench: Bench) -> None:
             "sizeBytes": manifest.size_bytes,
             "dtype": "float32",
             "baseModel": "some/where/tiny",
+            "chatTemplate": {"from": "Base"},
         }
     ]
     bench.check()
@@ -103,6 +106,52 @@ def test_a_verdict_says_where_answers_end_how_they_are_sampled_and_what_is_not_u
             tuple(warning.split(" eos_token ")[1].partition(":")[0] for warning in verdict.get("warnings", ()))
             == warned
         )
+    bench.check()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "fault"),
+    [
+        ("chat_template.jinja", "{{ messages[0].content }}", ""),
+        ("chat_template.jinja", "{{ raise_exception('two messages, please') }}", ""),
+        ("chat_template.jinja", "{% if %}", "line 1"),
+        ("chat_template.jinja", "{{ messages.absent.deeper }}", "no attribute"),
+        ("chat_template.jinja", "{% for i in range(900) %}{% for k in range(900) %}{% endfor %}{% endfor %}", "steps"),
+        ("tokenizer_config.json", '{"chat_template": "{{ bos_token }}"}', ""),
+        ("tokenizer_config.json", '{"chat_template": [{"name": "rag", "template": ""}]}', "none is named default"),
+        ("tokenizer_config.json", '{"chat_template": 3}', "neither a text nor"),
+        (NAMED_FILE, "", "none is named default"),
+    ],
+)
+def test_a_chat_template_is_checked_where_it_is_taken(bench: Bench, name: str, content: str, fault: str) -> None:
+    for owner, folder in (("Base", "models/tiny"), ("Adapter", "adapters/upper")):
+        path = bench.root / folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(content)
+        digest = bench.base() if owner == "Base" else bench.resolve(f"file:{folder}")
+        found = bench.verdicts[-1]["chatTemplate"]
+        assert (found["from"], fault in found.get("fault", ""), "fault" in found) == (owner, True, bool(fault)), found
+        assert name in [entry.name for entry in bench.manifest(digest).files]
+    bench.check()
+
+
+def test_a_token_that_an_adapters_template_writes_is_one_of_the_base_or_there_is_a_warning(bench: Bench) -> None:
+    tokens = [{"id": 3, "content": "<s>"}, {"id": 5, "content": "<|im_end|>"}]
+    (bench.root / "models" / "tiny" / "tokenizer.json").write_text(json.dumps({"added_tokens": tokens}))
+    bench.base()
+    added = {"3": "<s>", "6": "<|im_end|>", "7": "<|im_start|>", "8": "<|unused|>"}
+    config = {
+        "added_tokens_decoder": {token: {"content": text} for token, text in added.items()},
+        "bos_token": "<s>",
+        "eos_token": "<eos>",
+        "pad_token": "<pad>",
+        "chat_template": "{{ bos_token }}{{ eos_token }}<|im_start|>{{ messages[0].content }}<|im_end|>",
+    }
+    (bench.root / "adapters" / "upper" / "tokenizer_config.json").write_text(json.dumps(config))
+    bench.resolve("file:adapters/upper")
+    (verdict,) = bench.verdicts
+    *_, first, second, third = [warning.partition(" writes ")[2].partition(",")[0] for warning in verdict["warnings"]]
+    assert (first, second, third) == ("'<eos>'", "'<|im_end|>'", "'<|im_start|>'"), "beside what is said of the end"
     bench.check()
 
 

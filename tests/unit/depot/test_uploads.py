@@ -54,6 +54,7 @@ def files(tmp_path: Path) -> dict[str, bytes]:
     """What PEFT writes for the tiny model."""
     folder = write_adapter(tmp_path / "sent")
     for name in TOKENIZER:
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("{}")
     return {name: (folder / name).read_bytes() for name in ADAPTER_FILES}
 
@@ -62,7 +63,9 @@ async def test_an_upload_is_what_the_same_folder_would_be_and_resolves_for_its_n
     uploading: Uploading, files: dict[str, bytes]
 ) -> None:
     for name in TOKENIZER:
-        (uploading.bench.root / "adapters" / "upper" / name).write_bytes(files[name])
+        path = uploading.bench.root / "adapters" / "upper" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(files[name])
     stored = (await uploading.put(files)).json()
     assert stored["sizeBytes"] == sum(map(len, files.values()))
     assert uploading.bench.resolve(stored["uri"], namespace="acme") == stored["digest"]

@@ -640,6 +640,30 @@ def test_what_of_a_content_is_not_used_is_said_where_it_was_checked(serving: Wor
         assert (said["status"], said["message"].partition("; ")[2]) == ("True", "top_p is 5; and more")
 
 
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ({"from": "Base"}, ("True", "TemplateOfBase")),
+        ({"from": "Adapter"}, ("True", "TemplateOfAdapter")),
+        ({"from": "Adapter", "fault": "line 1"}, ("False", "TemplateFault")),
+        ({"from": "None"}, ("False", "NoTemplate")),
+        (None, None),
+    ],
+)
+def test_a_chat_template_has_a_condition_that_outlives_the_controller(
+    serving: World, found: dict[str, str] | None, said: tuple[str, str] | None
+) -> None:
+    for uri, ref in (("file:base", pool_ref()), ("file:upper", adapter_ref("upper"))):
+        answer = serving.contents[uri]
+        serving.contents[uri] = replace(answer, verdict={**(answer.verdict or {}), "chatTemplate": found})
+        serving.wait(2.1)
+        restarted = serving.restarted()
+        restarted.settle()
+        for world in (serving, restarted):
+            conditions = {c["type"]: (c["status"], c["reason"]) for c in world.status(ref)["conditions"]}
+            assert (conditions.get("ChatTemplate"), conditions["Ready"][0]) == (said, "True")
+
+
 def test_a_remote_source_is_asked_for_once_unless_its_object_says_how_often(world: World) -> None:
     for name in ("once", "often"):
         world.contents[f"hf:acme/{name}"] = verified("a")

@@ -16,6 +16,7 @@ from typing import BinaryIO
 
 from weft.artifacts.digest import is_file_name
 from weft.artifacts.errors import Reason, Refused
+from weft.chat_template import NAMED_FILE
 from weft.domain.text import quoted
 from weft_depot.sources import FileFilter, Identity, Marks
 
@@ -150,7 +151,16 @@ def _list(fd: int, uri: str, file_filter: FileFilter) -> list[str]:
             wanted = file_filter(entry.name) and is_file_name(entry.name)
             if wanted and (entry.is_symlink() or entry.is_file(follow_symlinks=False)):
                 names.append(entry.name)
+    if file_filter(NAMED_FILE) and _is_file_below(fd, NAMED_FILE):
+        names.append(NAMED_FILE)
     return sorted(names)
+
+
+def _is_file_below(fd: int, name: str) -> bool:
+    """Whether there is one, which is opened by its real path later."""
+    with contextlib.suppress(OSError):
+        return stat.S_ISREG(os.stat(name, dir_fd=fd).st_mode)
+    return False
 
 
 def _identity(file: BinaryIO) -> Identity:
