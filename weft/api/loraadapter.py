@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from weft.api.chat_template import ChatTemplateStatus
+from weft.api.chat_template import ChatTemplate, ChatTemplateStatus
 from weft.api.fields import ApiModel, DigestText, DurationText, Label, ModelName, Timestamp, TokenIds, VersionName
 from weft.api.meta import Conditions, Resource, is_empty
 from weft.api.source import Artifact
@@ -63,6 +63,8 @@ class LoRAAdapterSpec(ApiModel):
     name, the older one has it and the other is refused with reason NameConflict."""
     source: AdapterSource
     """The place of the adapter's files, adapter_config.json and adapter_model.safetensors."""
+    chat_template: ChatTemplate = ChatTemplate()
+    """Whose chat template renders the chats of the adapter. status.chatTemplate shows what its files have."""
     canary: Canary | None = None
     """A second content that gets a share of the requests until it is promoted or rolled back. Without it every
     request without a pin gets the content of spec.source."""
@@ -96,6 +98,8 @@ class PublishedContent(ApiModel):
     """The bytes of all files of the content."""
     eos_token_ids: TokenIds | None = None
     """The tokens that end an answer of the content, beside those of the base model."""
+    chat_template: ChatTemplateStatus | None = None
+    """The chat template that counts where the choice is Auto."""
     base_digest: DigestText | None = None
     """The digest of the base model that the content was validated against."""
     publish_time: Timestamp
@@ -118,6 +122,8 @@ class CanaryStatus(ApiModel):
     """The bytes of all files of the content."""
     eos_token_ids: TokenIds | None = None
     """The tokens that end an answer of the content, beside those of the base model."""
+    chat_template: ChatTemplateStatus | None = None
+    """The chat template that counts where the choice is Auto."""
     base_digest: DigestText | None = None
     """The digest of the base model that the content was validated against."""
     start_time: Timestamp | None = None
@@ -159,7 +165,7 @@ class LoRAAdapterStatus(ApiModel):
     """The tokens that end an answer of the adapter, as its own tokenizer_config.json or special_tokens_map.json names
     them, beside those of the base model."""
     chat_template: ChatTemplateStatus | None = None
-    """The chat template of requests for the adapter."""
+    """The chat template of the content, where spec.chatTemplate leaves the choice to its files."""
     model_name: str | None = None
     """The name that clients send as `model`."""
     unavailable_runners: Annotated[int, Field(strict=True, ge=0)] | None = None

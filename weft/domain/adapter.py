@@ -27,7 +27,7 @@ class AdapterVersion(NamedTuple):
     """A content of an adapter beside the present one: an earlier one that requests may pin, or its canary.
 
     `name`: "" for none. `weight`: percent of the requests without a pin that a canary gets. `eos_token_ids`: its own,
-    beside the base's.
+    beside the base's. `own_chat_template`: chats are rendered by the one among its files.
     """
 
     digest: str
@@ -36,6 +36,7 @@ class AdapterVersion(NamedTuple):
     name: str = ""
     weight: int = 0
     eos_token_ids: tuple[int, ...] = ()
+    own_chat_template: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,7 @@ class AdapterSpec:
     versions: tuple[AdapterVersion, ...] = ()
     generation: int = 0  # of the object's spec that this follows from
     eos_token_ids: tuple[int, ...] = ()  # of its content, beside the base's
+    own_chat_template: bool = False  # chats are rendered by the one among the files of its content
 
     @property
     def contents(self) -> "tuple[AdapterSpec, ...]":

@@ -193,6 +193,7 @@ class Route:
     version: str = ""  # the name of the content; "" for none
     versions: tuple[AdapterVersion, ...] = ()
     eos_token_ids: tuple[int, ...] = ()  # the adapter's own, beside the base's
+    own_chat_template: bool = False  # chats are rendered by the one among the adapter's files
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,6 +165,7 @@ def adapter_spec(entry: AdapterRegistration) -> AdapterSpec:
         versions=entry.versions,
         generation=entry.generation,
         eos_token_ids=entry.eos_token_ids,
+        own_chat_template=entry.own_chat_template,
     )
 
 

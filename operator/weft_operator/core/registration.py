@@ -15,6 +15,7 @@ from weft_operator.core.status import (
     adapter_conditions,
     canary_version,
     earlier_versions,
+    has_own_template,
     model_context_tokens,
     observed_generation,
 )
@@ -109,9 +110,11 @@ def adapter_entry(view: AdapterView) -> AdapterRegistration:
                 int(v.get("sizeBytes") or 0),
                 v.get("name") or "",
                 eos_token_ids=tuple(v.get("eosTokenIds") or ()),
+                own_chat_template=has_own_template(adapter, v),
             )
             for v in (earlier_versions(view, view.serving) if view.serving else ())
         ),
         generation=observed_generation(view),
         eos_token_ids=tuple(verdict.get("eosTokenIds") or ()),
+        own_chat_template=has_own_template(adapter, verdict),
     )

@@ -92,6 +92,7 @@ class Adapter:
     version: str | None  # the name of the source's content
     history_limit: int  # earlier contents that are served
     canary: "Canary | None"
+    chat_template: str  # whose: Auto, Adapter or Base
     status: Object
 
 
@@ -274,6 +275,7 @@ def parse_adapter(obj: Object) -> Adapter:
         version=spec.get("version"),
         history_limit=spec.get("revisionHistoryLimit", 1),
         canary=_canary(spec.get("canary")),
+        chat_template=(spec.get("chatTemplate") or {}).get("from") or "Auto",
         status=obj.get("status") or {},
     )
 

@@ -164,6 +164,7 @@ class AdapterRegistration:
     versions: tuple[AdapterVersion, ...] = ()  # the canary, then earlier contents that are served
     generation: int = 0  # of the spec that this follows from
     eos_token_ids: tuple[int, ...] = ()  # of the content, beside the base's
+    own_chat_template: bool = False  # chats are rendered by the one among the files of the content
 
     @property
     def digests(self) -> set[str]:

@@ -23,7 +23,7 @@ from weft.api.meta import sanitize_message
 from weft.domain.adapter import AdapterVersion
 from weft_operator.core.acceptance import AdapterView, PoolView, Rejection, is_ready
 from weft_operator.core.actions import RecordEvent
-from weft_operator.core.artifacts import OperationStatus, Request, Resolution, VerifiedArtifact
+from weft_operator.core.artifacts import OperationStatus, Request, Resolution, Verdict, VerifiedArtifact
 from weft_operator.core.canary import DECIDED
 from weft_operator.core.children import selector
 from weft_operator.core.resources import Adapter, Malformed, Object, Pool
@@ -60,7 +60,27 @@ def adapter_conditions(view: AdapterView) -> list[Condition]:
     if view.adapter.meta.deleting:
         return [accepted, Condition("Ready", "False", "Deleting", "waiting until no runner holds it")]
     content = _content_of_adapter(view)
-    return [accepted, *content, *_chat_template(view.serving), _ready(view, content), *_canary(view)]
+    return [accepted, *content, *_template_of_adapter(view), _ready(view, content), *_canary(view)]
+
+
+def has_own_template(adapter: Adapter, verdict: Verdict) -> bool:
+    """Whether chats of a content are rendered by the chat template among its own files."""
+    own = (verdict.get("chatTemplate") or {}).get("from") == "Adapter"
+    return adapter.chat_template == "Adapter" or (own and adapter.chat_template == "Auto")
+
+
+def _template_of_adapter(view: AdapterView) -> list[Condition]:
+    found = view.serving and view.serving.verdict.get("chatTemplate")
+    if not found:
+        return []
+    own = found.get("from") == "Adapter"
+    if view.adapter.chat_template == "Base" and own:
+        return [Condition("ChatTemplate", "True", "TemplateOfBase", "the adapter's own is not used: from is Base")]
+    if view.adapter.chat_template == "Adapter" and not own:
+        return [
+            Condition("ChatTemplate", "False", "NoTemplate", "from is Adapter, and its files have no chat template")
+        ]
+    return _chat_template(view.serving)
 
 
 def _chat_template(serving: VerifiedArtifact | None) -> list[Condition]:
@@ -388,7 +408,8 @@ def canary_version(view: AdapterView) -> tuple[AdapterVersion, ...]:
     rank, size = int(verdict.get("rank") or 0), int(verdict.get("sizeBytes") or 0)
     name = canary.name if canary.name != serving.version else ""
     eos = tuple(verdict.get("eosTokenIds") or ())
-    return (AdapterVersion(canary.content.digest, rank, size, name, canary.canary.weight, eos),)
+    own = has_own_template(view.adapter, verdict)
+    return (AdapterVersion(canary.content.digest, rank, size, name, canary.canary.weight, eos, own),)
 
 
 def earlier_versions(view: AdapterView, serving: VerifiedArtifact) -> list[Object]:
@@ -428,6 +449,7 @@ def _versions(view: AdapterView, now: float) -> list[Object] | None:
         "rank": serving.verdict.get("rank"),
         "sizeBytes": serving.verdict.get("sizeBytes"),
         "eosTokenIds": serving.verdict.get("eosTokenIds"),
+        "chatTemplate": serving.verdict.get("chatTemplate"),
         "baseDigest": serving.base_digest,
         "publishTime": published.get(serving.digest) or timestamp(now),
     }
@@ -449,6 +471,7 @@ def _canary_status(view: AdapterView) -> dict[str, Any] | None:
             "rank": content.verdict.get("rank"),
             "sizeBytes": content.verdict.get("sizeBytes"),
             "eosTokenIds": content.verdict.get("eosTokenIds"),
+            "chatTemplate": content.verdict.get("chatTemplate"),
             "baseDigest": content.base_digest,
             "startTime": timestamp(canary.started_at),
             "updateTime": timestamp(canary.updated_at),

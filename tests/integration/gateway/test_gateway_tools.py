@@ -131,6 +131,39 @@ async def test_reasoning_stands_beside_the_content_where_the_template_has_it(par
         assert ("reasoning_content" in message, message["content"]) == (False, "reader")
 
 
+@pytest.mark.parametrize(
+    ("files", "rendered"),
+    [
+        ({"chat_template.jinja": b"{{ bos_token }}[{{ messages[0].content }}]{{ eos_token }}"}, "[hello]"),
+        ({"tokenizer_config.json": b'{"chat_template": "{{ messages[0].content }}!", "eos_token": "<no>"}'}, "hello!"),
+        ({"chat_template.jinja": b"{% if %}"}, "line 1 of the chat template"),
+        ({}, "the adapter's files have no chat template"),
+        (None, "is not here yet"),
+    ],
+)
+async def test_chats_of_an_adapter_are_rendered_by_its_own_chat_template(
+    parts: World, tmp_path: Path, files: dict[str, bytes] | None, rendered: str
+) -> None:
+    if files is not None:
+        parts.scheduler.routes.routes[1].adapter_digest = parts.depot.add_model({"adapter_config.json": b"{}", **files})
+    parts.scheduler.routes.routes[1].own_chat_template = True
+    async with serving(parts, parts.settings(tmp_path)) as world, world.http() as http:
+        asked: Any = {"model": "acme/upper", "messages": HELLO}
+        answer = await http.post("/v1/chat/completions", json=asked)
+        if answer.status_code == 200:
+            assert world.tokenizer.decode((await world.runner.next("start")).prompt_tokens) == rendered
+        else:
+            error = answer.json()["error"]
+            wanted = (503, "model_not_ready") if files is None else (400, "chat_template_error")
+            assert (answer.status_code, error["code"], rendered in error["message"]) == (*wanted, True), error
+        counted = await http.post("/tokenize", json=asked)
+        assert counted.status_code == answer.status_code
+        await world.client().completions.create(model="acme/upper", prompt="hello")
+        await world.client().chat.completions.create(model="tiny", messages=HELLO)
+        prompts = [world.tokenizer.decode((await world.runner.next("start")).prompt_tokens) for _ in range(2)]
+        assert prompts == ["hello", "hello"], "completions and the base go on"
+
+
 HYBRID = "{% for m in messages %}{{ m.content }}{% endfor %}{{ '<think></think>' if enable_thinking is false }}"
 
 

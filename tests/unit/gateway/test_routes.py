@@ -102,7 +102,7 @@ DIGESTS = ["sha256:" + letters * 32 for letters in ("aa", "ab", "ac")]
 
 def versioned() -> RouteIndex:
     """An adapter `a/x` with two earlier contents, one of them named."""
-    first = AdapterVersion(DIGESTS[1], 16, name="step-1", eos_token_ids=(16,))
+    first = AdapterVersion(DIGESTS[1], 16, name="step-1", eos_token_ids=(16,), own_chat_template=True)
     earlier = (first, AdapterVersion("sha256:" + "ab" * 31 + "ff", 8))
     routes = (
         Route("a/x", "a", "z/p", DIGESTS[0], 8, version="step-2", versions=earlier, eos_token_ids=(8,)),
@@ -124,7 +124,7 @@ def test_a_pin_is_a_version_by_name_or_digest(pin: str, digest: str, rank: int) 
     found = versioned().find(f"a/x@{pin}", Principal("a"))
     assert found is not None
     assert (found[0].model_name, found[0].adapter, found[0].rank) == ("a/x", digest, rank)
-    assert found[0].eos_token_ids == (rank,)
+    assert (found[0].eos_token_ids, found[0].own_chat_template) == ((rank,), rank == 16)
 
 
 @pytest.mark.parametrize(

@@ -664,6 +664,31 @@ def test_a_chat_template_has_a_condition_that_outlives_the_controller(
             assert (conditions.get("ChatTemplate"), conditions["Ready"][0]) == (said, "True")
 
 
+@pytest.mark.parametrize(
+    ("chosen", "has", "own", "said"),
+    [
+        ("Auto", "Adapter", True, ("True", "TemplateOfAdapter")),
+        ("Auto", "Base", False, ("True", "TemplateOfBase")),
+        ("Base", "Adapter", False, ("True", "TemplateOfBase")),
+        ("Adapter", "Adapter", True, ("True", "TemplateOfAdapter")),
+        ("Adapter", "Base", True, ("False", "NoTemplate")),
+    ],
+)
+def test_whose_chat_template_counts_is_a_choice(
+    serving: World, chosen: str, has: str, own: bool, said: tuple[str, str]
+) -> None:
+    for letter in "cd":
+        answer = verified(letter)
+        answer = replace(answer, verdict={**(answer.verdict or {}), "chatTemplate": {"from": has}})
+        serving.contents[f"file:{letter}"] = answer
+        spec = {"source": {"uri": f"file:{letter}"}, "chatTemplate": {"from": chosen}, "revisionHistoryLimit": 1}
+        serving.settle(adapter_object("upper", **spec))
+        serving.wait(2.1)
+    entry = next(entry for entry in serving.routed.values() if entry.name == "upper")
+    assert [one.own_chat_template for one in (entry, *entry.versions)] == [own, own], "of earlier contents, too"
+    assert serving.condition(adapter_ref("upper"), "ChatTemplate") == said
+
+
 def test_a_remote_source_is_asked_for_once_unless_its_object_says_how_often(world: World) -> None:
     for name in ("once", "often"):
         world.contents[f"hf:acme/{name}"] = verified("a")

@@ -180,6 +180,7 @@ def _adapter(m: pb.AdapterDesired) -> AdapterSpec:
         versions=_versions(m.versions, uid),
         generation=m.generation,
         eos_token_ids=_eos(m.eos_token_ids, uid),
+        own_chat_template=m.own_chat_template,
     )
 
 
@@ -194,6 +195,7 @@ def _versions(versions: Sequence[pb.AdapterVersion], uid: str) -> tuple[AdapterV
             text(v.name, f"adapter {uid}: the name of a version"),
             number(v.weight, f"adapter {uid}: the weight of a version", 100),
             _eos(v.eos_token_ids, uid),
+            v.own_chat_template,
         )
         for v in versions
     )

@@ -378,6 +378,7 @@ def fill_routes(routes: Routes, m: pb.Routes) -> None:
             version=route.version,
             versions=[pb.AdapterVersion(**version._asdict()) for version in route.versions],
             eos_token_ids=route.eos_token_ids,
+            own_chat_template=route.own_chat_template,
         )
     for pool in routes.pools:
         defaults = sampling_defaults_message(pool.sampling_defaults)
@@ -408,11 +409,14 @@ def _routes(m: pb.Routes) -> Routes:
                     r.version,
                     tuple(
                         [
-                            AdapterVersion(v.digest, v.rank, v.bytes, v.name, v.weight, tuple(v.eos_token_ids))
+                            AdapterVersion(
+                                v.digest, v.rank, v.bytes, v.name, v.weight, tuple(v.eos_token_ids), v.own_chat_template
+                            )
                             for v in r.versions
                         ]
                     ),
                     tuple(r.eos_token_ids),
+                    r.own_chat_template,
                 )
                 for r in m.routes
             ]

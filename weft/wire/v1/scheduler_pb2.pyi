@@ -420,7 +420,7 @@ class Routes(_message.Message):
     def __init__(self, version: _Optional[int] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., pools: _Optional[_Iterable[_Union[PoolRoute, _Mapping]]] = ..., keys: _Optional[_Iterable[_Union[KeyRoute, _Mapping]]] = ..., keys_known: _Optional[bool] = ..., full: _Optional[bool] = ..., base_version: _Optional[int] = ..., removed_models: _Optional[_Iterable[str]] = ..., removed_pools: _Optional[_Iterable[str]] = ..., removed_keys: _Optional[_Iterable[str]] = ..., unserved: _Optional[_Iterable[_Union[Unserved, _Mapping]]] = ..., removed_unserved: _Optional[_Iterable[str]] = ..., more: _Optional[bool] = ...) -> None: ...
 
 class Route(_message.Message):
-    __slots__ = ("model_name", "namespace", "pool", "adapter_digest", "rank", "uid", "created_unix_s", "version", "versions", "eos_token_ids")
+    __slots__ = ("model_name", "namespace", "pool", "adapter_digest", "rank", "uid", "created_unix_s", "version", "versions", "eos_token_ids", "own_chat_template")
     MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
@@ -431,6 +431,7 @@ class Route(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
     EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    OWN_CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     model_name: str
     namespace: str
     pool: str
@@ -441,23 +442,26 @@ class Route(_message.Message):
     version: str
     versions: _containers.RepeatedCompositeFieldContainer[AdapterVersion]
     eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, model_name: _Optional[str] = ..., namespace: _Optional[str] = ..., pool: _Optional[str] = ..., adapter_digest: _Optional[str] = ..., rank: _Optional[int] = ..., uid: _Optional[str] = ..., created_unix_s: _Optional[int] = ..., version: _Optional[str] = ..., versions: _Optional[_Iterable[_Union[AdapterVersion, _Mapping]]] = ..., eos_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    own_chat_template: bool
+    def __init__(self, model_name: _Optional[str] = ..., namespace: _Optional[str] = ..., pool: _Optional[str] = ..., adapter_digest: _Optional[str] = ..., rank: _Optional[int] = ..., uid: _Optional[str] = ..., created_unix_s: _Optional[int] = ..., version: _Optional[str] = ..., versions: _Optional[_Iterable[_Union[AdapterVersion, _Mapping]]] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., own_chat_template: _Optional[bool] = ...) -> None: ...
 
 class AdapterVersion(_message.Message):
-    __slots__ = ("digest", "rank", "bytes", "name", "weight", "eos_token_ids")
+    __slots__ = ("digest", "rank", "bytes", "name", "weight", "eos_token_ids", "own_chat_template")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    OWN_CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     digest: str
     rank: int
     bytes: int
     name: str
     weight: int
     eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, digest: _Optional[str] = ..., rank: _Optional[int] = ..., bytes: _Optional[int] = ..., name: _Optional[str] = ..., weight: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    own_chat_template: bool
+    def __init__(self, digest: _Optional[str] = ..., rank: _Optional[int] = ..., bytes: _Optional[int] = ..., name: _Optional[str] = ..., weight: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., own_chat_template: _Optional[bool] = ...) -> None: ...
 
 class Unserved(_message.Message):
     __slots__ = ("uid", "namespace", "model_name", "pool", "reason", "message")
@@ -743,7 +747,7 @@ class PhaseGroups(_message.Message):
     def __init__(self, phase: _Optional[_Union[PhaseGroups.Phase, str]] = ..., min_runners: _Optional[int] = ..., max_runners: _Optional[int] = ...) -> None: ...
 
 class AdapterDesired(_message.Message):
-    __slots__ = ("uid", "namespace", "name", "model_name", "pool", "digest", "rank", "bytes", "pinned", "created_unix_s", "reason", "message", "tier", "version", "versions", "generation", "eos_token_ids")
+    __slots__ = ("uid", "namespace", "name", "model_name", "pool", "digest", "rank", "bytes", "pinned", "created_unix_s", "reason", "message", "tier", "version", "versions", "generation", "eos_token_ids", "own_chat_template")
     UID_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -761,6 +765,7 @@ class AdapterDesired(_message.Message):
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    OWN_CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     uid: str
     namespace: str
     name: str
@@ -778,7 +783,8 @@ class AdapterDesired(_message.Message):
     versions: _containers.RepeatedCompositeFieldContainer[AdapterVersion]
     generation: int
     eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, uid: _Optional[str] = ..., namespace: _Optional[str] = ..., name: _Optional[str] = ..., model_name: _Optional[str] = ..., pool: _Optional[str] = ..., digest: _Optional[str] = ..., rank: _Optional[int] = ..., bytes: _Optional[int] = ..., pinned: _Optional[bool] = ..., created_unix_s: _Optional[int] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., tier: _Optional[_Union[_supervisor_pb2.AdapterState.Tier, str]] = ..., version: _Optional[str] = ..., versions: _Optional[_Iterable[_Union[AdapterVersion, _Mapping]]] = ..., generation: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    own_chat_template: bool
+    def __init__(self, uid: _Optional[str] = ..., namespace: _Optional[str] = ..., name: _Optional[str] = ..., model_name: _Optional[str] = ..., pool: _Optional[str] = ..., digest: _Optional[str] = ..., rank: _Optional[int] = ..., bytes: _Optional[int] = ..., pinned: _Optional[bool] = ..., created_unix_s: _Optional[int] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., tier: _Optional[_Union[_supervisor_pb2.AdapterState.Tier, str]] = ..., version: _Optional[str] = ..., versions: _Optional[_Iterable[_Union[AdapterVersion, _Mapping]]] = ..., generation: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., own_chat_template: _Optional[bool] = ...) -> None: ...
 
 class SchedulerToRegistry(_message.Message):
     __slots__ = ("pool", "adapter")

@@ -181,7 +181,10 @@ def versions_of(route: Route, pool: PoolRoute) -> tuple[AdapterVersion, ...]:
     """Every content of a model that is served, the present one first."""
     if route.adapter == BASE:
         return (AdapterVersion(pool.base_digest, 0),)
-    present = AdapterVersion(route.adapter, route.rank, name=route.version, eos_token_ids=route.eos_token_ids)
+    present = AdapterVersion(
+        route.adapter, route.rank, name=route.version, eos_token_ids=route.eos_token_ids,
+        own_chat_template=route.own_chat_template,
+    )  # fmt: skip
     return (present, *route.versions)
 
 
@@ -214,7 +217,7 @@ def route_of_draw(route: Route, key: str) -> Route:
 def _to_version(route: Route, version: AdapterVersion) -> Route:
     return replace(
         route, adapter=version.digest, rank=version.rank, version=version.name, versions=(),
-        eos_token_ids=version.eos_token_ids,
+        eos_token_ids=version.eos_token_ids, own_chat_template=version.own_chat_template,
     )  # fmt: skip
 
 

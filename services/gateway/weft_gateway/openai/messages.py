@@ -174,5 +174,5 @@ async def count_tokens(state: AppState, request: Request) -> Response:
     caller = await caller_of(state, request)
     body = await json_body(request, state.settings.max_body_bytes)
     params = await in_thread(lambda body: _chat(checked(CountRequest, object_of(body))), body)
-    pool, tokenizer = tokenizer_of(state, caller, params.model)
+    pool, tokenizer = await tokenizer_of(state, caller, params.model)
     return json_response({"input_tokens": chat_length(params, pool, tokenizer)})

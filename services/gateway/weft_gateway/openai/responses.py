@@ -352,6 +352,6 @@ async def count_input_tokens(state: AppState, request: Request) -> Response:
     caller = await caller_of(state, request)
     chat = await in_thread(parse_responses, await json_body(request, state.settings.max_body_bytes))
     chat = await _continued(state, Call(ids_of(request.scope), caller, time.time_ns() // 1_000_000), chat)
-    pool, tokenizer = tokenizer_of(state, caller, chat.model)
+    pool, tokenizer = await tokenizer_of(state, caller, chat.model)
     tokens = await asyncio.to_thread(chat_length, chat, pool, tokenizer)
     return json_response({"object": "response.input_tokens", "input_tokens": tokens})

@@ -25,7 +25,7 @@ from weft_gateway.openai.schema import (
     parse,
 )
 from weft_gateway.openai.tool_calls import format_of
-from weft_gateway.openai.validation import THREAD_BYTES
+from weft_gateway.openai.validation import THREAD_BYTES, chat_tokenizer
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.auth import Action
 from weft_gateway.shell.tokenizer import UNKNOWN_CONTEXT_TOKENS, ModelTokenizer, NotEncodable
@@ -37,7 +37,7 @@ async def tokenize(state: AppState, request: Request) -> Response:
     """The tokens of a text or of a chat."""
     caller = await caller_of(state, request)
     params = await in_thread(_tokenize_request, await json_body(request, state.settings.max_body_bytes))
-    pool, tokenizer = tokenizer_of(state, caller, params.model)
+    pool, tokenizer = await tokenizer_of(state, caller, params.model)
     try:
         tokens = await asyncio.to_thread(_tokens, params, tokenizer, pool.tool_call_parser)
     except NotEncodable as error:
@@ -84,7 +84,7 @@ async def detokenize(state: AppState, request: Request) -> Response:
     caller = await caller_of(state, request)
     body = await json_body(request, state.settings.max_body_bytes)
     params = await in_thread(partial(parse, DetokenizeRequest), body)
-    _, tokenizer = tokenizer_of(state, caller, params.model)
+    _, tokenizer = await tokenizer_of(state, caller, params.model, for_chats=False)
     if (beyond := max(params.tokens, default=0)) >= tokenizer.vocab_size:
         text = f"tokens: token {beyond} is outside the model's vocabulary of {tokenizer.vocab_size}."
         raise ParameterError(text, param="tokens")
@@ -94,7 +94,7 @@ async def detokenize(state: AppState, request: Request) -> Response:
 async def tokenizer_info(state: AppState, request: Request) -> Response:
     """What the model's tokenizer_config.json says. `?model=`: which."""
     caller = await caller_of(state, request)
-    _, tokenizer = tokenizer_of(state, caller, request.query_params.get("model"))
+    _, tokenizer = await tokenizer_of(state, caller, request.query_params.get("model"))
     return json_response(tokenizer.config)
 
 
@@ -109,17 +109,19 @@ async def in_thread(check: Callable[[bytes], T], body: bytes) -> T:
     return await asyncio.to_thread(check, body) if len(body) > THREAD_BYTES else check(body)
 
 
-def tokenizer_of(state: AppState, caller: Principal, name: str | None) -> tuple[PoolRoute, ModelTokenizer]:
+async def tokenizer_of(
+    state: AppState, caller: Principal, name: str | None, *, for_chats: bool = True
+) -> tuple[PoolRoute, ModelTokenizer]:
     """Of a model that this caller may use; None: of the caller's only base, as clients of vLLM name none.
 
     Raises ModelNotFound, ParameterError, ServiceUnavailable.
     """
-    _, pool = state.model(_only_base(state, caller) if name is None else name, caller)
+    route, pool = state.model(_only_base(state, caller) if name is None else name, caller)
     tokenizer = state.tokenizers.get(pool.base_digest)
     if tokenizer is None:
         text = f"The tokenizer of pool {pool.pool} is not available yet."
         raise ServiceUnavailable(text, code="model_not_ready", retry_after_ms=1000)
-    return pool, tokenizer
+    return pool, await chat_tokenizer(state, route, pool, tokenizer) if for_chats else tokenizer
 
 
 def _only_base(state: AppState, caller: Principal) -> str:

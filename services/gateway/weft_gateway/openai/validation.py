@@ -12,12 +12,14 @@ from typing import Any, Generic, TypeVar
 
 import orjson
 
+from weft.artifacts.errors import ArtifactError, Refused, UnknownDigest
 from weft.domain.request import Priority, Sampling, SamplingDefaults
 from weft.domain.routes import PoolRoute, Route
 from weft_gateway.core.events import ModelResolved, PreparedRequest
 from weft_gateway.core.routes import Principal, route_of_draw
 from weft_gateway.errors import (
     ApiError,
+    BadRequest,
     Internal,
     ParameterError,
     ServiceUnavailable,
@@ -29,13 +31,20 @@ from weft_gateway.openai.fields import MAX_INT32
 from weft_gateway.openai.marks import mark_tokens, showing
 from weft_gateway.openai.reasoning import reasons
 from weft_gateway.openai.response_format import PLAIN, AnswerContext, AnswerHead, EncoderOf, PromptPart
-from weft_gateway.openai.schema import Common, naming
+from weft_gateway.openai.schema import ChatPrompt, Common, naming
 from weft_gateway.openai.spans import RequestTrace
 from weft_gateway.openai.tool_calls import ToolFormat, format_of
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.rate_limits import AdmittedCall
 from weft_gateway.shell.request_ids import Ids, id_of_prompt
-from weft_gateway.shell.tokenizer import UNKNOWN_CONTEXT_TOKENS, ModelTokenizer, NotEncodable, TokenizerPanic, TooLong
+from weft_gateway.shell.tokenizer import (
+    UNKNOWN_CONTEXT_TOKENS,
+    BadTemplate,
+    ModelTokenizer,
+    NotEncodable,
+    TokenizerPanic,
+    TooLong,
+)
 
 THREAD_BYTES = 20_000  # a body this long is parsed in a thread: the loop goes on streaming
 PROMPT_END_TOKENS = 16  # that show how an answer begins
@@ -181,7 +190,23 @@ async def _parse(state: AppState, endpoint: ModelEndpoint[T], call: Call, body: 
     if tokenizer is None:
         text = f"The tokenizer of pool {pool.pool} is not available: the pool has changed."
         raise ServiceUnavailable(text, code="model_not_ready", retry_after_ms=1000)
+    if isinstance(params, ChatPrompt):
+        tokenizer = await chat_tokenizer(state, route, pool, tokenizer)
     return ParsedRequest(params, route, pool, tokenizer)
+
+
+async def chat_tokenizer(state: AppState, route: Route, pool: PoolRoute, tokenizer: ModelTokenizer) -> ModelTokenizer:
+    """The pool's tokenizer, with the adapter's own chat template where it has one. Raises ServiceUnavailable."""
+    if not route.own_chat_template:
+        return tokenizer
+    try:
+        return await state.templates.tokenizer(route.adapter, pool.base_digest, tokenizer)
+    except ArtifactError as error:
+        if isinstance(error, Refused) and not isinstance(error, UnknownDigest):
+            text = f"The chat template of {route.model_name} cannot be read: {error.message}."
+            raise BadRequest(text, code=BadTemplate.code) from error
+        text = f"The chat template of {route.model_name} is not here yet: {error.message}."
+        raise ServiceUnavailable(text, code="model_not_ready", retry_after_ms=1000) from error
 
 
 def _with_defaults(params: T, defaults: SamplingDefaults) -> T:

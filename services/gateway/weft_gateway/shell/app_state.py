@@ -16,6 +16,7 @@ from weft.wire.tls import Tls
 from weft_gateway.core.routes import Principal, UnknownVersion
 from weft_gateway.errors import ModelNotFound
 from weft_gateway.settings import GatewaySettings
+from weft_gateway.shell.adapter_templates import AdapterTemplates
 from weft_gateway.shell.batch_client import BatchClient
 from weft_gateway.shell.grammar_checker import GrammarChecker
 from weft_gateway.shell.objects_client import ObjectsClient
@@ -48,6 +49,7 @@ class AppState:
         verify = tls.client_context("depot") if tls else True
         transport = httpx2.AsyncHTTPTransport(verify=verify, socket_options=quickly_found_sockets())
         self.depot = httpx2.AsyncClient(base_url=settings.depot, timeout=10.0, transport=transport)
+        self.templates = AdapterTemplates(self.depot)
         self.tokenizers = TokenizerCache(
             self.depot,
             settings.data_dir / "blobs",

@@ -60,13 +60,19 @@ class _Cache:
             self.blobs.discard(digest)
             log.error("damaged file thrown away", extra=kv(file=name, digest=digest, difference=error.difference))
             self.on_corrupt()
-        data = await _download(self.depot, digest, max_bytes)
-        if digest_of(data) != digest:
-            with contextlib.suppress(httpx2.HTTPError):  # the depot verifies its copy; the next try finds a whole one
-                await self.depot.head(f"/v1/blobs/{digest}", headers={MISMATCH_HEADER: "1"})
-            raise Unavailable(f"the depot's content of {digest} has another SHA-256", Reason.DIGEST_MISMATCH)
+        data = await download(self.depot, digest, max_bytes)
         self.blobs.put(data)
         return data
+
+
+async def download(depot: httpx2.AsyncClient, digest: str, max_bytes: int) -> bytes:
+    """A blob of the depot, verified. Raises Unavailable, UnknownDigest, Refused(TooLarge)."""
+    data = await _download(depot, digest, max_bytes)
+    if digest_of(data) != digest:
+        with contextlib.suppress(httpx2.HTTPError):  # the depot verifies its copy; the next try finds a whole one
+            await depot.head(f"/v1/blobs/{digest}", headers={MISMATCH_HEADER: "1"})
+        raise Unavailable(f"the depot's content of {digest} has another SHA-256", Reason.DIGEST_MISMATCH)
+    return data
 
 
 async def _download(depot: httpx2.AsyncClient, digest: str, max_bytes: int) -> bytes:

@@ -6,16 +6,18 @@ and may hold control tokens.
 """
 
 import contextlib
+import copy
 import json
 import re
 from collections import Counter
-from collections.abc import Generator, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
 import tokenizers
 
 from weft.chat_template import (
+    SPECIAL_FILE,
     Chat,
     ChatTemplate,
     Message,
@@ -23,6 +25,8 @@ from weft.chat_template import (
     TemplateFailed,
     TemplateFault,
     TemplateRefused,
+    adapter_template,
+    special_tokens_of,
     template_of,
 )
 from weft.domain.model.token_bytes import decoding_of, token_bytes
@@ -84,10 +88,27 @@ class ModelTokenizer:
         self.added = {token.content: (id_, token.special) for id_, token in added.items()}
         self._control = SpecialTokenEscaper(t.content for t in added.values() if _is_control(t))
         self._bytes: dict[int, bytes] = dict.fromkeys(self._special, b"")
+        self._template: ChatTemplate | TemplateFault | None = None
         self.config: dict[str, Any] = _json(files, "tokenizer_config.json")
-        self._template = _template(files)
+        self._special_tokens = special_tokens_of(self.config, _json(files, SPECIAL_FILE))
+        self._set_template(lambda: template_of(files))
+
+    def with_template_of(self, adapter: Mapping[str, bytes]) -> "ModelTokenizer":
+        """The same tokenizer with the chat template among an adapter's files: without one it renders no chats."""
+        other = copy.copy(self)
+        other._set_template(lambda: adapter_template(adapter, self._special_tokens, self._tokenizer.token_to_id)[0])
+        if other._template is None:
+            other._template = TemplateFault("the adapter's files have no chat template")
+        return other
+
+    def _set_template(self, read: Callable[[], ChatTemplate | None]) -> None:
+        """A fault is one of chats alone. The configuration shows the template that counts."""
+        try:
+            self._template = read()
+        except TemplateFault as error:
+            self._template = error
         if isinstance(self._template, ChatTemplate):
-            self.config["chat_template"] = self._template.default  # the one that counts
+            self.config = {**self.config, "chat_template": self._template.default}
 
     @property
     def template(self) -> str:
@@ -324,14 +345,6 @@ def _without_control(spec: Mapping[str, Any]) -> tokenizers.Tokenizer:
 
 def _is_control(token: tokenizers.AddedToken) -> bool:
     return token.special or _CONTROL_SPELLING.fullmatch(token.content) is not None
-
-
-def _template(files: Mapping[str, bytes]) -> ChatTemplate | TemplateFault | None:
-    """A fault is one of chats alone."""
-    try:
-        return template_of(files)
-    except TemplateFault as error:
-        return error
 
 
 def _json(files: Mapping[str, bytes], name: str) -> dict[str, Any]:

@@ -186,6 +186,7 @@ def _route(state: State, pool: Pool, adapter: AdapterSpec) -> None:
             version=adapter.version,
             versions=adapter.versions,
             eos_token_ids=adapter.eos_token_ids,
+            own_chat_template=adapter.own_chat_template,
         )
     )
 
