@@ -13,11 +13,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from tests.unit.gateway.test_tokenizer import prompt_of
 from weft.chat_template import NAMED_FILE
-from weft_gateway.openai.chat import chat_of
-from weft_gateway.openai.schema import ChatRequest, parse
-from weft_gateway.openai.tool_calls import format_of
-from weft_gateway.shell.tokenizer import ModelTokenizer, NotEncodable
 
 TEMPLATES = Path(__file__).parent / "chat_templates"
 SPECIAL = ["<s>", "</s>", "<pad>", "<sep>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "[INST]", "[/INST]"]
@@ -189,13 +186,8 @@ def of_transformers(folder: Path, request: dict[str, Any]) -> str:
 
 def of_weft(folder: Path, request: dict[str, Any]) -> str:
     files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    tokenizer = ModelTokenizer(files)
-    params = parse(ChatRequest, json.dumps({"model": "m", **request}).encode())
-    try:
-        ids = tokenizer.encode_chat(chat_of(params, tokenizer.template, format_of(tokenizer.template)))
-    except NotEncodable:
-        return "refused"
-    return PreTrainedTokenizerFast.from_pretrained(folder).decode(ids)
+    ids = prompt_of(files, request)
+    return "refused" if ids is None else PreTrainedTokenizerFast.from_pretrained(folder).decode(ids)
 
 
 def in_config(folder: Path, template: Any, path: Path) -> Path:

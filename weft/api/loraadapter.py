@@ -64,7 +64,8 @@ class LoRAAdapterSpec(ApiModel):
     source: AdapterSource
     """The place of the adapter's files, adapter_config.json and adapter_model.safetensors."""
     chat_template: ChatTemplate = ChatTemplate()
-    """Whose chat template renders the chats of the adapter. status.chatTemplate shows what its files have."""
+    """The choice of the chat template that renders the chats of the adapter. status.chatTemplate shows what its files
+    have."""
     canary: Canary | None = None
     """A second content that gets a share of the requests until it is promoted or rolled back. Without it every
     request without a pin gets the content of spec.source."""

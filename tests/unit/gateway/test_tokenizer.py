@@ -11,6 +11,9 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from weft.chat_template import Chat, ChatTemplate, TemplateFault
+from weft_gateway.openai.chat import chat_of
+from weft_gateway.openai.schema import ChatRequest, parse
+from weft_gateway.openai.tool_calls import format_of
 from weft_gateway.shell.tokenizer import ModelTokenizer, NotEncodable, TokenizerPanic, TooLong
 
 SPECIAL = ["<s>", "</s>", "<|user|>", "<|assistant|>", "<|system|>"]
@@ -50,6 +53,16 @@ def text_of(tokenizer: tokenizers.Tokenizer = TOKENIZER, **files: bytes | None) 
 
 
 TEXT = text_of()
+
+
+def prompt_of(files: dict[str, bytes], request: dict[str, Any]) -> list[int] | None:
+    """The tokens of a chat's body; None where its template refuses it."""
+    tokenizer = ModelTokenizer(files)
+    params = parse(ChatRequest, json.dumps({"model": "m", **request}).encode())
+    try:
+        return tokenizer.encode_chat(chat_of(params, tokenizer.template, format_of(tokenizer.template)))
+    except NotEncodable:
+        return None
 
 
 def user(content: str) -> list[dict[str, str]]:
