@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import orjson
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from weft.domain.batch import COMPLETION_WINDOW, ENDPOINTS
@@ -283,7 +284,8 @@ class ChatMessage(BaseModel):
     ALL: ClassVar = ("name", "tool_call_id", "tool_calls")
 
     role: Annotated[str, BeforeValidator(_role)]
-    content: Content = ""
+    content: Content
+    has_content: SkipJsonSchema[bool] = True  # its own, whatever a client says: it is not null
     name: str | None = None
     tool_call_id: str | None = None
     tool_calls: Annotated[list[dict[str, Any]] | None, Bounded, AfterValidator(_calls)] = None
@@ -300,16 +302,14 @@ class ChatMessage(BaseModel):
         known = {name: value[name] for name in cls.model_fields if name in value}
         reasoning = (found for name in REASONING if isinstance(found := value.get(name), str))
         known["reasoning_content"] = next(reasoning, known.get("reasoning_content"))
-        if "content" not in known and value.get("role") != "assistant":
-            known["content"] = ()  # there has to be one
-        if known.get("content", ()) is None:
-            del known["content"]
-        return known
+        if value.get("role") == "assistant":
+            known.setdefault("content", None)
+        return {**known, "has_content": known.get("content") is not None}
 
     def of_template(self) -> dict[str, Any]:
         """As transformers gives messages to chat templates: arguments of calls are objects, and nothing is null."""
         message: dict[str, Any] = {"role": self.role}
-        if "content" in self.model_fields_set:
+        if self.has_content:
             message["content"] = self.content
         if self.reasoning_content is not None:
             message |= dict.fromkeys(("reasoning_content", "thinking"), self.reasoning_content)
