@@ -89,8 +89,8 @@ class Scale:
 
     value: float
 
-    def scale_of(self, module: str) -> float:
-        del module
+    def scale_of(self, module: str, rank: int) -> float:
+        del module, rank
         return self.value
 
 

@@ -19,6 +19,7 @@ from fuzz.peers import decoded, frames, gateway_core, kv_frames, runner_core, sc
 from weft.api.manifests import ManifestError, load_text
 from weft.artifacts.adapter_config import parse_adapter_config
 from weft.artifacts.errors import Unavailable
+from weft.artifacts.verify import verdict_of
 from weft.chat_template import Chat, ChatTemplate, TemplateFault, TemplateRefused
 from weft.domain.model.adapter import check_adapter
 from weft.domain.model.config import parse_model_config
@@ -206,7 +207,8 @@ def _adapter_weights(raw: bytes) -> None:
 def _adapter_config(raw: bytes) -> None:
     config = parse_adapter_config(raw)
     header = _safetensors(encoded(ADAPTER_HEADER))
-    check_adapter(config, read_header(io.BytesIO(header), _size(header)), SPEC, max_rank=64)
+    modules = check_adapter(config, read_header(io.BytesIO(header), _size(header)), SPEC, max_rank=64)
+    verdict_of(config, modules, SPEC, len(header))
 
 
 def _model_weights(raw: bytes) -> None:

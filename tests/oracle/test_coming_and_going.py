@@ -110,7 +110,7 @@ def test_what_one_rank_refuses_is_refused_by_all_and_the_next_one_is_built(model
         """Rank 0 lets it pass: the other rank looks for itself."""
         recorded = RecordedScales(scales)
         for module in modules:
-            recorded.scale_of(module)
+            recorded.scale_of(module, 1)
         return recorded
 
     monkeypatch.setattr(ranks.adapters, "_recorded", unchecked)

@@ -61,7 +61,7 @@ ADVICE: dict[str, str] = {
     Reason.HEADER_INVALID: "the safetensors header is damaged; save the file again.",
     Reason.OFFSETS_INVALID: "the safetensors file is damaged or cut off; copy or save it again.",
     Reason.CONFIG_INVALID: "correct the field of the config that the message names.",
-    Reason.UNSUPPORTED_ADAPTER: "train without the option that the message names.",
+    Reason.UNSUPPORTED_ADAPTER: "the message names what cannot be served, and what can be done about it.",
     Reason.RANK_TOO_LARGE: "train with a smaller rank, or raise spec.maxRank and the pool's lora.maxRank.",
     Reason.BASE_MISMATCH: "use the pool of the right base, or assert with spec.baseModel that it is the same.",
     Reason.SHAPE_MISMATCH: "the adapter does not fit the base or its own config; check what it was trained on.",

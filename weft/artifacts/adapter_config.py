@@ -1,22 +1,23 @@
-"""PEFT's `adapter_config.json` -> AdapterConfig: which modules, which ranks, which scales. Data only, never executed.
+"""PEFT's `adapter_config.json` -> AdapterConfig: how the tensors beside it are scaled. Data only, never executed.
 
-Selection follows PEFT (`tuners_utils.check_target_module_exists`, `utils.other.get_pattern_key`): a list matches whole
-names or endings after a dot, a text is a regular expression for the whole name; `rank_pattern` and `alpha_pattern`
-match endings after a dot, first key wins. Scale of a module: alpha / r; with rsLoRA (Kalajdzievski, 2023) it is
-alpha / sqrt(r).
+Which modules an adapter changes, and by which ranks, its tensors say; the configuration is a note about them, and where
+it says something else, or is written in a way that is not evaluated here, that is a remark. What the tensors cannot
+say is read as PEFT does. Scale of a module: alpha / r; with rsLoRA (Kalajdzievski, 2023) alpha / sqrt(r).
+`alpha_pattern` and `rank_pattern` match endings after a dot, first key wins (`utils.other.get_pattern_key`).
 
-A field that changes what the adapter computes and is not known here is refused: serving something else than was trained
-is worse than not serving.
+A field that changes what the adapter computes beyond that is refused: serving something else than was trained is worse
+than not serving.
 """
 
 import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 from weft.artifacts.pattern import Budget, PatternError, compile_pattern
 from weft.domain.model.errors import Reason, Refused
+from weft.domain.model.tensors import some_of
 from weft.domain.strict_json import JsonError, JsonObject, is_int, parse_object
 from weft.domain.text import quoted
 
@@ -25,6 +26,7 @@ MAX_RANK = 1 << 14
 MAX_ALPHA = 1 << 20
 MAX_NAMES = 8192
 MAX_PATTERN_KEYS = 1024
+DEFAULT_RANK = DEFAULT_ALPHA = 8  # PEFT's, of a field that is not there
 
 # Fields that only matter while training, or only record how the weights were made.
 _TRAINING = frozenset(
@@ -36,73 +38,84 @@ _READ = frozenset(
     "alpha_pattern base_model_name_or_path exclude_modules init_lora_weights layers_pattern layers_to_transform "
     "lora_alpha peft_type r rank_pattern target_modules use_rslora".split()
 )
-# Fields that change the computation: only these values mean "not used".
-_REFUSED: dict[str, tuple[str, tuple[object, ...]]] = {
-    "use_dora": ("DoRA", (False, None)),
-    "use_qalora": ("QALoRA", (False, None)),
-    "use_bdlora": ("BD-LoRA", (False, None)),
-    "lora_bias": ("biases inside LoRA", (False, None)),
-    "bias": ("trained biases", ("none", None)),
-    "fan_in_fan_out": ("transposed (Conv1D) layers", (False, None)),
-    "modules_to_save": ("whole trained modules", (None, [])),
-    "trainable_token_indices": ("trained token embeddings", (None, [], {})),
-    "layer_replication": ("replicated layers", (None, [])),
-    "target_parameters": ("LoRA on bare parameters", (None, [])),
-    "alora_invocation_tokens": ("activated LoRA", (None, [])),
+_MERGE = "merge it into the base (PEFT's merge_and_unload) and serve the merged model"
+_RETRAIN = "train without it"
+# Fields that change the computation: what they are, what can be done. Any value but one that means nothing is refused.
+_REFUSED: dict[str, tuple[str, str]] = {
+    "use_dora": ("DoRA", _MERGE),
+    "use_qalora": ("QALoRA", _RETRAIN),
+    "use_bdlora": ("BD-LoRA", _MERGE),
+    "lora_bias": ("biases inside LoRA", _RETRAIN),
+    "modules_to_save": ("whole trained modules", f"{_MERGE}, or {_RETRAIN}"),
+    "trainable_token_indices": ("trained token embeddings", f"{_MERGE}, or {_RETRAIN}"),
+    "layer_replication": ("replicated layers", _MERGE),
+    "target_parameters": ("LoRA on bare parameters", _MERGE),
+    "alora_invocation_tokens": ("activated LoRA, which begins in the middle of a prompt,", _RETRAIN),
+    "arrow_config": ("a router of several adapters", "serve its adapters one by one"),
+    "kasa_config": ("KaSA, which changes the base's own weights,", _MERGE),
+    "monteclora_config": ("MonteCLoRA", "save it as plain LoRA (PEFT's save_as_lora)"),
+    "velora_config": ("VeLoRA", "save it as plain LoRA (PEFT's save_as_lora)"),
 }
+_NOTHING = (None, False, "", [], {})
+# Fields whose effect the tensors would show: what PEFT does without those.
+_SEEN_IN_TENSORS = {"bias": "none", "fan_in_fan_out": False}
 # Initialisations that leave the base's own weights alone. Others (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA) change them, so
 # the adapter only fits the changed base; PEFT can convert it when it is saved, and then writes `true` here.
-_PLAIN_INITS = (True, False, None, "gaussian", "orthogonal", "eva")
-_EMBEDDINGS = frozenset(("embed_tokens", "lm_head", "wte", "wpe"))
+_PLAIN_INITS = (True, False, None, "gaussian", "orthogonal", "eva", "mica")
+_ALL_LINEAR = "all-linear"
 
 Matches = Callable[[str], bool]
+Selects = Callable[[str, int], bool]
 T = TypeVar("T")
 _PLAIN = re.compile(r"[A-Za-z0-9_.]+", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
+class Pattern(Generic[T]):
+    """An entry of `rank_pattern` or `alpha_pattern`; `matches` is None where the key is not evaluated here."""
+
+    key: str
+    matches: Matches | None
+    value: T
+
+
+@dataclass(frozen=True, slots=True)
 class AdapterConfig:
-    """An adapter's configuration. Module names are the model's own: `model.layers.0.self_attn.q_proj`."""
+    """An adapter's configuration. Module names are the model's own: `model.layers.0.self_attn.q_proj`.
+
+    `base_model`: base_model_name_or_path; None or "" where training did not know it. `remarks`: what is set and not
+    used, for people.
+    """
 
     rank: int
     alpha: float
     rslora: bool
-    base_model: str | None  # base_model_name_or_path; None or "" where training did not know it
-    target_modules: tuple[str, ...]  # as written; one regular expression when `by_pattern`
-    by_pattern: bool
-    layers: frozenset[int] | None = None  # None: all
-    _targets: Matches = field(default=lambda _: False, repr=False, compare=False)
-    _excluded: Matches = field(default=lambda _: False, repr=False, compare=False)
-    _ranks: tuple[tuple[Matches, int], ...] = field(default=(), repr=False, compare=False)
-    _alphas: tuple[tuple[Matches, float], ...] = field(default=(), repr=False, compare=False)
+    base_model: str | None
+    target_names: tuple[str, ...]  # that target_modules lists; none where it is a pattern
+    remarks: tuple[str, ...] = ()
+    ranks: tuple[Pattern[int], ...] = field(default=(), repr=False, compare=False)
+    alphas: tuple[Pattern[float], ...] = field(default=(), repr=False, compare=False)
+    selects: Selects | None = field(default=None, repr=False, compare=False)
+    """Whether a module (of a layer) is one that training was to change; None where that is not evaluated here."""
 
-    @property
-    def target_names(self) -> tuple[str, ...]:
-        """The names that target_modules lists; none where it is a pattern."""
-        return () if self.by_pattern else self.target_modules
-
-    def selects(self, module: str, layer: int) -> bool:
-        """Whether the adapter changes this module."""
-        if self.layers is not None and layer not in self.layers:
-            return False
-        return self._targets(module) and not self._excluded(module)
-
-    def rank_of(self, module: str) -> int:
-        """The rank of this module's A [r, in] and B [out, r]."""
-        return next((rank for matches, rank in self._ranks if matches(module)), self.rank)
+    def rank_of(self, module: str) -> int | None:
+        """The rank that this module's tensors should have; None where that is not evaluated here."""
+        for pattern in self.ranks:
+            if pattern.matches is None:
+                return None
+            if pattern.matches(module):
+                return pattern.value
+        return self.rank
 
     @property
     def largest_rank(self) -> int:
         """Of any module."""
-        return max(self.rank, *(rank for _, rank in self._ranks)) if self._ranks else self.rank
+        return max(self.rank, *(pattern.value for pattern in self.ranks)) if self.ranks else self.rank
 
-    def alpha_of(self, module: str) -> float:
-        return next((alpha for matches, alpha in self._alphas if matches(module)), self.alpha)
-
-    def scale_of(self, module: str) -> float:
-        """What B (A x) is multiplied by."""
-        rank = self.rank_of(module)
-        return self.alpha_of(module) / (math.sqrt(rank) if self.rslora else rank)
+    def scale_of(self, module: str, rank: int) -> float:
+        """What B (A x) is multiplied by, where A has `rank` rows."""
+        alphas = (pattern.value for pattern in self.alphas if pattern.matches and pattern.matches(module))
+        return next(alphas, self.alpha) / (math.sqrt(rank) if self.rslora else rank)
 
 
 def parse_adapter_config(raw: bytes) -> AdapterConfig:
@@ -111,66 +124,96 @@ def parse_adapter_config(raw: bytes) -> AdapterConfig:
         config = parse_object(raw, max_bytes=MAX_CONFIG_BYTES)
     except JsonError as error:
         raise _invalid(str(error)) from error
-    _check_supported(config)
-    targets, by_pattern = _targets(config)
-    budget = Budget()
+    remarks, budget = _check_supported(config), Budget()
+    alphas = _patterns(config, "alpha_pattern", _alpha, budget)  # before what may use up the budget
+    if unread := [pattern.key for pattern in alphas if pattern.matches is None]:
+        raise _unsupported(
+            f"alpha_pattern: {quoted(unread[0])} is not evaluated here, and the tensors do not show what it says; "
+            "write its modules by name"
+        )
+    ranks = _patterns(config, "rank_pattern", _rank, budget)
     return AdapterConfig(
-        rank=_rank("r", config.get("r")),
-        alpha=_alpha("lora_alpha", config.get("lora_alpha")),
+        rank=_rank("r", config.get("r", DEFAULT_RANK)),
+        alpha=_alpha("lora_alpha", config.get("lora_alpha", DEFAULT_ALPHA)),
         rslora=_flag(config, "use_rslora"),
         base_model=_base_model(config),
-        target_modules=targets,
-        by_pattern=by_pattern,
-        layers=_layers(config, by_pattern),
-        _targets=_pattern("target_modules", targets[0], budget) if by_pattern else _names(targets),
-        _excluded=_exclusion(config, budget),
-        _ranks=_pattern_map(config, "rank_pattern", _rank, budget),
-        _alphas=_pattern_map(config, "alpha_pattern", _alpha, budget),
+        target_names=_target_names(config),
+        selects=_selection(config, budget, remarks),
+        remarks=tuple(remarks),
+        ranks=ranks,
+        alphas=alphas,
     )
 
 
-def _check_supported(config: JsonObject) -> None:
+def _check_supported(config: JsonObject) -> list[str]:
+    """What is set and not used. Raises Refused for what would change the computation."""
     if config.get("peft_type") != "LORA":
-        raise _unsupported(f"peft_type is {quoted(config.get('peft_type'))}, only LORA is served")
-    for name, (what, unused) in _REFUSED.items():
-        if config.get(name) not in unused:
-            raise _unsupported(f"{name} is set: {what} cannot be served. Train with {name} left at its default")
+        raise _unsupported(
+            f"peft_type is {quoted(config.get('peft_type'))}, only LORA is served; {_MERGE}, or convert it with PEFT's "
+            "save_as_lora"
+        )
+    for name, (what, remedy) in _REFUSED.items():
+        if config.get(name) not in _NOTHING:
+            raise _unsupported(f"{name} is set: {what} cannot be served; {remedy}")
     if config.get("init_lora_weights") not in _PLAIN_INITS:
-        raise _unsupported("init_lora_weights changed the base while training; save with PEFT's weight conversion")
-    for name in config.keys() - _TRAINING - _READ - _REFUSED.keys():
-        if config[name] not in (None, False, [], {}):
-            raise _unsupported(f"{quoted(name)} is set and not known here; it may change what the adapter computes")
+        raise _unsupported(
+            f"init_lora_weights is {quoted(config['init_lora_weights'])}, which changes the base while training; save "
+            "it with PEFT's path_initial_model_for_weight_conversion, which makes plain LoRA of it"
+        )
+    remarks = [
+        f"{name} is {quoted(config[name])}, of which the tensors show nothing"
+        for name, default in _SEEN_IN_TENSORS.items()
+        if config.get(name) not in (default, None)
+    ]
+    known = _TRAINING | _READ | _REFUSED.keys() | _SEEN_IN_TENSORS.keys()
+    if unknown := [quoted(name) for name in config.keys() - known if config[name] not in _NOTHING]:
+        remarks.append(f"fields that are not known here and not used: {some_of(unknown)}")
+    return remarks
 
 
-def _targets(config: JsonObject) -> tuple[tuple[str, ...], bool]:
+def _target_names(config: JsonObject) -> tuple[str, ...]:
     value = config.get("target_modules")
-    if isinstance(value, str) and value:
-        names, by_pattern = (value,), True
-    else:
-        names, by_pattern = _name_list("target_modules", value), False
-        if not names:
-            raise _invalid("target_modules is empty; it names the modules that were trained")
-    for name in names:
-        if not by_pattern and name.rpartition(".")[2] in _EMBEDDINGS:
-            raise _unsupported(f"target_modules holds {quoted(name)}: embeddings and output layers cannot be adapted")
-    return names, by_pattern
+    return () if value is None or isinstance(value, str) else _name_list("target_modules", value)
 
 
-def _exclusion(config: JsonObject, budget: Budget) -> Matches:
-    value = config.get("exclude_modules")
-    if isinstance(value, str) and value:
-        return _pattern("exclude_modules", value, budget)
-    return _names(_name_list("exclude_modules", value or []))
+def _selection(config: JsonObject, budget: Budget, remarks: list[str]) -> Selects | None:
+    """Which modules training was to change, as PEFT reads it (`tuners_utils.check_target_module_exists`): a list has
+    whole names or endings after a dot, a text is a regular expression for the whole name.
+    """
+    layers, names = _layers(config), frozenset(_target_names(config))
+    try:
+        targets = _matcher(config, "target_modules", budget)
+        excluded = _matcher(config, "exclude_modules", budget)
+    except PatternError as error:
+        remarks.append(f"{error}; which modules it selects was not compared with the tensors")
+        return None
+    if not targets or (layers is not None and config.get("layers_pattern") not in (*_NOTHING, "layers", ["layers"])):
+        return None
+    return lambda module, layer: (
+        (module in names or (targets(module) and (layers is None or layer in layers)))
+        and not (excluded and excluded(module))
+    )
 
 
-def _layers(config: JsonObject, by_pattern: bool) -> frozenset[int] | None:
+def _matcher(config: JsonObject, name: str, budget: Budget) -> Matches | None:
+    """None: there is none. Raises PatternError."""
+    value = config.get(name)
+    if value is None or value == "":
+        return None
+    if not isinstance(value, str):
+        return _names(_name_list(name, value))
+    if name == "target_modules" and value.lower() == _ALL_LINEAR:
+        return lambda _: True
+    try:
+        return compile_pattern(value, budget)
+    except PatternError as error:
+        raise PatternError(f"{name}: {error}") from error
+
+
+def _layers(config: JsonObject) -> frozenset[int] | None:
     value = config.get("layers_to_transform")
-    if config.get("layers_pattern") not in (None, [], "", "layers", ["layers"]):
-        raise _unsupported("layers_pattern is not 'layers'")
     if value is None or value == []:
         return None
-    if by_pattern:
-        raise _invalid("layers_to_transform needs target_modules as a list")
     numbers = cast("list[Any]", value) if isinstance(value, list) else [value]
     if len(numbers) > MAX_NAMES or not all(is_int(number) and 0 <= number < 1 << 16 for number in numbers):
         raise _invalid("layers_to_transform is no layer number and no list of them")
@@ -184,14 +227,12 @@ def _base_model(config: JsonObject) -> str | None:
     return value
 
 
-def _pattern_map(
-    config: JsonObject, name: str, parse: Callable[[str, Any], T], budget: Budget
-) -> tuple[tuple[Matches, T], ...]:
+def _patterns(config: JsonObject, name: str, parse: Callable[[str, Any], T], budget: Budget) -> tuple[Pattern[T], ...]:
     value = config.get(name) or {}
     if not isinstance(value, dict) or len(cast("JsonObject", value)) > MAX_PATTERN_KEYS:
         raise _invalid(f"{name} is no object of at most {MAX_PATTERN_KEYS} entries")
     parsed = [(key, parse(f"{name}[{key[:60]!r}]", item)) for key, item in cast("JsonObject", value).items()]
-    return tuple((_ending(name, key, budget), item) for key, item in parsed)
+    return tuple(Pattern(key, _ending(key, budget), item) for key, item in parsed)
 
 
 def _rank(name: str, value: object) -> int:
@@ -209,7 +250,7 @@ def _alpha(name: str, value: object) -> float:
 
 
 def _flag(config: JsonObject, name: str) -> bool:
-    value = config.get(name, False)
+    value = config.get(name) or False
     if not isinstance(value, bool):
         raise _invalid(f"{name} is {quoted(value)}, not true or false")
     return value
@@ -233,20 +274,16 @@ def _names(names: tuple[str, ...]) -> Matches:
     return matches
 
 
-def _pattern(name: str, text: str, budget: Budget) -> Matches:
-    try:
-        return compile_pattern(text, budget)
-    except PatternError as error:
-        raise _unsupported(f"{name}: {error}") from error
-
-
-def _ending(name: str, key: str, budget: Budget) -> Matches:
+def _ending(key: str, budget: Budget) -> Matches | None:
     """PEFT's `(.*\\.)?(key)$`. Most keys are letters, digits and dots; `re` cannot run away with those."""
     whole = rf"(?:.*\.)?(?:{key})"
     if _PLAIN.fullmatch(key):
         plain = re.compile(whole, re.ASCII)
         return lambda module: plain.fullmatch(module) is not None
-    return _pattern(name, whole, budget)
+    try:
+        return compile_pattern(whole, budget)
+    except PatternError:
+        return None
 
 
 def _invalid(what: str) -> Refused:

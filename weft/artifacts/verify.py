@@ -6,7 +6,7 @@ its exponent are set, so weights are compared as integers; that also covers bflo
 runner checks what it has mapped, `weft_runner.model.finite`; this reads a stream.)
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
@@ -17,8 +17,9 @@ from weft.domain.model.adapter import AdaptedModule
 from weft.domain.model.config import ModelSpec
 from weft.domain.model.errors import Reason, Refused
 from weft.domain.model.safetensors import Header, check_dtype, dtype_name
-from weft.domain.model.tensors import PROJECTIONS, check_model_tensors
+from weft.domain.model.tensors import PROJECTIONS, check_model_tensors, linear_modules, some_of
 from weft.domain.request import NO_DEFAULTS, SamplingDefaults
+from weft.domain.text import quoted
 
 CHUNK_BYTES = 4 << 20
 # safetensors dtype -> (integer of the same width, mask of its exponent)
@@ -33,8 +34,9 @@ _EXPONENTS: dict[str, tuple[Any, int]] = {
 class AdapterVerdict:
     """What an accepted adapter is. `rank` is the largest of any module, `target_modules` the projections it changes.
 
-    `eos_token_ids`: its own, beside the base's; `warnings`: what of its files is not used, and why; `chat_template`:
-    whose it is, and its fault if it has one.
+    `eos_token_ids`: its own, beside the base's; `warnings`: what of its files is not used, and why; where its
+    configuration, a note about the tensors, says something else than they do. `chat_template`: whose it is, and its
+    fault if it has one.
     """
 
     rank: int
@@ -65,7 +67,9 @@ class ModelVerdict:
     chat_template: dict[str, str] = field(default_factory=dict[str, str])
 
 
-def verdict_of(config: AdapterConfig, modules: tuple[AdaptedModule, ...], size_bytes: int) -> AdapterVerdict:
+def verdict_of(
+    config: AdapterConfig, modules: tuple[AdaptedModule, ...], spec: ModelSpec, size_bytes: int
+) -> AdapterVerdict:
     """The summary of a verified adapter; `size_bytes` is of all its files."""
     changed = {module.projection for module in modules}
     return AdapterVerdict(
@@ -75,7 +79,27 @@ def verdict_of(config: AdapterConfig, modules: tuple[AdaptedModule, ...], size_b
         size_bytes=size_bytes,
         dtype=dtype_name({tensor.dtype for module in modules for tensor in (module.a, module.b)}),
         base_model=config.base_model or "",
+        warnings=(*config.remarks, *_differences(config, {module.module for module in modules}, spec)),
     )
+
+
+def _differences(config: AdapterConfig, adapted: set[str], spec: ModelSpec) -> Iterator[str]:
+    """What the configuration says of modules and the tensors do not bear out."""
+    linear = list(linear_modules(spec))
+    if config.selects is not None:
+        selected = {name for name, layer, _ in linear if config.selects(name, layer)}
+        if more := adapted - selected:
+            yield f"the file has {some_of(more)}, which adapter_config.json does not select: served as the file has it"
+        if fewer := selected - adapted:
+            yield f"the file has nothing for {some_of(fewer)}, which adapter_config.json selects"
+    known = {name.split(".", at)[at] for name, _, _ in linear for at in range(name.count(".") + 1)}
+    if strange := {quoted(name) for name in config.target_names if name not in known}:
+        yield f"target_modules has names of no linear layer that is adapted here: {some_of(strange)}"
+    patterns = [*config.ranks, *config.alphas]
+    if unread := [quoted(pattern.key) for pattern in patterns if pattern.matches is None]:
+        yield f"keys of rank_pattern that are not evaluated here (ranks are those of the tensors): {some_of(unread)}"
+    if idle := [quoted(one.key) for one in patterns if one.matches and not any(map(one.matches, adapted))]:
+        yield f"keys of rank_pattern or alpha_pattern that no module of the file matches: {some_of(idle)}"
 
 
 def verify_model(spec: ModelSpec, headers: dict[str, Header], size_bytes: int) -> ModelVerdict:

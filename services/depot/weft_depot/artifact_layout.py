@@ -89,7 +89,8 @@ def select_files(kind: Kind, files: Files, limits: ArtifactLimits) -> tuple[str,
     for name in required:
         if name not in names:
             found = ", ".join(sorted(names)[:NAMED_MAX]) + (", ..." if len(names) > NAMED_MAX else "")
-            raise Refused(Reason.MISSING_FILE, f"{name} is not there; found: {found or 'no files'}")
+            other = "; shards and adapters of mlx-lm are to be saved as PEFT does" if name == ADAPTER_WEIGHTS else ""
+            raise Refused(Reason.MISSING_FILE, f"{name} is not there; found: {found or 'no files'}{other}")
     if not weights:
         raise Refused(Reason.MISSING_FILE, "no *.safetensors is there")
     for name in names:
@@ -144,7 +145,7 @@ def _check_adapter(files: Files, base: BaseModel | None, max_rank: int) -> dict[
         raise Refused(Reason.BASE_MISMATCH, "an adapter is only taken against a base; the request names none")
     check_base_name(spec, base.names)
     pairs = check_adapter(spec, header, base.shape, max_rank=max_rank)
-    verdict = verdict_of(spec, pairs, sum(files.sizes.values()))
+    verdict = verdict_of(spec, pairs, base.shape, sum(files.sizes.values()))
     eos, warnings = adapter_eos(reader(files), base.token_of, base.shape.vocab_size)
     strange: list[str] = []
 
@@ -154,7 +155,9 @@ def _check_adapter(files: Files, base: BaseModel | None, max_rank: int) -> dict[
         return template
 
     template = _template_verdict(own, "Adapter", "Base")
-    return _to_json(replace(verdict, eos_token_ids=eos, warnings=(*warnings, *strange), chat_template=template))
+    return _to_json(
+        replace(verdict, eos_token_ids=eos, warnings=(*verdict.warnings, *warnings, *strange), chat_template=template)
+    )
 
 
 def _check_model(files: Files) -> dict[str, Any]:

@@ -52,11 +52,39 @@ def test_the_verdict_names_the_largest_rank_and_the_widest_dtype() -> None:
     ranks = {"model.layers.1.self_attn.v_proj": 8}
     tensors = lora(ranks=ranks, dtype="BF16") | {f"{Q0}.lora_A.weight": ("F16", np.ones((4, 16)))}
     spec = parse_adapter_config(json.dumps({**ADAPTER_CONFIG, "rank_pattern": ranks}).encode())
-    verdict = verdict_of(spec, check_adapter(spec, header(tensors), shape(), max_rank=8), 123)
+    verdict = verdict_of(spec, check_adapter(spec, header(tensors), shape(), max_rank=8), shape(), 123)
     assert (verdict.rank, verdict.alpha, verdict.size_bytes) == (8, 8.0, 123)
     assert verdict.target_modules == ("q_proj", "v_proj")
     assert verdict.dtype == "float16" or verdict.dtype == "bfloat16"
     assert verdict.base_model == "some/where/tiny"
+
+
+@pytest.mark.parametrize(
+    ("change", "warnings"),
+    [
+        ({}, []),
+        ({"target_modules": []}, ["does not select"]),
+        ({"target_modules": "q_proj"}, ["does not select"]),
+        ({"target_modules": ["q_proj"]}, ["layers.0.self_attn.v_proj, model.layers.1.self_attn.v_proj, which adapter"]),
+        ({"target_modules": "all-linear"}, ["nothing for model.layers.0.mlp.down_proj"]),
+        ({"target_modules": ["q_proj", "v_proj", "lm_head", "\x1b[2J"]}, [r"adapted here: '\x1b[2J', 'lm_head'"]),
+        ({"layers_to_transform": [0]}, ["has model.layers.1.self_attn.q_proj"]),
+        (
+            {"exclude_modules": ["0.self_attn.v_proj"], "\x1b": 1},
+            [r"not used: '\x1b'", "has model.layers.0.self_attn.v_proj"],
+        ),
+        ({"rank_pattern": {"(?=q)q_proj": 4, "k_proj": 4}}, ["'(?=q)q_proj'", "matches: 'k_proj'"]),
+    ],
+)
+def test_the_tensors_are_served_and_a_configuration_that_says_otherwise_is_a_warning(
+    change: dict[str, Any], warnings: list[str]
+) -> None:
+    spec = parse_adapter_config(json.dumps({**ADAPTER_CONFIG, **change}).encode())
+    modules = check_adapter(spec, header(lora()), shape(), max_rank=8)
+    assert modules == verify(lora())
+    found = verdict_of(spec, modules, shape(), 1).warnings
+    assert len(found) == len(warnings)
+    assert all(part in warning for part, warning in zip(warnings, found, strict=True)), found
 
 
 def test_a_rank_above_the_limit_is_too_large_even_for_one_module() -> None:
@@ -93,8 +121,8 @@ def test_half_a_pair_is_a_missing_tensor(half: str) -> None:
 @pytest.mark.parametrize(
     ("tensors", "config"),
     [
-        (lora(projections=("q_proj",)), {}),  # a module that the config asks for is missing
         (lora(rank=4), {"r": 8}),  # a rank that the tensors do not have
+        (lora(rank=4), {"rank_pattern": {"q_proj": 8, "(?=v)v_proj": 4}}),
         ({}, {}),
     ],
 )
@@ -105,7 +133,7 @@ def test_tensors_that_are_not_those_of_the_config_do_not_fit(tensors: Tensors, c
 @pytest.mark.parametrize(
     ("key", "reason"),
     [
-        ("base_model.model.model.layers.0.self_attn.k_proj.lora_A.weight", Reason.UNKNOWN_MODULE),  # not selected
+        ("base_model.model.model.layers.0.self_attn.k_proj.lora_A.weight", Reason.SHAPE_MISMATCH),  # half a pair
         ("base_model.model.model.layers.2.self_attn.q_proj.lora_A.weight", Reason.UNKNOWN_MODULE),  # no such layer
         ("base_model.model.model.layers.00.self_attn.q_proj.lora_A.weight", Reason.UNKNOWN_MODULE),
         ("base_model.model.model.layers.0.mlp.q_proj.lora_A.weight", Reason.UNKNOWN_MODULE),
@@ -115,7 +143,10 @@ def test_tensors_that_are_not_those_of_the_config_do_not_fit(tensors: Tensors, c
         (f"{Q0}.lora_magnitude_vector", Reason.UNSUPPORTED_ADAPTER),
         ("base_model.model.lm_head.weight", Reason.UNSUPPORTED_ADAPTER),
         ("base_model.model.model.layers.0.self_attn.q_proj.bias", Reason.UNSUPPORTED_ADAPTER),
-        (f"{Q0}.lora_A.default.weight", Reason.UNKNOWN_MODULE),
+        (f"{Q0}.lora_B.bias", Reason.UNSUPPORTED_ADAPTER),
+        ("base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta", Reason.UNSUPPORTED_ADAPTER),
+        (f"{Q0}.lora_A.default.weight", Reason.HEADER_INVALID),  # beside the one without the adapter's name
+        ("model.layers.0.self_attn.q_proj.lora_A.weight", Reason.HEADER_INVALID),
         ("virus", Reason.UNKNOWN_MODULE),
         ("", Reason.UNKNOWN_MODULE),
     ],
@@ -126,15 +157,25 @@ def test_a_tensor_that_cannot_be_served_is_named_with_its_reason(key: str, reaso
 
 @pytest.mark.parametrize("module", ["\x1b[2J\nfine", "\x1b[2J\nfine.lm_head"])
 def test_a_module_name_from_a_stranger_is_quoted(module: str) -> None:
-    halves = {f"base_model.model.{module}.lora_{half}.weight": ("F32", np.ones((4, 4))) for half in "AB"}
+    halves: Tensors = {f"base_model.model.{module}.lora_{half}.weight": ("F32", np.ones((4, 4))) for half in "AB"}
     message = refusal(lora() | halves).message
     assert repr(module) in message
 
 
-def test_a_target_that_the_base_does_not_have_is_unknown() -> None:
-    error = refusal(lora(), target_modules=["q_proj", "v_proj", "c_attn"])
-    assert error.reason == Reason.UNKNOWN_MODULE
-    assert "c_attn" in error.message
+@pytest.mark.parametrize(
+    ("begin", "end"),
+    [
+        ("", "weight"),
+        ("base_model.model.", "default.weight"),
+        ("", "my adapter.weight"),
+        ("module.base_model.model._orig_mod.", "weight"),
+        ("base_model.model.base_model.model.", "weight"),
+    ],
+)
+def test_a_model_that_was_saved_as_it_was_trained_has_the_same_modules(begin: str, end: str) -> None:
+    names = {key: begin + key.removeprefix("base_model.model.").removesuffix("weight") + end for key in lora()}
+    found = verify({names[key]: tensor for key, tensor in lora().items()})
+    assert [module.module for module in found] == [module.module for module in verify(lora())]
 
 
 @pytest.mark.parametrize("dtype", ["F64", "I32"])

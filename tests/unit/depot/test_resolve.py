@@ -106,6 +106,9 @@ def test_a_verdict_says_where_answers_end_how_they_are_sampled_and_what_is_not_u
             tuple(warning.split(" eos_token ")[1].partition(":")[0] for warning in verdict.get("warnings", ()))
             == warned
         )
+    edit_config(_note="monday")(folder)
+    bench.resolve("file:adapters/upper")
+    assert len(bench.verdicts[0]["warnings"]) == 2, "of its configuration, and of its tokenizer"
     bench.check()
 
 

@@ -115,15 +115,15 @@ def test_files_of_one_layout_share_a_plan_and_nothing_else(
 
 def test_scales_are_each_adapters_own(spec: ModelSpec, tmp_path: Path) -> None:
     class Doubled(Scales):
-        def scale_of(self, module: str) -> float:
+        def scale_of(self, module: str, rank: int) -> float:
             return 2.0 if module == "model.layers.1.self_attn.v_proj" else 1.0
 
     class Broken(Scales):
-        def scale_of(self, module: str) -> float:
+        def scale_of(self, module: str, rank: int) -> float:
             return float("nan")
 
     store, tensors = store_of(spec), map_tensors(saved(tmp_path, spec, 0))
-    assert {*store.build(tensors, Scales()).sites["slice"]["scale"].ravel().tolist()} == {Scales().scale_of(""), 0.0}
+    assert {*store.build(tensors, Scales()).sites["slice"]["scale"].ravel().tolist()} == {Scales().scale_of("", 1), 0.0}
     sites = store.build(tensors, Doubled()).sites
     assert sites[4]["slice"]["scale"].tolist() == [1.0, 1.0, 2.0]
     assert sites[0]["slice"]["scale"].tolist() == [1.0, 1.0, 1.0]

@@ -21,8 +21,8 @@ PAGES = 64
 
 
 class Doubled:
-    def scale_of(self, module: str, /) -> float:
-        del module
+    def scale_of(self, module: str, rank: int, /) -> float:
+        del module, rank
         return 2.0
 
 

@@ -111,7 +111,7 @@ def test_bfloat16_weights_are_computed_in_fp32(world):
 
 
 class One:
-    def scale_of(self, module: str) -> float:
+    def scale_of(self, module: str, rank: int) -> float:
         return 1.0 if module else 0.0
 
 
@@ -122,7 +122,10 @@ NO_LAYER = "no such linear layer|no base_model"
     ("change", "word"),
     [
         (lambda t: t.pop(next(k for k in t if "lora_B" in k)), "lora_B"),
-        (lambda t: t.update({"base_model.model.model.embed_tokens.weight": np.ones(2, np.float32)}), "whole modules"),
+        (
+            lambda t: t.update({"base_model.model.model.embed_tokens.weight": np.ones(2, np.float32)}),
+            "a whole trained module",
+        ),
         (lambda t: t.update({k.replace("layers.1", "layers.7"): v for k, v in list(t.items())}), "has 2 layers"),
         (lambda t: t.update({next(k for k in t if "lora_A" in k): np.ones((4, 5), np.float32)}), "it has to be"),
         (lambda t: t.update({k.replace("q_proj", "qq_proj"): v for k, v in list(t.items())}), "no such linear layer"),
@@ -191,7 +194,7 @@ def test_pairs_are_the_tensors_of_each_site_in_the_order_of_the_stacked_base(dat
     for layer, pair in found:
         assert pair.a is tensors[tensor_name(layer, pair.projection, "A")]
         assert pair.b is tensors[tensor_name(layer, pair.projection, "B")]
-        assert (pair.rank, pair.scale) == (ranks[layer, pair.projection], ByName().scale_of(pair.projection))
+        assert (pair.rank, pair.scale) == (ranks[layer, pair.projection], ByName().scale_of(pair.projection, 1))
     built = stack_adapter(adapter_pairs(tensors, ByName(), spec), spec)
     assert built.rank == max(ranks.values())
     assert built.n_bytes == 4 * sum(tensor.size for tensor in tensors.values())
@@ -200,7 +203,7 @@ def test_pairs_are_the_tensors_of_each_site_in_the_order_of_the_stacked_base(dat
 class ByName:
     """A scale of its own for each projection."""
 
-    def scale_of(self, module: str) -> float:
+    def scale_of(self, module: str, rank: int) -> float:
         return 1.0 + sum(map(ord, module.rpartition(".")[2]))
 
 
@@ -213,7 +216,7 @@ def test_a_scale_that_is_no_number_is_refused(world):
     tensors = map_tensors(world.write_adapter("a") / "adapter_model.safetensors")
 
     class Wrong:
-        def scale_of(self, module: str) -> float:
+        def scale_of(self, module: str, rank: int) -> float:
             return math.inf
 
     with pytest.raises(AdapterInvalid, match="scale"):

@@ -145,7 +145,7 @@ def test_an_adapter_comes_from_the_depot_once_and_leaves_the_disk_when_it_is_no_
     source = source_of(depot, tmp_path, base)
     assert set(source.base()) == {"config.json", "model.safetensors"}
     files = source.adapter(one)
-    assert files.scales.scale_of("model.layers.0.self_attn.q_proj") == 2.0
+    assert files.scales.scale_of("model.layers.0.self_attn.q_proj", 4) == 2.0
     source.adapter(two)
     asked = len(depot.requests)
     source.adapter(one)
@@ -187,7 +187,7 @@ def test_a_damaged_file_of_base_or_adapter_is_fetched_again_before_anything_maps
     def files() -> dict[str, bytes]:
         adapter = source.adapter(digest)
         found = {**source.base(), "adapter": adapter.tensors}
-        assert adapter.scales.scale_of("model.layers.0.self_attn.q_proj") == 2.0
+        assert adapter.scales.scale_of("model.layers.0.self_attn.q_proj", 4) == 2.0
         return {name: path.read_bytes() for name, path in found.items()}
 
     whole = files()

@@ -5,7 +5,7 @@ A [r, in] and B [out, r] of each module here, by the same names and sizes.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -15,26 +15,22 @@ from weft.domain.model.safetensors import Header, TensorInfo, check_dtype
 from weft.domain.model.tensors import INNER, PROJECTIONS, check_shape, linear_modules, module_name
 from weft.domain.text import quoted
 
-_KEY = re.compile(r"base_model\.model\.(.{1,400})\.lora_([AB])\.weight", re.DOTALL)
+# PEFT's names, and those of a model that was saved as it was trained: unwrapped, compiled, with the adapter's name.
+_KEY = re.compile(
+    r"(?:(?:base_model\.model|module|_orig_mod)\.){0,4}(.{1,400})\.lora_([AB])(?:\.[^.]{1,100})?\.weight", re.DOTALL
+)
 _MODULE = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,4})\.(?:self_attn|mlp)\.([a-z_]{1,40})", re.ASCII)
 
 
 class LoraConfig(Protocol):
     """The part of adapter_config.json about each module (`weft.artifacts.adapter_config` reads it)."""
 
-    @property
-    def target_names(self) -> tuple[str, ...]:
-        """The names that target_modules lists; none where it is a pattern."""
+    def rank_of(self, module: str, /) -> int | None:
+        """The rank that this module's tensors should have; None where that is not known."""
         ...
 
-    def selects(self, module: str, layer: int, /) -> bool:
-        """Whether the adapter changes this module."""
-        ...
-
-    def rank_of(self, module: str, /) -> int: ...
-
-    def scale_of(self, module: str, /) -> float:
-        """What B (A x) is multiplied by."""
+    def scale_of(self, module: str, rank: int, /) -> float:
+        """What B (A x) is multiplied by, where A has `rank` rows."""
         ...
 
 
@@ -58,11 +54,16 @@ class LoraTensors(Generic[T]):
     a: T
     b: T
 
-    def check_shapes(self, spec: ModelSpec, rank: int) -> None:
+    @property
+    def rank(self) -> int:
+        """How many rows A has."""
+        return max(1, self.a.shape[0] if self.a.shape else 0)
+
+    def check_shapes(self, spec: ModelSpec) -> None:
         """A [rank, in], B [out, rank]. Raises Refused(ShapeMismatch)."""
         n_in, n_out = spec.projection(self.projection)
-        check_shape(_key(self.module, "A"), tuple(self.a.shape), (rank, n_in))
-        check_shape(_key(self.module, "B"), tuple(self.b.shape), (n_out, rank))
+        check_shape(_key(self.module, "A"), tuple(self.a.shape), (self.rank, n_in))
+        check_shape(_key(self.module, "B"), tuple(self.b.shape), (n_out, self.rank))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +79,11 @@ class AdaptedModule:
     b: TensorInfo
 
 
-def pair_tensors(
-    tensors: Mapping[str, T], spec: ModelSpec, selects: Callable[[str, int], bool] = lambda _module, _layer: True
-) -> list[LoraTensors[T]]:
+def pair_tensors(tensors: Mapping[str, T], spec: ModelSpec) -> list[LoraTensors[T]]:
     """Names of the file -> A and B of each module, in the order of the model.
 
-    Raises Refused: UnknownModule, UnsupportedAdapter, ShapeMismatch (no tensors, half a pair).
+    Raises Refused: UnknownModule, UnsupportedAdapter, ShapeMismatch (no tensors, half a pair), HeaderInvalid (one
+    tensor under two names).
     """
     found: dict[str, dict[str, T]] = {}
     for key, tensor in tensors.items():
@@ -91,15 +91,14 @@ def pair_tensors(
         if not match:
             raise _unexpected_tensor(key)
         module = INNER + match[1] if match[1].startswith("layers.") else match[1]  # trained on a model without a head
-        found.setdefault(module, {})[match[2]] = tensor
+        if found.setdefault(module, {}).setdefault(match[2], tensor) is not tensor:
+            raise Refused(Reason.HEADER_INVALID, f"tensor {key[:200]!r} is there under another name too")
     if not found:
         raise Refused(Reason.SHAPE_MISMATCH, "the adapter has no tensors")
     known = {name: (layer, projection) for name, layer, projection in linear_modules(spec) if name in found}
     for name in found:
         if name not in known:
             raise _unknown_module(name, spec)
-        if not selects(name, known[name][0]):
-            raise Refused(Reason.UNKNOWN_MODULE, f"{name} is in the file and not selected by adapter_config.json")
     for name, halves in found.items():
         if lost := {"A", "B"} - halves.keys():
             raise Refused(Reason.SHAPE_MISMATCH, f"{name}.lora_{lost.pop()} is not in the file, its other half is")
@@ -107,28 +106,29 @@ def pair_tensors(
 
 
 def check_adapter(config: LoraConfig, header: Header, spec: ModelSpec, *, max_rank: int) -> tuple[AdaptedModule, ...]:
-    """Every module that the configuration selects, with the rank it declares, and nothing else; in the model's order.
+    """Every module that the file has tensors for, of ranks by which the configuration scales it; in the model's order.
 
-    Raises Refused: UnknownModule, UnsupportedAdapter, RankTooLarge, ShapeMismatch, DtypeNotSupported.
+    Raises Refused: UnknownModule, UnsupportedAdapter, RankTooLarge, ShapeMismatch, DtypeNotSupported, HeaderInvalid.
     """
-    pairs = pair_tensors(header.tensors, spec, config.selects)
+    pairs = pair_tensors(header.tensors, spec)
     for tensor in header.tensors.values():
         check_dtype(tensor)
-    selected = [name for name, layer, _ in linear_modules(spec) if config.selects(name, layer)]
-    if missing := sorted(set(selected) - {pair.module for pair in pairs}):
-        raise Refused(Reason.SHAPE_MISMATCH, f"target_modules asks for {missing[0]}.lora_A, which is not in the file")
-    for target in config.target_names:
-        if not any(name == target or name.endswith(f".{target}") for name in selected):
-            raise Refused(Reason.UNKNOWN_MODULE, f"target_modules holds {target[:100]!r}, which the base does not have")
     return tuple(_adapted(config, spec, max_rank, pair) for pair in pairs)
 
 
 def _adapted(config: LoraConfig, spec: ModelSpec, max_rank: int, pair: LoraTensors[TensorInfo]) -> AdaptedModule:
-    name, rank = pair.module, config.rank_of(pair.module)
-    if rank > max_rank:
-        raise Refused(Reason.RANK_TOO_LARGE, f"{name} has rank {rank}, at most {max_rank} is served here")
-    pair.check_shapes(spec, rank)
-    return AdaptedModule(name, pair.layer, pair.projection, rank, config.scale_of(name), pair.a, pair.b)
+    name, rank = pair.module, pair.rank
+    noted = config.rank_of(name) or rank
+    if max(rank, noted) > max_rank:
+        raise Refused(Reason.RANK_TOO_LARGE, f"{name} has rank {max(rank, noted)}, at most {max_rank} is served here")
+    if noted != rank:
+        raise Refused(
+            Reason.SHAPE_MISMATCH,
+            f"tensor {pair.a.name!r} has rank {rank}, adapter_config.json says {noted}, so that its scale is not "
+            "known; correct r or rank_pattern",
+        )
+    pair.check_shapes(spec)
+    return AdaptedModule(name, pair.layer, pair.projection, rank, config.scale_of(name, rank), pair.a, pair.b)
 
 
 def _key(module: str, half: str) -> str:
@@ -140,19 +140,35 @@ def _unknown_module(name: str, spec: ModelSpec) -> Refused:
     if match and match[2] in PROJECTIONS and name == module_name(int(match[1]), match[2]):
         return Refused(Reason.UNKNOWN_MODULE, f"{name}: the base has {spec.layers} layers")
     if name.rpartition(".")[2] in ("lm_head", "embed_tokens"):
-        text = f"{quoted(name, 200)}: embeddings and output layers cannot be adapted"
+        text = f"{quoted(name, 200)}: LoRA on embeddings and output layers cannot be served; {_REMEDY}"
         return Refused(Reason.UNSUPPORTED_ADAPTER, text)
     return Refused(Reason.UNKNOWN_MODULE, f"{quoted(name, 200)}: the base has no such linear layer")
 
 
+_REMEDY = "train without it, or merge the adapter into the base (PEFT's merge_and_unload) and serve the merged model"
+# Parts of the names of tensors that PEFT saves beside lora_A and lora_B, and what they belong to.
+_OTHER_TENSORS = {
+    "lora_magnitude_vector": "DoRA",
+    "lora_embedding": "LoRA on embeddings",
+    "lora_B.bias": "a bias inside LoRA (lora_bias)",
+    "trainable_tokens": "trained token embeddings (trainable_token_indices)",
+    "lora_diag": "KaSA",
+    "lora_monteclora": "MonteCLoRA",
+    "lora_velora": "VeLoRA",
+}
+
+
 def _unexpected_tensor(key: str) -> Refused:
     """Why a tensor that is no lora_A or lora_B cannot be served."""
-    if "lora_magnitude_vector" in key:
-        return Refused(Reason.UNSUPPORTED_ADAPTER, f"tensor {key[:200]!r}: DoRA cannot be served")
-    if "lora_embedding" in key:
-        return Refused(Reason.UNSUPPORTED_ADAPTER, f"tensor {key[:200]!r}: embeddings cannot be adapted")
-    if "lora_" not in key and key.startswith("base_model.model.") and key.endswith((".weight", ".bias")):
-        return Refused(Reason.UNSUPPORTED_ADAPTER, f"tensor {key[:200]!r}: whole modules and biases cannot be adapted")
+    what = next((what for part, what in _OTHER_TENSORS.items() if part in key), "")
+    if not what and "lora_" not in key:
+        whole = {".weight": "a whole trained module (modules_to_save)", ".bias": "a trained bias (bias)"}
+        what = whole.get(key[key.rfind(".") :], "")
+    if what:
+        return Refused(
+            Reason.UNSUPPORTED_ADAPTER,
+            f"tensor {key[:200]!r} is of {what}, which cannot be served; {_REMEDY}",
+        )
     return Refused(
         Reason.UNKNOWN_MODULE, f"tensor {key[:200]!r} is no base_model.model.*.lora_A.weight or .lora_B.weight"
     )

@@ -25,7 +25,7 @@ DTYPES = {FLOAT32, FLOAT16, BFLOAT16}
 class Scales(Protocol):
     """The part of an adapter's configuration that is not in its tensors."""
 
-    def scale_of(self, module: str, /) -> float:
+    def scale_of(self, module: str, rank: int, /) -> float:
         """alpha / r, or alpha / sqrt(r) with rsLoRA, of a module such as `model.layers.0.self_attn.q_proj`."""
         ...
 
@@ -67,17 +67,16 @@ def adapter_pairs(tensors: Mapping[str, Array], scales: Scales, spec: ModelSpec)
 
 
 def _pair(pair: LoraTensors[Array], scales: Scales, spec: ModelSpec) -> LoraPair:
-    a, b, module = pair.a, pair.b, pair.module
-    rank = max(1, a.shape[0] if a.ndim else 0)
-    pair.check_shapes(spec, rank)
+    a, b, module, rank = pair.a, pair.b, pair.module, pair.rank
+    pair.check_shapes(spec)
     if strange := {a.dtype, b.dtype} - DTYPES:
         raise AdapterInvalid(f"{module} is {strange.pop()}; served are float32, float16 and bfloat16")
-    return LoraPair(pair.projection, a, b, scale_of(scales, module), *spec.projection(pair.projection), rank)
+    return LoraPair(pair.projection, a, b, scale_of(scales, module, rank), *spec.projection(pair.projection), rank)
 
 
-def scale_of(scales: Scales, module: str) -> float:
+def scale_of(scales: Scales, module: str, rank: int) -> float:
     """Raises AdapterInvalid where it is no number."""
-    scale = scales.scale_of(module)
+    scale = scales.scale_of(module, rank)
     if not math.isfinite(scale):
         raise AdapterInvalid(f"{module} has the scale {scale}")
     return scale

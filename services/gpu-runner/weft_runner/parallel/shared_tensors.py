@@ -26,15 +26,16 @@ class RecordedScales:
         self._scales = scales
         self.by_module: dict[str, float] = {}
 
-    def scale_of(self, module: str, /) -> float:
-        scale = self.by_module[module] = self._scales.scale_of(module)
+    def scale_of(self, module: str, rank: int, /) -> float:
+        scale = self.by_module[module] = self._scales.scale_of(module, rank)
         return scale
 
 
 class FixedScales(dict[str, float]):
     """Scales that another process recorded."""
 
-    def scale_of(self, module: str, /) -> float:
+    def scale_of(self, module: str, rank: int, /) -> float:
+        del rank
         return self[module]
 
 

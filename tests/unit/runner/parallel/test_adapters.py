@@ -73,7 +73,7 @@ class Followers:
 class Halves:
     """Of all modules."""
 
-    def scale_of(self, module: str, /) -> float:
+    def scale_of(self, module: str, rank: int, /) -> float:
         return 0.5
 
 

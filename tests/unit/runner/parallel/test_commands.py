@@ -50,5 +50,5 @@ def test_an_adapters_tensors_and_scales_are_carried_as_they_are():
         assert found[name].dtype == tensor.dtype
         assert np.array_equal(found[name], tensor)
     recorded = RecordedScales(FixedScales({"m": 0.5, "n": 2.0}))
-    assert recorded.scale_of("m") == 0.5
+    assert recorded.scale_of("m", 4) == 0.5
     assert recorded.by_module == {"m": 0.5}

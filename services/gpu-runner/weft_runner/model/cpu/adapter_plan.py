@@ -52,7 +52,8 @@ class Plan:
         present = sites["slice"]["rank"] > 0
         sites["a"][present[:, 0]] += np.uint64(address)
         sites["slice"]["b"][present] += np.uint64(address)
-        sites["slice"]["scale"][present] = [scale_of(scales, module) for module in self.modules]
+        ranks = sites["slice"]["rank"][present].tolist()
+        sites["slice"]["scale"][present] = [scale_of(scales, *of) for of in zip(self.modules, ranks, strict=True)]
         return sites
 
     def jobs_at(self, address: int, file: int) -> Structs:
