@@ -379,7 +379,7 @@ def models_ms(adapters: int, tenants: int, repetitions: int) -> float:
     table.take(full_table(adapters, tenants))
     for _ in range(repetitions):
         with clock:
-            listed = [_model(*found) for found in table.visible(Principal("ns0"))]
+            listed = [_model({}, *found) for found in table.visible(Principal("ns0"))]
             orjson.dumps({"object": "list", "data": listed})
         assert len(listed) >= adapters // tenants
     return 1e3 * statistics.median(clock.seconds)

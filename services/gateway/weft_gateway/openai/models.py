@@ -1,5 +1,6 @@
 """`GET /v1/models` and `GET /v1/models/{id}`: what this caller may ask for."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -20,7 +21,7 @@ async def list_models(state: AppState, request: Request) -> Response:
     """
     await wait_for_routes(state, request)
     visible = state.machine.routes.visible(principal_of(state, request, Action.LIST))
-    models = [orjson.Fragment(orjson.dumps(_model(state, *found))) async for found in in_turns(visible)]
+    models = [orjson.Fragment(orjson.dumps(_model(state.loaded, *found))) async for found in in_turns(visible)]
     return json_response({"object": "list", "data": models})
 
 
@@ -28,11 +29,11 @@ async def one_model(state: AppState, request: Request) -> Response:
     """One model; its id may hold slashes."""
     await wait_for_routes(state, request)
     name = request.path_params["model"]
-    return json_response(_model(state, *state.model(name, principal_of(state, request, Action.LIST))))
+    return json_response(_model(state.loaded, *state.model(name, principal_of(state, request, Action.LIST))))
 
 
-def _model(state: AppState, route: Route, pool: PoolRoute) -> dict[str, Any]:
-    loaded, path = state.loaded.get(route.uid, ("", ""))
+def _model(paths: Mapping[str, tuple[str, str]], route: Route, pool: PoolRoute) -> dict[str, Any]:
+    loaded, path = paths.get(route.uid, ("", ""))
     content = path if loaded == route.adapter else route.adapter
     return {
         "id": route.model_name,
