@@ -7,7 +7,7 @@ from pydantic import Field
 from weft.api.fields import ApiModel
 
 
-class ChatTemplate(ApiModel):
+class ChatTemplateSource(ApiModel):
     """Whose chat template renders the chats of an adapter."""
 
     from_: Annotated[Literal["Auto", "Adapter", "Base"], Field(alias="from")] = "Auto"

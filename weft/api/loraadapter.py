@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from weft.api.chat_template import ChatTemplate, ChatTemplateStatus
+from weft.api.chat_template import ChatTemplateSource, ChatTemplateStatus
 from weft.api.fields import ApiModel, DigestText, DurationText, Label, ModelName, Timestamp, TokenIds, VersionName
 from weft.api.meta import Conditions, Resource, is_empty
 from weft.api.source import Artifact
@@ -63,7 +63,7 @@ class LoRAAdapterSpec(ApiModel):
     name, the older one has it and the other is refused with reason NameConflict."""
     source: AdapterSource
     """The place of the adapter's files, adapter_config.json and adapter_model.safetensors."""
-    chat_template: ChatTemplate = ChatTemplate()
+    chat_template: ChatTemplateSource = ChatTemplateSource()
     """The choice of the chat template that renders the chats of the adapter. status.chatTemplate shows what its files
     have."""
     canary: Canary | None = None

@@ -71,13 +71,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     workers = min(len(targets), len(os.sched_getaffinity(0)))
     with ProcessPoolExecutor(workers, get_context("spawn"), ahead.carry, (values.out,)) as pool:
         for target, seconds in zip(targets, pool.map(compile_for, targets), strict=True):
-            say(f"{target.name}, sm_{target.capability}, ranks to {target.max_rank}: {seconds:.0f} s")
+            report(f"{target.name}, sm_{target.capability}, ranks to {target.max_rank}: {seconds:.0f} s")
     sizes = [path.stat().st_size for path in values.out.rglob("*.cubin")]
-    say(f"{len(sizes)} kernels, {sum(sizes) >> 10} KiB, in {time.perf_counter() - began:.0f} s: {values.out}")
+    report(f"{len(sizes)} kernels, {sum(sizes) >> 10} KiB, in {time.perf_counter() - began:.0f} s: {values.out}")
     return 0
 
 
-def say(line: str) -> None:
+def report(line: str) -> None:
     """Print at once: a build takes minutes."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()

@@ -59,19 +59,19 @@ def settle_limits(settings: RunnerSettings, spec: ModelSpec) -> RunnerSettings:
 
     One that is given bounds the other: each running sequence needs a token an iteration. Raises ExecutorUnavailable.
     """
-    narrowed, limits = _narrowed(settings), None
+    narrowed, of_gpus = _narrowed(settings), None
     if not settings.offload_device_bytes:
-        limits = _on_gpus(narrowed, lambda: _gpu_limits(narrowed, spec))
-    found, host = limits or (WITHOUT_GPU, HOST_MIB)
+        of_gpus = _on_gpus(narrowed, lambda: _gpu_limits(narrowed, spec))
+    found, host = of_gpus or (WITHOUT_GPU, HOST_MIB)
     sequences = settings.max_sequences or min(found.sequences, settings.max_batch_tokens or found.sequences)
-    chosen = {
+    limits = {
         "max_sequences": sequences,
         "max_batch_tokens": settings.max_batch_tokens or max(found.batch_tokens, sequences),
         "max_prefills": settings.max_prefills or found.prefills,
         "host_mib": settings.host_mib or host,
     }
-    log.info("limits of steps", extra=kv(**chosen))
-    return replace(settings, **chosen)
+    log.info("limits of steps", extra=kv(**limits))
+    return replace(settings, **limits)
 
 
 def _gpu_limits(settings: RunnerSettings, spec: ModelSpec) -> tuple[StepLimits, int] | None:

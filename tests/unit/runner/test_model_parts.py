@@ -51,12 +51,12 @@ def test_a_plain_llama_2_config_has_default_rope_and_its_own_heads(small_config)
     [
         ({"eos_token_id": 2}, {}, {2}),
         ({"eos_token_id": [2, 5]}, {}, {2, 5}),
-        ({"eos_token_id": 2}, {"eos_token_id": [7, 8]}, {7, 8}),
+        ({"eos_token_id": 2}, {"eos_token_id": [7, 8]}, {2, 7, 8}),
         ({"eos_token_id": None}, {}, set()),
         ({}, {"eos_token_id": 9}, {9}),
     ],
 )
-def test_the_end_of_sequence_comes_from_the_generation_config_first(small_config, config, generation, eos):
+def test_the_end_of_sequence_is_what_any_file_names(small_config, config, generation, eos):
     base = {k: v for k, v in small_config.items() if k != "eos_token_id"}
     assert parse_spec(base | config, generation).eos == eos
 

@@ -5,11 +5,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.unit.runner.test_kv_pages import GIB, SMALL, PlayedGpu, settings_of
+from tests.unit.runner.test_kv_pages import GIB, SMALL, MemoryLimit, PlayedGpu, settings_of
 from weft.domain.model.config import ModelSpec
 from weft_runner import torch_executors
 from weft_runner.executors import settle_limits
-from weft_runner.model.memory_estimate import MemoryLimit
 from weft_runner.settings import RunnerSettings
 from weft_runner.step_limits import MAX_HOST_MIB, gpu_step_limits, host_mib
 

@@ -32,7 +32,7 @@ from weft_gateway.shell.auth import Action
 from weft_gateway.shell.objects_client import Object, ObjectRefused, ObjectsClient
 
 LOAD_SECONDS = 120.0  # until requests are served by it
-LOOK_SECONDS = 0.03
+POLL_SECONDS = 0.03
 READ_BYTES = 1 << 20
 LABEL_CHARS = 63
 API_VERSION = "serving.weft.dev/v1alpha1"
@@ -234,7 +234,7 @@ async def _until_served(state: AppState, objects: ObjectsClient, made: Object) -
             raise BadRequest(f"The adapter is refused: {state_of(obj)}", code="adapter_refused")
         if is_ready(obj):
             break
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(POLL_SECONDS)
     pinned = f"{_model_name(obj)}@{obj['status']['digest']}"
     await _until(lambda: _is_routed(state, pinned))
     return obj
@@ -254,7 +254,7 @@ def _uid_of(state: AppState, name: str) -> str | None:
 
 async def _until(condition: Callable[[], bool]) -> None:
     while not condition():  # noqa: ASYNC110 (routes have no event)
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(POLL_SECONDS)
 
 
 @contextlib.asynccontextmanager

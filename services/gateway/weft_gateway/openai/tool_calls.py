@@ -315,7 +315,7 @@ _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _ESCAPE_BEGUN = re.compile(r"\\u[0-9a-fA-F]{0,3}")
 _QUOTE_ENDS = re.compile(r'"\s*[,}\]<\ufdd0-\ufdef]')  # a text, before a mark too; another quote is part of it
 _QUOTE_LAST = re.compile(r'"\s*\Z')
-_WORD = frozenset("+-.0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
+_SCALAR_CHARS = frozenset("+-.0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _LITERALS = {"true": "true", "false": "false", "null": "null", "True": "true", "False": "false", "None": "null"}
 
@@ -335,7 +335,7 @@ class _ObjectText:
         self.ended = self.broken = False
         self._begun = ""  # what is certain only with a value behind it
         self._open: list[str] = []  # closing brackets
-        self._expects, self._word, self._escape = _VALUE, "", ""
+        self._expects, self._scalar, self._escape = _VALUE, "", ""
         self._quoted = ""  # what a text is that has begun
         self._quote = ""  # that ends it, or does not
 
@@ -353,15 +353,15 @@ class _ObjectText:
     def end(self, *, cut: bool) -> None:
         """No more text comes; of one that was cut all counts."""
         if cut:
-            self.text += self._begun + self._word + self._escape + self._quote
+            self.text += self._begun + self._scalar + self._escape + self._quote
         elif self._quote:
             self._end_quoted()
-        elif self._word:
-            self._end_word()
+        elif self._scalar:
+            self._end_scalar()
 
     def closed(self) -> str:
         """The object as if it ended here; "": it cannot."""
-        return self.text + self.owed if self._begun.strip() in ("", ",") and not self._word else ""
+        return self.text + self.owed if self._begun.strip() in ("", ",") and not self._scalar else ""
 
     def _take_quoted(self, raw: str) -> None:
         char = raw[self.read]
@@ -401,11 +401,11 @@ class _ObjectText:
             self._count()
 
     def _take(self, char: str) -> None:
-        if char in _WORD and (self._word or self._expects in (_VALUE, _ITEM)):
-            self._word += char
+        if char in _SCALAR_CHARS and (self._scalar or self._expects in (_VALUE, _ITEM)):
+            self._scalar += char
             self.read += 1
             return
-        if self._word and not self._end_word():
+        if self._scalar and not self._end_scalar():
             self.broken = True
             return
         self.read += 1
@@ -441,12 +441,12 @@ class _ObjectText:
             self.inner_end = len(self.text)
         self.ended = not self._open
 
-    def _end_word(self) -> bool:
+    def _end_scalar(self) -> bool:
         """Whether it is a value."""
-        value = self._word if _NUMBER.fullmatch(self._word) else _LITERALS.get(self._word)
+        value = self._scalar if _NUMBER.fullmatch(self._scalar) else _LITERALS.get(self._scalar)
         if value is not None:
             self._begun += value
-            self._word, self._expects = "", _AFTER
+            self._scalar, self._expects = "", _AFTER
             self._count()
         return value is not None
 
