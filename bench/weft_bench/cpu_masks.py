@@ -56,6 +56,9 @@ def masks_case(context: Context) -> Iterator[Line]:
         path = Path(scratch) / "tokenizer.json"
         path.write_text(tokenizer(model.shape.vocab), encoding="utf-8")
         with context.subject(sizes, adapter_bytes=0.0, others={path.name: path}) as subject:
+            subject.built.grammars.steps_wait = True  # every row is in every step, however busy the machine is
+            for grammar in filter(None, grammars.values()):
+                subject.built.grammars.begin(grammar, ())  # compiled: else rows begin one by one
             rounds = (amounts.repetitions + 1) * len(grammars)
             with context.bar(f"{model.name}: masks", rounds) as advanced:
 

@@ -39,7 +39,8 @@ class GrammarRefused(ValueError):
 class Grammars:
     """Of one model. `begin`: on any thread; it takes milliseconds, or what a hostile grammar takes.
 
-    `wake`: called, on any thread, when a mask is there that `GrammarState.ready` has missed.
+    `wake`: called, on any thread, when a mask is there that `GrammarState.ready` has missed. `steps_wait`: every step
+    has all of its rows, and waits for their masks, however long: for measurements.
     """
 
     def __init__(self, tokenizer: Path | None, vocab_size: int, eos: frozenset[int]) -> None:
@@ -52,6 +53,7 @@ class Grammars:
         self.threads = GrammarThreads(max(1, min(MOST_THREADS, cpu_quota() // 2)))
         self._computed, self._waiting = threading.Condition(), False  # a mask; the engine's thread waits for one
         self.wake: Callable[[], None] = lambda: None
+        self.steps_wait = False
         self.row_bytes = 4 * words_of(vocab_size)
 
     def prepare(self) -> "LLTokenizer":
@@ -103,7 +105,7 @@ class Grammars:
             until = time.monotonic() + WAIT_S
             while not all(state.there for state in states):
                 now = time.monotonic()
-                if computing():
+                if self.steps_wait or computing():
                     until = now + WAIT_S
                 elif now >= until:
                     break
@@ -154,7 +156,7 @@ class LlGrammarState:
 
     @property
     def ready(self) -> bool:
-        if self._there or not (self._slow or self.late):
+        if self._there or self._grammars.steps_wait or not (self._slow or self.late):
             return True
         self._missed = True
         return self._there

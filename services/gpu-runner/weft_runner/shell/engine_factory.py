@@ -54,6 +54,7 @@ class EngineBundle:
     threads: int
     torch_threads: int  # of torch's operators on the engine's thread
     profile: Profile | None  # None: --profile off
+    grammars: Grammars
     close: Callable[[], None] = lambda: None  # once the engine has ended: nothing else is left running
 
 
@@ -115,7 +116,7 @@ def build_engine(
     if isinstance(own, CpuAdapterStore):
         own.complete = engine.gaps.complete
     engine.post(FoundOnDisk(source.on_disk()))
-    bundle = EngineBundle(engine, limits, executor.numerics_class, threads, executor.torch_threads, profile)
+    bundle = EngineBundle(engine, limits, executor.numerics_class, threads, executor.torch_threads, profile, grammars)
     if isinstance(executor, Offloading):
         bundle = replace(bundle, close=executor.close)
     if isinstance(executor, MultiProcessExecutor):  # a rank that is lost ends an engine without work, too
