@@ -93,7 +93,8 @@ def load_as_vllm_does(client: OpenAI, beside: Path) -> None:
         return answer.status_code, answer.text
 
     def answer(case: Case) -> str:
-        return client.completions.create(model="run/policy", prompt=case.prompt, temperature=0).choices[0].text
+        asked = client.completions.create(model="run/policy", prompt=case.prompt, temperature=0, max_tokens=400)
+        return asked.choices[0].text
 
     def card() -> tuple[str, str]:
         model = client.models.retrieve("run/policy").model_extra or {}
