@@ -21,7 +21,7 @@ from weft.wire.streams import ClientStream, channel
 from weft.wire.v1 import supervisor_pb2 as pb
 from weft.wire.v1.supervisor_pb2_grpc import SupervisorStub
 from weft_bench.following import Object
-from weft_runner.settings import KV_PAGES
+from weft_runner.settings import KV_PAGES, MAX_SEQUENCES
 
 RunnerLink = ClientStream[pb.RunnerToSupervisor, pb.SupervisorToRunner]
 HEARTBEATS_A_LEASE = 4
@@ -132,7 +132,7 @@ def spec_of(pod: Object, address: str) -> RunnerSpec:
         numerics_class="played",
         page_tokens=page_tokens,
         total_pages=pages,
-        max_sequences=int(flags["max-sequences"]),
+        max_sequences=int(flags["max-sequences"]) or MAX_SEQUENCES,
         max_adapters=int(flags.get("max-adapters", pages)),
         max_rank=int(flags["max-rank"]),
         max_context_tokens=pages * page_tokens,
