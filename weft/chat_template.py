@@ -289,7 +289,7 @@ class ChatTemplate:
         return shown == [False, True]
 
     def _known(self, message: Message) -> Message:
-        """With OpenAI's newer name of a system message, for templates that do not have it."""
+        """Messages with OpenAI's newer name of a system message, for templates that do not have it."""
         return message if message["role"] != "developer" or self._has_developer else {**message, "role": "system"}
 
 
@@ -513,7 +513,7 @@ def _paid_test(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _length(value: Any) -> int:
-    """In characters, without what is in the values in it."""
+    """The size in characters, without what is in the values in it."""
     if isinstance(value, str | bytes):
         return len(value)
     return CHARS_OF_VALUE * len(value) if isinstance(value, Sized) else 1

@@ -124,7 +124,7 @@ def measure(context: Context) -> None:
 
 
 def _pass(context: Context, made: Offloaded, name: str, step: StepInput, work_s: float, copied_s: float) -> float:
-    """Its seconds, beside its bound."""
+    """Give the seconds of a pass, beside their bound."""
     context.check_time()
     executor, times = made.executor, list[float]()
     logits = executor.run(step)  # compiles
@@ -142,7 +142,7 @@ def _pass(context: Context, made: Offloaded, name: str, step: StepInput, work_s:
 
 
 def seconds_of_a_byte(gpu: Gpu) -> float:
-    """Of a copy from pinned memory, with nothing beside it."""
+    """Measure a copy from pinned memory, with nothing beside it."""
     n_bytes = COPY_BYTES if gpu.is_real else 1 << 16
     host, stream = PinnedMemory(n_bytes, gpu.device), CopyStream(gpu.device)
     device = torch.empty(n_bytes, dtype=torch.uint8, device=gpu.device)

@@ -84,7 +84,7 @@ def describe_pool(obj: Object, runners: Sequence[Runner], now: float, unknown: s
 
 
 def _defaults(pool: Object) -> str:
-    """Of sampling, by the model's generation_config.json."""
+    """The defaults of sampling, by the model's generation_config.json."""
     found = pool.get("status", {}).get("generationDefaults", {})
     ignored = " (ignored: generationDefaults)" if pool["spec"].get("generationDefaults") == "Ignore" else ""
     return ", ".join(f"{name} {value}" for name, value in found.items()) + ignored if found else NONE

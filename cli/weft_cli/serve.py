@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from weft.api.manifests import ManifestError, parse_object
+from weft.api.meta import API_VERSION
+from weft.api.source import REPOSITORY
 from weft.artifacts.adapter_config import parse_adapter_config
 from weft.domain.model.config import ModelSpec, parse_model_config
 from weft.domain.model.errors import Refused
@@ -23,10 +25,8 @@ from weft_operator.local.components import Options
 from weft_runner.gpu_driver import finds_gpu
 from weft_runner.model.memory_estimate import MemoryLimit, available_memory, estimate_memory, page_bytes
 
-API_VERSION = "serving.weft.dev/v1alpha1"
 NAMESPACE = "default"
 MODEL_CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
-REPOSITORY = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[^@\s]+))?", re.ASCII)
 # What is served of a repository: no weights in other formats, no code.
 REPOSITORY_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
 PAGE_TOKENS, SEQUENCES, LEAST_RANK, MOST_PAGES = 16, 32, 64, 1 << 20

@@ -1,4 +1,4 @@
-"""Which chat template renders the chats of a model."""
+"""The chat template that renders the chats of a model."""
 
 from typing import Annotated, Literal
 

@@ -8,6 +8,8 @@ from pydantic import Field
 from weft.api.fields import ApiModel, DigestText, DurationText, Endpoint, ObjectName, Rule, Uri, duration_s
 
 POLL_LEAST_S = 10
+# of a Hugging Face hub, as people write it: ORG/NAME[@REVISION]
+REPOSITORY = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[^@\s]+))?", re.ASCII)
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
 

@@ -177,7 +177,7 @@ def _target_names(config: JsonObject) -> tuple[str, ...]:
 
 
 def _selection(config: JsonObject, budget: Budget, remarks: list[str]) -> Selects | None:
-    """Which modules training was to change, as PEFT reads it (`tuners_utils.check_target_module_exists`): a list has
+    """The modules that training was to change, as PEFT reads it (`tuners_utils.check_target_module_exists`): a list has
     whole names or endings after a dot, a text is a regular expression for the whole name.
     """
     layers, names = _layers(config), frozenset(_target_names(config))

@@ -55,7 +55,7 @@ def make_executor(settings: RunnerSettings, base: ModelSource) -> Executor:
 
 
 def settle_limits(settings: RunnerSettings, spec: ModelSpec) -> RunnerSettings:
-    """With a number for each limit of a step that is 0, and for host memory: by what will compute.
+    """Set each limit of a step that is 0, and host memory, by what will compute.
 
     One that is given bounds the other: each running sequence needs a token an iteration. Raises ExecutorUnavailable.
     """

@@ -32,14 +32,14 @@ WITHOUT_GPU = StepLimits(MAX_SEQUENCES, MAX_BATCH_TOKENS, MAX_PREFILLS)
 
 
 def gpu_step_limits(left: int, kv_token_bytes: int, step_bytes: Callable[[int], int]) -> StepLimits:
-    """Of a GPU that has `left` bytes beside weights. `step_bytes`: what a step of that many tokens works on."""
+    """Choose for a GPU that has `left` bytes beside weights. `step_bytes`: what a step of that many tokens works on."""
     sequences = _largest(SEQUENCES, lambda most: most * USUAL_TOKENS * kv_token_bytes <= left)
     tokens = _largest(BATCH_TOKENS, lambda most: step_bytes(most) * STEP_SHARE <= left)
     return StepLimits(sequences, tokens, sequences)
 
 
 def host_mib(memory: MemoryLimit, gpus: int) -> int:
-    """Of a runner beside a GPU. `gpus`: runners of this machine, one a GPU; a container is of one runner."""
+    """Choose for a runner beside a GPU. `gpus`: runners of this machine, one a GPU; a container is of one runner."""
     share = memory.of_bytes // (HOST_SHARE if memory.own else HOST_SHARE * max(1, gpus))
     return max(HOST_MIB, min(share, memory.n_bytes // 2, MAX_HOST_MIB << 20) >> 20)
 

@@ -42,7 +42,7 @@ async def test_penalties_and_biases_reach_the_runner_and_nothing_else_does_by_it
 async def test_what_a_request_does_not_say_is_as_the_bases_generation_config_has_it(
     parts: World, tmp_path: Path
 ) -> None:
-    """In every form of the API; a value of the request counts, also where it is the API's default, and null is none."""
+    """All forms of the API have them; a request's own value counts, also the API's default, and null is none."""
     defaults = scheduler_pb2.SamplingDefaults(
         temperature=0.75, top_p=0.5, top_k=20, min_p=0.125, repetition_penalty=1.25, max_tokens=7
     )

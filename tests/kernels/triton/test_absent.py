@@ -68,7 +68,7 @@ def test_a_captured_step_waits_for_nothing(absent: Any, launched: Counter[str]) 
 def test_one_that_reads_from_the_device_raises(
     absent: Any, launched: Counter[str], monkeypatch: pytest.MonkeyPatch, read: Callable[[Any], object]
 ) -> None:
-    """So the test above would see it."""
+    """The test above would see it."""
 
     def attended(_: object, q: torch.Tensor, *__: object) -> object:
         return read(q.flatten()[0])

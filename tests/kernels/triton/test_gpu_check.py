@@ -149,6 +149,6 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
 
 def environment() -> dict[str, str]:
-    """Of a pytest with the plugins that a GPU machine has."""
+    """Run a pytest with the plugins that a GPU machine has."""
     plugins = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "xdist.plugin,pytest_timeout"}
     return {**os.environ, **plugins, "PYTHONPATH": os.pathsep.join(sys.path)}

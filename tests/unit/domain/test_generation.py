@@ -1,4 +1,4 @@
-"""Where answers end by a tokenizer's files, and the defaults of sampling: what counts, and what is named instead."""
+"""Ends of answers by a tokenizer's files, and the defaults of sampling: what counts, and what is named instead."""
 
 import json
 from typing import Any
@@ -17,7 +17,7 @@ PIECES = {"model": {"vocab": [["<unk>", 0.0], ["</s>", -1.5]]}, "added_tokens": 
 
 
 def reader(**files: Any) -> Any:
-    """Of files by name, with `_` for the dot."""
+    """Read files by name, with `_` for the dot."""
     raw = {
         f"{name}.json": value if isinstance(value, bytes) else json.dumps(value).encode()
         for name, value in files.items()

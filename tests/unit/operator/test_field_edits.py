@@ -190,7 +190,7 @@ def outcome_of_pool(spec: Json) -> str | None:
 
 
 def outcome_of_adapter(spec: Json) -> str | None:
-    """It is served, its canary fails one request of two, an hour and a half later its source is another."""
+    """An adapter is served, its canary fails one request of two, an hour and a half later its source is another."""
     contents = {"file:base": fetched_base(), "file:upper": verified("a"), "file:beside": verified("b")}
     contents |= {"file:next": verified("c"), "hf:aa/bb": verified("d"), "s3://aaa/bb": verified("e")}
     world = cluster_world(ObjectStore(lambda: 0.0), contents, 1_000_000.0)

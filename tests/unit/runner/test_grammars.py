@@ -142,7 +142,7 @@ def test_a_row_whose_mask_is_not_ready_sits_out_and_runs_once_it_is(machine):
     machine.handle(Received(G, start_of("free", 1, [3], 40)), 0.0)
 
     def step(depth: int = 1, **done: Any) -> set[str]:
-        """Its rows; each of them gets a token."""
+        """Run a step; each of its rows gets a token."""
         (run,) = [effect for effect in machine.handle(StepSlot(depth, depth), 0.0) if isinstance(effect, RunStep)]
         keys = [row.key for row in run.batch.rows]
         tokens = {key: SampledToken(5) for key in keys if key not in done.get("late", ())}
@@ -266,7 +266,7 @@ def test_what_does_not_compile_is_refused_by_name(grammar: str, why: str):
 def test_a_mask_that_takes_too_long_is_a_fault_of_its_grammar(monkeypatch):
     compiled = grammars()
     begun = compiled.begin(PHONE, ())
-    monkeypatch.setattr(grammar, "MOST_S", 0.0)
+    monkeypatch.setattr(grammar, "MAX_MASK_S", 0.0)
     begun.add(*ids("+"))
     assert allowed(begun) == set()
     assert "more than 0 ms of processor time" in begun.fault

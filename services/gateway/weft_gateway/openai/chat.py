@@ -116,7 +116,7 @@ def echoed(params: ChatRequest) -> str:
 
 
 def form_of(parsed: ParsedRequest[ChatRequest], prompt_end: Sequence[int]) -> AnswerForm:
-    """By the call, the model's form of calls and what its template and the prompt say of reasoning."""
+    """What an answer may hold, by the request, the form of calls, and what template and prompt say of reasoning."""
     params, tokenizer = parsed.params, parsed.tokenizer
     last = params.messages[-1].content if params.continue_final_message else ""
     end = tokenizer.spelled(prompt_end).rstrip()

@@ -20,7 +20,9 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from weft.api.fields import LABEL_PATTERN
+from weft.api.meta import API_VERSION
 from weft.api.readiness import is_ready, is_refused, state_of
+from weft.api.source import REPOSITORY
 from weft.domain.adapter import FILES, OPTIONAL_FILES
 from weft_gateway.core.routes import ANY_NAMESPACE, UnknownVersion
 from weft_gateway.errors import BadRequest, NotConfigured, NotFound, ParameterError, ServiceUnavailable
@@ -35,8 +37,6 @@ LOAD_SECONDS = 120.0  # until requests are served by it
 POLL_SECONDS = 0.03
 READ_BYTES = 1 << 20
 LABEL_CHARS = 63
-API_VERSION = "serving.weft.dev/v1alpha1"
-REPOSITORY = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[^@\s]+))?", re.ASCII)
 
 
 class LoadRequest(Strict):

@@ -51,7 +51,7 @@ def left_out(text: str) -> str:
 
 
 def spelled(text: str) -> str:
-    """With the letters of marks that are special tokens."""
+    """The text with the letters of marks that are special tokens."""
     return text.translate(_SPELLED)
 
 

@@ -307,7 +307,7 @@ class ChatMessage(BaseModel):
         return {**known, "has_content": known.get("content") is not None}
 
     def of_template(self) -> dict[str, Any]:
-        """As transformers gives messages to chat templates: arguments of calls are objects, and nothing is null."""
+        """The message as transformers gives it to chat templates: arguments are objects, and nothing is null."""
         message: dict[str, Any] = {"role": self.role}
         if self.has_content:
             message["content"] = self.content

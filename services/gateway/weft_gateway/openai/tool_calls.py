@@ -248,7 +248,7 @@ class ToolCallParser:
         return parts
 
     def _arguments(self) -> list[Part]:
-        """Of a call whose name is known."""
+        """Read on in a call whose name is known."""
         assert self._object
         text, parts = self._object.text, list[Part]()
         if self._sent is None:

@@ -311,7 +311,7 @@ async def _encoded(
 
 
 def _in(params: Common, where: str) -> str:
-    """Which one it is, of several prompts."""
+    """Name the one that is meant, of several prompts."""
     return f" ({where})" if params.prompts > 1 else ""
 
 

@@ -16,8 +16,8 @@ from weft.domain.lru import LruDict
 from weft_gateway.shell.depot_client import download
 from weft_gateway.shell.tokenizer import ModelTokenizer
 
-MOST_KNOWN = 16_384  # adapters whose files are known
-MOST_COMPILED = 256
+MAX_KNOWN_ADAPTERS = 16_384  # adapters whose files are known
+MAX_COMPILED = 256
 MAX_FILE_BYTES = 4 << 20
 _Files = tuple[tuple[str, str], ...]  # name and digest of each template file
 
@@ -27,8 +27,8 @@ class AdapterTemplates:
 
     def __init__(self, depot: httpx2.AsyncClient) -> None:
         self._depot = depot
-        self._files = LruDict[str, _Files](MOST_KNOWN)
-        self._compiled = LruDict[tuple[str, _Files], tuple[ModelTokenizer, ModelTokenizer]](MOST_COMPILED)
+        self._files = LruDict[str, _Files](MAX_KNOWN_ADAPTERS)
+        self._compiled = LruDict[tuple[str, _Files], tuple[ModelTokenizer, ModelTokenizer]](MAX_COMPILED)
         self._locks = weakref.WeakValueDictionary[object, asyncio.Lock]()
 
     async def tokenizer(self, adapter: str, base_digest: str, base: ModelTokenizer) -> ModelTokenizer:

@@ -14,7 +14,7 @@ from weft_gateway.openai.structured_outputs import Form
 
 WAIT_S = 20.0  # for one grammar, or for the process to start, on a machine that is busy
 MOST_WAITING = 64
-MOST_KNOWN = 256
+MAX_KNOWN = 256
 _LINE = 1 << 20
 _PROBE = Form("", "regex", "a")
 _ENDINGS: dict[int | None, str] = {  # of the process, where it gave no answer
@@ -30,7 +30,7 @@ class GrammarChecker:
         self._process: Process | None = None
         self._one = asyncio.Lock()
         self._waiting = 0
-        self._known: LruDict[Form, tuple[str, str]] = LruDict(MOST_KNOWN)
+        self._known: LruDict[Form, tuple[str, str]] = LruDict(MAX_KNOWN)
 
     async def grammar(self, form: Form) -> str:
         """Raises ParameterError where it does not compile, or takes too much; Overloaded, ServiceUnavailable."""

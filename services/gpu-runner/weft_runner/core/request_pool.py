@@ -345,7 +345,7 @@ class RequestPool:
             self.scheduler.changed()
 
     def sit_out(self, keys: Iterable[str]) -> None:
-        """Of a batch that is complete: their masks came too late for it."""
+        """Take back rows of a complete batch, whose masks came too late for it."""
         for key in keys:
             self.sequences[key].in_flight = False
             self.scheduler.changed()
@@ -723,7 +723,7 @@ class RequestPool:
         return any(s.phase in RUNNING for s in self.sequences.values())
 
     def _here(self, phase: SequencePhase) -> Iterator[Sequence]:
-        """Those of a phase that are not in flight and wait for no mask, in order of admission."""
+        """Sequences of a phase that are not in flight and wait for no mask, in order of admission."""
         held = self.masked_out
         return (s for s in self.sequences.values() if s.phase is phase and not s.in_flight and s.key not in held)
 

@@ -26,7 +26,7 @@ class GrammarState(Protocol):
 
     @property
     def ready(self) -> bool:
-        """Its mask is there, or will be by the end of a step; asked before each step, which a False one sits out."""
+        """Say whether the mask is there, or will be by the end of a step, which the row sits out otherwise."""
         ...
 
     def add(self, *tokens: int) -> None:

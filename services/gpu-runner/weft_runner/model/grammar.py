@@ -25,9 +25,9 @@ from weft_runner.model.grammar_threads import SHORT_S, GrammarThreads
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-MOST_COMPILED = 64  # grammars that are kept: some hundred KiB each, 32 MiB at the most
-MOST_THREADS = 4  # for masks: one row over 49,152 tokens takes 20 to 300 us
-MOST_S = 0.1  # of processor time for the mask behind a token: usual ones are far from it
+MAX_COMPILED = 64  # grammars that are kept: some hundred KiB each, 32 MiB at the most
+MAX_THREADS = 4  # for masks: one row over 49,152 tokens takes 20 to 300 us
+MAX_MASK_S = 0.1  # of processor time for the mask behind a token: usual ones are far from it
 WAIT_S = 5e-4  # of a step that has computed all else, for the masks of all its rows
 _LONGEST = 64  # bytes of a token that the longest match looks for
 
@@ -37,7 +37,7 @@ class GrammarRefused(ValueError):
 
 
 class Grammars:
-    """Of one model. `begin`: on any thread; it takes milliseconds, or what a hostile grammar takes.
+    """The grammars of one model. `begin`: on any thread; it takes milliseconds, or what a hostile grammar takes.
 
     `wake`: called, on any thread, when a mask is there that `GrammarState.ready` has missed. `steps_wait`: every step
     has all of its rows, and waits for their masks, however long: for measurements.
@@ -48,9 +48,9 @@ class Grammars:
         self._path, self._vocab_size, self._eos = tokenizer, vocab_size, sorted(eos)
         self._lock = threading.Lock()
         self._tokenizer: LLTokenizer | None = None
-        self._compiled: LruDict[str, LLMatcher] = LruDict(MOST_COMPILED)
+        self._compiled: LruDict[str, LLMatcher] = LruDict(MAX_COMPILED)
         self._own = threading.local()
-        self.threads = GrammarThreads(max(1, min(MOST_THREADS, cpu_quota() // 2)))
+        self.threads = GrammarThreads(max(1, min(MAX_THREADS, cpu_quota() // 2)))
         self._computed, self._waiting = threading.Condition(), False  # a mask; the engine's thread waits for one
         self.wake: Callable[[], None] = lambda: None
         self.steps_wait = False
@@ -63,11 +63,11 @@ class Grammars:
             return self._tokenizer
 
     def knows(self, grammar: str) -> bool:
-        """It is compiled."""
+        """Say whether it is compiled."""
         return grammar in self._compiled
 
     def begin(self, grammar: str, emitted: Sequence[int], ends: Sequence[int] = ()) -> GrammarState:
-        """Its state behind these tokens, with its first mask. `ends`: allowed where the end of sequence is.
+        """Make its state behind these tokens, with its first mask. `ends`: allowed where the end of sequence is.
 
         Raises GrammarRefused.
         """
@@ -138,8 +138,9 @@ class Grammars:
 
 
 class LlGrammarState:
-    """See `core.token_mask.GrammarState`. Its matcher is touched by one thread at a time: who computes the mask.
+    """A state of llguidance's, see `core.token_mask.GrammarState`.
 
+    One thread at a time touches its matcher: who computes the mask.
     Tokens come one mask at a time, so that `_there` says whose turn it is, and the engine's thread takes no lock that
     a thread of a lower priority may hold.
     """
@@ -188,7 +189,7 @@ class LlGrammarState:
 
     @property
     def there(self) -> bool:
-        """Its mask is computed."""
+        """Say whether the mask is computed."""
         return self._there
 
     def _go_on(self, tokens: Sequence[int]) -> None:
@@ -216,8 +217,8 @@ class LlGrammarState:
         except BaseException as error:  # noqa: BLE001 (of the library: it ends this request, by name)
             fault = f"the grammar cannot go on: {type(error).__name__}: {one_line(str(error))}"
         spent = time.thread_time() - began
-        if spent > MOST_S and not fault:
-            fault = f"the grammar takes more than {MOST_S * 1e3:g} ms of processor time for a token"
+        if spent > MAX_MASK_S and not fault:
+            fault = f"the grammar takes more than {MAX_MASK_S * 1e3:g} ms of processor time for a token"
         if fault:
             ctypes.memset(self._address, 0, self._grammars.row_bytes)
         self.fault, self._slow = fault, spent > SHORT_S

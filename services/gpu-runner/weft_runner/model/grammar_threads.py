@@ -14,7 +14,7 @@ from queue import SimpleQueue
 
 SHORT_S = 1e-3
 LONG_THREADS = 2
-MOST_DEMOTED = 4  # at a time; with so many the jobs behind them wait
+MAX_DEMOTED = 4  # at a time; with so many the jobs behind them wait
 NICE = 10  # a tenth of a processor that a step's thread wants; with 19 a busy machine might never come to it
 
 Jobs = SimpleQueue[Callable[[], None] | None]
@@ -98,6 +98,6 @@ class GrammarThreads:
                     if worker.demoted or ((began := worker.began) is not None and began <= latest):
                         if not worker.demoted:
                             worker.demote()
-                        if len(demoted) < MOST_DEMOTED:
+                        if len(demoted) < MAX_DEMOTED:
                             demoted.append(worker)
                             workers[i] = _Worker(self._short, self._busy)

@@ -123,7 +123,7 @@ def random_bits(seed: int, choice: int, position: int) -> int:
 def masks_of(
     draws: Sequence[SamplingArgs], vocab: int, computing: Callable[[], bool] = lambda: False
 ) -> dict[int, Words]:
-    """By row of those that have one: uint32 [ceil(vocab / 32)], rows of one array. One that is late allows nothing.
+    """The masks of rows that have one: uint32 [ceil(vocab / 32)], rows of one array. One that is late allows nothing.
 
     It is called once the step's model has been launched: a device computes meanwhile, as far as `computing` says so.
     """

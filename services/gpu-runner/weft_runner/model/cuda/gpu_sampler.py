@@ -108,7 +108,7 @@ class GpuSampler:
         return logits.index_copy(0, rows, truncated)
 
     def _upload(self, values: npt.ArrayLike, dtype: npt.DTypeLike) -> torch.Tensor:
-        """From pinned memory: else a copy of more than 64 KiB (masks) waits for all that was launched before."""
+        """Copy from pinned memory: else more than 64 KiB (masks) wait for all that was launched before."""
         host = torch.from_numpy(np.array(values, dtype))
         return (host.pin_memory() if self._at.type == "cuda" else host).to(self._at, non_blocking=True)
 

@@ -284,7 +284,7 @@ class Request:
         return placement
 
     def fit(self, context_tokens: int) -> None:
-        """Where nobody asked for its length: no more of it than such a context holds, which ends it at the runner."""
+        """Shorten an answer whose length nobody asked for to what such a context holds, which ends it at the runner."""
         if self.open_ended and context_tokens > self.prefill_tokens:
             self.max_tokens = min(self.max_tokens, context_tokens - self.prompt_tokens)
 
