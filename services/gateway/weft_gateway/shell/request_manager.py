@@ -30,6 +30,7 @@ from weft.wire.streams import ClientStream, channel
 from weft.wire.tls import Tls
 from weft.wire.v1 import scheduler_pb2, scheduler_pb2_grpc
 from weft_gateway.core import events
+from weft_gateway.core.chunk_pacing import ChunkPacing
 from weft_gateway.core.config import GatewayConfig
 from weft_gateway.core.events import PREDICTOR, SCHEDULER, Effect, Event, PreparedRequest
 from weft_gateway.core.gateway import BUG, Gateway
@@ -82,6 +83,7 @@ class RequestManager:
         self._timer_at: float | None = None
         self._steps: dict[str, asyncio.Future[None]] = {}  # of requests that are not submitted yet
         self._answers: dict[str, tuple[ResponseGroup, PendingAnswer]] = {}
+        self._pacing = ChunkPacing(clock, _after)
         self._sessions: dict[Peer, RunnerSession] = {}
         self._predictor = PredictorClient(
             settings.predictor, config.predict_s, lambda found: self.feed(Received(PREDICTOR, found)), tls
@@ -219,7 +221,7 @@ class RequestManager:
                 if entry := self._answers.get(effect.request_id):
                     group, answer = entry
                     answer.add(effect)
-                    group.wake()
+                    self._pacing.add(group.wake)
             case Send():
                 self._send(effect)
             case events.FirstToken(request_id):
@@ -332,6 +334,11 @@ class RequestManager:
         entry = self._answers.get(request_id)
         model = {"model": entry[0].requests[0].route.model_name} if entry else {}
         return kv(request_id=request_id, **model, **fields)
+
+
+def _after(delay_s: float, call: Callable[[], None]) -> None:
+    loop = asyncio.get_running_loop()
+    loop.call_later(delay_s, call) if delay_s else loop.call_soon(call)
 
 
 def check_gateway(machine: Gateway) -> None:

@@ -1,0 +1,46 @@
+"""When the answers that have something new are woken to send it.
+
+A runner of many rows has a token for each of them every few milliseconds, and what a chunk costs, above all its system
+call, may take longer than that. Answers woken at once would then have the event loop for themselves, tokens would
+gather in front of the gateway, and a runner ends a session that does not read. So all answers are woken together, and
+again only once as much time has passed as the sending took: at least half of the time is left for reading, and what
+comes meanwhile is part of the next chunk. A gateway that keeps up sends each token in a chunk of its own.
+"""
+
+from collections.abc import Callable
+
+
+class ChunkPacing:
+    """Wakes answers.
+
+    `clock`: seconds, monotonic; `after(delay_s, call)`: calls later, in order; 0: in the event loop's next turn.
+    """
+
+    def __init__(self, clock: Callable[[], float], after: Callable[[float, Callable[[], None]], object]) -> None:
+        self._clock, self._after = clock, after
+        self._wakes: dict[Callable[[], None], None] = {}
+        self._under_way = False  # a wake is due, or what it woke is sending
+        self._next_s = 0.0
+
+    def add(self, wake: Callable[[], None]) -> None:
+        """Call `wake` once, with those of the others that have something new."""
+        self._wakes[wake] = None
+        if not self._under_way:
+            self._plan()
+
+    def _plan(self) -> None:
+        self._under_way = True
+        self._after(max(0.0, self._next_s - self._clock()), self._wake)
+
+    def _wake(self) -> None:
+        wakes, self._wakes = self._wakes, {}
+        began_s = self._clock()
+        for wake in wakes:
+            wake()
+        self._after(0.0, lambda: self._sent(began_s))  # behind the tasks that are awake now
+
+    def _sent(self, began_s: float) -> None:
+        now_s = self._clock()
+        self._next_s, self._under_way = 2 * now_s - began_s, False
+        if self._wakes:
+            self._plan()

@@ -1,0 +1,56 @@
+"""Answers are woken together, and sending has at most half of the event loop's time."""
+
+from collections.abc import Callable
+from functools import partial
+from heapq import heappop, heappush
+from itertools import count, pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft_gateway.core import ChunkPacing
+
+
+class Loop:
+    """An event loop of simulated time: `now` moves to the next call, and by what a call takes."""
+
+    def __init__(self) -> None:
+        self.now, self._order = 0.0, count()
+        self._due = list[tuple[float, int, Callable[[], None]]]()
+
+    def after(self, delay_s: float, call: Callable[[], None]) -> None:
+        heappush(self._due, (self.now + delay_s, next(self._order), call))
+
+    def run(self) -> None:
+        while self._due:
+            at, _, call = heappop(self._due)
+            self.now = max(self.now, at)
+            call()
+
+
+@given(st.lists(st.floats(1e-4, 0.02), min_size=1, max_size=60), st.integers(1, 8), st.floats(1e-5, 5e-3))
+def test_every_token_is_sent_and_sending_has_half_of_the_time(gaps: list[float], rows: int, chunk_s: float) -> None:
+    """`gaps`: between steps, each of which has a token for each of the rows; a chunk takes `chunk_s` of the loop."""
+    loop, pending, chunks = Loop(), [0] * rows, list[tuple[float, int]]()
+    pacing = ChunkPacing(lambda: loop.now, loop.after)
+
+    def send(row: int) -> None:
+        chunks.append((loop.now, pending[row]))
+        loop.now, pending[row] = loop.now + chunk_s, 0
+
+    wakes = [partial(loop.after, 0.0, partial(send, row)) for row in range(rows)]
+
+    def step() -> None:
+        for row, wake in enumerate(wakes):
+            pending[row] += 1
+            pacing.add(wake)
+
+    for number in range(len(gaps)):
+        loop.after(sum(gaps[: number + 1]), step)
+    loop.run()
+    assert sum(tokens for _, tokens in chunks) == len(gaps) * rows
+    assert all(tokens for _, tokens in chunks), "nobody is woken for nothing"
+    began = [at for at, _ in chunks[::rows]]
+    assert all(later - earlier >= 2 * rows * chunk_s - 1e-9 for earlier, later in pairwise(began))
+    if min(gaps) > 2 * rows * chunk_s:
+        assert all(tokens == 1 for _, tokens in chunks), "who keeps up sends each token in a chunk of its own"
