@@ -11,6 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 CONTROL = ("kubernetes", "gateway", "scheduler", "encoder", "supervisor", "batch", "depot", "cli", "tracing")
 RUNNER = ("runner", "offload", "tracing")
+OWN = ("weft", "weft-bench", "weft-conformance")  # of this checkout, which have no hash
 UP = ("operator", "gateway", "scheduler", "predictor", "supervisor", "batch", "depot", "runner", "cli")
 
 
@@ -38,12 +39,14 @@ def extras(*names: str) -> tuple[str, ...]:
 
 def lock(path: str, *what: str) -> None:
     how = ("--python-version", oldest_python(), "--universal", "--generate-hashes", "--no-emit-index-url", "--quiet")
+    own = (word for name in OWN for word in ("--no-emit-package", name))
     command = (
         Path(sys.executable).with_name("uv"),
         "pip",
         "compile",
         *what,
         *how,
+        *own,
         "--output-file",
         path,
     )

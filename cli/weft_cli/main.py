@@ -564,7 +564,12 @@ def conformance(
     The server is compared with itself: greedy answers under load with those of each model alone. It should have nothing
     else to do; the checks send some hundred requests. Exit code 1 when a check fails.
     """
-    from weft_cli.conformance_command import run
+    try:
+        from weft_conformance.command import run
+    except ModuleNotFoundError as error:
+        if error.name and error.name.partition(".")[0] == "weft_conformance":
+            raise _not_installed("conformance") from error
+        raise
 
     return run(gateway_of(stack, url), key, base, adapters or [], update, as_json=as_json)
 
@@ -588,10 +593,23 @@ def _add_bench() -> None:
     from importlib.util import find_spec
 
     if find_spec("weft_bench") is None or find_spec("weft_bench.main") is None:
+        anything = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+        app.command(name="bench", rich_help_panel="Tools", context_settings=anything)(_refuse_bench)
         return
     from weft_bench.main import app as bench_app
 
     app.add_typer(bench_app, name="bench", rich_help_panel="Tools")
+
+
+def _refuse_bench() -> int:
+    """Benchmarks, which are not installed (`pip install 'weft[bench]'`)."""
+    raise _not_installed("bench")
+
+
+def _not_installed(name: str) -> CommandError:
+    return CommandError(
+        f"weft {name} is a distribution of its own, which is not installed", f"pip install 'weft[{name}]'"
+    )
 
 
 def _usage(error: Exception) -> int | None:

@@ -507,6 +507,15 @@ def test_help_teaches_by_example_and_needs_no_heavy_import() -> None:
         assert heavy not in loaded
 
 
+@pytest.mark.parametrize("words", [("bench", "cpu", "--help"), ("conformance", "http://127.0.0.1:1")])
+def test_a_distribution_that_is_not_installed_is_named(words: tuple[str, ...]) -> None:
+    absent = "import sys; sys.modules.update(weft_bench=None, weft_conformance=None); from weft_cli.main import main; "
+    code = f"{absent} sys.exit(main({list(words)}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"pip install 'weft[{words[0]}]'" in done.stderr
+
+
 def test_no_color_means_no_escape_codes(applied: Any) -> None:
     commands = (["--help"], ["get", "lora", "-A"], ["get", "nope"], ["nope"])
     code = f"from weft_cli.main import main; print([main(argv) for argv in {commands!r}])"

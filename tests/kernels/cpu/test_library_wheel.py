@@ -35,7 +35,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("project")
     for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder)
-    for name in ("weft", "cli", "operator", "services", "kernels", "bench"):
+    for name in ("weft", "cli", "operator", "services", "kernels"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     sources = folder / "kernels" / "weft_kernels" / "cpu" / "src"
     shutil.rmtree(sources)
@@ -84,6 +84,7 @@ def test_a_wheel_with_kernels_is_for_one_platform_and_any_python(wheel: Path):
         (metadata,) = [name for name in archive.namelist() if name.endswith(".dist-info/WHEEL")]
         assert "Root-Is-Purelib: false" in archive.read(metadata).decode()
     assert names(wheel) >= CARRIED
+    assert not [name for name in names(wheel) if name.startswith(("weft_bench", "weft_conformance"))]
 
 
 def test_installed_it_serves_where_there_is_no_compiler_no_home_and_no_cache(

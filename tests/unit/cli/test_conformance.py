@@ -6,7 +6,9 @@ import json
 import httpx2
 import pytest
 
-from weft_cli.conformance import (
+from weft_cli.errors import BadInput
+from weft_conformance.checks import run
+from weft_conformance.judging import (
     PROMPTS,
     Answer,
     Model,
@@ -18,8 +20,6 @@ from weft_cli.conformance import (
     model_of,
     updated,
 )
-from weft_cli.conformance_checks import run
-from weft_cli.errors import BadInput
 
 MODELS = ("base", "a", "b")
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import httpx2
 
-from weft_cli.conformance import Result, Verdict, document, model_of
-from weft_cli.conformance_checks import TIMEOUT_S
-from weft_cli.conformance_checks import run as run_checks
 from weft_cli.gateway import CONNECT_S, link_errors
 from weft_cli.output import say
+from weft_conformance.checks import TIMEOUT_S
+from weft_conformance.checks import run as run_checks
+from weft_conformance.judging import Result, Verdict, document, model_of
 
 NAME_CHARS = 14
 VERDICT_CHARS = 14

@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 
 import httpx2
 
-from weft_cli.conformance import (
+from weft_cli.errors import BadInput, CommandError
+from weft_cli.sse import Lines, refusal_of
+from weft_conformance.judging import (
     LONG_PROMPTS,
     MIN_ADAPTERS,
     PROMPTS,
@@ -30,8 +32,6 @@ from weft_cli.conformance import (
     telling,
     updated,
 )
-from weft_cli.errors import BadInput, CommandError
-from weft_cli.sse import Lines, refusal_of
 
 TOKENS = 32
 IN_FLIGHT = 16  # of our requests at once, but in the flood
