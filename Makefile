@@ -161,9 +161,8 @@ $(MERMAID): | install
 proto: install  ## regenerate weft/wire/v1 from its .proto files
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. weft/wire/v1/*.proto
 
-crds: install  ## write crds/ and docs/api.md again from weft/api
-	$(BIN)/python -m weft.api.crd --write crds
-	cp crds/*.yaml charts/weft/files/crds/
+crds: install  ## write the chart's CRDs and docs/api.md again from weft/api
+	$(BIN)/python -m weft.api.crd --write charts/weft/files/crds
 	$(BIN)/python -m weft.api.reference --write docs/api.md
 
 golden: install  ## write the chart's golden renders again (needs helm: make cluster-tools)

@@ -1,4 +1,4 @@
-"""Typed resources -> CustomResourceDefinitions: `python -m weft.api.crd --write crds/`.
+"""Typed resources -> CustomResourceDefinitions: `python -m weft.api.crd --write FOLDER`.
 
 The schema comes from the same types that read manifests, so both refuse the same things. What a type cannot
 express (a field that is set once, one field that depends on another) is a CEL rule beside the type.

@@ -18,7 +18,7 @@ from weft_cli.client import Controller
 from weft_cli.main import main
 from weft_operator.local import persistence
 
-CRDS = Path(__file__).parents[3] / "crds"
+CRDS = Path(__file__).parents[3] / "charts" / "weft" / "files" / "crds"
 DIGEST = "sha256:" + "a" * 64
 MANY = """
 apiVersion: serving.weft.dev/v1alpha1
