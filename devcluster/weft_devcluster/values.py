@@ -1,6 +1,7 @@
 """What the chart needs on a test node, where there is no image registry and no hub: values for people and for tests."""
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ def small_values() -> dict[str, Any]:
     """For any cluster of tests: next to no requests, and a gateway that asks for no keys."""
     components: dict[str, Any] = {component: {"resources": SMALL} for component in COMPONENTS}
     components["gateway"] |= {"replicas": 1, "auth": False}
-    return {**components, "runner": {"extraEnv": [{"name": "OMP_NUM_THREADS", "value": "1"}]}}
+    return {**components, "runner": {"pod": {"container": {"env": [{"name": "OMP_NUM_THREADS", "value": "1"}]}}}}
 
 
 def node_values(sources: Path) -> dict[str, Any]:
@@ -24,17 +25,21 @@ def node_values(sources: Path) -> dict[str, Any]:
     python = python_volumes()
     environment = [variable for variable in python.env if variable["name"] != "HOME"]  # the chart sets it
     repository, _, tag = PAUSE_IMAGE.rpartition(":")
-    image = {"repository": repository, "tag": tag, "pullPolicy": "Never"}
+    image = {"repository": repository, "tag": tag}
     volume = {"name": "sources", "hostPath": {"path": str(sources), "type": "Directory"}}
     depot = {
         "schemes": ["file"],
         "fileRoot": "/sources",
-        "extraVolumes": [volume],
-        "extraVolumeMounts": [{"name": "sources", "mountPath": "/sources", "readOnly": True}],
+        "pod": overlay([volume], [{"name": "sources", "mountPath": "/sources", "readOnly": True}]),
     }
-    common = {"extraEnv": environment, "extraVolumes": python.volumes, "extraVolumeMounts": python.mounts}
-    machine = {"image": image, "common": common, "runner": {"image": image}, "depot": depot}
+    common = {"pod": overlay(python.volumes, python.mounts, environment)}
+    machine = {"image": image | {"pullPolicy": "Never"}, "common": common, "runner": {"image": image}, "depot": depot}
     return merged(small_values(), machine)
+
+
+def overlay(volumes: Sequence[Any], mounts: Sequence[Any], environment: Sequence[Any] = ()) -> dict[str, Any]:
+    """What a component's `pod` says of volumes, where they are mounted, and variables."""
+    return {"spec": {"volumes": [*volumes]}, "container": {"volumeMounts": [*mounts], "env": [*environment]}}
 
 
 def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

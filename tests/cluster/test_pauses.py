@@ -99,4 +99,6 @@ async def test_every_pod_of_the_release_is_replaced_and_no_request_fails(
     installation: Installation, cases: list[Case]
 ) -> None:
     async with measured(installation, cases, "release"):
-        await asyncio.to_thread(installation.upgrade, common={"podAnnotations": {"weft.dev/test": "replaced"}})
+        await asyncio.to_thread(
+            installation.upgrade, common={"pod": {"metadata": {"annotations": {"weft.dev/test": "replaced"}}}}
+        )

@@ -50,7 +50,8 @@ def _values(node: Json, definitions: Json, above: tuple[str, ...]) -> Iterator[V
         path, shared = (*above, name), given.get("$ref", "").rpartition("/")[2]
         whole = {**definitions.get(shared, {}), **given}
         yield Value(path, whole.get("description", ""), bounds(whole), "" if "description" in given else shared)
-        yield from _values(whole, definitions, path)
+        if "$comment" not in whole:  # fields of Kubernetes' own have their sentences there
+            yield from _values(whole, definitions, path)
 
 
 def bounds(node: Json) -> str:

@@ -49,13 +49,16 @@ labels:
 {{- .Values.poolNamespaces | default (list .Release.Namespace) | uniq | join "," -}}
 {{- end -}}
 
-{{/* (dict "root" $ "component" "depot") -> the ServiceAccount of its pods */}}
+{{/* (dict "root" $ "component" "depot") -> the ServiceAccount of its pods, the chart's own where none is named */}}
 {{- define "weft.serviceAccountName" -}}
-{{- $account := (index .root.Values .component).serviceAccount -}}
-{{- if $account.create -}}
-{{- default (printf "%s-%s" (include "weft.fullname" .root) .component) $account.name -}}
-{{- else -}}
-{{- required (printf "%s.serviceAccount.create is false: %s.serviceAccount.name has to name one" .component .component) $account.name -}}
+{{- dig "spec" "serviceAccountName" "" ((index .root.Values .component).pod | default dict) | default (printf "%s-%s" (include "weft.fullname" .root) .component) -}}
+{{- end -}}
+
+{{/* (dict "root" $ "component" "gateway") -> "true" where it has several pods */}}
+{{- define "weft.several" -}}
+{{- $values := index .root.Values .component -}}
+{{- if or (gt (int (default 1 $values.replicas)) 1) ($values.autoscaling | default dict).enabled -}}
+true
 {{- end -}}
 {{- end -}}
 

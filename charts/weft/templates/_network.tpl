@@ -81,7 +81,9 @@ spec:
 {{- define "weft.dnsRule" -}}
 - ports: [{port: 53, protocol: UDP}, {port: 53, protocol: TCP}]
   to:
-    {{- toYaml .Values.networkPolicy.dnsTo | nindent 4 }}
+    {{- toYaml (.Values.networkPolicy.dnsTo | default (list (dict
+      "namespaceSelector" (dict "matchLabels" (dict "kubernetes.io/metadata.name" "kube-system"))
+      "podSelector" (dict "matchLabels" (dict "k8s-app" "kube-dns"))))) | nindent 4 }}
 {{- end -}}
 
 {{/* The API server has no label: addresses, or any, on its ports. */}}
@@ -96,4 +98,14 @@ spec:
     - ipBlock: {cidr: {{ . | quote }}}
     {{- end }}
   {{- end }}
+{{- end -}}
+
+{{/* The way out of the cluster: everything but the addresses where clouds hand out credentials. */}}
+{{- define "weft.outward" -}}
+{{- if .Values.networkPolicy.depotTo -}}
+{{- toYaml .Values.networkPolicy.depotTo -}}
+{{- else -}}
+- ipBlock: {cidr: 0.0.0.0/0, except: [169.254.0.0/16, 100.100.100.200/32]}
+- ipBlock: {cidr: "::/0", except: ["fe80::/10", "fd00:ec2::254/128"]}
+{{- end -}}
 {{- end -}}

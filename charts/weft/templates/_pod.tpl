@@ -1,3 +1,39 @@
+{{/* Admitted under the standard `restricted`. Data directories and /tmp are volumes, so the root may be read-only. */}}
+{{- define "weft.securityContexts" -}}
+spec:
+  securityContext:
+    runAsNonRoot: true
+    runAsUser: 65532
+    runAsGroup: 65532
+    fsGroup: 65532
+    fsGroupChangePolicy: OnRootMismatch
+    seccompProfile: {type: RuntimeDefault}
+container:
+  securityContext:
+    allowPrivilegeEscalation: false
+    readOnlyRootFilesystem: true
+    capabilities: {drop: [ALL]}
+{{- end -}}
+
+{{/*
+What `common.pod` and the component's `pod` lay over its pod: maps are merged, lists of many things come after each other.
+(dict "root" $ "component" "scheduler")
+*/}}
+{{- define "weft.overlay" -}}
+{{- $default := include "weft.securityContexts" . | fromYaml -}}
+{{- $common := .root.Values.common.pod -}}
+{{- $own := (index .root.Values .component).pod | default dict -}}
+{{- $merged := mergeOverwrite (dict "metadata" dict) $default (deepCopy $common) (deepCopy $own) -}}
+{{- range $part, $names := dict "spec" (list "tolerations" "volumes") "container" (list "env" "envFrom" "volumeMounts") -}}
+{{- range $name := $names -}}
+{{- with concat (dig $part $name list $common) (dig $part $name list $own) -}}
+{{- $_ := set (index $merged $part) $name . -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $merged -}}
+{{- end -}}
+
 {{/*
 The pod of a component of the control plane.
 
@@ -7,15 +43,15 @@ The pod of a component of the control plane.
 */}}
 {{- define "weft.pod" -}}
 {{- $values := index .root.Values .component -}}
-{{- $common := .root.Values.common -}}
+{{- $pod := include "weft.overlay" . | fromYaml -}}
 metadata:
   labels:
     {{- include "weft.selector" . | nindent 4 }}
     app.kubernetes.io/part-of: weft
-    {{- with mergeOverwrite (dict) $common.podLabels $values.podLabels }}
+    {{- with $pod.metadata.labels }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
-  {{- with mergeOverwrite (dict) (default (dict) .annotations) $common.podAnnotations $values.podAnnotations }}
+  {{- with mergeOverwrite (dict) (default (dict) .annotations) ($pod.metadata.annotations | default dict) }}
   annotations:
     {{- toYaml . | nindent 4 }}
   {{- end }}
@@ -31,25 +67,10 @@ spec:
   imagePullSecrets:
     {{- toYaml . | nindent 4 }}
   {{- end }}
-  {{- with default $common.priorityClassName $values.priorityClassName }}
-  priorityClassName: {{ . }}
+  {{- with omit $pod.spec "serviceAccountName" "volumes" }}
+  {{- toYaml . | nindent 2 }}
   {{- end }}
-  {{- with mergeOverwrite (dict) $common.nodeSelector $values.nodeSelector }}
-  nodeSelector:
-    {{- toYaml . | nindent 4 }}
-  {{- end }}
-  {{- with concat $common.tolerations $values.tolerations }}
-  tolerations:
-    {{- toYaml . | nindent 4 }}
-  {{- end }}
-  {{- with $values.affinity }}
-  affinity:
-    {{- toYaml . | nindent 4 }}
-  {{- end }}
-  {{- if $values.topologySpreadConstraints }}
-  topologySpreadConstraints:
-    {{- toYaml $values.topologySpreadConstraints | nindent 4 }}
-  {{- else if or (gt (int (default 1 $values.replicas)) 1) ($values.autoscaling | default dict).enabled }}
+  {{- if and (include "weft.several" .) (not $pod.spec.topologySpreadConstraints) }}
   topologySpreadConstraints:
     - maxSkew: 1
       topologyKey: kubernetes.io/hostname
@@ -58,13 +79,11 @@ spec:
         matchLabels:
           {{- include "weft.selector" . | nindent 10 }}
   {{- end }}
-  securityContext:
-    {{- toYaml .root.Values.podSecurityContext | nindent 4 }}
   containers:
     - name: {{ .component }}
       image: {{ include "weft.image" (dict "root" .root "image" .root.Values.image) }}
       imagePullPolicy: {{ .root.Values.image.pullPolicy }}
-      command: {{ $values.command | default (list "python" "-m" .module) | toJson }}
+      command: {{ $pod.container.command | default (list "python" "-m" .module) | toJson }}
       args:
         {{- range .args }}
         - {{ . | quote }}
@@ -82,7 +101,7 @@ spec:
         {{- end }}
       env:
         - {name: HOME, value: /tmp}
-        {{- range concat (default (list) .env) (include "weft.tracingEnv" .root | fromYamlArray) $common.extraEnv $values.extraEnv }}
+        {{- range concat (default (list) .env) (include "weft.tracingEnv" .root | fromYamlArray) (default (list) $pod.container.env) }}
         - {{ toJson . }}
         {{- end }}
       ports:
@@ -113,8 +132,9 @@ spec:
       resources:
         {{- toYaml . | nindent 8 }}
       {{- end }}
-      securityContext:
-        {{- toYaml .root.Values.securityContext | nindent 8 }}
+      {{- with omit $pod.container "command" "env" "volumeMounts" }}
+      {{- toYaml . | nindent 6 }}
+      {{- end }}
       volumeMounts:
         - {name: tmp, mountPath: /tmp}
         {{- if ne .data "none" }}
@@ -123,7 +143,7 @@ spec:
         {{- if ne .root.Values.tls.mode "none" }}
         - {name: tls, mountPath: /etc/weft/tls, readOnly: true}
         {{- end }}
-        {{- range concat (default (list) .mounts) $common.extraVolumeMounts $values.extraVolumeMounts }}
+        {{- range concat (default (list) .mounts) (default (list) $pod.container.volumeMounts) }}
         - {{ toJson . }}
         {{- end }}
   volumes:
@@ -140,7 +160,7 @@ spec:
     - name: tls
       secret: {secretName: {{ include "weft.fullname" .root }}-{{ .component }}-tls}
     {{- end }}
-    {{- range concat (default (list) .volumes) $common.extraVolumes $values.extraVolumes }}
+    {{- range concat (default (list) .volumes) (default (list) $pod.spec.volumes) }}
     - {{ toJson . }}
     {{- end }}
 {{- end -}}
@@ -169,8 +189,8 @@ spec:
     - metadata:
         name: data
       spec:
-        accessModes: {{ toJson $values.persistence.accessModes }}
-        {{- with $values.persistence.storageClassName }}
+        accessModes: [ReadWriteOnce]
+        {{- with .root.Values.common.storageClassName }}
         storageClassName: {{ . }}
         {{- end }}
         resources:
@@ -212,21 +232,16 @@ spec:
 {{- end }}
 {{- end -}}
 
-{{/* Of a component, behind a separator; nothing where it is off. */}}
+{{/* Of a component, behind a separator; nothing for one pod, which no drain may wait for. */}}
 {{- define "weft.disruptionBudget" -}}
-{{- $budget := (index .root.Values .component).podDisruptionBudget -}}
-{{- if $budget.enabled }}
+{{- if include "weft.several" . }}
 ---
 apiVersion: policy/v1
 kind: PodDisruptionBudget
 metadata:
   {{- include "weft.metadata" . | nindent 2 }}
 spec:
-  {{- if kindIs "invalid" $budget.minAvailable | not }}
-  minAvailable: {{ $budget.minAvailable }}
-  {{- else }}
-  maxUnavailable: {{ $budget.maxUnavailable }}
-  {{- end }}
+  maxUnavailable: {{ .root.Values.common.maxUnavailable }}
   unhealthyPodEvictionPolicy: AlwaysAllow
   selector:
     matchLabels:

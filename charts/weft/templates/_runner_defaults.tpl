@@ -1,20 +1,20 @@
 {{/* What the operator gives every runner pod: the fields of weft_operator.core.runner_defaults.RunnerDefaults in camelCase. */}}
 {{- define "weft.runnerDefaults" -}}
 {{- $runner := .Values.runner -}}
-{{- $common := .Values.common -}}
+{{- $pod := include "weft.overlay" (dict "root" $ "component" "runner") | fromYaml -}}
 {{- $defaults := dict
   "image" (include "weft.image" (dict "root" $ "image" $runner.image))
-  "imagePullPolicy" $runner.image.pullPolicy
+  "imagePullPolicy" $.Values.image.pullPolicy
   "imagePullSecrets" (list)
   "supervisor" (include "weft.address" (dict "root" $ "component" "supervisor"))
   "depot" (include "weft.depotUrl" $)
-  "env" (concat (include "weft.tracingEnv" $ | fromYamlArray) $common.extraEnv $runner.extraEnv | default list)
-  "volumes" (concat $common.extraVolumes $runner.extraVolumes | default list)
-  "volumeMounts" (concat $common.extraVolumeMounts $runner.extraVolumeMounts | default list)
+  "env" (concat (include "weft.tracingEnv" $ | fromYamlArray) (default (list) $pod.container.env) | default list)
+  "volumes" (default (list) $pod.spec.volumes)
+  "volumeMounts" (default (list) $pod.container.volumeMounts)
   "resources" $runner.resources
-  "securityContexts" (dict "pod" $runner.podSecurityContext "container" $runner.securityContext)
-  "podLabels" (mergeOverwrite (dict) $common.podLabels $runner.podLabels)
-  "podAnnotations" (mergeOverwrite (dict) $common.podAnnotations $runner.podAnnotations)
+  "securityContexts" (dict "pod" $pod.spec.securityContext "container" $pod.container.securityContext)
+  "podLabels" (default (dict) $pod.metadata.labels)
+  "podAnnotations" (default (dict) $pod.metadata.annotations)
   "poolsAtATime" $runner.poolsAtATime
   "logLevel" .Values.logLevel
   "logFormat" "json" -}}
@@ -24,7 +24,7 @@
 {{- if .Values.networkPolicy.enabled -}}
 {{- $_ := set $defaults "networkPolicies" true -}}
 {{- end -}}
-{{- with $runner.command -}}
+{{- with $pod.container.command -}}
 {{- $_ := set $defaults "command" . -}}
 {{- end -}}
 {{- if ne .Values.tls.mode "none" -}}

@@ -24,6 +24,11 @@ A runner's says whose pools it may speak for.
 {{- eq .role "runner" | ternary (include "weft.poolNamespaces" .root) .root.Release.Namespace -}}
 {{- end -}}
 
+{{/* Of what Helm signs itself. An upgrade in the last third of them makes a certificate anew. */}}
+{{- define "weft.validityDays" -}}
+3650
+{{- end -}}
+
 {{/*
 A Secret with tls.crt, tls.key and ca.crt; what the cluster has is kept while it is right: of the same CA, for the same
 names, and in the first two thirds of its life.
@@ -31,7 +36,7 @@ names, and in the first two thirds of its life.
 (dict "root" $ "role" "depot" "namespace" ns "names" "a,b" "ca" certificate)
 */}}
 {{- define "weft.tlsSecret" -}}
-{{- $days := int .root.Values.tls.selfSigned.validityDays -}}
+{{- $days := include "weft.validityDays" . | int -}}
 {{- $names := concat (splitList "," .names) (list) -}}
 {{- $now := now | unixEpoch | int64 -}}
 {{- $renew := add $now (mul $days 57600) | toString -}}
@@ -66,7 +71,7 @@ data:
 {{- if $found.data -}}
 {{- toYaml (dict "crt" (index $found.data "tls.crt") "key" (index $found.data "tls.key")) -}}
 {{- else -}}
-{{- $made := genCAWithKey (printf "%s-%s" (include "weft.fullname" .root) .name) (int .root.Values.tls.selfSigned.validityDays) (genPrivateKey "ecdsa") -}}
+{{- $made := genCAWithKey (printf "%s-%s" (include "weft.fullname" .root) .name) (include "weft.validityDays" . | int) (genPrivateKey "ecdsa") -}}
 {{- toYaml (dict "crt" (b64enc $made.Cert) "key" (b64enc $made.Key)) -}}
 {{- end -}}
 {{- end -}}
@@ -97,13 +102,12 @@ spec:
     {{- range splitList "," .names }}
     - {{ . }}
     {{- end }}
-  duration: {{ $with.duration }}
-  renewBefore: {{ $with.renewBefore }}
+  duration: 2160h
   privateKey: {algorithm: ECDSA, size: 256, encoding: PKCS8, rotationPolicy: Always}
   usages: [digital signature, server auth, client auth]
   issuerRef:
     {{- if $with.issuerRef.name }}
-    {{- toYaml $with.issuerRef | nindent 4 }}
+    {{- toYaml (merge (dict "group" "cert-manager.io") $with.issuerRef) | nindent 4 }}
     {{- else }}
     {name: {{ include "weft.fullname" .root }}-ca, kind: Issuer, group: cert-manager.io}
     {{- end }}

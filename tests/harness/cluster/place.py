@@ -22,7 +22,7 @@ from weft_devcluster import tools
 from weft_devcluster.errors import ClusterError, StartFailed
 from weft_devcluster.node import Node
 from weft_devcluster.processes import Process, wait_until
-from weft_devcluster.values import merged, node_values, small_values
+from weft_devcluster.values import merged, node_values, overlay, small_values
 
 IMAGE, RUNNER_IMAGE, VALUES = "WEFT_IMAGE", "WEFT_RUNNER_IMAGE", "WEFT_VALUES"
 CLAIM, FILE_ROOT = "weft-test-sources", "/sources"
@@ -94,8 +94,7 @@ class OnGiven:
             "depot": {
                 "schemes": ["file"],
                 "fileRoot": FILE_ROOT,
-                "extraVolumes": [volume],
-                "extraVolumeMounts": [{"name": "sources", "mountPath": FILE_ROOT}],
+                "pod": overlay([volume], [{"name": "sources", "mountPath": FILE_ROOT}]),
             },
         }
         return merged(merged(small_values(), own), ours)

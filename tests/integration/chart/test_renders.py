@@ -98,13 +98,13 @@ def test_only_those_who_ask_the_api_server_have_a_token(rendered: Rendered, name
 
 def test_pods_and_roles_use_the_accounts_that_values_name() -> None:
     annotations = {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/depot"}
-    own = ("--set-json", f"depot.serviceAccount.annotations={json.dumps(annotations)}")
-    given = "operator.serviceAccount.create=false,operator.serviceAccount.name=theirs,depot.serviceAccount.name=weights"
+    own = ("--set-json", f"depot.serviceAccountAnnotations={json.dumps(annotations)}")
+    given = "operator.pod.spec.serviceAccountName=theirs"
     found = objects(render("default", *QUICK, *own, "--set", f"{given},depot.credentialNamespaces={{acme}}"))
-    assert one(found, "ServiceAccount", "weights")["metadata"]["annotations"] == annotations
+    assert one(found, "ServiceAccount", "weft-depot")["metadata"]["annotations"] == annotations
     accounts = {obj["metadata"]["name"] for obj in found if obj["kind"] == "ServiceAccount"}
     used = {pod: template["spec"].get("serviceAccountName") for pod, template in pod_templates(found)}
-    assert (used["weft-operator"], used["weft-depot"], used["weft-gateway"]) == ("theirs", "weights", "weft-gateway")
+    assert (used["weft-operator"], used["weft-depot"], used["weft-gateway"]) == ("theirs", "weft-depot", "weft-gateway")
     assert accounts == set(used.values()) - {"theirs", None}
     subjects = {
         (obj["roleRef"]["name"], subject["name"])
@@ -113,7 +113,7 @@ def test_pods_and_roles_use_the_accounts_that_values_name() -> None:
         for subject in obj["subjects"]
     }
     operators = {"weft-operator", "weft-operator-pools", "weft-operator-weft-system"}
-    assert subjects == {*((role, "theirs") for role in operators), ("weft-depot", "weights")}
+    assert subjects == {*((role, "theirs") for role in operators), ("weft-depot", "weft-depot")}
 
 
 GIVEN = {"weft-batch-s3"}  # a Secret that value sets name, and people make
@@ -177,8 +177,6 @@ def test_a_digest_wins_over_the_tag() -> None:
         ("depot.replicas=2", "depot.replicas above 1 needs depot.persistence.existingClaim"),
         ("depot.schemes={pvc}", "depot.claims has to say"),
         ("depot.claims[0].name=weights", "add pvc to depot.schemes"),
-        ("depot.serviceAccount.create=false", "depot.serviceAccount.name has to name one"),
-        ("batch.s3.files=s3://b/p", "batch.s3.files needs either batch.s3.existingSecret"),
         ("gateway.ingress.enabled=true", "gateway.ingress.enabled needs gateway.ingress.hosts"),
         ("gateway.httpRoute.enabled=true", "needs gateway.httpRoute.parentRefs"),
         ("gateway.autoscaling.enabled=true,gateway.autoscaling.minReplicas=11", "minReplicas is above maxReplicas"),
@@ -201,6 +199,8 @@ def test_values_of_a_wrong_shape_are_refused_all_at_once() -> None:
         "image.digest=latest": "/image/digest': 'latest' does not match pattern",
         "depot.schemes={ftp}": "/depot/schemes/0': value must be one of",
         "poolNamespaces={Serving}": "/poolNamespaces/0': 'Serving' does not match pattern",
+        "depot.pod.spec.nodeSelectr.a=b": "/depot/pod/spec': additional properties 'nodeSelectr' not allowed",
+        "runner.pod.spec.nodeSelector.a=b": "/runner/pod/spec': additional properties 'nodeSelector' not allowed",
         "runner.resources.limit.cpu=1": "/runner/resources': additional properties 'limit' not allowed",
     }
     refused = refusal(",".join(wrong))
@@ -253,9 +253,7 @@ def test_the_batch_service_on_postgresql_and_s3_keeps_nothing_of_its_own(rendere
     dns, database, storage = one(found, "NetworkPolicy", "weft-batch")["spec"]["egress"]
     assert {port["port"] for port in (*dns["ports"], *database["ports"])} == {53, 5432}
     assert all("169.254.0.0/16" in peer["ipBlock"]["except"] for peer in storage["to"][:1])
-    own = chart.objects(
-        chart.render("default", *chart.QUICK, "--set", "batch.s3.files=s3://b/p,batch.s3.podIdentity=true")
-    )
+    own = chart.objects(chart.render("default", *chart.QUICK, "--set", "batch.s3.files=s3://b/p"))
     assert "--s3-pod-identity" in chart.arguments_of(own, "batch")
     default = one(rendered["default"], "StatefulSet", "weft-batch")["spec"]
     assert default["volumeClaimTemplates"][0]["spec"]["resources"]["requests"]["storage"] == "50Gi"
@@ -325,23 +323,33 @@ def test_gateways_are_scaled_by_their_autoscaler_alone(rendered: Rendered) -> No
     assert one(rendered["default"], "Deployment", "weft-gateway")["spec"]["replicas"] == 2
 
 
-def test_disruption_budgets_are_those_of_components_that_may_be_several_unless_values_say_otherwise(
-    rendered: Rendered,
-) -> None:
+def test_a_security_context_of_the_cluster_takes_the_place_of_ours() -> None:
+    """OpenShift gives users and groups itself."""
+    ours = json.dumps({"spec": {"securityContext": {"runAsUser": None}}})
+    own = json.dumps({"container": {"securityContext": {"readOnlyRootFilesystem": False}}})
+    flags = ("--set-json", f"common.pod={ours}", "--set-json", f"depot.pod={own}")
+    pods = dict(pod_templates(objects(render("default", *QUICK, *flags))))
+    assert {template["spec"]["securityContext"]["runAsUser"] for template in pods.values()} == {None}
+    open_roots = [
+        pod for pod, template in pods.items()
+        if not template["spec"]["containers"][0]["securityContext"]["readOnlyRootFilesystem"]
+    ]  # fmt: skip
+    assert open_roots == ["weft-depot"]
+
+
+def test_a_component_of_several_pods_has_a_disruption_budget(rendered: Rendered) -> None:
     def budgets(found: list[Json]) -> dict[str, Json]:
         return {obj["metadata"]["name"]: obj["spec"] for obj in found if obj["kind"] == "PodDisruptionBudget"}
 
     default = budgets(rendered["default"])
-    assert set(default) == {"weft-gateway", "weft-operator", "weft-supervisor"}
+    assert set(default) == {"weft-gateway", "weft-operator"}
     assert {budget["maxUnavailable"] for budget in default.values()} == {1}
     assert budgets(rendered["minimal"]) == {}
-    gateway = budgets(rendered["cert-manager"])["weft-gateway"]
-    assert (gateway["minAvailable"], "maxUnavailable" in gateway) == ("50%", False)
-    closed = {"enabled": True, "maxUnavailable": 0}
-    found = budgets(
-        objects(render("default", *QUICK, "--set-json", f"scheduler.podDisruptionBudget={json.dumps(closed)}"))
-    )
-    assert found["weft-scheduler"]["maxUnavailable"] == 0
+    scaled = budgets(rendered["cert-manager"])
+    assert scaled["weft-gateway"]["maxUnavailable"] == "50%"
+    assert set(budgets(rendered["profile-production"])) == {
+        f"weft-{component}" for component in COMPONENTS if component not in ("depot", "batch")
+    }
 
 
 def test_ingress_and_route_lead_to_the_gateways_service(rendered: Rendered) -> None:
