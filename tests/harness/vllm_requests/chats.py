@@ -179,16 +179,6 @@ def _alternatives_by_number(reply: Reply) -> bool:
     return all(len(top) <= 2 for top in one[1:]) and all(2 <= len(top) <= 3 for top in two[1:])
 
 
-def _same(path: str) -> Expected:
-    """The same answer from another path."""
-
-    def is_same(reply: Reply) -> bool:
-        other = reply.server.send("POST", path, reply.sent).json
-        return other.keys() == reply.json.keys() and other["choices"] == reply.json["choices"]
-
-    return is_same
-
-
 def _same_with_parts(reply: Reply) -> bool:
     one, *others = reply.sent["messages"]
     parts = reply.again(messages=[{**one, "content": [{"type": "text", "text": one["content"]}]}, *others])
@@ -280,7 +270,6 @@ CHAT_CHECKS = [
         messages=[message([{"type": "text", "text": "one and one"}])], seed=0),
     chat(f"{FILE}::test_custom_role", _same_with_parts, messages=[message("what is 1+1?", "my-custom-role"), message("hello")], seed=0),
     *(chat(f"{FILE}::test_long_seed [{seed}]", refused("seed"), seed=seed) for seed in (-(2**63) - 1, 2**63)),
-    chat(f"{FILE}::test_invocations", _same("/invocations"), max_completion_tokens=5, logprobs=False),
     chat(f"{FILE}::test_chat_completion_n_parameter_non_streaming", _n_contents, max_completion_tokens=20, n=3, seed=1, **ODD),
     chat(f"{FILE}::test_chat_completion_n_parameter_streaming", _streams_two,
         max_completion_tokens=15, n=2, stream=True, **ODD),
@@ -348,7 +337,6 @@ CHAT_CHECKS = [
         guided_grammar=GRAMMAR),
     completion(f"{OLDER}::test_guided_decoding_type_error [a number]", refused("guided_json"), guided_json=42),
     completion(f"{OLDER}::test_guided_decoding_type_error [two forms]", refused(), guided_regex=ADDRESS, guided_json=SCHEMA),
-    completion(f"{OLDER}::test_invocations", _same("/invocations"), max_tokens=5, logprobs=None),
 ]  # fmt: skip
 
 

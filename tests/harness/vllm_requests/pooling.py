@@ -107,17 +107,6 @@ def _bytes_are_the_same(reply: Reply) -> bool:
     return len(items) == count and _are_near(reply, [body[one["start"] : one["end"]] for one in items])
 
 
-def _same_data(path: str) -> Expected:
-    def is_same(reply: Reply) -> bool:
-        other = reply.server.send("POST", path, reply.sent).json
-        key = "results" if "results" in reply.json else "data"
-        return other.keys() == reply.json.keys() and [one.keys() for one in other[key]] == [
-            one.keys() for one in reply.json[key]
-        ]
-
-    return is_same
-
-
 def _as_its_text(reply: Reply) -> bool:
     """A chat's vector is that of the prompt that the template makes of it."""
     prompt = reply.server.send("POST", "/tokenize", {"model": BASE, "messages": reply.sent["messages"]}).json["tokens"]
@@ -181,8 +170,6 @@ CHECKS = [
     _embed("test_chat_request [add_special_tokens]", _vectors(1), {"object": "list"}, messages=TALK, add_special_tokens=True),
     _embed("test_chat_request [both]", refused("continue_final_message", "add_generation_prompt"), messages=TALK, continue_final_message=True,
         add_generation_prompt=True),
-    _embed("test_invocations_completion_request", _same_data("/invocations"), input=TEXT),
-    _embed("test_invocations_chat_request", _same_data("/invocations"), messages=TALK),
     _embed("test_base64_embedding", _base64_is_the_same, input=["Hello my name is", TEXT], encoding_format="base64"),
     *(_embed(f"test_base64_embed_dtype_and_endianness [{dtype}, {order}]", _base64_is_the_same, input=[TEXT] * 3, encoding_format="base64",
         embed_dtype=dtype, endianness=order) for dtype in FORMATS for order in ("native", "little", "big")),
@@ -208,7 +195,6 @@ CHECKS = [
     _score("test_score_api_max_model_len [too long]", refused("Please reduce the length of the input prompt"), queries=QUERY * 100, documents=DOCUMENTS),
     _score("test_score_api_max_model_len [truncation]", refused("truncate_prompt_tokens"), queries=QUERY, documents=DOCUMENTS,
         truncate_prompt_tokens=CONTEXT + 1),
-    _rerank("test_invocations", _same_data("/invocations")),
     post("entrypoints/pooling/scoring/test_cross_encoder_online.py::test_rerank_max_tokens_per_doc", "/rerank",
         {"model": BASE, "query": QUERY, "documents": [DOCUMENTS[0] * 20, TEXT], "max_tokens_per_doc": 10}, {"#results": 2, "usage.prompt_tokens": some}),
     post("entrypoints/pooling/scoring/test_cross_encoder_online.py::test_rerank_max_tokens_per_doc_reduces_tokens", "/rerank",

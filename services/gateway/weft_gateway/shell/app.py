@@ -27,7 +27,6 @@ from weft_gateway.openai.chat_batch import CHATS, batched_chats
 from weft_gateway.openai.completions import completions
 from weft_gateway.openai.files import delete_file, file_content, list_files, one_file, upload_file
 from weft_gateway.openai.http_requests import JSON, json_response
-from weft_gateway.openai.invocations import invocations
 from weft_gateway.openai.load_adapters import LoadRequest, UnloadRequest, load_lora_adapter, unload_lora_adapter
 from weft_gateway.openai.models import list_models, one_model
 from weft_gateway.openai.responses import (
@@ -76,7 +75,6 @@ def build_app(state: AppState) -> FastAPI:
     _route(app, state, "/v1/chat/completions", chat_completions, post, ChatRequest, _STREAMED)
     _route(app, state, "/v1/completions", completions, post, CompletionRequest, _STREAMED)
     _route(app, state, CHATS.path, batched_chats, post)
-    _route(app, state, "/invocations", invocations, post, media=_STREAMED)
     _route(app, state, "/v1/embeddings", embeddings.embeddings, post, embeddings.EmbeddingsRequest, _VECTORS)
     _route(app, state, "/pooling", embeddings.pooling, post, embeddings.EmbeddingsRequest, _VECTORS)
     for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
