@@ -98,7 +98,7 @@ COMPLETED: Sequence[Any] = (
         "suffix": "z", "stop": "x", "user": "u", "top_k": 4, "min_p": 0.1, "ignore_eos": True, "prompt_logprobs": 1,
         "repetition_penalty": 1.1, "structured_outputs": {"regex": "[a-c]+"}, "stop_token_ids": [3],
     },
-    {"model": "m", "prompt": [[1, 2, 3]], "guided_choice": ["a", "b"], "stream": False, "min_tokens": 2},
+    {"model": "m", "prompt": [[1, 2, 3]], "structured_outputs": {"choice": ["a", "b"]}, "min_tokens": 2},
 )  # fmt: skip
 EMBEDDED: Sequence[Any] = (
     {"model": "m", "input": ["a", [1, 2]], "encoding_format": "base64", "dimensions": 8, "truncate_prompt_tokens": 4},
@@ -112,9 +112,14 @@ FORMED: Sequence[Any] = tuple(
     for form in (
         {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA, "strict": True}}},
         {"structured_outputs": {"json": SCHEMA, "whitespace_pattern": " ?"}, "tools": [TOOL]},
-        {"structured_outputs": {"choice": ["a", "b"], "regex": "a|b"}, "guided_regex": "[a-z]+"},
-        {"guided_grammar": 'root ::= "a" | "b"', "response_format": {"type": "text"}, "guided_choice": ["a"]},
-        {"guided_json": json.dumps(SCHEMA), "tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False},
+        {"structured_outputs": {"choice": ["a", "b"], "regex": "a|b"}},
+        {"structured_outputs": {"grammar": 'root ::= "a" | "b"'}, "response_format": {"type": "text"}},
+        {
+            "structured_outputs": {"json": json.dumps(SCHEMA)},
+            "tools": [TOOL],
+            "tool_choice": "required",
+            "parallel_tool_calls": False,
+        },
     )
 )
 MESSAGES: Sequence[Any] = (

@@ -57,8 +57,6 @@ COMMITS = {f"entrypoints/{name}": commit for name, commit in COMMITS.items()} | 
     "tool_use/test_tool_calls.py": "1628e182a28a",
     "tool_use/test_tool_choice_required_json_schema.py": "e28357a46745",
     "v1/entrypoints/openai/serving_responses/test_basic.py": "e5fd201ab77b",
-    "v1/entrypoints/openai/test_chat_completion.py": "22cf0f55632f",
-    "v1/entrypoints/openai/test_completion.py": "03ad939e16ae",
 }
 OUT_OF_SCOPE = {
     "images, audio, video, prompts as embeddings": "models of other kinds",

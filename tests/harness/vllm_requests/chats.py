@@ -43,7 +43,6 @@ SCHEMA = {
     "required": ["name", "age", "skills"],
     "additionalProperties": False,
 }
-GRAMMAR = 'root ::= "SELECT " column " from " table\ncolumn ::= "col_1" | "col_2"\ntable ::= "table_1" | "table_2"'
 TALK = [
     message("You are a helpful assistant.", "system"),
     message("Who won?"),
@@ -328,15 +327,6 @@ CHAT_CHECKS = [
         max_tokens=5, return_token_ids=True),
     completion(f"{OLDER}::test_allowed_token_ids", lambda reply: reply.json["choices"][0]["token_ids"][0] in (20, 21, 22),
         {"#choices.0.logprobs.tokens": 1}, max_tokens=1, seed=42, allowed_token_ids=[20, 21, 22], logprobs=1, return_token_ids=True),
-    completion(f"{OLDER}::test_guided_json_completion", {"#choices": 3}, _of_schema(SCHEMA), n=3, temperature=1.0, seed=3, max_tokens=500, guided_json=SCHEMA),
-    completion(f"{OLDER}::test_guided_regex_completion", {"#choices": 3}, _all_texts(re.compile(ADDRESS).fullmatch), n=3, temperature=1.0,
-        max_tokens=20, guided_regex=ADDRESS),
-    completion(f"{OLDER}::test_guided_choice_completion", {"#choices": 2}, _all_texts(CHOICES.__contains__), n=2, temperature=1.0, max_tokens=12,
-        guided_choice=CHOICES),
-    completion(f"{OLDER}::test_guided_grammar", _all_texts(re.compile("SELECT col_[12] from table_[12]").fullmatch), temperature=1.0, max_tokens=500,
-        guided_grammar=GRAMMAR),
-    completion(f"{OLDER}::test_guided_decoding_type_error [a number]", refused("guided_json"), guided_json=42),
-    completion(f"{OLDER}::test_guided_decoding_type_error [two forms]", refused(), guided_regex=ADDRESS, guided_json=SCHEMA),
 ]  # fmt: skip
 
 

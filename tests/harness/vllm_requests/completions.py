@@ -213,13 +213,9 @@ CHECKS = [
         for kind, prompt in (("a text", "Hello, my name is"), ("token ids", IDS)) for count in (1, 0)),
     *(completion(f"{FILE}::test_invalid_{name}", refused(), structured_outputs=form)
         for name, form in (("json_schema", {"json": BAD_SCHEMA}), ("regex", {"regex": "[.*"}), ("grammar", {"grammar": BAD_GRAMMAR}))),
-    *(completion(f"v1/entrypoints/openai/test_completion.py::test_invalid_{name}", refused(), **form)
-        for name, form in (("json_schema", {"guided_json": BAD_SCHEMA}), ("regex", {"guided_regex": "[.*"}), ("grammar", {"guided_grammar": BAD_GRAMMAR}))),
     *(chat(f"entrypoints/openai/chat_completion/test_chat_completion.py::test_invalid_{name}", refused(), structured_outputs=form)
         for name, form in (("json_schema", {"json": BAD_SCHEMA}), ("regex", {"regex": "[.*"}), ("grammar", {"grammar": BAD_GRAMMAR}))),
     chat("entrypoints/openai/chat_completion/test_chat_completion.py::test_empty_grammar", refused(), structured_outputs={"grammar": ""}),
-    *(chat(f"v1/entrypoints/openai/test_chat_completion.py::test_invalid_{name}", refused(), **form)
-        for name, form in (("json_schema", {"guided_json": BAD_SCHEMA}), ("regex", {"guided_regex": "[.*"}), ("grammar", {"guided_grammar": BAD_GRAMMAR}))),
     completion(f"{OLDER}::test_added_lora_tokens_base_model", refused(), prompt=[0, 0, 32000, 32001], echo=True, max_tokens=5),
     completion("entrypoints/openai/completion/test_prompt_validation.py::test_out_of_vocab_token_ids", refused("999999", "vocabulary"), prompt=[999999], max_tokens=5),
     completion("entrypoints/openai/completion/test_prompt_validation.py::test_empty_prompt", refused("prompt"), prompt=None, prompt_embeds=[], max_tokens=5),

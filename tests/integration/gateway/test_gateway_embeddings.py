@@ -34,10 +34,10 @@ async def test_texts_and_tokens_have_vectors_of_length_one(vectors: World) -> No
     assert (found.usage.prompt_tokens, found.usage.total_tokens) == (tokens, tokens)
     as_tokens = await client.embeddings.create(model="tiny", input=vectors.tokens("east"), encoding_format="float")
     assert as_tokens.data[0].embedding == [1.0, 0.0]
-    raw = await client.embeddings.create(
-        model="tiny", input="south", encoding_format="float", dimensions=1, extra_body={"normalize": False}
-    )
-    assert raw.data[0].embedding == [0.0]
+    first = await client.embeddings.create(model="tiny", input="north-east", encoding_format="float", dimensions=1)
+    assert first.data[0].embedding == [1.0]
+    raw = await client.embeddings.create(model="tiny", input="north-east", extra_body={"use_activation": False})
+    assert raw.data[0].embedding == [3.0, 3.0]
 
 
 async def test_a_model_without_a_head_embeds_and_generates_nothing(vectors: World) -> None:
@@ -82,6 +82,7 @@ BAD = [
     ("/v1/embeddings", {"input": []}, "input"),
     ("/v1/embeddings", {"input": "north", "encoding_format": "int8"}, "encoding_format"),
     ("/v1/embeddings", {"input": "north", "task": "x"}, "task"),
+    ("/v1/embeddings", {"input": "north", "normalize": False}, "normalize"),
     ("/rerank", {"query": "north", "documents": []}, "documents"),
     ("/rerank", {"query": "north", "documents": [{"image": "x"}]}, "documents"),
     ("/score", {"text_1": ["north", "east", "south"], "text_2": ["north", "east"]}, "text_1"),

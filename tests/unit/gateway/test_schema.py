@@ -133,6 +133,7 @@ def tool(**more: Any) -> dict[str, Any]:
             )
         ),
         *(({"nobody_knows": value}, "nobody_knows") for value in ("", [], {}, 0)),
+        ({"guided_json_object": False}, "guided_json_object"),
         ({"n_predict": 0}, "n_predict"),
         ({"stream": True, "stream_options": {"include": False}}, "stream_options.include"),
         ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
@@ -154,6 +155,12 @@ def test_what_would_change_the_answer_is_refused_by_name_whatever_its_value(
         parse(ChatRequest, orjson.dumps(GOOD | changes))
     assert caught.value.param == param
     assert param in caught.value.message
+
+
+@pytest.mark.parametrize("name", ["json", "regex", "choice", "grammar", "json_object", "whitespace_pattern"])
+def test_vllms_older_parameters_of_a_form_are_refused_with_the_name_they_have_today(name: str) -> None:
+    with pytest.raises(ParameterError, match=rf"guided_{name} is not supported: .* structured_outputs\.{name}\."):
+        parse(CompletionRequest, orjson.dumps({"model": "m", "prompt": "hello", f"guided_{name}": "x"}))
 
 
 def test_what_changes_no_text_may_stand_beside_it() -> None:

@@ -32,7 +32,7 @@ def accepts(grammar: str, text: str) -> bool:
 
 
 def grammar(**params: Any) -> str:
-    form = form_of(params)
+    form = form_of(**params)
     assert form is not None
     return grammar_of(form)
 
@@ -53,7 +53,6 @@ ONE_LINE, PRETTY = (json.dumps({"a": 1, "b": ["x", "y"]}, indent=indent) for ind
         {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA, "strict": True}}},
         {"structured_outputs": {"json": SCHEMA}},
         {"structured_outputs": {"json": json.dumps(SCHEMA), "regex": None, "disable_fallback": True}},
-        {"guided_json": SCHEMA},
         {"response_format": {"type": "json_object", "schema": SCHEMA}},
         {"response_format": {"type": "json_schema", "schema": SCHEMA}},
     ],
@@ -72,7 +71,6 @@ def test_a_json_schema_in_every_spelling(params: dict[str, Any]) -> None:
         {"response_format": {"type": "json_object"}},
         {"response_format": {"type": "json_object", "schema": {}}},
         {"structured_outputs": {"json_object": True}},
-        {"guided_json_object": True},
     ],
 )
 def test_any_json_object(params: dict[str, Any]) -> None:
@@ -110,16 +108,15 @@ def test_openapis_nullable_adds_null(
 
 
 @pytest.mark.parametrize("regex", ["[0-9]{3}-[a-z]+", "^[0-9]{3}-[a-z]+$", r"\d{3}-[a-z]+$"])
-@pytest.mark.parametrize("wrap", [lambda r: {"structured_outputs": {"regex": r}}, lambda r: {"guided_regex": r}])
-def test_a_regular_expression_is_of_the_whole_answer(regex: str, wrap: Any) -> None:
-    made = grammar(**wrap(regex))
+def test_a_regular_expression_is_of_the_whole_answer(regex: str) -> None:
+    made = grammar(structured_outputs={"regex": regex})
     assert accepts(made, "123-abc")
     assert not accepts(made, "123-abc ")
     assert not accepts(made, "x123-abc")
 
 
 def test_an_escaped_dollar_at_the_end_is_a_dollar() -> None:
-    assert accepts(grammar(guided_regex=r"[0-9]+\$"), "5$")
+    assert accepts(grammar(structured_outputs={"regex": r"[0-9]+\$"}), "5$")
 
 
 @pytest.mark.parametrize(
@@ -135,7 +132,7 @@ def test_an_escaped_dollar_at_the_end_is_a_dollar() -> None:
     ],
 )
 def test_digits_and_letters_are_those_of_ascii(regex: str, of_it: Sequence[str], others: str) -> None:
-    made = grammar(guided_regex=regex)
+    made = grammar(structured_outputs={"regex": regex})
     assert [text for text in (*of_it, *others) if accepts(made, text)] == [*of_it]
 
 
@@ -144,7 +141,6 @@ def test_choices_are_texts_of_any_characters() -> None:
     made = grammar(structured_outputs={"choice": texts})
     assert all(accepts(made, text) for text in texts)
     assert not accepts(made, "no")
-    assert accepts(grammar(guided_choice=["a"]), "a")
     many = grammar(structured_outputs={"choice": ["", *(f"label {i}" for i in range(4000))]})
     assert [accepts(many, text) for text in ("", "label 399", "label 3999", "label 4000")] == [True, True, True, False]
 
@@ -153,22 +149,23 @@ def test_choices_are_texts_of_any_characters() -> None:
     "text", ['start: "a" DIGITS\nDIGITS: /[0-9]+/', 'root ::= "a" digits\ndigits ::= [0-9]+'], ids=["Lark", "GBNF"]
 )
 def test_grammars_of_two_kinds(text: str) -> None:
-    for made in (grammar(structured_outputs={"grammar": text}), grammar(guided_grammar=text)):
-        assert accepts(made, "a12")
-        assert not accepts(made, "a")
+    made = grammar(structured_outputs={"grammar": text})
+    assert accepts(made, "a12")
+    assert not accepts(made, "a")
 
 
 def test_whitespace_is_the_clients_where_it_says_so() -> None:
     none = grammar(structured_outputs={"json": SCHEMA, "disable_any_whitespace": True})
     assert accepts(none, '{"a":1,"b":[]}')
     assert not accepts(none, ONE_LINE)
-    assert accepts(grammar(guided_json=SCHEMA, guided_whitespace_pattern=" *"), '{"a":     1,"b":[]}')
+    own = grammar(structured_outputs={"json": SCHEMA, "whitespace_pattern": " *"})
+    assert accepts(own, '{"a":     1,"b":[]}')
     assert re.fullmatch(WHITESPACE, "\n" + 20 * " ") is None, "an answer is no endless run of spaces"
 
 
 def test_texts_have_no_form() -> None:
-    assert form_of({}) is None
-    assert form_of({"response_format": {"type": "text"}, "structured_outputs": {"json_object": False}}) is None
+    assert form_of() is None
+    assert form_of({"type": "text"}, {"json_object": False}) is None
 
 
 @pytest.mark.parametrize(
@@ -204,39 +201,42 @@ def test_texts_have_no_form() -> None:
         ({"structured_outputs": {"regex": {}}}, "structured_outputs.regex"),
         ({"structured_outputs": {"json": {}, "whitespace_pattern": 1}}, "structured_outputs.whitespace_pattern"),
         ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs.regex"),
-        ({"response_format": {"type": "json_object"}, "guided_choice": ["a"]}, "guided_choice"),
+        (
+            {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}},
+            "structured_outputs.regex",
+        ),
     ],
 )
 def test_what_is_no_form_is_refused_by_its_parameter(params: dict[str, Any], param: str) -> None:
     with pytest.raises(ParameterError) as refused:
-        form_of(params)
+        form_of(**params)
     assert refused.value.param == param
 
 
 @pytest.mark.parametrize(
-    ("params", "why"),
+    ("form", "why"),
     [
-        ({"guided_json": {"not": {"type": "string"}}}, "Unimplemented keys.*not"),
-        ({"guided_json": {"type": "nothing"}}, "Invalid type: nothing"),
-        ({"guided_json": "{"}, "."),
-        ({"guided_json": {"enum": []}}, "Unsatisfiable"),
-        ({"guided_json": {"oneOf": [{"type": "number"}, {"type": "integer"}]}}, "write anyOf, or.*strict: false"),
-        ({"guided_json": {"nullable": "yes"}}, "nullable is true or false"),
-        ({"guided_regex": "a(?=b)"}, "look-ahead"),
-        ({"guided_regex": "("}, "unclosed group"),
-        ({"guided_grammar": "start: nothing"}, 'unknown name: "nothing"'),
-        ({"guided_grammar": "root ::= ["}, "."),
-        ({"guided_grammar": 'foo ::= "a"'}, "No 'root' rule"),
-        ({"guided_grammar": "root ::= " + "(" * 9999 + '"a"' + ")" * 9999}, "too deeply nested"),
-        ({"guided_grammar": "root ::= root"}, "NoExtension"),
-        ({"guided_grammar": 'root ::= "a"{999999999}'}, "Too many items"),
-        ({"guided_regex": "(a{1000}){900}"}, "too many expressions"),
-        ({"guided_choice": ["x" * 70_000]}, "larger than 64 KiB"),
+        ({"json": {"not": {"type": "string"}}}, "Unimplemented keys.*not"),
+        ({"json": {"type": "nothing"}}, "Invalid type: nothing"),
+        ({"json": "{"}, "."),
+        ({"json": {"enum": []}}, "Unsatisfiable"),
+        ({"json": {"oneOf": [{"type": "number"}, {"type": "integer"}]}}, "write anyOf, or.*strict: false"),
+        ({"json": {"nullable": "yes"}}, "nullable is true or false"),
+        ({"regex": "a(?=b)"}, "look-ahead"),
+        ({"regex": "("}, "unclosed group"),
+        ({"grammar": "start: nothing"}, 'unknown name: "nothing"'),
+        ({"grammar": "root ::= ["}, "."),
+        ({"grammar": 'foo ::= "a"'}, "No 'root' rule"),
+        ({"grammar": "root ::= " + "(" * 9999 + '"a"' + ")" * 9999}, "too deeply nested"),
+        ({"grammar": "root ::= root"}, "NoExtension"),
+        ({"grammar": 'root ::= "a"{999999999}'}, "Too many items"),
+        ({"regex": "(a{1000}){900}"}, "too many expressions"),
+        ({"choice": ["x" * 70_000]}, "larger than 64 KiB"),
     ],
 )
-def test_what_does_not_compile_is_refused_with_the_reason(params: dict[str, Any], why: str) -> None:
+def test_what_does_not_compile_is_refused_with_the_reason(form: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        grammar(**params)
+        grammar(structured_outputs=form)
 
 
 def test_keywords_that_are_not_implemented_are_passed_over_where_the_client_is_not_strict() -> None:
@@ -256,7 +256,7 @@ ADD, NOW = ("add", {"x": 1}), ("now", {})
 
 
 def with_tools(written: ToolFormat, *, required: bool = True, several: bool = True, **params: Any) -> str:
-    form = form_with_tools(TOOLS, written, required=required, several=several, answer=form_of(params))
+    form = form_with_tools(TOOLS, written, required=required, several=several, answer=form_of(**params))
     assert form is not None
     return grammar_of(form)
 
@@ -297,26 +297,28 @@ def test_arguments_have_the_properties_that_their_schema_names_unless_it_says_wh
 
 
 def test_an_answer_in_a_form_that_may_call_tools_instead_is_either_of_both() -> None:
-    either = with_tools(HERMES, required=False, guided_json={"type": "boolean"})
+    either = with_tools(HERMES, required=False, structured_outputs={"json": {"type": "boolean"}})
     assert accepts(either, "true")
     assert accepts(either, calls(HERMES, ADD))
     assert not accepts(either, "true" + calls(HERMES, ADD))
     assert form_with_tools(TOOLS, HERMES, required=False, several=True, answer=None) is None
-    with pytest.raises(ParameterError, match="guided_regex cannot stand beside tools"):
-        with_tools(HERMES, required=False, guided_regex="a+")
+    with pytest.raises(ParameterError, match=r"structured_outputs\.regex cannot stand beside tools"):
+        with_tools(HERMES, required=False, structured_outputs={"regex": "a+"})
 
 
 # ---- behind reasoning
 
 CLASHING = 'start: lead reasoning BLANK\nlead: "a"\nreasoning: TEXT\nTEXT: "b"\nBLANK: "c"\nform: "d"'
 TOOL_FORM = form_with_tools(TOOLS, HERMES, required=True, several=True, answer=None)
-EITHER = form_with_tools(TOOLS, HERMES, required=False, several=True, answer=form_of({"guided_json": SCHEMA}))
+EITHER = form_with_tools(
+    TOOLS, HERMES, required=False, several=True, answer=form_of(structured_outputs={"json": SCHEMA})
+)
 BEHIND = [
-    (form_of({"guided_json": SCHEMA}), ONE_LINE, '{"a": 1}'),
-    (form_of({"guided_regex": "<[a-z]+>"}), "<thin>", "<thin"),
-    (form_of({"guided_choice": ["yes", "no", "<th"]}), "<th", "<thi"),
-    (form_of({"guided_grammar": CLASHING}), "abc", "d"),
-    (form_of({"guided_grammar": 'root ::= lead "b"\nlead ::= "a"'}), "ab", "a"),
+    (form_of(structured_outputs={"json": SCHEMA}), ONE_LINE, '{"a": 1}'),
+    (form_of(structured_outputs={"regex": "<[a-z]+>"}), "<thin>", "<thin"),
+    (form_of(structured_outputs={"choice": ["yes", "no", "<th"]}), "<th", "<thi"),
+    (form_of(structured_outputs={"grammar": CLASHING}), "abc", "d"),
+    (form_of(structured_outputs={"grammar": 'root ::= lead "b"\nlead ::= "a"'}), "ab", "a"),
     (TOOL_FORM, calls(HERMES, ADD, NOW), ONE_LINE),
     (EITHER, ONE_LINE, "text"),
     (EITHER, calls(HERMES, ADD), "text"),
@@ -364,24 +366,24 @@ async def test_forms_are_checked_by_a_process_that_a_hostile_one_cannot_hold(mon
         {"anyOf": [{"type": "string", "pattern": f"a{i}"}, {"type": "number", "multipleOf": i + 1}]} for i in range(200)
     ]
     try:
-        good = form_of({"guided_choice": ["a", "b"]})
+        good = form_of(structured_outputs={"choice": ["a", "b"]})
         assert good is not None
         assert accepts(await checker.grammar(good), "b")
-        hostile = form_of({"guided_json": {"allOf": both}})
+        hostile = form_of(structured_outputs={"json": {"allOf": both}})
         assert hostile is not None
-        with pytest.raises(ParameterError, match=r"guided_json: it takes (more than 1 s|too much memory)"):
+        with pytest.raises(ParameterError, match=r"structured_outputs\.json: it takes (more than 1 s|too much memory)"):
             await checker.grammar(hostile)
         with pytest.raises(ParameterError, match="tools: it cannot be compiled: KeyError"):
             await checker.grammar(Form("tools", "tools", "{}"))  # our own mistake is not called the form's size
-        wrong = form_of({"guided_regex": "a(?=b)"})
+        wrong = form_of(structured_outputs={"regex": "a(?=b)"})
         assert wrong is not None
-        with pytest.raises(ParameterError, match=r"guided_regex.*look-ahead") as refused:
+        with pytest.raises(ParameterError, match=r"structured_outputs\.regex.*look-ahead") as refused:
             await checker.grammar(wrong)
-        assert refused.value.param == "guided_regex"
+        assert refused.value.param == "structured_outputs.regex"
         assert checker._process is not None
         checker._process.kill()
         await checker._process.wait()
-        other = form_of({"guided_choice": ["c"]})
+        other = form_of(structured_outputs={"choice": ["c"]})
         assert other is not None
         assert accepts(await checker.grammar(other), "c"), "a process that has ended is started again"
     finally:

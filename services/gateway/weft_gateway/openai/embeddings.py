@@ -75,12 +75,7 @@ class _VectorForm(_Pooled):
     dimensions: Whole | None = Field(
         None, ge=1, le=MAX_INT32, description="the first so many numbers, for models trained so (Matryoshka)"
     )
-    normalize: bool = Field(True, description="of length 1")
-    use_activation: bool | None = Field(None, description="vLLM's name of normalize")
-
-    @property
-    def is_normalized(self) -> bool:
-        return self.normalize if self.use_activation is None else self.use_activation
+    use_activation: bool = Field(True, description="of length 1")
 
 
 class EmbeddingsRequest(_VectorForm):
@@ -271,7 +266,7 @@ class EmbeddingsEncoder(_VectorEncoder):
             raise ParameterError(text, param="dimensions")
         vector = vector[: asked.dimensions]
         self._size = len(vector)
-        vector = normalized(vector) if asked.is_normalized else vector
+        vector = normalized(vector) if asked.use_activation else vector
         if asked.encoding_format == "float":
             return vector.tolist()
         packed = vector_bytes(vector, asked.embed_dtype, asked.endianness)

@@ -33,7 +33,7 @@ from weft_gateway.openai.fields import (
     Tools,
     Whole,
 )
-from weft_gateway.openai.structured_outputs import FORM_PARAMETERS, Form, form_of, form_with_tools
+from weft_gateway.openai.structured_outputs import Form, form_of, form_with_tools
 from weft_gateway.openai.tolerance import advice, tolerated, unknown_of
 from weft_gateway.openai.tool_calls import ToolFormat
 from weft_gateway.shell.request_ids import MAX_N
@@ -166,12 +166,6 @@ class Common(Strict):
     structured_outputs: Annotated[Any, Bounded] = Field(
         None, description="one of json, regex, choice, grammar and json_object, as vLLM has them"
     )
-    guided_json: Annotated[Any, Bounded] = Field(None, description="structured_outputs.json")
-    guided_regex: str | None = Field(None, description="structured_outputs.regex")
-    guided_choice: list[str] | None = Field(None, description="structured_outputs.choice")
-    guided_grammar: str | None = Field(None, description="structured_outputs.grammar")
-    guided_json_object: bool | None = Field(None, description="structured_outputs.json_object")
-    guided_whitespace_pattern: str | None = Field(None, description="structured_outputs.whitespace_pattern")
     prompt_logprobs: Whole | None = Field(
         None, ge=0, le=MAX_ALTERNATIVES, description="log probabilities of the prompt's tokens, and so many likeliest"
     )
@@ -235,7 +229,7 @@ class Common(Strict):
 
     def form(self, _tools: ToolFormat, /) -> Form | None:
         """What an answer's text is bound to, by the model's form of calls where it counts. Raises ParameterError."""
-        return form_of({name: getattr(self, name) for name in FORM_PARAMETERS})
+        return form_of(self.response_format, self.structured_outputs)
 
     @property
     def include_usage(self) -> bool:

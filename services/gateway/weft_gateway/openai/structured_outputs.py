@@ -1,6 +1,6 @@
 """What a client asks of its answer's form, as an llguidance grammar: https://github.com/guidance-ai/llguidance
 
-OpenAI's `response_format`, vLLM's `structured_outputs` and its older `guided_*`. A request asks for one form.
+OpenAI's `response_format`, and vLLM's `structured_outputs`. A request asks for one form.
 `grammar_of` may take any time and memory with hostile input: `grammar_worker` runs it.
 """
 
@@ -34,9 +34,6 @@ _OBJECT = '{"type": "object"}'
 _ASCII_CLASSES = {"d": "[0-9]", "D": "[^0-9]", "w": "[0-9A-Za-z_]", "W": "[^0-9A-Za-z_]"}
 _FORMS = ("json", "regex", "choice", "grammar", "json_object")
 _FLAGS = ("json_object", "disable_fallback", "disable_any_whitespace", "disable_additional_properties")
-FORM_PARAMETERS = (
-    "response_format", "structured_outputs", *(f"guided_{kind}" for kind in (*_FORMS, "whitespace_pattern")),
-)  # fmt: skip
 
 
 class Form(NamedTuple):
@@ -56,13 +53,9 @@ class Form(NamedTuple):
     lead: str = ""
 
 
-def form_of(params: Mapping[str, Any]) -> Form | None:
+def form_of(response_format: Any = None, structured_outputs: Any = None) -> Form | None:
     """Of a request's parameters; None: any text. Raises ParameterError."""
-    forms = [*_of_response_format(params.get("response_format")), *_of_vllm(params.get("structured_outputs"))]
-    guided = {kind: value for kind in _FORMS if (value := params.get(f"guided_{kind}")) not in (None, False)}
-    if (whitespace := params.get("guided_whitespace_pattern")) is not None:
-        guided["whitespace_pattern"] = whitespace
-    forms += _of_kinds(guided, "guided_")
+    forms = [*_of_response_format(response_format), *_of_vllm(structured_outputs)]
     if len(forms) > 1:
         names = " and ".join(form.param for form in forms)
         raise ParameterError(f"An answer has one form; {names} ask for several.", param=forms[1].param)
@@ -212,15 +205,10 @@ def _of_vllm(value: Any) -> list[Form]:
     if given.pop("disable_any_whitespace", False):
         given.setdefault("whitespace_pattern", "")
     check_names(name, given, (*_FORMS, "whitespace_pattern"))
-    return _of_kinds(given, f"{name}.")
-
-
-def _of_kinds(given: dict[str, Any], prefix: str) -> list[Form]:
-    """`given`: vLLM's parameters of a form, by their names behind `prefix`."""
     whitespace = given.pop("whitespace_pattern", WHITESPACE)
     if not isinstance(whitespace, str):
-        raise _wrong(f"{prefix}whitespace_pattern", "a string")
-    return [_of_kind(f"{prefix}{kind}", kind, value, whitespace) for kind, value in given.items()]
+        raise _wrong(f"{name}.whitespace_pattern", "a string")
+    return [_of_kind(f"{name}.{kind}", kind, value, whitespace) for kind, value in given.items()]
 
 
 def _of_kind(param: str, kind: str, value: Any, whitespace: str) -> Form:

@@ -71,9 +71,14 @@ _PARAMETERS = {
     "prompts are reused inside one cache_salt: send one of your own": "cache_prompt",
     "it is called structured_outputs": "regex ebnf json_schema grammar guided_decoding_backend",
     "it is called repetition_penalty": "repeat_penalty",
+    "it is called use_activation": "normalize",
     "it is called seed": "random_seed",
 }
-_ADVICE = {parameter: text for text, parameters in _PARAMETERS.items() for parameter in parameters.split()}
+_STRUCTURED = "json regex choice grammar json_object whitespace_pattern"  # vLLM's names before 0.12: guided_json, ...
+_ADVICE = {
+    **{parameter: text for text, parameters in _PARAMETERS.items() for parameter in parameters.split()},
+    **{f"guided_{name}": f"it is called structured_outputs.{name}" for name in _STRUCTURED.split()},
+}
 
 
 def tolerated(value: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
