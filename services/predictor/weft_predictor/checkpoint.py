@@ -30,34 +30,24 @@ log = logging.getLogger(__name__)
 def save(path: Path, arrays: Arrays) -> None:
     """Write `arrays` to `path`, whole. A crash leaves the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, pack(arrays))
-
-
-def pack(arrays: Arrays) -> bytes:
-    """What `unpack` reads."""
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **arrays)
-    return buffer.getvalue()
+    write_atomically(path, buffer.getvalue())
 
 
 def load(path: Path, read: Callable[[Arrays], M]) -> M:
     """Read back what `read` makes of the arrays. Raises FileNotFoundError, CorruptModel."""
     if path.stat().st_size > MAX_FILE_BYTES:
         raise CorruptModel(f"{path}: larger than {MAX_FILE_BYTES} bytes")
-    return unpack(path.read_bytes(), read, str(path))
-
-
-def unpack(data: bytes, read: Callable[[Arrays], M], source: str) -> M:
-    """What `read` makes of packed arrays. Raises CorruptModel, which names the source."""
+    raw = io.BytesIO(path.read_bytes())
     try:
-        raw = io.BytesIO(data)
         with zipfile.ZipFile(raw) as packed:
             if (size := sum(member.file_size for member in packed.infolist())) > MAX_FILE_BYTES:
-                raise CorruptModel(f"{source}: {size} bytes of arrays, the limit is {MAX_FILE_BYTES}")
+                raise CorruptModel(f"{path}: {size} bytes of arrays, the limit is {MAX_FILE_BYTES}")
         with np.load(raw, allow_pickle=False) as file:
             return read({name: file[name] for name in file.files})
     except UNREADABLE as error:
-        raise CorruptModel(f"{source}: {error}") from error
+        raise CorruptModel(f"{path}: {error}") from error
 
 
 class Checkpointer:

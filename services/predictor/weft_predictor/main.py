@@ -22,10 +22,8 @@ from weft_predictor import metrics
 from weft_predictor.checkpoint import Checkpointer
 from weft_predictor.core.promotion import PromotedModel, PromotionDecision
 from weft_predictor.core.replayed_lengths import ReplayedLengths
-from weft_predictor.core.retraining import Retraining
 from weft_predictor.errors import PredictorError
 from weft_predictor.models import SAVED, ModelWatch, first_models, offer
-from weft_predictor.retrainer import Retrainer
 from weft_predictor.server import PredictorServer
 from weft_predictor.settings import PredictorSettings
 
@@ -40,10 +38,6 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] == ["train"]:
         return _train(argv[1:])
-    if argv[:1] == ["retrain"]:
-        from weft_predictor import retrain
-
-        return retrain.main(argv[1:])
     settings = PredictorSettings.parse(argv)
     logs.configure("predictor", level=settings.log_level, fmt=settings.log_format)
     try:
@@ -105,18 +99,14 @@ async def _act(settings: PredictorSettings, stop: asyncio.Event, probes: Probes,
     model = PromotedModel(served, report)
     if candidate:
         offer(model, candidate)
-    retraining = Retraining(model, settings.retrain_cpu_share) if settings.retrain_cpu_share else None
     spans = tracer("predictor")
-    server = PredictorServer(model, retraining, spans)
+    server = PredictorServer(model, spans)
     path = settings.data_dir / SAVED
     checkpointer = Checkpointer(server, path, outcomes=settings.save_outcomes, seconds=settings.save_seconds)
     log.info("model ready", extra=kv(version=model.version))
     serving.set()
     saving = asyncio.create_task(checkpointer.run())
-    beside = [asyncio.create_task(_watch(settings, server, model))]
-    if retraining:
-        retrainer = Retrainer(server, model, retraining, settings.data_dir, settings.model)
-        beside.append(asyncio.create_task(retrainer.run()))
+    watching = asyncio.create_task(_watch(settings, server, model))
 
     async def drain() -> None:
         server.close_streams()
@@ -128,9 +118,8 @@ async def _act(settings: PredictorSettings, stop: asyncio.Event, probes: Probes,
     try:
         await serve(register, listen=settings.listen, names=names, stop=stop, probes=probes, drain=drain, tls=tls)
     finally:
-        for task in beside:
-            task.cancel()
-        await asyncio.wait(beside)
+        watching.cancel()
+        await asyncio.wait([watching])
         checkpointer.close()
         await saving
         server.close()

@@ -24,10 +24,4 @@ MODELS = Counter(
     ["result"],
 )
 SAVES = Counter("weft_predictor_saves_total", "Model saves", ["result"])
-RETRAININGS = Counter(
-    "weft_predictor_retrainings_total",
-    "Trainings of the encoder in the background: offered as a candidate, out_of_time, superseded, failed",
-    ["result"],
-)
-RETRAINING_CPU = Counter("weft_predictor_retraining_cpu_seconds_total", "CPU time of trainings in the background")
 ADAPTERS = Gauge("weft_predictor_adapters", "Adapters with an offset of their own")

@@ -12,18 +12,16 @@ from weft.telemetry.logs import kv
 from weft_predictor import metrics
 from weft_predictor.checkpoint import load
 from weft_predictor.core import replayed_lengths
-from weft_predictor.core.features import Featurizer
 from weft_predictor.core.length_model import Arrays, LengthModel
 from weft_predictor.core.promotion import PromotedModel
 from weft_predictor.core.replayed_lengths import ReplayedLengths
 from weft_predictor.core.ridge_model import LAYOUT, RidgeModel
-from weft_predictor.encoder_files import CALIBRATION, CONFIG, TOKENIZER, WEIGHTS, encoder_of, read_files, read_model
+from weft_predictor.encoder_files import CALIBRATION, CONFIG, TOKENIZER, WEIGHTS, read_model
 from weft_predictor.errors import BadData, CorruptModel, OtherLayout, PredictorError
 
 REPLAY = "replay:"
 MAX_REPLAY_BYTES = 1 << 30
 SAVED = "model.npz"  # in the data directory
-NETWORKS = "networks"  # in the data directory: encoders that were retrained here, by name
 log = logging.getLogger(__name__)
 
 
@@ -41,7 +39,7 @@ def first_models(data_dir: Path, mounted: Path | None) -> tuple[LengthModel, Len
         trained = read_model(mounted) if mounted else None
     except (PredictorError, OSError) as error:
         trained, refused = None, error
-    saved = _load_saved(data_dir / SAVED, partial(_read_saved, mounted=trained, networks=data_dir / NETWORKS))
+    saved = _load_saved(data_dir / SAVED, partial(_read_saved, mounted=trained))
     if saved:
         if refused:
             refuse(mounted, refused)
@@ -136,17 +134,10 @@ def _of_layout(path: Path, layout: int) -> Path:
     return path.with_name(f"{path.name}.layout{layout % 1_000}")
 
 
-def _read_saved(arrays: Arrays, *, mounted: RidgeModel | None, networks: Path) -> RidgeModel:
-    return RidgeModel.load(arrays, _features_of(arrays, mounted, networks))
-
-
-def _features_of(arrays: Arrays, mounted: RidgeModel | None, networks: Path) -> Featurizer | None:
-    """What a saved model reads of a prompt: the mounted network, or one that was retrained here. None: hashed grams."""
-    name = RidgeModel.features_of(arrays)
-    if not name:
-        return None
-    if mounted is not None and mounted.featurizer.name == name:
-        return mounted.featurizer
-    if Path(name).name != name or not (networks / name).is_dir():
-        raise CorruptModel(f"its network, {name}, is neither mounted nor among those retrained here")
-    return encoder_of(read_files(networks / name))
+def _read_saved(arrays: Arrays, *, mounted: RidgeModel | None) -> RidgeModel:
+    """What is saved reads hashed grams of a prompt, or the classes of the mounted network."""
+    if not (name := RidgeModel.features_of(arrays)):
+        return RidgeModel.load(arrays)
+    if mounted is None or mounted.featurizer.name != name:
+        raise CorruptModel(f"its network, {name}, is not mounted")
+    return RidgeModel.load(arrays, mounted.featurizer)

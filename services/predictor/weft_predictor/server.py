@@ -24,7 +24,6 @@ from weft.wire.v1 import predictor_pb2 as pb
 from weft.wire.v1.predictor_pb2_grpc import PredictorServicer
 from weft_predictor import metrics
 from weft_predictor.core.length_model import LengthModel
-from weft_predictor.core.retraining import Retraining
 
 T = TypeVar("T")
 MAX_CALLS = 256  # Predict calls that wait or run; a gateway has one at a time
@@ -33,8 +32,8 @@ MAX_CALLS = 256  # Predict calls that wait or run; a gateway has one at a time
 class PredictorServer(PredictorServicer):
     """Answers from one model and teaches it. One event loop, and the inference thread."""
 
-    def __init__(self, model: LengthModel, retraining: Retraining | None = None, tracer: Tracer | None = None) -> None:
-        self.model, self._retraining, self._tracer = model, retraining, tracer
+    def __init__(self, model: LengthModel, tracer: Tracer | None = None) -> None:
+        self.model, self._tracer = model, tracer
         self._streams: set[SendQueue[pb.ObserveAck]] = set()
         self._inference = ThreadPoolExecutor(1, thread_name_prefix="inference")
         self._calls = 0
@@ -107,16 +106,11 @@ class PredictorServer(PredictorServicer):
         with metrics.PREDICT_SECONDS.time():
             response = predict_response(self.model.predict_batch(items), self.model.version)
         metrics.PREDICTIONS.inc(len(items))
-        if self._retraining:
-            self._retraining.predicted(items)
         return response
 
     def _observe(self, outcomes: list[Outcome]) -> None:
         for outcome in outcomes:
-            result = self.model.observe(outcome)
-            metrics.OUTCOMES.labels(result.lesson).inc()
-            if self._retraining:
-                self._retraining.observed(outcome, result)
+            metrics.OUTCOMES.labels(self.model.observe(outcome).lesson).inc()
         if self.model.coverage is not None:
             metrics.COVERAGE.set(self.model.coverage)
         metrics.ADAPTERS.set(self.model.adapters)

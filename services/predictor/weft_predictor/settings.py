@@ -27,13 +27,6 @@ class PredictorSettings(StandbySettings):
         "else (also when its files change) once it predicts better than the saved one",
     )
     watch_seconds: float = Field(10.0, gt=0, description="look for changes of --model that often")
-    retrain_cpu_share: float = Field(
-        0.0,
-        ge=0,
-        le=0.1,
-        description="CPU time in which an encoder's network is retrained in the background, as a share of the time in "
-        "which answers are generated (0: never)",
-    )
     scale: float = Field(1.0, gt=0, le=1_000, description="multiplies every prediction (experiments)")
     save_outcomes: int = Field(500, ge=1, description="save after that many outcomes ...")
     save_seconds: float = Field(30.0, gt=0, description="... or after that long with something learned")

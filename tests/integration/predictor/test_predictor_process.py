@@ -20,9 +20,7 @@ from weft.wire.v1 import common_pb2
 from weft.wire.v1 import predictor_pb2 as pb
 from weft.wire.v1.predictor_pb2_grpc import PredictorStub
 from weft_predictor.checkpoint import save
-from weft_predictor.core import MIN_SAMPLES, RidgeModel, tenths
-from weft_predictor.encoder_files import SIZES, read_model, write_files
-from weft_predictor.encoder_training import files_of, from_scratch
+from weft_predictor.core import RidgeModel
 from weft_predictor.main import main
 
 
@@ -55,7 +53,7 @@ def test_the_service_is_imported_without_scipy():
     """Training needs it, in a process of its own: half a second and 50 MB."""
     command = [sys.executable, "-c", "import sys, weft_predictor.main; print(*sys.modules)"]
     loaded = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    assert "weft_predictor.retrainer" in loaded
+    assert "weft_predictor.server" in loaded
     assert "scipy" not in loaded
 
 
@@ -116,40 +114,6 @@ def test_wrong_settings_are_all_listed(capsys):
     listed = capsys.readouterr().err
     assert "--scale '-1': " in listed
     assert "--save-outcomes 'none': " in listed
-
-
-@pytest.mark.slow
-async def test_an_encoder_is_retrained_beside_the_service_and_offered_once_answers_and_time_are_enough(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setitem(SIZES, "tiny", (1, 2, 16, 32))
-    texts = ("name a bird", "write an essay on birds")
-    start = from_scratch("tiny", texts, tenths(1_000), seed=1)
-    folder, data = tmp_path / "encoder", tmp_path / "data"
-    write_files(folder, files_of(start, start.weights))
-    port, probes = free_port(), free_port()
-
-    async def offered() -> bool:
-        await ask(stub)  # it answers while it trains
-        return 'weft_predictor_models_total{result="offered"} 1.0' in await asyncio.to_thread(get, probes, "/metrics")
-
-    with predictor(data, port, probes, "--model", str(folder), "--retrain-cpu-share", "0.1") as process:
-        async with channel(f"127.0.0.1:{port}") as opened:
-            stub = PredictorStub(opened)
-            await ask(stub)
-            call = stub.Observe()
-            for i in range(MIN_SAMPLES):
-                item = pb.PredictItem(request_id=f"a{i}", prompt_text=texts[i % 2])
-                await stub.Predict(pb.PredictRequest(items=[item]))
-                times = {"finished_unix_ms": 1_000 * (i + 1), "total_ms": 1_000}
-                ended = {"completion_tokens": 20 + 400 * (i % 2), "finish_reason": common_pb2.FINISH_REASON_EOS}
-                await call.write(pb.ObserveRequest(outcomes=[common_pb2.Outcome(request_id=f"a{i}", **ended, **times)]))
-                await call.read()
-            await eventually(offered)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE_S) == 0
-    (kept,) = (data / "networks").iterdir()
-    assert read_model(kept).family == kept.name
 
 
 def test_an_encoder_that_cannot_be_read_ends_the_start_with_2_and_the_reason(tmp_path):

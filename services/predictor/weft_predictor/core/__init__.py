@@ -13,6 +13,5 @@ from weft_predictor.core.offsets import Offsets
 from weft_predictor.core.promotion import PromotedModel
 from weft_predictor.core.replayed_lengths import ReplayedLengths
 from weft_predictor.core.residual_scale import ResidualScale
-from weft_predictor.core.retraining import MAX_CPU_S, MIN_SAMPLES, AnsweredIds, Retraining, TrainingSet
 from weft_predictor.core.ridge import Ridge
 from weft_predictor.core.ridge_model import RidgeModel

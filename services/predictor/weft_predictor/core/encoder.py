@@ -193,13 +193,9 @@ class EncoderClasses:
         index = FeatureRows(np.repeat(np.arange(rows), columns), np.tile(np.arange(columns), rows), values.ravel())
         return index, [self.edges[best] for best in log_p.argmax(1)]
 
-    def tokenize(self, text: str) -> Sequence[int]:
-        """A prompt as the network reads it."""
-        return self._tokenize(text[:MAX_CHARS])
-
     def log_probabilities(self, texts: Sequence[str]) -> NDArray[np.float64]:
         """[prompts, classes]"""
-        logits = np.array([self._encoder.logits(self.tokenize(text)) for text in texts])
+        logits = np.array([self._encoder.logits(self._tokenize(text[:MAX_CHARS])) for text in texts])
         logits = np.clip(np.nan_to_num(logits, nan=0.0), -MAX_LOGIT, MAX_LOGIT)  # what overflows says nothing
         scores = logits.reshape(len(texts), self._classes).astype(np.float64)
         return scores - np.logaddexp.reduce(scores, axis=1, keepdims=True)

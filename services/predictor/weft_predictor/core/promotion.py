@@ -1,10 +1,10 @@
 """The model that serves and a candidate for its place, which takes it only by predicting better what neither had seen.
 
-The candidate (one that was mounted later, or retrained here) predicts every prompt and learns every outcome beside the
-served model. Each outcome is scored against both before either learns it, so it is held out by construction. The
-candidate is promoted once its mean loss is lower by more than chance (CONFIDENCE standard errors of the paired
-difference); after MAX_JUDGED outcomes without that it is dropped. A promoted model's predecessor is the next candidate:
-what proves worse after its promotion is rolled back by the same rule.
+The candidate, which was mounted later, predicts every prompt and learns every outcome beside the served model. Each
+outcome is scored against both before either learns it, so it is held out by construction. The candidate is promoted
+once its mean loss is lower by more than chance (CONFIDENCE standard errors of the paired difference); after MAX_JUDGED
+outcomes without that it is dropped. A promoted model's predecessor is the next candidate: what proves worse after its
+promotion is rolled back by the same rule.
 
 Loss: see `ObservationResult`. One outcome counts at most MAX_DIFFERENCE; a tenant that has given half of the judged
 outcomes gives no more until others have.

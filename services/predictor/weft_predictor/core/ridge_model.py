@@ -102,7 +102,7 @@ class RidgeModel:
         self.calibrators = calibrators
         self.hits: deque[bool] = deque(maxlen=COVERAGE_WINDOW)
         self._teacher: str | None = None  # of what is shared: the first tenant
-        self._shared_learns = True
+        self._shared_learns = True  # one tenant at most has ever taught
         self._shared = Regression(ridge, residual_scale)
         self._own: LruDict[str, Regression] = LruDict(MAX_OWN)
         self.features = FeatureCache()
@@ -122,11 +122,6 @@ class RidgeModel:
     @property
     def _scale_suffix(self) -> str:
         return "" if self.scale == 1.0 else f"x{self.scale:g}"
-
-    @property
-    def shared_learns(self) -> bool:
-        """Whether one tenant at most has ever taught."""
-        return self._shared_learns
 
     @property
     def coverage(self) -> float | None:
