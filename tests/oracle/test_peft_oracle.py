@@ -93,7 +93,6 @@ ALL_IN = {"target_modules": [*ATTENTION, "gate_proj", "up_proj", "down_proj"]}
 LOOK_AROUND = (
     r"(?:\bmodel\.layers\.[\d]{1,}(?!.*\.experts\.\d)\..*?(?:self_attn|mlp).*?\.(?:(?:q|k|v|o|gate|up|down)_proj))"
 )
-UNREAD = "was not compared with the tensors"
 
 
 @dataclass
@@ -106,9 +105,9 @@ class Brought:
 
 
 BROUGHT = {
-    "look-ahead": Brought({"target_modules": LOOK_AROUND}, warning=UNREAD),
-    "look-behind": Brought({"exclude_modules": r".*(?<=k_)proj"}, r"k_proj", UNREAD),
-    "flags": Brought({"target_modules": r"(?i).*_PROJ"}, warning=UNREAD),
+    "look-ahead": Brought({"target_modules": LOOK_AROUND}),
+    "look-behind": Brought({"exclude_modules": r".*(?<=k_)proj"}, r"k_proj"),
+    "flags": Brought({"target_modules": r"(?i).*_PROJ"}, warning="was not compared with the tensors"),
     "all-linear": Brought({"target_modules": "all-linear"}),
     "other architectures' names": Brought(
         {"target_modules": ["q_proj", "v_proj", "fc1", "qkv"]}, "(?:k|o|gate|up|down)_proj", "'fc1', 'qkv'"
@@ -124,7 +123,13 @@ BROUGHT = {
             "alpha_pattern": {r".*\.layers\.1\..*(?:q|k|gate)_proj$": 128, "gate_proj|up_proj": 1},
         }
     ),
-    "ranks by look-ahead": Brought({"rank_pattern": {r".*(?=q_)q_proj": 3}}, warning="ranks are those of the tensors"),
+    "look-around in keys": Brought(
+        {
+            "rank_pattern": {r"(?!.*mlp).*(?=q_)q_proj": 3},
+            "alpha_pattern": {r"^(?!.*layers\.0\.).*(?<=self_attn\.)(?!v)\w_proj": 128, r"\w+(?<!gate_)proj": 3},
+        }
+    ),
+    "ranks with flags": Brought({"rank_pattern": {r"(?i:Q)_proj": 3}}, warning="ranks are those of the tensors"),
     "keys of no module": Brought({"alpha_pattern": {"base_model.model.q_proj": 1, "v_proj": 5}}, warning="matches"),
     "fields of the future": Brought({"_note": "monday", "future_option": {"a": 1}}, warning="'_note', 'future_option'"),
     "PEFT's defaults": Brought({"r": None, "lora_alpha": None, "use_rslora": None, "exclude_modules": None}),

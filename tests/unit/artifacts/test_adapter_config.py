@@ -45,7 +45,7 @@ ESC = "\x1b[2J\r\nfine"
 
 
 @pytest.mark.parametrize(
-    "change", [{"peft_type": ESC}, {"init_lora_weights": ESC}, {"alpha_pattern": {f"(?={ESC})": 1}}, {"r": ESC}]
+    "change", [{"peft_type": ESC}, {"init_lora_weights": ESC}, {"alpha_pattern": {f"(?i){ESC}": 1}}, {"r": ESC}]
 )
 def test_what_a_stranger_wrote_is_quoted(change: dict[str, Any]) -> None:
     message = refusal(**change).message
@@ -78,6 +78,7 @@ def test_patterns_change_rank_and_alpha_of_matching_endings_first_key_first() ->
     assert spec.scale_of(Q0, 2) == 32 / 2
     assert spec.scale_of(V0, 8) == 8 / 8
     assert parse(rank_pattern={"proj": 2}).rank_of(Q0) == 4, "an ending starts after a dot"
+    assert parse(alpha_pattern={r"(?!.*layers\.1\.).*q_proj": 32}).scale_of(Q0, 4) == 32 / 4
 
 
 def test_targets_are_whole_names_or_endings_after_a_dot() -> None:
@@ -119,7 +120,7 @@ def test_layers_can_be_one_or_a_list() -> None:
         ("arrow_config", {"a": 1}),
         ("kasa_config", {"beta": 0.1}),
         ("use_bdlora", {"nblocks": 2}),
-        ("alpha_pattern", {"(?!x)": 1}),
+        ("alpha_pattern", {r"(q)_proj\1": 1}),
     ],
 )
 def test_what_would_change_the_computation_is_refused_by_name(field: str, value: object) -> None:
@@ -152,7 +153,7 @@ def test_a_wrong_value_is_named(field: str, value: object) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"target_modules": "(?=a)a"},
+        {"target_modules": "(?i)a"},
         {"target_modules": None},
         {"exclude_modules": "(a"},
         {"target_modules": "(?:" + "[a-m0-9_]" * 200 + "){30}"},
@@ -166,7 +167,7 @@ def test_a_selection_that_is_not_evaluated_leaves_the_question_open(change: dict
 
 
 def test_a_rank_is_open_from_the_first_key_that_is_not_evaluated() -> None:
-    spec = parse(rank_pattern={"q_proj": 2, "(?=v)v_proj": 16, "down_proj": 3})
+    spec = parse(rank_pattern={"q_proj": 2, "(?i:v)_proj": 16, "down_proj": 3})
     assert [spec.rank_of(name) for name in (Q0, V0, DOWN1)] == [2, None, None]
     assert spec.largest_rank == 16
 

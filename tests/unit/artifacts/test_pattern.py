@@ -23,6 +23,8 @@ TEXTS = st.recursive(
         | st.tuples(
             ATOM | inner.map(lambda text: f"(?:{text})"), st.sampled_from("* + ? {2} {1,} {0,2} *? +?".split())
         ).map("".join)
+        | st.tuples(st.sampled_from(["(?=", "(?!"]), inner).map(lambda pair: f"{pair[0]}{pair[1]})")
+        | st.tuples(st.sampled_from(["(?<=", "(?<!"]), ATOM).map(lambda pair: f"{pair[0]}{pair[1]}(?:{pair[1]}|.))")
     ),
     max_leaves=8,
 )
@@ -32,7 +34,7 @@ TEXTS = st.recursive(
 @example(r"(?:\bab\b|.*\.b{1,2})", ["ab", "a.b", "a.bb", "a.bbb"])
 @example("", ["a"])
 def test_it_matches_what_re_fullmatch_matches(text: str, names: list[str]) -> None:
-    matches, reference = compile_pattern(text, Budget()), re.compile(text, re.ASCII)
+    matches, reference = compile_pattern(text, Budget(1 << 40)), re.compile(text, re.ASCII)
     for name in names:
         assert matches(name) == (reference.fullmatch(name) is not None), (text, name)
 
@@ -50,8 +52,12 @@ def test_whatever_is_not_understood_is_refused_and_never_matched_otherwise(text:
 
 
 @pytest.mark.parametrize(
-    "text", ["(a+)+b", "(a|a)*b", "(a|aa)+$b", "(.*)*x", "(?:a?){30}a{30}", "(?:.*a){20}", "((((a*)*)*)*)*b"]
-)
+    "text",
+    [
+        "(a+)+b", "(a|a)*b", "(a|aa)+$b", "(.*)*x", "(?:a?){30}a{30}", "(?:.*a){20}", "((((a*)*)*)*)*b",
+        "(?!(a|a)*b).*", "(?=" + "(a|a)" * 40 + "b)", "(?!" + ".*" * 100 + "b).*",
+    ],
+)  # fmt: skip
 def test_patterns_that_run_away_in_a_backtracking_matcher_are_matched_at_once(text: str) -> None:
     started = time.process_time()
     assert compile_pattern(text, Budget())("a" * 40) in (True, False)
@@ -59,8 +65,12 @@ def test_patterns_that_run_away_in_a_backtracking_matcher_are_matched_at_once(te
 
 
 @pytest.mark.parametrize(
-    "text", ["a{1000}{1000}", "((a{100}){100}){100}", "a" * 3000, "(?:a{999}){9}", "(?:" + "[a-m0-9_]" * 200 + "){30}"]
-)
+    "text",
+    [
+        "a{1000}{1000}", "((a{100}){100}){100}", "a" * 3000, "(?:a{999}){9}", "(?:" + "[a-m0-9_]" * 200 + "){30}",
+        "(?!((a{100}){100}){100})", "(?!((a*)*)*b).*",
+    ],
+)  # fmt: skip
 def test_patterns_that_are_too_large_are_refused(text: str) -> None:
     with pytest.raises(PatternError):
         compile_pattern(text, Budget())
@@ -69,8 +79,9 @@ def test_patterns_that_are_too_large_are_refused(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "(?=a)", "(?!a)", "(?<=a)b", r"(a)\1", "(?i)a", "(?P<n>a)", "a++", "a{,}", "a{2,1}", "(", ")", "[", "[a", "\\",
-        "*", "a**", "^*", "[b-a]", r"[a\b]", r"[[:alpha:]]", r"\pL", r"\Qa\E", r"\12", "a{,2}", "{1}", r"\A", "a{x}",
+        r"(a)\1", "(?i)a", "(?P<n>a)", "a++", "a{,}", "a{2,1}", "(", ")", "[", "[a", "\\", "*", "a**", "^*", "[b-a]",
+        r"[a\b]", r"[[:alpha:]]", r"\pL", r"\Qa\E", r"\12", "a{,2}", "{1}", r"\A", "a{x}", "(?<=a*)b", "(?<!a|bc)d",
+        "(?=a", "(?!a))", "(?=a)a**", "(?!a)*?+", "(?=*a)", "(?=[b-a])", "(?<=a{2,1})b", "(?=" * 50 + ")" * 50,
     ],
 )  # fmt: skip
 def test_what_is_outside_the_language_is_refused(text: str) -> None:

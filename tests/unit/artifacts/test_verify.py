@@ -73,7 +73,7 @@ def test_the_verdict_names_the_largest_rank_and_the_widest_dtype() -> None:
             {"exclude_modules": ["0.self_attn.v_proj"], "\x1b": 1},
             [r"not used: '\x1b'", "has model.layers.0.self_attn.v_proj"],
         ),
-        ({"rank_pattern": {"(?=q)q_proj": 4, "k_proj": 4}}, ["'(?=q)q_proj'", "matches: 'k_proj'"]),
+        ({"rank_pattern": {"(?i:q)_proj": 4, "k_proj": 4}}, ["'(?i:q)_proj'", "matches: 'k_proj'"]),
     ],
 )
 def test_the_tensors_are_served_and_a_configuration_that_says_otherwise_is_a_warning(
@@ -122,7 +122,7 @@ def test_half_a_pair_is_a_missing_tensor(half: str) -> None:
     ("tensors", "config"),
     [
         (lora(rank=4), {"r": 8}),  # a rank that the tensors do not have
-        (lora(rank=4), {"rank_pattern": {"q_proj": 8, "(?=v)v_proj": 4}}),
+        (lora(rank=4), {"rank_pattern": {"q_proj": 8, "(?i)v_proj": 4}}),
         ({}, {}),
     ],
 )

@@ -1,0 +1,204 @@
+"""Regular expressions with look-around, matched in bounded time: RE2 has none, and Python's `re` may run for years.
+
+Whether a name matches needs neither captures nor an order of trials, so all positions are worked on at once (Thompson,
+"Regular Expression Search Algorithm", 1968). Positions are the bits of an integer; a part of the expression maps those
+where it may end to those where it may begin. A look-ahead is the set from where its part can end anywhere; a
+look-behind, whose part has one width, is that set moved by the width. Nothing is tried twice, so an expression has a
+cost, the parts that it runs for one name at most, which is known before any name is seen.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+MAX_NAME_CHARS = 64  # for which costs are reckoned: `model.layers.1023.self_attn.q_proj` has 34
+_MAX_DEPTH = 40  # of parentheses
+_SET_COST = 4  # of a set of characters, where a part is 1
+LOOKAROUNDS = {
+    "(?=": (False, False),
+    "(?!": (False, True),
+    "(?<=": (True, False),
+    "(?<!": (True, True),
+}  # behind, negated
+_REPEATS = {"*": (0, None), "+": (1, None), "?": (0, 1)}
+_BOUNDS = re.compile(r"\{([0-9]+)(,?)([0-9]*)\}")
+
+
+class LookaroundError(ValueError):
+    """The expression is malformed or costs too much."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Name:
+    """All positions of a name, before each character and at the end, and those with a character of each set."""
+
+    all: int
+    sets: tuple[int, ...]
+
+
+_Starts = Callable[[_Name, int], int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A part of an expression: positions where it ends -> where it begins. `width`: its characters, if it is fixed."""
+
+    starts: _Starts
+    width: int | None
+    cost: int
+
+
+def compile_lookaround(tokens: list[str], max_cost: int) -> tuple[Callable[[str], bool], int]:
+    """Whether a whole name (ASCII, without line breaks) matches, and the cost. Raises LookaroundError."""
+    reader = _Reader(tokens[::-1])
+    whole = reader.alternatives()
+    if reader.left:
+        raise LookaroundError("unbalanced parentheses")
+    cost = whole.cost + _SET_COST * len(reader.sets)
+    if cost > max_cost:
+        raise LookaroundError("too large a pattern; list the modules by name")
+    tables = [_table(text) for text in reader.sets]
+
+    def matches(name: str) -> bool:
+        last_first = name[::-1].encode("ascii", "replace")
+        sets = tuple(int(b"0" + last_first.translate(table), 2) for table in tables)
+        return whole.starts(_Name((2 << len(name)) - 1, sets), 1 << len(name)) & 1 == 1
+
+    return matches, cost
+
+
+def _table(text: str) -> bytes:
+    """Each character -> 1 where it is of the set, as an expression writes it."""
+    try:
+        one = re.compile(text, re.ASCII)
+    except re.error as error:
+        raise LookaroundError(str(error)) from error
+    return bytes(b"01"[code < 128 and one.fullmatch(chr(code)) is not None] for code in range(256))
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Reads tokens, of which the first one is the last of `left`. `sets`: those of characters, by their text."""
+
+    left: list[str]
+    sets: dict[str, int] = field(default_factory=dict[str, int])
+    depth: int = 0
+
+    def alternatives(self) -> _Part:
+        parts = [self.sequence()]
+        while self._take("|"):
+            parts.append(self.sequence())
+        widths = {part.width for part in parts}
+        either = [part.starts for part in parts]
+
+        def starts(name: _Name, ends: int) -> int:
+            found = 0
+            for one in either:
+                found |= one(name, ends)
+            return found
+
+        return _Part(starts, widths.pop() if len(widths) == 1 else None, 1 + sum(part.cost for part in parts))
+
+    def sequence(self) -> _Part:
+        parts: list[_Part] = []
+        while self.left and self.left[-1] not in ("|", ")"):
+            parts.append(self._repeated(self._one(self.left.pop())))
+        fixed = [part.width for part in parts if part.width is not None]
+        backwards = [part.starts for part in reversed(parts)]
+
+        def starts(name: _Name, ends: int) -> int:
+            for one in backwards:
+                if not ends:
+                    break
+                ends = one(name, ends)
+            return ends
+
+        return _Part(starts, sum(fixed) if len(fixed) == len(parts) else None, 1 + sum(part.cost for part in parts))
+
+    def _one(self, text: str) -> _Part:
+        if text in ("(", "(?:", *LOOKAROUNDS):
+            return self._group(text)
+        if text[0] in "*+?{":
+            raise LookaroundError("nothing to repeat")
+        if text == "^":
+            return _Part(lambda _, ends: ends & 1, 0, 1)
+        if text == "$":
+            return _Part(lambda name, ends: ends & (name.all ^ name.all >> 1), 0, 1)
+        if text in (r"\b", r"\B"):
+            letters, flip = self._set(r"\w"), text == r"\B"
+            return _Part(lambda name, ends: ends & (_edges(name, letters) ^ (flip and name.all)), 0, 1)
+        of = self._set(text)
+        return _Part(lambda name, ends: ends >> 1 & name.sets[of], 1, 1)
+
+    def _group(self, text: str) -> _Part:
+        self.depth += 1
+        inner = self.alternatives() if self.depth < _MAX_DEPTH else None
+        if inner is None or not self._take(")"):
+            raise LookaroundError("unbalanced or too many parentheses")
+        self.depth -= 1
+        return _lookaround(inner, *LOOKAROUNDS[text]) if text in LOOKAROUNDS else inner
+
+    def _repeated(self, part: _Part) -> _Part:
+        if (bounds := self._bounds()) is None:
+            return part
+        self._take("?")  # the shorter one first: of the same names
+        if self._bounds():
+            raise LookaroundError("multiple repeat")
+        return _repeat(part, *bounds)
+
+    def _bounds(self) -> tuple[int, int | None] | None:
+        token = self.left[-1] if self.left else ""
+        match = _BOUNDS.fullmatch(token)
+        if token not in _REPEATS and not match:
+            return None
+        self.left.pop()
+        if not match:
+            return _REPEATS[token]
+        least = int(match[1])
+        return least, int(match[3]) if match[3] else None if match[2] else least
+
+    def _take(self, token: str) -> bool:
+        return bool(self.left) and self.left[-1] == token and bool(self.left.pop())
+
+    def _set(self, text: str) -> int:
+        return self.sets.setdefault(text, len(self.sets))
+
+
+def _edges(name: _Name, letters: int) -> int:
+    """Positions with a letter (`\\w`) on one side alone."""
+    return (name.sets[letters] ^ name.sets[letters] << 1) & name.all
+
+
+def _lookaround(part: _Part, behind: bool, negated: bool) -> _Part:
+    width = part.width if behind else 0
+    if width is None:
+        raise LookaroundError("look-behind requires fixed-width pattern")
+
+    def starts(name: _Name, ends: int) -> int:
+        there = part.starts(name, name.all) << width & name.all
+        return ends & ~there if negated else ends & there
+
+    return _Part(starts, 0, part.cost + 1)
+
+
+def _repeat(part: _Part, least: int, most: int | None) -> _Part:
+    if most is not None and most < least:
+        raise LookaroundError("min repeat greater than max repeat")
+    more = None if most is None else most - least
+
+    def starts(name: _Name, ends: int) -> int:
+        for _ in range(least):
+            ends = part.starts(name, ends)
+        found = new = ends
+        for _ in range(name.all.bit_length() if more is None else more):
+            if not (new := part.starts(name, new) & ~found):
+                break
+            found |= new
+        return found
+
+    fixed = part.width is not None and (least == most or part.width == 0)
+    return _Part(
+        starts,
+        least * (part.width or 0) if fixed else None,
+        1 + (least + (MAX_NAME_CHARS if more is None else more)) * part.cost,
+    )
