@@ -6,6 +6,7 @@ its exponent are set, so weights are compared as integers; that also covers bflo
 runner checks what it has mapped, `weft_runner.model.finite`; this reads a stream.)
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
@@ -119,19 +120,60 @@ def verify_model(spec: ModelSpec, headers: dict[str, Header], size_bytes: int) -
     )
 
 
-def check_base_name(config: AdapterConfig, accepted: Iterable[str]) -> None:
-    """The last path part of what the adapter was trained on is one of `accepted`. Raises Refused(BaseMismatch).
+def check_base_name(config: AdapterConfig, accepted: Iterable[str]) -> tuple[str, ...]:
+    """What an adapter was trained on is the base, by one of its names; a warning where that is not word for word.
 
-    An adapter whose training did not know its base claims nothing; then shapes alone decide.
+    Models of one shape are many (a base, its instructed form, another version), so shapes cannot tell them apart, and
+    an adapter of another one would answer wrongly and without an error: another name is refused. A name claims as much
+    as it says: its last part, in any case, of the weights that a quantised form was made of. A folder of the machine
+    that trained claims nothing, unless its name says a model's size, or that it was merged; nor does an adapter that
+    does not know its base.
+
+    Raises Refused(BaseMismatch).
     """
     names = {last_part(name) for name in accepted if name}
-    if not config.base_model or not names or last_part(config.base_model) in names:
-        return
+    trained_on = config.base_model or ""
+    if not trained_on or not names or last_part(trained_on) in names:
+        return ()
+    claim = _claimed_model(trained_on)
+    if claim is None:
+        return (
+            f"trained on {quoted(trained_on)}, a folder that says no model: taken for the base, whose shapes it has",
+        )
+    if _weights_name(claim) in map(_weights_name, names):
+        return (f"trained on {quoted(trained_on)}, taken for {' / '.join(sorted(names))}",)
     raise Refused(
         Reason.BASE_MISMATCH,
-        f"the adapter was trained on {config.base_model[:200]!r}, the pool serves {' / '.join(sorted(names))}; "
+        f"the adapter was trained on {quoted(trained_on, 200)}, the pool serves {' / '.join(sorted(names))}; "
         "if they are the same model, set spec.baseModel to the pool's model name",
     )
+
+
+# A copy of a hub's repository in the hub's own cache.
+_CACHED = re.compile(r"(?:^|/)models--(?:[^/]*--)?([^/]+)")
+_FOLDER = re.compile(r"[/.~]|[A-Za-z]:/|[^/]+/[^/]+/")
+_MODEL_IN_NAME = re.compile(r"(?<![0-9a-z])[0-9]+(?:\.[0-9]+)?[bm](?![0-9a-z])|merged")
+# How those who quantise or convert a model name what they made of it.
+_MADE_OF = re.compile(
+    r"(?:[-._](?:unsloth|bnb|dynamic|quantized|awq|gptq|hqq|gguf|nf4|mxfp4|nvfp4|fp8|fp16|bf16|int[48]|[48]-?bits?|w[48]a(?:8|16)))+$"
+)
+
+
+def _claimed_model(trained_on: str) -> str | None:
+    """The model that an adapter says it was trained on; None for a folder whose name says none."""
+    path = trained_on.replace("\\", "/")
+    if cached := _CACHED.search(path):
+        return cached[1]
+    last = last_part(path)
+    return None if _FOLDER.match(path) and not _MODEL_IN_NAME.search(_weights_name(last)) else last
+
+
+def _weights_name(model: str) -> str:
+    """A model's name without what does not tell weights apart: case, `Meta-` (some leave it out), how they are stored.
+
+    ModelScope's cache writes a dot as `___`.
+    """
+    return _MADE_OF.sub("", model.casefold().replace("___", ".")).removeprefix("meta-")
 
 
 def last_part(name: str) -> str:

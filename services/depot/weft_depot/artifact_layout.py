@@ -143,7 +143,7 @@ def _check_adapter(files: Files, base: BaseModel | None, max_rank: int) -> dict[
     header = _header(files, ADAPTER_WEIGHTS, MAX_ADAPTER_HEADER_BYTES)
     if base is None:
         raise Refused(Reason.BASE_MISMATCH, "an adapter is only taken against a base; the request names none")
-    check_base_name(spec, base.names)
+    renamed = check_base_name(spec, base.names)
     pairs = check_adapter(spec, header, base.shape, max_rank=max_rank)
     verdict = verdict_of(spec, pairs, base.shape, sum(files.sizes.values()))
     eos, warnings = adapter_eos(reader(files), base.token_of, base.shape.vocab_size)
@@ -155,9 +155,8 @@ def _check_adapter(files: Files, base: BaseModel | None, max_rank: int) -> dict[
         return template
 
     template = _template_verdict(own, "Adapter", "Base")
-    return _to_json(
-        replace(verdict, eos_token_ids=eos, warnings=(*verdict.warnings, *warnings, *strange), chat_template=template)
-    )
+    warnings = (*renamed, *verdict.warnings, *warnings, *strange)
+    return _to_json(replace(verdict, eos_token_ids=eos, warnings=warnings, chat_template=template))
 
 
 def _check_model(files: Files) -> dict[str, Any]:

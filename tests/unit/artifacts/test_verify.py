@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.artifacts.making import ADAPTER_CONFIG, Tensors, lora, pack, refused, shape, weights
-from weft.artifacts.adapter_config import parse_adapter_config
+from weft.artifacts.adapter_config import AdapterConfig, parse_adapter_config
 from weft.artifacts.errors import Reason, Refused
 from weft.artifacts.verify import ModelVerdict, check_base_name, last_part, verdict_of, verify_model
 from weft.domain.model.adapter import AdaptedModule, check_adapter
@@ -25,9 +25,12 @@ def header(tensors: Tensors) -> Header:
     return read_header(io.BytesIO(raw), len(raw))
 
 
+def parsed(**change: Any) -> AdapterConfig:
+    return parse_adapter_config(json.dumps({**ADAPTER_CONFIG, **change}).encode())
+
+
 def verify(tensors: Tensors, *, max_rank: int = 64, **config: Any) -> tuple[AdaptedModule, ...]:
-    spec = parse_adapter_config(json.dumps({**ADAPTER_CONFIG, **config}).encode())
-    return check_adapter(spec, header(tensors), shape(), max_rank=max_rank)
+    return check_adapter(parsed(**config), header(tensors), shape(), max_rank=max_rank)
 
 
 def refusal(tensors: Tensors, **config: Any) -> Refused:
@@ -51,7 +54,7 @@ def test_a_fitting_adapter_passes_with_its_pairs_in_the_order_of_the_model() -> 
 def test_the_verdict_names_the_largest_rank_and_the_widest_dtype() -> None:
     ranks = {"model.layers.1.self_attn.v_proj": 8}
     tensors = lora(ranks=ranks, dtype="BF16") | {f"{Q0}.lora_A.weight": ("F16", np.ones((4, 16)))}
-    spec = parse_adapter_config(json.dumps({**ADAPTER_CONFIG, "rank_pattern": ranks}).encode())
+    spec = parsed(rank_pattern=ranks)
     verdict = verdict_of(spec, check_adapter(spec, header(tensors), shape(), max_rank=8), shape(), 123)
     assert (verdict.rank, verdict.alpha, verdict.size_bytes) == (8, 8.0, 123)
     assert verdict.target_modules == ("q_proj", "v_proj")
@@ -79,7 +82,7 @@ def test_the_verdict_names_the_largest_rank_and_the_widest_dtype() -> None:
 def test_the_tensors_are_served_and_a_configuration_that_says_otherwise_is_a_warning(
     change: dict[str, Any], warnings: list[str]
 ) -> None:
-    spec = parse_adapter_config(json.dumps({**ADAPTER_CONFIG, **change}).encode())
+    spec = parsed(**change)
     modules = check_adapter(spec, header(lora()), shape(), max_rank=8)
     assert modules == verify(lora())
     found = verdict_of(spec, modules, shape(), 1).warnings
@@ -184,31 +187,57 @@ def test_another_dtype_is_refused(dtype: str) -> None:
     assert error.reason == Reason.DTYPE_NOT_SUPPORTED
 
 
+LLAMA, QWEN = ["Llama-3.1-8B-Instruct"], ["qwen", "hf:Qwen/Qwen2.5-7B"]
+
+
 @pytest.mark.parametrize(
-    ("trained_on", "accepted", "fits"),
+    ("trained_on", "accepted", "warning"),
     [
-        ("meta/tiny", ["tiny"], True),
-        ("/home/a/tiny/", ["tiny"], True),
-        ("tiny", ["org/tiny"], True),
-        ("meta/tiny", ["other", "file:models/tiny"], True),
-        ("meta/tiny", ["file:tiny"], True),
-        ("meta/tiny", ["small"], False),
-        ("meta/tiny-chat", ["tiny"], False),
-        ("tiny", ["Tiny"], False),
-        ("anything", [], True),
-        (None, ["tiny"], True),
-        ("", ["tiny"], True),
+        ("meta/tiny", ["tiny"], ""),
+        ("/home/a/tiny/", ["tiny"], ""),
+        ("tiny", ["org/tiny"], ""),
+        ("meta/tiny", ["other", "file:models/tiny"], ""),
+        ("meta/tiny", ["file:tiny"], ""),
+        ("anything", [], ""),
+        (None, ["tiny"], ""),
+        ("", ["tiny"], ""),
+        ("tiny", ["Tiny"], "taken for Tiny"),
+        ("unsloth/Meta-Llama-3.1-8B-Instruct-unsloth-bnb-4bit", LLAMA, "taken for Llama"),
+        ("hugging-quants/Meta-Llama-3.1-8B-Instruct-AWQ-INT4", LLAMA, "taken for Llama"),
+        ("neuralmagic/Meta-Llama-3.1-8B-Instruct-quantized.w4a16", LLAMA, "taken for Llama"),
+        ("mlx-community/Llama-3.1-8B-Instruct-4bit", LLAMA, "taken for Llama"),
+        ("Qwen/Qwen2.5-7B-GPTQ-Int4", QWEN, "taken for Qwen2.5-7B / qwen"),
+        ("/root/.cache/modelscope/hub/models/Qwen/Qwen2___5-7B", QWEN, "taken for Qwen"),
+        ("/root/.cache/huggingface/hub/models--Qwen--Qwen2.5-7B/snapshots/d149729398750b98/", QWEN, "taken for Qwen"),
+        ("/content/drive/MyDrive/checkpoints", QWEN, "a folder that says no model"),
+        ("./base", QWEN, "a folder that says no model"),
+        (r"C:\Users\me\model", QWEN, "a folder that says no model"),
     ],
 )
-def test_the_base_is_recognised_by_the_last_part_of_its_name(
-    trained_on: str | None, accepted: list[str], fits: bool
+def test_the_base_is_known_by_the_last_part_of_its_name_whatever_its_weights_were_made_into(
+    trained_on: str | None, accepted: list[str], warning: str
 ) -> None:
-    spec = parse_adapter_config(json.dumps({**ADAPTER_CONFIG, "base_model_name_or_path": trained_on}).encode())
-    if fits:
-        return check_base_name(spec, accepted)
+    found = check_base_name(parsed(base_model_name_or_path=trained_on), accepted)
+    assert len(found) == bool(warning)
+    assert warning in "".join(found)
+
+
+@pytest.mark.parametrize(
+    ("trained_on", "accepted"),
+    [
+        ("meta/tiny", ["small"]),
+        ("meta/tiny-chat", ["tiny"]),
+        ("Qwen/Qwen2.5-7B-Instruct", QWEN),
+        ("unsloth/Meta-Llama-3-8B-Instruct-bnb-4bit", LLAMA),
+        ("/data/models/Qwen2-7B", QWEN),
+        ("/data/out/sft_merged", QWEN),
+        ("/root/.cache/huggingface/hub/models--Qwen--Qwen2.5-7B-Instruct/snapshots/d149729398750b98", QWEN),
+        ("outputs/checkpoint-500", QWEN),
+    ],
+)
+def test_another_model_of_the_same_shape_is_refused_by_its_name(trained_on: str, accepted: list[str]) -> None:
     with refused(Reason.BASE_MISMATCH):
-        check_base_name(spec, accepted)
-    return None
+        check_base_name(parsed(base_model_name_or_path=trained_on), accepted)
 
 
 def test_last_part_knows_paths_and_uris() -> None:

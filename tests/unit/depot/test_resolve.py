@@ -272,11 +272,12 @@ def test_an_adapter_needs_a_base_that_is_here(bench: Bench) -> None:
 
 
 def test_the_base_goes_by_its_name_its_aliases_and_the_uris_it_came_from(bench: Bench) -> None:
-    edit_config(base_model_name_or_path="org/tiny")(bench.root / "adapters" / "upper")
+    edit_config(base_model_name_or_path="org/Tiny-bnb-4bit")(bench.root / "adapters" / "upper")
     base = bench.base()
     with pytest.raises(Refused):
         bench.resolve("file:adapters/upper", base={"digest": base, "name": "small"})
     bench.resolve("file:adapters/upper", base={"digest": base, "name": "small", "aliases": ["file:m/tiny"]})
+    assert bench.verdicts[0]["warnings"] == ["trained on 'org/Tiny-bnb-4bit', taken for small / tiny"]
     bench.resolve("file:adapters/upper", base={"digest": base})
     bench.at_rest()
     bench.base()
