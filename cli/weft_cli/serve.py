@@ -22,7 +22,7 @@ from weft_cli.client import Object
 from weft_cli.errors import BadInput
 from weft_cli.output import dump, note, say
 from weft_operator.local.components import Options
-from weft_runner.gpu_driver import finds_gpu
+from weft_runner.gpu_driver import finds_gpu, gpu_bytes
 from weft_runner.model.memory_estimate import MemoryLimit, available_memory, estimate_memory, page_bytes
 
 NAMESPACE = "default"
@@ -200,11 +200,15 @@ def _objection(adapter: Adapter, taken: set[str]) -> str:
 
 
 def manifests(
-    served: Served, memory: Callable[[], MemoryLimit] = available_memory, *, gpu: bool = False
+    served: Served,
+    memory: Callable[[], MemoryLimit] = available_memory,
+    gpu_memory: Callable[[], list[int]] = gpu_bytes,
+    *,
+    gpu: bool = False,
 ) -> list[Object]:
     """The pool, then its adapters; what their folders here say of sizes is in them. Raises BadInput.
 
-    `gpu`: one computes, of whose memory the runner takes what KV pages may have.
+    `gpu`: one computes, of whose memory the runner takes what KV pages may have; `gpu_memory` is of each.
     """
     adapters = served.adapters
     names = [served.name, *(adapter.name for adapter in adapters)]
@@ -216,12 +220,14 @@ def manifests(
     parser = {"toolCallParser": served.tool_call_parser} if served.tool_call_parser else {}
     model = {"name": served.name, **_artifact(served.model), **parser}
     wanted: dict[str, Any] = {"model": model, "lora": {"maxRank": rank}}
-    if gpu and served.offload is None:
-        wanted["kvCache"] = {"pages": served.pages} if served.pages else {"memoryFraction": GPU_SHARE}
-    elif spec is not None:
-        wanted.update(_memory(spec, served, memory()))
-    elif served.pages:
+    if served.pages:
         wanted["kvCache"] = {"pages": served.pages}
+    if served.offload is not None:
+        wanted["offload"] = _offload(str(served.offload), memory().n_bytes, gpu_memory() if gpu else None)
+    elif gpu:
+        wanted.setdefault("kvCache", {"memoryFraction": GPU_SHARE})
+    elif spec is not None:
+        wanted["kvCache"] = {"pages": _pages(spec, served, memory())}
     objects = [_object("ServingPool", pool, wanted)]
     for label, adapter in zip(labels[1:], adapters, strict=True):
         objects.append(_object("LoRAAdapter", label, _adapter_spec(adapter, pool, served.name)))
@@ -266,19 +272,33 @@ def _download(source: Source) -> Source:
     return replace(source, uri=f"file:{at.lstrip('/')}", revision=None, folder=Path(at))
 
 
-def _memory(spec: ModelSpec, served: Served, memory: MemoryLimit) -> dict[str, Any]:
-    """The spec's `kvCache` or `offload`: half of what weights leave of the memory, and no more than is of use.
+def _offload(folder: str, host_bytes: int, gpus: list[int] | None) -> dict[str, Any]:
+    """The spec's `offload`: three quarters of this machine's memory, or what a runner takes of a GPU and half of the
+    memory beside it. Raises BadInput.
+    """
+    left = host_bytes - PROCESS_BYTES
+    if gpus is None:
+        return {"mode": "Auto", "deviceBytes": _mebibytes(left * 3 // 4), "diskPath": folder}
+    if not min(gpus, default=0):
+        why = "the driver of GPUs does not say here how much memory they have"
+        raise BadInput(f"--offload: {why}", "weft up -f MANIFEST with offload.deviceBytes, or --executor cpu")
+    device = _mebibytes(int(min(gpus) * GPU_SHARE))
+    return {"mode": "Auto", "deviceBytes": device, "hostBytes": _mebibytes(left // 2), "diskPath": folder}
+
+
+def _mebibytes(n_bytes: int) -> str:
+    return f"{max(0, n_bytes) >> 20}Mi"
+
+
+def _pages(spec: ModelSpec, served: Served, memory: MemoryLimit) -> int:
+    """The KV pages: half of what weights leave of the memory, and no more than is of use.
 
     Of use are pages for as many sequences as a batch has, each as long as the model's context. Raises BadInput where
-    weights and a single context do not fit, and nothing says to offload.
+    weights and a single context do not fit.
     """
     page, context = page_bytes(spec, "bf16", PAGE_TOKENS), -(-spec.max_positions // PAGE_TOKENS)
     weights = estimate_memory(spec, "bf16", kv_pages=0, page_tokens=PAGE_TOKENS).total
     left = memory.n_bytes - weights - PROCESS_BYTES
-    if served.offload is not None:
-        budget = (memory.n_bytes - PROCESS_BYTES) * 3 // 4 >> 20
-        pages = {"kvCache": {"pages": served.pages}} if served.pages else {}
-        return {"offload": {"mode": "Auto", "deviceBytes": f"{budget}Mi", "diskPath": str(served.offload)}, **pages}
     pages = served.pages or min(left // 2 // page, SEQUENCES * context, MOST_PAGES)
     if pages < 1 or pages * page > left:
         raise BadInput(
@@ -286,7 +306,7 @@ def _memory(spec: ModelSpec, served: Served, memory: MemoryLimit) -> dict[str, A
             f"{page / 2**20:.2f} MiB, and {memory.limit} has {memory.n_bytes / 2**30:.1f} GiB",
             "fewer --pages, or --offload FOLDER on a fast disk, from which weights are read in each step",
         )
-    return {"kvCache": {"pages": pages}}
+    return pages
 
 
 def _model_spec(source: Source) -> ModelSpec | None:

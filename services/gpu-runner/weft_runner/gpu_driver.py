@@ -1,4 +1,4 @@
-"""How many GPUs the driver of this machine shows a process, asked without torch (280 MB, a second and more)."""
+"""Which GPUs the driver of this machine shows a process, asked without torch (280 MB, a second and more)."""
 
 import ctypes
 from importlib.util import find_spec
@@ -9,16 +9,22 @@ def has_torch() -> bool:
     return find_spec("torch") is not None
 
 
-def count_gpus() -> int:
-    """Ask the driver; 0: there is none, or it shows none ($CUDA_VISIBLE_DEVICES)."""
+def gpu_bytes() -> list[int]:
+    """Ask the driver for the memory of each GPU; none: there is no driver, or it shows none ($CUDA_VISIBLE_DEVICES)."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
-        count = ctypes.c_int(0)
-        return count.value if driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 else 0
+        count, device, n_bytes, found = ctypes.c_int(0), ctypes.c_int(0), ctypes.c_size_t(0), list[int]()
+        if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
+            return []
+        for at in range(count.value):
+            known = not driver.cuDeviceGet(ctypes.byref(device), at)
+            known = known and not driver.cuDeviceTotalMem_v2(ctypes.byref(n_bytes), device)
+            found.append(n_bytes.value if known else 0)
     except (OSError, AttributeError):
-        return 0
+        return []
+    return found
 
 
 def finds_gpu() -> bool:
     """Say whether a runner that chooses its executor asks torch for a GPU."""
-    return has_torch() and count_gpus() > 0
+    return has_torch() and bool(gpu_bytes())

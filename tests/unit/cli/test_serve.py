@@ -24,9 +24,10 @@ def request(model: object = MODEL, *adapters: str, folders: tuple[Path, ...] = (
     return Request(str(model), folders, adapters, **more)
 
 
-def objects_of(asked: Request, memory: MemoryLimit = ROOMY, *, gpu: bool = False) -> list[Any]:
-    """Admitted as a stack does: what is printed can be applied."""
-    objects, store = manifests(parse(asked), lambda: memory, gpu=gpu), ObjectStore(lambda: 0.0)
+def objects_of(asked: Request, memory: MemoryLimit = ROOMY, gpus: list[int] | None = None) -> list[Any]:
+    """Admitted as a stack does: what is printed can be applied. `gpus`: the memory of each that computes."""
+    objects = manifests(parse(asked), lambda: memory, lambda: gpus or [], gpu=gpus is not None)
+    store = ObjectStore(lambda: 0.0)
     for obj in objects:
         store.apply(Admission(store)(obj, store.find))
     return objects
@@ -119,11 +120,20 @@ def test_pages_are_those_of_a_full_batch_else_half_of_what_the_weights_leave() -
 
 def test_a_runner_on_a_gpu_finds_its_pages_and_the_memory_of_the_machine_is_not_asked() -> None:
     small = MemoryLimit(1, "this machine")
-    assert objects_of(request(), small, gpu=True)[0]["spec"]["kvCache"] == {"memoryFraction": 0.9}
-    assert objects_of(request("org/model"), small, gpu=True)[0]["spec"]["kvCache"] == {"memoryFraction": 0.9}
-    assert objects_of(request(pages=7), small, gpu=True)[0]["spec"]["kvCache"] == {"pages": 7}
-    offloading = objects_of(request(offload=Path("/nvme/weft")), MemoryLimit(5 << 30, "x"), gpu=True)[0]["spec"]
-    assert offloading["offload"]["mode"] == "Auto"
+    assert objects_of(request(), small, [])[0]["spec"]["kvCache"] == {"memoryFraction": 0.9}
+    assert objects_of(request("org/model"), small, [])[0]["spec"]["kvCache"] == {"memoryFraction": 0.9}
+    assert objects_of(request(pages=7), small, [])[0]["spec"]["kvCache"] == {"pages": 7}
+
+
+def test_a_runner_that_offloads_on_gpus_has_the_memory_of_the_smallest_and_some_of_the_machine_beside_it() -> None:
+    asked, machine = request("org/model", offload=Path("/nvme/weft"), pages=7), MemoryLimit(5 << 30, "this machine")
+    spec = objects_of(asked, machine, [80 << 30, 20 << 30])[0]["spec"]
+    assert spec["offload"] == {
+        "mode": "Auto", "deviceBytes": "18432Mi", "hostBytes": "2048Mi", "diskPath": "/nvme/weft",
+    }  # fmt: skip
+    assert spec["kvCache"] == {"pages": 7}
+    with pytest.raises(BadInput, match="does not say here how much memory"):
+        objects_of(asked, machine, [])
 
 
 def test_a_model_larger_than_memory_offloads_to_the_folder_that_is_named() -> None:
