@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.gateway.conftest import World, serving
+from tests.integration.gateway.conftest import World, serving, soon
 from weft.wire.v1 import scheduler_pb2, supervisor_pb2
 from weft_gateway.openai import load_adapters
 from weft_operator.local import admission, api, objects, persistence
@@ -34,31 +34,37 @@ KEPT: Any = {
 
 
 class Loading:
-    """A gateway that may change the objects of a store. `settles`: a condition that each new adapter gets at once."""
+    """A gateway that may change the objects of a store.
+
+    `settles`: a condition that each new adapter gets at once, beside `digest`.
+    """
 
     def __init__(self, world: World, store: objects.ObjectStore) -> None:
         self.world, self.store = world, store
         self.settles: dict[str, str] = {}
-        self.made: list[Any] = []
+        self.digest = ""
+        self.made: asyncio.Queue[Any] = asyncio.Queue()
         store.listen(self._on_event)
 
     async def post(self, path: str, body: Any, key: str = "") -> tuple[int, Any]:
         async with self.world.http() as http:
             answer = await http.post(path, json=body, headers={"authorization": f"Bearer {key}"} if key else {})
-        return answer.status_code, answer.json()["error"]
+        return answer.status_code, answer.json()["error"] if answer.is_error else answer.text
 
     def names(self) -> list[str]:
         return [obj["metadata"]["name"] for obj in self.store.objects("LoRAAdapter")]
 
     def _on_event(self, event: objects.Event) -> None:
         if event.type == "ADDED":
-            self.made.append(event.object)
+            self.made.put_nowait(event.object)
         if event.type == "ADDED" and self.settles:
             asyncio.get_running_loop().call_soon(self._settle, event.object)
 
     def _settle(self, obj: Any) -> None:
         meta = obj["metadata"]
         status = {"observedGeneration": meta["generation"], "conditions": [self.settles]}
+        if self.digest:
+            status |= {"digest": self.digest}
         self.store.set_status(objects.ref_of(obj), meta["uid"], meta["resourceVersion"], status)
 
 
@@ -165,9 +171,47 @@ async def test_an_adapter_is_its_namespaces_where_the_pool_allows_it(
 ) -> None:
     loading.settles = {"type": "Fetched", "status": "False", "reason": "MissingFile", "message": "m"}
     await loading.post(LOAD, {"lora_name": name, "lora_path": path})
-    (made,) = loading.made
+    made = loading.made.get_nowait()
     assert f"{made['metadata']['namespace']}/{made['metadata']['name']}".startswith(place)
     assert (made["spec"]["modelName"], made["spec"]["baseModel"], made["spec"]["source"]) == (name, "tiny", source)
+
+
+async def test_an_adapter_is_loaded_with_its_route_and_known_as_loaded_for_as_long_as_that_is_there(
+    loading: Loading,
+) -> None:
+    world, digest = loading.world, "sha256:" + "c" * 64
+    loading.settles, loading.digest = {"type": "Ready", "status": "True", "reason": "Published", "message": "m"}, digest
+
+    async def load(name: str, *others: scheduler_pb2.Route) -> scheduler_pb2.Route:
+        asked = asyncio.create_task(loading.post(LOAD, {"lora_name": name, "lora_path": f"s3://bucket/{name}"}))
+        uid = (await soon(loading.made.get()))["metadata"]["uid"]
+        routes = world.routes(world.scheduler.routes.version + 1)
+        route = routes.routes.add(model_name=name, namespace="team", pool="team/base", adapter_digest=digest, uid=uid)
+        routes.routes.extend(others)
+        world.scheduler.send_routes(routes)
+        assert (await soon(asked))[0] == 200
+        return route
+
+    await load("two", await load("one"))
+    async with world.http() as http:
+        found = [(await http.get(f"/v1/models/{name}")).json()["root"] for name in ("one", "two", "acme/upper")]
+    assert found == ["s3://bucket/one", "s3://bucket/two", "sha256:" + "a" * 64]
+    await load("three")
+    assert list(world.gateway.loaded) == ["three"], "the routes of the others are gone"
+
+
+async def test_an_adapter_that_is_deleted_meanwhile_is_not_loaded(
+    loading: Loading, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, store, read = asyncio.get_running_loop(), loading.store, loading.store.get
+
+    def read_and_delete(ref: Any) -> Any:
+        loop.call_soon(store.delete, ref)
+        return read(ref)
+
+    monkeypatch.setattr(store, "get", read_and_delete)
+    status, error = await loading.post(LOAD, {"lora_name": "new", "lora_path": "s3://bucket/x"})
+    assert (status, error["message"]) == (400, "The adapter is refused: it was deleted meanwhile")
 
 
 async def test_an_unknown_adapter_is_not_unloaded(loading: Loading) -> None:

@@ -7,10 +7,11 @@ own folders alone, and sent to the depot. Elsewhere objects are the way, and the
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import re
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Sequence
 from http import HTTPStatus
 from pathlib import Path
 
@@ -29,12 +30,11 @@ from weft_gateway.errors import BadRequest, NotConfigured, NotFound, ParameterEr
 from weft_gateway.openai.adapters import store_adapter
 from weft_gateway.openai.http_requests import json_body, principal_of, wait_for_routes
 from weft_gateway.openai.schema import Strict, checked, object_of
-from weft_gateway.shell.app_state import AppState
+from weft_gateway.shell.app_state import AppState, LoadedAdapter
 from weft_gateway.shell.auth import Action
 from weft_gateway.shell.objects_client import Object, ObjectRefused, ObjectsClient
 
 LOAD_SECONDS = 120.0  # until requests are served by it
-POLL_SECONDS = 0.03
 READ_BYTES = 1 << 20
 LABEL_CHARS = 63
 
@@ -75,9 +75,8 @@ async def unload_lora_adapter(state: AppState, request: Request) -> Response:
             if obj is None:
                 raise NotFound(f"The lora adapter '{name}' cannot be found.", param="lora_name")
             await objects.delete_adapter(obj)
-            state.loaded.pop(obj["metadata"]["uid"], None)
             async with _in_time(f"The lora adapter '{name}' is deleted, and this gateway still serves it."):
-                await _until(lambda: _uid_of(state, name) != obj["metadata"]["uid"])
+                await state.routes_until(lambda: _uid_of(state, name) != obj["metadata"]["uid"])
     return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
 
 
@@ -115,9 +114,12 @@ async def _load(state: AppState, objects: ObjectsClient, asked: LoadRequest) -> 
             served = await _until_served(state, objects, made)
     except BaseException:
         if before is None:  # what is not loaded does not stay
-            await objects.delete_adapter(made)
+            with contextlib.suppress(ObjectRefused):  # it is gone already
+                await objects.delete_adapter(made)
         raise
-    state.loaded[made["metadata"]["uid"]] = served["status"]["digest"], asked.lora_path
+    for other in [other for other, loaded in state.loaded.items() if _uid_of(state, other) != loaded.uid]:
+        del state.loaded[other]
+    state.loaded[name] = LoadedAdapter(made["metadata"]["uid"], served["status"]["digest"], asked.lora_path)
 
 
 def _called(adapters: Sequence[Object], name: str) -> Object | None:
@@ -228,16 +230,13 @@ async def _form(files: dict[str, Path], boundary: str) -> AsyncIterator[bytes]:
 
 async def _until_served(state: AppState, objects: ObjectsClient, made: Object) -> Object:
     """The object once requests are served by it. Raises BadRequest where it is refused."""
-    while True:
-        obj = await objects.adapter(made)
-        if is_refused(obj):
-            raise BadRequest(f"The adapter is refused: {state_of(obj)}", code="adapter_refused")
-        if is_ready(obj):
-            break
-        await asyncio.sleep(POLL_SECONDS)
-    pinned = f"{_model_name(obj)}@{obj['status']['digest']}"
-    await _until(lambda: _is_routed(state, pinned))
-    return obj
+    async with contextlib.aclosing(objects.changes(made)) as changes:
+        while not is_refused(obj := await anext(changes)):  # what was there before may go on being served
+            if is_ready(obj):
+                pinned = f"{_model_name(obj)}@{obj['status']['digest']}"
+                await state.routes_until(functools.partial(_is_routed, state, pinned))
+                return obj
+    raise BadRequest(f"The adapter is refused: {state_of(obj)}", code="adapter_refused")
 
 
 def _is_routed(state: AppState, pinned: str) -> bool:
@@ -250,11 +249,6 @@ def _is_routed(state: AppState, pinned: str) -> bool:
 def _uid_of(state: AppState, name: str) -> str | None:
     route = state.machine.routes.routes.get(name)
     return route.uid if route else None
-
-
-async def _until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110 (routes have no event)
-        await asyncio.sleep(POLL_SECONDS)
 
 
 @contextlib.asynccontextmanager

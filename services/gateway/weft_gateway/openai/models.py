@@ -10,7 +10,7 @@ from starlette.responses import Response
 from weft.domain.routes import PoolRoute, Route
 from weft_gateway.core.routes import versions_of
 from weft_gateway.openai.http_requests import in_turns, json_response, principal_of, wait_for_routes
-from weft_gateway.shell.app_state import AppState
+from weft_gateway.shell.app_state import AppState, LoadedAdapter
 from weft_gateway.shell.auth import Action
 
 
@@ -32,9 +32,9 @@ async def one_model(state: AppState, request: Request) -> Response:
     return json_response(_model(state.loaded, *state.model(name, principal_of(state, request, Action.LIST))))
 
 
-def _model(paths: Mapping[str, tuple[str, str]], route: Route, pool: PoolRoute) -> dict[str, Any]:
-    loaded, path = paths.get(route.uid, ("", ""))
-    content = path if loaded == route.adapter else route.adapter
+def _model(by_request: Mapping[str, LoadedAdapter], route: Route, pool: PoolRoute) -> dict[str, Any]:
+    loaded = by_request.get(route.model_name)
+    content = loaded.path if loaded and (loaded.uid, loaded.digest) == (route.uid, route.adapter) else route.adapter
     return {
         "id": route.model_name,
         "object": "model",

@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 import time
 import weakref
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
 
 import httpx2
 from prometheus_client import REGISTRY, CollectorRegistry
@@ -23,6 +24,15 @@ from weft_gateway.shell.objects_client import ObjectsClient
 from weft_gateway.shell.oidc import OidcConfig, TokenVerifier
 from weft_gateway.shell.request_manager import RequestManager
 from weft_gateway.shell.tokenizer_cache import TokenizerCache
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedAdapter:
+    """What a request loaded under a model's name: the LoRAAdapter, its content then, and the path."""
+
+    uid: str
+    digest: str
+    path: str
 
 
 class AppState:
@@ -44,7 +54,8 @@ class AppState:
         self.batch = BatchClient(settings.batch, tls)
         self.grammars = GrammarChecker()
         self.objects = ObjectsClient(settings.objects) if settings.objects else None
-        self.loaded: dict[str, tuple[str, str]] = {}  # by uid: the content that a request loaded, and from where
+        self.loaded: dict[str, LoadedAdapter] = {}  # by model name; loading another drops those that are gone
+        self._routes_changed = asyncio.Event()
         self._loading = weakref.WeakValueDictionary[str, asyncio.Lock]()
         verify = tls.client_context("depot") if tls else True
         transport = httpx2.AsyncHTTPTransport(verify=verify, socket_options=quickly_found_sockets())
@@ -91,7 +102,14 @@ class AppState:
         """The lock of an adapter's name: of two requests that load or unload it the second one sees the first's end."""
         return self._loading.setdefault(name, asyncio.Lock())
 
+    async def routes_until(self, condition: Callable[[], bool]) -> None:
+        """Wait until the route table is so."""
+        while not condition():
+            await self._routes_changed.wait()
+
     def _on_routes(self, pools_changed: bool) -> None:
+        self._routes_changed.set()
+        self._routes_changed = asyncio.Event()
         if pools_changed:
             self.tokenizers.sync({pool.base_digest for pool in self.machine.routes.pools.values() if pool.base_digest})
 
