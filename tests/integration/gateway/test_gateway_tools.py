@@ -279,6 +279,60 @@ async def test_a_form_holds_behind_the_reasoning_whose_marks_are_special_tokens(
         ]
 
 
+THINKS = "{% for m in messages %}{{ m.content }}{% endfor %}<think>"
+ASKS_FOR_TEXT: dict[str, Any] = {
+    "chat/completions": {"messages": HELLO},
+    "responses": {"input": "hello"},
+    "completions": {"prompt": "hello"},
+}
+
+
+def texts_of(path: str, answer: httpx2.Response) -> list[str]:
+    """The reasoning, if there is some, and the text of an answer or of a stream's deltas."""
+    lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")]
+    events = [orjson.loads(line) for line in lines or [answer.content]]
+    if path == "responses":
+        return [item["content"][0]["text"] for item in events[-1].get("response", events[-1])["output"]]
+    found = [choice.get("message") or choice.get("delta") or choice for (choice,) in (one["choices"] for one in events)]
+    names = ("reasoning_content", "content", "text")
+    return [text for name in names if (text := "".join(one.get(name) or "" for one in found))]
+
+
+@pytest.mark.parametrize("path", ASKS_FOR_TEXT)
+async def test_special_tokens_are_spelled_and_reasoning_is_left_out_where_the_request_says_so(
+    parts: World, tmp_path: Path, path: str
+) -> None:
+    parts.tokenizer = tokenizers.Tokenizer.from_str(parts.tokenizer.to_str())
+    parts.tokenizer.add_special_tokens(["<think>", "</think>"])
+    files = {"tokenizer.json": parts.tokenizer.to_str().encode(), "chat_template.jinja": THINKS.encode()}
+    parts.base_digest = parts.depot.add_model(files)
+    parts.scheduler.routes = parts.routes()
+    spelled, quiet = {"skip_special_tokens": False}, {"include_reasoning": False}
+    async with serving(parts, parts.settings(tmp_path)) as world, world.http() as http:
+        tokens = world.tokens("why</think>dear<|user|></think>.<s>reader")
+        world.runner.answer = lambda _: tokens
+
+        async def asked(**more: Any) -> list[str]:
+            body = {"model": "tiny"} | ASKS_FOR_TEXT[path] | more
+            whole, streamed = [await http.post(f"/v1/{path}", json=body | {"stream": live}) for live in (False, True)]
+            if more == quiet:
+                usage = whole.json()["usage"]
+                assert usage.get("completion_tokens", usage.get("output_tokens")) == len(tokens)
+            assert texts_of(path, streamed) == texts_of(path, whole)
+            return texts_of(path, whole)
+
+        if path == "completions":
+            assert await asked() == ["whydear.reader"]
+            assert await asked(**spelled) == ["why</think>dear<|user|></think>.<s>reader"]
+            prompt = world.tokens("<|user|>hello")
+            assert await asked(prompt=prompt, echo=True, **spelled, stop="</think>") == ["<|user|>hellowhy"]
+        else:
+            assert await asked() == ["why", "dear.reader"]
+            assert await asked(**spelled) == ["why", "dear<|user|></think>.<s>reader"]
+            assert await asked(**spelled, stop="<s>") == ["why", "dear<|user|></think>."]
+            assert await asked(**quiet) == ["dear.reader"]
+
+
 async def test_log_probabilities_and_token_ids_stand_beside_the_parts_of_an_answer(world: World) -> None:
     tokens = world.tokens(CALL)
     world.runner.answer = lambda _: tokens

@@ -128,8 +128,7 @@ def tool(**more: Any) -> dict[str, Any]:
         *(
             ({name: False}, name)
             for name in (
-                "skip_special_tokens", "detokenize", "do_sample", "include_reasoning", "separate_reasoning",
-                "cache_prompt", "nobody_knows",
+                "detokenize", "do_sample", "separate_reasoning", "stream_reasoning", "cache_prompt", "nobody_knows",
             )
         ),
         *(({"nobody_knows": value}, "nobody_knows") for value in ("", [], {}, 0)),

@@ -237,6 +237,8 @@ def test_the_answers_text_is_the_tokenizers() -> None:
     assert TEXT.decode(TOKENIZER.encode(typed, add_special_tokens=False).ids) == typed
     assert TEXT.bytes_of(TOKENIZER.token_to_id("</s>")) == b""
     assert TEXT.bytes_of(10**6) == b""
+    some = [*TOKENIZER.encode(f"<s>{typed}</s>").ids, 10**6]
+    assert TEXT.spelled(some) == TOKENIZER.decode(some, skip_special_tokens=False)
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ class PreparedRequest:
     """A client's request that is valid, tokenised and allowed: `n` answers to one prompt.
 
     For the rest of the system each answer is a request of its own, with an id of its own: ID for one, ID/0, ID/1, ...
-    for several. `bytes_of`: the bytes of a token, b"" for a special one. `include_stop`: a stop string or
+    for several. `bytes_of`: the bytes of a token, b"" for one that clients do not get. `include_stop`: a stop string or
     a stop token that ends an answer belongs to its text (vLLM).
     """
 

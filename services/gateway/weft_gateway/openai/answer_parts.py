@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from weft_gateway.openai.marks import MarkTokens, left_out, spelled
+from weft_gateway.openai.marks import NO_TOKENS, MarkTokens, left_out, spelled
 from weft_gateway.openai.reasoning import ReasoningParser, grammar_of_lead
 from weft_gateway.openai.tool_calls import ArgumentsPart, CallBegun, Content, Part, ToolCallParser, ToolFormat, call_id
 
@@ -15,7 +15,8 @@ class AnswerForm:
     """What an answer may hold beside content.
 
     `tools`: the form of calls; None: there are none. `reasons`: it may begin with reasoning; `in_reasoning`: it does;
-    `reasoned`: the prompt has that. `marks`: those that are one token.
+    `reasoned`: the prompt has that. `shows_reasoning`: clients get it. `marks`: those that are one token.
+    `spells_marks`: readers get the letters of special tokens, which are part of the text.
     `calls_are_asked`: the request names the tool that is called, and the end of the answer is no surprise (OpenAI).
     `one_call`: the request takes one call, and the first of several is it (vLLM).
     `calls_alone`: the answer has to call, so text beside its calls is that of a call which was cut, and no content.
@@ -25,6 +26,8 @@ class AnswerForm:
     reasons: bool = False
     in_reasoning: bool = False
     reasoned: bool = False
+    shows_reasoning: bool = True
+    spells_marks: bool = False
     marks: MarkTokens = field(default_factory=dict[str, tuple[int, bool]])
     calls_are_asked: bool = False
     calls_alone: bool = False
@@ -46,7 +49,8 @@ class AnswerReader:
 
     def __init__(self, form: AnswerForm, answer_id: str) -> None:
         self._form, self._answer_id = form, answer_id
-        self._reasoning = ReasoningParser(begun=form.in_reasoning, tokens=form.marks) if form.reasons else None
+        tokens = NO_TOKENS if form.spells_marks else form.marks
+        self._reasoning = ReasoningParser(begun=form.in_reasoning, tokens=tokens) if form.reasons else None
         self._calls = ToolCallParser(form.tools) if form.tools else None
 
     @property
@@ -58,7 +62,7 @@ class AnswerReader:
         """The deltas that are certain by now."""
         split = self._reasoning.push(text) if self._reasoning else None
         reasoning, content = (split.reasoning, split.content) if split else ("", text)
-        return [*_reasoned(left_out(reasoning)), *self._deltas(self._parts(content))]
+        return [*self._reasoned(reasoning), *self._deltas(self._parts(content))]
 
     def flush(self, *, cut: bool = False) -> list[dict[str, Any]]:
         """The deltas that are left at the end of the answer. `cut`: more was to come."""
@@ -66,7 +70,11 @@ class AnswerReader:
         reasoning, content = (split.reasoning, split.content) if split else ("", "")
         parts = self._parts(content)
         parts += self._calls.flush(cut=cut) if self._calls else []
-        return [*_reasoned(left_out(reasoning)), *self._deltas(parts)]
+        return [*self._reasoned(reasoning), *self._deltas(parts)]
+
+    def _reasoned(self, reasoning: str) -> list[dict[str, Any]]:
+        text = left_out(reasoning) if self._form.shows_reasoning else ""
+        return [{"reasoning_content": text}] if text else []
 
     def _parts(self, content: str) -> list[Part]:
         if self._calls:
@@ -89,10 +97,6 @@ class AnswerReader:
                 return {"tool_calls": [{"index": number, **own, "function": {"name": name, "arguments": ""}}]}
             case ArgumentsPart(number, text):
                 return {"tool_calls": [{"index": number, "function": {"arguments": spelled(text)}}]}
-
-
-def _reasoned(text: str) -> list[dict[str, Any]]:
-    return [{"reasoning_content": text}] if text else []
 
 
 def message_of(deltas: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -126,6 +126,8 @@ def form_of(parsed: ParsedRequest[ChatRequest], prompt_end: Sequence[int]) -> An
         reasons=reasons(tokenizer.template) or end.endswith(BEGIN),
         in_reasoning=in_reasoning,
         reasoned=not in_reasoning and (end.endswith(END) or params.continue_final_message),
+        shows_reasoning=params.include_reasoning,
+        spells_marks=not params.skip_special_tokens,
         marks=mark_tokens(tokenizer.added),
         calls_are_asked=isinstance(params.tool_choice, dict),
         calls_alone=bool(params.required_tools),

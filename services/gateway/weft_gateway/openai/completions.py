@@ -26,7 +26,8 @@ def prompts_of(parsed: ParsedRequest[P]) -> list[Prompt]:
             return Prompt(prompt, partial(_encode, params, prompt), prompt if params.echo else "")
         _check(prompt, params.prompt_at(index), tokenizer)
         text = tokenizer.decode(prompt[-MAX_PROMPT_CHARS:])
-        return Prompt(text, partial(_encode, params, prompt), tokenizer.decode(prompt) if params.echo else "")
+        echoed = tokenizer.decode if params.skip_special_tokens else tokenizer.spelled
+        return Prompt(text, partial(_encode, params, prompt), echoed(prompt) if params.echo else "")
 
     return [prompt_of(index, prompt) for index, prompt in enumerate(params.prompt)]
 

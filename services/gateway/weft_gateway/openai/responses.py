@@ -58,6 +58,7 @@ INSIDE: dict[str, dict[str, tuple[str, ...]]] = {  # the values that change noth
 PASSED_ON = (
     "model", "stream", "temperature", "top_p", "parallel_tool_calls", "user", "safety_identifier", "top_logprobs",
     "top_k", "min_p", "seed", "stop", "frequency_penalty", "presence_penalty", "repetition_penalty",
+    "skip_special_tokens", "include_reasoning",
 )  # fmt: skip
 LOGPROBS = "message.output_text.logprobs"
 INCLUDED = (LOGPROBS, "reasoning.encrypted_content")  # the second: there is none to include
@@ -80,13 +81,15 @@ class ResponsesRequest(Strict):
     reasoning: dict[str, Any] = Field(default_factory=dict[str, Any], description="effort: for the chat template")
     include: list[str] = Field(default_factory=list[str], description=f"{LOGPROBS}: of the answer's tokens")
     top_logprobs: Any = Field(None, description="likeliest tokens reported beside each")
-    top_k: Any = Field(None, description="as in chats, like the six below")
+    top_k: Any = Field(None, description="as in chats, like the eight below")
     min_p: Any = None
     seed: Any = None
     stop: Any = None
     frequency_penalty: Any = None
     presence_penalty: Any = None
     repetition_penalty: Any = None
+    skip_special_tokens: Any = None
+    include_reasoning: Any = None
     truncation: str = Field("disabled", description="disabled: a conversation beyond the context is refused")
     previous_response_id: str | None = Field(None, max_length=MAX_RESPONSE_ID, description="what this one continues")
     store: bool | None = Field(None, description="false: it cannot be continued; kept where there is a batch service")

@@ -174,6 +174,9 @@ class Common(Strict):
     )
     truncation_side: Literal["left", "right"] = Field("left", description="where a prompt is cut; left: its last stay")
     thinking_token_budget: Whole = Field(-1, ge=-1, le=MAX_INT32, description="of models that do not reason; -1: none")
+    skip_special_tokens: bool = Field(
+        True, description="false: special tokens are part of the text, as they are spelled"
+    )
     return_token_ids: bool = Field(False, description="prompt_token_ids and token_ids beside the text")
     return_tokens_as_token_ids: bool = Field(False, description="log probabilities name a token `token_id:N`")
     priority: Whole = Field(0, ge=0, le=MAX_INT32, description="above 0: may wait for interactive requests, as batches")
@@ -377,6 +380,7 @@ class ChatRequest(ChatPrompt, Common):
     logprobs: bool = Field(False, description="report the log probability of each token")
     top_logprobs: Whole = Field(0, ge=0, le=MAX_ALTERNATIVES, description="likeliest tokens reported beside each")
     parallel_tool_calls: bool = Field(True, description="an answer may have several calls")
+    include_reasoning: bool = Field(True, description="false: reasoning is counted, and no part of the answer")
 
     @property
     def limit(self) -> int | None:

@@ -22,12 +22,12 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "verbosity": ("medium",),
     "chat_template_content_format": ("auto", "string"),
     "function_call": ("none", "auto"),  # without functions
-    "spaces_between_special_tokens": (True, False),  # there are none in a text
+    "spaces_between_special_tokens": (True, False),  # no decoder puts any there
     "stream_options": ({"include_obfuscation": False},),  # of responses
     **dict.fromkeys("id_slot slot_id".split(), (-1,)),
     **dict.fromkeys("typical_p tfs_z repeat_penalty".split(), (1.0,)),
     **dict.fromkeys(
-        "skip_special_tokens detokenize do_sample include_reasoning separate_reasoning stream_reasoning cache_prompt "
+        "detokenize do_sample include_reasoning separate_reasoning stream_reasoning cache_prompt "
         "parse_tool_calls add_special_tokens".split(),
         (True,),
     ),
@@ -54,7 +54,9 @@ _PARAMETERS = {
     "answers are always generated token by token: leave it out": "prediction",
     "there is one: leave it out": "service_tier",
     "text is generated after a prompt, never between two: put what follows into the prompt": "suffix",
-    "it belongs to POST /v1/chat/completions": "messages enable_thinking chat_template_kwargs reasoning_effort",
+    "it belongs to POST /v1/chat/completions": (
+        "messages enable_thinking chat_template_kwargs reasoning_effort include_reasoning"
+    ),
     "it belongs to POST /v1/completions": "prompt",
     "it belongs to POST /v1/completions; a chat has n": "best_of",
     "it is called max_tokens": "max_completion_tokens max_new_tokens n_predict",
@@ -65,9 +67,8 @@ _PARAMETERS = {
     ),
     "answers are sampled: leave it out": "use_beam_search length_penalty early_stopping",
     "temperature 0 is greedy": "do_sample",
-    "special tokens are never part of the text; return_token_ids has them": "skip_special_tokens",
     "answers are texts; return_token_ids has the tokens, too": "detokenize",
-    "reasoning is reasoning_content, beside the content": "include_reasoning separate_reasoning stream_reasoning",
+    "reasoning is reasoning_content, beside the content": "separate_reasoning stream_reasoning",
     "prompts are reused inside one cache_salt: send one of your own": "cache_prompt",
     "it is called structured_outputs": "regex ebnf json_schema grammar guided_decoding_backend",
     "it is called repetition_penalty": "repeat_penalty",

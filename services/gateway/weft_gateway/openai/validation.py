@@ -15,7 +15,7 @@ import orjson
 from weft.artifacts.errors import ArtifactError, Refused, UnknownDigest
 from weft.domain.request import Priority, Sampling, SamplingDefaults
 from weft.domain.routes import PoolRoute, Route
-from weft_gateway.core.events import ModelResolved, PreparedRequest
+from weft_gateway.core.events import BytesOf, ModelResolved, PreparedRequest
 from weft_gateway.core.routes import Principal, route_of_draw
 from weft_gateway.errors import (
     ApiError,
@@ -265,7 +265,7 @@ async def _prepare(
             prompt_text=prompt.text[-MAX_PROMPT_CHARS:],  # the end holds the question
             max_tokens=limit,
             sampling=replace(sampling, grammar=grammar),
-            bytes_of=tokenizer.bytes_of if form.is_plain else showing(tokenizer.bytes_of, form.marks),
+            bytes_of=_bytes_of(params, tokenizer, form),
             arrived_unix_ms=call.arrived_unix_ms,
             stops=params.stop,
             n=params.drawn,
@@ -278,6 +278,13 @@ async def _prepare(
         prepared.append(request)
     _check_logprobs(prepared)
     return prepared, forms
+
+
+def _bytes_of(params: Common, tokenizer: ModelTokenizer, form: AnswerForm) -> BytesOf:
+    """What clients, and the readers of an answer's parts, get of a token."""
+    if not params.skip_special_tokens:
+        return tokenizer.spelled_bytes_of
+    return tokenizer.bytes_of if form.is_plain else showing(tokenizer.bytes_of, form.marks)
 
 
 async def _encoded(

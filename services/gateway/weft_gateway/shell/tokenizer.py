@@ -134,10 +134,7 @@ class ModelTokenizer:
 
     def spelled(self, tokens: Sequence[int]) -> str:
         """The text of tokens, special ones by their spelling."""
-        known = (self._special.get(token) for token in tokens)
-        return b"".join(
-            self.bytes_of(token) if text is None else text.encode() for token, text in zip(tokens, known, strict=True)
-        ).decode("utf-8", "replace")
+        return b"".join(map(self.spelled_bytes_of, tokens)).decode("utf-8", "replace")
 
     def encode_chat(self, chat: Chat, context_tokens: int = UNKNOWN_CONTEXT_TOKENS) -> list[int]:
         """A chat through the template; no text of the caller becomes a control token. Raises NotEncodable, TooLong."""
@@ -210,6 +207,11 @@ class ModelTokenizer:
         if text is not None:
             self._bytes[token] = found
         return found
+
+    def spelled_bytes_of(self, token: int) -> bytes:
+        """The bytes of a token, of a special one those of its spelling."""
+        special = self._special.get(token)
+        return self.bytes_of(token) if special is None else token_bytes(special, self._decoding)
 
     def name_of(self, token: int) -> str | None:
         """The name of a token that stands for no text: the spelling of a special one, the id of an unknown one."""
