@@ -146,7 +146,14 @@ def test_choices_are_texts_of_any_characters() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ['start: "a" DIGITS\nDIGITS: /[0-9]+/', 'root ::= "a" digits\ndigits ::= [0-9]+'], ids=["Lark", "GBNF"]
+    "text",
+    [
+        'start: "a" DIGITS\nDIGITS: /[0-9]+/',
+        '?start: "a" digits | "b ::= c"\ndigits: /[0-9]+/',
+        'root ::= "a" digits\ndigits ::= [0-9]+',
+        'start ::= "start" | [start\\]]* "a" # start\nroot ::= start digits | s0\ns0 ::= "0"\ndigits ::= [0-9]+',
+    ],
+    ids=["Lark", "Lark, rule inlined", "GBNF", "GBNF, rule called start"],
 )
 def test_grammars_of_two_kinds(text: str) -> None:
     made = grammar(structured_outputs={"grammar": text})

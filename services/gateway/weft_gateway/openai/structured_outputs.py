@@ -8,10 +8,11 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import count
 from typing import Any, NamedTuple
 
 from llguidance import LLMatcher
-from llguidance.gbnf_to_lark import any_to_lark
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from weft.grammars import MAX_BYTES, first_fault, one_line, parser_limits
 from weft_gateway.errors import ParameterError
@@ -32,6 +33,8 @@ _LISTED = ("allOf", "anyOf", "oneOf", "prefixItems", "items")  # schemas
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")  # schemas by name
 _OBJECT = '{"type": "object"}'
 _ASCII_CLASSES = {"d": "[0-9]", "D": "[^0-9]", "w": "[0-9A-Za-z_]", "W": "[^0-9A-Za-z_]"}
+_GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+_GBNF_PART = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#.*|[\w-]+')  # a text, a class, a remark, a name
 _FORMS = ("json", "regex", "choice", "grammar", "json_object")
 _FLAGS = ("json_object", "disable_fallback", "disable_any_whitespace", "disable_additional_properties")
 
@@ -309,9 +312,12 @@ def _ascii_classes(regex: str) -> str:
 
 
 def _lark(text: str) -> str:
-    """Of Lark or GBNF."""
+    """Of Lark or GBNF, which begins a rule by `name ::=`."""
+    if not _GBNF_RULE.search(text):
+        return text
+    other = next(name for i in count() if (name := f"start{i}") not in text)
     try:
-        return any_to_lark(text)
+        return gbnf_to_lark(_GBNF_PART.sub(lambda part: other if part[0] == "start" else part[0], text))
     except RecursionError as error:
         raise ValueError("it is too deeply nested") from error
     except Exception as error:  # of any class: a grammar without a rule of that name, without a root
