@@ -279,7 +279,7 @@ async def test_a_form_holds_behind_the_reasoning_whose_marks_are_special_tokens(
         ]
 
 
-THINKS = "{% for m in messages %}{{ m.content }}{% endfor %}<think>"
+THINKS = "{% for m in messages %}{{ m.content }}{% endfor %}[THINK]"
 ASKS_FOR_TEXT: dict[str, Any] = {
     "chat/completions": {"messages": HELLO},
     "responses": {"input": "hello"},
@@ -303,13 +303,13 @@ async def test_special_tokens_are_spelled_and_reasoning_is_left_out_where_the_re
     parts: World, tmp_path: Path, path: str
 ) -> None:
     parts.tokenizer = tokenizers.Tokenizer.from_str(parts.tokenizer.to_str())
-    parts.tokenizer.add_special_tokens(["<think>", "</think>"])
+    parts.tokenizer.add_special_tokens(["[THINK]", "[/THINK]"])
     files = {"tokenizer.json": parts.tokenizer.to_str().encode(), "chat_template.jinja": THINKS.encode()}
     parts.base_digest = parts.depot.add_model(files)
     parts.scheduler.routes = parts.routes()
     spelled, quiet = {"skip_special_tokens": False}, {"include_reasoning": False}
     async with serving(parts, parts.settings(tmp_path)) as world, world.http() as http:
-        tokens = world.tokens("why</think>dear<|user|></think>.<s>reader")
+        tokens = world.tokens("why[/THINK]dear<|user|>[/THINK].<s>reader")
         world.runner.answer = lambda _: tokens
 
         async def asked(**more: Any) -> list[str]:
@@ -323,13 +323,13 @@ async def test_special_tokens_are_spelled_and_reasoning_is_left_out_where_the_re
 
         if path == "completions":
             assert await asked() == ["whydear.reader"]
-            assert await asked(**spelled) == ["why</think>dear<|user|></think>.<s>reader"]
+            assert await asked(**spelled) == ["why[/THINK]dear<|user|>[/THINK].<s>reader"]
             prompt = world.tokens("<|user|>hello")
-            assert await asked(prompt=prompt, echo=True, **spelled, stop="</think>") == ["<|user|>hellowhy"]
+            assert await asked(prompt=prompt, echo=True, **spelled, stop="[/THINK]") == ["<|user|>hellowhy"]
         else:
             assert await asked() == ["why", "dear.reader"]
-            assert await asked(**spelled) == ["why", "dear<|user|></think>.<s>reader"]
-            assert await asked(**spelled, stop="<s>") == ["why", "dear<|user|></think>."]
+            assert await asked(**spelled) == ["why", "dear<|user|>[/THINK].<s>reader"]
+            assert await asked(**spelled, stop="<s>") == ["why", "dear<|user|>[/THINK]."]
             assert await asked(**quiet) == ["dear.reader"]
 
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from weft_gateway.core.detokenise import Detokeniser
 from weft_gateway.openai.answer_parts import AnswerForm, AnswerReader, message_of
-from weft_gateway.openai.marks import MARKS, mark_tokens, showing
-from weft_gateway.openai.reasoning import ReasoningParser
+from weft_gateway.openai.marks import MARKS, REASONING, THINK, ReasoningMarks, mark_tokens, showing
+from weft_gateway.openai.reasoning import ReasoningParser, marks_of
 from weft_gateway.openai.tool_calls import HERMES
 from weft_gateway.shell.tokenizer import ModelTokenizer
 
@@ -20,18 +20,18 @@ CUTS = st.lists(st.integers(0, 10_000), max_size=8)
 plain = st.text("ab <>/think\n", max_size=20)
 
 
-def split(chunks: list[str], *, begun: bool) -> tuple[str, str]:
-    parser = ReasoningParser(begun=begun)
+def split(chunks: list[str], *, begun: bool, marks: ReasoningMarks = THINK) -> tuple[str, str]:
+    parser = ReasoningParser(marks, begun=begun)
     parts = [*map(parser.push, chunks), parser.flush()]
     return "".join(part.reasoning for part in parts), "".join(part.content for part in parts)
 
 
-@given(plain.filter(lambda t: "</think>" not in t), plain, CUTS, st.booleans())
+@given(plain.filter(lambda t: "</think>" not in t), plain, CUTS, st.booleans(), st.sampled_from(REASONING))
 def test_reasoning_and_content_come_apart_without_the_white_space_between(
-    reasoning: str, content: str, at: list[int], begun: bool
+    reasoning: str, content: str, at: list[int], begun: bool, marks: ReasoningMarks
 ) -> None:
-    text = ("" if begun else "<think>") + reasoning + "</think>" + content
-    assert split(cut(text, at), begun=begun) == (reasoning.strip(), content.lstrip())
+    text = ("" if begun else marks.begin) + reasoning + marks.end + content
+    assert split(cut(text, at), begun=begun, marks=marks) == (reasoning.strip(), content.lstrip())
 
 
 @given(plain.filter(lambda t: not t.lstrip().startswith("<think>")), CUTS)
@@ -44,6 +44,23 @@ def test_an_answer_that_is_cut_inside_its_reasoning_has_no_content(at: list[int]
     assert split(cut("<think>\nfirst, </thi", at), begun=False) == ("first, </thi", "")
 
 
+@pytest.mark.parametrize(
+    ("template", "end", "tokens", "found"),
+    [
+        *((f"{{{{ '{marks.begin}' }}}}{{{{ '{marks.end}' }}}}", "", {}, marks) for marks in REASONING),
+        *(("", f"hello{marks.begin}", {}, marks) for marks in REASONING),
+        ("tools", "hello</think>", {}, None),
+        ("</think>[/THINK]", "hello", {}, THINK),
+        ("</think>[/THINK]", "hello", {"[/THINK]": (5, True)}, ReasoningMarks("[THINK]", "[/THINK]")),
+        ("</think>[/THINK]", "[THINK][/THINK]", {}, ReasoningMarks("[THINK]", "[/THINK]")),
+    ],
+)
+def test_the_marks_of_reasoning_are_those_of_the_template_and_the_tokenizer(
+    template: str, end: str, tokens: dict[str, tuple[int, bool]], found: ReasoningMarks | None
+) -> None:
+    assert marks_of(template, end, tokens) == found
+
+
 def answer(form: AnswerForm, chunks: list[str]) -> tuple[dict[str, Any], bool]:
     reader = AnswerReader(form, "a/0")
     deltas = [delta for chunk in chunks for delta in reader.push(chunk)]
@@ -53,7 +70,7 @@ def answer(form: AnswerForm, chunks: list[str]) -> tuple[dict[str, Any], bool]:
 @given(CUTS)
 def test_a_message_has_all_three_parts(at: list[int]) -> None:
     text = '<think>why</think>\nSo:\n<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
-    message, ends = answer(AnswerForm(tools=HERMES, reasons=True), cut(text, at))
+    message, ends = answer(AnswerForm(tools=HERMES, reasons=THINK), cut(text, at))
     (call,) = message.pop("tool_calls")
     assert message == {"role": "assistant", "content": "So:\n", "refusal": None, "reasoning_content": "why"}
     assert call["function"] == {"name": "f", "arguments": '{"x": 1}'}
@@ -86,7 +103,7 @@ def test_marks_are_read_as_letters_as_tokens_and_as_special_tokens_which_clients
 ) -> None:
     tokenizer = bytes_tokenizer(special)
     model = ModelTokenizer({"tokenizer.json": tokenizer.to_str().encode()})
-    form = AnswerForm(tools=HERMES, reasons=True, in_reasoning=True, marks=mark_tokens(model.added))
+    form = AnswerForm(tools=HERMES, reasons=THINK, in_reasoning=True, marks=mark_tokens(model.added))
     call = '<tool_call>\n{"name": "f", "arguments": {"x": "</tool_call>"}}\n</tool_call>'
     tokens = tokenizer.encode(f"why<think></think>So </think>:{call}", add_special_tokens=False).ids
     text = Detokeniser(showing(model.bytes_of, form.marks))

@@ -12,7 +12,7 @@ from harness.waiting import PATIENCE_S
 from weft.grammars import Bytes
 from weft_gateway.errors import ParameterError
 from weft_gateway.openai.answer_parts import AnswerForm
-from weft_gateway.openai.marks import mark_tokens
+from weft_gateway.openai.marks import REASONING, THINK, ReasoningMarks, mark_tokens
 from weft_gateway.openai.structured_outputs import WHITESPACE, Form, form_of, form_with_tools, grammar_of
 from weft_gateway.openai.tool_calls import HERMES, LLAMA, MISTRAL, ToolFormat, written_calls
 from weft_gateway.shell import grammar_checker
@@ -333,12 +333,17 @@ BEHIND = [
 
 
 @pytest.mark.parametrize("special", [None, False, True])
-@pytest.mark.parametrize(("form", "text", "other"), BEHIND)
-def test_a_form_holds_for_what_follows_the_reasoning(form: Form, text: str, other: str, special: bool | None) -> None:
+@pytest.mark.parametrize(
+    ("around", "form", "text", "other"),
+    [*((THINK, *row) for row in BEHIND), *((around, *BEHIND[1]) for around in REASONING[1:])],
+)
+def test_a_form_holds_for_what_follows_the_reasoning(
+    around: ReasoningMarks, form: Form, text: str, other: str, special: bool | None
+) -> None:
     tokenizer = bytes_tokenizer(special)
     known = ModelTokenizer({"tokenizer.json": tokenizer.to_str().encode()})
     masks, marks = LLTokenizer(tokenizer.to_str(), eos_token=256), mark_tokens(known.added)
-    begun, free = (AnswerForm(reasons=True, in_reasoning=begun, marks=marks).lead for begun in (True, False))
+    begun, free = (AnswerForm(reasons=around, in_reasoning=begun, marks=marks).lead for begun in (True, False))
     if form.kind == "tools":
         asked = json.loads(form.text)
         form = form._replace(text=json.dumps(asked | {"written": asked["written"] | {"marks": marks}}))
@@ -351,15 +356,15 @@ def test_a_form_holds_for_what_follows_the_reasoning(form: Form, text: str, othe
 
     for thought in ("", '\nplan {"a": 1} </thin é\n'):
         for blank in ("", "\n\n"):
-            behind = f"{thought}</think>{blank}"
+            behind = f"{thought}{around.end}{blank}"
             assert fits(begun, behind + text)
-            assert fits(free, f"{blank}<think>{behind}{text}")
+            assert fits(free, f"{blank}{around.begin}{behind}{text}")
             assert not fits(begun, behind + other)
-            assert not fits(free, f"<think>{behind}{other}")
-            assert not fits(free, f"<think>{behind}x</think>{text}"), "the reasoning ends once"
+            assert not fits(free, f"{around.begin}{behind}{other}")
+            assert not fits(free, f"{around.begin}{behind}x{around.end}{text}"), "the reasoning ends once"
     assert fits(free, text)
     assert not fits(begun, text)
-    assert AnswerForm(reasons=True, reasoned=True).lead == AnswerForm().lead == ""
+    assert AnswerForm(reasons=around, reasoned=True).lead == AnswerForm().lead == ""
 
 
 # ---- the process that checks

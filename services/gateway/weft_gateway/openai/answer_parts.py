@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from weft_gateway.openai.marks import NO_TOKENS, MarkTokens, left_out, spelled
+from weft_gateway.openai.marks import NO_TOKENS, MarkTokens, ReasoningMarks, left_out, spelled
 from weft_gateway.openai.reasoning import ReasoningParser, grammar_of_lead
 from weft_gateway.openai.tool_calls import ArgumentsPart, CallBegun, Content, Part, ToolCallParser, ToolFormat, call_id
 
@@ -14,16 +14,16 @@ from weft_gateway.openai.tool_calls import ArgumentsPart, CallBegun, Content, Pa
 class AnswerForm:
     """What an answer may hold beside content.
 
-    `tools`: the form of calls; None: there are none. `reasons`: it may begin with reasoning; `in_reasoning`: it does;
-    `reasoned`: the prompt has that. `shows_reasoning`: clients get it. `marks`: those that are one token.
-    `spells_marks`: readers get the letters of special tokens, which are part of the text.
+    `tools`: the form of calls; None: there are none. `reasons`: the marks of reasoning that it may begin with;
+    `in_reasoning`: it does; `reasoned`: the prompt has that. `shows_reasoning`: clients get it. `marks`: those that are
+    one token. `spells_marks`: readers get the letters of special tokens, which are part of the text.
     `calls_are_asked`: the request names the tool that is called, and the end of the answer is no surprise (OpenAI).
     `one_call`: the request takes one call, and the first of several is it (vLLM).
     `calls_alone`: the answer has to call, so text beside its calls is that of a call which was cut, and no content.
     """
 
     tools: ToolFormat | None = None
-    reasons: bool = False
+    reasons: ReasoningMarks | None = None
     in_reasoning: bool = False
     reasoned: bool = False
     shows_reasoning: bool = True
@@ -36,12 +36,14 @@ class AnswerForm:
     @property
     def is_plain(self) -> bool:
         """Text alone."""
-        return self.tools is None and not self.reasons
+        return self.tools is None and self.reasons is None
 
     @property
     def lead(self) -> str:
         """The grammar of what stands before the form that the client asks for; "": nothing does."""
-        return grammar_of_lead(self.marks, begun=self.in_reasoning) if self.reasons and not self.reasoned else ""
+        if self.reasons is None or self.reasoned:
+            return ""
+        return grammar_of_lead(self.reasons, self.marks, begun=self.in_reasoning)
 
 
 class AnswerReader:
@@ -50,7 +52,7 @@ class AnswerReader:
     def __init__(self, form: AnswerForm, answer_id: str) -> None:
         self._form, self._answer_id = form, answer_id
         tokens = NO_TOKENS if form.spells_marks else form.marks
-        self._reasoning = ReasoningParser(begun=form.in_reasoning, tokens=tokens) if form.reasons else None
+        self._reasoning = form.reasons and ReasoningParser(form.reasons, begun=form.in_reasoning, tokens=tokens)
         self._calls = ToolCallParser(form.tools) if form.tools else None
 
     @property

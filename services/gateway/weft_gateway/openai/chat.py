@@ -13,7 +13,7 @@ from weft_gateway.errors import ParameterError
 from weft_gateway.openai.answer_parts import AnswerForm
 from weft_gateway.openai.http_requests import completion
 from weft_gateway.openai.marks import mark_tokens
-from weft_gateway.openai.reasoning import BEGIN, END, reasons
+from weft_gateway.openai.reasoning import marks_of, reasons
 from weft_gateway.openai.response_format import ChatEncoder
 from weft_gateway.openai.schema import ChatPrompt, ChatRequest, parse
 from weft_gateway.openai.tool_calls import ToolFormat, instructions, renders_tools, written_calls
@@ -119,16 +119,18 @@ def form_of(parsed: ParsedRequest[ChatRequest], prompt_end: Sequence[int]) -> An
     """What an answer may hold, by the request, the form of calls, and what template and prompt say of reasoning."""
     params, tokenizer = parsed.params, parsed.tokenizer
     last = params.messages[-1].content if params.continue_final_message else ""
-    end = tokenizer.spelled(prompt_end).rstrip()
-    in_reasoning = end.endswith(BEGIN) or last.rfind(BEGIN) > last.rfind(END)
+    end, tokens = tokenizer.spelled(prompt_end).rstrip(), mark_tokens(tokenizer.added)
+    marks = marks_of(tokenizer.template, end, tokens)
+    in_reasoning = marks is not None and (end.endswith(marks.begin) or last.rfind(marks.begin) > last.rfind(marks.end))
+    reasoned = marks is not None and not in_reasoning and (end.endswith(marks.end) or params.continue_final_message)
     return AnswerForm(
         tools=parsed.tools if params.callable_tools else None,
-        reasons=reasons(tokenizer.template) or end.endswith(BEGIN),
+        reasons=marks,
         in_reasoning=in_reasoning,
-        reasoned=not in_reasoning and (end.endswith(END) or params.continue_final_message),
+        reasoned=reasoned,
         shows_reasoning=params.include_reasoning,
         spells_marks=not params.skip_special_tokens,
-        marks=mark_tokens(tokenizer.added),
+        marks=tokens,
         calls_are_asked=isinstance(params.tool_choice, dict),
         calls_alone=bool(params.required_tools),
         one_call=not params.parallel_tool_calls,

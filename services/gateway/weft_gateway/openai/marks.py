@@ -8,9 +8,31 @@ the arguments of a call, where it is part of a text, they get the letters.
 import json
 import re
 from collections.abc import Callable, Mapping
+from itertools import chain
 from types import MappingProxyType
+from typing import NamedTuple
 
-MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
+
+class ReasoningMarks(NamedTuple):
+    """What a family writes around its reasoning."""
+
+    begin: str
+    end: str
+
+
+THINK = ReasoningMarks("<think>", "</think>")  # DeepSeek, Qwen, GLM and most others
+REASONING = (
+    THINK,
+    ReasoningMarks("<seed:think>", "</seed:think>"),  # Seed-OSS
+    ReasoningMarks("<mm:think>", "</mm:think>"),  # MiniMax M3
+    ReasoningMarks("[THINK]", "[/THINK]"),  # Mistral
+    ReasoningMarks("<|START_THINKING|>", "<|END_THINKING|>"),  # Cohere
+    ReasoningMarks("◁think▷", "◁/think▷"),  # Kimi-VL
+    ReasoningMarks("<thought>", "</thought>"),  # EXAONE Deep
+    ReasoningMarks("<reasoning>", "</reasoning>"),  # adapters trained by GRPO
+)
+_CALLS = ("<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
+MARKS = (*chain(*REASONING), *_CALLS)
 MarkTokens = Mapping[str, tuple[int, bool]]  # of a tokenizer: those that are one token, and whether it is special
 NO_TOKENS: MarkTokens = MappingProxyType({})
 _STAND_INS = {mark: chr(0xFDD0 + index) for index, mark in enumerate(MARKS)}  # noncharacters of Unicode

@@ -1,28 +1,41 @@
-"""Reasoning before an answer: what stands between `<think>` and `</think>` where a model's template has them. Pure."""
+"""Reasoning before an answer: what stands between the marks that a model's template has, as `<think>`. Pure."""
 
 from typing import NamedTuple
 
-from weft_gateway.openai.marks import NO_TOKENS, MarkTokens, in_grammar, in_text, is_special
-
-BEGIN, END = "<think>", "</think>"
+from weft_gateway.openai.marks import (
+    NO_TOKENS,
+    REASONING,
+    MarkTokens,
+    ReasoningMarks,
+    in_grammar,
+    in_text,
+    is_special,
+)
 
 
 def reasons(template: str) -> bool:
     """Whether the models of a chat template reason before they answer: some leave it to the model to begin."""
-    return END in template
+    return marks_of(template) is not None
 
 
-def grammar_of_lead(tokens: MarkTokens, *, begun: bool) -> str:
+def marks_of(template: str, prompt_end: str = "", tokens: MarkTokens = NO_TOKENS) -> ReasoningMarks | None:
+    """The marks of a chat template, or those at the end of a prompt; of several those that the tokenizer has."""
+    known = [marks for marks in REASONING if marks.end in template or prompt_end.endswith(marks.begin)]
+    return min(known, key=lambda marks: (not prompt_end.endswith(marks), marks.end not in tokens), default=None)
+
+
+def grammar_of_lead(marks: ReasoningMarks, tokens: MarkTokens, *, begun: bool) -> str:
     """Lark, a rule `lead`: what stands before the form of an answer, some reasoning or none; `begun`: the rest of some.
 
     It ends at the first mark, and white space around it is passed over, as the parser does.
     """
-    ends = [f"TEXT <[{tokens[END][0]}]>"] if END in tokens else []
-    ends += [] if is_special(END, tokens) else ["spelled"]
+    begin, end = marks
+    ends = [f"TEXT <[{tokens[end][0]}]>"] if end in tokens else []
+    ends += [] if is_special(end, tokens) else ["spelled"]
     rules = [
-        "lead: reasoning BLANK" if begun else f"lead: (BEFORE {in_grammar(BEGIN, tokens)} reasoning BLANK)?",
+        "lead: reasoning BLANK" if begun else f"lead: (BEFORE {in_grammar(begin, tokens)} reasoning BLANK)?",
         f"reasoning: {' | '.join(ends)}",
-        f'spelled[suffix="{END}"]: TEXT',
+        f'spelled[suffix="{end}"]: TEXT',
         r"TEXT: /(.|\n)*/",
         r"BLANK: /[ \t\r\n]{0,16}/",
         r"BEFORE: /\n{0,2}/",  # few texts: whoever begins with one has to reason
@@ -40,11 +53,11 @@ class AnswerSplit(NamedTuple):
 class ReasoningParser:
     """Reads one answer: `push` text as it comes, then `flush` once. `begun`: the prompt ends inside the reasoning.
 
-    White space around the reasoning belongs to neither part. `tokens`: see `marks`.
+    White space around the reasoning belongs to neither part. `tokens`: of a tokenizer that has marks.
     """
 
-    def __init__(self, *, begun: bool, tokens: MarkTokens = NO_TOKENS) -> None:
-        self._begin_mark, self._end_mark = in_text(BEGIN, tokens), in_text(END, tokens)
+    def __init__(self, marks: ReasoningMarks, *, begun: bool, tokens: MarkTokens = NO_TOKENS) -> None:
+        self._begin_mark, self._end_mark = (in_text(mark, tokens) for mark in marks)
         self._held = ""
         self._inside: bool | None = begun or None  # None: not known yet
         self._at_edge = True  # white space that comes next is dropped
