@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from weft_gateway.errors import ParameterError
 from weft_gateway.openai.answer_parts import AnswerForm
 from weft_gateway.openai.marks import REASONING, THINK, ReasoningMarks, mark_tokens
 from weft_gateway.openai.structured_outputs import WHITESPACE, Form, form_of, form_with_tools, grammar_of
-from weft_gateway.openai.tool_calls import HERMES, LLAMA, MISTRAL, ToolFormat, written_calls
+from weft_gateway.openai.tool_calls import HERMES, LLAMA, MISTRAL, MISTRAL_NAMED, ToolFormat, written_calls
 from weft_gateway.shell import grammar_checker
 from weft_gateway.shell.grammar_checker import GrammarChecker
 from weft_gateway.shell.tokenizer import ModelTokenizer
@@ -273,7 +274,7 @@ def calls(written: ToolFormat, *made: tuple[str, Any]) -> str:
     return written_calls(written, functions)
 
 
-@pytest.mark.parametrize("written", [HERMES, LLAMA, MISTRAL])
+@pytest.mark.parametrize("written", [HERMES, LLAMA, MISTRAL, MISTRAL_NAMED])
 def test_a_call_is_of_one_of_the_tools_as_the_family_writes_it(written: ToolFormat) -> None:
     one, several = with_tools(written, several=False), with_tools(written)
     for found in (one, several):
@@ -285,6 +286,12 @@ def test_a_call_is_of_one_of_the_tools_as_the_family_writes_it(written: ToolForm
         assert not accepts(found, "")
     assert accepts(several, calls(written, NOW, ADD, ADD))
     assert not accepts(one, calls(written, NOW, ADD))
+
+
+def test_a_call_has_an_id_where_the_family_writes_one() -> None:
+    found = with_tools(replace(MISTRAL_NAMED, id_mark="[CALL_ID]"))
+    assert accepts(found, '[TOOL_CALLS]now[CALL_ID]a1B2c3D4e[ARGS]{}[TOOL_CALLS]add[ARGS]{"x": 1}')
+    assert not accepts(found, "[TOOL_CALLS]now[CALL_ID]a1[ARGS]{}")
 
 
 def test_arguments_have_the_properties_that_their_schema_names_unless_it_says_what_else() -> None:
@@ -317,6 +324,7 @@ def test_an_answer_in_a_form_that_may_call_tools_instead_is_either_of_both() -> 
 
 CLASHING = 'start: lead reasoning BLANK\nlead: "a"\nreasoning: TEXT\nTEXT: "b"\nBLANK: "c"\nform: "d"'
 TOOL_FORM = form_with_tools(TOOLS, HERMES, required=True, several=True, answer=None)
+NAMED_FORM = form_with_tools(TOOLS, MISTRAL_NAMED, required=True, several=True, answer=None)
 EITHER = form_with_tools(
     TOOLS, HERMES, required=False, several=True, answer=form_of(structured_outputs={"json": SCHEMA})
 )
@@ -327,6 +335,7 @@ BEHIND = [
     (form_of(structured_outputs={"grammar": CLASHING}), "abc", "d"),
     (form_of(structured_outputs={"grammar": 'root ::= lead "b"\nlead ::= "a"'}), "ab", "a"),
     (TOOL_FORM, calls(HERMES, ADD, NOW), ONE_LINE),
+    (NAMED_FORM, calls(MISTRAL_NAMED, ADD, NOW), calls(MISTRAL, ADD)),
     (EITHER, ONE_LINE, "text"),
     (EITHER, calls(HERMES, ADD), "text"),
 ]

@@ -15,6 +15,7 @@ from weft_gateway.openai.tool_calls import (
     HERMES,
     LLAMA,
     MISTRAL,
+    MISTRAL_NAMED,
     PARSERS,
     ArgumentsPart,
     CallBegun,
@@ -26,7 +27,7 @@ from weft_gateway.openai.tool_calls import (
     format_of,
 )
 
-FORMATS = [HERMES, LLAMA, MISTRAL]
+FORMATS = [HERMES, LLAMA, MISTRAL, MISTRAL_NAMED]
 names = st.text("abc_", min_size=1, max_size=5)
 arguments = st.dictionaries(
     st.text(max_size=3),
@@ -58,6 +59,8 @@ def read(form: ToolFormat, chunks: list[str]) -> tuple[str, list[tuple[str, str]
 
 
 def written(form: ToolFormat, made: list[tuple[str, Any]]) -> str:
+    if form is MISTRAL_NAMED:
+        return "".join(f"[TOOL_CALLS]{name}[ARGS]{json.dumps(given)}" for name, given in made)
     objects = [json.dumps({"name": name, form.arguments: given}, ensure_ascii=False) for name, given in made]
     return form.first + form.between.join(form.begin + one + form.end for one in objects) + form.last
 
@@ -234,6 +237,8 @@ def test_the_form_shows_in_the_template() -> None:
     assert format_of("{{ '<tool_call>' }}") is HERMES
     assert format_of("{{ '<|python_tag|>' }}{{ tools }}") is LLAMA
     assert format_of("{{ '[TOOL_CALLS]' }}") is MISTRAL
+    assert format_of("{{ '[TOOL_CALLS]' + name + '[ARGS]' }}", "mistral") is MISTRAL_NAMED
+    assert format_of("{{ '[TOOL_CALLS]' + name + '[CALL_ID]' + id + '[ARGS]' }}").id_mark == "[CALL_ID]"
     assert format_of("{{ messages }}") is HERMES
 
 

@@ -104,10 +104,14 @@ def _grammar_of_tools(asked: Mapping[str, Any]) -> str:
     def mark(text: str) -> str:
         return in_grammar(text, written.marks)
 
-    rules = [
-        f"call_{index}: {mark(written.begin)} %json {json.dumps(_call(function, written))} {mark(written.end)}"
-        for index, function in enumerate(asked["functions"])
-    ]
+    def call(function: Mapping[str, Any]) -> str:
+        schema = json.dumps(_call(function, written))
+        if not written.behind_name:
+            return f"{mark(written.begin)} %json {schema} {mark(written.end)}"
+        call_id = f"({mark(written.id_mark)} /[0-9A-Za-z]{{{written.id_chars}}}/)?" if written.id_mark else ""
+        return f"{mark(written.begin + function['name'])} {call_id} {mark(written.behind_name)} %json {schema}"
+
+    rules = [f"call_{index}: {call(function)}" for index, function in enumerate(asked["functions"])]
     any_call = " | ".join(f"call_{index}" for index in range(len(rules)))
     more = f" ({mark(written.between)} call)*" if asked["several"] else ""
     start = "start: calls"
@@ -120,8 +124,11 @@ def _grammar_of_tools(asked: Mapping[str, Any]) -> str:
 
 
 def _call(function: Mapping[str, Any], written: ToolFormat) -> dict[str, Any]:
-    """The JSON schema of a call: the definitions that the arguments' schema refers to stand at its root."""
+    """The JSON schema of a call, or of its arguments: the definitions that these refer to stand at its root."""
     arguments = _nullable(_closed(function.get("parameters") or {"properties": {}}))
+    options = {"x-guidance": {"whitespace_pattern": CALL_WHITESPACE, "lenient": not function.get("strict")}}
+    if written.behind_name:
+        return {"type": "object", **arguments, **options}
     shared = {name: arguments.pop(name) for name in ("$defs", "definitions") if name in arguments}
     return {
         **shared,
@@ -129,7 +136,7 @@ def _call(function: Mapping[str, Any], written: ToolFormat) -> dict[str, Any]:
         "properties": {"name": {"const": function["name"]}, written.arguments: {"type": "object", **arguments}},
         "required": ["name", written.arguments],
         "additionalProperties": False,
-        "x-guidance": {"whitespace_pattern": CALL_WHITESPACE, "lenient": not function.get("strict")},
+        **options,
     }
 
 

@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -24,7 +24,8 @@ class ToolFormat:
     """How a family writes calls: `begin` object `end`, joined by `between`, all of them inside `first` and `last`.
 
     `spelled`: the mark that may stand before the calls of a format without `begin`; where it does not, they stand where
-    the answer begins. `marks`: those that are one token.
+    the answer begins. `behind_name`: the mark between a name and its arguments, where a call is no object of both;
+    `id_mark`: that of an id between them. `marks`: those that are one token.
     """
 
     name: str
@@ -35,6 +36,8 @@ class ToolFormat:
     between: str = ""
     last: str = ""
     spelled: str = ""
+    behind_name: str = ""
+    id_mark: str = ""
     id_chars: int = 24
     marks: MarkTokens = field(default_factory=dict[str, tuple[int, bool]])
 
@@ -42,21 +45,25 @@ class ToolFormat:
 HERMES = ToolFormat("hermes", "arguments", "<tool_call>\n", "\n</tool_call>", between="\n")
 LLAMA = ToolFormat("llama3_json", "parameters", between="; ", spelled="<|python_tag|>")
 MISTRAL = ToolFormat("mistral", "arguments", first="[", between=", ", last="]", spelled="[TOOL_CALLS]", id_chars=9)
+MISTRAL_NAMED = ToolFormat("mistral", "arguments", "[TOOL_CALLS]", behind_name="[ARGS]", id_chars=9)
 PARSERS: Mapping[str, ToolFormat] = {form.name: form for form in (HERMES, LLAMA, MISTRAL)}
 
 
 def format_of(template: str, parser: str = "") -> ToolFormat:
     """That of the pool's parser; "", or one that only a newer gateway knows: by what the chat template says of calls.
 
-    Hermes's form where the template says nothing.
+    Hermes's form where the template says nothing. Mistral's newer models write a name and its arguments.
     """
-    if form := PARSERS.get(parser):
+    form = PARSERS.get(parser) or _shown_in(template)
+    if form is not MISTRAL or "[ARGS]" not in template:
         return form
+    return replace(MISTRAL_NAMED, id_mark="[CALL_ID]") if "[CALL_ID]" in template else MISTRAL_NAMED
+
+
+def _shown_in(template: str) -> ToolFormat:
     if "[TOOL_CALLS]" in template:
         return MISTRAL
-    if "<tool_call>" not in template and "python_tag" in template:
-        return LLAMA
-    return HERMES
+    return LLAMA if "<tool_call>" not in template and "python_tag" in template else HERMES
 
 
 def renders_tools(template: str) -> bool:
@@ -67,6 +74,8 @@ def renders_tools(template: str) -> bool:
 def instructions(form: ToolFormat, tools: Sequence[Mapping[str, Any]]) -> str:
     """Of a system message, for templates that do not show tools: what they are and how they are called."""
     call = f'{{"name": NAME, "{form.arguments}": {{ARGUMENTS}}}}'
+    if form.behind_name:
+        call = f"NAME{form.behind_name}{{ARGUMENTS}}"
     listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
     return (
         "You may call functions to answer. Their signatures, as JSON:\n"
@@ -79,9 +88,14 @@ def instructions(form: ToolFormat, tools: Sequence[Mapping[str, Any]]) -> str:
 def written_calls(form: ToolFormat, calls: Sequence[Mapping[str, Any]]) -> str:
     """OpenAI's calls of an earlier answer, as the family's text."""
     functions = [call.get("function") or {} for call in calls]
-    objects = [{"name": one.get("name"), form.arguments: one.get("arguments")} for one in functions]
-    written = [f"{form.begin}{json.dumps(one, ensure_ascii=False)}{form.end}" for one in objects]
+    written = [f"{form.begin}{_written(form, one.get('name'), one.get('arguments'))}{form.end}" for one in functions]
     return form.first + form.between.join(written) + form.last
+
+
+def _written(form: ToolFormat, name: Any, arguments: Any) -> str:
+    if form.behind_name:
+        return f"{name}{form.behind_name}{json.dumps(arguments, ensure_ascii=False)}"
+    return json.dumps({"name": name, form.arguments: arguments}, ensure_ascii=False)
 
 
 class Content(NamedTuple):
