@@ -135,6 +135,30 @@ def test_tokens_that_came_with_kv_of_another_runner_advance_the_grammar():
     assert state.tokens == [9]
 
 
+@pytest.mark.parametrize("comes", [True, False])
+def test_a_row_whose_mask_does_not_come_in_time_ends_by_name_and_no_other(machine, comes):
+    state, slot = RecordedGrammar(), StepSlot()
+    machine.handle(Received(G, constrained("r")), 0.0)
+    machine.handle(GrammarCompiled(G, "r", Epoch(1, 1), state), 0.0)
+    machine.handle(Received(G, start_of("free", 1, [3], 40)), 0.0)
+    state.ready = False
+    machine.handle(slot, 1.0)
+    machine.handle(slot, 5.0)
+    due = machine.next_deadline()
+    assert due is not None
+    assert due <= 1.0 + WAIT_S
+    assert machine.pool.masks_due == 1.0 + WAIT_S, "since it waits"
+    machine.handle(TICK, WAIT_S)
+    assert len(machine.pool.sequences) == 2
+    state.ready = comes
+    ended = said(machine.handle(TICK, 1.0 + WAIT_S))
+    detail = "the mask behind a token was not there within 10 s"
+    assert ended == ([] if comes else [Ended("r", Epoch(1, 1), EndReason.GRAMMAR, detail)])
+    assert list(machine.pool.sequences) == ["r", "free"][not comes :]
+    assert not machine.pool.masked_out
+    machine.check()
+
+
 def test_a_row_whose_mask_is_not_ready_sits_out_and_runs_once_it_is(machine):
     state = RecordedGrammar()
     machine.handle(Received(G, constrained("r")), 0.0)
@@ -272,6 +296,17 @@ def test_a_mask_that_takes_too_long_is_a_fault_of_its_grammar(monkeypatch):
     assert "more than 0 ms of processor time" in begun.fault
     with pytest.raises(GrammarRefused, match="of processor time"):
         compiled.begin(PHONE, ())
+
+
+def test_a_grammar_that_others_displace_is_emptied_and_its_answers_go_on(monkeypatch):
+    monkeypatch.setattr(grammar, "MAX_COMPILED", 1)
+    compiled = grammars()
+    begun, (displaced,) = compiled.begin(PHONE, ()), compiled._compiled.values()
+    for text in ("a", "b"):
+        compiled.begin(LLMatcher.grammar_from_regex(text), ())
+    assert displaced.is_error()
+    begun.add(*ids("+"))
+    assert allowed(begun) == allowed(compiled.begin(PHONE, ids("+"))) == set(ids("0123456789"))
 
 
 def test_a_mask_that_was_missed_is_told_once_it_is_there():

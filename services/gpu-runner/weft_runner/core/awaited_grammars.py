@@ -11,7 +11,7 @@ from weft.domain.machine import Peer
 from weft.domain.request import Start
 from weft_runner.core.events import CompileGrammar, GrammarCompiled
 
-WAIT_S = 10.0  # a gateway has compiled it in less than one
+WAIT_S = 10.0  # a gateway has compiled it in less than one; of the mask behind a token, too
 
 
 class AwaitedGrammar(NamedTuple):

@@ -30,6 +30,7 @@ from weft.domain.request import (
 from weft.domain.runner import OffloadState, RunnerFigures, RunnerRole
 from weft_runner.core.adapter_manager import AdapterManager, check_adapters
 from weft_runner.core.admission import HighestEpochs, PoolLimits, ended, first_pages, no_capacity, refusal
+from weft_runner.core.awaited_grammars import WAIT_S
 from weft_runner.core.batch import Batch, Batching, Candidate
 from weft_runner.core.batch_scheduler import BatchScheduler
 from weft_runner.core.events import (
@@ -89,7 +90,7 @@ class RequestPool:
         self.epochs = HighestEpochs()
         self.sequences: dict[str, Sequence] = {}
         self.constrained: dict[str, Sequence] = {}  # those with a grammar
-        self.masked_out: frozenset[str] = frozenset()  # those of them whose masks are not ready
+        self.masked_out: dict[str, float] = {}  # those of them whose masks are not ready, and until when they wait
         self.draining = False
         self.drain_at = self._drain_by = inf  # when sequences of a runner that drains end; at the latest
         self._left_before_drain: int  # `departures` when it was looked at last, while it drains
@@ -339,10 +340,24 @@ class RequestPool:
 
     def _await_masks(self) -> None:
         """Who has no mask yet, and will have none by the end of a step, is in no batch until it has."""
-        waiting = frozenset(key for key, s in self.constrained.items() if s.mask is not None and not s.mask.ready)
-        if waiting != self.masked_out:
-            self.masked_out = waiting
+        latest, before = self.now + WAIT_S, self.masked_out
+        running = ((key, s.mask) for key, s in self.constrained.items() if s.phase in RUNNING)
+        late = (key for key, mask in running if mask is not None and not mask.ready)
+        self.masked_out = {key: before.get(key, latest) for key in late}
+        if self.masked_out.keys() != before.keys():
             self.scheduler.changed()
+
+    @property
+    def masks_due(self) -> float:
+        """The earliest time at which a request ends whose mask has not come; inf: none waits."""
+        return min(self.masked_out.values()) if self.masked_out else inf
+
+    def end_masked_out(self) -> None:
+        """At `masks_due`: who has no mask by now ends by name, and no other."""
+        self._await_masks()
+        for key in [key for key, due in self.masked_out.items() if due <= self.now]:
+            detail = f"the mask behind a token was not there within {WAIT_S:g} s"
+            self.end(self.sequences[key], EndReason.GRAMMAR, detail)
 
     def sit_out(self, keys: Iterable[str]) -> None:
         """Take back rows of a complete batch, whose masks came too late for it."""
@@ -671,7 +686,7 @@ class RequestPool:
         self.facts.append(_ended_fact(sequence, finish, self.now))
         del self.sequences[sequence.key]
         if self.constrained.pop(sequence.key, None) is not None:
-            self.masked_out -= {sequence.key}
+            self.masked_out.pop(sequence.key, None)
         self.reservations.paused.pop(sequence.key, None)
         self._end_swap(sequence)
         self.kv.forget(sequence.key)
@@ -817,7 +832,7 @@ def check_pool(pool: RequestPool) -> None:
     assert all(page.adapter in known for page in pool.adapters.host.cached.values()), "KV without its adapter"
     masked = [s.key for s in pool.sequences.values() if s.mask is not None and s.mask.grammar is not None]
     assert masked == list(pool.constrained)
-    assert pool.masked_out <= pool.constrained.keys()
+    assert pool.masked_out.keys() <= pool.constrained.keys()
     here = {key for key, sequence in pool.sequences.items() if sequence.phase is not SequencePhase.SWAPPED}
     assert pool.pages.holders() == here
     for sequence in pool.sequences.values():

@@ -83,6 +83,8 @@ class Runner:
             self.pool.hand_over.expire(now)
         if self.grammars.waiting:
             self._expire_grammars(now)
+        if self.pool.masks_due <= now:
+            self.pool.end_masked_out()
         if self.pool.drain_at <= now:
             self.pool.end_drained()
         if now >= self._retry_at:
@@ -97,7 +99,7 @@ class Runner:
         kv, deadline = self.pool.kv, self.reporter.deadline()
         if kv.outgoing or kv.offers:
             deadline = min(deadline, kv.next_deadline())
-        deadline = min(deadline, self.pool.drain_at, self.grammars.next_deadline())
+        deadline = min(deadline, self.pool.drain_at, self.pool.masks_due, self.grammars.next_deadline())
         if self.pool.adapters.not_ready_reason():
             deadline = min(deadline, self._retry_at)
         return None if deadline == inf else deadline

@@ -71,24 +71,37 @@ class Grammars:
 
         Raises GrammarRefused.
         """
-        from llguidance import LLMatcher  # engines on a GPU run without it where no request has a grammar
-
-        tokenizer = self.prepare()
-        with self._lock:
-            known = self._compiled.get(grammar)
-        if known is None:
-            known = LLMatcher(tokenizer, grammar, log_level=0, limits=parser_limits())
-            if known.is_error():
-                raise GrammarRefused(f"the grammar does not compile: {one_line(known.get_error())}")
-        with self._lock:
-            self._compiled[grammar] = known
-        matcher = known.deep_copy()
+        matcher = self._copy_of(grammar) or self._compile(grammar)
         if not all(self.consume(matcher, token) for token in emitted):
             raise GrammarRefused(f"the answer so far is not of the grammar: {one_line(matcher.get_error())}")
         state = LlGrammarState(matcher, self, self._eos[0], ends)
         if state.fault:
             raise GrammarRefused(state.fault)
         return state
+
+    def _copy_of(self, grammar: str) -> "LLMatcher | None":
+        """Of one that is compiled, before another thread displaces it."""
+        with self._lock:
+            if grammar not in self._compiled:
+                return None
+            self._compiled.move_to_end(grammar)
+            return self._compiled[grammar].deep_copy()
+
+    def _compile(self, grammar: str) -> "LLMatcher":
+        """Compile it and keep it in place of the oldest. Raises GrammarRefused."""
+        from llguidance import LLMatcher  # engines on a GPU run without it where no request has a grammar
+
+        compiled = LLMatcher(self.prepare(), grammar, log_level=0, limits=parser_limits())
+        if compiled.is_error():
+            raise GrammarRefused(f"the grammar does not compile: {one_line(compiled.get_error())}")
+        matcher = compiled.deep_copy()
+        with self._lock:
+            full = len(self._compiled) == self._compiled.limit and grammar not in self._compiled
+            displaced = self._compiled.popitem(last=False)[1] if full else None
+            self._compiled[grammar] = compiled
+        if displaced is not None:  # an error frees its states without the GIL, which takes ms
+            self.consume(displaced, self._vocab_size)
+        return matcher
 
     def consume(self, matcher: "LLMatcher", token: int) -> bool:
         """Take a token without the GIL, which llguidance gives up for two matchers at a time: the other one is idle."""
