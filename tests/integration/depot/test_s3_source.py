@@ -57,9 +57,12 @@ def test_what_is_right_below_a_prefix_is_read(server: S3Server) -> None:
         "a/b/deeper.json": b"",
         "ab/other.json": b"",
         "a/empty": b"",
+        "a/additional_chat_templates/tool_use.jinja": b"{{ tools }}",
+        "a/additional_chat_templates/a/deeper.jinja": b"",
     }
     put(server, "private", files)
     found = {"config.json": b"{}", "w.safetensors": BIG, "empty": b""}
+    found["additional_chat_templates/tool_use.jinja"] = b"{{ tools }}"
     assert read_all(source(server), at(server, "//private/a")) == found
     assert read_all(source(server), at(server, "//private/a/")) == found, "a slash at the end is a habit"
 

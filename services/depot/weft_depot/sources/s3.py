@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, BinaryIO
 
-from weft.artifacts.digest import is_file_name
+from weft.artifacts.digest import TEMPLATES_FOLDER, is_file_name
 from weft.artifacts.errors import Reason, Refused, Unavailable
 from weft.domain.text import quoted
 from weft_depot.sources import FileFilter, Location, relative_parts
@@ -122,33 +122,43 @@ class BucketSnapshot:
         return self._policy.retried(f"{self._place.uri} cannot be listed", self._list_once)
 
     def _list_once(self) -> dict[str, Listed]:
+        """The objects right below the prefix, and in the one folder that an artifact may have, where there is one."""
         uri, prefix = self._place.uri, self._place.prefix
+        ends, entries = self._policy.now() + self._policy.grace_s, 0
         found: dict[str, Listed] = {}
-        entries, asked = 0, {"Bucket": self._place.bucket, "Prefix": prefix, "Delimiter": "/"}
-        ends = self._policy.now() + self._policy.grace_s
+        folders = [prefix]
+        for folder in folders:  # of which there are two at the most
+            for page in self._pages(folder, ends):
+                rows, below = page.get("Contents", []), page.get("CommonPrefixes", [])
+                entries += len(rows) + len(below)
+                if entries > MAX_ENTRIES:
+                    raise Refused(Reason.TOO_LARGE, f"{uri} holds more than {MAX_ENTRIES} entries")
+                for listed in map(_listed, rows):
+                    name = listed.key.removeprefix(prefix)
+                    if is_file_name(name) and self._file_filter(name):
+                        found[name] = listed
+                if len(folders) == 1 and {"Prefix": prefix + TEMPLATES_FOLDER} in below:
+                    folders.append(prefix + TEMPLATES_FOLDER)
+        if not entries:
+            raise Refused(Reason.SOURCE_NOT_FOUND, f"{uri}: nothing is below this prefix")
+        return found
+
+    def _pages(self, prefix: str, ends: float) -> Iterator[Any]:
+        """A listing, which has to end in time and within a number of pages."""
+        uri = self._place.uri
+        asked = {"Bucket": self._place.bucket, "Prefix": prefix, "Delimiter": "/"}
         for _ in range(MAX_PAGES):
             if self._policy.now() > ends:
                 raise Unavailable(f"{uri} cannot be listed: it takes more than {self._policy.grace_s:.0f} s")
             with s3_errors(uri):
                 page: Any = answer_of(self._client.list_objects_v2, **asked, MaxKeys=PAGE)
-            rows = page.get("Contents", [])
-            entries += len(rows) + len(page.get("CommonPrefixes", []))
-            if entries > MAX_ENTRIES:
-                raise Refused(Reason.TOO_LARGE, f"{uri} holds more than {MAX_ENTRIES} entries")
-            for listed in map(_listed, rows):
-                name = listed.key.removeprefix(prefix)
-                if is_file_name(name) and self._file_filter(name):
-                    found[name] = listed
+            yield page
             if not page.get("IsTruncated"):
-                break
+                return
             asked["ContinuationToken"] = page.get("NextContinuationToken")
             if not asked["ContinuationToken"]:
                 raise TransientError("its listing goes on and does not say where")
-        else:
-            raise Refused(Reason.TOO_LARGE, f"{uri}: its listing has more than {MAX_PAGES} pages")
-        if not entries:
-            raise Refused(Reason.SOURCE_NOT_FOUND, f"{uri}: nothing is below this prefix")
-        return found
+        raise Refused(Reason.TOO_LARGE, f"{uri}: its listing has more than {MAX_PAGES} pages")
 
 
 def _listed(row: Mapping[str, Any]) -> Listed:
