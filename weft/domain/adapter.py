@@ -65,6 +65,8 @@ class AdapterSpec:
     generation: int = 0  # of the object's spec that this follows from
     eos_token_ids: tuple[int, ...] = ()  # of its content, beside the base's
     own_chat_template: bool = False  # chats are rendered by the one among the files of its content
+    chat_template: str = ""  # digest of the artifact of the one that the spec gives instead; "": none
+    chat_template_fault: str = ""  # the spec gives one that could not be read: why; chats are refused
 
     @property
     def contents(self) -> "tuple[AdapterSpec, ...]":

@@ -55,6 +55,8 @@ class PoolSpec:
     embeds_only: bool = False  # for the route table
     max_output_tokens: int = 0  # for the route table
     sampling_defaults: SamplingDefaults = NO_DEFAULTS  # for the route table
+    chat_template: str = ""  # for the route table
+    chat_template_fault: str = ""  # for the route table
     generation: int = 0  # of the object that this declares
 
     @property
@@ -194,6 +196,8 @@ class Route:
     versions: tuple[AdapterVersion, ...] = ()
     eos_token_ids: tuple[int, ...] = ()  # the adapter's own, beside the base's
     own_chat_template: bool = False  # chats are rendered by the one among the adapter's files
+    chat_template: str = ""  # digest of the artifact of the one that the spec gives instead; "": none
+    chat_template_fault: str = ""  # the spec gives one that could not be read: why; chats are refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +216,8 @@ class PoolRoute:
     embeds_only: bool = False  # the base has no head
     max_output_tokens: int = 0  # of an answer; 0: as many as the context holds
     sampling_defaults: SamplingDefaults = NO_DEFAULTS
+    chat_template: str = ""  # in place of the base's, as a Route's
+    chat_template_fault: str = ""
 
 
 class KeyScope(Enum):

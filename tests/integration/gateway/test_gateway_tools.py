@@ -164,6 +164,47 @@ async def test_chats_of_an_adapter_are_rendered_by_its_own_chat_template(
         assert prompts == ["hello", "hello"], "completions and the base go on"
 
 
+@pytest.mark.parametrize(
+    ("of_pool", "of_adapter", "rendered"),
+    [
+        (b"{{ messages[0].content }} reader", None, {"tiny": "hello reader", "acme/upper": "hello reader"}),
+        (b"{{ messages[0].content }} reader", b"Oh{{ eos_token }}", {"tiny": "hello reader", "acme/upper": "Oh!"}),
+        (None, b"dear {{ messages[0].content }}", {"tiny": "hello", "acme/upper": "dear hello"}),
+        (b"{% if %}", b"dear", {"tiny": "line 1 of the chat template", "acme/upper": "dear"}),
+        ("ConfigMap team/x", b"dear", {"tiny": "ConfigMap team/x", "acme/upper": "dear"}),
+        (None, "ConfigMap team/x", {"tiny": "hello", "acme/upper": "ConfigMap team/x"}),
+    ],
+)
+async def test_a_chat_template_of_a_spec_counts_before_those_of_files(
+    parts: World, tmp_path: Path, of_pool: bytes | str | None, of_adapter: bytes | str | None, rendered: dict[str, str]
+) -> None:
+    """A text in place of a template: why it could not be read."""
+    routes = parts.scheduler.routes
+    files = {"adapter_config.json": b"{}", "tokenizer_config.json": b'{"eos_token": "!"}'}
+    routes.routes[1].adapter_digest = parts.depot.add_model({"chat_template.jinja": b"own", **files})
+    routes.routes[1].own_chat_template = of_adapter is None and of_pool is None
+    for entry, given in ((routes.pools[0], of_pool), (routes.routes[1], of_adapter)):
+        if isinstance(given, bytes):
+            entry.chat_template = parts.depot.add_model({"chat_template.jinja": given})
+        else:
+            entry.chat_template_fault = given or ""
+    async with serving(parts, parts.settings(tmp_path)) as world, world.http() as http:
+        for model, text in rendered.items():
+            asked: Any = {"model": model, "messages": HELLO}
+            answer = await http.post("/v1/chat/completions", json=asked)
+            if answer.status_code == 200:
+                prompt = world.tokenizer.decode((await world.runner.next("start")).prompt_tokens)
+                assert prompt == text
+            else:
+                error = answer.json()["error"]
+                found = answer.status_code, error["code"], text in error["message"]
+                assert found == (400, "chat_template_error", True), error
+            assert (await http.post("/tokenize", json=asked)).status_code == answer.status_code
+            await world.client().completions.create(model=model, prompt="hello")
+            prompt = world.tokenizer.decode((await world.runner.next("start")).prompt_tokens)
+            assert prompt == "hello", "completions go on"
+
+
 HYBRID = "{% for m in messages %}{{ m.content }}{% endfor %}{{ '<think></think>' if enable_thinking is false }}"
 
 

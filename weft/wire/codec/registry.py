@@ -132,6 +132,8 @@ def _pool(m: pb.PoolDesired) -> PoolSpec:
         embeds_only=m.embeds_only,
         max_output_tokens=number(m.max_output_tokens, f"pool {name}: max_output_tokens", MAX_TOKENS),
         sampling_defaults=sampling_defaults(m.sampling_defaults),
+        chat_template=text(m.chat_template, f"pool {name}: chat_template"),
+        chat_template_fault=m.chat_template_fault[:MAX_DETAIL],
         generation=m.generation,
     )
 
@@ -181,6 +183,8 @@ def _adapter(m: pb.AdapterDesired) -> AdapterSpec:
         generation=m.generation,
         eos_token_ids=_eos(m.eos_token_ids, uid),
         own_chat_template=m.own_chat_template,
+        chat_template=text(m.chat_template, f"adapter {uid}: chat_template"),
+        chat_template_fault=m.chat_template_fault[:MAX_DETAIL],
     )
 
 

@@ -379,6 +379,8 @@ def fill_routes(routes: Routes, m: pb.Routes) -> None:
             versions=[pb.AdapterVersion(**version._asdict()) for version in route.versions],
             eos_token_ids=route.eos_token_ids,
             own_chat_template=route.own_chat_template,
+            chat_template=route.chat_template,
+            chat_template_fault=route.chat_template_fault,
         )
     for pool in routes.pools:
         defaults = sampling_defaults_message(pool.sampling_defaults)
@@ -417,6 +419,8 @@ def _routes(m: pb.Routes) -> Routes:
                     ),
                     tuple(r.eos_token_ids),
                     r.own_chat_template,
+                    r.chat_template,
+                    r.chat_template_fault[:MAX_DETAIL],
                 )
                 for r in m.routes
             ]
@@ -437,6 +441,8 @@ def _routes(m: pb.Routes) -> Routes:
                     p.embeds_only,
                     p.max_output_tokens,
                     sampling_defaults(p.sampling_defaults),
+                    p.chat_template,
+                    p.chat_template_fault[:MAX_DETAIL],
                 )
                 for p in m.pools
             ]

@@ -196,11 +196,19 @@ async def _parse(state: AppState, endpoint: ModelEndpoint[T], call: Call, body: 
 
 
 async def chat_tokenizer(state: AppState, route: Route, pool: PoolRoute, tokenizer: ModelTokenizer) -> ModelTokenizer:
-    """The pool's tokenizer, with the adapter's own chat template where it has one. Raises ServiceUnavailable."""
-    if not route.own_chat_template:
+    """The pool's tokenizer, with the chat template that the specs choose: the adapter's spec, else its files, else the
+    pool's spec. Raises BadRequest, ServiceUnavailable.
+    """
+    supplied = route.chat_template or route.chat_template_fault
+    counts = route if supplied or route.own_chat_template else pool
+    if counts.chat_template_fault:
+        text = f"{route.model_name} renders no chats, use /v1/completions: {counts.chat_template_fault}."
+        raise BadRequest(text, code=BadTemplate.code)
+    own = route.adapter if counts is route else ""
+    if not own and not counts.chat_template:
         return tokenizer
     try:
-        return await state.templates.tokenizer(route.adapter, pool.base_digest, tokenizer)
+        return await state.templates.tokenizer(own, counts.chat_template, pool.base_digest, tokenizer)
     except ArtifactError as error:
         if isinstance(error, Refused) and not isinstance(error, UnknownDigest):
             text = f"The chat template of {route.model_name} cannot be read: {error.message}."

@@ -187,6 +187,8 @@ def _route(state: State, pool: Pool, adapter: AdapterSpec) -> None:
             versions=adapter.versions,
             eos_token_ids=adapter.eos_token_ids,
             own_chat_template=adapter.own_chat_template,
+            chat_template=adapter.chat_template,
+            chat_template_fault=adapter.chat_template_fault,
         )
     )
 

@@ -213,6 +213,8 @@ class Pool:
             embeds_only=spec.embeds_only,
             max_output_tokens=spec.max_output_tokens,
             sampling_defaults=spec.sampling_defaults,
+            chat_template=spec.chat_template,
+            chat_template_fault=spec.chat_template_fault,
         )
 
     def base_route(self) -> Route | None:
