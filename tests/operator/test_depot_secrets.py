@@ -1,8 +1,9 @@
-"""Secrets of a real API server, with exactly the rights that the depot's service account is given."""
+"""Secrets and ConfigMaps of a real API server, with exactly the rights that the depot's service account is given."""
 
 import logging
 import re
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from kubernetes import client
@@ -11,7 +12,7 @@ from harness.cluster.cluster import Cluster
 from harness.waiting import wait_until
 from weft.artifacts.errors import ArtifactError, Reason
 from weft_depot.credentials import Secret
-from weft_depot.credentials.kubernetes import KubernetesSecrets
+from weft_depot.credentials.kubernetes import KubernetesConfigMaps, KubernetesSecrets
 
 
 class Depot:
@@ -102,13 +103,39 @@ def test_no_name_becomes_another_request(depot: Depot, namespace: str, name: str
     assert depot.refusal(namespace, name).reason == Reason.SECRET_INVALID
 
 
+def test_an_entry_of_a_config_map_is_read_with_a_right_to_get_that_one(depot: Depot, admin: client.CoreV1Api) -> None:
+    maps = KubernetesConfigMaps(client.CoreV1Api(depot.api))
+
+    def reason(namespace: str, name: str, key: str = "chat_template.jinja") -> Reason | None:
+        try:
+            assert maps.read(namespace, name, key) == "{{ messages }}"
+        except ArtifactError as error:
+            told.append(error.message)
+            return error.reason
+        return None
+
+    told: list[str] = []
+    for name in ("chat", "other"):
+        found = {"chat_template.jinja": "{{ messages }}", "empty": ""}
+        admin.create_namespaced_config_map(depot.team, client.V1ConfigMap(metadata={"name": name}, data=found))
+    assert reason(depot.team, "chat") == Reason.CONFIG_MAP_FORBIDDEN
+    for command in re.findall(r"kubectl (create [^&]+)", told[0]):
+        depot.kubectl(*command.split())
+    wait_until(lambda: reason(depot.team, "chat") is None, "the grant counts")
+    assert reason(depot.team, "other") == reason(depot.other, "chat") == Reason.CONFIG_MAP_FORBIDDEN
+    assert reason(depot.team, "chat", "empty") == reason(depot.team, "chat", "none") == Reason.CONFIG_MAP_MISSING
+    admin.delete_namespaced_config_map("chat", depot.team)
+    assert reason(depot.team, "chat") == reason("..", "chat") == reason("a", "b?c") == Reason.CONFIG_MAP_MISSING
+
+
 def test_an_api_server_that_does_not_answer_is_tried_later() -> None:
     configuration = client.Configuration(host="http://127.0.0.1:9")
     configuration.retries = 1
-    secrets = KubernetesSecrets(client.CoreV1Api(client.ApiClient(configuration)))
-    with pytest.raises(ArtifactError) as caught:
-        secrets.read("team", "hub")
-    assert caught.value.reason == Reason.SOURCE_UNREACHABLE
+    api = client.CoreV1Api(client.ApiClient(configuration))
+    for read in (partial(KubernetesSecrets(api).read), partial(KubernetesConfigMaps(api).read, key="a")):
+        with pytest.raises(ArtifactError) as caught:
+            read("team", "hub")
+        assert caught.value.reason == Reason.SOURCE_UNREACHABLE
 
 
 def test_a_token_that_is_not_known_is_tried_later(depot: Depot) -> None:

@@ -15,7 +15,7 @@ from weft.artifacts.errors import BadDigest, Reason, Refused
 from weft.domain.strict_json import JsonError, JsonObject, is_int, parse_object
 
 Digest = NewType("Digest", str)  # "sha256:" and 64 lower-case hex digits
-Kind = Literal["adapter", "model"]
+Kind = Literal["adapter", "model", "template"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 MAX_MANIFEST_BYTES = 1 << 20

@@ -15,7 +15,15 @@ from weft.artifacts.adapter_config import MAX_RANK, parse_adapter_config
 from weft.artifacts.digest import Kind
 from weft.artifacts.errors import Reason, Refused
 from weft.artifacts.verify import AdapterVerdict, ModelVerdict, check_base_name, check_finite, verdict_of, verify_model
-from weft.chat_template import TEMPLATE_FILES, ChatTemplate, TemplateFault, adapter_template, template_of
+from weft.chat_template import (
+    NAMED_FILE,
+    TEMPLATE_FILE,
+    TEMPLATE_FILES,
+    ChatTemplate,
+    TemplateFault,
+    adapter_template,
+    template_of,
+)
 from weft.domain.adapter import FILES
 from weft.domain.model.adapter import check_adapter
 from weft.domain.model.config import MAX_CONFIG_BYTES as MAX_MODEL_CONFIG_BYTES
@@ -127,6 +135,13 @@ def read_shape(files: Files) -> ModelSpec:
         _text(files, MODEL_CONFIG, MAX_MODEL_CONFIG_BYTES),
         _text(files, GENERATION_CONFIG, MAX_MODEL_CONFIG_BYTES) if generation else None,
     )
+
+
+def template_fault(text: bytes, base: Files) -> str:
+    """What is wrong with a chat template in place of those of a base; "" for nothing."""
+    files = {name: raw for name, raw in _template_files(base).items() if name != NAMED_FILE}
+    found = _template_verdict(lambda: template_of({**files, TEMPLATE_FILE: text}), "", "")
+    return found.get("fault", "")
 
 
 def check_upload(files: Files) -> None:

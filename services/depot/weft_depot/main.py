@@ -7,7 +7,7 @@ settings, port in use, data directory in use, no API server for its Lease).
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from weft.wire.serving import stop_on_signals
 from weft.wire.tls import load_tls
 from weft_depot import metrics
 from weft_depot.artifact_layout import ArtifactLimits
+from weft_depot.config_maps import ConfigMaps, NoConfigMaps
 from weft_depot.core.fair_queue import ConcurrencyLimits
 from weft_depot.core.operations import Operations
 from weft_depot.credentials import NoSecrets, Secrets
@@ -86,6 +87,7 @@ def build(settings: DepotSettings, require_turn: Callable[[], None] = lambda: No
         resolutions,
         ArtifactLimits(settings.max_adapter_bytes, settings.max_model_bytes),
         _secrets(settings.secrets),
+        _config_maps(settings.config_maps),
     )
     threads = settings.threads
     limits = ConcurrencyLimits(threads, per_host=max(1, threads // 2), per_owner=max(1, threads // 4))
@@ -128,14 +130,29 @@ def _secrets(kind: str) -> Secrets:
     """Raises CannotStart."""
     if kind == "none":
         return NoSecrets()
-    if kind == "kubernetes":
-        try:
-            from weft_depot.credentials.kubernetes import in_cluster
-        except ImportError as error:
-            raise CannotStart(f"--secrets kubernetes: {error}: pip install 'weft[kubernetes]'") from error
+    if kind != "kubernetes":
+        return FolderSecrets(Path(kind))
+    with _library_for("--secrets"):
+        from weft_depot.credentials.kubernetes import KubernetesSecrets, in_cluster
+    return KubernetesSecrets(in_cluster("--secrets"))
 
-        return in_cluster()
-    return FolderSecrets(Path(kind))
+
+def _config_maps(kind: str) -> ConfigMaps:
+    """Raises CannotStart."""
+    if kind == "none":
+        return NoConfigMaps()
+    with _library_for("--config-maps"):
+        from weft_depot.credentials.kubernetes import KubernetesConfigMaps, in_cluster
+    return KubernetesConfigMaps(in_cluster("--config-maps"))
+
+
+@contextlib.contextmanager
+def _library_for(flag: str) -> Generator[None]:
+    """Raises CannotStart where the import in it fails."""
+    try:
+        yield
+    except ImportError as error:
+        raise CannotStart(f"{flag} kubernetes: {error}: pip install 'weft[kubernetes]'") from error
 
 
 async def _run(settings: DepotSettings) -> int:

@@ -1,15 +1,17 @@
 """The depot's HTTP bodies as types. A body that does not fit is answered with 400 and every wrong field."""
 
 import json
-from typing import Annotated, Literal
+from typing import Annotated, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
-from weft.artifacts.digest import parse_digest
+from weft.artifacts.digest import Kind, digest_of, parse_digest
+from weft.chat_template import MAX_SOURCE
 from weft_depot.sources import Location, parse_uri
 
 MAX_RETAINED = 200_000
+INLINE, CONFIG_MAP = "inline", "configmap"  # schemes of templates: `text` has it, or an entry of a ConfigMap
 Text = Annotated[str, Field(max_length=4096)]
 DigestText = Annotated[str, AfterValidator(parse_digest)]
 
@@ -33,9 +35,9 @@ class CredentialsRef(_Body):
 
 
 class ResolveRequest(_Body):
-    """`POST /v1/resolve`."""
+    """`POST /v1/resolve`. `text`: the chat template of a URI `inline:`."""
 
-    kind: Literal["adapter", "model"]
+    kind: Kind
     uri: Annotated[str, Field(max_length=8192)]
     revision: Text | None = None
     digest: DigestText | None = None
@@ -44,11 +46,22 @@ class ResolveRequest(_Body):
     endpoint: Text | None = None
     base: BaseRef | None = None
     max_rank: Annotated[int, Field(ge=1, le=16384)] | None = None
+    text: Annotated[str, Field(max_length=MAX_SOURCE)] | None = None
+
+    @model_validator(mode="after")
+    def _template_is_whole(self) -> Self:
+        scheme, is_template = self.uri.partition(":")[0], self.kind == "template"
+        if is_template != (scheme in (INLINE, CONFIG_MAP)) or (is_template and self.base is None):
+            raise ValueError(f"a template has a base and is {INLINE}: or {CONFIG_MAP}:, and nothing else is")
+        if (self.text is not None) != (scheme == INLINE):
+            raise ValueError(f"text is for {INLINE}:, which needs it")
+        return self
 
     @property
     def key(self) -> str:
-        """Equal requests have equal keys."""
-        return self.model_dump_json()
+        """Equal requests have equal keys, which are short: many are remembered."""
+        text = digest_of(self.text.encode()) if self.text is not None else ""
+        return self.model_dump_json(exclude={"text"}) + text
 
     @property
     def source(self) -> str:

@@ -10,6 +10,7 @@ changed while it was copied is read once more, then refused. Nothing is visible 
 
 import contextlib
 import errno
+import hashlib
 import shutil
 import time
 from collections.abc import Callable, Generator, Mapping
@@ -18,8 +19,9 @@ from functools import lru_cache
 from typing import Any
 
 from weft.artifacts.blobs import BlobStore, Lease
-from weft.artifacts.digest import Digest, Manifest, from_hex, hex_of
+from weft.artifacts.digest import Digest, FileEntry, Manifest, build_manifest, from_hex, hex_of
 from weft.artifacts.errors import ArtifactError, Damaged, DepotFull, Reason, Refused, UnknownDigest
+from weft.chat_template import TEMPLATE_FILE
 from weft.domain.model.generation import token_id
 from weft.telemetry.progress import ByteProgress
 from weft_depot.artifact_layout import (
@@ -30,11 +32,13 @@ from weft_depot.artifact_layout import (
     read_shape,
     reader,
     select_files,
+    template_fault,
     validate,
 )
+from weft_depot.config_maps import ConfigMaps, NoConfigMaps
 from weft_depot.core.fair_queue import QueueKey
 from weft_depot.credentials import NoSecrets, Secrets
-from weft_depot.requests import BaseRef, ResolveRequest
+from weft_depot.requests import INLINE, BaseRef, ResolveRequest
 from weft_depot.resolution_cache import CachedResolution, ResolutionCache
 from weft_depot.sources import ArtifactSource, Files, Location, Snapshot, source_of
 from weft_depot.staging import BlobFiles, FileSubset, StagedFiles
@@ -42,6 +46,7 @@ from weft_depot.watches import Watches
 
 Verdict = dict[str, Any]
 TOKENS = 1024  # of bases that are remembered
+TEMPLATES = 4096  # whose faults are remembered
 READS = 2  # of a source that changes while it is read
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -66,16 +71,21 @@ class Resolver:
     resolutions: ResolutionCache
     limits: ArtifactLimits = field(default_factory=ArtifactLimits)
     secrets: Secrets = field(default_factory=NoSecrets)
+    config_maps: ConfigMaps = field(default_factory=NoConfigMaps)
     watches: Watches = field(init=False)
     token_of: Callable[[Manifest, str], int | None] = field(init=False)  # remembered: a tokenizer takes 0.3 s to read
+    fault_of: Callable[[Manifest, Manifest], str] = field(init=False)  # remembered: a bad template takes a second
     now: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "watches", Watches(self.store.names, self.store.holds, self.now))
         object.__setattr__(self, "token_of", lru_cache(TOKENS)(self._token_of))
+        object.__setattr__(self, "fault_of", lru_cache(TEMPLATES)(self._fault_of))
 
     def queue_key(self, request: ResolveRequest) -> QueueKey:
         """The jobs that a request shares its threads with."""
+        if request.kind == "template":
+            return QueueKey("templates", request.namespace)
         try:
             location = request.location()
             return QueueKey(source_of(self.sources, location).host(location), request.namespace)
@@ -95,6 +105,8 @@ class Resolver:
         `check_cancelled` is called before each chunk of work and may raise to stop; `progress` counts the bytes. Raises
         ArtifactError, OSError of the disk.
         """
+        if request.kind == "template":
+            return self._resolve_template(request, lease, validated)
         base = self._base(request.base, lease)
         ctx = ResolveContext(
             request, request.location(), base, lease, validated, check_cancelled, progress or ByteProgress()
@@ -115,6 +127,32 @@ class Resolver:
                 self.resolutions.mark_resolved(request.key, self.now())
                 return Resolved(manifest.digest, self._watch(source, ctx.location, snapshot, manifest))
         raise Refused(Reason.DIGEST_MISMATCH, f"{request.uri} changed while it was read; try again when it is at rest")
+
+    def _resolve_template(
+        self, request: ResolveRequest, lease: Lease, validated: Callable[[Verdict], None]
+    ) -> Resolved:
+        """The artifact of a chat template alone. One with a fault is an artifact, too: its verdict says it."""
+        assert request.base is not None, "requests were checked"
+        base, location = self._held_base(request.base, lease), request.location()
+        if request.text is None:
+            name, _, key = location.path.partition("/")
+            text = self.config_maps.read(location.namespace, name, key)
+        else:
+            text = request.text
+        raw = text.encode("utf-8", "surrogatepass")
+        manifest = build_manifest("template", [FileEntry(TEMPLATE_FILE, hashlib.sha256(raw).hexdigest(), len(raw))])
+        if self._held(manifest.digest, lease) is None:
+            with disk_errors(), StagedFiles(self.store) as staged:
+                staged.writer(TEMPLATE_FILE).write(raw)
+                staged.publish(manifest, lease)
+        fault = self.fault_of(manifest, base)
+        owner = "Inline" if location.scheme == INLINE else "ConfigMap"
+        validated({"from": owner, **({"fault": fault} if fault else {})})
+        return Resolved(manifest.digest, manifest.digest)
+
+    def _fault_of(self, template: Manifest, base: Manifest) -> str:
+        with BlobFiles(self.store, template).open(TEMPLATE_FILE) as file:
+            return template_fault(file.read(), BlobFiles(self.store, base))
 
     def _watch(self, source: ArtifactSource, location: Location, snapshot: Snapshot, manifest: Manifest) -> str | None:
         if source.remote:
@@ -202,12 +240,16 @@ class Resolver:
         """The base's shape and names, from its blobs. Raises Refused(SourceNotFound) when it is not here."""
         if ref is None:
             return None
-        manifest = self._held(Digest(ref.digest), lease)
-        if manifest is None or manifest.kind != "model":
-            raise Refused(Reason.SOURCE_NOT_FOUND, f"the base {ref.digest} is not in this depot; resolve it first")
+        manifest = self._held_base(ref, lease)
         names = (ref.name, *ref.aliases, *self.resolutions.names(ref.digest)) if ref.name else ()
         shape = read_shape(BlobFiles(self.store, manifest))
         return BaseModel(shape, names, lambda text: self.token_of(manifest, text))
+
+    def _held_base(self, ref: BaseRef, lease: Lease) -> Manifest:
+        manifest = self._held(Digest(ref.digest), lease)
+        if manifest is None or manifest.kind != "model":
+            raise Refused(Reason.SOURCE_NOT_FOUND, f"the base {ref.digest} is not in this depot; resolve it first")
+        return manifest
 
     def _token_of(self, base: Manifest, text: str) -> int | None:
         return token_id(reader(BlobFiles(self.store, base)), text)

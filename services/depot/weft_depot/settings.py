@@ -76,6 +76,9 @@ class DepotSettings(StandbySettings):
     secrets: str = Field(
         "none", description="what credentialsRef names: none, kubernetes, or a folder with NAMESPACE/NAME/KEY files"
     )
+    config_maps: Literal["none", "kubernetes"] = Field(
+        "none", description="what chatTemplate.configMapRef names: none, or kubernetes"
+    )
     hf_endpoint: Annotated[str, AfterValidator(_checked_url)] = Field(
         "https://huggingface.co", description="the hub that hf: URIs are on"
     )

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from tests.unit.artifacts.making import ADAPTER_CONFIG, lora, pack, refused, wri
 from tests.unit.depot.conftest import Bench
 from weft.artifacts.digest import digest_of, hex_of
 from weft.artifacts.errors import Reason, Refused
-from weft.chat_template import NAMED_FILE
+from weft.chat_template import MAX_SOURCE, NAMED_FILE, TEMPLATE_FILE
 from weft.domain.model.safetensors import MAX_MODEL_HEADER_BYTES, read_header
 from weft.telemetry.progress import ByteProgress
 from weft_depot.artifact_layout import ArtifactLimits
@@ -156,6 +157,59 @@ def test_a_token_that_an_adapters_template_writes_is_one_of_the_base_or_there_is
     *_, first, second, third = [warning.partition(" writes ")[2].partition(",")[0] for warning in verdict["warnings"]]
     assert (first, second, third) == ("'<eos>'", "'<|im_end|>'", "'<|im_start|>'"), "beside what is said of the end"
     bench.check()
+
+
+def test_a_chat_template_alone_is_an_artifact(bench: Bench) -> None:
+    (bench.root / "models" / "tiny" / "tokenizer_config.json").write_text('{"bos_token": "<s>"}')
+    (bench.root / "models" / "tiny" / NAMED_FILE).parent.mkdir()
+    (bench.root / "models" / "tiny" / NAMED_FILE).write_text("{% if %}")
+    base = {"digest": bench.base()}
+    for text, fault in (
+        ("{{ bos_token + messages[0].content }}", ""),
+        ("{% if %}", "line 1 of the chat template"),
+        ("{% for i in range(900) %}{% for k in range(900) %}{% endfor %}{% endfor %}", "steps"),
+    ):
+        for _ in range(2):
+            digest = bench.resolve("inline:", "template", text=text, base=base)
+            assert bench.verdicts == [{"from": "Inline", **({"fault": ANY} if fault else {})}]
+            assert fault in bench.verdicts[0].get("fault", "")
+            (entry,) = bench.manifest(digest).files
+            assert (entry.name, bench.store.read(entry.digest, max_bytes=100).decode()) == (TEMPLATE_FILE, text)
+            assert bench.resolver.watches.changed([bench.resolved.watch or ""]) == []
+    bench.store.retain([base["digest"]])
+    assert bench.resolver.watches.changed([digest]) == [digest]
+    bench.check()
+
+
+def test_a_depot_without_rights_reads_no_config_map(bench: Bench) -> None:
+    base = {"digest": bench.base()}
+    with pytest.raises(Refused, match="from: Inline") as caught:
+        bench.resolve("configmap:chat/template", "template", base=base)
+    assert caught.value.reason == Reason.CONFIG_MAP_FORBIDDEN
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"base": None},
+        {"text": None},
+        {"uri": "file:adapters/upper"},
+        {"uri": "configmap:chat/template"},
+        {"kind": "adapter"},
+        {"text": "a" * (MAX_SOURCE + 1)},
+    ],
+)
+def test_a_request_for_a_template_has_all_that_it_needs_and_no_more(wrong: dict[str, Any]) -> None:
+    whole = {
+        "kind": "template",
+        "uri": "inline:",
+        "text": "a",
+        "namespace": "team",
+        "base": {"digest": f"sha256:{0:064}"},
+    }
+    assert len(ResolveRequest.model_validate({**whole, "text": "a" * MAX_SOURCE}).key) < 1000, "many are remembered"
+    with pytest.raises(ValueError, match=r"template|text"):
+        ResolveRequest.model_validate({**whole, **wrong})
 
 
 def test_equal_contents_have_one_digest_wherever_they_are(bench: Bench) -> None:

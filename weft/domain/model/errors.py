@@ -20,6 +20,8 @@ class Reason(StrEnum):
     SECRET_MISSING = "SecretMissing"  # noqa: S105 (credentialsRef names no Secret there)
     SECRET_FORBIDDEN = "SecretForbidden"  # noqa: S105 (the depot may not read that Secret)
     SECRET_INVALID = "SecretInvalid"  # noqa: S105 (it lacks a key that the scheme needs)
+    CONFIG_MAP_MISSING = "ConfigMapMissing"  # configMapRef names no ConfigMap there, or no text entry of it
+    CONFIG_MAP_FORBIDDEN = "ConfigMapForbidden"  # the depot may not read that ConfigMap
     ENDPOINT_NOT_ALLOWED = "EndpointNotAllowed"  # the endpoint, or where it leads, is none this installation allows
     DEPOT_FULL = "DepotFull"  # the depot's disk is full; tried again later
     MISSING_FILE = "MissingFile"  # a file that every artifact of its kind has is not there

@@ -1,24 +1,33 @@
-"""Secrets of the cluster: one GET of one Secret with the pod's service account. Nothing is listed, watched or kept."""
+"""Secrets and ConfigMaps of the cluster: one GET of one object with the pod's service account.
+
+Nothing is listed, watched or kept.
+"""
 
 import base64
 import binascii
 import re
 import ssl
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import urllib3
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 
-from weft.artifacts.errors import Reason, Refused, Unavailable
+from weft.artifacts.errors import ArtifactError, Reason, Refused, Unavailable
+from weft.domain.text import quoted
 from weft.process import CannotStart
 from weft.trust import accept_private_authorities
+from weft_depot import config_maps
 from weft_depot.credentials import Secret, check_names, where
 
 if TYPE_CHECKING:  # its import takes a second of CPU time: only who reads Secrets waits for it
     from kubernetes.client import CoreV1Api
 
 CONNECT_S, READ_S = 3.0, 7.0
+_REASONS = {
+    "Secret": (Reason.SECRET_MISSING, Reason.SECRET_FORBIDDEN),
+    "ConfigMap": (Reason.CONFIG_MAP_MISSING, Reason.CONFIG_MAP_FORBIDDEN),
+}
 _ACCOUNT = re.compile(r"system:serviceaccount:([a-z0-9-]+):([a-z0-9.-]+)", re.ASCII)
 
 
@@ -35,24 +44,47 @@ class KubernetesSecrets:
         try:
             found: Any = self._api.read_namespaced_secret(name, namespace, _request_timeout=(CONNECT_S, READ_S))
         except ApiException as error:
-            raise _refused(error, namespace, name) from None  # its text quotes the whole answer
+            raise _refused(error, "Secret", namespace, name) from None  # its text quotes the whole answer
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise Unavailable(f"Secret {called}: the API server does not answer ({type(error).__name__})") from None
+            raise _silent(error, "Secret", called) from None
         return Secret(called, {key: _decoded(value, key, called) for key, value in (found.data or {}).items()})
 
 
-def in_cluster() -> KubernetesSecrets:
+class KubernetesConfigMaps:
+    """Reads as `KubernetesSecrets` does."""
+
+    def __init__(self, api: "CoreV1Api") -> None:
+        self._api = api
+
+    def read(self, namespace: str, name: str, key: str) -> str:
+        """Raises Refused (ConfigMapMissing, ConfigMapForbidden), Unavailable."""
+        config_maps.check_names(namespace, name)
+        called = where(namespace, name)
+        try:
+            found: Any = self._api.read_namespaced_config_map(name, namespace, _request_timeout=(CONNECT_S, READ_S))
+        except ApiException as error:
+            raise _refused(error, "ConfigMap", namespace, name) from None
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise _silent(error, "ConfigMap", called) from None
+        if not (text := (found.data or {}).get(key)):
+            raise Refused(
+                Reason.CONFIG_MAP_MISSING, f"ConfigMap {called} has no text under {quoted(key, 100)} in its data"
+            )
+        return text
+
+
+def in_cluster(flag: str) -> "CoreV1Api":
     """With the service account of this pod. Raises CannotStart outside of one."""
     configuration = client.Configuration()
     try:
         config.load_incluster_config(client_configuration=configuration)
     except config.ConfigException as error:
         raise CannotStart(
-            f"--secrets kubernetes: {error}: run the depot in a pod that mounts its service account's token, "
-            "or take --secrets none or a folder"
+            f"{flag} kubernetes: {error}: run the depot in a pod that mounts its service account's token, "
+            f"or take {flag} none"
         ) from error
     configuration.retries = 1  # the operator asks again
-    return KubernetesSecrets(client.CoreV1Api(api_client(configuration)))
+    return client.CoreV1Api(api_client(configuration))
 
 
 def api_client(configuration: client.Configuration) -> client.ApiClient:
@@ -66,24 +98,29 @@ def api_client(configuration: client.Configuration) -> client.ApiClient:
     return made
 
 
-def _refused(error: ApiException, namespace: str, name: str) -> Refused | Unavailable:
-    called = where(namespace, name)
+def _silent(error: Exception, kind: str, called: str) -> Unavailable:
+    return Unavailable(f"{kind} {called}: the API server does not answer ({type(error).__name__})")
+
+
+def _refused(error: ApiException, kind: Literal["Secret", "ConfigMap"], namespace: str, name: str) -> ArtifactError:
+    called, (missing, forbidden) = where(namespace, name), _REASONS[kind]
     if error.status == 404:
-        why = f"Secret {called} does not exist; create it in the namespace of the object that names it"
-        return Refused(Reason.SECRET_MISSING, why)
+        return Refused(
+            missing, f"{kind} {called} does not exist; create it in the namespace of the object that names it"
+        )
     if error.status == 403:
-        return Refused(Reason.SECRET_FORBIDDEN, _grant(str(error.body), namespace, name))
-    return Unavailable(f"Secret {called}: the API server answered {error.status} {error.reason}")
+        return Refused(forbidden, _grant(str(error.body), kind, namespace, name))
+    return Unavailable(f"{kind} {called}: the API server answered {error.status} {error.reason}")
 
 
-def _grant(body: str, namespace: str, name: str) -> str:
-    """What gives the depot this one Secret. The API server's refusal names the depot's account."""
+def _grant(body: str, kind: str, namespace: str, name: str) -> str:
+    """What gives the depot this one object. The API server's refusal names the depot's account."""
     found = _ACCOUNT.search(body)
     account = f"{found[1]}:{found[2]}" if found else "NAMESPACE:SERVICEACCOUNT (of the depot)"
-    role = f"weft-depot-{name}"[:63].rstrip("-.")
+    role, resource = f"weft-depot-{name}"[:63].rstrip("-."), f"{kind.lower()}s"
     return (
-        f"the depot may not read Secret {where(namespace, name)}; who owns the namespace grants it with: "
-        f"kubectl create role {role} -n {namespace} --verb=get --resource=secrets --resource-name={name} && "
+        f"the depot may not read {kind} {where(namespace, name)}; who owns the namespace grants it with: "
+        f"kubectl create role {role} -n {namespace} --verb=get --resource={resource} --resource-name={name} && "
         f"kubectl create rolebinding {role} -n {namespace} --role={role} --serviceaccount={account}"
     )
 

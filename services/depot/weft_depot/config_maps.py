@@ -1,0 +1,31 @@
+"""What a `configMapRef` names: an entry of a ConfigMap of the requesting namespace, read by the depot alone."""
+
+from typing import Protocol
+
+from weft.artifacts.errors import Reason, Refused
+from weft_depot.credentials import is_namespace, is_object_name, where
+
+
+class ConfigMaps(Protocol):
+    """Where ConfigMaps are. Blocks, within a bounded time."""
+
+    def read(self, namespace: str, name: str, key: str) -> str:
+        """One entry. Raises Refused (ConfigMapMissing, ConfigMapForbidden), Unavailable."""
+        ...
+
+
+class NoConfigMaps:
+    """A depot that was given none."""
+
+    def read(self, namespace: str, name: str, key: str) -> str:  # noqa: ARG002 (none is looked for)
+        raise Refused(
+            Reason.CONFIG_MAP_FORBIDDEN,
+            f"ConfigMap {where(namespace, name)} is not read: this depot was started with --config-maps none; "
+            "give the text itself (from: Inline), or start it with --config-maps kubernetes",
+        )
+
+
+def check_names(namespace: str, name: str) -> None:
+    """Raises Refused(ConfigMapMissing) unless both can be names of a namespace and a ConfigMap: they become paths."""
+    if not is_namespace(namespace) or not is_object_name(name):
+        raise Refused(Reason.CONFIG_MAP_MISSING, f"{where(namespace, name)} is no name of a ConfigMap")
