@@ -121,6 +121,7 @@ _MODEL_NAME = "only letters, digits and . _ : / - inside are allowed"
 
 
 _NAMES = "names is given with from: List, and only then"
+_INLINE, _CONFIG_MAP = "inline is given with from: Inline, and only then", "configMapRef is given with from: ConfigMap"
 _RESERVED = "are the operator's own"
 _S3 = "s3://bucket/adapters/upper"
 
@@ -202,6 +203,22 @@ BAD: tuple[Bad, ...] = (
         "spec.source.credentialsRef.namespace",
         "unknown field",
         source(uri=_S3, credentialsRef={"name": "key", "namespace": "other"}),
+    ),
+    Bad("a text of none", "spec.chatTemplate.inline", _INLINE, adapter(chatTemplate={"from": "Inline"})),
+    in_adapter("an empty text", "chatTemplate.inline", "too short", "", chatTemplate={"from": "Inline"}),
+    in_adapter("a text without end", "chatTemplate.inline", "too long", "a" * 262145, chatTemplate={"from": "Inline"}),
+    Bad(
+        "an entry of no ConfigMap",
+        "spec.chatTemplate.configMapRef",
+        _CONFIG_MAP,
+        adapter(chatTemplate={"from": "ConfigMap"}),
+    ),
+    in_adapter("a ConfigMap that is not chosen", "chatTemplate.configMapRef", _CONFIG_MAP, {"name": "chat"}),
+    Bad(
+        "a ConfigMap of another namespace",
+        "spec.chatTemplate.configMapRef.namespace",
+        "unknown field",
+        adapter(chatTemplate={"from": "ConfigMap", "configMapRef": {"name": "chat", "namespace": "other"}}),
     ),
     in_adapter("rank zero", "maxRank", "too small", 0),
     in_adapter("a rank beyond every kernel", "maxRank", "too large", 257),
@@ -339,6 +356,8 @@ BAD: tuple[Bad, ...] = (
     in_pool("an unknown parser", "model.toolCallParser", "one of", "own", model={"uri": "file:base"}),
     in_pool("drained at once", "drainSeconds", "too small", 0),
     in_pool("answers of no token", "maxOutputTokens", "too small", 0),
+    in_pool("an adapter's chat template", "chatTemplate.from", "one of", "Adapter"),
+    in_pool("a chat template beside the model's", "chatTemplate.inline", _INLINE, "{{ messages }}"),
     in_pool("an unknown sharing", "allowedNamespaces.from", "one of", "Some"),
     Bad("a list without names", "spec.allowedNamespaces.names", _NAMES, pool(allowedNamespaces={"from": "List"})),
     in_pool("an empty list of names", "allowedNamespaces.names", _NAMES, [], allowedNamespaces={"from": "List"}),

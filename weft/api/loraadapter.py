@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from weft.api.chat_template import ChatTemplateSource, ChatTemplateStatus
+from weft.api.chat_template import ChatTemplateSource, ChatTemplateStatus, SuppliedTemplateStatus
 from weft.api.fields import ApiModel, DigestText, DurationText, Label, ModelName, Timestamp, TokenIds, VersionName
 from weft.api.meta import Conditions, Resource, is_empty
 from weft.api.source import Artifact
@@ -65,7 +65,7 @@ class LoRAAdapterSpec(ApiModel):
     """The place of the adapter's files, adapter_config.json and adapter_model.safetensors."""
     chat_template: ChatTemplateSource = ChatTemplateSource()
     """The choice of the chat template that renders the chats of the adapter. status.chatTemplate shows what its files
-    have."""
+    have, status.suppliedChatTemplate what the spec gives."""
     canary: Canary | None = None
     """A second content that gets a share of the requests until it is promoted or rolled back. Without it every
     request without a pin gets the content of spec.source."""
@@ -167,6 +167,8 @@ class LoRAAdapterStatus(ApiModel):
     them, beside those of the base model."""
     chat_template: ChatTemplateStatus | None = None
     """The chat template of the content, where spec.chatTemplate leaves the choice to its files."""
+    supplied_chat_template: SuppliedTemplateStatus | None = None
+    """The chat template that spec.chatTemplate gives, in place of that of the files."""
     model_name: str | None = None
     """The name that clients send as `model`."""
     unavailable_runners: Annotated[int, Field(strict=True, ge=0)] | None = None

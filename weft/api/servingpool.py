@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PlainValidator, WithJsonSchema
 
-from weft.api.chat_template import ChatTemplateStatus
+from weft.api.chat_template import ChatTemplateStatus, PoolChatTemplateSource, SuppliedTemplateStatus
 from weft.api.fields import (
     LABEL_PATTERN,
     PATTERN_HELP,
@@ -535,6 +535,9 @@ class ServingPoolSpec(ApiModel):
     """Whether the defaults of sampling count that the model's generation_config.json sets: temperature, top_p, top_k,
     min_p, repetition_penalty and max_new_tokens. With Honour a request has them that does not say otherwise, as in
     vLLM. With Ignore it has those of the API. status.generationDefaults shows them."""
+    chat_template: PoolChatTemplateSource = PoolChatTemplateSource()
+    """The choice of the chat template that renders the chats of the base model, and of adapters that have none of their
+    own. status.chatTemplate shows what the model's files have, status.suppliedChatTemplate what the spec gives."""
     replicas: Annotated[int, Field(strict=True, ge=0, le=MAX_RUNNERS)] | None = None
     """The number of runners, set by people or by an autoscaler through /scale; no controller of Weft writes it. It
     excludes autoscaling. With neither there is one runner."""
@@ -692,7 +695,9 @@ class ServingPoolStatus(ApiModel):
     generation_defaults: GenerationDefaults | None = None
     """The defaults of sampling that the model's generation_config.json sets, whether they count or not."""
     chat_template: ChatTemplateStatus | None = None
-    """The chat template of the base model."""
+    """The chat template of the base model's files."""
+    supplied_chat_template: SuppliedTemplateStatus | None = None
+    """The chat template that spec.chatTemplate gives, in place of that of the files."""
     max_context_tokens: Count | None = None
     """The number of positions of the base model, which bounds prompt and answer together; kvCache may bound them
     further."""
@@ -715,8 +720,8 @@ class ServingPoolStatus(ApiModel):
     phases: PhasesStatus | None = None
     """The runners by role, with phases.mode Split."""
     conditions: Conditions = ()
-    """The conditions Accepted, Fetched, ChatTemplate, Available, Progressing and Ready. ChatTemplate: the base model
-    has a chat template that renders; while it is False chats are refused and completions go on. Available: at least
+    """The conditions Accepted, Fetched, ChatTemplate, Available, Progressing and Ready. ChatTemplate: the chat
+    template that counts renders; while it is False chats are refused and completions go on. Available: at least
     one runner serves. Ready: every wanted runner serves, or none is wanted."""
 
 

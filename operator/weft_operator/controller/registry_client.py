@@ -166,6 +166,8 @@ def adapter_spec(entry: AdapterRegistration) -> AdapterSpec:
         generation=entry.generation,
         eos_token_ids=entry.eos_token_ids,
         own_chat_template=entry.own_chat_template,
+        chat_template=entry.chat_template,
+        chat_template_fault=entry.chat_template_fault,
     )
 
 

@@ -17,6 +17,7 @@ from weft_operator.controller.interfaces import Depot
 from weft_operator.core.actions import Resolve, RetainBlobs
 from weft_operator.core.artifacts import OperationStatus, source_changed, unreachable, updated
 from weft_operator.core.canary import canary_uid, owner_uid
+from weft_operator.core.chat_templates import template_uid
 from weft_operator.core.expectations import expect
 from weft_operator.core.reconcile import longest_drain_s, plan_retention, resolve_period_s
 from weft_operator.core.resources import Adapter, Ref
@@ -63,9 +64,10 @@ class Resolver:
         self._resolving[action.uid] = asyncio.create_task(self._resolution(action))
 
     def forget(self, uid: str) -> None:
-        """The object is gone, with its canary; or the canary is."""
+        """The object is gone, with its canary and chat template; or one of those is."""
         self._cancel(uid)
         self._cancel(canary_uid(uid))
+        self._cancel(template_uid(uid))
 
     def _cancel(self, uid: str) -> None:
         if task := self._resolving.pop(uid, None):
@@ -135,7 +137,7 @@ class Resolver:
         pool = resource.pool if isinstance(resource, Adapter) else None
         after = resolutions[action.uid] = updated(known, answer, self._clock(), pool)
         self._mark([action.ref])
-        if action.ref.kind == "ServingPool" and after.verified != known.verified:
+        if action.request.kind == "model" and after.verified != known.verified:
             self._mark(adapter.meta.ref for adapter in self._state.desired.adapters_of(action.ref))
 
     def _unreachable(self, action: Resolve) -> None:

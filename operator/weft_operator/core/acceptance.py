@@ -26,6 +26,7 @@ from weft_operator.core.canary import (
     promoted_content,
     resolution_of_canary,
 )
+from weft_operator.core.chat_templates import TemplateView, template_from_status, template_view
 from weft_operator.core.children import RUNNER_KINDS, child_names, is_adoptable
 from weft_operator.core.resources import Adapter, Pool, Ref, holds
 from weft_operator.core.scaling import Bounds
@@ -67,6 +68,7 @@ class PoolView:
     adapters_total: int
     adapters_ready: int
     rollout: str = ""  # what the replacement of runners waits for
+    template: TemplateView | None = None  # None: the spec gives no chat template, or the pool is not accepted
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,7 @@ class AdapterView:
     drain_s: float
     canary: CanaryView | None  # None: none, or the adapter is not accepted
     canary_kept: bool  # the spec has none any more, and what it was promoted to still serves
+    template: TemplateView | None = None  # None: the spec gives no chat template
 
 
 def pool_view(pool: Pool, state: State, bounds: Bounds, wanted: int, now: float) -> PoolView:
@@ -89,12 +92,13 @@ def pool_view(pool: Pool, state: State, bounds: Bounds, wanted: int, now: float)
     request = None if rejection else pool_request(pool)
     resolution = _resolution(pool, request, state)
     adapters_total, adapters_ready = state.desired.counts(pool.meta.ref)
+    serving = resolution.verified if resolution and request else None
     return PoolView(
         pool=pool,
         rejection=rejection,
         request=request,
         resolution=resolution,
-        serving=resolution.verified if resolution and request else None,
+        serving=serving,
         report=state.observed.pool_reports.get(str(pool.meta.ref)),
         runners=_runners(pool.meta.ref, state),
         blocking_error=_blocking_error(pool, state, now),
@@ -102,6 +106,7 @@ def pool_view(pool: Pool, state: State, bounds: Bounds, wanted: int, now: float)
         wanted=wanted,
         adapters_total=adapters_total,
         adapters_ready=adapters_ready,
+        template=None if rejection else template_view(pool, serving, state),
     )
 
 
@@ -123,6 +128,9 @@ def adapter_view(adapter: Adapter, state: State, now: float) -> AdapterView:
         serving = canary.content if canary.phase == "Promoted" and not stays else serving
     elif request is not None:
         kept = _promoted_before(adapter, request, resolution)
+    template = template_view(adapter, base, state)
+    if template and template.is_held:
+        serving = None
     return AdapterView(
         adapter=adapter,
         rejection=rejection,
@@ -134,6 +142,7 @@ def adapter_view(adapter: Adapter, state: State, now: float) -> AdapterView:
         canary=canary,
         canary_kept=kept is not None,
         drain_s=pool.drain_s if pool else 0.0,
+        template=template,
     )
 
 
@@ -265,6 +274,13 @@ def canary_from_status(adapter: Adapter, state: State, now: float) -> Resolution
     """The resolution of an adapter's canary by the adapter's status, for a controller that starts."""
     view = adapter_view(adapter, state, now)
     return resolution_of_canary(adapter, view.canary.request, now) if view.canary else None
+
+
+def supplied_template_from_status(resource: Pool | Adapter, state: State, now: float) -> Resolution | None:
+    """The resolution of the chat template of an object's spec by its status, for a controller that starts."""
+    pool = resource if isinstance(resource, Pool) else state.desired.pools.get(resource.pool)
+    base = base_artifact(pool, state) if pool and resource.chat_template.is_supplied else None
+    return template_from_status(resource, base.digest, now) if base else None
 
 
 def _resolution(resource: Pool | Adapter, request: Request | None, state: State) -> Resolution | None:

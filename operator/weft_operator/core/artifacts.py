@@ -25,19 +25,20 @@ Verdict = Mapping[str, Any]
 FAILURE_PAUSE_MAX_S = 10.0
 UNREACHABLE_PAUSE_MAX_S = 60.0
 REMOTE_PAUSE_MAX_S = 600.0  # after failures of a source that others serve
-CREDENTIALS_PAUSE_MAX_S = 60.0  # where a Secret may be what is wrong: nobody tells of its correction
+CREDENTIALS_PAUSE_MAX_S = 60.0  # where a Secret or ConfigMap may be what is wrong: nobody tells of its correction
 CREDENTIALS_REASONS = ("SecretMissing", "SecretForbidden", "SecretInvalid", "SourceForbidden", "SourceNotFound")
 DOUBLINGS_MAX = 10  # of a pause: any bound is reached before
 WATCHED_S = 3600.0  # between two full looks at a source whose changes the depot reports
 JITTER = 0.1  # of every pause before a remote source is asked: those of one host do not come together
-REMOTE_SCHEMES = ("hf:", "s3:", "oci:", "https:")
+CONFIG_MAP_SCHEME = "configmap:"  # of chat templates, which the API server serves
+REMOTE_SCHEMES = ("hf:", "s3:", "oci:", "https:", CONFIG_MAP_SCHEME)
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
     """What the depot is asked to resolve. Equal requests have equal answers while the source stays as it is."""
 
-    kind: Literal["adapter", "model"]
+    kind: Literal["adapter", "model", "template"]
     uri: str
     revision: str | None
     digest: str | None
@@ -48,6 +49,7 @@ class Request:
     credentials: str | None = None  # a Secret of that namespace
     endpoint: str | None = None
     version: str | None = None  # the name that the content gets; another name is another question
+    text: str | None = None  # a chat template
 
     @property
     def remote(self) -> bool:
@@ -79,6 +81,7 @@ class Request:
             "maxRank": self.max_rank,
             "credentialsRef": {"name": self.credentials} if self.credentials else None,
             "endpoint": self.endpoint,
+            "text": self.text,
         }
         return {name: value for name, value in fields.items() if value is not None}
 
@@ -138,13 +141,14 @@ class Resolution:
             return self.finished_at + (max(period_s, WATCHED_S) if self.answer.watch else period_s)
         most_s = UNREACHABLE_PAUSE_MAX_S if self.answer.reason == "SourceUnreachable" else FAILURE_PAUSE_MAX_S
         most_s = REMOTE_PAUSE_MAX_S if self.request.remote else most_s
-        if of_secret := self.request.credentials is not None and self.answer.reason in CREDENTIALS_REASONS:
+        of_secret = self.request.credentials is not None and self.answer.reason in CREDENTIALS_REASONS
+        if of_cluster := of_secret or self.request.uri.startswith(CONFIG_MAP_SCHEME):
             most_s = CREDENTIALS_PAUSE_MAX_S
         pause_s = min(period_s * 2 ** min(self.failures - 1, DOUBLINGS_MAX), most_s)
         pause_s = max(pause_s, period_s)  # never more often than a source in order
         if self.request.remote:
             pause_s = self.request.jittered(max(pause_s, self.answer.retry_after_s / (1 - JITTER)))
-            pause_s = pause_s / (1 + JITTER) if of_secret else pause_s  # at most, not on average
+            pause_s = pause_s / (1 + JITTER) if of_cluster else pause_s  # at most, not on average
         return self.finished_at + pause_s
 
 

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 
 from weft.domain.routes import CanaryCounts
 from weft_operator.core.artifacts import OperationStatus, Request, Resolution, VerifiedArtifact, from_status
+from weft_operator.core.chat_templates import SUFFIX as TEMPLATE_SUFFIX
 from weft_operator.core.resources import Adapter, Canary, Ref
 
 Phase = Literal["Pending", "Failed", "Progressing", "Promoted", "RolledBack"]
@@ -51,8 +52,8 @@ def canary_uid(uid: str) -> str:
 
 
 def owner_uid(uid: str) -> str:
-    """Of the object whose source, or canary's source, is resolved under this uid."""
-    return uid.removesuffix(SUFFIX)
+    """Of the object whose source, canary's source or chat template is resolved under this uid."""
+    return uid.removesuffix(SUFFIX).removesuffix(TEMPLATE_SUFFIX)
 
 
 def as_adapter(adapter: Adapter, canary: Canary) -> Adapter:

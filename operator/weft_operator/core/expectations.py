@@ -1,6 +1,11 @@
 """How the state changes once an action has been carried out. Shared by every shell and by the tests."""
 
-from weft_operator.core.acceptance import canary_from_status, resolution_from_status
+from weft.domain.routes import PoolSpec
+from weft_operator.core.acceptance import (
+    canary_from_status,
+    resolution_from_status,
+    supplied_template_from_status,
+)
 from weft_operator.core.actions import (
     Action,
     ApplyChild,
@@ -15,6 +20,7 @@ from weft_operator.core.actions import (
 )
 from weft_operator.core.artifacts import started
 from weft_operator.core.canary import canary_uid
+from weft_operator.core.chat_templates import template_uid
 from weft_operator.core.drift import spec_hash
 from weft_operator.core.replicas import object_revision
 from weft_operator.core.resources import Object, Ref
@@ -30,7 +36,7 @@ def expect(action: Action, state: State, now: float) -> None:
         case ForgetSource(uid=uid):
             observed.resolutions.pop(uid, None)
         case PublishPool(ref=ref, entry=entry):
-            _pool_left(ref, state, now, except_for=entry.base_digest)
+            _pool_left(ref, state, now, after=entry)
             expected.pools[ref] = entry
             expected.published_at[ref] = now
         case UnpublishPool(ref=ref):
@@ -82,12 +88,15 @@ def restore_resolutions(state: State, now: float) -> None:
     for adapter in desired.adapters.values():
         if adapter.canary and (known := canary_from_status(adapter, state, now)):
             resolutions.setdefault(canary_uid(adapter.meta.uid), known)
+    for resource in (*desired.pools.values(), *desired.adapters.values()):
+        if known := supplied_template_from_status(resource, state, now):
+            resolutions.setdefault(template_uid(resource.meta.uid), known)
 
 
 def forget(uid: str, ref: Ref, state: State) -> None:
     """An object is gone for good, and with it its state. The next plan unpublishes what is still published of it."""
-    state.observed.resolutions.pop(uid, None)
-    state.observed.resolutions.pop(canary_uid(uid), None)
+    for resolved in (uid, canary_uid(uid), template_uid(uid)):
+        state.observed.resolutions.pop(resolved, None)
     state.observed.adapter_reports.pop(uid, None)
     state.observed.unloaded.discard(uid)
     state.expectations.unloading.discard(uid)
@@ -97,10 +106,12 @@ def forget(uid: str, ref: Ref, state: State) -> None:
         state.observed.foreign.pop(ref, None)
 
 
-def _pool_left(ref: Ref, state: State, now: float, except_for: str = "") -> None:
+def _pool_left(ref: Ref, state: State, now: float, after: PoolSpec | None = None) -> None:
     before = state.expectations.pools.pop(ref, None)
-    if before is not None and before.base_digest != except_for:
-        state.expectations.retention.left(before.base_digest, now, before.drain_s)
+    if before is not None:
+        stays = {after.base_digest, after.chat_template} if after else set[str]()
+        for digest in {before.base_digest, before.chat_template} - stays - {""}:
+            state.expectations.retention.left(digest, now, before.drain_s)
 
 
 def _adapter_left(ref: Ref, state: State, now: float, after: AdapterRegistration | None = None) -> None:

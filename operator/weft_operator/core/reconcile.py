@@ -31,6 +31,7 @@ from weft_operator.core.actions import (
 )
 from weft_operator.core.artifacts import REMOTE_SCHEMES, Request, Resolution
 from weft_operator.core.canary import COUNTS_S, as_adapter, canary_uid
+from weft_operator.core.chat_templates import TemplateView, template_uid
 from weft_operator.core.registration import adapter_entry, pool_entry
 from weft_operator.core.replicas import (
     deadlines,
@@ -46,6 +47,7 @@ from weft_operator.core.state import AdapterRegistration, DesiredState, State
 from weft_operator.core.status import STEPS, adapter_status, events_for, malformed_status, pool_status
 
 PROGRESS_S, PROGRESS_MAX_S = 3.0, 10.0  # a status of nothing but steps on the way is written where these last longer
+CONFIG_MAP_S = 20.0  # between two reads of a chat template there
 UNLOAD_GRACE_S = 30.0  # beyond the pool's drain time, before a deleted adapter is let go of anyway
 
 
@@ -85,14 +87,19 @@ def plan_retention(state: State, now: float) -> list[Action]:
 def live_digests(state: State) -> set[str]:
     """Every digest that serves, may serve, or stands in a status."""
     entries = {digest for entry in state.expectations.adapters.values() for digest in entry.digests}
-    bases = {entry.base_digest for entry in state.expectations.pools.values()}
+    bases = {
+        digest for entry in state.expectations.pools.values() for digest in (entry.base_digest, entry.chat_template)
+    }
     goods = {r.verified.digest for r in state.observed.resolutions.values() if r.verified}
     in_statuses = {str(r.status.get("digest") or r.status.get("baseDigest") or "") for r in _resources(state.desired)}
+    templates = {
+        str((r.status.get("suppliedChatTemplate") or {}).get("digest") or "") for r in _resources(state.desired)
+    }
     canaries = {str((a.status.get("canary") or {}).get("digest") or "") for a in state.desired.adapters.values()}
     versions = {
         str(v["digest"]) for adapter in state.desired.adapters.values() for v in adapter.status.get("versions", ())
     }
-    return (entries | bases | goods | in_statuses | canaries | versions) - {""}
+    return (entries | bases | goods | in_statuses | templates | canaries | versions) - {""}
 
 
 def longest_drain_s(desired: DesiredState) -> float:
@@ -130,6 +137,9 @@ def requeue_at(ref: Ref, state: State, now: float) -> float | None:
         times.append(_unload_deadline(resource, state.desired))
     elif (resolution := state.observed.resolutions.get(resource.meta.uid)) and not resolution.running:
         times.append(resolution.due_at(resolve_period_s(state.desired, resource.uri), resource.poll_s))
+    template = state.observed.resolutions.get(template_uid(resource.meta.uid))
+    if template and not template.running:
+        times.append(_due_at(template, state))
     if isinstance(resource, Adapter) and not holds(resource, "Ready"):
         resolution = state.observed.resolutions.get(resource.meta.uid)
         if resolution and resolution.started_at is not None:
@@ -168,6 +178,7 @@ def _plan_pool(pool: Pool, state: State, now: float) -> list[Action]:
     view = replace(view, rollout=why)
     return [
         *_resolve(pool, view.request, view.resolution, now, state.desired),
+        *_resolve_template(pool, view.template, state, now),
         *_publish_pool(ref, entry, state),
         *runners,
         *_set_status(pool, pool_status(view, now, pods=state.desired.policy.defaults is not None)),
@@ -217,6 +228,7 @@ def _plan_adapter(adapter: Adapter, state: State, now: float) -> list[Action]:
     ref, entry, status = adapter.meta.ref, adapter_entry(view), adapter_status(view, now)
     resolve = _resolve(adapter, view.request, view.resolution, now, state.desired)
     resolve += _resolve_canary(view, state, now)
+    resolve += _resolve_template(adapter, view.template, state, now)
     if (
         state.desired.policy.defaults is not None
         and view.request is not None
@@ -234,6 +246,24 @@ def _resolve_canary(view: AdapterView, state: State, now: float) -> list[Action]
         return _resolve(source, canary.request, canary.resolution, now, state.desired)
     uid = canary_uid(adapter.meta.uid)
     return [ForgetSource(uid)] if adapter.canary is None and uid in state.observed.resolutions else []
+
+
+def _resolve_template(
+    resource: Pool | Adapter, template: TemplateView | None, state: State, now: float
+) -> list[Action]:
+    uid, known = template_uid(resource.meta.uid), state.observed.resolutions.get(template_uid(resource.meta.uid))
+    if not resource.chat_template.is_supplied:
+        return [ForgetSource(uid)] if known else []
+    request = template.request if template else None
+    if request is None or (known and known.request == request and (known.running or now < _due_at(known, state))):
+        return []
+    return [Resolve(resource.meta.ref, uid, request)]
+
+
+def _due_at(template: Resolution, state: State) -> float:
+    """When a chat template of a spec is read again: of a ConfigMap so often that an edit is seen within a minute."""
+    period_s = resolve_period_s(state.desired, template.request.uri)
+    return template.due_at(period_s, max(CONFIG_MAP_S, _round_s(state.desired)))
 
 
 def _is_passing(

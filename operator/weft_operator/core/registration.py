@@ -9,6 +9,7 @@ from weft.domain.model.config import is_bare
 from weft.domain.request import NO_DEFAULTS, SamplingDefaults
 from weft.domain.routes import PoolSpec
 from weft_operator.core.acceptance import AdapterView, PoolView
+from weft_operator.core.chat_templates import TemplateView
 from weft_operator.core.scaling import phase_groups
 from weft_operator.core.state import AdapterRegistration
 from weft_operator.core.status import (
@@ -23,7 +24,7 @@ from weft_operator.core.status import (
 
 def pool_entry(view: PoolView) -> PoolSpec | None:
     """What the scheduler should know of this pool; None: nothing."""
-    if view.serving is None:
+    if view.serving is None or (view.template and view.template.is_held):
         return None
     pool = view.pool
     own, scaling = pool.meta.ref.namespace, pool.autoscaling
@@ -64,7 +65,20 @@ def pool_entry(view: PoolView) -> PoolSpec | None:
         max_output_tokens=pool.max_output_tokens,
         embeds_only=is_bare(view.serving.verdict.get("architecture") or ""),
         sampling_defaults=sampling_defaults(view) if pool.generation_defaults else NO_DEFAULTS,
+        **supplied_template(view.template),
     )
+
+
+def supplied_template(template: TemplateView | None) -> dict[str, str]:
+    """The chat template of the spec as it is published; while it is not known, as it was."""
+    if template is None:
+        return {}
+    if template.content:
+        return {"chat_template": template.content.digest}
+    before = template.published
+    if before is None or template.fault:
+        return {"chat_template_fault": template.fault}
+    return {"chat_template": before.chat_template, "chat_template_fault": before.chat_template_fault}
 
 
 def sampling_defaults(view: PoolView) -> SamplingDefaults:
@@ -117,4 +131,5 @@ def adapter_entry(view: AdapterView) -> AdapterRegistration:
         generation=observed_generation(view),
         eos_token_ids=tuple(verdict.get("eosTokenIds") or ()),
         own_chat_template=has_own_template(adapter, verdict),
+        **supplied_template(view.template),
     )

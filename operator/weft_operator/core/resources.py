@@ -30,6 +30,7 @@ NOT_OF_RUNNERS = (
     "rollout",
     "disruptionBudget",
     "allowedNamespaces",
+    "chatTemplate",
 )  # of a pool's spec
 FINALIZER = "serving.weft.dev/unload"
 DEFAULT_GROUP = "runners"
@@ -72,6 +73,19 @@ class Source(NamedTuple):
     poll_s: float | None  # None: the source is not polled
 
 
+class TemplateChoice(NamedTuple):
+    """Which chat template counts. `text`, or `config_map` ("NAME/KEY"): of one that the spec gives."""
+
+    origin: str  # of a spec, `from`
+    text: str | None = None
+    config_map: str = ""
+
+    @property
+    def is_supplied(self) -> bool:
+        """Whether the spec gives it, not files."""
+        return self.origin in ("Inline", "ConfigMap")
+
+
 @dataclass(frozen=True, slots=True)
 class Adapter:
     """A LoRAAdapter. `status` is the stored one, as it was last written."""
@@ -92,7 +106,7 @@ class Adapter:
     version: str | None  # the name of the source's content
     history_limit: int  # earlier contents that are served
     canary: "Canary | None"
-    chat_template: str  # whose: Auto, Adapter or Base
+    chat_template: TemplateChoice
     status: Object
 
 
@@ -208,6 +222,7 @@ class Pool:
     tool_call_parser: str  # "": as the chat template shows
     max_output_tokens: int  # 0: no bound
     generation_defaults: bool  # whether those of generation_config.json count
+    chat_template: TemplateChoice
     phases: str
     min_prompt: int
     min_token: int
@@ -275,8 +290,15 @@ def parse_adapter(obj: Object) -> Adapter:
         version=spec.get("version"),
         history_limit=spec.get("revisionHistoryLimit", 1),
         canary=_canary(spec.get("canary")),
-        chat_template=(spec.get("chatTemplate") or {}).get("from") or "Auto",
+        chat_template=_template_choice(spec.get("chatTemplate") or {}),
         status=obj.get("status") or {},
+    )
+
+
+def _template_choice(spec: Object) -> TemplateChoice:
+    entry = spec.get("configMapRef")
+    return TemplateChoice(
+        spec.get("from") or "Auto", spec.get("inline"), f"{entry['name']}/{entry['key']}" if entry else ""
     )
 
 
@@ -337,6 +359,7 @@ def parse_pool(obj: Object) -> Pool:
         tool_call_parser=spec["model"].get("toolCallParser") or "",
         max_output_tokens=spec.get("maxOutputTokens") or 0,
         generation_defaults=spec.get("generationDefaults") != "Ignore",
+        chat_template=_template_choice(spec.get("chatTemplate") or {}),
         phases=phases["mode"].lower(),
         min_prompt=phases["minPrompt"],
         min_token=phases["minToken"],

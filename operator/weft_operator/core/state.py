@@ -165,11 +165,13 @@ class AdapterRegistration:
     generation: int = 0  # of the spec that this follows from
     eos_token_ids: tuple[int, ...] = ()  # of the content, beside the base's
     own_chat_template: bool = False  # chats are rendered by the one among the files of the content
+    chat_template: str = ""  # digest of the one that the spec gives instead; "": none
+    chat_template_fault: str = ""  # the spec gives one that could not be read: why
 
     @property
     def digests(self) -> set[str]:
-        """Of every content that is served."""
-        return {self.digest, *(version.digest for version in self.versions)} - {""}
+        """Of every content that is served, and of the chat template."""
+        return {self.digest, self.chat_template, *(version.digest for version in self.versions)} - {""}
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,7 +347,7 @@ class ForeignObject:
 class ObservedState:
     """What depot, cluster and scheduler report. Absent means "not known", and unknown changes no status."""
 
-    resolutions: dict[str, Resolution] = field(default_factory=dict)  # by uid, a canary's by `canary_uid`
+    resolutions: dict[str, Resolution] = field(default_factory=dict)  # by uid; `canary_uid`, `template_uid`
     runners: dict[Ref, dict[int, RunnerProcess]] = field(default_factory=dict)  # by pool and index
     children: dict[Ref, dict[ObjectKey, Object]] = field(default_factory=dict)  # by pool; live objects as read
     foreign: dict[Ref, dict[ObjectKey, ForeignObject]] = field(default_factory=dict)  # by pool

@@ -25,6 +25,7 @@ from weft_operator.core.acceptance import AdapterView, PoolView, Rejection, is_r
 from weft_operator.core.actions import RecordEvent
 from weft_operator.core.artifacts import OperationStatus, Request, Resolution, Verdict, VerifiedArtifact
 from weft_operator.core.canary import DECIDED
+from weft_operator.core.chat_templates import FAULT, TemplateView
 from weft_operator.core.children import selector
 from weft_operator.core.resources import Adapter, Malformed, Object, Pool
 
@@ -60,34 +61,56 @@ def adapter_conditions(view: AdapterView) -> list[Condition]:
     if view.adapter.meta.deleting:
         return [accepted, Condition("Ready", "False", "Deleting", "waiting until no runner holds it")]
     content = _content_of_adapter(view)
-    return [accepted, *content, *_template_of_adapter(view), _ready(view, content), *_canary(view)]
+    template = _template_of_adapter(view)
+    return [accepted, *content, *template, _ready(view, [*content, *template]), *_canary(view)]
 
 
 def has_own_template(adapter: Adapter, verdict: Verdict) -> bool:
     """Whether chats of a content are rendered by the chat template among its own files."""
     own = (verdict.get("chatTemplate") or {}).get("from") == "Adapter"
-    return adapter.chat_template == "Adapter" or (own and adapter.chat_template == "Auto")
+    origin = adapter.chat_template.origin
+    return origin == "Adapter" or (own and origin == "Auto")
 
 
 def _template_of_adapter(view: AdapterView) -> list[Condition]:
+    if view.template:
+        return _template_of_spec(view.template)
     found = view.serving and view.serving.verdict.get("chatTemplate")
     if not found:
         return []
-    own = found.get("from") == "Adapter"
-    if view.adapter.chat_template == "Base" and own:
-        return [Condition("ChatTemplate", "True", "TemplateOfBase", "the adapter's own is not used: from is Base")]
-    if view.adapter.chat_template == "Adapter" and not own:
+    own, origin = found.get("from") == "Adapter", view.adapter.chat_template.origin
+    if origin == "Adapter" and not own:
         return [
             Condition("ChatTemplate", "False", "NoTemplate", "from is Adapter, and its files have no chat template")
         ]
+    if origin == "Base" or found.get("from") == "Base":
+        unused = "; the adapter's own is not used: from is Base" if own else ""
+        message = f"the pool's, whose condition ChatTemplate says whether it renders{unused}"
+        return [Condition("ChatTemplate", "True", "TemplateOfBase", message)]
     return _chat_template(view.serving)
+
+
+def _template_of_spec(template: TemplateView) -> list[Condition]:
+    """Whether chats can be rendered by what the spec gives; nothing where there is no base yet."""
+    answer, fault = template.answer, (template.content.verdict.get("fault") if template.content else None)
+    match answer.state:
+        case "Failed":
+            return [Condition("ChatTemplate", "False", answer.reason, answer.message)]
+        case "Fetched" if fault:
+            return [Condition("ChatTemplate", "False", FAULT, fault)]
+        case "Fetched":
+            return [Condition("ChatTemplate", "True", "TemplateOfSpec", "it renders the smallest conversation")]
+        case _ if template.request:
+            return [Condition("ChatTemplate", "Unknown", "Resolving", "reading the chat template")]
+        case _:
+            return []
 
 
 def _chat_template(serving: VerifiedArtifact | None) -> list[Condition]:
     """Whether chats can be rendered by what serves; nothing where an older depot has not looked."""
     match serving.verdict.get("chatTemplate") if serving else None:
         case {"fault": str(fault)}:
-            return [Condition("ChatTemplate", "False", "TemplateFault", fault)]
+            return [Condition("ChatTemplate", "False", FAULT, fault)]
         case {"from": "None"}:
             return [Condition("ChatTemplate", "False", "NoTemplate", "the base model's files have no chat template")]
         case {"from": str(owner)}:
@@ -112,7 +135,8 @@ def pool_conditions(view: PoolView) -> list[Condition]:
     fetched = _fetched(view.request, view.resolution)
     available, progressing = _available(view, fetched), _progressing(view, fetched)
     ready = _pool_ready(view, available, progressing)
-    return [accepted, fetched, *_chat_template(view.serving), available, progressing, ready]
+    template = _template_of_spec(view.template) if view.template else _chat_template(view.serving)
+    return [accepted, fetched, *template, available, progressing, ready]
 
 
 def timestamp(now: float) -> str:
@@ -178,6 +202,8 @@ def observed_generation(view: AdapterView) -> int:
     adapter, generation = view.adapter, view.adapter.meta.generation
     if view.serving is None or view.rejection or view.mismatch or not is_ready(adapter):
         return generation
+    if view.template and not view.template.answer.finished:
+        return int(adapter.status.get("observedGeneration", generation))
     answer = _answer(view.request, view.resolution) if view.request else OperationStatus()
     if answer.state == "Failed" or (answer.state == "Fetched" and view.serving.pool == adapter.pool):
         return generation
@@ -341,10 +367,12 @@ def pool_status(view: PoolView, now: float, *, pods: bool) -> dict[str, Any]:
     """The pool's status as it should be stored. `pods`: its runners are pods, which a selector finds."""
     generation = view.pool.meta.generation
     before = view.pool.status.get("conditions", ())
+    is_held = view.template is not None and view.template.is_held  # a digest in the status is one that was published
     status = {
         "observedGeneration": generation,
-        "baseDigest": view.serving.digest if view.serving else None,
+        "baseDigest": view.serving.digest if view.serving and not is_held else None,
         **{name: view.serving.verdict.get(name) if view.serving else None for name in MODEL_FACTS},
+        "suppliedChatTemplate": _supplied_template(view.template),
         "maxContextTokens": model_context_tokens(view) or None,
         "kvCache": _kv_cache(view),
         "desiredReplicas": view.wanted,
@@ -358,6 +386,13 @@ def pool_status(view: PoolView, now: float, *, pods: bool) -> dict[str, Any]:
         "conditions": merged(before, pool_conditions(view), generation, now),
     }
     return {name: value for name, value in status.items() if value is not None}
+
+
+def _supplied_template(template: TemplateView | None) -> dict[str, Any] | None:
+    if template is None or template.content is None:
+        return None
+    found = {name: template.content.verdict.get(name) for name in ("from", "fault")}
+    return {"digest": template.content.digest, **{name: value for name, value in found.items() if value is not None}}
 
 
 def _kv_cache(view: PoolView) -> dict[str, int] | None:
@@ -498,6 +533,7 @@ def adapter_status(view: AdapterView, now: float) -> dict[str, Any]:
         "pool": str(serving.pool) if serving else None,
         "baseDigest": serving.base_digest if serving else None,
         **{name: verdict.get(name) for name in reported},
+        "suppliedChatTemplate": _supplied_template(view.template),
         "modelName": adapter.model_name,
         "unavailableRunners": unavailable if serving else 0,
         "versions": _versions(view, now),

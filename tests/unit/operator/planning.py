@@ -120,6 +120,10 @@ def failed(reason: str, message: str = "because", *, validated: bool = False) ->
     return OperationStatus("Failed", None, GOOD if validated else None, reason, message)
 
 
+def template(letter: str, origin: str, **fault: str) -> OperationStatus:
+    return OperationStatus("Fetched", digest(letter), {"from": origin, **fault}, watch=digest(letter))
+
+
 def fetched_base() -> OperationStatus:
     facts = {"eosTokenIds": [1, 2], "generationDefaults": {"temperature": 0.7, "topK": 20}}
     verdict = {"architecture": "LlamaForCausalLM", "maxContext": 2048, "sizeBytes": 1, **facts}
@@ -266,7 +270,9 @@ class World:
             if resolution.running:
                 ref = self.desired.by_uid[owner_uid(uid)]
                 resource = self.desired.get(ref)
-                answer = self.contents.get(resolution.request.uri, failed("SourceNotFound", "nothing there"))
+                request = resolution.request
+                missing = failed("SourceNotFound", "nothing there")
+                answer = self.contents.get(request.uri if request.text is None else request.text, missing)
                 pool = getattr(resource, "pool", None)
                 self.observed.resolutions[uid] = updated(resolution, answer, self.now, pool)
         if self.scheduler_speaks:

@@ -16,6 +16,7 @@ from tests.unit.operator.planning import (
     pool_object,
     pool_ref,
     runner_name,
+    template,
     verified,
 )
 from weft.domain.request import NO_DEFAULTS, SamplingDefaults
@@ -34,7 +35,8 @@ from weft_operator.core import (
     requeue_at,
 )
 from weft_operator.core.artifacts import source_changed
-from weft_operator.core.reconcile import PROGRESS_S, progress_s, resolve_period_s
+from weft_operator.core.chat_templates import template_uid
+from weft_operator.core.reconcile import PROGRESS_S, live_digests, progress_s, resolve_period_s
 from weft_operator.core.scaling import ANSWER_S
 
 
@@ -687,6 +689,66 @@ def test_whose_chat_template_counts_is_a_choice(
     entry = next(entry for entry in serving.routed.values() if entry.name == "upper")
     assert [one.own_chat_template for one in (entry, *entry.versions)] == [own, own], "of earlier contents, too"
     assert serving.condition(adapter_ref("upper"), "ChatTemplate") == said
+
+
+GIVEN = {
+    "Inline": {"from": "Inline", "inline": "text"},
+    "ConfigMap": {"from": "ConfigMap", "configMapRef": {"name": "chat", "key": "template"}},
+}
+
+
+@pytest.mark.parametrize("origin", GIVEN)
+@pytest.mark.parametrize("kind", ["ServingPool", "LoRAAdapter"])
+def test_a_chat_template_of_a_spec_is_published_by_its_digest(serving: World, kind: str, origin: str) -> None:
+    ref = pool_ref() if kind == "ServingPool" else adapter_ref("upper")
+    uri, given = {"Inline": "text", "ConfigMap": "configmap:chat/template"}[origin], GIVEN[origin]
+    made = pool_object if kind == "ServingPool" else adapter_object
+    name, runners = ("base" if kind == "ServingPool" else "upper"), serving.observed.runners[pool_ref()]
+
+    def published(world: World) -> tuple[str, str]:
+        entries = [*world.routed_pools.values(), *world.routed.values()]
+        entry = next(entry for entry in entries if entry.name in (str(ref), ref.name))
+        return entry.chat_template, entry.chat_template_fault
+
+    def said(world: World) -> tuple[str, str]:
+        return world.condition(ref, "ChatTemplate")
+
+    serving.settle(made(name, chatTemplate=given))
+    assert (published(serving), said(serving)) == (("", "nothing there (SourceNotFound)"), ("False", "SourceNotFound"))
+    serving.contents[uri] = template("d", origin)
+    serving.wait(60.0)
+    assert (published(serving), said(serving)) == ((digest("d"), ""), ("True", "TemplateOfSpec"))
+    serving.contents[uri] = template("e", origin, fault="line 1")
+    uid = template_uid(serving.store.get(ref)["metadata"]["uid"])
+    if origin == "Inline":  # as the depot says of a text that it has lost
+        serving.observed.resolutions[uid] = source_changed(serving.observed.resolutions[uid])
+    serving.wait(60.0)
+    assert (published(serving), said(serving)) == ((digest("e"), ""), ("False", "TemplateFault"))
+    serving.contents[uri] = failed("ConfigMapMissing")
+    restarted = serving.restarted()
+    restarted.settle()
+    for world in (serving, restarted):
+        world.wait(60.0)
+        assert published(world) == (digest("e"), ""), "what was read before stays"
+        expected = ("False", "ConfigMapMissing" if origin == "ConfigMap" else "TemplateFault")
+        assert said(world) == expected
+        assert world.condition(ref, "Ready")[0] == "True"
+        assert digest("e") in live_digests(world.state)
+    assert serving.observed.runners[pool_ref()] == runners, "no runner is replaced"
+    serving.settle(made(name))
+    assert published(serving) == ("", "")
+    assert "suppliedChatTemplate" not in serving.status(ref)
+
+
+def test_an_object_is_first_published_when_its_chat_template_is_known(world: World) -> None:
+    world.contents["text"] = OperationStatus("Pending")
+    world.apply(pool_object(chatTemplate=GIVEN["Inline"]))
+    for _ in range(5):
+        world.step()
+    assert world.routed_pools == {}
+    world.contents["text"] = template("d", "Inline")
+    world.wait(1.0)
+    assert world.routed_pools[pool_ref()].chat_template == digest("d")
 
 
 def test_a_remote_source_is_asked_for_once_unless_its_object_says_how_often(world: World) -> None:

@@ -1,0 +1,104 @@
+"""The chat template that a spec gives: a text, or an entry of a ConfigMap, as an artifact of the depot.
+
+It is resolved beside the object's source, under a uid of its own, and published by its digest: no runner knows it. A
+text with a fault is published as it is, and gateways refuse chats by name. While one cannot be read, what was read
+before stays. An object that nobody was served by is only published once its chat template is known or refused.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from weft.domain.routes import PoolSpec
+from weft_operator.core.artifacts import CONFIG_MAP_SCHEME, OperationStatus, Request, Resolution, VerifiedArtifact
+from weft_operator.core.resources import Adapter, Pool
+from weft_operator.core.state import AdapterRegistration, State
+
+SUFFIX = "/template"
+FAULT = "TemplateFault"
+MAX_FAULT = 512  # characters that are published
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateView:
+    """`resolution`: of that request or of one before it. `published`: the object as it is, if it is served."""
+
+    request: Request | None  # None: there is no base yet
+    resolution: Resolution | None
+    published: PoolSpec | AdapterRegistration | None
+    served_before: bool  # by the stored status
+
+    @property
+    def content(self) -> VerifiedArtifact | None:
+        """What was read last."""
+        return self.resolution.verified if self.resolution else None
+
+    @property
+    def answer(self) -> OperationStatus:
+        """To the request."""
+        asked = self.resolution is not None and self.resolution.request == self.request
+        return self.resolution.answer if self.resolution and asked else OperationStatus()
+
+    @property
+    def fault(self) -> str:
+        """Why there is none to render chats by, as clients are told; "" while there is one, or it is not known."""
+        if self.content or self.answer.state != "Failed":
+            return ""
+        return f"{self.answer.message} ({self.answer.reason})"[-MAX_FAULT:]
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the object waits for it: nobody has been served yet, and it is not known what would serve."""
+        known = self.content is not None or bool(self.fault)
+        return not known and self.published is None and not self.served_before
+
+
+def template_uid(uid: str) -> str:
+    """Under which the chat template of its spec is resolved."""
+    return uid + SUFFIX
+
+
+def template_view(resource: Pool | Adapter, base: VerifiedArtifact | None, state: State) -> TemplateView | None:
+    """None: the spec gives none."""
+    if not resource.chat_template.is_supplied:
+        return None
+    ref, expected = resource.meta.ref, state.expectations
+    if isinstance(resource, Pool):
+        published, digest = expected.pools.get(ref), resource.status.get("baseDigest")
+    else:
+        entry, digest = expected.adapters.get(ref), resource.status.get("digest")
+        published = entry if entry and entry.digest else None
+    request = template_request(resource, base.digest) if base else None
+    resolution = state.observed.resolutions.get(template_uid(resource.meta.uid))
+    return TemplateView(request, resolution, published, bool(digest))
+
+
+def template_request(resource: Pool | Adapter, base_digest: str) -> Request:
+    """What to ask the depot about the chat template that the spec gives."""
+    given = resource.chat_template
+    return Request(
+        kind="template",
+        uri=f"{CONFIG_MAP_SCHEME}{given.config_map}" if given.text is None else "inline:",
+        revision=None,
+        digest=None,
+        namespace=resource.meta.ref.namespace,
+        base_digest=base_digest,
+        text=given.text,
+    )
+
+
+def template_from_status(resource: Pool | Adapter, base_digest: str, now: float) -> Resolution | None:
+    """The resolution that an object's status implies, for a controller that starts."""
+    request, status = template_request(resource, base_digest), resource.status
+    stored: Mapping[str, Any] | None = status.get("suppliedChatTemplate")
+    content = VerifiedArtifact(stored["digest"], stored) if stored else None
+    said = next((c for c in status.get("conditions", ()) if c["type"] == "ChatTemplate"), None)
+    if content is None:
+        return None
+    if status.get("observedGeneration") != resource.meta.generation or said is None or said["status"] == "Unknown":
+        return Resolution(request, verified=content)
+    if said["status"] == "False" and said["reason"] != FAULT:
+        answer = OperationStatus("Failed", reason=said["reason"], message=said["message"])
+        return Resolution(request, answer, verified=content)
+    answer = OperationStatus("Fetched", content.digest, stored, watch=content.digest)
+    return Resolution(request, answer, finished_at=now, verified=content)
