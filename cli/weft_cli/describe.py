@@ -20,6 +20,8 @@ def describe_adapter(obj: Object, runners: Sequence[Runner], now: float, unknown
     }
     if eos := status.get("eosTokenIds"):
         facts["Ends with"] = f"{_tokens(eos)}, and the base's"
+    if template := _template(obj):
+        facts["Template"] = template
     if canary := status.get("canary"):
         facts["Canary"] = _canary(canary, obj["spec"].get("canary", {}))
     digest = status.get("digest")
@@ -65,6 +67,7 @@ def describe_pool(obj: Object, runners: Sequence[Runner], now: float, unknown: s
         "Digest": status.get("baseDigest", NONE),
         "Ends with": _tokens(eos) if (eos := status.get("eosTokenIds")) else NONE,
         "Defaults": _defaults(obj),
+        "Template": _template(obj) or NONE,
         "Runners": f"{status.get('readyReplicas', 0)} ready of {status.get('desiredReplicas', '?')} desired",
         "Adapters": f"{adapters.get('ready', 0)} ready of {adapters.get('total', 0)}",
     }
@@ -81,6 +84,20 @@ def describe_pool(obj: Object, runners: Sequence[Runner], now: float, unknown: s
     headers = ("RUNNER", "READY", "SEQUENCES", "PAGES", "ADAPTERS", "ROLE", "ADDRESS", "NUMERICS")
     lines = table(headers, rows) if rows else [unknown or "none"]
     return [*_head(obj, now), *_pairs(facts), *_conditions(obj, now), "", "Runners:", *_indent(lines)]
+
+
+def _template(obj: Object) -> str:
+    """Whose chat template renders chats; the conditions say whether it does. "" where it is not known."""
+    status = obj.get("status", {})
+    if supplied := status.get("suppliedChatTemplate"):
+        return f"{supplied['from']} of the spec, {supplied['digest']}"
+    chosen = obj["spec"].get("chatTemplate", {}).get("from", "Auto")
+    if chosen in ("Inline", "ConfigMap"):
+        return "none yet"
+    found = status.get("chatTemplate", {}).get("from", "")
+    whose = found if chosen == "Auto" or obj["kind"] == "ServingPool" else chosen
+    base = "the base model's" if obj["kind"] == "ServingPool" else "the pool's"
+    return {"Adapter": "the adapter's own", "Base": base, "None": "none"}.get(whose, "")
 
 
 def _defaults(pool: Object) -> str:

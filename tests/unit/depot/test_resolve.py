@@ -13,6 +13,7 @@ import pytest
 
 from tests.unit.artifacts.making import ADAPTER_CONFIG, lora, pack, refused, write_adapter, write_model
 from tests.unit.depot.conftest import Bench
+from weft.api.chat_template import MAX_INLINE
 from weft.artifacts.digest import digest_of, hex_of
 from weft.artifacts.errors import Reason, Refused
 from weft.chat_template import MAX_SOURCE, NAMED_FILE, TEMPLATE_FILE
@@ -200,6 +201,7 @@ def test_a_depot_without_rights_reads_no_config_map(bench: Bench) -> None:
     ],
 )
 def test_a_request_for_a_template_has_all_that_it_needs_and_no_more(wrong: dict[str, Any]) -> None:
+    assert MAX_INLINE == MAX_SOURCE
     whole = {
         "kind": "template",
         "uri": "inline:",

@@ -715,6 +715,7 @@ def test_a_chat_template_of_a_spec_is_published_by_its_digest(serving: World, ki
 
     serving.settle(made(name, chatTemplate=given))
     assert (published(serving), said(serving)) == (("", "nothing there (SourceNotFound)"), ("False", "SourceNotFound"))
+    assert serving.asked[-1].namespace == ref.namespace
     serving.contents[uri] = template("d", origin)
     serving.wait(60.0)
     assert (published(serving), said(serving)) == ((digest("d"), ""), ("True", "TemplateOfSpec"))
