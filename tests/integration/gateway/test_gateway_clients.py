@@ -106,6 +106,8 @@ async def test_a_prompt_is_echoed_truncated_or_tokenised_alone_as_the_client_ask
             await http.post("/v1/completions", json=TEXT | {"prompt": "hello dear", "truncate_prompt_tokens": 1})
         ).json()
         assert last["usage"]["prompt_tokens"] == 1
+        nothing = await http.post("/v1/completions", json=TEXT | {"truncate_prompt_tokens": 0})
+        assert nothing.json()["error"]["param"] == "truncate_prompt_tokens"
         long = TEXT | {"prompt": "dear " * 5000, "truncate_prompt_tokens": -1, "max_tokens": 12}
         assert (await http.post("/v1/completions", json=long)).json()["usage"]["prompt_tokens"] == 500
         plain = TEXT | {"add_special_tokens": False}

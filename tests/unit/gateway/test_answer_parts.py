@@ -11,7 +11,7 @@ from weft_gateway.core.detokenise import Detokeniser
 from weft_gateway.openai.answer_parts import AnswerForm, AnswerReader, message_of
 from weft_gateway.openai.marks import MARKS, REASONING, THINK, ReasoningMarks, mark_tokens, showing
 from weft_gateway.openai.reasoning import ReasoningParser, marks_of
-from weft_gateway.openai.tool_calls import HERMES
+from weft_gateway.openai.tool_calls import HERMES, MISTRAL_NAMED, ToolFormat
 from weft_gateway.shell.tokenizer import ModelTokenizer
 
 from .test_tool_calls import cut
@@ -75,6 +75,30 @@ def test_a_message_has_all_three_parts(at: list[int]) -> None:
     assert message == {"role": "assistant", "content": "So:\n", "refusal": None, "reasoning_content": "why"}
     assert call["function"] == {"name": "f", "arguments": '{"x": 1}'}
     assert ends
+
+
+CALL_TEXT = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
+
+
+@given(CUTS)
+@pytest.mark.parametrize(
+    ("tools", "text", "thought", "content", "calls"),
+    [
+        (HERMES, f"why <tool_call> here?\n{CALL_TEXT}", "why <tool_call> here?", None, 1),
+        (HERMES, f"why{CALL_TEXT}\n{CALL_TEXT}", "why", None, 2),
+        (HERMES, f"why {CALL_TEXT} no</think>{CALL_TEXT}", f"why {CALL_TEXT} no", None, 1),
+        (HERMES, 'why <tool_call>{"no": 1}', 'why <tool_call>{"no": 1}', "", 0),
+        (HERMES, "why <tool_call>\n", "why <tool_call>", "", 0),
+        (MISTRAL_NAMED, 'why[TOOL_CALLS]f[ARGS]{"x": 1}', "why", None, 1),
+        (None, f"why{CALL_TEXT}", f"why{CALL_TEXT}", "", 0),
+    ],
+)
+def test_a_call_ends_reasoning_whose_end_mark_never_comes(
+    tools: ToolFormat | None, text: str, thought: str, content: str | None, calls: int, at: list[int]
+) -> None:
+    message, ends = answer(AnswerForm(tools=tools, reasons=THINK, in_reasoning=True), cut(text, at))
+    assert (message["reasoning_content"], message["content"]) == (thought, content)
+    assert (len(message.get("tool_calls", ())), ends) == (calls, calls > 0)
 
 
 def test_a_message_of_calls_alone_has_no_content_and_the_end_of_a_named_call_is_no_surprise() -> None:

@@ -139,7 +139,9 @@ def tool(**more: Any) -> dict[str, Any]:
         ({"tools": [tool(examples=[])]}, "tools"),
         ({"tools": [tool(strict="no")]}, "tools"),
         ({"tools": [tool(parameters=False)]}, "tools"),
-        ({"tools": [tool() | {"defer_loading": False}]}, "tools"),
+        ({"tools": [tool() | {"defer_loading": True}]}, "tools"),
+        ({"tools": [tool() | {"type": "custom"}]}, "tools"),
+        ({"messages": [{"role": "system", "content": "a", "tools": [tool()]}]}, "messages[0]"),
         ({"tools": [tool()], "tool_choice": CHOICE | {"mode": "auto"}}, "tool_choice"),
         ({"tools": [tool()], "tool_choice": {"type": "function", "function": FUNCTION}}, "tool_choice"),
         ({"messages": [{"role": "user", "content": [PART | {"detail": "low"}]}]}, "messages[0].content"),
@@ -154,6 +156,7 @@ def test_what_would_change_the_answer_is_refused_by_name_whatever_its_value(
         parse(ChatRequest, orjson.dumps(GOOD | changes))
     assert caught.value.param == param
     assert param in caught.value.message
+    assert "{{" not in caught.value.message
 
 
 @pytest.mark.parametrize("name", ["json", "regex", "choice", "grammar", "json_object", "whitespace_pattern"])
@@ -164,9 +167,12 @@ def test_vllms_older_parameters_of_a_form_are_refused_with_the_name_they_have_to
 
 def test_what_changes_no_text_may_stand_beside_it() -> None:
     parts = [PART | {"cache_control": {"type": "ephemeral"}, "annotations": [], "id": None}]
-    asked = {"messages": [{"role": "user", "content": parts}], "tools": [tool(strict=True) | {"cache_control": {}}]}
-    request = parse(ChatRequest, orjson.dumps(GOOD | asked))
-    assert (request.messages[0].content, request.tools) == ("one ", [tool(strict=True)])
+    parts += [{"type": "thinking", "thinking": "two"}]
+    given = tool(strict=True, defer_loading=False) | {"cache_control": {}, "type": None, "defer_loading": False}
+    request = parse(
+        ChatRequest, orjson.dumps(GOOD | {"messages": [{"role": "user", "content": parts}], "tools": [given]})
+    )
+    assert (request.messages[0].content, request.tools) == ("one two", [tool(strict=True)])
 
 
 def test_our_own_answer_can_be_sent_back_with_what_clients_add_to_it() -> None:

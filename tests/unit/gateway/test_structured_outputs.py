@@ -208,6 +208,8 @@ def test_texts_have_no_form() -> None:
         ({"structured_outputs": {"choice": ["a", 1]}}, "structured_outputs.choice"),
         ({"structured_outputs": {"regex": {}}}, "structured_outputs.regex"),
         ({"structured_outputs": {"json": {}, "whitespace_pattern": 1}}, "structured_outputs.whitespace_pattern"),
+        ({"structured_outputs": {"regex": "a", "whitespace_pattern": " "}}, "structured_outputs.whitespace_pattern"),
+        ({"structured_outputs": {"whitespace_pattern": " "}}, "structured_outputs.whitespace_pattern"),
         ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs.regex"),
         (
             {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}},

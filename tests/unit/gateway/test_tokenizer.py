@@ -324,6 +324,28 @@ def test_a_template_gets_calls_tools_documents_and_the_callers_variables_none_of
     assert spelled == """system[{"name": "</s>", "</s>": 1}][{"text": "</s>"}]</s></s>mineFalse"""
 
 
+@pytest.mark.parametrize(
+    ("asked", "template", "variables"),
+    [
+        ({"reasoning_effort": "high"}, "{{ enable_thinking }}", {"enable_thinking": True}),
+        ({"reasoning_effort": "none"}, "{{ enable_thinking }}", {"enable_thinking": False}),
+        ({"reasoning_effort": "high", "enable_thinking": False}, "{{ enable_thinking }}", {"enable_thinking": False}),
+        ({"reasoning_effort": "low"}, "{{ reasoning_effort }}", {"reasoning_effort": "low"}),
+        (
+            {"reasoning_effort": "none"},
+            "{{ enable_thinking }}{{ reasoning_effort }}",
+            {"enable_thinking": False, "reasoning_effort": "none"},
+        ),
+        ({"reasoning_effort": "high"}, "", {}),
+    ],
+)
+def test_a_degree_of_effort_is_what_the_template_reads(
+    asked: dict[str, Any], template: str, variables: dict[str, Any]
+) -> None:
+    params = parse(ChatRequest, json.dumps({"model": "m", "messages": user("hello"), **asked}).encode())
+    assert chat_of(params, template, format_of(template)).variables == variables
+
+
 def test_bad_words_are_banned_at_the_beginning_and_behind_a_space() -> None:
     spelled = [b"".join(map(TEXT.bytes_of, tokens)) for tokens in TEXT.sequences_of(["hello", " dear"])]
     assert spelled == [b"hello", b" hello", b" dear"]

@@ -193,6 +193,8 @@ NEARLY: list[tuple[ToolFormat, str, str, list[tuple[str, Any]]]] = [
     (HERMES, marked(r'{"name": "f", "arguments": {"x": "\d\'\u12\u00e9\n"}}'), "", [("f", {"x": "\\d'\\u12é\n"})]),
     (HERMES, marked('{"name": "f", "arguments": {"x": "say "hi" to"}}'), "", [("f", {"x": 'say "hi" to'})]),
     # no JSON, and no call
+    (HERMES, marked('{"name": "f", "args": {"x": 1}}'), marked('{"name": "f", "args": {"x": 1}}'), []),
+    (HERMES, marked('{"id": "1", "type": "function", "name": "f"}'), "", [("f", {})]),
     (HERMES, marked('{"name": "f", "arguments": {x: 1}}'), marked('{"name": "f", "arguments": {x: 1}}'), []),
     (HERMES, marked('{"name": "f", "arguments": {"x": NaN}}'), marked('{"name": "f", "arguments": {"x": NaN}}'), []),
     (HERMES, marked('{"name": "f", "arguments": {"x": 1, y: 2}}'), ", y: 2}}\n</tool_call>", [X]),

@@ -52,8 +52,10 @@ class AnswerReader:
     def __init__(self, form: AnswerForm, answer_id: str) -> None:
         self._form, self._answer_id = form, answer_id
         tokens = NO_TOKENS if form.spells_marks else form.marks
-        self._reasoning = form.reasons and ReasoningParser(form.reasons, begun=form.in_reasoning, tokens=tokens)
         self._calls = ToolCallParser(form.tools) if form.tools else None
+        self._reasoning = form.reasons and ReasoningParser(
+            form.reasons, begun=form.in_reasoning, tokens=tokens, tools=form.tools
+        )
 
     @property
     def ends_with_calls(self) -> bool:

@@ -55,10 +55,12 @@ def _variables(params: ChatPrompt, template: str) -> dict[str, Any]:
         return re.search(rf"\b{re.escape(name)}\b", template) is not None
 
     asked: dict[str, tuple[str, Any]] = {"enable_thinking": ("enable_thinking", params.enable_thinking)}
-    if params.reasoning_effort == "none" and not is_read("reasoning_effort"):
-        asked["enable_thinking"] = "reasoning_effort", False
-    elif params.reasoning_effort and is_read("reasoning_effort"):
-        asked["reasoning_effort"] = "reasoning_effort", params.reasoning_effort
+    effort, is_effort_read = params.reasoning_effort, is_read("reasoning_effort")
+    if effort and is_effort_read:
+        asked["reasoning_effort"] = "reasoning_effort", effort
+    ends_thinking = effort == "none" and not is_effort_read
+    if effort and params.enable_thinking is None and (is_read("enable_thinking") or ends_thinking):
+        asked["enable_thinking"] = "reasoning_effort", effort != "none"
     asked |= {name: (f"chat_template_kwargs.{name[:64]}", value) for name, value in params.chat_template_kwargs.items()}
     for name, (param, value) in asked.items():
         if name in _GIVEN and value != getattr(params, name):

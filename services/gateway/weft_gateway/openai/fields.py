@@ -110,10 +110,11 @@ def _part(part: Any) -> str:
     match part:
         case str(text):
             return text
-        case {"type": "text" | "input_text" | "output_text" | "thinking", "text": str(text)} | {
-            "type": "refusal",
-            "refusal": str(text),
-        }:
+        case (
+            {"type": "text" | "input_text" | "output_text" | "thinking", "text": str(text)}
+            | {"type": "refusal", "refusal": str(text)}
+            | {"type": "thinking", "thinking": str(text)}
+        ):
             _check_names("of a part of content", part, _PART_FIELDS)
             return text
         case _:
@@ -134,19 +135,25 @@ def _tools(value: Any) -> list[dict[str, Any]]:
     if not fits or len({tool["function"]["name"] for tool in value}) < len(value):
         raise PydanticCustomError(
             "tools",
-            'must be a list of at most {count} functions of different names: {{"type": "function", "function": '
-            '{{"name": "up to 64 letters, digits, _ . and -", "description": "...", "parameters": {{...}}}}}}',
+            'must be a list of at most {count} functions of different names: {"type": "function", "function": '
+            '{"name": "up to 64 letters, digits, _ . and -", "description": "...", "parameters": {...}}}',
             {"count": MAX_TOOLS},
         )
-    for tool in value:
-        _check_names("of a tool", tool, frozenset(("type", "function", "cache_control")))
-        _check_names("of a tool's function", tool["function"], _FUNCTION_FIELDS)
-    return _bounded([{"type": "function", "function": tool["function"]} for tool in value])
+    functions = [_at_once(tool["function"]) for tool in value]
+    for tool, function in zip(value, functions, strict=True):
+        _check_names("of a tool", _at_once(tool), frozenset(("type", "function", "cache_control")))
+        _check_names("of a tool's function", function, _FUNCTION_FIELDS)
+    return _bounded([{"type": "function", "function": function} for function in functions])
+
+
+def _at_once(value: dict[str, Any]) -> dict[str, Any]:
+    """Without vLLM's and SGLang's wish not to be loaded later, which is what happens."""
+    return {name: item for name, item in value.items() if name != "defer_loading" or item is not False}
 
 
 def _is_function(tool: Any) -> bool:
     match tool:
-        case {"type": "function", "function": {"name": str(name), **others}}:
+        case {"function": {"name": str(name), **others}, **more} if more.get("type") in (None, "function"):
             kinds = {"parameters": dict, "description": str, "strict": bool}
             typed = all(isinstance(others[key], kinds[key]) for key in kinds if others.get(key) is not None)
             return bool(_TOOL_NAME.fullmatch(name)) and typed

@@ -11,6 +11,7 @@ from weft_gateway.openai.marks import (
     in_text,
     is_special,
 )
+from weft_gateway.openai.tool_calls import ToolCallParser, ToolFormat, call_begins
 
 
 def reasons(template: str) -> bool:
@@ -53,11 +54,20 @@ class AnswerSplit(NamedTuple):
 class ReasoningParser:
     """Reads one answer: `push` text as it comes, then `flush` once. `begun`: the prompt ends inside the reasoning.
 
-    White space around the reasoning belongs to neither part. `tokens`: of a tokenizer that has marks.
+    White space around the reasoning belongs to neither part. `tokens`: of a tokenizer that has marks. `tools`: a call
+    in this form ends the reasoning, too, where its end mark never comes: text behind it is held back until then.
     """
 
-    def __init__(self, marks: ReasoningMarks, *, begun: bool, tokens: MarkTokens = NO_TOKENS) -> None:
+    def __init__(
+        self,
+        marks: ReasoningMarks,
+        *,
+        begun: bool,
+        tokens: MarkTokens = NO_TOKENS,
+        tools: ToolFormat | None = None,
+    ) -> None:
         self._begin_mark, self._end_mark = (in_text(mark, tokens) for mark in marks)
+        self._tools, self._call = tools, None if tools is None else call_begins(tools)
         self._held = ""
         self._inside: bool | None = begun or None  # None: not known yet
         self._at_edge = True  # white space that comes next is dropped
@@ -73,7 +83,20 @@ class ReasoningParser:
     def flush(self) -> AnswerSplit:
         """What is left at the end of the answer."""
         held, self._held = self._held, ""
-        return AnswerSplit(reasoning=held.rstrip()) if self._inside else AnswerSplit(content=held)
+        if not self._inside:
+            return AnswerSplit(content=held)
+        at = self._call_at(held)
+        return AnswerSplit(held[:at].rstrip(), held[at:])
+
+    def _call_at(self, text: str) -> int:
+        """Where the calls begin that a text ends with."""
+        found = self._call and self._call.search(text)
+        if not found or not found["call"] or self._tools is None:
+            return len(text)
+        calls = ToolCallParser(self._tools)
+        calls.push(text[found.start() :])
+        calls.flush()
+        return found.start() if calls.calls else len(text)
 
     def _begin(self) -> bool:
         """Whether it is known now if the answer begins with reasoning."""
@@ -97,7 +120,8 @@ class ReasoningParser:
             return before.rstrip()
         mark = self._end_mark
         kept = next((n for n in range(len(mark) - 1, 0, -1) if before.endswith(mark[:n])), 0)
-        certain = before[: len(before) - kept].rstrip()
+        call = self._call and self._call.search(before)
+        certain = before[: min(len(before) - kept, call.start() if call else len(before))].rstrip()
         self._held = before[len(certain) :]
         self._at_edge = self._at_edge and not certain
         return certain

@@ -269,6 +269,7 @@ _ASKING = {
     "prefix": _CONTINUES,
     "partial": _CONTINUES,
     "function_call": "it is the older form of tool_calls",
+    "tools": "they stand beside the messages",
     "images": "prompts are texts",
     "audio": "prompts are texts",
 }

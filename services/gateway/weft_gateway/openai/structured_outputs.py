@@ -212,12 +212,16 @@ def _of_vllm(value: Any) -> list[Form]:
     if wrong := next((key for key in _FLAGS if given.get(key, True) is not True), None):
         raise _wrong(f"{name}.{wrong}", "true or false")
     given.pop("disable_fallback", None)  # there is one engine
-    if given.pop("disable_any_whitespace", False):
+    if given.pop("disable_any_whitespace", False) and given.keys() & {"json", "json_object"}:
         given.setdefault("whitespace_pattern", "")
     check_names(name, given, (*_FORMS, "whitespace_pattern"))
+    asked = "whitespace_pattern" in given
     whitespace = given.pop("whitespace_pattern", WHITESPACE)
     if not isinstance(whitespace, str):
         raise _wrong(f"{name}.whitespace_pattern", "a string")
+    if asked and not given.keys() & {"json", "json_object"}:
+        text = f"{name}.whitespace_pattern is of a JSON form, and there is none."
+        raise ParameterError(text, param=f"{name}.whitespace_pattern")
     return [_of_kind(f"{name}.{kind}", kind, value, whitespace) for kind, value in given.items()]
 
 

@@ -12,7 +12,8 @@ from typing import Any
 from weft_gateway.errors import ParameterError
 
 ACCEPTED = frozenset(
-    "metadata prompt_cache_key prompt_cache_options prompt_cache_retention request_id moderation".split()
+    "metadata prompt_cache_key prompt_cache_options prompt_cache_retention request_id moderation session_id rid "
+    "custom_labels".split()
 )
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "length_penalty": (1.0,),
@@ -24,21 +25,25 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "function_call": ("none", "auto"),  # without functions
     "spaces_between_special_tokens": (True, False),  # no decoder puts any there
     "stream_options": ({"include_obfuscation": False},),  # of responses
+    "stream_interval": (1,),
     **dict.fromkeys("id_slot slot_id".split(), (-1,)),
     **dict.fromkeys("typical_p tfs_z repeat_penalty".split(), (1.0,)),
     **dict.fromkeys(
         "detokenize do_sample include_reasoning separate_reasoning stream_reasoning cache_prompt "
-        "parse_tool_calls add_special_tokens".split(),
+        "parse_tool_calls add_special_tokens return_mm_kwargs".split(),
         (True,),
     ),
 }
 _OFF = {
     "OpenAI and Anthropic": "audio background container functions mcp_servers modalities prediction store "
     "stream_options suffix web_search_options",
-    "vLLM": "early_stopping kv_transfer_params logits_processors media_io_kwargs mm_processor_kwargs prompt_embeds "
-    "repetition_detection use_beam_search vllm_xargs",
-    "SGLang": "custom_logit_processor custom_params ebnf json_schema lora_path no_stop_trim regex return_hidden_states "
-    "session_params",
+    "vLLM": "chat_template early_stopping ec_transfer_params kv_transfer_params logits_processors logprob_token_ids "
+    "media_io_kwargs mm_processor_kwargs prompt_embeds repetition_detection return_prompt_text return_token_offsets "
+    "routed_experts_prompt_start use_beam_search vllm_xargs watermarking",
+    "SGLang": "custom_logit_processor custom_params ebnf extra_key images_config input_ids json_schema lora_path "
+    "ngram_corpus_id no_stop_trim regex return_cached_tokens_details return_hidden_states return_meta_info "
+    "return_prompt_token_ids return_routed_experts routed_experts_start_len session_params stop_regex "
+    "use_audio_in_video",
     "TGI": "decoder_input_details details return_full_text top_n_tokens watermark",
     "llama.cpp": "dry_multiplier dynatemp_range grammar image_data lora mirostat n_keep n_probs post_sampling_probs "
     "return_progress return_tokens timings_per_token top_a xtc_probability",
@@ -69,7 +74,12 @@ _PARAMETERS = {
     "temperature 0 is greedy": "do_sample",
     "answers are texts; return_token_ids has the tokens, too": "detokenize",
     "reasoning is reasoning_content, beside the content": "separate_reasoning stream_reasoning",
-    "prompts are reused inside one cache_salt: send one of your own": "cache_prompt",
+    "prompts are reused inside one cache_salt: send one of your own": "cache_prompt extra_key",
+    "return_token_ids has them": "return_prompt_token_ids",
+    "POST /tokenize has the tokens of a chat's prompt": "return_prompt_text return_token_offsets",
+    "the sampled and the likeliest tokens are reported: logprobs, or top_logprobs, asks for them": "logprob_token_ids",
+    "POST /v1/completions takes token ids as its prompt": "input_ids",
+    "model names the adapter": "lora_path",
     "it is called structured_outputs": "regex ebnf json_schema grammar guided_decoding_backend",
     "it is called repetition_penalty": "repeat_penalty",
     "it is called use_activation": "normalize",
@@ -101,7 +111,8 @@ def unknown_of(value: Mapping[str, Any], known: Collection[str]) -> str | None:
 def check_names(where: str, value: Mapping[str, Any], known: Collection[str]) -> None:
     """Check that an object inside a request has known names alone. Raises ParameterError."""
     if unknown := unknown_of(value, known):
-        text = f"{where}.{unknown} is not supported" + (f"; {', '.join(known)} are." if known else ": leave it out.")
+        others = f"; {', '.join(known)} {'is' if len(known) == 1 else 'are'}." if known else ": leave it out."
+        text = f"{where}.{unknown} is not supported{others}"
         raise ParameterError(text, param=f"{where}.{unknown}", code="unsupported_parameter")
 
 

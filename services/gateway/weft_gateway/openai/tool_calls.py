@@ -128,12 +128,21 @@ class _State(Enum):
 
 
 _HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=[{\[])')
+_BESIDE_ARGUMENTS = {"arguments", "parameters", "id", "type", "index"}  # of a call that may have no arguments
 _CALL_ID, _ARGS = stand_in("[CALL_ID]"), stand_in("[ARGS]")
 _NAMED = re.compile(
     rf"([A-Za-z0-9_.-]{{1,64}})\s*(?:(?:\[CALL_ID\]|{_CALL_ID})\s*[A-Za-z0-9]*\s*)?(?:(?:\[ARGS\]|{_ARGS})\s*)?"
 )
 _NAME_BEGUN = re.compile(rf"[A-Za-z0-9_.-]{{1,64}}\s*(?:[\[{_CALL_ID}{_ARGS}][^{{]{{0,64}})?")
 _BETWEEN = re.compile(r"[\s}\],;]*")  # calls: separators, and brackets too many
+
+
+def call_begins(form: ToolFormat) -> re.Pattern[str]:
+    """Finds a mark with a call behind it (group `call`), or what may become that with more text."""
+    mark = form.begin.strip() or form.spelled
+    marks, begun = f"(?:{re.escape(mark)}|{stand_in(mark)})\\s*", (mark[:n] for n in range(len(mark) - 1, 0, -1))
+    behind = r"[\w{\[]" if form.name == MISTRAL.name else r"[{\[]"
+    return re.compile(rf"(?P<call>{marks}{behind})|{marks}\Z|(?:{'|'.join(map(re.escape, begun))})\Z")
 
 
 class ToolCallParser:
@@ -292,8 +301,8 @@ class ToolCallParser:
         with contextlib.suppress(orjson.JSONDecodeError):
             match orjson.loads(text):
                 case {"function": {"name": str(name), **fields}} | {"name": str(name), **fields} if name:
-                    arguments = fields.get("arguments", fields.get("parameters", {} if whole else None))
-                    if arguments is not None or whole:
+                    arguments = fields.get("arguments", fields.get("parameters"))
+                    if arguments is not None or (whole and fields.keys() <= _BESIDE_ARGUMENTS):
                         self.calls += 1
                         return [CallBegun(self.calls - 1, name), ArgumentsPart(self.calls - 1, _json_of(arguments))]
                 case _:

@@ -333,6 +333,9 @@ def _in(params: Common, where: str) -> str:
 def _truncated(tokens: list[int], params: Common, context_tokens: int) -> list[int]:
     """The last tokens of a prompt, or its first; -1: as many as leave room for the answer. Raises ParameterError."""
     keep = params.truncate_prompt_tokens
+    if keep == 0:
+        text = "truncate_prompt_tokens 0 leaves nothing of the prompt; -1 keeps as much as fits."
+        raise ParameterError(text, param="truncate_prompt_tokens")
     if keep is not None and 0 < context_tokens < keep:
         text = f"truncate_prompt_tokens {keep} is more than this model's context of {context_tokens} tokens."
         raise ParameterError(f"{text} Please request a smaller truncation size.", param="truncate_prompt_tokens")
