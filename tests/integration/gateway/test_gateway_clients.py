@@ -81,6 +81,36 @@ async def test_every_sampling_parameter_reaches_the_runner(world: World) -> None
     assert (plain.sampling.top_k, plain.priority, plain.cache_salt) == (0, Priority.BATCH, "")
 
 
+@pytest.mark.parametrize("chat", [False, True])
+async def test_what_a_trainer_samples_has_the_ids_and_log_probabilities_that_it_learns_from(
+    world: World, chat: bool
+) -> None:
+    """TRL's client of a server (`trl/generation/vllm_client.py`), with its defaults."""
+    asked: dict[str, Any] = {
+        "n": 2, "repetition_penalty": 1.0, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "max_tokens": 16,
+        "return_token_ids": True, "return_tokens_as_token_ids": True,
+    }  # fmt: skip
+    if chat:
+        tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+        messages = [{"role": "user", "content": "one two"}]
+        more = {"messages": messages, "logprobs": True, "top_logprobs": 0, "tools": [tool], "tool_choice": "none"}
+    else:
+        more = {"prompt": [[270, 271], [272]], "logprobs": 0}
+    async with world.http() as http:
+        model = (await http.get("/v1/models")).json()["data"][0]["id"]
+        answer = await http.post(f"/v1/{'chat/' * chat}completions", json=asked | more | {"model": model})
+    choices = answer.json()["choices"]
+    assert len(choices) == (2 if chat else 4)
+    for choice in choices:
+        found = choice["logprobs"]["content"] if chat else choice["logprobs"]["tokens"]
+        names = [one["token"] if chat else one for one in found]
+        assert names == [f"token_id:{token}" for token in choice["token_ids"]] != []
+        values = [one["logprob"] for one in found] if chat else choice["logprobs"]["token_logprobs"]
+        assert all(value <= 0 for value in values)
+    prompts = [answer.json()] if chat else choices[::2]
+    assert all(prompt["prompt_token_ids"] for prompt in prompts)
+
+
 async def test_a_token_beyond_the_vocabulary_is_refused_by_the_parameter_that_names_it(world: World) -> None:
     async with world.http() as http:
         for name in ("stop_token_ids", "allowed_token_ids"):

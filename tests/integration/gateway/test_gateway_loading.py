@@ -98,7 +98,8 @@ async def loading(parts: World, tmp_path: Path) -> AsyncIterator[Loading]:
         ({"lora_name": "a b", "lora_path": "s3://bucket/x"}, 400, "adapter_refused", "only letters, digits"),
         ({"lora_name": "tiny", "lora_path": "s3://bucket/x"}, 400, "adapter_refused", "NameConflict"),
         ({"base_model_name": "other"}, 400, "invalid_parameter", "there are: tiny"),
-        ({"is_3d_lora_weight": True}, 400, "unsupported_parameter", "is_3d_lora_weight"),
+        ({"is_3d_lora_weight": True}, 400, "invalid_parameter", "is_3d_lora_weight"),
+        ({"pinned": False}, 400, "unsupported_parameter", "pinned"),
         (
             {"lora_name": "kept", "lora_path": "s3://bucket/kept", "load_inplace": True},
             400,
@@ -136,6 +137,7 @@ async def test_what_cannot_be_loaded_is_refused_by_name(
     found, error = await loading.post(LOAD, asked)
     assert (found, error["code"]) == (status, code)
     assert says in error["message"]
+    assert error["type"] == ("InvalidUserInput" if code == "adapter_already_loaded" else "invalid_request_error")
     assert loading.names() == ["kept"]
 
 
@@ -183,7 +185,8 @@ async def test_an_adapter_is_loaded_with_its_route_and_known_as_loaded_for_as_lo
     loading.settles, loading.digest = {"type": "Ready", "status": "True", "reason": "Published", "message": "m"}, digest
 
     async def load(name: str, *others: scheduler_pb2.Route) -> scheduler_pb2.Route:
-        asked = asyncio.create_task(loading.post(LOAD, {"lora_name": name, "lora_path": f"s3://bucket/{name}"}))
+        of = {"lora_name": name, "lora_path": f"s3://bucket/{name}", "load_inplace": False, "is_3d_lora_weight": False}
+        asked = asyncio.create_task(loading.post(LOAD, of))
         uid = (await soon(loading.made.get()))["metadata"]["uid"]
         routes = world.routes(world.scheduler.routes.version + 1)
         route = routes.routes.add(model_name=name, namespace="team", pool="team/base", adapter_digest=digest, uid=uid)

@@ -14,6 +14,7 @@ import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Sequence
 from http import HTTPStatus
 from pathlib import Path
+from typing import Literal
 
 import httpx2
 from pydantic import Field
@@ -46,6 +47,13 @@ class LoadRequest(Strict):
     lora_path: str = Field(min_length=1, max_length=2048, description="a folder, hf://ORG/NAME[@REVISION], s3://...")
     load_inplace: bool = Field(False, description="an adapter that has the name gets this content")
     base_model_name: str | None = Field(None, description="absent: the only base that is served")
+    is_3d_lora_weight: Literal[False] = Field(False, description="no experts in layers are served")
+
+
+class AlreadyLoaded(ParameterError):
+    """The name is taken. The type is vLLM's: KubeAI, which loads again and again, takes it for success."""
+
+    kind, code = "InvalidUserInput", "adapter_already_loaded"
 
 
 class UnloadRequest(Strict):
@@ -99,7 +107,7 @@ async def _load(state: AppState, objects: ObjectsClient, asked: LoadRequest) -> 
     if before and not asked.load_inplace:
         text = f"The lora adapter '{name}' has already been loaded."
         help_ = "If you want to load the adapter in place, set 'load_inplace' to True."
-        raise ParameterError(f"{text} {help_}", param="lora_name", code="adapter_already_loaded")
+        raise AlreadyLoaded(f"{text} {help_}", param="lora_name")
     obj = before or _new_adapter(name, _pool(await objects.list("servingpools"), asked.base_model_name), adapters)
     namespace = obj["metadata"]["namespace"]
     source = _remote_source(asked.lora_path) or await _stored_folder(state, asked.lora_path, namespace)
