@@ -23,6 +23,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from weft.artifacts.digest import TEMPLATES_FOLDER
+from weft.domain.model.generation import declared_tokens
 
 MAX_WARNINGS = 3  # of one adapter's tokens
 MAX_SOURCE = 1 << 18  # characters of a template; public ones have up to 30,000
@@ -309,20 +310,9 @@ def adapter_template(
     has for a text, or None. The base's tokenizer reads the prompt, so a token of the adapter's is one of the base's.
     """
     config, special = (_object(files, name) for name in (CONFIG_FILE, SPECIAL_FILE))
-    sources, own, added = (
-        sources_of(files, config),
-        special_tokens_of(config, special),
-        config.get("added_tokens_decoder"),
-    )
+    sources, own, ids = sources_of(files, config), special_tokens_of(config, special), declared_tokens(config)
     if not sources:
         return None, ()
-    ids: dict[str, int] = {}
-    for token, entry in added.items() if isinstance(added, dict) else ():
-        match entry:
-            case {"content": str(text)} if token.isdecimal() and len(token) < 10 and text:
-                ids[text] = int(token)
-            case _:
-                pass
     written = " ".join(sources.values())
     own = {name: text for name, text in own.items() if name in written}
     texts = dict.fromkeys((*own.values(), *(text for text in ids if text in written)))

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import httpx2
 
 from weft.api.readiness import is_ready, is_refused, state_of
-from weft.domain.adapter import FILES, OPTIONAL_FILES
+from weft.domain.adapter import FILES, OPTIONAL_FILES, OTHER_FORMS
 from weft_cli.client import Object, ObjectApi
 from weft_cli.errors import BadInput, Changed, CommandError, NotThere
 from weft_cli.gateway import gateway_client, link_errors, refused
@@ -54,7 +54,9 @@ def upload(gateway: httpx2.Client, folder: Path, namespace: str) -> Mapping[str,
     """Send the files. Returns the content as the gateway names it: id, bytes, source. Raises CommandError."""
     for name in FILES:
         if not (folder / name).is_file():
-            raise BadInput(f"{folder} has no {name}", "an adapter is a folder as PEFT's save_pretrained writes it")
+            found = [f"{other} is {what}" for other, what in OTHER_FORMS.items() if (folder / other).is_file()]
+            help_ = next(iter(found), "an adapter is a folder as PEFT's save_pretrained writes it")
+            raise BadInput(f"{folder} has no {name}", help_)
     with contextlib.ExitStack() as stack:
         names = (*FILES, *(name for name in OPTIONAL_FILES if (folder / name).is_file()))
         files = {name: (name, stack.enter_context((folder / name).open("rb"))) for name in names}

@@ -11,6 +11,10 @@ OPTIONAL_FILES = (
     "tokenizer_config.json",
     "special_tokens_map.json",
 )  # where training wrote them
+OTHER_FORMS = {  # that training may have written instead, and what to do
+    "adapter_model.bin": "a pickle, which can run code when it is opened: save it as safetensors",
+    "adapters.safetensors": "mlx-lm's form: save it as PEFT does",
+}
 
 
 class Tier(IntEnum):

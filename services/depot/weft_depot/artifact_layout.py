@@ -4,6 +4,7 @@ The checks read through `Files`, so the same code validates the source before th
 itself (the bytes that are served are the bytes that were checked) and blobs kept from earlier.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -30,12 +31,15 @@ from weft.domain.model.config import MAX_CONFIG_BYTES as MAX_MODEL_CONFIG_BYTES
 from weft.domain.model.config import ModelSpec, parse_model_config
 from weft.domain.model.generation import (
     TOKENIZER,
+    TOKENIZER_CONFIG,
     Read,
     adapter_eos,
     sampling_defaults,
+    strange_tokens,
     tokenizer_eos,
 )
 from weft.domain.model.safetensors import MAX_ADAPTER_HEADER_BYTES, MAX_MODEL_HEADER_BYTES, Header, read_header
+from weft.domain.model.tensors import some_of
 from weft.domain.strict_json import JsonError, parse_object
 from weft.domain.text import quoted
 from weft_depot.sources import FileFilter, Files
@@ -49,6 +53,11 @@ SINGLE = "model.safetensors"
 NAMED_FILES = frozenset(ADAPTER_FILES) | _MODEL_FILES | {SINGLE}  # all but the shards, whose names the index has
 _SECOND_COPY = "consolidated"  # Mistral publishes the same weights once more, in one file under names of its own
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
+_TRAINER_STATE = re.compile(r"training_args\.bin|(optimizer|scheduler|scaler|rng_state)(_[0-9]+)?\.(bin|pt|pth)")
+_HELP = {
+    ADAPTER_CONFIG: "; adapters in folders below it, such as checkpoint-500, are named one by one",
+    ADAPTER_WEIGHTS: "; shards and adapters of mlx-lm are to be saved as PEFT does",
+}
 MAX_TEXT_BYTES = 128 << 20  # a tokenizer of 256,000 tokens is about 35 MB
 MAX_WEIGHT_FILES = 1024
 MAX_FAULT_CHARS = 512  # of a chat template
@@ -77,7 +86,7 @@ def file_filter(kind: Kind) -> FileFilter:
 
     def matters(name: str) -> bool:
         if name.endswith(_PICKLES):
-            return True
+            return not _TRAINER_STATE.fullmatch(name)
         return name in ADAPTER_FILES if kind == "adapter" else name in _MODEL_FILES or name.endswith(".safetensors")
 
     return matters
@@ -97,8 +106,9 @@ def select_files(kind: Kind, files: Files, limits: ArtifactLimits) -> tuple[str,
     for name in required:
         if name not in names:
             found = ", ".join(sorted(names)[:NAMED_MAX]) + (", ..." if len(names) > NAMED_MAX else "")
-            other = "; shards and adapters of mlx-lm are to be saved as PEFT does" if name == ADAPTER_WEIGHTS else ""
-            raise Refused(Reason.MISSING_FILE, f"{name} is not there; found: {found or 'no files'}{other}")
+            raise Refused(
+                Reason.MISSING_FILE, f"{name} is not there; found: {found or 'no files'}{_HELP.get(name, '')}"
+            )
     if not weights:
         raise Refused(Reason.MISSING_FILE, "no *.safetensors is there")
     for name in names:
@@ -170,6 +180,11 @@ def _check_adapter(files: Files, base: BaseModel | None, max_rank: int) -> dict[
         return template
 
     template = _template_verdict(own, "Adapter", "Base")
+    written = "".join(strange)  # of the tokens that its template writes
+    tokens = [quoted(text) for text in strange_tokens(reader(files), base.token_of) if repr(text)[1:60] not in written]
+    if tokens:
+        text = f"the base has no such token, or under another id: {some_of(tokens)}; prompts that write it have text"
+        strange.append(f"{TOKENIZER_CONFIG}: {text}")
     warnings = (*renamed, *verdict.warnings, *warnings, *strange)
     return _to_json(replace(verdict, eos_token_ids=eos, warnings=warnings, chat_template=template))
 

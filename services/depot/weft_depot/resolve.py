@@ -22,7 +22,7 @@ from weft.artifacts.blobs import BlobStore, Lease
 from weft.artifacts.digest import Digest, FileEntry, Manifest, build_manifest, from_hex, hex_of
 from weft.artifacts.errors import ArtifactError, Damaged, DepotFull, Reason, Refused, UnknownDigest
 from weft.chat_template import TEMPLATE_FILE
-from weft.domain.model.generation import token_id
+from weft.domain.model.generation import token_ids
 from weft.telemetry.progress import ByteProgress
 from weft_depot.artifact_layout import (
     ArtifactLimits,
@@ -45,7 +45,7 @@ from weft_depot.staging import BlobFiles, FileSubset, StagedFiles
 from weft_depot.watches import Watches
 
 Verdict = dict[str, Any]
-TOKENS = 1024  # of bases that are remembered
+TOKENIZERS = 2  # of bases that are remembered: some 20 MB each
 TEMPLATES = 4096  # whose faults are remembered
 READS = 2  # of a source that changes while it is read
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -73,13 +73,13 @@ class Resolver:
     secrets: Secrets = field(default_factory=NoSecrets)
     config_maps: ConfigMaps = field(default_factory=NoConfigMaps)
     watches: Watches = field(init=False)
-    token_of: Callable[[Manifest, str], int | None] = field(init=False)  # remembered: a tokenizer takes 0.3 s to read
+    token_ids: Callable[[Manifest], Mapping[str, int]] = field(init=False)  # remembered: a tokenizer takes 0.3 s
     fault_of: Callable[[Manifest, Manifest], str] = field(init=False)  # remembered: a bad template takes a second
     now: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "watches", Watches(self.store.names, self.store.holds, self.now))
-        object.__setattr__(self, "token_of", lru_cache(TOKENS)(self._token_of))
+        object.__setattr__(self, "token_ids", lru_cache(TOKENIZERS)(self._token_ids))
         object.__setattr__(self, "fault_of", lru_cache(TEMPLATES)(self._fault_of))
 
     def queue_key(self, request: ResolveRequest) -> QueueKey:
@@ -243,7 +243,7 @@ class Resolver:
         manifest = self._held_base(ref, lease)
         names = (ref.name, *ref.aliases, *self.resolutions.names(ref.digest)) if ref.name else ()
         shape = read_shape(BlobFiles(self.store, manifest))
-        return BaseModel(shape, names, lambda text: self.token_of(manifest, text))
+        return BaseModel(shape, names, lambda text: self.token_ids(manifest).get(text))
 
     def _held_base(self, ref: BaseRef, lease: Lease) -> Manifest:
         manifest = self._held(Digest(ref.digest), lease)
@@ -251,8 +251,8 @@ class Resolver:
             raise Refused(Reason.SOURCE_NOT_FOUND, f"the base {ref.digest} is not in this depot; resolve it first")
         return manifest
 
-    def _token_of(self, base: Manifest, text: str) -> int | None:
-        return token_id(reader(BlobFiles(self.store, base)), text)
+    def _token_ids(self, base: Manifest) -> Mapping[str, int]:
+        return token_ids(reader(BlobFiles(self.store, base)))
 
 
 @dataclass(slots=True)

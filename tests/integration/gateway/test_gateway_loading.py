@@ -117,16 +117,18 @@ async def loading(parts: World, tmp_path: Path) -> AsyncIterator[Loading]:
         ({"lora_path": "ROOT/linked-tokenizer"}, 404, "path_not_allowed", "is not below"),
         ({"lora_path": "ROOT/nothing"}, 404, "not_found", "has no adapter_config.json and no adapter_model"),
         ({"lora_path": "ROOT/pipe"}, 404, "not_found", "has no adapter_model.safetensors"),
+        ({"lora_path": "ROOT/pickled"}, 404, "not_found", "adapter_model.bin is a pickle"),
     ],
 )
 async def test_what_cannot_be_loaded_is_refused_by_name(
     body: dict[str, Any], status: int, code: str, says: str, loading: Loading, tmp_path: Path
 ) -> None:
     root, beside = tmp_path / "roots", tmp_path / "beside"
-    for folder in (beside, root / "linked-file", root / "linked-tokenizer", root / "pipe"):
+    for folder in (beside, root / "linked-file", root / "linked-tokenizer", root / "pipe", root / "pickled"):
         folder.mkdir()
         (folder / "adapter_config.json").touch()
     (beside / "adapter_model.safetensors").touch()
+    (root / "pickled" / "adapter_model.bin").touch()
     (root / "link").symlink_to(beside)
     (root / "linked-file" / "adapter_model.safetensors").symlink_to(beside / "adapter_model.safetensors")
     (root / "linked-tokenizer" / "adapter_model.safetensors").touch()

@@ -122,15 +122,20 @@ def test_half_a_pair_is_a_missing_tensor(half: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tensors", "config"),
+    ("tensors", "config", "says"),
     [
-        (lora(rank=4), {"r": 8}),  # a rank that the tensors do not have
-        (lora(rank=4), {"rank_pattern": {"q_proj": 8, "(?i)v_proj": 4}}),
-        ({}, {}),
+        (lora(rank=4), {"r": 8}, "correct r or rank_pattern"),  # a rank that the tensors do not have
+        (lora(rank=4), {"rank_pattern": {"q_proj": 8, "(?i)v_proj": 4}}, "correct r or rank_pattern"),
+        ({}, {}, "no tensors"),
+        ({name: ("F32", np.ones(0)) for name in lora()}, {}, "is empty"),
     ],
 )
-def test_tensors_that_are_not_those_of_the_config_do_not_fit(tensors: Tensors, config: dict[str, Any]) -> None:
-    assert refusal(tensors, **config).reason == Reason.SHAPE_MISMATCH
+def test_tensors_that_are_not_those_of_the_config_do_not_fit(
+    tensors: Tensors, config: dict[str, Any], says: str
+) -> None:
+    error = refusal(tensors, **config)
+    assert error.reason == Reason.SHAPE_MISMATCH
+    assert says in error.message
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ def test_a_token_that_an_adapters_template_writes_is_one_of_the_base_or_there_is
     tokens = [{"id": 3, "content": "<s>"}, {"id": 5, "content": "<|im_end|>"}]
     (bench.root / "models" / "tiny" / "tokenizer.json").write_text(json.dumps({"added_tokens": tokens}))
     bench.base()
-    added = {"3": "<s>", "6": "<|im_end|>", "7": "<|im_start|>", "8": "<|unused|>"}
+    added = {"3": "<s>", "6": "<|im_end|>", "7": "<|im_start|>", "8": "<|unused|>", "9": "<pad>"}
     config = {
         "added_tokens_decoder": {token: {"content": text} for token, text in added.items()},
         "bos_token": "<s>",
@@ -155,8 +155,10 @@ def test_a_token_that_an_adapters_template_writes_is_one_of_the_base_or_there_is
     (bench.root / "adapters" / "upper" / "tokenizer_config.json").write_text(json.dumps(config))
     bench.resolve("file:adapters/upper")
     (verdict,) = bench.verdicts
-    *_, first, second, third = [warning.partition(" writes ")[2].partition(",")[0] for warning in verdict["warnings"]]
-    assert (first, second, third) == ("'<eos>'", "'<|im_end|>'", "'<|im_start|>'"), "beside what is said of the end"
+    *_, first, second, third, more = verdict["warnings"]
+    written = [warning.partition(" writes ")[2].partition(",")[0] for warning in (first, second, third)]
+    assert written == ["'<eos>'", "'<|im_end|>'", "'<|im_start|>'"], "beside what is said of the end"
+    assert "id: '<|unused|>';" in more, "a prompt may write it; none has the padding"
     bench.check()
 
 
@@ -212,6 +214,90 @@ def test_a_request_for_a_template_has_all_that_it_needs_and_no_more(wrong: dict[
     assert len(ResolveRequest.model_validate({**whole, "text": "a" * MAX_SOURCE}).key) < 1000, "many are remembered"
     with pytest.raises(ValueError, match=r"template|text"):
         ResolveRequest.model_validate({**whole, **wrong})
+
+
+TRAINERS_STATE = (
+    "training_args.bin",
+    "optimizer.pt",
+    "scheduler.pt",
+    "rng_state_0.pth",
+    "trainer_state.json",
+    "README.md",
+)
+CHAT = {
+    "tokenizer_config.json": '{"eos_token": "<|im_end|>", "added_tokens_decoder": {"5": {"content": "<|im_end|>"}}}',
+    "special_tokens_map.json": '{"eos_token": {"content": "<|im_end|>", "special": true}}',
+    "chat_template.jinja": "{{ messages[0].content }}<|im_end|>",
+}
+QV = r"^(model(?=\.).*\.(v_proj|q_proj))$"
+WRITTEN: dict[str, tuple[dict[str, Any], dict[str, str], list[str]]] = {
+    "unsloth": (
+        {"base_model_name_or_path": "unsloth/tiny-unsloth-bnb-4bit", "auto_mapping": {"unsloth_fixed": True}},
+        {**CHAT, "tokenizer.json": "{}", "added_tokens.json": '{"<|im_end|>": 5}', "tokenizer.model": ""},
+        ["trained on 'unsloth/tiny-unsloth-bnb-4bit', taken for tiny"],
+    ),
+    "axolotl": (
+        {"loftq_config": {}, "target_modules": ["v_proj", "q_proj"]},
+        {**dict.fromkeys(TRAINERS_STATE, ""), "config.json": "{}", "generation_config.json": "{", "debug.log": "",
+         "checkpoint-9/adapter_model.safetensors": "", "checkpoint-9/optimizer.pt": ""},
+        [],
+    ),
+    "LLaMA-Factory": (
+        {"base_model_name_or_path": "/mnt/models/base"},
+        {**CHAT, **dict.fromkeys(TRAINERS_STATE, ""), "training_loss.png": "", "global_step9/zero_pp_rank_0.pt": "",
+         "latest": "global_step9", "zero_to_fp32.py": "raise"},
+        ["trained on '/mnt/models/base', a folder that says no model: taken for the base, whose shapes it has"],
+    ),
+    "ms-swift": (
+        {"base_model_name_or_path": "/root/.cache/modelscope/hub/models/org/tiny", "target_modules": QV,
+         "modules_to_save": []},
+        {**dict.fromkeys(TRAINERS_STATE, ""), "additional_config.json": '{"lora_dtype": null}', "args.json": "{}"},
+        [],
+    ),
+    "TRL": ({}, {**CHAT, "runs/events.out": "", "adapter_model.bin": "", "training_args.bin": ""}, []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("trainer", WRITTEN)
+def test_a_folder_is_taken_as_training_writes_it(bench: Bench, trainer: str) -> None:
+    config, beside, warnings = WRITTEN[trainer]
+    tokens = [{"id": 5, "content": "<|im_end|>"}]
+    (bench.root / "models" / "tiny" / "tokenizer.json").write_text(json.dumps({"added_tokens": tokens}))
+    folder = write_adapter(bench.root / "out", config=config)
+    for name, content in beside.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(content)
+    names = [entry.name for entry in bench.manifest(bench.resolve("file:out")).files]
+    assert names == sorted(["adapter_config.json", WEIGHTS, *(CHAT if "chat_template.jinja" in beside else ())])
+    (verdict,) = bench.verdicts
+    assert verdict.get("warnings", []) == warnings
+    assert verdict.get("eosTokenIds") == ([5] if "chat_template.jinja" in beside else None)
+    bench.check()
+
+
+@pytest.mark.parametrize(
+    ("files", "reason", "says"),
+    [
+        (("training_args.bin", "checkpoint-9/adapter_config.json"), Reason.MISSING_FILE, "such as checkpoint-500"),
+        (
+            ("adapter_config.json", "adapters.safetensors", "0000100_adapters.safetensors"),
+            Reason.MISSING_FILE,
+            "mlx-lm",
+        ),
+        (("adapter_config.json", "adapter_model-00001-of-00002.safetensors"), Reason.MISSING_FILE, "shards"),
+        (("adapter_config.json", "adapter_model.bin", *TRAINERS_STATE), Reason.UNSAFE_FORMAT, "adapter_model.bin is a"),
+        (("adapter_config.json", *TRAINERS_STATE), Reason.MISSING_FILE, "adapter_model.safetensors is not there"),
+    ],
+)
+def test_a_folder_that_is_no_adapter_is_refused_by_what_is_in_it(
+    bench: Bench, files: tuple[str, ...], reason: Reason, says: str
+) -> None:
+    for name in files:
+        (bench.root / "out" / name).parent.mkdir(parents=True, exist_ok=True)
+        (bench.root / "out" / name).write_text("{}")
+    with pytest.raises(Refused, match=says) as caught:
+        bench.resolve("file:out")
+    assert caught.value.reason == reason
 
 
 def test_equal_contents_have_one_digest_wherever_they_are(bench: Bench) -> None:

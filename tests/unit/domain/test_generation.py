@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from weft.domain.model.generation import adapter_eos, sampling_defaults, token_id, tokenizer_eos
+from weft.domain.model.generation import adapter_eos, sampling_defaults, token_ids, tokenizer_eos
 from weft.domain.request import SamplingDefaults
 
 VOCAB = 12
@@ -26,7 +26,7 @@ def reader(**files: Any) -> Any:
 
 
 def base_token(text: str) -> int | None:
-    return token_id(reader(tokenizer=BASE), text)
+    return token_ids(reader(tokenizer=BASE)).get(text)
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,9 @@ def check_adapter(config: LoraConfig, header: Header, spec: ModelSpec, *, max_ra
     pairs = pair_tensors(header.tensors, spec)
     for tensor in header.tensors.values():
         check_dtype(tensor)
+        if 0 in tensor.shape:
+            why = "is empty: training that shards weights (DeepSpeed ZeRO-3) has to gather them before it saves"
+            raise Refused(Reason.SHAPE_MISMATCH, f"tensor {tensor.name!r} {why}")
     return tuple(_adapted(config, spec, max_rank, pair) for pair in pairs)
 
 

@@ -7,6 +7,7 @@ vLLM takes (`get_diff_sampling_param`); `do_sample` is not among them.
 """
 
 from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Any, NamedTuple, cast
 
 from weft.domain.model.errors import Reason, Refused
@@ -17,6 +18,7 @@ from weft.domain.text import quoted
 TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
 _EOS_FILES = (TOKENIZER_CONFIG, SPECIAL_TOKENS)  # transformers takes the one or the other, by what else is in them
 MAX_TOKEN_CHARS = 1024
+MAX_DECLARED = 4096  # tokens of a configuration; Llama 3 has 256
 MAX_FILE_BYTES = 128 << 20  # a tokenizer of 256,000 tokens is about 35 MB
 Read = Callable[[str], bytes | None]  # the content of the file of that name; None: there is none
 
@@ -70,9 +72,9 @@ def sampling_defaults(generation: JsonObject) -> tuple[SamplingDefaults, tuple[s
 
 def tokenizer_eos(read: Read, vocab_size: int) -> frozenset[int]:
     """The base's tokens that its tokenizer's `eos_token` names; none where there is no such token. Raises Refused."""
-    texts = filter(None, (_eos_text(_object(read, name)) for name in _EOS_FILES))
-    tokens = [token_id(read, text) for text in dict.fromkeys(texts)]
-    return frozenset(token for token in tokens if token is not None and 0 <= token < vocab_size)
+    texts = [text for name in _EOS_FILES if (text := _eos_text(_object(read, name)))]
+    ids = token_ids(read) if texts else {}
+    return frozenset(ids[text] for text in texts if text in ids and 0 <= ids[text] < vocab_size)
 
 
 def adapter_eos(
@@ -95,7 +97,7 @@ def adapter_eos(
         declared = declared or config
         if not (text := _eos_text(config)):
             continue
-        token = _declared(declared, text)
+        token = declared_tokens(declared).get(text)
         if token is None:
             token = token_of(text)
         if token is not None and 0 <= token < vocab_size:
@@ -104,6 +106,16 @@ def adapter_eos(
         what = "no token of the base" if token is None else f"token {token}, and the base has {vocab_size} tokens"
         warnings.append(f"{name}: eos_token {quoted(text)} is {what}: it is not used")
     return tuple(found), tuple(warnings)
+
+
+def strange_tokens(read: Read, token_of: Callable[[str], int | None]) -> tuple[str, ...]:
+    """The adapter's own tokens that the base has not, or under another id; the one for padding is in no prompt."""
+    try:
+        config = _object(read, TOKENIZER_CONFIG)
+    except Refused:
+        return ()  # `adapter_eos` says so
+    padding = config.get("pad_token")
+    return tuple(text for text, token in declared_tokens(config).items() if text != padding and token_of(text) != token)
 
 
 def _eos_text(config: JsonObject) -> str:
@@ -115,37 +127,42 @@ def _eos_text(config: JsonObject) -> str:
             return ""
 
 
-def _declared(config: JsonObject, text: str) -> int | None:
-    """The id of a text in `added_tokens_decoder`, which maps ids to tokens."""
-    added = config.get("added_tokens_decoder")
-    for token, entry in cast("Mapping[str, object]", added).items() if isinstance(added, dict) else ():
+def declared_tokens(config: Mapping[str, object]) -> dict[str, int]:
+    """Text -> id, by `added_tokens_decoder` of a tokenizer_config.json: at most MAX_DECLARED of it."""
+    added, found = config.get("added_tokens_decoder"), dict[str, int]()
+    rows = cast("Mapping[str, object]", added).items() if isinstance(added, dict) else ()
+    for token, entry in islice(rows, MAX_DECLARED):
         match entry:
-            case {"content": str(content)} if content == text and token.isdecimal() and len(token) < 10:
-                return int(token)
+            case {"content": str(content)} if content and token.isdecimal() and len(token) < 10:
+                found[content] = int(token)
             case _:
                 pass
-    return None
+    return found
 
 
-def token_id(read: Read, text: str) -> int | None:
-    """The id of a text in tokenizer.json: its added tokens, then its vocabulary. Raises Refused."""
-    tokenizer = _object(read, TOKENIZER)
-    added = tokenizer.get("added_tokens")
-    for entry in cast("list[object]", added) if isinstance(added, list) else ():
-        match entry:
-            case {"content": str(content), "id": int(token)} if content == text:
-                return token
-            case _:
-                pass
+def token_ids(read: Read) -> dict[str, int]:
+    """The id of each text in tokenizer.json: of its added tokens, then of its vocabulary. Raises Refused."""
+    tokenizer, found = _object(read, TOKENIZER), dict[str, int]()
     match tokenizer.get("model"):
         case {"vocab": dict(vocab)}:
-            token = cast("JsonObject", vocab).get(text)
-            return token if is_int(token) else None
+            found = {text: token for text, token in cast("JsonObject", vocab).items() if is_int(token)}
         case {"vocab": [*pieces]}:
-            of_text = (i for i, piece in enumerate(pieces) if isinstance(piece, list) and piece[:1] == [text])
-            return next(of_text, None)
+            for i, piece in reversed(list(enumerate(pieces))):
+                match piece:
+                    case [str(text), *_]:
+                        found[text] = i
+                    case _:
+                        pass
         case _:
-            return None
+            pass
+    added = tokenizer.get("added_tokens")
+    for entry in reversed(cast("list[object]", added)) if isinstance(added, list) else ():
+        match entry:
+            case {"content": str(content), "id": int(token)}:
+                found[content] = token
+            case _:
+                pass
+    return found
 
 
 def _object(read: Read, name: str) -> JsonObject:

@@ -25,7 +25,7 @@ from weft.api.fields import LABEL_PATTERN
 from weft.api.meta import API_VERSION
 from weft.api.readiness import is_ready, is_refused, state_of
 from weft.api.source import REPOSITORY
-from weft.domain.adapter import FILES, OPTIONAL_FILES
+from weft.domain.adapter import FILES, OPTIONAL_FILES, OTHER_FORMS
 from weft_gateway.core.routes import ANY_NAMESPACE, UnknownVersion
 from weft_gateway.errors import BadRequest, NotConfigured, NotFound, ParameterError, ServiceUnavailable
 from weft_gateway.openai.adapters import store_adapter
@@ -210,7 +210,8 @@ def _files_of(path: str, roots: Sequence[Path]) -> dict[str, Path]:
     Beside the roots nothing is looked at, and nobody learns what is there.
     """
     below = [root.resolve() for root in roots]
-    files = {name: Path(path).expanduser().absolute() / name for name in (*FILES, *OPTIONAL_FILES)}
+    names = (*FILES, *OPTIONAL_FILES, *OTHER_FORMS)
+    files = {name: Path(path).expanduser().absolute() / name for name in names}
     found = {name: file.resolve() for name, file in files.items()}
     if not all(any(file.is_relative_to(root) for root in below) for file in found.values()):
         known = f"is not below {' or '.join(map(str, roots))}" if roots else "is a folder, and this stack has none"
@@ -222,8 +223,9 @@ def _files_of(path: str, roots: Sequence[Path]) -> dict[str, Path]:
         )
     there = {name: file for name, file in found.items() if file.is_file()}
     if missing := [name for name in FILES if name not in there]:
-        raise NotFound(f"lora_path: {path!r} has no {' and no '.join(missing)}.", param="lora_path")
-    return there
+        instead = "".join(f" {name} is {what}." for name, what in OTHER_FORMS.items() if name in there)
+        raise NotFound(f"lora_path: {path!r} has no {' and no '.join(missing)}.{instead}", param="lora_path")
+    return {name: file for name, file in there.items() if name not in OTHER_FORMS}
 
 
 async def _form(files: dict[str, Path], boundary: str) -> AsyncIterator[bytes]:
