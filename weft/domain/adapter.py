@@ -8,6 +8,7 @@ MOST_NAMES = 4  # that metrics list of one adapter
 FILES = ("adapter_config.json", "adapter_model.safetensors")  # of every adapter, as PEFT writes them
 OPTIONAL_FILES = (
     "chat_template.jinja",
+    "additional_chat_templates/tool_use.jinja",
     "tokenizer_config.json",
     "special_tokens_map.json",
 )  # where training wrote them

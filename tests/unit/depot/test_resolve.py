@@ -216,14 +216,7 @@ def test_a_request_for_a_template_has_all_that_it_needs_and_no_more(wrong: dict[
         ResolveRequest.model_validate({**whole, **wrong})
 
 
-TRAINERS_STATE = (
-    "training_args.bin",
-    "optimizer.pt",
-    "scheduler.pt",
-    "rng_state_0.pth",
-    "trainer_state.json",
-    "README.md",
-)
+TRAINERS_STATE = "training_args.bin optimizer.pt scheduler.pt rng_state_0.pth trainer_state.json README.md".split()
 CHAT = {
     "tokenizer_config.json": '{"eos_token": "<|im_end|>", "added_tokens_decoder": {"5": {"content": "<|im_end|>"}}}',
     "special_tokens_map.json": '{"eos_token": {"content": "<|im_end|>", "special": true}}',

@@ -11,6 +11,7 @@ import pytest
 from tests.unit.artifacts.making import lora, pack, write_adapter
 from tests.unit.depot.conftest import Bench
 from weft.artifacts.errors import Refused
+from weft.domain.adapter import FILES, OPTIONAL_FILES
 from weft_depot.artifact_layout import ADAPTER_FILES, ArtifactLimits
 from weft_depot.core import Operations
 from weft_depot.server import build_app
@@ -57,6 +58,10 @@ def files(tmp_path: Path) -> dict[str, bytes]:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("{}")
     return {name: (folder / name).read_bytes() for name in ADAPTER_FILES}
+
+
+def test_those_who_send_an_adapter_send_all_of_it() -> None:
+    assert {*FILES, *OPTIONAL_FILES} == set(ADAPTER_FILES)
 
 
 async def test_an_upload_is_what_the_same_folder_would_be_and_resolves_for_its_namespace_alone(
