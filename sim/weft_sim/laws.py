@@ -31,7 +31,7 @@ from weft.domain.request import (
 )
 from weft.domain.runner import ReportGap, RunnerBook, RunnerReport, RunnerSpec
 from weft.wire.codec.scheduling import outcome_from_bytes
-from weft_scheduler.core import Consolidated
+from weft_scheduler.core import Consolidated, Stale
 from weft_scheduler.core.policy.consolidation.consolidation import MAX_CONSOLIDATIONS
 from weft_sim.executor_model import answer, text_of
 from weft_sim.process import LawBroken, Process
@@ -265,8 +265,8 @@ class Laws:
         match event:
             case Received(peer=peer, message=Submit() as submit):
                 self._arrivals += 1
-                known = self.waiting.get(submit.request_id)
-                if submit.epoch == NEVER and known is None:
+                known = submit.request_id in self.waiting or any(type(effect) is Stale for effect in effects)
+                if submit.epoch == NEVER and not known:
                     fresh = submit.request_id not in self.epochs
                     since = self.scheduler_now() - submit.waited_s
                     tenant = submit.namespace if self.fair else ""
