@@ -525,8 +525,7 @@ def splitwise(
 
 @app.command()
 def slots(
-    part: Annotated[str, typer.Option(help="Of grid, prefetch, live; separated by commas.")] = "grid,prefetch",
-    data: Data = None,
+    part: Annotated[str, typer.Option(help="Of grid, live; separated by commas.")] = "grid",
     quick: Annotated[bool, typer.Option("--quick", help="Few requests: shows that it works, not how well.")] = False,
     again: Annotated[
         bool, typer.Option("--again", help="Also runs that are there: the newest of each counts.")
@@ -538,33 +537,24 @@ def slots(
 
     Simulated with the step times that `weft bench fidelity` measured here. A run is kept once it is over: after an
     interruption the same command goes on with those that are missing. All of it takes about ten minutes of one core.
-    `prefetch` reads ServeGen's clients from --data and takes about ten more; `live` starts stacks, for five.
+    `live` starts stacks, for five more.
     """
-    from weft_bench import data as data_sets
     from weft_bench import slots as bench
-    from weft_bench import slots_live, slots_prefetch
+    from weft_bench import slots_live
     from weft_bench.cpu_models import cache_dir
     from weft_bench.machine import origin
 
-    parts = among("part", part, ("grid", "prefetch", "live"))
+    parts = among("part", part, ("grid", "live"))
     raw, pictures = docs / "raw" / "slots.jsonl", docs / "pictures"
-    clients = data_sets.find(slots_prefetch.CLIENTS, data)
 
     def about() -> str:
-        lines = read(raw)
-        prefetch = slots_prefetch.about(lines, pictures / "prefetch.svg", docs)
-        texts = bench.about(lines, pictures / "slots.svg", docs), prefetch, slots_live.about()
-        return "\n\n".join(filter(None, texts))
+        return f"{bench.about(read(raw), pictures / 'slots.svg', docs)}\n\n{slots_live.about()}"
 
     with failures_told():
         known, of, lines = read(raw) if raw.exists() and not again else [], origin(), list[Iterable[Line]]()
         if "grid" in parts:
             machine = bench.engine_of(docs / "raw" / "fidelity.jsonl")
             lines.append(bench.figures(of, machine, known, seed=seed, quick=quick, bar=progress))
-        if "prefetch" in parts and clients is None:
-            complain(f"prefetch is skipped: --data has no {slots_prefetch.CLIENTS}")
-        elif "prefetch" in parts and clients is not None:
-            lines.append(slots_prefetch.figures(of, clients, known, seed=seed, quick=quick, bar=progress))
         if "live" in parts:
             lines.append(slots_live.figures(of, cache_dir(), known, seed=seed, quick=quick, bar=progress))
         keep("slots", about, chain.from_iterable(lines), docs)

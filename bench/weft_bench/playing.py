@@ -96,9 +96,6 @@ class Folders:
     def on_disk(self) -> tuple[str, ...]:
         return ()
 
-    def has_space(self) -> bool:
-        return True
-
 
 class Player:
     """Plays requests, again and again, through the engine that `make` builds; it is told where iterations go to."""

@@ -72,7 +72,6 @@ def scenario(seed: int) -> Scenario:
             avoid_s=1.0,
             drain_s=chance.choice((1.0, 30.0)),
             max_outcomes=chance.choice((4, 1000)),
-            prefetch_s=0.2,
         ),
     )
     requests = tuple(_requests(chance, random_of(seed, "tenants"), deployment, lies))
@@ -160,7 +159,6 @@ def _pools(policies: random.Random, phases: random.Random, lies: bool) -> tuple[
         reservation=policies.choice(("calibrated", "constant", "max", "paged", "pooled", "s3")),
         consolidation=policies.choice(("always", "autoscaled", "never")),
         consolidation_s=policies.choice((0.05, 0.3)),
-        prefetch="never" if policies.random() < 0.3 else "forecast",
         shared_all=True, fair=policies.random() < 0.8,
         tenant_weights=policies.choice(((), (("acme", 3),), (("blue", 5),))),
         slo_ttft_s=policies.choice((0.0, 0.5)), slo_token_time_s=policies.choice((0.0, 0.03)),
@@ -192,7 +190,7 @@ def _autoscaled(deployment: Deployment, seed: int) -> Deployment:
         "acme", "p", template.spec, autoscaling=scaling | {"idleSeconds": 2.0, "wakeSeconds": 60.0}
     )  # fmt: skip
     declared = deployment.pools[0]
-    pool["spec"]["scheduler"] |= {"consolidationSeconds": declared.consolidation_s, "prefetch": declared.prefetch}
+    pool["spec"]["scheduler"]["consolidationSeconds"] = declared.consolidation_s
     adapters = [
         adapter_object("acme", adapter.name, "p", tier=adapter.tier.name.capitalize())
         if adapter.tier is not Tier.UNSPECIFIED

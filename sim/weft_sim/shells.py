@@ -245,15 +245,7 @@ class RunnerShell(BaseShell):
         self.busy_s = self.model_s = self._ended_at = 0.0  # with and without what slows it on its host
         self.steps = self.rows = self.prompt_tokens = self.swaps = 0
         self.roles: list[tuple[float, str]] = []  # and since when
-        self.empty()
-
-    def empty(self) -> None:
-        """Its disk is a new one."""
         self.on_disk: dict[str, None] = {}
-        self.prefetched: set[str] = (
-            set()
-        )  # of those on disk: brought by a forecast; who reads it takes out what is used
-        self.prefetches = 0
 
     def start(self, process: Process) -> Machine[Any, Any]:
         identity = RunnerId(self.plan.spec.runner.uuid, f"i{process.generation}")
@@ -544,9 +536,6 @@ class RunnerShell(BaseShell):
                 process.post(rn.FetchFailed(digest, *failed))
                 return
             self.on_disk[digest] = None
-            if order.spare:
-                self.prefetched.add(digest)
-                self.prefetches += 1
             process.post(rn.Fetched(digest, size if order.measure else None, size if order.to_host else None))
         elif failed:
             process.post(rn.LoadFailed(digest, *failed))

@@ -75,7 +75,6 @@ class PoolDescription:
     reservation: str = "calibrated"  # or pooled, s3, constant, max, paged: memory set aside for an answer
     consolidation: str = "never"  # or always: a lightly loaded runner is emptied by migration
     consolidation_s: float = 10.0  # at most one in this time
-    prefetch: str = "never"  # or forecast: adapters that requests may name soon come to runners' disks
     phases: str = "unified"  # or split: prompts on some runners, the tokens after the first one on others
     min_prompt: int = 1  # runners of that role and no other
     min_token: int = 1
@@ -89,7 +88,7 @@ class PoolDescription:
             value = getattr(self, field.name)
             if isinstance(value, int | float) and value < 0:
                 raise BadPool(f"{field.name} is {value}")
-        for name in ("queue", "reservation", "consolidation", "prefetch", "phases", "batching"):
+        for name in ("queue", "reservation", "consolidation", "phases", "batching"):
             known = POLICIES.get(name, [of.value for of in Batching])
             if (value := getattr(self, name)) not in known:
                 raise BadPool(f"{name} {value!r} is none of {', '.join(known)}")
@@ -164,7 +163,6 @@ def deployment_of(pool: PoolDescription) -> Deployment:
                 reservation=pool.reservation,
                 consolidation=pool.consolidation,
                 consolidation_s=pool.consolidation_s,
-                prefetch=pool.prefetch,
                 shared_all=True,
                 fair=pool.fair,
                 phases=pool.phases,

@@ -205,9 +205,6 @@ class World:
     def on_disk(self) -> tuple[str, ...]:
         return ()
 
-    def has_space(self) -> bool:
-        return True
-
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:

@@ -11,7 +11,8 @@ from harness.operator.stage import Stage, playing
 
 STORED = Path(__file__).parent / "fixtures" / "v1alpha1.yaml"
 PASSING = ("lastTransitionTime", "publishTime", "time")  # when something was observed
-GONE = (".spec.scheduler.placement",)  # it had one value, so that its absence means the same
+# The first had one value, and the second is what runners do no more: no request is answered otherwise without them.
+GONE = (".spec.scheduler.placement", ".spec.scheduler.prefetch")
 Json = dict[str, Any]
 
 

@@ -20,14 +20,15 @@ def with_defaults(obj: Mapping[str, Any]) -> dict[str, Any]:
 
 def _converted(obj: Mapping[str, Any]) -> Mapping[str, Any]:
     """With the fields of today's versions: a pool's `scheduler.tokenTimeMs` became `slo.tokenTimeMs`, and
-    `scheduler.placement`, which had one value, and `offload.cpuAttention`, which nobody read, are gone.
+    `scheduler.placement`, which had one value, `scheduler.prefetch`, whose fetches were mostly in vain, and
+    `offload.cpuAttention`, which nobody read, are gone.
 
     Older versions wrote defaults out. A default that nobody chose is no objective.
     """
     scheduler = obj["spec"].get("scheduler")
     if not isinstance(scheduler, dict):  # the object is no pool
         return obj
-    kept = {name: value for name, value in scheduler.items() if name not in ("tokenTimeMs", "placement")}
+    kept = {name: value for name, value in scheduler.items() if name not in ("tokenTimeMs", "placement", "prefetch")}
     spec = {**obj["spec"], "scheduler": kept}
     if isinstance(offload := spec.get("offload"), dict):
         spec["offload"] = {name: value for name, value in offload.items() if name != "cpuAttention"}

@@ -296,9 +296,6 @@ class SchedulingSpec(ApiModel):
     consolidation_seconds: Annotated[int, Field(strict=True, ge=1, le=3600)] = 10
     """The seconds in which at most one runner is emptied. Sequences that should end within them stay where they
     are."""
-    prefetch: Literal["forecast", "never"] = "never"
-    """Whether adapters come to the disks of runners before requests name them, forecast from the times of earlier
-    requests. forecast does so beside requests, as far as the disk has room."""
     max_sequences: Annotated[int, Field(strict=True, ge=1, le=1024)] | None = None
     """The most sequences in one batch of one runner. By default a runner on a GPU takes 256 to 1024, by the memory
     that weights leave, and one without 32; for a pool that offloads, the policy of its runners decides, up to this

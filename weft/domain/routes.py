@@ -40,7 +40,6 @@ class PoolSpec:
     aging_s: float = 600.0  # queue "shortest": a request is passed by none that arrived more than this after it
     consolidation: str = "autoscaled"
     consolidation_s: float = 10.0  # its period
-    prefetch: str = "never"
     fair: bool = True  # namespaces share the pool by virtual token counters
     tenant_weights: tuple[tuple[str, int], ...] = ()  # namespace, share; 1 for those that are not named
     slo_ttft_s: float = 0.0  # objectives; 0: none

@@ -137,7 +137,6 @@ class RunnerFigures(NamedTuple):
     doublings: int = 0
     tokens: int = 0  # computed, of prompts and of answers
     prefix_reused_tokens: int = 0
-    prefetching: int = 0  # adapters that a forecast named, not on disk yet
     role: RunnerRole = RunnerRole.MIXED
     pending_prompt_tokens: int = 0  # of its sequences, not computed yet
     offload: OffloadState | None = None  # None: all weights are in memory
@@ -281,15 +280,10 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class RunnerOrder:
-    """From the scheduler, by way of the supervisor.
-
-    `prefetch`: digests that requests may name soon, the most probable first. A hint, instead of the one before: nothing
-    waits for it, it is sent once, and what is lost of it is lost. `role`: from its next step on; None: as before.
-    """
+    """From the scheduler, by way of the supervisor. `role`: from its next step on; None: as before."""
 
     desired: DesiredChange | None = None
     drain: bool = False
-    prefetch: tuple[str, ...] = ()
     role: RunnerRole | None = None
 
 

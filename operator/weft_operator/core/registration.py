@@ -47,7 +47,6 @@ def pool_entry(view: PoolView) -> PoolSpec | None:
         reservation=pool.reservation,
         consolidation=pool.consolidation,
         consolidation_s=pool.consolidation_s,
-        prefetch=pool.prefetch,
         phases=pool.phases,
         min_prompt=pool.min_prompt,
         min_token=pool.min_token,

@@ -218,7 +218,6 @@ class Pool:
     reservation: str
     consolidation: str
     consolidation_s: float
-    prefetch: str
     tool_call_parser: str  # "": as the chat template shows
     max_output_tokens: int  # 0: no bound
     generation_defaults: bool  # whether those of generation_config.json count
@@ -355,7 +354,6 @@ def parse_pool(obj: Object) -> Pool:
         reservation=scheduler["reservation"],
         consolidation=scheduler["consolidation"],
         consolidation_s=float(scheduler["consolidationSeconds"]),
-        prefetch=scheduler["prefetch"],
         tool_call_parser=spec["model"].get("toolCallParser") or "",
         max_output_tokens=spec.get("maxOutputTokens") or 0,
         generation_defaults=spec.get("generationDefaults") != "Ignore",

@@ -14,7 +14,6 @@ from weft_scheduler.core.effects import (
     Judged,
     KvHandOff,
     KvMigration,
-    Prefetched,
     Queued,
     Requeued,
     Resumed,
@@ -53,7 +52,6 @@ class SchedulerMetrics:
             "batch_preemptions_total", "Batch requests ordered off runners for interactive ones", "pool"
         )
         self.role_changes = counter("role_changes_total", "Roles that runners were ordered to take", "pool", "role")
-        self.prefetched = counter("prefetch_orders_total", "Adapters that runners were sent to prefetch", "pool")
         self.stale = counter("stale_total", "Events that changed nothing any more", "event")
         self.runners_lost = counter("runners_lost_total", "Runner incarnations that ended")
         self.placement = Histogram(
@@ -121,8 +119,6 @@ class SchedulerMetrics:
                 self.role_changes.labels(effect.pool, effect.role).inc()
             case BatchPreempted():
                 self.batch_preemptions.labels(effect.pool).inc(len(effect.request_ids))
-            case Prefetched():
-                self.prefetched.labels(effect.pool).inc(len(effect.digests))
             case Judged():
                 met = ("met" if effect.ttft_met else "missed", "met" if effect.token_time_met else "missed")
                 self.slo_requests.labels(effect.pool, *met).inc()

@@ -35,7 +35,6 @@ from weft_scheduler.core.effects import (
     Judged,
     KvHandOff,
     KvMigration,
-    Prefetched,
     Queued,
     Requeued,
     Resumed,
@@ -205,7 +204,7 @@ class Server(rpc.SchedulerServicer):
             case PersistTerm():
                 self._terms.write(effect.term)
                 log.info("term raised", extra=kv(term=effect.term))
-            case Judged() | Prefetched() | KvHandOff() | KvMigration():
+            case Judged() | KvHandOff() | KvMigration():
                 pass  # counted
             case _:
                 _log(effect)

@@ -192,14 +192,6 @@ class ManagerMachine(RuleBasedStateMachine):
         self.h.book.retry()
         self.h.settle()
 
-    @rule(digests=st.lists(DIGESTS, max_size=4))
-    def forecast(self, digests: list[str]) -> None:
-        before = (self.h.book.not_ready_reason(), {a.digest for a in self.h.book.adapters.values() if a.error})
-        self.h.book.prefetch(digests)
-        self.h.settle()
-        after = (self.h.book.not_ready_reason(), {a.digest for a in self.h.book.adapters.values() if a.error})
-        assert before == after
-
     @rule(
         wanted=st.lists(DESIRED, max_size=6, unique_by=lambda d: d.digest), removed=st.sets(DIGESTS), full=st.booleans()
     )

@@ -9,12 +9,12 @@ import torch
 
 from harness.desired import desired, whole
 from harness.runner_machine import session, state_of
-from harness.waiting import PATIENCE_S, wait_until
+from harness.waiting import PATIENCE_S
 from weft.domain.adapter import Tier
 from weft.domain.ids import Epoch
-from weft.domain.machine import Closed, Kind, Peer, Received
+from weft.domain.machine import Closed
 from weft.domain.request import Ended, EndReason, FinishReason, NoCapacity, Sampling, Stop
-from weft.domain.runner import Registered, RunnerOrder
+from weft.domain.runner import Registered
 from weft_runner.core import Drain, Fetch, Retain, SequencePhase, check_pool
 from weft_runner.core.runner import RETRY_S
 from weft_runner.errors import ArtifactUnreachable
@@ -56,7 +56,7 @@ class GatedSource:
     """A source that hands an adapter out when the test says so."""
 
     def __init__(self, world) -> None:
-        self.world, self.gate, self.room = world, threading.Event(), True
+        self.world, self.gate = world, threading.Event()
 
     def adapter(self, digest):
         assert self.gate.wait(PATIENCE_S)
@@ -67,9 +67,6 @@ class GatedSource:
 
     def on_disk(self):
         return ()
-
-    def has_space(self):
-        return self.room
 
 
 class Flaky(GatedSource):
@@ -84,23 +81,6 @@ class Flaky(GatedSource):
         if self.tries <= self.fails:
             raise ArtifactUnreachable("no answer")
         return self.world.adapter(digest)
-
-
-def test_what_a_forecast_names_comes_to_disk_where_there_is_room_and_a_full_disk_hurts_nobody(drive, world):
-    world.write_adapter("a")
-    source = GatedSource(world)
-    source.gate.set()
-    driver = drive(source)
-    driver.post(whole())
-    forecast = driver.pool.adapters.forecast
-    for room, outcome in ((False, "failed"), (True, "fetched")):
-        source.room = room
-        driver.post(Received(Peer(Kind.SUPERVISOR, "s"), RunnerOrder(prefetch=("a",))))
-        wait_until(lambda outcome=outcome: driver.beat() or forecast.adapters[outcome] == 1, outcome)
-    driver.post(driver.request("tuned", [3, 4], 5, "a", sampling=GREEDY))
-    driver.finish()
-    assert len(driver.answer("tuned")) == 5
-    assert forecast.adapters == {"failed": 1, "fetched": 1, "used": 1}
 
 
 def test_the_batch_runs_on_while_an_adapter_loads_and_the_request_joins_at_a_later_step(drive, world):

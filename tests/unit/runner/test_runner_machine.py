@@ -213,7 +213,6 @@ Break = Callable[[Any, Any], Any]  # of the pool's books, or of its only adapter
         lambda pool, _: pool.adapters.slots._unused_pages.update({False: 1}),
         lambda pool, _: setattr(pool.adapters.host, "held_bytes", 11),
         lambda _, adapter: setattr(adapter, "state", LoadState.ON_DISK),
-        lambda pool, adapter: setattr(pool.adapters.forecast, "fetching", adapter),
         lambda pool, adapter: pool.adapters.prefetcher._missing.update(a=adapter),
         lambda pool, _: pool.swap.arriving.update({b"page": 1}),
         lambda pool, _: pool.host_prefixes.saves.update({1: {0: None}}),

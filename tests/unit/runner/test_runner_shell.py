@@ -1,9 +1,7 @@
 """The small parts of the shell: flags, identity, wire, blobs from the depot, which threads."""
 
 import os
-import shutil
 import socket
-from collections import namedtuple
 from pathlib import Path
 
 import pytest
@@ -225,13 +223,6 @@ def test_errors_of_the_depot_get_the_runners_names(world, depot, tmp_path):
     stopped = DepotSource("http://127.0.0.1:1", tmp_path / "other", DIGEST, lambda: True)
     with pytest.raises(ArtifactUnreachable):
         stopped.adapter(DIGEST)
-
-
-def test_there_is_room_to_spare_while_a_fifth_of_the_disk_is_free(depot, tmp_path, monkeypatch):
-    source, usage = source_of(depot, tmp_path), namedtuple("usage", "total used free")
-    for free, room in ((21, True), (20, False), (0, False)):
-        monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: usage(100, 100 - free, free))
-        assert source.has_space() is room
 
 
 def test_a_depot_that_is_not_up_yet_is_waited_for_and_not_for_ever():

@@ -346,7 +346,6 @@ NEW_BATCH = {"input_file_id": "f", "endpoint": "e", "completion_window": "24h"}
             entry(cluster.SUPERVISOR_TO_RUNNER, "registered"), {"lease_ms": 1},
             lease_ms=(1, 1 << 31), report_ms=(0, 1 << 31),
         ),
-        *bounds(entry(cluster.SUPERVISOR_TO_RUNNER, "order"), {}, prefetch=(0, 256, words)),
         *bounds(entry(cluster.SCHEDULER_TO_SUPERVISOR, "hello"), {}, term=(0, 2**32 - 2)),
         *bounds(
             entry(scheduling.GATEWAY_TO_SCHEDULER, "submit"), {"request_id": "r", "priority": 1},

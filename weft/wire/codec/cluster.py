@@ -65,7 +65,6 @@ MAX_REPORT_BYTES = 16 << 20  # ten thousand adapters with a long error each; a g
 MAX_FORWARDED_BYTES = 16 << 10  # a change of 64 sequences has 7 KiB
 MAX_CAPACITY = 1 << 16  # sequences, slots, tokens of a page
 MAX_PAGE_BYTES = 1 << 40
-MAX_PREFETCH = 256  # digests in one order
 
 TIER = {
     Tier.UNSPECIFIED: spb.AdapterState.TIER_UNSPECIFIED,
@@ -134,7 +133,7 @@ def fill_report(report: RunnerReport, m: spb.RunnerReport) -> None:
     m.iterations, m.forwards, m.tokens = figures.iterations, figures.forwards, figures.tokens
     m.grown_pages, m.doublings = figures.grown_pages, figures.doublings
     m.prefix_reused_tokens = figures.prefix_reused_tokens
-    m.prefetching, m.pending_prompt_tokens = figures.prefetching, figures.pending_prompt_tokens
+    m.pending_prompt_tokens = figures.pending_prompt_tokens
     m.role = ROLE[figures.role]
     if (offload := figures.offload) is not None:
         m.offload.resident_share, m.offload.disk_bytes_per_s = offload.resident_share, offload.disk_bytes_per_s
@@ -215,7 +214,6 @@ def read_report(m: spb.RunnerReport, of: type[RunnerReport] = RunnerReport) -> R
             m.doublings,
             m.tokens,
             m.prefix_reused_tokens,
-            m.prefetching,
             ROLES.get(m.role, RunnerRole.MIXED),
             m.pending_prompt_tokens,
             _offload(m.offload) if m.HasField("offload") else None,
@@ -299,7 +297,6 @@ def fill_order(order: RunnerOrder, m: spb.RunnerOrder) -> None:
     m.drain = order.drain
     if order.role is not None:
         m.role = ROLE[order.role]
-    m.prefetch.extend(order.prefetch)
     if order.desired is None:
         return
     change = m.change
@@ -318,10 +315,9 @@ def fill_order(order: RunnerOrder, m: spb.RunnerOrder) -> None:
 
 def read_order(m: spb.RunnerOrder) -> RunnerOrder:
     """A tier that this version does not know is loaded on demand. Raises PeerError."""
-    number(len(m.prefetch), "the number of adapters to prefetch", MAX_PREFETCH)
-    prefetch, role = texts(m.prefetch, "an adapter's digest"), ROLES.get(m.role)
+    role = ROLES.get(m.role)
     if not m.HasField("change"):
-        return RunnerOrder(None, m.drain, prefetch, role)
+        return RunnerOrder(None, m.drain, role)
     adapters = tuple(
         [
             DesiredAdapter(
@@ -338,7 +334,7 @@ def read_order(m: spb.RunnerOrder) -> RunnerOrder:
     if len({adapter.digest for adapter in adapters}) < len(adapters):
         raise PeerError("a list of desired adapters names a digest twice")
     removed = texts(m.change.removed, "an adapter's digest")
-    return RunnerOrder(DesiredChange(m.change.version, m.change.full, adapters, removed), m.drain, prefetch, role)
+    return RunnerOrder(DesiredChange(m.change.version, m.change.full, adapters, removed), m.drain, role)
 
 
 def _fill_registered(registered: Registered, m: spb.Registered) -> None:

@@ -117,7 +117,6 @@ def _pool(m: pb.PoolDesired) -> PoolSpec:
         aging_s=number(m.aging_ms, f"pool {name}: aging_ms", MAX_WAITED_MS) / 1000,
         consolidation=text(m.consolidation, f"pool {name}: consolidation") or "autoscaled",
         consolidation_s=number(m.consolidation_ms, f"pool {name}: consolidation_ms", MAX_WAITED_MS) / 1000 or 10.0,
-        prefetch=text(m.prefetch, f"pool {name}: prefetch") or "never",
         fair=m.fair if m.HasField("fair") else True,
         tenant_weights=_weights(m, name),
         slo_ttft_s=number(m.slo_ttft_ms, f"pool {name}: slo_ttft_ms", MAX_WAITED_MS) / 1000,

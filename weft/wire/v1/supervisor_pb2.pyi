@@ -91,7 +91,7 @@ class Heartbeat(_message.Message):
     def __init__(self) -> None: ...
 
 class RunnerReport(_message.Message):
-    __slots__ = ("version", "full", "free_pages", "used_pages", "adapter_pages", "draining", "ready", "desired_version", "iterations", "forwards", "grown_pages", "doublings", "tokens", "prefix_reused_tokens", "prefetching", "role", "pending_prompt_tokens", "offload", "sequences", "ended", "adapters", "removed_adapters", "overruns", "progress")
+    __slots__ = ("version", "full", "free_pages", "used_pages", "adapter_pages", "draining", "ready", "desired_version", "iterations", "forwards", "grown_pages", "doublings", "tokens", "prefix_reused_tokens", "role", "pending_prompt_tokens", "offload", "sequences", "ended", "adapters", "removed_adapters", "overruns", "progress")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     FULL_FIELD_NUMBER: _ClassVar[int]
     FREE_PAGES_FIELD_NUMBER: _ClassVar[int]
@@ -106,7 +106,6 @@ class RunnerReport(_message.Message):
     DOUBLINGS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFIX_REUSED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    PREFETCHING_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     PENDING_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     OFFLOAD_FIELD_NUMBER: _ClassVar[int]
@@ -130,7 +129,6 @@ class RunnerReport(_message.Message):
     doublings: int
     tokens: int
     prefix_reused_tokens: int
-    prefetching: int
     role: Role
     pending_prompt_tokens: int
     offload: OffloadState
@@ -140,7 +138,7 @@ class RunnerReport(_message.Message):
     removed_adapters: _containers.RepeatedScalarFieldContainer[str]
     overruns: _containers.RepeatedCompositeFieldContainer[Overrun]
     progress: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, version: _Optional[int] = ..., full: _Optional[bool] = ..., free_pages: _Optional[int] = ..., used_pages: _Optional[int] = ..., adapter_pages: _Optional[int] = ..., draining: _Optional[bool] = ..., ready: _Optional[bool] = ..., desired_version: _Optional[int] = ..., iterations: _Optional[int] = ..., forwards: _Optional[int] = ..., grown_pages: _Optional[int] = ..., doublings: _Optional[int] = ..., tokens: _Optional[int] = ..., prefix_reused_tokens: _Optional[int] = ..., prefetching: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., pending_prompt_tokens: _Optional[int] = ..., offload: _Optional[_Union[OffloadState, _Mapping]] = ..., sequences: _Optional[_Iterable[_Union[SequenceState, _Mapping]]] = ..., ended: _Optional[_Iterable[str]] = ..., adapters: _Optional[_Iterable[_Union[AdapterState, _Mapping]]] = ..., removed_adapters: _Optional[_Iterable[str]] = ..., overruns: _Optional[_Iterable[_Union[Overrun, _Mapping]]] = ..., progress: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., full: _Optional[bool] = ..., free_pages: _Optional[int] = ..., used_pages: _Optional[int] = ..., adapter_pages: _Optional[int] = ..., draining: _Optional[bool] = ..., ready: _Optional[bool] = ..., desired_version: _Optional[int] = ..., iterations: _Optional[int] = ..., forwards: _Optional[int] = ..., grown_pages: _Optional[int] = ..., doublings: _Optional[int] = ..., tokens: _Optional[int] = ..., prefix_reused_tokens: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., pending_prompt_tokens: _Optional[int] = ..., offload: _Optional[_Union[OffloadState, _Mapping]] = ..., sequences: _Optional[_Iterable[_Union[SequenceState, _Mapping]]] = ..., ended: _Optional[_Iterable[str]] = ..., adapters: _Optional[_Iterable[_Union[AdapterState, _Mapping]]] = ..., removed_adapters: _Optional[_Iterable[str]] = ..., overruns: _Optional[_Iterable[_Union[Overrun, _Mapping]]] = ..., progress: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class OffloadState(_message.Message):
     __slots__ = ("resident_share", "disk_bytes_per_s", "predicted_ms", "measured_ms", "alone_ms", "disk_bound")
@@ -261,16 +259,14 @@ class Registered(_message.Message):
     def __init__(self, lease_ms: _Optional[int] = ..., report_ms: _Optional[int] = ...) -> None: ...
 
 class RunnerOrder(_message.Message):
-    __slots__ = ("drain", "change", "prefetch", "role")
+    __slots__ = ("drain", "change", "role")
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     CHANGE_FIELD_NUMBER: _ClassVar[int]
-    PREFETCH_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     drain: bool
     change: DesiredChange
-    prefetch: _containers.RepeatedScalarFieldContainer[str]
     role: Role
-    def __init__(self, drain: _Optional[bool] = ..., change: _Optional[_Union[DesiredChange, _Mapping]] = ..., prefetch: _Optional[_Iterable[str]] = ..., role: _Optional[_Union[Role, str]] = ...) -> None: ...
+    def __init__(self, drain: _Optional[bool] = ..., change: _Optional[_Union[DesiredChange, _Mapping]] = ..., role: _Optional[_Union[Role, str]] = ...) -> None: ...
 
 class DesiredChange(_message.Message):
     __slots__ = ("version", "full", "adapters", "removed")

@@ -60,7 +60,6 @@ class Adapter:
     used: int = 0  # when that copy was, on the clock of the host cache
     desired: bool = False
     tier: Tier = Tier.REMOTE  # the lowest tier that has to hold it
-    prefetched: bool = False  # a forecast brought it, or brings it, and no sequence has used it
     protected: bool = False  # pinned, and within what pinned adapters may hold
     state: LoadState = LoadState.ABSENT
     measuring: bool = False  # FETCHING, and its file was on disk before

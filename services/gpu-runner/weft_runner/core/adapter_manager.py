@@ -9,8 +9,6 @@ when those that run have ended.
 Ageing: a queued adapter that was overtaken `starvation` times by sequences of resident adapters drains a slot: the
 running sequences of the draining adapter finish, its new ones queue, and the slot goes to the head of the queue.
 
-Adapters that a forecast names come to disk while nothing else is fetched or loaded (`forecast_prefetch.py`).
-
 Pinned adapters are loaded unasked and are not evicted. They protect at most all slots but one, so that every other
 adapter can be served in turn. Adapters with a tier are held there unasked (`host_cache.py`). What is neither desired
 nor removed stays on disk after its last sequence, up to `MOST_ON_DEMAND` adapters, least recently used out first.
@@ -24,7 +22,6 @@ from weft.domain.lru import LruDict
 from weft_runner.core.adapter import Adapter, HostCopy, LoadState, check_adapter
 from weft_runner.core.adapter_slots import AdapterSlots, check_slots
 from weft_runner.core.events import Action, Fetch, Load, Retain
-from weft_runner.core.forecast_prefetch import ForecastPrefetch, check_forecast
 from weft_runner.core.host_cache import HostCache, TierPrefetcher, check_host_cache, check_prefetcher
 from weft_runner.core.page_table import PageTable
 
@@ -48,7 +45,6 @@ class AdapterManager:
         self.slots = AdapterSlots(slots, pages or PageTable(1, 1), page_bytes, self._order, self._changed)
         self.host = HostCache(host_bytes, self._order, self._changed)
         self.prefetcher = TierPrefetcher(self.host, self._changed)
-        self.forecast = ForecastPrefetch()
         self.page_debt = False  # paused sequences come before the queue: it gets no page while one of them waits
         self.desired_version: int | None = None
         self.dirty: dict[str, Adapter] = {}  # changed since the last report
@@ -69,7 +65,6 @@ class AdapterManager:
         adapter.rank, adapter.n_bytes = adapter.rank or rank, adapter.n_bytes or n_bytes
         if digest in self._on_demand:
             self._on_demand.move_to_end(digest)
-        self.forecast.settle(adapter, "used")
         joins = adapter.state is LoadState.RESIDENT
         if joins:
             adapter.running += 1
@@ -137,18 +132,12 @@ class AdapterManager:
         if n_bytes is not None:
             adapter.n_bytes, adapter.size_known = max(n_bytes, 1), True
             self._protect()
-        if self.forecast.end(adapter):
-            self.forecast.count(adapter, "fetched")
         if adapter.copy is HostCopy.COPYING:
             if host_bytes is not None and self.prefetcher.admits(adapter, host_bytes):
                 self.host.hold(adapter, host_bytes)
             else:
                 self.host.drop(adapter)
         if fault := self.infeasible_reason(digest):
-            if adapter.prefetched and not adapter.desired:  # no sequence waits, so that nobody has to know
-                self._drop(adapter)
-                self._order(Retain(frozenset(self.adapters)))
-                return ""
             self._fail(adapter, fault, permanent=True)
         self.prefetcher.update(adapter, requeue=True)
         self.reconcile()
@@ -162,9 +151,6 @@ class AdapterManager:
         """
         adapter = self.adapters[digest]
         self.prefetcher.on_fetch_ended(adapter)
-        if self.forecast.end(adapter) and not adapter.desired:
-            self._forecast_failed(adapter)
-            return False
         lost = adapter.state is LoadState.FETCHING
         if lost:
             adapter.advance(LoadState.ABSENT)
@@ -229,10 +215,6 @@ class AdapterManager:
         if change.full:
             self._order(Retain(frozenset(self.adapters)))
         self._enqueue_pinned()
-
-    def prefetch(self, digests: Iterable[str]) -> None:
-        """A forecast names adapters that sequences may need, the most probable first. `reconcile` follows."""
-        self.forecast.name(digest for digest in digests if digest not in self.adapters)
 
     def retry(self) -> None:
         """Fetch and load what is pinned or has a tier and is missing, after a failure."""
@@ -330,7 +312,6 @@ class AdapterManager:
             self._fetch(adapter, urgent=False)
         if any(adapter.digest in self.queue for adapter in fetches):
             self._assign_slots()  # one that is being copied now keeps nobody behind it waiting
-        self._prefetch()
 
     # ---- how
 
@@ -426,32 +407,6 @@ class AdapterManager:
         self._changed(adapter)
         self._order(Fetch(adapter.digest, to_host, urgent, measure=self._is_unmeasured(adapter)))
 
-    def _prefetch(self) -> None:
-        """The next adapter of the forecast, if nobody waits for another and there is a place for it."""
-        if not self.forecast.left or self.desired_version is None or not self.prefetcher.idle:
-            return
-        if self.slots.loading or self.fetching:
-            return
-        if len(self._on_demand) >= MOST_ON_DEMAND:
-            self.forecast.clear()
-        while (digest := self.forecast.next()) is not None:
-            if digest not in self.adapters:
-                adapter = self._get_or_add(digest)
-                self._on_demand.move_to_end(digest, last=False)
-                adapter.advance(LoadState.FETCHING)
-                self.forecast.begin(adapter)
-                self._changed(adapter)
-                self._order(Fetch(digest, measure=True, spare=True))
-                return
-
-    def _forecast_failed(self, adapter: Adapter) -> None:
-        """Nobody is to know. A sequence that came meanwhile has it fetched again, with what follows from that."""
-        self.forecast.settle(adapter, "failed")
-        adapter.advance(LoadState.ABSENT)
-        if _is_idle(adapter):
-            self._drop(adapter)
-        self.reconcile()
-
     def _is_ready(self, adapter: Adapter) -> bool:
         """It waits for a slot and pages, and for nothing else."""
         waits = adapter.state in (LoadState.ON_DISK, LoadState.DRAINING) and adapter.copy is not HostCopy.COPYING
@@ -532,7 +487,6 @@ class AdapterManager:
             self.slots.unload(adapter)
         self.host.drop(adapter)
         self.host.drop_pages_of(adapter.digest)
-        self.forecast.settle(adapter, "dropped")
         if adapter.n_bytes:  # a request that was answered NoCapacity is judged by it when it comes again
             self._sizes[adapter.digest] = adapter.n_bytes, adapter.size_known
         del self.adapters[adapter.digest], self._on_demand[adapter.digest]
@@ -550,7 +504,6 @@ def check_adapters(manager: AdapterManager) -> None:
     adapters = manager.adapters
     check_slots(manager.slots)
     check_host_cache(manager.host)
-    check_forecast(manager.forecast)
     check_prefetcher(manager.prefetcher, adapters.values())
     assert {a.digest for a in manager.slots.by_slot.values()} == {d for d, a in adapters.items() if a.slot is not None}
     assert {d for d, a in adapters.items() if a.copy is HostCopy.HELD} == set(manager.host.held)

@@ -181,15 +181,13 @@ Event = (
 class Fetch:
     """Bring an adapter to disk, and into host memory if asked, in the background.
 
-    `urgent`: a sequence waits for it. `measure`: report what it takes on the device. `spare`: only if the disk has room
-    to spare.
+    `urgent`: a sequence waits for it. `measure`: report what it takes on the device.
     """
 
     digest: str
     to_host: bool = False
     urgent: bool = False
     measure: bool = False
-    spare: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,7 +408,6 @@ class RunnerStatus:
     adapters_resident: int
     adapters_known: int
     not_ready: str
-    prefetched: tuple[tuple[str, int, int], ...]  # by a forecast, since start: outcome, adapters, bytes
     handed_over: int  # sequences that another runner has gone on with, since start
     received: int  # sequences that came with their KV from another runner
     kv_lost: int  # sequences whose KV did not get from one runner to the other

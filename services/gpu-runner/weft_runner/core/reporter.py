@@ -129,7 +129,7 @@ class Reporter:
 
     def _status(self) -> RunnerStatus:
         pool = self._pool
-        not_ready, forecast = pool.adapters.not_ready_reason(), pool.adapters.forecast
+        not_ready = pool.adapters.not_ready_reason()
         waiting = sum(sequence.phase is SequencePhase.WAITING for sequence in pool.sequences.values())
         waiting += len(pool.swap.by_key) - pool.swap.away + len(pool.kv.incoming)
         return RunnerStatus(
@@ -150,7 +150,6 @@ class Reporter:
             sum(adapter.resident for adapter in pool.adapters.slots.by_slot.values()),
             len(pool.adapters.adapters),
             not_ready,
-            tuple((of, forecast.adapters[of], forecast.n_bytes[of]) for of in forecast.OUTCOMES),
             pool.kv.handed_over,
             pool.kv.received,
             pool.kv.lost,

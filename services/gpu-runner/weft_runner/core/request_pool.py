@@ -169,11 +169,6 @@ class RequestPool:
         self.adapters.apply(change)
         self.settle()
 
-    def prefetch(self, digests: Iterable[str]) -> None:
-        """Adapters that requests may name soon, the most probable first."""
-        self.adapters.prefetch(digests)
-        self.settle()
-
     def drain(self, *, on: bool, migrate_s: float = 0.0) -> None:
         """Admit none until drained is taken back. What is here ends at once, or may move to other runners meanwhile."""
         self.draining, self.urgent = on, True
@@ -437,7 +432,6 @@ class RequestPool:
             doublings=self.reservations.doublings,
             tokens=self.tokens,
             prefix_reused_tokens=self.reuse.tokens,
-            prefetching=self.adapters.forecast.left,
             role=self.role,
             pending_prompt_tokens=sum(s.pending for s in self.sequences.values() if s.phase in UNCOMPUTED),
             offload=self.offload,

@@ -171,11 +171,9 @@ class Runner:
                 self.pool.hand_over.freeze(message, peer)
             case Registered():
                 self.reporter.register(message)
-            case RunnerOrder(desired, drain, prefetch, role):
+            case RunnerOrder(desired, drain, role):
                 if desired is not None:
                     self.pool.apply(desired)
-                if prefetch:
-                    self.pool.prefetch(prefetch)
                 if role is not None and role is not self.pool.role:
                     self.pool.set_role(role)
                 if drain != self._ordered_drain:

@@ -43,10 +43,6 @@ class Source(Protocol):
         """The adapters that an earlier process left on disk, the one that was used longest ago first."""
         ...
 
-    def has_space(self) -> bool:
-        """Whether the disk has room to spare for what no sequence waits for."""
-        ...
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FileLayout:

@@ -29,7 +29,7 @@ from weft_runner.core.events import (
     Unload,
 )
 from weft_runner.core.host_cache import PREFETCHES
-from weft_runner.errors import AdapterInvalid, ArtifactUnknown, ArtifactUnreachable, ArtifactUnusable, RunnerError
+from weft_runner.errors import AdapterInvalid, ArtifactUnknown, ArtifactUnusable, RunnerError
 from weft_runner.model.adapter_store import (
     AdapterFiles,
     AdapterStore,
@@ -74,7 +74,7 @@ class AdapterPool:
         self._lock = threading.Lock()  # of `_wanted`: downloads end in threads of their own
         self._to_retain: frozenset[str] | None = None
         self._downloads = ThreadPoolExecutor(DOWNLOADS, thread_name_prefix="adapter-download")
-        self._prefetches = ThreadPoolExecutor(PREFETCHES + 1, thread_name_prefix="adapter-prefetch")
+        self._prefetches = ThreadPoolExecutor(PREFETCHES, thread_name_prefix="adapter-prefetch")
         self._reads = ThreadPoolExecutor(READS, thread_name_prefix="adapter-read", initializer=_lower_priority)
         self._fetched: dict[str, tuple[AdapterFiles, float, float]] = {}  # for a sequence; when, and seconds
         # One thread of torch's too: its workers spin after each operator, on cores that the running step needs.
@@ -175,8 +175,6 @@ class AdapterPool:
     def _fetch(self, fetch: Fetch) -> None:
         started = time.perf_counter()
         try:
-            if fetch.spare and not self._source.has_space():
-                raise ArtifactUnreachable(f"the disk has no room to spare for {fetch.digest}")
             files = self._source.adapter(fetch.digest)
         except Exception as error:  # noqa: BLE001 (our own mistake must not leave the runner waiting for ever)
             self._fetch_failed(fetch, error)

@@ -5,14 +5,13 @@ fetched again while those who need it wait, within PATIENCE.
 """
 
 import logging
-import shutil
 import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
 from weft.artifacts.adapter_config import MAX_CONFIG_BYTES, parse_adapter_config
-from weft.artifacts.blobs import SPARE, BlobStore, Lease
+from weft.artifacts.blobs import BlobStore, Lease
 from weft.artifacts.digest import Manifest
 from weft.artifacts.errors import ArtifactError, Unavailable, UnknownDigest
 from weft.artifacts.fetch import FetchLimits, Stopped, fetch
@@ -100,11 +99,6 @@ class DepotSource:
     def on_disk(self) -> tuple[str, ...]:
         """See `Source.on_disk`."""
         return tuple(self._blobs.artifacts("adapter"))
-
-    def has_space(self) -> bool:
-        """See `Source.has_space`: a fifth of the disk stays free of adapters that only a forecast names."""
-        usage = shutil.disk_usage(self._blobs.root)
-        return usage.free > usage.total // SPARE
 
     def _fetch(
         self, digest: str, lease: Lease | None, threads: int = 1, progress: ByteProgress | None = None

@@ -187,12 +187,6 @@ class RunnerMetrics:
         self._reused = Total(
             counter("prefix_reused_tokens", "Tokens found in pages of earlier requests, not computed again")
         )
-        outcomes = "fetched; used by a request; dropped unused; failed"
-        self._prefetched_adapters = counter(
-            "prefetched_adapters", f"Adapters that a forecast brought to disk, by outcome: {outcomes}", "outcome"
-        )
-        self._prefetched_bytes = counter("prefetched_bytes", "Bytes on the device of those adapters", "outcome")
-        self._prefetched: dict[str, tuple[Total, Total]] = {}  # by outcome
         self._corrupt = counter("corrupt_artifacts", "Files of the disk cache that were damaged, and fetched again")
         self.kv = KvMetrics(registry)
         self._best_batch = gauge("best_batch_sequences", "Sequences that it runs best, as it measured at start; 0: not")
@@ -257,13 +251,6 @@ class RunnerMetrics:
         self._reused.set(figures.prefix_reused_tokens)
         for name, total in self._totals.items():
             total.set(getattr(status, name))
-        for outcome, adapters, n_bytes in status.prefetched:
-            if outcome not in self._prefetched:
-                counters = self._prefetched_adapters, self._prefetched_bytes
-                self._prefetched[outcome] = Total(counters[0].labels(outcome)), Total(counters[1].labels(outcome))
-            of_adapters, of_bytes = self._prefetched[outcome]
-            of_adapters.set(adapters)
-            of_bytes.set(n_bytes)
         for role in RunnerRole:
             self._role.labels(role.value).set(role is figures.role)
         self.vllm.show(status)

@@ -13,7 +13,6 @@ from weft_scheduler.core.effects import (
     Judged,
     KvHandOff,
     KvMigration,
-    Prefetched,
     Queued,
     Requeued,
     Resumed,

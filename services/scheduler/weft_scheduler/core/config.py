@@ -32,4 +32,3 @@ class SchedulerConfig:
     skip_limit: int = 64  # avoided runners passed in one decision
     length_adapters: int = 10_000  # adapters whose output lengths are remembered
     kv_bytes_per_s: float = 1e9  # of KV between two runners, where one of them has not measured its own rate
-    prefetch_s: float = 2.0  # between two choices of adapters to prefetch

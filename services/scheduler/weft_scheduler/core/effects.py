@@ -87,15 +87,6 @@ class BatchPreempted:
 
 
 @dataclass(frozen=True, slots=True)
-class Prefetched:
-    """For metrics: a runner was sent adapters that requests may name soon."""
-
-    pool: str
-    runner: RunnerId
-    digests: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Judged:
     """For metrics: a request of a pool with objectives has finished, within them or not."""
 
@@ -134,7 +125,6 @@ Effect = (
     | RoleChanged
     | Consolidated
     | BatchPreempted
-    | Prefetched
     | Judged
     | Stale
     | RunnerLost

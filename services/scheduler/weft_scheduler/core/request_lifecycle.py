@@ -107,8 +107,6 @@ def account(runner: RunnerAccount, request: Request, pool: Pool) -> None:
     if runner.spec is not None:
         tokens, adapter = request.prefill_tokens + 1 if hands_off else request.reserved_tokens, request.adapter
         pages = with_adapter = pages_of(tokens, runner.spec.page_tokens)
-        if adapter != BASE:
-            runner.bring((adapter,))
         if adapter != BASE and adapter not in runner.busy_adapters(pool.adapters.pinned):
             both = runner.shape.tokens_with_adapter(tokens, pool.adapters.size(adapter)[1])
             with_adapter = pages_of(both, runner.spec.page_tokens)

@@ -1,7 +1,7 @@
 """What gateways send: streams that open and close, requests, their ends."""
 
 from weft.domain.adapter import DesiredAdapter
-from weft.domain.ids import BASE, NEVER, RunnerId
+from weft.domain.ids import NEVER, RunnerId
 from weft.domain.limits import LimitReport
 from weft.domain.machine import Close, Kind, Peer
 from weft.domain.request import (
@@ -18,7 +18,7 @@ from weft.domain.request import (
     Submit,
 )
 from weft.domain.routes import ResyncRoutes, RoutesApplied
-from weft_scheduler.core import canaries, prefetch
+from weft_scheduler.core import canaries
 from weft_scheduler.core.effects import Judged, Queued, Stale
 from weft_scheduler.core.model.gateway import GatewayStream
 from weft_scheduler.core.model.pool import Pool
@@ -102,8 +102,6 @@ def on_submit(state: State, gateway: GatewayStream, submit: Submit) -> None:
     state.requests[request.id] = request
     gateway.add(request.id, pool.name)
     pool.add(request)
-    if newcomer and request.adapter != BASE:
-        prefetch.on_arrival(state, pool, request.adapter)
     policy = state.reservation[pool.declared.reservation]
     expected = ExpectedOutput(pool.name, request.adapter, request.max_tokens, submit.p90_tokens, submit.bucket_tokens)
     request.reserve(policy.initial_tokens(expected), by_page=policy.by_page, leaves=policy.leaves, pooled=policy.pooled)

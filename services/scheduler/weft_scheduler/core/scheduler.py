@@ -19,7 +19,6 @@ from weft_scheduler.core import (
     keys,
     migration,
     phases,
-    prefetch,
     registry,
     requests,
     rescheduling,
@@ -150,8 +149,6 @@ class Scheduler:
                 phases.review(state, state.pools[timer.name])
             case TimerKind.MIGRATION if timer.name in state.pools:
                 migration.empty_runners(state, state.pools[timer.name])
-            case TimerKind.PREFETCH if timer.name in state.pools:
-                prefetch.order_fetches(state, state.pools[timer.name])
             case TimerKind.FIRST_ROUTES:
                 publish_routes(state, without_keys=True)
             case TimerKind.STATUS:

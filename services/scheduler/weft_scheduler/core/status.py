@@ -1,7 +1,7 @@
 """What registries are sent of pools and adapters, and gateways of routes: only what changed, gathered for a while."""
 
 from weft.domain.routes import AdapterStatus, PoolSpec, PoolStatus
-from weft_scheduler.core import migration, phases, prefetch
+from weft_scheduler.core import migration, phases
 from weft_scheduler.core.consolidation import expect
 from weft_scheduler.core.model.pool import Pool
 from weft_scheduler.core.published_state import PendingDeletion
@@ -75,7 +75,6 @@ def _publish_pool(state: State, name: str) -> None:
         expect(state, pool)
         phases.expect(state, pool)
         migration.expect(state, pool)
-        prefetch.expect(state, pool)
     if pool is None or pool.spec is None:
         state.published.pools.pop(name, None)
         return

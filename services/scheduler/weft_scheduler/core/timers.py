@@ -18,7 +18,6 @@ class TimerKind(StrEnum):
     GATEWAY_AVOIDANCE = "gateway_avoidance"  # gateway: a runner that its requests avoid may be used again
     KEYS_UNCONFIRMED = "keys_unconfirmed"  # no supervisor has confirmed the API keys for too long
     MIGRATION = "migration"  # pool: what runs on runners that should go may move
-    PREFETCH = "prefetch"  # pool: adapters may be worth a fetch to runners' disks
     RESUBMIT = "resubmit"  # gateway: it counts as complete
     ROLES = "roles"  # pool: the roles of its runners may change
     RUNNER_UNREPORTED = "runner_unreported"  # runner uuid: no supervisor reports it

@@ -25,8 +25,6 @@ from weft_scheduler.core.policy.placement.policy import PlacementPolicy, RunnerL
 from weft_scheduler.core.policy.placement.punica import Punica
 from weft_scheduler.core.policy.placement.runner_index import RunnerShape
 from weft_scheduler.core.policy.placement.splitwise import Splitwise, can_split
-from weft_scheduler.core.policy.prefetch.prefetch import MODES as PREFETCH_MODES
-from weft_scheduler.core.policy.prefetch.prefetch import Candidates
 from weft_scheduler.core.policy.priority.headroom import InteractiveArrivals
 from weft_scheduler.core.policy.queue.overtaking import Overtaking
 from weft_scheduler.core.policy.queue.token_counters import TokenCounters
@@ -42,7 +40,6 @@ POLICIES = {
     "queue": queue.POLICIES,
     "reservation": reservation.POLICIES,
     "consolidation": MODES,
-    "prefetch": PREFETCH_MODES,
     "phases": ("unified", "split"),
 }
 
@@ -54,7 +51,6 @@ class Pool:
         self.name = name
         self.spec: PoolSpec | None = None
         self.adapters = PoolAdapters()
-        self.candidates = Candidates()  # for prefetch
         # requests
         self.requests: dict[str, dict[str, None]] = {}  # adapter -> ids of its requests
         self.tenants: Counter[str] = Counter()  # of its interactive requests

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from weft.domain.adapter import AdapterState, Tier
 from weft.domain.ids import BASE, Epoch, RunnerId
-from weft.domain.lru import LruDict
 from weft.domain.request import Priority
 from weft.domain.runner import (
     ReportGap,
@@ -28,7 +27,6 @@ from weft_scheduler.core.policy.placement.runner_index import RunnerShape
 from weft_scheduler.core.policy.reservation.pooled import PooledUse, UseForecast
 
 PROMPT_QUEUE_S = 0.5  # of prompts on a runner, by its measured rate: the rest waits where the queue's policy orders it
-MOST_BROUGHT = 1024  # adapters; one that is forgotten may be sent to prefetch again, and the runner has it
 
 
 def pages_of(tokens: int, page_tokens: int) -> int:
@@ -91,7 +89,6 @@ class RunnerAccount:
         self.ready_version: int | None = None  # the desired version it is Ready with
         self.desired_sent = 0
         self.role_sent: RunnerRole | None = None  # an order that it has not confirmed
-        self.brought = LruDict[str, None](MOST_BROUGHT)  # adapters that it was sent to prefetch, or requests for
         self.counted: tuple[object, ...] = ()  # its standing as its pool has counted it
         self._busy: tuple[str, ...] | None = None  # cache of `busy_adapters`
         self._busy_pinned: Sequence[str] = ()
@@ -290,11 +287,6 @@ class RunnerAccount:
     def sent(self, version: int) -> None:
         """The desired adapters of that version are on their way to it."""
         self.desired_sent = version
-
-    def bring(self, digests: Iterable[str]) -> None:
-        """These adapters come to its disk."""
-        for digest in digests:
-            self.brought[digest] = None
 
     def ready(self, version: int | None) -> int | None:
         """It is Ready with that desired version, or not at all. Returns the one before."""
