@@ -5,14 +5,13 @@
 token runner gets the order to compute prompts beside its rows; after five seconds without a queue it is a token runner
 again. Every token and its log probability are compared with the same request's in a Unified pool of one runner.
 
-Iterations are counted by the runner, from the order to the first one that computes a prompt, those included that ran
-before the prompt was there.
+The rows of changes and of iterations are a record: a runner counted them then, from the order to the first iteration
+that computes a prompt, those included that ran before the prompt was there.
 """
 
 import asyncio
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from weft.domain.runner import RunnerRole
 from weft_bench.cpu_context import Bar
@@ -30,15 +29,6 @@ POLL_S = 0.1
 APART = {RunnerRole.PROMPT, RunnerRole.TOKEN}
 
 
-@dataclass(frozen=True, slots=True)
-class Round:
-    """Of one round: the streams, role changes that were followed by work, and the iterations until then, summed."""
-
-    streams: Sequence[Stream]
-    changes: float
-    iterations: float
-
-
 def figures(origin: Origin, *, quick: bool, seed: int, bar: Bar) -> Iterator[Line]:
     """Raises BenchFailed."""
     model, chance, rounds = live_model(1024), random.Random(seed), QUICK_ROUNDS if quick else ROUNDS
@@ -47,16 +37,16 @@ def figures(origin: Origin, *, quick: bool, seed: int, bar: Bar) -> Iterator[Lin
         expected = asyncio.run(recorded(stack.url, [ask for chats, burst in asks for ask in (*chats, *burst)]))
         advanced(1)
     with model.stack(two_runners("Split", minPrompt=0, minToken=0), "weft_bench.thread_runner") as stack:
-        found = list[Round]()
+        streams = list[Stream]()
         asyncio.run(
             recorded(stack.url, [_ask(chance, name, CHAT_PROMPT, 2) for name in model.names])
         )  # adapters in slots
         with bar("roles that change", rounds) as advanced:
             for number, (chats, burst) in enumerate(asks):
-                found.append(asyncio.run(_round(stack, number, chats, burst)))
+                streams += asyncio.run(_round(stack, number, chats, burst))
                 advanced(1)
         ordered = stack.metric("scheduler", "weft_scheduler_role_changes_total", role=RunnerRole.MIXED.value)
-    yield from lines(origin, f"roles, {rounds} bursts", found, expected, ordered)
+    yield from lines(origin, f"roles, {rounds} bursts", streams, expected, ordered)
 
 
 def _asks(chance: random.Random, models: Sequence[str]) -> tuple[list[Ask], list[Ask]]:
@@ -71,30 +61,22 @@ def _ask(chance: random.Random, model: str, prompt_tokens: int, max_tokens: int)
     return Ask(model, prompt, max_tokens, 0.0, chance.randrange(1 << 30))
 
 
-async def _round(stack: Stack, number: int, chats: Sequence[Ask], burst: Sequence[Ask]) -> Round:
+async def _round(stack: Stack, number: int, chats: Sequence[Ask], burst: Sequence[Ask]) -> Sequence[Stream]:
     async with asyncio.timeout(PATIENCE_S):
         roles = set[RunnerRole]()
         while roles != APART:
             await asyncio.sleep(POLL_S)
             roles = {one.figures.role for one in await runners(stack.address("supervisor"))}
-    before = _counted(stack)
     async with Streams(stack.url, f"round-{number}") as streams:
         decoding = streams.start(chats)
         await streams.until(lambda: all(stream.tokens or stream.ended for stream in decoding))
         streams.start(burst)
-    changes, iterations = (now - then for now, then in zip(_counted(stack), before, strict=True))
-    return Round(streams.all, changes, iterations)
-
-
-def _counted(stack: Stack) -> tuple[float, float]:
-    changes, iterations = (f"weft_runner_role_change{name}_total" for name in ("s", "_iterations"))
-    return stack.metric("runner", changes), stack.metric("runner", iterations)
+    return streams.all
 
 
 def lines(
-    origin: Origin, case: str, found: Sequence[Round], expected: dict[Ask, list[Token]], ordered: float
+    origin: Origin, case: str, streams: Sequence[Stream], expected: dict[Ask, list[Token]], ordered: float
 ) -> Iterator[Line]:
-    streams = [stream for one in found for stream in one.streams]
     wrong = sum(
         (difference(expected[one.ask], one.tokens, failed=bool(one.error)) for one in streams), start=Difference()
     )
@@ -103,10 +85,4 @@ def lines(
     yield origin.line(
         case, "tokens lost, repeated or wrong", wrong.lost + wrong.repeated + wrong.wrong, "", target="<= 0"
     )
-    yield origin.line(case, "orders to do both phases", ordered, "")
-    changes, iterations = sum(one.changes for one in found), sum(one.iterations for one in found)
-    yield origin.line(case, "changes followed by a token of the new phase", changes, "", target=">= 1")
-    if changes:
-        yield origin.line(case, "iterations until that token, mean", iterations / changes, "", target="<= 2")
-        most = max(one.iterations / one.changes for one in found if one.changes)
-        yield origin.line(case, "iterations until that token, most of a burst", most, "", target="<= 2")
+    yield origin.line(case, "orders to do both phases", ordered, "", target=">= 1")

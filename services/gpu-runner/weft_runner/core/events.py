@@ -411,8 +411,6 @@ class RunnerStatus:
     handed_over: int  # sequences that another runner has gone on with, since start
     received: int  # sequences that came with their KV from another runner
     kv_lost: int  # sequences whose KV did not get from one runner to the other
-    role_changes: int  # after which a token of the added phase was computed
-    role_change_iterations: int  # from each of these orders to that token, summed
     held_rows: int  # batch rows that could have run in an iteration and did not, for the token time, summed
     preemptions: int  # sequences that lost their place for want of memory, since start
     prefix_queried_tokens: int  # of texts that were looked up among earlier ones, since start

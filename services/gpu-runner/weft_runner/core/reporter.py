@@ -153,8 +153,6 @@ class Reporter:
             pool.kv.handed_over,
             pool.kv.received,
             pool.kv.lost,
-            pool.role_changes.count,
-            pool.role_changes.iterations,
             pool.scheduler.held_rows,
             pool.preemptions,
             pool.reuse.queried,

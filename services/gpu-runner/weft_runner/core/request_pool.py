@@ -55,7 +55,6 @@ from weft_runner.core.kv_transfer import check_kv_transfers
 from weft_runner.core.page_table import PageTable, check_page_table
 from weft_runner.core.prefix_reuse import PrefixReuse
 from weft_runner.core.reservation import Reservations
-from weft_runner.core.role_change import RoleChanges
 from weft_runner.core.sampling import SampledToken
 from weft_runner.core.sequence import BETWEEN_RUNNERS, RUNNING, SWAPPING, Sequence, SequencePhase, check_sequence
 from weft_runner.core.step_time_model import GUESS, StepModel
@@ -85,7 +84,7 @@ class RequestPool:
         self.reservations = Reservations(self.pages, self.adapters.slots)
         self.swap = KvSwap(self.adapters.host, limits.swap_page_bytes)
         self.host_prefixes = HostPrefixes(self.pages.prefixes, self.adapters.host, self.swap)
-        self.role, self.role_changes = RunnerRole.MIXED, RoleChanges()
+        self.role = RunnerRole.MIXED
         self.stuck = True  # no swap helps those that are paused: the supervisor names a victim
         self.epochs = HighestEpochs()
         self.sequences: dict[str, Sequence] = {}
@@ -153,7 +152,6 @@ class RequestPool:
 
     def set_role(self, role: RunnerRole) -> None:
         """From the next batch on. Sequences that are here run to their ends."""
-        self.role_changes.ordered(self.role, role, self.iterations)
         self.role, batch = role, self.limits.batch
         if role is RunnerRole.PROMPT:
             batch = replace(batch, max_prefills=self.limits.max_sequences, token_time_ms=inf, chunk_time_ms=inf)
@@ -373,7 +371,6 @@ class RequestPool:
         """Take an iteration's results, see `StepResults`."""
         self.iterations += 1
         self.scheduler.ran(batch)
-        self.role_changes.ran(batch, self.iterations)
         if first := self.token_times.ran(batch, self.sequences, self.now):
             self._had_first_tokens(first)
         sequences, pages, page_tokens = self.sequences, self.pages, self.limits.page_tokens

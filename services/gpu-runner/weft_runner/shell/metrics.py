@@ -40,11 +40,9 @@ _TOTALS = {  # counters by field
     "handed_over": ("handed_over", "Sequences that another runner has taken over with their KV"),
     "received": ("received", "Sequences that came with their KV from another runner"),
     "kv_lost": ("kv_lost", "Sequences whose KV did not get from one runner to the other"),
-    "role_changes": ("role_changes", "Changes of role after which a token of the new phase was computed"),
     "held_rows": (
         "batch_rows_held", "Batch rows held out of iterations beside interactive ones, for the token time, summed"
     ),
-    "role_change_iterations": ("role_change_iterations", "From these orders to that token, summed"),
 }  # fmt: skip
 _OFFLOAD_TOTALS: dict[str, tuple[str, Callable[[OffloadFigures], float]]] = {
     "read_bytes": ("Bytes of weights read from disk", lambda of: of.stream.read_bytes),
