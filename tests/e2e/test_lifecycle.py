@@ -198,6 +198,45 @@ async def test_an_answer_ends_with_the_token_that_the_adapters_own_tokenizer_nam
     assert ", and the base's\n" in stack.cli("describe", "lora", "own", "-n", "acme").stdout
 
 
+async def test_chat_templates_of_specs_come_and_go_and_no_runner_is_replaced(
+    stack: Stack, manifests: Path, tmp_path: Path
+) -> None:
+    pool = yaml.safe_load((manifests / "01-pool.yaml").read_text())
+    base, own = pool["spec"]["model"]["name"], "acme/templated"
+
+    async def becomes(model: str, text: str | int) -> None:
+        """The prompt of a chat with this model, or the status of the error."""
+
+        async def rendered() -> bool:
+            async with httpx2.AsyncClient(base_url=stack.url, timeout=PATIENCE_S) as client:
+                body = {"model": model, "messages": [{"role": "user", "content": "hello"}], "return_token_strs": True}
+                got = await client.post("/tokenize", json=body)
+            return ("".join(got.json()["token_strs"]) if got.status_code == 200 else got.status_code) == text
+
+        await eventually(rendered)
+
+    def given(text: str | None) -> dict[str, object]:
+        return {**pool["spec"], **({"chatTemplate": {"from": "Inline", "inline": text}} if text else {})}
+
+    before = {runner.spec.runner for runner in await runners(stack.address("supervisor"))}
+    template = {"from": "Inline", "inline": "<{{ messages[0].content }}>"}
+    apply(stack, tmp_path, adapter_manifest("templated", "acme", "file:adapters/upper", chatTemplate=template))
+    await becomes(own, "<hello>")
+    for text, prompt in (("({{ messages[0].content }})", "(hello)"), ("{% if %}", 400)):
+        apply(stack, tmp_path, pool | {"spec": given(text)})
+        await becomes(base, prompt)
+        await becomes("acme/upper", prompt)
+        await becomes(own, "<hello>")
+        assert await answer(stack, "acme/upper") == PROMPT.upper()
+    assert "TemplateFault" in (
+        described := stack.cli("describe", "spool", pool["metadata"]["name"], "-n", "weft-system").stdout
+    )
+    assert "Inline of the spec, sha256:" in described
+    apply(stack, tmp_path, pool | {"spec": given(None)})
+    await becomes(base, "<s>hello<sep>")
+    assert {runner.spec.runner for runner in await runners(stack.address("supervisor"))} == before
+
+
 def test_a_push_of_what_does_not_fit_the_base_says_why_and_the_content_before_it_serves(
     stack: Stack, manifests: Path, tmp_path: Path
 ) -> None:

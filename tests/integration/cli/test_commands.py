@@ -170,11 +170,13 @@ def test_a_new_source_that_is_refused_shows_beside_the_content_that_is_served(
 ) -> None:
     ready, fetched = READY["conditions"][0], REFUSED["conditions"][1]  # type: ignore[index]
     conditions = [fetched, ready | {"reason": "UpdateFailed", "message": "still serves"}]
-    applied.set_status("LoRAAdapter", "acme", "upper", READY | {"conditions": conditions})
+    status = READY | {"conditions": conditions, "chatTemplate": {"from": "Adapter"}}
+    applied.set_status("LoRAAdapter", "acme", "upper", status)
     line = run(capfd, "get", "lora", "-n", "acme")[1].splitlines()[1].split()
     assert line[3:5] == ["True", "UpdateFailed"]
     described = run(capfd, "describe", "lora", "upper", "-n", "acme")[1]
     assert "UpdateFailed" in described
+    assert "Template:    the adapter's own\n" in described
     assert "rank 128, the pool takes 64" in described
     assert "RankTooLarge: train with a smaller rank" in described
 
@@ -197,12 +199,15 @@ def test_pools_are_listed_with_desired_and_ready_runners(applied: Any, capfd: py
     assert lines[0] == ["NAME", "MODEL", "DESIRED", "READY", "ADAPTERS", "AVAILABLE", "REASON", "AGE"]
     assert lines[1][:7] == ["base", "file:model", *["<none>"] * 5]
     facts = {"eosTokenIds": [7, 9], "generationDefaults": {"temperature": 0.7, "topK": 20}}
+    facts["chatTemplate"] = {"from": "Base"}
     status = {"desiredReplicas": 5, "readyReplicas": 1, "adapters": {"ready": 2, "total": 3}, **facts}
     applied.set_status("ServingPool", "default", "base", status)
     assert run(capfd, "get", "spool")[1].splitlines()[1].split()[1:5] == ["file:model", "5", "1", "2"]
     described = run(capfd, "describe", "spool", "base")[1]
     assert "1 ready of 5 desired" in described
-    assert "Ends with:   token 7 or 9\nDefaults:    temperature 0.7, topK 20\n" in described
+    assert (
+        "Ends with:   token 7 or 9\nDefaults:    temperature 0.7, topK 20\nTemplate:    the base model's\n" in described
+    )
 
 
 def test_json_and_yaml_are_the_whole_object(applied: Any, capfd: pytest.CaptureFixture[str]) -> None:
