@@ -725,6 +725,7 @@ def test_a_chat_template_of_a_spec_is_published_by_its_digest(serving: World, ki
         serving.observed.resolutions[uid] = source_changed(serving.observed.resolutions[uid])
     serving.wait(60.0)
     assert (published(serving), said(serving)) == ((digest("e"), ""), ("False", "TemplateFault"))
+    assert list(serving.expectations.retention.until) == [digest("d")], "gateways may still need it"
     serving.contents[uri] = failed("ConfigMapMissing")
     restarted = serving.restarted()
     restarted.settle()
