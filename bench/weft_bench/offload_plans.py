@@ -25,7 +25,7 @@ from weft_runner.offload.plan import OffloadPlan, plan_json
 from weft_runner.offload.policy import Budgets
 from weft_runner.offload.rounding import Supports, plan_from, round_case
 from weft_runner.offload.search import PASSES, PolicySearch, cases
-from weft_runner.offload.wire import solve
+from weft_runner.offload.wire import solve_ranks
 
 DEVICE_BATCH_TOKENS = 512
 MOST_BLOCK = 32
@@ -66,7 +66,7 @@ def plan_figures(model: OffloadModel, context: Context) -> Iterator[Line]:
             search = search_of(model, rates_of(model), int(share * weights), popularity)
             case = f"{model.title}, a budget of {share:.0%} of the weights, {popularity}, chosen policy{model.lengths}"
             try:
-                plan = solve(search)
+                plan = solve_ranks({0: search})[0]
             except NoPolicyFits as error:
                 context.said(f"{case}: {error}")
                 continue
@@ -108,7 +108,7 @@ def grid_figures(model: OffloadModel, context: Context) -> Iterator[Line]:
     rates = rates_of(model)
     device_bytes = int(GRID_SHARE * search_of(model, rates, 1, BASE).sizes.weights)
     search = search_of(model, rates, device_bytes, BASE, GRID_BLOCK)
-    chosen, others = solve(search), grid(search, options.grid, random.Random(options.seed))
+    chosen, others = solve_ranks({0: search})[0], grid(search, options.grid, random.Random(options.seed))
     plans = {name_of(plan): plan for plan in (*others, chosen)}
     rate = dict[str, list[float]]()
     with context.bar(f"{model.name}: {len(plans)} policies", len(plans)) as advanced:

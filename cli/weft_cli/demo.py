@@ -38,7 +38,6 @@ class Answer:
     question: Question
     text: str
     total_ms: float
-    first_ms: float
     error: str = ""
 
     @property
@@ -104,7 +103,7 @@ async def ask_all(url: str, questions: Sequence[Question]) -> list[Answer]:
 
 async def ask(http: httpx2.AsyncClient, question: Question) -> Answer:
     """One streamed chat completion."""
-    began, first, pieces = time.perf_counter(), 0.0, list[str]()
+    began, pieces = time.perf_counter(), list[str]()
     body = {
         "model": question.model,
         "messages": [{"role": "user", "content": question.prompt}],
@@ -117,20 +116,18 @@ async def ask(http: httpx2.AsyncClient, question: Question) -> Answer:
         async with http.stream("POST", "/v1/chat/completions", json=body, headers=_bearer(question.key)) as response:
             if not response.is_success:
                 error = refusal_of(await response.aread(), response.status_code)
-                return Answer(question, "", 1000 * (time.perf_counter() - began), 0.0, error)
+                return Answer(question, "", 1000 * (time.perf_counter() - began), error)
             lines = Lines()
             async for data in response.aiter_bytes():
                 for event in map(event_of, lines.feed(data)):
                     error = event.error or error
                     if event.text:
-                        first = first or time.perf_counter()
                         pieces.append(event.text)
     except BadEvent as failure:
         error = f"the gateway sent {failure}"
     except httpx2.HTTPError as failure:
         error = f"{type(failure).__name__}: {failure}"
-    end = time.perf_counter()
-    return Answer(question, "".join(pieces), 1000 * (end - began), 1000 * ((first or end) - began), error)
+    return Answer(question, "".join(pieces), 1000 * (time.perf_counter() - began), error)
 
 
 def print_answers(answers: Sequence[Answer]) -> None:

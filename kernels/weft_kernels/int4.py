@@ -33,8 +33,3 @@ def quantised(matrix: torch.Tensor) -> Groups:
     scale, minimum = ((most - least) / 15).bfloat16().float(), least.bfloat16().float()
     codes = torch.where(scale > 0, (wide - minimum) / scale, 0.0).clamp(0, 15).round()
     return Groups(codes, scale, minimum)
-
-
-def dequantised(groups: Groups, n_in: int) -> torch.Tensor:
-    """fp32 [n_out, n_in]: sixteen numbers for each group of an output."""
-    return (groups.minimum + groups.scale * groups.codes).flatten(1)[:, :n_in]

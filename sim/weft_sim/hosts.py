@@ -14,8 +14,6 @@ from typing import Any
 from weft.domain.machine import Kind
 from weft_sim.clock import Clock, Rank
 
-FREE: Mapping[tuple[Kind, str], float] = {}  # every event costs nothing: for checks of behaviour
-
 
 @dataclass(frozen=True, slots=True)
 class Costs:

@@ -131,12 +131,11 @@ def _seconds(time: str, *, milliseconds: bool) -> float:
         return datetime.fromisoformat(time[:26]).timestamp()
 
 
-# Popularity of adapters as Punica (section 7) draws it: how many of n requests name adapter i.
-POPULARITIES = ("identical", "distinct", "uniform", "skewed")
-
-
 def adapter_draw(popularity: str, adapters: int, chance: random.Random) -> Iterator[int]:
-    """The adapter of each next request; -1 for ever where there is none. Skewed: Zipf with exponent 1.5."""
+    """The adapter of each next request, by Punica's popularities (section 7): identical, distinct, uniform, skewed.
+
+    -1 for ever where there is none. Skewed is Zipf with exponent 1.5.
+    """
     if adapters == 0 or popularity == "identical":
         while True:
             yield 0 if adapters else -1

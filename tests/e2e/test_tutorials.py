@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from harness.manifests import load_text
 from harness.waiting import PATIENCE_S
-from weft.api.manifests import load_text
 from weft_bench.stack import Stack, quickstart
 
 pytestmark = pytest.mark.slow

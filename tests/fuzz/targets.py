@@ -16,7 +16,8 @@ from google.protobuf.message import DecodeError
 
 from fuzz.building import Choices, Words, encoded
 from fuzz.peers import decoded, frames, gateway_core, kv_frames, runner_core, scheduler_core, supervisor_core
-from weft.api.manifests import ManifestError, load_text
+from harness.manifests import load_text
+from weft.api.manifests import ManifestError
 from weft.artifacts.adapter_config import parse_adapter_config
 from weft.artifacts.errors import Unavailable
 from weft.artifacts.verify import verdict_of

@@ -66,13 +66,6 @@ def load(paths: Iterable[str | Path], *, namespace: str = "default") -> list[Obj
     return reading.result()
 
 
-def load_text(text: str, *, name: str = "<text>", namespace: str = "default") -> list[Object]:
-    """As `load`, from text. Raises ManifestError."""
-    reading = _Reading(namespace)
-    reading.text(name, text)
-    return reading.result()
-
-
 def parse_object(value: object, *, namespace: str = "default") -> Object:
     """One decoded document -> its object. Raises ManifestError."""
     reading = _Reading(namespace)

@@ -371,11 +371,3 @@ def _read_errors(digest: str) -> Generator[None]:
 def _compare(digest: str, actual: str) -> None:
     if actual != hex_of(digest):
         raise Damaged(digest, f"its content is sha256:{actual}")
-
-
-def check_blobs(store: BlobStore) -> None:
-    """Every blob's content has the SHA-256 it is named by. Reads everything: for tests and idle times."""
-    for path in sorted((store.path("sha256:" + "0" * 64).parent).iterdir()):
-        with path.open("rb") as file:
-            actual = hashlib.file_digest(file, "sha256").hexdigest()
-        assert actual == path.name, f"blob {path.name} holds {actual}"

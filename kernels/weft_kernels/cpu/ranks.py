@@ -15,7 +15,6 @@ from weft_kernels.cpu.structs import Exchange, RanksStruct
 
 LINE = 64  # bytes
 HALVES = 2
-Fetch = Callable[[int, bool], None]  # the first so many bytes of the others' slots, for rank 0 alone or for all
 
 
 def slots_bytes(size: int, slot_bytes: int) -> int:

@@ -381,26 +381,6 @@ class State:
     expectations: Expectations = field(default_factory=Expectations)
 
 
-def check_indexes(desired: DesiredState) -> None:
-    """The indexes hold every object exactly where its fields say, and nothing else. O(objects); for tests."""
-    by_name: dict[str, set[Ref]] = {}
-    by_pool: dict[Ref, set[Ref]] = {}
-    pinned: dict[Ref, set[Ref]] = {}
-    ready: dict[Ref, set[Ref]] = {}
-    for resource in (*desired.pools.values(), *desired.adapters.values()):
-        by_name.setdefault(resource.model_name, set()).add(resource.meta.ref)
-        if isinstance(resource, Adapter):
-            by_pool.setdefault(resource.pool, set()).add(resource.meta.ref)
-            if resource.pinned:
-                pinned.setdefault(resource.pool, set()).add(resource.meta.ref)
-            if holds(resource, "Ready"):
-                ready.setdefault(resource.pool, set()).add(resource.meta.ref)
-    assert by_name == desired._by_name, "names"  # pyright: ignore[reportPrivateUsage]
-    assert by_pool == desired._by_pool, "pools"  # pyright: ignore[reportPrivateUsage]
-    assert pinned == desired._pinned, "pinned"  # pyright: ignore[reportPrivateUsage]
-    assert ready == desired._ready, "ready"  # pyright: ignore[reportPrivateUsage]
-
-
 K = TypeVar("K")
 
 

@@ -190,14 +190,6 @@ def ref_of(obj: Object) -> Ref:
     return Ref(obj["kind"], obj["metadata"]["namespace"], obj["metadata"]["name"])
 
 
-def check_store(store: ObjectStore) -> None:
-    """Versions are unique and none is above the store's; generations start at 1. For tests and idle loops."""
-    versions = [int(obj["metadata"]["resourceVersion"]) for obj in store.objects()]
-    assert len(set(versions)) == len(versions), "two objects share a version"
-    assert all(version <= store.version for version in versions), "an object is newer than the store"
-    assert all(obj["metadata"]["generation"] >= 1 for obj in store.objects()), "generation"
-
-
 def _check_precondition(before: Object, given: Mapping[str, Any]) -> None:
     known, name = before["metadata"], f"{before['kind']} {ref_of(before)}"
     for field in ("uid", "resourceVersion"):

@@ -10,11 +10,12 @@ import pytest
 
 from harness.fake_hub import FakeHub
 from harness.s3_server import ROOT_KEYS, s3_server
+from harness.stores import check_blobs
 from harness.waiting import PATIENCE_S
 from tests.integration.depot.conftest import Run
 from tests.unit.artifacts.making import MODEL_CONFIG, lora, write_adapter, write_model
 from tests.unit.depot.reading import folder_bytes
-from weft.artifacts.blobs import BlobStore, check_blobs
+from weft.artifacts.blobs import BlobStore
 from weft.domain.model.config import parse_model_config
 from weft_devcluster.errors import ToolMissing
 

@@ -12,10 +12,11 @@ import pytest
 
 from harness import processes
 from harness.ports import free_addresses
+from harness.stores import check_blobs
 from harness.waiting import PATIENCE_S
 from tests.integration.depot.conftest import Run
 from tests.unit.artifacts.making import write_adapter, write_model
-from weft.artifacts.blobs import BlobStore, check_blobs
+from weft.artifacts.blobs import BlobStore
 from weft.artifacts.fetch import FetchLimits, fetch
 from weft_depot.main import main
 

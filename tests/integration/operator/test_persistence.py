@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 
 from harness.processes import started
+from harness.stores import check_store
 from harness.waiting import PATIENCE_S, eventually
 from tests.unit.operator.planning import adapter_object, adapter_ref, pool_object
 from weft.api.conversion import with_defaults
 from weft_operator.core import parse
 from weft_operator.errors import StoreDamaged
 from weft_operator.local import persistence
-from weft_operator.local.objects import ObjectStore, check_store, ref_of
+from weft_operator.local.objects import ObjectStore, ref_of
 from weft_operator.local.persistence import Durable, open_store
 
 WRITER = """

@@ -27,8 +27,9 @@ import pytest
 from harness.ports import free_addresses
 from harness.processes import started
 from harness.small_runner import SMALL, Depot, World, serving_depot
+from harness.stores import check_blobs
 from harness.waiting import PATIENCE_S, soon
-from weft.artifacts.blobs import BlobStore, check_blobs
+from weft.artifacts.blobs import BlobStore
 from weft.domain.request import FinishReason, Sampling, SequenceTokens, Step
 from weft.domain.runner import RunnerBook
 from weft.process import lock_data_dir

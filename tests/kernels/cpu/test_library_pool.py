@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from harness.native_library import native_library
+from harness.native_tensors import pack
 from weft_kernels.cpu.structs import FP32
-from weft_kernels.cpu.tensors import pack
 
 LIBRARY = native_library()
 

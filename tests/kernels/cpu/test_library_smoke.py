@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from harness.int4 import rounded_to_int4
+from harness.native_tensors import aligned, matmul, pack
 from weft_kernels.cpu.errors import CallRefused, NativeUnavailable
 from weft_kernels.cpu.library import Library, load
 from weft_kernels.cpu.sources import LEVELS
 from weft_kernels.cpu.structs import BF16, FP32, INT4, INT8
-from weft_kernels.cpu.tensors import aligned, matmul, pack
 from weft_kernels.int4 import GROUP, quantised
 
 # Building takes half a minute of a machine with two cores, once: later runs find the library in the cache.

@@ -5,10 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.int4 import rounded_to_int4
+from harness.int4 import dequantised, rounded_to_int4
 from harness.on_device import BF16, FP32, TOLERANCES, assert_close, name_of, sized
 from weft_bench.gpu_device import Gpu
-from weft_kernels.int4 import GROUP, dequantised, quantised
+from weft_kernels.int4 import GROUP, quantised
 from weft_kernels.triton.int4 import BLOCK_OUT, FEW_ROWS, LEAST_GROUPS, linear, pack
 
 pytestmark = pytest.mark.gpu

@@ -9,9 +9,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.manifests import load_text
 from harness.quickstart import QUICKSTART
 from weft.api.loraadapter import LoRAAdapter
-from weft.api.manifests import MAX_PROBLEMS, ManifestError, load, load_text, parse_object
+from weft.api.manifests import MAX_PROBLEMS, ManifestError, load, parse_object
 from weft.api.servingpool import ServingPool
 from weft.api.yaml_documents import MAX_DEPTH, BadYaml, documents
 

@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.stores import check_blobs
 from tests.unit.artifacts.making import refused
-from weft.artifacts.blobs import BlobStore, check_blobs
+from weft.artifacts.blobs import BlobStore
 from weft.artifacts.digest import FileEntry, Manifest, build_manifest, digest_of, hex_of
 from weft.artifacts.errors import BadDigest, Damaged, Reason, UnknownDigest
 

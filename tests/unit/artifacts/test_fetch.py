@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from harness.loopback import LoopbackServer
+from harness.stores import check_blobs
 from tests.unit.artifacts.making import refused
 from weft.artifacts import fetch as fetching
-from weft.artifacts.blobs import BlobStore, check_blobs
+from weft.artifacts.blobs import BlobStore
 from weft.artifacts.digest import FileEntry, Manifest, build_manifest, digest_of, hex_of
 from weft.artifacts.errors import BadDigest, Reason, Unavailable, UnknownDigest
 from weft.artifacts.fetch import FetchLimits, Stopped, fetch

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from harness.stores import check_blobs
 from tests.unit.artifacts.test_fetch import BIG, Server
-from weft.artifacts.blobs import BlobStore, check_blobs
+from weft.artifacts.blobs import BlobStore
 from weft.artifacts.digest import digest_of
 from weft.artifacts.errors import Unavailable
 from weft.artifacts.fetch import FetchLimits, Stopped, fetch

@@ -95,7 +95,7 @@ def test_a_batch_runs_its_lines_in_order_and_ends_once_the_store_has_them() -> N
     assert world.do(LinesStored([("b1", 1), ("b1", 2)])) == []
     assert world.do(LinesStored([("b1", 3)])) == [Finalize("b1", BatchStatus.COMPLETED)]
     world.do(BatchGone("b1"))
-    assert (world.machine.open_batches(), world.machine.next_deadline()) == (0, None)
+    assert (world.machine.namespaces(), world.machine.next_deadline()) == ({}, None)
 
 
 def test_after_a_restart_only_unfinished_lines_run() -> None:

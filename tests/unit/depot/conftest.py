@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from harness.quick import one_ssl_context, quick_disk  # noqa: F401 (fixtures)
+from harness.stores import check_blobs
 from tests.unit.artifacts.making import write_adapter, write_model
-from weft.artifacts.blobs import BlobStore, check_blobs
+from weft.artifacts.blobs import BlobStore
 from weft.artifacts.digest import Digest, Manifest
 from weft_depot.artifact_layout import ArtifactLimits
 from weft_depot.requests import ResolveRequest

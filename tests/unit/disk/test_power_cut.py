@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from harness.power_cut import Disk
+from harness.stores import check_blobs
 from tests.unit.artifacts.test_fetch import BIG, Server, take
 from tests.unit.depot.conftest import Bench
-from weft.artifacts.blobs import BlobStore, check_blobs
+from weft.artifacts.blobs import BlobStore
 from weft.artifacts.digest import hex_of
 from weft.files import write_atomically
 from weft_batch.storage import FolderStorage

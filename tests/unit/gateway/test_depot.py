@@ -7,7 +7,8 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from weft.artifacts.blobs import BlobStore, check_blobs
+from harness.stores import check_blobs
+from weft.artifacts.blobs import BlobStore
 from weft.artifacts.digest import FileEntry, build_manifest, digest_of, hex_of
 from weft.artifacts.errors import Reason, Unavailable
 from weft_gateway.shell.depot_client import fetch_tokenizer_files

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from weft.domain.routes import CanaryCounts, PoolSpec
 from weft_operator.core import (
     Action,
+    Adapter,
     AdapterRegistration,
     AdapterReport,
     DesiredState,
@@ -40,7 +41,8 @@ from weft_operator.core import (
 from weft_operator.core.artifacts import updated
 from weft_operator.core.canary import owner_uid
 from weft_operator.core.expectations import expect, forget, restore_resolutions
-from weft_operator.core.state import Expectations, check_indexes
+from weft_operator.core.resources import holds
+from weft_operator.core.state import Expectations
 from weft_operator.local.objects import Event, ObjectStore
 
 BASE = "sha256:" + "b" * 64
@@ -349,3 +351,23 @@ def _object(kind: str, namespace: str, name: str, spec: dict[str, Any]) -> dict[
         "metadata": {"name": name, "namespace": namespace},
         "spec": spec,
     }
+
+
+def check_indexes(desired: DesiredState) -> None:
+    """The indexes hold every object exactly where its fields say, and nothing else."""
+    by_name: dict[str, set[Ref]] = {}
+    by_pool: dict[Ref, set[Ref]] = {}
+    pinned: dict[Ref, set[Ref]] = {}
+    ready: dict[Ref, set[Ref]] = {}
+    for resource in (*desired.pools.values(), *desired.adapters.values()):
+        by_name.setdefault(resource.model_name, set()).add(resource.meta.ref)
+        if isinstance(resource, Adapter):
+            by_pool.setdefault(resource.pool, set()).add(resource.meta.ref)
+            if resource.pinned:
+                pinned.setdefault(resource.pool, set()).add(resource.meta.ref)
+            if holds(resource, "Ready"):
+                ready.setdefault(resource.pool, set()).add(resource.meta.ref)
+    assert by_name == desired._by_name, "names"
+    assert by_pool == desired._by_pool, "pools"
+    assert pinned == desired._pinned, "pinned"
+    assert ready == desired._ready, "ready"

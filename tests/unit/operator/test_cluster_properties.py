@@ -6,6 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.stores import check_store
 from tests.unit.operator.cluster import ClusterWorld, cluster_world
 from tests.unit.operator.planning import (
     adapter_object,
@@ -17,7 +18,7 @@ from tests.unit.operator.planning import (
     verified,
 )
 from weft_operator.core import FINALIZER
-from weft_operator.local.objects import ObjectStore, check_store
+from weft_operator.local.objects import ObjectStore
 
 NAMES = st.sampled_from(["a", "b"])
 POOLS = st.sampled_from(["one", "two"])

@@ -8,9 +8,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from harness.stores import check_store
 from tests.unit.operator.planning import adapter_object, adapter_ref, pool_object
 from weft_operator.errors import Conflict, Expired, NotFound, StaleWrite
-from weft_operator.local.objects import HISTORY, Event, ObjectStore, check_store
+from weft_operator.local.objects import HISTORY, Event, ObjectStore
 
 
 def new_store() -> ObjectStore:

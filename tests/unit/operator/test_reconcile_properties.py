@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.stores import check_store
 from tests.unit.operator.planning import (
     World,
     adapter_object,
@@ -18,7 +19,7 @@ from tests.unit.operator.planning import (
     world_of,
 )
 from weft_operator.core import OperationStatus, Policy
-from weft_operator.local.objects import ObjectStore, check_store
+from weft_operator.local.objects import ObjectStore
 
 NAMES = st.sampled_from(["a", "b", "c"])
 NAMESPACES = st.sampled_from(["acme", "globex"])

@@ -44,11 +44,10 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The tensors of a file in the order of their bytes; they cover [data_start, file_bytes) exactly."""
+    """The tensors of a file in the order of their bytes; they cover all bytes behind the header."""
 
     tensors: dict[str, TensorInfo]
     metadata: dict[str, str]
-    data_start: int
     file_bytes: int
 
 
@@ -93,7 +92,7 @@ def read_header(file: BinaryIO, file_bytes: int, *, max_bytes: int = MAX_ADAPTER
     tensors = sorted((_tensor(name, row, data_start) for name, row in value.items()), key=lambda t: (t.begin, t.end))
     check_cover(tensors, data_start, file_bytes)
     named = {tensor.name: tensor for tensor in tensors}
-    return Header(named, cast("dict[str, str]", metadata), data_start, file_bytes)
+    return Header(named, cast("dict[str, str]", metadata), file_bytes)
 
 
 def check_cover(tensors: list[TensorInfo], data_start: int, file_bytes: int) -> None:

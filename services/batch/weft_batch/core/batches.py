@@ -239,9 +239,6 @@ class Batches:
         """Whether that gateway has the line, or is to get it."""
         return (batch_id, line) in gateway.flying if (gateway := self._gateways.get(peer)) else False
 
-    def open_batches(self) -> int:
-        return len(self._books)
-
     def gateways(self) -> int:
         return len(self._gateways)
 

@@ -23,8 +23,3 @@ NATIVE_KINDS = {BFLOAT16: BF16, FLOAT32: FP32}  # that the native kernels read; 
 def native(array: Array) -> Array:
     """In a dtype of `NATIVE_KINDS`: the same array, or a copy in fp32, which holds fp16's fraction."""
     return array if array.dtype in NATIVE_KINDS else array.astype(np.float32)
-
-
-def address(array: Array | None) -> int | None:
-    """Of its first number."""
-    return None if array is None else array.ctypes.data

@@ -29,11 +29,6 @@ class AccuracyFigures:
     token_predicted_s: float = 0.0
     token_measured_s: float = 0.0
 
-    @property
-    def ratio(self) -> float:
-        """Measured / predicted, of all passes; 0: none yet."""
-        return self.measured_s / self.predicted_s if self.predicted_s else 0.0
-
 
 class Accuracy:
     """One owner."""

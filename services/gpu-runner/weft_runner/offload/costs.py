@@ -183,11 +183,9 @@ class Case:
 
 # ---- time
 
-STREAMS = ("disk_read", "to_device", "to_host", "disk_write", "compute")  # in the order of `PassTime`
-
 
 def prompt_streams(case: Case) -> tuple[Linear, ...]:
-    """Seconds of each of STREAMS in one pass with prompts. A block has `passes` of them.
+    """Seconds of each stream of `PassTime`, in its order, in one pass with prompts. A block has `passes` of them.
 
     Sequences of earlier passes get a token in it, in device batches of their own that multiply all weights again.
     """

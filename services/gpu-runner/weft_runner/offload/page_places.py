@@ -88,13 +88,3 @@ class PagePlaces:
         page = int(holders[-1])
         frame, self.places[page] = int(self.places[page]), ~extent
         return frame, extent
-
-
-def check_places(places: PagePlaces) -> None:
-    """The law above: no frame and no extent twice, none lost."""
-    taken = places._taken  # pyright: ignore[reportPrivateUsage]
-    own = [int(place) for page, place in enumerate(places.places) if page not in taken]
-    frames = sorted([*(place for place in own if place >= 0), *taken.values()])
-    assert frames == list(range(places.frames)), frames
-    assert sorted(~place for place in own if place < 0) == list(range(places.extents)), own
-    assert all(places.places[page] == TAKEN for page in taken), taken

@@ -10,7 +10,7 @@ memory: the host's budget is then 0. On a GPU all three are real.
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -135,8 +135,3 @@ def policy_of(fields: Mapping[str, Any]) -> Policy:
         raise PolicyInvalid(f"a policy without {error}") from error
     check_policy(policy)
     return policy
-
-
-def policy_json(policy: Policy) -> dict[str, Any]:
-    """What `policy_of` reads."""
-    return asdict(policy)

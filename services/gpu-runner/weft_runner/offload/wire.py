@@ -70,13 +70,11 @@ def request_of(fields: Mapping[str, Any]) -> PolicySearch:
         raise PolicyInvalid(f"a request that is not whole: {error!r}") from error
 
 
-def solve(request: PolicySearch, timeout_s: float = SOLVE_S) -> OffloadPlan:
-    """The search in a short-lived process. Raises NoPolicyFits, OffloadError: it found none, or could not run."""
-    return solve_ranks({0: request}, timeout_s)[0]
-
-
 def solve_ranks(requests: Mapping[int, PolicySearch], timeout_s: float = SOLVE_S) -> dict[int, OffloadPlan]:
-    """Of the ranks of a pipeline, together (`search.find_plans`). Raises as `solve`."""
+    """Policies of the ranks of a pipeline, together (`search.find_plans`), found in a short-lived process.
+
+    Raises NoPolicyFits, OffloadError: it found none, or could not run.
+    """
     (found,) = solve_each([requests], timeout_s)
     if isinstance(found, NoPolicyFits):
         raise found

@@ -30,13 +30,13 @@ def test_a_pass_of_the_plan_is_predicted_as_in_the_plan_and_the_ratio_is_followe
     prompts = PassWork(rows, block // plan.prompt_passes, pairs=rows * work.prompt // 2)
     expected = plan.predicted.prompt.pass_s / plan.prompt_passes
     assert predict_pass(prompts, placement, sizes, asked.machine).pass_s == pytest.approx(expected, rel=0.1)
-    assert accuracy.figures.ratio == 0.0
+    assert accuracy.figures.predicted_s == 0.0
     for _ in range(3):
         accuracy.learn(token, 1.2 * accuracy.predict_s(token))
     accuracy.learn(prompts, 1.2 * accuracy.predict_s(prompts))
     figures = accuracy.figures
     assert figures.passes == 4
-    assert figures.ratio == pytest.approx(1.2)
+    assert figures.measured_s == pytest.approx(1.2 * figures.predicted_s)
     assert figures.token_measured_s == pytest.approx(1.2 * accuracy.predict_s(token))
     assert figures.token_predicted_s == pytest.approx(accuracy.predict_s(token))
     assert 0.0 < figures.alone_s <= accuracy.predict_s(token)

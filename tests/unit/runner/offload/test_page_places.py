@@ -5,7 +5,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft_runner.errors import OutOfMemory
-from weft_runner.offload.page_places import PagePlaces, check_places
+from weft_runner.offload.page_places import TAKEN, PagePlaces
+
+
+def check_places(places: PagePlaces) -> None:
+    """Hold the law of the module: no frame and no extent twice, none lost."""
+    taken = places._taken
+    own = [int(place) for page, place in enumerate(places.places) if page not in taken]
+    frames = sorted([*(place for place in own if place >= 0), *taken.values()])
+    assert frames == list(range(places.frames)), frames
+    assert sorted(~place for place in own if place < 0) == list(range(places.extents)), own
+    assert all(places.places[page] == TAKEN for page in taken), taken
 
 
 @given(st.integers(1, 24), st.integers(0, 24), st.lists(st.lists(st.integers(0, 23), unique=True, max_size=6)))

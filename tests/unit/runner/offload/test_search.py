@@ -20,7 +20,7 @@ from weft_runner.offload.search import PolicySearch, find_plan, find_plans, leas
 from weft_runner.offload.sizes import ModelSizes, model_sizes
 from weft_runner.offload.solver import relax
 from weft_runner.offload.stages import pipeline_time
-from weft_runner.offload.wire import request_json, request_of, solve, solve_each
+from weft_runner.offload.wire import request_json, request_of, solve_each, solve_ranks
 
 MIB = 1 << 20
 SPEC = parse_spec(
@@ -311,6 +311,6 @@ def test_the_search_in_its_own_process_answers_as_here() -> None:
     assert isinstance(refused, NoPolicyFits)
     assert refused.short_bytes > 0
     with pytest.raises(NoPolicyFits, match="too few"):
-        solve(small)
+        solve_ranks({0: small})
     assert len(solve_each([{0: small}, {0: asked}])) == 1
     assert request_of(json.loads(json.dumps(request_json(asked)))) == asked
