@@ -53,7 +53,7 @@ Run = Callable[[bytes], Any]
 
 @dataclass(frozen=True)
 class Target:
-    """`run` raises nothing but findings. `examples`: valid inputs."""
+    """`run` raises nothing but findings; what it returns is what was read, or the refusal. `examples`: valid inputs."""
 
     run: Run
     examples: Sequence[bytes]
@@ -152,25 +152,24 @@ RESPONSES: Sequence[Any] = (
 )  # fmt: skip
 
 
-def _prompts(endpoint: Any, body: bytes) -> None:
+def _prompts(endpoint: Any, body: bytes) -> Any:
     params = endpoint.parse(body)
     pool: Any = SimpleNamespace(tool_call_parser="", embeds_only=False, max_context_tokens=CONTEXT_TOKENS)
     route: Any = SimpleNamespace(model_name="m")
     parsed = ParsedRequest(params, route, pool, TOKENIZER)
     if (form := params.form(parsed.tools)) is not None:
         form.text.encode()
-    for prompt in endpoint.prompts_of(parsed):
-        prompt.encode(TOKENIZER, CONTEXT_TOKENS)
+    return params, form, [prompt.encode(TOKENIZER, CONTEXT_TOKENS) for prompt in endpoint.prompts_of(parsed)]
 
 
-def _vectors(body: bytes) -> None:
-    for form in (EMBEDDINGS.parse, partial(parse, RerankRequest), partial(parse, ScoreRequest)):
-        _passing(form, (ApiError,))(body)
+def _vectors(body: bytes) -> Any:
+    forms = EMBEDDINGS.parse, partial(parse, RerankRequest), partial(parse, ScoreRequest)
+    return [_passing(form, (ApiError,))(body) for form in forms]
 
 
-def _tokenize(body: bytes) -> None:
-    for kind in (TokenizeRequest, TokenizeChatRequest, DetokenizeRequest):
-        _passing(partial(parse, kind), (ApiError,))(body)
+def _tokenize(body: bytes) -> Any:
+    kinds = TokenizeRequest, TokenizeChatRequest, DetokenizeRequest
+    return [_passing(partial(parse, kind), (ApiError,))(body) for kind in kinds]
 
 
 # ------------------------------------------------------------------------------------------------ files of tenants
@@ -205,16 +204,16 @@ def _size(raw: bytes) -> int:
         return len(raw)
 
 
-def _adapter_weights(raw: bytes) -> None:
+def _adapter_weights(raw: bytes) -> Any:
     header = read_header(io.BytesIO(raw), _size(raw))
-    check_adapter(parse_adapter_config(encoded(CONFIG)), header, SPEC, max_rank=64)
+    return check_adapter(parse_adapter_config(encoded(CONFIG)), header, SPEC, max_rank=64)
 
 
-def _adapter_config(raw: bytes) -> None:
+def _adapter_config(raw: bytes) -> Any:
     config = parse_adapter_config(raw)
     header = _safetensors(encoded(ADAPTER_HEADER))
     modules = check_adapter(config, read_header(io.BytesIO(header), _size(header)), SPEC, max_rank=64)
-    verdict_of(config, modules, SPEC, len(header))
+    return config, verdict_of(config, modules, SPEC, len(header))
 
 
 def _model_weights(raw: bytes) -> None:
@@ -241,18 +240,18 @@ TEMPLATES = (
 )
 
 
-def _template(raw: bytes) -> None:
+def _template(raw: bytes) -> str:
     template = ChatTemplate(raw.decode("utf-8", "replace"), {"eos_token": "</s>"}, lambda _form: "today")
     chat = Chat([{"role": "user", "content": "Hello <b>you</b>"}, {"role": "assistant", "content": "x"}], tools=[TOOL])
-    template.render(chat, 10_000)
+    return template.render(chat, 10_000)
 
 
 # ------------------------------------------------------------------------------------------------ manifests, sources
 
 
-def _manifests(raw: bytes) -> None:
-    for obj in load_text(raw.decode("utf-8", "replace")):
-        _passing(lambda manifest: admit(manifest, lambda _ref: None), (Invalid,))(obj.model_dump(by_alias=True))  # pyright: ignore
+def _manifests(raw: bytes) -> Any:
+    admitted = _passing(lambda manifest: admit(manifest, lambda _ref: None), (Invalid,))
+    return [admitted(obj.model_dump(by_alias=True)) for obj in load_text(raw.decode("utf-8", "replace"))]  # pyright: ignore
 
 
 MANIFESTS = [path.read_bytes() for path in sorted(QUICKSTART.glob("*.yaml"))]
@@ -335,15 +334,16 @@ LINES: Sequence[Any] = (
 # ------------------------------------------------------------------------------------------------ all of them
 
 
-def _passing(run: Callable[[Any], Any], named: tuple[type[Exception], ...]) -> Callable[[Any], None]:
+def _passing(run: Callable[[Any], Any], named: tuple[type[Exception], ...]) -> Callable[[Any], Any]:
     """The same; errors that the edge names are as good as an answer."""
 
-    def passing(data: Any) -> None:
+    def passing(data: Any) -> Any:
         try:
-            run(data)
+            return run(data)
         except named as error:
             if not str(error):
                 raise AssertionError(f"{type(error).__name__} without a word") from error
+            return f"{type(error).__name__}: {error}"
 
     return passing
 
@@ -352,14 +352,14 @@ def _json(run: Run, examples: Sequence[Any], *named: type[Exception], wrap: Call
     """Of JSON: bytes as they are, built of words, or an example that is edited."""
     words, checked = Words(examples), _passing(run, named)
 
-    def either(data: bytes) -> None:
+    def either(data: bytes) -> Any:
         match data[:1]:
             case b"" | b"{" | b"[":
-                checked(wrap(data))
+                return checked(wrap(data))
             case first:
                 choices = Choices(data[1:])
                 value = words.edited(choices, choices.of(examples)) if first[0] % 4 else words.value(choices)
-                checked(wrap(encoded(value)))
+                return checked(wrap(encoded(value)))
 
     return Target(either, [*map(encoded, examples), b"\1", b"\4abcdefgh"])
 
