@@ -1,4 +1,4 @@
-"""Torch tensors in and out of the library: a thin convenience for executors, tests and benchmarks."""
+"""Torch tensors in and out of the native library: a thin convenience for tests."""
 
 from dataclasses import dataclass
 

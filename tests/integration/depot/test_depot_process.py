@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from harness.blobs import check_blobs
 from harness.fake_hub import FakeHub
 from harness.s3_server import ROOT_KEYS, s3_server
-from harness.stores import check_blobs
 from harness.waiting import PATIENCE_S
 from tests.integration.depot.conftest import Run
 from tests.unit.artifacts.making import MODEL_CONFIG, lora, write_adapter, write_model

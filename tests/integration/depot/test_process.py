@@ -11,8 +11,8 @@ import httpx2
 import pytest
 
 from harness import processes
+from harness.blobs import check_blobs
 from harness.ports import free_addresses
-from harness.stores import check_blobs
 from harness.waiting import PATIENCE_S
 from tests.integration.depot.conftest import Run
 from tests.unit.artifacts.making import write_adapter, write_model

@@ -12,7 +12,7 @@ import openai
 import orjson
 import pytest
 
-from harness.stores import check_blobs
+from harness.blobs import check_blobs
 from weft.artifacts.blobs import BlobStore
 from weft.artifacts.digest import hex_of
 from weft.wire.v1 import common_pb2, scheduler_pb2

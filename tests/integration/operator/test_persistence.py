@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 from harness.processes import started
-from harness.stores import check_store
 from harness.waiting import PATIENCE_S, eventually
-from tests.unit.operator.planning import adapter_object, adapter_ref, pool_object
+from tests.unit.operator.planning import adapter_object, adapter_ref, check_store, pool_object
 from weft.api.conversion import with_defaults
 from weft_operator.core import parse
 from weft_operator.errors import StoreDamaged

@@ -24,10 +24,10 @@ import grpc
 import grpc.aio
 import pytest
 
+from harness.blobs import check_blobs
 from harness.ports import free_addresses
 from harness.processes import started
 from harness.small_runner import SMALL, Depot, World, serving_depot
-from harness.stores import check_blobs
 from harness.waiting import PATIENCE_S, soon
 from weft.artifacts.blobs import BlobStore
 from weft.domain.request import FinishReason, Sampling, SequenceTokens, Step

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from harness.native_library import native_library
-from harness.native_tensors import pack
-from weft_kernels.cpu.structs import FP32
+from harness.native_tensors import FP32, pack
 
 LIBRARY = native_library()
 

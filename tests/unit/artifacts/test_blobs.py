@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.stores import check_blobs
+from harness.blobs import check_blobs
 from tests.unit.artifacts.making import refused
 from weft.artifacts.blobs import BlobStore
 from weft.artifacts.digest import FileEntry, Manifest, build_manifest, digest_of, hex_of

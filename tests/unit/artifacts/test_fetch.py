@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from harness.blobs import check_blobs
 from harness.loopback import LoopbackServer
-from harness.stores import check_blobs
 from tests.unit.artifacts.making import refused
 from weft.artifacts import fetch as fetching
 from weft.artifacts.blobs import BlobStore

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.stores import check_blobs
+from harness.blobs import check_blobs
 from tests.unit.artifacts.test_fetch import BIG, Server
 from weft.artifacts.blobs import BlobStore
 from weft.artifacts.digest import digest_of

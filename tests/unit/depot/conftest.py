@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from harness.blobs import check_blobs
 from harness.quick import one_ssl_context, quick_disk  # noqa: F401 (fixtures)
-from harness.stores import check_blobs
 from tests.unit.artifacts.making import write_adapter, write_model
 from weft.artifacts.blobs import BlobStore
 from weft.artifacts.digest import Digest, Manifest

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.blobs import check_blobs
 from harness.power_cut import Disk
-from harness.stores import check_blobs
 from tests.unit.artifacts.test_fetch import BIG, Server, take
 from tests.unit.depot.conftest import Bench
 from weft.artifacts.blobs import BlobStore

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from harness.stores import check_blobs
+from harness.blobs import check_blobs
 from weft.artifacts.blobs import BlobStore
 from weft.artifacts.digest import FileEntry, build_manifest, digest_of, hex_of
 from weft.artifacts.errors import Reason, Unavailable

@@ -371,3 +371,11 @@ def check_indexes(desired: DesiredState) -> None:
     assert by_pool == desired._by_pool, "pools"
     assert pinned == desired._pinned, "pinned"
     assert ready == desired._ready, "ready"
+
+
+def check_store(store: ObjectStore) -> None:
+    """Versions are unique and none is above the store's; generations start at 1."""
+    versions = [int(obj["metadata"]["resourceVersion"]) for obj in store.objects()]
+    assert len(set(versions)) == len(versions), "two objects share a version"
+    assert all(version <= store.version for version in versions), "an object is newer than the store"
+    assert all(obj["metadata"]["generation"] >= 1 for obj in store.objects()), "generation"

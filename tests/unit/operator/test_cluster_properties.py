@@ -6,11 +6,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.stores import check_store
 from tests.unit.operator.cluster import ClusterWorld, cluster_world
 from tests.unit.operator.planning import (
     adapter_object,
     adapter_ref,
+    check_store,
     failed,
     fetched_base,
     pool_object,

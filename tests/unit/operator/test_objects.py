@@ -8,8 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from harness.stores import check_store
-from tests.unit.operator.planning import adapter_object, adapter_ref, pool_object
+from tests.unit.operator.planning import adapter_object, adapter_ref, check_store, pool_object
 from weft_operator.errors import Conflict, Expired, NotFound, StaleWrite
 from weft_operator.local.objects import HISTORY, Event, ObjectStore
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.stores import check_store
 from tests.unit.operator.planning import (
     World,
     adapter_object,
     adapter_ref,
+    check_store,
     failed,
     fetched_base,
     pool_object,
