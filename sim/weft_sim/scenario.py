@@ -159,7 +159,8 @@ def _pools(policies: random.Random, phases: random.Random, lies: bool) -> tuple[
         reservation=policies.choice(("calibrated", "constant", "max", "paged", "pooled", "s3")),
         consolidation=policies.choice(("always", "autoscaled", "never")),
         consolidation_s=policies.choice((0.05, 0.3)),
-        shared_all=True, fair=policies.random() < 0.8,
+        shared_all=policies.random() < 1.0,  # always: the draw keeps the scenario of every seed
+        fair=policies.random() < 0.8,
         tenant_weights=policies.choice(((), (("acme", 3),), (("blue", 5),))),
         slo_ttft_s=policies.choice((0.0, 0.5)), slo_token_time_s=policies.choice((0.0, 0.03)),
         slo_reject=policies.random() < 0.5,
