@@ -1,7 +1,7 @@
 """The measured points of `silicon_dense_h100_h200`, and the iterations that each of them consists of.
 
 A point is a closed loop: so many clients, each of which sends its next request when its answer ends. There the order of
-iterations does not depend on how long they take, so each point is simulated once (`weft_sim.performance.engine`), and
+iterations does not depend on how long they take, so each point is simulated once (`weft_bench.engine_simulation`), and
 any step model then gives its TTFT and TPOT as a weighted sum of the seconds of its iterations.
 
 Three ways to measure are told apart by how points are named; `Protocol` says what they differ in. `batch_size` is the
@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft_bench.data import known
+from weft_bench.engine_request import EngineRequest
+from weft_bench.engine_simulation import EngineLimits, EngineSimulation, PromptBatching, serve
 from weft_sim.performance.accelerator import accelerator
 from weft_sim.performance.architecture import architecture
-from weft_sim.performance.engine import EngineLimits, EngineSimulation, PromptBatching, serve
-from weft_sim.performance.engine_request import EngineRequest
 from weft_sim.performance.models import kv_tokens
 from weft_sim.performance.roofline import Efficiency, Roofline
 from weft_sim.performance.step import StepShape

@@ -16,13 +16,13 @@ import numpy as np
 
 from weft_bench.cpu_context import Bar
 from weft_bench.data import table
+from weft_bench.engine_request import EngineRequest
+from weft_bench.engine_simulation import EngineLimits, EngineSimulation, serve
 from weft_bench.fidelity_fit import PRIORS
 from weft_bench.fidelity_points import Array
 from weft_bench.lines import Line, Origin
 from weft_sim.performance.accelerator import accelerator
 from weft_sim.performance.architecture import architecture
-from weft_sim.performance.engine import EngineLimits, EngineSimulation, serve
-from weft_sim.performance.engine_request import EngineRequest
 from weft_sim.performance.models import efficiency, kv_tokens
 from weft_sim.performance.roofline import Efficiency, Roofline
 

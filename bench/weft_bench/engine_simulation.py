@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from math import ceil, inf
 
-from weft_sim.performance.engine_queue import AdapterFifo
-from weft_sim.performance.engine_request import EngineRequest
+from weft_bench.engine_queue import AdapterFifo
+from weft_bench.engine_request import EngineRequest
 from weft_sim.performance.step import PerformanceModel, StepShape
 
 

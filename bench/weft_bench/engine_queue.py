@@ -4,7 +4,7 @@ import heapq
 from collections import deque
 from dataclasses import dataclass, field
 
-from weft_sim.performance.engine_request import EngineRequest
+from weft_bench.engine_request import EngineRequest
 
 
 @dataclass

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from weft_sim.performance.engine import EngineLimits, EngineSimulation, PromptBatching, serve
-from weft_sim.performance.engine_request import EngineRequest
+from weft_bench.engine_request import EngineRequest
+from weft_bench.engine_simulation import EngineLimits, EngineSimulation, PromptBatching, serve
 from weft_sim.performance.step import StepShape
 
 
