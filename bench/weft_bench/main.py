@@ -80,8 +80,9 @@ def predict(
     from weft_bench.machine import origin
 
     wanted = [size for size in sizes.split(",") if size]
-    lines = bench.figures(origin("scipy"), data, lambda text: typer.echo(text, err=True), wanted, networks)
-    keep("predict", bench.__doc__ or "", lines, docs)
+    with failures_told():
+        lines = bench.figures(origin("scipy"), data, lambda text: typer.echo(text, err=True), wanted, networks)
+        keep("predict", bench.__doc__ or "", lines, docs)
 
 
 @app.command()

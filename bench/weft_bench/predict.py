@@ -25,13 +25,15 @@ import numpy as np
 from weft.domain.prediction import Prediction, PredictItem
 from weft.domain.request import FinishReason, Outcome
 from weft_bench.data import find, rows
+from weft_bench.errors import BenchFailed
 from weft_bench.lines import Line, Origin
 from weft_predictor.core import LengthModel
 from weft_predictor.core.encoder import class_of, tenths
-from weft_predictor.datasets import AnsweredPrompt
 from weft_predictor.encoder_files import read_model
-from weft_predictor.evaluation import Report, evaluate
-from weft_predictor.training import EncoderOptions, Split, save_model, split, train, train_encoder_model
+from weft_predictor.errors import BadData
+from weft_predictor_train.datasets import AnsweredPrompt
+from weft_predictor_train.evaluation import Report, evaluate
+from weft_predictor_train.training import EncoderOptions, Split, save_model, split, train, train_encoder_model
 
 MAXIMA = (512, 1_024, 2_048)
 UNBIASED = {"random", "pr5000"}  # the other sources of the Alpaca set were chosen by length or quality
@@ -135,7 +137,10 @@ def network(parts: Split, size: str, tenths_of: int | None, keep: Path) -> Lengt
     """One kept from an earlier run, or a new one; training the next is minutes of one core."""
     folder = keep / f"{size}-{tenths_of or 'deciles'}"
     if not folder.exists():
-        files, model = train_encoder_model(parts, EncoderOptions(size, epochs=EPOCHS, tenths_of=tenths_of))
+        try:
+            files, model = train_encoder_model(parts, EncoderOptions(size, epochs=EPOCHS, tenths_of=tenths_of))
+        except BadData as error:
+            raise BenchFailed(str(error)) from error
         save_model(folder, model, files)
     return read_model(folder)
 

@@ -484,7 +484,7 @@ def predictor(context: typer.Context) -> int:
     if words[:1] != ["train"] and not {"-h", "--help"} & set(words):
         raise BadInput("what should the predictor do?", "weft predictor train DATA [--out FILE]")
     try:
-        from weft_predictor.training import main as run
+        from weft_predictor_train.training import main as run
     except ImportError as error:
         raise CommandError(
             f"the predictor's training is not installed: {error}", "pip install 'weft[training]'"

@@ -25,7 +25,7 @@ REASONS = ROOT / "docs" / "reference" / "reasons.md"
 PAGES = sorted(page for pattern in DOCUMENTS for page in ROOT.glob(pattern))
 PROCESSES = (
     "weft_gateway", "weft_scheduler", "weft_predictor", "weft_supervisor", "weft_batch", "weft_depot", "weft_runner",
-    "weft_operator.kubernetes", "weft_predictor train",
+    "weft_operator.kubernetes", "weft_predictor_train",
 )  # fmt: skip
 OF_OTHERS = {  # flags of kubectl, helm and podman
     "all", "cascade", "create-namespace", "for", "force", "from-literal", "raw", "replicas", "set", "take-ownership",
@@ -76,7 +76,7 @@ def _missing_tests(features: str) -> Iterator[str]:
 def _missing_files(features: str) -> list[str]:
     names = set(re.findall(r"`((?:weft_\w+|core|model|memory|services|weft|kernels)/[\w/.]*)`", features))
     roots = [ROOT, *ROOT.glob("services/*"), *ROOT.glob("services/*/weft_*")]
-    roots += [ROOT / name for name in ("sim", "operator", "kernels")]
+    roots += [ROOT / name for name in ("sim", "train", "operator", "kernels")]
     return sorted(name for name in names if not any((root / name).exists() for root in roots))
 
 

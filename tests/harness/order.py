@@ -14,7 +14,6 @@ LONG = (
     "unit/runner/test_offload_policy.py",
     "unit/cli/test_plan_offload.py",
     "unit/bench/test_fidelity_silicon.py",
-    "unit/predictor/test_encoder.py",
     "unit/runner/test_cuda_engine.py",
     "sim/test_migration.py",
     "sim/test_phase_groups.py",

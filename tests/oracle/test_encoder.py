@@ -1,18 +1,38 @@
-"""The length predictor's encoder against transformers' classifiers, on the same files."""
+"""The length predictor's encoder against transformers' classifiers, on the same files, and what trains it."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import astuple, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save
 from transformers import (
+    AutoModelForSequenceClassification,
     BertConfig,
     BertForSequenceClassification,
     DistilBertConfig,
     DistilBertForSequenceClassification,
 )
 
-from weft_predictor.core import Encoder
-from weft_predictor.encoder_files import EncoderFiles, parse, write_files
-from weft_predictor.encoder_training import files_of, from_files, from_scratch
+from tests.unit.predictor.conftest import parts_of, query_of
+from weft_cli.main import main
+from weft_predictor.core import Encoder, deciles
+from weft_predictor.encoder_files import (
+    CALIBRATION,
+    EncoderFiles,
+    parse,
+    read_files,
+    read_model,
+    tokenize_with,
+    write_files,
+)
+from weft_predictor.errors import BadData
+from weft_predictor_train import networks, training
+from weft_predictor_train.networks import from_files, from_scratch, held_out_loss, train_network
+from weft_predictor_train.training import EncoderOptions, measure, train_encoder_model
 
 COMMON = {"vocab_size": 300, "max_position_embeddings": 32, "num_labels": 10, "initializer_range": 0.2}
 DISTILBERT = (
@@ -42,13 +62,82 @@ def test_a_checkpoint_of_transformers_is_computed_exactly(kind, config, dtype, t
         assert encoder.logits(ids[0].tolist()).argmax() == expected.argmax()
 
 
-def test_transformers_reads_what_training_writes(tmp_path):
-    start = from_scratch("1.5M", ["some words to begin with"], range(10, 110, 10), seed=1)
-    files = files_of(start, start.weights)
-    write_files(tmp_path, files)
-    network = DistilBertForSequenceClassification.from_pretrained(tmp_path).eval()
-    ids = list(start.examples(["some words"], [3])[0][0])
+def is_computed_exactly(files: EncoderFiles, folder: Path, prompts: Sequence[Sequence[int]]) -> bool:
+    """Whether numpy's logits are those of the classifier that transformers reads from the folder."""
+    write_files(folder, files)
+    network, encoder = AutoModelForSequenceClassification.from_pretrained(folder).eval(), Encoder(*parse(files))
     with torch.inference_mode():
-        expected = network(torch.tensor([ids])).logits[0].numpy()
-    assert np.abs(Encoder(*parse(files)).logits(ids) - expected).max() < 1e-5
-    assert from_files(files).shape == start.shape
+        expected = [network(torch.tensor([list(ids)])).logits[0].numpy() for ids in prompts]
+    return max(np.abs(encoder.logits(ids) - one).max() for ids, one in zip(prompts, expected, strict=True)) < 1e-4
+
+
+@pytest.mark.parametrize(("kind", "config"), [DISTILBERT, BERT])
+def test_a_checkpoint_is_trained_further_and_what_is_written_is_computed_exactly(kind, config, tmp_path):
+    torch.manual_seed(3)
+    kind(config).save_pretrained(tmp_path)
+    start = from_files(
+        EncoderFiles((tmp_path / "config.json").read_bytes(), (tmp_path / "model.safetensors").read_bytes(), b"")
+    )
+    rng = np.random.default_rng(0)
+    examples = [(ids, ids[0] % 10) for ids in (rng.integers(1, 300, 1 + i % 20).tolist() for i in range(320))]
+    before = held_out_loss(start.network, examples)
+    train_network(replace(start, learning_rate=5e-3), examples, examples, seed=0, epochs=3)
+    assert held_out_loss(start.network, examples) < before - 0.2
+    assert is_computed_exactly(start.files(), tmp_path / "trained", [ids for ids, _ in examples[:20]])
+
+
+def test_a_checkpoint_without_a_tensor_or_of_another_shape_is_refused(tmp_path):
+    start = from_scratch((1, 2, 16, 32), ["some words"], range(10, 110, 10), seed=1)
+    files = start.files()
+    other = replace(files, config=files.config.replace(b'"hidden_dim": 32', b'"hidden_dim": 64'))
+    with pytest.raises(BadData, match="does not fit"):
+        from_files(other)
+    del (tensors := start.network.state_dict())["classifier.bias"]
+    with pytest.raises(BadData, match=r"no classifier\.bias"):
+        from_files(replace(files, weights=save(tensors)))
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """A small network that learned from scratch, and quickly."""
+    parts = parts_of(1, 700)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(training.SIZES, "tiny", (1, 2, 32, 64))
+        patch.setattr(networks, "FROM_SCRATCH", 5e-3)
+        yield parts, *train_encoder_model(parts, EncoderOptions("tiny", epochs=5))
+
+
+def test_a_network_from_scratch_is_computed_exactly_and_ranks_answers(trained, tmp_path):
+    parts, files, model = trained
+    tokenize = tokenize_with(files.tokenizer, parse(files)[0])
+    assert is_computed_exactly(files, tmp_path, [tokenize(row.prompt) for row in parts.measure[:40]])
+    report = measure(model, parts, 2_048)
+    assert report.kendall_tau > 0.5
+    assert report.mae_tokens < 0.9 * report.mae_constant
+    assert report.coverage == pytest.approx(0.9, abs=0.06)
+    short, long = model.predict_batch([query_of(f"{task} something", "acme/plain") for task in ("name", "essay")])
+    assert short.bucket_tokens < long.bucket_tokens
+    assert from_files(files).shape.edges == deciles(np.array([row.tokens for row in parts.fit]))
+
+
+def test_the_same_seed_trains_the_same_network_and_another_seed_another(trained):
+    parts, first, _ = trained
+    one, same, other = (train_encoder_model(parts, EncoderOptions("tiny", seed=n, epochs=1))[0] for n in (1, 1, 2))
+    assert one == same
+    assert (one.tokenizer, one.config) == (other.tokenizer, other.config) == (first.tokenizer, first.config)
+    assert one.weights != other.weights
+
+
+def test_the_command_writes_a_folder_that_it_measured_and_goes_on_from_one(trained, tmp_path, capsys):
+    data, out, further = tmp_path / "data.jsonl", tmp_path / "out", tmp_path / "further"
+    rows = [row for part in astuple(trained[0]) for row in part]
+    data.write_text("".join(json.dumps({"prompt": prompt, "n_out": tokens}) + "\n" for prompt, _, _, tokens in rows))
+    words = ["predictor", "train", str(data), "--kind", "encoder", "--size", "tiny", "--epochs", "1"]
+    assert main([*words, "--out", str(out), "--buckets", "tenths", "--max-context-tokens", "1000"]) == 0
+    assert "Kendall tau" in capsys.readouterr().out
+    assert {file.name for file in out.iterdir()} == {"config.json", "model.safetensors", "tokenizer.json", CALIBRATION}
+    assert json.loads((out / "config.json").read_text())["weft_bucket_tokens"][0] == 100
+    assert main([*words, "--out", str(further), "--checkpoint", str(out)]) == 0
+    first, second = read_model(out), read_model(further)
+    assert first.family != second.family
+    assert read_files(out).tokenizer == read_files(further).tokenizer

@@ -31,13 +31,6 @@ from weft_predictor.errors import CorruptModel
 
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
 CALIBRATION = "calibration.npz"
-# Layers, heads, channels and hidden channels of a network from scratch; its parameters with 8,192 tokens.
-SIZES = {
-    "1.5M": (2, 2, 128, 512),
-    "5.4M": (4, 4, 256, 1_024),
-    "14M": (6, 6, 384, 1_536),
-    "49M": (6, 12, 768, 3_072),
-}
 BUCKETS_KEY = "weft_bucket_tokens"
 MAX_CONTEXT_TOKENS = 2_048  # S3's buckets are tenths of it where a folder does not say
 MAX_PROMPT_TOKENS = 128  # a prompt is cut there: the bound of its cost (99 % of Alpaca's have at most 80)

@@ -1,4 +1,4 @@
-"""The process: `weft_predictor [flags]` serves, `weft_predictor train DATA` fits and measures."""
+"""The process: `weft_predictor [flags]` serves."""
 
 import asyncio
 import contextlib
@@ -35,10 +35,7 @@ def main(argv: list[str] | None = None) -> int:
 
     The latter: wrong settings, an address or a data directory in use, no API server for its Lease.
     """
-    argv = sys.argv[1:] if argv is None else argv
-    if argv[:1] == ["train"]:
-        return _train(argv[1:])
-    settings = PredictorSettings.parse(argv)
+    settings = PredictorSettings.parse(sys.argv[1:] if argv is None else argv)
     logs.configure("predictor", level=settings.log_level, fmt=settings.log_format)
     try:
         with lock_data_dir(settings.data_dir, "predictor"):
@@ -46,15 +43,6 @@ def main(argv: list[str] | None = None) -> int:
     except (CannotStart, OSError, PredictorError) as error:
         log.error("cannot start", extra=kv(error=type(error).__name__, detail=error))
         return EXIT_CANNOT_START
-
-
-def _train(argv: list[str]) -> int:
-    try:
-        from weft_predictor.training import main as train  # with scipy, which a predictor with a ridge does not need
-    except ImportError as error:
-        sys.stderr.write(f"training is not installed: {error}: pip install 'weft[training]'\n")
-        return EXIT_CANNOT_START
-    return train(argv)
 
 
 def report(decision: PromotionDecision) -> None:

@@ -11,7 +11,7 @@ from weft.settings import PREDICTOR, PREDICTOR_PROBES, Address, StandbySettings,
 class PredictorSettings(StandbySettings):
     """How long will an answer be: serves calibrated length predictions and learns from outcomes.
 
-    Loads DATA_DIR/model.npz at the start and saves it there while it learns. Offline: `weft_predictor train --help`.
+    Loads DATA_DIR/model.npz at the start and saves it there while it learns. Offline: `weft predictor train --help`.
 
     Each flag can also be set as WEFT_PREDICTOR__NAME in the environment; a flag wins.
     """

@@ -84,7 +84,8 @@ def test_a_wheel_with_kernels_is_for_one_platform_and_any_python(wheel: Path):
         (metadata,) = [name for name in archive.namelist() if name.endswith(".dist-info/WHEEL")]
         assert "Root-Is-Purelib: false" in archive.read(metadata).decode()
     assert names(wheel) >= CARRIED
-    assert not [name for name in names(wheel) if name.startswith(("weft_bench", "weft_conformance"))]
+    others = ("weft_bench", "weft_conformance", "weft_predictor_train")
+    assert not [name for name in names(wheel) if name.startswith(others)]
 
 
 def test_installed_it_serves_where_there_is_no_compiler_no_home_and_no_cache(

@@ -9,11 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from weft.domain.prediction import Prediction, PredictItem
 from weft.domain.request import FinishReason, Outcome
-from weft_predictor.core import Arrays, ConformalCalibrator, LengthModel, ObservationResult
+from weft_predictor.core import Arrays, ConformalCalibrator, EncoderShape, LengthModel, ObservationResult
 from weft_predictor.core.conformal import WINDOW
+from weft_predictor.core.encoder import NAMES
+from weft_predictor_train.datasets import AnsweredPrompt
+from weft_predictor_train.training import Split, split
 
 TASKS = {"name": 24, "list": 60, "explain": 150, "essay": 450}
 TOPICS = ("rivers", "engines", "bread", "history", "planets", "markets", "birds", "glass")
@@ -115,6 +119,32 @@ class World:
             query = self.query(adapter)
             tokens = self.median(query, drift) * math.exp(self.rng.gauss(0.0, self.sigma))
             yield Answer(query, max(1, round(tokens)))
+
+
+def parts_of(seed: int, rows: int) -> Split:
+    answers = World(Random(seed)).answers(rows)
+    return split(
+        AnsweredPrompt(f"{one.query.prompt_text} {i}", one.query.model_name, 8, one.tokens)
+        for i, one in enumerate(answers)
+    )
+
+
+def random_weights(shape: EncoderShape) -> dict[str, NDArray[np.float32]]:
+    """Each tensor of a network."""
+    names, d, h, rng = NAMES[shape.kind], shape.dim, shape.hidden, np.random.default_rng(7)
+    dims: dict[str, tuple[int, ...]] = {names["words"]: (shape.vocab, d), names["positions"]: (shape.positions, d)}
+    dims |= {names["types"]: (2, d)} if "types" in names else {}
+    dense, norms = [(names["pool"], d, d), ("classifier", d, len(shape.edges))], [names["embed_norm"]]
+    for i in range(shape.layers):
+        at = f"{names['layer']}.{i}."
+        dense += [(at + names[part], d, d) for part in ("query", "key", "value", "out")]
+        dense += [(at + names["up"], d, h), (at + names["down"], h, d)]
+        norms += [at + names["attention_norm"], at + names["output_norm"]]
+    for name, fan_in, fan_out in dense:
+        dims |= {f"{name}.weight": (fan_out, fan_in), f"{name}.bias": (fan_out,)}
+    for name in norms:
+        dims |= {f"{name}.weight": (d,), f"{name}.bias": (d,)}
+    return {name: rng.normal(0.0, 0.5, size).astype(np.float32) for name, size in dims.items()}
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from weft_predictor.core import Features, Ridge, features
 from weft_predictor.core.residual_scale import MEMORY, ResidualScale
 from weft_predictor.core.ridge import RIDGE, VARIANCE_FLOOR
-from weft_predictor.training import fit_ridge
+from weft_predictor_train.training import fit_ridge
 
 DIM = 64
 

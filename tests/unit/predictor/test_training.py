@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from weft.domain.prediction import Prediction
-from weft_predictor import training
+from weft_cli.main import main
 from weft_predictor.checkpoint import load
 from weft_predictor.core import RidgeModel
-from weft_predictor.datasets import Columns, read
 from weft_predictor.errors import BadData
-from weft_predictor.evaluation import best_constant, bucket, evaluate, packing
-from weft_predictor.main import main
+from weft_predictor_train import training
+from weft_predictor_train.datasets import Columns, read
+from weft_predictor_train.evaluation import best_constant, bucket, evaluate, packing
 
 
 @pytest.fixture
@@ -142,6 +142,6 @@ def test_a_predictor_that_knows_everything_scores_like_the_oracle():
 
 def test_training_without_scipy_is_refused_and_the_extra_is_named(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "scipy", None)
-    monkeypatch.delitem(sys.modules, "weft_predictor.training")
-    assert main(["train", "data.jsonl"]) == 2
+    monkeypatch.delitem(sys.modules, "weft_predictor_train.training")
+    assert main(["predictor", "train", "data.jsonl"]) == 1
     assert "pip install 'weft[training]'" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`weft_predictor train DATA`: fit on a part, calibrate on another, measure on a third, keep what is better.
+"""`weft predictor train DATA`: fit on a part, calibrate on another, measure on a third, keep what is better.
 
 The split is by a stable hash of the prompt, so a prompt never stands on both sides, and a model trained earlier from
 the same file has not seen the rows that it is compared on.
@@ -18,7 +18,6 @@ from scipy import sparse
 from scipy.sparse.linalg import lsqr
 
 from weft.domain.prediction import PredictItem
-from weft_predictor import encoder_training
 from weft_predictor.checkpoint import save
 from weft_predictor.core.conformal import ConformalCalibrators
 from weft_predictor.core.encoder import deciles, tenths
@@ -28,19 +27,18 @@ from weft_predictor.core.offsets import Group, Offsets, shrunk_median
 from weft_predictor.core.residual_scale import ResidualScale
 from weft_predictor.core.ridge import RIDGE, VARIANCE_FLOOR, Ridge
 from weft_predictor.core.ridge_model import COLD_SCALE, DIM, RidgeModel
-from weft_predictor.datasets import AnsweredPrompt, Columns, read
-from weft_predictor.encoder_files import (
-    CALIBRATION,
-    SIZES,
-    EncoderFiles,
-    encoder_of,
-    read_files,
-    read_model,
-    write_files,
-)
+from weft_predictor.encoder_files import CALIBRATION, EncoderFiles, encoder_of, read_files, read_model, write_files
 from weft_predictor.errors import BadData, CorruptModel
-from weft_predictor.evaluation import Report, evaluate
+from weft_predictor_train.datasets import AnsweredPrompt, Columns, read
+from weft_predictor_train.evaluation import Report, evaluate
 
+# Layers, heads, channels and hidden channels of a network from scratch; its parameters with 8,192 tokens.
+SIZES = {
+    "1.5M": (2, 2, 128, 512),
+    "5.4M": (4, 4, 256, 1_024),
+    "14M": (6, 6, 384, 1_536),
+    "49M": (6, 12, 768, 3_072),
+}
 MIN_ROWS = 50
 FOLDS = 5
 BACKFITS = 2  # rounds of: ridge without the offsets, offsets without the ridge
@@ -84,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.out:
             sys.stdout.write(promote(model, report, parts, args.out, args.max_context_tokens, files) + "\n")
     except (BadData, CorruptModel, OSError) as error:
-        sys.stderr.write(f"weft_predictor train: {error}\n")
+        sys.stderr.write(f"weft predictor train: {error}\n")
         return 1
     return 0
 
@@ -115,13 +113,19 @@ def train_encoder_model(
     parts: Split, options: EncoderOptions, progress: TextIO | None = None
 ) -> tuple[EncoderFiles, RidgeModel]:
     """The S3 form: a network that classifies, and a ridge that reads its classes, fitted on rows it has not seen."""
+    try:
+        # with torch and transformers, which a ridge does not need
+        from weft_predictor_train.networks import from_files, from_scratch, train_network
+    except ImportError as error:
+        text = f"an encoder is trained by torch and transformers: pip install 'weft[encoder-training]' ({error})"
+        raise BadData(text) from error
     prompts, tokens = [row.prompt for row in parts.fit], [row.tokens for row in parts.fit]
     if options.checkpoint is not None:
-        start = encoder_training.from_files(read_files(options.checkpoint))
+        start = from_files(read_files(options.checkpoint))
     else:
         edges = tenths(options.tenths_of) if options.tenths_of else deciles(np.array(tokens))
-        start = encoder_training.from_scratch(options.size, prompts, edges, options.seed)
-    weights = encoder_training.train_encoder(
+        start = from_scratch(SIZES[options.size], prompts, edges, options.seed)
+    train_network(
         start,
         start.examples(prompts, tokens),
         start.examples([row.prompt for row in parts.calibrate], [row.tokens for row in parts.calibrate]),
@@ -129,7 +133,7 @@ def train_encoder_model(
         epochs=options.epochs,
         batches=lambda batches: _bar("train", batches, progress),
     )
-    files = encoder_training.files_of(start, weights)
+    files = start.files()
     return files, fit_and_calibrate(encoder_of(files), parts.calibrate, progress)
 
 
@@ -271,7 +275,7 @@ def _bar(title: str, rows: Sequence[T], progress: TextIO | None) -> Iterator[T]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="weft_predictor train",
+        prog="weft predictor train",
         description="Fit a length model on answered prompts and print how good it is on prompts kept aside.",
     )
     parser.add_argument("data", type=Path, help=".jsonl(.gz) or .csv(.gz): a prompt and a length in tokens per row")

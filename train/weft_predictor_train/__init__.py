@@ -1,0 +1,1 @@
+"""Length models made from answered prompts, offline. A predictor that serves does not need it."""
