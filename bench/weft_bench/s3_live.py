@@ -4,7 +4,8 @@ Requests of a trace go through `weft up` with one runner of the m135 model and 8
 each answer at the trace's length while `max_tokens` stays 2,048, and the predictor replays the predictions of `queue`.
 One token here stands for eight of the trace (Alpaca: four): of prompts, answers and predictions. Arrivals are Poisson,
 at multiples of what `fcfs` answered of this trace's requests when all were there; latency a token and its tail are
-those of `queue`, from the time at which a request is due. `agingSeconds` is the span of arrivals, and so bounds nobody.
+those of `queue`, from the time at which a request is due. Each overload is
+shorter than what bounds `shortest` beside the backlog.
 
 The simulator is given the same requests at the same times, with step times and costs of this machine as `weft bench
 fidelity` measures them, before any of these runs. Client, control plane and engine share the cores. `control plane` is
@@ -129,7 +130,7 @@ def run(context: Context) -> Iterator[Line]:
 
 
 def _trace(context: Context, case: Case, model: Model, work: Workload, chance: random.Random) -> Iterator[Line]:
-    """`fcfs` at all loads in one stack, then `shortest` at each, whose ageing is another one."""
+    """`fcfs` at all loads in one stack, then `shortest` at each."""
     line, case_name = context.origin.line, f"live, {work.name}, {len(work.requests):,} requests"
     gaps = [chance.expovariate(1.0) for _ in work.requests]
     fcfs = dict[float, Measured]()
@@ -144,12 +145,11 @@ def _trace(context: Context, case: Case, model: Model, work: Workload, chance: r
         live.cpu.close()
     for load in context.loads:
         at_s = times(gaps, rate * load)
-        aging_s = max(1, round(at_s[-1]))
-        with stack_of(case, work, {"queue": "shortest", "agingSeconds": aging_s}) as stack:
+        with stack_of(case, work, {"queue": "shortest"}) as stack:
             live = Live(stack)
             live.closed(case.bodies(random.Random(context.seed), 6 * STREAMS), STREAMS)  # every path warm
             live.rest(1.0)
-            described = replace(model, pool=replace(model.pool, queue="shortest", aging_s=float(aging_s)))
+            described = replace(model, pool=replace(model.pool, queue="shortest"))
             measured = _cell(context, stack, live, case, described, work, at_s)
             live.cpu.close()
         yield from _lines(context, f"{case_name}, load {load:g}, shortest", measured, fcfs[load])

@@ -2,14 +2,13 @@
 
 Requests arrive at random (Poisson) at 1.0, 1.3 and 1.6 times what `fcfs` sustains, until all of them are answered.
 A request's latency a token is its end-to-end latency over its output tokens; the mean counts each request once. The
-tail is the p99 of the longest decile of answers: those that `shortest` lets others pass. `agingSeconds` is without end,
-so that the backlog alone bounds who is passed, or a multiple of the span of arrivals. `max_tokens` is 2,048 for all.
-The server is a described one: 32 sequences, 9 ms a step of one and 12 ms of 32, 20,000 prompt tokens/s, memory for
-all. Traces: LMSYS with the classes that a BERT predicted, ShareGPT with noise at a Kendall tau of 0.50, Alpaca with
-our ridge. Targets are set for 10,000 requests.
+tail is the p99 of the longest decile of answers: those that `shortest` lets others pass. Rows with
+`agingSeconds` are of pools that had that bound beside the backlog (none, or a share of the span of arrivals): it is ten
+minutes for all now. `max_tokens` is 2,048. The server is a described one: 32 sequences, 9 ms a step of one and 12 ms of
+32, 20,000 prompt tokens/s, memory for all. Traces: LMSYS with the classes that a BERT predicted, ShareGPT with noise at
+a Kendall tau of 0.50, Alpaca with our ridge. Targets are set for 10,000 requests.
 """
 
-import math
 import random
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -26,16 +25,11 @@ from weft_sim.traces import TraceArrival
 
 QUICK_REQUESTS, TARGET_REQUESTS = 300, 10_000
 CAPACITY_REQUESTS = 2_000  # all at once, for what fcfs sustains
-AGINGS = (math.inf, 1.0, 1 / 2, 1 / 4)
-LIGHTER_AGINGS = (math.inf,)  # at the loads that have no target
-ENDLESS_S = 1e9
-POLICY = "shortest, agingSeconds {}"
 MAX_TOKENS = 2_048
 TARGET_LOAD = 1.6
 TARGETS = {"LMSYS": 4.0, "ShareGPT": 2.0, "Alpaca": 2.0}
 MOST_TAIL = 1.2
 LOWER, LONGER = "times lower than fcfs", "longest decile's p99 latency a token, of fcfs's"
-DEFAULT_AGING = math.inf  # what the targets are set at
 POOL = PoolDescription(
     page_tokens=16, total_pages=20_480, max_sequences=32, max_batch_tokens=2_048, best_batch=32, step_ms_1=9.0,
     step_ms_best=12.0, prefill_tokens_per_s=20_000.0, adapters=0, cpu=False,
@@ -44,17 +38,12 @@ POOL = PoolDescription(
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One simulated run. `aging`: of the span of arrivals."""
+    """One simulated run."""
 
     trace: str
     load: float
     queue: str
-    aging: float
     arrivals: tuple[TraceArrival, ...]
-
-    @property
-    def policy(self) -> str:
-        return self.queue if self.queue != "shortest" else POLICY.format(label(self.aging))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +78,6 @@ def run(context: Context) -> Iterator[Line]:
                     advanced(1)
 
 
-def label(aging: float) -> str:
-    """Of the span of arrivals."""
-    return "without end" if math.isinf(aging) else f"1/{1 / aging:g}" if 0 < aging < 1 else f"{aging:g}"
-
-
 def capacity(drawn: Sequence[Answered]) -> float:
     """Requests a second that fcfs ends while its batch is full."""
     return sustained([one.e2e_ms for one in simulate(POOL, [arrival(0.0, one) for one in drawn]).figures.served])
@@ -116,11 +100,8 @@ def _cells(
         for gap, one in zip(gaps, drawn, strict=True):
             at_s += gap / (rate * load)
             arrivals.append(arrival(at_s, one))
-        yield Cell(name, load, "fcfs", 0.0, tuple(arrivals))
-        for aging in AGINGS if load == TARGET_LOAD else LIGHTER_AGINGS:
-            yield Cell(name, load, "shortest", aging, tuple(arrivals))
-        if load == TARGET_LOAD:
-            yield Cell(name, load, "s3", 0.0, tuple(arrivals))
+        for queue in ("fcfs", "shortest", "s3") if load == TARGET_LOAD else ("fcfs", "shortest"):
+            yield Cell(name, load, queue, tuple(arrivals))
 
 
 def arrival(at_s: float, one: Answered, adapter: int = -1) -> TraceArrival:
@@ -132,8 +113,7 @@ def arrival(at_s: float, one: Answered, adapter: int = -1) -> TraceArrival:
 
 def outcome_of(cell: Cell) -> Outcome:
     """Simulate it."""
-    aging_s = ENDLESS_S if math.isinf(cell.aging) else cell.aging * cell.arrivals[-1].at_s
-    figures = simulate(replace(POOL, queue=cell.queue, aging_s=aging_s), cell.arrivals).figures
+    figures = simulate(replace(POOL, queue=cell.queue), cell.arrivals).figures
     assert not figures.failures, figures.failures
     return summary(figures.served, figures.tokens_per_s)
 
@@ -147,9 +127,9 @@ def summary(served: Sequence[Served], tokens_per_s: float) -> Outcome:
 
 
 def _lines(context: Context, cell: Cell, outcome: Outcome, fcfs: Outcome) -> Iterator[Line]:
-    case = f"queue, {cell.trace}, {len(cell.arrivals):,} requests, load {cell.load:g}, {cell.policy}"
+    case = f"queue, {cell.trace}, {len(cell.arrivals):,} requests, load {cell.load:g}, {cell.queue}"
     full = cell.load == TARGET_LOAD and len(cell.arrivals) >= TARGET_REQUESTS
-    aimed = full and cell.queue == "shortest" and cell.aging == DEFAULT_AGING
+    aimed = full and cell.queue == "shortest"
     line = context.origin.line
     yield line(case, "mean latency a token", outcome.mean, "ms", baseline=fcfs.mean)
     lower, longer = (f">= {TARGETS[cell.trace]:g}", f"<= {MOST_TAIL:g}") if aimed else (None, None)
@@ -170,10 +150,10 @@ def pictures(lines: Sequence[Line]) -> dict[str, str]:
         if part == "queue" and metric == LOWER and words[-1].startswith("shortest"):
             trace, requests, load, policy = words
             points = series[load].setdefault(f"{trace}, {requests}", [charts.Point(1.0, 1.0, "fcfs")])
-            points.append(charts.Point(ratios[case, LONGER], lower, policy.removeprefix(POLICY.format(""))))
+            points.append(charts.Point(ratios[case, LONGER], lower, policy.removeprefix("shortest, ")))
     return {
         load.replace(" ", "-"): charts.curves(
-            f"shortest against fcfs, {load} times its capacity, by agingSeconds / span of arrivals",
+            f"shortest against fcfs, {load} times its capacity",
             LONGER,
             "mean latency a token, " + LOWER,
             {trace: sorted(points, key=lambda point: point.y) for trace, points in found.items()},

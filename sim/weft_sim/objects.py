@@ -14,7 +14,7 @@ def pool_object(namespace: str, name: str, spec: RunnerSpec, **more: Any) -> dic
         "parallelism": {"tensor": 1, "pipeline": 1, "podsPerRunner": 1},
         "phases": {"mode": "Unified", "minPrompt": 1, "minToken": 1, "kvAcrossClasses": False},
         "scheduler": {
-            "queue": "fcfs", "agingSeconds": 600, "reservation": "calibrated",
+            "queue": "fcfs", "reservation": "calibrated",
             "consolidation": "autoscaled", "consolidationSeconds": 10,
             "maxSequences": spec.max_sequences, "maxBatchTokens": 512, "maxPrefills": 1,
             "maxQueue": 1000, "maxMoves": 20, "fairness": {"mode": "Tenant"},

@@ -155,7 +155,7 @@ def _exchanging_kv(phases: random.Random, runners: tuple[RunnerPlan, ...]) -> tu
 def _pools(policies: random.Random, phases: random.Random, lies: bool) -> tuple[PoolSpec, ...]:
     pool = PoolSpec(
         POOL, "base", "base", max_queue=100, max_migrations=20,
-        queue=policies.choice(("fcfs", "s3", "shortest")), aging_s=policies.choice((0.5, 5.0)),
+        queue=policies.choice(("fcfs", "s3", "shortest")),
         reservation=policies.choice(("calibrated", "constant", "max", "paged", "pooled", "s3")),
         consolidation=policies.choice(("always", "autoscaled", "never")),
         consolidation_s=policies.choice((0.05, 0.3)),

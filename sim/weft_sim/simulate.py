@@ -71,7 +71,6 @@ class PoolDescription:
     delay_ms: float = 0.2  # of a message between two processes
     max_queue: int = 100_000
     queue: str = "fcfs"  # or s3, shortest: the order in which requests wait
-    aging_s: float = 600.0  # shortest: a request is passed by none that arrived more than this after it
     reservation: str = "calibrated"  # or pooled, s3, constant, max, paged: memory set aside for an answer
     consolidation: str = "never"  # or always: a lightly loaded runner is emptied by migration
     consolidation_s: float = 10.0  # at most one in this time
@@ -159,7 +158,6 @@ def deployment_of(pool: PoolDescription) -> Deployment:
                 min_runners=pool.runners,
                 max_runners=pool.runners,
                 queue=pool.queue,
-                aging_s=pool.aging_s,
                 reservation=pool.reservation,
                 consolidation=pool.consolidation,
                 consolidation_s=pool.consolidation_s,

@@ -5,13 +5,14 @@ from dataclasses import dataclass
 
 @dataclass(eq=False)
 class WaitingRequest:
-    """Requests arrive by name, one a second. `left`: tokens still to compute, once it runs."""
+    """Requests arrive by name, one `every_s`. `left`: tokens still to compute, once it runs."""
 
     name: int
     size: int
     tenant: str = ""
     left: int = 0
     awaited_class: str = ""
+    every_s: float = 1.0
 
     @property
     def id(self) -> str:
@@ -19,7 +20,7 @@ class WaitingRequest:
 
     @property
     def order(self) -> tuple[float, int]:
-        return float(self.name), self.name
+        return self.name * self.every_s, self.name
 
     @property
     def queued_tokens(self) -> int:

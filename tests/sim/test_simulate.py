@@ -107,7 +107,7 @@ def test_watched_or_not_times_are_the_same() -> None:
 
 
 def test_predictions_of_the_trace_decide_what_is_reserved_and_who_is_first() -> None:
-    pool = PoolDescription(max_sequences=1, adapters=0, cpu=False, queue="shortest", aging_s=100.0)
+    pool = PoolDescription(max_sequences=1, adapters=0, cpu=False, queue="shortest")
 
     def ended(first: int, second: int) -> list[float]:
         predicted = [Prediction("", tokens, tokens, "", tokens, tokens) for tokens in (10, 10, first, second)]

@@ -6,6 +6,14 @@ from typing import Any
 from weft.api.manifests import parse_object
 
 OLDER_TOKEN_TIME_MS = 100  # default of scheduler.tokenTimeMs
+# Fields of earlier versions by their path below spec: objects that have them are read without them.
+GONE = (
+    "offload.cpuAttention",
+    "scheduler.agingSeconds",
+    "scheduler.placement",
+    "scheduler.prefetch",
+    "scheduler.tokenTimeMs",
+)
 
 
 def with_defaults(obj: Mapping[str, Any]) -> dict[str, Any]:
@@ -19,19 +27,25 @@ def with_defaults(obj: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _converted(obj: Mapping[str, Any]) -> Mapping[str, Any]:
-    """With the fields of today's versions: a pool's `scheduler.tokenTimeMs` became `slo.tokenTimeMs`, and
-    `scheduler.placement`, which had one value, `scheduler.prefetch`, whose fetches were mostly in vain, and
-    `offload.cpuAttention`, which nobody read, are gone.
+    """With the fields of today's versions: those that are `GONE` are left out, and a pool's `scheduler.tokenTimeMs`
+    is `slo.tokenTimeMs`.
 
     Older versions wrote defaults out. A default that nobody chose is no objective.
     """
-    scheduler = obj["spec"].get("scheduler")
-    if not isinstance(scheduler, dict):  # the object is no pool
-        return obj
-    kept = {name: value for name, value in scheduler.items() if name not in ("tokenTimeMs", "placement", "prefetch")}
-    spec = {**obj["spec"], "scheduler": kept}
-    if isinstance(offload := spec.get("offload"), dict):
-        spec["offload"] = {name: value for name, value in offload.items() if name != "cpuAttention"}
-    if scheduler.get("tokenTimeMs", OLDER_TOKEN_TIME_MS) != OLDER_TOKEN_TIME_MS:
-        spec.setdefault("slo", {"tokenTimeMs": scheduler["tokenTimeMs"]})
+    spec = obj["spec"]
+    scheduler = spec.get("scheduler")
+    for path in GONE:
+        spec = _without(spec, *path.split("."))
+    older = scheduler.get("tokenTimeMs", OLDER_TOKEN_TIME_MS) if isinstance(scheduler, dict) else OLDER_TOKEN_TIME_MS
+    if older != OLDER_TOKEN_TIME_MS:
+        spec = {"slo": {"tokenTimeMs": older}, **spec}
     return {**obj, "spec": spec}
+
+
+def _without(value: Any, name: str, *within: str) -> Any:
+    """What an object's spec, or a part of it, is without a field at that path."""
+    if not isinstance(value, dict) or name not in value:
+        return value
+    fields: dict[str, Any] = {**value}
+    field = fields.pop(name)
+    return fields | {name: _without(field, *within)} if within else fields

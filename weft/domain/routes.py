@@ -37,7 +37,6 @@ class PoolSpec:
     drain_s: float = 0.0  # streams of a replaced or deleted digest run on this long
     max_context_tokens: int = 0  # what its runners will have; 0: not known
     starvation_bound: int | None = None  # how often a waiting request may be overtaken; None: the scheduler's own
-    aging_s: float = 600.0  # queue "shortest": a request is passed by none that arrived more than this after it
     consolidation: str = "autoscaled"
     consolidation_s: float = 10.0  # its period
     fair: bool = True  # namespaces share the pool by virtual token counters

@@ -37,7 +37,6 @@ def pool_entry(view: PoolView) -> PoolSpec | None:
         max_queue=pool.max_queue,
         max_migrations=pool.max_moves,
         queue=pool.queue,
-        aging_s=pool.aging_s,
         starvation_bound=pool.starvation_bound,
         fair=pool.fair,
         tenant_weights=pool.tenant_weights,

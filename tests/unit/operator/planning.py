@@ -63,7 +63,6 @@ def pool_object(name: str = "base", namespace: str = "default", **spec: Any) -> 
         "phases": {"mode": "Unified", "minPrompt": 1, "minToken": 1, "kvAcrossClasses": False},
         "scheduler": {
             "queue": "fcfs",
-            "agingSeconds": 600,
             "reservation": "calibrated",
             "consolidation": "autoscaled",
             "consolidationSeconds": 10,

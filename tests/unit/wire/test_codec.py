@@ -412,7 +412,7 @@ def test_a_number_and_a_length_are_taken_within_their_bounds_alone(
 
 def test_what_is_unset_in_a_declared_pool_and_in_sampling_is_their_default() -> None:
     (spec,) = pool({}).pools
-    assert spec == PoolSpec("ns/p", aging_s=0.0)
+    assert spec == PoolSpec("ns/p")
     assert sampled({}).sampling == Sampling()
 
 

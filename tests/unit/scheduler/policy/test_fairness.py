@@ -72,7 +72,7 @@ class Server:
 
 def queue_of(*waiting: tuple[str, int], policy: str = "fcfs", weights: dict[str, int] | None = None) -> Any:
     """One request a second, of these tenants and sizes."""
-    queue = WaitingQueue[WaitingRequest](POLICIES[policy](3.0), TokenCounters(weights or {}, burst_tokens=0))
+    queue = WaitingQueue[WaitingRequest](POLICIES[policy](), TokenCounters(weights or {}, burst_tokens=0))
     for name, (tenant, size) in enumerate(waiting):
         queue.push(WaitingRequest(name, size, tenant))
     return queue

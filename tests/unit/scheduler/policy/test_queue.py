@@ -13,7 +13,7 @@ from weft.domain.request import Assign, FailReason, Reject, RejectReason, Resubm
 from weft_scheduler.core import Phase, RunnerShape
 from weft_scheduler.core.policy.queue import POLICIES, shortest, sorted_queue
 from weft_scheduler.core.policy.queue.overtaking import Admitted, Overtaking
-from weft_scheduler.core.policy.queue.shortest import Shortest
+from weft_scheduler.core.policy.queue.shortest import AGING_S, Shortest
 from weft_scheduler.core.policy.queue.sorted_queue import SortedQueue
 from weft_scheduler.core.policy.queue.waiting_queue import WaitingQueue
 
@@ -55,12 +55,12 @@ class Room:
 
 
 def queue_of(
-    *sizes: int, policy: str = "fcfs", aging_s: float = 3.0, work_per_s: float = 0.0
+    *sizes: int, policy: str = "fcfs", every_s: float = AGING_S / 3, work_per_s: float = 0.0
 ) -> WaitingQueue[WaitingRequest]:
-    """One request a second, of these sizes."""
-    queue = WaitingQueue[WaitingRequest](POLICIES[policy](aging_s))
+    """Requests of these sizes, one after the other."""
+    queue = WaitingQueue[WaitingRequest](POLICIES[policy]())
     for name, size in enumerate(sizes):
-        queue.push(WaitingRequest(name, size), work_per_s)
+        queue.push(WaitingRequest(name, size, every_s=every_s), work_per_s)
     return queue
 
 
@@ -157,14 +157,14 @@ def test_when_room_keeps_coming_everybody_is_admitted(policy: str, sizes: list[i
         ("s3", (30, 10, 60, 20), 35, [0]),  # the largest that fits
         ("s3", (30, 10, 60, 20), 55, [0, 3]),  # what is left is filled by the next that fits
         ("s3", (20, 20, 10), 40, [0, 1]),  # equals by age
-        ("shortest", (30, 10, 60, 20), 120, [0, 1, 3, 2]),  # nothing waits before the first; arrival + 3 s * size / 60
+        ("shortest", (30, 10, 60, 20), 120, [0, 1, 3, 2]),  # nothing waits before the first; 3 arrivals * size / 60
         ("shortest", (30, 10, 60, 20), 29, [1]),
         (
             "shortest",
             (60, 60, 60, 60, 1),
             121,
             [0, 1, 4],
-        ),  # at 4.05 before 5 and 6: it passes those of the last 3 s only
+        ),  # it passes those of the last 3 arrivals only
     ],
 )
 def test_the_order_of_a_policy(policy: str, sizes: tuple[int, ...], free: int, admitted: list[int]) -> None:
@@ -175,33 +175,33 @@ def test_s3_offers_what_fits_however_many_do_not() -> None:
     assert schedule(queue_of(*[50] * 9, 5, policy="s3"), Overtaking[WaitingRequest](), 0, 40, bound=99, window=2) == [9]
 
 
-@given(sizes=st.lists(st.integers(1, 60), min_size=1, max_size=12), aging_s=st.floats(0, 20))
-def test_shortest_passes_nobody_that_arrived_much_earlier(sizes: list[int], aging_s: float) -> None:
-    queue = queue_of(*sizes, policy="shortest", aging_s=aging_s)
+@given(sizes=st.lists(st.integers(1, 60), min_size=1, max_size=12), arrivals=st.floats(0.5, 20))
+def test_shortest_passes_nobody_that_arrived_much_earlier(sizes: list[int], arrivals: float) -> None:
+    queue = queue_of(*sizes, policy="shortest", every_s=AGING_S / arrivals)
     admitted = schedule(queue, Overtaking[WaitingRequest](), 0, 10_000, bound=10_000)
     for place, name in enumerate(admitted):
-        assert all(later >= name - aging_s for later in admitted[place:]), (name, admitted)
+        assert all(later >= name - arrivals for later in admitted[place:]), (name, admitted)
 
 
 @given(sizes=st.lists(st.integers(1, 60), min_size=1, max_size=12), work_per_s=st.floats(1, 100))
 def test_shortest_lets_a_request_be_passed_for_three_times_the_backlog_that_it_found(
     sizes: list[int], work_per_s: float
 ) -> None:
-    queue = queue_of(*sizes, policy="shortest", aging_s=1e9, work_per_s=work_per_s)
+    queue = queue_of(*sizes, policy="shortest", every_s=1.0, work_per_s=work_per_s)
     admitted = schedule(queue, Overtaking[WaitingRequest](), 0, 10_000, bound=10_000)
     for place, name in enumerate(admitted):
-        aging_s = 3.0 * sum(sizes[:name]) / work_per_s
+        aging_s = min(AGING_S, 3.0 * sum(sizes[:name]) / work_per_s)
         assert all(earlier <= name + aging_s + 1e-6 for earlier in admitted[:place]), (name, admitted)
 
 
 def test_shortest_measures_work_by_the_longest_of_the_latest_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     def delays(*sizes: int) -> list[float]:
-        policy, requests = Shortest(10.0), [WaitingRequest(name, size) for name, size in enumerate(sizes)]
-        return [policy.delay_s(request, policy.key(request, backlog_s=100.0)) for request in requests]
+        policy, requests = Shortest(), [WaitingRequest(name, size) for name, size in enumerate(sizes)]
+        return [policy.delay_s(request, policy.key(request, backlog_s=AGING_S)) for request in requests]
 
-    assert delays(*[1] * 200, 1000)[-1] == 10.0, "one of a hundred may be longer still"
+    assert delays(*[1] * 200, 1000)[-1] == AGING_S, "one of a hundred may be longer still"
     monkeypatch.setattr(shortest, "SAMPLE", 3)
-    assert delays(100, 1, 1, 1) == pytest.approx([10.0, 0.1, 0.1, 10.0])
+    assert delays(100, 1, 1, 1) == pytest.approx([AGING_S, AGING_S / 100, AGING_S / 100, AGING_S])
 
 
 def test_a_backlog_is_the_work_of_what_waits_and_the_lanes_of_classes_are_one_order() -> None:
@@ -217,7 +217,7 @@ def test_a_backlog_is_the_work_of_what_waits_and_the_lanes_of_classes_are_one_or
 
 def test_under_shortest_what_never_fits_is_passed_out_of_order_no_more_than_the_bound() -> None:
     """Its turn by ageing has long come: small ones behind it would fill the runner for ever."""
-    queue, overtaking = queue_of(1, 50, *[1] * 20, policy="shortest", aging_s=3.0), Overtaking[WaitingRequest]()
+    queue, overtaking = queue_of(1, 50, *[1] * 20, policy="shortest"), Overtaking[WaitingRequest]()
     admitted = schedule(queue, overtaking, 0, 40, bound=2)
     assert admitted == [
         0,
@@ -225,7 +225,7 @@ def test_under_shortest_what_never_fits_is_passed_out_of_order_no_more_than_the_
         3,
         4,
         5,
-    ]  # 2 and 3 are before it by ageing (arrival + 0.06 s against 3 s), then two pass it
+    ]  # 2 and 3 are before it by ageing, then two pass it
     assert schedule(queue, overtaking, 0, 40, bound=2) == []
     assert schedule(queue, overtaking, 0, 50, bound=2) == [1]
 

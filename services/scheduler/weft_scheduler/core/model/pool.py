@@ -567,12 +567,12 @@ def new_placement(spec: PoolSpec) -> PlacementPolicy:
 
 def _order(spec: PoolSpec) -> tuple[object, ...]:
     """What a queue is made of."""
-    return spec.queue, spec.aging_s, spec.fair, spec.tenant_weights
+    return spec.queue, spec.fair, spec.tenant_weights
 
 
 def _queue(spec: PoolSpec) -> WaitingQueue[Request]:
     counters = TokenCounters(dict(spec.tenant_weights)) if spec.fair else None
-    return WaitingQueue(queue.POLICIES[spec.queue](spec.aging_s), counters)
+    return WaitingQueue(queue.POLICIES[spec.queue](), counters)
 
 
 def _service_level(spec: PoolSpec) -> ServiceLevel:
