@@ -12,7 +12,12 @@ from harness.operator.stage import Stage, playing
 STORED = Path(__file__).parent / "fixtures" / "v1alpha1.yaml"
 PASSING = ("lastTransitionTime", "publishTime", "time")  # when something was observed
 # The first had one value, and the second is what runners do no more: no request is answered otherwise without them.
-GONE = (".spec.scheduler.placement", ".spec.scheduler.prefetch", ".spec.scheduler.agingSeconds")
+GONE = (
+    ".spec.scheduler.placement",
+    ".spec.scheduler.prefetch",
+    ".spec.scheduler.agingSeconds",
+    ".spec.scheduler.starvationBound",
+)
 Json = dict[str, Any]
 
 

@@ -12,6 +12,7 @@ GONE = (
     "scheduler.agingSeconds",
     "scheduler.placement",
     "scheduler.prefetch",
+    "scheduler.starvationBound",
     "scheduler.tokenTimeMs",
 )
 

@@ -275,9 +275,6 @@ class SchedulingSpec(ApiModel):
     """The order in which waiting requests get a runner. With fcfs the first that came is first. With s3 the largest
     predicted memory that fits is first. With shortest the shortest expected answer is first, aged so that it waits
     for no more than three times the backlog that it found, and for none that arrived ten minutes after it."""
-    starvation_bound: Annotated[int, Field(strict=True, ge=0, le=1_000_000)] | None = None
-    """The number of younger requests that may pass a waiting one before its runners drain for it. It defaults to
-    the scheduler's own (32). With queue shortest only passes out of its order count."""
     fairness: Fairness = Fairness()
     """How the namespaces whose requests wait share the pool."""
     reservation: Literal["calibrated", "constant", "max", "paged", "pooled", "s3"] = "calibrated"

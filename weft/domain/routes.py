@@ -36,7 +36,6 @@ class PoolSpec:
     hold_s: int = 0  # for the route table
     drain_s: float = 0.0  # streams of a replaced or deleted digest run on this long
     max_context_tokens: int = 0  # what its runners will have; 0: not known
-    starvation_bound: int | None = None  # how often a waiting request may be overtaken; None: the scheduler's own
     consolidation: str = "autoscaled"
     consolidation_s: float = 10.0  # its period
     fair: bool = True  # namespaces share the pool by virtual token counters

@@ -37,7 +37,6 @@ def pool_entry(view: PoolView) -> PoolSpec | None:
         max_queue=pool.max_queue,
         max_migrations=pool.max_moves,
         queue=pool.queue,
-        starvation_bound=pool.starvation_bound,
         fair=pool.fair,
         tenant_weights=pool.tenant_weights,
         slo_ttft_s=pool.slo.ttft_ms / 1000 if pool.slo else 0.0,

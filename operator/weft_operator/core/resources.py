@@ -210,7 +210,6 @@ class Pool:
     max_queue: int
     max_moves: int
     queue: str
-    starvation_bound: int | None
     fair: bool
     tenant_weights: tuple[tuple[str, int], ...]
     slo: Slo | None
@@ -345,7 +344,6 @@ def parse_pool(obj: Object) -> Pool:
         max_queue=scheduler["maxQueue"],
         max_moves=scheduler["maxMoves"],
         queue=scheduler["queue"],
-        starvation_bound=scheduler.get("starvationBound"),
         fair=fairness["mode"] == "Tenant",
         tenant_weights=tuple(sorted((fairness.get("weights") or {}).items())),
         slo=slo,

@@ -161,7 +161,6 @@ class RunnerSettings:
         "any",
         choices=("any", "prompt", "token"),
     )
-    starvation: int = _number("times a waiting adapter is passed before a slot is kept for it", 16, 1, 1 << 20)
     host_mib: int = _number(
         "host memory for adapters that left the device, KV of preempted sequences and of earlier prompts (0: 1024, and "
         "beside a GPU a quarter of the container's, or of this GPU's part of the machine's)",

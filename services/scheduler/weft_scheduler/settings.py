@@ -30,7 +30,6 @@ class SchedulerSettings(StandbySettings):
     )
     status_ms: int = Field(200, ge=1, description="statuses to the registry are gathered this long")
     give_back_s: int = Field(60, ge=1, description="idle runners are kept this long, where a pool sets no time")
-    starvation_bound: int = Field(32, ge=0, description="how often a waiting request may be overtaken by later ones")
     window: int = Field(64, ge=1, description="how many waiting requests may block in one scheduling pass")
     max_outcomes: int = Field(20000, ge=1, description="outcomes kept until a supervisor has stored them")
     default_output_tokens: int = Field(
@@ -48,7 +47,6 @@ class SchedulerSettings(StandbySettings):
             keys_grace_s=float(self.keys_grace_s),
             status_s=self.status_ms / 1000,
             give_back_s=float(self.give_back_s),
-            starvation_bound=self.starvation_bound,
             window=self.window,
             max_outcomes=self.max_outcomes,
             default_output_tokens=self.default_output_tokens,

@@ -35,7 +35,7 @@ def test_what_a_runner_measures_is_one_of_the_lengths_and_leaves_its_pages_empty
     executor = CpuExecutor(load(), open_checkpoint(files, spec), threads=1, pages=16, page_tokens=16, slots=1)
     limits = PoolLimits(
         total_pages=16, page_tokens=16, max_sequences=4, max_adapters=1, max_context_tokens=256, vocab_size=203,
-        eos=frozenset(), batch=BatchLimits(1, 128, 100.0), starvation=16, host_bytes=0,
+        eos=frozenset(), batch=BatchLimits(1, 128, 100.0), host_bytes=0,
     )  # fmt: skip
     found = measure_kv(executor, executor.kv_memory, limits)
     assert found.layer_by_layer_tokens in {32, 64, 128, inf}

@@ -41,7 +41,7 @@ from weft_runner.core.kv_swap import MOST_SWAPS
 P = 4
 LIMITS = PoolLimits(
     total_pages=12, page_tokens=P, max_sequences=5, max_adapters=3, max_context_tokens=40, vocab_size=9,
-    batch=BatchLimits(max_prefills=1, max_batch_tokens=9), starvation=3, page_bytes=10, keep_copies=False,
+    batch=BatchLimits(max_prefills=1, max_batch_tokens=9), page_bytes=10, keep_copies=False,
 )  # fmt: skip
 SWAPPING = replace(LIMITS, swap_page_bytes=10, host_bytes=60, keep_copies=True)  # six pages of KV, or adapters
 SIZES = {

@@ -35,7 +35,7 @@ from weft_runner.core.reservation import first_reservation_pages, next_growth
 EOS = 0
 LIMITS = PoolLimits(
     total_pages=12, page_tokens=4, max_sequences=5, max_adapters=2, max_context_tokens=40, vocab_size=9,
-    eos=frozenset([EOS]), batch=BatchLimits(max_prefills=1, max_batch_tokens=7), starvation=3,
+    eos=frozenset([EOS]), batch=BatchLimits(max_prefills=1, max_batch_tokens=7),
 )  # fmt: skip
 
 

@@ -112,7 +112,6 @@ def _pool(m: pb.PoolDesired) -> PoolSpec:
         hold_s=number(m.hold_s, f"pool {name}: hold_s", MAX_SECONDS),
         drain_s=float(number(m.drain_s, f"pool {name}: drain_s", MAX_SECONDS)),
         max_context_tokens=number(m.max_context_tokens, f"pool {name}: max_context_tokens", MAX_TOKENS),
-        starvation_bound=m.starvation_bound if m.HasField("starvation_bound") else None,
         consolidation=text(m.consolidation, f"pool {name}: consolidation") or "autoscaled",
         consolidation_s=number(m.consolidation_ms, f"pool {name}: consolidation_ms", MAX_WAITED_MS) / 1000 or 10.0,
         fair=m.fair if m.HasField("fair") else True,

@@ -32,7 +32,6 @@ class PoolLimits:
     vocab_size: int
     eos: frozenset[int] = frozenset()
     batch: BatchLimits = field(default_factory=BatchLimits)
-    starvation: int = 16
     host_bytes: int = 1 << 30
     page_bytes: int = 0
     keep_copies: bool = True

@@ -75,7 +75,6 @@ class RequestPool:
         self.reuse = PrefixReuse(self.pages)
         self.adapters = AdapterManager(
             limits.max_adapters,
-            starvation=limits.starvation,
             host_bytes=limits.host_bytes,
             keep_copies=limits.keep_copies,
             pages=self.pages,

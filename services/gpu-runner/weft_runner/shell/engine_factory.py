@@ -207,7 +207,6 @@ def pool_limits(
         vocab_size=spec.vocab_size,
         eos=spec.eos,
         batch=batch_limits(settings),
-        starvation=settings.starvation,
         host_bytes=settings.host_mib << 20,
         page_bytes=page_bytes,
         keep_copies=keep_copies,

@@ -123,7 +123,7 @@ def check_queues(state: State) -> None:
             assert keys == sorted(keys), (pool.name, tenant, keys)
             oldest = waiting.oldest(tenant, len(of_tenant))
             assert [r.order for r in oldest] == sorted(r.order for r in of_tenant), (pool.name, oldest)
-        counts, bound = overtaking.counts, pool.starvation_bound(state.config)
+        counts, bound = overtaking.counts, state.config.starvation_bound
         assert all(count <= bound for count in counts.values()), (pool.name, counts)
         assert {r for r, count in counts.items() if count} <= {r.id for r in waiting}, (pool.name, counts)
 
@@ -134,7 +134,7 @@ def check_scheduled(state: State) -> None:
     if due is not None and due <= state.now:
         return
     for pool in state.pools.values():
-        bound, window = pool.starvation_bound(state.config), state.config.window
+        bound, window = state.config.starvation_bound, state.config.window
         if len(pool.queue):
             dry = DryRun(state, pool, None)
             pool.overtaking.copy().schedule(pool.queue, dry, bound, window)

@@ -23,7 +23,7 @@ from weft_scheduler.core.timers import Timer, TimerKind
 
 def schedule_pool(state: State, pool: Pool, changed: Collection[str] | None) -> None:
     """Place what the pool's policies place now. `changed`: runners that have changed since the last pass; None: all."""
-    bound, window = pool.starvation_bound(state.config), state.config.window
+    bound, window = state.config.starvation_bound, state.config.window
     if len(pool.queue):
         pool.overtaking.schedule(pool.queue, PoolContext(state, pool, changed), bound, window)
     if len(pool.queue):

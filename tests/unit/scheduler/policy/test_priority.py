@@ -41,8 +41,8 @@ def report(driver: Driver, *request_ids: str, pages: int, **state: Any) -> list[
 # ---------------------------------------------------------------- order
 
 
-def test_a_batch_request_is_placed_once_no_interactive_one_waits_however_long_it_has_waited(driver: Driver) -> None:
-    driver.start(starvation_bound=0)
+def test_a_batch_request_is_placed_once_no_interactive_one_waits_however_long_it_has_waited() -> None:
+    driver = Driver(starvation_bound=0).start()
     driver.submit("line", waited_s=10_000.0, **BATCH)
     driver.submit("r")
     effects = driver.runner("a", max_sequences=1)

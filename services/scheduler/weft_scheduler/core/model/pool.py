@@ -113,11 +113,6 @@ class Pool:
         """How long streams of a replaced or deleted digest may run on."""
         return self.declared.drain_s or config.drain_s
 
-    def starvation_bound(self, config: SchedulerConfig) -> int:
-        """How often a waiting request may be overtaken."""
-        declared = self.declared.starvation_bound
-        return config.starvation_bound if declared is None else declared
-
     def request_ids(self) -> list[str]:
         """Every request, in a fixed order."""
         return sorted(request_id for ids in self.requests.values() for request_id in ids)
