@@ -472,9 +472,9 @@ def s3(
 
     Simulated on described hardware, but for `live`, `penalty`, `fairness-live` and `consolidation-live`, which start
     stacks of their own and want an otherwise idle machine: `live` takes five minutes for each trace and load, the
-    others four to eight minutes; a cell of theirs that is there is not measured again. A queue of 10,000 requests takes
-    half a minute to three minutes of one idle core, and there are ten of each trace; lines are kept as they are
-    measured.
+    others four to eight minutes, `consolidation-live` twenty a cell; a cell of theirs that is there is not measured
+    again. A queue of 10,000 requests takes half a minute to three minutes of one idle core, and there are ten of each
+    trace; lines are kept as they are measured.
     """
     from weft_bench import s3 as bench
     from weft_bench.machine import origin

@@ -228,7 +228,7 @@ def _autoscaled(pool: PoolDescription) -> Deployment:
     scaling = {"minReplicas": 1, "maxReplicas": pool.runners, "idleSeconds": IDLE_S, "wakeSeconds": 60}
     declared = pool_object("default", "pool", fixed.runners[0].spec, autoscaling=scaling)
     declared["spec"]["scheduler"] |= {
-        "consolidation": pool.consolidation, "consolidationSeconds": PERIOD_S, "maxQueue": pool.max_queue,
+        "consolidation": pool.consolidation, "maxQueue": pool.max_queue,
         "maxMoves": 1000,
     }  # fmt: skip
     adapters = [adapter_object("default", f"a{number}", "pool") for number in range(pool.adapters)]

@@ -1,13 +1,14 @@
 """Consolidation live: three runners of the quickstart while load rises and falls
 
-The load of Punica's picture within two minutes: requests arrive at random at a rate that rises to 90 % of
-what three runners sustain, and falls again, once with `consolidation: always` and once with `never`. A step lasts 20 ms
-whatever it computes, as it would on a device of its own, and beyond 8 sequences in proportion to them: the best batch
+The load of Punica's picture within twenty minutes: requests arrive at random at a rate that rises to 90 % of
+what three runners sustain, and falls again, once with `consolidation: always` and once with `never`. A step lasts
+200 ms whatever it computes, as it would on a device of its own, and beyond 8 sequences in proportion to them: the best batch
 is 8, as each runner finds itself, and it takes 10. Requests are for the base and three adapters, for 30 to 500 tokens
-(log-normal, 150 on average). At most one runner is emptied in a second.
+(log-normal, 150 on average). At most one runner is emptied in ten seconds.
+Rows of 120 s are of pools that had a period, of a second: all times were a tenth of these.
 
-A slice of five seconds is what a minute is in the simulated picture: full, idle and partial runners are counted in the
-same way, from what the supervisor lists five times a second. Every token and its log probability are compared with the
+A slice of fifty seconds is what a minute is in the simulated picture: full, idle and partial runners are counted in the
+same way, from what the supervisor lists every two seconds. Every token and its log probability are compared with the
 same request's in an undisturbed run. No runner comes or goes.
 """
 
@@ -38,9 +39,9 @@ from weft_bench.trace_executor import trace_up
 from weft_sim.report import quantile
 
 RUNNERS, BEST_BATCH, SEQUENCES = 3, 8, 10
-STEP_MS = 20
-SPAN_S, QUICK_SPAN_S = 120.0, 30.0
-SLICE_S, POLL_S = 5.0, 0.2
+STEP_MS = 200
+SPAN_S, QUICK_SPAN_S = 1200.0, 300.0
+SLICE_S, POLL_S = 50.0, 2.0
 TOKENS, SIGMA, LEAST_TOKENS, MOST_TOKENS = 150, 0.6, 30, 500
 ASKS = 96  # different ones
 SETTINGS = ("always", "never")
@@ -110,7 +111,7 @@ def _manifests(folder: Path, setting: str) -> Path:
     shutil.copytree(quickstart(), folder)
     (path,) = folder.glob("*-pool.yaml")
     pool = yaml.safe_load(path.read_text(encoding="utf-8"))
-    scheduler = {"maxSequences": SEQUENCES, "consolidation": setting, "consolidationSeconds": 1}
+    scheduler = {"maxSequences": SEQUENCES, "consolidation": setting}
     pool["spec"] |= {"replicas": RUNNERS, "scheduler": scheduler, "slo": {"tokenTimeMs": 10 * STEP_MS}}
     path.write_text(yaml.safe_dump(pool), encoding="utf-8")
     return folder

@@ -15,7 +15,7 @@ def pool_object(namespace: str, name: str, spec: RunnerSpec, **more: Any) -> dic
         "phases": {"mode": "Unified", "minPrompt": 1, "minToken": 1, "kvAcrossClasses": False},
         "scheduler": {
             "queue": "fcfs", "reservation": "calibrated",
-            "consolidation": "autoscaled", "consolidationSeconds": 10,
+            "consolidation": "autoscaled",
             "maxSequences": spec.max_sequences, "maxBatchTokens": 512, "maxPrefills": 1,
             "maxQueue": 1000, "maxMoves": 20, "fairness": {"mode": "Tenant"},
         },

@@ -72,6 +72,7 @@ def scenario(seed: int) -> Scenario:
             avoid_s=1.0,
             drain_s=chance.choice((1.0, 30.0)),
             max_outcomes=chance.choice((4, 1000)),
+            consolidation_s=random_of(seed, "consolidation").choice((0.05, 0.3)),
         ),
     )
     requests = tuple(_requests(chance, random_of(seed, "tenants"), deployment, lies))
@@ -158,8 +159,8 @@ def _pools(policies: random.Random, phases: random.Random, lies: bool) -> tuple[
         queue=policies.choice(("fcfs", "s3", "shortest")),
         reservation=policies.choice(("calibrated", "constant", "max", "paged", "pooled", "s3")),
         consolidation=policies.choice(("always", "autoscaled", "never")),
-        consolidation_s=policies.choice((0.05, 0.3)),
-        shared_all=policies.random() < 1.0,  # always: the draw keeps the scenario of every seed
+        # always: draws of what is no field any more keep the scenario of every seed
+        shared_all=policies.choice((0.05, 0.3)) > 0 and policies.random() < 1.0,
         fair=policies.random() < 0.8,
         tenant_weights=policies.choice(((), (("acme", 3),), (("blue", 5),))),
         slo_ttft_s=policies.choice((0.0, 0.5)), slo_token_time_s=policies.choice((0.0, 0.03)),
@@ -190,8 +191,6 @@ def _autoscaled(deployment: Deployment, seed: int) -> Deployment:
     pool = pool_object(
         "acme", "p", template.spec, autoscaling=scaling | {"idleSeconds": 2.0, "wakeSeconds": 60.0}
     )  # fmt: skip
-    declared = deployment.pools[0]
-    pool["spec"]["scheduler"]["consolidationSeconds"] = declared.consolidation_s
     adapters = [
         adapter_object("acme", adapter.name, "p", tier=adapter.tier.name.capitalize())
         if adapter.tier is not Tier.UNSPECIFIED

@@ -16,6 +16,7 @@ from weft.domain.runner import RunnerSpec
 from weft_gateway.core.gateway import GatewayConfig
 from weft_runner.core import Batching
 from weft_runner.core.adapter_slots import MOST_SLOTS
+from weft_scheduler.core import SchedulerConfig
 from weft_scheduler.core.model.pool import POLICIES
 from weft_sim.clock import Rank, random_of
 from weft_sim.deployment import Deployment, RunnerPlan
@@ -160,7 +161,6 @@ def deployment_of(pool: PoolDescription) -> Deployment:
                 queue=pool.queue,
                 reservation=pool.reservation,
                 consolidation=pool.consolidation,
-                consolidation_s=pool.consolidation_s,
                 shared_all=True,
                 fair=pool.fair,
                 phases=pool.phases,
@@ -187,6 +187,7 @@ def deployment_of(pool: PoolDescription) -> Deployment:
         delay_s=pool.delay_ms / 1e3,
         load_s=pool.load_ms / 1e3,
         fetch_s=pool.fetch_ms / 1e3,
+        scheduler=SchedulerConfig(consolidation_s=pool.consolidation_s),
         gateway=GatewayConfig(max_in_flight=1_000_000, hold_s=DRAIN_S),
     )
 

@@ -8,16 +8,11 @@ import pytest
 import yaml
 
 from harness.operator.stage import Stage, playing
+from weft.api import conversion
 
 STORED = Path(__file__).parent / "fixtures" / "v1alpha1.yaml"
 PASSING = ("lastTransitionTime", "publishTime", "time")  # when something was observed
-# The first had one value, and the second is what runners do no more: no request is answered otherwise without them.
-GONE = (
-    ".spec.scheduler.placement",
-    ".spec.scheduler.prefetch",
-    ".spec.scheduler.agingSeconds",
-    ".spec.scheduler.starvationBound",
-)
+GONE = {f".spec.{path}" for path in conversion.GONE}  # on purpose
 Json = dict[str, Any]
 
 

@@ -10,6 +10,7 @@ OLDER_TOKEN_TIME_MS = 100  # default of scheduler.tokenTimeMs
 GONE = (
     "offload.cpuAttention",
     "scheduler.agingSeconds",
+    "scheduler.consolidationSeconds",
     "scheduler.placement",
     "scheduler.prefetch",
     "scheduler.starvationBound",

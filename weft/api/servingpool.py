@@ -287,9 +287,6 @@ class SchedulingSpec(ApiModel):
     section 5.3). autoscaled means while the pool has more runners than minReplicas, always means also where no
     runner can be released. While no runner is to come, full batches also grow by what makes steps a tenth slower
     before a lightly loaded runner grows."""
-    consolidation_seconds: Annotated[int, Field(strict=True, ge=1, le=3600)] = 10
-    """The seconds in which at most one runner is emptied. Sequences that should end within them stay where they
-    are."""
     max_sequences: Annotated[int, Field(strict=True, ge=1, le=1024)] | None = None
     """The most sequences in one batch of one runner. By default a runner on a GPU takes 256 to 1024, by the memory
     that weights leave, and one without 32; for a pool that offloads, the policy of its runners decides, up to this

@@ -44,7 +44,6 @@ def pool_entry(view: PoolView) -> PoolSpec | None:
         slo_reject=pool.slo is not None and pool.slo.reject,
         reservation=pool.reservation,
         consolidation=pool.consolidation,
-        consolidation_s=pool.consolidation_s,
         phases=pool.phases,
         min_prompt=pool.min_prompt,
         min_token=pool.min_token,

@@ -215,7 +215,6 @@ class Pool:
     slo: Slo | None
     reservation: str
     consolidation: str
-    consolidation_s: float
     tool_call_parser: str  # "": as the chat template shows
     max_output_tokens: int  # 0: no bound
     generation_defaults: bool  # whether those of generation_config.json count
@@ -349,7 +348,6 @@ def parse_pool(obj: Object) -> Pool:
         slo=slo,
         reservation=scheduler["reservation"],
         consolidation=scheduler["consolidation"],
-        consolidation_s=float(scheduler["consolidationSeconds"]),
         tool_call_parser=spec["model"].get("toolCallParser") or "",
         max_output_tokens=spec.get("maxOutputTokens") or 0,
         generation_defaults=spec.get("generationDefaults") != "Ignore",

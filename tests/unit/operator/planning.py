@@ -65,7 +65,6 @@ def pool_object(name: str = "base", namespace: str = "default", **spec: Any) -> 
             "queue": "fcfs",
             "reservation": "calibrated",
             "consolidation": "autoscaled",
-            "consolidationSeconds": 10,
             "maxSequences": 32,
             "maxBatchTokens": 512,
             "maxPrefills": 1,

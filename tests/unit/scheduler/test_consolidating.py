@@ -30,9 +30,14 @@ def report(driver: Driver) -> None:
 
 
 @pytest.fixture
+def driver() -> Driver:
+    return Driver(consolidation_s=2.0)
+
+
+@pytest.fixture
 def spread(driver: Any, request: pytest.FixtureRequest) -> Any:
     """Runner b has three sequences, runner a one; a parameter changes what both have measured."""
-    driver.start(consolidation="always", consolidation_s=2.0, min_runners=2, max_runners=2)
+    driver.start(consolidation="always", min_runners=2, max_runners=2)
     for uuid in ("a", "b"):
         driver.runner(uuid, total_pages=1000, max_context_tokens=16000, **MEASURED | getattr(request, "param", {}))
     driver.place("r0", **LONG)
@@ -104,7 +109,7 @@ def test_a_pool_says_when(spread: Any, mode: str, least: int, expected: bool) ->
 @pytest.mark.parametrize(("mode", "packed"), [("always", "b"), ("autoscaled", "a")])
 def test_a_pool_whose_runners_suffice_fills_batches_beyond_their_best(driver: Any, mode: str, packed: str) -> None:
     """Two runners are the least of this pool: only `always` wants one idle. Not before a period has passed."""
-    driver.start(consolidation=mode, consolidation_s=2.0, min_runners=2, max_runners=3)
+    driver.start(consolidation=mode, min_runners=2, max_runners=3)
     for uuid in ("a", "b"):
         driver.runner(uuid, total_pages=1000, **MEASURED | {"step_ms_best": 40.1}, best_batch=2)
     placed = [driver.place(f"r{n}", **LONG).runner.uuid for n in range(2)]

@@ -49,7 +49,7 @@ PHASE = {
 PHASES = inverted(PHASE)
 # fields that the message names otherwise
 OTHERWISE = (
-    "name", "idle_s", "drain_s", "consolidation_s", "slo_ttft_s", "slo_token_time_s", "tenant_weights",
+    "name", "idle_s", "drain_s", "slo_ttft_s", "slo_token_time_s", "tenant_weights",
     "groups", "sampling_defaults",
 )  # fmt: skip
 
@@ -64,7 +64,6 @@ def fill_registry_change(change: RegistryChange, m: pb.RegistryToScheduler) -> N
             pool=pool.name,
             idle_s=round(pool.idle_s),
             drain_s=round(pool.drain_s),
-            consolidation_ms=round(1000 * pool.consolidation_s),
             slo_ttft_ms=round(1000 * pool.slo_ttft_s),
             slo_token_time_ms=round(1000 * pool.slo_token_time_s),
             tenant_weights=dict(pool.tenant_weights),
@@ -113,7 +112,6 @@ def _pool(m: pb.PoolDesired) -> PoolSpec:
         drain_s=float(number(m.drain_s, f"pool {name}: drain_s", MAX_SECONDS)),
         max_context_tokens=number(m.max_context_tokens, f"pool {name}: max_context_tokens", MAX_TOKENS),
         consolidation=text(m.consolidation, f"pool {name}: consolidation") or "autoscaled",
-        consolidation_s=number(m.consolidation_ms, f"pool {name}: consolidation_ms", MAX_WAITED_MS) / 1000 or 10.0,
         fair=m.fair if m.HasField("fair") else True,
         tenant_weights=_weights(m, name),
         slo_ttft_s=number(m.slo_ttft_ms, f"pool {name}: slo_ttft_ms", MAX_WAITED_MS) / 1000,

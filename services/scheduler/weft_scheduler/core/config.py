@@ -31,4 +31,5 @@ class SchedulerConfig:
     quantile: float = 0.9
     skip_limit: int = 64  # avoided runners passed in one decision
     length_adapters: int = 10_000  # adapters whose output lengths are remembered
+    consolidation_s: float = 10.0  # at most one runner of a pool is emptied in this time; who ends within it stays
     kv_bytes_per_s: float = 1e9  # of KV between two runners, where one of them has not measured its own rate

@@ -27,7 +27,7 @@ def expect(state: State, pool: Pool) -> None:
     """Let a pool where something runs, or that packs, be looked at within a period."""
     timer = Timer(TimerKind.CONSOLIDATION, pool.name)
     if timer not in state.timers and (pool.packs or (pool.running and _releases(pool))):
-        state.timers.set(timer, state.now + pool.declared.consolidation_s)
+        state.timers.set(timer, state.now + state.config.consolidation_s)
 
 
 def consolidate(state: State, pool: Pool) -> None:
@@ -42,7 +42,7 @@ def consolidate(state: State, pool: Pool) -> None:
     if not _releases(pool) or len(pool.queue) or len(pool.batch.queue) or wanted > present:
         return
     runners = [found for runner in pool.runners.values() if (found := _runner(runner, pool)) is not None]
-    planned = plan_migrations(runners, lambda uuid: _sequences(state, pool, uuid), pool.declared.consolidation_s)
+    planned = plan_migrations(runners, lambda uuid: _sequences(state, pool, uuid), state.config.consolidation_s)
     if planned is None:
         return
     uuid, request_ids = planned
