@@ -229,12 +229,11 @@ def _autoscaled(pool: PoolDescription) -> Deployment:
     declared = pool_object("default", "pool", fixed.runners[0].spec, autoscaling=scaling)
     declared["spec"]["scheduler"] |= {
         "consolidation": pool.consolidation, "maxQueue": pool.max_queue,
-        "maxMoves": 1000,
     }  # fmt: skip
     adapters = [adapter_object("default", f"a{number}", "pool") for number in range(pool.adapters)]
     return replace(
         fixed, runners=(), pools=(), adapters=(), objects=(declared, *adapters), template=fixed.runners[0],
-        scheduler=replace(fixed.scheduler, absent_s=1.0, work_s=fixed.scheduler.work_s / SCALE),
+        scheduler=replace(fixed.scheduler, absent_s=1.0, work_s=fixed.scheduler.work_s / SCALE, max_migrations=1000),
     )  # fmt: skip
 
 

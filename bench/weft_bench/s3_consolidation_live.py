@@ -1,11 +1,11 @@
 """Consolidation live: three runners of the quickstart while load rises and falls
 
-The load of Punica's picture within twenty minutes: requests arrive at random at a rate that rises to 90 % of
-what three runners sustain, and falls again, once with `consolidation: always` and once with `never`. A step lasts
-200 ms whatever it computes, as it would on a device of its own, and beyond 8 sequences in proportion to them: the best batch
-is 8, as each runner finds itself, and it takes 10. Requests are for the base and three adapters, for 30 to 500 tokens
-(log-normal, 150 on average). At most one runner is emptied in ten seconds.
-Rows of 120 s are of pools that had a period, of a second: all times were a tenth of these.
+The load of Punica's picture within twenty minutes: requests arrive at random at a rate that rises to 90 % of what three
+runners sustain, and falls again, once with `consolidation: always` and once with `never`. A step lasts 200 ms whatever
+it computes, as it would on a device of its own, and beyond 8 sequences in proportion to them: the best batch is 8, as
+each runner finds itself, and it takes 10. Requests are for the base and three adapters, for 30 to 500 tokens (log-
+normal, 150 on average). At most one runner is emptied in ten seconds. Rows of 120 s are of pools that had a period, of
+a second: all times were a tenth of these.
 
 A slice of fifty seconds is what a minute is in the simulated picture: full, idle and partial runners are counted in the
 same way, from what the supervisor lists every two seconds. Every token and its log probability are compared with the

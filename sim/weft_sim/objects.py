@@ -17,7 +17,7 @@ def pool_object(namespace: str, name: str, spec: RunnerSpec, **more: Any) -> dic
             "queue": "fcfs", "reservation": "calibrated",
             "consolidation": "autoscaled",
             "maxSequences": spec.max_sequences, "maxBatchTokens": 512, "maxPrefills": 1,
-            "maxQueue": 1000, "maxMoves": 20, "fairness": {"mode": "Tenant"},
+            "maxQueue": 1000, "fairness": {"mode": "Tenant"},
         },
         "drainSeconds": 60,
         "allowedNamespaces": {"from": "All"},

@@ -72,6 +72,7 @@ def scenario(seed: int) -> Scenario:
             avoid_s=1.0,
             drain_s=chance.choice((1.0, 30.0)),
             max_outcomes=chance.choice((4, 1000)),
+            max_migrations=20,
             consolidation_s=random_of(seed, "consolidation").choice((0.05, 0.3)),
         ),
     )
@@ -155,7 +156,7 @@ def _exchanging_kv(phases: random.Random, runners: tuple[RunnerPlan, ...]) -> tu
 
 def _pools(policies: random.Random, phases: random.Random, lies: bool) -> tuple[PoolSpec, ...]:
     pool = PoolSpec(
-        POOL, "base", "base", max_queue=100, max_migrations=20,
+        POOL, "base", "base", max_queue=100,
         queue=policies.choice(("fcfs", "s3", "shortest")),
         reservation=policies.choice(("calibrated", "constant", "max", "paged", "pooled", "s3")),
         consolidation=policies.choice(("always", "autoscaled", "never")),

@@ -11,6 +11,7 @@ GONE = (
     "offload.cpuAttention",
     "scheduler.agingSeconds",
     "scheduler.consolidationSeconds",
+    "scheduler.maxMoves",
     "scheduler.placement",
     "scheduler.prefetch",
     "scheduler.starvationBound",

@@ -301,9 +301,6 @@ class SchedulingSpec(ApiModel):
     max_queue: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] = 1000
     """The most requests that wait. A request beyond it is answered 429 with a computed retry-after, unless its
     namespace has less than its share of the waiting requests."""
-    max_moves: Annotated[int, Field(strict=True, ge=1, le=1000)] = 8
-    """The most changes of the runner of one request, after which it fails. Refusals for lack of room and
-    preemptions do not count."""
 
 
 def _bound(value: object) -> int | str:

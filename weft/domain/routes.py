@@ -26,7 +26,6 @@ class PoolSpec:
     shared_all: bool = False  # namespaces that may use the pool's base: all, or those listed
     shared_namespaces: tuple[str, ...] = ()
     max_queue: int = 1000
-    max_migrations: int = 8
     queue: str = "fcfs"
     reservation: str = "calibrated"
     created_unix_s: int = 0

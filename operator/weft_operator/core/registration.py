@@ -35,7 +35,6 @@ def pool_entry(view: PoolView) -> PoolSpec | None:
         shared_all=pool.allowed == "All",
         shared_namespaces=tuple(sorted({own, *(pool.allowed_names if pool.allowed == "List" else ())})),
         max_queue=pool.max_queue,
-        max_migrations=pool.max_moves,
         queue=pool.queue,
         fair=pool.fair,
         tenant_weights=pool.tenant_weights,

@@ -208,7 +208,6 @@ class Pool:
     offload: OffloadBudgets | None
     model_cache: ModelCache
     max_queue: int
-    max_moves: int
     queue: str
     fair: bool
     tenant_weights: tuple[tuple[str, int], ...]
@@ -341,7 +340,6 @@ def parse_pool(obj: Object) -> Pool:
         offload=offload,
         model_cache=_model_cache(spec.get("modelCache") or {}),
         max_queue=scheduler["maxQueue"],
-        max_moves=scheduler["maxMoves"],
         queue=scheduler["queue"],
         fair=fairness["mode"] == "Tenant",
         tenant_weights=tuple(sorted((fairness.get("weights") or {}).items())),

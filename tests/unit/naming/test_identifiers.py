@@ -14,7 +14,7 @@ WORDS = {
     "move", "moved", "moves", "nobody", "room", "rooms", "said", "say", "says", "shelf", "shelve", "shelves",
     "somebody", "tell", "tells", "told", "unlend", "whoever", "wish", "wishes", "word",
 }  # fmt: skip
-OF_OTHERS = {"max_moves", "moves", "tell"}  # the ServingPool's field, a column of the store, files of Python
+OF_OTHERS = {"moves", "tell"}  # a column of the store, files of Python
 
 
 def identifiers(tree: ast.AST) -> Iterator[tuple[str, int]]:

@@ -28,9 +28,7 @@ from weft_operator.core import (
     UnpublishPool,
 )
 
-POOL = PoolSpec(
-    "default/base", digest("b"), "base", True, ("default",), 10, 8, "fcfs", "calibrated", 5, 1, drain_s=60.0
-)
+POOL = PoolSpec("default/base", digest("b"), "base", True, ("default",), 10, "fcfs", "calibrated", 5, 1, drain_s=60.0)
 
 
 def entry(uid: str, letter: str = "a") -> AdapterRegistration:

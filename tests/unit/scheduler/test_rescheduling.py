@@ -122,8 +122,8 @@ def test_one_gateways_lost_session_does_not_take_the_runner_from_the_others(driv
     assert driver.place("r3", gateway="g2").runner.uuid == "a"
 
 
-def test_moves_are_bounded_and_then_end_the_request_by_name(driver: Driver) -> None:
-    driver.start(max_migrations=2)
+def test_moves_are_bounded_and_then_end_the_request_by_name() -> None:
+    driver = Driver(max_migrations=2).start()
     driver.runner("a")
     driver.place("r")
     for _ in range(2):
@@ -136,7 +136,7 @@ def test_moves_are_bounded_and_then_end_the_request_by_name(driver: Driver) -> N
 
 @pytest.mark.parametrize("reason", [FailReason.NO_CAPACITY, FailReason.PREEMPTED])
 def test_what_the_system_does_itself_is_no_move(driver: Driver, reason: FailReason) -> None:
-    driver.start(max_migrations=1)
+    driver.start()
     driver.runner("a")
     driver.place("r")
     for _ in range(5):
@@ -148,7 +148,7 @@ def test_what_the_system_does_itself_is_no_move(driver: Driver, reason: FailReas
 
 @pytest.mark.parametrize("reason", [FailReason.NO_CAPACITY, FailReason.PREEMPTED])
 def test_a_request_at_its_last_move_survives_what_the_system_does_itself(driver: Driver, reason: FailReason) -> None:
-    driver.start(max_migrations=2)
+    driver.start()
     driver.runner("a")
     driver.submit(
         "r", emitted_tokens=3, epoch=Epoch(1, 5), runner=RunnerId("a", "i1"), migrations=9, reservation_tokens=8

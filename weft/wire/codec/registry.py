@@ -101,7 +101,6 @@ def _pool(m: pb.PoolDesired) -> PoolSpec:
         shared_all=m.shared_all,
         shared_namespaces=texts(m.shared_namespaces, f"pool {name}: a namespace"),
         max_queue=m.max_queue or 1000,
-        max_migrations=m.max_migrations or 8,
         queue=text(m.queue, f"pool {name}: queue") or "fcfs",
         reservation=text(m.reservation, f"pool {name}: reservation") or "calibrated",
         created_unix_s=m.created_unix_s,

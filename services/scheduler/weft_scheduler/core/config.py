@@ -24,6 +24,7 @@ class SchedulerConfig:
     work_s: float = 30.0  # queued work should be done by then: about as long as a new runner takes to come
     route_grace_s: float = 5.0  # a draining digest is still accepted this long from gateways with an older route table
     starvation_bound: int = 32  # how often a waiting request may be overtaken
+    max_migrations: int = 8  # epochs of a request that may fail: one more, and it does (a runner that it kills is lost)
     max_preemptions: int = 8  # how often a request may be preempted, on all runners together
     window: int = 64  # how many waiting requests may block in one scheduling pass
     max_outcomes: int = 20_000  # kept until a supervisor has stored them

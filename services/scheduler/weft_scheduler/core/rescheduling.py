@@ -140,7 +140,7 @@ def _requeue(state: State, request: Request, reason: str, *, counted: bool) -> N
     pool = state.pool(request.pool)
     if counted:
         request.migrated()
-    if counted and request.migrations > pool.declared.max_migrations:
+    if counted and request.migrations > state.config.max_migrations:
         message = f"{request.migrations} migrations, the last for {reason}"
         reject(state, request, RejectReason.TOO_MANY_MIGRATIONS, message)
     elif _fails_everywhere(state, pool, request):
