@@ -7,7 +7,7 @@ import torch
 from weft_bench.gpu_context import Context
 from weft_bench.gpu_device import Gpu
 from weft_bench.gpu_placed import Deck
-from weft_kernels.triton.attention import DecodeScratch, attend_decode
+from weft_kernels.triton.attention import DecodeScratch, prepare_decode
 from weft_runner.model.cuda.attention import LONG_SPLITS, attention_splits
 
 PAGE_TOKENS = 16
@@ -46,10 +46,10 @@ class Case:
         )  # fmt: skip
 
     def run(self) -> None:
-        attend_decode(
-            self.out, self.q, self.kv, self.rows, self.pages, self.picked, layer=0, window=0,
+        prepare_decode(
+            self.out, self.q, self.kv, self.rows, self.pages, self.picked, window=0,
             scale=self.q.shape[-1] ** -0.5, splits=self.splits, usual=self.usual, scratch=self.scratch,
-        )  # fmt: skip
+        )(self.out, self.q, 0)  # fmt: skip
 
     @property
     def kv_bytes(self) -> int:

@@ -1,5 +1,5 @@
 # pyright: basic, reportArgumentType=false, reportAttributeAccessIssue=false
-"""The host's part of a step where no GPU is: Triton's own launches, through a libcuda that does nothing.
+"""The host's part of a step where no GPU is: launches through a libcuda that does nothing.
 
     python -m weft_bench.gpu_host [--model 8B] [--runs 15]
 

@@ -20,7 +20,7 @@ from weft_bench.gpu_timing import Times
 from weft_bench.lora_baselines import Dense, gather, loop
 from weft_kernels.plan import plan_rows
 from weft_kernels.triton.chunks import chunk_table
-from weft_kernels.triton.lora import ChunkTable, PartialSums, expand, planes_of, shrink
+from weft_kernels.triton.lora import ChunkTable, PartialSums, planes_of, prepare_expand, prepare_shrink
 from weft_kernels.triton.tables import Layout, LoraTables, SiteShape, SiteTables, SlotEntry
 from weft_runner.model.cuda.executor import DECODE_CHUNK
 
@@ -42,8 +42,9 @@ class Case:
     dense: Dense
 
     def run(self) -> None:
-        shrink(self.partials, self.x, self.tables, self.chunked)
-        expand(self.y, self.partials, self.tables, self.chunked)
+        planes, tables = self.partials, self.tables
+        prepare_shrink(planes, self.x, tables, self.chunked)(planes.tensor, self.x, tables.shrinks)
+        prepare_expand(self.y, planes, tables, self.chunked)(self.y, planes.tensor, tables.expands)
 
 
 def measure(context: Context) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from weft_bench.gpu_device import Gpu
-from weft_kernels.triton.lora import ChunkTable, PartialSums, planes_of, shrink
+from weft_kernels.triton.lora import ChunkTable, PartialSums, planes_of, prepare_shrink
 from weft_kernels.triton.packing import Adapter, Projection, fill_layer, plan_image
 from weft_kernels.triton.tables import UNIT, Layout, LoraTables, SiteShape
 
@@ -51,7 +51,7 @@ class Loaded:
         _, tokens, ranks = usual.tensor.shape
         planes = (parts or usual.parts) * usual.share
         partials = PartialSums(torch.full((planes, tokens, ranks), math.nan, device=x.device), usual.share)
-        shrink(partials, x, tables, chunked)
+        prepare_shrink(partials, x, tables, chunked)(partials.tensor, x, tables.shrinks)
         return partials
 
     def dense(self, y: torch.Tensor, x: torch.Tensor, slots: Slots, layer: int, site: int) -> torch.Tensor:

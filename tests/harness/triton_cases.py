@@ -93,7 +93,8 @@ def _shrink(
     for site in sites:
         chunked, tables = _chunked(tokens, block_m), _tables(layout, layer, site, dtype)
         x = meta(tokens, layout.sites[site].n_in, dtype=dtype)
-        lora.shrink(_partials(layout, site, chunked, tokens), x, tables, chunked)
+        partials = _partials(layout, site, chunked, tokens)
+        lora.prepare_shrink(partials, x, tables, chunked)(partials.tensor, x, tables.shrinks)
 
 
 def _expand(
@@ -102,7 +103,8 @@ def _expand(
     for site in sites:
         chunked, tables = _chunked(tokens, block_m), _tables(layout, layer, site, dtype)
         y = meta(tokens, sum(layout.sites[site].widths), dtype=dtype)
-        lora.expand(y, _partials(layout, site, chunked, tokens), tables, chunked)
+        partials = _partials(layout, site, chunked, tokens)
+        lora.prepare_expand(y, partials, tables, chunked)(y, partials.tensor, tables.expands)
 
 
 # ---- products with int4 weights
@@ -121,12 +123,12 @@ def _decode(
     dtype: torch.dtype = torch.bfloat16,
 ) -> None:  # fmt: skip
     n, ints = 64, torch.int32
-    attention.attend_decode(
-        meta(n, heads * dim, dtype=dtype), meta(n, heads, dim, dtype=dtype),
-        meta(1024, LAYERS, 2, kv_heads, PAGE, dim, dtype=dtype), meta(n, 4, dtype=ints), meta(4096, dtype=ints),
-        meta(n, dtype=ints), layer=layer, window=window, scale=dim**-0.5, splits=splits,
+    out, q = meta(n, heads * dim, dtype=dtype), meta(n, heads, dim, dtype=dtype)
+    attention.prepare_decode(
+        out, q, meta(1024, LAYERS, 2, kv_heads, PAGE, dim, dtype=dtype), meta(n, 4, dtype=ints), meta(4096, dtype=ints),
+        meta(n, dtype=ints), window=window, scale=dim**-0.5, splits=splits,
         scratch=attention.DecodeScratch.make(n, heads, splits, dim, "meta"),
-    )  # fmt: skip
+    )(out, q, layer)  # fmt: skip
 
 
 def _prefill(
@@ -134,11 +136,11 @@ def _prefill(
     dtype: torch.dtype = torch.bfloat16,
 ) -> None:  # fmt: skip
     tokens, ints = 2048, torch.int32
-    attention.attend_prefill(
-        meta(tokens, heads * dim, dtype=dtype), meta(tokens, heads, dim, dtype=dtype),
-        meta(1024, LAYERS, 2, kv_heads, PAGE, dim, dtype=dtype), meta(4, 4, dtype=ints), meta(4096, dtype=ints),
-        meta(tokens // block_m, 2, dtype=ints), layer=layer, window=window, scale=dim**-0.5, block_m=block_m,
-    )  # fmt: skip
+    out, q = meta(tokens, heads * dim, dtype=dtype), meta(tokens, heads, dim, dtype=dtype)
+    attention.prepare_prefill(
+        out, q, meta(1024, LAYERS, 2, kv_heads, PAGE, dim, dtype=dtype), meta(4, 4, dtype=ints), meta(4096, dtype=ints),
+        meta(tokens // block_m, 2, dtype=ints), window=window, scale=dim**-0.5, block_m=block_m,
+    )(out, q, layer)  # fmt: skip
 
 
 BLOCK = attention.prefill_block(HEADS, KV_HEADS, HEAD_DIM, torch.bfloat16)
@@ -159,23 +161,21 @@ def _rope_write(
     heads, kv_heads = (width // dim for width in layout.sites[QKV].widths[:2])
     norms = [meta(dim, dtype=torch.float32) if norm else None for _ in range(2)]
     kv, qkv = meta(1024, LAYERS, 2, kv_heads, PAGE, dim), meta(tokens, (heads + 2 * kv_heads) * dim)
-    chunked = _chunked(tokens, block_m, shifted=shifted)
-    fused.rope_write(
-        meta(tokens, heads, dim), kv, qkv,
-        _table(64, 4, shifted=shifted), _table(4096, shifted=shifted), _table(tokens, shifted=shifted), chunked,
-        meta(8192, 2, dim // 2, dtype=torch.float32), layer=layer, q_norm=norms[0], k_norm=norms[1], eps=1e-5,
-        heads=heads, pending=_pending(layout, QKV, chunked, tokens, layer) if pending else None,
-    )  # fmt: skip
+    q, chunked = meta(tokens, heads, dim), _chunked(tokens, block_m, shifted=shifted)
+    left = _pending(layout, QKV, chunked, tokens, layer) if pending else None
+    fused.prepare_rope_write(
+        q, kv, qkv, _table(64, 4, shifted=shifted), _table(4096, shifted=shifted), _table(tokens, shifted=shifted),
+        chunked, meta(8192, 2, dim // 2, dtype=torch.float32), 1e-5, left,
+    )(q, qkv, *norms, layer, *lora.expand_arguments(left))  # fmt: skip
 
 
 def _silu_mul(
     layout: Layout, tokens: int, block_m: int, *, layer: int = 0, pending: bool = True, shifted: bool = False
 ) -> None:
     inner, chunked = layout.sites[GATE_UP].widths[0], _chunked(tokens, block_m, shifted=shifted)
-    fused.silu_mul(
-        meta(tokens, inner), meta(tokens, 2 * inner), chunked,
-        pending=_pending(layout, GATE_UP, chunked, tokens, layer) if pending else None,
-    )  # fmt: skip
+    out, gate_up = meta(tokens, inner), meta(tokens, 2 * inner)
+    left = _pending(layout, GATE_UP, chunked, tokens, layer) if pending else None
+    fused.prepare_silu_mul(out, gate_up, chunked, left)(out, gate_up, *lora.expand_arguments(left))
 
 
 def _embed(hidden: int) -> None:
@@ -184,7 +184,7 @@ def _embed(hidden: int) -> None:
 
 def _add_norm(rows: int, hidden: int, *, first: bool = False) -> None:
     residual, weight = meta(rows, hidden, dtype=torch.float32), meta(hidden, dtype=torch.float32)
-    fused.add_norm(meta(rows, hidden), residual, None if first else meta(rows, hidden), weight, 1e-5)
+    fused.prepare_add_norm(residual, 1e-5)(meta(rows, hidden), None if first else meta(rows, hidden), weight)
 
 
 # ---- sampling

@@ -1,6 +1,6 @@
 # pyright: basic, reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false, reportOperatorIssue=false
 # pyright: reportGeneralTypeIssues=false
-"""Attention over KV pages: `attend_decode` for rows of one token, `attend_prefill` for rows of several.
+"""Attention over KV pages: `prepare_decode` for rows of one token, `prepare_prefill` for rows of several.
 
 Softmax runs online over blocks of keys, in fp32 and base 2 (FlashAttention-2, arXiv 2307.08691). Both kernels share
 one loop and one tile: the query heads that share a kv head are packed beside each other, `tokens x group` rows, so
@@ -24,6 +24,7 @@ constants, not on what else is in the step. Sums and maxima are fp32; fp32 input
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import Self
 
 import numpy as np
@@ -34,6 +35,7 @@ import triton.language as tl
 
 from weft_kernels.triton.dot import dot
 from weft_kernels.triton.integers import next_power_of_2
+from weft_kernels.triton.prepared import Launch, PreparedKernel
 
 LONG_KEYS = 2048  # for one program of a decode step: beyond them its context is shared by more
 _LONG_KEYS = tl.constexpr(LONG_KEYS)
@@ -63,7 +65,7 @@ class DecodeScratch:
         )
 
 
-def attend_decode(
+def prepare_decode(
     out: torch.Tensor,
     q: torch.Tensor,
     kv: torch.Tensor,
@@ -71,36 +73,44 @@ def attend_decode(
     pages: torch.Tensor,
     picked: torch.Tensor,
     *,
-    layer: int,
     window: int,
     scale: float,
     splits: int,
     scratch: DecodeScratch,
     usual: int | None = None,
-) -> None:
-    """Attend the one token of each row in `picked`, int32 [n]; -1: nothing to do, no token's `out` is touched.
+) -> Launch:
+    """Prepare launches with (out, q, layer).
+
+    Attend the one token of each row in `picked`, int32 [n]; -1: nothing to do, no token's `out` is touched.
 
     The grid is (splits, N, n) whatever the contexts are: a captured launch replays with other rows, positions, pages
     and numbers of live entries. Each program takes its share of the context it finds, possibly none. A context is
     shared by the first `usual` of the splits (None: by all), a long one by more, one for each LONG_KEYS keys. Splits
     that have nothing to do lie between those that have, so that they cost no time of their own.
     """
-    heads, group, dim = _check(out, q, kv, rows, pages, picked)
-    _, layers, _, kv_heads, page_tokens, _ = kv.shape
-    n = len(picked)
-    if n == 0:
-        return
+    _check(out, q, kv, rows, pages, picked)
+    (n,), (_, heads, dim), (_, layers, _, kv_heads, page_tokens, _) = picked.shape, q.shape, kv.shape
     assert n * heads * splits <= scratch.log_sum.numel(), (n, heads, splits, scratch.log_sum.shape)
     assert n * heads * splits * dim <= scratch.partial.numel(), (n, heads, splits, dim, scratch.partial.shape)
     assert n * kv_heads <= scratch.arrived.numel(), (n, kv_heads, scratch.arrived.shape)
-    _decode_kernel[(splits, kv_heads, n)](
-        out, scratch.partial, scratch.log_sum, scratch.arrived, q, kv, rows, pages, picked, layer, scale * _LOG2_E,
-        usual or splits, LAYERS=layers, KV_HEADS=kv_heads, GROUP=group, P=page_tokens, D=dim, WINDOW=window,
-        SPLITS_UP=next_power_of_2(splits), **decode_config(group, dim, kv.element_size()),
+    kernel = _decode_of(layers, kv_heads, heads // kv_heads, page_tokens, dim, window, splits, kv.dtype)
+    return kernel.bound(
+        (splits, kv_heads, n), scratch.partial, scratch.log_sum, scratch.arrived, kv, rows, pages, picked,
+        scale * _LOG2_E, usual or splits,
     )  # fmt: skip
 
 
-def attend_prefill(
+@cache
+def _decode_of(
+    layers: int, kv_heads: int, group: int, page_tokens: int, dim: int, window: int, splits: int, dtype: torch.dtype
+) -> PreparedKernel:
+    return PreparedKernel(
+        _decode_kernel, LAYERS=layers, KV_HEADS=kv_heads, GROUP=group, P=page_tokens, D=dim, WINDOW=window,
+        SPLITS_UP=next_power_of_2(splits), **decode_config(group, dim, dtype.itemsize),
+    )  # fmt: skip
+
+
+def prepare_prefill(
     out: torch.Tensor,
     q: torch.Tensor,
     kv: torch.Tensor,
@@ -108,23 +118,29 @@ def attend_prefill(
     pages: torch.Tensor,
     tiles: torch.Tensor,
     *,
-    layer: int,
     window: int,
     scale: float,
     block_m: int,
-) -> None:
-    """Attend `block_m` tokens for each of `tiles`, int32 [n, 2] from `prefill_tiles` of the same block_m.
+) -> Launch:
+    """Prepare launches with (out, q, layer).
+
+    Attend `block_m` tokens for each of `tiles`, int32 [n, 2] from `prefill_tiles` of the same block_m.
 
     A tile is (row, its first token counted from the row's first); row -1: nothing to do.
     """
-    _, group, dim = _check(out, q, kv, rows, pages, tiles)
-    _, layers, _, kv_heads, page_tokens, _ = kv.shape
-    if len(tiles) == 0:
-        return
-    _prefill_kernel[(kv_heads, len(tiles))](
-        out, q, kv, rows, pages, tiles, layer, scale * _LOG2_E,
-        LAYERS=layers, KV_HEADS=kv_heads, GROUP=group, P=page_tokens, D=dim, WINDOW=window, TOKENS=block_m,
-        **prefill_config(block_m * group, dim, kv.element_size()),
+    _check(out, q, kv, rows, pages, tiles)
+    (n, _), (_, heads, dim), (_, layers, _, kv_heads, page_tokens, _) = tiles.shape, q.shape, kv.shape
+    kernel = _prefill_of(layers, kv_heads, heads // kv_heads, page_tokens, dim, window, block_m, kv.dtype)
+    return kernel.bound((kv_heads, n, 1), kv, rows, pages, tiles, scale * _LOG2_E)
+
+
+@cache
+def _prefill_of(
+    layers: int, kv_heads: int, group: int, page_tokens: int, dim: int, window: int, tokens: int, dtype: torch.dtype
+) -> PreparedKernel:
+    return PreparedKernel(
+        _prefill_kernel, LAYERS=layers, KV_HEADS=kv_heads, GROUP=group, P=page_tokens, D=dim, WINDOW=window,
+        TOKENS=tokens, **prefill_config(tokens * group, dim, dtype.itemsize),
     )  # fmt: skip
 
 
@@ -203,17 +219,16 @@ def _check(
     rows: torch.Tensor,
     pages: torch.Tensor,
     launched: torch.Tensor,
-) -> tuple[int, int, int]:
-    """What the kernels take for granted -> heads, group, D."""
-    tokens, heads, dim = q.shape
-    kv_heads, page_tokens = kv.shape[3:5]
-    assert all(t.is_contiguous() for t in (q, out, kv))
+) -> None:
+    """What the kernels take for granted."""
+    (tokens, heads, dim), (_, _, halves, kv_heads, page_tokens, kv_dim) = q.shape, kv.shape
+    assert all(map(torch.Tensor.is_contiguous, (q, out, kv, rows, pages, launched)))
+    assert rows.dtype == pages.dtype == launched.dtype == torch.int32
     assert out.shape == (tokens, heads * dim), (out.shape, q.shape)
-    assert (kv.shape[2], kv.shape[5], kv.dtype) == (2, dim, q.dtype), (kv.shape, kv.dtype, q.shape, q.dtype)
+    assert (halves, kv_dim, kv.dtype) == (2, dim, q.dtype), (kv.shape, kv.dtype, q.shape, q.dtype)
     assert heads % kv_heads == 0, (heads, kv_heads)
-    assert all(size >= 16 and size.bit_count() == 1 for size in (dim, page_tokens)), (dim, page_tokens)
-    assert all(t.dtype == torch.int32 and t.is_contiguous() for t in (rows, pages, launched))
-    return heads, heads // kv_heads, dim
+    assert min(dim, page_tokens) >= 16, (dim, page_tokens)
+    assert dim.bit_count() == page_tokens.bit_count() == 1, (dim, page_tokens)
 
 
 # ---- device code
@@ -274,15 +289,13 @@ def _attend(
 
 @triton.jit(do_not_specialize=["layer", "usual"])
 def _decode_kernel(
-    out,
     partial,  # fp32 [n, heads, splits, D]
     log_sum,  # fp32 [n, heads, splits]
     arrived,  # int32 [n, N]
-    q, kv, rows, pages,
+    kv, rows, pages,
     picked,  # int32 [n]
-    layer,
     scale,  # times log2(e)
-    usual,
+    usual, out, q, layer,
     LAYERS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, P: tl.constexpr, D: tl.constexpr,
     WINDOW: tl.constexpr, SPLITS_UP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -358,10 +371,10 @@ def _join(out, partial, log_sum, first, splits, used, GROUP: tl.constexpr, D: tl
 
 @triton.jit(do_not_specialize=["layer"])
 def _prefill_kernel(
-    out, q, kv, rows, pages,
+    kv, rows, pages,
     tiles,  # int32 [n, 2]
-    layer,
     scale,  # times log2(e)
+    out, q, layer,
     LAYERS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, P: tl.constexpr, D: tl.constexpr,
     WINDOW: tl.constexpr, TOKENS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip

@@ -3,12 +3,13 @@
 
 T tokens, H hidden, I intermediate, N kv heads, P tokens a page, D head size, L layers. Inside, everything is fp32.
 
-`rope_write` and `silu_mul` go by the chunks of `chunks.chunk_table`, int32 [E, 4]: (slot or -1, first token, tokens,
+Rotation and silu go by the chunks of `chunks.chunk_table`, int32 [E, 4]: (slot or -1, first token, tokens,
 turn). A single token is computed alone, a chunk of several as one tile of `block_m` rows, which is the most that a
 chunk has; one of 0 tokens does nothing, so that a captured graph can have more chunks than the step at hand.
 """
 
 import math
+from functools import cache
 
 import torch
 import triton
@@ -17,14 +18,16 @@ import triton.language as tl
 from weft_kernels.triton.chunks import TURNS
 from weft_kernels.triton.integers import cdiv, next_power_of_2
 from weft_kernels.triton.lora import (
-    NO_DEFERRED_EXPAND,
+    BLOCK_R,
     ChunkTable,
     DeferredExpand,
     add_expanded,
     add_expanded_pair,
+    expand_sizes,
     row_columns,
     slice_of,
 )
+from weft_kernels.triton.prepared import Launch, PreparedKernel
 
 BLOCK_M = (16, 32, 64, 128)
 
@@ -40,25 +43,32 @@ def embed(residual: torch.Tensor, tokens: torch.Tensor, table: torch.Tensor) -> 
     assert table.is_contiguous()
     assert table.shape[1] == hidden, (table.shape, hidden)
     block = min(_EMBED_BLOCK, next_power_of_2(hidden))
-    grid = (n_tokens, cdiv(hidden, block))
-    _embed[grid](residual, tokens, table, H=hidden, BLOCK=block, num_warps=_row_warps(block), enable_fp_fusion=True)
+    _embed_of(hidden, block)((n_tokens, cdiv(hidden, block), 1), residual, tokens, table)
 
 
-def add_norm(x: torch.Tensor, residual: torch.Tensor, y: torch.Tensor | None, weight: torch.Tensor, eps: float) -> None:
-    """residual += y (None: as it is); x = residual * rsqrt(mean(residual^2) + eps) * weight.
+@cache
+def _embed_of(hidden: int, block: int) -> PreparedKernel:
+    return PreparedKernel(_embed, H=hidden, BLOCK=block, num_warps=_row_warps(block), enable_fp_fusion=True)
 
-    x, y [T, H] of the model's dtype, residual fp32 [T, H], weight fp32 [H].
+
+def prepare_add_norm(residual: torch.Tensor, eps: float) -> Launch:
+    """Prepare launches with (x, y, weight).
+
+    residual += y (None: as it is); x = residual * rsqrt(mean(residual^2) + eps) * weight. x, y [T, H], contiguous, of
+    the model's dtype, residual fp32 [T, H], weight fp32 [H].
     """
     n_tokens, hidden = residual.shape
-    assert x.shape == residual.shape
-    assert all(t is None or t.is_contiguous() for t in (x, residual, y))
+    assert residual.is_contiguous()
+    return _add_norm_of(hidden).bound((n_tokens, 1, 1), residual, eps)
+
+
+@cache
+def _add_norm_of(hidden: int) -> PreparedKernel:
     block = next_power_of_2(hidden)
-    _add_norm[(n_tokens,)](
-        x, residual, y, weight, eps, H=hidden, BLOCK=block, num_warps=_row_warps(block), enable_fp_fusion=True
-    )
+    return PreparedKernel(_add_norm, H=hidden, BLOCK=block, num_warps=_row_warps(block), enable_fp_fusion=True)
 
 
-def rope_write(
+def prepare_rope_write(
     q: torch.Tensor,
     kv: torch.Tensor,
     qkv: torch.Tensor,
@@ -67,56 +77,74 @@ def rope_write(
     row_of: torch.Tensor,
     chunked: ChunkTable,
     cos_sin: torch.Tensor,
-    *,
-    layer: int,
-    q_norm: torch.Tensor | None,
-    k_norm: torch.Tensor | None,
     eps: float,
-    heads: int,
-    pending: DeferredExpand | None = None,
-) -> None:
-    """Queries and keys normed (q_norm, k_norm fp32 [D], or neither) and rotated; keys and values to their pages.
+    pending: DeferredExpand | None,
+) -> Launch:
+    """Prepare launches with (q, qkv, q_norm, k_norm, layer, *expand_arguments(pending)).
+
+    Queries and keys normed (q_norm, k_norm fp32 [D], or neither) and rotated; keys and values to their pages.
 
     qkv [T, (heads + 2 N) * D]: q heads, k heads, v heads -> q [T, heads, D] and `layer` of kv [pages, L, 2, N, P, D],
     all of one dtype. cos_sin fp32 [positions, 2, D / 2]; halves are paired, not neighbours. rows int32 [R, 4]: start,
     end, position, first page; pages int32: rows' pages one after another; row_of int32 [T]: the token's row, -1 for
     padding, for which nothing is written. `pending`: the adapters' part of qkv, added first.
     """
+    heads = q.shape[1]
     _, layers, _, kv_heads, page_tokens, dim = kv.shape
     assert dim >= 16, dim
     assert dim & (dim - 1) == 0, dim
     assert chunked.block_m in BLOCK_M, chunked.block_m
-    assert q.shape[1:] == (heads, dim), (q.shape, heads, dim)
+    assert q.shape[2] == dim, (q.shape, dim)
     assert qkv.shape[1] == (heads + 2 * kv_heads) * dim, (qkv.shape, heads, kv_heads, dim)
-    assert (q_norm is None) == (k_norm is None)
     assert q.dtype == kv.dtype == qkv.dtype
-    assert all(t.is_contiguous() for t in (q, kv, qkv, chunked.table, rows, cos_sin))
-    warps = _tile_warps(chunked.block_m * dim)
+    assert all(map(torch.Tensor.is_contiguous, (q, kv, qkv, chunked.table, rows, cos_sin)))
+    parts, share, *strides = expand_sizes(pending)
+    kernel, groups = _rope_write_of(heads, kv_heads, layers, page_tokens, dim, chunked.block_m, parts, share)
+    return kernel.bound((groups, len(chunked), 1), kv, rows, pages, row_of, chunked.table, cos_sin, eps, *strides)
+
+
+@cache
+def _rope_write_of(
+    heads: int, kv_heads: int, layers: int, page_tokens: int, dim: int, block_m: int, parts: int, share: int
+) -> tuple[PreparedKernel, int]:
+    """The kernel, and groups of heads."""
+    warps = _tile_warps(block_m * dim)
     together = math.gcd(heads, kv_heads, max(1, 2 * row_columns(warps) // dim))  # two halves, of one slice
-    _rope_write[(-(-(heads + 2 * kv_heads) // min(together, TURNS)), len(chunked))](
-        q, kv, qkv, rows, pages, row_of, chunked.table, cos_sin, q_norm, k_norm, layer, eps,
-        **(NO_DEFERRED_EXPAND if pending is None else pending.arguments()), PAIR_R=_pair_ranks(chunked.block_m),
-        HEADS=heads, KV_HEADS=kv_heads, LAYERS=layers, PAGE=page_tokens, DIM=dim, BLOCK_M=chunked.block_m,
-        ROW_HEADS=together, num_warps=warps, enable_fp_fusion=True,
+    kernel = PreparedKernel(
+        _rope_write, PARTS=parts, SHARE=share, BLOCK_R=BLOCK_R, PAIR_R=_pair_ranks(block_m), HEADS=heads,
+        KV_HEADS=kv_heads, LAYERS=layers, PAGE=page_tokens, DIM=dim, BLOCK_M=block_m, ROW_HEADS=together,
+        num_warps=warps, enable_fp_fusion=True,
     )  # fmt: skip
+    return kernel, -(-(heads + 2 * kv_heads) // min(together, TURNS))
 
 
-def silu_mul(
-    out: torch.Tensor, gate_up: torch.Tensor, chunked: ChunkTable, *, pending: DeferredExpand | None = None
-) -> None:
-    """out [T, I] = silu(gate) * up; gate_up [T, 2 I], gate first. `pending`: the adapters' part of it, added first."""
+def prepare_silu_mul(
+    out: torch.Tensor, gate_up: torch.Tensor, chunked: ChunkTable, pending: DeferredExpand | None
+) -> Launch:
+    """Prepare launches with (out, gate_up, *expand_arguments(pending)).
+
+    out [T, I] = silu(gate) * up; gate_up [T, 2 I], gate first. `pending`: the adapters' part of it, added first.
+    """
     inner, chunks, block_m = out.shape[1], chunked.table, chunked.block_m
     assert gate_up.shape[1] == 2 * inner, (gate_up.shape, inner)
     assert block_m in BLOCK_M, block_m
-    assert all(t.is_contiguous() for t in (out, gate_up, chunks))
+    assert all(map(torch.Tensor.is_contiguous, (out, gate_up, chunks)))
+    parts, share, *strides = expand_sizes(pending)
+    kernel, groups = _silu_mul_of(inner, block_m, parts, share)
+    return kernel.bound((groups, len(chunked), 1), chunks, *strides)
+
+
+@cache
+def _silu_mul_of(inner: int, block_m: int, parts: int, share: int) -> tuple[PreparedKernel, int]:
+    """The kernel, and groups of columns."""
     block_i = 128 if block_m <= 32 else 64  # prefill's tiles of 128 rows must stay in registers
     warps = _tile_warps(2 * block_m * block_i)
     row_i = min(row_columns(warps), max(16, next_power_of_2(inner)))
-    _silu_mul[(-(-inner // min(row_i, TURNS * block_i)), len(chunks))](
-        out, gate_up, chunks, **(NO_DEFERRED_EXPAND if pending is None else pending.arguments()),
-        PAIR_R=_pair_ranks(block_m), I=inner, BLOCK_I=block_i, BLOCK_M=block_m, ROW_I=row_i, num_warps=warps,
-        enable_fp_fusion=True,
+    kernel = PreparedKernel(
+        _silu_mul, PARTS=parts, SHARE=share, BLOCK_R=BLOCK_R, PAIR_R=_pair_ranks(block_m), I=inner, BLOCK_I=block_i,
+        BLOCK_M=block_m, ROW_I=row_i, num_warps=warps, enable_fp_fusion=True,
     )  # fmt: skip
+    return kernel, -(-inner // min(row_i, TURNS * block_i))
 
 
 def _row_warps(block: int) -> int:
@@ -143,7 +171,7 @@ def _embed(residual, tokens, table, H: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _add_norm(x, residual, y, weight, eps, H: tl.constexpr, BLOCK: tl.constexpr):
+def _add_norm(residual, eps, x, y, weight, H: tl.constexpr, BLOCK: tl.constexpr):
     column = tl.arange(0, BLOCK)
     inside = column < H
     at = tl.program_id(0).to(tl.int64) * H + column
@@ -159,8 +187,8 @@ def _add_norm(x, residual, y, weight, eps, H: tl.constexpr, BLOCK: tl.constexpr)
 # One binary for all layers; and tables that are slices of one buffer start at any multiple of four bytes.
 @triton.jit(do_not_specialize=["layer"], do_not_specialize_on_alignment=["rows", "pages", "row_of", "chunks"])
 def _rope_write(
-    q, kv, qkv, rows, pages, row_of, chunks, cos_sin, q_norm, k_norm, layer, eps, partials, arena, ends, scales,
-    row_offsets, head_stride, offset_stride, part_stride, r_stride,
+    kv, rows, pages, row_of, chunks, cos_sin, eps, part_stride, r_stride, q, qkv, q_norm, k_norm, layer,
+    partials, arena, ends, scales, row_offsets, head_stride, offset_stride,
     PARTS: tl.constexpr, SHARE: tl.constexpr, BLOCK_R: tl.constexpr, PAIR_R: tl.constexpr, HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr, LAYERS: tl.constexpr, PAGE: tl.constexpr, DIM: tl.constexpr, BLOCK_M: tl.constexpr,
     ROW_HEADS: tl.constexpr,
@@ -260,7 +288,7 @@ def _rope_tile(
 
 @triton.jit(do_not_specialize_on_alignment=["chunks"])
 def _silu_mul(
-    out, gate_up, chunks, partials, arena, ends, scales, row_offsets, head_stride, offset_stride, part_stride, r_stride,
+    chunks, part_stride, r_stride, out, gate_up, partials, arena, ends, scales, row_offsets, head_stride, offset_stride,
     PARTS: tl.constexpr, SHARE: tl.constexpr, BLOCK_R: tl.constexpr, PAIR_R: tl.constexpr,
     I: tl.constexpr,  # noqa: E741
     BLOCK_I: tl.constexpr, BLOCK_M: tl.constexpr, ROW_I: tl.constexpr,
@@ -321,7 +349,12 @@ _TAKE_BLOCK = 256
 
 def take_tokens(tokens: torch.Tensor, taken: torch.Tensor, sampled: torch.Tensor) -> None:
     """tokens[i] = sampled[taken[i]] where taken[i] is no -1; a row that has no token (-1) gets token 0. int32 all."""
-    _take_tokens[(cdiv(len(tokens), _TAKE_BLOCK),)](tokens, taken, sampled, len(tokens), BLOCK=_TAKE_BLOCK)
+    _take_tokens_of()((cdiv(len(tokens), _TAKE_BLOCK), 1, 1), tokens, taken, sampled, len(tokens))
+
+
+@cache
+def _take_tokens_of() -> PreparedKernel:
+    return PreparedKernel(_take_tokens, BLOCK=_TAKE_BLOCK)
 
 
 @triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["taken", "sampled"])

@@ -17,6 +17,8 @@ so weights are not rounded. Sums are fp32 in both. Where outputs are too few for
 programs that leave planes, added in a fixed order.
 """
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
@@ -24,6 +26,7 @@ import triton.language as tl
 from weft_kernels.int4 import GROUP, quantised
 from weft_kernels.triton.dot import dot
 from weft_kernels.triton.integers import cdiv, next_power_of_2
+from weft_kernels.triton.prepared import PreparedKernel
 
 BLOCK_OUT = 16  # outputs that lie together
 WORDS = 8 * BLOCK_OUT + BLOCK_OUT  # of a group of them
@@ -33,6 +36,7 @@ GROUPS = 8  # at a time, with few rows
 PROGRAMS_PER_SM = 2
 LEAST_GROUPS = 16  # of a part: a plane costs less than reading them
 MOST_PARTS = 16
+JOINED = 1024  # numbers of a program that adds planes
 PACK_NUMBERS = 1 << 22  # quantised at a time, in some 40 bytes each
 
 _GROUP = tl.constexpr(GROUP)
@@ -95,18 +99,31 @@ def linear(
     length = cdiv(cdiv(groups, parts), LEAST_GROUPS) * LEAST_GROUPS  # of a part, in groups
     sizes = (rows, n_in, n_out, groups, length, x.stride(0))
     if rows <= FEW_ROWS:
-        _few_rows[(programs, parts)](
-            to, x, packed, added, *sizes, BLOCK_M=block_m, GROUPS=GROUPS,
-            num_warps=2 if block_m == 2 else 4, enable_fp_fusion=True,
-        )  # fmt: skip
+        _few_rows_of(block_m)((programs, parts, 1), to, x, packed, added, *sizes)
     else:
-        _tiles[(programs, parts, cdiv(rows, block_m))](
-            to, x, packed, added, *sizes, BLOCK_M=block_m, BLOCK_N=block_n, num_warps=8 if block_m == 128 else 4,
-            num_stages=3, enable_fp_fusion=True,
-        )  # fmt: skip
+        _tiles_of(block_m, block_n)((programs, parts, cdiv(rows, block_m)), to, x, packed, added, *sizes)
     if parts > 1:
-        _join[(cdiv(rows * n_out, 1024),)](y, planes, bias, rows * n_out, n_out, PARTS=parts, BLOCK=1024)
+        _join_of(parts)((cdiv(rows * n_out, JOINED), 1, 1), y, planes, bias, rows * n_out, n_out)
     return y
+
+
+@cache
+def _few_rows_of(block_m: int) -> PreparedKernel:
+    warps = 2 if block_m == 2 else 4
+    return PreparedKernel(_few_rows, BLOCK_M=block_m, GROUPS=GROUPS, num_warps=warps, enable_fp_fusion=True)
+
+
+@cache
+def _tiles_of(block_m: int, block_n: int) -> PreparedKernel:
+    return PreparedKernel(
+        _tiles, BLOCK_M=block_m, BLOCK_N=block_n, num_warps=8 if block_m == 128 else 4, num_stages=3,
+        enable_fp_fusion=True,
+    )  # fmt: skip
+
+
+@cache
+def _join_of(parts: int) -> PreparedKernel:
+    return PreparedKernel(_join, PARTS=parts, BLOCK=JOINED)
 
 
 def _tile(rows: int) -> tuple[int, int]:

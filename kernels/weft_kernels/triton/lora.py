@@ -17,6 +17,7 @@ a site alone, where a chunk has no adapter, and where a captured launch has more
 
 import math
 from dataclasses import dataclass
+from functools import cache, lru_cache
 
 import torch
 import triton
@@ -25,7 +26,8 @@ import triton.language as tl
 from weft_kernels.triton.chunks import TURNS
 from weft_kernels.triton.dot import dot
 from weft_kernels.triton.integers import cdiv, next_power_of_2
-from weft_kernels.triton.tables import A_ROWS, UNIT, SiteTables
+from weft_kernels.triton.prepared import Argument, Arguments, Launch, PreparedKernel
+from weft_kernels.triton.tables import A_ROWS, SLICES, UNIT, SiteTables
 
 BLOCK_R = 16  # ranks at a time: what a tensor core's tile has at least
 # Programs of a shrink, of a decode step and of a prompt: with fewer, too few loads are under way to fill the memory's
@@ -84,22 +86,21 @@ class DeferredExpand:
     partials: PartialSums
     tables: SiteTables
 
-    def arguments(self) -> dict[str, object]:
-        """What a kernel with an expand in it takes, beside the chunks."""
-        partials, tables = self.partials, self.tables
-        return {
-            "partials": partials.tensor, "arena": tables.arena, "ends": tables.ends, "scales": tables.scales,
-            "row_offsets": tables.b, "head_stride": tables.head_stride, "offset_stride": tables.offset_stride,
-            "part_stride": partials.tensor.stride(0), "r_stride": partials.tensor.stride(1), "PARTS": partials.parts,
-            "SHARE": partials.share, "BLOCK_R": BLOCK_R,
-        }  # fmt: skip
+
+def expand_sizes(pending: DeferredExpand | None) -> tuple[int, int, int, int]:
+    """What a kernel with an expand in it is prepared for: parts, share, strides of the planes. 0 parts: no expand."""
+    if pending is None:
+        return 0, 0, 0, 0
+    partials, (part_stride, r_stride, _) = pending.partials, pending.partials.tensor.stride()
+    return partials.parts, partials.share, part_stride, r_stride
 
 
-NO_DEFERRED_EXPAND: dict[str, object] = {
-    **dict.fromkeys(("partials", "arena", "ends", "scales", "row_offsets")),
-    **dict.fromkeys(("head_stride", "offset_stride", "part_stride", "r_stride"), 0),
-    "PARTS": 0, "SHARE": 0, "BLOCK_R": BLOCK_R,
-}  # fmt: skip
+def expand_arguments(pending: DeferredExpand | None) -> tuple[Argument, Arguments]:
+    """What a kernel with an expand in it takes last."""
+    return (None, _NO_TABLES) if pending is None else (pending.partials.tensor, pending.tables.expands)
+
+
+_NO_TABLES = Arguments(None, None, None, None, 0, 0)
 
 
 def chunk_bucket(n_chunks: int) -> int:
@@ -111,15 +112,21 @@ def planes_of(
     tables: SiteTables, chunks: int, block_m: int, tokens: int, sms: int, *, alone: bool = True
 ) -> PartialSums:
     """Room for what the shrink of so many chunks and tokens leaves. `alone`: no other device's sums are added to it."""
-    n_in, slices, is_prompt = tables.shape.n_in, len(tables.shape.widths), block_m > 32
-    per_sm = PROMPT_PROGRAMS_PER_SM if is_prompt else PROGRAMS_PER_SM
-    parts = -(-n_in // part_length(n_in, chunk_bucket(chunks) * slices, int(per_sm * sms)))
-    share, most_planes = 1, MAX_WIDE_PLANES if sum(tables.shape.widths) > 2 * n_in else MAX_PLANES
-    if alone and not is_prompt and parts <= MAX_SHARED_PARTS:
-        share = min(TURNS, most_planes // parts)
+    parts, share = _parts_of(tables.shape.n_in, tables.shape.widths, chunks, block_m, sms, alone)
     ranks = -(-tables.most_ranks // BLOCK_R) * BLOCK_R
     planes = torch.empty(parts * share, tokens, ranks, dtype=torch.float32, device=tables.arena.device)
     return PartialSums(planes, share)
+
+
+@lru_cache
+def _parts_of(n_in: int, widths: tuple[int, ...], chunks: int, block_m: int, sms: int, alone: bool) -> tuple[int, int]:
+    """Parts of h_in, and turns that share each."""
+    is_prompt = block_m > 32
+    per_sm = PROMPT_PROGRAMS_PER_SM if is_prompt else PROGRAMS_PER_SM
+    parts = -(-n_in // part_length(n_in, chunk_bucket(chunks) * len(widths), int(per_sm * sms)))
+    if is_prompt or not alone or parts > MAX_SHARED_PARTS:
+        return parts, 1
+    return parts, min(TURNS, (MAX_WIDE_PLANES if sum(widths) > 2 * n_in else MAX_PLANES) // parts)
 
 
 def part_length(n_in: int, programs: int, wanted: int) -> int:
@@ -128,41 +135,59 @@ def part_length(n_in: int, programs: int, wanted: int) -> int:
     return -(-n_in // (parts * PART_STEP)) * PART_STEP
 
 
-def shrink(partials: PartialSums, x: torch.Tensor, tables: SiteTables, chunked: ChunkTable) -> None:
-    """planes[., t, r] = parts of x[t] . A[r] for every rank r of token t's adapter at this site. x [T, n_in].
+def prepare_shrink(partials: PartialSums, x: torch.Tensor, tables: SiteTables, chunked: ChunkTable) -> Launch:
+    """Prepare launches with (planes, x, tables.shrinks), those of any layer.
 
-    The number of planes says how many parts h_in is cut into (`planes_of`).
+    planes[., t, r] = parts of x[t] . A[r] for every rank r of token t's adapter at this site. x [T, n_in]. The number
+    of planes says how many parts h_in is cut into (`planes_of`).
     """
     n_in, slices, parts = tables.shape.n_in, len(tables.shape.widths), partials.parts
     _, tokens, stride = partials.tensor.shape
     assert x.shape[-1] == n_in, (x.shape, tables.shape)
     assert x.stride(-1) == 1, x.stride()
     assert stride >= tables.most_ranks, (stride, tables.most_ranks)
+    rows = len(chunked) if partials.share > 1 else chunked.chunks
+    kernel = _shrink_of(n_in, slices, parts, partials.share, chunked.block_m)
+    return kernel.bound((parts, slices, rows), chunked.table, x.stride(0), tokens, stride)
+
+
+@cache
+def _shrink_of(n_in: int, slices: int, parts: int, share: int, block_m: int) -> PreparedKernel:
     length = cdiv(n_in, parts)
     block_k = min(PART_STEP, max(16, next_power_of_2(length)))
-    rows = len(chunked) if partials.share > 1 else chunked.chunks
-    _shrink[(parts, slices, rows)](
-        partials.tensor, x, tables.arena, tables.ends, tables.a, chunked.table,
-        tables.head_stride, tables.offset_stride, x.stride(0), tokens, stride,
-        N_IN=n_in, SLICES=slices, LENGTH=cdiv(length, block_k) * block_k, BLOCK_M=chunked.block_m,
-        BLOCK_K=block_k, TILE_K=min(block_k, 128), BLOCK_R=BLOCK_R, SHARE=partials.share, num_stages=3,
-        **_options(chunked),
+    return PreparedKernel(
+        _shrink, N_IN=n_in, SLICES=slices, LENGTH=cdiv(length, block_k) * block_k, BLOCK_M=block_m, BLOCK_K=block_k,
+        TILE_K=min(block_k, 128), BLOCK_R=BLOCK_R, SHARE=share, num_warps=_warps(block_m), num_stages=3,
+        enable_fp_fusion=True,
     )  # fmt: skip
 
 
-def expand(y: torch.Tensor, partials: PartialSums, tables: SiteTables, chunked: ChunkTable) -> None:
-    """y[t, columns of a slice] += scale * V[t, its ranks] B^T, V the sum of the planes. y [T, sum of the widths]."""
-    widths = (*tables.shape.widths, 0, 0)[:3]
+def prepare_expand(y: torch.Tensor, partials: PartialSums, tables: SiteTables, chunked: ChunkTable) -> Launch:
+    """Prepare launches with (y, planes, tables.expands), those of any layer.
+
+    y[t, columns of a slice] += scale * V[t, its ranks] B^T, V the sum of the planes. y [T, sum of the widths].
+    """
+    widths = tables.shape.widths
     assert y.shape[-1] == sum(widths), (y.shape, widths)
     assert y.stride(-1) == 1, y.stride()
+    parts, share, *strides = expand_sizes(DeferredExpand(partials, tables))
+    kernel, programs = _expand_of(widths, parts, share, chunked.block_m)
+    return kernel.bound((programs, len(chunked), 1), chunked.table, y.stride(0), *strides)
+
+
+@cache
+def _expand_of(widths: tuple[int, ...], parts: int, share: int, block_m: int) -> tuple[PreparedKernel, int]:
+    """The kernel, and programs of a row of the chunk table."""
     assert not any(width % 16 for width in widths), widths
-    options, widest = _options(chunked), max(16, next_power_of_2(max(widths)))
-    row_n = min(row_columns(options["num_warps"]), widest)
-    _expand[(sum(cdiv(width, row_n) for width in widths), len(chunked))](
-        y, chunks=chunked.table, y_stride=y.stride(0), W0=widths[0], W1=widths[1], W2=widths[2],
-        BLOCK_M=chunked.block_m, BLOCK_N=min(256 if chunked.block_m <= 32 else 128, widest), ROW_N=row_n, num_stages=2,
-        **DeferredExpand(partials, tables).arguments(), **options,
+    w0, w1, w2 = (*widths, 0, 0)[:SLICES]
+    warps, widest = _warps(block_m), max(16, next_power_of_2(max(widths)))
+    row_n = min(row_columns(warps), widest)
+    kernel = PreparedKernel(
+        _expand, W0=w0, W1=w1, W2=w2, PARTS=parts, SHARE=share, BLOCK_M=block_m,
+        BLOCK_N=min(256 if block_m <= 32 else 128, widest), ROW_N=row_n, BLOCK_R=BLOCK_R, num_warps=warps, num_stages=2,
+        enable_fp_fusion=True,
     )  # fmt: skip
+    return kernel, sum(cdiv(width, row_n) for width in widths)
 
 
 def row_columns(warps: int) -> int:
@@ -174,9 +199,9 @@ def row_columns(warps: int) -> int:
     return 256 * warps
 
 
-def _options(chunked: ChunkTable) -> dict[str, int]:
-    """Twice the threads where a tile has twice the rows: the accumulators have to stay in registers."""
-    return {"num_warps": 8 if chunked.block_m >= 128 else 4, "enable_fp_fusion": True}
+def _warps(block_m: int) -> int:
+    """Twice as many where a tile has twice the rows: the accumulators have to stay in registers."""
+    return 8 if block_m >= 128 else 4
 
 
 # ---- on the device
@@ -184,7 +209,7 @@ def _options(chunked: ChunkTable) -> dict[str, int]:
 
 @triton.jit(do_not_specialize=["n_tokens"])
 def _shrink(
-    partials, x, arena, ends, row_offsets, chunks, head_stride, offset_stride, x_stride, n_tokens, r_stride,
+    chunks, x_stride, n_tokens, r_stride, partials, x, arena, ends, row_offsets, head_stride, offset_stride,
     N_IN: tl.constexpr, SLICES: tl.constexpr, LENGTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
     TILE_K: tl.constexpr, BLOCK_R: tl.constexpr, SHARE: tl.constexpr,
 ):  # fmt: skip
@@ -316,7 +341,7 @@ def slice_of(ends, scales, slot, head_stride, index):
 
 @triton.jit
 def _expand(
-    y, partials, arena, ends, scales, row_offsets, chunks, head_stride, offset_stride, y_stride, part_stride, r_stride,
+    chunks, y_stride, part_stride, r_stride, y, partials, arena, ends, scales, row_offsets, head_stride, offset_stride,
     W0: tl.constexpr, W1: tl.constexpr, W2: tl.constexpr, PARTS: tl.constexpr, SHARE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ROW_N: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip

@@ -16,13 +16,17 @@ A row of logits is split over programs, SHARE tokens each. V tokens, B rows; flo
 inside a row.
 """
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
 
 from weft_kernels.triton.integers import cdiv, next_power_of_2
+from weft_kernels.triton.prepared import PreparedKernel
 
 SHARE = 2048
+SHIFTED = 128  # shifts of a program
 BINS = 1024
 PER_NAT = 32  # 1,024 bins hold exponents to -32, as far as masses of 47 bits go; what is beyond is in the last one
 LISTED = (
@@ -52,13 +56,18 @@ def argmax(logits: torch.Tensor, tokens: torch.Tensor, peaks: torch.Tensor) -> N
     n_rows, vocab = _sizes(logits)
     shares = cdiv(vocab, SHARE)
     best = torch.empty((n_rows, shares), dtype=torch.int64, device=logits.device)
-    bits = vocab.bit_length()
-    _likeliest_of_shares[(shares, n_rows)](
-        best, logits, logits.stride(0), V=vocab, ID_BITS=bits, SHARE=SHARE, num_warps=4, enable_fp_fusion=False
-    )
-    block = next_power_of_2(shares)
-    _likeliest[(n_rows,)](
-        tokens, peaks, best, SHARES=shares, ID_BITS=bits, BLOCK=block, num_warps=1, enable_fp_fusion=False
+    of_shares, of_rows = _likeliest_of(vocab)
+    of_shares((shares, n_rows, 1), best, logits, logits.stride(0))
+    of_rows((n_rows, 1, 1), tokens, peaks, best)
+
+
+@cache
+def _likeliest_of(vocab: int) -> tuple[PreparedKernel, PreparedKernel]:
+    """Kernels of a row's shares, and of a row."""
+    bits, shares, exact = vocab.bit_length(), cdiv(vocab, SHARE), {"enable_fp_fusion": False}
+    return (
+        PreparedKernel(_likeliest_of_shares, V=vocab, ID_BITS=bits, SHARE=SHARE, num_warps=4, **exact),
+        PreparedKernel(_likeliest, SHARES=shares, ID_BITS=bits, BLOCK=next_power_of_2(shares), num_warps=1, **exact),
     )
 
 
@@ -78,12 +87,16 @@ def shift(
     """
     _, vocab = _sizes(logits)
     shifted.copy_(logits)
-    block = 128
     biases, scales = scaled or (values, values)
-    _shift[(cdiv(len(rows), block),)](
-        shifted, logits, shifted.stride(0), logits.stride(0), rows, tokens, values, biases, scales, len(rows),
-        V=vocab, SCALED=scaled is not None, BLOCK=block, num_warps=4, enable_fp_fusion=False,
+    _shift_of(vocab, scaled is not None)(
+        (cdiv(len(rows), SHIFTED), 1, 1), shifted, logits, shifted.stride(0), logits.stride(0), rows, tokens, values,
+        biases, scales, len(rows),
     )  # fmt: skip
+
+
+@cache
+def _shift_of(vocab: int, scaled: bool) -> PreparedKernel:
+    return PreparedKernel(_shift, V=vocab, SCALED=scaled, BLOCK=SHIFTED, num_warps=4, enable_fp_fusion=False)
 
 
 def mask(logits: torch.Tensor, rows: torch.Tensor, words: torch.Tensor) -> None:
@@ -93,9 +106,12 @@ def mask(logits: torch.Tensor, rows: torch.Tensor, words: torch.Tensor) -> None:
     """
     _, vocab = _sizes(logits)
     assert words.shape == (len(rows), cdiv(vocab, 32)), words.shape
-    _mask[(cdiv(vocab, SHARE), len(rows))](
-        logits, logits.stride(0), rows, words, words.stride(0), V=vocab, SHARE=SHARE, num_warps=4
-    )
+    _mask_of(vocab)((cdiv(vocab, SHARE), len(rows), 1), logits, logits.stride(0), rows, words, words.stride(0))
+
+
+@cache
+def _mask_of(vocab: int) -> PreparedKernel:
+    return PreparedKernel(_mask, V=vocab, SHARE=SHARE, num_warps=4)
 
 
 def truncate(
@@ -130,6 +146,17 @@ class DeviceSampler:
         self._aims = torch.empty((max_rows, 4), dtype=torch.int64, device=device)
         self._kept = torch.empty(max_rows, dtype=torch.int64, device=device)
         self._listed = torch.empty((max_rows, listed), dtype=torch.int32, device=device)
+        sizes = {"V": vocab, "BINS": BINS, "enable_fp_fusion": False}
+        masses = {"MASS_BITS": min(51, 63 - vocab.bit_length())}  # the sum over a whole vocabulary stays below 2^63
+        self._weigh = PreparedKernel(_weigh, SHARE=SHARE, num_warps=8, **sizes, **masses)
+        self._aim_at_nucleus, self._aim_at_draw = (
+            PreparedKernel(_aim, DRAW=is_draw, BINS=BINS, num_warps=4, enable_fp_fusion=False)
+            for is_draw in (False, True)
+        )
+        self._collect = PreparedKernel(_collect, SHARE=SHARE, LISTED=listed, num_warps=8, **sizes)
+        self._find = PreparedKernel(
+            _find, ID_BITS=vocab.bit_length(), BLOCK=BLOCK, LISTED=listed, num_warps=4, **sizes, **masses
+        )
 
     def draw(
         self,
@@ -154,20 +181,12 @@ class DeviceSampler:
         argmax(logits, tokens, self._peaks[:n_rows])
         self._bins[:n_rows].zero_()
         row = (logits, logits.stride(0), self._peaks, temperature)
-        shares = (cdiv(vocab, SHARE), n_rows)
-        exact = {"enable_fp_fusion": False}
-        sizes = {"V": vocab, "BINS": BINS}
-        masses = {"MASS_BITS": min(51, 63 - vocab.bit_length())}  # the sum over a whole vocabulary stays below 2^63
-        listed = {"LISTED": self._listed.shape[1]}
-        _weigh[shares](self._bins, tokens, *row, SHARE=SHARE, num_warps=8, **sizes, **masses, **exact)
-        for is_draw in (False, True) if nucleus else (True,):
-            aimed = (self._aims, self._kept, self._bins, tokens, temperature, top_p, bits)
-            _aim[(n_rows,)](*aimed, DRAW=is_draw, BINS=BINS, num_warps=4, **exact)
-            _collect[shares](self._listed, self._aims, *row, SHARE=SHARE, num_warps=8, **sizes, **listed, **exact)
-            found = (tokens, self._kept, self._listed, self._aims)
-            _find[(n_rows,)](
-                *found, *row, ID_BITS=vocab.bit_length(), BLOCK=BLOCK, num_warps=4, **sizes, **masses, **listed, **exact
-            )
+        shares, rows = (cdiv(vocab, SHARE), n_rows, 1), (n_rows, 1, 1)
+        self._weigh(shares, self._bins, tokens, *row)
+        for aim in (self._aim_at_nucleus, self._aim_at_draw) if nucleus else (self._aim_at_draw,):
+            aim(rows, self._aims, self._kept, self._bins, tokens, temperature, top_p, bits)
+            self._collect(shares, self._listed, self._aims, *row)
+            self._find(rows, tokens, self._kept, self._listed, self._aims, *row)
 
 
 def _sizes(logits: torch.Tensor) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from weft_kernels.triton.entries import HEADER, entry_bytes
+from weft_kernels.triton.prepared import Arguments
 
 UNIT = 64  # elements: rows begin at multiples of it, so that every load of 16 bytes is aligned
 SLICES = 3  # most projections of one site: q, k and v
@@ -88,14 +89,8 @@ class SiteTables:
     scales: torch.Tensor  # fp32 [slots, HEAD]
     a: torch.Tensor  # int32 [slots, most_ranks]: places of the rows of A
     b: torch.Tensor  # the same of B^T
-
-    @property
-    def head_stride(self) -> int:
-        return self.ends.stride(0)
-
-    @property
-    def offset_stride(self) -> int:
-        return self.a.stride(0)
+    shrinks: Arguments  # arena, ends, a, head stride, offset stride
+    expands: Arguments  # arena, ends, scales, b, head stride, offset stride
 
 
 class LoraTables:
@@ -126,9 +121,12 @@ class LoraTables:
     def _site(self, layer: int, site: int) -> SiteTables:
         first, most = self.layout.first(site) * self.layout.max_rank, self.layout.most_ranks(site)
         a, b = (self.row_offsets[:, layer, half, first : first + most] for half in (0, 1))
+        arena, ends, scales = self.arena, self.ends[:, layer, site], self.scales[:, layer, site]
+        strides = ends.stride(0), a.stride(0)
         return SiteTables(
-            self.layout.sites[site], most, self.arena, self.ends[:, layer, site], self.scales[:, layer, site], a, b
-        )
+            self.layout.sites[site], most, arena, ends, scales, a, b,
+            Arguments(arena, ends, a, *strides), Arguments(arena, ends, scales, b, *strides),
+        )  # fmt: skip
 
     def _parts(self, entry: SlotEntry) -> Sequence[tuple[torch.Tensor, torch.Tensor]]:
         return (self.ends, entry.ends), (self.scales, entry.scales), (self.row_offsets, entry.row_offsets)

@@ -19,7 +19,7 @@ from harness import played_flashinfer
 from harness.on_device import BF16, DTYPES, FP16, FP32, INTERPRETED, TOLERANCES, Rows, assert_near, sized
 from weft_bench.gpu_attention import splits_of
 from weft_bench.gpu_device import Gpu
-from weft_kernels.triton.attention import DecodeScratch, attend_decode, attend_prefill, prefill_block, prefill_tiles
+from weft_kernels.triton.attention import DecodeScratch, prefill_block, prefill_tiles, prepare_decode, prepare_prefill
 from weft_runner.model.cuda import flashinfer
 from weft_runner.model.cuda.attention import MOST_SPLITS
 
@@ -142,15 +142,14 @@ def attended(
     scratch = DecodeScratch.make(len(picked), shape.heads, splits, shape.dim, device)
     for part in (scratch.partial, scratch.log_sum):
         part.fill_(math.nan)
-    attend_decode(
+    prepare_decode(
         out, q, kv, rows, pages, torch.tensor(picked, dtype=torch.int32, device=device),
-        layer=LAYER, window=window, scale=shape.scale, splits=splits, usual=usual,
-        scratch=scratch,
-    )  # fmt: skip
-    attend_prefill(
+        window=window, scale=shape.scale, splits=splits, usual=usual, scratch=scratch,
+    )(out, q, LAYER)  # fmt: skip
+    prepare_prefill(
         out, q, kv, rows, pages, torch.from_numpy(prefill_tiles(step.rows.numpy(), block_m)).to(device),
-        layer=LAYER, window=window, scale=shape.scale, block_m=block_m,
-    )  # fmt: skip
+        window=window, scale=shape.scale, block_m=block_m,
+    )(out, q, LAYER)  # fmt: skip
     return out.cpu()
 
 
@@ -193,10 +192,10 @@ def test_scratch_serves_fewer_rows_with_more_splits(rng: random.Random, device: 
     out = torch.empty(2, SMALL.heads * SMALL.dim, device=device)
     arrays = [x.to(device) for x in (step.q, step.kv, step.rows, step.pages)]
     for picked, splits in (([0], 6), ([1], 4)):
-        attend_decode(
+        prepare_decode(
             out, *arrays, torch.tensor(picked, dtype=torch.int32, device=device),
-            layer=LAYER, window=0, scale=SMALL.scale, splits=splits, scratch=scratch,
-        )  # fmt: skip
+            window=0, scale=SMALL.scale, splits=splits, scratch=scratch,
+        )(out, arrays[0], LAYER)  # fmt: skip
     assert_attended(out.cpu(), expected(step))
 
 
@@ -222,7 +221,7 @@ def test_prefill_skips_empty_tiles(rng: random.Random, device: torch.device) -> 
     out = torch.full((4, SMALL.heads * SMALL.dim), UNTOUCHED, device=device)
     arrays = [x.to(device) for x in (step.q, step.kv, step.rows, step.pages)]
     tiles = torch.full((2, 2), -1, dtype=torch.int32, device=device)
-    attend_prefill(out, *arrays, tiles, layer=LAYER, window=0, scale=1.0, block_m=8)
+    prepare_prefill(out, *arrays, tiles, window=0, scale=1.0, block_m=8)(out, arrays[0], LAYER)
     assert bool((out == UNTOUCHED).all())
 
 

@@ -11,8 +11,8 @@ from harness.lora_slots import Loaded, Slots
 from harness.on_device import BF16, FP16, FP32, INTERPRETED, TOLERANCES, Rows, assert_close, assert_same, name_of, sized
 from weft_bench.gpu_device import Gpu
 from weft_kernels.triton.chunks import NO_SLOT, TURNS
-from weft_kernels.triton.fused import add_norm, embed, rope_write, silu_mul
-from weft_kernels.triton.lora import ChunkTable, DeferredExpand
+from weft_kernels.triton.fused import embed, prepare_add_norm, prepare_rope_write, prepare_silu_mul
+from weft_kernels.triton.lora import ChunkTable, DeferredExpand, expand_arguments
 from weft_kernels.triton.tables import Layout as LoraLayout
 from weft_kernels.triton.tables import SiteShape
 from weft_runner.model.cuda.executor import DECODE_CHUNK, PROMPT_CHUNK
@@ -54,7 +54,7 @@ def test_add_norm_adds_and_norms(dtype: torch.dtype, with_y: bool, hidden: int, 
     before, weight = torch.randn(3, hidden) * torch.tensor([[1.0], [100.0], [0.0]]), torch.rand(hidden) + 0.5
     y = torch.randn(3, hidden).to(dtype) if with_y else None
     residual, x = before.to(device, copy=True), torch.empty(3, hidden, dtype=dtype, device=device)
-    add_norm(x, residual, None if y is None else y.to(device), weight.to(device), EPS)
+    prepare_add_norm(residual, EPS)(x, None if y is None else y.to(device), weight.to(device))
 
     expected = before if y is None else before + y.float()
     assert torch.equal(residual.cpu(), expected)
@@ -75,6 +75,12 @@ def turns_of(chunks: list[tuple[int, int]]) -> torch.Tensor:
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # the gate of -10,000; its sigmoid is 0 all the same
+def silu_mul(
+    out: torch.Tensor, gate_up: torch.Tensor, chunked: ChunkTable, pending: DeferredExpand | None = None
+) -> None:
+    prepare_silu_mul(out, gate_up, chunked, pending)(out, gate_up, *expand_arguments(pending))
+
+
 @DTYPES
 @pytest.mark.parametrize(("inner", "block_m"), [(48, 16), (200, 32), (72, 64)])
 def test_silu_mul_gates(inner: int, block_m: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -176,10 +182,9 @@ def test_rope_write_adds_what_adapters_have_pending(gpu: Gpu, batch: str, heads:
     norms = [torch.rand(dim, device=gpu.device) + 0.5 if heads.normed else None for _ in range(2)]
     angles = torch.rand(512, dim // 2, device=gpu.device) * 6
     cos_sin, before = torch.stack((angles.cos(), angles.sin()), dim=1), kv.clone()
-    rope_write(
-        q, kv, made.y, here.rows, here.pages, here.row_of, here.chunked, cos_sin, layer=1, q_norm=norms[0],
-        k_norm=norms[1], eps=EPS, heads=n_heads, pending=made.pending,
-    )  # fmt: skip
+    prepare_rope_write(
+        q, kv, made.y, here.rows, here.pages, here.row_of, here.chunked, cos_sin, EPS, made.pending
+    )(q, made.y, *norms, 1, *expand_arguments(made.pending))  # fmt: skip
     turned = rotated(made.expected.view(tokens, -1, dim), heads, norms, cos_sin, rows)
     assert_close(q[:tokens], turned[:, :n_heads])
     assert_same(q[tokens:], torch.full_like(q[tokens:], math.nan))
@@ -216,7 +221,7 @@ def assert_written(kv: torch.Tensor, before: torch.Tensor, rows: Rows, expected:
 def test_silu_mul_adds_what_adapters_have_pending(gpu: Gpu, batch: str, inner: int, dtype: torch.dtype) -> None:
     made, tokens = Projected.made(gpu, batch, (inner, inner), dtype), sum(count for _, count in BATCHES[batch][0])
     out = torch.full((len(made.y), inner), math.nan, device=gpu.device, dtype=dtype)
-    silu_mul(out, made.y, made.rows.here.chunked, pending=made.pending)
+    silu_mul(out, made.y, made.rows.here.chunked, made.pending)
     gate, up = made.expected.chunk(2, dim=1)
     assert_close(out[:tokens], torch.nn.functional.silu(gate) * up)
     assert_same(out[tokens:], torch.full_like(out[tokens:], math.nan))

@@ -14,7 +14,7 @@ from weft_bench.cpu_shapes import POPULARITIES, adapter_of_row
 from weft_bench.gpu_device import Gpu
 from weft_kernels.plan import plan_rows
 from weft_kernels.triton.chunks import NO_SLOT, PER_ROW, TURNS, chunk_table, count_chunks
-from weft_kernels.triton.lora import ChunkTable, expand, part_length
+from weft_kernels.triton.lora import ChunkTable, part_length, prepare_expand
 from weft_kernels.triton.tables import Layout, SiteShape
 
 pytestmark = pytest.mark.gpu
@@ -67,7 +67,8 @@ def run(
     rows = chunk_table(plan_rows(slots, dict.fromkeys(range(len(loaded.adapters)), 1)), block_m)
     table = torch.cat([torch.from_numpy(rows), torch.zeros(pad, 4, dtype=torch.int32)]).to(arena.device)
     chunked = ChunkTable(table, block_m, count_chunks(rows) + pad)
-    expand(y, loaded.shrunk(x, chunked, layer, site, parts), loaded.tables.at(layer, site), chunked)
+    partials, tables = loaded.shrunk(x, chunked, layer, site, parts), loaded.tables.at(layer, site)
+    prepare_expand(y, partials, tables, chunked)(y, partials.tensor, tables.expands)
     return y, expected, before
 
 

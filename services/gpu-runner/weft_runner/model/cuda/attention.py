@@ -5,6 +5,7 @@ from typing import Protocol
 import torch
 
 from weft_kernels.triton import attention
+from weft_kernels.triton.prepared import Launch
 from weft_runner.model.cuda.step import DeviceStep
 
 MOST_SPLITS, LONG_SPLITS = 32, 8  # of one context; those that a long one may use in a large batch
@@ -25,14 +26,20 @@ class TritonAttention:
     """
 
     def __init__(self, kv: torch.Tensor, step: DeviceStep, sms: int, block_m: int) -> None:
-        self._kv, self._step, self._sms, self._block_m = kv, step, sms, block_m
+        self._kv, self._step, self._block_m = kv, step, block_m
+        self._usual = attention_splits(step.whole.rows, kv.shape[3], sms)
         self._scratch: attention.DecodeScratch | None = None
+        self._launches: dict[int, list[Launch]] = {}  # of the whole step, by window
 
     def attend(self, q: torch.Tensor, layer: int, window: int) -> torch.Tensor:
         """See `Attention`. In a captured step nothing here depends on what the rows are."""
         step = self._step
         out = torch.empty(q.shape[0], q.shape[1] * q.shape[2], dtype=q.dtype, device=q.device)
-        self.attend_rows(out, q, layer, window, step.pages, step.picked if step.decodes else None, step.tiles)
+        if (launches := self._launches.get(window)) is None:
+            picked = step.picked if step.decodes else None
+            launches = self._launches[window] = self._prepared(out, q, window, step.pages, picked, step.tiles)
+        for launch in launches:
+            launch(out, q, layer)
         return out
 
     def attend_rows(
@@ -43,21 +50,42 @@ class TritonAttention:
 
         A row's sums do not depend on which others are attended with it: contexts are split as for the whole step.
         """
+        for launch in self._prepared(out, q, window, pages, picked, tiles):
+            launch(out, q, layer)
+
+    def _prepared(
+        self, out: torch.Tensor, q: torch.Tensor, window: int, pages: torch.Tensor, picked: torch.Tensor | None,
+        tiles: torch.Tensor,
+    ) -> list[Launch]:  # fmt: skip
+        """Launches with out, q and a layer."""
+        launches = list[Launch]()
         kv, step, scale = self._kv, self._step, q.shape[2] ** -0.5
-        if picked is not None:
-            usual = attention_splits(step.whole.rows, kv.shape[3], self._sms)
-            splits = max(usual, LONG_SPLITS)
+        if picked is not None and len(picked):
+            splits = max(self._usual, LONG_SPLITS)
             if self._scratch is None:
                 self._scratch = attention.DecodeScratch.make(step.whole.rows, q.shape[1], splits, q.shape[2], q.device)
-            attention.attend_decode(
-                out, q, kv, step.rows, pages, picked,
-                layer=layer, window=window, scale=scale, splits=splits, scratch=self._scratch, usual=usual,
-            )  # fmt: skip
+            launches.append(
+                attention.prepare_decode(
+                    out,
+                    q,
+                    kv,
+                    step.rows,
+                    pages,
+                    picked,
+                    window=window,
+                    scale=scale,
+                    splits=splits,
+                    scratch=self._scratch,
+                    usual=self._usual,
+                )
+            )
         if len(tiles):
-            attention.attend_prefill(
-                out, q, kv, step.rows, pages, tiles,
-                layer=layer, window=window, scale=scale, block_m=self._block_m,
-            )  # fmt: skip
+            launches.append(
+                attention.prepare_prefill(
+                    out, q, kv, step.rows, pages, tiles, window=window, scale=scale, block_m=self._block_m
+                )
+            )
+        return launches
 
 
 def attention_splits(rows: int, kv_heads: int, sms: int) -> int:

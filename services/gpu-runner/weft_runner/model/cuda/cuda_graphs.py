@@ -4,7 +4,8 @@ A graph is captured once and replayed for every step that its shape holds, whate
 find chunks, slots, ranks, tiles and contexts in the step's tables, so a replay may have more adapters than the capture
 had (SGLang #28371 dropped segments here). Nothing is captured for each number of adapters or of prompts.
 
-An 8B's step launches some 500 kernels, for 13 to 38 ms of a host's time: more than a GPU works on a few hundred tokens.
+An 8B's step launches some 500 kernels: as Triton launches them, 13 to 38 ms of a host's time, more than a GPU works on
+a few hundred tokens (prepared, a third of it, `weft_kernels.triton.prepared`).
 Larger steps hide their launches behind their arithmetic and run eagerly.
 """
 

@@ -383,7 +383,7 @@ class CudaExecutor:
         if not len(x):  # a chunk of a prompt; no kernel is launched on nothing
             return self._device.new(0, self.spec.vocab_size, dtype=torch.float32)
         normed = self._device.new(*x.shape)
-        fused.add_norm(normed, x.contiguous(), None, self._weights.norm, self.spec.norm_eps)
+        fused.prepare_add_norm(x.contiguous(), self.spec.norm_eps)(normed, None, self._weights.norm)
         found, done, rows = list[torch.Tensor](), 0, self._device.part.head_rows
         for piece in self._weights.head_pieces():
             whole = into if len(piece) == rows else None

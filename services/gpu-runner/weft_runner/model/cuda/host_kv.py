@@ -21,14 +21,13 @@ import torch
 
 from weft_kernels.triton import fused
 from weft_kernels.triton.chunks import chunk_table, count_chunks
-from weft_kernels.triton.lora import ChunkTable
+from weft_kernels.triton.lora import ChunkTable, expand_arguments
 from weft_runner.model.cuda.attention import TritonAttention
 from weft_runner.model.cuda.device import CopyStream, PinnedMemory
 from weft_runner.model.cuda.device_batches import DeviceBatch
 from weft_runner.model.cuda.ops import DeviceContext, TritonOps, Widths
 from weft_runner.model.cuda.step import ALIGNED, DeviceStep
 from weft_runner.model.kv_cache import KvCache
-from weft_runner.model.lora import QKV
 from weft_runner.model.step import Ints
 from weft_runner.model.tiers.micro_batches import MicroBatch, cut
 from weft_runner.model.tiers.outside_pages import LayerPages, OutsidePages, Piece, SlotRun, layer_pages, pieces
@@ -261,14 +260,13 @@ class PassingOps(TritonOps):
         device, step, spec = self._device, self._step, self._device.spec
         q = device.new(qkv.shape[0], spec.heads, spec.head_dim)
         out = device.new(qkv.shape[0], spec.q_size)
-        pending = self._pending(layer, QKV)
+        pending = self._taken()
         for part in self._parts:
             with self._host_kv.pages(layer, part) as pages:
-                fused.rope_write(
+                fused.prepare_rope_write(
                     q, device.kv.by_layer, qkv, step.rows, pages, self._row_of(part), part.chunked, device.cos_sin,
-                    layer=0, q_norm=weights.q_norm, k_norm=weights.k_norm, eps=spec.norm_eps, heads=spec.heads,
-                    pending=pending,
-                )  # fmt: skip
+                    spec.norm_eps, pending,
+                )(q, qkv, weights.q_norm, weights.k_norm, 0, *expand_arguments(pending))  # fmt: skip
                 self._rows.attend_rows(out, q, 0, weights.window, pages, part.picked, part.tiles)
         return out
 

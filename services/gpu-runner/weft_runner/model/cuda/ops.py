@@ -5,8 +5,7 @@ A layer without adapters is 4 products and 5 kernels: two norms, rotation, atten
 expands: those of q|k|v and gate|up happen in the kernels that read these next.
 """
 
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -14,12 +13,13 @@ import torch.nn.functional as F  # noqa: N812 (its name everywhere)
 
 from weft.domain.model.config import ModelSpec
 from weft_kernels.triton import fused, int4, lora
-from weft_kernels.triton.lora import PartialSums
-from weft_kernels.triton.tables import LoraTables
+from weft_kernels.triton.lora import DeferredExpand, PartialSums
+from weft_kernels.triton.prepared import Launch
+from weft_kernels.triton.tables import LoraTables, SiteTables
 from weft_runner.model.cuda.attention import Attention
 from weft_runner.model.cuda.step import DeviceStep
 from weft_runner.model.kv_cache import KvCache
-from weft_runner.model.lora import GATE_UP, QKV, SITES
+from weft_runner.model.lora import SITES
 from weft_runner.model.partition import Partition
 from weft_runner.model.tensor_parallel import COLUMN_SITES, TensorParallel
 from weft_runner.model.weights import LayerWeights
@@ -79,15 +79,19 @@ class TritonOps:
         self._device, self._step, self._attention = device, step, attention
         self._residual, self._widths = residual, widths
         self._chunked = step.base_chunked if widths is None else step.chunked
-        self._planes: PartialSums | None = None  # of the projection that was made last, if its expand is still to come
+        self._pending: DeferredExpand | None = None  # of the projection that was made last, for who reads it
+        self._launches: dict[object, Launch] = {}  # prepared by one layer for those after it
 
     def go_on(self, residual: torch.Tensor) -> None:
         """With the residual stream in another place."""
         self._residual = residual
+        self._launches.pop(fused.prepare_add_norm, None)
 
     def add_norm(self, y: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:
         x = self._device.new(*self._residual.shape)
-        fused.add_norm(x, self._residual, y, weight, self._device.spec.norm_eps)
+        if (launch := self._launches.get(key := fused.prepare_add_norm)) is None:
+            launch = self._launches[key] = fused.prepare_add_norm(self._residual, self._device.spec.norm_eps)
+        launch(x, y, weight)
         return x
 
     def end(self, y: torch.Tensor | None) -> torch.Tensor:
@@ -99,24 +103,35 @@ class TritonOps:
         self, x: torch.Tensor, weight: torch.Tensor, layer: int, site: int, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         """The shrink reads the same x as the product: beside it, where there is a stream for it."""
-        width = 0 if self._widths is None else self._widths(layer, site)
+        width, device = 0 if self._widths is None else self._widths(layer, site), self._device
         if not width:
-            return self._device.tensor.summed(self._device.linear(x, weight, bias), site)
-        partials = self._planes_for(x, layer, site)
-        with self._beside():
-            lora.shrink(partials, x, self._device.tables.at(layer, site), self._chunked)
-        y = self._device.linear(x, weight, bias)
-        self._join()
-        self._add_lora(y, self._gathered(partials, site, width), layer, site)
-        return self._device.tensor.summed(y, site)
+            return device.tensor.summed(device.linear(x, weight, bias), site)
+        tables = device.tables.at(layer, site)
+        partials = self._planes_for(x, tables)
+        if (shrink := self._launches.get(key := (lora.prepare_shrink, site))) is None:
+            shrink = self._launches[key] = lora.prepare_shrink(partials, x, tables, self._chunked)
+        if device.side is None:
+            shrink(partials.tensor, x, tables.shrinks)
+            y = device.linear(x, weight, bias)
+        else:
+            here = torch.cuda.current_stream()
+            device.side.wait_stream(here)
+            with torch.cuda.stream(device.side):  # what is used there was allocated before
+                shrink(partials.tensor, x, tables.shrinks)
+            y = device.linear(x, weight, bias)
+            here.wait_stream(device.side)
+        self._add_lora(y, self._gathered(partials, site, width), tables, site)
+        return device.tensor.summed(y, site)
 
-    def _add_lora(self, y: torch.Tensor, partials: PartialSums, layer: int, site: int) -> None:
+    def _add_lora(self, y: torch.Tensor, partials: PartialSums, tables: SiteTables, site: int) -> None:
         """At column sites the next kernel that reads y adds it; at row sites it is added to this device's outputs."""
         if site in COLUMN_SITES:
-            self._planes = partials
+            self._pending = DeferredExpand(partials, tables)
             return
-        own = self._device.part.outputs(SITES[site][0])
-        lora.expand(y[:, own], partials, self._device.tables.at(layer, site), self._chunked)
+        own = y if self._device.tensor.size == 1 else y[:, self._device.part.outputs(SITES[site][0])]
+        if (launch := self._launches.get(key := (lora.prepare_expand, site, partials.tensor.shape))) is None:
+            launch = self._launches[key] = lora.prepare_expand(own, partials, tables, self._chunked)
+        launch(own, partials.tensor, tables.expands)
 
     def _gathered(self, partials: PartialSums, site: int, width: int) -> PartialSums:
         """Shrunk by all devices together, see `model.tensor_parallel`."""
@@ -129,39 +144,34 @@ class TritonOps:
     def attention(self, qkv: torch.Tensor, layer: int, weights: LayerWeights) -> torch.Tensor:
         device, step, spec = self._device, self._step, self._device.spec
         q = device.new(qkv.shape[0], spec.heads, spec.head_dim)  # not scaled
-        fused.rope_write(
-            q, device.kv.tensor, qkv, step.rows, step.pages, step.row_of, self._chunked, device.cos_sin,
-            layer=layer, q_norm=weights.q_norm, k_norm=weights.k_norm, eps=spec.norm_eps, heads=spec.heads,
-            pending=self._pending(layer, QKV),
-        )  # fmt: skip
+        pending = self._taken()
+        if (launch := self._launches.get(key := (fused.prepare_rope_write, _planes_shape(pending)))) is None:
+            launch = self._launches[key] = fused.prepare_rope_write(
+                q, device.kv.tensor, qkv, step.rows, step.pages, step.row_of, self._chunked, device.cos_sin,
+                spec.norm_eps, pending,
+            )  # fmt: skip
+        launch(q, qkv, weights.q_norm, weights.k_norm, layer, *lora.expand_arguments(pending))
         return self._attention.attend(q, layer, weights.window)
 
     def gate(self, gate_up: torch.Tensor, layer: int) -> torch.Tensor:
+        del layer
         out = self._device.new(gate_up.shape[0], self._device.spec.intermediate_size)
-        fused.silu_mul(out, gate_up, self._chunked, pending=self._pending(layer, GATE_UP))
+        pending = self._taken()
+        if (launch := self._launches.get(key := (fused.prepare_silu_mul, _planes_shape(pending)))) is None:
+            launch = self._launches[key] = fused.prepare_silu_mul(out, gate_up, self._chunked, pending)
+        launch(out, gate_up, *lora.expand_arguments(pending))
         return out
 
-    @contextmanager
-    def _beside(self) -> Generator[None]:
-        """On the side stream, after what was launched so far. What is used there was allocated before."""
-        side = self._device.side
-        if side is None:
-            yield
-            return
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            yield
-
-    def _join(self) -> None:
-        if self._device.side is not None:
-            torch.cuda.current_stream().wait_stream(self._device.side)
-
-    def _planes_for(self, x: torch.Tensor, layer: int, site: int) -> PartialSums:
-        tables, whole = self._device.tables.at(layer, site), self._step.whole
-        alone = self._device.tensor.size == 1
+    def _planes_for(self, x: torch.Tensor, tables: SiteTables) -> PartialSums:
+        whole, alone = self._step.whole, self._device.tensor.size == 1
         return lora.planes_of(tables, whole.chunks, whole.block_m, x.shape[0], self._device.sms, alone=alone)
 
-    def _pending(self, layer: int, site: int) -> lora.DeferredExpand | None:
+    def _taken(self) -> DeferredExpand | None:
         """The expand that the last projection left to the next kernel that reads it."""
-        partials, self._planes = self._planes, None
-        return None if partials is None else lora.DeferredExpand(partials, self._device.tables.at(layer, site))
+        pending, self._pending = self._pending, None
+        return pending
+
+
+def _planes_shape(pending: DeferredExpand | None) -> torch.Size | None:
+    """What tells launches of one kernel apart in a step: ranks that devices share may differ from layer to layer."""
+    return None if pending is None else pending.partials.tensor.shape
