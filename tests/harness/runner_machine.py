@@ -16,7 +16,7 @@ class RecordedGrammar:
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
-        self.fault, self.ready, self.late = "", True, False
+        self.fault, self.ready, self.quick, self.late = "", True, True, False
 
     def add(self, *tokens: int) -> None:
         self.tokens += tokens

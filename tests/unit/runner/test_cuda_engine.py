@@ -28,14 +28,14 @@ class Watched(CudaExecutor):
     followed = 0
     fail_next = False
 
-    def launch(self, step: Any, draws: Any) -> Any:
+    def run(self, step: Any, **how: Any) -> Any:
         if step.taken:
             self._count()
-        return super().launch(step, draws)
+        return super().run(step, **how)
 
-    def follow(self, step: Any, draws: Any) -> Any:
+    def follow(self, step: Any) -> Any:
         self._count()
-        return super().follow(step, draws)
+        return super().follow(step)
 
     def _count(self) -> None:
         self.followed += 1
@@ -167,23 +167,23 @@ def test_a_prompt_in_chunks_beside_decode_is_the_references(pair_of):
 
 
 @pytest.mark.slow
-def test_penalties_and_log_probabilities_wait_for_the_host_and_are_the_references(pair_of):
+def test_penalties_masks_and_log_probabilities_are_the_references_and_no_step_waits_for_them(pair_of):
     cuda, reference = pair = pair_of()
     both(
         pair,
-        ("penalised", [5, 5, 5], 6, "a", Sampling(frequency_penalty=1.5, ignore_eos=True)),
+        ("penalised", [5, 5, 5], 6, "", Sampling(frequency_penalty=1.5, ignore_eos=True)),
         ("repeated", [5, 9, 5], 6, "", Sampling(repetition_penalty=1.8, bad_words=((5,),), ignore_eos=True)),
         ("told", [5, 9], 6, "", Sampling(top_logprobs=2, ignore_eos=True)),
+        ("masked", [8], 6, "", Sampling(allowed_token_ids=(4, 9, 30), min_tokens=3, stop_token_ids=(9, 30))),
     )
     for driver in pair:
         driver.finish()
-    assert cuda.answer("repeated") == reference.answer("repeated")
-    assert cuda.answer("penalised") == reference.answer("penalised")
-    assert cuda.answer("told") == reference.answer("told")
+    for key in ("repeated", "penalised", "told", "masked"):
+        assert cuda.answer(key) == reference.answer(key), key
     told = [[one for e in d.events if e.request_id == "told" for one in e.logprobs] for d in pair]
     ours, theirs = ([one.logprob for one in each] for each in told)
     assert ours == pytest.approx(theirs, rel=0, abs=1e-4)
-    assert cuda.engine.executor.followed == 0
+    assert cuda.engine.executor.followed == len(cuda.batches) - 1
 
 
 @pytest.mark.slow

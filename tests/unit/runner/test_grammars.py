@@ -188,6 +188,25 @@ def test_a_row_whose_mask_is_not_ready_sits_out_and_runs_once_it_is(machine):
     machine.check()
 
 
+def test_a_row_whose_masks_take_long_is_in_every_second_step_and_the_others_in_each(machine):
+    state = RecordedGrammar()
+    state.quick = False
+    machine.handle(Received(G, constrained("r", 1)), 0.0)
+    machine.handle(GrammarCompiled(G, "r", Epoch(1, 1), state), 0.0)
+    machine.handle(Received(G, start_of("free", 1, [3], 40)), 0.0)
+    rows, behind = list[set[str]](), None
+    for _ in range(6):
+        assert behind is None or not machine.may_repeat(behind)
+        (step,) = [one for one in machine.handle(StepSlot(behind=behind), 0.0) if isinstance(one, RunStep)]
+        if behind is not None:
+            tokens = {row.key: SampledToken(5) for row in behind.batch.rows}
+            machine.handle(StepDone(behind, tokens, {}, 1.0), 0.0)
+        behind = step
+        rows.append({row.key for row in step.batch.rows})
+    prompts = [{"r"}, {"free"}]
+    assert rows == [*prompts, {"r", "free"}, {"free"}, {"r", "free"}, {"free"}]
+
+
 # ---- threads beside the steps
 
 

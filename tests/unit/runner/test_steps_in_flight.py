@@ -2,24 +2,41 @@
 
 The executor is the reference behind a door: it runs a step when it is launched, as a device does in its stream, and
 tells what was sampled only when it is asked for. What is answered is compared with steps run one after the other.
+Masks of grammars are computed beats later, and requests move with their KV to a second engine of the same kind.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import cycle
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llguidance import LLMatcher
 
+from harness.runner_machine import session
 from harness.small_runner import SMALL, Driver, World, reference_executor
-from weft.domain.request import FinishReason, Sampling, Stop
-from weft_runner.core import Batching, BatchLimits, SampledToken, check_pool
+from weft.domain.ids import Epoch, RunnerId
+from weft.domain.kv_transfer import KvReady
+from weft.domain.machine import TICK, Close, Closed, Connected, Kind, Peer, Received
+from weft.domain.request import Ended, FinishReason, Freeze, Frozen, KvTarget, PromptLogprobs, Sampling, Start, Stop
+from weft_runner.core import Batching, BatchLimits, KvIdentity, SampledToken, check_pool
+from weft_runner.core.events import DropKv, OpenKvStream, ReceiveKv, SendKv
 from weft_runner.model.sampling import SamplingArgs
 from weft_runner.model.step import StepInput, check_step
 
 GREEDY = Sampling(ignore_eos=True)
+RUNNERS = RunnerId("ns.a", "1"), RunnerId("ns.b", "1")
+TO_SECOND, FROM_FIRST = Peer(Kind.RUNNER, "ns.b/1"), Peer(Kind.RUNNER, "ns.a/1/7")
+
+
+def expect(holds: bool, what: str) -> None:
+    """Not by an exception: whatever an executor raises, its engine goes on."""
+    if not holds:
+        pytest.fail(what)
 
 
 @dataclass(eq=False)
@@ -42,49 +59,67 @@ class LateExecutor:
     launched: list[Handle] = field(default_factory=list)
     told: list[Handle] = field(default_factory=list)
     fail_next: bool = False
+    logits: Any = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
-    def keeps_tokens(self, draws: Sequence[SamplingArgs]) -> bool:
-        return not any(draw.shifts or draw.mask or draw.given or draw.sampling.top_logprobs for draw in draws)
+    keeps_tokens = True
 
-    def can_follow(self, step: StepInput, draws: Sequence[SamplingArgs]) -> bool:
-        return len(step.tokens) == len(step.rows) == len(draws) and self.keeps_tokens(draws)
+    def can_follow(self, step: StepInput) -> bool:
+        return len(step.tokens) == len(step.rows)
 
-    def launch(self, step: StepInput, draws: Sequence[SamplingArgs]) -> Handle:
+    def run(self, step: StepInput) -> Any:
         tokens = list(step.tokens)
         for at, number in step.taken.items():
             tokens[at] = self._last[number]
-        return self._run(step, tokens, draws, len(step.taken))
+        return self._run(step, tokens, len(step.taken))
 
-    def follow(self, step: StepInput, draws: Sequence[SamplingArgs]) -> Handle:
-        return self._run(step, self._last, draws, len(draws))
+    def follow(self, step: StepInput) -> Any:
+        return self._run(step, self._last, len(step.rows))
 
     @property
     def _last(self) -> list[int]:
-        return [token.token for token in self.launched[-1].sampled if token is not None]
+        return [0 if token is None else token.token for token in self.launched[-1].sampled]
 
-    def _run(self, step: StepInput, tokens: list[int], draws: Sequence[SamplingArgs], taken: int) -> Handle:
+    def _run(self, step: StepInput, tokens: list[int], taken: int) -> Any:
         in_flight = len(self.launched) - len(self.told)
-        assert self.told == self.launched[: len(self.told)], "told in the order in which they were launched"
-        assert in_flight <= 1
-        assert not taken or in_flight == 1, "tokens are taken from a step in flight"
+        expect(self.logits is None, "a step is drawn from before the next one is launched")
+        expect(self.told == self.launched[: len(self.told)], "told in the order in which they were launched")
+        expect(in_flight <= 1, "one step behind another")
+        expect(not taken or in_flight == 1, "tokens are taken from a step in flight")
         if in_flight:
             self.behind.append(taken)
             if self.fail_next:
                 self.fail_next = False
+                del self.launched[len(self.told) :]
                 raise RuntimeError("a device's own trouble")
         step = StepInput(tokens, step.rows, step.plan)
-        check_step(step, self.page_tokens)
-        self.launched.append(Handle(self.inner.sample(self.inner.run(step), draws), self.told))
+        try:
+            check_step(step, self.page_tokens)
+        except AssertionError as error:
+            pytest.fail(repr(error))
+        self.logits = self.inner.run(step)
+        return self.logits
+
+    def draw(self, logits: Any, draws: Sequence[SamplingArgs]) -> Handle:
+        self.launched.append(Handle(self.sample(logits, draws), self.told))
         return self.launched[-1]
+
+    def sample(self, logits: Any, draws: Sequence[SamplingArgs]) -> list[SampledToken | None]:
+        expect(logits is self.logits, "only the logits of the latest step are there")
+        self.logits = None
+        return self.inner.sample(logits, draws)
 
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> World:
     world = World(tmp_path_factory.mktemp("world") / "world", {**SMALL, "num_hidden_layers": 1})
-    world.write_base()
+    base = world.write_base()
+    ends = {"id": 2, "content": "</s>", "special": True}
+    vocab = {chr(62 + token): token for token in range(3, 61)}  # A to z
+    tokenizer = {"added_tokens": [ends], "decoder": {"type": "Fuse"}, "model": {"vocab": vocab}}
+    (base / "tokenizer.json").write_text(json.dumps(tokenizer))
     for seed, name in enumerate("ab"):
         world.write_adapter(name, seed=seed, rank=4)
     return world
@@ -103,11 +138,17 @@ def driving(world: World, *, late: bool, **limits: Any) -> Iterator[Driver]:
         driver.engine.close()
 
 
+PAIRS, WORDS = (LLMatcher.grammar_from_regex(regex) for regex in ("([A-M][a-z])*", "([A-Z]{1,3}_(x|yz)+)+"))
 Samplings = st.sampled_from(
     [
         GREEDY, GREEDY, Sampling(), Sampling(temperature=1.0, seed=3), Sampling(stop_token_ids=(5, 9, 30)),
         Sampling(presence_penalty=1.0, ignore_eos=True), Sampling(top_logprobs=1, ignore_eos=True),
         Sampling(prompt_logprobs=1, temperature=1.0, seed=5, ignore_eos=True),
+        Sampling(repetition_penalty=1.5, bad_words=((7, 8), (9,)), temperature=2.0, seed=7, ignore_eos=True),
+        Sampling(min_tokens=4, stop_token_ids=tuple(range(3, 40)), logit_bias=((50, 0.5),), top_logprobs=2),
+        Sampling(allowed_token_ids=(5, 9, 30, 31), temperature=1.0, seed=9, ignore_eos=True),
+        Sampling(grammar=PAIRS, temperature=1.0, seed=11), Sampling(grammar=WORDS, frequency_penalty=0.5),
+        Sampling(grammar=WORDS, temperature=3.0, seed=13, top_logprobs=1),
     ]
 )  # fmt: skip
 Requests = st.tuples(
@@ -115,59 +156,195 @@ Requests = st.tuples(
     Samplings, st.sampled_from([1, 4, 12]),
 )  # fmt: skip
 Moves = st.lists(
-    st.one_of(Requests, st.integers(1, 4), st.integers(1, 4), st.tuples(st.just("stop"), st.integers(0, 9))),
+    st.one_of(
+        Requests, Requests, st.integers(1, 4), st.integers(1, 4),
+        st.tuples(st.sampled_from(["stop", "move", "move"]), st.integers(0, 9)),
+    ),
     min_size=2, max_size=16,
 )  # fmt: skip
 
 
-def play(driver: Driver, moves: Sequence[Any], *, stops: bool = True) -> list[str]:
-    """Requests by their numbers, beats between them, and some of them stopped: the keys of those."""
-    stopped, starts = list[str](), list[Any]()
-    for move in moves:
-        match move:
-            case int():
-                for _ in range(move):
-                    if driver.pool.runnable or driver.engine.steps.in_flight:
-                        driver.beat()
-                        check_pool(driver.pool)
-            case ("stop", number):
-                if number < len(starts) and stops:
-                    driver.post(Stop(starts[number].request_id, starts[number].epoch))
-                    stopped.append(starts[number].request_id)
-            case (prompt, n_tokens, adapter, sampling, reserved):
-                key = str(len(starts))
-                starts.append(driver.request(
-                    key, prompt, n_tokens, adapter, sampling=sampling, reservation_tokens=min(reserved, n_tokens)
-                ))  # fmt: skip
-                driver.post(starts[-1])
-    if starts:
-        driver.finish()
-    check_pool(driver.pool)
-    return stopped
+class Lagging:
+    """Threads of grammars: a job is done so many beats after it was asked for."""
+
+    def __init__(self, lags: Sequence[int]) -> None:
+        self._lags, self._jobs = cycle(lags), list[tuple[int, Callable[[], None]]]()
+
+    def put(self, job: Callable[[], None], *, long: bool) -> None:
+        self._jobs.append((next(self._lags), job))
+        self.beat(0)
+
+    def beat(self, beats: int) -> None:
+        jobs, self._jobs = [(lag - beats, job) for lag, job in self._jobs], []
+        for lag, job in jobs:
+            job() if lag <= 0 else self._jobs.append((lag, job))
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass(eq=False)
+class KvEnd:
+    """One end of the stream of KV between two engines: pages are copied as they are sent, before what follows them."""
+
+    own: Driver
+    other: Driver
+    to: Peer  # the other one
+    known_as: Peer  # by the other one
+    awaited: dict[str, ReceiveKv] = field(default_factory=dict)
+
+    def execute(self, action: Any, ahead: int) -> None:
+        match action:
+            case OpenKvStream(_, _, hello):
+                self.other.engine.post(Connected(self.known_as, hello))
+            case SendKv(_, key, _, first, pages):
+                if (awaited := self.other.engine._kv.awaited.get(key)) is not None:  # type: ignore[union-attr]
+                    to = [awaited.pages[i - awaited.first_page] for i in range(first, first + len(pages))]
+                    ours, theirs = (driver.engine.executor._kv.tensor for driver in (self.own, self.other))
+                    theirs[to] = ours[list(pages)]
+            case ReceiveKv():
+                self.awaited[action.request_id] = action
+            case DropKv(_, key):
+                self.awaited.pop(key, None)
+            case Close(_, reason):
+                self.own.engine.post(Closed(self.to, reason))
+                self.other.engine.post(Closed(self.known_as, reason))
+
+    def send(self, peer: Peer, message: object) -> None:
+        self.other.engine.post(
+            Connected(self.known_as) if isinstance(message, KvReady) else Received(self.known_as, message)
+        )
+
+    def step_failed(self) -> None:
+        raise AssertionError("no step fails")
+
+    def close(self) -> None:
+        pass
+
+
+class Play:
+    """Requests by their numbers, and beats between them; some are stopped, some move from the first engine on."""
+
+    def __init__(self, drivers: Sequence[Driver], lags: Sequence[int] = (0,)) -> None:
+        self.drivers, self.stopped, self.moved = drivers, set[str](), set[str]()
+        self._starts, self._heard = list[Start](), 0
+        self._threads = [Lagging(lags) for _ in drivers]
+        for driver, threads in zip(drivers, self._threads, strict=True):
+            driver.engine._grammars._grammars.threads = threads  # type: ignore[assignment]
+        if len(drivers) > 1:
+            first, second = drivers
+            first.engine.exchange_kv(KvEnd(first, second, TO_SECOND, FROM_FIRST))
+            second.engine.exchange_kv(KvEnd(second, first, FROM_FIRST, TO_SECOND))
+
+    def go(self, moves: Sequence[Any], *, quiet: bool = False) -> None:
+        """`quiet`: nothing is stopped, and nothing moves."""
+        for move in moves:
+            match move:
+                case int():
+                    for _ in range(move):
+                        self._beat()
+                case (what, int(number)):
+                    if number < len(self._starts) and not quiet:
+                        self._disturb(what, self._starts[number])
+                case (prompt, n_tokens, adapter, sampling, reserved):
+                    fields = {"sampling": sampling, "reservation_tokens": min(reserved, n_tokens)}
+                    key, first = str(len(self._starts)), self.drivers[0]
+                    self._starts.append(first.request(key, prompt, n_tokens, adapter, **fields))
+                    first.post(self._starts[-1])
+        for _ in range(10_000):
+            if not any(d.pool.sequences or d.engine.runner.grammars.waiting or d.engine.backlog for d in self.drivers):
+                return
+            if not self._beat():
+                for driver, threads in zip(self.drivers, self._threads, strict=True):
+                    threads.beat(9)
+                    driver.post(TICK)
+        raise AssertionError("sequences are left")
+
+    def _beat(self) -> bool:
+        """All that have something to do."""
+        able = [d for d in self.drivers if d.pool.runnable or d.engine.steps.in_flight or d.engine.backlog]
+        for threads in self._threads:
+            threads.beat(1)
+        for driver in able:
+            driver.beat()
+            check_pool(driver.pool)
+        events = self.drivers[0].events
+        for event in events[self._heard :]:
+            if isinstance(event, Frozen) or (isinstance(event, Ended) and event.request_id in self.moved):
+                self._go_on(event)
+        self._heard = len(events)
+        return bool(able)
+
+    def _disturb(self, what: str, start: Start) -> None:
+        key = start.request_id
+        if what == "stop":
+            self.stopped.add(key)
+            for driver in self.drivers:
+                driver.post(Stop(key, Epoch(2, 1)))
+        elif len(self.drivers) > 1 and key not in self.moved | self.stopped:
+            self.moved.add(key)
+            freeze = Freeze(key, start.epoch, Epoch(2, 1), KvTarget(RUNNERS[1], "kv"))
+            self.drivers[0].engine.post(Received(session(), freeze))
+
+    def _go_on(self, event: Frozen | Ended) -> None:
+        """On the second engine, behind what the first one has said; after an end without its KV."""
+        key = event.request_id
+        if key in self.stopped or key in self.finished or event.epoch.term > 1:
+            return
+        source = RUNNERS[0] if isinstance(event, Frozen) else None
+        start, emitted = self._starts[int(key)], tuple(self.drivers[0].answer(key))
+        self.drivers[1].post(replace(start, epoch=Epoch(2, 1), emitted=emitted, kv_from=source))
+
+    # ---- what was said
+
+    @property
+    def finished(self) -> set[str]:
+        return {one.request_id for one in self._events if getattr(one, "finish", None) is not None}
+
+    @property
+    def _events(self) -> list[Any]:
+        return [event for driver in self.drivers for event in driver.events]
+
+    @property
+    def n_requests(self) -> int:
+        return len(self._starts)
+
+    def answer(self, key: str) -> list[int]:
+        return [token for driver in self.drivers for token in driver.answer(key)]
+
+    def logprobs(self, key: str) -> list[float]:
+        """Those of the prompt's tokens, each with its alternatives, and those of the answer's."""
+        said = [one for one in self._events if one.request_id == key and getattr(one, "logprobs", ())]
+        said.sort(key=lambda one: (not isinstance(one, PromptLogprobs), getattr(one, "first", 0)))
+        return [value for one in said for it in one.logprobs for value in (it.logprob, *(other for _, other in it.top))]
 
 
 @settings(max_examples=settings.default.max_examples // 2)
 @given(
     moves=Moves, pages=st.sampled_from([24, 200]), chunk=st.sampled_from([7, 64]),
     batching=st.sampled_from([Batching.MIXED, Batching.MIXED, Batching.REQUEST]),
+    lags=st.lists(st.sampled_from([0, 0, 0, 1, 3]), min_size=1, max_size=5),
 )  # fmt: skip
 def test_answers_are_those_of_steps_one_after_the_other(
-    small: World, moves: list[Any], pages: int, chunk: int, batching: Batching
+    small: World, moves: list[Any], pages: int, chunk: int, batching: Batching, lags: list[int]
 ) -> None:
-    """Joins, ends, stops, adapters, growth, chunks of prompts, swaps and refusals while a step is in flight."""
+    """Joins, ends, stops, moves, adapters, growth, chunks of prompts, swaps, late masks, refusals: a step in flight."""
     batch = BatchLimits(max_prefills=2, max_batch_tokens=chunk, batching=batching)
-    with driving(small, late=True, total_pages=pages, swap_page_bytes=1, batch=batch) as late:
-        stopped = play(late, moves)
-    with driving(small, late=False, total_pages=400, batch=batch) as one_by_one:
-        play(one_by_one, moves, stops=False)
-    finished = {event.request_id for event in late.events if getattr(event, "finish", None) is not None}
-    for number in range(sum(len(move) == 5 for move in moves if isinstance(move, tuple))):
-        answer, expected = late.answer(key := str(number)), one_by_one.answer(str(number))
-        if key in finished:
-            assert answer == expected
-        else:
-            assert answer == expected[: len(answer)]
-            assert key in stopped or pages < 200, "neither stopped nor refused"
+    with ExitStack() as stack:
+        limits = {"total_pages": pages, "swap_page_bytes": 1, "batch": batch}
+        kv = [KvIdentity(runner, "p", "base", "layout") for runner in RUNNERS]
+        late = Play([stack.enter_context(driving(small, late=True, kv=one, **limits)) for one in kv], lags)
+        late.go(moves)
+        one_by_one = Play([stack.enter_context(driving(small, late=False, total_pages=400, batch=batch))])
+        one_by_one.go(moves, quiet=True)
+        for number in range(late.n_requests):
+            answer, expected = late.answer(key := str(number)), one_by_one.answer(str(number))
+            if key in late.finished:
+                assert answer == expected
+                assert key in late.moved or late.logprobs(key) == pytest.approx(one_by_one.logprobs(key), abs=1e-4)
+            else:
+                assert answer == expected[: len(answer)]
+                assert key in late.stopped or pages < 200, "neither stopped nor refused"
 
 
 def test_steps_with_prompts_are_launched_behind_others_and_have_others_behind_them(small: World) -> None:
@@ -228,16 +405,16 @@ def test_a_draw_beside_a_prompt_that_is_scored_is_the_one_that_it_is_alone(small
     "sampling",
     [
         Sampling(presence_penalty=1.0), Sampling(top_logprobs=1), Sampling(bad_words=((5,),)),
-        Sampling(prompt_logprobs=1),
+        Sampling(prompt_logprobs=1), Sampling(min_tokens=3), Sampling(logit_bias=((5, 9.0),)),
+        Sampling(allowed_token_ids=(5, 9)),
     ],
-    ids=["penalty", "logprobs", "bad words", "prompt logprobs"],
+    ids=["penalty", "logprobs", "bad words", "prompt logprobs", "least length", "bias", "allowed"],
 )  # fmt: skip
-def test_what_the_next_token_needs_of_this_one_is_waited_for(small: World, sampling: Sampling) -> None:
+def test_whatever_a_row_samples_the_next_step_is_launched_behind(small: World, sampling: Sampling) -> None:
     with driving(small, late=True) as driver:
-        driver.post(driver.request("x", [5, 9, 4], 4, sampling=sampling))
+        driver.post(driver.request("x", [5, 9, 4], 6, sampling=replace(sampling, ignore_eos=True)))
         driver.finish()
-        waits = sampling.prompt_logprobs is None
-        assert len(driver.engine.executor.behind) == (0 if waits else len(driver.batches) - 2)
+        assert len(driver.engine.executor.behind) == len(driver.batches) - 1 == 5
 
 
 def test_a_launch_that_fails_behind_a_step_costs_nobody_a_token(small: World, caplog: pytest.LogCaptureFixture) -> None:

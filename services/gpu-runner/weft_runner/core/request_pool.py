@@ -290,9 +290,7 @@ class RequestPool:
         if self.constrained:
             self._await_masks()
         in_flight = {
-            row.key: row
-            for row, sequence in zip(step.batch.rows, step.sequences, strict=True)
-            if self.sequences.get(row.key) is sequence
+            row.key: row for row, sequence in zip(step.batch.rows, step.sequences, strict=True) if self.runs(sequence)
         }
         # 1. those that are in no step, as ever
         for sequence in self._here(SequencePhase.PREFILL):
@@ -301,13 +299,16 @@ class RequestPool:
         self.settle()
         # 2. each as it will be: in KV, and with how many tokens to feed
         prefilling, decoding, full = list[tuple[Sequence, Candidate]](), list[Candidate](), list[Sequence]()
-        keys, steps_left = 0, self.limits.max_context_tokens
+        keys, steps_left, lasts = 0, self.limits.max_context_tokens, True
         for sequence in self.sequences.values():
             if sequence.phase not in RUNNING or sequence.key in self.masked_out:
                 continue
             candidate, row = _candidate(sequence), in_flight.get(sequence.key)
             if row is not None and row.samples:
                 if len(sequence.tokens) + 1 >= sequence.max_len:
+                    continue
+                if sequence.mask is not None and not sequence.mask.quick:
+                    lasts = False  # its mask is late, or will be: it may be in the batch behind this one
                     continue
                 candidate = candidate._replace(pending=1, keys=candidate.keys + row.n_tokens)
             elif row is not None:
@@ -327,7 +328,7 @@ class RequestPool:
                 return nothing
             self.reservations.grow(sequence)
         prefilling.sort(key=lambda one: one[0].order)
-        steps = (lambda: steps_left) if decoding else (lambda: 0)
+        steps = (lambda: steps_left) if decoding and lasts else (lambda: 0)
         return self.scheduler.schedule([one for _, one in prefilling], decoding, keys, steps)
 
     def _await_masks(self) -> None:
@@ -350,6 +351,16 @@ class RequestPool:
         for key in [key for key, due in self.masked_out.items() if due <= self.now]:
             detail = f"the mask behind a token was not there within {WAIT_S:g} s"
             self.end(self.sequences[key], EndReason.GRAMMAR, detail)
+
+    def masks_follow(self) -> bool:
+        """Say whether all who have a mask now will have the one behind the next token, too."""
+        if self.constrained:
+            self._await_masks()
+        return all(s.mask is None or s.mask.quick for s in self.constrained.values())
+
+    def runs(self, sequence: Sequence) -> bool:
+        """Say whether a row of it in a step in flight is accounted for: what has left since is not."""
+        return self.sequences.get(sequence.key) is sequence and sequence.runs
 
     def sit_out(self, keys: Iterable[str]) -> None:
         """Take back rows of a complete batch, whose masks came too late for it."""

@@ -117,7 +117,7 @@ class Runner:
 
     def may_repeat(self, step: RunStep) -> bool:
         """That batch can run once more as it is, after the step that is in flight."""
-        return self.pool.scheduler.lasts(step.batch, 2)
+        return self.pool.masks_follow() and self.pool.scheduler.lasts(step.batch, 2)
 
     def _schedule(self, slot: StepSlot, effects: list[Effect]) -> None:
         pool = self.pool
@@ -144,7 +144,7 @@ class Runner:
         step, batch, pool = done.step, done.step.batch, self.pool
         if step.departures != pool.departures or done.late:  # rows whose sequences have left since do not count
             rows = zip(batch.rows, step.sequences, strict=True)
-            here = tuple(row for row, sequence in rows if pool.sequences.get(row.key) is sequence and sequence.runs)
+            here = tuple(row for row, sequence in rows if pool.runs(sequence))
             if done.late:  # nor do those without a mask: what they have fed they feed again
                 pool.sit_out([row.key for row in here if row.key in done.late])
                 here = tuple(row for row in here if row.key not in done.late)

@@ -40,7 +40,7 @@ class LogitAdjustments:
 
     __slots__ = (
         "_bad_words", "_behind", "_bias", "_counts", "_ends", "_frequency", "_lasts", "_length", "_min_tokens",
-        "_places", "_presence", "_repetition", "biases", "scales", "tokens", "values",
+        "_places", "_presence", "_reads", "_repetition", "biases", "scales", "tokens", "values",
     )  # fmt: skip
 
     def __init__(self, sampling: Sampling, answer: Iterable[int], prompt: Iterable[int], eos: Iterable[int]) -> None:
@@ -48,7 +48,8 @@ class LogitAdjustments:
         self._repetition, self._min_tokens = sampling.repetition_penalty, sampling.min_tokens
         self._bias = dict(sampling.logit_bias)
         self._bad_words = BadWords(sampling.bad_words) if sampling.bad_words else None
-        self._lasts = bool(self._bias or self._bad_words or _penalises(sampling))
+        self._reads = bool(self._bad_words or _penalises(sampling))  # which tokens the answer has
+        self._lasts = bool(self._bias or self._reads)
         self._counts: dict[int, int] = {}
         self._behind: Collection[int] = ()
         self._ends = frozenset((*sampling.stop_token_ids, *eos)) if self._min_tokens else frozenset[int]()
@@ -80,6 +81,11 @@ class LogitAdjustments:
             for banned in (*before, *self._behind):
                 self._update(banned)
         return self._lasts or bool(self._ends)
+
+    @property
+    def steady(self) -> bool:
+        """Whatever the next token is, they are the same behind it."""
+        return not self._reads and (not self._ends or self._length + 1 < self._min_tokens)
 
     def _update(self, token: int) -> None:
         """Its numbers after the answer so far."""

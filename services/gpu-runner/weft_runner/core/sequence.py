@@ -81,6 +81,13 @@ class Sequence:
         return self.phase in RUNNING
 
     @property
+    def steady(self) -> bool:
+        """What it may sample is the same whatever its next token is."""
+        return (self.adjustments is None or self.adjustments.steady) and (
+            self.mask is None or self.mask.grammar is None
+        )
+
+    @property
     def order(self) -> tuple[int, float, int]:
         """Prompts run in this order: interactive ones first, then as the pool's queue policy decided."""
         return self.start.priority, self.arrived + self.start.delay_s, self.admitted
@@ -100,11 +107,14 @@ class Sequence:
         """Tokens to feed before the next one can be chosen (1 in decode)."""
         return len(self.tokens) - self.in_kv
 
-    def scored(self, n_tokens: int) -> int:
-        """Of the next n tokens to feed: how many have a token of the prompt behind them whose probability is asked."""
+    def scored(self, n_tokens: int, ahead: int = 0) -> int:
+        """Of the next n tokens to feed: how many have a token of the prompt behind them whose probability is asked.
+
+        `ahead`: so many are fed before, by a step in flight.
+        """
         if self.start.sampling.prompt_logprobs is None:
             return 0
-        return max(0, min(n_tokens, len(self.start.prompt) - 1 - self.in_kv))
+        return max(0, min(n_tokens, len(self.start.prompt) - 1 - self.in_kv - ahead))
 
     def reuse(self, n_tokens: int) -> None:
         """The next n tokens are in KV already: others have computed them."""

@@ -29,6 +29,11 @@ class GrammarState(Protocol):
         """Say whether the mask is there, or will be by the end of a step, which the row sits out otherwise."""
         ...
 
+    @property
+    def quick(self) -> bool:
+        """Say whether the mask behind the next token will be there by the end of a step, as far as is known."""
+        ...
+
     def add(self, *tokens: int) -> None:
         """The answer has so many more tokens; returns at once."""
         ...
@@ -60,6 +65,11 @@ class TokenMask:
     def ready(self) -> bool:
         """A step may have its row."""
         return self.grammar is None or self.grammar.ready
+
+    @property
+    def quick(self) -> bool:
+        """The step behind one that samples its next token may have its row, too."""
+        return self.grammar is None or self.grammar.quick
 
     @property
     def late(self) -> bool:

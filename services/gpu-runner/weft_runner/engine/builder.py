@@ -1,12 +1,12 @@
 """Batches -> steps. The step of a batch that runs on unchanged is kept, and only its tokens and positions advance."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
-from weft.domain.request import TokenLogprob
+from weft.domain.request import Sampling, TokenLogprob
 from weft_kernels.plan import Segment, SegmentPlan
 from weft_runner.core.batch import Row, adapter_segments
 from weft_runner.core.events import StepResults
@@ -16,6 +16,7 @@ from weft_runner.core.sequence import Sequence as PoolSequence
 from weft_runner.model.sampling import SamplingArgs
 from weft_runner.model.step import StepInput, StepRow
 
+UNREAD = SamplingArgs(Sampling(), 0)  # of a row whose token nobody wants
 NOT_FINITE = "the model's output is not finite"
 NOT_ALLOWED = "the model's output is not finite, or impossible for every token that the request allows"
 
@@ -30,6 +31,9 @@ class Ahead(NamedTuple):
     sampled: int | None
 
 
+NOT_AHEAD = Ahead(0, None)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class BuiltStep:
     """Rows of a batch, their sequences, and the step that runs them; `sampled`: those that get a token, in order."""
@@ -41,8 +45,13 @@ class BuiltStep:
     scores: bool  # some rows have log probabilities of their prompt
     unseen: frozenset[PoolSequence] = frozenset()  # those with a token of the step in flight, not known as it was built
 
+    @property
+    def waits(self) -> bool:
+        """What some rows may sample depends on tokens that are not known yet."""
+        return any(not s.steady for s in self.unseen)
+
     def draws(self) -> list[SamplingArgs]:
-        """What is sampled from each row of the step's logits. Once, as it is launched."""
+        """What is sampled from each row of the step's logits, as it is launched."""
         unseen = self.unseen
         if not self.scores:
             return [
@@ -57,10 +66,19 @@ class BuiltStep:
                 draws.append(SamplingArgs(s.start.sampling, len(s.tokens) + (s in unseen), s.adjustments, s.mask))
         return draws
 
+    def late_draws(self, runs: Callable[[PoolSequence], bool]) -> list[SamplingArgs]:
+        """The same, once every token is known. `runs`: others have left meanwhile, and wait for no mask."""
+        draws, sampled = replace(self, unseen=frozenset()).draws(), iter(self.sampled)
+        return [draw if draw.given is not None or runs(next(sampled)) else UNREAD for draw in draws]
+
     def positions(self) -> dict[PoolSequence, Ahead]:
         """Say how far each of its sequences is once it is done."""
-        numbers = {sequence: number for number, sequence in enumerate(self.sampled)}
-        return {s: Ahead(row.n_tokens, numbers.get(s)) for row, s in zip(self.rows, self.sequences, strict=True)}
+        found, drawn = dict[PoolSequence, Ahead](), 0
+        for row, of_step, sequence in zip(self.rows, self.step.rows, self.sequences, strict=True):
+            drawn += of_step.scored
+            found[sequence] = Ahead(row.n_tokens, drawn if row.samples else None)
+            drawn += row.samples
+        return found
 
     def by_key(self, found: Sequence[SampledToken | None]) -> StepResults:
         """What rows sampled, and why those that have no token failed."""
@@ -126,12 +144,14 @@ class StepBuilder:
         self._kept = built if keep else None
         return built
 
-    def advance_unseen(self, built: BuiltStep) -> bool:
-        """Its step advances by a position, before the tokens are known. False: it was not kept, and waits for them."""
-        if self._kept is not built:
-            return False
+    def advance_unseen(self, built: BuiltStep) -> BuiltStep | None:
+        """Its step advances by a position, before the tokens are known. None: it was not kept."""
+        if self._kept is None or self._kept.step is not built.step:
+            return None
         built.step.advance_unseen()
-        return True
+        if len(built.unseen) < len(built.sampled):
+            built = self._kept = replace(built, unseen=frozenset(built.sampled))
+        return built
 
     def _build(
         self, rows: tuple[Row, ...], sequences: tuple[PoolSequence, ...], ahead: Mapping[PoolSequence, Ahead]
@@ -139,23 +159,23 @@ class StepBuilder:
         tokens: list[int] = []
         step_rows: list[StepRow] = []
         taken: dict[int, int] = {}
+        unseen: list[PoolSequence] = []
         for row, sequence in zip(rows, sequences, strict=True):
-            start, in_kv = len(tokens), sequence.in_kv
-            if (one := ahead.get(sequence)) is not None:
-                in_kv += one.n_tokens
-            if one is not None and one.sampled is not None:
-                taken[start] = one.sampled
+            fed, number = ahead.get(sequence, NOT_AHEAD)
+            start, in_kv = len(tokens), sequence.in_kv + fed
+            if number is not None:
+                taken[start] = number
+                unseen.append(sequence)
                 tokens.append(0)
             else:
                 tokens.extend(sequence.tokens[in_kv : in_kv + row.n_tokens])
             pages = tuple(self._pool.pages.pages_of(row.key))
-            scored = sequence.scored(row.n_tokens)
+            scored = sequence.scored(row.n_tokens, fed)
             pools = row.samples and sequence.start.sampling.pooling
             step_rows.append(StepRow(start, len(tokens), in_kv, pages, row.samples, scored, pools))
         step = StepInput(tokens, tuple(step_rows), self._plan(rows, len(tokens)), taken)
         sampled = tuple(s for row, s in zip(rows, sequences, strict=True) if row.samples)
-        unseen = frozenset(s for s, one in ahead.items() if one.sampled is not None)
-        return BuiltStep(rows, sequences, step, sampled, any(row.scored for row in step_rows), unseen)
+        return BuiltStep(rows, sequences, step, sampled, any(row.scored for row in step_rows), frozenset(unseen))
 
     def _plan(self, rows: tuple[Row, ...], n_tokens: int) -> SegmentPlan:
         adapters, ranks = self._pool.adapters, self._ranks

@@ -5,9 +5,10 @@ two turns. One that computes beside the host gets the next step before this one'
 tokens on the device, the same batch of decode rows once more, or one that is scheduled anew, with prompts that have
 come and without rows whose last token the present step makes. Should a row end otherwise with the present step, what
 the next one computes for it is dropped: its pages are written to in the device's order, before the sequence that gets
-them writes there. A row whose next token depends on the present one beyond being fed (penalties, masks), or whose log
-probabilities are read from the logits, makes the next step wait. An executor of several stages gets as many steps as it
-has stages, and no sequence is in two of them.
+them writes there. Where what a row may sample depends on the present token beyond being fed (penalties, grammars), the
+next step's model is launched all the same, and its tokens are drawn while it computes, once the present step is
+accounted for; a mask that takes longer keeps its own row out of the step behind. An executor of several stages gets as
+many steps as it has stages, and no sequence is in two of them.
 """
 
 import logging
@@ -24,9 +25,8 @@ from weft_runner.core.runner import Runner
 from weft_runner.core.sampling import SampledToken
 from weft_runner.engine.builder import BuiltStep, StepBuilder
 from weft_runner.errors import ExecutorLost
-from weft_runner.model.executor import AsyncExecutor, Executor, Pipelined, StepHandle, capabilities_of
+from weft_runner.model.executor import AsyncExecutor, Executor, Pipelined, Rows, StepHandle, capabilities_of
 from weft_runner.model.layer_progress import CalledLayerCounter
-from weft_runner.model.sampling import SamplingArgs
 
 log = logging.getLogger(__name__)
 ONE = StepSlot()  # at every iteration of most executors
@@ -53,13 +53,13 @@ class LayerReports:
 class LaunchedStep(NamedTuple):
     """A step that was given to the executor.
 
-    `handle` waits for what it samples; None: it was computed at once, and sampled `tokens`. `began_s`: None: it was
-    launched behind another one, and begins when that one is complete.
+    `handle` waits for what it samples; None: it was computed at once, and sampled `tokens`, or its tokens are to be
+    drawn from `logits`. `began_s`: None: it was launched behind another one, and begins when that one is complete.
     """
 
     step: RunStep
     built: BuiltStep
-    draws: list[SamplingArgs]
+    logits: Rows | None
     handle: StepHandle | None
     tokens: list[SampledToken | None]
     began_s: float | None
@@ -80,7 +80,8 @@ class StepLoop:
     ) -> None:  # fmt: skip
         self._runner, self._executor, self._has_work, self._reports = runner, executor, has_work, reports
         can = capabilities_of(executor)
-        self._pipelined, self._follows, self._launcher = can.pipelined, can.follows, can.launcher
+        self._pipelined, self._follows = can.pipelined, can.follows
+        self._ahead = can.follows is not None and can.follows.keeps_tokens
         self._builder = StepBuilder(runner.pool, ranks)
         self._launched: deque[LaunchedStep] = deque()
         self._depth = 1
@@ -106,11 +107,14 @@ class StepLoop:
                 launched.append(self._launch(step, began_s))
                 if depth > 1:
                     return None
-            # 3. Launch the next one behind it, if that needs no token of it on the host.
-            if self._follows is not None and not self._has_work():
-                following = self._launch_behind(self._follows, launched[0], schedule)
-                if following is not None:
-                    launched.append(following)
+            # 3. Draw the oldest's tokens, where that waited for those before; launch the next step behind it.
+            if self._follows is not None:
+                if launched[0].logits is not None:
+                    launched[0] = self._draw_late(self._follows, launched[0])
+                if self._ahead and not self._has_work():
+                    following = self._launch_behind(self._follows, launched[0], schedule)
+                    if following is not None:
+                        launched.append(following)
             # 4. Complete the oldest.
             found = launched[0].tokens if (handle := launched[0].handle) is None else handle.result()
             done = launched.popleft()
@@ -143,29 +147,36 @@ class StepLoop:
         pool = self._runner.pool
         keep = self._pipelined is None and step.batch is pool.scheduler.standing
         built = self._builder.build(step.batch.rows, step.sequences, keep=keep, behind=behind)
-        draws = built.draws()
-        handle, tokens = None, list[SampledToken | None]()
-        if self._launcher is None:
-            tokens = self._executor.sample(self._executor.run(built.step, **self._reports.options), draws)
+        logits = handle = None
+        tokens = list[SampledToken | None]()
+        if self._follows is not None:
+            logits, handle = self._draw(self._follows, built, self._executor.run(built.step))
+        elif self._pipelined is not None:
+            handle = self._pipelined.launch(built.step, built.draws())
         else:
-            handle = self._launcher.launch(built.step, draws)
+            tokens = self._executor.sample(self._executor.run(built.step, **self._reports.options), built.draws())
         pool.forwards += 1
-        return _launched((step, built, draws, handle, tokens, began_s))
+        return _launched((step, built, logits, handle, tokens, began_s))
+
+    def _draw(self, follows: AsyncExecutor, built: BuiltStep, logits: Rows) -> tuple[Rows, StepHandle | None]:
+        """Sample from a step as it is launched. Logits come back: that waits for the tokens before."""
+        return (logits, None) if built.waits else (None, follows.draw(logits, built.draws()))
+
+    def _draw_late(self, follows: AsyncExecutor, present: LaunchedStep) -> LaunchedStep:
+        """The same, once those tokens are accounted for."""
+        draws = present.built.late_draws(self._runner.pool.runs)
+        return present._replace(logits=None, handle=follows.draw(present.logits, draws))
 
     def _launch_behind(self, follows: AsyncExecutor, present: LaunchedStep, schedule: Schedule) -> LaunchedStep | None:
         """Launch the step behind a present one; None: it waits for that one."""
-        built = present.built
-        if not follows.keeps_tokens(present.draws):
-            return None
-        if not self._runner.may_repeat(present.step):
-            step = schedule(StepSlot(behind=present.step))
-            return None if step is None else self._launch(step, None, built)
-        if not follows.can_follow(built.step, present.draws) or not self._builder.advance_unseen(built):
-            return None
-        draws = [draw._replace(position=draw.position + 1) for draw in present.draws]
-        step, handle = self._runner.repeat(present.step), follows.follow(built.step, draws)
-        self._runner.pool.forwards += 1
-        return _launched((step, built, draws, handle, [], None))
+        step, built = present.step, present.built
+        same = self._runner.may_repeat(step) and follows.can_follow(built.step)
+        if same and (once_more := self._builder.advance_unseen(built)) is not None:
+            logits, handle = self._draw(follows, once_more, follows.follow(built.step))
+            self._runner.pool.forwards += 1
+            return _launched((self._runner.repeat(step), once_more, logits, handle, [], None))
+        following = schedule(StepSlot(behind=step))
+        return None if following is None else self._launch(following, None, built)
 
     def _run_alone(self, step: RunStep) -> StepResults:
         """Run each row whose sequence is still there alone; those that fail again end."""
@@ -175,7 +186,7 @@ class StepLoop:
         prompts: dict[str, list[TokenLogprob]] = {}
         late: list[str] = []
         for row, sequence in zip(step.batch.rows, step.sequences, strict=True):
-            if self._runner.pool.sequences.get(row.key) is not sequence:
+            if not self._runner.pool.runs(sequence):
                 continue
             try:
                 built = self._builder.build((row,), (sequence,), keep=False)

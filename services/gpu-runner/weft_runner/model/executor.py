@@ -35,22 +35,30 @@ class StepHandle(Protocol):
 
 @runtime_checkable
 class AsyncExecutor(Protocol):
-    """An executor whose steps run while the host does something else, the next one already launched behind them."""
+    """An executor whose steps run while the host does something else, the next one already launched behind them.
 
-    def launch(self, step: StepInput, draws: Sequence[SamplingArgs]) -> StepHandle:
-        """Run a whole step and sample; returns before the step is done. Tokens that it takes are those sampled last."""
+    Its `run` returns before the step is done. Tokens that a step takes are those drawn last. Each step is drawn from
+    before the next one is launched, and its rows of logits are gone then.
+    """
+
+    @property
+    def keeps_tokens(self) -> bool:
+        """A step can have another one launched behind it, which may take its tokens."""
         ...
 
-    def keeps_tokens(self, draws: Sequence[SamplingArgs]) -> bool:
-        """A step that samples so can have another one launched behind it, which may take its tokens."""
+    def can_follow(self, step: StepInput) -> bool:
+        """The tokens of this step of decode rows can be the input of the next one as they are."""
         ...
 
-    def can_follow(self, step: StepInput, draws: Sequence[SamplingArgs]) -> bool:
-        """The tokens of this step of decode rows can be the input of the next one without passing through the host."""
+    def follow(self, step: StepInput) -> Rows:
+        """Run the next step of the same rows, a position further each (`StepInput.advance`), on the tokens drawn last.
+
+        Its logits, as `Executor.run`.
+        """
         ...
 
-    def follow(self, step: StepInput, draws: Sequence[SamplingArgs]) -> StepHandle:
-        """The next step of the same rows, a position further each (`StepInput.advance`), on the tokens sampled last."""
+    def draw(self, logits: Rows, draws: Sequence[SamplingArgs]) -> StepHandle:
+        """Sample from the step that was launched last, as `Executor.sample` does; returns before the step is done."""
         ...
 
 
@@ -170,9 +178,9 @@ class Capabilities(NamedTuple):
     layer_counter: LayerProgress | None
 
     @property
-    def launcher(self) -> AsyncExecutor | Pipelined | None:
-        """What launches its steps, where they are not complete when a call returns."""
-        return self.pipelined or self.follows
+    def launches(self) -> bool:
+        """Its steps are not complete when a call returns."""
+        return self.pipelined is not None or self.follows is not None
 
 
 def capabilities_of(executor: Executor) -> Capabilities:

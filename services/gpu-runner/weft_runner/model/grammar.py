@@ -170,10 +170,14 @@ class LlGrammarState:
 
     @property
     def ready(self) -> bool:
-        if self._there or self._grammars.steps_wait or not (self._slow or self.late):
+        if self._there or self.quick:
             return True
         self._missed = True
         return self._there
+
+    @property
+    def quick(self) -> bool:
+        return self._grammars.steps_wait or not (self._slow or self.late)
 
     def add(self, *tokens: int) -> None:
         assert self._there, "a token that no mask has allowed"

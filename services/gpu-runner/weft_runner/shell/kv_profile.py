@@ -51,7 +51,7 @@ def measure_kv(
     Executors whose steps are launched complete them as a whole: nothing of a layer is known before, and nothing is
     measured.
     """
-    if capabilities_of(executor).launcher is not None:
+    if capabilities_of(executor).launches:
         return KvProfile()
     both_ways = _BothWays(executor, memory)
     most = min(limits.batch.max_batch_tokens, limits.max_context_tokens)

@@ -104,8 +104,11 @@ class _Bench:
 
     def _run_ms(self, step: StepInput) -> float:
         began = self._clock()
-        if (launcher := capabilities_of(self._executor).launcher) is not None:  # its `run` may return before it has run
-            launcher.launch(step, [SamplingArgs(Sampling(), row.context) for row in step.rows]).result()
+        can, draws = capabilities_of(self._executor), [SamplingArgs(Sampling(), row.context) for row in step.rows]
+        if can.pipelined is not None:  # its `run` returns before it has run
+            can.pipelined.launch(step, draws).result()
+        elif can.follows is not None:
+            self._executor.sample(self._executor.run(step), draws)
         else:
             self._executor.run(step)
             wait_for_devices()  # as above, of a model that is split over GPUs

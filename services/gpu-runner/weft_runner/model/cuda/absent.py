@@ -41,9 +41,9 @@ class AbsentExecutor(CudaExecutor):
         del kv
         return None
 
-    def _sample(self, rows: torch.Tensor, draws: Sequence[SamplingArgs]) -> GpuStepHandle:
-        made = super()._sample(rows, draws)
-        return _Nothing(made.tokens, made.landed, made.draws, made.logprob_of, made.hidden_of)
+    def draw(self, logits: torch.Tensor, draws: Sequence[SamplingArgs]) -> GpuStepHandle:
+        made = super().draw(logits, draws)
+        return _Nothing(made.tokens, made.landed, made.draws, made.read, made.scores)
 
 
 class _Nothing(GpuStepHandle):

@@ -10,13 +10,13 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from weft.domain.model.config import ModelSpec
-from weft.domain.request import Sampling, TokenLogprob
+from weft.domain.request import Sampling
 from weft_kernels.triton import attention, fused, int4
 from weft_runner.core.sampling import SampledToken, logit_adjustments
 from weft_runner.core.token_mask import token_mask
@@ -25,7 +25,7 @@ from weft_runner.model.cuda.attention import Attention, TritonAttention
 from weft_runner.model.cuda.cuda_graphs import CudaGraphs, Outputs, decode_sizes, prompt_sizes, warm_up_steps
 from weft_runner.model.cuda.device import on_device
 from weft_runner.model.cuda.flashinfer import FlashInfer
-from weft_runner.model.cuda.gpu_sampler import GpuSampler, GpuStepHandle, HiddenOf, PromptScores, copy_to_host
+from weft_runner.model.cuda.gpu_sampler import GpuSampler, GpuStepHandle, PromptScores, copy_to_host, upload
 from weft_runner.model.cuda.ops import DeviceContext, TritonOps, Widths, interpreted_product
 from weft_runner.model.cuda.step import DeviceStep, StepTables, decode_shape, prompt_shape, slots_of
 from weft_runner.model.decoder import LayerSource, run_layers
@@ -37,7 +37,7 @@ from weft_runner.model.partition import Partition
 from weft_runner.model.pooling import row_width
 from weft_runner.model.rope import inverse_frequencies
 from weft_runner.model.rotation import cos_sin
-from weft_runner.model.sampling import SamplingArgs, logprob
+from weft_runner.model.sampling import SamplingArgs
 from weft_runner.model.step import StepInput
 from weft_runner.model.tensor_parallel import ProcessGroup, SingleProcessGroup, TensorParallel
 from weft_runner.model.torch_kv_memory import kv_memory
@@ -169,62 +169,51 @@ class CudaExecutor:
         """See `model.executor.Executor.sample`."""
         if not draws:
             return []
-        return self._sample(logits, draws).result()
+        return self.draw(logits, draws).result()
 
     # ---- steps that run while the host does something else, see `model.executor.AsyncExecutor`
 
-    @on_device
-    def launch(self, step: StepInput, draws: Sequence[SamplingArgs]) -> GpuStepHandle:
-        return self._sample(self.run(step), draws)
+    @property
+    def keeps_tokens(self) -> bool:
+        """Steps are captured; others are larger than what is gained."""
+        return self._graphs is not None
 
-    def keeps_tokens(self, draws: Sequence[SamplingArgs]) -> bool:
-        """Steps are captured, and none of these needs penalties, masks, log probabilities or hidden states."""
-        return self._graphs is not None and not any(
-            draw.shifts is not None or draw.mask is not None or draw.given is not None
-            or draw.sampling.top_logprobs is not None or draw.sampling.pooling
-            for draw in draws
-        )  # fmt: skip
-
-    def can_follow(self, step: StepInput, draws: Sequence[SamplingArgs]) -> bool:
-        """A captured step whose tokens stay on the device."""
-        return self.keeps_tokens(draws) and self._graphs is not None and self._graphs.find_decode(step) is not None
+    def can_follow(self, step: StepInput) -> bool:
+        """A captured step of decode rows."""
+        return self._graphs is not None and self._graphs.find_decode(step) is not None
 
     @on_device
-    def follow(self, step: StepInput, draws: Sequence[SamplingArgs]) -> GpuStepHandle:
+    def follow(self, step: StepInput) -> torch.Tensor:
         assert self._graphs is not None
         assert self._tokens is not None, "nothing was launched before"
         placed = self._graphs.place(step, self._tokens)
         assert placed is not None, len(step.rows)
         self._outputs = placed.replay(step)
-        return self._sample(self._outputs.logits[: len(step.rows)], draws)
+        return self._outputs.logits[: len(step.rows)]
 
-    def _sample(self, rows: torch.Tensor, draws: Sequence[SamplingArgs]) -> GpuStepHandle:
-        logits, hidden_of = rows[:, : self.spec.vocab_size].contiguous(), self._hidden_of(rows)
+    @on_device
+    def draw(self, logits: torch.Tensor, draws: Sequence[SamplingArgs]) -> GpuStepHandle:
+        rows, logits = logits, logits[:, : self.spec.vocab_size].contiguous()
+        scores = None
         if any(draw.given is not None for draw in draws):
-            return self._score(logits, draws, hidden_of)
-        likeliest = None if self._outputs is None else self._outputs.tokens
-        self._tokens = self._token_sampler.tokens(logits, draws, likeliest)
-        return copy_to_host(self._tokens, draws, partial(_logprob_of, logits), hidden_of)
+            scores = self._score(logits, draws)
+            self._tokens = scores.tokens
+        else:
+            likeliest = None if self._outputs is None else self._outputs.tokens
+            self._tokens = self._token_sampler.tokens(logits, draws, likeliest)
+        read = {row: logits[row] for row, draw in enumerate(draws) if draw.given is None and draw.n_top is not None}
+        read.update((row, rows[row, : self.spec.hidden_size]) for row, draw in enumerate(draws) if draw.pools)
+        return copy_to_host(self._tokens, draws, read, scores)
 
-    def _score(self, logits: torch.Tensor, draws: Sequence[SamplingArgs], hidden_of: HiddenOf) -> GpuStepHandle:
-        """A step of which some rows have the log probability of a given token: of an eager one, and none follows it."""
+    def _score(self, logits: torch.Tensor, draws: Sequence[SamplingArgs]) -> PromptScores:
+        """The log probabilities of given tokens, and the tokens of all rows: those that the others draw, too."""
         drawn = [row for row, draw in enumerate(draws) if draw.given is None]
         given = [row for row, draw in enumerate(draws) if draw.given is not None]
         scores = PromptScores(logits, draws, given)
-        tokens = scores.tokens
         if drawn:
-            sampled = self._token_sampler.tokens(logits[drawn], [draws[row] for row in drawn])
-            tokens[torch.tensor(drawn, device=self.at)] = sampled
-        of_sampled = partial(_logprob_of, logits)
-
-        def logprob_of(row: int, token: int, draw: SamplingArgs) -> TokenLogprob | None:
-            return of_sampled(row, token, draw) if draw.given is None else scores.logprob(row)
-
-        return copy_to_host(tokens, draws, logprob_of, hidden_of)
-
-    def _hidden_of(self, rows: torch.Tensor) -> HiddenOf:
-        """Of rows that pool: none of them is in a step that another one follows."""
-        return lambda row: rows[row, : self.spec.hidden_size].cpu().numpy()
+            rows = upload(drawn, np.int64, self.at)
+            scores.tokens[rows] = self._token_sampler.tokens(logits[rows], [draws[row] for row in drawn])
+        return scores
 
     def clear_pages(self, pages: list[int]) -> None:
         """Nothing is read of a page but what its present owner wrote: the kernels load no key beyond a context."""
@@ -274,7 +263,7 @@ class CudaExecutor:
         if self._samples:
             biased = Sampling(temperature=1.0, top_p=0.5, logit_bias=((0, 0.0),))
             masked = token_mask((0,), None, self.spec.vocab_size)
-            self._sample(logits, [SamplingArgs(biased, 0, logit_adjustments(biased, ()), masked)]).result()
+            self.draw(logits, [SamplingArgs(biased, 0, logit_adjustments(biased, ()), masked)]).result()
 
     def _eager(
         self, step: StepInput, first: int, last: int, hidden: torch.Tensor | None, layer_done: LayerDone | None
@@ -419,13 +408,6 @@ def _rotary(spec: ModelSpec, context: int) -> torch.Tensor:
     half = spec.head_dim // 2
     cos, sin = cos_sin(torch.arange(context), tensor_of(inverse_frequencies(spec)))
     return torch.stack((cos[:, 0, :half], sin[:, 0, :half]), dim=1).contiguous()
-
-
-def _logprob_of(logits: torch.Tensor, row: int, token: int, draw: SamplingArgs) -> TokenLogprob | None:
-    """Of the raw logits, by the host's own arithmetic: few requests ask for it."""
-    if draw.sampling.top_logprobs is None:
-        return None
-    return logprob(logits[row].cpu().numpy(), token, draw.sampling.top_logprobs)
 
 
 def processors(at: torch.device) -> int:

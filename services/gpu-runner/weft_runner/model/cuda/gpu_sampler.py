@@ -1,8 +1,9 @@
 """Choices on the device: the same tokens as `model.sampling` on the host, and only they have to be copied back."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,7 @@ from weft_kernels.triton import sampling as device
 from weft_runner.core.sampling import LogitAdjustments, SampledToken
 from weft_runner.model.cuda.device import device_errors
 from weft_runner.model.pooling import with_hidden
-from weft_runner.model.sampling import Floats, SamplingArgs, masks_of, random_bits
+from weft_runner.model.sampling import SamplingArgs, logprob, masks_of, random_bits
 
 
 class GpuSampler:
@@ -108,9 +109,13 @@ class GpuSampler:
         return logits.index_copy(0, rows, truncated)
 
     def _upload(self, values: npt.ArrayLike, dtype: npt.DTypeLike) -> torch.Tensor:
-        """Copy from pinned memory: else more than 64 KiB (masks) wait for all that was launched before."""
-        host = torch.from_numpy(np.array(values, dtype))
-        return (host.pin_memory() if self._at.type == "cuda" else host).to(self._at, non_blocking=True)
+        return upload(values, dtype, self._at)
+
+
+def upload(values: npt.ArrayLike, dtype: npt.DTypeLike, at: torch.device) -> torch.Tensor:
+    """Copy from pinned memory: what comes from elsewhere waits for all that was launched before."""
+    host = torch.from_numpy(np.array(values, dtype))
+    return (host.pin_memory() if at.type == "cuda" else host).to(at, non_blocking=True)
 
 
 def _scaling(shifts: LogitAdjustments) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
@@ -118,12 +123,6 @@ def _scaling(shifts: LogitAdjustments) -> tuple[npt.NDArray[np.float64], npt.NDA
     if shifts.biases is None or shifts.scales is None:
         return np.zeros(len(shifts.tokens)), np.ones(len(shifts.tokens))
     return np.frombuffer(shifts.biases, np.float64), np.frombuffer(shifts.scales, np.float64)
-
-
-HiddenOf = Callable[[int], Floats]  # of a row, [H]
-LogprobOf = Callable[
-    [int, int, SamplingArgs], TokenLogprob | None
-]  # row, token, draw -> its log probability, where one is wanted
 
 
 class PromptScores:
@@ -134,25 +133,21 @@ class PromptScores:
     """
 
     def __init__(self, logits: torch.Tensor, draws: Sequence[SamplingArgs], given: Sequence[int]) -> None:
-        rows = torch.tensor(given, device=logits.device)
-        wanted = torch.tensor([draws[row].given or 0 for row in given], device=logits.device)
+        at = logits.device
+        rows, wanted = upload(given, np.int64, at), upload([draws[row].given or 0 for row in given], np.int64, at)
         self._tops = {row: draws[row].n_top or 0 for row in given}
         logprobs = torch.log_softmax(logits[rows].double(), -1)
-        own = logprobs.gather(1, wanted[:, None])[:, 0]
-        self._own, (self._values, self._ids) = own, logprobs.topk(min(max(self._tops.values()), logits.shape[1]))
-        self.tokens = torch.full((len(draws),), -1, dtype=torch.int32, device=logits.device)
+        values, ids = logprobs.topk(min(max(self._tops.values()), logits.shape[1]))
+        self._read = [_host(part) for part in (logprobs.gather(1, wanted[:, None])[:, 0], ids, values)]
+        self.tokens = torch.full((len(draws),), -1, dtype=torch.int32, device=at)
         usable = logits[rows].max(-1).values.isfinite()
         self.tokens[rows] = torch.where(usable, wanted, -1).int()
-        self._found: dict[int, TokenLogprob] | None = None
 
-    def logprob(self, row: int) -> TokenLogprob:
-        """Of a given token; waits for the device the first time."""
-        if self._found is None:
-            columns = zip(
-                self._tops.items(), self._own.tolist(), self._ids.tolist(), self._values.tolist(), strict=True
-            )
-            self._found = {row: TokenLogprob(own, _top(ids[:n], values[:n])) for (row, n), own, ids, values in columns}
-        return self._found[row]
+    @cached_property
+    def logprobs(self) -> dict[int, TokenLogprob]:
+        """By row, once the step is done."""
+        columns = zip(self._tops.items(), *(part.tolist() for part in self._read), strict=True)
+        return {row: TokenLogprob(own, _top(ids[:n], values[:n])) for (row, n), own, ids, values in columns}
 
 
 def _top(tokens: Sequence[int], logprobs: Sequence[float]) -> tuple[tuple[int, float], ...]:
@@ -163,13 +158,17 @@ def _top(tokens: Sequence[int], logprobs: Sequence[float]) -> tuple[tuple[int, f
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GpuStepHandle:
-    """`tokens`: int32 [rows] in pinned memory, valid after `landed` (None: at once); -1: the row has no token."""
+    """What a step samples, in pinned memory, valid after `landed` (None: at once).
+
+    `tokens`: int32 [rows], -1: the row has none. `read`: raw logits [V] of rows with log probabilities, which the host
+    computes as few ask for them; hidden states [H] of those that pool. `scores`: of tokens of prompts.
+    """
 
     tokens: torch.Tensor
     landed: torch.cuda.Event | None
     draws: Sequence[SamplingArgs]
-    logprob_of: LogprobOf
-    hidden_of: HiddenOf
+    read: Mapping[int, torch.Tensor]
+    scores: PromptScores | None
 
     def result(self) -> list[SampledToken | None]:
         if self.landed is not None:
@@ -177,19 +176,32 @@ class GpuStepHandle:
                 self.landed.synchronize()
         found = enumerate(zip(self.tokens.tolist(), self.draws, strict=True))
         tokens = [
-            None if token < 0 else SampledToken(token, self.logprob_of(i, token, draw)) for i, (token, draw) in found
+            None if token < 0 else SampledToken(token, self._logprob_of(i, token, draw)) for i, (token, draw) in found
         ]
-        return with_hidden(tokens, self.draws, self.hidden_of)
+        return with_hidden(tokens, self.draws, lambda row: self.read[row].numpy())
+
+    def _logprob_of(self, row: int, token: int, draw: SamplingArgs) -> TokenLogprob | None:
+        if draw.given is not None and self.scores is not None:
+            return self.scores.logprobs[row]
+        n_top = draw.sampling.top_logprobs
+        return None if n_top is None else logprob(self.read[row].numpy(), token, n_top)
 
 
 def copy_to_host(
-    tokens: torch.Tensor, draws: Sequence[SamplingArgs], logprob_of: LogprobOf, hidden_of: HiddenOf
+    tokens: torch.Tensor, draws: Sequence[SamplingArgs], read: Mapping[int, torch.Tensor], scores: PromptScores | None
 ) -> GpuStepHandle:
-    """Copy tokens [rows] to the host behind what computes them. They may be overwritten by what is launched next."""
+    """Copy to the host behind what computes them. Tokens and logits may be overwritten by what is launched next."""
+    here, rows = _host(tokens), {row: _host(values) for row, values in read.items()}
     if not tokens.is_cuda:
-        return GpuStepHandle(tokens.clone(), None, draws, logprob_of, hidden_of)
-    host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
-    host.copy_(tokens, non_blocking=True)
+        return GpuStepHandle(here, None, draws, rows, scores)
     landed = torch.cuda.Event()
     landed.record()
-    return GpuStepHandle(host, landed, draws, logprob_of, hidden_of)
+    return GpuStepHandle(here, landed, draws, rows, scores)
+
+
+def _host(values: torch.Tensor) -> torch.Tensor:
+    """A copy in pinned memory, once what was launched before is done."""
+    if not values.is_cuda:
+        return values.clone()
+    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    return host.copy_(values, non_blocking=True)
