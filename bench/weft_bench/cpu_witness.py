@@ -141,7 +141,7 @@ class Witness:
 
     def _note(self, step: StepInput, *, again: bool) -> None:
         """`again`: a step of the same batch, with the last one not accounted for, is another try at it."""
-        if again and self._waiting and self._waiting[-1].batch is self._batch:
+        if again and self._waiting and self._waiting[-1].batch.number == self._batch.number:
             self._waiting[-1].plans.append(step.plan)
             return
         began = self._chosen if again else time.perf_counter()

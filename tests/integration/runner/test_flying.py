@@ -85,8 +85,10 @@ def flying(driver: Any) -> int:
 
 def land(driver: Any) -> None:
     """Complete the oldest step and launch none."""
-    engine = driver.engine
-    engine._execute(engine.runner.handle(engine.steps.advance(lambda _: None), 0.0))
+    steps = driver.engine.steps
+    steps._schedule = lambda _: None
+    steps.advance()
+    del steps._schedule
 
 
 def ask(driver: Any, key: str, first: int, max_tokens: int = 12, adapter: str = "", **fields: Any) -> Any:

@@ -19,6 +19,8 @@ LIMITS = PoolLimits(
 class Machine:
     """An executor and its clock: each step takes what a model of steps says."""
 
+    adapters = None
+
     def __init__(self, model: StepModel, limits: PoolLimits = LIMITS) -> None:
         self.model, self.limits, self.now = model, limits, 1000.0
         self.steps: list[tuple[int, int]] = []  # rows, tokens

@@ -29,7 +29,7 @@ class Watched:
         batch = pool.schedule() if pool.scheduler.standing is not None else None
         if batch is not None:
             sequences = tuple(pool.sequences[row.key] for row in batch.rows)
-            fresh = StepBuilder(pool, engine.adapters.ranks).build(batch.rows, sequences, keep=False).step
+            fresh = StepBuilder(pool, engine.adapters.ranks).build(batch, sequences, keep=False).step
             assert list(step.tokens) == list(fresh.tokens)
             assert step.rows == fresh.rows
             assert step.plan == fresh.plan

@@ -80,11 +80,12 @@ class Batch:
     """Rows in the order of the step's tokens; the first `n_prefills` are in prefill.
 
     Of all `n_tokens` `prompt_tokens` are those of rows in prefill; `n_adapters` differ. Counted once: a batch may run
-    many times.
+    many times, and has the same `number` then, which no other has; 0: what is left of one.
     """
 
     rows: tuple[Row, ...]
     n_prefills: int
+    number: int = field(default=0, compare=False)
     n_tokens: int = field(init=False)
     prompt_tokens: int = field(init=False)
     n_adapters: int = field(init=False)
@@ -102,6 +103,7 @@ def form_batch(
     limits: BatchLimits,
     *,
     prompt_tokens: int | None = None,
+    number: int = 0,
 ) -> Batch:
     """The next batch. Both inputs are in order of service; that order holds inside each adapter's group.
 
@@ -113,7 +115,7 @@ def form_batch(
     prefills = _prefill_rows(prefilling, limits.max_prefills, budget)
     shared = _shared_adapter(prefills, decodes)
     first = _grouped(prefills, last=shared)
-    return Batch((*first, *_grouped(decodes, first=shared)), len(first))
+    return Batch((*first, *_grouped(decodes, first=shared)), len(first), number)
 
 
 def _prefill_rows(prefilling: Iterable[Candidate], max_prefills: int, budget_tokens: int) -> list[Row]:

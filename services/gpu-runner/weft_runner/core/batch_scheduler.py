@@ -22,13 +22,14 @@ TOKEN_TIMES = 2.0  # steps of one row: the token time beside batch rows in a poo
 class BatchScheduler:
     """One owner: the request pool.
 
-    While no sequence joins, leaves, pauses or grows, the batch of decode rows is the same object from one iteration to
-    the next: what is derived from it (its order, segments, page table) is derived once.
+    While no sequence joins, leaves, pauses or grows, the batch of decode rows is the same one, by its number, from one
+    iteration to the next: what is derived from it (its order, segments, page table) is derived once.
     """
 
     def __init__(self, limits: BatchLimits, model: StepModel) -> None:
         self._limits, self.step_time, self.lateness = limits, StepTimeEstimator(model), Lateness()
         self.standing: Batch | None = None
+        self._numbers = count(1)
         self.keys = 0  # tokens in KV of the decode rows that were chosen last
         self._steps = 0
         self._together: frozenset[str] = frozenset()  # of request-level batching: those of the present batch
@@ -64,13 +65,13 @@ class BatchScheduler:
             keys *= bool(decoding)
         self.keys = keys
         if not prefilling:
-            batch = form_batch((), decoding, self._limits)
+            batch = form_batch((), decoding, self._limits, number=next(self._numbers))
             self._steps = steps() if len(batch.rows) == len(decoding) else 0
             self.standing = batch if self._steps > 1 else None
             return batch
         most = self._limits.prompt_tokens_beside(len(decoding))
         tokens = self.step_time.prompt_tokens(len(decoding), keys, token_time_ms, most)
-        return form_batch(prefilling, decoding, self._limits, prompt_tokens=tokens)
+        return form_batch(prefilling, decoding, self._limits, prompt_tokens=tokens, number=next(self._numbers))
 
     @property
     def token_time_ms(self) -> float:
@@ -109,7 +110,10 @@ class BatchScheduler:
         self._turns.update((row.key, next(self._turn)) for row in joining)
         self.keys = keys + in_kv
         self.held_rows += len(waiting) - len(joining)
-        return form_batch([*prompts, *batch_prompts], [*rows, *joining], limits, prompt_tokens=prompt_tokens)
+        number = next(self._numbers)
+        return form_batch(
+            [*prompts, *batch_prompts], [*rows, *joining], limits, prompt_tokens=prompt_tokens, number=number
+        )
 
     def _apart(
         self, prefilling: Sequence[Candidate], decoding: Sequence[Candidate]
@@ -128,7 +132,8 @@ class BatchScheduler:
 
     def lasts(self, batch: Batch, steps: int) -> bool:
         """That batch can run as it is for so many iterations, the present one included."""
-        return batch is self.standing and self._steps >= steps
+        standing = self.standing
+        return standing is not None and standing.number == batch.number and self._steps >= steps
 
     def changed(self) -> None:
         """Somebody joined, left, paused or grew: the next batch is chosen anew."""
@@ -136,7 +141,7 @@ class BatchScheduler:
 
     def ran(self, batch: Batch) -> None:
         """That batch has run: each of its decode rows has one key more, and one place less in its pages."""
-        if batch is self.standing:
+        if (standing := self.standing) is not None and standing.number == batch.number:
             self.keys += len(batch.rows)
             self._steps -= 1
             if not self._steps:

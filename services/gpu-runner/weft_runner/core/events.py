@@ -376,7 +376,7 @@ class RunStep(NamedTuple):
     """Run a batch: `sequences` are those of its rows, in order; `clear_pages` have changed hands and are cleared first.
 
     `keys`: tokens in KV of its decode rows. `departures`: of sequences from the pool so far. `awaited`: it has an
-    interactive row.
+    interactive row. `stands`: it may run again as it is.
     """
 
     batch: Batch
@@ -385,6 +385,7 @@ class RunStep(NamedTuple):
     keys: int
     departures: int
     awaited: bool
+    stands: bool
 
 
 @dataclass(frozen=True, slots=True)

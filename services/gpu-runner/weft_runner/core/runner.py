@@ -83,7 +83,7 @@ class Runner:
             self.pool.hand_over.expire(now)
         if self.grammars.waiting:
             self._expire_grammars(now)
-        if self.pool.masks_due <= now:
+        if self.pool.masked_out and self.pool.masks_due <= now:
             self.pool.end_masked_out()
         if self.pool.drain_at <= now:
             self.pool.end_drained()
@@ -128,7 +128,8 @@ class Runner:
         if slot.depth > 1:
             pool.launched(batch)
         last, clear_pages = self._step, pool.reservations.take_granted()
-        if last is not None and last.batch is batch:
+        stands = (standing := pool.scheduler.standing) is not None and standing.number == batch.number
+        if stands and last is not None and last.batch.number == batch.number:
             sequences, awaited = last.sequences, last.awaited
         else:
             sequences = tuple(pool.sequences[row.key] for row in batch.rows)
@@ -137,7 +138,7 @@ class Runner:
         if pool.kv.outgoing:
             pool.hand_over.stream(batch)
             effects.extend(pool.kv.take_effects())
-        self._step = RunStep(batch, sequences, clear_pages, pool.scheduler.keys, pool.departures, awaited)
+        self._step = RunStep(batch, sequences, clear_pages, pool.scheduler.keys, pool.departures, awaited, stands)
         effects.append(self._step)
 
     def _account(self, done: StepDone) -> None:

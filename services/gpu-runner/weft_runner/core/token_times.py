@@ -57,7 +57,7 @@ class TokenTimes:
     def ran(self, batch: Batch, sequences: Mapping[str, Sequence], now: float) -> list[Sequence]:
         """That batch is complete. Returns the sequences that had their first token here."""
         last = self._last
-        if last is not None and last.batch is batch:
+        if last is not None and batch.number and last.batch.number == batch.number:
             gap_s, last.at = now - last.at, now
             self._counts[bisect_left(GAP_BUCKETS, gap_s)] += last.n_tokens  # at every iteration: no call of `_count`
             self._sum_s += gap_s * last.n_tokens

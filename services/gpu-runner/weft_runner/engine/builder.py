@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from weft.domain.request import Sampling, TokenLogprob
 from weft_kernels.plan import Segment, SegmentPlan
-from weft_runner.core.batch import Row, adapter_segments
+from weft_runner.core.batch import Batch, Row, adapter_segments
 from weft_runner.core.events import StepResults
 from weft_runner.core.request_pool import RequestPool
 from weft_runner.core.sampling import SampledToken
@@ -36,9 +36,9 @@ NOT_AHEAD = Ahead(0, None)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BuiltStep:
-    """Rows of a batch, their sequences, and the step that runs them; `sampled`: those that get a token, in order."""
+    """A batch, the sequences of its rows, and the step that runs them; `sampled`: those that get a token, in order."""
 
-    rows: tuple[Row, ...]
+    batch: Batch
     sequences: tuple[PoolSequence, ...]
     step: StepInput
     sampled: tuple[PoolSequence, ...]
@@ -74,7 +74,7 @@ class BuiltStep:
     def positions(self) -> dict[PoolSequence, Ahead]:
         """Say how far each of its sequences is once it is done."""
         found, drawn = dict[PoolSequence, Ahead](), 0
-        for row, of_step, sequence in zip(self.rows, self.step.rows, self.sequences, strict=True):
+        for row, of_step, sequence in zip(self.batch.rows, self.step.rows, self.sequences, strict=True):
             drawn += of_step.scored
             found[sequence] = Ahead(row.n_tokens, drawn if row.samples else None)
             drawn += row.samples
@@ -128,25 +128,25 @@ class StepBuilder:
         self._kept: BuiltStep | None = None
 
     def build(
-        self, rows: tuple[Row, ...], sequences: tuple[PoolSequence, ...], *, keep: bool, behind: BuiltStep | None = None
+        self, batch: Batch, sequences: tuple[PoolSequence, ...], *, keep: bool, behind: BuiltStep | None = None
     ) -> BuiltStep:
-        """The step of these rows. `keep`: they are decode rows, and may run again next time as they are.
+        """The step of that batch. `keep`: it has decode rows, and may run again next time as it is.
 
         `behind`: the step in flight, from whose tokens, which the device alone knows, sequences of both go on.
         """
         kept = self._kept
-        if kept is not None and kept.rows is rows:
+        if keep and kept is not None and kept.batch.number == batch.number:
             kept.step.advance([s.tokens[-1] for s in kept.sequences], [s.in_kv for s in kept.sequences])
             if kept.unseen:
                 kept = self._kept = replace(kept, unseen=frozenset())
             return kept
-        built = self._build(rows, sequences, {} if behind is None else behind.positions())
+        built = self._build(batch, sequences, {} if behind is None else behind.positions())
         self._kept = built if keep else None
         return built
 
     def advance_unseen(self, built: BuiltStep) -> BuiltStep | None:
         """Its step advances by a position, before the tokens are known. None: it was not kept."""
-        if self._kept is None or self._kept.step is not built.step:
+        if self._kept is None or self._kept.batch.number != built.batch.number:
             return None
         built.step.advance_unseen()
         if len(built.unseen) < len(built.sampled):
@@ -154,13 +154,13 @@ class StepBuilder:
         return built
 
     def _build(
-        self, rows: tuple[Row, ...], sequences: tuple[PoolSequence, ...], ahead: Mapping[PoolSequence, Ahead]
+        self, batch: Batch, sequences: tuple[PoolSequence, ...], ahead: Mapping[PoolSequence, Ahead]
     ) -> BuiltStep:
         tokens: list[int] = []
         step_rows: list[StepRow] = []
         taken: dict[int, int] = {}
         unseen: list[PoolSequence] = []
-        for row, sequence in zip(rows, sequences, strict=True):
+        for row, sequence in zip(batch.rows, sequences, strict=True):
             fed, number = ahead.get(sequence, NOT_AHEAD)
             start, in_kv = len(tokens), sequence.in_kv + fed
             if number is not None:
@@ -173,9 +173,9 @@ class StepBuilder:
             scored = sequence.scored(row.n_tokens, fed)
             pools = row.samples and sequence.start.sampling.pooling
             step_rows.append(StepRow(start, len(tokens), in_kv, pages, row.samples, scored, pools))
-        step = StepInput(tokens, tuple(step_rows), self._plan(rows, len(tokens)), taken)
-        sampled = tuple(s for row, s in zip(rows, sequences, strict=True) if row.samples)
-        return BuiltStep(rows, sequences, step, sampled, any(row.scored for row in step_rows), frozenset(unseen))
+        step = StepInput(tokens, tuple(step_rows), self._plan(batch.rows, len(tokens)), taken)
+        sampled = tuple(s for row, s in zip(batch.rows, sequences, strict=True) if row.samples)
+        return BuiltStep(batch, sequences, step, sampled, any(row.scored for row in step_rows), frozenset(unseen))
 
     def _plan(self, rows: tuple[Row, ...], n_tokens: int) -> SegmentPlan:
         adapters, ranks = self._pool.adapters, self._ranks

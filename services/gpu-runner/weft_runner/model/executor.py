@@ -5,14 +5,13 @@ is done) and weight streaming; a whole step is layers [0, L). Executors own no p
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from weft.domain.model.config import ModelSpec
 from weft.domain.runner import OffloadState
 from weft_runner.core.sampling import SampledToken
 from weft_runner.model.adapter_store import AdapterStore
 from weft_runner.model.kv_memory import KvMemory
-from weft_runner.model.layer_progress import CountsLayers, LayerProgress
 from weft_runner.model.sampling import SamplingArgs
 from weft_runner.model.step import StepInput
 from weft_runner.offload.plan import PassTime
@@ -163,32 +162,3 @@ class Executor(Protocol):
     def allocate_adapter_pages(self, pages: list[int]) -> None:
         """These pages belong to adapters now: no sequence reads or writes them before they are cleared again."""
         ...
-
-
-class Capabilities(NamedTuple):
-    """What an executor does beyond running a step while it is called; None: it does not.
-
-    `follows`: it computes beside the host, one step behind the other; `pipelined`: in several stages;
-    `layer_counter`: its own, raised while a step runs.
-    """
-
-    follows: AsyncExecutor | None
-    pipelined: Pipelined | None
-    offloads: Offloads | None
-    layer_counter: LayerProgress | None
-
-    @property
-    def launches(self) -> bool:
-        """Its steps are not complete when a call returns."""
-        return self.pipelined is not None or self.follows is not None
-
-
-def capabilities_of(executor: Executor) -> Capabilities:
-    """Ask an executor which of the interfaces above it has."""
-    pipelined = executor if isinstance(executor, Pipelined) else None
-    return Capabilities(
-        follows=executor if pipelined is None and isinstance(executor, AsyncExecutor) else None,
-        pipelined=pipelined,
-        offloads=executor if isinstance(executor, Offloads) else None,
-        layer_counter=executor.layer_counter if isinstance(executor, CountsLayers) else None,
-    )

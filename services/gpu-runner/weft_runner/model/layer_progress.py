@@ -1,7 +1,9 @@
 """Which layers of steps are complete, for threads beside the steps."""
 
 import threading
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
 
 
 class LayerProgress(Protocol):
@@ -41,3 +43,20 @@ class CalledLayerCounter:
     def wait_for(self, count: int, timeout_s: float) -> bool:
         with self._changed:
             return self._changed.wait_for(lambda: self.count >= count, timeout_s)
+
+
+@dataclass(slots=True)
+class LayerReports:
+    """What threads beside the steps have to know. `counter`: None if nobody asks, or the executor raises its own.
+
+    `options`: of `Executor.run`; `again`: called before a step's rows run once more, each alone, and write the same
+    pages.
+    """
+
+    counter: CalledLayerCounter | None = None
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    again: Callable[[], None] = lambda: None
+
+    def raise_counter(self, counter: CalledLayerCounter) -> None:
+        """Raise that counter from now on."""
+        self.counter, self.options = counter, {"layer_done": counter.layer_done}

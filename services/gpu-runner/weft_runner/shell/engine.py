@@ -1,4 +1,4 @@
-"""The engine's thread: take events -> handle -> execute -> run a step -> handle -> execute. It fits on a screen.
+"""The engine's thread: take events -> handle -> perform -> a turn of the step loop. It fits on a screen.
 
 `post` takes events from any thread. An engine with nothing to run sleeps until the next event or the machine's
 deadline. The queue takes whatever is posted, for a result that got lost would leave sequences waiting for ever. Its
@@ -34,17 +34,17 @@ from weft_runner.core.events import (
     SendKv,
     SequenceEnded,
     StepDone,
-    StepSlot,
     SwapIn,
     SwapOut,
 )
 from weft_runner.core.runner import Runner
-from weft_runner.engine.loop import LayerReports, StepLoop
+from weft_runner.engine.loop import StepLoop
 from weft_runner.errors import ExecutorLost
-from weft_runner.model.executor import Executor, capabilities_of
+from weft_runner.model.executor import Executor
 from weft_runner.model.grammar import Grammars
-from weft_runner.model.layer_progress import CalledLayerCounter, LayerProgress
+from weft_runner.model.layer_progress import CalledLayerCounter, LayerProgress, LayerReports
 from weft_runner.model.operator_threads import set_operator_threads
+from weft_runner.parallel.capabilities import capabilities_of
 from weft_runner.shell.adapter_pool import AdapterPool, InSlot
 from weft_runner.shell.grammar_pool import GrammarPool
 from weft_runner.shell.kv_swapper import KvSwapper
@@ -116,20 +116,20 @@ class Engine:
     ) -> None:
         """`grammars`: of its model; None: requests with one are refused."""
         self.runner, self.executor, self._on_output, self._clock = runner, executor, on_output, clock
-        can = capabilities_of(executor)
-        self._offloads = can.offloads
+        self.can = can = capabilities_of(executor)
         self._events: queue.SimpleQueue[Posted] = queue.SimpleQueue()
         self.adapters = make_adapters(self.post)  # results of loads come back to this engine's queue
-        self.layers: LayerProgress = can.layer_counter or CalledLayerCounter()
+        self._called = CalledLayerCounter()
+        self.layers: LayerProgress = can.layer_counter or self._called
         self._kv: KvStreams | None = None
         self._reports = LayerReports()
-        self.steps = StepLoop(runner, executor, self.adapters.ranks, self._has_work, self._reports)
-        if self._offloads is not None:
-            runner.pool.offload = self._offloads.offload_state
+        self.steps = StepLoop(runner, executor, can, self.adapters.ranks, self, self._reports, clock)
+        if can.offloads is not None:
+            runner.pool.offload = can.offloads.offload_state
         self.gaps = StepGaps(lambda: self.post(Wake()))
         self.copies = StepGaps(lambda: self.post(Wake()), share=COPIES_SHARE)
         self._output = Output()
-        self._busy_s, self._check_at, self._step_s = 0.0, 0.0, 0.0
+        self._busy_s, self._check_at = 0.0, 0.0
         self._swaps: KvSwapper | None = None
         grammars = grammars or Grammars(None, executor.spec.vocab_size, frozenset())
         grammars.wake = lambda: self.post(Wake())
@@ -141,12 +141,8 @@ class Engine:
         """With other runners. Before the first beat."""
         self._kv = streams
         self._reports.again = streams.step_failed
-        if isinstance(self.layers, CalledLayerCounter):
-            self._reports.raise_counter(self.layers)
-
-    def _has_work(self) -> bool:
-        """Between two steps: events that may change the next batch, memory work that waits for the end of this one."""
-        return not self._events.empty() or self.copies.waiting or self.gaps.waiting
+        if self.can.layer_counter is None:
+            self._reports.raise_counter(self._called)
 
     def post(self, event: Posted) -> None:
         """Queue an event. Any thread."""
@@ -155,7 +151,7 @@ class Engine:
     @property
     def layers_done(self) -> int:
         """Of all steps, as far as the executor counts them. Any thread."""
-        return self.layers.count if self._offloads is None else self._offloads.layers_done
+        return self.layers.count if self.can.offloads is None else self.can.offloads.layers_done
 
     @property
     def backlog(self) -> int:
@@ -173,13 +169,9 @@ class Engine:
         if self._output.sends:
             self._flush()
         began = self.busy_since = self._clock()
-        done = self.steps.advance(self._schedule)
+        done = self.steps.advance()
         self.busy_since = None
         if done is not None:
-            self._step_s = self._clock() - began
-            if self._offloads is not None:
-                self.runner.pool.offload = self._offloads.offload_state
-            self._execute(self.runner.handle(done, self._clock()))
             self._output.done, self._output.busy_s = done, self._busy_s + self._clock() - began
             self._busy_s = 0.0
         elif self.steps.in_flight:
@@ -217,27 +209,26 @@ class Engine:
                 raise error
             case InSlot():
                 self.adapters.put(event)
-                self._execute(self.runner.handle(event.loaded, self._clock()))
+                self.perform(self.runner.handle(event.loaded, self._clock()))
             case _:
-                self._execute(self.runner.handle(event, self._clock()))
+                self.perform(self.runner.handle(event, self._clock()))
 
-    def _schedule(self, slot: StepSlot) -> RunStep | None:
-        step = self._execute(self.runner.handle(slot, self._clock()))
-        if step is not None:
-            self.executor.clear_pages(step.clear_pages)
-        if slot.behind is not None:
-            return step  # another one runs: there is no gap
-        if step is None:
-            if not self.copies.advance():
-                self.gaps.advance()
-        else:
-            self.copies.between_steps(self._step_s)
-            self.gaps.between_steps(self._step_s)
-        return step
+    # ---- what is done around the steps, see `engine.loop.Surroundings`
 
-    def _execute(self, effects: Sequence[Effect]) -> RunStep | None:
-        """Perform effects in their order; the step to run, if there is one."""
-        step: RunStep | None = None
+    def has_work(self) -> bool:
+        """Between two steps: events that may change the next batch, memory work that waits for the end of this one."""
+        return not self._events.empty() or self.copies.waiting or self.gaps.waiting
+
+    def between_steps(self, step_s: float | None) -> None:
+        """Slices of memory work, as many as steps of that length allow; one where nothing runs."""
+        if step_s is not None:
+            self.copies.between_steps(step_s)
+            self.gaps.between_steps(step_s)
+        elif not self.copies.advance():
+            self.gaps.advance()
+
+    def perform(self, effects: Sequence[Effect]) -> None:
+        """Perform effects in their order."""
         for effect in effects:
             match effect:
                 case Send(peer, message):
@@ -247,8 +238,6 @@ class Engine:
                         self._output.sends.append(effect)
                 case RunnerStatus():
                     self._output.status = effect
-                case RunStep():
-                    step = effect
                 case PromptComputed() | SequenceEnded() | AdapterBrought() | AdaptersChanged():
                     self._output.facts.append(effect)
                 case AdapterPages(pages):
@@ -260,9 +249,10 @@ class Engine:
                     self._kv.execute(effect, self.executor.spec.layers if self.steps.in_flight else 0)
                 case CompileGrammar():
                     self._grammars.execute(effect)
+                case RunStep():
+                    raise AssertionError("the loop runs it")
                 case action:
                     self.adapters.execute((action,))
-        return step
 
     def _swapper(self) -> KvSwapper:
         """Made for the first copy."""

@@ -23,14 +23,11 @@ from weft_runner.cpu_executors import ModelSource, OffloadPolicy
 from weft_runner.executors import make_executor, settle_kv_pages, settle_limits
 from weft_runner.model.adapter_store import Source
 from weft_runner.model.checkpoint import Files, read_spec
-from weft_runner.model.cpu.adapters import CpuAdapterStore
 from weft_runner.model.executor import Executor, WrapExecutor
 from weft_runner.model.grammar import GrammarRefused, Grammars
-from weft_runner.model.tiers.budget import Offloading
 from weft_runner.offload.machine import MachineRates
-from weft_runner.parallel.adapters import ShardedAdapterStore
+from weft_runner.parallel.capabilities import capabilities_of
 from weft_runner.parallel.executor import MultiProcessExecutor
-from weft_runner.parallel.pipeline import OffloadedPipeline
 from weft_runner.parallel.worker_group import GatheredRanks, GatherRanks
 from weft_runner.settings import RunnerSettings
 from weft_runner.shell.adapter_pool import AdapterPool
@@ -86,9 +83,9 @@ def build_engine(
         ending.pop_all()  # of ranks that `make_executor` ends from now on
     executor = make_executor(settings, ModelSource(spec, files, threads, stopping, gather, runner, policy, progress))
     if wrap is not None:
-        assert not isinstance(executor, MultiProcessExecutor), "its other ranks would go unwatched"
+        assert capabilities_of(executor).ranks is None, "its other ranks would go unwatched"
         executor = wrap(executor)
-    adapters = executor.adapters
+    can, adapters = capabilities_of(executor), executor.adapters
     limits = pool_limits(
         settings, spec, executor.page_bytes, slots=adapters.slots, keep_copies=adapters.page_bytes > 0,
         swaps=executor.kv_memory is not None,
@@ -99,11 +96,10 @@ def build_engine(
 
     seconds = round(time.perf_counter() - started, 3)
     log.info("base loaded", extra=kv(layers=spec.layers, hidden=spec.hidden_size, threads=threads, seconds=seconds))
-    limits = replace(limits, kv=_kv_identity(settings, executor, runner), kv_page_bytes=executor.page_bytes)
-    if isinstance(executor, Offloading):
-        limits = replace(limits, most_adapter_pages=executor.most_adapter_pages)
-    if isinstance(executor, OffloadedPipeline):
-        limits = replace(limits, most_adapter_pages=executor.frames)
+    identity = _kv_identity(settings, executor, can.ranks, runner)
+    limits = replace(limits, kv=identity, kv_page_bytes=executor.page_bytes)
+    if can.adapter_pages is not None:
+        limits = replace(limits, most_adapter_pages=can.adapter_pages)
     profile = _profile(executor, limits) if settings.profile else None
     if profile is not None:
         limits = replace(limits, layer_by_layer_tokens=profile.layer_by_layer_tokens)
@@ -112,17 +108,14 @@ def build_engine(
         grammars.prepare()
     machine = Runner(limits, profile.model if profile else GUESS)
     engine = Engine(machine, executor, make_adapters, on_output, grammars=grammars)
-    own = adapters.own if isinstance(adapters, ShardedAdapterStore) else adapters
-    if isinstance(own, CpuAdapterStore):
-        own.complete = engine.gaps.complete
+    if can.packs is not None:
+        can.packs.complete = engine.gaps.complete
     engine.post(FoundOnDisk(source.on_disk()))
-    bundle = EngineBundle(engine, limits, executor.numerics_class, threads, executor.torch_threads, profile, grammars)
-    if isinstance(executor, Offloading):
-        bundle = replace(bundle, close=executor.close)
-    if isinstance(executor, MultiProcessExecutor):  # a rank that is lost ends an engine without work, too
-        executor.watch(lambda error: engine.post(ExecutorFailed(error)))
-        bundle = replace(bundle, close=executor.close)
-    return bundle
+    if can.ranks is not None:  # one that is lost ends an engine without work, too
+        can.ranks.watch(lambda error: engine.post(ExecutorFailed(error)))
+    return EngineBundle(
+        engine, limits, executor.numerics_class, threads, executor.torch_threads, profile, grammars, can.close
+    )
 
 
 def _settled(
@@ -157,17 +150,19 @@ def machine_here(settings: RunnerSettings, files: Files) -> MachineRates | None:
     return measured_machine(settings, spec, rank_threads(settings, spec))
 
 
-def _kv_identity(settings: RunnerSettings, executor: Executor, runner: RunnerId | None) -> KvIdentity | None:
+def _kv_identity(
+    settings: RunnerSettings, executor: Executor, ranks: MultiProcessExecutor | None, runner: RunnerId | None
+) -> KvIdentity | None:
     """None where KV neither leaves this runner nor comes to it."""
     if runner is None or not settings.kv_listen:
         return None
     memory, addresses = executor.kv_memory, ()
-    if isinstance(executor, MultiProcessExecutor):
-        memory, addresses = executor.kv_shard, executor.kv_addresses
+    if ranks is not None:
+        memory, addresses = ranks.kv_shard, ranks.kv_addresses
     if memory is None:
         log.warning("this executor has no KV that can be sent: requests that move are computed again")
         return None
-    layout = memory.layout + (f"/{executor.kv_grid}" if isinstance(executor, MultiProcessExecutor) else "")
+    layout = memory.layout + ("" if ranks is None else f"/{ranks.kv_grid}")
     return KvIdentity(runner, settings.pool, settings.base_digest, layout, addresses)
 
 

@@ -20,10 +20,11 @@ from weft.wire.codec.kv_transfer import KV_FROM_RECEIVER, KV_FROM_SENDER, KvPage
 from weft_kernels.plan import SegmentPlan
 from weft_runner.core.admission import PoolLimits
 from weft_runner.core.events import SendKv
-from weft_runner.model.executor import Executor, capabilities_of
+from weft_runner.model.executor import Executor
 from weft_runner.model.kv_memory import KvMemory
 from weft_runner.model.layer_progress import CalledLayerCounter
 from weft_runner.model.step import StepInput, StepRow
+from weft_runner.parallel.capabilities import capabilities_of
 from weft_runner.shell.kv_connection import KvConnection, KvConnectionClosed
 from weft_runner.shell.kv_figures import NO_FIGURES
 from weft_runner.shell.kv_stream import KvEvent, KvSender, KvStream

@@ -23,9 +23,6 @@ from weft.wire.v1.runner_pb2_grpc import add_RunnerServicer_to_server
 from weft_runner.errors import ArtifactUnreachable, StoppedAtStart
 from weft_runner.model.checkpoint import Files
 from weft_runner.model.executor import WrapExecutor
-from weft_runner.model.tiers.budget import Offloading
-from weft_runner.parallel.executor import MultiProcessExecutor
-from weft_runner.parallel.pipeline import OffloadedPipeline
 from weft_runner.parallel.worker_group import GatherRanks
 from weft_runner.settings import RunnerSettings
 from weft_runner.shell.depot import DepotSource
@@ -148,10 +145,8 @@ class RunnerApp:
         metrics.vllm.built(total_pages=limits.total_pages, page_tokens=limits.page_tokens, slots=limits.max_adapters)
         if built.profile is not None:
             metrics.profiled(built.profile)
-        if isinstance(executor := built.engine.executor, Offloading):
-            metrics.offloaded(lambda: [executor.figures])
-        elif isinstance(executor, OffloadedPipeline):
-            metrics.offloaded(lambda: executor.stage_figures)
+        if (figures := built.engine.can.figures) is not None:
+            metrics.offloaded(figures)
         self._kv_address = self._exchange_kv(built, metrics)
         self.server = RunnerServer(built.engine, runner, metrics, tracer)
         self._thread = EngineThread(built.engine, built.torch_threads, self._on_engine_failure)
@@ -162,9 +157,8 @@ class RunnerApp:
     def _exchange_kv(self, built: EngineBundle, metrics: RunnerMetrics) -> str:
         """With other runners, if it is to; the address where they send it. Raises AddressInUse."""
         settings, engine = self._settings, built.engine
-        executor, layers = engine.executor, engine.layers
-        sharded = isinstance(executor, MultiProcessExecutor)
-        memory = executor.kv_shard if sharded else executor.kv_memory
+        ranks, layers = engine.can.ranks, engine.layers
+        memory = engine.executor.kv_memory if ranks is None else ranks.kv_shard
         if built.limits.kv is None or memory is None:
             return ""
 
@@ -178,7 +172,7 @@ class RunnerApp:
         def shell(post: Post) -> KvStreamShell:
             return KvStreamShell(place, memory, layers, post, metrics.kv)
 
-        engine.exchange_kv(ShardedKvStreams(shell, executor.others, post) if sharded else shell(post))
+        engine.exchange_kv(shell(post) if ranks is None else ShardedKvStreams(shell, ranks.others, post))
         return kv_address(settings.kv_listen, settings.advertise)
 
     async def serve(self, probes: Probes) -> None:

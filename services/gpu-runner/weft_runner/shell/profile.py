@@ -13,10 +13,11 @@ from weft.domain.request import Sampling
 from weft_kernels.plan import SegmentPlan
 from weft_runner.core.admission import PoolLimits
 from weft_runner.core.profile_model import DecodeTime, PrefillTime, Profile, make_profile
-from weft_runner.model.executor import Executor, capabilities_of
+from weft_runner.model.executor import Executor
 from weft_runner.model.operator_threads import wait_for_devices
 from weft_runner.model.sampling import SamplingArgs
 from weft_runner.model.step import StepInput, StepRow
+from weft_runner.parallel.capabilities import capabilities_of
 
 BUDGET_S = 1.0
 DECODE_SHARE = 0.5  # of the budget: the rest is for prompts and long contexts
@@ -42,6 +43,7 @@ class _Bench:
 
     def __init__(self, executor: Executor, limits: PoolLimits, clock: Clock) -> None:
         self._executor, self._limits, self._clock = executor, limits, clock
+        self._can = capabilities_of(executor)
         self._end = 0.0  # of the part of the budget that is being spent
         self.touched: set[int] = set()
 
@@ -58,7 +60,7 @@ class _Bench:
             longer,
             max_sequences=limits.max_sequences,
             token_time_ms=limits.batch.prompt_time_ms,
-            batches=pipelined.depth if (pipelined := capabilities_of(self._executor).pipelined) is not None else 1,
+            batches=1 if self._can.pipelined is None else self._can.pipelined.depth,
         )
 
     def _decode_times(self) -> list[DecodeTime]:
@@ -104,7 +106,7 @@ class _Bench:
 
     def _run_ms(self, step: StepInput) -> float:
         began = self._clock()
-        can, draws = capabilities_of(self._executor), [SamplingArgs(Sampling(), row.context) for row in step.rows]
+        can, draws = self._can, [SamplingArgs(Sampling(), row.context) for row in step.rows]
         if can.pipelined is not None:  # its `run` returns before it has run
             can.pipelined.launch(step, draws).result()
         elif can.follows is not None:
