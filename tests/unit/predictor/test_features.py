@@ -5,9 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_predictor.core import MAX_CHARS, feature_rows, features
+from weft_predictor.core import MAX_CHARS, Features, feature_rows
 
 DIM = 1 << 17
+
+
+def features(text: str, prompt_tokens: int, dim: int) -> Features:
+    """Features of one prompt."""
+    rows = feature_rows([(text, prompt_tokens)], dim)
+    return Features(rows.index, rows.value)
 
 
 @given(st.text(max_size=300), st.integers(0, 10_000))

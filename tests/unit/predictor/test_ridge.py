@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft_predictor.core import Features, Ridge, features
+from weft_predictor.core import Features, Ridge, feature_rows
 from weft_predictor.core.residual_scale import MEMORY, ResidualScale
 from weft_predictor.core.ridge import RIDGE, VARIANCE_FLOOR
 from weft_predictor_train.training import fit_ridge
@@ -60,7 +60,8 @@ def test_one_pass_online_comes_near_the_batch():
 
 
 def test_it_never_stops_learning():
-    ridge, x = Ridge.cold(DIM, 0.0), features("always the same prompt", 4, DIM)
+    ridge, row = Ridge.cold(DIM, 0.0), feature_rows([("always the same prompt", 4)], DIM)
+    x = Features(row.index, row.value)
     for _ in range(5_000):
         ridge.learn(x, 1.0)
     assert ridge.predict(x) == pytest.approx(1.0, abs=0.01)

@@ -7,7 +7,7 @@ Tests, the simulator and benchmarks take these names from here: the modules behi
 from weft_predictor.core.conformal import MIN_LEVEL, ConformalCalibrator, ConformalCalibrators
 from weft_predictor.core.encoder import Encoder, EncoderClasses, EncoderShape, class_of, deciles, tenths
 from weft_predictor.core.feature_cache import FeatureCache
-from weft_predictor.core.features import MAX_CHARS, Features, Featurizer, feature_rows, features
+from weft_predictor.core.features import MAX_CHARS, Features, Featurizer, feature_rows
 from weft_predictor.core.length_model import Arrays, LengthModel, ObservationResult
 from weft_predictor.core.offsets import Offsets
 from weft_predictor.core.promotion import PromotedModel

@@ -68,16 +68,11 @@ class HashedGrams:
         return feature_rows(prompts, self.dim), [0] * len(prompts)
 
 
-def features(text: str, prompt_tokens: int, dim: int) -> Features:
-    """Features of a prompt. `dim` is a power of two. Each block of grams has Euclidean norm 1 before hashing."""
-    rows = feature_rows([(text, prompt_tokens)], dim)
-    return Features(rows.index, rows.value)
-
-
 def feature_rows(prompts: Sequence[tuple[str, int]], dim: int) -> FeatureRows:
     """Features of some prompts (text, tokens) at once: as many numpy calls as for one.
 
-    A row's bits do not depend on the others: every sum of it is taken in the order of its own entries.
+    `dim` is a power of two. Each block of grams has Euclidean norm 1 before hashing. A row's bits do not depend on the
+    others: every sum of it is taken in the order of its own entries.
     """
     assert dim & (dim - 1) == 0, f"dim {dim} is not a power of two"
     texts = [" ".join(text[:MAX_CHARS].lower().split()) for text, _ in prompts]
