@@ -87,9 +87,9 @@ def live_model(context_tokens: int, **sizes: Any) -> LiveModel:
     return LiveModel(base_model(folder, SHAPE, shape), adapters, replace(wanted, **sizes))
 
 
-def two_runners(mode: str, **phases: Any) -> dict[str, Any]:
+def two_runners(mode: str) -> dict[str, Any]:
     """Of a pool's spec."""
-    return {"replicas": 2, "phases": {"mode": mode, **phases}}
+    return {"replicas": 2, "phases": {"mode": mode}}
 
 
 def figures(origin: Origin, *, quick: bool, seed: int, loads: Sequence[float], bar: Bar) -> Iterator[Line]:

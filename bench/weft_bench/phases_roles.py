@@ -1,9 +1,10 @@
 """# Roles that change under load
 
-`weft bench phases --part roles`: two runners of one thread each (m135), neither bound to its role (`minPrompt` and
-`minToken` are 0). In each round chats are decoded while more prompts come than the prompt runner takes, so that the
-token runner gets the order to compute prompts beside its rows; after five seconds without a queue it is a token runner
-again. Every token and its log probability are compared with the same request's in a Unified pool of one runner.
+`weft bench phases --part roles`: three runners of one thread each (m135), one for prompts and two for tokens, of which
+one may do both under load (in the rows of a record there were two, neither bound to its role). In each round chats are
+decoded while more prompts come than the prompt runner takes, so that a token runner gets the order to compute prompts
+beside its rows; after five seconds without a queue it is a token runner again. Every token and its log probability are
+compared with the same request's in a Unified pool of one runner.
 
 The rows of changes and of iterations are a record: a runner counted them then, from the order to the first iteration
 that computes a prompt, those included that ran before the prompt was there.
@@ -17,7 +18,7 @@ from weft.domain.runner import RunnerRole
 from weft_bench.cpu_context import Bar
 from weft_bench.fault_streams import Ask, Difference, Stream, Streams, Token, difference, recorded
 from weft_bench.lines import Line, Origin
-from weft_bench.phases import CHAT_ANSWER, CHAT_PROMPT, live_model, two_runners
+from weft_bench.phases import CHAT_ANSWER, CHAT_PROMPT, live_model
 from weft_bench.reports import runners
 from weft_bench.stack import PATIENCE_S, Stack
 
@@ -26,6 +27,14 @@ CHATS = 6
 BURST, BURST_PROMPT, BURST_ANSWER = 8, 512, 2  # requests; tokens
 FIRST_WORD, LAST_WORD = 100, 49_000  # of the vocabulary of numbered words
 POLL_S = 0.1
+POOL = {
+    "replicas": 3,
+    "phases": {"mode": "Split"},
+    "runnerGroups": [
+        {"name": "prompt", "phase": "Prompt", "minRunners": 1, "maxRunners": 1},
+        {"name": "token", "phase": "Token", "minRunners": 2, "maxRunners": 2},
+    ],
+}
 APART = {RunnerRole.PROMPT, RunnerRole.TOKEN}
 
 
@@ -36,7 +45,7 @@ def figures(origin: Origin, *, quick: bool, seed: int, bar: Bar) -> Iterator[Lin
     with model.stack({"replicas": 1}, "weft_bench.thread_runner") as stack, bar("undisturbed answers", 1) as advanced:
         expected = asyncio.run(recorded(stack.url, [ask for chats, burst in asks for ask in (*chats, *burst)]))
         advanced(1)
-    with model.stack(two_runners("Split", minPrompt=0, minToken=0), "weft_bench.thread_runner") as stack:
+    with model.stack(POOL, "weft_bench.thread_runner") as stack:
         streams = list[Stream]()
         asyncio.run(
             recorded(stack.url, [_ask(chance, name, CHAT_PROMPT, 2) for name in model.names])

@@ -12,7 +12,7 @@ def pool_object(namespace: str, name: str, spec: RunnerSpec, **more: Any) -> dic
         "lora": {"maxAdapters": spec.max_adapters, "maxRank": spec.max_rank},
         "kvCache": {"pageTokens": spec.page_tokens, "pages": spec.total_pages},
         "parallelism": {"tensor": 1, "pipeline": 1, "podsPerRunner": 1},
-        "phases": {"mode": "Unified", "minPrompt": 1, "minToken": 1, "kvAcrossClasses": False},
+        "phases": {"mode": "Unified", "kvAcrossClasses": False},
         "scheduler": {
             "queue": "fcfs", "reservation": "calibrated",
             "consolidation": "autoscaled",

@@ -166,8 +166,7 @@ def _pools(policies: random.Random, phases: random.Random, lies: bool) -> tuple[
         tenant_weights=policies.choice(((), (("acme", 3),), (("blue", 5),))),
         slo_ttft_s=policies.choice((0.0, 0.5)), slo_token_time_s=policies.choice((0.0, 0.03)),
         slo_reject=policies.random() < 0.5,
-        phases=phases.choice(("split", "split", "unified")), min_prompt=phases.choice((0, 1)),
-        min_token=phases.choice((0, 1)), kv_across_classes=phases.random() < 0.5,
+        phases=phases.choice(("split", "split", "unified")), kv_across_classes=phases.random() < 0.5,
     )  # fmt: skip
     return (pool, PoolSpec(LIARS_POOL, "base", "evil-base", max_queue=100)) if lies else (pool,)
 

@@ -76,8 +76,6 @@ class PoolDescription:
     consolidation: str = "never"  # or always: a lightly loaded runner is emptied by migration
     consolidation_s: float = 10.0  # at most one in this time
     phases: str = "unified"  # or split: prompts on some runners, the tokens after the first one on others
-    min_prompt: int = 1  # runners of that role and no other
-    min_token: int = 1
     kv_gib_per_s: float = 1.0  # of a runner's link to the others; a page of KV has page_kib
     layer_by_layer_tokens: int = 512  # of a batch whose KV leaves while it is computed
     fair: bool = True  # the namespaces of callers share the pool by virtual token counters
@@ -164,8 +162,6 @@ def deployment_of(pool: PoolDescription) -> Deployment:
                 shared_all=True,
                 fair=pool.fair,
                 phases=pool.phases,
-                min_prompt=pool.min_prompt,
-                min_token=pool.min_token,
             ),
         ),
         adapters=tuple(

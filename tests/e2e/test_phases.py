@@ -86,8 +86,11 @@ async def test_an_answer_of_one_token_and_a_client_that_disconnects_leave_nothin
 async def test_a_burst_of_prompts_makes_a_token_runner_mixed_for_a_while_and_no_text_changes(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    phases = {"mode": "Split", "minPrompt": 0, "minToken": 0}
-    manifests = copy_manifests(tmp_path_factory.mktemp("m"), replicas=2, phases=phases)
+    groups = [
+        {"name": phase.lower(), "phase": phase, "minRunners": count, "maxRunners": count}
+        for phase, count in (("Prompt", 1), ("Token", 2))
+    ]  # of each phase one never does both
+    manifests = copy_manifests(tmp_path_factory.mktemp("m"), replicas=3, phases={"mode": "Split"}, runnerGroups=groups)
     with Stack(manifests, tmp_path_factory.mktemp("w"), environment=SLOW) as stack:
         stack.wait_for_models()
         await eventually(lambda: phases_apart(stack))

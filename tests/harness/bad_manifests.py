@@ -332,12 +332,11 @@ BAD: tuple[Bad, ...] = (
         pool(offload=OFFLOAD | {"hostBytes": "4Gi"}, template={"resources": {"limits": {"memory": "7Gi"}}}),
     ),
     in_pool("an unknown phase", "phases.mode", "one of", "Disaggregated"),
-    in_pool("fewer than no prompt runner", "phases.minPrompt", "too small", -1),
     Bad(
-        "more runners of one role than runners",
+        "more phases than runners",
         "spec.phases",
-        "more than autoscaling.maxReplicas",
-        pool(phases={"mode": "Split", "minToken": 3}, autoscaling={"maxReplicas": 3}),
+        "has to be at least 2",
+        pool(phases={"mode": "Split"}, autoscaling={"maxReplicas": 1}),
     ),
     Bad(
         "a group of an unknown phase", "spec.runnerGroups[0].phase", "one of", grouped({"name": "a", "phase": "Mixed"})
@@ -473,9 +472,7 @@ BAD: tuple[Bad, ...] = (
 GOOD: dict[str, Manifest] = {
     "autoscaling between equal bounds": scaled(minReplicas=4),
     "to zero": scaled(minReplicas=0, idleSeconds=1, wakeSeconds=3600),
-    "as many runners of one role as there may be": pool(
-        phases={"mode": "Split", "minToken": 2}, autoscaling={"maxReplicas": 3}
-    ),
+    "as many phases as runners": pool(phases={"mode": "Split"}, autoscaling={"maxReplicas": 2}),
     "a group for each phase": grouped(
         {"name": "a", "phase": "Prompt"}, {"name": "b", "phase": "Token"}, phases={"mode": "Split"}
     ),

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from weft.domain.routes import RegistryChange
+from weft.domain.runner import RunnerRole
 from weft_runner.core import Drain
 from weft_runner.core.hand_over import MIGRATE_S
 from weft_runner.core.request_pool import DRAIN_IDLE_S
@@ -17,7 +18,7 @@ from weft_sim.traces import TraceArrival
 
 POOL = PoolDescription(
     runners=3, adapters=2, adapter_mib=0.1, page_kib=16.0, cpu=False, best_batch=8, prefill_tokens_per_s=500.0,
-    max_sequences=32, min_token=2,
+    max_sequences=32,
 )  # fmt: skip
 
 
@@ -36,6 +37,11 @@ def test_a_scale_in_moves_answers_with_their_kv(phases: str, left: int) -> None:
     """Long prompts, short transfers: computing them again would cost more. Of three runners some go."""
     pool = replace(POOL, phases=phases)
     deployment = deployment_of(pool)
+    roles = (RunnerRole.PROMPT, RunnerRole.TOKEN, RunnerRole.TOKEN)
+    plans = [
+        replace(plan, spec=replace(plan.spec, role=role)) for plan, role in zip(deployment.runners, roles, strict=True)
+    ]
+    deployment = replace(deployment, runners=tuple(plans))
     (declared,) = deployment.pools
     fewer = RegistryChange(False, (replace(declared, min_runners=left, max_runners=left),))
     worlds = list[World]()
@@ -85,7 +91,7 @@ def test_a_runner_of_a_split_pool_is_emptied_as_fast_as_its_kv_moves(
 ) -> None:
     """Eight runners, of which three are needed: those that run answers are idle within a second, or at their ends."""
     pool = PoolDescription(
-        runners=8, adapters=4, adapter_mib=0.1, page_kib=16.0, phases="split", cpu=False, best_batch=16, min_token=2,
+        runners=8, adapters=4, adapter_mib=0.1, page_kib=16.0, phases="split", cpu=False, best_batch=16,
         prefill_tokens_per_s=2000.0, max_sequences=64, total_pages=3072,
     )  # fmt: skip
     deployment = deployment_of(pool)

@@ -28,7 +28,7 @@ def deployment(**size: object) -> Deployment:
         RunnerId("", ""), "", "", 16, 256, 16, 8, 64, 4096, best_batch=8, step_ms_1=20.0, step_ms_best=26.0,
         prefill_tokens_per_s=400.0, page_bytes=1 << 14, kv_address="kv", kv_layout="pages", numerics_class="simulated",
     )  # fmt: skip
-    phases = {"mode": "Split", "minPrompt": 1, "minToken": 1, "kvAcrossClasses": False}
+    phases = {"mode": "Split", "kvAcrossClasses": False}
     groups = [{"name": phase.lower(), "minRunners": 0, "phase": phase} for phase in ("Prompt", "Token")]
     return Deployment(
         objects=(

@@ -9,6 +9,8 @@ OLDER_TOKEN_TIME_MS = 100  # default of scheduler.tokenTimeMs
 # Fields of earlier versions by their path below spec: objects that have them are read without them.
 GONE = (
     "offload.cpuAttention",
+    "phases.minPrompt",
+    "phases.minToken",
     "scheduler.agingSeconds",
     "scheduler.consolidationSeconds",
     "scheduler.maxMoves",

@@ -374,15 +374,9 @@ class Phases(ApiModel):
     mode: Literal["Unified", "Split"] = "Unified"
     """Whether runners of their own compute prompts (Splitwise). With Unified each runner computes prompts in chunks
     beside its running sequences. With Split one runner computes a prompt and sends its KV to another, which
-    computes the tokens after the first, so that no prompt delays another request's tokens; a runner that is alone
-    does both. Split needs runners that can send KV to each other."""
-    min_prompt: Annotated[int, Field(strict=True, ge=0, le=MAX_RUNNERS)] = 1
-    """The least number of runners that compute prompts alone with mode Split, whatever waits; others may do both
-    for a while. With the default a pool of two runners keeps one for each phase. With 0 every runner may do both
-    under load."""
-    min_token: Annotated[int, Field(strict=True, ge=0, le=MAX_RUNNERS)] = 1
-    """The least number of runners that compute the tokens after the first alone with mode Split: no prompt ever
-    runs beside those."""
+    computes the tokens after the first, so that no prompt delays another request's tokens. While requests wait some
+    runners do both, but for one of each phase; a runner that is alone always does. Split needs runners that can send
+    KV to each other."""
     kv_across_classes: Annotated[bool, Field(strict=True)] = False
     """Whether KV may go to a runner of another numerics class, which computes in another order of sums or
     precision. The text may then differ from that of one runner. The metric weft_scheduler_hand_offs_total counts
@@ -459,10 +453,11 @@ class ServingPoolSpec(ApiModel):
         unique_names("runnerGroups", lambda spec: spec.runner_groups),
         Rule(
             "phases",
-            "minPrompt and minToken add up to more than autoscaling.maxReplicas",
-            "self.phases.mode == 'Unified' || !has(self.autoscaling) || "
-            "self.phases.minPrompt + self.phases.minToken <= self.autoscaling.maxReplicas",
-            lambda spec: spec.phases.mode == "Unified" or spec.autoscaling is None or _fits(spec),
+            "mode Split needs a runner for each phase: autoscaling.maxReplicas has to be at least 2",
+            "self.phases.mode == 'Unified' || !has(self.autoscaling) || self.autoscaling.maxReplicas >= 2",
+            lambda spec: (
+                spec.phases.mode == "Unified" or spec.autoscaling is None or spec.autoscaling.max_replicas >= 2
+            ),
         ),
         Rule(
             "runnerGroups",
@@ -738,10 +733,6 @@ def _within_memory(spec: ServingPoolSpec) -> bool:
 
 def _least(spec: Any) -> int:
     return sum(group.min_runners for group in spec.runner_groups or ())
-
-
-def _fits(spec: Any) -> bool:
-    return bool(spec.phases.min_prompt + spec.phases.min_token <= spec.autoscaling.max_replicas)
 
 
 def _for_both(spec: Any) -> bool:

@@ -172,8 +172,8 @@ class RunnerGroup(ApiModel):
     max_runners: Annotated[int, Field(strict=True, ge=1, le=MAX_RUNNERS)] | None = None
     """The most runners of this group. By default the pool's number alone bounds it."""
     phase: Literal["Any", "Prompt", "Token"] = "Any"
-    """The phase that the group's hardware is for, with phases.mode Split. Its runners are in that role wherever
-    minPrompt and minToken permit, and an autoscaled pool counts the groups of each phase apart: each grows with the
+    """The phase that the group's hardware is for, with phases.mode Split. Its runners are in that role where the
+    other phase has a runner, too, and an autoscaled pool counts the groups of each phase apart: each grows with the
     demand of its phase. With Any the scheduler decides by what requests are like."""
 
 

@@ -42,8 +42,6 @@ class PoolSpec:
     slo_token_time_s: float = 0.0
     slo_reject: bool = False  # who cannot get a token within `slo_ttft_s` is rejected at once
     phases: str = "unified"  # "split": prompts on some runners, the tokens after them on others
-    min_prompt: int = 1  # runners of that role and no other, where there are enough
-    min_token: int = 1
     kv_across_classes: bool = False  # KV may go to a runner of another numerics class
     groups: tuple["PhaseGroups", ...] = ()  # split: counted apart; empty: runners are counted together
     tool_call_parser: str = ""  # for the route table

@@ -44,8 +44,6 @@ def pool_entry(view: PoolView) -> PoolSpec | None:
         reservation=pool.reservation,
         consolidation=pool.consolidation,
         phases=pool.phases,
-        min_prompt=pool.min_prompt,
-        min_token=pool.min_token,
         kv_across_classes=pool.kv_across_classes,
         groups=phase_groups(pool),
         created_unix_s=int(pool.meta.created),

@@ -219,8 +219,6 @@ class Pool:
     generation_defaults: bool  # whether those of generation_config.json count
     chat_template: TemplateChoice
     phases: str
-    min_prompt: int
-    min_token: int
     kv_across_classes: bool
     paused: bool
     max_unavailable: Bound
@@ -351,8 +349,6 @@ def parse_pool(obj: Object) -> Pool:
         generation_defaults=spec.get("generationDefaults") != "Ignore",
         chat_template=_template_choice(spec.get("chatTemplate") or {}),
         phases=phases["mode"].lower(),
-        min_prompt=phases["minPrompt"],
-        min_token=phases["minToken"],
         kv_across_classes=phases["kvAcrossClasses"],
         paused=bool(spec.get("paused")),
         max_unavailable=rollout.get("maxUnavailable", 1),

@@ -126,12 +126,8 @@ def _review_pool(new: Pool, old: Pool | None, desired: DesiredState) -> Review:
 
 def _too_few_to_split(new: Pool) -> Iterator[str]:
     """A number of runners that people wrote, which a later scaling may change: no reason to refuse it."""
-    least = new.min_prompt + new.min_token
-    if new.phases == "split" and new.replicas is not None and new.replicas < max(2, least):
-        yield (
-            f"phases: {new.replicas} runners are fewer than minPrompt and minToken want ({least}): each phase gets one "
-            "as far as possible, and a runner alone does both"
-        )
+    if new.phases == "split" and new.replicas is not None and new.replicas < 2:
+        yield "phases: mode Split wants a runner for each phase; one that is alone does both"
 
 
 def _renamed(new: Pool, desired: DesiredState) -> Iterator[Violation]:

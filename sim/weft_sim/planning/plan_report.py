@@ -75,10 +75,7 @@ def seconds(value: float) -> str:
 
 
 def pool(plan: CapacityPlan, manifest: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The ServingPool of the answer: the manifest's, with its phases, groups and number of runners.
-
-    So many runners as stayed in their role throughout have to; the others may become mixed.
-    """
+    """The ServingPool of the answer: the manifest's, with its phases, groups and number of runners."""
     assert plan.confirmed is not None
     design = plan.confirmed.design
     object_: dict[str, Any] = deepcopy(dict(manifest)) if manifest is not None else _skeleton(plan)
@@ -87,10 +84,9 @@ def pool(plan: CapacityPlan, manifest: Mapping[str, Any] | None) -> dict[str, An
     spec["replicas"] = design.runners
     kinds = [(design.family.prompt, design.prompts, "Any")]
     if design.family.token is not None:
-        least_prompts, least_tokens = plan.confirmed.least
-        spec["phases"] = {"mode": "Split", "minPrompt": least_prompts, "minToken": least_tokens}
+        spec["phases"] = {"mode": "Split"}
         if design.family.token != design.family.prompt:
-            spec["phases"]["kvAcrossClasses"] = True
+            spec["phases"] = {"mode": "Split", "kvAcrossClasses": True}
         kinds = [(design.family.prompt, design.prompts, "Prompt"), (design.family.token, design.tokens, "Token")]
     else:
         spec["phases"] = {"mode": "Unified"}

@@ -46,14 +46,13 @@ class PlanningProblem:
 @dataclass(frozen=True, slots=True)
 class Trial:
     """A simulated design. `missed`: the objective that ended it, or the first that its quantiles miss; `values`: of the
-    objectives, where the run came to its end; `most_mixed` runners at a time, and at `least` so many in either role."""
+    objectives, where the run came to its end; `most_mixed` runners at a time."""
 
     design: Design
     missed: str | None
     values: tuple[float, ...] = ()
     utilization: tuple[float, float] = (0.0, 0.0)  # of the prompt (or all) runners and of the token runners
     most_mixed: int = 0
-    least: tuple[int, int] = (0, 0)
 
     @property
     def met(self) -> bool:
@@ -92,8 +91,7 @@ def simulate(problem: PlanningProblem, design: Design) -> Trial:
     prompts, tokens = busy[: design.prompts], busy[design.prompts :]
     utilization = sum(prompts) / len(prompts), sum(tokens) / len(tokens) if tokens else 0.0
     mixed = max(roles.mixed for roles in cluster.roles) if design.family.split else 0
-    least = min(roles.prompt for roles in cluster.roles), min(roles.token for roles in cluster.roles)
-    return Trial(design, missed[0] if missed else None, values, utilization, mixed, least)
+    return Trial(design, missed[0] if missed else None, values, utilization, mixed)
 
 
 def bounds(problem: PlanningProblem, family: Combination) -> tuple[int, int]:

@@ -60,7 +60,7 @@ def pool_object(name: str = "base", namespace: str = "default", **spec: Any) -> 
         "lora": {"maxAdapters": 8, "maxRank": 64},
         "kvCache": {"pageTokens": 16, "pages": 1024},
         "parallelism": {"tensor": 1, "pipeline": 1, "podsPerRunner": 1},
-        "phases": {"mode": "Unified", "minPrompt": 1, "minToken": 1, "kvAcrossClasses": False},
+        "phases": {"mode": "Unified", "kvAcrossClasses": False},
         "scheduler": {
             "queue": "fcfs",
             "reservation": "calibrated",

@@ -502,7 +502,7 @@ def test_an_autoscaled_pool_goes_to_what_the_scheduler_wants_and_to_zero_and_bac
 
 
 def test_the_status_has_what_the_scheduler_reports_and_keeps_it_while_nobody_says(world: World) -> None:
-    split = {"mode": "Split", "minPrompt": 1, "minToken": 1, "kvAcrossClasses": False}
+    split = {"mode": "Split", "kvAcrossClasses": False}
     world.scheduler_speaks, slo = False, {"tokenTimeMs": 50, "admission": "Queue"}
     world.settle(pool_object(kvCache={"pageTokens": 16, "memoryFraction": 0.5}, slo=slo, phases=split))
     launch = world.observed.runners[pool_ref()][0].launch

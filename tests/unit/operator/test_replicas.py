@@ -30,7 +30,7 @@ from weft_operator.core.state import APPLY_RETRY_S, Expectations, ForeignObject
 from weft_operator.errors import NotFound
 
 PHASES = ("Prompt", "Token")
-UNIFIED = {"mode": "Unified", "minPrompt": 1, "minToken": 1, "kvAcrossClasses": False}
+UNIFIED = {"mode": "Unified", "kvAcrossClasses": False}
 DEPLOYMENT = ObjectKey("Deployment", "default", "base-runners")
 
 

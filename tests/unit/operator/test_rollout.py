@@ -393,7 +393,7 @@ def test_runners_of_several_pods_stay_where_a_change_is_not_of_their_pods() -> N
     world, spec = new_world(), {"parallelism": {"tensor": 1, "pipeline": 2, "podsPerRunner": 2}, "replicas": 2}
     started(world, "base", **spec)
     before = {key: obj["metadata"]["uid"] for key, obj in world.cluster.objects.items()}
-    phases = {"mode": "Split", "minPrompt": 1, "minToken": 1, "kvAcrossClasses": False}
+    phases = {"mode": "Split", "kvAcrossClasses": False}
     world.apply(pool_object(phases=phases, **spec))
     world.at_rest()
     assert {key: obj["metadata"]["uid"] for key, obj in world.cluster.objects.items()} == before

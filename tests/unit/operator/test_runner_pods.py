@@ -182,7 +182,7 @@ def test_a_runner_for_one_phase_waits_for_the_victim_of_the_other(
     """Where the pool may have no more."""
     ref = pool_ref()
     groups = [{"name": phase.lower(), "minRunners": 0, "phase": phase} for phase in ("Prompt", "Token")]
-    phases = {"mode": "Split", "minPrompt": 1, "minToken": 1, "kvAcrossClasses": False}
+    phases = {"mode": "Split", "kvAcrossClasses": False}
     cluster.scheduler_speaks = False
     cluster.apply(pool_object(parallelism=GRID, runnerGroups=groups, phases=phases, **scaling))
 

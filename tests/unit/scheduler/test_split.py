@@ -108,8 +108,7 @@ def test_scale_in_takes_the_runner_whose_role_has_more_than_it_wants(driver: Any
         driver.runner(uuid, name=uuid, **KV)
     roles = {uuid: driver.pool().roles.base[uuid] for uuid in "abcde"}
     more = RunnerRole.PROMPT if [*roles.values()].count(RunnerRole.PROMPT) == 3 else RunnerRole.TOKEN
-    least = {"min_prompt": 2, "min_token": 2}
-    driver.registry(phases="split", min_runners=4, max_runners=4, **least)
+    driver.registry(phases="split", min_runners=4, max_runners=4)
     driver.wait(70.0)
     assert [roles[uuid] for uuid in driver.pool().autoscaler.victims] == [more]
     driver.registry(phases="split", min_runners=2, max_runners=2)
@@ -136,14 +135,6 @@ def test_runners_are_wanted_and_go_by_the_phase_of_their_groups(driver: Driver) 
     assert (status.wanted, status.victims) == (PhaseCounts(2, 2), ())
     driver.runner("e", name="e", **KV | {"made_for": RunnerRole.TOKEN})
     assert driver.pool().autoscaler.victims == []
-
-
-@pytest.mark.parametrize(("given", "least"), [((0, 0), (1, 1)), ((2, 3), (2, 3))])
-def test_each_phase_has_the_runners_that_its_pool_states_and_one_at_least(
-    driver: Driver, given: tuple[int, int], least: tuple[int, int]
-) -> None:
-    driver.start(phases="split", min_runners=5, max_runners=5, min_prompt=given[0], min_token=given[1])
-    assert driver.pool().phase_bounds().least == PhaseCounts(*least)
 
 
 def test_a_failure_of_either_ends_both(split: Driver) -> None:

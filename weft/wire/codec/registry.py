@@ -117,8 +117,6 @@ def _pool(m: pb.PoolDesired) -> PoolSpec:
         slo_token_time_s=number(m.slo_token_time_ms, f"pool {name}: slo_token_time_ms", MAX_WAITED_MS) / 1000,
         slo_reject=m.slo_reject,
         phases=text(m.phases, f"pool {name}: phases") or "unified",
-        min_prompt=_least(m, "min_prompt", name),
-        min_token=_least(m, "min_token", name),
         kv_across_classes=m.kv_across_classes,
         groups=tuple([_groups(groups, name) for groups in m.groups]),
         tool_call_parser=text(m.tool_call_parser, f"pool {name}: tool_call_parser"),
@@ -136,10 +134,6 @@ def _groups(m: pb.PhaseGroups, pool: str) -> PhaseGroups:
         raise PeerError(f"pool {pool}: groups of phase {m.phase}")
     runners = [number(count, f"pool {pool}: groups' runners", MAX_RUNNERS) for count in (m.min_runners, m.max_runners)]
     return PhaseGroups(PHASES[m.phase], *runners)
-
-
-def _least(m: pb.PoolDesired, field: str, name: str) -> int:
-    return number(getattr(m, field), f"pool {name}: {field}", MAX_RUNNERS) if m.HasField(field) else 1
 
 
 def _weights(m: pb.PoolDesired, name: str) -> tuple[tuple[str, int], ...]:

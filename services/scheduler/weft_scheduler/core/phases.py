@@ -8,7 +8,7 @@ from weft_scheduler.core.effects import RoleChanged
 from weft_scheduler.core.model.pool import Pool
 from weft_scheduler.core.model.request import PROMPT_TOKENS
 from weft_scheduler.core.model.runner import RunnerAccount
-from weft_scheduler.core.policy.phases.roles import REPLANNED, REVIEW_S, Bounds, PhaseRunner
+from weft_scheduler.core.policy.phases.roles import REPLANNED, REVIEW_S, PhaseRunner
 from weft_scheduler.core.policy.placement.splitwise import domain_of
 from weft_scheduler.core.state import State
 from weft_scheduler.core.timers import Timer, TimerKind
@@ -32,7 +32,7 @@ def plan(state: State, pool: Pool) -> None:
 def _plan(state: State, pool: Pool) -> None:
     pool.planned()
     if pool.declared.split:
-        pool.roles.plan(_runners(pool), _bounds(pool), state.now)
+        pool.roles.plan(_runners(pool), state.now)
     _order_all(state, pool, "runners")
     expect(state, pool)
 
@@ -43,7 +43,7 @@ def review(state: State, pool: Pool) -> None:
         return
     if pool.roles.resumes(state.now) or pool.roles_stale:
         _plan(state, pool)
-    pool.roles.review(_runners(pool), _bounds(pool), state.now, waiting=len(pool.queue) > 0)
+    pool.roles.review(_runners(pool), state.now, waiting=len(pool.queue) > 0)
     _order_all(state, pool, "load")
     expect(state, pool)
 
@@ -72,10 +72,6 @@ def _order_all(state: State, pool: Pool, reason: str) -> None:
         if role is not before:
             state.emit(RoleChanged(pool.name, runner.id, role.value, reason))
         order_role(state, runner)
-
-
-def _bounds(pool: Pool) -> Bounds:
-    return Bounds(pool.declared.min_prompt, pool.declared.min_token)
 
 
 def _runners(pool: Pool) -> list[PhaseRunner]:

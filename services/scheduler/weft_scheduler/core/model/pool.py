@@ -161,7 +161,7 @@ class Pool:
         spec = self.declared
         if not spec.split:
             return PhaseBounds()
-        least = PhaseCounts(max(1, spec.min_prompt), max(1, spec.min_token))
+        least = PhaseCounts(prompt=1, token=1)
         return PhaseBounds(spec.groups, least, self.roles.prompt_share)
 
     def load(self, now: float) -> PoolLoad:
@@ -553,7 +553,7 @@ class Pool:
 
 def _phases(spec: PoolSpec) -> tuple[object, ...]:
     """What placement and roles are made of."""
-    return spec.split, spec.kv_across_classes, spec.min_prompt, spec.min_token
+    return spec.split, spec.kv_across_classes
 
 
 def new_placement(spec: PoolSpec) -> PlacementPolicy:

@@ -48,15 +48,11 @@ class ExpectedWork:
         self.output_tokens += (output_tokens - self.output_tokens) / MEMORY
 
 
-class Bounds(NamedTuple):
-    """Runners of one role alone, where there are enough."""
-
-    prompt: int
-    token: int
-
-
 class RolePlan:
-    """The roles of one pool's runners. `base`: without load; `mixed`: both phases, for now."""
+    """The roles of one pool's runners. `base`: without load; `mixed`: both phases, for now.
+
+    Of each phase one runner is never mixed, where there are two: some prompt never meets some stream.
+    """
 
     def __init__(self) -> None:
         self.base: dict[str, RunnerRole] = {}
@@ -93,7 +89,7 @@ class RolePlan:
 
     # ------------------------------------------------------------ who is there
 
-    def plan(self, runners: Sequence[PhaseRunner], bounds: Bounds, now: float) -> None:
+    def plan(self, runners: Sequence[PhaseRunner], now: float) -> None:
         """Runners have come or gone. Each domain of two or more gets a runner for each phase at least."""
         present = {runner.uuid for runner in runners}
         self.base = {uuid: role for uuid, role in self.base.items() if uuid in present}
@@ -104,14 +100,14 @@ class RolePlan:
         if self._planned_s == float("-inf"):
             self._planned_s = now
         self.prompt_share = self._prompt_share(runners)
-        for members, least in _domains(runners, bounds):
+        for members in _domains(runners):
             if len(members) > REPLANNED and self._has_both(members):
                 self._join(members)
             else:
-                self._plan_domain(members, least)
-            self._keep_both(members, least)
+                self._plan_domain(members)
+            self._keep_both(members)
 
-    def review(self, runners: Sequence[PhaseRunner], bounds: Bounds, now: float, *, waiting: bool) -> None:
+    def review(self, runners: Sequence[PhaseRunner], now: float, *, waiting: bool) -> None:
         """The time has come: by the expected work once a period, by what waits at any time.
 
         `waiting`: requests wait for a runner.
@@ -120,12 +116,12 @@ class RolePlan:
             return
         if now >= self._planned_s + PERIOD_S:
             self._planned_s, self.prompt_share = now, self._prompt_share(runners)
-            for members, least in _domains(runners, bounds):
-                self._plan_domain(members, least)
+            for members in _domains(runners):
+                self._plan_domain(members)
         if waiting:
             self._pressed_s = now
         if waiting and now >= self._grown_s + GROW_S:
-            self._grow(runners, bounds, now)
+            self._grow(runners, now)
         elif not waiting and self.mixed and now >= self._pressed_s + SHRINK_S:
             self._shrink(runners)
 
@@ -156,25 +152,23 @@ class RolePlan:
 
     # ------------------------------------------------------------ how many
 
-    def _plan_domain(self, members: Sequence[PhaseRunner], bounds: Bounds) -> None:
+    def _plan_domain(self, members: Sequence[PhaseRunner]) -> None:
         """Its prompt runners: the present number, unless the wanted one differs by more than a margin."""
         if len(members) < 2 or not all(runner.domain.kv_layout for runner in members):
             for runner in members:
                 self.base.pop(runner.uuid, None)
                 self.mixed.pop(runner.uuid, None)
             return
-        count = self._prompt_count(members, bounds)
+        count = self._prompt_count(members)
         order = sorted(members, key=self._suits_prompts)
         for number, runner in enumerate(order):
             self.base[runner.uuid] = RunnerRole.PROMPT if number < count else RunnerRole.TOKEN
 
-    def _prompt_count(self, members: Sequence[PhaseRunner], bounds: Bounds) -> int:
+    def _prompt_count(self, members: Sequence[PhaseRunner]) -> int:
         n = len(members)
-        least = max(1, min(bounds.prompt, n - 1))
-        most = max(least, n - max(1, bounds.token))
-        # a group's preferred role is kept wherever the bounds let it
-        least = max(least, min(most, sum(r.preferred is RunnerRole.PROMPT for r in members)))
-        most = min(most, max(least, n - sum(r.preferred is RunnerRole.TOKEN for r in members)))
+        # a group's preferred role is kept wherever one is left for the other phase
+        least = max(1, min(n - 1, sum(r.preferred is RunnerRole.PROMPT for r in members)))
+        most = min(n - 1, max(least, n - sum(r.preferred is RunnerRole.TOKEN for r in members)))
         wanted = n * self._prompt_share(members)
         present = sum(self.base.get(runner.uuid) is RunnerRole.PROMPT for runner in members)
         known = any(runner.uuid in self.base for runner in members)
@@ -208,14 +202,14 @@ class RolePlan:
 
     # ------------------------------------------------------------ the mixed set
 
-    def _grow(self, runners: Sequence[PhaseRunner], bounds: Bounds, now: float) -> None:
+    def _grow(self, runners: Sequence[PhaseRunner], now: float) -> None:
         """One more becomes mixed: of the side that has what the other one lacks."""
         prompts_fit = any(r.queue_open for r in runners if self.role_of(r.uuid) is not RunnerRole.TOKEN)
         side = RunnerRole.PROMPT if prompts_fit else RunnerRole.TOKEN
         spare: list[PhaseRunner] = []
-        for members, least in _domains(runners, bounds):
+        for members in _domains(runners):
             of_side = [runner for runner in members if self.role_of(runner.uuid) is side]
-            if len(of_side) > (least.prompt if side is RunnerRole.PROMPT else least.token):
+            if len(of_side) > 1:
                 spare += of_side
         if spare:
             mixed = min(spare, key=lambda r: (r.pending_prompt_tokens, r.reserved_share, r.uuid))
@@ -237,20 +231,18 @@ class RolePlan:
             return any(r.queue_open for r in others if self.role_of(r.uuid) is not RunnerRole.TOKEN)
         return any(r.reserved_share <= 0.5 for r in others if self.role_of(r.uuid) is not RunnerRole.PROMPT)
 
-    def _keep_both(self, members: Sequence[PhaseRunner], bounds: Bounds) -> None:
-        """After one has gone: no more are mixed than the bounds leave."""
-        for side, least in ((RunnerRole.PROMPT, bounds.prompt), (RunnerRole.TOKEN, bounds.token)):
+    def _keep_both(self, members: Sequence[PhaseRunner]) -> None:
+        """After one has gone: not all of a side are mixed."""
+        for side in (RunnerRole.PROMPT, RunnerRole.TOKEN):
             of_side = [runner.uuid for runner in members if self.base.get(runner.uuid) is side]
             mixed = [uuid for uuid in self.mixed if uuid in of_side]
-            for uuid in mixed[: max(0, min(least, len(of_side)) - (len(of_side) - len(mixed)))]:
-                del self.mixed[uuid]
+            if mixed and len(mixed) == len(of_side):
+                del self.mixed[mixed[0]]
 
 
-def _domains(runners: Iterable[PhaseRunner], bounds: Bounds) -> Iterable[tuple[list[PhaseRunner], Bounds]]:
-    """Runners that exchange KV, in a fixed order. The pool's bounds are those of the largest group."""
+def _domains(runners: Iterable[PhaseRunner]) -> Iterable[list[PhaseRunner]]:
+    """Runners that exchange KV, in a fixed order."""
     domains: dict[KvDomain, list[PhaseRunner]] = {}
     for runner in sorted(runners, key=lambda runner: runner.uuid):
         domains.setdefault(runner.domain, []).append(runner)
-    largest = max(domains, key=lambda domain: (len(domains[domain]), domain), default=None)
-    for domain, members in domains.items():
-        yield members, bounds if domain == largest else Bounds(1, 1)
+    return domains.values()
