@@ -98,7 +98,7 @@ def test_a_renamed_group_gives_its_runners_over_one_by_one(stage: Stage) -> None
 
 
 def test_the_drain_of_a_node_waits_until_its_only_runner_has_moved(stage: Stage) -> None:
-    stage.apply_pool("drained", disruptionBudget={"maxUnavailable": 0}, rollout={"minReadySeconds": 1})
+    stage.apply_pool("drained", disruptionBudget={"maxUnavailable": 0})
     stage.wait_for("servingpool", "drained", "Available")
     stage.wait_for_value("poddisruptionbudget", "drained-runners", "status.currentHealthy", 1)
     before = stage.names("pod")

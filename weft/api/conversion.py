@@ -11,6 +11,7 @@ GONE = (
     "offload.cpuAttention",
     "phases.minPrompt",
     "phases.minToken",
+    "rollout.minReadySeconds",
     "scheduler.agingSeconds",
     "scheduler.consolidationSeconds",
     "scheduler.maxMoves",

@@ -346,16 +346,12 @@ class Rollout(ApiModel):
     max_unavailable: Bound = 1
     """The most runners of the pool that are missing while runners are replaced, a number or a percentage of the wanted
     ones, rounded down. One is replaced where it and maxSurge come to 0. Of several groups one is replaced at a time; a
-    group waits until all runners of the one before it are ready, and Progressing says so."""
+    group waits until all runners of the one before it are ready, and Progressing says so. As long as the first new
+    runner is not ready, no other one is replaced; writing the template that was there before takes it back."""
     max_surge: Bound = 0
     """The most runners beyond the wanted ones while runners are replaced, a number or a percentage of the wanted ones,
     rounded up. They need accelerators of their own. Runners of several pods (podsPerRunner) and the processes of weft
     up are replaced without any."""
-    min_ready_seconds: Annotated[int, Field(strict=True, ge=0, le=86_400)] = 0
-    """The seconds that a new runner has to be ready before the next one is replaced. So the first one is a canary: as
-    long as it ends, or is not ready, no other runner of the pool is replaced, and no other pool where the change comes
-    from the installation; writing the template that was there before takes it back. Runners of several pods and the
-    processes of weft up do not wait."""
 
 
 class DisruptionBudget(ApiModel):

@@ -26,7 +26,6 @@ POOL_LABEL, GROUP_LABEL = "serving.weft.dev/pool", "serving.weft.dev/group"
 RUNNER_LABEL, INDEX_LABEL = "serving.weft.dev/runner", "serving.weft.dev/runner-index"
 RUNNER_KINDS = ("StatefulSet", "NetworkPolicy")  # what a runner of several pods has of its own
 COMPONENT_LABEL, COMPONENT = "app.kubernetes.io/component", "runner"
-PROGRESS_S = 600  # what a Deployment has by default
 NAME_MAX = 52  # a pod's name adds a hash and a random part to it, and is its host name: 63 at most
 SHARED, RANKS = "runners", "ranks"
 SHAPE_HASH, DEFAULTS_HASH = (
@@ -166,8 +165,6 @@ def _deployment(
             group, replace(launch, phase=group.phase), defaults, labels=labels, account=account, drain_s=pool.drain_s
         ),
     }
-    if pool.min_ready_s:  # the API wants the deadline above it
-        spec |= {"minReadySeconds": pool.min_ready_s, "progressDeadlineSeconds": PROGRESS_S + pool.min_ready_s}
     own = {GROUP_LABEL: group.name}
     name, notes = child_name(meta.ref.name, group.name), revision_of(pool, launch, defaults).annotations
     return _child(meta, "apps/v1", "Deployment", name, own, {"spec": spec}, notes)

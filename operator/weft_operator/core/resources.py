@@ -223,7 +223,6 @@ class Pool:
     paused: bool
     max_unavailable: Bound
     max_surge: Bound
-    min_ready_s: int  # of a new runner, before the next one is replaced
     max_evicted: int  # ready runners that evictions may take away at a time; 0: a runner is moved before it goes
     shape: str  # a hash of what of the spec its runners are made from
     drain_s: float
@@ -353,7 +352,6 @@ def parse_pool(obj: Object) -> Pool:
         paused=bool(spec.get("paused")),
         max_unavailable=rollout.get("maxUnavailable", 1),
         max_surge=rollout.get("maxSurge", 0),
-        min_ready_s=rollout.get("minReadySeconds", 0),
         max_evicted=(spec.get("disruptionBudget") or {}).get("maxUnavailable", 1),
         shape=_shape(spec),
         drain_s=float(spec["drainSeconds"]),

@@ -1,9 +1,8 @@
 """When runners are replaced by ones of another template: how many at a time, of which group, of which pool. Pure.
 
-A pool's bounds are `spec.rollout`; with `minReadySeconds` each runner is a canary for the next one. Of its groups one
-is replaced at a time, so that the bounds hold for the pool. A change that comes from what the installation gives all
-runners (a new image, a new operator) is made pool by pool: those in order first, and none while one that has it is not
-in order. A change of the pool's own waits for no other pool.
+A pool's bounds are `spec.rollout`. Of its groups one is replaced at a time, so that the bounds hold for the pool. A
+change that comes from what the installation gives all runners (a new image, a new operator) is made pool by pool: those
+in order first, and none while one that has it is not in order. A change of the pool's own waits for no other pool.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +11,6 @@ from dataclasses import dataclass
 from weft_operator.core.children import (
     DEFAULTS_HASH,
     GROUP_LABEL,
-    PROGRESS_S,
     SHAPE_HASH,
     Revision,
     defaults_hash,
@@ -24,6 +22,7 @@ from weft_operator.core.scaling import rollout_limits
 from weft_operator.core.state import Child, ObjectKey, ObservedState, Pod, State
 
 OUTSIDE, REPLACING = "what the installation gives runners has changed", "runners are being replaced"
+PROGRESS_S = 600  # what a Deployment has by default
 RETRY_S = 2.0  # before a pool looks again whether another one is in order
 
 
@@ -48,11 +47,10 @@ class _Part:
     ready: int  # of all its pods
     current_ready: int
     outdated: int
-    available: bool  # all have been ready for its minReadySeconds
 
     @property
     def in_order(self) -> bool:
-        return self.current_ready >= self.replicas and not self.outdated and self.available
+        return self.current_ready >= self.replicas and not self.outdated
 
 
 def hold(
@@ -171,17 +169,7 @@ def _part_of(key: ObjectKey, live: Object, pods: Iterable[Pod], *, pending: bool
     )
     both, outdated = sum(pod.state == "Ready" for pod in current), len(staying) - len(current)
     replicas = int(live["spec"]["replicas"])
-    available = _is_available(live, replicas)
-    return _Part(key, name, pending, outside, replicas, len(current), len(ready), both, outdated, available)
-
-
-def _is_available(live: Object, replicas: int) -> bool:
-    """By the status of a Deployment with minReadySeconds; of any other object readiness is enough."""
-    if not live["spec"].get("minReadySeconds"):
-        return True
-    status = live.get("status") or {}
-    current = status.get("observedGeneration", 0) >= live["metadata"]["generation"]
-    return current and status.get("availableReplicas", 0) >= replicas
+    return _Part(key, name, pending, outside, replicas, len(current), len(ready), both, outdated)
 
 
 def _progress(parts: Sequence[_Part]) -> str:

@@ -85,11 +85,6 @@ def test_one_runner_goes_before_one_comes_and_a_drained_node_takes_one_at_a_time
     assert made()["PodDisruptionBudget"]["spec"]["maxUnavailable"] == 1
 
 
-def test_a_rollout_has_its_time_beyond_the_seconds_that_a_runner_has_to_be_ready() -> None:
-    spec = made(rollout={"minReadySeconds": 900})["Deployment"]["spec"]
-    assert (spec["minReadySeconds"], spec["progressDeadlineSeconds"]) == (900, 1500)
-
-
 def test_selectors_find_the_pods_and_only_those_of_the_pool() -> None:
     labels = pod()["metadata"]["labels"]
     for selector in (

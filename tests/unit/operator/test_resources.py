@@ -39,7 +39,7 @@ def test_runners_find_the_sizes_that_a_pool_leaves_open() -> None:
 @pytest.mark.parametrize("spec", [{}, {"rollout": {}}])
 def test_a_rollout_that_is_left_open_replaces_one_runner_at_a_time(spec: dict[str, Any]) -> None:
     pool = parsed(**spec)
-    assert (pool.max_unavailable, pool.max_surge, pool.min_ready_s, pool.max_evicted) == (1, 0, 0, 1)
+    assert (pool.max_unavailable, pool.max_surge, pool.max_evicted) == (1, 0, 1)
 
 
 def test_a_pool_without_groups_has_one_that_may_be_empty_and_as_large_as_the_pool() -> None:

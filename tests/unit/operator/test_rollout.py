@@ -136,34 +136,6 @@ def test_a_group_waits_until_the_one_before_it_is_ready_and_the_status_says_so()
     assert ready(world) == 4
 
 
-def test_with_minimum_ready_seconds_the_next_group_and_pool_wait_until_the_runners_are_available() -> None:
-    world, rollout = new_world(), {"minReadySeconds": 60}
-    groups = [{"name": name, "minRunners": 1} for name in ("a", "b")]
-    spec = {"replicas": 2, "runnerGroups": groups, "rollout": rollout}
-    started(world, "base", "other", **spec)
-    _become_available(world)
-    world.at_rest()
-    world.policy = Policy(defaults=NEXT)
-    for _ in range(10):
-        world.step()
-    assert (images(world, "base"), images(world, "other")) == ({SITE.image, NEXT.image}, {SITE.image})
-    assert message(world, pool_ref(), "Progressing") == "group b waits for group a, with 1 of 1 runners ready"
-    for names in (("base",), ("base", "other")):
-        for _ in range(2):
-            _become_available(world)
-            world.at_rest()
-        assert [images(world, name) for name in names] == [{NEXT.image}] * len(names)
-
-
-def _become_available(world: ClusterWorld) -> None:
-    """As the Deployment controller reports it once the time is over."""
-    for key, obj in list(world.cluster.objects.items()):
-        if key.kind == "Deployment":
-            status = {"observedGeneration": obj["metadata"]["generation"], "availableReplicas": obj["spec"]["replicas"]}
-            world.cluster.store(key, {**obj, "metadata": {**obj["metadata"]}, "status": status})
-    world.cluster.seen_by(world.observed)
-
-
 @pytest.mark.parametrize(("surge", "changed"), [(0, {"b", "c"}), (1, {"b"}), (2, {"b"})])
 def test_groups_without_a_ready_runner_change_at_once_unless_that_takes_room(surge: int, changed: set[str]) -> None:
     """They serve nobody. With maxSurge each would have runners of both templates."""
@@ -207,25 +179,6 @@ GETS_ON = {"type": "Progressing", "status": "True", "lastUpdateTime": "1970-01-1
 )
 def test_a_deployment_replaces_its_pods_while_it_gets_on(status: Any, after_s: float, replaces: bool) -> None:
     assert is_replacing({"metadata": {}, "spec": {}, "status": status}, (), START + after_s) == replaces
-
-
-def test_a_group_of_one_whose_status_says_nothing_of_available_runners_keeps_the_next_one_waiting() -> None:
-    world = new_world()
-    groups = [{"name": name, "minRunners": 1} for name in ("a", "b")]
-    spec = {"replicas": 2, "runnerGroups": groups, "rollout": {"minReadySeconds": 60}}
-    started(world, "base", kvCache=OLD, **spec)
-    _become_available(world)
-    world.at_rest()
-    before = templates(world)
-    world.apply(pool_object(kvCache=NEW, **spec))
-    for _ in range(5):
-        world.step()
-        for key, obj in list(world.cluster.objects.items()):
-            if key.kind == "Deployment" and template_hash(obj) not in before.values():
-                world.cluster.store(key, {**obj, "status": {"observedGeneration": obj["metadata"]["generation"]}})
-        world.cluster.seen_by(world.observed)
-    after = templates(world)
-    assert {group for group in after if after[group] != before[group]} == {"a"}
 
 
 def test_a_group_that_waits_is_scaled_all_the_same() -> None:
