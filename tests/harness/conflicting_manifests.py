@@ -268,7 +268,9 @@ PASSING: tuple[Wish, ...] = (
         lora("a"),
     ),
     Wish("two runners for two phases", (), base(phases={"mode": "Split"}, replicas=2)),
-    Wish("one runner for two phases", (), base(phases={"mode": "Split"}, replicas=1), warns="one that is alone does both"),
+    Wish(
+        "one runner for two phases", (), base(phases={"mode": "Split"}, replicas=1), warns="one that is alone does both"
+    ),
     Wish("a pool that goes", (going(base()),), lora("a"), warns="there is no ServingPool platform/base yet"),
     Wish("a rank as large as the pool's", (base(lora={"maxRank": 16}),), lora("a", maxRank=16)),
     Wish("the base that the pool has", (base(),), lora("a", baseModel="base")),
