@@ -185,7 +185,7 @@ def supervisor_core(data: bytes) -> None:
     core.check()
 
 
-RUNNER_LIMITS = PoolLimits(12, 4, 5, 2, 40, 9, frozenset([0]), BatchLimits(1, 7), 3, host_bytes=25)
+RUNNER_LIMITS = PoolLimits(12, 4, 5, 2, 40, 9, frozenset([0]), BatchLimits(1, 7), host_bytes=25)
 SESSION = Peer(Kind.GATEWAY, "g")
 
 

@@ -33,7 +33,7 @@ from weft_runner.core import (
     StepSlot,
 )
 
-LIMITS = PoolLimits(12, 4, 5, 2, 40, 9, frozenset([0]), BatchLimits(1, 7), 3, host_bytes=25)
+LIMITS = PoolLimits(12, 4, 5, 2, 40, 9, frozenset([0]), BatchLimits(1, 7), host_bytes=25)
 SPEC = RunnerSpec(RunnerId("n.u", "i"), "h:1", "n/p", 4, 12, 5, 2, 64, 40)
 SUPERVISOR = Peer(Kind.SUPERVISOR, "s")
 
