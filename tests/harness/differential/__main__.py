@@ -43,6 +43,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("base", metavar="COMMIT", help="the old tree")
     parser.add_argument("--all", action="store_true", help="more seeds and examples")
     parser.add_argument("--driver", type=Path, default=HERE, help="where the old tree's harness is, if it has none")
+    parser.add_argument("--names", type=Path, default=HERE / "renames.toml", help="the table of what is meant")
     options = parser.parse_args(arguments)
     return guarded("weft-differential-", partial(_compare, options))
 
@@ -51,7 +52,7 @@ def _compare(options: argparse.Namespace, folder: Path) -> int:
     began = time.monotonic()
     try:
         kept = _old_tree(options, folder)
-        names = Names(tomllib.loads((HERE / "renames.toml").read_text()))
+        names = Names(tomllib.loads(options.names.read_text()))
         recordings = [kept / f"{part}.gz" for part in PARTS]
         if names:
             recordings = [_renamed(path, folder / path.name, names) for path in recordings]
@@ -89,7 +90,7 @@ def _old_tree(options: argparse.Namespace, folder: Path) -> Path:
         (tree / PLACE).mkdir(parents=True, exist_ok=True)
         for path in sorted(options.driver.glob("*.py")):
             (tree / PLACE / path.name).write_bytes(path.read_bytes())
-    driver = b"".join(path.read_bytes() for path in sorted((tree / PLACE).glob("*.py")))
+    driver = b"".join((tree / PLACE / name).read_bytes() for name in ("record.py", "drive.py", "values.py"))
     kept = KEPT / f"{commit[:12]}-{hashlib.sha256(driver).hexdigest()[:8]}{'-all' * options.all}"
     if not (kept / "complete").exists():
         kept.mkdir(parents=True, exist_ok=True)
