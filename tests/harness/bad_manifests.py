@@ -112,7 +112,6 @@ def _put(into: Manifest, path: str, value: Any) -> Manifest:
 
 
 _DIGEST = "sha256:" + "0" * 64
-_POLL = "pollInterval is for hf:, s3: and oci: sources that can change"
 _URI = "write file:PATH, pvc:CLAIM/PATH, hf:ORG/NAME, s3://BUCKET/PREFIX, "
 _URI += "oci://HOST/REPOSITORY:TAG, https://HOST/FOLDER or depot:sha256:..."
 _ENDPOINT = "write http://HOST[:PORT] or https://HOST[:PORT], without a path"
@@ -140,28 +139,6 @@ BAD: tuple[Bad, ...] = (
         "spec.source.digest",
         "an https: source needs a digest",
         source(uri="https://host/upper"),
-    ),
-    Bad(
-        "a poll interval without a unit",
-        "spec.source.pollInterval",
-        "write hours, minutes and seconds",
-        source(uri="hf:acme/upper", pollInterval="60"),
-    ),
-    Bad(
-        "a poll interval that is too short",
-        "spec.source.pollInterval",
-        "pollInterval has to be at least 10s",
-        source(uri="hf:acme/upper", pollInterval="9s"),
-    ),
-    in_adapter("a poll interval of a file", "source.pollInterval", _POLL, "1m", source={"uri": "file:upper"}),
-    in_adapter(
-        "a poll interval of a digest", "source.pollInterval", _POLL, "1m", source={"uri": _S3, "digest": _DIGEST}
-    ),
-    Bad(
-        "a poll interval of a commit",
-        "spec.source.pollInterval",
-        _POLL,
-        source(uri="hf:acme/upper", revision="a" * 40, pollInterval="1m"),
     ),
     Bad("https with a query", "spec.source.uri", _URI, source(uri="https://host/upper?x=1", digest=_DIGEST)),
     Bad("oci without a repository", "spec.source.uri", _URI, source(uri="oci://ghcr.io", digest=_DIGEST)),

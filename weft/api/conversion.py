@@ -8,6 +8,8 @@ from weft.api.manifests import parse_object
 OLDER_TOKEN_TIME_MS = 100  # default of scheduler.tokenTimeMs
 # Fields of earlier versions by their path below spec: objects that have them are read without them.
 GONE = (
+    "canary.source.pollInterval",
+    "model.pollInterval",
     "offload.cpuAttention",
     "phases.minPrompt",
     "phases.minToken",
@@ -19,6 +21,7 @@ GONE = (
     "scheduler.prefetch",
     "scheduler.starvationBound",
     "scheduler.tokenTimeMs",
+    "source.pollInterval",
 )
 
 

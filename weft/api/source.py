@@ -5,12 +5,10 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from weft.api.fields import ApiModel, DigestText, DurationText, Endpoint, ObjectName, Rule, Uri, duration_s
+from weft.api.fields import ApiModel, DigestText, Endpoint, ObjectName, Rule, Uri
 
-POLL_LEAST_S = 10
 # of a Hugging Face hub, as people write it: ORG/NAME[@REVISION]
 REPOSITORY = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[^@\s]+))?", re.ASCII)
-COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 class SecretRef(ApiModel):
@@ -51,20 +49,6 @@ class Artifact(ApiModel):
             "has(self.digest) || !self.uri.startsWith('https:')",
             lambda source: source.digest is not None or not source.uri.startswith("https:"),
         ),
-        Rule(
-            "pollInterval",
-            "pollInterval is for hf:, s3: and oci: sources that can change: without a digest, and not of a commit",
-            "!has(self.pollInterval) || ((self.uri.startsWith('hf:') || self.uri.startsWith('s3:')"
-            " || self.uri.startsWith('oci:')) && !has(self.digest) && !self.uri.contains('@sha256:')"
-            " && !(has(self.revision) && self.revision.matches('^[0-9a-f]{40}$')))",
-            lambda source: source.poll_interval is None or source.can_be_polled,
-        ),
-        Rule(
-            "pollInterval",
-            f"pollInterval has to be at least {POLL_LEAST_S}s",
-            f"!has(self.pollInterval) || duration(self.pollInterval) >= duration('{POLL_LEAST_S}s')",
-            lambda source: source.poll_interval is None or duration_s(source.poll_interval) >= POLL_LEAST_S,
-        ),
     )
 
     uri: Uri
@@ -73,8 +57,9 @@ class Artifact(ApiModel):
     depot:sha256:... for an adapter that was uploaded with `weft push`. A scheme that the platform does not allow is
     refused with reason SchemeNotAllowed."""
     revision: Annotated[str, Field(min_length=1, max_length=255)] | None = None
-    """The branch, tag or commit of an hf: source. It defaults to main. A branch or tag is followed where
-    pollInterval is set: a new commit becomes a new content."""
+    """The branch, tag or commit of an hf: source. It defaults to main. A branch or tag is read once, and
+    again when the object changes; where the operator's setting poll-seconds asks for it, a new commit becomes a new
+    content."""
     digest: DigestText | None = None
     """The digest of the content that is expected. Any other content is refused with reason DigestMismatch. An
     https: source needs it."""
@@ -83,14 +68,3 @@ class Artifact(ApiModel):
     endpoint: Endpoint | None = None
     """The server of an s3: source that is not AWS, for example https://minio.example.com:9000. The platform names
     the servers that are allowed; another one is refused with reason EndpointNotAllowed."""
-    poll_interval: DurationText | None = None
-    """How often the source is asked for a new content, for example 5m: an hf: branch or tag, an s3: prefix, an oci:
-    tag. At least 10s. Without it the source is read once, and again when the object changes or the depot has lost
-    the content. It is not for sources with a digest or of a commit. Files of file: and pvc: sources are noticed
-    when they change."""
-
-    @property
-    def can_be_polled(self) -> bool:
-        """Whether asking again may give another content."""
-        remote = self.uri.startswith(("hf:", "s3:", "oci:")) and "@sha256:" not in self.uri
-        return remote and self.digest is None and not (self.revision and COMMIT.fullmatch(self.revision))

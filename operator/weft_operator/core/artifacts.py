@@ -11,6 +11,7 @@ stays retained for that long. The ledger is memory only: after a restart nothing
 time has passed, because what was draining then is not known.
 """
 
+import re
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -22,6 +23,7 @@ from weft_operator.core.resources import Ref
 State = Literal["Pending", "Validated", "Fetched", "Failed"]
 Verdict = Mapping[str, Any]
 
+COMMIT = re.compile(r"[0-9a-f]{40}")
 FAILURE_PAUSE_MAX_S = 10.0
 UNREACHABLE_PAUSE_MAX_S = 60.0
 REMOTE_PAUSE_MAX_S = 600.0  # after failures of a source that others serve
@@ -60,6 +62,11 @@ class Request:
     def watched_by_digest(self) -> bool:
         """Whether the watch of its content is the content's digest: a change shows only where it is asked for."""
         return self.remote or self.digest is not None
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the source has one content for ever."""
+        return self.digest is not None or "@sha256:" in self.uri or bool(COMMIT.fullmatch(self.revision or ""))
 
     def jittered(self, pause_s: float) -> float:
         """The same for the same source."""
@@ -126,18 +133,18 @@ class Resolution:
     failures: int = 0  # in a row
     verified: VerifiedArtifact | None = None
 
-    def due_at(self, period_s: float, poll_s: float | None = None) -> float:
+    def due_at(self, period_s: float, poll_s: float = inf) -> float:
         """When to ask again: at a fixed pace, after failures at a slower one (bounded).
 
-        A remote source in order is asked for each `poll_s`, and without one never: its watch reports a lost content.
+        A remote source in order is asked for each `poll_s`, if it can change: its watch reports a lost content.
         """
         if self.finished_at is None:
             return -inf
         if self.failures == 0:
-            if self.request.digest is not None:
+            if self.request.fixed:
                 return inf
             if self.request.remote:
-                return inf if poll_s is None else self.finished_at + self.request.jittered(poll_s)
+                return self.finished_at + self.request.jittered(poll_s)
             return self.finished_at + (max(period_s, WATCHED_S) if self.answer.watch else period_s)
         most_s = UNREACHABLE_PAUSE_MAX_S if self.answer.reason == "SourceUnreachable" else FAILURE_PAUSE_MAX_S
         most_s = REMOTE_PAUSE_MAX_S if self.request.remote else most_s

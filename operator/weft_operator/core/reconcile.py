@@ -112,6 +112,11 @@ def resolve_period_s(desired: DesiredState, uri: str = "") -> float:
     return max(least_s, _round_s(desired))
 
 
+def poll_s(desired: DesiredState) -> float:
+    """How often a remote source in order is asked for, as bounded."""
+    return max(desired.policy.poll_s, _round_s(desired))
+
+
 def progress_s(desired: DesiredState) -> float:
     """How long steps may take before a status shows them: longer where many objects come at once, but bounded."""
     return min(max(PROGRESS_S, _round_s(desired)), PROGRESS_MAX_S)
@@ -136,7 +141,7 @@ def requeue_at(ref: Ref, state: State, now: float) -> float | None:
     if resource.meta.deleting:
         times.append(_unload_deadline(resource, state.desired))
     elif (resolution := state.observed.resolutions.get(resource.meta.uid)) and not resolution.running:
-        times.append(resolution.due_at(resolve_period_s(state.desired, resource.uri), resource.poll_s))
+        times.append(resolution.due_at(resolve_period_s(state.desired, resource.uri), poll_s(state.desired)))
     template = state.observed.resolutions.get(template_uid(resource.meta.uid))
     if template and not template.running:
         times.append(_due_at(template, state))
@@ -158,8 +163,8 @@ def _canary_deadlines(adapter: Adapter, state: State, now: float) -> list[float]
     if reported is not None and reported.canary not in (None, canary.counts):
         times.append(canary.updated_at + COUNTS_S)
     if canary.resolution is not None and not canary.resolution.running:
-        uri, poll_s = canary.canary.source.uri, canary.canary.source.poll_s
-        times.append(canary.resolution.due_at(resolve_period_s(state.desired, uri), poll_s))
+        period_s = resolve_period_s(state.desired, canary.canary.source.uri)
+        times.append(canary.resolution.due_at(period_s, poll_s(state.desired)))
     return times
 
 
@@ -332,7 +337,7 @@ def _resolve(
         return []
     if known is not None and known.request == request:
         period_s = resolve_period_s(desired, resource.uri)
-        if known.running or now < known.due_at(period_s, resource.poll_s):
+        if known.running or now < known.due_at(period_s, poll_s(desired)):
             return []
     return [Resolve(resource.meta.ref, resource.meta.uid, request)]
 

@@ -70,7 +70,6 @@ class Source(NamedTuple):
     digest: str | None  # an assertion about the source
     credentials: str | None  # a Secret of the object's own namespace
     endpoint: str | None
-    poll_s: float | None  # None: the source is not polled
 
 
 class TemplateChoice(NamedTuple):
@@ -98,7 +97,6 @@ class Adapter:
     digest: str | None  # an assertion about the source
     credentials: str | None  # a Secret of the adapter's own namespace
     endpoint: str | None
-    poll_s: float | None  # None: the source is not polled
     base_model: str | None  # an assertion about the pool
     max_rank: int | None
     pinned: bool
@@ -189,7 +187,6 @@ class Pool:
     digest: str | None
     credentials: str | None  # a Secret of the pool's namespace
     endpoint: str | None
-    poll_s: float | None  # None: the source is not polled
     replicas: int | None
     autoscaling: Autoscaling | None
     groups: tuple[Group, ...]
@@ -416,14 +413,13 @@ def unix_s(timestamp: str) -> float:
 
 
 def _source(source: Object) -> Source:
-    reference, interval = source.get("credentialsRef"), source.get("pollInterval")
+    reference = source.get("credentialsRef")
     return Source(
         uri=source["uri"],
         revision=source.get("revision"),
         digest=source.get("digest"),
         credentials=reference["name"] if reference else None,
         endpoint=source.get("endpoint"),
-        poll_s=float(duration_s(interval)) if interval else None,
     )
 
 

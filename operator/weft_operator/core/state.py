@@ -8,6 +8,7 @@ objects returns which of them have to be planned again.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any, Literal, TypeVar
 
 from weft.domain.adapter import AdapterVersion
@@ -208,6 +209,7 @@ class Policy:
 
     resolve_period_s: float = 2.0  # an edit of a source is noticed within this, while objects are few
     remote_period_s: float = 60.0  # before a remote source that failed is asked again; doubles
+    poll_s: float = inf  # how often a remote source in order is asked for a new content
     resolves_per_s: float = 50.0  # the most for all objects together, so that rest costs the same with 10,000 of them
     default_replicas: int = 1
     longest_drain_s: float = 300.0  # the least time after a start before anything is dropped from the depot

@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Coroutine
 from functools import partial
+from math import inf
 from typing import Any
 
 from weft.leadership.election import Election, new_identity
@@ -77,7 +78,9 @@ class Manager:
         """Raises CannotStart."""
         self._settings, self._api, self._stop = settings, api, stop
         policy = Policy(
-            defaults=read_runner_defaults(settings.runner_defaults), pool_namespaces=frozenset(settings.namespaces)
+            defaults=read_runner_defaults(settings.runner_defaults),
+            pool_namespaces=frozenset(settings.namespaces),
+            poll_s=settings.poll_seconds or inf,
         )
         self._metrics, self._cache, self._desired = Metrics(), ObjectCache(), DesiredState(policy)
         self._cache.listen(self._take_in)

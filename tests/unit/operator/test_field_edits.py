@@ -137,7 +137,6 @@ TEMPLATES: dict[Place, Json] = {
 }
 POOL_NEEDS: dict[Place, Json] = {
     ("model", "revision"): {"model": HF},
-    ("model", "pollInterval"): {"model": HF},
     ("model", "credentialsRef"): {"model": HF},
     ("model", "endpoint"): {"model": {"uri": "s3://aaa/bb"}},
     ("autoscaling",): {"autoscaling": {"maxReplicas": 3}},
@@ -154,12 +153,10 @@ POOL_NEEDS: dict[Place, Json] = {
 ADAPTER_NEEDS: dict[Place, Json] = {
     **TEMPLATES,
     ("source", "revision"): {"source": HF},
-    ("source", "pollInterval"): {"source": HF},
     ("source", "credentialsRef"): {"source": HF},
     ("source", "endpoint"): {"source": {"uri": "s3://aaa/bb"}},
     ("canary",): {"canary": CANARY},
     ("canary", "source", "revision"): {"canary": {"source": HF}},
-    ("canary", "source", "pollInterval"): {"canary": {"source": HF}},
     ("canary", "source", "credentialsRef"): {"canary": {"source": HF}},
     ("canary", "source", "endpoint"): {"canary": {"source": {"uri": "s3://aaa/bb"}}},
     ("canary", "maxErrorPercent"): {"canary": {"minRequests": 1}},
@@ -191,9 +188,6 @@ def outcome_of_pool(spec: Json) -> str | None:
         world.apply(admit(pool_object() | {"spec": spec}, world.store.find))
     except Invalid:
         return None
-    if "pollInterval" in spec["model"]:  # nothing else of a pool's comes with time alone
-        world.settle()
-        world.wait(5400)
     return told(world)
 
 

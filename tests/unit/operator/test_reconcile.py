@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from math import inf
 
 import pytest
 
@@ -753,19 +754,24 @@ def test_an_object_is_first_published_when_its_chat_template_is_known(world: Wor
     assert world.routed_pools[pool_ref()].chat_template == digest("d")
 
 
-def test_a_remote_source_is_asked_for_once_unless_its_object_says_how_often(world: World) -> None:
-    for name in ("once", "often"):
-        world.contents[f"hf:acme/{name}"] = verified("a")
+def test_a_remote_source_that_can_change_is_asked_for_as_often_as_the_platform_says(world: World) -> None:
+    sources = {
+        "branch": {"uri": "hf:acme/branch"},
+        "commit": {"uri": "hf:acme/commit", "revision": "a" * 40},
+        "digest": {"uri": "oci://host/digest@sha256:" + "a" * 64},
+    }
+    for name, source in sources.items():
+        world.contents[source["uri"]] = verified("a")
+        world.apply(adapter_object(name, source=source))
     world.apply(pool_object())
-    world.apply(adapter_object("once", source={"uri": "hf:acme/once"}))
-    world.apply(adapter_object("often", source={"uri": "hf:acme/often", "pollInterval": "1m"}))
-    world.settle()
-    for _ in range(50):
-        world.wait(2.1)
-    asked = Counter(request.uri for request in world.asked)
-    assert asked["hf:acme/once"] == 1
-    assert asked["hf:acme/often"] == 2
-    assert asked["file:base"] > 40
+    for poll_s, branch in ((inf, 1), (60.0, 3)):
+        world.policy = replace(world.policy, poll_s=poll_s)
+        world.settle()
+        for _ in range(50):
+            world.wait(2.1)
+        asked = Counter(request.uri for request in world.asked)
+        assert [asked[source["uri"]] for source in sources.values()] == [branch, 1, 1]
+    assert asked["file:base"] > 80
 
 
 def test_a_new_leader_asks_the_hub_for_nothing_that_is_known(world: World) -> None:
