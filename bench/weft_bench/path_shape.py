@@ -22,7 +22,7 @@ import yaml
 
 from weft_bench import sse
 from weft_bench.cpu_context import adapter_pages
-from weft_bench.cpu_engine import PAGE_TOKENS, Ask, Sizes, Subject, pages_of
+from weft_bench.cpu_engine import Ask, Sizes, Subject, pages_of
 from weft_bench.cpu_models import adapter, base_model, files
 from weft_bench.cpu_shapes import RANK, SHAPES, prompts
 from weft_bench.lines import Line, Origin
@@ -164,7 +164,7 @@ def _pool(sizes: Sizes, spec: Mapping[str, Any]) -> dict[str, Any]:
         "model": {"name": MODEL, "uri": "file:model"},
         "replicas": 1,
         "lora": {"maxAdapters": sizes.slots, "maxRank": sizes.max_rank},
-        "kvCache": {"pageTokens": PAGE_TOKENS, "pages": pages_of(sizes)},
+        "kvCache": {"pages": pages_of(sizes)},
         "scheduler": {
             "maxSequences": sizes.rows, "maxBatchTokens": sizes.batch_tokens, "maxPrefills": sizes.prefills,
             "maxQueue": 100_000,

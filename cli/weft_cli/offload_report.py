@@ -23,7 +23,7 @@ def pool_settings(searches: Searches, plans: Plans) -> dict[str, dict[str, int]]
     """What the pool has to say so that its runners do this: blocks are sequences, and adapters are in KV pages too."""
     limits = serving_limits({stage: (searches[stage], plan) for stage, plan in plans.items()})
     return {
-        "kvCache": {"pages": limits.pages, "pageTokens": searches[0].work.page_tokens},
+        "kvCache": {"pages": limits.pages},
         "scheduler": {"maxSequences": limits.sequences, "maxBatchTokens": limits.batch_tokens},
     }
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from weft.api.servingpool import PAGE_TOKENS
 from weft.api.template import GPU, amount
 from weft.domain.model.config import ModelSpec, parse_model_config
 from weft.domain.model.errors import Refused
@@ -72,7 +73,7 @@ def request_of(manifest: Mapping[str, Any], sequences: Sequences) -> RunnerReque
         max_sequences=scheduler.get("maxSequences") or 0,
         max_batch_tokens=scheduler.get("maxBatchTokens") or 0,
         kv_pages=cache.get("pages") or 0,
-        page_tokens=cache.get("pageTokens", 16),
+        page_tokens=PAGE_TOKENS,
         reserve=executor == "cuda" or stages > 1,
     )
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from weft.api.manifests import ManifestError, parse_object
 from weft.api.meta import API_VERSION
+from weft.api.servingpool import PAGE_TOKENS
 from weft.api.source import REPOSITORY
 from weft.artifacts.adapter_config import parse_adapter_config
 from weft.domain.model.config import ModelSpec, parse_model_config
@@ -29,7 +30,7 @@ NAMESPACE = "default"
 MODEL_CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
 # What is served of a repository: no weights in other formats, no code.
 REPOSITORY_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
-PAGE_TOKENS, SEQUENCES, LEAST_RANK, MOST_PAGES = 16, 32, 64, 1 << 20
+SEQUENCES, LEAST_RANK, MOST_PAGES = 32, 64, 1 << 20
 GPU_SHARE = 0.9  # of its memory, as runners take by default
 PROCESS_BYTES = 1 << 30  # of the stack beside weights and pages
 LABEL = 63

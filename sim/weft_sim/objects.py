@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from weft.api.servingpool import PAGE_TOKENS
 from weft.domain.runner import RunnerSpec
 
 
@@ -10,7 +11,7 @@ def pool_object(namespace: str, name: str, spec: RunnerSpec, **more: Any) -> dic
     return _object("ServingPool", namespace, name, {
         "model": {"name": "base", "uri": "file:base"},
         "lora": {"maxAdapters": spec.max_adapters, "maxRank": spec.max_rank},
-        "kvCache": {"pageTokens": spec.page_tokens, "pages": spec.total_pages},
+        "kvCache": {"pages": max(1, spec.total_pages * spec.page_tokens // PAGE_TOKENS)},
         "parallelism": {"tensor": 1, "pipeline": 1, "podsPerRunner": 1},
         "phases": {"mode": "Unified", "kvAcrossClasses": False},
         "scheduler": {

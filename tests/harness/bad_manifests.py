@@ -275,7 +275,7 @@ BAD: tuple[Bad, ...] = (
         "for pools that do not offload",
         pool(kvCache={"memoryFraction": 0.5}, offload=OFFLOAD),
     ),
-    in_pool("a page of nothing", "kvCache.pageTokens", "too small", 0),
+    in_pool("no page at all", "kvCache.pages", "too small", 0),
     in_pool("an unknown order", "scheduler.queue", "one of", "lifo"),
     Bad(
         "more sequences than tokens",

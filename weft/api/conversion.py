@@ -9,6 +9,7 @@ OLDER_TOKEN_TIME_MS = 100  # default of scheduler.tokenTimeMs
 # Fields of earlier versions by their path below spec: objects that have them are read without them.
 GONE = (
     "canary.source.pollInterval",
+    "kvCache.pageTokens",
     "model.pollInterval",
     "offload.cpuAttention",
     "phases.minPrompt",

@@ -61,8 +61,11 @@ class LoRASettings(ApiModel):
     """The largest rank of any module of any adapter. An adapter beyond it is refused with reason RankTooLarge."""
 
 
+PAGE_TOKENS = 16  # every kernel takes it, and a page of any real model holds the longest row of an adapter
+
+
 class KVCache(ApiModel):
-    """Key-value memory of one runner: pages x pageTokens tokens."""
+    """Key-value memory of one runner, in pages of 16 tokens."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(  # no minimum: an API server compares a whole number with its whole part
@@ -73,8 +76,6 @@ class KVCache(ApiModel):
         ),
     )
 
-    page_tokens: Annotated[int, Field(strict=True, ge=1, le=256)] = 16
-    """The number of tokens in a page."""
     pages: Annotated[int, Field(strict=True, ge=1, le=1_048_576)] | None = None
     """The number of pages of one runner. A number is taken as it is, whatever memoryFraction says, and bounds the
     context where it holds less than the model's. By default memoryFraction decides; for a pool that offloads, the

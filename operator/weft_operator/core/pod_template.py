@@ -128,7 +128,6 @@ def launch_flags(launch: RunnerConfig) -> dict[str, str | int | float]:
         "pool": str(launch.pool),
         "model-name": launch.model_name,
         "base-digest": launch.base_digest,
-        "page-tokens": launch.page_tokens,
         "kv-pages": launch.kv_pages,
         **({} if launch.kv_memory_fraction is None else {"kv-memory-fraction": launch.kv_memory_fraction}),
         "max-sequences": launch.max_sequences,

@@ -4,6 +4,7 @@ from dataclasses import fields
 
 from pydantic.alias_generators import to_camel
 
+from weft.api.servingpool import PAGE_TOKENS
 from weft.domain.adapter import AdapterVersion
 from weft.domain.model.config import is_bare
 from weft.domain.request import NO_DEFAULTS, SamplingDefaults
@@ -86,7 +87,7 @@ def max_context_tokens(view: PoolView) -> int:
     Published before any runner reports it, so that a request for a pool at zero gets an answer of the right length.
     """
     pages, model = view.pool.kv_pages, model_context_tokens(view)
-    return min(model, pages * view.pool.page_tokens) if pages else model
+    return min(model, pages * PAGE_TOKENS) if pages else model
 
 
 def adapter_entry(view: AdapterView) -> AdapterRegistration:

@@ -192,7 +192,6 @@ class Pool:
     groups: tuple[Group, ...]
     max_adapters: int | None  # None: as many as pages hold
     max_rank: int
-    page_tokens: int
     kv_pages: int  # 0: unset, its runners find them
     kv_memory_fraction: float | None
     max_sequences: int  # 0, as the next two: unset, its runners find them
@@ -321,7 +320,6 @@ def parse_pool(obj: Object) -> Pool:
         groups=_groups(spec),
         max_adapters=lora.get("maxAdapters"),
         max_rank=lora["maxRank"],
-        page_tokens=cache["pageTokens"],
         kv_pages=cache.get("pages") or 0,
         kv_memory_fraction=cache.get("memoryFraction"),
         max_sequences=scheduler.get("maxSequences") or 0,

@@ -200,7 +200,6 @@ def runner_config(pool: Pool, base_digest: str, group: Group | None = None) -> R
     return RunnerConfig(
         pool=pool.meta.ref,
         base_digest=base_digest,
-        page_tokens=pool.page_tokens,
         kv_pages=pool.kv_pages,
         max_sequences=pool.max_sequences,
         max_adapters=pool.max_adapters,

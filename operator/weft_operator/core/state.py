@@ -39,7 +39,6 @@ class RunnerConfig:
 
     pool: Ref
     base_digest: str
-    page_tokens: int
     kv_pages: int  # 0: its runner finds a number, by `kv_memory_fraction` or by its policy
     max_sequences: int
     max_adapters: int | None

@@ -58,7 +58,7 @@ def pool_object(name: str = "base", namespace: str = "default", **spec: Any) -> 
     whole: dict[str, Any] = {
         "model": {"name": name, "uri": f"file:{name}"},
         "lora": {"maxAdapters": 8, "maxRank": 64},
-        "kvCache": {"pageTokens": 16, "pages": 1024},
+        "kvCache": {"pages": 1024},
         "parallelism": {"tensor": 1, "pipeline": 1, "podsPerRunner": 1},
         "phases": {"mode": "Unified", "kvAcrossClasses": False},
         "scheduler": {

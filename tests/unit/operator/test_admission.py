@@ -27,7 +27,7 @@ def test_defaults_are_written_out_so_that_the_planner_need_not_know_them() -> No
     admitted = admit(pool(), lambda _: None)
     found = parse(stored(admitted))
     assert isinstance(found, Pool)
-    assert (found.max_adapters, found.page_tokens, found.max_queue, found.drain_s) == (None, 16, 1000, 300.0)
+    assert (found.max_adapters, found.max_queue, found.drain_s) == (None, 1000, 300.0)
     assert (found.allowed, found.replicas, found.model_name) == ("Same", None, "one")
 
 

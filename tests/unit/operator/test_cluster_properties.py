@@ -97,7 +97,7 @@ def perform(world: ClusterWorld, operation: tuple[Any, ...]) -> None:
 def pool_spec(name: str, scale: Any, groups: Any, pages: int) -> dict[str, Any]:
     spec: dict[str, Any] = {
         "model": {"name": name, "uri": f"file:{name}"},
-        "kvCache": {"pageTokens": 16, "pages": pages},
+        "kvCache": {"pages": pages},
     }
     if groups:
         spec["runnerGroups"] = groups

@@ -28,7 +28,7 @@ def pool_of(
     manifest = stored(pool_object(runnerGroups=groups))
     manifest["spec"]["scheduler"] |= scheduler
     manifest["spec"]["parallelism"] |= parallelism or {}
-    manifest["spec"]["kvCache"] = cache or manifest["spec"]["kvCache"]
+    manifest["spec"]["kvCache"] = manifest["spec"]["kvCache"] if cache is None else cache
     manifest["spec"] |= spec or {}
     manifest["spec"]["slo"] = {"tokenTimeMs": token_time_ms, "admission": "Queue"}
     return parse_pool(manifest)
@@ -85,9 +85,9 @@ def test_another_token_time_is_another_launch():
 @pytest.mark.parametrize(
     ("cache", "in_a_pod", "on_this_machine"),
     [
-        ({"pageTokens": 16}, (0, 0.9), (1024, 0.9)),
-        ({"pageTokens": 16, "memoryFraction": 1}, (0, 1.0), (0, 1.0)),
-        ({"pageTokens": 16, "memoryFraction": 0.5, "pages": 7}, (7, 0.5), (7, 0.5)),
+        ({}, (0, 0.9), (1024, 0.9)),
+        ({"memoryFraction": 1}, (0, 1.0), (0, 1.0)),
+        ({"memoryFraction": 0.5, "pages": 7}, (7, 0.5), (7, 0.5)),
     ],
 )
 def test_a_pool_without_a_number_of_pages_leaves_it_to_its_runner_where_that_has_the_memory_alone(

@@ -505,7 +505,7 @@ def test_an_autoscaled_pool_goes_to_what_the_scheduler_wants_and_to_zero_and_bac
 def test_the_status_has_what_the_scheduler_reports_and_keeps_it_while_nobody_says(world: World) -> None:
     split = {"mode": "Split", "kvAcrossClasses": False}
     world.scheduler_speaks, slo = False, {"tokenTimeMs": 50, "admission": "Queue"}
-    world.settle(pool_object(kvCache={"pageTokens": 16, "memoryFraction": 0.5}, slo=slo, phases=split))
+    world.settle(pool_object(kvCache={"memoryFraction": 0.5}, slo=slo, phases=split))
     launch = world.observed.runners[pool_ref()][0].launch
     assert (launch.kv_pages, launch.kv_memory_fraction) == (0, 0.5)
     assert not {"kvCache", "slo", "phases"} & world.status(pool_ref()).keys()
@@ -807,7 +807,7 @@ def test_a_changed_pool_replaces_its_runners_a_few_at_a_time(
 ) -> None:
     world.settle(pool_object(replicas=4, rollout=rollout))
     world.ready_runners = False
-    world.settle(pool_object(replicas=4, rollout=rollout, kvCache={"pageTokens": 16, "pages": 2048}))
+    world.settle(pool_object(replicas=4, rollout=rollout, kvCache={"pages": 2048}))
     states = [(r.launch.kv_pages, r.state) for r in world.observed.runners[pool_ref()].values()]
     assert states == [(2048, "Starting")] * at_a_time + [(1024, "Ready")] * (4 - at_a_time)
     runners = world.observed.runners[pool_ref()]
@@ -821,7 +821,7 @@ def test_runners_that_cannot_start_are_replaced_at_once(world: World) -> None:
     runners = world.observed.runners[pool_ref()]
     runners.update({i: replace(runner, state="CrashLoop", message="no memory") for i, runner in runners.items()})
     world.observed.pool_reports[str(pool_ref())] = PoolReport(0)
-    world.apply(pool_object(replicas=2, kvCache={"pageTokens": 16, "pages": 16}))
+    world.apply(pool_object(replicas=2, kvCache={"pages": 16}))
     starts = [action.index for action in world.plan() if isinstance(action, EnsureRunner)]
     assert starts == [0, 1]
 
@@ -909,7 +909,7 @@ def test_a_pool_is_ready_once_every_wanted_runner_serves(world: World) -> None:
 
 def test_runners_of_a_paused_pool_stay_as_they_are_and_adapters_are_served(serving: World) -> None:
     runners = dict(serving.observed.runners[pool_ref()])
-    changed = {"replicas": 3, "kvCache": {"pageTokens": 16, "pages": 2048}}
+    changed = {"replicas": 3, "kvCache": {"pages": 2048}}
     serving.apply(pool_object(**changed, paused=True))
     serving.contents["file:new"] = verified("d")
     serving.apply(adapter_object("new"))

@@ -15,7 +15,7 @@ from weft_operator.core.rollout import RETRY_S, is_replacing
 from weft_operator.core.scaling import rollout_limits, to_start
 from weft_operator.local.objects import ObjectStore
 
-OLD, NEW = {"pageTokens": 16, "pages": 1024}, {"pageTokens": 16, "pages": 2048}
+OLD, NEW = {"pages": 1024}, {"pages": 2048}
 NEXT = replace(SITE, image="registry.example/weft-runner:2")
 
 

@@ -104,7 +104,7 @@ def test_without_network_policies_of_the_site_a_runner_has_none(cluster: Cluster
 
 def test_another_launch_replaces_whole_runners_one_after_the_other(pool: ClusterWorld) -> None:
     before = uids(pool)
-    pool.apply(pool_object(replicas=2, parallelism=GRID, kvCache={"pageTokens": 16, "pages": 2048}))
+    pool.apply(pool_object(replicas=2, parallelism=GRID, kvCache={"pages": 2048}))
     seen = {tuple(sorted(uids(pool).values()))}
     for _ in range(40):
         pool.step()
