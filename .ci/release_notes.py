@@ -3,6 +3,7 @@
 import re
 import sys
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -22,9 +23,9 @@ def notes(changelog: str, version: str) -> str:
     raise NotReady(f"CHANGELOG.md has nothing for {version}")
 
 
-def check_versions(version: str, pyproject: str, chart: str) -> None:
-    """Raises NotReady where the package or the chart is of another version."""
-    found = {"pyproject.toml version": tomllib.loads(pyproject)["project"]["version"]}
+def check_versions(version: str, projects: Mapping[str, str], chart: str) -> None:
+    """Raises NotReady where a distribution (by its file) or the chart is of another version."""
+    found = {f"{path} version": tomllib.loads(text)["project"]["version"] for path, text in projects.items()}
     for name in ("version", "appVersion"):
         match = re.search(rf'^{name}: "?([^"\s]+)"?$', chart, re.MULTILINE)
         found[f"charts/weft/Chart.yaml {name}"] = match[1] if match else "none"
@@ -32,10 +33,16 @@ def check_versions(version: str, pyproject: str, chart: str) -> None:
         raise NotReady(f"to release {version}: {', '.join(wrong)}")
 
 
+def projects() -> dict[str, str]:
+    """What says the version of each distribution, by its path."""
+    paths = (ROOT / "pyproject.toml", *sorted(ROOT.glob("*/pyproject.toml")))
+    return {str(path.relative_to(ROOT)): path.read_text() for path in paths}
+
+
 def main(version: str) -> int:
     chart = ROOT / "charts" / "weft" / "Chart.yaml"
     try:
-        check_versions(version, (ROOT / "pyproject.toml").read_text(), chart.read_text())
+        check_versions(version, projects(), chart.read_text())
         sys.stdout.write(notes((ROOT / "CHANGELOG.md").read_text(), version))
     except NotReady as error:
         sys.stderr.write(f"{error}\n")

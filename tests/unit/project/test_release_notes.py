@@ -49,16 +49,18 @@ def test_a_version_without_a_section_or_with_an_empty_one_is_not_released(script
 
 
 def test_package_and_chart_have_to_be_of_the_version(script: ModuleType) -> None:
-    pyproject, chart = '[project]\nversion = "0.2.0"\n', 'version: 0.2.0\nappVersion: "0.1.0"\n'
-    with pytest.raises(script.NotReady, match=r"to release 0\.2\.0: charts/weft/Chart\.yaml appVersion is 0\.1\.0$"):
-        script.check_versions("0.2.0", pyproject, chart)
-    script.check_versions("0.2.0", pyproject, chart.replace("0.1.0", "0.2.0"))
+    own, chart = '[project]\nversion = "0.2.0"\n', 'version: 0.2.0\nappVersion: "0.1.0"\n'
+    others = {"pyproject.toml": own, "bench/pyproject.toml": own.replace("2", "3")}
+    with pytest.raises(script.NotReady, match=r"to release 0\.2\.0: bench/py.*n is 0\.3\.0, .*appVersion is 0\.1\.0$"):
+        script.check_versions("0.2.0", others, chart)
+    script.check_versions("0.2.0", {"pyproject.toml": own}, chart.replace("0.1.0", "0.2.0"))
 
 
 def test_the_files_of_this_repository_are_of_one_version(script: ModuleType) -> None:
     chart = (ROOT / "charts" / "weft" / "Chart.yaml").read_text()
     version = chart.split("\nversion: ")[1].split("\n")[0]
-    script.check_versions(version, (ROOT / "pyproject.toml").read_text(), chart)
+    assert len(script.projects()) == 4
+    script.check_versions(version, script.projects(), chart)
     assert script.notes((ROOT / "CHANGELOG.md").read_text(), "Unreleased")
 
 
