@@ -37,7 +37,6 @@ class Amounts:
 
 DECIDED = {  # what is named in the case: the pool, its tenants
     "": (cases.BASE_POOL, cases.TENANTS),
-    ", one order for all tenants": (replace(cases.BASE_POOL, fair=False), cases.TENANTS),
     ", 10,000 tenants": (cases.BASE_POOL, 10_000),
     ", shortest, pooled, 10,000 tenants": (replace(cases.BASE_POOL, queue="shortest", reservation="pooled"), 10_000),
 }

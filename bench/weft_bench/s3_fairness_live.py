@@ -6,9 +6,10 @@ shares, and come 5 s later. A victim's time to first token is compared with that
 of its share's size. On one machine a second runner would compete for the cores, so the share of a pool is one of its
 sequences: 8 of 16 for two tenants, 4 for four. Such a pool has more than its share of the cores, since it has all.
 
-`one order for all` is `fairness.mode: None`. A request that waits there has the whole flood before it, so only the
-first 5 of a victim are sent. Lengths are ShareGPT's, of which one token here stands for eight; their predictions are
-replayed. Simulated are the same requests at the same times, with costs that were measured of this machine.
+Rows with one order for all are of pools that did not tell tenants apart: a request that waited there had the whole
+flood before it, so only the first 5 of a victim were sent. Lengths are ShareGPT's, of which one token here stands for
+eight; their predictions are replayed. Simulated are the same requests at the same times, with costs that were measured
+of this machine.
 """
 
 import random
@@ -47,7 +48,6 @@ from weft_sim.report import Served, quantile
 from weft_sim.traces import TraceArrival
 
 REQUESTS, QUICK_REQUESTS = 60, 10  # of a victim
-UNFAIR_REQUESTS = 5
 LOAD = 0.5  # of its share, of a victim
 LATER_S = 5.0
 VICTIM, FLOODING = "victim-1", "flood"
@@ -61,7 +61,6 @@ class Cell:
     tenants: int
     requests: int
     flooded: bool
-    fair: bool
     all_rows: int
 
     @property
@@ -70,17 +69,17 @@ class Cell:
 
     @property
     def name(self) -> str:
-        beside = f"beside a flood{'' if self.fair else ', one order for all'}" if self.flooded else "alone"
+        beside = "beside a flood" if self.flooded else "alone"
         return f"fairness-live, {TRACE}, {self.requests} requests of a victim, {self.tenants} tenants, {beside}"
 
     @property
     def alone(self) -> "Cell":
         """What it is compared with."""
-        return replace(self, flooded=False, fair=True)
+        return replace(self, flooded=False)
 
     @property
     def scheduler(self) -> dict[str, object]:
-        return {"maxSequences": self.rows, "fairness": {"mode": "Tenant" if self.fair else "None"}}
+        return {"maxSequences": self.rows}
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +132,8 @@ def _lines(context: Context, known: dict[tuple[str, str], float | None]) -> Iter
 def cells_of(requests: int, rows: int) -> Iterator[Cell]:
     """Alone first."""
     for tenants in TENANTS:
-        fair = Cell(tenants, requests, flooded=True, fair=True, all_rows=rows)
-        yield from (fair.alone, fair)
-    unfair = Cell(TENANTS[0], min(UNFAIR_REQUESTS, requests), flooded=True, fair=False, all_rows=rows)
-    if unfair.requests < requests:
-        yield unfair.alone
-    yield unfair
+        flooded = Cell(tenants, requests, flooded=True, all_rows=rows)
+        yield from (flooded.alone, flooded)
 
 
 def requests_of(cell: Cell, served: Sequence[Answered], rate: float, seed: int) -> Iterator[Sent]:
@@ -214,7 +209,7 @@ def simulated(model: Model, cell: Cell, sent: Sequence[Sent]) -> list[Served]:
         )
         for one in sent
     ]  # fmt: skip
-    described = replace(model, pool=replace(model.pool, max_sequences=cell.rows, fair=cell.fair, adapters=0))
+    described = replace(model, pool=replace(model.pool, max_sequences=cell.rows, adapters=0))
     replayed = described.replay(arrivals, lambda one: one.tenant == VICTIM)
     return [one for one in replayed.served if one.tenant == VICTIM]
 
@@ -228,5 +223,5 @@ def _figures(
     yield line(cell.name, "median TTFT" + suffix, quantile(ttft, 0.5), "ms")
     yield line(cell.name, P99 + suffix, p99, "ms", baseline=lived)
     if cell.flooded and alone:
-        target = f"<= {MOST:g}" if cell.fair and not suffix else None
+        target = f"<= {MOST:g}" if not suffix else None
         yield line(cell.name, RATIO + suffix, p99 / alone, "x", target=target)

@@ -96,15 +96,14 @@ class Waiting:
 class Laws:
     """`now`: the virtual time, for messages; `scheduler_now`: the scheduler's clock, which may have jumped, for ages.
 
-    `bound`: of passes by requests of the same tenant; None: none. `fair` False: all requests are one tenant's.
-    `max_preemptions`: of a request, by all runners together.
+    `bound`: of passes by requests of the same tenant; None: none. `max_preemptions`: of a request, by all
+    runners together.
     """
 
     now: Callable[[], float]
     scheduler_now: Callable[[], float]
     bound: int | None = 32
     avoid_s: float = 3.0
-    fair: bool = True
     max_preemptions: int = 8
     requests: dict[str, ClientRequest] = field(default_factory=dict[str, ClientRequest])
     excused: set[str] = field(default_factory=set[str])  # died with their gateway
@@ -269,7 +268,7 @@ class Laws:
                 if submit.epoch == NEVER and not known:
                     fresh = submit.request_id not in self.epochs
                     since = self.scheduler_now() - submit.waited_s
-                    tenant = submit.namespace if self.fair else ""
+                    tenant = submit.namespace
                     order = since, self._arrivals, submit.priority
                     waiting = Waiting(peer.name, submit.pool, tenant, *order, fresh)
                     self.waiting[submit.request_id] = waiting

@@ -18,7 +18,7 @@ def pool_object(namespace: str, name: str, spec: RunnerSpec, **more: Any) -> dic
             "queue": "fcfs", "reservation": "calibrated",
             "consolidation": "autoscaled",
             "maxSequences": spec.max_sequences, "maxBatchTokens": 512, "maxPrefills": 1,
-            "maxQueue": 1000, "fairness": {"mode": "Tenant"},
+            "maxQueue": 1000,
         },
         "drainSeconds": 60,
         "allowedNamespaces": {"from": "All"},

@@ -161,8 +161,7 @@ def _pools(policies: random.Random, phases: random.Random, lies: bool) -> tuple[
         reservation=policies.choice(("calibrated", "constant", "max", "paged", "pooled", "s3")),
         consolidation=policies.choice(("always", "autoscaled", "never")),
         # always: draws of what is no field any more keep the scenario of every seed
-        shared_all=policies.choice((0.05, 0.3)) > 0 and policies.random() < 1.0,
-        fair=policies.random() < 0.8,
+        shared_all=policies.choice((0.05, 0.3)) > 0 and policies.random() + policies.random() < 2.0,
         tenant_weights=policies.choice(((), (("acme", 3),), (("blue", 5),))),
         slo_ttft_s=policies.choice((0.0, 0.5)), slo_token_time_s=policies.choice((0.0, 0.03)),
         slo_reject=policies.random() < 0.5,

@@ -78,7 +78,6 @@ class PoolDescription:
     phases: str = "unified"  # or split: prompts on some runners, the tokens after the first one on others
     kv_gib_per_s: float = 1.0  # of a runner's link to the others; a page of KV has page_kib
     layer_by_layer_tokens: int = 512  # of a batch whose KV leaves while it is computed
-    fair: bool = True  # the namespaces of callers share the pool by virtual token counters
     cpu: bool = True  # charge the machines' measured CPU seconds
 
     def __post_init__(self) -> None:
@@ -160,7 +159,6 @@ def deployment_of(pool: PoolDescription) -> Deployment:
                 reservation=pool.reservation,
                 consolidation=pool.consolidation,
                 shared_all=True,
-                fair=pool.fair,
                 phases=pool.phases,
             ),
         ),

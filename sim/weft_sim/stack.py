@@ -41,7 +41,7 @@ class World:
         bound = None if ages else deployment.scheduler.starvation_bound
         self.laws = Laws(
             lambda: self.clock.now, lambda: self.scheduler.now, bound, deployment.scheduler.avoid_s,
-            all(pool.fair for pool in deployment.pools), deployment.scheduler.max_preemptions,
+            deployment.scheduler.max_preemptions,
         )  # fmt: skip
         self.network = Network(
             self.clock, WireCodec(), random_of(seed, "network"),

@@ -17,6 +17,7 @@ GONE = (
     "rollout.minReadySeconds",
     "scheduler.agingSeconds",
     "scheduler.consolidationSeconds",
+    "scheduler.fairness.mode",
     "scheduler.maxMoves",
     "scheduler.placement",
     "scheduler.prefetch",

@@ -216,7 +216,8 @@ Weight = Annotated[int, Field(strict=True, ge=1, le=1000)]
 
 
 class Fairness(ApiModel):
-    """How the namespaces whose requests wait share the pool."""
+    """How the namespaces whose requests wait share the pool: the one that was served least by its weight is next
+    (virtual token counter, OSDI 2024), and the queue's order holds inside a namespace."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -227,10 +228,6 @@ class Fairness(ApiModel):
         ),
     )
 
-    mode: Literal["Tenant", "None"] = "Tenant"
-    """How namespaces share the pool. With Tenant the namespace that was served least is next (virtual token
-    counter, OSDI 2024), and the queue's order holds inside a namespace. With None the queue's order holds for all
-    requests."""
     weights: Annotated[dict[str, Weight], Field(max_length=256)] | None = None
     """The shares of namespaces relative to each other. A namespace that is not named has 1."""
 
@@ -276,7 +273,7 @@ class SchedulingSpec(ApiModel):
     """The order in which waiting requests get a runner. With fcfs the first that came is first. With s3 the largest
     predicted memory that fits is first. With shortest the shortest expected answer is first, aged so that it waits
     for no more than three times the backlog that it found, and for none that arrived ten minutes after it."""
-    fairness: Fairness = Fairness()
+    fairness: Fairness | None = None
     """How the namespaces whose requests wait share the pool."""
     reservation: Literal["calibrated", "constant", "max", "paged", "pooled", "s3"] = "calibrated"
     """The memory that is reserved for an answer. calibrated reserves the predicted p90 of its length, s3 the edge

@@ -36,7 +36,6 @@ class PoolSpec:
     drain_s: float = 0.0  # streams of a replaced or deleted digest run on this long
     max_context_tokens: int = 0  # what its runners will have; 0: not known
     consolidation: str = "autoscaled"
-    fair: bool = True  # namespaces share the pool by virtual token counters
     tenant_weights: tuple[tuple[str, int], ...] = ()  # namespace, share; 1 for those that are not named
     slo_ttft_s: float = 0.0  # objectives; 0: none
     slo_token_time_s: float = 0.0

@@ -37,7 +37,6 @@ def pool_entry(view: PoolView) -> PoolSpec | None:
         shared_namespaces=tuple(sorted({own, *(pool.allowed_names if pool.allowed == "List" else ())})),
         max_queue=pool.max_queue,
         queue=pool.queue,
-        fair=pool.fair,
         tenant_weights=pool.tenant_weights,
         slo_ttft_s=pool.slo.ttft_ms / 1000 if pool.slo else 0.0,
         slo_token_time_s=pool.slo.token_time_ms / 1000 if pool.slo else 0.0,

@@ -205,7 +205,6 @@ class Pool:
     model_cache: ModelCache
     max_queue: int
     queue: str
-    fair: bool
     tenant_weights: tuple[tuple[str, int], ...]
     slo: Slo | None
     reservation: str
@@ -307,7 +306,7 @@ def _canary(spec: Object | None) -> Canary | None:
 def parse_pool(obj: Object) -> Pool:
     """An admitted ServingPool -> its value."""
     meta, spec = parse_meta(obj), obj["spec"]
-    slo, fairness = _slo(spec.get("slo")), spec["scheduler"]["fairness"]
+    slo, fairness = _slo(spec.get("slo")), spec["scheduler"].get("fairness") or {}
     model, lora, cache, scheduler = spec["model"], spec["lora"], spec["kvCache"], spec["scheduler"]
     offload, rollout = _offload(spec.get("offload") or {}), spec.get("rollout") or {}
     parallelism, allowed, phases = spec["parallelism"], spec["allowedNamespaces"], spec["phases"]
@@ -333,7 +332,6 @@ def parse_pool(obj: Object) -> Pool:
         model_cache=_model_cache(spec.get("modelCache") or {}),
         max_queue=scheduler["maxQueue"],
         queue=scheduler["queue"],
-        fair=fairness["mode"] == "Tenant",
         tenant_weights=tuple(sorted((fairness.get("weights") or {}).items())),
         slo=slo,
         reservation=scheduler["reservation"],

@@ -8,6 +8,8 @@ import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from copy import deepcopy
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ import pytest
 from harness.processes import started
 from harness.waiting import PATIENCE_S, eventually
 from tests.unit.operator.planning import adapter_object, adapter_ref, check_store, pool_object
-from weft.api.conversion import with_defaults
+from weft.api.conversion import GONE, with_defaults
 from weft_operator.core import parse
 from weft_operator.errors import StoreDamaged
 from weft_operator.local import persistence
@@ -243,16 +245,16 @@ async def test_what_an_older_version_wrote_has_the_fields_of_this_one(tmp_path: 
     path = tmp_path / "objects.json"
     async with kept(path) as (store, keeper):
         pool = pool_object()
-        del pool["spec"]["parallelism"], pool["spec"]["scheduler"]["fairness"]
-        scheduler = pool["spec"]["scheduler"] | {"placement": "punica"}
-        offload = {"mode": "Off", "cpuAttention": "Auto"}
-        older = {**pool, "spec": {**pool["spec"], "scheduler": scheduler, "offload": offload}}
+        del pool["spec"]["parallelism"]
+        older = deepcopy(pool)
+        for *within, name in [path.split(".") for path in GONE if not path.startswith(("canary.", "source."))]:
+            reduce(lambda fields, part: fields.setdefault(part, {}), within, older["spec"])[name] = 1
         _, written = store.apply(older)
         await keeper.committed()
     (read,) = open_store(path, clock, with_defaults).objects()
     assert read["metadata"] == written["metadata"]
     assert read["spec"]["parallelism"] == {"tensor": 1, "pipeline": 1, "podsPerRunner": 1}
-    assert read["spec"]["scheduler"] == {**pool["spec"]["scheduler"], "fairness": {"mode": "Tenant"}}
+    assert read["spec"]["scheduler"] == pool["spec"]["scheduler"] | {"fairness": {}}
     assert read["spec"]["offload"]["mode"] == "Off"
     assert parse(read)
 

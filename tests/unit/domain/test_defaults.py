@@ -34,7 +34,7 @@ def test_a_field_that_is_not_given_is_zero_or_empty_as_one_that_an_older_peer_do
         "NewBatch": {"completion_window"},
         "PoolSpec": {
             "max_queue", "queue", "reservation", "consolidation",
-            "fair", "phases",
+            "phases",
         },
         "RopeSpec": {"kind", "factor", "low_freq_factor", "high_freq_factor", "original_max_positions"},
         "RunnerFigures": {"ready", "role"},

@@ -69,7 +69,6 @@ def pool_object(name: str = "base", namespace: str = "default", **spec: Any) -> 
             "maxBatchTokens": 512,
             "maxPrefills": 1,
             "maxQueue": 1000,
-            "fairness": {"mode": "Tenant"},
         },
         "drainSeconds": 60,
         "allowedNamespaces": {"from": "All"},

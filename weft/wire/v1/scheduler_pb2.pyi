@@ -654,7 +654,7 @@ class RegistryToScheduler(_message.Message):
     def __init__(self, version: _Optional[int] = ..., snapshot: _Optional[bool] = ..., pools: _Optional[_Iterable[_Union[PoolDesired, _Mapping]]] = ..., adapters: _Optional[_Iterable[_Union[AdapterDesired, _Mapping]]] = ..., removed_pools: _Optional[_Iterable[str]] = ..., removed_adapter_uids: _Optional[_Iterable[str]] = ..., term: _Optional[int] = ...) -> None: ...
 
 class PoolDesired(_message.Message):
-    __slots__ = ("pool", "base_digest", "base_model_name", "shared_all", "shared_namespaces", "max_queue", "queue", "reservation", "created_unix_s", "min_runners", "drain_s", "max_runners", "idle_s", "hold_s", "max_context_tokens", "consolidation", "fair", "tenant_weights", "slo_ttft_ms", "slo_token_time_ms", "slo_reject", "phases", "kv_across_classes", "groups", "tool_call_parser", "embeds_only", "sampling_defaults", "generation", "max_output_tokens", "chat_template", "chat_template_fault")
+    __slots__ = ("pool", "base_digest", "base_model_name", "shared_all", "shared_namespaces", "max_queue", "queue", "reservation", "created_unix_s", "min_runners", "drain_s", "max_runners", "idle_s", "hold_s", "max_context_tokens", "consolidation", "tenant_weights", "slo_ttft_ms", "slo_token_time_ms", "slo_reject", "phases", "kv_across_classes", "groups", "tool_call_parser", "embeds_only", "sampling_defaults", "generation", "max_output_tokens", "chat_template", "chat_template_fault")
     class TenantWeightsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -678,7 +678,6 @@ class PoolDesired(_message.Message):
     HOLD_S_FIELD_NUMBER: _ClassVar[int]
     MAX_CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CONSOLIDATION_FIELD_NUMBER: _ClassVar[int]
-    FAIR_FIELD_NUMBER: _ClassVar[int]
     TENANT_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     SLO_TTFT_MS_FIELD_NUMBER: _ClassVar[int]
     SLO_TOKEN_TIME_MS_FIELD_NUMBER: _ClassVar[int]
@@ -709,7 +708,6 @@ class PoolDesired(_message.Message):
     hold_s: int
     max_context_tokens: int
     consolidation: str
-    fair: bool
     tenant_weights: _containers.ScalarMap[str, int]
     slo_ttft_ms: int
     slo_token_time_ms: int
@@ -724,7 +722,7 @@ class PoolDesired(_message.Message):
     max_output_tokens: int
     chat_template: str
     chat_template_fault: str
-    def __init__(self, pool: _Optional[str] = ..., base_digest: _Optional[str] = ..., base_model_name: _Optional[str] = ..., shared_all: _Optional[bool] = ..., shared_namespaces: _Optional[_Iterable[str]] = ..., max_queue: _Optional[int] = ..., queue: _Optional[str] = ..., reservation: _Optional[str] = ..., created_unix_s: _Optional[int] = ..., min_runners: _Optional[int] = ..., drain_s: _Optional[int] = ..., max_runners: _Optional[int] = ..., idle_s: _Optional[int] = ..., hold_s: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., consolidation: _Optional[str] = ..., fair: _Optional[bool] = ..., tenant_weights: _Optional[_Mapping[str, int]] = ..., slo_ttft_ms: _Optional[int] = ..., slo_token_time_ms: _Optional[int] = ..., slo_reject: _Optional[bool] = ..., phases: _Optional[str] = ..., kv_across_classes: _Optional[bool] = ..., groups: _Optional[_Iterable[_Union[PhaseGroups, _Mapping]]] = ..., tool_call_parser: _Optional[str] = ..., embeds_only: _Optional[bool] = ..., sampling_defaults: _Optional[_Union[SamplingDefaults, _Mapping]] = ..., generation: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., chat_template: _Optional[str] = ..., chat_template_fault: _Optional[str] = ...) -> None: ...
+    def __init__(self, pool: _Optional[str] = ..., base_digest: _Optional[str] = ..., base_model_name: _Optional[str] = ..., shared_all: _Optional[bool] = ..., shared_namespaces: _Optional[_Iterable[str]] = ..., max_queue: _Optional[int] = ..., queue: _Optional[str] = ..., reservation: _Optional[str] = ..., created_unix_s: _Optional[int] = ..., min_runners: _Optional[int] = ..., drain_s: _Optional[int] = ..., max_runners: _Optional[int] = ..., idle_s: _Optional[int] = ..., hold_s: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., consolidation: _Optional[str] = ..., tenant_weights: _Optional[_Mapping[str, int]] = ..., slo_ttft_ms: _Optional[int] = ..., slo_token_time_ms: _Optional[int] = ..., slo_reject: _Optional[bool] = ..., phases: _Optional[str] = ..., kv_across_classes: _Optional[bool] = ..., groups: _Optional[_Iterable[_Union[PhaseGroups, _Mapping]]] = ..., tool_call_parser: _Optional[str] = ..., embeds_only: _Optional[bool] = ..., sampling_defaults: _Optional[_Union[SamplingDefaults, _Mapping]] = ..., generation: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., chat_template: _Optional[str] = ..., chat_template_fault: _Optional[str] = ...) -> None: ...
 
 class PhaseGroups(_message.Message):
     __slots__ = ("phase", "min_runners", "max_runners")

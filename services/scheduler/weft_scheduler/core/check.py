@@ -114,11 +114,11 @@ def check_queues(state: State) -> None:
         assert all(request.batch == (waiting is pool.batch.queue) for request in waiting), (pool.name, "priorities")
         tenants = [*waiting.tenants()]
         assert [counters.key_of(t) for t in tenants] == sorted(counters.key_of(t) for t in tenants), pool.name
-        assert {*tenants} == {waiting.tenant_of(request) for request in waiting}, (pool.name, tenants)
+        assert {*tenants} == {request.tenant for request in waiting}, (pool.name, tenants)
         assert counters.waiting_weight == sum(counters.weight(t) for t in tenants), pool.name
         for tenant in tenants:
             of_tenant = [*waiting.of_tenant(tenant)]
-            assert all(waiting.tenant_of(request) == tenant for request in of_tenant), (pool.name, tenant)
+            assert all(request.tenant == tenant for request in of_tenant), (pool.name, tenant)
             keys = [waiting.key_of(request) for request in of_tenant]
             assert keys == sorted(keys), (pool.name, tenant, keys)
             oldest = waiting.oldest(tenant, len(of_tenant))

@@ -197,7 +197,7 @@ def _enqueue_and_schedule(state: State, request: Request) -> None:
     if request.batch:
         state.emit(Queued(request.id, pool.name, "no runner has capacity beside interactive requests"))
         return
-    if not request.admitted_before and pool.full_for(pool.queue.tenant_of(request)):
+    if not request.admitted_before and pool.full_for(request.tenant):
         after_ms = pool.retry_after_ms(request, state.now)
         message = f"{len(pool.queue) - 1} requests wait for {pool.name}"
         reject(state, request, RejectReason.QUEUE_FULL, message, after_ms)

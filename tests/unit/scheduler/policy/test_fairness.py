@@ -258,15 +258,6 @@ def test_a_flood_that_fills_the_queue_leaves_others_their_share_of_it(driver: Dr
     assert of(driver.submit("v2", namespace="victim"), Reject), "half of the bound is its share"
 
 
-def test_without_fairness_the_queue_has_one_order(driver: Driver) -> None:
-    driver.start(fair=False)
-    for number, tenant in enumerate("ffv"):
-        driver.submit(str(number), namespace=tenant)
-    assert [request.id for request in driver.pool().queue] == ["0", "1", "2"]
-    driver.registry(fair=True)
-    assert [*driver.pool().queue.tenants()] == ["f", "v"]
-
-
 def test_a_tenant_beyond_its_share_leaves_the_last_places_and_its_prompts_come_after_those_of_others(
     driver: Driver,
 ) -> None:

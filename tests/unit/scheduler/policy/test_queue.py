@@ -15,6 +15,7 @@ from weft_scheduler.core.policy.queue import POLICIES, shortest, sorted_queue
 from weft_scheduler.core.policy.queue.overtaking import Admitted, Overtaking
 from weft_scheduler.core.policy.queue.shortest import AGING_S, Shortest
 from weft_scheduler.core.policy.queue.sorted_queue import SortedQueue
+from weft_scheduler.core.policy.queue.token_counters import TokenCounters
 from weft_scheduler.core.policy.queue.waiting_queue import WaitingQueue
 
 SMALL, LARGE = RunnerShape(8, 10), RunnerShape(8, 100)
@@ -58,7 +59,7 @@ def queue_of(
     *sizes: int, policy: str = "fcfs", every_s: float = AGING_S / 3, work_per_s: float = 0.0
 ) -> WaitingQueue[WaitingRequest]:
     """Requests of these sizes, one after the other."""
-    queue = WaitingQueue[WaitingRequest](POLICIES[policy]())
+    queue = WaitingQueue[WaitingRequest](POLICIES[policy](), TokenCounters({}))
     for name, size in enumerate(sizes):
         queue.push(WaitingRequest(name, size, every_s=every_s), work_per_s)
     return queue

@@ -328,7 +328,7 @@ class Pool:
 
     def _charge(self, request: Request, tokens: float) -> None:
         waiting = self.queue_of(request)
-        waiting.counters.charge(waiting.tenant_of(request), tokens)
+        waiting.counters.charge(request.tenant, tokens)
 
     def delay_s(self, request: Request, now: float) -> float:
         """What the arrival of a request that leaves the queue is delayed by, in the order of prompts.
@@ -338,7 +338,7 @@ class Pool:
         """
         if request.batch:
             return self.batch.queue.delay_s(request, now, alone=True)  # its prompt comes after interactive ones anyway
-        alone = not self.queue.fair or len(self.tenants) == 1
+        alone = len(self.tenants) == 1
         beyond = not alone and self._beyond_share(request.tenant)
         return self.queue.delay_s(request, now, alone=alone) + beyond * BEYOND_SHARE_S
 
@@ -349,7 +349,7 @@ class Pool:
         request of another tenant would wait for one.
         """
         counters = self.queue.counters
-        if len(self.tenants) < 2 or not self.queue.fair or (len(counters) > 1 and counters.is_next(tenant)):
+        if len(self.tenants) < 2 or (len(counters) > 1 and counters.is_next(tenant)):
             return False
         capacity = self.autoscaler.capacity.sum
         free = capacity.sequences - self.running + self.batch.running
@@ -375,7 +375,7 @@ class Pool:
         if not 0 < limit < len(self.queue):
             return False
         share = limit * counters.weight(tenant) / counters.waiting_weight
-        return not self.queue.fair or len(self.queue.of_tenant(tenant)) > share
+        return len(self.queue.of_tenant(tenant)) > share
 
     def first_token_s(self, request: Request, limit_s: float) -> float:
         """In how many seconds a waiting request gets its first token, by estimate; 0: nothing was measured yet.
@@ -388,7 +388,7 @@ class Pool:
         per_s = self.prompt_tokens_per_s if prompts else self.work_per_s
         if not per_s:
             return 0.0
-        tenant, counters = self.queue.tenant_of(request), self.queue.counters
+        tenant, counters = request.tenant, self.queue.counters
         share = counters.weight(tenant) / counters.waiting_weight
         ahead = request.prompt_tokens if prompts else request.queued_work
         for other in self.queue.of_tenant(tenant):
@@ -562,12 +562,11 @@ def new_placement(spec: PoolSpec) -> PlacementPolicy:
 
 def _order(spec: PoolSpec) -> tuple[object, ...]:
     """What a queue is made of."""
-    return spec.queue, spec.fair, spec.tenant_weights
+    return spec.queue, spec.tenant_weights
 
 
 def _queue(spec: PoolSpec) -> WaitingQueue[Request]:
-    counters = TokenCounters(dict(spec.tenant_weights)) if spec.fair else None
-    return WaitingQueue(queue.POLICIES[spec.queue](), counters)
+    return WaitingQueue(queue.POLICIES[spec.queue](), TokenCounters(dict(spec.tenant_weights)))
 
 
 def _service_level(spec: PoolSpec) -> ServiceLevel:

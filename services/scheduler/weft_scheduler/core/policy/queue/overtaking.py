@@ -86,7 +86,7 @@ class Overtaking(Generic[R]):
 
     def out_of_reach(self, queue: WaitingQueue[R], request: R) -> bool:
         """Whether a request that has just been queued is behind all that a pass would offer."""
-        tenant = queue.tenant_of(request)
+        tenant = request.tenant
         last = self.reach.get((tenant, request.awaited_class))
         if last is not None and queue.key_of(request) > last:
             return True
@@ -144,14 +144,14 @@ class _Pass(Generic[R]):
         wait. Where a tenant waits no more the window is shared by fewer.
         """
         more = self._queue.share(self._window) > self._share
-        return self._queue.fair and bool(self._closed or (self._reach and more))
+        return bool(self._closed or (self._reach and more))
 
     def _first(self, tenant: str) -> list[R]:
         """Those of a tenant that are offered before the others: overtaken `bound` times, by age."""
         if self._bound == 0:
             return self._queue.oldest(tenant, self._window)
         starved = self._kept.starved.values()
-        return sorted((r for r in starved if self._queue.tenant_of(r) == tenant), key=lambda r: r.order)
+        return sorted((r for r in starved if r.tenant == tenant), key=lambda r: r.order)
 
     def _skips(self, tenant: str) -> bool:
         """Whether a tenant is held back now; one that was, and is no more, is offered from its beginning."""
@@ -186,20 +186,20 @@ class _Pass(Generic[R]):
         """Whether it was not tried yet, and was not blocked before, or something changed for it."""
         if request.id in self._tried:
             return False
-        known = request.id in self._kept.blocked and self._queue.tenant_of(request) not in self._again
+        known = request.id in self._kept.blocked and request.tenant not in self._again
         return not known or self._context.changed_for(request)
 
     def _overtakes(self, request: R, key: Key, admitted: Admitted) -> None:
         """Count an admitted request's passes: of older ones of its tenant, and of tenants whose turn came before."""
-        queue, tenant = self._queue, self._queue.tenant_of(request)
+        queue, tenant = self._queue, request.tenant
         for older in queue.oldest(tenant, self._window):
             if older.order > request.order:
                 break
             if queue.policy.ages and older.id in queue and queue.key_of(older) > key:
                 continue  # its order lets that one pass, which ageing bounds
             self._count(older, admitted)
-        for other in self._stayed.values() if queue.fair else ():
-            if queue.tenant_of(other) != tenant:
+        for other in self._stayed.values():
+            if other.tenant != tenant:
                 self._count(other, admitted)
 
     def _count(self, overtaken: R, by: Admitted) -> None:
@@ -213,7 +213,7 @@ class _Pass(Generic[R]):
     def _stays(self, request: R) -> None:
         """It was offered and waits on: the last one of a full window is how far its lane is offered."""
         self._stayed[request.id] = request
-        lane = self._queue.tenant_of(request), request.awaited_class
+        lane = request.tenant, request.awaited_class
         self._counted[lane] += 1
         if self._counted[lane] == self._share:
             self._reach[lane] = self._queue.key_of(request)

@@ -150,11 +150,10 @@ class TenantQueue(Generic[R]):
 
 
 class WaitingQueue(Generic[R]):
-    """All waiting requests of a pool. `counters`: of tenants; None: all requests are one tenant's."""
+    """All waiting requests of a pool. `counters`: of its tenants."""
 
-    def __init__(self, policy: QueuePolicy, counters: TokenCounters | None = None) -> None:
-        self.policy, self.fair = policy, counters is not None
-        self.counters = counters if counters is not None else TokenCounters({})
+    def __init__(self, policy: QueuePolicy, counters: TokenCounters) -> None:
+        self.policy, self.counters = policy, counters
         self.frontier: Key | None = None  # the last pass ended at this tenant; None: it reached all of them
         self._keys: dict[str, Key] = {}
         self._tenants: dict[str, TenantQueue[R]] = {}
@@ -169,10 +168,6 @@ class WaitingQueue(Generic[R]):
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._keys
-
-    def tenant_of(self, request: R) -> str:
-        """Whose turn it waits for."""
-        return request.tenant if self.fair else ""
 
     def tenants(self) -> Iterator[str]:
         """Those that wait, the next one first."""
@@ -191,7 +186,7 @@ class WaitingQueue(Generic[R]):
 
     def push(self, request: R, work_per_s: float = 0.0) -> None:
         """`work_per_s`: tokens that the pool computes in a second; 0: not known."""
-        tenant = self.tenant_of(request)
+        tenant = request.tenant
         self._keys[request.id] = self.policy.key(request, self.backlog_s(tenant, work_per_s))
         if tenant not in self._tenants:
             self._tenants[tenant] = TenantQueue(self.policy, self._keys)
@@ -207,7 +202,7 @@ class WaitingQueue(Generic[R]):
 
     def remove(self, request: R) -> None:
         """Raises KeyError where it does not wait."""
-        tenant = self.tenant_of(request)
+        tenant = request.tenant
         self._tenants[tenant].remove(request, self._keys.pop(request.id))
         if not len(self._tenants[tenant]):
             del self._tenants[tenant]
@@ -262,4 +257,4 @@ class WaitingQueue(Generic[R]):
         policy_s = self.policy.delay_s(request, self.key_of(request))
         if alone:
             return policy_s
-        return policy_s + self._tenants[self.tenant_of(request)].lag_s(request.order[0] + policy_s, now)
+        return policy_s + self._tenants[request.tenant].lag_s(request.order[0] + policy_s, now)
