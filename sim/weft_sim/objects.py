@@ -16,7 +16,7 @@ def pool_object(namespace: str, name: str, spec: RunnerSpec, **more: Any) -> dic
         "phases": {"mode": "Unified", "kvAcrossClasses": False},
         "scheduler": {
             "queue": "fcfs", "reservation": "calibrated",
-            "consolidation": "autoscaled",
+            "consolidation": "never",
             "maxSequences": spec.max_sequences, "maxBatchTokens": 512, "maxPrefills": 1,
             "maxQueue": 1000,
         },

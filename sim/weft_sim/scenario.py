@@ -190,6 +190,7 @@ def _autoscaled(deployment: Deployment, seed: int) -> Deployment:
     pool = pool_object(
         "acme", "p", template.spec, autoscaling=scaling | {"idleSeconds": 2.0, "wakeSeconds": 60.0}
     )  # fmt: skip
+    pool["spec"]["scheduler"]["consolidation"] = "autoscaled"
     adapters = [
         adapter_object("acme", adapter.name, "p", tier=adapter.tier.name.capitalize())
         if adapter.tier is not Tier.UNSPECIFIED

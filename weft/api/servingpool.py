@@ -280,11 +280,12 @@ class SchedulingSpec(ApiModel):
     of the predicted bucket, constant the p90 of the pool's answers, max the request's max_tokens. paged reserves
     nothing: a page is taken when it is needed. pooled does as paged on the runner, and admits as many requests as
     are expected to fit together, with a margin for their sum."""
-    consolidation: Literal["autoscaled", "always", "never"] = "autoscaled"
+    consolidation: Literal["autoscaled", "always", "never"] = "never"
     """When requests of a lightly loaded runner migrate to fuller ones, so that the runner becomes idle (Punica,
     section 5.3). autoscaled means while the pool has more runners than minReplicas, always means also where no
     runner can be released. While no runner is to come, full batches also grow by what makes steps a tenth slower
-    before a lightly loaded runner grows."""
+    before a lightly loaded runner grows. By default requests stay: an autoscaled pool gives its runners back as soon
+    without, and its first tokens come earlier."""
     max_sequences: Annotated[int, Field(strict=True, ge=1, le=1024)] | None = None
     """The most sequences in one batch of one runner. By default a runner on a GPU takes 256 to 1024, by the memory
     that weights leave, and one without 32; for a pool that offloads, the policy of its runners decides, up to this

@@ -35,7 +35,7 @@ class PoolSpec:
     hold_s: int = 0  # for the route table
     drain_s: float = 0.0  # streams of a replaced or deleted digest run on this long
     max_context_tokens: int = 0  # what its runners will have; 0: not known
-    consolidation: str = "autoscaled"
+    consolidation: str = "never"
     tenant_weights: tuple[tuple[str, int], ...] = ()  # namespace, share; 1 for those that are not named
     slo_ttft_s: float = 0.0  # objectives; 0: none
     slo_token_time_s: float = 0.0

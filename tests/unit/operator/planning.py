@@ -64,7 +64,7 @@ def pool_object(name: str = "base", namespace: str = "default", **spec: Any) -> 
         "scheduler": {
             "queue": "fcfs",
             "reservation": "calibrated",
-            "consolidation": "autoscaled",
+            "consolidation": "never",
             "maxSequences": 32,
             "maxBatchTokens": 512,
             "maxPrefills": 1,

@@ -110,7 +110,7 @@ def _pool(m: pb.PoolDesired) -> PoolSpec:
         hold_s=number(m.hold_s, f"pool {name}: hold_s", MAX_SECONDS),
         drain_s=float(number(m.drain_s, f"pool {name}: drain_s", MAX_SECONDS)),
         max_context_tokens=number(m.max_context_tokens, f"pool {name}: max_context_tokens", MAX_TOKENS),
-        consolidation=text(m.consolidation, f"pool {name}: consolidation") or "autoscaled",
+        consolidation=text(m.consolidation, f"pool {name}: consolidation") or "never",
         tenant_weights=_weights(m, name),
         slo_ttft_s=number(m.slo_ttft_ms, f"pool {name}: slo_ttft_ms", MAX_WAITED_MS) / 1000,
         slo_token_time_s=number(m.slo_token_time_ms, f"pool {name}: slo_token_time_ms", MAX_WAITED_MS) / 1000,
