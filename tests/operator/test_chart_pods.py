@@ -41,7 +41,7 @@ spec:
         env: [{name: OMP_NUM_THREADS, value: "4"}]
 """
 HOST_PATH = 'restricted volume type \\"hostPath\\"'
-LAUNCH = RunnerConfig(Ref("ServingPool", "pools", "llama"), f"sha256:{'0' * 64}", 16, 1024, 32, 8, 64, 512, 1, 100)
+LAUNCH = RunnerConfig(Ref("ServingPool", "pools", "llama"), f"sha256:{'0' * 64}", 1024, 32, 8, 64, 512, 1, 100)
 
 
 @pytest.fixture(scope="module")
