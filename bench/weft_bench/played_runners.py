@@ -14,6 +14,7 @@ from typing import Any
 
 from kubernetes.aio.client import ApiException
 
+from weft.api.servingpool import PAGE_TOKENS
 from weft.domain.ids import RunnerId
 from weft.domain.runner import Heartbeat, Registered, Resync, RunnerFigures, RunnerOrder, RunnerReport, RunnerSpec
 from weft.wire.codec.cluster import RUNNER_TO_SUPERVISOR, SUPERVISOR_TO_RUNNER
@@ -122,7 +123,7 @@ def flags_of(pod: Object) -> Mapping[str, str]:
 def spec_of(pod: Object, address: str) -> RunnerSpec:
     """The specification of the runner in this pod, from its flags."""
     flags = flags_of(pod)
-    pages, page_tokens, pool = int(flags["kv-pages"]) or KV_PAGES, int(flags["page-tokens"]), flags["pool"]
+    pages, pool = int(flags["kv-pages"]) or KV_PAGES, flags["pool"]
     return RunnerSpec(
         runner=RunnerId(f"{pool.partition('/')[0]}.{pod['metadata']['uid']}", uuid.uuid4().hex),
         name=pod["metadata"]["name"],
@@ -130,12 +131,12 @@ def spec_of(pod: Object, address: str) -> RunnerSpec:
         pool=pool,
         base_digest=flags["base-digest"],
         numerics_class="played",
-        page_tokens=page_tokens,
+        page_tokens=PAGE_TOKENS,
         total_pages=pages,
         max_sequences=int(flags["max-sequences"]) or MAX_SEQUENCES,
         max_adapters=int(flags.get("max-adapters", pages)),
         max_rank=int(flags["max-rank"]),
-        max_context_tokens=pages * page_tokens,
+        max_context_tokens=pages * PAGE_TOKENS,
     )
 
 
