@@ -73,7 +73,10 @@ class PageTable:
 
     @property
     def used_pages(self) -> int:
-        return sum(self.used_by(key) for key in self._allocations)
+        used, page_tokens = 0, self.page_tokens
+        for allocation in self._allocations.values():  # `used_by` of each, in every report
+            used += -(-allocation.tokens // page_tokens) - len(allocation.pages) + allocation.owned
+        return used
 
     def pages_for(self, n_tokens: int) -> int:
         """ceil(n / P)."""

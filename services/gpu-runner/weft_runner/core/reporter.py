@@ -130,7 +130,7 @@ class Reporter:
     def _status(self) -> RunnerStatus:
         pool = self._pool
         not_ready = pool.adapters.not_ready_reason()
-        waiting = sum(sequence.phase is SequencePhase.WAITING for sequence in pool.sequences.values())
+        waiting = len([None for one in pool.sequences.values() if one.phase is SequencePhase.WAITING])
         waiting += len(pool.swap.by_key) - pool.swap.away + len(pool.kv.incoming)
         return RunnerStatus(
             pool.figures(ready=not not_ready),

@@ -240,7 +240,10 @@ class RequestPool:
     def runnable(self) -> bool:
         """Something can run in the next iteration."""
         held = self.masked_out
-        return any(s.phase in RUNNING and not s.in_flight and s.key not in held for s in self.sequences.values())
+        for s in self.sequences.values():  # noqa: SIM110 (at every iteration: `any` would call a generator)
+            if s.phase in RUNNING and not s.in_flight and s.key not in held:
+                return True
+        return False
 
     @property
     def next_tokens(self) -> int:
@@ -736,7 +739,10 @@ class RequestPool:
     @property
     def _any_running(self) -> bool:
         """Here or in flight."""
-        return any(s.phase in RUNNING for s in self.sequences.values())
+        for s in self.sequences.values():  # noqa: SIM110 (at every iteration: `any` would call a generator)
+            if s.phase in RUNNING:
+                return True
+        return False
 
     def _here(self, phase: SequencePhase) -> Iterator[Sequence]:
         """Sequences of a phase that are not in flight and wait for no mask, in order of admission."""

@@ -4,6 +4,7 @@ The shell offers a step whenever the executor can take one (`StepSlot`); the mac
 nothing to run, and takes the results as `StepDone`. Every effect of an event is there when `handle` returns.
 """
 
+from functools import partial
 from math import inf
 
 from weft.domain.machine import Closed, Connected, Kind, Peer, Received, Send, Tick
@@ -34,6 +35,7 @@ from weft_runner.core.request_pool import RequestPool, check_pool
 from weft_runner.core.step_time_model import GUESS, StepModel
 
 RETRY_S = 5.0  # between attempts at what a Ready runner holds and this one does not
+_step = partial(tuple.__new__, RunStep)  # at every iteration: its own constructor is a Python function
 
 
 class Runner:
@@ -79,6 +81,18 @@ class Runner:
                 self._compiled(event, now)
         self.reporter.changed = self.reporter.changed or event.__class__ is not Tick
         self._take_effects(effects)
+        pool = self.pool
+        if (
+            now >= self._retry_at or pool.drain_at <= now or pool.masked_out or self.grammars.waiting
+            or pool.kv.outgoing or pool.kv.offers
+        ):  # fmt: skip
+            self._end_what_is_due(now)
+            self._take_effects(effects)
+        effects.extend(self.reporter.effects(now))
+        return effects
+
+    def _end_what_is_due(self, now: float) -> None:
+        """What has waited for its time or too long: KV, grammars, masks, a drain, adapters that failed."""
         if self.pool.kv.outgoing or self.pool.kv.offers:
             self.pool.hand_over.expire(now)
         if self.grammars.waiting:
@@ -91,9 +105,6 @@ class Runner:
             self._retry_at = now + RETRY_S
             if self.pool.adapters.not_ready_reason():
                 self.pool.adapters.retry()
-        self._take_effects(effects)
-        effects.extend(self.reporter.effects(now))
-        return effects
 
     def next_deadline(self) -> float | None:
         kv, deadline = self.pool.kv, self.reporter.deadline()
@@ -138,7 +149,7 @@ class Runner:
         if pool.kv.outgoing:
             pool.hand_over.stream(batch)
             effects.extend(pool.kv.take_effects())
-        self._step = RunStep(batch, sequences, clear_pages, pool.scheduler.keys, pool.departures, awaited, stands)
+        self._step = _step((batch, sequences, clear_pages, pool.scheduler.keys, pool.departures, awaited, stands))
         effects.append(self._step)
 
     def _account(self, done: StepDone) -> None:

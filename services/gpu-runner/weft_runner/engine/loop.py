@@ -63,7 +63,8 @@ class LaunchedStep(NamedTuple):
     began_s: float | None
 
 
-_launched = partial(tuple.__new__, LaunchedStep)  # at every iteration: its own constructor is a Python function
+# At every iteration: their own constructors are Python functions.
+_launched, _done = partial(tuple.__new__, LaunchedStep), partial(tuple.__new__, StepDone)
 
 
 class StepLoop:
@@ -129,7 +130,7 @@ class StepLoop:
         ms = 0.0 if self._pipelined is not None and not found else (now_s - began_s) * 1e3
         if self._offloads is not None:
             self._runner.pool.offload = self._offloads.offload_state
-        event = StepDone(oldest, results.tokens, results.failures, ms, results.prompts, results.late)
+        event = _done((oldest, results.tokens, results.failures, ms, results.prompts, results.late))
         self._around.perform(self._runner.handle(event, now_s))
         return event
 
