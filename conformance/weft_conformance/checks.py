@@ -55,8 +55,8 @@ class Timed(NamedTuple):
 class Server:
     """Greedy completions of one server."""
 
-    def __init__(self, client: httpx2.AsyncClient) -> None:
-        self._client = client
+    def __init__(self, client: httpx2.AsyncClient, clock: Callable[[], float]) -> None:
+        self._client, self._clock = client, clock
         self._room = asyncio.Semaphore(IN_FLIGHT)
         self._passes_cache: dict[str, Any] = {}
 
@@ -101,16 +101,16 @@ class Server:
     async def timed(self, model: Model, prompt: str, **fields: Any) -> Timed:
         """A streamed completion and when its first token came. Raises Refused."""
         body = {"model": model.name, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "stream": True}
-        began, first, texts, lines = time.monotonic(), None, list[str](), Lines()
+        began, first, texts, lines = self._clock(), None, list[str](), Lines()
         async with self._client.stream("POST", "/v1/completions", json={**body, **model.fields, **fields}) as answer:
             if answer.status_code != 200:
                 raise Refused(f"{model.name}: {refusal_of(await answer.aread(), answer.status_code)}")
             async for data in answer.aiter_bytes():
                 for line in lines.feed(data):
                     if text := _text(line):
-                        first = first or time.monotonic()
+                        first = first or self._clock()
                         texts.append(text)
-        return Timed(Answer(model.name, prompt, "".join(texts)), (first or time.monotonic()) - began)
+        return Timed(Answer(model.name, prompt, "".join(texts)), (first or self._clock()) - began)
 
 
 def _text(line: str) -> str:
@@ -249,10 +249,10 @@ NEED_TELLING = (beside, slots, alternation)
 
 async def run(
     client: httpx2.AsyncClient, base: Model | None, adapters: Sequence[Model], update_command: str | None,
-    report: Callable[[Result], None],
+    report: Callable[[Result], None], clock: Callable[[], float] = time.monotonic,
 ) -> tuple[list[Model], list[Result]]:  # fmt: skip
     """Every check in its order, each reported when it is done. Raises BadInput, Refused, httpx2.HTTPError."""
-    server = Server(client)
+    server = Server(client, clock)
     if not adapters:
         name, names = discovered(await server.models(), base.name if base else None)
         base, adapters = base or Model(name), [Model(one) for one in names]
