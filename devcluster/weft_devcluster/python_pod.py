@@ -27,7 +27,7 @@ SYSTEM = ("/usr", "/lib", "/lib64", "/bin")
 
 @dataclass(frozen=True, slots=True)
 class PythonVolumes:
-    """Ready to be put into a pod template, or into a chart's `extraVolumes` and `extraVolumeMounts`.
+    """Ready to be put into a pod template, or into the overlay of a chart's component (`pod`).
 
     They are hostPath volumes: a namespace that enforces a Pod Security level of `baseline` or above refuses them.
     """

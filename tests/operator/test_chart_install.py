@@ -32,7 +32,7 @@ NO_WEBHOOK = ("--set", "admission.enabled=false")
 def plane() -> Iterator[Cluster]:
     """Without our CRDs: they come with the chart."""
     with own_cluster() as made:
-        for name in (NAMESPACE, "serving-a", "serving-b", "acme", "globex"):
+        for name in (NAMESPACE, "serving-a", "serving-b", "acme", "globex", "initech"):
             labels = {"metadata": {"name": name, "labels": RESTRICTED}}
             made.apply({"apiVersion": "v1", "kind": "Namespace", **labels})
         yield made
