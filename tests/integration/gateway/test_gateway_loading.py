@@ -219,6 +219,34 @@ async def test_an_adapter_that_is_deleted_meanwhile_is_not_loaded(
     assert (status, error["message"]) == (400, "The adapter is refused: it was deleted meanwhile")
 
 
+async def test_what_becomes_of_another_object_is_none_of_a_loads(
+    loading: Loading, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another tenant's labels may say anything, as the word for a watch that ends."""
+    loop, store, read, digest = asyncio.get_running_loop(), loading.store, loading.store.get, "sha256:" + "c" * 64
+    others: Any = {**KEPT, "metadata": {"name": "others", "namespace": "team", "labels": {"level": "ERROR"}}}
+    others["spec"] = {**KEPT["spec"], "modelName": "others"}
+    store.apply(admission.Admission(store)(others, store.find))
+    await soon(loading.made.get())
+
+    def read_and_change(ref: Any) -> Any:
+        found = read(ref)
+        if ref.name not in ("kept", "others"):
+            loop.call_soon(store.delete, objects.ref_of(others))
+            loading.settles = {"type": "Ready", "status": "True", "reason": "Published", "message": "m"}
+            loading.digest = digest
+            loop.call_soon(loading._settle, found)
+        return found
+
+    monkeypatch.setattr(store, "get", read_and_change)
+    asked = asyncio.create_task(loading.post(LOAD, {"lora_name": "new", "lora_path": "s3://bucket/x"}))
+    uid = (await soon(loading.made.get()))["metadata"]["uid"]
+    routes = loading.world.routes(loading.world.scheduler.routes.version + 1)
+    routes.routes.add(model_name="new", namespace="team", pool="team/base", adapter_digest=digest, uid=uid)
+    loading.world.scheduler.send_routes(routes)
+    assert (await soon(asked))[0] == 200
+
+
 async def test_an_unknown_adapter_is_not_unloaded(loading: Loading) -> None:
     status, error = await loading.post(UNLOAD, {"lora_name": "acme/upper"})
     assert (status, error["message"]) == (404, "The lora adapter 'acme/upper' cannot be found.")

@@ -34,11 +34,13 @@ class ObjectsClient:
         async with self._client() as http, http.stream("GET", "/v1/watch", timeout=endless) as events:
             yield await self._ask("GET", _path_of(obj))  # behind the beginning of the watch: nothing is between
             async for line in events.aiter_lines():
-                if uid not in line and '"ERROR"' not in line:
+                if uid not in line and '"ERROR"' not in line:  # others are not parsed
                     continue
                 event: Any = json.loads(line)
                 if event["type"] == "ERROR":  # too slow a reader
                     raise ConnectionError(event["object"]["message"])
+                if event["object"]["metadata"]["uid"] != uid:
+                    continue
                 if event["type"] == "DELETED":
                     raise ObjectRefused("it was deleted meanwhile")
                 yield event["object"]
