@@ -61,7 +61,7 @@ class Server:
         self._passes_cache: dict[str, Any] = {}
 
     async def models(self) -> list[dict[str, Any]]:
-        """Of `/v1/models`. Raises Refused."""
+        """Ask `/v1/models`. Raises Refused."""
         answer = await self._client.get("/v1/models")
         if answer.status_code != 200:
             raise Refused(refusal_of(answer.content, answer.status_code))
@@ -114,7 +114,7 @@ class Server:
 
 
 def _text(line: str) -> str:
-    """Of an event of a completion. Raises Refused for one that says an error."""
+    """Read the text of an event of a completion. Raises Refused for one that says an error."""
     data = line.removeprefix("data:").strip() if line.startswith("data:") else ""
     if data in ("", "[DONE]"):
         return ""

@@ -54,7 +54,7 @@ References = Mapping[str, Mapping[str, str]]  # prompt -> model -> text
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Of one check."""
+    """The outcome of one check."""
 
     name: str
     promise: str
@@ -155,5 +155,5 @@ def updated(during: Sequence[Answer], old: Mapping[str, str], new: Mapping[str, 
 
 
 def document(url: str, models: Sequence[Model], results: Sequence[Result]) -> dict[str, Any]:
-    """For machines."""
+    """Everything that was found, for machines."""
     return {"url": url, "models": [one.name for one in models], "checks": [asdict(one) for one in results]}

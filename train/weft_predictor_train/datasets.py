@@ -31,7 +31,7 @@ class AnsweredPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Which columns to read; None: the first known name that the data has."""
+    """The columns to read; None: the first known name that the data has."""
 
     prompt: str | None = None
     length: str | None = None

@@ -30,7 +30,7 @@ class Packing:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """On held-out rows. `majority`: what always answering the commonest bucket scores."""
+    """Scores on held-out rows. `majority`: what always answering the commonest bucket scores."""
 
     rows: int
     bucket_accuracy: float

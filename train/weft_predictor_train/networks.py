@@ -151,7 +151,7 @@ def _loss(network: Any, examples: Examples) -> torch.Tensor:
 
 
 def _batches(examples: Examples, rng: np.random.Generator | None = None) -> list[Examples]:
-    """Of about the same length each, in random order where there is a generator."""
+    """Batches of about the same length each, in random order where there is a generator."""
     order = rng.permutation(len(examples)).tolist() if rng else list(range(len(examples)))
     block = 16 * BATCH if rng else len(order)
     batches: list[Examples] = []

@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def split(rows: Iterable[AnsweredPrompt]) -> Split:
-    """By prompt: every row of a prompt goes to the same part. Raises BadData with too few rows in a part."""
+    """Split rows by prompt: every row of a prompt goes to the same part. Raises BadData with too few rows in a part."""
     parts = Split([], [], [])
     hashed = [(sha256(row.prompt.encode(errors="replace")).digest()[:8], row) for row in rows]
     for place, row in sorted(hashed, key=lambda pair: pair[0]):

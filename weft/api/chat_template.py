@@ -50,7 +50,7 @@ class ChatTemplateSource(ApiModel):
 
 
 class PoolChatTemplateSource(ChatTemplateSource):
-    """Which chat template renders the chats of a base model, and of the adapters that have none of their own."""
+    """The chat template that renders the chats of a base model, and of the adapters that have none of their own."""
 
     from_: Annotated[Literal["Auto", "Base", "Inline", "ConfigMap"], Field(alias="from")] = "Auto"  # pyright: ignore[reportIncompatibleVariableOverride] (it is frozen)
     """The origin of the chat template. Auto and Base are the base model's own files. Inline and ConfigMap are a

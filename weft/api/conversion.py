@@ -38,8 +38,8 @@ def with_defaults(obj: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _converted(obj: Mapping[str, Any]) -> Mapping[str, Any]:
-    """With the fields of today's versions: those that are `GONE` are left out, and a pool's `scheduler.tokenTimeMs`
-    is `slo.tokenTimeMs`.
+    """The object with the fields of today's versions: those that are `GONE` are left out, and
+    a pool's `scheduler.tokenTimeMs` is `slo.tokenTimeMs`.
 
     Older versions wrote defaults out. A default that nobody chose is no objective.
     """

@@ -216,7 +216,7 @@ Weight = Annotated[int, Field(strict=True, ge=1, le=1000)]
 
 
 class Fairness(ApiModel):
-    """How the namespaces whose requests wait share the pool: the one that was served least by its weight is next
+    """Shares of the namespaces whose requests wait: the one that was served least by its weight is next
     (virtual token counter, OSDI 2024), and the queue's order holds inside a namespace."""
 
     rules: ClassVar[tuple[Rule, ...]] = (

@@ -280,7 +280,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class RunnerOrder:
-    """From the scheduler, by way of the supervisor. `role`: from its next step on; None: as before."""
+    """What the scheduler orders, by way of the supervisor. `role`: from its next step on; None: as before."""
 
     desired: DesiredChange | None = None
     drain: bool = False

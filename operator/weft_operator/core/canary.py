@@ -52,7 +52,7 @@ def canary_uid(uid: str) -> str:
 
 
 def owner_uid(uid: str) -> str:
-    """Of the object whose source, canary's source or chat template is resolved under this uid."""
+    """The uid of the object whose source, canary's source or chat template is resolved under this one."""
     return uid.removesuffix(SUFFIX).removesuffix(TEMPLATE_SUFFIX)
 
 

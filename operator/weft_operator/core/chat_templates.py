@@ -35,7 +35,7 @@ class TemplateView:
 
     @property
     def answer(self) -> OperationStatus:
-        """To the request."""
+        """What the depot says to the request."""
         asked = self.resolution is not None and self.resolution.request == self.request
         return self.resolution.answer if self.resolution and asked else OperationStatus()
 
@@ -54,12 +54,12 @@ class TemplateView:
 
 
 def template_uid(uid: str) -> str:
-    """Under which the chat template of its spec is resolved."""
+    """The uid under which the chat template of an object's spec is resolved."""
     return uid + SUFFIX
 
 
 def template_view(resource: Pool | Adapter, base: VerifiedArtifact | None, state: State) -> TemplateView | None:
-    """None: the spec gives none."""
+    """What is known of the chat template that a spec gives; None: it gives none."""
     if not resource.chat_template.is_supplied:
         return None
     ref, expected = resource.meta.ref, state.expectations

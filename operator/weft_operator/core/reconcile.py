@@ -113,7 +113,7 @@ def resolve_period_s(desired: DesiredState, uri: str = "") -> float:
 
 
 def poll_s(desired: DesiredState) -> float:
-    """How often a remote source in order is asked for, as bounded."""
+    """The seconds between two looks at a remote source in order, as many as the number of objects asks for."""
     return max(desired.policy.poll_s, _round_s(desired))
 
 
@@ -266,7 +266,7 @@ def _resolve_template(
 
 
 def _due_at(template: Resolution, state: State) -> float:
-    """When a chat template of a spec is read again: of a ConfigMap so often that an edit is seen within a minute."""
+    """The time to read a chat template of a spec again: a ConfigMap's so often that an edit is seen within a minute."""
     period_s = resolve_period_s(state.desired, template.request.uri)
     return template.due_at(period_s, max(CONFIG_MAP_S, _round_s(state.desired)))
 

@@ -73,7 +73,7 @@ class Source(NamedTuple):
 
 
 class TemplateChoice(NamedTuple):
-    """Which chat template counts. `text`, or `config_map` ("NAME/KEY"): of one that the spec gives."""
+    """The chat template that counts. `text`, or `config_map` ("NAME/KEY"): one that the spec gives."""
 
     origin: str  # of a spec, `from`
     text: str | None = None

@@ -170,7 +170,7 @@ class AdapterRegistration:
 
     @property
     def digests(self) -> set[str]:
-        """Of every content that is served, and of the chat template."""
+        """The digests of every content that is served, and of the chat template."""
         return {self.digest, self.chat_template, *(version.digest for version in self.versions)} - {""}
 
 

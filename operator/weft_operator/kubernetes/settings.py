@@ -53,7 +53,7 @@ class Settings(ProcessSettings):
     lease_seconds: float = Field(15.0, ge=1.0, description="a leader that is silent for so long is replaced")
     audit_seconds: float = Field(60.0, gt=0.0, description="how often the watches are compared with lists")
     poll_seconds: float = Field(
-        0.0, ge=0.0, description="how often hf:, s3: and oci: sources are asked for a new content; 0: never"
+        0.0, ge=0.0, description="how often hf:, s3:, oci: and https: sources are asked for a new content; 0: never"
     )
     watch_nodes: bool = Field(
         True, description="move runners off unschedulable nodes, for pools whose disruptionBudget is 0"

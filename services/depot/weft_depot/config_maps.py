@@ -7,7 +7,7 @@ from weft_depot.credentials import is_namespace, is_object_name, where
 
 
 class ConfigMaps(Protocol):
-    """Where ConfigMaps are. Blocks, within a bounded time."""
+    """A place of ConfigMaps. A call blocks, within a bounded time."""
 
     def read(self, namespace: str, name: str, key: str) -> str:
         """One entry. Raises Refused (ConfigMapMissing, ConfigMapForbidden), Unavailable."""

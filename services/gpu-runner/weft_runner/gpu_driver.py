@@ -1,4 +1,4 @@
-"""Which GPUs the driver of this machine shows a process, asked without torch (280 MB, a second and more)."""
+"""The GPUs that the driver of this machine shows a process, asked without torch (280 MB, a second and more)."""
 
 import ctypes
 from importlib.util import find_spec

@@ -136,7 +136,7 @@ def _streams(lines: Iterable[Json], mapped: Callable[[Json], Json], named: Calla
 def _of_stream(
     old: Sequence[tuple[Json, Json]], new: Sequence[tuple[Json, Json]], kind: str
 ) -> Iterator[tuple[Json, str, Json, Json]]:
-    """When and where the answers of one kind to one record differ; after one too many or too few no more is said."""
+    """Say when and where the answers of one kind to one record differ; no more after one too many or too few."""
     for before, after in zip_longest(old, new):
         if before is None or after is None or before[0] != after[0]:
             at, _ = before or after or (None, None)

@@ -51,7 +51,7 @@ def own(wish: Json) -> Any:
 
 
 def machine(record: Json) -> Iterator[Answer]:
-    """Its effects, event by event, with a tick at every deadline that no event came too late for."""
+    """The machine's effects, event by event, with a tick at every deadline that no event came too late for."""
     core, now = MACHINES[record["of"]](*built(record["args"]), **built(record["more"])), -inf
     for at, late, event in record["events"]:
         for _ in range(0 if late else MAX_TICKS):

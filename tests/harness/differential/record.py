@@ -104,7 +104,7 @@ class Recorder:
 
 
 def record_machine(recorder: Recorder, of: Any) -> None:
-    """From now on machines of a class write their events down. An event is late where a deadline was missed before."""
+    """Have a class's machines write events down from now on. An event is late where a deadline was missed before."""
     made, handle = of.__init__, of.handle
 
     @wraps(made)
@@ -161,7 +161,7 @@ def _arrivals(chance: random.Random, count: int, tenants: Sequence[str]) -> Iter
 
 
 def record_worlds(recorder: Recorder) -> None:
-    """From now on worlds of planner tests write down what is done with them, and what was changed before each step."""
+    """Have worlds of planner tests write down from now on what is done with them and changed before each step."""
     for of in (planning.World, cluster.ClusterWorld):
         _record_start(recorder, of)
     for of, methods in STEPS.items():
@@ -230,7 +230,7 @@ def _did(world: Any, name: str, args: Sequence[Any], more: Mapping[str, Any]) ->
 
 
 def record_codec(recorder: Recorder) -> None:
-    """From now on it is written down what directions decode, and which functions that read or make a message do so."""
+    """Write down from now on what directions decode, and which functions that read or make a message do so."""
     names = {id(direction): name for name, direction in _directions().items()}
     for of in {type(direction) for direction in _directions().values()}:
         of.decode = _recorded(recorder, of.decode, lambda args: (names.get(id(args[0]), ""), args[1:]))
@@ -330,7 +330,7 @@ def record_manifests(recorder: Recorder) -> None:
 
 
 class Plugin:
-    """For pytest: what runs now."""
+    """Tell pytest what runs now."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder

@@ -34,7 +34,7 @@ TO_SECOND, FROM_FIRST = Peer(Kind.RUNNER, "ns.b/1"), Peer(Kind.RUNNER, "ns.a/1/7
 
 
 def expect(holds: bool, what: str) -> None:
-    """Not by an exception: whatever an executor raises, its engine goes on."""
+    """A fault is told by no exception: whatever an executor raises, its engine goes on."""
     if not holds:
         pytest.fail(what)
 
@@ -287,7 +287,7 @@ class Play:
             self.drivers[0].engine.post(Received(session(), freeze))
 
     def _go_on(self, event: Frozen | Ended) -> None:
-        """On the second engine, behind what the first one has said; after an end without its KV."""
+        """What the second engine says, behind what the first one has said; after an end without its KV."""
         key = event.request_id
         if key in self.stopped or key in self.finished or event.epoch.term > 1:
             return
@@ -313,7 +313,7 @@ class Play:
         return [token for driver in self.drivers for token in driver.answer(key)]
 
     def logprobs(self, key: str) -> list[float]:
-        """Those of the prompt's tokens, each with its alternatives, and those of the answer's."""
+        """The log probabilities of the prompt's tokens, each with its alternatives, and those of the answer's."""
         said = [one for one in self._events if one.request_id == key and getattr(one, "logprobs", ())]
         said.sort(key=lambda one: (not isinstance(one, PromptLogprobs), getattr(one, "first", 0)))
         return [value for one in said for it in one.logprobs for value in (it.logprob, *(other for _, other in it.top))]

@@ -1,4 +1,4 @@
-"""When the answers that have something new are woken to send it.
+"""The pace at which answers that have something new are woken to send it.
 
 A runner of many rows has a token for each of them every few milliseconds, and what a chunk costs, above all its system
 call, may take longer than that. Answers woken at once would then have the event loop for themselves, tokens would

@@ -147,7 +147,7 @@ def _tools(value: Any) -> list[dict[str, Any]]:
 
 
 def _at_once(value: dict[str, Any]) -> dict[str, Any]:
-    """Without vLLM's and SGLang's wish not to be loaded later, which is what happens."""
+    """Leave out vLLM's and SGLang's wish not to be loaded later, which is what happens."""
     return {name: item for name, item in value.items() if name != "defer_loading" or item is not False}
 
 

@@ -89,7 +89,7 @@ class ReasoningParser:
         return AnswerSplit(held[:at].rstrip(), held[at:])
 
     def _call_at(self, text: str) -> int:
-        """Where the calls begin that a text ends with."""
+        """Find where the calls begin that a text ends with."""
         found = self._call and self._call.search(text)
         if not found or not found["call"] or self._tools is None:
             return len(text)

@@ -323,7 +323,7 @@ def _ascii_classes(regex: str) -> str:
 
 
 def _lark(text: str) -> str:
-    """Of Lark or GBNF, which begins a rule by `name ::=`."""
+    """Lark as it is, or made of GBNF, which begins a rule by `name ::=`."""
     if not _GBNF_RULE.search(text):
         return text
     other = next(name for i in count() if (name := f"start{i}") not in text)

@@ -349,7 +349,7 @@ class RequestPool:
         return min(self.masked_out.values()) if self.masked_out else inf
 
     def end_masked_out(self) -> None:
-        """At `masks_due`: who has no mask by now ends by name, and no other."""
+        """End who has no mask by `masks_due`, by name, and no other."""
         self._await_masks()
         for key in [key for key, due in self.masked_out.items() if due <= self.now]:
             detail = f"the mask behind a token was not there within {WAIT_S:g} s"

@@ -108,7 +108,7 @@ class Sequence:
         return len(self.tokens) - self.in_kv
 
     def scored(self, n_tokens: int, ahead: int = 0) -> int:
-        """Of the next n tokens to feed: how many have a token of the prompt behind them whose probability is asked.
+        """Count, of the next n tokens to feed, those before a token of the prompt whose probability is asked.
 
         `ahead`: so many are fed before, by a step in flight.
         """

@@ -67,7 +67,7 @@ class BuiltStep:
         return draws
 
     def late_draws(self, runs: Callable[[PoolSequence], bool]) -> list[SamplingArgs]:
-        """The same, once every token is known. `runs`: others have left meanwhile, and wait for no mask."""
+        """What `draws` gives once every token is known. `runs`: others have left meanwhile, and wait for no mask."""
         draws, sampled = replace(self, unseen=frozenset()).draws(), iter(self.sampled)
         return [draw if draw.given is not None or runs(next(sampled)) else UNREAD for draw in draws]
 
@@ -145,7 +145,7 @@ class StepBuilder:
         return built
 
     def advance_unseen(self, built: BuiltStep) -> BuiltStep | None:
-        """Its step advances by a position, before the tokens are known. None: it was not kept."""
+        """Advance the kept step by a position, before the tokens are known. None: it was not kept."""
         if self._kept is None or self._kept.batch.number != built.batch.number:
             return None
         built.step.advance_unseen()

@@ -186,6 +186,6 @@ class StepLoop:
         return (logits, None) if built.waits else (None, follows.draw(logits, built.draws()))
 
     def _draw_late(self, follows: AsyncExecutor, present: LaunchedStep) -> LaunchedStep:
-        """The same, once those tokens are accounted for."""
+        """Sample from a launched step, once the tokens before are accounted for."""
         draws = present.built.late_draws(self._runner.pool.runs)
         return present._replace(logits=None, handle=follows.draw(present.logits, draws))

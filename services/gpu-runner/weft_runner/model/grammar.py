@@ -80,7 +80,7 @@ class Grammars:
         return state
 
     def _copy_of(self, grammar: str) -> "LLMatcher | None":
-        """Of one that is compiled, before another thread displaces it."""
+        """Copy one that is compiled, before another thread displaces it; None: it is not."""
         with self._lock:
             if grammar not in self._compiled:
                 return None

@@ -34,7 +34,7 @@ class Capabilities(NamedTuple):
 
     @property
     def launches(self) -> bool:
-        """Its steps are not complete when a call returns."""
+        """Say whether steps are not complete when a call returns."""
         return self.pipelined is not None or self.follows is not None
 
 

@@ -216,7 +216,7 @@ class Engine:
     # ---- what is done around the steps, see `engine.loop.Surroundings`
 
     def has_work(self) -> bool:
-        """Between two steps: events that may change the next batch, memory work that waits for the end of this one."""
+        """Say whether events may change the next batch, or memory work waits for the end of this step."""
         return not self._events.empty() or self.copies.waiting or self.gaps.waiting
 
     def between_steps(self, step_s: float | None) -> None:

@@ -145,7 +145,7 @@ class PromptScores:
 
     @cached_property
     def logprobs(self) -> dict[int, TokenLogprob]:
-        """By row, once the step is done."""
+        """Log probabilities by row, once the step is done."""
         columns = zip(self._tops.items(), *(part.tolist() for part in self._read), strict=True)
         return {row: TokenLogprob(own, _top(ids[:n], values[:n])) for (row, n), own, ids, values in columns}
 
