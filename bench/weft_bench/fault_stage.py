@@ -44,14 +44,14 @@ RUNNERS, SEQUENCES, STREAMS, LATE = 2, 16, 10, 2
 MODELS = ("weft-quickstart", "acme/upper", "acme/reverse-words", "initech/cipher")
 COLD_OF = "upper"  # what every cold adapter computes
 SLOW = {"WEFT_CPU_LEVEL": "portable"}
+ADVANCED = {"maxSequences": SEQUENCES, "maxBatchTokens": 24, "reservation": "paged"}
 # Long prompts come in small chunks, and none is found in the prefix cache: there are more of them than its pages hold.
 # As many streams as fit take more pages than there are: nothing is reserved, and the latest are swapped out.
 POOL = {
     "replicas": RUNNERS,
-    "kvCache": {"pages": 320},
-    "scheduler": {"maxSequences": SEQUENCES, "maxBatchTokens": 24, "reservation": "paged"},
+    "advanced": ADVANCED | {"kvPages": 320},
 }
-SPLIT_POOL = POOL | {"phases": {"mode": "Split"}, "kvCache": {"pages": 1024}}
+SPLIT_POOL = POOL | {"phases": {"mode": "Split"}, "advanced": ADVANCED | {"kvPages": 1024}}
 DECODE_TOKENS, LONG_TOKENS, COLD_TOKENS = 400, 24, 24
 SPLIT_DECODE_TOKENS = 800  # apart from prompts 400 had come, four times of five, before a long prompt was handed over
 LONG_CHARS, LONG_ASKS, LONG_STREAMS = 900, 24, 4

@@ -163,11 +163,10 @@ def _pool(sizes: Sizes, spec: Mapping[str, Any]) -> dict[str, Any]:
     made = {
         "model": {"name": MODEL, "uri": "file:model"},
         "replicas": 1,
-        "lora": {"maxAdapters": sizes.slots, "maxRank": sizes.max_rank},
-        "kvCache": {"pages": pages_of(sizes)},
-        "scheduler": {
-            "maxSequences": sizes.rows, "maxBatchTokens": sizes.batch_tokens, "maxPrefills": sizes.prefills,
-            "maxQueue": 100_000,
+        "lora": {"maxRank": sizes.max_rank},
+        "advanced": {
+            "maxSequences": sizes.rows, "maxBatchTokens": sizes.batch_tokens, "maxQueue": 100_000,
+            "maxAdapters": sizes.slots, "kvPages": pages_of(sizes),
         },
         "slo": {"tokenTimeMs": sizes.token_time_ms},
         **spec,

@@ -111,8 +111,8 @@ def _manifests(folder: Path, setting: str) -> Path:
     shutil.copytree(quickstart(), folder)
     (path,) = folder.glob("*-pool.yaml")
     pool = yaml.safe_load(path.read_text(encoding="utf-8"))
-    scheduler = {"maxSequences": SEQUENCES, "consolidation": setting}
-    pool["spec"] |= {"replicas": RUNNERS, "scheduler": scheduler, "slo": {"tokenTimeMs": 10 * STEP_MS}}
+    advanced = {"maxSequences": SEQUENCES, "consolidation": setting}
+    pool["spec"] |= {"replicas": RUNNERS, "advanced": advanced, "slo": {"tokenTimeMs": 10 * STEP_MS}}
     path.write_text(yaml.safe_dump(pool), encoding="utf-8")
     return folder
 

@@ -202,16 +202,15 @@ def _prediction(request: LiveRequest) -> str:
 def stack_of(
     case: Case, work: Workload, scheduler: Mapping[str, object], *, pages: int = 0, auth: bool = False
 ) -> Generator[Stack]:
-    """The case's stack with these fields of `spec.scheduler` and, where given, so many pages; its runner and predictor
+    """The case's stack with these fields of `spec.advanced` and, where given, so many pages; its runner and predictor
     know the workload. `auth`: clients need keys, any namespace's. Changes the case's manifests.
     """
     path = case.manifests / "bench.yaml"
     objects = list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
     for one in objects:
         if one["kind"] == "ServingPool":
-            one["spec"]["scheduler"] |= {"maxQueue": 100_000, **scheduler}
-            one["spec"]["kvCache"] |= {"pages": pages} if pages else {}
-            one["spec"]["allowedNamespaces"] = {"from": "All" if auth else "Same"}
+            one["spec"]["advanced"] |= {"maxQueue": 100_000, **scheduler} | ({"kvPages": pages} if pages else {})
+            one["spec"]["allowedNamespaces"] = ["*"] if auth else []
     path.write_text(yaml.safe_dump_all(objects), encoding="utf-8")
     environment = {**PATIENT, "WEFT_PREDICTOR__MODEL": f"replay:{work.predictions}"}
     up = trace_up(work.table)

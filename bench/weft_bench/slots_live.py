@@ -1,8 +1,8 @@
 """Live: no bound and 8 slots on the CPU engine
 
 The same requests as in a saturated cell of the grid, all at once, through `weft up` with one runner of m135 from cold,
-its 768 pages and 64 sequences, and 32 or 128 adapters of rank 16: once with no bound, once with `lora.maxAdapters: 8`.
-Loads are as fast as this machine's. Client, control plane and engine share its cores.
+its 768 pages and 64 sequences, and 32 or 128 adapters of rank 16: once with no bound, once with
+`advanced.maxAdapters: 8`. Loads are as fast as this machine's. Client, control plane and engine share its cores.
 """
 
 import random
@@ -103,6 +103,9 @@ def resize(path: Path, bound: int) -> None:
     objects = list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
     for one in objects:
         if one["kind"] == "ServingPool":
-            one["spec"]["kvCache"]["pages"] = POOL.total_pages
-            one["spec"]["lora"] = {"maxRank": RANK} | ({"maxAdapters": bound} if bound != UNBOUNDED else {})
+            one["spec"]["lora"] = {"maxRank": RANK}
+            sizes = {"kvPages": POOL.total_pages, "maxAdapters": None if bound == UNBOUNDED else bound}
+            one["spec"]["advanced"] = {
+                name: value for name, value in (one["spec"]["advanced"] | sizes).items() if value is not None
+            }
     path.write_text(yaml.safe_dump_all(objects), encoding="utf-8")

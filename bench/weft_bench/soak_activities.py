@@ -284,8 +284,8 @@ def _expect(holds: bool, otherwise: str) -> None:
 
 def spare_pool(replicas: int) -> dict[str, Any]:
     """The spec of the pool that is scaled."""
-    model, shared = {"name": SPARE_BASE, "uri": "file:model"}, {"from": "All"}
-    return {"model": model, "replicas": replicas, "lora": {"maxRank": 32}, "allowedNamespaces": shared}
+    model = {"name": SPARE_BASE, "uri": "file:model"}
+    return {"model": model, "replicas": replicas, "lora": {"maxRank": 32}, "allowedNamespaces": ["*"]}
 
 
 def adapter_spec(folder: str) -> dict[str, Any]:

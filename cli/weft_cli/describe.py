@@ -91,7 +91,8 @@ def _template(obj: Object) -> str:
     status = obj.get("status", {})
     if supplied := status.get("suppliedChatTemplate"):
         return f"{supplied['from']} of the spec, {supplied['digest']}"
-    chosen = obj["spec"].get("chatTemplate", {}).get("from", "Auto")
+    spec = obj["spec"]["model"] if obj["kind"] == "ServingPool" else obj["spec"]
+    chosen = spec.get("chatTemplate", {}).get("from", "Auto")
     if chosen in ("Inline", "ConfigMap"):
         return "none yet"
     found = status.get("chatTemplate", {}).get("from", "")
@@ -103,7 +104,7 @@ def _template(obj: Object) -> str:
 def _defaults(pool: Object) -> str:
     """The defaults of sampling, by the model's generation_config.json."""
     found = pool.get("status", {}).get("generationDefaults", {})
-    ignored = " (ignored: generationDefaults)" if pool["spec"].get("generationDefaults") == "Ignore" else ""
+    ignored = " (ignored: generationDefaults)" if pool["spec"]["model"].get("generationDefaults") == "Ignore" else ""
     return ", ".join(f"{name} {value}" for name, value in found.items()) + ignored if found else NONE
 
 

@@ -339,6 +339,19 @@ def apply(stack: "Stack", files: Files = None) -> None:
 
 
 @app.command(rich_help_panel="Objects")
+def convert(files: Files = None) -> None:
+    """Rewrite manifests of an earlier form of v1alpha1, and name what has no successor.
+
+    - `weft convert -f manifests/ > today.yaml`  comments are not kept
+
+    - `kubectl get spool,lora -A -o yaml | weft convert -f - | kubectl replace -f -`  the objects of a cluster
+    """
+    from weft_cli.convert import convert as run
+
+    run(files or [])
+
+
+@app.command(rich_help_panel="Objects")
 @on_stack
 def push(
     stack: "Stack",

@@ -19,13 +19,12 @@ STAGES = ("STAGE", "LAYERS", "BATCH", "PASSES", "WEIGHTS", "ACTIVATIONS", "KV", 
 MEMORY = ("MEMORY", "WEIGHTS", "RING", "KV", "ACTIVATIONS", "ADAPTERS", "WORKSPACE", "ALL", "BUDGET")
 
 
-def pool_settings(searches: Searches, plans: Plans) -> dict[str, dict[str, int]]:
-    """What the pool has to say so that its runners do this: blocks are sequences, and adapters are in KV pages too."""
+def pool_settings(searches: Searches, plans: Plans) -> dict[str, int]:
+    """What the pool's `advanced` has to say so that its runners do this. Blocks are sequences, and adapters are in KV
+    pages too."""
     limits = serving_limits({stage: (searches[stage], plan) for stage, plan in plans.items()})
-    return {
-        "kvCache": {"pages": limits.pages},
-        "scheduler": {"maxSequences": limits.sequences, "maxBatchTokens": limits.batch_tokens},
-    }
+    sizes = {"maxSequences": limits.sequences, "maxBatchTokens": limits.batch_tokens}
+    return {"kvPages": limits.pages, **sizes}
 
 
 def report(searches: Searches, plans: Plans, helping: Sequence[Change]) -> list[str]:
@@ -36,7 +35,7 @@ def report(searches: Searches, plans: Plans, helping: Sequence[Change]) -> list[
         *_sparse(searches[0], plans[0]),
         "",
         "for the pool's spec:",
-        *(f"  {name}: {_flow(values)}" for name, values in pool_settings(searches, plans).items()),
+        f"  advanced: {_flow(pool_settings(searches, plans))}",
         "",
         *table(("WHAT WOULD HELP", "TOKENS/S", "GAIN"), [_helps(one, time.tokens_per_s) for one in helping]),
     ]

@@ -95,7 +95,7 @@ def capacity(
 @plan_app.command()
 def offload(
     manifests: Annotated[
-        list[Path], typer.Option("-f", help="With the ServingPool; its spec.offload says the budgets.")
+        list[Path], typer.Option("-f", help="With the ServingPool; its memory.offload says the budgets.")
     ],
     model: Annotated[
         str | None, typer.Option(help="config.json of the model, or its folder. Default: the pool's file:PATH.")
@@ -248,9 +248,9 @@ def _hardware(
 def _limits(manifest: Mapping[str, Any] | None, batch_tokens: int | None) -> Any:
     from weft_sim.planning.hardware import Limits
 
-    scheduler = ((manifest or {}).get("spec") or {}).get("scheduler") or {}
-    tokens = batch_tokens or scheduler.get("maxBatchTokens", Limits.max_batch_tokens)
-    return Limits(scheduler.get("maxSequences", Limits.max_sequences), tokens)
+    advanced = ((manifest or {}).get("spec") or {}).get("advanced") or {}
+    tokens = batch_tokens or advanced.get("maxBatchTokens", Limits.max_batch_tokens)
+    return Limits(advanced.get("maxSequences", Limits.max_sequences), tokens)
 
 
 def _config(model: str) -> str | Mapping[str, Any]:

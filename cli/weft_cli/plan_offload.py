@@ -24,7 +24,7 @@ from weft_runner.offload.stages import pipeline_time
 from weft_runner.offload.wire import solve_each
 
 MACHINE_BYTES = 1 << 20
-PARTS = ("scheduler", "lora", "kvCache", "parallelism")  # of the spec, that a policy depends on
+PARTS = ("advanced", "lora", "parallelism")  # of the spec, that a policy depends on
 EXECUTOR = "the pool has GPUs where spec.template.resources.limits has nvidia.com/gpu; docs/offload.md has the rule"
 Searches = Mapping[int, PolicySearch]  # by stage
 Plans = Mapping[int, OffloadPlan]
@@ -58,21 +58,21 @@ def searches_of(
 def request_of(manifest: Mapping[str, Any], sequences: Sequences) -> RunnerRequest:
     """As the operator starts a runner of the pool. One rank on CPUs is planned with all of its budgets."""
     spec, asked = manifest["spec"], offload_of(manifest)
-    scheduler, lora, cache, parallelism = (spec.get(name) or {} for name in PARTS)
+    advanced, lora, parallelism = (spec.get(name) or {} for name in PARTS)
     executor, stages = executor_of(manifest), parallelism.get("pipeline", 1)
     disk = int(amount(asked["diskBytes"])) if "diskBytes" in asked else MOST_BYTES
     weights, kv = asked.get("weights", "bf16"), asked.get("kv", "bf16")
     return RunnerRequest(
         Budgets(int(amount(asked["deviceBytes"])), int(amount(asked.get("hostBytes") or 0)), disk),
-        Formats(weights, kv, sparse_attention=_sparse(asked), executor=executor),
+        Formats(weights, kv, sparse_attention=_sparse(manifest), executor=executor),
         sequences,
         stages=stages,
         hosts=parallelism.get("podsPerRunner", 1),
-        max_adapters=lora.get("maxAdapters") or 0,
+        max_adapters=advanced.get("maxAdapters") or 0,
         max_rank=lora.get("maxRank", 64),
-        max_sequences=scheduler.get("maxSequences") or 0,
-        max_batch_tokens=scheduler.get("maxBatchTokens") or 0,
-        kv_pages=cache.get("pages") or 0,
+        max_sequences=advanced.get("maxSequences") or 0,
+        max_batch_tokens=advanced.get("maxBatchTokens") or 0,
+        kv_pages=advanced.get("kvPages") or 0,
         page_tokens=PAGE_TOKENS,
         reserve=executor == "cuda" or stages > 1,
     )
@@ -82,20 +82,19 @@ def executor_of(manifest: Mapping[str, Any]) -> Literal["cpu", "cuda"]:
     """What a runner chooses: a GPU where its template limits one, unless only the cpu executor has a format."""
     template, asked = manifest["spec"].get("template") or {}, offload_of(manifest)
     limits = (template.get("resources") or {}).get("limits") or {}
-    only_cpu = asked.get("kv") == "int4" or asked.get("weights") == "int8" or _sparse(asked)
+    only_cpu = asked.get("kv") == "int4" or asked.get("weights") == "int8" or _sparse(manifest)
     return "cuda" if GPU in limits and not only_cpu else "cpu"
 
 
-def _sparse(asked: Mapping[str, Any]) -> bool:
-    return asked.get("sparseAttention", "Off") == "TopK"
+def _sparse(manifest: Mapping[str, Any]) -> bool:
+    return (manifest["spec"].get("advanced") or {}).get("sparseAttention", "Off") == "TopK"
 
 
 def offload_of(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`spec.offload` of a pool that offloads. Raises BadInput."""
-    asked = manifest["spec"].get("offload") or {}
-    if asked.get("mode", "Off") != "Auto":
-        raise BadInput("the pool does not offload", "spec.offload: {mode: Auto, deviceBytes: 4Gi, diskPath: /PATH}")
-    return asked
+    """`spec.memory.offload` of a pool that offloads. Raises BadInput."""
+    if asked := (manifest["spec"].get("memory") or {}).get("offload"):
+        return asked
+    raise BadInput("the pool does not offload", "spec.memory.offload: {deviceBytes: 4Gi, diskPath: /PATH}")
 
 
 def model_spec(manifest: Mapping[str, Any], model: str | None) -> ModelSpec:

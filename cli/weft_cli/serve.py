@@ -221,14 +221,16 @@ def manifests(
     parser = {"toolCallParser": served.tool_call_parser} if served.tool_call_parser else {}
     model = {"name": served.name, **_artifact(served.model), **parser}
     wanted: dict[str, Any] = {"model": model, "lora": {"maxRank": rank}}
-    if served.pages:
-        wanted["kvCache"] = {"pages": served.pages}
+    pages = served.pages
     if served.offload is not None:
-        wanted["offload"] = _offload(str(served.offload), memory().n_bytes, gpu_memory() if gpu else None)
-    elif gpu:
-        wanted.setdefault("kvCache", {"memoryFraction": GPU_SHARE})
-    elif spec is not None:
-        wanted["kvCache"] = {"pages": _pages(spec, served, memory())}
+        offload = _offload(str(served.offload), memory().n_bytes, gpu_memory() if gpu else None)
+        wanted["memory"] = {"offload": offload}
+    elif gpu and not pages:
+        wanted["memory"] = {"fraction": GPU_SHARE}
+    elif not gpu and spec is not None:
+        pages = _pages(spec, served, memory())
+    if pages:
+        wanted["advanced"] = {"kvPages": pages}
     objects = [_object("ServingPool", pool, wanted)]
     for label, adapter in zip(labels[1:], adapters, strict=True):
         objects.append(_object("LoRAAdapter", label, _adapter_spec(adapter, pool, served.name)))
@@ -274,17 +276,17 @@ def _download(source: Source) -> Source:
 
 
 def _offload(folder: str, host_bytes: int, gpus: list[int] | None) -> dict[str, Any]:
-    """The spec's `offload`: three quarters of this machine's memory, or what a runner takes of a GPU and half of the
-    memory beside it. Raises BadInput.
+    """The spec's `memory.offload`: three quarters of this machine's memory, or what a runner takes of a GPU and half of
+    the memory beside it. Raises BadInput.
     """
     left = host_bytes - PROCESS_BYTES
     if gpus is None:
-        return {"mode": "Auto", "deviceBytes": _mebibytes(left * 3 // 4), "diskPath": folder}
+        return {"deviceBytes": _mebibytes(left * 3 // 4), "diskPath": folder}
     if not min(gpus, default=0):
         why = "the driver of GPUs does not say here how much memory they have"
-        raise BadInput(f"--offload: {why}", "weft up -f MANIFEST with offload.deviceBytes, or --executor cpu")
+        raise BadInput(f"--offload: {why}", "weft up -f MANIFEST with memory.offload.deviceBytes, or --executor cpu")
     device = _mebibytes(int(min(gpus) * GPU_SHARE))
-    return {"mode": "Auto", "deviceBytes": device, "hostBytes": _mebibytes(left // 2), "diskPath": folder}
+    return {"deviceBytes": device, "hostBytes": _mebibytes(left // 2), "diskPath": folder}
 
 
 def _mebibytes(n_bytes: int) -> str:

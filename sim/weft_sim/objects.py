@@ -10,18 +10,18 @@ def pool_object(namespace: str, name: str, spec: RunnerSpec, **more: Any) -> dic
     """A pool whose runners are like `spec`."""
     return _object("ServingPool", namespace, name, {
         "model": {"name": "base", "uri": "file:base"},
-        "lora": {"maxAdapters": spec.max_adapters, "maxRank": spec.max_rank},
-        "kvCache": {"pages": max(1, spec.total_pages * spec.page_tokens // PAGE_TOKENS)},
+        "lora": {"maxRank": spec.max_rank},
+        "memory": {},
         "parallelism": {"tensor": 1, "pipeline": 1, "podsPerRunner": 1},
-        "phases": {"mode": "Unified", "kvAcrossClasses": False},
-        "scheduler": {
-            "queue": "fcfs", "reservation": "calibrated",
-            "consolidation": "never",
-            "maxSequences": spec.max_sequences, "maxBatchTokens": 512, "maxPrefills": 1,
-            "maxQueue": 1000,
-        },
+        "phases": {"mode": "Unified"},
         "drainSeconds": 60,
-        "allowedNamespaces": {"from": "All"},
+        "allowedNamespaces": ["*"],
+        "advanced": {
+            "queue": "fcfs", "reservation": "calibrated", "consolidation": "never",
+            "maxSequences": spec.max_sequences, "maxBatchTokens": 512, "maxQueue": 1000,
+            "maxAdapters": spec.max_adapters, "kvAcrossClasses": False, "sparseAttention": "Off",
+            "kvPages": max(1, spec.total_pages * spec.page_tokens // PAGE_TOKENS),
+        },
         **more,
     })  # fmt: skip
 

@@ -34,10 +34,10 @@ def cases() -> list[Case]:
 def pair(installation: Installation) -> Iterator[Installation]:
     """Two runners: all streams need both, and keep them busy for longer than a pod takes to get its SIGTERM."""
     env = [{"name": name, "value": value} for name, value in SLOW_POD.items()]
-    installation.patch_pool({"replicas": 2, "scheduler": {"maxSequences": SEQUENCES}, "template": {"env": env}})
+    installation.patch_pool({"replicas": 2, "advanced": {"maxSequences": SEQUENCES}, "template": {"env": env}})
     asyncio.run(installation.until_runners(2, max_sequences=SEQUENCES))
     yield installation
-    installation.patch_pool({"replicas": 1, "scheduler": {"maxSequences": 32}, "template": None})
+    installation.patch_pool({"replicas": 1, "advanced": {"maxSequences": 32}, "template": None})
     asyncio.run(installation.until_runners(1, max_sequences=32))
 
 

@@ -29,7 +29,7 @@ FIRST: dict[str, list[Edit]] = {  # of each kind, before its sample
         (("lora", "maxRank"), None),
         (("autoscaling",), {"minReplicas": 1, "maxReplicas": 1}),
         (("template",), {"env": [{"name": "WEFT_TEST", "value": "1"}], "labels": {"test": "edits"}}),
-        (("kvCache",), {"pages": 1}),
+        (("advanced",), {"kvPages": 1}),
         (("template", "image"), "x y"),
         (("autoscaling",), None),
     ],
@@ -64,7 +64,7 @@ def objects(installation: Installation) -> Iterator[dict[str, Json]]:
             "model": {"name": "edited", "uri": "file:model"},
             "replicas": 1,
             "lora": {"maxRank": 32},
-            "allowedNamespaces": {"from": "All"},
+            "allowedNamespaces": ["*"],
         },
     }
     where = {"name": "edited", "namespace": NAMESPACE}

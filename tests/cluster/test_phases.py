@@ -18,10 +18,10 @@ MODELS = ("weft-quickstart", "acme/upper", "acme/reverse-words", "initech/cipher
 def split(installation: Installation) -> Iterator[Installation]:
     """Two slow runners that change from mixed to prompt and token where they are: no pod is replaced for it."""
     env = [{"name": name, "value": value} for name, value in SLOW_POD.items()]
-    installation.patch_pool({"replicas": 2, "scheduler": {"maxSequences": 24}, "template": {"env": env}})
+    installation.patch_pool({"replicas": 2, "advanced": {"maxSequences": 24}, "template": {"env": env}})
     asyncio.run(installation.until_runners(2, max_sequences=24))
     yield installation
-    plain = {"replicas": 1, "phases": None, "scheduler": {"maxSequences": 32}, "template": None}
+    plain = {"replicas": 1, "phases": None, "advanced": {"maxSequences": 32}, "template": None}
     installation.patch_pool(plain)
     asyncio.run(installation.until_runners(1, max_sequences=32))
 

@@ -23,10 +23,10 @@ def cases() -> list[Case]:
 def pool(installation: Installation) -> Iterator[Installation]:
     """The pool with few sequences a runner, slow ones: 40 clients keep more than two busy. Put back afterwards."""
     env = [{"name": name, "value": value} for name, value in SLOW_POD.items()]
-    installation.patch_pool({"scheduler": {"maxSequences": 8}, "template": {"env": env}})
+    installation.patch_pool({"advanced": {"maxSequences": 8}, "template": {"env": env}})
     asyncio.run(installation.until_runners(1, max_sequences=8))
     yield installation
-    plain = {"replicas": 1, "autoscaling": None, "scheduler": {"maxSequences": 32}, "template": None}
+    plain = {"replicas": 1, "autoscaling": None, "advanced": {"maxSequences": 32}, "template": None}
     installation.patch_pool(plain)
     asyncio.run(installation.until_runners(1, max_sequences=32))
 
@@ -58,7 +58,7 @@ async def every_adapter_answers_from_every_runner(installation: Installation) ->
 async def test_the_built_in_autoscaler_grows_to_three_shrinks_to_zero_and_wakes(
     pool: Installation, cases: list[Case]
 ) -> None:
-    autoscaling = {"minReplicas": 0, "maxReplicas": 3, "idleSeconds": 3600, "wakeSeconds": 3600}
+    autoscaling = {"minReplicas": 0, "maxReplicas": 3, "idleSeconds": 3600}
     pool.patch_pool({"replicas": None, "autoscaling": autoscaling})
     async with load(pool.url, cases, "grow", width=40) as made:
         await until_pods(pool, 3)

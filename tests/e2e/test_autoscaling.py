@@ -15,7 +15,7 @@ from weft_cli.errors import CommandError
 
 pytestmark = pytest.mark.slow
 
-SCALING = {"minReplicas": 0, "maxReplicas": 2, "idleSeconds": 1, "wakeSeconds": 120}
+SCALING = {"minReplicas": 0, "maxReplicas": 2, "idleSeconds": 1}
 
 
 @pytest.fixture(scope="module")

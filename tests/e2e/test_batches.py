@@ -34,7 +34,7 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 @pytest.fixture(scope="module")
 def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """One slow runner without keys."""
-    manifests = copy_manifests(tmp_path_factory.mktemp("m"), scheduler={"maxSequences": 4})
+    manifests = copy_manifests(tmp_path_factory.mktemp("m"), advanced={"maxSequences": 4})
     with Stack(manifests, tmp_path_factory.mktemp("w"), environment=SLOW) as made:
         made.wait_for_models()
         yield made

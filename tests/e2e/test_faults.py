@@ -33,7 +33,7 @@ KILLS = 3  # of gateways
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """Two runners of at most 12 sequences: 20 streams need both."""
-    manifests = copy_manifests(tmp_path_factory.mktemp("m"), replicas=2, scheduler={"maxSequences": 12})
+    manifests = copy_manifests(tmp_path_factory.mktemp("m"), replicas=2, advanced={"maxSequences": 12})
     with Stack(manifests, tmp_path_factory.mktemp("w"), environment=SLOW) as made:
         made.wait_for_models()
         yield made

@@ -83,7 +83,7 @@ LIES: dict[Lie, tuple[str, ...]] = {
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     manifests = copy_manifests(
-        tmp_path_factory.mktemp("m"), replicas=2, phases={"mode": "Split"}, scheduler={"maxBatchTokens": 64}
+        tmp_path_factory.mktemp("m"), replicas=2, phases={"mode": "Split"}, advanced={"maxBatchTokens": 64}
     )
     with Stack(manifests, tmp_path_factory.mktemp("w"), up=(*RUNNER, "--"), environment=SLOW) as made:
         made.wait_for_models()

@@ -38,7 +38,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         spec: dict[str, Any] = {"model": {"uri": "file:model", "name": name}}
         if name in BUDGETS:
             disk = str(tmp_path_factory.mktemp("d"))
-            spec["offload"] = {"mode": "Auto", "deviceBytes": BUDGETS[name], "diskPath": disk}
+            spec["memory"] = {"offload": {"deviceBytes": BUDGETS[name], "diskPath": disk}}
         pool = {
             "apiVersion": "serving.weft.dev/v1alpha1", "kind": "ServingPool",
             "metadata": {"name": name, "namespace": "default"}, "spec": spec,

@@ -24,7 +24,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
     The gateway waits for a prediction as long as it may: a request without one reserves all that it may use.
     """
-    manifests = copy_manifests(tmp_path_factory.mktemp("m"), kvCache={"pages": 80})
+    manifests = copy_manifests(tmp_path_factory.mktemp("m"), advanced={"kvPages": 80})
     short = {"WEFT_PREDICTOR__SCALE": "0.1", "WEFT_GATEWAY__PREDICT_MS": "5000"}
     with Stack(manifests, tmp_path_factory.mktemp("w"), environment=short) as made:
         made.wait_for_models()

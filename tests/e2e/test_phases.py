@@ -32,7 +32,7 @@ def unified(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 def split(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """Chunks of 64 tokens: longer prompts leave in several parts. With keys, so that prompts share pages."""
     manifests = copy_manifests(
-        tmp_path_factory.mktemp("m"), replicas=2, phases={"mode": "Split"}, scheduler={"maxBatchTokens": 64}
+        tmp_path_factory.mktemp("m"), replicas=2, phases={"mode": "Split"}, advanced={"maxBatchTokens": 64}
     )
     with Stack(manifests, tmp_path_factory.mktemp("w"), "--auth") as made:
         made.key = made.create_key("acme")

@@ -43,7 +43,7 @@ def shards(request: pytest.FixtureRequest) -> dict[str, int]:
 def stack(shards: dict[str, int], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """Two runners of two ranks and at most 12 sequences each."""
     manifests = copy_manifests(
-        tmp_path_factory.mktemp("m"), replicas=2, parallelism=shards, scheduler={"maxSequences": 12}
+        tmp_path_factory.mktemp("m"), replicas=2, parallelism=shards, advanced={"maxSequences": 12}
     )
     with Stack(manifests, tmp_path_factory.mktemp("w"), environment=SLOW) as made:
         made.wait_for_models()
@@ -84,7 +84,7 @@ async def test_sharded_runners_of_a_split_pool_give_the_bits_of_one_and_refuse_o
     ]  # fmt: skip
     manifests = copy_manifests(
         tmp_path_factory.mktemp("m"), replicas=2, phases={"mode": "Split"}, parallelism=shards,
-        scheduler={"maxBatchTokens": 64},
+        advanced={"maxBatchTokens": 64},
     )  # fmt: skip
     with Stack(manifests, tmp_path_factory.mktemp("w"), up=(*RUNNER, SHARED_MEMORY, "--")) as split:
         split.wait_for_models()

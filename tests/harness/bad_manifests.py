@@ -34,7 +34,7 @@ WORDINGS: dict[str, tuple[str, str]] = {
 }
 
 
-OFFLOAD: Manifest = {"mode": "Auto", "deviceBytes": "4Gi", "diskPath": "/mnt/weft"}
+OFFLOAD: Manifest = {"deviceBytes": "4Gi", "diskPath": "/mnt/weft"}
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,11 @@ def grouped(*groups: Manifest, **spec: Any) -> Manifest:
     return pool(runnerGroups=list(groups), **spec)
 
 
+def offloaded(**fields: Any) -> Manifest:
+    """None: without that field."""
+    return pool(memory={"offload": {name: value for name, value in (OFFLOAD | fields).items() if value is not None}})
+
+
 def templated(**fields: Any) -> Manifest:
     return pool(template=fields)
 
@@ -115,11 +120,11 @@ _DIGEST = "sha256:" + "0" * 64
 _URI = "write file:PATH, pvc:CLAIM/PATH, hf:ORG/NAME, s3://BUCKET/PREFIX, "
 _URI += "oci://HOST/REPOSITORY:TAG, https://HOST/FOLDER or depot:sha256:..."
 _ENDPOINT = "write http://HOST[:PORT] or https://HOST[:PORT], without a path"
+_NAMESPACE = "write the name of a namespace, or '*' for all of them"
 _LABEL = "only lower-case letters, digits and '-' inside are allowed"
 _MODEL_NAME = "only letters, digits and . _ : / - inside are allowed"
 
 
-_NAMES = "names is given with from: List, and only then"
 _INLINE, _CONFIG_MAP = "inline is given with from: Inline, and only then", "configMapRef is given with from: ConfigMap"
 _RESERVED = "are the operator's own"
 _S3 = "s3://bucket/adapters/upper"
@@ -243,9 +248,8 @@ BAD: tuple[Bad, ...] = (
         scaled(minReplicas=5),
     ),
     Bad("idle for no time", "spec.autoscaling.idleSeconds", "too small", scaled(idleSeconds=0)),
-    Bad("held for a day", "spec.autoscaling.wakeSeconds", "too large", scaled(wakeSeconds=86_400)),
-    in_pool("no slot", "lora.maxAdapters", "too small", 0),
-    in_pool("slots beyond the limit", "lora.maxAdapters", "too large", 4097),
+    in_pool("no slot", "advanced.maxAdapters", "too small", 0),
+    in_pool("slots beyond the limit", "advanced.maxAdapters", "too large", 4097),
     Bad("a cache nowhere", "spec.modelCache.emptyDir", "exactly one of", pool(modelCache={})),
     Bad(
         "a cache in two places",
@@ -267,46 +271,48 @@ BAD: tuple[Bad, ...] = (
         "replaced in place",
         pool(rollout={"maxUnavailable": 0, "maxSurge": 1}, parallelism={"pipeline": 2, "podsPerRunner": 2}),
     ),
-    in_pool("no share of memory", "kvCache.memoryFraction", "at least 0.01", 0),
-    in_pool("more than all memory", "kvCache.memoryFraction", "too large", 1.5),
+    in_pool("no share of memory", "memory.fraction", "at least 0.01", 0),
+    in_pool("more than all memory", "memory.fraction", "too large", 1.5),
     Bad(
         "a share of memory beside a budget",
-        "spec.kvCache.memoryFraction",
+        "spec.memory.fraction",
         "for pools that do not offload",
-        pool(kvCache={"memoryFraction": 0.5}, offload=OFFLOAD),
+        pool(memory={"fraction": 0.5, "offload": OFFLOAD}),
     ),
-    in_pool("no page at all", "kvCache.pages", "too small", 0),
-    in_pool("an unknown order", "scheduler.queue", "one of", "lifo"),
+    in_pool("no page at all", "advanced.kvPages", "too small", 0),
+    in_pool("an unknown order", "advanced.queue", "one of", "lifo"),
     Bad(
         "more sequences than tokens",
-        "spec.scheduler.maxBatchTokens",
+        "spec.advanced.maxBatchTokens",
         "must be at least maxSequences",
-        pool(scheduler={"maxSequences": 600, "maxBatchTokens": 599}),
+        pool(advanced={"maxSequences": 600, "maxBatchTokens": 599}),
     ),
     in_pool("a model in no part", "parallelism.tensor", "too small", 0),
     in_pool("a stage for each token", "parallelism.pipeline", "too large", 65),
     in_pool("more than 64 ranks", "parallelism.pipeline", "at most 64", 9, parallelism={"tensor": 8}),
-    in_pool("an offload pool without budgets", "offload.mode", "needs deviceBytes", "Auto"),
-    in_pool("an offload mode", "offload.mode", "one of", "On"),
-    Bad("bytes in words", "spec.offload.deviceBytes", "no quantity", pool(offload=OFFLOAD | {"deviceBytes": "four"})),
-    Bad("a disk path that climbs", "spec.offload.diskPath", "pattern", pool(offload=OFFLOAD | {"diskPath": "/a/../b"})),
-    in_pool("a host tier in words", "offload.hostBytes", "no quantity", "one", offload=OFFLOAD),
-    in_pool("KV in int8", "offload.kv", "one of", "int8", offload=OFFLOAD),
-    in_pool("attention on the host", "offload.cpuAttention", "unknown field", "Auto", offload=OFFLOAD),
-    in_pool("sparse attention", "offload.sparseAttention", "one of", "TopP", offload=OFFLOAD),
-    in_pool("weights of two bits", "offload.weights", "one of", "int2", offload=OFFLOAD),
-    in_pool("tensor ranks that offload", "offload", "do not offload", OFFLOAD, parallelism={"tensor": 2}),
-    Bad(
+    Bad("an offload pool without budgets", "spec.memory.offload.diskPath", "missing", offloaded(diskPath=None)),
+    Bad("bytes in words", "spec.memory.offload.deviceBytes", "no quantity", offloaded(deviceBytes="four")),
+    Bad("a disk path that climbs", "spec.memory.offload.diskPath", "pattern", offloaded(diskPath="/a/../b")),
+    Bad("a host tier in words", "spec.memory.offload.hostBytes", "no quantity", offloaded(hostBytes="one")),
+    Bad("KV in int8", "spec.memory.offload.kv", "one of", offloaded(kv="int8")),
+    Bad("attention on the host", "spec.memory.offload.cpuAttention", "unknown field", offloaded(cpuAttention="Auto")),
+    Bad("weights of two bits", "spec.memory.offload.weights", "one of", offloaded(weights="int2")),
+    in_pool("sparse attention", "advanced.sparseAttention", "one of", "TopP", memory={"offload": OFFLOAD}),
+    in_pool("sparse attention in memory", "advanced.sparseAttention", "for pools that offload", "TopK"),
+    in_pool("tensor ranks that offload", "memory.offload", "do not offload", OFFLOAD, parallelism={"tensor": 2}),
+    in_pool(
         "a device larger than the pod",
-        "spec.offload",
+        "memory.offload",
         "above the template's limit",
-        pool(offload=OFFLOAD, template={"resources": {"limits": {"memory": "3Gi"}}}),
+        OFFLOAD,
+        template={"resources": {"limits": {"memory": "3Gi"}}},
     ),
-    Bad(
+    in_pool(
         "a device and a host that are together larger than the pod",
-        "spec.offload",
+        "memory.offload",
         "above the template's limit",
-        pool(offload=OFFLOAD | {"hostBytes": "4Gi"}, template={"resources": {"limits": {"memory": "7Gi"}}}),
+        OFFLOAD | {"hostBytes": "4Gi"},
+        template={"resources": {"limits": {"memory": "7Gi"}}},
     ),
     in_pool("an unknown phase", "phases.mode", "one of", "Disaggregated"),
     Bad(
@@ -326,30 +332,23 @@ BAD: tuple[Bad, ...] = (
     ),
     in_pool("a token in no time", "slo.tokenTimeMs", "too small", 0),
     in_pool("too late without a time", "slo.admission", "needs ttftMs", "Reject"),
-    in_pool("a tenant without a share", "scheduler.fairness.weights.a", "too small", 0),
-    in_pool("a weight of no namespace", "scheduler.fairness.weights", "no namespace", {"A_b": 1}),
-    in_pool("no prompt at all", "scheduler.maxPrefills", "too small", 0),
+    in_pool("a tenant without a share", "fairness.weights.a", "too small", 0),
+    in_pool("a weight of no namespace", "fairness.weights", "no namespace", {"A_b": 1}),
+    in_pool("a block of an earlier form", "scheduler", "unknown field", {"queue": "fcfs"}),
     in_pool("an unknown parser", "model.toolCallParser", "one of", "own", model={"uri": "file:base"}),
     in_pool("drained at once", "drainSeconds", "too small", 0),
-    in_pool("answers of no token", "maxOutputTokens", "too small", 0),
-    in_pool("an adapter's chat template", "chatTemplate.from", "one of", "Adapter"),
-    in_pool("a chat template beside the model's", "chatTemplate.inline", _INLINE, "{{ messages }}"),
-    in_pool("an unknown sharing", "allowedNamespaces.from", "one of", "Some"),
-    Bad("a list without names", "spec.allowedNamespaces.names", _NAMES, pool(allowedNamespaces={"from": "List"})),
-    in_pool("an empty list of names", "allowedNamespaces.names", _NAMES, [], allowedNamespaces={"from": "List"}),
-    in_pool("names without a list", "allowedNamespaces.names", _NAMES, ["a"]),
-    Bad(
-        "a namespace in capitals",
-        "spec.allowedNamespaces.names[1]",
-        _LABEL,
-        pool(allowedNamespaces={"from": "List", "names": ["a", "B"]}),
+    in_pool("answers of no token", "model.maxOutputTokens", "too small", 0, model={"uri": "file:base"}),
+    in_pool("an adapter's chat template", "model.chatTemplate.from", "one of", "Adapter", model={"uri": "file:base"}),
+    in_pool(
+        "a chat template beside the model's",
+        "model.chatTemplate.inline",
+        _INLINE,
+        "{{ a }}",
+        model={"uri": "file:base"},
     ),
-    Bad(
-        "too many namespaces",
-        "spec.allowedNamespaces.names",
-        "too many",
-        pool(allowedNamespaces={"from": "List", "names": [f"n{i}" for i in range(257)]}),
-    ),
+    Bad("a namespace in capitals", "spec.allowedNamespaces[1]", _NAMESPACE, pool(allowedNamespaces=["a", "B"])),
+    Bad("a pattern of namespaces", "spec.allowedNamespaces[0]", _NAMESPACE, pool(allowedNamespaces=["team-*"])),
+    in_pool("too many namespaces", "allowedNamespaces", "too many", [f"n{i}" for i in range(257)]),
     Bad("a group without a name", "spec.runnerGroups[0].name", "missing", grouped({"minRunners": 1})),
     in_pool("a group's name in capitals", "runnerGroups[0].name", _LABEL, "A100"),
     in_pool("two groups of one name", "runnerGroups", "twice", [{"name": "a"}, {"name": "a"}]),
@@ -448,7 +447,7 @@ BAD: tuple[Bad, ...] = (
 # On the right side of each bound: both judges take them.
 GOOD: dict[str, Manifest] = {
     "autoscaling between equal bounds": scaled(minReplicas=4),
-    "to zero": scaled(minReplicas=0, idleSeconds=1, wakeSeconds=3600),
+    "to zero": scaled(minReplicas=0, idleSeconds=1),
     "as many phases as runners": pool(phases={"mode": "Split"}, autoscaling={"maxReplicas": 2}),
     "a group for each phase": grouped(
         {"name": "a", "phase": "Prompt"}, {"name": "b", "phase": "Token"}, phases={"mode": "Split"}
@@ -461,8 +460,8 @@ GOOD: dict[str, Manifest] = {
         {"name": "a", "maxRunners": 1}, {"name": "b", "maxRunners": 3}, autoscaling={"maxReplicas": 4}
     ),
     "no groups": grouped(autoscaling={"maxReplicas": 4}),
-    "as many sequences as tokens": pool(scheduler={"maxSequences": 512, "maxBatchTokens": 512}),
-    "more sequences than a CPU has tokens by default": pool(scheduler={"maxSequences": 600}),
+    "as many sequences as tokens": pool(advanced={"maxSequences": 512, "maxBatchTokens": 512}),
+    "more sequences than a CPU has tokens by default": pool(advanced={"maxSequences": 600}),
     "requests at the limits": templated(resources={"limits": {"cpu": "1500m"}, "requests": {"cpu": "1.5"}}),
     "requests just below the limits": templated(resources={"limits": {"cpu": 1}, "requests": {"cpu": "999m"}}),
     "a binary gigabyte above a decimal one": templated(resources={"limits": {"a": "1Gi"}, "requests": {"a": "1G"}}),
@@ -472,5 +471,5 @@ GOOD: dict[str, Manifest] = {
     "a claim's root": source(uri="pvc:claim"),
     "63 letters": adapter("a" * 63),
     "a label's key of 317 letters": pool(template={"labels": {"a" * 253 + "/" + "b" * 63: "c"}}),
-    "a weight of 63 letters": pool(scheduler={"fairness": {"weights": {"a" * 63: 1}}}),
+    "a weight of 63 letters": pool(fairness={"weights": {"a" * 63: 1}}),
 }

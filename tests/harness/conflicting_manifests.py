@@ -28,9 +28,7 @@ class Wish:
 
 def base(**spec: Any) -> Manifest:
     """The platform's pool, whose model is `base`, open to everybody."""
-    return pool(
-        "base", PLATFORM, **{"model": {"name": "base", "uri": "file:m"}, "allowedNamespaces": {"from": "All"}} | spec
-    )
+    return pool("base", PLATFORM, **{"model": {"name": "base", "uri": "file:m"}, "allowedNamespaces": ["*"]} | spec)
 
 
 def lora(name: str, namespace: str = TENANT, **spec: Any) -> Manifest:
@@ -43,7 +41,7 @@ def pinned(*names: str) -> tuple[Manifest, ...]:
 
 
 def slots(number: int) -> Manifest:
-    return {"lora": {"maxAdapters": number}}
+    return {"advanced": {"maxAdapters": number}}
 
 
 def ranked(manifest: Manifest, rank: int) -> Manifest:
@@ -56,7 +54,7 @@ def going(manifest: Manifest) -> Manifest:
     return manifest | {"metadata": manifest["metadata"] | {"finalizers": ["serving.weft.dev/unload"]}, "deleted": True}
 
 
-CLOSED = {"allowedNamespaces": {"from": "Same"}}
+CLOSED = {"allowedNamespaces": []}
 
 REFUSED: tuple[Wish, ...] = (
     Wish(
@@ -121,7 +119,7 @@ REFUSED: tuple[Wish, ...] = (
         lora("a", pinned=True),
         "NoSlots",
         "spec.pinned",
-        "lora.maxAdapters 1 pins at most 0: one slot is never pinned",
+        "advanced.maxAdapters 1 pins at most 0: one slot is never pinned",
     ),
     Wish(
         "pinned later, in a full pool",
@@ -154,7 +152,7 @@ REFUSED: tuple[Wish, ...] = (
     ),
     Wish(
         "a namespace that is not in the pool's list",
-        (base(allowedNamespaces={"from": "List", "names": ["somebody"]}),),
+        (base(allowedNamespaces=["somebody"]),),
         lora("a"),
         "NotPermitted",
         "spec.poolRef",
@@ -241,8 +239,8 @@ REFUSED: tuple[Wish, ...] = (
         (base(**slots(4)), *pinned("a", "b")),
         base(**slots(2)),
         "NoSlots",
-        "spec.lora.maxAdapters",
-        "lora.maxAdapters 2 pins at most 1",
+        "spec.advanced.maxAdapters",
+        "advanced.maxAdapters 2 pins at most 1",
     ),
     Wish(
         "a largest rank below one that is served",

@@ -28,8 +28,8 @@ PROCESSES = (
     "weft_operator.kubernetes", "weft_predictor_train",
 )  # fmt: skip
 OF_OTHERS = {  # flags of kubectl, helm and podman
-    "all", "cascade", "create-namespace", "for", "force", "from-literal", "raw", "replicas", "set", "take-ownership",
-    "timeout", "type", "values", "wait",
+    "all", "cascade", "create-namespace", "for", "force", "force-conflicts", "from-literal", "raw", "replicas",
+    "server-side", "set", "take-ownership", "timeout", "type", "values", "wait",
 }  # fmt: skip
 TESTED = ("docs/features.md", "docs/threat-model.md")  # what they say is shown by tests
 NOT_OURS = ("docs/benchmarks", "docs/plans", "examples")  # flags as they were then; of train.py

@@ -18,6 +18,7 @@ from harness.chart import OTHERS_SETS, VALUE_SETS, HelmRefused, Json, helm, valu
 from harness.cluster.cluster import Cluster, needs_own, own_cluster
 from harness.operator.stage import Stage, until
 from harness.waiting import PATIENCE_S
+from weft.api.conversion import convert
 from weft.wire.tls import FILES, Tls
 from weft_devcluster.errors import Refused
 
@@ -195,6 +196,31 @@ def test_a_lost_certificate_and_one_in_the_last_third_of_its_life_are_made_anew_
 
 def serial(data: dict[str, str]) -> int:
     return x509.load_pem_x509_certificate(base64.b64decode(data["tls.crt"])).serial_number
+
+
+def test_an_upgrade_refuses_while_pools_are_of_an_earlier_form_and_says_what_to_do(
+    plane: Cluster, installed: Release
+) -> None:
+    name = "servingpools.serving.weft.dev"
+    today = yaml.safe_load((chart.CHART / "files" / "crds" / f"{name}.yaml").read_text())
+    earlier = json.loads(json.dumps(today))
+    spec = earlier["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    spec["properties"]["scheduler"] = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    plane.apply(earlier)
+    plane.kubectl("delete", "validatingwebhookconfiguration", "weft-weft-system")  # its operator has no pod
+    obj = pool("earlier")
+    obj["spec"]["scheduler"] = {"queue": "s3"}
+    until(lambda: "scheduler" in plane.apply(obj, dry_run=True)[0]["spec"], "the definition is in effect")
+    plane.apply(obj)
+    with pytest.raises(
+        HelmRefused, match=r"(?s)weft-system/earlier is of an earlier form.*weft convert -f -.*deployment/weft-operator"
+    ):
+        installed.run("upgrade", "default")
+    plane.apply(today)
+    plane.apply(dict(convert(obj).obj))
+    installed.run("upgrade", "default")
+    assert plane.get("servingpools", "earlier", NAMESPACE)["spec"]["advanced"]["queue"] == "s3"
+    plane.empty(NAMESPACE, ("servingpools",))
 
 
 def test_another_release_does_not_take_the_crds_over(installed: Release) -> None:

@@ -134,7 +134,7 @@ FULL_POOL = pool(
         "runtimeClassName": "nvidia",
     },
     runnerGroups=[{"name": "big", "minRunners": 1, "maxRunners": 2}, {"name": "small", "template": {}}],
-    allowedNamespaces={"from": "List", "names": ["acme", "globex"]},
+    allowedNamespaces=["acme", "globex"],
 )
 FULL_ADAPTER = adapter(
     "full",

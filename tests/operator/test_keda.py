@@ -89,7 +89,7 @@ def test_a_pool_follows_its_demand_and_stays_as_it_is_while_nobody_knows_it(
 ) -> None:
     pool = f"{stage.namespace}/{POOL}"
     with stage.kubelet(), DemandingGateway(stage.scheduler, pool, BASE, stage.namespace) as gateway:
-        stage.apply_pool(POOL, replicas=1, scheduler={"maxSequences": MAX_SEQUENCES})
+        stage.apply_pool(POOL, replicas=1, advanced={"maxSequences": MAX_SEQUENCES})
         stage.wait_for("servingpool", POOL, "Ready")
         with following(stage, scaled_object) as hpa:
             mark = stage.control_plane.mark()

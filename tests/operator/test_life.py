@@ -141,7 +141,7 @@ def test_runners_of_several_pods_are_sets_that_come_change_and_go_as_one(stage: 
     stage.wait_until("pod", victim, lambda pod: pod["metadata"]["uid"] != uid, "comes again under its name")
     stage.wait_for_value("servingpool", "base", "status.readyReplicas", 2)
     assert not [write for write in stage.writes(mark) if "statefulsets" in write], "a pod is Kubernetes' own business"
-    stage.apply_pool(replicas=2, parallelism=GRID, kvCache={"pages": 2048})
+    stage.apply_pool(replicas=2, parallelism=GRID, advanced={"kvPages": 2048})
 
     def replaced() -> bool:
         listed = stage.control_plane.get("statefulsets", namespace=stage.namespace)["items"]
@@ -150,7 +150,7 @@ def test_runners_of_several_pods_are_sets_that_come_change_and_go_as_one(stage: 
 
     until(replaced, "both runners are others")
     stage.wait_for_value("servingpool", "base", "status.readyReplicas", 2)
-    stage.apply_pool(replicas=1, parallelism=GRID, kvCache={"pages": 2048})
+    stage.apply_pool(replicas=1, parallelism=GRID, advanced={"kvPages": 2048})
     until(lambda: len(stage.names("statefulset")) == len(stage.names("networkpolicy")) == 1, "one runner is left")
     until(lambda: len(stage.names("pod")) == 2, "and its pods")
 

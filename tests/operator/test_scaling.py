@@ -15,12 +15,12 @@ def _an_operator_runs(stage: Stage) -> None:
 
 @pytest.mark.usefixtures("audited")
 def test_a_pool_goes_to_zero_and_from_zero_straight_to_what_is_wanted(stage: Stage) -> None:
-    autoscaling = {"minReplicas": 0, "maxReplicas": 3, "idleSeconds": 2, "wakeSeconds": 60}
+    autoscaling = {"minReplicas": 0, "maxReplicas": 3, "idleSeconds": 2}
     with (
         stage.kubelet(),
         DemandingGateway(stage.scheduler, f"{stage.namespace}/base", BASE, stage.namespace) as gateway,
     ):
-        stage.apply_pool(autoscaling=autoscaling, scheduler={"maxSequences": 4})
+        stage.apply_pool(autoscaling=autoscaling, advanced={"maxSequences": 4})
         stage.wait_for("servingpool", "base", "Fetched")
         stage.wait_for_value("servingpool", "base", "status.desiredReplicas", 0)
         spec = stage.get("servingpool", "base")["spec"]

@@ -19,7 +19,7 @@ def deployment(least: int, most: int) -> Deployment:
         RunnerId("", ""), "", "", 4, 64, 4, 4, 64, 256, best_batch=4, step_ms_1=20.0, step_ms_best=26.0,
         prefill_tokens_per_s=2000.0,
     )  # fmt: skip
-    scaling = {"minReplicas": least, "maxReplicas": most, "idleSeconds": IDLE_S, "wakeSeconds": 60.0}
+    scaling = {"minReplicas": least, "maxReplicas": most, "idleSeconds": IDLE_S}
     return Deployment(
         objects=(
             pool_object("acme", "p", spec, autoscaling=scaling),

@@ -17,7 +17,7 @@ from weft_sim.shells import RunnerShell
 from weft_sim.stack import World
 
 MOST = 5
-SCALED = {"minReplicas": 2, "maxReplicas": MOST, "idleSeconds": 5.0, "wakeSeconds": 60.0}
+SCALED = {"minReplicas": 2, "maxReplicas": MOST, "idleSeconds": 5.0}
 
 
 def deployment(**size: object) -> Deployment:
@@ -28,7 +28,7 @@ def deployment(**size: object) -> Deployment:
         RunnerId("", ""), "", "", 16, 256, 16, 8, 64, 4096, best_batch=8, step_ms_1=20.0, step_ms_best=26.0,
         prefill_tokens_per_s=400.0, page_bytes=1 << 14, kv_address="kv", kv_layout="pages", numerics_class="simulated",
     )  # fmt: skip
-    phases = {"mode": "Split", "kvAcrossClasses": False}
+    phases = {"mode": "Split"}
     groups = [{"name": phase.lower(), "minRunners": 0, "phase": phase} for phase in ("Prompt", "Token")]
     return Deployment(
         objects=(

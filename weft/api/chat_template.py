@@ -9,14 +9,13 @@ from weft.api.fields import ApiModel, DigestText, ObjectName, Rule
 MAX_INLINE = 1 << 18  # characters, as many as any template may have
 
 
-class ConfigMapKeyRef(ApiModel):
-    """An entry of a ConfigMap of the object's own namespace; only the depot reads it."""
+class ConfigMapRef(ApiModel):
+    """A ConfigMap of the object's own namespace; only the depot reads it."""
 
     name: ObjectName
-    """The name of the ConfigMap. Where it is not there or may not be read, the condition ChatTemplate says so and the
-    text that was read before stays; without one chats are refused."""
-    key: Annotated[str, Field(pattern=r"^[-._a-zA-Z0-9]+$", min_length=1, max_length=253)] = "chat_template.jinja"
-    """The entry of the ConfigMap that holds the chat template."""
+    """The name of the ConfigMap, whose entry chat_template.jinja is the chat template. Where it is not there or may not
+    be read, the condition ChatTemplate says so and the text that was read before stays; without one chats are
+    refused."""
 
 
 class ChatTemplateSource(ApiModel):
@@ -44,7 +43,7 @@ class ChatTemplateSource(ApiModel):
     are a text that the spec gives, for every content of the adapter; its special tokens are the adapter's."""
     inline: Annotated[str, Field(min_length=1, max_length=MAX_INLINE)] | None = None
     """The chat template, with from: Inline. A change of it restarts nothing."""
-    config_map_ref: ConfigMapKeyRef | None = None
+    config_map_ref: ConfigMapRef | None = None
     """The ConfigMap that has the chat template, with from: ConfigMap. A change of it is seen within a minute, and
     restarts nothing."""
 

@@ -1,62 +1,144 @@
-"""Objects of other versions of the API -> objects with every field of this one."""
+"""Objects of earlier forms of v1alpha1 -> objects as this version has them."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, cast
 
+from weft.api.fields import names_of
 from weft.api.manifests import parse_object
+from weft.api.servingpool import ServingPoolSpec
 
-OLDER_TOKEN_TIME_MS = 100  # default of scheduler.tokenTimeMs
-# Fields of earlier versions by their path below spec: objects that have them are read without them.
-GONE = (
-    "canary.source.pollInterval",
-    "kvCache.pageTokens",
-    "model.pollInterval",
-    "offload.cpuAttention",
-    "phases.minPrompt",
-    "phases.minToken",
-    "rollout.minReadySeconds",
-    "scheduler.agingSeconds",
-    "scheduler.consolidationSeconds",
-    "scheduler.fairness.mode",
-    "scheduler.maxMoves",
-    "scheduler.placement",
-    "scheduler.prefetch",
-    "scheduler.starvationBound",
-    "scheduler.tokenTimeMs",
-    "source.pollInterval",
-)
+Fields = Mapping[str, Any]
+
+# Where the fields of a pool's spec are now, by the path that they had below spec.
+PLACES = {
+    "chatTemplate": "model.chatTemplate",
+    "generationDefaults": "model.generationDefaults",
+    "maxOutputTokens": "model.maxOutputTokens",
+    "kvCache.memoryFraction": "memory.fraction",
+    "kvCache.pages": "advanced.kvPages",
+    "lora.maxAdapters": "advanced.maxAdapters",
+    "offload.deviceBytes": "memory.offload.deviceBytes",
+    "offload.diskBytes": "memory.offload.diskBytes",
+    "offload.diskPath": "memory.offload.diskPath",
+    "offload.hostBytes": "memory.offload.hostBytes",
+    "offload.kv": "memory.offload.kv",
+    "offload.sparseAttention": "advanced.sparseAttention",
+    "offload.weights": "memory.offload.weights",
+    "phases.kvAcrossClasses": "advanced.kvAcrossClasses",
+    "scheduler.consolidation": "advanced.consolidation",
+    "scheduler.fairness": "fairness",
+    "scheduler.maxBatchTokens": "advanced.maxBatchTokens",
+    "scheduler.maxQueue": "advanced.maxQueue",
+    "scheduler.maxSequences": "advanced.maxSequences",
+    "scheduler.queue": "advanced.queue",
+    "scheduler.reservation": "advanced.reservation",
+    "scheduler.tokenTimeMs": "slo.tokenTimeMs",
+}
 
 
-def with_defaults(obj: Mapping[str, Any]) -> dict[str, Any]:
+class Gone(NamedTuple):
+    """A field without a successor. `default`: what it was by default, which nobody chose."""
+
+    default: object
+    advice: str = "its default was right for nearly every pool, and holds now"
+
+
+# Fields of both kinds that have no successor, by the path that they had below spec.
+GONE = {
+    "autoscaling.wakeSeconds": Gone(300, "the platform's gateway.holdSeconds bounds the wait for a runner"),
+    "canary.source.pollInterval": Gone(None, "the platform's poll-seconds says how often sources are read"),
+    "chatTemplate.configMapRef.key": Gone("chat_template.jinja", "the ConfigMap's entry has to be chat_template.jinja"),
+    "kvCache.pageTokens": Gone(16),
+    "model.pollInterval": Gone(None, "the platform's poll-seconds says how often sources are read"),
+    "offload.cpuAttention": Gone("Off"),
+    "phases.minPrompt": Gone(1),
+    "phases.minToken": Gone(1),
+    "rollout.minReadySeconds": Gone(0),
+    "scheduler.agingSeconds": Gone(600),
+    "scheduler.consolidationSeconds": Gone(10),
+    "scheduler.fairness.mode": Gone("Tenant"),
+    "scheduler.maxMoves": Gone(8),
+    "scheduler.maxPrefills": Gone(None),
+    "scheduler.placement": Gone("punica"),
+    "scheduler.prefetch": Gone("never"),
+    "scheduler.starvationBound": Gone(None),
+    "source.pollInterval": Gone(None, "the platform's poll-seconds says how often sources are read"),
+}
+OLDER_TOKEN_TIME_MS = 100  # default of scheduler.tokenTimeMs, which was written out: no objective that anybody chose
+
+
+class Conversion(NamedTuple):
+    """An object in today's form. `lost`: what it asked for that has no successor, a sentence each."""
+
+    obj: Fields
+    lost: tuple[str, ...]
+
+
+def convert(obj: Fields) -> Conversion:
+    """An object of any earlier form of this version, as people or API servers write it -> one of today's form.
+
+    What is in today's form already stays as it is. The result may still be wrong where the object was.
+    """
+    spec = obj.get("spec")
+    if not isinstance(spec, dict):
+        return Conversion(obj, ())
+    spec, lost = cast("dict[str, Any]", spec), list[str]()
+    for path, gone in GONE.items():
+        spec, value = _taken(spec, *path.split("."))
+        if value not in (None, gone.default):
+            lost.append(f"spec.{path}: {value!r} has no successor: {gone.advice}")
+    return Conversion({**obj, "spec": _in_place(spec) if obj.get("kind") == "ServingPool" else spec}, tuple(lost))
+
+
+def with_defaults(obj: Fields) -> dict[str, Any]:
     """A stored object as this version's API server gives it: a field that its writer did not know has its default.
 
     Raises ManifestError where this version takes it no more.
     """
-    converted = _converted(obj)
+    converted = convert(obj).obj
     resource = parse_object({name: value for name, value in converted.items() if name != "status"})
     return {**converted, "spec": resource.to_dict()["spec"]}
 
 
-def _converted(obj: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The object with the fields of today's versions: those that are `GONE` are left out, and
-    a pool's `scheduler.tokenTimeMs` is `slo.tokenTimeMs`.
+def _in_place(spec: dict[str, Any]) -> dict[str, Any]:
+    """A pool's spec with each field where it is now. Of two that would meet there the one in today's place counts."""
+    spec, mode = _taken(spec, "offload", "mode")
+    if mode in ("Off", False):  # YAML's Off is a truth value
+        spec, _ = _taken(spec, "offload")
+    for path, place in PLACES.items():
+        spec, value = _taken(spec, *path.split("."))
+        if value is not None and (path, value) != ("scheduler.tokenTimeMs", OLDER_TOKEN_TIME_MS):
+            spec = _given(spec, value, *place.split("."))
+    if isinstance(allowed := spec.get("allowedNamespaces"), dict):
+        spec = {**spec, "allowedNamespaces": list(_namespaces(cast("dict[str, Any]", allowed)))}
+    emptied = {path.partition(".")[0] for path in PLACES}
+    order = {name: number for number, name in enumerate(names_of(ServingPoolSpec))}
+    kept = (name for name, value in spec.items() if value != {} or name not in emptied)
+    return {name: spec[name] for name in sorted(kept, key=lambda name: order.get(name, len(order)))}
 
-    Older versions wrote defaults out. A default that nobody chose is no objective.
-    """
-    spec = obj["spec"]
-    scheduler = spec.get("scheduler")
-    for path in GONE:
-        spec = _without(spec, *path.split("."))
-    older = scheduler.get("tokenTimeMs", OLDER_TOKEN_TIME_MS) if isinstance(scheduler, dict) else OLDER_TOKEN_TIME_MS
-    if older != OLDER_TOKEN_TIME_MS:
-        spec = {"slo": {"tokenTimeMs": older}, **spec}
-    return {**obj, "spec": spec}
+
+def _namespaces(allowed: Fields) -> Iterator[str]:
+    if allowed.get("from") == "All":
+        yield "*"
+    elif allowed.get("from") == "List":
+        yield from allowed.get("names") or ()
 
 
-def _without(value: Any, name: str, *within: str) -> Any:
-    """What an object's spec, or a part of it, is without a field at that path."""
+def _taken(value: Any, name: str, *within: str) -> tuple[Any, Any]:
+    """Fields without the one at that path, and what it was; None: there is none."""
     if not isinstance(value, dict) or name not in value:
-        return value
-    fields: dict[str, Any] = {**value}
+        return value, None
+    fields = dict(cast("dict[str, Any]", value))
     field = fields.pop(name)
-    return fields | {name: _without(field, *within)} if within else fields
+    if not within:
+        return fields, field
+    rest, found = _taken(field, *within)
+    return fields | {name: rest}, found
+
+
+def _given(fields: dict[str, Any], value: Any, name: str, *within: str) -> dict[str, Any]:
+    """Fields with a value at that path, unless something is there."""
+    if not within:
+        return {**fields, name: fields.get(name, value)}
+    below = fields.get(name)
+    return {**fields, name: _given(cast("dict[str, Any]", below) if isinstance(below, dict) else {}, value, *within)}

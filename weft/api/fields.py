@@ -30,6 +30,7 @@ LABEL_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 OBJECT_NAME_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 MODEL_NAME_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?$"
 VERSION_NAME_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$"
+NAMESPACES_PATTERN = r"^(\*|[a-z0-9]([-a-z0-9]*[a-z0-9])?)$"  # a namespace, or all of them
 _HOST = r"[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]{1,5})?"
 _REST = r"[^\x00-\x1f\x7f]"
 URI_PATTERN = (
@@ -47,6 +48,7 @@ DURATION_PATTERN = r"^([0-9]{1,6}(h|m|s))+$"
 # For the commonest mistakes; the API server has the same texts (a CEL rule stands for the pattern).
 PATTERN_HELP = {
     LABEL_PATTERN: "only lower-case letters, digits and '-' inside are allowed (RFC 1123 label)",
+    NAMESPACES_PATTERN: "write the name of a namespace, or '*' for all of them",
     OBJECT_NAME_PATTERN: "only lower-case letters, digits and, inside, '-' and '.' are allowed (RFC 1123 subdomain)",
     MODEL_NAME_PATTERN: "only letters, digits and . _ : / - inside are allowed",
     VERSION_NAME_PATTERN: "only letters, digits and, inside, '.', '_' and '-' are allowed",
@@ -57,11 +59,14 @@ PATTERN_HELP = {
     DIGEST_PATTERN: "no digest; one is 'sha256:' and 64 lower-case hex digits",
 }
 
-# Fields of older versions, and what to do about them.
-GONE = {"cpuAttention": "leave it out: without a GPU attention is always computed on the host, with one it never is"}
+# Fields of earlier forms, and what to do about them.
+_CONVERT = "`weft convert -f FILE` rewrites manifests of an earlier form"
+_NAMES = ("scheduler", "kvCache", "offload", "kvAcrossClasses", "maxAdapters", "wakeSeconds")
+EARLIER: dict[str, str] = dict.fromkeys(_NAMES, _CONVERT)
 
 # RFC 1123 label: names become parts of other names (processes, services), so the short form holds for all of them.
 Label = Annotated[str, Field(pattern=LABEL_PATTERN, max_length=63)]
+NamespaceOrAll = Annotated[str, Field(pattern=NAMESPACES_PATTERN, max_length=63)]
 # Of objects that are not ours: a Secret, a PriorityClass.
 ObjectName = Annotated[str, Field(pattern=OBJECT_NAME_PATTERN, max_length=253)]
 # What clients send as `model`.
@@ -206,7 +211,7 @@ def _detail(model: type[BaseModel], item: Any) -> InitErrorDetails:
     kind, loc, text = str(item["type"]), item["loc"], str(item["msg"]).removeprefix("Value error, ")
     if kind == "extra_forbidden" and len(loc) == 1:
         name = str(loc[0])
-        help_ = GONE.get(name) or did_you_mean(name, names_of(model))
+        help_ = EARLIER.get(name) or did_you_mean(name, names_of(model))
         kind, text = "unknown_field", f"unknown field {name[:100]!r}; {help_}"
     elif (pattern := item.get("ctx", {}).get("pattern")) in PATTERN_HELP:
         text = PATTERN_HELP[pattern]

@@ -74,7 +74,7 @@ class LoRAAdapterSpec(ApiModel):
     pool's lora.maxRank bounds it too."""
     pinned: Annotated[bool, Field(strict=True)] = False
     """Whether the adapter stays on the device of every runner of the pool, so that no request waits until it is
-    loaded. A pool with lora.maxAdapters can pin one adapter less than that."""
+    loaded. A pool with advanced.maxAdapters can pin one adapter less than that."""
     tier: Literal["Remote", "Disk", "Host"] = "Remote"
     """The tier in which every ready runner keeps the adapter at least: Host is memory, Disk is the runner's disk,
     Remote means that a runner fetches it when the first request names it."""

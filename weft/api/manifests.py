@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from pydantic import ValidationError
 
@@ -64,6 +64,24 @@ def load(paths: Iterable[str | Path], *, namespace: str = "default") -> list[Obj
         if not reading.full:
             reading.file("<stdin>" if path == STDIN else str(path), path)
     return reading.result()
+
+
+class Document(NamedTuple):
+    """A decoded document, and where it is; `number` counts from 1."""
+
+    file: str
+    number: int
+    value: object
+
+
+def load_documents(paths: Iterable[str | Path]) -> list[Document]:
+    """The documents of these files and folders, in order, whatever they say. Raises ManifestError."""
+    reading = _Documents()
+    for path in _files([Path(path) for path in paths], reading.problems):
+        if not reading.full:
+            reading.file("<stdin>" if path == STDIN else str(path), path)
+    reading.result()
+    return reading.found
 
 
 def parse_object(value: object, *, namespace: str = "default") -> Object:
@@ -153,6 +171,17 @@ class _Reading:
 
     def _problem(self, file: str, document: int, field: str, message: str) -> None:
         self.problems.append(Problem(file, document, field, message))
+
+
+class _Documents(_Reading):
+    """Documents as they are."""
+
+    def __init__(self) -> None:
+        super().__init__("")
+        self.found = list[Document]()
+
+    def document(self, name: str, number: int, value: object) -> None:
+        self.found.append(Document(name, number, value))
 
 
 def _files(paths: list[Path], problems: list[Problem]) -> list[Path]:

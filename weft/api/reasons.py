@@ -9,7 +9,7 @@ ADVICE: dict[str, str] = {
     "PoolNotFound": "spec.poolRef names no ServingPool; create it or correct the name. It is tried again.",
     "NotPermitted": "the pool does not accept this namespace; its owner can add it to spec.allowedNamespaces.",
     "NameConflict": "an older object serves this model name; set another spec.modelName.",
-    "NoSlots": "the pool pins as many adapters as it can; unpin one, or raise or unset the pool's lora.maxAdapters.",
+    "NoSlots": "the pool pins as many adapters as it can; unpin one, or raise the pool's advanced.maxAdapters.",
     "NamespaceNotServed": "the platform serves pools of other namespaces; create the pool in one of those.",
     "BaseNotReady": "the pool's base model is not fetched yet; see the pool's Fetched condition.",
     "NoReadyRunner": "no runner of the pool is ready yet; see the pool's Available condition.",

@@ -11,8 +11,8 @@ from weft.api.fields import (
     PATTERN_HELP,
     ApiModel,
     DigestText,
-    Label,
     ModelName,
+    NamespaceOrAll,
     ObjectName,
     Rule,
     Timestamp,
@@ -29,7 +29,7 @@ Count = Annotated[int, Field(strict=True, ge=0)]
 
 
 class PoolModel(Artifact):
-    """The base model."""
+    """The base model, and how it answers."""
 
     name: ModelName | None = None
     """The name that clients send as `model` to talk to the base model itself. It defaults to metadata.name."""
@@ -49,44 +49,27 @@ class PoolModel(Artifact):
     tool_call_parser: ToolCallParserName | None = None
     """The form in which the model writes calls of tools, by vLLM's name. It defaults to the form that the model's
     chat template shows."""
+    chat_template: PoolChatTemplateSource = PoolChatTemplateSource()
+    """The choice of the chat template that renders the chats of the base model, and of adapters that have none of their
+    own. status.chatTemplate shows what the model's files have, status.suppliedChatTemplate what the spec gives."""
+    generation_defaults: Literal["Honour", "Ignore"] = "Honour"
+    """Whether the defaults of sampling count that the model's generation_config.json sets: temperature, top_p, top_k,
+    min_p, repetition_penalty and max_new_tokens. With Honour a request has them that does not say otherwise, as in
+    vLLM. With Ignore it has those of the API. status.generationDefaults shows them."""
+    max_output_tokens: Annotated[int, Field(strict=True, ge=1, le=1 << 20)] | None = None
+    """The most tokens of one answer. A request for more is refused; one of a chat that gives no max_tokens may have as
+    many. By default it is what the context holds beside the prompt. A pool with advanced.reservation max should set it,
+    as every request reserves so much there."""
 
 
 class LoRASettings(ApiModel):
     """What adapters may need of a runner."""
 
-    max_adapters: Annotated[int, Field(strict=True, ge=1, le=4096)] | None = None
-    """The most adapters that are on the device of one runner at the same time. It defaults to as many as the
-    runner's pages hold beside its sequences. More adapters than this can be served: they take turns."""
     max_rank: Annotated[int, Field(strict=True, ge=1, le=256)] = 64
     """The largest rank of any module of any adapter. An adapter beyond it is refused with reason RankTooLarge."""
 
 
 PAGE_TOKENS = 16  # every kernel takes it, and a page of any real model holds the longest row of an adapter
-
-
-class KVCache(ApiModel):
-    """Key-value memory of one runner, in pages of 16 tokens."""
-
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(  # no minimum: an API server compares a whole number with its whole part
-            "memoryFraction",
-            "memoryFraction has to be at least 0.01",
-            "!has(self.memoryFraction) || self.memoryFraction >= 0.01",
-            lambda cache: cache.memory_fraction is None or cache.memory_fraction >= 0.01,
-        ),
-    )
-
-    pages: Annotated[int, Field(strict=True, ge=1, le=1_048_576)] | None = None
-    """The number of pages of one runner. A number is taken as it is, whatever memoryFraction says, and bounds the
-    context where it holds less than the model's. By default memoryFraction decides; for a pool that offloads, the
-    policy of its runners. status.kvCache has the number that the runners found."""
-    memory_fraction: Annotated[float, Field(strict=True, le=1)] | None = None
-    """How much of all the memory of its GPU, or of its container, a runner may take for weights, adapters, steps and
-    pages together, as vLLM's gpu_memory_utilization: the pages are what the others leave of it. It defaults to 0.9.
-    Without a GPU there are no more pages than maxSequences sequences of the model's context take, or 1024; a
-    container without a limit of memory has 1024, and so have the processes of weft up unless this field is set. A
-    runner that would not hold one sequence of the model's context ends at its start with KvCacheTooSmall, which
-    Available then says."""
 
 
 MAX_RANKS = 64  # of a runner
@@ -126,23 +109,10 @@ DISK_PATH_PATTERN = r"^(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+$"
 
 
 class Offload(ApiModel):
-    """More model than memory: weights that do not fit come from a disk while layers compute (FlexGen)."""
+    """More model than memory: as many weights as fit deviceBytes stay in memory, and each step reads the others from
+    diskPath while layers compute (FlexGen)."""
 
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            "mode",
-            "mode Auto needs deviceBytes and diskPath",
-            "self.mode == 'Off' || (has(self.deviceBytes) && has(self.diskPath))",
-            lambda offload: (
-                offload.mode == "Off" or (offload.device_bytes is not None and offload.disk_path is not None)
-            ),
-        ),
-    )
-
-    mode: Literal["Off", "Auto"] = "Off"
-    """Whether the runners offload. With Auto as many weights as fit deviceBytes stay in memory, and each step reads
-    the others from diskPath."""
-    device_bytes: Quantity | None = None
+    device_bytes: Quantity
     """The memory of the engine of each rank, or of its GPU, for weights, KV pages, adapters and intermediate
     results. The pod needs about 1 Gi more for the process itself."""
     host_bytes: Quantity | None = None
@@ -151,7 +121,7 @@ class Offload(ApiModel):
     disk_bytes: Quantity | None = None
     """The most bytes of packed weights on the disk, and the size limit of the pod's volume. By default there is no
     limit."""
-    disk_path: Annotated[str, Field(pattern=DISK_PATH_PATTERN, max_length=255)] | None = None
+    disk_path: Annotated[str, Field(pattern=DISK_PATH_PATTERN, max_length=255)]
     """The folder of the packed weights, on a file system with direct I/O. In a cluster a volume of the pod is
     mounted there; with `weft up` it is a folder of the machine."""
     weights: Literal["bf16", "int8", "int4"] = "bf16"
@@ -159,9 +129,35 @@ class Offload(ApiModel):
     kv: Literal["bf16", "int4"] = "bf16"
     """The format of keys and values: int4 takes 0.28 of the bytes of bf16, at some accuracy, and needs heads whose
     size is a multiple of 32. Without a GPU attention is computed where they lie; with one they are copied to it."""
-    sparse_attention: Literal["Off", "TopK"] = "Off"
-    """Whether a token attends to the best tenth of its keys only (TopK), so that only their values are read, at
-    some accuracy. A machine on which it was not measured to be a tenth faster does not use it."""
+
+
+class Memory(ApiModel):
+    """The memory of one runner."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(  # no minimum: an API server compares a whole number with its whole part
+            "fraction",
+            "fraction has to be at least 0.01",
+            "!has(self.fraction) || self.fraction >= 0.01",
+            lambda memory: memory.fraction is None or memory.fraction >= 0.01,
+        ),
+        Rule(
+            "fraction",
+            "fraction is for pools that do not offload: deviceBytes is the memory of one that does",
+            "!has(self.fraction) || !has(self.offload)",
+            lambda memory: memory.fraction is None or memory.offload is None,
+        ),
+    )
+
+    fraction: Annotated[float, Field(strict=True, le=1)] | None = None
+    """How much of all the memory of its GPU, or of its container, a runner may take for weights, adapters, steps and
+    key-value pages together, as vLLM's gpu_memory_utilization: the pages are what the others leave of it. It defaults
+    to 0.9. Without a GPU there are no more pages than maxSequences sequences of the model's context take, or 1024; a
+    container without a limit of memory has 1024, and so have the processes of weft up unless this field is set. A
+    runner that would not hold one sequence of the model's context ends at its start with KvCacheTooSmall, which
+    Available then says."""
+    offload: Offload | None = None
+    """How the runners serve a model that is larger than their memory. Without it all weights are in memory."""
 
 
 class EmptyDirCache(ApiModel):
@@ -169,8 +165,8 @@ class EmptyDirCache(ApiModel):
 
     size_limit: Quantity | None = None
     """The most that the folder may hold; the kubelet evicts a pod beyond it. The pod then requests so much
-    ephemeral-storage, with that of offload.diskBytes, and is limited to 1Gi more, for logs and temporary files, unless
-    its template's resources name ephemeral-storage. By default there is no limit."""
+    ephemeral-storage, with that of memory.offload.diskBytes, and is limited to 1Gi more, for logs and temporary files,
+    unless its template's resources name ephemeral-storage. By default there is no limit."""
 
 
 class ClaimCache(ApiModel):
@@ -255,16 +251,17 @@ class ServiceLevelObjectives(ApiModel):
     at once, with a retry-after. With Queue it waits."""
 
 
-class SchedulingSpec(ApiModel):
-    """Who runs where, and when."""
+class Advanced(ApiModel):
+    """Choices that the defaults make well for nearly every pool. They may change or go in a later release without being
+    served beside their successors."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "maxBatchTokens",
             "maxBatchTokens must be at least maxSequences: each sequence adds a token an iteration",
             "!has(self.maxBatchTokens) || !has(self.maxSequences) || self.maxBatchTokens >= self.maxSequences",
-            lambda scheduler: (
-                None in (most := (scheduler.max_batch_tokens, scheduler.max_sequences)) or most[0] >= most[1]
+            lambda advanced: (
+                None in (most := (advanced.max_batch_tokens, advanced.max_sequences)) or most[0] >= most[1]
             ),
         ),
     )
@@ -273,8 +270,6 @@ class SchedulingSpec(ApiModel):
     """The order in which waiting requests get a runner. With fcfs the first that came is first. With s3 the largest
     predicted memory that fits is first. With shortest the shortest expected answer is first, aged so that it waits
     for no more than three times the backlog that it found, and for none that arrived ten minutes after it."""
-    fairness: Fairness | None = None
-    """How the namespaces whose requests wait share the pool."""
     reservation: Literal["calibrated", "constant", "max", "paged", "pooled", "s3"] = "calibrated"
     """The memory that is reserved for an answer. calibrated reserves the predicted p90 of its length, s3 the edge
     of the predicted bucket, constant the p90 of the pool's answers, max the request's max_tokens. paged reserves
@@ -286,6 +281,9 @@ class SchedulingSpec(ApiModel):
     runner can be released. While no runner is to come, full batches also grow by what makes steps a tenth slower
     before a lightly loaded runner grows. By default requests stay: an autoscaled pool gives its runners back as soon
     without, and its first tokens come earlier."""
+    max_queue: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] = 1000
+    """The most requests that wait. A request beyond it is answered 429 with a computed retry-after, unless its
+    namespace has less than its share of the waiting requests."""
     max_sequences: Annotated[int, Field(strict=True, ge=1, le=1024)] | None = None
     """The most sequences in one batch of one runner. By default a runner on a GPU takes 256 to 1024, by the memory
     that weights leave, and one without 32; for a pool that offloads, the policy of its runners decides, up to this
@@ -294,12 +292,20 @@ class SchedulingSpec(ApiModel):
     """The most tokens of one iteration of one runner; longer prompts are processed in chunks. By default a runner on
     a GPU takes 2048 to 8192, by the memory that weights leave, and one without 512; for a pool that offloads, the
     policy of its runners decides."""
-    max_prefills: Annotated[int, Field(strict=True, ge=1, le=1024)] | None = None
-    """The most prompts that one iteration of one runner works on, within maxBatchTokens. By default a runner on a GPU
-    has no other bound than that, and one without takes 4. 1 is Punica's. A pool that offloads does not use it."""
-    max_queue: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] = 1000
-    """The most requests that wait. A request beyond it is answered 429 with a computed retry-after, unless its
-    namespace has less than its share of the waiting requests."""
+    max_adapters: Annotated[int, Field(strict=True, ge=1, le=4096)] | None = None
+    """The most adapters that are on the device of one runner at the same time. It defaults to as many as the
+    runner's pages hold beside its sequences. More adapters than this can be served: they take turns."""
+    kv_pages: Annotated[int, Field(strict=True, ge=1, le=1_048_576)] | None = None
+    """The number of key-value pages of one runner, of 16 tokens each. A number is taken as it is, whatever
+    memory.fraction says, and bounds the context where it holds less than the model's. By default memory.fraction
+    decides; for a pool that offloads, the policy of its runners. status.kvCache has the number that they found."""
+    kv_across_classes: Annotated[bool, Field(strict=True)] = False
+    """Whether KV may go to a runner of another numerics class, which computes in another order of sums or
+    precision. The text may then differ from that of one runner. The metric weft_scheduler_hand_offs_total counts
+    it."""
+    sparse_attention: Literal["Off", "TopK"] = "Off"
+    """Whether a token of a pool that offloads attends to the best tenth of its keys only (TopK), so that only their
+    values are read, at some accuracy. A machine on which it was not measured to be a tenth faster does not use it."""
 
 
 def _bound(value: object) -> int | str:
@@ -372,10 +378,6 @@ class Phases(ApiModel):
     computes the tokens after the first, so that no prompt delays another request's tokens. While requests wait some
     runners do both, but for one of each phase; a runner that is alone always does. Split needs runners that can send
     KV to each other."""
-    kv_across_classes: Annotated[bool, Field(strict=True)] = False
-    """Whether KV may go to a runner of another numerics class, which computes in another order of sums or
-    precision. The text may then differ from that of one runner. The metric weft_scheduler_hand_offs_total counts
-    it."""
 
 
 class Autoscaling(ApiModel):
@@ -392,32 +394,11 @@ class Autoscaling(ApiModel):
 
     min_replicas: Annotated[int, Field(strict=True, ge=0, le=MAX_RUNNERS)] = 1
     """The least number of runners. With 0 there is none while there are no requests; the gateway holds the first
-    request until a runner is ready."""
+    request until a runner is ready, for as long as the platform says (gateway.holdSeconds)."""
     max_replicas: Annotated[int, Field(strict=True, ge=1, le=MAX_RUNNERS)]
     """The largest number of runners."""
     idle_seconds: Annotated[int, Field(strict=True, ge=1, le=86_400)] = 60
     """The seconds that runners stay without work before some are given back."""
-    wake_seconds: Annotated[int, Field(strict=True, ge=1, le=3600)] = 300
-    """The seconds that the gateway holds a request for a pool without runners; then the request fails."""
-
-
-class AllowedNamespaces(ApiModel):
-    """Whose adapters the pool serves, and who may call its base model."""
-
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            "names",
-            "names is given with from: List, and only then",
-            "self.from == 'List' ? has(self.names) && size(self.names) > 0 : !has(self.names)",
-            lambda allowed: (allowed.from_ == "List") == bool(allowed.names),
-        ),
-    )
-
-    from_: Annotated[Literal["Same", "All", "List"], Field(alias="from")] = "Same"
-    """The namespaces whose adapters the pool serves and that may call its base model. Same is the pool's own, All
-    is every namespace, List is the pool's own and those in names."""
-    names: Annotated[tuple[Label, ...], Field(max_length=256)] | None = None
-    """The namespaces that from: List allows beside the pool's own."""
 
 
 class ServingPoolSpec(ApiModel):
@@ -463,10 +444,10 @@ class ServingPoolSpec(ApiModel):
             lambda spec: spec.phases.mode == "Unified" or _for_both(spec),
         ),
         Rule(
-            "offload",
+            "memory.offload",
             "ranks of a tensor split do not offload: split by parallelism.pipeline, each stage has a budget of its own",
-            "!has(self.offload) || self.offload.mode == 'Off' || self.parallelism.tensor == 1",
-            lambda spec: not _offloads(spec) or spec.parallelism.tensor == 1,
+            "!has(self.memory.offload) || self.parallelism.tensor == 1",
+            lambda spec: spec.memory.offload is None or spec.parallelism.tensor == 1,
         ),
         Rule(
             "rollout.maxUnavailable",
@@ -481,38 +462,26 @@ class ServingPoolSpec(ApiModel):
             lambda spec: spec.parallelism.pods_per_runner == 1 or spec.disruption_budget.max_unavailable > 0,
         ),
         Rule(
-            "kvCache.memoryFraction",
-            "memoryFraction is for pools that do not offload: deviceBytes is the memory of one that does",
-            "!has(self.kvCache.memoryFraction) || !has(self.offload) || self.offload.mode == 'Off'",
-            lambda spec: spec.kv_cache.memory_fraction is None or not _offloads(spec),
+            "advanced.sparseAttention",
+            "sparseAttention is for pools that offload: set memory.offload too",
+            "self.advanced.sparseAttention == 'Off' || has(self.memory.offload)",
+            lambda spec: spec.advanced.sparse_attention == "Off" or spec.memory.offload is not None,
         ),
         Rule(
-            "offload",
+            "memory.offload",
             "deviceBytes and hostBytes are above the template's limit of memory: the runner would be killed",
-            "!has(self.offload) || self.offload.mode == 'Off' || !has(self.offload.deviceBytes) || "
-            "!has(self.template) || !has(self.template.resources) || !has(self.template.resources.limits) || "
-            "!('memory' in self.template.resources.limits) || "
+            "!has(self.memory.offload) || !has(self.template) || !has(self.template.resources) || "
+            "!has(self.template.resources.limits) || !('memory' in self.template.resources.limits) || "
             "('nvidia.com/gpu' in self.template.resources.limits ? quantity('0') : "
-            "quantity(string(self.offload.deviceBytes))).add(has(self.offload.hostBytes) ? "
-            "quantity(string(self.offload.hostBytes)) : quantity('0')).compareTo("
+            "quantity(string(self.memory.offload.deviceBytes))).add(has(self.memory.offload.hostBytes) ? "
+            "quantity(string(self.memory.offload.hostBytes)) : quantity('0')).compareTo("
             "quantity(string(self.template.resources.limits['memory']))) <= 0",
-            lambda spec: not _offloads(spec) or _within_memory(spec),
+            lambda spec: spec.memory.offload is None or _within_memory(spec),
         ),
     )
 
     model: PoolModel
     """The base model that the pool serves."""
-    max_output_tokens: Annotated[int, Field(strict=True, ge=1, le=1 << 20)] | None = None
-    """The most tokens of one answer. A request for more is refused; one of a chat that gives no max_tokens may have as
-    many. By default it is what the context holds beside the prompt. A pool with scheduler.reservation max should set
-    it, as every request reserves so much there."""
-    generation_defaults: Literal["Honour", "Ignore"] = "Honour"
-    """Whether the defaults of sampling count that the model's generation_config.json sets: temperature, top_p, top_k,
-    min_p, repetition_penalty and max_new_tokens. With Honour a request has them that does not say otherwise, as in
-    vLLM. With Ignore it has those of the API. status.generationDefaults shows them."""
-    chat_template: PoolChatTemplateSource = PoolChatTemplateSource()
-    """The choice of the chat template that renders the chats of the base model, and of adapters that have none of their
-    own. status.chatTemplate shows what the model's files have, status.suppliedChatTemplate what the spec gives."""
     replicas: Annotated[int, Field(strict=True, ge=0, le=MAX_RUNNERS)] | None = None
     """The number of runners, set by people or by an autoscaler through /scale; no controller of Weft writes it. It
     excludes autoscaling. With neither there is one runner."""
@@ -534,24 +503,22 @@ class ServingPoolSpec(ApiModel):
     """The groups of runners, for several kinds of hardware. By default there is one group, named runners."""
     lora: LoRASettings = LoRASettings()
     """The bounds of the adapters that a runner serves."""
-    kv_cache: KVCache = KVCache()
-    """The key-value memory of one runner."""
+    slo: ServiceLevelObjectives | None = None
+    """The times within which requests should be answered. status.slo has the share that met them. Without it no
+    attainment is measured."""
+    fairness: Fairness | None = None
+    """How the namespaces whose requests wait share the pool."""
+    phases: Phases = Phases()
+    """Whether runners of their own compute prompts and the tokens after them."""
+    parallelism: Parallelism = Parallelism()
+    """How one runner splits the model over processes. The template's resources have a GPU for each process of a
+    pod."""
+    memory: Memory = Memory()
+    """The memory of one runner, and how it serves a model that is larger."""
     model_cache: ModelCache | None = None
     """The folder in which runners keep the files of the base model and of adapters. In a folder that they share nothing
     is removed that a living runner uses, and what none uses only until a fifth of the disk is free, what was used
     longest ago first. By default it is an emptyDir without a limit. A change replaces the runners."""
-    parallelism: Parallelism = Parallelism()
-    """How one runner splits the model over processes. The template's resources have a GPU for each process of a
-    pod."""
-    offload: Offload | None = None
-    """How the runners serve a model that is larger than their memory. By default all weights are in memory."""
-    phases: Phases = Phases()
-    """Whether runners of their own compute prompts and the tokens after them."""
-    scheduler: SchedulingSpec = SchedulingSpec()
-    """How requests are queued, placed and batched."""
-    slo: ServiceLevelObjectives | None = None
-    """The times within which requests should be answered. status.slo has the share that met them. Without it no
-    attainment is measured."""
     rollout: Rollout = Rollout()
     """How runners are replaced when the pool changes. When what the installation gives all runners changes (a new
     version), pools are replaced one after the other, those in order first, unless the platform allows more at a
@@ -565,8 +532,11 @@ class ServingPoolSpec(ApiModel):
     drain_seconds: Annotated[int, Field(strict=True, ge=1, le=3600)] = 300
     """The seconds that streams of a replaced or deleted adapter, or of a runner that ends, may take to finish. The
     pod of a runner has 30 s more to end."""
-    allowed_namespaces: AllowedNamespaces = AllowedNamespaces()
-    """The namespaces whose adapters the pool serves and that may call its base model."""
+    allowed_namespaces: Annotated[tuple[NamespaceOrAll, ...], Field(max_length=256)] = ()
+    """The namespaces, beside the pool's own, whose adapters the pool serves and that may call its base model. An entry
+    "*" stands for every namespace."""
+    advanced: Advanced = Advanced()
+    """The choices that the defaults make well for nearly every pool. They are subject to change."""
 
 
 class LastScale(ApiModel):
@@ -635,7 +605,7 @@ class KVCacheStatus(ApiModel):
     """The key-value memory that runners have."""
 
     pages: Count
-    """The number of pages of the ready runner with the fewest, as spec.kvCache gives it or as it was found."""
+    """The number of pages of the ready runner with the fewest, as advanced.kvPages gives it or as it was found."""
 
 
 class GenerationDefaults(ApiModel):
@@ -674,8 +644,8 @@ class ServingPoolStatus(ApiModel):
     supplied_chat_template: SuppliedTemplateStatus | None = None
     """The chat template that spec.chatTemplate gives, in place of that of the files."""
     max_context_tokens: Count | None = None
-    """The number of positions of the base model, which bounds prompt and answer together; kvCache may bound them
-    further."""
+    """The number of positions of the base model, which bounds prompt and answer together; the pages of runners may
+    bound them further."""
     kv_cache: KVCacheStatus | None = None
     """The key-value memory of one runner, as its runners reported it last."""
     desired_replicas: Count | None = None
@@ -712,15 +682,11 @@ class ServingPool(Resource):
         return {"spec.model.uri": self.spec.model.uri}
 
 
-def _offloads(spec: ServingPoolSpec) -> bool:
-    return spec.offload is not None and spec.offload.mode == "Auto"
-
-
 def _within_memory(spec: ServingPoolSpec) -> bool:
     """Where both are known. The host's bytes are of the same memory, the device's unless it is a GPU."""
     limits = (spec.template.resources.limits if spec.template and spec.template.resources else None) or {}
-    offload = spec.offload
-    if offload is None or offload.device_bytes is None or "memory" not in limits:
+    offload = spec.memory.offload
+    if offload is None or "memory" not in limits:
         return True
     device = 0 if GPU in limits else amount(offload.device_bytes)
     return device + amount(offload.host_bytes or 0) <= amount(limits["memory"])

@@ -32,7 +32,6 @@ class PoolSpec:
     min_runners: int = 0
     max_runners: int = 0  # 0: no bound is known
     idle_s: float = 0.0  # idle runners beyond those that are needed are released after this long
-    hold_s: int = 0  # for the route table
     drain_s: float = 0.0  # streams of a replaced or deleted digest run on this long
     max_context_tokens: int = 0  # what its runners will have; 0: not known
     consolidation: str = "never"
@@ -203,7 +202,6 @@ class PoolRoute:
     ready_runners: int = 0
     shared_all: bool = False
     shared_namespaces: tuple[str, ...] = ()
-    hold_s: int = 0
     tool_call_parser: str = ""  # one of ToolCallParserName; "": as its chat template shows
     embeds_only: bool = False  # the base has no head
     max_output_tokens: int = 0  # of an answer; 0: as many as the context holds

@@ -206,9 +206,9 @@ def _reject_pin(adapter: Adapter, desired: DesiredState) -> Rejection | None:
     older = (rival for rival in desired.adapters_of(adapter.pool) if rival.pinned and _precedence(rival) < own)
     if sum(1 for _ in islice(accepted_by_name(older, desired), most)) < most:
         return None
-    bound = f"ServingPool {adapter.pool} with lora.maxAdapters {pool.max_adapters} pins at most {most}"
+    bound = f"ServingPool {adapter.pool} with advanced.maxAdapters {pool.max_adapters} pins at most {most}"
     return Rejection(
-        "NoSlots", f"{bound} adapters, and older ones are there; unpin one, or raise or unset lora.maxAdapters"
+        "NoSlots", f"{bound} adapters, and older ones are there; unpin one, or raise or unset advanced.maxAdapters"
     )
 
 

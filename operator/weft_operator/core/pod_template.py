@@ -134,10 +134,10 @@ def launch_flags(launch: RunnerConfig) -> dict[str, str | int | float]:
         **({} if launch.max_adapters is None else {"max-adapters": launch.max_adapters}),
         "max-rank": launch.max_rank,
         "max-batch-tokens": launch.max_batch_tokens,
-        "max-prefills": launch.max_prefills,
         "token-time-ms": launch.token_time_ms,
         **{flag: parts for flag, parts in split.items() if parts > 1},
         **({} if launch.phase == "Any" else {"role": launch.phase.lower()}),
+        **({"sparse-attention": TOP_SHARE} if launch.sparse_attention else {}),
         **_offload_flags(launch.offload),
     }
 
@@ -149,7 +149,6 @@ def _offload_flags(offload: OffloadBudgets | None) -> dict[str, str | int]:
         "dtype": offload.weights,
         **({"kv-dtype": "int4"} if offload.kv == "int4" else {}),
         "offload-policy": "auto",
-        **({"sparse-attention": TOP_SHARE} if offload.sparse else {}),
         "offload-device-bytes": offload.device_bytes,
         **({"offload-host-bytes": offload.host_bytes} if offload.host_bytes else {}),
         **({} if offload.disk_bytes is None else {"offload-disk-bytes": offload.disk_bytes}),

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 from weft.api.conversion import with_defaults
 from weft.api.fields import duration_s
@@ -30,8 +30,7 @@ NOT_OF_RUNNERS = (
     "rollout",
     "disruptionBudget",
     "allowedNamespaces",
-    "chatTemplate",
-)  # of a pool's spec
+)  # of a pool's spec, and its model's chatTemplate
 FINALIZER = "serving.weft.dev/unload"
 DEFAULT_GROUP = "runners"
 
@@ -73,7 +72,7 @@ class Source(NamedTuple):
 
 
 class TemplateChoice(NamedTuple):
-    """The chat template that counts. `text`, or `config_map` ("NAME/KEY"): one that the spec gives."""
+    """The chat template that counts. `text`, or `config_map` (a name): one that the spec gives."""
 
     origin: str  # of a spec, `from`
     text: str | None = None
@@ -127,7 +126,6 @@ class Autoscaling:
     min: int
     max: int
     idle_s: float
-    wake_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +171,6 @@ class OffloadBudgets:
     disk_path: str
     weights: str
     kv: str
-    sparse: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,9 +191,9 @@ class Pool:
     max_rank: int
     kv_pages: int  # 0: unset, its runners find them
     kv_memory_fraction: float | None
-    max_sequences: int  # 0, as the next two: unset, its runners find them
+    max_sequences: int  # 0, as the next one: unset, its runners find them
     max_batch_tokens: int
-    max_prefills: int
+    sparse_attention: bool
     token_time_ms: int
     tensor_parallel: int
     pipeline_parallel: int
@@ -221,17 +218,12 @@ class Pool:
     max_evicted: int  # ready runners that evictions may take away at a time; 0: a runner is moved before it goes
     shape: str  # a hash of what of the spec its runners are made from
     drain_s: float
-    allowed: Literal["Same", "All", "List"]
-    allowed_names: tuple[str, ...]
+    allowed_namespaces: tuple[str, ...]  # beside its own; "*" stands for all
     status: Object
 
     def permits(self, namespace: str) -> bool:
         """May adapters of that namespace use this pool?"""
-        return (
-            self.allowed == "All"
-            or namespace == self.meta.ref.namespace
-            or (self.allowed == "List" and namespace in self.allowed_names)
-        )
+        return not {"*", namespace}.isdisjoint((self.meta.ref.namespace, *self.allowed_namespaces))
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,9 +275,8 @@ def parse_adapter(obj: Object) -> Adapter:
 
 
 def _template_choice(spec: Object) -> TemplateChoice:
-    entry = spec.get("configMapRef")
     return TemplateChoice(
-        spec.get("from") or "Auto", spec.get("inline"), f"{entry['name']}/{entry['key']}" if entry else ""
+        spec.get("from") or "Auto", spec.get("inline"), (spec.get("configMapRef") or {}).get("name", "")
     )
 
 
@@ -306,10 +297,8 @@ def _canary(spec: Object | None) -> Canary | None:
 def parse_pool(obj: Object) -> Pool:
     """An admitted ServingPool -> its value."""
     meta, spec = parse_meta(obj), obj["spec"]
-    slo, fairness = _slo(spec.get("slo")), spec["scheduler"].get("fairness") or {}
-    model, lora, cache, scheduler = spec["model"], spec["lora"], spec["kvCache"], spec["scheduler"]
-    offload, rollout = _offload(spec.get("offload") or {}), spec.get("rollout") or {}
-    parallelism, allowed, phases = spec["parallelism"], spec["allowedNamespaces"], spec["phases"]
+    model, memory, advanced, parallelism = spec["model"], spec["memory"], spec["advanced"], spec["parallelism"]
+    slo, fairness, rollout = _slo(spec.get("slo")), spec.get("fairness") or {}, spec.get("rollout") or {}
     return Pool(
         meta=meta,
         model_name=model.get("name") or meta.ref.name,
@@ -317,39 +306,38 @@ def parse_pool(obj: Object) -> Pool:
         replicas=spec.get("replicas"),
         autoscaling=_autoscaling(spec.get("autoscaling")),
         groups=_groups(spec),
-        max_adapters=lora.get("maxAdapters"),
-        max_rank=lora["maxRank"],
-        kv_pages=cache.get("pages") or 0,
-        kv_memory_fraction=cache.get("memoryFraction"),
-        max_sequences=scheduler.get("maxSequences") or 0,
-        max_batch_tokens=scheduler.get("maxBatchTokens") or 0,
-        max_prefills=scheduler.get("maxPrefills") or 0,
+        max_adapters=advanced.get("maxAdapters"),
+        max_rank=spec["lora"]["maxRank"],
+        kv_pages=advanced.get("kvPages") or 0,
+        kv_memory_fraction=memory.get("fraction"),
+        max_sequences=advanced.get("maxSequences") or 0,
+        max_batch_tokens=advanced.get("maxBatchTokens") or 0,
+        sparse_attention=advanced["sparseAttention"] == "TopK",
         token_time_ms=slo.token_time_ms if slo else 0,
         tensor_parallel=parallelism["tensor"],
         pipeline_parallel=parallelism["pipeline"],
         pods_per_runner=parallelism["podsPerRunner"],
-        offload=offload,
+        offload=_offload(memory.get("offload")),
         model_cache=_model_cache(spec.get("modelCache") or {}),
-        max_queue=scheduler["maxQueue"],
-        queue=scheduler["queue"],
+        max_queue=advanced["maxQueue"],
+        queue=advanced["queue"],
         tenant_weights=tuple(sorted((fairness.get("weights") or {}).items())),
         slo=slo,
-        reservation=scheduler["reservation"],
-        consolidation=scheduler["consolidation"],
-        tool_call_parser=spec["model"].get("toolCallParser") or "",
-        max_output_tokens=spec.get("maxOutputTokens") or 0,
-        generation_defaults=spec.get("generationDefaults") != "Ignore",
-        chat_template=_template_choice(spec.get("chatTemplate") or {}),
-        phases=phases["mode"].lower(),
-        kv_across_classes=phases["kvAcrossClasses"],
+        reservation=advanced["reservation"],
+        consolidation=advanced["consolidation"],
+        tool_call_parser=model.get("toolCallParser") or "",
+        max_output_tokens=model.get("maxOutputTokens") or 0,
+        generation_defaults=model.get("generationDefaults") != "Ignore",
+        chat_template=_template_choice(model.get("chatTemplate") or {}),
+        phases=spec["phases"]["mode"].lower(),
+        kv_across_classes=advanced["kvAcrossClasses"],
         paused=bool(spec.get("paused")),
         max_unavailable=rollout.get("maxUnavailable", 1),
         max_surge=rollout.get("maxSurge", 0),
         max_evicted=(spec.get("disruptionBudget") or {}).get("maxUnavailable", 1),
         shape=_shape(spec),
         drain_s=float(spec["drainSeconds"]),
-        allowed=allowed["from"],
-        allowed_names=tuple(allowed.get("names") or ()),
+        allowed_namespaces=_names(spec["allowedNamespaces"]),
         status=obj.get("status") or {},
     )
 
@@ -360,7 +348,8 @@ def resource_version(obj: Object | None) -> str | None:
 
 
 def _shape(spec: Object) -> str:
-    made = {name: value for name, value in spec.items() if name not in NOT_OF_RUNNERS}
+    model = {name: value for name, value in spec["model"].items() if name != "chatTemplate"}
+    made = {name: value for name, value in spec.items() if name not in NOT_OF_RUNNERS} | {"model": model}
     return hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()
 
 
@@ -373,8 +362,14 @@ def _model_cache(cache: Object) -> ModelCache:
     )
 
 
-def _offload(offload: Object) -> OffloadBudgets | None:
-    if offload.get("mode", "Off") == "Off":
+def _names(namespaces: object) -> tuple[str, ...]:
+    if not isinstance(namespaces, list):
+        raise TypeError(f"allowedNamespaces: expected a list, got {type(namespaces).__name__}")
+    return tuple(cast("list[str]", namespaces))
+
+
+def _offload(offload: Object | None) -> OffloadBudgets | None:
+    if offload is None:
         return None
     disk = offload.get("diskBytes")
     return OffloadBudgets(
@@ -384,7 +379,6 @@ def _offload(offload: Object) -> OffloadBudgets | None:
         disk_path=offload["diskPath"],
         weights=offload["weights"],
         kv=offload["kv"],
-        sparse=offload["sparseAttention"] == "TopK",
     )
 
 
@@ -422,7 +416,7 @@ def _source(source: Object) -> Source:
 def _autoscaling(spec: Object | None) -> Autoscaling | None:
     if spec is None:
         return None
-    return Autoscaling(spec["minReplicas"], spec["maxReplicas"], float(spec["idleSeconds"]), float(spec["wakeSeconds"]))
+    return Autoscaling(spec["minReplicas"], spec["maxReplicas"], float(spec["idleSeconds"]))
 
 
 def _slo(spec: Object | None) -> Slo | None:

@@ -44,13 +44,13 @@ class RunnerConfig:
     max_adapters: int | None
     max_rank: int
     max_batch_tokens: int
-    max_prefills: int
     token_time_ms: int
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     model_name: str = ""
     phase: str = "Any"  # of its group
     offload: OffloadBudgets | None = None
+    sparse_attention: bool = False
     kv_memory_fraction: float | None = None  # None: as a runner does by default
     model_cache: ModelCache = field(default_factory=ModelCache)
 

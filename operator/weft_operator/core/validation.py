@@ -151,7 +151,7 @@ def _lowered(new: int | None, old: int | None) -> bool:
 def _fewer_slots(new: Pool, desired: DesiredState) -> Iterator[Violation]:
     most, pinned = pinned_max(new), _accepted(new, desired, lambda adapter: adapter.pinned)
     if most is not None and len(pinned) > most:
-        yield Violation("NoSlots", "spec.lora.maxAdapters", _full(new, pinned))
+        yield Violation("NoSlots", "spec.advanced.maxAdapters", _full(new, pinned))
 
 
 def _smaller_rank(new: Pool, desired: DesiredState) -> Iterator[Violation]:
@@ -205,9 +205,9 @@ def _taken(new: Pool | Adapter, holder: Pool | Adapter) -> str:
 
 
 def _full(pool: Pool, pinned: list[Adapter]) -> str:
-    bound = f"lora.maxAdapters {pool.max_adapters} pins at most {pinned_max(pool)}: one slot is never pinned"
+    bound = f"advanced.maxAdapters {pool.max_adapters} pins at most {pinned_max(pool)}: one slot is never pinned"
     taken = f" (pinned: {_named(pinned)})" if pinned else ""
-    return f"ServingPool {pool.meta.ref} with {bound}{taken}; unpin one, or raise or unset lora.maxAdapters"
+    return f"ServingPool {pool.meta.ref} with {bound}{taken}; unpin one, or raise or unset advanced.maxAdapters"
 
 
 def _named(adapters: Iterable[Adapter]) -> str:

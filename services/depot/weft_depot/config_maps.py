@@ -1,4 +1,4 @@
-"""What a `configMapRef` names: an entry of a ConfigMap of the requesting namespace, read by the depot alone."""
+"""Chat templates in ConfigMaps of the requesting namespace, which only the depot reads."""
 
 from typing import Protocol
 
@@ -9,15 +9,18 @@ from weft_depot.credentials import is_namespace, is_object_name, where
 class ConfigMaps(Protocol):
     """A place of ConfigMaps. A call blocks, within a bounded time."""
 
-    def read(self, namespace: str, name: str, key: str) -> str:
-        """One entry. Raises Refused (ConfigMapMissing, ConfigMapForbidden), Unavailable."""
+    def read(self, namespace: str, name: str) -> str:
+        """Return the text of its entry chat_template.jinja.
+
+        Raises Refused (ConfigMapMissing, ConfigMapForbidden), Unavailable.
+        """
         ...
 
 
 class NoConfigMaps:
     """A depot that was given none."""
 
-    def read(self, namespace: str, name: str, key: str) -> str:  # noqa: ARG002 (none is looked for)
+    def read(self, namespace: str, name: str) -> str:
         raise Refused(
             Reason.CONFIG_MAP_FORBIDDEN,
             f"ConfigMap {where(namespace, name)} is not read: this depot was started with --config-maps none; "

@@ -134,11 +134,8 @@ class Resolver:
         """The artifact of a chat template alone. One with a fault is an artifact, too: its verdict says it."""
         assert request.base is not None, "requests were checked"
         base, location = self._held_base(request.base, lease), request.location()
-        if request.text is None:
-            name, _, key = location.path.partition("/")
-            text = self.config_maps.read(location.namespace, name, key)
-        else:
-            text = request.text
+        given = request.text
+        text = given if given is not None else self.config_maps.read(location.namespace, location.path)
         raw = text.encode("utf-8", "surrogatepass")
         manifest = build_manifest("template", [FileEntry(TEMPLATE_FILE, hashlib.sha256(raw).hexdigest(), len(raw))])
         if self._held(manifest.digest, lease) is None:

@@ -77,7 +77,7 @@ class DepotSettings(StandbySettings):
         "none", description="what credentialsRef names: none, kubernetes, or a folder with NAMESPACE/NAME/KEY files"
     )
     config_maps: Literal["none", "kubernetes"] = Field(
-        "none", description="what chatTemplate.configMapRef names: none, or kubernetes"
+        "none", description="what configMapRef of a chat template names: none, or kubernetes"
     )
     hf_endpoint: Annotated[str, AfterValidator(_checked_url)] = Field(
         "https://huggingface.co", description="the hub that hf: URIs are on"

@@ -61,7 +61,7 @@ class GatewaySettings(ProcessSettings):
     )
     oidc_jwks_url: str = Field("", description="of the issuer's keys; unset: as its discovery document says")
     oidc_ca: Path | None = Field(None, description="certificates (PEM) to trust the issuer by; unset: the system's")
-    hold_seconds: float = Field(30.0, ge=0.1, le=3600, description="how long a request waits for a runner, in all")
+    hold_seconds: float = Field(300.0, ge=0.1, le=3600, description="how long a request waits for a runner, in all")
     drain_seconds: float = Field(
         10.0,
         ge=0,

@@ -33,7 +33,7 @@ def fitting_pages(
             f"{page_tokens}, and {pages} fit. With one sequence serving needs {needs(least).by_part()}, and of "
             f"{available.limit} {max(0, budget) / GIB:.2f} GiB may be taken ({available.n_bytes / GIB:.2f} GiB are "
             f"left, {beside / GIB:.2f} GiB of which are kept free). Give it more memory, a larger "
-            "kvCache.memoryFraction, or a number of kvCache.pages, which then bounds the context"
+            "memory.fraction, or a number of advanced.kvPages, which then bounds the context"
         )
     return max(least, _rounded(pages))
 

@@ -82,11 +82,12 @@ def pool(plan: CapacityPlan, manifest: Mapping[str, Any] | None) -> dict[str, An
     spec: dict[str, Any] = object_["spec"]
     spec.pop("autoscaling", None)
     spec["replicas"] = design.runners
+    advanced = spec["advanced"] = dict(spec.get("advanced") or {})
     kinds = [(design.family.prompt, design.prompts, "Any")]
     if design.family.token is not None:
         spec["phases"] = {"mode": "Split"}
         if design.family.token != design.family.prompt:
-            spec["phases"] = {"mode": "Split", "kvAcrossClasses": True}
+            advanced["kvAcrossClasses"] = True
         kinds = [(design.family.prompt, design.prompts, "Prompt"), (design.family.token, design.tokens, "Token")]
     else:
         spec["phases"] = {"mode": "Unified"}
@@ -103,7 +104,7 @@ def pool(plan: CapacityPlan, manifest: Mapping[str, Any] | None) -> dict[str, An
         for kind, count, phase in kinds
     ]
     batch_tokens = design.family.prompt.kind.max_batch_tokens
-    spec["scheduler"] = {**(spec.get("scheduler") or {}), "maxBatchTokens": batch_tokens}
+    advanced["maxBatchTokens"] = batch_tokens
     gpus = design.family.prompt.gpus
     if gpus > 1 and "parallelism" not in spec:
         spec["parallelism"] = {"tensor": gpus}

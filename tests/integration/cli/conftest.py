@@ -179,7 +179,7 @@ metadata: {name: base}
 spec:
   model: {uri: "file:model"}
   replicas: 2
-  allowedNamespaces: {from: All}
+  allowedNamespaces: ["*"]
 """
 ADAPTERS = """
 apiVersion: serving.weft.dev/v1alpha1

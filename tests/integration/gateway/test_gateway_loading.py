@@ -23,7 +23,7 @@ POOL: Any = {
     "apiVersion": API,
     "kind": "ServingPool",
     "metadata": {"name": "base", "namespace": "team"},
-    "spec": {"model": {"name": "tiny", "uri": "file:base"}, "allowedNamespaces": {"from": "List", "names": ["acme"]}},
+    "spec": {"model": {"name": "tiny", "uri": "file:base"}, "allowedNamespaces": ["acme"]},
 }
 KEPT: Any = {
     "apiVersion": API,

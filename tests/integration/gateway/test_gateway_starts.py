@@ -2,7 +2,6 @@
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,10 +13,10 @@ from .test_gateway_refusals import TEXT, refused
 ABSENT = "sha256:" + "0" * 64
 
 
-def with_broken_pool(world: World, version: int = 1, **fields: Any) -> scheduler_pb2.Routes:
+def with_broken_pool(world: World, version: int = 1) -> scheduler_pb2.Routes:
     """The usual routes and a pool whose tokenizer the depot does not have."""
     routes = world.routes(version=version)
-    routes.pools.add(pool="team/broken", base_digest=ABSENT, base_model_name="broken", **fields)
+    routes.pools.add(pool="team/broken", base_digest=ABSENT, base_model_name="broken")
     routes.routes.add(model_name="broken", namespace="team", pool="team/broken")
     return routes
 
@@ -72,8 +71,8 @@ async def test_requests_held_for_a_tokenizer_that_does_not_come_leave_capacity_f
 
 
 async def test_a_hold_for_a_tokenizer_ends_with_the_reason(parts: World, tmp_path: Path) -> None:
-    parts.scheduler.routes = with_broken_pool(parts, hold_s=1)
-    async with serving(parts, parts.settings(tmp_path)) as world, world.http() as http:
+    parts.scheduler.routes = with_broken_pool(parts)
+    async with serving(parts, parts.settings(tmp_path, hold_seconds=1.0)) as world, world.http() as http:
         error = refused(await http.post("/v1/completions", json=TEXT | {"model": "broken"}), 503, "model_not_ready")
         assert "not hold" in error["message"]
         assert not world.gateway.machine.admission.waiting_for_tokenizer(ABSENT)

@@ -163,11 +163,11 @@ def test_a_key_that_is_no_scalar_is_a_problem(text: str) -> None:
 def test_anchors_and_merges_within_reason_work() -> None:
     text = POOL.replace(
         'spec: {model: {uri: "file:models/tiny"}}',
-        "spec:\n  model: &m {uri: 'file:models/tiny'}\n  lora: &l {maxRank: 8}\n  kvCache: {<<: {pages: 9}}",
+        "spec:\n  model: &m {uri: 'file:models/tiny'}\n  lora: &l {maxRank: 8}\n  advanced: {<<: {kvPages: 9}}",
     )
     (found,) = load_text(text)
     assert isinstance(found, ServingPool)
-    assert found.spec.kv_cache.pages == 9
+    assert found.spec.advanced.kv_pages == 9
 
 
 BOMB = "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n" + "".join(

@@ -32,8 +32,8 @@ kind: ServingPool
 metadata: {name: mine, namespace: acme}
 spec:
   model: {uri: "file:%s"}
-  offload: {mode: Auto, deviceBytes: %s, diskPath: %s}
-  scheduler: {maxSequences: 4}
+  memory: {offload: {deviceBytes: %s, diskPath: %s}}
+  advanced: {maxSequences: 4}
 """
 
 
@@ -50,9 +50,10 @@ def pool(folder: Path, device: str) -> None:
     (folder / "pool.yaml").write_text(POOL % (folder, device, folder))
 
 
-def change(folder: Path, **parts: dict[str, Any]) -> None:
+def change(folder: Path, offload: dict[str, Any] | None = None, **parts: dict[str, Any]) -> None:
     """More of the pool's spec."""
     manifest = yaml.safe_load((folder / "pool.yaml").read_text())
+    manifest["spec"]["memory"]["offload"] |= offload or {}
     for name, values in parts.items():
         manifest["spec"][name] = {**manifest["spec"].get(name, {}), **values}
     (folder / "pool.yaml").write_text(yaml.safe_dump(manifest))
@@ -74,7 +75,7 @@ def test_the_policy_its_parts_the_bound_and_what_would_help(files: Path, capsys:
     answer = json.loads(capsys.readouterr().out)
     plan = plan_of(answer["plan"])
     assert plan.predicted.block_s >= plan.relaxed_s
-    assert answer["pool"]["scheduler"]["maxSequences"] == plan.policy.block
+    assert answer["pool"]["maxSequences"] == plan.policy.block
     gains = [one["tokens_per_s"] for one in answer["helps"]]
     assert gains == sorted(gains, reverse=True)
     text = "\n".join(report(searched(files), {0: plan}, [Change(**one) for one in answer["helps"]]))
@@ -130,7 +131,7 @@ def test_a_pipeline_prints_each_stages_policy_and_what_all_of_them_take(
     plans = {int(stage): plan_of(plan) for stage, plan in answer["plans"].items()}
     together = PipelineTime(**answer["pipeline"])
     assert together == pipeline_time([plans[0], plans[1]], hosts=1)
-    assert answer["pool"]["scheduler"]["maxSequences"] == plans[0].policy.block == plans[1].policy.block
+    assert answer["pool"]["maxSequences"] == plans[0].policy.block == plans[1].policy.block
     lines = report(searched(files), plans, [Change(**one) for one in answer["helps"]])
     table = lines[lines.index(next(line for line in lines if line.startswith("STAGE   LAYERS"))) :]
     assert [row.split()[:2] for row in table[1:3]] == [["0", "0-2"], ["1", "3-5"]]
@@ -189,6 +190,6 @@ def test_what_is_missing_or_wrong(
 
 def test_a_pool_that_does_not_offload_is_refused(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = (files / "pool.yaml").read_text()
-    (files / "pool.yaml").write_text(text.replace("mode: Auto", "mode: 'Off'"))
+    (files / "pool.yaml").write_text(text.replace("memory:", "#"))
     assert run(files, "--machine", str(files / "machine.json")) == 2
     assert "does not offload" in capsys.readouterr().err

@@ -108,10 +108,10 @@ def test_the_largest_rank_of_any_adapter_is_the_pools(tmp_path: Path) -> None:
 
 def test_pages_are_those_of_a_full_batch_else_half_of_what_the_weights_leave() -> None:
     positions = json.loads((MODEL / "config.json").read_text())["max_position_embeddings"]
-    assert objects_of(request())[0]["spec"]["kvCache"] == {"pages": 32 * positions // 16}
-    some = objects_of(request(), MemoryLimit((1 << 30) + (64 << 20), "this machine"))[0]["spec"]["kvCache"]["pages"]
+    assert objects_of(request())[0]["spec"]["advanced"] == {"kvPages": 32 * positions // 16}
+    some = objects_of(request(), MemoryLimit((1 << 30) + (64 << 20), "this machine"))[0]["spec"]["advanced"]["kvPages"]
     assert 0 < some < 32 * positions // 16
-    assert objects_of(request(pages=7))[0]["spec"]["kvCache"] == {"pages": 7}
+    assert objects_of(request(pages=7))[0]["spec"]["advanced"] == {"kvPages": 7}
     with pytest.raises(BadInput, match=r"take 0\.0 GiB.* this container has 1\.0 GiB"):
         objects_of(request(), MemoryLimit(1 << 30, "this container"))
     with pytest.raises(BadInput, match="KV page"):
@@ -120,26 +120,24 @@ def test_pages_are_those_of_a_full_batch_else_half_of_what_the_weights_leave() -
 
 def test_a_runner_on_a_gpu_finds_its_pages_and_the_memory_of_the_machine_is_not_asked() -> None:
     small = MemoryLimit(1, "this machine")
-    assert objects_of(request(), small, [])[0]["spec"]["kvCache"] == {"memoryFraction": 0.9}
-    assert objects_of(request("org/model"), small, [])[0]["spec"]["kvCache"] == {"memoryFraction": 0.9}
-    assert objects_of(request(pages=7), small, [])[0]["spec"]["kvCache"] == {"pages": 7}
+    assert objects_of(request(), small, [])[0]["spec"]["memory"] == {"fraction": 0.9}
+    assert objects_of(request("org/model"), small, [])[0]["spec"]["memory"] == {"fraction": 0.9}
+    assert objects_of(request(pages=7), small, [])[0]["spec"]["advanced"] == {"kvPages": 7}
 
 
 def test_a_runner_that_offloads_on_gpus_has_the_memory_of_the_smallest_and_some_of_the_machine_beside_it() -> None:
     asked, machine = request("org/model", offload=Path("/nvme/weft"), pages=7), MemoryLimit(5 << 30, "this machine")
     spec = objects_of(asked, machine, [80 << 30, 20 << 30])[0]["spec"]
-    assert spec["offload"] == {
-        "mode": "Auto", "deviceBytes": "18432Mi", "hostBytes": "2048Mi", "diskPath": "/nvme/weft",
-    }  # fmt: skip
-    assert spec["kvCache"] == {"pages": 7}
+    budgets = {"deviceBytes": "18432Mi", "hostBytes": "2048Mi", "diskPath": "/nvme/weft"}
+    assert (spec["memory"], spec["advanced"]) == ({"offload": budgets}, {"kvPages": 7})
     with pytest.raises(BadInput, match="does not say here how much memory"):
         objects_of(asked, machine, [])
 
 
 def test_a_model_larger_than_memory_offloads_to_the_folder_that_is_named() -> None:
     spec = objects_of(request(offload=Path("/nvme/weft")), MemoryLimit(5 << 30, "this machine"))[0]["spec"]
-    assert spec["offload"] == {"mode": "Auto", "deviceBytes": "3072Mi", "diskPath": "/nvme/weft"}
-    assert "kvCache" not in spec
+    assert spec["memory"] == {"offload": {"deviceBytes": "3072Mi", "diskPath": "/nvme/weft"}}
+    assert "advanced" not in spec
 
 
 @pytest.mark.parametrize(

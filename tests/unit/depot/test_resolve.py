@@ -187,7 +187,7 @@ def test_a_chat_template_alone_is_an_artifact(bench: Bench) -> None:
 def test_a_depot_without_rights_reads_no_config_map(bench: Bench) -> None:
     base = {"digest": bench.base()}
     with pytest.raises(Refused, match="from: Inline") as caught:
-        bench.resolve("configmap:chat/template", "template", base=base)
+        bench.resolve("configmap:chat", "template", base=base)
     assert caught.value.reason == Reason.CONFIG_MAP_FORBIDDEN
 
 
@@ -197,7 +197,7 @@ def test_a_depot_without_rights_reads_no_config_map(bench: Bench) -> None:
         {"base": None},
         {"text": None},
         {"uri": "file:adapters/upper"},
-        {"uri": "configmap:chat/template"},
+        {"uri": "configmap:chat"},
         {"kind": "adapter"},
         {"text": "a" * (MAX_SOURCE + 1)},
     ],

@@ -404,11 +404,9 @@ def test_only_requests_of_pools_whose_row_changed_are_examined_again() -> None:
     shell.submit("r", model=0)
     shell.submit("s", model=1)
     assert shell.machine.next_deadline() is None, "both queue in a pool that is available"
-    empty = PoolRoute("team/base", "sha256:t", "tiny", 512, 0, hold_s=40)
+    empty = PoolRoute("team/base", "sha256:t", "tiny", 512, 0)
     assert RoutesChanged(True) in shell.feed(Received(SCHEDULER, Routes(2, False, 1, pools=(empty,))))
     assert [shell.machine.requests[name].hold_deadline for name in ("r", "s")] == [shell.now + 30.0, None]
-    shell.submit("late")
-    assert shell.machine.requests["late"].hold_deadline == shell.now + 40.0, "the pool's own"
     effects = shell.wait(30.0)
     (finish,) = of(effects, Finish)
     assert isinstance(finish, Finish)

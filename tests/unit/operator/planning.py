@@ -57,24 +57,28 @@ def pool_object(name: str = "base", namespace: str = "default", **spec: Any) -> 
     """A ServingPool as admission leaves it: every default written out."""
     whole: dict[str, Any] = {
         "model": {"name": name, "uri": f"file:{name}"},
-        "lora": {"maxAdapters": 8, "maxRank": 64},
-        "kvCache": {"pages": 1024},
+        "lora": {"maxRank": 64},
+        "memory": {},
         "parallelism": {"tensor": 1, "pipeline": 1, "podsPerRunner": 1},
-        "phases": {"mode": "Unified", "kvAcrossClasses": False},
-        "scheduler": {
-            "queue": "fcfs",
-            "reservation": "calibrated",
-            "consolidation": "never",
-            "maxSequences": 32,
-            "maxBatchTokens": 512,
-            "maxPrefills": 1,
-            "maxQueue": 1000,
-        },
+        "phases": {"mode": "Unified"},
         "drainSeconds": 60,
-        "allowedNamespaces": {"from": "All"},
+        "allowedNamespaces": ["*"],
+    }
+    advanced: dict[str, Any] = {
+        "queue": "fcfs",
+        "reservation": "calibrated",
+        "consolidation": "never",
+        "maxQueue": 1000,
+        "maxSequences": 32,
+        "maxBatchTokens": 512,
+        "maxAdapters": 8,
+        "kvPages": 1024,
+        "kvAcrossClasses": False,
+        "sparseAttention": "Off",
     }
     if groups := spec.get("runnerGroups"):
         spec["runnerGroups"] = [{"phase": "Any"} | group for group in groups]
+    whole["advanced"] = advanced | spec.pop("advanced", {})
     return _object("ServingPool", namespace, name, whole | spec)
 
 

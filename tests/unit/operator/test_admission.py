@@ -28,7 +28,7 @@ def test_defaults_are_written_out_so_that_the_planner_need_not_know_them() -> No
     found = parse(stored(admitted))
     assert isinstance(found, Pool)
     assert (found.max_adapters, found.max_queue, found.drain_s) == (None, 1000, 300.0)
-    assert (found.allowed, found.replicas, found.model_name) == ("Same", None, "one")
+    assert (found.allowed_namespaces, found.replicas, found.model_name) == ((), None, "one")
 
 
 def test_a_status_in_a_manifest_is_not_taken() -> None:

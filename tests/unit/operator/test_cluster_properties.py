@@ -97,13 +97,13 @@ def perform(world: ClusterWorld, operation: tuple[Any, ...]) -> None:
 def pool_spec(name: str, scale: Any, groups: Any, pages: int) -> dict[str, Any]:
     spec: dict[str, Any] = {
         "model": {"name": name, "uri": f"file:{name}"},
-        "kvCache": {"pages": pages},
+        "advanced": {"kvPages": pages},
     }
     if groups:
         spec["runnerGroups"] = groups
     if isinstance(scale, tuple):
-        keys = ("minReplicas", "maxReplicas", "idleSeconds", "wakeSeconds")
-        spec["autoscaling"] = dict(zip(keys, (*scale, 60, 300), strict=True))
+        keys = ("minReplicas", "maxReplicas", "idleSeconds")
+        spec["autoscaling"] = dict(zip(keys, (*scale, 60), strict=True))
     elif scale is not None:
         spec["replicas"] = scale
     return spec

@@ -36,7 +36,7 @@ def test_a_manifest_is_judged_in_a_few_passes_over_a_crowd(compared: list[None],
     desired = DesiredState()
     for adapter in crowd(**spec):
         desired.add(adapter)
-    desired.add(parse_pool(stored(pool_object(allowedNamespaces={"from": "All"}))))  # behind its adapters
+    desired.add(parse_pool(stored(pool_object(allowedNamespaces=["*"]))))  # behind its adapters
     check_indexes(desired)
     assert validate(adapter_object("one-more", **spec), None, desired).objections
     assert len(compared) <= 3 * MANY
@@ -47,7 +47,7 @@ def test_one_of_a_crowd_is_judged_in_a_few_passes(compared: list[None], spec: di
     desired = DesiredState()
     for adapter in crowd(**spec):
         desired.add(adapter)
-    desired.add(parse_pool(stored(pool_object(allowedNamespaces={"from": "All"}))))
+    desired.add(parse_pool(stored(pool_object(allowedNamespaces=["*"]))))
     refused = reject_adapter(desired.adapters[adapter_ref(f"a{MANY - 1}")], desired)
     assert refused is not None
     assert refused.reason in ("NameConflict", "NoSlots")

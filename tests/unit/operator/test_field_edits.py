@@ -131,27 +131,24 @@ def test_an_adapter_whose_fields_were_edited_and_put_back_is_as_a_new_one(steps:
 
 HF: Json = {"uri": "hf:aa/bb"}
 CANARY: Json = {"source": {"uri": "file:beside"}, "weight": 10}
-TEMPLATES: dict[Place, Json] = {
-    ("chatTemplate", "inline"): {"chatTemplate": {"from": "Inline"}},
-    ("chatTemplate", "configMapRef"): {"chatTemplate": {"from": "ConfigMap"}},
-}
+TEMPLATES = {"inline": {"chatTemplate": {"from": "Inline"}}, "configMapRef": {"chatTemplate": {"from": "ConfigMap"}}}
 POOL_NEEDS: dict[Place, Json] = {
     ("model", "revision"): {"model": HF},
     ("model", "credentialsRef"): {"model": HF},
     ("model", "endpoint"): {"model": {"uri": "s3://aaa/bb"}},
     ("autoscaling",): {"autoscaling": {"maxReplicas": 3}},
-    ("offload",): {"offload": {"mode": "Auto", "deviceBytes": "1Gi", "diskPath": "/aa"}},
+    ("memory", "offload"): {"memory": {"offload": {"deviceBytes": "1Gi", "diskPath": "/aa"}}},
+    ("advanced", "sparseAttention"): {"memory": {"offload": {"deviceBytes": "1Gi", "diskPath": "/aa"}}},
     ("phases",): {"phases": {"mode": "Split"}, "replicas": 3},
     ("runnerGroups", 0): {"replicas": 3, "runnerGroups": [{"name": "aa"}, {"name": "cc"}]},
     ("runnerGroups", 0, "minRunners"): {"runnerGroups": [{"name": "aa"}, {"name": "cc", "minRunners": 3}]},
     ("runnerGroups", 0, "phase"): {"phases": {"mode": "Split"}},
     ("slo", "admission"): {"slo": {"ttftMs": 1000}},
-    ("allowedNamespaces", "names"): {"allowedNamespaces": {"from": "List"}},
     ("parallelism", "podsPerRunner"): {"parallelism": {"tensor": 2}},
-    **TEMPLATES,
+    **{("model", "chatTemplate", name): {"model": needs} for name, needs in TEMPLATES.items()},
 }
 ADAPTER_NEEDS: dict[Place, Json] = {
-    **TEMPLATES,
+    **{("chatTemplate", name): needs for name, needs in TEMPLATES.items()},
     ("source", "revision"): {"source": HF},
     ("source", "credentialsRef"): {"source": HF},
     ("source", "endpoint"): {"source": {"uri": "s3://aaa/bb"}},
@@ -182,8 +179,10 @@ def told(world: ClusterWorld) -> str:
 def outcome_of_pool(spec: Json) -> str | None:
     contents = {uri: fetched_base() for uri in ("file:base", "file:beside", "file:next", "hf:aa/bb", "s3://aaa/bb")}
     world = cluster_world(ObjectStore(lambda: 0.0), contents, 1_000_000.0)
-    if spec.get("chatTemplate") == {"from": "Inline"}:
-        spec["chatTemplate"]["inline"] = "aa"  # Auto and Base are the same here, and the others need something each
+    if spec["model"].get("chatTemplate") == {"from": "Inline"}:
+        spec["model"]["chatTemplate"]["inline"] = (
+            "aa"  # Auto and Base are the same here, and the others need something each
+        )
     try:
         world.apply(admit(pool_object() | {"spec": spec}, world.store.find))
     except Invalid:

@@ -20,27 +20,21 @@ def pool_of(
     parallelism: dict[str, int] | None = None,
     token_time_ms: int = 100,
     groups: Sequence[dict[str, Any]] = (),
-    cache: dict[str, Any] | None = None,
     spec: dict[str, Any] | None = None,
-    **scheduler: int,
+    **advanced: int | None,
 ) -> Pool:
-    """A pool with these words in its scheduler block, as a server holds it."""
-    manifest = stored(pool_object(runnerGroups=groups))
-    manifest["spec"]["scheduler"] |= scheduler
+    """A pool with these words in its advanced block, as a server holds it."""
+    manifest = stored(pool_object(runnerGroups=groups, advanced=advanced))
     manifest["spec"]["parallelism"] |= parallelism or {}
-    manifest["spec"]["kvCache"] = manifest["spec"]["kvCache"] if cache is None else cache
     manifest["spec"] |= spec or {}
     manifest["spec"]["slo"] = {"tokenTimeMs": token_time_ms, "admission": "Queue"}
     return parse_pool(manifest)
 
 
-def test_a_runner_has_flags_for_all_that_the_scheduler_block_of_its_pool_says_of_it():
-    flags = launch_flags(
-        runner_config(pool_of(token_time_ms=45, maxSequences=7, maxBatchTokens=99, maxPrefills=3), BASE)
-    )
+def test_a_runner_has_flags_for_all_that_the_advanced_block_of_its_pool_says_of_it():
+    flags = launch_flags(runner_config(pool_of(token_time_ms=45, maxSequences=7, maxBatchTokens=99), BASE))
     settings = parse_settings([f"--{name}={value}" for name, value in (ADDRESSES | flags).items()])
-    told = (settings.max_sequences, settings.max_batch_tokens, settings.max_prefills, settings.token_time_ms)
-    assert told == (7, 99, 3, 45)
+    assert (settings.max_sequences, settings.max_batch_tokens, settings.token_time_ms) == (7, 99, 45)
 
 
 @pytest.mark.parametrize(
@@ -83,17 +77,22 @@ def test_another_token_time_is_another_launch():
 
 
 @pytest.mark.parametrize(
-    ("cache", "in_a_pod", "on_this_machine"),
+    ("fraction", "pages", "in_a_pod", "on_this_machine"),
     [
-        ({}, (0, 0.9), (1024, 0.9)),
-        ({"memoryFraction": 1}, (0, 1.0), (0, 1.0)),
-        ({"memoryFraction": 0.5, "pages": 7}, (7, 0.5), (7, 0.5)),
+        (None, None, (0, 0.9), (1024, 0.9)),
+        (1, None, (0, 1.0), (0, 1.0)),
+        (0.5, 7, (7, 0.5), (7, 0.5)),
     ],
 )
 def test_a_pool_without_a_number_of_pages_leaves_it_to_its_runner_where_that_has_the_memory_alone(
-    cache: dict[str, Any], in_a_pod: tuple[int, float], on_this_machine: tuple[int, float], tmp_path: Path
+    fraction: float | None,
+    pages: int | None,
+    in_a_pod: tuple[int, float],
+    on_this_machine: tuple[int, float],
+    tmp_path: Path,
 ):
-    wanted = runner_config(pool_of(cache=cache), BASE)
+    memory = {} if fraction is None else {"fraction": fraction}
+    wanted = runner_config(pool_of(spec={"memory": memory}, kvPages=pages), BASE)
     pod = parse_settings([f"--{name}={value}" for name, value in (ADDRESSES | launch_flags(wanted)).items()])
     assert (pod.kv_pages, pod.kv_memory_fraction) == in_a_pod
     machine = Machine(tmp_path, "127.0.0.1:3", "http://127.0.0.1:4")
@@ -146,8 +145,7 @@ def test_a_pool_says_where_its_runners_keep_blobs(
 
 def test_pods_ask_for_the_disk_that_their_folders_may_hold_unless_their_resources_do():
     cache = {"modelCache": {"emptyDir": {"sizeLimit": "20Gi"}}}
-    offload = {"mode": "Auto", "deviceBytes": "4Gi", "diskBytes": "10Gi", "diskPath": "/mnt/weft", "weights": "bf16"}
-    offload |= {"kv": "bf16", "sparseAttention": "Off"}
+    offload = {"deviceBytes": "4Gi", "diskBytes": "10Gi", "diskPath": "/mnt/weft", "weights": "bf16", "kv": "bf16"}
     limits = {"limits": {"memory": "8Gi"}}
 
     def resources(template: dict[str, Any], defaults: dict[str, Any] | None = None, **spec: Any) -> Any:
@@ -159,7 +157,7 @@ def test_pods_ask_for_the_disk_that_their_folders_may_hold_unless_their_resource
         "requests": {"ephemeral-storage": str(20 * GIB)},
         "limits": {"memory": "8Gi", "ephemeral-storage": str(21 * GIB)},
     }
-    both = resources({}, **cache, offload=offload)
+    both = resources({}, **cache, memory={"offload": offload})
     assert both["requests"] == {"ephemeral-storage": str(30 * GIB)}
     assert resources({"resources": limits}) == limits, "without a size nothing is known"
     for own in ({"limits": {"ephemeral-storage": "5Gi"}}, {"requests": {"ephemeral-storage": 0}}):
@@ -169,23 +167,20 @@ def test_pods_ask_for_the_disk_that_their_folders_may_hold_unless_their_resource
 
 
 def test_a_pool_that_offloads_starts_its_runners_with_the_budgets_and_a_volume_of_their_size():
-    budgets = {"mode": "Auto", "deviceBytes": "4Gi", "hostBytes": "1Gi", "diskBytes": "20Gi", "diskPath": "/mnt/weft"}
-    budgets |= {"weights": "int4", "kv": "int4", "sparseAttention": "TopK"}
-    manifest = stored(pool_object(offload=budgets, parallelism={"tensor": 1, "pipeline": 2, "podsPerRunner": 1}))
+    budgets = {"deviceBytes": "4Gi", "hostBytes": "1Gi", "diskBytes": "20Gi", "diskPath": "/mnt/weft"}
+    offload, parallelism = budgets | {"weights": "int4", "kv": "int4"}, {"tensor": 1, "pipeline": 2, "podsPerRunner": 1}
+    sparse = {"sparseAttention": "TopK"}
+    manifest = stored(pool_object(memory={"offload": offload}, parallelism=parallelism, advanced=sparse))
     wanted = runner_config(parse_pool(manifest), BASE)
     settings = parse_settings([f"--{name}={value}" for name, value in (ADDRESSES | launch_flags(wanted)).items()])
     assert (settings.offload_device_bytes, settings.offload_disk_bytes) == (4 << 30, 20 << 30)
     assert settings.offload_host_bytes == 1 << 30
     assert (str(settings.offload_disk_path), settings.dtype, settings.kv_dtype) == ("/mnt/weft", "int4", "int4")
-    limits = [
-        {"pages": manifest["spec"]["kvCache"].pop("pages")},
-        {name: manifest["spec"]["scheduler"].pop(name) for name in ("maxSequences", "maxBatchTokens")},
-    ]
+    limits = {name: manifest["spec"]["advanced"].pop(name) for name in ("kvPages", "maxSequences", "maxBatchTokens")}
     free = launch_flags(runner_config(parse_pool(manifest), BASE))
     found = parse_settings([f"--{name}={value}" for name, value in (ADDRESSES | free).items()])
     assert (found.offload_policy, found.kv_pages, found.max_sequences, found.max_batch_tokens) == ("auto", 0, 0, 0)
-    manifest["spec"]["kvCache"] |= limits[0]
-    manifest["spec"]["scheduler"] |= limits[1]
+    manifest["spec"]["advanced"] |= limits
     assert (settings.kv_pages, settings.max_sequences, settings.max_batch_tokens) == (1024, 32, 512)
     assert settings.sparse_attention == 0.1
     pod = pod_template(
@@ -199,6 +194,6 @@ def test_a_pool_that_offloads_starts_its_runners_with_the_budgets_and_a_volume_o
     )["spec"]
     assert {"name": "offload", "emptyDir": {"sizeLimit": str(40 << 30)}} in pod["volumes"]
     assert {"name": "offload", "mountPath": "/mnt/weft"} in pod["containers"][0]["volumeMounts"]
-    off = pool_object(offload={"mode": "Off", "weights": "bf16"})
+    off = pool_object()
     off["metadata"] |= manifest["metadata"]
     assert "dtype" not in launch_flags(runner_config(parse_pool(off), BASE))

@@ -165,7 +165,7 @@ async def test_a_new_source_does_not_wait_behind_those_that_a_new_leader_resolve
 
 async def test_sources_that_stand_still_hold_up_no_other_namespace() -> None:
     async with operator() as op:
-        op.store.apply(pool_object(allowedNamespaces={"from": "All"}))
+        op.store.apply(pool_object(allowedNamespaces=["*"]))
         await op.until(pool_ref(), "Fetched", "True", "Fetched")
         slow = [f"slow{number}" for number in range(resolver.RESOLVES_OF_NAMESPACE + 5)]
         op.depot.stuck |= {f"file:{name}" for name in slow}
@@ -180,7 +180,7 @@ async def test_sources_that_stand_still_hold_up_no_other_namespace() -> None:
 async def test_many_namespaces_together_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resolver, "RESOLVES_AT_ONCE", 3)
     async with operator() as op:
-        op.store.apply(pool_object(allowedNamespaces={"from": "All"}))
+        op.store.apply(pool_object(allowedNamespaces=["*"]))
         for number in range(20):
             op.depot.contents[f"file:a{number}"] = verified("a")
             op.store.apply(adapter_object(f"a{number}", namespace=f"n{number}"))

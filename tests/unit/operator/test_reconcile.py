@@ -75,13 +75,13 @@ def test_an_adapter_of_no_pool_has_a_condition_and_is_served_once_the_pool_is_th
 @pytest.mark.parametrize(
     ("allowed", "permitted"),
     [
-        ({"from": "Same"}, {"default"}),
-        ({"from": "All"}, {"default", "acme"}),
-        ({"from": "List", "names": ["acme"]}, {"default", "acme"}),
-        ({"from": "List", "names": ["globex"]}, {"default"}),
+        ([], {"default"}),
+        (["*"], {"default", "acme"}),
+        (["acme"], {"default", "acme"}),
+        (["globex"], {"default"}),
     ],
 )
-def test_a_pool_says_which_namespaces_may_use_it(world: World, allowed: dict[str, object], permitted: set[str]) -> None:
+def test_a_pool_says_which_namespaces_may_use_it(world: World, allowed: list[str], permitted: set[str]) -> None:
     namespaces = ("default", "acme")
     world.settle(pool_object(allowedNamespaces=allowed), *(adapter_object("upper", name) for name in namespaces))
     for name in namespaces:
@@ -120,7 +120,7 @@ def test_of_two_pools_with_one_name_the_older_serves(serving: World) -> None:
 
 
 def test_a_refused_object_holds_no_name(world: World) -> None:
-    world.apply(pool_object(allowedNamespaces={"from": "List", "names": ["globex"]}))
+    world.apply(pool_object(allowedNamespaces=["globex"]))
     world.apply(adapter_object("lower", namespace="acme", modelName="wanted"))
     world.apply(adapter_object("upper", namespace="globex", modelName="wanted"))
     world.settle()
@@ -479,7 +479,7 @@ def test_a_runner_on_its_way_out_is_neither_counted_nor_stopped_again(world: Wor
 
 
 def autoscaled(low: int, high: int) -> dict[str, object]:
-    scaling = {"minReplicas": low, "maxReplicas": high, "idleSeconds": 60, "wakeSeconds": 300}
+    scaling = {"minReplicas": low, "maxReplicas": high, "idleSeconds": 60}
     return pool_object(autoscaling=scaling)
 
 
@@ -489,7 +489,7 @@ def test_an_autoscaled_pool_goes_to_what_the_scheduler_wants_and_to_zero_and_bac
     assert world.condition(pool_ref(), "Available") == ("False", "ScaledToZero")
     assert world.condition(adapter_ref("upper"), "Ready") == ("True", "Published")
     entry = world.routed_pools[pool_ref()]
-    assert (entry.min_runners, entry.max_runners, entry.idle_s, entry.hold_s) == (0, 3, 60.0, 300.0)
+    assert (entry.min_runners, entry.max_runners, entry.idle_s) == (0, 3, 60.0)
     assert entry.max_context_tokens == 2048  # the model's own: known though nothing runs
     for wanted, expected, reason in ((3, 3, "Demand"), (9, 3, "Demand"), (1, 1, "Idle"), (0, 0, "Idle")):
         world.demand[pool_ref()] = wanted
@@ -503,9 +503,9 @@ def test_an_autoscaled_pool_goes_to_what_the_scheduler_wants_and_to_zero_and_bac
 
 
 def test_the_status_has_what_the_scheduler_reports_and_keeps_it_while_nobody_says(world: World) -> None:
-    split = {"mode": "Split", "kvAcrossClasses": False}
+    split = {"mode": "Split"}
     world.scheduler_speaks, slo = False, {"tokenTimeMs": 50, "admission": "Queue"}
-    world.settle(pool_object(kvCache={"memoryFraction": 0.5}, slo=slo, phases=split))
+    world.settle(pool_object(memory={"fraction": 0.5}, advanced={"kvPages": 0}, slo=slo, phases=split))
     launch = world.observed.runners[pool_ref()][0].launch
     assert (launch.kv_pages, launch.kv_memory_fraction) == (0, 0.5)
     assert not {"kvCache", "slo", "phases"} & world.status(pool_ref()).keys()
@@ -557,7 +557,7 @@ def test_a_pool_elsewhere_has_the_condition_that_nobody_serves_it_and_reserves_n
 
 
 def test_of_more_pinned_adapters_than_fit_the_older_are_accepted(world: World) -> None:
-    world.apply(pool_object(lora={"maxAdapters": 3, "maxRank": 64}))
+    world.apply(pool_object(advanced={"maxAdapters": 3}))
     names = ("a", "b", "c", "d")
     world.contents |= {f"file:{name}": verified(name) for name in names}
     for name in names:
@@ -620,13 +620,13 @@ def test_a_pool_that_states_no_objective_and_no_scaling_is_published_with_none(w
     world.settle(pool_object())
     entry = world.routed_pools[pool_ref()]
     assert (entry.slo_ttft_s, entry.slo_token_time_s, entry.slo_reject) == (0.0, 0.0, False)
-    assert (entry.idle_s, entry.hold_s) == (0.0, 0)
+    assert entry.idle_s == 0.0
 
 
 def test_a_pool_has_the_defaults_of_its_model_unless_it_ignores_them(world: World) -> None:
     """The status shows them all the same."""
     for choice, defaults in (({}, SamplingDefaults(0.7, top_k=20)), ({"generationDefaults": "Ignore"}, NO_DEFAULTS)):
-        world.settle(pool_object(**choice))
+        world.settle(pool_object(model=BASE_MODEL | choice))
         assert world.routed_pools[pool_ref()].sampling_defaults == defaults
         status = world.status(pool_ref())
         assert (status["generationDefaults"], status["eosTokenIds"]) == ({"temperature": 0.7, "topK": 20}, [1, 2])
@@ -692,9 +692,10 @@ def test_whose_chat_template_counts_is_a_choice(
     assert serving.condition(adapter_ref("upper"), "ChatTemplate") == said
 
 
-GIVEN = {
+BASE_MODEL = {"name": "base", "uri": "file:base"}
+GIVEN: dict[str, dict[str, object]] = {
     "Inline": {"from": "Inline", "inline": "text"},
-    "ConfigMap": {"from": "ConfigMap", "configMapRef": {"name": "chat", "key": "template"}},
+    "ConfigMap": {"from": "ConfigMap", "configMapRef": {"name": "chat"}},
 }
 
 
@@ -702,9 +703,11 @@ GIVEN = {
 @pytest.mark.parametrize("kind", ["ServingPool", "LoRAAdapter"])
 def test_a_chat_template_of_a_spec_is_published_by_its_digest(serving: World, kind: str, origin: str) -> None:
     ref = pool_ref() if kind == "ServingPool" else adapter_ref("upper")
-    uri, given = {"Inline": "text", "ConfigMap": "configmap:chat/template"}[origin], GIVEN[origin]
-    made = pool_object if kind == "ServingPool" else adapter_object
-    name, runners = ("base" if kind == "ServingPool" else "upper"), serving.observed.runners[pool_ref()]
+    uri, given = {"Inline": "text", "ConfigMap": "configmap:chat"}[origin], GIVEN[origin]
+    runners = serving.observed.runners[pool_ref()]
+
+    def made(**choice: object) -> dict[str, object]:
+        return pool_object(model=BASE_MODEL | choice) if kind == "ServingPool" else adapter_object("upper", **choice)
 
     def published(world: World) -> tuple[str, str]:
         entries = [*world.routed_pools.values(), *world.routed.values()]
@@ -714,7 +717,7 @@ def test_a_chat_template_of_a_spec_is_published_by_its_digest(serving: World, ki
     def said(world: World) -> tuple[str, str]:
         return world.condition(ref, "ChatTemplate")
 
-    serving.settle(made(name, chatTemplate=given))
+    serving.settle(made(chatTemplate=given))
     assert (published(serving), said(serving)) == (("", "nothing there (SourceNotFound)"), ("False", "SourceNotFound"))
     assert serving.asked[-1].namespace == ref.namespace
     serving.contents[uri] = template("d", origin)
@@ -738,14 +741,14 @@ def test_a_chat_template_of_a_spec_is_published_by_its_digest(serving: World, ki
         assert world.condition(ref, "Ready")[0] == "True"
         assert digest("e") in live_digests(world.state)
     assert serving.observed.runners[pool_ref()] == runners, "no runner is replaced"
-    serving.settle(made(name))
+    serving.settle(made())
     assert published(serving) == ("", "")
     assert "suppliedChatTemplate" not in serving.status(ref)
 
 
 def test_an_object_is_first_published_when_its_chat_template_is_known(world: World) -> None:
     world.contents["text"] = OperationStatus("Pending")
-    world.apply(pool_object(chatTemplate=GIVEN["Inline"]))
+    world.apply(pool_object(model=BASE_MODEL | {"chatTemplate": GIVEN["Inline"]}))
     for _ in range(5):
         world.step()
     assert world.routed_pools == {}
@@ -807,7 +810,7 @@ def test_a_changed_pool_replaces_its_runners_a_few_at_a_time(
 ) -> None:
     world.settle(pool_object(replicas=4, rollout=rollout))
     world.ready_runners = False
-    world.settle(pool_object(replicas=4, rollout=rollout, kvCache={"pages": 2048}))
+    world.settle(pool_object(replicas=4, rollout=rollout, advanced={"kvPages": 2048}))
     states = [(r.launch.kv_pages, r.state) for r in world.observed.runners[pool_ref()].values()]
     assert states == [(2048, "Starting")] * at_a_time + [(1024, "Ready")] * (4 - at_a_time)
     runners = world.observed.runners[pool_ref()]
@@ -821,7 +824,7 @@ def test_runners_that_cannot_start_are_replaced_at_once(world: World) -> None:
     runners = world.observed.runners[pool_ref()]
     runners.update({i: replace(runner, state="CrashLoop", message="no memory") for i, runner in runners.items()})
     world.observed.pool_reports[str(pool_ref())] = PoolReport(0)
-    world.apply(pool_object(replicas=2, kvCache={"pages": 16}))
+    world.apply(pool_object(replicas=2, advanced={"kvPages": 16}))
     starts = [action.index for action in world.plan() if isinstance(action, EnsureRunner)]
     assert starts == [0, 1]
 
@@ -909,7 +912,7 @@ def test_a_pool_is_ready_once_every_wanted_runner_serves(world: World) -> None:
 
 def test_runners_of_a_paused_pool_stay_as_they_are_and_adapters_are_served(serving: World) -> None:
     runners = dict(serving.observed.runners[pool_ref()])
-    changed = {"replicas": 3, "kvCache": {"pages": 2048}}
+    changed = {"replicas": 3, "advanced": {"kvPages": 2048}}
     serving.apply(pool_object(**changed, paused=True))
     serving.contents["file:new"] = verified("d")
     serving.apply(adapter_object("new"))
@@ -957,7 +960,7 @@ def test_an_adapter_that_moves_is_served_by_the_old_pool_until_the_new_one_takes
 def test_an_adapter_that_moves_is_served_at_once_by_a_pool_that_a_request_wakes(
     world: World, least: int, serves: str
 ) -> None:
-    scaling = {"minReplicas": least, "maxReplicas": 3, "idleSeconds": 60, "wakeSeconds": 300}
+    scaling = {"minReplicas": least, "maxReplicas": 3, "idleSeconds": 60}
     moving(world, autoscaling=scaling)
     assert pool_of_route(world) == serves
 

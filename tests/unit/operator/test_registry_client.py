@@ -195,12 +195,12 @@ async def test_the_schedulers_word_comes_back() -> None:
 async def test_bounds_tiers_and_the_term_are_sent() -> None:
     async with connected(term=7) as (client, scheduler, _):
         first = await scheduler.next()
-        client.update(PublishPool(pool_ref(), replace(POOL, min_runners=0, max_runners=4, idle_s=60.0, hold_s=300)))
+        client.update(PublishPool(pool_ref(), replace(POOL, min_runners=0, max_runners=4, idle_s=60.0)))
         client.update(PublishAdapter(adapter_ref("upper"), replace(entry("u1"), tier="Host")))
         change = await scheduler.next()
         assert (first.term, change.term) == (7, 7)
         (pool,), (adapter,) = change.pools, change.adapters
-        assert (pool.min_runners, pool.max_runners, pool.idle_s, pool.hold_s) == (0, 4, 60, 300)
+        assert (pool.min_runners, pool.max_runners, pool.idle_s) == (0, 4, 60)
         assert adapter.tier == AdapterState.HOST
 
 

@@ -30,12 +30,12 @@ from weft_operator.core.state import APPLY_RETRY_S, Expectations, ForeignObject
 from weft_operator.errors import NotFound
 
 PHASES = ("Prompt", "Token")
-UNIFIED = {"mode": "Unified", "kvAcrossClasses": False}
+UNIFIED = {"mode": "Unified"}
 DEPLOYMENT = ObjectKey("Deployment", "default", "base-runners")
 
 
 def scaled(low: int, high: int, **more: Any) -> dict[str, Any]:
-    scaling = {"minReplicas": low, "maxReplicas": high, "idleSeconds": 60, "wakeSeconds": 300}
+    scaling = {"minReplicas": low, "maxReplicas": high, "idleSeconds": 60}
     return pool_object(autoscaling=scaling, **more)
 
 
@@ -110,7 +110,7 @@ def test_what_the_server_makes_of_a_manifest_is_not_applied_again_and_again(clus
         webhook(cluster.cluster.objects[child.key]) if child.kind == "Deployment" else None
 
     cluster.cluster.apply = rewritten  # type: ignore[method-assign]
-    cluster.settle(pool_object(kvCache={"pages": 2048}))
+    cluster.settle(pool_object(advanced={"kvPages": 2048}))
     assert not any(isinstance(action, ApplyChild) for action in cluster.plan())
 
 
@@ -438,7 +438,7 @@ def test_what_the_api_server_refuses_is_reported_and_tried_again_now_and_then(cl
 
 def test_another_manifest_does_not_wait_for_the_one_that_was_refused(cluster: ClusterWorld) -> None:
     cluster.cluster.refuses["Deployment"] = "no"
-    started(cluster, pool_object(kvCache={"pages": 1}))
+    started(cluster, pool_object(advanced={"kvPages": 1}))
     cluster.cluster.refuses.clear()
     cluster.settle(pool_object())
     assert cluster.condition(pool_ref(), "Progressing") == ("False", "RunnersReady")

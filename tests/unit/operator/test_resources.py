@@ -7,17 +7,13 @@ import pytest
 from tests.unit.operator.planning import pool_object, stored
 from weft_operator.core import Pool, parse_pool
 
-OFFLOAD = {
-    "mode": "On", "deviceBytes": "1Gi", "diskPath": "/weights", "weights": "bf16", "kv": "bf16",
-    "sparseAttention": "Off",
-}  # fmt: skip
+OFFLOAD = {"deviceBytes": "1Gi", "diskPath": "/weights", "weights": "bf16", "kv": "bf16"}
 
 
 def parsed(**spec: Any) -> Pool:
     obj = pool_object(**spec)
-    for name in ("maxSequences", "maxBatchTokens"):
-        obj["spec"]["scheduler"].pop(name)
-    obj["spec"]["kvCache"].pop("pages")
+    for name in ("maxSequences", "maxBatchTokens", "kvPages"):
+        obj["spec"]["advanced"].pop(name)
     return parse_pool(stored(obj))
 
 
@@ -30,7 +26,7 @@ def test_a_pool_that_states_no_objective_has_none() -> None:
 
 
 def test_runners_find_the_sizes_that_a_pool_leaves_open() -> None:
-    pool = parsed(offload=OFFLOAD)
+    pool = parsed(memory={"offload": OFFLOAD})
     assert (pool.kv_pages, pool.max_sequences, pool.max_batch_tokens) == (0, 0, 0)
     assert pool.offload is not None
     assert (pool.offload.host_bytes, pool.offload.disk_bytes) == (0, None)

@@ -15,7 +15,7 @@ from weft_operator.core.rollout import RETRY_S, is_replacing
 from weft_operator.core.scaling import rollout_limits, to_start
 from weft_operator.local.objects import ObjectStore
 
-OLD, NEW = {"pages": 1024}, {"pages": 2048}
+OLD, NEW = {"kvPages": 1024}, {"kvPages": 2048}
 NEXT = replace(SITE, image="registry.example/weft-runner:2")
 
 
@@ -91,7 +91,7 @@ def test_no_more_runners_are_missing_than_were_and_the_bound_allows(
     wanted, bounds = size * len(groups), {"maxUnavailable": unavailable, "maxSurge": surge}
     spec = {"replicas": wanted, "runnerGroups": [{"name": name, "minRunners": size} for name in groups]}
     world = new_world()
-    started(world, "base", rollout=bounds, kvCache=OLD, **spec)
+    started(world, "base", rollout=bounds, advanced=OLD, **spec)
     for name in sorted(world.cluster.pods)[:missing]:
         world.cluster.pods[name] = replace(world.cluster.pods[name], ready=False)
     world.cluster.pods_become_ready = False
@@ -101,12 +101,12 @@ def test_no_more_runners_are_missing_than_were_and_the_bound_allows(
     if outside:
         world.policy = Policy(defaults=NEXT)
     else:
-        world.apply(pool_object(rollout=bounds, kvCache=NEW, **spec))
+        world.apply(pool_object(rollout=bounds, advanced=NEW, **spec))
     for become_ready, edited in steps:
         world.cluster.pods_become_ready = become_ready
         if edited and not outside:  # while it goes on
             edits += 1
-            world.apply(pool_object(rollout=bounds, kvCache={**NEW, "pages": 2048 + edits}, **spec))
+            world.apply(pool_object(rollout=bounds, advanced={"kvPages": 2048 + edits}, **spec))
         world.step()
         assert wanted - ready(world) <= before + most
         assert len(world.cluster.pods) <= wanted + surge
@@ -123,14 +123,14 @@ def test_no_more_runners_are_missing_than_were_and_the_bound_allows(
 def test_a_group_waits_until_the_one_before_it_is_ready_and_the_status_says_so() -> None:
     world = new_world()
     groups = [{"name": name, "minRunners": 2} for name in ("a", "b")]
-    started(world, "base", replicas=4, runnerGroups=groups, kvCache=OLD)
+    started(world, "base", replicas=4, runnerGroups=groups, advanced=OLD)
     world.cluster.pods_become_ready = False
-    world.settle(pool_object(replicas=4, runnerGroups=groups, kvCache=NEW))
+    world.settle(pool_object(replicas=4, runnerGroups=groups, advanced=NEW))
     assert ready(world) == 3
     words = message(world, pool_ref(), "Progressing")
     assert words == "group b waits for group a, with 1 of 2 runners ready"
     assert world.condition(pool_ref(), "Ready") == ("False", "Converging")
-    world.apply(pool_object(replicas=4, runnerGroups=groups, kvCache=OLD))  # back: the first group is not stuck
+    world.apply(pool_object(replicas=4, runnerGroups=groups, advanced=OLD))  # back: the first group is not stuck
     world.cluster.pods_become_ready = True
     world.at_rest()
     assert ready(world) == 4
@@ -142,13 +142,13 @@ def test_groups_without_a_ready_runner_change_at_once_unless_that_takes_room(sur
     world = new_world()
     groups = [{"name": name, "minRunners": 1} for name in ("a", "b", "c")]
     spec = {"replicas": 3, "runnerGroups": groups, "rollout": {"maxUnavailable": 1, "maxSurge": surge}}
-    started(world, "base", kvCache=OLD, **spec)
+    started(world, "base", advanced=OLD, **spec)
     before = templates(world)
     world.cluster.pods_become_ready = False
     for name, pod in world.cluster.pods.items():
         world.cluster.pods[name] = replace(pod, ready=pod.group == "a")
     world.answers()
-    world.apply(pool_object(kvCache=NEW, **spec))
+    world.apply(pool_object(advanced=NEW, **spec))
     world.step()
     after = templates(world)
     assert {group for group in after if after[group] != before[group]} == changed
@@ -184,9 +184,9 @@ def test_a_deployment_replaces_its_pods_while_it_gets_on(status: Any, after_s: f
 def test_a_group_that_waits_is_scaled_all_the_same() -> None:
     world = new_world()
     groups = [{"name": name, "minRunners": 2} for name in ("a", "b")]
-    started(world, "base", replicas=4, runnerGroups=groups, kvCache=OLD)
+    started(world, "base", replicas=4, runnerGroups=groups, advanced=OLD)
     world.cluster.pods_become_ready = False
-    world.settle(pool_object(replicas=6, runnerGroups=[groups[0], {"name": "b", "minRunners": 4}], kvCache=NEW))
+    world.settle(pool_object(replicas=6, runnerGroups=[groups[0], {"name": "b", "minRunners": 4}], advanced=NEW))
     assert world.sizes(pool_ref()) == {"a": 2, "b": 4}
 
 
@@ -197,9 +197,9 @@ def deployment(world: ClusterWorld) -> tuple[ObjectKey, Any]:
 
 def test_fewer_runners_of_another_template_are_one_write() -> None:
     world = new_world()
-    started(world, "base", replicas=3, kvCache=OLD)
+    started(world, "base", replicas=3, advanced=OLD)
     before = template_hash(deployment(world)[1])
-    world.apply(pool_object(replicas=1, kvCache=NEW))
+    world.apply(pool_object(replicas=1, advanced=NEW))
     seen = list[tuple[bool, int]]()
     for _ in range(12):
         world.step()
@@ -212,13 +212,13 @@ def test_fewer_runners_of_another_template_are_one_write() -> None:
 @pytest.mark.parametrize("waits", [True, False])
 def test_fewer_runners_wait_while_they_are_replaced_and_that_gets_on(waits: bool) -> None:
     world = new_world()
-    started(world, "base", replicas=3, kvCache=OLD)
+    started(world, "base", replicas=3, advanced=OLD)
     world.cluster.pods_become_ready = False
-    world.settle(pool_object(replicas=3, kvCache=NEW))
+    world.settle(pool_object(replicas=3, advanced=NEW))
     key, obj = deployment(world)
     world.cluster.store(key, {**obj, "status": {"conditions": [GETS_ON]}})
     world.now = START + (0 if waits else 600)
-    world.apply(pool_object(replicas=2, kvCache=NEW))
+    world.apply(pool_object(replicas=2, advanced=NEW))
     for _ in range(3):
         world.now += 0.1
         world.step()
@@ -232,10 +232,10 @@ def test_fewer_runners_wait_while_they_are_replaced_and_that_gets_on(waits: bool
 
 def test_no_runner_at_all_waits_for_nothing() -> None:
     world = new_world()
-    started(world, "base", replicas=3, kvCache=OLD)
+    started(world, "base", replicas=3, advanced=OLD)
     world.cluster.pods_become_ready = False
-    world.settle(pool_object(replicas=3, kvCache=NEW))
-    world.settle(pool_object(replicas=0, kvCache=NEW))
+    world.settle(pool_object(replicas=3, advanced=NEW))
+    world.settle(pool_object(replicas=0, advanced=NEW))
     assert not world.cluster.pods
 
 
@@ -252,7 +252,7 @@ def test_a_new_version_comes_pool_by_pool_and_one_that_does_not_come_up_stops_it
     words = message(world, pool_ref("two"), "Progressing")
     assert words.endswith("waits for ServingPool default/one, whose runners have to be ready first"), words
     assert requeue_at(pool_ref("two"), world.state, world.now) == world.now + RETRY_S
-    world.apply(pool_object("three", replicas=2, parallelism=grid, kvCache=NEW))  # its own change waits for nobody
+    world.apply(pool_object("three", replicas=2, parallelism=grid, advanced=NEW))  # its own change waits for nobody
     world.step()
     world.step()
     assert [ready(world, name) for name in names] == [pods, 2 * pods, pods]
@@ -300,8 +300,8 @@ def test_a_pool_that_is_paused_or_broken_keeps_no_other_from_a_new_version() -> 
 
 def test_a_rollout_that_begins_says_that_no_runner_is_of_the_new_template() -> None:
     world = new_world()
-    started(world, "base", replicas=3, kvCache=OLD)
-    world.apply(pool_object(replicas=3, kvCache=NEW))
+    started(world, "base", replicas=3, advanced=OLD)
+    world.apply(pool_object(replicas=3, advanced=NEW))
     said = [str(action) for action in world.plan() if isinstance(action, SetStatus)]
     assert any(": 0 of 3 are of the new template" in status for status in said), said
 
@@ -329,10 +329,10 @@ def test_from_the_first_status_of_a_new_template_a_pool_is_not_ready_until_every
 ) -> None:
     """Nor where the scheduler's report still counts runners whose pods are not ready any more."""
     world = new_world()
-    started(world, "base", replicas=2, kvCache=OLD, **spec)
+    started(world, "base", replicas=2, advanced=OLD, **spec)
     world.cluster.pods = {name: replace(pod, ready=is_seen) for name, pod in world.cluster.pods.items()}
     world.cluster.seen_by(world.observed)
-    world.apply(pool_object(replicas=2, kvCache=NEW, **spec))
+    world.apply(pool_object(replicas=2, advanced=NEW, **spec))
     told = list[str]()
     for _ in range(40):
         world.step()
@@ -346,7 +346,7 @@ def test_runners_of_several_pods_stay_where_a_change_is_not_of_their_pods() -> N
     world, spec = new_world(), {"parallelism": {"tensor": 1, "pipeline": 2, "podsPerRunner": 2}, "replicas": 2}
     started(world, "base", **spec)
     before = {key: obj["metadata"]["uid"] for key, obj in world.cluster.objects.items()}
-    phases = {"mode": "Split", "kvAcrossClasses": False}
+    phases = {"mode": "Split"}
     world.apply(pool_object(phases=phases, **spec))
     world.at_rest()
     assert {key: obj["metadata"]["uid"] for key, obj in world.cluster.objects.items()} == before

@@ -15,7 +15,7 @@ from weft_operator.core.state import runner_pods
 from weft_runner.settings import parse_settings
 
 GRID = {"tensor": 2, "pipeline": 2, "podsPerRunner": 4}
-SCALING = {"idleSeconds": 60, "wakeSeconds": 300}
+SCALING = {"idleSeconds": 60}
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_without_network_policies_of_the_site_a_runner_has_none(cluster: Cluster
 
 def test_another_launch_replaces_whole_runners_one_after_the_other(pool: ClusterWorld) -> None:
     before = uids(pool)
-    pool.apply(pool_object(replicas=2, parallelism=GRID, kvCache={"pages": 2048}))
+    pool.apply(pool_object(replicas=2, parallelism=GRID, advanced={"kvPages": 2048}))
     seen = {tuple(sorted(uids(pool).values()))}
     for _ in range(40):
         pool.step()
@@ -182,7 +182,7 @@ def test_a_runner_for_one_phase_waits_for_the_victim_of_the_other(
     """Where the pool may have no more."""
     ref = pool_ref()
     groups = [{"name": phase.lower(), "minRunners": 0, "phase": phase} for phase in ("Prompt", "Token")]
-    phases = {"mode": "Split", "kvAcrossClasses": False}
+    phases = {"mode": "Split"}
     cluster.scheduler_speaks = False
     cluster.apply(pool_object(parallelism=GRID, runnerGroups=groups, phases=phases, **scaling))
 

@@ -115,7 +115,7 @@ def test_who_edits_labels_is_not_warned_again() -> None:
 
 @pytest.mark.parametrize(("replicas", "warns"), [(1, True), (2, False)])
 def test_a_split_pool_of_fewer_runners_than_its_phases_want_is_warned_of(replicas: int, warns: bool) -> None:
-    phases = {"mode": "Split", "kvAcrossClasses": False}
+    phases = {"mode": "Split"}
     review = reviewed(Wish("", (), pool_object("chat", replicas=replicas, phases=phases)))
     assert any(warning.startswith("phases: ") for warning in review.warnings) == warns
 
@@ -158,7 +158,7 @@ WISHES = st.one_of(
     ),
     st.builds(
         lambda size, rank, name: base(
-            lora={"maxAdapters": size, "maxRank": rank}, model={"name": name, "uri": "file:m"}
+            lora={"maxRank": rank}, advanced={"maxAdapters": size}, model={"name": name, "uri": "file:m"}
         ),
         st.integers(1, 4),
         st.sampled_from([16, 64]),

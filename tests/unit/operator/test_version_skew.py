@@ -16,7 +16,7 @@ def test_fields_that_an_older_definition_did_not_have_get_their_defaults(world: 
     older = stored_pool(world)
     for name in ("parallelism", "phases", "drainSeconds"):
         del older["spec"][name]
-    del older["spec"]["scheduler"]["consolidation"]
+    del older["spec"]["advanced"]["consolidation"]
     pool = parse(older)
     assert isinstance(pool, Pool)
     assert (pool.tensor_parallel, pool.phases, pool.drain_s, pool.consolidation) == (1, "unified", 300.0, "never")

@@ -23,7 +23,7 @@ def desired_of(*manifests: Object) -> DesiredState:
 
 
 def test_every_objection_is_reported_at_once_with_its_field_and_reason() -> None:
-    desired = desired_of(base(lora={"maxAdapters": 1, "maxRank": 16}))
+    desired = desired_of(base(lora={"maxRank": 16}, advanced={"maxAdapters": 1}))
     wish = admit(lora("a", pinned=True, maxRank=32, baseModel="llama", modelName="base"), lambda _: None)
     with pytest.raises(kopf.AdmissionError) as caught:
         review(wish, None, desired, [])

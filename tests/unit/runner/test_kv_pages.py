@@ -65,7 +65,7 @@ def test_the_refusal_has_the_numbers_and_the_ways_out():
     words = str(caught.value)
     for part in (
         "--kv-memory-fraction 0.8", "1000 tokens takes 1000 KV pages of 1, and 0 fit", "layers 3.00 GiB",
-        "KV pages 0.98 GiB", "GPU 0 (Test)", "3.00 GiB may be taken (4.00 GiB are left, 1.00 GiB", "kvCache.pages",
+        "KV pages 0.98 GiB", "GPU 0 (Test)", "3.00 GiB may be taken (4.00 GiB are left, 1.00 GiB", "advanced.kvPages",
     ):  # fmt: skip
         assert part in words, words
 

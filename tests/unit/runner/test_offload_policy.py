@@ -203,32 +203,30 @@ def test_each_host_of_a_pipeline_has_a_plan_by_what_it_measured(folder: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("asked", "executor", "hosts"),
+    ("asked", "sparse", "executor", "hosts"),
     [
-        ({"hostBytes": "9Mi"}, "cuda", 1),
-        ({"hostBytes": "9Mi"}, "cuda", 2),
-        ({}, "cpu", 1),
-        ({"kv": "int4", "sparseAttention": "TopK"}, "cpu", 2),
+        ({"hostBytes": "9Mi"}, "Off", "cuda", 1),
+        ({"hostBytes": "9Mi"}, "Off", "cuda", 2),
+        ({}, "Off", "cpu", 1),
+        ({"kv": "int4"}, "TopK", "cpu", 2),
     ],
 )
 def test_the_plans_of_weft_plan_offload_are_those_that_a_runner_of_the_pool_finds(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, str], executor: str, hosts: int
+    folder: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, str], sparse: str, executor: str, hosts: int
 ) -> None:
     """By the manifest alone: the runner has the operator's flags. A GPU's rates are made up, and so is the GPU."""
     gpu = executor == "cuda"
     stages = hosts if gpu else 2
+    budgets = {"deviceBytes": "24Mi", "diskPath": str(folder), "weights": "bf16", "kv": "bf16"}
     pool = pool_object(
-        offload={
-            "mode": "Auto", "deviceBytes": "24Mi", "diskPath": str(folder), "weights": "bf16", "kv": "bf16",
-            "sparseAttention": "Off", **asked,
-        },
+        memory={"offload": budgets | asked},
+        advanced={"maxSequences": 8, "sparseAttention": sparse},
         parallelism={"tensor": 1, "pipeline": stages, "podsPerRunner": hosts},
         template={"resources": {"limits": {"nvidia.com/gpu": 1}}} if gpu else {},
     )  # fmt: skip
     pool["metadata"] |= {"uid": "u", "generation": 1, "resourceVersion": "1"}
     pool["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
-    pool["spec"]["scheduler"] |= {"maxSequences": 8}
-    del pool["spec"]["scheduler"]["maxBatchTokens"], pool["spec"]["kvCache"]["pages"]
+    del pool["spec"]["advanced"]["maxBatchTokens"], pool["spec"]["advanced"]["kvPages"]
     products = {"bf16": ((1, 1e-10), (16, 3e-10))}
     rates = MachineRates(
         1e9, 5e8, 1e10, 1e10, 2e10, 1e10, 1e10, 1e11, products, sparse_attention=2e10, one_memory=not gpu

@@ -359,7 +359,7 @@ NEW_BATCH = {"input_file_id": "f", "endpoint": "e", "completion_window": "24h"}
             finished_unix_ms=(0, 1 << 62),
         ),
         *bounds(limited, {}, tokens_per_minute=(0, 1 << 50)),
-        *bounds(pool, {}, max_runners=(0, 1 << 20), hold_s=(0, 1 << 31)),
+        *bounds(pool, {}, max_runners=(0, 1 << 20)),
         *bounds(
             entry(kv_transfer.KV_FROM_SENDER, "pages"), {"request_id": "r", "pages": 1, "layers": 1, "bytes": 1},
             pages=(1, 1 << 31), layers=(1, 1 << 12), bytes=(1, 1 << 40),

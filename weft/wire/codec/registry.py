@@ -107,7 +107,6 @@ def _pool(m: pb.PoolDesired) -> PoolSpec:
         min_runners=number(m.min_runners, f"pool {name}: min_runners", MAX_RUNNERS),
         max_runners=number(m.max_runners, f"pool {name}: max_runners", MAX_RUNNERS),
         idle_s=float(number(m.idle_s, f"pool {name}: idle_s", MAX_SECONDS)),
-        hold_s=number(m.hold_s, f"pool {name}: hold_s", MAX_SECONDS),
         drain_s=float(number(m.drain_s, f"pool {name}: drain_s", MAX_SECONDS)),
         max_context_tokens=number(m.max_context_tokens, f"pool {name}: max_context_tokens", MAX_TOKENS),
         consolidation=text(m.consolidation, f"pool {name}: consolidation") or "never",

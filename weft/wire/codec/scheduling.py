@@ -436,7 +436,6 @@ def _routes(m: pb.Routes) -> Routes:
                     p.ready_runners,
                     p.shared_all,
                     tuple(p.shared_namespaces),
-                    p.hold_s,
                     p.tool_call_parser,
                     p.embeds_only,
                     p.max_output_tokens,

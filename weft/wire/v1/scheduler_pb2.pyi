@@ -484,7 +484,7 @@ class Unserved(_message.Message):
     def __init__(self, uid: _Optional[str] = ..., namespace: _Optional[str] = ..., model_name: _Optional[str] = ..., pool: _Optional[str] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class PoolRoute(_message.Message):
-    __slots__ = ("pool", "base_digest", "base_model_name", "max_context_tokens", "ready_runners", "shared_all", "shared_namespaces", "hold_s", "tool_call_parser", "embeds_only", "max_output_tokens", "sampling_defaults", "chat_template", "chat_template_fault")
+    __slots__ = ("pool", "base_digest", "base_model_name", "max_context_tokens", "ready_runners", "shared_all", "shared_namespaces", "tool_call_parser", "embeds_only", "max_output_tokens", "sampling_defaults", "chat_template", "chat_template_fault")
     POOL_FIELD_NUMBER: _ClassVar[int]
     BASE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     BASE_MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -492,7 +492,6 @@ class PoolRoute(_message.Message):
     READY_RUNNERS_FIELD_NUMBER: _ClassVar[int]
     SHARED_ALL_FIELD_NUMBER: _ClassVar[int]
     SHARED_NAMESPACES_FIELD_NUMBER: _ClassVar[int]
-    HOLD_S_FIELD_NUMBER: _ClassVar[int]
     TOOL_CALL_PARSER_FIELD_NUMBER: _ClassVar[int]
     EMBEDS_ONLY_FIELD_NUMBER: _ClassVar[int]
     MAX_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -506,14 +505,13 @@ class PoolRoute(_message.Message):
     ready_runners: int
     shared_all: bool
     shared_namespaces: _containers.RepeatedScalarFieldContainer[str]
-    hold_s: int
     tool_call_parser: str
     embeds_only: bool
     max_output_tokens: int
     sampling_defaults: SamplingDefaults
     chat_template: str
     chat_template_fault: str
-    def __init__(self, pool: _Optional[str] = ..., base_digest: _Optional[str] = ..., base_model_name: _Optional[str] = ..., max_context_tokens: _Optional[int] = ..., ready_runners: _Optional[int] = ..., shared_all: _Optional[bool] = ..., shared_namespaces: _Optional[_Iterable[str]] = ..., hold_s: _Optional[int] = ..., tool_call_parser: _Optional[str] = ..., embeds_only: _Optional[bool] = ..., max_output_tokens: _Optional[int] = ..., sampling_defaults: _Optional[_Union[SamplingDefaults, _Mapping]] = ..., chat_template: _Optional[str] = ..., chat_template_fault: _Optional[str] = ...) -> None: ...
+    def __init__(self, pool: _Optional[str] = ..., base_digest: _Optional[str] = ..., base_model_name: _Optional[str] = ..., max_context_tokens: _Optional[int] = ..., ready_runners: _Optional[int] = ..., shared_all: _Optional[bool] = ..., shared_namespaces: _Optional[_Iterable[str]] = ..., tool_call_parser: _Optional[str] = ..., embeds_only: _Optional[bool] = ..., max_output_tokens: _Optional[int] = ..., sampling_defaults: _Optional[_Union[SamplingDefaults, _Mapping]] = ..., chat_template: _Optional[str] = ..., chat_template_fault: _Optional[str] = ...) -> None: ...
 
 class SamplingDefaults(_message.Message):
     __slots__ = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens")
@@ -654,7 +652,7 @@ class RegistryToScheduler(_message.Message):
     def __init__(self, version: _Optional[int] = ..., snapshot: _Optional[bool] = ..., pools: _Optional[_Iterable[_Union[PoolDesired, _Mapping]]] = ..., adapters: _Optional[_Iterable[_Union[AdapterDesired, _Mapping]]] = ..., removed_pools: _Optional[_Iterable[str]] = ..., removed_adapter_uids: _Optional[_Iterable[str]] = ..., term: _Optional[int] = ...) -> None: ...
 
 class PoolDesired(_message.Message):
-    __slots__ = ("pool", "base_digest", "base_model_name", "shared_all", "shared_namespaces", "max_queue", "queue", "reservation", "created_unix_s", "min_runners", "drain_s", "max_runners", "idle_s", "hold_s", "max_context_tokens", "consolidation", "tenant_weights", "slo_ttft_ms", "slo_token_time_ms", "slo_reject", "phases", "kv_across_classes", "groups", "tool_call_parser", "embeds_only", "sampling_defaults", "generation", "max_output_tokens", "chat_template", "chat_template_fault")
+    __slots__ = ("pool", "base_digest", "base_model_name", "shared_all", "shared_namespaces", "max_queue", "queue", "reservation", "created_unix_s", "min_runners", "drain_s", "max_runners", "idle_s", "max_context_tokens", "consolidation", "tenant_weights", "slo_ttft_ms", "slo_token_time_ms", "slo_reject", "phases", "kv_across_classes", "groups", "tool_call_parser", "embeds_only", "sampling_defaults", "generation", "max_output_tokens", "chat_template", "chat_template_fault")
     class TenantWeightsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -675,7 +673,6 @@ class PoolDesired(_message.Message):
     DRAIN_S_FIELD_NUMBER: _ClassVar[int]
     MAX_RUNNERS_FIELD_NUMBER: _ClassVar[int]
     IDLE_S_FIELD_NUMBER: _ClassVar[int]
-    HOLD_S_FIELD_NUMBER: _ClassVar[int]
     MAX_CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CONSOLIDATION_FIELD_NUMBER: _ClassVar[int]
     TENANT_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
@@ -705,7 +702,6 @@ class PoolDesired(_message.Message):
     drain_s: int
     max_runners: int
     idle_s: int
-    hold_s: int
     max_context_tokens: int
     consolidation: str
     tenant_weights: _containers.ScalarMap[str, int]
@@ -722,7 +718,7 @@ class PoolDesired(_message.Message):
     max_output_tokens: int
     chat_template: str
     chat_template_fault: str
-    def __init__(self, pool: _Optional[str] = ..., base_digest: _Optional[str] = ..., base_model_name: _Optional[str] = ..., shared_all: _Optional[bool] = ..., shared_namespaces: _Optional[_Iterable[str]] = ..., max_queue: _Optional[int] = ..., queue: _Optional[str] = ..., reservation: _Optional[str] = ..., created_unix_s: _Optional[int] = ..., min_runners: _Optional[int] = ..., drain_s: _Optional[int] = ..., max_runners: _Optional[int] = ..., idle_s: _Optional[int] = ..., hold_s: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., consolidation: _Optional[str] = ..., tenant_weights: _Optional[_Mapping[str, int]] = ..., slo_ttft_ms: _Optional[int] = ..., slo_token_time_ms: _Optional[int] = ..., slo_reject: _Optional[bool] = ..., phases: _Optional[str] = ..., kv_across_classes: _Optional[bool] = ..., groups: _Optional[_Iterable[_Union[PhaseGroups, _Mapping]]] = ..., tool_call_parser: _Optional[str] = ..., embeds_only: _Optional[bool] = ..., sampling_defaults: _Optional[_Union[SamplingDefaults, _Mapping]] = ..., generation: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., chat_template: _Optional[str] = ..., chat_template_fault: _Optional[str] = ...) -> None: ...
+    def __init__(self, pool: _Optional[str] = ..., base_digest: _Optional[str] = ..., base_model_name: _Optional[str] = ..., shared_all: _Optional[bool] = ..., shared_namespaces: _Optional[_Iterable[str]] = ..., max_queue: _Optional[int] = ..., queue: _Optional[str] = ..., reservation: _Optional[str] = ..., created_unix_s: _Optional[int] = ..., min_runners: _Optional[int] = ..., drain_s: _Optional[int] = ..., max_runners: _Optional[int] = ..., idle_s: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., consolidation: _Optional[str] = ..., tenant_weights: _Optional[_Mapping[str, int]] = ..., slo_ttft_ms: _Optional[int] = ..., slo_token_time_ms: _Optional[int] = ..., slo_reject: _Optional[bool] = ..., phases: _Optional[str] = ..., kv_across_classes: _Optional[bool] = ..., groups: _Optional[_Iterable[_Union[PhaseGroups, _Mapping]]] = ..., tool_call_parser: _Optional[str] = ..., embeds_only: _Optional[bool] = ..., sampling_defaults: _Optional[_Union[SamplingDefaults, _Mapping]] = ..., generation: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., chat_template: _Optional[str] = ..., chat_template_fault: _Optional[str] = ...) -> None: ...
 
 class PhaseGroups(_message.Message):
     __slots__ = ("phase", "min_runners", "max_runners")

@@ -14,7 +14,7 @@ from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 
 from weft.artifacts.errors import ArtifactError, Reason, Refused, Unavailable
-from weft.domain.text import quoted
+from weft.chat_template import TEMPLATE_FILE
 from weft.process import CannotStart
 from weft.trust import accept_private_authorities
 from weft_depot import config_maps
@@ -56,7 +56,7 @@ class KubernetesConfigMaps:
     def __init__(self, api: "CoreV1Api") -> None:
         self._api = api
 
-    def read(self, namespace: str, name: str, key: str) -> str:
+    def read(self, namespace: str, name: str) -> str:
         """Raises Refused (ConfigMapMissing, ConfigMapForbidden), Unavailable."""
         config_maps.check_names(namespace, name)
         called = where(namespace, name)
@@ -66,10 +66,9 @@ class KubernetesConfigMaps:
             raise _refused(error, "ConfigMap", namespace, name) from None
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise _silent(error, "ConfigMap", called) from None
-        if not (text := (found.data or {}).get(key)):
-            raise Refused(
-                Reason.CONFIG_MAP_MISSING, f"ConfigMap {called} has no text under {quoted(key, 100)} in its data"
-            )
+        if not (text := (found.data or {}).get(TEMPLATE_FILE)):
+            why = f"ConfigMap {called} has no text under {TEMPLATE_FILE} in its data"
+            raise Refused(Reason.CONFIG_MAP_MISSING, why)
         return text
 
 

@@ -112,11 +112,6 @@ class Admission:
         digest, problem = loading[0].digest, loading[0].problem
         return f"no tokenizer could be loaded: {problem}" if problem else f"loading the tokenizer of {digest}"
 
-    def hold_s(self, pool: str) -> float:
-        """How long a request of that pool may be without what it needs."""
-        row = self._routes.pools.get(pool)
-        return row.hold_s if row and row.hold_s else self._config.hold_s
-
     # ---------------------------------------------------------------- steps
 
     def arrive(self, request_id: str, priority: Priority, now: float) -> list[Effect]:
@@ -147,7 +142,7 @@ class Admission:
         if tokenizer.state is not TokenizerState.LOADING or crowded:
             return [self._refuse(arrival, _no_tokenizer(arrival.pool, tokenizer))]
         self._waiting.setdefault(arrival.digest, {})[arrival.request_id] = None
-        self._wait(arrival, Stage.TOKENIZER, now + self.hold_s(arrival.pool))
+        self._wait(arrival, Stage.TOKENIZER, now + self._config.hold_s)
         return []
 
     def predict(self, request: PreparedRequest, now: float) -> list[Effect]:

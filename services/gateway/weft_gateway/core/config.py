@@ -13,7 +13,7 @@ class GatewayConfig:
     """Durations in seconds."""
 
     max_in_flight: int = 2000  # answers at once; beyond it requests are refused
-    hold_s: float = 30.0  # without a runner, where the pool has no hold time of its own
+    hold_s: float = 300.0  # without a runner
     predict_s: float = 0.05  # for a prediction
     connect_s: float = 5.0  # for a runner's session to come up
     session_idle_s: float = 60.0  # a session without requests closes

@@ -173,7 +173,7 @@ class Gateway:
             stream = RequestStream(
                 request,
                 index,
-                hold_s=self.admission.hold_s(pool),
+                hold_s=self.config.hold_s,
                 arrived=arrival.arrived,
                 now=now,
                 available=self._is_available(pool),

@@ -158,9 +158,7 @@ def _new_adapter(name: str, pool: Object, adapters: Sequence[Object]) -> Object:
     """
     of, allowed = pool["metadata"], pool["spec"]["allowedNamespaces"]
     namespace, _, own = name.rpartition("/")
-    if not re.fullmatch(LABEL_PATTERN, namespace) or not (
-        allowed["from"] == "All" or namespace in allowed.get("names", ())
-    ):
+    if not re.fullmatch(LABEL_PATTERN, namespace) or not ("*" in allowed or namespace in allowed):
         namespace, own = of["namespace"], name
     label = re.sub(r"[^a-z0-9]+", "-", own.lower()).strip("-")[: LABEL_CHARS - 9].strip("-") or "adapter"
     taken = {obj["metadata"]["name"] for obj in adapters if obj["metadata"]["namespace"] == namespace}

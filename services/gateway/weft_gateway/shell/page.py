@@ -195,7 +195,7 @@ async def adapters(state: AppState, request: Request) -> Response:
 def _served(state: AppState, route: Route, now: FleetNow, in_flight: int) -> dict[str, Any]:
     machine, places = state.machine, now.places.get(route.adapter, [])
     pool = machine.routes.pools.get(route.pool)
-    how = standing(pool, places, machine.admission.hold_s(route.pool), scheduler_up=machine.scheduler_up)
+    how = standing(pool, places, machine.config.hold_s, scheduler_up=machine.scheduler_up)
     tiers = Counter(one.tier.name.lower() for one in places if one.tier >= Tier.DISK)
     return {
         "model": route.model_name,

@@ -42,13 +42,13 @@ def executor_of(
     )
     budget = OffloadBudget(
         device_bytes=budgets.device_bytes, disk_bytes=budgets.disk_bytes, path=files["config.json"].parent,
-        base="sha256:" + "5" * 64, micro_batch=BATCH_TOKENS, max_tokens=wanted["scheduler"]["maxBatchTokens"],
-        max_sequences=wanted["scheduler"]["maxSequences"], max_rank=RANK, plan=plan if told else None,
+        base="sha256:" + "5" * 64, micro_batch=BATCH_TOKENS, max_tokens=wanted["maxBatchTokens"],
+        max_sequences=wanted["maxSequences"], max_rank=RANK, plan=plan if told else None,
         in_flight=search.work.in_flight,
     )  # fmt: skip
     executor = OffloadExecutor(
         native_library(), open_checkpoint(files, search.spec), budget, dtype="bf16", threads=1,
-        pages=wanted["kvCache"]["pages"], page_tokens=16, slots=2,
+        pages=wanted["kvPages"], page_tokens=16, slots=2,
         part=Partition(search.spec, first=layers.start, last=layers.stop),
     )  # fmt: skip
     return executor, budgets

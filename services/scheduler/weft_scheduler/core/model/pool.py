@@ -199,7 +199,6 @@ class Pool:
             ready_runners=self.ready_runners,
             shared_all=spec.shared_all,
             shared_namespaces=spec.shared_namespaces,
-            hold_s=spec.hold_s,
             tool_call_parser=spec.tool_call_parser,
             embeds_only=spec.embeds_only,
             max_output_tokens=spec.max_output_tokens,
