@@ -1,19 +1,20 @@
 """`weft plan`: how many runners of which kind, before they are there."""
 
 import json
-import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from weft_cli.errors import BadInput
 from weft_cli.output import dump, note, say, table
 
-SLO = re.compile(r"^(\w+):p(\d+(?:\.\d+)?)=(\d+(?:\.\d+)?)(ms|s)$")
+if TYPE_CHECKING:
+    from weft_cli.plan_scenario import Load, Scenario
+
+HINT = "`weft plan capacity --help` shows a scenario, docs/plan.md has every field"
 
 plan_app = typer.Typer(no_args_is_help=True, help="Plan a cluster before it is there.")
 
@@ -25,71 +26,57 @@ def group() -> None:
 
 @plan_app.command()
 def capacity(
-    manifests: Annotated[
-        list[Path] | None, typer.Option("-f", help="With the ServingPool; it comes back with roles and groups.")
+    scenario: Annotated[Path, typer.Option("--filename", "-f", help="The scenario, or - for standard input.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the ServingPool there, instead of printing it.")
     ] = None,
-    trace: Annotated[
-        Path | None, typer.Option(help="Requests: Azure, Mooncake, Splitwise or your own .csv or .jsonl.")
-    ] = None,
-    rate: Annotated[
-        float | None, typer.Option(min=1e-6, help="Requests a second, Poisson. Default: the trace's own times.")
-    ] = None,
-    prompt: Annotated[
-        str | None, typer.Option(help="Prompt tokens without a trace: fixed:N, uniform:A,B, lognormal:MEDIAN,SIGMA.")
-    ] = None,
-    output: Annotated[str | None, typer.Option(help="Tokens of answers, likewise.")] = None,
-    slo: Annotated[
-        list[str] | None, typer.Option(help="METRIC:pLEVEL=TIME of ttft, tbt, tpot, e2e; several times.")
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="A name that is known, or a config.json.")] = None,
-    kinds: Annotated[str, typer.Option(help="Of the hardware table, with commas. Default: all its GPUs.")] = "",
-    gpus: Annotated[str, typer.Option(help="Tensor-parallel GPUs of a runner to try, with commas.")] = "1,2,4,8",
-    batch_tokens: Annotated[
-        int | None,
-        typer.Option(min=16, help="Of an iteration; Unified designs try a quarter too. Default: the pool's, or 2048."),
-    ] = None,
-    hardware: Annotated[Path | None, typer.Option(help="A table of prices and power of your own (TOML).")] = None,
-    performance: Annotated[
-        str, typer.Option(help="roofline, or splitwise-sim: its published tables for A100 and H100.")
-    ] = "roofline",
-    minimize: Annotated[str, typer.Option(help="cost, power or count.")] = "cost",
-    phases: Annotated[str, typer.Option(help="Split, Unified, or both with a comma.")] = "Split,Unified",
     full: Annotated[
         bool,
         typer.Option("--full", help="The smallest design of every combination, also of those ruled out by bounds."),
     ] = False,
-    requests: Annotated[int, typer.Option(min=50, help="Of a simulation; twice as many confirm the answer.")] = 4_000,
-    max_runners: Annotated[int, typer.Option(min=1, help="Of a design.")] = 512,
-    jobs: Annotated[int, typer.Option(min=1, help="Simulations at a time.")] = 2,
+    picture: Annotated[Path | None, typer.Option(help="Write an SVG of the designs.")] = None,
     seed: Annotated[int, typer.Option(help="Of the requests; the answer is confirmed with the next one.")] = 0,
-    picture: Annotated[Path | None, typer.Option(help="An SVG of the designs.")] = None,
-    pool: Annotated[Path | None, typer.Option(help="The ServingPool, instead of standard output.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Simulations at a time.")] = 2,
 ) -> int:
     """How many prompt, token and mixed runners of which kind a load needs, at the least cost, power or count.
 
-    - `weft plan capacity --trace azure_conv.csv --rate 80 --slo ttft:p90=1s --slo tbt:p99=100ms --model
-      meta-llama/Llama-3.1-70B --gpus 4`  among A100, H100 and H200
+    - `weft plan capacity -f scenario.yaml -o pool.yaml`  the ServingPool that is to be applied
 
-    - `weft plan capacity -f pool.yaml --rate 0.5 --prompt lognormal:200,0.7 --output fixed:100 --slo e2e:p90=20s
-      --hardware mine.toml --kinds laptop`  with a runner that measured itself
+    - `weft plan capacity -f scenario.yaml --full --picture plan.svg`  every combination beside it
+
+    A scenario; paths in it are from its folder on:
+
+    ```
+    model: meta-llama/Llama-3.1-70B    # or a config.json; or pool: pool.yaml, a manifest
+    load:
+      trace: azure_conv.csv            # or prompt: lognormal:300,0.8 and output: fixed:40
+      rate: 80                         # requests a second; without it the trace's own times
+    objectives:
+      ttft: {p90: 1s}                  # also tbt, tpot, e2e
+      tbt: {p99: 100ms}
+    hardware: {kinds: [a100, h100], gpus: [4]}
+    minimize: cost                     # or power, count
+    ```
 
     TTFT is the time to the first token, TBT the time between any two tokens, TPOT a request's mean of it, E2E the time
     to the last token. Split designs have runners for prompts and runners for tokens, between which KV travels. Every
-    number comes from simulations with known lengths; docs/plan.md says what is modelled and how the search goes.
+    number comes from simulations with known lengths; docs/plan.md has every field, what is modelled and how the search
+    goes.
 
     Exit code 1: no design meets the objectives, or requests of another seed do not confirm it.
     """
-    request = PlanRequest(trace, rate, prompt, output, tuple(slo or ()), minimize, max_runners)
-    manifest = _pool_of(manifests or [])
-    limits, name = _limits(manifest, batch_tokens), model or _model_of(manifest)
-    of = _hardware(performance, hardware, _words(kinds), name, _numbers("gpus", gpus), limits)
-    load = request.workload()
+    from weft_cli.plan_scenario import read_scenario
+
+    asked = read_scenario(scenario)
+    manifest = _pool_of([asked.pool] if asked.pool is not None else [])
+    of, load, requests = _hardware(asked, manifest), _workload(asked.load), asked.load.requests
     if load.rate_s is None and len(load.trace) < 2 * requests:
         requests = max(1, len(load.trace) // 2)  # so that other requests are left to confirm the answer
-    first = request.problem(of.model, load, requests, seed)
-    second = request.problem(of.model, load, 2 * requests, seed + 1)
-    found = _planned(first, second, of.kinds, phases, jobs, full=full)
-    return _written(found, manifest, seed + 1, picture, pool)
+    first = _problem(asked, of.model, load, requests, seed)
+    second = _problem(asked, of.model, load, 2 * requests, seed + 1)
+    return _written(
+        _planned(first, second, of.kinds, asked.phases, jobs, full=full), manifest, seed + 1, picture, output
+    )
 
 
 @plan_app.command()
@@ -145,104 +132,76 @@ def offload(
     return 0
 
 
-def _planned(first: Any, second: Any, kinds: Sequence[Any], phases: str, jobs: int, *, full: bool) -> Any:
-    """The plan of all combinations, with a bar on standard error. Raises BadInput."""
+def _planned(first: Any, second: Any, kinds: Sequence[Any], phases: Sequence[str], jobs: int, *, full: bool) -> Any:
+    """The plan of all combinations, with a bar on standard error."""
     from weft_sim.planning.plan import families, plan
 
-    modes = _words(phases)
-    designs = families(kinds, split="Split" in modes, unified="Unified" in modes)
-    if not designs:
-        raise BadInput(f"--phases {phases!r}: Split, Unified, or both", "weft plan capacity --help")
+    designs = families(kinds, split="Split" in phases, unified="Unified" in phases)
     note(f"{len(first.arrivals)} requests in {first.seconds:.0f} s, {len(designs)} combinations of kinds")
     with typer.progressbar(length=len(designs), label="designs", file=sys.stderr) as bar:
         return plan(first, second, designs, jobs, bar.update, full=full)
 
 
 def _written(
-    found: Any, manifest: Mapping[str, Any] | None, other_seed: int, picture: Path | None, pool: Path | None
+    found: Any, manifest: Mapping[str, Any] | None, other_seed: int, picture: Path | None, output: Path | None
 ) -> int:  # fmt: skip
     """The table, the picture, the ServingPool; the exit code."""
     from weft_sim.planning import plan_report
 
     head, rows = plan_report.rows(found)
     for line in (*table(head, rows), "", *plan_report.answer(found, other_seed)):
-        say(line) if pool is not None or found.confirmed is None else note(line)
+        say(line) if output is not None or found.confirmed is None else note(line)
     if picture is not None:
         picture.write_text(plan_report.picture(found), encoding="utf-8")
     if found.confirmed is None:
         return 1
     text = dump(plan_report.pool(found, manifest), "yaml")
-    pool.write_text(text + "\n", encoding="utf-8") if pool is not None else say(text)
+    output.write_text(text + "\n", encoding="utf-8") if output is not None else say(text)
     return 0 if found.confirmed.met else 1
 
 
-@dataclass(frozen=True, slots=True)
-class PlanRequest:
-    """What the command line asks for, as text."""
-
-    trace: Path | None
-    rate: float | None
-    prompt: str | None
-    output: str | None
-    slo: tuple[str, ...]
-    minimize: str
-    max_runners: int
-
-    def workload(self) -> Any:
-        """Raises BadInput."""
-        from weft_sim.planning.workload import BadWorkload, Workload, distribution
-        from weft_sim.traces import TraceError, read
-
-        try:
-            return Workload(
-                tuple(read(self.trace)) if self.trace is not None else (),
-                self.rate,
-                distribution(self.prompt) if self.prompt is not None else None,
-                distribution(self.output) if self.output is not None else None,
-            )
-        except (TraceError, BadWorkload) as error:
-            raise BadInput(str(error), "weft plan capacity --help") from error
-
-    def problem(self, model: Any, workload: Any, requests: int, seed: int) -> Any:
-        """Raises BadInput."""
-        from weft_sim.planning.cluster import Rules
-        from weft_sim.planning.designs import MEASURES
-        from weft_sim.planning.search import PlanningProblem
-        from weft_sim.planning.workload import BadWorkload
-
-        if self.minimize not in MEASURES:
-            raise BadInput(f"--minimize {self.minimize!r}", f"choose among {', '.join(MEASURES)}")
-        try:
-            arrivals = workload.arrivals(requests, seed)
-        except BadWorkload as error:
-            raise BadInput(str(error), "weft plan capacity --help") from error
-        objectives = tuple(map(_objective, self.slo))
-        if not objectives:
-            raise BadInput("which objectives?", "for example --slo ttft:p90=1s --slo tbt:p99=100ms")
-        split, unified = Rules("mixed_pool"), Rules("shortest_queue")
-        return PlanningProblem(model, arrivals, objectives, split, unified, self.minimize, self.max_runners)
-
-
-def _objective(text: str) -> Any:
-    from weft_sim.planning.objectives import METRICS, Objective
-
-    found = SLO.match(text)
-    if found is None or found[1] not in METRICS or not 0 < float(found[2]) < 100:
-        raise BadInput(f"--slo {text!r}", f"METRIC:pLEVEL=TIME with one of {', '.join(METRICS)}: ttft:p90=800ms")
-    return Objective.of(found[1], float(found[2]) / 100, float(found[3]) / (1e3 if found[4] == "ms" else 1.0))
-
-
-def _hardware(
-    performance: str, path: Path | None, kinds: Sequence[str], model: str, gpus: Sequence[int], limits: Any
-) -> Any:  # fmt: skip
-    from weft_sim.planning.hardware import BadHardware, hardware, of_splitwise
+def _workload(load: "Load") -> Any:
+    """Raises BadInput."""
+    from weft_sim.planning.workload import Workload, distribution
+    from weft_sim.traces import TraceError, read
 
     try:
-        if performance == "splitwise-sim":
-            return of_splitwise(path, kinds, model, limits)
-        return hardware(path, kinds, _config(model), gpus, limits)
+        return Workload(
+            tuple(read(load.trace)) if load.trace is not None else (),
+            load.rate,
+            distribution(load.prompt) if load.prompt is not None else None,
+            distribution(load.output) if load.output is not None else None,
+        )
+    except TraceError as error:
+        raise BadInput(f"load.trace: {error}", HINT) from error
+
+
+def _problem(asked: "Scenario", model: Any, workload: Any, requests: int, seed: int) -> Any:
+    """Raises BadInput."""
+    from weft_sim.planning.cluster import Rules
+    from weft_sim.planning.search import PlanningProblem
+    from weft_sim.planning.workload import BadWorkload
+
+    try:
+        arrivals = workload.arrivals(requests, seed)
+    except BadWorkload as error:
+        raise BadInput(f"load: {error}", HINT) from error
+    split, unified = Rules("mixed_pool"), Rules("shortest_queue")
+    return PlanningProblem(model, arrivals, asked.objectives.all(), split, unified, asked.minimize)
+
+
+def _hardware(asked: "Scenario", manifest: Mapping[str, Any] | None) -> Any:
+    """Raises BadInput."""
+    from weft_sim.planning.hardware import BadHardware, hardware, of_splitwise
+
+    of, limits = asked.hardware, _limits(manifest, asked.batch_tokens)
+    model = asked.model or _model_of(manifest or {})
+    try:
+        if of.performance == "splitwise-sim":
+            return of_splitwise(of.table, of.kinds, model, limits)
+        return hardware(of.table, of.kinds, _config(model), of.gpus, limits)
     except (BadHardware, ValueError) as error:
-        raise BadInput(str(error), "weft plan capacity --help") from error
+        raise BadInput(f"hardware: {error}", HINT) from error
 
 
 def _limits(manifest: Mapping[str, Any] | None, batch_tokens: int | None) -> Any:
@@ -259,7 +218,7 @@ def _config(model: str) -> str | Mapping[str, Any]:
     try:
         return json.loads(Path(model).read_text())
     except (OSError, json.JSONDecodeError) as error:
-        raise BadInput(f"--model {model}: {error}") from error
+        raise BadInput(f"model: {model}: {error}", HINT) from error
 
 
 def _pool_of(paths: Sequence[Path]) -> Mapping[str, Any] | None:
@@ -274,19 +233,6 @@ def _pool_of(paths: Sequence[Path]) -> Mapping[str, Any] | None:
     return pools[0]
 
 
-def _model_of(manifest: Mapping[str, Any] | None) -> str:
-    if manifest is None:
-        raise BadInput("which model?", "--model meta-llama/Llama-3.1-70B, or a config.json, or -f POOL.yaml")
+def _model_of(manifest: Mapping[str, Any]) -> str:
     model = manifest["spec"]["model"]
     return str(model.get("name") or str(model["uri"]).removeprefix("hf:"))
-
-
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
-
-
-def _numbers(option: str, text: str) -> list[int]:
-    words = _words(text)
-    if not words or not all(word.isdecimal() and int(word) for word in words):
-        raise BadInput(f"--{option} {text!r}", "numbers with commas: 1,2,4")
-    return [int(word) for word in words]

@@ -33,7 +33,7 @@ class PlanningProblem:
     split: Rules
     unified: Rules
     measure: str = "cost"
-    max_runners: int = 1_024
+    max_runners: int = 512
 
     def size(self, design: Design) -> float:
         return design.total(MEASURES[self.measure])
