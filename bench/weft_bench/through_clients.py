@@ -35,7 +35,7 @@ async def measure(
     """Each crowd in turn, `scale` times as large. Raises StackFailed, RequestFailed."""
     with TemporaryDirectory(prefix="weft-bench-") as scratch, Stack(quickstart(), Path(scratch), "--auth") as stack:
         stack.key, crowds_key = await asyncio.to_thread(lambda: [*map(stack.create_key, (OTHERS, CROWD))])
-        stack.cli("limit", "set", "-n", CROWD, "--model", "*", "--concurrent", "2")
+        stack.cli("limit", "set", "-n", CROWD, "--model", "*", "concurrent=2")
         await asyncio.to_thread(stack.wait_for_models)
         found = list[Line]()
         rounds = Rounds(stack, random.Random(seed), round(REQUESTS * min(1.0, scale)))

@@ -39,10 +39,10 @@ class Batches:
     def __exit__(self, *_: object) -> None:
         self._http.close()
 
-    def run(self, file: Path, output: Path, endpoint: str | None, *, delete_files: bool) -> int:
+    def run(self, file: Path, output: Path, *, delete_files: bool) -> int:
         """From a file to its answers. Returns the exit code."""
         _check_output(output)
-        endpoint = endpoint or _endpoint_of(file)
+        endpoint = _endpoint_of(file)
         uploaded = self._upload(file)
         order = {"input_file_id": uploaded["id"], "endpoint": endpoint, "completion_window": "24h"}
         batch = self._ask("POST", "/v1/batches", json=order | {"metadata": {"file": file.name[:512]}})

@@ -35,7 +35,6 @@ def batch_run(
     stack: "Stack",
     file: Annotated[Path, typer.Argument(help="JSON lines, as OpenAI's Batch API takes them.")],
     output: Output,
-    endpoint: Annotated[str | None, typer.Option(help="Of every line.", show_default="the first line's `url`")] = None,
     delete_files: Annotated[
         bool, typer.Option("--delete-files", help="Delete the batch's files from the gateway once they are here.")
     ] = False,
@@ -55,7 +54,7 @@ def batch_run(
     from weft_cli.batch import Batches
 
     with Batches(gateway_of(stack, url), key) as batches:
-        return batches.run(file, output, endpoint, delete_files=delete_files)
+        return batches.run(file, output, delete_files=delete_files)
 
 
 @batch_app.command("wait")

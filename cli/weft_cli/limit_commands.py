@@ -19,40 +19,40 @@ OfKey = Annotated[
 Model = Annotated[
     str, typer.Option(help="For this model, or pattern ('acme/chat-*'), together.", show_default="every model")
 ]
-Number = Annotated[int, typer.Option(min=0, max=1 << 50, show_default="none")]
 
 
 @limit_app.command("set")
 @on_stack
 def limit_set(
     stack: "Stack",
+    limits: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="LIMIT=NUMBER",
+            help="requests-per-minute, tokens-per-minute, concurrent (requests at a time), tokens-per-day.",
+            show_default=False,
+        ),
+    ] = None,
     namespace: Whose = None,
     key: OfKey = None,
     model: Model = "",
-    requests_per_minute: Number = 0,
-    tokens_per_minute: Number = 0,
-    concurrent: Number = 0,
-    tokens_per_day: Number = 0,
     address: SupervisorAt = None,
     tls_dir: TlsDir = None,
 ) -> None:
     """Set the limits of a namespace or a key, in place of those before.
 
-    - `weft limit set -n acme --requests-per-minute 600 --tokens-per-minute 100000`
+    - `weft limit set -n acme requests-per-minute=600 tokens-per-minute=100000`
 
-    - `weft limit set -n acme --model acme/support --concurrent 8`  one adapter, for all keys
+    - `weft limit set -n acme --model acme/support concurrent=8`  one adapter, for all keys
 
-    - `weft limit set --key 1a2b3c4d --requests-per-minute 60`
+    - `weft limit set --key 1a2b3c4d requests-per-minute=60`
 
-    - `weft limit set -n acme --tokens-per-day 5000000`  a quota; the day is UTC's
+    - `weft limit set -n acme tokens-per-day=5000000`  a quota; the day is UTC's
     """
-    from weft_cli.errors import BadInput
-    from weft_cli.limits import LIMITS, set_limit, subject_of
+    from weft_cli.limits import limits_of, set_limit, subject_of
 
-    values = dict(zip(LIMITS, (requests_per_minute, tokens_per_minute, concurrent, tokens_per_day), strict=True))
-    if not any(values.values()):
-        raise BadInput("which limit?", "e.g. --requests-per-minute 600; `weft limit delete` takes limits away")
-    set_limit(stack.supervisor(address, tls_dir), subject_of(namespace, key), model, values)
+    subject, values = subject_of(namespace, key), limits_of(limits or [])
+    set_limit(stack.supervisor(address, tls_dir), subject, model, values)
 
 
 @limit_app.command("delete")

@@ -3,6 +3,7 @@
 import csv
 import io
 from collections import defaultdict
+from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta
 
 from weft_cli.errors import BadInput
@@ -13,6 +14,7 @@ EPOCH = date(1970, 1, 1)
 COLUMNS = ("day", "namespace", "model", "key")  # that usage may be summed by
 SUMS = ("requests", "prompt_tokens", "completion_tokens")
 LIMITS: tuple[str, ...] = ("requests_per_minute", "tokens_per_minute", "concurrent", "tokens_per_day")
+MOST = 1 << 50
 
 
 def subject_of(namespace: str | None, key: str | None) -> str:
@@ -20,6 +22,24 @@ def subject_of(namespace: str | None, key: str | None) -> str:
     if bool(namespace) == bool(key):
         raise BadInput("whose limits?", "either --namespace NAME or --key ID, as `weft key list` shows it")
     return f"namespace/{namespace}" if namespace else f"key/{key}"
+
+
+def limits_of(words: Sequence[str]) -> dict[str, int]:
+    """`requests-per-minute=600` and so on, by the message's names. Raises BadInput."""
+    names, found = {name.replace("_", "-"): name for name in LIMITS}, dict[str, int]()
+    there_are = f"there are: {', '.join(f'{name}=NUMBER' for name in names)}"
+    if not words:
+        raise BadInput("which limits?", there_are)
+    for word in words:
+        name, _, number = word.partition("=")
+        if name not in names:
+            raise BadInput(f"{word!r}: there is no limit {name!r}", there_are)
+        if not (number.isascii() and number.isdigit() and len(number) <= len(str(MOST)) and 0 < int(number) <= MOST):
+            raise BadInput(f"{word!r}: write {name}=NUMBER, of 1 or more", "`weft limit delete` takes limits away")
+        if names[name] in found:
+            raise BadInput(f"{name} is there twice")
+        found[names[name]] = int(number)
+    return found
 
 
 def set_limit(supervisor: Supervisor, subject: str, model: str, values: dict[str, int]) -> None:
@@ -39,7 +59,7 @@ def list_limits(supervisor: Supervisor) -> None:
 
     rules = ask(supervisor, lambda admin: admin.ListLimits(pb.ListLimitsRequest(), timeout=TIMEOUT_S)).limits
     if not rules:
-        note("No limits found. Set one with `weft limit set --namespace NAME --requests-per-minute N`.")
+        note("No limits found. Set one with `weft limit set --namespace NAME requests-per-minute=N`.")
         return
     rows = [
         (

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
+from typer.core import TyperGroup
 from typer.main import get_command
 
 from weft.domain.routes import ToolCallParserName
@@ -40,9 +41,19 @@ if TYPE_CHECKING:
 
 USAGE = 2
 INTERRUPTED = 130
+PLURALS = {"keys": "key", "limits": "limit"}
+
+
+class Commands(TyperGroup):
+    """The commands, which may be called in the plural as well, as kubectl's resources."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return super().get_command(ctx, PLURALS.get(cmd_name, cmd_name))
+
 
 app = typer.Typer(
     name="weft",
+    cls=Commands,
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
@@ -72,8 +83,6 @@ app = typer.Typer(
 app.add_typer(batch_app, name="batch", rich_help_panel="Stack")
 app.add_typer(key_app, name="key")
 app.add_typer(limit_app, name="limit")
-app.add_typer(key_app, name="keys", hidden=True)
-app.add_typer(limit_app, name="limits", hidden=True)
 app.command(rich_help_panel="Stack")(usage)
 app.add_typer(plan_app, name="plan", rich_help_panel="Tools")
 

@@ -65,7 +65,7 @@ def test_an_adapters_runner_and_tier_are_shown(installation: Installation, weft:
 def test_keys_limits_and_usage_are_the_supervisors(weft: Weft) -> None:
     assert weft("key", "create", "-n", "acme", "--note", "of the test").startswith("weft-")
     key_id = next(line.split()[0] for line in weft("key", "list").splitlines() if line.endswith("of the test"))
-    weft("limit", "set", "--key", key_id, "--requests-per-minute", "60")
+    weft("limit", "set", "--key", key_id, "requests-per-minute=60")
     assert f"key/{key_id}" in weft("limit", "list")
     assert weft("key", "revoke", key_id) == f"key/{key_id} revoked\n"
     assert weft("usage", "--csv").startswith("namespace,model,requests")

@@ -351,7 +351,7 @@ def test_keys_are_made_listed_and_revoked(controller: Any, capfd: pytest.Capture
     assert "shown this once" in err
     assert run(capfd, "key", "list")[1].splitlines()[1].split()[:3] == ["k1", "acme", "Active"]
     assert run(capfd, "key", "revoke", "k1")[1] == "key/k1 revoked\n"
-    assert run(capfd, "key", "list")[1].splitlines()[1].split()[2] == "Revoked"
+    assert run(capfd, "keys", "list")[1].splitlines()[1].split()[2] == "Revoked"
     code, _, err = run(capfd, "key", "revoke", "nope")
     assert code == 1
     assert "there is no key nope" in err
@@ -373,15 +373,25 @@ def test_a_key_is_made_with_its_bounds_and_as_a_secret(controller: Any, capfd: p
 
 
 def test_limits_are_set_listed_and_deleted(controller: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    values = ("--requests-per-minute", "60", "--concurrent", "4")
+    values = ("requests-per-minute=60", "concurrent=4")
     assert run(capfd, "limit", "set", "-n", "acme", "--model", "acme/*", *values)[0] == 0
-    assert run(capfd, "limit", "set", "--key", "k1", "--tokens-per-minute", "9")[0] == 0
-    rows = [line.split() for line in run(capfd, "limit", "list")[1].splitlines()[1:]]
+    assert run(capfd, "limit", "set", "--key", "k1", "tokens-per-minute=9")[0] == 0
+    rows = [line.split() for line in run(capfd, "limits", "list")[1].splitlines()[1:]]
     assert rows == [["namespace/acme", "acme/*", "60", "-", "4", "-"], ["key/k1", "*", "-", "9", "-", "-"]]
     code, out, _ = run(capfd, "limit", "delete", "--key", "k1")
     assert (code, out) == (0, "limits of key/k1 deleted\n")
-    for wrong in (["-n", "acme"], ["--concurrent", "1"], ["-n", "a", "--key", "b", "--concurrent", "1"]):
-        assert run(capfd, "limit", "set", *wrong)[0] == 2
+    for wrong, said in (
+        ("-n acme", "there are: requests-per-minute=NUMBER, tokens-per-minute=NUMBER, concurrent=NUMBER"),
+        ("-n acme requests=5", "'requests=5': there is no limit 'requests'"),
+        ("-n acme concurrent=0", "'concurrent=0': write concurrent=NUMBER, of 1 or more"),
+        ("-n acme concurrent 4", "'concurrent': write concurrent=NUMBER, of 1 or more"),
+        (f"-n acme tokens-per-day={1 << 51}", "write tokens-per-day=NUMBER"),
+        ("-n acme concurrent=1 concurrent=2", "concurrent is there twice"),
+        ("concurrent=1", "whose limits?"),
+        ("-n a --key b concurrent=1", "whose limits?"),
+    ):
+        code, _, err = run(capfd, "limit", "set", *wrong.split())
+        assert (code, said in err) == (2, True), err
 
 
 def test_usage_is_summed_by_columns(controller: Any, capfd: pytest.CaptureFixture[str]) -> None:
