@@ -12,7 +12,6 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from weft.domain.routes import ToolCallParserName
 from weft.process import long_lived_imports, serve_root
 from weft_cli.batch_commands import batch_app
 from weft_cli.errors import BadInput, CommandError
@@ -185,7 +184,18 @@ def up(
 
 @app.command(rich_help_panel="Stack")
 def serve(
-    model: Annotated[str, typer.Argument(help="A folder, ORG/NAME[@REVISION] of a Hugging Face hub, or an s3:// URI.")],
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="A folder, ORG/NAME[@REVISION] of a Hugging Face hub, or an s3:// URI.", show_default=False
+        ),
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "--filename", "-f", help="A manifest of a ServingPool, and perhaps of adapters, instead of a MODEL."
+        ),
+    ] = None,
     adapters: Annotated[
         list[Path] | None,
         typer.Option("--adapters", help="A folder of adapters, each in a folder that names it; may be given again."),
@@ -198,17 +208,9 @@ def serve(
         str | None, typer.Option(help="What clients send for the base model.", show_default="the folder's, or ORG/NAME")
     ] = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Of the OpenAI API, on 127.0.0.1.")] = 8080,
-    pages: Annotated[
-        int | None,
-        typer.Option(min=1, help="KV pages of 16 tokens.", show_default="half of the memory that weights leave"),
-    ] = None,
     offload: Annotated[
         Path | None,
         typer.Option(help="A folder on a fast disk: weights that memory has no room for are read from it."),
-    ] = None,
-    tool_call_parser: Annotated[
-        ToolCallParserName | None,
-        typer.Option(help="How the model writes calls of tools.", show_default="as its chat template shows"),
     ] = None,
     print_only: Annotated[
         bool, typer.Option("--print", help="Print the manifests, as `weft up -f` and a cluster take them, and end.")
@@ -226,13 +228,14 @@ def serve(
     ] = None,
     log_level: Annotated[LogLevel, typer.Option(case_sensitive=False, help="Of every component.")] = LogLevel.INFO,
 ) -> int:
-    """Serve a model and its LoRA adapters on this machine, in the foreground, without manifests.
+    """Serve a model and its LoRA adapters on this machine, in the foreground.
 
     - `weft serve models/llama --adapters adapters/`  a folder, and every adapter in another
 
     - `weft serve Qwen/Qwen3-0.6B --adapter support=./lora`  from a Hugging Face hub, through its cache
 
-    - `weft serve models/llama --adapter a=out/a --print > manifests.yaml`  where to go on by hand
+    - `weft serve models/llama --print > pool.yaml`, then `weft serve -f pool.yaml --adapters adapters/`  with whatever
+      else a ServingPool can say: KV pages, how requests queue, how the model writes calls of tools
 
     It serves what its command line names; what is applied or pushed meanwhile ends with it. `weft up` keeps objects.
     """
@@ -241,7 +244,7 @@ def serve(
         from weft_cli.serve import serve as run
 
     return run(
-        Request(model, adapters or [], adapter or [], name, pages, offload, tool_call_parser),
+        Request(model, adapters or [], adapter or [], name, offload, file),
         data_dir=checked_data_dir(directory or serve_root()),
         port=port,
         auth=auth,

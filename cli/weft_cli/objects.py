@@ -20,22 +20,24 @@ OTHER_NAMESPACE = "-n names another namespace"
 RUNNER_HEADERS = ("RUNNER", "POOL", "READY", "SEQUENCES", "PAGES", "ADAPTERS", "ROLE", "ADDRESS")
 
 
-def load_manifests(paths: Sequence[Path], done: str = "applied") -> list[Object]:
+def load_manifests(paths: Sequence[Path], done: str = "applied", *, defaults: bool = True) -> list[Object]:
     """Every object of these files and folders; `-` is standard input, which has to bring one.
 
-    Raises BadInput with every problem; `done`: what was not done.
+    Raises BadInput with every problem; `done`: what was not done. `defaults`: with those of what is not written.
     """
     from weft.api.manifests import STDIN, ManifestError, load
 
     if not paths:
         raise BadInput("nothing to read", "name a manifest or a folder with -f")
     try:
-        objects = [resource.to_dict() for resource in load(paths)]
+        found = load(paths)
     except ManifestError as error:
         raise BadInput(str(error), f"nothing was {done}: correct the manifests, then again") from error
-    if STDIN in paths and not objects:
+    if STDIN in paths and not found:
         raise BadInput(f"<stdin>: no object to be {done}", "what writes into the pipe may have failed")
-    return objects
+    if defaults:
+        return [one.to_dict() for one in found]
+    return [one.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_unset=True) for one in found]
 
 
 def apply(api: ObjectApi, paths: Sequence[Path]) -> None:

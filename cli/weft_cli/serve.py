@@ -1,6 +1,7 @@
-"""`weft serve MODEL`: a model and its adapters from folders or repositories, without manifests of one's own.
+"""`weft serve`: a model and adapters from folders or repositories, without manifests of one's own, or a pool's file.
 
 The command line becomes a ServingPool and a LoRAAdapter each (`--print` shows them), which a stack of their own serves.
+What the manifest of `-f` says of the pool stays; the rest is chosen as for a MODEL.
 A stack of `weft serve` serves what its command line names and nothing else; `weft up` keeps what was applied.
 """
 
@@ -21,6 +22,7 @@ from weft.domain.model.config import ModelSpec, parse_model_config
 from weft.domain.model.errors import Refused
 from weft_cli.client import Object
 from weft_cli.errors import BadInput
+from weft_cli.objects import load_manifests
 from weft_cli.output import dump, note, say
 from weft_operator.local.components import Options
 from weft_runner.gpu_driver import finds_gpu, gpu_bytes
@@ -38,42 +40,42 @@ LABEL = 63
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The command line."""
+    """The command line: a model, or the file of a pool."""
 
-    model: str
+    model: str | None
     folders: Sequence[Path]  # of adapters
     adapters: Sequence[str]
     name: str | None = None
-    pages: int | None = None
     offload: Path | None = None
-    tool_call_parser: str | None = None
+    file: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where files are: `uri` as a manifest has it; `folder` where they are on this machine."""
+    """Where files are: `uri` as a manifest has it; `folder` where they are on this machine.
+
+    `repository`: the ORG/NAME that is read through the user's cache.
+    """
 
     uri: str
     name: str  # as its owner calls it: a folder's name, ORG/NAME
     revision: str | None = None
     folder: Path | None = None
-
-    @property
-    def repository(self) -> str | None:
-        return self.uri.removeprefix("hf:") if self.uri.startswith("hf:") else None
+    repository: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """`name`: what clients send as `model`."""
+    """`name`: what clients send as `model`. `written`: its manifest."""
 
     name: str
     source: Source
+    written: Object | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What the command line asks for. `pages`: KV pages; None: what memory has room for.
+    """What the command line asks for. `written`: the pool's manifest.
 
     `said`: of each folder that is served by another name than its own, or not at all.
     """
@@ -82,9 +84,8 @@ class Served:
     name: str
     adapters: Sequence[Adapter]
     said: Sequence[str] = ()
-    pages: int | None = None
     offload: Path | None = None
-    tool_call_parser: str | None = None
+    written: Object | None = None
 
 
 def serve(
@@ -114,14 +115,65 @@ def serve(
 
 def parse(request: Request) -> Served:
     """Raises BadInput. A folder below `--adapters` that cannot be served keeps no other one from it."""
-    said = list[str]()
-    model = parse_source(request.model, "model")
-    name = request.name or _own_name(model, said)
-    named = [parse_adapter(text, said) for text in request.adapters]
+    if (request.model is None) == (request.file is None):
+        raise BadInput("what is to be served?", "either MODEL, or -f with the manifest of a ServingPool")
+    if request.name and request.file:
+        raise BadInput("--name is for a MODEL", f"write it into {request.file}, as spec.model.name")
+    said, written = list[str](), _written(request.file) if request.file is not None else []
+    pool = written[0] if written else None
+    model = _source_of(pool) if pool else parse_source(request.model or "", "model")
+    name = _name_of(pool) if pool else request.name or _own_name(model, said)
+    named = [Adapter(_name_of(obj), _source_of(obj), obj) for obj in written[1:]]
+    named += [parse_adapter(text, said) for text in request.adapters]
     below = [source for folder in request.folders for source in adapters_below(folder)]
     adapters = _different(below, {name, *(adapter.name for adapter in named)}, said)
     offload = Path(os.path.normpath(request.offload.absolute())) if request.offload else None
-    return Served(model, name, [*adapters, *named], said, request.pages, offload, request.tool_call_parser)
+    return Served(model, name, [*adapters, *named], said, offload, pool)
+
+
+def _written(file: Path) -> list[Object]:
+    """The pool of a manifest or folder, then its adapters, without defaults; `file:` from / on. Raises BadInput."""
+    objects = load_manifests([file], "served", defaults=False)
+    objects.sort(key=lambda obj: obj["kind"] != "ServingPool")
+    kinds = [obj["kind"] for obj in objects]
+    if kinds[:1] != ["ServingPool"] or {*kinds[1:]} - {"LoRAAdapter"}:
+        raise BadInput(f"{file} has {', '.join(kinds) or 'no object'}", "it takes one ServingPool, and LoRAAdapters")
+    folder = Path() if file == Path("-") else file if file.is_dir() else file.parent
+    return [_from_root({"apiVersion": API_VERSION, "kind": obj["kind"], **obj}, folder) for obj in objects]
+
+
+def _from_root(value: Any, folder: Path) -> Any:
+    """The same with each `uri: file:PATH` from / on, where it is from the folder on. Raises BadInput."""
+    if isinstance(value, list):
+        return [_from_root(one, folder) for one in value]
+    if not isinstance(value, dict):
+        return value
+    uri = value.get("uri")
+    if isinstance(uri, str) and uri.startswith("file:"):
+        path = uri.removeprefix("file:").lstrip("/")
+        found = next((root / path for root in (folder.absolute(), Path("/")) if (root / path).is_dir()), None)
+        if found is None:
+            raise BadInput(f"{uri}: there is no folder {folder / path}, nor /{path}")
+        return {**value, "uri": f"file:{os.path.normpath(found).lstrip('/')}"}
+    return {name: _from_root(one, folder) for name, one in value.items()}
+
+
+def _source_of(obj: Object) -> Source:
+    """What a repository needs beside its revision only the depot knows."""
+    of = _files_of(obj)
+    uri, revision = of["uri"], of.get("revision")
+    folder = Path("/", uri.removeprefix("file:")) if uri.startswith("file:") else None
+    plain = uri.startswith("hf:") and not of.keys() & {"digest", "credentialsRef"}
+    found = REPOSITORY.fullmatch(uri.removeprefix("hf:")) if plain else None
+    return Source(uri, uri, revision, folder, found["name"] if found else None)
+
+
+def _name_of(obj: Object) -> str:
+    """What clients send as `model`."""
+    spec, meta = obj["spec"], obj["metadata"]
+    if obj["kind"] == "ServingPool":
+        return spec["model"].get("name") or meta["name"]
+    return spec.get("modelName") or f"{meta['namespace']}/{meta['name']}"
 
 
 def parse_source(text: str, what: str) -> Source:
@@ -131,7 +183,7 @@ def parse_source(text: str, what: str) -> Source:
         at = Path(os.path.normpath(folder.absolute()))
         return Source(f"file:{str(at).lstrip('/')}", at.name, folder=at)
     if found := REPOSITORY.fullmatch(text.removeprefix("hf:")):
-        return Source(f"hf:{found['name']}", found["name"], found["revision"])
+        return Source(f"hf:{found['name']}", found["name"], found["revision"], repository=found["name"])
     if text.startswith(("s3://", "oci://", "depot:sha256:")):
         return Source(text, text.rstrip("/").rpartition("/")[2].partition("@")[0].partition(":")[0] or text)
     missing = f"there is no folder {folder}" if not folder.exists() else f"{folder} is no folder"
@@ -197,7 +249,7 @@ def _objection(adapter: Adapter, taken: set[str]) -> str:
         return "nothing of its name can be in a model's"
     if adapter.name in taken:
         return f"another model is called {adapter.name}"
-    return _wrong(_object("LoRAAdapter", "any", _adapter_spec(adapter, "any", "any")))
+    return _wrong(_adapter_object(adapter, "any", {"name": "any", "namespace": NAMESPACE}, "any"))
 
 
 def manifests(
@@ -215,25 +267,23 @@ def manifests(
     names = [served.name, *(adapter.name for adapter in adapters)]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise BadInput(f"several models would be called {', '.join(twice)}", "name them with --adapter NAME=SOURCE")
-    labels = _labels(names)
-    pool, spec = labels[0], _model_spec(served.model)
-    rank = max([LEAST_RANK, *(_largest_rank(adapter.source) for adapter in adapters)])
-    parser = {"toolCallParser": served.tool_call_parser} if served.tool_call_parser else {}
-    model = {"name": served.name, **_artifact(served.model), **parser}
-    wanted: dict[str, Any] = {"model": model, "lora": {"maxRank": rank}}
-    pages = served.pages
+    labels = _labels(names, [adapter.written["metadata"]["name"] for adapter in adapters if adapter.written])
+    pool, spec = served.written or _object("ServingPool", labels[0], {}), _model_spec(served.model)
+    asked, rank = pool["spec"], max([LEAST_RANK, *(_largest_rank(adapter.source) for adapter in adapters)])
+    model = _with_source({**asked.get("model", {}), "name": served.name}, served.model)
+    wanted = {**asked, "model": model, "lora": {"maxRank": rank, **asked.get("lora", {})}}
+    memory_of, advanced = asked.get("memory") or {}, asked.get("advanced") or {}
     if served.offload is not None:
         offload = _offload(str(served.offload), memory().n_bytes, gpu_memory() if gpu else None)
-        wanted["memory"] = {"offload": offload}
-    elif gpu and not pages:
-        wanted["memory"] = {"fraction": GPU_SHARE}
-    elif not gpu and spec is not None:
-        pages = _pages(spec, served, memory())
-    if pages:
-        wanted["advanced"] = {"kvPages": pages}
-    objects = [_object("ServingPool", pool, wanted)]
+        wanted["memory"] = {**memory_of, "offload": offload}
+    elif not memory_of and "kvPages" not in advanced:
+        if gpu:
+            wanted["memory"] = {"fraction": GPU_SHARE}
+        elif spec is not None:
+            wanted["advanced"] = {**advanced, "kvPages": _pages(spec, served, memory())}
+    objects = [{**pool, "spec": wanted}]
     for label, adapter in zip(labels[1:], adapters, strict=True):
-        objects.append(_object("LoRAAdapter", label, _adapter_spec(adapter, pool, served.name)))
+        objects.append(_adapter_object(adapter, label, pool["metadata"], served.name))
     for part in (objects[:1], objects[1:]):  # what is wrong with the base's name is so with each adapter's base
         if wrong := [why for obj in part if (why := _wrong(obj))]:
             raise BadInput("\n".join(wrong))
@@ -247,8 +297,8 @@ def _computes_on_gpu(executor: str | None) -> bool:
 
 def print_manifests(objects: Sequence[Object]) -> None:
     """As `weft up -f` reads them."""
-    if any(_uri(obj).startswith("file:") for obj in objects):
-        say("# file: URIs are below /: weft up --file-root / -f THIS")
+    if any(_files_of(obj)["uri"].startswith("file:") for obj in objects):
+        say("# file: URIs are below /: weft serve -f THIS, or weft up --file-root / -f THIS")
     say("---\n".join(dump(obj, "yaml").rstrip("\n") + "\n" for obj in objects).rstrip("\n"))
 
 
@@ -272,7 +322,7 @@ def _download(source: Source) -> Source:
         raise BadInput(f"{source.uri}: {why}", "a private one needs `hf auth login` or HF_TOKEN") from error
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise BadInput(f"{source.uri}: {str(error).splitlines()[0]}") from error
-    return replace(source, uri=f"file:{at.lstrip('/')}", revision=None, folder=Path(at))
+    return replace(source, uri=f"file:{at.lstrip('/')}", revision=None, folder=Path(at), repository=None)
 
 
 def _offload(folder: str, host_bytes: int, gpus: list[int] | None) -> dict[str, Any]:
@@ -302,12 +352,12 @@ def _pages(spec: ModelSpec, served: Served, memory: MemoryLimit) -> int:
     page, context = page_bytes(spec, "bf16", PAGE_TOKENS), -(-spec.max_positions // PAGE_TOKENS)
     weights = estimate_memory(spec, "bf16", kv_pages=0, page_tokens=PAGE_TOKENS).total
     left = memory.n_bytes - weights - PROCESS_BYTES
-    pages = served.pages or min(left // 2 // page, SEQUENCES * context, MOST_PAGES)
-    if pages < 1 or pages * page > left:
+    pages = min(left // 2 // page, SEQUENCES * context, MOST_PAGES)
+    if pages < 1:
         raise BadInput(
             f"the weights of {served.name} take {weights / 2**30:.1f} GiB, each KV page of {PAGE_TOKENS} tokens "
             f"{page / 2**20:.2f} MiB, and {memory.limit} has {memory.n_bytes / 2**30:.1f} GiB",
-            "fewer --pages, or --offload FOLDER on a fast disk, from which weights are read in each step",
+            "--offload FOLDER on a fast disk, from which weights are read in each step",
         )
     return pages
 
@@ -337,9 +387,13 @@ def _largest_rank(source: Source) -> int:
         return 0
 
 
-def _adapter_spec(adapter: Adapter, pool: str, base: str) -> dict[str, Any]:
-    of = {"poolRef": {"name": pool}, "baseModel": base, "modelName": adapter.name}
-    return {**of, "source": _artifact(adapter.source)}
+def _adapter_object(adapter: Adapter, label: str, pool: Object, base: str) -> Object:
+    """`pool`: its metadata."""
+    if written := adapter.written:
+        spec = {**written["spec"], "source": _with_source(_files_of(written), adapter.source)}
+        return {**written, "spec": spec}
+    of = {"poolRef": {"name": pool["name"]}, "baseModel": base, "modelName": adapter.name}
+    return _object("LoRAAdapter", label, {**of, "source": _artifact(adapter.source)}, pool["namespace"])
 
 
 def _wrong(obj: Object) -> str:
@@ -355,18 +409,23 @@ def _artifact(source: Source) -> dict[str, str]:
     return {"uri": source.uri, **({"revision": source.revision} if source.revision else {})}
 
 
-def _uri(obj: Object) -> str:
+def _with_source(artifact: dict[str, Any], source: Source) -> dict[str, Any]:
+    return {**{name: value for name, value in artifact.items() if name not in ("uri", "revision")}, **_artifact(source)}
+
+
+def _files_of(obj: Object) -> dict[str, Any]:
     spec = obj["spec"]
-    return (spec["model"] if obj["kind"] == "ServingPool" else spec["source"])["uri"]
+    return spec["model"] if obj["kind"] == "ServingPool" else spec["source"]
 
 
-def _object(kind: str, name: str, spec: dict[str, Any]) -> Object:
-    return {"apiVersion": API_VERSION, "kind": kind, "metadata": {"name": name, "namespace": NAMESPACE}, "spec": spec}
+def _object(kind: str, name: str, spec: dict[str, Any], namespace: str = NAMESPACE) -> Object:
+    return {"apiVersion": API_VERSION, "kind": kind, "metadata": {"name": name, "namespace": namespace}, "spec": spec}
 
 
-def _labels(names: Iterable[str]) -> list[str]:
+def _labels(names: Iterable[str], taken: Iterable[str] = ()) -> list[str]:
     """An object name for each, all different: what a label may not have becomes `-`."""
-    labels = list[str]()
+    labels = list(taken)
+    before = len(labels)
     for name in names:
         label = (
             re.sub(r"[^a-z0-9]+", "-", name.rpartition("/")[2].lower()).strip("-")[: LABEL - 5].strip("-") or "model"
@@ -376,4 +435,4 @@ def _labels(names: Iterable[str]) -> list[str]:
             number += 1
             free = f"{label}-{number}"
         labels.append(free)
-    return labels
+    return labels[before:]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from weft.api.meta import API_VERSION
 from weft_cli.errors import BadInput
 from weft_cli.objects import load_manifests
 from weft_cli.serve import Request, manifests, parse, print_manifests
@@ -22,6 +23,18 @@ ROOMY = MemoryLimit(1 << 36, "this machine")
 
 def request(model: object = MODEL, *adapters: str, folders: tuple[Path, ...] = (), **more: Any) -> Request:
     return Request(str(model), folders, adapters, **more)
+
+
+def pool_in(folder: Path, adapters: str = "", **spec: Any) -> Path:
+    """The file of a pool that serves the quickstart's model, and of these adapters."""
+    model = {"uri": f"file:{str(MODEL)[1:]}", **spec.pop("model", {})}
+    pool: dict[str, Any] = {"apiVersion": API_VERSION, "kind": "ServingPool", "metadata": {"name": "mine"}}
+    (file := folder / "pool.yaml").write_text(yaml.safe_dump(pool | {"spec": {"model": model, **spec}}) + adapters)
+    return file
+
+
+def from_file(file: Path, *adapters: str, **more: Any) -> Request:
+    return Request(None, more.pop("folders", ()), adapters, file=file, **more)
 
 
 def objects_of(asked: Request, memory: MemoryLimit = ROOMY, gpus: list[int] | None = None) -> list[Any]:
@@ -111,25 +124,22 @@ def test_pages_are_those_of_a_full_batch_else_half_of_what_the_weights_leave() -
     assert objects_of(request())[0]["spec"]["advanced"] == {"kvPages": 32 * positions // 16}
     some = objects_of(request(), MemoryLimit((1 << 30) + (64 << 20), "this machine"))[0]["spec"]["advanced"]["kvPages"]
     assert 0 < some < 32 * positions // 16
-    assert objects_of(request(pages=7))[0]["spec"]["advanced"] == {"kvPages": 7}
     with pytest.raises(BadInput, match=r"take 0\.0 GiB.* this container has 1\.0 GiB"):
         objects_of(request(), MemoryLimit(1 << 30, "this container"))
-    with pytest.raises(BadInput, match="KV page"):
-        objects_of(request(pages=1 << 20), MemoryLimit(2 << 30, "this machine"))
 
 
 def test_a_runner_on_a_gpu_finds_its_pages_and_the_memory_of_the_machine_is_not_asked() -> None:
     small = MemoryLimit(1, "this machine")
     assert objects_of(request(), small, [])[0]["spec"]["memory"] == {"fraction": 0.9}
     assert objects_of(request("org/model"), small, [])[0]["spec"]["memory"] == {"fraction": 0.9}
-    assert objects_of(request(pages=7), small, [])[0]["spec"]["advanced"] == {"kvPages": 7}
 
 
 def test_a_runner_that_offloads_on_gpus_has_the_memory_of_the_smallest_and_some_of_the_machine_beside_it() -> None:
-    asked, machine = request("org/model", offload=Path("/nvme/weft"), pages=7), MemoryLimit(5 << 30, "this machine")
+    asked, machine = request("org/model", offload=Path("/nvme/weft")), MemoryLimit(5 << 30, "this machine")
     spec = objects_of(asked, machine, [80 << 30, 20 << 30])[0]["spec"]
-    budgets = {"deviceBytes": "18432Mi", "hostBytes": "2048Mi", "diskPath": "/nvme/weft"}
-    assert (spec["memory"], spec["advanced"]) == ({"offload": budgets}, {"kvPages": 7})
+    assert spec["memory"] == {
+        "offload": {"deviceBytes": "18432Mi", "hostBytes": "2048Mi", "diskPath": "/nvme/weft"}
+    }
     with pytest.raises(BadInput, match="does not say here how much memory"):
         objects_of(asked, machine, [])
 
@@ -140,9 +150,74 @@ def test_a_model_larger_than_memory_offloads_to_the_folder_that_is_named() -> No
     assert "advanced" not in spec
 
 
+def test_a_pools_file_is_served_as_it_is_and_what_it_leaves_open_is_chosen(tmp_path: Path) -> None:
+    adapters = yaml.safe_dump_all(objects_of(request(folders=(ADAPTERS,)))[1:3], explicit_start=True)
+    model, said = {"toolCallParser": "hermes"}, {"slo": {"ttftMs": 9}, "advanced": {"queue": "s3", "kvPages": 7}}
+    objects = objects_of(from_file(pool_in(tmp_path, adapters, model=model, **said), f"json={ADAPTERS / 'json'}"))
+    assert model_names(objects) == ["mine", "cipher", "digits", "json"]
+    spec = objects[0]["spec"]
+    assert spec["model"] == {"name": "mine", "uri": f"file:{str(MODEL)[1:]}", **model}
+    assert {name: spec[name] for name in said} == said
+    assert spec["lora"] == {"maxRank": 64}
+    assert objects[3]["spec"]["poolRef"] == {"name": "mine"}
+    file = pool_in(tmp_path, lora={"maxRank": 8})
+    (spec,) = (obj["spec"] for obj in objects_of(from_file(file)))
+    assert spec["lora"] == {"maxRank": 8}
+    assert spec["advanced"] == objects_of(request())[0]["spec"]["advanced"]
+    assert objects_of(from_file(file), gpus=[])[0]["spec"]["memory"] == {"fraction": 0.9}
+    on_disk = objects_of(from_file(file, offload=Path("/nvme/weft")))[0]["spec"]
+    assert on_disk["memory"]["offload"]["diskPath"] == "/nvme/weft"
+
+
+def test_paths_of_a_file_are_from_its_folder_on_and_what_is_printed_can_be_served(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "model").symlink_to(MODEL)
+    found = objects_of(from_file(pool_in(tmp_path, model={"uri": "file:model"})))
+    assert found[0]["spec"]["model"]["uri"] == f"file:{str(tmp_path)[1:]}/model"
+    printed = objects_of(request(folders=(ADAPTERS,)))
+    print_manifests(printed)
+    (file := tmp_path / "printed.yaml").write_text(capfd.readouterr().out)
+    assert objects_of(from_file(file)) == printed
+
+
+@pytest.mark.parametrize(
+    ("more", "hub"),
+    [({}, "org/model"), ({"credentialsRef": {"name": "hf"}}, None), ({"uri": "hf:org/model/folder"}, None)],
+)
+def test_a_repository_that_needs_nothing_else_is_read_through_the_cache(
+    more: dict[str, Any], hub: str | None, tmp_path: Path
+) -> None:
+    file = pool_in(tmp_path, model={"uri": "hf:org/model", "revision": "v1", **more})
+    assert parse(from_file(file)).model.repository == hub
+
+
+@pytest.mark.parametrize(
+    ("spec", "more", "why"),
+    [
+        ({"advance": {}}, {}, "did you mean 'advanced'"),
+        ({"model": {"uri": "file:nowhere"}}, {}, "there is no folder .*/nowhere, nor /nowhere"),
+        ({}, {"name": "tiny"}, "--name is for a MODEL"),
+        (
+            {},
+            {"adapters": "---\n{apiVersion: serving.weft.dev/v1alpha1, kind: APIKey, metadata: {name: a}, spec: {}}"},
+            "pool.yaml has ServingPool, APIKey",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_named(
+    spec: dict[str, Any], more: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    file = pool_in(tmp_path, more.pop("adapters", ""), **spec)
+    with pytest.raises(BadInput, match=why):
+        objects_of(from_file(file, **more))
+
+
 @pytest.mark.parametrize(
     ("asked", "why"),
     [
+        (Request(None, (), ()), "what is to be served"),
+        (request(file=Path("pool.yaml")), "what is to be served"),
         (request("/nowhere"), "there is no folder /nowhere"),
         (request("nonsense"), "there is no folder nonsense"),
         (request(__file__), "is no folder"),
