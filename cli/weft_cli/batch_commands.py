@@ -78,17 +78,12 @@ def batch_wait(
 
 @batch_app.command("list")
 @on_stack
-def batch_list(
-    stack: "Stack",
-    limit: Annotated[int, typer.Option(min=1, max=100, help="The newest so many.")] = 20,
-    url: GatewayUrl = None,
-    key: Key = None,
-) -> None:
-    """Your batches, the newest first."""
+def batch_list(stack: "Stack", url: GatewayUrl = None, key: Key = None) -> None:
+    """Your newest 100 batches, the newest first."""
     from weft_cli.batch import Batches
 
     with Batches(gateway_of(stack, url), key) as batches:
-        batches.list(limit)
+        batches.list()
 
 
 @batch_app.command("get")

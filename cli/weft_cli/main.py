@@ -528,7 +528,6 @@ def sim(
         list[str] | None, typer.Option("--set", help="NAME=VALUE of the description; may be given again.")
     ] = None,
     speed: Annotated[float, typer.Option(min=1e-6, help="Arrivals come this many times as fast.")] = 1.0,
-    limit: Annotated[int, typer.Option(min=0, help="Only the first so many requests; 0: all.")] = 0,
     seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 0,
     timeline: Annotated[
         Path | None, typer.Option(help="Write a Chrome trace: chrome://tracing, ui.perfetto.dev.", show_default=False)
@@ -554,7 +553,7 @@ def sim(
     """
     from weft_cli.sim import run
 
-    run(trace, pool, changes or [], speed=speed, limit=limit, seed=seed, timeline=timeline, example=example)
+    run(trace, pool, changes or [], speed=speed, seed=seed, timeline=timeline, example=example)
 
 
 @app.command(rich_help_panel="Tools")

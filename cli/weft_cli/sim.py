@@ -17,7 +17,6 @@ def run(
     changes: Sequence[str],
     *,
     speed: float,
-    limit: int,
     seed: int,
     timeline: Path | None,
     example: bool,
@@ -32,7 +31,6 @@ def run(
         described, arrivals = simulate.pool_of(pool, changes), read(trace)
     except (simulate.BadPool, TraceError) as error:
         raise BadInput(str(error), "weft sim --help") from error
-    arrivals = arrivals[:limit] if limit else arrivals
     drawn = Timeline() if timeline is not None else None
     result = simulate.simulate(
         described,
