@@ -33,8 +33,8 @@ class KeyRegistry:
     async def aclose(self) -> None:
         await self._channel.close(None)
 
-    async def declare(self, new: KeyDeclaration) -> DeclaredKey | str:
-        """What is in force then, or the outcome (TAKEN, REVOKED) with which it was refused.
+    async def declare(self, new: KeyDeclaration) -> DeclaredKey | None:
+        """That key, in force or revoked for good by a person; None: it is somebody else's.
 
         Raises SupervisorUnavailable.
         """
@@ -49,8 +49,9 @@ class KeyRegistry:
         )
         fill_rule(new.limits, m.limits)
         answer = await self._call(self._admin.DeclareKey, m)
-        outcome = pb.DeclareKeyResponse.Outcome.Name(answer.outcome)
-        return DeclaredKey(answer.key_id, new) if outcome == "DECLARED" else outcome
+        revoked = answer.outcome == pb.DeclareKeyResponse.REVOKED
+        there = revoked or answer.outcome == pb.DeclareKeyResponse.DECLARED
+        return DeclaredKey(answer.key_id, new, revoked) if there else None
 
     async def withdraw(self, owner: str) -> None:
         """Raises SupervisorUnavailable."""

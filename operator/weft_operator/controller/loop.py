@@ -1,16 +1,17 @@
-"""The loop around the planner: events queue objects, queued objects are planned, actions are carried out.
+"""The loop: events queue objects, queued objects are planned, actions are carried out. One for every kind.
 
-One event loop owns the `State`. Several workers carry out what was planned, never two the same
-object. An object that is queued ten times while it waits, or while it is worked on, is planned once after that. An
-action that fails is not repeated by itself: its object is planned again after a pause (doubling, bounded), from what is
-true then. A slow resync plans everything, so a lost event costs time, not correctness.
+Several workers carry out what was planned, never two the same object. An object that is queued ten times while it
+waits, or while it is worked on, is planned once after that. An action that fails is not repeated by itself: its object
+is planned again after a pause (doubling, bounded), from what is true then.
 
-The controller may be fed (`on_*`) long before `run()`: one that waits for its turn to lead knows the world already.
+`Controller` is the loop of pools and adapters; that of APIKeys is in `keys.py`. Each has a queue and workers of its
+own, so a supervisor that hangs delays no adapter.
 """
 
 import asyncio
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import TypeVar
 
@@ -72,8 +73,108 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class Controller:
-    """Plans from `desired`, and keeps it from then on. Feed it with `on_*`; run it with `run()` until cancelled."""
+class Loop(ABC):
+    """Queued objects, and the workers that reconcile them. A subclass says what that is for its kinds."""
+
+    def __init__(self, backend: Backend, clock: Clock | None, metrics: ReconcileMetrics | None) -> None:
+        self._backend, self._metrics = backend, metrics or NoMetrics()
+        self._clock = clock or unix_clock()
+        self._queue = WorkQueue(self._clock)
+        self._failures: dict[Ref, int] = {}
+        self._budget = TokenBucket()
+        self._left_alone = set[Ref]()
+
+    @abstractmethod
+    async def reconcile(self, ref: Ref) -> float | None:
+        """Bring one object to what it should be. Returns when to do so again though nothing happens; None: never."""
+
+    async def _work(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(WORKERS):
+                tasks.create_task(self._worker())
+
+    async def _worker(self) -> None:
+        while True:
+            ref = await self._queue.get()
+            try:
+                if (pause_s := self._budget.pause_s(ref, self._clock())) > 0:
+                    self._leave_alone(ref, pause_s)
+                else:
+                    await self._attempt(ref)
+            finally:
+                self._queue.done(ref)
+            await asyncio.sleep(0)
+
+    def _leave_alone(self, ref: Ref, pause_s: float) -> None:
+        if ref not in self._left_alone:  # a line for the first of all changes meanwhile
+            log.warning("written too often, left alone", extra=kv(kind=ref.kind, object=str(ref), pause_s=pause_s))
+            self._left_alone.add(ref)
+        self._queue.add_at(ref, self._clock() + pause_s)
+
+    async def _attempt(self, ref: Ref) -> None:
+        self._left_alone.discard(ref)
+        began, failed = time.perf_counter(), False
+        try:
+            when = await self.reconcile(ref)
+        except Exception as error:  # noqa: BLE001 (one bad object must not stop the others; it is logged)
+            self._again(ref, error)
+            failed = not isinstance(error, StaleWrite)
+        else:
+            self._failures.pop(ref, None)
+            if when is not None:
+                self._queue.add_at(ref, when)
+        self._metrics.reconciled(ref.kind, time.perf_counter() - began, failed=failed)
+
+    def _again(self, ref: Ref, error: Exception) -> None:
+        failures = self._failures[ref] = self._failures.get(ref, 0) + 1
+        pause_s = min(PAUSE_MIN_S * 2 ** min(failures - 1, 10), PAUSE_MAX_S)
+        expected = isinstance(error, StaleWrite)
+        fields = kv(kind=ref.kind, object=str(ref), failures=failures, pause_s=pause_s, error=repr(error))
+        known = isinstance(error, OperatorError)  # its message is all there is to know
+        level = logging.DEBUG if expected else logging.WARNING if known else logging.ERROR
+        log.log(level, "planned again later", extra=fields, exc_info=not known)
+        self._queue.add_at(ref, self._clock() + pause_s)
+
+    async def _order(self, ref: Ref, action: ClusterAction) -> None:
+        """What the backend does for an object, from that object's budget."""
+        self._budget.take(ref, self._clock())
+        backend = self._backend
+        match action:
+            case SetStatus():
+                await backend.set_status(action)
+            case AddFinalizer():
+                await backend.add_finalizer(action)
+            case RemoveFinalizer():
+                await backend.remove_finalizer(action)
+            case RecordEvent():
+                await backend.record_event(action)
+            case ApplyChild():
+                await backend.apply_child(action)
+            case DeleteChild():
+                await backend.delete_child(action)
+            case ScaleChild():
+                await backend.scale_child(action)
+            case SetPodDeletionCost():
+                await backend.set_pod_deletion_cost(action)
+            case EnsureRunner():
+                await backend.ensure_runner(action)
+            case RemoveRunner():
+                await backend.remove_runner(action)
+        self._metrics.wrote(type(action).__name__)
+
+    def _forget(self, ref: Ref) -> None:
+        """That object is gone; another one of its name starts afresh."""
+        self._budget.forget(ref)
+        self._left_alone.discard(ref)
+
+
+class Controller(Loop):
+    """Pools and adapters: plans from `desired`, and keeps it from then on. One event loop owns the `State`.
+
+    Feed it with `on_*`, long before `run()` too: one that waits for its turn to lead knows the world already. A slow
+    resync plans everything, so a lost event costs time, not correctness.
+    """
 
     def __init__(
         self,
@@ -85,17 +186,12 @@ class Controller:
         clock: Clock | None = None,
         metrics: ReconcileMetrics | None = None,
     ) -> None:
+        super().__init__(backend, clock, metrics)
         self.state = State(desired)
         self.planned = asyncio.Event()  # every object that was there at the start was planned once
-        self._metrics = metrics or NoMetrics()
         self._first: set[Ref] = set()
-        self._backend, self._registry = backend, registry
-        self._clock = clock = clock or unix_clock()
-        self._queue = WorkQueue(clock)
-        self._failures: dict[Ref, int] = {}
-        self._budget = TokenBucket()
-        self._left_alone = set[Ref]()
-        self._depot = Resolver(depot, self.state, clock=clock, mark=self._queue.add)
+        self._registry = registry
+        self._depot = Resolver(depot, self.state, clock=self._clock, mark=self._queue.add)
 
     def load(self, objects: Iterable[Object]) -> None:
         """Take in the complete list, before `run()`, where runners and scheduler start together with this controller.
@@ -113,14 +209,16 @@ class Controller:
         """Plan until cancelled. All that is known is published to the scheduler before anything is written."""
         self.state.expectations.retention.started_at = self._clock()
         restore_resolutions(self.state, self._clock())
+        self._first = set(self.state.desired.refs())
         for ref in self.state.desired.refs():
-            self._publish_known(ref)
+            await self._publish_known(ref)
         self._registry.start()
-        self._begin()
+        self._queue.add(self._first)
+        if not self._first:
+            self.planned.set()
         try:
             async with asyncio.TaskGroup() as tasks:
-                for _ in range(WORKERS):
-                    tasks.create_task(self._worker())
+                tasks.create_task(self._work())
                 tasks.create_task(self._resync())
                 tasks.create_task(self._depot.watch())
                 tasks.create_task(self._depot.run_gc())
@@ -137,7 +235,9 @@ class Controller:
         if known is not None and _is_known(resource.meta, known, gone):
             return
         if known is not None and (gone or known.uid != resource.meta.uid):
-            self._forget(known.uid, ref)
+            self._depot.forget(known.uid)
+            self._forget(ref)
+            forget(known.uid, ref, self.state)
         if isinstance(resource, Malformed) and not gone:
             log.warning("spec cannot be read", extra=kv(kind=ref.kind, object=str(ref), error=resource.message))
         self._queue.add(self.state.desired.drop(ref) if gone else self.state.desired.put(resource))
@@ -175,10 +275,10 @@ class Controller:
     def on_pool_report(self, pool: str, report: PoolReport) -> None:
         """The scheduler's report of a pool. One about a pool that was unpublished meanwhile is dropped."""
         namespace, _, name = pool.partition("/")
-        if Ref("ServingPool", namespace, name) not in self.state.expectations.pools:
+        ref = Ref("ServingPool", namespace, name)
+        if ref not in self.state.expectations.pools:
             return
         known, self.state.observed.pool_reports[pool] = self.state.observed.pool_reports.get(pool), report
-        ref = Ref("ServingPool", namespace, name)
         if report != known:  # else only its load has changed: traffic
             self._queue.add([ref])
         if report.ready_runners > 0 and not (known and known.ready_runners):
@@ -202,118 +302,46 @@ class Controller:
 
     # --------------------------------------------------------------------------------------------- work
 
-    def _publish_known(self, ref: Ref) -> None:
+    async def _publish_known(self, ref: Ref) -> None:
         """Of an object's plan only what the scheduler gets."""
         try:
             for action in reconcile(ref, self.state, self._clock()):
                 if isinstance(action, RegistryUpdate):
-                    self._publish(action)
-        except Exception as error:  # noqa: BLE001 (as in `_work`)
+                    await self._carry_out(ref, action)
+        except Exception as error:  # noqa: BLE001 (as in `_attempt`)
             self._again(ref, error)
 
-    def _begin(self) -> None:
-        self._first = set(self.state.desired.refs())
-        self._queue.add(self._first)
-        if not self._first:
-            self.planned.set()
-
-    async def _worker(self) -> None:
-        while True:
-            ref = await self._queue.get()
-            try:
-                await self._work(ref)
-            finally:
-                self._queue.done(ref)
-            if self._first:
-                self._first.discard(ref)
-                if not self._first:
-                    self.planned.set()
-            await asyncio.sleep(0)
-
-    async def _work(self, ref: Ref) -> None:
-        if (pause_s := self._budget.pause_s(ref, self._clock())) > 0:
-            if ref not in self._left_alone:  # a line for the first of all changes meanwhile
-                log.warning("written too often, left alone", extra=kv(kind=ref.kind, object=str(ref), pause_s=pause_s))
-                self._left_alone.add(ref)
-            self._queue.add_at(ref, self._clock() + pause_s)
-            return
-        self._left_alone.discard(ref)
-        began, failed = time.perf_counter(), False
+    async def reconcile(self, ref: Ref) -> float | None:
         try:
             for action in reconcile(ref, self.state, self._clock()):
-                if isinstance(action, ClusterAction):
-                    self._budget.take(ref, self._clock())
-                await self._carry_out(action)
-        except Exception as error:  # noqa: BLE001 (one bad object must not stop the others; it is logged)
-            self._again(ref, error)
-            failed = not isinstance(error, StaleWrite)
-        else:
-            self._failures.pop(ref, None)
-            if (when := requeue_at(ref, self.state, self._clock())) is not None:
-                self._queue.add_at(ref, when)
-        self._metrics.reconciled(ref.kind, time.perf_counter() - began, failed=failed)
+                await self._carry_out(ref, action)
+        finally:
+            self._first.discard(ref)
+            if not self._first:
+                self.planned.set()
+        return requeue_at(ref, self.state, self._clock())
 
-    def _again(self, ref: Ref, error: Exception) -> None:
-        failures = self._failures[ref] = self._failures.get(ref, 0) + 1
-        pause_s = min(PAUSE_MIN_S * 2 ** min(failures - 1, 10), PAUSE_MAX_S)
-        expected = isinstance(error, StaleWrite)
-        fields = kv(kind=ref.kind, object=str(ref), failures=failures, pause_s=pause_s, error=repr(error))
-        known = isinstance(error, OperatorError)  # its message is all there is to know
-        level = logging.DEBUG if expected else logging.WARNING if known else logging.ERROR
-        log.log(level, "planned again later", extra=fields, exc_info=not known)
-        self._queue.add_at(ref, self._clock() + pause_s)
-
-    async def _carry_out(self, action: Action) -> None:
+    async def _carry_out(self, ref: Ref, action: Action) -> None:
         match action:
             case Resolve():
                 self._depot.resolve(action)
-                expect(action, self.state, self._clock())
             case ForgetSource():
                 self._depot.forget(action.uid)
-                expect(action, self.state, self._clock())
             case PublishPool() | UnpublishPool() | PublishAdapter() | UnpublishAdapter():
-                self._publish(action)
+                self._registry.update(action)
+                self._depot.schedule_gc()
             case RetainBlobs():
                 raise AssertionError("a digest list is no object's own business")
-            case _:
-                await self._order(action)
-                expect(action, self.state, self._clock())
-                self._metrics.wrote(type(action).__name__)
-
-    def _publish(self, action: RegistryUpdate) -> None:
-        self._registry.update(action)
-        expect(action, self.state, self._clock())
-        self._depot.schedule_gc()
-
-    async def _order(self, action: ClusterAction) -> None:
-        """What the backend does."""
-        backend = self._backend
-        match action:
-            case SetStatus():
-                await backend.set_status(action)
-            case AddFinalizer():
-                await backend.add_finalizer(action)
-            case RemoveFinalizer():
-                await backend.remove_finalizer(action)
-            case RecordEvent():
-                await backend.record_event(action)
             case ApplyChild():
-                await self._apply(action)
-            case DeleteChild():
-                await backend.delete_child(action)
-            case ScaleChild():
-                await backend.scale_child(action)
-            case SetPodDeletionCost():
-                await backend.set_pod_deletion_cost(action)
-            case EnsureRunner():
-                await backend.ensure_runner(action)
-            case RemoveRunner():
-                await backend.remove_runner(action)
+                await self._apply(ref, action)
+            case _:
+                await self._order(ref, action)
+        expect(action, self.state, self._clock())
 
-    async def _apply(self, action: ApplyChild) -> None:
+    async def _apply(self, ref: Ref, action: ApplyChild) -> None:
         """A child that is refused, or that another object is in the place of, is planned again with that known."""
         try:
-            await self._backend.apply_child(action)
+            await self._order(ref, action)
         except StaleWrite as error:
             there = error.obj if isinstance(error, ChildExists) else None
             found_foreign(action, there, self.state, self._clock())
@@ -322,16 +350,9 @@ class Controller:
             apply_failed(action, error.message, self.state, self._clock())
             raise
 
-    def _forget(self, uid: str, ref: Ref) -> None:
-        self._depot.forget(uid)
-        self._budget.forget(ref)
-        self._left_alone.discard(ref)
-        forget(uid, ref, self.state)
-
     async def _resync(self) -> None:
         while True:
-            refs = known_refs(self.state)
-            await asyncio.sleep(max(RESYNC_S, len(refs) / RESYNCED_PER_S))
+            await asyncio.sleep(max(RESYNC_S, len(known_refs(self.state)) / RESYNCED_PER_S))
             self._queue.add(known_refs(self.state))
 
 

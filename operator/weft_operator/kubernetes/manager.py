@@ -22,8 +22,8 @@ from weft.process import CannotStart
 from weft.telemetry.logs import kv
 from weft.wire.tls import Tls, load_tls
 from weft_operator.controller.depot_client import DepotClient
-from weft_operator.controller.key_loop import KeyLoop
 from weft_operator.controller.key_registry import KeyRegistry
+from weft_operator.controller.keys import KeyController
 from weft_operator.controller.loop import Controller
 from weft_operator.controller.registry_client import RegistryClient
 from weft_operator.core.resources import Object, Ref, parse
@@ -310,7 +310,7 @@ class Leader:
         """The APIKeys, until cancelled."""
         lead, write_s = self._election.require, self._write_s
         registry = KeyRegistry(supervisor, self._tls, lead=lead, call_s=write_s)
-        keys = KeyLoop(
+        keys = KeyController(
             self._backend,
             KeySecrets(self._api, lead=lead, write_s=write_s),
             registry,

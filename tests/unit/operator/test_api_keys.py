@@ -13,7 +13,7 @@ import pytest
 from harness.field_edits import unread
 from weft.api.manifests import ManifestError, parse_object
 from weft.domain.limits import LimitRule
-from weft_operator.controller.key_loop import KeyLoop
+from weft_operator.controller.keys import KeyController
 from weft_operator.core import (
     AddFinalizer,
     DeclaredKey,
@@ -76,7 +76,7 @@ class World:
         self.objects: dict[Ref, dict[str, Any]] = {}
         self.secrets: dict[str, dict[str, Any]] = {}
         self.rows: dict[str, dict[str, Any]] = {}  # by hash: owner, key_id, in force, for good, declaration
-        self.loop: KeyLoop | None = None
+        self.loop: KeyController | None = None
         self.crash_in = -1  # calls from now on; below 0: never
         self.after = False  # the call is carried out before the crash
         self.down = False
@@ -84,9 +84,11 @@ class World:
         self.events: list[RecordEvent] = []
         self.refuse_secrets = False
 
-    def operator(self, **how: Any) -> KeyLoop:
+    def operator(self, **how: Any) -> KeyController:
         draw = lambda: f"weft-key-{next(self.texts):043d}"  # noqa: E731
-        self.loop = KeyLoop(self, self, self, namespaces=how.get("namespaces", ["acme"]), clock=lambda: NOW, draw=draw)
+        self.loop = KeyController(
+            self, self, self, namespaces=how.get("namespaces", ["acme"]), clock=lambda: NOW, draw=draw
+        )
         for obj in self.objects.values():
             self.loop.on_object(obj, False)
         return self.loop
@@ -187,7 +189,7 @@ class World:
     async def record_event(self, action: RecordEvent) -> None:
         self.events.append(action)
 
-    async def declare(self, new: KeyDeclaration) -> DeclaredKey | str:
+    async def declare(self, new: KeyDeclaration) -> DeclaredKey | None:
         self._call()
         if self.down:
             raise SupervisorUnavailable("UNAVAILABLE")
@@ -196,11 +198,11 @@ class World:
                 row["in force"] = False
         row = self.rows.setdefault(new.key_hash, {"owner": new.owner, "id": f"k{next(self.ids)}", "for good": False})
         row.setdefault("in force", False)
-        outcome = "TAKEN" if row["owner"] != new.owner else "REVOKED" if row["for good"] else ""
-        if not outcome:
+        taken = row["owner"] != new.owner
+        if not taken and not row["for good"]:
             row |= {"in force": True, "declaration": new}
         self._called()
-        return outcome or DeclaredKey(row["id"], new)
+        return None if taken else DeclaredKey(row["id"], new, revoked=row["for good"])
 
     async def withdraw(self, owner: str) -> None:
         self._call()
@@ -346,7 +348,7 @@ async def test_a_call_without_an_answer_is_not_taken_for_one_that_did_nothing() 
     await loop.compare()
     declare = world.declare
 
-    async def lost(new: KeyDeclaration) -> DeclaredKey | str:
+    async def lost(new: KeyDeclaration) -> DeclaredKey | None:
         await declare(new)
         raise SupervisorUnavailable("DEADLINE_EXCEEDED")
 
