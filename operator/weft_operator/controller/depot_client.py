@@ -5,10 +5,11 @@ from typing import Any, get_args
 
 import httpx2
 
+from weft.artifacts.operations import OperationStatus, State
 from weft.domain.text import quoted, sanitize
 from weft.wire.channels import quickly_found_sockets
 from weft.wire.tls import Tls
-from weft_operator.core.artifacts import OperationStatus, Request, State
+from weft_operator.core.artifacts import Request
 from weft_operator.errors import DepotFailed, DepotUnavailable
 
 WAIT_S = 10.0  # one long poll; an operation itself may take as long as it takes

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection
 from typing import Protocol
 
+from weft.artifacts.operations import OperationStatus
 from weft_operator.core.actions import (
     AddFinalizer,
     ApplyChild,
@@ -19,7 +20,7 @@ from weft_operator.core.actions import (
     UnpublishAdapter,
     UnpublishPool,
 )
-from weft_operator.core.artifacts import OperationStatus, Request
+from weft_operator.core.artifacts import Request
 from weft_operator.core.resources import Kind
 
 RegistryUpdate = PublishPool | UnpublishPool | PublishAdapter | UnpublishAdapter

@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
+from weft.artifacts.operations import OperationStatus
 from weft.telemetry.logs import kv
 from weft_operator.controller.interfaces import Depot
 from weft_operator.core.actions import Resolve, RetainBlobs
-from weft_operator.core.artifacts import OperationStatus, source_changed, unreachable, updated
+from weft_operator.core.artifacts import source_changed, unreachable, updated
 from weft_operator.core.canary import canary_uid, owner_uid
 from weft_operator.core.chat_templates import template_uid
 from weft_operator.core.expectations import expect

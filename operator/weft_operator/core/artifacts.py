@@ -18,10 +18,8 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, Literal
 
+from weft.artifacts.operations import OperationStatus, Verdict
 from weft_operator.core.resources import Ref
-
-State = Literal["Pending", "Validated", "Fetched", "Failed"]
-Verdict = Mapping[str, Any]
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 FAILURE_PAUSE_MAX_S = 10.0
@@ -94,23 +92,6 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class OperationStatus:
-    """The state of one operation at the depot."""
-
-    state: State = "Pending"
-    digest: str | None = None
-    verdict: Verdict | None = None
-    reason: str = ""
-    message: str = ""
-    watch: str | None = None  # while the depot knows it as unchanged, so is this answer
-    retry_after_s: float = 0.0  # how long the source's server asks to wait
-
-    @property
-    def finished(self) -> bool:
-        return self.state in ("Fetched", "Failed")
-
-
-@dataclass(frozen=True, slots=True)
 class VerifiedArtifact:
     """A content that passed every check, and what it was checked against."""
 
@@ -126,7 +107,7 @@ class Resolution:
     """One object's source. Times are the clock of `now`."""
 
     request: Request
-    answer: OperationStatus = OperationStatus()
+    answer: OperationStatus = field(default_factory=OperationStatus)
     running: bool = False
     started_at: float | None = None  # when this was first asked; None: not in this process
     finished_at: float | None = None  # None: never in this process

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Literal, get_args
 
+from weft.artifacts.operations import OperationStatus
 from weft.domain.routes import CanaryCounts
-from weft_operator.core.artifacts import OperationStatus, Request, Resolution, VerifiedArtifact, from_status
+from weft_operator.core.artifacts import Request, Resolution, VerifiedArtifact, from_status
 from weft_operator.core.chat_templates import SUFFIX as TEMPLATE_SUFFIX
 from weft_operator.core.resources import Adapter, Canary, Ref
 

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from weft.artifacts.operations import OperationStatus
 from weft.domain.routes import PoolSpec
-from weft_operator.core.artifacts import CONFIG_MAP_SCHEME, OperationStatus, Request, Resolution, VerifiedArtifact
+from weft_operator.core.artifacts import CONFIG_MAP_SCHEME, Request, Resolution, VerifiedArtifact
 from weft_operator.core.resources import Adapter, Pool
 from weft_operator.core.state import AdapterRegistration, State
 

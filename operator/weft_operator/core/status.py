@@ -20,10 +20,11 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from weft.api.meta import sanitize_message
+from weft.artifacts.operations import OperationStatus, Verdict
 from weft.domain.adapter import AdapterVersion
 from weft_operator.core.acceptance import AdapterView, PoolView, Rejection, is_ready
 from weft_operator.core.actions import RecordEvent
-from weft_operator.core.artifacts import OperationStatus, Request, Resolution, Verdict, VerifiedArtifact
+from weft_operator.core.artifacts import Request, Resolution, VerifiedArtifact
 from weft_operator.core.canary import DECIDED
 from weft_operator.core.chat_templates import FAULT, TemplateView
 from weft_operator.core.children import selector

@@ -16,11 +16,11 @@ import time
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
 
 from weft.artifacts.blobs import BlobStore, Lease
 from weft.artifacts.digest import Digest, FileEntry, Manifest, build_manifest, from_hex, hex_of
 from weft.artifacts.errors import ArtifactError, Damaged, DepotFull, Reason, Refused, UnknownDigest
+from weft.artifacts.operations import OperationStatus, Verdict
 from weft.chat_template import TEMPLATE_FILE
 from weft.domain.model.generation import token_ids
 from weft.telemetry.progress import ByteProgress
@@ -44,22 +44,10 @@ from weft_depot.sources import ArtifactSource, Files, Location, Snapshot, source
 from weft_depot.staging import BlobFiles, FileSubset, StagedFiles
 from weft_depot.watches import Watches
 
-Verdict = dict[str, Any]
 TOKENIZERS = 2  # of bases that are remembered: some 20 MB each
 TEMPLATES = 4096  # whose faults are remembered
 READS = 2  # of a source that changes while it is read
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
-@dataclass(frozen=True, slots=True)
-class Resolved:
-    """A source's digest. `watch`: the name of its present state in `Watches`; None: only a resolve shows a change.
-
-    The watch of a remote source says no more than that the depot still holds the artifact.
-    """
-
-    digest: Digest
-    watch: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +87,10 @@ class Resolver:
         validated: Callable[[Verdict], None],
         check_cancelled: Callable[[], None],
         progress: ByteProgress | None = None,
-    ) -> Resolved:
-        """The digest; its blobs are there and named in `lease`. `validated` is called once, after the headers.
+    ) -> OperationStatus:
+        """What was fetched; its blobs are there and named in `lease`. `validated` is called once, after the headers.
+
+        The watch of a remote source says no more than that the depot still holds the artifact.
 
         `check_cancelled` is called before each chunk of work and may raise to stop; `progress` counts the bytes. Raises
         ArtifactError, OSError of the disk.
@@ -113,7 +103,7 @@ class Resolver:
         )
         source = source_of(self.sources, ctx.location)
         if source.remote and (recent := self._recent(ctx)):
-            return Resolved(recent.digest, recent.digest)
+            return OperationStatus("Fetched", recent.digest, watch=recent.digest)
         if (name := ctx.location.credentials) is not None:  # read anew each time: a Secret can change or be withdrawn
             secret = self.secrets.read(ctx.location.namespace, name)
             ctx.location = replace(ctx.location, secret=secret)
@@ -125,12 +115,13 @@ class Resolver:
             ):
                 manifest = self._unchanged(ctx, snapshot) or self._copy(ctx, snapshot)
                 self.resolutions.mark_resolved(request.key, self.now())
-                return Resolved(manifest.digest, self._watch(source, ctx.location, snapshot, manifest))
+                watch = self._watch(source, ctx.location, snapshot, manifest)
+                return OperationStatus("Fetched", manifest.digest, watch=watch)
         raise Refused(Reason.DIGEST_MISMATCH, f"{request.uri} changed while it was read; try again when it is at rest")
 
     def _resolve_template(
         self, request: ResolveRequest, lease: Lease, validated: Callable[[Verdict], None]
-    ) -> Resolved:
+    ) -> OperationStatus:
         """The artifact of a chat template alone. One with a fault is an artifact, too: its verdict says it."""
         assert request.base is not None, "requests were checked"
         base, location = self._held_base(request.base, lease), request.location()
@@ -145,7 +136,7 @@ class Resolver:
         fault = self.fault_of(manifest, base)
         owner = "Inline" if location.scheme == INLINE else "ConfigMap"
         validated({"from": owner, **({"fault": fault} if fault else {})})
-        return Resolved(manifest.digest, manifest.digest)
+        return OperationStatus("Fetched", manifest.digest, watch=manifest.digest)
 
     def _fault_of(self, template: Manifest, base: Manifest) -> str:
         with BlobFiles(self.store, template).open(TEMPLATE_FILE) as file:

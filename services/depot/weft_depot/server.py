@@ -19,6 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 from weft.artifacts.digest import parse_digest
 from weft.artifacts.errors import ArtifactError, BadDigest, DepotFull, Refused, UnknownDigest
 from weft.artifacts.fetch import MISMATCH_HEADER
+from weft.artifacts.operations import OperationStatus
 from weft.domain.text import quoted
 from weft.leadership.errors import LeadershipLost
 from weft.telemetry.logs import kv
@@ -27,7 +28,6 @@ from weft.telemetry.progress import ByteProgress
 from weft.wire.multipart import FORM, FormError, boundary_of, form_pieces
 from weft.wire.serving import heartbeat
 from weft_depot import metrics
-from weft_depot.core.operations import Operation
 from weft_depot.credentials import is_namespace
 from weft_depot.requests import ChangedRequest, ResolveRequest, RetainRequest
 from weft_depot.service import Depot, is_of_disk
@@ -63,18 +63,19 @@ def build_app(
 
     async def resolve(request: Request) -> Response:
         wait_s = _wait_s(request)
-        operation = depot.submit(await _body(request, ResolveRequest))
-        if operation is None:
+        operation_id = depot.submit(await _body(request, ResolveRequest))
+        if operation_id is None:
             return _busy("resolve", 429, "too many resolves wait; try again later")
-        found = await depot.wait(operation.id, wait_s, for_end=True) if wait_s else None
+        found = await depot.wait(operation_id, wait_s, for_end=True) if wait_s else None
         if found is not None and found.finished:  # most sources have not changed: one round trip is enough
-            return JSONResponse(_to_json(found))
-        return JSONResponse({"operation": operation.id}, 202)
+            return JSONResponse(_to_json(operation_id, found))
+        return JSONResponse({"operation": operation_id}, 202)
 
     async def operation(request: Request) -> Response:
-        found = await depot.wait(request.path_params["id"], _wait_s(request))
+        operation_id: str = request.path_params["id"]
+        found = await depot.wait(operation_id, _wait_s(request))
         unknown = {"reason": "UnknownOperation", "message": "forgotten or never started"}
-        return JSONResponse(_to_json(found)) if found else JSONResponse(unknown, 404)
+        return JSONResponse(_to_json(operation_id, found)) if found else JSONResponse(unknown, 404)
 
     async def operations(_: Request) -> Response:
         return JSONResponse({"operations": [_progress(*job) for job in depot.under_way(MAX_LISTED)]})
@@ -224,11 +225,11 @@ def _wait_s(request: Request) -> float:
     return min(wait_s, MAX_WAIT_S)
 
 
-def _to_json(operation: Operation) -> dict[str, Any]:
+def _to_json(operation_id: str, status: OperationStatus) -> dict[str, Any]:
     """The operation as the API shows it: fields that are not there yet are left out."""
-    fields = {"id": operation.id, "state": operation.state, "verdict": operation.verdict, "digest": operation.digest}
-    fields |= {"watch": operation.watch, "reason": operation.reason, "message": operation.message}
-    fields |= {"retryAfterSeconds": operation.retry_after_s or None}
+    fields = {"id": operation_id, "state": status.state, "verdict": status.verdict, "digest": status.digest}
+    fields |= {"watch": status.watch, "reason": status.reason or None, "message": status.message or None}
+    fields |= {"retryAfterSeconds": status.retry_after_s or None}
     return {name: value for name, value in fields.items() if value is not None}
 
 

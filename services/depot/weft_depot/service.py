@@ -21,12 +21,14 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple, TypeGuard
 
 from weft.artifacts.blobs import BlobStore, Lease
-from weft.artifacts.digest import Digest, Manifest
+from weft.artifacts.digest import Manifest
 from weft.artifacts.errors import ArtifactError, Damaged, Unavailable, UnknownDigest
+from weft.artifacts.operations import OperationStatus, Verdict
 from weft.domain.lru import ExpiringDict, LruDict
 from weft.domain.text import sanitize
 from weft.telemetry.invariants import holds
@@ -35,9 +37,9 @@ from weft.telemetry.progress import ByteProgress
 from weft.wire.multipart import Piece
 from weft_depot import metrics
 from weft_depot.core.fair_queue import ConcurrencyLimits, FairQueue, QueueKey
-from weft_depot.core.operations import Operation, Operations
+from weft_depot.core.operations import Operations
 from weft_depot.requests import ResolveRequest
-from weft_depot.resolve import Resolved, Resolver, Verdict
+from weft_depot.resolve import Resolver
 from weft_depot.uploads import receive
 
 log = logging.getLogger(__name__)
@@ -108,23 +110,22 @@ class Depot:
         self._rate_limited: LruDict[QueueKey, float] = LruDict(10_000)  # by a 429, until when
         self._stopping = stopping or threading.Event()
 
-    def submit(self, request: ResolveRequest) -> Operation | None:
-        """Start a resolve, or share the one that runs for an equal request; None when too many wait."""
+    def submit(self, request: ResolveRequest) -> str | None:
+        """Start a resolve, or share the one that runs for an equal request: its id; None when too many wait."""
         self.forget()
         if running := self.operations.running(request.key):
             return running
-        operation = self.operations.start(secrets.token_hex(8), request.key, self._now())
-        if operation is None:
+        operation_id = secrets.token_hex(8)
+        if not self.operations.start(operation_id, request.key):
             return None
-        lease = self._leases[operation.id] = self.store.lease()
-        self._changes[operation.id] = asyncio.Event()
-        resolve = _Resolve(operation.id, request, lease, ByteProgress())
-        self._unfinished[operation.id] = resolve
+        lease = self._leases[operation_id] = self.store.lease()
+        self._changes[operation_id] = asyncio.Event()
+        resolve = self._unfinished[operation_id] = _Resolve(operation_id, request, lease, ByteProgress())
         self._queue.add(self._resolver.queue_key(request), resolve)
         self._start()
-        return operation
+        return operation_id
 
-    async def wait(self, operation_id: str, wait_s: float, *, for_end: bool = False) -> Operation | None:
+    async def wait(self, operation_id: str, wait_s: float, *, for_end: bool = False) -> OperationStatus | None:
         """The operation, at the latest after its next change of state (`for_end`: its end) or `wait_s`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
@@ -146,24 +147,22 @@ class Depot:
         """
         self.forget()
         drawn = secrets.token_hex(8)
-        if self.operations.start(drawn, f"upload {drawn}", self._now()) is None:
+        if not self.operations.start(drawn, f"upload {drawn}"):
             return None
         lease = self._leases[drawn] = self.store.lease()
         self._changes[drawn] = asyncio.Event()
-        reason, message = "Interrupted", "the upload was not received whole"
+        answer = OperationStatus("Failed", reason="Interrupted", message="the upload was not received whole")
         try:
             manifest = await receive(self._resolver, namespace, pieces, lease)
-            self.operations.validated(drawn, {}, self._now())
-            self.operations.fetched(drawn, manifest.digest, self._now())
-            reason = ""
+            self.operations.change(drawn, OperationStatus("Validated", verdict={}), self._now())
+            answer = OperationStatus("Fetched", manifest.digest)
         except ArtifactError as error:
-            reason, message = str(error.reason), error.message
+            answer = replace(answer, reason=str(error.reason), message=error.message)
             raise
         finally:
-            if reason:
-                self.operations.failed(drawn, reason, message, self._now())
+            self.operations.change(drawn, answer, self._now())
             self._changes.pop(drawn).set()
-            metrics.RESOLVES.labels("upload", reason).inc()
+            metrics.RESOLVES.labels("upload", answer.reason).inc()
         log.info("uploaded", extra=kv(namespace=namespace, digest=manifest.digest, bytes=manifest.size_bytes))
         return manifest
 
@@ -279,29 +278,24 @@ class Depot:
     def _checked(self, host: str, changed: list[str]) -> None:
         self._checks.pop(host).changed.set_result(changed)
 
-    def _changed(self, change: Callable[[], Operation]) -> None:
-        operation = change()
-        self._changes.pop(operation.id).set()
-        if operation.finished:
-            self._unfinished.pop(operation.id, None)
+    def _changed(self, operation_id: str, after: OperationStatus) -> None:
+        self.operations.change(operation_id, after, self._now())
+        self._changes.pop(operation_id).set()
+        if after.finished:
+            self._unfinished.pop(operation_id, None)
         else:
-            self._changes[operation.id] = asyncio.Event()
+            self._changes[operation_id] = asyncio.Event()
 
-    def _finished(
-        self, operation_id: str, request: ResolveRequest, found: Resolved, reason: str, message: str,
-        key: QueueKey, wait_s: int,
-    ) -> Operation:  # fmt: skip
+    def _finished(self, job: _Resolve, answer: OperationStatus, key: QueueKey) -> None:
         """INFO for a result that is new: the operator resolves every source all the time."""
-        result = (found.digest, reason)
+        request, result = job.request, (answer.digest or "", answer.reason)
         level = logging.DEBUG if self._results.get(request.key, self._now()) == result else logging.INFO
         self._results.put(request.key, result, self._now())
-        fields = kv(operation=operation_id, uri=request.uri, digest=found.digest, reason=reason)
+        fields = kv(operation=job.operation_id, uri=request.uri, digest=answer.digest or "", reason=answer.reason)
         log.log(level, "resolved", extra=fields)
-        if wait_s and self._rate_limited.get(key, 0.0) <= self._now():  # else by that time, not by an answer
-            self._rate_limited[key] = self._now() + wait_s
-        if reason:
-            return self.operations.failed(operation_id, reason, message, self._now(), wait_s)
-        return self.operations.fetched(operation_id, found.digest, self._now(), found.watch)
+        if answer.retry_after_s and self._rate_limited.get(key, 0.0) <= self._now():  # else by then, not by an answer
+            self._rate_limited[key] = self._now() + answer.retry_after_s
+        self._changed(job.operation_id, answer)
 
     # ---- in a thread of the pool; every result goes back to the loop
 
@@ -311,7 +305,7 @@ class Depot:
                 loop.call_soon_threadsafe(callback, *arguments)
 
         if isinstance(job, _Resolve):
-            self._resolve(key, job, lambda change: post(self._changed, change))
+            self._resolve(key, job, post)
         else:
             try:
                 changed = self._resolver.watches.changed(job.watches)
@@ -321,33 +315,31 @@ class Depot:
             post(self._checked, key.host, changed)
         post(self._ended, key)
 
-    def _resolve(self, key: QueueKey, job: _Resolve, publish: Callable[[Callable[[], Operation]], None]) -> None:
+    def _resolve(self, key: QueueKey, job: _Resolve, post: Callable[..., None]) -> None:
         started, (operation_id, request, lease, progress) = time.monotonic(), job
-        wait_s = 0
 
         def validated(verdict: Verdict) -> None:
-            publish(lambda: self.operations.validated(operation_id, verdict, self._now()))
+            post(self._changed, operation_id, OperationStatus("Validated", verdict=verdict))
 
-        reason, message, found = "", "", Resolved(Digest(""))
         try:
             self._check_rate_limit(key)
-            found = self._resolver.resolve(request, lease, validated, self._check_cancelled, progress)
+            answer = self._resolver.resolve(request, lease, validated, self._check_cancelled, progress)
         except Stopping:
             return
         except ArtifactError as error:
-            reason, message = str(error.reason), error.message
             wait_s = min(error.retry_after_s, MAX_WAIT_S) if isinstance(error, Unavailable) else 0
+            answer = OperationStatus("Failed", reason=str(error.reason), message=error.message, retry_after_s=wait_s)
         except Exception as error:
-            reason = "SourceUnreachable"
             if is_of_disk(error):
                 log.error("the disk fails", extra=kv(operation=operation_id, uri=request.uri, error=error))
-                message = sanitize(f"the depot's disk fails: {error.strerror or error}")
+                message = f"the depot's disk fails: {error.strerror or error}"
             else:
                 log.exception("resolve failed by a bug", extra=kv(operation=operation_id, uri=request.uri))
-                message = sanitize(f"the depot could not finish: {type(error).__name__}: {error}")
-        metrics.RESOLVES.labels(request.kind, reason).inc()
+                message = f"the depot could not finish: {type(error).__name__}: {error}"
+            answer = OperationStatus("Failed", reason="SourceUnreachable", message=sanitize(message))
+        metrics.RESOLVES.labels(request.kind, answer.reason).inc()
         metrics.RESOLVE_SECONDS.labels(request.kind).observe(time.monotonic() - started)
-        publish(lambda: self._finished(operation_id, request, found, reason, message, key, wait_s))
+        post(self._finished, job, answer, key)
 
     def _check_rate_limit(self, key: QueueKey) -> None:
         """A server that has answered a namespace 429 gets no request of that namespace until its time is over."""

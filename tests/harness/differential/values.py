@@ -23,7 +23,14 @@ from typing import Any
 from google.protobuf.message import Message
 from pydantic import BaseModel
 
-PACKAGES = ("weft.domain", "weft_scheduler.core", "weft_supervisor.core", "weft_operator.core", "weft.wire.codec")
+PACKAGES = (
+    "weft.domain",
+    "weft_scheduler.core",
+    "weft_supervisor.core",
+    "weft_operator.core",
+    "weft.wire.codec",
+    "weft.artifacts",
+)
 HEX_BYTES = 4096  # longer ones are written compressed
 Json = Any
 

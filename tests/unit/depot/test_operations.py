@@ -1,5 +1,6 @@
 """The book of operations: bounded, every operation ends once, equal requests share."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,52 +8,55 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from weft_depot.core import FINISHED, Operation, Operations
+from weft.artifacts.operations import FINISHED, OperationStatus
+from weft_depot.core import Operations
 
 STATES = ("Pending", "Validated", *FINISHED)
+VALIDATED = OperationStatus("Validated", verdict={"rank": 8})
+FETCHED = OperationStatus("Fetched", "sha256:x")
+FAILED = OperationStatus("Failed", reason="NotFinite", message="a NaN")
 
 
 def test_an_operation_goes_its_way_and_keeps_its_verdict() -> None:
     book = Operations()
-    assert book.start("1", "key", 0.0)
-    book.validated("1", {"rank": 8}, 1.0)
-    done = book.fetched("1", "sha256:x", 2.0)
-    assert (done.state, done.verdict, done.digest, done.changed_at) == ("Fetched", {"rank": 8}, "sha256:x", 2.0)
+    assert book.start("1", "key")
+    book.change("1", VALIDATED, 1.0)
+    done = book.change("1", FETCHED, 2.0)
+    assert done == replace(FETCHED, verdict={"rank": 8})
     assert book.find("1") == done
     assert book.find("2") is None
 
 
 def test_a_failed_operation_keeps_its_verdict() -> None:
     book = Operations()
-    book.start("1", "key", 0.0)
-    book.validated("1", {"rank": 8}, 1.0)
-    failed = book.failed("1", "NotFinite", "a NaN", 2.0)
-    assert (failed.reason, failed.message, failed.verdict) == ("NotFinite", "a NaN", {"rank": 8})
-    assert failed.retry_after_s == 0
+    book.start("1", "key")
+    book.change("1", VALIDATED, 1.0)
+    failed = book.change("1", FAILED, 2.0)
+    assert failed == replace(FAILED, verdict={"rank": 8})
 
 
 def test_equal_requests_share_while_it_runs_and_not_after() -> None:
     book = Operations()
-    first = book.start("1", "key", 0.0)
-    assert book.running("key") == first
-    book.failed("1", "SourceNotFound", "", 1.0)
+    book.start("1", "key")
+    assert book.running("key") == "1"
+    book.change("1", FAILED, 1.0)
     assert book.running("key") is None
 
 
 def test_too_many_unfinished_are_turned_away_and_finished_ones_never_stand_in_the_way() -> None:
     book = Operations(max_unfinished=2, max_finished=1)
-    assert book.start("1", "a", 0.0)
-    assert book.start("2", "b", 0.0)
-    assert book.start("3", "c", 0.0) is None
-    book.failed("1", "SourceNotFound", "", 1.0)
-    assert book.start("3", "c", 1.0)
+    assert book.start("1", "a")
+    assert book.start("2", "b")
+    assert not book.start("3", "c")
+    book.change("1", FAILED, 1.0)
+    assert book.start("3", "c")
 
 
 def test_old_and_surplus_ones_are_forgotten_oldest_first() -> None:
     book = Operations(max_finished=2, keep_s=10)
     for number in range(4):
-        book.start(str(number), str(number), 0.0)
-        book.failed(str(number), "R", "", float(number))
+        book.start(str(number), str(number))
+        book.change(str(number), FAILED, float(number))
     assert book.forget(4.0) == ["0", "1"]
     assert book.forget(11.9) == []
     assert book.forget(12.0) == ["2"]
@@ -62,15 +66,15 @@ def test_old_and_surplus_ones_are_forgotten_oldest_first() -> None:
 def test_forgetting_looks_at_what_goes_and_at_one_that_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     book = Operations(keep_s=10)
     for number in range(100):
-        book.start(str(number), str(number), 0.0)
-        book.failed(str(number), "R", "", float(number))
+        book.start(str(number), str(number))
+        book.change(str(number), FAILED, float(number))
     looked: list[str] = []
 
-    class Watching(dict[str, Operation]):
-        def values(self) -> Any:
-            for operation in super().values():
-                looked.append(operation.id)
-                yield operation
+    class Watching(dict[str, tuple[OperationStatus, float]]):
+        def items(self) -> Any:
+            for item in super().items():
+                looked.append(item[0])
+                yield item
 
     monkeypatch.setattr(book, "_finished", Watching(book._finished))  # pyright: ignore[reportPrivateUsage]
     assert book.forget(12.0) == ["0", "1", "2"]
@@ -79,12 +83,12 @@ def test_forgetting_looks_at_what_goes_and_at_one_that_stays(monkeypatch: pytest
 
 def test_the_same_operation_does_not_end_twice() -> None:
     book = Operations()
-    book.start("1", "key", 0.0)
+    book.start("1", "key")
     with pytest.raises(AssertionError):
-        book.fetched("1", "sha256:x", 1.0)  # never validated
-    book.failed("1", "R", "", 1.0)
+        book.change("1", FETCHED, 1.0)  # never validated
+    book.change("1", FAILED, 1.0)
     with pytest.raises(KeyError):
-        book.failed("1", "R", "", 2.0)
+        book.change("1", FAILED, 2.0)
 
 
 class Book(RuleBasedStateMachine):
@@ -101,11 +105,11 @@ class Book(RuleBasedStateMachine):
         if self.book.running(key):
             return
         self.count += 1
-        operation = self.book.start(str(self.count), key, self.now)
+        started = self.book.start(str(self.count), key)
         unfinished = [state for state in self.states.values() if state in ("Pending", "Validated")]
-        assert (operation is None) == (len(unfinished) == 4)
-        if operation:
-            self.states[operation.id] = "Pending"
+        assert started == (len(unfinished) < 4)
+        if started:
+            self.states[str(self.count)] = "Pending"
 
     @precondition(lambda self: any(s in ("Pending", "Validated") for s in self.states.values()))
     @rule(data=st.data(), fail=st.booleans())
@@ -113,11 +117,11 @@ class Book(RuleBasedStateMachine):
         open_ones = [name for name, state in self.states.items() if state in ("Pending", "Validated")]
         name = data.draw(st.sampled_from(open_ones))
         if fail:
-            self.states[name] = self.book.failed(name, "R", "", self.now).state
+            self.states[name] = self.book.change(name, FAILED, self.now).state
         elif self.states[name] == "Pending":
-            self.states[name] = self.book.validated(name, {}, self.now).state
+            self.states[name] = self.book.change(name, VALIDATED, self.now).state
         else:
-            self.states[name] = self.book.fetched(name, "d", self.now).state
+            self.states[name] = self.book.change(name, FETCHED, self.now).state
 
     @rule(seconds=st.floats(0.1, 4))
     def wait(self, seconds: float) -> None:

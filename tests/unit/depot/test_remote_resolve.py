@@ -18,8 +18,9 @@ from tests.unit.depot.conftest import Bench
 from tests.unit.depot.reading import folder_bytes, quick_policy
 from weft.artifacts.digest import Digest, digest_of
 from weft.artifacts.errors import ArtifactError, Reason, Refused, Unavailable
+from weft.artifacts.operations import OperationStatus
 from weft.domain.model.config import parse_model_config
-from weft_depot.core import ConcurrencyLimits, Operation
+from weft_depot.core import ConcurrencyLimits
 from weft_depot.credentials import Secret
 from weft_depot.requests import ResolveRequest
 from weft_depot.resolution_cache import ResolutionCache
@@ -315,17 +316,16 @@ class Served:
         self.remote, stopping = remote, threading.Event()
         self.depot = Depot(remote.bench.resolver, limits=limits, stopping=stopping)
 
-    def submit(self, uri: str, namespace: str) -> Operation:
+    def submit(self, uri: str, namespace: str) -> str:
         found = self.depot.submit(ResolveRequest(kind="model", uri=uri, namespace=namespace))
         assert found
         return found
 
-    async def finish(self, operation: Operation) -> Operation:
-        while not operation.finished:
-            found = await self.depot.wait(operation.id, 20)
-            assert found
-            operation = found
-        return operation
+    async def finish(self, operation_id: str) -> OperationStatus:
+        found = await self.depot.wait(operation_id, PATIENCE_S, for_end=True)
+        assert found
+        assert found.finished
+        return found
 
 
 @pytest.fixture
@@ -346,6 +346,6 @@ async def test_a_host_that_hangs_holds_up_nobody_else(served: Served, remote: Re
     for uri, namespace in (("hf:org/tiny", "team-c"), ("file:models/tiny", "team-0")):
         found = await served.finish(served.submit(uri, namespace))
         assert found.state == "Fetched", f"{uri} of {namespace}: {found.message}"
-    states = [served.depot.operations.find(operation.id) for operation in hung]
+    states = [served.depot.operations.find(operation) for operation in hung]
     assert all(state and state.state == "Pending" for state in states)
     served.depot._queue.check_queue()

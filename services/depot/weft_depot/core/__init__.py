@@ -5,4 +5,4 @@ Tests, the simulator and benchmarks take these names from here: the modules behi
 """
 
 from weft_depot.core.fair_queue import ConcurrencyLimits, FairQueue, QueueKey
-from weft_depot.core.operations import FINISHED, Operation, Operations
+from weft_depot.core.operations import Operations
