@@ -5,11 +5,10 @@ from typing import Any, get_args
 
 import httpx2
 
-from weft.artifacts.operations import OperationStatus, State
+from weft.artifacts.depot_api import OperationStatus, ResolveRequest, State
 from weft.domain.text import quoted, sanitize
 from weft.wire.channels import quickly_found_sockets
 from weft.wire.tls import Tls
-from weft_operator.core.artifacts import Request
 from weft_operator.errors import DepotFailed, DepotUnavailable
 
 WAIT_S = 10.0  # one long poll; an operation itself may take as long as it takes
@@ -31,7 +30,7 @@ class DepotClient:
     async def aclose(self) -> None:
         await self._http.aclose()
 
-    async def resolve(self, request: Request, on_step: Callable[[OperationStatus], None]) -> OperationStatus:
+    async def resolve(self, request: ResolveRequest, on_step: Callable[[OperationStatus], None]) -> OperationStatus:
         """Ask, then follow the operation to its end. `on_step` is called for each state on the way.
 
         A depot that fails on this one request is no depot that is away: that is a failure of the object, which its

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection
 from typing import Protocol
 
-from weft.artifacts.operations import OperationStatus
+from weft.artifacts.depot_api import OperationStatus, ResolveRequest
 from weft_operator.core.actions import (
     AddFinalizer,
     ApplyChild,
@@ -20,7 +20,6 @@ from weft_operator.core.actions import (
     UnpublishAdapter,
     UnpublishPool,
 )
-from weft_operator.core.artifacts import Request
 from weft_operator.core.resources import Kind
 
 RegistryUpdate = PublishPool | UnpublishPool | PublishAdapter | UnpublishAdapter
@@ -69,7 +68,7 @@ class Backend(Protocol):
 class Depot(Protocol):
     """A client of the depot. Raises DepotUnavailable."""
 
-    async def resolve(self, request: Request, on_step: Callable[[OperationStatus], None]) -> OperationStatus: ...
+    async def resolve(self, request: ResolveRequest, on_step: Callable[[OperationStatus], None]) -> OperationStatus: ...
 
     async def changed(self, watches: Collection[str]) -> frozenset[str]: ...
 

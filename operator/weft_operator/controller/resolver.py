@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
-from weft.artifacts.operations import OperationStatus
+from weft.artifacts.depot_api import OperationStatus
 from weft.telemetry.logs import kv
 from weft_operator.controller.interfaces import Depot
 from weft_operator.core.actions import Resolve, RetainBlobs

@@ -4,7 +4,7 @@
 Tests, the simulator and benchmarks take these names from here: the modules behind them may change.
 """
 
-from weft.artifacts.operations import OperationStatus
+from weft.artifacts.depot_api import OperationStatus, ResolveRequest
 from weft_operator.core.actions import (
     Action,
     AddFinalizer,
@@ -35,7 +35,7 @@ from weft_operator.core.api_keys import (
     Withdraw,
     parse_key,
 )
-from weft_operator.core.artifacts import Request, Resolution
+from weft_operator.core.artifacts import Resolution
 from weft_operator.core.reconcile import reconcile_all, requeue_at
 from weft_operator.core.resources import (
     API_VERSION,

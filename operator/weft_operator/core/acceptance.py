@@ -18,7 +18,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from weft_operator.core.artifacts import Request, Resolution, VerifiedArtifact, from_status, served_content
+from weft.artifacts.depot_api import BaseRef, CredentialsRef, ResolveRequest
+from weft_operator.core.artifacts import Resolution, VerifiedArtifact, from_status, served_content
 from weft_operator.core.canary import (
     CanaryView,
     as_adapter,
@@ -57,7 +58,7 @@ class Rejection:
 class PoolView:
     pool: Pool
     rejection: Rejection | None
-    request: Request | None  # None: not accepted
+    request: ResolveRequest | None  # None: not accepted
     resolution: Resolution | None  # of that request or of the one before it
     serving: VerifiedArtifact | None
     report: PoolReport | None
@@ -76,7 +77,7 @@ class AdapterView:
     adapter: Adapter
     rejection: Rejection | None
     mismatch: Rejection | None  # the manifest's own assertion about the base does not hold
-    request: Request | None  # None: not accepted, a mismatch, or no base yet
+    request: ResolveRequest | None  # None: not accepted, a mismatch, or no base yet
     resolution: Resolution | None
     serving: VerifiedArtifact | None
     report: AdapterReport | None
@@ -220,35 +221,34 @@ def base_artifact(pool: Pool, state: State) -> VerifiedArtifact | None:
     return resolution.verified if resolution else None
 
 
-def pool_request(pool: Pool) -> Request:
+def pool_request(pool: Pool) -> ResolveRequest:
     """What to ask the depot about this pool's base model."""
-    return Request(
+    return ResolveRequest(
         kind="model",
         uri=pool.uri,
         revision=pool.revision,
         digest=pool.digest,
         namespace=pool.meta.ref.namespace,
-        credentials=pool.credentials,
+        credentials_ref=_credentials(pool),
         endpoint=pool.endpoint,
     )
 
 
-def adapter_request(adapter: Adapter, pool: Pool, base: VerifiedArtifact) -> Request:
+def adapter_request(adapter: Adapter, pool: Pool, base: VerifiedArtifact) -> ResolveRequest:
     """What to ask the depot about this adapter in this pool.
 
     `baseModel` in the manifest names the pool's model itself; then the adapter's own `base_model_name_or_path` is not
     compared and shapes decide.
     """
-    return Request(
+    return ResolveRequest(
         kind="adapter",
         uri=adapter.uri,
         revision=adapter.revision,
         digest=adapter.digest or (adapter.uri.removeprefix("depot:") if adapter.uri.startswith("depot:") else None),
         namespace=adapter.meta.ref.namespace,
-        base_digest=base.digest,
-        base_names=() if adapter.base_model else _base_names(pool),
+        base=_base(pool, base.digest, named=not adapter.base_model),
         max_rank=min(pool.max_rank, adapter.max_rank or pool.max_rank),
-        credentials=adapter.credentials,
+        credentials_ref=_credentials(adapter),
         endpoint=adapter.endpoint,
         version=adapter.version,
     )
@@ -283,13 +283,14 @@ def supplied_template_from_status(resource: Pool | Adapter, state: State, now: f
     return template_from_status(resource, base.digest, now) if base else None
 
 
-def _resolution(resource: Pool | Adapter, request: Request | None, state: State) -> Resolution | None:
+def _resolution(resource: Pool | Adapter, request: ResolveRequest | None, state: State) -> Resolution | None:
     return state.observed.resolutions.get(resource.meta.uid) if request else None
 
 
 def _serving(
-    adapter: Adapter, rejection: Rejection | None, request: Request | None, resolution: Resolution | None, state: State
-) -> VerifiedArtifact | None:
+    adapter: Adapter, rejection: Rejection | None, request: ResolveRequest | None, resolution: Resolution | None,
+    state: State,
+) -> VerifiedArtifact | None:  # fmt: skip
     """What serves: in the adapter's pool, or, until that accepts it and takes requests, where it served before."""
     if rejection:
         return _in_previous_pool(adapter, state) if rejection.reason != NAME_CONFLICT else None
@@ -304,7 +305,9 @@ def _serving(
     return _in_previous_pool(adapter, state) or verified
 
 
-def _promoted_before(adapter: Adapter, request: Request, resolution: Resolution | None) -> VerifiedArtifact | None:
+def _promoted_before(
+    adapter: Adapter, request: ResolveRequest, resolution: Resolution | None
+) -> VerifiedArtifact | None:
     """The canary that was promoted, until the source that has taken its place is known: nobody goes back meanwhile."""
     stored = served_content(adapter.status) if promoted_content(adapter) else None
     answered = resolution is not None and resolution.request == request and resolution.answer.finished
@@ -340,10 +343,16 @@ def _admits(pool: Pool | None, adapter: Adapter) -> bool:
     return pool is not None and not pool.meta.deleting and pool.permits(adapter.meta.ref.namespace)
 
 
-def _base_names(pool: Pool) -> tuple[str, ...]:
+def _credentials(resource: Pool | Adapter) -> CredentialsRef | None:
+    return CredentialsRef(resource.credentials) if resource.credentials else None
+
+
+def _base(pool: Pool, digest: str, *, named: bool) -> BaseRef:
     """What an adapter may call this base: the served name, or the last part of where it came from."""
+    if not named:
+        return BaseRef(digest)
     last_part = pool.uri.rstrip("/").replace(":", "/").rpartition("/")[2]
-    return (pool.model_name,) if last_part in ("", pool.model_name) else (pool.model_name, last_part)
+    return BaseRef(digest, pool.model_name, () if last_part in ("", pool.model_name) else (last_part,))
 
 
 def _mismatch(adapter: Adapter, pool: Pool) -> Rejection | None:

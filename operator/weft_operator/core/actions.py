@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from weft.artifacts.depot_api import ResolveRequest
 from weft.domain.routes import PoolSpec
-from weft_operator.core.artifacts import Request
 from weft_operator.core.resources import Object, Ref
 from weft_operator.core.state import AdapterRegistration, Child, ObjectKey, RunnerConfig
 
@@ -15,7 +15,7 @@ class Resolve:
 
     ref: Ref
     uid: str
-    request: Request
+    request: ResolveRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,17 +11,15 @@ stays retained for that long. The ledger is memory only: after a restart nothing
 time has passed, because what was draining then is not known.
 """
 
-import re
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Any, Literal
+from typing import Any
 
-from weft.artifacts.operations import OperationStatus, Verdict
+from weft.artifacts.depot_api import CONFIG_MAP, OperationStatus, ResolveRequest, Verdict
 from weft_operator.core.resources import Ref
 
-COMMIT = re.compile(r"[0-9a-f]{40}")
 FAILURE_PAUSE_MAX_S = 10.0
 UNREACHABLE_PAUSE_MAX_S = 60.0
 REMOTE_PAUSE_MAX_S = 600.0  # after failures of a source that others serve
@@ -30,65 +28,6 @@ CREDENTIALS_REASONS = ("SecretMissing", "SecretForbidden", "SecretInvalid", "Sou
 DOUBLINGS_MAX = 10  # of a pause: any bound is reached before
 WATCHED_S = 3600.0  # between two full looks at a source whose changes the depot reports
 JITTER = 0.1  # of every pause before a remote source is asked: those of one host do not come together
-CONFIG_MAP_SCHEME = "configmap:"  # of chat templates, which the API server serves
-REMOTE_SCHEMES = ("hf:", "s3:", "oci:", "https:", CONFIG_MAP_SCHEME)
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What the depot is asked to resolve. Equal requests have equal answers while the source stays as it is."""
-
-    kind: Literal["adapter", "model", "template"]
-    uri: str
-    revision: str | None
-    digest: str | None
-    namespace: str
-    base_digest: str | None = None
-    base_names: tuple[str, ...] = ()  # none: the manifest names the base, nothing is compared
-    max_rank: int | None = None
-    credentials: str | None = None  # a Secret of that namespace
-    endpoint: str | None = None
-    version: str | None = None  # the name that the content gets; another name is another question
-    text: str | None = None  # a chat template
-
-    @property
-    def remote(self) -> bool:
-        """Whether others serve the source."""
-        return self.uri.startswith(REMOTE_SCHEMES)
-
-    @property
-    def watched_by_digest(self) -> bool:
-        """Whether the watch of its content is the content's digest: a change shows only where it is asked for."""
-        return self.remote or self.digest is not None
-
-    @property
-    def fixed(self) -> bool:
-        """Whether the source has one content for ever."""
-        return self.digest is not None or "@sha256:" in self.uri or bool(COMMIT.fullmatch(self.revision or ""))
-
-    def jittered(self, pause_s: float) -> float:
-        """The same for the same source."""
-        share = zlib.crc32(f"{self.namespace} {self.uri} {self.revision}".encode()) / (1 << 32)
-        return pause_s * (1 - JITTER + 2 * JITTER * share)
-
-    def body(self) -> dict[str, Any]:
-        """As JSON for `POST /v1/resolve`; absent fields are left out."""
-        base: dict[str, Any] | None = {"digest": self.base_digest} if self.base_digest else None
-        if base is not None and self.base_names:
-            base |= {"name": self.base_names[0], "aliases": self.base_names[1:]}
-        fields = {
-            "kind": self.kind,
-            "uri": self.uri,
-            "revision": self.revision,
-            "digest": self.digest,
-            "namespace": self.namespace,
-            "base": base,
-            "maxRank": self.max_rank,
-            "credentialsRef": {"name": self.credentials} if self.credentials else None,
-            "endpoint": self.endpoint,
-            "text": self.text,
-        }
-        return {name: value for name, value in fields.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +45,7 @@ class VerifiedArtifact:
 class Resolution:
     """One object's source. Times are the clock of `now`."""
 
-    request: Request
+    request: ResolveRequest
     answer: OperationStatus = field(default_factory=OperationStatus)
     running: bool = False
     started_at: float | None = None  # when this was first asked; None: not in this process
@@ -125,22 +64,28 @@ class Resolution:
             if self.request.fixed:
                 return inf
             if self.request.remote:
-                return self.finished_at + self.request.jittered(poll_s)
+                return self.finished_at + jittered(self.request, poll_s)
             return self.finished_at + (max(period_s, WATCHED_S) if self.answer.watch else period_s)
         most_s = UNREACHABLE_PAUSE_MAX_S if self.answer.reason == "SourceUnreachable" else FAILURE_PAUSE_MAX_S
         most_s = REMOTE_PAUSE_MAX_S if self.request.remote else most_s
         of_secret = self.request.credentials is not None and self.answer.reason in CREDENTIALS_REASONS
-        if of_cluster := of_secret or self.request.uri.startswith(CONFIG_MAP_SCHEME):
+        if of_cluster := of_secret or self.request.uri.startswith(CONFIG_MAP):
             most_s = CREDENTIALS_PAUSE_MAX_S
         pause_s = min(period_s * 2 ** min(self.failures - 1, DOUBLINGS_MAX), most_s)
         pause_s = max(pause_s, period_s)  # never more often than a source in order
         if self.request.remote:
-            pause_s = self.request.jittered(max(pause_s, self.answer.retry_after_s / (1 - JITTER)))
+            pause_s = jittered(self.request, max(pause_s, self.answer.retry_after_s / (1 - JITTER)))
             pause_s = pause_s / (1 + JITTER) if of_cluster else pause_s  # at most, not on average
         return self.finished_at + pause_s
 
 
-def started(before: Resolution | None, request: Request, now: float) -> Resolution:
+def jittered(request: ResolveRequest, pause_s: float) -> float:
+    """The same for the same source."""
+    share = zlib.crc32(f"{request.namespace} {request.uri} {request.revision}".encode()) / (1 << 32)
+    return pause_s * (1 - JITTER + 2 * JITTER * share)
+
+
+def started(before: Resolution | None, request: ResolveRequest, now: float) -> Resolution:
     """The depot is being asked. The same question keeps its present answer until the new one is finished."""
     if before is not None and before.request == request:
         return replace(before, running=True)
@@ -169,7 +114,7 @@ def unreachable(before: Resolution, now: float) -> Resolution:
 
 
 def from_status(
-    request: Request, status: Mapping[str, Any], generation: int, pool: Ref | None, now: float
+    request: ResolveRequest, status: Mapping[str, Any], generation: int, pool: Ref | None, now: float
 ) -> Resolution | None:
     """The resolution that an object's own status implies, for a controller that has just started.
 
@@ -208,7 +153,7 @@ def served_content(status: Mapping[str, Any]) -> VerifiedArtifact | None:
 
 
 def _verified(
-    request: Request, status: Mapping[str, Any], pool: Ref | None, *, is_old: bool
+    request: ResolveRequest, status: Mapping[str, Any], pool: Ref | None, *, is_old: bool
 ) -> VerifiedArtifact | None:
     """The content in a status. `pool`: of the adapter now, which may not be the one it was checked for."""
     if request.kind == "model":

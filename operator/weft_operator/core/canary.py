@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Literal, get_args
 
-from weft.artifacts.operations import OperationStatus
+from weft.artifacts.depot_api import OperationStatus, ResolveRequest
 from weft.domain.routes import CanaryCounts
-from weft_operator.core.artifacts import Request, Resolution, VerifiedArtifact, from_status
+from weft_operator.core.artifacts import Resolution, VerifiedArtifact, from_status
 from weft_operator.core.chat_templates import SUFFIX as TEMPLATE_SUFFIX
 from weft_operator.core.resources import Adapter, Canary, Ref
 
@@ -26,7 +26,7 @@ class CanaryView:
     """`content`: the canary's, once it has been fetched. Times are the clock of `now`."""
 
     canary: Canary
-    request: Request
+    request: ResolveRequest
     resolution: Resolution | None
     content: VerifiedArtifact | None
     phase: Phase
@@ -69,7 +69,7 @@ def as_adapter(adapter: Adapter, canary: Canary) -> Adapter:
 
 
 def canary_view(
-    adapter: Adapter, canary: Canary, request: Request, resolution: Resolution | None,
+    adapter: Adapter, canary: Canary, request: ResolveRequest, resolution: Resolution | None,
     stable: VerifiedArtifact | None, counts: CanaryCounts | None, now: float,
 ) -> CanaryView:  # fmt: skip
     """Everything about one canary. `stable`: what serves beside it; `counts`: as the scheduler reports them."""
@@ -91,7 +91,7 @@ def canary_view(
 
 
 def _phase(
-    canary: Canary, request: Request, resolution: Resolution | None, content: VerifiedArtifact | None,
+    canary: Canary, request: ResolveRequest, resolution: Resolution | None, content: VerifiedArtifact | None,
     stable: VerifiedArtifact | None, before: Phase, counts: CanaryCounts, started_at: float, now: float,
 ) -> tuple[Phase, str, str]:  # fmt: skip
     """The phase, and a condition's reason and message."""
@@ -128,7 +128,7 @@ def promoted_content(adapter: Adapter) -> str | None:
     return digest if stored.get("phase") == "Promoted" and digest == adapter.status.get("digest") else None
 
 
-def resolution_of_canary(adapter: Adapter, request: Request, now: float) -> Resolution | None:
+def resolution_of_canary(adapter: Adapter, request: ResolveRequest, now: float) -> Resolution | None:
     """What the stored status tells of the canary's source, for a controller that starts."""
     stored: Mapping[str, Any] = adapter.status.get("canary") or {}
     pool = adapter.status.get("pool")

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from weft.artifacts.operations import OperationStatus
+from weft.artifacts.depot_api import CONFIG_MAP, INLINE, BaseRef, OperationStatus, ResolveRequest
 from weft.domain.routes import PoolSpec
-from weft_operator.core.artifacts import CONFIG_MAP_SCHEME, Request, Resolution, VerifiedArtifact
+from weft_operator.core.artifacts import Resolution, VerifiedArtifact
 from weft_operator.core.resources import Adapter, Pool
 from weft_operator.core.state import AdapterRegistration, State
 
@@ -24,7 +24,7 @@ MAX_FAULT = 512  # characters that are published
 class TemplateView:
     """`resolution`: of that request or of one before it. `published`: the object as it is, if it is served."""
 
-    request: Request | None  # None: there is no base yet
+    request: ResolveRequest | None  # None: there is no base yet
     resolution: Resolution | None
     published: PoolSpec | AdapterRegistration | None
     served_before: bool  # by the stored status
@@ -74,16 +74,14 @@ def template_view(resource: Pool | Adapter, base: VerifiedArtifact | None, state
     return TemplateView(request, resolution, published, bool(digest))
 
 
-def template_request(resource: Pool | Adapter, base_digest: str) -> Request:
+def template_request(resource: Pool | Adapter, base_digest: str) -> ResolveRequest:
     """What to ask the depot about the chat template that the spec gives."""
     given = resource.chat_template
-    return Request(
+    return ResolveRequest(
         kind="template",
-        uri=f"{CONFIG_MAP_SCHEME}{given.config_map}" if given.text is None else "inline:",
-        revision=None,
-        digest=None,
+        uri=f"{CONFIG_MAP}{given.config_map}" if given.text is None else INLINE,
         namespace=resource.meta.ref.namespace,
-        base_digest=base_digest,
+        base=BaseRef(base_digest),
         text=given.text,
     )
 

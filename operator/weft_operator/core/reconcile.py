@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import inf
 
+from weft.artifacts.depot_api import REMOTE, ResolveRequest
 from weft.domain.routes import PoolSpec
 from weft_operator.core import scaling
 from weft_operator.core.acceptance import AdapterView, PoolView, adapter_view, pool_view
@@ -29,7 +30,7 @@ from weft_operator.core.actions import (
     UnpublishAdapter,
     UnpublishPool,
 )
-from weft_operator.core.artifacts import REMOTE_SCHEMES, Request, Resolution
+from weft_operator.core.artifacts import Resolution
 from weft_operator.core.canary import COUNTS_S, as_adapter, canary_uid
 from weft_operator.core.chat_templates import TemplateView, template_uid
 from weft_operator.core.registration import adapter_entry, pool_entry
@@ -108,7 +109,7 @@ def longest_drain_s(desired: DesiredState) -> float:
 
 def resolve_period_s(desired: DesiredState, uri: str = "") -> float:
     """How often a source is asked for: the period stretches with the number of objects, their sum does not grow."""
-    least_s = desired.policy.remote_period_s if uri.startswith(REMOTE_SCHEMES) else desired.policy.resolve_period_s
+    least_s = desired.policy.remote_period_s if uri.startswith(REMOTE) else desired.policy.resolve_period_s
     return max(least_s, _round_s(desired))
 
 
@@ -331,7 +332,8 @@ def _plan_malformed(broken: Malformed, state: State, now: float) -> list[Action]
 
 
 def _resolve(
-    resource: Pool | Adapter, request: Request | None, known: Resolution | None, now: float, desired: DesiredState,
+    resource: Pool | Adapter, request: ResolveRequest | None, known: Resolution | None, now: float,
+    desired: DesiredState,
 ) -> list[Action]:  # fmt: skip
     if request is None:
         return []

@@ -20,11 +20,11 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from weft.api.meta import sanitize_message
-from weft.artifacts.operations import OperationStatus, Verdict
+from weft.artifacts.depot_api import OperationStatus, ResolveRequest, Verdict
 from weft.domain.adapter import AdapterVersion
 from weft_operator.core.acceptance import AdapterView, PoolView, Rejection, is_ready
 from weft_operator.core.actions import RecordEvent
-from weft_operator.core.artifacts import Request, Resolution, VerifiedArtifact
+from weft_operator.core.artifacts import Resolution, VerifiedArtifact
 from weft_operator.core.canary import DECIDED
 from weft_operator.core.chat_templates import FAULT, TemplateView
 from weft_operator.core.children import selector
@@ -155,7 +155,7 @@ def _content_of_adapter(view: AdapterView) -> list[Condition]:
     return [_validated(view.request, view.resolution), _fetched(view.request, view.resolution)]
 
 
-def _validated(request: Request, resolution: Resolution | None) -> Condition:
+def _validated(request: ResolveRequest, resolution: Resolution | None) -> Condition:
     answer = _answer(request, resolution)
     if answer.verdict is not None:
         return Condition("Validated", "True", "Validated", _but("configuration, shapes and dtype fit the base", answer))
@@ -164,7 +164,7 @@ def _validated(request: Request, resolution: Resolution | None) -> Condition:
     return Condition("Validated", "Unknown", "Resolving", f"reading {request.uri}")
 
 
-def _fetched(request: Request | None, resolution: Resolution | None) -> Condition:
+def _fetched(request: ResolveRequest | None, resolution: Resolution | None) -> Condition:
     assert request is not None  # only asked for an accepted object
     answer = _answer(request, resolution)
     if answer.state == "Fetched":
@@ -180,7 +180,7 @@ def _but(message: str, answer: OperationStatus) -> str:
     return "; ".join((message, *((answer.verdict or {}).get("warnings") or ())))
 
 
-def _answer(request: Request, resolution: Resolution | None) -> OperationStatus:
+def _answer(request: ResolveRequest, resolution: Resolution | None) -> OperationStatus:
     return resolution.answer if resolution and resolution.request == request else OperationStatus()
 
 

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from weft.artifacts.blobs import BlobStore, Lease
+from weft.artifacts.depot_api import BaseRef, OperationStatus, ResolveRequest, Verdict
 from weft.artifacts.digest import Digest, FileEntry, Manifest, build_manifest, from_hex, hex_of
 from weft.artifacts.errors import ArtifactError, Damaged, DepotFull, Reason, Refused, UnknownDigest
-from weft.artifacts.operations import OperationStatus, Verdict
 from weft.chat_template import TEMPLATE_FILE
 from weft.domain.model.generation import token_ids
 from weft.telemetry.progress import ByteProgress
@@ -38,9 +38,8 @@ from weft_depot.artifact_layout import (
 from weft_depot.config_maps import ConfigMaps, NoConfigMaps
 from weft_depot.core.fair_queue import QueueKey
 from weft_depot.credentials import NoSecrets, Secrets
-from weft_depot.requests import INLINE, BaseRef, ResolveRequest
 from weft_depot.resolution_cache import CachedResolution, ResolutionCache
-from weft_depot.sources import ArtifactSource, Files, Location, Snapshot, source_of
+from weft_depot.sources import ArtifactSource, Files, Location, Snapshot, location_of, source_of
 from weft_depot.staging import BlobFiles, FileSubset, StagedFiles
 from weft_depot.watches import Watches
 
@@ -75,7 +74,7 @@ class Resolver:
         if request.kind == "template":
             return QueueKey("templates", request.namespace)
         try:
-            location = request.location()
+            location = location_of(request)
             return QueueKey(source_of(self.sources, location).host(location), request.namespace)
         except ArtifactError:
             return QueueKey("refused", request.namespace)  # ends at once, by the same check
@@ -99,7 +98,7 @@ class Resolver:
             return self._resolve_template(request, lease, validated)
         base = self._base(request.base, lease)
         ctx = ResolveContext(
-            request, request.location(), base, lease, validated, check_cancelled, progress or ByteProgress()
+            request, location_of(request), base, lease, validated, check_cancelled, progress or ByteProgress()
         )
         source = source_of(self.sources, ctx.location)
         if source.remote and (recent := self._recent(ctx)):
@@ -124,7 +123,7 @@ class Resolver:
     ) -> OperationStatus:
         """The artifact of a chat template alone. One with a fault is an artifact, too: its verdict says it."""
         assert request.base is not None, "requests were checked"
-        base, location = self._held_base(request.base, lease), request.location()
+        base, location = self._held_base(request.base, lease), location_of(request)
         given = request.text
         text = given if given is not None else self.config_maps.read(location.namespace, location.path)
         raw = text.encode("utf-8", "surrogatepass")
@@ -134,7 +133,7 @@ class Resolver:
                 staged.writer(TEMPLATE_FILE).write(raw)
                 staged.publish(manifest, lease)
         fault = self.fault_of(manifest, base)
-        owner = "Inline" if location.scheme == INLINE else "ConfigMap"
+        owner = "Inline" if request.text is not None else "ConfigMap"
         validated({"from": owner, **({"fault": fault} if fault else {})})
         return OperationStatus("Fetched", manifest.digest, watch=manifest.digest)
 

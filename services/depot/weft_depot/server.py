@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
+from weft.artifacts.depot_api import OperationStatus, ResolveRequest
 from weft.artifacts.digest import parse_digest
 from weft.artifacts.errors import ArtifactError, BadDigest, DepotFull, Refused, UnknownDigest
 from weft.artifacts.fetch import MISMATCH_HEADER
-from weft.artifacts.operations import OperationStatus
 from weft.domain.text import quoted
 from weft.leadership.errors import LeadershipLost
 from weft.telemetry.logs import kv
@@ -29,11 +29,11 @@ from weft.wire.multipart import FORM, FormError, boundary_of, form_pieces
 from weft.wire.serving import heartbeat
 from weft_depot import metrics
 from weft_depot.credentials import is_namespace
-from weft_depot.requests import ChangedRequest, ResolveRequest, RetainRequest
+from weft_depot.requests import ChangedRequest, RetainRequest
 from weft_depot.service import Depot, is_of_disk
 from weft_depot.uploads import SCHEME
 
-Body = TypeVar("Body", bound=BaseModel)
+Body = TypeVar("Body")
 log = logging.getLogger(__name__)
 MAX_BODY_BYTES = 32 << 20
 MAX_WAIT_S = 60.0
@@ -63,7 +63,7 @@ def build_app(
 
     async def resolve(request: Request) -> Response:
         wait_s = _wait_s(request)
-        operation_id = depot.submit(await _body(request, ResolveRequest))
+        operation_id = depot.submit(await _body(request, ResolveRequest.parse))
         if operation_id is None:
             return _busy("resolve", 429, "too many resolves wait; try again later")
         found = await depot.wait(operation_id, wait_s, for_end=True) if wait_s else None
@@ -95,7 +95,7 @@ def build_app(
             raise UnknownDigest(digest, "this blob folder") from error
 
     async def retain(request: Request) -> Response:
-        wanted = await _body(request, RetainRequest)
+        wanted = await _body(request, RetainRequest.model_validate_json)
         try:
             return JSONResponse({"removed": await depot.retain(wanted.digests)})
         except LeadershipLost as error:
@@ -124,7 +124,7 @@ def build_app(
         return JSONResponse({"digest": manifest.digest, "uri": uri, "sizeBytes": manifest.size_bytes}, 201)
 
     async def changed(request: Request) -> Response:
-        asked = await _body(request, ChangedRequest)
+        asked = await _body(request, ChangedRequest.model_validate_json)
         return JSONResponse({"changed": await depot.changed(asked.watches)})
 
     return Starlette(
@@ -196,7 +196,7 @@ class _BlobResponse(FileResponse):
                 log.error("a blob cannot be read", extra=kv(path=self.path, error=error))
 
 
-async def _body(request: Request, kind: type[Body]) -> Body:
+async def _body(request: Request, parse: Callable[[bytes], Body]) -> Body:
     """Only JSON: a web page may send other types to any address, but JSON only after a preflight request."""
     media_type = request.headers.get("content-type", "")
     if media_type.partition(";")[0].strip().lower() != JSON:
@@ -208,7 +208,7 @@ async def _body(request: Request, kind: type[Body]) -> Body:
         if len(raw) > MAX_BODY_BYTES:
             raise _BadRequest(f"the body has more than {MAX_BODY_BYTES} bytes")
     try:
-        return kind.model_validate_json(bytes(raw))
+        return parse(bytes(raw))
     except ValidationError as error:
         errors = [(".".join(map(str, e["loc"])) or "body", e["msg"]) for e in error.errors(include_url=False)]
         raise _BadRequest(*(f"{field}: {message}" for field, message in errors)) from error

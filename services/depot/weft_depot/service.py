@@ -26,9 +26,9 @@ from itertools import islice
 from typing import NamedTuple, TypeGuard
 
 from weft.artifacts.blobs import BlobStore, Lease
+from weft.artifacts.depot_api import OperationStatus, ResolveRequest, Verdict
 from weft.artifacts.digest import Manifest
 from weft.artifacts.errors import ArtifactError, Damaged, Unavailable, UnknownDigest
-from weft.artifacts.operations import OperationStatus, Verdict
 from weft.domain.lru import ExpiringDict, LruDict
 from weft.domain.text import sanitize
 from weft.telemetry.invariants import holds
@@ -38,7 +38,6 @@ from weft.wire.multipart import Piece
 from weft_depot import metrics
 from weft_depot.core.fair_queue import ConcurrencyLimits, FairQueue, QueueKey
 from weft_depot.core.operations import Operations
-from weft_depot.requests import ResolveRequest
 from weft_depot.resolve import Resolver
 from weft_depot.uploads import receive
 

@@ -10,13 +10,13 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from weft.artifacts.blobs import BlobWriter, Lease
+from weft.artifacts.depot_api import source_key
 from weft.artifacts.digest import Manifest
 from weft.artifacts.errors import Reason, Refused
 from weft.domain.text import quoted
 from weft.tasks import run_to_end
 from weft.wire.multipart import Part, Piece
 from weft_depot.artifact_layout import ADAPTER_FILES, check_upload, check_weights_finite
-from weft_depot.requests import source_key
 from weft_depot.resolution_cache import CachedResolution
 from weft_depot.resolve import Resolver, disk_errors
 from weft_depot.staging import StagedFiles

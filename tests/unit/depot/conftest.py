@@ -1,5 +1,6 @@
 """A real depot below a temporary folder: a file root with a tiny model and one adapter, the resolver, no fakes."""
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,9 @@ from harness.blobs import check_blobs
 from harness.quick import one_ssl_context, quick_disk  # noqa: F401 (fixtures)
 from tests.unit.artifacts.making import write_adapter, write_model
 from weft.artifacts.blobs import BlobStore
+from weft.artifacts.depot_api import ResolveRequest
 from weft.artifacts.digest import Digest, Manifest
 from weft_depot.artifact_layout import ArtifactLimits
-from weft_depot.requests import ResolveRequest
 from weft_depot.resolution_cache import ResolutionCache
 from weft_depot.resolve import Resolver, Verdict
 from weft_depot.sources.file import FileSource
@@ -46,7 +47,8 @@ class Bench:
         if kind == "adapter" and "base" not in fields:
             fields["base"] = {"digest": self.base(), "name": "tiny"}
         body = {"kind": kind, "uri": uri, "namespace": "default", **fields}
-        request = ResolveRequest.model_validate({name: value for name, value in body.items() if value is not None})
+        given = {name: value for name, value in body.items() if value is not None}
+        request = ResolveRequest.parse(json.dumps(given).encode())
         self.verdicts = []
         with self.store.lease() as lease:
             self.resolved = self.resolver.resolve(request, lease, self.verdicts.append, check_cancelled)

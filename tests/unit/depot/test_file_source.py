@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.artifacts.making import refused, write_adapter
+from weft.artifacts.depot_api import ResolveRequest
 from weft.artifacts.errors import Reason, Refused
-from weft_depot.sources import Location, parse_uri
+from weft_depot.sources import Location, location_of
 from weft_depot.sources.file import FileSource
 from weft_depot.sources.folder import RACY_NS
 
@@ -178,4 +179,4 @@ def test_no_path_leads_outside(tmp_path_factory: pytest.TempPathFactory, path: s
 )
 def test_what_is_no_uri_is_a_bad_uri(uri: str) -> None:
     with refused(Reason.BAD_URI):
-        parse_uri(uri, revision=None, namespace="default", credentials=None)
+        location_of(ResolveRequest("adapter", uri, "default"))

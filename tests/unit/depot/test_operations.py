@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from weft.artifacts.operations import FINISHED, OperationStatus
+from weft.artifacts.depot_api import FINISHED, OperationStatus
 from weft_depot.core import Operations
 
 STATES = ("Pending", "Validated", *FINISHED)

@@ -16,13 +16,12 @@ from harness.waiting import PATIENCE_S
 from tests.unit.artifacts.making import MODEL_CONFIG, lora, refused, write_adapter, write_model
 from tests.unit.depot.conftest import Bench
 from tests.unit.depot.reading import folder_bytes, quick_policy
+from weft.artifacts.depot_api import OperationStatus, ResolveRequest
 from weft.artifacts.digest import Digest, digest_of
 from weft.artifacts.errors import ArtifactError, Reason, Refused, Unavailable
-from weft.artifacts.operations import OperationStatus
 from weft.domain.model.config import parse_model_config
 from weft_depot.core import ConcurrencyLimits
 from weft_depot.credentials import Secret
-from weft_depot.requests import ResolveRequest
 from weft_depot.resolution_cache import ResolutionCache
 from weft_depot.resolve import Resolver
 from weft_depot.service import Depot
@@ -124,7 +123,7 @@ def test_a_sharded_model_and_its_adapter_come_from_a_hub(remote: Remote) -> None
 
 def test_the_verdict_comes_before_the_weights(remote: Remote) -> None:
     body = {"kind": "adapter", "uri": "hf:org/lora", "namespace": "default", "base": {"digest": remote.base}}
-    request, asked = ResolveRequest.model_validate(body), list[int]()
+    request, asked = ResolveRequest.parse(json.dumps(body).encode()), list[int]()
 
     def validated(_: object) -> None:
         asked.append(remote.hub.bytes_asked(WEIGHTS))

@@ -14,13 +14,13 @@ import pytest
 from tests.unit.artifacts.making import ADAPTER_CONFIG, lora, pack, refused, write_adapter, write_model
 from tests.unit.depot.conftest import Bench
 from weft.api.chat_template import MAX_INLINE
+from weft.artifacts.depot_api import ResolveRequest
 from weft.artifacts.digest import digest_of, hex_of
 from weft.artifacts.errors import Reason, Refused
 from weft.chat_template import MAX_SOURCE, NAMED_FILE, TEMPLATE_FILE
 from weft.domain.model.safetensors import MAX_MODEL_HEADER_BYTES, read_header
 from weft.telemetry.progress import ByteProgress
 from weft_depot.artifact_layout import ArtifactLimits
-from weft_depot.requests import ResolveRequest
 
 WEIGHTS = "adapter_model.safetensors"
 Q0 = "base_model.model.model.layers.0.self_attn.q_proj"
@@ -211,9 +211,11 @@ def test_a_request_for_a_template_has_all_that_it_needs_and_no_more(wrong: dict[
         "namespace": "team",
         "base": {"digest": f"sha256:{0:064}"},
     }
-    assert len(ResolveRequest.model_validate({**whole, "text": "a" * MAX_SOURCE}).key) < 1000, "many are remembered"
+    assert len(ResolveRequest.parse(json.dumps({**whole, "text": "a" * MAX_SOURCE}).encode()).key) < 1000, (
+        "many are remembered"
+    )
     with pytest.raises(ValueError, match=r"template|text"):
-        ResolveRequest.model_validate({**whole, **wrong})
+        ResolveRequest.parse(json.dumps({**whole, **wrong}).encode())
 
 
 TRAINERS_STATE = "training_args.bin optimizer.pt scheduler.pt rng_state_0.pth trainer_state.json README.md".split()

@@ -30,7 +30,7 @@ from weft_operator.core import (
     Ref,
     RemoveFinalizer,
     RemoveRunner,
-    Request,
+    ResolveRequest,
     RunnerProcess,
     ScaleChild,
     SetPodDeletionCost,
@@ -56,7 +56,7 @@ class FakeDepot:
         self.at_once = self.most_at_once = 0
         self.stuck: set[str] = set()  # URIs that never come to an end
 
-    async def resolve(self, request: Request, on_step: Callable[[OperationStatus], None]) -> OperationStatus:
+    async def resolve(self, request: ResolveRequest, on_step: Callable[[OperationStatus], None]) -> OperationStatus:
         self.asked.append(request.uri)
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)

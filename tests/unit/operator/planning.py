@@ -27,8 +27,8 @@ from weft_operator.core import (
     Ref,
     RemoveFinalizer,
     RemoveRunner,
-    Request,
     Resolve,
+    ResolveRequest,
     RetainBlobs,
     RunnerProcess,
     SetStatus,
@@ -143,7 +143,7 @@ class World:
     routed: dict[str, AdapterRegistration] = field(default_factory=dict)  # by uid
     unserved: dict[str, AdapterRegistration] = field(default_factory=dict)  # by uid: declared without a digest
     kept: frozenset[str] | None = None
-    asked: list[Request] = field(default_factory=list)
+    asked: list[ResolveRequest] = field(default_factory=list)
     announced: list[RecordEvent] = field(default_factory=list)
     status_writes: int = 0
     ready_runners: bool = True

@@ -8,18 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.operator.planning import digest, failed, pool_ref, verified
-from weft_operator.core import OperationStatus, Request, Resolution
+from weft.artifacts.depot_api import BaseRef, CredentialsRef
+from weft_operator.core import OperationStatus, Resolution, ResolveRequest
 from weft_operator.core.artifacts import (
     FAILURE_PAUSE_MAX_S,
     VerifiedArtifact,
     from_status,
+    jittered,
     started,
     unreachable,
     updated,
 )
 
-ONE = Request("adapter", "file:a", None, None, "acme", digest("b"), ("base", "tiny"), 64)
-TWO = Request("adapter", "file:b", None, None, "acme", digest("b"), ("base",), 64)
+ONE = ResolveRequest("adapter", "file:a", "acme", base=BaseRef(digest("b"), "base", ("tiny",)), max_rank=64)
+TWO = ResolveRequest("adapter", "file:b", "acme", base=BaseRef(digest("b"), "base"), max_rank=64)
 
 
 def test_a_body_leaves_out_what_is_absent() -> None:
@@ -27,10 +29,10 @@ def test_a_body_leaves_out_what_is_absent() -> None:
         "kind": "adapter",
         "uri": "file:a",
         "namespace": "acme",
-        "base": {"digest": digest("b"), "name": "base", "aliases": ("tiny",)},
+        "base": {"digest": digest("b"), "name": "base", "aliases": ["tiny"]},
         "maxRank": 64,
     }
-    assert Request("model", "file:m", "main", digest("a"), "n").body() == {
+    assert ResolveRequest("model", "file:m", "n", "main", digest("a"), version="v1").body() == {
         "kind": "model",
         "uri": "file:m",
         "revision": "main",
@@ -87,7 +89,7 @@ def test_a_source_is_not_resolved_before_retry_after(uri: str) -> None:
 
 
 def test_sources_of_one_host_are_asked_for_within_a_tenth_of_their_period_but_not_together() -> None:
-    periods = sorted(replace(ONE, uri=f"hf:org/{number}").jittered(100.0) for number in range(100))
+    periods = sorted(jittered(replace(ONE, uri=f"hf:org/{number}"), 100.0) for number in range(100))
     assert 90 <= periods[0] < 92
     assert 108 < periods[-1] <= 110
 
@@ -102,16 +104,16 @@ def test_a_source_that_fails_is_asked_less_often_with_a_bound_by_what_fails(
     for _ in range(failures):
         resolution = updated(started(resolution, request, 0.0), failed(reason), 10.0)
     most_s = 60.0 if reason == "SourceUnreachable" else FAILURE_PAUSE_MAX_S
-    expected_s = request.jittered(min(pause_s, 600.0)) if request.remote else min(pause_s, most_s)
+    expected_s = jittered(request, min(pause_s, 600.0)) if request.remote else min(pause_s, most_s)
     assert resolution.due_at(2.0) == 10.0 + expected_s
 
 
 @pytest.mark.parametrize("reason", ["SecretMissing", "SecretInvalid", "SourceForbidden", "SourceNotFound"])
-@pytest.mark.parametrize(("credentials", "within_s"), [("hub", 60.0), (None, 660.0)])
+@pytest.mark.parametrize(("credentials", "within_s"), [(CredentialsRef("hub"), 60.0), (None, 660.0)])
 def test_a_secret_that_was_corrected_is_seen_within_the_minute(
-    reason: str, credentials: str | None, within_s: float
+    reason: str, credentials: CredentialsRef | None, within_s: float
 ) -> None:
-    resolution = Resolution(replace(ONE, uri="hf:org/a", credentials=credentials))
+    resolution = Resolution(replace(ONE, uri="hf:org/a", credentials_ref=credentials))
     for _ in range(9):
         resolution = updated(started(resolution, resolution.request, 0.0), failed(reason), 0.0)
     assert 0.8 * within_s <= resolution.due_at(60.0) <= within_s

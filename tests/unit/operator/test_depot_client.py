@@ -15,10 +15,10 @@ from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Route
 
 from weft_operator.controller.depot_client import DepotClient
-from weft_operator.core import OperationStatus, Request
+from weft_operator.core import OperationStatus, ResolveRequest
 from weft_operator.errors import DepotUnavailable
 
-REQUEST = Request("adapter", "file:a", None, None, "acme")
+REQUEST = ResolveRequest("adapter", "file:a", "acme")
 
 
 class Server(uvicorn.Server):

@@ -11,7 +11,7 @@ from tests.unit.operator.controlling import FakeDepot, operator
 from tests.unit.operator.planning import adapter_object, adapter_ref, digest, pool_object, pool_ref, verified
 from weft_operator.controller import loop, resolver
 from weft_operator.controller.resolver import Resolver
-from weft_operator.core import DesiredState, Policy, Request, Resolution, State
+from weft_operator.core import DesiredState, Policy, Resolution, ResolveRequest, State
 from weft_operator.local.objects import ObjectStore
 
 
@@ -120,7 +120,7 @@ async def test_watched_sources_are_asked_about_together_and_planned_when_they_ch
 async def test_an_object_that_leaves_while_its_source_is_asked_about_does_not_end_the_questions() -> None:
     """Its resolution stays until its deletion has been planned."""
     depot, state = FakeDepot(), State(DesiredState(Policy(resolve_period_s=0.01)))
-    request = Request("adapter", "file:a", revision=None, digest=None, namespace="acme")
+    request = ResolveRequest("adapter", "file:a", "acme")
     state.observed.resolutions["uid"] = Resolution(request, replace(verified("a"), watch="a"))
     depot.edited = {"a"}
     work = Resolver(depot, state, clock=time.time, mark=lambda _: None)

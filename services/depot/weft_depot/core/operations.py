@@ -6,7 +6,7 @@ Bounded: at most `max_unfinished` wait or run (more are refused), at most `max_f
 
 from dataclasses import replace
 
-from weft.artifacts.operations import OperationStatus, State
+from weft.artifacts.depot_api import OperationStatus, State
 
 _NEXT: dict[State, tuple[State, ...]] = {"Pending": ("Validated", "Failed"), "Validated": ("Fetched", "Failed")}
 

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import BinaryIO, Protocol
 
+from weft.artifacts.depot_api import ResolveRequest
 from weft.artifacts.errors import Reason, Refused
 from weft.domain.text import quoted
 from weft_depot.credentials import Secret
@@ -103,16 +104,16 @@ class ArtifactSource(Protocol):
         ...
 
 
-def parse_uri(
-    uri: str, *, revision: str | None, namespace: str, credentials: str | None, endpoint: str | None = None
-) -> Location:
-    """`scheme:rest` -> Location. Raises Refused(BadURI)."""
+def location_of(request: ResolveRequest) -> Location:
+    """The URI of a request, `scheme:rest`, and what goes with it. Raises Refused(BadURI)."""
+    uri = request.uri
     scheme, colon, path = uri.partition(":")
     if not colon or not scheme.isascii() or not scheme.isalnum() or not scheme.islower():
         raise Refused(Reason.BAD_URI, f"{uri[:200]!r} is no URI; write for example file:adapters/upper")
     if len(uri) > MAX_URI_CHARS:
         raise Refused(Reason.BAD_URI, f"a URI of {len(uri)} characters, the limit is {MAX_URI_CHARS}")
-    return Location(scheme, path, revision or None, namespace, credentials or None, endpoint or None)
+    options = request.revision or None, request.namespace, request.credentials or None, request.endpoint or None
+    return Location(scheme, path, *options)
 
 
 def source_of(sources: Mapping[str, ArtifactSource], location: Location) -> ArtifactSource:

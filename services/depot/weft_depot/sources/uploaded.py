@@ -5,9 +5,9 @@ from collections.abc import Generator, Mapping
 from typing import BinaryIO
 
 from weft.artifacts.blobs import BlobStore
+from weft.artifacts.depot_api import source_key
 from weft.artifacts.digest import Manifest, parse_digest
 from weft.artifacts.errors import BadDigest, Reason, Refused, UnknownDigest
-from weft_depot.requests import source_key
 from weft_depot.resolution_cache import ResolutionCache
 from weft_depot.sources import FileFilter, Location, Marks
 from weft_depot.staging import BlobFiles
