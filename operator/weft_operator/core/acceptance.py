@@ -121,10 +121,10 @@ def adapter_view(adapter: Adapter, state: State, now: float) -> AdapterView:
     resolution, report = _resolution(adapter, request, state), state.observed.adapter_reports.get(adapter.meta.uid)
     serving = _serving(adapter, rejection or mismatch, request, resolution, state)
     canary, kept = None, None
-    if adapter.canary and pool and base:
-        source = as_adapter(adapter, adapter.canary)
+    if (given := adapter.spec.canary) and pool and base:
+        source = as_adapter(adapter, given)
         asked, counts = adapter_request(source, pool, base), report.canary if report else None
-        canary = canary_view(adapter, adapter.canary, asked, _resolution(source, asked, state), serving, counts, now)
+        canary = canary_view(adapter, given, asked, _resolution(source, asked, state), serving, counts, now)
         stays = serving is not None and serving.pool != adapter.pool  # in the pool that it moves away from
         serving = canary.content if canary.phase == "Promoted" and not stays else serving
     elif request is not None:
@@ -160,7 +160,7 @@ def reject_pool(pool: Pool, desired: DesiredState) -> Rejection | None:
 
 def reject_adapter(adapter: Adapter, desired: DesiredState) -> Rejection | None:
     """Why this adapter is not accepted; None when it is."""
-    return reject_by_name(adapter, desired) or (_reject_pin(adapter, desired) if adapter.pinned else None)
+    return reject_by_name(adapter, desired) or (_reject_pin(adapter, desired) if adapter.spec.pinned else None)
 
 
 def pinned_max(pool: Pool) -> int | None:
@@ -204,7 +204,7 @@ def _reject_pin(adapter: Adapter, desired: DesiredState) -> Rejection | None:
     most, own = pinned_max(pool), _precedence(adapter)
     if most is None:
         return None
-    older = (rival for rival in desired.adapters_of(adapter.pool) if rival.pinned and _precedence(rival) < own)
+    older = (rival for rival in desired.adapters_of(adapter.pool) if rival.spec.pinned and _precedence(rival) < own)
     if sum(1 for _ in islice(accepted_by_name(older, desired), most)) < most:
         return None
     bound = f"ServingPool {adapter.pool} with advanced.maxAdapters {pool.max_adapters} pins at most {most}"
@@ -229,7 +229,7 @@ def pool_request(pool: Pool) -> ResolveRequest:
         revision=pool.revision,
         digest=pool.digest,
         namespace=pool.meta.ref.namespace,
-        credentials_ref=_credentials(pool),
+        credentials_ref=CredentialsRef(pool.credentials) if pool.credentials else None,
         endpoint=pool.endpoint,
     )
 
@@ -240,17 +240,18 @@ def adapter_request(adapter: Adapter, pool: Pool, base: VerifiedArtifact) -> Res
     `baseModel` in the manifest names the pool's model itself; then the adapter's own `base_model_name_or_path` is not
     compared and shapes decide.
     """
+    source = adapter.spec.source
     return ResolveRequest(
         kind="adapter",
-        uri=adapter.uri,
-        revision=adapter.revision,
-        digest=adapter.digest or (adapter.uri.removeprefix("depot:") if adapter.uri.startswith("depot:") else None),
+        uri=source.uri,
+        revision=source.revision,
+        digest=source.digest or (source.uri.removeprefix("depot:") if source.uri.startswith("depot:") else None),
         namespace=adapter.meta.ref.namespace,
-        base=_base(pool, base.digest, named=not adapter.base_model),
-        max_rank=min(pool.max_rank, adapter.max_rank or pool.max_rank),
-        credentials_ref=_credentials(adapter),
-        endpoint=adapter.endpoint,
-        version=adapter.version,
+        base=_base(pool, base.digest, named=not adapter.spec.base_model),
+        max_rank=min(pool.max_rank, adapter.spec.max_rank or pool.max_rank),
+        credentials_ref=CredentialsRef(source.credentials_ref.name) if source.credentials_ref else None,
+        endpoint=source.endpoint,
+        version=adapter.spec.version,
     )
 
 
@@ -343,10 +344,6 @@ def _admits(pool: Pool | None, adapter: Adapter) -> bool:
     return pool is not None and not pool.meta.deleting and pool.permits(adapter.meta.ref.namespace)
 
 
-def _credentials(resource: Pool | Adapter) -> CredentialsRef | None:
-    return CredentialsRef(resource.credentials) if resource.credentials else None
-
-
 def _base(pool: Pool, digest: str, *, named: bool) -> BaseRef:
     """What an adapter may call this base: the served name, or the last part of where it came from."""
     if not named:
@@ -356,11 +353,11 @@ def _base(pool: Pool, digest: str, *, named: bool) -> BaseRef:
 
 
 def _mismatch(adapter: Adapter, pool: Pool) -> Rejection | None:
-    if adapter.base_model in (None, pool.model_name):
+    if adapter.spec.base_model in (None, pool.model_name):
         return None
     return Rejection(
         "BaseMismatch",
-        f"spec.baseModel is {adapter.base_model!r}, ServingPool {adapter.pool} serves {pool.model_name!r}",
+        f"spec.baseModel is {adapter.spec.base_model!r}, ServingPool {adapter.pool} serves {pool.model_name!r}",
     )
 
 

@@ -9,11 +9,13 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Literal, get_args
 
+from weft.api.fields import duration_s
+from weft.api.loraadapter import Canary
 from weft.artifacts.depot_api import OperationStatus, ResolveRequest
 from weft.domain.routes import CanaryCounts
 from weft_operator.core.artifacts import Resolution, VerifiedArtifact, from_status
 from weft_operator.core.chat_templates import SUFFIX as TEMPLATE_SUFFIX
-from weft_operator.core.resources import Adapter, Canary, Ref
+from weft_operator.core.resources import Adapter, Ref
 
 Phase = Literal["Pending", "Failed", "Progressing", "Promoted", "RolledBack"]
 DECIDED: tuple[Phase, ...] = ("Promoted", "RolledBack")
@@ -43,8 +45,8 @@ class CanaryView:
     @property
     def due_at(self) -> float | None:
         """When it may be promoted though nothing happens."""
-        after_s = self.canary.promote_after_s
-        return self.started_at + after_s if self.phase == "Progressing" and after_s is not None else None
+        after = self.canary.promote_after
+        return self.started_at + duration_s(after) if self.phase == "Progressing" and after is not None else None
 
 
 def canary_uid(uid: str) -> str:
@@ -62,9 +64,7 @@ def as_adapter(adapter: Adapter, canary: Canary) -> Adapter:
     return replace(
         adapter,
         meta=replace(adapter.meta, uid=canary_uid(adapter.meta.uid)),
-        version=canary.version,
-        canary=None,
-        **canary.source._asdict(),
+        spec=adapter.spec.model_copy(update={"source": canary.source, "version": canary.version, "canary": None}),
     )
 
 
@@ -116,7 +116,7 @@ def _phase(
         excess = _percent(counts.failed, counts.requests) - _percent(counts.stable_failed, counts.stable_requests)
         if excess > canary.max_error_percent:
             return "RolledBack", "RolledBack", failures
-        if canary.promote_after_s is not None and now >= started_at + canary.promote_after_s:
+        if canary.promote_after is not None and now >= started_at + duration_s(canary.promote_after):
             return "Promoted", "Promoted", "it answers every request without a pin"
     return "Progressing", "Progressing", f"it answers {canary.weight} % of the requests without a pin"
 

@@ -86,7 +86,7 @@ def restore_resolutions(state: State, now: float) -> None:
         if known := resolution_from_status(resource, state, now):
             resolutions.setdefault(resource.meta.uid, known)
     for adapter in desired.adapters.values():
-        if adapter.canary and (known := canary_from_status(adapter, state, now)):
+        if adapter.spec.canary and (known := canary_from_status(adapter, state, now)):
             resolutions.setdefault(canary_uid(adapter.meta.uid), known)
     for resource in (*desired.pools.values(), *desired.adapters.values()):
         if known := supplied_template_from_status(resource, state, now):

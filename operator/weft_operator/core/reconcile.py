@@ -142,7 +142,7 @@ def requeue_at(ref: Ref, state: State, now: float) -> float | None:
     if resource.meta.deleting:
         times.append(_unload_deadline(resource, state.desired))
     elif (resolution := state.observed.resolutions.get(resource.meta.uid)) and not resolution.running:
-        times.append(resolution.due_at(resolve_period_s(state.desired, resource.uri), poll_s(state.desired)))
+        times.append(resolution.due_at(resolve_period_s(state.desired, resolution.request.uri), poll_s(state.desired)))
     template = state.observed.resolutions.get(template_uid(resource.meta.uid))
     if template and not template.running:
         times.append(_due_at(template, state))
@@ -150,7 +150,7 @@ def requeue_at(ref: Ref, state: State, now: float) -> float | None:
         resolution = state.observed.resolutions.get(resource.meta.uid)
         if resolution and resolution.started_at is not None:
             times.append(resolution.started_at + progress_s(state.desired))
-    if isinstance(resource, Adapter) and resource.canary is not None:
+    if isinstance(resource, Adapter) and resource.spec.canary is not None:
         times += _canary_deadlines(resource, state, now)
     return min((time for time in times if now < time < inf), default=None)
 
@@ -251,7 +251,7 @@ def _resolve_canary(view: AdapterView, state: State, now: float) -> list[Action]
         source = as_adapter(adapter, canary.canary)
         return _resolve(source, canary.request, canary.resolution, now, state.desired)
     uid = canary_uid(adapter.meta.uid)
-    return [ForgetSource(uid)] if adapter.canary is None and uid in state.observed.resolutions else []
+    return [ForgetSource(uid)] if adapter.spec.canary is None and uid in state.observed.resolutions else []
 
 
 def _resolve_template(
@@ -338,7 +338,7 @@ def _resolve(
     if request is None:
         return []
     if known is not None and known.request == request:
-        period_s = resolve_period_s(desired, resource.uri)
+        period_s = resolve_period_s(desired, request.uri)
         if known.running or now < known.due_at(period_s, poll_s(desired)):
             return []
     return [Resolve(resource.meta.ref, resource.meta.uid, request)]

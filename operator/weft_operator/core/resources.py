@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, Literal, NamedTuple, cast
 
 from weft.api.conversion import with_defaults
-from weft.api.fields import duration_s
+from weft.api.loraadapter import LoRAAdapterSpec
 from weft.api.meta import sanitize_message
 from weft.api.template import amount
 
@@ -61,16 +61,6 @@ class Meta:
     deleted: float | None = None  # when its deletion was requested, unix seconds
 
 
-class Source(NamedTuple):
-    """Where files come from: the fields of an adapter, of its canary and of a pool's model."""
-
-    uri: str
-    revision: str | None
-    digest: str | None  # an assertion about the source
-    credentials: str | None  # a Secret of the object's own namespace
-    endpoint: str | None
-
-
 class TemplateChoice(NamedTuple):
     """The chat template that counts. `text`, or `config_map` (a name): one that the spec gives."""
 
@@ -86,37 +76,14 @@ class TemplateChoice(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """A LoRAAdapter. `status` is the stored one, as it was last written."""
+    """A LoRAAdapter: its spec as the API has it, and what follows from it here. `status` is the last written one."""
 
     meta: Meta
     pool: Ref
     model_name: str
-    uri: str
-    revision: str | None
-    digest: str | None  # an assertion about the source
-    credentials: str | None  # a Secret of the adapter's own namespace
-    endpoint: str | None
-    base_model: str | None  # an assertion about the pool
-    max_rank: int | None
-    pinned: bool
-    tier: Tier  # the least that a Ready runner holds it in
-    version: str | None  # the name of the source's content
-    history_limit: int  # earlier contents that are served
-    canary: "Canary | None"
     chat_template: TemplateChoice
+    spec: LoRAAdapterSpec
     status: Object
-
-
-@dataclass(frozen=True, slots=True)
-class Canary:
-    """A second content under an adapter's name. Times in seconds, `promote_after_s` None: by hand."""
-
-    source: Source
-    version: str | None
-    weight: int  # percent of the requests without a pin
-    max_error_percent: int  # beyond the other content's
-    min_requests: int
-    promote_after_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,21 +222,13 @@ def parse(obj: Object) -> Adapter | Pool | Malformed:
 
 def parse_adapter(obj: Object) -> Adapter:
     """An admitted LoRAAdapter -> its value."""
-    meta, spec = parse_meta(obj), obj["spec"]
-    source, pool = spec["source"], spec["poolRef"]
+    meta, spec = parse_meta(obj), LoRAAdapterSpec.model_validate(obj["spec"], extra="ignore")
     return Adapter(
         meta=meta,
-        pool=Ref("ServingPool", pool.get("namespace") or meta.ref.namespace, pool["name"]),
-        model_name=spec.get("modelName") or str(meta.ref),
-        **_source(source)._asdict(),
-        base_model=spec.get("baseModel"),
-        max_rank=spec.get("maxRank"),
-        pinned=bool(spec.get("pinned")),
-        tier=spec.get("tier") or "Remote",
-        version=spec.get("version"),
-        history_limit=spec.get("revisionHistoryLimit", 1),
-        canary=_canary(spec.get("canary")),
-        chat_template=_template_choice(spec.get("chatTemplate") or {}),
+        pool=Ref("ServingPool", spec.pool_ref.namespace or meta.ref.namespace, spec.pool_ref.name),
+        model_name=spec.model_name or str(meta.ref),
+        chat_template=_template_choice(obj["spec"].get("chatTemplate") or {}),
+        spec=spec,
         status=obj.get("status") or {},
     )
 
@@ -277,20 +236,6 @@ def parse_adapter(obj: Object) -> Adapter:
 def _template_choice(spec: Object) -> TemplateChoice:
     return TemplateChoice(
         spec.get("from") or "Auto", spec.get("inline"), (spec.get("configMapRef") or {}).get("name", "")
-    )
-
-
-def _canary(spec: Object | None) -> Canary | None:
-    if spec is None:
-        return None
-    after = spec.get("promoteAfter")
-    return Canary(
-        source=_source(spec["source"]),
-        version=spec.get("version"),
-        weight=spec["weight"],
-        max_error_percent=spec["maxErrorPercent"],
-        min_requests=spec["minRequests"],
-        promote_after_s=float(duration_s(after)) if after else None,
     )
 
 
@@ -302,7 +247,7 @@ def parse_pool(obj: Object) -> Pool:
     return Pool(
         meta=meta,
         model_name=model.get("name") or meta.ref.name,
-        **_source(model)._asdict(),
+        **_source(model),
         replicas=spec.get("replicas"),
         autoscaling=_autoscaling(spec.get("autoscaling")),
         groups=_groups(spec),
@@ -402,15 +347,10 @@ def unix_s(timestamp: str) -> float:
     return datetime.fromisoformat(timestamp).timestamp()
 
 
-def _source(source: Object) -> Source:
+def _source(source: Object) -> dict[str, Any]:
     reference = source.get("credentialsRef")
-    return Source(
-        uri=source["uri"],
-        revision=source.get("revision"),
-        digest=source.get("digest"),
-        credentials=reference["name"] if reference else None,
-        endpoint=source.get("endpoint"),
-    )
+    given = {name: source.get(name) for name in ("uri", "revision", "digest", "endpoint")}
+    return {**given, "credentials": reference["name"] if reference else None}
 
 
 def _autoscaling(spec: Object | None) -> Autoscaling | None:

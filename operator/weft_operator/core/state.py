@@ -311,7 +311,7 @@ class DesiredState:
         if resource.pool not in self.pools:
             return set()  # it is rejected, and has no neighbours
         # Pinned ones share the slots that may be pinned.
-        return near | {resource.pool} | (self._pinned.get(resource.pool, set()) if resource.pinned else set())
+        return near | {resource.pool} | (self._pinned.get(resource.pool, set()) if resource.spec.pinned else set())
 
     def _remove(self, ref: Ref) -> None:
         resource = self.pools.pop(ref, None) or self.adapters.pop(ref, None)
@@ -325,7 +325,7 @@ class DesiredState:
 
     def _pool_indexes(self, adapter: Adapter) -> Iterator[dict[Ref, set[Ref]]]:
         yield self._by_pool
-        if adapter.pinned:
+        if adapter.spec.pinned:
             yield self._pinned
         if holds(adapter, "Ready"):
             yield self._ready

@@ -464,7 +464,7 @@ def earlier_versions(view: AdapterView, serving: VerifiedArtifact) -> list[Objec
         and version.get("baseDigest") == serving.base_digest
         and (most is None or int(version.get("rank") or 0) <= most)
     ]
-    return kept[: view.adapter.history_limit]
+    return kept[: view.adapter.spec.revision_history_limit]
 
 
 def _stored_versions(view: AdapterView) -> list[Object]:
@@ -495,7 +495,7 @@ def _versions(view: AdapterView, now: float) -> list[Object] | None:
 def _canary_status(view: AdapterView) -> dict[str, Any] | None:
     canary, stored = view.canary, view.adapter.status.get("canary")
     if canary is None:
-        return stored if view.canary_kept or view.adapter.canary is not None else None
+        return stored if view.canary_kept or view.adapter.spec.canary is not None else None
     if canary.content is None and stored and stored.get("phase") in DECIDED:
         return stored  # what was decided lasts while the content cannot be looked at
     content, counts = canary.content, canary.counts

@@ -81,15 +81,15 @@ def _adapter_objections(adapter: Adapter, pool: Pool, desired: DesiredState) -> 
             f"ServingPool {ref} does not admit adapters of namespace {namespace}; its owner can, with allowedNamespaces"
         )
         yield Violation("NotPermitted", "spec.poolRef", message)
-    if adapter.base_model not in (None, pool.model_name):
-        message = f"ServingPool {ref} serves {pool.model_name!r}, not {adapter.base_model!r}"
+    if adapter.spec.base_model not in (None, pool.model_name):
+        message = f"ServingPool {ref} serves {pool.model_name!r}, not {adapter.spec.base_model!r}"
         yield Violation(Reason.BASE_MISMATCH, "spec.baseModel", message)
-    if adapter.max_rank is not None and adapter.max_rank > pool.max_rank:
-        message = f"ServingPool {ref} takes ranks up to {pool.max_rank}, not {adapter.max_rank}"
+    if adapter.spec.max_rank is not None and adapter.spec.max_rank > pool.max_rank:
+        message = f"ServingPool {ref} takes ranks up to {pool.max_rank}, not {adapter.spec.max_rank}"
         yield Violation(Reason.RANK_TOO_LARGE, "spec.maxRank", message)
     most = pinned_max(pool)
-    if adapter.pinned and most is not None:
-        others = _accepted(pool, desired, lambda other: other.pinned and other.meta.ref != adapter.meta.ref)
+    if adapter.spec.pinned and most is not None:
+        others = _accepted(pool, desired, lambda other: other.spec.pinned and other.meta.ref != adapter.meta.ref)
         if len(others) >= most:
             known = [
                 other for other in others if other.meta.ref.namespace == namespace
@@ -137,10 +137,9 @@ def _renamed(new: Pool, desired: DesiredState) -> Iterator[Violation]:
 
 def _asserted(new: Pool, desired: DesiredState) -> Iterator[Violation]:
     """Adapters that say which base they were made for."""
-    if relying := _accepted(new, desired, lambda adapter: adapter.base_model not in (None, new.model_name)):
-        message = (
-            f"baseModel of {_named(relying)} says {relying[0].base_model!r}; delete them first, or create another pool"
-        )
+    if relying := _accepted(new, desired, lambda adapter: adapter.spec.base_model not in (None, new.model_name)):
+        says = relying[0].spec.base_model
+        message = f"baseModel of {_named(relying)} says {says!r}; delete them first, or create another pool"
         yield Violation(Reason.BASE_MISMATCH, "spec.model.name", message)
 
 
@@ -149,7 +148,7 @@ def _lowered(new: int | None, old: int | None) -> bool:
 
 
 def _fewer_slots(new: Pool, desired: DesiredState) -> Iterator[Violation]:
-    most, pinned = pinned_max(new), _accepted(new, desired, lambda adapter: adapter.pinned)
+    most, pinned = pinned_max(new), _accepted(new, desired, lambda adapter: adapter.spec.pinned)
     if most is not None and len(pinned) > most:
         yield Violation("NoSlots", "spec.advanced.maxAdapters", _full(new, pinned))
 

@@ -363,7 +363,7 @@ def check_indexes(desired: DesiredState) -> None:
         by_name.setdefault(resource.model_name, set()).add(resource.meta.ref)
         if isinstance(resource, Adapter):
             by_pool.setdefault(resource.pool, set()).add(resource.meta.ref)
-            if resource.pinned:
+            if resource.spec.pinned:
                 pinned.setdefault(resource.pool, set()).add(resource.meta.ref)
             if holds(resource, "Ready"):
                 ready.setdefault(resource.pool, set()).add(resource.meta.ref)

@@ -575,7 +575,8 @@ def test_of_more_pinned_adapters_than_fit_the_older_are_accepted(world: World) -
 def test_what_the_manifest_says_of_the_source_is_what_the_depot_is_asked(world: World) -> None:
     model = {"name": "base", "uri": "file:base", "revision": "v1", "credentialsRef": {"name": "hub"}}
     world.apply(pool_object(model=model))
-    source = {"uri": "file:upper", "endpoint": "https://minio.acme:9000", "credentialsRef": {"name": "s3"}}
+    world.contents["s3://acme/upper"] = verified("a")
+    source = {"uri": "s3://acme/upper", "endpoint": "https://minio.acme:9000", "credentialsRef": {"name": "s3"}}
     world.settle(adapter_object("upper", source=source, tier="Host", maxRank=8))
     base, adapter = (request.body() for request in world.asked)
     assert (base["revision"], base["credentialsRef"]) == ("v1", {"name": "hub"})

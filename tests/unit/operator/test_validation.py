@@ -195,7 +195,7 @@ def check_laws(objects: list[Object]) -> None:
     assert len(names) == len(set(names))
     for pool in desired.pools.values():
         most = pinned_max(pool)
-        assert most is None or sum(a.pinned for a in desired.adapters_of(pool.meta.ref)) <= most
+        assert most is None or sum(a.spec.pinned for a in desired.adapters_of(pool.meta.ref)) <= most
 
 
 def test_a_tenant_is_not_shown_what_the_adapters_of_others_are_called() -> None:

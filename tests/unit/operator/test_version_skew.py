@@ -3,8 +3,8 @@
 from copy import deepcopy
 from typing import Any
 
-from tests.unit.operator.planning import World, adapter_object, adapter_ref, pool_object, pool_ref, verified
-from weft_operator.core import Malformed, Pool, RemoveRunner, parse
+from tests.unit.operator.planning import World, adapter_object, adapter_ref, pool_object, pool_ref, stored, verified
+from weft_operator.core import Adapter, Malformed, Pool, RemoveRunner, parse
 
 
 def stored_pool(world: World) -> dict[str, Any]:
@@ -26,6 +26,9 @@ def test_fields_that_only_a_newer_definition_has_are_passed_over(world: World) -
     newer = stored_pool(world)
     newer["spec"]["phases"]["speculation"] = {"mode": "Eager"}
     assert isinstance(parse(newer), Pool)
+    adapter = stored(adapter_object("upper"))
+    adapter["spec"]["source"]["mirror"] = adapter["spec"]["mirrored"] = True
+    assert isinstance(parse(adapter), Adapter)
 
 
 def unreadable(world: World) -> None:
