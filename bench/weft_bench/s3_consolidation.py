@@ -225,7 +225,7 @@ def simulated(setting: Setting, seed: int, runners: int) -> Hour:
 def _autoscaled(pool: PoolDescription) -> Deployment:
     """The same pool, sized by the operator between one runner and all of them."""
     fixed = deployment_of(pool)
-    scaling = {"minReplicas": 1, "maxReplicas": pool.runners, "idleSeconds": IDLE_S}
+    scaling = {"minReplicas": 1, "maxReplicas": pool.runners, "idleSeconds": round(IDLE_S)}
     declared = pool_object("default", "pool", fixed.runners[0].spec, autoscaling=scaling)
     declared["spec"]["advanced"] |= {
         "consolidation": pool.consolidation, "maxQueue": pool.max_queue,

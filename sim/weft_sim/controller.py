@@ -169,7 +169,7 @@ class Controller:
     def check(self) -> None:
         for ref, pool in self.state.desired.pools.items():
             runners = self.state.observed.runners.get(ref, {})
-            most = pool.autoscaling.max if pool.autoscaling else pool.replicas or 1
+            most = pool.spec.autoscaling.max_replicas if pool.spec.autoscaling else pool.spec.replicas or 1
             assert sum(runner.state != "Leaving" for runner in runners.values()) <= most, "more runners than allowed"
 
     def _carry_out(self, action: Any) -> list[Any]:

@@ -188,7 +188,7 @@ def _autoscaled(deployment: Deployment, seed: int) -> Deployment:
     """The same pool and adapters declared as objects: the operator starts and ends runners like the first one."""
     template, scaling = deployment.runners[0], {"minReplicas": seed // 8 % 2, "maxReplicas": MOST_RUNNERS}
     pool = pool_object(
-        "acme", "p", template.spec, autoscaling=scaling | {"idleSeconds": 2.0}
+        "acme", "p", template.spec, autoscaling=scaling | {"idleSeconds": 2}
     )  # fmt: skip
     pool["spec"]["advanced"]["consolidation"] = "autoscaled"
     adapters = [

@@ -16,7 +16,7 @@ from kubernetes.client.exceptions import ApiException
 from harness import chart
 from harness.chart import VALUE_SETS, Json
 from harness.cluster.cluster import Cluster
-from weft_operator.core import Ref, RunnerConfig, parse_pool
+from weft_operator.core import parse_pool
 from weft_operator.core.children import children
 from weft_operator.kubernetes.settings import parse_runner_defaults
 
@@ -41,7 +41,7 @@ spec:
         env: [{name: OMP_NUM_THREADS, value: "4"}]
 """
 HOST_PATH = 'restricted volume type \\"hostPath\\"'
-LAUNCH = RunnerConfig(Ref("ServingPool", "pools", "llama"), f"sha256:{'0' * 64}", 1024, 32, 8, 64, 512, 1, 100)
+BASE = f"sha256:{'0' * 64}"
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def runner_templates(pool: Json, found: list[Json]) -> dict[str, Json]:
         yaml.safe_load(chart.one(found, "ConfigMap", "weft-runner-defaults")["data"]["runner-defaults.yaml"]),
         "defaults",
     )
-    made = children(parse_pool(pool), LAUNCH, defaults, {"h100": 1, "small": 2})
+    made = children(parse_pool(pool), BASE, defaults, {"h100": 1, "small": 2})
     return {child.name: child.manifest["spec"]["template"] for child in made if child.kind == "Deployment"}
 
 

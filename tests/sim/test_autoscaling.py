@@ -11,7 +11,7 @@ from weft_sim.laws import ClientRequest
 from weft_sim.objects import adapter_object, pool_object
 from weft_sim.stack import World
 
-IDLE_S, GIVE_BACK_S = 5.0, 3.0
+IDLE_S, GIVE_BACK_S = 5, 3.0
 
 
 def deployment(least: int, most: int) -> Deployment:

@@ -17,7 +17,7 @@ from weft_sim.shells import RunnerShell
 from weft_sim.stack import World
 
 MOST = 5
-SCALED = {"minReplicas": 2, "maxReplicas": MOST, "idleSeconds": 5.0}
+SCALED = {"minReplicas": 2, "maxReplicas": MOST, "idleSeconds": 5}
 
 
 def deployment(**size: object) -> Deployment:

@@ -142,7 +142,7 @@ def adapter_view(adapter: Adapter, state: State, now: float) -> AdapterView:
         report=report,
         canary=canary,
         canary_kept=kept is not None,
-        drain_s=pool.drain_s if pool else 0.0,
+        drain_s=pool.spec.drain_seconds if pool else 0.0,
         template=template,
     )
 
@@ -165,7 +165,7 @@ def reject_adapter(adapter: Adapter, desired: DesiredState) -> Rejection | None:
 
 def pinned_max(pool: Pool) -> int | None:
     """How many adapters may be pinned in this pool; None: only what they take of its runners' memory bounds them."""
-    return None if pool.max_adapters is None else pool.max_adapters - UNPINNED_SLOTS
+    return None if pool.spec.advanced.max_adapters is None else pool.spec.advanced.max_adapters - UNPINNED_SLOTS
 
 
 def name_owner(model_name: str, desired: DesiredState) -> Pool | Adapter | None:
@@ -207,7 +207,9 @@ def _reject_pin(adapter: Adapter, desired: DesiredState) -> Rejection | None:
     older = (rival for rival in desired.adapters_of(adapter.pool) if rival.spec.pinned and _precedence(rival) < own)
     if sum(1 for _ in islice(accepted_by_name(older, desired), most)) < most:
         return None
-    bound = f"ServingPool {adapter.pool} with advanced.maxAdapters {pool.max_adapters} pins at most {most}"
+    bound = (
+        f"ServingPool {adapter.pool} with advanced.maxAdapters {pool.spec.advanced.max_adapters} pins at most {most}"
+    )
     return Rejection(
         "NoSlots", f"{bound} adapters, and older ones are there; unpin one, or raise or unset advanced.maxAdapters"
     )
@@ -223,14 +225,15 @@ def base_artifact(pool: Pool, state: State) -> VerifiedArtifact | None:
 
 def pool_request(pool: Pool) -> ResolveRequest:
     """What to ask the depot about this pool's base model."""
+    model = pool.spec.model
     return ResolveRequest(
         kind="model",
-        uri=pool.uri,
-        revision=pool.revision,
-        digest=pool.digest,
+        uri=model.uri,
+        revision=model.revision,
+        digest=model.digest,
         namespace=pool.meta.ref.namespace,
-        credentials_ref=CredentialsRef(pool.credentials) if pool.credentials else None,
-        endpoint=pool.endpoint,
+        credentials_ref=CredentialsRef(model.credentials_ref.name) if model.credentials_ref else None,
+        endpoint=model.endpoint,
     )
 
 
@@ -248,7 +251,7 @@ def adapter_request(adapter: Adapter, pool: Pool, base: VerifiedArtifact) -> Res
         digest=source.digest or (source.uri.removeprefix("depot:") if source.uri.startswith("depot:") else None),
         namespace=adapter.meta.ref.namespace,
         base=_base(pool, base.digest, named=not adapter.spec.base_model),
-        max_rank=min(pool.max_rank, adapter.spec.max_rank or pool.max_rank),
+        max_rank=min(pool.spec.lora.max_rank, adapter.spec.max_rank or pool.spec.lora.max_rank),
         credentials_ref=CredentialsRef(source.credentials_ref.name) if source.credentials_ref else None,
         endpoint=source.endpoint,
         version=adapter.spec.version,
@@ -320,7 +323,7 @@ def _promoted_before(
 def takes_requests(pool: Pool, state: State) -> bool:
     """Whether a request to this pool is served, or wakes it."""
     report = state.observed.pool_reports.get(str(pool.meta.ref))
-    wakes = pool.autoscaling is not None and pool.autoscaling.min == 0
+    wakes = pool.spec.autoscaling is not None and pool.spec.autoscaling.min_replicas == 0
     return wakes or (report is not None and report.ready_runners > 0)
 
 
@@ -348,7 +351,7 @@ def _base(pool: Pool, digest: str, *, named: bool) -> BaseRef:
     """What an adapter may call this base: the served name, or the last part of where it came from."""
     if not named:
         return BaseRef(digest)
-    last_part = pool.uri.rstrip("/").replace(":", "/").rpartition("/")[2]
+    last_part = pool.spec.model.uri.rstrip("/").replace(":", "/").rpartition("/")[2]
     return BaseRef(digest, pool.model_name, () if last_part in ("", pool.model_name) else (last_part,))
 
 

@@ -14,9 +14,10 @@ from typing import Any
 from weft_operator.core.drift import with_spec_hash
 from weft_operator.core.pod_template import TEMPLATE_HASH, pod_template
 from weft_operator.core.resources import API_VERSION, Group, Meta, Object, Pool, Ref
+from weft_operator.core.runner_config import runner_config
 from weft_operator.core.runner_defaults import RunnerDefaults
 from weft_operator.core.scaling import rollout_limits
-from weft_operator.core.state import Child, RunnerConfig
+from weft_operator.core.state import Child
 
 Json = dict[str, Any]
 
@@ -47,8 +48,8 @@ class Revision:
         return {SHAPE_HASH: self.shape, DEFAULTS_HASH: self.defaults}
 
 
-def revision_of(pool: Pool, launch: RunnerConfig, defaults: RunnerDefaults) -> Revision:
-    return Revision(_hash((pool.shape, launch.base_digest)), defaults_hash(defaults), defaults.pools_at_a_time)
+def revision_of(pool: Pool, base_digest: str, defaults: RunnerDefaults) -> Revision:
+    return Revision(_hash((pool.shape, base_digest)), defaults_hash(defaults), defaults.pools_at_a_time)
 
 
 def defaults_hash(defaults: RunnerDefaults) -> str:
@@ -66,14 +67,14 @@ def template_hash(obj: Object) -> str:
     return str((of["metadata"].get("annotations") or {}).get(TEMPLATE_HASH, ""))
 
 
-def children(pool: Pool, launch: RunnerConfig, defaults: RunnerDefaults, sizes: Mapping[str, int]) -> list[Child]:
+def children(pool: Pool, base_digest: str, defaults: RunnerDefaults, sizes: Mapping[str, int]) -> list[Child]:
     """Everything that the pool owns. `sizes`: runners of each group, by its name."""
     meta, limits = pool.meta, rollout_limits(pool, sum(sizes.values()))
     shared = child_name(meta.ref.name, SHARED)
-    if pool.pods_per_runner > 1:
+    if pool.spec.parallelism.pods_per_runner > 1:
         own = [_child(meta, "v1", "Service", child_name(meta.ref.name, RANKS), {}, {"spec": _ranks_service(meta.ref)})]
     else:
-        own = [_deployment(pool, group, launch, defaults, sizes[group.name], limits) for group in pool.groups]
+        own = [_deployment(pool, group, base_digest, defaults, sizes[group.name], limits) for group in pool.groups]
     return [
         _child(meta, "v1", "ServiceAccount", shared, {}, {"automountServiceAccountToken": False}),
         _child(meta, "policy/v1", "PodDisruptionBudget", shared, {}, {"spec": _budget(pool)}),
@@ -81,30 +82,30 @@ def children(pool: Pool, launch: RunnerConfig, defaults: RunnerDefaults, sizes: 
     ]
 
 
-def runner_children(
-    pool: Pool, group: Group, launch: RunnerConfig, defaults: RunnerDefaults, index: int
-) -> list[Child]:
+def runner_children(pool: Pool, group: Group, base_digest: str, defaults: RunnerDefaults, index: int) -> list[Child]:
     """What runner `index` of a group has of its own, where it has several pods."""
     meta, ref = pool.meta, pool.meta.ref
     name = child_name(ref.name, f"{group.name}-{index}")
     selecting = {**_selecting(ref), GROUP_LABEL: group.name, RUNNER_LABEL: name}
     own = {GROUP_LABEL: group.name, RUNNER_LABEL: name, INDEX_LABEL: str(index)}
     service = child_name(ref.name, RANKS)
+    split = pool.spec.parallelism
     template = pod_template(
-        group, replace(launch, phase=group.phase), defaults, labels={**_labels(ref), **own},
-        account=child_name(ref.name, SHARED), drain_s=pool.drain_s, leader=f"{name}-0.{service}.{ref.namespace}.svc",
-        ranks_per_pod=pool.tensor_parallel * pool.pipeline_parallel // pool.pods_per_runner,
+        group, runner_config(pool, base_digest, group), defaults, labels={**_labels(ref), **own},
+        account=child_name(ref.name, SHARED), drain_s=pool.spec.drain_seconds,
+        leader=f"{name}-0.{service}.{ref.namespace}.svc",
+        ranks_per_pod=split.tensor * split.pipeline // split.pods_per_runner,
     )  # fmt: skip
     spec = {
         "serviceName": service,
-        "replicas": pool.pods_per_runner,
+        "replicas": split.pods_per_runner,
         "podManagementPolicy": "Parallel",
         "updateStrategy": {"type": "OnDelete"},  # one pod alone is no runner: the whole set is replaced
         "revisionHistoryLimit": 2,
         "selector": {"matchLabels": selecting},
         "template": template,
     }
-    notes = revision_of(pool, launch, defaults).annotations
+    notes = revision_of(pool, base_digest, defaults).annotations
     children = [_child(meta, "apps/v1", "StatefulSet", name, own, {"spec": spec}, notes)]
     if defaults.network_policies:  # without others it would cut the pods off
         policy = {"spec": _ranks_policy(selecting)}
@@ -151,7 +152,7 @@ def group_labels(pool: Ref, group: str) -> dict[str, str]:
 
 
 def _deployment(
-    pool: Pool, group: Group, launch: RunnerConfig, defaults: RunnerDefaults, size: int, limits: tuple[int, int]
+    pool: Pool, group: Group, base_digest: str, defaults: RunnerDefaults, size: int, limits: tuple[int, int]
 ) -> Child:
     """`limits`: maxUnavailable and maxSurge. Accelerators are scarce, so that by default one goes before one comes."""
     meta, labels = pool.meta, group_labels(pool.meta.ref, group.name)
@@ -162,11 +163,16 @@ def _deployment(
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": limits[1], "maxUnavailable": limits[0]}},
         "revisionHistoryLimit": 2,
         "template": pod_template(
-            group, replace(launch, phase=group.phase), defaults, labels=labels, account=account, drain_s=pool.drain_s
+            group,
+            runner_config(pool, base_digest, group),
+            defaults,
+            labels=labels,
+            account=account,
+            drain_s=pool.spec.drain_seconds,
         ),
     }
     own = {GROUP_LABEL: group.name}
-    name, notes = child_name(meta.ref.name, group.name), revision_of(pool, launch, defaults).annotations
+    name, notes = child_name(meta.ref.name, group.name), revision_of(pool, base_digest, defaults).annotations
     return _child(meta, "apps/v1", "Deployment", name, own, {"spec": spec}, notes)
 
 
@@ -189,7 +195,7 @@ def _ranks_policy(selecting: Mapping[str, str]) -> Json:
 def _budget(pool: Pool) -> Json:
     # Runners that are not ready serve nobody: they must not keep a node from being drained.
     return {
-        "maxUnavailable": pool.max_evicted,
+        "maxUnavailable": pool.spec.disruption_budget.max_unavailable,
         "selector": {"matchLabels": _selecting(pool.meta.ref)},
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
     }

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping
 from math import ceil
 from typing import Any
 
+from weft.api.servingpool import ModelCache
 from weft.api.template import amount
-from weft_operator.core.resources import Group, Object, OffloadBudgets
+from weft_operator.core.resources import Group, Object
 from weft_operator.core.runner_defaults import RunnerDefaults
 from weft_operator.core.state import RunnerConfig
 
@@ -23,7 +24,6 @@ DATA, CACHE, TLS = "/var/lib/weft", "/var/cache/weft", "/etc/weft/tls"
 SHM_SIZE = "1Gi"
 TEMPLATE_HASH = "serving.weft.dev/template"  # a pod's annotation: what it was made from
 STORAGE = "ephemeral-storage"
-TOP_SHARE = "0.1"  # of the keys, with sparseAttention TopK (FlexGen, section 5)
 LOGS_BYTES = 1 << 30  # of ephemeral-storage beside what volumes may hold: logs, temporary files
 AFTER_DRAIN_S = 30  # beyond the pool's drain time, before a pod is killed
 
@@ -61,21 +61,28 @@ def _launch_volumes(launch: RunnerConfig, ranks_per_pod: int) -> tuple[list[Json
 
     What is offloaded ends with the pod, and the next one packs the weights again.
     """
-    cache, name = launch.model_cache, "model-cache"
-    volumes, mounts = [_empty_dir("data", cache.size_bytes)], list[Json]()
-    if cache.shared:
-        claim, folder = {"claimName": cache.claim}, {"path": cache.host_path, "type": "Directory"}
-        source = {"persistentVolumeClaim": claim} if cache.claim else {"hostPath": folder}
+    cache, name, offload = launch.model_cache, "model-cache", launch.memory.offload
+    folder, limit = (cache.empty_dir if cache else None), (offload.disk_bytes if offload else None)
+    volumes = [_empty_dir("data", None if folder is None else folder.size_limit)]
+    mounts = list[Json]()
+    if shared_cache(cache):
+        source = cache.to_dict() if cache else {}
+        if "hostPath" in source:
+            source["hostPath"]["type"] = "Directory"
         volumes, mounts = [*volumes, {"name": name, **source}], [{"name": name, "mountPath": CACHE}]
-    if launch.offload is not None:
-        most = launch.offload.disk_bytes
-        volumes.append(_empty_dir("offload", None if most is None else most * ranks_per_pod))
-        mounts.append({"name": "offload", "mountPath": launch.offload.disk_path})
+    if offload is not None:
+        volumes.append(_empty_dir("offload", None if limit is None else int(amount(limit)) * ranks_per_pod))
+        mounts.append({"name": "offload", "mountPath": offload.disk_path})
     return volumes, mounts
 
 
-def _empty_dir(name: str, size_bytes: int | None) -> Json:
-    return {"name": name, "emptyDir": {} if size_bytes is None else {"sizeLimit": str(size_bytes)}}
+def shared_cache(cache: ModelCache | None) -> bool:
+    """Whether runners share the folder of the model cache."""
+    return cache is not None and cache.empty_dir is None
+
+
+def _empty_dir(name: str, size: int | str | None) -> Json:
+    return {"name": name, "emptyDir": {} if size is None else {"sizeLimit": str(int(amount(size)))}}
 
 
 def _resources(resources: Object, volumes: list[Json]) -> Json:
@@ -110,8 +117,8 @@ def arguments(launch: RunnerConfig, defaults: RunnerDefaults, leader: str = "", 
         "supervisor": defaults.supervisor,
         "depot": defaults.depot,
         "data-dir": DATA,
-        "model-cache": CACHE if launch.model_cache.shared else "",
-        **launch_flags(launch),
+        "model-cache": CACHE if shared_cache(launch.model_cache) else "",
+        **dict(launch.flags),
         **(ranks if leader else {}),
         "tls-dir": TLS if defaults.tls_secret else "",
         "executor": defaults.executor,
@@ -119,41 +126,6 @@ def arguments(launch: RunnerConfig, defaults: RunnerDefaults, leader: str = "", 
         "log-format": defaults.log_format,
     }
     return [word for flag, value in flags.items() if value != "" for word in (f"--{flag}", str(value))]
-
-
-def launch_flags(launch: RunnerConfig) -> dict[str, str | int | float]:
-    """What every backend starts a runner with, by flag."""
-    split = {"tensor-parallel": launch.tensor_parallel, "pipeline-parallel": launch.pipeline_parallel}
-    return {
-        "pool": str(launch.pool),
-        "model-name": launch.model_name,
-        "base-digest": launch.base_digest,
-        "kv-pages": launch.kv_pages,
-        **({} if launch.kv_memory_fraction is None else {"kv-memory-fraction": launch.kv_memory_fraction}),
-        "max-sequences": launch.max_sequences,
-        **({} if launch.max_adapters is None else {"max-adapters": launch.max_adapters}),
-        "max-rank": launch.max_rank,
-        "max-batch-tokens": launch.max_batch_tokens,
-        "token-time-ms": launch.token_time_ms,
-        **{flag: parts for flag, parts in split.items() if parts > 1},
-        **({} if launch.phase == "Any" else {"role": launch.phase.lower()}),
-        **({"sparse-attention": TOP_SHARE} if launch.sparse_attention else {}),
-        **_offload_flags(launch.offload),
-    }
-
-
-def _offload_flags(offload: OffloadBudgets | None) -> dict[str, str | int]:
-    if offload is None:
-        return {}
-    return {
-        "dtype": offload.weights,
-        **({"kv-dtype": "int4"} if offload.kv == "int4" else {}),
-        "offload-policy": "auto",
-        "offload-device-bytes": offload.device_bytes,
-        **({"offload-host-bytes": offload.host_bytes} if offload.host_bytes else {}),
-        **({} if offload.disk_bytes is None else {"offload-disk-bytes": offload.disk_bytes}),
-        "offload-disk-path": offload.disk_path,
-    }
 
 
 def _pod(

@@ -104,7 +104,7 @@ def live_digests(state: State) -> set[str]:
 
 
 def longest_drain_s(desired: DesiredState) -> float:
-    return max([desired.policy.longest_drain_s, *(pool.drain_s for pool in desired.pools.values())])
+    return max([desired.policy.longest_drain_s, *(pool.spec.drain_seconds for pool in desired.pools.values())])
 
 
 def resolve_period_s(desired: DesiredState, uri: str = "") -> float:
@@ -180,7 +180,7 @@ def _plan_pool(pool: Pool, state: State, now: float) -> list[Action]:
     wanted = scaling.target(bounds, state.observed.pool_reports.get(str(ref)), present_runners(pool, state))
     view = pool_view(pool, state, bounds, wanted, now)
     entry = pool_entry(view)
-    runners, why = ([], "") if pool.paused else _runners(view, entry, state, now)
+    runners, why = ([], "") if pool.spec.paused else _runners(view, entry, state, now)
     view = replace(view, rollout=why)
     return [
         *_resolve(pool, view.request, view.resolution, now, state.desired),
@@ -313,7 +313,7 @@ def _unload(view: AdapterView, state: State, now: float) -> list[Action]:
 
 def _unload_deadline(resource: Pool | Adapter, desired: DesiredState) -> float:
     pool = desired.pools.get(resource.pool) if isinstance(resource, Adapter) else None
-    return (resource.meta.deleted or 0.0) + (pool.drain_s if pool else 0.0) + UNLOAD_GRACE_S
+    return (resource.meta.deleted or 0.0) + (pool.spec.drain_seconds if pool else 0.0) + UNLOAD_GRACE_S
 
 
 # -------------------------------------------------------------------------------------------- malformed

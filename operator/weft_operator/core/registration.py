@@ -27,36 +27,36 @@ def pool_entry(view: PoolView) -> PoolSpec | None:
     """What the scheduler should know of this pool; None: nothing."""
     if view.serving is None or (view.template and view.template.is_held):
         return None
-    pool = view.pool
-    own, scaling = pool.meta.ref.namespace, pool.autoscaling
+    pool, spec, own = view.pool, view.pool.spec, view.pool.meta.ref.namespace
+    slo, weights = spec.slo, spec.fairness.weights if spec.fairness else None
     return PoolSpec(
         name=str(pool.meta.ref),
         base_digest=view.serving.digest,
         base_model_name=pool.model_name,
-        shared_all="*" in pool.allowed_namespaces,
-        shared_namespaces=tuple(sorted({own, *pool.allowed_namespaces} - {"*"})),
-        max_queue=pool.max_queue,
-        queue=pool.queue,
-        tenant_weights=pool.tenant_weights,
-        slo_ttft_s=pool.slo.ttft_ms / 1000 if pool.slo else 0.0,
-        slo_token_time_s=pool.slo.token_time_ms / 1000 if pool.slo else 0.0,
-        slo_reject=pool.slo is not None and pool.slo.reject,
-        reservation=pool.reservation,
-        consolidation=pool.consolidation,
-        phases=pool.phases,
-        kv_across_classes=pool.kv_across_classes,
+        shared_all="*" in spec.allowed_namespaces,
+        shared_namespaces=tuple(sorted({own, *spec.allowed_namespaces} - {"*"})),
+        max_queue=spec.advanced.max_queue,
+        queue=spec.advanced.queue,
+        tenant_weights=tuple(sorted((weights or {}).items())),
+        slo_ttft_s=(slo.ttft_ms or 0) / 1000 if slo else 0.0,
+        slo_token_time_s=slo.token_time_ms / 1000 if slo else 0.0,
+        slo_reject=slo is not None and slo.admission == "Reject",
+        reservation=spec.advanced.reservation,
+        consolidation=spec.advanced.consolidation,
+        phases=spec.phases.mode.lower(),
+        kv_across_classes=spec.advanced.kv_across_classes,
         groups=phase_groups(pool),
         created_unix_s=int(pool.meta.created),
         min_runners=view.bounds.min,
         max_runners=view.bounds.max,
         generation=view.bounds.generation,
-        idle_s=scaling.idle_s if scaling else 0.0,
-        drain_s=pool.drain_s,
+        idle_s=float(spec.autoscaling.idle_seconds) if spec.autoscaling else 0.0,
+        drain_s=float(spec.drain_seconds),
         max_context_tokens=max_context_tokens(view),
-        tool_call_parser=pool.tool_call_parser,
-        max_output_tokens=pool.max_output_tokens,
+        tool_call_parser=spec.model.tool_call_parser or "",
+        max_output_tokens=spec.model.max_output_tokens or 0,
         embeds_only=is_bare(view.serving.verdict.get("architecture") or ""),
-        sampling_defaults=sampling_defaults(view) if pool.generation_defaults else NO_DEFAULTS,
+        sampling_defaults=sampling_defaults(view) if spec.model.generation_defaults == "Honour" else NO_DEFAULTS,
         **supplied_template(view.template),
     )
 
@@ -84,7 +84,7 @@ def max_context_tokens(view: PoolView) -> int:
 
     Published before any runner reports it, so that a request for a pool at zero gets an answer of the right length.
     """
-    pages, model = view.pool.kv_pages, model_context_tokens(view)
+    pages, model = view.pool.spec.advanced.kv_pages, model_context_tokens(view)
     return min(model, pages * PAGE_TOKENS) if pages else model
 
 

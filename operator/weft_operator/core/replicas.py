@@ -33,6 +33,7 @@ from weft_operator.core.children import (
 from weft_operator.core.drift import matches, spec_hash
 from weft_operator.core.resources import Group, Object, Pool, Ref, resource_version
 from weft_operator.core.rollout import OUTSIDE, REPLACING, Held, await_turn, from_outside, hold, is_replacing
+from weft_operator.core.runner_config import runner_config
 from weft_operator.core.runner_defaults import RunnerDefaults
 from weft_operator.core.scale_in import SEEN_S, move_off, shrink
 from weft_operator.core.scaling import ANSWER_S, Bounds, Runner
@@ -83,7 +84,7 @@ def plan_processes(pool: Pool, digest: str, wanted: int, bounds: Bounds, state: 
 
     def launch(index: int) -> RunnerConfig:
         group = groups.get(index) or next(coming, None) or scaling.group_of(index, pool.groups)
-        return scaling.runner_config(pool, digest, group)
+        return runner_config(pool, digest, group)
 
     most = max(1, scaling.rollout_limits(pool, wanted)[0])
     return [EnsureRunner(ref, index, launch(index)) for index in scaling.to_start(launch, wanted, present, most)]
@@ -114,21 +115,21 @@ def plan_children(
     own = {key: obj for key, obj in live.items() if _is_owned(obj, pool.meta.uid)}
     present, report = _live_sizes(live), state.observed.pool_reports.get(str(ref))
     sizes = scaling.sizes(pool, wanted, report, bounds, present)
-    launch, orders, kept = scaling.runner_config(pool, digest), list[Action](), set[ObjectKey]()
-    revision = revision_of(pool, launch, defaults)
-    if pool.pods_per_runner > 1:
+    orders, kept = list[Action](), set[ObjectKey]()
+    revision = revision_of(pool, digest, defaults)
+    if pool.spec.parallelism.pods_per_runner > 1:
         outside = any(from_outside(obj, revision) for key, obj in own.items() if key.kind == "StatefulSet")
         why = await_turn(pool, state, revision) if outside else ""
         replacing = 0 if why else scaling.rollout_limits(pool, wanted)[0]
         sets, kept, behind = _plan_sets(
-            pool, launch, sizes, bounds, state, defaults, own, waited=waited, replacing=replacing
+            pool, digest, sizes, bounds, state, defaults, own, waited=waited, replacing=replacing
         )
         held = Held(why=(why and f"{OUTSIDE}: {why}") or REPLACING) if behind else Held()
-        intended = children(pool, launch, defaults, sizes) + sets
+        intended = children(pool, digest, defaults, sizes) + sets
     else:
         may = _sizes_now(pool, sizes, present, wanted, bounds, state, own, now, waited=waited)
         sizes, orders = may.sizes, may.orders
-        intended = children(pool, launch, defaults, sizes)
+        intended = children(pool, digest, defaults, sizes)
         held = hold(pool, intended, own, state, revision)
         settling = {key for key, obj in own.items() if key.kind == "Deployment" and _group(obj) in may.settling}
         held = Held(held.children | settling, "; ".join(filter(None, [*may.why, held.why])))
@@ -220,7 +221,7 @@ def deadlines(ref: Ref, state: State) -> list[float]:
 
 
 def _plan_sets(
-    pool: Pool, launch: RunnerConfig, sizes: Mapping[str, int], bounds: Bounds, state: State,
+    pool: Pool, digest: str, sizes: Mapping[str, int], bounds: Bounds, state: State,
     defaults: RunnerDefaults, own: Mapping[ObjectKey, Object], *, waited: bool, replacing: int,
 ) -> tuple[list[Child], set[ObjectKey], bool]:  # fmt: skip
     """Runners of several pods: what those that should be there own, what is kept as it is, and whether some of that is
@@ -230,7 +231,7 @@ def _plan_sets(
     then another one comes. Runners of groups that the pool no longer names go one for each that is ready in a group
     that it names.
     """
-    sets = {key: obj for key, obj in own.items() if key.kind == "StatefulSet"}
+    launch, sets = runner_config(pool, digest), {key: obj for key, obj in own.items() if key.kind == "StatefulSet"}
     report = state.observed.pool_reports.get(str(pool.meta.ref))
     pods = [pod for pod in runner_pods(state.observed.pods.get(pool.meta.ref, {}).values()) if pod.runner]
     states: dict[str, RunnerState] = {pod.runner: pod.state for pod in pods}
@@ -243,7 +244,7 @@ def _plan_sets(
     coming, left = list[tuple[Group, int]](), sum(sizes.values())
     for group in pool.groups:
         live = {_index(obj): obj for obj in sets.values() if _group(obj) == group.name}
-        parts = {index: runner_children(pool, group, launch, defaults, index) for index in live}
+        parts = {index: runner_children(pool, group, digest, defaults, index) for index in live}
         present = {index: _as_process(obj, parts[index][0], launch, states) for index, obj in live.items()}
         together = scaling.counted_together(pool, group.name)
         others = {pod.name for pod in pods if pod.group in together and pod.state == "Ready"}
@@ -263,7 +264,7 @@ def _plan_sets(
         behind = behind or any(one.launch != launch for one in scaling.not_terminating(present).values())
     if scaling.counts_apart(pool):
         coming = coming[: max(0, left)]  # one for one
-    intended += [part for group, index in coming for part in runner_children(pool, group, launch, defaults, index)]
+    intended += [part for group, index in coming for part in runner_children(pool, group, digest, defaults, index)]
     # While pods end, they reach each other.
     return intended, kept | {key for key in own if key.kind == "NetworkPolicy" and key.name in states}, behind
 

@@ -107,11 +107,11 @@ def await_turn(pool: Pool, state: State, revision: Revision) -> str:
         return ""
     waiting, changing = list[tuple[bool, Ref]](), list[Ref]()
     for other in state.desired.pools.values():
-        if other.paused or other.meta.deleting:
+        if other.spec.paused or other.meta.deleting:
             continue
         parts = _live_parts(other.meta.ref, state.observed, revision)
         begun = any(not part.pending and not part.in_order for part in parts)
-        if other.pods_per_runner > 1:  # one of them is gone, and its next one is to come
+        if other.spec.parallelism.pods_per_runner > 1:  # one of them is gone, and its next one is to come
             begun = begun or len(parts) < int(other.status.get("desiredReplicas", 0))
         if begun and other.meta.ref == ref:
             return ""
@@ -129,7 +129,9 @@ def await_turn(pool: Pool, state: State, revision: Revision) -> str:
 def is_behind(pool: Pool, observed: ObservedState, defaults: RunnerDefaults) -> bool:
     """Whether runners of it have not got what the installation gives all runners now."""
     given, live = defaults_hash(defaults), observed.children.get(pool.meta.ref, {})
-    return not pool.paused and any(_annotation(obj, DEFAULTS_HASH) != given for obj in _runner_objects(live).values())
+    if pool.spec.paused:
+        return False
+    return any(_annotation(obj, DEFAULTS_HASH) != given for obj in _runner_objects(live).values())
 
 
 def from_outside(live: Object, revision: Revision) -> bool:

@@ -77,7 +77,7 @@ def move_off(pool: Pool, group: str, size: int, state: State, now: float) -> Mov
 
     A runner that is not ready serves nobody, and any eviction takes it.
     """
-    if pool.max_evicted or not size or not state.observed.unschedulable_nodes:
+    if pool.spec.disruption_budget.max_unavailable or not size or not state.observed.unschedulable_nodes:
         return None
     pods = _staying(pool, group, state)
     ready = {name: pod for name, pod in pods.items() if pod.state == "Ready"}

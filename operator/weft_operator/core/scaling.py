@@ -49,10 +49,10 @@ class Runner:
 
 def bounds(pool: Pool, default: int) -> Bounds:
     """What the pool's spec allows, as far as its groups have room. `default`: for a pool that sets nothing."""
-    if pool.autoscaling is not None:
-        low, high = pool.autoscaling.min, pool.autoscaling.max
+    if pool.spec.autoscaling is not None:
+        low, high = pool.spec.autoscaling.min_replicas, pool.spec.autoscaling.max_replicas
     else:
-        low = high = pool.replicas if pool.replicas is not None else default
+        low = high = pool.spec.replicas if pool.spec.replicas is not None else default
     room = min(RUNNERS_MAX, sum(RUNNERS_MAX if group.max is None else group.max for group in pool.groups))
     return Bounds(min(low, room), min(high, room), pool.meta.generation)
 
@@ -90,7 +90,7 @@ def distribute(count: int, groups: Sequence[Group]) -> dict[str, int]:
 
 def counts_apart(pool: Pool) -> bool:
     """Whether the scheduler counts the runners of groups apart, by the phase that their hardware is for."""
-    return pool.phases == "split" and any(group.phase != "Any" for group in pool.groups)
+    return pool.spec.phases.mode == "Split" and any(group.phase != "Any" for group in pool.groups)
 
 
 def counted_together(pool: Pool, group: str) -> set[str]:
@@ -195,31 +195,9 @@ def group_of(index: int, groups: Sequence[Group]) -> Group:
     return next((group for group in groups if after[group.name] > before[group.name]), groups[-1])
 
 
-def runner_config(pool: Pool, base_digest: str, group: Group | None = None) -> RunnerConfig:
-    """What each runner of this pool, or of one of its groups, is started with."""
-    return RunnerConfig(
-        pool=pool.meta.ref,
-        base_digest=base_digest,
-        kv_pages=pool.kv_pages,
-        max_sequences=pool.max_sequences,
-        max_adapters=pool.max_adapters,
-        max_rank=pool.max_rank,
-        max_batch_tokens=pool.max_batch_tokens,
-        sparse_attention=pool.sparse_attention,
-        token_time_ms=pool.token_time_ms,
-        tensor_parallel=pool.tensor_parallel,
-        pipeline_parallel=pool.pipeline_parallel,
-        model_name=pool.model_name,
-        phase=group.phase if group is not None else "Any",
-        offload=pool.offload,
-        kv_memory_fraction=pool.kv_memory_fraction,
-        model_cache=pool.model_cache,
-    )
-
-
 def rollout_limits(pool: Pool, wanted: int) -> tuple[int, int]:
     """maxUnavailable and maxSurge of a pool of so many runners; one runner goes where both would be 0."""
-    unavailable, surge = _floor(pool.max_unavailable, wanted), _ceil(pool.max_surge, wanted)
+    unavailable, surge = _floor(pool.spec.rollout.max_unavailable, wanted), _ceil(pool.spec.rollout.max_surge, wanted)
     return (unavailable, surge) if unavailable + surge else (1, 0)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, Literal, TypeVar
 
+from weft.api.servingpool import Memory, ModelCache
 from weft.domain.adapter import AdapterVersion
 from weft.domain.routes import CanaryCounts, PhaseCounts, PoolSpec, RoleCounts, SloAttainment
 from weft_operator.core.artifacts import Resolution, Retention
@@ -18,9 +19,7 @@ from weft_operator.core.resources import (
     Adapter,
     Malformed,
     Meta,
-    ModelCache,
     Object,
-    OffloadBudgets,
     Pool,
     Ref,
     Tier,
@@ -39,20 +38,10 @@ class RunnerConfig:
 
     pool: Ref
     base_digest: str
-    kv_pages: int  # 0: its runner finds a number, by `kv_memory_fraction` or by its policy
-    max_sequences: int
-    max_adapters: int | None
-    max_rank: int
-    max_batch_tokens: int
-    token_time_ms: int
-    tensor_parallel: int = 1
-    pipeline_parallel: int = 1
-    model_name: str = ""
+    flags: tuple[tuple[str, str | int | float], ...]  # wherever it runs
+    memory: Memory = field(default_factory=Memory)
+    model_cache: ModelCache | None = None
     phase: str = "Any"  # of its group
-    offload: OffloadBudgets | None = None
-    sparse_attention: bool = False
-    kv_memory_fraction: float | None = None  # None: as a runner does by default
-    model_cache: ModelCache = field(default_factory=ModelCache)
 
 
 @dataclass(frozen=True, slots=True)

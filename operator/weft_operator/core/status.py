@@ -286,7 +286,7 @@ def _progressing(view: PoolView, fetched: Condition) -> Condition:
     if view.serving is None:
         status: Status = "True" if fetched.status == "Unknown" else "False"
         return Condition("Progressing", status, fetched.reason, fetched.message)
-    if view.pool.paused:
+    if view.pool.spec.paused:
         return Condition("Progressing", "Unknown", "Paused", "spec.paused is true: runners stay as they are")
     if trouble := _trouble(view):
         return Condition("Progressing", "False", trouble.reason, trouble.message)
@@ -404,7 +404,7 @@ def _kv_cache(view: PoolView) -> dict[str, int] | None:
 
 def _slo(view: PoolView) -> dict[str, int] | None:
     """What the scheduler reports; what was stored while it has not reported, as after a restart."""
-    if view.pool.slo is None:
+    if view.pool.spec.slo is None:
         return None
     if (slo := view.report and view.report.slo) is None:
         return view.pool.status.get("slo")
@@ -414,7 +414,7 @@ def _slo(view: PoolView) -> dict[str, int] | None:
 
 def _phases(view: PoolView) -> dict[str, Any] | None:
     """What the scheduler reports; what was stored while it has not reported, as after a restart."""
-    if view.pool.phases == "unified":
+    if view.pool.spec.phases.mode == "Unified":
         return None
     report = view.report
     if report is None or report.roles is None:
@@ -429,7 +429,7 @@ def _last_scale(view: PoolView, now: float) -> dict[str, Any] | None:
     before, status = view.pool.status.get("desiredReplicas"), view.pool.status
     if before is None or before == view.wanted:
         return status.get("lastScale")
-    reason = "Replicas" if view.pool.autoscaling is None else "Demand" if view.wanted > before else "Idle"
+    reason = "Replicas" if view.pool.spec.autoscaling is None else "Demand" if view.wanted > before else "Idle"
     return {"time": timestamp(now), "from": before, "to": view.wanted, "reason": reason}
 
 

@@ -84,8 +84,8 @@ def _adapter_objections(adapter: Adapter, pool: Pool, desired: DesiredState) -> 
     if adapter.spec.base_model not in (None, pool.model_name):
         message = f"ServingPool {ref} serves {pool.model_name!r}, not {adapter.spec.base_model!r}"
         yield Violation(Reason.BASE_MISMATCH, "spec.baseModel", message)
-    if adapter.spec.max_rank is not None and adapter.spec.max_rank > pool.max_rank:
-        message = f"ServingPool {ref} takes ranks up to {pool.max_rank}, not {adapter.spec.max_rank}"
+    if adapter.spec.max_rank is not None and adapter.spec.max_rank > pool.spec.lora.max_rank:
+        message = f"ServingPool {ref} takes ranks up to {pool.spec.lora.max_rank}, not {adapter.spec.max_rank}"
         yield Violation(Reason.RANK_TOO_LARGE, "spec.maxRank", message)
     most = pinned_max(pool)
     if adapter.spec.pinned and most is not None:
@@ -118,15 +118,16 @@ def _review_pool(new: Pool, old: Pool | None, desired: DesiredState) -> Review:
     found = (
         *(_renamed(new, desired) if new.model_name != old.model_name else ()),
         *(_asserted(new, desired) if new.model_name != old.model_name else ()),
-        *(_fewer_slots(new, desired) if _lowered(new.max_adapters, old.max_adapters) else ()),
-        *(_smaller_rank(new, desired) if new.max_rank < old.max_rank else ()),
+        *(_fewer_slots(new, desired) if _has_fewer_slots(new, old) else ()),
+        *(_smaller_rank(new, desired) if new.spec.lora.max_rank < old.spec.lora.max_rank else ()),
     )
     return Review(found, (*_no_longer_permitted(new, desired), *_too_few_to_split(new)))
 
 
 def _too_few_to_split(new: Pool) -> Iterator[str]:
     """A number of runners that people wrote, which a later scaling may change: no reason to refuse it."""
-    if new.phases == "split" and new.replicas is not None and new.replicas < 2:
+    replicas = new.spec.replicas
+    if new.spec.phases.mode == "Split" and replicas is not None and replicas < 2:
         yield "phases: mode Split wants a runner for each phase; one that is alone does both"
 
 
@@ -143,8 +144,9 @@ def _asserted(new: Pool, desired: DesiredState) -> Iterator[Violation]:
         yield Violation(Reason.BASE_MISMATCH, "spec.model.name", message)
 
 
-def _lowered(new: int | None, old: int | None) -> bool:
-    return new is not None and (old is None or new < old)
+def _has_fewer_slots(new: Pool, old: Pool) -> bool:
+    now, before = new.spec.advanced.max_adapters, old.spec.advanced.max_adapters
+    return now is not None and (before is None or now < before)
 
 
 def _fewer_slots(new: Pool, desired: DesiredState) -> Iterator[Violation]:
@@ -154,7 +156,7 @@ def _fewer_slots(new: Pool, desired: DesiredState) -> Iterator[Violation]:
 
 
 def _smaller_rank(new: Pool, desired: DesiredState) -> Iterator[Violation]:
-    if larger := _accepted(new, desired, lambda adapter: int(adapter.status.get("rank") or 0) > new.max_rank):
+    if larger := _accepted(new, desired, lambda adapter: int(adapter.status.get("rank") or 0) > new.spec.lora.max_rank):
         message = f"{_named(larger)} of rank {max(int(a.status['rank']) for a in larger)} would not be served any more"
         yield Violation(Reason.RANK_TOO_LARGE, "spec.lora.maxRank", message)
 
@@ -204,7 +206,8 @@ def _taken(new: Pool | Adapter, holder: Pool | Adapter) -> str:
 
 
 def _full(pool: Pool, pinned: list[Adapter]) -> str:
-    bound = f"advanced.maxAdapters {pool.max_adapters} pins at most {pinned_max(pool)}: one slot is never pinned"
+    slots = pool.spec.advanced.max_adapters
+    bound = f"advanced.maxAdapters {slots} pins at most {pinned_max(pool)}: one slot is never pinned"
     taken = f" (pinned: {_named(pinned)})" if pinned else ""
     return f"ServingPool {pool.meta.ref} with {bound}{taken}; unpin one, or raise or unset advanced.maxAdapters"
 

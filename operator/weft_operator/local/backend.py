@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from weft.api.servingpool import Memory
 from weft.telemetry.logs import kv
 from weft_operator.core.actions import (
     AddFinalizer,
@@ -23,7 +24,6 @@ from weft_operator.core.actions import (
     SetPodDeletionCost,
     SetStatus,
 )
-from weft_operator.core.pod_template import launch_flags
 from weft_operator.core.resources import Ref
 from weft_operator.core.state import RunnerConfig, RunnerProcess
 from weft_operator.local.components import RUNNER
@@ -188,13 +188,13 @@ def runner_name(pool: Ref, index: int) -> str:
 
 def _pages_flag(launch: RunnerConfig) -> dict[str, int]:
     """Runners share this machine's memory, and none of them may take nine tenths of it unasked."""
-    asked = launch.kv_pages or launch.kv_memory_fraction is not None or launch.offload is not None
+    asked = dict(launch.flags)["kv-pages"] or launch.memory != Memory()
     return {} if asked else {"kv-pages": PAGES}
 
 
 def runner_program(action: EnsureRunner, machine: Machine, ports: tuple[int, ...]) -> Program:
     """The command line of a runner. `ports`: for gateways, probes, KV."""
-    name = component_name(action.pool, action.index)
+    name, cache = component_name(action.pool, action.index), action.launch.model_cache
     data_dir = machine.data_dir / "runners" / runner_name(action.pool, action.index)
     flags = {
         "name": name,
@@ -204,9 +204,9 @@ def runner_program(action: EnsureRunner, machine: Machine, ports: tuple[int, ...
         "supervisor": machine.supervisor,
         "depot": machine.depot_url,
         "data-dir": data_dir,
-        **launch_flags(action.launch),
+        **dict(action.launch.flags),
         **_pages_flag(action.launch),
-        **({"model-cache": action.launch.model_cache.host_path} if action.launch.model_cache.host_path else {}),
+        **({"model-cache": cache.host_path.path} if cache and cache.host_path else {}),
         "log-level": machine.log_level,
         **({"executor": machine.executor} if machine.executor else {}),
     }

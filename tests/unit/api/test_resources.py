@@ -11,10 +11,9 @@ from pydantic import ValidationError
 from weft.api.loraadapter import LoRAAdapter
 from weft.api.manifests import ManifestError, parse_object
 from weft.api.meta import immutable_changes
-from weft.api.servingpool import ServingPool
+from weft.api.servingpool import Autoscaling, ServingPool
 from weft.api.template import QUANTITY_PATTERN
 from weft_operator.core import Adapter, Pool, parse
-from weft_operator.core.resources import Autoscaling
 
 VERSION = "serving.weft.dev/v1alpha1"
 DIGEST = "sha256:" + "0" * 64
@@ -213,14 +212,16 @@ def test_a_group_and_an_adapter_are_read_with_what_holds_for_them() -> None:
     }
     found = parsed(ServingPool.model_validate(pool(**spec)))
     assert isinstance(found, Pool)
-    assert found.autoscaling == Autoscaling(0, 3, 60.0)
+    assert found.spec.autoscaling == Autoscaling(minReplicas=0, maxReplicas=3)
     images = [(group.name, group.template.get("image"), group.min, group.max) for group in found.groups]
     assert images == [("a", "runner:1", 1, None), ("b", "runner:2", 0, None), ("c", None, 0, None)]
     source = {"uri": "s3://bucket/upper", "credentialsRef": {"name": "key"}, "endpoint": "http://minio:9000"}
     upper = parsed(LoRAAdapter.model_validate(adapter(source=source, tier="Host")))
     assert isinstance(upper, Adapter)
     assert (str(upper.pool), upper.model_name) == ("acme/tiny", "acme/upper")
-    assert (upper.credentials, upper.endpoint, upper.tier) == ("key", "http://minio:9000", "Host")
+    read = upper.spec.source
+    assert read.credentials_ref is not None
+    assert (read.credentials_ref.name, read.endpoint, upper.spec.tier) == ("key", "http://minio:9000", "Host")
 
 
 def parsed(resource: ServingPool | LoRAAdapter) -> Pool | Adapter:

@@ -137,9 +137,7 @@ def test_a_runner_on_a_gpu_finds_its_pages_and_the_memory_of_the_machine_is_not_
 def test_a_runner_that_offloads_on_gpus_has_the_memory_of_the_smallest_and_some_of_the_machine_beside_it() -> None:
     asked, machine = request("org/model", offload=Path("/nvme/weft")), MemoryLimit(5 << 30, "this machine")
     spec = objects_of(asked, machine, [80 << 30, 20 << 30])[0]["spec"]
-    assert spec["memory"] == {
-        "offload": {"deviceBytes": "18432Mi", "hostBytes": "2048Mi", "diskPath": "/nvme/weft"}
-    }
+    assert spec["memory"] == {"offload": {"deviceBytes": "18432Mi", "hostBytes": "2048Mi", "diskPath": "/nvme/weft"}}
     with pytest.raises(BadInput, match="does not say here how much memory"):
         objects_of(asked, machine, [])
 

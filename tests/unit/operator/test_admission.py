@@ -27,8 +27,12 @@ def test_defaults_are_written_out_so_that_the_planner_need_not_know_them() -> No
     admitted = admit(pool(), lambda _: None)
     found = parse(stored(admitted))
     assert isinstance(found, Pool)
-    assert (found.max_adapters, found.max_queue, found.drain_s) == (None, 1000, 300.0)
-    assert (found.allowed_namespaces, found.replicas, found.model_name) == ((), None, "one")
+    assert (found.spec.advanced.max_adapters, found.spec.advanced.max_queue, found.spec.drain_seconds) == (
+        None,
+        1000,
+        300,
+    )
+    assert (found.spec.allowed_namespaces, found.spec.replicas, found.model_name) == ((), None, "one")
 
 
 def test_a_status_in_a_manifest_is_not_taken() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.unit.operator.cluster import SITE
 from tests.unit.operator.planning import BASE, pool_object, stored
-from weft_operator.core import RunnerDefaults, parse_pool, scaling
+from weft_operator.core import RunnerDefaults, parse_pool
 from weft_operator.core.children import NAME_MAX, child_name, children
 from weft_runner.settings import parse_settings
 
@@ -20,7 +20,7 @@ def made(defaults: RunnerDefaults = SITE, **spec: Any) -> dict[str, dict[str, An
     """Manifests by kind; of Deployments the last one."""
     pool = parse_pool(stored(pool_object(**spec)))
     sizes = {group.name: 1 for group in pool.groups}
-    found = children(pool, scaling.runner_config(pool, BASE), defaults, sizes)
+    found = children(pool, BASE, defaults, sizes)
     return {child.kind: child.manifest for child in found}
 
 
@@ -100,14 +100,19 @@ def test_a_groups_template_reaches_the_pod_and_cannot_take_the_operators_place()
         "image": "own:2",
         "resources": {"limits": {"nvidia.com/gpu": 1}},
         "env": [{"name": "POD_IP", "value": "6.6.6.6"}, {"name": "THREADS", "value": "2"}],
-        "labels": {"team": "red", "serving.weft.dev/pool": "other"},
+        "labels": {"team": "red"},
         "nodeSelector": {"gpu": "h100"},
         "tolerations": [{"key": "gpu", "operator": "Exists"}],
         "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}],
         "priorityClassName": "high",
     }
     defaults = RunnerDefaults(
-        "i", "s:1", "http://d", env=({"name": "THREADS", "value": "1"},), resources={"limits": {"cpu": 1}}
+        "i",
+        "s:1",
+        "http://d",
+        env=({"name": "THREADS", "value": "1"},),
+        resources={"limits": {"cpu": 1}},
+        pod_labels={"serving.weft.dev/pool": "other"},
     )
     for spec in ({"template": template}, {"runnerGroups": [{"name": "g", "minRunners": 0, "template": template}]}):
         made_pod, made_container = pod(defaults, **spec), container(defaults, **spec)

@@ -165,8 +165,8 @@ def test_at_rest_everything_is_as_desired(history: list[tuple[Any, ...]]) -> Non
         status, sizes = world.status(ref), world.sizes(ref)
         assert sizes.keys() == {group.name for group in pool.groups}
         assert sum(sizes.values()) == status["desiredReplicas"] == status["replicas"] == status["readyReplicas"]
-        if pool.replicas is not None:
-            assert status["desiredReplicas"] == min(pool.replicas, room(pool))
+        if pool.spec.replicas is not None:
+            assert status["desiredReplicas"] == min(pool.spec.replicas, room(pool))
     owners = {pool.meta.uid for pool in world.desired.pools.values()}
     for obj in world.cluster.objects.values():
         assert obj["metadata"]["ownerReferences"][0]["uid"] in owners

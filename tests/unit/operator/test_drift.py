@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.unit.operator.cluster import SITE, served
 from tests.unit.operator.planning import BASE, pool_object, stored
-from weft_operator.core import Child, RunnerDefaults, parse_pool, scaling
+from weft_operator.core import Child, RunnerDefaults, parse_pool
 from weft_operator.core.children import children, template_hash
 from weft_operator.core.drift import matches, spec_hash, with_spec_hash
 from weft_operator.core.pod_template import TEMPLATE_HASH
@@ -20,9 +20,9 @@ RESOURCES = st.fixed_dictionaries(
     {},
     optional={
         "limits": st.dictionaries(st.sampled_from(["cpu", "memory", "nvidia.com/gpu"]), QUANTITIES, max_size=3),
-        "requests": st.dictionaries(st.sampled_from(["cpu", "memory"]), QUANTITIES, max_size=2),
+        "requests": st.dictionaries(st.sampled_from(["ephemeral-storage", "hugepages-2Mi"]), QUANTITIES, max_size=2),
     },
-)
+)  # requests of what has no limit: they may not be above one
 TEMPLATES = st.fixed_dictionaries(
     {},
     optional={
@@ -40,7 +40,7 @@ TEMPLATES = st.fixed_dictionaries(
         "topologySpreadConstraints": st.just(
             [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}]
         ),
-        "priorityClassName": st.sampled_from(["", "high"]),
+        "priorityClassName": st.sampled_from(["low", "high"]),
     },
 )
 SITES = st.builds(
@@ -59,7 +59,7 @@ SITES = st.builds(
 
 def wishes(template: dict[str, Any], defaults: RunnerDefaults = SITE, size: int = 2) -> list[Child]:
     pool = parse_pool(stored(pool_object(template=template)))
-    return children(pool, scaling.runner_config(pool, BASE), defaults, {"runners": size})
+    return children(pool, BASE, defaults, {"runners": size})
 
 
 def deployment(template: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -8,8 +8,9 @@ import pytest
 
 from tests.unit.operator.planning import BASE, pool_object, stored
 from weft_operator.core import EnsureRunner, Pool, RunnerDefaults, parse_pool
-from weft_operator.core.pod_template import launch_flags, pod_template
-from weft_operator.core.scaling import group_of, runner_config
+from weft_operator.core.pod_template import pod_template
+from weft_operator.core.runner_config import runner_config
+from weft_operator.core.scaling import group_of
 from weft_operator.local.backend import Machine, runner_program
 from weft_runner.settings import parse_settings
 
@@ -32,7 +33,7 @@ def pool_of(
 
 
 def test_a_runner_has_flags_for_all_that_the_advanced_block_of_its_pool_says_of_it():
-    flags = launch_flags(runner_config(pool_of(token_time_ms=45, maxSequences=7, maxBatchTokens=99), BASE))
+    flags = dict(runner_config(pool_of(token_time_ms=45, maxSequences=7, maxBatchTokens=99), BASE).flags)
     settings = parse_settings([f"--{name}={value}" for name, value in (ADDRESSES | flags).items()])
     assert (settings.max_sequences, settings.max_batch_tokens, settings.token_time_ms) == (7, 99, 45)
 
@@ -47,7 +48,7 @@ def test_a_runner_has_flags_for_all_that_the_advanced_block_of_its_pool_says_of_
     ],
 )
 def test_a_runner_has_flags_for_how_its_pool_splits_the_model(parallelism: dict[str, int], flags: dict[str, int]):
-    told = launch_flags(runner_config(pool_of(parallelism=parallelism), BASE))
+    told = dict(runner_config(pool_of(parallelism=parallelism), BASE).flags)
     assert {name: value for name, value in told.items() if name.endswith("-parallel")} == flags
     settings = parse_settings([f"--{name}={value}" for name, value in (ADDRESSES | told).items()])
     assert (settings.tensor_parallel, settings.pipeline_parallel) == tuple(parallelism.values())
@@ -55,7 +56,7 @@ def test_a_runner_has_flags_for_how_its_pool_splits_the_model(parallelism: dict[
 
 def test_a_runner_has_a_flag_for_the_name_that_its_base_is_served_under():
     pool = pool_of()
-    flags = launch_flags(runner_config(pool, BASE))
+    flags = dict(runner_config(pool, BASE).flags)
     settings = parse_settings([f"--{name}={value}" for name, value in (ADDRESSES | flags).items()])
     assert settings.model_name == pool.model_name
     assert pool.model_name != str(pool.meta.ref)
@@ -66,7 +67,7 @@ def test_a_runner_is_started_with_the_phase_of_its_group():
     pool = pool_of(groups=groups)
     named = [group_of(index, pool.groups) for index in range(4)]
     assert [group.name for group in named] == ["b", "a", "a", "b"], "the next runner of a growing pool is of that group"
-    flags = [launch_flags(runner_config(pool, BASE, group)) for group in named]
+    flags = [dict(runner_config(pool, BASE, group).flags) for group in named]
     settings = [parse_settings([f"--{name}={value}" for name, value in (ADDRESSES | of).items()]) for of in flags]
     assert [one.role for one in settings] == ["any", "prompt", "prompt", "any"]
 
@@ -93,7 +94,7 @@ def test_a_pool_without_a_number_of_pages_leaves_it_to_its_runner_where_that_has
 ):
     memory = {} if fraction is None else {"fraction": fraction}
     wanted = runner_config(pool_of(spec={"memory": memory}, kvPages=pages), BASE)
-    pod = parse_settings([f"--{name}={value}" for name, value in (ADDRESSES | launch_flags(wanted)).items()])
+    pod = parse_settings([f"--{name}={value}" for name, value in (ADDRESSES | dict(wanted.flags)).items()])
     assert (pod.kv_pages, pod.kv_memory_fraction) == in_a_pod
     machine = Machine(tmp_path, "127.0.0.1:3", "http://127.0.0.1:4")
     program = runner_program(EnsureRunner(wanted.pool, 0, wanted), machine, (1, 2, 3))
@@ -172,12 +173,12 @@ def test_a_pool_that_offloads_starts_its_runners_with_the_budgets_and_a_volume_o
     sparse = {"sparseAttention": "TopK"}
     manifest = stored(pool_object(memory={"offload": offload}, parallelism=parallelism, advanced=sparse))
     wanted = runner_config(parse_pool(manifest), BASE)
-    settings = parse_settings([f"--{name}={value}" for name, value in (ADDRESSES | launch_flags(wanted)).items()])
+    settings = parse_settings([f"--{name}={value}" for name, value in (ADDRESSES | dict(wanted.flags)).items()])
     assert (settings.offload_device_bytes, settings.offload_disk_bytes) == (4 << 30, 20 << 30)
     assert settings.offload_host_bytes == 1 << 30
     assert (str(settings.offload_disk_path), settings.dtype, settings.kv_dtype) == ("/mnt/weft", "int4", "int4")
     limits = {name: manifest["spec"]["advanced"].pop(name) for name in ("kvPages", "maxSequences", "maxBatchTokens")}
-    free = launch_flags(runner_config(parse_pool(manifest), BASE))
+    free = dict(runner_config(parse_pool(manifest), BASE).flags)
     found = parse_settings([f"--{name}={value}" for name, value in (ADDRESSES | free).items()])
     assert (found.offload_policy, found.kv_pages, found.max_sequences, found.max_batch_tokens) == ("auto", 0, 0, 0)
     manifest["spec"]["advanced"] |= limits
@@ -196,4 +197,4 @@ def test_a_pool_that_offloads_starts_its_runners_with_the_budgets_and_a_volume_o
     assert {"name": "offload", "mountPath": "/mnt/weft"} in pod["containers"][0]["volumeMounts"]
     off = pool_object()
     off["metadata"] |= manifest["metadata"]
-    assert "dtype" not in launch_flags(runner_config(parse_pool(off), BASE))
+    assert "dtype" not in dict(runner_config(parse_pool(off), BASE).flags)

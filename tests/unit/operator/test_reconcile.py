@@ -505,9 +505,10 @@ def test_an_autoscaled_pool_goes_to_what_the_scheduler_wants_and_to_zero_and_bac
 def test_the_status_has_what_the_scheduler_reports_and_keeps_it_while_nobody_says(world: World) -> None:
     split = {"mode": "Split"}
     world.scheduler_speaks, slo = False, {"tokenTimeMs": 50, "admission": "Queue"}
-    world.settle(pool_object(memory={"fraction": 0.5}, advanced={"kvPages": 0}, slo=slo, phases=split))
+    world.settle(pool_object(memory={"fraction": 0.5}, advanced={"kvPages": None}, slo=slo, phases=split))
     launch = world.observed.runners[pool_ref()][0].launch
-    assert (launch.kv_pages, launch.kv_memory_fraction) == (0, 0.5)
+    flags = dict(launch.flags)
+    assert (flags["kv-pages"], flags["kv-memory-fraction"]) == (0, 0.5)
     assert not {"kvCache", "slo", "phases"} & world.status(pool_ref()).keys()
     for number in (7, None, 0, 9):
         world.observed.pool_reports.pop(str(pool_ref()), None)
@@ -573,7 +574,8 @@ def test_of_more_pinned_adapters_than_fit_the_older_are_accepted(world: World) -
 
 
 def test_what_the_manifest_says_of_the_source_is_what_the_depot_is_asked(world: World) -> None:
-    model = {"name": "base", "uri": "file:base", "revision": "v1", "credentialsRef": {"name": "hub"}}
+    model = {"name": "base", "uri": "hf:acme/base", "revision": "v1", "credentialsRef": {"name": "hub"}}
+    world.contents["hf:acme/base"] = fetched_base()
     world.apply(pool_object(model=model))
     world.contents["s3://acme/upper"] = verified("a")
     source = {"uri": "s3://acme/upper", "endpoint": "https://minio.acme:9000", "credentialsRef": {"name": "s3"}}
@@ -803,6 +805,10 @@ def test_a_remote_source_that_fails_is_asked_for_ever_less_often(world: World) -
     assert 10 <= Counter(request.uri for request in world.asked)["hf:acme/upper"] <= 20
 
 
+def pages(runner: RunnerProcess) -> object:
+    return dict(runner.launch.flags)["kv-pages"]
+
+
 @pytest.mark.parametrize(
     ("rollout", "at_a_time"), [({}, 1), ({"maxUnavailable": 0, "maxSurge": 2}, 1), ({"maxUnavailable": 2}, 2)]
 )
@@ -812,12 +818,12 @@ def test_a_changed_pool_replaces_its_runners_a_few_at_a_time(
     world.settle(pool_object(replicas=4, rollout=rollout))
     world.ready_runners = False
     world.settle(pool_object(replicas=4, rollout=rollout, advanced={"kvPages": 2048}))
-    states = [(r.launch.kv_pages, r.state) for r in world.observed.runners[pool_ref()].values()]
+    states = [(pages(r), r.state) for r in world.observed.runners[pool_ref()].values()]
     assert states == [(2048, "Starting")] * at_a_time + [(1024, "Ready")] * (4 - at_a_time)
     runners = world.observed.runners[pool_ref()]
     runners[0] = replace(runners[0], state="Ready")
     world.settle()
-    assert sum(r.launch.kv_pages == 2048 for r in world.observed.runners[pool_ref()].values()) == at_a_time + 1
+    assert sum(pages(r) == 2048 for r in world.observed.runners[pool_ref()].values()) == at_a_time + 1
 
 
 def test_runners_that_cannot_start_are_replaced_at_once(world: World) -> None:

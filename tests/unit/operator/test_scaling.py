@@ -28,7 +28,7 @@ from weft_operator.core.scaling import (
 from weft_scheduler.core.policy.autoscaling.autoscaler import Autoscaler, PhaseBounds
 from weft_scheduler.core.policy.autoscaling.demand import PoolLoad, ReplicaBounds
 
-POOL = parse_pool(stored(pool_object()))
+POOL, SPLIT = (parse_pool(stored(pool_object(phases={"mode": mode}))) for mode in ("Unified", "Split"))
 COUNTS = st.integers(0, 40)
 GROUPS = st.lists(st.tuples(st.integers(0, 5), st.none() | st.integers(0, 8)), min_size=1, max_size=5).map(
     lambda pairs: tuple(
@@ -100,7 +100,7 @@ def test_a_number_that_people_wrote_gives_each_phase_its_least_and_the_rest_by_e
     replicas: int, groups: tuple[Group, ...], prompt: int, token: int, share: float, answered: bool
 ) -> None:
     """Without load. The scheduler counts; until it has answered each group has one before one has two."""
-    pool = replace(POOL, replicas=replicas, groups=groups, phases="split")
+    pool = replace(SPLIT, groups=groups)
     bounds, least = Bounds(replicas, replicas, GENERATION), PhaseCounts(max(1, prompt), max(1, token))
     autoscaler, report = Autoscaler(), None
     if answered:
@@ -201,16 +201,16 @@ def test_marks_grow_in_the_order_of_going_and_are_all_below_an_unmarked_one(goin
 @pytest.mark.parametrize(
     ("phases", "of_groups", "apart"),
     [
-        ("split", ("Prompt", "Token", "Token"), True),
-        ("split", ("Any", "Any", "Any"), False),
-        ("unified", ("Prompt", "Token", "Token"), False),
+        ("Split", ("Prompt", "Token", "Token"), True),
+        ("Split", ("Any", "Any", "Any"), False),
+        ("Unified", ("Prompt", "Token", "Token"), False),
     ],
 )
 def test_groups_are_counted_apart_in_a_split_pool_whose_hardware_is_for_phases(
     phases: str, of_groups: tuple[Literal["Any", "Prompt", "Token"], ...], apart: bool
 ) -> None:
     groups = tuple(Group(name, {}, phase=phase) for name, phase in zip("abc", of_groups, strict=True))
-    pool = replace(POOL, groups=groups, phases=phases)
+    pool = replace(SPLIT if phases == "Split" else POOL, groups=groups)
     assert counts_apart(pool) == apart
     assert counted_together(pool, "a") == (set() if apart else {"b", "c"})
     assert counted_together(pool, "b") == ({"c"} if apart else {"a", "c"})
@@ -219,7 +219,7 @@ def test_groups_are_counted_apart_in_a_split_pool_whose_hardware_is_for_phases(
 @pytest.mark.parametrize(("generation", "total"), [(GENERATION - 1, 4), (GENERATION, 3)])
 def test_numbers_of_phases_that_are_of_another_spec_or_sum_move_no_runner(generation: int, total: int) -> None:
     groups = Group("p", {}, phase="Prompt"), Group("t", {}, phase="Token")
-    pool, bounds = replace(POOL, replicas=4, groups=groups, phases="split"), Bounds(4, 4, GENERATION)
+    pool, bounds = replace(SPLIT, groups=groups), Bounds(4, 4, GENERATION)
     report = PoolReport(0, 4, (), generation, wanted=PhaseCounts(total, 0))
     assert sizes(pool, 4, report, bounds, {"p": 1, "t": 3}) == {"p": 1, "t": 3}
 

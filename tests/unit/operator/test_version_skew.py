@@ -19,7 +19,9 @@ def test_fields_that_an_older_definition_did_not_have_get_their_defaults(world: 
     del older["spec"]["advanced"]["consolidation"]
     pool = parse(older)
     assert isinstance(pool, Pool)
-    assert (pool.tensor_parallel, pool.phases, pool.drain_s, pool.consolidation) == (1, "unified", 300.0, "never")
+    found = pool.spec
+    assert (found.parallelism.tensor, found.phases.mode, found.drain_seconds) == (1, "Unified", 300)
+    assert found.advanced.consolidation == "never"
 
 
 def test_fields_that_only_a_newer_definition_has_are_passed_over(world: World) -> None:

@@ -1,0 +1,59 @@
+"""What a runner of a pool is started with, in a pod as on this machine. Pure."""
+
+from weft.api.servingpool import Offload
+from weft.api.template import amount
+from weft_operator.core.resources import Group, Pool
+from weft_operator.core.state import RunnerConfig
+
+TOP_SHARE = "0.1"  # of the keys, with sparseAttention TopK (FlexGen, section 5)
+
+Flags = dict[str, str | int | float]
+
+
+def runner_config(pool: Pool, base_digest: str, group: Group | None = None) -> RunnerConfig:
+    """What each runner of this pool, or of one of its groups, is started with."""
+    spec, phase = pool.spec, group.phase if group is not None else "Any"
+    flags = tuple(_flags(pool, base_digest, phase).items())
+    return RunnerConfig(pool.meta.ref, base_digest, flags, spec.memory, spec.model_cache, phase)
+
+
+def _flags(pool: Pool, base_digest: str, phase: str) -> Flags:
+    """By name. What the pool leaves open has no flag, or 0: its runner finds it."""
+    spec, sizes, split = pool.spec, pool.spec.advanced, pool.spec.parallelism
+    flags: Flags = {
+        "pool": str(pool.meta.ref),
+        "model-name": pool.model_name,
+        "base-digest": base_digest,
+        "kv-pages": sizes.kv_pages or 0,
+    }
+    if spec.memory.fraction is not None:
+        flags["kv-memory-fraction"] = spec.memory.fraction
+    flags["max-sequences"] = sizes.max_sequences or 0
+    if sizes.max_adapters is not None:
+        flags["max-adapters"] = sizes.max_adapters
+    flags["max-rank"] = spec.lora.max_rank
+    flags["max-batch-tokens"] = sizes.max_batch_tokens or 0
+    flags["token-time-ms"] = spec.slo.token_time_ms if spec.slo else 0
+    for flag, parts in (("tensor-parallel", split.tensor), ("pipeline-parallel", split.pipeline)):
+        if parts > 1:
+            flags[flag] = parts
+    if phase != "Any":
+        flags["role"] = phase.lower()
+    offload = spec.memory.offload
+    return flags if offload is None else flags | _offload_flags(offload, sparse=sizes.sparse_attention == "TopK")
+
+
+def _offload_flags(offload: Offload, *, sparse: bool) -> Flags:
+    flags: Flags = {"dtype": offload.weights}
+    if offload.kv != "bf16":
+        flags["kv-dtype"] = offload.kv
+    flags["offload-policy"] = "auto"
+    if sparse:
+        flags["sparse-attention"] = TOP_SHARE
+    flags["offload-device-bytes"] = int(amount(offload.device_bytes))
+    if host_bytes := int(amount(offload.host_bytes or 0)):
+        flags["offload-host-bytes"] = host_bytes
+    if offload.disk_bytes is not None:
+        flags["offload-disk-bytes"] = int(amount(offload.disk_bytes))
+    flags["offload-disk-path"] = offload.disk_path
+    return flags
