@@ -1,4 +1,4 @@
-"""ServingPools and LoRAAdapters as admission leaves them, every default written out: what an API server has."""
+"""ServingPools and LoRAAdapters as people write them: the API's defaults hold for what they leave open."""
 
 from typing import Any
 
@@ -11,15 +11,10 @@ def pool_object(namespace: str, name: str, spec: RunnerSpec, **more: Any) -> dic
     return _object("ServingPool", namespace, name, {
         "model": {"name": "base", "uri": "file:base"},
         "lora": {"maxRank": spec.max_rank},
-        "memory": {},
-        "parallelism": {"tensor": 1, "pipeline": 1, "podsPerRunner": 1},
-        "phases": {"mode": "Unified"},
         "drainSeconds": 60,
         "allowedNamespaces": ["*"],
         "advanced": {
-            "queue": "fcfs", "reservation": "calibrated", "consolidation": "never",
-            "maxSequences": spec.max_sequences, "maxBatchTokens": 512, "maxQueue": 1000,
-            "maxAdapters": spec.max_adapters, "kvAcrossClasses": False, "sparseAttention": "Off",
+            "maxSequences": spec.max_sequences, "maxBatchTokens": 512, "maxAdapters": spec.max_adapters,
             "kvPages": max(1, spec.total_pages * spec.page_tokens // PAGE_TOKENS),
         },
         **more,

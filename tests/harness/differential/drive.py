@@ -27,6 +27,7 @@ from tests.unit.operator.cluster import cluster_world
 from tests.unit.operator.planning import ObjectStore, world_of
 from tests.unit.operator.test_validation import Admission, Invalid, admit, ref_of
 from tests.unit.operator.test_validation import world as store_of
+from weft.api.conversion import convert
 from weft.domain.machine import TICK, Send
 from weft.wire.errors import PeerError
 from weft_operator.core import Action
@@ -44,7 +45,8 @@ Answer = tuple[str, Any, Any]  # kind, when, value
 
 def own(wish: Json) -> Any:
     """A manifest of the recording as this tree's API has it."""
-    return manifest(wish)
+    found = manifest(wish)
+    return dict(convert(found).obj) if isinstance(found, dict) else found
 
 
 # ---------------------------------------------------------------- each kind of record
