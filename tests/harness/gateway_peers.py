@@ -173,7 +173,7 @@ class FakeRunner(runner_pb2_grpc.RunnerServicer):
         self.outboxes[-1].put(runner_pb2.RunnerToGateway(**message))
 
     def answer_whole(self, start: runner_pb2.Start) -> None:
-        done = len(start.emitted_tokens)
+        done = len(start.emitted)
         if start.sampling.pooling and (state := self.state(start)):
             self.send(pooled_state=runner_pb2.PooledState(request_id=start.request_id, epoch=start.epoch, vector=state))
         tokens = list(self.answer(start))[: start.max_tokens]
@@ -389,7 +389,7 @@ class FakeBatch(batch_pb2_grpc.BatchServicer):
     def _file(self, file_id: str) -> Any:
         header, data = self.files[file_id]
         about = {"filename": header.filename, "purpose": header.purpose, "bytes": len(data), "created_unix_s": 100}
-        return batch_pb2.File(id=file_id, **about)
+        return batch_pb2.File(file_id=file_id, **about)
 
 
 @asynccontextmanager

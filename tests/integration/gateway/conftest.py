@@ -117,10 +117,10 @@ class World:
         routes = [
             scheduler_pb2.Route(model_name="tiny", namespace="team", pool="team/base", created_unix_s=100),
             scheduler_pb2.Route(
-                model_name="acme/upper", namespace="acme", pool="team/base", adapter_digest="sha256:" + "a" * 64, rank=8
+                model_name="acme/upper", namespace="acme", pool="team/base", adapter="sha256:" + "a" * 64, rank=8
             ),
             scheduler_pb2.Route(
-                model_name="rival/secret", namespace="rival", pool="team/base", adapter_digest="sha256:" + "b" * 64
+                model_name="rival/secret", namespace="rival", pool="team/base", adapter="sha256:" + "b" * 64
             ),
         ]
         return scheduler_pb2.Routes(version=version, full=True, routes=routes, pools=[pool], keys_known=True, **fields)

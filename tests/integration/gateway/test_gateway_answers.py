@@ -33,7 +33,7 @@ async def test_a_chat_is_answered_whole(world: World) -> None:
     assert answer.usage is not None
     assert answer.usage.completion_tokens == len(world.tokens(ANSWER))
     start = await world.runner.next("start")
-    assert answer.usage.prompt_tokens == len(start.prompt_tokens)
+    assert answer.usage.prompt_tokens == len(start.prompt)
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
 
 
@@ -77,7 +77,7 @@ async def test_a_completion_takes_text_a_list_of_one_text_and_token_ids(world: W
     for prompt, sent in (("hello", [0, *tokens]), (["hello"], [0, *tokens]), (tokens, tokens)):
         answer = await client.completions.create(model="tiny", prompt=prompt)
         assert (answer.choices[0].text, answer.object) == (ANSWER, "text_completion")
-        assert list((await world.runner.next("start")).prompt_tokens) == sent
+        assert list((await world.runner.next("start")).prompt) == sent
 
 
 async def test_a_completion_stream_has_texts_a_finish_and_done(world: World) -> None:
@@ -94,11 +94,11 @@ async def test_the_runner_gets_the_whole_request(world: World) -> None:
         model="acme/upper", messages=HELLO, seed=-1, temperature=0.5, top_p=0.25, max_completion_tokens=9
     )
     start = await world.runner.next("start")
-    assert start.adapter_digest == "sha256:" + "a" * 64
+    assert start.adapter == "sha256:" + "a" * 64
     assert (start.sampling.seed, start.sampling.temperature, start.sampling.top_p) == (2**64 - 1, 0.5, 0.25)
-    assert (start.max_tokens, start.reservation_tokens, list(start.emitted_tokens)) == (9, 8, [])
+    assert (start.max_tokens, start.reservation_tokens, list(start.emitted)) == (9, 8, [])
     rendered = "<s><|user|>hello</s><|assistant|>"
-    assert list(start.prompt_tokens) == world.tokens(rendered)
+    assert list(start.prompt) == world.tokens(rendered)
 
 
 async def test_the_scheduler_gets_prediction_and_lengths_and_one_outcome(world: World) -> None:
@@ -110,7 +110,7 @@ async def test_the_scheduler_gets_prediction_and_lengths_and_one_outcome(world: 
     await world.settled()
     outcome = world.outcome()
     assert outcome.request_id == submit.request_id
-    assert (outcome.finish_reason, outcome.censored) == (common_pb2.FINISH_REASON_EOS, False)
+    assert (outcome.finish, outcome.censored) == (common_pb2.FINISH_REASON_EOS, False)
     assert (outcome.completion_tokens, outcome.prompt_tokens) == (len(world.tokens(ANSWER)), submit.prompt_tokens)
     assert (outcome.predicted_p50_tokens, outcome.predicted_p90_tokens, outcome.model_version) == (7, 21, "v1")
     assert outcome.migrations == 0
@@ -152,7 +152,7 @@ async def test_without_max_tokens_a_chat_may_fill_the_context_and_a_completion_h
     async with serving(parts, parts.settings(tmp_path)) as world, world.http() as http:
         assert (await http.post(f"/v1/{path}", json={"model": "tiny"} | body)).status_code == 200
         submit, start = await world.scheduler.next("submit"), await world.runner.next("start")
-        assert start.max_tokens == (tokens or 512 - len(start.prompt_tokens))
+        assert start.max_tokens == (tokens or 512 - len(start.prompt))
         assert submit.open_ended == (path != "completions" and "max_tokens" not in body)
         if most:
             more = await http.post(f"/v1/{path}", json={"model": "tiny"} | body | {"max_tokens": most + 1})
@@ -175,7 +175,7 @@ async def test_a_stop_string_ends_the_answer_and_what_follows_is_not_billed(worl
     assert billed < len(world.tokens("one, two, END three four"))
     await world.settled()
     outcome = world.outcome()
-    assert (outcome.finish_reason, outcome.censored) == (common_pb2.FINISH_REASON_STOP, False)
+    assert (outcome.finish, outcome.censored) == (common_pb2.FINISH_REASON_STOP, False)
     assert outcome.completion_tokens == billed
     stop = await world.runner.next("stop")
     assert stop.request_id == outcome.request_id

@@ -175,7 +175,7 @@ async def test_50_megabytes_stream_through_a_gateway_that_holds_a_few(made: Batc
         nonlocal received
         async for message in request_iterator:
             received += len(message.chunk)
-        return batch_pb2.File(id="file-x", filename="x", purpose="batch", bytes=received)
+        return batch_pb2.File(file_id="file-x", filename="x", purpose="batch", bytes=received)
 
     made.batch.UploadFile = count  # type: ignore[method-assign] (a server that keeps nothing: it shares our process)
     async with grpc_server(lambda s: batch_pb2_grpc.add_BatchServicer_to_server(made.batch, s)) as address:
@@ -206,7 +206,7 @@ async def test_tenants_have_files_of_their_own(parts: World, tmp_path: Path) -> 
 
 def job(**fields: Any) -> batch_pb2.BatchJob:
     common = {"endpoint": "/v1/completions", "completion_window": "24h", "created_unix_s": 100, "expires_unix_s": 200}
-    return batch_pb2.BatchJob(id=BATCH_ID, input_file_id="file-1", **(common | fields))
+    return batch_pb2.BatchJob(batch_id=BATCH_ID, input_file_id="file-1", **(common | fields))
 
 
 async def test_the_official_client_creates_reads_lists_and_cancels_a_batch(made: Batched) -> None:
@@ -389,7 +389,7 @@ async def test_a_cancelled_line_ends_at_its_runner_and_is_not_answered(made: Bat
     made.batch.cancel(1)
     assert (await made.world.runner.next("stop")).request_id == start.request_id
     await made.world.settled()
-    assert made.world.outcome().finish_reason == common_pb2.FINISH_REASON_CANCELLED
+    assert made.world.outcome().finish == common_pb2.FINISH_REASON_CANCELLED
     made.world.runner.autopilot = True
     made.batch.run(2, body=orjson.dumps(BODY))
     assert (await made.batch.next("result")).line == 2

@@ -401,7 +401,7 @@ async def test_gateways_report_what_they_used_and_count_what_others_did(parts: W
         reports = world.scheduler.limit_reports
         await until(lambda: any(use.requests == 1 for report in reports for use in report.uses))
         use = scheduler_pb2.LimitUse(rule={"subject": "namespace/acme", **rule}, requests=6)
-        world.scheduler.send(limit_report=scheduler_pb2.LimitReport(gateway_id="other", uses=[use]))
+        world.scheduler.send(limit_report=scheduler_pb2.LimitReport(gateway="other", uses=[use]))
         answers = [(await http.post("/v1/completions", json=ASKED, headers=key)).status_code for _ in range(5)]
         assert answers[-1] == 429
 

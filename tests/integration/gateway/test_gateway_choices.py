@@ -40,7 +40,7 @@ async def test_a_whole_answer_has_every_choice_in_order_and_counts_the_prompt_on
     assert [choice.message.content for choice in answer.choices] == ANSWERS
     starts = await started(three, 3)
     assert answer.usage is not None
-    assert answer.usage.prompt_tokens == len(starts[0].prompt_tokens)
+    assert answer.usage.prompt_tokens == len(starts[0].prompt)
     assert answer.usage.completion_tokens == sum(len(three.tokens(text)) for text in ANSWERS)
 
 
@@ -80,7 +80,7 @@ async def test_every_choice_draws_from_the_same_seed_under_its_own_number_and_ha
     ]
     assert three.predictor.batches == [[starts[0].request_id.removesuffix("/0")]], "one prompt is predicted once"
     metrics = three.gateway.registry.get_sample_value("weft_gateway_prompt_tokens_total", {"model": "tiny"})
-    assert metrics == len(starts[0].prompt_tokens)
+    assert metrics == len(starts[0].prompt)
     requests = {"model": "tiny", "status": "200"}
     assert three.gateway.registry.get_sample_value("weft_gateway_requests_total", requests) == 1
 
@@ -119,7 +119,7 @@ async def test_a_client_that_goes_away_cancels_every_choice_that_still_runs(worl
         stopped = {(await world.runner.next("stop")).request_id for _ in others}
     assert stopped == {start.request_id for start in others}
     await world.settled()
-    reasons = [outcome.finish_reason for outcome in world.scheduler.outcomes.values()]
+    reasons = [outcome.finish for outcome in world.scheduler.outcomes.values()]
     assert Counter(reasons) == {common_pb2.FINISH_REASON_EOS: 1, common_pb2.FINISH_REASON_CANCELLED: 2}
 
 

@@ -21,7 +21,7 @@ def echoing(world: World) -> World:
     """Each prompt's answer is the prompt, with the choice behind it."""
 
     def answer(start: Any) -> list[int]:
-        return [*start.prompt_tokens, *world.tokens(str(start.sampling.choice))]
+        return [*start.prompt, *world.tokens(str(start.sampling.choice))]
 
     world.runner.answer = answer
     return world
@@ -49,7 +49,7 @@ async def test_batches_of_token_ids_are_answered_and_more_prompts_than_the_gatew
     parts: World, tmp_path: Path
 ) -> None:
     async with serving(parts, parts.settings(tmp_path, max_in_flight=4)) as world, world.http() as http:
-        world.runner.answer = lambda start: list(start.prompt_tokens)
+        world.runner.answer = lambda start: list(start.prompt)
         many = TEXT | {"prompt": [[270], [271]], "return_token_ids": True}
         choices = (await http.post("/v1/completions", json=many)).json()["choices"]
         assert [choice["token_ids"] for choice in choices] == [[270], [271]]
@@ -153,7 +153,7 @@ async def test_a_chat_goes_on_with_its_last_message(world: World) -> None:
         assert (await http.post("/v1/chat/completions", json=body)).status_code == 200
         both = body | {"add_generation_prompt": True}
         refused(await http.post("/v1/chat/completions", json=both), 400, "invalid_parameter", "continue_final_message")
-    prompt = (await world.runner.next("start")).prompt_tokens
+    prompt = (await world.runner.next("start")).prompt
     assert world.tokenizer.decode(list(prompt), skip_special_tokens=False) == "<s><|user|>hello</s><|assistant|>dear"
 
 

@@ -16,7 +16,7 @@ VECTORS = {"north": [0.0, 2.0], "south": [0.0, -3.0], "east": [4.0, 0.0], "north
 @pytest.fixture
 def vectors(world: World) -> World:
     def state(start: Any) -> bytes:
-        return array("f", VECTORS[world.tokenizer.decode(start.prompt_tokens)]).tobytes()
+        return array("f", VECTORS[world.tokenizer.decode(start.prompt)]).tobytes()
 
     world.runner.state = state
     return world
@@ -30,7 +30,7 @@ async def test_texts_and_tokens_have_vectors_of_length_one(vectors: World) -> No
     assert [one.index for one in found.data] == [0, 1]
     starts = [await vectors.runner.next("start") for _ in texts]
     assert {(start.max_tokens, start.sampling.pooling) for start in starts} == {(0, True)}
-    tokens = sum(len(start.prompt_tokens) for start in starts)
+    tokens = sum(len(start.prompt) for start in starts)
     assert (found.usage.prompt_tokens, found.usage.total_tokens) == (tokens, tokens)
     as_tokens = await client.embeddings.create(model="tiny", input=vectors.tokens("east"), encoding_format="float")
     assert as_tokens.data[0].embedding == [1.0, 0.0]

@@ -63,8 +63,8 @@ async def test_a_text_is_answered_whole_and_streamed_alike_and_its_tokens_are_co
     assert (whole["stop_reason"], whole["role"], whole["type"]) == ("end_turn", "assistant", "message")
     assert {k: v for k, v in streamed.items() if k != "id"} == {k: v for k, v in whole.items() if k != "id"}
     start = await world.runner.next("start")
-    assert whole["usage"]["input_tokens"] == len(start.prompt_tokens) == counted["input_tokens"]
-    assert world.tokenizer.decode(start.prompt_tokens).startswith("Be brief.")
+    assert whole["usage"]["input_tokens"] == len(start.prompt) == counted["input_tokens"]
+    assert world.tokenizer.decode(start.prompt).startswith("Be brief.")
     assert cut["stop_reason"] == "max_tokens"
 
 
@@ -84,7 +84,7 @@ async def test_tools_are_used_and_their_results_go_back(parts: World, tmp_path: 
         turns = [{"role": "assistant", "content": whole["content"]}, {"role": "user", "content": [result]}]
         after = (await http.post("/v1/messages", json=body | {"messages": [*ASKED["messages"], *turns]})).json()
         assert after["content"] == [{"type": "text", "text": "sunny"}]
-        prompts = [world.tokenizer.decode((await world.runner.next("start")).prompt_tokens) for _ in range(3)]
+        prompts = [world.tokenizer.decode((await world.runner.next("start")).prompt) for _ in range(3)]
         assert '{"name": "weather", "arguments": {"city": "Paris"}}' in prompts[2]
         assert prompts[2].endswith("21 degrees")
 

@@ -50,7 +50,7 @@ class Running:
     async def ends_well_on(self, runner: FakeRunner) -> runner_pb2.Start:
         """The runner continues after the tokens so far, and the whole text is the answer."""
         start = await runner.next("start")
-        assert list(start.emitted_tokens) == self.tokens[: len(start.emitted_tokens)]
+        assert list(start.emitted) == self.tokens[: len(start.emitted)]
         runner.answer = lambda _: self.tokens
         runner.answer_whole(start)
         assert await soon(self._task) == ANSWER
@@ -72,7 +72,7 @@ async def test_a_runner_that_dies_is_reported_at_once_and_another_continues(worl
     await running.failed(scheduler_pb2.Failed.SESSION_LOST)
     world.scheduler.assign(running.request_id, other)
     start = await running.ends_well_on(other)
-    assert len(start.emitted_tokens) == 2
+    assert len(start.emitted) == 2
     assert world.outcome().migrations == 1
 
 
@@ -208,7 +208,7 @@ async def test_a_scheduler_that_restarts_gets_everything_and_the_stream_does_not
         start = await running.begin()
         world.scheduler.outbox.close()  # the stream ends; the gateway comes back by itself
         hello = await world.scheduler.next("hello")
-        assert hello.gateway_id == world.gateway.machine.gateway_id
+        assert hello.gateway == world.gateway.machine.gateway_id
         submit = await world.scheduler.next("submit")
         assert (submit.request_id, submit.epoch, submit.runner) == (running.request_id, start.epoch, world.runner.id)
         assert (submit.emitted_tokens, submit.reservation_tokens, submit.start_emitted_tokens) == (2, 8, 0)
@@ -274,7 +274,7 @@ async def test_a_client_that_goes_away_is_stopped_everywhere(world: World, strea
     assert (await world.scheduler.next("cancel")).request_id == start.request_id
     await world.settled()
     outcome = world.outcome()
-    assert (outcome.finish_reason, outcome.censored) == (common_pb2.FINISH_REASON_CANCELLED, True)
+    assert (outcome.finish, outcome.censored) == (common_pb2.FINISH_REASON_CANCELLED, True)
     assert outcome.completion_tokens == (len(world.tokens("ab")) if started else 0)
 
 

@@ -127,7 +127,7 @@ async def test_after_sigterm_what_still_arrives_is_answered_until_connections_ar
         with pytest.raises(httpx2.ConnectError):
             await http.get("/readyz")
     await until(lambda: len(parts.scheduler.outcomes) == 4)
-    assert {one.finish_reason for one in parts.scheduler.outcomes.values()} == {common_pb2.FINISH_REASON_EOS}
+    assert {one.finish for one in parts.scheduler.outcomes.values()} == {common_pb2.FINISH_REASON_EOS}
 
 
 @pytest.mark.slow
@@ -176,7 +176,7 @@ async def test_a_request_id_is_the_same_from_client_to_runner_and_log(parts: Wor
             response = await http.post("/v1/completions", json=TEXT, headers={"x-request-id": "trace-1"})
         assert response.headers["x-request-id"] == "trace-1"
         start = await parts.runner.next("start")
-        assert start.gateway_request_id == "trace-1"
+        assert start.client_request_id == "trace-1"
         assert start.request_id.startswith("trace-1-")
         line = orjson.loads(await running.logged('"finished"'))
         assert (line["request_id"], line["component"]) == (start.request_id, "gateway")

@@ -209,7 +209,7 @@ async def test_a_full_queue_is_a_429_with_a_computed_retry_after(world: World) -
     assert caught.value.code == "queue_full"
     await world.settled()
     outcome = world.outcome()
-    assert (outcome.finish_reason, outcome.error) == (common_pb2.FINISH_REASON_FAILED, "queue_full")
+    assert (outcome.finish, outcome.error) == (common_pb2.FINISH_REASON_FAILED, "queue_full")
     assert outcome.censored
 
 

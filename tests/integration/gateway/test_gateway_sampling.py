@@ -212,7 +212,7 @@ async def test_a_stream_that_migrated_reports_every_token_once(world: World, oth
     world.scheduler.runner = other
     world.runner.break_sessions()
     there = await other.next("start")
-    assert (there.sampling.logprobs, there.sampling.top_logprobs, len(there.emitted_tokens)) == (True, 1, 9)
+    assert (there.sampling.logprobs, there.sampling.top_logprobs, len(there.emitted)) == (True, 1, 9)
     choice = (await soon(asked)).choices[0]
     assert choice.text == ANSWER
     assert choice.logprobs is not None

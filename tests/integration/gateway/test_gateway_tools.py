@@ -78,7 +78,7 @@ async def test_a_pools_parser_reads_calls_that_its_template_does_not_show(parts:
             assert [(call.function.name, json.loads(call.function.arguments)) for call in calls] == [
                 ("weather", {"city": "Paris"})
             ]
-        text = world.tokenizer.decode((await world.runner.next("start")).prompt_tokens)
+        text = world.tokenizer.decode((await world.runner.next("start")).prompt)
         assert '\n[{"name": NAME, "arguments": {ARGUMENTS}}]' in text
 
 
@@ -88,7 +88,7 @@ async def test_a_template_without_tools_gets_them_in_a_system_message(world: Wor
     messages: Any = [{"role": "system", "content": "Be brief."}, *HELLO, {"role": "assistant", "tool_calls": called}]
     await world.client().chat.completions.create(model="tiny", messages=messages, tools=[WEATHER])
     await world.client().chat.completions.create(model="tiny", messages=HELLO, tools=[WEATHER], tool_choice="none")
-    texts = [world.tokenizer.decode((await world.runner.next("start")).prompt_tokens) for _ in range(3)]
+    texts = [world.tokenizer.decode((await world.runner.next("start")).prompt) for _ in range(3)]
     assert texts[0].startswith("You may call functions")
     assert json.dumps(WEATHER) in texts[0]
     assert texts[1].startswith("Be brief.\n\nYou may call functions")
@@ -110,7 +110,7 @@ async def test_a_template_with_tools_gets_them_and_the_arguments_of_calls_as_obj
         ]
         messages: Any = [*HELLO, {"role": "assistant", "content": None, "tool_calls": called}]
         await world.client().chat.completions.create(model="tiny", messages=messages, tools=[WEATHER])
-        text = world.tokenizer.decode((await world.runner.next("start")).prompt_tokens)
+        text = world.tokenizer.decode((await world.runner.next("start")).prompt)
         assert text == f"<tool_call>{json.dumps(WEATHER)}helloRome</think>"
 
 
@@ -145,13 +145,13 @@ async def test_chats_of_an_adapter_are_rendered_by_its_own_chat_template(
     parts: World, tmp_path: Path, files: dict[str, bytes] | None, rendered: str
 ) -> None:
     if files is not None:
-        parts.scheduler.routes.routes[1].adapter_digest = parts.depot.add_model({"adapter_config.json": b"{}", **files})
+        parts.scheduler.routes.routes[1].adapter = parts.depot.add_model({"adapter_config.json": b"{}", **files})
     parts.scheduler.routes.routes[1].own_chat_template = True
     async with serving(parts, parts.settings(tmp_path)) as world, world.http() as http:
         asked: Any = {"model": "acme/upper", "messages": HELLO}
         answer = await http.post("/v1/chat/completions", json=asked)
         if answer.status_code == 200:
-            assert world.tokenizer.decode((await world.runner.next("start")).prompt_tokens) == rendered
+            assert world.tokenizer.decode((await world.runner.next("start")).prompt) == rendered
         else:
             error = answer.json()["error"]
             wanted = (503, "model_not_ready") if files is None else (400, "chat_template_error")
@@ -160,7 +160,7 @@ async def test_chats_of_an_adapter_are_rendered_by_its_own_chat_template(
         assert counted.status_code == answer.status_code
         await world.client().completions.create(model="acme/upper", prompt="hello")
         await world.client().chat.completions.create(model="tiny", messages=HELLO)
-        prompts = [world.tokenizer.decode((await world.runner.next("start")).prompt_tokens) for _ in range(2)]
+        prompts = [world.tokenizer.decode((await world.runner.next("start")).prompt) for _ in range(2)]
         assert prompts == ["hello", "hello"], "completions and the base go on"
 
 
@@ -181,7 +181,7 @@ async def test_a_chat_template_of_a_spec_counts_before_those_of_files(
     """A text in place of a template: why it could not be read."""
     routes = parts.scheduler.routes
     files = {"adapter_config.json": b"{}", "tokenizer_config.json": b'{"eos_token": "!"}'}
-    routes.routes[1].adapter_digest = parts.depot.add_model({"chat_template.jinja": b"own", **files})
+    routes.routes[1].adapter = parts.depot.add_model({"chat_template.jinja": b"own", **files})
     routes.routes[1].own_chat_template = of_adapter is None and of_pool is None
     for entry, given in ((routes.pools[0], of_pool), (routes.routes[1], of_adapter)):
         if isinstance(given, bytes):
@@ -193,7 +193,7 @@ async def test_a_chat_template_of_a_spec_counts_before_those_of_files(
             asked: Any = {"model": model, "messages": HELLO}
             answer = await http.post("/v1/chat/completions", json=asked)
             if answer.status_code == 200:
-                prompt = world.tokenizer.decode((await world.runner.next("start")).prompt_tokens)
+                prompt = world.tokenizer.decode((await world.runner.next("start")).prompt)
                 assert prompt == text
             else:
                 error = answer.json()["error"]
@@ -201,7 +201,7 @@ async def test_a_chat_template_of_a_spec_counts_before_those_of_files(
                 assert found == (400, "chat_template_error", True), error
             assert (await http.post("/tokenize", json=asked)).status_code == answer.status_code
             await world.client().completions.create(model=model, prompt="hello")
-            prompt = world.tokenizer.decode((await world.runner.next("start")).prompt_tokens)
+            prompt = world.tokenizer.decode((await world.runner.next("start")).prompt)
             assert prompt == "hello", "completions go on"
 
 
@@ -236,7 +236,7 @@ async def test_reasoning_that_is_not_wanted_is_left_out_or_the_wish_is_refused_b
                 assert response.status_code == 400
                 assert f"{param}: this model's chat template" in response.json()["error"]["message"]
             else:
-                assert world.tokenizer.decode((await world.runner.next("start")).prompt_tokens) == prompt
+                assert world.tokenizer.decode((await world.runner.next("start")).prompt) == prompt
 
 
 async def test_a_variable_that_the_template_does_not_read_is_refused_unless_it_asks_for_nothing(world: World) -> None:

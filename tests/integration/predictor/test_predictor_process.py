@@ -30,15 +30,15 @@ def predictor(data: Path, port: int, probes: int, *flags: str) -> AbstractContex
 
 
 async def ask(stub: PredictorStub) -> pb.PredictResponse:
-    item = pb.PredictItem(request_id="r", prompt_text="hello there", adapter="acme/upper")
+    item = pb.PredictItem(request_id="r", prompt_text="hello there", model_name="acme/upper")
     return await stub.Predict(pb.PredictRequest(items=[item]), wait_for_ready=True, timeout=PATIENCE_S)
 
 
 async def teach(stub: PredictorStub, *names: str) -> None:
-    items = [pb.PredictItem(request_id=name, prompt_text="hello there", adapter="acme/upper") for name in names]
+    items = [pb.PredictItem(request_id=name, prompt_text="hello there", model_name="acme/upper") for name in names]
     await stub.Predict(pb.PredictRequest(items=items))
     call = stub.Observe()
-    ended = {"completion_tokens": 10, "finish_reason": common_pb2.FINISH_REASON_EOS}
+    ended = {"completion_tokens": 10, "finish": common_pb2.FINISH_REASON_EOS}
     outcomes = [common_pb2.Outcome(request_id=name, model_name="acme/upper", **ended) for name in names]
     await call.write(pb.ObserveRequest(outcomes=outcomes))
     assert list((await call.read()).request_ids) == list(names)

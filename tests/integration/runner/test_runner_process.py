@@ -97,7 +97,7 @@ class Supervisor(supervisor_pb2_grpc.SupervisorServicer):
     def order(self, *desired: str, version: int = 1, pinned: bool = False, drain: bool = False, tier: Any = 0) -> None:
         adapters = [supervisor_pb2.DesiredAdapter(digest=d, pinned=pinned, tier=tier) for d in desired]
         change = supervisor_pb2.DesiredChange(version=version, full=True, adapters=adapters)
-        order = supervisor_pb2.RunnerOrder(change=change, drain=drain)
+        order = supervisor_pb2.RunnerOrder(desired=change, drain=drain)
         self.outbox.put(SupervisorToRunner(order=order))
 
 
@@ -150,7 +150,7 @@ class Gateway:
     def __init__(self, address: str, incarnation: str, name: str = "g1") -> None:
         self._channel = channel(address)
         self._outbox: SendQueue[GatewayToRunner] = SendQueue()
-        self._outbox.put(GatewayToRunner(hello=runner_pb2.SessionHello(gateway_id=name, incarnation=incarnation)))
+        self._outbox.put(GatewayToRunner(hello=runner_pb2.SessionHello(gateway=name, incarnation=incarnation)))
         self.call = runner_pb2_grpc.RunnerStub(self._channel).Session(aiter(self._outbox))
 
     def start(self, request_id: str, prompt: list[int], counter: int = 1, **fields: Any) -> None:
@@ -159,9 +159,7 @@ class Gateway:
         epoch = common_pb2.Epoch(term=1, counter=counter)
         self._outbox.put(
             GatewayToRunner(
-                start=runner_pb2.Start(
-                    request_id=request_id, epoch=epoch, prompt_tokens=prompt, sampling=sampling, **start
-                )
+                start=runner_pb2.Start(request_id=request_id, epoch=epoch, prompt=prompt, sampling=sampling, **start)
             )
         )
 
@@ -267,7 +265,7 @@ async def test_a_runner_registers_serves_two_adapters_and_drains(long_world, dep
                 assert (await gateway.next("ready")).runner == hello.runner
                 answers = {}
                 for counter, digest in enumerate(("", *adapters), 1):
-                    gateway.start(f"r{counter}", [5, 6, 7], counter, adapter_digest=digest)
+                    gateway.start(f"r{counter}", [5, 6, 7], counter, adapter=digest)
                     answers[digest], reason = await gateway.answer(f"r{counter}")
                     assert reason is FinishReason.LENGTH
                     assert len(answers[digest]) == 6
@@ -337,7 +335,7 @@ async def test_every_executor_gives_the_same_tokens_over_the_wire_and_a_runner_s
                 async with Gateway(runner.address, lives[-1].incarnation) as gateway:
                     await gateway.next("ready")
                     gateway.start("base", [5, 6, 7], 1, max_tokens=4)
-                    gateway.start("adapted", [5, 6, 7], 2, max_tokens=4, adapter_digest=digest)
+                    gateway.start("adapted", [5, 6, 7], 2, max_tokens=4, adapter=digest)
                     answers = await gateway.answers("base", "adapted")
                     assert answers == {key: expected.answer(key) for key in ("base", "adapted")}
                 assert await runner.stop() == 0
@@ -384,7 +382,7 @@ async def test_a_runner_finds_what_its_disk_has_damaged_and_answers_as_before(ne
                     await gateway.next("ready")
                     answers.append({})
                     for counter, digest in enumerate(("", *adapters), 1):
-                        gateway.start(f"r{counter}", [5, 6, 7], counter, adapter_digest=digest)
+                        gateway.start(f"r{counter}", [5, 6, 7], counter, adapter=digest)
                         answers[-1][digest] = (await gateway.answer(f"r{counter}"))[0]
                     assert await damaged_files(runner) == len(files)
                     asked = sorted(digest.removeprefix("sha256:") for digest in depot.requests[before:])
@@ -393,7 +391,7 @@ async def test_a_runner_finds_what_its_disk_has_damaged_and_answers_as_before(ne
                     blobs = BlobStore(cached.parent)  # the other adapter has the only slot
                     tensors = blobs.file(blobs.manifest(adapters[0]), "adapter_model.safetensors")
                     tensors.write_bytes((damage or flipped)(tensors.read_bytes()))
-                    gateway.start("again", [5, 6, 7], 9, adapter_digest=adapters[0])
+                    gateway.start("again", [5, 6, 7], 9, adapter=adapters[0])
                     assert (await gateway.answer("again"))[0] == answers[0][adapters[0]]
                     assert await damaged_files(runner) == len(files) + 1
                 assert await runner.stop() == 0
@@ -446,7 +444,7 @@ async def test_a_runner_is_ready_once_it_holds_what_has_a_tier(shared):
         asked = len(depot.requests)
         async with Gateway(shared.runner.address, supervisor.hellos[0].runner.incarnation) as gateway:
             await gateway.next("ready")
-            gateway.start("tuned", [5, 6, 7], adapter_digest=good)
+            gateway.start("tuned", [5, 6, 7], adapter=good)
             assert len((await gateway.answer("tuned"))[0]) == 6
         assert len(depot.requests) == asked, "it was here"
 

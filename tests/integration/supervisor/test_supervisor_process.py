@@ -96,7 +96,7 @@ async def acknowledged(scheduler: Scheduler, request_id: str) -> None:
 
 async def predicted(predictor: PredictorStub, *request_ids: str) -> None:
     items = [
-        predictor_pb2.PredictItem(request_id=r, prompt_text="hello there", adapter="acme/upper") for r in request_ids
+        predictor_pb2.PredictItem(request_id=r, prompt_text="hello there", model_name="acme/upper") for r in request_ids
     ]
     await predictor.Predict(predictor_pb2.PredictRequest(items=items), wait_for_ready=True)
 

@@ -94,7 +94,7 @@ async def test_nothing_is_sent_before_the_table_is_complete() -> None:
         client.start()
         snapshot = await scheduler.next()
         assert snapshot.snapshot
-        assert [pool.pool for pool in snapshot.pools] == ["default/base"]
+        assert [pool.name for pool in snapshot.pools] == ["default/base"]
         assert [adapter.uid for adapter in snapshot.adapters] == ["u1"]
 
 
@@ -118,7 +118,7 @@ async def test_changes_of_one_turn_are_one_message_and_versions_grow() -> None:
         client.update(UnpublishAdapter(adapter_ref("upper"), "u1"))
         client.update(UnpublishPool(pool_ref()))
         third = await scheduler.next()
-        assert (list(third.removed_pools), list(third.removed_adapter_uids)) == (["default/base"], ["u1"])
+        assert (list(third.removed_pools), list(third.removed_adapters)) == (["default/base"], ["u1"])
 
 
 async def test_the_first_change_leaves_at_once_and_a_crowd_behind_it_is_one_message(
@@ -148,7 +148,7 @@ async def test_of_one_adapter_only_the_last_state_of_a_turn_is_sent() -> None:
         client.update(PublishAdapter(adapter_ref("upper"), entry("u1", "e")))
         change = await scheduler.next()
         assert [adapter.digest for adapter in change.adapters] == [digest("e")]
-        assert list(change.removed_adapter_uids) == []
+        assert list(change.removed_adapters) == []
 
 
 async def test_an_object_made_again_replaces_the_one_before() -> None:
@@ -159,7 +159,7 @@ async def test_an_object_made_again_replaces_the_one_before() -> None:
         client.update(PublishAdapter(adapter_ref("upper"), entry("u2")))
         change = await scheduler.next()
         assert [adapter.uid for adapter in change.adapters] == ["u2"]
-        assert list(change.removed_adapter_uids) == ["u1"]
+        assert list(change.removed_adapters) == ["u1"]
 
 
 async def test_a_broken_stream_begins_again_with_everything() -> None:
@@ -211,14 +211,14 @@ async def test_whether_an_adapter_is_gone_is_asked_on_every_connection_until_it_
         await scheduler.next()
         client.update(UnpublishAdapter(adapter_ref("upper"), "u1", unload=True))
         client.update(UnpublishAdapter(adapter_ref("older"), "u0", unload=True))  # of a life before this one
-        assert sorted((await scheduler.next()).removed_adapter_uids) == ["u0", "u1"]
+        assert sorted((await scheduler.next()).removed_adapters) == ["u0", "u1"]
         scheduler.outbox.close()
         again = await scheduler.next()
-        assert (again.snapshot, list(again.adapters), list(again.removed_adapter_uids)) == (True, [], ["u0", "u1"])
+        assert (again.snapshot, list(again.adapters), list(again.removed_adapters)) == (True, [], ["u0", "u1"])
         still = pb.AdapterStatus(uid="u0", routed=False)
         for status in (still, pb.AdapterStatus(uid="u1", digest=digest("a"), removed=True)):
             scheduler.outbox.put(pb.SchedulerToRegistry(adapter=status))
         async with asyncio.timeout(PATIENCE_S):
             assert [(await reports.adapters.get())[0] for _ in range(2)] == ["u0", "u1"]
         scheduler.outbox.close()
-        assert list((await scheduler.next()).removed_adapter_uids) == ["u0"]
+        assert list((await scheduler.next()).removed_adapters) == ["u0"]

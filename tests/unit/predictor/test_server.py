@@ -55,12 +55,12 @@ class WatchedCheckpointer(Checkpointer):
 
 def outcome(request_id: str, tokens: int = 10, **fields) -> common_pb2.Outcome:
     eos = common_pb2.FINISH_REASON_EOS
-    fields = {"model_name": "acme/upper", "completion_tokens": tokens, "finish_reason": eos} | fields
+    fields = {"model_name": "acme/upper", "completion_tokens": tokens, "finish": eos} | fields
     return common_pb2.Outcome(request_id=request_id, **fields)
 
 
 async def ask(stub, *request_ids: str) -> pb.PredictResponse:
-    items = [pb.PredictItem(request_id=r, prompt_text="hello there", adapter="acme/upper") for r in request_ids]
+    items = [pb.PredictItem(request_id=r, prompt_text="hello there", model_name="acme/upper") for r in request_ids]
     return await stub.Predict(pb.PredictRequest(items=items))
 
 

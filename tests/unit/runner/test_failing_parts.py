@@ -53,7 +53,7 @@ class Supervisor(supervisor_pb2_grpc.SupervisorServicer):
             self.heard.set()
 
     def order(self) -> None:
-        order = supervisor_pb2.RunnerOrder(change=supervisor_pb2.DesiredChange(version=1, full=True))
+        order = supervisor_pb2.RunnerOrder(desired=supervisor_pb2.DesiredChange(version=1, full=True))
         self.outbox.put(SupervisorToRunner(order=order))
 
 
@@ -105,7 +105,7 @@ async def _code_after(supervisor: Supervisor, channel: Any, fail: Callable[..., 
     await channel.channel_ready()
     outbox: SendQueue[GatewayToRunner] = SendQueue()
     incarnation = supervisor.hello.runner.incarnation
-    outbox.put(GatewayToRunner(hello=runner_pb2.SessionHello(gateway_id="g", incarnation=incarnation)))
+    outbox.put(GatewayToRunner(hello=runner_pb2.SessionHello(gateway="g", incarnation=incarnation)))
     call = runner_pb2_grpc.RunnerStub(channel).Session(aiter(outbox))
     await call.read()
     fail(supervisor, outbox)
@@ -117,7 +117,7 @@ async def _code_after(supervisor: Supervisor, channel: Any, fail: Callable[..., 
 
 def some_start(_: Supervisor, outbox: SendQueue[GatewayToRunner]) -> None:
     epoch = common_pb2.Epoch(term=1, counter=1)
-    outbox.put(GatewayToRunner(start=runner_pb2.Start(request_id="r", epoch=epoch, prompt_tokens=[3], max_tokens=5)))
+    outbox.put(GatewayToRunner(start=runner_pb2.Start(request_id="r", epoch=epoch, prompt=[3], max_tokens=5)))
 
 
 def raising(*_: Any, **__: Any) -> Any:

@@ -38,7 +38,7 @@ async def session_with(driver: Any) -> AsyncIterator[tuple[SendQueue[GatewayToRu
 
     async def opened(gateway_id: str) -> tuple[SendQueue[GatewayToRunner], Any]:
         outbox: SendQueue[GatewayToRunner] = SendQueue()
-        outbox.put(GatewayToRunner(hello=runner_pb2.SessionHello(gateway_id=gateway_id, incarnation="i")))
+        outbox.put(GatewayToRunner(hello=runner_pb2.SessionHello(gateway=gateway_id, incarnation="i")))
         call: Any = runner_pb2_grpc.RunnerStub(channel).Session(aiter(outbox))
         assert (await call.read()).WhichOneof("message") == "ready"
         return outbox, call
@@ -56,7 +56,7 @@ def start(key: str, counter: int, max_tokens: int) -> GatewayToRunner:
         start=runner_pb2.Start(
             request_id=key,
             epoch=common_pb2.Epoch(term=1, counter=counter),
-            prompt_tokens=[3, 4],
+            prompt=[3, 4],
             max_tokens=max_tokens,
             reservation_tokens=max_tokens,
             sampling=runner_pb2.Sampling(top_p=1.0, ignore_eos=True),

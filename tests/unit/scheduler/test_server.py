@@ -72,20 +72,20 @@ class Stack:
 
     async def gateway(self, name: str = "g", complete: bool = True) -> Peer:
         peer = Peer(self.stub.Gateway)
-        await peer.say(pb.GatewayToScheduler(hello=pb.GatewayHello(gateway_id=name)))
+        await peer.say(pb.GatewayToScheduler(hello=pb.GatewayHello(gateway=name)))
         if complete:
             await peer.say(COMPLETE)
         return peer
 
     async def supervisor(self, name: str = "s", highest_term: int = 0) -> Peer:
         peer = Peer(self.stub.Cluster)
-        hello = pb.SupervisorHello(supervisor_id=name, highest_term=highest_term)
+        hello = pb.SupervisorHello(supervisor=name, highest_term=highest_term)
         await peer.say(pb.SupervisorToScheduler(hello=hello))
         return peer
 
     async def registry_stream(self, term: int = 0) -> Peer:
         peer = Peer(self.stub.Registry)
-        pool = pb.PoolDesired(pool="n/p", base_digest="sha256:b", base_model_name="base")
+        pool = pb.PoolDesired(name="n/p", base_digest="sha256:b", base_model_name="base")
         adapter = pb.AdapterDesired(
             uid="1", namespace="n", name="a", model_name="n/a", pool="n/p", digest="sha256:1", rank=8
         )
@@ -138,7 +138,7 @@ def outcome_of(request_id: str, **fields: Any) -> pb.OutcomeReport:
 
 def submit(request_id: str = "r") -> pb.GatewayToScheduler:
     message = pb.Submit(
-        request_id=request_id, pool="n/p", model_name="n/a", adapter_digest="sha256:1", prompt_tokens=20,
+        request_id=request_id, pool="n/p", model_name="n/a", adapter="sha256:1", prompt_tokens=20,
         max_tokens=50, p90_tokens=30,
     )  # fmt: skip
     return pb.GatewayToScheduler(submit=message)
@@ -159,7 +159,7 @@ async def test_a_request_goes_from_submit_to_a_stored_outcome(stack: Stack) -> N
     registry, supervisor = await stack.registry_stream(), await stack.supervisor(highest_term=4)
     assert (await supervisor.hear("hello")).term == 5
     await supervisor.say(report())
-    assert [a.digest for a in (await supervisor.hear("orders")).order.change.adapters] == []
+    assert [a.digest for a in (await supervisor.hear("orders")).order.desired.adapters] == []
     gateway = await stack.gateway()
     assert [r.model_name for r in (await gateway.hear("routes")).routes] == ["base", "n/a"]
     await gateway.say(submit())
@@ -252,8 +252,8 @@ async def test_the_end_of_a_stream_forgets_what_it_held(stack: Stack) -> None:
     [
         [submit()],
         [pb.GatewayToScheduler(hello=pb.GatewayHello())],
-        [pb.GatewayToScheduler(hello=pb.GatewayHello(gateway_id=name)) for name in ("g", "h")],
-        [pb.GatewayToScheduler(hello=pb.GatewayHello(gateway_id="g")), pb.GatewayToScheduler()],
+        [pb.GatewayToScheduler(hello=pb.GatewayHello(gateway=name)) for name in ("g", "h")],
+        [pb.GatewayToScheduler(hello=pb.GatewayHello(gateway="g")), pb.GatewayToScheduler()],
     ],
     ids=["no hello", "no id", "two ids", "nothing said"],
 )
@@ -273,7 +273,7 @@ async def test_a_supervisor_says_hello_first_and_once(stack: Stack) -> None:
     await silent.say(report())
     assert await silent.end() is grpc.StatusCode.INVALID_ARGUMENT
     twice = await stack.supervisor()
-    await twice.say(pb.SupervisorToScheduler(hello=pb.SupervisorHello(supervisor_id="t")))
+    await twice.say(pb.SupervisorToScheduler(hello=pb.SupervisorHello(supervisor="t")))
     assert await twice.end() is grpc.StatusCode.INVALID_ARGUMENT
 
 
@@ -344,7 +344,7 @@ async def test_a_registry_under_a_lower_term_is_ended_and_what_it_says_does_not_
     await deleting.say(pb.RegistryToScheduler(removed_pools=["n/p"]))
     assert await deleting.end() is grpc.StatusCode.FAILED_PRECONDITION, "none is a lower term too"
     assert stack.server.core.state.pools["n/p"].spec is not None
-    pool = pb.PoolDesired(pool="n/p", base_digest="sha256:b", base_model_name="base", min_runners=7, max_runners=7)
+    pool = pb.PoolDesired(name="n/p", base_digest="sha256:b", base_model_name="base", min_runners=7, max_runners=7)
     await new.say(pb.RegistryToScheduler(pools=[pool], term=4))
     while (await new.hear("pool")).wanted_runners != 7:
         pass
@@ -366,11 +366,11 @@ async def test_an_empty_data_directory_under_load_gives_no_order_below_what_anyb
     running.submit.runner.CopyFrom(R)
     await gateway.say(running, COMPLETE)
     supervisor = await stack.supervisor()
-    told = report(spb.SequenceState(request_id="running", epoch=seen, adapter_digest="sha256:1", reservation_tokens=30))
+    told = report(spb.SequenceState(request_id="running", epoch=seen, adapter="sha256:1", reservation_tokens=30))
     told.report.reports[0].report.desired_version = 7 << 32
     await supervisor.say(told)
     order = await supervisor.hear("orders")
-    assert order.order.change.version > 7 << 32, "or the runner would be taken to know the list"
+    assert order.order.desired.version > 7 << 32, "or the runner would be taken to know the list"
     for _ in range(7):  # 8 sequences in a runner
         assign = await gateway.hear("assign")
         assert assign.epoch.term > 7

@@ -197,7 +197,7 @@ def test_lines_are_put_into_as_few_messages_as_their_bodies_fit_into() -> None:
         (batch.upload_part, {}, "unknown part"),
         (batch.upload_part, {"header": {"purpose": "fine-tune"}}, "purpose 'fine-tune' is not 'batch'"),
         (batch.new_batch, {"endpoint": "/v1/x", "completion_window": "24h"}, "input_file_id is empty"),
-        (batch.batch_job, {"id": "b", "input_file_id": "f"}, "a batch's status 0 is unknown"),
+        (batch.batch_job, {"batch_id": "b", "input_file_id": "f"}, "a batch's status 0 is unknown"),
     ],
 )  # fmt: skip
 def test_a_call_of_the_batch_service_outside_its_bounds_is_an_error(read: Any, message: Any, what: str) -> None:
@@ -304,7 +304,7 @@ def limited(fields: Any) -> Any:
 
 
 def pool(fields: Any) -> Any:
-    return registry.registry_change(scheduler_pb2.RegistryToScheduler(pools=[{"pool": "ns/p", **fields}]))
+    return registry.registry_change(scheduler_pb2.RegistryToScheduler(pools=[{"name": "ns/p", **fields}]))
 
 
 def bounds(read: Any, message: dict[str, Any], **fields: Any) -> list[tuple[Any, ...]]:
@@ -355,7 +355,7 @@ NEW_BATCH = {"input_file_id": "f", "endpoint": "e", "completion_window": "24h"}
             entry(scheduling.GATEWAY_TO_SCHEDULER, "outcome_report"), {"request_id": "r"}, record=(1, 64 << 10, bytes)
         ),
         *bounds(
-            lambda m: scheduling.outcome(common_pb2.Outcome(**m)), {"request_id": "r", "finish_reason": 1},
+            lambda m: scheduling.outcome(common_pb2.Outcome(**m)), {"request_id": "r", "finish": 1},
             finished_unix_ms=(0, 1 << 62),
         ),
         *bounds(limited, {}, tokens_per_minute=(0, 1 << 50)),
@@ -387,7 +387,7 @@ NEW_BATCH = {"input_file_id": "f", "endpoint": "e", "completion_window": "24h"}
             key=(0, 512, "x".__mul__),
         ),
         *bounds(
-            lambda m: batch.batch_job(batch_pb2.BatchJob(**m)), {"id": "b", "input_file_id": "f", "status": 1},
+            lambda m: batch.batch_job(batch_pb2.BatchJob(**m)), {"batch_id": "b", "input_file_id": "f", "status": 1},
             errors=(0, 50, empty),
         ),
         *bounds(

@@ -86,12 +86,12 @@ def _chunk(chunk: bytes) -> bytes:
 
 
 def file_message(file: StoredFile) -> pb.File:
-    return pb.File(id=file.file_id, purpose=file.purpose.value, **same_named(file, "file_id", "purpose"))
+    return pb.File(purpose=file.purpose.value, **same_named(file, "purpose"))
 
 
 def stored_file(m: pb.File) -> StoredFile:
     """Raises PeerError."""
-    file_id, filename = named(m.id, "a file's id"), text(m.filename, "a filename", MAX_FILENAME)
+    file_id, filename = named(m.file_id, "a file's id"), text(m.filename, "a filename", MAX_FILENAME)
     return StoredFile(file_id, filename, _purpose(m.purpose), m.bytes, m.created_unix_s)
 
 
@@ -199,11 +199,10 @@ def batch_named(m: pb.BatchRequest) -> tuple[str, str]:
 
 def batch_message(job: BatchJob) -> pb.BatchJob:
     return pb.BatchJob(
-        id=job.batch_id,
         status=STATUS[job.status],
         errors=[pb.BatchError(**same_named(error)) for error in job.errors],
         metadata=dict(job.metadata),
-        **same_named(job, "batch_id", "status", "errors", "metadata"),
+        **same_named(job, "status", "errors", "metadata"),
     )
 
 
@@ -211,7 +210,7 @@ def batch_job(m: pb.BatchJob) -> BatchJob:
     """Raises PeerError."""
     number(len(m.errors), "the number of a batch's errors", MAX_BATCH_ERRORS)
     return BatchJob(
-        batch_id=named(m.id, "a batch's id"),
+        batch_id=named(m.batch_id, "a batch's id"),
         input_file_id=named(m.input_file_id, "a file's id"),
         endpoint=text(m.endpoint, "an endpoint"),
         completion_window=text(m.completion_window, "a completion window"),

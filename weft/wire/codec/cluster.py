@@ -142,8 +142,8 @@ def fill_report(report: RunnerReport, m: spb.RunnerReport) -> None:
     for s in report.sequences:
         sequence = m.sequences.add(
             request_id=s.request_id,
-            gateway_id=s.gateway,
-            adapter_digest=s.adapter,
+            gateway=s.gateway,
+            adapter=s.adapter,
             reserved_pages=s.reserved_pages,
             reservation_tokens=s.reservation_tokens,
             arrived_ms=s.arrived_ms,
@@ -237,8 +237,8 @@ def _sequence(m: spb.SequenceState) -> SequenceState:
     return SequenceState(
         named(m.request_id, "a sequence's request id"),
         epoch(m.epoch),
-        text(m.gateway_id, "a gateway's id"),
-        text(m.adapter_digest, "an adapter's digest"),
+        text(m.gateway, "a gateway's id"),
+        text(m.adapter, "an adapter's digest"),
         number(m.reserved_pages, "reserved_pages", MAX_PAGES),
         number(m.reservation_tokens, "reservation_tokens", MAX_TOKENS),
         m.arrived_ms,
@@ -299,7 +299,7 @@ def fill_order(order: RunnerOrder, m: spb.RunnerOrder) -> None:
         m.role = ROLE[order.role]
     if order.desired is None:
         return
-    change = m.change
+    change = m.desired
     change.version, change.full = order.desired.version, order.desired.full
     change.removed.extend(order.desired.removed)
     for adapter in order.desired.adapters:
@@ -316,7 +316,7 @@ def fill_order(order: RunnerOrder, m: spb.RunnerOrder) -> None:
 def read_order(m: spb.RunnerOrder) -> RunnerOrder:
     """A tier that this version does not know is loaded on demand. Raises PeerError."""
     role = ROLES.get(m.role)
-    if not m.HasField("change"):
+    if not m.HasField("desired"):
         return RunnerOrder(None, m.drain, role)
     adapters = tuple(
         [
@@ -328,13 +328,13 @@ def read_order(m: spb.RunnerOrder) -> RunnerOrder:
                 TIERS.get(a.tier, Tier.UNSPECIFIED),
                 tuple([text(name, "a model's name", MAX_MODEL) for name in a.model_names[:MOST_NAMES]]),
             )
-            for a in m.change.adapters
+            for a in m.desired.adapters
         ]
     )
     if len({adapter.digest for adapter in adapters}) < len(adapters):
         raise PeerError("a list of desired adapters names a digest twice")
-    removed = texts(m.change.removed, "an adapter's digest")
-    return RunnerOrder(DesiredChange(m.change.version, m.change.full, adapters, removed), m.drain, role)
+    removed = texts(m.desired.removed, "an adapter's digest")
+    return RunnerOrder(DesiredChange(m.desired.version, m.desired.full, adapters, removed), m.drain, role)
 
 
 def _fill_registered(registered: Registered, m: spb.Registered) -> None:
@@ -358,11 +358,11 @@ def _resync(m: spb.Resync) -> Resync:
 
 
 def _fill_supervisor_hello(hello: SupervisorHello, m: pb.SupervisorHello) -> None:
-    m.supervisor_id, m.highest_term = hello.supervisor, hello.highest_term
+    m.supervisor, m.highest_term = hello.supervisor, hello.highest_term
 
 
 def _supervisor_hello(m: pb.SupervisorHello) -> SupervisorHello:
-    return SupervisorHello(named(m.supervisor_id, "a supervisor's id"), term(m.highest_term))
+    return SupervisorHello(named(m.supervisor, "a supervisor's id"), term(m.highest_term))
 
 
 def _fill_scheduler_hello(hello: SchedulerHello, m: pb.SchedulerHello) -> None:

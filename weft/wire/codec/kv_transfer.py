@@ -75,11 +75,11 @@ def _of_epoch(request_id: str, of: Epoch, m: Any) -> None:
 
 def _fill_offer(offer: KvOffer, m: pb.KvOffer) -> None:
     _of_epoch(offer.request_id, offer.epoch, m)
-    m.adapter_digest = offer.adapter
+    m.adapter = offer.adapter
 
 
 def _offer(m: pb.KvOffer) -> KvOffer:
-    return KvOffer(named(m.request_id, "a request id"), epoch(m.epoch), text(m.adapter_digest, "an adapter's digest"))
+    return KvOffer(named(m.request_id, "a request id"), epoch(m.epoch), text(m.adapter, "an adapter's digest"))
 
 
 def _fill_accept(accept: KvAccept, m: pb.KvAccept) -> None:

@@ -49,7 +49,7 @@ PHASE = {
 PHASES = inverted(PHASE)
 # fields that the message names otherwise
 OTHERWISE = (
-    "name", "idle_s", "drain_s", "slo_ttft_s", "slo_token_time_s", "tenant_weights",
+    "idle_s", "drain_s", "slo_ttft_s", "slo_token_time_s", "tenant_weights",
     "groups", "sampling_defaults",
 )  # fmt: skip
 
@@ -57,11 +57,10 @@ OTHERWISE = (
 def fill_registry_change(change: RegistryChange, m: pb.RegistryToScheduler) -> None:
     m.version, m.snapshot, m.term = change.version, change.snapshot, change.term
     m.removed_pools.extend(change.removed_pools)
-    m.removed_adapter_uids.extend(change.removed_adapters)
+    m.removed_adapters.extend(change.removed_adapters)
     for pool in change.pools:
         same = same_named(pool, *OTHERWISE)
         m.pools.add(
-            pool=pool.name,
             idle_s=round(pool.idle_s),
             drain_s=round(pool.drain_s),
             slo_ttft_ms=round(1000 * pool.slo_ttft_s),
@@ -85,7 +84,7 @@ def registry_change(m: pb.RegistryToScheduler) -> RegistryChange:
         pools=tuple([_pool(pool) for pool in m.pools]),
         adapters=tuple([_adapter(adapter) for adapter in m.adapters]),
         removed_pools=texts(m.removed_pools, "a pool's name"),
-        removed_adapters=texts(m.removed_adapter_uids, "an adapter's uid"),
+        removed_adapters=texts(m.removed_adapters, "an adapter's uid"),
         term=m.term,
         version=m.version,
     )
@@ -93,7 +92,7 @@ def registry_change(m: pb.RegistryToScheduler) -> RegistryChange:
 
 def _pool(m: pb.PoolDesired) -> PoolSpec:
     """Unset bounds and policies are the schema's defaults."""
-    name = named(m.pool, "a pool's name")
+    name = named(m.name, "a pool's name")
     return PoolSpec(
         name=name,
         base_digest=text(m.base_digest, f"pool {name}: base_digest"),

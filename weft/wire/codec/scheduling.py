@@ -88,11 +88,11 @@ KEY_SCOPES = inverted(KEY_SCOPE)
 
 
 def _fill_hello(hello: GatewayHello, m: pb.GatewayHello) -> None:
-    m.gateway_id, m.applies_routes = hello.gateway, hello.applies_routes
+    m.gateway, m.applies_routes = hello.gateway, hello.applies_routes
 
 
 def _hello(m: pb.GatewayHello) -> GatewayHello:
-    return GatewayHello(named(m.gateway_id, "a gateway's id"), m.applies_routes)
+    return GatewayHello(named(m.gateway, "a gateway's id"), m.applies_routes)
 
 
 def _fill_applied(applied: RoutesApplied, m: pb.RoutesApplied) -> None:
@@ -110,7 +110,7 @@ def _fill_submit(submit: Submit, m: pb.Submit) -> None:
         submit.namespace,
         submit.model_name,
     )
-    m.adapter_digest = submit.adapter
+    m.adapter = submit.adapter
     m.prompt_tokens, m.emitted_tokens, m.max_tokens = submit.prompt_tokens, submit.emitted_tokens, submit.max_tokens
     m.p10_tokens, m.p50_tokens = submit.p10_tokens, submit.p50_tokens
     m.p90_tokens, m.p99_tokens = submit.p90_tokens, submit.p99_tokens
@@ -132,7 +132,7 @@ def _submit(m: pb.Submit) -> Submit:
         pool=text(m.pool, "a pool's name"),
         namespace=text(m.namespace, "a namespace"),
         model_name=text(m.model_name, "a model's name", MAX_MODEL),
-        adapter=text(m.adapter_digest, "an adapter's digest"),
+        adapter=text(m.adapter, "an adapter's digest"),
         prompt_tokens=number(m.prompt_tokens, "prompt_tokens", MAX_TOKENS),
         max_tokens=number(m.max_tokens, "max_tokens", MAX_TOKENS),
         emitted_tokens=number(m.emitted_tokens, "emitted_tokens", MAX_TOKENS),
@@ -194,7 +194,7 @@ def _started(m: pb.Started) -> Started:
 
 
 def fill_outcome_report(report: OutcomeReport, m: pb.OutcomeReport) -> None:
-    m.request_id, m.pool, m.adapter_digest = report.request_id, report.pool, report.adapter
+    m.request_id, m.pool, m.adapter = report.request_id, report.pool, report.adapter
     m.completion_tokens, m.censored, m.record = report.completion_tokens, report.censored, report.record
     m.ttft_ms, m.total_ms = report.ttft_ms, report.total_ms
     m.model_name, m.failed = report.model_name, report.failed
@@ -206,7 +206,7 @@ def outcome_report(m: pb.OutcomeReport) -> OutcomeReport:
     return OutcomeReport(
         named(m.request_id, "a request id"),
         text(m.pool, "a pool's name"),
-        text(m.adapter_digest, "an adapter's digest"),
+        text(m.adapter, "an adapter's digest"),
         number(m.completion_tokens, "completion_tokens", MAX_TOKENS),
         m.censored,
         m.record,
@@ -233,10 +233,10 @@ def outcome_bytes(outcome: Outcome) -> bytes:
         pool=outcome.pool,
         namespace=outcome.namespace,
         model_name=outcome.model_name,
-        adapter_digest=outcome.adapter,
+        adapter=outcome.adapter,
         prompt_tokens=outcome.prompt_tokens,
         completion_tokens=outcome.completion_tokens,
-        finish_reason=FINISH[outcome.finish],
+        finish=FINISH[outcome.finish],
         error=outcome.error,
         censored=outcome.censored,
         predicted_p50_tokens=outcome.predicted_p50_tokens,
@@ -268,10 +268,10 @@ def outcome(m: common_pb2.Outcome) -> Outcome:
         pool=text(m.pool, "a pool's name"),
         namespace=text(m.namespace, "a namespace"),
         model_name=text(m.model_name, "a model's name", MAX_MODEL),
-        adapter=text(m.adapter_digest, "an adapter's digest"),
+        adapter=text(m.adapter, "an adapter's digest"),
         prompt_tokens=number(m.prompt_tokens, "prompt_tokens", MAX_TOKENS),
         completion_tokens=number(m.completion_tokens, "completion_tokens", MAX_TOKENS),
-        finish=enum(FINISHED, m.finish_reason, "a finish reason"),
+        finish=enum(FINISHED, m.finish, "a finish reason"),
         finished_unix_ms=number(m.finished_unix_ms, "finished_unix_ms", 1 << 62),
         error=text(m.error, "an error's name"),
         censored=m.censored,
@@ -291,7 +291,7 @@ def _fill_assign(assign: Assign, m: pb.Assign) -> None:
     m.request_id, m.address, m.reservation_tokens = assign.request_id, assign.address, assign.reservation_tokens
     fill_epoch(assign.epoch, m.epoch)
     fill_runner_id(assign.runner, m.runner)
-    m.numerics_class, m.adapter_rank, m.adapter_bytes = assign.numerics_class, assign.rank, assign.adapter_bytes
+    m.numerics_class, m.rank, m.adapter_bytes = assign.numerics_class, assign.rank, assign.adapter_bytes
     m.delay_ms = round(1000 * assign.delay_s)
     m.by_page, m.leaves, m.stays = assign.by_page, assign.leaves, assign.stays
     m.kv_address = assign.kv_address
@@ -309,7 +309,7 @@ def _assign(m: pb.Assign) -> Assign:
         address=named(m.address, "a runner's address"),
         reservation_tokens=number(m.reservation_tokens, "reservation_tokens", MAX_TOKENS),
         numerics_class=text(m.numerics_class, "a numerics class", MAX_DETAIL),
-        rank=number(m.adapter_rank, "an adapter's rank", MAX_RANK),
+        rank=number(m.rank, "an adapter's rank", MAX_RANK),
         adapter_bytes=m.adapter_bytes,
         delay_s=number(m.delay_ms, "delay_ms", MAX_WAITED_MS) / 1000,
         by_page=m.by_page,
@@ -371,7 +371,7 @@ def fill_routes(routes: Routes, m: pb.Routes) -> None:
             model_name=route.model_name,
             namespace=route.namespace,
             pool=route.pool,
-            adapter_digest=route.adapter,
+            adapter=route.adapter,
             rank=route.rank,
             uid=route.uid,
             created_unix_s=route.created_unix_s,
@@ -404,7 +404,7 @@ def _routes(m: pb.Routes) -> Routes:
                     r.model_name,
                     r.namespace,
                     r.pool,
-                    r.adapter_digest,
+                    r.adapter,
                     r.rank,
                     r.uid,
                     r.created_unix_s,
@@ -495,7 +495,7 @@ def rule(m: spb.LimitRule) -> LimitRule:
 
 
 def _fill_limit_report(report: LimitReport, m: pb.LimitReport) -> None:
-    m.gateway_id = report.gateway
+    m.gateway = report.gateway
     for use in report.uses:
         added = m.uses.add(requests=use.requests, tokens=use.tokens, concurrent=use.concurrent)
         fill_rule(use.rule, added.rule)
@@ -504,7 +504,7 @@ def _fill_limit_report(report: LimitReport, m: pb.LimitReport) -> None:
 def _limit_report(m: pb.LimitReport) -> LimitReport:
     """Raises PeerError."""
     return LimitReport(
-        text(m.gateway_id, "a gateway's id"),
+        text(m.gateway, "a gateway's id"),
         tuple(
             [
                 LimitUse(

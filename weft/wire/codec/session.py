@@ -86,22 +86,22 @@ _END_REASONS = inverted(_ENDED)
 
 
 def _fill_session_hello(hello: SessionHello, m: runner_pb2.SessionHello) -> None:
-    m.gateway_id, m.incarnation = hello.gateway, hello.incarnation
+    m.gateway, m.incarnation = hello.gateway, hello.incarnation
 
 
 def _session_hello(m: runner_pb2.SessionHello) -> SessionHello:
-    return SessionHello(named(m.gateway_id, "a gateway's id"), text(m.incarnation, "an incarnation"))
+    return SessionHello(named(m.gateway, "a gateway's id"), text(m.incarnation, "an incarnation"))
 
 
 def _fill_start(start: Start, m: runner_pb2.Start) -> None:
     m.request_id = start.request_id
     fill_epoch(start.epoch, m.epoch)
-    m.adapter_digest = start.adapter
-    m.adapter_rank, m.adapter_bytes = start.rank, start.adapter_bytes
-    m.prompt_tokens.extend(start.prompt)
-    m.emitted_tokens.extend(start.emitted)
+    m.adapter = start.adapter
+    m.rank, m.adapter_bytes = start.rank, start.adapter_bytes
+    m.prompt.extend(start.prompt)
+    m.emitted.extend(start.emitted)
     m.max_tokens, m.reservation_tokens = start.max_tokens, start.reservation_tokens
-    m.gateway_request_id, m.cache_salt = start.client_request_id, start.cache_salt
+    m.client_request_id, m.cache_salt = start.client_request_id, start.cache_salt
     m.waited_ms, m.delay_ms = round(1000 * start.waited_s), round(1000 * start.delay_s)
     m.by_page, m.leaves, m.stays = start.by_page, start.leaves, start.stays
     m.priority, m.model_name = PRIORITY[start.priority], start.model_name
@@ -118,16 +118,16 @@ def _start(m: runner_pb2.Start) -> Start:
     return Start(
         request_id=named(m.request_id, "a request id"),
         epoch=epoch(m.epoch),
-        prompt=tuple(m.prompt_tokens),
-        emitted=tuple(m.emitted_tokens),
+        prompt=tuple(m.prompt),
+        emitted=tuple(m.emitted),
         max_tokens=number(m.max_tokens, "max_tokens", MAX_TOKENS),
         reservation_tokens=number(m.reservation_tokens, "reservation_tokens", MAX_TOKENS),
-        adapter=text(m.adapter_digest, "an adapter's digest"),
-        rank=number(m.adapter_rank, "an adapter's rank", MAX_RANK),
+        adapter=text(m.adapter, "an adapter's digest"),
+        rank=number(m.rank, "an adapter's rank", MAX_RANK),
         adapter_bytes=m.adapter_bytes,
         sampling=_sampling(m.sampling),
         cache_salt=text(m.cache_salt, "a cache salt"),
-        client_request_id=text(m.gateway_request_id, "a client's request id", MAX_DETAIL),
+        client_request_id=text(m.client_request_id, "a client's request id", MAX_DETAIL),
         waited_s=number(m.waited_ms, "waited_ms", MAX_WAITED_MS) / 1000,
         delay_s=number(m.delay_ms, "delay_ms", MAX_WAITED_MS) / 1000,
         by_page=m.by_page,

@@ -47,18 +47,18 @@ class UploadFileHeader(_message.Message):
     def __init__(self, namespace: _Optional[str] = ..., filename: _Optional[str] = ..., purpose: _Optional[str] = ...) -> None: ...
 
 class File(_message.Message):
-    __slots__ = ("id", "filename", "purpose", "bytes", "created_unix_s")
-    ID_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("file_id", "filename", "purpose", "bytes", "created_unix_s")
+    FILE_ID_FIELD_NUMBER: _ClassVar[int]
     FILENAME_FIELD_NUMBER: _ClassVar[int]
     PURPOSE_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     CREATED_UNIX_S_FIELD_NUMBER: _ClassVar[int]
-    id: str
+    file_id: str
     filename: str
     purpose: str
     bytes: int
     created_unix_s: int
-    def __init__(self, id: _Optional[str] = ..., filename: _Optional[str] = ..., purpose: _Optional[str] = ..., bytes: _Optional[int] = ..., created_unix_s: _Optional[int] = ...) -> None: ...
+    def __init__(self, file_id: _Optional[str] = ..., filename: _Optional[str] = ..., purpose: _Optional[str] = ..., bytes: _Optional[int] = ..., created_unix_s: _Optional[int] = ...) -> None: ...
 
 class FileRequest(_message.Message):
     __slots__ = ("namespace", "file_id")
@@ -162,7 +162,7 @@ class BatchRequest(_message.Message):
     def __init__(self, namespace: _Optional[str] = ..., batch_id: _Optional[str] = ...) -> None: ...
 
 class BatchJob(_message.Message):
-    __slots__ = ("id", "input_file_id", "endpoint", "completion_window", "status", "output_file_id", "error_file_id", "errors", "created_unix_s", "in_progress_unix_s", "expires_unix_s", "finalizing_unix_s", "completed_unix_s", "failed_unix_s", "expired_unix_s", "cancelling_unix_s", "cancelled_unix_s", "total", "completed", "failed", "metadata", "prompt_tokens", "completion_tokens")
+    __slots__ = ("batch_id", "input_file_id", "endpoint", "completion_window", "status", "output_file_id", "error_file_id", "errors", "created_unix_s", "in_progress_unix_s", "expires_unix_s", "finalizing_unix_s", "completed_unix_s", "failed_unix_s", "expired_unix_s", "cancelling_unix_s", "cancelled_unix_s", "total", "completed", "failed", "metadata", "prompt_tokens", "completion_tokens")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -170,7 +170,7 @@ class BatchJob(_message.Message):
         key: str
         value: str
         def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
-    ID_FIELD_NUMBER: _ClassVar[int]
+    BATCH_ID_FIELD_NUMBER: _ClassVar[int]
     INPUT_FILE_ID_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_WINDOW_FIELD_NUMBER: _ClassVar[int]
@@ -193,7 +193,7 @@ class BatchJob(_message.Message):
     METADATA_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    id: str
+    batch_id: str
     input_file_id: str
     endpoint: str
     completion_window: str
@@ -216,7 +216,7 @@ class BatchJob(_message.Message):
     metadata: _containers.ScalarMap[str, str]
     prompt_tokens: int
     completion_tokens: int
-    def __init__(self, id: _Optional[str] = ..., input_file_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., completion_window: _Optional[str] = ..., status: _Optional[_Union[BatchStatus, str]] = ..., output_file_id: _Optional[str] = ..., error_file_id: _Optional[str] = ..., errors: _Optional[_Iterable[_Union[BatchError, _Mapping]]] = ..., created_unix_s: _Optional[int] = ..., in_progress_unix_s: _Optional[int] = ..., expires_unix_s: _Optional[int] = ..., finalizing_unix_s: _Optional[int] = ..., completed_unix_s: _Optional[int] = ..., failed_unix_s: _Optional[int] = ..., expired_unix_s: _Optional[int] = ..., cancelling_unix_s: _Optional[int] = ..., cancelled_unix_s: _Optional[int] = ..., total: _Optional[int] = ..., completed: _Optional[int] = ..., failed: _Optional[int] = ..., metadata: _Optional[_Mapping[str, str]] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ...) -> None: ...
+    def __init__(self, batch_id: _Optional[str] = ..., input_file_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., completion_window: _Optional[str] = ..., status: _Optional[_Union[BatchStatus, str]] = ..., output_file_id: _Optional[str] = ..., error_file_id: _Optional[str] = ..., errors: _Optional[_Iterable[_Union[BatchError, _Mapping]]] = ..., created_unix_s: _Optional[int] = ..., in_progress_unix_s: _Optional[int] = ..., expires_unix_s: _Optional[int] = ..., finalizing_unix_s: _Optional[int] = ..., completed_unix_s: _Optional[int] = ..., failed_unix_s: _Optional[int] = ..., expired_unix_s: _Optional[int] = ..., cancelling_unix_s: _Optional[int] = ..., cancelled_unix_s: _Optional[int] = ..., total: _Optional[int] = ..., completed: _Optional[int] = ..., failed: _Optional[int] = ..., metadata: _Optional[_Mapping[str, str]] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ...) -> None: ...
 
 class BatchError(_message.Message):
     __slots__ = ("code", "message", "line", "param")

@@ -44,15 +44,15 @@ class RunnerId(_message.Message):
     def __init__(self, uuid: _Optional[str] = ..., incarnation: _Optional[str] = ...) -> None: ...
 
 class Outcome(_message.Message):
-    __slots__ = ("request_id", "pool", "namespace", "model_name", "adapter_digest", "prompt_tokens", "completion_tokens", "finish_reason", "error", "censored", "predicted_p50_tokens", "predicted_p90_tokens", "model_version", "ttft_ms", "total_ms", "migrations", "doublings", "finished_unix_ms", "choice", "key_id")
+    __slots__ = ("request_id", "pool", "namespace", "model_name", "adapter", "prompt_tokens", "completion_tokens", "finish", "error", "censored", "predicted_p50_tokens", "predicted_p90_tokens", "model_version", "ttft_ms", "total_ms", "migrations", "doublings", "finished_unix_ms", "choice", "key_id")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
-    ADAPTER_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    FINISH_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     CENSORED_FIELD_NUMBER: _ClassVar[int]
     PREDICTED_P50_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -69,10 +69,10 @@ class Outcome(_message.Message):
     pool: str
     namespace: str
     model_name: str
-    adapter_digest: str
+    adapter: str
     prompt_tokens: int
     completion_tokens: int
-    finish_reason: FinishReason
+    finish: FinishReason
     error: str
     censored: bool
     predicted_p50_tokens: int
@@ -85,4 +85,4 @@ class Outcome(_message.Message):
     finished_unix_ms: int
     choice: int
     key_id: str
-    def __init__(self, request_id: _Optional[str] = ..., pool: _Optional[str] = ..., namespace: _Optional[str] = ..., model_name: _Optional[str] = ..., adapter_digest: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., error: _Optional[str] = ..., censored: _Optional[bool] = ..., predicted_p50_tokens: _Optional[int] = ..., predicted_p90_tokens: _Optional[int] = ..., model_version: _Optional[str] = ..., ttft_ms: _Optional[int] = ..., total_ms: _Optional[int] = ..., migrations: _Optional[int] = ..., doublings: _Optional[int] = ..., finished_unix_ms: _Optional[int] = ..., choice: _Optional[int] = ..., key_id: _Optional[str] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., pool: _Optional[str] = ..., namespace: _Optional[str] = ..., model_name: _Optional[str] = ..., adapter: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., finish: _Optional[_Union[FinishReason, str]] = ..., error: _Optional[str] = ..., censored: _Optional[bool] = ..., predicted_p50_tokens: _Optional[int] = ..., predicted_p90_tokens: _Optional[int] = ..., model_version: _Optional[str] = ..., ttft_ms: _Optional[int] = ..., total_ms: _Optional[int] = ..., migrations: _Optional[int] = ..., doublings: _Optional[int] = ..., finished_unix_ms: _Optional[int] = ..., choice: _Optional[int] = ..., key_id: _Optional[str] = ...) -> None: ...

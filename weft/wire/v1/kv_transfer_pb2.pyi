@@ -55,14 +55,14 @@ class KvReady(_message.Message):
     def __init__(self, runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ..., shard_addresses: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class KvOffer(_message.Message):
-    __slots__ = ("request_id", "epoch", "adapter_digest")
+    __slots__ = ("request_id", "epoch", "adapter")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
-    ADAPTER_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: _common_pb2.Epoch
-    adapter_digest: str
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., adapter_digest: _Optional[str] = ...) -> None: ...
+    adapter: str
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., adapter: _Optional[str] = ...) -> None: ...
 
 class KvAccept(_message.Message):
     __slots__ = ("request_id", "epoch", "first_page")

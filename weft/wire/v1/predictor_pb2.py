@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from weft.wire.v1 import common_pb2 as weft_dot_wire_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cweft/wire/v1/predictor.proto\x12\x07weft.v1\x1a\x19weft/wire/v1/common.proto\"5\n\x0ePredictRequest\x12#\n\x05items\x18\x01 \x03(\x0b\x32\x14.weft.v1.PredictItem\"\xa8\x01\n\x0bPredictItem\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x0bprompt_text\x18\x02 \x01(\t\x12\x0c\n\x04pool\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x04 \x01(\t\x12\x15\n\rprompt_tokens\x18\x05 \x01(\r\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x11\n\tnamespace\x18\x07 \x01(\t\x12\x13\n\x0btraceparent\x18\x08 \x01(\t\"L\n\x0fPredictResponse\x12\"\n\x05items\x18\x01 \x03(\x0b\x32\x13.weft.v1.Prediction\x12\x15\n\rmodel_version\x18\x02 \x01(\t\"\x87\x01\n\nPrediction\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\np50_tokens\x18\x02 \x01(\r\x12\x12\n\np90_tokens\x18\x03 \x01(\r\x12\x15\n\rbucket_tokens\x18\x04 \x01(\r\x12\x12\n\np10_tokens\x18\x05 \x01(\r\x12\x12\n\np99_tokens\x18\x06 \x01(\r\"4\n\x0eObserveRequest\x12\"\n\x08outcomes\x18\x01 \x03(\x0b\x32\x10.weft.v1.Outcome\"!\n\nObserveAck\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t2\x86\x01\n\tPredictor\x12<\n\x07Predict\x12\x17.weft.v1.PredictRequest\x1a\x18.weft.v1.PredictResponse\x12;\n\x07Observe\x12\x17.weft.v1.ObserveRequest\x1a\x13.weft.v1.ObserveAck(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cweft/wire/v1/predictor.proto\x12\x07weft.v1\x1a\x19weft/wire/v1/common.proto\"5\n\x0ePredictRequest\x12#\n\x05items\x18\x01 \x03(\x0b\x32\x14.weft.v1.PredictItem\"\xab\x01\n\x0bPredictItem\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x0bprompt_text\x18\x02 \x01(\t\x12\x0c\n\x04pool\x18\x03 \x01(\t\x12\x12\n\nmodel_name\x18\x04 \x01(\t\x12\x15\n\rprompt_tokens\x18\x05 \x01(\r\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x11\n\tnamespace\x18\x07 \x01(\t\x12\x13\n\x0btraceparent\x18\x08 \x01(\t\"L\n\x0fPredictResponse\x12\"\n\x05items\x18\x01 \x03(\x0b\x32\x13.weft.v1.Prediction\x12\x15\n\rmodel_version\x18\x02 \x01(\t\"\x87\x01\n\nPrediction\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\np50_tokens\x18\x02 \x01(\r\x12\x12\n\np90_tokens\x18\x03 \x01(\r\x12\x15\n\rbucket_tokens\x18\x04 \x01(\r\x12\x12\n\np10_tokens\x18\x05 \x01(\r\x12\x12\n\np99_tokens\x18\x06 \x01(\r\"4\n\x0eObserveRequest\x12\"\n\x08outcomes\x18\x01 \x03(\x0b\x32\x10.weft.v1.Outcome\"!\n\nObserveAck\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t2\x86\x01\n\tPredictor\x12<\n\x07Predict\x12\x17.weft.v1.PredictRequest\x1a\x18.weft.v1.PredictResponse\x12;\n\x07Observe\x12\x17.weft.v1.ObserveRequest\x1a\x13.weft.v1.ObserveAck(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,15 +35,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PREDICTREQUEST']._serialized_start=68
   _globals['_PREDICTREQUEST']._serialized_end=121
   _globals['_PREDICTITEM']._serialized_start=124
-  _globals['_PREDICTITEM']._serialized_end=292
-  _globals['_PREDICTRESPONSE']._serialized_start=294
-  _globals['_PREDICTRESPONSE']._serialized_end=370
-  _globals['_PREDICTION']._serialized_start=373
-  _globals['_PREDICTION']._serialized_end=508
-  _globals['_OBSERVEREQUEST']._serialized_start=510
-  _globals['_OBSERVEREQUEST']._serialized_end=562
-  _globals['_OBSERVEACK']._serialized_start=564
-  _globals['_OBSERVEACK']._serialized_end=597
-  _globals['_PREDICTOR']._serialized_start=600
-  _globals['_PREDICTOR']._serialized_end=734
+  _globals['_PREDICTITEM']._serialized_end=295
+  _globals['_PREDICTRESPONSE']._serialized_start=297
+  _globals['_PREDICTRESPONSE']._serialized_end=373
+  _globals['_PREDICTION']._serialized_start=376
+  _globals['_PREDICTION']._serialized_end=511
+  _globals['_OBSERVEREQUEST']._serialized_start=513
+  _globals['_OBSERVEREQUEST']._serialized_end=565
+  _globals['_OBSERVEACK']._serialized_start=567
+  _globals['_OBSERVEACK']._serialized_end=600
+  _globals['_PREDICTOR']._serialized_start=603
+  _globals['_PREDICTOR']._serialized_end=737
 # @@protoc_insertion_point(module_scope)

@@ -14,11 +14,11 @@ class PredictRequest(_message.Message):
     def __init__(self, items: _Optional[_Iterable[_Union[PredictItem, _Mapping]]] = ...) -> None: ...
 
 class PredictItem(_message.Message):
-    __slots__ = ("request_id", "prompt_text", "pool", "adapter", "prompt_tokens", "max_tokens", "namespace", "traceparent")
+    __slots__ = ("request_id", "prompt_text", "pool", "model_name", "prompt_tokens", "max_tokens", "namespace", "traceparent")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TEXT_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
-    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
@@ -26,12 +26,12 @@ class PredictItem(_message.Message):
     request_id: str
     prompt_text: str
     pool: str
-    adapter: str
+    model_name: str
     prompt_tokens: int
     max_tokens: int
     namespace: str
     traceparent: str
-    def __init__(self, request_id: _Optional[str] = ..., prompt_text: _Optional[str] = ..., pool: _Optional[str] = ..., adapter: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., namespace: _Optional[str] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., prompt_text: _Optional[str] = ..., pool: _Optional[str] = ..., model_name: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., namespace: _Optional[str] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class PredictResponse(_message.Message):
     __slots__ = ("items", "model_version")

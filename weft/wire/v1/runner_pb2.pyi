@@ -21,26 +21,26 @@ class GatewayToRunner(_message.Message):
     def __init__(self, hello: _Optional[_Union[SessionHello, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., freeze: _Optional[_Union[Freeze, _Mapping]] = ...) -> None: ...
 
 class SessionHello(_message.Message):
-    __slots__ = ("gateway_id", "incarnation")
-    GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("gateway", "incarnation")
+    GATEWAY_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    gateway_id: str
+    gateway: str
     incarnation: str
-    def __init__(self, gateway_id: _Optional[str] = ..., incarnation: _Optional[str] = ...) -> None: ...
+    def __init__(self, gateway: _Optional[str] = ..., incarnation: _Optional[str] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("request_id", "epoch", "adapter_digest", "prompt_tokens", "emitted_tokens", "max_tokens", "reservation_tokens", "sampling", "gateway_request_id", "cache_salt", "adapter_rank", "adapter_bytes", "waited_ms", "delay_ms", "by_page", "leaves", "stays", "kv_to", "kv_from", "priority", "model_name", "traceparent")
+    __slots__ = ("request_id", "epoch", "adapter", "prompt", "emitted", "max_tokens", "reservation_tokens", "sampling", "client_request_id", "cache_salt", "rank", "adapter_bytes", "waited_ms", "delay_ms", "by_page", "leaves", "stays", "kv_to", "kv_from", "priority", "model_name", "traceparent")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
-    ADAPTER_DIGEST_FIELD_NUMBER: _ClassVar[int]
-    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    EMITTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    EMITTED_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RESERVATION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
-    GATEWAY_REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
-    ADAPTER_RANK_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_BYTES_FIELD_NUMBER: _ClassVar[int]
     WAITED_MS_FIELD_NUMBER: _ClassVar[int]
     DELAY_MS_FIELD_NUMBER: _ClassVar[int]
@@ -54,15 +54,15 @@ class Start(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: _common_pb2.Epoch
-    adapter_digest: str
-    prompt_tokens: _containers.RepeatedScalarFieldContainer[int]
-    emitted_tokens: _containers.RepeatedScalarFieldContainer[int]
+    adapter: str
+    prompt: _containers.RepeatedScalarFieldContainer[int]
+    emitted: _containers.RepeatedScalarFieldContainer[int]
     max_tokens: int
     reservation_tokens: int
     sampling: Sampling
-    gateway_request_id: str
+    client_request_id: str
     cache_salt: str
-    adapter_rank: int
+    rank: int
     adapter_bytes: int
     waited_ms: int
     delay_ms: int
@@ -74,7 +74,7 @@ class Start(_message.Message):
     priority: _common_pb2.Priority
     model_name: str
     traceparent: str
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., adapter_digest: _Optional[str] = ..., prompt_tokens: _Optional[_Iterable[int]] = ..., emitted_tokens: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., reservation_tokens: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., gateway_request_id: _Optional[str] = ..., cache_salt: _Optional[str] = ..., adapter_rank: _Optional[int] = ..., adapter_bytes: _Optional[int] = ..., waited_ms: _Optional[int] = ..., delay_ms: _Optional[int] = ..., by_page: _Optional[bool] = ..., leaves: _Optional[bool] = ..., stays: _Optional[bool] = ..., kv_to: _Optional[_Union[KvTarget, _Mapping]] = ..., kv_from: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ..., priority: _Optional[_Union[_common_pb2.Priority, str]] = ..., model_name: _Optional[str] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., adapter: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., emitted: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., reservation_tokens: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., client_request_id: _Optional[str] = ..., cache_salt: _Optional[str] = ..., rank: _Optional[int] = ..., adapter_bytes: _Optional[int] = ..., waited_ms: _Optional[int] = ..., delay_ms: _Optional[int] = ..., by_page: _Optional[bool] = ..., leaves: _Optional[bool] = ..., stays: _Optional[bool] = ..., kv_to: _Optional[_Union[KvTarget, _Mapping]] = ..., kv_from: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ..., priority: _Optional[_Union[_common_pb2.Priority, str]] = ..., model_name: _Optional[str] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class KvTarget(_message.Message):
     __slots__ = ("runner", "address")

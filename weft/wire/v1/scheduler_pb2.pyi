@@ -36,12 +36,12 @@ class GatewayToScheduler(_message.Message):
     def __init__(self, hello: _Optional[_Union[GatewayHello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., outcome_report: _Optional[_Union[OutcomeReport, _Mapping]] = ..., resubmit_complete: _Optional[_Union[ResubmitComplete, _Mapping]] = ..., resync_routes: _Optional[_Union[ResyncRoutes, _Mapping]] = ..., limit_report: _Optional[_Union[LimitReport, _Mapping]] = ..., fleet_query: _Optional[_Union[FleetQuery, _Mapping]] = ..., routes_applied: _Optional[_Union[RoutesApplied, _Mapping]] = ...) -> None: ...
 
 class GatewayHello(_message.Message):
-    __slots__ = ("gateway_id", "applies_routes")
-    GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("gateway", "applies_routes")
+    GATEWAY_FIELD_NUMBER: _ClassVar[int]
     APPLIES_ROUTES_FIELD_NUMBER: _ClassVar[int]
-    gateway_id: str
+    gateway: str
     applies_routes: bool
-    def __init__(self, gateway_id: _Optional[str] = ..., applies_routes: _Optional[bool] = ...) -> None: ...
+    def __init__(self, gateway: _Optional[str] = ..., applies_routes: _Optional[bool] = ...) -> None: ...
 
 class RoutesApplied(_message.Message):
     __slots__ = ("version",)
@@ -62,10 +62,10 @@ class FleetQuery(_message.Message):
     def __init__(self) -> None: ...
 
 class OutcomeReport(_message.Message):
-    __slots__ = ("request_id", "pool", "adapter_digest", "completion_tokens", "censored", "record", "ttft_ms", "total_ms", "model_name", "failed")
+    __slots__ = ("request_id", "pool", "adapter", "completion_tokens", "censored", "record", "ttft_ms", "total_ms", "model_name", "failed")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
-    ADAPTER_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CENSORED_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
@@ -75,7 +75,7 @@ class OutcomeReport(_message.Message):
     FAILED_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     pool: str
-    adapter_digest: str
+    adapter: str
     completion_tokens: int
     censored: bool
     record: bytes
@@ -83,15 +83,15 @@ class OutcomeReport(_message.Message):
     total_ms: int
     model_name: str
     failed: bool
-    def __init__(self, request_id: _Optional[str] = ..., pool: _Optional[str] = ..., adapter_digest: _Optional[str] = ..., completion_tokens: _Optional[int] = ..., censored: _Optional[bool] = ..., record: _Optional[bytes] = ..., ttft_ms: _Optional[int] = ..., total_ms: _Optional[int] = ..., model_name: _Optional[str] = ..., failed: _Optional[bool] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., pool: _Optional[str] = ..., adapter: _Optional[str] = ..., completion_tokens: _Optional[int] = ..., censored: _Optional[bool] = ..., record: _Optional[bytes] = ..., ttft_ms: _Optional[int] = ..., total_ms: _Optional[int] = ..., model_name: _Optional[str] = ..., failed: _Optional[bool] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("request_id", "pool", "namespace", "model_name", "adapter_digest", "prompt_tokens", "emitted_tokens", "max_tokens", "p50_tokens", "p90_tokens", "waited_ms", "epoch", "runner", "migrations", "reservation_tokens", "start_emitted_tokens", "numerics_class", "p10_tokens", "p99_tokens", "bucket_tokens", "preemptions", "token_runner", "priority", "traceparent", "open_ended")
+    __slots__ = ("request_id", "pool", "namespace", "model_name", "adapter", "prompt_tokens", "emitted_tokens", "max_tokens", "p50_tokens", "p90_tokens", "waited_ms", "epoch", "runner", "migrations", "reservation_tokens", "start_emitted_tokens", "numerics_class", "p10_tokens", "p99_tokens", "bucket_tokens", "preemptions", "token_runner", "priority", "traceparent", "open_ended")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
-    ADAPTER_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     EMITTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -116,7 +116,7 @@ class Submit(_message.Message):
     pool: str
     namespace: str
     model_name: str
-    adapter_digest: str
+    adapter: str
     prompt_tokens: int
     emitted_tokens: int
     max_tokens: int
@@ -137,7 +137,7 @@ class Submit(_message.Message):
     priority: _common_pb2.Priority
     traceparent: str
     open_ended: bool
-    def __init__(self, request_id: _Optional[str] = ..., pool: _Optional[str] = ..., namespace: _Optional[str] = ..., model_name: _Optional[str] = ..., adapter_digest: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., emitted_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., p50_tokens: _Optional[int] = ..., p90_tokens: _Optional[int] = ..., waited_ms: _Optional[int] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ..., migrations: _Optional[int] = ..., reservation_tokens: _Optional[int] = ..., start_emitted_tokens: _Optional[int] = ..., numerics_class: _Optional[str] = ..., p10_tokens: _Optional[int] = ..., p99_tokens: _Optional[int] = ..., bucket_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., token_runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ..., priority: _Optional[_Union[_common_pb2.Priority, str]] = ..., traceparent: _Optional[str] = ..., open_ended: _Optional[bool] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., pool: _Optional[str] = ..., namespace: _Optional[str] = ..., model_name: _Optional[str] = ..., adapter: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., emitted_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., p50_tokens: _Optional[int] = ..., p90_tokens: _Optional[int] = ..., waited_ms: _Optional[int] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ..., migrations: _Optional[int] = ..., reservation_tokens: _Optional[int] = ..., start_emitted_tokens: _Optional[int] = ..., numerics_class: _Optional[str] = ..., p10_tokens: _Optional[int] = ..., p99_tokens: _Optional[int] = ..., bucket_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., token_runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ..., priority: _Optional[_Union[_common_pb2.Priority, str]] = ..., traceparent: _Optional[str] = ..., open_ended: _Optional[bool] = ...) -> None: ...
 
 class Failed(_message.Message):
     __slots__ = ("request_id", "epoch", "reason", "emitted_tokens", "free_pages", "detail", "runner")
@@ -214,12 +214,12 @@ class SchedulerToGateway(_message.Message):
     def __init__(self, assign: _Optional[_Union[Assign, _Mapping]] = ..., preempt: _Optional[_Union[Preempt, _Mapping]] = ..., reject: _Optional[_Union[Reject, _Mapping]] = ..., routes: _Optional[_Union[Routes, _Mapping]] = ..., outcome_ack: _Optional[_Union[OutcomeAck, _Mapping]] = ..., runner_gone: _Optional[_Union[RunnerGone, _Mapping]] = ..., limit_report: _Optional[_Union[LimitReport, _Mapping]] = ..., fleet: _Optional[_Union[Fleet, _Mapping]] = ...) -> None: ...
 
 class LimitReport(_message.Message):
-    __slots__ = ("gateway_id", "uses")
-    GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("gateway", "uses")
+    GATEWAY_FIELD_NUMBER: _ClassVar[int]
     USES_FIELD_NUMBER: _ClassVar[int]
-    gateway_id: str
+    gateway: str
     uses: _containers.RepeatedCompositeFieldContainer[LimitUse]
-    def __init__(self, gateway_id: _Optional[str] = ..., uses: _Optional[_Iterable[_Union[LimitUse, _Mapping]]] = ...) -> None: ...
+    def __init__(self, gateway: _Optional[str] = ..., uses: _Optional[_Iterable[_Union[LimitUse, _Mapping]]] = ...) -> None: ...
 
 class LimitUse(_message.Message):
     __slots__ = ("rule", "requests", "tokens", "concurrent")
@@ -234,14 +234,14 @@ class LimitUse(_message.Message):
     def __init__(self, rule: _Optional[_Union[_supervisor_pb2.LimitRule, _Mapping]] = ..., requests: _Optional[int] = ..., tokens: _Optional[int] = ..., concurrent: _Optional[int] = ...) -> None: ...
 
 class Assign(_message.Message):
-    __slots__ = ("request_id", "epoch", "runner", "address", "reservation_tokens", "numerics_class", "adapter_rank", "adapter_bytes", "token_runner", "delay_ms", "by_page", "leaves", "stays", "kv_address")
+    __slots__ = ("request_id", "epoch", "runner", "address", "reservation_tokens", "numerics_class", "rank", "adapter_bytes", "token_runner", "delay_ms", "by_page", "leaves", "stays", "kv_address")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RUNNER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     RESERVATION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUMERICS_CLASS_FIELD_NUMBER: _ClassVar[int]
-    ADAPTER_RANK_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_BYTES_FIELD_NUMBER: _ClassVar[int]
     TOKEN_RUNNER_FIELD_NUMBER: _ClassVar[int]
     DELAY_MS_FIELD_NUMBER: _ClassVar[int]
@@ -255,7 +255,7 @@ class Assign(_message.Message):
     address: str
     reservation_tokens: int
     numerics_class: str
-    adapter_rank: int
+    rank: int
     adapter_bytes: int
     token_runner: TokenRunner
     delay_ms: int
@@ -263,7 +263,7 @@ class Assign(_message.Message):
     leaves: bool
     stays: bool
     kv_address: str
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ..., address: _Optional[str] = ..., reservation_tokens: _Optional[int] = ..., numerics_class: _Optional[str] = ..., adapter_rank: _Optional[int] = ..., adapter_bytes: _Optional[int] = ..., token_runner: _Optional[_Union[TokenRunner, _Mapping]] = ..., delay_ms: _Optional[int] = ..., by_page: _Optional[bool] = ..., leaves: _Optional[bool] = ..., stays: _Optional[bool] = ..., kv_address: _Optional[str] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ..., address: _Optional[str] = ..., reservation_tokens: _Optional[int] = ..., numerics_class: _Optional[str] = ..., rank: _Optional[int] = ..., adapter_bytes: _Optional[int] = ..., token_runner: _Optional[_Union[TokenRunner, _Mapping]] = ..., delay_ms: _Optional[int] = ..., by_page: _Optional[bool] = ..., leaves: _Optional[bool] = ..., stays: _Optional[bool] = ..., kv_address: _Optional[str] = ...) -> None: ...
 
 class TokenRunner(_message.Message):
     __slots__ = ("runner", "address", "kv_address", "numerics_class")
@@ -420,11 +420,11 @@ class Routes(_message.Message):
     def __init__(self, version: _Optional[int] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., pools: _Optional[_Iterable[_Union[PoolRoute, _Mapping]]] = ..., keys: _Optional[_Iterable[_Union[KeyRoute, _Mapping]]] = ..., keys_known: _Optional[bool] = ..., full: _Optional[bool] = ..., base_version: _Optional[int] = ..., removed_models: _Optional[_Iterable[str]] = ..., removed_pools: _Optional[_Iterable[str]] = ..., removed_keys: _Optional[_Iterable[str]] = ..., unserved: _Optional[_Iterable[_Union[Unserved, _Mapping]]] = ..., removed_unserved: _Optional[_Iterable[str]] = ..., more: _Optional[bool] = ...) -> None: ...
 
 class Route(_message.Message):
-    __slots__ = ("model_name", "namespace", "pool", "adapter_digest", "rank", "uid", "created_unix_s", "version", "versions", "eos_token_ids", "own_chat_template", "chat_template", "chat_template_fault")
+    __slots__ = ("model_name", "namespace", "pool", "adapter", "rank", "uid", "created_unix_s", "version", "versions", "eos_token_ids", "own_chat_template", "chat_template", "chat_template_fault")
     MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
-    ADAPTER_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     UID_FIELD_NUMBER: _ClassVar[int]
     CREATED_UNIX_S_FIELD_NUMBER: _ClassVar[int]
@@ -437,7 +437,7 @@ class Route(_message.Message):
     model_name: str
     namespace: str
     pool: str
-    adapter_digest: str
+    adapter: str
     rank: int
     uid: str
     created_unix_s: int
@@ -447,7 +447,7 @@ class Route(_message.Message):
     own_chat_template: bool
     chat_template: str
     chat_template_fault: str
-    def __init__(self, model_name: _Optional[str] = ..., namespace: _Optional[str] = ..., pool: _Optional[str] = ..., adapter_digest: _Optional[str] = ..., rank: _Optional[int] = ..., uid: _Optional[str] = ..., created_unix_s: _Optional[int] = ..., version: _Optional[str] = ..., versions: _Optional[_Iterable[_Union[AdapterVersion, _Mapping]]] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., own_chat_template: _Optional[bool] = ..., chat_template: _Optional[str] = ..., chat_template_fault: _Optional[str] = ...) -> None: ...
+    def __init__(self, model_name: _Optional[str] = ..., namespace: _Optional[str] = ..., pool: _Optional[str] = ..., adapter: _Optional[str] = ..., rank: _Optional[int] = ..., uid: _Optional[str] = ..., created_unix_s: _Optional[int] = ..., version: _Optional[str] = ..., versions: _Optional[_Iterable[_Union[AdapterVersion, _Mapping]]] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., own_chat_template: _Optional[bool] = ..., chat_template: _Optional[str] = ..., chat_template_fault: _Optional[str] = ...) -> None: ...
 
 class AdapterVersion(_message.Message):
     __slots__ = ("digest", "rank", "bytes", "name", "weight", "eos_token_ids", "own_chat_template")
@@ -562,12 +562,12 @@ class SupervisorToScheduler(_message.Message):
     def __init__(self, hello: _Optional[_Union[SupervisorHello, _Mapping]] = ..., report: _Optional[_Union[ClusterReport, _Mapping]] = ..., outcome_ack: _Optional[_Union[OutcomeAck, _Mapping]] = ..., keys: _Optional[_Union[Keys, _Mapping]] = ..., keys_confirmed: _Optional[_Union[KeysConfirmed, _Mapping]] = ...) -> None: ...
 
 class SupervisorHello(_message.Message):
-    __slots__ = ("supervisor_id", "highest_term")
-    SUPERVISOR_ID_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("supervisor", "highest_term")
+    SUPERVISOR_FIELD_NUMBER: _ClassVar[int]
     HIGHEST_TERM_FIELD_NUMBER: _ClassVar[int]
-    supervisor_id: str
+    supervisor: str
     highest_term: int
-    def __init__(self, supervisor_id: _Optional[str] = ..., highest_term: _Optional[int] = ...) -> None: ...
+    def __init__(self, supervisor: _Optional[str] = ..., highest_term: _Optional[int] = ...) -> None: ...
 
 class ClusterReport(_message.Message):
     __slots__ = ("lost", "preempts", "reports")
@@ -634,25 +634,25 @@ class RunnerOrders(_message.Message):
     def __init__(self, runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ..., order: _Optional[_Union[_supervisor_pb2.RunnerOrder, _Mapping]] = ...) -> None: ...
 
 class RegistryToScheduler(_message.Message):
-    __slots__ = ("version", "snapshot", "pools", "adapters", "removed_pools", "removed_adapter_uids", "term")
+    __slots__ = ("version", "snapshot", "pools", "adapters", "removed_pools", "removed_adapters", "term")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     POOLS_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     REMOVED_POOLS_FIELD_NUMBER: _ClassVar[int]
-    REMOVED_ADAPTER_UIDS_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     version: int
     snapshot: bool
     pools: _containers.RepeatedCompositeFieldContainer[PoolDesired]
     adapters: _containers.RepeatedCompositeFieldContainer[AdapterDesired]
     removed_pools: _containers.RepeatedScalarFieldContainer[str]
-    removed_adapter_uids: _containers.RepeatedScalarFieldContainer[str]
+    removed_adapters: _containers.RepeatedScalarFieldContainer[str]
     term: int
-    def __init__(self, version: _Optional[int] = ..., snapshot: _Optional[bool] = ..., pools: _Optional[_Iterable[_Union[PoolDesired, _Mapping]]] = ..., adapters: _Optional[_Iterable[_Union[AdapterDesired, _Mapping]]] = ..., removed_pools: _Optional[_Iterable[str]] = ..., removed_adapter_uids: _Optional[_Iterable[str]] = ..., term: _Optional[int] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., snapshot: _Optional[bool] = ..., pools: _Optional[_Iterable[_Union[PoolDesired, _Mapping]]] = ..., adapters: _Optional[_Iterable[_Union[AdapterDesired, _Mapping]]] = ..., removed_pools: _Optional[_Iterable[str]] = ..., removed_adapters: _Optional[_Iterable[str]] = ..., term: _Optional[int] = ...) -> None: ...
 
 class PoolDesired(_message.Message):
-    __slots__ = ("pool", "base_digest", "base_model_name", "shared_all", "shared_namespaces", "max_queue", "queue", "reservation", "created_unix_s", "min_runners", "drain_s", "max_runners", "idle_s", "max_context_tokens", "consolidation", "tenant_weights", "slo_ttft_ms", "slo_token_time_ms", "slo_reject", "phases", "kv_across_classes", "groups", "tool_call_parser", "embeds_only", "sampling_defaults", "generation", "max_output_tokens", "chat_template", "chat_template_fault")
+    __slots__ = ("name", "base_digest", "base_model_name", "shared_all", "shared_namespaces", "max_queue", "queue", "reservation", "created_unix_s", "min_runners", "drain_s", "max_runners", "idle_s", "max_context_tokens", "consolidation", "tenant_weights", "slo_ttft_ms", "slo_token_time_ms", "slo_reject", "phases", "kv_across_classes", "groups", "tool_call_parser", "embeds_only", "sampling_defaults", "generation", "max_output_tokens", "chat_template", "chat_template_fault")
     class TenantWeightsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -660,7 +660,7 @@ class PoolDesired(_message.Message):
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
-    POOL_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
     BASE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     BASE_MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     SHARED_ALL_FIELD_NUMBER: _ClassVar[int]
@@ -689,7 +689,7 @@ class PoolDesired(_message.Message):
     MAX_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     CHAT_TEMPLATE_FAULT_FIELD_NUMBER: _ClassVar[int]
-    pool: str
+    name: str
     base_digest: str
     base_model_name: str
     shared_all: bool
@@ -718,7 +718,7 @@ class PoolDesired(_message.Message):
     max_output_tokens: int
     chat_template: str
     chat_template_fault: str
-    def __init__(self, pool: _Optional[str] = ..., base_digest: _Optional[str] = ..., base_model_name: _Optional[str] = ..., shared_all: _Optional[bool] = ..., shared_namespaces: _Optional[_Iterable[str]] = ..., max_queue: _Optional[int] = ..., queue: _Optional[str] = ..., reservation: _Optional[str] = ..., created_unix_s: _Optional[int] = ..., min_runners: _Optional[int] = ..., drain_s: _Optional[int] = ..., max_runners: _Optional[int] = ..., idle_s: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., consolidation: _Optional[str] = ..., tenant_weights: _Optional[_Mapping[str, int]] = ..., slo_ttft_ms: _Optional[int] = ..., slo_token_time_ms: _Optional[int] = ..., slo_reject: _Optional[bool] = ..., phases: _Optional[str] = ..., kv_across_classes: _Optional[bool] = ..., groups: _Optional[_Iterable[_Union[PhaseGroups, _Mapping]]] = ..., tool_call_parser: _Optional[str] = ..., embeds_only: _Optional[bool] = ..., sampling_defaults: _Optional[_Union[SamplingDefaults, _Mapping]] = ..., generation: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., chat_template: _Optional[str] = ..., chat_template_fault: _Optional[str] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., base_digest: _Optional[str] = ..., base_model_name: _Optional[str] = ..., shared_all: _Optional[bool] = ..., shared_namespaces: _Optional[_Iterable[str]] = ..., max_queue: _Optional[int] = ..., queue: _Optional[str] = ..., reservation: _Optional[str] = ..., created_unix_s: _Optional[int] = ..., min_runners: _Optional[int] = ..., drain_s: _Optional[int] = ..., max_runners: _Optional[int] = ..., idle_s: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., consolidation: _Optional[str] = ..., tenant_weights: _Optional[_Mapping[str, int]] = ..., slo_ttft_ms: _Optional[int] = ..., slo_token_time_ms: _Optional[int] = ..., slo_reject: _Optional[bool] = ..., phases: _Optional[str] = ..., kv_across_classes: _Optional[bool] = ..., groups: _Optional[_Iterable[_Union[PhaseGroups, _Mapping]]] = ..., tool_call_parser: _Optional[str] = ..., embeds_only: _Optional[bool] = ..., sampling_defaults: _Optional[_Union[SamplingDefaults, _Mapping]] = ..., generation: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., chat_template: _Optional[str] = ..., chat_template_fault: _Optional[str] = ...) -> None: ...
 
 class PhaseGroups(_message.Message):
     __slots__ = ("phase", "min_runners", "max_runners")

@@ -173,11 +173,11 @@ class Resync(_message.Message):
     def __init__(self, runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ...) -> None: ...
 
 class SequenceState(_message.Message):
-    __slots__ = ("request_id", "epoch", "gateway_id", "adapter_digest", "reserved_pages", "arrived_ms", "reservation_tokens", "stays", "priority")
+    __slots__ = ("request_id", "epoch", "gateway", "adapter", "reserved_pages", "arrived_ms", "reservation_tokens", "stays", "priority")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
-    GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
-    ADAPTER_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    GATEWAY_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     RESERVED_PAGES_FIELD_NUMBER: _ClassVar[int]
     ARRIVED_MS_FIELD_NUMBER: _ClassVar[int]
     RESERVATION_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -185,14 +185,14 @@ class SequenceState(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: _common_pb2.Epoch
-    gateway_id: str
-    adapter_digest: str
+    gateway: str
+    adapter: str
     reserved_pages: int
     arrived_ms: int
     reservation_tokens: int
     stays: bool
     priority: _common_pb2.Priority
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., gateway_id: _Optional[str] = ..., adapter_digest: _Optional[str] = ..., reserved_pages: _Optional[int] = ..., arrived_ms: _Optional[int] = ..., reservation_tokens: _Optional[int] = ..., stays: _Optional[bool] = ..., priority: _Optional[_Union[_common_pb2.Priority, str]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., gateway: _Optional[str] = ..., adapter: _Optional[str] = ..., reserved_pages: _Optional[int] = ..., arrived_ms: _Optional[int] = ..., reservation_tokens: _Optional[int] = ..., stays: _Optional[bool] = ..., priority: _Optional[_Union[_common_pb2.Priority, str]] = ...) -> None: ...
 
 class AdapterState(_message.Message):
     __slots__ = ("digest", "tier", "running", "bytes", "loading", "error", "rank", "shortfall")
@@ -259,14 +259,14 @@ class Registered(_message.Message):
     def __init__(self, lease_ms: _Optional[int] = ..., report_ms: _Optional[int] = ...) -> None: ...
 
 class RunnerOrder(_message.Message):
-    __slots__ = ("drain", "change", "role")
+    __slots__ = ("drain", "desired", "role")
     DRAIN_FIELD_NUMBER: _ClassVar[int]
-    CHANGE_FIELD_NUMBER: _ClassVar[int]
+    DESIRED_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     drain: bool
-    change: DesiredChange
+    desired: DesiredChange
     role: Role
-    def __init__(self, drain: _Optional[bool] = ..., change: _Optional[_Union[DesiredChange, _Mapping]] = ..., role: _Optional[_Union[Role, str]] = ...) -> None: ...
+    def __init__(self, drain: _Optional[bool] = ..., desired: _Optional[_Union[DesiredChange, _Mapping]] = ..., role: _Optional[_Union[Role, str]] = ...) -> None: ...
 
 class DesiredChange(_message.Message):
     __slots__ = ("version", "full", "adapters", "removed")
