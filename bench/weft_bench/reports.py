@@ -3,7 +3,7 @@
 import grpc.aio
 
 from weft.domain.runner import RunnerBook
-from weft.wire.codec.cluster import read_reported
+from weft.wire.codec.cluster import REPORTED
 from weft.wire.v1 import supervisor_pb2, supervisor_pb2_grpc
 
 TIMEOUT_S = 120.0
@@ -20,4 +20,4 @@ async def listed(admin: supervisor_pb2_grpc.AdminStub) -> supervisor_pb2.ListRun
 
 
 def books(answer: supervisor_pb2.ListRunnersResponse) -> list[RunnerBook]:
-    return [RunnerBook.of(read_reported(one)) for one in answer.runners]
+    return [RunnerBook.of(REPORTED.read(one)) for one in answer.runners]

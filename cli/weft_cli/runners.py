@@ -147,14 +147,14 @@ def books(supervisor: Supervisor) -> list[RunnerBook]:
 
 
 def _reported(supervisor: Supervisor) -> list[tuple[Any, RunnerBook]]:
-    from weft.wire.codec.cluster import read_reported
+    from weft.wire.codec.cluster import REPORTED
     from weft.wire.v1 import supervisor_pb2 as pb
 
     def listed(admin: Any) -> Any:
         return admin.ListRunners(pb.ListRunnersRequest(), timeout=TIMEOUT_S)
 
     answers = [_ask_at(address, supervisor.certificate, listed) for address in supervisor.addresses]
-    return [(message, RunnerBook.of(read_reported(message))) for answer in answers for message in answer.runners]
+    return [(message, RunnerBook.of(REPORTED.read(message))) for answer in answers for message in answer.runners]
 
 
 def ask(supervisor: Supervisor, call: Callable[[Any], Any]) -> Any:

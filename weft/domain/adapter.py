@@ -2,9 +2,27 @@
 
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+from weft.domain.bounds import (
+    MAX_ID,
+    MAX_MODEL,
+    MAX_RANK,
+    Any64,
+    Bound,
+    Capacity,
+    Detail,
+    EosTokens,
+    Listed,
+    ModelName,
+    Rank,
+    SomeDigest,
+    Text,
+)
 
 MOST_NAMES = 4  # that metrics list of one adapter
+MAX_VERSIONS = 101  # of an adapter, as the schema's, and a canary
+AdapterUid = Annotated[str, Bound(MAX_ID, 1, "an adapter's uid")]
 FILES = ("adapter_config.json", "adapter_model.safetensors")  # of every adapter, as PEFT writes them
 OPTIONAL_FILES = (
     "chat_template.jinja",
@@ -35,12 +53,12 @@ class AdapterVersion(NamedTuple):
     beside the base's. `own_chat_template`: chats are rendered by the one among its files.
     """
 
-    digest: str
-    rank: int
-    bytes: int = 0
-    name: str = ""
-    weight: int = 0
-    eos_token_ids: tuple[int, ...] = ()
+    digest: SomeDigest
+    rank: Rank
+    bytes: Any64 = 0
+    name: Text = ""
+    weight: Annotated[int, Bound(100)] = 0
+    eos_token_ids: EosTokens = ()
     own_chat_template: bool = False
 
 
@@ -52,26 +70,26 @@ class AdapterSpec:
     which are loaded on demand.
     """
 
-    uid: str
-    namespace: str
-    name: str
-    model_name: str
-    pool: str
-    digest: str
-    rank: int
-    bytes: int = 0
+    uid: AdapterUid
+    namespace: Text
+    name: Text
+    model_name: Annotated[str, Bound(MAX_MODEL)]
+    pool: Text
+    digest: Text
+    rank: Annotated[int, Bound(MAX_RANK)]
+    bytes: Any64 = 0
     pinned: bool = False
-    created_unix_s: int = 0
+    created_unix_s: Any64 = 0
     tier: Tier = Tier.UNSPECIFIED  # the least that a Ready runner holds it in; UNSPECIFIED and REMOTE: on demand
-    reason: str = ""
-    message: str = ""
-    version: str = ""
-    versions: tuple[AdapterVersion, ...] = ()
-    generation: int = 0  # of the object's spec that this follows from
-    eos_token_ids: tuple[int, ...] = ()  # of its content, beside the base's
+    reason: Text = ""
+    message: Detail = ""
+    version: Text = ""
+    versions: Annotated[tuple[AdapterVersion, ...], Bound(MAX_VERSIONS)] = ()
+    generation: Any64 = 0  # of the object's spec that this follows from
+    eos_token_ids: EosTokens = ()  # of its content, beside the base's
     own_chat_template: bool = False  # chats are rendered by the one among the files of its content
-    chat_template: str = ""  # digest of the artifact of the one that the spec gives instead; "": none
-    chat_template_fault: str = ""  # the spec gives one that could not be read: why; chats are refused
+    chat_template: Text = ""  # digest of the artifact of the one that the spec gives instead; "": none
+    chat_template_fault: Detail = ""  # the spec gives one that could not be read: why; chats are refused
 
     @property
     def contents(self) -> "tuple[AdapterSpec, ...]":
@@ -109,12 +127,12 @@ class DesiredAdapter:
     `model_names`: the first few that requests name it by, for metrics; other names alone make no other adapter.
     """
 
-    digest: str
-    rank: int
-    bytes: int
+    digest: SomeDigest
+    rank: Rank
+    bytes: Any64
     pinned: bool
-    tier: Tier = Tier.UNSPECIFIED
-    model_names: tuple[str, ...] = field(default=(), compare=False)
+    tier: Annotated[Tier, Tier.UNSPECIFIED] = Tier.UNSPECIFIED
+    model_names: Annotated[tuple[ModelName, ...], Bound(MOST_NAMES, cut=True)] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +142,10 @@ class DesiredChange:
     `removed` digests leave every tier after their last sequence, whether they were held or loaded on demand.
     """
 
-    version: int
+    version: Any64
     full: bool
-    adapters: tuple[DesiredAdapter, ...] = ()
-    removed: tuple[str, ...] = ()
+    adapters: Listed[DesiredAdapter] = ()
+    removed: Listed[SomeDigest] = ()
 
 
 class AdapterState(NamedTuple):
@@ -136,11 +154,11 @@ class AdapterState(NamedTuple):
     A tuple, for reports carry many: a frozen dataclass takes 1 us more to make.
     """
 
-    digest: str
-    tier: Tier
-    running: int = 0  # sequences that use it or wait for it
-    bytes: int = 0
-    rank: int = 0
+    digest: SomeDigest
+    tier: Annotated[Tier, Tier.UNSPECIFIED]
+    running: Capacity = 0  # sequences that use it or wait for it
+    bytes: Any64 = 0
+    rank: Rank = 0
     loading: bool = False
-    error: str = ""  # why the last load failed
-    shortfall: str = ""
+    error: Detail = ""  # why the last load failed
+    shortfall: Detail = ""

@@ -8,10 +8,42 @@ A tenant is a namespace. Ids are drawn by the batch service and have 128 random 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Annotated
+
+from weft.domain.bounds import (
+    MAX_DETAIL,
+    MAX_ID,
+    Any32,
+    Any64,
+    Bound,
+    Detail,
+    ListedOf,
+    Name,
+    Namespace,
+    Text,
+    Tokens,
+    Trace,
+)
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")  # of lines
 COMPLETION_WINDOW, COMPLETION_WINDOW_S = "24h", 24 * 3600  # the only one
 MAX_BATCH_ERRORS = 50  # that a failed batch lists
+MAX_CHUNK_BYTES = 1 << 20  # of a file, in one message
+MAX_BODY_BYTES = 48 << 20  # of a request or an answer: beneath gRPC's 64 MiB
+MAX_FILENAME = 1_000
+MAX_LINES_AT_ONCE = 1 << 16
+MAX_PAGE = 10_000  # OpenAI's for files
+METADATA_PAIRS, METADATA_KEY, METADATA_VALUE = 16, 64, 512  # OpenAI's
+Filename = Annotated[str, Bound(MAX_FILENAME, what="a filename")]
+FileId = Annotated[str, Bound(MAX_ID, 1, "a file's id")]
+BatchId = Annotated[str, Bound(MAX_ID, 1, "a batch's id")]
+ResponseId = Annotated[str, Bound(MAX_ID, 1, "a response's id")]
+Line = Annotated[int, Bound(1 << 31, 1, "a line's number")]
+Chunk = Annotated[bytes, Bound(MAX_CHUNK_BYTES, what="a chunk's length")]
+Body = Annotated[bytes, Bound(MAX_BODY_BYTES, what="a body's length")]
+MetadataText = Annotated[str, Bound(METADATA_VALUE, what="a value of metadata")]
+MetadataKey = Annotated[str, Bound(METADATA_KEY, what="a key of metadata")]
+Metadata = Annotated[Mapping[MetadataKey, MetadataText], Bound(METADATA_PAIRS, what="the number of metadata pairs")]
 
 
 class Purpose(Enum):
@@ -48,8 +80,8 @@ ENDED = frozenset((BatchStatus.FAILED, BatchStatus.COMPLETED, BatchStatus.EXPIRE
 class NewFile:
     """What an upload begins with. `filename` is the client's text, never a path."""
 
-    namespace: str
-    filename: str
+    namespace: Namespace
+    filename: Filename
     purpose: Purpose
 
 
@@ -57,20 +89,20 @@ class NewFile:
 class StoredFile:
     """A whole file."""
 
-    file_id: str
-    filename: str
+    file_id: FileId
+    filename: Filename
     purpose: Purpose
-    bytes: int
-    created_unix_s: int
+    bytes: Any64
+    created_unix_s: Any64
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
     """Which part of a list: at most `limit`, behind the id `after` ("": from the beginning), newest first."""
 
-    namespace: str
-    limit: int
-    after: str = ""
+    namespace: Namespace
+    limit: Annotated[int, Bound(MAX_PAGE, 1, "a list's limit")]
+    after: Text = ""
     purpose: Purpose | None = None  # of files; None: all
     oldest_first: bool = False
 
@@ -82,50 +114,50 @@ class Page:
 class NewBatch:
     """What a tenant orders."""
 
-    namespace: str
-    input_file_id: str
-    endpoint: str
-    completion_window: str = COMPLETION_WINDOW
-    metadata: Mapping[str, str] = field(default_factory=dict[str, str])
+    namespace: Namespace
+    input_file_id: Name
+    endpoint: Name
+    completion_window: Name = COMPLETION_WINDOW
+    metadata: Metadata = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True, slots=True)
 class BatchError:
     """Why a batch failed. `line` counts from 1; 0: the whole file."""
 
-    code: str
-    message: str
-    line: int = 0
-    param: str = ""
+    code: Text
+    message: Annotated[str, Bound(MAX_DETAIL, what="an error's message")]
+    line: Any32 = 0
+    param: Text = ""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchJob:
     """A batch as its tenant sees it. Times are 0 and ids "" for what has not happened, or never will."""
 
-    batch_id: str
-    input_file_id: str
-    endpoint: str
-    completion_window: str
+    batch_id: BatchId
+    input_file_id: Name
+    endpoint: Text
+    completion_window: Text
     status: BatchStatus
-    created_unix_s: int
-    expires_unix_s: int
-    output_file_id: str = ""
-    error_file_id: str = ""
-    errors: Sequence[BatchError] = ()
-    in_progress_unix_s: int = 0
-    finalizing_unix_s: int = 0
-    completed_unix_s: int = 0
-    failed_unix_s: int = 0
-    expired_unix_s: int = 0
-    cancelling_unix_s: int = 0
-    cancelled_unix_s: int = 0
-    total: int = 0  # lines
-    completed: int = 0
-    failed: int = 0
-    metadata: Mapping[str, str] = field(default_factory=dict[str, str])
-    prompt_tokens: int = 0  # of its completed lines
-    completion_tokens: int = 0
+    created_unix_s: Any64
+    expires_unix_s: Any64
+    output_file_id: Text = ""
+    error_file_id: Text = ""
+    errors: Annotated[Sequence[BatchError], Bound(MAX_BATCH_ERRORS, what="the number of a batch's errors")] = ()
+    in_progress_unix_s: Any64 = 0
+    finalizing_unix_s: Any64 = 0
+    completed_unix_s: Any64 = 0
+    failed_unix_s: Any64 = 0
+    expired_unix_s: Any64 = 0
+    cancelling_unix_s: Any64 = 0
+    cancelled_unix_s: Any64 = 0
+    total: Any32 = 0  # lines
+    completed: Any32 = 0
+    failed: Any32 = 0
+    metadata: Metadata = field(default_factory=dict[str, str])
+    prompt_tokens: Any64 = 0  # of its completed lines
+    completion_tokens: Any64 = 0
 
 
 # ------------------------------------------------------------------ lines
@@ -135,72 +167,74 @@ class BatchJob:
 class KeptResponse:
     """A response of `/v1/responses` that later ones may continue. `previous_id` "": it began its conversation."""
 
-    namespace: str
-    response_id: str
-    previous_id: str
-    body: bytes  # of the gateway: what was asked, what was answered
+    namespace: Namespace
+    response_id: ResponseId
+    previous_id: Annotated[str, Bound(MAX_ID, what="a response's id")]
+    body: Annotated[
+        bytes, Bound(8 << 20, what="a response's length")
+    ]  # of the gateway: what was asked, what was answered
 
 
 @dataclass(frozen=True, slots=True)
 class LinesHello:
     """First message of a gateway, and again where its room has changed: how many lines it runs at once (0: none)."""
 
-    gateway_id: str
-    max_lines: int
+    gateway_id: Annotated[str, Bound(128, 1, "a gateway's id")]
+    max_lines: Annotated[int, Bound(MAX_LINES_AT_ONCE, what="a gateway's lines at once")]
 
 
 @dataclass(frozen=True, slots=True)
 class LineResult:
     """A line's answer. `status` is HTTP's, `body` the JSON that a client of the endpoint would have got."""
 
-    batch_id: str
-    line: int
-    status: int
-    request_id: str
-    body: bytes
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    batch_id: BatchId
+    line: Line
+    status: Annotated[int, Bound(599, 100, "a line's status")]
+    request_id: Text
+    body: Body
+    prompt_tokens: Tokens = 0
+    completion_tokens: Tokens = 0
 
 
 @dataclass(frozen=True, slots=True)
 class LineReleased:
     """The gateway gives the line back without an answer."""
 
-    batch_id: str
-    line: int
-    reason: str
+    batch_id: BatchId
+    line: Line
+    reason: Detail
 
 
 @dataclass(frozen=True, slots=True)
 class LineEnds:
     """Lines that the gateway no longer runs."""
 
-    results: Sequence[LineResult] = ()
-    released: Sequence[LineReleased] = ()
+    results: ListedOf[LineResult] = ()
+    released: ListedOf[LineReleased] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class RunLine:
     """Run this line. `body`: JSON of the request. `traceparent`: of the batch's span; "": the batch is not sampled."""
 
-    batch_id: str
-    line: int
-    namespace: str
-    endpoint: str
-    body: bytes
-    traceparent: str = ""
+    batch_id: BatchId
+    line: Line
+    namespace: Namespace
+    endpoint: Name
+    body: Body
+    traceparent: Trace = ""
 
 
 @dataclass(frozen=True, slots=True)
 class RunLines:
     """Run each of these."""
 
-    lines: Sequence[RunLine]
+    lines: ListedOf[RunLine]
 
 
 @dataclass(frozen=True, slots=True)
 class CancelLines:
     """The lines' batch has ended: answer nothing."""
 
-    batch_id: str
-    lines: Sequence[int]
+    batch_id: BatchId
+    lines: ListedOf[Line]

@@ -1,8 +1,10 @@
 """What the runners do now, as a gateway's page shows it: asked on demand, bounded, of no use for decisions."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from weft.domain.adapter import Tier
+from weft.domain.bounds import MAX_ID, Any32, Any64, Bound, Detail, Listed, PoolName, SomeDigest, Text
 from weft.domain.runner import RunnerRole
 
 MAX_RUNNERS = 512  # in one answer
@@ -19,40 +21,40 @@ class FleetQuery:
 class FleetAdapter:
     """An adapter on a runner: in host memory or on the device, on its way there, or with the error of its last load."""
 
-    digest: str
+    digest: SomeDigest
     tier: Tier
-    running: int = 0  # sequences
+    running: Any32 = 0  # sequences
     loading: bool = False
-    error: str = ""
+    error: Detail = ""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetRunner:
     """A runner as it reported last. `tokens`: computed since its start, of prompts and of answers."""
 
-    name: str
-    pool: str
-    incarnation: str
+    name: Annotated[str, Bound(MAX_ID, 1, "a runner's name")]
+    pool: PoolName
+    incarnation: Text
     ready: bool
     draining: bool
     role: RunnerRole
-    sequences: int
-    max_sequences: int
-    best_batch: int  # sequences; 0: not measured
-    used_pages: int  # that hold tokens
-    free_pages: int
-    adapter_pages: int
-    total_pages: int
-    page_tokens: int
-    tokens: int
-    pending_prompt_tokens: int
-    adapters: tuple[FleetAdapter, ...] = ()  # those in use first
-    adapters_left_out: int = 0
+    sequences: Any32
+    max_sequences: Any32
+    best_batch: Any32  # sequences; 0: not measured
+    used_pages: Any32  # that hold tokens
+    free_pages: Any32
+    adapter_pages: Any32
+    total_pages: Any32
+    page_tokens: Any32
+    tokens: Any64
+    pending_prompt_tokens: Any32
+    adapters: Listed[FleetAdapter] = ()  # those in use first
+    adapters_left_out: Any32 = 0
 
 
 @dataclass(frozen=True, slots=True)
 class FleetReport:
     """The runners by pool and name, at most MAX_RUNNERS."""
 
-    runners: tuple[FleetRunner, ...] = ()
-    left_out: int = 0
+    runners: Annotated[tuple[FleetRunner, ...], Bound(MAX_RUNNERS, what="the number of runners")] = ()
+    left_out: Any32 = 0

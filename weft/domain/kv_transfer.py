@@ -8,7 +8,9 @@ receiver's tells its shell where they go (`ReceiveKv`). They arrive before the K
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
+from weft.domain.bounds import MAX_ID, Any32, Bound, Detail, Digest, ListedOf, Pages, RequestId, Text, Tokens
 from weft.domain.ids import Epoch, RunnerId
 from weft.domain.request import TokenLogprob
 
@@ -18,10 +20,10 @@ class KvHello:
     """First message of a sender. `incarnation`: expected of the receiver. `kv_layout`: what a page of KV holds."""
 
     runner: RunnerId
-    incarnation: str
-    pool: str
-    base_digest: str
-    kv_layout: str
+    incarnation: Text
+    pool: Text
+    base_digest: Text
+    kv_layout: Text
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,34 +31,36 @@ class KvReady:
     """The receiver's answer to a hello. `shard_addresses`: where its ranks from 1 on take their pages."""
 
     runner: RunnerId
-    shard_addresses: Sequence[str] = ()
+    shard_addresses: Annotated[
+        Sequence[Annotated[str, Bound(MAX_ID, 1, "the address of a rank")]], Bound(1 << 10, what="the number of ranks")
+    ] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class KvOffer:
     """KV of that epoch will come, as soon as the sender has it. `adapter`: that computes it."""
 
-    request_id: str
+    request_id: RequestId
     epoch: Epoch
-    adapter: str
+    adapter: Digest
 
 
 @dataclass(frozen=True, slots=True)
 class KvAccept:
     """Pages from this one on are wanted; those before are there already."""
 
-    request_id: str
+    request_id: RequestId
     epoch: Epoch
-    first_page: int
+    first_page: Pages
 
 
 @dataclass(frozen=True, slots=True)
 class KvRefuse:
     """Nothing of that epoch is wanted."""
 
-    request_id: str
+    request_id: RequestId
     epoch: Epoch
-    reason: str
+    reason: Detail
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +71,10 @@ class KvComplete:
     for them; the last one is not in KV.
     """
 
-    request_id: str
+    request_id: RequestId
     epoch: Epoch
-    in_kv: int
-    tokens: Sequence[int] = ()
+    in_kv: Tokens
+    tokens: ListedOf[Any32] = ()
     logprobs: Sequence[TokenLogprob] = ()
 
 
@@ -78,5 +82,5 @@ class KvComplete:
 class KvAck:
     """The sequence runs from the receiver's pages: the sender's are free."""
 
-    request_id: str
+    request_id: RequestId
     epoch: Epoch

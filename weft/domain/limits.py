@@ -2,7 +2,12 @@
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Annotated
 
+from weft.domain.bounds import MAX_ID, MAX_MODEL, Any64, Bound, Listed
+
+MAX_LIMIT = 1 << 50  # of requests or tokens
+Limit = Annotated[int, Bound(MAX_LIMIT)]
 SECONDS = 60.0  # of the period that rates are given for
 
 
@@ -18,13 +23,15 @@ class Metric(Enum):
 class LimitRule:
     """Limits of a key or of a namespace, on its models together or on those that `model` names. 0: none."""
 
-    subject: str  # "key/ID" or "namespace/NAME"
-    model: str = ""  # a name, or a pattern with * and ?; "": every model
-    requests_per_minute: int = 0
-    tokens_per_minute: int = 0
-    concurrent: int = 0
-    tokens_per_day: int = 0  # UTC; of a namespace
-    spent_until_unix_ms: int = 0  # the day's tokens are used up until then; 0: they are not
+    subject: Annotated[str, Bound(MAX_ID, 1, "the subject of a limit")]  # "key/ID" or "namespace/NAME"
+    model: Annotated[str, Bound(MAX_MODEL, what="the model of a limit")] = (
+        ""  # a name, or a pattern with * and ?; "": every model
+    )
+    requests_per_minute: Limit = 0
+    tokens_per_minute: Limit = 0
+    concurrent: Limit = 0
+    tokens_per_day: Limit = 0  # UTC; of a namespace
+    spent_until_unix_ms: Any64 = 0  # the day's tokens are used up until then; 0: they are not
 
     def limit(self, metric: Metric) -> int:
         """0: none."""
@@ -38,14 +45,14 @@ class LimitUse:
     """How the use of a rule has changed at a gateway since its last report; `concurrent` is the number now."""
 
     rule: LimitRule
-    requests: int
-    tokens: int  # below 0: answers were shorter than what they had reserved
-    concurrent: int
+    requests: Annotated[int, Bound(MAX_LIMIT, -MAX_LIMIT)]
+    tokens: Annotated[int, Bound(MAX_LIMIT, -MAX_LIMIT)]  # below 0: answers were shorter than what they had reserved
+    concurrent: Limit
 
 
 @dataclass(frozen=True, slots=True)
 class LimitReport:
     """What a gateway used of its rules, for the others. Sent at an interval, also where it used nothing."""
 
-    gateway: str
-    uses: tuple[LimitUse, ...] = ()
+    gateway: Annotated[str, Bound(MAX_ID, what="a gateway's id")]
+    uses: Listed[LimitUse] = ()

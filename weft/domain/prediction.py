@@ -1,6 +1,9 @@
 """Predicted lengths: what a gateway asks its predictor before it submits a request. 0 tokens: no prediction."""
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from weft.domain.bounds import MAX_ID, Any32, Bound, ModelName, Namespace, PoolName, Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -10,14 +13,14 @@ class PredictItem:
     The predictor keeps the features of the prompt under this id until the outcomes of the answers arrive.
     """
 
-    request_id: str
-    prompt_text: str
-    pool: str
-    model_name: str  # the base's for the base
-    prompt_tokens: int
-    max_tokens: int
-    namespace: str = ""  # of the caller; "" when keys are off
-    traceparent: str = ""  # W3C trace context of a request that is sampled
+    request_id: Annotated[str, Bound(MAX_ID, what="a request id")]
+    prompt_text: Annotated[str, Bound(1 << 16, what="a prompt")]
+    pool: PoolName
+    model_name: ModelName  # the base's for the base
+    prompt_tokens: Any32
+    max_tokens: Any32
+    namespace: Namespace = ""  # of the caller; "" when keys are off
+    traceparent: Trace = ""  # W3C trace context of a request that is sampled
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,41 @@ scheduler --OutcomeReport--> supervisor --OutcomeAck--> scheduler
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
+from weft.domain.bounds import (
+    MAX_DETAIL,
+    MAX_ID,
+    MAX_TOKENS,
+    Any32,
+    Any64,
+    Bound,
+    Detail,
+    Digest,
+    EosTokens,
+    Listed,
+    Migrations,
+    Milliseconds,
+    ModelName,
+    Namespace,
+    Numerics,
+    Pages,
+    PoolName,
+    Rank,
+    RequestId,
+    Seconds,
+    Text,
+    Tokens,
+    Trace,
+)
 from weft.domain.ids import BASE, NEVER, Epoch, RunnerId
+
+MAX_STOP_TOKENS, MAX_BAD_WORDS, MAX_ALLOWED_TOKENS = 128, 64, 4096  # of one request
+MAX_GRAMMAR = 64 << 10
+_Banned = Annotated[tuple[Any32, ...], Bound(64, what="the length of a bad word")]
+GatewayId = Annotated[str, Bound(MAX_ID, 1, "a gateway's id")]
+Address = Annotated[str, Bound(MAX_ID, 1, "a runner's address")]
+KvAddress = Annotated[str, Bound(MAX_ID, 1, "a KV address")]
 
 
 class Priority(IntEnum):
@@ -79,26 +111,26 @@ class Sampling:
     of sequence, beside those of the base.
     """
 
-    seed: int = 0
-    choice: int = 0
+    seed: Any64 = 0
+    choice: Any32 = 0
     temperature: float = 0.0
     top_p: float = 1.0
     ignore_eos: bool = False
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
+    logit_bias: Listed[tuple[Any32, float]] = ()
     top_logprobs: int | None = None
-    top_k: int = 0
+    top_k: Any32 = 0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
-    min_tokens: int = 0
-    stop_token_ids: tuple[int, ...] = ()
-    bad_words: tuple[tuple[int, ...], ...] = ()
-    allowed_token_ids: tuple[int, ...] = ()
-    grammar: str = ""
-    prompt_logprobs: int | None = None
+    min_tokens: Any32 = 0
+    stop_token_ids: Annotated[tuple[Any32, ...], Bound(MAX_STOP_TOKENS, what="the number of stop tokens")] = ()
+    bad_words: Annotated[tuple[_Banned, ...], Bound(MAX_BAD_WORDS, what="the number of bad words")] = ()
+    allowed_token_ids: Annotated[tuple[Any32, ...], Bound(MAX_ALLOWED_TOKENS, what="the number of allowed tokens")] = ()
+    grammar: Annotated[str, Bound(MAX_GRAMMAR, what="a grammar")] = ""
+    prompt_logprobs: Any32 | None = None
     pooling: bool = False
-    eos_token_ids: tuple[int, ...] = ()
+    eos_token_ids: EosTokens = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +139,10 @@ class SamplingDefaults:
 
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: Annotated[int, Bound((1 << 31) - 1, -1 << 31)] | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
-    max_tokens: int | None = None
+    max_tokens: Any32 | None = None
 
 
 NO_DEFAULTS = SamplingDefaults()
@@ -133,8 +165,8 @@ class TokenLogprob(NamedTuple):
 class SessionHello:
     """First message of a gateway's session: `incarnation` is the one that the scheduler named."""
 
-    gateway: str
-    incarnation: str
+    gateway: GatewayId
+    incarnation: Text
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +181,7 @@ class KvTarget:
     """A runner that takes KV of another one. `address`: of its end of `KvTransfer`."""
 
     runner: RunnerId
-    address: str
+    address: KvAddress
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,28 +194,28 @@ class Start:
     sends, and go on from there.
     """
 
-    request_id: str
+    request_id: RequestId
     epoch: Epoch
-    prompt: tuple[int, ...]
-    emitted: tuple[int, ...]
-    max_tokens: int  # of the whole answer, emitted ones included
-    reservation_tokens: int
-    adapter: str = BASE
-    rank: int = 0
-    adapter_bytes: int = 0
+    prompt: Listed[Any32]
+    emitted: Listed[Any32]
+    max_tokens: Tokens  # of the whole answer, emitted ones included
+    reservation_tokens: Tokens
+    adapter: Digest = BASE
+    rank: Rank = 0
+    adapter_bytes: Any64 = 0
     sampling: Sampling = field(default_factory=Sampling)
-    cache_salt: str = ""
-    client_request_id: str = ""  # for logs
-    waited_s: float = 0.0  # since it arrived at the gateway: a duration, as clocks differ
-    delay_s: float = 0.0  # of its Assign
+    cache_salt: Text = ""
+    client_request_id: Annotated[str, Bound(MAX_DETAIL)] = ""  # for logs
+    waited_s: Seconds = 0.0  # since it arrived at the gateway: a duration, as clocks differ
+    delay_s: Seconds = 0.0  # of its Assign
     by_page: bool = False
     leaves: bool = False
     stays: bool = False
     kv_to: KvTarget | None = None
     kv_from: RunnerId | None = None
     priority: Priority = Priority.INTERACTIVE
-    model_name: str = ""  # that the client asked for: the runner's metrics name adapters by it
-    traceparent: str = ""  # W3C trace context of a request that is sampled
+    model_name: ModelName = ""  # that the client asked for: the runner's metrics name adapters by it
+    traceparent: Trace = ""  # W3C trace context of a request that is sampled
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +225,7 @@ class Stop:
     `finish`: how the request ended; None: it goes on elsewhere, and `preempted` says whether for want of memory.
     """
 
-    request_id: str
+    request_id: RequestId
     epoch: Epoch
     finish: FinishReason | None = None
     preempted: bool = False
@@ -203,7 +235,7 @@ class Stop:
 class Freeze:
     """Stop an epoch after the present iteration, answer Frozen, then send its KV there as that of `next_epoch`."""
 
-    request_id: str
+    request_id: RequestId
     epoch: Epoch
     next_epoch: Epoch
     to: KvTarget
@@ -213,9 +245,9 @@ class Freeze:
 class Frozen:
     """The answer to Freeze, after the last of the epoch's tokens: so many of the answer."""
 
-    request_id: str
+    request_id: RequestId
     epoch: Epoch
-    emitted_tokens: int
+    emitted_tokens: Tokens
 
 
 class SequenceTokens(NamedTuple):
@@ -240,9 +272,9 @@ class PromptLogprobs:
     The first token of a prompt has none. A runner sends each as often as it computes it.
     """
 
-    request_id: str
+    request_id: RequestId
     epoch: Epoch
-    first: int
+    first: Annotated[int, Bound(MAX_TOKENS, 1, "a position of a prompt")]
     logprobs: Sequence[TokenLogprob]
 
 
@@ -253,9 +285,9 @@ class PooledState:
     `vector`: little-endian fp32 [H]. A runner sends it as often as it computes it.
     """
 
-    request_id: str
+    request_id: RequestId
     epoch: Epoch
-    vector: bytes
+    vector: Annotated[bytes, Bound(4 << 16, 1, "the length of a hidden state")]
 
 
 class Step(NamedTuple):
@@ -269,21 +301,21 @@ class Step(NamedTuple):
 class NoCapacity:
     """The runner did not admit the epoch. `reason`: "pages", "sequences" or "context"."""
 
-    request_id: str
+    request_id: RequestId
     epoch: Epoch
-    free_pages: int
-    reason: str
+    free_pages: Pages
+    reason: Detail
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
     """The runner gives a sequence up after `emitted_tokens` of its answer."""
 
-    request_id: str
+    request_id: RequestId
     epoch: Epoch
-    reason: EndReason
-    detail: str = ""
-    emitted_tokens: int = 0
+    reason: Annotated[EndReason, EndReason.INTERNAL]
+    detail: Detail = ""
+    emitted_tokens: Tokens = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +330,7 @@ class Draining:
 class GatewayHello:
     """First message of a gateway's stream. `applies_routes`: it sends RoutesApplied for every route table."""
 
-    gateway: str
+    gateway: GatewayId
     applies_routes: bool = False
 
 
@@ -316,30 +348,30 @@ class Submit:
     the runner that computed the latest token.
     """
 
-    request_id: str
-    pool: str
-    namespace: str
-    model_name: str
-    adapter: str
-    prompt_tokens: int
-    max_tokens: int
-    emitted_tokens: int = 0
-    p10_tokens: int = 0
-    p50_tokens: int = 0
-    p90_tokens: int = 0
-    p99_tokens: int = 0
-    bucket_tokens: int = 0
-    waited_s: float = 0.0  # a duration: it keeps the request's age across streams and schedulers
+    request_id: RequestId
+    pool: PoolName
+    namespace: Namespace
+    model_name: ModelName
+    adapter: Digest
+    prompt_tokens: Tokens
+    max_tokens: Tokens
+    emitted_tokens: Tokens = 0
+    p10_tokens: Tokens = 0
+    p50_tokens: Tokens = 0
+    p90_tokens: Tokens = 0
+    p99_tokens: Tokens = 0
+    bucket_tokens: Tokens = 0
+    waited_s: Seconds = 0.0  # a duration: it keeps the request's age across streams and schedulers
     epoch: Epoch = NEVER
     runner: RunnerId | None = None
-    migrations: int = 0  # epochs that ended so far, without NO_CAPACITY and PREEMPTED
-    preemptions: int = 0  # epochs that ended by PREEMPTED, and by NO_CAPACITY with tokens
-    reservation_tokens: int = 0
-    start_emitted_tokens: int = 0
-    numerics_class: str = ""
+    migrations: Migrations = 0  # epochs that ended so far, without NO_CAPACITY and PREEMPTED
+    preemptions: Migrations = 0  # epochs that ended by PREEMPTED, and by NO_CAPACITY with tokens
+    reservation_tokens: Tokens = 0
+    start_emitted_tokens: Tokens = 0
+    numerics_class: Numerics = ""
     token_runner: RunnerId | None = None  # of its Assign, until it has taken over from `runner`
     priority: Priority = Priority.INTERACTIVE
-    traceparent: str = ""  # W3C trace context of a request that is sampled
+    traceparent: Trace = ""  # W3C trace context of a request that is sampled
     open_ended: bool = False  # nobody asked for `max_tokens`: the answer may be as long as its runner's context lets it
 
 
@@ -350,12 +382,12 @@ class Failed:
     `runner`: of two runners of the epoch the one that failed it; None: not known.
     """
 
-    request_id: str
+    request_id: RequestId
     epoch: Epoch
     reason: FailReason
-    emitted_tokens: int = 0
-    free_pages: int = 0  # with NO_CAPACITY, for information
-    detail: str = ""
+    emitted_tokens: Tokens = 0
+    free_pages: Pages = 0  # with NO_CAPACITY, for information
+    detail: Detail = ""
     runner: RunnerId | None = None
 
 
@@ -363,8 +395,8 @@ class Failed:
 class Cancel:
     """The request's client is gone."""
 
-    request_id: str
-    emitted_tokens: int = 0
+    request_id: RequestId
+    emitted_tokens: Tokens = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,7 +406,7 @@ class Started:
     `handed_off`: the token runner has taken over, and the prompt runner has nothing of the request any more.
     """
 
-    request_id: str
+    request_id: RequestId
     epoch: Epoch
     handed_off: bool = False
 
@@ -384,9 +416,9 @@ class TokenRunner:
     """The second runner of an Assign: it computes the tokens after the first one. `kv_address`: where it takes KV."""
 
     runner: RunnerId
-    address: str
-    kv_address: str
-    numerics_class: str = ""
+    address: Address
+    kv_address: KvAddress
+    numerics_class: Numerics = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,27 +430,27 @@ class Assign:
     takes the KV along, to there; "": it is computed again.
     """
 
-    request_id: str
+    request_id: RequestId
     epoch: Epoch
     runner: RunnerId
-    address: str
-    reservation_tokens: int
-    numerics_class: str = ""
-    rank: int = 0  # of the adapter, and its size: for the Start
-    adapter_bytes: int = 0
-    delay_s: float = 0.0  # what the queue policy adds to its arrival: the runner's prompts run in that order
+    address: Address
+    reservation_tokens: Tokens
+    numerics_class: Numerics = ""
+    rank: Rank = 0  # of the adapter, and its size: for the Start
+    adapter_bytes: Any64 = 0
+    delay_s: Seconds = 0.0  # what the queue policy adds to its arrival: the runner's prompts run in that order
     by_page: bool = False  # nothing is reserved ahead: it grows by a page at a time
     leaves: bool = False  # where it outruns its reservation and no page is free it is preempted itself (S3)
     stays: bool = False  # it was preempted as often as it may be: another one is, and all its pages are reserved
     token_runner: TokenRunner | None = None
-    kv_address: str = ""
+    kv_address: Text = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Preempt:
     """Stop this epoch at its runner, answer Failed(PREEMPTED), hold the stream until the next Assign."""
 
-    request_id: str
+    request_id: RequestId
     epoch: Epoch
 
 
@@ -426,10 +458,10 @@ class Preempt:
 class Reject:
     """The request is over."""
 
-    request_id: str
+    request_id: RequestId
     reason: RejectReason
-    message: str = ""
-    retry_after_ms: int = 0
+    message: Detail = ""
+    retry_after_ms: Any32 = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -449,41 +481,41 @@ class Outcome:
     `censored`: the real length is only known to be >= `completion_tokens`.
     """
 
-    request_id: str
-    pool: str
-    namespace: str  # of the caller; "" when keys are off
-    model_name: str
-    adapter: str
-    prompt_tokens: int
-    completion_tokens: int  # streamed and billed
+    request_id: RequestId
+    pool: PoolName
+    namespace: Namespace  # of the caller; "" when keys are off
+    model_name: ModelName
+    adapter: Digest
+    prompt_tokens: Tokens
+    completion_tokens: Tokens  # streamed and billed
     finish: FinishReason
-    finished_unix_ms: int
-    error: str = ""
+    finished_unix_ms: Annotated[int, Bound(1 << 62)]
+    error: Text = ""
     censored: bool = False
-    predicted_p50_tokens: int = 0
-    predicted_p90_tokens: int = 0
-    model_version: str = ""  # of the predictor
-    ttft_ms: int = 0
-    total_ms: int = 0
-    migrations: int = 0
-    doublings: int = 0
-    choice: int = 0  # of the client's request; the first one stands for request and prompt in usage
-    key_id: str = ""  # of the caller's API key; "": it has none, as lines of batches
+    predicted_p50_tokens: Tokens = 0
+    predicted_p90_tokens: Tokens = 0
+    model_version: Text = ""  # of the predictor
+    ttft_ms: Any32 = 0
+    total_ms: Any32 = 0
+    migrations: Migrations = 0
+    doublings: Migrations = 0
+    choice: Any32 = 0  # of the client's request; the first one stands for request and prompt in usage
+    key_id: Text = ""  # of the caller's API key; "": it has none, as lines of batches
 
 
 @dataclass(frozen=True, slots=True)
 class OutcomeReport:
     """An outcome on its way to the store. The scheduler learns from the fields and passes `record` on unread."""
 
-    request_id: str
-    pool: str
-    adapter: str
-    completion_tokens: int
+    request_id: RequestId
+    pool: PoolName
+    adapter: Digest
+    completion_tokens: Tokens
     censored: bool
-    record: bytes  # an encoded Outcome
-    ttft_ms: int = 0  # 0: no token came
-    total_ms: int = 0
-    model_name: str = ""
+    record: Annotated[bytes, Bound(64 << 10, 1, "the size of an outcome")]  # an encoded Outcome
+    ttft_ms: Milliseconds = 0  # 0: no token came
+    total_ms: Milliseconds = 0
+    model_name: ModelName = ""
     failed: bool = False  # its finish reason is FAILED
 
 
@@ -491,4 +523,4 @@ class OutcomeReport:
 class OutcomeAck:
     """These outcomes are in the store: the sender may forget them."""
 
-    request_ids: tuple[str, ...]
+    request_ids: Listed[RequestId]

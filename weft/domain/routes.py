@@ -5,50 +5,80 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import islice
 from operator import add
-from typing import Literal, NamedTuple, TypeVar
+from typing import Annotated, Literal, NamedTuple, TypeVar
 
-from weft.domain.adapter import AdapterSpec, AdapterVersion
+from weft.domain.adapter import MAX_VERSIONS, AdapterSpec, AdapterUid, AdapterVersion
+from weft.domain.bounds import (
+    MAX_DETAIL,
+    MAX_ID,
+    MAX_MODEL,
+    Any32,
+    Any64,
+    Bound,
+    Detail,
+    Digest,
+    EosTokens,
+    Listed,
+    ModelName,
+    Name,
+    Namespace,
+    Pages,
+    PoolName,
+    Rank,
+    Runners,
+    Seconds,
+    SomeDigest,
+    Text,
+    Tokens,
+)
 from weft.domain.limits import LimitRule
 from weft.domain.request import NO_DEFAULTS, SamplingDefaults
 
 MAX_ENTRIES = 500  # of a kind in one message of routes: it keeps a gateway's event loop for 2 ms
 ToolCallParserName = Literal["hermes", "llama3_json", "mistral"]  # how models write calls of tools, by vLLM's names
 V = TypeVar("V")
+SomePool = Annotated[str, Bound(MAX_ID, 1, "a pool's name")]
+RunnerName = Annotated[str, Bound(MAX_ID, 1, "a runner's name")]
+KeyHash = Annotated[str, Bound(MAX_ID, 1, "a key's hash")]
+_Tenant = Annotated[str, Bound(MAX_ID, 1, "a tenant")]
+_Weight = Annotated[int, Bound(1000, 1, "a weight")]
+TenantWeights = Annotated[tuple[tuple[_Tenant, _Weight], ...], Bound(256, what="the number of weights")]
+WholeSeconds = Annotated[float, Bound(1 << 31)]
 
 
 @dataclass(frozen=True, slots=True)
 class PoolSpec:
     """A pool as the registry declares it. 0 for a duration: the receiver's own default."""
 
-    name: str  # "namespace/name"
-    base_digest: str = ""
-    base_model_name: str = ""
+    name: SomePool  # "namespace/name"
+    base_digest: Text = ""
+    base_model_name: Annotated[str, Bound(MAX_MODEL)] = ""
     shared_all: bool = False  # namespaces that may use the pool's base: all, or those listed
-    shared_namespaces: tuple[str, ...] = ()
-    max_queue: int = 1000
-    queue: str = "fcfs"
-    reservation: str = "calibrated"
-    created_unix_s: int = 0
-    min_runners: int = 0
-    max_runners: int = 0  # 0: no bound is known
-    idle_s: float = 0.0  # idle runners beyond those that are needed are released after this long
-    drain_s: float = 0.0  # streams of a replaced or deleted digest run on this long
-    max_context_tokens: int = 0  # what its runners will have; 0: not known
-    consolidation: str = "never"
-    tenant_weights: tuple[tuple[str, int], ...] = ()  # namespace, share; 1 for those that are not named
-    slo_ttft_s: float = 0.0  # objectives; 0: none
-    slo_token_time_s: float = 0.0
+    shared_namespaces: Listed[Name] = ()
+    max_queue: Any32 = 1000
+    queue: Text = "fcfs"
+    reservation: Text = "calibrated"
+    created_unix_s: Any64 = 0
+    min_runners: Runners = 0
+    max_runners: Runners = 0  # 0: no bound is known
+    idle_s: WholeSeconds = 0.0  # idle runners beyond those that are needed are released after this long
+    drain_s: WholeSeconds = 0.0  # streams of a replaced or deleted digest run on this long
+    max_context_tokens: Tokens = 0  # what its runners will have; 0: not known
+    consolidation: Text = "never"
+    tenant_weights: TenantWeights = ()  # namespace, share; 1 for those that are not named
+    slo_ttft_s: Seconds = 0.0  # objectives; 0: none
+    slo_token_time_s: Seconds = 0.0
     slo_reject: bool = False  # who cannot get a token within `slo_ttft_s` is rejected at once
-    phases: str = "unified"  # "split": prompts on some runners, the tokens after them on others
+    phases: Text = "unified"  # "split": prompts on some runners, the tokens after them on others
     kv_across_classes: bool = False  # KV may go to a runner of another numerics class
-    groups: tuple["PhaseGroups", ...] = ()  # split: counted apart; empty: runners are counted together
-    tool_call_parser: str = ""  # for the route table
+    groups: Listed["PhaseGroups"] = ()  # split: counted apart; empty: runners are counted together
+    tool_call_parser: Text = ""  # for the route table
     embeds_only: bool = False  # for the route table
-    max_output_tokens: int = 0  # for the route table
+    max_output_tokens: Tokens = 0  # for the route table
     sampling_defaults: SamplingDefaults = NO_DEFAULTS  # for the route table
-    chat_template: str = ""  # for the route table
-    chat_template_fault: str = ""  # for the route table
-    generation: int = 0  # of the object that this declares
+    chat_template: Text = ""  # for the route table
+    chat_template_fault: Detail = ""  # for the route table
+    generation: Any64 = 0  # of the object that this declares
 
     @property
     def has_slo(self) -> bool:
@@ -76,12 +106,12 @@ class RegistryChange:
     """Desired state: a complete snapshot, or what changed since."""
 
     snapshot: bool
-    pools: tuple[PoolSpec, ...] = ()
-    adapters: tuple[AdapterSpec, ...] = ()
-    removed_pools: tuple[str, ...] = ()
-    removed_adapters: tuple[str, ...] = ()  # uids
-    term: int = 0
-    version: int = 0
+    pools: Listed[PoolSpec] = ()
+    adapters: Listed[AdapterSpec] = ()
+    removed_pools: Listed[SomePool] = ()
+    removed_adapters: Listed[AdapterUid] = ()  # uids
+    term: Any64 = 0
+    version: Any64 = 0
 
 
 class GroupPhase(Enum):
@@ -96,58 +126,58 @@ class PhaseGroups(NamedTuple):
     """The runner groups of a pool that are for one phase."""
 
     phase: GroupPhase
-    min_runners: int = 0  # before any group gets more than its minimum
-    max_runners: int = 0  # 0: no bound
+    min_runners: Runners = 0  # before any group gets more than its minimum
+    max_runners: Runners = 0  # 0: no bound
 
 
 class PhaseCounts(NamedTuple):
     """Runners for prompts, for the tokens after them, for any of both."""
 
-    prompt: int = 0
-    token: int = 0
-    any: int = 0
+    prompt: Runners = 0
+    token: Runners = 0
+    any: Runners = 0
 
 
 class SloAttainment(NamedTuple):
     """Percent of the requests finished in about the last five minutes that met the pool's objectives."""
 
-    attained: int  # both
-    ttft: int
-    token_time: int
+    attained: Annotated[int, Bound(100, what="a percentage")]  # both
+    ttft: Annotated[int, Bound(100, what="a percentage")]
+    token_time: Annotated[int, Bound(100, what="a percentage")]
 
 
 class RoleCounts(NamedTuple):
     """Runners of a pool that splits phases, by role, and why they are so many; renewed at most once a minute."""
 
-    prompt: int
-    token: int
-    mixed: int
-    why: str = ""
+    prompt: Runners
+    token: Runners
+    mixed: Runners
+    why: Text = ""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolStatus:
     """From the scheduler to the registry, when it changed."""
 
-    pool: str
-    ready_runners: int
-    wanted_runners: int  # within the pool's bounds
-    victims: tuple[str, ...] = ()  # names of the runners that should go, the first one first
-    observed_generation: int = 0  # of the PoolSpec that this answers; 0: runners may not have reported yet
+    pool: SomePool
+    ready_runners: Any32
+    wanted_runners: Any32  # within the pool's bounds
+    victims: Listed[RunnerName] = ()  # names of the runners that should go, the first one first
+    observed_generation: Any64 = 0  # of the PoolSpec that this answers; 0: runners may not have reported yet
     slo: SloAttainment | None = None  # None: no objectives, or no request yet
     roles: RoleCounts | None = None  # None: phases are not split
     wanted: PhaseCounts | None = None  # `wanted_runners` by the phase of their groups; None: not counted apart
-    kv_pages: int = 0  # of the Ready runner with the fewest in all; 0: there was none yet
+    kv_pages: Pages = 0  # of the Ready runner with the fewest in all; 0: there was none yet
 
 
 class CanaryCounts(NamedTuple):
     """Requests that ended while a canary was served, since this scheduler has known both contents."""
 
-    digest: str  # of the canary
-    requests: int = 0
-    failed: int = 0
-    stable_requests: int = 0
-    stable_failed: int = 0
+    digest: SomeDigest  # of the canary
+    requests: Any64 = 0
+    failed: Any64 = 0
+    stable_requests: Any64 = 0
+    stable_failed: Any64 = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,15 +188,15 @@ class AdapterStatus:
     pool's, and not that of each adapter.
     """
 
-    uid: str
-    digest: str
+    uid: AdapterUid
+    digest: Digest
     routed: bool
-    unavailable_runners: int = 0  # of the Ready ones: they have not got it yet, or failed to load it
-    load_errors: tuple[str, ...] = ()  # "runner: reason"
+    unavailable_runners: Any32 = 0  # of the Ready ones: they have not got it yet, or failed to load it
+    load_errors: Listed[Annotated[str, Bound(2 * MAX_DETAIL, cut=True)]] = ()  # "runner: reason"
     load_failed: bool = False  # there are load errors, and no Ready runner serves it
     removed: bool = False  # the last status of a removed adapter
     canary: CanaryCounts | None = None  # None: it has none
-    observed_generation: int = 0  # of the AdapterSpec that this answers
+    observed_generation: Any64 = 0  # of the AdapterSpec that this answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,38 +206,38 @@ class Route:
     Of a version with a weight (the canary), so many percent of the requests that pin none.
     """
 
-    model_name: str
-    namespace: str  # the adapter's; the pool's for a base model
-    pool: str
-    adapter: str  # digest; "" for the base
-    rank: int = 0
-    uid: str = ""
-    created_unix_s: int = 0
-    version: str = ""  # the name of the content; "" for none
-    versions: tuple[AdapterVersion, ...] = ()
-    eos_token_ids: tuple[int, ...] = ()  # the adapter's own, beside the base's
+    model_name: ModelName
+    namespace: Namespace  # the adapter's; the pool's for a base model
+    pool: PoolName
+    adapter: Digest  # digest; "" for the base
+    rank: Rank = 0
+    uid: Text = ""
+    created_unix_s: Any64 = 0
+    version: Text = ""  # the name of the content; "" for none
+    versions: Annotated[tuple[AdapterVersion, ...], Bound(MAX_VERSIONS)] = ()
+    eos_token_ids: EosTokens = ()  # the adapter's own, beside the base's
     own_chat_template: bool = False  # chats are rendered by the one among the adapter's files
-    chat_template: str = ""  # digest of the artifact of the one that the spec gives instead; "": none
-    chat_template_fault: str = ""  # the spec gives one that could not be read: why; chats are refused
+    chat_template: Text = ""  # digest of the artifact of the one that the spec gives instead; "": none
+    chat_template_fault: Detail = ""  # the spec gives one that could not be read: why; chats are refused
 
 
 @dataclass(frozen=True, slots=True)
 class PoolRoute:
     """What a gateway knows of a pool. `max_context_tokens` 0: no runner has ever reported it."""
 
-    pool: str
-    base_digest: str
-    base_model_name: str
-    max_context_tokens: int = 0
-    ready_runners: int = 0
+    pool: PoolName
+    base_digest: Text
+    base_model_name: ModelName
+    max_context_tokens: Tokens = 0
+    ready_runners: Any32 = 0
     shared_all: bool = False
-    shared_namespaces: tuple[str, ...] = ()
-    tool_call_parser: str = ""  # one of ToolCallParserName; "": as its chat template shows
+    shared_namespaces: Listed[Namespace] = ()
+    tool_call_parser: Text = ""  # one of ToolCallParserName; "": as its chat template shows
     embeds_only: bool = False  # the base has no head
-    max_output_tokens: int = 0  # of an answer; 0: as many as the context holds
+    max_output_tokens: Tokens = 0  # of an answer; 0: as many as the context holds
     sampling_defaults: SamplingDefaults = NO_DEFAULTS
-    chat_template: str = ""  # in place of the base's, as a Route's
-    chat_template_fault: str = ""
+    chat_template: Text = ""  # in place of the base's, as a Route's
+    chat_template_fault: Detail = ""
 
 
 class KeyScope(Enum):
@@ -223,25 +253,27 @@ class KeyScope(Enum):
 class Unserved:
     """An adapter that is declared and not served: the reason of its condition Ready, and the message."""
 
-    uid: str
-    namespace: str
-    model_name: str
-    pool: str
-    reason: str
-    message: str
+    uid: Text
+    namespace: Namespace
+    model_name: ModelName
+    pool: PoolName
+    reason: Text
+    message: Detail
 
 
 @dataclass(frozen=True, slots=True)
 class KeyRoute:
     """The hash of an API key and the namespace it authenticates."""
 
-    key_hash: str  # hex SHA-256
-    namespace: str  # "" with scope PLATFORM
-    key_id: str  # public prefix, for logs
+    key_hash: KeyHash  # hex SHA-256
+    namespace: Namespace  # "" with scope PLATFORM
+    key_id: Text  # public prefix, for logs
     scope: KeyScope = KeyScope.INFERENCE
-    models: tuple[str, ...] = ()  # names, or patterns with * and ?; none: every model of the namespace
-    expires_unix_ms: int = 0  # 0: never
-    limits: tuple[LimitRule, ...] = ()  # its own and its namespace's
+    models: Listed[
+        Annotated[str, Bound(MAX_MODEL, 1, "a key's model")]
+    ] = ()  # names, or patterns with * and ?; none: every model of the namespace
+    expires_unix_ms: Any64 = 0  # 0: never
+    limits: Listed[LimitRule] = ()  # its own and its namespace's
 
 
 def limits_entry(namespace: str) -> str:
@@ -253,15 +285,15 @@ def limits_entry(namespace: str) -> str:
 class Keys:
     """All API keys. `version`: grows with every change in the store; 0: of a supervisor that confirms nothing."""
 
-    keys: tuple[KeyRoute, ...]
-    version: int = 0
+    keys: Listed[KeyRoute]
+    version: Any64 = 0
 
 
 @dataclass(frozen=True, slots=True)
 class KeysConfirmed:
     """A supervisor has read the store: it has the keys of this version, which were sent before."""
 
-    version: int
+    version: Any64
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,18 +305,18 @@ class Routes:
     message; what a full table does not name is removed with its last one.
     """
 
-    version: int
+    version: Any64
     full: bool
-    base_version: int = 0
-    routes: tuple[Route, ...] = ()
-    removed_models: tuple[str, ...] = ()
-    pools: tuple[PoolRoute, ...] = ()
-    removed_pools: tuple[str, ...] = ()
-    keys: tuple[KeyRoute, ...] = ()
-    removed_keys: tuple[str, ...] = ()  # hashes
+    base_version: Any64 = 0
+    routes: Listed[Route] = ()
+    removed_models: Listed[Text] = ()
+    pools: Listed[PoolRoute] = ()
+    removed_pools: Listed[Text] = ()
+    keys: Listed[KeyRoute] = ()
+    removed_keys: Listed[Text] = ()  # hashes
     keys_known: bool = False  # False until a supervisor has sent its keys
-    unserved: tuple[Unserved, ...] = ()
-    removed_unserved: tuple[str, ...] = ()  # uids
+    unserved: Listed[Unserved] = ()
+    removed_unserved: Listed[Text] = ()  # uids
     more: bool = False
 
     def parts(self, most: int = MAX_ENTRIES) -> Iterator["Routes"]:
@@ -308,7 +340,7 @@ class Routes:
 class RoutesApplied:
     """Every request that a gateway submits from now on is of this version of the route table, or a newer one."""
 
-    version: int
+    version: Any64
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,33 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from weft.domain.adapter import AdapterState, DesiredChange
-from weft.domain.ids import Epoch, RunnerId
+from weft.domain.bounds import (
+    FLAT,
+    MAX_DETAIL,
+    MAX_ID,
+    MAX_PAGES,
+    MAX_RANK,
+    MAX_TOKENS,
+    Any32,
+    Any64,
+    AnySigned,
+    Bound,
+    Capacity,
+    Digest,
+    Listed,
+    ListedOf,
+    Name,
+    Pages,
+    RequestId,
+    SomeCapacity,
+    SomeDigest,
+    Text,
+    Tokens,
+)
+from weft.domain.ids import Epoch, RunnerId, Term
 from weft.domain.request import Priority
 
 PACKED_SLOWDOWN = 1.1
@@ -27,24 +50,30 @@ class RunnerSpec:
     """What does not change while a runner lives: its hello."""
 
     runner: RunnerId
-    address: str
-    pool: str
-    page_tokens: int
-    total_pages: int
-    max_sequences: int
-    max_adapters: int  # on the device at a time: what its pages could hold, or a bound that was set
-    max_rank: int
-    max_context_tokens: int  # min(model, total_pages * page_tokens)
-    base_digest: str = ""
-    name: str = ""  # what people and the operator call it: its pod, or its component
-    numerics_class: str = ""  # runners of one class compute the same tokens (docs/numerics.md)
-    best_batch: int = 0  # sequences beyond which throughput gains < 5 % or the token time is exceeded; 0: not measured
+    address: Name
+    pool: Name
+    page_tokens: SomeCapacity
+    total_pages: Annotated[int, Bound(MAX_PAGES, 1)]
+    max_sequences: SomeCapacity
+    max_adapters: SomeCapacity  # on the device at a time: what its pages could hold, or a bound that was set
+    max_rank: Annotated[int, Bound(MAX_RANK, 1)]
+    max_context_tokens: Annotated[int, Bound(MAX_TOKENS, 1)]  # min(model, total_pages * page_tokens)
+    base_digest: Text = ""
+    name: Text = ""  # what people and the operator call it: its pod, or its component
+    numerics_class: Annotated[str, Bound(MAX_DETAIL)] = (
+        ""  # runners of one class compute the same tokens (docs/numerics.md)
+    )
+    best_batch: Capacity = (
+        0  # sequences beyond which throughput gains < 5 % or the token time is exceeded; 0: not measured
+    )
     step_ms_1: float = 0.0  # an iteration of one sequence
     step_ms_best: float = 0.0  # an iteration of best_batch sequences
     prefill_tokens_per_s: float = 0.0
-    page_bytes: int = 0  # of a page, for KV and adapters alike; 0: adapters have memory of their own
-    kv_address: str = ""  # where it takes KV of other runners; "": nowhere
-    kv_layout: str = ""  # what a page of KV holds: runners with equal ones can exchange KV
+    page_bytes: Annotated[int, Bound(1 << 40)] = (
+        0  # of a page, for KV and adapters alike; 0: adapters have memory of their own
+    )
+    kv_address: Text = ""  # where it takes KV of other runners; "": nowhere
+    kv_layout: Text = ""  # what a page of KV holds: runners with equal ones can exchange KV
     role: RunnerRole | None = None  # that its hardware is for; None: any
     kv_bytes_per_s: float = 0.0  # of KV to another runner, as it measured without a network; 0: not measured
 
@@ -87,13 +116,13 @@ class SequenceState(NamedTuple):
     the runner's host memory, or others own all that it reads.
     """
 
-    request_id: str
+    request_id: RequestId
     epoch: Epoch
-    gateway: str
-    adapter: str
-    reserved_pages: int
-    reservation_tokens: int  # output tokens from this epoch's start on
-    arrived_ms: int
+    gateway: Text
+    adapter: Digest
+    reserved_pages: Pages
+    reservation_tokens: Tokens  # output tokens from this epoch's start on
+    arrived_ms: AnySigned
     stays: bool = False  # another one is preempted
     priority: Priority = Priority.INTERACTIVE
 
@@ -101,10 +130,10 @@ class SequenceState(NamedTuple):
 class Overrun(NamedTuple):
     """A sequence paused at its page boundary for want of a page; `reservation_tokens` is doubled already."""
 
-    request_id: str
+    request_id: RequestId
     epoch: Epoch
-    wanted_pages: int  # beyond those that it has
-    reservation_tokens: int
+    wanted_pages: Pages  # beyond those that it has
+    reservation_tokens: Tokens
     leaves: bool = False  # it is the victim itself (S3)
 
 
@@ -125,20 +154,20 @@ class OffloadState(NamedTuple):
 class RunnerFigures(NamedTuple):
     """The part of a runner's state that every report carries whole. Counters start with the incarnation."""
 
-    free_pages: int = 0  # in no reservation, or of an adapter that no sequence uses: what a newcomer can count on
-    used_pages: int = 0  # hold tokens
-    adapter_pages: int = 0  # of adapters in use, pinned or being loaded, or kept free for those that wait
+    free_pages: Any32 = 0  # in no reservation, or of an adapter that no sequence uses: what a newcomer can count on
+    used_pages: Any32 = 0  # hold tokens
+    adapter_pages: Any32 = 0  # of adapters in use, pinned or being loaded, or kept free for those that wait
     draining: bool = False
     ready: bool = True
-    desired_version: int = 0  # of the last DesiredChange that was applied
-    iterations: int = 0
-    forwards: int = 0
-    grown_pages: int = 0  # reservations grown in place
-    doublings: int = 0
-    tokens: int = 0  # computed, of prompts and of answers
-    prefix_reused_tokens: int = 0
-    role: RunnerRole = RunnerRole.MIXED
-    pending_prompt_tokens: int = 0  # of its sequences, not computed yet
+    desired_version: Any64 = 0  # of the last DesiredChange that was applied
+    iterations: Any64 = 0
+    forwards: Any64 = 0
+    grown_pages: Any64 = 0  # reservations grown in place
+    doublings: Any64 = 0
+    tokens: Any64 = 0  # computed, of prompts and of answers
+    prefix_reused_tokens: Any64 = 0
+    role: Annotated[RunnerRole, RunnerRole.MIXED] = RunnerRole.MIXED
+    pending_prompt_tokens: Any32 = 0  # of its sequences, not computed yet
     offload: OffloadState | None = None  # None: all weights are in memory
 
 
@@ -150,15 +179,15 @@ class RunnerReport(NamedTuple):
     the order in which the sequences entered the book; empty: not reported.
     """
 
-    version: int
+    version: Any64
     full: bool
-    figures: RunnerFigures = RunnerFigures()
-    sequences: Sequence[SequenceState] = ()
-    ended: Sequence[str] = ()  # request ids
-    adapters: Sequence[AdapterState] = ()
-    removed_adapters: Sequence[str] = ()  # digests that are on no tier but the depot's, and idle
-    overruns: Sequence[Overrun] = ()
-    progress: Sequence[int] = ()
+    figures: Annotated[RunnerFigures, FLAT] = RunnerFigures()
+    sequences: ListedOf[SequenceState] = ()
+    ended: ListedOf[RequestId] = ()  # request ids
+    adapters: ListedOf[AdapterState] = ()
+    removed_adapters: ListedOf[SomeDigest] = ()  # digests that are on no tier but the depot's, and idle
+    overruns: ListedOf[Overrun] = ()
+    progress: ListedOf[Any32] = ()
 
 
 class ReportGap(Exception):
@@ -269,8 +298,8 @@ def _chars_of_adapter(adapter: AdapterState) -> int:
 class Registered:
     """The supervisor's answer to a runner's hello."""
 
-    lease_ms: int  # a runner silent this long is gone
-    report_ms: int  # the least time between two reports
+    lease_ms: Annotated[int, Bound(1 << 31, 1)]  # a runner silent this long is gone
+    report_ms: Annotated[int, Bound(1 << 31)]  # the least time between two reports
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,15 +330,15 @@ class Resync:
 class SupervisorHello:
     """First message of a supervisor's stream. `highest_term`: that a scheduler has announced, in the store."""
 
-    supervisor: str
-    highest_term: int = 0
+    supervisor: Annotated[str, Bound(MAX_ID, 1, "a supervisor's id")]
+    highest_term: Term = 0
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerHello:
     """First message of a scheduler to a supervisor, which persists the term as the highest seen."""
 
-    term: int
+    term: Term
 
 
 class ReportedRunner(NamedTuple):
@@ -325,10 +354,12 @@ class PreemptDecision:
     """The supervisor's answer to an overrun without free pages: this sequence leaves its runner (S3, section 3.3)."""
 
     runner: RunnerId
-    request_id: str  # the victim: the newest sequence of that runner
+    request_id: RequestId  # the victim: the newest sequence of that runner
     epoch: Epoch
-    for_request_id: str  # the overrunner that the pages go to; it may be the victim itself
-    reservation_tokens: int  # of the victim from now on
+    for_request_id: Annotated[
+        str, Bound(MAX_ID, what="a request id")
+    ]  # the overrunner that the pages go to; it may be the victim itself
+    reservation_tokens: Tokens  # of the victim from now on
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,8 +367,8 @@ class ClusterReport:
     """Merged: at most one each report_ms, at once for overruns and lost runners. Reports of a runner are in order."""
 
     reports: tuple[ReportedRunner, ...] = ()
-    lost: tuple[RunnerId, ...] = ()  # leases that ran out
-    preempts: tuple[PreemptDecision, ...] = ()
+    lost: Listed[RunnerId] = ()  # leases that ran out
+    preempts: Listed[PreemptDecision] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import grpc.aio
 from weft.domain.limits import LimitRule
 from weft.domain.routes import KeyScope
 from weft.domain.text import sanitize
-from weft.wire.codec.scheduling import KEY_SCOPE, KEY_SCOPES, fill_rule
+from weft.wire.codec.scheduling import KEY_SCOPE, KEY_SCOPES, LIMIT_RULE
 from weft.wire.streams import channel
 from weft.wire.tls import Tls
 from weft.wire.v1 import supervisor_pb2 as pb
@@ -47,7 +47,7 @@ class KeyRegistry:
             models=new.models,
             expires_unix_ms=new.expires_unix_ms,
         )
-        fill_rule(new.limits, m.limits)
+        LIMIT_RULE.fill(new.limits, m.limits)
         answer = await self._call(self._admin.DeclareKey, m)
         revoked = answer.outcome == pb.DeclareKeyResponse.REVOKED
         there = revoked or answer.outcome == pb.DeclareKeyResponse.DECLARED

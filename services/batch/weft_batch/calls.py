@@ -45,7 +45,7 @@ class BatchCalls(BatchServicer):
             parts = aiter(request_iterator)
             try:
                 new = await _header(parts)
-                return codec.file_message(await self._server.files.upload(new, _chunks(parts)))
+                return codec.FILE.encode(await self._server.files.upload(new, _chunks(parts)))
             except (PeerError, NotPossible, StoreError, StorageError):
                 async for _ in parts:
                     pass  # a status that meets a write of the client is lost in its gRPC
@@ -54,17 +54,17 @@ class BatchCalls(BatchServicer):
 
     async def GetFile(self, request: pb.FileRequest, context: Context) -> pb.File:  # noqa: N802
         async with self._answering(context):
-            return codec.file_message(await files.find(self._server.engine, *codec.file_named(request)))
+            return codec.FILE.encode(await files.find(self._server.engine, *codec.file_named(request)))
         raise AssertionError("the call was aborted")
 
     async def ListFiles(self, request: pb.ListRequest, context: Context) -> pb.FileList:  # noqa: N802
         async with self._answering(context):
-            return codec.file_list(*await files.listed(self._server.engine, codec.page(request)))
+            return codec.file_list(*await files.listed(self._server.engine, codec.PAGE.decode(request)))
         raise AssertionError("the call was aborted")
 
     async def DeleteFile(self, request: pb.FileRequest, context: Context) -> pb.File:  # noqa: N802
         async with self._answering(context):
-            return codec.file_message(await self._server.files.delete(*codec.file_named(request)))
+            return codec.FILE.encode(await self._server.files.delete(*codec.file_named(request)))
         raise AssertionError("the call was aborted")
 
     async def ReadFile(self, request: pb.FileRequest, context: Context) -> AsyncIterator[pb.FileChunk]:  # noqa: N802
@@ -75,36 +75,36 @@ class BatchCalls(BatchServicer):
 
     async def CreateBatch(self, request: pb.CreateBatchRequest, context: Context) -> pb.BatchJob:  # noqa: N802
         async with self._answering(context):
-            new = codec.new_batch(request)
+            new = codec.NEW_BATCH.decode(request)
             if new.endpoint not in ENDPOINTS:
                 raise PeerError(f"endpoint is {quoted(new.endpoint)}, not one of {', '.join(ENDPOINTS)}")
             if new.completion_window != COMPLETION_WINDOW:
                 raise PeerError(f"completion_window is {quoted(new.completion_window)}, not {COMPLETION_WINDOW!r}")
             job = await self._server.create(new)
-            return codec.batch_message(job)
+            return codec.BATCH.encode(job)
         raise AssertionError("the call was aborted")
 
     async def GetBatch(self, request: pb.BatchRequest, context: Context) -> pb.BatchJob:  # noqa: N802
         async with self._answering(context):
-            return codec.batch_message(await batches.find(self._server.engine, *codec.batch_named(request)))
+            return codec.BATCH.encode(await batches.find(self._server.engine, *codec.batch_named(request)))
         raise AssertionError("the call was aborted")
 
     async def ListBatches(self, request: pb.ListRequest, context: Context) -> pb.BatchList:  # noqa: N802
         async with self._answering(context):
-            return codec.batch_list(*await batches.listed(self._server.engine, codec.page(request)))
+            return codec.batch_list(*await batches.listed(self._server.engine, codec.PAGE.decode(request)))
         raise AssertionError("the call was aborted")
 
     async def CancelBatch(self, request: pb.BatchRequest, context: Context) -> pb.BatchJob:  # noqa: N802
         async with self._answering(context):
             job = await self._server.cancel(*codec.batch_named(request))
-            return codec.batch_message(job)
+            return codec.BATCH.encode(job)
         raise AssertionError("the call was aborted")
 
     async def KeepResponse(  # noqa: N802
         self, request: pb.KeepResponseRequest, context: Context
     ) -> pb.KeepResponseAnswer:
         async with self._answering(context):
-            await self._server.responses.keep(codec.kept_response(request))
+            await self._server.responses.keep(codec.RESPONSE.decode(request))
             return pb.KeepResponseAnswer()
         raise AssertionError("the call was aborted")
 

@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from weft.wire.codec.batch import MAX_BODY_BYTES
+from weft.domain.batch import MAX_BODY_BYTES
 from weft_batch.core.input_lines import LineSplitter
 from weft_batch.core.line_index import LineIndex
 from weft_batch.storage import FileStorage

@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from weft.domain.batch import BatchStatus, NewFile, Purpose
+from weft.domain.batch import MAX_BODY_BYTES, BatchStatus, NewFile, Purpose
 from weft.store import batches, files
 from weft.tasks import run_to_end
-from weft.wire.codec.batch import MAX_BODY_BYTES
 from weft_batch import records
 from weft_batch.core.batches import LineFailed
 from weft_batch.core.input_lines import read_line

@@ -17,6 +17,7 @@ from typing import Any
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from weft.domain.batch import (
+    MAX_BODY_BYTES,
     BatchError,
     BatchJob,
     BatchStatus,
@@ -36,7 +37,7 @@ from weft.store.files import ROLE
 from weft.telemetry.invariants import IdleCheck, InvariantViolated, violation
 from weft.telemetry.logs import kv
 from weft.telemetry.tracing import RequestSpan, Tracer
-from weft.wire.codec.batch import GATEWAY_TO_BATCH, MAX_BODY_BYTES, in_messages
+from weft.wire.codec.batch import GATEWAY_TO_BATCH, in_messages
 from weft.wire.errors import PeerError
 from weft.wire.streams import SendQueue
 from weft.wire.v1 import batch_pb2 as pb

@@ -17,16 +17,15 @@ import grpc.aio
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from weft.domain.bounds import MAX_MODEL
 from weft.domain.limits import LimitRule
 from weft.domain.routes import KeyRoute, KeyScope, limits_entry
 from weft.domain.runner import ReportedRunner
 from weft.store import declared_keys, keys, limits, usage
 from weft.store.errors import StoreError
 from weft.telemetry.logs import kv
-from weft.wire.codec.cluster import fill_reported
-from weft.wire.codec.scheduling import KEY_SCOPE, KEY_SCOPES, fill_rule
-from weft.wire.codec.scheduling import rule as read_rule
-from weft.wire.codec.values import MAX_MODEL
+from weft.wire.codec.cluster import REPORTED
+from weft.wire.codec.scheduling import KEY_SCOPE, KEY_SCOPES, LIMIT_RULE
 from weft.wire.errors import PeerError
 from weft.wire.v1 import supervisor_pb2 as pb
 from weft.wire.v1.supervisor_pb2_grpc import AdminServicer
@@ -130,12 +129,12 @@ class AdminServer(AdminServicer):
             m.declaration.note, m.declaration.key_hash = declaration.note, declaration.key_hash
             m.declaration.scope, m.declaration.expires_unix_ms = KEY_SCOPE[grant.scope], grant.expires_unix_ms
             m.declaration.models.extend(grant.models)
-            fill_rule(declaration.limits, m.declaration.limits)
+            LIMIT_RULE.fill(declaration.limits, m.declaration.limits)
         return response
 
     async def SetLimit(self, request: pb.LimitRule, context: "Context") -> pb.SetLimitResponse:  # noqa: N802
         try:
-            rule = _checked(read_rule(request))
+            rule = _checked(LIMIT_RULE.read(request))
         except (PeerError, ValueError) as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         async with _available(context):
@@ -151,7 +150,7 @@ class AdminServer(AdminServicer):
         response = pb.ListLimitsResponse()
         async with _available(context):
             for rule in await self._rules():
-                fill_rule(rule, response.limits.add())
+                LIMIT_RULE.fill(rule, response.limits.add())
         return response
 
     async def GetUsage(self, request: pb.GetUsageRequest, context: "Context") -> pb.GetUsageResponse:  # noqa: N802
@@ -184,7 +183,7 @@ class AdminServer(AdminServicer):
         grown, preempts, doublings, _ = core.counters()
         response = pb.ListRunnersResponse(grows=grown, preempts=preempts, doublings=doublings)
         for book in core.live():
-            fill_reported(ReportedRunner(book.spec.runner, book.full(), book.spec), response.runners.add())
+            REPORTED.fill(ReportedRunner(book.spec.runner, book.full(), book.spec), response.runners.add())
             if (size := size + response.runners[-1].ByteSize()) > MAX_LISTED_BYTES:
                 del response.runners[-1]
                 log.warning("runners do not fit in a list", extra=kv(listed=len(response.runners)))
@@ -274,7 +273,7 @@ def _declaration(m: pb.KeyDeclaration) -> declared_keys.Declaration:
     rule = pb.LimitRule()
     rule.CopyFrom(m.limits)
     rule.subject, rule.model = f"key/{m.key_hash[:8]}", declared_keys.EVERY_MODEL
-    return declared_keys.Declaration(m.owner, m.key_hash, _grant(asked, _now()), m.note, read_rule(rule))
+    return declared_keys.Declaration(m.owner, m.key_hash, _grant(asked, _now()), m.note, LIMIT_RULE.read(rule))
 
 
 def _route(key: keys.ApiKey, rules: Mapping[str, Sequence[LimitRule]]) -> KeyRoute:

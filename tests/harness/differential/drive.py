@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from math import inf
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -120,7 +121,7 @@ def _step(of: Any, name: str, arguments: Sequence[Any], more: Mapping[str, Any])
 def call(record: Json) -> Iterator[Answer]:
     """A message that a direction reads, and writes again; a function of the codec called."""
     kind, (module, _, name) = record["call"], record["call"].partition(".")
-    found = getattr(importlib.import_module(f"weft.wire.codec.{module}"), name)
+    found = attrgetter(name)(importlib.import_module(f"weft.wire.codec.{module}"))
     arguments = built(record["args"])
     try:
         value: Any = found(*arguments) if callable(found) else found.decode(*arguments)

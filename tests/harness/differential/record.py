@@ -34,7 +34,7 @@ from harness.field_edits import right_edits, wrong_edits
 from tests.unit.operator import cluster, planning
 from weft.domain.machine import TICK
 from weft.domain.prediction import Prediction
-from weft.wire.codec import batch, fleet, kv_transfer, prediction, registry, scheduling, session
+from weft.wire.codec import batch, kv_transfer, prediction, registry, scheduling, session
 from weft.wire.codec import cluster as reports
 from weft_scheduler.core import Scheduler
 from weft_sim.scenario import Run
@@ -42,7 +42,7 @@ from weft_sim.simulate import PoolDescription, simulate
 from weft_sim.traces import TraceArrival
 from weft_supervisor.core import Supervisor
 
-CODEC = (batch, reports, fleet, kv_transfer, prediction, registry, scheduling, session)
+CODEC = (batch, reports, kv_transfer, prediction, registry, scheduling, session)
 PLANNED = (
     "reconcile", "reconcile_properties", "scaling", "rollout", "replicas", "canary", "scale_in", "runner_pods", "drift",
     "events", "cluster_properties", "field_edits", "version_skew", "children", "retention",

@@ -42,6 +42,7 @@ from weft.telemetry.tracing import Tracer
 from weft.wire.codec import batch as codec
 from weft.wire.codec.batch import BATCH_TO_GATEWAY, GATEWAY_TO_BATCH, in_messages
 from weft.wire.streams import SendQueue, channel
+from weft.wire.v1.batch_pb2 import BatchRequest, FileRequest
 from weft.wire.v1.batch_pb2_grpc import BatchStub, add_BatchServicer_to_server
 from weft_batch.calls import BatchCalls
 from weft_batch.kept_responses import KeptResponses
@@ -143,30 +144,32 @@ class Client:
                 yield codec.upload_chunk(chunk)
             yield codec.upload_chunk(b"")
 
-        return codec.stored_file(await self.stub.UploadFile(parts()))
+        return codec.FILE.decode(await self.stub.UploadFile(parts()))
 
     async def content(self, file_id: str) -> bytes:
-        parts = self.stub.ReadFile(codec.file_request(self.namespace, file_id))
+        parts = self.stub.ReadFile(FileRequest(namespace=self.namespace, file_id=file_id))
         return b"".join([codec.file_chunk(part) async for part in parts])
 
     async def lines(self, file_id: str) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (await self.content(file_id)).splitlines()] if file_id else []
 
     async def files(self, **of: Any) -> list[StoredFile]:
-        return codec.stored_files(await self.stub.ListFiles(codec.list_request(Page(self.namespace, 1000, **of))))[0]
+        return codec.stored_files(await self.stub.ListFiles(codec.PAGE.encode(Page(self.namespace, 1000, **of))))[0]
 
     async def delete(self, file_id: str) -> StoredFile:
-        return codec.stored_file(await self.stub.DeleteFile(codec.file_request(self.namespace, file_id)))
+        return codec.FILE.decode(await self.stub.DeleteFile(FileRequest(namespace=self.namespace, file_id=file_id)))
 
     async def create(self, file_id: str, **changes: Any) -> BatchJob:
         new = NewBatch(self.namespace, file_id, **{"endpoint": ENDPOINT} | changes)
-        return codec.batch_job(await self.stub.CreateBatch(codec.create_batch_request(new)))
+        return codec.BATCH.decode(await self.stub.CreateBatch(codec.NEW_BATCH.encode(new)))
 
     async def batch(self, batch_id: str) -> BatchJob:
-        return codec.batch_job(await self.stub.GetBatch(codec.batch_request(self.namespace, batch_id)))
+        return codec.BATCH.decode(await self.stub.GetBatch(BatchRequest(namespace=self.namespace, batch_id=batch_id)))
 
     async def cancel(self, batch_id: str) -> BatchJob:
-        return codec.batch_job(await self.stub.CancelBatch(codec.batch_request(self.namespace, batch_id)))
+        return codec.BATCH.decode(
+            await self.stub.CancelBatch(BatchRequest(namespace=self.namespace, batch_id=batch_id))
+        )
 
     async def submit(self, content: bytes, **changes: Any) -> BatchJob:
         return await self.create((await self.upload(content)).file_id, **changes)

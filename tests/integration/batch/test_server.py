@@ -126,7 +126,7 @@ async def test_a_file_without_a_line_that_can_run_fails_its_batch(store, storage
 async def test_another_tenant_finds_nothing(world) -> None:
     client, other = world.client("a"), world.client("b")
     job = await client.submit(input_file(1))
-    named = codec.file_request("b", job.input_file_id)
+    named = codec.pb.FileRequest(namespace="b", file_id=job.input_file_id)
     for call in (
         world.stub.GetFile(named),
         world.stub.DeleteFile(named),

@@ -15,7 +15,7 @@ from harness.waiting import PATIENCE_S
 from weft.domain.adapter import AdapterState, Tier
 from weft.domain.ids import Epoch, RunnerId
 from weft.domain.runner import ReportedRunner, RunnerFigures, RunnerReport, RunnerSpec, SequenceState
-from weft.wire.codec.cluster import fill_reported
+from weft.wire.codec.cluster import REPORTED
 from weft.wire.v1 import supervisor_pb2 as pb
 from weft.wire.v1.supervisor_pb2_grpc import AdminServicer, add_AdminServicer_to_server
 from weft_operator.core import Ref
@@ -49,7 +49,7 @@ class Admin(AdminServicer):
             adapters=[AdapterState(DIGEST, Tier.DEVICE, running=2)],
         )
         answer = pb.ListRunnersResponse()
-        fill_reported(ReportedRunner(spec.runner, report, spec), answer.runners.add())
+        REPORTED.fill(ReportedRunner(spec.runner, report, spec), answer.runners.add())
         return answer
 
     async def CreateKey(self, request: Any, context: Any) -> pb.CreateKeyResponse:  # noqa: N802 (gRPC's name)

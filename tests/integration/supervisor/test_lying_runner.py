@@ -19,9 +19,9 @@ from harness.fleet import POOL, ROLES, Fleet
 from harness.quickstart import sure_cases
 from harness.waiting import soon
 from tests.integration.supervisor.conftest import spec_of
+from weft.domain.bounds import MAX_CAPACITY, MAX_PAGES, MAX_RANK, MAX_TOKENS
 from weft.domain.ids import MAX_TERM, RunnerId
-from weft.wire.codec.cluster import MAX_CAPACITY, RUNNER_TO_SUPERVISOR
-from weft.wire.codec.values import MAX_PAGES, MAX_RANK, MAX_TOKENS
+from weft.wire.codec.cluster import RUNNER_TO_SUPERVISOR
 from weft.wire.streams import channel
 from weft.wire.tls import Tls
 from weft.wire.v1 import common_pb2

@@ -19,9 +19,8 @@ from weft.domain.runner import (
     SupervisorHello,
 )
 from weft.store import outcomes
-from weft.wire.codec.cluster import read_reported
-from weft.wire.codec.scheduling import fill_rule
-from weft.wire.codec.scheduling import rule as read_rule
+from weft.wire.codec.cluster import REPORTED
+from weft.wire.codec.scheduling import LIMIT_RULE
 from weft.wire.v1 import supervisor_pb2
 from weft_supervisor import server as shell
 from weft_supervisor.admin import AdminServer
@@ -36,7 +35,7 @@ async def test_a_runner_is_registered_and_its_reports_reach_the_scheduler(world)
     [reported] = (await world.scheduler.next(ClusterReport)).reports
     assert (reported.spec.address, reported.spec.runner, reported.runner) == ("h:1", runner.id, runner.id)
     assert (reported.report.full, reported.report.figures.ready) == (True, True)
-    assert reported.report.adapters == [AdapterState("sha256:1", Tier.DEVICE)]
+    assert reported.report.adapters == (AdapterState("sha256:1", Tier.DEVICE),)
     assert [s.request_id for s in reported.report.sequences] == ["r1"]
     await runner.report(free=4, full=False, ended=["r1"])
     [reported] = (await world.scheduler.next(ClusterReport)).reports
@@ -53,7 +52,7 @@ async def test_an_overrun_becomes_a_decision_and_the_counter_of_the_command(worl
     assert preempt.epoch == Epoch(1, 1)
     listed = await world.admin.ListRunners(supervisor_pb2.ListRunnersRequest())
     assert (listed.grows, listed.preempts, listed.doublings) == (7, 1, 2)
-    [reported] = map(read_reported, listed.runners)
+    [reported] = map(REPORTED.read, listed.runners)
     assert (reported.spec.pool, reported.report.full, reported.report.version) == ("ns/pool", True, 2)
 
 
@@ -219,7 +218,7 @@ async def test_limits_reach_the_scheduler_with_the_keys_that_they_are_for(world)
     of_namespace = LimitRule("namespace/acme", concurrent=2)
     for rule in (of_key, of_namespace):
         message = supervisor_pb2.LimitRule()
-        fill_rule(rule, message)
+        LIMIT_RULE.fill(rule, message)
         await world.admin.SetLimit(message)
         keys = await world.scheduler.next(Keys)
     assert {key.namespace or key.key_hash: key.limits for key in keys.keys} == {
@@ -228,7 +227,7 @@ async def test_limits_reach_the_scheduler_with_the_keys_that_they_are_for(world)
         limits_entry("acme"): (of_namespace,),
     }
     listed = (await world.admin.ListLimits(supervisor_pb2.ListLimitsRequest())).limits
-    assert [read_rule(rule) for rule in listed] == [of_key, of_namespace]
+    assert [LIMIT_RULE.read(rule) for rule in listed] == [of_key, of_namespace]
 
 
 async def test_a_quota_is_spent_by_the_outcomes_of_the_day_that_are_stored(world, store):

@@ -3,8 +3,8 @@
 import pytest
 
 from harness.scheduler_driver import Driver, of
+from weft.domain.bounds import MAX_TOKENS
 from weft.domain.request import Assign
-from weft.wire.codec.values import MAX_TOKENS
 from weft_scheduler.core.policy.queue import POLICIES as QUEUES
 from weft_scheduler.core.policy.reservation import POLICIES as RESERVATIONS
 

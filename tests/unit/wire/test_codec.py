@@ -1,11 +1,10 @@
 """Every message of every direction survives its bytes; hostile bytes cost their sender a PeerError."""
 
 import dataclasses
-import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
 from google.protobuf.message import DecodeError
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 
 from weft.domain.adapter import AdapterVersion, Tier
 from weft.domain.batch import BatchJob, LineResult, NewBatch, NewFile, Page, RunLine, StoredFile
+from weft.domain.bounds import MAX_TOKENS
 from weft.domain.ids import MAX_TERM, NEVER, Epoch, RunnerId
 from weft.domain.kv_transfer import KvComplete
 from weft.domain.prediction import Prediction, PredictItem
@@ -23,7 +23,6 @@ from weft.domain.runner import ClusterReport, ReportedRunner, RunnerReport, Runn
 from weft.wire.codec import batch, cluster, kv_transfer, registry, scheduling, session
 from weft.wire.codec.cluster import read_report, read_spec, received_report
 from weft.wire.codec.prediction import predict_items, predict_response, predictions
-from weft.wire.codec.values import MAX_TOKENS
 from weft.wire.errors import PeerError
 from weft.wire.v1 import batch_pb2, common_pb2, predictor_pb2, scheduler_pb2, supervisor_pb2
 
@@ -54,7 +53,7 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
     if hint in BASICS:
         return BASICS[hint]
     origin, args = get_origin(hint), get_args(hint)
-    if origin is types.UnionType:
+    if origin in (types.UnionType, Union):
         return st.one_of(*(st.none() if arg is type(None) else values_of(arg) for arg in args))
     if origin is tuple and args[-1] is not Ellipsis:
         return st.tuples(*map(values_of, args))
@@ -179,10 +178,10 @@ def test_what_calls_of_the_batch_service_carry_comes_out_as_it_went_in(data: st.
     assert ([plain(job) for job in read], more) == ([plain(job)], False)
     assert batch.upload_part(batch.upload_header(new)) == new
     assert batch.upload_part(batch.upload_chunk(b"chunk")) == b"chunk"
-    assert batch.new_batch(batch.create_batch_request(order)) == order
-    assert batch.page(batch.list_request(page)) == page
-    assert batch.file_named(batch.file_request("ns", "file-1")) == ("ns", "file-1")
-    assert batch.batch_named(batch.batch_request("", "batch_1")) == ("", "batch_1")
+    assert batch.NEW_BATCH.decode(batch.NEW_BATCH.encode(order)) == order
+    assert batch.PAGE.decode(batch.PAGE.encode(page)) == page
+    assert batch.file_named(batch_pb2.FileRequest(namespace="ns", file_id="file-1")) == ("ns", "file-1")
+    assert batch.batch_named(batch_pb2.BatchRequest(batch_id="batch_1")) == ("", "batch_1")
 
 
 def test_lines_are_put_into_as_few_messages_as_their_bodies_fit_into() -> None:
@@ -194,16 +193,19 @@ def test_lines_are_put_into_as_few_messages_as_their_bodies_fit_into() -> None:
 @pytest.mark.parametrize(
     ("read", "message", "what"),
     [
-        (batch.upload_part, {}, "unknown part"),
-        (batch.upload_part, {"header": {"purpose": "fine-tune"}}, "purpose 'fine-tune' is not 'batch'"),
-        (batch.new_batch, {"endpoint": "/v1/x", "completion_window": "24h"}, "input_file_id is empty"),
-        (batch.batch_job, {"batch_id": "b", "input_file_id": "f"}, "a batch's status 0 is unknown"),
+        (batch.upload_part, batch_pb2.UploadFileRequest(), "unknown part"),
+        (
+            batch.upload_part,
+            batch_pb2.UploadFileRequest(header={"purpose": "fine-tune"}),
+            "purpose 'fine-tune' is not 'batch'",
+        ),
+        (batch.NEW_BATCH.decode, batch_pb2.CreateBatchRequest(endpoint="/v1/x"), "input_file_id is empty"),
+        (batch.BATCH.decode, batch_pb2.BatchJob(batch_id="b", input_file_id="f"), "batch status 0 is unknown"),
     ],
-)  # fmt: skip
+)
 def test_a_call_of_the_batch_service_outside_its_bounds_is_an_error(read: Any, message: Any, what: str) -> None:
-    of = inspect.get_annotations(read, eval_str=True)["m"]
     with pytest.raises(PeerError, match=what):
-        read(of(**message))
+        read(message)
 
 
 ITEM = PredictItem("r", "text", "ns/p", "m", 4, 100, "ns")
@@ -304,7 +306,11 @@ def limited(fields: Any) -> Any:
 
 
 def pool(fields: Any) -> Any:
-    return registry.registry_change(scheduler_pb2.RegistryToScheduler(pools=[{"name": "ns/p", **fields}]))
+    return registry.REGISTRY_TO_SCHEDULER.decode(scheduler_pb2.RegistryToScheduler(pools=[{"name": "ns/p", **fields}]))
+
+
+def ordered(fields: Any) -> Any:
+    return batch.NEW_BATCH.decode(batch_pb2.CreateBatchRequest(**fields))
 
 
 def bounds(read: Any, message: dict[str, Any], **fields: Any) -> list[tuple[Any, ...]]:
@@ -355,7 +361,7 @@ NEW_BATCH = {"input_file_id": "f", "endpoint": "e", "completion_window": "24h"}
             entry(scheduling.GATEWAY_TO_SCHEDULER, "outcome_report"), {"request_id": "r"}, record=(1, 64 << 10, bytes)
         ),
         *bounds(
-            lambda m: scheduling.outcome(common_pb2.Outcome(**m)), {"request_id": "r", "finish": 1},
+            lambda m: scheduling.OUTCOME.decode(common_pb2.Outcome(**m)), {"request_id": "r", "finish": 1},
             finished_unix_ms=(0, 1 << 62),
         ),
         *bounds(limited, {}, tokens_per_minute=(0, 1 << 50)),
@@ -379,19 +385,16 @@ NEW_BATCH = {"input_file_id": "f", "endpoint": "e", "completion_window": "24h"}
             lambda m: entry(batch.GATEWAY_TO_BATCH, "ends")({"results": [m]}), LINE,
             line=(1, 1 << 31), status=(100, 599), body=(0, 48 << 20, bytes),
         ),
-        *bounds(lambda m: batch.page(batch_pb2.ListRequest(**m)), {}, limit=(1, 10_000)),
+        *bounds(lambda m: batch.PAGE.decode(batch_pb2.ListRequest(**m)), {}, limit=(1, 10_000)),
         *bounds(lambda m: batch.upload_part(batch_pb2.UploadFileRequest(**m)), {}, chunk=(0, 1 << 20, bytes)),
-        *bounds(lambda m: batch.new_batch(batch_pb2.CreateBatchRequest(**m)), NEW_BATCH, metadata=(0, 16, pairs)),
+        *bounds(ordered, NEW_BATCH, metadata=(0, 16, pairs)),
+        *bounds(lambda m: ordered(NEW_BATCH | {"metadata": m}), {}, key=(0, 512, "x".__mul__)),
         *bounds(
-            lambda m: batch.new_batch(batch_pb2.CreateBatchRequest(metadata=m, **NEW_BATCH)), {},
-            key=(0, 512, "x".__mul__),
-        ),
-        *bounds(
-            lambda m: batch.batch_job(batch_pb2.BatchJob(**m)), {"batch_id": "b", "input_file_id": "f", "status": 1},
+            lambda m: batch.BATCH.decode(batch_pb2.BatchJob(**m)), {"batch_id": "b", "input_file_id": "f", "status": 1},
             errors=(0, 50, empty),
         ),
         *bounds(
-            lambda m: batch.kept_response(batch_pb2.KeepResponseRequest(**m)), {"response_id": "r"},
+            lambda m: batch.RESPONSE.decode(batch_pb2.KeepResponseRequest(**m)), {"response_id": "r"},
             body=(0, 8 << 20, bytes),
         ),
         *bounds(

@@ -5,31 +5,21 @@ Supervisor -> predictor: outcomes, which the predictor acknowledges by request i
 
 from collections.abc import Sequence
 
+from weft.domain.bounds import MAX_TOKENS
 from weft.domain.prediction import Prediction, PredictItem
 from weft.domain.request import Outcome
-from weft.wire.codec.scheduling import outcome
-from weft.wire.codec.values import MAX_MODEL, MAX_TOKENS, number, text
+from weft.wire.codec.pairs import Pair
+from weft.wire.codec.scheduling import OUTCOME
+from weft.wire.codec.values import number, text
 from weft.wire.errors import PeerError
 from weft.wire.v1 import predictor_pb2 as pb
 
 MAX_ITEMS = 1024  # of one call or message (the contract's bound)
-MAX_PROMPT_CHARS = 1 << 16  # the gateway cuts at 4,096
+_ITEM = Pair(PredictItem, pb.PredictItem)
 
 
 def predict_request(items: Sequence[PredictItem]) -> pb.PredictRequest:
-    request = pb.PredictRequest()
-    for item in items:
-        request.items.add(
-            request_id=item.request_id,
-            prompt_text=item.prompt_text,
-            pool=item.pool,
-            model_name=item.model_name,
-            prompt_tokens=item.prompt_tokens,
-            max_tokens=item.max_tokens,
-            namespace=item.namespace,
-            traceparent=item.traceparent,
-        )
-    return request
+    return pb.PredictRequest(items=map(_ITEM.encode, items))
 
 
 def predictions(items: Sequence[PredictItem], response: pb.PredictResponse) -> list[Prediction]:
@@ -53,19 +43,7 @@ def _prediction(m: pb.Prediction, version: str) -> Prediction:
 def predict_items(request: pb.PredictRequest) -> list[PredictItem]:
     """Raises PeerError."""
     number(len(request.items), "the number of items in one call", MAX_ITEMS)
-    return [
-        PredictItem(
-            text(item.request_id, "a request id"),
-            text(item.prompt_text, "a prompt", MAX_PROMPT_CHARS),
-            text(item.pool, "a pool's name"),
-            text(item.model_name, "a model's name", MAX_MODEL),
-            item.prompt_tokens,
-            item.max_tokens,
-            text(item.namespace, "a namespace"),
-            text(item.traceparent, "a trace context"),
-        )
-        for item in request.items
-    ]
+    return [_ITEM.decode(item) for item in request.items]
 
 
 def predict_response(predicted: Sequence[Prediction], version: str) -> pb.PredictResponse:
@@ -86,4 +64,4 @@ def predict_response(predicted: Sequence[Prediction], version: str) -> pb.Predic
 def observed(request: pb.ObserveRequest) -> list[Outcome]:
     """Raises PeerError."""
     number(len(request.outcomes), "the number of outcomes in one message", MAX_ITEMS)
-    return [outcome(message) for message in request.outcomes]
+    return [OUTCOME.decode(message) for message in request.outcomes]

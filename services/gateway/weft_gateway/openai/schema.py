@@ -14,8 +14,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from weft.domain.batch import COMPLETION_WINDOW, ENDPOINTS
-from weft.wire.codec.batch import METADATA_KEY, METADATA_PAIRS, METADATA_VALUE
+from weft.domain.batch import COMPLETION_WINDOW, ENDPOINTS, METADATA_KEY, METADATA_PAIRS, METADATA_VALUE
 from weft_gateway.core.stops import MAX_STOPS
 from weft_gateway.errors import BadRequest, ParameterError
 from weft_gateway.openai.fields import (

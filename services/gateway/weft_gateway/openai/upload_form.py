@@ -2,8 +2,7 @@
 
 from collections.abc import AsyncGenerator, AsyncIterator
 
-from weft.domain.batch import Purpose
-from weft.wire.codec.batch import MAX_CHUNK_BYTES, MAX_FILENAME
+from weft.domain.batch import MAX_CHUNK_BYTES, MAX_FILENAME, Purpose
 from weft.wire.multipart import FORM, FormError, Part, Piece, boundary_of, form_pieces
 from weft_gateway.errors import BadRequest, ParameterError, TooLarge, UnsupportedMediaType
 

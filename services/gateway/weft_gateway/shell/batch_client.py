@@ -76,25 +76,25 @@ class BatchClient:
                     await call.done_writing()
                 except asyncio.InvalidStateError:
                     pass  # the service has ended the call: its status says why
-                return codec.stored_file(await call)
+                return codec.FILE.decode(await call)
         finally:
             call.cancel()
 
     async def file(self, namespace: str, file_id: str) -> StoredFile:
-        request = codec.file_request(namespace, file_id)
-        return codec.stored_file(await _called(self.stub.GetFile(request, timeout=CALL_S)))
+        request = batch_pb2.FileRequest(namespace=namespace, file_id=file_id)
+        return codec.FILE.decode(await _called(self.stub.GetFile(request, timeout=CALL_S)))
 
     async def files(self, page: Page) -> tuple[list[StoredFile], bool]:
-        return codec.stored_files(await _called(self.stub.ListFiles(codec.list_request(page), timeout=CALL_S)))
+        return codec.stored_files(await _called(self.stub.ListFiles(codec.PAGE.encode(page), timeout=CALL_S)))
 
     async def delete_file(self, namespace: str, file_id: str) -> StoredFile:
-        request = codec.file_request(namespace, file_id)
-        return codec.stored_file(await _called(self.stub.DeleteFile(request, timeout=CALL_S)))
+        request = batch_pb2.FileRequest(namespace=namespace, file_id=file_id)
+        return codec.FILE.decode(await _called(self.stub.DeleteFile(request, timeout=CALL_S)))
 
     async def read(self, namespace: str, file_id: str) -> AsyncGenerator[bytes]:
         """The bytes of a file."""
         with _refusals():
-            call = self.stub.ReadFile(codec.file_request(namespace, file_id))
+            call = self.stub.ReadFile(batch_pb2.FileRequest(namespace=namespace, file_id=file_id))
             try:
                 async for message in call:
                     yield codec.file_chunk(message)
@@ -102,30 +102,30 @@ class BatchClient:
                 call.cancel()
 
     async def keep_response(self, new: KeptResponse) -> None:
-        await _called(self.stub.KeepResponse(codec.keep_response_request(new), timeout=CALL_S))
+        await _called(self.stub.KeepResponse(codec.RESPONSE.encode(new), timeout=CALL_S))
 
     async def conversation(self, namespace: str, response_id: str, *, alone: bool = False) -> Sequence[bytes]:
         """The body of a response, and unless `alone` those of all before it, the eldest first."""
-        request = codec.response_request(namespace, response_id, alone=alone)
+        request = batch_pb2.ResponseRequest(namespace=namespace, response_id=response_id, alone=alone)
         return (await _called(self.stub.GetConversation(request, timeout=CALL_S))).bodies
 
     async def delete_response(self, namespace: str, response_id: str) -> None:
-        request = codec.response_request(namespace, response_id)
+        request = batch_pb2.ResponseRequest(namespace=namespace, response_id=response_id)
         await _called(self.stub.DeleteResponse(request, timeout=CALL_S))
 
     async def create(self, new: NewBatch) -> BatchJob:
-        return codec.batch_job(await _called(self.stub.CreateBatch(codec.create_batch_request(new), timeout=CALL_S)))
+        return codec.BATCH.decode(await _called(self.stub.CreateBatch(codec.NEW_BATCH.encode(new), timeout=CALL_S)))
 
     async def batch(self, namespace: str, batch_id: str) -> BatchJob:
-        request = codec.batch_request(namespace, batch_id)
-        return codec.batch_job(await _called(self.stub.GetBatch(request, timeout=CALL_S)))
+        request = batch_pb2.BatchRequest(namespace=namespace, batch_id=batch_id)
+        return codec.BATCH.decode(await _called(self.stub.GetBatch(request, timeout=CALL_S)))
 
     async def batches(self, page: Page) -> tuple[list[BatchJob], bool]:
-        return codec.batch_jobs(await _called(self.stub.ListBatches(codec.list_request(page), timeout=CALL_S)))
+        return codec.batch_jobs(await _called(self.stub.ListBatches(codec.PAGE.encode(page), timeout=CALL_S)))
 
     async def cancel(self, namespace: str, batch_id: str) -> BatchJob:
-        request = codec.batch_request(namespace, batch_id)
-        return codec.batch_job(await _called(self.stub.CancelBatch(request, timeout=CALL_S)))
+        request = batch_pb2.BatchRequest(namespace=namespace, batch_id=batch_id)
+        return codec.BATCH.decode(await _called(self.stub.CancelBatch(request, timeout=CALL_S)))
 
 
 async def _write(call: UploadCall, message: batch_pb2.UploadFileRequest) -> None:
