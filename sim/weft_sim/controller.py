@@ -15,7 +15,6 @@ from weft.domain.ids import RunnerId
 from weft.domain.machine import Closed, Connected, Peer, Received, Send
 from weft.domain.routes import AdapterStatus, PoolStatus, RegistryChange
 from weft.domain.runner import RunnerRole
-from weft_operator.controller.registry_client import adapter_report, adapter_spec, pool_report
 from weft_operator.core import (
     DesiredState,
     EnsureRunner,
@@ -128,17 +127,17 @@ class Controller:
         match event:
             case Connected(peer):
                 self._scheduler = peer
-                adapters = tuple(adapter_spec(entry) for entry in expected.adapters.values())
+                adapters = tuple(expected.adapters.values())
                 effects.append(self._change(tuple(expected.pools.values()), adapters, snapshot=True))
             case Closed():
                 self._scheduler = None
             case Received(message=PoolStatus() as status):
-                observed.pool_reports[status.pool] = pool_report(status)
+                observed.pool_reports[status.pool] = status
             case Received(message=AdapterStatus() as status):
                 if status.uid in expected.unloading:
                     observed.unloaded |= {status.uid} if status.removed else set[str]()
                 else:
-                    observed.adapter_reports[status.uid] = adapter_report(status)
+                    observed.adapter_reports[status.uid] = status
             case DepotAnswered(uid, answer):
                 ref = self.state.desired.by_uid.get(uid)
                 if ref is not None and (known := observed.resolutions.get(uid)) is not None:
@@ -181,7 +180,7 @@ class Controller:
             case UnpublishPool():
                 return [self._change(removed_pools=(str(action.ref),))]
             case PublishAdapter():
-                return [self._change(adapters=(adapter_spec(action.entry),))]
+                return [self._change(adapters=(action.entry,))]
             case UnpublishAdapter():
                 return [self._change(removed_adapters=(action.uid,))]
             case SetStatus():

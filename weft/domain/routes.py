@@ -156,18 +156,24 @@ class RoleCounts(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class PoolStatus:
-    """From the scheduler to the registry, when it changed."""
+class PoolReport:
+    """What the scheduler reports of a pool."""
 
-    pool: SomePool
     ready_runners: Any32
-    wanted_runners: Any32  # within the pool's bounds
+    wanted_runners: Any32 = 0  # within the pool's bounds
     victims: Listed[RunnerName] = ()  # names of the runners that should go, the first one first
     observed_generation: Any64 = 0  # of the PoolSpec that this answers; 0: runners may not have reported yet
-    slo: SloAttainment | None = None  # None: no objectives, or no request yet
+    slo: SloAttainment | None = None  # None: no objectives, or no request yet; it changes once a minute at most
     roles: RoleCounts | None = None  # None: phases are not split
     wanted: PhaseCounts | None = None  # `wanted_runners` by the phase of their groups; None: not counted apart
     kv_pages: Pages = 0  # of the Ready runner with the fewest in all; 0: there was none yet
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStatus(PoolReport):
+    """From the scheduler to the registry, when it changed."""
+
+    pool: SomePool = ""
 
 
 class CanaryCounts(NamedTuple):
@@ -181,22 +187,28 @@ class CanaryCounts(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterStatus:
-    """From the scheduler to the registry, when it changed, and once every gateway has applied its route.
+class AdapterReport:
+    """What the scheduler reports of an adapter.
 
     Readers subtract `unavailable_runners` from the pool's `ready_runners`: so a runner more changes one status, the
     pool's, and not that of each adapter.
     """
 
-    uid: AdapterUid
     digest: Digest
     routed: bool
     unavailable_runners: Any32 = 0  # of the Ready ones: they have not got it yet, or failed to load it
     load_errors: Listed[Annotated[str, Bound(2 * MAX_DETAIL, cut=True)]] = ()  # "runner: reason"
     load_failed: bool = False  # there are load errors, and no Ready runner serves it
-    removed: bool = False  # the last status of a removed adapter
+    removed: bool = False  # the last one of a removed adapter: it is not routed, and no Ready runner has it
     canary: CanaryCounts | None = None  # None: it has none
     observed_generation: Any64 = 0  # of the AdapterSpec that this answers
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterStatus(AdapterReport):
+    """From the scheduler to the registry, when it changed, and once every gateway has applied its route."""
+
+    uid: AdapterUid = ""
 
 
 @dataclass(frozen=True, slots=True)

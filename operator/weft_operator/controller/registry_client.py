@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
-from weft.domain.adapter import AdapterSpec, Tier
+from weft.domain.adapter import AdapterSpec
 from weft.domain.routes import AdapterStatus, PoolSpec, PoolStatus, RegistryChange
 from weft.wire.codec.registry import REGISTRY_TO_SCHEDULER, SCHEDULER_TO_REGISTRY
 from weft.wire.streams import ClientStream, channel
@@ -122,7 +122,7 @@ class RegistryClient:
                 case PoolSpec() as entry:
                     pools.append(entry)
                 case AdapterRegistration() as entry:
-                    adapters.append(adapter_spec(entry))
+                    adapters.append(entry)
                 case None:
                     removed[kind].append(name)
         change = RegistryChange(
@@ -139,59 +139,8 @@ class RegistryClient:
     def _received(self, message: pb.SchedulerToRegistry) -> None:
         match SCHEDULER_TO_REGISTRY.decode(message):
             case PoolStatus() as status:
-                self._on_pool(status.pool, pool_report(status))
+                self._on_pool(status.pool, status)
             case AdapterStatus() as status:
                 if status.removed:
                     self._unloading.discard(status.uid)
-                self._on_adapter(status.uid, adapter_report(status))
-
-
-def adapter_spec(entry: AdapterRegistration) -> AdapterSpec:
-    return AdapterSpec(
-        uid=entry.uid,
-        namespace=entry.namespace,
-        name=entry.name,
-        model_name=entry.model_name,
-        pool=entry.pool,
-        digest=entry.digest,
-        rank=entry.rank,
-        bytes=entry.size_bytes,
-        pinned=entry.pinned,
-        created_unix_s=entry.created_unix_s,
-        tier=Tier[entry.tier.upper()],
-        reason=entry.reason,
-        message=entry.message,
-        version=entry.version,
-        versions=entry.versions,
-        generation=entry.generation,
-        eos_token_ids=entry.eos_token_ids,
-        own_chat_template=entry.own_chat_template,
-        chat_template=entry.chat_template,
-        chat_template_fault=entry.chat_template_fault,
-    )
-
-
-def pool_report(status: PoolStatus) -> PoolReport:
-    return PoolReport(
-        ready_runners=status.ready_runners,
-        wanted_runners=status.wanted_runners,
-        victims=status.victims,
-        observed_generation=status.observed_generation,
-        slo=status.slo,
-        roles=status.roles,
-        wanted=status.wanted,
-        kv_pages=status.kv_pages,
-    )
-
-
-def adapter_report(status: AdapterStatus) -> AdapterReport:
-    return AdapterReport(
-        status.digest,
-        status.routed,
-        status.unavailable_runners,
-        tuple(sorted(status.load_errors)),
-        status.load_failed,
-        status.removed,
-        status.canary,
-        status.observed_generation,
-    )
+                self._on_adapter(status.uid, status)

@@ -5,7 +5,7 @@ from dataclasses import fields
 from pydantic.alias_generators import to_camel
 
 from weft.api.servingpool import PAGE_TOKENS
-from weft.domain.adapter import AdapterVersion
+from weft.domain.adapter import AdapterVersion, Tier
 from weft.domain.model.config import is_bare
 from weft.domain.request import NO_DEFAULTS, SamplingDefaults
 from weft.domain.routes import PoolSpec
@@ -100,11 +100,11 @@ def adapter_entry(view: AdapterView) -> AdapterRegistration:
         pool=str(view.serving.pool if view.serving else adapter.pool),
         digest=view.serving.digest if view.serving else "",
         rank=int(verdict.get("rank") or 0),
-        size_bytes=int(verdict.get("sizeBytes") or 0),
+        bytes=int(verdict.get("sizeBytes") or 0),
         pinned=adapter.spec.pinned,
         created_unix_s=int(adapter.meta.created),
         drain_s=view.drain_s,
-        tier=adapter.spec.tier,
+        tier=Tier[adapter.spec.tier.upper()],
         reason=why.reason if why else "",
         message=why.message if why else "",
         version=(view.serving.version or "") if view.serving else "",

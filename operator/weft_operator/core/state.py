@@ -12,8 +12,8 @@ from math import inf
 from typing import Any, Literal, TypeVar
 
 from weft.api.servingpool import Memory, ModelCache
-from weft.domain.adapter import AdapterVersion
-from weft.domain.routes import CanaryCounts, PhaseCounts, PoolSpec, RoleCounts, SloAttainment
+from weft.domain.adapter import AdapterSpec
+from weft.domain.routes import AdapterReport, PoolReport, PoolSpec
 from weft_operator.core.artifacts import Resolution, Retention
 from weft_operator.core.resources import (
     Adapter,
@@ -22,7 +22,6 @@ from weft_operator.core.resources import (
     Object,
     Pool,
     Ref,
-    Tier,
     holds,
 )
 from weft_operator.core.runner_defaults import RunnerDefaults
@@ -129,66 +128,15 @@ class ApplyFailure:
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterRegistration:
-    """An adapter as the registry declares it, and how long its streams may outlive it.
+class AdapterRegistration(AdapterSpec):
+    """An adapter as it is published, and how long its streams may outlive it."""
 
-    Without a digest it is not served, for `reason`.
-    """
-
-    uid: str
-    namespace: str
-    name: str
-    model_name: str
-    pool: str
-    digest: str
-    rank: int
-    size_bytes: int
-    pinned: bool
-    created_unix_s: int
-    drain_s: float
-    tier: Tier = "Remote"
-    reason: str = ""
-    message: str = ""
-    version: str = ""  # the name of the content
-    versions: tuple[AdapterVersion, ...] = ()  # the canary, then earlier contents that are served
-    generation: int = 0  # of the spec that this follows from
-    eos_token_ids: tuple[int, ...] = ()  # of the content, beside the base's
-    own_chat_template: bool = False  # chats are rendered by the one among the files of the content
-    chat_template: str = ""  # digest of the one that the spec gives instead; "": none
-    chat_template_fault: str = ""  # the spec gives one that could not be read: why
+    drain_s: float = 0.0
 
     @property
     def digests(self) -> set[str]:
         """The digests of every content that is served, and of the chat template."""
         return {self.digest, self.chat_template, *(version.digest for version in self.versions)} - {""}
-
-
-@dataclass(frozen=True, slots=True)
-class PoolReport:
-    """What the scheduler reports of a pool."""
-
-    ready_runners: int
-    wanted_runners: int = 0
-    victims: tuple[str, ...] = ()  # names of runners that should go, the first one first
-    observed_generation: int = 0  # of the PoolSpec that this answers; 0: runners may not have reported yet
-    slo: SloAttainment | None = None  # changes once a minute at most
-    roles: RoleCounts | None = None  # of as many runners, too
-    wanted: PhaseCounts | None = None  # of `wanted_runners`, where groups are counted apart
-    kv_pages: int = 0  # of the ready runner with the fewest; 0: not known
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterReport:
-    """What the scheduler reports of an adapter: its digest, and whether that is in the route table."""
-
-    digest: str
-    routed: bool
-    unavailable_runners: int = 0  # of the pool's ready ones
-    load_errors: tuple[str, ...] = ()
-    load_failed: bool = False  # everywhere
-    removed: bool = False  # it is not routed, and no ready runner has it
-    canary: CanaryCounts | None = None  # None: it has none
-    observed_generation: int = 0  # of the registration that this answers; 0: the scheduler does not say
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from tests.unit.operator.planning import (
     template,
     verified,
 )
+from weft.domain.adapter import Tier
 from weft.domain.request import NO_DEFAULTS, SamplingDefaults
 from weft.domain.routes import RoleCounts, SloAttainment
 from weft_operator.core import (
@@ -584,7 +585,7 @@ def test_what_the_manifest_says_of_the_source_is_what_the_depot_is_asked(world: 
     assert (base["revision"], base["credentialsRef"]) == ("v1", {"name": "hub"})
     assert (adapter["endpoint"], adapter["credentialsRef"]) == ("https://minio.acme:9000", {"name": "s3"})
     assert (base.get("endpoint"), adapter["namespace"], adapter["maxRank"]) == (None, "acme", 8)
-    assert next(iter(world.routed.values())).tier == "Host"
+    assert next(iter(world.routed.values())).tier is Tier.HOST
 
 
 def test_steps_on_the_way_are_written_only_where_they_last(world: World) -> None:

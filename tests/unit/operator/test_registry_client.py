@@ -11,7 +11,8 @@ import pytest
 
 from harness.waiting import PATIENCE_S
 from tests.unit.operator.planning import adapter_ref, digest, pool_ref
-from weft.domain.routes import PoolSpec
+from weft.domain.adapter import Tier
+from weft.domain.routes import AdapterReport, AdapterStatus, PoolReport, PoolSpec, PoolStatus
 from weft.wire.streams import SendQueue, serve_stream
 from weft.wire.v1 import scheduler_pb2 as pb
 from weft.wire.v1.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
@@ -20,8 +21,6 @@ from weft_operator.controller import registry_client
 from weft_operator.controller.registry_client import RegistryClient
 from weft_operator.core import (
     AdapterRegistration,
-    AdapterReport,
-    PoolReport,
     PublishAdapter,
     PublishPool,
     UnpublishAdapter,
@@ -33,7 +32,7 @@ POOL = PoolSpec("default/base", digest("b"), "base", True, ("default",), 10, "fc
 
 def entry(uid: str, letter: str = "a") -> AdapterRegistration:
     return AdapterRegistration(
-        uid, "acme", "upper", "acme/upper", "default/base", digest(letter), 8, 100, False, 5, 60.0
+        uid, "acme", "upper", "acme/upper", "default/base", digest(letter), 8, 100, False, 5, drain_s=60.0
     )
 
 
@@ -187,16 +186,16 @@ async def test_the_schedulers_word_comes_back() -> None:
         status = pb.AdapterStatus(uid="u", digest="d", routed=True, unavailable_runners=1, load_errors=["b", "a"])
         scheduler.outbox.put(pb.SchedulerToRegistry(adapter=status))
         async with asyncio.timeout(PATIENCE_S):
-            report = PoolReport(3, 1, ("b", "a"), 4, kv_pages=2048)
+            report = PoolStatus(3, 1, ("b", "a"), 4, kv_pages=2048, pool="default/base")
             assert await reports.pools.get() == ("default/base", report)
-            assert await reports.adapters.get() == ("u", AdapterReport("d", True, 1, ("a", "b")))
+            assert await reports.adapters.get() == ("u", AdapterStatus("d", True, 1, ("b", "a"), uid="u"))
 
 
 async def test_bounds_tiers_and_the_term_are_sent() -> None:
     async with connected(term=7) as (client, scheduler, _):
         first = await scheduler.next()
         client.update(PublishPool(pool_ref(), replace(POOL, min_runners=0, max_runners=4, idle_s=60.0)))
-        client.update(PublishAdapter(adapter_ref("upper"), replace(entry("u1"), tier="Host")))
+        client.update(PublishAdapter(adapter_ref("upper"), replace(entry("u1"), tier=Tier.HOST)))
         change = await scheduler.next()
         assert (first.term, change.term) == (7, 7)
         (pool,), (adapter,) = change.pools, change.adapters

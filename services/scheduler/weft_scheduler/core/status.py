@@ -26,7 +26,7 @@ def publish(state: State) -> None:
     for uid, deletion in list(published.deletions.items()):
         if _is_gone(state, uid, deletion):
             del published.deletions[uid]
-            _send(state, AdapterStatus(uid, next(iter(deletion.digests), ""), routed=False, removed=True))
+            _send(state, AdapterStatus(next(iter(deletion.digests), ""), routed=False, removed=True, uid=uid))
     if published.dirty:
         state.schedule_publish()
 
@@ -119,7 +119,7 @@ def _publish_adapter(state: State, uid: str) -> None:
         digest=spec.digest,
         routed=state.routes.is_routed(spec.model_name, uid),
         unavailable_runners=unavailable,
-        load_errors=tuple(errors),
+        load_errors=tuple(sorted(errors)),
         load_failed=bool(errors) and unavailable == pool.ready_runners,
         canary=state.canaries[uid][1] if uid in state.canaries else None,
         observed_generation=spec.generation,
