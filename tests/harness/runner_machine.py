@@ -1,12 +1,13 @@
 """What tests of the runner's machine and its parts share: requests, sessions, messages and the state as one value."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 from weft.domain.ids import Epoch
 from weft.domain.machine import Kind, Peer, Send
-from weft.domain.request import Draining, Start, Step
+from weft.domain.request import Allotment, Draining, Start, Step
 from weft.domain.runner import Overrun
 from weft_runner.core import RequestPool, SequencePhase
 
@@ -31,7 +32,9 @@ def session(number: int = 1) -> Peer:
 
 def start_of(key: str, counter: int, prompt: Iterable[int], max_tokens: int, **fields: Any) -> Start:
     defaults: dict[str, Any] = {"emitted": (), "reservation_tokens": max_tokens}
-    return Start(key, Epoch(1, counter), tuple(prompt), max_tokens=max_tokens, **{**defaults, **fields})
+    settled = Allotment(**{name: fields.pop(name) for name in Allotment._fields if name in fields})
+    start = Start(key, Epoch(1, counter), tuple(prompt), max_tokens=max_tokens, **{**defaults, **fields})
+    return replace(start, allotment=settled)
 
 
 def flat(sends: Iterable[Send]) -> list[Any]:

@@ -11,6 +11,7 @@ from enum import Enum, IntEnum
 from typing import Annotated, NamedTuple
 
 from weft.domain.bounds import (
+    FLAT,
     MAX_DETAIL,
     MAX_ID,
     MAX_TOKENS,
@@ -176,6 +177,23 @@ class SessionReady:
     runner: RunnerId
 
 
+class Allotment(NamedTuple):
+    """What the scheduler settles of a Start beside its reservation: the gateway passes it on to the runner.
+
+    `rank` and `adapter_bytes` describe an adapter that the runner may not know; 0: not known.
+    """
+
+    rank: Rank = 0
+    adapter_bytes: Any64 = 0
+    delay_s: Seconds = 0.0  # what the queue policy adds to its arrival: the runner's prompts run in that order
+    by_page: bool = False  # nothing is reserved ahead: it grows by a page at a time
+    leaves: bool = False  # where it outruns its reservation and no page is free it is preempted itself (S3)
+    stays: bool = False  # it was preempted as often as it may be: another one is, and all its pages are reserved
+
+
+NO_ALLOTMENT = Allotment()
+
+
 @dataclass(frozen=True, slots=True)
 class KvTarget:
     """A runner that takes KV of another one. `address`: of its end of `KvTransfer`."""
@@ -188,8 +206,8 @@ class KvTarget:
 class Start:
     """Run an epoch of a request. `emitted`: tokens of the answer so far, prefilled with the prompt, never sent again.
 
-    `reservation_tokens` counts output tokens beyond prompt + emitted. `rank` and `adapter_bytes` describe an adapter
-    that the runner may not know; 0: not known. Prefix pages are shared among requests of one `cache_salt` only.
+    `reservation_tokens` counts output tokens beyond prompt + emitted. Prefix pages are shared among requests of one
+    `cache_salt` only.
     `kv_to`: compute the prompt and the first token, then send the KV there. `kv_from`: wait for the KV that this runner
     sends, and go on from there.
     """
@@ -201,16 +219,11 @@ class Start:
     max_tokens: Tokens  # of the whole answer, emitted ones included
     reservation_tokens: Tokens
     adapter: Digest = BASE
-    rank: Rank = 0
-    adapter_bytes: Any64 = 0
     sampling: Sampling = field(default_factory=Sampling)
     cache_salt: Text = ""
     client_request_id: Annotated[str, Bound(MAX_DETAIL)] = ""  # for logs
     waited_s: Seconds = 0.0  # since it arrived at the gateway: a duration, as clocks differ
-    delay_s: Seconds = 0.0  # of its Assign
-    by_page: bool = False
-    leaves: bool = False
-    stays: bool = False
+    allotment: Annotated[Allotment, FLAT] = NO_ALLOTMENT  # of its Assign
     kv_to: KvTarget | None = None
     kv_from: RunnerId | None = None
     priority: Priority = Priority.INTERACTIVE
@@ -436,12 +449,7 @@ class Assign:
     address: Address
     reservation_tokens: Tokens
     numerics_class: Numerics = ""
-    rank: Rank = 0  # of the adapter, and its size: for the Start
-    adapter_bytes: Any64 = 0
-    delay_s: Seconds = 0.0  # what the queue policy adds to its arrival: the runner's prompts run in that order
-    by_page: bool = False  # nothing is reserved ahead: it grows by a page at a time
-    leaves: bool = False  # where it outruns its reservation and no page is free it is preempted itself (S3)
-    stays: bool = False  # it was preempted as often as it may be: another one is, and all its pages are reserved
+    allotment: Annotated[Allotment, FLAT] = NO_ALLOTMENT
     token_runner: TokenRunner | None = None
     kv_address: Text = ""
 

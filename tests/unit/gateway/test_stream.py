@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from weft.domain.ids import Epoch, RunnerId
 from weft.domain.machine import Send
 from weft.domain.request import (
+    Allotment,
     Assign,
     Cancel,
     Ended,
@@ -99,7 +100,7 @@ def stream(*, hold_s: float = 30.0, now: float = 0.0, available: bool = False, *
 
 
 def assign(counter: int, runner: RunnerId = RUNNERS[0], term: int = 1) -> Assign:
-    return Assign("r", Epoch(term, counter), runner, f"{runner.uuid}:1", 8, rank=16, adapter_bytes=99)
+    return Assign("r", Epoch(term, counter), runner, f"{runner.uuid}:1", 8, allotment=Allotment(16, 99))
 
 
 def started_at(counter: int, runner: RunnerId, emitted: Sequence[int] = ()) -> Send:
@@ -113,11 +114,10 @@ def started_at(counter: int, runner: RunnerId, emitted: Sequence[int] = ()) -> S
         100,
         8,
         "sha256:a",
-        16,
-        99,
         one.sampling,
         "acme",
         "r",
+        allotment=Allotment(16, 99),
         model_name="acme/x",
     )
     return Send(runner_peer(runner), start)

@@ -8,6 +8,7 @@ import pytest
 from tests.unit.gateway.test_stream import RUNNERS, after, assign, run, sent, step, stream, text_of
 from weft.domain.ids import Epoch, RunnerId
 from weft.domain.request import (
+    Allotment,
     Assign,
     Ended,
     EndReason,
@@ -45,7 +46,7 @@ def to(effects: Sequence[StreamEffect], runner: RunnerId, *kinds: type) -> list[
 
 def test_both_runners_start_at_once_and_each_names_the_other() -> None:
     one = stream()
-    effects = run(one, dataclasses.replace(split(), by_page=True, leaves=True), now=1.5)
+    effects = run(one, dataclasses.replace(split(), allotment=Allotment(by_page=True, leaves=True)), now=1.5)
     (token_side,) = to(effects, TOKEN, Start)
     (prompt_side,) = to(effects, PROMPT, Start)
     assert isinstance(token_side, Start)
@@ -53,8 +54,8 @@ def test_both_runners_start_at_once_and_each_names_the_other() -> None:
     assert (token_side.kv_from, token_side.kv_to, token_side.reservation_tokens) == (PROMPT, None, 8)
     assert (prompt_side.kv_from, prompt_side.kv_to) == (None, KvTarget(TOKEN, "b:kv"))
     assert prompt_side.reservation_tokens == 1, "it holds the prompt alone"
-    assert [(side.by_page, side.leaves, side.waited_s) for side in (token_side, prompt_side)] == [
-        (True, True, 1.5), (False, False, 1.5),
+    assert [(side.allotment[3:5], side.waited_s) for side in (token_side, prompt_side)] == [
+        ((True, True), 1.5), ((False, False), 1.5),
     ]  # fmt: skip
     assert [r.runner for r in one.runners] == [PROMPT, TOKEN]
 

@@ -259,7 +259,7 @@ def test_an_adapter_more_that_is_loaded_on_demand_is_sent_to_no_runner(driver: D
     driver.runner("a")
     assert not orders(driver.change(RegistryChange(False, adapters=(adapter("sha256:2"),))))
     assign = driver.place("r", "sha256:2")
-    assert (assign.rank, assign.adapter_bytes) == (8, 0), "the Assign says what the runner has to know"
+    assert assign.allotment[:2] == (8, 0), "the Assign says what the runner has to know"
 
 
 def test_what_has_to_be_held_no_more_is_released_and_what_is_deleted_is_removed(driver: Driver) -> None:

@@ -249,11 +249,11 @@ def test_after_its_last_preemption_a_request_reserves_its_whole_answer_and_stays
     driver.runner("b")
     assign = driver.place("r", p90_tokens=20, p50_tokens=10)
     for emitted in range(8):
-        assert not assign.stays
+        assert not assign.allotment.stays
         assert of(driver.preempt(assign.runner.uuid, "r", 16, for_="other"), Preempt)
         (assign,) = of(driver.failed("r", FailReason.PREEMPTED, emitted), Assign)
         driver.runner("a", *[driver.view("r")] * (assign.runner.uuid == "a"))
-    assert (assign.stays, assign.by_page, assign.leaves) == (True, False, False)
+    assert assign.allotment[3:] == (False, False, True)
     assert assign.reservation_tokens == 100 - 7
     driver.runner(assign.runner.uuid, driver.view("r", 93), free=90)
     driver.outcome("r")
@@ -273,7 +273,7 @@ def test_a_sequence_that_is_given_back_with_tokens_was_preempted_and_one_that_is
 
 @pytest.mark.parametrize(("preemptions", "stays"), [(7, False), (8, True)])
 def test_the_bound_on_preemptions_outlives_the_scheduler(served: Driver, preemptions: int, stays: bool) -> None:
-    assert served.place("r", preemptions=preemptions, emitted_tokens=3).stays == stays
+    assert served.place("r", preemptions=preemptions, emitted_tokens=3).allotment.stays == stays
     assert served.request("r").reservation_tokens == (97 if stays else 13)
 
 

@@ -112,7 +112,7 @@ class Reporter:
         return SequenceState(
             start.request_id, start.epoch, sequence.gateway, start.adapter,
             self._pool.pages.reserved_by(sequence.key), sequence.reservation_tokens, round(1000 * sequence.arrived),
-            start.stays, start.priority,
+            start.allotment.stays, start.priority,
         )  # fmt: skip
 
     def _adapters_changed(self) -> AdaptersChanged:
@@ -162,4 +162,4 @@ class Reporter:
 
 def _overrun(sequence: Sequence, wanted_pages: int) -> Overrun:
     start = sequence.start
-    return Overrun(start.request_id, start.epoch, wanted_pages, sequence.reservation_tokens, start.leaves)
+    return Overrun(start.request_id, start.epoch, wanted_pages, sequence.reservation_tokens, start.allotment.leaves)

@@ -491,7 +491,8 @@ class RequestPool:
         if sequence.mask is not None and sequence.mask.grammar is not None:
             self.constrained[sequence.key] = sequence
         self.reuse.begin(sequence, shared)
-        there = not start.adapter or self.adapters.acquire(start.adapter, rank=start.rank, n_bytes=start.adapter_bytes)
+        rank, adapter_bytes, *_ = start.allotment
+        there = not start.adapter or self.adapters.acquire(start.adapter, rank=rank, n_bytes=adapter_bytes)
         if start.kv_to is not None and self.limits.kv is not None:
             self.kv.offer(sequence, start.kv_to, start.epoch)
         if start.kv_from is not None:
@@ -605,9 +606,9 @@ class RequestPool:
             return self.swap.moving
         last = of_lowest_priority(here, _priority)
         paused = map(self.sequences.__getitem__, self.reservations.paused)
-        victim = next((s for s in paused if s.start.leaves and s in last), None)
+        victim = next((s for s in paused if s.start.allotment.leaves and s in last), None)
         if victim is None:
-            again = [s for s in last if s.swaps < MOST_SWAPS and not s.start.stays]
+            again = [s for s in last if s.swaps < MOST_SWAPS and not s.start.allotment.stays]
             victim = latest_arrival(again or last, _arrived)
         return self._swap_out_one(victim)
 

@@ -35,7 +35,7 @@ def next_growth(sequence: Sequence, reserved_pages: int, page_tokens: int) -> Gr
     A reservation that was granted only in part is first completed; a complete one doubles, to one page more at least
     and to no more than the sequence can ever fill. Where nothing is reserved ahead it is always a page.
     """
-    if sequence.start.by_page:
+    if sequence.start.allotment.by_page:
         return Growth(1, sequence.reservation_tokens, doubled=False)
     granted = _pages(min(sequence.base_len + sequence.reservation_tokens, sequence.max_len), page_tokens)
     if granted > reserved_pages:

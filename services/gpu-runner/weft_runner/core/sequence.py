@@ -90,7 +90,7 @@ class Sequence:
     @property
     def order(self) -> tuple[int, float, int]:
         """Prompts run in this order: interactive ones first, then as the pool's queue policy decided."""
-        return self.start.priority, self.arrived + self.start.delay_s, self.admitted
+        return self.start.priority, self.arrived + self.start.allotment.delay_s, self.admitted
 
     @property
     def base_len(self) -> int:

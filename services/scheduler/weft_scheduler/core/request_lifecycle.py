@@ -2,7 +2,7 @@
 
 from weft.domain.ids import BASE
 from weft.domain.machine import Kind, Peer
-from weft.domain.request import Assign, Preempt, Reject, RejectReason, TokenRunner
+from weft.domain.request import Allotment, Assign, Preempt, Reject, RejectReason, TokenRunner
 from weft.domain.runner import RunnerSpec
 from weft_scheduler.core.effects import KvHandOff, Resumed
 from weft_scheduler.core.model.pool import Pool
@@ -63,12 +63,7 @@ def _send_assign(
         address=spec.address,
         reservation_tokens=request.reservation_tokens,
         numerics_class=spec.numerics_class,
-        rank=rank,
-        adapter_bytes=size,
-        delay_s=delay_s,
-        by_page=request.by_page,
-        leaves=request.leaves,
-        stays=request.stays,
+        allotment=Allotment(rank, size, delay_s, request.by_page, request.leaves, request.stays),
         token_runner=_described(token_runner.spec) if token_runner is not None and token_runner.spec else None,
         kv_address=kv_address,
     )

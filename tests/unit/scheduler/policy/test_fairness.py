@@ -208,7 +208,7 @@ def test_in_the_core_another_tenant_passes_a_flood_and_its_prompts_do_too(driver
     driver.submit("v", namespace="victim")
     placed = [of(driver.outcome(f"f{number}"), Assign) for number in range(2)]
     placed += [of(driver.runner("a", free=96), Assign)]
-    order = [(a.request_id, round(a.delay_s)) for some in placed for a in some]
+    order = [(a.request_id, round(a.allotment.delay_s)) for some in placed for a in some]
     assert {request_id for request_id, _ in order} >= {"v"}
     delays = dict(order)
     flood = [delay for request_id, delay in order if request_id != "v"]
@@ -219,7 +219,7 @@ def test_in_the_core_another_tenant_passes_a_flood_and_its_prompts_do_too(driver
 def test_a_tenant_alone_keeps_the_order_of_arrival_on_the_runner(driver: Driver) -> None:
     driver.start()
     driver.runner("a", max_sequences=2)
-    assert driver.place("r", waited_s=60.0).delay_s == 0
+    assert driver.place("r", waited_s=60.0).allotment.delay_s == 0
 
 
 def test_a_prediction_is_corrected_at_the_end(driver: Driver) -> None:
@@ -266,8 +266,8 @@ def test_a_tenant_beyond_its_share_leaves_the_last_places_and_its_prompts_come_a
     driver.place("v0", namespace="victim")
     assigned = [a for n in range(20) for a in of(driver.submit(f"f{n}", namespace="flood"), Assign)]
     assert [a.request_id for a in assigned] == [f"f{n}" for n in range(13)], "two of 16 places are left"
-    assert [a.delay_s for a in assigned] == [0] * 9 + [BEYOND_SHARE_S] * 4, "from the ninth of 16 on"
-    assert driver.place("v1", namespace="victim").delay_s == 0
+    assert [a.allotment.delay_s for a in assigned] == [0] * 9 + [BEYOND_SHARE_S] * 4, "from the ninth of 16 on"
+    assert driver.place("v1", namespace="victim").allotment.delay_s == 0
     assert not of(driver.outcome("v0"), Assign), "the places that are free stay for the victim, which runs less"
     assert [a.request_id for a in of(driver.outcome("f0"), Assign)] == ["f13"]
     assert {a.request_id for a in of(driver.outcome("v1"), Assign)} >= {"f14", "f15"}, "alone it fills the runner"

@@ -158,7 +158,7 @@ def test_a_pooled_request_reserves_nothing_on_its_runner() -> None:
     driver: Any = Driver().start(reservation="pooled")
     driver.runner("a", **LARGE)
     assign = driver.place("r", **LENGTHS)
-    assert (assign.reservation_tokens, assign.by_page) == (1, True)
+    assert (assign.reservation_tokens, assign.allotment.by_page) == (1, True)
 
 
 def test_what_ends_makes_room_for_the_next() -> None:

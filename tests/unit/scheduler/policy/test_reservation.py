@@ -53,14 +53,14 @@ def test_paged_reserves_nothing_after_a_migration_either() -> None:
     driver = Driver().start(reservation="paged")
     driver.runner("a")
     assign = driver.place("r", p90_tokens=500, max_tokens=1000, emitted_tokens=300)
-    assert (assign.reservation_tokens, assign.by_page) == (1, True)
+    assert (assign.reservation_tokens, assign.allotment.by_page) == (1, True)
 
 
 def test_only_under_s3_the_overrunner_itself_leaves() -> None:
     for policy in ("s3", "calibrated"):
         driver = Driver().start(reservation=policy)
         driver.runner("a")
-        assert driver.place("r", p90_tokens=5, max_tokens=9).leaves == (policy == "s3")
+        assert driver.place("r", p90_tokens=5, max_tokens=9).allotment.leaves == (policy == "s3")
 
 
 @pytest.mark.parametrize(
