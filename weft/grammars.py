@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from llguidance import LLParserLimits
 
-MAX_BYTES = 64 << 10  # of a grammar's text
 # For one mask: some 15 ms of most grammars (llguidance: 14,000 fuel a ms), 300 ms of the worst. Steps do not wait.
 _STEP_LEXER_FUEL, _STEP_ITEMS = 200_000, 50_000
 _LEXER_STATES = 16_000  # some 2 kB each, and they stay: 32 MiB for a grammar

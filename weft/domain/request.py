@@ -39,7 +39,8 @@ from weft.domain.bounds import (
 from weft.domain.ids import BASE, NEVER, Epoch, RunnerId
 
 MAX_STOP_TOKENS, MAX_BAD_WORDS, MAX_ALLOWED_TOKENS = 128, 64, 4096  # of one request
-MAX_GRAMMAR = 64 << 10
+MAX_GRAMMAR = 64 << 10  # of its text
+MAX_ALTERNATIVES = 20  # reported beside each token
 _Banned = Annotated[tuple[Any32, ...], Bound(64, what="the length of a bad word")]
 GatewayId = Annotated[str, Bound(MAX_ID, 1, "a gateway's id")]
 Address = Annotated[str, Bound(MAX_ID, 1, "a runner's address")]

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from weft.domain.request import MAX_ALTERNATIVES
 from weft_kernels.cpu import structs
 from weft_kernels.cpu.library import SIGNATURES
 from weft_kernels.cpu.sampling import MAX_TOP, SAMPLED, SAMPLING_ARGS
 from weft_kernels.cpu.sources import LEVELS, SOURCES
 from weft_kernels.cpu.structs import ABI, BF16, CODES, FP32, INT4, INT8
-from weft_runner.core.sampling import MAX_TOP_LOGPROBS
 
 HEADER, OF_SAMPLING = SOURCES.folder / "weft_cpu.h", SOURCES.folder / "weft_sampling.h"
 TEXT = re.sub(r"//.*", "", HEADER.read_text())
@@ -86,7 +86,7 @@ def test_constants_are_those_of_the_header(tmp_path: Path):
     numbers = "WEFT_ABI WEFT_BF16 WEFT_FP32 WEFT_INT8 WEFT_INT4 WEFT_MAX_TOP"
     names = f"{numbers} WEFT_E_LEVEL WEFT_E_SIZE WEFT_E_WORKSPACE WEFT_E_RANKS WEFT_E_MEMORY".split()
     theirs = printed(tmp_path, [f'printf("%d\\n", {name});' for name in names])
-    assert MAX_TOP == MAX_TOP_LOGPROBS
+    assert MAX_TOP == MAX_ALTERNATIVES
     assert [int(value) for value in theirs] == [ABI, BF16, FP32, INT8, INT4, MAX_TOP, *CODES]
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, LiteralString
 from pydantic import BeforeValidator, PlainValidator
 from pydantic_core import PydanticCustomError
 
+from weft.domain.request import MAX_ALLOWED_TOKENS, MAX_BAD_WORDS, MAX_STOP_TOKENS
 from weft_gateway.core.stops import MAX_STOP_CHARS, MAX_STOPS
 from weft_gateway.openai.tolerance import unknown_of
 from weft_gateway.shell.request_ids import MAX_PROMPTS
@@ -15,10 +16,8 @@ MAX_INT32 = 2**31 - 1
 MAX_EXACT = 2**53  # of a float: every whole number up to it is one
 MAX_BIASES, MAX_BIAS = 300, 100
 NAMED, NAMED_CHARS = 8, 32  # of what is wrong in a map
-MAX_STOP_TOKENS = 128
-MAX_ALLOWED_TOKENS = 4096
 MAX_TOKENS = 1 << 20  # of a text
-MAX_BAD_WORDS, MAX_BAD_TEXT_CHARS = 64, 256
+MAX_BAD_TEXT_CHARS = 256
 MAX_TOOLS = 128
 MAX_DEPTH = 32  # of values inside values that a chat template gets
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,8}", re.ASCII)

@@ -15,6 +15,7 @@ from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from weft.domain.batch import COMPLETION_WINDOW, ENDPOINTS, METADATA_KEY, METADATA_PAIRS, METADATA_VALUE
+from weft.domain.request import MAX_ALTERNATIVES
 from weft_gateway.core.stops import MAX_STOPS
 from weft_gateway.errors import BadRequest, ParameterError
 from weft_gateway.openai.fields import (
@@ -40,7 +41,6 @@ from weft_gateway.shell.request_ids import MAX_N
 ROLE = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 MAX_MESSAGES = 4096
-MAX_ALTERNATIVES = 20  # reported beside each token
 MAX_ID = 128
 MAX_CALLER_ID = 512
 REASONING = ("reasoning_content", "thinking", "reasoning")  # of a message, as transformers takes them

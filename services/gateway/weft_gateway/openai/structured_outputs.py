@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
-from weft.grammars import MAX_BYTES, first_fault, one_line, parser_limits
+from weft.domain.request import MAX_GRAMMAR
+from weft.grammars import first_fault, one_line, parser_limits
 from weft_gateway.errors import ParameterError
 from weft_gateway.openai.marks import in_grammar
 from weft_gateway.openai.tolerance import check_names
@@ -69,8 +70,8 @@ def grammar_of(form: Form) -> str:
     """A grammar that compiles and says what may come first. Raises ValueError with what is wrong with the form."""
     own = _built(form)
     grammar = _behind(form.lead, own) if form.lead else own
-    if len(grammar.encode()) > MAX_BYTES:
-        raise ValueError(f"its grammar is larger than {MAX_BYTES >> 10} KiB")
+    if len(grammar.encode()) > MAX_GRAMMAR:
+        raise ValueError(f"its grammar is larger than {MAX_GRAMMAR >> 10} KiB")
     if error := LLMatcher.validate_grammar(grammar, limits=parser_limits()):
         raise ValueError(_ONE_OF if "coerce_one_of" in error else one_line(error))
     if fault := first_fault(own):

@@ -10,10 +10,8 @@ from itertools import chain
 from math import inf, isfinite
 from typing import NamedTuple
 
-from weft.domain.request import Sampling, TokenLogprob
+from weft.domain.request import MAX_ALTERNATIVES, Sampling, TokenLogprob
 from weft_runner.core.bad_words import BadWords
-
-MAX_TOP_LOGPROBS = 20
 
 
 class SampledToken(NamedTuple):
@@ -139,10 +137,10 @@ def sampling_fault(sampling: Sampling, vocab_size: int) -> str | None:
     numbers.update((f"logit_bias of token {token}", bias) for token, bias in sampling.logit_bias)
     if (endless := next((name for name, value in numbers.items() if not isfinite(value)), None)) is not None:
         return f"{endless} {numbers[endless]} is not a finite number"
-    if (sampling.top_logprobs or 0) > MAX_TOP_LOGPROBS:
-        return f"top_logprobs {sampling.top_logprobs} is more than {MAX_TOP_LOGPROBS}"
-    if (sampling.prompt_logprobs or 0) > MAX_TOP_LOGPROBS:
-        return f"prompt_logprobs {sampling.prompt_logprobs} is more than {MAX_TOP_LOGPROBS}"
+    if (sampling.top_logprobs or 0) > MAX_ALTERNATIVES:
+        return f"top_logprobs {sampling.top_logprobs} is more than {MAX_ALTERNATIVES}"
+    if (sampling.prompt_logprobs or 0) > MAX_ALTERNATIVES:
+        return f"prompt_logprobs {sampling.prompt_logprobs} is more than {MAX_ALTERNATIVES}"
     if not all(sampling.bad_words):
         return "a sequence of bad_words has no tokens"
     return _outside(sampling, vocab_size)
