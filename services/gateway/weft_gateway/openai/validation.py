@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Generic, TypeVar
 
 import orjson
@@ -52,6 +52,7 @@ MAX_ASKED_CHARS = 256  # of a model that a refused request names
 MAX_PROMPT_CHARS = 4096  # of a prompt that the predictor gets
 UNASKED_TOKENS = 1024  # that an answer is charged with whose length nobody asked for
 MAX_LOGPROBS = 1 << 19  # of one answer: some 60 MB while it is held
+SAME_NAMED = tuple([field.name for field in fields(Sampling) if field.name in Common.model_fields])
 T = TypeVar("T", bound=Common)
 
 
@@ -219,9 +220,8 @@ async def chat_tokenizer(state: AppState, route: Route, pool: PoolRoute, tokeniz
 
 def _with_defaults(params: T, defaults: SamplingDefaults) -> T:
     """What the request does not say is as the base has it; `max_tokens` is left to `_max_tokens`."""
-    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-    asked = params.model_fields_set
-    of_model = {name: v for name in names if name not in asked and (v := getattr(defaults, name)) is not None}
+    given = {field.name: getattr(defaults, field.name) for field in fields(defaults) if field.name != "max_tokens"}
+    of_model = {name: v for name, v in given.items() if v is not None and name not in params.model_fields_set}
     return params.model_copy(update=of_model) if of_model and not params.pools else params
 
 
@@ -401,22 +401,13 @@ def _sampling(params: Common, tokenizer: ModelTokenizer) -> Sampling:
         text = "thinking_token_budget: max_tokens bounds reasoning and answer of this model together."
         raise ParameterError(text, param="thinking_token_budget", code="unsupported_value")
     alternatives, selects = params.alternatives, params.drawn > params.n
-    return Sampling(
-        seed=secrets.randbits(64) if params.seed is None else params.seed % 2**64,
-        temperature=params.temperature,
-        top_p=params.top_p,
-        top_k=max(0, params.top_k),
-        min_p=params.min_p,
-        ignore_eos=params.passes_eos,
-        min_tokens=params.min_tokens,
-        stop_token_ids=params.stop_token_ids,
-        frequency_penalty=params.frequency_penalty,
-        presence_penalty=params.presence_penalty,
-        repetition_penalty=params.repetition_penalty,
-        logit_bias=params.logit_bias,
-        bad_words=tokenizer.sequences_of(params.bad_words),
-        allowed_token_ids=params.allowed_token_ids,
-        top_logprobs=0 if alternatives is None and selects else alternatives,
-        prompt_logprobs=params.prompt_alternatives,
-        pooling=params.pools,
-    )
+    others: dict[str, Any] = {
+        "seed": secrets.randbits(64) if params.seed is None else params.seed % 2**64,
+        "top_k": max(0, params.top_k),
+        "ignore_eos": params.passes_eos,
+        "bad_words": tokenizer.sequences_of(params.bad_words),
+        "top_logprobs": 0 if alternatives is None and selects else alternatives,
+        "prompt_logprobs": params.prompt_alternatives,
+        "pooling": params.pools,
+    }
+    return Sampling(**{name: getattr(params, name) for name in SAME_NAMED} | others)
