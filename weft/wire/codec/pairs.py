@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from types import NoneType
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
@@ -27,19 +27,13 @@ V = TypeVar("V")
 E = TypeVar("E", bound=Message)
 LEAST_FLOAT = 1e-30  # the contract's floats are short, and 0 is "not set" of one with another default
 INTEGERS = {
-    FieldDescriptor.CPPTYPE_INT32: (-(1 << 31), (1 << 31) - 1),
-    FieldDescriptor.CPPTYPE_UINT32: (0, (1 << 32) - 1),
-    FieldDescriptor.CPPTYPE_INT64: (-(1 << 63), (1 << 63) - 1),
-    FieldDescriptor.CPPTYPE_UINT64: (0, (1 << 64) - 1),
-}
+    FieldDescriptor.CPPTYPE_INT32: (-1 << 31, (1 << 31) - 1), FieldDescriptor.CPPTYPE_UINT32: (0, (1 << 32) - 1),
+    FieldDescriptor.CPPTYPE_INT64: (-1 << 63, (1 << 63) - 1), FieldDescriptor.CPPTYPE_UINT64: (0, (1 << 64) - 1),
+}  # fmt: skip
 TYPES = {
-    FieldDescriptor.TYPE_BOOL: (bool,),
-    FieldDescriptor.TYPE_FLOAT: (float,),
-    FieldDescriptor.TYPE_DOUBLE: (float,),
-    FieldDescriptor.TYPE_STRING: (str,),
-    FieldDescriptor.TYPE_BYTES: (bytes,),
-    FieldDescriptor.TYPE_MESSAGE: (),
-}  # others are integers
+    FieldDescriptor.TYPE_BOOL: (bool,), FieldDescriptor.TYPE_FLOAT: (float,), FieldDescriptor.TYPE_DOUBLE: (float,),
+    FieldDescriptor.TYPE_STRING: (str,), FieldDescriptor.TYPE_BYTES: (bytes,), FieldDescriptor.TYPE_MESSAGE: (),
+}  # fmt: skip
 
 
 class Custom(NamedTuple):
@@ -133,6 +127,14 @@ class _Hint(NamedTuple):
         origin, args = get_origin(self.of), get_args(self.of)
         return origin is Sequence or origin is Mapping or (origin is tuple and args[1:] == (Ellipsis,))
 
+    @property
+    def is_enum(self) -> bool:
+        return isinstance(self.of, type) and issubclass(self.of, Enum)
+
+    @property
+    def bound(self) -> Bound | None:
+        return next((note for note in self.notes if isinstance(note, Bound)), None)
+
     def element(self, place: int = 0) -> "_Hint":
         return _hint(get_args(self.of)[place])
 
@@ -219,10 +221,9 @@ class _Code:
         return self._pair.parts.get(hint.of) or plain(hint.whole, field.message_type)
 
     def _bound(self, hint: _Hint, field: FieldDescriptor) -> Bound:
-        bound = next((note for note in hint.notes if isinstance(note, Bound)), None)
-        if bound is None:
+        if hint.bound is None:
             raise self._wrong(f"has no bound of {field.name}")
-        return bound
+        return hint.bound
 
     # ---------------------------------------------------------------- filling
 
@@ -256,18 +257,17 @@ class _Code:
         elif field.enum_type:
             table = {one.name: of for of, one in numbers(hint.of, field.enum_type).items()}
             self.lines.append(f"{condition}{to} = {self.name(table)}[{got}._name_]")
-        elif issubclass(hint.of, Enum):
+        elif hint.is_enum:
             self.lines.append(f"{condition}{to} = {got}._value_")
         elif hint.of is float:
             if field.cpp_type in INTEGERS:
                 got = f"round({'1000 * ' * (field.name != member.name)}{got})"
             self.lines.append(f"{condition}{to} = {f'max({got}, {LEAST_FLOAT})' if _is_set(member, field) else got}")
         else:
-            self.lines.append(f"{condition}{to} = {got if hint.of is bool else self._cut(hint, field, got)}")
+            self.lines.append(f"{condition}{to} = {self._cut(hint, field, got)}")
 
     def _cut(self, hint: _Hint, field: FieldDescriptor, got: str) -> str:
-        bound = self._bound(hint, field)
-        return f"{got}[:{bound.most}]" if bound.cut else got
+        return f"{got}[:{self._bound(hint, field).most}]" if hint.bound and hint.bound.cut else got
 
     # ---------------------------------------------------------------- reading
 
@@ -299,7 +299,7 @@ class _Code:
         present = f" if m.HasField({field.name!r}) else None" if hint.optional and field.has_presence else ""
         if field.message_type:
             return f"{self.name(self._part(hint, field).read)}({got}){present}"
-        if isinstance(hint.of, type) and issubclass(hint.of, Enum):
+        if hint.is_enum:
             return self._read_enum(hint, field, got)
         local = self._checked(hint, field, self._local(got))
         if hint.of is float and field.cpp_type in INTEGERS:
@@ -356,19 +356,17 @@ class _Code:
                 raise self._wrong(f"has a bound of {field.name} that it cannot carry")
             above = [f"{local} > {bound.most}"] if bound.most < most else []
             below = [f"{local} < {bound.least}"] if bound.least > least else []
-            self._refuse(" or ".join(above + below), _number(bound, _what(hint, field)), local)
+            refuse = partial(number, what=bound.what or field.name, most=bound.most, least=bound.least)
+            self._refuse(" or ".join(above + below), refuse, local)
         elif hint.of in (str, bytes):
             bound = self._bound(hint, field)
             if bound.cut:
                 return f"{local}[:{bound.most}]"
-            what = _what(hint, field)
-            refuse = _text(bound, what) if hint.of is str else _length(bound, bound.what or f"the length of {what}")
-            length = f"len({local})"
-            self._refuse(
-                f"not {bound.least} <= {length} <= {bound.most}" if bound.least else f"{length} > {bound.most}",
-                refuse,
-                local,
-            )
+            refuse = partial(named, what=bound.what or field.name, most=bound.most)
+            if hint.of is bytes:
+                refuse = _length(bound, bound.what or f"the length of {field.name}")
+            below = f"{bound.least} > len({local}) or " if bound.least else ""
+            self._refuse(f"{below}len({local}) > {bound.most}", refuse, local)
         return local
 
     def _refuse(self, condition: str, refuse: Callable[[Any], object], local: str) -> None:
@@ -386,25 +384,13 @@ def _is_always_set(field: FieldDescriptor) -> bool:
 
 def _is_set(member: _Member, field: FieldDescriptor) -> bool:
     """Whether the field has its default where it is unset, and that is not its type's zero."""
-    least = next((note.least for note in member.hint.notes if isinstance(note, Bound)), 0)
-    plain = member.hint.of in (int, float, str) and not field.has_presence
-    return plain and member.default is not MISSING and bool(member.default) and not least
-
-
-def _what(hint: _Hint, field: FieldDescriptor) -> str:
-    return next((note.what for note in hint.notes if isinstance(note, Bound) and note.what), field.name)
-
-
-def _number(bound: Bound, what: str) -> Callable[[Any], object]:
-    return lambda value: number(value, what, bound.most, bound.least)
+    if member.default is MISSING or not member.default or field.has_presence:
+        return False
+    return member.hint.of in (int, float, str) and not (member.hint.bound and member.hint.bound.least)
 
 
 def _length(bound: Bound, what: str) -> Callable[[Any], object]:
     return lambda value: number(len(value), what, bound.most, bound.least)
-
-
-def _text(bound: Bound, what: str) -> Callable[[Any], object]:
-    return lambda value: named(value, what, bound.most)
 
 
 def _unknown(of: type, verdict: str) -> Callable[[Any], object]:
