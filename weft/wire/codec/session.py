@@ -60,7 +60,7 @@ def _fill_step(step: Step, m: runner_pb2.Step) -> None:
     m.counters.extend(counters)
     m.positions.extend(positions)
     m.tokens.extend(chain.from_iterable(tokens))
-    counts = [len(of_sequence) for of_sequence in tokens]
+    counts = list(map(len, tokens))
     if counts != [1] * len(counts):
         m.token_counts.extend(counts)
     if any(finishes):
@@ -73,26 +73,26 @@ def _fill_step(step: Step, m: runner_pb2.Step) -> None:
 
 
 def _step(m: runner_pb2.Step) -> Step:
-    n = len(m.request_ids)
-    request_ids = m.request_ids[:]
-    if n and len(longest := max(request_ids, key=len)) > MAX_ID:
-        text(longest, "a request id")
+    request_ids, doublings, logprobs = m.request_ids[:], m.doublings, m.logprobs
+    n = len(request_ids)
+    if n and max(map(len, request_ids)) > MAX_ID:
+        text(max(request_ids, key=len), "a request id")
     finishes: Iterable[FinishReason | None] = repeat(None)
     if m.finish_reasons:
         try:
             finishes = [_RUNNERS_FINISHED[reason] for reason in _column(m.finish_reasons, n)]
         except KeyError as error:
             raise PeerError(f"a step with finish reason {error}") from None
-    if m.doublings and max(m.doublings) > MAX_DOUBLINGS:
-        raise PeerError(f"a step with {max(m.doublings)} doublings")
+    if doublings and max(doublings) > MAX_DOUBLINGS:
+        raise PeerError(f"a step with {max(doublings)} doublings")
     sequences = zip(
         request_ids,
         map(_new_epoch, zip(_column(m.terms, n), _column(m.counters, n), strict=False)),
         _column(m.positions, n),
         _tokens(m, n),
         finishes,
-        _column(m.doublings, n),
-        map(read_logprobs, _columns(m.logprobs, n)) if m.logprobs else repeat(()),
+        _column(doublings, n),
+        map(read_logprobs, _columns(logprobs, n)) if logprobs else repeat(()),
         strict=False,
     )
     return Step(m.iteration, list(map(_new_sequence_tokens, sequences)))
