@@ -1,10 +1,11 @@
 """What is published of an object to the scheduler. Pure."""
 
 from dataclasses import fields
+from typing import Any
 
 from pydantic.alias_generators import to_camel
 
-from weft.api.servingpool import PAGE_TOKENS
+from weft.api.servingpool import PAGE_TOKENS, Advanced
 from weft.domain.adapter import AdapterVersion, Tier
 from weft.domain.model.config import is_bare
 from weft.domain.request import NO_DEFAULTS, SamplingDefaults
@@ -22,12 +23,16 @@ from weft_operator.core.status import (
     observed_generation,
 )
 
+# What a scheduler takes of `advanced` has the same name there.
+ADVANCED = sorted({field.name for field in fields(PoolSpec)} & Advanced.model_fields.keys())
+
 
 def pool_entry(view: PoolView) -> PoolSpec | None:
     """What the scheduler should know of this pool; None: nothing."""
     if view.serving is None or (view.template and view.template.is_held):
         return None
     pool, spec, own = view.pool, view.pool.spec, view.pool.meta.ref.namespace
+    advanced: dict[str, Any] = {name: getattr(spec.advanced, name) for name in ADVANCED}
     slo, weights = spec.slo, spec.fairness.weights if spec.fairness else None
     return PoolSpec(
         name=str(pool.meta.ref),
@@ -35,16 +40,11 @@ def pool_entry(view: PoolView) -> PoolSpec | None:
         base_model_name=pool.model_name,
         shared_all="*" in spec.allowed_namespaces,
         shared_namespaces=tuple(sorted({own, *spec.allowed_namespaces} - {"*"})),
-        max_queue=spec.advanced.max_queue,
-        queue=spec.advanced.queue,
         tenant_weights=tuple(sorted((weights or {}).items())),
         slo_ttft_s=(slo.ttft_ms or 0) / 1000 if slo else 0.0,
         slo_token_time_s=slo.token_time_ms / 1000 if slo else 0.0,
         slo_reject=slo is not None and slo.admission == "Reject",
-        reservation=spec.advanced.reservation,
-        consolidation=spec.advanced.consolidation,
         phases=spec.phases.mode.lower(),
-        kv_across_classes=spec.advanced.kv_across_classes,
         groups=phase_groups(pool),
         created_unix_s=int(pool.meta.created),
         min_runners=view.bounds.min,
@@ -57,6 +57,7 @@ def pool_entry(view: PoolView) -> PoolSpec | None:
         max_output_tokens=spec.model.max_output_tokens or 0,
         embeds_only=is_bare(view.serving.verdict.get("architecture") or ""),
         sampling_defaults=sampling_defaults(view) if spec.model.generation_defaults == "Honour" else NO_DEFAULTS,
+        **advanced,
         **supplied_template(view.template),
     )
 

@@ -7,7 +7,7 @@ from typing import Any
 from weft.domain import adapter, batch, fleet, ids, limits, prediction, request, routes, runner
 from weft.domain.ids import NEVER
 from weft.domain.model import config
-from weft.domain.request import NO_DEFAULTS
+from weft.domain.request import NO_ALLOTMENT, NO_DEFAULTS
 
 MODULES = (adapter, batch, fleet, ids, limits, prediction, request, routes, runner, config)
 
@@ -26,7 +26,7 @@ def test_a_field_that_is_not_given_is_zero_or_empty_as_one_that_an_older_peer_do
         (of, name)
         for of in classes
         for name, value in defaults(of).items()
-        if value and value not in (NEVER, NO_DEFAULTS)
+        if value and value not in (NEVER, NO_ALLOTMENT, NO_DEFAULTS)
     }
     names = {of.__name__: {name for other, name in said if of is other} for of, _ in said}
     assert names == {

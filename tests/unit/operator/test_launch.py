@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 
 from tests.unit.operator.planning import BASE, pool_object, stored
+from weft.api.servingpool import Advanced
+from weft.domain.routes import PoolSpec
 from weft_operator.core import EnsureRunner, Pool, RunnerDefaults, parse_pool
 from weft_operator.core.pod_template import pod_template
+from weft_operator.core.registration import ADVANCED
 from weft_operator.core.runner_config import runner_config
 from weft_operator.core.scaling import group_of
 from weft_operator.local.backend import Machine, runner_program
@@ -198,3 +201,10 @@ def test_a_pool_that_offloads_starts_its_runners_with_the_budgets_and_a_volume_o
     off = pool_object()
     off["metadata"] |= manifest["metadata"]
     assert "dtype" not in dict(runner_config(parse_pool(off), BASE).flags)
+
+
+def test_a_scheduler_that_is_not_told_a_choice_has_the_apis_default():
+    """What it takes of `advanced` has its name there, and the value that an absent field has."""
+    assert ADVANCED == ["consolidation", "kv_across_classes", "max_queue", "queue", "reservation"]
+    told, chosen = PoolSpec(""), Advanced()
+    assert [getattr(told, name) for name in ADVANCED] == [getattr(chosen, name) for name in ADVANCED]
