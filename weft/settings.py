@@ -58,9 +58,6 @@ class StandbySettings(ProcessSettings):
         pattern=r"^[a-z0-9][a-z0-9.-]*/[a-z0-9][a-z0-9.-]*$",
         description="NAMESPACE/NAME of the Lease whose holder acts, while others stand by; unset: this process acts",
     )
-    lease_seconds: float = Field(
-        8.0, ge=3, le=60, description="a Lease that is not renewed for so long is another process's"
-    )
     kubeconfig: Path | None = Field(None, description="the API server of --lease; unset: the pod's service account")
 
 

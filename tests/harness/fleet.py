@@ -9,7 +9,6 @@ import itertools
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from dataclasses import replace
@@ -20,6 +19,7 @@ import httpx2
 
 from harness import processes
 from harness.crowd import SLOW
+from harness.other_constants import Constants, command
 from harness.ports import free_addresses
 from harness.quickstart import QUICKSTART, Case
 from harness.waiting import PATIENCE_S, eventually
@@ -34,11 +34,13 @@ from weft.wire.v1.scheduler_pb2_grpc import SchedulerStub
 POOL = "weft-system/quickstart"
 ADDRESSES = 24  # enough for a fleet
 ROLES = ("depot", "scheduler", "supervisor", "predictor", "batch", "gateway", "runner", "operator", "admin")
-# Nothing here is about these times, so that none of them runs out on a slow machine.
-PATIENT = {
+# Nothing here is about these times, so that none of them runs out on a slow machine, and keys are known soon.
+PATIENT: Mapping[str, Constants] = {
+    "scheduler": {"weft_scheduler.settings:SchedulerConfig": {"absent_s": 60.0, "assign_s": 60.0}},
+    "supervisor": {"weft_supervisor.main:SupervisorConfig": {"lease_s": 60.0}, "weft_supervisor.main:KEYS_S": 0.1},
+}
+FLAGS = {
     "depot": ("--schemes", "file"),
-    "scheduler": ("--absent-ms", "60000", "--assign-ms", "60000"),
-    "supervisor": ("--lease-ms", "60000"),
     "gateway": ("--hold-seconds", "600", "--connect-seconds", "60"),
 }
 
@@ -102,8 +104,8 @@ class Fleet:
     def start(self, name: str, component: str, *flags: str) -> None:
         secure = ("--tls-dir", str(self.tls[component])) if self.tls else ()
         data = ("--data-dir", str(self.folder / "data" / name))
-        patient = PATIENT.get(component, ())
-        self._commands[name] = (sys.executable, "-m", f"weft_{component}", *data, *patient, *flags, *secure)
+        process = command(f"weft_{component}", PATIENT.get(component, {}))
+        self._commands[name] = (*process, *data, *FLAGS.get(component, ()), *flags, *secure)
         self.start_again(name)
 
     def start_again(self, name: str) -> None:

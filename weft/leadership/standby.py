@@ -32,6 +32,9 @@ from weft.wire.serving import heartbeat
 
 log = logging.getLogger(__name__)
 NAME_FILE = "holder"
+# A Lease that is not renewed for so long is another process's. Requests wait meanwhile, so it is short; a process that
+# an API server or its own machine holds up for less than two thirds of it acts on (ADR 0024).
+LEASE_S = 8.0
 
 
 class Turn:
@@ -73,7 +76,7 @@ async def turn_of(
     kubeconfig = str(settings.kubeconfig) if settings.kubeconfig else None
     api = LeaseApi(await load_configuration(kubeconfig), namespace, name)
     async with contextlib.aclosing(api):
-        timings = LeaseTimings(settings.lease_seconds)
+        timings = LeaseTimings(LEASE_S)
         election = Election(api, identity=identity(), terms=timings, outlast=True)
         leader.set_function(lambda: float(election.leading))
         try:

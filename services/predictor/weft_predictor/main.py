@@ -28,6 +28,10 @@ from weft_predictor.server import PredictorServer
 from weft_predictor.settings import PredictorSettings
 
 log = logging.getLogger(__name__)
+# Between two looks at the files of --model: a look is a stat of each, and a volume's new content is late anyhow.
+WATCH_S = 10.0
+# The model is saved after that many outcomes, or that long with something learnt: what a crash may cost.
+SAVE_OUTCOMES, SAVE_S = 500, 30.0
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -55,9 +59,7 @@ def report(decision: PromotionDecision) -> None:
 async def _watch(settings: PredictorSettings, server: PredictorServer, model: PromotedModel) -> None:
     if settings.model is None or isinstance(model.served, ReplayedLengths):
         return
-    await ModelWatch(
-        settings.model, settings.watch_seconds, lambda found: server.in_turn(partial(offer, model, found))
-    ).run()
+    await ModelWatch(settings.model, WATCH_S, lambda found: server.in_turn(partial(offer, model, found))).run()
 
 
 async def _run(settings: PredictorSettings) -> int:
@@ -90,7 +92,7 @@ async def _act(settings: PredictorSettings, stop: asyncio.Event, probes: Probes,
     spans = tracer("predictor")
     server = PredictorServer(model, spans)
     path = settings.data_dir / SAVED
-    checkpointer = Checkpointer(server, path, outcomes=settings.save_outcomes, seconds=settings.save_seconds)
+    checkpointer = Checkpointer(server, path, outcomes=SAVE_OUTCOMES, seconds=SAVE_S)
     log.info("model ready", extra=kv(version=model.version))
     serving.set()
     saving = asyncio.create_task(checkpointer.run())

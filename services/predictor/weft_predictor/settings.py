@@ -26,7 +26,4 @@ class PredictorSettings(StandbySettings):
         description="a trained model, a folder with an encoder, or replay:FILE; serves while DATA_DIR holds none, "
         "else (also when its files change) once it predicts better than the saved one",
     )
-    watch_seconds: float = Field(10.0, gt=0, description="look for changes of --model that often")
     scale: float = Field(1.0, gt=0, le=1_000, description="multiplies every prediction (experiments)")
-    save_outcomes: int = Field(500, ge=1, description="save after that many outcomes ...")
-    save_seconds: float = Field(30.0, gt=0, description="... or after that long with something learned")

@@ -26,6 +26,9 @@ from weft_supervisor.server import SupervisorServer
 from weft_supervisor.settings import SupervisorSettings
 
 FINISH_S = 1.0
+# Between two looks at the keys of PostgreSQL, which another supervisor may have changed: with what is on its way
+# afterwards, a revoked key opens nothing after 2 s (docs/reliability.md). One small query each.
+KEYS_S = 1.0
 QUOTAS_S = 5.0  # between two looks at the day's tokens, where keys change nowhere else
 FILE = "weft.sqlite"
 log = logging.getLogger(__name__)
@@ -59,14 +62,13 @@ async def _run(settings: SupervisorSettings) -> None:
 async def _serve(
     settings: SupervisorSettings, engine: AsyncEngine, highest_term: int, stop: asyncio.Event, tls: Tls | None
 ) -> None:
-    config = SupervisorConfig(
-        lease_s=settings.lease_ms / 1000, report_s=settings.report_ms / 1000, preempt_s=settings.preempt_ms / 1000
-    )
     async with (
         channel(settings.scheduler, tls, "scheduler") as scheduler,
         channel(settings.predictor, tls, "predictor") as predictor,
     ):
-        server = SupervisorServer(Supervisor(config, highest_term=highest_term), engine, scheduler, predictor)
+        server = SupervisorServer(
+            Supervisor(SupervisorConfig(), highest_term=highest_term), engine, scheduler, predictor
+        )
         admin = AdminServer(engine, server)
         await admin.send_keys()
         probes = Probes(settings.probes, lambda: "draining" if stop.is_set() else server.writer.trouble)
@@ -77,9 +79,9 @@ async def _serve(
             add_AdminServicer_to_server(admin, grpc_server)
 
         with contextlib.closing(probes):
-            every_s = settings.keys_ms / 1000 if settings.database else QUOTAS_S
+            every_s = KEYS_S if settings.database else QUOTAS_S
             work = [
-                asyncio.create_task(server.run(keep_days=settings.keep_days)),
+                asyncio.create_task(server.run()),
                 asyncio.create_task(admin.follow_keys(every_s)),
             ]
             for task in work:

@@ -29,6 +29,7 @@ BATCH = 200
 COMMIT_DELAY_S = 0.2  # after a transaction, before the next one that is not full: each costs milliseconds of CPU
 MAX_WAITING = 10_000
 FORGET_EVERY_S = 3_600.0
+KEEP_MS = 30 * 86_400_000  # older outcomes are deleted: bills are made of usage, which stays
 PAUSE_MIN_S, PAUSE_MAX_S = 0.1, 5.0
 MAX_UNACKED = 2_000  # for the predictor
 CHUNK = 32  # outcomes per message: the predictor learns one in about 0.2 ms, and others wait meanwhile
@@ -84,12 +85,12 @@ class OutcomeWriter:
         self._term = max(self._term, term)
         self._work()
 
-    async def run(self, *, keep_days: int) -> None:
+    async def run(self) -> None:
         """Write until closed. A transaction that was begun is finished."""
         pause_s = PAUSE_MIN_S
         while not self._closed.is_set():
             try:
-                await self._write(keep_days)
+                await self._write()
                 pause_s, self.trouble = PAUSE_MIN_S, None
                 if not self._waiting and self._term <= self._stored_term:  # also nothing that came meanwhile
                     self._wake.clear()
@@ -118,7 +119,7 @@ class OutcomeWriter:
         self._idle.clear()
         self._wake.set()
 
-    async def _write(self, keep_days: int) -> None:
+    async def _write(self) -> None:
         """The highest term, a batch of outcomes; once an hour old outcomes are deleted."""
         if self._term > self._stored_term:
             term = self._term
@@ -127,7 +128,7 @@ class OutcomeWriter:
         if batch := list(islice(self._waiting.values(), BATCH)):
             await self._store(batch)
         if time.monotonic() >= self._forget_at:
-            gone = await outcomes.forget(self._engine, before_unix_ms=_now_unix_ms() - keep_days * 86_400_000)
+            gone = await outcomes.forget(self._engine, before_unix_ms=_now_unix_ms() - KEEP_MS)
             self._forget_at = time.monotonic() + FORGET_EVERY_S
             log.debug("old outcomes deleted", extra=kv(outcomes=gone))
 

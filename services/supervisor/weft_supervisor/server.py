@@ -142,9 +142,9 @@ class SupervisorServer(SupervisorServicer):
         if deadline is not None and deadline < self._wakes_at:
             self._wake.set()
 
-    async def run(self, *, keep_days: int) -> None:
+    async def run(self) -> None:
         """Links, writer and timers, until drained or one of them fails."""
-        links, writer = (self.scheduler.run(), self.predictor.run()), self.writer.run(keep_days=keep_days)
+        links, writer = (self.scheduler.run(), self.predictor.run()), self.writer.run()
         async with asyncio.TaskGroup() as tasks:
             for work in (*links, writer, self._tick(), self._update_metrics()):
                 tasks.create_task(work)

@@ -31,7 +31,6 @@ from weft_devcluster.api import is_so
 from weft_devcluster.certificates import Authority
 
 T = TypeVar("T")
-SCHEDULER_FLAGS = {"status-ms": 50}
 SELECTOR = "app.kubernetes.io/managed-by=weft-operator"
 
 # Nothing here waits for a Lease to run out: it is long, so an operator that a busy machine holds up leads on.
@@ -148,12 +147,12 @@ class Stage:
             self._services.scheduler,
             self._services.supervisor,
         )
-        _, self.scheduler_process, _ = self._services.start(**SCHEDULER_FLAGS, probes=self.scheduler_probes)
+        _, self.scheduler_process, _ = self._services.start(probes=self.scheduler_probes)
         return self
 
     def start_scheduler(self) -> Process:
         """Another one on the same address and data."""
-        return self._services.start_scheduler(**SCHEDULER_FLAGS, probes=self.scheduler_probes)
+        return self._services.start_scheduler(probes=self.scheduler_probes)
 
     def __exit__(self, *_: object) -> None:
         for process in self._processes:

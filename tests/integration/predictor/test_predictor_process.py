@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.other_constants import command
 from harness.ports import free_port
 from harness.processes import started
 from harness.waiting import PATIENCE_S, eventually
@@ -25,8 +26,9 @@ from weft_predictor.main import main
 
 
 def predictor(data: Path, port: int, probes: int, *flags: str) -> AbstractContextManager[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "weft_predictor", "--listen", f"127.0.0.1:{port}", "--data-dir", data]
-    return started(*command, "--probes", f"127.0.0.1:{probes}", *flags, stderr=subprocess.PIPE, text=True)
+    process = command("weft_predictor", {"weft_predictor.main:WATCH_S": 0.05})
+    at = ("--listen", f"127.0.0.1:{port}", "--data-dir", data, "--probes", f"127.0.0.1:{probes}")
+    return started(*process, *at, *flags, stderr=subprocess.PIPE, text=True)
 
 
 async def ask(stub: PredictorStub) -> pb.PredictResponse:
@@ -109,11 +111,11 @@ def test_a_port_in_use_ends_the_start_with_2(tmp_path):
 
 def test_wrong_settings_are_all_listed(capsys):
     with pytest.raises(SystemExit) as ended:
-        main(["--scale", "-1", "--save-outcomes", "none"])
+        main(["--scale", "-1", "--listen", "none"])
     assert ended.value.code == 2
     listed = capsys.readouterr().err
     assert "--scale '-1': " in listed
-    assert "--save-outcomes 'none': " in listed
+    assert "--listen 'none': " in listed
 
 
 def test_an_encoder_that_cannot_be_read_ends_the_start_with_2_and_the_reason(tmp_path):
@@ -135,7 +137,7 @@ async def test_a_model_that_is_mounted_later_is_offered_and_a_damaged_one_refuse
             get, probes, "/metrics"
         )
 
-    with predictor(tmp_path / "data", port, probes, "--model", str(mounted), "--watch-seconds", "0.05"):
+    with predictor(tmp_path / "data", port, probes, "--model", str(mounted)):
         async with channel(f"127.0.0.1:{port}") as opened:
             stub = PredictorStub(opened)
             assert (await ask(stub)).model_version == "first+0"

@@ -190,7 +190,7 @@ async def world(store, config) -> AsyncIterator[World]:
         async with listening(
             lambda s: (add_SupervisorServicer_to_server(server, s), add_AdminServicer_to_server(admin, s))
         ) as own_at:
-            running = asyncio.create_task(server.run(keep_days=30))
+            running = asyncio.create_task(server.run())
             async with channel(own_at) as to_own:
                 yield World(server, scheduler, predictor, SupervisorStub(to_own), AdminStub(to_own))
             await server.drain()

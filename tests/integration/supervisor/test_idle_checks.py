@@ -33,7 +33,7 @@ async def test_a_runner_without_a_lease_ends_the_process(
         server = SupervisorServer(core, store, nobody, nobody)
         server.handle(Connected(runner_peer(RUNNER), spec_of(RUNNER)))
         core.leases.expire(1e9)
-        running = asyncio.create_task(server.run(keep_days=30))
+        running = asyncio.create_task(server.run())
         with pytest.raises(ExceptionGroup) as ended:
             await soon(running)
     assert ended.group_contains(InvariantViolated, match="check_runners")

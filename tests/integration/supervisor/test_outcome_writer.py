@@ -87,7 +87,7 @@ async def test_outcomes_wait_for_a_server_that_dies_and_each_counts_once(postgre
     with postgres.database() as url:
         engine = await new_store(url)
         writer = writer_of(engine, kept)
-        running = asyncio.create_task(writer.run(keep_days=30))
+        running = asyncio.create_task(writer.run())
         for i in range(2_000):
             assert writer.put(outcome(f"r{i}"))
         await soon(kept.some.wait())
@@ -145,7 +145,7 @@ async def kept():
 @pytest.fixture
 async def writer(store, kept):
     writer = writer_of(store, kept)
-    running = asyncio.create_task(writer.run(keep_days=30))
+    running = asyncio.create_task(writer.run())
     yield writer
     writer.close()
     await soon(running)
@@ -164,7 +164,7 @@ async def test_outcomes_that_come_one_by_one_share_a_transaction_and_a_full_batc
 ):
     monkeypatch.setattr(outcome_writer, "COMMIT_DELAY_S", 3_600.0)
     writer = writer_of(store, kept)
-    running = asyncio.create_task(writer.run(keep_days=30))
+    running = asyncio.create_task(writer.run())
     writer.put(outcome("first"))
     await until(lambda: kept.stored == ["first"])
     for i in range(outcome_writer.BATCH - 1):
@@ -253,7 +253,7 @@ async def test_what_is_closed_in_the_middle_of_a_write_ends_after_it(store, kept
 
     monkeypatch.setattr(outcomes, "forget", held)
     writer = writer_of(store, kept)
-    running = asyncio.create_task(writer.run(keep_days=30))
+    running = asyncio.create_task(writer.run())
     await soon(begun.wait())
     writer.close()
     go_on.set()

@@ -54,9 +54,7 @@ def url(postgres: Postgres) -> Iterator[URL]:
 def started(tmp_path_factory: pytest.TempPathFactory, url: URL) -> Iterator[Fleet]:
     """Both start at the same time on an empty database."""
     with Fleet(tmp_path_factory.mktemp("fleet")).running() as fleet:
-        fleet.control_plane(
-            "--database", url.render_as_string(hide_password=False), "--keys-ms", "100", supervisors=TWO, auth=True
-        )
+        fleet.control_plane("--database", url.render_as_string(hide_password=False), supervisors=TWO, auth=True)
         yield fleet
 
 

@@ -8,12 +8,9 @@ from weft_scheduler.settings import SchedulerSettings
 
 def test_flags_win_over_the_environment_and_the_environment_over_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     assert SchedulerSettings.parse([]).config() == SchedulerConfig()
-    monkeypatch.setenv("WEFT_SCHEDULER__ASSIGN_MS", "100")
-    monkeypatch.setenv("WEFT_SCHEDULER__AVOID_MS", "200")
-    settings = SchedulerSettings.parse(["--assign-ms", "300"])
-    assert (settings.assign_ms, settings.avoid_ms, settings.drain_s) == (300, 200, 300)
-    config = settings.config()
-    assert (config.assign_s, config.avoid_s, config.drain_s) == (0.3, 0.2, 300.0)
+    monkeypatch.setenv("WEFT_SCHEDULER__KEYS_GRACE_S", "100")
+    assert SchedulerSettings.parse([]).config() == SchedulerConfig(keys_grace_s=100.0)
+    assert SchedulerSettings.parse(["--keys-grace-s", "300"]).config() == SchedulerConfig(keys_grace_s=300.0)
 
 
 def test_the_help_teaches_every_flag(capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,15 +41,15 @@ FULL_REPORTS = 8  # in a message: one of 2,000 adapters takes some 15 ms to enco
 
 @dataclass(frozen=True, slots=True)
 class SupervisorConfig:
-    """Times in seconds. `preempt_s`: how long a chosen victim may take to leave before one is chosen again.
+    """Constants, in seconds; tests have others."""
 
-    `merge_s`: urgent reports of several runners are merged for this long: a message costs gRPC 90 us, however small.
-    """
-
+    # A runner silent this long is gone: it speaks four times as often, and its requests wait meanwhile.
     lease_s: float = 2.0
-    report_s: float = 0.05
-    merge_s: float = 0.002
-    preempt_s: float = 5.0
+    report_s: float = (
+        0.05  # at most one merged report to the scheduler in this time: as fresh as a few steps of a runner
+    )
+    merge_s: float = 0.002  # urgent reports of several runners are merged for this long: each costs gRPC 90 us
+    preempt_s: float = 5.0  # a chosen victim may take this long to leave before one is chosen again
 
 
 # ------------------------------------------------------------------------------------- effects beside Send and Close
