@@ -28,6 +28,7 @@ from weft.domain.bounds import (
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")  # of lines
 COMPLETION_WINDOW, COMPLETION_WINDOW_S = "24h", 24 * 3600  # the only one
 MAX_BATCH_ERRORS = 50  # that a failed batch lists
+MAX_FILE_BYTES = 200 << 20  # of an uploaded file, as at OpenAI: the gateway and the batch service refuse a larger one
 MAX_CHUNK_BYTES = 1 << 20  # of a file, in one message
 MAX_BODY_BYTES = 48 << 20  # of a request or an answer: beneath gRPC's 64 MiB
 MAX_FILENAME = 1_000

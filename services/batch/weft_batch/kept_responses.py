@@ -11,11 +11,11 @@ from weft_batch.tenant_files import now_unix_ms
 
 @dataclass(frozen=True, slots=True)
 class KeptResponses:
-    """`most`: of a namespace. Each method raises NotPossible, StoreUnavailable."""
+    """Each method raises NotPossible, StoreUnavailable."""
 
     engine: AsyncEngine
-    hours: int
-    most: int
+    hours: int = 720  # a response can be continued for 30 days, as at OpenAI
+    most: int = 10_000  # of a namespace, the newest: no client that forgets to delete fills the store
 
     async def keep(self, new: KeptResponse) -> None:
         now = now_unix_ms()

@@ -90,10 +90,8 @@ async def _serve(
     spans: Tracer | None,
 ) -> None:
     shared = settings.database != ""
-    limits = TenantQuotas(**{name: getattr(settings, name) for name in TenantQuotas.__slots__})  # pyright: ignore[reportAttributeAccessIssue]
-    responses = KeptResponses(engine, settings.response_hours, settings.tenant_responses)
-    lines_in_flight = settings.lines_in_flight
-    server = BatchServer(engine, term, storage, limits, responses, lines_in_flight=lines_in_flight, tracer=spans)
+    limits = TenantQuotas(tenant_bytes=settings.tenant_bytes)
+    server = BatchServer(engine, term, storage, limits, KeptResponses(engine), tracer=spans)
     probes = Probes(settings.probes, lambda: "draining" if stop.is_set() else server.trouble)
     probes.start()
     with contextlib.closing(probes):
@@ -102,7 +100,7 @@ async def _serve(
         def register(grpc_server: grpc.aio.Server) -> None:
             add_BatchServicer_to_server(BatchCalls(server), grpc_server)
 
-        running = asyncio.create_task(server.run(shared=shared, keep_days=settings.keep_days))
+        running = asyncio.create_task(server.run(shared=shared))
         running.add_done_callback(lambda _task: stop.set())  # a failure ends the process, with its traceback
         try:
             await serve(

@@ -70,7 +70,11 @@ from weft_batch.tenant_files import TenantFiles, TenantQuotas, draw_file_id, now
 DRAIN_S = 2.0
 UPDATE_EVERY_S = 1.0
 SWEEP_EVERY_S = 600.0
+KEEP_MS = 90 * 86_400_000  # an ended batch is listed this long: a quarter's; files stay until they are deleted
 UPLOAD_S = 3_600.0  # an upload that takes longer is taken for broken off, where others share the store
+# Lines at gateways and on their way to the store: more than a few gateways run at once (128 each), and few enough to
+# hold in memory with their answers.
+LINES_IN_FLIGHT = 2_000
 WORK_AT_ONCE = 2  # inputs that are read, batches whose files are written
 INPUT_CHANGED = b'{"error": {"code": "input_changed", "message": "the input file is damaged"}}'  # after it was read
 REPLACED = "a newer batch service has taken over"
@@ -114,7 +118,7 @@ class BatchServer:
         limits: TenantQuotas,
         responses: KeptResponses,
         *,
-        lines_in_flight: int,
+        lines_in_flight: int = LINES_IN_FLIGHT,
         tracer: Tracer | None = None,
     ) -> None:
         self._tracer = tracer
@@ -177,9 +181,9 @@ class BatchServer:
         for batch in unfinished:
             self._add(batch)
 
-    async def run(self, *, shared: bool, keep_days: int) -> None:
+    async def run(self, *, shared: bool) -> None:
         """Writer and timers, until drained or one of them fails. `shared`: another service may take over."""
-        work = [self.writer.run(), self._tick(), self._update_metrics(), self._housekeeping(keep_days)]
+        work = [self.writer.run(), self._tick(), self._update_metrics(), self._housekeeping()]
         if shared:
             work.append(self._watch_term())
         running = [asyncio.create_task(self._fenced(one)) for one in work]
@@ -413,14 +417,14 @@ class BatchServer:
                 raise InvariantViolated(broken)  # the next process knows all from the store
             await asyncio.sleep(UPDATE_EVERY_S)
 
-    async def _housekeeping(self, keep_days: int) -> None:
+    async def _housekeeping(self) -> None:
         """Delete the bytes of files that are gone, and batches that ended long ago."""
         while True:
             await asyncio.sleep(SWEEP_EVERY_S)
             try:
                 await self.files.sweep(now_unix_ms() - round(1000 * UPLOAD_S))
                 await self.responses.sweep()
-                await batches.forget(self.engine, before_unix_ms=now_unix_ms() - keep_days * 86_400_000)
+                await batches.forget(self.engine, before_unix_ms=now_unix_ms() - KEEP_MS)
             except StoreUnavailable as error:
                 log.warning("housekeeping not done", extra=kv(error=error))
 

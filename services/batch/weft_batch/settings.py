@@ -38,15 +38,4 @@ class BatchSettings(ProcessSettings):
     s3_pod_identity: bool = Field(
         False, description="without keys: as the pod's identity, or what the environment holds for AWS's clients"
     )
-    lines_in_flight: int = Field(2_000, ge=1, le=100_000, description="lines at gateways and on their way to the store")
-    max_lines: int = Field(50_000, ge=1, le=10_000_000, description="of one batch")
-    max_line_bytes: int = Field(1 << 20, ge=1_024, le=32 << 20, description="of one line of an input file")
-    max_file_bytes: int = Field(200 << 20, ge=1, description="of one uploaded file")
     tenant_bytes: int = Field(10 << 30, ge=1, description="of all files of a tenant, outputs included")
-    tenant_files: int = Field(1_000, ge=1, description="files of a tenant, outputs included")
-    tenant_batches: int = Field(64, ge=1, description="batches of a tenant that have not ended")
-    response_hours: int = Field(
-        720, ge=1, le=87_600, description="a response of /v1/responses can be continued this long"
-    )
-    tenant_responses: int = Field(10_000, ge=1, description="responses of a tenant that can be continued: the newest")
-    keep_days: int = Field(90, ge=1, le=3_650, description="a batch is listed this long; files stay until deleted")

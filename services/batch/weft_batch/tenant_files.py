@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from weft.domain.batch import NewFile, StoredFile
+from weft.domain.batch import MAX_FILE_BYTES, NewFile, StoredFile
 from weft.store import files
 from weft.store.errors import OverQuota, StoreUnavailable
 from weft.tasks import run_to_end
@@ -30,14 +30,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TenantQuotas:
-    """Quotas of a tenant, and bounds of a batch."""
+    """Quotas of a tenant, and bounds of a batch: constants, but for `tenant_bytes`, which depends on the volume."""
 
-    max_lines: int = 50_000
-    max_line_bytes: int = 1 << 20
-    max_file_bytes: int = 200 << 20
-    tenant_bytes: int = 10 << 30
-    tenant_files: int = 1_000
-    tenant_batches: int = 64
+    max_lines: int = 50_000  # of a batch, as at OpenAI
+    max_line_bytes: int = 1 << 20  # a line is read whole; so many tokens are more than a model's context
+    max_file_bytes: int = MAX_FILE_BYTES
+    tenant_bytes: int = 10 << 30  # of all files, outputs included
+    tenant_files: int = 1_000  # outputs included: what a list of them, and a sweep, goes through
+    tenant_batches: int = 64  # that have not ended: each is looked at when a line's turn is decided
 
 
 class TenantFiles:

@@ -27,8 +27,6 @@ from weft.wire.tls import load_tls
 from weft_depot import metrics
 from weft_depot.artifact_layout import ArtifactLimits
 from weft_depot.config_maps import ConfigMaps, NoConfigMaps
-from weft_depot.core.fair_queue import ConcurrencyLimits
-from weft_depot.core.operations import Operations
 from weft_depot.credentials import NoSecrets, Secrets
 from weft_depot.credentials.folder import FolderSecrets
 from weft_depot.resolution_cache import ResolutionCache
@@ -46,6 +44,7 @@ from weft_depot.uploads import SCHEME
 
 log = logging.getLogger("weft_depot")
 DRAIN_S = 3
+RECHECK_S = 30.0  # a remote source that was in order is not asked again meanwhile: an apply of many adapters asks once
 TALKATIVE = (
     "botocore",
     "kubernetes",
@@ -80,19 +79,16 @@ def build(settings: DepotSettings, require_turn: Callable[[], None] = lambda: No
     if removed:
         log.info("half-written blobs removed", extra=kv(count=removed))
     policy = RetryPolicy()
-    resolutions = ResolutionCache(settings.data_dir / "resolved", settings.recheck_s)
+    resolutions = ResolutionCache(settings.data_dir / "resolved", RECHECK_S)
     resolver = Resolver(
         build_sources(settings, policy) | {SCHEME: UploadedSource(store, resolutions)},
         store,
         resolutions,
-        ArtifactLimits(settings.max_adapter_bytes, settings.max_model_bytes),
+        ArtifactLimits(),
         _secrets(settings.secrets),
         _config_maps(settings.config_maps),
     )
-    threads = settings.threads
-    limits = ConcurrencyLimits(threads, per_host=max(1, threads // 2), per_owner=max(1, threads // 4))
-    operations = Operations(keep_s=settings.keep_operation_s)
-    return Depot(resolver, limits=limits, stopping=policy.stopping, operations=operations, require_turn=require_turn)
+    return Depot(resolver, stopping=policy.stopping, require_turn=require_turn)
 
 
 def build_sources(settings: DepotSettings, policy: RetryPolicy) -> dict[str, ArtifactSource]:

@@ -51,6 +51,7 @@ VERIFIED_S = 60.0  # a report about a blob that was verified within that time is
 REFETCH_S = 120.0  # the answer for a blob that was removed as damaged: 503 within that time, then 404
 MAX_SUSPECTS = 64  # blobs that wait to be verified; further reports wait with the download that makes them
 MAX_WAIT_S = 3600  # that a server may ask for
+# Resolves at the same time, a thread each, which wait for the network mostly; a host that hangs holds half of them.
 LIMITS = ConcurrencyLimits(total=16, per_host=8, per_owner=4)
 
 

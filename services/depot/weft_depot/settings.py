@@ -93,16 +93,6 @@ class DepotSettings(StandbySettings):
     https_hosts: Annotated[tuple[Annotated[str, AfterValidator(_checked_web_host)], ...], *CommaList] = Field(
         (), description="LIST of HOST, HOST:PORT or *.DOMAIN that https: URIs may name; unset: https: is refused"
     )
-    recheck_s: float = Field(30, ge=0, le=3600, description="how long a remote source that was in order is not asked")
-    threads: int = Field(
-        16,
-        ge=1,
-        le=256,
-        description="resolves at the same time; a host or namespace has half of them, a namespace on a host a quarter",
-    )
-    keep_operation_s: float = Field(600, ge=1, description="how long a finished operation is remembered")
-    max_adapter_bytes: int = Field(4 << 30, ge=1, description="of all files of one adapter")
-    max_model_bytes: int = Field(1 << 40, ge=1, description="of all files of one base model")
 
     @model_validator(mode="after")
     def _standby_has_probes(self) -> Self:

@@ -2,8 +2,7 @@
 
 An adapter's files in a form become an artifact whose URI is `depot:DIGEST`, for the namespace that sent it alone.
 What does not depend on a base model is checked before the artifact is visible; whether it fits a base is checked by the
-resolve of the URI, as for every source. An upload that no adapter names is removed once its operation is forgotten
-(`--keep-operation-s`).
+resolve of the URI, as for every source. An upload that no adapter names is removed once its operation is forgotten.
 """
 
 import asyncio
@@ -51,7 +50,7 @@ async def _write(writer: BlobWriter, pieces: AsyncIterator[Piece], most_bytes: i
         assert isinstance(piece, bytes), "a part ends before another begins"
         waiting += piece
         if writer.size_bytes + len(waiting) > most_bytes:
-            raise Refused(Reason.TOO_LARGE, "the files are larger than an adapter may be here (--max-adapter-bytes)")
+            raise Refused(Reason.TOO_LARGE, "the files are larger than an adapter may be")
         if len(waiting) >= WRITE_BYTES:
             await run_to_end(asyncio.to_thread(writer.write, bytes(waiting)))
             waiting.clear()

@@ -228,7 +228,7 @@ async def serving(
     of = {"lines_in_flight": lines_in_flight, "tracer": tracer}
     server = BatchServer(engine, term, storage, limits or TenantQuotas(), responses, **of)
     await server.load(sole=sole)
-    running = asyncio.create_task(server.run(shared=not sole, keep_days=1))
+    running = asyncio.create_task(server.run(shared=not sole))
     listener = grpc.aio.server()
     add_BatchServicer_to_server(BatchCalls(server), listener)
     port = listener.add_insecure_port("127.0.0.1:0")

@@ -15,6 +15,7 @@ import grpc.aio
 import pytest
 
 from conftest import SEED
+from harness.other_constants import Constants, command
 from harness.ports import free_addresses
 from harness.processes import started
 from harness.waiting import PATIENCE_S, soon
@@ -25,11 +26,12 @@ from weft.wire.v1.batch_pb2_grpc import BatchStub
 from weft_batch.main import main
 
 MIB = 1 << 20
+NO_OTHERS: Constants = {}
 
 
-def service(data: Path, address: str, *flags: str, **options):
+def service(data: Path, address: str, *flags: str, constants: Constants = NO_OTHERS, **options):
     at = ("--data-dir", str(data), "--listen", address, "--probes", free_addresses(1)[0])
-    return started(sys.executable, "-m", "weft_batch", *at, *flags, **options)
+    return started(*command("weft_batch", constants), *at, *flags, **options)
 
 
 @asynccontextmanager
@@ -139,7 +141,7 @@ async def test_an_upload_that_was_killed_is_not_there_and_nothing_is_left_of_it(
 @pytest.mark.slow
 async def test_100_000_lines_run_in_bounded_memory(tmp_path) -> None:
     address, total = free_addresses(1)[0], 100_000
-    with service(tmp_path, address, "--max-lines", str(total)) as process:
+    with service(tmp_path, address, constants={"weft_batch.main:TenantQuotas": {"max_lines": total}}) as process:
         async with connected(address) as (client, gateway):
             gateway.max_lines = 500
             before = peak_memory(process)

@@ -24,7 +24,6 @@ from weft_depot.sources.retry_policy import RetryPolicy
         (("--hf-endpoint", "https://u:p@huggingface.co"), "--hf-endpoint"),
         (("--s3-endpoints", "minio:9000,ce ph:x"), "--s3-endpoints"),
         (("--pvc-root", "/nowhere"), "--pvc-root"),
-        (("--recheck-s", "-1"), "--recheck-s"),
         (("--lease", "weft-system/weft-depot"), "--lease needs --probes"),
     ],
 )
@@ -38,10 +37,10 @@ def test_a_wrong_setting_of_a_source_stops_the_start(
 
 def test_wrong_settings_are_all_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["--file-root", str(tmp_path / "none"), "--threads", "0", "--log-level", "LOUD", "--http", "nowhere"])
+        main(["--file-root", str(tmp_path / "none"), "--log-level", "LOUD", "--http", "nowhere"])
     assert ended.value.code == 2
     told = capsys.readouterr().err
-    for flag in ("--file-root", "--threads", "--log-level", "--http"):
+    for flag in ("--file-root", "--log-level", "--http"):
         assert flag in told
 
 

@@ -12,7 +12,10 @@ _NEXT: dict[State, tuple[State, ...]] = {"Pending": ("Validated", "Failed"), "Va
 
 
 class Operations:
-    """Owns every operation's state. Not safe between threads: one loop changes it."""
+    """Owns every operation's state. Not safe between threads: one loop changes it.
+
+    A finished one is remembered for `keep_s`: by then whoever asked has come back for it many times over.
+    """
 
     def __init__(self, *, max_unfinished: int = 10_000, max_finished: int = 20_000, keep_s: float = 600.0) -> None:
         self._max_unfinished, self._max_finished, self._keep_s = max_unfinished, max_finished, keep_s
