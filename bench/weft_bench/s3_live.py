@@ -52,7 +52,6 @@ CALIBRATION = Amounts(seconds=5.0, singles=12, answers=6)
 FIRST_WORD = 100  # of the vocabulary of numbered words: a prompt's first one is its own
 VOCABULARY = 49_152
 PATIENT = {  # requests wait longer here than users would
-    "WEFT_GATEWAY__PING_SECONDS": "300",
     "WEFT_GATEWAY__HOLD_SECONDS": "3600",
     "WEFT_GATEWAY__MAX_IN_FLIGHT": "10000",
     "WEFT_GATEWAY__PREDICT_MS": "5000",

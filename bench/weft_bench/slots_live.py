@@ -32,7 +32,7 @@ ADAPTERS, BOUND = (32, 128), 8
 REQUESTS, QUICK_REQUESTS, QUICK_ADAPTERS = 160, 32, 12
 RATIO = f"no bound / at most {BOUND}"
 READY_S = 300.0
-PATIENT = {"WEFT_GATEWAY__HOLD_SECONDS": "3600", "WEFT_GATEWAY__PING_SECONDS": "300"}
+PATIENT = {"WEFT_GATEWAY__HOLD_SECONDS": "3600"}
 
 
 def figures(origin: Origin, folder: Path, known: Iterable[Line], *, seed: int, quick: bool, bar: Bar) -> Iterator[Line]:

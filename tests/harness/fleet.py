@@ -37,11 +37,12 @@ ROLES = ("depot", "scheduler", "supervisor", "predictor", "batch", "gateway", "r
 # Nothing here is about these times, so that none of them runs out on a slow machine, and keys are known soon.
 PATIENT: Mapping[str, Constants] = {
     "scheduler": {"weft_scheduler.settings:SchedulerConfig": {"absent_s": 60.0, "assign_s": 60.0}},
+    "gateway": {"weft_gateway.shell.request_manager:GatewayConfig": {"connect_s": 60.0}},
     "supervisor": {"weft_supervisor.main:SupervisorConfig": {"lease_s": 60.0}, "weft_supervisor.main:KEYS_S": 0.1},
 }
 FLAGS = {
     "depot": ("--schemes", "file"),
-    "gateway": ("--hold-seconds", "600", "--connect-seconds", "60"),
+    "gateway": ("--hold-seconds", "600"),
 }
 
 

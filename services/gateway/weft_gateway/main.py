@@ -30,6 +30,9 @@ CLOSE_SECONDS = 5  # for clients that read the last bytes of an answer slowly
 IDLE_SECONDS = 10.0
 # After SIGINT, which is a person's Ctrl-C: for running answers to finish, and for their clients to read.
 INTERRUPTED_DRAIN_SECONDS, INTERRUPTED_CLOSE_SECONDS = 0.5, 1
+# Beyond it the one that is idle longest is closed; none is idle: 503. Eight times the requests at once (2,000):
+# most connections of clients are idle.
+MAX_CONNECTIONS = 16_384
 OWN_DESCRIPTORS = 512  # that are left for files, peers and sessions to runners
 log = logging.getLogger(__name__)
 
@@ -52,9 +55,9 @@ async def run(settings: GatewaySettings, listener: socket.socket) -> int:
     spans = tracer("gateway")
     state = AppState(settings, tls=load_tls(settings.tls_dir, "gateway"), tracer=spans)
     lines = LineRunner(state) if settings.batch else None
-    bound = ConnectionBound(max(1, min(settings.max_connections, raise_descriptor_limit() - OWN_DESCRIPTORS)))
-    if bound.limit < settings.max_connections:
-        log.warning("fewer connections than asked for", extra=kv(limit=bound.limit, why="the limit of open files"))
+    bound = ConnectionBound(max(1, min(MAX_CONNECTIONS, raise_descriptor_limit() - OWN_DESCRIPTORS)))
+    if bound.limit < MAX_CONNECTIONS:
+        log.warning("fewer connections than there may be", extra=kv(limit=bound.limit, why="the limit of open files"))
     server = _Server(_config(state, bound))
     gc.collect()
     gc.freeze()  # of 75,000 objects of modules and schemas none ever goes: to visit them takes the collector 40 ms

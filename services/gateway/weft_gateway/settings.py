@@ -70,24 +70,11 @@ class GatewaySettings(ProcessSettings):
         " SIGINT 0.5 s",
     )
     max_in_flight: int = Field(2000, ge=1, le=10_000, description="requests at once; beyond it 429 with Retry-After")
-    max_connections: int = Field(
-        16_384, ge=16, le=1 << 20, description="beyond it the one that is idle longest is closed; none is idle: 503"
-    )
     max_body_bytes: int = Field(4 << 20, ge=1024, le=64 << 20, description="of a request's body; beyond it 413")
-    max_upload_bytes: int = Field(
-        200 << 20, ge=1024, le=1 << 33, description="of an uploaded file, which streams through; beyond it 413"
-    )
-    max_lines: int = Field(128, ge=1, le=MAX_LINES_AT_ONCE, description="lines of batches at once")
-    max_adapters: int = Field(
-        200, ge=0, le=10_000, description="models with a metric label of their own; beyond: other"
-    )
     cors_origins: list[str] = Field(
         [], description="origins whose pages may call the API, as https://app.example.com; '*': any page"
     )
-    ping_seconds: float = Field(15.0, ge=0.05, le=300, description="a comment is sent on a stream idle this long")
     predict_ms: int = Field(50, ge=1, le=5000, description="deadline of a prediction")
-    session_idle_seconds: float = Field(60.0, ge=0.05, le=3600, description="a runner session without requests closes")
-    connect_seconds: float = Field(5.0, ge=0.1, le=60, description="bound on opening a session to a runner")
 
     @model_validator(mode="after")
     def _has_audience(self) -> Self:

@@ -51,7 +51,7 @@ def metrics() -> dict[str, set[str] | None]:
     SchedulerMetrics(registry)
     OperatorMetrics(registry)
     config = GatewayConfig()
-    GatewayMetrics(Gateway(config, "gateway", lambda _: b""), registry, max_models=1)
+    GatewayMetrics(Gateway(config, "gateway", lambda _: b""), registry)
     runner = CollectorRegistry()  # it has a name in common with the gateway
     RunnerMetrics(runner, "base").vllm.built(total_pages=1, page_tokens=16, slots=1)
     found: dict[str, set[str] | None] = {}

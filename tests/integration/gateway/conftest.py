@@ -32,7 +32,10 @@ from weft.wire.v1 import (
     scheduler_pb2,
     scheduler_pb2_grpc,
 )
+from weft_gateway.core.config import GatewayConfig
+from weft_gateway.main import MAX_CONNECTIONS
 from weft_gateway.settings import GatewaySettings
+from weft_gateway.shell import request_manager
 from weft_gateway.shell.app import build_app
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.bounded_http import BoundedHttp, ConnectionBound
@@ -138,7 +141,6 @@ class World:
             "auth": False,
             "hold_seconds": 600.0,
             "predict_ms": 5000,
-            "connect_seconds": 60.0,
         }
         return GatewaySettings(**(values | changes))
 
@@ -201,11 +203,21 @@ async def parts(depot: FakeDepot, tokenizer: tokenizers.Tokenizer) -> AsyncItera
 
 
 @asynccontextmanager
-async def serving(world: World, settings: GatewaySettings, *, ready: bool = True) -> AsyncIterator[World]:
-    """The real gateway on a real socket, in this event loop; `ready`: once it is."""
+async def serving(
+    world: World,
+    settings: GatewaySettings,
+    *,
+    ready: bool = True,
+    connections: int = MAX_CONNECTIONS,
+    connect_s: float = 60.0,
+    **times: float,
+) -> AsyncIterator[World]:
+    """The real gateway on a real socket, in this event loop; `ready`: once it is. `times`: of its configuration."""
     listener = socket.create_server(("127.0.0.1", 0))
-    gateway = AppState(settings, registry=CollectorRegistry())
-    http_protocol: Any = partial(BoundedHttp, bound=ConnectionBound(settings.max_connections))
+    with pytest.MonkeyPatch.context() as constants:
+        constants.setattr(request_manager, "GatewayConfig", partial(GatewayConfig, connect_s=connect_s, **times))
+        gateway = AppState(settings, registry=CollectorRegistry())
+    http_protocol: Any = partial(BoundedHttp, bound=ConnectionBound(connections))
     config = uvicorn.Config(build_app(gateway), lifespan="off", log_config=None, http=http_protocol, ws="none")
     server = world.server = Server(config)
     world.gateway, world.url = gateway, f"http://127.0.0.1:{listener.getsockname()[1]}"

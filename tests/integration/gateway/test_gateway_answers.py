@@ -212,9 +212,10 @@ async def test_models_lists_bases_and_adapters_with_their_parent(world: World) -
     assert (models[0].model_dump()["root"], models[0].model_dump()["parent"]) == ("tiny", None)
 
 
-async def test_an_idle_stream_gets_comment_pings(parts: World, tmp_path: Path) -> None:
-    parts.runner.autopilot = False
-    async with serving(parts, parts.settings(tmp_path, ping_seconds=0.05)) as world, world.http() as http:
+async def test_an_idle_stream_gets_comment_pings(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft_gateway.openai.streaming_completion.PING_S", 0.05)
+    world.runner.autopilot = False
+    async with world.http() as http:
         posted = asyncio.create_task(opened(http, {"model": "tiny", "prompt": "hello", "stream": True}))
         start = await world.runner.next("start")
         world.runner.step(start, 0, world.tokens("a"))

@@ -19,7 +19,7 @@ import pytest
 from harness.gateway_peers import FakeBatch, grpc_server
 from harness.spans import in_memory, traceparent_of
 from weft.wire.v1 import batch_pb2, batch_pb2_grpc, common_pb2, scheduler_pb2
-from weft_gateway.openai.lines import LineRunner
+from weft_gateway.openai.lines import LINES_AT_ONCE, LineRunner
 
 from .conftest import ANSWER, World, serving, until
 
@@ -62,10 +62,10 @@ async def made(parts: World, tmp_path: Path) -> AsyncIterator[Batched]:
 
 
 @pytest.fixture
-async def small(parts: World, tmp_path: Path) -> AsyncIterator[Batched]:
+def small(made: Batched, monkeypatch: pytest.MonkeyPatch) -> Batched:
     """One that takes small files."""
-    async with batched(parts, tmp_path, max_upload_bytes=100_000) as made:
-        yield made
+    monkeypatch.setattr("weft_gateway.openai.files.MAX_FILE_BYTES", 100_000)
+    return made
 
 
 def keys(**namespaces: str) -> list[scheduler_pb2.KeyRoute]:
@@ -451,7 +451,7 @@ async def test_a_line_that_waits_is_shown_apart_from_requests_that_do(made: Batc
 
 async def test_a_gateway_that_drains_gives_its_lines_back_and_takes_no_more(made: Batched) -> None:
     hello = await made.batch.next("hello")
-    assert hello.max_lines == made.world.gateway.settings.max_lines
+    assert hello.max_lines == LINES_AT_ONCE
     made.world.runner.autopilot = False
     made.batch.run(1, body=orjson.dumps(BODY))
     await made.world.runner.next("start")
@@ -462,8 +462,11 @@ async def test_a_gateway_that_drains_gives_its_lines_back_and_takes_no_more(made
     await made.world.settled()
 
 
-async def test_no_more_lines_run_than_the_gateway_has_named(parts: World, tmp_path: Path) -> None:
-    async with batched(parts, tmp_path, max_lines=1) as made:
+async def test_no_more_lines_run_than_the_gateway_has_named(
+    parts: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weft_gateway.openai.lines.LINES_AT_ONCE", 1)
+    async with batched(parts, tmp_path) as made:
         parts.runner.autopilot = False
         made.batch.run(1, body=orjson.dumps(BODY))
         await parts.runner.next("start")

@@ -226,7 +226,7 @@ async def answers_health(connection: tuple[asyncio.StreamReader, asyncio.StreamW
 
 
 async def test_beyond_the_bound_the_connection_that_is_idle_longest_gives_way(parts: World, tmp_path: Path) -> None:
-    async with serving(parts, parts.settings(tmp_path, max_connections=FEW)) as world:
+    async with serving(parts, parts.settings(tmp_path), connections=FEW) as world:
         idle = [await connected(world) for _ in range(FEW)]
         await until(lambda: len(world.server.server_state.connections) == FEW)
         first, second, third, *_ = idle
@@ -242,7 +242,7 @@ async def test_beyond_the_bound_the_connection_that_is_idle_longest_gives_way(pa
 
 
 async def test_with_no_idle_connection_a_new_one_is_a_503_and_the_others_go_on(parts: World, tmp_path: Path) -> None:
-    async with serving(parts, parts.settings(tmp_path, max_connections=FEW)) as world:
+    async with serving(parts, parts.settings(tmp_path), connections=FEW) as world:
         busy = [await connected(world) for _ in range(FEW)]
         for _, writer in busy:
             writer.write(HEALTH[:-2])

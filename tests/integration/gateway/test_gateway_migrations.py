@@ -174,7 +174,7 @@ async def test_a_runner_that_does_not_answer_is_given_up_in_bounded_time(
     other.silent = silent
     if not silent:
         other.address = "127.0.0.1:1"
-    async with serving(parts, parts.settings(tmp_path, connect_seconds=0.5)) as world:
+    async with serving(parts, parts.settings(tmp_path), connect_s=0.5) as world:
         asked = asyncio.create_task(world.client().completions.create(model="tiny", prompt="hello"))
         submit = await world.scheduler.next("submit")
         world.scheduler.assign(submit.request_id, other)
@@ -186,7 +186,7 @@ async def test_a_runner_that_does_not_answer_is_given_up_in_bounded_time(
 
 
 async def test_a_session_without_requests_is_closed_and_opened_again(parts: World, tmp_path: Path) -> None:
-    async with serving(parts, parts.settings(tmp_path, session_idle_seconds=0.05)) as world:
+    async with serving(parts, parts.settings(tmp_path), session_idle_s=0.05) as world:
         for sessions in (1, 2):
             await world.client().completions.create(model="tiny", prompt="hello")
             assert len(world.runner.outboxes) == sessions

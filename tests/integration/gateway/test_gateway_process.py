@@ -283,8 +283,11 @@ async def test_metrics_count_answers_tokens_and_refusals(world: World) -> None:
     assert "weft_gateway_in_flight 0.0" in text
 
 
-async def test_models_beyond_the_bound_share_a_label(parts: World, tmp_path: Path) -> None:
-    async with serving(parts, parts.settings(tmp_path, max_adapters=1)) as world, world.http() as http:
+async def test_models_beyond_the_bound_share_a_label(
+    parts: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weft_gateway.shell.metrics.MOST_MODELS", 1)
+    async with serving(parts, parts.settings(tmp_path)) as world, world.http() as http:
         for model in ("tiny", "acme/upper", "rival/secret"):
             await http.post("/v1/completions", json=TEXT | {"model": model})
         text = (await http.get("/metrics")).text

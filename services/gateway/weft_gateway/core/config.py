@@ -10,13 +10,14 @@ MAX_UNACKED = 10_000  # outcomes
 
 @dataclass(frozen=True, slots=True)
 class GatewayConfig:
-    """Durations in seconds."""
+    """Durations in seconds. The first three are settings."""
 
     max_in_flight: int = 2000  # answers at once; beyond it requests are refused
     hold_s: float = 300.0  # without a runner
     predict_s: float = 0.05  # for a prediction
-    connect_s: float = 5.0  # for a runner's session to come up
-    session_idle_s: float = 60.0  # a session without requests closes
+    # For a runner's session to come up: many handshakes' time; the scheduler takes the Assign back at the same time.
+    connect_s: float = 5.0
+    session_idle_s: float = 60.0  # a session without requests closes; to open one again takes milliseconds
     max_unacked: int = MAX_UNACKED
 
 

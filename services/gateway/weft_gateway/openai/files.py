@@ -7,7 +7,7 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
-from weft.domain.batch import NewFile, Page, Purpose, StoredFile
+from weft.domain.batch import MAX_FILE_BYTES, NewFile, Page, Purpose, StoredFile
 from weft_gateway.errors import BadRequest, BodyTimeout, TooLarge, UnsupportedMediaType
 from weft_gateway.openai import http_requests
 from weft_gateway.openai.http_requests import json_response, no_foreign_page, tenant_of
@@ -27,7 +27,7 @@ async def upload_file(state: AppState, request: Request) -> Response:
     no_foreign_page(request)
     if (encoding := request.headers.get("content-encoding", "identity")).lower() != "identity":
         raise UnsupportedMediaType(f"The body is encoded as {encoding[:32]!r}; send it as it is.")
-    limit = state.settings.max_upload_bytes
+    limit = MAX_FILE_BYTES
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit + FORM_BYTES:
         raise TooLarge(f"The file is larger than {limit} bytes.")

@@ -41,7 +41,7 @@ async def completion(endpoint: ModelEndpoint[T], state: AppState, request: Reque
             if call.trace:
                 call.trace.refused(call.model or call.named_model, error)
             raise
-        return StreamingCompletion(answer, state.settings.ping_seconds)
+        return StreamingCompletion(answer)
 
 
 async def wait_for_routes(state: AppState, request: Request) -> None:

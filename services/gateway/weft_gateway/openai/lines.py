@@ -30,6 +30,7 @@ from weft_gateway.openai.validation import Call, ModelEndpoint, submit
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.request_ids import Ids, drawn_ids
 
+LINES_AT_ONCE = 128  # of batches: they wait for runners, and clients' requests have the rest of `max_in_flight`
 GATHER_S = 0.01  # ends of lines for one message
 RETRY_S = 1.0  # before a line that could not run is given back
 DRAIN_S = 1.0  # for what is queued to reach the batch service before the process ends
@@ -84,7 +85,7 @@ class LineRunner:
             await asyncio.wait([self._work], timeout=DRAIN_S)
 
     def _hello(self) -> LinesHello:
-        lines = 0 if self._draining else self._state.settings.max_lines
+        lines = 0 if self._draining else LINES_AT_ONCE
         return LinesHello(self._state.machine.gateway_id, lines)
 
     def _send(self, message: LinesHello | LineEnds) -> None:
@@ -124,8 +125,8 @@ class LineRunner:
             raise PeerError(f"line {line.line} of {line.batch_id} runs here already")
         if self._draining:
             self._ended(LineReleased(*key, "the gateway drains"))
-        elif len(self._tasks) >= self._state.settings.max_lines:
-            raise PeerError(f"more than {self._state.settings.max_lines} lines at once")
+        elif len(self._tasks) >= LINES_AT_ONCE:
+            raise PeerError(f"more than {LINES_AT_ONCE} lines at once")
         else:
             self._tasks[key] = asyncio.create_task(self._run(line), name=f"line {line.line} {line.batch_id}")
 

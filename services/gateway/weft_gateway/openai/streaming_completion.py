@@ -18,6 +18,7 @@ from weft_gateway.errors import ApiError
 from weft_gateway.openai.answer import Answer, encoded
 from weft_gateway.openai.response_format import PING
 
+PING_S = 15.0  # a stream idle this long gets a comment: proxies close a connection that is silent for 30 s or more
 _SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -28,9 +29,9 @@ _SSE_HEADERS = [
 class StreamingCompletion(Response):
     """Sends what the answers of a request produce. It owns them: whatever ends this response ends them all."""
 
-    def __init__(self, answer: Answer, ping_s: float) -> None:
+    def __init__(self, answer: Answer) -> None:
         super().__init__()
-        self._answer, self._ping_s = answer, ping_s
+        self._answer = answer
         self._group, self._encoder = answer.group, answer.encoder
         self._headers = [(name.encode(), value.encode()) for name, value in answer.headers.items()]
         self._open = dict(enumerate(answer.group.answers))  # those whose finish is not sent yet
@@ -77,7 +78,7 @@ class StreamingCompletion(Response):
         while not self._group.over:
             if chunk:
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
-            awake = await self._group.wait(self._ping_s)
+            awake = await self._group.wait(PING_S)
             chunk = await self._next_chunk() if awake else PING
         if not self._group.client_gone:
             chunk += await self._next_chunk()  # the end may have come while something was sent

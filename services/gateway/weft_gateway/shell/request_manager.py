@@ -68,12 +68,10 @@ class RequestManager:
             max_in_flight=settings.max_in_flight,
             hold_s=settings.hold_seconds,
             predict_s=settings.predict_ms / 1000,
-            connect_s=settings.connect_seconds,
-            session_idle_s=settings.session_idle_seconds,
         )
         self.machine = Gateway(config, f"gateway-{secrets.token_hex(8)}", outcome_bytes)
         self.settings, self.clock = settings, clock
-        self.metrics = GatewayMetrics(self.machine, registry, max_models=settings.max_adapters)
+        self.metrics = GatewayMetrics(self.machine, registry)
         self.limits = RateLimits(self.machine.gateway_id, clock)
         self.history, self.fleet = History(), FleetView(self._ask_for_fleet, clock)
         self._on_routes, self._tls = on_routes, tls
