@@ -58,7 +58,6 @@ class StandbySettings(ProcessSettings):
         pattern=r"^[a-z0-9][a-z0-9.-]*/[a-z0-9][a-z0-9.-]*$",
         description="NAMESPACE/NAME of the Lease whose holder acts, while others stand by; unset: this process acts",
     )
-    kubeconfig: Path | None = Field(None, description="the API server of --lease; unset: the pod's service account")
 
 
 def data_dir_field(component: str, description: str) -> Any:

@@ -134,7 +134,7 @@ class Services(Generic[P]):
     def start_scheduler(self, **flags: object) -> P:
         return self._start_one("scheduler", {"listen": self.scheduler, **flags})
 
-    def operator_flags(self, namespace: str, kubeconfig: Path, **defaults: object) -> dict[str, object]:
+    def operator_flags(self, namespace: str, **defaults: object) -> dict[str, object]:
         """Of an operator for pools of that namespace; `defaults` are laid over those of runner pods."""
         told = {"image": "weft-runner:none", "supervisor": self.supervisor, "depot": "http://none", **defaults}
         path = self._folder / "runner-defaults.yaml"
@@ -145,7 +145,6 @@ class Services(Generic[P]):
             "scheduler": self.scheduler,
             "depot": f"http://{self.depot}",
             "runner-defaults": path,
-            "kubeconfig": kubeconfig,
         }
 
     def _start_supervisor(self) -> P:
@@ -182,11 +181,13 @@ class Stage:
 
     def _start_operator(self) -> Process:
         self._starts += 1
-        flags = self._services.operator_flags(self._namespace, self._kubeconfig)
+        flags = self._services.operator_flags(self._namespace)
         return self._run(f"operator-{self._starts}", "weft_operator.kubernetes", flags)
 
     def _run(self, name: str, module: str, flags: Mapping[str, object]) -> Process:
-        process = Process(name, module, {**flags, "probes": (probes := self._addresses(1)[0])}, probes, self._folder)
+        told = {**flags, "probes": (probes := self._addresses(1)[0])}
+        access = {"KUBECONFIG": str(self._kubeconfig)}
+        process = Process(name, module, told, probes, self._folder, environment=access)
         self._exits.callback(process.stop)
         return process
 

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 Constants = Mapping[str, Any]  # "MODULE:NAME" -> a value, or fields of the configuration that the module makes by NAME
+NO_OTHERS: Constants = {}
 
 
 def command(module: str, constants: Constants) -> list[str]:

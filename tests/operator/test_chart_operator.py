@@ -53,8 +53,8 @@ def operator(plane: Cluster, release: list[Json], tmp_path_factory: pytest.TempP
     kubeconfig = plane.token_of(NAMESPACE, "weft-operator").kubeconfig
     arguments = moved(arguments_of(release, "operator"), folder, plane.own_address, actual)
     unpack(release, folder)
-    command = [sys.executable, "-m", "weft_operator.kubernetes", *arguments, f"--kubeconfig={kubeconfig}"]
-    process = Process("operator", command, folder)
+    command = [sys.executable, "-m", "weft_operator.kubernetes", *arguments]
+    process = Process("operator", command, folder, {"KUBECONFIG": str(kubeconfig)})
     try:
         wait_until(lambda: ready(process, plane.own_address, actual["probes"]), "the operator is ready")
         yield process

@@ -16,7 +16,7 @@ LEASE_S = 20.0
 def leader_of(stage: Stage, **flags: Any) -> Replica:
     """The replica that leads, or a new one."""
     found = next((one for one in stage.replicas if one.running), None)
-    replica = found or stage.replica(lease_seconds=LEASE_S, **flags)
+    replica = found or stage.replica(lease_s=LEASE_S, **flags)
     until(lambda: replica.leads, "it leads")
     return replica
 
@@ -25,7 +25,7 @@ def waiting_beside(leader: Replica, stage: Stage) -> Replica:
     """A replica that waits. Of the same rights under another name, so that the audit log tells the two apart."""
     name = f"operator-{len(stage.replicas)}"
     access = stage.control_plane.service_account(stage.namespace, name, (*OWN_RULES, *POOL_RULES), CLUSTER_RULES)
-    other = stage.replica(by=access, lease_seconds=LEASE_S)
+    other = stage.replica(by=access, lease_s=LEASE_S)
     assert leader.leads
     assert not other.leads
     return other

@@ -41,7 +41,7 @@ def quiet(replica: Replica) -> None:
 
 @pytest.mark.usefixtures("audited")
 def test_nothing_is_written_while_nothing_changes_also_by_an_operator_that_has_just_started(stage: Stage) -> None:
-    with playing(stage, audit_seconds=AUDIT_S) as replica:
+    with playing(stage, audit_s=AUDIT_S) as replica:
         settle(stage)
         quiet(replica)
         mark = stage.control_plane.mark()
@@ -52,7 +52,7 @@ def test_nothing_is_written_while_nothing_changes_also_by_an_operator_that_has_j
         assert replica.metric("weft_operator_watch_late_objects_total") == 0
 
         assert replica.stop() == 0
-        again = stage.replica(audit_seconds=AUDIT_S)
+        again = stage.replica(audit_s=AUDIT_S)
         until(lambda: again.leads, "the new one leads")
         until(lambda: again.metric("weft_operator_reconciles_total") >= 4, "all objects are planned")
         after_audits(again, 3)
@@ -62,7 +62,7 @@ def test_nothing_is_written_while_nothing_changes_also_by_an_operator_that_has_j
 
 def test_a_silent_watch_is_found_out_what_it_missed_is_done_and_liveness_fails(stage: Stage) -> None:
     with ApiProxy(stage.control_plane, stage.access, stage.folder) as proxy, stage.kubelet():
-        replica = stage.replica(kubeconfig=proxy.kubeconfig, audit_seconds=AUDIT_S)
+        replica = stage.replica(kubeconfig=proxy.kubeconfig, audit_s=AUDIT_S)
         settle(stage)
         assert replica.get("/healthz")[0] == 200
         proxy.mute()

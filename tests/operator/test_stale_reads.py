@@ -166,7 +166,7 @@ def test_a_leader_that_gets_reports_of_the_past_changes_nothing(
         proxy.rewind(getattr(history, past), resources)
         if silent:
             proxy.mute()
-        leader = stage.replica(kubeconfig=proxy.kubeconfig, audit_seconds=AUDIT_S)
+        leader = stage.replica(kubeconfig=proxy.kubeconfig, audit_s=AUDIT_S)
         planned(leader)
         assert uids(stage) == history.uids, "while it is told of the past"
         proxy.tell_the_truth()
@@ -184,7 +184,7 @@ def test_writes_made_from_the_past_are_refused_and_what_is_there_is_looked_up(hi
     with ApiProxy(stage.control_plane, stage.access, stage.folder) as proxy:
         proxy.rewind(history.underway, EVERYTHING)
         proxy.mute()
-        leader = stage.replica(kubeconfig=proxy.kubeconfig, audit_seconds=AUDIT_S)
+        leader = stage.replica(kubeconfig=proxy.kubeconfig, audit_s=AUDIT_S)
         planned(leader)
         refused = {write for write in stage.writes(mark) if write.endswith((" 409", " 404"))}
         assert leader.stop() == 0
@@ -220,7 +220,7 @@ def test_a_replica_whose_watches_fell_silent_knows_all_once_it_leads(history: Hi
     with ApiProxy(stage.control_plane, stage.access, stage.folder) as proxy:
         first = stage.replica()
         until(lambda: first.leads, "the first leads")
-        second = stage.replica(kubeconfig=proxy.kubeconfig, audit_seconds=3600, lease_seconds=LEASE_S)
+        second = stage.replica(kubeconfig=proxy.kubeconfig, audit_s=3600, lease_s=LEASE_S)
         until(lambda: proxy.watched >= set(EVERYTHING), "it watches")
         proxy.mute()
         stage.apply_adapter("late", "file:adapters/initials")

@@ -46,9 +46,14 @@ class Pair:
             **self.flags(number),
             "probes": probes,
             "lease": f"{self._namespace}/weft-{self._component}",
-            "kubeconfig": self.access.kubeconfig,
         }
-        made = Replica(f"{self._component}-{number}", f"weft_{self._component}", flags, self._folder)
+        made = Replica(
+            f"{self._component}-{number}",
+            f"weft_{self._component}",
+            flags,
+            self._folder,
+            kubeconfig=self.access.kubeconfig,
+        )
         made.probes = probes
         wait_until(lambda: "standing by" in made.said() and made.get("/healthz")[0] == 200, "it stands by")
         return made

@@ -1,11 +1,12 @@
 """One Lease at an API server: read, made, replaced. One request is one attempt; who repeats, and when, is the caller.
 
 The credentials are those of `kubernetes.aio`: the pod's service account, whose token is read again as it rotates, or a
-kubeconfig outside of a cluster.
+kubeconfig (`KUBECONFIG`) outside of a cluster.
 """
 
 import asyncio
 import json
+import os
 from typing import Any, cast
 
 import aiohttp
@@ -26,19 +27,20 @@ class NoCluster(CannotStart):
     """There is neither a service account nor a usable kubeconfig."""
 
 
-async def load_configuration(kubeconfig: str | None) -> Configuration:
-    """The credentials of this process. Raises NoCluster."""
+async def load_configuration(kubeconfig: str = "") -> Configuration:
+    """The credentials of that file, or of $KUBECONFIG, or of the pod's service account. Raises NoCluster."""
+    kubeconfig = kubeconfig or os.environ.get("KUBECONFIG", "")
     configuration = Configuration()
     configuration.connection_pool_maxsize = CONNECTIONS
     configuration.disable_strict_ssl_verification = True  # see weft.trust
     try:
-        if kubeconfig is None:
+        if not kubeconfig:
             kube_config.load_incluster_config(client_configuration=configuration)
         else:
             await kube_config.load_kube_config(config_file=kubeconfig, client_configuration=configuration)
     except (kube_config.ConfigException, OSError) as error:
-        where = "not in a pod with a service account" if kubeconfig is None else kubeconfig
-        raise NoCluster(f"no credentials for an API server ({where}: {error}): give --kubeconfig FILE") from error
+        where = kubeconfig or "not in a pod with a service account"
+        raise NoCluster(f"no credentials for an API server ({where}: {error}): set KUBECONFIG to a file") from error
     return configuration
 
 

@@ -73,8 +73,7 @@ async def turn_of(
         raise CannotStart(f"--lease: {error}: pip install 'weft[kubernetes]'") from error
     assert probes is not None  # the settings have seen to it
     namespace, _, name = settings.lease.partition("/")
-    kubeconfig = str(settings.kubeconfig) if settings.kubeconfig else None
-    api = LeaseApi(await load_configuration(kubeconfig), namespace, name)
+    api = LeaseApi(await load_configuration(), namespace, name)
     async with contextlib.aclosing(api):
         timings = LeaseTimings(LEASE_S)
         election = Election(api, identity=identity(), terms=timings, outlast=True)

@@ -45,6 +45,10 @@ from weft_operator.kubernetes.watch import Watches, silence_kopf_logs
 
 log = logging.getLogger(__name__)
 
+# A leader that is silent for so long is replaced, as client-go's are: nothing that is served waits for it.
+LEASE_S = 15.0
+AUDIT_S = 60.0  # between two comparisons of the watches with lists: a watch that lost something is the exception
+DRAIN_S = 5.0  # admission is served on for so long after SIGTERM: then the Service leads nobody here any more
 RETRY_S = 2.0
 BEAT_S = 1.0
 GRACE_OF_PERIOD = 0.1  # the share of a resync's period that an event may be on its way
@@ -57,8 +61,7 @@ async def run(settings: Settings) -> int:
     install_signal_handlers(stop)
     silence_kopf_logs()
     tls = load_tls(settings.tls_dir, "operator")
-    kubeconfig = str(settings.kubeconfig) if settings.kubeconfig else None
-    api = Api(await load_configuration(kubeconfig))
+    api = Api(await load_configuration())
     try:
         return await Manager(settings, api, tls, stop).run()
     finally:
@@ -86,17 +89,16 @@ class Manager:
         self._cache.listen(self._take_in)
         for kind in BY_KIND.keys() - {NODES.kind}:
             self._metrics.count_objects(kind, partial(self._cache.count, kind))
-        period_s = settings.audit_seconds
         self._resync = Resync(
             api,
             self._cache,
             watch_scopes(settings.namespaces, nodes=settings.watch_nodes),
-            period_s=period_s,
-            grace_s=min(period_s * GRACE_OF_PERIOD, GRACE_MAX_S),
+            period_s=AUDIT_S,
+            grace_s=min(AUDIT_S * GRACE_OF_PERIOD, GRACE_MAX_S),
             on_late=lambda resource, count: self._metrics.late.labels(resource).inc(count),
             on_done=self._metrics.audits.inc,
         )
-        terms, identity = LeaseTimings(settings.lease_seconds), new_identity()
+        terms, identity = LeaseTimings(LEASE_S), new_identity()
         self._lease = LeaseApi(api.configuration, settings.namespace, settings.lease)
         self._election = Election(self._lease, identity=identity, terms=terms)
         self._metrics.leader.set_function(lambda: float(self._election.leading))
@@ -187,7 +189,7 @@ class Manager:
     async def _serve_on(self, serving: list[asyncio.Task[None]]) -> None:
         """Serve admission while this replica is removed from the Service's endpoints."""
         self._waits_for = "it is stopping"
-        await asyncio.wait(serving, timeout=self._settings.drain_seconds, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(serving, timeout=DRAIN_S, return_when=asyncio.FIRST_COMPLETED)
 
     def _unready(self) -> str | None:
         """Why this replica is not ready; None: it knows the cluster, and its webhook listens.

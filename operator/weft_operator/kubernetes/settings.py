@@ -50,16 +50,12 @@ class Settings(ProcessSettings):
     webhook: Address | None = Field(None, description="HOST:PORT of the admission webhook (HTTPS); unset: none")
     webhook_tls_dir: Path | None = Field(None, description="tls.crt and tls.key of the webhook, which needs them")
     lease: str = Field("weft-operator", description="name of the Lease that the leader holds", min_length=1)
-    lease_seconds: float = Field(15.0, ge=1.0, description="a leader that is silent for so long is replaced")
-    audit_seconds: float = Field(60.0, gt=0.0, description="how often the watches are compared with lists")
     poll_seconds: float = Field(
         0.0, ge=0.0, description="how often hf:, s3:, oci: and https: sources are asked for a new content; 0: never"
     )
     watch_nodes: bool = Field(
         True, description="move runners off unschedulable nodes, for pools whose disruptionBudget is 0"
     )
-    drain_seconds: float = Field(5.0, ge=0.0, description="after SIGTERM admission is served on for so long")
-    kubeconfig: Path | None = Field(None, description="outside of a cluster: the file; unset: the service account")
 
     @model_validator(mode="after")
     def _served_with_certificates(self) -> "Settings":

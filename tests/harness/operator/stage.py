@@ -10,7 +10,6 @@ import json
 import shutil
 import signal
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -21,6 +20,7 @@ from typing import Any, TypeVar
 from harness.cluster.cluster import OURS, Cluster
 from harness.cluster.fake_kubelet import NODE, FakeKubelet
 from harness.cluster.rights import Rules, rule
+from harness.other_constants import NO_OTHERS, Constants, command
 from harness.ports import free_addresses
 from harness.quickstart import BASE
 from harness.waiting import PATIENCE_S, wait_until
@@ -31,6 +31,7 @@ from weft_devcluster.api import is_so
 from weft_devcluster.certificates import Authority
 
 T = TypeVar("T")
+QUICK = {"weft_scheduler": {"weft_scheduler.settings:SchedulerConfig": {"status_s": 0.05}}}
 SELECTOR = "app.kubernetes.io/managed-by=weft-operator"
 
 # Nothing here waits for a Lease to run out: it is long, so an operator that a busy machine holds up leads on.
@@ -65,9 +66,19 @@ CLUSTER_RULES: Rules = (
 class Process(processes.Process):
     """One of ours, with its log; it does not outlive the test run."""
 
-    def __init__(self, name: str, module: str, flags: Mapping[str, object], folder: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        flags: Mapping[str, object],
+        folder: Path,
+        *,
+        kubeconfig: Path | None = None,
+        constants: Constants = NO_OTHERS,
+    ) -> None:
         words = [word for flag, value in flags.items() for word in (f"--{flag}", str(value))]
-        super().__init__(name, [sys.executable, "-m", module, *words], folder)
+        access = {"KUBECONFIG": str(kubeconfig)} if kubeconfig else {}
+        super().__init__(name, [*command(module, constants), *words], folder, access)
 
     @property
     def running(self) -> bool:
@@ -182,7 +193,8 @@ class Stage:
             print(f"----- {log.name}\n{new[-LOG_CHARS:]}")
 
     def _start(self, name: str, module: str, flags: Mapping[str, object]) -> Process:
-        process = Process(name, module, {"probes": free_addresses(1)[0], **flags}, self.folder)
+        flags = {"probes": free_addresses(1)[0], **flags}
+        process = Process(name, module, flags, self.folder, constants=QUICK.get(module, NO_OTHERS))
         self._exits.callback(process.stop)
         self._processes.append(process)
         return process
@@ -192,20 +204,35 @@ class Stage:
         self.control_plane.require_no_nodes()
         return FakeKubelet(self.control_plane.kubeconfig, self.namespace, self.supervisor, node)
 
-    def replica(self, *, wait: bool = True, by: Access | None = None, **flags: object) -> Replica:
+    def replica(
+        self,
+        *,
+        wait: bool = True,
+        by: Access | None = None,
+        kubeconfig: Path | None = None,
+        lease_s: float = LEASE_S,
+        audit_s: float = 5.0,
+        **flags: object,
+    ) -> Replica:
         """Start a replica of the operator, with rights of its own if they are given; wait until it is ready."""
         access = by or self.access
         (probes,) = free_addresses(1)
         settings: dict[str, object] = {
-            **self._services.operator_flags(self.namespace, access.kubeconfig, networkPolicies=True),
+            **self._services.operator_flags(self.namespace, networkPolicies=True),
             "probes": probes,
-            "lease-seconds": LEASE_S,
-            "audit-seconds": 5,
-            "drain-seconds": 0,
             **{name.replace("_", "-"): value for name, value in flags.items()},
         }
         name = f"operator-{len(self.replicas)}"
-        replica = Replica(name, "weft_operator.kubernetes", settings, self.folder)
+        times = {"LEASE_S": lease_s, "AUDIT_S": audit_s, "DRAIN_S": 0.0}
+        constants = {f"weft_operator.kubernetes.manager:{time}": value for time, value in times.items()}
+        replica = Replica(
+            name,
+            "weft_operator.kubernetes",
+            settings,
+            self.folder,
+            kubeconfig=kubeconfig or access.kubeconfig,
+            constants=constants,
+        )
         replica.probes, replica.user = probes, access.user
         self._exits.callback(replica.stop)
         self._processes.append(replica)

@@ -15,7 +15,7 @@ import grpc.aio
 import pytest
 
 from conftest import SEED
-from harness.other_constants import Constants, command
+from harness.other_constants import NO_OTHERS, Constants, command
 from harness.ports import free_addresses
 from harness.processes import started
 from harness.waiting import PATIENCE_S, soon
@@ -26,7 +26,6 @@ from weft.wire.v1.batch_pb2_grpc import BatchStub
 from weft_batch.main import main
 
 MIB = 1 << 20
-NO_OTHERS: Constants = {}
 
 
 def service(data: Path, address: str, *flags: str, constants: Constants = NO_OTHERS, **options):

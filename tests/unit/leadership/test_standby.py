@@ -37,8 +37,9 @@ async def test_without_a_lease_a_process_acts_at_once_and_for_ever(tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_a_lease_without_a_cluster_cannot_start(tmp_path: Path) -> None:
-    settings = StandbySettings(lease="weft-system/weft-scheduler", kubeconfig=tmp_path / "absent")
+async def test_a_lease_without_a_cluster_cannot_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "absent"))
+    settings = StandbySettings(lease="weft-system/weft-scheduler")
     with pytest.raises(CannotStart, match="absent"):
         async with turn_of(settings, new_identity, asyncio.Event(), Probes("127.0.0.1:0", lambda: None), gauge()):
             pass

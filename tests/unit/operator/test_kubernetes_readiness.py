@@ -27,7 +27,7 @@ from weft_operator.kubernetes.observability import Metrics
 from weft_operator.kubernetes.settings import Settings
 
 HOST = "127.0.0.1"
-NEEDED = ["--namespace=weft-system", "--pool-namespaces=ml", "--drain-seconds=0"]
+NEEDED = ["--namespace=weft-system", "--pool-namespaces=ml"]
 AUTHORITY = Authority()
 
 
@@ -135,6 +135,7 @@ async def running(
     """A replica that ends as it should."""
     monkeypatch.setattr(manager, "Watches", partial(PlayedWatches, cluster))
     monkeypatch.setattr(manager, "LeaseApi", partial(PlayedLease, cluster))
+    monkeypatch.setattr(manager, "DRAIN_S", 0.0)
     defaults, stop = folder / "runner-defaults.yaml", asyncio.Event()
     defaults.write_text(json.dumps({"image": "i", "supervisor": f"{HOST}:1", "depot": "d"}))
     away = [f"--scheduler={HOST}:1", f"--depot=http://{HOST}:1"]

@@ -15,10 +15,10 @@ def test_the_namespaces_of_pools_are_a_list_of_each_once() -> None:
 
 def test_every_wrong_flag_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        Settings.parse([*NEEDED, "--scheduler", "nowhere", "--depot", "ftp://x", "--lease-seconds", "0"])
+        Settings.parse([*NEEDED, "--scheduler", "nowhere", "--depot", "ftp://x", "--poll-seconds", "-1"])
     assert ended.value.code == 2
     told = capsys.readouterr().err
-    assert all(flag in told for flag in ("--scheduler", "--depot", "--lease-seconds"))
+    assert all(flag in told for flag in ("--scheduler", "--depot", "--poll-seconds"))
 
 
 def test_a_webhook_needs_certificates(capsys: pytest.CaptureFixture[str]) -> None:
@@ -34,8 +34,8 @@ def test_what_is_no_list_of_namespaces_is_refused(names: str) -> None:
 
 
 def test_a_flag_may_be_said_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WEFT_OPERATOR__LEASE_SECONDS", "7")
-    assert Settings.parse(NEEDED).lease_seconds == 7
+    monkeypatch.setenv("WEFT_OPERATOR__POLL_SECONDS", "7")
+    assert Settings.parse(NEEDED).poll_seconds == 7
 
 
 def defaults(folder: Path, text: str) -> Path:
