@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from weft_bench.errors import EngineRefused
 from weft_bench.playing import Ask, Folders, Life, Played, Player
 from weft_runner.errors import RunnerError
-from weft_runner.settings import RunnerSettings, parse_settings
+from weft_runner.settings import OffloadByHand, RunnerSettings, parse_settings
 from weft_runner.shell.engine import Engine, Output
 from weft_runner.shell.engine_factory import EngineBundle, build_engine
 
@@ -97,19 +97,19 @@ def settings(sizes: Sizes) -> RunnerSettings:
     nowhere = "127.0.0.1:1"
     flags = {
         "listen": nowhere, "probes": nowhere, "supervisor": nowhere, "depot": f"http://{nowhere}", "data-dir": ".",
-        "pool": "bench/bench", "base-digest": f"sha256:{0:064}", "profile": "on" if sizes.profile else "off",
-        "executor": sizes.executor, "dtype": sizes.dtype, "threads": sizes.threads, "page-tokens": PAGE_TOKENS,
-        "kv-pages": pages_of(sizes), "max-sequences": sizes.rows, "max-adapters": sizes.slots,
+        "pool": "bench/bench", "base-digest": f"sha256:{0:064}", "executor": sizes.executor, "dtype": sizes.dtype,
+        "threads": sizes.threads, "kv-pages": pages_of(sizes), "max-sequences": sizes.rows, "max-adapters": sizes.slots,
         "max-batch-tokens": max(sizes.batch_tokens, sizes.rows), "max-prefills": sizes.prefills,
         "max-rank": sizes.max_rank, "token-time-ms": sizes.token_time_ms,
     }  # fmt: skip
+    chosen: dict[str, Any] = {"profile": sizes.profile}
     if (offload := sizes.offload) is not None:
         flags |= {
-            "base-digest": offload.base, "offload-device-bytes": offload.device_bytes,
-            "offload-disk-path": offload.folder, "offload-weights-share": offload.share,
-            "offload-batch-tokens": offload.batch_tokens,
+            "base-digest": offload.base, "offload": f"device={offload.device_bytes},path={offload.folder}",
         }  # fmt: skip
-        flags |= {} if offload.plan is None else {"offload-plan": offload.plan}
+        chosen["by_hand"] = OffloadByHand(
+            batch_tokens=offload.batch_tokens, plan=offload.plan, weights_share=offload.share
+        )
     if sizes.stages > 1:
         flags["pipeline-parallel"] = sizes.stages
-    return parse_settings([word for name, value in flags.items() for word in (f"--{name}", str(value))])
+    return parse_settings([word for name, value in flags.items() for word in (f"--{name}", str(value))], **chosen)

@@ -61,7 +61,7 @@ def figures(origin: Origin, *, quick: bool, seed: int, bar: Bar) -> Iterator[Lin
     simulated = Model(described, engine)
     rate = 0.0
     for name in MECHANISMS:
-        with model.stack({"replicas": 1}, "weft_runner", "--batching", name) as stack:
+        with model.stack({"replicas": 1}, "weft_bench.batching_runner", name) as stack:
             live = Live(stack)
             if not rate:
                 of = Case(

@@ -37,20 +37,20 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 def other_host(runner: int) -> psutil.Process:
     children = psutil.Process(runner).children(recursive=True)
-    (found,) = [child for child in children if "--host-index=1" in child.cmdline()]
+    (found,) = [child for child in children if "--host=1/2" in child.cmdline()]
     return found
 
 
 async def stopped_at_other_host(stack: Stack, made: Crowd) -> str:
     """SIGTERM to the other host of a runner that has streams under way; the runner's component."""
-    names = {stack.components()[name]["listen"]: name for name in stack.names("runner")}
+    names = {stack.components()[name]["listen"].rpartition(":")[2]: name for name in stack.names("runner")}
     struck = ""
 
     def blow(runner: RunnerBook, running: list[tuple[Watched, int]]) -> bool:
         nonlocal struck
         if sum(0 < tokens < 0.6 * len(watched.case.expect) for watched, tokens in running) < 2:
             return False
-        struck = names[runner.spec.address]
+        struck = names[runner.spec.address.rpartition(":")[2]]  # the host is the one that its other host reaches
         os.kill(other_host(stack.pid(struck)).pid, signal.SIGTERM)
         return True
 

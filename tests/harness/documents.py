@@ -25,7 +25,7 @@ REASONS = ROOT / "docs" / "reference" / "reasons.md"
 PAGES = sorted(page for pattern in DOCUMENTS for page in ROOT.glob(pattern))
 PROCESSES = (
     "weft_gateway", "weft_scheduler", "weft_predictor", "weft_supervisor", "weft_batch", "weft_depot", "weft_runner",
-    "weft_operator.kubernetes", "weft_predictor_train",
+    "weft_operator.kubernetes", "weft_predictor_train", "weft_sim speed",
 )  # fmt: skip
 OF_OTHERS = {  # flags of kubectl, helm and podman
     "all", "cascade", "create-namespace", "for", "force", "force-conflicts", "from-literal", "raw", "replicas",

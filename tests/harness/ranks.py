@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 from unittest import mock
@@ -24,9 +25,11 @@ from weft_runner.model.tensor_parallel import ProcessGroup
 from weft_runner.parallel.adapters import ShardedAdapter
 from weft_runner.parallel.executor import MultiProcessExecutor, TensorParallelExecutor
 from weft_runner.parallel.pipeline import PipelineParallelExecutor
+from weft_runner.settings import FLAGS as OF_RUNNERS
 from weft_runner.settings import RunnerSettings, parse_settings
 
 T = TypeVar("T")
+CHOSEN = {one.name for one in fields(RunnerSettings)} - {one.name for one in OF_RUNNERS}
 NEVER_S = 1e6  # a patience of ranks for each other that does not run out: what ends a wait is what happened
 FLAGS = {
     "listen": "127.0.0.1:1", "probes": "127.0.0.1:2", "supervisor": "127.0.0.1:3", "depot": "http://127.0.0.1:4",
@@ -35,9 +38,10 @@ FLAGS = {
 
 
 def settings_of(**flags: object) -> RunnerSettings:
-    """A runner's, `kv_pages=8` for `--kv-pages=8`."""
+    """A runner's, `kv_pages=8` for `--kv-pages=8`, and what no flag says by its name."""
+    chosen = {name: flags.pop(name) for name in CHOSEN & flags.keys()}
     named = FLAGS | {name.replace("_", "-"): value for name, value in flags.items()}
-    return parse_settings([f"--{name}={value}" for name, value in named.items()])
+    return parse_settings([f"--{name}={value}" for name, value in named.items()], **chosen)
 
 
 def base_of(files: dict[str, Path]) -> ModelSource:

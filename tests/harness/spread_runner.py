@@ -20,10 +20,11 @@ def run(here: str, other: str, enter: str, flags: list[str]) -> int:
     folder = settings.data_dir.with_name(f"{settings.data_dir.name}-other")
     DepotSource(settings.depot, folder / "blobs", settings.base_digest, lambda: False).base()
     own = {"data-dir": folder, "probes": f"{other}:{probes}", "kv-listen": f"{other}:{kv}", "advertise": f"{other}:1"}
-    own |= {"host-index": 1, "leader": f"{here}:{ranks}"}
-    flags = [*flags, f"--ranks-per-host={settings.ranks // 2}"]
-    start(*enter.split(), sys.executable, "-m", "weft_runner", *flags, *(f"--{name}={own[name]}" for name in own))
-    return main([*flags, f"--ranks-listen={here}:{ranks}"])
+    flags = [*flags, f"--leader={here}:{ranks}"]
+    other_host = own | {"host": "1/2"}
+    start(*enter.split(), sys.executable, "-m", "weft_runner", *flags, *(f"--{k}={v}" for k, v in other_host.items()))
+    ports = {"listen": settings.listen, "kv-listen": settings.kv_listen}  # where the other host reaches them
+    return main([*flags, "--host=0/2", *(f"--{k}={here}:{at.rpartition(':')[2]}" for k, at in ports.items())])
 
 
 if __name__ == "__main__":

@@ -94,7 +94,7 @@ def runner_children(pool: Pool, group: Group, base_digest: str, defaults: Runner
         group, runner_config(pool, base_digest, group), defaults, labels={**_labels(ref), **own},
         account=child_name(ref.name, SHARED), drain_s=pool.spec.drain_seconds,
         leader=f"{name}-0.{service}.{ref.namespace}.svc",
-        ranks_per_pod=split.tensor * split.pipeline // split.pods_per_runner,
+        pods=split.pods_per_runner, ranks_per_pod=split.tensor * split.pipeline // split.pods_per_runner,
     )  # fmt: skip
     spec = {
         "serviceName": service,

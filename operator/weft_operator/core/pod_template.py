@@ -30,7 +30,7 @@ AFTER_DRAIN_S = 30  # beyond the pool's drain time, before a pod is killed
 
 def pod_template(
     group: Group, launch: RunnerConfig, defaults: RunnerDefaults, *, labels: Mapping[str, str], account: str,
-    drain_s: float, leader: str = "", ranks_per_pod: int = 1,
+    drain_s: float, leader: str = "", pods: int = 1, ranks_per_pod: int = 1,
 ) -> Json:  # fmt: skip
     """The PodTemplateSpec of a group's Deployment, or of a runner's StatefulSet: `leader` is its first pod's name."""
     template = group.template
@@ -48,7 +48,7 @@ def pod_template(
         "terminationGracePeriodSeconds": ceil(drain_s) + AFTER_DRAIN_S,
     }
     volumes, mounts = _launch_volumes(launch, ranks_per_pod)
-    args = arguments(launch, defaults, leader, ranks_per_pod)
+    args = arguments(launch, defaults, leader, pods)
     volumes = _volumes(defaults, volumes)
     container = _container(template, args, defaults, volumes, mounts, ranks=bool(leader))
     made = {"metadata": _given(metadata), "spec": {**shared, **_pod(template, container, defaults, volumes, labels)}}
@@ -100,14 +100,9 @@ def _resources(resources: Object, volumes: list[Json]) -> Json:
     }
 
 
-def arguments(launch: RunnerConfig, defaults: RunnerDefaults, leader: str = "", ranks_per_pod: int = 1) -> list[str]:
+def arguments(launch: RunnerConfig, defaults: RunnerDefaults, leader: str = "", pods: int = 1) -> list[str]:
     """The flags of `python -m weft_runner` in a pod. `$(POD_IP)` and the like are filled in by the kubelet."""
-    ranks = {
-        "host-index": "$(POD_INDEX)",
-        "ranks-per-host": ranks_per_pod,
-        "ranks-listen": f"$(POD_IP):{RANKS_PORT}",
-        "leader": f"{leader}:{RANKS_PORT}",
-    }
+    ranks = {"host": f"$(POD_INDEX)/{pods}", "leader": f"{leader}:{RANKS_PORT}"}
     flags = {
         "listen": f"0.0.0.0:{GRPC_PORT}",
         "advertise": f"$(POD_IP):{GRPC_PORT}",

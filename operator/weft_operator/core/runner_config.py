@@ -47,13 +47,9 @@ def _offload_flags(offload: Offload, *, sparse: bool) -> Flags:
     flags: Flags = {"dtype": offload.weights}
     if offload.kv != "bf16":
         flags["kv-dtype"] = offload.kv
-    flags["offload-policy"] = "auto"
     if sparse:
         flags["sparse-attention"] = TOP_SHARE
-    flags["offload-device-bytes"] = int(amount(offload.device_bytes))
-    if host_bytes := int(amount(offload.host_bytes or 0)):
-        flags["offload-host-bytes"] = host_bytes
-    if offload.disk_bytes is not None:
-        flags["offload-disk-bytes"] = int(amount(offload.disk_bytes))
-    flags["offload-disk-path"] = offload.disk_path
+    budgets = {"device": offload.device_bytes, "host": offload.host_bytes, "disk": offload.disk_bytes}
+    given = [f"{name}={int(amount(most))}" for name, most in budgets.items() if most is not None]
+    flags["offload"] = ",".join([*given, f"path={offload.disk_path}"])
     return flags

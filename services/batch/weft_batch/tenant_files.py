@@ -33,11 +33,11 @@ class TenantQuotas:
     """Quotas of a tenant, and bounds of a batch: constants, but for `tenant_bytes`, which depends on the volume."""
 
     max_lines: int = 50_000  # of a batch, as at OpenAI
-    max_line_bytes: int = 1 << 20  # a line is read whole; so many tokens are more than a model's context
+    max_line_bytes: int = 1 << 20  # a line is read whole; so much text is more than most contexts
     max_file_bytes: int = MAX_FILE_BYTES
     tenant_bytes: int = 10 << 30  # of all files, outputs included
     tenant_files: int = 1_000  # outputs included: what a list of them, and a sweep, goes through
-    tenant_batches: int = 64  # that have not ended: each is looked at when a line's turn is decided
+    tenant_batches: int = 64  # that have not ended: more would wait for each other
 
 
 class TenantFiles:

@@ -32,7 +32,7 @@ from weft_runner.offload.machine import MachineRates
 from weft_runner.offload.plan import OffloadPlan, plan_of
 from weft_runner.parallel.grid import RankGrid
 from weft_runner.parallel.worker_group import GatherRanks
-from weft_runner.settings import CPU_PAGE, KV_PAGES, RunnerSettings
+from weft_runner.settings import CPU_PAGE, KV_PAGES, OffloadByHand, RunnerSettings
 
 if TYPE_CHECKING:
     from weft_runner.parallel.process_group import TorchRanks
@@ -43,7 +43,7 @@ class ModelSource:
     """The model to compute, and how many threads may (of each rank). `stopping`: asked while weights load.
 
     `gather`: where the ranks of a split model are on other hosts. `runner`: who it is, for others. `policy`: by which
-    it offloads (None: as many weights stay as fit, or as --offload-plan says). `progress`: of this process's weights.
+    it offloads (None: as many weights stay as fit, or as a plan by hand says). `progress`: of this process's weights.
     """
 
     spec: ModelSpec
@@ -69,7 +69,7 @@ def cpu_executor(settings: RunnerSettings, base: ModelSource) -> Executor:
     part = Partition(base.spec)
     if reason := native_unavailable(settings, [part]):
         raise NativeUnavailable(reason)
-    if settings.offload_device_bytes:
+    if settings.offload.device_bytes:
         check_budgets(settings)
     else:
         check_memory_for(settings, base, settings.dtype)
@@ -84,7 +84,7 @@ def cpu_part(
     Raises WeightsInvalid, StoppedAtStart; where weights are offloaded OutOfMemory, DiskUnusable.
     """
     library = load()
-    if settings.offload_device_bytes:
+    if settings.offload.device_bytes:
         return OffloadExecutor(
             library,
             open_checkpoint(base.files, base.spec, base.stopping, base.progress),
@@ -117,7 +117,7 @@ def cpu_part(
 def native_unavailable(settings: RunnerSettings, parts: Sequence[Partition]) -> str:
     """Why the native executor cannot compute these parts; empty when it can."""
     if settings.page_tokens % CPU_PAGE:
-        return f"--page-tokens {settings.page_tokens} is no multiple of {CPU_PAGE}"
+        return f"a page of {settings.page_tokens} tokens is no multiple of {CPU_PAGE}"
     if reason := next(filter(None, map(unsupported_reason, parts)), ""):
         return reason
     if settings.kv_dtype == "int4" and not int4_kv_group(head_dim := parts[0].local.head_dim):
@@ -138,23 +138,24 @@ def most_slots(settings: RunnerSettings) -> int:
 
 def offload_budget_of(settings: RunnerSettings, policy: OffloadPolicy | None, rank: int) -> OffloadBudget:
     """Raises PolicyInvalid."""
-    plan = None if policy is None else policy.plans.get(rank)
-    if settings.offload_plan is not None:
-        plan = _read_plan(settings.offload_plan, settings)
-    batch_tokens = settings.offload_batch_tokens if plan is None else plan.batch_tokens
+    plan, budget = None if policy is None else policy.plans.get(rank), settings.offload
+    by_hand = settings.by_hand or OffloadByHand()
+    if by_hand.plan is not None:
+        plan = _read_plan(by_hand.plan, settings)
+    batch_tokens = by_hand.batch_tokens if plan is None else plan.batch_tokens
     return OffloadBudget(
-        device_bytes=settings.offload_device_bytes,
-        disk_bytes=settings.offload_disk_bytes,
+        device_bytes=budget.device_bytes,
+        disk_bytes=budget.disk_bytes,
         path=offload_folder(settings),
         base=settings.base_digest,
         micro_batch=max(1, min(batch_tokens, settings.max_batch_tokens)),
         max_tokens=settings.max_batch_tokens,
         max_sequences=settings.max_sequences,
         max_rank=settings.max_rank,
-        share=settings.offload_weights_share,
-        host_bytes=settings.offload_host_bytes,
-        kv_disk_pages=settings.offload_kv_disk_pages,
-        kv_host_pages=settings.offload_kv_host_pages,
+        share=by_hand.weights_share,
+        host_bytes=budget.host_bytes,
+        kv_disk_pages=by_hand.kv_disk_pages,
+        kv_host_pages=by_hand.kv_host_pages,
         in_flight=settings.hosts,
         plan=plan,
         machine=None if policy is None else policy.machines[rank],
@@ -163,7 +164,7 @@ def offload_budget_of(settings: RunnerSettings, policy: OffloadPolicy | None, ra
 
 def offload_folder(settings: RunnerSettings) -> Path:
     """Where packed weights lie, and what was measured."""
-    return settings.offload_disk_path or settings.data_dir / "offload"
+    return settings.offload.path or settings.data_dir / "offload"
 
 
 def _read_plan(path: Path, settings: RunnerSettings) -> OffloadPlan:
@@ -171,23 +172,23 @@ def _read_plan(path: Path, settings: RunnerSettings) -> OffloadPlan:
     try:
         plan = plan_of(json.loads(path.read_bytes()))
     except (OSError, ValueError) as error:
-        raise PolicyInvalid(f"--offload-plan {path}: {error}") from error
+        raise PolicyInvalid(f"{path}: {error}") from error
     if (weights := plan.formats.weights) != settings.dtype:
-        raise PolicyInvalid(f"--offload-plan {path} is of {weights} weights, not of --dtype {settings.dtype}")
+        raise PolicyInvalid(f"{path} is of {weights} weights, not of --dtype {settings.dtype}")
     if (plan.formats.kv == "int4") != (settings.kv_dtype == "int4"):
-        raise PolicyInvalid(f"--offload-plan {path} is of {plan.formats.kv} KV, not of --kv-dtype {settings.kv_dtype}")
+        raise PolicyInvalid(f"{path} is of {plan.formats.kv} KV, not of --kv-dtype {settings.kv_dtype}")
     return plan
 
 
 def check_budgets(settings: RunnerSettings) -> None:
     """Raises OutOfMemory: the ranks of this host have budgets that it has no memory for."""
-    own = settings.offload_device_bytes + settings.offload_host_bytes
-    _check_own(settings, "--offload-device-bytes and --offload-host-bytes", own)
+    own = settings.offload.device_bytes + settings.offload.host_bytes
+    _check_own(settings, "--offload device and host", own)
 
 
 def check_host(settings: RunnerSettings) -> None:
     """The same of runners on GPUs, which have the rest. Raises OutOfMemory."""
-    _check_own(settings, "--offload-host-bytes", settings.offload_host_bytes)
+    _check_own(settings, "--offload host", settings.offload.host_bytes)
 
 
 def _check_own(settings: RunnerSettings, what: str, own: int) -> None:
@@ -232,7 +233,7 @@ def container_pages(settings: RunnerSettings, spec: ModelSpec) -> int:
     grid = RankGrid(settings.pipeline_parallel, settings.tensor_parallel)
     parts = [part_of(spec, grid, rank) for rank in range(grid.size)]
     native = settings.executor != "reference" and not native_unavailable(settings, parts)
-    own, kind = parts[: len(settings.ranks_here)] if settings.ranks_listen else (), "reference"
+    own, kind = parts[: len(settings.ranks_here)] if settings.hosts > 1 else (), "reference"
     if native:
         kind = settings.dtype
     return fitting_pages(

@@ -60,7 +60,7 @@ def settle_limits(settings: RunnerSettings, spec: ModelSpec) -> RunnerSettings:
     One that is given bounds the other: each running sequence needs a token an iteration. Raises ExecutorUnavailable.
     """
     narrowed, of_gpus = _narrowed(settings), None
-    if not settings.offload_device_bytes:
+    if not settings.offload.device_bytes:
         of_gpus = _on_gpus(narrowed, lambda: _gpu_limits(narrowed, spec))
     found, host = of_gpus or (WITHOUT_GPU, HOST_MIB)
     sequences = settings.max_sequences or min(found.sequences, settings.max_batch_tokens or found.sequences)
@@ -86,7 +86,7 @@ def settle_kv_pages(settings: RunnerSettings, spec: ModelSpec) -> RunnerSettings
 
     Raises ExecutorUnavailable, KvCacheTooSmall.
     """
-    if settings.kv_pages or settings.offload_device_bytes:
+    if settings.kv_pages or settings.offload.device_bytes:
         return settings
     narrowed = _narrowed(settings)
     pages = _on_gpus(narrowed, lambda: _gpu_pages(narrowed, spec))
@@ -170,7 +170,8 @@ def _reference(settings: RunnerSettings, base: ModelSource) -> Executor:
 
 def _narrowed(settings: RunnerSettings) -> RunnerSettings:
     """To the one executor that has what is asked for, where only one has."""
-    if settings.offload_kv_disk_pages or settings.kv_dtype == "int4" or settings.sparse_attention:
+    on_disk = settings.by_hand is not None and settings.by_hand.kv_disk_pages
+    if on_disk or settings.kv_dtype == "int4" or settings.sparse_attention:
         return replace(settings, executor="cpu")
     return replace(settings, executor="cuda") if settings.attention == "flashinfer" else settings
 

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import uvloop
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:  # torch is imported late
 log = logging.getLogger(__name__)
 
 
-def main(argv: list[str] | None = None, wrap: "WrapExecutor | None" = None) -> int:
+def main(argv: list[str] | None = None, wrap: "WrapExecutor | None" = None, **overrides: Any) -> int:
     """Exit codes: 0 drained, 1 failed, 2 wrong flags, an address in use or a busy data directory.
 
-    `wrap`: around the executor, for a benchmark's own runner; no flag and no variable sets it.
+    `wrap`: around the executor, and `overrides`: settings, for a benchmark's own runner; no flag or variable sets them.
     """
-    settings = parse_settings(argv)
+    settings = parse_settings(argv, **overrides)
     configure("runner", level=settings.log_level, fmt=settings.log_format)
     try:
         with lock_data_dir(settings.data_dir, "runner"):
@@ -48,12 +48,12 @@ def _serve_rank(settings: RunnerSettings, tls: Tls | None) -> int:
     """The first rank of another host. Raises RunnerError, CannotStart."""
     from weft_runner.executors import require_torch
 
-    require_torch("--host-index")
+    require_torch("--host")
 
     from weft_runner.parallel.hosts import local_ranks
     from weft_runner.shell.depot import DepotSource
     from weft_runner.shell.engine_factory import machine_here
-    from weft_runner.shell.process import fetch_base
+    from weft_runner.shell.process import BASE_WAIT_S, fetch_base
     from weft_runner.shell.rank_link import Prepared, serve_rank
     from weft_runner.worker.loop import OwnHost, serve
 
@@ -64,7 +64,7 @@ def _serve_rank(settings: RunnerSettings, tls: Tls | None) -> int:
                 settings.depot, settings.blobs, settings.base_digest, stopping, tls=tls,
                 shared=settings.model_cache is not None,
             )  # fmt: skip
-            files = fetch_base(source, settings.base_wait_s, stopping)
+            files = fetch_base(source, BASE_WAIT_S, stopping)
             machine = machine_here(settings, files)
             ending.enter_context(local_ranks(settings, files, _end_as_lost))
             return partial(serve, own=OwnHost(settings, files)), machine
@@ -86,7 +86,7 @@ def _end(code: int) -> NoReturn:
 
 def _run(settings: RunnerSettings, wrap: "WrapExecutor | None") -> int:
     tls = load_tls(settings.tls_dir, "runner")
-    if settings.host_index:
+    if settings.host.index:
         _end(_serve_rank(settings, tls))
     listen(settings.listen, "--listen").close()  # an address in use fails at once, before any weight is loaded
     if settings.kv_listen:

@@ -84,14 +84,14 @@ def split_executor(settings: RunnerSettings, base: ModelSource) -> Executor:
     parts, device = [part_of(spec, grid, rank) for rank in range(grid.size)], "cpu"
     if settings.executor == "cuda":
         device = _check_gpus(settings, parts)
-        if settings.offload_device_bytes:
+        if settings.offload.device_bytes:
             check_host(settings)
     else:
         kind = settings.dtype if settings.executor == "cpu" else "reference"
-        if settings.offload_device_bytes:
+        if settings.offload.device_bytes:
             check_budgets(settings)
         else:
-            own = parts[: len(settings.ranks_here)] if settings.ranks_listen else ()
+            own = parts[: len(settings.ranks_here)] if settings.hosts > 1 else ()
             check_memory_for(settings, base, kind, grid, own)
     if settings.executor == "cpu" and (why := native_unavailable(settings, parts)):
         raise ExecutorUnavailable(f"--executor cpu: {why}")
@@ -99,10 +99,10 @@ def split_executor(settings: RunnerSettings, base: ModelSource) -> Executor:
     start = {"settings": settings, "spec": spec, "files": files, "threads": base.threads, "device": device,
              "runner": base.runner, "policy": base.policy}  # fmt: skip
     own = partial(make_partition, settings, base)
-    gather = base.gather if settings.ranks_listen else None
-    patience_s = OFFLOADED_PATIENCE_S if settings.offload_device_bytes else PATIENCE_S
+    gather = base.gather if settings.hosts > 1 else None
+    patience_s = OFFLOADED_PATIENCE_S if settings.offload.device_bytes else PATIENCE_S
     ranks = launch_ranks(grid, start, own, base.stopping, patience_s=patience_s, gather=gather)
-    if settings.offload_device_bytes:
+    if settings.offload.device_bytes:
         executor = OffloadedPipeline(spec, ranks, settings.hosts)
     else:
         executor = PipelineParallelExecutor(spec, ranks) if grid.stages > 1 else TensorParallelExecutor(spec, ranks)
@@ -124,7 +124,7 @@ def cuda_executor(settings: RunnerSettings, base: ModelSource) -> Executor:
     _limit_operators(base)
     found = find_gpu()
     _check_gpu(settings, found, Partition(base.spec))
-    if settings.offload_device_bytes:
+    if settings.offload.device_bytes:
         check_host(settings)
     return _cuda_part(settings, base, found, Partition(base.spec), SingleProcessGroup())
 
@@ -200,7 +200,7 @@ def _pages_of(settings: RunnerSettings, found: Gpu, part: Partition) -> int:
 def _check_gpu(settings: RunnerSettings, found: Gpu, part: Partition) -> None:
     """Raises GpuUnavailable, OutOfMemory."""
     _check_kernels(settings, found, part)
-    if settings.offload_device_bytes:
+    if settings.offload.device_bytes:
         return  # its budgets are compared with what there is as it is made
     check_memory(_gpu_needs(settings, found, part), found.available if found.is_real else available_memory())
 
@@ -236,7 +236,7 @@ def _cuda_part(
     from weft_kernels.triton import int4  # not where torch comes without Triton
     from weft_runner.model.cuda.executor import CudaExecutor
 
-    if settings.offload_device_bytes:
+    if settings.offload.device_bytes:
         return _cuda_offload(settings, base, found, part, rank)
     dtype, pack = DTYPES[settings.dtype], int4.pack if settings.dtype == "int4" else None
     weights = load_weights(

@@ -200,7 +200,7 @@ import sys
 from weft_runner.parallel import worker_group
 worker_group.PATIENCE_S = {NEVER_S}
 from weft_runner.main import main
-sys.exit(main())
+sys.exit(main(profile=False))
 """
 
 
@@ -224,7 +224,7 @@ def runner_of(
 def flags_of(depot: Any, files: dict[str, Path], data: Path, how: str, ports: list[int]) -> list[str]:
     port, probes = ports
     flags = {"listen": f"127.0.0.1:{port}", "probes": f"127.0.0.1:{probes}", "supervisor": "127.0.0.1:1"}
-    flags |= {"depot": depot.url, "data-dir": str(data), "pool": "a/b", "executor": "reference", "profile": "off"}
+    flags |= {"depot": depot.url, "data-dir": str(data), "pool": "a/b", "executor": "reference"}
     flags |= {"base-digest": depot.publish("model", files["config.json"].parent), how.replace("_", "-"): "2"}
     return [f"--{name}={value}" for name, value in flags.items()]
 

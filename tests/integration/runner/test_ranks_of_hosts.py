@@ -28,7 +28,7 @@ from harness.processes import started
 from harness.random_models import FAMILIES, OracleModel, write_adapters, write_base
 from harness.ranks import base_of, settings_of, staged
 from harness.small_runner import Depot
-from harness.split_models import ADAPTERS, PAGE_TOKENS, PAGES, SIZES, steps_of
+from harness.split_models import ADAPTERS, PAGES, SIZES, steps_of
 from harness.waiting import PATIENCE_S, wait_until
 from weft.wire.tls import Tls
 from weft_kernels.plan import SegmentPlan
@@ -52,7 +52,6 @@ native_library()
 FLAGS: dict[str, Any] = {
     "executor": "cpu",
     "kv_pages": PAGES,
-    "page_tokens": PAGE_TOKENS,
     "max_adapters": len(ADAPTERS),
 }
 GRID = {"pipeline_parallel": 2, "tensor_parallel": 2}
@@ -94,10 +93,10 @@ def runner_of(
 ) -> Iterator[Runner]:
     """Half of the hosts are behind the cable. Each has the base on a disk of its own: the depot is not there."""
     digest = depot.publish("model", model.folder / "base")
-    port, *probes = free_ports(RANKS // ranks_per_host)
+    port, *probes = free_ports(count := RANKS // ranks_per_host)
     shared = {
-        **FLAGS, **GRID, "ranks_per_host": ranks_per_host, "tls_dir": certificates, "base_digest": digest,
-        "pool": "team/demo", "depot": "https://depot:1",
+        **FLAGS, **GRID, "tls_dir": certificates, "base_digest": digest, "pool": "team/demo",
+        "depot": "https://depot:1", "leader": f"{hosts.address}:{port}",
     }  # fmt: skip
     with ExitStack() as stack:
         others: list[subprocess.Popen[bytes]] = []
@@ -106,12 +105,12 @@ def runner_of(
             DepotSource(depot.url, folder / "blobs", digest, lambda: False).base()
             own = {
                 **shared, "listen": "127.0.0.1:1", "supervisor": "127.0.0.1:1", "probes": f"127.0.0.1:{probe}",
-                "data_dir": folder, "host_index": index, "leader": f"{hosts.address}:{port}",
+                "data_dir": folder, "host": f"{index}/{count}",
             }  # fmt: skip
             words = [f"--{name.replace('_', '-')}={value}" for name, value in own.items()]
             where = hosts.enter if 2 * index > len(probes) else ()
             others.append(stack.enter_context(started(*where, sys.executable, "-m", "weft_runner", *words)))
-        settings = settings_of(**shared, ranks_listen=f"{hosts.address}:{port}")
+        settings = settings_of(**shared, host=f"0/{count}", advertise=f"{hosts.address}:1")
         base = base_of(model.files)
         stopping = threading.Event()
         gather = gather_ranks(settings, Tls(certificates, "runner"), stopping.set)
@@ -161,13 +160,13 @@ def test_each_host_of_an_offloading_pipeline_measures_itself_and_its_stages_repo
     files, _ = (source.base() for source in sources)
     shared = {
         "executor": "cpu", "pipeline_parallel": 2, "tls_dir": certificates, "base_digest": digest, "pool": "team/demo",
-        "depot": "https://depot:1", "offload_policy": "auto", "offload_device_bytes": 8 << 20, "kv_pages": 0,
-        "max_sequences": 0, "max_batch_tokens": 0, "profile": "off",
+        "depot": "https://depot:1", "offload": f"device={8 << 20}", "kv_pages": 0, "max_sequences": 0,
+        "max_batch_tokens": 0, "leader": f"{hosts.address}:{port}",
     }  # fmt: skip
-    settings = settings_of(**shared, data_dir=folders[0], ranks_listen=f"{hosts.address}:{port}")
+    settings = settings_of(**shared, data_dir=folders[0], host="0/2", advertise=f"{hosts.address}:1", profile=False)
     own = {
         **shared, "listen": "127.0.0.1:1", "supervisor": "127.0.0.1:1", "probes": f"127.0.0.1:{probe}",
-        "data_dir": folders[1], "host_index": 1, "leader": f"{hosts.address}:{port}",
+        "data_dir": folders[1], "host": "1/2",
     }  # fmt: skip
     words = [f"--{name.replace('_', '-')}={value}" for name, value in own.items()]
     with started(*hosts.enter, sys.executable, "-m", "weft_runner", *words) as other:
@@ -215,7 +214,7 @@ def test_sigterm_counts_while_the_main_thread_is_in_a_call_that_does_not_return(
 @pytest.mark.slow
 def test_rank_0_does_not_wait_for_a_rank_of_its_own_host_that_has_ended(tmp_path: Path) -> None:
     (port,) = free_ports(1)
-    settings = settings_at(port, ranks_per_host=2, tls_dir=tmp_path, depot="https://d:1")  # no certificates
+    settings = settings_at(port, tensor_parallel=4, tls_dir=tmp_path, depot="https://d:1")  # no certificates
     with pytest.raises(ExecutorLost, match=r"rank 1 \(pid \d+\), started here, ended with 1, see its log"):
         gather_ranks(settings, None)(2, {}, lambda: False)
 
@@ -228,7 +227,7 @@ def test_the_first_rank_of_a_host_ends_with_one_that_it_has_started(
     digest = depot.publish("model", model.folder / "base")
     leader, probe = free_ports(2)
     flags = {
-        "tensor_parallel": 4, "ranks_per_host": 2, "host_index": 1, "leader": f"127.0.0.1:{leader}",
+        "tensor_parallel": 4, "host": "1/2", "leader": f"127.0.0.1:{leader}",
         "data_dir": tmp_path, "pool": "team/demo", "depot": depot.url, "base_digest": digest, "listen": "127.0.0.1:1",
         "supervisor": "127.0.0.1:1", "probes": f"127.0.0.1:{probe}", **FLAGS,
     }  # fmt: skip
@@ -266,7 +265,8 @@ def listening(settings: RunnerSettings, tls: Tls | None) -> Iterator[tuple[str, 
 
 
 def settings_at(port: int, **flags: object) -> RunnerSettings:
-    return settings_of(tensor_parallel=2, ranks_listen=f"127.0.0.1:{port}", pool="team/demo", **flags)
+    where = {"tensor_parallel": 2, "host": "0/2", "leader": f"127.0.0.1:{port}", "pool": "team/demo"}
+    return settings_of(**where | flags)
 
 
 RATES = MachineRates(1e9, 5e8, 1e10, 1e10, 2e10, 1e10, 1e10, 1e11, {"bf16": ((1, 1e-10), (16, 3e-10))})
@@ -305,9 +305,7 @@ def test_a_certificate_of_another_role_or_namespace_is_no_rank(
     certificate, key = authority.issue(*names)
     theirs = mount(tmp_path / "theirs", {"tls.crt": certificate, "tls.key": key, "ca.crt": authority.pem})
     own = authority.folder(tmp_path / "own", "runner")
-    settings = settings_of(
-        tensor_parallel=2, ranks_listen=f"127.0.0.1:{port}", pool="team/demo", tls_dir=own, depot="https://d:1"
-    )
+    settings = settings_at(port, tls_dir=own, depot="https://d:1")
     role = "gateway" if kind == "another role" else "runner"
     with listening(settings, Tls(own, "runner")) as address:
         end = wait_for(address)

@@ -25,6 +25,7 @@ import grpc.aio
 import pytest
 
 from harness.blobs import check_blobs
+from harness.other_constants import NO_OTHERS, command
 from harness.ports import free_addresses
 from harness.processes import started
 from harness.small_runner import SMALL, Depot, World, serving_depot
@@ -135,12 +136,14 @@ class Running:
 
 
 @contextmanager
-def running(depot_url: str, supervisor: str, base: str, data_dir: Path, *flags: str) -> Iterator[Running]:
+def running(
+    depot_url: str, supervisor: str, base: str, data_dir: Path, *flags: str, **chosen: Any
+) -> Iterator[Running]:
     address, probes = free_addresses(2)
     named = {"listen": address, "probes": probes, "supervisor": supervisor, "depot": depot_url, "data-dir": data_dir}
     named |= {"pool": "default/small", "model-name": "small-base", "base-digest": base}
-    command = [sys.executable, "-m", "weft_runner", *(f"--{name}={value}" for name, value in named.items()), *flags]
-    with started(*command) as process:
+    runner = command("weft_runner", {"weft_runner.main:parse_settings": chosen} if chosen else NO_OTHERS)
+    with started(*runner, *(f"--{name}={value}" for name, value in named.items()), *flags) as process:
         yield Running(process, address, probes)
 
 
@@ -230,10 +233,10 @@ class Shared:
 def shared(long_world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
     (where,) = free_addresses(1)
     data = tmp_path_factory.mktemp("shared") / "data"
-    flags = (f"--kv-pages={PAGES}", "--profile=off", "--name=pod-7", "--host-mib=1")
+    flags = (f"--kv-pages={PAGES}", "--name=pod-7")
     with serving_depot() as depot:
         base = depot.publish("model", long_world.base)
-        with running(depot.url, where, base, data, *flags) as runner:
+        with running(depot.url, where, base, data, *flags, profile=False, host_mib=1) as runner:
             yield Shared(runner, where, depot, long_world)
 
 
@@ -327,7 +330,7 @@ async def test_every_executor_gives_the_same_tokens_over_the_wire_and_a_runner_s
         if flags[0] == "--executor=cpu":
             hide_torch(tmp_path / "site", monkeypatch)
         async with supervised() as (supervisor, where):
-            with running(depot.url, where, base, tmp_path / "data", "--profile=off", *flags) as runner:
+            with running(depot.url, where, base, tmp_path / "data", *flags, profile=False) as runner:
                 await supervisor.until(lambda: bool(supervisor.states))
                 assert supervisor.hellos[0].numerics_class.startswith(flags[0].partition("=")[2])
                 lives.append(supervisor.hellos[0].runner)
@@ -375,7 +378,7 @@ async def test_a_runner_finds_what_its_disk_has_damaged_and_answers_as_before(ne
             path.write_bytes(damage(path.read_bytes()))
         before = len(depot.requests)
         async with supervised() as (supervisor, where):
-            with running(depot.url, where, base, tmp_path / "data", "--profile=off", "--max-adapters=1") as runner:
+            with running(depot.url, where, base, tmp_path / "data", "--max-adapters=1", profile=False) as runner:
                 await supervisor.until(lambda: bool(supervisor.states))
                 supervisor.order(*adapters)
                 async with Gateway(runner.address, supervisor.hellos[0].runner.incarnation) as gateway:

@@ -177,13 +177,13 @@ def test_a_pool_that_offloads_starts_its_runners_with_the_budgets_and_a_volume_o
     manifest = stored(pool_object(memory={"offload": offload}, parallelism=parallelism, advanced=sparse))
     wanted = runner_config(parse_pool(manifest), BASE)
     settings = parse_settings([f"--{name}={value}" for name, value in (ADDRESSES | dict(wanted.flags)).items()])
-    assert (settings.offload_device_bytes, settings.offload_disk_bytes) == (4 << 30, 20 << 30)
-    assert settings.offload_host_bytes == 1 << 30
-    assert (str(settings.offload_disk_path), settings.dtype, settings.kv_dtype) == ("/mnt/weft", "int4", "int4")
+    assert (settings.offload.device_bytes, settings.offload.disk_bytes) == (4 << 30, 20 << 30)
+    assert settings.offload.host_bytes == 1 << 30
+    assert (str(settings.offload.path), settings.dtype, settings.kv_dtype) == ("/mnt/weft", "int4", "int4")
     limits = {name: manifest["spec"]["advanced"].pop(name) for name in ("kvPages", "maxSequences", "maxBatchTokens")}
     free = dict(runner_config(parse_pool(manifest), BASE).flags)
     found = parse_settings([f"--{name}={value}" for name, value in (ADDRESSES | free).items()])
-    assert (found.offload_policy, found.kv_pages, found.max_sequences, found.max_batch_tokens) == ("auto", 0, 0, 0)
+    assert (found.finds_policy, found.kv_pages, found.max_sequences, found.max_batch_tokens) == (True, 0, 0, 0)
     manifest["spec"]["advanced"] |= limits
     assert (settings.kv_pages, settings.max_sequences, settings.max_batch_tokens) == (1024, 32, 512)
     assert settings.sparse_attention == 0.1

@@ -52,7 +52,7 @@ def test_why_there_is_none_is_told(machine, made, why):
     ("changed", "dtype", "page_tokens", "why"),
     [
         ({}, "int8", 16, "--dtype int8"),
-        ({}, "bf16", 24, "--page-tokens 24"),
+        ({}, "bf16", 24, "pages of 24 tokens"),
         ({"head_dim": 48}, "bf16", 16, "head_dim 48"),
         ({"intermediate_size": 100}, "bf16", 16, "intermediate_size 100"),
         ({"intermediate_size": 8192}, "bf16", 16, "a row of an adapter takes 8192 numbers"),

@@ -44,7 +44,7 @@ from weft_runner.offload.search import PolicySearch, find_plan
 from weft_runner.offload.serving import serving_limits
 from weft_runner.offload.solver import relax
 from weft_runner.offload.wire import spec_json
-from weft_runner.settings import parse_settings
+from weft_runner.settings import OffloadByHand, parse_settings
 from weft_runner.shell.metrics import OffloadMetrics
 from weft_runner.shell.offload_policy import settle_offload
 
@@ -435,17 +435,16 @@ def flags(folder: Path, **more: Any) -> list[str]:
 def test_the_flags_of_a_runner_make_one(files_of: Files, tmp_path: Path, made: Kept) -> None:
     files = files_of()
     spec = read_spec(files["config.json"])
-    asked = parse_settings(flags(tmp_path, offload_device_bytes=2_000_000, offload_host_bytes=1 << 20))
+    asked = parse_settings(flags(tmp_path, offload=f"device=2000000,host={1 << 20}"), by_hand=OffloadByHand())
     executor = make_executor(asked, ModelSource(spec, files, 1))
     assert isinstance(executor, OffloadCudaExecutor)
     assert isinstance(executor, Offloading)
     made.append(executor)
     assert executor.placement.device_bytes <= 2_000_000
     with pytest.raises(PolicyInvalid):
-        make_executor(replace(asked, offload_plan=tmp_path / "none"), ModelSource(spec, files, 1))
-    for wrong in ({"offload_kv_disk_pages": 3}, {"tensor_parallel": 2}):
-        with pytest.raises(SystemExit):
-            parse_settings(flags(tmp_path, offload_device_bytes=1, **wrong))
+        make_executor(replace(asked, by_hand=OffloadByHand(plan=tmp_path / "none")), ModelSource(spec, files, 1))
+    with pytest.raises(SystemExit):
+        parse_settings(flags(tmp_path, offload="device=1", tensor_parallel=2))
 
 
 @pytest.mark.slow
@@ -457,8 +456,7 @@ def test_a_runner_measures_its_gpu_and_the_policy_that_it_finds_is_one_that_runs
     caplog.set_level("INFO")
     files = files_of()
     spec, unset = read_spec(files["config.json"]), dict.fromkeys(("kv_pages", "max_sequences", "max_batch_tokens"), 0)
-    limits = {"offload_policy": "auto", "offload_device_bytes": 540_000, "offload_host_bytes": 120_000, **unset}
-    asked = parse_settings(flags(tmp_path, **limits))
+    asked = parse_settings(flags(tmp_path, offload="device=540000,host=120000", **unset))
     settled, policy = settle_offload(asked, spec, threads=1)
     assert policy is not None
     plan, machine = policy.plans[0], policy.machines[0]
@@ -480,7 +478,7 @@ def test_a_runner_measures_its_gpu_and_the_policy_that_it_finds_is_one_that_runs
     assert settle_offload(asked, spec, threads=1) == (settled, policy)
     assert "the machine was measured before" in caplog.messages
     with pytest.raises(NoPolicyFits, match=r"the host has 0 bytes, \d+ too few"):
-        settle_offload(replace(asked, offload_host_bytes=0), spec, threads=1)
+        settle_offload(replace(asked, offload=replace(asked.offload, host_bytes=0)), spec, threads=1)
 
 
 def test_who_plans_gets_what_a_gpu_was_measured_to_do(

@@ -155,11 +155,3 @@ def test_a_share_that_is_none_ends_the_start(fraction, capsys):
     with pytest.raises(SystemExit):
         settings_of(kv_memory_fraction=fraction)
     assert "--kv-memory-fraction" in capsys.readouterr().err
-
-
-def test_an_offloading_runner_without_a_policy_needs_a_number(capsys):
-    settings = settings_of(kv_pages=0)
-    assert settings.kv_pages == 0
-    with pytest.raises(SystemExit):
-        settings_of(kv_pages=0, offload_device_bytes=1 << 20, executor="cpu", page_tokens=16)
-    assert "--kv-pages 0 is for --offload-policy auto" in capsys.readouterr().err

@@ -43,7 +43,7 @@ from weft_runner.model.tiers.packed_file import PackedLayout, packed_file
 from weft_runner.offload.plan import BlockTime, OffloadPlan, PassTime, Usage, WeightTiers, plan_json
 from weft_runner.offload.policy import Budgets, Formats, MemoryTier, Policy, Shares
 from weft_runner.parallel.pipeline import OffloadedPipeline
-from weft_runner.settings import parse_settings
+from weft_runner.settings import OffloadByHand, parse_settings
 from weft_runner.shell.engine_factory import batch_limits
 from weft_runner.shell.metrics import OffloadMetrics
 
@@ -408,8 +408,9 @@ def test_a_damaged_file_is_packed_again_by_name(
 FLAGS = [
     "--listen=127.0.0.1:1", "--probes=127.0.0.1:2", "--supervisor=127.0.0.1:3", "--depot=http://127.0.0.1:4",
     "--pool=a/b", f"--base-digest={BASE}", f"--kv-pages={PAGES}", "--max-sequences=8", "--max-batch-tokens=64",
-    "--dtype=bf16", "--max-adapters=4", "--offload-batch-tokens=8",
+    "--dtype=bf16", "--max-adapters=4",
 ]  # fmt: skip
+LITTLE = OffloadByHand(batch_tokens=8)
 
 
 @pytest.mark.slow
@@ -421,13 +422,16 @@ def test_flags_of_a_runner_make_it_of_one_process_and_of_stages(files_of: Files,
     draws = [SamplingArgs(Sampling(temperature=0.0), 11)]
     expected = plain.sample(plain.run(make_step([prompt])), draws)
     base = ModelSource(spec, files, 1)
-    flags = [*FLAGS, f"--data-dir={tmp_path}", f"--offload-device-bytes={12 << 20}", "--offload-weights-share=0.3"]
-    one = make_executor(parse_settings(flags), base)
+    flags, by_hand = (
+        [*FLAGS, f"--data-dir={tmp_path}", f"--offload=device={12 << 20}"],
+        replace(LITTLE, weights_share=0.3),
+    )
+    one = make_executor(parse_settings(flags, by_hand=by_hand), base)
     assert isinstance(one, OffloadExecutor)
     made.append(one)
     assert 0.0 < one.residency.share <= 0.3
     assert one.sample(one.run(make_step([prompt])), draws) == expected
-    two = make_executor(parse_settings([*flags, "--pipeline-parallel=2"]), base)
+    two = make_executor(parse_settings([*flags, "--pipeline-parallel=2"], by_hand=by_hand), base)
     assert isinstance(two, OffloadedPipeline)
     try:
         assert two.launch(make_step([prompt]), draws).result() == expected
@@ -453,7 +457,9 @@ def test_a_plan_says_which_weights_and_how_much_kv_stay(files_of: Files, tmp_pat
     """
     files = files_of()
     base, path = ModelSource(read_spec(files["config.json"]), files, 1), tmp_path / "plan.json"
-    flags = [*FLAGS, f"--data-dir={tmp_path}", f"--offload-device-bytes={12 << 20}", f"--offload-plan={path}"]
+    asked = parse_settings(
+        [*FLAGS, f"--data-dir={tmp_path}", f"--offload=device={12 << 20}"], by_hand=replace(LITTLE, plan=path)
+    )
     device, disk = MemoryTier.DEVICE, MemoryTier.DISK
     usage = {**PLAN.usage, disk: Usage(kv=24 * 20 << 10)}
     plan = replace(
@@ -461,7 +467,7 @@ def test_a_plan_says_which_weights_and_how_much_kv_stay(files_of: Files, tmp_pat
         activations=disk, policy=replace(PLAN.policy, activations=Shares(0.0, 0.0, 1.0)),
     )  # fmt: skip
     path.write_text(json.dumps(plan_json(plan)))
-    executor = make_executor(parse_settings(flags), base)
+    executor = make_executor(asked, base)
     assert isinstance(executor, OffloadExecutor)
     made.append(executor)
     assert {*executor.residency.resident[:5]} == {(False, True, False, True)}
@@ -477,36 +483,38 @@ def test_a_plan_says_which_weights_and_how_much_kv_stay(files_of: Files, tmp_pat
     ):
         path.write_text(json.dumps(plan_json(wrong)))
         with pytest.raises(PolicyInvalid):
-            make_executor(parse_settings(flags), base)
+            make_executor(asked, base)
 
 
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--offload-plan=x", "--pipeline-parallel=2"], "--offload-plan is for --offload-device-bytes and one rank"),
-        (["--executor=reference"], "--offload-device-bytes is for --executor cpu"),
+        (["--executor=reference"], "--offload is for --executor cpu"),
         (["--tensor-parallel=2"], "split the model by --pipeline-parallel"),
-        (["--offload-weights-share=1.5"], "--offload-weights-share 1.5 is outside 0..1"),
+        (["--offload=host=5"], "'host=5' has no device=BYTES"),
+        (["--offload=device=0"], "'device=0' is not device="),
+        (["--offload=device=5,memory=5"], "'memory=5' is not device="),
+        (["--offload=device=5,path="], "'path=' is not device="),
     ],
 )
 def test_flags_that_do_not_go_together_are_refused(
     flags: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        parse_settings([*FLAGS, f"--data-dir={tmp_path}", "--offload-device-bytes=1000000", *flags])
+        parse_settings([*FLAGS, f"--data-dir={tmp_path}", "--offload=device=1000000", *flags])
     assert said in capsys.readouterr().err
 
 
 def test_a_budget_that_the_machine_does_not_have_is_refused(files_of: Files, tmp_path: Path) -> None:
     files = files_of()
-    flags = [*FLAGS, f"--data-dir={tmp_path}", f"--offload-device-bytes={1 << 49}"]
-    with pytest.raises(OutOfMemory, match="--offload-host-bytes of 1 ranks here"):
+    flags = [*FLAGS, f"--data-dir={tmp_path}", f"--offload=device={1 << 49}"]
+    with pytest.raises(OutOfMemory, match="--offload device and host of 1 ranks here"):
         make_executor(parse_settings(flags), ModelSource(read_spec(files["config.json"]), files, 1))
 
 
 def test_a_pass_from_disk_takes_all_prompts_that_it_can(tmp_path: Path) -> None:
     """It takes as long with one row as with many: to chunk prompts by a token time would gain nothing."""
-    flags = [*FLAGS, f"--data-dir={tmp_path}", "--offload-device-bytes=1000000"]
+    flags = [*FLAGS, f"--data-dir={tmp_path}", "--offload=device=1000000"]
     limits = batch_limits(parse_settings(flags))
     assert (limits.max_prefills, limits.token_time_ms) == (8, math.inf)
     whole = form_batch([Candidate("p", "", 1000)], [Candidate(str(i), "", 1) for i in range(7)], limits)
@@ -646,7 +654,7 @@ def test_a_start_that_is_killed_while_it_packs_leaves_nothing_in_the_way(large: 
 
 
 def test_a_disk_that_is_too_small_is_named_before_anything_is_packed(files_of: Files, tmp_path: Path) -> None:
-    with pytest.raises(DiskUnusable, match="--offload-disk-bytes 1000 is below the"):
+    with pytest.raises(DiskUnusable, match="--offload disk 1000 is below the"):
         offloaded(files_of(), budget(tmp_path, disk_bytes=1000))
     assert not list(tmp_path.glob("*.p*"))
 
@@ -665,7 +673,7 @@ def test_a_full_disk_is_named_and_keeps_nothing(files_of: Files, tmp_path: Path)
 
 
 def test_a_budget_that_cannot_hold_a_layer_is_refused_with_the_numbers(files_of: Files, tmp_path: Path) -> None:
-    with pytest.raises(OutOfMemory, match=r"--offload-device-bytes 100000 is too small: .* for KV and adapters"):
+    with pytest.raises(OutOfMemory, match=r"--offload device 100000 is too small: .* for KV and adapters"):
         offloaded(files_of(), budget(tmp_path, device_bytes=100_000))
 
 

@@ -30,7 +30,14 @@ from weft_runner.offload.search import PolicySearch
 from weft_runner.offload.serving import Sequences, serving_limits
 from weft_runner.offload.wire import solve_ranks
 from weft_runner.parallel.pipeline import PipelineParallelExecutor
-from weft_runner.settings import KV_PAGES, MAX_BATCH_TOKENS, MAX_SEQUENCES, RunnerSettings, parse_settings
+from weft_runner.settings import (
+    KV_PAGES,
+    MAX_BATCH_TOKENS,
+    MAX_SEQUENCES,
+    OffloadByHand,
+    RunnerSettings,
+    parse_settings,
+)
 from weft_runner.shell import offload_policy
 from weft_runner.shell.offload_policy import measured_machine, settle_offload
 
@@ -54,11 +61,14 @@ def files_of(folder: Path) -> dict[str, Path]:
 def settings_of(folder: Path, device_mib: int, **flags: Any) -> RunnerSettings:
     own = {
         "listen": "127.0.0.1:1", "probes": "127.0.0.1:2", "supervisor": "127.0.0.1:3", "depot": "http://127.0.0.1:4",
-        "pool": "a/b", "base-digest": BASE, "data-dir": folder / "data", "offload-disk-path": folder / "disk",
-        "offload-policy": "auto", "offload-device-bytes": device_mib * MIB, "kv-pages": 0, "max-sequences": 0,
-        "max-batch-tokens": 0, "max-rank": 16, **flags,
+        "pool": "a/b", "base-digest": BASE, "data-dir": folder / "data", "kv-pages": 0, "max-sequences": 0,
+        "max-batch-tokens": 0, "max-rank": 16, "offload": f"device={device_mib * MIB},path={folder / 'disk'}", **flags,
     }  # fmt: skip
     return parse_settings([f"--{name.replace('_', '-')}={value}" for name, value in own.items()])
+
+
+def at(settings: RunnerSettings, path: Path) -> RunnerSettings:
+    return replace(settings, offload=replace(settings.offload, path=path))
 
 
 def said(caplog: pytest.LogCaptureFixture, message: str) -> list[dict[str, Any]]:
@@ -71,7 +81,7 @@ def said(caplog: pytest.LogCaptureFixture, message: str) -> list[dict[str, Any]]
     [
         (14, {}),
         (20, {"dtype": "int4", "kv_dtype": "int4"}),
-        pytest.param(20, {"dtype": "int8", "page_tokens": 32}, marks=pytest.mark.long),
+        pytest.param(20, {"dtype": "int8"}, marks=pytest.mark.long),
         pytest.param(40, {"dtype": "fp32", "max_rank": 64}, marks=pytest.mark.long),
         (64, {"max_sequences": 3, "max_batch_tokens": 64, "kv_pages": 100}),
     ],
@@ -111,7 +121,7 @@ def test_a_restart_does_not_measure_again(
     """Each measurement here is of another machine; another base is measured."""
     caplog.set_level("INFO")
     asked, spec = settings_of(folder, 14), read_spec(files_of(folder)["config.json"])
-    asked, products = replace(asked, offload_disk_path=folder / "restart"), {"bf16": ((1, 1e-10), (16, 3e-10))}
+    asked, products = at(asked, folder / "restart"), {"bf16": ((1, 1e-10), (16, 3e-10))}
     (folder / "restart").mkdir()
     disks = itertools.count(1e9, 1e8)
 
@@ -134,13 +144,13 @@ def test_sparse_attention_is_off_where_it_was_measured_not_to_pay(
     folder: Path, caplog: pytest.LogCaptureFixture, rate: float, *, kept: bool
 ) -> None:
     asked, spec = settings_of(folder, 20, sparse_attention=0.1), read_spec(files_of(folder)["config.json"])
-    asked = replace(asked, offload_disk_path=folder / f"sparse-{rate:g}")
+    asked = at(asked, folder / f"sparse-{rate:g}")
     products = {"bf16": ((1, 1e-10), (16, 3e-10))}
     measured = MachineRates(1e9, 5e8, 1e10, 1e10, 2e10, 1e10, 1e10, 1e11, products, sparse_attention=rate)
     identity = rates_identity(f"{load().level} {SOURCES.digest()}", BASE, Formats(), 1)
-    assert asked.offload_disk_path is not None
-    asked.offload_disk_path.mkdir()
-    kept_rates(asked.offload_disk_path, identity, lambda: measured)
+    assert asked.offload.path is not None
+    asked.offload.path.mkdir()
+    kept_rates(asked.offload.path, identity, lambda: measured)
     settings, policy = settle_offload(asked, spec, threads=1)
     assert policy is not None
     assert settings.sparse_attention == (0.1 if kept else 0.0)
@@ -187,7 +197,7 @@ def test_each_stage_of_a_pipeline_has_a_plan_for_its_layers(folder: Path) -> Non
 def test_each_host_of_a_pipeline_has_a_plan_by_what_it_measured(folder: Path) -> None:
     """The second one has a disk of a tenth of the rate: it takes longer for its layers, and its stage expects that."""
     spec = read_spec(files_of(folder)["config.json"])
-    here = {"pipeline_parallel": 2, "ranks_listen": "127.0.0.1:5"}
+    here = {"pipeline_parallel": 2, "host": "0/2", "leader": "127.0.0.1:5"}
     asked = settings_of(folder, 12, **here)
     own = measured_machine(asked, spec, threads=1)
     slow = replace(own, disk_read=own.disk_read / 10, disk_write=own.disk_write / 10)
@@ -233,7 +243,7 @@ def test_the_plans_of_weft_plan_offload_are_those_that_a_runner_of_the_pool_find
     monkeypatch.setattr(torch_executors, "find_gpu", lambda _index=0: Gpu(torch.device("cpu")))
     monkeypatch.setattr(offload_policy, "measured_machine", lambda *_: rates)
     addresses = {"listen": "h:1", "probes": "h:2", "supervisor": "h:3", "depot": "http://h:4", "data-dir": folder}
-    several = {"ranks-listen": "h:5", "ranks-per-host": stages // hosts} if hosts > 1 else {}
+    several = {"host": f"0/{hosts}", "leader": "h:5"} if hosts > 1 else {}
     flags = addresses | dict(runner_config(parse_pool(pool), BASE).flags) | several | {"executor": executor}
     runner = parse_settings([f"--{name}={value}" for name, value in flags.items()])
     files = files_of(folder)
@@ -258,5 +268,5 @@ def test_ranks_that_chose_other_parts_of_prompts_compute_the_smallest_of_them(fo
 
 
 def test_who_does_not_ask_for_a_policy_gets_none(folder: Path) -> None:
-    asked = replace(settings_of(folder, 14), offload_policy="greedy", kv_pages=8, max_sequences=2)
+    asked = replace(settings_of(folder, 14), by_hand=OffloadByHand(), kv_pages=8, max_sequences=2)
     assert settle_offload(asked, read_spec(files_of(folder)["config.json"]), threads=1) == (asked, None)

@@ -38,7 +38,6 @@ def test_the_defaults_are_those_of_the_contract(small_config):
     assert (settings.max_rank, settings.max_batch_tokens, settings.max_prefills) == (64, 512, 4)
     assert (settings.executor, settings.dtype, settings.advertise) == ("auto", "bf16", settings.listen)
     assert (settings.token_time_ms, settings.profile) == (0, True)
-    assert parse_settings([*FLAGS, "--profile=off"]).profile is False
     limits = pool_limits(settings, parse_spec(small_config), page_bytes=1024, slots=8)
     assert limits.max_context_tokens == 256, "the model's, below what the pages hold"
     assert limits.batch == BatchLimits(4, 512, chunk_time_ms=100.0), "no objective: only prompts keep to a time"
@@ -56,7 +55,7 @@ def test_a_runner_is_called_by_its_name_or_its_hosts():
 def test_every_wrong_flag_is_listed_at_once(capsys):
     wrong = [
         "--listen=x",
-        "--page-tokens=0",
+        "--max-rank=0",
         "--max-batch-tokens=8",
         "--base-digest=abc",
         "--pool=x",
@@ -163,7 +162,7 @@ def test_adapters_on_demand_survive_a_restart_within_the_bound_least_recently_us
     for at, digest in enumerate([*digests, digests[0]]):  # the first one again: the second is the oldest
         source.adapter(digest)
         os.utime(tmp_path / "blobs" / "sha256" / digest.removeprefix("sha256:"), (at, at))
-    settings = parse_settings([*FLAGS, "--executor", "reference", "--profile", "off", "--data-dir", str(tmp_path)])
+    settings = parse_settings([*FLAGS, "--executor", "reference", "--data-dir", str(tmp_path)], profile=False)
     source = source_of(depot, tmp_path, base)
     built = build_engine(settings, source.base(), source, lambda _: None)
     built.engine.post(Received(Peer(Kind.SUPERVISOR, "s"), RunnerOrder(whole(desired(digests[3], tier=Tier.DISK)))))

@@ -36,7 +36,7 @@ def test_without_a_gpu_a_step_is_small_and_one_number_bounds_the_other() -> None
 
 def test_an_offloading_runner_leaves_host_memory_to_its_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
     played(monkeypatch, 79 * GIB)
-    settings = settings_of(executor="cuda", offload_device_bytes=1 << 30, max_rank=16)
+    settings = settings_of(executor="cuda", offload=f"device={1 << 30}", max_rank=16)
     assert found(settings) == (settings.max_sequences, settings.max_batch_tokens, settings.max_prefills, 1024)
 
 

@@ -18,7 +18,7 @@ from weft_gateway.errors import ApiError
 from weft_gateway.openai.answer import Answer, encoded
 from weft_gateway.openai.response_format import PING
 
-PING_S = 15.0  # a stream idle this long gets a comment: proxies close a connection that is silent for 30 s or more
+PING_S = 15.0  # a stream idle this long gets a comment: proxies give up a silent one after 30 to 60 s mostly
 _SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),

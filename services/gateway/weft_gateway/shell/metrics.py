@@ -19,7 +19,7 @@ from weft_gateway.core.gateway import Gateway
 
 SECONDS_TO_FIRST = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60)
 SECONDS_PER_TOKEN = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2)
-MOST_MODELS = 200  # with labels of their own, some 20 series each; more share one, so that a scrape stays small
+MOST_MODELS = 200  # with labels of their own; more share one, so that a scrape stays small
 MOST_TIMED = 100  # models with a histogram of their own
 SECONDS_IN_ALL = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600)
 

@@ -39,7 +39,7 @@ class PoolLimits:
     most_adapter_pages: int | None = None
     kv: KvIdentity | None = None
     kv_page_bytes: int = 0
-    kv_claim_s: float = 10.0
+    kv_claim_s: float = 10.0  # an offer is claimed in a moment; by then whoever was to claim it is gone
     layer_by_layer_tokens: float = inf
 
     def context_beside(self, n_pages: int) -> int:

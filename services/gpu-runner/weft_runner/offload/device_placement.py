@@ -71,7 +71,7 @@ def place_on_device(
         raise NoPolicyFits(
             f"deviceBytes {budgets.device_bytes} is {short} too small: {kv.memory_bytes} for KV and adapters, "
             f"{work_needs} for steps and {least_bytes(groups)} for one layer's weights on their way: allow more, or "
-            "ask for fewer --kv-pages, more --offload-kv-host-pages, or less --max-batch-tokens or --max-sequences",
+            "ask for fewer --kv-pages, --max-batch-tokens or --max-sequences",
             MemoryTier.DEVICE,
             short,
         )

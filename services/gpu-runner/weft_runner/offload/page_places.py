@@ -81,9 +81,8 @@ class PagePlaces:
         (holders,) = np.nonzero((self.places >= 0) & (self.places != TAKEN))
         if not len(holders):
             raise OutOfMemory(
-                f"adapters hold more KV pages than the {self.frames} in memory: allow more --offload-device-bytes, "
-                "fewer KV pages elsewhere (--offload-kv-disk-pages, --offload-kv-host-pages), or fewer adapters at a "
-                "time (--max-adapters)"
+                f"adapters hold more KV pages than the {self.frames} in memory: allow more --offload device, "
+                "or fewer adapters at a time (--max-adapters)"
             )
         page = int(holders[-1])
         frame, self.places[page] = int(self.places[page]), ~extent

@@ -13,7 +13,7 @@ from weft.telemetry.logs import kv
 from weft.telemetry.progress import ByteProgress
 from weft_kernels.cpu.threads import cpu_quota
 from weft_runner.core.admission import PoolLimits
-from weft_runner.core.batch import Batching, BatchLimits
+from weft_runner.core.batch import BatchLimits
 from weft_runner.core.events import FoundOnDisk
 from weft_runner.core.kv_transfer import KvIdentity
 from weft_runner.core.profile_model import Profile
@@ -29,7 +29,7 @@ from weft_runner.offload.machine import MachineRates
 from weft_runner.parallel.capabilities import capabilities_of
 from weft_runner.parallel.executor import MultiProcessExecutor
 from weft_runner.parallel.worker_group import GatheredRanks, GatherRanks
-from weft_runner.settings import RunnerSettings
+from weft_runner.settings import OffloadByHand, RunnerSettings
 from weft_runner.shell.adapter_pool import AdapterPool
 from weft_runner.shell.engine import Engine, ExecutorFailed, Output, Posted
 from weft_runner.shell.kv_profile import measure_kv
@@ -50,7 +50,7 @@ class EngineBundle:
     numerics_class: str
     threads: int
     torch_threads: int  # of torch's operators on the engine's thread
-    profile: Profile | None  # None: --profile off
+    profile: Profile | None  # None: it is not timed
     grammars: Grammars
     close: Callable[[], None] = lambda: None  # once the engine has ended: nothing else is left running
 
@@ -144,7 +144,7 @@ def _settled(
 
 def machine_here(settings: RunnerSettings, files: Files) -> MachineRates | None:
     """What this host can do, where the runner finds a policy. Raises DiskUnusable, ExecutorUnavailable."""
-    if settings.offload_policy != "auto":
+    if not settings.finds_policy:
         return None
     spec = read_spec(files["config.json"], files)
     return measured_machine(settings, spec, rank_threads(settings, spec))
@@ -193,6 +193,7 @@ def pool_limits(
 
     Copies of adapters are kept there where the device's memory is not this machine's; `swaps`: KV goes there, too.
     """
+    by_hand = settings.by_hand or OffloadByHand()
     return PoolLimits(
         total_pages=settings.kv_pages,
         page_tokens=settings.page_tokens,
@@ -206,8 +207,7 @@ def pool_limits(
         page_bytes=page_bytes,
         keep_copies=keep_copies,
         swap_page_bytes=page_bytes if swaps else 0,
-        most_adapter_pages=settings.kv_pages - settings.offload_kv_disk_pages - settings.offload_kv_host_pages,
-        kv_claim_s=settings.kv_claim_ms / 1e3,
+        most_adapter_pages=settings.kv_pages - by_hand.kv_disk_pages - by_hand.kv_host_pages,
     )
 
 
@@ -216,18 +216,17 @@ def batch_limits(settings: RunnerSettings) -> BatchLimits:
 
     Prompts leave a place to each running sequence: else those would cut the last prompt, and another pass begin it.
     """
-    batching = Batching(settings.batching)
-    if settings.offload_device_bytes:
+    if settings.offload.device_bytes:
         most, rows = settings.max_batch_tokens, settings.max_sequences
-        return BatchLimits(rows, most, batching=batching, max_prompt_tokens=max(most - rows, most // 2))
+        return BatchLimits(rows, most, batching=settings.batching, max_prompt_tokens=max(most - rows, most // 2))
     objective = settings.token_time_ms or inf
-    return BatchLimits(settings.max_prefills, settings.max_batch_tokens, objective, batching, CHUNK_TIME_MS)
+    return BatchLimits(settings.max_prefills, settings.max_batch_tokens, objective, settings.batching, CHUNK_TIME_MS)
 
 
 def rank_threads(settings: RunnerSettings, spec: ModelSpec) -> int:
     """Of each rank: its part of the host's, or all of them where the ranks take turns (`offload.stages`)."""
     threads = settings.threads or default_threads(spec)
-    return threads if settings.offload_device_bytes else max(1, threads // len(settings.ranks_here))
+    return threads if settings.offload.device_bytes else max(1, threads // len(settings.ranks_here))
 
 
 def default_threads(spec: ModelSpec) -> int:

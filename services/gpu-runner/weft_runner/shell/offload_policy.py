@@ -21,7 +21,7 @@ from weft_runner.offload.plan import OffloadPlan
 from weft_runner.offload.policy import Budgets, Formats, Shares
 from weft_runner.offload.serving import RunnerRequest, ServingLimits, serving_limits, stage_searches
 from weft_runner.offload.wire import solve_ranks
-from weft_runner.settings import KV_PAGES, MAX_BATCH_TOKENS, MAX_SEQUENCES, RunnerSettings
+from weft_runner.settings import DEVICE_BATCH_TOKENS, KV_PAGES, MAX_BATCH_TOKENS, MAX_SEQUENCES, RunnerSettings
 
 if TYPE_CHECKING:
     from weft_runner.model.cuda.device import Gpu
@@ -38,7 +38,7 @@ def settle_offload(
     `others`: waits for what the other hosts have measured, in their order. Raises NoPolicyFits, DiskUnusable,
     ExecutorUnavailable.
     """
-    if settings.offload_policy != "auto":
+    if not settings.finds_policy:
         return settings, None
     gpu, stages = offload_gpu(settings, spec), settings.pipeline_parallel
     hosts = [measured_machine(settings, spec, threads), *others()]
@@ -74,7 +74,7 @@ def _times(machine: MachineRates) -> float:
 
 def _machine(settings: RunnerSettings, spec: ModelSpec, threads: int) -> MachineRates:
     """Raises DiskUnusable, ExecutorUnavailable."""
-    folder, most, formats = offload_folder(settings), settings.offload_device_bytes // 2, _formats(settings)
+    folder, most, formats = offload_folder(settings), settings.offload.device_bytes // 2, _formats(settings)
     try:
         kernels = f"{load().level} {SOURCES.digest()}"
         identity = rates_identity(kernels, settings.base_digest, formats, threads)
@@ -82,7 +82,7 @@ def _machine(settings: RunnerSettings, spec: ModelSpec, threads: int) -> Machine
             folder, identity, lambda: measure_rates(folder, spec, [formats.weights], formats.kv, threads, most)
         )
     except NativeUnavailable as error:
-        raise ExecutorUnavailable(f"--offload-policy auto: {error.reason}") from error
+        raise ExecutorUnavailable(f"--offload: {error.reason}") from error
 
 
 def _gpu_machine(settings: RunnerSettings, spec: ModelSpec, gpu: "Gpu") -> MachineRates:
@@ -95,7 +95,7 @@ def _gpu_machine(settings: RunnerSettings, spec: ModelSpec, gpu: "Gpu") -> Machi
     folder, formats = offload_folder(settings), formats_of(settings.dtype, executor="cuda")
     kernels = f"{gpu.name} {DevicePacker.version} torch {torch.__version__}"
     identity = rates_identity(kernels, settings.base_digest, formats, 0)
-    most = settings.offload_device_bytes // 4
+    most = settings.offload.device_bytes // 4
     return kept_rates(folder, identity, lambda: measure_gpu_rates(folder, spec, [formats.weights], gpu, most))
 
 
@@ -106,7 +106,7 @@ def _formats(settings: RunnerSettings) -> Formats:
 
 def _runner_request(settings: RunnerSettings, *, gpu: bool) -> RunnerRequest:
     return RunnerRequest(
-        Budgets(settings.offload_device_bytes, settings.offload_host_bytes, settings.offload_disk_bytes),
+        Budgets(settings.offload.device_bytes, settings.offload.host_bytes, settings.offload.disk_bytes),
         formats_of(settings.dtype, executor="cuda") if gpu else _formats(settings),
         stages=settings.pipeline_parallel,
         hosts=settings.hosts,
@@ -116,7 +116,7 @@ def _runner_request(settings: RunnerSettings, *, gpu: bool) -> RunnerRequest:
         max_batch_tokens=settings.max_batch_tokens,
         kv_pages=settings.kv_pages,
         page_tokens=settings.page_tokens,
-        device_batch_tokens=settings.offload_batch_tokens,
+        device_batch_tokens=DEVICE_BATCH_TOKENS,
         attends_in_parts=settings.attention != "flashinfer",
     )
 

@@ -39,6 +39,7 @@ from weft_runner.shell.supervisor_link import SupervisorLink
 
 log = logging.getLogger(__name__)
 ENGINE_STOP_S = 5.0
+BASE_WAIT_S = 120.0  # for a depot that is not up yet: past that the pod's back-off does as well, and is seen
 REPORT_FLUSH_S = 1.0
 
 
@@ -73,7 +74,7 @@ async def serve_runner(
     def on_stopping() -> None:
         loop.call_soon_threadsafe(stop.set)
 
-    gather = gather_ranks(settings, tls, on_stopping) if settings.ranks_listen else None
+    gather = gather_ranks(settings, tls, on_stopping) if settings.hosts > 1 else None
     progress = ByteProgress()
     set_not_ready(lambda: str(progress) or "starting")
     beat = asyncio.create_task(heartbeat(probes))  # the base may take minutes: alive, not ready, and SIGTERM is heard
@@ -97,7 +98,7 @@ def load(
 ) -> EngineBundle:  # fmt: skip
     """The base from the depot, and the engine around it. Blocking. Raises RunnerError."""
     progress = progress or ByteProgress()
-    files = fetch_base(source, settings.base_wait_s, stopping, progress=progress)
+    files = fetch_base(source, BASE_WAIT_S, stopping, progress=progress)
     return build_engine(settings, files, source, on_output, stopping, wrap, runner, gather, progress)
 
 

@@ -35,8 +35,8 @@ def group_of(settings: RunnerSettings) -> dict[str, str]:
         "pool": settings.pool,
         "base": settings.base_digest,
         "version": version("weft"),
-        "offload": settings.offload_policy,
-        "split": f"{settings.pipeline_parallel} x {settings.tensor_parallel}, {settings.ranks_per_host} a host",
+        "offload": "by a policy that is found" if settings.finds_policy else "no policy",
+        "split": f"{settings.pipeline_parallel} x {settings.tensor_parallel}, {settings.hosts} hosts",
     }
 
 
@@ -63,14 +63,16 @@ def secured(settings: RunnerSettings, tls: Tls | None, *, server: bool) -> Secur
 def gather_ranks(
     settings: RunnerSettings, tls: Tls | None, on_stopping: Callable[[], None] = lambda: None
 ) -> GatherRanks:
-    """For rank 0: starts those of its host, and waits at `--ranks-listen` for all others. Raises AddressInUse.
+    """For rank 0: starts those of its host, and waits at `ranks_listen` for all others. Raises AddressInUse.
 
     `on_stopping` is called, from any thread, when one of them is asked to stop.
     """
 
     def gather(size: int, files: Mapping[str, Path], stopping: Callable[[], bool]) -> GatheredRanks:
         listener = RankListener(
-            listen(settings.ranks_listen, "--ranks-listen"), group_of(settings), secured(settings, tls, server=True)
+            listen(settings.ranks_listen, "--advertise and --leader"),
+            group_of(settings),
+            secured(settings, tls, server=True),
         )
         ended: list[str] = []
         with ExitStack() as ending:
@@ -91,7 +93,7 @@ Prepared = tuple[Serve, MachineRates | None]  # what its host measured, where th
 
 
 def serve_rank(settings: RunnerSettings, tls: Tls | None, prepare: Callable[[Callable[[], bool]], Prepared]) -> int:
-    """Serve as the first rank of `--host-index` until rank 0 closes; its pod starts it anew. Returns the exit code.
+    """Serve as the first rank of a further `--host` until rank 0 closes; its pod starts it anew. Returns the exit code.
 
     Asked to stop (SIGTERM) it makes rank 0 drain the runner, and stays meanwhile. `prepare`: fetches what it serves
     with, and asks meanwhile whether to stop. Raises what `prepare` and `join_runner` raise.
@@ -114,7 +116,7 @@ def join_runner(
 
     Raises ExecutorLost, ExecutorUnavailable, StoppedAtStart.
     """
-    host, port = split_address(settings.leader or settings.ranks_listen)
+    host, port = split_address(settings.leader)
     secure, joined = secured(settings, tls, server=False), threading.Event()
     channels = connect((host, port), rank, group_of(settings), secure, stopping.is_set, machine)
     loads = channels.loads

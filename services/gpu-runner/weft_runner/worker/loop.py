@@ -93,7 +93,8 @@ def _start(channels: RankChannels, meet: Meet, own: OwnHost | None) -> "WorkerLo
     start: dict[str, Any] = loads.receive()
     settings: RunnerSettings = start["settings"]
     if own is not None:  # the disk that it measured
-        settings = replace(settings, data_dir=own.settings.data_dir, offload_disk_path=own.settings.offload_disk_path)
+        offload = replace(settings.offload, path=own.settings.offload.path)
+        settings = replace(settings, data_dir=own.settings.data_dir, offload=offload)
     configure(f"rank {start['rank']}", level=settings.log_level, fmt=settings.log_format)
     torch.set_num_threads(start["threads"])
     device = device_of(start["device"], local_gpu(settings, start["rank"]))

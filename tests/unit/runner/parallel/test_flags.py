@@ -24,26 +24,23 @@ def test_more_processes_than_a_runner_may_have_are_refused(capsys):
 @pytest.mark.parametrize(
     "flags",
     [
-        {"tensor_parallel": 2, "host_index": 1},
-        {"tensor_parallel": 2, "host_index": 2, "leader": "a:1"},
+        {"tensor_parallel": 2, "host": "1/2"},
+        {"tensor_parallel": 2, "host": "2/2", "leader": "a:1"},
+        {"tensor_parallel": 2, "host": "1", "leader": "a:1"},
+        {"tensor_parallel": 2, "host": "0/0", "leader": "a:1"},
         {"tensor_parallel": 2, "leader": "a:1"},
-        {"host_index": 1, "leader": "a:1"},
-        {"tensor_parallel": 4, "host_index": 2, "ranks_per_host": 2, "leader": "a:1"},
-        {"tensor_parallel": 4, "ranks_per_host": 3, "ranks_listen": "a:1"},
-        {"tensor_parallel": 4, "ranks_per_host": 2},
-        {"ranks_listen": "a:1"},
+        {"host": "1/2", "leader": "a:1"},
+        {"tensor_parallel": 4, "host": "0/3", "leader": "a:1"},
     ],
 )
-def test_a_host_of_several_names_its_leader_and_the_first_one_where_it_listens(flags, capsys):
+def test_several_hosts_name_rank_0s_address_and_have_as_many_ranks_each(flags, capsys):
     with pytest.raises(SystemExit):
         settings_of(**flags)
-    assert "rank" in capsys.readouterr().err
-    assert settings_of(tensor_parallel=2, host_index=1, leader="a:1").ranks_here == range(1, 2)
-    assert settings_of(tensor_parallel=2, ranks_listen="a:1").ranks_here == range(1)
+    assert "--host" in capsys.readouterr().err
     assert settings_of(tensor_parallel=2).ranks_here == range(2)
     for index in (0, 1):  # pods of one template have the same flags but for this one
-        found = settings_of(tensor_parallel=4, ranks_per_host=2, host_index=index, leader="a:1", ranks_listen="b:1")
-        assert found.ranks_here == range(2 * index, 2 * index + 2)
+        found = settings_of(tensor_parallel=4, host=f"{index}/2", leader="a:1", advertise="b:2")
+        assert (found.ranks_here, found.ranks_listen) == (range(2 * index, 2 * index + 2), "b:1")
 
 
 @pytest.mark.parametrize(("sees", "takes"), [(False, "reference"), (True, "cuda")])

@@ -68,15 +68,21 @@ def test_every_message_is_of_plain_values_and_kinds_of_this_program(kind):
 
 def names_in(body: bytes) -> set[str]:
     """Modules that whoever unpacks it looks something up in."""
-    texts: list[str] = []
+    texts, memo, last = list[str](), list[str](), ""
     modules: set[str] = set()
     for code, argument, _ in pickletools.genops(body):
+        if code.name == "MEMOIZE":
+            memo.append(last)
+            continue
+        last = (
+            memo[argument] if code.name in ("BINGET", "LONG_BINGET") else argument if isinstance(argument, str) else ""
+        )
         if code.name == "GLOBAL":
             modules.add(argument.partition(" ")[0])
         elif code.name == "STACK_GLOBAL":
             modules.add(texts[-2])
-        elif isinstance(argument, str):
-            texts.append(argument)
+        elif last:
+            texts.append(last)
     return modules
 
 

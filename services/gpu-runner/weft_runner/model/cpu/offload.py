@@ -366,14 +366,14 @@ class OffloadExecutor(CpuExecutor):
         budgets = Budgets(budget.device_bytes, budget.host_bytes, budget.disk_bytes)
         if budget.device_bytes + budget.host_bytes < (least := least_memory(sizes, self.beside_bytes)):
             raise OutOfMemory(
-                f"--offload-device-bytes {budget.device_bytes} is too small: {split.memory_bytes} for KV and adapters, "
+                f"--offload device {budget.device_bytes} is too small: {split.memory_bytes} for KV and adapters, "
                 f"{work + activations.memory_bytes} for what steps work on and at least {least - self.beside_bytes} "
                 f"for one layer's weights take {least}: allow more, or ask for fewer --kv-pages, --max-batch-tokens or "
                 "--max-sequences"
             )
         if (needed := layout.n_bytes + split.disk_bytes + activations.disk_bytes) > budget.disk_bytes:
             raise DiskUnusable(
-                f"--offload-disk-bytes {budget.disk_bytes} is below the {layout.n_bytes} bytes of the packed weights, "
+                f"--offload disk {budget.disk_bytes} is below the {layout.n_bytes} bytes of the packed weights, "
                 f"{split.disk_bytes} of KV and {activations.disk_bytes} of activations, {needed} together: allow more, "
                 "or ask for less KV on the disk"
             )

@@ -199,7 +199,7 @@ def unsupported_reason(part: Partition, dtype: str, page_tokens: int, max_rank: 
     if dtype not in DTYPES:
         return f"--dtype {dtype}: computed are {', '.join(DTYPES)}"
     if page_tokens not in PAGE_TOKENS:
-        return f"--page-tokens {page_tokens}: computed are {', '.join(map(str, PAGE_TOKENS))}"
+        return f"pages of {page_tokens} tokens: computed are {', '.join(map(str, PAGE_TOKENS))}"
     if spec.head_dim not in HEAD_DIMS:
         return f"head_dim {spec.head_dim}: computed are {', '.join(map(str, HEAD_DIMS))}"
     if odd := [f"{name} {size}" for name, size in _sizes(spec).items() if size % 16]:

@@ -155,7 +155,7 @@ def packed_file(
     """
     if layout.n_bytes > disk_bytes:
         raise DiskUnusable(
-            f"--offload-disk-bytes {disk_bytes} is below the {layout.n_bytes} bytes of the packed weights: "
+            f"--offload disk {disk_bytes} is below the {layout.n_bytes} bytes of the packed weights: "
             "allow more, or take --dtype int8 or int4"
         )
     path = folder / _name(layout.identity)
@@ -163,7 +163,7 @@ def packed_file(
         folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
-        raise DiskUnusable(f"--offload-disk-path {folder}: {error}") from error
+        raise DiskUnusable(f"--offload path {folder}: {error}") from error
     try:
         _lock(lock, stopping)
         fault = _fault(path, layout, stopping)
