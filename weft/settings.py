@@ -26,7 +26,14 @@ def _address(value: str) -> str:
     return value
 
 
+def _url(value: str) -> str:
+    if not value.startswith(("http://", "https://")):
+        raise ValueError(f"{value!r} is not an http:// or https:// URL")
+    return value.rstrip("/")
+
+
 Address = Annotated[str, AfterValidator(_address)]
+Url = Annotated[str, AfterValidator(_url)]
 
 
 class ProcessSettings(BaseSettings):
@@ -58,6 +65,31 @@ class StandbySettings(ProcessSettings):
         pattern=r"^[a-z0-9][a-z0-9.-]*/[a-z0-9][a-z0-9.-]*$",
         description="NAMESPACE/NAME of the Lease whose holder acts, while others stand by; unset: this process acts",
     )
+
+
+def listen_field(default: str) -> Any:
+    """The field of the address where a service takes its peers' calls."""
+    return Field(default, description="gRPC address, HOST:PORT")
+
+
+def probes_field(default: str | None, unset: str = "") -> Any:
+    """The field of the address that the kubelet and who scrapes metrics ask."""
+    return Field(default, description=f"/healthz /readyz /metrics over plain HTTP, HOST:PORT{unset}")
+
+
+def peer_field(default: str, whose: str) -> Any:
+    """The field of the address of a service that is called."""
+    return Field(default, description=f"the {whose}'s gRPC address, HOST:PORT")
+
+
+def depot_field() -> Any:
+    """The field of the depot's URL."""
+    return Field(f"http://{DEPOT}", description="the depot's URL", validate_default=True)
+
+
+def database_field(file: str) -> Any:
+    """The field of the database in place of a file of the data directory."""
+    return Field("", description=f"postgresql://USER:PASSWORD@HOST/DATABASE instead of DATA_DIR/{file}")
 
 
 def data_dir_field(component: str, description: str) -> Any:

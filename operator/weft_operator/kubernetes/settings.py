@@ -12,7 +12,16 @@ from pydantic.alias_generators import to_camel
 from pydantic_settings import SettingsConfigDict
 
 from weft.process import CannotStart
-from weft.settings import DEPOT, OPERATOR_PROBES, SCHEDULER, Address, ProcessSettings
+from weft.settings import (
+    OPERATOR_PROBES,
+    SCHEDULER,
+    Address,
+    ProcessSettings,
+    Url,
+    depot_field,
+    peer_field,
+    probes_field,
+)
 from weft_operator.core.runner_defaults import RunnerDefaults
 
 NAMESPACE_MAX = 63
@@ -37,16 +46,16 @@ class Settings(ProcessSettings):
     pool_namespaces: Annotated[str, AfterValidator(_names)] = Field(
         description="namespaces that pools may live in, A,B,C: only there runners are made"
     )
-    scheduler: Address = Field(SCHEDULER, description="HOST:PORT of the scheduler")
+    scheduler: Address = peer_field(SCHEDULER, "scheduler")
     supervisor: Address | None = Field(
         None, description="HOST:PORT of the supervisor, to which keys of APIKeys are declared; unset: to nobody"
     )
     key_namespaces: Annotated[str, AfterValidator(_names)] | None = Field(
         None, description="namespaces whose APIKeys are served, A,B,C: their Secrets are read and made there"
     )
-    depot: str = Field(f"http://{DEPOT}", description="URL of the depot", pattern="^https?://")
+    depot: Url = depot_field()
     runner_defaults: Path = Field(description="YAML file: what runner pods of this installation have in common")
-    probes: Address = Field(OPERATOR_PROBES, description="HOST:PORT for /healthz, /readyz and /metrics (HTTP)")
+    probes: Address = probes_field(OPERATOR_PROBES)
     webhook: Address | None = Field(None, description="HOST:PORT of the admission webhook (HTTPS); unset: none")
     webhook_tls_dir: Path | None = Field(None, description="tls.crt and tls.key of the webhook, which needs them")
     lease: str = Field("weft-operator", description="name of the Lease that the leader holds", min_length=1)

@@ -6,7 +6,16 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 from pydantic_settings import SettingsConfigDict
 
-from weft.settings import BATCH, BATCH_PROBES, Address, ProcessSettings, data_dir_field
+from weft.settings import (
+    BATCH,
+    BATCH_PROBES,
+    Address,
+    ProcessSettings,
+    data_dir_field,
+    database_field,
+    listen_field,
+    probes_field,
+)
 
 
 def _place(value: str) -> str:
@@ -23,10 +32,10 @@ class BatchSettings(ProcessSettings):
 
     model_config = SettingsConfigDict(env_prefix="WEFT_BATCH__", cli_prog_name="weft_batch")
 
-    listen: Address = Field(BATCH, description="gRPC address, HOST:PORT")
-    probes: Address = Field(BATCH_PROBES, description="/healthz /readyz /metrics, HOST:PORT")
+    listen: Address = listen_field(BATCH)
+    probes: Address = probes_field(BATCH_PROBES)
     data_dir: Path = data_dir_field("batch", "holds batch.sqlite and files; one batch service per directory")
-    database: str = Field("", description="postgresql://USER:PASSWORD@HOST/DATABASE instead of DATA_DIR/batch.sqlite")
+    database: str = database_field("batch.sqlite")
     files: Annotated[str, AfterValidator(_place)] = Field(
         "", description="s3://BUCKET/PREFIX instead of DATA_DIR/files"
     )

@@ -7,7 +7,7 @@ from pydantic import AfterValidator, BeforeValidator, DirectoryPath, Field, fiel
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from weft.artifacts.errors import Refused
-from weft.settings import DEPOT, Address, StandbySettings, data_dir_field
+from weft.settings import DEPOT, Address, StandbySettings, data_dir_field, probes_field
 from weft_depot.sources.addresses import split_url
 
 
@@ -58,9 +58,7 @@ class DepotSettings(StandbySettings):
     model_config = SettingsConfigDict(env_prefix="WEFT_DEPOT__", cli_prog_name="weft_depot")
 
     http: Address = Field(DEPOT, description="HOST:PORT of the API")
-    probes: Address | None = Field(
-        None, description="/healthz /readyz /metrics over plain HTTP, HOST:PORT; unset: they are on --http"
-    )
+    probes: Address | None = probes_field(None, unset="; unset: they are on --http")
     data_dir: Path = data_dir_field(
         "depot", "blobs and what is known of sources; with --lease all depots of that Lease share it"
     )

@@ -8,13 +8,17 @@ from pydantic_settings import CliImplicitFlag, SettingsConfigDict
 
 from weft.domain.batch import MAX_LINES_AT_ONCE
 from weft.process import split_address
-from weft.settings import DEPOT, GATEWAY, PREDICTOR, SCHEDULER, Address, ProcessSettings, data_dir_field
-
-
-def _depot_url(value: str) -> str:
-    if not value.startswith(("http://", "https://")):
-        raise ValueError(f"{value!r} is not an http:// or https:// URL")
-    return value.rstrip("/")
+from weft.settings import (
+    GATEWAY,
+    PREDICTOR,
+    SCHEDULER,
+    Address,
+    ProcessSettings,
+    Url,
+    data_dir_field,
+    depot_field,
+    peer_field,
+)
 
 
 def _batch(value: str) -> str:
@@ -32,13 +36,9 @@ class GatewaySettings(ProcessSettings):
     model_config = SettingsConfigDict(env_prefix="WEFT_GATEWAY__", cli_prog_name="weft_gateway")
 
     http: Address = Field(GATEWAY, description="where clients connect, HOST:PORT; port 0 picks a free one")
-    scheduler: Address = Field(SCHEDULER, description="the scheduler's gRPC address")
-    predictor: Address = Field(PREDICTOR, description="the predictor's gRPC address; without it requests still run")
-    depot: Annotated[str, AfterValidator(_depot_url)] = Field(
-        f"http://{DEPOT}",
-        description="the depot's URL; tokenizers and chat templates come from there by digest",
-        validate_default=True,
-    )
+    scheduler: Address = peer_field(SCHEDULER, "scheduler")
+    predictor: Address = peer_field(PREDICTOR, "predictor")
+    depot: Url = depot_field()
     batch: Annotated[str, AfterValidator(_batch)] = Field(
         "", description="the batch service's gRPC address; unset: /v1/files and /v1/batches answer 501"
     )

@@ -5,7 +5,15 @@ from pathlib import Path
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from weft.settings import PREDICTOR, PREDICTOR_PROBES, Address, StandbySettings, data_dir_field
+from weft.settings import (
+    PREDICTOR,
+    PREDICTOR_PROBES,
+    Address,
+    StandbySettings,
+    data_dir_field,
+    listen_field,
+    probes_field,
+)
 
 
 class PredictorSettings(StandbySettings):
@@ -18,8 +26,8 @@ class PredictorSettings(StandbySettings):
 
     model_config = SettingsConfigDict(env_prefix="WEFT_PREDICTOR__", cli_prog_name="weft_predictor")
 
-    listen: Address = Field(PREDICTOR, description="gRPC address, HOST:PORT")
-    probes: Address = Field(PREDICTOR_PROBES, description="/healthz /readyz /metrics, HOST:PORT")
+    listen: Address = listen_field(PREDICTOR)
+    probes: Address = probes_field(PREDICTOR_PROBES)
     data_dir: Path = data_dir_field("predictor", "where the model is kept")
     model: Path | None = Field(
         None,

@@ -5,7 +5,15 @@ from pathlib import Path
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from weft.settings import SCHEDULER, SCHEDULER_PROBES, Address, StandbySettings, data_dir_field
+from weft.settings import (
+    SCHEDULER,
+    SCHEDULER_PROBES,
+    Address,
+    StandbySettings,
+    data_dir_field,
+    listen_field,
+    probes_field,
+)
 from weft_scheduler.core.config import SchedulerConfig
 
 
@@ -17,8 +25,8 @@ class SchedulerSettings(StandbySettings):
 
     model_config = SettingsConfigDict(env_prefix="WEFT_SCHEDULER__", cli_prog_name="weft_scheduler")
 
-    listen: Address = Field(SCHEDULER, description="HOST:PORT for gateways, supervisors and the registry (gRPC)")
-    probes: Address = Field(SCHEDULER_PROBES, description="HOST:PORT for /healthz, /readyz and /metrics (HTTP)")
+    listen: Address = listen_field(SCHEDULER)
+    probes: Address = probes_field(SCHEDULER_PROBES)
     data_dir: Path = data_dir_field("scheduler", "where the term is kept; one scheduler owns it")
     keys_grace_s: int = Field(
         600, ge=0, description="API keys are refused when the store has not confirmed them for so long; 0: never"

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from weft.settings import (
@@ -13,6 +12,10 @@ from weft.settings import (
     Address,
     ProcessSettings,
     data_dir_field,
+    database_field,
+    listen_field,
+    peer_field,
+    probes_field,
 )
 
 
@@ -24,9 +27,9 @@ class SupervisorSettings(ProcessSettings):
 
     model_config = SettingsConfigDict(env_prefix="WEFT_SUPERVISOR__", cli_prog_name="weft_supervisor")
 
-    listen: Address = Field(SUPERVISOR, description="gRPC address, HOST:PORT")
-    probes: Address = Field(SUPERVISOR_PROBES, description="/healthz /readyz /metrics, HOST:PORT")
+    listen: Address = listen_field(SUPERVISOR)
+    probes: Address = probes_field(SUPERVISOR_PROBES)
     data_dir: Path = data_dir_field("supervisor", "holds weft.sqlite; one supervisor per directory")
-    database: str = Field("", description="postgresql://USER:PASSWORD@HOST/DATABASE instead of DATA_DIR/weft.sqlite")
-    scheduler: Address = Field(SCHEDULER, description="the scheduler's gRPC address")
-    predictor: Address = Field(PREDICTOR, description="the predictor's gRPC address")
+    database: str = database_field("weft.sqlite")
+    scheduler: Address = peer_field(SCHEDULER, "scheduler")
+    predictor: Address = peer_field(PREDICTOR, "predictor")
