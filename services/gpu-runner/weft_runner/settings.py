@@ -246,12 +246,6 @@ class RunnerSettings:
         le=1 << 20,
         description="tokens of an iteration; longer prompts are chunked (512; 0: as --max-sequences)",
     )
-    max_prefills: int = _flag(
-        MAX_PREFILLS,
-        ge=0,
-        le=1024,
-        description="prompts that an iteration works on (4; 0: on a GPU as many as its tokens allow)",
-    )
     role: str = _flag(
         "any",
         description="the phase that its hardware is for, in a pool that computes prompts and tokens apart",
@@ -272,7 +266,8 @@ class RunnerSettings:
     profile: bool = True  # the model is timed at the start, for about a second: placement goes by what it finds
     page_tokens: int = PAGE_TOKENS
     batching: Batching = Batching.MIXED  # the others are what it is compared with
-    host_mib: int = 0  # MiB of host memory for copies and KV; 0: chosen (`settle_limits`)
+    max_prefills: int = 0  # prompts that an iteration works on; 0: chosen (`settle_limits`)
+    host_mib: int = 0  # MiB of host memory for copies and KV; 0: chosen as well
     by_hand: OffloadByHand | None = None  # None: the runner finds a policy
 
     @property

@@ -12,7 +12,7 @@ from weft_runner.executors import settle_limits
 from weft_runner.settings import RunnerSettings
 from weft_runner.step_limits import MAX_HOST_MIB, gpu_step_limits, host_mib
 
-UNSET: dict[str, Any] = {"max_sequences": 0, "max_batch_tokens": 0, "max_prefills": 0}
+UNSET: dict[str, Any] = {"max_sequences": 0, "max_batch_tokens": 0}
 
 
 def found(settings: RunnerSettings, spec: ModelSpec = SMALL) -> tuple[int, int, int, int]:
@@ -37,7 +37,7 @@ def test_without_a_gpu_a_step_is_small_and_one_number_bounds_the_other() -> None
 def test_an_offloading_runner_leaves_host_memory_to_its_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
     played(monkeypatch, 79 * GIB)
     settings = settings_of(executor="cuda", offload=f"device={1 << 30}", max_rank=16)
-    assert found(settings) == (settings.max_sequences, settings.max_batch_tokens, settings.max_prefills, 1024)
+    assert found(settings) == (settings.max_sequences, settings.max_batch_tokens, 4, 1024)
 
 
 def test_a_gpu_has_room_for_many_and_the_least_of_several_counts(monkeypatch: pytest.MonkeyPatch) -> None:
