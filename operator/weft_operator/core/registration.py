@@ -32,7 +32,7 @@ def pool_entry(view: PoolView) -> PoolSpec | None:
     if view.serving is None or (view.template and view.template.is_held):
         return None
     pool, spec, own = view.pool, view.pool.spec, view.pool.meta.ref.namespace
-    advanced: dict[str, Any] = {name: getattr(spec.advanced, name) for name in ADVANCED}
+    rest: dict[str, Any] = {name: getattr(spec.advanced, name) for name in ADVANCED} | supplied_template(view.template)
     slo, weights = spec.slo, spec.fairness.weights if spec.fairness else None
     return PoolSpec(
         name=str(pool.meta.ref),
@@ -57,8 +57,7 @@ def pool_entry(view: PoolView) -> PoolSpec | None:
         max_output_tokens=spec.model.max_output_tokens or 0,
         embeds_only=is_bare(view.serving.verdict.get("architecture") or ""),
         sampling_defaults=sampling_defaults(view) if spec.model.generation_defaults == "Honour" else NO_DEFAULTS,
-        **advanced,
-        **supplied_template(view.template),
+        **rest,
     )
 
 

@@ -6,7 +6,6 @@ from typing import Annotated, Self
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 from pydantic_settings import CliImplicitFlag, SettingsConfigDict
 
-from weft.domain.batch import MAX_LINES_AT_ONCE
 from weft.process import split_address
 from weft.settings import (
     GATEWAY,
