@@ -104,6 +104,8 @@ def _samples(of: Json) -> Sequence[Any]:
         return [{"image": "aa"}]
     if "additionalProperties" in of:
         return [{"aa": value} for value in _samples(of["additionalProperties"])]
+    if of.get("x-kubernetes-preserve-unknown-fields"):
+        return [{"aa": 1}, {"aa": 2}]
     if of.get("type") == "array":
         return [[value] for value in _samples(of["items"])]
     if "x-kubernetes-int-or-string" in of:

@@ -155,6 +155,41 @@ def test_runners_of_several_pods_are_sets_that_come_change_and_go_as_one(stage: 
     until(lambda: len(stage.names("pod")) == 2, "and its pods")
 
 
+@pytest.mark.parametrize(
+    ("affinity", "says"),
+    [
+        ({"nodeAffinty": {}}, "nodeAffinty"),
+        (
+            {
+                "nodeAffinity": {
+                    "requiredDuringSchedulingIgnoredDuringExecution": {
+                        "nodeSelectorTerms": [{"matchExpressions": [{"key": "gpu", "operator": "Like"}]}]
+                    }
+                }
+            },
+            "not a valid selector operator",
+        ),
+    ],
+)
+def test_scheduling_that_the_api_server_refuses_is_a_condition_and_no_runner_is_replaced(
+    stage: Stage, affinity: dict[str, Any], says: str
+) -> None:
+    with_pool(stage)
+    (name,) = stage.names("deployment")
+    pods, before = stage.names("pod"), stage.get("deployment", name)["spec"]["template"]
+    stage.apply_pool(template={"affinity": affinity})
+
+    def refused() -> bool:
+        found = stage.condition("servingpool", "base", "Progressing")
+        return found["reason"] == "ChildRefused" and says in found["message"]
+
+    until(refused, "the condition has the API server's words")
+    assert (stage.names("pod"), stage.get("deployment", name)["spec"]["template"]) == (pods, before)
+    right = {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}
+    stage.apply_pool(template={"affinity": right, "labels": {"team": "red"}})
+    until(lambda: stage.get("deployment", name)["spec"]["template"] != before, "what it takes replaces them")
+
+
 def test_a_number_of_pods_that_do_not_have_as_many_processes_each_is_refused(stage: Stage) -> None:
     with pytest.raises(Refused, match="every pod of a runner has as many processes"):
         stage.apply_pool(parallelism={"tensor": 4, "podsPerRunner": 3})

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, PlainValidator, WithJsonSchema
 
 from weft.api.fields import ApiModel, Label, ObjectName, Rule, unique_names
-from weft.api.pod_scheduling import ATOMIC, LABEL_KEY_PATTERN, Affinity, Labels, Toleration, TopologySpread
+from weft.api.pod_scheduling import ATOMIC, LABEL_KEY_PATTERN, Labels, Toleration, Unparsed
 
 ENV_NAME_PATTERN = r"^[A-Za-z_.-][A-Za-z0-9_.-]*$"
 IMAGE_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$"
@@ -137,12 +137,14 @@ class RunnerTemplate(ApiModel):
     """The labels that a node has to have to run the pods."""
     tolerations: Annotated[tuple[Toleration, ...], Field(max_length=32, json_schema_extra=ATOMIC)] | None = None
     """The taints of nodes that the pods tolerate."""
-    affinity: Affinity | None = None
-    """The rules that attract the pods to nodes and to other pods, or keep them apart."""
+    affinity: Unparsed | None = None
+    """The rules that attract the pods to nodes and to other pods, or keep them apart, as in core/v1. The API server
+    judges them before a runner is replaced; what it refuses is Progressing False with reason ChildRefused."""
     topology_spread_constraints: (
-        Annotated[tuple[TopologySpread, ...], Field(max_length=8, json_schema_extra=ATOMIC)] | None
+        Annotated[tuple[Unparsed, ...], Field(max_length=8, json_schema_extra=ATOMIC)] | None
     ) = None
-    """The rules by which the pods are spread over zones or nodes."""
+    """The rules by which the pods are spread over zones or nodes, as in core/v1, judged as affinity is. Without a
+    labelSelector one counts the group's runners."""
     priority_class_name: ObjectName | None = None
     """The name of the pods' PriorityClass. The cluster's own classes, whose names begin with system-, are refused."""
     runtime_class_name: ObjectName | None = None

@@ -97,6 +97,8 @@ class KubernetesBackend:
         fence = {"resourceVersion": action.resource_version} if there else {}
         body = {**child.manifest, "metadata": {**child.manifest["metadata"], **fence}}
         query = {"fieldManager": MANAGER, "force": "true"}
+        if child.kind in ("Deployment", "StatefulSet"):  # parts of it are the pool's, unparsed
+            query["fieldValidation"] = "Strict"
         try:
             version = action.resource_version
             await self._fenced(child.key, version, "PATCH", path, body, content_type=APPLY_PATCH, query=query)

@@ -23,6 +23,7 @@ ALLOWED = {
     "type", "format", "description", "default", "enum", "minimum", "maximum", "minLength", "maxLength", "pattern",
     "minItems", "maxItems", "items", "properties", "additionalProperties", "maxProperties", "required",
     "x-kubernetes-validations", "x-kubernetes-list-type", "x-kubernetes-list-map-keys", "x-kubernetes-int-or-string",
+    "x-kubernetes-preserve-unknown-fields",
 }  # fmt: skip
 # The API server describes these itself, and refuses anything but a type for metadata.
 OPENINGS = ("The ", "A ", "An ", "Whether ", "How ", "When ", "What happens ")
@@ -83,7 +84,8 @@ def test_the_schema_is_structural_and_described(name: str) -> None:
             assert text.endswith("."), f"{path}: `kubectl explain` needs a sentence"
             assert text.startswith(OPENINGS) or not path, f"{path}: {text}"
         if field.get("type") == "object" and path != ".metadata":
-            assert field.get("properties") or field["additionalProperties"], f"{path} would be pruned"
+            kept = field.get("properties") or field.get("additionalProperties")
+            assert kept or field["x-kubernetes-preserve-unknown-fields"], f"{path} would be pruned"
 
 
 @pytest.mark.parametrize("name", [POOL, ADAPTER, KEY])
