@@ -213,6 +213,9 @@ def _detail(model: type[BaseModel], item: Any) -> InitErrorDetails:
         name = str(loc[0])
         help_ = EARLIER.get(name) or did_you_mean(name, names_of(model))
         kind, text = "unknown_field", f"unknown field {name[:100]!r}; {help_}"
+    elif kind == "tuple_type":
+        earlier = f"; {_CONVERT}" if loc[-1:] == ("allowedNamespaces",) else ""
+        text = f"expected a list{earlier}"
     elif (pattern := item.get("ctx", {}).get("pattern")) in PATTERN_HELP:
         text = PATTERN_HELP[pattern]
     return _error(kind, text, loc, item["input"])

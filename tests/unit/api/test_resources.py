@@ -47,6 +47,7 @@ def wrong(value: dict[str, Any], path: str) -> str:
     ("value", "path", "says"),
     [
         (pool(lora={"maxrank": 3}), "spec.lora.maxrank", "unknown field 'maxrank'; did you mean 'maxRank'?"),
+        (pool(allowedNamespaces={"from": "All"}), "spec.allowedNamespaces", "expected a list; `weft convert -f FILE`"),
         (pool(kvCache={"pages": 3}), "spec.kvCache", "`weft convert -f FILE` rewrites manifests of an earlier form"),
         (pool(replica=3), "spec.replica", "unknown field 'replica'; did you mean 'replicas'?"),
         (
