@@ -50,7 +50,7 @@ from weft_operator.core.actions import (
 )
 from weft_operator.core.expectations import apply_failed, expect, forget, found_foreign, restore_resolutions
 from weft_operator.core.reconcile import known_refs, reconcile, requeue_at
-from weft_operator.core.resources import Malformed, Meta, Object, Ref, parse
+from weft_operator.core.resources import Malformed, Meta, Object, Ref, parse, ref_of
 from weft_operator.core.state import (
     AdapterReport,
     DesiredState,
@@ -229,8 +229,8 @@ class Controller(Loop):
 
     def on_object(self, obj: Object, *, gone: bool = False) -> None:
         """An object is new, changed, or gone. The caller keeps the order of its versions."""
-        resource = parse(obj)
-        ref = resource.meta.ref
+        ref = ref_of(obj)
+        resource = parse(obj, self.state.desired.get(ref))
         known = self.state.desired.meta(ref)
         if known is not None and _is_known(resource.meta, known, gone):
             return

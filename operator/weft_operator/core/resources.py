@@ -7,7 +7,7 @@ parsing here is reading. Times are unix seconds, pools are named by `Ref`, whose
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Literal, NamedTuple
 
@@ -128,8 +128,15 @@ def holds(resource: Adapter | Pool, condition: str) -> bool:
     return any(c["type"] == condition and c["status"] == "True" for c in resource.status.get("conditions", ()))
 
 
-def parse(obj: Object) -> Adapter | Pool | Malformed:
-    """A stored object -> its value, whatever version of the API wrote it: absent fields have their defaults."""
+def parse(obj: Object, known: Adapter | Pool | None = None) -> Adapter | Pool | Malformed:
+    """A stored object -> its value, whatever version of the API wrote it: absent fields have their defaults.
+
+    `known`: what was read of the object before. Most changes are of a status: a spec is read once a generation.
+    """
+    if known is not None:
+        meta = parse_meta(obj)
+        if (known.meta.uid, known.meta.generation) == (meta.uid, meta.generation):
+            return replace(known, meta=meta, status=obj.get("status") or {})
     read = parse_pool if obj["kind"] == "ServingPool" else parse_adapter
     try:
         return read(obj)
@@ -172,6 +179,10 @@ def parse_pool(obj: Object) -> Pool:
         spec=spec,
         status=obj.get("status") or {},
     )
+
+
+def ref_of(obj: Object) -> Ref:
+    return Ref(obj["kind"], obj["metadata"]["namespace"], obj["metadata"]["name"])
 
 
 def resource_version(obj: Object | None) -> str | None:

@@ -181,10 +181,11 @@ class Manager:
         if obj["kind"] not in OWN_KINDS or self._leader.controls:
             return
         key = key_of(obj)
+        ref = Ref(obj["kind"], key.namespace, key.name)
         if gone:
-            self._desired.drop(Ref(obj["kind"], key.namespace, key.name))
+            self._desired.drop(ref)
         else:
-            self._desired.add(parse(obj))
+            self._desired.add(parse(obj, self._desired.get(ref)))
 
     async def _serve_on(self, serving: list[asyncio.Task[None]]) -> None:
         """Serve admission while this replica is removed from the Service's endpoints."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from weft_operator.core.resources import Kind, Object, Ref
+from weft_operator.core.resources import Kind, Object, Ref, ref_of
 from weft_operator.errors import Conflict, Expired, NotFound, StaleWrite
 
 EventType = Literal["ADDED", "MODIFIED", "DELETED"]
@@ -184,10 +184,6 @@ class ObjectStore:
     def _now(self) -> str:
         # Microseconds: of two objects that want one name the older wins, also within a second.
         return datetime.fromtimestamp(self._clock(), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-
-
-def ref_of(obj: Object) -> Ref:
-    return Ref(obj["kind"], obj["metadata"]["namespace"], obj["metadata"]["name"])
 
 
 def _check_precondition(before: Object, given: Mapping[str, Any]) -> None:
