@@ -70,7 +70,7 @@ class Load(ApiModel):
 
 
 class Objectives(ApiModel):
-    """Of each metric the times that levels of its distribution may have: `ttft: {p90: 1s}`."""
+    """The times that levels of each metric's distribution may have: `ttft: {p90: 1s}`."""
 
     ttft: Levels = ()
     """The time to a request's first token."""

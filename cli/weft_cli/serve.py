@@ -52,7 +52,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where files are: `uri` as a manifest has it; `folder` where they are on this machine.
+    """The place of files: `uri` as a manifest has it; `folder` where they are on this machine.
 
     `repository`: the ORG/NAME that is read through the user's cache.
     """
@@ -143,7 +143,7 @@ def _written(file: Path) -> list[Object]:
 
 
 def _from_root(value: Any, folder: Path) -> Any:
-    """The same with each `uri: file:PATH` from / on, where it is from the folder on. Raises BadInput."""
+    """Rewrite each `uri: file:PATH` of a manifest from / on, where it is from the folder on. Raises BadInput."""
     if isinstance(value, list):
         return [_from_root(one, folder) for one in value]
     if not isinstance(value, dict):

@@ -16,7 +16,7 @@ Json = dict[str, Any]
 
 
 def stored(namespace: str) -> list[Json]:
-    """As `weft convert` leaves them."""
+    """Objects of the fixture as `weft convert` leaves them."""
     found = yaml.safe_load_all(STORED.read_text().replace("NAMESPACE", namespace))
     return [dict(convert(obj).obj) for obj in found]
 

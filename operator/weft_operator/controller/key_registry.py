@@ -34,7 +34,7 @@ class KeyRegistry:
         await self._channel.close(None)
 
     async def declare(self, new: KeyDeclaration) -> DeclaredKey | None:
-        """That key, in force or revoked for good by a person; None: it is somebody else's.
+        """Declare a key. Returns it, in force or revoked for good by a person; None: it is somebody else's.
 
         Raises SupervisorUnavailable.
         """

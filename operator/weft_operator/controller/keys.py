@@ -185,7 +185,7 @@ class KeyController(Loop):
 
     @contextmanager
     def _calling(self, owner: str) -> Generator[None]:
-        """Until the call has ended well, nothing is known of that owner's key."""
+        """Know nothing of that owner's key until the call has ended well."""
         self._unsure.add(owner)
         self._called.add(owner)
         yield

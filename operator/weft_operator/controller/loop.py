@@ -89,7 +89,7 @@ class Loop(ABC):
         """Bring one object to what it should be. Returns when to do so again though nothing happens; None: never."""
 
     async def _work(self) -> None:
-        """Until cancelled."""
+        """Reconcile what is in the queue, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for _ in range(WORKERS):
                 tasks.create_task(self._worker())
@@ -164,7 +164,7 @@ class Loop(ABC):
         self._metrics.wrote(type(action).__name__)
 
     def _forget(self, ref: Ref) -> None:
-        """That object is gone; another one of its name starts afresh."""
+        """Forget an object that is gone: another one of its name starts afresh."""
         self._budget.forget(ref)
         self._left_alone.discard(ref)
 

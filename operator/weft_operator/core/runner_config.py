@@ -18,7 +18,7 @@ def runner_config(pool: Pool, base_digest: str, group: Group | None = None) -> R
 
 
 def _flags(pool: Pool, base_digest: str, phase: str) -> Flags:
-    """By name. What the pool leaves open has no flag, or 0: its runner finds it."""
+    """Make the flags of a runner. What the pool leaves open has none, or 0: its runner finds it."""
     spec, sizes, split = pool.spec, pool.spec.advanced, pool.spec.parallelism
     flags: Flags = {
         "pool": str(pool.meta.ref),

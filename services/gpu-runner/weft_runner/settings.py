@@ -37,7 +37,7 @@ _EXAMPLE = """example:
 
 @dataclass(frozen=True, slots=True)
 class RunnerHost:
-    """Which of a runner's hosts, from 0."""
+    """One of a runner's hosts, counted from 0."""
 
     index: int
     count: int
@@ -55,7 +55,7 @@ class OffloadMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadByHand:
-    """In place of a policy that the runner finds: as many weights stay as fit, or as this says."""
+    """A policy in place of the one that the runner finds: as many weights stay as fit, or as this says."""
 
     kv_disk_pages: int = 0
     kv_host_pages: int = 0
@@ -292,7 +292,7 @@ class RunnerSettings:
 
     @property
     def ranks_listen(self) -> str:
-        """Where rank 0 takes those of other hosts."""
+        """The address at which rank 0 takes those of other hosts."""
         return f"{self.advertise.rpartition(':')[0]}:{self.leader.rpartition(':')[2]}"
 
     @property

@@ -63,7 +63,7 @@ def secured(settings: RunnerSettings, tls: Tls | None, *, server: bool) -> Secur
 def gather_ranks(
     settings: RunnerSettings, tls: Tls | None, on_stopping: Callable[[], None] = lambda: None
 ) -> GatherRanks:
-    """For rank 0: starts those of its host, and waits at `ranks_listen` for all others. Raises AddressInUse.
+    """Start the ranks of rank 0's host, and wait at `ranks_listen` for all others. Raises AddressInUse.
 
     `on_stopping` is called, from any thread, when one of them is asked to stop.
     """
