@@ -171,23 +171,28 @@ def test_runners_of_several_pods_are_sets_that_come_change_and_go_as_one(stage: 
         ),
     ],
 )
+@pytest.mark.parametrize(("kind", "spec"), [("deployment", {}), ("statefulset", {"parallelism": GRID})])
 def test_scheduling_that_the_api_server_refuses_is_a_condition_and_no_runner_is_replaced(
-    stage: Stage, affinity: dict[str, Any], says: str
+    stage: Stage, affinity: dict[str, Any], says: str, kind: str, spec: dict[str, Any]
 ) -> None:
-    with_pool(stage)
-    (name,) = stage.names("deployment")
-    pods, before = stage.names("pod"), stage.get("deployment", name)["spec"]["template"]
-    stage.apply_pool(template={"affinity": affinity})
+    def made() -> tuple[str, dict[str, Any]]:
+        (name,) = stage.names(kind)
+        found = stage.get(kind, name)
+        return found["metadata"]["uid"], found["spec"]["template"]
+
+    with_pool(stage, **spec)
+    pods, before = stage.names("pod"), made()
+    stage.apply_pool(template={"affinity": affinity}, **spec)
 
     def refused() -> bool:
         found = stage.condition("servingpool", "base", "Progressing")
         return found["reason"] == "ChildRefused" and says in found["message"]
 
     until(refused, "the condition has the API server's words")
-    assert (stage.names("pod"), stage.get("deployment", name)["spec"]["template"]) == (pods, before)
+    assert (stage.names("pod"), made()) == (pods, before)
     right = {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}
-    stage.apply_pool(template={"affinity": right, "labels": {"team": "red"}})
-    until(lambda: stage.get("deployment", name)["spec"]["template"] != before, "what it takes replaces them")
+    stage.apply_pool(template={"affinity": right, "labels": {"team": "red"}}, **spec)
+    until(lambda: stage.names(kind) and made()[1] != before[1], "what it takes replaces them")
 
 
 def test_a_number_of_pods_that_do_not_have_as_many_processes_each_is_refused(stage: Stage) -> None:

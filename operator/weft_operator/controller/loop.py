@@ -332,22 +332,25 @@ class Controller(Loop):
                 self._depot.schedule_gc()
             case RetainBlobs():
                 raise AssertionError("a digest list is no object's own business")
-            case ApplyChild():
-                await self._apply(ref, action)
+            case ApplyChild() | DeleteChild():
+                await self._change_child(ref, action)
             case _:
                 await self._order(ref, action)
         expect(action, self.state, self._clock())
 
-    async def _apply(self, ref: Ref, action: ApplyChild) -> None:
-        """A child that is refused, or that another object is in the place of, is planned again with that known."""
+    async def _change_child(self, ref: Ref, action: ApplyChild | DeleteChild) -> None:
+        """Order it. A child that is refused, or has another object in its place, is planned again with that known."""
+        child = action.child if isinstance(action, ApplyChild) else action.successor
         try:
             await self._order(ref, action)
         except StaleWrite as error:
-            there = error.obj if isinstance(error, ChildExists) else None
-            found_foreign(action, there, self.state, self._clock())
+            if isinstance(action, ApplyChild):
+                there = error.obj if isinstance(error, ChildExists) else None
+                found_foreign(action, there, self.state, self._clock())
             raise
         except ChildRefused as error:
-            apply_failed(action, error.message, self.state, self._clock())
+            assert child is not None, "nothing else is refused"
+            apply_failed(action.pool, child, error.message, self.state, self._clock())
             raise
 
     async def _resync(self) -> None:

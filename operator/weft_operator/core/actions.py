@@ -86,13 +86,17 @@ class ApplyChild:
 
 @dataclass(frozen=True, slots=True)
 class DeleteChild:
-    """That object, of exactly this uid, is deleted in the background."""
+    """That object, of exactly this uid, is deleted in the background.
+
+    `successor`: what comes in its place. The API server is asked first whether it would take it.
+    """
 
     pool: Ref
     kind: str
     namespace: str
     name: str
     uid: str
+    successor: Child | None = None
 
     @property
     def key(self) -> ObjectKey:

@@ -24,7 +24,15 @@ from weft_operator.core.chat_templates import template_uid
 from weft_operator.core.drift import spec_hash
 from weft_operator.core.replicas import object_revision
 from weft_operator.core.resources import Object, Ref
-from weft_operator.core.state import AdapterRegistration, AdapterReport, ApplyFailure, ForeignObject, PoolReport, State
+from weft_operator.core.state import (
+    AdapterRegistration,
+    AdapterReport,
+    ApplyFailure,
+    Child,
+    ForeignObject,
+    PoolReport,
+    State,
+)
 
 
 def expect(action: Action, state: State, now: float) -> None:
@@ -64,10 +72,10 @@ def expect(action: Action, state: State, now: float) -> None:
             return
 
 
-def apply_failed(action: ApplyChild, message: str, state: State, now: float) -> None:
-    """The API server has refused a child."""
-    failure = ApplyFailure(spec_hash(action.child.manifest), now, message)
-    state.expectations.apply_failures.setdefault(action.pool, {})[action.child.key] = failure
+def apply_failed(pool: Ref, child: Child, message: str, state: State, now: float) -> None:
+    """The API server has refused a child, or would."""
+    failure = ApplyFailure(spec_hash(child.manifest), now, message)
+    state.expectations.apply_failures.setdefault(pool, {})[child.key] = failure
 
 
 def found_foreign(action: ApplyChild, obj: Object | None, state: State, now: float) -> None:

@@ -115,13 +115,13 @@ def plan_children(
     own = {key: obj for key, obj in live.items() if _is_owned(obj, pool.meta.uid)}
     present, report = _live_sizes(live), state.observed.pool_reports.get(str(ref))
     sizes = scaling.sizes(pool, wanted, report, bounds, present)
-    orders, kept = list[Action](), set[ObjectKey]()
+    orders, kept, successors = list[Action](), set[ObjectKey](), dict[ObjectKey, Child]()
     revision = revision_of(pool, digest, defaults)
     if pool.spec.parallelism.pods_per_runner > 1:
         outside = any(from_outside(obj, revision) for key, obj in own.items() if key.kind == "StatefulSet")
         why = await_turn(pool, state, revision) if outside else ""
         replacing = 0 if why else scaling.rollout_limits(pool, wanted)[0]
-        sets, kept, behind = _plan_sets(
+        sets, kept, behind, successors = _plan_sets(
             pool, digest, sizes, bounds, state, defaults, own, waited=waited, replacing=replacing
         )
         held = Held(why=(why and f"{OUTSIDE}: {why}") or REPLACING) if behind else Held()
@@ -156,8 +156,9 @@ def plan_children(
         if size < _replicas(own[key])
     ]
     # Children of an earlier pool of the same name are deleted; ours are applied once they are gone.
-    keep = {child.key for child in intended if child.key in own} | kept | sizes_left.keys()
-    return orders + _deletions(ref, live, keep=keep), held.why
+    refused = [key.name for key, child in successors.items() if _is_refused(child, failures.get(key), now)]
+    keep = {child.key for child in intended if child.key in own} | kept | sizes_left.keys() | _of_runners(refused, own)
+    return orders + _deletions(ref, live, keep, successors), held.why
 
 
 class _Sizes(NamedTuple):
@@ -203,7 +204,7 @@ def plan_teardown(ref: Ref, state: State) -> list[Action]:
     """The pool is gone, is refused, or has no base: it keeps no runner and owns nothing."""
     processes = scaling.not_terminating(state.observed.runners.get(ref, {}))
     orders: list[Action] = [RemoveRunner(ref, index) for index in sorted(processes, reverse=True)]
-    return orders + _deletions(ref, state.observed.children.get(ref, {}), keep=set())
+    return orders + _deletions(ref, state.observed.children.get(ref, {}), set(), {})
 
 
 def grace_elapsed(ref: Ref, state: State, now: float) -> bool:
@@ -223,9 +224,9 @@ def deadlines(ref: Ref, state: State) -> list[float]:
 def _plan_sets(
     pool: Pool, digest: str, sizes: Mapping[str, int], bounds: Bounds, state: State,
     defaults: RunnerDefaults, own: Mapping[ObjectKey, Object], *, waited: bool, replacing: int,
-) -> tuple[list[Child], set[ObjectKey], bool]:  # fmt: skip
-    """Runners of several pods: what those that should be there own, what is kept as it is, and whether some of that is
-    of another launch. Anything else goes.
+) -> tuple[list[Child], set[ObjectKey], bool, dict[ObjectKey, Child]]:  # fmt: skip
+    """Runners of several pods: what those that should be there own, what is kept as it is, whether some of that is of
+    another launch, and what comes in the place of those that go for it. Anything else goes.
 
     A runner whose launch is another one goes as a whole, as long as no more than `replacing` of the pool are not ready;
     then another one comes. Runners of groups that the pool no longer names go one for each that is ready in a group
@@ -241,7 +242,7 @@ def _plan_sets(
     kept, intended, behind = _of_runners(retired[:room], own), list[Child](), False
     named = Counter(ready[name] for name in ready)
     lacking = {group: max(0, size - named[group]) for group, size in sizes.items()}
-    coming, left = list[tuple[Group, int]](), sum(sizes.values())
+    coming, left, successors = list[tuple[Group, int]](), sum(sizes.values()), dict[ObjectKey, Child]()
     for group in pool.groups:
         live = {_index(obj): obj for obj in sets.values() if _group(obj) == group.name}
         parts = {index: runner_children(pool, group, digest, defaults, index) for index in live}
@@ -249,11 +250,12 @@ def _plan_sets(
         together = scaling.counted_together(pool, group.name)
         others = {pod.name for pod in pods if pod.group in together and pod.state == "Ready"}
         elsewhere = sum(count for name, count in lacking.items() if name != group.name)
-        gone, new = _changes(
+        gone, replaced, new = _changes(
             present, launch, sizes[group.name], report, bounds, others, waited=waited, apart=scaling.counts_apart(pool),
             replacing=replacing - elsewhere,
         )  # fmt: skip
         lacking[group.name] += sum(present[index].state == "Ready" for index in gone)
+        successors |= {parts[index][0].key: parts[index][0] for index in replaced}
         staying = sorted(scaling.not_terminating(present).keys() - gone)
         coming, left = coming + [(group, index) for index in new], left - len(staying)
         for index in staying:
@@ -266,22 +268,27 @@ def _plan_sets(
         coming = coming[: max(0, left)]  # one for one
     intended += [part for group, index in coming for part in runner_children(pool, group, digest, defaults, index)]
     # While pods end, they reach each other.
-    return intended, kept | {key for key in own if key.kind == "NetworkPolicy" and key.name in states}, behind
+    kept |= {key for key in own if key.kind == "NetworkPolicy" and key.name in states}
+    return intended, kept, behind, successors
 
 
 def _changes(
     present: Mapping[int, RunnerProcess], launch: RunnerConfig, size: int, report: PoolReport | None, bounds: Bounds,
     others: set[str], *, waited: bool, apart: bool, replacing: int,
-) -> tuple[set[int], list[int]]:  # fmt: skip
-    """Of a group's runners of several pods: which go now, and which come. `others`: of groups counted together."""
+) -> tuple[set[int], set[int], list[int]]:  # fmt: skip
+    """Of a group's runners of several pods: which go now, those of them for another launch, and which come.
+
+    `others`: of groups counted together.
+    """
     names = {runner.name: index for index, runner in scaling.not_terminating(present).items()}
     runners = [Runner(name, present[index].state == "Ready") for name, index in names.items()]
     elsewhere = len(others.intersection(report.victims)) if report else 0
     going = scaling.select_victims(runners, size, report, bounds, waited=waited, apart=apart, elsewhere=elsewhere)
     if going is None or going:
-        return {names[runner.name] for runner in going or ()}, []
+        return {names[runner.name] for runner in going or ()}, set(), []
     started = scaling.to_start(lambda _: launch, size, present, replacing)
-    return {index for index in started if index in present}, [index for index in started if index not in present]
+    replaced = {index for index in started if index in present}
+    return replaced, replaced, [index for index in started if index not in present]
 
 
 def _as_process(
@@ -344,9 +351,11 @@ def _is_owned(obj: Object, uid: str) -> bool:
     return any(owner.get("uid") == uid for owner in obj["metadata"].get("ownerReferences") or ())
 
 
-def _deletions(ref: Ref, live: Mapping[ObjectKey, Object], keep: set[ObjectKey]) -> list[Action]:
+def _deletions(
+    ref: Ref, live: Mapping[ObjectKey, Object], keep: set[ObjectKey], successors: Mapping[ObjectKey, Child]
+) -> list[Action]:
     return [
-        DeleteChild(ref, key.kind, key.namespace, key.name, obj["metadata"]["uid"])
+        DeleteChild(ref, key.kind, key.namespace, key.name, obj["metadata"]["uid"], successors.get(key))
         for key, obj in sorted(live.items())
         if key not in keep and not _is_deleting(obj)
     ]

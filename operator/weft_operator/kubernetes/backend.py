@@ -6,7 +6,8 @@ A fence that does not hold is `StaleWrite`: it is planned again, from what is lo
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from weft_operator.core.actions import (
@@ -23,7 +24,7 @@ from weft_operator.core.actions import (
 )
 from weft_operator.core.children import MANAGER
 from weft_operator.core.resources import API_VERSION, Object, Ref, resource_version
-from weft_operator.core.state import ObjectKey
+from weft_operator.core.state import Child, ObjectKey
 from weft_operator.errors import ApiFailed, ChildExists, ChildRefused, StaleWrite
 from weft_operator.kubernetes.cache import ObjectCache
 from weft_operator.kubernetes.client import APPLY_PATCH, BY_KIND, MERGE_PATCH, PODS, Api
@@ -96,19 +97,17 @@ class KubernetesBackend:
             raise StaleWrite(_planned_from_another(child.key, action.resource_version, there))
         fence = {"resourceVersion": action.resource_version} if there else {}
         body = {**child.manifest, "metadata": {**child.manifest["metadata"], **fence}}
-        query = {"fieldManager": MANAGER, "force": "true"}
-        if child.kind in ("Deployment", "StatefulSet"):  # parts of it are the pool's, unparsed
-            query["fieldValidation"] = "Strict"
-        try:
-            version = action.resource_version
+        query, version = _apply_query(child), action.resource_version
+        with _refusals(child):
             await self._fenced(child.key, version, "PATCH", path, body, content_type=APPLY_PATCH, query=query)
-        except ApiFailed as error:
-            if error.status not in REFUSALS:
-                raise
-            raise ChildRefused(f"{child.kind} {child.name}: {error.message}") from error
 
     async def delete_child(self, action: DeleteChild) -> None:
+        """Delete it, unless the API server would refuse what comes in its place. Raises ChildRefused then."""
         await self._check(action.pool)
+        if (child := action.successor) is not None:
+            path, query = BY_KIND[child.kind].path(child.namespace, child.name), _apply_query(child) | {"dryRun": "All"}
+            with _refusals(child):
+                await self._send("PATCH", path, child.manifest, content_type=APPLY_PATCH, query=query)
         body = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
@@ -217,6 +216,23 @@ class KubernetesBackend:
             return await self._api.request(method, path, body=body, timeout_s=self._write_s, **how)
         finally:
             self._observe(method, time.perf_counter() - began)
+
+
+def _apply_query(child: Child) -> dict[str, str]:
+    """Server-side apply, forced; strict where parts of the object are the pool's, unparsed."""
+    strict = {"fieldValidation": "Strict"} if child.kind in ("Deployment", "StatefulSet") else {}
+    return {"fieldManager": MANAGER, "force": "true", **strict}
+
+
+@contextmanager
+def _refusals(child: Child) -> Generator[None]:
+    """Raise ChildRefused where the API server refuses what is applied."""
+    try:
+        yield
+    except ApiFailed as error:
+        if error.status not in REFUSALS:
+            raise
+        raise ChildRefused(f"{child.kind} {child.name}: {error.message}") from error
 
 
 def _planned_from_another(key: ObjectKey, version: str | None, known: Object | None) -> str:

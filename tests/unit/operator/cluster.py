@@ -267,12 +267,16 @@ class ClusterWorld(World):
             case ApplyChild(child=child):
                 if why := self.cluster.refuses.get(child.kind):
                     self.cluster.requests += 1
-                    apply_failed(action, why, self.state, self.now)
+                    apply_failed(action.pool, child, why, self.state, self.now)
                     raise ChildRefused(why)
                 self.cluster.apply(child)
             case ScaleChild(key=key, uid=uid, replicas=replicas):
                 self.cluster.scale(key, uid, replicas)
-            case DeleteChild(key=key, uid=uid):
+            case DeleteChild(key=key, uid=uid, successor=successor):
+                if successor and (why := self.cluster.refuses.get(successor.kind)):
+                    self.cluster.requests += 1
+                    apply_failed(action.pool, successor, why, self.state, self.now)
+                    raise ChildRefused(why)
                 self.cluster.delete(key, uid)
             case SetPodDeletionCost(name=name, uid=uid, cost=cost):
                 self.cluster.mark(name, uid, cost)

@@ -11,7 +11,7 @@ from tests.unit.operator.planning import pool_object, pool_ref
 from weft.domain.routes import PhaseCounts
 from weft_operator.core import DeleteChild, ObjectKey, Pod, Policy, PoolReport
 from weft_operator.core.children import GROUP_LABEL, INDEX_LABEL, RUNNER_LABEL
-from weft_operator.core.state import runner_pods
+from weft_operator.core.state import APPLY_RETRY_S, runner_pods
 from weft_runner.settings import parse_settings
 
 GRID = {"tensor": 2, "pipeline": 2, "podsPerRunner": 4}
@@ -161,6 +161,22 @@ def test_a_runner_that_the_api_server_refuses_is_reported(pool: ClusterWorld) ->
     pool.cluster.refuses["StatefulSet"] = "no"
     pool.settle(pool_object(replicas=3, parallelism=GRID))
     assert pool.condition(pool_ref(), "Progressing") == ("False", "ChildRefused")
+
+
+def test_a_runner_stays_as_long_as_the_api_server_would_refuse_its_next_one(pool: ClusterWorld) -> None:
+    before = uids(pool)
+    pool.cluster.refuses["StatefulSet"] = "no"
+    pool.settle(pool_object(replicas=2, parallelism=GRID, advanced={"kvPages": 2048}))
+    requests = pool.cluster.requests
+    pool.wait(APPLY_RETRY_S - 1)
+    assert pool.condition(pool_ref(), "Progressing") == ("False", "ChildRefused")
+    assert (uids(pool), pool.cluster.requests) == (before, requests)
+    pool.settle(pool_object(replicas=1, parallelism=GRID, advanced={"kvPages": 2048}))
+    assert len(sets(pool)) == 1, "what nothing comes in the place of goes"
+    pool.cluster.refuses.clear()
+    pool.wait(APPLY_RETRY_S)
+    pool.at_rest()
+    assert pool.condition(pool_ref(), "Progressing") == ("False", "RunnersReady")
 
 
 def test_while_the_scheduler_is_away_each_runner_counts_once(pool: ClusterWorld) -> None:
