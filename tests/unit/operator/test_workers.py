@@ -95,8 +95,9 @@ async def test_an_empty_world_is_planned_at_once() -> None:
 
 def test_versions_are_taken_in_the_order_of_events() -> None:
     controller = idle_controller()
-    for version in ("b", "a"):
-        controller.on_object(stored(adapter_object("upper", modelName=version), resourceVersion=version))
+    for generation, version in enumerate(("b", "a"), 1):
+        named = adapter_object("upper", modelName=version)
+        controller.on_object(stored(named, resourceVersion=version, generation=generation))
     assert controller.state.desired.adapters[adapter_ref("upper")].model_name == "a"
 
 
