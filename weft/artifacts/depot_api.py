@@ -82,6 +82,15 @@ class ResolveRequest:
         return source_key(self.uri, self.namespace, self.revision, self.endpoint, self.credentials)
 
     @property
+    def scheme(self) -> str:
+        return self.uri.partition(":")[0]
+
+    @property
+    def path(self) -> str:
+        """What follows the scheme's colon."""
+        return self.uri.partition(":")[2]
+
+    @property
     def credentials(self) -> str | None:
         """The name of a Secret of its namespace."""
         return self.credentials_ref.name if self.credentials_ref else None

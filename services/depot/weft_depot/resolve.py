@@ -14,7 +14,7 @@ import hashlib
 import shutil
 import time
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from weft.artifacts.blobs import BlobStore, Lease
@@ -37,9 +37,9 @@ from weft_depot.artifact_layout import (
 )
 from weft_depot.config_maps import ConfigMaps, NoConfigMaps
 from weft_depot.core.fair_queue import QueueKey
-from weft_depot.credentials import NoSecrets, Secrets
+from weft_depot.credentials import NoSecrets, Secret, Secrets
 from weft_depot.resolution_cache import CachedResolution, ResolutionCache
-from weft_depot.sources import ArtifactSource, Files, Location, Snapshot, location_of, source_of
+from weft_depot.sources import ArtifactSource, Files, Snapshot, check_uri, source_of
 from weft_depot.staging import BlobFiles, FileSubset, StagedFiles
 from weft_depot.watches import Watches
 
@@ -74,8 +74,7 @@ class Resolver:
         if request.kind == "template":
             return QueueKey("templates", request.namespace)
         try:
-            location = location_of(request)
-            return QueueKey(source_of(self.sources, location).host(location), request.namespace)
+            return QueueKey(source_of(self.sources, request).host(request), request.namespace)
         except ArtifactError:
             return QueueKey("refused", request.namespace)  # ends at once, by the same check
 
@@ -97,24 +96,21 @@ class Resolver:
         if request.kind == "template":
             return self._resolve_template(request, lease, validated)
         base = self._base(request.base, lease)
-        ctx = ResolveContext(
-            request, location_of(request), base, lease, validated, check_cancelled, progress or ByteProgress()
-        )
-        source = source_of(self.sources, ctx.location)
+        source = source_of(self.sources, request)
+        ctx = ResolveContext(request, base, lease, validated, check_cancelled, progress or ByteProgress())
         if source.remote and (recent := self._recent(ctx)):
             return OperationStatus("Fetched", recent.digest, watch=recent.digest)
-        if (name := ctx.location.credentials) is not None:  # read anew each time: a Secret can change or be withdrawn
-            secret = self.secrets.read(ctx.location.namespace, name)
-            ctx.location = replace(ctx.location, secret=secret)
+        if name := request.credentials:  # read anew each time: a Secret can change or be withdrawn
+            ctx.secret = self.secrets.read(request.namespace, name)
         for _ in range(READS):
             with (
-                source.open(ctx.location, file_filter(request.kind)) as snapshot,
+                source.open(request, ctx.secret, file_filter(request.kind)) as snapshot,
                 _unless_changed(snapshot),
                 disk_errors(),
             ):
                 manifest = self._unchanged(ctx, snapshot) or self._copy(ctx, snapshot)
                 self.resolutions.mark_resolved(request.key, self.now())
-                watch = self._watch(source, ctx.location, snapshot, manifest)
+                watch = self._watch(source, request, snapshot, manifest)
                 return OperationStatus("Fetched", manifest.digest, watch=watch)
         raise Refused(Reason.DIGEST_MISMATCH, f"{request.uri} changed while it was read; try again when it is at rest")
 
@@ -123,9 +119,10 @@ class Resolver:
     ) -> OperationStatus:
         """The artifact of a chat template alone. One with a fault is an artifact, too: its verdict says it."""
         assert request.base is not None, "requests were checked"
-        base, location = self._held_base(request.base, lease), location_of(request)
+        base = self._held_base(request.base, lease)
+        check_uri(request)
         given = request.text
-        text = given if given is not None else self.config_maps.read(location.namespace, location.path)
+        text = given if given is not None else self.config_maps.read(request.namespace, request.path)
         raw = text.encode("utf-8", "surrogatepass")
         manifest = build_manifest("template", [FileEntry(TEMPLATE_FILE, hashlib.sha256(raw).hexdigest(), len(raw))])
         if self._held(manifest.digest, lease) is None:
@@ -141,13 +138,15 @@ class Resolver:
         with BlobFiles(self.store, template).open(TEMPLATE_FILE) as file:
             return template_fault(file.read(), BlobFiles(self.store, base))
 
-    def _watch(self, source: ArtifactSource, location: Location, snapshot: Snapshot, manifest: Manifest) -> str | None:
+    def _watch(
+        self, source: ArtifactSource, request: ResolveRequest, snapshot: Snapshot, manifest: Manifest
+    ) -> str | None:
         if source.remote:
             return manifest.digest
         if snapshot.marks is None:
             return None
         blobs = (hex_of(manifest.digest), *(file.sha256 for file in manifest.files))
-        return self.watches.add(source.host(location), snapshot.marks, blobs)
+        return self.watches.add(source.host(request), snapshot.marks, blobs)
 
     def _recent(self, ctx: "ResolveContext") -> Manifest | None:
         """The artifact of a request that was answered a moment ago: its remote source is not contacted again."""
@@ -247,12 +246,12 @@ class ResolveContext:
     """One request and what its resolve needs."""
 
     request: ResolveRequest
-    location: Location
     base: BaseModel | None
     lease: Lease
     on_validated: Callable[[Verdict], None] | None
     check_cancelled: Callable[[], None]
     progress: ByteProgress
+    secret: Secret | None = None  # what the request's credentials name, once it has been read
     last_read: Digest | None = None  # of a source that changed meanwhile
 
     def step(self, count: int) -> None:
@@ -269,7 +268,7 @@ class ResolveContext:
     @property
     def reader(self) -> str:
         """A fingerprint of the credentials that read; empty: none."""
-        return self.location.secret.fingerprint if self.location.secret else ""
+        return self.secret.fingerprint if self.secret else ""
 
     def validate(self, files: Files) -> Verdict:
         """Headers and configs. Raises Refused."""

@@ -12,11 +12,10 @@ from starlette.staticfiles import StaticFiles
 from harness.certificates import Authority
 from harness.waiting import wait_until
 from tests.unit.artifacts.making import write_adapter, write_model
-from tests.unit.depot.reading import everything, folder_bytes, quick_policy, read_all, refusal
+from tests.unit.depot.reading import Asked, asked, everything, folder_bytes, quick_policy, read_all, refusal
 from weft.artifacts.errors import Reason, Refused
 from weft.process import listen
 from weft_depot.artifact_layout import file_filter
-from weft_depot.sources import Location
 from weft_depot.sources.https import HttpsSource, folder_url
 
 BIG = bytes(range(256)) * 4096 * 3  # 3 MiB: four ranges
@@ -31,8 +30,8 @@ class Web:
     def source(self, *hosts: str) -> HttpsSource:
         return HttpsSource(hosts or (self.host,), quick_policy())
 
-    def at(self, path: str) -> Location:
-        return Location("https", f"//{self.host}/{path}", None, "team", None)
+    def at(self, path: str) -> Asked:
+        return asked(f"https://{self.host}/{path}")
 
 
 @pytest.fixture(scope="module")
@@ -66,12 +65,12 @@ def test_an_adapter_and_a_model_of_shards_are_read_by_the_names_that_they_may_ha
     found = read_all(web.source(), web.at("loras/upper"))
     assert found == {name: data for name, data in folder_bytes(adapter).items() if name != "README.md"}
     model = write_model(web.folder / "tiny", shards=2)
-    with web.source().open(web.at("tiny/"), file_filter("model")) as snapshot:
+    with web.source().open(*web.at("tiny/"), file_filter("model")) as snapshot:
         assert set(snapshot.sizes) == {path.name for path in model.iterdir()} - {"README.md"}
         assert sum(name.endswith(".safetensors") for name in snapshot.sizes) == 2
         first = snapshot.signature
     (model / "config.json").write_text((model / "config.json").read_text() + "\n")
-    with web.source().open(web.at("tiny"), file_filter("model")) as snapshot:
+    with web.source().open(*web.at("tiny"), file_filter("model")) as snapshot:
         assert None not in (first, snapshot.signature)
         assert snapshot.signature != first
 
@@ -88,7 +87,7 @@ def test_a_domain_is_every_host_below_it_and_no_other(host: str) -> None:
     source = HttpsSource(("*.example.org",), quick_policy())
     with (
         pytest.raises(Refused) as caught,
-        source.open(Location("https", f"//{host}/a", None, "team", None), everything),
+        source.open(*asked(f"https://{host}/a"), everything),
     ):
         pass
     assert caught.value.reason == Reason.ENDPOINT_NOT_ALLOWED

@@ -11,10 +11,9 @@ import pytest
 
 from harness.oci_registry import PASSWORD, USER, OciRegistry, oci_registry
 from tests.unit.artifacts.making import write_adapter
-from tests.unit.depot.reading import everything, folder_bytes, quick_policy, read_all, refusal
+from tests.unit.depot.reading import Asked, asked, everything, folder_bytes, quick_policy, read_all, refusal
 from weft.artifacts.errors import Reason, Unavailable
 from weft_depot.credentials import Secret
-from weft_depot.sources import Location
 from weft_depot.sources.oci import MANIFEST, OciSource
 from weft_devcluster.errors import ToolMissing
 
@@ -36,8 +35,8 @@ def source(registry: OciRegistry) -> OciSource:
     return OciSource(tuple(f"http://{host}" for host in hosts), quick_policy())
 
 
-def at(host: str, path: str, secret: Secret | None = None) -> Location:
-    return Location("oci", f"//{host}/{path}", None, "team", secret.where if secret else None, None, secret)
+def at(host: str, path: str, secret: Secret | None = None) -> Asked:
+    return asked(f"oci://{host}/{path}", secret)
 
 
 def docker_config(host: str) -> Secret:
@@ -56,7 +55,7 @@ def test_what_oras_pushed_is_read_by_tag_and_by_digest(registry: OciRegistry, tm
     assert read_all(source(registry), at(registry.open, f"acme/upper@{first}"))["adapter_model.safetensors"] == BIG
     signatures = set[str | None]()
     for digest in (first, second):
-        with source(registry).open(at(registry.open, f"acme/upper:any@{digest}"), everything) as snapshot:
+        with source(registry).open(*at(registry.open, f"acme/upper:any@{digest}"), everything) as snapshot:
             signatures.add(snapshot.signature)
     assert signatures == {first, second}
 

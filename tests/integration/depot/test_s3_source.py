@@ -13,10 +13,9 @@ import pytest
 from harness.s3_server import ROOT_KEYS, S3Server, s3_server
 from harness.waiting import wait_until
 from tests.unit.artifacts.making import write_adapter, write_model
-from tests.unit.depot.reading import everything, quick_policy, read_all, refusal
+from tests.unit.depot.reading import Asked, asked, everything, quick_policy, read_all, refusal
 from weft.artifacts.errors import Reason, Refused, Unavailable
 from weft_depot.credentials import Secret
-from weft_depot.sources import Location
 from weft_depot.sources.s3 import S3Source
 from weft_depot.sources.s3_client import Endpoints
 from weft_devcluster.errors import ToolMissing
@@ -41,8 +40,8 @@ def source(server: S3Server, **changed: float) -> S3Source:
     return S3Source(Endpoints((server.url,), "us-east-1"), quick_policy(**changed))
 
 
-def at(server: S3Server, path: str, secret: Secret | None = OWNER) -> Location:
-    return Location("s3", path, None, "team", "s3" if secret else None, server.url, secret)
+def at(server: S3Server, path: str, secret: Secret | None = OWNER) -> Asked:
+    return asked(f"s3:{path}", secret, endpoint=server.url)
 
 
 def put(server: S3Server, bucket: str, files: dict[str, bytes]) -> None:
@@ -99,7 +98,7 @@ def test_what_is_not_there_is_not_found(server: S3Server, path: str) -> None:
 
 def test_an_object_that_is_replaced_while_it_is_read_is_noticed(server: S3Server) -> None:
     put(server, "private", {"live/w.safetensors": BIG})
-    with source(server).open(at(server, "//private/live"), everything) as snapshot:
+    with source(server).open(*at(server, "//private/live"), everything) as snapshot:
         with snapshot.open("w.safetensors") as file:
             assert file.read(100) == BIG[:100]
             put(server, "private", {"live/w.safetensors": BIG[::-1]})
@@ -113,11 +112,11 @@ def test_an_object_that_is_replaced_while_it_is_read_is_noticed(server: S3Server
 def test_any_change_beside_is_noticed_at_the_end(server: S3Server) -> None:
     put(server, "private", {"beside/a.json": b"1"})
     for change in ({"beside/a.json": b"2"}, {"beside/new.json": b""}):
-        with source(server).open(at(server, "//private/beside"), everything) as snapshot:
+        with source(server).open(*at(server, "//private/beside"), everything) as snapshot:
             assert snapshot.unchanged()
             put(server, "private", change)
             assert not snapshot.unchanged()
-    with source(server).open(at(server, "//private/beside"), everything) as snapshot:
+    with source(server).open(*at(server, "//private/beside"), everything) as snapshot:
         for key in ("a.json", "new.json"):
             server.client.delete_object(Bucket="private", Key=f"beside/{key}")
         assert not snapshot.unchanged(), "also when nothing is left"
@@ -125,7 +124,7 @@ def test_any_change_beside_is_noticed_at_the_end(server: S3Server) -> None:
 
 def test_the_signature_is_of_the_contents(server: S3Server) -> None:
     def signature(prefix: str) -> str | None:
-        with source(server).open(at(server, f"//private/{prefix}"), lambda name: name.endswith(".json")) as snapshot:
+        with source(server).open(*at(server, f"//private/{prefix}"), lambda name: name.endswith(".json")) as snapshot:
             return snapshot.signature
 
     put(server, "private", {"sig/a.json": b"1"})
@@ -139,7 +138,7 @@ def test_the_signature_is_of_the_contents(server: S3Server) -> None:
 def test_a_header_costs_kilobytes(server: S3Server) -> None:
     put(server, "private", {"big/w.safetensors": BIG})
     asked: list[str] = []
-    with source(server).open(at(server, "//private/big"), everything) as snapshot:
+    with source(server).open(*at(server, "//private/big"), everything) as snapshot:
         client: Any = snapshot._client
         client.meta.events.register(
             "before-send.s3.GetObject", lambda request, **_: asked.append(str(request.headers["Range"]))
@@ -162,7 +161,7 @@ def test_listings_of_many_pages_are_read_and_bounded(server: S3Server, monkeypat
 
 def test_a_server_that_stands_still_is_given_up_in_time(server: S3Server) -> None:
     put(server, "private", {"still/w.safetensors": BIG})
-    with patiently(lambda: source(server, read_s=0.5).open(at(server, "//private/still"), everything)) as snapshot:
+    with patiently(lambda: source(server, read_s=0.5).open(*at(server, "//private/still"), everything)) as snapshot:
         server.process.pause()
         try:
             with snapshot.open("w.safetensors") as file, pytest.raises(Unavailable, match="broke at 0"):

@@ -3,10 +3,13 @@
 from pathlib import Path
 
 from harness.waiting import PATIENCE_S
+from weft.artifacts.depot_api import ResolveRequest
 from weft.artifacts.errors import ArtifactError
-from weft_depot.sources import ArtifactSource, Location
+from weft_depot.credentials import Secret
+from weft_depot.sources import ArtifactSource
 from weft_depot.sources.retry_policy import RetryPolicy
 
+Asked = tuple[ResolveRequest, Secret | None]  # what a source is opened with, beside a filter
 QUICK = {"connect_s": PATIENCE_S, "read_s": PATIENCE_S, "tries": 3, "pause_s": 0.01, "grace_s": PATIENCE_S}
 
 
@@ -18,9 +21,15 @@ def everything(_: str) -> bool:
     return True
 
 
-def read_all(source: ArtifactSource, location: Location) -> dict[str, bytes]:
-    """Every file of a location, whole."""
-    with source.open(location, everything) as snapshot:
+def asked(
+    uri: str, secret: Secret | None = None, *, namespace: str = "team", revision: str | None = None, endpoint: str = ""
+) -> Asked:
+    return ResolveRequest("adapter", uri, namespace, revision, endpoint=endpoint), secret
+
+
+def read_all(source: ArtifactSource, asked: Asked) -> dict[str, bytes]:
+    """Every file of a source, whole."""
+    with source.open(*asked, everything) as snapshot:
         found: dict[str, bytes] = {}
         for name in snapshot.sizes:
             with snapshot.open(name) as file:
@@ -29,10 +38,10 @@ def read_all(source: ArtifactSource, location: Location) -> dict[str, bytes]:
         return found
 
 
-def refusal(source: ArtifactSource, location: Location) -> ArtifactError:
-    """What reading a location ends with."""
+def refusal(source: ArtifactSource, asked: Asked) -> ArtifactError:
+    """What reading a source ends with."""
     try:
-        found = read_all(source, location)
+        found = read_all(source, asked)
     except ArtifactError as error:
         return error
     raise AssertionError(f"it was read: {sorted(found)}")

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.artifacts.making import refused, write_adapter
+from tests.unit.depot.reading import Asked, asked
 from weft.artifacts.depot_api import ResolveRequest
 from weft.artifacts.errors import Reason, Refused
-from weft_depot.sources import Location, location_of
+from weft_depot.sources import source_of
 from weft_depot.sources.file import FileSource
 from weft_depot.sources.folder import RACY_NS
 
@@ -23,15 +24,15 @@ def root(tmp_path: Path) -> Path:
 
 
 def names(root: Path, path: str) -> list[str]:
-    with FileSource(root).open(at(path), lambda _: True) as snapshot:
+    with FileSource(root).open(*at(path), lambda _: True) as snapshot:
         for name in snapshot.sizes:
             snapshot.open(name).close()
         assert snapshot.unchanged()
         return sorted(snapshot.sizes)
 
 
-def at(path: str, revision: str | None = None, credentials: str | None = None) -> Location:
-    return Location("file", path, revision, "default", credentials)
+def at(path: str) -> Asked:
+    return asked(f"file:{path}")
 
 
 def refusal(root: Path, path: str) -> Reason:
@@ -136,7 +137,7 @@ def test_a_folder_with_too_many_entries_is_refused(root: Path, monkeypatch: pyte
 
 def test_names_that_are_not_asked_for_are_not_looked_at(root: Path) -> None:
     (root / "a" / "b" / "evil").symlink_to("/etc/passwd")
-    with FileSource(root).open(at("a/b"), lambda name: name.endswith(".json")) as snapshot:
+    with FileSource(root).open(*at("a/b"), lambda name: name.endswith(".json")) as snapshot:
         assert list(snapshot.sizes) == ["adapter_config.json"]
 
 
@@ -145,7 +146,7 @@ def test_a_signature_exists_for_old_files_only_and_changes_with_them(root: Path)
     newest = max(path.stat().st_ctime_ns for path in (root / "a" / "b").iterdir())
 
     def signature(now_ns: int) -> str | None:
-        with FileSource(root, wall_ns=lambda: now_ns).open(at("a/b"), lambda _: True) as snapshot:
+        with FileSource(root, wall_ns=lambda: now_ns).open(*at("a/b"), lambda _: True) as snapshot:
             return snapshot.signature
 
     assert signature(newest + RACY_NS - 1) is None
@@ -165,7 +166,7 @@ def test_no_path_leads_outside(tmp_path_factory: pytest.TempPathFactory, path: s
         write_adapter(base / "outside")
         write_adapter(base / "root" / "a" / "b")
     try:
-        with FileSource(base / "root").open(at(path), lambda _: True) as snapshot:
+        with FileSource(base / "root").open(*at(path), lambda _: True) as snapshot:
             for name in snapshot.sizes:
                 with snapshot.open(name) as file:
                     real = os.path.realpath(f"/proc/self/fd/{file.fileno()}")
@@ -179,4 +180,4 @@ def test_no_path_leads_outside(tmp_path_factory: pytest.TempPathFactory, path: s
 )
 def test_what_is_no_uri_is_a_bad_uri(uri: str) -> None:
     with refused(Reason.BAD_URI):
-        location_of(ResolveRequest("adapter", uri, "default"))
+        source_of({}, ResolveRequest("adapter", uri, "default"))

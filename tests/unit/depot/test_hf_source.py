@@ -12,10 +12,10 @@ import pytest
 from harness.fake_hub import FakeHub
 from harness.waiting import PATIENCE_S
 from tests.unit.artifacts.making import write_adapter
-from tests.unit.depot.reading import everything, folder_bytes, quick_policy, read_all, refusal
+from tests.unit.depot.reading import Asked, asked, everything, folder_bytes, quick_policy, read_all, refusal
 from weft.artifacts.errors import Reason, Refused, Unavailable
 from weft_depot.credentials import Secret
-from weft_depot.sources import Location, source_of
+from weft_depot.sources import source_of
 from weft_depot.sources.hf import HfSource, parse_revision
 from weft_depot.sources.hub import Hub
 
@@ -35,9 +35,9 @@ def source(hub: FakeHub, **changed: float) -> HfSource:
     return HfSource(Hub(hub.url, policy), policy)
 
 
-def at(path: str, revision: str | None = None, token: str | None = None) -> Location:
+def at(path: str, revision: str | None = None, token: str | None = None) -> Asked:
     secret = Secret("team/hub", {"token": token.encode()}) if token else None
-    return Location("hf", path, revision, "team", "hub" if token else None, None, secret)
+    return asked(f"hf:{path}", secret, revision=revision)
 
 
 def test_the_fake_hub_is_one_that_the_real_library_downloads_from(hub: FakeHub, tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_a_revision_is_a_branch_or_a_commit_and_is_resolved_once(hub: FakeHub) -
     repo = hub.repo("org/lora", {"config.json": b"old"})
     old = repo.refs["main"]
     repo.commit({"config.json": b"pull"}, "refs/pr/1")
-    with source(hub).open(at("org/lora"), everything) as snapshot:
+    with source(hub).open(*at("org/lora"), everything) as snapshot:
         new = repo.commit({"config.json": b"new!"})
         with snapshot.open("config.json") as file:
             assert file.read() == b"old", "a branch that moves meanwhile changes nothing"
@@ -79,7 +79,7 @@ def test_a_revision_is_a_branch_or_a_commit_and_is_resolved_once(hub: FakeHub) -
 
 def test_the_signature_follows_the_files_that_matter_and_not_the_rest(hub: FakeHub) -> None:
     def signature() -> str | None:
-        with source(hub).open(at("org/lora"), lambda name: name != "README.md") as snapshot:
+        with source(hub).open(*at("org/lora"), lambda name: name != "README.md") as snapshot:
             return snapshot.signature
 
     repo = hub.repo("org/lora", {"README.md": b"1", WEIGHTS: b"abc"})
@@ -92,7 +92,7 @@ def test_the_signature_follows_the_files_that_matter_and_not_the_rest(hub: FakeH
 
 def test_a_header_costs_kilobytes_and_a_whole_file_few_requests(hub: FakeHub) -> None:
     hub.repo("org/lora", {WEIGHTS: BIG * 4})
-    with source(hub).open(at("org/lora"), everything) as snapshot:
+    with source(hub).open(*at("org/lora"), everything) as snapshot:
         with snapshot.open(WEIGHTS) as file:
             assert file.read(8) == BIG[:8]
         assert hub.bytes_asked(WEIGHTS) <= 64 << 10
@@ -103,7 +103,7 @@ def test_a_header_costs_kilobytes_and_a_whole_file_few_requests(hub: FakeHub) ->
 
 def test_the_hub_promises_the_sha256_of_large_files(hub: FakeHub) -> None:
     hub.repo("org/lora", {"config.json": b"{}", WEIGHTS: BIG})
-    with source(hub).open(at("org/lora"), everything) as snapshot:
+    with source(hub).open(*at("org/lora"), everything) as snapshot:
         assert dict(snapshot.expected_sha256) == {WEIGHTS: hashlib.sha256(BIG).hexdigest()}
 
 
@@ -232,7 +232,7 @@ def test_a_file_of_another_size_than_listed_is_not_believed(hub: FakeHub, edit: 
 def test_a_hub_that_does_not_answer_is_given_up_in_time(hub: FakeHub) -> None:
     hub.repo("org/lora", {WEIGHTS: BIG})
     hub.fault(WEIGHTS, times=100, hang=True)
-    with source(hub).open(at("org/lora"), everything) as snapshot:
+    with source(hub).open(*at("org/lora"), everything) as snapshot:
         snapshot._hub = Hub(hub.url, quick_policy(read_s=0.2))  # type: ignore[attr-defined]
         with snapshot.open(WEIGHTS) as file, pytest.raises(Unavailable) as caught:
             file.read()
@@ -249,7 +249,7 @@ def test_who_is_slower_than_the_least_rate_is_not_waited_for(hub: FakeHub) -> No
     patience_s = policy.patience_s(len(BIG))
     assert patience_s == policy.grace_s + len(BIG) / (64 << 10)
     with (
-        HfSource(Hub(hub.url, policy), policy).open(at("org/lora"), everything) as snapshot,
+        HfSource(Hub(hub.url, policy), policy).open(*at("org/lora"), everything) as snapshot,
         snapshot.open(WEIGHTS) as file,
     ):
         clock[0] = patience_s
@@ -318,15 +318,14 @@ def test_an_endpoint_of_the_request_is_refused() -> None:
     policy = quick_policy()
     sources = {"hf": HfSource(Hub("http://127.0.0.1:1", policy), policy)}
     with pytest.raises(Refused) as caught:
-        source_of(sources, Location("hf", "org/name", None, "team", None, "http://evil"))
+        source_of(sources, asked("hf:org/name", endpoint="http://evil")[0])
     assert caught.value.reason == Reason.BAD_URI
     assert "endpoint" in caught.value.message
 
 
 @pytest.mark.parametrize("values", [{}, {"Token": b"x"}, {"token": b""}, {"token": b"a\nb"}, {"token": b"\xff"}])
 def test_a_secret_without_a_token_says_which_key_it_needs(hub: FakeHub, values: dict[str, bytes]) -> None:
-    location = Location("hf", "org/lora", None, "team", "hub", None, Secret("team/hub", values))
-    error = refusal(source(hub), location)
+    error = refusal(source(hub), asked("hf:org/lora", Secret("team/hub", values)))
     assert error.reason == Reason.SECRET_INVALID
     assert "team/hub" in error.message
     assert "'token'" in error.message
@@ -360,7 +359,5 @@ def test_a_listing_without_end_is_cut(hub: FakeHub, monkeypatch: pytest.MonkeyPa
     assert refusal(source(hub), at("org/lora")).reason == Reason.TOO_LARGE
 
 
-def test_a_token_is_in_no_text_about_a_location(hub: FakeHub) -> None:
-    location = at("org/lora", token=TOKEN)
-    assert TOKEN not in repr(location)
-    assert TOKEN not in repr(location.secret)
+def test_a_token_is_in_no_text_about_its_secret() -> None:
+    assert TOKEN not in repr(at("org/lora", token=TOKEN))

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.artifacts.making import write_adapter
-from tests.unit.depot.reading import folder_bytes, read_all, refusal
+from tests.unit.depot.reading import Asked, asked, folder_bytes, read_all, refusal
 from weft.artifacts.errors import Reason, Refused
-from weft_depot.sources import Location
 from weft_depot.sources.pvc import PvcSource
 
 
@@ -21,8 +20,8 @@ def claims(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def at(path: str, namespace: str = "team-a") -> Location:
-    return Location("pvc", path, None, namespace, None)
+def at(path: str, namespace: str = "team-a") -> Asked:
+    return asked(f"pvc:{path}", namespace=namespace)
 
 
 def test_a_folder_of_a_claim_is_read(claims: Path) -> None:
@@ -85,5 +84,5 @@ def test_no_text_reads_another_namespace(tmp_path_factory: pytest.TempPathFactor
 
 def test_each_claim_is_a_host_of_its_own() -> None:
     source = PvcSource(Path("/none"))
-    hosts = {source.host(at(path, namespace)) for path in ("a/x", "a/y", "b/x") for namespace in ("n", "m")}
+    hosts = {source.host(at(path, namespace)[0]) for path in ("a/x", "a/y", "b/x") for namespace in ("n", "m")}
     assert len(hosts) == 4

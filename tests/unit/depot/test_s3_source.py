@@ -8,10 +8,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from tests.unit.depot.reading import quick_policy
+from tests.unit.depot.reading import asked, quick_policy
 from weft.artifacts.errors import Unavailable
 from weft.s3 import ANSWER_BYTES
-from weft_depot.sources import Location
 from weft_depot.sources.retry_policy import RetryPolicy
 from weft_depot.sources.s3 import S3Source
 from weft_depot.sources.s3_client import Endpoints
@@ -53,9 +52,9 @@ def serving(handler: type[Endless]) -> Iterator[str]:
 
 
 def refusal(url: str, policy: RetryPolicy) -> str:
-    location = Location("s3", "//bucket/prefix", None, "team", None, url)
+    question = asked("s3://bucket/prefix", endpoint=url)
     with pytest.raises(Unavailable) as refused, S3Source(Endpoints((url,), "us-east-1"), policy).open(
-        location, lambda _name: True
+        *question, lambda _name: True
     ):  # fmt: skip
         pass
     return str(refused.value)

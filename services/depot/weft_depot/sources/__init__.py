@@ -6,7 +6,6 @@ lead, and it knows afterwards whether the files that were read were one consiste
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from typing import BinaryIO, Protocol
 
 from weft.artifacts.depot_api import ResolveRequest
@@ -18,25 +17,6 @@ MAX_URI_CHARS = 2048
 FileFilter = Callable[[str], bool]
 Identity = tuple[int, int, int, int, int]  # device, inode, size, mtime_ns, ctime_ns
 Marks = tuple[tuple[str, Identity], ...]  # paths of this machine, and what they led to
-
-
-@dataclass(frozen=True, slots=True)
-class Location:
-    """The source part of a request. `path` is what follows the scheme's colon."""
-
-    scheme: str
-    path: str
-    revision: str | None
-    namespace: str
-    credentials: str | None
-    endpoint: str | None = None
-    secret: Secret | None = field(default=None, repr=False)  # what `credentials` names, once it has been read
-
-    @property
-    def options(self) -> tuple[str, ...]:
-        """The optional fields that the request sets, by their names in a manifest."""
-        given = {"revision": self.revision, "endpoint": self.endpoint, "credentialsRef": self.credentials}
-        return tuple(name for name, value in given.items() if value)
 
 
 class Files(Protocol):
@@ -83,7 +63,7 @@ class ArtifactSource(Protocol):
 
     @property
     def accepted_options(self) -> frozenset[str]:
-        """Which of `Location.options` apply here; the others are refused."""
+        """Which of revision, endpoint and credentialsRef apply here; the others are refused."""
         ...
 
     @property
@@ -91,12 +71,14 @@ class ArtifactSource(Protocol):
         """Whether a listing costs another service something: then an unchanged source is not listed all the time."""
         ...
 
-    def host(self, location: Location) -> str:
-        """What hangs as one: the share, the claim or the service behind a location. Never raises."""
+    def host(self, request: ResolveRequest) -> str:
+        """What hangs as one: the share, the claim or the service behind a URI. Never raises."""
         ...
 
-    def open(self, location: Location, file_filter: FileFilter) -> AbstractContextManager[Snapshot]:
-        """The files that `file_filter` asks for, by name.
+    def open(
+        self, request: ResolveRequest, secret: Secret | None, file_filter: FileFilter, /
+    ) -> AbstractContextManager[Snapshot]:
+        """The files that `file_filter` asks for, by name. `secret`: what the request's credentials name.
 
         Raises Refused (BadURI, SourceNotFound, SourceForbidden, SecretInvalid, EndpointNotAllowed, TooLarge),
         Unavailable.
@@ -104,27 +86,26 @@ class ArtifactSource(Protocol):
         ...
 
 
-def location_of(request: ResolveRequest) -> Location:
-    """The URI of a request, `scheme:rest`, and what goes with it. Raises Refused(BadURI)."""
-    uri = request.uri
-    scheme, colon, path = uri.partition(":")
-    if not colon or not scheme.isascii() or not scheme.isalnum() or not scheme.islower():
+def check_uri(request: ResolveRequest) -> None:
+    """Raises Refused(BadURI) unless the URI is `scheme:rest`, of a bounded length."""
+    uri, scheme = request.uri, request.scheme
+    if scheme == uri or not scheme.isascii() or not scheme.isalnum() or not scheme.islower():
         raise Refused(Reason.BAD_URI, f"{uri[:200]!r} is no URI; write for example file:adapters/upper")
     if len(uri) > MAX_URI_CHARS:
         raise Refused(Reason.BAD_URI, f"a URI of {len(uri)} characters, the limit is {MAX_URI_CHARS}")
-    options = request.revision or None, request.namespace, request.credentials or None, request.endpoint or None
-    return Location(scheme, path, *options)
 
 
-def source_of(sources: Mapping[str, ArtifactSource], location: Location) -> ArtifactSource:
-    """The source of a location's scheme. Raises Refused: SchemeNotAllowed, BadURI for an option it does not take."""
-    source = sources.get(location.scheme)
+def source_of(sources: Mapping[str, ArtifactSource], request: ResolveRequest) -> ArtifactSource:
+    """The source of a request's scheme. Raises Refused: SchemeNotAllowed; BadURI, also for an option not taken."""
+    check_uri(request)
+    source = sources.get(request.scheme)
     if source is None:
-        raise Refused(Reason.SCHEME_NOT_ALLOWED, _not_allowed(location.scheme, sources))
-    for option in location.options:
-        if option not in source.accepted_options:
+        raise Refused(Reason.SCHEME_NOT_ALLOWED, _not_allowed(request.scheme, sources))
+    given = {"revision": request.revision, "endpoint": request.endpoint, "credentialsRef": request.credentials}
+    for option, value in given.items():
+        if value and option not in source.accepted_options:
             taken = ", ".join(sorted(source.accepted_options)) or "no option"
-            raise Refused(Reason.BAD_URI, f"{location.scheme}: takes no {option}; remove it (it takes {taken})")
+            raise Refused(Reason.BAD_URI, f"{request.scheme}: takes no {option}; remove it (it takes {taken})")
     return source
 
 

@@ -5,8 +5,10 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from weft.artifacts.depot_api import ResolveRequest
 from weft.artifacts.errors import Reason, Refused
-from weft_depot.sources import FileFilter, Location, relative_parts
+from weft_depot.credentials import Secret
+from weft_depot.sources import FileFilter, relative_parts
 from weft_depot.sources.folder import FolderSnapshot, Root
 
 
@@ -20,12 +22,14 @@ class FileSource:
         """`wall_ns` is the clock of the file system's time stamps."""
         self._root = Root(root, "the file root", wall_ns)
 
-    def host(self, location: Location) -> str:  # noqa: ARG002 (all files are one host)
+    def host(self, request: ResolveRequest) -> str:  # noqa: ARG002 (all files are one host)
         return "file"
 
-    def open(self, location: Location, file_filter: FileFilter) -> AbstractContextManager[FolderSnapshot]:
+    def open(
+        self, request: ResolveRequest, _: Secret | None, file_filter: FileFilter, /
+    ) -> AbstractContextManager[FolderSnapshot]:
         """Raises Refused: BadURI, SourceNotFound, TooLarge."""
-        uri = f"file:{location.path}"
-        if location.path.startswith("/"):
+        uri = f"file:{request.path}"
+        if request.path.startswith("/"):
             raise Refused(Reason.BAD_URI, f"{uri[:200]!r} is absolute; write the path below the file root")
-        return self._root.open(Path(*relative_parts(location.path, uri)), uri, file_filter)
+        return self._root.open(Path(*relative_parts(request.path, uri)), uri, file_filter)

@@ -16,11 +16,12 @@ from typing import Any, BinaryIO, cast
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
+from weft.artifacts.depot_api import ResolveRequest
 from weft.artifacts.digest import MAX_FILE_BYTES, is_file_name
 from weft.artifacts.errors import Reason, Refused, Unavailable
 from weft.domain.text import quoted
 from weft_depot.credentials import Secret
-from weft_depot.sources import FileFilter, Location, relative_parts
+from weft_depot.sources import FileFilter, relative_parts
 from weft_depot.sources.hub import Hub, Repo
 from weft_depot.sources.ranged import open_ranged
 from weft_depot.sources.retry_policy import RetryPolicy
@@ -51,16 +52,16 @@ class HfSource:
     def __init__(self, hub: Hub, policy: RetryPolicy) -> None:
         self._hub, self._policy = hub, policy
 
-    def host(self, location: Location) -> str:  # noqa: ARG002 (all repositories are of one host)
+    def host(self, request: ResolveRequest) -> str:  # noqa: ARG002 (all repositories are of one host)
         return f"hf {self._hub.host}"
 
     @contextlib.contextmanager
-    def open(self, location: Location, file_filter: FileFilter) -> Generator["HubSnapshot"]:
+    def open(self, request: ResolveRequest, secret: Secret | None, file_filter: FileFilter) -> Generator["HubSnapshot"]:
         """Raises Refused: BadURI, SourceNotFound, SourceForbidden, SecretInvalid, TooLarge; Unavailable."""
-        name, folder = _parse_path(location.path)
-        repo = Repo(name, _token(location.secret))
-        answer = self._hub.revision(repo, location.revision or DEFAULT_REVISION)
-        sha, files = parse_revision(answer, folder, file_filter, f"hf:{location.path}")
+        name, folder = _parse_path(request.path)
+        repo = Repo(name, _token(secret))
+        answer = self._hub.revision(repo, request.revision or DEFAULT_REVISION)
+        sha, files = parse_revision(answer, folder, file_filter, f"hf:{request.path}")
         yield HubSnapshot(self._hub, self._policy, repo, sha, files)
 
 

@@ -14,12 +14,14 @@ from urllib.parse import quote, unquote
 
 import httpx2
 
+from weft.artifacts.depot_api import ResolveRequest
 from weft.artifacts.digest import is_file_name
 from weft.artifacts.errors import ArtifactError, Reason, Refused, Unavailable
 from weft.domain.strict_json import JsonError, parse_object
 from weft.domain.text import quoted
 from weft_depot.artifact_layout import MAX_TEXT_BYTES, MAX_WEIGHT_FILES, MODEL_INDEX, NAMED_FILES
-from weft_depot.sources import FileFilter, Location, relative_parts
+from weft_depot.credentials import Secret
+from weft_depot.sources import FileFilter, relative_parts
 from weft_depot.sources.http import AGAIN, Origin, SourceHttp, byte_range, range_of, retry_after, size_of, too_many
 from weft_depot.sources.ranged import open_ranged
 from weft_depot.sources.retry_policy import RetryPolicy, TransientError
@@ -44,13 +46,13 @@ class HttpsSource:
         """`hosts`: HOST or HOST:PORT; `*.DOMAIN` is every host below a domain."""
         self._hosts, self._policy, self._http = hosts, policy, SourceHttp(policy)
 
-    def host(self, location: Location) -> str:
-        return f"https {location.path.removeprefix('//').partition('/')[0].lower()[:253]}"
+    def host(self, request: ResolveRequest) -> str:
+        return f"https {request.path.removeprefix('//').partition('/')[0].lower()[:253]}"
 
     @contextlib.contextmanager
-    def open(self, location: Location, file_filter: FileFilter) -> Generator["WebSnapshot"]:
+    def open(self, request: ResolveRequest, _: Secret | None, file_filter: FileFilter, /) -> Generator["WebSnapshot"]:
         """Raises Refused: BadURI, EndpointNotAllowed, SourceNotFound, SourceForbidden, TooLarge; Unavailable."""
-        url = folder_url(location.path)
+        url = folder_url(request.path)
         host = url.removeprefix("https://").partition("/")[0]
         if not any(_allows(entry.lower(), host.lower()) for entry in self._hosts):
             allowed = ", ".join(self._hosts)

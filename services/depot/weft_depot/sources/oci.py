@@ -17,12 +17,13 @@ from typing import Any, BinaryIO, cast
 
 import httpx2
 
+from weft.artifacts.depot_api import ResolveRequest
 from weft.artifacts.digest import MAX_FILE_BYTES, is_file_name
 from weft.artifacts.errors import ArtifactError, Reason, Refused, Unavailable
 from weft.domain.strict_json import JsonError, parse_object
 from weft.domain.text import quoted
 from weft_depot.credentials import Secret
-from weft_depot.sources import FileFilter, Location
+from weft_depot.sources import FileFilter
 from weft_depot.sources.http import AGAIN, Origin, SourceHttp, byte_range, range_of, retry_after, too_many
 from weft_depot.sources.ranged import open_ranged
 from weft_depot.sources.retry_policy import RetryPolicy, TransientError
@@ -86,24 +87,24 @@ class OciSource:
             url = f"{scheme or 'https'}://{_DOCKER_HUB.get(host, host)}"
             self._origins[host.lower()] = Origin(url, f"oci: {host}")
 
-    def host(self, location: Location) -> str:
+    def host(self, request: ResolveRequest) -> str:
         try:
-            return f"oci {parse_reference(location.path).host.lower()}"
+            return f"oci {parse_reference(request.path).host.lower()}"
         except Refused:
             return "oci refused"  # ends at once, by the same check
 
     @contextlib.contextmanager
-    def open(self, location: Location, file_filter: FileFilter) -> Generator["OciSnapshot"]:
+    def open(self, request: ResolveRequest, secret: Secret | None, file_filter: FileFilter) -> Generator["OciSnapshot"]:
         """Raises Refused: BadURI, EndpointNotAllowed, SecretInvalid, SourceNotFound, SourceForbidden, TooLarge,
         MissingFile; Unavailable.
         """
-        reference = parse_reference(location.path)
+        reference = parse_reference(request.path)
         origin = self._origins.get(reference.host.lower())
         if origin is None:
             allowed = ", ".join(sorted(self._origins)) or "none"
             why = f"the registry {quoted(reference.host, 200)} is not allowed here; allowed: {allowed}"
             raise Refused(Reason.ENDPOINT_NOT_ALLOWED, f"{why} (--oci-registries of the depot)")
-        keys = basic_credentials(location.secret, reference.host)
+        keys = basic_credentials(secret, reference.host)
         yield OciSnapshot(Repository(self._http, origin, reference, keys), self._policy, file_filter)
 
 

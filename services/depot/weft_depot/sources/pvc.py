@@ -9,10 +9,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from weft.artifacts.depot_api import ResolveRequest
 from weft.artifacts.errors import Reason, Refused
 from weft.domain.text import quoted
-from weft_depot.credentials import is_namespace, is_object_name
-from weft_depot.sources import FileFilter, Location, relative_parts
+from weft_depot.credentials import Secret, is_namespace, is_object_name
+from weft_depot.sources import FileFilter, relative_parts
 from weft_depot.sources.folder import FolderSnapshot, Root
 
 
@@ -26,22 +27,24 @@ class PvcSource:
         """`wall_ns` is the clock of the file systems' time stamps."""
         self._root, self._wall_ns = root, wall_ns
 
-    def host(self, location: Location) -> str:
+    def host(self, request: ResolveRequest) -> str:
         """The claim: a share that hangs delays only what reads it."""
-        return f"pvc {location.namespace}/{location.path.partition('/')[0]}"[:200]
+        return f"pvc {request.namespace}/{request.path.partition('/')[0]}"[:200]
 
-    def open(self, location: Location, file_filter: FileFilter) -> AbstractContextManager[FolderSnapshot]:
+    def open(
+        self, request: ResolveRequest, _: Secret | None, file_filter: FileFilter, /
+    ) -> AbstractContextManager[FolderSnapshot]:
         """Raises Refused: BadURI, SourceNotFound, TooLarge."""
-        uri = f"pvc:{location.path}"
-        claim, slash, rest = location.path.partition("/")
-        if not is_object_name(claim) or not is_namespace(location.namespace):
+        uri = f"pvc:{request.path}"
+        claim, slash, rest = request.path.partition("/")
+        if not is_object_name(claim) or not is_namespace(request.namespace):
             raise Refused(Reason.BAD_URI, f"{quoted(uri, 200)} names no claim; write pvc:CLAIM/PATH")
         path = Path(*relative_parts(rest, uri)) if slash else Path()
-        root = self._root / location.namespace / claim
+        root = self._root / request.namespace / claim
         if not root.is_dir():
             raise Refused(
                 Reason.SOURCE_NOT_FOUND,
-                f"the claim {claim} of namespace {location.namespace} is not mounted in the depot; "
+                f"the claim {claim} of namespace {request.namespace} is not mounted in the depot; "
                 "who runs Weft mounts it at NAMESPACE/CLAIM below the depot's --pvc-root",
             )
         return Root(root, f"the claim {claim}", self._wall_ns).open(path, uri, file_filter)

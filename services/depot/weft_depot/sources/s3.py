@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, BinaryIO
 
+from weft.artifacts.depot_api import ResolveRequest
 from weft.artifacts.digest import TEMPLATES_FOLDER, is_file_name
 from weft.artifacts.errors import Reason, Refused, Unavailable
 from weft.domain.text import quoted
-from weft_depot.sources import FileFilter, Location, relative_parts
+from weft_depot.credentials import Secret
+from weft_depot.sources import FileFilter, relative_parts
 from weft_depot.sources.ranged import open_ranged, trimmed
 from weft_depot.sources.retry_policy import RetryPolicy, TransientError
 from weft_depot.sources.s3_client import Clients, Endpoints, answer_of, s3_errors
@@ -58,19 +60,21 @@ class S3Source:
         self._endpoints, self._policy = endpoints, policy
         self._clients = Clients(policy)
 
-    def host(self, location: Location) -> str:
+    def host(self, request: ResolveRequest) -> str:
         try:
-            return f"s3 {self._endpoints.parse(location.endpoint).host}"
+            return f"s3 {self._endpoints.parse(request.endpoint or None).host}"
         except Refused:
             return "s3 refused"  # ends at once, by the same check
 
     @contextlib.contextmanager
-    def open(self, location: Location, file_filter: FileFilter) -> Generator["BucketSnapshot"]:
+    def open(
+        self, request: ResolveRequest, secret: Secret | None, file_filter: FileFilter
+    ) -> Generator["BucketSnapshot"]:
         """Raises Refused: BadURI, EndpointNotAllowed, SecretInvalid, SourceNotFound, SourceForbidden, TooLarge;
         Unavailable.
         """
-        place, endpoint = parse_path(location.path), self._endpoints.parse(location.endpoint)
-        with self._clients.client(endpoint, location.secret) as client:
+        place, endpoint = parse_path(request.path), self._endpoints.parse(request.endpoint or None)
+        with self._clients.client(endpoint, secret) as client:
             yield BucketSnapshot(client, place, self._policy, file_filter)
 
 

@@ -5,11 +5,11 @@ from collections.abc import Generator, Mapping
 from typing import BinaryIO
 
 from weft.artifacts.blobs import BlobStore
-from weft.artifacts.depot_api import source_key
+from weft.artifacts.depot_api import ResolveRequest, source_key
 from weft.artifacts.digest import Manifest, parse_digest
 from weft.artifacts.errors import BadDigest, Reason, Refused, UnknownDigest
 from weft_depot.resolution_cache import ResolutionCache
-from weft_depot.sources import FileFilter, Location, Marks
+from weft_depot.sources import Marks
 from weft_depot.staging import BlobFiles
 
 
@@ -22,23 +22,23 @@ class UploadedSource:
     def __init__(self, store: BlobStore, resolutions: ResolutionCache) -> None:
         self._store, self._resolutions = store, resolutions
 
-    def host(self, location: Location) -> str:  # noqa: ARG002 (all of them are in this depot)
+    def host(self, request: ResolveRequest) -> str:  # noqa: ARG002 (all of them are in this depot)
         return "depot"
 
     @contextlib.contextmanager
-    def open(self, location: Location, file_filter: FileFilter) -> Generator["UploadedSnapshot"]:  # noqa: ARG002
+    def open(self, request: ResolveRequest, *_: object) -> Generator["UploadedSnapshot"]:
         """Raises Refused: BadURI, SourceNotFound."""
-        uri = f"depot:{location.path}"
+        uri = f"depot:{request.path}"
         try:
-            digest = parse_digest(location.path)
+            digest = parse_digest(request.path)
         except BadDigest as error:
             raise Refused(Reason.BAD_URI, f"{uri[:200]!r}: {error.message}") from error
-        if self._resolutions.find("adapter", source_key(uri, location.namespace)) is None:
-            raise Refused(Reason.SOURCE_NOT_FOUND, _missing(location))
+        if self._resolutions.find("adapter", source_key(uri, request.namespace)) is None:
+            raise Refused(Reason.SOURCE_NOT_FOUND, _missing(request))
         try:
             manifest = self._store.manifest(digest)
         except UnknownDigest as error:
-            raise Refused(Reason.SOURCE_NOT_FOUND, _missing(location)) from error
+            raise Refused(Reason.SOURCE_NOT_FOUND, _missing(request)) from error
         yield UploadedSnapshot(self._store, manifest)
 
 
@@ -60,8 +60,8 @@ class UploadedSnapshot:
         return True
 
 
-def _missing(location: Location) -> str:
+def _missing(request: ResolveRequest) -> str:
     return (
-        f"namespace {location.namespace} has uploaded no adapter {location.path[:71]}, or it was removed: "
+        f"namespace {request.namespace} has uploaded no adapter {request.path[:71]}, or it was removed: "
         "an upload that no LoRAAdapter names is kept for a few minutes; upload it again"
     )
