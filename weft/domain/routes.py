@@ -156,8 +156,8 @@ class RoleCounts(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class PoolReport:
-    """What the scheduler reports of a pool."""
+class PoolStatus:
+    """What the scheduler reports of a pool, when it changed."""
 
     ready_runners: Any32
     wanted_runners: Any32 = 0  # within the pool's bounds
@@ -167,12 +167,6 @@ class PoolReport:
     roles: RoleCounts | None = None  # None: phases are not split
     wanted: PhaseCounts | None = None  # `wanted_runners` by the phase of their groups; None: not counted apart
     kv_pages: Pages = 0  # of the Ready runner with the fewest in all; 0: there was none yet
-
-
-@dataclass(frozen=True, slots=True)
-class PoolStatus(PoolReport):
-    """From the scheduler to the registry, when it changed."""
-
     pool: SomePool = ""
 
 
@@ -187,8 +181,8 @@ class CanaryCounts(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterReport:
-    """What the scheduler reports of an adapter.
+class AdapterStatus:
+    """What the scheduler reports of an adapter, when it changed, and once every gateway has applied its route.
 
     Readers subtract `unavailable_runners` from the pool's `ready_runners`: so a runner more changes one status, the
     pool's, and not that of each adapter.
@@ -202,12 +196,6 @@ class AdapterReport:
     removed: bool = False  # the last one of a removed adapter: it is not routed, and no Ready runner has it
     canary: CanaryCounts | None = None  # None: it has none
     observed_generation: Any64 = 0  # of the AdapterSpec that this answers
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterStatus(AdapterReport):
-    """From the scheduler to the registry, when it changed, and once every gateway has applied its route."""
-
     uid: AdapterUid = ""
 
 

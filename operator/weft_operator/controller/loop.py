@@ -52,11 +52,11 @@ from weft_operator.core.expectations import apply_failed, expect, forget, found_
 from weft_operator.core.reconcile import known_refs, reconcile, requeue_at
 from weft_operator.core.resources import Malformed, Meta, Object, Ref, parse, ref_of
 from weft_operator.core.state import (
-    AdapterReport,
+    AdapterStatus,
     DesiredState,
     ObjectKey,
     Pod,
-    PoolReport,
+    PoolStatus,
     RunnerProcess,
     State,
 )
@@ -201,9 +201,9 @@ class Controller(Loop):
         for resource in map(parse, objects):
             self.state.desired.add(resource)
             if resource.meta.ref.kind == "ServingPool":
-                self.state.observed.pool_reports[str(resource.meta.ref)] = PoolReport(0)
+                self.state.observed.pool_reports[str(resource.meta.ref)] = PoolStatus(0)
             else:
-                self.state.observed.adapter_reports[resource.meta.uid] = AdapterReport("", False, 0)
+                self.state.observed.adapter_reports[resource.meta.uid] = AdapterStatus("", False, 0)
 
     async def run(self) -> None:
         """Plan until cancelled. All that is known is published to the scheduler before anything is written."""
@@ -272,7 +272,7 @@ class Controller(Loop):
         pods = self.state.observed.pods
         self._queue.add([ref for ref, of in pods.items() if any(pod.node == name for pod in of.values())])
 
-    def on_pool_report(self, pool: str, report: PoolReport) -> None:
+    def on_pool_report(self, pool: str, report: PoolStatus) -> None:
         """The scheduler's report of a pool. One about a pool that was unpublished meanwhile is dropped."""
         namespace, _, name = pool.partition("/")
         ref = Ref("ServingPool", namespace, name)
@@ -286,7 +286,7 @@ class Controller(Loop):
                 a.meta.ref for a in self.state.desired.adapters_of(ref) if a.status.get("pool") not in (None, pool)
             )
 
-    def on_adapter_report(self, uid: str, report: AdapterReport) -> None:
+    def on_adapter_report(self, uid: str, report: AdapterStatus) -> None:
         """The scheduler's report of an adapter."""
         ref = self.state.desired.by_uid.get(uid)
         if ref is None:

@@ -21,7 +21,7 @@ from weft.wire.v1 import scheduler_pb2 as pb
 from weft.wire.v1.scheduler_pb2_grpc import SchedulerStub
 from weft_operator.core.actions import PublishAdapter, PublishPool, UnpublishAdapter, UnpublishPool
 from weft_operator.core.resources import Ref
-from weft_operator.core.state import AdapterRegistration, AdapterReport, PoolReport
+from weft_operator.core.state import AdapterRegistration
 
 RegistryUpdate = PublishPool | UnpublishPool | PublishAdapter | UnpublishAdapter
 GATHER_S, GATHER_ENTRY_S = 0.1, 0.0002  # between two messages: at least, and for each entry of the table
@@ -34,8 +34,8 @@ class RegistryClient:
         self,
         address: str,
         *,
-        on_pool: Callable[[str, PoolReport], None],
-        on_adapter: Callable[[str, AdapterReport], None],
+        on_pool: Callable[[str, PoolStatus], None],
+        on_adapter: Callable[[str, AdapterStatus], None],
         tls: Tls | None = None,
         term: int = 0,
     ) -> None:

@@ -55,14 +55,14 @@ from weft_operator.core.resources import (
 from weft_operator.core.runner_defaults import RunnerDefaults
 from weft_operator.core.state import (
     AdapterRegistration,
-    AdapterReport,
+    AdapterStatus,
     Child,
     DesiredState,
     ObjectKey,
     ObservedState,
     Pod,
     Policy,
-    PoolReport,
+    PoolStatus,
     RunnerConfig,
     RunnerProcess,
     RunnerState,

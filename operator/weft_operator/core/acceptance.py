@@ -32,10 +32,10 @@ from weft_operator.core.children import RUNNER_KINDS, child_names, is_adoptable
 from weft_operator.core.resources import Adapter, Pool, Ref, holds
 from weft_operator.core.scaling import Bounds
 from weft_operator.core.state import (
-    AdapterReport,
+    AdapterStatus,
     DesiredState,
     Pod,
-    PoolReport,
+    PoolStatus,
     RunnerProcess,
     State,
     runner_pods,
@@ -61,7 +61,7 @@ class PoolView:
     request: ResolveRequest | None  # None: not accepted
     resolution: Resolution | None  # of that request or of the one before it
     serving: VerifiedArtifact | None
-    report: PoolReport | None
+    report: PoolStatus | None
     runners: tuple[RunnerProcess | Pod, ...]  # without those that leave
     blocking_error: Rejection | None  # why what it owns is not as it should be
     bounds: Bounds
@@ -80,7 +80,7 @@ class AdapterView:
     request: ResolveRequest | None  # None: not accepted, a mismatch, or no base yet
     resolution: Resolution | None
     serving: VerifiedArtifact | None
-    report: AdapterReport | None
+    report: AdapterStatus | None
     drain_s: float
     canary: CanaryView | None  # None: none, or the adapter is not accepted
     canary_kept: bool  # the spec has none any more, and what it was promoted to still serves

@@ -26,11 +26,11 @@ from weft_operator.core.replicas import object_revision
 from weft_operator.core.resources import Object, Ref
 from weft_operator.core.state import (
     AdapterRegistration,
-    AdapterReport,
+    AdapterStatus,
     ApplyFailure,
     Child,
     ForeignObject,
-    PoolReport,
+    PoolStatus,
     State,
 )
 
@@ -50,7 +50,7 @@ def expect(action: Action, state: State, now: float) -> None:
         case UnpublishPool(ref=ref):
             _pool_left(ref, state, now)
             expected.published_at.pop(ref, None)
-            observed.pool_reports[str(ref)] = PoolReport(0)
+            observed.pool_reports[str(ref)] = PoolStatus(0)
         case PublishAdapter(ref=ref, entry=entry):
             _adapter_left(ref, state, now, after=entry if entry.digest else None)
             expected.adapters[ref] = entry
@@ -130,6 +130,6 @@ def _adapter_left(ref: Ref, state: State, now: float, after: AdapterRegistration
     if after is None or before.uid != after.uid:
         state.observed.adapter_reports.pop(before.uid, None)
         if after is None:  # unpublished, and the object may live on: it is not routed any more
-            state.observed.adapter_reports[before.uid] = AdapterReport("", False)
+            state.observed.adapter_reports[before.uid] = AdapterStatus("", False)
     for digest in before.digests - (after.digests if after else set[str]()):
         state.expectations.retention.left(digest, now, before.drain_s)

@@ -41,7 +41,7 @@ from weft_operator.core.state import (
     ApplyFailure,
     Child,
     ObjectKey,
-    PoolReport,
+    PoolStatus,
     RunnerConfig,
     RunnerProcess,
     RunnerState,
@@ -273,7 +273,7 @@ def _plan_sets(
 
 
 def _changes(
-    present: Mapping[int, RunnerProcess], launch: RunnerConfig, size: int, report: PoolReport | None, bounds: Bounds,
+    present: Mapping[int, RunnerProcess], launch: RunnerConfig, size: int, report: PoolStatus | None, bounds: Bounds,
     others: set[str], *, waited: bool, apart: bool, replacing: int,
 ) -> tuple[set[int], set[int], list[int]]:  # fmt: skip
     """Of a group's runners of several pods: which go now, those of them for another launch, and which come.

@@ -17,7 +17,7 @@ from math import ceil
 
 from weft.domain.routes import GroupPhase, PhaseGroups
 from weft_operator.core.resources import Bound, Group, Pool
-from weft_operator.core.state import PoolReport, RunnerConfig, RunnerProcess
+from weft_operator.core.state import PoolStatus, RunnerConfig, RunnerProcess
 
 RUNNERS_MAX = 1024
 ANSWER_S = 5.0
@@ -57,7 +57,7 @@ def bounds(pool: Pool, default: int) -> Bounds:
     return Bounds(min(low, room), min(high, room), pool.meta.generation)
 
 
-def target(bounds: Bounds, report: PoolReport | None, present: int) -> int:
+def target(bounds: Bounds, report: PoolStatus | None, present: int) -> int:
     """Runners that the pool should have. Until the scheduler has answered none of those that are there is too many.
 
     A scheduler that has just started observes no generation before it knows the runners, and wants more where requests
@@ -68,7 +68,7 @@ def target(bounds: Bounds, report: PoolReport | None, present: int) -> int:
     return bounds.clamp(report.wanted_runners if is_current(report, bounds) else max(report.wanted_runners, present))
 
 
-def is_current(report: PoolReport, bounds: Bounds) -> bool:
+def is_current(report: PoolStatus, bounds: Bounds) -> bool:
     """Whether the scheduler reported this for these bounds, and the runners that there are."""
     return report.observed_generation == bounds.generation
 
@@ -112,7 +112,7 @@ def phase_groups(pool: Pool) -> tuple[PhaseGroups, ...]:
 
 
 def sizes(
-    pool: Pool, wanted: int, report: PoolReport | None, bounds: Bounds, present: Mapping[str, int]
+    pool: Pool, wanted: int, report: PoolStatus | None, bounds: Bounds, present: Mapping[str, int]
 ) -> dict[str, int]:
     """Runners of each group. Where groups are counted apart the scheduler's report decides.
 
@@ -160,7 +160,7 @@ def one_for_one(sizes: Mapping[str, int], present: Mapping[str, int], wanted: in
 def select_victims(
     present: Sequence[Runner],
     wanted: int,
-    report: PoolReport | None,
+    report: PoolStatus | None,
     bounds: Bounds,
     *,
     waited: bool,

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 
 from weft.api.servingpool import Memory, ModelCache
 from weft.domain.adapter import AdapterSpec
-from weft.domain.routes import AdapterReport, PoolReport, PoolSpec
+from weft.domain.routes import AdapterStatus, PoolSpec, PoolStatus
 from weft_operator.core.artifacts import Resolution, Retention
 from weft_operator.core.resources import (
     Adapter,
@@ -291,8 +291,8 @@ class ObservedState:
     foreign: dict[Ref, dict[ObjectKey, ForeignObject]] = field(default_factory=dict)  # by pool
     pods: dict[Ref, dict[str, Pod]] = field(default_factory=dict)  # by pool and name
     unschedulable_nodes: set[str] = field(default_factory=set)
-    pool_reports: dict[str, PoolReport] = field(default_factory=dict)  # by "namespace/name"
-    adapter_reports: dict[str, AdapterReport] = field(default_factory=dict)  # by uid
+    pool_reports: dict[str, PoolStatus] = field(default_factory=dict)  # by "namespace/name"
+    adapter_reports: dict[str, AdapterStatus] = field(default_factory=dict)  # by uid
     unloaded: set[str] = field(default_factory=set)  # uids of deleted adapters that no runner holds any more
 
 

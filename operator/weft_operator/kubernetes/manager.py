@@ -27,7 +27,7 @@ from weft_operator.controller.keys import KeyController
 from weft_operator.controller.loop import Controller
 from weft_operator.controller.registry_client import RegistryClient
 from weft_operator.core.resources import Object, Ref, parse
-from weft_operator.core.state import AdapterReport, DesiredState, Policy, PoolReport
+from weft_operator.core.state import AdapterStatus, DesiredState, Policy, PoolStatus
 from weft_operator.errors import KubernetesError, ObjectNotFound
 from weft_operator.kubernetes import admission
 from weft_operator.kubernetes.admission import AdmissionServer
@@ -346,8 +346,8 @@ class _Reports:
 
     controller: Any = None
 
-    def pool(self, pool: str, report: PoolReport) -> None:
+    def pool(self, pool: str, report: PoolStatus) -> None:
         self.controller.on_pool_report(pool, report)
 
-    def adapter(self, uid: str, report: AdapterReport) -> None:
+    def adapter(self, uid: str, report: AdapterStatus) -> None:
         self.controller.on_adapter_report(uid, report)

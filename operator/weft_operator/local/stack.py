@@ -25,7 +25,7 @@ from weft_operator.controller.depot_client import DepotClient
 from weft_operator.controller.loop import Controller
 from weft_operator.controller.registry_client import RegistryClient
 from weft_operator.core.resources import Object, Ref
-from weft_operator.core.state import AdapterReport, DesiredState, PoolReport, RunnerProcess
+from weft_operator.core.state import AdapterStatus, DesiredState, PoolStatus, RunnerProcess
 from weft_operator.errors import ComponentFailed
 from weft_operator.local.admission import Admission
 from weft_operator.local.api import Api, serve
@@ -177,10 +177,10 @@ class Stack:
     def _on_runner(self, pool: Ref, index: int, runner: RunnerProcess | None) -> None:
         self._controller.on_runner(pool, index, runner)
 
-    def _on_pool_report(self, pool: str, report: PoolReport) -> None:
+    def _on_pool_report(self, pool: str, report: PoolStatus) -> None:
         self._controller.on_pool_report(pool, report)
 
-    def _on_adapter_report(self, uid: str, report: AdapterReport) -> None:
+    def _on_adapter_report(self, uid: str, report: AdapterStatus) -> None:
         self._controller.on_adapter_report(uid, report)
 
     def _start(self, program: Program) -> None:

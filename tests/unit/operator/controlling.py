@@ -13,7 +13,7 @@ from harness.waiting import PATIENCE_S
 from tests.unit.operator.planning import adapter_object, adapter_ref, failed, fetched_base, pool_object, verified
 from weft_operator.controller.loop import Controller
 from weft_operator.core import (
-    AdapterReport,
+    AdapterStatus,
     AddFinalizer,
     ApplyChild,
     DeleteChild,
@@ -23,7 +23,7 @@ from weft_operator.core import (
     Object,
     OperationStatus,
     Policy,
-    PoolReport,
+    PoolStatus,
     PublishAdapter,
     PublishPool,
     RecordEvent,
@@ -105,12 +105,12 @@ class FakeRegistry:
         self.told.append(action)
         if isinstance(action, PublishAdapter):
             self.names[action.ref] = action.entry.model_name
-            report = AdapterReport(action.entry.digest, True, observed_generation=action.entry.generation)
+            report = AdapterStatus(action.entry.digest, True, observed_generation=action.entry.generation)
             asyncio.get_running_loop().call_soon(self._controller().on_adapter_report, action.entry.uid, report)
         elif isinstance(action, UnpublishAdapter):
             del self.names[action.ref]
         elif isinstance(action, PublishPool):
-            asyncio.get_running_loop().call_soon(self._controller().on_pool_report, action.entry.name, PoolReport(1))
+            asyncio.get_running_loop().call_soon(self._controller().on_pool_report, action.entry.name, PoolStatus(1))
 
     def _controller(self) -> Controller:
         assert self.controller is not None

@@ -13,14 +13,14 @@ from weft_operator.core import (
     Action,
     Adapter,
     AdapterRegistration,
-    AdapterReport,
+    AdapterStatus,
     DesiredState,
     EnsureRunner,
     ForgetSource,
     ObservedState,
     OperationStatus,
     Policy,
-    PoolReport,
+    PoolStatus,
     PublishAdapter,
     PublishPool,
     RecordEvent,
@@ -285,11 +285,11 @@ class World:
             ready = self.ready_names(ref)
             wanted = max(entry.min_runners, min(self.demand.get(ref, 0), entry.max_runners))
             victims = tuple(reversed(ready[wanted:]))
-            self.observed.pool_reports[str(ref)] = PoolReport(len(ready), wanted, victims, entry.generation)
+            self.observed.pool_reports[str(ref)] = PoolStatus(len(ready), wanted, victims, entry.generation)
         for uid, entry in self.routed.items():
             if self.desired.by_uid.get(uid):
                 canary = next((self.canaries.get(v.digest) for v in entry.versions if v.weight), None)
-                self.observed.adapter_reports[uid] = AdapterReport(
+                self.observed.adapter_reports[uid] = AdapterStatus(
                     entry.digest, True, canary=canary, observed_generation=entry.generation
                 )
         self.observed.unloaded |= self.unloading & self.expectations.unloading

@@ -26,11 +26,11 @@ from weft.domain.routes import RoleCounts, SloAttainment
 from weft_operator.core import (
     FINALIZER,
     Action,
-    AdapterReport,
+    AdapterStatus,
     EnsureRunner,
     OperationStatus,
     Policy,
-    PoolReport,
+    PoolStatus,
     RemoveRunner,
     Resolve,
     RunnerProcess,
@@ -432,7 +432,7 @@ def test_fewer_replicas_stop_those_that_the_scheduler_names(world: World) -> Non
     world.apply(pool_object(replicas=2))
     world.step()
     assert world.plan() == []  # told, not answered
-    world.observed.pool_reports[str(pool_ref())] = PoolReport(
+    world.observed.pool_reports[str(pool_ref())] = PoolStatus(
         4, 2, (runner_name(1), runner_name(0)), world.generation(pool_ref())
     )
     assert stopped(world.step()) == [1, 0]
@@ -515,7 +515,7 @@ def test_the_status_has_what_the_scheduler_reports_and_keeps_it_while_nobody_say
         world.observed.pool_reports.pop(str(pool_ref()), None)
         if number is not None:
             known = (SloAttainment(number, 100, 98), RoleCounts(number, 1, 0, "why")) if number else (None, None)
-            report = PoolReport(1, 1, (), 1, *known, kv_pages=number)
+            report = PoolStatus(1, 1, (), 1, *known, kv_pages=number)
             world.observed.pool_reports[str(pool_ref())] = report
         world.settle()
         status, shown = world.status(pool_ref()), number or 7
@@ -529,7 +529,7 @@ def test_a_scheduler_that_knows_no_runner_yet_takes_none_away(world: World) -> N
     world.demand[pool_ref()] = 3
     world.settle()
     world.scheduler_speaks = False
-    world.observed.pool_reports[str(pool_ref())] = PoolReport(0, 0, (), world.generation(pool_ref()))
+    world.observed.pool_reports[str(pool_ref())] = PoolStatus(0, 0, (), world.generation(pool_ref()))
     world.wait(600)
     assert len(world.observed.runners[pool_ref()]) == 3
     runners = world.observed.runners[pool_ref()]
@@ -831,7 +831,7 @@ def test_runners_that_cannot_start_are_replaced_at_once(world: World) -> None:
     world.settle(pool_object(replicas=2))
     runners = world.observed.runners[pool_ref()]
     runners.update({i: replace(runner, state="CrashLoop", message="no memory") for i, runner in runners.items()})
-    world.observed.pool_reports[str(pool_ref())] = PoolReport(0)
+    world.observed.pool_reports[str(pool_ref())] = PoolStatus(0)
     world.apply(pool_object(replicas=2, advanced={"kvPages": 16}))
     starts = [action.index for action in world.plan() if isinstance(action, EnsureRunner)]
     assert starts == [0, 1]
@@ -851,7 +851,7 @@ def test_a_crash_loop_is_reported_with_its_last_words(world: World) -> None:
 def test_an_adapter_that_no_runner_can_load_is_not_ready(serving: World) -> None:
     uid = serving.store.get(adapter_ref("upper"))["metadata"]["uid"]
     for everywhere, expected in ((True, ("False", "LoadFailed")), (False, ("True", "Published"))):
-        report = AdapterReport(digest("a"), True, 1, ("r1: out of slots",), load_failed=everywhere)
+        report = AdapterStatus(digest("a"), True, 1, ("r1: out of slots",), load_failed=everywhere)
         serving.observed.adapter_reports[uid] = report
         for action in serving.plan():
             serving.do(action)

@@ -12,7 +12,7 @@ import pytest
 from harness.waiting import PATIENCE_S
 from tests.unit.operator.planning import adapter_ref, digest, pool_ref
 from weft.domain.adapter import Tier
-from weft.domain.routes import AdapterReport, AdapterStatus, PoolReport, PoolSpec, PoolStatus
+from weft.domain.routes import AdapterStatus, PoolSpec, PoolStatus
 from weft.wire.streams import SendQueue, serve_stream
 from weft.wire.v1 import scheduler_pb2 as pb
 from weft.wire.v1.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
@@ -57,8 +57,8 @@ class Reports:
     """What came back, as it can be awaited."""
 
     def __init__(self) -> None:
-        self.pools: asyncio.Queue[tuple[str, PoolReport]] = asyncio.Queue()
-        self.adapters: asyncio.Queue[tuple[str, AdapterReport]] = asyncio.Queue()
+        self.pools: asyncio.Queue[tuple[str, PoolStatus]] = asyncio.Queue()
+        self.adapters: asyncio.Queue[tuple[str, AdapterStatus]] = asyncio.Queue()
 
 
 @asynccontextmanager

@@ -15,7 +15,7 @@ from weft_operator.core import (
     ObjectKey,
     ObservedState,
     Pod,
-    PoolReport,
+    PoolStatus,
     PublishAdapter,
     PublishPool,
     SetPodDeletionCost,
@@ -138,7 +138,7 @@ def test_victims_are_marked_before_the_replicas_are_lowered(cluster: ClusterWorl
     cluster.apply(pool_object(replicas=2))
     cluster.step()
     assert cluster.plan() == []  # told, not answered
-    cluster.observed.pool_reports[str(pool_ref())] = PoolReport(
+    cluster.observed.pool_reports[str(pool_ref())] = PoolStatus(
         4, 2, (names[2], names[0]), cluster.generation(pool_ref())
     )
     marks = cluster.plan()
@@ -209,7 +209,7 @@ def test_the_autoscaler_takes_only_ready_pods_that_the_scheduler_has_named(clust
     started(cluster, scaled(1, 4))
     names = cluster.ready_names(pool_ref())
     cluster.scheduler_speaks = False
-    cluster.observed.pool_reports[str(pool_ref())] = PoolReport(4, 1, (names[1],), cluster.generation(pool_ref()))
+    cluster.observed.pool_reports[str(pool_ref())] = PoolStatus(4, 1, (names[1],), cluster.generation(pool_ref()))
     cluster.at_rest()
     assert cluster.ready_names(pool_ref()) == [names[0], *names[2:]]
 
@@ -222,11 +222,11 @@ def test_a_scheduler_that_has_just_started_takes_no_starting_pod_away_and_may_as
     cluster.scheduler_speaks, cluster.cluster.pods_become_ready = False, False
     for name, pod in list(cluster.cluster.pods.items())[:2]:
         cluster.cluster.pods[name] = replace(pod, ready=False)
-    cluster.observed.pool_reports[str(pool_ref())] = PoolReport(0, wanted_runners=1)
+    cluster.observed.pool_reports[str(pool_ref())] = PoolStatus(0, wanted_runners=1)
     cluster.at_rest()
     assert cluster.sizes(pool_ref()) == {"runners": 3}
     assert cluster.status(pool_ref())["desiredReplicas"] == 3
-    cluster.observed.pool_reports[str(pool_ref())] = PoolReport(0, wanted_runners=4)
+    cluster.observed.pool_reports[str(pool_ref())] = PoolStatus(0, wanted_runners=4)
     cluster.at_rest()
     assert cluster.sizes(pool_ref()) == {"runners": 4}
 
@@ -264,7 +264,7 @@ def test_groups_for_a_phase_are_as_large_as_the_scheduler_wants_and_give_before_
     assert cluster.sizes(ref) == {"p": 1, "t": 1}, "before the scheduler has answered each has one"
 
     def wanted(prompt: int, token: int, *victims: str) -> dict[str, int]:
-        report = PoolReport(
+        report = PoolStatus(
             4,
             prompt + token,
             victims,
@@ -296,7 +296,7 @@ def test_a_number_that_people_wrote_is_spread_by_phase_and_moves_only_by_victims
 
     def wanted(prompt: int, token: int, *victims: str) -> dict[str, int]:
         counts = PhaseCounts(prompt, token)
-        report = PoolReport(5, 5, victims, cluster.generation(ref), wanted=counts)
+        report = PoolStatus(5, 5, victims, cluster.generation(ref), wanted=counts)
         cluster.observed.pool_reports[str(ref)] = report
         cluster.at_rest()
         return cluster.sizes(ref)
@@ -555,7 +555,7 @@ def test_nothing_is_remembered_of_what_is_gone(cluster: ClusterWorld) -> None:
     cluster.remove(adapter_ref("upper"))
     cluster.remove(pool_ref())
     cluster.wait(400)
-    assert cluster.observed == ObservedState(pool_reports={str(pool_ref()): PoolReport(0)})
+    assert cluster.observed == ObservedState(pool_reports={str(pool_ref()): PoolStatus(0)})
     cluster.expectations.applied.clear()  # with the watch of each object
     assert cluster.expectations == Expectations(retention=Retention(last_sent=frozenset()))
 

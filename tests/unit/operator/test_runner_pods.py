@@ -9,7 +9,7 @@ import pytest
 from tests.unit.operator.cluster import SITE, ClusterWorld
 from tests.unit.operator.planning import pool_object, pool_ref
 from weft.domain.routes import PhaseCounts
-from weft_operator.core import DeleteChild, ObjectKey, Pod, Policy, PoolReport
+from weft_operator.core import DeleteChild, ObjectKey, Pod, Policy, PoolStatus
 from weft_operator.core.children import GROUP_LABEL, INDEX_LABEL, RUNNER_LABEL
 from weft_operator.core.state import APPLY_RETRY_S, runner_pods
 from weft_runner.settings import parse_settings
@@ -123,7 +123,7 @@ def test_scale_in_deletes_the_victims_statefulset_and_its_policy_once_its_pods_a
     pool.apply(pool_object(replicas=1, parallelism=GRID))
     pool.step()
     assert len(sets(pool)) == 2, "the scheduler was not asked yet"
-    pool.observed.pool_reports[str(pool_ref())] = PoolReport(2, 1, (f"{victim}-0",), pool.generation(pool_ref()))
+    pool.observed.pool_reports[str(pool_ref())] = PoolStatus(2, 1, (f"{victim}-0",), pool.generation(pool_ref()))
     pool.step()
     assert [obj["metadata"]["name"] for obj in sets(pool).values()] == [stays]
     pool.at_rest()
@@ -135,7 +135,7 @@ def test_the_policy_of_a_runner_that_ends_stays_while_it_has_pods(pool: ClusterW
     pool.scheduler_speaks = False
     pool.apply(pool_object(replicas=1, parallelism=GRID))
     pool.step()
-    pool.observed.pool_reports[str(ref)] = PoolReport(2, 1, (f"{name}-0",), pool.generation(ref))
+    pool.observed.pool_reports[str(ref)] = PoolStatus(2, 1, (f"{name}-0",), pool.generation(ref))
     del pool.observed.children[ref][ObjectKey("StatefulSet", "default", name)]
     pods = pool.observed.pods[ref]
     ending = {n: replace(pod, state="Leaving") for n, pod in pods.items() if pod.runner == name}
@@ -204,7 +204,7 @@ def test_a_runner_for_one_phase_waits_for_the_victim_of_the_other(
 
     def wanted(prompt: int, token: int, *victims: str) -> Counter[str]:
         counts = PhaseCounts(prompt, token)
-        report = PoolReport(4, prompt + token, victims, cluster.generation(ref), wanted=counts)
+        report = PoolStatus(4, prompt + token, victims, cluster.generation(ref), wanted=counts)
         cluster.observed.pool_reports[str(ref)] = report
         cluster.at_rest()
         return Counter(obj["metadata"]["labels"][GROUP_LABEL] for obj in manifests(cluster))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.unit.operator.planning import pool_object, stored
 from weft.domain.routes import PhaseCounts
-from weft_operator.core import Group, PoolReport, parse_pool
+from weft_operator.core import Group, PoolStatus, parse_pool
 from weft_operator.core.scaling import (
     Bounds,
     Runner,
@@ -106,7 +106,7 @@ def test_a_number_that_people_wrote_gives_each_phase_its_least_and_the_rest_by_e
     if answered:
         limits, asked = PhaseBounds(phase_groups(pool), least, share), ReplicaBounds(replicas, replicas)
         autoscaler.recommend(PoolLoad(split=True), asked, 0.0, window_s=60.0, work_s=30.0, keep=False, phases=limits)
-        report = PoolReport(0, replicas, (), GENERATION, wanted=autoscaler.wanted)
+        report = PoolStatus(0, replicas, (), GENERATION, wanted=autoscaler.wanted)
     found, of_phase = sizes(pool, replicas, report, bounds, {}), Counter[str]()
     for group in groups:
         of_phase[group.phase] += found[group.name]
@@ -125,10 +125,10 @@ def test_a_number_that_people_wrote_gives_each_phase_its_least_and_the_rest_by_e
 @given(
     BOUNDS,
     COUNTS,
-    st.none() | st.builds(PoolReport, COUNTS, COUNTS, st.just(()), st.sampled_from((0, GENERATION - 1, GENERATION))),
+    st.none() | st.builds(PoolStatus, COUNTS, COUNTS, st.just(()), st.sampled_from((0, GENERATION - 1, GENERATION))),
 )
 def test_the_target_is_within_its_bounds_and_by_the_word_of_a_scheduler_that_knows_them(
-    bounds: Bounds, present: int, report: PoolReport | None
+    bounds: Bounds, present: int, report: PoolStatus | None
 ) -> None:
     count = target(bounds, report, present)
     assert bounds.min <= count <= bounds.max
@@ -148,7 +148,7 @@ def test_the_target_is_within_its_bounds_and_by_the_word_of_a_scheduler_that_kno
 def test_who_goes(
     present: list[Runner], wanted: int, bounds: Bounds, names: list[str], count: int, waited: bool
 ) -> None:
-    report = PoolReport(len(present), wanted, tuple(names[:count]), GENERATION)
+    report = PoolStatus(len(present), wanted, tuple(names[:count]), GENERATION)
     going = select_victims(present, wanted, report, bounds, waited=waited)
     assert going is not None
     assert len(set(going)) == len(going) <= max(0, len(present) - wanted)
@@ -168,7 +168,7 @@ def test_who_goes(
 def test_nobody_goes_before_the_scheduler_has_answered_or_had_its_time(
     present: list[Runner], wanted: int, bounds: Bounds
 ) -> None:
-    other = PoolReport(1, 1, tuple(runner.name for runner in present), GENERATION - 1)
+    other = PoolStatus(1, 1, tuple(runner.name for runner in present), GENERATION - 1)
     for report in (None, other):
         going = select_victims(present, wanted, report, bounds, waited=False)
         assert going == ([] if len(present) <= wanted else None)
@@ -220,7 +220,7 @@ def test_groups_are_counted_apart_in_a_split_pool_whose_hardware_is_for_phases(
 def test_numbers_of_phases_that_are_of_another_spec_or_sum_move_no_runner(generation: int, total: int) -> None:
     groups = Group("p", {}, phase="Prompt"), Group("t", {}, phase="Token")
     pool, bounds = replace(SPLIT, groups=groups), Bounds(4, 4, GENERATION)
-    report = PoolReport(0, 4, (), generation, wanted=PhaseCounts(total, 0))
+    report = PoolStatus(0, 4, (), generation, wanted=PhaseCounts(total, 0))
     assert sizes(pool, 4, report, bounds, {"p": 1, "t": 3}) == {"p": 1, "t": 3}
 
 
@@ -237,7 +237,7 @@ def test_a_ready_runner_that_nobody_named_goes_for_a_number_that_people_wrote(
     fixed: bool, apart: bool, answered: bool, goes: bool
 ) -> None:
     bounds = Bounds(1 if fixed else 0, 1, GENERATION)
-    report = PoolReport(2, 1, (), GENERATION) if answered else None
+    report = PoolStatus(2, 1, (), GENERATION) if answered else None
     going = select_victims([Runner("r0", True), Runner("r1", True)], 1, report, bounds, waited=True, apart=apart)
     assert going == ([Runner("r1", True)] if goes else [])
 
@@ -245,6 +245,6 @@ def test_a_ready_runner_that_nobody_named_goes_for_a_number_that_people_wrote(
 @pytest.mark.parametrize(("unready", "victims"), [("r0", ()), ("r1", ()), ("r2", ()), ("", ("r1",)), ("", ("r2",))])
 def test_nobody_goes_twice(unready: str, victims: tuple[str, ...]) -> None:
     present = [Runner(name, name != unready) for name in ("r0", "r1", "r2")]
-    going = select_victims(present, 0, PoolReport(3, 0, victims, GENERATION), Bounds(0, 0, GENERATION), waited=True)
+    going = select_victims(present, 0, PoolStatus(3, 0, victims, GENERATION), Bounds(0, 0, GENERATION), waited=True)
     assert going is not None
     assert sorted(going, key=lambda runner: runner.name) == present

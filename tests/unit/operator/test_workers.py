@@ -12,7 +12,7 @@ from tests.unit.operator.planning import adapter_object, adapter_ref, pool_objec
 from weft.domain.routes import PoolSpec
 from weft_operator.controller import loop
 from weft_operator.controller.loop import Controller
-from weft_operator.core import FINALIZER, AdapterReport, DesiredState, ObjectKey, Pod, PoolReport
+from weft_operator.core import FINALIZER, AdapterStatus, DesiredState, ObjectKey, Pod, PoolStatus
 from weft_operator.local.objects import ObjectStore
 
 KEY = ObjectKey("Deployment", "default", "base-runners")
@@ -155,11 +155,11 @@ def test_a_deleted_adapter_is_gone_by_the_schedulers_last_word_and_no_other() ->
     obj = stored(adapter_object("upper"), uid="u1", finalizers=[FINALIZER], deletionTimestamp="2026-01-02T00:00:00Z")
     controller.on_object(obj)
     controller.state.expectations.unloading.add("u1")
-    for report in (AdapterReport("d", True), AdapterReport("d", False)):
+    for report in (AdapterStatus("d", True), AdapterStatus("d", False)):
         controller.on_adapter_report("u1", report)
         assert controller.state.observed.unloaded == set()
-    controller.on_adapter_report("nobody", AdapterReport("d", False, removed=True))
-    controller.on_adapter_report("u1", AdapterReport("d", False, removed=True))
+    controller.on_adapter_report("nobody", AdapterStatus("d", False, removed=True))
+    controller.on_adapter_report("u1", AdapterStatus("d", False, removed=True))
     assert controller.state.observed.unloaded == {"u1"}
     controller.on_object(with_version(obj, 9), gone=True)
     assert (controller.state.observed.unloaded, controller.state.expectations.unloading) == (set(), set())
@@ -167,5 +167,5 @@ def test_a_deleted_adapter_is_gone_by_the_schedulers_last_word_and_no_other() ->
 
 def test_a_late_word_on_a_pool_that_was_withdrawn_is_not_about_the_next_of_its_name() -> None:
     controller = idle_controller()
-    controller.on_pool_report("default/base", PoolReport(2, 2, (), 2))
+    controller.on_pool_report("default/base", PoolStatus(2, 2, (), 2))
     assert controller.state.observed.pool_reports == {}
