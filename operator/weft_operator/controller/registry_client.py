@@ -21,7 +21,6 @@ from weft.wire.v1 import scheduler_pb2 as pb
 from weft.wire.v1.scheduler_pb2_grpc import SchedulerStub
 from weft_operator.core.actions import PublishAdapter, PublishPool, UnpublishAdapter, UnpublishPool
 from weft_operator.core.resources import Ref
-from weft_operator.core.state import AdapterRegistration
 
 RegistryUpdate = PublishPool | UnpublishPool | PublishAdapter | UnpublishAdapter
 GATHER_S, GATHER_ENTRY_S = 0.1, 0.0002  # between two messages: at least, and for each entry of the table
@@ -43,7 +42,7 @@ class RegistryClient:
         self.term = term
         self._channel = channel(address, tls, "scheduler")
         self._on_pool, self._on_adapter = on_pool, on_adapter
-        self._table: dict[tuple[str, str], PoolSpec | AdapterRegistration] = {}  # ("pool", name) or ("adapter", uid)
+        self._table: dict[tuple[str, str], PoolSpec | AdapterSpec] = {}  # ("pool", name) or ("adapter", uid)
         self._uids: dict[Ref, str] = {}
         self._unloading: set[str] = set()  # unpublished, and not yet reported as held by no runner
         self._changed: set[tuple[str, str]] = set()
@@ -92,7 +91,7 @@ class RegistryClient:
                     self._unloading.add(uid)
                 self._set(uid, None, "adapter")
 
-    def _set(self, name: str, entry: PoolSpec | AdapterRegistration | None, kind: Literal["pool", "adapter"]) -> None:
+    def _set(self, name: str, entry: PoolSpec | AdapterSpec | None, kind: Literal["pool", "adapter"]) -> None:
         if entry is None:
             self._table.pop((kind, name), None)
         else:
@@ -121,7 +120,7 @@ class RegistryClient:
             match self._table.get((kind, name)):
                 case PoolSpec() as entry:
                     pools.append(entry)
-                case AdapterRegistration() as entry:
+                case AdapterSpec() as entry:
                     adapters.append(entry)
                 case None:
                     removed[kind].append(name)

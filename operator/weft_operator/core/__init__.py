@@ -54,7 +54,6 @@ from weft_operator.core.resources import (
 )
 from weft_operator.core.runner_defaults import RunnerDefaults
 from weft_operator.core.state import (
-    AdapterRegistration,
     AdapterStatus,
     Child,
     DesiredState,

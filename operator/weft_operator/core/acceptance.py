@@ -81,7 +81,6 @@ class AdapterView:
     resolution: Resolution | None
     serving: VerifiedArtifact | None
     report: AdapterStatus | None
-    drain_s: float
     canary: CanaryView | None  # None: none, or the adapter is not accepted
     canary_kept: bool  # the spec has none any more, and what it was promoted to still serves
     template: TemplateView | None = None  # None: the spec gives no chat template
@@ -142,7 +141,6 @@ def adapter_view(adapter: Adapter, state: State, now: float) -> AdapterView:
         report=report,
         canary=canary,
         canary_kept=kept is not None,
-        drain_s=pool.spec.drain_seconds if pool else 0.0,
         template=template,
     )
 

@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from weft.artifacts.depot_api import ResolveRequest
+from weft.domain.adapter import AdapterSpec
 from weft.domain.routes import PoolSpec
 from weft_operator.core.resources import Object, Ref
-from weft_operator.core.state import AdapterRegistration, Child, ObjectKey, RunnerConfig
+from weft_operator.core.state import Child, ObjectKey, RunnerConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class PublishAdapter:
     """Publish an adapter to the scheduler, in place of what was published under this name."""
 
     ref: Ref
-    entry: AdapterRegistration
+    entry: AdapterSpec
 
 
 @dataclass(frozen=True, slots=True)

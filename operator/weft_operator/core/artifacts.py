@@ -18,6 +18,7 @@ from math import inf
 from typing import Any
 
 from weft.artifacts.depot_api import CONFIG_MAP, OperationStatus, ResolveRequest, Verdict
+from weft.domain.adapter import AdapterSpec
 from weft_operator.core.resources import Ref
 
 FAILURE_PAUSE_MAX_S = 10.0
@@ -162,6 +163,11 @@ def _verified(
     if is_old and not status.get("pool"):
         return None
     return served_content({"pool": str(pool), "baseDigest": request.base_digest, **status})
+
+
+def served_digests(entry: AdapterSpec) -> set[str]:
+    """The digests of every content of an adapter as it is published, and of its chat template."""
+    return {entry.digest, entry.chat_template, *(version.digest for version in entry.versions)} - {""}
 
 
 @dataclass(slots=True)

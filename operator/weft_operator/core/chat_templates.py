@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft.artifacts.depot_api import CONFIG_MAP, INLINE, BaseRef, OperationStatus, ResolveRequest
+from weft.domain.adapter import AdapterSpec
 from weft.domain.routes import PoolSpec
 from weft_operator.core.artifacts import Resolution, VerifiedArtifact
 from weft_operator.core.resources import Adapter, Pool
-from weft_operator.core.state import AdapterRegistration, State
+from weft_operator.core.state import State
 
 SUFFIX = "/template"
 FAULT = "TemplateFault"
@@ -26,7 +27,7 @@ class TemplateView:
 
     request: ResolveRequest | None  # None: there is no base yet
     resolution: Resolution | None
-    published: PoolSpec | AdapterRegistration | None
+    published: PoolSpec | AdapterSpec | None
     served_before: bool  # by the stored status
 
     @property

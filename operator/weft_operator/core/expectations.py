@@ -1,5 +1,6 @@
 """How the state changes once an action has been carried out. Shared by every shell and by the tests."""
 
+from weft.domain.adapter import AdapterSpec
 from weft.domain.routes import PoolSpec
 from weft_operator.core.acceptance import (
     canary_from_status,
@@ -18,14 +19,13 @@ from weft_operator.core.actions import (
     UnpublishAdapter,
     UnpublishPool,
 )
-from weft_operator.core.artifacts import started
+from weft_operator.core.artifacts import served_digests, started
 from weft_operator.core.canary import canary_uid
 from weft_operator.core.chat_templates import template_uid
 from weft_operator.core.drift import spec_hash
 from weft_operator.core.replicas import object_revision
 from weft_operator.core.resources import Object, Ref
 from weft_operator.core.state import (
-    AdapterRegistration,
     AdapterStatus,
     ApplyFailure,
     Child,
@@ -115,14 +115,19 @@ def forget(uid: str, ref: Ref, state: State) -> None:
 
 
 def _pool_left(ref: Ref, state: State, now: float, after: PoolSpec | None = None) -> None:
+    """A pool is no longer published as it was. Without it, streams of its adapters drain, too."""
     before = state.expectations.pools.pop(ref, None)
-    if before is not None:
-        stays = {after.base_digest, after.chat_template} if after else set[str]()
-        for digest in {before.base_digest, before.chat_template} - stays - {""}:
-            state.expectations.retention.left(digest, now, before.drain_s)
+    if before is None:
+        return
+    stays = {after.base_digest, after.chat_template} if after else set[str]()
+    gone = {before.base_digest, before.chat_template} - stays - {""}
+    if after is None:
+        gone.update(*(served_digests(e) for e in state.expectations.adapters.values() if e.pool == before.name))
+    for digest in gone:
+        state.expectations.retention.left(digest, now, before.drain_s)
 
 
-def _adapter_left(ref: Ref, state: State, now: float, after: AdapterRegistration | None = None) -> None:
+def _adapter_left(ref: Ref, state: State, now: float, after: AdapterSpec | None = None) -> None:
     """An adapter is no longer published as it was. `after`: as it is published now."""
     before = state.expectations.adapters.pop(ref, None)
     if before is None:
@@ -131,5 +136,6 @@ def _adapter_left(ref: Ref, state: State, now: float, after: AdapterRegistration
         state.observed.adapter_reports.pop(before.uid, None)
         if after is None:  # unpublished, and the object may live on: it is not routed any more
             state.observed.adapter_reports[before.uid] = AdapterStatus("", False)
-    for digest in before.digests - (after.digests if after else set[str]()):
-        state.expectations.retention.left(digest, now, before.drain_s)
+    pool = state.expectations.pools.get(Ref("ServingPool", *before.pool.split("/", 1)))
+    for digest in served_digests(before) - (served_digests(after) if after else set[str]()):
+        state.expectations.retention.left(digest, now, pool.drain_s if pool else 0.0)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from math import inf
 
 from weft.artifacts.depot_api import REMOTE, ResolveRequest
+from weft.domain.adapter import AdapterSpec
 from weft.domain.routes import PoolSpec
 from weft_operator.core import scaling
 from weft_operator.core.acceptance import AdapterView, PoolView, adapter_view, pool_view
@@ -30,7 +31,7 @@ from weft_operator.core.actions import (
     UnpublishAdapter,
     UnpublishPool,
 )
-from weft_operator.core.artifacts import Resolution
+from weft_operator.core.artifacts import Resolution, served_digests
 from weft_operator.core.canary import COUNTS_S, as_adapter, canary_uid
 from weft_operator.core.chat_templates import TemplateView, template_uid
 from weft_operator.core.registration import adapter_entry, pool_entry
@@ -44,7 +45,7 @@ from weft_operator.core.replicas import (
 )
 from weft_operator.core.resources import FINALIZER, Adapter, Malformed, Object, Pool, Ref, holds
 from weft_operator.core.rollout import RETRY_S, is_behind
-from weft_operator.core.state import AdapterRegistration, DesiredState, State
+from weft_operator.core.state import DesiredState, State
 from weft_operator.core.status import STEPS, adapter_status, events_for, malformed_status, pool_status
 
 PROGRESS_S, PROGRESS_MAX_S = 3.0, 10.0  # a status of nothing but steps on the way is written where these last longer
@@ -87,7 +88,7 @@ def plan_retention(state: State, now: float) -> list[Action]:
 
 def live_digests(state: State) -> set[str]:
     """Every digest that serves, may serve, or stands in a status."""
-    entries = {digest for entry in state.expectations.adapters.values() for digest in entry.digests}
+    entries = {digest for entry in state.expectations.adapters.values() for digest in served_digests(entry)}
     bases = {
         digest for entry in state.expectations.pools.values() for digest in (entry.base_digest, entry.chat_template)
     }
@@ -286,7 +287,7 @@ def _is_passing(
     return bool(resolve) or (began is not None and now < began + progress_s(desired))
 
 
-def _publish_adapter(ref: Ref, entry: AdapterRegistration, state: State) -> list[Action]:
+def _publish_adapter(ref: Ref, entry: AdapterSpec, state: State) -> list[Action]:
     return [PublishAdapter(ref, entry)] if entry != state.expectations.adapters.get(ref) else []
 
 

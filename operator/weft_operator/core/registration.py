@@ -6,14 +6,13 @@ from typing import Any
 from pydantic.alias_generators import to_camel
 
 from weft.api.servingpool import PAGE_TOKENS, Advanced
-from weft.domain.adapter import AdapterVersion, Tier
+from weft.domain.adapter import AdapterSpec, AdapterVersion, Tier
 from weft.domain.model.config import is_bare
 from weft.domain.request import NO_DEFAULTS, SamplingDefaults
 from weft.domain.routes import PoolSpec
 from weft_operator.core.acceptance import AdapterView, PoolView
 from weft_operator.core.chat_templates import TemplateView
 from weft_operator.core.scaling import phase_groups
-from weft_operator.core.state import AdapterRegistration
 from weft_operator.core.status import (
     adapter_conditions,
     canary_version,
@@ -88,11 +87,11 @@ def max_context_tokens(view: PoolView) -> int:
     return min(model, pages * PAGE_TOKENS) if pages else model
 
 
-def adapter_entry(view: AdapterView) -> AdapterRegistration:
+def adapter_entry(view: AdapterView) -> AdapterSpec:
     """What the scheduler should know of this adapter: the content that serves, or why none does."""
     adapter, verdict = view.adapter, view.serving.verdict if view.serving else {}
     why = None if view.serving else next(c for c in adapter_conditions(view) if c.type == "Ready")
-    return AdapterRegistration(
+    return AdapterSpec(
         uid=adapter.meta.uid,
         namespace=adapter.meta.ref.namespace,
         name=adapter.meta.ref.name,
@@ -103,7 +102,6 @@ def adapter_entry(view: AdapterView) -> AdapterRegistration:
         bytes=int(verdict.get("sizeBytes") or 0),
         pinned=adapter.spec.pinned,
         created_unix_s=int(adapter.meta.created),
-        drain_s=view.drain_s,
         tier=Tier[adapter.spec.tier.upper()],
         reason=why.reason if why else "",
         message=why.message if why else "",

@@ -128,18 +128,6 @@ class ApplyFailure:
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterRegistration(AdapterSpec):
-    """An adapter as it is published, and how long its streams may outlive it."""
-
-    drain_s: float = 0.0
-
-    @property
-    def digests(self) -> set[str]:
-        """The digests of every content that is served, and of the chat template."""
-        return {self.digest, self.chat_template, *(version.digest for version in self.versions)} - {""}
-
-
-@dataclass(frozen=True, slots=True)
 class Policy:
     """What an installation wants of every object, whatever its spec says."""
 
@@ -302,7 +290,7 @@ class Expectations:
 
     pools: dict[Ref, PoolSpec] = field(default_factory=dict)  # as published
     published_at: dict[Ref, float] = field(default_factory=dict)  # when a pool was last published
-    adapters: dict[Ref, AdapterRegistration] = field(default_factory=dict)  # as published
+    adapters: dict[Ref, AdapterSpec] = field(default_factory=dict)  # as published
     unloading: set[str] = field(default_factory=set)  # uids of deleted adapters that were unpublished
     applied: dict[ObjectKey, tuple[str, str]] = field(default_factory=dict)  # intent, and the revision that it gave
     apply_failures: dict[Ref, dict[ObjectKey, ApplyFailure]] = field(default_factory=dict)  # by pool

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from weft.domain.adapter import AdapterSpec
 from weft.domain.routes import CanaryCounts, PoolSpec
 from weft_operator.core import (
     Action,
     Adapter,
-    AdapterRegistration,
     AdapterStatus,
     DesiredState,
     EnsureRunner,
@@ -140,8 +140,8 @@ class World:
     now: float = 1_000_000.0
     state: State = field(default_factory=State)
     routed_pools: dict[Ref, PoolSpec] = field(default_factory=dict)
-    routed: dict[str, AdapterRegistration] = field(default_factory=dict)  # by uid
-    unserved: dict[str, AdapterRegistration] = field(default_factory=dict)  # by uid: declared without a digest
+    routed: dict[str, AdapterSpec] = field(default_factory=dict)  # by uid
+    unserved: dict[str, AdapterSpec] = field(default_factory=dict)  # by uid: declared without a digest
     kept: frozenset[str] | None = None
     asked: list[ResolveRequest] = field(default_factory=list)
     announced: list[RecordEvent] = field(default_factory=list)

@@ -20,8 +20,9 @@ from tests.unit.operator.planning import (
     verified,
     world_of,
 )
+from weft.domain.adapter import AdapterSpec
 from weft.domain.routes import CanaryCounts
-from weft_operator.core import AdapterRegistration, OperationStatus
+from weft_operator.core import OperationStatus
 from weft_operator.local.objects import ObjectStore
 
 REF = adapter_ref("upper")
@@ -49,7 +50,7 @@ def edit(world: World, **spec: Any) -> None:
     world.settle(adapter_object("upper", revisionHistoryLimit=1, **spec))
 
 
-def entry(world: World) -> AdapterRegistration:
+def entry(world: World) -> AdapterSpec:
     (found,) = world.routed.values()
     return found
 

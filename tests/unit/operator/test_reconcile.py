@@ -365,10 +365,12 @@ def test_a_new_base_that_an_adapter_does_not_fit_stops_it(serving: World) -> Non
     assert BASE not in serving.kept
 
 
-def test_a_deleted_adapter_leaves_at_once_and_its_content_later(serving: World) -> None:
+@pytest.mark.parametrize("with_pool", [False, True])
+def test_a_deleted_adapter_leaves_at_once_and_its_content_later(serving: World, with_pool: bool) -> None:
     serving.wait(400)
     uid = serving.store.get(adapter_ref("upper"))["metadata"]["uid"]
-    serving.store.delete(adapter_ref("upper"))
+    for ref in [adapter_ref("upper"), pool_ref()][: 1 + with_pool]:
+        serving.store.delete(ref)
     serving.step()
     assert uid not in serving.routed
     serving.settle()

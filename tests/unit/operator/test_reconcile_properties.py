@@ -170,7 +170,8 @@ def test_whatever_is_served_or_drains_is_kept(history: list[tuple[Any, ...]]) ->
     world = new_world()
     left: dict[str, float] = {}
     for operation in history:
-        before = {entry.digest: entry.drain_s for entry in world.routed.values()}
+        drains = {pool.name: pool.drain_s for pool in world.routed_pools.values()}
+        before = {entry.digest: drains.get(entry.pool, 0.0) for entry in world.routed.values()}
         perform(world, operation)
         now = {entry.digest for entry in world.routed.values()}
         left |= {digest: world.now + drain_s for digest, drain_s in before.items() if digest not in now}

@@ -11,7 +11,7 @@ import pytest
 
 from harness.waiting import PATIENCE_S
 from tests.unit.operator.planning import adapter_ref, digest, pool_ref
-from weft.domain.adapter import Tier
+from weft.domain.adapter import AdapterSpec, Tier
 from weft.domain.routes import AdapterStatus, PoolSpec, PoolStatus
 from weft.wire.streams import SendQueue, serve_stream
 from weft.wire.v1 import scheduler_pb2 as pb
@@ -20,7 +20,6 @@ from weft.wire.v1.supervisor_pb2 import AdapterState
 from weft_operator.controller import registry_client
 from weft_operator.controller.registry_client import RegistryClient
 from weft_operator.core import (
-    AdapterRegistration,
     PublishAdapter,
     PublishPool,
     UnpublishAdapter,
@@ -30,10 +29,8 @@ from weft_operator.core import (
 POOL = PoolSpec("default/base", digest("b"), "base", True, ("default",), 10, "fcfs", "calibrated", 5, 1, drain_s=60.0)
 
 
-def entry(uid: str, letter: str = "a") -> AdapterRegistration:
-    return AdapterRegistration(
-        uid, "acme", "upper", "acme/upper", "default/base", digest(letter), 8, 100, False, 5, drain_s=60.0
-    )
+def entry(uid: str, letter: str = "a") -> AdapterSpec:
+    return AdapterSpec(uid, "acme", "upper", "acme/upper", "default/base", digest(letter), 8, 100, False, 5)
 
 
 class Scheduler(SchedulerServicer):
