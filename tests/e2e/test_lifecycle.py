@@ -216,7 +216,8 @@ async def test_chat_templates_of_specs_come_and_go_and_no_runner_is_replaced(
         await eventually(rendered)
 
     def given(text: str | None) -> dict[str, object]:
-        return {**pool["spec"], **({"chatTemplate": {"from": "Inline", "inline": text}} if text else {})}
+        model = pool["spec"]["model"] | ({"chatTemplate": {"from": "Inline", "inline": text}} if text else {})
+        return pool["spec"] | {"model": model}
 
     before = {runner.spec.runner for runner in await runners(stack.address("supervisor"))}
     template = {"from": "Inline", "inline": "<{{ messages[0].content }}>"}

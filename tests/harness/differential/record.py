@@ -233,12 +233,17 @@ def record_codec(recorder: Recorder) -> None:
     """Write down from now on what directions decode, and which functions that read or make a message do so."""
     names = {id(direction): name for name, direction in _directions().items()}
     for of in {type(direction) for direction in _directions().values()}:
-        of.decode = _recorded(recorder, of.decode, lambda args: (names.get(id(args[0]), ""), args[1:]))
+        of.decode = _recorded(recorder, _method(of.decode), lambda args: (names.get(id(args[0]), ""), args[1:]))
     for module in CODEC:
         for name, function in list(vars(module).items()):
             if inspect.isfunction(function) and function.__module__ == module.__name__ and _is_of_messages(function):
                 called = f"{_short(module)}.{name}"
                 setattr(module, name, _recorded(recorder, function, lambda args, called=called: (called, args)))
+
+
+def _method(function: Any) -> Any:
+    """Make a method of what a class may have as another object's own."""
+    return function if inspect.isfunction(function) else lambda _, *args: function(*args)
 
 
 def _recorded(recorder: Recorder, function: Any, named: Callable[[Any], tuple[str, Any]]) -> Any:
