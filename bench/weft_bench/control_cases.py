@@ -16,7 +16,7 @@ from typing import Any
 import grpc.aio
 import orjson
 
-from weft.domain.adapter import AdapterSpec, AdapterState, DesiredAdapter, DesiredChange, Tier
+from weft.domain.adapter import AdapterState, DesiredAdapter, DesiredChange, Tier
 from weft.domain.ids import Epoch, RunnerId
 from weft.domain.machine import TICK, Connected, Kind, Peer, Received, Send
 from weft.domain.request import (
@@ -31,7 +31,7 @@ from weft.domain.request import (
     Stop,
     Submit,
 )
-from weft.domain.routes import Keys, PoolRoute, PoolSpec, RegistryChange, Route, Routes
+from weft.domain.routes import AdapterSpec, Keys, PoolRoute, PoolSpec, RegistryChange, Routes
 from weft.domain.runner import (
     ClusterReport,
     ReportedRunner,
@@ -110,7 +110,7 @@ def spec_of(runner: RunnerId, total_pages: int = PAGES) -> RunnerSpec:
 def adapter_of(number: int, tenants: int = TENANTS) -> AdapterSpec:
     """An adapter on demand."""
     tenant = f"ns{number % tenants}"
-    return AdapterSpec(f"uid-{number}", tenant, f"a{number}", f"{tenant}/a{number}", POOL, digest(number), 16)
+    return AdapterSpec(f"{tenant}/a{number}", tenant, POOL, digest(number), 16, f"uid-{number}")
 
 
 def encoded(effects: Sequence[Any], peer: Kind) -> list[bytes]:
@@ -336,10 +336,7 @@ def one_adapter_more(adapters: int, repetitions: int, advance: Advance) -> OneMo
 
 
 def full_table(adapters: int, tenants: int, version: int = 1) -> Routes:
-    routes = tuple(
-        Route(a.model_name, a.namespace, POOL, a.digest, a.rank, a.uid)
-        for a in (adapter_of(i, tenants) for i in range(adapters))
-    )
+    routes = tuple(adapter_of(i, tenants).route for i in range(adapters))
     return Routes(version, True, routes=routes, pools=(PoolRoute(POOL, "sha256:base", "base"),))
 
 

@@ -4,8 +4,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
-from weft.domain.adapter import AdapterSpec
-from weft.domain.routes import PoolSpec
+from weft.domain.routes import AdapterSpec, PoolSpec
 from weft.domain.runner import RunnerSpec
 from weft_gateway.core.gateway import GatewayConfig
 from weft_runner.core import Batching

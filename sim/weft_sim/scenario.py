@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 
-from weft.domain.adapter import AdapterSpec, Tier
+from weft.domain.adapter import Tier
 from weft.domain.ids import RunnerId
 from weft.domain.machine import TICK, Received
 from weft.domain.prediction import Prediction
 from weft.domain.request import Priority
-from weft.domain.routes import PoolSpec, RegistryChange
+from weft.domain.routes import AdapterSpec, PoolSpec, RegistryChange
 from weft.domain.runner import Heartbeat, RunnerRole, RunnerSpec
 from weft_runner.core import Drain
 from weft_runner.core.hand_over import MIGRATE_S
@@ -99,7 +99,7 @@ def _adapters_and_runners(
     count = chance.randint(1, 4)
     adapters = tuple(
         AdapterSpec(
-            f"uid-{i}", "acme", f"a{i}", f"acme/a{i}", POOL, f"sha256:{i}", 8, bytes=1000,
+            f"acme/a{i}", "acme", POOL, f"sha256:{i}", 8, f"uid-{i}", bytes=1000,
             pinned=i == 0 and chance.random() < 0.2,
             tier=chance.choice((Tier.UNSPECIFIED, Tier.UNSPECIFIED, Tier.HOST, Tier.DISK)),
         )
@@ -192,10 +192,10 @@ def _autoscaled(deployment: Deployment, seed: int) -> Deployment:
     )  # fmt: skip
     pool["spec"]["advanced"]["consolidation"] = "autoscaled"
     adapters = [
-        adapter_object("acme", adapter.name, "p", tier=adapter.tier.name.capitalize())
+        adapter_object("acme", f"a{i}", "p", tier=adapter.tier.name.capitalize())
         if adapter.tier is not Tier.UNSPECIFIED
-        else adapter_object("acme", adapter.name, "p", pinned=adapter.pinned)
-        for adapter in deployment.adapters
+        else adapter_object("acme", f"a{i}", "p", pinned=adapter.pinned)
+        for i, adapter in enumerate(deployment.adapters)
     ]
     return replace(
         deployment, runners=(), pools=(), adapters=(), objects=(pool, *adapters), template=template,

@@ -623,12 +623,12 @@ class GatewayShell(BaseShell):
                 process.post(gw.ClientGone(request_id))
                 return
             first.resolved, first.route = True, found[0]
-            process.post(gw.ModelResolved(request_id, found[1].pool, len(answers)))
+            process.post(gw.ModelResolved(request_id, found[1].name, len(answers)))
             return
         route = first.route
         assert isinstance(route, Route)
         for answer in answers:
-            answer.adapter = route.adapter
+            answer.adapter = route.digest
         process.post(
             gw.RequestReady(
                 gw.PreparedRequest(

@@ -9,9 +9,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from weft.domain.adapter import AdapterSpec
 from weft.domain.ids import RunnerId
-from weft.domain.routes import PoolSpec
+from weft.domain.routes import AdapterSpec, PoolSpec
 from weft.domain.runner import RunnerSpec
 from weft_gateway.core.gateway import GatewayConfig
 from weft_runner.core import Batching
@@ -164,13 +163,12 @@ def deployment_of(pool: PoolDescription) -> Deployment:
         ),
         adapters=tuple(
             AdapterSpec(
-                f"uid-{i}",
-                "default",
-                f"a{i}",
                 f"default/a{i}",
+                "default",
                 POOL,
                 f"sha256:{i}",
                 pool.rank,
+                f"uid-{i}",
                 bytes=int(pool.adapter_mib * (1 << 20)),
             )
             for i in range(pool.adapters)

@@ -23,8 +23,7 @@ from harness.other_constants import Constants, command
 from harness.ports import free_addresses
 from harness.quickstart import QUICKSTART, Case
 from harness.waiting import PATIENCE_S, eventually
-from weft.domain.adapter import AdapterSpec
-from weft.domain.routes import PoolSpec, PoolStatus, RegistryChange
+from weft.domain.routes import AdapterSpec, PoolSpec, PoolStatus, RegistryChange
 from weft.wire.codec.registry import REGISTRY_TO_SCHEDULER, SCHEDULER_TO_REGISTRY
 from weft.wire.streams import ClientStream, channel
 from weft.wire.tls import Tls
@@ -283,7 +282,7 @@ class Registry:
         pools = [replace(served, min_runners=self._runners, max_runners=self._runners)]
         pools += [PoolSpec(name, self._fleet.base_digest, name, max_runners=9) for name in self._others]
         adapters = [
-            AdapterSpec(name, *name.split("/", 1), name, POOL, digest, rank=16, bytes=1)
+            AdapterSpec(name, name.partition("/")[0], POOL, digest, 16, name, bytes=1)
             for name, digest in self._adapters.items()
         ]
         version = next(self._versions)

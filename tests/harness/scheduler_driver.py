@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from weft.domain.adapter import AdapterSpec, AdapterState
+from weft.domain.adapter import AdapterState
 from weft.domain.ids import NEVER, Epoch, RunnerId
 from weft.domain.machine import TICK, Closed, Connected, Kind, Peer, Received, Send
 from weft.domain.request import Assign, Failed, FailReason, GatewayHello, OutcomeReport, ResubmitComplete, Submit
-from weft.domain.routes import PhaseCounts, PoolSpec, RegistryChange, RegistryHello
+from weft.domain.routes import AdapterSpec, PhaseCounts, PoolSpec, RegistryChange, RegistryHello
 from weft.domain.runner import (
     ClusterReport,
     Overrun,
@@ -56,7 +56,7 @@ def peers(effects: Sequence[Effect], kind: type) -> list[str]:
 
 def adapter(digest: str, pool: str = POOL, rank: int = 8, **fields: Any) -> AdapterSpec:
     values: dict[str, Any] = {"uid": f"uid-{digest}", "model_name": f"acme/{digest}"} | fields
-    return AdapterSpec(namespace="acme", name=digest, pool=pool, digest=digest, rank=rank, **values)
+    return AdapterSpec(namespace="acme", pool=pool, digest=digest, rank=rank, **values)
 
 
 def sequence(

@@ -4,9 +4,9 @@ from collections import Counter
 
 import pytest
 
-from weft.domain.adapter import AdapterSpec, Tier
+from weft.domain.adapter import Tier
 from weft.domain.machine import Kind, Peer
-from weft.domain.routes import RegistryChange
+from weft.domain.routes import AdapterSpec, RegistryChange
 from weft_sim.clock import Rank
 from weft_sim.laws import ClientRequest
 from weft_sim.simulate import POOL, PoolDescription, deployment_of
@@ -17,7 +17,7 @@ RUNNERS = 1000
 
 def adapter(name: str, tier: Tier = Tier.UNSPECIFIED) -> AdapterSpec:
     return AdapterSpec(
-        f"uid-{name}", "default", name, f"default/{name}", POOL, f"sha256:{name}", 16, bytes=1 << 20, tier=tier
+        f"default/{name}", "default", POOL, f"sha256:{name}", 16, f"uid-{name}", bytes=1 << 20, tier=tier
     )
 
 

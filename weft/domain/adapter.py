@@ -1,13 +1,11 @@
 """Adapters: where one is, where it has to be, and what the registry declares."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Annotated, NamedTuple
 
 from weft.domain.bounds import (
     MAX_ID,
-    MAX_MODEL,
-    MAX_RANK,
     Any64,
     Bound,
     Capacity,
@@ -60,64 +58,6 @@ class AdapterVersion(NamedTuple):
     weight: Annotated[int, Bound(100)] = 0
     eos_token_ids: EosTokens = ()
     own_chat_template: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterSpec:
-    """An adapter as the registry declares it; without a digest it is not served, for `reason` (of weft.api.reasons).
-
-    `version`: the name of its content; "" for none. `versions`: its canary, then earlier contents, the newest first,
-    which are loaded on demand.
-    """
-
-    uid: AdapterUid
-    namespace: Text
-    name: Text
-    model_name: Annotated[str, Bound(MAX_MODEL)]
-    pool: Text
-    digest: Text
-    rank: Annotated[int, Bound(MAX_RANK)]
-    bytes: Any64 = 0
-    pinned: bool = False
-    created_unix_s: Any64 = 0
-    tier: Tier = Tier.UNSPECIFIED  # the least that a Ready runner holds it in; UNSPECIFIED and REMOTE: on demand
-    reason: Text = ""
-    message: Detail = ""
-    version: Text = ""
-    versions: Annotated[tuple[AdapterVersion, ...], Bound(MAX_VERSIONS)] = ()
-    generation: Any64 = 0  # of the object's spec that this follows from
-    eos_token_ids: EosTokens = ()  # of its content, beside the base's
-    own_chat_template: bool = False  # chats are rendered by the one among the files of its content
-    chat_template: Text = ""  # digest of the artifact of the one that the spec gives instead; "": none
-    chat_template_fault: Detail = ""  # the spec gives one that could not be read: why; chats are refused
-
-    @property
-    def contents(self) -> "tuple[AdapterSpec, ...]":
-        """The present content and the others, each as an adapter of its own.
-
-        Of earlier contents none is held. A canary is never pinned (slots are counted without it), but in host memory
-        where the adapter is pinned.
-        """
-        canary_tier = Tier.HOST if self.pinned else self.tier
-        others = (
-            replace(
-                self, digest=v.digest, rank=v.rank, bytes=v.bytes, pinned=False,
-                tier=canary_tier if v.weight else Tier.UNSPECIFIED, versions=(),
-            )
-            for v in self.versions
-            if v.digest != self.digest
-        )  # fmt: skip
-        return (self, *others) if self.digest else ()
-
-    @property
-    def canary(self) -> AdapterVersion | None:
-        """The content that gets a share of the requests."""
-        return next((v for v in self.versions if v.weight and v.digest != self.digest), None)
-
-    @property
-    def held(self) -> bool:
-        """Whether every Ready runner of its pool holds it; the others load it when a request names it."""
-        return self.pinned or self.tier in (Tier.DISK, Tier.HOST)
 
 
 @dataclass(frozen=True, slots=True)

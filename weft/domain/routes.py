@@ -1,13 +1,13 @@
 """Desired state between registry, scheduler and gateways: pools, adapters, route table and statuses."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from itertools import islice
-from operator import add
+from operator import add, attrgetter
 from typing import Annotated, Literal, NamedTuple, TypeVar
 
-from weft.domain.adapter import MAX_VERSIONS, AdapterSpec, AdapterUid, AdapterVersion
+from weft.domain.adapter import MAX_VERSIONS, AdapterUid, AdapterVersion, Tier
 from weft.domain.bounds import (
     MAX_DETAIL,
     MAX_ID,
@@ -20,7 +20,6 @@ from weft.domain.bounds import (
     EosTokens,
     Listed,
     ModelName,
-    Name,
     Namespace,
     Pages,
     PoolName,
@@ -47,14 +46,31 @@ WholeSeconds = Annotated[float, Bound(1 << 31)]
 
 
 @dataclass(frozen=True, slots=True)
-class PoolSpec:
-    """A pool as the registry declares it. 0 for a duration: the receiver's own default."""
+class PoolRoute:
+    """What a gateway knows of a pool. `max_context_tokens` 0: no runner has ever reported it."""
 
     name: SomePool  # "namespace/name"
     base_digest: Text = ""
-    base_model_name: Annotated[str, Bound(MAX_MODEL)] = ""
+    base_model_name: ModelName = ""
+    max_context_tokens: Tokens = 0
+    ready_runners: Any32 = 0
     shared_all: bool = False  # namespaces that may use the pool's base: all, or those listed
-    shared_namespaces: Listed[Name] = ()
+    shared_namespaces: Listed[Namespace] = ()
+    tool_call_parser: Text = ""  # one of ToolCallParserName; "": as its chat template shows
+    embeds_only: bool = False  # the base has no head
+    max_output_tokens: Tokens = 0  # of an answer; 0: as many as the context holds
+    sampling_defaults: SamplingDefaults = NO_DEFAULTS
+    chat_template: Text = ""  # in place of the base's, as a Route's
+    chat_template_fault: Detail = ""
+
+
+_served_of = attrgetter(*(field.name for field in fields(PoolRoute)))
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSpec(PoolRoute):
+    """A pool as the registry declares it, with what gateways get. 0 for a duration: the receiver's own default."""
+
     max_queue: Any32 = 1000
     queue: Text = "fcfs"
     reservation: Text = "calibrated"
@@ -63,7 +79,6 @@ class PoolSpec:
     max_runners: Runners = 0  # 0: no bound is known
     idle_s: WholeSeconds = 0.0  # idle runners beyond those that are needed are released after this long
     drain_s: WholeSeconds = 0.0  # streams of a replaced or deleted digest run on this long
-    max_context_tokens: Tokens = 0  # what its runners will have; 0: not known
     consolidation: Text = "never"
     tenant_weights: TenantWeights = ()  # namespace, share; 1 for those that are not named
     slo_ttft_s: Seconds = 0.0  # objectives; 0: none
@@ -72,12 +87,6 @@ class PoolSpec:
     phases: Text = "unified"  # "split": prompts on some runners, the tokens after them on others
     kv_across_classes: bool = False  # KV may go to a runner of another numerics class
     groups: Listed["PhaseGroups"] = ()  # split: counted apart; empty: runners are counted together
-    tool_call_parser: Text = ""  # for the route table
-    embeds_only: bool = False  # for the route table
-    max_output_tokens: Tokens = 0  # for the route table
-    sampling_defaults: SamplingDefaults = NO_DEFAULTS  # for the route table
-    chat_template: Text = ""  # for the route table
-    chat_template_fault: Detail = ""  # for the route table
     generation: Any64 = 0  # of the object that this declares
 
     @property
@@ -85,10 +94,89 @@ class PoolSpec:
         """Whether attainment is measured."""
         return bool(self.slo_ttft_s or self.slo_token_time_s)
 
+    def route(self, ready_runners: int, max_context_tokens: int) -> PoolRoute:
+        """What gateways get while it has these runners; 0 tokens: none has reported, and the declared ones count."""
+        served = PoolRoute(*_served_of(self))
+        tokens = max_context_tokens or self.max_context_tokens
+        return replace(served, ready_runners=ready_runners, max_context_tokens=tokens)
+
     @property
     def split(self) -> bool:
         """Whether prompt and token phase may run on different runners."""
         return self.phases == "split"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A served name and what answers to it. `versions`: other contents of the adapter that a request may pin.
+
+    Of a version with a weight (the canary), so many percent of the requests that pin none.
+    """
+
+    model_name: ModelName
+    namespace: Namespace  # the adapter's; the pool's for a base model
+    pool: PoolName
+    digest: Digest  # "" for the base
+    rank: Rank = 0
+    uid: Text = ""
+    created_unix_s: Any64 = 0
+    version: Text = ""  # the name of the content; "" for none
+    versions: Annotated[tuple[AdapterVersion, ...], Bound(MAX_VERSIONS)] = ()
+    eos_token_ids: EosTokens = ()  # the adapter's own, beside the base's
+    own_chat_template: bool = False  # chats are rendered by the one among the adapter's files
+    chat_template: Text = ""  # digest of the artifact of the one that the spec gives instead; "": none
+    chat_template_fault: Detail = ""  # the spec gives one that could not be read: why; chats are refused
+
+
+_routed_of = attrgetter(*(field.name for field in fields(Route)))
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterSpec(Route):
+    """An adapter as the registry declares it; without a digest it is not served, for `reason` (of weft.api.reasons).
+
+    `versions`: its canary, then earlier contents, the newest first, which are loaded on demand.
+    """
+
+    bytes: Any64 = 0
+    pinned: bool = False
+    tier: Tier = Tier.UNSPECIFIED  # the least that a Ready runner holds it in; UNSPECIFIED and REMOTE: on demand
+    reason: Text = ""
+    message: Detail = ""
+    generation: Any64 = 0  # of the object's spec that this follows from
+
+    @property
+    def route(self) -> Route:
+        """What gateways get of it."""
+        return Route(*_routed_of(self))
+
+    @property
+    def contents(self) -> "tuple[AdapterSpec, ...]":
+        """The present content and the others, each as an adapter of its own.
+
+        Of earlier contents none is held. A canary is never pinned (slots are counted without it), but in host memory
+        where the adapter is pinned.
+        """
+        canary_tier = Tier.HOST if self.pinned else self.tier
+        others = (
+            replace(
+                self, digest=v.digest, rank=v.rank, bytes=v.bytes, pinned=False,
+                tier=canary_tier if v.weight else Tier.UNSPECIFIED, versions=(),
+            )
+            for v in self.versions
+            if v.digest != self.digest
+        )  # fmt: skip
+        return (self, *others) if self.digest else ()
+
+    @property
+    def canary(self) -> AdapterVersion | None:
+        """The content that gets a share of the requests."""
+        return next((v for v in self.versions if v.weight and v.digest != self.digest), None)
+
+    @property
+    def held(self) -> bool:
+        """Whether every Ready runner of its pool holds it; the others load it when a request names it."""
+        return self.pinned or self.tier in (Tier.DISK, Tier.HOST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,47 +285,6 @@ class AdapterStatus:
     canary: CanaryCounts | None = None  # None: it has none
     observed_generation: Any64 = 0  # of the AdapterSpec that this answers
     uid: AdapterUid = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """A served name and what answers to it. `versions`: other contents of the adapter that a request may pin.
-
-    Of a version with a weight (the canary), so many percent of the requests that pin none.
-    """
-
-    model_name: ModelName
-    namespace: Namespace  # the adapter's; the pool's for a base model
-    pool: PoolName
-    adapter: Digest  # digest; "" for the base
-    rank: Rank = 0
-    uid: Text = ""
-    created_unix_s: Any64 = 0
-    version: Text = ""  # the name of the content; "" for none
-    versions: Annotated[tuple[AdapterVersion, ...], Bound(MAX_VERSIONS)] = ()
-    eos_token_ids: EosTokens = ()  # the adapter's own, beside the base's
-    own_chat_template: bool = False  # chats are rendered by the one among the adapter's files
-    chat_template: Text = ""  # digest of the artifact of the one that the spec gives instead; "": none
-    chat_template_fault: Detail = ""  # the spec gives one that could not be read: why; chats are refused
-
-
-@dataclass(frozen=True, slots=True)
-class PoolRoute:
-    """What a gateway knows of a pool. `max_context_tokens` 0: no runner has ever reported it."""
-
-    pool: PoolName
-    base_digest: Text
-    base_model_name: ModelName
-    max_context_tokens: Tokens = 0
-    ready_runners: Any32 = 0
-    shared_all: bool = False
-    shared_namespaces: Listed[Namespace] = ()
-    tool_call_parser: Text = ""  # one of ToolCallParserName; "": as its chat template shows
-    embeds_only: bool = False  # the base has no head
-    max_output_tokens: Tokens = 0  # of an answer; 0: as many as the context holds
-    sampling_defaults: SamplingDefaults = NO_DEFAULTS
-    chat_template: Text = ""  # in place of the base's, as a Route's
-    chat_template_fault: Detail = ""
 
 
 class KeyScope(Enum):
@@ -384,7 +431,7 @@ class RouteBook:
         keys = {key.key_hash: key for key in change.keys}
         _update(self.keys, keys, change.removed_keys, sizes[2])
         routes = {route.model_name: route for route in change.routes}
-        pools = {pool.pool: pool for pool in change.pools}
+        pools = {pool.name: pool for pool in change.pools}
         unserved = {one.uid: one for one in change.unserved}
         return (
             _update(self.routes, routes, change.removed_models, sizes[0]),

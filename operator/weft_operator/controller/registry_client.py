@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
-from weft.domain.adapter import AdapterSpec
-from weft.domain.routes import AdapterStatus, PoolSpec, PoolStatus, RegistryChange
+from weft.domain.routes import AdapterSpec, AdapterStatus, PoolSpec, PoolStatus, RegistryChange
 from weft.wire.codec.registry import REGISTRY_TO_SCHEDULER, SCHEDULER_TO_REGISTRY
 from weft.wire.streams import ClientStream, channel
 from weft.wire.tls import Tls

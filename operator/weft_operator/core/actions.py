@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from weft.artifacts.depot_api import ResolveRequest
-from weft.domain.adapter import AdapterSpec
-from weft.domain.routes import PoolSpec
+from weft.domain.routes import AdapterSpec, PoolSpec
 from weft_operator.core.resources import Object, Ref
 from weft_operator.core.state import Child, ObjectKey, RunnerConfig
 

@@ -18,7 +18,7 @@ from math import inf
 from typing import Any
 
 from weft.artifacts.depot_api import CONFIG_MAP, OperationStatus, ResolveRequest, Verdict
-from weft.domain.adapter import AdapterSpec
+from weft.domain.routes import AdapterSpec
 from weft_operator.core.resources import Ref
 
 FAILURE_PAUSE_MAX_S = 10.0

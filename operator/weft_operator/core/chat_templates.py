@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft.artifacts.depot_api import CONFIG_MAP, INLINE, BaseRef, OperationStatus, ResolveRequest
-from weft.domain.adapter import AdapterSpec
-from weft.domain.routes import PoolSpec
+from weft.domain.routes import AdapterSpec, PoolSpec
 from weft_operator.core.artifacts import Resolution, VerifiedArtifact
 from weft_operator.core.resources import Adapter, Pool
 from weft_operator.core.state import State

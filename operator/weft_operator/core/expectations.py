@@ -1,7 +1,6 @@
 """How the state changes once an action has been carried out. Shared by every shell and by the tests."""
 
-from weft.domain.adapter import AdapterSpec
-from weft.domain.routes import PoolSpec
+from weft.domain.routes import AdapterSpec, PoolSpec
 from weft_operator.core.acceptance import (
     canary_from_status,
     resolution_from_status,

@@ -13,8 +13,7 @@ from dataclasses import replace
 from math import inf
 
 from weft.artifacts.depot_api import REMOTE, ResolveRequest
-from weft.domain.adapter import AdapterSpec
-from weft.domain.routes import PoolSpec
+from weft.domain.routes import AdapterSpec, PoolSpec
 from weft_operator.core import scaling
 from weft_operator.core.acceptance import AdapterView, PoolView, adapter_view, pool_view
 from weft_operator.core.actions import (

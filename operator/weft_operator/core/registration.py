@@ -6,10 +6,10 @@ from typing import Any
 from pydantic.alias_generators import to_camel
 
 from weft.api.servingpool import PAGE_TOKENS, Advanced
-from weft.domain.adapter import AdapterSpec, AdapterVersion, Tier
+from weft.domain.adapter import AdapterVersion, Tier
 from weft.domain.model.config import is_bare
 from weft.domain.request import NO_DEFAULTS, SamplingDefaults
-from weft.domain.routes import PoolSpec
+from weft.domain.routes import AdapterSpec, PoolSpec
 from weft_operator.core.acceptance import AdapterView, PoolView
 from weft_operator.core.chat_templates import TemplateView
 from weft_operator.core.scaling import phase_groups
@@ -94,7 +94,6 @@ def adapter_entry(view: AdapterView) -> AdapterSpec:
     return AdapterSpec(
         uid=adapter.meta.uid,
         namespace=adapter.meta.ref.namespace,
-        name=adapter.meta.ref.name,
         model_name=adapter.model_name,
         pool=str(view.serving.pool if view.serving else adapter.pool),
         digest=view.serving.digest if view.serving else "",

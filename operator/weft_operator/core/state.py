@@ -12,8 +12,7 @@ from math import inf
 from typing import Any, Literal, TypeVar
 
 from weft.api.servingpool import Memory, ModelCache
-from weft.domain.adapter import AdapterSpec
-from weft.domain.routes import AdapterStatus, PoolSpec, PoolStatus
+from weft.domain.routes import AdapterSpec, AdapterStatus, PoolSpec, PoolStatus
 from weft_operator.core.artifacts import Resolution, Retention
 from weft_operator.core.resources import (
     Adapter,

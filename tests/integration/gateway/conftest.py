@@ -111,7 +111,7 @@ class World:
     def routes(self, version: int = 1, **fields: Any) -> scheduler_pb2.Routes:
         """A pool `team/base` with its base model and two adapters of different tenants."""
         pool = scheduler_pb2.PoolRoute(
-            pool="team/base",
+            name="team/base",
             base_digest=self.base_digest,
             base_model_name="tiny",
             max_context_tokens=512,
@@ -120,10 +120,10 @@ class World:
         routes = [
             scheduler_pb2.Route(model_name="tiny", namespace="team", pool="team/base", created_unix_s=100),
             scheduler_pb2.Route(
-                model_name="acme/upper", namespace="acme", pool="team/base", adapter="sha256:" + "a" * 64, rank=8
+                model_name="acme/upper", namespace="acme", pool="team/base", digest="sha256:" + "a" * 64, rank=8
             ),
             scheduler_pb2.Route(
-                model_name="rival/secret", namespace="rival", pool="team/base", adapter="sha256:" + "b" * 64
+                model_name="rival/secret", namespace="rival", pool="team/base", digest="sha256:" + "b" * 64
             ),
         ]
         return scheduler_pb2.Routes(version=version, full=True, routes=routes, pools=[pool], keys_known=True, **fields)

@@ -97,7 +97,7 @@ async def test_a_panic_in_a_tokenizer_is_that_requests_500_and_the_next_is_serve
     spec = json.loads(parts.tokenizer.to_str()) | {"pre_tokenizer": {"type": "FixedLength", "length": 0}}
     routes = parts.routes()
     digest = parts.depot.add_model({"tokenizer.json": json.dumps(spec).encode()})
-    routes.pools.add(pool="team/odd", base_digest=digest, base_model_name="odd", max_context_tokens=512)
+    routes.pools.add(name="team/odd", base_digest=digest, base_model_name="odd", max_context_tokens=512)
     routes.routes.add(model_name="odd", namespace="team", pool="team/odd")
     parts.scheduler.routes = routes
     async with serving(parts, parts.settings(tmp_path)) as world, world.http() as http:

@@ -191,7 +191,7 @@ async def test_an_adapter_is_loaded_with_its_route_and_known_as_loaded_for_as_lo
         asked = asyncio.create_task(loading.post(LOAD, of))
         uid = (await soon(loading.made.get()))["metadata"]["uid"]
         routes = world.routes(world.scheduler.routes.version + 1)
-        route = routes.routes.add(model_name=name, namespace="team", pool="team/base", adapter=digest, uid=uid)
+        route = routes.routes.add(model_name=name, namespace="team", pool="team/base", digest=digest, uid=uid)
         routes.routes.extend(others)
         world.scheduler.send_routes(routes)
         assert (await soon(asked))[0] == 200
@@ -242,7 +242,7 @@ async def test_what_becomes_of_another_object_is_none_of_a_loads(
     asked = asyncio.create_task(loading.post(LOAD, {"lora_name": "new", "lora_path": "s3://bucket/x"}))
     uid = (await soon(loading.made.get()))["metadata"]["uid"]
     routes = loading.world.routes(loading.world.scheduler.routes.version + 1)
-    routes.routes.add(model_name="new", namespace="team", pool="team/base", adapter=digest, uid=uid)
+    routes.routes.add(model_name="new", namespace="team", pool="team/base", digest=digest, uid=uid)
     loading.world.scheduler.send_routes(routes)
     assert (await soon(asked))[0] == 200
 

@@ -392,7 +392,7 @@ async def test_while_keys_are_unknown_no_key_is_refused_as_wrong(parts: World, t
 
 async def test_a_pool_whose_tokenizer_cannot_be_had_disturbs_no_other(parts: World, tmp_path: Path) -> None:
     routes = parts.routes()
-    routes.pools.add(pool="team/broken", base_digest="sha256:" + "0" * 64, base_model_name="broken")
+    routes.pools.add(name="team/broken", base_digest="sha256:" + "0" * 64, base_model_name="broken")
     routes.routes.add(model_name="broken", namespace="team", pool="team/broken")
     parts.scheduler.routes = routes
     async with serving(parts, parts.settings(tmp_path, hold_seconds=2.0)) as world, world.http() as http:

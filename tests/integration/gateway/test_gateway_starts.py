@@ -16,7 +16,7 @@ ABSENT = "sha256:" + "0" * 64
 def with_broken_pool(world: World, version: int = 1) -> scheduler_pb2.Routes:
     """The usual routes and a pool whose tokenizer the depot does not have."""
     routes = world.routes(version=version)
-    routes.pools.add(pool="team/broken", base_digest=ABSENT, base_model_name="broken")
+    routes.pools.add(name="team/broken", base_digest=ABSENT, base_model_name="broken")
     routes.routes.add(model_name="broken", namespace="team", pool="team/broken")
     return routes
 

@@ -145,7 +145,7 @@ async def test_chats_of_an_adapter_are_rendered_by_its_own_chat_template(
     parts: World, tmp_path: Path, files: dict[str, bytes] | None, rendered: str
 ) -> None:
     if files is not None:
-        parts.scheduler.routes.routes[1].adapter = parts.depot.add_model({"adapter_config.json": b"{}", **files})
+        parts.scheduler.routes.routes[1].digest = parts.depot.add_model({"adapter_config.json": b"{}", **files})
     parts.scheduler.routes.routes[1].own_chat_template = True
     async with serving(parts, parts.settings(tmp_path)) as world, world.http() as http:
         asked: Any = {"model": "acme/upper", "messages": HELLO}
@@ -181,7 +181,7 @@ async def test_a_chat_template_of_a_spec_counts_before_those_of_files(
     """A text in place of a template: why it could not be read."""
     routes = parts.scheduler.routes
     files = {"adapter_config.json": b"{}", "tokenizer_config.json": b'{"eos_token": "!"}'}
-    routes.routes[1].adapter = parts.depot.add_model({"chat_template.jinja": b"own", **files})
+    routes.routes[1].digest = parts.depot.add_model({"chat_template.jinja": b"own", **files})
     routes.routes[1].own_chat_template = of_adapter is None and of_pool is None
     for entry, given in ((routes.pools[0], of_pool), (routes.routes[1], of_adapter)):
         if isinstance(given, bytes):

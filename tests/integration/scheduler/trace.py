@@ -6,11 +6,10 @@ at the same moment.
 
 import random
 
-from weft.domain.adapter import AdapterSpec
 from weft.domain.ids import RunnerId
 from weft.domain.machine import TICK, Connected, Kind, Peer, Received, Send
 from weft.domain.request import Assign, Failed, FailReason, OutcomeReport, ResubmitComplete, Started, Submit
-from weft.domain.routes import PoolSpec, RegistryChange
+from weft.domain.routes import AdapterSpec, PoolSpec, RegistryChange
 from weft.domain.runner import ClusterReport, ReportedRunner, RunnerFigures, RunnerReport, RunnerSpec
 from weft_scheduler.core import Effect, Event, Scheduler, SchedulerConfig
 from weft_sim.scenario import Run
@@ -56,7 +55,7 @@ class ManyPools:
 
     def registry(self, pools: int) -> None:
         adapters = tuple(
-            AdapterSpec(f"{pool}{i}", "acme", f"a{i}", f"{pool}/a{i}", pool, f"sha256:{pool}{i}", 8, pinned=i == 0)
+            AdapterSpec(f"{pool}/a{i}", "acme", pool, f"sha256:{pool}{i}", 8, f"{pool}{i}", pinned=i == 0)
             for pool in POOLS[:pools]
             for i in range(4)
         )

@@ -60,7 +60,7 @@ def follow(history: list[list[tuple[str, str, str]]]) -> None:
         )  # fmt: skip
         some = Principal("acme", "key", KeyScope.INFERENCE, ("acme/b", "*/[de]"))
         for principal in (ANY_NAMESPACE, Principal("acme"), Principal("nobody"), some):
-            own = [r for r in index.routes.values() if r.adapter and sees(principal, r)]
+            own = [r for r in index.routes.values() if r.digest and sees(principal, r)]
             assert names(index, principal) == sorted(one.model_name for one in own)
             bad = [u for u in index.unserved.values() if sees(principal, u)]
             listed, page = index.unserved_adapters(principal, "", 0, 1000)

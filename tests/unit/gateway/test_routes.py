@@ -51,12 +51,12 @@ def listing(table: RouteIndex, who: str | None) -> list[tuple[Route, PoolRoute]]
 def test_a_caller_sees_its_own_adapters_and_the_bases_it_may_use_and_nothing_else(full: Routes, who: str) -> None:
     table = table_of(full)
     seen = {route.model_name for route, _ in listing(table, who)}
-    pools = {pool.pool: pool for pool in full.pools}
+    pools = {pool.name: pool for pool in full.pools}
     for route in full.routes:
         pool = pools[route.pool]
         owner = route.pool.partition("/")[0]
         shared = pool.shared_all or who == owner or who in pool.shared_namespaces
-        assert (route.model_name in seen) == (route.namespace == who if route.adapter else shared)
+        assert (route.model_name in seen) == (route.namespace == who if route.digest else shared)
         assert (route.model_name in seen) == (table.find(route.model_name, Principal(who)) is not None)
 
 
@@ -73,12 +73,12 @@ def test_changes_lead_to_the_table_that_a_full_one_gives_and_name_the_pools_that
         routes=tuple(sorted(new - old, key=lambda route: route.model_name)),
         removed_models=tuple(sorted({one.model_name for one in old} - {one.model_name for one in new})),
         pools=tuple(pool for pool in after.pools if pool not in before.pools),
-        removed_pools=tuple(sorted({one.pool for one in before.pools} - {one.pool for one in after.pools})),
+        removed_pools=tuple(sorted({one.name for one in before.pools} - {one.name for one in after.pools})),
     )
     changed = table.take(delta)
     for caller in (who, None):
         assert listing(table, caller) == listing(whole, caller)
-    rows = {pool.pool: pool for pool in before.pools}, {pool.pool: pool for pool in after.pools}
+    rows = {pool.name: pool for pool in before.pools}, {pool.name: pool for pool in after.pools}
     assert changed == sorted(name for name in rows[0] | rows[1] if rows[0].get(name) != rows[1].get(name))
     assert table_of(before).take(after) == changed, "a full table names them, too"
 
@@ -123,7 +123,7 @@ def versioned() -> RouteIndex:
 def test_a_pin_is_a_version_by_name_or_digest(pin: str, digest: str, rank: int) -> None:
     found = versioned().find(f"a/x@{pin}", Principal("a"))
     assert found is not None
-    assert (found[0].model_name, found[0].adapter, found[0].rank) == ("a/x", digest, rank)
+    assert (found[0].model_name, found[0].digest, found[0].rank) == ("a/x", digest, rank)
     assert (found[0].eos_token_ids, found[0].own_chat_template) == ((rank,), rank == 16)
 
 
@@ -143,8 +143,8 @@ def test_a_canary_has_its_share_and_a_larger_weight_takes_nobody_from_it(weight:
         canary = AdapterVersion(DIGESTS[1], 16, name="next", weight=weight)
         route = Route("a/x", "a", "z/p", DIGESTS[0], 8, uid="u", versions=(canary, AdapterVersion(DIGESTS[2], 4)))
         drawn = {key: route_of_draw(route, f"request-{key}") for key in range(5_000)}
-        assert {(one.adapter, one.rank) for one in drawn.values()} <= {(DIGESTS[0], 8), (DIGESTS[1], 16)}
-        return {key for key, one in drawn.items() if one.adapter == DIGESTS[1]}
+        assert {(one.digest, one.rank) for one in drawn.values()} <= {(DIGESTS[0], 8), (DIGESTS[1], 16)}
+        return {key for key, one in drawn.items() if one.digest == DIGESTS[1]}
 
     found = share(weight)
     p = weight / 100

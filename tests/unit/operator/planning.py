@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from weft.domain.adapter import AdapterSpec
-from weft.domain.routes import CanaryCounts, PoolSpec
+from weft.domain.routes import AdapterSpec, CanaryCounts, PoolSpec
 from weft_operator.core import (
     Action,
     Adapter,

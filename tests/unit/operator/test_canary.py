@@ -20,8 +20,7 @@ from tests.unit.operator.planning import (
     verified,
     world_of,
 )
-from weft.domain.adapter import AdapterSpec
-from weft.domain.routes import CanaryCounts
+from weft.domain.routes import AdapterSpec, CanaryCounts
 from weft_operator.core import OperationStatus
 from weft_operator.local.objects import ObjectStore
 

@@ -175,8 +175,9 @@ def test_at_rest_everything_is_as_desired(history: list[tuple[Any, ...]]) -> Non
         assert obj["metadata"]["ownerReferences"][0]["uid"] in owners
         assert "stolen" not in str(obj)
     assert not any(adapter.meta.deleting for adapter in world.desired.adapters.values())
-    for entry in world.routed.values():
-        assert FINALIZER in world.store.get(adapter_ref(entry.name))["metadata"]["finalizers"]
+    refs = {adapter.meta.uid: ref for ref, adapter in world.desired.adapters.items()}
+    for uid in world.routed:
+        assert FINALIZER in world.store.get(refs[uid])["metadata"]["finalizers"]
 
 
 def room(pool: Any) -> int:

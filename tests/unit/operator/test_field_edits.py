@@ -77,7 +77,7 @@ def owned(world: ClusterWorld) -> Json:
 def served(world: ClusterWorld) -> Json:
     own = ("uid", "created_unix_s", "generation")
     return {
-        entry.name: {f: getattr(entry, f) for f in entry.__dataclass_fields__ if f not in own}
+        entry.model_name: {f: getattr(entry, f) for f in entry.__dataclass_fields__ if f not in own}
         for entry in world.routed.values()
     }
 

@@ -194,7 +194,7 @@ def versions(world: World) -> list[tuple[str, str | None]]:
 
 def published(world: World) -> tuple[str, list[str]]:
     """The content that the scheduler routes, and the earlier ones; each with the token that ends its answers."""
-    entry = next(entry for entry in world.routed.values() if entry.name == "upper")
+    entry = next(entry for entry in world.routed.values() if entry.model_name == "acme/upper")
     assert all(digest(chr(one.eos_token_ids[0])) == one.digest for one in (entry, *entry.versions))
     return entry.digest, [version.digest for version in entry.versions]
 
@@ -385,7 +385,7 @@ def test_an_object_made_again_under_its_name_is_another_one(serving: World) -> N
     serving.store.delete(adapter_ref("upper"))
     serving.settle(adapter_object("upper"))
     uid = serving.store.get(adapter_ref("upper"))["metadata"]["uid"]
-    assert {entry.uid for entry in serving.routed.values() if entry.name == "upper"} == {uid}
+    assert {entry.uid for entry in serving.routed.values() if entry.model_name == "acme/upper"} == {uid}
     assert serving.condition(adapter_ref("upper"), "Ready") == ("True", "Published")
 
 
@@ -395,7 +395,7 @@ def test_a_finalizer_goes_when_the_registry_has_let_go(serving: World) -> None:
     serving.settle(wish)
     serving.remove(adapter_ref("upper"))
     assert serving.store.find(adapter_ref("upper")) is None
-    assert [entry.name for entry in serving.routed.values()] == ["lower"]
+    assert [entry.model_name for entry in serving.routed.values()] == ["acme/lower"]
 
 
 def test_a_foreign_finalizer_keeps_the_object_and_says_so(serving: World) -> None:
@@ -693,7 +693,7 @@ def test_whose_chat_template_counts_is_a_choice(
         spec = {"source": {"uri": f"file:{letter}"}, "chatTemplate": {"from": chosen}, "revisionHistoryLimit": 1}
         serving.settle(adapter_object("upper", **spec))
         serving.wait(2.1)
-    entry = next(entry for entry in serving.routed.values() if entry.name == "upper")
+    entry = next(entry for entry in serving.routed.values() if entry.model_name == "acme/upper")
     assert [one.own_chat_template for one in (entry, *entry.versions)] == [own, own], "of earlier contents, too"
     assert serving.condition(adapter_ref("upper"), "ChatTemplate") == said
 
@@ -716,8 +716,8 @@ def test_a_chat_template_of_a_spec_is_published_by_its_digest(serving: World, ki
         return pool_object(model=BASE_MODEL | choice) if kind == "ServingPool" else adapter_object("upper", **choice)
 
     def published(world: World) -> tuple[str, str]:
-        entries = [*world.routed_pools.values(), *world.routed.values()]
-        entry = next(entry for entry in entries if entry.name in (str(ref), ref.name))
+        adapters = {one.model_name: one for one in world.routed.values()}
+        entry = world.routed_pools[ref] if kind == "ServingPool" else adapters["acme/upper"]
         return entry.chat_template, entry.chat_template_fault
 
     def said(world: World) -> tuple[str, str]:

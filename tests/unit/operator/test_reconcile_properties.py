@@ -100,8 +100,9 @@ def test_names_are_served_once_and_only_from_accepted_objects(history: list[tupl
     bases = [entry.base_model_name for entry in world.routed_pools.values()]
     names = [entry.model_name for entry in world.routed.values()] + bases
     assert len(names) == len(set(names))
-    for entry in world.routed.values():
-        ref = adapter_ref(entry.name, entry.namespace)
+    refs = {adapter.meta.uid: ref for ref, adapter in world.desired.adapters.items()}
+    for uid, entry in world.routed.items():
+        ref = refs[uid]
         assert world.condition(ref, "Accepted") == ("True", "Accepted")
         assert world.condition(ref, "Ready")[0] == "True"
         assert world.status(ref)["digest"] == entry.digest

@@ -11,8 +11,8 @@ import pytest
 
 from harness.waiting import PATIENCE_S
 from tests.unit.operator.planning import adapter_ref, digest, pool_ref
-from weft.domain.adapter import AdapterSpec, Tier
-from weft.domain.routes import AdapterStatus, PoolSpec, PoolStatus
+from weft.domain.adapter import Tier
+from weft.domain.routes import AdapterSpec, AdapterStatus, PoolSpec, PoolStatus
 from weft.wire.streams import SendQueue, serve_stream
 from weft.wire.v1 import scheduler_pb2 as pb
 from weft.wire.v1.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
@@ -26,11 +26,13 @@ from weft_operator.core import (
     UnpublishPool,
 )
 
-POOL = PoolSpec("default/base", digest("b"), "base", True, ("default",), 10, "fcfs", "calibrated", 5, 1, drain_s=60.0)
+POOL = PoolSpec(
+    "default/base", digest("b"), "base", shared_all=True, max_queue=10, created_unix_s=5, min_runners=1, drain_s=60.0
+)
 
 
 def entry(uid: str, letter: str = "a") -> AdapterSpec:
-    return AdapterSpec(uid, "acme", "upper", "acme/upper", "default/base", digest(letter), 8, 100, False, 5)
+    return AdapterSpec("acme/upper", "acme", "default/base", digest(letter), 8, uid, 5, bytes=100)
 
 
 class Scheduler(SchedulerServicer):
@@ -90,8 +92,8 @@ async def test_nothing_is_sent_before_the_table_is_complete() -> None:
         client.start()
         snapshot = await scheduler.next()
         assert snapshot.snapshot
-        assert [pool.name for pool in snapshot.pools] == ["default/base"]
-        assert [adapter.uid for adapter in snapshot.adapters] == ["u1"]
+        assert [pool.route.name for pool in snapshot.pools] == ["default/base"]
+        assert [adapter.route.uid for adapter in snapshot.adapters] == ["u1"]
 
 
 async def test_an_empty_table_is_a_complete_snapshot_too() -> None:
@@ -108,9 +110,9 @@ async def test_changes_of_one_turn_are_one_message_and_versions_grow() -> None:
         second = await scheduler.next()
         assert not second.snapshot
         assert second.version > first.version
-        assert second.pools[0].shared_all
+        assert second.pools[0].route.shared_all
         assert second.pools[0].drain_s == 60
-        assert (second.adapters[0].digest, second.adapters[0].bytes) == (digest("a"), 100)
+        assert (second.adapters[0].route.digest, second.adapters[0].bytes) == (digest("a"), 100)
         client.update(UnpublishAdapter(adapter_ref("upper"), "u1"))
         client.update(UnpublishPool(pool_ref()))
         third = await scheduler.next()
@@ -143,7 +145,7 @@ async def test_of_one_adapter_only_the_last_state_of_a_turn_is_sent() -> None:
         client.update(UnpublishAdapter(adapter_ref("upper"), "u1"))
         client.update(PublishAdapter(adapter_ref("upper"), entry("u1", "e")))
         change = await scheduler.next()
-        assert [adapter.digest for adapter in change.adapters] == [digest("e")]
+        assert [adapter.route.digest for adapter in change.adapters] == [digest("e")]
         assert list(change.removed_adapters) == []
 
 
@@ -154,7 +156,7 @@ async def test_an_object_made_again_replaces_the_one_before() -> None:
         await scheduler.next()
         client.update(PublishAdapter(adapter_ref("upper"), entry("u2")))
         change = await scheduler.next()
-        assert [adapter.uid for adapter in change.adapters] == ["u2"]
+        assert [adapter.route.uid for adapter in change.adapters] == ["u2"]
         assert list(change.removed_adapters) == ["u1"]
 
 
@@ -166,7 +168,7 @@ async def test_a_broken_stream_begins_again_with_everything() -> None:
         scheduler.outbox.close()
         snapshot = await scheduler.next()
         assert snapshot.snapshot
-        assert [adapter.uid for adapter in snapshot.adapters] == ["u1"]
+        assert [adapter.route.uid for adapter in snapshot.adapters] == ["u1"]
 
 
 async def test_the_schedulers_word_comes_back() -> None:

@@ -367,11 +367,11 @@ def test_a_pool_that_was_changed_while_no_operator_looked_is_served_without_a_br
     first = after.plan()
     assert not [action for action in first if isinstance(action, DeleteChild)]
     published = {
-        action.entry.name: (action.entry.digest, action.entry.pool)
+        action.entry.model_name: (action.entry.digest, action.entry.pool)
         for action in first
         if isinstance(action, PublishAdapter)
     }
-    assert published == {"upper": (digest("a"), "default/base"), "lower": (digest("c"), "default/base")}, (
+    assert published == {"acme/upper": (digest("a"), "default/base"), "acme/lower": (digest("c"), "default/base")}, (
         "what served goes on; never in a pool that it was not checked for"
     )
     assert pool_ref() in {action.ref for action in first if isinstance(action, PublishPool)}

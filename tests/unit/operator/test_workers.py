@@ -18,7 +18,7 @@ from weft_operator.local.objects import ObjectStore
 KEY = ObjectKey("Deployment", "default", "base-runners")
 
 
-TOLD = PoolSpec("default/base", "d", "base", True, (), 9, "fcfs", "calibrated", 0, 1, drain_s=60.0)
+TOLD = PoolSpec("default/base", "d", "base", shared_all=True, max_queue=9, min_runners=1, drain_s=60.0)
 
 
 def with_version(obj: Any, version: object) -> Any:

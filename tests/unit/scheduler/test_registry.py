@@ -8,12 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.scheduler_driver import Driver, adapter, of, peers
-from weft.domain.adapter import AdapterSpec, AdapterState, AdapterVersion, DesiredChange, Tier
+from weft.domain.adapter import AdapterState, AdapterVersion, DesiredChange, Tier
 from weft.domain.ids import Epoch, RunnerId
 from weft.domain.limits import LimitReport, LimitRule, LimitUse
 from weft.domain.machine import Connected, Kind, Peer
 from weft.domain.request import Assign, OutcomeReport, Preempt, Reject, RejectReason, Started
 from weft.domain.routes import (
+    AdapterSpec,
     AdapterStatus,
     CanaryCounts,
     KeyRoute,
@@ -43,8 +44,8 @@ def names(effects: list[Routes]) -> list[str]:
 def test_a_name_routes_to_its_pool_and_digest_and_the_base_to_its_pool(driver: Driver) -> None:
     driver.start("sha256:1")
     (route, base) = driver.state.routes.full().routes
-    assert (route.model_name, route.pool, route.adapter) == ("acme/sha256:1", POOL, "sha256:1")
-    assert (base.model_name, base.pool, base.adapter, base.namespace) == ("base", POOL, "", "acme")
+    assert (route.model_name, route.pool, route.digest) == ("acme/sha256:1", POOL, "sha256:1")
+    assert (base.model_name, base.pool, base.digest, base.namespace) == ("base", POOL, "", "acme")
 
 
 def test_an_adapter_without_a_digest_or_without_a_pool_has_no_route(driver: Driver) -> None:
@@ -90,7 +91,7 @@ def test_every_gateway_hears_a_change_and_a_new_one_hears_the_last_table(driver:
     assert peers(effects, Routes) == ["g", "g2"]
     one, two = of(effects, Routes)
     assert one is two, "it is encoded once"
-    assert (one.full, one.base_version, [r.adapter for r in one.routes]) == (False, before.version, ["sha256:2"])
+    assert (one.full, one.base_version, [r.digest for r in one.routes]) == (False, before.version, ["sha256:2"])
     (gone,) = of(driver.change(RegistryChange(False, removed_adapters=("uid-sha256:1",))), Routes)[:1]
     assert (gone.removed_models, gone.routes, gone.base_version) == (("acme/sha256:1",), (), one.version)
 

@@ -29,6 +29,7 @@ from weft_scheduler.term_file import TERM_EPOCH_S, TermFile
 
 COMPLETE = pb.GatewayToScheduler(resubmit_complete=pb.ResubmitComplete())
 R = cpb.RunnerId(uuid="u", incarnation="i")
+BASE = pb.PoolRoute(name="n/p", base_digest="sha256:b", base_model_name="base")
 # Nothing runs out by itself.
 CONFIG = SchedulerConfig(status_s=0.01, first_routes_s=0.01, assign_s=600.0, absent_s=600.0)
 
@@ -85,11 +86,11 @@ class Stack:
 
     async def registry_stream(self, term: int = 0) -> Peer:
         peer = Peer(self.stub.Registry)
-        pool = pb.PoolDesired(name="n/p", base_digest="sha256:b", base_model_name="base")
-        adapter = pb.AdapterDesired(
-            uid="1", namespace="n", name="a", model_name="n/a", pool="n/p", digest="sha256:1", rank=8
+        pool = pb.PoolDesired(route=BASE)
+        route = pb.Route(uid="1", namespace="n", model_name="n/a", pool="n/p", digest="sha256:1", rank=8)
+        await peer.say(
+            pb.RegistryToScheduler(snapshot=True, pools=[pool], adapters=[pb.AdapterDesired(route=route)], term=term)
         )
-        await peer.say(pb.RegistryToScheduler(snapshot=True, pools=[pool], adapters=[adapter], term=term))
         return peer
 
     def metric(self, name: str, **labels: str) -> float:
@@ -344,7 +345,7 @@ async def test_a_registry_under_a_lower_term_is_ended_and_what_it_says_does_not_
     await deleting.say(pb.RegistryToScheduler(removed_pools=["n/p"]))
     assert await deleting.end() is grpc.StatusCode.FAILED_PRECONDITION, "none is a lower term too"
     assert stack.server.core.state.pools["n/p"].spec is not None
-    pool = pb.PoolDesired(name="n/p", base_digest="sha256:b", base_model_name="base", min_runners=7, max_runners=7)
+    pool = pb.PoolDesired(route=BASE, min_runners=7, max_runners=7)
     await new.say(pb.RegistryToScheduler(pools=[pool], term=4))
     while (await new.hear("pool")).wanted_runners != 7:
         pass

@@ -306,7 +306,9 @@ def limited(fields: Any) -> Any:
 
 
 def pool(fields: Any) -> Any:
-    return registry.REGISTRY_TO_SCHEDULER.decode(scheduler_pb2.RegistryToScheduler(pools=[{"name": "ns/p", **fields}]))
+    return registry.REGISTRY_TO_SCHEDULER.decode(
+        scheduler_pb2.RegistryToScheduler(pools=[{"route": {"name": "ns/p"}, **fields}])
+    )
 
 
 def ordered(fields: Any) -> Any:

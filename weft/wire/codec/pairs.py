@@ -2,8 +2,8 @@
 
 A number of the contract is an enum's member by its name, a text by its value; a tuple has the fields of the message in
 their order; `_s` is milliseconds where the message has `_ms`. A number or text whose default is not its type's zero has
-that default where it is unset. Bounds are the annotations' (weft.domain.bounds). TypeError where names, types or bounds
-do not fit.
+that default where it is unset. What a value inherits is in the part of the message that has its base's name, if there
+is one. Bounds are the annotations' (weft.domain.bounds). TypeError where names, types or bounds do not fit.
 """
 
 import re
@@ -198,8 +198,10 @@ class _Code:
 
     def _matched(self, of: Any) -> Iterator[tuple[_Member, Any]]:
         """Each field of a value with its own of the message; by hand: with its functions; FLAT: with None."""
-        known = self._descriptor.fields_by_name
+        known, inherited = self._descriptor.fields_by_name, self._inherited(of)[2]
         for member in _members(of, self._descriptor):
+            if member.name in inherited:
+                continue
             if custom := self._pair.custom.get(member.name):
                 self._left -= set(custom.names or (member.name,))
                 yield member, custom
@@ -215,6 +217,15 @@ class _Code:
                     raise self._wrong(f"has another type of {name}")
                 yield member, known[name]
 
+    def _inherited(self, of: Any) -> tuple[Pair[Any, Any] | None, str, Sequence[str]]:
+        """The pair of a value's base, its part of the message, and what is in it."""
+        base: Any = of.__base__ if is_dataclass(of) and isinstance(of, type) else object
+        for field in self._descriptor.fields:
+            if field.message_type and field.message_type.name == base.__name__:
+                self._left.discard(field.name)
+                return plain(base, field.message_type), field.name, [one.name for one in fields(base)]
+        return None, "", ()
+
     def _part(self, hint: _Hint, field: FieldDescriptor) -> Any:
         if isinstance(hint.of, type) and not is_dataclass(hint.of) and not hasattr(hint.of, "_fields"):
             raise self._wrong(f"has another type of {field.name}")
@@ -229,6 +240,9 @@ class _Code:
 
     def fill(self, of: Any, value: str) -> None:
         """Add the lines that write `value` into `m`."""
+        base, part, _ = self._inherited(of)
+        if base:
+            self.lines.append(f"{self.name(base.fill)}({value}, m.{part})")
         for member, field in self._matched(of):
             got = value + member.get
             if isinstance(field, Custom):
@@ -273,7 +287,9 @@ class _Code:
 
     def read(self, of: Any) -> str:
         """Add the lines that read and check the fields of `m`. Returns the value of them."""
-        arguments = list[str]()
+        base, part, inherited = self._inherited(of)
+        held = self._local(f"{self.name(base.read)}(m.{part})") if base else ""
+        arguments = [f"{held}.{name}" for name in inherited]
         for member, field in self._matched(of):
             if isinstance(field, Custom):
                 arguments.append(f"{self.name(field.read)}(m)")

@@ -420,11 +420,11 @@ class Routes(_message.Message):
     def __init__(self, version: _Optional[int] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., pools: _Optional[_Iterable[_Union[PoolRoute, _Mapping]]] = ..., keys: _Optional[_Iterable[_Union[KeyRoute, _Mapping]]] = ..., keys_known: _Optional[bool] = ..., full: _Optional[bool] = ..., base_version: _Optional[int] = ..., removed_models: _Optional[_Iterable[str]] = ..., removed_pools: _Optional[_Iterable[str]] = ..., removed_keys: _Optional[_Iterable[str]] = ..., unserved: _Optional[_Iterable[_Union[Unserved, _Mapping]]] = ..., removed_unserved: _Optional[_Iterable[str]] = ..., more: _Optional[bool] = ...) -> None: ...
 
 class Route(_message.Message):
-    __slots__ = ("model_name", "namespace", "pool", "adapter", "rank", "uid", "created_unix_s", "version", "versions", "eos_token_ids", "own_chat_template", "chat_template", "chat_template_fault")
+    __slots__ = ("model_name", "namespace", "pool", "digest", "rank", "uid", "created_unix_s", "version", "versions", "eos_token_ids", "own_chat_template", "chat_template", "chat_template_fault")
     MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
-    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     UID_FIELD_NUMBER: _ClassVar[int]
     CREATED_UNIX_S_FIELD_NUMBER: _ClassVar[int]
@@ -437,7 +437,7 @@ class Route(_message.Message):
     model_name: str
     namespace: str
     pool: str
-    adapter: str
+    digest: str
     rank: int
     uid: str
     created_unix_s: int
@@ -447,7 +447,7 @@ class Route(_message.Message):
     own_chat_template: bool
     chat_template: str
     chat_template_fault: str
-    def __init__(self, model_name: _Optional[str] = ..., namespace: _Optional[str] = ..., pool: _Optional[str] = ..., adapter: _Optional[str] = ..., rank: _Optional[int] = ..., uid: _Optional[str] = ..., created_unix_s: _Optional[int] = ..., version: _Optional[str] = ..., versions: _Optional[_Iterable[_Union[AdapterVersion, _Mapping]]] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., own_chat_template: _Optional[bool] = ..., chat_template: _Optional[str] = ..., chat_template_fault: _Optional[str] = ...) -> None: ...
+    def __init__(self, model_name: _Optional[str] = ..., namespace: _Optional[str] = ..., pool: _Optional[str] = ..., digest: _Optional[str] = ..., rank: _Optional[int] = ..., uid: _Optional[str] = ..., created_unix_s: _Optional[int] = ..., version: _Optional[str] = ..., versions: _Optional[_Iterable[_Union[AdapterVersion, _Mapping]]] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., own_chat_template: _Optional[bool] = ..., chat_template: _Optional[str] = ..., chat_template_fault: _Optional[str] = ...) -> None: ...
 
 class AdapterVersion(_message.Message):
     __slots__ = ("digest", "rank", "bytes", "name", "weight", "eos_token_ids", "own_chat_template")
@@ -484,8 +484,8 @@ class Unserved(_message.Message):
     def __init__(self, uid: _Optional[str] = ..., namespace: _Optional[str] = ..., model_name: _Optional[str] = ..., pool: _Optional[str] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class PoolRoute(_message.Message):
-    __slots__ = ("pool", "base_digest", "base_model_name", "max_context_tokens", "ready_runners", "shared_all", "shared_namespaces", "tool_call_parser", "embeds_only", "max_output_tokens", "sampling_defaults", "chat_template", "chat_template_fault")
-    POOL_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("name", "base_digest", "base_model_name", "max_context_tokens", "ready_runners", "shared_all", "shared_namespaces", "tool_call_parser", "embeds_only", "max_output_tokens", "sampling_defaults", "chat_template", "chat_template_fault")
+    NAME_FIELD_NUMBER: _ClassVar[int]
     BASE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     BASE_MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     MAX_CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -498,7 +498,7 @@ class PoolRoute(_message.Message):
     SAMPLING_DEFAULTS_FIELD_NUMBER: _ClassVar[int]
     CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     CHAT_TEMPLATE_FAULT_FIELD_NUMBER: _ClassVar[int]
-    pool: str
+    name: str
     base_digest: str
     base_model_name: str
     max_context_tokens: int
@@ -511,7 +511,7 @@ class PoolRoute(_message.Message):
     sampling_defaults: SamplingDefaults
     chat_template: str
     chat_template_fault: str
-    def __init__(self, pool: _Optional[str] = ..., base_digest: _Optional[str] = ..., base_model_name: _Optional[str] = ..., max_context_tokens: _Optional[int] = ..., ready_runners: _Optional[int] = ..., shared_all: _Optional[bool] = ..., shared_namespaces: _Optional[_Iterable[str]] = ..., tool_call_parser: _Optional[str] = ..., embeds_only: _Optional[bool] = ..., max_output_tokens: _Optional[int] = ..., sampling_defaults: _Optional[_Union[SamplingDefaults, _Mapping]] = ..., chat_template: _Optional[str] = ..., chat_template_fault: _Optional[str] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., base_digest: _Optional[str] = ..., base_model_name: _Optional[str] = ..., max_context_tokens: _Optional[int] = ..., ready_runners: _Optional[int] = ..., shared_all: _Optional[bool] = ..., shared_namespaces: _Optional[_Iterable[str]] = ..., tool_call_parser: _Optional[str] = ..., embeds_only: _Optional[bool] = ..., max_output_tokens: _Optional[int] = ..., sampling_defaults: _Optional[_Union[SamplingDefaults, _Mapping]] = ..., chat_template: _Optional[str] = ..., chat_template_fault: _Optional[str] = ...) -> None: ...
 
 class SamplingDefaults(_message.Message):
     __slots__ = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens")
@@ -652,7 +652,7 @@ class RegistryToScheduler(_message.Message):
     def __init__(self, version: _Optional[int] = ..., snapshot: _Optional[bool] = ..., pools: _Optional[_Iterable[_Union[PoolDesired, _Mapping]]] = ..., adapters: _Optional[_Iterable[_Union[AdapterDesired, _Mapping]]] = ..., removed_pools: _Optional[_Iterable[str]] = ..., removed_adapters: _Optional[_Iterable[str]] = ..., term: _Optional[int] = ...) -> None: ...
 
 class PoolDesired(_message.Message):
-    __slots__ = ("name", "base_digest", "base_model_name", "shared_all", "shared_namespaces", "max_queue", "queue", "reservation", "created_unix_s", "min_runners", "drain_s", "max_runners", "idle_s", "max_context_tokens", "consolidation", "tenant_weights", "slo_ttft_ms", "slo_token_time_ms", "slo_reject", "phases", "kv_across_classes", "groups", "tool_call_parser", "embeds_only", "sampling_defaults", "generation", "max_output_tokens", "chat_template", "chat_template_fault")
+    __slots__ = ("route", "max_queue", "queue", "reservation", "created_unix_s", "min_runners", "drain_s", "max_runners", "idle_s", "consolidation", "tenant_weights", "slo_ttft_ms", "slo_token_time_ms", "slo_reject", "phases", "kv_across_classes", "groups", "generation")
     class TenantWeightsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -660,11 +660,7 @@ class PoolDesired(_message.Message):
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    BASE_DIGEST_FIELD_NUMBER: _ClassVar[int]
-    BASE_MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
-    SHARED_ALL_FIELD_NUMBER: _ClassVar[int]
-    SHARED_NAMESPACES_FIELD_NUMBER: _ClassVar[int]
+    ROUTE_FIELD_NUMBER: _ClassVar[int]
     MAX_QUEUE_FIELD_NUMBER: _ClassVar[int]
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     RESERVATION_FIELD_NUMBER: _ClassVar[int]
@@ -673,7 +669,6 @@ class PoolDesired(_message.Message):
     DRAIN_S_FIELD_NUMBER: _ClassVar[int]
     MAX_RUNNERS_FIELD_NUMBER: _ClassVar[int]
     IDLE_S_FIELD_NUMBER: _ClassVar[int]
-    MAX_CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CONSOLIDATION_FIELD_NUMBER: _ClassVar[int]
     TENANT_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     SLO_TTFT_MS_FIELD_NUMBER: _ClassVar[int]
@@ -682,18 +677,8 @@ class PoolDesired(_message.Message):
     PHASES_FIELD_NUMBER: _ClassVar[int]
     KV_ACROSS_CLASSES_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
-    TOOL_CALL_PARSER_FIELD_NUMBER: _ClassVar[int]
-    EMBEDS_ONLY_FIELD_NUMBER: _ClassVar[int]
-    SAMPLING_DEFAULTS_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
-    MAX_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
-    CHAT_TEMPLATE_FAULT_FIELD_NUMBER: _ClassVar[int]
-    name: str
-    base_digest: str
-    base_model_name: str
-    shared_all: bool
-    shared_namespaces: _containers.RepeatedScalarFieldContainer[str]
+    route: PoolRoute
     max_queue: int
     queue: str
     reservation: str
@@ -702,7 +687,6 @@ class PoolDesired(_message.Message):
     drain_s: int
     max_runners: int
     idle_s: int
-    max_context_tokens: int
     consolidation: str
     tenant_weights: _containers.ScalarMap[str, int]
     slo_ttft_ms: int
@@ -711,14 +695,8 @@ class PoolDesired(_message.Message):
     phases: str
     kv_across_classes: bool
     groups: _containers.RepeatedCompositeFieldContainer[PhaseGroups]
-    tool_call_parser: str
-    embeds_only: bool
-    sampling_defaults: SamplingDefaults
     generation: int
-    max_output_tokens: int
-    chat_template: str
-    chat_template_fault: str
-    def __init__(self, name: _Optional[str] = ..., base_digest: _Optional[str] = ..., base_model_name: _Optional[str] = ..., shared_all: _Optional[bool] = ..., shared_namespaces: _Optional[_Iterable[str]] = ..., max_queue: _Optional[int] = ..., queue: _Optional[str] = ..., reservation: _Optional[str] = ..., created_unix_s: _Optional[int] = ..., min_runners: _Optional[int] = ..., drain_s: _Optional[int] = ..., max_runners: _Optional[int] = ..., idle_s: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., consolidation: _Optional[str] = ..., tenant_weights: _Optional[_Mapping[str, int]] = ..., slo_ttft_ms: _Optional[int] = ..., slo_token_time_ms: _Optional[int] = ..., slo_reject: _Optional[bool] = ..., phases: _Optional[str] = ..., kv_across_classes: _Optional[bool] = ..., groups: _Optional[_Iterable[_Union[PhaseGroups, _Mapping]]] = ..., tool_call_parser: _Optional[str] = ..., embeds_only: _Optional[bool] = ..., sampling_defaults: _Optional[_Union[SamplingDefaults, _Mapping]] = ..., generation: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., chat_template: _Optional[str] = ..., chat_template_fault: _Optional[str] = ...) -> None: ...
+    def __init__(self, route: _Optional[_Union[PoolRoute, _Mapping]] = ..., max_queue: _Optional[int] = ..., queue: _Optional[str] = ..., reservation: _Optional[str] = ..., created_unix_s: _Optional[int] = ..., min_runners: _Optional[int] = ..., drain_s: _Optional[int] = ..., max_runners: _Optional[int] = ..., idle_s: _Optional[int] = ..., consolidation: _Optional[str] = ..., tenant_weights: _Optional[_Mapping[str, int]] = ..., slo_ttft_ms: _Optional[int] = ..., slo_token_time_ms: _Optional[int] = ..., slo_reject: _Optional[bool] = ..., phases: _Optional[str] = ..., kv_across_classes: _Optional[bool] = ..., groups: _Optional[_Iterable[_Union[PhaseGroups, _Mapping]]] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class PhaseGroups(_message.Message):
     __slots__ = ("phase", "min_runners", "max_runners")
@@ -739,48 +717,22 @@ class PhaseGroups(_message.Message):
     def __init__(self, phase: _Optional[_Union[PhaseGroups.Phase, str]] = ..., min_runners: _Optional[int] = ..., max_runners: _Optional[int] = ...) -> None: ...
 
 class AdapterDesired(_message.Message):
-    __slots__ = ("uid", "namespace", "name", "model_name", "pool", "digest", "rank", "bytes", "pinned", "created_unix_s", "reason", "message", "tier", "version", "versions", "generation", "eos_token_ids", "own_chat_template", "chat_template", "chat_template_fault")
-    UID_FIELD_NUMBER: _ClassVar[int]
-    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
-    POOL_FIELD_NUMBER: _ClassVar[int]
-    DIGEST_FIELD_NUMBER: _ClassVar[int]
-    RANK_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("route", "bytes", "pinned", "reason", "message", "tier", "generation")
+    ROUTE_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     PINNED_FIELD_NUMBER: _ClassVar[int]
-    CREATED_UNIX_S_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
-    VERSION_FIELD_NUMBER: _ClassVar[int]
-    VERSIONS_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
-    EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    OWN_CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
-    CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
-    CHAT_TEMPLATE_FAULT_FIELD_NUMBER: _ClassVar[int]
-    uid: str
-    namespace: str
-    name: str
-    model_name: str
-    pool: str
-    digest: str
-    rank: int
+    route: Route
     bytes: int
     pinned: bool
-    created_unix_s: int
     reason: str
     message: str
     tier: _supervisor_pb2.AdapterState.Tier
-    version: str
-    versions: _containers.RepeatedCompositeFieldContainer[AdapterVersion]
     generation: int
-    eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    own_chat_template: bool
-    chat_template: str
-    chat_template_fault: str
-    def __init__(self, uid: _Optional[str] = ..., namespace: _Optional[str] = ..., name: _Optional[str] = ..., model_name: _Optional[str] = ..., pool: _Optional[str] = ..., digest: _Optional[str] = ..., rank: _Optional[int] = ..., bytes: _Optional[int] = ..., pinned: _Optional[bool] = ..., created_unix_s: _Optional[int] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., tier: _Optional[_Union[_supervisor_pb2.AdapterState.Tier, str]] = ..., version: _Optional[str] = ..., versions: _Optional[_Iterable[_Union[AdapterVersion, _Mapping]]] = ..., generation: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., own_chat_template: _Optional[bool] = ..., chat_template: _Optional[str] = ..., chat_template_fault: _Optional[str] = ...) -> None: ...
+    def __init__(self, route: _Optional[_Union[Route, _Mapping]] = ..., bytes: _Optional[int] = ..., pinned: _Optional[bool] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., tier: _Optional[_Union[_supervisor_pb2.AdapterState.Tier, str]] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class SchedulerToRegistry(_message.Message):
     __slots__ = ("pool", "adapter")

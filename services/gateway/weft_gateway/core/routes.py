@@ -73,19 +73,19 @@ class RouteIndex(RouteBook):
         for route in routes.values():
             models = self._models_of(route)
             del models[route.model_name]
-            if self._by_digest.get(route.adapter) == route.model_name:
-                del self._by_digest[route.adapter]
+            if self._by_digest.get(route.digest) == route.model_name:
+                del self._by_digest[route.digest]
             if not models and models is not self._bases:
                 del self._adapters[route.namespace]
         for route in change.routes:
             self._models_of(route)[route.model_name] = route
-            if route.adapter != BASE:
-                self._by_digest[route.adapter] = route.model_name
+            if route.digest != BASE:
+                self._by_digest[route.digest] = route.model_name
         self._names.change(_keys(routes.values()), _keys(change.routes))
         self._take_unserved(unserved, change)
         self.known |= not change.more
         self.limited |= any(key.limits for key in change.keys)
-        names = {*pools, *(pool.pool for pool in change.pools)}
+        names = {*pools, *(pool.name for pool in change.pools)}
         return sorted(name for name in names if pools.get(name) != self.pools.get(name))
 
     def find(self, model: str, principal: Principal) -> tuple[Route, PoolRoute] | None:
@@ -100,7 +100,7 @@ class RouteIndex(RouteBook):
             return None
         namespace = principal.namespace
         if namespace is not None:
-            allowed = route.namespace == namespace if route.adapter != BASE else _may_use_base(pool, namespace)
+            allowed = route.namespace == namespace if route.digest != BASE else _may_use_base(pool, namespace)
             if not allowed:
                 return None
         return (_pinned(route, pool, pin) if at else route), pool
@@ -174,15 +174,15 @@ class RouteIndex(RouteBook):
 
     def _models_of(self, route: Route) -> dict[str, Route]:
         """The part of the index that lists the route."""
-        return self._bases if route.adapter == BASE else self._adapters.setdefault(route.namespace, {})
+        return self._bases if route.digest == BASE else self._adapters.setdefault(route.namespace, {})
 
 
 def versions_of(route: Route, pool: PoolRoute) -> tuple[AdapterVersion, ...]:
     """Every content of a model that is served, the present one first."""
-    if route.adapter == BASE:
+    if route.digest == BASE:
         return (AdapterVersion(pool.base_digest, 0),)
     present = AdapterVersion(
-        route.adapter, route.rank, name=route.version, eos_token_ids=route.eos_token_ids,
+        route.digest, route.rank, name=route.version, eos_token_ids=route.eos_token_ids,
         own_chat_template=route.own_chat_template,
     )  # fmt: skip
     return (present, *route.versions)
@@ -197,7 +197,7 @@ def _pinned(route: Route, pool: PoolRoute, pin: str) -> Route:
         found = [version for version in versions if version.name == pin != ""]
     if len(found) != 1:
         raise UnknownVersion(route.model_name, pin, versions)
-    if route.adapter in (BASE, found[0].digest):
+    if route.digest in (BASE, found[0].digest):
         return route
     return _to_version(route, found[0])
 
@@ -216,13 +216,13 @@ def route_of_draw(route: Route, key: str) -> Route:
 
 def _to_version(route: Route, version: AdapterVersion) -> Route:
     return replace(
-        route, adapter=version.digest, rank=version.rank, version=version.name, versions=(),
+        route, digest=version.digest, rank=version.rank, version=version.name, versions=(),
         eos_token_ids=version.eos_token_ids, own_chat_template=version.own_chat_template,
     )  # fmt: skip
 
 
 def _may_use_base(pool: PoolRoute, namespace: str) -> bool:
-    return pool.shared_all or namespace == pool.pool.partition("/")[0] or namespace in pool.shared_namespaces
+    return pool.shared_all or namespace == pool.name.partition("/")[0] or namespace in pool.shared_namespaces
 
 
 def _key(of: Route | Unserved) -> Key:
@@ -231,7 +231,7 @@ def _key(of: Route | Unserved) -> Key:
 
 def _keys(routes: Iterable[Route]) -> list[tuple[str, Key]]:
     """Of adapters; bases are few, and listed apart."""
-    return [(route.namespace, _key(route)) for route in routes if route.adapter != BASE]
+    return [(route.namespace, _key(route)) for route in routes if route.digest != BASE]
 
 
 def _names(

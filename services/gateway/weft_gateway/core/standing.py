@@ -23,7 +23,7 @@ def standing(pool: PoolRoute | None, places: Sequence[FleetAdapter], hold_s: flo
     if pool is None:
         return Standing("waiting", "Its pool is not known here yet.")
     if not pool.ready_runners:
-        return Standing("waiting", f"Pool {pool.pool} has no ready runner: a request waits up to {hold_s:g} s for one.")
+        return Standing("waiting", f"Pool {pool.name} has no ready runner: a request waits up to {hold_s:g} s for one.")
     errors = [place.error for place in places if place.error]
     if errors and not any(place.tier is Tier.DEVICE for place in places):
         return Standing("failing", f"A runner could not load it: {errors[0]}")

@@ -337,7 +337,7 @@ class RequestStream:
             emitted=tuple(self.tokens),
             max_tokens=request.max_tokens,
             reservation_tokens=1 if prompt_only else assign.reservation_tokens,
-            adapter=request.route.adapter,
+            adapter=request.route.digest,
             sampling=self._sampling(),
             cache_salt=request.salt,
             client_request_id=request.client_request_id,

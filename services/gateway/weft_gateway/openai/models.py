@@ -34,14 +34,14 @@ async def one_model(state: AppState, request: Request) -> Response:
 
 def _model(by_request: Mapping[str, LoadedAdapter], route: Route, pool: PoolRoute) -> dict[str, Any]:
     loaded = by_request.get(route.model_name)
-    content = loaded.path if loaded and (loaded.uid, loaded.digest) == (route.uid, route.adapter) else route.adapter
+    content = loaded.path if loaded and (loaded.uid, loaded.digest) == (route.uid, route.digest) else route.digest
     return {
         "id": route.model_name,
         "object": "model",
         "created": route.created_unix_s,
         "owned_by": route.namespace,
         "root": content or pool.base_model_name,
-        "parent": pool.base_model_name if route.adapter else None,
+        "parent": pool.base_model_name if route.digest else None,
         "max_model_len": pool.max_context_tokens or None,
         "versions": [{"digest": v.digest, "name": v.name or None} for v in versions_of(route, pool)],
     }

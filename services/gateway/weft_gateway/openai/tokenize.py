@@ -119,7 +119,7 @@ async def tokenizer_of(
     route, pool = state.model(_only_base(state, caller) if name is None else name, caller)
     tokenizer = state.tokenizers.get(pool.base_digest)
     if tokenizer is None:
-        text = f"The tokenizer of pool {pool.pool} is not available yet."
+        text = f"The tokenizer of pool {pool.name} is not available yet."
         raise ServiceUnavailable(text, code="model_not_ready", retry_after_ms=1000)
     return pool, await chat_tokenizer(state, route, pool, tokenizer) if for_chats else tokenizer
 

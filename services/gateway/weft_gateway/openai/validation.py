@@ -132,7 +132,7 @@ async def _submitted(state: AppState, endpoint: ModelEndpoint[T], call: Call, pa
         prepared, forms = await _prepare(state, endpoint, call, parsed, prompts)
         echoes = [prompt.echo for prompt in prompts]
         parts = [PromptPart(one.prompt, echo, form) for one, echo, form in zip(prepared, echoes, forms, strict=True)]
-        digest = parsed.route.adapter or parsed.pool.base_digest
+        digest = parsed.route.digest or parsed.pool.base_digest
         head = AnswerHead(call.ids.request_id, call.arrived_unix_ms // 1000, digest)
         encoder = endpoint.encoder(parsed.params, AnswerContext(head, parsed.tokenizer, parts))
         admitted = _admit(state, call, prepared)
@@ -186,10 +186,10 @@ async def _parse(state: AppState, endpoint: ModelEndpoint[T], call: Call, body: 
     params = _with_defaults(params, pool.sampling_defaults)
     if params.priority:
         call.priority = Priority.BATCH
-    await state.manager.step(ModelResolved(call.ids.request_id, pool.pool, params.drawn, call.priority))
+    await state.manager.step(ModelResolved(call.ids.request_id, pool.name, params.drawn, call.priority))
     tokenizer = state.tokenizers.get(pool.base_digest)
     if tokenizer is None:
-        text = f"The tokenizer of pool {pool.pool} is not available: the pool has changed."
+        text = f"The tokenizer of pool {pool.name} is not available: the pool has changed."
         raise ServiceUnavailable(text, code="model_not_ready", retry_after_ms=1000)
     if isinstance(params, ChatPrompt):
         tokenizer = await chat_tokenizer(state, route, pool, tokenizer)
@@ -205,7 +205,7 @@ async def chat_tokenizer(state: AppState, route: Route, pool: PoolRoute, tokeniz
     if counts.chat_template_fault:
         text = f"{route.model_name} renders no chats, use /v1/completions: {counts.chat_template_fault}."
         raise BadRequest(text, code=BadTemplate.code)
-    own = route.adapter if counts is route else ""
+    own = route.digest if counts is route else ""
     if not own and not counts.chat_template:
         return tokenizer
     try:
@@ -243,7 +243,7 @@ async def _others_counted(state: AppState, call: Call, parsed: ParsedRequest[T])
         for index in range(1, parsed.params.prompts):
             request_id = id_of_prompt(call.ids.request_id, index)
             await others.enter_async_context(state.manager.arriving(request_id, call.priority))
-            await state.manager.step(ModelResolved(request_id, parsed.pool.pool, parsed.params.drawn, call.priority))
+            await state.manager.step(ModelResolved(request_id, parsed.pool.name, parsed.params.drawn, call.priority))
         yield
 
 

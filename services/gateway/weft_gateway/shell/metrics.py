@@ -102,7 +102,7 @@ class _Waiting(Collector):
         requests = self._gateway.requests.values()
         waiting = Counts(active.pool for active in requests if active.stream.running is None)
         for pool in self._gateway.routes.pools.values():
-            family.add_metric([pool.base_model_name or pool.pool], waiting[pool.pool])
+            family.add_metric([pool.base_model_name or pool.name], waiting[pool.name])
         yield family
 
 

@@ -193,7 +193,7 @@ async def adapters(state: AppState, request: Request) -> Response:
 
 
 def _served(state: AppState, route: Route, now: FleetNow, in_flight: int) -> dict[str, Any]:
-    machine, places = state.machine, now.places.get(route.adapter, [])
+    machine, places = state.machine, now.places.get(route.digest, [])
     pool = machine.routes.pools.get(route.pool)
     how = standing(pool, places, machine.config.hold_s, scheduler_up=machine.scheduler_up)
     tiers = Counter(one.tier.name.lower() for one in places if one.tier >= Tier.DISK)
@@ -201,7 +201,7 @@ def _served(state: AppState, route: Route, now: FleetNow, in_flight: int) -> dic
         "model": route.model_name,
         "namespace": route.namespace,
         "pool": route.pool,
-        "digest": route.adapter,
+        "digest": route.digest,
         "rank": route.rank,
         "created": route.created_unix_s,
         "in_flight": in_flight,

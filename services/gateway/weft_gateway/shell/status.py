@@ -40,7 +40,7 @@ async def visible_labels(state: AppState, authorization: str | None) -> frozense
     if principal and principal.namespace is None:
         return None
     visible = in_turns(state.machine.routes.visible(principal) if principal else ())
-    return frozenset([name async for route, pool in visible for name in (route.model_name, pool.pool)])
+    return frozenset([name async for route, pool in visible for name in (route.model_name, pool.name)])
 
 
 def _principal_of(state: AppState, authorization: str | None) -> Principal | None:
@@ -59,11 +59,11 @@ async def _visible(state: AppState, principal: Principal) -> dict[str, Any]:
     pools: dict[str, dict[str, Any]] = {}
     models: list[orjson.Fragment] = []
     async for route, row in in_turns(state.machine.routes.visible(principal)):
-        name = row.pool
+        name = row.name
         base = {"name": name, "base": row.base_model_name, "ready_runners": row.ready_runners, "in_flight": 0}
         base |= {"held": held[name], "held_lines": lines[name]}
         pools.setdefault(name, base)["in_flight"] += running[route.model_name]
-        parent = row.base_model_name if route.adapter else None
+        parent = row.base_model_name if route.digest else None
         shown = {"id": route.model_name, "parent": parent, "pool": name, "in_flight": running[route.model_name]}
-        models.append(orjson.Fragment(orjson.dumps(shown | {"digest": route.adapter})))
+        models.append(orjson.Fragment(orjson.dumps(shown | {"digest": route.digest})))
     return {"pools": list(pools.values()), "models": models}

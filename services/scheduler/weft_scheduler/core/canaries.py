@@ -4,9 +4,8 @@ An adapter's counts begin anew with another pair of contents. They are published
 requests end.
 """
 
-from weft.domain.adapter import AdapterSpec
 from weft.domain.request import OutcomeReport
-from weft.domain.routes import CanaryCounts
+from weft.domain.routes import AdapterSpec, CanaryCounts
 from weft_scheduler.core.state import State
 from weft_scheduler.core.timers import Timer, TimerKind
 

@@ -316,6 +316,6 @@ def check_routes(state: State) -> None:
     for route in state.routes.book.routes.values():
         if route.uid in state.adapter_pool:
             spec = state.pools[state.adapter_pool[route.uid]].adapters.by_uid[route.uid]
-            assert (spec.model_name, spec.digest) == (route.model_name, route.adapter), route
+            assert (spec.model_name, spec.digest) == (route.model_name, route.digest), route
         else:
             assert route.uid == f"pool:{route.pool}", route

@@ -6,11 +6,10 @@ A change costs what it carries: of a hundred thousand adapters one more touches 
 from collections.abc import Iterable
 from dataclasses import replace
 
-from weft.domain.adapter import AdapterSpec
 from weft.domain.ids import BASE
 from weft.domain.machine import Close, Peer
 from weft.domain.request import RejectReason
-from weft.domain.routes import PoolSpec, RegistryChange, Route, Unserved
+from weft.domain.routes import AdapterSpec, PoolSpec, RegistryChange, Unserved
 from weft_scheduler.core import canaries
 from weft_scheduler.core.effects import Stale
 from weft_scheduler.core.model.pool import DEFAULTS, POLICIES, Pool
@@ -121,14 +120,14 @@ def _set_spec(state: State, pool: Pool, spec: PoolSpec | None) -> None:
     """Declare a pool, and let its names be routed or not."""
     if pool.spec == spec:
         return
-    served, base = pool.route() is not None, pool.base_route()
+    served, base = pool.is_served, pool.base_route()
     pool.declare(spec)
     state.routes.pool_changed(pool.name)
     if base is not None:
         state.routes.withdraw(base.model_name, base.uid)
     if (base := pool.base_route()) is not None:
         state.routes.claim(base)
-    if served != (pool.route() is not None):
+    if served != pool.is_served:
         for adapter in pool.adapters.by_uid.values():
             _route(state, pool, adapter)
 
@@ -171,26 +170,10 @@ def _drop_adapters(state: State, uids: Iterable[str], touched: dict[str, None]) 
 
 def _route(state: State, pool: Pool, adapter: AdapterSpec) -> None:
     """Let an adapter claim its name while its pool is served."""
-    if pool.route() is None:
+    if not pool.is_served:
         state.routes.withdraw(adapter.model_name, adapter.uid)
         return
-    state.routes.claim(
-        Route(
-            model_name=adapter.model_name,
-            namespace=adapter.namespace,
-            pool=adapter.pool,
-            adapter=adapter.digest,
-            rank=adapter.rank,
-            uid=adapter.uid,
-            created_unix_s=adapter.created_unix_s,
-            version=adapter.version,
-            versions=adapter.versions,
-            eos_token_ids=adapter.eos_token_ids,
-            own_chat_template=adapter.own_chat_template,
-            chat_template=adapter.chat_template,
-            chat_template_fault=adapter.chat_template_fault,
-        )
-    )
+    state.routes.claim(adapter.route)
 
 
 def _settle(state: State, pool: Pool, *, snapshot: bool) -> None:

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
-from weft.domain.adapter import MOST_NAMES, AdapterSpec, DesiredAdapter, DesiredChange, Tier
+from weft.domain.adapter import MOST_NAMES, DesiredAdapter, DesiredChange, Tier
 from weft.domain.ids import BASE
+from weft.domain.routes import AdapterSpec
 
 HELD_TIERS = (Tier.DISK, Tier.HOST)
 

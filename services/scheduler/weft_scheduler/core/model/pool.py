@@ -186,26 +186,14 @@ class Pool:
         """What placement indexes of a runner; None where nothing fits."""
         return runner.load(self.adapters.pinned, packs=self.packs)
 
+    @property
+    def is_served(self) -> bool:
+        """Whether gateways know of it."""
+        return bool(self.declared.base_digest)
+
     def route(self) -> PoolRoute | None:
         """What gateways know of it; None: it is not served."""
-        spec = self.spec
-        if spec is None or not spec.base_digest:
-            return None
-        return PoolRoute(
-            pool=spec.name,
-            base_digest=spec.base_digest,
-            base_model_name=spec.base_model_name,
-            max_context_tokens=self.max_context_tokens or spec.max_context_tokens,
-            ready_runners=self.ready_runners,
-            shared_all=spec.shared_all,
-            shared_namespaces=spec.shared_namespaces,
-            tool_call_parser=spec.tool_call_parser,
-            embeds_only=spec.embeds_only,
-            max_output_tokens=spec.max_output_tokens,
-            sampling_defaults=spec.sampling_defaults,
-            chat_template=spec.chat_template,
-            chat_template_fault=spec.chat_template_fault,
-        )
+        return self.declared.route(self.ready_runners, self.max_context_tokens) if self.is_served else None
 
     def base_route(self) -> Route | None:
         """The name of its base model."""
