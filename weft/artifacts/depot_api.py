@@ -67,7 +67,7 @@ class ResolveRequest:
         return _REQUEST.validate_json(body)
 
     def body(self) -> dict[str, Any]:
-        """As JSON; absent fields are left out."""
+        """Make the body as JSON; absent fields are left out."""
         return _REQUEST.dump_python(self, mode="json", by_alias=True, exclude_defaults=True)
 
     @property

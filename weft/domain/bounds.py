@@ -1,4 +1,4 @@
-"""How large a value from another process may be. Generous: bounds keep out nonsense, not large users.
+"""Bounds of values from another process. Generous: bounds keep out nonsense, not large users.
 
 An annotation of each field that travels: `weft.wire.codec` refuses what is beyond it, by name.
 """
@@ -21,7 +21,7 @@ MAX_RUNNERS = 1 << 20  # of a pool
 
 
 class Bound(NamedTuple):
-    """Of a number: itself, as the contract carries it; of text and bytes: the length; of a list or map: its elements.
+    """The bound of a number as the contract carries it, of a text's or bytes' length, of the elements of a list or map.
 
     `what`: for refusals; "": the field's name. `cut`: what is longer loses its end instead.
     """

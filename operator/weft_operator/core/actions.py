@@ -86,7 +86,7 @@ class ApplyChild:
 
 @dataclass(frozen=True, slots=True)
 class DeleteChild:
-    """That object, of exactly this uid, is deleted in the background.
+    """Delete an object of exactly this uid in the background.
 
     `successor`: what comes in its place. The API server is asked first whether it would take it.
     """

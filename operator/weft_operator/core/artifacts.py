@@ -81,7 +81,7 @@ class Resolution:
 
 
 def jittered(request: ResolveRequest, pause_s: float) -> float:
-    """The same for the same source."""
+    """A pause that differs between sources, and is the same for one source."""
     share = zlib.crc32(f"{request.namespace} {request.uri} {request.revision}".encode()) / (1 << 32)
     return pause_s * (1 - JITTER + 2 * JITTER * share)
 

@@ -276,7 +276,7 @@ def _changes(
     present: Mapping[int, RunnerProcess], launch: RunnerConfig, size: int, report: PoolStatus | None, bounds: Bounds,
     others: set[str], *, waited: bool, apart: bool, replacing: int,
 ) -> tuple[set[int], set[int], list[int]]:  # fmt: skip
-    """Of a group's runners of several pods: which go now, those of them for another launch, and which come.
+    """Choose of a group's runners of several pods which go now, those of them for another launch, and which come.
 
     `others`: of groups counted together.
     """

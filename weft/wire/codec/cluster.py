@@ -61,7 +61,7 @@ def _fill_progress(progress: Sequence[int], m: spb.RunnerReport) -> None:
 
 
 def _progress(m: spb.RunnerReport) -> Sequence[int]:
-    """Not copied."""
+    """Read the progress without a copy."""
     return m.progress if m.progress else ()
 
 

@@ -45,7 +45,7 @@ class Custom(NamedTuple):
 
 
 class ByHand(NamedTuple):
-    """In place of a pair."""
+    """A part whose functions are written by hand, in place of a pair."""
 
     of: Any
     fill: Callable[[Any, Any], None]
@@ -99,7 +99,7 @@ class Pair(Generic[V, E]):
 
 @cache
 def plain(of: Any, descriptor: Descriptor) -> Pair[Any, Any]:
-    """Of a value whose fields are all the message's."""
+    """Make the pair of a value whose fields are all the message's."""
     return Pair(of, GetMessageClass(descriptor))
 
 

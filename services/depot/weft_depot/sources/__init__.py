@@ -63,7 +63,7 @@ class ArtifactSource(Protocol):
 
     @property
     def accepted_options(self) -> frozenset[str]:
-        """Which of revision, endpoint and credentialsRef apply here; the others are refused."""
+        """The fields of revision, endpoint and credentialsRef that apply here; the others are refused."""
         ...
 
     @property
