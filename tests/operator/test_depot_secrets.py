@@ -3,7 +3,6 @@
 import logging
 import re
 from collections.abc import Iterator
-from functools import partial
 
 import pytest
 from kubernetes import client
@@ -106,9 +105,9 @@ def test_no_name_becomes_another_request(depot: Depot, namespace: str, name: str
 def test_an_entry_of_a_config_map_is_read_with_a_right_to_get_that_one(depot: Depot, admin: client.CoreV1Api) -> None:
     maps = KubernetesConfigMaps(client.CoreV1Api(depot.api))
 
-    def reason(namespace: str, name: str, key: str = "chat_template.jinja") -> Reason | None:
+    def reason(namespace: str, name: str) -> Reason | None:
         try:
-            assert maps.read(namespace, name, key) == "{{ messages }}"
+            assert maps.read(namespace, name) == "{{ messages }}"
         except ArtifactError as error:
             told.append(error.message)
             return error.reason
@@ -116,14 +115,18 @@ def test_an_entry_of_a_config_map_is_read_with_a_right_to_get_that_one(depot: De
 
     told: list[str] = []
     for name in ("chat", "other"):
-        found = {"chat_template.jinja": "{{ messages }}", "empty": ""}
+        found = {"chat_template.jinja": "{{ messages }}"}
         admin.create_namespaced_config_map(depot.team, client.V1ConfigMap(metadata={"name": name}, data=found))
     assert reason(depot.team, "chat") == Reason.CONFIG_MAP_FORBIDDEN
     for command in re.findall(r"kubectl (create [^&]+)", told[0]):
         depot.kubectl(*command.split())
     wait_until(lambda: reason(depot.team, "chat") is None, "the grant counts")
     assert reason(depot.team, "other") == reason(depot.other, "chat") == Reason.CONFIG_MAP_FORBIDDEN
-    assert reason(depot.team, "chat", "empty") == reason(depot.team, "chat", "none") == Reason.CONFIG_MAP_MISSING
+    for entries in ({"chat_template.jinja": ""}, {"template": "{{ messages }}"}):
+        admin.replace_namespaced_config_map(
+            "chat", depot.team, client.V1ConfigMap(metadata={"name": "chat"}, data=entries)
+        )
+        assert reason(depot.team, "chat") == Reason.CONFIG_MAP_MISSING
     admin.delete_namespaced_config_map("chat", depot.team)
     assert reason(depot.team, "chat") == reason("..", "chat") == reason("a", "b?c") == Reason.CONFIG_MAP_MISSING
 
@@ -132,7 +135,7 @@ def test_an_api_server_that_does_not_answer_is_tried_later() -> None:
     configuration = client.Configuration(host="http://127.0.0.1:9")
     configuration.retries = 1
     api = client.CoreV1Api(client.ApiClient(configuration))
-    for read in (partial(KubernetesSecrets(api).read), partial(KubernetesConfigMaps(api).read, key="a")):
+    for read in (KubernetesSecrets(api).read, KubernetesConfigMaps(api).read):
         with pytest.raises(ArtifactError) as caught:
             read("team", "hub")
         assert caught.value.reason == Reason.SOURCE_UNREACHABLE

@@ -532,7 +532,7 @@ class ServingPoolSpec(ApiModel):
     drain_seconds: Annotated[int, Field(strict=True, ge=1, le=3600)] = 300
     """The seconds that streams of a replaced or deleted adapter, or of a runner that ends, may take to finish. The
     pod of a runner has 30 s more to end."""
-    allowed_namespaces: Annotated[tuple[NamespaceOrAll, ...], Field(max_length=256)] = ()
+    allowed_namespaces: Annotated[tuple[NamespaceOrAll, ...], Field(max_length=256)] | None = None
     """The namespaces, beside the pool's own, whose adapters the pool serves and that may call its base model. An entry
     "*" stands for every namespace."""
     advanced: Advanced = Advanced()

@@ -109,9 +109,14 @@ class Pool:
     spec: ServingPoolSpec
     status: Object
 
+    @property
+    def allowed_namespaces(self) -> tuple[str, ...]:
+        """The namespaces beside its own; "*" stands for all."""
+        return self.spec.allowed_namespaces or ()
+
     def permits(self, namespace: str) -> bool:
         """May adapters of that namespace use this pool?"""
-        return not {"*", namespace}.isdisjoint((self.meta.ref.namespace, *self.spec.allowed_namespaces))
+        return not {"*", namespace}.isdisjoint((self.meta.ref.namespace, *self.allowed_namespaces))
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ def test_defaults_are_written_out_so_that_the_planner_need_not_know_them() -> No
         1000,
         300,
     )
-    assert (found.spec.allowed_namespaces, found.spec.replicas, found.model_name) == ((), None, "one")
+    assert (found.allowed_namespaces, found.spec.replicas, found.model_name) == ((), None, "one")
 
 
 def test_a_status_in_a_manifest_is_not_taken() -> None:

@@ -156,7 +156,7 @@ def _new_adapter(name: str, pool: Object, adapters: Sequence[Object]) -> Object:
 
     `NAMESPACE/NAME` is that namespace's, whose keys may then ask for it, where the pool allows the namespace.
     """
-    of, allowed = pool["metadata"], pool["spec"]["allowedNamespaces"]
+    of, allowed = pool["metadata"], pool["spec"].get("allowedNamespaces", ())
     namespace, _, own = name.rpartition("/")
     if not re.fullmatch(LABEL_PATTERN, namespace) or not ("*" in allowed or namespace in allowed):
         namespace, own = of["namespace"], name
