@@ -22,7 +22,7 @@ POLL_MIN_S, POLL_MAX_S = 0.2, 2.0
 AWAY_S = 60.0  # for a gateway that restarts
 INTERRUPTED = 130
 EXAMPLES = 3  # of each kind of error
-MOST_LISTED = 100  # by the API at a time
+MAX_LISTED = 100  # by the API at a time
 MAX_LINE_CHARS = 8 << 20
 LIST_HINT = "`weft batch list` shows your batches"
 Batch = dict[str, Any]
@@ -71,7 +71,7 @@ class Batches:
         return _summary(batch, output, errors)
 
     def list(self) -> None:
-        batches = self._ask("GET", "/v1/batches", params={"limit": MOST_LISTED})["data"]
+        batches = self._ask("GET", "/v1/batches", params={"limit": MAX_LISTED})["data"]
         now = time.time()
         rows = [_row(batch, now) for batch in batches]
         say("\n".join(table(("ID", "STATUS", "LINES", "ANSWERED", "FAILED", "FILE", "AGE"), rows)))

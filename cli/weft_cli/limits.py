@@ -2,19 +2,21 @@
 
 import csv
 import io
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta
 
+from weft.domain.limits import MAX_LIMIT
 from weft_cli.errors import BadInput
 from weft_cli.output import note, say, table
 from weft_cli.runners import TIMEOUT_S, Supervisor, ask
 
 EPOCH = date(1970, 1, 1)
+NUMBER = re.compile(r"[0-9]{1,16}")
 COLUMNS = ("day", "namespace", "model", "key")  # that usage may be summed by
 SUMS = ("requests", "prompt_tokens", "completion_tokens")
 LIMITS: tuple[str, ...] = ("requests_per_minute", "tokens_per_minute", "concurrent", "tokens_per_day")
-MOST = 1 << 50
 
 
 def subject_of(namespace: str | None, key: str | None) -> str:
@@ -34,7 +36,7 @@ def limits_of(words: Sequence[str]) -> dict[str, int]:
         name, _, number = word.partition("=")
         if name not in names:
             raise BadInput(f"{word!r}: there is no limit {name!r}", there_are)
-        if not (number.isascii() and number.isdigit() and len(number) <= len(str(MOST)) and 0 < int(number) <= MOST):
+        if not (NUMBER.fullmatch(number) and 0 < int(number) <= MAX_LIMIT):
             raise BadInput(f"{word!r}: write {name}=NUMBER, of 1 or more", "`weft limit delete` takes limits away")
         if names[name] in found:
             raise BadInput(f"{name} is there twice")

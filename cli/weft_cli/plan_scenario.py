@@ -3,7 +3,7 @@
 import re
 import sys
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 import yaml
 from pydantic import AfterValidator, Field, PlainValidator, ValidationError, ValidationInfo
@@ -41,8 +41,8 @@ def _levels(value: object) -> tuple[tuple[float, float], ...]:
     if not isinstance(value, dict) or not value:
         raise ValueError("write levels and times: {p90: 800ms}, {p50: 0.5s, p99: 2s}")
     found = list[tuple[float, float]]()
-    for name, time in value.items():  # type: ignore[reportUnknownVariableType]
-        level, bound = LEVEL.fullmatch(str(name)), TIME.fullmatch(str(time))  # type: ignore[reportUnknownArgumentType]
+    for name, time in cast("dict[object, object]", value).items():
+        level, bound = LEVEL.fullmatch(str(name)), TIME.fullmatch(str(time))
         if level is None or bound is None or not 0 < float(level[1]) < 100:
             raise ValueError(f"`{name}: {time}` is no level and time; write p90: 800ms, or p99.9: 2s")
         found.append((float(level[1]) / 100, float(bound[1]) / (1e3 if bound[2] == "ms" else 1.0)))

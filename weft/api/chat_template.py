@@ -47,6 +47,11 @@ class ChatTemplateSource(ApiModel):
     """The ConfigMap that has the chat template, with from: ConfigMap. A change of it is seen within a minute, and
     restarts nothing."""
 
+    @property
+    def is_supplied(self) -> bool:
+        """Whether the spec gives the text, not files."""
+        return self.from_ in ("Inline", "ConfigMap")
+
 
 class PoolChatTemplateSource(ChatTemplateSource):
     """The chat template that renders the chats of a base model, and of the adapters that have none of their own."""

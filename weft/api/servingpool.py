@@ -207,6 +207,11 @@ class ModelCache(ApiModel):
     up it is a folder of the machine. Whoever may write pools names a folder of the nodes here: leave pools to the
     platform where that matters."""
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether runners share the folder."""
+        return self.empty_dir is None
+
 
 Weight = Annotated[int, Field(strict=True, ge=1, le=1000)]
 
@@ -642,7 +647,7 @@ class ServingPoolStatus(ApiModel):
     chat_template: ChatTemplateStatus | None = None
     """The chat template of the base model's files."""
     supplied_chat_template: SuppliedTemplateStatus | None = None
-    """The chat template that spec.chatTemplate gives, in place of that of the files."""
+    """The chat template that spec.model.chatTemplate gives, in place of that of the files."""
     max_context_tokens: Count | None = None
     """The number of positions of the base model, which bounds prompt and answer together; the pages of runners may
     bound them further."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, TypeAdapter, model_validator, with_config
+from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, model_validator, with_config
 from pydantic.alias_generators import to_camel
 
 from weft.artifacts.digest import Kind, digest_of, parse_digest
@@ -24,6 +24,10 @@ State = Literal["Pending", "Validated", "Fetched", "Failed"]
 FINISHED: tuple[State, ...] = ("Fetched", "Failed")
 Verdict = Mapping[str, Any]
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def _refuse(_: object) -> None:
+    raise ValueError("no depot is told that: leave it out")
 
 
 @with_config(extra="forbid", alias_generator=to_camel)
@@ -59,7 +63,8 @@ class ResolveRequest:
     base: BaseRef | None = None
     max_rank: Annotated[int, Field(ge=1, le=16384)] | None = None
     text: Annotated[str, Field(max_length=MAX_SOURCE)] | None = None  # the chat template of a URI `inline:`
-    version: Annotated[str | None, Field(exclude=True)] = None  # the name that its asker gives the content
+    # The name that its asker gives the content.
+    version: Annotated[str | None, Field(exclude=True), BeforeValidator(_refuse)] = None
 
     @staticmethod
     def parse(body: bytes) -> "ResolveRequest":

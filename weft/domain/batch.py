@@ -171,9 +171,8 @@ class KeptResponse:
     namespace: Namespace
     response_id: ResponseId
     previous_id: Annotated[str, Bound(MAX_ID, what="a response's id")]
-    body: Annotated[
-        bytes, Bound(8 << 20, what="a response's length")
-    ]  # of the gateway: what was asked, what was answered
+    # The gateway's own: what was asked, what was answered.
+    body: Annotated[bytes, Bound(8 << 20, what="a response's length")]
 
 
 @dataclass(frozen=True, slots=True)

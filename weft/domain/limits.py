@@ -24,9 +24,8 @@ class LimitRule:
     """Limits of a key or of a namespace, on its models together or on those that `model` names. 0: none."""
 
     subject: Annotated[str, Bound(MAX_ID, 1, "the subject of a limit")]  # "key/ID" or "namespace/NAME"
-    model: Annotated[str, Bound(MAX_MODEL, what="the model of a limit")] = (
-        ""  # a name, or a pattern with * and ?; "": every model
-    )
+    # A name, or a pattern with * and ?; "": every model.
+    model: Annotated[str, Bound(MAX_MODEL, what="the model of a limit")] = ""
     requests_per_minute: Limit = 0
     tokens_per_minute: Limit = 0
     concurrent: Limit = 0

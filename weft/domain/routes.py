@@ -316,9 +316,8 @@ class KeyRoute:
     namespace: Namespace  # "" with scope PLATFORM
     key_id: Text  # public prefix, for logs
     scope: KeyScope = KeyScope.INFERENCE
-    models: Listed[
-        Annotated[str, Bound(MAX_MODEL, 1, "a key's model")]
-    ] = ()  # names, or patterns with * and ?; none: every model of the namespace
+    # Names, or patterns with * and ?; none: every model of the namespace.
+    models: Listed[Annotated[str, Bound(MAX_MODEL, 1, "a key's model")]] = ()
     expires_unix_ms: Any64 = 0  # 0: never
     limits: Listed[LimitRule] = ()  # its own and its namespace's
 

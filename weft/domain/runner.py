@@ -60,18 +60,14 @@ class RunnerSpec:
     max_context_tokens: Annotated[int, Bound(MAX_TOKENS, 1)]  # min(model, total_pages * page_tokens)
     base_digest: Text = ""
     name: Text = ""  # what people and the operator call it: its pod, or its component
-    numerics_class: Annotated[str, Bound(MAX_DETAIL)] = (
-        ""  # runners of one class compute the same tokens (docs/numerics.md)
-    )
-    best_batch: Capacity = (
-        0  # sequences beyond which throughput gains < 5 % or the token time is exceeded; 0: not measured
-    )
+    numerics_class: Annotated[str, Bound(MAX_DETAIL)] = ""  # runners of one compute the same tokens (docs/numerics.md)
+    # Sequences beyond which throughput gains < 5 % or the token time is exceeded; 0: not measured.
+    best_batch: Capacity = 0
     step_ms_1: float = 0.0  # an iteration of one sequence
     step_ms_best: float = 0.0  # an iteration of best_batch sequences
     prefill_tokens_per_s: float = 0.0
-    page_bytes: Annotated[int, Bound(1 << 40)] = (
-        0  # of a page, for KV and adapters alike; 0: adapters have memory of their own
-    )
+    # Bytes of a page, for KV and adapters alike; 0: adapters have memory of their own.
+    page_bytes: Annotated[int, Bound(1 << 40)] = 0
     kv_address: Text = ""  # where it takes KV of other runners; "": nowhere
     kv_layout: Text = ""  # what a page of KV holds: runners with equal ones can exchange KV
     role: RunnerRole | None = None  # that its hardware is for; None: any
@@ -356,9 +352,8 @@ class PreemptDecision:
     runner: RunnerId
     request_id: RequestId  # the victim: the newest sequence of that runner
     epoch: Epoch
-    for_request_id: Annotated[
-        str, Bound(MAX_ID, what="a request id")
-    ]  # the overrunner that the pages go to; it may be the victim itself
+    # The overrunner that the pages go to; it may be the victim itself.
+    for_request_id: Annotated[str, Bound(MAX_ID, what="a request id")]
     reservation_tokens: Tokens  # of the victim from now on
 
 

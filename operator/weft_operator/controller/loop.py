@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import TypeVar
 
+from weft.domain.routes import AdapterStatus, PoolStatus
 from weft.telemetry.logs import kv
 from weft_operator.controller.clock import Clock, unix_clock
 from weft_operator.controller.interfaces import (
@@ -51,15 +52,7 @@ from weft_operator.core.actions import (
 from weft_operator.core.expectations import apply_failed, expect, forget, found_foreign, restore_resolutions
 from weft_operator.core.reconcile import known_refs, reconcile, requeue_at
 from weft_operator.core.resources import Malformed, Meta, Object, Ref, parse, ref_of
-from weft_operator.core.state import (
-    AdapterStatus,
-    DesiredState,
-    ObjectKey,
-    Pod,
-    PoolStatus,
-    RunnerProcess,
-    State,
-)
+from weft_operator.core.state import DesiredState, ObjectKey, Pod, RunnerProcess, State
 from weft_operator.errors import ChildExists, ChildRefused, OperatorError, StaleWrite
 
 log = logging.getLogger(__name__)
@@ -279,7 +272,7 @@ class Controller(Loop):
         if ref not in self.state.expectations.pools:
             return
         known, self.state.observed.pool_reports[pool] = self.state.observed.pool_reports.get(pool), report
-        if report != known:  # else only its load has changed: traffic
+        if report != known:
             self._queue.add([ref])
         if report.ready_runners > 0 and not (known and known.ready_runners):
             self._queue.add(

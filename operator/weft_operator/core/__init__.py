@@ -5,6 +5,7 @@ Tests, the simulator and benchmarks take these names from here: the modules behi
 """
 
 from weft.artifacts.depot_api import OperationStatus, ResolveRequest
+from weft.domain.routes import AdapterStatus, PoolStatus
 from weft_operator.core.actions import (
     Action,
     AddFinalizer,
@@ -54,14 +55,12 @@ from weft_operator.core.resources import (
 )
 from weft_operator.core.runner_defaults import RunnerDefaults
 from weft_operator.core.state import (
-    AdapterStatus,
     Child,
     DesiredState,
     ObjectKey,
     ObservedState,
     Pod,
     Policy,
-    PoolStatus,
     RunnerConfig,
     RunnerProcess,
     RunnerState,

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from weft.artifacts.depot_api import BaseRef, CredentialsRef, ResolveRequest
+from weft.domain.routes import AdapterStatus, PoolStatus
 from weft_operator.core.artifacts import Resolution, VerifiedArtifact, from_status, served_content
 from weft_operator.core.canary import (
     CanaryView,
@@ -31,15 +32,7 @@ from weft_operator.core.chat_templates import TemplateView, template_from_status
 from weft_operator.core.children import RUNNER_KINDS, child_names, is_adoptable
 from weft_operator.core.resources import Adapter, Pool, Ref, holds
 from weft_operator.core.scaling import Bounds
-from weft_operator.core.state import (
-    AdapterStatus,
-    DesiredState,
-    Pod,
-    PoolStatus,
-    RunnerProcess,
-    State,
-    runner_pods,
-)
+from weft_operator.core.state import DesiredState, Pod, RunnerProcess, State, runner_pods
 
 UNPINNED_SLOTS = 1  # of a runner
 NAME_CONFLICT = "NameConflict"
@@ -163,7 +156,8 @@ def reject_adapter(adapter: Adapter, desired: DesiredState) -> Rejection | None:
 
 def pinned_max(pool: Pool) -> int | None:
     """How many adapters may be pinned in this pool; None: only what they take of its runners' memory bounds them."""
-    return None if pool.spec.advanced.max_adapters is None else pool.spec.advanced.max_adapters - UNPINNED_SLOTS
+    slots = pool.spec.advanced.max_adapters
+    return None if slots is None else slots - UNPINNED_SLOTS
 
 
 def name_owner(model_name: str, desired: DesiredState) -> Pool | Adapter | None:
@@ -205,12 +199,9 @@ def _reject_pin(adapter: Adapter, desired: DesiredState) -> Rejection | None:
     older = (rival for rival in desired.adapters_of(adapter.pool) if rival.spec.pinned and _precedence(rival) < own)
     if sum(1 for _ in islice(accepted_by_name(older, desired), most)) < most:
         return None
-    bound = (
-        f"ServingPool {adapter.pool} with advanced.maxAdapters {pool.spec.advanced.max_adapters} pins at most {most}"
-    )
-    return Rejection(
-        "NoSlots", f"{bound} adapters, and older ones are there; unpin one, or raise or unset advanced.maxAdapters"
-    )
+    bound = f"advanced.maxAdapters {pool.spec.advanced.max_adapters} pins at most {most} adapters"
+    advice = "unpin one, or raise or unset advanced.maxAdapters"
+    return Rejection("NoSlots", f"ServingPool {adapter.pool} with {bound}, and older ones are there; {advice}")
 
 
 def base_artifact(pool: Pool, state: State) -> VerifiedArtifact | None:

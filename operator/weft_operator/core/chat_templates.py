@@ -79,10 +79,10 @@ def template_request(resource: Pool | Adapter, base_digest: str) -> ResolveReque
     given = resource.chat_template
     return ResolveRequest(
         kind="template",
-        uri=f"{CONFIG_MAP}{given.config_map}" if given.text is None else INLINE,
+        uri=f"{CONFIG_MAP}{given.config_map_ref.name}" if given.config_map_ref else INLINE,
         namespace=resource.meta.ref.namespace,
         base=BaseRef(base_digest),
-        text=given.text,
+        text=given.inline,
     )
 
 

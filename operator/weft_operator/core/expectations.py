@@ -1,6 +1,6 @@
 """How the state changes once an action has been carried out. Shared by every shell and by the tests."""
 
-from weft.domain.routes import AdapterSpec, PoolSpec
+from weft.domain.routes import AdapterSpec, AdapterStatus, PoolSpec, PoolStatus
 from weft_operator.core.acceptance import (
     canary_from_status,
     resolution_from_status,
@@ -24,14 +24,7 @@ from weft_operator.core.chat_templates import template_uid
 from weft_operator.core.drift import spec_hash
 from weft_operator.core.replicas import object_revision
 from weft_operator.core.resources import Object, Ref
-from weft_operator.core.state import (
-    AdapterStatus,
-    ApplyFailure,
-    Child,
-    ForeignObject,
-    PoolStatus,
-    State,
-)
+from weft_operator.core.state import ApplyFailure, Child, ForeignObject, State
 
 
 def expect(action: Action, state: State, now: float) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from math import ceil
 from typing import Any
 
-from weft.api.servingpool import ModelCache
 from weft.api.template import amount
 from weft_operator.core.resources import Group, Object
 from weft_operator.core.runner_defaults import RunnerDefaults
@@ -61,24 +60,20 @@ def _launch_volumes(launch: RunnerConfig, ranks_per_pod: int) -> tuple[list[Json
 
     What is offloaded ends with the pod, and the next one packs the weights again.
     """
-    cache, name, offload = launch.model_cache, "model-cache", launch.memory.offload
-    folder, limit = (cache.empty_dir if cache else None), (offload.disk_bytes if offload else None)
-    volumes = [_empty_dir("data", None if folder is None else folder.size_limit)]
-    mounts = list[Json]()
-    if shared_cache(cache):
-        source = cache.to_dict() if cache else {}
+    cache, offload = launch.model_cache, launch.memory.offload
+    folder = cache.empty_dir if cache else None
+    volumes, mounts = [_empty_dir("data", folder.size_limit if folder else None)], list[Json]()
+    if cache and cache.is_shared:
+        source = cache.to_dict()
         if "hostPath" in source:
             source["hostPath"]["type"] = "Directory"
-        volumes, mounts = [*volumes, {"name": name, **source}], [{"name": name, "mountPath": CACHE}]
+        volumes.append({"name": "model-cache", **source})
+        mounts.append({"name": "model-cache", "mountPath": CACHE})
     if offload is not None:
-        volumes.append(_empty_dir("offload", None if limit is None else int(amount(limit)) * ranks_per_pod))
+        limit = None if offload.disk_bytes is None else int(amount(offload.disk_bytes)) * ranks_per_pod
+        volumes.append(_empty_dir("offload", limit))
         mounts.append({"name": "offload", "mountPath": offload.disk_path})
     return volumes, mounts
-
-
-def shared_cache(cache: ModelCache | None) -> bool:
-    """Whether runners share the folder of the model cache."""
-    return cache is not None and cache.empty_dir is None
 
 
 def _empty_dir(name: str, size: int | str | None) -> Json:
@@ -112,7 +107,7 @@ def arguments(launch: RunnerConfig, defaults: RunnerDefaults, leader: str = "", 
         "supervisor": defaults.supervisor,
         "depot": defaults.depot,
         "data-dir": DATA,
-        "model-cache": CACHE if shared_cache(launch.model_cache) else "",
+        "model-cache": CACHE if launch.model_cache and launch.model_cache.is_shared else "",
         **dict(launch.flags),
         **(ranks if leader else {}),
         "tls-dir": TLS if defaults.tls_secret else "",

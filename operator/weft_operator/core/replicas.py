@@ -11,6 +11,7 @@ from dataclasses import replace
 from math import inf
 from typing import NamedTuple
 
+from weft.domain.routes import PoolStatus
 from weft_operator.core import scaling
 from weft_operator.core.actions import (
     Action,
@@ -41,7 +42,6 @@ from weft_operator.core.state import (
     ApplyFailure,
     Child,
     ObjectKey,
-    PoolStatus,
     RunnerConfig,
     RunnerProcess,
     RunnerState,

@@ -9,8 +9,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
+from weft.api.chat_template import ChatTemplateSource
 from weft.api.conversion import with_defaults
 from weft.api.loraadapter import LoRAAdapterSpec
 from weft.api.meta import sanitize_message
@@ -23,14 +24,8 @@ Bound = int | str  # a number, or a percentage as text
 
 UNREADABLE = (KeyError, TypeError, ValueError, AttributeError)  # what reading a spec of another version may raise
 API_VERSION = "serving.weft.dev/v1alpha1"
-NOT_OF_RUNNERS = (
-    "replicas",
-    "autoscaling",
-    "paused",
-    "rollout",
-    "disruptionBudget",
-    "allowedNamespaces",
-)  # of a pool's spec, and its model's chatTemplate
+# Fields of a pool's spec that its runners are not made from, beside its model's chatTemplate.
+NOT_OF_RUNNERS = ("replicas", "autoscaling", "paused", "rollout", "disruptionBudget", "allowedNamespaces")
 FINALIZER = "serving.weft.dev/unload"
 DEFAULT_GROUP = "runners"
 
@@ -61,19 +56,6 @@ class Meta:
     deleted: float | None = None  # when its deletion was requested, unix seconds
 
 
-class TemplateChoice(NamedTuple):
-    """The chat template that counts. `text`, or `config_map` (a name): one that the spec gives."""
-
-    origin: str  # of a spec, `from`
-    text: str | None = None
-    config_map: str = ""
-
-    @property
-    def is_supplied(self) -> bool:
-        """Whether the spec gives it, not files."""
-        return self.origin in ("Inline", "ConfigMap")
-
-
 @dataclass(frozen=True, slots=True)
 class Adapter:
     """A LoRAAdapter: its spec as the API has it, and what follows from it here. `status` is the last written one."""
@@ -81,9 +63,12 @@ class Adapter:
     meta: Meta
     pool: Ref
     model_name: str
-    chat_template: TemplateChoice
     spec: LoRAAdapterSpec
     status: Object
+
+    @property
+    def chat_template(self) -> ChatTemplateSource:
+        return self.spec.chat_template
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +89,13 @@ class Pool:
     meta: Meta
     model_name: str
     groups: tuple[Group, ...]
-    chat_template: TemplateChoice
     shape: str  # a hash of what of the spec its runners are made from
     spec: ServingPoolSpec
     status: Object
+
+    @property
+    def chat_template(self) -> ChatTemplateSource:
+        return self.spec.model.chat_template
 
     @property
     def allowed_namespaces(self) -> tuple[str, ...]:
@@ -160,15 +148,8 @@ def parse_adapter(obj: Object) -> Adapter:
         meta=meta,
         pool=Ref("ServingPool", spec.pool_ref.namespace or meta.ref.namespace, spec.pool_ref.name),
         model_name=spec.model_name or str(meta.ref),
-        chat_template=_template_choice(obj["spec"].get("chatTemplate") or {}),
         spec=spec,
         status=obj.get("status") or {},
-    )
-
-
-def _template_choice(spec: Object) -> TemplateChoice:
-    return TemplateChoice(
-        spec.get("from") or "Auto", spec.get("inline"), (spec.get("configMapRef") or {}).get("name", "")
     )
 
 
@@ -178,8 +159,7 @@ def parse_pool(obj: Object) -> Pool:
     return Pool(
         meta=meta,
         model_name=spec.model.name or meta.ref.name,
-        groups=_groups(obj["spec"]),
-        chat_template=_template_choice(obj["spec"]["model"].get("chatTemplate") or {}),
+        groups=_groups(spec, obj["spec"]),
         shape=_shape(obj["spec"]),
         spec=spec,
         status=obj.get("status") or {},
@@ -221,16 +201,12 @@ def unix_s(timestamp: str) -> float:
     return datetime.fromisoformat(timestamp).timestamp()
 
 
-def _groups(spec: Object) -> tuple[Group, ...]:
-    default: Object = spec.get("template") or {}
+def _groups(spec: ServingPoolSpec, stored: Object) -> tuple[Group, ...]:
+    """`stored`: the spec as it is written, whose templates go into pods as they are."""
+    default: Object = stored.get("template") or {}
+    templates = (group.get("template", default) for group in stored.get("runnerGroups") or ())
     given = tuple(
-        Group(
-            group["name"],
-            group.get("template", default),
-            group["minRunners"],
-            group.get("maxRunners"),
-            group["phase"],
-        )
-        for group in spec.get("runnerGroups") or ()
+        Group(group.name, template, group.min_runners, group.max_runners, group.phase)
+        for group, template in zip(spec.runner_groups or (), templates, strict=True)
     )
     return given or (Group(DEFAULT_GROUP, default),)

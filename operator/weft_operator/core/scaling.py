@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from weft.domain.routes import GroupPhase, PhaseGroups
+from weft.domain.routes import GroupPhase, PhaseGroups, PoolStatus
 from weft_operator.core.resources import Bound, Group, Pool
-from weft_operator.core.state import PoolStatus, RunnerConfig, RunnerProcess
+from weft_operator.core.state import RunnerConfig, RunnerProcess
 
 RUNNERS_MAX = 1024
 ANSWER_S = 5.0

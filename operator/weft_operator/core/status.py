@@ -69,7 +69,7 @@ def adapter_conditions(view: AdapterView) -> list[Condition]:
 def has_own_template(adapter: Adapter, verdict: Verdict) -> bool:
     """Whether chats of a content are rendered by the chat template among its own files."""
     own = (verdict.get("chatTemplate") or {}).get("from") == "Adapter"
-    origin = adapter.chat_template.origin
+    origin = adapter.chat_template.from_
     return origin == "Adapter" or (own and origin == "Auto")
 
 
@@ -79,7 +79,7 @@ def _template_of_adapter(view: AdapterView) -> list[Condition]:
     found = view.serving and view.serving.verdict.get("chatTemplate")
     if not found:
         return []
-    own, origin = found.get("from") == "Adapter", view.adapter.chat_template.origin
+    own, origin = found.get("from") == "Adapter", view.adapter.chat_template.from_
     if origin == "Adapter" and not own:
         return [
             Condition("ChatTemplate", "False", "NoTemplate", "from is Adapter, and its files have no chat template")

@@ -14,6 +14,7 @@ from functools import partial
 from math import inf
 from typing import Any
 
+from weft.domain.routes import AdapterStatus, PoolStatus
 from weft.leadership.election import Election, new_identity
 from weft.leadership.errors import LeadershipLost
 from weft.leadership.lease import LeaseTimings
@@ -27,7 +28,7 @@ from weft_operator.controller.keys import KeyController
 from weft_operator.controller.loop import Controller
 from weft_operator.controller.registry_client import RegistryClient
 from weft_operator.core.resources import Object, Ref, parse
-from weft_operator.core.state import AdapterStatus, DesiredState, Policy, PoolStatus
+from weft_operator.core.state import DesiredState, Policy
 from weft_operator.errors import KubernetesError, ObjectNotFound
 from weft_operator.kubernetes import admission
 from weft_operator.kubernetes.admission import AdmissionServer

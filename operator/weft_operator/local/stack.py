@@ -18,6 +18,7 @@ from random import SystemRandom
 from typing import Any
 
 from weft.api.conversion import with_defaults
+from weft.domain.routes import AdapterStatus, PoolStatus
 from weft.files import write_atomically
 from weft.process import EXIT_CANNOT_START, DataDirUnusable, lock_data_dir
 from weft.telemetry.logs import kv
@@ -25,7 +26,7 @@ from weft_operator.controller.depot_client import DepotClient
 from weft_operator.controller.loop import Controller
 from weft_operator.controller.registry_client import RegistryClient
 from weft_operator.core.resources import Object, Ref
-from weft_operator.core.state import AdapterStatus, DesiredState, PoolStatus, RunnerProcess
+from weft_operator.core.state import DesiredState, RunnerProcess
 from weft_operator.errors import ComponentFailed
 from weft_operator.local.admission import Admission
 from weft_operator.local.api import Api, serve

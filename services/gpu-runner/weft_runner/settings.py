@@ -25,10 +25,10 @@ KV_PAGES, MAX_SEQUENCES, MAX_BATCH_TOKENS, MAX_PREFILLS, HOST_MIB = 1024, 32, 51
 CPU_PAGE = 16  # tokens: the native kernels lay keys out in blocks of so many
 PAGE_TOKENS = 16  # of a KV page: what every executor computes, and the least that an answer's end leaves unused
 DEVICE_BATCH_TOKENS = 256  # that an offloaded layer computes at a time, where no plan says it
-MOST_MEMORY = 1 << 50  # bytes
+MAX_MEMORY_BYTES = 1 << 50  # of a rank
 _NAME = re.compile(r"[A-Za-z0-9._-]{0,253}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
-_BUDGETS = {"device": (1, MOST_MEMORY), "host": (0, MOST_MEMORY), "disk": (1, MOST_BYTES)}
+_BUDGETS = {"device": (1, MAX_MEMORY_BYTES), "host": (0, MAX_MEMORY_BYTES), "disk": (1, MOST_BYTES)}
 _EXAMPLE = """example:
   python -m weft_runner --listen 127.0.0.1:7400 --probes 127.0.0.1:7401 --supervisor 127.0.0.1:7420 \\
       --depot http://127.0.0.1:7430 --data-dir /var/lib/weft/runner-0 --pool default/demo --base-digest sha256:...
@@ -140,12 +140,12 @@ class RunnerSettings:
     )
     probes: str = _flag(description="/healthz /readyz /metrics", metavar="H:P", check=split_address)
     supervisor: str = _flag(description="where to report to", metavar="H:P", check=split_address)
-    tls_dir: Path | None = _flag(  # noqa: RUF009
+    tls_dir: Path | None = _flag(
         None, description="tls.crt, tls.key, ca.crt: mutual TLS (unset: plain text)", metavar="DIR"
     )
     depot: str = _flag(description="where weights come from, by digest", metavar="URL", check=_checked_url)
-    data_dir: Path = _flag(description="uuid and cached blobs; one process owns it", metavar="DIR")  # noqa: RUF009
-    model_cache: Path | None = _flag(  # noqa: RUF009
+    data_dir: Path = _flag(description="uuid and cached blobs; one process owns it", metavar="DIR")
+    model_cache: Path | None = _flag(
         None,
         description="blobs, shared with other runners of this machine (unset: in --data-dir)",
         metavar="DIR",
@@ -168,7 +168,7 @@ class RunnerSettings:
         description="cut the layers into stages, each of --tensor-parallel processes",
         metavar="N",
     )
-    host: RunnerHost = _flag(  # noqa: RUF009
+    host: RunnerHost = _flag(
         RunnerHost(0, 1),
         description="which of a runner's hosts this is, from 0, and how many: each has as many ranks, in order "
         "(unset: all ranks are processes of this one)",
@@ -251,7 +251,7 @@ class RunnerSettings:
         description="the phase that its hardware is for, in a pool that computes prompts and tokens apart",
         choices=("any", "prompt", "token"),
     )
-    offload: OffloadMemory = _flag(  # noqa: RUF009
+    offload: OffloadMemory = _flag(
         OffloadMemory(),
         description="a rank's bytes, of which weights that do not fit come while layers compute: on the device that "
         "computes (weights, KV, adapters, steps), of the host beside it, at most on disk, and the folder there; the "

@@ -286,7 +286,7 @@ async def test_metrics_count_answers_tokens_and_refusals(world: World) -> None:
 async def test_models_beyond_the_bound_share_a_label(
     parts: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weft_gateway.shell.metrics.MOST_MODELS", 1)
+    monkeypatch.setattr("weft_gateway.shell.metrics.MAX_MODELS", 1)
     async with serving(parts, parts.settings(tmp_path)) as world, world.http() as http:
         for model in ("tiny", "acme/upper", "rival/secret"):
             await http.post("/v1/completions", json=TEXT | {"model": model})

@@ -200,6 +200,7 @@ def test_a_depot_without_rights_reads_no_config_map(bench: Bench) -> None:
         {"uri": "configmap:chat"},
         {"kind": "adapter"},
         {"text": "a" * (MAX_SOURCE + 1)},
+        {"version": "v1"},
     ],
 )
 def test_a_request_for_a_template_has_all_that_it_needs_and_no_more(wrong: dict[str, Any]) -> None:
@@ -214,7 +215,7 @@ def test_a_request_for_a_template_has_all_that_it_needs_and_no_more(wrong: dict[
     assert len(ResolveRequest.parse(json.dumps({**whole, "text": "a" * MAX_SOURCE}).encode()).key) < 1000, (
         "many are remembered"
     )
-    with pytest.raises(ValueError, match=r"template|text"):
+    with pytest.raises(ValueError, match=r"template|text|version"):
         ResolveRequest.parse(json.dumps({**whole, **wrong}).encode())
 
 

@@ -180,9 +180,8 @@ def outcome_of_pool(spec: Json) -> str | None:
     contents = {uri: fetched_base() for uri in ("file:base", "file:beside", "file:next", "hf:aa/bb", "s3://aaa/bb")}
     world = cluster_world(ObjectStore(lambda: 0.0), contents, 1_000_000.0)
     if spec["model"].get("chatTemplate") == {"from": "Inline"}:
-        spec["model"]["chatTemplate"]["inline"] = (
-            "aa"  # Auto and Base are the same here, and the others need something each
-        )
+        # Auto and Base are the same here, and the others need something each.
+        spec["model"]["chatTemplate"]["inline"] = "aa"
     try:
         world.apply(admit(pool_object() | {"spec": spec}, world.store.find))
     except Invalid:

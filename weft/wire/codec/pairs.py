@@ -25,7 +25,7 @@ from weft.wire.errors import PeerError
 
 V = TypeVar("V")
 E = TypeVar("E", bound=Message)
-LEAST_FLOAT = 1e-30  # the contract's floats are short, and 0 is "not set" of one with another default
+MIN_FLOAT = 1e-30  # the contract's floats are short, and 0 is "not set" of one with another default
 INTEGERS = {
     FieldDescriptor.CPPTYPE_INT32: (-1 << 31, (1 << 31) - 1), FieldDescriptor.CPPTYPE_UINT32: (0, (1 << 32) - 1),
     FieldDescriptor.CPPTYPE_INT64: (-1 << 63, (1 << 63) - 1), FieldDescriptor.CPPTYPE_UINT64: (0, (1 << 64) - 1),
@@ -276,7 +276,7 @@ class _Code:
         elif hint.of is float:
             if field.cpp_type in INTEGERS:
                 got = f"round({'1000 * ' * (field.name != member.name)}{got})"
-            self.lines.append(f"{condition}{to} = {f'max({got}, {LEAST_FLOAT})' if _is_set(member, field) else got}")
+            self.lines.append(f"{condition}{to} = {f'max({got}, {MIN_FLOAT})' if _is_set(member, field) else got}")
         else:
             self.lines.append(f"{condition}{to} = {self._cut(hint, field, got)}")
 

@@ -71,7 +71,7 @@ class ArtifactSource(Protocol):
         """Whether a listing costs another service something: then an unchanged source is not listed all the time."""
         ...
 
-    def host(self, request: ResolveRequest) -> str:
+    def host(self, request: ResolveRequest, /) -> str:
         """What hangs as one: the share, the claim or the service behind a URI. Never raises."""
         ...
 

@@ -22,7 +22,7 @@ class FileSource:
         """`wall_ns` is the clock of the file system's time stamps."""
         self._root = Root(root, "the file root", wall_ns)
 
-    def host(self, request: ResolveRequest) -> str:  # noqa: ARG002 (all files are one host)
+    def host(self, _: ResolveRequest, /) -> str:  # all files are one host
         return "file"
 
     def open(

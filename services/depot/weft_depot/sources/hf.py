@@ -52,7 +52,7 @@ class HfSource:
     def __init__(self, hub: Hub, policy: RetryPolicy) -> None:
         self._hub, self._policy = hub, policy
 
-    def host(self, request: ResolveRequest) -> str:  # noqa: ARG002 (all repositories are of one host)
+    def host(self, _: ResolveRequest, /) -> str:  # all repositories are of one host
         return f"hf {self._hub.host}"
 
     @contextlib.contextmanager

@@ -22,7 +22,7 @@ class UploadedSource:
     def __init__(self, store: BlobStore, resolutions: ResolutionCache) -> None:
         self._store, self._resolutions = store, resolutions
 
-    def host(self, request: ResolveRequest) -> str:  # noqa: ARG002 (all of them are in this depot)
+    def host(self, _: ResolveRequest, /) -> str:  # all of them are in this depot
         return "depot"
 
     @contextlib.contextmanager

@@ -19,8 +19,8 @@ from weft_gateway.core.gateway import Gateway
 
 SECONDS_TO_FIRST = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60)
 SECONDS_PER_TOKEN = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2)
-MOST_MODELS = 200  # with labels of their own; more share one, so that a scrape stays small
-MOST_TIMED = 100  # models with a histogram of their own
+MAX_MODELS = 200  # with labels of their own; more share one, so that a scrape stays small
+MAX_TIMED = 100  # models with a histogram of their own
 SECONDS_IN_ALL = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600)
 
 
@@ -28,7 +28,7 @@ class GatewayMetrics:
     """One set of metrics on one registry; `in_flight` and `held` are read when scraped."""
 
     def __init__(self, gateway: Gateway, registry: CollectorRegistry) -> None:
-        self._models, self._timed = BoundedLabels(MOST_MODELS), BoundedLabels(min(MOST_MODELS, MOST_TIMED))
+        self._models, self._timed = BoundedLabels(MAX_MODELS), BoundedLabels(min(MAX_MODELS, MAX_TIMED))
         counter = partial(Counter, registry=registry)
         histogram = partial(Histogram, labelnames=["pool"], registry=registry)
         self.requests = counter("weft_gateway_requests", "Requests by model and HTTP status.", ["model", "status"])

@@ -45,9 +45,8 @@ class SupervisorConfig:
 
     # A runner silent this long is gone: it speaks four times as often, and its requests wait meanwhile.
     lease_s: float = 2.0
-    report_s: float = (
-        0.05  # at most one merged report to the scheduler in this time: as fresh as a few steps of a runner
-    )
+    # At most one merged report to the scheduler in this time: as fresh as a few steps of a runner.
+    report_s: float = 0.05
     merge_s: float = 0.002  # urgent reports of several runners are merged for this long: each costs gRPC 90 us
     preempt_s: float = 5.0  # a chosen victim may take this long to leave before one is chosen again
 
