@@ -24,6 +24,12 @@ def forget(state: State, uid: str) -> None:
     state.timers.clear(Timer(TimerKind.CANARY_STATUS, uid))
 
 
+def on_status_due(state: State, timer: Timer) -> None:
+    """Let an adapter's status be published with the latest counts of its canary."""
+    state.published.mark_adapters((timer.name,))
+    state.schedule_publish()
+
+
 def count(state: State, report: OutcomeReport) -> None:
     """A request of an adapter has ended."""
     route = state.routes.book.routes.get(report.model_name)

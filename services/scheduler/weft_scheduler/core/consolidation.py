@@ -20,31 +20,27 @@ from weft_scheduler.core.policy.consolidation.consolidation import (
 from weft_scheduler.core.request_lifecycle import preempt
 from weft_scheduler.core.scaling import demand
 from weft_scheduler.core.state import State
-from weft_scheduler.core.timers import Timer, TimerKind
 
 
-def expect(state: State, pool: Pool) -> None:
-    """Let a pool where something runs, or that packs, be looked at within a period."""
-    timer = Timer(TimerKind.CONSOLIDATION, pool.name)
-    if timer not in state.timers and (pool.packs or (pool.running and _releases(pool))):
-        state.timers.set(timer, state.now + state.config.consolidation_s)
+def due(state: State, pool: Pool) -> float | None:
+    """Look at a pool where something runs, or that packs, within a period."""
+    return state.now + state.config.consolidation_s if pool.packs or (pool.running and _releases(pool)) else None
 
 
-def consolidate(state: State, pool: Pool) -> None:
+def consolidate(state: State, pool: Pool) -> bool:
     """Order the migrations that empty one runner, if the pool is in balance: nothing waits, and it does not grow.
 
-    Until the next period new requests are packed, unless more runners are to come.
+    Until the next period new requests are packed, unless more runners are to come. True: look again.
     """
     wanted, present = sum(demand(state, pool)), pool.autoscaler.capacity.runners
     grows = present < min(wanted, pool.declared.max_runners or wanted)
     pool.pack(_releases(pool) and wanted > 0 and not grows)
-    expect(state, pool)
     if not _releases(pool) or len(pool.queue) or len(pool.batch.queue) or wanted > present:
-        return
+        return True
     runners = [found for runner in pool.runners.values() if (found := _runner(runner, pool)) is not None]
     planned = plan_migrations(runners, lambda uuid: _sequences(state, pool, uuid), state.config.consolidation_s)
     if planned is None:
-        return
+        return True
     uuid, request_ids = planned
     in_kv = dict(pool.runners[uuid].in_kv())
     for request_id in request_ids:
@@ -53,6 +49,7 @@ def consolidate(state: State, pool: Pool) -> None:
         if not migrate_with_kv(state, pool, request, in_kv[request_id], "consolidation"):
             preempt(state, request)
     state.emit(Consolidated(pool.name, state.runners[uuid].id, tuple(request_ids)))
+    return True
 
 
 def _releases(pool: Pool) -> bool:

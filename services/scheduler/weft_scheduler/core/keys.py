@@ -51,7 +51,7 @@ def on_confirmed(state: State, peer: Peer, confirmed: KeysConfirmed) -> None:
         on_keys(state, peer, aside)
 
 
-def on_unconfirmed(state: State) -> None:
+def on_unconfirmed(state: State, _: Timer) -> None:
     """The grace is over."""
     state.emit(
         Stale("keys", "", f"nobody has confirmed them for {state.config.keys_grace_s:g} s: gateways refuse keys")

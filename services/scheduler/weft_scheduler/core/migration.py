@@ -24,21 +24,25 @@ MAX_KV_MIGRATIONS = 8  # of a request: a stream that pauses for the system's own
 LEAST_S = 1.0  # a sequence that is expected to end sooner ends where it is
 
 
-def expect(state: State, pool: Pool, after_s: float = ROUND_S) -> None:
-    """Let runners that should go, or that end, be emptied, where anything runs on them."""
-    if (pool.ending or pool.autoscaler.victims) and _sources(pool):
-        state.timers.set_earlier(Timer(TimerKind.MIGRATION, pool.name), state.now + after_s)
+def due(state: State, pool: Pool, after_s: float = ROUND_S) -> float | None:
+    """Empty runners that should go, or that end, where anything runs on them."""
+    return state.now + after_s if (pool.ending or pool.autoscaler.victims) and _sources(pool) else None
 
 
-def empty_runners(state: State, pool: Pool) -> None:
-    """One round of moves; others follow while any runs there. A runner that ends has seconds: it waits for nobody."""
+def expect_at_once(state: State, pool: Pool) -> None:
+    """Begin to empty runners that end: they have seconds."""
+    if (at := due(state, pool, 0.0)) is not None:
+        state.timers.set_earlier(Timer(TimerKind.MIGRATION, pool.name), at)
+
+
+def empty_runners(state: State, pool: Pool) -> bool:
+    """One round of moves; others follow (True) while any runs there. A runner that ends waits for nobody."""
     queued, again = len(pool.queue) > 0, False  # what is free is theirs, before a victim's
     for source in _sources(pool):
         ends = source.figures.draining
         ordered = (ends or not queued) and _empty(state, pool, source)
         again |= ordered or ends or queued
-    if again:
-        expect(state, pool)
+    return again
 
 
 def _empty(state: State, pool: Pool, source: RunnerAccount) -> bool:

@@ -14,11 +14,9 @@ from weft_scheduler.core.state import State
 from weft_scheduler.core.timers import Timer, TimerKind
 
 
-def expect(state: State, pool: Pool) -> None:
-    """Let the roles of a pool be reviewed when they may change next."""
-    if pool.declared.split:
-        due = pool.roles.next_review(state.now, waiting=len(pool.queue) > 0)
-        state.timers.set_earlier(Timer(TimerKind.ROLES, pool.name), due)
+def due(state: State, pool: Pool) -> float | None:
+    """Review the roles of a pool when they may change next."""
+    return pool.roles.next_review(state.now, waiting=len(pool.queue) > 0) if pool.declared.split else None
 
 
 def plan(state: State, pool: Pool) -> None:
@@ -34,18 +32,19 @@ def _plan(state: State, pool: Pool) -> None:
     if pool.declared.split:
         pool.roles.plan(_runners(pool), state.now)
     _order_all(state, pool, "runners")
-    expect(state, pool)
+    if (at := due(state, pool)) is not None:
+        state.timers.set_earlier(Timer(TimerKind.ROLES, pool.name), at)
 
 
-def review(state: State, pool: Pool) -> None:
-    """By what waits, and now and then by what requests are like."""
+def review(state: State, pool: Pool) -> bool:
+    """Change roles by what waits, and now and then by what requests are like. True: look again."""
     if not pool.declared.split:
-        return
+        return False
     if pool.roles.resumes(state.now) or pool.roles_stale:
         _plan(state, pool)
     pool.roles.review(_runners(pool), state.now, waiting=len(pool.queue) > 0)
     _order_all(state, pool, "load")
-    expect(state, pool)
+    return True
 
 
 def on_kv_lost(state: State, pool: Pool) -> None:

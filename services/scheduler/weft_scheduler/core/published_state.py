@@ -44,6 +44,15 @@ class PublishedState:
     def dirty(self) -> bool:
         return bool(self.dirty_pools or self.deletions or self._dirty_adapters)
 
+    def take_pools(self) -> list[str]:
+        """Names of pools whose status may differ, sorted."""
+        pools, self.dirty_pools = sorted(self.dirty_pools), {}
+        return pools
+
+    def advance_term(self, term: int) -> None:
+        """Know the term under which a registry has spoken."""
+        self.registry_term = max(self.registry_term, term)
+
     def mark_adapters(self, uids: Iterable[str]) -> None:
         """The statuses of these adapters may differ."""
         self._dirty_adapters.update(dict.fromkeys(uids))

@@ -9,7 +9,7 @@ from dataclasses import replace
 from weft.domain.ids import BASE
 from weft.domain.machine import Close, Peer
 from weft.domain.request import RejectReason
-from weft.domain.routes import AdapterSpec, PoolSpec, RegistryChange, Unserved
+from weft.domain.routes import AdapterSpec, PoolSpec, RegistryChange, RegistryHello, Unserved
 from weft_scheduler.core import canaries
 from weft_scheduler.core.effects import Stale
 from weft_scheduler.core.model.pool import DEFAULTS, POLICIES, Pool
@@ -22,8 +22,9 @@ from weft_scheduler.core.status import publish_routes
 from weft_scheduler.core.timers import Timer, TimerKind
 
 
-def on_connected(state: State, peer: Peer, term: int | None) -> None:
+def on_connected(state: State, peer: Peer, hello: object) -> None:
     """A new registry needs every status once. Its snapshot follows, or nothing, where it only listens."""
+    term = hello.term if isinstance(hello, RegistryHello) else None
     state.published.registries[peer.name] = Registry(peer, term)
     if term is not None and not _leads(state, peer, term):
         return
@@ -65,7 +66,7 @@ def on_change(state: State, peer: Peer, change: RegistryChange) -> None:
     _drop_adapters(state, change.removed_adapters, touched)
     for adapter in change.adapters:
         _put_adapter(state, adapter, touched)
-    first, state.registry_known = not state.registry_known, True
+    first = state.know_registry()
     for name in sorted(touched):
         _settle(state, state.pool(name), snapshot=change.snapshot)
     if first:
@@ -73,12 +74,12 @@ def on_change(state: State, peer: Peer, change: RegistryChange) -> None:
     publish_routes(state)
 
 
-def on_adapter_drain(state: State, pool: Pool, digest: str) -> None:
+def on_adapter_drain(state: State, timer: Timer) -> None:
     """A draining digest's grace is over, or its deadline has come: its streams end, runners remove it."""
-    draining = pool.adapters.draining.get(digest)
-    if draining is None:
+    pool, digest = state.pools.get(timer.name), timer.adapter
+    draining = pool.adapters.draining.get(digest) if pool is not None else None
+    if pool is None or draining is None:
         return
-    timer = Timer(TimerKind.ADAPTER_DRAIN, pool.name, digest)
     if pool.requests.get(digest) and state.now < draining.deadline:
         state.timers.set(timer, draining.deadline)
         return
@@ -94,7 +95,7 @@ def _leads(state: State, peer: Peer, term: int) -> bool:
     """Whether that registry has the highest term; every stream of a lower one is closed."""
     published = state.published
     published.registries[peer.name] = Registry(peer, max(term, published.registries[peer.name].term or 0))
-    published.registry_term = max(published.registry_term, term)
+    published.advance_term(term)
     leads = term >= published.registry_term
     speaking = [r for r in published.registries.values() if r.term is not None]
     over = [r for r in speaking if (r.term or 0) < published.registry_term or (r.peer == peer and not leads)]

@@ -33,11 +33,12 @@ from weft_scheduler.core.status import routes_applied
 from weft_scheduler.core.timers import Timer, TimerKind
 
 
-def on_connected(state: State, hello: GatewayHello) -> None:
+def on_connected(state: State, peer: Peer, hello: object) -> None:
     """Start from nothing: everything that it holds is submitted again."""
-    name = hello.gateway
+    name = peer.name
     on_closed(state, name)
-    gateway = state.gateways[name] = GatewayStream(name, applies_routes=hello.applies_routes)
+    applies_routes = isinstance(hello, GatewayHello) and hello.applies_routes
+    gateway = state.gateways[name] = GatewayStream(name, applies_routes=applies_routes)
     state.timers.set(Timer(TimerKind.RESUBMIT, name), state.now + state.config.assign_s)
     if state.routes.published:
         state.send(gateway.peer, state.routes.full())
@@ -75,7 +76,12 @@ def on_limit_report(state: State, gateway: GatewayStream, report: LimitReport) -
         state.send(state.gateways[name].peer, LimitReport(gateway.id, report.uses))
 
 
-def on_resubmit_complete(state: State, gateway: GatewayStream, _: ResubmitComplete | None = None) -> None:
+def on_resubmit_timeout(state: State, timer: Timer) -> None:
+    """Wait no longer for a gateway to say that it has submitted everything."""
+    on_resubmit_complete(state, state.gateways[timer.name], ResubmitComplete())
+
+
+def on_resubmit_complete(state: State, gateway: GatewayStream, _: ResubmitComplete) -> None:
     """The order of its requests is known now: those held back join the queue."""
     gateway.resubmitted()
     state.timers.clear(Timer(TimerKind.RESUBMIT, gateway.id))
@@ -161,7 +167,7 @@ def forward_outcome(state: State, report: OutcomeReport) -> None:
         state.send(supervisor, report)
 
 
-def on_outcomes_stored(state: State, ack: OutcomeAck) -> None:
+def on_outcomes_stored(state: State, _: Peer, ack: OutcomeAck) -> None:
     """Acknowledge them, and let gateways that were rejected come back once there is space."""
     for gateway, request_ids in state.outcomes.stored(ack.request_ids).items():
         if gateway in state.gateways:

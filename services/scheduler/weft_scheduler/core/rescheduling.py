@@ -56,13 +56,13 @@ def on_failed(state: State, gateway: GatewayStream, failed: Failed) -> None:
     _requeue(state, request, failed.reason.value, counted=failed.reason not in UNCOUNTED)
 
 
-def on_assign_timeout(state: State, request: Request) -> None:
+def on_assign_timeout(state: State, timer: Timer) -> None:
     """An Assign that was not acknowledged, or a Failed that never came. A silent cluster proves nothing."""
+    request = state.requests[timer.name]
     assert request.placement is not None
     runners = [(runner_id, state.runner(runner_id)) for runner_id in request.placement.runners]
     expired = request.phase is Phase.ASSIGNED
     if expired and any(runner is not None and not runner.confirmed for _, runner in runners):
-        timer = Timer(TimerKind.ASSIGN_TIMEOUT, request.id)
         state.timers.set(timer, state.now + state.config.assign_s)
         return
     if expired:
@@ -101,8 +101,27 @@ def stop_requests_of(state: State, runner: RunnerAccount) -> None:
         stop(state, state.requests[request_id])
 
 
-def on_avoid_expired(state: State, timer: Timer, avoidance: Avoidance, pools: Iterable[str]) -> None:
-    """A runner that a request, or a gateway's requests, avoided may be used again."""
+def on_avoidance_over(state: State, timer: Timer) -> None:
+    """A runner that a request avoided may be used again."""
+    request = state.requests[timer.name]
+    _avoids_less(state, timer, request.avoidance, (request.pool,))
+
+
+def on_gateway_avoidance_over(state: State, timer: Timer) -> None:
+    """A runner that a gateway's requests avoided may be used again."""
+    gateway = state.gateways[timer.name]
+    _avoids_less(state, timer, gateway.avoidance, gateway.pools)
+
+
+def on_class_wait_over(state: State, timer: Timer) -> None:
+    """A request has waited long enough for its numerics class."""
+    request = state.requests[timer.name]
+    if request.phase is Phase.WAITING and request.awaited_class:
+        state.pool(request.pool).stop_awaiting_class(request)
+    state.mark_schedulable(request.pool)
+
+
+def _avoids_less(state: State, timer: Timer, avoidance: Avoidance, pools: Iterable[str]) -> None:
     deadline = avoidance.next_deadline(state.now)
     if deadline is not None:
         state.timers.set_earlier(timer, deadline)

@@ -9,8 +9,6 @@ from collections.abc import Iterable
 from weft.domain.adapter import DesiredChange, Tier
 from weft.domain.ids import RunnerId
 from weft.domain.machine import Peer
-from weft.domain.request import OutcomeAck
-from weft.domain.routes import Keys, KeysConfirmed
 from weft.domain.runner import (
     ClusterReport,
     OrderedRunner,
@@ -24,13 +22,13 @@ from weft.domain.runner import (
     SchedulerHello,
     SupervisorHello,
 )
-from weft_scheduler.core import keys, migration
+from weft_scheduler.core import migration
 from weft_scheduler.core.effects import RunnerLost, Stale
 from weft_scheduler.core.model.pool import Pool
 from weft_scheduler.core.model.runner import RunnerAccount, StaleReport
 from weft_scheduler.core.phases import order_role
 from weft_scheduler.core.request_lifecycle import account, acknowledge
-from weft_scheduler.core.requests import forward_outcome, on_outcomes_stored
+from weft_scheduler.core.requests import forward_outcome
 from weft_scheduler.core.rescheduling import on_preempt_decision, stop_requests_of
 from weft_scheduler.core.state import State
 from weft_scheduler.core.timers import Timer, TimerKind
@@ -38,10 +36,10 @@ from weft_scheduler.core.timers import Timer, TimerKind
 MAX_INTERVAL_S = 5.0  # between two reports of a loaded runner: a longer one proves that some were lost
 
 
-def on_connected(state: State, peer: Peer, hello: SupervisorHello) -> None:
+def on_connected(state: State, peer: Peer, hello: object) -> None:
     """Answer with a term above all that it has stored, and send it what waits for the store."""
     on_closed(state, peer.name)
-    state.advance_term(hello.highest_term)
+    state.advance_term(hello.highest_term if isinstance(hello, SupervisorHello) else 0)
     first = not state.supervisors
     state.supervisors[peer.name] = peer
     state.send(peer, SchedulerHello(state.term))
@@ -65,20 +63,6 @@ def on_closed(state: State, name: str) -> None:
         _expect_runners(state)
         if forwarded:
             _forward_outcomes(state)
-
-
-def on_message(state: State, peer: Peer, message: object) -> None:
-    """A message of a supervisor whose stream is open."""
-    if isinstance(message, ClusterReport):
-        on_cluster_report(state, peer, message)
-    elif isinstance(message, Keys):
-        keys.on_keys(state, peer, message)
-    elif isinstance(message, KeysConfirmed):
-        keys.on_confirmed(state, peer, message)
-    elif isinstance(message, OutcomeAck):
-        on_outcomes_stored(state, message)
-    else:
-        state.emit(Stale("cluster", peer.name, f"unexpected {type(message).__name__}"))
 
 
 def on_cluster_report(state: State, peer: Peer, report: ClusterReport) -> None:
@@ -146,7 +130,7 @@ def apply_report(state: State, peer: Peer, reported: ReportedRunner) -> None:
     _update_readiness(state, pool, runner)
     if runner.figures.draining is not before.draining:
         pool.drains(runner)
-        migration.expect(state, pool, 0.0)
+        migration.expect_at_once(state, pool)
     if report.full:  # what it has counts: an order may have been lost between its supervisor and it
         runner.sent_role(None)
         version = pool.adapters.version
@@ -176,9 +160,9 @@ def on_runner_lost(state: State, runner_id: RunnerId, reason: str) -> None:
     state.emit(RunnerLost(runner_id, reason))
 
 
-def on_unreported(state: State, uuid: str) -> None:
-    """While there is no supervisor to report it, silence proves nothing about a runner."""
-    runner = state.runners[uuid]
+def on_unreported(state: State, timer: Timer) -> None:
+    """End a runner that no supervisor reports. While there is none, silence proves nothing."""
+    runner = state.runners[timer.name]
     if state.supervisors and not runner.confirmed:
         on_runner_lost(state, runner.id, "no supervisor reports it")
 

@@ -8,6 +8,7 @@ from itertools import islice
 from weft.domain.ids import BASE
 from weft.domain.request import RejectReason
 from weft.domain.runner import RunnerRole
+from weft_scheduler.core import phases
 from weft_scheduler.core.batch_preemption import preempt_batch
 from weft_scheduler.core.model.pool import Pool
 from weft_scheduler.core.model.request import Request
@@ -17,8 +18,40 @@ from weft_scheduler.core.policy.placement.runner_index import RunnerShape
 from weft_scheduler.core.policy.priority.headroom import HEADROOM_S
 from weft_scheduler.core.policy.queue.overtaking import Admitted
 from weft_scheduler.core.request_lifecycle import assign, reject
+from weft_scheduler.core.scaling import scale
 from weft_scheduler.core.state import State
 from weft_scheduler.core.timers import Timer, TimerKind
+
+
+def schedule_pools(state: State) -> None:
+    """Place what may be placed by what an event has changed, and forget pools that are not in use."""
+    while state.schedulable:
+        name = next(iter(state.schedulable))
+        changed = state.schedulable.pop(name)
+        pool = state.pools.get(name)
+        if pool is not None:
+            if pool.roles_stale:
+                phases.plan(state, pool)
+            reject_infeasible(state, pool)
+            schedule_pool(state, pool, changed)
+            if pool.autoscaler.victims and len(pool.queue):
+                scale(state, pool, at_once=True)  # a victim may be needed again
+            if not pool.in_use:
+                del state.pools[name]
+
+
+def on_batch_headroom(state: State, timer: Timer) -> None:
+    """Offer batch requests again: interactive arrivals may need less of the room that these leave."""
+    if timer.name in state.pools:
+        state.mark_schedulable(timer.name, ())
+
+
+def on_startup_grace(state: State, _: Timer) -> None:
+    """Reject from now on what no runner can take: the cluster has had the time to report itself."""
+    state.settle()
+    for pool in state.pools.values():
+        pool.recheck()
+        state.mark_schedulable(pool.name)
 
 
 def schedule_pool(state: State, pool: Pool, changed: Collection[str] | None) -> None:

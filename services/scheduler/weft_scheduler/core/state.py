@@ -52,10 +52,15 @@ class State:
         # pools to schedule, in order, and the runners that have changed there; None: anything may have
         self.schedulable: dict[str, set[str] | None] = {}
         self.desired_changed: dict[str, None] = {}  # pools whose runners may have to hold something else
+        self._changed_pools: dict[str, None] = {}  # that the controllers have not looked at
         self._arrivals = 0
         self._versions = 0
         self._replaced = LruDict[str, str](MAX_REPLACED)  # uuid -> the incarnation that a newer one has replaced
         self._effects: list[Effect] = []
+
+    def advance_to(self, now: float) -> None:
+        """Take the time of an event; it never goes back."""
+        self.now = max(now, self.now)
 
     # ------------------------------------------------------------ effects
 
@@ -103,6 +108,15 @@ class State:
     def was_replaced(self, runner_id: RunnerId) -> bool:
         return self._replaced.get(runner_id.uuid) == runner_id.incarnation
 
+    def know_registry(self) -> bool:
+        """Remember that a registry's snapshot is known. True where it is the first one."""
+        first, self.registry_known = not self.registry_known, True
+        return first
+
+    def settle(self) -> None:
+        """Remember that the cluster has had the time to report itself."""
+        self.settled = True
+
     # ------------------------------------------------------------ what has to follow
 
     def mark_schedulable(self, pool: str, changed: Iterable[str] | None = None) -> None:
@@ -115,9 +129,16 @@ class State:
         self.mark_dirty(pool)
 
     def mark_dirty(self, pool: str) -> None:
-        """Its figures may differ from its published status."""
-        self.published.dirty_pools[pool] = None
-        self.schedule_publish()
+        """Let a pool that has changed be scaled, and then its status be published."""
+        if pool not in self._changed_pools:
+            self._changed_pools[pool] = self.published.dirty_pools[pool] = None
+            self.schedule_publish()
+            self.timers.set(Timer(TimerKind.SCALE), self.timers.get(Timer(TimerKind.STATUS)) or self.now)
+
+    def take_changed_pools(self) -> list[str]:
+        """Names of the pools that have changed since the last call, sorted."""
+        changed, self._changed_pools = sorted(self._changed_pools), {}
+        return changed
 
     def schedule_publish(self) -> None:
         """Let the gathering of statuses end at some time."""

@@ -1,21 +1,18 @@
 """What registries are sent of pools and adapters, and gateways of routes: only what changed, gathered for a while."""
 
 from weft.domain.routes import AdapterStatus, PoolSpec, PoolStatus
-from weft_scheduler.core import migration, phases
-from weft_scheduler.core.consolidation import expect
 from weft_scheduler.core.model.pool import Pool
 from weft_scheduler.core.published_state import PendingDeletion
-from weft_scheduler.core.scaling import scale
 from weft_scheduler.core.state import State
 from weft_scheduler.core.timers import Timer, TimerKind
 
 MAX_ERRORS = 4
 
 
-def publish(state: State) -> None:
-    """Everything that was gathered; of adapters a bounded number, the rest next time."""
+def on_status_due(state: State, _: Timer) -> None:
+    """Publish everything that was gathered; of adapters a bounded number, the rest next time."""
     published = state.published
-    pools, published.dirty_pools = sorted(published.dirty_pools), {}
+    pools = published.take_pools()
     if not state.registry_known:
         return
     for name in pools:
@@ -56,6 +53,16 @@ def publish_routes(state: State, *, without_keys: bool = False) -> None:
         state.schedule_publish()
 
 
+def on_first_routes(state: State, _: Timer) -> None:
+    """Publish the first table without the keys."""
+    publish_routes(state, without_keys=True)
+
+
+def on_slo_status(state: State, timer: Timer) -> None:
+    """Let a pool's attainment, or its roles, be published again."""
+    state.mark_dirty(timer.name)
+
+
 def routes_applied(state: State) -> None:
     """What a registry is sent of an adapter holds for every request that a client sends afterwards.
 
@@ -70,11 +77,6 @@ def routes_applied(state: State) -> None:
 
 def _publish_pool(state: State, name: str) -> None:
     pool = state.pools.get(name)
-    if pool is not None:
-        scale(state, pool)
-        expect(state, pool)
-        phases.expect(state, pool)
-        migration.expect(state, pool)
     if pool is None or pool.spec is None:
         state.published.pools.pop(name, None)
         return

@@ -21,6 +21,7 @@ class TimerKind(StrEnum):
     RESUBMIT = "resubmit"  # gateway: it counts as complete
     ROLES = "roles"  # pool: the roles of its runners may change
     RUNNER_UNREPORTED = "runner_unreported"  # runner uuid: no supervisor reports it
+    SCALE = "scale"  # pools that have changed are scaled, before their statuses are published
     SCALE_DOWN = "scale_down"  # pool: a surplus has lasted long enough
     SLO_STATUS = "slo_status"  # pool: its attainment, or its roles, may be published again
     STARTUP_GRACE = "startup_grace"  # the cluster has had the time to report itself

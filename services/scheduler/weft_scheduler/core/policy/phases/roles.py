@@ -1,5 +1,6 @@
 """The roles of a pool's runners (Splitwise, section 4.2); `README.md` in this folder has the rules and the reasons."""
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -41,9 +42,11 @@ class ExpectedWork:
 
     def __init__(self) -> None:
         self.prompt_tokens, self.output_tokens = float(PROMPT_PRIOR), float(OUTPUT_PRIOR)
+        self.requests = 0
 
     def observe(self, prompt_tokens: int, output_tokens: int) -> None:
-        """A request came, with an answer of about so many tokens."""
+        """Count a request that came, with an answer of about `output_tokens`."""
+        self.requests += 1
         self.prompt_tokens += (prompt_tokens - self.prompt_tokens) / MEMORY
         self.output_tokens += (output_tokens - self.output_tokens) / MEMORY
 
@@ -63,6 +66,7 @@ class RolePlan:
         self._lost, self._suspend_s = 0, SUSPEND_S
         self._lost_s = float("-inf")  # when a loss was counted last
         self._planned_s = float("-inf")
+        self._planned_requests = 0  # that had come by then
         self._grown_s = float("-inf")
         self._pressed_s = float("-inf")  # the latest time that something waited
 
@@ -70,11 +74,18 @@ class RolePlan:
         """That it should have now."""
         return RunnerRole.MIXED if uuid in self.mixed else self.base.get(uuid, RunnerRole.MIXED)
 
-    def next_review(self, now: float, *, waiting: bool) -> float:
-        """When `review` may change something next."""
+    def next_review(self, now: float, *, waiting: bool) -> float | None:
+        """Return when `review` may change something next, in seconds; None: not before something else changes."""
         if now < self.suspended_until:
             return self.suspended_until
-        return now + REVIEW_S if waiting or self.mixed else max(now + REVIEW_S, self._planned_s + PERIOD_S)
+        if waiting or self.mixed:
+            return now + REVIEW_S
+        if self.work.requests == self._planned_requests:
+            return None  # what is expected of a request is what it was
+        if self._planned_s == float("-inf"):
+            return now + REVIEW_S
+        periods = max(1, math.ceil((now - self._planned_s) / PERIOD_S))
+        return max(now + REVIEW_S, self._planned_s + periods * PERIOD_S)
 
     @property
     def why(self) -> str:
@@ -115,7 +126,8 @@ class RolePlan:
         if now < self.suspended_until:
             return
         if now >= self._planned_s + PERIOD_S:
-            self._planned_s, self.prompt_share = now, self._prompt_share(runners)
+            self._planned_s, self._planned_requests = now, self.work.requests
+            self.prompt_share = self._prompt_share(runners)
             for members in _domains(runners):
                 self._plan_domain(members)
         if waiting:
