@@ -1,6 +1,10 @@
 """A request as queue policies see it, without the rest of the scheduler."""
 
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from typing import Any
+
+from weft_scheduler.core import RunnerShape
 
 
 @dataclass(eq=False)
@@ -33,3 +37,28 @@ class WaitingRequest:
     @property
     def queued_work(self) -> int:
         return self.size
+
+
+class Runners:
+    """Where a test places requests."""
+
+    def place(self, request: WaitingRequest, closed: AbstractSet[RunnerShape]) -> RunnerShape | None:
+        """Take a request out of the queue, onto a runner of that shape; None: none has room for it."""
+        raise NotImplementedError
+
+    def shapes_for(self, request: WaitingRequest) -> AbstractSet[RunnerShape]:
+        """Shapes of the runners that could ever take it."""
+        raise NotImplementedError
+
+    def answer(self, queue_pass: Any) -> None:
+        """Answer the offers of a pass as a scheduling cycle does."""
+        for offer in queue_pass.offers():
+            shape = None
+            if not offer.tried:
+                shape = self.place(offer.request, queue_pass.closed)
+                queue_pass.tried(offer.request, placed=shape is not None)
+            if shape is not None:
+                passed = queue_pass.passed_by(offer.request)
+                queue_pass.count(other for other in passed if shape in self.shapes_for(other))
+            elif offer.drains:
+                queue_pass.close(self.shapes_for(offer.request))

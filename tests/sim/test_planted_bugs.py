@@ -19,7 +19,7 @@ from weft_runner.core.kv_transfer import KvTransfers, OutgoingKv
 from weft_runner.core.prefix_reuse import PrefixReuse
 from weft_runner.core.reporter import Reporter
 from weft_scheduler.core import State
-from weft_scheduler.core.policy.queue.overtaking import Overtaking
+from weft_scheduler.core.policy.queue.overtaking import QueuePass
 from weft_sim.check import check_seed
 
 SEEDS = 500
@@ -66,14 +66,7 @@ def leaked_page(patch: pytest.MonkeyPatch) -> None:
 
 def starved_request(patch: pytest.MonkeyPatch) -> None:
     """Overtaking is not counted."""
-    schedule = Overtaking.schedule
-
-    def patched(self: Overtaking[Any], *arguments: Any) -> None:
-        schedule(self, *arguments)
-        self.counts.clear()
-        self.starved.clear()
-
-    patch.setattr(Overtaking, "schedule", patched)
+    patch.setattr(QueuePass, "count", lambda _, overtaken: [*overtaken])
 
 
 def two_owners(patch: pytest.MonkeyPatch) -> None:
@@ -163,7 +156,7 @@ def prompt_runner_left_alone(patch: pytest.MonkeyPatch) -> None:
 
 def batch_keeps_capacity(patch: pytest.MonkeyPatch) -> None:
     """No line of a batch leaves its runner for an interactive request."""
-    patch.setattr("weft_scheduler.core.scheduling.preempt_batch", lambda *_: None)
+    patch.setattr("weft_scheduler.core.cycle.preempt_batch", lambda *_: None)
 
 
 # The law that finds it, and a seed from which on it is found soon.

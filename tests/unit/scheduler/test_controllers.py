@@ -1,4 +1,4 @@
-"""The loops that timers drive: each timer has a handler, a change is looked at once, and at rest nothing happens."""
+"""The loops that timers drive: a change is looked at once, and at rest nothing happens."""
 
 from typing import Any
 
@@ -6,12 +6,6 @@ import pytest
 
 from harness.scheduler_driver import POOL, Driver, of
 from weft.domain.routes import PoolStatus
-from weft_scheduler.core.scheduler import TIMERS
-from weft_scheduler.core.timers import Timer, TimerKind
-
-
-def test_every_kind_of_timer_has_a_handler() -> None:
-    assert TIMERS.keys() == {*TimerKind}
 
 
 @pytest.mark.parametrize("phases", ["unified", "split"])
@@ -34,8 +28,6 @@ def test_a_change_is_scaled_once_and_told_in_the_same_publication() -> None:
     driver.wait(1_000.0)
     for number in range(9):
         driver.submit(f"r{number}")
-    assert Timer(TimerKind.SCALE) in driver.state.timers
     (status,) = of(driver.wait(driver.core.config.status_s), PoolStatus)
     assert (status.pool, status.wanted_runners) == (POOL, driver.pool().autoscaler.wanted_runners)
     assert status.wanted_runners > 1
-    assert Timer(TimerKind.SCALE) not in driver.state.timers

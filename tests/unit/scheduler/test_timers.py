@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.domain.timers import TimerQueue
+from weft_scheduler.core.scheduler import TIMERS
 from weft_scheduler.core.timers import Timer, TimerKind
 
 NAMES = st.sampled_from(["a", "b", "c"])
@@ -31,6 +32,10 @@ def test_what_is_due_comes_out_once_in_order(steps: list[tuple[str, str, int]]) 
             model = {n: w for n, w in model.items() if w > when}
         assert timers.next() == min(model.values(), default=None)
         assert all((Timer(TimerKind.AVOIDANCE, n) in timers) == (n in model) for n in "abc")
+
+
+def test_every_kind_of_timer_has_a_handler() -> None:
+    assert TIMERS.keys() == {*TimerKind}
 
 
 def test_a_deadline_that_moves_often_does_not_grow_the_heap() -> None:

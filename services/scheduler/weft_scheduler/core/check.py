@@ -4,8 +4,6 @@ Used by tests, the simulator and the idle service; nothing here changes anything
 """
 
 from collections import Counter
-from collections.abc import Callable
-from collections.abc import Set as AbstractSet
 from itertools import islice
 
 from weft.domain.ids import BASE, NEVER
@@ -13,16 +11,13 @@ from weft.domain.request import Priority
 from weft.domain.runner import RunnerRole
 from weft_scheduler.core.batch_preemption import batch_victims
 from weft_scheduler.core.model.pool import Pool, new_placement
-from weft_scheduler.core.model.request import Phase, Request
+from weft_scheduler.core.model.request import Phase
 from weft_scheduler.core.model.runner import RunnerAccount
 from weft_scheduler.core.policy.autoscaling.autoscaler import Contribution
 from weft_scheduler.core.policy.consolidation.consolidation import MAX_CONSOLIDATIONS
-from weft_scheduler.core.policy.placement.policy import Choice
-from weft_scheduler.core.policy.placement.runner_index import RunnerShape
 from weft_scheduler.core.policy.placement.splitwise import KvDomain, domain_of
-from weft_scheduler.core.policy.queue.overtaking import Admitted
-from weft_scheduler.core.scheduling import BatchContext, PoolContext
 from weft_scheduler.core.state import State
+from weft_scheduler.core.view import BatchView, PoolView
 
 # Violated, a request may run twice or nowhere: what this machine knows of requests cannot be trusted.
 OWNERSHIP = frozenset({"check_one_place", "check_nothing_lost", "check_epochs"})
@@ -134,16 +129,15 @@ def check_scheduled(state: State) -> None:
     if due is not None and due <= state.now:
         return
     for pool in state.pools.values():
-        bound, window = state.config.starvation_bound, state.config.window
-        if len(pool.queue):
-            dry = DryRun(state, pool, None)
-            pool.overtaking.copy().schedule(pool.queue, dry, bound, window)
-        elif len(pool.batch.queue):
-            dry = DryRun(state, pool, None, BatchContext(state, pool, None).place)
-            pool.batch.overtaking.copy().schedule(pool.batch.queue, dry, bound, window)
-        else:
-            continue
-        assert dry.placeable is None, (pool.name, dry.placeable)
+        batch = not len(pool.queue)
+        view = (BatchView if batch else PoolView)(state, pool, None)
+        dry_pass = view.begin_pass((pool.batch.overtaking if batch else pool.overtaking).copy())
+        for offer in dry_pass.offers():
+            choice = view.place(offer.request, dry_pass.closed)
+            assert choice is None, (pool.name, (offer.request.id, choice.uuid))
+            dry_pass.tried(offer.request, placed=False)
+            if offer.drains:
+                dry_pass.close(view.placeable_shapes(offer.request))
 
 
 def check_batch_yields(state: State) -> None:
@@ -153,30 +147,9 @@ def check_batch_yields(state: State) -> None:
         return
     for pool in state.pools.values():
         if pool.batch.running and len(pool.queue):
-            context, waiting = PoolContext(state, pool, ()), islice(pool.queue, state.config.window)
-            victims = batch_victims(state, pool, waiting, context.could_run)
+            view, waiting = PoolView(state, pool, ()), islice(pool.queue, state.config.window)
+            victims = batch_victims(state, pool, waiting, view.could_run)
             assert not victims, (pool.name, victims)
-
-
-class DryRun(PoolContext):
-    """Admits nothing, and remembers what it could have admitted. `batch`: where a batch request would be placed."""
-
-    placeable: tuple[str, str] | None = None
-
-    def __init__(
-        self, state: State, pool: Pool, changed: None, batch: Callable[..., Choice | None] | None = None
-    ) -> None:
-        super().__init__(state, pool, changed)
-        self._of_batch = batch
-
-    def holds_back(self, tenant: str) -> bool:
-        return self._of_batch is None and super().holds_back(tenant)
-
-    def admit(self, request: Request, closed: AbstractSet[RunnerShape]) -> Admitted | None:
-        choice = (self._of_batch or self.place)(request, closed)
-        if choice is not None:
-            self.placeable = (request.id, choice.uuid)
-        return None
 
 
 def check_accounts(state: State) -> None:
@@ -252,9 +225,11 @@ def check_counts(state: State) -> None:
         assert pool.running == sum(r.placed for r in requests), pool.name
         assert pool.batch.running == sum(r.placed for r in requests if r.batch), pool.name
         assert pool.batch.total == sum(r.batch for r in requests), pool.name
-        assert pool.present_weight == sum(pool.queue.counters.weight(tenant) for tenant in pool.tenants), pool.name
-        assert dict(pool.running_of) == dict(Counter(r.tenant for r in requests if r.placed and not r.batch)), pool.name
-        assert dict(pool.tenants) == dict(Counter(r.tenant for r in requests if not r.batch)), pool.name
+        shares, interactive = pool.shares, [r for r in requests if not r.batch]
+        assert shares.weight == sum(pool.queue.counters.weight(tenant) for tenant in shares.tenants), pool.name
+        assert dict(shares.running) == dict(Counter(r.tenant for r in interactive if r.placed)), pool.name
+        assert shares.running_requests == shares.running.total(), pool.name
+        assert dict(shares.tenants) == dict(Counter(r.tenant for r in interactive)), pool.name
         assert all(state.requests[r].adapter == a for a, ids in pool.requests.items() for r in ids), pool.name
         waiting = list(pool.queue)
         assert dict(pool.queued_by_adapter) == dict(Counter(r.adapter for r in waiting)), pool.name
@@ -275,6 +250,10 @@ def _check_runners(pool: Pool, runners: list[RunnerAccount]) -> None:
     assert capacity.sum == (Contribution(*map(sum, zip(*contributions, strict=True)))), pool.name
     cordoned = {r.id.uuid for r in runners if r.cordoned}
     assert cordoned == {*pool.autoscaler.victims} & pool.runners.keys(), (pool.name, cordoned)
+    left = pool.batch.headroom.sequences
+    specs = [(r, r.spec.max_sequences) for r in runners if r.spec is not None]
+    crowded = {r.id.uuid for r, most in specs if r.working_set + min(left, most // 2) >= most}
+    assert crowded == pool.batch.crowded & pool.runners.keys(), (pool.name, crowded ^ pool.batch.crowded)
     assert [*pool.ending] == [uuid for uuid in pool.ending if pool.runners[uuid].figures.draining], pool.name
     assert len(pool.ending) == sum(r.figures.draining for r in runners), pool.name
     for counted, shapes in (

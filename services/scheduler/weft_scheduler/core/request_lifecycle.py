@@ -182,7 +182,7 @@ def drop(state: State, request: Request, output_tokens: int = 0) -> None:
         state.timers.set(timer, draining.grace_until)
     del state.requests[request.id]
     state.gateways[request.gateway].remove(request.id, pool.name)
-    state.mark_schedulable(pool.name, () if request.batch or request.tenant in pool.tenants else None)
+    state.mark_schedulable(pool.name, () if request.batch or request.tenant in pool.shares.tenants else None)
 
 
 def reject(state: State, request: Request, reason: RejectReason, message: str, retry_after_ms: int = 0) -> None:

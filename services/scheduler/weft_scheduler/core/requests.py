@@ -19,6 +19,7 @@ from weft.domain.request import (
 )
 from weft.domain.routes import ResyncRoutes, RoutesApplied
 from weft_scheduler.core import canaries
+from weft_scheduler.core.cycle import schedule
 from weft_scheduler.core.effects import Judged, Queued, Stale
 from weft_scheduler.core.model.gateway import GatewayStream
 from weft_scheduler.core.model.pool import Pool
@@ -27,10 +28,10 @@ from weft_scheduler.core.model.runner import RunnerAccount
 from weft_scheduler.core.policy.autoscaling.throughput import bounded_retry_ms
 from weft_scheduler.core.policy.reservation.policies import ExpectedOutput
 from weft_scheduler.core.request_lifecycle import acknowledge, add_to_runners, drop, enqueue, hand_off, reject, stop
-from weft_scheduler.core.scheduling import infeasible_reason, schedule_pool
 from weft_scheduler.core.state import State
 from weft_scheduler.core.status import routes_applied
 from weft_scheduler.core.timers import Timer, TimerKind
+from weft_scheduler.core.view import infeasible_reason
 
 
 def on_connected(state: State, peer: Peer, hello: object) -> None:
@@ -197,7 +198,7 @@ def _enqueue_and_schedule(state: State, request: Request) -> None:
     changed = state.schedulable.pop(pool.name, None)
     out_of_reach = pool.overtaking_of(request).out_of_reach(pool.queue_of(request), request)
     if changed is None or changed or not out_of_reach or pool.batch.running:
-        schedule_pool(state, pool, changed)
+        schedule(state, pool, changed)
     if request.phase is not Phase.WAITING:
         return
     if request.batch:

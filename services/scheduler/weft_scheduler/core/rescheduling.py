@@ -21,9 +21,9 @@ from weft_scheduler.core.model.runner import RunnerAccount
 from weft_scheduler.core.phases import on_kv_lost
 from weft_scheduler.core.policy.placement.runner_index import RunnerShape
 from weft_scheduler.core.request_lifecycle import enqueue, order_off, reject, release, stop
-from weft_scheduler.core.scheduling import infeasible_reason
 from weft_scheduler.core.state import State
 from weft_scheduler.core.timers import Timer, TimerKind
+from weft_scheduler.core.view import infeasible_reason
 
 UNCOUNTED = frozenset({FailReason.NO_CAPACITY, FailReason.PREEMPTED})  # the system's own doing
 LOAD_RETRY_FACTOR = 10  # a failed load is retried on the same runner after this many `avoid_s`

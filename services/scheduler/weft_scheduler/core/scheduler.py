@@ -17,19 +17,19 @@ from weft_scheduler.core import (
     canaries,
     check,
     controllers,
+    cycle,
     fleet,
     keys,
     registry,
     requests,
     rescheduling,
     runner_reports,
-    scheduling,
     status,
 )
 from weft_scheduler.core.config import SchedulerConfig
+from weft_scheduler.core.cycle import schedule_pools
 from weft_scheduler.core.effects import Effect, Event, Stale
 from weft_scheduler.core.model.gateway import GatewayStream
-from weft_scheduler.core.scheduling import schedule_pools
 from weft_scheduler.core.state import State
 from weft_scheduler.core.timers import Timer, TimerKind
 
@@ -65,7 +65,7 @@ TIMERS: Mapping[TimerKind, Callable[[State, Timer], None]] = {
     TimerKind.ADAPTER_DRAIN: registry.on_adapter_drain,
     TimerKind.ASSIGN_TIMEOUT: rescheduling.on_assign_timeout,
     TimerKind.AVOIDANCE: rescheduling.on_avoidance_over,
-    TimerKind.BATCH_HEADROOM: scheduling.on_batch_headroom,
+    TimerKind.BATCH_HEADROOM: cycle.on_batch_headroom,
     TimerKind.CANARY_STATUS: canaries.on_status_due,
     TimerKind.CLASS_WAIT: rescheduling.on_class_wait_over,
     TimerKind.CONSOLIDATION: controllers.on_due,
@@ -79,7 +79,7 @@ TIMERS: Mapping[TimerKind, Callable[[State, Timer], None]] = {
     TimerKind.SCALE: controllers.on_pools_changed,
     TimerKind.SCALE_DOWN: controllers.on_scale_down,
     TimerKind.SLO_STATUS: status.on_slo_status,
-    TimerKind.STARTUP_GRACE: scheduling.on_startup_grace,
+    TimerKind.STARTUP_GRACE: cycle.on_startup_grace,
     TimerKind.STATUS: status.on_status_due,
 }
 

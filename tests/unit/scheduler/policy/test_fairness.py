@@ -9,20 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.scheduler_driver import Driver, adapter, of
-from harness.waiting_request import WaitingRequest
+from harness.waiting_request import Runners, WaitingRequest
 from weft.domain.request import Assign, Cancel, Reject, RejectReason
 from weft.domain.routes import RegistryChange
 from weft_scheduler.core import RunnerShape
 from weft_scheduler.core.model.pool import BEYOND_SHARE_S
 from weft_scheduler.core.policy.queue import POLICIES, token_counters
-from weft_scheduler.core.policy.queue.overtaking import Admitted, Overtaking
+from weft_scheduler.core.policy.queue.overtaking import Overtaking, QueuePass
 from weft_scheduler.core.policy.queue.token_counters import TokenCounters
 from weft_scheduler.core.policy.queue.waiting_queue import WaitingQueue
 
 SHAPE = RunnerShape(8, 1000)
 
 
-class Server:
+class Server(Runners):
     """One runner with so many tokens of memory; each running request computes a token a step (VTC, section 2)."""
 
     def __init__(self, queue: WaitingQueue[WaitingRequest], tokens: int, bound: int = 1_000_000) -> None:
@@ -30,7 +30,7 @@ class Server:
         self.overtaking, self.bound = Overtaking[WaitingRequest](), bound
         self.served: dict[str, int] = {}
 
-    def admit(self, request: WaitingRequest, closed: AbstractSet[RunnerShape]) -> Admitted | None:
+    def place(self, request: WaitingRequest, closed: AbstractSet[RunnerShape]) -> RunnerShape | None:
         if SHAPE in closed or request.size > self.free:
             return None
         self.free -= request.size
@@ -38,19 +38,10 @@ class Server:
         self.queue.remove(request)
         request.left = request.size
         self.running.append(request)
-        return Admitted(((SHAPE, ""),))
+        return SHAPE
 
-    def waits_for(self, request: WaitingRequest, admitted: Admitted) -> bool:
-        return True
-
-    def placeable_shapes(self, request: WaitingRequest) -> AbstractSet[RunnerShape]:
+    def shapes_for(self, request: WaitingRequest) -> AbstractSet[RunnerShape]:
         return {SHAPE}
-
-    def holds_back(self, tenant: str) -> bool:
-        return False
-
-    def changed_for(self, request: WaitingRequest) -> bool:
-        return True
 
     def free_tokens(self) -> int:
         return self.free
@@ -58,9 +49,13 @@ class Server:
     def has_capacity(self, closed: AbstractSet[RunnerShape]) -> bool:
         return self.free > 0 and SHAPE not in closed
 
+    def run_pass(self, window: int = 64) -> None:
+        placement: Any = self
+        self.answer(QueuePass(self.overtaking, self.queue, placement, bound=self.bound, window=window))
+
     def step(self) -> list[WaitingRequest]:
         """Admit, then a token for each running request. Returns those that end."""
-        self.overtaking.schedule(self.queue, self, self.bound, 64)
+        self.run_pass()
         for request in self.running:
             request.left -= 1
             self.served[request.tenant] = self.served.get(request.tenant, 0) + 1
@@ -144,14 +139,14 @@ def test_the_part_of_the_window_of_a_tenant_that_waits_no_more_is_the_others() -
     """What is behind their own part would else wait for the next event, although it fits."""
     queue = queue_of(("large", 9), ("large", 9), ("large", 1), ("small", 1))
     server = Server(queue, 5)
-    server.overtaking.schedule(queue, server, server.bound, 4)
+    server.run_pass(window=4)
     assert [(r.tenant, r.size) for r in server.running] == [("small", 1), ("large", 1)]
 
 
 def test_as_many_tenants_as_the_window_are_offered_one_request_each_where_none_fits() -> None:
     queue = queue_of(*((tenant, 9) for tenant in "abcd"), ("a", 9))
-    offered = queue.turns(2, lambda: 5, lambda _: (), lambda _: False)
-    assert [request.tenant for request in offered] == ["a", "b"]
+    queue_pass = QueuePass(Overtaking[WaitingRequest](), queue, Server(queue, 5), bound=9, window=2)  # pyright: ignore[reportArgumentType]
+    assert [offer.request.tenant for offer in queue_pass.offers()] == ["a", "b"]
     assert queue.share(2) == 1
 
 

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.scheduler_driver import Driver, of
-from harness.waiting_request import WaitingRequest
+from harness.waiting_request import Runners, WaitingRequest
 from weft.domain.request import Assign, FailReason, Reject, RejectReason, ResubmitComplete
 from weft_scheduler.core import Phase, RunnerShape
 from weft_scheduler.core.policy.queue import POLICIES, shortest, sorted_queue
-from weft_scheduler.core.policy.queue.overtaking import Admitted, Overtaking
+from weft_scheduler.core.policy.queue.overtaking import Overtaking, QueuePass
 from weft_scheduler.core.policy.queue.shortest import AGING_S, Shortest
 from weft_scheduler.core.policy.queue.sorted_queue import SortedQueue
 from weft_scheduler.core.policy.queue.token_counters import TokenCounters
@@ -21,32 +21,23 @@ from weft_scheduler.core.policy.queue.waiting_queue import WaitingQueue
 SMALL, LARGE = RunnerShape(8, 10), RunnerShape(8, 100)
 
 
-class Room:
+class Room(Runners):
     """Two runners, each of one shape, with so much room left."""
 
     def __init__(self, queue: WaitingQueue[WaitingRequest], small: int, large: int) -> None:
         self.queue, self.free, self.admitted = queue, {SMALL: small, LARGE: large}, list[int]()
 
-    def admit(self, request: WaitingRequest, closed: AbstractSet[RunnerShape]) -> Admitted | None:
-        for shape in self.placeable_shapes(request):
+    def place(self, request: WaitingRequest, closed: AbstractSet[RunnerShape]) -> RunnerShape | None:
+        for shape in self.shapes_for(request):
             if shape not in closed and self.free[shape] >= request.size:
                 self.free[shape] -= request.size
                 self.queue.remove(request)
                 self.admitted.append(request.name)
-                return Admitted(((shape, ""),))
+                return shape
         return None
 
-    def waits_for(self, request: WaitingRequest, admitted: Admitted) -> bool:
-        return admitted.runners[0][0] in self.placeable_shapes(request)
-
-    def placeable_shapes(self, request: WaitingRequest) -> AbstractSet[RunnerShape]:
+    def shapes_for(self, request: WaitingRequest) -> AbstractSet[RunnerShape]:
         return {shape for shape in (SMALL, LARGE) if shape.max_context_tokens >= request.size}
-
-    def holds_back(self, tenant: str) -> bool:
-        return False
-
-    def changed_for(self, request: WaitingRequest) -> bool:
-        return True
 
     def free_tokens(self) -> int:
         return max(self.free.values())
@@ -65,6 +56,10 @@ def queue_of(
     return queue
 
 
+def pass_of(overtaking: Any, queue: Any, room: Any, bound: int, window: int = 64) -> QueuePass[WaitingRequest]:
+    return QueuePass(overtaking, queue, room, bound=bound, window=window)
+
+
 def schedule(
     queue: WaitingQueue[WaitingRequest],
     overtaking: Overtaking[WaitingRequest],
@@ -74,7 +69,7 @@ def schedule(
     window: int = 64,
 ) -> list[int]:
     room = Room(queue, small, large)
-    overtaking.schedule(queue, room, bound, window)
+    room.answer(pass_of(overtaking, queue, room, bound, window))
     return room.admitted
 
 
@@ -121,12 +116,12 @@ def test_nobody_is_passed_more_often_than_the_bound(
 ) -> None:
     queue, overtaking = queue_of(*sizes, policy=policy), Overtaking[WaitingRequest]()
     waiting = {r.name: r for r in queue}
-    shapes = Room(queue, 0, 0).placeable_shapes
+    shapes = Room(queue, 0, 0).shapes_for
     passed = dict.fromkeys(waiting, 0)
     for small, large in passes:
         room = Room(queue, small, large)
         before, keys = room.free.copy(), {r.name: queue.key_of(r) for r in queue}
-        overtaking.schedule(queue, room, bound, 64)
+        room.answer(pass_of(overtaking, queue, room, bound))
         for name in room.admitted:  # overtaken are those that a pass leaves behind
             ran_on = {s for s in shapes(waiting[name]) if before[s] != room.free[s]}
             for earlier in [r for r in queue if r.name < name and ran_on <= shapes(r)]:
@@ -213,7 +208,7 @@ def test_a_backlog_is_the_work_of_what_waits_and_the_lanes_of_classes_are_one_or
     lanes = queue_of()
     for name, awaited in enumerate(("", "A", "", "B", "A")):
         lanes.push(WaitingRequest(name, 1, awaited_class=awaited))
-    assert [request.name for request in lanes.of_tenant("").candidates(9, lambda: 9)] == [*range(5)]
+    assert [request.name for request in lanes.candidates("", 9, Room(lanes, 0, 9))] == [*range(5)]
 
 
 def test_under_shortest_what_never_fits_is_passed_out_of_order_no_more_than_the_bound() -> None:

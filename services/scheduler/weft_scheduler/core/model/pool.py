@@ -27,13 +27,13 @@ from weft_scheduler.core.policy.placement.runner_index import RunnerShape
 from weft_scheduler.core.policy.placement.splitwise import Splitwise, can_split
 from weft_scheduler.core.policy.priority.headroom import InteractiveArrivals
 from weft_scheduler.core.policy.queue.overtaking import Overtaking
+from weft_scheduler.core.policy.queue.tenant_shares import TenantShares
 from weft_scheduler.core.policy.queue.token_counters import TokenCounters
 from weft_scheduler.core.policy.queue.waiting_queue import WaitingQueue
 from weft_scheduler.core.policy.reservation.pooled import Margin
 from weft_scheduler.core.policy.slo.attainment import ServiceLevel
 
 LOAD_BYTES_PER_S = 1 << 30  # of a cold adapter, as its tenant is charged: a disk or a network of 10 Gbit/s
-HEADROOM = 8  # one of so many places is left for tenants that run less than their share
 BEYOND_SHARE_S = 10.0  # prompts of tenants within their share that arrive so much later are computed before
 DEFAULTS = PoolSpec("")
 POLICIES = {
@@ -53,8 +53,6 @@ class Pool:
         self.adapters = PoolAdapters()
         # requests
         self.requests: dict[str, dict[str, None]] = {}  # adapter -> ids of its requests
-        self.tenants: Counter[str] = Counter()  # of its interactive requests
-        self.present_weight = 0  # of those tenants
         self.queue = _queue(DEFAULTS)  # of interactive requests, as all that does not say otherwise
         self.overtaking = Overtaking[Request]()
         self.batch = BatchRequests(_queue(DEFAULTS))
@@ -62,7 +60,6 @@ class Pool:
         self.queued_by_adapter: Counter[str] = Counter()
         self.queued_tokens = self.queued_work = self.queued_prompt_tokens = 0
         self.running = 0  # on runners, batch requests too
-        self.running_of: Counter[str] = Counter()  # by tenant
         self.departures = DecayedRate()  # of requests
         self.reuse = ReusedShare()
         self.service_level = _service_level(DEFAULTS)
@@ -83,6 +80,7 @@ class Pool:
         self.packs = False  # full batches are preferred to idle runners
         self.placement = new_placement(DEFAULTS)
         self.autoscaler = Autoscaler()
+        self.shares = TenantShares(self.queue.counters, self.autoscaler.capacity)  # of interactive requests
         self.roles = RolePlan()
         self.roles_stale = False  # runners that take something new have come or gone
         self._published_roles: tuple[RoleCounts, float] | None = None  # and when
@@ -170,7 +168,7 @@ class Pool:
         return PoolLoad(
             running=self.running - self.batch.running,
             queued=len(self.queue),
-            reserved_tokens=self._reserved_tokens,
+            reserved_tokens=self.autoscaler.capacity.interactive_tokens,
             queued_tokens=self.queued_tokens,
             busy_slots=self.autoscaler.capacity.sum.busy_slots,
             queued_prompt_tokens=self.queued_prompt_tokens,
@@ -217,7 +215,7 @@ class Pool:
         if _order(self.declared) != _order(before):
             waiting = sorted((*self.queue, *self.batch.queue), key=lambda request: request.order)
             self.queue, self.batch.queue = _queue(self.declared), _queue(self.declared)
-            self.present_weight = sum(map(self.queue.counters.weight, self.tenants))
+            self.shares.follow(self.queue.counters)
             for request in waiting:
                 self._push(request)
         if _phases(self.declared) != _phases(before):
@@ -230,21 +228,17 @@ class Pool:
 
     def add(self, request: Request) -> None:
         if request.batch:
-            self.batch.total += 1
+            self.batch.count(1, 0)
         else:
-            self.tenants[request.tenant] += 1
-            if self.tenants[request.tenant] == 1:
-                self.present_weight += self.queue.counters.weight(request.tenant)
+            self.shares.add(request.tenant)
         self.requests.setdefault(request.adapter, {})[request.id] = None
 
     def remove(self, request: Request) -> bool:
         """Forget a request. True where it was the last one of its adapter."""
         if request.batch:
-            self.batch.total -= 1
+            self.batch.count(-1, 0)
         else:
-            _decrement(self.tenants, request.tenant)
-            if request.tenant not in self.tenants:
-                self.present_weight -= self.queue.counters.weight(request.tenant)
+            self.shares.remove(request.tenant)
         ids = self.requests[request.adapter]
         del ids[request.id]
         if not ids:
@@ -267,7 +261,12 @@ class Pool:
 
     def batch_is_due(self, now: float) -> bool:
         """`BatchRequests.is_due`, with the room for the arrivals so far."""
-        return self.batch.is_due(self.arrivals.headroom(now, sum(self.accepting.values())))
+        before = self.batch.headroom.sequences
+        due = self.batch.is_due(self.arrivals.headroom(now, sum(self.accepting.values())))
+        if self.batch.headroom.sequences != before:
+            for runner in self.runners.values():
+                self._crowd(runner)
+        return due
 
     def batch_footprint(self, request: Request) -> int:
         total = self.autoscaler.capacity.sum
@@ -325,36 +324,9 @@ class Pool:
         """
         if request.batch:
             return self.batch.queue.delay_s(request, now, alone=True)  # its prompt comes after interactive ones anyway
-        alone = len(self.tenants) == 1
-        beyond = not alone and self._beyond_share(request.tenant)
+        alone = self.shares.is_alone()
+        beyond = not alone and self.shares.is_beyond(request.tenant)
         return self.queue.delay_s(request, now, alone=alone) + beyond * BEYOND_SHARE_S
-
-    def holds_back(self, tenant: str) -> bool:
-        """Whether a tenant that runs more than its share leaves the last places to others that are there.
-
-        Where another waits, too, that is so unless its own turn is next. Else a flood would fill every place, and each
-        request of another tenant would wait for one.
-        """
-        counters = self.queue.counters
-        if len(self.tenants) < 2 or (len(counters) > 1 and counters.is_next(tenant)):
-            return False
-        capacity = self.autoscaler.capacity.sum
-        free = capacity.sequences - self.running + self.batch.running
-        free_tokens = capacity.kv_tokens - self._reserved_tokens
-        if free > capacity.sequences // HEADROOM and free_tokens > capacity.kv_tokens // HEADROOM:
-            return False
-        return self._beyond_share(tenant)
-
-    @property
-    def _reserved_tokens(self) -> int:
-        """Of interactive requests: those of batch ones are theirs whenever they need them."""
-        total = self.autoscaler.capacity.sum
-        return max(0, total.reserved_tokens - total.batch_tokens)
-
-    def _beyond_share(self, tenant: str) -> bool:
-        """Whether it runs more sequences than its share, by weight, among the tenants that are there."""
-        sequences, weight = self.autoscaler.capacity.sum.sequences, self.queue.counters.weight(tenant)
-        return self.running_of[tenant] * self.present_weight > sequences * weight
 
     def full_for(self, tenant: str) -> bool:
         """Whether more wait than may, and more of this tenant than its share of the bound by weight."""
@@ -405,11 +377,9 @@ class Pool:
         """It is on a runner (1), or was (-1)."""
         self.running += by
         if request.batch:
-            self.batch.running += by
-            return
-        self.running_of[request.tenant] += by
-        if not self.running_of[request.tenant]:
-            del self.running_of[request.tenant]
+            self.batch.count(0, by)
+        else:
+            self.shares.count_running(request.tenant, by)
 
     def overran(self, request: Request) -> None:
         """A request has lost its memory to others; only its first time counts."""
@@ -446,6 +416,7 @@ class Pool:
         self.runners.pop(runner.id.uuid, None)
         self.ending.pop(runner.id.uuid, None)
         self.placement.remove(runner.id.uuid)
+        self.batch.crowded.discard(runner.id.uuid)
         self._count(runner, None, ())
         self.set_errors(runner, [*runner.errors], gone=True)
         self.autoscaler.forget(runner.id.uuid)
@@ -465,7 +436,12 @@ class Pool:
             return False
         self._count(runner, runner.contributes(self.adapters.pinned), standing)
         self._index(runner)
+        self._crowd(runner)
         return True
+
+    def _crowd(self, runner: RunnerAccount) -> None:
+        if runner.spec is not None:
+            self.batch.crowd(runner.id.uuid, runner.working_set, runner.spec.max_sequences)
 
     def planned(self) -> None:
         """The roles are those of the runners that there are."""

@@ -51,6 +51,11 @@ class PoolCapacity:
         self.runners = 0
         self.sum = Contribution()
 
+    @property
+    def interactive_tokens(self) -> int:
+        """Reserved tokens of interactive requests: those of batch ones are theirs whenever they need them."""
+        return max(0, self.sum.reserved_tokens - self.sum.batch_tokens)
+
     def replace(self, before: Contribution | None, after: Contribution | None) -> None:
         """One runner's contribution has changed; None: it contributes nothing."""
         if before is None and after is None:

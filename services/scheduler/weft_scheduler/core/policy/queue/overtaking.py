@@ -1,52 +1,23 @@
 """One pass over a queue, and how often a waiting request may be overtaken in it; `README.md` has the rules."""
 
-from collections import Counter
-from collections.abc import Set as AbstractSet
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from typing import Generic, NamedTuple
 
+from weft_scheduler.core.policy.placement.policy import PlacementPolicy
 from weft_scheduler.core.policy.placement.runner_index import RunnerShape
-from weft_scheduler.core.policy.queue.sorted_queue import Key
-from weft_scheduler.core.policy.queue.waiting_queue import QueuedRequest, R, WaitingQueue
-
-R_in = TypeVar("R_in", bound=QueuedRequest, contravariant=True)
-
-
-class Admitted(NamedTuple):
-    """The runners that a request was admitted on, as queue policies see them: shape and uuid of each."""
-
-    runners: tuple[tuple[RunnerShape, str], ...]
+from weft_scheduler.core.policy.queue.sorted_queue import FIRST, Key
+from weft_scheduler.core.policy.queue.tenant_shares import TenantShares
+from weft_scheduler.core.policy.queue.waiting_queue import R, WaitingQueue
 
 
-class PlacementContext(Protocol[R_in]):
-    """A pool's runners, as queue policies see them."""
+class Offer(NamedTuple, Generic[R]):
+    """A request whose turn it is, and what the policy says of it."""
 
-    def admit(self, request: R_in, closed: AbstractSet[RunnerShape]) -> Admitted | None:
-        """Admit it (it leaves the queue) on a runner of no closed shape; None where no runner can take it."""
-        ...
-
-    def waits_for(self, request: R_in, admitted: Admitted) -> bool:
-        """Whether it could ever run on one of those runners and does not avoid it."""
-        ...
-
-    def placeable_shapes(self, request: R_in) -> AbstractSet[RunnerShape]:
-        """The shapes that could ever run it and have a placeable runner that it does not avoid."""
-        ...
-
-    def has_capacity(self, closed: AbstractSet[RunnerShape]) -> bool:
-        """Whether a runner of a shape that is not closed could take anything at all."""
-        ...
-
-    def free_tokens(self) -> int:
-        """The most tokens that a placeable runner has free."""
-        ...
-
-    def holds_back(self, tenant: str) -> bool:
-        """Whether a tenant leaves what is free to others for now."""
-        ...
-
-    def changed_for(self, request: R_in) -> bool:
-        """Whether a request that was blocked in the last pass may fit now."""
-        ...
+    request: R
+    tried: bool  # in this pass, in vain
+    blocked: bool  # by the last passes: it fits only where something has changed for it
+    drains: bool  # overtaken `bound` times: where it could run, nothing new is placed until it is
 
 
 class Overtaking(Generic[R]):
@@ -67,25 +38,14 @@ class Overtaking(Generic[R]):
         self.closed: set[RunnerShape] = set()  # by the last pass; where there are some, the next pass offers all
 
     def copy(self) -> "Overtaking[R]":
-        """With the same counts; every request is offered again."""
+        """Return the same counts; every request is offered again."""
         same = Overtaking[R]()
         same.counts = self.counts.copy()
         same.starved = self.starved.copy()
         return same
 
-    def schedule(self, queue: WaitingQueue[R], context: PlacementContext[R], bound: int, window: int) -> None:
-        """Offer each tenant's requests in its turn, first those that were overtaken `bound` times, by age.
-
-        Again where the pass admitted requests after which another one may admit more.
-        """
-        while True:
-            waiting, one = len(queue), _Pass(self, queue, context, bound, window)
-            one.run()
-            if len(queue) == waiting or not one.outdated:
-                return
-
     def out_of_reach(self, queue: WaitingQueue[R], request: R) -> bool:
-        """Whether a request that has just been queued is behind all that a pass would offer."""
+        """True where a request that has just been queued is behind all that a pass would offer."""
         tenant = request.tenant
         last = self.reach.get((tenant, request.awaited_class))
         if last is not None and queue.key_of(request) > last:
@@ -93,7 +53,7 @@ class Overtaking(Generic[R]):
         return self.frontier is not None and queue.counters.key_of(tenant) > self.frontier
 
     def forget(self, request_id: str) -> None:
-        """It waits no longer."""
+        """Forget a request that waits no longer."""
         self.counts.pop(request_id, None)
         self.starved.pop(request_id, None)
         self.blocked.discard(request_id)
@@ -101,61 +61,148 @@ class Overtaking(Generic[R]):
         self.frontier = None
 
 
-class _Pass(Generic[R]):
-    """One pass over a queue. `kept`: what one pass leaves for the next."""
+class QueuePass(Generic[R]):
+    """One pass over a queue: yields whom to place next, and is told what became of each before it yields another.
+
+    `kept`: what one pass leaves for the next. `placement`: where requests are placed. `shares`: tenants that may have
+    to leave the last places to others; None: nobody has to.
+    """
 
     def __init__(
-        self, kept: Overtaking[R], queue: WaitingQueue[R], context: PlacementContext[R], bound: int, window: int
+        self,
+        kept: Overtaking[R],
+        queue: WaitingQueue[R],
+        placement: PlacementPolicy,
+        bound: int,
+        window: int,
+        shares: TenantShares | None = None,
     ) -> None:
-        self._kept, self._queue, self._context, self._bound, self._window = kept, queue, context, bound, window
+        self._kept, self._queue, self._placement, self._shares = kept, queue, placement, shares
+        self._bound, self._window = bound, window
+        self._begin()
+
+    @property
+    def closed(self) -> set[RunnerShape]:
+        """Shapes of which no runner takes anything new in this pass."""
+        return self._kept.closed
+
+    def offers(self) -> Iterator[Offer[R]]:
+        """Offer each tenant's requests in its turn, first those that were overtaken `bound` times, by age.
+
+        Again where the pass placed requests after which another pass may place more.
+        """
+        while True:
+            waiting = len(self._queue)
+            yield from self._one_pass()
+            if len(self._queue) == waiting or not self._is_outdated:
+                return
+            self._begin()
+
+    def tried(self, request: R, *, placed: bool) -> None:
+        """Take the answer to an offer: the request was placed, or no runner can take it now."""
+        self._tried.add(request.id)
+        if placed:
+            self._kept.forget(request.id)
+        else:
+            self._kept.blocked.add(request.id)
+
+    def passed_by(self, request: R) -> Iterator[R]:
+        """Yield whom a placed request has passed: older ones of its tenant, and of tenants whose turn came before."""
+        queue, tenant = self._queue, request.tenant
+        for older in queue.oldest(tenant, self._window):
+            if older.order > request.order:
+                break
+            if queue.policy.ages and older.id in queue and queue.key_of(older) > self._key:
+                continue  # its order lets that one pass, which ageing bounds
+            if older.id in queue:
+                yield older
+        yield from (other for other in self._stayed.values() if other.tenant != tenant and other.id in queue)
+
+    def count(self, overtaken: Iterable[R]) -> None:
+        """Count a pass of each of those; who has been overtaken too often is offered next."""
+        starved: list[R] = []
+        for request in overtaken:
+            self._kept.counts[request.id] += 1
+            if self._kept.counts[request.id] >= self._bound:
+                self._kept.starved[request.id] = request
+                starved.append(request)
+        self._next.extendleft(reversed(starved))
+
+    def close(self, shapes: Iterable[RunnerShape]) -> None:
+        """Let runners of those shapes take nothing new."""
+        self._kept.closed.update(shapes)
+
+    # ------------------------------------------------------------ the pass
+
+    def _begin(self) -> None:
+        kept = self._kept
         if kept.closed:
             kept.blocked.clear()
-        self._closed = kept.closed = set[RunnerShape]()
-        kept.reach, kept.frontier = {}, None
+        kept.closed, kept.reach, kept.frontier = set[RunnerShape](), {}, None
+        self._key: Key = FIRST  # of the latest offer
+        self._next = deque[R]()  # to be offered before anybody else
         self._tried = set[str]()  # ids
         self._stayed = dict[str, R]()  # by id: offered, and still in the queue
         self._again = set[str]()  # tenants that were held back before this pass
-        self._share = queue.share(window)
+        self._share = self._queue.share(self._window)
         self._counted = Counter[tuple[str, str]]()  # tenant and lane -> those that stayed
         self._reach = dict[tuple[str, str], Key]()
 
-    def run(self) -> None:
-        queue, context = self._queue, self._context
-        if not context.has_capacity(self._closed):
+    def _one_pass(self) -> Iterator[Offer[R]]:
+        queue, kept = self._queue, self._kept
+        if not self._placement.has_capacity(kept.closed):
             return
-        for request in queue.turns(self._window, context.free_tokens, self._first, self._skips):
-            if self._bound == 0 or request.id in self._kept.starved:
-                self._drain_for(request)
-            else:
-                self._offer(request)
+        for request in self._turns():
+            self._next.append(request)
+            while self._next:
+                offered = self._next.popleft()
+                if offered.id not in queue:
+                    continue
+                self._key = queue.key_of(offered)
+                drains = self._bound == 0 or offered.id in kept.starved
+                blocked = offered.id in kept.blocked and offered.tenant not in self._again
+                yield Offer(offered, offered.id in self._tried, blocked, drains)
             if request.id in queue:
                 self._stays(request)
-            if not context.has_capacity(self._closed):
+            if not self._placement.has_capacity(kept.closed):
                 return
-        self._kept.frontier = queue.frontier
-        if self._bound and not self._kept.starved:  # those are offered out of their order
-            self._kept.reach = self._reach
+        if self._bound and not kept.starved:  # those are offered out of their order
+            kept.reach = self._reach
 
-    @property
-    def outdated(self) -> bool:
-        """Whether what was admitted changes what is offered.
+    def _turns(self) -> Iterator[R]:
+        """Yield the next request of the tenant with the smallest counter that has one and is not held back.
 
-        Where shapes are closed the turn may be another tenant's by now, for whom the request that closed them has to
-        wait. Where a tenant waits no more the window is shared by fewer.
+        Of each tenant first those that were overtaken too often, then its own in the policy's order. At most `window`
+        tenants have none left before the pass ends.
         """
-        more = self._queue.share(self._window) > self._share
-        return bool(self._closed or (self._reach and more))
+        counters, cursor, ended = self._queue.counters, FIRST, 0
+        begun: dict[str, Iterator[R]] = {}
+        while (entry := counters.after(cursor)) is not None and ended < self._window:
+            key, tenant = entry
+            if tenant not in begun:
+                begun[tenant] = self._of_tenant(tenant)
+            request = None if self._is_held_back(tenant) else next(begun[tenant], None)
+            if request is None:
+                cursor, ended = key, ended + 1
+            else:
+                yield request
+        self._kept.frontier = cursor if entry is not None else None
 
-    def _first(self, tenant: str) -> list[R]:
-        """Those of a tenant that are offered before the others: overtaken `bound` times, by age."""
+    def _of_tenant(self, tenant: str) -> Iterator[R]:
+        queue = self._queue
         if self._bound == 0:
-            return self._queue.oldest(tenant, self._window)
-        starved = self._kept.starved.values()
-        return sorted((r for r in starved if r.tenant == tenant), key=lambda r: r.order)
+            first = queue.oldest(tenant, self._window)
+        else:
+            starved = [request for request in self._kept.starved.values() if request.tenant == tenant]
+            first = sorted(starved, key=lambda request: request.order)
+        for request in first:
+            if request.id in queue:
+                yield request
+        yield from queue.candidates(tenant, self._share, self._placement)
 
-    def _skips(self, tenant: str) -> bool:
-        """Whether a tenant is held back now; one that was, and is no more, is offered from its beginning."""
-        if self._context.holds_back(tenant):
+    def _is_held_back(self, tenant: str) -> bool:
+        """True for a tenant that leaves what is free to others; one that did, and does no more, is offered anew."""
+        if self._shares is not None and self._shares.must_yield(tenant):
             self._kept.skipped.add(tenant)
             return True
         if tenant in self._kept.skipped:
@@ -163,57 +210,20 @@ class _Pass(Generic[R]):
             self._again.add(tenant)
         return False
 
-    def _drain_for(self, request: R) -> None:
-        """One that was overtaken too often runs now, or its runners take nothing new until it does."""
-        if not self._offer(request):
-            self._closed.update(self._context.placeable_shapes(request))
-
-    def _offer(self, request: R) -> bool:
-        """Admit it if possible, and count whom it overtakes."""
-        if not self._may_fit(request):
-            return False
-        self._tried.add(request.id)
-        key = self._queue.key_of(request)
-        admitted = self._context.admit(request, self._closed)
-        if admitted is None:
-            self._kept.blocked.add(request.id)
-            return False
-        self._kept.forget(request.id)
-        self._overtakes(request, key, admitted)
-        return True
-
-    def _may_fit(self, request: R) -> bool:
-        """Whether it was not tried yet, and was not blocked before, or something changed for it."""
-        if request.id in self._tried:
-            return False
-        known = request.id in self._kept.blocked and request.tenant not in self._again
-        return not known or self._context.changed_for(request)
-
-    def _overtakes(self, request: R, key: Key, admitted: Admitted) -> None:
-        """Count an admitted request's passes: of older ones of its tenant, and of tenants whose turn came before."""
-        queue, tenant = self._queue, request.tenant
-        for older in queue.oldest(tenant, self._window):
-            if older.order > request.order:
-                break
-            if queue.policy.ages and older.id in queue and queue.key_of(older) > key:
-                continue  # its order lets that one pass, which ageing bounds
-            self._count(older, admitted)
-        for other in self._stayed.values():
-            if other.tenant != tenant:
-                self._count(other, admitted)
-
-    def _count(self, overtaken: R, by: Admitted) -> None:
-        counts = self._kept.counts
-        if overtaken.id in self._queue and self._context.waits_for(overtaken, by):
-            counts[overtaken.id] += 1
-            if counts[overtaken.id] >= self._bound:
-                self._kept.starved[overtaken.id] = overtaken
-                self._drain_for(overtaken)
-
     def _stays(self, request: R) -> None:
-        """It was offered and waits on: the last one of a full window is how far its lane is offered."""
+        """Keep one that was offered and waits on: the last one of a full window is how far its lane is offered."""
         self._stayed[request.id] = request
         lane = request.tenant, request.awaited_class
         self._counted[lane] += 1
         if self._counted[lane] == self._share:
             self._reach[lane] = self._queue.key_of(request)
+
+    @property
+    def _is_outdated(self) -> bool:
+        """True where what was placed changes what is offered.
+
+        Where shapes are closed the turn may be another tenant's by now, for whom the request that closed them has to
+        wait. Where a tenant waits no more the window is shared by fewer.
+        """
+        more = self._queue.share(self._window) > self._share
+        return bool(self._kept.closed or (self._reach and more))

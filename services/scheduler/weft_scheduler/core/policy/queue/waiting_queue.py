@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from heapq import merge
 from itertools import islice
 from typing import ClassVar, Generic, Protocol, TypeVar
@@ -74,6 +74,14 @@ class QueuePolicy(ABC):
         return 0.0
 
 
+class MostFree(Protocol):
+    """Where requests are placed."""
+
+    def free_tokens(self) -> int:
+        """Return the most tokens that a runner has free."""
+        ...
+
+
 class TenantQueue(Generic[R]):
     """The waiting requests of one tenant. `keys`: of all waiting requests, by id.
 
@@ -117,15 +125,14 @@ class TenantQueue(Generic[R]):
         """At most so many of them, by age."""
         return list(islice(self if self._by_age is None else self._by_age, limit))
 
-    def candidates(self, window: int, free_tokens: Callable[[], int]) -> Iterator[R]:
-        """Requests to offer, in the policy's order: each is removed or stays before the next is taken.
+    def candidates(self, window: int, placement: MostFree) -> Iterator[R]:
+        """Yield requests to offer, in the policy's order: each is removed or stays before the next is taken.
 
-        Of each lane the iteration ends where `window` offered requests have stayed. `free_tokens`: the most that a
-        runner has free by now.
+        Of each lane the iteration ends where `window` offered requests have stayed.
         """
         passed, stayed = dict[str, Key](), Counter[str]()
         while True:
-            first, found = self._policy.first(free_tokens()), list[tuple[Key, R, str]]()
+            first, found = self._policy.first(placement.free_tokens()), list[tuple[Key, R, str]]()
             for name, lane in self._lanes.items():
                 entry = lane.after(max(first, passed.get(name, FIRST))) if stayed[name] < window else None
                 if entry is not None:
@@ -154,7 +161,6 @@ class WaitingQueue(Generic[R]):
 
     def __init__(self, policy: QueuePolicy, counters: TokenCounters) -> None:
         self.policy, self.counters = policy, counters
-        self.frontier: Key | None = None  # the last pass ended at this tenant; None: it reached all of them
         self._keys: dict[str, Key] = {}
         self._tenants: dict[str, TenantQueue[R]] = {}
 
@@ -216,37 +222,9 @@ class WaitingQueue(Generic[R]):
         """How many requests of one tenant may stay in a pass in which `window` may."""
         return max(1, window // max(1, len(self._tenants)))
 
-    def turns(
-        self,
-        window: int,
-        free_tokens: Callable[[], int],
-        first: Callable[[str], Iterable[R]],
-        skipped: Callable[[str], bool],
-    ) -> Iterator[R]:
-        """Requests to offer: each is removed, and its tenant charged, or stays before the next is taken.
-
-        Always the next one of the tenant with the smallest counter that has one, and is not `skipped`: of those that
-        `first` names, then in the policy's order. At most `window` tenants have none left before the iteration ends.
-        """
-        share, cursor, ended = self.share(window), FIRST, 0
-        begun: dict[str, Iterator[R]] = {}
-        while (entry := self.counters.after(cursor)) is not None and ended < window:
-            key, tenant = entry
-            if tenant not in begun:
-                begun[tenant] = self._turn(tenant, share, free_tokens, first)
-            request = next(begun[tenant], None) if not skipped(tenant) else None
-            if request is None:
-                cursor, ended = key, ended + 1
-            else:
-                yield request
-        self.frontier = cursor if entry is not None else None
-
-    def _turn(
-        self, tenant: str, share: int, free_tokens: Callable[[], int], first: Callable[[str], Iterable[R]]
-    ) -> Iterator[R]:
-        yield from (request for request in first(tenant) if request.id in self._keys)
-        if tenant in self._tenants:
-            yield from self._tenants[tenant].candidates(share, free_tokens)
+    def candidates(self, tenant: str, window: int, placement: MostFree) -> Iterator[R]:
+        """Yield a tenant's requests to offer, as `TenantQueue.candidates`."""
+        return self._tenants[tenant].candidates(window, placement) if tenant in self._tenants else iter(())
 
     def delay_s(self, request: R, now: float, *, alone: bool) -> float:
         """What its arrival is delayed by: a runner computes prompts in the order of the sum.

@@ -1,0 +1,98 @@
+"""The scheduling cycle: what waits in a pool is placed on its runners, in six steps (ORCA, section 4.2: Select).
+
+A cycle follows every event that may let something run. It costs what has changed and what it offers, never the length
+of the queue or of the fleet.
+"""
+
+from collections.abc import Collection, Iterator
+from itertools import islice
+
+from weft_scheduler.core import phases
+from weft_scheduler.core.batch_preemption import preempt_batch
+from weft_scheduler.core.model.pool import Pool
+from weft_scheduler.core.model.request import Request
+from weft_scheduler.core.policy.placement.policy import Choice
+from weft_scheduler.core.policy.priority.headroom import HEADROOM_S
+from weft_scheduler.core.request_lifecycle import assign, reject
+from weft_scheduler.core.scaling import scale
+from weft_scheduler.core.state import State
+from weft_scheduler.core.timers import Timer, TimerKind
+from weft_scheduler.core.view import BatchView, PoolView, infeasible_reason
+
+
+def schedule_pools(state: State) -> None:
+    """Run a cycle of each pool where an event may let something run, and forget pools that are not in use."""
+    while state.schedulable:
+        name = next(iter(state.schedulable))
+        changed = state.schedulable.pop(name)
+        pool = state.pools.get(name)
+        if pool is not None:
+            schedule(state, pool, changed)
+            if pool.autoscaler.victims and len(pool.queue):
+                scale(state, pool, at_once=True)  # a victim may be needed again
+            if not pool.in_use:
+                del state.pools[name]
+
+
+def schedule(state: State, pool: Pool, changed: Collection[str] | None) -> None:
+    """Run one cycle. `changed`: runners that have changed since the last one; None: anything may have."""
+    # 1. What is due: the roles of runners, where some came or went.
+    if pool.roles_stale:
+        phases.plan(state, pool)
+    # 2. Infeasible: what no runner can ever take is rejected, where that may have changed.
+    if pool.rechecked():
+        for request in (*pool.queue, *pool.batch.queue):
+            reason = infeasible_reason(state, pool, request)
+            if reason is not None:
+                reject(state, request, *reason)
+    for view in _views(state, pool, changed):
+        queue_pass = view.begin_pass()
+        # 3. Order: the queue policy yields whose turn it is.
+        for offer in queue_pass.offers():
+            request, choice = offer.request, None
+            # 4. Place: the placement policy says where.
+            if not offer.tried and (not offer.blocked or view.changed_for(request)):
+                choice = view.place(request, queue_pass.closed)
+                queue_pass.tried(request, placed=choice is not None)
+            if choice is None:
+                if offer.drains:
+                    queue_pass.close(view.placeable_shapes(request))
+                continue
+            # 5. Commit: nothing else in a cycle writes.
+            commit(state, pool, request, choice)
+            queue_pass.count(other for other in queue_pass.passed_by(request) if view.waits_for(other, choice))
+    # 6. Requeue: what waits on has lines of batches leave; lines are offered again once their room may have grown.
+    if len(pool.queue):
+        if pool.batch.total:
+            pool.batch.pass_over()
+            preempt_batch(state, pool, islice(pool.queue, state.config.window), PoolView(state, pool, ()).could_run)
+    elif len(pool.batch.queue) and pool.batch.headroom.sequences:
+        state.timers.set_earlier(Timer(TimerKind.BATCH_HEADROOM, pool.name), state.now + HEADROOM_S)
+
+
+def commit(state: State, pool: Pool, request: Request, choice: Choice) -> None:
+    """Take a waiting request out of the queue, charge its tenant, and assign it under a new epoch."""
+    runners = [state.runners[uuid] for uuid in choice if uuid is not None]
+    assign(state, pool, request, *runners)
+
+
+def _views(state: State, pool: Pool, changed: Collection[str] | None) -> Iterator[PoolView]:
+    """Interactive requests, and where none of them waits (any more) those of batches."""
+    if len(pool.queue):
+        yield PoolView(state, pool, changed)
+    if not len(pool.queue) and len(pool.batch.queue):
+        yield BatchView(state, pool, None if pool.batch_is_due(state.now) else changed)
+
+
+def on_batch_headroom(state: State, timer: Timer) -> None:
+    """Offer batch requests again: interactive arrivals may need less of the room that these leave."""
+    if timer.name in state.pools:
+        state.mark_schedulable(timer.name, ())
+
+
+def on_startup_grace(state: State, _: Timer) -> None:
+    """Reject from now on what no runner can take: the cluster has had the time to report itself."""
+    state.settle()
+    for pool in state.pools.values():
+        pool.recheck()
+        state.mark_schedulable(pool.name)

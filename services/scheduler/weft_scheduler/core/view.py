@@ -1,0 +1,148 @@
+"""A pool as a scheduling cycle reads it: the live state, of which nothing is copied and nothing is changed here."""
+
+from collections.abc import Collection
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
+
+from weft.domain.ids import BASE
+from weft.domain.request import RejectReason
+from weft.domain.runner import RunnerRole
+from weft_scheduler.core.model.pool import Pool
+from weft_scheduler.core.model.request import Request
+from weft_scheduler.core.model.runner import RunnerAccount
+from weft_scheduler.core.policy.placement.policy import Choice, PlacementRequest, RunnerLoad
+from weft_scheduler.core.policy.placement.runner_index import RunnerShape
+from weft_scheduler.core.policy.queue.overtaking import Overtaking, QueuePass
+from weft_scheduler.core.policy.queue.waiting_queue import WaitingQueue
+from weft_scheduler.core.state import State
+
+
+class PoolView:
+    """Interactive requests of a pool, and its runners. `changed`: runners that have since the last cycle; None: all."""
+
+    def __init__(self, state: State, pool: Pool, changed: Collection[str] | None) -> None:
+        self._state, self._pool, self._all = state, pool, changed is None
+        runners = (pool.runners[uuid] for uuid in changed or () if uuid in pool.runners)
+        self._loads = [load for runner in runners if (load := pool.load_of(runner)) is not None]
+
+    @property
+    def queue(self) -> WaitingQueue[Request]:
+        """Those that wait."""
+        return self._pool.queue
+
+    def begin_pass(self, overtaking: Overtaking[Request] | None = None) -> QueuePass[Request]:
+        """Begin a pass over those that wait. `overtaking`: instead of the pool's own."""
+        pool, config = self._pool, self._state.config
+        bounds = config.starvation_bound, config.window
+        return QueuePass(overtaking or pool.overtaking, pool.queue, pool.placement, *bounds, pool.shares)
+
+    def changed_for(self, request: Request) -> bool:
+        """True where a request that was blocked in the last pass may fit now."""
+        return self._all or any(self._may_fit(load, request) for load in self._loads)
+
+    def _may_fit(self, load: RunnerLoad, request: Request) -> bool:
+        """True for a changed runner that could be what it waits for: a prompt runner's queue may be open again."""
+        if self._pool.declared.split and load.queue_open and load.role is not RunnerRole.TOKEN:
+            return True
+        tokens, adapter = request.queued_tokens, request.adapter
+        if tokens > load.free_tokens:
+            return False
+        if adapter == BASE or adapter in load.busy_adapters:
+            return True
+        size = self._pool.adapters.size(adapter)[1]
+        return not load.full and load.shape.tokens_with_adapter(tokens, size) <= load.free_tokens
+
+    def place(self, request: Request, closed: AbstractSet[RunnerShape]) -> Choice | None:
+        """Return where it runs, of its own numerics class first; None where no shape that is not closed can take it."""
+        place = self._pool.placement.place
+        choice = place(self._ask(request, request.numerics_class), closed)
+        if choice is None and request.numerics_class and not self._required_class(request):
+            choice = place(self._ask(request, ""), closed)
+        return choice
+
+    def waits_for(self, request: Request, choice: Choice) -> bool:
+        """True for a request that could ever run on one of the chosen runners and does not avoid it."""
+        rank = self._pool.adapters.rank(request.adapter)
+        required, avoided = self._required_class(request), self._avoided(request)
+        return any(
+            self._pool.runners[uuid].shape.fits(rank, request.context_tokens, required) and uuid not in avoided
+            for uuid in choice
+            if uuid is not None
+        )
+
+    def placeable_shapes(self, request: Request) -> AbstractSet[RunnerShape]:
+        """Return the shapes that could ever run it and have a placeable runner that it does not avoid."""
+        return self._pool.placement.placeable_shapes(self._ask(request, self._required_class(request)))
+
+    def could_run(self, request: Request, runner: RunnerAccount) -> bool:
+        """True where that runner is one for it, whatever else runs there."""
+        rank, uuid = self._pool.adapters.rank(request.adapter), runner.id.uuid
+        fits = runner.shape.fits(rank, request.context_tokens, self._required_class(request))
+        return fits and uuid not in self._avoided(request)
+
+    def _required_class(self, request: Request) -> str:
+        """The numerics class that a request has to wait for; "": any will do, its own first.
+
+        One with tokens waits for the class that computed them, for at most `same_class_s` after it ran, while a runner
+        of that class can take it now or soon: it is full, its supervisor is reconnecting, or none was reported yet.
+        """
+        state, pool, computed_by = self._state, self._pool, request.awaited_class
+        if not computed_by or state.now >= request.same_class_until:
+            return ""
+        rank = pool.adapters.rank(request.adapter)
+        waits = not state.settled or pool.accepts(rank, request.context_tokens, computed_by)
+        return computed_by if waits else ""
+
+    def _ask(self, request: Request, numerics_class: str) -> PlacementRequest:
+        rank, n_bytes = self._pool.adapters.size(request.adapter)
+        return PlacementRequest(
+            adapter=request.adapter,
+            rank=rank,
+            adapter_bytes=n_bytes,
+            footprint_tokens=request.queued_tokens,
+            context_tokens=request.context_tokens,
+            numerics_class=numerics_class,
+            avoid=self._avoided(request),
+            skip_limit=self._state.config.skip_limit,
+            prefill_tokens=request.prefill_tokens,
+            one_runner=not self._pool.splits(request),
+        )
+
+    def _avoided(self, request: Request) -> AbstractSet[str]:
+        """UUIDs of the present incarnations that it avoids."""
+        of_gateway, now = self._state.gateways[request.gateway].avoidance, self._state.now
+        if not of_gateway and not request.avoidance:
+            return frozenset()
+        both = (*of_gateway.current(now), *request.avoidance.current(now))
+        return {runner_id.uuid for runner_id in both if self._state.runner(runner_id)}
+
+
+class BatchView(PoolView):
+    """Batch requests of a pool, which leave room on every runner (`policy/priority`)."""
+
+    @property
+    def queue(self) -> WaitingQueue[Request]:
+        return self._pool.batch.queue
+
+    def begin_pass(self, overtaking: Overtaking[Request] | None = None) -> QueuePass[Request]:
+        batch, config = self._pool.batch, self._state.config
+        bounds = config.starvation_bound, config.window
+        return QueuePass(overtaking or batch.overtaking, batch.queue, self._pool.placement, *bounds)
+
+    def _ask(self, request: Request, numerics_class: str) -> PlacementRequest:
+        footprint, avoid = self._pool.batch_footprint(request), self._pool.batch.crowded | self._avoided(request)
+        return replace(super()._ask(request, numerics_class), footprint_tokens=footprint, avoid=avoid)
+
+
+def infeasible_reason(state: State, pool: Pool, request: Request) -> tuple[RejectReason, str] | None:
+    """Why no runner of the pool could ever take it; None before the cluster had the time to report itself."""
+    shapes, rank = pool.confirmed_shapes, pool.adapters.rank(request.adapter)
+    if not state.settled or not shapes:
+        return None
+    largest = max(shape.max_context_tokens for shape in shapes)
+    request.fit(largest)
+    if pool.fitting_shapes(rank, request.context_tokens):
+        return None
+    if request.context_tokens > largest:
+        return RejectReason.TOO_LARGE, f"{request.context_tokens} tokens; the largest runner holds {largest}"
+    return RejectReason.ADAPTER_FAILED, f"rank {rank}; no runner with that context takes it"
