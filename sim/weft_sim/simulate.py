@@ -16,7 +16,7 @@ from weft_gateway.core.gateway import GatewayConfig
 from weft_runner.core import Batching
 from weft_runner.core.adapter_slots import MOST_SLOTS
 from weft_scheduler.core import SchedulerConfig
-from weft_scheduler.core.model.pool import POLICIES
+from weft_scheduler.core.pool.pool import POLICIES
 from weft_sim.clock import Rank, random_of
 from weft_sim.deployment import Deployment, RunnerPlan
 from weft_sim.executor_model import VOCABULARY, seed_of

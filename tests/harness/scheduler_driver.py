@@ -24,8 +24,10 @@ from weft.domain.runner import (
     SupervisorHello,
 )
 from weft_scheduler.core import Effect, Event, Request, RunnerAccount, Scheduler, SchedulerConfig, State
-from weft_scheduler.core.model.pool import Pool
-from weft_scheduler.core.scaling import demand
+from weft_scheduler.core.admission import estimate_retry_ms
+from weft_scheduler.core.policy.autoscaling.demand import PoolLoad
+from weft_scheduler.core.pool.pool import Pool
+from weft_scheduler.core.scaling import demand, load_of
 
 POOL = "acme/p"
 REGISTRY = Peer(Kind.REGISTRY, "registry")
@@ -113,6 +115,14 @@ class Driver:
     def demanded(self, name: str = POOL) -> PhaseCounts:
         """Runners that the requests of a pool would fill."""
         return demand(self.core.state, self.pool(name))
+
+    def load(self) -> PoolLoad:
+        """The pool as its autoscaler sees it."""
+        return load_of(self.pool(), self.now)
+
+    def retry_ms(self, request_id: str) -> int:
+        """When a client would be told to come again in place of that request, in milliseconds."""
+        return estimate_retry_ms(self.pool(), self.request(request_id), self.now)
 
     def handle(self, event: Event) -> list[Effect]:
         effects = self.core.handle(event, self.now)

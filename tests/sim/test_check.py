@@ -117,7 +117,7 @@ def _places(world: World) -> tuple[dict[str, object], list[str]]:
     machine = world.scheduler.machine
     assert isinstance(machine, Scheduler)
     requests = machine.state.requests.values()
-    queue = [request.id for pool in machine.state.pools.values() for request in pool.queue]
+    queue = [request.id for pool in machine.state.pools.values() for request in pool.waiting.queue]
     return {request.id: (request.epoch, request.runner) for request in requests if request.placed}, queue
 
 

@@ -135,21 +135,26 @@ class SchedulerMetrics:
         self.gateways.set(len(state.gateways))
         self.supervisors.set(len(state.supervisors))
         for name, pool in state.pools.items():
-            wanted, victims = pool.autoscaler.wanted_runners, len(pool.autoscaler.victims)
-            counters = pool.queue.counters
-            values = (len(pool.queue), pool.running, len(pool.batch.queue), pool.batch.running)
+            wanted, victims = pool.scaling.autoscaler.wanted_runners, len(pool.scaling.autoscaler.victims)
+            counters = pool.waiting.queue.counters
+            values = (
+                len(pool.waiting.queue),
+                pool.waiting.running,
+                len(pool.waiting.batch.queue),
+                pool.waiting.batch.running,
+            )
             needed = demand(state, pool)
-            values += (pool.ready_runners, wanted, sum(needed), victims)
+            values += (pool.fleet.ready.count, wanted, sum(needed), victims)
             values += (len(counters), counters.spread)
             for gauge, value in zip(self.of_pools, values, strict=True):
                 gauge.labels(name).set(value)
             if pool.declared.split:
                 for phase, count in needed._asdict().items():
                     self.demanded_by_phase.labels(name, phase).set(count)
-            of_role = pool.runners_of_roles()
+            of_role = pool.fleet.runners_of_roles()
             for role in RunnerRole:
                 self.runners.labels(name, role.value).set(of_role[role])
-            if pool.declared.has_slo and (attainment := pool.service_level.attainment.percents()) is not None:
+            if pool.declared.has_slo and (attainment := pool.scaling.service_level.attainment.percents()) is not None:
                 self.slo_attainment.labels(name).set(attainment.attained / 100)
         for name in self._pools - state.pools.keys():
             for gauge in (*self.of_pools, self.slo_attainment):

@@ -25,7 +25,7 @@ from weft_operator.core.scaling import (
     sizes,
     target,
 )
-from weft_scheduler.core.policy.autoscaling.autoscaler import Autoscaler, PhaseBounds
+from weft_scheduler.core.policy.autoscaling.autoscaler import Autoscaler, PhaseBounds, PoolCapacity
 from weft_scheduler.core.policy.autoscaling.demand import PoolLoad, ReplicaBounds
 
 POOL, SPLIT = (parse_pool(stored(pool_object(phases={"mode": mode}))) for mode in ("Unified", "Split"))
@@ -102,7 +102,7 @@ def test_a_number_that_people_wrote_gives_each_phase_its_least_and_the_rest_by_e
     """Without load. The scheduler counts; until it has answered each group has one before one has two."""
     pool = replace(SPLIT, groups=groups)
     bounds, least = Bounds(replicas, replicas, GENERATION), PhaseCounts(max(1, prompt), max(1, token))
-    autoscaler, report = Autoscaler(), None
+    autoscaler, report = Autoscaler(PoolCapacity()), None
     if answered:
         limits, asked = PhaseBounds(phase_groups(pool), least, share), ReplicaBounds(replicas, replicas)
         autoscaler.recommend(PoolLoad(split=True), asked, 0.0, window_s=60.0, work_s=30.0, keep=False, phases=limits)

@@ -122,10 +122,10 @@ def test_a_pool_whose_runners_suffice_fills_batches_beyond_their_best(driver: An
 
 def test_packing_ends_with_the_reason_for_it(spread: Any) -> None:
     spread.wait(3.0)
-    assert spread.pool().packs
+    assert spread.pool().fleet.prefers_packing
     spread.registry(consolidation="never", min_runners=2, max_runners=2)
     spread.wait(3.0)
-    assert not spread.pool().packs
+    assert not spread.pool().fleet.prefers_packing
 
 
 def test_an_idle_pool_has_no_deadline(spread: Any) -> None:

@@ -29,5 +29,5 @@ def test_a_change_is_scaled_once_and_told_in_the_same_publication() -> None:
     for number in range(9):
         driver.submit(f"r{number}")
     (status,) = of(driver.wait(driver.core.config.status_s), PoolStatus)
-    assert (status.pool, status.wanted_runners) == (POOL, driver.pool().autoscaler.wanted_runners)
+    assert (status.pool, status.wanted_runners) == (POOL, driver.pool().scaling.autoscaler.wanted_runners)
     assert status.wanted_runners > 1

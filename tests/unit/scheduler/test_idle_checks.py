@@ -45,7 +45,7 @@ def look(server: Server) -> None:
 
 async def test_wrong_accounts_are_reported_once_and_it_goes_on(server: Server) -> None:
     before = violations("check_counts")
-    server.core.state.pools[POOL].running = 7
+    server.core.state.pools[POOL].waiting.running = 7
     for _ in range(3):
         look(server)
     assert violations("check_counts") == before + 1
@@ -70,7 +70,7 @@ async def test_a_busy_scheduler_and_a_large_state_are_not_checked(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = violations("check_counts")
-    server.core.state.pools[POOL].running = 7
+    server.core.state.pools[POOL].waiting.running = 7
     for _ in range(3):
         server.feed(Received(GATEWAY, Cancel("unknown")))
         look(server)

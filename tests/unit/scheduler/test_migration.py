@@ -43,7 +43,7 @@ def test_what_runs_on_a_runner_that_should_go_moves_with_its_kv(victim: Driver) 
     before = victim.request("r1").epoch
     victim.registry(min_runners=1, max_runners=1)
     effects = victim.wait(1.0)
-    assert victim.pool().autoscaler.victims == ["a"]
+    assert victim.pool().scaling.autoscaler.victims == ["a"]
     (assign,) = of(effects, Assign)
     assert (assign.request_id, assign.runner.uuid, assign.kv_address) == ("r1", "b", "tcp:1")
     assert assign.epoch > before

@@ -1,4 +1,4 @@
-"""The objects of the model own their fields: outside of `core/model` they are read, and their methods are called."""
+"""The objects of `core/model` and `core/pool` own their fields: others read them, and call their methods."""
 
 import ast
 from pathlib import Path
@@ -14,7 +14,7 @@ def fields() -> tuple[set[str], set[str]]:
     """(every field of the model's classes, those that are containers)."""
     names: set[str] = set()
     containers: set[str] = set()
-    for path in (CORE / "model").glob("*.py"):
+    for path in (*(CORE / "model").glob("*.py"), *(CORE / "pool").glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.AnnAssign):
                 name = node.target.attr if isinstance(node.target, ast.Attribute) else ast.unparse(node.target)
@@ -52,7 +52,7 @@ def written(tree: ast.AST, names: set[str], containers: set[str]) -> list[str]:
 def test_only_the_models_own_methods_write_its_fields() -> None:
     names, containers = fields()
     for path in CORE.rglob("*.py"):
-        if path.parent.name != "model":
+        if path.parent.name not in ("model", "pool"):
             writes = written(ast.parse(path.read_text()), names, containers)
             of_model = [w for w in writes if not w.startswith(("state.", "self._state.", "published."))]
             assert not of_model, (path.name, of_model)

@@ -82,7 +82,7 @@ def test_whoever_waits_for_its_class_holds_up_nobody_on_others(driver: Driver) -
     running(driver).runner("a", numerics_class=A, free=0)
     lose(driver)
     assert [driver.place(f"young{i}").runner.uuid for i in range(4)] == ["z"] * 4
-    assert driver.pool().overtaking.counts["r"] == 0
+    assert driver.pool().waiting.overtaking.counts["r"] == 0
 
 
 def test_no_room_does_not_start_the_wait_anew(driver: Any) -> None:

@@ -222,7 +222,7 @@ def test_a_victim_leaves_keeps_its_age_and_comes_back_with_its_new_reservation(d
     assert [p.request_id for p in of(driver.preempt("a", "victim", 32, for_="old"), Preempt)] == ["victim"]
     assert not of(driver.preempt("a", "victim", 32, for_="old"), Preempt)  # said once
     assert not of(driver.failed("victim", FailReason.PREEMPTED, 10), Assign)
-    assert [r.id for r in driver.pool().queue] == ["victim", "younger"]
+    assert [r.id for r in driver.pool().waiting.queue] == ["victim", "younger"]
     # its pages went to the overrunner: the next report shows one free page, not three
     assert not of(driver.runner("a", driver.view("old", 64), free=1), Assign)
     (again,) = of(driver.runner("a", free=6), Assign)[:1]
@@ -340,7 +340,7 @@ def test_a_request_submitted_twice_on_a_stream_is_one(driver: Driver) -> None:
     driver.start()
     driver.submit("r")
     assert [type(e) for e in driver.submit("r")] == [Stale]
-    assert len(driver.pool().queue) == 1
+    assert len(driver.pool().waiting.queue) == 1
 
 
 def test_what_no_runner_could_ever_take_is_refused_once_the_cluster_has_told_itself(driver: Driver) -> None:

@@ -177,7 +177,7 @@ def test_the_end_of_a_request_costs_the_same_behind_a_long_queue() -> None:
     lines: dict[int, int] = {}
     for queued in (100, 5_000):
         fleet = Fleet(1, 1)
-        while len(fleet.core.state.pools[POOL].queue) < queued:
+        while len(fleet.core.state.pools[POOL].waiting.queue) < queued:
             fleet.submit()
         runner = fleet.runners[0]
         free = ReportedRunner(
@@ -193,7 +193,7 @@ def test_the_end_of_a_request_costs_the_same_behind_a_long_queue() -> None:
 
 def test_a_request_behind_a_long_queue_is_queued_without_a_pass_over_those_before_it() -> None:
     fleet = Fleet(1, 1)
-    while len(fleet.core.state.pools[POOL].queue) < 200:
+    while len(fleet.core.state.pools[POOL].waiting.queue) < 200:
         fleet.submit()
     placed, lines = fleet.submit()
     assert (placed, lines < 350) == (False, True), lines

@@ -53,7 +53,7 @@ def test_from_nothing_the_first_request_asks_for_a_runner_and_gets_it(driver: Dr
     assert pool.hear().wanted_runners == 0
     driver.submit("r")
     status = pool.hear()
-    assert (status.wanted_runners, len(driver.pool().queue), sum(driver.demanded())) == (1, 1, 1)
+    assert (status.wanted_runners, len(driver.pool().waiting.queue), sum(driver.demanded())) == (1, 1, 1)
     (assign,) = of(driver.runner("a", name="pod-a"), Assign)
     assert assign.runner.uuid == "a"
 
@@ -98,7 +98,7 @@ def test_a_victim_takes_nothing_new_and_its_streams_run_on(driver: Any, pool: Po
     status = pool.hear()
     assert status.wanted_runners == 1
     assert status.victims == ("a", "b"), "the idle one, then the less loaded one"
-    assert driver.pool().running == 6
+    assert driver.pool().waiting.running == 6
     assert not of(driver.submit("waits"), Assign), "c is full, the others are on their way out"
     driver.outcome("r0")
     driver.runner("c", *[driver.view(f"r{n}") for n in range(1, 4)], free=94)
@@ -214,7 +214,7 @@ def test_a_slot_that_nobody_finds_asks_for_a_runner(driver: Driver) -> None:
     for n in range(5):
         driver.submit(f"r{n}", digests[n])
     status = pool.hear()
-    assert (driver.pool().running, len(driver.pool().queue)) == (2, 3)
+    assert (driver.pool().waiting.running, len(driver.pool().waiting.queue)) == (2, 3)
     assert status.wanted_runners == 3, "five adapters, two slots a runner"
 
 
@@ -271,9 +271,9 @@ class Scaling(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.3, 5.0, 61.0]))
     def wait(self, seconds: float) -> None:
-        before, queued = self.pool.last, len(self.driver.pool().queue)
+        before, queued = self.pool.last, len(self.driver.pool().waiting.queue)
         self.pool.hear(seconds)
-        if queued and len(self.driver.pool().queue):
+        if queued and len(self.driver.pool().waiting.queue):
             assert self.pool.last.wanted_runners >= min(before.wanted_runners, self.most), "it shrank on the waiting"
 
     @rule(least=st.integers(0, 2), more=st.integers(0, 3))

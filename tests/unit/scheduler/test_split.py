@@ -86,7 +86,8 @@ def test_a_prompt_waits_for_prompt_runners_alone_where_tokens_have_room(driver: 
     driver.start(phases="split", min_runners=2, max_runners=2, **objective)
     driver.runner("a", **KV)
     driver.runner("b", **KV)
-    driver.pool().autoscaler.throughput.measure(1_000_000, 10.0)  # of token runners: far from the bottleneck, or not
+    throughput = driver.pool().scaling.autoscaler.throughput
+    throughput.measure(1_000_000, 10.0)  # of token runners: far from the bottleneck, or not
     for number in range(3):
         driver.place(f"r{number}", prompt_tokens=200, max_tokens=20)
     if not token_memory:
@@ -96,24 +97,24 @@ def test_a_prompt_waits_for_prompt_runners_alone_where_tokens_have_room(driver: 
         assert [bool(reject) for reject in rejected] == [False, False, True]
         (reject,) = rejected[2]
         assert (reject.reason, reject.retry_after_ms) == (RejectReason.SLO_UNATTAINABLE, 1000)
-        assert driver.pool().retry_after_ms(driver.request("w1"), driver.now) == 1000
+        assert driver.retry_ms("w1") == 1000
     else:
         assert not any(rejected), "they wait for memory, by what all runners compute"
-        assert driver.pool().retry_after_ms(driver.request("w1"), driver.now) == 5000, "no prompt's rate says when"
+        assert driver.retry_ms("w1") == 5000, "no prompt's rate says when"
 
 
 def test_scale_in_takes_the_runner_whose_role_has_more_than_it_wants(driver: Any) -> None:
     driver.start(phases="split", min_runners=5, max_runners=5)
     for uuid in "abcde":
         driver.runner(uuid, name=uuid, **KV)
-    roles = {uuid: driver.pool().roles.base[uuid] for uuid in "abcde"}
+    roles = {uuid: driver.pool().scaling.roles.base[uuid] for uuid in "abcde"}
     more = RunnerRole.PROMPT if [*roles.values()].count(RunnerRole.PROMPT) == 3 else RunnerRole.TOKEN
     driver.registry(phases="split", min_runners=4, max_runners=4)
     driver.wait(70.0)
-    assert [roles[uuid] for uuid in driver.pool().autoscaler.victims] == [more]
+    assert [roles[uuid] for uuid in driver.pool().scaling.autoscaler.victims] == [more]
     driver.registry(phases="split", min_runners=2, max_runners=2)
     driver.wait(70.0)
-    assert {roles[uuid] for uuid in set("abcde") - {*driver.pool().autoscaler.victims}} == {
+    assert {roles[uuid] for uuid in set("abcde") - {*driver.pool().scaling.autoscaler.victims}} == {
         RunnerRole.PROMPT,
         RunnerRole.TOKEN,
     }
@@ -134,7 +135,7 @@ def test_runners_are_wanted_and_go_by_the_phase_of_their_groups(driver: Driver) 
     (status,) = of(driver.wait(1.0), PoolStatus)[-1:]
     assert (status.wanted, status.victims) == (PhaseCounts(2, 2), ())
     driver.runner("e", name="e", **KV | {"made_for": RunnerRole.TOKEN})
-    assert driver.pool().autoscaler.victims == []
+    assert driver.pool().scaling.autoscaler.victims == []
 
 
 def test_a_failure_of_either_ends_both(split: Driver) -> None:
@@ -273,12 +274,12 @@ def test_the_roles_are_published_at_once_where_runners_come_and_else_once_a_minu
         split.place(f"r{number}", prompt_tokens=16)
         split.failed(f"r{number}", FailReason.KV_LOST)
         split.outcome(f"r{number}")
-    assert split.pool().runners_of_roles()[RunnerRole.MIXED] == 3
+    assert split.pool().fleet.runners_of_roles()[RunnerRole.MIXED] == 3
     assert (0, 0, 3) not in published(split.wait(8))
     split.runner("d", **KV)
     assert published(split.wait(0.5)) == [(0, 0, 4)]
     split.wait(20)
-    assert split.pool().runners_of_roles()[RunnerRole.MIXED] == 0
+    assert split.pool().fleet.runners_of_roles()[RunnerRole.MIXED] == 0
     assert published(split.wait(20)) == []
     assert [sum(counts) for counts in published(split.wait(30))] == [4]
 
@@ -309,13 +310,13 @@ def test_prompt_demand_is_of_what_runners_compute(split: Driver) -> None:
     """Of 512 tokens that were assigned the prompt runner has found 384: a quarter of what comes is work."""
     for number in range(4):
         split.place(f"r{number}", prompt_tokens=128, max_tokens=20)
-    load = split.pool().load(split.now)
+    load = split.load()
     assert (load.reused_share, load.prompt_tokens_per_s > 0) == (0.0, True)
     views = [split.view(f"r{number}") for number in range(4)]
     split.runner("a", *views, free=60, prefix_reused_tokens=384)
-    assert split.pool().load(split.now).reused_share == pytest.approx(0.75)
+    assert split.load().reused_share == pytest.approx(0.75)
     split.runner("a", *views, free=60, prefix_reused_tokens=384)  # no more than before
-    assert split.pool().load(split.now).reused_share == pytest.approx(0.75)
+    assert split.load().reused_share == pytest.approx(0.75)
     split.runner("b", free=60, prefix_reused_tokens=0)
     split.wait(20.0)
-    assert split.pool().load(split.now).reused_share == pytest.approx(0.75), "also after a pause"
+    assert split.load().reused_share == pytest.approx(0.75), "also after a pause"

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable
 from weft.domain.ids import BASE
 from weft.domain.runner import RunnerRole
 from weft_scheduler.core.effects import BatchPreempted
-from weft_scheduler.core.model.pool import Pool
 from weft_scheduler.core.model.request import Phase, Request
 from weft_scheduler.core.model.runner import RunnerAccount
 from weft_scheduler.core.policy.priority.victims import BatchSequence, Capacity, Need, select_victims
+from weft_scheduler.core.pool.pool import Pool
 from weft_scheduler.core.request_lifecycle import preempt
 from weft_scheduler.core.state import State
 
@@ -30,7 +30,7 @@ def batch_victims(state: State, pool: Pool, waiting: Iterable[Request], may_run:
     """
     runners = {
         uuid: runner
-        for uuid, runner in pool.runners.items()
+        for uuid, runner in pool.fleet.runners.items()
         if runner.batch and runner.placeable and runner.role is not RunnerRole.PROMPT
     }
     if not runners:

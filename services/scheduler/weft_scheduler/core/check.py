@@ -10,12 +10,13 @@ from weft.domain.ids import BASE, NEVER
 from weft.domain.request import Priority
 from weft.domain.runner import RunnerRole
 from weft_scheduler.core.batch_preemption import batch_victims
-from weft_scheduler.core.model.pool import Pool, new_placement
 from weft_scheduler.core.model.request import Phase
 from weft_scheduler.core.model.runner import RunnerAccount
 from weft_scheduler.core.policy.autoscaling.autoscaler import Contribution
 from weft_scheduler.core.policy.consolidation.consolidation import MAX_CONSOLIDATIONS
 from weft_scheduler.core.policy.placement.splitwise import KvDomain, domain_of
+from weft_scheduler.core.pool.fleet import new_placement
+from weft_scheduler.core.pool.pool import Pool
 from weft_scheduler.core.state import State
 from weft_scheduler.core.view import BatchView, PoolView
 
@@ -57,7 +58,7 @@ def check_one_place(state: State) -> None:
     for runner in state.runners.values():
         for request_id in runner.owned:
             owners.setdefault(request_id, []).append(runner.id.uuid)
-    waiting = Counter(r.id for pool in state.pools.values() for r in (*pool.queue, *pool.batch.queue))
+    waiting = Counter(r.id for pool in state.pools.values() for r in (*pool.waiting.queue, *pool.waiting.batch.queue))
     for request in state.requests.values():
         runners = request.placement.runners if request.placement is not None else ()
         expected = [runner_id.uuid for runner_id in runners if state.runner(runner_id) is not None]
@@ -73,7 +74,7 @@ def check_one_place(state: State) -> None:
 def check_nothing_lost(state: State) -> None:
     """Gateways' requests and pools' requests are all requests, each once; an unplaced one's gateway re-submits."""
     of_gateways = Counter(r for gateway in state.gateways.values() for r in gateway.requests)
-    of_pools = Counter(r for pool in state.pools.values() for ids in pool.requests.values() for r in ids)
+    of_pools = Counter(r for pool in state.pools.values() for ids in pool.waiting.requests.values() for r in ids)
     everything = Counter(state.requests.keys())
     assert of_gateways == everything, of_gateways - everything
     assert of_pools == everything, of_pools - everything
@@ -102,11 +103,17 @@ def check_queues(state: State) -> None:
     queues = [
         (pool, waiting, overtaking)
         for pool in state.pools.values()
-        for waiting, overtaking in ((pool.queue, pool.overtaking), (pool.batch.queue, pool.batch.overtaking))
+        for waiting, overtaking in (
+            (pool.waiting.queue, pool.waiting.overtaking),
+            (pool.waiting.batch.queue, pool.waiting.batch.overtaking),
+        )
     ]
     for pool, waiting, overtaking in queues:
         counters = waiting.counters
-        assert all(request.batch == (waiting is pool.batch.queue) for request in waiting), (pool.name, "priorities")
+        assert all(request.batch == (waiting is pool.waiting.batch.queue) for request in waiting), (
+            pool.name,
+            "priorities",
+        )
         tenants = [*waiting.tenants()]
         assert [counters.key_of(t) for t in tenants] == sorted(counters.key_of(t) for t in tenants), pool.name
         assert {*tenants} == {request.tenant for request in waiting}, (pool.name, tenants)
@@ -129,9 +136,9 @@ def check_scheduled(state: State) -> None:
     if due is not None and due <= state.now:
         return
     for pool in state.pools.values():
-        batch = not len(pool.queue)
+        batch = not len(pool.waiting.queue)
         view = (BatchView if batch else PoolView)(state, pool, None)
-        dry_pass = view.begin_pass((pool.batch.overtaking if batch else pool.overtaking).copy())
+        dry_pass = view.begin_pass((pool.waiting.batch.overtaking if batch else pool.waiting.overtaking).copy())
         for offer in dry_pass.offers():
             choice = view.place(offer.request, dry_pass.closed)
             assert choice is None, (pool.name, (offer.request.id, choice.uuid))
@@ -146,8 +153,8 @@ def check_batch_yields(state: State) -> None:
     if due is not None and due <= state.now:
         return
     for pool in state.pools.values():
-        if pool.batch.running and len(pool.queue):
-            view, waiting = PoolView(state, pool, ()), islice(pool.queue, state.config.window)
+        if pool.waiting.batch.running and len(pool.waiting.queue):
+            view, waiting = PoolView(state, pool, ()), islice(pool.waiting.queue, state.config.window)
             victims = batch_victims(state, pool, waiting, view.could_run)
             assert not victims, (pool.name, victims)
 
@@ -193,11 +200,11 @@ def check_pooled(state: State) -> None:
 def check_roles(state: State) -> None:
     """Runners are in the roles of the plan; where several exchange KV there are some for each phase."""
     for pool in state.pools.values():
-        if pool.roles_stale:
+        if pool.fleet.roles_stale:
             continue
         split, sides = pool.declared.split, dict[KvDomain, set[RunnerRole]]()
-        for runner in pool.runners.values():
-            expected = pool.roles.role_of(runner.id.uuid) if split else RunnerRole.MIXED
+        for runner in pool.fleet.runners.values():
+            expected = pool.scaling.roles.role_of(runner.id.uuid) if split else RunnerRole.MIXED
             assert runner.role is expected, (pool.name, runner.id, runner.role, expected)
             if runner.accepting is not None:
                 domain = domain_of(runner.shape, pool.declared.kv_across_classes)
@@ -211,32 +218,32 @@ def check_placement_index(state: State) -> None:
     """A runner is indexed as its free pages and working set are; what is indexed is placeable."""
     for pool in state.pools.values():
         afresh = new_placement(pool.declared)
-        for runner in pool.runners.values():
-            if (load := pool.load_of(runner)) is not None:
+        for runner in pool.fleet.runners.values():
+            if (load := pool.fleet.load_of(runner)) is not None:
                 afresh.update(load)
-        indexed, expected = pool.placement.entries(), afresh.entries()
+        indexed, expected = pool.fleet.placement.entries(), afresh.entries()
         assert indexed == expected, (pool.name, indexed.items() ^ expected.items())
 
 
 def check_counts(state: State) -> None:
     """Counters are what counting gives."""
     for pool in state.pools.values():
-        requests = [state.requests[r] for r in pool.request_ids()]
-        assert pool.running == sum(r.placed for r in requests), pool.name
-        assert pool.batch.running == sum(r.placed for r in requests if r.batch), pool.name
-        assert pool.batch.total == sum(r.batch for r in requests), pool.name
-        shares, interactive = pool.shares, [r for r in requests if not r.batch]
-        assert shares.weight == sum(pool.queue.counters.weight(tenant) for tenant in shares.tenants), pool.name
+        requests = [state.requests[r] for r in pool.waiting.request_ids()]
+        assert pool.waiting.running == sum(r.placed for r in requests), pool.name
+        assert pool.waiting.batch.running == sum(r.placed for r in requests if r.batch), pool.name
+        assert pool.waiting.batch.total == sum(r.batch for r in requests), pool.name
+        shares, interactive = pool.waiting.shares, [r for r in requests if not r.batch]
+        assert shares.weight == sum(pool.waiting.queue.counters.weight(tenant) for tenant in shares.tenants), pool.name
         assert dict(shares.running) == dict(Counter(r.tenant for r in interactive if r.placed)), pool.name
         assert shares.running_requests == shares.running.total(), pool.name
         assert dict(shares.tenants) == dict(Counter(r.tenant for r in interactive)), pool.name
-        assert all(state.requests[r].adapter == a for a, ids in pool.requests.items() for r in ids), pool.name
-        waiting = list(pool.queue)
-        assert dict(pool.queued_by_adapter) == dict(Counter(r.adapter for r in waiting)), pool.name
-        assert pool.queued_work == sum(r.queued_work for r in waiting), pool.name
-        assert pool.queued_prompt_tokens == sum(r.prompt_tokens for r in waiting), pool.name
-        assert pool.queued_tokens == sum(r.queued_tokens for r in waiting), pool.name
-        _check_runners(pool, [*pool.runners.values()])
+        assert all(state.requests[r].adapter == a for a, ids in pool.waiting.requests.items() for r in ids), pool.name
+        waiting = list(pool.waiting.queue)
+        assert dict(pool.waiting.queued_by_adapter) == dict(Counter(r.adapter for r in waiting)), pool.name
+        assert pool.waiting.queued_work == sum(r.queued_work for r in waiting), pool.name
+        assert pool.waiting.queued_prompt_tokens == sum(r.prompt_tokens for r in waiting), pool.name
+        assert pool.waiting.queued_tokens == sum(r.queued_tokens for r in waiting), pool.name
+        _check_runners(pool, [*pool.fleet.runners.values()])
     for gateway in state.gateways.values():
         assert gateway.pools == Counter(state.requests[r].pool for r in gateway.requests), gateway.id
 
@@ -245,29 +252,34 @@ def _check_runners(pool: Pool, runners: list[RunnerAccount]) -> None:
     """The sums are the runners' contributions; victims are the runners that take nothing new, and no others."""
     contributions = [r.contribution for r in runners if r.contribution is not None]
     assert [r.contribution for r in runners] == [r.contributes(pool.adapters.pinned) for r in runners], pool.name
-    capacity = pool.autoscaler.capacity
+    capacity = pool.fleet.capacity
     assert capacity.runners == len(contributions), pool.name
     assert capacity.sum == (Contribution(*map(sum, zip(*contributions, strict=True)))), pool.name
     cordoned = {r.id.uuid for r in runners if r.cordoned}
-    assert cordoned == {*pool.autoscaler.victims} & pool.runners.keys(), (pool.name, cordoned)
-    left = pool.batch.headroom.sequences
+    assert cordoned == {*pool.scaling.autoscaler.victims} & pool.fleet.runners.keys(), (pool.name, cordoned)
+    left = pool.waiting.batch.headroom.sequences
     specs = [(r, r.spec.max_sequences) for r in runners if r.spec is not None]
     crowded = {r.id.uuid for r, most in specs if r.working_set + min(left, most // 2) >= most}
-    assert crowded == pool.batch.crowded & pool.runners.keys(), (pool.name, crowded ^ pool.batch.crowded)
-    assert [*pool.ending] == [uuid for uuid in pool.ending if pool.runners[uuid].figures.draining], pool.name
-    assert len(pool.ending) == sum(r.figures.draining for r in runners), pool.name
+    assert crowded == pool.fleet.crowded & pool.fleet.runners.keys(), (
+        pool.name,
+        crowded ^ pool.fleet.crowded,
+    )
+    assert [*pool.fleet.draining] == [
+        uuid for uuid in pool.fleet.draining if pool.fleet.runners[uuid].figures.draining
+    ], pool.name
+    assert len(pool.fleet.draining) == sum(r.figures.draining for r in runners), pool.name
     for counted, shapes in (
-        (pool.confirmed_shapes, [r.shape for r in runners if r.confirmed]),
-        (pool.accepting, [(r.role, r.shape) for r in runners if r.contribution is not None and not r.cordoned]),
-        (pool.ready_shapes, [r.shape for r in runners if r.ready_version is not None]),
-        (pool.ready_pages, [r.total_pages for r in runners if r.ready_version is not None]),
+        (pool.fleet.confirmed_shapes, [r.shape for r in runners if r.confirmed]),
+        (pool.fleet.accepting, [(r.role, r.shape) for r in runners if r.contribution is not None and not r.cordoned]),
+        (pool.fleet.ready.shapes, [r.shape for r in runners if r.ready_version is not None]),
+        (pool.fleet.ready.pages, [r.total_pages for r in runners if r.ready_version is not None]),
     ):
         assert dict(counted) == dict(Counter(shapes)), (pool.name, counted, shapes)
     ready = [r.ready_version for r in runners if r.ready_version is not None]
-    assert dict(pool.ready_versions) == dict(Counter(ready)), pool.name
-    assert pool.ready_runners == len(ready), pool.name
+    assert dict(pool.fleet.ready.versions) == dict(Counter(ready)), pool.name
+    assert pool.fleet.ready.count == len(ready), pool.name
     failures = {(d, r.id.uuid): e for r in runners for d, e in r.errors.items()}
-    assert {(d, u): e for d, of in pool.load_failures.items() for u, e in of.items()} == failures, pool.name
+    assert {(d, u): e for d, of in pool.fleet.load_failures.items() for u, e in of.items()} == failures, pool.name
 
 
 def check_adapters(state: State) -> None:
@@ -281,7 +293,7 @@ def check_adapters(state: State) -> None:
         return
     for pool in state.pools.values():
         adapters = pool.adapters
-        for digest in pool.requests:
+        for digest in pool.waiting.requests:
             assert adapters.knows(digest), (pool.name, digest)
         held = {one.digest for spec in adapters.by_uid.values() for one in spec.contents if one.held}
         assert adapters.held.keys() == held == adapters.held_since.keys(), pool.name

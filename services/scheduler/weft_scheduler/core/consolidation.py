@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 from weft_scheduler.core.effects import Consolidated
 from weft_scheduler.core.migration import migrate_with_kv
-from weft_scheduler.core.model.pool import Pool
 from weft_scheduler.core.model.request import Phase
 from weft_scheduler.core.model.runner import RunnerAccount
 from weft_scheduler.core.policy.consolidation.consolidation import (
@@ -17,6 +16,7 @@ from weft_scheduler.core.policy.consolidation.consolidation import (
     RunningSequence,
     plan_migrations,
 )
+from weft_scheduler.core.pool.pool import Pool
 from weft_scheduler.core.request_lifecycle import preempt
 from weft_scheduler.core.scaling import demand
 from weft_scheduler.core.state import State
@@ -24,7 +24,11 @@ from weft_scheduler.core.state import State
 
 def due(state: State, pool: Pool) -> float | None:
     """Look at a pool where something runs, or that packs, within a period."""
-    return state.now + state.config.consolidation_s if pool.packs or (pool.running and _releases(pool)) else None
+    return (
+        state.now + state.config.consolidation_s
+        if pool.fleet.prefers_packing or (pool.waiting.running and _releases(pool))
+        else None
+    )
 
 
 def consolidate(state: State, pool: Pool) -> bool:
@@ -32,17 +36,17 @@ def consolidate(state: State, pool: Pool) -> bool:
 
     Until the next period new requests are packed, unless more runners are to come. True: look again.
     """
-    wanted, present = sum(demand(state, pool)), pool.autoscaler.capacity.runners
+    wanted, present = sum(demand(state, pool)), pool.fleet.capacity.runners
     grows = present < min(wanted, pool.declared.max_runners or wanted)
-    pool.pack(_releases(pool) and wanted > 0 and not grows)
-    if not _releases(pool) or len(pool.queue) or len(pool.batch.queue) or wanted > present:
+    pool.fleet.pack(prefer=_releases(pool) and wanted > 0 and not grows)
+    if not _releases(pool) or len(pool.waiting.queue) or len(pool.waiting.batch.queue) or wanted > present:
         return True
-    runners = [found for runner in pool.runners.values() if (found := _runner(runner, pool)) is not None]
+    runners = [found for runner in pool.fleet.runners.values() if (found := _runner(runner, pool)) is not None]
     planned = plan_migrations(runners, lambda uuid: _sequences(state, pool, uuid), state.config.consolidation_s)
     if planned is None:
         return True
     uuid, request_ids = planned
-    in_kv = dict(pool.runners[uuid].in_kv())
+    in_kv = dict(pool.fleet.runners[uuid].in_kv())
     for request_id in request_ids:
         request = state.requests[request_id]
         request.consolidated()
@@ -57,7 +61,7 @@ def _releases(pool: Pool) -> bool:
 
     Never where phases are split: its placement spreads load over the shortest queues, and would spread it again.
     """
-    spec, runners = pool.declared, pool.autoscaler.capacity.runners
+    spec, runners = pool.declared, pool.fleet.capacity.runners
     return (runners > 1 and not spec.split) and (
         spec.consolidation == "always" or (spec.consolidation == "autoscaled" and runners > spec.min_runners)
     )
@@ -73,7 +77,7 @@ def _runner(runner: RunnerAccount, pool: Pool) -> ConsolidationRunner | None:
         accepts=runner.placeable,
         working_set=runner.working_set,
         good_sequences=runner.good_sequences,
-        packed_sequences=runner.packed_sequences if pool.packs else runner.good_sequences,
+        packed_sequences=runner.packed_sequences if pool.fleet.prefers_packing else runner.good_sequences,
         free_tokens=runner.free_tokens,
         total_tokens=spec.total_pages * spec.page_tokens,
         page_tokens=spec.page_tokens,
@@ -86,7 +90,7 @@ def _runner(runner: RunnerAccount, pool: Pool) -> ConsolidationRunner | None:
 
 def _sequences(state: State, pool: Pool, uuid: str) -> Sequence[RunningSequence] | None:
     """What runs there; None where something has just come or is about to leave."""
-    runner = pool.runners[uuid]
+    runner = pool.fleet.runners[uuid]
     if runner.unacked or runner.overdue_pages or len(runner.owned) != len(runner.sequences):
         return None
     found: list[RunningSequence] = []

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from weft_scheduler.core import consolidation, migration, phases
-from weft_scheduler.core.model.pool import Pool
+from weft_scheduler.core.pool.pool import Pool
 from weft_scheduler.core.scaling import scale
 from weft_scheduler.core.state import State
 from weft_scheduler.core.timers import Timer, TimerKind

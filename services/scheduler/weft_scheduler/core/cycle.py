@@ -9,10 +9,10 @@ from itertools import islice
 
 from weft_scheduler.core import phases
 from weft_scheduler.core.batch_preemption import preempt_batch
-from weft_scheduler.core.model.pool import Pool
 from weft_scheduler.core.model.request import Request
 from weft_scheduler.core.policy.placement.policy import Choice
 from weft_scheduler.core.policy.priority.headroom import HEADROOM_S
+from weft_scheduler.core.pool.pool import Pool
 from weft_scheduler.core.request_lifecycle import assign, reject
 from weft_scheduler.core.scaling import scale
 from weft_scheduler.core.state import State
@@ -28,7 +28,7 @@ def schedule_pools(state: State) -> None:
         pool = state.pools.get(name)
         if pool is not None:
             schedule(state, pool, changed)
-            if pool.autoscaler.victims and len(pool.queue):
+            if pool.scaling.autoscaler.victims and len(pool.waiting.queue):
                 scale(state, pool, at_once=True)  # a victim may be needed again
             if not pool.in_use:
                 del state.pools[name]
@@ -36,14 +36,14 @@ def schedule_pools(state: State) -> None:
 
 def schedule(state: State, pool: Pool, changed: Collection[str] | None) -> None:
     """Run one cycle. `changed`: runners that have changed since the last one; None: anything may have."""
+    waiting = pool.waiting
     # 1. What is due: the roles of runners, where some came or went.
-    if pool.roles_stale:
+    if pool.fleet.roles_stale:
         phases.plan(state, pool)
     # 2. Infeasible: what no runner can ever take is rejected, where that may have changed.
-    if pool.rechecked():
-        for request in (*pool.queue, *pool.batch.queue):
-            reason = infeasible_reason(state, pool, request)
-            if reason is not None:
+    if waiting.take_recheck():
+        for request in (*waiting.queue, *waiting.batch.queue):
+            if (reason := infeasible_reason(state, pool, request)) is not None:
                 reject(state, request, *reason)
     for view in _views(state, pool, changed):
         queue_pass = view.begin_pass()
@@ -62,11 +62,12 @@ def schedule(state: State, pool: Pool, changed: Collection[str] | None) -> None:
             commit(state, pool, request, choice)
             queue_pass.count(other for other in queue_pass.passed_by(request) if view.waits_for(other, choice))
     # 6. Requeue: what waits on has lines of batches leave; lines are offered again once their room may have grown.
-    if len(pool.queue):
-        if pool.batch.total:
-            pool.batch.pass_over()
-            preempt_batch(state, pool, islice(pool.queue, state.config.window), PoolView(state, pool, ()).could_run)
-    elif len(pool.batch.queue) and pool.batch.headroom.sequences:
+    if len(waiting.queue):
+        if waiting.batch.total:
+            waiting.batch.pass_over()
+            first = islice(waiting.queue, state.config.window)
+            preempt_batch(state, pool, first, PoolView(state, pool, ()).could_run)
+    elif len(waiting.batch.queue) and waiting.batch.headroom.sequences:
         state.timers.set_earlier(Timer(TimerKind.BATCH_HEADROOM, pool.name), state.now + HEADROOM_S)
 
 
@@ -78,10 +79,18 @@ def commit(state: State, pool: Pool, request: Request, choice: Choice) -> None:
 
 def _views(state: State, pool: Pool, changed: Collection[str] | None) -> Iterator[PoolView]:
     """Interactive requests, and where none of them waits (any more) those of batches."""
-    if len(pool.queue):
+    interactive, batch = pool.waiting.queue, pool.waiting.batch.queue
+    if len(interactive):
         yield PoolView(state, pool, changed)
-    if not len(pool.queue) and len(pool.batch.queue):
-        yield BatchView(state, pool, None if pool.batch_is_due(state.now) else changed)
+    if not len(interactive) and len(batch):
+        yield BatchView(state, pool, None if _leave_room(pool, state.now) else changed)
+
+
+def _leave_room(pool: Pool, now: float) -> bool:
+    """Let batch requests leave the room that the arrivals so far may need. True where all are to be offered again."""
+    headroom = pool.scaling.arrivals.headroom(now, sum(pool.fleet.accepting.values()))
+    pool.fleet.leave_room(headroom.sequences)
+    return pool.waiting.batch.is_due(headroom)
 
 
 def on_batch_headroom(state: State, timer: Timer) -> None:
@@ -94,5 +103,5 @@ def on_startup_grace(state: State, _: Timer) -> None:
     """Reject from now on what no runner can take: the cluster has had the time to report itself."""
     state.settle()
     for pool in state.pools.values():
-        pool.recheck()
+        pool.waiting.recheck()
         state.mark_schedulable(pool.name)

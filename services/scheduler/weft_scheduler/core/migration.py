@@ -8,12 +8,12 @@ it is removed. One that ends without having been named before (SIGTERM) says so 
 
 from weft.domain.runner import RunnerRole
 from weft_scheduler.core.effects import KvMigration
-from weft_scheduler.core.model.pool import Pool
 from weft_scheduler.core.model.request import Phase, Request
 from weft_scheduler.core.model.runner import RunnerAccount
 from weft_scheduler.core.policy.phases.kv_cost import transfer_is_cheaper
 from weft_scheduler.core.policy.placement.policy import PlacementRequest
 from weft_scheduler.core.policy.placement.splitwise import domain_of
+from weft_scheduler.core.pool.pool import Pool
 from weft_scheduler.core.request_lifecycle import migrate
 from weft_scheduler.core.state import State
 from weft_scheduler.core.timers import Timer, TimerKind
@@ -26,7 +26,7 @@ LEAST_S = 1.0  # a sequence that is expected to end sooner ends where it is
 
 def due(state: State, pool: Pool, after_s: float = ROUND_S) -> float | None:
     """Empty runners that should go, or that end, where anything runs on them."""
-    return state.now + after_s if (pool.ending or pool.autoscaler.victims) and _sources(pool) else None
+    return state.now + after_s if (pool.fleet.draining or pool.scaling.autoscaler.victims) and _sources(pool) else None
 
 
 def expect_at_once(state: State, pool: Pool) -> None:
@@ -37,7 +37,7 @@ def expect_at_once(state: State, pool: Pool) -> None:
 
 def empty_runners(state: State, pool: Pool) -> bool:
     """One round of moves; others follow (True) while any runs there. A runner that ends waits for nobody."""
-    queued, again = len(pool.queue) > 0, False  # what is free is theirs, before a victim's
+    queued, again = len(pool.waiting.queue) > 0, False  # what is free is theirs, before a victim's
     for source in _sources(pool):
         ends = source.figures.draining
         ordered = (ends or not queued) and _empty(state, pool, source)
@@ -92,7 +92,7 @@ def _target(state: State, pool: Pool, request: Request, source: RunnerAccount, e
     assert source.spec is not None
     across = pool.declared.kv_across_classes
     rank, n_bytes = pool.adapters.size(request.adapter)
-    choice = pool.placement.place(
+    choice = pool.fleet.placement.place(
         PlacementRequest(
             adapter=request.adapter,
             rank=rank,
@@ -115,7 +115,10 @@ def _target(state: State, pool: Pool, request: Request, source: RunnerAccount, e
 
 def _sources(pool: Pool) -> list[RunnerAccount]:
     """Runners whose sequences should leave, with KV to send."""
-    if len(pool.runners) < 2:
+    if len(pool.fleet.runners) < 2:
         return []
-    leaving = (pool.runners.get(uuid) for uuid in {**pool.ending, **dict.fromkeys(pool.autoscaler.victims)})
+    leaving = (
+        pool.fleet.runners.get(uuid)
+        for uuid in {**pool.fleet.draining, **dict.fromkeys(pool.scaling.autoscaler.victims)}
+    )
     return [one for one in leaving if one is not None and one.owned and one.shape.kv_layout]

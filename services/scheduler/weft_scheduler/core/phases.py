@@ -5,32 +5,34 @@ A role is a state of a runner: what runs there runs on, and no stream notices.
 
 from weft.domain.runner import OrderedRunner, RunnerOrder, RunnerRole
 from weft_scheduler.core.effects import RoleChanged
-from weft_scheduler.core.model.pool import Pool
 from weft_scheduler.core.model.request import PROMPT_TOKENS
 from weft_scheduler.core.model.runner import RunnerAccount
 from weft_scheduler.core.policy.phases.roles import REPLANNED, REVIEW_S, PhaseRunner
 from weft_scheduler.core.policy.placement.splitwise import domain_of
+from weft_scheduler.core.pool.pool import Pool
 from weft_scheduler.core.state import State
 from weft_scheduler.core.timers import Timer, TimerKind
 
 
 def due(state: State, pool: Pool) -> float | None:
     """Review the roles of a pool when they may change next."""
-    return pool.roles.next_review(state.now, waiting=len(pool.queue) > 0) if pool.declared.split else None
+    return (
+        pool.scaling.roles.next_review(state.now, waiting=len(pool.waiting.queue) > 0) if pool.declared.split else None
+    )
 
 
 def plan(state: State, pool: Pool) -> None:
     """Runners that take something new have come or gone, or the pool is another one."""
-    if pool.declared.split and len(pool.runners) > REPLANNED and pool.roles.base:
+    if pool.declared.split and len(pool.fleet.runners) > REPLANNED and pool.scaling.roles.base:
         state.timers.set_earlier(Timer(TimerKind.ROLES, pool.name), state.now + REVIEW_S)  # several at a time
         return
     _plan(state, pool)
 
 
 def _plan(state: State, pool: Pool) -> None:
-    pool.planned()
+    pool.fleet.planned()
     if pool.declared.split:
-        pool.roles.plan(_runners(pool), state.now)
+        pool.scaling.roles.plan(_runners(pool), state.now)
     _order_all(state, pool, "runners")
     if (at := due(state, pool)) is not None:
         state.timers.set_earlier(Timer(TimerKind.ROLES, pool.name), at)
@@ -40,16 +42,16 @@ def review(state: State, pool: Pool) -> bool:
     """Change roles by what waits, and now and then by what requests are like. True: look again."""
     if not pool.declared.split:
         return False
-    if pool.roles.resumes(state.now) or pool.roles_stale:
+    if pool.scaling.roles.resumes(state.now) or pool.fleet.roles_stale:
         _plan(state, pool)
-    pool.roles.review(_runners(pool), state.now, waiting=len(pool.queue) > 0)
+    pool.scaling.roles.review(_runners(pool), state.now, waiting=len(pool.waiting.queue) > 0)
     _order_all(state, pool, "load")
     return True
 
 
 def on_kv_lost(state: State, pool: Pool) -> None:
     """A transfer has failed: after several in a row both phases run on one runner for a while."""
-    if pool.declared.split and pool.roles.lost(state.now):
+    if pool.declared.split and pool.scaling.roles.lost(state.now):
         _plan(state, pool)
 
 
@@ -63,10 +65,10 @@ def order_role(state: State, runner: RunnerAccount) -> None:
 
 
 def _order_all(state: State, pool: Pool, reason: str) -> None:
-    for runner in pool.runners.values():
+    for runner in pool.fleet.runners.values():
         uuid, before = runner.id.uuid, runner.role
-        role = pool.roles.role_of(uuid) if pool.declared.split else RunnerRole.MIXED
-        if runner.take_role(role, alone=uuid not in pool.roles.base):
+        role = pool.scaling.roles.role_of(uuid) if pool.declared.split else RunnerRole.MIXED
+        if runner.take_role(role, alone=uuid not in pool.scaling.roles.base):
             state.update_runner(runner)
         if role is not before:
             state.emit(RoleChanged(pool.name, runner.id, role.value, reason))
@@ -74,7 +76,7 @@ def _order_all(state: State, pool: Pool, reason: str) -> None:
 
 
 def _runners(pool: Pool) -> list[PhaseRunner]:
-    return [_seen(runner, pool) for runner in pool.runners.values() if runner.accepting is not None]
+    return [_seen(runner, pool) for runner in pool.fleet.runners.values() if runner.accepting is not None]
 
 
 def _seen(runner: RunnerAccount, pool: Pool) -> PhaseRunner:

@@ -12,7 +12,7 @@ from weft.domain.request import RejectReason
 from weft.domain.routes import AdapterSpec, PoolSpec, RegistryChange, RegistryHello, Unserved
 from weft_scheduler.core import canaries
 from weft_scheduler.core.effects import Stale
-from weft_scheduler.core.model.pool import DEFAULTS, POLICIES, Pool
+from weft_scheduler.core.pool.pool import DEFAULTS, POLICIES, Pool
 from weft_scheduler.core.published_state import PendingDeletion, Registry
 from weft_scheduler.core.request_lifecycle import reject
 from weft_scheduler.core.requests import drain_unknown
@@ -80,10 +80,10 @@ def on_adapter_drain(state: State, timer: Timer) -> None:
     draining = pool.adapters.draining.get(digest) if pool is not None else None
     if pool is None or draining is None:
         return
-    if pool.requests.get(digest) and state.now < draining.deadline:
+    if pool.waiting.requests.get(digest) and state.now < draining.deadline:
         state.timers.set(timer, draining.deadline)
         return
-    for request_id in sorted(pool.requests.get(digest, ())):
+    for request_id in sorted(pool.waiting.requests.get(digest, ())):
         message = f"{digest} was deleted or replaced"
         reject(state, state.requests[request_id], RejectReason.UNKNOWN_ADAPTER, message)
     state.timers.clear(timer)
@@ -181,17 +181,17 @@ def _settle(state: State, pool: Pool, *, snapshot: bool) -> None:
     """Bring requests and runners in line with what the pool is now."""
     state.mark_schedulable(pool.name)
     if pool.spec is None:
-        for request_id in pool.request_ids():
+        for request_id in pool.waiting.request_ids():
             request = state.requests[request_id]
             reject(state, request, RejectReason.UNKNOWN_POOL, f"pool {pool.name} does not exist")
     for digest in pool.adapters.settle(state.now, state.config.route_grace_s, pool.drain_s(state.config)):
         draining = pool.adapters.draining.get(digest)
         if draining is not None:
             state.timers.set(Timer(TimerKind.ADAPTER_DRAIN, pool.name, digest), draining.grace_until)
-        if digest in pool.queued_by_adapter or len(pool.batch.queue):
-            pool.recheck()  # its rank may be another
+        if digest in pool.waiting.queued_by_adapter or len(pool.waiting.batch.queue):
+            pool.waiting.recheck()  # its rank may be another
     if snapshot:
-        for digest in sorted(pool.requests):
+        for digest in sorted(pool.waiting.requests):
             if digest != BASE and not pool.adapters.knows(digest):
                 drain_unknown(state, pool, digest)
     state.desired_changed[pool.name] = None
@@ -210,7 +210,7 @@ def publish_desired(state: State) -> None:
             continue
         for adapter in change.adapters:
             state.published.mark_adapters(pool.adapters.by_digest.get(adapter.digest, ()))
-        for runner in pool.runners.values():
+        for runner in pool.fleet.runners.values():
             push_desired(state, pool, runner, change, base_version)
             if pool.adapters.pinned != pinned:
                 state.update_runner(runner)  # pinned adapters take slots

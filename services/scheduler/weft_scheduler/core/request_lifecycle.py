@@ -5,30 +5,41 @@ from weft.domain.machine import Kind, Peer
 from weft.domain.request import Allotment, Assign, Preempt, Reject, RejectReason, TokenRunner
 from weft.domain.runner import RunnerSpec
 from weft_scheduler.core.effects import KvHandOff, Resumed
-from weft_scheduler.core.model.pool import Pool
 from weft_scheduler.core.model.request import Phase, Placement, Request
 from weft_scheduler.core.model.runner import RunnerAccount, UnackedAssign, pages_of
+from weft_scheduler.core.pool.pool import Pool
 from weft_scheduler.core.state import State
 from weft_scheduler.core.timers import Timer, TimerKind
 
+LOAD_BYTES_PER_S = 1 << 30  # of a cold adapter, as its tenant is charged: a disk or a network of 10 Gbit/s
 
-def enqueue(state: State, request: Request) -> None:
+
+def enqueue(state: State, pool: Pool, request: Request) -> None:
     """Into its pool's queue, in its place by age."""
     request.enqueue(state.now, state.config.same_class_s)
     if request.awaited_class:
         state.timers.set(Timer(TimerKind.CLASS_WAIT, request.id), request.same_class_until)
-    state.pool(request.pool).enqueue(request)
-    state.mark_schedulable(request.pool, ())
+    pool.waiting.enqueue(request, pool.work_per_s if pool.waiting.queue.policy.ages else 0.0)
+    state.mark_schedulable(pool.name, ())
+
+
+def charge(pool: Pool, request: Request, runner: RunnerAccount) -> None:
+    """Charge a request's tenant for what it is expected to cost on a runner, and for a cold load there."""
+    load_tokens = 0.0
+    if not runner.has_adapter(request.adapter):
+        load_s = pool.adapters.size(request.adapter)[1] / LOAD_BYTES_PER_S
+        load_tokens = load_s * pool.scaling.autoscaler.throughput.per_s()
+    pool.waiting.charge(request, load_tokens)
 
 
 def assign(
     state: State, pool: Pool, request: Request, runner: RunnerAccount, token_runner: RunnerAccount | None = None
 ) -> None:
     """Place a waiting request on a runner, or its two phases on two, under a new epoch."""
-    delay_s = pool.delay_s(request, state.now)
-    pool.charge(request, token_runner or runner)
-    pool.dequeue(request)
-    pool.reuse.give(request.prefill_tokens, state.now)
+    delay_s = pool.waiting.delay_s(request, state.now)
+    charge(pool, request, token_runner or runner)
+    pool.waiting.dequeue(request)
+    pool.scaling.reuse.give(request.prefill_tokens, state.now)
     _send_assign(state, pool, request, runner, token_runner, delay_s=delay_s)
 
 
@@ -86,7 +97,7 @@ def add_to_runners(state: State, pool: Pool, request: Request) -> None:
             state.update_runner(runner, schedule=False)
     runner = state.runner(request.runner)
     request.computed_by(runner.spec.numerics_class if runner is not None and runner.spec is not None else "")
-    pool.count_running(request, 1)
+    pool.waiting.count_running(request, 1)
     state.mark_dirty(pool.name)
 
 
@@ -124,7 +135,7 @@ def hand_off(state: State, request: Request) -> None:
         same = runner.shape.numerics_class == request.assigned_class
         runner.disown(request.id)
         state.update_runner(runner)
-    state.pool(request.pool).roles.handed_off()
+    state.pool(request.pool).scaling.roles.handed_off()
     state.emit(KvHandOff(request.id, request.pool, "same" if same else "across"))
 
 
@@ -155,12 +166,18 @@ def order_off(state: State, request: Request) -> None:
 def release(state: State, request: Request) -> None:
     """Off its runners. What their reports include stays counted until the next ones."""
     state.timers.clear(Timer(TimerKind.ASSIGN_TIMEOUT, request.id))
-    state.pool(request.pool).count_running(request, -1)
+    state.pool(request.pool).waiting.count_running(request, -1)
     for runner_id in request.release().runners:
         runner = state.runner(runner_id)
         if runner is not None:
             runner.disown(request.id)
             state.update_runner(runner)
+
+
+def overran(pool: Pool, request: Request) -> None:
+    """A request has lost its memory to others; only its first time counts."""
+    if request.lost_memory() and request.forecast is not None:
+        pool.fleet.margin.overran()
 
 
 def drop(state: State, request: Request, output_tokens: int = 0) -> None:
@@ -169,20 +186,20 @@ def drop(state: State, request: Request, output_tokens: int = 0) -> None:
     `output_tokens`: of its answer, where its gateway has sent them.
     """
     pool = state.pool(request.pool)
-    pool.settle(request, max(output_tokens, request.emitted_tokens))
+    pool.waiting.settle(request, max(output_tokens, request.emitted_tokens))
     if request.phase is Phase.WAITING:
-        pool.dequeue(request)
+        pool.waiting.dequeue(request)
     if request.placed:
         release(state, request)
     for kind in (TimerKind.AVOIDANCE, TimerKind.CLASS_WAIT):
         state.timers.clear(Timer(kind, request.id))
-    draining = pool.adapters.draining.get(request.adapter) if pool.remove(request) else None
+    draining = pool.adapters.draining.get(request.adapter) if pool.waiting.remove(request) else None
     if draining is not None and request.adapter != BASE:
         timer = Timer(TimerKind.ADAPTER_DRAIN, pool.name, request.adapter)
         state.timers.set(timer, draining.grace_until)
     del state.requests[request.id]
     state.gateways[request.gateway].remove(request.id, pool.name)
-    state.mark_schedulable(pool.name, () if request.batch or request.tenant in pool.shares.tenants else None)
+    state.mark_schedulable(pool.name, () if request.batch or request.tenant in pool.waiting.shares.tenants else None)
 
 
 def reject(state: State, request: Request, reason: RejectReason, message: str, retry_after_ms: int = 0) -> None:

@@ -19,19 +19,17 @@ from weft.domain.request import (
 )
 from weft.domain.routes import ResyncRoutes, RoutesApplied
 from weft_scheduler.core import canaries
-from weft_scheduler.core.cycle import schedule
-from weft_scheduler.core.effects import Judged, Queued, Stale
+from weft_scheduler.core.admission import admit
+from weft_scheduler.core.effects import Judged, Stale
 from weft_scheduler.core.model.gateway import GatewayStream
-from weft_scheduler.core.model.pool import Pool
 from weft_scheduler.core.model.request import Phase, Placement, Request
 from weft_scheduler.core.model.runner import RunnerAccount
-from weft_scheduler.core.policy.autoscaling.throughput import bounded_retry_ms
 from weft_scheduler.core.policy.reservation.policies import ExpectedOutput
-from weft_scheduler.core.request_lifecycle import acknowledge, add_to_runners, drop, enqueue, hand_off, reject, stop
+from weft_scheduler.core.pool.pool import Pool
+from weft_scheduler.core.request_lifecycle import acknowledge, add_to_runners, charge, drop, hand_off, stop
 from weft_scheduler.core.state import State
 from weft_scheduler.core.status import routes_applied
 from weft_scheduler.core.timers import Timer, TimerKind
-from weft_scheduler.core.view import infeasible_reason
 
 
 def on_connected(state: State, peer: Peer, hello: object) -> None:
@@ -88,7 +86,7 @@ def on_resubmit_complete(state: State, gateway: GatewayStream, _: ResubmitComple
     state.timers.clear(Timer(TimerKind.RESUBMIT, gateway.id))
     held = [state.requests[r] for r in gateway.requests if state.requests[r].phase is Phase.UNPLACED]
     for request in sorted(held, key=lambda r: (r.priority, r.order)):
-        _enqueue_and_schedule(state, request)
+        admit(state, state.pool(request.pool), request)
 
 
 def on_submit(state: State, gateway: GatewayStream, submit: Submit) -> None:
@@ -108,17 +106,17 @@ def on_submit(state: State, gateway: GatewayStream, submit: Submit) -> None:
     pool = state.pool(request.pool)
     state.requests[request.id] = request
     gateway.add(request.id, pool.name)
-    pool.add(request)
+    pool.waiting.add(request)
     policy = state.reservation[pool.declared.reservation]
     expected = ExpectedOutput(pool.name, request.adapter, request.max_tokens, submit.p90_tokens, submit.bucket_tokens)
     request.reserve(policy.initial_tokens(expected), by_page=policy.by_page, leaves=policy.leaves, pooled=policy.pooled)
     request.limit_preemptions(state.config.max_preemptions)
     if newcomer:
-        pool.arrived(request, state.now)
+        pool.scaling.arrive(request, state.now)
     if submit.runner is not None and request.epoch != NEVER:
         _adopt(state, pool, request, Placement(submit.runner, submit.token_runner))
     elif gateway.complete:
-        _enqueue_and_schedule(state, request)
+        admit(state, pool, request)
     state.mark_dirty(pool.name)
 
 
@@ -148,12 +146,12 @@ def on_outcome(state: State, gateway: GatewayStream, report: OutcomeReport) -> N
         pool = state.pool(request.pool)
         state.lengths.observe(report.pool, report.adapter, report.completion_tokens, report.censored)
         if request.forecast is not None:
-            pool.margin.ended()
+            pool.fleet.margin.ended()
         if not request.batch:
-            pool.departures.count(state.now)
+            pool.scaling.departures.count(state.now)
         if pool.declared.has_slo and not request.batch:
             ttft_s, total_s = report.ttft_ms / 1000, report.total_ms / 1000
-            met = pool.service_level.judge(ttft_s, report.completion_tokens, total_s, state.now)
+            met = pool.scaling.service_level.judge(ttft_s, report.completion_tokens, total_s, state.now)
             state.emit(Judged(pool.name, *met))
         drop(state, request, report.completion_tokens)
     if state.outcomes.add(report, gateway.id):
@@ -187,47 +185,6 @@ def drain_unknown(state: State, pool: Pool, digest: str) -> None:
     state.timers.set(Timer(TimerKind.ADAPTER_DRAIN, pool.name, digest), until)
 
 
-def _enqueue_and_schedule(state: State, request: Request) -> None:
-    """Into the queue and one scheduling pass: afterwards it runs, waits, or is rejected."""
-    pool = state.pool(request.pool)
-    enqueue(state, request)
-    infeasible = infeasible_reason(state, pool, request)
-    if infeasible is not None:
-        reject(state, request, *infeasible)
-        return
-    changed = state.schedulable.pop(pool.name, None)
-    out_of_reach = pool.overtaking_of(request).out_of_reach(pool.queue_of(request), request)
-    if changed is None or changed or not out_of_reach or pool.batch.running:
-        schedule(state, pool, changed)
-    if request.phase is not Phase.WAITING:
-        return
-    if request.batch:
-        state.emit(Queued(request.id, pool.name, "no runner has capacity beside interactive requests"))
-        return
-    if not request.admitted_before and pool.full_for(request.tenant):
-        after_ms = pool.retry_after_ms(request, state.now)
-        message = f"{len(pool.queue) - 1} requests wait for {pool.name}"
-        reject(state, request, RejectReason.QUEUE_FULL, message, after_ms)
-        return
-    if pool.declared.slo_reject and not request.admitted_before and _rejected_for_slo(state, pool, request):
-        return
-    if pool.autoscaler.victims:
-        state.mark_schedulable(pool.name, ())  # one that should have gone may be needed again
-    state.emit(Queued(request.id, pool.name, "no runner has capacity"))
-
-
-def _rejected_for_slo(state: State, pool: Pool, request: Request) -> bool:
-    """Reject a request that would get its first token too late."""
-    objective_s = pool.declared.slo_ttft_s
-    left_s = objective_s - (state.now - request.arrived_s)
-    wait_s = pool.first_token_s(request, left_s)
-    if wait_s <= left_s:
-        return False
-    message = f"It would come in about {wait_s:.1f} s; the objective is {objective_s:g} s."
-    reject(state, request, RejectReason.SLO_UNATTAINABLE, message, bounded_retry_ms(wait_s - left_s))
-    return True
-
-
 def _unknown(state: State, submit: Submit, newcomer: bool) -> tuple[RejectReason, str] | None:
     """Whether the registry has its pool and adapter. What was accepted once may finish on a digest that is gone."""
     if not state.registry_known:
@@ -256,7 +213,7 @@ def _adopt(state: State, pool: Pool, request: Request, placement: Placement) -> 
         for runner_id in over:
             state.send_to_gateway(request.gateway, RunnerGone(runner_id))
         return
-    pool.charge(request, state.runners[placement.last.uuid])
+    charge(pool, request, state.runners[placement.last.uuid])
     state.mark_schedulable(pool.name, ())  # another tenant may be next
     if not acknowledged:
         timer = Timer(TimerKind.ASSIGN_TIMEOUT, request.id)

@@ -15,12 +15,12 @@ from weft.domain.runner import PreemptDecision
 from weft_scheduler.core.effects import KvHandOff, Requeued, Stale
 from weft_scheduler.core.migration import migrate_with_kv
 from weft_scheduler.core.model.gateway import Avoidance, GatewayStream
-from weft_scheduler.core.model.pool import Pool
 from weft_scheduler.core.model.request import Phase, Request
 from weft_scheduler.core.model.runner import RunnerAccount
 from weft_scheduler.core.phases import on_kv_lost
 from weft_scheduler.core.policy.placement.runner_index import RunnerShape
-from weft_scheduler.core.request_lifecycle import enqueue, order_off, reject, release, stop
+from weft_scheduler.core.pool.pool import Pool
+from weft_scheduler.core.request_lifecycle import enqueue, order_off, overran, reject, release, stop
 from weft_scheduler.core.state import State
 from weft_scheduler.core.timers import Timer, TimerKind
 from weft_scheduler.core.view import infeasible_reason
@@ -85,7 +85,7 @@ def on_preempt_decision(state: State, decision: PreemptDecision) -> None:
     if decision.runner == placement.last:  # a prompt runner reserves the first token alone
         request.reserve_again(decision.reservation_tokens)
     pool, source = state.pool(request.pool), state.runner(decision.runner)
-    pool.overran(request)
+    overran(pool, request)
     request.preempted(state.config.max_preemptions)
     in_kv = dict(source.in_kv()).get(request.id, 0) if source is not None else 0
     if not migrate_with_kv(state, pool, request, in_kv, "preemption"):
@@ -117,7 +117,8 @@ def on_class_wait_over(state: State, timer: Timer) -> None:
     """A request has waited long enough for its numerics class."""
     request = state.requests[timer.name]
     if request.phase is Phase.WAITING and request.awaited_class:
-        state.pool(request.pool).stop_awaiting_class(request)
+        pool = state.pool(request.pool)
+        pool.waiting.stop_awaiting_class(request, pool.work_per_s)
     state.mark_schedulable(request.pool)
 
 
@@ -169,7 +170,7 @@ def _requeue(state: State, request: Request, reason: str, *, counted: bool) -> N
         reject(state, request, *infeasible)
     else:
         state.emit(Requeued(request.id, pool.name, reason))
-        enqueue(state, request)
+        enqueue(state, pool, request)
 
 
 def _fails_everywhere(state: State, pool: Pool, request: Request) -> bool:
@@ -181,5 +182,5 @@ def _fails_everywhere(state: State, pool: Pool, request: Request) -> bool:
         runner = state.runner(runner_id)
         if runner is not None and runner.confirmed:
             failed[runner.shape] += 1
-    shapes = pool.fitting_shapes(pool.adapters.rank(request.adapter), request.context_tokens)
-    return all(failed[shape] >= pool.confirmed_shapes[shape] for shape in shapes)
+    shapes = pool.fleet.fitting_shapes(pool.adapters.rank(request.adapter), request.context_tokens)
+    return all(failed[shape] >= pool.fleet.confirmed_shapes[shape] for shape in shapes)

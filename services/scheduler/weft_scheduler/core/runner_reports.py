@@ -24,10 +24,10 @@ from weft.domain.runner import (
 )
 from weft_scheduler.core import migration
 from weft_scheduler.core.effects import RunnerLost, Stale
-from weft_scheduler.core.model.pool import Pool
 from weft_scheduler.core.model.runner import RunnerAccount, StaleReport
 from weft_scheduler.core.phases import order_role
-from weft_scheduler.core.request_lifecycle import account, acknowledge
+from weft_scheduler.core.pool.pool import Pool
+from weft_scheduler.core.request_lifecycle import account, acknowledge, overran
 from weft_scheduler.core.requests import forward_outcome
 from weft_scheduler.core.rescheduling import on_preempt_decision, stop_requests_of
 from weft_scheduler.core.state import State
@@ -114,22 +114,22 @@ def apply_report(state: State, peer: Peer, reported: ReportedRunner) -> None:
     pool = state.pool_of(runner)
     if took_over:
         state.timers.clear(Timer(TimerKind.RUNNER_UNREPORTED, runner_id.uuid))
-        if runner.confirm(peer.name):  # from here on it can be placed on
-            pool.confirm(runner)
+        if runner.confirm(peer.name) and pool.fleet.confirm(runner):  # from here on it can be placed on
+            pool.waiting.recheck()
     if measured and loaded and runner.role is not RunnerRole.PROMPT and 0 < interval_s < MAX_INTERVAL_S:
-        pool.autoscaler.throughput.measure(max(0, runner.figures.tokens - before.tokens), interval_s)
+        pool.scaling.autoscaler.throughput.measure(max(0, runner.figures.tokens - before.tokens), interval_s)
     if measured and (found := runner.figures.prefix_reused_tokens - before.prefix_reused_tokens) > 0:
-        pool.reuse.find(found, state.now)
+        pool.scaling.reuse.find(found, state.now)
     for request_id in acknowledged:
         acknowledge(state, state.requests[request_id])
     if report.sequences:
         _learn_reservations(state, runner, report)
     if errors:
-        pool.set_errors(runner, errors)
+        pool.fleet.set_errors(runner, errors)
         _mark_statuses(state, pool, errors)
     _update_readiness(state, pool, runner)
     if runner.figures.draining is not before.draining:
-        pool.drains(runner)
+        pool.fleet.drains(runner)
         migration.expect_at_once(state, pool)
     if report.full:  # what it has counts: an order may have been lost between its supervisor and it
         runner.sent_role(None)
@@ -155,7 +155,8 @@ def on_runner_lost(state: State, runner_id: RunnerId, reason: str) -> None:
     if runner.spec is not None:
         pool = state.pool_of(runner)
         _mark_statuses(state, pool, runner.errors)
-        pool.forget_runner(runner)
+        pool.fleet.forget(runner)
+        pool.scaling.autoscaler.forget(runner_id.uuid)
         state.mark_schedulable(pool.name)
     state.emit(RunnerLost(runner_id, reason))
 
@@ -219,7 +220,8 @@ def _unconfirm(state: State, runner: RunnerAccount) -> None:
     """Nothing is placed on it; its accounts stay."""
     pool = state.pool_of(runner)
     runner.unconfirm()
-    pool.unconfirm(runner)
+    if pool.fleet.unconfirm(runner):
+        pool.waiting.recheck()
     state.update_runner(runner)
     _update_readiness(state, pool, runner)
 
@@ -235,11 +237,11 @@ def _update_readiness(state: State, pool: Pool, runner: RunnerAccount) -> None:
     version = known if runner.confirmed and figures.ready and not figures.draining else None
     before = runner.ready_version
     if version != before:
-        count = pool.ready_runners
-        pool.set_ready(runner, version)
-        if pool.ready_runners != count:
+        count = pool.fleet.ready.count
+        pool.fleet.ready.put(runner, version)
+        if pool.fleet.ready.count != count:
             state.routes.pool_changed(pool.name)
-            _mark_statuses(state, pool, pool.load_failures)
+            _mark_statuses(state, pool, pool.fleet.load_failures)
         _mark_statuses(state, pool, adapters.held_after(min(v for v in (before, version) if v is not None)))
         state.mark_dirty(pool.name)
 
@@ -258,7 +260,7 @@ def _learn_reservations(state: State, runner: RunnerAccount, report: RunnerRepor
             acknowledge(state, request)
             request.grown(sequence.reservation_tokens)
             if not sequence.reserved_pages:
-                state.pool(request.pool).overran(request)
+                overran(state.pool(request.pool), request)
 
 
 def _unknown_digests(state: State, pool: Pool, report: RunnerReport) -> tuple[str, ...]:

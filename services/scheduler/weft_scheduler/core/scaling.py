@@ -5,11 +5,12 @@ A victim is *cordoned*: nothing new is placed on it, what runs there runs on.
 
 from collections.abc import Iterable, Iterator
 
+from weft.domain.ids import BASE
 from weft.domain.routes import PhaseCounts
 from weft.domain.runner import RunnerRole
-from weft_scheduler.core.model.pool import Pool
-from weft_scheduler.core.policy.autoscaling.demand import ReplicaBounds
+from weft_scheduler.core.policy.autoscaling.demand import PoolLoad, ReplicaBounds
 from weft_scheduler.core.policy.autoscaling.groups import VictimCandidate
+from weft_scheduler.core.pool.pool import Pool
 from weft_scheduler.core.state import State
 from weft_scheduler.core.timers import Timer, TimerKind
 
@@ -20,15 +21,20 @@ def scale(state: State, pool: Pool, *, at_once: bool = False) -> None:
     Nothing shrinks while a request waits, and one that waits longer than a moment gets every runner that is there. Nor
     is a runner released before this process knows the cluster.
     """
-    autoscaler, spec, phases, going = pool.autoscaler, pool.spec, pool.phase_bounds(), PhaseCounts()
+    autoscaler, spec, phases, going = (
+        pool.scaling.autoscaler,
+        pool.spec,
+        pool.scaling.phase_bounds(pool.declared),
+        PhaseCounts(),
+    )
     if spec is not None:
         deadline = autoscaler.recommend(
-            pool.load(state.now),
+            load_of(pool, state.now),
             ReplicaBounds(spec.min_runners, spec.max_runners or None),
             state.now,
             window_s=spec.idle_s or state.config.give_back_s,
             work_s=state.config.work_s,
-            keep=not state.settled or (len(pool.queue) > 0 and not at_once),
+            keep=not state.settled or (len(pool.waiting.queue) > 0 and not at_once),
             phases=phases,
         )
         if deadline is not None:
@@ -42,16 +48,36 @@ def scale(state: State, pool: Pool, *, at_once: bool = False) -> None:
 
 def demand(state: State, pool: Pool) -> PhaseCounts:
     """What the pool's requests would fill, whatever its bounds."""
-    return pool.autoscaler.demand(pool.load(state.now), state.config.work_s)
+    return pool.scaling.autoscaler.demand(load_of(pool, state.now), state.config.work_s)
+
+
+def load_of(pool: Pool, now: float) -> PoolLoad:
+    """Return a pool as the autoscaler sees it."""
+    waiting, spec, capacity = pool.waiting, pool.declared, pool.fleet.capacity
+    queued_adapters = waiting.queued_by_adapter.keys() - {BASE, *pool.adapters.pinned}
+    return PoolLoad(
+        running=waiting.running - waiting.batch.running,
+        queued=len(waiting.queue),
+        reserved_tokens=capacity.interactive_tokens,
+        queued_tokens=waiting.queued_tokens,
+        busy_slots=capacity.sum.busy_slots,
+        queued_prompt_tokens=waiting.queued_prompt_tokens,
+        ttft_s=spec.slo_ttft_s,
+        split=spec.split,
+        prompt_tokens_per_s=pool.scaling.arrivals.prompt_tokens_per_s(now),
+        reused_share=pool.scaling.reuse.share(now),
+        batch=waiting.batch.total > 0,
+        queued_adapters=len(queued_adapters),
+    )
 
 
 def _candidates(pool: Pool, uuids: Iterable[str] | None) -> Iterator[VictimCandidate]:
     """Those of these runners, or of all, that count: one that drains is on its way already."""
-    groups = pool.phase_bounds().groups
-    for uuid in pool.runners if uuids is None else uuids:
-        runner = pool.runners.get(uuid)
+    groups = pool.scaling.phase_bounds(pool.declared).groups
+    for uuid in pool.fleet.runners if uuids is None else uuids:
+        runner = pool.fleet.runners.get(uuid)
         if runner is None or runner.spec is None or runner.contribution is None:
             continue
         group = runner.spec.role.value if groups and runner.spec.role not in (None, RunnerRole.MIXED) else "any"
-        role = pool.roles.base.get(uuid, RunnerRole.MIXED)
+        role = pool.scaling.roles.base.get(uuid, RunnerRole.MIXED)
         yield VictimCandidate(runner.working_set, -runner.arrival, uuid, role, group)

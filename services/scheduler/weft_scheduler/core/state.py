@@ -11,13 +11,13 @@ from weft.domain.timers import TimerQueue
 from weft_scheduler.core.config import SchedulerConfig
 from weft_scheduler.core.effects import Effect
 from weft_scheduler.core.model.gateway import GatewayStream
-from weft_scheduler.core.model.pool import Pool
 from weft_scheduler.core.model.request import Request
 from weft_scheduler.core.model.runner import RunnerAccount
 from weft_scheduler.core.outcome_buffer import OutcomeBuffer
 from weft_scheduler.core.policy import reservation
 from weft_scheduler.core.policy.reservation.output_lengths import OutputLengthStats
 from weft_scheduler.core.policy.reservation.policies import ReservationPolicy
+from weft_scheduler.core.pool.pool import Pool
 from weft_scheduler.core.published_state import PublishedState
 from weft_scheduler.core.routes import RouteTable
 from weft_scheduler.core.timers import Timer, TimerKind
@@ -150,10 +150,10 @@ class State:
         """After a change of a runner's accounts. `schedule`: a queued request may fit now."""
         if runner.spec is not None:
             pool = self.pool_of(runner)
-            shapes = len(pool.accepting)
-            changed = pool.update_runner(runner)
+            shapes = len(pool.fleet.accepting)
+            changed = pool.fleet.update(runner)
             if schedule and changed:  # where a shape comes or goes, others may not have to wait for it any longer
-                self.mark_schedulable(pool.name, (runner.id.uuid,) if shapes == len(pool.accepting) else None)
+                self.mark_schedulable(pool.name, (runner.id.uuid,) if shapes == len(pool.fleet.accepting) else None)
             else:
                 self.mark_dirty(pool.name)
 

@@ -1,7 +1,8 @@
 """What registries are sent of pools and adapters, and gateways of routes: only what changed, gathered for a while."""
 
-from weft.domain.routes import AdapterStatus, PoolSpec, PoolStatus
-from weft_scheduler.core.model.pool import Pool
+from weft.domain.routes import AdapterStatus, PoolSpec, PoolStatus, RoleCounts
+from weft.domain.runner import RunnerRole
+from weft_scheduler.core.pool.pool import Pool
 from weft_scheduler.core.published_state import PendingDeletion
 from weft_scheduler.core.state import State
 from weft_scheduler.core.timers import Timer, TimerKind
@@ -87,23 +88,27 @@ def _publish_pool(state: State, name: str) -> None:
 
 
 def _pool_status(state: State, pool: Pool, spec: PoolSpec) -> PoolStatus:
-    attainment, next_s = pool.service_level.published(state.now, state.config.slo_status_s)
-    if next_s > state.now and attainment != pool.service_level.attainment.percents():
+    attainment, next_s = pool.scaling.service_level.published(state.now, state.config.slo_status_s)
+    if next_s > state.now and attainment != pool.scaling.service_level.attainment.percents():
         state.timers.set(Timer(TimerKind.SLO_STATUS, pool.name), next_s)
-    roles, others_s = pool.published_roles(state.now, state.config.slo_status_s)
-    if others_s > state.now:
-        state.timers.set_earlier(Timer(TimerKind.SLO_STATUS, pool.name), others_s)
+    roles = None
+    if spec.split:
+        of_role = pool.fleet.runners_of_roles()
+        counts = RoleCounts(of_role[RunnerRole.PROMPT], of_role[RunnerRole.TOKEN], of_role[RunnerRole.MIXED])
+        roles, others_s = pool.scaling.published_roles(counts, state.now, state.config.slo_status_s)
+        if others_s > state.now:
+            state.timers.set_earlier(Timer(TimerKind.SLO_STATUS, pool.name), others_s)
     return PoolStatus(
         pool=pool.name,
-        ready_runners=pool.ready_runners,
-        wanted_runners=pool.autoscaler.wanted_runners,
-        victims=tuple(state.runners[uuid].name for uuid in pool.autoscaler.victims),
+        ready_runners=pool.fleet.ready.count,
+        wanted_runners=pool.scaling.autoscaler.wanted_runners,
+        victims=tuple(state.runners[uuid].name for uuid in pool.scaling.autoscaler.victims),
         # Until the runners that there are have reported themselves, how many are too many is not known.
         observed_generation=spec.generation if state.settled else 0,
         slo=attainment,
         roles=roles,
-        wanted=pool.autoscaler.wanted if spec.split and spec.groups else None,
-        kv_pages=pool.kv_pages,
+        wanted=pool.scaling.autoscaler.wanted if spec.split and spec.groups else None,
+        kv_pages=pool.fleet.ready.min_pages,
     )
 
 
@@ -113,22 +118,32 @@ def _publish_adapter(state: State, uid: str) -> None:
         return
     pool = state.pools[name]
     spec = pool.adapters.by_uid[uid]
-    failures = pool.load_failures.get(spec.digest, {})
+    failures = pool.fleet.load_failures.get(spec.digest, {})
     errors = [f"{state.runners[uuid].name}: {failures[uuid]}" for uuid in sorted(failures)[:MAX_ERRORS]]
-    unavailable = pool.unavailable_runners(spec.digest)
+    unavailable = _unavailable_runners(pool, spec.digest)
     status = AdapterStatus(
         uid=uid,
         digest=spec.digest,
         routed=state.routes.is_routed(spec.model_name, uid),
         unavailable_runners=unavailable,
         load_errors=tuple(sorted(errors)),
-        load_failed=bool(errors) and unavailable == pool.ready_runners,
+        load_failed=bool(errors) and unavailable == pool.fleet.ready.count,
         canary=state.canaries[uid][1] if uid in state.canaries else None,
         observed_generation=spec.generation,
     )
     if state.published.adapters.get(uid) != status:
         state.published.adapters[uid] = status
         _send(state, status)
+
+
+def _unavailable_runners(pool: Pool, digest: str) -> int:
+    """Ready runners that do not serve a digest: they failed to load it, or have to hold it and do not yet."""
+    since = pool.adapters.held_since.get(digest, 0)
+    count = sum(runners for version, runners in pool.fleet.ready.versions.items() if version < since)
+    for uuid in pool.fleet.load_failures.get(digest, ()):
+        version = pool.fleet.runners[uuid].ready_version if uuid in pool.fleet.runners else None
+        count += version is not None and version >= since
+    return count
 
 
 def _is_gone(state: State, uid: str, deletion: PendingDeletion) -> bool:
@@ -147,7 +162,7 @@ def _is_gone(state: State, uid: str, deletion: PendingDeletion) -> bool:
     own = [digest for digest in deletion.digests if not pool.adapters.registered(digest)]  # of no other adapter
     if any(digest in pool.adapters.draining for digest in own):
         return False  # streams may still use it
-    return not own or all(version >= pool.adapters.removed_version for version in pool.ready_versions)
+    return not own or all(version >= pool.adapters.removed_version for version in pool.fleet.ready.versions)
 
 
 def _send(state: State, status: PoolStatus | AdapterStatus) -> None:

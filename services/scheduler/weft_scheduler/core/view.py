@@ -7,13 +7,13 @@ from dataclasses import replace
 from weft.domain.ids import BASE
 from weft.domain.request import RejectReason
 from weft.domain.runner import RunnerRole
-from weft_scheduler.core.model.pool import Pool
 from weft_scheduler.core.model.request import Request
 from weft_scheduler.core.model.runner import RunnerAccount
 from weft_scheduler.core.policy.placement.policy import Choice, PlacementRequest, RunnerLoad
 from weft_scheduler.core.policy.placement.runner_index import RunnerShape
 from weft_scheduler.core.policy.queue.overtaking import Overtaking, QueuePass
 from weft_scheduler.core.policy.queue.waiting_queue import WaitingQueue
+from weft_scheduler.core.pool.pool import Pool
 from weft_scheduler.core.state import State
 
 
@@ -22,19 +22,25 @@ class PoolView:
 
     def __init__(self, state: State, pool: Pool, changed: Collection[str] | None) -> None:
         self._state, self._pool, self._all = state, pool, changed is None
-        runners = (pool.runners[uuid] for uuid in changed or () if uuid in pool.runners)
-        self._loads = [load for runner in runners if (load := pool.load_of(runner)) is not None]
+        runners = (pool.fleet.runners[uuid] for uuid in changed or () if uuid in pool.fleet.runners)
+        self._loads = [load for runner in runners if (load := pool.fleet.load_of(runner)) is not None]
 
     @property
     def queue(self) -> WaitingQueue[Request]:
         """Those that wait."""
-        return self._pool.queue
+        return self._pool.waiting.queue
 
     def begin_pass(self, overtaking: Overtaking[Request] | None = None) -> QueuePass[Request]:
         """Begin a pass over those that wait. `overtaking`: instead of the pool's own."""
         pool, config = self._pool, self._state.config
         bounds = config.starvation_bound, config.window
-        return QueuePass(overtaking or pool.overtaking, pool.queue, pool.placement, *bounds, pool.shares)
+        return QueuePass(
+            overtaking or pool.waiting.overtaking,
+            pool.waiting.queue,
+            pool.fleet.placement,
+            *bounds,
+            pool.waiting.shares,
+        )
 
     def changed_for(self, request: Request) -> bool:
         """True where a request that was blocked in the last pass may fit now."""
@@ -54,7 +60,7 @@ class PoolView:
 
     def place(self, request: Request, closed: AbstractSet[RunnerShape]) -> Choice | None:
         """Return where it runs, of its own numerics class first; None where no shape that is not closed can take it."""
-        place = self._pool.placement.place
+        place = self._pool.fleet.placement.place
         choice = place(self._ask(request, request.numerics_class), closed)
         if choice is None and request.numerics_class and not self._required_class(request):
             choice = place(self._ask(request, ""), closed)
@@ -62,17 +68,14 @@ class PoolView:
 
     def waits_for(self, request: Request, choice: Choice) -> bool:
         """True for a request that could ever run on one of the chosen runners and does not avoid it."""
-        rank = self._pool.adapters.rank(request.adapter)
+        rank, runners = self._pool.adapters.rank(request.adapter), self._pool.fleet.runners
         required, avoided = self._required_class(request), self._avoided(request)
-        return any(
-            self._pool.runners[uuid].shape.fits(rank, request.context_tokens, required) and uuid not in avoided
-            for uuid in choice
-            if uuid is not None
-        )
+        shapes = [(runners[uuid].shape, uuid) for uuid in choice if uuid is not None]
+        return any(shape.fits(rank, request.context_tokens, required) and uuid not in avoided for shape, uuid in shapes)
 
     def placeable_shapes(self, request: Request) -> AbstractSet[RunnerShape]:
         """Return the shapes that could ever run it and have a placeable runner that it does not avoid."""
-        return self._pool.placement.placeable_shapes(self._ask(request, self._required_class(request)))
+        return self._pool.fleet.placement.placeable_shapes(self._ask(request, self._required_class(request)))
 
     def could_run(self, request: Request, runner: RunnerAccount) -> bool:
         """True where that runner is one for it, whatever else runs there."""
@@ -90,7 +93,7 @@ class PoolView:
         if not computed_by or state.now >= request.same_class_until:
             return ""
         rank = pool.adapters.rank(request.adapter)
-        waits = not state.settled or pool.accepts(rank, request.context_tokens, computed_by)
+        waits = not state.settled or pool.fleet.accepts(rank, request.context_tokens, computed_by)
         return computed_by if waits else ""
 
     def _ask(self, request: Request, numerics_class: str) -> PlacementRequest:
@@ -122,26 +125,28 @@ class BatchView(PoolView):
 
     @property
     def queue(self) -> WaitingQueue[Request]:
-        return self._pool.batch.queue
+        return self._pool.waiting.batch.queue
 
     def begin_pass(self, overtaking: Overtaking[Request] | None = None) -> QueuePass[Request]:
-        batch, config = self._pool.batch, self._state.config
+        batch, config = self._pool.waiting.batch, self._state.config
         bounds = config.starvation_bound, config.window
-        return QueuePass(overtaking or batch.overtaking, batch.queue, self._pool.placement, *bounds)
+        return QueuePass(overtaking or batch.overtaking, batch.queue, self._pool.fleet.placement, *bounds)
 
     def _ask(self, request: Request, numerics_class: str) -> PlacementRequest:
-        footprint, avoid = self._pool.batch_footprint(request), self._pool.batch.crowded | self._avoided(request)
+        total, fleet = self._pool.fleet.capacity.sum, self._pool.fleet
+        footprint = self._pool.waiting.batch.footprint(request, total.kv_tokens // max(1, total.for_tokens))
+        avoid = fleet.crowded | self._avoided(request)
         return replace(super()._ask(request, numerics_class), footprint_tokens=footprint, avoid=avoid)
 
 
 def infeasible_reason(state: State, pool: Pool, request: Request) -> tuple[RejectReason, str] | None:
     """Why no runner of the pool could ever take it; None before the cluster had the time to report itself."""
-    shapes, rank = pool.confirmed_shapes, pool.adapters.rank(request.adapter)
+    shapes, rank = pool.fleet.confirmed_shapes, pool.adapters.rank(request.adapter)
     if not state.settled or not shapes:
         return None
     largest = max(shape.max_context_tokens for shape in shapes)
     request.fit(largest)
-    if pool.fitting_shapes(rank, request.context_tokens):
+    if pool.fleet.fitting_shapes(rank, request.context_tokens):
         return None
     if request.context_tokens > largest:
         return RejectReason.TOO_LARGE, f"{request.context_tokens} tokens; the largest runner holds {largest}"

@@ -13,11 +13,11 @@ from harness.waiting_request import Runners, WaitingRequest
 from weft.domain.request import Assign, Cancel, Reject, RejectReason
 from weft.domain.routes import RegistryChange
 from weft_scheduler.core import RunnerShape
-from weft_scheduler.core.model.pool import BEYOND_SHARE_S
 from weft_scheduler.core.policy.queue import POLICIES, token_counters
 from weft_scheduler.core.policy.queue.overtaking import Overtaking, QueuePass
 from weft_scheduler.core.policy.queue.token_counters import TokenCounters
 from weft_scheduler.core.policy.queue.waiting_queue import WaitingQueue
+from weft_scheduler.core.pool.queue import BEYOND_SHARE_S
 
 SHAPE = RunnerShape(8, 1000)
 
@@ -220,7 +220,7 @@ def test_a_tenant_alone_keeps_the_order_of_arrival_on_the_runner(driver: Driver)
 def test_a_prediction_is_corrected_at_the_end(driver: Driver) -> None:
     driver.start()
     driver.runner("a", max_sequences=9)
-    counters = driver.pool().queue.counters
+    counters = driver.pool().waiting.queue.counters
     driver.place("long", namespace="acme", prompt_tokens=16, p10_tokens=10, p50_tokens=40, p90_tokens=80)
     assert counters.counter("acme") == 2 + 40
     driver.outcome("long", tokens=90)
@@ -234,8 +234,8 @@ def test_a_cold_adapter_is_charged_and_one_on_the_device_is_not(driver: Driver) 
     driver.start("sha256:x")
     driver.change(RegistryChange(False, adapters=(replace(adapter("sha256:x"), bytes=1 << 30),)))
     driver.runner("a", max_sequences=9)
-    driver.pool().autoscaler.throughput.measure(5000, 10.0)
-    counters, cost = driver.pool().queue.counters, {"prompt_tokens": 16, "p10_tokens": 1, "p50_tokens": 40}
+    driver.pool().scaling.autoscaler.throughput.measure(5000, 10.0)
+    counters, cost = driver.pool().waiting.queue.counters, {"prompt_tokens": 16, "p10_tokens": 1, "p50_tokens": 40}
     driver.place("cold", "sha256:x", p90_tokens=80, **cost)
     assert counters.counter("acme") == pytest.approx(42 + 500)
     driver.place("warm", "sha256:x", p90_tokens=80, **cost)

@@ -194,9 +194,9 @@ def test_the_first_preemption_of_a_request_raises_the_margin() -> None:
     for _ in range(2):
         assert any(isinstance(effect.message, Preempt) for effect in driver.preempt("a", "r", 1))
         driver.failed("r", FailReason.PREEMPTED, emitted=40)
-    assert driver.pool().margin.deviations == pytest.approx(DEVIATIONS + 0.1)
+    assert driver.pool().fleet.margin.deviations == pytest.approx(DEVIATIONS + 0.1)
     driver.outcome("r")
-    assert driver.pool().margin.deviations == pytest.approx(DEVIATIONS + 0.099)
+    assert driver.pool().fleet.margin.deviations == pytest.approx(DEVIATIONS + 0.099)
 
 
 def test_so_does_a_swap_on_its_runner() -> None:
@@ -205,7 +205,7 @@ def test_so_does_a_swap_on_its_runner() -> None:
     driver.place("r", **LENGTHS)
     for pages in (4, 0, 4, 0):
         driver.runner("a", driver.view("r")._replace(reserved_pages=pages), free=90)
-    assert driver.pool().margin.deviations == pytest.approx(DEVIATIONS + 0.1)
+    assert driver.pool().fleet.margin.deviations == pytest.approx(DEVIATIONS + 0.1)
 
 
 def test_another_policy_takes_over_what_runs() -> None:

@@ -70,11 +70,11 @@ def test_no_batch_request_is_placed_while_an_interactive_one_waits(
     driver.runner("a", max_sequences=2, total_pages=8)
     for number, (batch, prompt, waited) in enumerate(arrivals):
         fields: dict[str, Any] = BATCH if batch else {}
-        waiting = len(driver.pool().queue)
+        waiting = len(driver.pool().waiting.queue)
         effects = driver.submit(f"r{number}", prompt_tokens=prompt, waited_s=float(waited), **fields)
         placed = [driver.request(assign.request_id).batch for assign in of(effects, Assign)]
         assert not (waiting and any(placed))
-    assert all(request.batch for request in driver.pool().batch.queue)
+    assert all(request.batch for request in driver.pool().waiting.batch.queue)
 
 
 # ---------------------------------------------------------------- room
@@ -110,7 +110,7 @@ def test_one_too_large_to_fit_beside_that_room_takes_an_empty_runner(served: Dri
         served.place(f"r{number}")
         served.outcome(f"r{number}")
     assert served.place("line", prompt_tokens=1500, **BATCH).runner.uuid == "b"
-    assert served.pool().batch.headroom.tokens
+    assert served.pool().waiting.batch.headroom.tokens
 
 
 # ---------------------------------------------------------------- victims
@@ -134,7 +134,7 @@ def test_an_interactive_request_that_finds_no_room_has_the_batch_request_with_le
     assert not of(driver.failed("young", FailReason.PREEMPTED, 3), Preempt), "it leaves; the report has it yet"
     effects = report(driver, "old", "chat", pages=9)
     assert [assign.request_id for assign in of(effects, Assign)] == ["s"]
-    assert {r.id for r in driver.pool().batch.queue} == {"more", "young"}
+    assert {r.id for r in driver.pool().waiting.batch.queue} == {"more", "young"}
     assert driver.request("young").emitted_tokens == 3
 
 
@@ -273,8 +273,8 @@ def test_batch_requests_wake_a_pool_and_never_grow_it(driver: Driver) -> None:
     assert wanted[-1:] == [1]
     driver.runner("a", max_sequences=4)
     status = of(driver.wait(1.0), PoolStatus)[-1]
-    waiting = len(driver.pool().batch.queue)
-    assert (status.wanted_runners, sum(driver.demanded()), driver.pool().running, waiting) == (1, 1, 4, 46)
+    waiting = len(driver.pool().waiting.batch.queue)
+    assert (status.wanted_runners, sum(driver.demanded()), driver.pool().waiting.running, waiting) == (1, 1, 4, 46)
     for number in range(9):
         driver.submit(f"r{number}")
     assert of(driver.wait(1.0), PoolStatus)[-1].wanted_runners == 3
@@ -299,7 +299,7 @@ def test_a_priority_survives_a_new_stream_of_its_gateway(driver: Driver, running
     driver.handle(Received(peer, again))
     driver.handle(Received(peer, ResubmitComplete()))
     assert driver.request("line").batch
-    assert (driver.pool().batch.running, len(driver.pool().batch.queue)) == (running, not running)
+    assert (driver.pool().waiting.batch.running, len(driver.pool().waiting.batch.queue)) == (running, not running)
 
 
 def test_a_failure_sends_it_back_to_the_queue_of_its_priority(driver: Driver) -> None:
@@ -307,7 +307,7 @@ def test_a_failure_sends_it_back_to_the_queue_of_its_priority(driver: Driver) ->
     driver.runner("a", max_sequences=1)
     assign = driver.place("line", **BATCH)
     driver.gateway_sends(Failed("line", assign.epoch, FailReason.RUNNER_ERROR, 2))
-    assert [request.id for request in driver.pool().batch.queue] == ["line"]
+    assert [request.id for request in driver.pool().waiting.batch.queue] == ["line"]
 
 
 # ---------------------------------------------------------------- laws
@@ -319,7 +319,7 @@ def test_a_cycle_that_leaves_out_what_could_be_placed_breaks_a_law(
 ) -> None:
     driver.start()
     driver.runner("a")
-    monkeypatch.setattr("weft_scheduler.core.requests.schedule", lambda *_: None)
+    monkeypatch.setattr("weft_scheduler.core.admission.schedule", lambda *_: None)
     monkeypatch.setattr("weft_scheduler.core.cycle.schedule", lambda *_: None)
     with pytest.raises(AssertionError, match=r"\('r', 'a'\)"):
         driver.submit("r", **fields)

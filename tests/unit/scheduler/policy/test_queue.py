@@ -238,7 +238,7 @@ def test_in_the_core_the_oldest_waits_for_pages_while_the_bound_lasts() -> None:
     driver.submit("large", prompt_tokens=400, p90_tokens=50)
     assert not of(driver.submit("large2", prompt_tokens=400), Assign)
     assert [driver.place(f"r{i}").request_id for i in range(2)] == ["r0", "r1"]
-    assert driver.pool().overtaking.counts["large"] == 2
+    assert driver.pool().waiting.overtaking.counts["large"] == 2
     assert not of(driver.submit("r2"), Assign)
     effects = driver.runner("a", driver.view("r0"), driver.view("r1"), free=96)
     assert [a.request_id for a in of(effects, Assign)] == ["large", "large2"]
@@ -254,7 +254,7 @@ def test_one_that_keeps_off_the_only_runner_stalls_nobody(driver: Driver) -> Non
         driver.wait(0.01)
         assert driver.place(f"r{i}").runner.uuid == "a"
         driver.outcome(f"r{i}")
-    assert driver.pool().overtaking.counts["bad"] == 0
+    assert driver.pool().waiting.overtaking.counts["bad"] == 0
 
 
 def test_one_that_keeps_off_a_runner_waits_for_the_others_no_longer_than_the_bound() -> None:
@@ -264,7 +264,7 @@ def test_one_that_keeps_off_a_runner_waits_for_the_others_no_longer_than_the_bou
     driver.failed("bad", FailReason.RUNNER_ERROR)
     driver.runner("b", max_sequences=9, free=10)
     placed = [driver.place(f"r{i}") for i in range(2)]
-    assert ([a.runner.uuid for a in placed], driver.pool().overtaking.counts["bad"]) == (["b", "b"], 2)
+    assert ([a.runner.uuid for a in placed], driver.pool().waiting.overtaking.counts["bad"]) == (["b", "b"], 2)
     assert not of(driver.submit("behind"), Assign), "b has room for it and drains for the oldest"
     effects = driver.runner("b", driver.view("r0"), driver.view("r1"), free=96)
     assert [a.request_id for a in of(effects, Assign)] == ["bad", "behind"]
@@ -274,7 +274,7 @@ def test_age_counts_waiting_before_a_restart(driver: Driver) -> None:
     driver.start()
     for name, waited_s in (("young", 1.0), ("old", 9.0), ("middle", 5.0)):
         driver.submit(name, waited_s=waited_s)
-    assert [r.id for r in driver.pool().queue] == ["old", "middle", "young"]
+    assert [r.id for r in driver.pool().waiting.queue] == ["old", "middle", "young"]
 
 
 def test_beyond_its_bound_the_queue_refuses_with_a_time_from_the_measured_rate(driver: Driver) -> None:

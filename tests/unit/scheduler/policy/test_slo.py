@@ -80,7 +80,7 @@ def measured(driver: Driver, tokens_per_s: int = 100) -> None:
     """One full runner, of so many tokens a second."""
     driver.runner("a", max_sequences=1)
     driver.place("running")
-    driver.pool().autoscaler.throughput.measure(10 * tokens_per_s, 10.0)
+    driver.pool().scaling.autoscaler.throughput.measure(10 * tokens_per_s, 10.0)
 
 
 def test_who_cannot_be_served_in_time_is_rejected_at_once_with_a_time(driver: Any) -> None:

@@ -95,6 +95,7 @@ class Request:
     capacity_refusals: int = 0  # NoCapacity answers in a row
     queued_tokens: int = 0  # as its pool counts it, while it waits
     queued_work: int = 0  # tokens that it has to compute, too
+    expected_work: float = 0.0  # what it is expected to cost yet, in output tokens, where its queue's order asks
     avoidance: Avoidance = field(default_factory=Avoidance)
     load_failures: dict[RunnerId, str] = field(default_factory=dict[RunnerId, str])
     one_runner: bool = False  # its KV was lost on its way between two: both of its phases run on one from now on
@@ -102,10 +103,12 @@ class Request:
     awaited_class: str = ""  # while it waits: the class that it may have to wait for
     charged: float = 0.0  # to its tenant, in output tokens; 0: it was on no runner
     batch: bool = field(init=False)  # a line of a batch
+    order: tuple[float, int] = field(init=False)  # its age: the smaller waits longer
     _phase: Phase = field(default=Phase.UNPLACED, init=False)
 
     def __post_init__(self) -> None:
         self.batch = self.priority is Priority.BATCH
+        self.order = self.arrived_s, self.ticket
 
     @classmethod
     def submitted(cls, submit: Submit, gateway: str, now: float, ticket: int, *, newcomer: bool) -> "Request":
@@ -159,11 +162,6 @@ class Request:
         return self.prompt_tokens + self.emitted_tokens
 
     @property
-    def order(self) -> tuple[float, int]:
-        """Its age: the smaller waits longer."""
-        return self.arrived_s, self.ticket
-
-    @property
     def context_tokens(self) -> int:
         """The most it can ever hold."""
         return self.prompt_tokens + self.max_tokens
@@ -202,12 +200,6 @@ class Request:
         return 1 if self.by_page else remaining_tokens(self.reserved_until, emitted, self.max_tokens)
 
     @property
-    def expected_work(self) -> float:
-        """What it is expected to cost yet, in output tokens."""
-        context = self.prompt_tokens + self.emitted_tokens
-        return self.expected_remaining(self.emitted_tokens) + context / PROMPT_TOKENS
-
-    @property
     def predicted_cost(self) -> float:
         """What the whole request is expected to cost, in output tokens: the p50, or half of its reservation."""
         return self.cost_of(max(self.emitted_tokens, self.median_tokens))
@@ -237,6 +229,11 @@ class Request:
         """Any class will do; only while it is out of the queue's order."""
         assert self._phase is Phase.WAITING, self
         self.awaited_class = ""
+
+    def expect_work(self) -> None:
+        """Estimate what it is expected to cost yet, before it waits in an order that asks for it."""
+        context = self.prompt_tokens + self.emitted_tokens
+        self.expected_work = self.expected_remaining(self.emitted_tokens) + context / PROMPT_TOKENS
 
     def assign(self, epoch: Epoch, placement: Placement) -> None:
         """Out of the queue, onto runners."""

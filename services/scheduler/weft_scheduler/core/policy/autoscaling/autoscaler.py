@@ -81,8 +81,8 @@ class PoolCapacity:
 class Autoscaler:
     """Wanted runners and victims of one pool. A victim takes nothing new; what runs there runs on."""
 
-    def __init__(self) -> None:
-        self.capacity = PoolCapacity()
+    def __init__(self, capacity: PoolCapacity) -> None:
+        self.capacity = capacity
         self.throughput = TokenThroughput()
         self.wanted = PhaseCounts()  # by the phase of their groups
         self.victims: list[str] = []  # uuids, the first to go first

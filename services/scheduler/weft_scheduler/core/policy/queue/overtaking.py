@@ -79,12 +79,12 @@ class QueuePass(Generic[R]):
     ) -> None:
         self._kept, self._queue, self._placement, self._shares = kept, queue, placement, shares
         self._bound, self._window = bound, window
-        self._begin()
+        self._closed: set[RunnerShape] = set()
 
     @property
     def closed(self) -> set[RunnerShape]:
         """Shapes of which no runner takes anything new in this pass."""
-        return self._kept.closed
+        return self._closed
 
     def offers(self) -> Iterator[Offer[R]]:
         """Offer each tenant's requests in its turn, first those that were overtaken `bound` times, by age.
@@ -96,7 +96,6 @@ class QueuePass(Generic[R]):
             yield from self._one_pass()
             if len(self._queue) == waiting or not self._is_outdated:
                 return
-            self._begin()
 
     def tried(self, request: R, *, placed: bool) -> None:
         """Take the answer to an offer: the request was placed, or no runner can take it now."""
@@ -130,28 +129,19 @@ class QueuePass(Generic[R]):
 
     def close(self, shapes: Iterable[RunnerShape]) -> None:
         """Let runners of those shapes take nothing new."""
-        self._kept.closed.update(shapes)
+        self._closed.update(shapes)
 
     # ------------------------------------------------------------ the pass
 
-    def _begin(self) -> None:
-        kept = self._kept
-        if kept.closed:
-            kept.blocked.clear()
-        kept.closed, kept.reach, kept.frontier = set[RunnerShape](), {}, None
-        self._key: Key = FIRST  # of the latest offer
-        self._next = deque[R]()  # to be offered before anybody else
-        self._tried = set[str]()  # ids
-        self._stayed = dict[str, R]()  # by id: offered, and still in the queue
-        self._again = set[str]()  # tenants that were held back before this pass
-        self._share = self._queue.share(self._window)
-        self._counted = Counter[tuple[str, str]]()  # tenant and lane -> those that stayed
-        self._reach = dict[tuple[str, str], Key]()
-
     def _one_pass(self) -> Iterator[Offer[R]]:
         queue, kept = self._queue, self._kept
-        if not self._placement.has_capacity(kept.closed):
+        if kept.closed:
+            kept.blocked.clear()
+        self._closed = kept.closed = set()
+        kept.reach, kept.frontier = {}, None
+        if not self._placement.has_capacity(self._closed):
             return
+        self._begin()
         for request in self._turns():
             self._next.append(request)
             while self._next:
@@ -164,10 +154,20 @@ class QueuePass(Generic[R]):
                 yield Offer(offered, offered.id in self._tried, blocked, drains)
             if request.id in queue:
                 self._stays(request)
-            if not self._placement.has_capacity(kept.closed):
+            if not self._placement.has_capacity(self._closed):
                 return
         if self._bound and not kept.starved:  # those are offered out of their order
             kept.reach = self._reach
+
+    def _begin(self) -> None:
+        self._key: Key = FIRST  # of the latest offer
+        self._next: deque[R] = deque()  # to be offered before anybody else
+        self._tried: set[str] = set()  # ids
+        self._stayed: dict[str, R] = {}  # by id: offered, and still in the queue
+        self._again: set[str] = set()  # tenants that were held back before this pass
+        self._share = self._queue.share(self._window)
+        self._counted: dict[tuple[str, str], int] = {}  # tenant and lane -> those that stayed
+        self._reach: dict[tuple[str, str], Key] = {}
 
     def _turns(self) -> Iterator[R]:
         """Yield the next request of the tenant with the smallest counter that has one and is not held back.
@@ -214,8 +214,8 @@ class QueuePass(Generic[R]):
         """Keep one that was offered and waits on: the last one of a full window is how far its lane is offered."""
         self._stayed[request.id] = request
         lane = request.tenant, request.awaited_class
-        self._counted[lane] += 1
-        if self._counted[lane] == self._share:
+        counted = self._counted[lane] = self._counted.get(lane, 0) + 1
+        if counted == self._share:
             self._reach[lane] = self._queue.key_of(request)
 
     @property
@@ -226,4 +226,4 @@ class QueuePass(Generic[R]):
         wait. Where a tenant waits no more the window is shared by fewer.
         """
         more = self._queue.share(self._window) > self._share
-        return bool(self._kept.closed or (self._reach and more))
+        return bool(self._closed or (self._reach and more))

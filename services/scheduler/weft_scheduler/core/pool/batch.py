@@ -16,8 +16,11 @@ class BatchRequests:
         self.total = 0  # that wait or run
         self.running = 0
         self.headroom = Headroom()  # that they leave on each runner
-        self.crowded: set[str] = set()  # uuids of runners that have no more places than that
         self._passed_over = False
+
+    def wait_in(self, queue: WaitingQueue[Request]) -> None:
+        """Let those that wait wait in another queue."""
+        self.queue = queue
 
     def pass_over(self) -> None:
         """Interactive requests wait: what changes meanwhile is not looked at for those that wait here."""
@@ -30,13 +33,6 @@ class BatchRequests:
         due = self._passed_over or any(map(lt, headroom, self.headroom))
         self.headroom, self._passed_over = headroom, False
         return due
-
-    def crowd(self, uuid: str, sequences: int, max_sequences: int) -> None:
-        """Note a runner that has so many sequences. Of its places at most half are left to interactive requests."""
-        if sequences + min(self.headroom.sequences, max_sequences // 2) >= max_sequences:
-            self.crowded.add(uuid)
-        else:
-            self.crowded.discard(uuid)
 
     def count(self, requests: int, running: int) -> None:
         """Count requests that come (or go, negative), and those that are on runners."""

@@ -1,0 +1,220 @@
+"""A pool's runners: who is there, what each adds, and the index by which requests are placed on them."""
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import TypeVar
+
+from weft.domain.routes import PoolSpec
+from weft.domain.runner import RunnerRole
+from weft_scheduler.core.model.adapters import PoolAdapters
+from weft_scheduler.core.model.runner import RunnerAccount
+from weft_scheduler.core.policy.autoscaling.autoscaler import Contribution, PoolCapacity
+from weft_scheduler.core.policy.placement.policy import PlacementPolicy, RunnerLoad
+from weft_scheduler.core.policy.placement.punica import Punica
+from weft_scheduler.core.policy.placement.runner_index import RunnerShape
+from weft_scheduler.core.policy.placement.splitwise import Splitwise
+from weft_scheduler.core.policy.reservation.pooled import Margin
+
+
+class ReadyRunners:
+    """The Ready runners, by what gateways and statuses are told of them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.shapes: Counter[RunnerShape] = Counter()
+        self.pages: Counter[int] = Counter()  # KV pages in all -> runners
+        self.versions: Counter[int] = Counter()  # desired version -> runners
+        self.min_context_tokens = 0  # the smallest limit of any; the last known while there are none
+        self.min_pages = 0  # the fewest pages in all of any; likewise
+
+    def put(self, runner: RunnerAccount, version: int | None) -> None:
+        """Count a runner as Ready with that desired version; None: it is not Ready."""
+        before = runner.ready(version)
+        if before is not None:
+            _decrement(self.versions, before)
+            _decrement(self.shapes, runner.shape)
+            _decrement(self.pages, runner.total_pages)
+        if version is not None:
+            self.versions[version] += 1
+            self.shapes[runner.shape] += 1
+            self.pages[runner.total_pages] += 1
+        self.count += (version is not None) - (before is not None)
+        contexts = (shape.max_context_tokens for shape in self.shapes)
+        self.min_context_tokens = min(contexts, default=self.min_context_tokens)
+        self.min_pages = min(self.pages, default=self.min_pages)
+
+
+class PoolFleet:
+    """The runners of a pool. `adapters`: of the pool, of which runners hold the pinned ones."""
+
+    def __init__(self, spec: PoolSpec, adapters: PoolAdapters) -> None:
+        self._spec, self._adapters = spec, adapters
+        self.runners: dict[str, RunnerAccount] = {}  # those that have been confirmed, by uuid
+        self.confirmed_shapes: Counter[RunnerShape] = Counter()
+        self.accepting: Counter[tuple[RunnerRole, RunnerShape]] = Counter()  # runners that take more now or soon
+        self.ready = ReadyRunners()
+        self.draining: dict[str, None] = {}  # an ordered set of uuids of runners that end
+        self.load_failures: dict[str, dict[str, str]] = {}  # adapter -> uuid -> why its load failed there
+        self.capacity = PoolCapacity()
+        self.margin = Margin()  # of pooled admission
+        self.placement = new_placement(spec)
+        self.prefers_packing = False  # full batches are preferred to idle runners
+        self.crowded: set[str] = set()  # uuids of runners without a place that batch requests may have
+        self.roles_stale = False  # runners that take something new have come or gone
+        self._left = 0  # places of each runner that batch requests leave
+
+    # ------------------------------------------------------------ questions
+
+    def fitting_shapes(self, rank: int, context_tokens: int) -> list[RunnerShape]:
+        """Return the shapes of confirmed runners that could ever take such a request."""
+        return [shape for shape in self.confirmed_shapes if shape.fits(rank, context_tokens)]
+
+    def accepts(self, rank: int, context_tokens: int, numerics_class: str) -> bool:
+        """True where a runner of that class takes such a request now or soon."""
+        return any(shape.fits(rank, context_tokens, numerics_class) for _, shape in self.accepting)
+
+    def runners_of_roles(self) -> Counter[RunnerRole]:
+        """Return how many of those that accept are wanted in each role."""
+        counts = Counter[RunnerRole]()
+        for (role, _), runners in self.accepting.items():
+            counts[role] += runners
+        return counts
+
+    def load_of(self, runner: RunnerAccount) -> RunnerLoad | None:
+        """Return what placement indexes of a runner; None where nothing fits."""
+        return runner.load(self._adapters.pinned, packs=self.prefers_packing)
+
+    # ------------------------------------------------------------ who is there
+
+    def confirm(self, runner: RunnerAccount) -> bool:
+        """Take in a runner that has been confirmed. True where it is the only one."""
+        first = not self.confirmed_shapes
+        runner.limit(self._spec.slo_token_time_s)
+        self.runners[runner.id.uuid] = runner
+        self.confirmed_shapes[runner.shape] += 1
+        return first
+
+    def unconfirm(self, runner: RunnerAccount) -> bool:
+        """Count a runner that is not confirmed any more; its accounts stay. True where it was the last of its shape."""
+        _decrement(self.confirmed_shapes, runner.shape)
+        return runner.shape not in self.confirmed_shapes
+
+    def forget(self, runner: RunnerAccount) -> None:
+        """Forget a runner that is gone, and what it contributed."""
+        uuid = runner.id.uuid
+        self.runners.pop(uuid, None)
+        self.draining.pop(uuid, None)
+        self.crowded.discard(uuid)
+        self.placement.remove(uuid)
+        self._count(runner, None, ())
+        self.set_errors(runner, [*runner.errors], gone=True)
+
+    def drains(self, runner: RunnerAccount) -> None:
+        """Note that a runner ends, or serves again after all."""
+        if runner.figures.draining:
+            self.draining[runner.id.uuid] = None
+        else:
+            self.draining.pop(runner.id.uuid, None)
+
+    def set_errors(self, runner: RunnerAccount, digests: Iterable[str], *, gone: bool = False) -> None:
+        """Note the load errors of those digests on a runner, which have changed."""
+        for digest in digests:
+            error = "" if gone else runner.errors.get(digest, "")
+            if error:
+                self.load_failures.setdefault(digest, {})[runner.id.uuid] = error
+            elif (failures := self.load_failures.get(digest)) is not None:
+                failures.pop(runner.id.uuid, None)
+                if not failures:
+                    del self.load_failures[digest]
+
+    # ------------------------------------------------------------ accounts
+
+    def update(self, runner: RunnerAccount) -> bool:
+        """Index a runner again, and count what it contributes. True where that has changed."""
+        runner.settle(self.margin.deviations)
+        pinned = self._adapters.pinned
+        standing = runner.standing(pinned, split=self._spec.split)
+        if standing == runner.counted:
+            return False
+        self._count(runner, runner.contributes(pinned), standing)
+        self._index(runner)
+        self._crowd(runner)
+        return True
+
+    def follow(self, spec: PoolSpec) -> None:
+        """Serve by that spec's objective for tokens, and in its phases."""
+        before, self._spec = self._spec, spec
+        if spec.slo_token_time_s != before.slo_token_time_s:
+            for runner in self.runners.values():
+                runner.limit(spec.slo_token_time_s)
+                self.update(runner)
+        if (spec.split, spec.kv_across_classes) != (before.split, before.kv_across_classes):
+            self.placement, self.roles_stale = new_placement(spec), True
+            for runner in self.runners.values():
+                self.update(runner)
+            self._index_all()
+
+    def pack(self, *, prefer: bool) -> None:
+        """Prefer full batches to idle runners from now on, or not."""
+        if prefer != self.prefers_packing:
+            self.prefers_packing = prefer
+            self._index_all()
+
+    def leave_room(self, places: int) -> None:
+        """Let batch requests leave so many places free on each runner."""
+        if places != self._left:
+            self._left = places
+            for runner in self.runners.values():
+                self._crowd(runner)
+
+    def planned(self) -> None:
+        """Note that the roles are those of the runners that there are."""
+        self.roles_stale = False
+
+    def _crowd(self, runner: RunnerAccount) -> None:
+        """Of a runner's places at most half are left to interactive requests."""
+        if runner.spec is None:
+            return
+        places = runner.spec.max_sequences
+        if runner.working_set + min(self._left, places // 2) >= places:
+            self.crowded.add(runner.id.uuid)
+        else:
+            self.crowded.discard(runner.id.uuid)
+
+    def _index_all(self) -> None:
+        for runner in self.runners.values():
+            self._index(runner)
+
+    def _index(self, runner: RunnerAccount) -> None:
+        load = self.load_of(runner)
+        if load is not None:
+            self.placement.update(load)
+        else:
+            self.placement.remove(runner.id.uuid)
+
+    def _count(self, runner: RunnerAccount, after: Contribution | None, standing: tuple[object, ...]) -> None:
+        before, accepted = runner.contribution, runner.accepting
+        runner.count(standing, after)
+        if after != before:
+            self.capacity.replace(before, after)
+        if (runner.accepting is None) != (accepted is None) and self._spec.split:
+            self.roles_stale = True
+        if runner.accepting is not accepted:
+            if accepted is not None:
+                _decrement(self.accepting, (accepted, runner.shape))
+            if runner.accepting is not None:
+                self.accepting[runner.accepting, runner.shape] += 1
+
+
+def new_placement(spec: PoolSpec) -> PlacementPolicy:
+    """Return the placement of that spec's phases."""
+    return Splitwise(spec.kv_across_classes) if spec.split else Punica()
+
+
+K = TypeVar("K")
+
+
+def _decrement(counter: Counter[K], key: K) -> None:
+    counter[key] -= 1
+    if not counter[key]:
+        del counter[key]

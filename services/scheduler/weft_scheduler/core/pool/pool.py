@@ -1,0 +1,97 @@
+"""A pool, known by name: from the registry, from a runner or from a request."""
+
+from weft.domain.ids import BASE
+from weft.domain.routes import PoolRoute, PoolSpec, Route
+from weft_scheduler.core.config import SchedulerConfig
+from weft_scheduler.core.model.adapters import PoolAdapters
+from weft_scheduler.core.model.request import Request
+from weft_scheduler.core.policy import queue, reservation
+from weft_scheduler.core.policy.consolidation.consolidation import MODES
+from weft_scheduler.core.policy.placement.splitwise import can_split
+from weft_scheduler.core.pool.fleet import PoolFleet
+from weft_scheduler.core.pool.queue import PoolQueue
+from weft_scheduler.core.pool.scaling import PoolScaling
+
+DEFAULTS = PoolSpec("")
+POLICIES = {
+    "queue": queue.POLICIES,
+    "reservation": reservation.POLICIES,
+    "consolidation": MODES,
+    "phases": ("unified", "split"),
+}
+
+
+class Pool:
+    """One pool: its spec, and its parts. Each part's fields are written by that part alone."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.spec: PoolSpec | None = None
+        self.adapters = PoolAdapters()
+        self.fleet = PoolFleet(DEFAULTS, self.adapters)
+        self.waiting = PoolQueue(DEFAULTS, self.fleet.capacity)
+        self.scaling = PoolScaling(DEFAULTS, self.fleet.capacity)
+
+    # ------------------------------------------------------------ the registry's view
+
+    @property
+    def declared(self) -> PoolSpec:
+        """The registry's spec, or the defaults of a pool that it has not declared."""
+        return self.spec or DEFAULTS
+
+    @property
+    def in_use(self) -> bool:
+        """True while there is a reason to remember it."""
+        return self.spec is not None or bool(self.waiting.requests or self.fleet.runners or self.adapters.by_uid)
+
+    @property
+    def is_served(self) -> bool:
+        """True where gateways know of it."""
+        return bool(self.declared.base_digest)
+
+    def declare(self, spec: PoolSpec | None) -> None:
+        """Serve by the registry's spec; None: it has removed the pool. A new policy gets the pool's state."""
+        before, self.spec = self.declared, spec
+        after = self.declared
+        self.fleet.follow(after)
+        if (after.slo_ttft_s, after.slo_token_time_s) != (before.slo_ttft_s, before.slo_token_time_s):
+            self.scaling.follow(after)
+        if (after.queue, after.tenant_weights) != (before.queue, before.tenant_weights):
+            self.waiting.follow(after, self.work_per_s)
+
+    def drain_s(self, config: SchedulerConfig) -> float:
+        """Return how long streams of a replaced or deleted digest may run on, in seconds."""
+        return self.declared.drain_s or config.drain_s
+
+    def route(self) -> PoolRoute | None:
+        """Return what gateways know of it; None: it is not served."""
+        ready = self.fleet.ready
+        return self.declared.route(ready.count, ready.min_context_tokens) if self.is_served else None
+
+    def base_route(self) -> Route | None:
+        """Return the name of its base model; None: it serves none."""
+        spec = self.spec
+        if spec is None or not (spec.base_digest and spec.base_model_name):
+            return None
+        namespace = spec.name.partition("/")[0]
+        return Route(spec.base_model_name, namespace, spec.name, BASE, 0, f"pool:{spec.name}", spec.created_unix_s)
+
+    # ------------------------------------------------------------ what concerns several parts
+
+    @property
+    def work_per_s(self) -> float:
+        """Tokens that its runners compute in a second, of prompts and answers; 0.0: nothing was measured yet."""
+        return self.scaling.autoscaler.throughput.per_s() * sum(self.fleet.accepting.values())
+
+    @property
+    def prompt_tokens_per_s(self) -> float:
+        """Tokens of prompts that the runners that compute prompts now compute in a second, as measured at start."""
+        return self.fleet.capacity.sum.prefill_tokens_per_s
+
+    def splits(self, request: Request) -> bool:
+        """True where a request's two phases may run on two runners."""
+        spec = self.declared
+        if not spec.split or request.one_runner:
+            return False
+        rank = self.adapters.rank(request.adapter)
+        return can_split(self.fleet.accepting, rank, request.context_tokens, spec.kv_across_classes)

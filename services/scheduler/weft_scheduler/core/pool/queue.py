@@ -1,0 +1,156 @@
+"""What waits in a pool, and whose turn it is: its queues, its tenants, and the sums of what waits."""
+
+from collections import Counter
+
+from weft.domain.routes import PoolSpec
+from weft_scheduler.core.model.request import Request
+from weft_scheduler.core.policy import queue
+from weft_scheduler.core.policy.autoscaling.autoscaler import PoolCapacity
+from weft_scheduler.core.policy.queue.overtaking import Overtaking
+from weft_scheduler.core.policy.queue.tenant_shares import TenantShares
+from weft_scheduler.core.policy.queue.token_counters import TokenCounters
+from weft_scheduler.core.policy.queue.waiting_queue import WaitingQueue
+from weft_scheduler.core.pool.batch import BatchRequests
+
+BEYOND_SHARE_S = 10.0  # prompts of tenants within their share that arrive so much later are computed before
+
+
+class PoolQueue:
+    """The requests of a pool. Sums, tenants and counts are of interactive ones, unless they say otherwise."""
+
+    def __init__(self, spec: PoolSpec, capacity: PoolCapacity) -> None:
+        self.queue = _queue_of(spec)
+        self.overtaking = Overtaking[Request]()
+        self.shares = TenantShares(self.queue.counters, capacity)
+        self.batch = BatchRequests(_queue_of(spec))
+        self.requests: dict[str, dict[str, None]] = {}  # adapter -> ids of its requests, batch requests too
+        self.running = 0  # on runners, batch requests too
+        self.queued_by_adapter: Counter[str] = Counter()
+        self.queued_tokens = self.queued_work = self.queued_prompt_tokens = 0
+        self._recheck = False
+
+    # ------------------------------------------------------------ who is there
+
+    def add(self, request: Request) -> None:
+        """Take a request in."""
+        if request.batch:
+            self.batch.count(1, 0)
+        else:
+            self.shares.add(request.tenant)
+        self.requests.setdefault(request.adapter, {})[request.id] = None
+
+    def remove(self, request: Request) -> bool:
+        """Forget a request. True where it was the last one of its adapter."""
+        if request.batch:
+            self.batch.count(-1, 0)
+        else:
+            self.shares.remove(request.tenant)
+        ids = self.requests[request.adapter]
+        del ids[request.id]
+        if not ids:
+            del self.requests[request.adapter]
+        return not ids
+
+    def request_ids(self) -> list[str]:
+        """Return the ids of all requests, in a fixed order."""
+        return sorted(request_id for ids in self.requests.values() for request_id in ids)
+
+    def count_running(self, request: Request, by: int) -> None:
+        """Count a request that is on a runner (1), or was (-1)."""
+        self.running += by
+        if request.batch:
+            self.batch.count(0, by)
+        else:
+            self.shares.count_running(request.tenant, by)
+
+    # ------------------------------------------------------------ who waits
+
+    def queue_of(self, request: Request) -> WaitingQueue[Request]:
+        """Return the queue of a request's priority."""
+        return self.batch.queue if request.batch else self.queue
+
+    def overtaking_of(self, request: Request) -> Overtaking[Request]:
+        """Return the counts of the queue of a request's priority."""
+        return self.batch.overtaking if request.batch else self.overtaking
+
+    def enqueue(self, request: Request, work_per_s: float) -> None:
+        """Let a request wait. `work_per_s`: tokens that the pool computes in a second, for an order that ages."""
+        self._push(request, work_per_s)
+        if request.batch:
+            return
+        self.queued_by_adapter[request.adapter] += 1
+        self.queued_tokens += request.queued_tokens
+        self.queued_work += request.queued_work
+        self.queued_prompt_tokens += request.prompt_tokens
+
+    def dequeue(self, request: Request) -> None:
+        """Let a request wait no longer. Raises KeyError where it does not."""
+        self.queue_of(request).remove(request)
+        self.overtaking_of(request).forget(request.id)
+        if request.batch:
+            return
+        self.queued_tokens -= request.queued_tokens
+        self.queued_work -= request.queued_work
+        self.queued_prompt_tokens -= request.prompt_tokens
+        self.queued_by_adapter[request.adapter] -= 1
+        if not self.queued_by_adapter[request.adapter]:
+            del self.queued_by_adapter[request.adapter]
+
+    def stop_awaiting_class(self, request: Request, work_per_s: float) -> None:
+        """Let a queued request wait for any numerics class; it keeps its place by age."""
+        self.queue_of(request).remove(request)
+        request.stop_awaiting_class()
+        self._push(request, work_per_s)
+
+    def follow(self, spec: PoolSpec, work_per_s: float) -> None:
+        """Let what waits wait in the order, and by the weights, of that spec."""
+        waiting = sorted((*self.queue, *self.batch.queue), key=lambda request: request.order)
+        self.queue = _queue_of(spec)
+        self.batch.wait_in(_queue_of(spec))
+        self.shares.follow(self.queue.counters)
+        for request in waiting:
+            self._push(request, work_per_s)
+
+    def recheck(self) -> None:
+        """Let the next cycle reject what has become infeasible."""
+        self._recheck = True
+
+    def take_recheck(self) -> bool:
+        """True where queued requests may have become infeasible since the last call."""
+        recheck, self._recheck = self._recheck, False
+        return recheck
+
+    def _push(self, request: Request, work_per_s: float) -> None:
+        waiting = self.queue_of(request)
+        if waiting.policy.ages:
+            request.expect_work()
+        waiting.push(request, work_per_s)
+
+    # ------------------------------------------------------------ tenants
+
+    def charge(self, request: Request, load_tokens: float) -> None:
+        """Charge a request's tenant for what it is expected to cost, and for loading its adapter, in output tokens."""
+        more = request.charge(max(request.charged, request.predicted_cost))
+        self.queue_of(request).counters.charge(request.tenant, more + load_tokens)
+
+    def settle(self, request: Request, output_tokens: int) -> None:
+        """Charge the tenant of a request that is over for what was computed, and for no prediction any more."""
+        if request.charged:
+            more = request.charge(request.cost_of(output_tokens))
+            self.queue_of(request).counters.charge(request.tenant, more)
+
+    def delay_s(self, request: Request, now: float) -> float:
+        """Return what the arrival of a request that leaves the queue is delayed by, in the order of prompts.
+
+        The prompts of a tenant that runs more than its share come after those that others bring within a while: else
+        each of those waited for the prompts that a flood has on the runner already.
+        """
+        if request.batch:
+            return self.batch.queue.delay_s(request, now, alone=True)  # its prompt comes after interactive ones anyway
+        alone = self.shares.is_alone()
+        beyond = not alone and self.shares.is_beyond(request.tenant)
+        return self.queue.delay_s(request, now, alone=alone) + beyond * BEYOND_SHARE_S
+
+
+def _queue_of(spec: PoolSpec) -> WaitingQueue[Request]:
+    return WaitingQueue(queue.POLICIES[spec.queue](), TokenCounters(dict(spec.tenant_weights)))

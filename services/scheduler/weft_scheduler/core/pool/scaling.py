@@ -1,0 +1,50 @@
+"""What a pool's size and roles follow: rates, expected work, and the objectives that it keeps."""
+
+from weft.domain.routes import PhaseCounts, PoolSpec, RoleCounts
+from weft_scheduler.core.model.request import Request
+from weft_scheduler.core.policy.autoscaling.autoscaler import Autoscaler, PhaseBounds, PoolCapacity
+from weft_scheduler.core.policy.autoscaling.throughput import DecayedRate, ReusedShare
+from weft_scheduler.core.policy.phases.roles import RolePlan
+from weft_scheduler.core.policy.priority.headroom import InteractiveArrivals
+from weft_scheduler.core.policy.slo.attainment import ServiceLevel
+
+
+class PoolScaling:
+    """The autoscaler and the roles of a pool, and what they go by. `capacity`: of its runners."""
+
+    def __init__(self, spec: PoolSpec, capacity: PoolCapacity) -> None:
+        self.autoscaler = Autoscaler(capacity)
+        self.roles = RolePlan()
+        self.arrivals = InteractiveArrivals()
+        self.departures = DecayedRate()  # of interactive requests
+        self.reuse = ReusedShare()
+        self.service_level = ServiceLevel(spec.slo_ttft_s, spec.slo_token_time_s)
+        self._published_roles: tuple[RoleCounts, float] | None = None  # and when
+
+    def follow(self, spec: PoolSpec) -> None:
+        """Judge requests by that spec's objectives."""
+        self.service_level = ServiceLevel(spec.slo_ttft_s, spec.slo_token_time_s)
+
+    def arrive(self, request: Request, now: float) -> None:
+        """Count a newcomer: what is expected of the next ones follows interactive ones alone."""
+        if not request.batch:
+            self.roles.work.observe(request.prompt_tokens, request.median_tokens)
+            self.arrivals.count(now, request.prompt_tokens, request.footprint_tokens)
+
+    def phase_bounds(self, spec: PoolSpec) -> PhaseBounds:
+        """Return what bounds the runners of each phase; nothing where phases are not split."""
+        if not spec.split:
+            return PhaseBounds()
+        return PhaseBounds(spec.groups, PhaseCounts(prompt=1, token=1), self.roles.prompt_share)
+
+    def published_roles(self, counts: RoleCounts, now: float, least_s: float) -> tuple[RoleCounts, float]:
+        """Return the counts to publish, and when others may be: where as many runners change roles, `least_s` later."""
+        if self._published_roles is not None:
+            last, published_s = self._published_roles
+            if last[:3] == counts[:3]:
+                return last, now
+            if sum(last[:3]) == sum(counts[:3]) and now < published_s + least_s:
+                return last, published_s + least_s
+        counts = counts._replace(why=self.roles.why)
+        self._published_roles = counts, now
+        return counts, now
