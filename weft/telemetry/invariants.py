@@ -51,20 +51,3 @@ def report(error: Exception) -> str:
     log.error("an invariant does not hold", extra=fields)
     VIOLATIONS.labels(name).inc()
     return name
-
-
-class IdleCheck:
-    """When to check: once after each activity, at the first period without any."""
-
-    def __init__(self) -> None:
-        self._active = self._unchecked = False
-
-    def active(self) -> None:
-        """Something happened that may have changed the state."""
-        self._active = True
-
-    def due(self) -> bool:
-        """Whether to check now; called at a fixed period."""
-        due = self._unchecked and not self._active
-        self._active, self._unchecked = False, self._active
-        return due

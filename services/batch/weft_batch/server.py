@@ -6,7 +6,7 @@ import logging
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,12 +29,13 @@ from weft.domain.batch import (
     RunLine,
     RunLines,
 )
-from weft.domain.machine import TICK, Closed, Connected, Kind, Peer, Received, Send
+from weft.domain.machine import Closed, Connected, Kind, Peer, Received, Send
+from weft.machine_shell import MachineShell
 from weft.store import batches, fencing_terms
 from weft.store.batches import StoredResult, UnfinishedBatch
 from weft.store.errors import Conflict, StoreUnavailable, Superseded
 from weft.store.files import ROLE
-from weft.telemetry.invariants import IdleCheck, InvariantViolated, violation
+from weft.telemetry.invariants import InvariantViolated
 from weft.telemetry.logs import kv
 from weft.telemetry.tracing import RequestSpan, Tracer
 from weft.wire.codec.batch import GATEWAY_TO_BATCH, in_messages
@@ -47,6 +48,7 @@ from weft_batch.core.batches import (
     Batches,
     BatchGone,
     CancelAsked,
+    Effect,
     Event,
     Finalize,
     Give,
@@ -129,13 +131,13 @@ class BatchServer:
         self.responses = responses
         self._lines = InputLines(storage)
         self._open: dict[str, _OpenBatch] = {}
+        self._given: defaultdict[tuple[Peer, str], list[int]] = defaultdict(list)  # by the event that is handled
         self._streams: dict[Peer, _Stream] = {}
         self._connections: set[_Stream] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._work = asyncio.Semaphore(WORK_AT_ONCE)
-        self._wake, self._closed = asyncio.Event(), asyncio.Event()
-        self._idle = IdleCheck()
-        self._failed: BaseException | None = None
+        self._closed = asyncio.Event()
+        self._shell = MachineShell(self.core, self._perform, handle=self._handle, on_failure=self._closed.set)
         self.replaced = False
 
     @property
@@ -144,28 +146,31 @@ class BatchServer:
         return REPLACED if self.replaced else self.writer.trouble
 
     def handle(self, event: Event) -> None:
-        """What follows from an event."""
-        if self.replaced or self._closed.is_set():
-            return
-        self._idle.active()
-        given: defaultdict[tuple[Peer, str], list[int]] = defaultdict(list)
-        for effect in self.core.handle(event, time.monotonic()):
-            match effect:
-                case Give():
-                    given[effect.peer, effect.batch_id].append(effect.line)
-                case Send():
-                    if stream := self._streams.get(effect.peer):
-                        stream.outbox.put(effect.message)
-                case StoreResult():
-                    self._store(effect.result)
-                case Validate():
-                    self._spawn(self._validate(effect.batch_id))
-                case Finalize():
-                    self._spawn(self._finalize(effect.batch_id, effect.ending))
+        """Feed the machine an event, unless this service has ended or is replaced."""
+        if not (self.replaced or self._closed.is_set()):
+            self._shell.feed(event)
+
+    def _handle(self, event: Event, now: float) -> Iterator[Effect]:
+        """Give what follows from an event. Once it is performed, lines of a batch for a gateway leave together."""
+        yield from self.core.handle(event, now)
+        given, self._given = self._given, defaultdict(list)
         for (peer, batch_id), lines in given.items():
             if (batch := self._open.get(batch_id)) and (stream := self._streams.get(peer)):
                 self._spawn(self._send_lines(stream, batch, lines))
-        self._wake.set()
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Give():
+                self._given[effect.peer, effect.batch_id].append(effect.line)
+            case Send():
+                if stream := self._streams.get(effect.peer):
+                    stream.outbox.put(effect.message)
+            case StoreResult():
+                self._store(effect.result)
+            case Validate():
+                self._spawn(self._validate(effect.batch_id))
+            case Finalize():
+                self._spawn(self._finalize(effect.batch_id, effect.ending))
 
     async def load(self, *, sole: bool) -> None:
         """Go on where the process before this one ended. `sole`: no other can be writing files.
@@ -182,19 +187,20 @@ class BatchServer:
             self._add(batch)
 
     async def run(self, *, shared: bool) -> None:
-        """Writer and timers, until drained or one of them fails. `shared`: another service may take over."""
-        work = [self.writer.run(), self._tick(), self._update_metrics(), self._housekeeping()]
+        """Writer and what is periodic, until drained or something fails. `shared`: another service may take over."""
+        work = [self.writer.run(), self._update_metrics(), self._housekeeping()]
         if shared:
             work.append(self._watch_term())
         running = [asyncio.create_task(self._fenced(one)) for one in work]
         try:
             await self._closed.wait()
         finally:
+            self._shell.close()
             for task in (*running, *self._tasks):
                 task.cancel()
             await asyncio.gather(*running, *self._tasks, return_exceptions=True)
-        if self._failed is not None:
-            raise self._failed
+        if self._shell.failure is not None:
+            raise self._shell.failure
 
     async def drain(self) -> None:
         """Store the results that have come (within `DRAIN_S`; other lines run again), then end streams and `run`."""
@@ -397,23 +403,11 @@ class BatchServer:
 
     # ------------------------------------------------------------------------------------------ time, ends
 
-    async def _tick(self) -> None:
-        while True:
-            self._wake.clear()
-            deadline = self.core.next_deadline()
-            if deadline is not None and deadline <= time.monotonic():
-                self.handle(TICK)
-                await asyncio.sleep(0)
-                continue
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(None if deadline is None else deadline - time.monotonic()):
-                    await self._wake.wait()
-
     async def _update_metrics(self) -> None:
         counters = LineCounters()
         while True:
             counters = metrics.update(self.core, counters)
-            if self._idle.due() and (broken := violation(self.core.check)):
+            if broken := self._shell.check_idle():
                 raise InvariantViolated(broken)  # the next process knows all from the store
             await asyncio.sleep(UPDATE_EVERY_S)
 
@@ -448,14 +442,14 @@ class BatchServer:
         except Superseded as error:
             self.give_up(error)
         except Exception as error:  # noqa: BLE001 (`run` raises it)
-            self._failed = self._failed or error
-            self._closed.set()
+            self._shell.fail(error)
 
     def give_up(self, error: Superseded) -> None:
         """A newer service has taken over: no line is given out any more."""
         if not self.replaced:
             log.warning(REPLACED, extra=kv(term=self.term, reason=error))
             self.replaced = True
+            self._shell.close()
             self._end_streams()
 
     def _end_streams(self) -> None:

@@ -9,16 +9,17 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import grpc.aio
 
-from weft.domain.machine import TICK, Close, Kind, PersistTerm, Received, Send
+from weft.domain.machine import Close, Kind, PersistTerm, Received, Send
 from weft.domain.request import Reject, Submit
 from weft.leadership.errors import LeadershipLost
 from weft.leadership.standby import Turn
-from weft.telemetry.invariants import IdleCheck, InvariantViolated, violation
+from weft.machine_shell import MachineShell
+from weft.telemetry.invariants import InvariantViolated
 from weft.telemetry.logs import kv
 from weft.telemetry.tracing import Tracer
 from weft.wire.errors import peer_errors
@@ -74,21 +75,23 @@ class Server(rpc.SchedulerServicer):
         Once `turn` is lost it decides nothing more.
         """
         self._turn = turn or Turn()
-        self._terms, self._stop, self._clock = terms, stop, clock
+        self._terms, self._stop = terms, stop
         self._metrics = metrics or SchedulerMetrics()
         term = terms.next(self._turn.term)
         self.core = Scheduler(config, term)
+        self._shell = MachineShell(self.core, self._perform, clock=clock, handle=self._handle, on_failure=self._end)
         self._spans = QueueSpans(tracer, clock) if tracer else None
-        self.failure: Exception | None = None
         self._sessions = Sessions()
         self._registries = 0
-        self._idle = IdleCheck()
-        self._timer: asyncio.Handle | None = None
-        self._timer_at = 0.0  # uvloop's handle of what is due at once does not say when
         self._gauges: asyncio.TimerHandle | None = None
         log.info("term taken", extra=kv(term=term))
 
     # ------------------------------------------------------------ process
+
+    @property
+    def failure(self) -> Exception | None:
+        """What ends this process."""
+        return self._shell.failure
 
     def register(self, server: grpc.aio.Server) -> None:
         """Add the service to a server of the running loop."""
@@ -106,10 +109,10 @@ class Server(rpc.SchedulerServicer):
         self._sessions.close_all()
 
     def close(self) -> None:
-        """No more timers."""
-        for timer in (self._timer, self._gauges):
-            if timer is not None:
-                timer.cancel()
+        """Cancel the timers."""
+        self._shell.close()
+        if self._gauges is not None:
+            self._gauges.cancel()
 
     # ------------------------------------------------------------ streams
 
@@ -136,60 +139,37 @@ class Server(rpc.SchedulerServicer):
     # ------------------------------------------------------------ the machine
 
     def feed(self, event: Event) -> None:
-        """One event through the machine. What the machine or an effect raises is fatal: the process ends with it."""
-        if self.failure is not None:
-            raise self.failure
+        """Feed the machine an event. What it or an effect raises is fatal: the process ends with it."""
         try:
-            self._turn.require()
-        except LeadershipLost as error:
-            self._fail(error)
+            self._shell.feed(event)
+        except Exception as error:
+            self._shell.fail(error)
             raise
-        self._idle.active()
+
+    def _handle(self, event: Event, now: float) -> Sequence[Effect]:
+        """Decide what follows from an event, while it is this process's turn."""
+        self._turn.require()
         if self._spans is not None and isinstance(event, Received):
             self._spans.received(event.message)
         submit = isinstance(event, Received) and isinstance(event.message, Submit)
-        try:
-            with self._metrics.placement.time() if submit else contextlib.nullcontext():
-                effects = self.core.handle(event, self._clock())
-            for effect in effects:
-                self._metrics.count(effect)
-                self._execute(effect)
-        except Exception as error:
-            log.exception("fatal: the process ends", extra=kv(reason=error))
-            self._fail(error)
-            raise
-        self._set_timer()
-
-    def _tick(self) -> None:
-        self._timer = None
-        self.feed(TICK)
-
-    def _set_timer(self) -> None:
-        """One timer, never later than the next deadline; one that fires early finds nothing due and is set again."""
-        deadline = self.core.next_deadline()
-        if deadline is None:
-            return
-        loop = asyncio.get_running_loop()
-        when = loop.time() + max(0.0, deadline - self._clock())
-        if self._timer is None or self._timer_at > when:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer, self._timer_at = loop.call_at(when, self._tick), when
+        with self._metrics.placement.time() if submit else contextlib.nullcontext():
+            return self.core.handle(event, now)
 
     def _observe(self) -> None:
         self._metrics.observe(self.core.state)
-        if self._idle.due() and size(self.core.state) <= MAX_CHECKED:
-            broken = violation(self.core.check)
-            if broken in OWNERSHIP:  # it has to be beyond doubt; wrong accounts only place badly
-                self._fail(InvariantViolated(broken))
+        broken = self._shell.check_idle() if size(self.core.state) <= MAX_CHECKED else None
+        if broken in OWNERSHIP:  # it has to be beyond doubt; wrong accounts only place badly
+            self._shell.fail(InvariantViolated(broken))
         self._gauges = asyncio.get_running_loop().call_later(GAUGES_S, self._observe)
 
-    def _fail(self, error: Exception) -> None:
-        """The process ends with this; peers send the next one everything again, and no request is migrated."""
-        self.failure = error
+    def _end(self) -> None:
+        """End the process; peers send the next one everything again, and no request is migrated."""
+        if not isinstance(self.failure, LeadershipLost | InvariantViolated):
+            log.error("fatal: the process ends", exc_info=self.failure, extra=kv(reason=self.failure))
         self._stop.set()
 
-    def _execute(self, effect: Effect) -> None:
+    def _perform(self, effect: Effect) -> None:
+        self._metrics.count(effect)
         match effect:
             case Send():
                 self._sessions.send(effect.peer, effect.message)

@@ -14,12 +14,13 @@ import grpc
 import grpc.aio
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from weft.domain.machine import TICK, Close, Closed, Connected, Kind, Peer, PersistTerm, Received, Send, Tick
+from weft.domain.machine import Close, Closed, Connected, Kind, Peer, PersistTerm, Received, Send, Tick
 from weft.domain.request import OutcomeAck, OutcomeReport
 from weft.domain.routes import KeyRoute, Keys, KeysConfirmed
 from weft.domain.runner import ClusterReport, Heartbeat, RunnerSpec, SupervisorHello
 from weft.domain.text import quoted
-from weft.telemetry.invariants import IdleCheck, InvariantViolated, violation
+from weft.machine_shell import MachineShell
+from weft.telemetry.invariants import InvariantViolated
 from weft.telemetry.logs import kv
 from weft.wire.auth_interceptor import peer_names
 from weft.wire.codec.cluster import (
@@ -113,9 +114,9 @@ class SupervisorServer(SupervisorServicer):
         self._streams_of: Counter[frozenset[str]] = Counter()
         self._hellos_of: dict[frozenset[str], Rate] = {}  # one entry a namespace's certificate
         self._speaking: RunnerStream | None = None  # whose message is being handled
-        self._wake, self._closed = asyncio.Event(), asyncio.Event()
-        self._wakes_at = float("inf")  # when the timer does: later deadlines leave it alone, for most events renew one
-        self._idle = IdleCheck()
+        self._closed = asyncio.Event()
+        self._shell = MachineShell(core, self._perform, quiet=(Tick, Heartbeat), on_failure=self._closed.set)
+        self.handle = self._shell.feed
         self._cluster: Opener = SchedulerStub(scheduler).Cluster
         self.scheduler: ClientStream[Any, scheduler_pb2.SchedulerToSupervisor] = ClientStream(
             "scheduler",
@@ -132,21 +133,10 @@ class SupervisorServer(SupervisorServicer):
             on_message=lambda ack: self.feedback.acknowledge(ack.request_ids),
         )
 
-    def handle(self, event: Received | Connected | Closed | Tick) -> None:
-        """What follows from an event."""
-        if not (event is TICK or (isinstance(event, Received) and isinstance(event.message, Heartbeat))):
-            self._idle.active()
-        for effect in self.core.handle(event, time.monotonic()):
-            self._perform(effect)
-        deadline = self.core.next_deadline()
-        if deadline is not None and deadline < self._wakes_at:
-            self._wake.set()
-
     async def run(self) -> None:
-        """Links, writer and timers, until drained or one of them fails."""
-        links, writer = (self.scheduler.run(), self.predictor.run()), self.writer.run()
+        """Links, writer and metrics, until drained, or until one of them or the machine at a deadline fails."""
         async with asyncio.TaskGroup() as tasks:
-            for work in (*links, writer, self._tick(), self._update_metrics()):
+            for work in (self.scheduler.run(), self.predictor.run(), self.writer.run(), self._update_metrics()):
                 tasks.create_task(work)
 
     async def drain(self) -> None:
@@ -158,10 +148,9 @@ class SupervisorServer(SupervisorServicer):
             log.warning("outcomes left unstored: the scheduler keeps them", extra=kv(reason=self.writer.trouble))
         for stream in self._open:
             stream.outbox.close()  # runners reconnect to the supervisor that serves next; their sequences run on
-        for part in (self.writer, self.scheduler, self.predictor):
+        for part in (self.writer, self.scheduler, self.predictor, self._shell):
             part.close()
         self._closed.set()
-        self._wake.set()
 
     def set_keys(self, keys: Sequence[KeyRoute], version: int) -> None:
         """The complete list of keys in force, for the scheduler now and on every new stream."""
@@ -296,28 +285,17 @@ class SupervisorServer(SupervisorServicer):
                 runner = f"{effect.runner.uuid}/{effect.runner.incarnation}"
                 log.info(effect.text, extra=kv(runner=runner, **dict(effect.fields)))
 
-    async def _tick(self) -> None:
-        while not self._closed.is_set():
-            deadline = self.core.next_deadline()
-            if deadline is not None and deadline <= time.monotonic():
-                self.handle(TICK)
-                await asyncio.sleep(0)
-                continue
-            self._wake.clear()
-            self._wakes_at = float("inf") if deadline is None else deadline
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(None if deadline is None else deadline - time.monotonic()):
-                    await self._wake.wait()
-
     async def _update_metrics(self) -> None:
         counters = self.core.counters()
         while not self._closed.is_set():
             counters = metrics.update(self.core, counters)
             metrics.FEEDBACK_PENDING.set(len(self.feedback))
-            if self._idle.due() and (broken := violation(self.core.check)):
+            if broken := self._shell.check_idle():
                 raise InvariantViolated(broken)  # leases decide who is alive: the next process hears of all anew
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._closed.wait(), UPDATE_EVERY_S)
+        if self._shell.failure is not None:
+            raise self._shell.failure
 
 
 async def _paced(messages: AsyncIterator[Any], rate: Rate) -> AsyncIterator[Any]:

@@ -1,6 +1,7 @@
 """A supervisor whose leases are in doubt ends once nothing happens: runners tell the next one theirs."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from prometheus_client import REGISTRY
 from harness.waiting import soon
 from tests.integration.supervisor.conftest import spec_of
 from weft.domain.ids import RunnerId
-from weft.domain.machine import Connected, Received
+from weft.domain.machine import TICK, Connected, Received
 from weft.domain.runner import Heartbeat
 from weft.telemetry.invariants import InvariantViolated
 from weft.wire.streams import channel
@@ -40,11 +41,35 @@ async def test_a_runner_without_a_lease_ends_the_process(
     assert violations("check_runners") == before + 1
 
 
-async def test_heartbeats_alone_are_no_activity(store: Any, config: SupervisorConfig) -> None:
+async def test_a_machine_that_fails_at_a_deadline_ends_the_process(
+    store: Any, config: SupervisorConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = Supervisor(replace(config, lease_s=0.01))
+    handle = core.handle
+
+    def broken(event: Any, now: float) -> Any:
+        if event is TICK:
+            raise KeyError("a mistake of ours")
+        return handle(event, now)
+
+    monkeypatch.setattr(core, "handle", broken)
     async with channel("127.0.0.1:1") as nobody:
-        server = SupervisorServer(Supervisor(config), store, nobody, nobody)
-        idle = server._idle  # pyright: ignore[reportPrivateUsage]
+        server = SupervisorServer(core, store, nobody, nobody)
         server.handle(Connected(runner_peer(RUNNER), spec_of(RUNNER)))
-        assert not idle.due()
+        with pytest.raises(ExceptionGroup) as ended:
+            await soon(server.run())
+    assert ended.group_contains(KeyError, match="a mistake of ours")
+
+
+async def test_heartbeats_alone_are_no_activity(store: Any, config: SupervisorConfig) -> None:
+    before, core = violations("check_runners"), Supervisor(config)
+    async with channel("127.0.0.1:1") as nobody:
+        server = SupervisorServer(core, store, nobody, nobody)
+        check_idle = server._shell.check_idle  # pyright: ignore[reportPrivateUsage]
+        server.handle(Connected(runner_peer(RUNNER), spec_of(RUNNER)))
+        assert check_idle() is None
+        core.leases.expire(1e9)
         server.handle(Received(runner_peer(RUNNER), Heartbeat()))
-        assert idle.due()
+        server.handle(TICK)
+        assert check_idle() == "check_runners"
+    assert violations("check_runners") == before + 1

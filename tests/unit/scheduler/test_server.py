@@ -9,7 +9,6 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-import uvloop
 from prometheus_client import CollectorRegistry
 
 from harness.waiting import eventually, soon
@@ -377,26 +376,6 @@ async def test_an_empty_data_directory_under_load_gives_no_order_below_what_anyb
         assert assign.epoch.term > 7
         assert int((tmp_path / "term").read_text()) >= assign.epoch.term
     await registry.hear("pool")
-
-
-def test_a_deadline_that_is_past_sets_the_timer_of_every_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """uvloop's handle of what is due at once does not know its time."""
-    ticks: list[int] = []
-
-    async def past() -> None:
-        server = Server(CONFIG, TermFile(tmp_path), asyncio.Event(), metrics=SchedulerMetrics(CollectorRegistry()))
-        monkeypatch.setattr(server.core, "next_deadline", lambda: 0.0 if len(ticks) < 3 else None)
-        monkeypatch.setattr(server.core, "handle", lambda *_: ticks.append(1) or [])
-        for _ in range(2):
-            server.feed(TICK)
-
-        async def ticked() -> bool:
-            return len(ticks) >= 3
-
-        await eventually(ticked)
-        server.close()
-
-    uvloop.run(past())
 
 
 async def test_once_its_turn_is_lost_nothing_more_is_decided(tmp_path: Path) -> None:

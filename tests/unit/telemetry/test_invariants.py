@@ -1,12 +1,11 @@
 """A violation is logged with what was found, counted under the check that failed, and left to the caller."""
 
 import logging
-from collections.abc import Callable
 
 import pytest
 from prometheus_client import REGISTRY
 
-from weft.telemetry.invariants import MAX_DETAIL_CHARS, IdleCheck, violation
+from weft.telemetry.invariants import MAX_DETAIL_CHARS, violation
 
 
 def check_pages(free: int, total: int) -> None:
@@ -57,28 +56,3 @@ def test_a_state_that_cannot_be_read_is_a_violation(caplog: pytest.LogCaptureFix
     assert violation(check_owner) == "check_owner"
     about: dict[str, str] = caplog.records[0].kv  # type: ignore[attr-defined]
     assert about["detail"].startswith("KeyError: ")
-
-
-SCRIPTS: dict[str, tuple[Callable[[IdleCheck], None], list[bool]]] = {
-    "nothing ever happens": (lambda _: None, [False, False, False]),
-    "something happened once": (lambda idle: idle.active(), [False, True, False]),
-}
-
-
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_idle_state_is_checked_once(name: str) -> None:
-    begin, expected = SCRIPTS[name]
-    idle = IdleCheck()
-    begin(idle)
-    assert [idle.due() for _ in expected] == expected
-
-
-def test_who_is_busy_is_not_checked_before_a_pause() -> None:
-    idle = IdleCheck()
-    for _ in range(5):
-        idle.active()
-        assert not idle.due()
-    assert idle.due()
-    idle.active()
-    assert not idle.due()
-    assert idle.due()

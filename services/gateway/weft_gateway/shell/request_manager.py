@@ -1,4 +1,4 @@
-"""The shell around the gateway's machine: it feeds events, performs effects and keeps the machine's one timer.
+"""The shell around the gateway's machine: it feeds events and performs effects.
 
 Everything happens in callbacks of one event loop and never blocks, so a message is handled whole before the next one. A
 step wakes a request at most once; what a slow client has not read yet gathers into the next chunk.
@@ -10,7 +10,6 @@ import gc
 import logging
 import secrets
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import cast
 
@@ -18,10 +17,11 @@ from prometheus_client import REGISTRY, CollectorRegistry
 
 from weft.domain.fleet import FleetQuery, FleetReport
 from weft.domain.limits import LimitReport
-from weft.domain.machine import TICK, Close, Closed, Connected, Kind, Peer, Received, Send
+from weft.domain.machine import Close, Closed, Connected, Kind, Peer, Received, Send
 from weft.domain.prediction import PredictItem
 from weft.domain.request import Failed, Freeze, GatewayHello, Priority, Start, Stop
 from weft.domain.routes import Routes
+from weft.machine_shell import MachineShell
 from weft.telemetry.invariants import holds
 from weft.telemetry.logs import kv
 from weft.wire.codec.scheduling import GATEWAY_TO_SCHEDULER, SCHEDULER_TO_GATEWAY, GatewayMessage, outcome_bytes
@@ -75,10 +75,8 @@ class RequestManager:
         self.limits = RateLimits(self.machine.gateway_id, clock)
         self.history, self.fleet = History(), FleetView(self._ask_for_fleet, clock)
         self._on_routes, self._tls = on_routes, tls
-        self._events: deque[Event] = deque()
-        self._handling = False
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at: float | None = None
+        self._shell = MachineShell[Event, Effect](self.machine, self._perform, clock=clock)
+        self.feed = self._shell.feed
         self._steps: dict[str, asyncio.Future[None]] = {}  # of requests that are not submitted yet
         self._answers: dict[str, tuple[ResponseGroup, PendingAnswer]] = {}
         self._pacing = ChunkPacing(clock, _after)
@@ -161,8 +159,7 @@ class RequestManager:
                 await session.closed()
             await self._predictor.close()
             await self._channel.close(None)
-            if self._timer:
-                self._timer.cancel()
+            self._shell.close()
 
     async def _check(self) -> None:
         while True:
@@ -177,33 +174,6 @@ class RequestManager:
 
     # ---------------------------------------------------------------- the machine
 
-    def feed(self, event: Event) -> None:
-        """Handle an event, whole: one that its effects cause waits for them."""
-        self._events.append(event)
-        if self._handling:
-            return
-        self._handling = True
-        try:
-            while self._events:
-                for effect in self.machine.handle(self._events.popleft(), self.clock()):
-                    self._perform(effect)
-        finally:
-            self._handling = False
-        if self.machine.next_deadline() != self._timer_at:
-            self._set_timer()
-
-    def _set_timer(self) -> None:
-        if self._timer:
-            self._timer.cancel()
-        self._timer, self._timer_at = None, self.machine.next_deadline()
-        if self._timer_at is not None:
-            delay_s = max(0.0, self._timer_at - self.clock())
-            self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick)
-
-    def _tick(self) -> None:
-        self._timer = self._timer_at = None  # should the timer be early, it is set again
-        self.feed(TICK)
-
     def _perform(self, effect: Effect) -> None:
         """An effect that fails ends its request, with the trace in the log, and no other."""
         try:
@@ -211,7 +181,7 @@ class RequestManager:
         except Exception:
             request_id: str = getattr(effect.message if isinstance(effect, Send) else effect, "request_id", "")
             log.exception("request failed inside the gateway", extra=self._log_fields(request_id))
-            self._events.append(events.RequestAborted(request_id, BUG))
+            self.feed(events.RequestAborted(request_id, BUG))
 
     def _dispatch(self, effect: Effect) -> None:
         match effect:
