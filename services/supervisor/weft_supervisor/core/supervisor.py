@@ -11,13 +11,16 @@ follows, so one that is sent between the break of a runner's stream and the sche
 """
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from weft.domain.adapter import DesiredAdapter, DesiredChange
 from weft.domain.ids import RunnerId
 from weft.domain.machine import Close, Closed, Connected, Kind, Peer, PersistTerm, Received, Send, Tick
 from weft.domain.runner import (
     ClusterReport,
+    Heartbeat,
     OrderedRunner,
     Registered,
     ReportedRunner,
@@ -127,41 +130,40 @@ class Supervisor:
         self._unreported_preempts: dict[RunnerId, None] = {}  # runners whose pending victim has to be reported
         self._urgent = False
         self._flushed_at = float("-inf")
+        self._now, self._effects = 0.0, list[Effect]()  # of the present event
+        # By peer, and class of its message or else of the event: a report off the wire is of a subclass of its own.
+        self._handlers: list[tuple[Kind, type, Callable[[Peer, Any], object]]] = [
+            (Kind.RUNNER, RunnerReport, self._on_report),
+            (Kind.RUNNER, Heartbeat, self._renew),
+            (Kind.RUNNER, Connected, self._on_runner_connected),
+            (Kind.SCHEDULER, OrderedRunner, self._on_order),
+            (Kind.SCHEDULER, Resync, self._on_resync),
+            (Kind.SCHEDULER, SchedulerHello, self._on_scheduler_hello),
+            (Kind.SCHEDULER, Connected, self._on_scheduler_connected),
+            (Kind.SCHEDULER, Closed, self._on_scheduler_closed),
+        ]
 
     def handle(self, event: Received | Connected | Closed | Tick, now: float) -> list[Effect]:
-        """Everything that follows from `event` at `now` (seconds, monotonic)."""
+        """Return everything that follows from `event` at `now` (seconds, monotonic)."""
+        self._now, self._effects = now, []
+        # 1. A supervisor that stood still has received nothing: that is no evidence against the runners.
         deadline, lease_s = self.leases.next_deadline(), self.config.lease_s
         if deadline is not None and now - deadline > lease_s / 4:
-            # This supervisor itself stood still and has received nothing: that is no evidence against the runners.
             self.leases.extend_all(now - deadline + lease_s / 2, now)
-        effects: list[Effect] = []
-        match event:
-            case Received():
-                if event.peer.kind is not Kind.RUNNER:
-                    self._from_scheduler(event.message, now, effects)
-                elif (runner := self._runners.get(event.peer.name)) is None or runner.book is None:
-                    pass  # a late message of an incarnation that was lost
-                elif self.leases.renew(runner.id, now) and isinstance(event.message, RunnerReport):
-                    self._report(runner, runner.book, event.message, now, effects)
-            case Connected():
-                if event.peer.kind is Kind.RUNNER:
-                    assert isinstance(event.hello, RunnerSpec)
-                    self._runner_connected(event.peer, event.hello, now, effects)
-                else:
-                    self._scheduler_connected(event.peer, effects)
-            case Closed():
-                if event.peer == self._scheduler:  # a runner's lease runs on: it may be back within it
-                    self._scheduler, self._reports = None, {}
-            case Tick():
-                for id_ in self.preemption.due(now):
-                    book = self._runners[_name(id_)].book
-                    assert book is not None, "a victim without a report"
-                    self._preempt(book, now)
-        if (deadline := self.leases.next_deadline()) is not None and deadline <= now:
-            for id_ in self.leases.expire(now):
-                self._lose(id_, "runner lost: its lease ran out", effects)
-        self._flush(now, effects)
-        return effects
+        # 2. The event.
+        if isinstance(event, Tick):
+            self._review_victims()
+        else:
+            content = event.message if isinstance(event, Received) else event
+            for kind, of, handler in self._handlers:
+                if event.peer.kind is kind and isinstance(content, of):
+                    handler(event.peer, content)
+        # 3. Leases that have run out.
+        for id_ in self.leases.expire(now):
+            self._lose(id_, "runner lost: its lease ran out")
+        # 4. What the scheduler has to know by now.
+        self._flush()
+        return self._effects
 
     def next_deadline(self) -> float | None:
         """When TICK is due next; None: nothing to wait for."""
@@ -202,23 +204,25 @@ class Supervisor:
 
     # -------------------------------------------------------------------------------------------- runners
 
-    def _runner_connected(self, peer: Peer, spec: RunnerSpec, now: float, effects: list[Effect]) -> None:
+    def _on_runner_connected(self, peer: Peer, connected: Connected) -> None:
+        spec = connected.hello
+        assert isinstance(spec, RunnerSpec)
         id_ = spec.runner
         if self.leases.replaced(id_):
-            effects.append(LogEvent("replaced incarnation refused", id_))
-            effects.append(Close(peer, f"runner {id_.uuid} has a newer incarnation than {id_.incarnation}"))
+            reason = f"runner {id_.uuid} has a newer incarnation than {id_.incarnation}"
+            self._effects += [LogEvent("replaced incarnation refused", id_), Close(peer, reason)]
             return
-        if (old := self.leases.grant(id_, now)) is not None:
-            self._lose(old, "runner replaced by a newer incarnation", effects)
+        if (old := self.leases.grant(id_, self._now)) is not None:
+            self._lose(old, "runner replaced by a newer incarnation")
         runner = self._runners.get(peer.name) or self._add(id_)
         if runner.book is None or runner.book.spec != spec:
             runner.book = RunnerBook(spec)
         runner.resyncing = False
-        effects.append(LogEvent("runner registered", id_, (("pool", spec.pool), ("total_pages", spec.total_pages))))
+        about = ("pool", spec.pool), ("total_pages", spec.total_pages)
         lease_ms, report_ms = round(self.config.lease_s * 1000), round(self.config.report_s * 1000)
-        effects.append(Send(peer, Registered(lease_ms, report_ms)))
+        self._effects += [LogEvent("runner registered", id_, about), Send(peer, Registered(lease_ms, report_ms))]
         if (order := runner.desired.full()) is not None:
-            effects.append(Send(peer, order))
+            self._effects.append(Send(peer, order))
 
     def _add(self, id_: RunnerId) -> LeasedRunner:
         """An incarnation that has just got a lease, the first one or one after it was lost."""
@@ -227,23 +231,27 @@ class Supervisor:
         self._runners[runner.peer.name] = runner
         return runner
 
-    def _report(
-        self, runner: LeasedRunner, book: RunnerBook, report: RunnerReport, now: float, effects: list[Effect]
-    ) -> None:
-        if runner.resyncing and not report.full:
+    def _renew(self, peer: Peer, _message: object) -> LeasedRunner | None:
+        """Renew a runner's lease, whatever it says. None: a late message of an incarnation that was lost."""
+        runner = self._runners.get(peer.name)
+        return runner if runner and runner.book and self.leases.renew(runner.id, self._now) else None
+
+    def _on_report(self, peer: Peer, report: RunnerReport) -> None:
+        runner = self._renew(peer, report)
+        if runner is None or runner.book is None or (runner.resyncing and not report.full):
             return
+        book = runner.book
         first, urgent = book.version is None, _urgent(book, report)
         try:
             book.apply(report)
         except ReportGap as gap:
             runner.resyncing = True
-            effects.append(LogEvent("a report is missing", runner.id, (("gap", gap),)))
-            effects.append(Send(runner.peer, Resync()))
+            self._effects += [LogEvent("a report is missing", runner.id, (("gap", gap),)), Send(peer, Resync())]
             return
         except ReportInvalid as fault:
             runner.book, runner.resyncing = RunnerBook(book.spec), False
             self.preemption.forget(runner.id)
-            effects.append(Close(runner.peer, str(fault)))
+            self._effects.append(Close(peer, str(fault)))
             return
         runner.resyncing = False
         if first:
@@ -251,17 +259,24 @@ class Supervisor:
         if (broken := violation(book)) != runner.violation:
             runner.violation = broken
             if broken:
-                effects.append(LogEvent("page table does not balance", runner.id, (("violation", broken),)))
+                self._effects.append(LogEvent("page table does not balance", runner.id, (("violation", broken),)))
         self._forward(runner.id, report, book.spec)
         self._urgent |= urgent
-        self._preempt(book, now)
+        self._preempt(book)
 
-    def _preempt(self, book: RunnerBook, now: float) -> None:
-        if (decision := self.preemption.on_report(book, now)) is not None:
+    def _review_victims(self) -> None:
+        """Choose again at runners whose victim should have left by now."""
+        for id_ in self.preemption.due(self._now):
+            book = self._runners[_name(id_)].book
+            assert book is not None, "a victim without a report"
+            self._preempt(book)
+
+    def _preempt(self, book: RunnerBook) -> None:
+        if (decision := self.preemption.on_report(book, self._now)) is not None:
             self._unreported_preempts[decision.runner] = None
             self._urgent = True
 
-    def _lose(self, id_: RunnerId, text: str, effects: list[Effect]) -> None:
+    def _lose(self, id_: RunnerId, text: str) -> None:
         runner = self._runners.pop(_name(id_))
         if runner.book is not None and runner.book.version is not None:
             self._lost_counters.keep(id_, runner.book)
@@ -273,50 +288,50 @@ class Supervisor:
             oldest, _ = self._lost.popitem(last=False)
             self._unreported_losses.pop(oldest, None)
         self._urgent = True
-        effects.append(LogEvent(text, id_))
-        effects.append(Close(runner.peer, text))
+        self._effects += [LogEvent(text, id_), Close(runner.peer, text)]
 
     # -------------------------------------------------------------------------------------------- scheduler
 
-    def _scheduler_connected(self, peer: Peer, effects: list[Effect]) -> None:
+    def _on_scheduler_connected(self, peer: Peer, _connected: Connected) -> None:
         self._scheduler, self._urgent = peer, True
         self._unreported_losses = dict.fromkeys(self._lost)
         self._unreported_preempts = {decision.runner: None for decision in self.preemption.pending()}
         books = self.live()
         for first in range(0, len(books), FULL_REPORTS):
             reports = [ReportedRunner(b.spec.runner, b.full(), b.spec) for b in books[first : first + FULL_REPORTS]]
-            effects.append(Send(peer, ClusterReport(tuple(reports))))
+            self._effects.append(Send(peer, ClusterReport(tuple(reports))))
         self._reports = {}
 
-    def _from_scheduler(self, message: object, now: float, effects: list[Effect]) -> None:
-        match message:
-            case OrderedRunner():
-                self._order(message.runner, message.order, now, effects)
-            case Resync() if message.runner is not None:
-                runner = self._runners.get(_name(message.runner))
-                if runner is not None and runner.book is not None and runner.book.version is not None:
-                    self._forward(runner.id, runner.book.full(), runner.book.spec)
-                    self._urgent = True
-            case SchedulerHello() if message.term > self.highest_term:
-                self.highest_term = message.term
-                effects.append(PersistTerm(message.term))
-            case _:
-                pass
+    def _on_scheduler_closed(self, peer: Peer, _closed: Closed) -> None:
+        if peer == self._scheduler:  # a runner's lease runs on: it may be back within it
+            self._scheduler, self._reports = None, {}
 
-    def _order(self, id_: RunnerId, order: RunnerOrder, now: float, effects: list[Effect]) -> None:
+    def _on_scheduler_hello(self, _peer: Peer, hello: SchedulerHello) -> None:
+        if hello.term > self.highest_term:
+            self.highest_term = hello.term
+            self._effects.append(PersistTerm(hello.term))
+
+    def _on_resync(self, _peer: Peer, resync: Resync) -> None:
+        runner = self._runners.get(_name(resync.runner)) if resync.runner is not None else None
+        if runner is not None and runner.book is not None and runner.book.version is not None:
+            self._forward(runner.id, runner.book.full(), runner.book.spec)
+            self._urgent = True
+
+    def _on_order(self, _peer: Peer, ordered: OrderedRunner) -> None:
+        id_ = ordered.runner
         if self.leases.replaced(id_):
             return
         current = self.leases.current(id_.uuid)
         if current is None:
             # The scheduler believes in a runner that this supervisor has not met (it was restarted): the runner gets
             # one lease to connect, and is reported lost if it does not.
-            self.leases.grant(id_, now)
+            self.leases.grant(id_, self._now)
             self._add(id_)
         elif current != id_:
             return
         runner = self._runners[_name(id_)]
-        runner.desired.apply(order)
-        effects.append(Send(runner.peer, order))
+        runner.desired.apply(ordered.order)
+        self._effects.append(Send(runner.peer, ordered.order))
 
     def _forward(self, id_: RunnerId, report: RunnerReport, spec: RunnerSpec) -> None:
         """In order; a full report stands for those before it."""
@@ -332,18 +347,18 @@ class Supervisor:
             return None
         return self._flushed_at + (self.config.merge_s if self._urgent else self.config.report_s)
 
-    def _flush(self, now: float, effects: list[Effect]) -> None:
+    def _flush(self) -> None:
         due = self._flush_due()
-        if due is None or now < due:
+        if due is None or self._now < due:
             return
         assert self._scheduler is not None
         unreported = self._unreported_preempts
         preempts = [d for d in self.preemption.pending() if d.runner in unreported] if unreported else ()
         reports = [reported for reports in self._reports.values() for reported in reports]
         report = ClusterReport(tuple(reports), tuple(self._unreported_losses), tuple(preempts))
-        effects.append(Send(self._scheduler, report))
+        self._effects.append(Send(self._scheduler, report))
         self._reports, self._unreported_losses, self._unreported_preempts, self._urgent = {}, {}, {}, False
-        self._flushed_at = now
+        self._flushed_at = self._now
 
 
 def runner_peer(runner: RunnerId) -> Peer:
