@@ -5,12 +5,12 @@ import logging
 import re
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 import grpc.aio
@@ -34,6 +34,7 @@ from weft_supervisor.server import SupervisorServer
 if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[Any, Any]
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 MAX_LISTED_BYTES = 16 << 20  # of runners in an answer; a gRPC message takes 64 MiB
 MAX_MODELS = 64  # of one key
@@ -55,33 +56,21 @@ class AdminServer(AdminServicer):
         self._sending = asyncio.Lock()  # a list that was read first must not be sent last
         self._sent: object = None  # the mark of what was sent
 
-    async def CreateKey(  # noqa: N802 (the contract's name)
-        self, request: pb.CreateKeyRequest, context: "Context"
-    ) -> pb.CreateKeyResponse:
+    async def CreateKey(self, request: pb.CreateKeyRequest, context: "Context") -> pb.CreateKeyResponse:
         try:
             grant = _grant(request, _now())
         except ValueError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        async with _available(context):
-            new = await keys.create(self._engine, grant, request.note, now_unix_ms=_now())
-            await self.send_keys()
+        new = await self._change(context, keys.create(self._engine, grant, request.note, now_unix_ms=_now()))
         return pb.CreateKeyResponse(key=new.key, key_id=new.key_id)
 
-    async def RevokeKey(self, request: pb.RevokeKeyRequest, context: "Context") -> pb.RevokeKeyResponse:  # noqa: N802
-        async with _available(context):
-            existed = await keys.revoke(self._engine, request.key_id, now_unix_ms=_now())
-            await self.send_keys()
+    async def RevokeKey(self, request: pb.RevokeKeyRequest, context: "Context") -> pb.RevokeKeyResponse:
+        existed = await self._change(context, keys.revoke(self._engine, request.key_id, now_unix_ms=_now()))
         return pb.RevokeKeyResponse(existed=existed)
 
-    async def ListKeys(  # noqa: N802
-        self,
-        request: pb.ListKeysRequest,  # noqa: ARG002
-        context: "Context",
-    ) -> pb.ListKeysResponse:
-        async with _available(context):
-            known = await keys.all_keys(self._engine)
+    async def ListKeys(self, request: pb.ListKeysRequest, context: "Context") -> pb.ListKeysResponse:
         response = pb.ListKeysResponse()
-        for key in known:
+        for key in await _read(context, keys.all_keys(self._engine)):
             response.keys.add(
                 key_id=key.key_id,
                 namespace=key.grant.namespace,
@@ -94,35 +83,27 @@ class AdminServer(AdminServicer):
             )
         return response
 
-    async def DeclareKey(self, request: pb.KeyDeclaration, context: "Context") -> pb.DeclareKeyResponse:  # noqa: N802
+    async def DeclareKey(self, request: pb.KeyDeclaration, context: "Context") -> pb.DeclareKeyResponse:
         try:
             new = _declaration(request)
         except (PeerError, ValueError) as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        async with _available(context):
-            found = await declared_keys.declare(self._engine, new, now_unix_ms=_now())
-            await self.send_keys()
+        found = await self._change(context, declared_keys.declare(self._engine, new, now_unix_ms=_now()))
         if isinstance(found, declared_keys.Refusal):
             return pb.DeclareKeyResponse(outcome=found.name)
         return pb.DeclareKeyResponse(outcome=pb.DeclareKeyResponse.DECLARED, key_id=found.key_id)
 
-    async def WithdrawKey(self, request: pb.WithdrawKeyRequest, context: "Context") -> pb.WithdrawKeyResponse:  # noqa: N802
+    async def WithdrawKey(self, request: pb.WithdrawKeyRequest, context: "Context") -> pb.WithdrawKeyResponse:
         if not request.owner:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, NO_OWNER)
-        async with _available(context):
-            await declared_keys.withdraw(self._engine, request.owner, now_unix_ms=_now())
-            await self.send_keys()
+        await self._change(context, declared_keys.withdraw(self._engine, request.owner, now_unix_ms=_now()))
         return pb.WithdrawKeyResponse()
 
-    async def ListDeclaredKeys(  # noqa: N802
-        self,
-        request: pb.ListDeclaredKeysRequest,  # noqa: ARG002
-        context: "Context",
+    async def ListDeclaredKeys(
+        self, request: pb.ListDeclaredKeysRequest, context: "Context"
     ) -> pb.ListDeclaredKeysResponse:
-        async with _available(context):
-            known = await declared_keys.all_declared(self._engine)
         response = pb.ListDeclaredKeysResponse()
-        for key in known:
+        for key in await _read(context, declared_keys.all_declared(self._engine)):
             grant, declaration = key.declaration.grant, key.declaration
             m = response.keys.add(key_id=key.key_id, revoked=key.revoked)
             m.declaration.owner, m.declaration.namespace = declaration.owner, grant.namespace
@@ -132,34 +113,26 @@ class AdminServer(AdminServicer):
             LIMIT_RULE.fill(declaration.limits, m.declaration.limits)
         return response
 
-    async def SetLimit(self, request: pb.LimitRule, context: "Context") -> pb.SetLimitResponse:  # noqa: N802
+    async def SetLimit(self, request: pb.LimitRule, context: "Context") -> pb.SetLimitResponse:
         try:
             rule = _checked(LIMIT_RULE.read(request))
         except (PeerError, ValueError) as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        async with _available(context):
-            await limits.put(self._engine, rule, now_unix_ms=_now())
-            await self.send_keys()
+        await self._change(context, limits.put(self._engine, rule, now_unix_ms=_now()))
         return pb.SetLimitResponse()
 
-    async def ListLimits(  # noqa: N802
-        self,
-        request: pb.ListLimitsRequest,  # noqa: ARG002
-        context: "Context",
-    ) -> pb.ListLimitsResponse:
+    async def ListLimits(self, request: pb.ListLimitsRequest, context: "Context") -> pb.ListLimitsResponse:
         response = pb.ListLimitsResponse()
-        async with _available(context):
-            for rule in await self._rules():
-                LIMIT_RULE.fill(rule, response.limits.add())
+        for rule in await _read(context, self._rules()):
+            LIMIT_RULE.fill(rule, response.limits.add())
         return response
 
-    async def GetUsage(self, request: pb.GetUsageRequest, context: "Context") -> pb.GetUsageResponse:  # noqa: N802
+    async def GetUsage(self, request: pb.GetUsageRequest, context: "Context") -> pb.GetUsageResponse:
         """Rows that fit in a message, the oldest days first."""
         since = EPOCH + timedelta(days=min(request.since_day, LAST_DAY))
-        async with _available(context):
-            rows = await usage.since(
-                self._engine, since, namespace=request.namespace, by_key=request.by_key, most=MAX_USAGE_ROWS + 1
-            )
+        most = MAX_USAGE_ROWS + 1
+        found = usage.since(self._engine, since, namespace=request.namespace, by_key=request.by_key, most=most)
+        rows = await _read(context, found)
         response = pb.GetUsageResponse(more=len(rows) > MAX_USAGE_ROWS)
         for row in rows[:MAX_USAGE_ROWS]:
             response.rows.add(
@@ -173,11 +146,7 @@ class AdminServer(AdminServicer):
             )
         return response
 
-    async def ListRunners(  # noqa: N802
-        self,
-        request: pb.ListRunnersRequest,  # noqa: ARG002
-        context: "Context",  # noqa: ARG002
-    ) -> pb.ListRunnersResponse:
+    async def ListRunners(self, request: pb.ListRunnersRequest, context: "Context") -> pb.ListRunnersResponse:
         """Runners whose full reports fit in a message, by id."""
         core, size = self._supervisor.core, 0
         grown, preempts, doublings, _ = core.counters()
@@ -189,6 +158,13 @@ class AdminServer(AdminServicer):
                 log.warning("runners do not fit in a list", extra=kv(listed=len(response.runners)))
                 break
         return response
+
+    async def _change(self, context: "Context", change: Awaitable[T]) -> T:
+        """Await a change of the store, and send the scheduler what follows from it."""
+        async with _available(context):
+            found = await change
+            await self.send_keys()
+        return found
 
     async def send_keys(self) -> None:
         """Send the scheduler all keys in force."""
@@ -329,6 +305,12 @@ async def _available(context: "Context") -> AsyncGenerator[None, None]:
         yield
     except (StoreError, SQLAlchemyError) as error:
         await context.abort(grpc.StatusCode.UNAVAILABLE, f"store: {error}")
+
+
+async def _read(context: "Context", what: Awaitable[T]) -> T:
+    """Await what the store has to tell."""
+    async with _available(context):
+        return await what
 
 
 def _now() -> int:
