@@ -98,9 +98,9 @@ def test_half_of_its_best_batch_is_no_light_load(driver: Driver) -> None:
     driver.start()
     driver.runner("a", max_sequences=32, best_batch=4)
     driver.place("r0")
-    assert not driver.record("a").loaded
+    assert not driver.record("a").accounts.is_loaded
     driver.place("r1")
-    assert driver.record("a").loaded
+    assert driver.record("a").accounts.is_loaded
 
 
 @pytest.mark.parametrize(("best", "wanted"), [(0, 1), (4, 3), (32, 1)])

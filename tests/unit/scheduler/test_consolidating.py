@@ -25,7 +25,7 @@ def uuid_of(driver: Any, request_id: str) -> str:
 def report(driver: Driver) -> None:
     """Every runner reports what it was assigned."""
     for uuid in ("a", "b"):
-        owned = sorted(driver.record(uuid).owned)
+        owned = sorted(driver.record(uuid).accounts.owned)
         driver.runner(uuid, *[driver.view(r, 900) for r in owned], free=1000 - 60 * len(owned))
 
 

@@ -48,12 +48,12 @@ def test_what_runs_on_a_runner_that_should_go_moves_with_its_kv(victim: Driver) 
     assert (assign.request_id, assign.runner.uuid, assign.kv_address) == ("r1", "b", "tcp:1")
     assert assign.epoch > before
     assert [(e.request_id, e.reason) for e in of(effects, KvMigration)] == [("r1", "scale_in")]
-    assert (victim.record("a").owned, victim.record("b").owned) == (set(), {"r1", "r2", "r3"})
-    assert victim.record("a").working_set == 1, "its pages count until its next report"
+    assert (victim.record("a").accounts.owned, victim.record("b").accounts.owned) == (set(), {"r1", "r2", "r3"})
+    assert victim.record("a").accounts.working_set == 1, "its pages count until its next report"
     assert not of(victim.wait(1.0), Assign), "it moves once"
     victim.gateway_sends(Started("r1", assign.epoch, handed_off=True))
     victim.runner("a")
-    assert victim.record("a").working_set == 0
+    assert victim.record("a").accounts.working_set == 0
 
 
 def test_a_runner_that_drains_unannounced_is_emptied_at_once_though_requests_wait(victim: Driver) -> None:

@@ -300,9 +300,9 @@ def test_a_report_that_does_not_follow_is_answered_by_a_resync(served: Driver) -
     served.report_of("a", free=40)  # lost on its way
     effects = served.runner("a", free=30)
     assert of(effects, Resync) == [Resync(RunnerId("a", "i1"))]
-    assert served.record("a").free_pages == 100
+    assert served.record("a").accounts.free_pages == 100
     served.runner("a", free=20, version=4)
-    assert served.record("a").free_pages == 20
+    assert served.record("a").accounts.free_pages == 20
 
 
 def test_an_empty_list_is_sent_too_but_none_before_the_registry_is_known(driver: Driver) -> None:

@@ -67,7 +67,7 @@ def test_a_runner_that_is_back_after_its_lease_ran_out_does_not_own_what_the_los
     served.lost("a")
     served.runner("a", served.view("r"), version=9)  # the same incarnation, before the gateway has answered
     assert served.request("r").phase is Phase.STOPPING
-    assert "r" not in served.record("a").owned
+    assert "r" not in served.record("a").accounts.owned
     served.failed("r", FailReason.SESSION_LOST, 4)
     assert served.request("r").phase is not Phase.STOPPING
 
@@ -198,9 +198,9 @@ def test_an_acknowledged_assign_does_not_expire(served: Driver, how: str) -> Non
 
 def test_an_assign_expires_with_its_gateways_stream(served: Driver) -> None:
     served.place("r")
-    assert served.record("a").unacked_pages == 2
+    assert served.record("a").accounts.unacked_pages == 2
     served.close_gateway()
-    assert served.record("a").unacked_pages == 0
+    assert served.record("a").accounts.unacked_pages == 0
     assert not served.state.requests
 
 

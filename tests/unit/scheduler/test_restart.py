@@ -77,7 +77,7 @@ def test_what_runs_is_adopted_in_place(driver: Driver) -> None:
     effects = driver.runner("a", view("r", Epoch(4, 9)), free=98)
     assert not of(effects, Assign)
     assert driver.request("r").phase is Phase.RUNNING
-    assert driver.record("a").unacked == {}
+    assert driver.record("a").accounts.unacked == {}
     assert not of(driver.wait(60.0), Requeued)
 
 
@@ -89,10 +89,10 @@ def test_an_adopted_start_on_its_way_to_the_runner_keeps_its_room(driver: Driver
     running(driver, "r", Epoch(1, 1), emitted_tokens=0, prompt_tokens=40)
     if not reported:
         driver.runner("a", total_pages=4)
-    assert driver.record("a").unacked_pages == 4
+    assert driver.record("a").accounts.unacked_pages == 4
     assert not of(driver.submit("waits"), Assign)
     driver.runner("a", view("r", Epoch(1, 1)), free=0)
-    assert driver.record("a").unacked_pages == 0
+    assert driver.record("a").accounts.unacked_pages == 0
 
 
 def test_what_the_last_report_includes_is_adopted_without_counting_it_twice(driver: Driver) -> None:
@@ -100,12 +100,12 @@ def test_what_the_last_report_includes_is_adopted_without_counting_it_twice(driv
     driver.runner("a", view("r", Epoch(1, 1)), free=98)
     running(driver, "r", Epoch(1, 1), emitted_tokens=0)
     assert driver.request("r").phase is Phase.RUNNING
-    assert driver.record("a").unacked == {}
+    assert driver.record("a").accounts.unacked == {}
 
 
 def test_an_adopted_reservation_counts_from_where_its_epoch_began(served: Driver) -> None:
     running(served, "r", Epoch(1, 1), start_emitted_tokens=10, emitted_tokens=20)
-    assert (served.request("r").reserved_until, served.record("a").unacked_pages) == (26, 3)  # 16 + 26 tokens
+    assert (served.request("r").reserved_until, served.record("a").accounts.unacked_pages) == (26, 3)  # 16 + 26 tokens
     (again,) = of(served.failed("r", FailReason.PREEMPTED, 20), Assign)
     assert again.reservation_tokens == 6
 
@@ -175,7 +175,7 @@ def test_reports_older_than_the_last_are_ignored(driver: Driver) -> None:
     driver.start()
     driver.runner("a", free=7, version=5)
     assert of(driver.runner("a", free=99, version=4), Stale)
-    assert driver.record("a").figures.free_pages == 7
+    assert driver.record("a").report.figures.free_pages == 7
     assert not of(driver.runner("a", free=8, version=5), Stale)
 
 

@@ -1,6 +1,7 @@
 """What is free: the last report minus the Assigns that are not in it."""
 
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from weft.domain.adapter import AdapterState, Tier
 from weft.domain.ids import NEVER, Epoch, RunnerId
 from weft.domain.runner import Overrun, ReportGap, ReportInvalid, RunnerFigures, RunnerReport, SequenceState
 from weft_scheduler.core import RunnerAccount
-from weft_scheduler.core.model.runner import StaleReport, UnackedAssign, pages_of
+from weft_scheduler.core.model.runner_accounts import UnackedAssign, pages_of
+from weft_scheduler.core.model.runner_report import StaleReport
 
 ID = RunnerId("a", "i")
 E = [Epoch(1, i) for i in range(40)]
@@ -26,7 +28,7 @@ def full(*sequences: SequenceState, version: int = 1, free: int = 100, owed: int
 def runner_with(*sequences: SequenceState, free: int = 100, owed: int = 0) -> RunnerAccount:
     runner = RunnerAccount(ID)
     runner.describe(replace(SPEC, runner=ID, max_sequences=64))
-    runner.apply(full(*sequences, free=free, owed=owed), 0.0)
+    runner.accounts.apply(full(*sequences, free=free, owed=owed), 0.0)
     return runner
 
 
@@ -37,27 +39,27 @@ def test_pages_are_counted_up() -> None:
 @pytest.mark.parametrize("whole", [True, False])
 def test_an_assign_counts_until_a_report_includes_its_epoch(whole: bool) -> None:
     runner = runner_with(sequence("r", E[1], "", 8), free=50)
-    runner.own("r", UnackedAssign(E[2], 10, ""))
-    assert (runner.free_pages, runner.working_set) == (40, 2)
+    runner.accounts.own("r", UnackedAssign(E[2], 10, ""))
+    assert (runner.accounts.free_pages, runner.accounts.working_set) == (40, 2)
     old = full(sequence("r", E[1], "", 8), version=2, free=50) if whole else RunnerReport(2, False, RunnerFigures(50))
-    assert runner.apply(old, 1.0) == ([], [])
-    assert runner.free_pages == 40
+    assert runner.accounts.apply(old, 1.0) == ([], [])
+    assert runner.accounts.free_pages == 40
     new = sequence("r", E[2], "", 8)
     report = full(new, version=3, free=38) if whole else RunnerReport(3, False, RunnerFigures(38), (new,))
-    assert runner.apply(report, 2.0) == (["r"], [])
-    assert (runner.free_pages, runner.working_set) == (38, 1)
+    assert runner.accounts.apply(report, 2.0) == (["r"], [])
+    assert (runner.accounts.free_pages, runner.accounts.working_set) == (38, 1)
 
 
 def test_what_a_report_includes_is_counted_until_the_next_although_it_is_over() -> None:
     runner = runner_with(sequence("r", E[1], "sha256:1", 8), free=50)
-    runner.disown("r")
-    assert (runner.free_pages, runner.working_set, runner.active) == (50, 1, {"sha256:1": 1})
+    runner.accounts.disown("r")
+    assert (runner.accounts.free_pages, runner.accounts.working_set, runner.accounts.active) == (50, 1, {"sha256:1": 1})
 
 
 def test_free_pages_are_never_negative_and_owed_ones_are_not_free() -> None:
-    assert runner_with(free=5, owed=2).free_pages == 3
-    assert runner_with(free=5, owed=9).free_pages == 0
-    assert RunnerAccount(ID).free_pages == 0
+    assert runner_with(free=5, owed=2).accounts.free_pages == 3
+    assert runner_with(free=5, owed=9).accounts.free_pages == 0
+    assert RunnerAccount(ID).accounts.free_pages == 0
 
 
 def test_a_report_that_does_not_follow_leaves_the_runner_as_it_was() -> None:
@@ -70,8 +72,8 @@ def test_a_report_that_does_not_follow_leaves_the_runner_as_it_was() -> None:
         (ReportInvalid, RunnerReport(2, False, RunnerFigures(1), [sequence(f"s{i}", E[1]) for i in range(64)])),
     ):
         with pytest.raises(error):
-            runner.apply(report, 1.0)
-        assert (runner.version, runner.free_pages, runner.working_set) == (1, 50, 1)
+            runner.accounts.apply(report, 1.0)
+        assert (runner.report.version, runner.accounts.free_pages, runner.accounts.working_set) == (1, 50, 1)
 
 
 STATES = st.lists(
@@ -95,18 +97,20 @@ def test_changes_add_up_to_the_whole_state(states: list[Any]) -> None:
     for number, (sequences, adapters, assign) in enumerate(states, 2):
         if assign:
             for runner in (changing, whole):
-                runner.own(f"new{number}", UnackedAssign(E[number], 2, "d1"))
+                runner.accounts.own(f"new{number}", UnackedAssign(E[number], 2, "d1"))
             sequences = {**sequences, f"new{number - 1}": (9, "d1")}
         reported = [sequence(name, Epoch(1, e), digest) for name, (e, digest) in sequences.items()]
         on_runner = [AdapterState(digest, tier, error=error) for digest, (tier, error) in adapters.items()]
         report = sent.report(RunnerFigures(50), reported, on_runner, 0)
         assert report.version == number
-        one = changing.apply(report, 1.0)
-        two = whole.apply(RunnerReport(number, True, RunnerFigures(50), reported, adapters=on_runner), 1.0)
+        one = changing.accounts.apply(report, 1.0)
+        two = whole.accounts.apply(RunnerReport(number, True, RunnerFigures(50), reported, adapters=on_runner), 1.0)
         assert [sorted(part) for part in one] == [sorted(part) for part in two]
-        for name in ("sequences", "active", "errors", "adapters", "unacked", "unacked_pages", "free_pages"):
-            assert getattr(changing, name) == getattr(whole, name), name
-        assert sorted(changing.busy_adapters(("p",))) == sorted({*changing.active, "p"})
+        for name in ("report.sequences", "report.errors", "report.adapters", "accounts.active", "accounts.unacked"):
+            assert attrgetter(name)(changing) == attrgetter(name)(whole), name
+        assert changing.accounts.unacked_pages == whole.accounts.unacked_pages
+        assert changing.accounts.free_pages == whole.accounts.free_pages
+        assert sorted(changing.accounts.busy_adapters(("p",))) == sorted({*changing.accounts.active, "p"})
 
 
 @dataclass
@@ -127,9 +131,9 @@ def test_an_assign_within_the_capacity_always_finds_it_whatever_is_late(steps: l
     runner, book = runner_with(), Book()
     travelling: list[tuple[str, Epoch, int]] = []
     for number, step in enumerate(steps, 2):
-        if step == "assign" and (free := runner.free_pages):
+        if step == "assign" and (free := runner.accounts.free_pages):
             pages = chance.randint(1, free)
-            runner.own(f"r{number}", UnackedAssign(Epoch(1, number), pages, ""))
+            runner.accounts.own(f"r{number}", UnackedAssign(Epoch(1, number), pages, ""))
             travelling.append((f"r{number}", Epoch(1, number), pages))
         elif step == "arrive" and travelling:
             request_id, epoch, pages = travelling.pop(0)
@@ -139,10 +143,10 @@ def test_an_assign_within_the_capacity_always_finds_it_whatever_is_late(steps: l
         elif step == "finish" and book.held:
             request_id = chance.choice(sorted(book.held))
             book.free += book.held.pop(request_id)[1]
-            if request_id in runner.unacked:
-                runner.apply(book.report(number), 1.0)  # the report of a finish comes at once
-                runner.disown(request_id)
+            if request_id in runner.accounts.unacked:
+                runner.accounts.apply(book.report(number), 1.0)  # the report of a finish comes at once
+                runner.accounts.disown(request_id)
         elif step == "report":
-            runner.apply(book.report(number), 1.0)
-        assert runner.unacked_pages == sum(p.pages for p in runner.unacked.values())
-        assert runner.free_pages <= book.free - sum(pages for *_, pages in travelling)
+            runner.accounts.apply(book.report(number), 1.0)
+        assert runner.accounts.unacked_pages == sum(p.pages for p in runner.accounts.unacked.values())
+        assert runner.accounts.free_pages <= book.free - sum(pages for *_, pages in travelling)

@@ -40,7 +40,7 @@ def test_a_request_gets_both_runners_at_once_and_pages_on_each(split: Driver) ->
     assert assign.runner.uuid == "a"
     assert assign.token_runner is not None
     assert (assign.token_runner.runner.uuid, assign.token_runner.kv_address) == ("b", "tcp:1")
-    prompt, token = split.record("a"), split.record("b")
+    prompt, token = split.record("a").accounts, split.record("b").accounts
     assert prompt.unacked["r"].pages == 5, "64 tokens, and the first of the answer"
     assert token.unacked["r"].pages == 7, "64 tokens and 40 reserved"
     assert (prompt.pending_prompt_tokens, token.pending_prompt_tokens) == (64, 0)
@@ -49,25 +49,25 @@ def test_a_request_gets_both_runners_at_once_and_pages_on_each(split: Driver) ->
 def test_the_prompt_runners_pages_count_until_the_token_runner_has_taken_over(split: Driver) -> None:
     split.place("r", prompt_tokens=64)
     started(split, "r")
-    assert split.record("a").unacked_pages == 5
+    assert split.record("a").accounts.unacked_pages == 5
     effects = started(split, "r", handed_off=True)
     assert [e.result for e in of(effects, KvHandOff)] == ["same"]
-    assert (split.record("a").unacked, split.record("a").owned) == ({}, set())
-    assert split.record("a").pending_prompt_tokens == 0, "it came and went between two reports"
-    assert split.record("b").unacked_pages == 5
+    assert (split.record("a").accounts.unacked, split.record("a").accounts.owned) == ({}, set())
+    assert split.record("a").accounts.pending_prompt_tokens == 0, "it came and went between two reports"
+    assert split.record("b").accounts.unacked_pages == 5
     split.outcome("r")
-    assert split.record("b").unacked == {}
+    assert split.record("b").accounts.unacked == {}
 
 
 def test_what_the_prompt_runner_has_reported_counts_until_its_next_report(split: Driver) -> None:
     split.place("r", prompt_tokens=64)
     view = split.view("r")
     split.runner("a", view, free=95, pending_prompt_tokens=48)
-    assert (split.record("a").pending_prompt_tokens, split.record("a").free_pages) == (48, 95)
+    assert (split.record("a").accounts.pending_prompt_tokens, split.record("a").accounts.free_pages) == (48, 95)
     started(split, "r", handed_off=True)
-    assert split.record("a").free_pages == 95
+    assert split.record("a").accounts.free_pages == 95
     split.runner("a")
-    assert (split.record("a").pending_prompt_tokens, split.record("a").free_pages) == (0, 100)
+    assert (split.record("a").accounts.pending_prompt_tokens, split.record("a").accounts.free_pages) == (0, 100)
 
 
 def test_prompts_beyond_half_a_second_of_a_runner_wait_in_the_pool(split: Driver) -> None:
@@ -153,9 +153,8 @@ def test_a_request_that_is_cancelled_leaves_both_runners(split: Driver, handed_o
     started(split, "r", handed_off=handed_off)
     split.gateway_sends(Cancel("r"))
     for uuid in "ab":
-        assert (split.record(uuid).owned, split.record(uuid).unacked, split.record(uuid).pending_prompt_tokens) == (
-            set(), {}, 0,
-        )  # fmt: skip
+        accounts = split.record(uuid).accounts
+        assert (accounts.owned, accounts.unacked, accounts.pending_prompt_tokens) == (set(), {}, 0)
 
 
 @pytest.mark.parametrize(("runner", "reserved"), [("a", 40), ("b", 80)])
@@ -219,9 +218,9 @@ def test_a_scheduler_that_is_new_finds_both_runners_of_a_request(driver: Driver)
     )  # fmt: skip
     for uuid in "ab":
         driver.runner(uuid, sequence("r", first), free=90, **KV)
-    assert [driver.record(uuid).owned for uuid in "ab"] == [{"r"}, {"r"}]
+    assert [driver.record(uuid).accounts.owned for uuid in "ab"] == [{"r"}, {"r"}]
     started(driver, "r", handed_off=True)
-    assert [driver.record(uuid).owned for uuid in "ab"] == [set(), {"r"}]
+    assert [driver.record(uuid).accounts.owned for uuid in "ab"] == [set(), {"r"}]
 
 
 def test_orders_of_roles_are_sent_once_and_again_where_they_may_be_lost(driver: Driver) -> None:
@@ -259,7 +258,7 @@ def test_a_runner_that_is_left_alone_takes_prompts_without_a_bound(split: Driver
     assert split.record("b").role is RunnerRole.MIXED
     for number in range(4):
         assert split.place(f"r{number}", prompt_tokens=200, max_tokens=10, p90_tokens=5).token_runner is None
-    assert split.record("b").pending_prompt_tokens > split.record("b").prompt_queue_tokens
+    assert split.record("b").accounts.pending_prompt_tokens > split.record("b").accounts.prompt_queue_tokens
 
 
 def test_the_roles_are_published_at_once_where_runners_come_and_else_once_a_minute(split: Driver) -> None:

@@ -64,11 +64,11 @@ def test_a_report_of_changes_counts_only_on_a_stream_that_brought_the_whole_stat
     change = driver.report_of("a", free=30)
     if follows and name == "s":
         assert not of(driver.reports(change), Resync)
-        assert driver.record("a").free_pages == 30
+        assert driver.record("a").accounts.free_pages == 30
         return
     if name == "s":
         driver.close_supervisor()
         driver.supervisor()
     effects = driver.reports(change, supervisor=name)
     assert peers(effects, Resync) == [name]
-    assert driver.record("a").free_pages == 90
+    assert driver.record("a").accounts.free_pages == 90

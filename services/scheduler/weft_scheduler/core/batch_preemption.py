@@ -31,7 +31,7 @@ def batch_victims(state: State, pool: Pool, waiting: Iterable[Request], may_run:
     runners = {
         uuid: runner
         for uuid, runner in pool.fleet.runners.items()
-        if runner.batch and runner.placeable and runner.role is not RunnerRole.PROMPT
+        if runner.accounts.batch and runner.placeable and runner.role is not RunnerRole.PROMPT
     }
     if not runners:
         return {}
@@ -61,13 +61,13 @@ def _capacity(state: State, pool: Pool, runner: RunnerAccount) -> Capacity:
     """What is free, or is about to be: what its report still has of requests that have ended or were ordered off."""
     spec = runner.spec
     assert spec is not None, runner.id
-    page_tokens, in_kv = spec.page_tokens, dict(runner.in_kv())
+    page_tokens, in_kv = spec.page_tokens, dict(runner.report.in_kv())
     stays, ended_tokens, ended = list[BatchSequence](), 0, 0
     shared = {*pool.adapters.pinned, BASE}
-    ids = dict.fromkeys((*runner.sequences, *runner.unacked))
+    ids = dict.fromkeys((*runner.report.sequences, *runner.accounts.unacked))
     for request_id in ids:
-        request = state.requests.get(request_id) if request_id in runner.owned else None
-        sequence, assign = runner.sequences.get(request_id), runner.unacked.get(request_id)
+        request = state.requests.get(request_id) if request_id in runner.accounts.owned else None
+        sequence, assign = runner.report.sequences.get(request_id), runner.accounts.unacked.get(request_id)
         pages = (sequence.reserved_pages if sequence is not None else 0) + (assign.pages if assign is not None else 0)
         if request is None or request.phase is Phase.STOPPING:
             ended_tokens, ended = ended_tokens + pages * page_tokens, ended + 1
@@ -80,9 +80,9 @@ def _capacity(state: State, pool: Pool, runner: RunnerAccount) -> Capacity:
     in_use = len(shared - {BASE}) + len(batch_adapters)
     return Capacity(
         uuid=runner.id.uuid,
-        free_tokens=runner.free_tokens + ended_tokens,
+        free_tokens=runner.accounts.free_tokens + ended_tokens,
         free_sequences=spec.max_sequences - len(ids) + ended,
-        free_interactive=runner.most_sequences - (len(ids) - ended - len(stays)),
+        free_interactive=runner.accounts.max_sequences - (len(ids) - ended - len(stays)),
         free_adapters=max(0, spec.max_adapters - in_use),
         shared=shared,
         lines=stays,

@@ -26,7 +26,7 @@ OWNERSHIP = frozenset({"check_one_place", "check_nothing_lost", "check_epochs"})
 
 def size(state: State) -> int:
     """What checking costs is linear in it: requests, adapters, runners and the sequences that these have reported."""
-    runners = sum(1 + len(runner.sequences) for runner in state.runners.values())
+    runners = sum(1 + len(runner.report.sequences) for runner in state.runners.values())
     return len(state.requests) + len(state.adapter_pool) + runners
 
 
@@ -56,7 +56,7 @@ def check_one_place(state: State) -> None:
     """
     owners: dict[str, list[str]] = {}
     for runner in state.runners.values():
-        for request_id in runner.owned:
+        for request_id in runner.accounts.owned:
             owners.setdefault(request_id, []).append(runner.id.uuid)
     waiting = Counter(r.id for pool in state.pools.values() for r in (*pool.waiting.queue, *pool.waiting.batch.queue))
     for request in state.requests.values():
@@ -162,38 +162,39 @@ def check_batch_yields(state: State) -> None:
 def check_accounts(state: State) -> None:
     """A runner's unacknowledged Assigns are of requests it owns, and its busy slots those of its sequences."""
     for runner in state.runners.values():
-        assert runner.unacked_pages == sum(a.pages + a.adapter_pages for a in runner.unacked.values()), runner.id
-        assert runner.unacked_prompt_tokens == sum(a.prompt_tokens for a in runner.unacked.values()), runner.id
-        for request_id, assign in runner.unacked.items():
-            assert request_id in runner.owned, (runner.id, request_id)
+        accounts = runner.accounts
+        assert accounts.unacked_pages == sum(a.pages + a.adapter_pages for a in accounts.unacked.values()), runner.id
+        assert accounts.unacked_prompt_tokens == sum(a.prompt_tokens for a in accounts.unacked.values()), runner.id
+        for request_id, assign in accounts.unacked.items():
+            assert request_id in accounts.owned, (runner.id, request_id)
             assert assign.epoch == state.requests[request_id].epoch, (runner.id, request_id)
-        used = Counter(s.adapter for s in runner.sequences.values()) + Counter(
-            a.adapter for a in runner.unacked.values()
+        used = Counter(s.adapter for s in runner.report.sequences.values()) + Counter(
+            a.adapter for a in accounts.unacked.values()
         )
         del used[BASE]
-        batch = {r for r, s in runner.sequences.items() if s.priority is Priority.BATCH}
-        batch |= {r for r, a in runner.unacked.items() if a.priority is Priority.BATCH}
-        assert runner.batch.keys() == batch, (runner.id, runner.batch, batch)
-        assert runner.batch_pages == sum(runner.batch.values()), runner.id
-        assert runner.active == dict(used), (runner.id, runner.active, used)
+        batch = {r for r, s in runner.report.sequences.items() if s.priority is Priority.BATCH}
+        batch |= {r for r, a in accounts.unacked.items() if a.priority is Priority.BATCH}
+        assert accounts.batch.keys() == batch, (runner.id, accounts.batch, batch)
+        assert accounts.batch_pages == sum(accounts.batch.values()), runner.id
+        assert accounts.active == dict(used), (runner.id, accounts.active, used)
 
 
 def check_pooled(state: State) -> None:
     """The expected use of a runner's sequences is the sum of theirs, and of what it has no others are counted."""
     for runner in state.runners.values():
-        if runner.pooled is None:
+        if runner.accounts.pooled is None:
             continue
-        runner.pooled.check()
-        for request_id, member in runner.pooled.members.items():
-            assign, sequence = runner.unacked.get(request_id), runner.sequences.get(request_id)
+        runner.accounts.pooled.check()
+        for request_id, member in runner.accounts.pooled.members.items():
+            assign, sequence = runner.accounts.unacked.get(request_id), runner.report.sequences.get(request_id)
             assert assign or sequence, (runner.id, request_id)
             pages = assign.pages if assign is not None else sequence.reserved_pages if sequence is not None else 0
             assert member.held_pages == pages, (runner.id, request_id)
     for request in state.requests.values():
         runner = state.runner(request.runner)
         if request.forecast is not None and runner is not None and runner.spec is not None:
-            known = request.id in runner.unacked or runner.includes(request.id, request.epoch)
-            members = runner.pooled.members if runner.pooled is not None else {}
+            known = request.id in runner.accounts.unacked or runner.report.includes(request.id, request.epoch)
+            members = runner.accounts.pooled.members if runner.accounts.pooled is not None else {}
             assert not known or request.id in members, (runner.id, request.id)
 
 
@@ -206,7 +207,7 @@ def check_roles(state: State) -> None:
         for runner in pool.fleet.runners.values():
             expected = pool.scaling.roles.role_of(runner.id.uuid) if split else RunnerRole.MIXED
             assert runner.role is expected, (pool.name, runner.id, runner.role, expected)
-            if runner.accepting is not None:
+            if runner.counted.accepting is not None:
                 domain = domain_of(runner.shape, pool.declared.kv_across_classes)
                 sides.setdefault(domain, set()).add(runner.role)
         for domain, roles in sides.items():
@@ -250,8 +251,10 @@ def check_counts(state: State) -> None:
 
 def _check_runners(pool: Pool, runners: list[RunnerAccount]) -> None:
     """The sums are the runners' contributions; victims are the runners that take nothing new, and no others."""
-    contributions = [r.contribution for r in runners if r.contribution is not None]
-    assert [r.contribution for r in runners] == [r.contributes(pool.adapters.pinned) for r in runners], pool.name
+    contributions = [r.counted.contribution for r in runners if r.counted.contribution is not None]
+    assert [r.counted.contribution for r in runners] == [r.contributes(pool.adapters.pinned) for r in runners], (
+        pool.name
+    )
     capacity = pool.fleet.capacity
     assert capacity.runners == len(contributions), pool.name
     assert capacity.sum == (Contribution(*map(sum, zip(*contributions, strict=True)))), pool.name
@@ -259,26 +262,29 @@ def _check_runners(pool: Pool, runners: list[RunnerAccount]) -> None:
     assert cordoned == {*pool.scaling.autoscaler.victims} & pool.fleet.runners.keys(), (pool.name, cordoned)
     left = pool.waiting.batch.headroom.sequences
     specs = [(r, r.spec.max_sequences) for r in runners if r.spec is not None]
-    crowded = {r.id.uuid for r, most in specs if r.working_set + min(left, most // 2) >= most}
+    crowded = {r.id.uuid for r, most in specs if r.accounts.working_set + min(left, most // 2) >= most}
     assert crowded == pool.fleet.crowded & pool.fleet.runners.keys(), (
         pool.name,
         crowded ^ pool.fleet.crowded,
     )
     assert [*pool.fleet.draining] == [
-        uuid for uuid in pool.fleet.draining if pool.fleet.runners[uuid].figures.draining
+        uuid for uuid in pool.fleet.draining if pool.fleet.runners[uuid].report.figures.draining
     ], pool.name
-    assert len(pool.fleet.draining) == sum(r.figures.draining for r in runners), pool.name
+    assert len(pool.fleet.draining) == sum(r.report.figures.draining for r in runners), pool.name
     for counted, shapes in (
         (pool.fleet.confirmed_shapes, [r.shape for r in runners if r.confirmed]),
-        (pool.fleet.accepting, [(r.role, r.shape) for r in runners if r.contribution is not None and not r.cordoned]),
+        (
+            pool.fleet.accepting,
+            [(r.role, r.shape) for r in runners if r.counted.contribution and not r.cordoned],
+        ),
         (pool.fleet.ready.shapes, [r.shape for r in runners if r.ready_version is not None]),
-        (pool.fleet.ready.pages, [r.total_pages for r in runners if r.ready_version is not None]),
+        (pool.fleet.ready.pages, [r.spec.total_pages for r in runners if r.ready_version is not None and r.spec]),
     ):
         assert dict(counted) == dict(Counter(shapes)), (pool.name, counted, shapes)
     ready = [r.ready_version for r in runners if r.ready_version is not None]
     assert dict(pool.fleet.ready.versions) == dict(Counter(ready)), pool.name
     assert pool.fleet.ready.count == len(ready), pool.name
-    failures = {(d, r.id.uuid): e for r in runners for d, e in r.errors.items()}
+    failures = {(d, r.id.uuid): e for r in runners for d, e in r.report.errors.items()}
     assert {(d, u): e for d, of in pool.fleet.load_failures.items() for u, e in of.items()} == failures, pool.name
 
 

@@ -46,7 +46,7 @@ def consolidate(state: State, pool: Pool) -> bool:
     if planned is None:
         return True
     uuid, request_ids = planned
-    in_kv = dict(pool.fleet.runners[uuid].in_kv())
+    in_kv = dict(pool.fleet.runners[uuid].report.in_kv())
     for request_id in request_ids:
         request = state.requests[request_id]
         request.consolidated()
@@ -69,21 +69,21 @@ def _releases(pool: Pool) -> bool:
 
 def _runner(runner: RunnerAccount, pool: Pool) -> ConsolidationRunner | None:
     spec, pinned = runner.spec, pool.adapters.pinned
-    if spec is None or not runner.confirmed or runner.figures.draining:
+    if spec is None or not runner.confirmed or runner.report.figures.draining:
         return None
     return ConsolidationRunner(
         uuid=runner.id.uuid,
         shape=runner.shape,
         accepts=runner.placeable,
-        working_set=runner.working_set,
-        good_sequences=runner.good_sequences,
-        packed_sequences=runner.packed_sequences if pool.fleet.prefers_packing else runner.good_sequences,
-        free_tokens=runner.free_tokens,
+        working_set=runner.accounts.working_set,
+        good_sequences=spec.good_sequences,
+        packed_sequences=runner.accounts.packed_sequences if pool.fleet.prefers_packing else spec.good_sequences,
+        free_tokens=runner.accounts.free_tokens,
         total_tokens=spec.total_pages * spec.page_tokens,
         page_tokens=spec.page_tokens,
-        busy_adapters=frozenset(runner.busy_adapters(pinned)),
+        busy_adapters=frozenset(runner.accounts.busy_adapters(pinned)),
         slots=spec.max_adapters,
-        step_s=spec.step_s(runner.working_set),
+        step_s=spec.step_s(runner.accounts.working_set),
         prefill_tokens_per_s=spec.prefill_tokens_per_s,
     )
 
@@ -91,10 +91,14 @@ def _runner(runner: RunnerAccount, pool: Pool) -> ConsolidationRunner | None:
 def _sequences(state: State, pool: Pool, uuid: str) -> Sequence[RunningSequence] | None:
     """What runs there; None where something has just come or is about to leave."""
     runner = pool.fleet.runners[uuid]
-    if runner.unacked or runner.overdue_pages or len(runner.owned) != len(runner.sequences):
+    if (
+        runner.accounts.unacked
+        or runner.report.overdue_pages
+        or len(runner.accounts.owned) != len(runner.report.sequences)
+    ):
         return None
     found: list[RunningSequence] = []
-    for request_id, in_kv in runner.in_kv():
+    for request_id, in_kv in runner.report.in_kv():
         request = state.requests.get(request_id)
         if request is None or request.phase is not Phase.RUNNING or request.runner != runner.id:
             return None

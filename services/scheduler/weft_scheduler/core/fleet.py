@@ -25,8 +25,8 @@ def fleet_of(state: State) -> FleetReport:
 
 
 def _row(runner: RunnerAccount, spec: RunnerSpec, most: int) -> FleetRunner:
-    figures = runner.figures
-    listed = nsmallest(most, runner.adapters.values(), key=_order)
+    figures = runner.report.figures
+    listed = nsmallest(most, runner.report.adapters.values(), key=_order)
     return FleetRunner(
         name=runner.name,
         pool=spec.pool,
@@ -34,7 +34,7 @@ def _row(runner: RunnerAccount, spec: RunnerSpec, most: int) -> FleetRunner:
         ready=figures.ready and runner.confirmed,
         draining=figures.draining,
         role=figures.role,
-        sequences=len(runner.sequences),
+        sequences=len(runner.report.sequences),
         max_sequences=spec.max_sequences,
         best_batch=spec.best_batch,
         used_pages=figures.used_pages,
@@ -45,7 +45,7 @@ def _row(runner: RunnerAccount, spec: RunnerSpec, most: int) -> FleetRunner:
         tokens=figures.tokens,
         pending_prompt_tokens=figures.pending_prompt_tokens,
         adapters=tuple([FleetAdapter(one.digest, one.tier, one.running, one.loading, one.error) for one in listed]),
-        adapters_left_out=len(runner.adapters) - len(listed),
+        adapters_left_out=len(runner.report.adapters) - len(listed),
     )
 
 

@@ -39,7 +39,7 @@ def empty_runners(state: State, pool: Pool) -> bool:
     """One round of moves; others follow (True) while any runs there. A runner that ends waits for nobody."""
     queued, again = len(pool.waiting.queue) > 0, False  # what is free is theirs, before a victim's
     for source in _sources(pool):
-        ends = source.figures.draining
+        ends = source.report.figures.draining
         ordered = (ends or not queued) and _empty(state, pool, source)
         again |= ordered or ends or queued
     return again
@@ -48,12 +48,14 @@ def empty_runners(state: State, pool: Pool) -> bool:
 def _empty(state: State, pool: Pool, source: RunnerAccount) -> bool:
     """Whether any was ordered off it."""
     assert source.spec is not None
-    ends, migrations = source.figures.draining, 0
-    for request_id, in_kv in [*source.in_kv()]:
+    ends, migrations = source.report.figures.draining, 0
+    for request_id, in_kv in [*source.report.in_kv()]:
         request = state.requests.get(request_id)
         if request is None or request.placement is None or request.runner != source.id:
             continue
-        lasts_s = request.expected_remaining(request.emitted_with(in_kv)) * source.spec.step_s(source.working_set)
+        lasts_s = request.expected_remaining(request.emitted_with(in_kv)) * source.spec.step_s(
+            source.accounts.working_set
+        )
         if source.spec.step_ms_best and lasts_s < LEAST_S and not ends:
             continue
         migrations += migrate_with_kv(state, pool, request, in_kv, "drain" if ends else "scale_in")
@@ -70,7 +72,7 @@ def migrate_with_kv(state: State, pool: Pool, request: Request, in_kv: int, reas
     placement, source = request.placement, state.runner(request.runner)
     if placement is None or placement.token is not None or request.phase is not Phase.RUNNING or source is None:
         return False
-    known = source.confirmed and source.includes(request.id, request.epoch) and in_kv >= request.prompt_tokens
+    known = source.confirmed and source.report.includes(request.id, request.epoch) and in_kv >= request.prompt_tokens
     if not known or not source.shape.kv_layout or request.kv_migrations >= MAX_KV_MIGRATIONS:
         return False
     emitted = request.emitted_with(in_kv)
@@ -121,4 +123,4 @@ def _sources(pool: Pool) -> list[RunnerAccount]:
         pool.fleet.runners.get(uuid)
         for uuid in {**pool.fleet.draining, **dict.fromkeys(pool.scaling.autoscaler.victims)}
     )
-    return [one for one in leaving if one is not None and one.owned and one.shape.kv_layout]
+    return [one for one in leaving if one is not None and one.accounts.owned and one.shape.kv_layout]

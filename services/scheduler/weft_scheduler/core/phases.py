@@ -57,10 +57,10 @@ def on_kv_lost(state: State, pool: Pool) -> None:
 
 def order_role(state: State, runner: RunnerAccount) -> None:
     """Send a runner the role that it should have, where it has another one, or was sent another one last."""
-    if runner.figures.role is runner.role_sent:
-        runner.sent_role(None)
-    if runner.confirmed and (runner.role_sent or runner.figures.role) is not runner.role:
-        runner.sent_role(runner.role)
+    if runner.report.figures.role is runner.sent.role:
+        runner.sent.order_role(None)
+    if runner.confirmed and (runner.sent.role or runner.report.figures.role) is not runner.role:
+        runner.sent.order_role(runner.role)
         state.send(state.supervisors[runner.supervisor], OrderedRunner(runner.id, RunnerOrder(role=runner.role)))
 
 
@@ -76,7 +76,7 @@ def _order_all(state: State, pool: Pool, reason: str) -> None:
 
 
 def _runners(pool: Pool) -> list[PhaseRunner]:
-    return [_seen(runner, pool) for runner in pool.fleet.runners.values() if runner.accepting is not None]
+    return [_seen(runner, pool) for runner in pool.fleet.runners.values() if runner.counted.accepting is not None]
 
 
 def _seen(runner: RunnerAccount, pool: Pool) -> PhaseRunner:
@@ -90,7 +90,7 @@ def _seen(runner: RunnerAccount, pool: Pool) -> PhaseRunner:
         preferred=spec.role if spec.role is not RunnerRole.MIXED else None,
         prompt_s=1 / spec.prefill_tokens_per_s if measured else 1.0,
         token_s=spec.step_ms_best / 1000 / spec.best_batch if measured else float(PROMPT_TOKENS),
-        pending_prompt_tokens=runner.pending_prompt_tokens,
-        queue_open=runner.pending_prompt_tokens < runner.prompt_queue_tokens,
-        reserved_share=1 - runner.free_tokens / total_tokens,
+        pending_prompt_tokens=runner.accounts.pending_prompt_tokens,
+        queue_open=runner.accounts.pending_prompt_tokens < runner.accounts.prompt_queue_tokens,
+        reserved_share=1 - runner.accounts.free_tokens / total_tokens,
     )

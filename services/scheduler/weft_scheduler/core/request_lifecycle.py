@@ -6,7 +6,8 @@ from weft.domain.request import Allotment, Assign, Preempt, Reject, RejectReason
 from weft.domain.runner import RunnerSpec
 from weft_scheduler.core.effects import KvHandOff, Resumed
 from weft_scheduler.core.model.request import Phase, Placement, Request
-from weft_scheduler.core.model.runner import RunnerAccount, UnackedAssign, pages_of
+from weft_scheduler.core.model.runner import RunnerAccount
+from weft_scheduler.core.model.runner_accounts import UnackedAssign, pages_of
 from weft_scheduler.core.pool.pool import Pool
 from weft_scheduler.core.state import State
 from weft_scheduler.core.timers import Timer, TimerKind
@@ -26,7 +27,7 @@ def enqueue(state: State, pool: Pool, request: Request) -> None:
 def charge(pool: Pool, request: Request, runner: RunnerAccount) -> None:
     """Charge a request's tenant for what it is expected to cost on a runner, and for a cold load there."""
     load_tokens = 0.0
-    if not runner.has_adapter(request.adapter):
+    if not runner.accounts.has_adapter(request.adapter):
         load_s = pool.adapters.size(request.adapter)[1] / LOAD_BYTES_PER_S
         load_tokens = load_s * pool.scaling.autoscaler.throughput.per_s()
     pool.waiting.charge(request, load_tokens)
@@ -113,13 +114,13 @@ def account(runner: RunnerAccount, request: Request, pool: Pool) -> None:
     if runner.spec is not None:
         tokens, adapter = request.prefill_tokens + 1 if hands_off else request.reserved_tokens, request.adapter
         pages = with_adapter = pages_of(tokens, runner.spec.page_tokens)
-        if adapter != BASE and adapter not in runner.busy_adapters(pool.adapters.pinned):
+        if adapter != BASE and adapter not in runner.accounts.busy_adapters(pool.adapters.pinned):
             both = runner.shape.tokens_with_adapter(tokens, pool.adapters.size(adapter)[1])
             with_adapter = pages_of(both, runner.spec.page_tokens)
     computed = request.prefill_tokens if runner.id == placement.prompt else 0
     assign = UnackedAssign(request.epoch, pages, request.adapter, with_adapter - pages, computed, request.priority)
-    runner.own(request.id, assign)
-    runner.expect(request.id, None if hands_off else request.forecast, request.emitted_tokens)
+    runner.accounts.own(request.id, assign)
+    runner.accounts.expect(request.id, None if hands_off else request.forecast, request.emitted_tokens)
 
 
 def hand_off(state: State, request: Request) -> None:
@@ -133,7 +134,7 @@ def hand_off(state: State, request: Request) -> None:
         state.timers.clear(Timer(TimerKind.ASSIGN_TIMEOUT, request.id))
     if runner is not None:
         same = runner.shape.numerics_class == request.assigned_class
-        runner.disown(request.id)
+        runner.accounts.disown(request.id)
         state.update_runner(runner)
     state.pool(request.pool).scaling.roles.handed_off()
     state.emit(KvHandOff(request.id, request.pool, "same" if same else "across"))
@@ -170,7 +171,7 @@ def release(state: State, request: Request) -> None:
     for runner_id in request.release().runners:
         runner = state.runner(runner_id)
         if runner is not None:
-            runner.disown(request.id)
+            runner.accounts.disown(request.id)
             state.update_runner(runner)
 
 

@@ -205,7 +205,7 @@ def _adopt(state: State, pool: Pool, request: Request, placement: Placement) -> 
     runners = [_expected(state, runner_id) for runner_id in placement.runners]
     over = [runner_id for runner_id, runner in zip(placement.runners, runners, strict=True) if runner is None]
     produced = request.emitted_tokens > request.start_emitted_tokens
-    acknowledged = produced or any(r is not None and r.includes(request.id, request.epoch) for r in runners)
+    acknowledged = produced or any(r is not None and r.report.includes(request.id, request.epoch) for r in runners)
     request.adopt(placement, Phase.STOPPING if over else Phase.RUNNING if acknowledged else Phase.ASSIGNED)
     add_to_runners(state, pool, request)
     if over:

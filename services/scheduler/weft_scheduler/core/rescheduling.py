@@ -87,7 +87,7 @@ def on_preempt_decision(state: State, decision: PreemptDecision) -> None:
     pool, source = state.pool(request.pool), state.runner(decision.runner)
     overran(pool, request)
     request.preempted(state.config.max_preemptions)
-    in_kv = dict(source.in_kv()).get(request.id, 0) if source is not None else 0
+    in_kv = dict(source.report.in_kv()).get(request.id, 0) if source is not None else 0
     if not migrate_with_kv(state, pool, request, in_kv, "preemption"):
         order_off(state, request)
 
@@ -97,7 +97,7 @@ def stop_requests_of(state: State, runner: RunnerAccount) -> None:
     for gateway in state.gateways.values():
         gateway.runner_lost(runner.id)
         state.send(gateway.peer, RunnerGone(runner.id))
-    for request_id in sorted(runner.owned):
+    for request_id in sorted(runner.accounts.owned):
         stop(state, state.requests[request_id])
 
 

@@ -24,7 +24,8 @@ from weft.domain.runner import (
 )
 from weft_scheduler.core import migration
 from weft_scheduler.core.effects import RunnerLost, Stale
-from weft_scheduler.core.model.runner import RunnerAccount, StaleReport
+from weft_scheduler.core.model.runner import RunnerAccount
+from weft_scheduler.core.model.runner_report import StaleReport
 from weft_scheduler.core.phases import order_role
 from weft_scheduler.core.pool.pool import Pool
 from weft_scheduler.core.request_lifecycle import account, acknowledge, overran
@@ -95,16 +96,18 @@ def apply_report(state: State, peer: Peer, reported: ReportedRunner) -> None:
     if runner.spec is None or (took_over and not report.full):
         state.send(peer, Resync(runner_id))
         return
-    if runner.version is None:
-        for request_id in sorted(runner.owned - runner.unacked.keys()):  # gateways submitted them as running there
+    if runner.report.version is None:
+        for request_id in sorted(
+            runner.accounts.owned - runner.accounts.unacked.keys()
+        ):  # gateways submitted them as running there
             request = state.requests[request_id]
             if request.runner == runner.id:
                 request.computed_by(runner.spec.numerics_class)
             account(runner, request, state.pool(request.pool))
-    before, interval_s, loaded = runner.figures, state.now - runner.reported_s, runner.loaded
-    measured = runner.version is not None and runner.confirmed
+    before, interval_s, loaded = runner.report.figures, state.now - runner.report.taken_s, runner.accounts.is_loaded
+    measured = runner.report.version is not None and runner.confirmed
     try:
-        acknowledged, errors = runner.apply(report, state.now)
+        acknowledged, errors = runner.accounts.apply(report, state.now)
     except ReportGap:
         state.send(peer, Resync(runner_id))
         return
@@ -117,8 +120,8 @@ def apply_report(state: State, peer: Peer, reported: ReportedRunner) -> None:
         if runner.confirm(peer.name) and pool.fleet.confirm(runner):  # from here on it can be placed on
             pool.waiting.recheck()
     if measured and loaded and runner.role is not RunnerRole.PROMPT and 0 < interval_s < MAX_INTERVAL_S:
-        pool.scaling.autoscaler.throughput.measure(max(0, runner.figures.tokens - before.tokens), interval_s)
-    if measured and (found := runner.figures.prefix_reused_tokens - before.prefix_reused_tokens) > 0:
+        pool.scaling.autoscaler.throughput.measure(max(0, runner.report.figures.tokens - before.tokens), interval_s)
+    if measured and (found := runner.report.figures.prefix_reused_tokens - before.prefix_reused_tokens) > 0:
         pool.scaling.reuse.find(found, state.now)
     for request_id in acknowledged:
         acknowledge(state, state.requests[request_id])
@@ -128,16 +131,16 @@ def apply_report(state: State, peer: Peer, reported: ReportedRunner) -> None:
         pool.fleet.set_errors(runner, errors)
         _mark_statuses(state, pool, errors)
     _update_readiness(state, pool, runner)
-    if runner.figures.draining is not before.draining:
+    if runner.report.figures.draining is not before.draining:
         pool.fleet.drains(runner)
         migration.expect_at_once(state, pool)
     if report.full:  # what it has counts: an order may have been lost between its supervisor and it
-        runner.sent_role(None)
+        runner.sent.order_role(None)
         version = pool.adapters.version
-        runner.sent(version if runner.figures.desired_version == version else 0)
-    if report.full or runner.desired_sent != pool.adapters.version:
+        runner.sent.order_desired(version if runner.report.figures.desired_version == version else 0)
+    if report.full or runner.sent.desired_version != pool.adapters.version:
         push_desired(state, pool, runner, unknown=_unknown_digests(state, pool, report) if report.full else ())
-    if runner.role_sent is not None or runner.figures.role is not runner.role:
+    if runner.sent.role is not None or runner.report.figures.role is not runner.role:
         order_role(state, runner)
     state.update_runner(runner)
 
@@ -154,7 +157,7 @@ def on_runner_lost(state: State, runner_id: RunnerId, reason: str) -> None:
     del state.runners[runner_id.uuid]
     if runner.spec is not None:
         pool = state.pool_of(runner)
-        _mark_statuses(state, pool, runner.errors)
+        _mark_statuses(state, pool, runner.report.errors)
         pool.fleet.forget(runner)
         pool.scaling.autoscaler.forget(runner_id.uuid)
         state.mark_schedulable(pool.name)
@@ -183,13 +186,13 @@ def push_desired(
     adapters = pool.adapters
     if not (state.registry_known and adapters.version and runner.confirmed):
         return
-    if change is not None and base_version and runner.desired_sent == base_version:
+    if change is not None and base_version and runner.sent.desired_version == base_version:
         desired = change
-    elif unknown or runner.desired_sent != adapters.version:
+    elif unknown or runner.sent.desired_version != adapters.version:
         desired = adapters.full(unknown)
     else:
         return
-    runner.sent(adapters.version)
+    runner.sent.order_desired(adapters.version)
     supervisor = state.supervisors[runner.supervisor]
     state.send(supervisor, OrderedRunner(runner.id, RunnerOrder(desired)))
 
@@ -228,7 +231,7 @@ def _unconfirm(state: State, runner: RunnerAccount) -> None:
 
 def _update_readiness(state: State, pool: Pool, runner: RunnerAccount) -> None:
     """Count it among the pool's Ready runners under the desired version that it has applied, or not."""
-    figures, adapters = runner.figures, pool.adapters
+    figures, adapters = runner.report.figures, pool.adapters
     if not runner.serving and (
         figures.ready or runner.serves(((a.digest, a.pinned, a.tier) for a in adapters.held.values()), adapters.version)
     ):

@@ -76,8 +76,8 @@ def _candidates(pool: Pool, uuids: Iterable[str] | None) -> Iterator[VictimCandi
     groups = pool.scaling.phase_bounds(pool.declared).groups
     for uuid in pool.fleet.runners if uuids is None else uuids:
         runner = pool.fleet.runners.get(uuid)
-        if runner is None or runner.spec is None or runner.contribution is None:
+        if runner is None or runner.spec is None or runner.counted.contribution is None:
             continue
         group = runner.spec.role.value if groups and runner.spec.role not in (None, RunnerRole.MIXED) else "any"
         role = pool.scaling.roles.base.get(uuid, RunnerRole.MIXED)
-        yield VictimCandidate(runner.working_set, -runner.arrival, uuid, role, group)
+        yield VictimCandidate(runner.accounts.working_set, -runner.arrival, uuid, role, group)

@@ -179,10 +179,10 @@ def test_progress_changes_what_is_expected() -> None:
     driver.place("r", **LENGTHS)
     running = driver.view("r")._replace(reserved_pages=2)
     driver.runner("a", running, free=98)
-    before = driver.record("a").free_tokens
+    before = driver.record("a").accounts.free_tokens
     reported = driver.report_of("a", running._replace(reserved_pages=20), free=80)
     driver.reports(reported._replace(report=reported.report._replace(progress=(320,))))
-    assert before - driver.record("a").free_tokens > 18 * 16, "it holds 18 pages more, and will be longer"
+    assert before - driver.record("a").accounts.free_tokens > 18 * 16, "it holds 18 pages more, and will be longer"
     reported = driver.report_of("a", running._replace(reserved_pages=20), free=80)
     driver.reports(reported._replace(report=reported.report._replace(progress=(2**32 - 1, 7))))  # of a lying runner
 
@@ -217,4 +217,4 @@ def test_another_policy_takes_over_what_runs() -> None:
     driver.runner("a", driver.view("r"), driver.view("s"), free=80)
     driver.outcome("r")
     driver.runner("a", driver.view("s"), free=81)
-    assert (driver.record("a").pooled, driver.record("a").free_pages) == (None, 81)
+    assert (driver.record("a").accounts.pooled, driver.record("a").accounts.free_pages) == (None, 81)

@@ -29,15 +29,15 @@ class ReadyRunners:
 
     def put(self, runner: RunnerAccount, version: int | None) -> None:
         """Count a runner as Ready with that desired version; None: it is not Ready."""
-        before = runner.ready(version)
+        before, pages = runner.ready(version), runner.spec.total_pages if runner.spec else 0
         if before is not None:
             _decrement(self.versions, before)
             _decrement(self.shapes, runner.shape)
-            _decrement(self.pages, runner.total_pages)
+            _decrement(self.pages, pages)
         if version is not None:
             self.versions[version] += 1
             self.shapes[runner.shape] += 1
-            self.pages[runner.total_pages] += 1
+            self.pages[pages] += 1
         self.count += (version is not None) - (before is not None)
         contexts = (shape.max_context_tokens for shape in self.shapes)
         self.min_context_tokens = min(contexts, default=self.min_context_tokens)
@@ -89,7 +89,7 @@ class PoolFleet:
     def confirm(self, runner: RunnerAccount) -> bool:
         """Take in a runner that has been confirmed. True where it is the only one."""
         first = not self.confirmed_shapes
-        runner.limit(self._spec.slo_token_time_s)
+        runner.accounts.limit(self._spec.slo_token_time_s)
         self.runners[runner.id.uuid] = runner
         self.confirmed_shapes[runner.shape] += 1
         return first
@@ -107,11 +107,11 @@ class PoolFleet:
         self.crowded.discard(uuid)
         self.placement.remove(uuid)
         self._count(runner, None, ())
-        self.set_errors(runner, [*runner.errors], gone=True)
+        self.set_errors(runner, [*runner.report.errors], gone=True)
 
     def drains(self, runner: RunnerAccount) -> None:
         """Note that a runner ends, or serves again after all."""
-        if runner.figures.draining:
+        if runner.report.figures.draining:
             self.draining[runner.id.uuid] = None
         else:
             self.draining.pop(runner.id.uuid, None)
@@ -119,7 +119,7 @@ class PoolFleet:
     def set_errors(self, runner: RunnerAccount, digests: Iterable[str], *, gone: bool = False) -> None:
         """Note the load errors of those digests on a runner, which have changed."""
         for digest in digests:
-            error = "" if gone else runner.errors.get(digest, "")
+            error = "" if gone else runner.report.errors.get(digest, "")
             if error:
                 self.load_failures.setdefault(digest, {})[runner.id.uuid] = error
             elif (failures := self.load_failures.get(digest)) is not None:
@@ -131,10 +131,10 @@ class PoolFleet:
 
     def update(self, runner: RunnerAccount) -> bool:
         """Index a runner again, and count what it contributes. True where that has changed."""
-        runner.settle(self.margin.deviations)
+        runner.accounts.settle(self.margin.deviations)
         pinned = self._adapters.pinned
         standing = runner.standing(pinned, split=self._spec.split)
-        if standing == runner.counted:
+        if standing == runner.counted.standing:
             return False
         self._count(runner, runner.contributes(pinned), standing)
         self._index(runner)
@@ -146,7 +146,7 @@ class PoolFleet:
         before, self._spec = self._spec, spec
         if spec.slo_token_time_s != before.slo_token_time_s:
             for runner in self.runners.values():
-                runner.limit(spec.slo_token_time_s)
+                runner.accounts.limit(spec.slo_token_time_s)
                 self.update(runner)
         if (spec.split, spec.kv_across_classes) != (before.split, before.kv_across_classes):
             self.placement, self.roles_stale = new_placement(spec), True
@@ -176,7 +176,7 @@ class PoolFleet:
         if runner.spec is None:
             return
         places = runner.spec.max_sequences
-        if runner.working_set + min(self._left, places // 2) >= places:
+        if runner.accounts.working_set + min(self._left, places // 2) >= places:
             self.crowded.add(runner.id.uuid)
         else:
             self.crowded.discard(runner.id.uuid)
@@ -193,17 +193,17 @@ class PoolFleet:
             self.placement.remove(runner.id.uuid)
 
     def _count(self, runner: RunnerAccount, after: Contribution | None, standing: tuple[object, ...]) -> None:
-        before, accepted = runner.contribution, runner.accepting
+        before, accepted = runner.counted.contribution, runner.counted.accepting
         runner.count(standing, after)
         if after != before:
             self.capacity.replace(before, after)
-        if (runner.accepting is None) != (accepted is None) and self._spec.split:
+        if (runner.counted.accepting is None) != (accepted is None) and self._spec.split:
             self.roles_stale = True
-        if runner.accepting is not accepted:
+        if runner.counted.accepting is not accepted:
             if accepted is not None:
                 _decrement(self.accepting, (accepted, runner.shape))
-            if runner.accepting is not None:
-                self.accepting[runner.accepting, runner.shape] += 1
+            if runner.counted.accepting is not None:
+                self.accepting[runner.counted.accepting, runner.shape] += 1
 
 
 def new_placement(spec: PoolSpec) -> PlacementPolicy:
