@@ -10,7 +10,16 @@ from typing import Any, TypeVar
 from weft.domain.adapter import AdapterState
 from weft.domain.ids import NEVER, Epoch, RunnerId
 from weft.domain.machine import TICK, Closed, Connected, Kind, Peer, Received, Send
-from weft.domain.request import Assign, Failed, FailReason, GatewayHello, OutcomeReport, ResubmitComplete, Submit
+from weft.domain.request import (
+    Assign,
+    Failed,
+    FailReason,
+    GatewayHello,
+    OutcomeReport,
+    Priority,
+    ResubmitComplete,
+    Submit,
+)
 from weft.domain.routes import AdapterSpec, PhaseCounts, PoolSpec, RegistryChange, RegistryHello
 from weft.domain.runner import (
     ClusterReport,
@@ -258,4 +267,4 @@ class Driver:
         """That request as its runner reports it."""
         request = self.request(request_id)
         seen = sequence(request_id, request.epoch, request.adapter, reservation_tokens)
-        return seen._replace(priority=request.priority)
+        return seen._replace(priority=Priority.BATCH if request.batch else Priority.INTERACTIVE)

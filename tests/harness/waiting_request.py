@@ -4,7 +4,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
-from weft_scheduler.core import RunnerShape
+from weft_scheduler.core import RunnerShape, Waiting
 
 
 @dataclass(eq=False)
@@ -27,16 +27,8 @@ class WaitingRequest:
         return self.name * self.every_s, self.name
 
     @property
-    def queued_tokens(self) -> int:
-        return self.size
-
-    @property
-    def expected_work(self) -> float:
-        return float(self.size)
-
-    @property
-    def queued_work(self) -> int:
-        return self.size
+    def waiting(self) -> Waiting:
+        return Waiting(self.awaited_class, self.size, self.size, float(self.size))
 
 
 class Runners:

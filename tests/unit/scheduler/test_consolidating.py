@@ -59,7 +59,7 @@ def test_the_lonely_request_migrates_and_its_failures_are_not_counted(spread: An
     assert (emptied.runner.uuid, preempt.request_id) == ("a", "lonely")
     spread.runner("a", free=1000)
     (assign,) = of(spread.failed("lonely", FailReason.PREEMPTED, 40), Assign)
-    assert (assign.runner.uuid, spread.request("lonely").migrations) == ("b", 0)
+    assert (assign.runner.uuid, spread.request("lonely").history.migrations) == ("b", 0)
     report(spread)
     assert not of(spread.wait(60.0), Consolidated), "there is nothing left to empty"
 

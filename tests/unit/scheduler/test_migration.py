@@ -62,7 +62,7 @@ def test_a_runner_that_drains_unannounced_is_emptied_at_once_though_requests_wai
     effects = computing(victim, "a", draining=True, r1=70)
     (assign,) = of([*effects, *victim.wait(0.01)], Assign)
     assert (assign.request_id, assign.runner.uuid, assign.kv_address) == ("r1", "b", "tcp:1")
-    assert victim.request("r1").migrations == 0, "it is the system's own doing"
+    assert victim.request("r1").history.migrations == 0, "it is the system's own doing"
 
 
 def test_a_runner_that_serves_again_keeps_what_runs_there(victim: Driver) -> None:
@@ -77,7 +77,7 @@ def test_a_preempted_request_takes_its_kv_along_where_that_is_cheaper(victim: Dr
     assert (assign.runner.uuid, assign.kv_address, assign.reservation_tokens) == ("b", "tcp:1", 26)
     assert [e.reason for e in of(effects, KvMigration)] == ["preemption"]
     assert not of(effects, Preempt)
-    assert victim.request("r1").preemptions == 1
+    assert victim.request("r1").reservation.preemptions == 1
 
 
 def test_a_prompt_that_is_not_computed_yet_stays(victim: Driver) -> None:
@@ -91,8 +91,8 @@ def test_a_prompt_that_is_not_computed_yet_stays(victim: Driver) -> None:
 @pytest.mark.parametrize(("before", "moves"), [(7, True), (8, False)])
 def test_a_request_moves_with_its_kv_a_bounded_number_of_times(victim: Driver, before: int, moves: bool) -> None:
     for _ in range(before):
-        victim.request("r1").migrated_with_kv()
-    assert victim.request("r1").kv_migrations == before
+        victim.request("r1").history.migrate_with_kv()
+    assert victim.request("r1").history.kv_migrations == before
     victim.registry(min_runners=1, max_runners=1)
     assert bool(of(victim.wait(1.0), Assign)) is moves
 

@@ -4,6 +4,7 @@ from itertools import product
 
 import pytest
 
+from weft.domain.request import Submit
 from weft_scheduler.core import Phase, Request
 from weft_scheduler.core.model.request import NEXT_PHASES
 
@@ -21,7 +22,7 @@ def enter(request: Request, phase: Phase) -> None:
 
 
 def request_in(phase: Phase) -> Request:
-    request = Request("r", "g", "acme/p", "acme", "", 16, 100, 0, 0.0, 1)
+    request = Request.submitted(Submit("r", "acme/p", "acme", "m", "", 16, 100), "g", 0.0, 1, newcomer=True)
     for step in WAY[phase]:
         enter(request, step)
     return request

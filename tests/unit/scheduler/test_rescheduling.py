@@ -22,7 +22,7 @@ def test_a_second_trigger_for_an_epoch_is_ignored(served: Driver) -> None:
     assert of(served.failed("r", FailReason.SESSION_LOST, 5, epoch=first.epoch), Requeued)
     again = served.failed("r", FailReason.RUNNER_ERROR, 5, epoch=first.epoch)
     assert [type(e) for e in again] == [Stale]
-    assert served.request("r").migrations == 1
+    assert served.request("r").history.migrations == 1
 
 
 def test_a_failed_of_an_older_epoch_does_not_touch_the_present_one(served: Driver) -> None:
@@ -31,7 +31,7 @@ def test_a_failed_of_an_older_epoch_does_not_touch_the_present_one(served: Drive
     effects = served.failed("r", FailReason.SESSION_LOST, 9, epoch=first.epoch)
     assert [type(e) for e in effects] == [Stale]
     assert served.request("r").phase is Phase.ASSIGNED
-    assert served.request("r").emitted_tokens == 3
+    assert served.request("r").tokens.emitted == 3
 
 
 @pytest.mark.parametrize("emitted", [0, 7])
@@ -143,7 +143,7 @@ def test_what_the_system_does_itself_is_no_move(driver: Driver, reason: FailReas
         assert not of(driver.failed("r", reason, 1), Reject)
         while driver.request("r").phase is Phase.WAITING:
             driver.wait(0.05)
-    assert driver.request("r").migrations == 0
+    assert driver.request("r").history.migrations == 0
 
 
 @pytest.mark.parametrize("reason", [FailReason.NO_CAPACITY, FailReason.PREEMPTED])
@@ -172,7 +172,7 @@ def test_a_started_request_forgets_its_no_rooms(served: Driver) -> None:
     served.failed("r", FailReason.NO_CAPACITY)
     served.wait(0.2)
     served.gateway_sends(Started("r", served.request("r").epoch))
-    assert served.request("r").capacity_refusals == 0
+    assert served.request("r").history.capacity_refusals == 0
 
 
 def test_an_unacknowledged_assign_expires_and_its_room_comes_back(driver: Driver) -> None:
@@ -183,7 +183,7 @@ def test_an_unacknowledged_assign_expires_and_its_room_comes_back(driver: Driver
     effects = driver.wait(5.1)
     assert [e.reason for e in of(effects, Requeued)] == ["expired"]
     assert [a.request_id for a in of(effects, Assign)] == ["waits"]  # r keeps off that runner for a while
-    assert driver.request("r").migrations == 1
+    assert driver.request("r").history.migrations == 1
 
 
 @pytest.mark.parametrize("how", ["started", "reported"])
@@ -266,15 +266,15 @@ def test_a_sequence_that_is_given_back_with_tokens_was_preempted_and_one_that_is
     served.place("r")
     served.failed("r", FailReason.NO_CAPACITY)
     served.wait(0.3)
-    assert served.request("r").preemptions == 0
+    assert served.request("r").reservation.preemptions == 0
     served.failed("r", FailReason.NO_CAPACITY, 1)
-    assert served.request("r").preemptions == 1
+    assert served.request("r").reservation.preemptions == 1
 
 
 @pytest.mark.parametrize(("preemptions", "stays"), [(7, False), (8, True)])
 def test_the_bound_on_preemptions_outlives_the_scheduler(served: Driver, preemptions: int, stays: bool) -> None:
     assert served.place("r", preemptions=preemptions, emitted_tokens=3).allotment.stays == stays
-    assert served.request("r").reservation_tokens == (97 if stays else 13)
+    assert served.request("r").reservation.output_tokens == (97 if stays else 13)
 
 
 def test_what_a_runner_doubled_in_place_is_kept_when_the_request_moves(served: Driver) -> None:
@@ -361,7 +361,7 @@ def test_an_answer_that_nobody_bounded_is_as_long_as_the_largest_runner_holds(dr
     effects = driver.wait(10.1)
     effects += driver.submit("late", max_tokens=10**5, open_ended=True)
     assert [assign.request_id for assign in of(effects, Assign)] == ["early", "late"]
-    assert [driver.request(name).context_tokens for name in ("early", "late")] == [100, 100]
+    assert [driver.request(name).tokens.context for name in ("early", "late")] == [100, 100]
     refused = driver.submit("long", prompt_tokens=100, max_tokens=10**5, open_ended=True)
     assert [reject.reason for reject in of(refused, Reject)] == [RejectReason.TOO_LARGE]
 

@@ -105,7 +105,10 @@ def test_what_the_last_report_includes_is_adopted_without_counting_it_twice(driv
 
 def test_an_adopted_reservation_counts_from_where_its_epoch_began(served: Driver) -> None:
     running(served, "r", Epoch(1, 1), start_emitted_tokens=10, emitted_tokens=20)
-    assert (served.request("r").reserved_until, served.record("a").accounts.unacked_pages) == (26, 3)  # 16 + 26 tokens
+    assert (served.request("r").reservation.reserved_until, served.record("a").accounts.unacked_pages) == (
+        26,
+        3,
+    )  # 16 + 26 tokens
     (again,) = of(served.failed("r", FailReason.PREEMPTED, 20), Assign)
     assert again.reservation_tokens == 6
 

@@ -299,7 +299,7 @@ class Scaling(RuleBasedStateMachine):
     def report(self) -> None:
         for uuid in self.alive:
             running = [r for r in self.driver.state.requests.values() if r.runner and r.runner.uuid == uuid]
-            pages = sum(-(-(r.prompt_tokens + 16) // 16) for r in running)
+            pages = sum(-(-(r.tokens.prompt + 16) // 16) for r in running)
             self.driver.runner(uuid, *[self.driver.view(r.id) for r in running], free=100 - pages, name=uuid)
 
     @invariant()

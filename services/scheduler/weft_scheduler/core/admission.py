@@ -29,11 +29,11 @@ def admit(state: State, pool: Pool, request: Request) -> None:
     if request.batch:
         state.emit(Queued(request.id, pool.name, "no runner has capacity beside interactive requests"))
         return
-    if not request.admitted_before and _is_full_for(pool, request.tenant):
+    if not request.history.admitted and _is_full_for(pool, request.tenant):
         message = f"{len(waiting.queue) - 1} requests wait for {pool.name}"
         reject(state, request, RejectReason.QUEUE_FULL, message, estimate_retry_ms(pool, request, state.now))
         return
-    if pool.declared.slo_reject and not request.admitted_before and _rejected_for_slo(state, pool, request):
+    if pool.declared.slo_reject and not request.history.admitted and _rejected_for_slo(state, pool, request):
         return
     if pool.scaling.autoscaler.victims:
         state.mark_schedulable(pool.name, ())  # one that should have gone may be needed again
@@ -43,7 +43,7 @@ def admit(state: State, pool: Pool, request: Request) -> None:
 def _rejected_for_slo(state: State, pool: Pool, request: Request) -> bool:
     """Reject a request that would get its first token too late."""
     objective_s = pool.declared.slo_ttft_s
-    left_s = objective_s - (state.now - request.arrived_s)
+    left_s = objective_s - (state.now - request.order[0])
     wait_s = estimate_first_token_s(pool, request, left_s)
     if wait_s <= left_s:
         return False
@@ -74,11 +74,11 @@ def estimate_first_token_s(pool: Pool, request: Request, limit_s: float) -> floa
         return 0.0
     queue, counters = pool.waiting.queue, pool.waiting.queue.counters
     share = counters.weight(request.tenant) / counters.waiting_weight
-    ahead = request.prompt_tokens if prompts else request.queued_work
+    ahead = request.tokens.prompt if prompts else request.waiting.work
     for other in queue.of_tenant(request.tenant):
         if other is request or ahead > limit_s * per_s * share:
             break
-        ahead += other.prompt_tokens if prompts else other.queued_work
+        ahead += other.tokens.prompt if prompts else other.waiting.work
     waiting = pool.waiting.queued_prompt_tokens if prompts else pool.waiting.queued_work
     return min(ahead / share, waiting) / per_s + PROMPT_QUEUE_S * prompts
 
@@ -92,4 +92,4 @@ def estimate_retry_ms(pool: Pool, request: Request, now: float) -> int:
 
 def _waits_for_prompts(pool: Pool, request: Request) -> bool:
     """True where a token runner has room for a request that waits: its first token waits for prompts alone."""
-    return pool.splits(request) and pool.fleet.placement.free_tokens() >= request.footprint_tokens
+    return pool.splits(request) and pool.fleet.placement.free_tokens() >= request.reservation.footprint_tokens

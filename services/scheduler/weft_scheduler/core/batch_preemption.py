@@ -51,7 +51,7 @@ def _tokens_on(
     def tokens_on(uuid: str, in_use: bool) -> int | None:
         if uuid not in possible:
             return None
-        tokens = request.queued_tokens
+        tokens = request.waiting.tokens
         return tokens if in_use else runners[uuid].shape.tokens_with_adapter(tokens, n_bytes)
 
     return tokens_on
@@ -73,7 +73,7 @@ def _capacity(state: State, pool: Pool, runner: RunnerAccount) -> Capacity:
             ended_tokens, ended = ended_tokens + pages * page_tokens, ended + 1
         elif request.batch and request.runner == runner.id:  # not where its prompt alone is computed
             computed = in_kv.get(request_id, 0)
-            stays.append(BatchSequence(request_id, request.adapter, pages * page_tokens, computed, request.arrived_s))
+            stays.append(BatchSequence(request_id, request.adapter, pages * page_tokens, computed, request.order[0]))
         else:
             shared.add(request.adapter)
     batch_adapters = {one.adapter for one in stays} - shared

@@ -94,8 +94,8 @@ def check_epochs(state: State) -> None:
 def check_consolidation(state: State) -> None:
     """Consolidation has migrated no request more often than its bound."""
     for request in state.requests.values():
-        assert request.consolidations <= MAX_CONSOLIDATIONS, request
-        assert request.stays == (request.preemptions >= state.config.max_preemptions), request
+        assert request.history.consolidations <= MAX_CONSOLIDATIONS, request
+        assert request.reservation.stays == (request.reservation.preemptions >= state.config.max_preemptions), request
 
 
 def check_queues(state: State) -> None:
@@ -173,7 +173,7 @@ def check_accounts(state: State) -> None:
         )
         del used[BASE]
         batch = {r for r, s in runner.report.sequences.items() if s.priority is Priority.BATCH}
-        batch |= {r for r, a in accounts.unacked.items() if a.priority is Priority.BATCH}
+        batch |= {r for r, a in accounts.unacked.items() if a.batch}
         assert accounts.batch.keys() == batch, (runner.id, accounts.batch, batch)
         assert accounts.batch_pages == sum(accounts.batch.values()), runner.id
         assert accounts.active == dict(used), (runner.id, accounts.active, used)
@@ -192,7 +192,7 @@ def check_pooled(state: State) -> None:
             assert member.held_pages == pages, (runner.id, request_id)
     for request in state.requests.values():
         runner = state.runner(request.runner)
-        if request.forecast is not None and runner is not None and runner.spec is not None:
+        if request.reservation.forecast is not None and runner is not None and runner.spec is not None:
             known = request.id in runner.accounts.unacked or runner.report.includes(request.id, request.epoch)
             members = runner.accounts.pooled.members if runner.accounts.pooled is not None else {}
             assert not known or request.id in members, (runner.id, request.id)
@@ -241,9 +241,9 @@ def check_counts(state: State) -> None:
         assert all(state.requests[r].adapter == a for a, ids in pool.waiting.requests.items() for r in ids), pool.name
         waiting = list(pool.waiting.queue)
         assert dict(pool.waiting.queued_by_adapter) == dict(Counter(r.adapter for r in waiting)), pool.name
-        assert pool.waiting.queued_work == sum(r.queued_work for r in waiting), pool.name
-        assert pool.waiting.queued_prompt_tokens == sum(r.prompt_tokens for r in waiting), pool.name
-        assert pool.waiting.queued_tokens == sum(r.queued_tokens for r in waiting), pool.name
+        assert pool.waiting.queued_work == sum(r.waiting.work for r in waiting), pool.name
+        assert pool.waiting.queued_prompt_tokens == sum(r.tokens.prompt for r in waiting), pool.name
+        assert pool.waiting.queued_tokens == sum(r.waiting.tokens for r in waiting), pool.name
         _check_runners(pool, [*pool.fleet.runners.values()])
     for gateway in state.gateways.values():
         assert gateway.pools == Counter(state.requests[r].pool for r in gateway.requests), gateway.id

@@ -49,7 +49,7 @@ def consolidate(state: State, pool: Pool) -> bool:
     in_kv = dict(pool.fleet.runners[uuid].report.in_kv())
     for request_id in request_ids:
         request = state.requests[request_id]
-        request.consolidated()
+        request.history.consolidate()
         if not migrate_with_kv(state, pool, request, in_kv[request_id], "consolidation"):
             preempt(state, request)
     state.emit(Consolidated(pool.name, state.runners[uuid].id, tuple(request_ids)))
@@ -102,17 +102,17 @@ def _sequences(state: State, pool: Pool, uuid: str) -> Sequence[RunningSequence]
         request = state.requests.get(request_id)
         if request is None or request.phase is not Phase.RUNNING or request.runner != runner.id:
             return None
-        emitted = request.emitted_with(in_kv)
+        emitted = request.tokens.emitted_with(in_kv)
         found.append(
             RunningSequence(
                 request_id,
                 request.adapter,
                 pool.adapters.rank(request.adapter),
-                request.context_tokens,
-                request.prompt_tokens + emitted,
-                request.footprint_after(emitted),
-                request.expected_remaining(emitted),
-                request.consolidations < MAX_CONSOLIDATIONS and not request.stays,
+                request.tokens.context,
+                request.tokens.prompt + emitted,
+                request.reservation.footprint_after(emitted),
+                request.tokens.expected_remaining(emitted),
+                request.history.consolidations < MAX_CONSOLIDATIONS and not request.reservation.stays,
             )
         )
     return found

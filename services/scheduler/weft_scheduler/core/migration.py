@@ -53,7 +53,7 @@ def _empty(state: State, pool: Pool, source: RunnerAccount) -> bool:
         request = state.requests.get(request_id)
         if request is None or request.placement is None or request.runner != source.id:
             continue
-        lasts_s = request.expected_remaining(request.emitted_with(in_kv)) * source.spec.step_s(
+        lasts_s = request.tokens.expected_remaining(request.tokens.emitted_with(in_kv)) * source.spec.step_s(
             source.accounts.working_set
         )
         if source.spec.step_ms_best and lasts_s < LEAST_S and not ends:
@@ -72,18 +72,18 @@ def migrate_with_kv(state: State, pool: Pool, request: Request, in_kv: int, reas
     placement, source = request.placement, state.runner(request.runner)
     if placement is None or placement.token is not None or request.phase is not Phase.RUNNING or source is None:
         return False
-    known = source.confirmed and source.report.includes(request.id, request.epoch) and in_kv >= request.prompt_tokens
-    if not known or not source.shape.kv_layout or request.kv_migrations >= MAX_KV_MIGRATIONS:
+    known = source.confirmed and source.report.includes(request.id, request.epoch) and in_kv >= request.tokens.prompt
+    if not known or not source.shape.kv_layout or request.history.kv_migrations >= MAX_KV_MIGRATIONS:
         return False
-    emitted = request.emitted_with(in_kv)
+    emitted = request.tokens.emitted_with(in_kv)
     target = _target(state, pool, request, source, emitted)
     if target is None or target.spec is None or source.spec is None:
         return False
     rates = [spec.kv_bytes_per_s or state.config.kv_bytes_per_s for spec in (source.spec, target.spec)]
     if not transfer_is_cheaper(target.spec, in_kv, min(rates)):
         return False
-    request.emitted(emitted)
-    request.migrated_with_kv()
+    request.tokens.emit(emitted)
+    request.history.migrate_with_kv()
     migrate(state, pool, request, target)
     state.emit(KvMigration(request.id, pool.name, target.id, reason))
     return True
@@ -98,8 +98,8 @@ def _target(state: State, pool: Pool, request: Request, source: RunnerAccount, e
         PlacementRequest(
             adapter=request.adapter,
             rank=rank,
-            footprint_tokens=request.footprint_after(emitted) + source.spec.page_tokens,
-            context_tokens=request.context_tokens,
+            footprint_tokens=request.reservation.footprint_after(emitted) + source.spec.page_tokens,
+            context_tokens=request.tokens.context,
             numerics_class="" if across else source.shape.numerics_class,
             avoid={source.id.uuid},
             skip_limit=state.config.skip_limit,

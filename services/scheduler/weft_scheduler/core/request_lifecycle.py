@@ -18,8 +18,8 @@ LOAD_BYTES_PER_S = 1 << 30  # of a cold adapter, as its tenant is charged: a dis
 def enqueue(state: State, pool: Pool, request: Request) -> None:
     """Into its pool's queue, in its place by age."""
     request.enqueue(state.now, state.config.same_class_s)
-    if request.awaited_class:
-        state.timers.set(Timer(TimerKind.CLASS_WAIT, request.id), request.same_class_until)
+    if request.waiting.lane:
+        state.timers.set(Timer(TimerKind.CLASS_WAIT, request.id), request.classes.awaited_until)
     pool.waiting.enqueue(request, pool.work_per_s if pool.waiting.queue.policy.ages else 0.0)
     state.mark_schedulable(pool.name, ())
 
@@ -40,14 +40,14 @@ def assign(
     delay_s = pool.waiting.delay_s(request, state.now)
     charge(pool, request, token_runner or runner)
     pool.waiting.dequeue(request)
-    pool.scaling.reuse.give(request.prefill_tokens, state.now)
+    pool.scaling.reuse.give(request.tokens.prefill, state.now)
     _send_assign(state, pool, request, runner, token_runner, delay_s=delay_s)
 
 
 def migrate(state: State, pool: Pool, request: Request, target: RunnerAccount) -> None:
     """A running request goes on at another runner, with its KV, under a new epoch."""
     assert target.spec is not None
-    request.keep_class()
+    request.classes.keep()
     release(state, request)
     _send_assign(state, pool, request, target, None, kv_address=target.spec.kv_address)
 
@@ -67,21 +67,23 @@ def _send_assign(
     request.assign(state.next_epoch(), Placement(runner.id, token_runner.id if token_runner is not None else None))
     add_to_runners(state, pool, request)
     state.timers.set(Timer(TimerKind.ASSIGN_TIMEOUT, request.id), state.now + state.config.assign_s)
-    spec, (rank, size) = runner.spec, pool.adapters.size(request.adapter)
+    spec, (rank, size), reserved = runner.spec, pool.adapters.size(request.adapter), request.reservation
     message = Assign(
         request_id=request.id,
         epoch=request.epoch,
         runner=runner.id,
         address=spec.address,
-        reservation_tokens=request.reservation_tokens,
+        reservation_tokens=reserved.output_tokens,
         numerics_class=spec.numerics_class,
-        allotment=Allotment(rank, size, delay_s, request.by_page, request.leaves, request.stays),
+        allotment=Allotment(
+            rank, size, delay_s, request.reservation.by_page, request.reservation.leaves, request.reservation.stays
+        ),
         token_runner=_described(token_runner.spec) if token_runner is not None and token_runner.spec else None,
         kv_address=kv_address,
     )
     state.send_to_gateway(request.gateway, message)
-    if request.numerics_class:
-        state.emit(Resumed(request.id, pool.name, last.id, request.numerics_class, last.shape.numerics_class))
+    if request.classes.latest:
+        state.emit(Resumed(request.id, pool.name, last.id, request.classes.latest, last.shape.numerics_class))
 
 
 def _described(spec: RunnerSpec) -> TokenRunner:
@@ -97,7 +99,7 @@ def add_to_runners(state: State, pool: Pool, request: Request) -> None:
             account(runner, request, pool)
             state.update_runner(runner, schedule=False)
     runner = state.runner(request.runner)
-    request.computed_by(runner.spec.numerics_class if runner is not None and runner.spec is not None else "")
+    request.classes.assign(runner.spec.numerics_class if runner is not None and runner.spec is not None else "")
     pool.waiting.count_running(request, 1)
     state.mark_dirty(pool.name)
 
@@ -112,15 +114,22 @@ def account(runner: RunnerAccount, request: Request, pool: Pool) -> None:
     hands_off = placement.token is not None and runner.id == placement.prompt
     pages = with_adapter = 0
     if runner.spec is not None:
-        tokens, adapter = request.prefill_tokens + 1 if hands_off else request.reserved_tokens, request.adapter
+        tokens, adapter = request.tokens.prefill + 1 if hands_off else request.reservation.held_tokens, request.adapter
         pages = with_adapter = pages_of(tokens, runner.spec.page_tokens)
         if adapter != BASE and adapter not in runner.accounts.busy_adapters(pool.adapters.pinned):
             both = runner.shape.tokens_with_adapter(tokens, pool.adapters.size(adapter)[1])
             with_adapter = pages_of(both, runner.spec.page_tokens)
-    computed = request.prefill_tokens if runner.id == placement.prompt else 0
-    assign = UnackedAssign(request.epoch, pages, request.adapter, with_adapter - pages, computed, request.priority)
+    computed = request.tokens.prefill if runner.id == placement.prompt else 0
+    assign = UnackedAssign(
+        request.epoch,
+        pages,
+        request.adapter,
+        with_adapter - pages,
+        computed,
+        request.batch,
+    )
     runner.accounts.own(request.id, assign)
-    runner.accounts.expect(request.id, None if hands_off else request.forecast, request.emitted_tokens)
+    runner.accounts.expect(request.id, None if hands_off else request.reservation.forecast, request.tokens.emitted)
 
 
 def hand_off(state: State, request: Request) -> None:
@@ -133,7 +142,7 @@ def hand_off(state: State, request: Request) -> None:
         request.keep()  # it was stopped for the loss of a runner that it did not need any more
         state.timers.clear(Timer(TimerKind.ASSIGN_TIMEOUT, request.id))
     if runner is not None:
-        same = runner.shape.numerics_class == request.assigned_class
+        same = runner.shape.numerics_class == request.classes.assigned
         runner.accounts.disown(request.id)
         state.update_runner(runner)
     state.pool(request.pool).scaling.roles.handed_off()
@@ -154,7 +163,7 @@ def stop(state: State, request: Request) -> None:
 
 def preempt(state: State, request: Request) -> None:
     """Order it off its runner. It is counted here, not with the gateway's answer, which may never come."""
-    request.preempted(state.config.max_preemptions)
+    request.reservation.preempt(state.config.max_preemptions)
     order_off(state, request)
 
 
@@ -177,7 +186,7 @@ def release(state: State, request: Request) -> None:
 
 def overran(pool: Pool, request: Request) -> None:
     """A request has lost its memory to others; only its first time counts."""
-    if request.lost_memory() and request.forecast is not None:
+    if request.reservation.lose_memory() and request.reservation.forecast is not None:
         pool.fleet.margin.overran()
 
 
@@ -187,7 +196,7 @@ def drop(state: State, request: Request, output_tokens: int = 0) -> None:
     `output_tokens`: of its answer, where its gateway has sent them.
     """
     pool = state.pool(request.pool)
-    pool.waiting.settle(request, max(output_tokens, request.emitted_tokens))
+    pool.waiting.settle(request, max(output_tokens, request.tokens.emitted))
     if request.phase is Phase.WAITING:
         pool.waiting.dequeue(request)
     if request.placed:

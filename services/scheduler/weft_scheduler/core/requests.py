@@ -85,7 +85,7 @@ def on_resubmit_complete(state: State, gateway: GatewayStream, _: ResubmitComple
     gateway.resubmitted()
     state.timers.clear(Timer(TimerKind.RESUBMIT, gateway.id))
     held = [state.requests[r] for r in gateway.requests if state.requests[r].phase is Phase.UNPLACED]
-    for request in sorted(held, key=lambda r: (r.priority, r.order)):
+    for request in sorted(held, key=lambda r: (r.batch, r.order)):
         admit(state, state.pool(request.pool), request)
 
 
@@ -108,9 +108,12 @@ def on_submit(state: State, gateway: GatewayStream, submit: Submit) -> None:
     gateway.add(request.id, pool.name)
     pool.waiting.add(request)
     policy = state.reservation[pool.declared.reservation]
-    expected = ExpectedOutput(pool.name, request.adapter, request.max_tokens, submit.p90_tokens, submit.bucket_tokens)
-    request.reserve(policy.initial_tokens(expected), by_page=policy.by_page, leaves=policy.leaves, pooled=policy.pooled)
-    request.limit_preemptions(state.config.max_preemptions)
+    predicted = submit.p90_tokens, submit.bucket_tokens
+    expected = ExpectedOutput(pool.name, request.adapter, request.tokens.max_output, *predicted)
+    request.reservation.begin(
+        policy.initial_tokens(expected), by_page=policy.by_page, leaves=policy.leaves, pooled=policy.pooled
+    )
+    request.reservation.limit_preemptions(state.config.max_preemptions)
     if newcomer:
         pool.scaling.arrive(request, state.now)
     if submit.runner is not None and request.epoch != NEVER:
@@ -145,7 +148,7 @@ def on_outcome(state: State, gateway: GatewayStream, report: OutcomeReport) -> N
     if request is not None:
         pool = state.pool(request.pool)
         state.lengths.observe(report.pool, report.adapter, report.completion_tokens, report.censored)
-        if request.forecast is not None:
+        if request.reservation.forecast is not None:
             pool.fleet.margin.ended()
         if not request.batch:
             pool.scaling.departures.count(state.now)
@@ -204,7 +207,7 @@ def _adopt(state: State, pool: Pool, request: Request, placement: Placement) -> 
     """It runs: leave it there. On an incarnation that is over, await its Failed."""
     runners = [_expected(state, runner_id) for runner_id in placement.runners]
     over = [runner_id for runner_id, runner in zip(placement.runners, runners, strict=True) if runner is None]
-    produced = request.emitted_tokens > request.start_emitted_tokens
+    produced = request.tokens.emitted > request.tokens.start_emitted
     acknowledged = produced or any(r is not None and r.report.includes(request.id, request.epoch) for r in runners)
     request.adopt(placement, Phase.STOPPING if over else Phase.RUNNING if acknowledged else Phase.ASSIGNED)
     add_to_runners(state, pool, request)

@@ -35,19 +35,19 @@ def on_failed(state: State, gateway: GatewayStream, failed: Failed) -> None:
     if request is None or request.gateway != gateway.id or request.epoch != failed.epoch:
         state.emit(Stale("failed", failed.request_id, "not its present epoch"))
         return
-    request.emitted(failed.emitted_tokens)
+    request.tokens.emit(failed.emitted_tokens)
     if not request.placed:
         state.emit(Stale("failed", failed.request_id, "second trigger of this epoch"))
         return
     assert request.placement is not None
     both = request.placement.runners
     runners = tuple([one for one in both if one == failed.runner]) or both
-    if request.emitted_tokens > request.start_emitted_tokens:
-        request.keep_class()
+    if request.tokens.emitted > request.tokens.start_emitted:
+        request.classes.keep()
         if failed.reason is FailReason.NO_CAPACITY:
-            request.preempted(state.config.max_preemptions)  # it was admitted there, and given back
+            request.reservation.preempt(state.config.max_preemptions)  # it was admitted there, and given back
     release(state, request)
-    request.failed_on(runners, failed.reason, failed.detail)
+    request.history.fail_on(runners, failed.reason, failed.detail)
     if failed.reason is FailReason.KV_LOST:
         state.emit(KvHandOff(request.id, request.pool, "lost"))
         on_kv_lost(state, state.pool(request.pool))
@@ -69,7 +69,7 @@ def on_assign_timeout(state: State, timer: Timer) -> None:
         for runner_id, _ in runners:
             _avoid(state, request, runner_id, state.config.avoid_s)
     else:
-        request.keep_class()  # its gateway may have tokens that were not reported here
+        request.classes.keep()  # its gateway may have tokens that were not reported here
     release(state, request)
     _requeue(state, request, "expired" if expired else "silent", counted=expired)
 
@@ -83,10 +83,10 @@ def on_preempt_decision(state: State, decision: PreemptDecision) -> None:
         state.emit(Stale("preempt", decision.request_id, "not running there under that epoch"))
         return
     if decision.runner == placement.last:  # a prompt runner reserves the first token alone
-        request.reserve_again(decision.reservation_tokens)
+        request.reservation.reserve_again(decision.reservation_tokens)
     pool, source = state.pool(request.pool), state.runner(decision.runner)
     overran(pool, request)
-    request.preempted(state.config.max_preemptions)
+    request.reservation.preempt(state.config.max_preemptions)
     in_kv = dict(source.report.in_kv()).get(request.id, 0) if source is not None else 0
     if not migrate_with_kv(state, pool, request, in_kv, "preemption"):
         order_off(state, request)
@@ -104,7 +104,7 @@ def stop_requests_of(state: State, runner: RunnerAccount) -> None:
 def on_avoidance_over(state: State, timer: Timer) -> None:
     """A runner that a request avoided may be used again."""
     request = state.requests[timer.name]
-    _avoids_less(state, timer, request.avoidance, (request.pool,))
+    _avoids_less(state, timer, request.history.avoidance, (request.pool,))
 
 
 def on_gateway_avoidance_over(state: State, timer: Timer) -> None:
@@ -116,7 +116,7 @@ def on_gateway_avoidance_over(state: State, timer: Timer) -> None:
 def on_class_wait_over(state: State, timer: Timer) -> None:
     """A request has waited long enough for its numerics class."""
     request = state.requests[timer.name]
-    if request.phase is Phase.WAITING and request.awaited_class:
+    if request.phase is Phase.WAITING and request.waiting.lane:
         pool = state.pool(request.pool)
         pool.waiting.stop_awaiting_class(request, pool.work_per_s)
     state.mark_schedulable(request.pool)
@@ -140,7 +140,7 @@ def _avoid_after(state: State, gateway: GatewayStream, request: Request, runner_
                 state.timers.set_earlier(Timer(TimerKind.GATEWAY_AVOIDANCE, gateway.id), until)
         case FailReason.NO_CAPACITY:
             # the runner's book was right and ours was late; a report is on its way
-            pause_s = config.no_capacity_s * 2 ** min(request.capacity_refusals - 1, 16)
+            pause_s = config.no_capacity_s * 2 ** min(request.history.capacity_refusals - 1, 16)
             _avoid(state, request, runner_id, min(pause_s, config.assign_s))
         case FailReason.LOAD_FAILED:
             _avoid(state, request, runner_id, config.avoid_s * LOAD_RETRY_FACTOR)
@@ -151,7 +151,7 @@ def _avoid_after(state: State, gateway: GatewayStream, request: Request, runner_
 
 
 def _avoid(state: State, request: Request, runner_id: RunnerId, seconds: float) -> None:
-    request.avoidance.add(runner_id, state.now + seconds)
+    request.history.avoidance.add(runner_id, state.now + seconds)
     state.timers.set_earlier(Timer(TimerKind.AVOIDANCE, request.id), state.now + seconds)
 
 
@@ -159,12 +159,12 @@ def _requeue(state: State, request: Request, reason: str, *, counted: bool) -> N
     """Back to the queue with its age, or the end of it."""
     pool = state.pool(request.pool)
     if counted:
-        request.migrated()
-    if counted and request.migrations > state.config.max_migrations:
-        message = f"{request.migrations} migrations, the last for {reason}"
+        request.history.migrate()
+    if counted and request.history.migrations > state.config.max_migrations:
+        message = f"{request.history.migrations} migrations, the last for {reason}"
         reject(state, request, RejectReason.TOO_MANY_MIGRATIONS, message)
     elif _fails_everywhere(state, pool, request):
-        details = "; ".join(sorted(set(request.load_failures.values())))
+        details = "; ".join(sorted(set(request.history.load_failures.values())))
         reject(state, request, RejectReason.ADAPTER_FAILED, details or "no runner could load the adapter")
     elif (infeasible := infeasible_reason(state, pool, request)) is not None:
         reject(state, request, *infeasible)
@@ -175,12 +175,12 @@ def _requeue(state: State, request: Request, reason: str, *, counted: bool) -> N
 
 def _fails_everywhere(state: State, pool: Pool, request: Request) -> bool:
     """Whether every present runner that could take it has failed to load its adapter."""
-    if not request.load_failures:
+    if not request.history.load_failures:
         return False
     failed: Counter[RunnerShape] = Counter()
-    for runner_id in request.load_failures:
+    for runner_id in request.history.load_failures:
         runner = state.runner(runner_id)
         if runner is not None and runner.confirmed:
             failed[runner.shape] += 1
-    shapes = pool.fleet.fitting_shapes(pool.adapters.rank(request.adapter), request.context_tokens)
+    shapes = pool.fleet.fitting_shapes(pool.adapters.rank(request.adapter), request.tokens.context)
     return all(failed[shape] >= pool.fleet.confirmed_shapes[shape] for shape in shapes)

@@ -24,6 +24,7 @@ from weft.domain.runner import (
 )
 from weft_scheduler.core import migration
 from weft_scheduler.core.effects import RunnerLost, Stale
+from weft_scheduler.core.model.request import Phase
 from weft_scheduler.core.model.runner import RunnerAccount
 from weft_scheduler.core.model.runner_report import StaleReport
 from weft_scheduler.core.phases import order_role
@@ -102,7 +103,7 @@ def apply_report(state: State, peer: Peer, reported: ReportedRunner) -> None:
         ):  # gateways submitted them as running there
             request = state.requests[request_id]
             if request.runner == runner.id:
-                request.computed_by(runner.spec.numerics_class)
+                request.classes.assign(runner.spec.numerics_class)
             account(runner, request, state.pool(request.pool))
     before, interval_s, loaded = runner.report.figures, state.now - runner.report.taken_s, runner.accounts.is_loaded
     measured = runner.report.version is not None and runner.confirmed
@@ -261,7 +262,8 @@ def _learn_reservations(state: State, runner: RunnerAccount, report: RunnerRepor
         request = state.requests.get(sequence.request_id)
         if request is not None and request.epoch == sequence.epoch and request.runner == runner.id:
             acknowledge(state, request)
-            request.grown(sequence.reservation_tokens)
+            if request.phase is not Phase.STOPPING:
+                request.reservation.grow(sequence.reservation_tokens)
             if not sequence.reserved_pages:
                 overran(state.pool(request.pool), request)
 

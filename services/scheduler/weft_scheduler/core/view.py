@@ -50,7 +50,7 @@ class PoolView:
         """True for a changed runner that could be what it waits for: a prompt runner's queue may be open again."""
         if self._pool.declared.split and load.queue_open and load.role is not RunnerRole.TOKEN:
             return True
-        tokens, adapter = request.queued_tokens, request.adapter
+        tokens, adapter = request.waiting.tokens, request.adapter
         if tokens > load.free_tokens:
             return False
         if adapter == BASE or adapter in load.busy_adapters:
@@ -61,8 +61,8 @@ class PoolView:
     def place(self, request: Request, closed: AbstractSet[RunnerShape]) -> Choice | None:
         """Return where it runs, of its own numerics class first; None where no shape that is not closed can take it."""
         place = self._pool.fleet.placement.place
-        choice = place(self._ask(request, request.numerics_class), closed)
-        if choice is None and request.numerics_class and not self._required_class(request):
+        choice = place(self._ask(request, request.classes.latest), closed)
+        if choice is None and request.classes.latest and not self._required_class(request):
             choice = place(self._ask(request, ""), closed)
         return choice
 
@@ -71,7 +71,7 @@ class PoolView:
         rank, runners = self._pool.adapters.rank(request.adapter), self._pool.fleet.runners
         required, avoided = self._required_class(request), self._avoided(request)
         shapes = [(runners[uuid].shape, uuid) for uuid in choice if uuid is not None]
-        return any(shape.fits(rank, request.context_tokens, required) and uuid not in avoided for shape, uuid in shapes)
+        return any(shape.fits(rank, request.tokens.context, required) and uuid not in avoided for shape, uuid in shapes)
 
     def placeable_shapes(self, request: Request) -> AbstractSet[RunnerShape]:
         """Return the shapes that could ever run it and have a placeable runner that it does not avoid."""
@@ -80,7 +80,7 @@ class PoolView:
     def could_run(self, request: Request, runner: RunnerAccount) -> bool:
         """True where that runner is one for it, whatever else runs there."""
         rank, uuid = self._pool.adapters.rank(request.adapter), runner.id.uuid
-        fits = runner.shape.fits(rank, request.context_tokens, self._required_class(request))
+        fits = runner.shape.fits(rank, request.tokens.context, self._required_class(request))
         return fits and uuid not in self._avoided(request)
 
     def _required_class(self, request: Request) -> str:
@@ -89,11 +89,11 @@ class PoolView:
         One with tokens waits for the class that computed them, for at most `same_class_s` after it ran, while a runner
         of that class can take it now or soon: it is full, its supervisor is reconnecting, or none was reported yet.
         """
-        state, pool, computed_by = self._state, self._pool, request.awaited_class
-        if not computed_by or state.now >= request.same_class_until:
+        state, pool, computed_by = self._state, self._pool, request.waiting.lane
+        if not computed_by or state.now >= request.classes.awaited_until:
             return ""
         rank = pool.adapters.rank(request.adapter)
-        waits = not state.settled or pool.fleet.accepts(rank, request.context_tokens, computed_by)
+        waits = not state.settled or pool.fleet.accepts(rank, request.tokens.context, computed_by)
         return computed_by if waits else ""
 
     def _ask(self, request: Request, numerics_class: str) -> PlacementRequest:
@@ -102,21 +102,21 @@ class PoolView:
             adapter=request.adapter,
             rank=rank,
             adapter_bytes=n_bytes,
-            footprint_tokens=request.queued_tokens,
-            context_tokens=request.context_tokens,
+            footprint_tokens=request.waiting.tokens,
+            context_tokens=request.tokens.context,
             numerics_class=numerics_class,
             avoid=self._avoided(request),
             skip_limit=self._state.config.skip_limit,
-            prefill_tokens=request.prefill_tokens,
+            prefill_tokens=request.tokens.prefill,
             one_runner=not self._pool.splits(request),
         )
 
     def _avoided(self, request: Request) -> AbstractSet[str]:
         """UUIDs of the present incarnations that it avoids."""
         of_gateway, now = self._state.gateways[request.gateway].avoidance, self._state.now
-        if not of_gateway and not request.avoidance:
+        if not of_gateway and not request.history.avoidance:
             return frozenset()
-        both = (*of_gateway.current(now), *request.avoidance.current(now))
+        both = (*of_gateway.current(now), *request.history.avoidance.current(now))
         return {runner_id.uuid for runner_id in both if self._state.runner(runner_id)}
 
 
@@ -145,9 +145,9 @@ def infeasible_reason(state: State, pool: Pool, request: Request) -> tuple[Rejec
     if not state.settled or not shapes:
         return None
     largest = max(shape.max_context_tokens for shape in shapes)
-    request.fit(largest)
-    if pool.fleet.fitting_shapes(rank, request.context_tokens):
+    request.tokens.fit(largest)
+    if pool.fleet.fitting_shapes(rank, request.tokens.context):
         return None
-    if request.context_tokens > largest:
-        return RejectReason.TOO_LARGE, f"{request.context_tokens} tokens; the largest runner holds {largest}"
+    if request.tokens.context > largest:
+        return RejectReason.TOO_LARGE, f"{request.tokens.context} tokens; the largest runner holds {largest}"
     return RejectReason.ADAPTER_FAILED, f"rank {rank}; no runner with that context takes it"

@@ -135,7 +135,7 @@ def test_an_interactive_request_that_finds_no_room_has_the_batch_request_with_le
     effects = report(driver, "old", "chat", pages=9)
     assert [assign.request_id for assign in of(effects, Assign)] == ["s"]
     assert {r.id for r in driver.pool().waiting.batch.queue} == {"more", "young"}
-    assert driver.request("young").emitted_tokens == 3
+    assert driver.request("young").tokens.emitted == 3
 
 
 def test_interactive_requests_are_never_preempted_for_others(driver: Driver) -> None:

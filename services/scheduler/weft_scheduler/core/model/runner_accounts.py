@@ -31,7 +31,7 @@ class UnackedAssign:
     adapter: str
     adapter_pages: int = 0  # that its adapter will take
     prompt_tokens: int = 0  # that the runner will compute before the first token
-    priority: Priority = Priority.INTERACTIVE
+    batch: bool = False  # of a line of a batch
 
 
 class RunnerAccounts:
@@ -232,7 +232,7 @@ class RunnerAccounts:
     def _count_batch(self, request_id: str) -> None:
         """Count what a batch request has here: pages that were reported, or that its Assign will take."""
         assign, sequence = self.unacked.get(request_id), self._report.sequences.get(request_id)
-        of_assign = assign is not None and assign.priority is Priority.BATCH
+        of_assign = assign is not None and assign.batch
         of_report = sequence is not None and sequence.priority is Priority.BATCH
         self.batch_pages -= self.batch.pop(request_id, 0)
         if of_assign or of_report:

@@ -40,4 +40,4 @@ class BatchRequests:
 
     def footprint(self, request: Request, runner_tokens: int) -> int:
         """Tokens that a runner needs free for a batch request: beside it the headroom, but for an empty runner."""
-        return max(request.queued_tokens, min(request.queued_tokens + self.headroom.tokens, runner_tokens))
+        return max(request.waiting.tokens, min(request.waiting.tokens + self.headroom.tokens, runner_tokens))

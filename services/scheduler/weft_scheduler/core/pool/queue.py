@@ -79,9 +79,9 @@ class PoolQueue:
         if request.batch:
             return
         self.queued_by_adapter[request.adapter] += 1
-        self.queued_tokens += request.queued_tokens
-        self.queued_work += request.queued_work
-        self.queued_prompt_tokens += request.prompt_tokens
+        self.queued_tokens += request.waiting.tokens
+        self.queued_work += request.waiting.work
+        self.queued_prompt_tokens += request.tokens.prompt
 
     def dequeue(self, request: Request) -> None:
         """Let a request wait no longer. Raises KeyError where it does not."""
@@ -89,9 +89,9 @@ class PoolQueue:
         self.overtaking_of(request).forget(request.id)
         if request.batch:
             return
-        self.queued_tokens -= request.queued_tokens
-        self.queued_work -= request.queued_work
-        self.queued_prompt_tokens -= request.prompt_tokens
+        self.queued_tokens -= request.waiting.tokens
+        self.queued_work -= request.waiting.work
+        self.queued_prompt_tokens -= request.tokens.prompt
         self.queued_by_adapter[request.adapter] -= 1
         if not self.queued_by_adapter[request.adapter]:
             del self.queued_by_adapter[request.adapter]
@@ -130,13 +130,13 @@ class PoolQueue:
 
     def charge(self, request: Request, load_tokens: float) -> None:
         """Charge a request's tenant for what it is expected to cost, and for loading its adapter, in output tokens."""
-        more = request.charge(max(request.charged, request.predicted_cost))
+        more = request.charge(max(request.charged, request.tokens.predicted_cost))
         self.queue_of(request).counters.charge(request.tenant, more + load_tokens)
 
     def settle(self, request: Request, output_tokens: int) -> None:
         """Charge the tenant of a request that is over for what was computed, and for no prediction any more."""
         if request.charged:
-            more = request.charge(request.cost_of(output_tokens))
+            more = request.charge(request.tokens.cost_of(output_tokens))
             self.queue_of(request).counters.charge(request.tenant, more)
 
     def delay_s(self, request: Request, now: float) -> float:

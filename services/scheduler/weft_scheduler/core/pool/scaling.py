@@ -28,8 +28,8 @@ class PoolScaling:
     def arrive(self, request: Request, now: float) -> None:
         """Count a newcomer: what is expected of the next ones follows interactive ones alone."""
         if not request.batch:
-            self.roles.work.observe(request.prompt_tokens, request.median_tokens)
-            self.arrivals.count(now, request.prompt_tokens, request.footprint_tokens)
+            self.roles.work.observe(request.tokens.prompt, request.tokens.median_output)
+            self.arrivals.count(now, request.tokens.prompt, request.reservation.footprint_tokens)
 
     def phase_bounds(self, spec: PoolSpec) -> PhaseBounds:
         """Return what bounds the runners of each phase; nothing where phases are not split."""

@@ -47,7 +47,7 @@ class Overtaking(Generic[R]):
     def out_of_reach(self, queue: WaitingQueue[R], request: R) -> bool:
         """True where a request that has just been queued is behind all that a pass would offer."""
         tenant = request.tenant
-        last = self.reach.get((tenant, request.awaited_class))
+        last = self.reach.get((tenant, request.waiting.lane))
         if last is not None and queue.key_of(request) > last:
             return True
         return self.frontier is not None and queue.counters.key_of(tenant) > self.frontier
@@ -213,7 +213,7 @@ class QueuePass(Generic[R]):
     def _stays(self, request: R) -> None:
         """Keep one that was offered and waits on: the last one of a full window is how far its lane is offered."""
         self._stayed[request.id] = request
-        lane = request.tenant, request.awaited_class
+        lane = request.tenant, request.waiting.lane
         counted = self._counted[lane] = self._counted.get(lane, 0) + 1
         if counted == self._share:
             self._reach[lane] = self._queue.key_of(request)

@@ -13,7 +13,7 @@ class DecreasingFirstFit(QueuePolicy):
 
     def key(self, request: QueuedRequest, backlog_s: float) -> Key:
         del backlog_s
-        return (-request.queued_tokens, *request.order)
+        return (-request.waiting.tokens, *request.order)
 
     def first(self, free_tokens: int) -> Key:
         return (-free_tokens,)

@@ -31,7 +31,7 @@ class Shortest(QueuePolicy):
         self._sorted: list[float] = []
 
     def key(self, request: QueuedRequest, backlog_s: float) -> Key:
-        (arrived_s, ticket), work = request.order, request.expected_work
+        (arrived_s, ticket), work = request.order, request.waiting.expected_work
         aging_s = min(AGING_S, BACKLOGS * backlog_s)
         return (arrived_s + aging_s * min(1.0, work / self._long(work)), ticket)
 

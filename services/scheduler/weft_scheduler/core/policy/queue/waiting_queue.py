@@ -6,10 +6,19 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from heapq import merge
 from itertools import islice
-from typing import ClassVar, Generic, Protocol, TypeVar
+from typing import ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from weft_scheduler.core.policy.queue.sorted_queue import FIRST, Key, SortedQueue
 from weft_scheduler.core.policy.queue.token_counters import TokenCounters
+
+
+class Waiting(NamedTuple):
+    """A request as it waits: fixed while it does."""
+
+    lane: str = ""  # the numerics class that it may have to wait for; "": none
+    tokens: int = 0  # that its pages have to hold: prompt, emitted, reservation
+    work: int = 0  # tokens that are to be computed for it yet, those of its prompt too; the median of what is expected
+    expected_work: float = 0.0  # what it is expected to cost yet, in output tokens, where the order asks for that
 
 
 class QueuedRequest(Protocol):
@@ -27,24 +36,7 @@ class QueuedRequest(Protocol):
         ...
 
     @property
-    def awaited_class(self) -> str:
-        """The numerics class that it may have to wait for. "": none."""
-        ...
-
-    @property
-    def queued_tokens(self) -> int:
-        """Tokens that its pages have to hold: prompt, emitted, reservation."""
-        ...
-
-    @property
-    def expected_work(self) -> float:
-        """What it is expected to cost yet, in output tokens."""
-        ...
-
-    @property
-    def queued_work(self) -> int:
-        """Tokens that are to be computed for it yet, those of its prompt too; the median of what is expected."""
-        ...
+    def waiting(self) -> Waiting: ...
 
 
 R = TypeVar("R", bound=QueuedRequest)
@@ -105,19 +97,19 @@ class TenantQueue(Generic[R]):
         return merge(*self._lanes.values(), key=lambda request: self._keys[request.id])
 
     def add(self, request: R) -> None:
-        self._lanes.setdefault(request.awaited_class, SortedQueue()).add(self._keys[request.id], request)
+        self._lanes.setdefault(request.waiting.lane, SortedQueue()).add(self._keys[request.id], request)
         self._size += 1
-        self.work += request.queued_work
+        self.work += request.waiting.work
         if self._by_age is not None:
             self._by_age.add(request.order, request)
 
     def remove(self, request: R, key: Key) -> None:
-        lane = self._lanes[request.awaited_class]
+        lane = self._lanes[request.waiting.lane]
         lane.remove(key)
         self._size -= 1
-        self.work -= request.queued_work
+        self.work -= request.waiting.work
         if not len(lane):
-            del self._lanes[request.awaited_class]
+            del self._lanes[request.waiting.lane]
         if self._by_age is not None:
             self._by_age.remove(request.order)
 
