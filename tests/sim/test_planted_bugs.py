@@ -18,7 +18,7 @@ from weft_runner.core.host_prefixes import HostPrefixes
 from weft_runner.core.kv_transfer import KvTransfers, OutgoingKv
 from weft_runner.core.prefix_reuse import PrefixReuse
 from weft_runner.core.reporter import Reporter
-from weft_scheduler.core import State
+from weft_scheduler.core.model.numbers import Numbers
 from weft_scheduler.core.policy.queue.overtaking import QueuePass
 from weft_sim.check import check_seed
 
@@ -91,13 +91,13 @@ def wrong_adapter(patch: pytest.MonkeyPatch) -> None:
 
 def epoch_twice(patch: pytest.MonkeyPatch) -> None:
     """Every tenth epoch was given before."""
-    next_epoch = State.next_epoch
+    next_epoch = Numbers.next_epoch
 
-    def patched(self: State) -> Epoch:
+    def patched(self: Numbers) -> Epoch:
         epoch = next_epoch(self)
         return epoch if epoch.counter % 10 else Epoch(epoch.term, epoch.counter - 9)
 
-    patch.setattr(State, "next_epoch", patched)
+    patch.setattr(Numbers, "next_epoch", patched)
 
 
 def shared_across_adapters(patch: pytest.MonkeyPatch) -> None:

@@ -38,30 +38,30 @@ class SchedulerMetrics:
         def gauge(name: str, text: str, *labels: str) -> Gauge:
             return Gauge(f"weft_scheduler_{name}", text, labels, registry=registry)
 
-        self.decisions = counter("decisions_total", "Decisions on requests, by result", "result")
-        self.migrations = counter("migrations_total", "Requests that left a runner and were queued again", "reason")
-        self.resumed = counter("resumed_total", "Requests with tokens on a runner again, by numerics class", "classes")
-        self.rejects = counter("rejects_total", "Requests refused or ended", "reason")
-        self.preempts = counter("preempts_total", "Sequences ordered off their runners")
-        self.consolidations = counter("consolidations_total", "Requests migrated by consolidation", "pool")
-        self.hand_offs = counter(
+        self._decisions = counter("decisions_total", "Decisions on requests, by result", "result")
+        self._migrations = counter("migrations_total", "Requests that left a runner and were queued again", "reason")
+        self._resumed = counter("resumed_total", "Requests with tokens on a runner again, by numerics class", "classes")
+        self._rejects = counter("rejects_total", "Requests refused or ended", "reason")
+        self._preempts = counter("preempts_total", "Sequences ordered off their runners")
+        self._consolidations = counter("consolidations_total", "Requests migrated by consolidation", "pool")
+        self._hand_offs = counter(
             "hand_offs_total", "KV sent from prompt to token runners: in one numerics class, across, or lost", "result"
         )
-        self.kv_migrations = counter("kv_migrations_total", "Running requests migrated with their KV", "reason")
-        self.batch_preemptions = counter(
+        self._kv_migrations = counter("kv_migrations_total", "Running requests migrated with their KV", "reason")
+        self._batch_preemptions = counter(
             "batch_preemptions_total", "Batch requests ordered off runners for interactive ones", "pool"
         )
-        self.role_changes = counter("role_changes_total", "Roles that runners were ordered to take", "pool", "role")
-        self.stale = counter("stale_total", "Events that changed nothing any more", "event")
-        self.runners_lost = counter("runners_lost_total", "Runner incarnations that ended")
+        self._role_changes = counter("role_changes_total", "Roles that runners were ordered to take", "pool", "role")
+        self._stale = counter("stale_total", "Events that changed nothing any more", "event")
+        self._runners_lost = counter("runners_lost_total", "Runner incarnations that ended")
         self.placement = Histogram(
             "weft_scheduler_placement_seconds",
             "Time to handle one Submit, in the core",
             buckets=PLACEMENT_BUCKETS_S,
             registry=registry,
         )
-        self.term = gauge("term", "The epoch term in force")
-        self.of_pools = (
+        self._term = gauge("term", "The epoch term in force")
+        self._of_pools = (
             gauge("queue_length", "Interactive requests waiting", "pool"),
             gauge("running", "Requests on runners", "pool"),
             gauge("batch_queue_length", "Batch requests waiting", "pool"),
@@ -73,67 +73,67 @@ class SchedulerMetrics:
             gauge("waiting_tenants", "Namespaces whose requests wait", "pool"),
             gauge("fairness_spread_tokens", "Difference of the virtual token counters of waiting tenants", "pool"),
         )
-        self.demanded_by_phase = gauge(
+        self._demanded_by_phase = gauge(
             "demanded_runners_by_phase", "demanded_runners of split pools, by what they would compute", "pool", "phase"
         )
-        self.slo_requests = Counter(
+        self._slo_requests = Counter(
             "weft_slo_requests_total",
             "Finished requests of pools with objectives, by whether the first token and the others came in time",
             ("pool", "ttft", "token_time"),
             registry=registry,
         )
-        self.slo_attainment = Gauge(
+        self._slo_attainment = Gauge(
             "weft_slo_attainment_ratio",
             "Share of the requests finished in about five minutes that met both objectives",
             ("pool",),
             registry=registry,
         )
-        self.runners = gauge("runners", "Runners that take requests now or soon, by role", "pool", "role")
-        self.gateways = gauge("gateways", "Gateways connected")
-        self.supervisors = gauge("supervisors", "Supervisors connected")
+        self._runners = gauge("runners", "Runners that take requests now or soon, by role", "pool", "role")
+        self._gateways = gauge("gateways", "Gateways connected")
+        self._supervisors = gauge("supervisors", "Supervisors connected")
         self._pools: set[str] = set()
 
     def count(self, effect: Effect) -> None:
         """One effect."""
         match effect:
             case Send(message=Assign()):
-                self.decisions.labels("placed").inc()
+                self._decisions.labels("placed").inc()
             case Send(message=Reject() as reject):
-                self.decisions.labels("rejected").inc()
-                self.rejects.labels(reject.reason.value).inc()
+                self._decisions.labels("rejected").inc()
+                self._rejects.labels(reject.reason.value).inc()
             case Send(message=Preempt()):
-                self.preempts.inc()
+                self._preempts.inc()
             case Queued():
-                self.decisions.labels("queued").inc()
+                self._decisions.labels("queued").inc()
             case Requeued():
-                self.migrations.labels(effect.reason).inc()
+                self._migrations.labels(effect.reason).inc()
             case Resumed():
-                self.resumed.labels("same" if effect.from_class == effect.to_class else "across").inc()
+                self._resumed.labels("same" if effect.from_class == effect.to_class else "across").inc()
             case Consolidated():
-                self.consolidations.labels(effect.pool).inc(len(effect.request_ids))
+                self._consolidations.labels(effect.pool).inc(len(effect.request_ids))
             case KvHandOff():
-                self.hand_offs.labels(effect.result).inc()
+                self._hand_offs.labels(effect.result).inc()
             case KvMigration():
-                self.kv_migrations.labels(effect.reason).inc()
+                self._kv_migrations.labels(effect.reason).inc()
             case RoleChanged():
-                self.role_changes.labels(effect.pool, effect.role).inc()
+                self._role_changes.labels(effect.pool, effect.role).inc()
             case BatchPreempted():
-                self.batch_preemptions.labels(effect.pool).inc(len(effect.request_ids))
+                self._batch_preemptions.labels(effect.pool).inc(len(effect.request_ids))
             case Judged():
                 met = ("met" if effect.ttft_met else "missed", "met" if effect.token_time_met else "missed")
-                self.slo_requests.labels(effect.pool, *met).inc()
+                self._slo_requests.labels(effect.pool, *met).inc()
             case Stale():
-                self.stale.labels(effect.event).inc()
+                self._stale.labels(effect.event).inc()
             case RunnerLost():
-                self.runners_lost.inc()
+                self._runners_lost.inc()
             case _:
                 pass
 
     def observe(self, state: State) -> None:
         """Bring the gauges up to date; pools that are gone lose theirs."""
-        self.term.set(state.term)
-        self.gateways.set(len(state.gateways))
-        self.supervisors.set(len(state.supervisors))
+        self._term.set(state.numbers.term)
+        self._gateways.set(len(state.gateways))
+        self._supervisors.set(len(state.supervisors))
         for name, pool in state.pools.items():
             wanted, victims = pool.scaling.autoscaler.wanted_runners, len(pool.scaling.autoscaler.victims)
             counters = pool.waiting.queue.counters
@@ -146,20 +146,20 @@ class SchedulerMetrics:
             needed = demand(state, pool)
             values += (pool.fleet.ready.count, wanted, sum(needed), victims)
             values += (len(counters), counters.spread)
-            for gauge, value in zip(self.of_pools, values, strict=True):
+            for gauge, value in zip(self._of_pools, values, strict=True):
                 gauge.labels(name).set(value)
             if pool.declared.split:
                 for phase, count in needed._asdict().items():
-                    self.demanded_by_phase.labels(name, phase).set(count)
+                    self._demanded_by_phase.labels(name, phase).set(count)
             of_role = pool.fleet.runners_of_roles()
             for role in RunnerRole:
-                self.runners.labels(name, role.value).set(of_role[role])
+                self._runners.labels(name, role.value).set(of_role[role])
             if pool.declared.has_slo and (attainment := pool.scaling.service_level.attainment.percents()) is not None:
-                self.slo_attainment.labels(name).set(attainment.attained / 100)
+                self._slo_attainment.labels(name).set(attainment.attained / 100)
         for name in self._pools - state.pools.keys():
-            for gauge in (*self.of_pools, self.slo_attainment):
+            for gauge in (*self._of_pools, self._slo_attainment):
                 with suppress(KeyError):  # a pool without objectives has no attainment
                     gauge.remove(name)
             for role in RunnerRole:
-                self.runners.remove(name, role.value)
+                self._runners.remove(name, role.value)
         self._pools = set(state.pools)

@@ -100,7 +100,7 @@ class Server(rpc.SchedulerServicer):
 
     def not_ready(self) -> str | None:
         """None once a registry snapshot and a supervisor are there."""
-        if not self.core.state.registry_known:
+        if not self.core.state.registry.known:
             return "no registry snapshot yet"
         return None if self.core.state.supervisors else "no supervisor connected"
 

@@ -551,11 +551,11 @@ def test_the_ends_of_requests_are_counted_for_a_canary_and_the_content_beside_it
     assert status.canary == CanaryCounts("sha256:2", 10, 3, 100, 2)
     driver.change(with_canary(spec, "sha256:2", 50))
     driver.connect_registry()
-    assert driver.state.canaries[uid][1].requests == 10, "another weight is the same canary"
+    assert driver.state.registry.canaries[uid][1].requests == 10, "another weight is the same canary"
     driver.change(with_canary(spec, "sha256:3", 50))
-    assert driver.state.canaries[uid][1] == CanaryCounts("sha256:3")
+    assert driver.state.registry.canaries[uid][1] == CanaryCounts("sha256:3")
     driver.change(RegistryChange(False, adapters=(spec,)))
-    assert not driver.state.canaries
+    assert not driver.state.registry.canaries
     ends("late", "sha256:3")
     assert [s.canary for s in of(driver.wait(10.0), AdapterStatus)] == [None]
 

@@ -20,7 +20,7 @@ def admit(state: State, pool: Pool, request: Request) -> None:
     if infeasible is not None:
         reject(state, request, *infeasible)
         return
-    changed = state.schedulable.pop(pool.name, None)
+    changed = state.take_changed(pool.name)
     out_of_reach = waiting.overtaking_of(request).out_of_reach(waiting.queue_of(request), request)
     if changed is None or changed or not out_of_reach or waiting.batch.running:
         schedule(state, pool, changed)

@@ -10,17 +10,17 @@ from weft_scheduler.core.state import State
 from weft_scheduler.core.timers import Timer, TimerKind
 
 
-def declare(state: State, adapter: AdapterSpec) -> None:
-    """Count the requests of an adapter that has a canary; forget those of one that has none."""
-    canary, known = adapter.canary, state.canaries.get(adapter.uid)
-    if canary is None:
-        forget(state, adapter.uid)
-    elif known is None or (known[0], known[1].digest) != (adapter.digest, canary.digest):
-        state.canaries[adapter.uid] = adapter.digest, CanaryCounts(canary.digest)
+def declare(state: State, adapter: AdapterSpec, known: tuple[str, CanaryCounts] | None) -> None:
+    """Count the requests of an adapter that has a canary. `known`: counts so far, which go on for the same contents."""
+    canary = adapter.canary
+    if canary is not None:
+        same = known is not None and (known[0], known[1].digest) == (adapter.digest, canary.digest)
+        anew = adapter.digest, CanaryCounts(canary.digest)
+        state.registry.canaries[adapter.uid] = known if same and known is not None else anew
 
 
 def forget(state: State, uid: str) -> None:
-    state.canaries.pop(uid, None)
+    state.registry.canaries.pop(uid, None)
     state.timers.clear(Timer(TimerKind.CANARY_STATUS, uid))
 
 
@@ -33,7 +33,7 @@ def on_status_due(state: State, timer: Timer) -> None:
 def count(state: State, report: OutcomeReport) -> None:
     """A request of an adapter has ended."""
     route = state.routes.book.routes.get(report.model_name)
-    if route is None or (known := state.canaries.get(route.uid)) is None:
+    if route is None or (known := state.registry.canaries.get(route.uid)) is None:
         return
     stable, counts = known
     if report.adapter == counts.digest:
@@ -44,7 +44,7 @@ def count(state: State, report: OutcomeReport) -> None:
         )
     else:
         return  # an earlier content
-    state.canaries[route.uid] = stable, counts
+    state.registry.canaries[route.uid] = stable, counts
     timer = Timer(TimerKind.CANARY_STATUS, route.uid)
     if timer not in state.timers:
         state.timers.set(timer, state.now + state.config.canary_status_s)

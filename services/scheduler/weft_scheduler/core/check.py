@@ -27,7 +27,7 @@ OWNERSHIP = frozenset({"check_one_place", "check_nothing_lost", "check_epochs"})
 def size(state: State) -> int:
     """What checking costs is linear in it: requests, adapters, runners and the sequences that these have reported."""
     runners = sum(1 + len(runner.report.sequences) for runner in state.runners.values())
-    return len(state.requests) + len(state.adapter_pool) + runners
+    return len(state.requests) + len(state.registry.adapter_pool) + runners
 
 
 def check_all(state: State) -> None:
@@ -61,7 +61,7 @@ def check_one_place(state: State) -> None:
     waiting = Counter(r.id for pool in state.pools.values() for r in (*pool.waiting.queue, *pool.waiting.batch.queue))
     for request in state.requests.values():
         runners = request.placement.runners if request.placement is not None else ()
-        expected = [runner_id.uuid for runner_id in runners if state.runner(runner_id) is not None]
+        expected = [runner_id.uuid for runner_id in runners if state.runners.present(runner_id) is not None]
         found = owners.pop(request.id, [])
         lost = request.phase is Phase.STOPPING and set(found) <= set(expected)
         assert lost or sorted(found) == sorted(expected), (request, "owners")
@@ -86,8 +86,8 @@ def check_nothing_lost(state: State) -> None:
 def check_epochs(state: State) -> None:
     """No epoch is above what this machine has given; no two requests run under one."""
     epochs = [r.epoch for r in state.requests.values() if r.epoch != NEVER]
-    assert all(epoch <= (state.term, state.counter) for epoch in epochs), max(epochs)
-    given = [epoch for epoch in epochs if epoch.term == state.term]
+    assert all(epoch <= (state.numbers.term, state.numbers.counter) for epoch in epochs), max(epochs)
+    given = [epoch for epoch in epochs if epoch.term == state.numbers.term]
     assert len(given) == len(set(given)), "two requests under one epoch"
 
 
@@ -191,7 +191,7 @@ def check_pooled(state: State) -> None:
             pages = assign.pages if assign is not None else sequence.reserved_pages if sequence is not None else 0
             assert member.held_pages == pages, (runner.id, request_id)
     for request in state.requests.values():
-        runner = state.runner(request.runner)
+        runner = state.runners.present(request.runner)
         if request.reservation.forecast is not None and runner is not None and runner.spec is not None:
             known = request.id in runner.accounts.unacked or runner.report.includes(request.id, request.epoch)
             members = runner.accounts.pooled.members if runner.accounts.pooled is not None else {}
@@ -291,11 +291,13 @@ def _check_runners(pool: Pool, runners: list[RunnerAccount]) -> None:
 def check_adapters(state: State) -> None:
     """Once the registry is known: what requests use is known, and what has to be held is published as held."""
     by_uid = {uid: pool.name for pool in state.pools.values() for uid in pool.adapters.by_uid}
-    assert state.adapter_pool == by_uid, (state.adapter_pool, by_uid)
+    assert state.registry.adapter_pool == by_uid, (state.registry.adapter_pool, by_uid)
     specs = (spec for pool in state.pools.values() for spec in pool.adapters.by_uid.values())
     canaries = {spec.uid: (spec.digest, spec.canary.digest) for spec in specs if spec.canary}
-    assert canaries == {uid: (stable, counts.digest) for uid, (stable, counts) in state.canaries.items()}, "canaries"
-    if not state.registry_known:
+    assert canaries == {uid: (stable, counts.digest) for uid, (stable, counts) in state.registry.canaries.items()}, (
+        "canaries"
+    )
+    if not state.registry.known:
         return
     for pool in state.pools.values():
         adapters = pool.adapters
@@ -311,8 +313,8 @@ def check_adapters(state: State) -> None:
 def check_routes(state: State) -> None:
     """A published name belongs to an adapter of the registry that is served, or to a pool's base."""
     for route in state.routes.book.routes.values():
-        if route.uid in state.adapter_pool:
-            spec = state.pools[state.adapter_pool[route.uid]].adapters.by_uid[route.uid]
+        if route.uid in state.registry.adapter_pool:
+            spec = state.pools[state.registry.adapter_pool[route.uid]].adapters.by_uid[route.uid]
             assert (spec.model_name, spec.digest) == (route.model_name, route.digest), route
         else:
             assert route.uid == f"pool:{route.pool}", route

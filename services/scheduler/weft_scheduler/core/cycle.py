@@ -22,16 +22,14 @@ from weft_scheduler.core.view import BatchView, PoolView, infeasible_reason
 
 def schedule_pools(state: State) -> None:
     """Run a cycle of each pool where an event may let something run, and forget pools that are not in use."""
-    while state.schedulable:
-        name = next(iter(state.schedulable))
-        changed = state.schedulable.pop(name)
-        pool = state.pools.get(name)
+    while (name := state.next_schedulable()) is not None:
+        changed, pool = state.take_changed(name), state.pools.get(name)
         if pool is not None:
             schedule(state, pool, changed)
             if pool.scaling.autoscaler.victims and len(pool.waiting.queue):
                 scale(state, pool, at_once=True)  # a victim may be needed again
             if not pool.in_use:
-                del state.pools[name]
+                state.forget_pool(name)
 
 
 def schedule(state: State, pool: Pool, changed: Collection[str] | None) -> None:

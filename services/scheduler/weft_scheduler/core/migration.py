@@ -69,7 +69,7 @@ def migrate_with_kv(state: State, pool: Pool, request: Request, in_kv: int, reas
 
     Only what its runner has reported under its present epoch, with its prompt computed, and on one runner.
     """
-    placement, source = request.placement, state.runner(request.runner)
+    placement, source = request.placement, state.runners.present(request.runner)
     if placement is None or placement.token is not None or request.phase is not Phase.RUNNING or source is None:
         return False
     known = source.confirmed and source.report.includes(request.id, request.epoch) and in_kv >= request.tokens.prompt

@@ -27,6 +27,10 @@ class OutcomeBuffer:
         self.outcomes[report.request_id] = (gateway, report)
         return True
 
+    def forget_gateway(self, gateway: str) -> None:
+        """Expect nothing of a gateway whose stream is over: its next one sends everything again."""
+        self.rejected_gateways.discard(gateway)
+
     def stored(self, request_ids: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
         """Forget what is in the store. Returns the ids to acknowledge by gateway."""
         acknowledged: dict[str, list[str]] = {}

@@ -44,6 +44,18 @@ class PublishedState:
     def dirty(self) -> bool:
         return bool(self.dirty_pools or self.deletions or self._dirty_adapters)
 
+    def put_registry(self, registry: Registry) -> None:
+        """Send that registry's stream what changes."""
+        self.registries[registry.peer.name] = registry
+
+    def forget_registry(self, name: str) -> None:
+        """Send a stream nothing any more."""
+        self.registries.pop(name, None)
+
+    def mark_pool(self, name: str) -> None:
+        """Note that a pool's status may differ."""
+        self.dirty_pools[name] = None
+
     def take_pools(self) -> list[str]:
         """Names of pools whose status may differ, sorted."""
         pools, self.dirty_pools = sorted(self.dirty_pools), {}
@@ -56,6 +68,18 @@ class PublishedState:
     def mark_adapters(self, uids: Iterable[str]) -> None:
         """The statuses of these adapters may differ."""
         self._dirty_adapters.update(dict.fromkeys(uids))
+
+    def begin_deletion(self, uid: str, deletion: PendingDeletion) -> None:
+        """Let the registry wait for the final status of an adapter."""
+        self.deletions[uid] = deletion
+
+    def finish_deletion(self, uid: str) -> None:
+        """Let the registry wait no longer, if it did."""
+        self.deletions.pop(uid, None)
+
+    def forget_adapter(self, uid: str) -> None:
+        """Forget the status of an adapter that is in no pool."""
+        self.adapters.pop(uid, None)
 
     def take_adapters(self, limit: int) -> list[str]:
         """Uids whose status may differ, at most so many; the rest comes next time."""

@@ -25,24 +25,24 @@ from weft_scheduler.core.timers import Timer, TimerKind
 def on_connected(state: State, peer: Peer, hello: object) -> None:
     """A new registry needs every status once. Its snapshot follows, or nothing, where it only listens."""
     term = hello.term if isinstance(hello, RegistryHello) else None
-    state.published.registries[peer.name] = Registry(peer, term)
+    state.published.put_registry(Registry(peer, term))
     if term is not None and not _leads(state, peer, term):
         return
     state.published.clear()
-    state.published.mark_adapters(state.adapter_pool)
+    state.published.mark_adapters(state.registry.adapter_pool)
     for name in state.pools:
         state.mark_dirty(name)
 
 
 def on_closed(state: State, name: str) -> None:
-    state.published.registries.pop(name, None)
+    state.published.forget_registry(name)
 
 
 def on_change(state: State, peer: Peer, change: RegistryChange) -> None:
     """Take a snapshot or a change over. A change without a snapshot before it is not enough."""
     if peer.name not in state.published.registries or not _leads(state, peer, change.term):
         return
-    if not change.snapshot and not state.registry_known:
+    if not change.snapshot and not state.registry.known:
         state.emit(Stale("registry", "", "a change before the first snapshot"))
         return
     for uid in change.removed_adapters:
@@ -52,7 +52,7 @@ def on_change(state: State, peer: Peer, change: RegistryChange) -> None:
         state.published.clear()
         touched |= dict.fromkeys(state.pools)
         named = {adapter.uid for adapter in change.adapters}
-        known = [*state.adapter_pool, *state.routes.unserved]
+        known = [*state.registry.adapter_pool, *state.routes.unserved]
         _drop_adapters(state, [uid for uid in known if uid not in named], touched)
         removed = state.pools.keys() - {spec.name for spec in change.pools}
     else:
@@ -66,7 +66,7 @@ def on_change(state: State, peer: Peer, change: RegistryChange) -> None:
     _drop_adapters(state, change.removed_adapters, touched)
     for adapter in change.adapters:
         _put_adapter(state, adapter, touched)
-    first = state.know_registry()
+    first = state.registry.know()
     for name in sorted(touched):
         _settle(state, state.pool(name), snapshot=change.snapshot)
     if first:
@@ -88,19 +88,19 @@ def on_adapter_drain(state: State, timer: Timer) -> None:
         reject(state, state.requests[request_id], RejectReason.UNKNOWN_ADAPTER, message)
     state.timers.clear(timer)
     pool.adapters.drained(digest)
-    state.desired_changed[pool.name] = None
+    state.registry.desired_changed[pool.name] = None
 
 
 def _leads(state: State, peer: Peer, term: int) -> bool:
     """Whether that registry has the highest term; every stream of a lower one is closed."""
     published = state.published
-    published.registries[peer.name] = Registry(peer, max(term, published.registries[peer.name].term or 0))
+    published.put_registry(Registry(peer, max(term, published.registries[peer.name].term or 0)))
     published.advance_term(term)
     leads = term >= published.registry_term
     speaking = [r for r in published.registries.values() if r.term is not None]
     over = [r for r in speaking if (r.term or 0) < published.registry_term or (r.peer == peer and not leads)]
     for registry in over:
-        del published.registries[registry.peer.name]
+        published.forget_registry(registry.peer.name)
         reason = f"term {registry.term} is over: another registry leads with {published.registry_term}"
         state.emit(Close(registry.peer, reason))
     return leads
@@ -108,13 +108,13 @@ def _leads(state: State, peer: Peer, term: int) -> bool:
 
 def _delete(state: State, uid: str) -> None:
     """The registry removes an adapter, and waits for the final status."""
-    name = state.adapter_pool.get(uid)
+    name = state.registry.adapter_pool.get(uid)
     if name is not None:
         spec = state.pools[name].adapters.by_uid[uid]
         digests = tuple(content.digest for content in spec.contents)
-        state.published.deletions[uid] = PendingDeletion(name, digests, spec.model_name)
+        state.published.begin_deletion(uid, PendingDeletion(name, digests, spec.model_name))
     else:
-        state.published.deletions.setdefault(uid, PendingDeletion())
+        state.published.begin_deletion(uid, state.published.deletions.get(uid, PendingDeletion()))
 
 
 def _set_spec(state: State, pool: Pool, spec: PoolSpec | None) -> None:
@@ -134,7 +134,7 @@ def _set_spec(state: State, pool: Pool, spec: PoolSpec | None) -> None:
 
 
 def _put_adapter(state: State, adapter: AdapterSpec, touched: dict[str, None]) -> None:
-    state.published.deletions.pop(adapter.uid, None)
+    state.published.finish_deletion(adapter.uid)
     if not adapter.digest:
         _drop_adapters(state, (adapter.uid,), touched)
         why = adapter.reason, adapter.message
@@ -145,13 +145,11 @@ def _put_adapter(state: State, adapter: AdapterSpec, touched: dict[str, None]) -
     touched[adapter.pool] = None
     if pool.adapters.by_uid.get(adapter.uid) == adapter:
         return
-    counted = state.canaries.get(adapter.uid)
+    counted = state.registry.canaries.get(adapter.uid)
     _drop_adapters(state, (adapter.uid,), touched)
-    if counted is not None:
-        state.canaries[adapter.uid] = counted
-    canaries.declare(state, adapter)
+    canaries.declare(state, adapter, counted)
     pool.adapters.put(adapter)
-    state.adapter_pool[adapter.uid] = adapter.pool
+    state.registry.adapter_pool[adapter.uid] = adapter.pool
     _route(state, pool, adapter)
 
 
@@ -159,13 +157,13 @@ def _drop_adapters(state: State, uids: Iterable[str], touched: dict[str, None]) 
     """Take adapters out of the pools that have them."""
     for uid in uids:
         state.routes.forget_unserved(uid)
-        name = state.adapter_pool.pop(uid, None)
+        name = state.registry.adapter_pool.pop(uid, None)
         if name is not None:
             pool = state.pool(name)
             state.routes.withdraw(pool.adapters.by_uid[uid].model_name, uid)
             pool.adapters.drop(uid)
             canaries.forget(state, uid)
-            state.published.adapters.pop(uid, None)
+            state.published.forget_adapter(uid)
             touched[name] = None
 
 
@@ -194,18 +192,18 @@ def _settle(state: State, pool: Pool, *, snapshot: bool) -> None:
         for digest in sorted(pool.waiting.requests):
             if digest != BASE and not pool.adapters.knows(digest):
                 drain_unknown(state, pool, digest)
-    state.desired_changed[pool.name] = None
+    state.registry.desired_changed[pool.name] = None
 
 
 def publish_desired(state: State) -> None:
     """The changes of what runners have to hold, at the end of an event: one for each pool, to all of its runners."""
-    while state.desired_changed and state.registry_known:
-        name, _ = state.desired_changed.popitem()
+    while state.registry.desired_changed and state.registry.known:
+        name, _ = state.registry.desired_changed.popitem()
         pool = state.pools.get(name)
         if pool is None:
             continue
         base_version, pinned = pool.adapters.version, pool.adapters.pinned
-        change = pool.adapters.publish(state.version)
+        change = pool.adapters.publish(state.numbers.version)
         if change is None:
             continue
         for adapter in change.adapters:

@@ -15,6 +15,13 @@ from weft_scheduler.core.timers import Timer, TimerKind
 LOAD_BYTES_PER_S = 1 << 30  # of a cold adapter, as its tenant is charged: a disk or a network of 10 Gbit/s
 
 
+def take_in(state: State, pool: Pool, request: Request) -> None:
+    """Know a request from now on."""
+    state.requests[request.id] = request
+    state.gateways[request.gateway].add(request.id, pool.name)
+    pool.waiting.add(request)
+
+
 def enqueue(state: State, pool: Pool, request: Request) -> None:
     """Into its pool's queue, in its place by age."""
     request.enqueue(state.now, state.config.same_class_s)
@@ -64,7 +71,9 @@ def _send_assign(
 ) -> None:
     assert runner.spec is not None
     last = token_runner or runner
-    request.assign(state.next_epoch(), Placement(runner.id, token_runner.id if token_runner is not None else None))
+    request.assign(
+        state.numbers.next_epoch(), Placement(runner.id, token_runner.id if token_runner is not None else None)
+    )
     add_to_runners(state, pool, request)
     state.timers.set(Timer(TimerKind.ASSIGN_TIMEOUT, request.id), state.now + state.config.assign_s)
     spec, (rank, size), reserved = runner.spec, pool.adapters.size(request.adapter), request.reservation
@@ -81,7 +90,7 @@ def _send_assign(
         token_runner=_described(token_runner.spec) if token_runner is not None and token_runner.spec else None,
         kv_address=kv_address,
     )
-    state.send_to_gateway(request.gateway, message)
+    state.send(state.gateways[request.gateway].peer, message)
     if request.classes.latest:
         state.emit(Resumed(request.id, pool.name, last.id, request.classes.latest, last.shape.numerics_class))
 
@@ -94,11 +103,11 @@ def add_to_runners(state: State, pool: Pool, request: Request) -> None:
     """Enter a placed request in its runners' accounts."""
     assert request.placement is not None
     for runner_id in request.placement.runners:
-        runner = state.runner(runner_id)
+        runner = state.runners.present(runner_id)
         if runner is not None:
             account(runner, request, pool)
             state.update_runner(runner, schedule=False)
-    runner = state.runner(request.runner)
+    runner = state.runners.present(request.runner)
     request.classes.assign(runner.spec.numerics_class if runner is not None and runner.spec is not None else "")
     pool.waiting.count_running(request, 1)
     state.mark_dirty(pool.name)
@@ -137,8 +146,8 @@ def hand_off(state: State, request: Request) -> None:
     prompt = request.hand_off()
     if prompt is None:
         return
-    runner, same = state.runner(prompt), True
-    if runner is None and request.phase is Phase.STOPPING and state.runner(request.runner) is not None:
+    runner, same = state.runners.present(prompt), True
+    if runner is None and request.phase is Phase.STOPPING and state.runners.present(request.runner) is not None:
         request.keep()  # it was stopped for the loss of a runner that it did not need any more
         state.timers.clear(Timer(TimerKind.ASSIGN_TIMEOUT, request.id))
     if runner is not None:
@@ -170,7 +179,7 @@ def preempt(state: State, request: Request) -> None:
 def order_off(state: State, request: Request) -> None:
     """Its runner stops it, and its gateway says so."""
     stop(state, request)
-    state.send_to_gateway(request.gateway, Preempt(request.id, request.epoch))
+    state.send(state.gateways[request.gateway].peer, Preempt(request.id, request.epoch))
 
 
 def release(state: State, request: Request) -> None:
@@ -178,7 +187,7 @@ def release(state: State, request: Request) -> None:
     state.timers.clear(Timer(TimerKind.ASSIGN_TIMEOUT, request.id))
     state.pool(request.pool).waiting.count_running(request, -1)
     for runner_id in request.release().runners:
-        runner = state.runner(runner_id)
+        runner = state.runners.present(runner_id)
         if runner is not None:
             runner.accounts.disown(request.id)
             state.update_runner(runner)

@@ -21,12 +21,13 @@ from weft.domain.routes import ResyncRoutes, RoutesApplied
 from weft_scheduler.core import canaries
 from weft_scheduler.core.admission import admit
 from weft_scheduler.core.effects import Judged, Stale
+from weft_scheduler.core.epochs import advance_epoch
 from weft_scheduler.core.model.gateway import GatewayStream
 from weft_scheduler.core.model.request import Phase, Placement, Request
 from weft_scheduler.core.model.runner import RunnerAccount
 from weft_scheduler.core.policy.reservation.policies import ExpectedOutput
 from weft_scheduler.core.pool.pool import Pool
-from weft_scheduler.core.request_lifecycle import acknowledge, add_to_runners, charge, drop, hand_off, stop
+from weft_scheduler.core.request_lifecycle import acknowledge, add_to_runners, charge, drop, hand_off, stop, take_in
 from weft_scheduler.core.state import State
 from weft_scheduler.core.status import routes_applied
 from weft_scheduler.core.timers import Timer, TimerKind
@@ -52,7 +53,7 @@ def on_closed(state: State, name: str) -> None:
         drop(state, state.requests[request_id])
     state.timers.clear(Timer(TimerKind.RESUBMIT, name))
     state.timers.clear(Timer(TimerKind.GATEWAY_AVOIDANCE, name))
-    state.outcomes.rejected_gateways.discard(name)  # its next stream sends them again anyway
+    state.outcomes.forget_gateway(name)  # its next stream sends them again anyway
     del state.gateways[name]
     routes_applied(state)
 
@@ -101,13 +102,11 @@ def on_submit(state: State, gateway: GatewayStream, submit: Submit) -> None:
             state.send(gateway.peer, Preempt(submit.request_id, submit.epoch))
         state.send(gateway.peer, Reject(submit.request_id, *unknown))
         return
-    state.advance_epoch(submit.epoch)
-    request = Request.submitted(submit, gateway.id, state.now, state.ticket(), newcomer=newcomer)
+    advance_epoch(state, submit.epoch)
+    request = Request.submitted(submit, gateway.id, state.now, state.numbers.ticket(), newcomer=newcomer)
     pool = state.pool(request.pool)
-    state.requests[request.id] = request
-    gateway.add(request.id, pool.name)
-    pool.waiting.add(request)
-    policy = state.reservation[pool.declared.reservation]
+    take_in(state, pool, request)
+    policy = state.reservations.policy(pool.declared.reservation)
     predicted = submit.p90_tokens, submit.bucket_tokens
     expected = ExpectedOutput(pool.name, request.adapter, request.tokens.max_output, *predicted)
     request.reservation.begin(
@@ -147,7 +146,7 @@ def on_outcome(state: State, gateway: GatewayStream, report: OutcomeReport) -> N
     request = _of(state, gateway, report.request_id)
     if request is not None:
         pool = state.pool(request.pool)
-        state.lengths.observe(report.pool, report.adapter, report.completion_tokens, report.censored)
+        state.reservations.lengths.observe(report.pool, report.adapter, report.completion_tokens, report.censored)
         if request.reservation.forecast is not None:
             pool.fleet.margin.ended()
         if not request.batch:
@@ -173,7 +172,7 @@ def on_outcomes_stored(state: State, _: Peer, ack: OutcomeAck) -> None:
     """Acknowledge them, and let gateways that were rejected come back once there is space."""
     for gateway, request_ids in state.outcomes.stored(ack.request_ids).items():
         if gateway in state.gateways:
-            state.send_to_gateway(gateway, OutcomeAck(request_ids))
+            state.send(state.gateways[gateway].peer, OutcomeAck(request_ids))
     for gateway in state.outcomes.take_retries():
         if gateway in state.gateways:
             state.emit(Close(Peer(Kind.GATEWAY, gateway), "the outcome buffer has space again"))
@@ -190,7 +189,7 @@ def drain_unknown(state: State, pool: Pool, digest: str) -> None:
 
 def _unknown(state: State, submit: Submit, newcomer: bool) -> tuple[RejectReason, str] | None:
     """Whether the registry has its pool and adapter. What was accepted once may finish on a digest that is gone."""
-    if not state.registry_known:
+    if not state.registry.known:
         return None
     pool = state.pools.get(submit.pool)
     if pool is None or pool.spec is None:
@@ -214,7 +213,7 @@ def _adopt(state: State, pool: Pool, request: Request, placement: Placement) -> 
     if over:
         stop(state, request)
         for runner_id in over:
-            state.send_to_gateway(request.gateway, RunnerGone(runner_id))
+            state.send(state.gateways[request.gateway].peer, RunnerGone(runner_id))
         return
     charge(pool, request, state.runners[placement.last.uuid])
     state.mark_schedulable(pool.name, ())  # another tenant may be next
@@ -225,11 +224,11 @@ def _adopt(state: State, pool: Pool, request: Request, placement: Placement) -> 
 
 def _expected(state: State, runner_id: RunnerId) -> RunnerAccount | None:
     """That incarnation, from now on known by name at least; None: it is over."""
-    if state.runners.get(runner_id.uuid) is None and not state.was_replaced(runner_id):
+    if state.runners.get(runner_id.uuid) is None and not state.runners.was_replaced(runner_id):
         unreported = Timer(TimerKind.RUNNER_UNREPORTED, runner_id.uuid)
         state.timers.set(unreported, state.now + state.config.absent_s)
-        return state.new_runner(runner_id)
-    return state.runner(runner_id)
+        return state.runners.begin(runner_id)
+    return state.runners.present(runner_id)
 
 
 def _of(state: State, gateway: GatewayStream, request_id: str) -> Request | None:

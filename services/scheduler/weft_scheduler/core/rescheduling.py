@@ -60,7 +60,7 @@ def on_assign_timeout(state: State, timer: Timer) -> None:
     """An Assign that was not acknowledged, or a Failed that never came. A silent cluster proves nothing."""
     request = state.requests[timer.name]
     assert request.placement is not None
-    runners = [(runner_id, state.runner(runner_id)) for runner_id in request.placement.runners]
+    runners = [(runner_id, state.runners.present(runner_id)) for runner_id in request.placement.runners]
     expired = request.phase is Phase.ASSIGNED
     if expired and any(runner is not None and not runner.confirmed for _, runner in runners):
         state.timers.set(timer, state.now + state.config.assign_s)
@@ -84,7 +84,7 @@ def on_preempt_decision(state: State, decision: PreemptDecision) -> None:
         return
     if decision.runner == placement.last:  # a prompt runner reserves the first token alone
         request.reservation.reserve_again(decision.reservation_tokens)
-    pool, source = state.pool(request.pool), state.runner(decision.runner)
+    pool, source = state.pool(request.pool), state.runners.present(decision.runner)
     overran(pool, request)
     request.reservation.preempt(state.config.max_preemptions)
     in_kv = dict(source.report.in_kv()).get(request.id, 0) if source is not None else 0
@@ -134,7 +134,7 @@ def _avoid_after(state: State, gateway: GatewayStream, request: Request, runner_
     """What the request avoids for a bounded time, by the reason of the failure."""
     config = state.config
     match failed.reason:
-        case FailReason.SESSION_LOST if state.runner(runner_id) is not None:
+        case FailReason.SESSION_LOST if state.runners.present(runner_id) is not None:
             until = gateway.lost_session(runner_id, state.now, config.avoid_s)
             if until is not None:
                 state.timers.set_earlier(Timer(TimerKind.GATEWAY_AVOIDANCE, gateway.id), until)
@@ -179,7 +179,7 @@ def _fails_everywhere(state: State, pool: Pool, request: Request) -> bool:
         return False
     failed: Counter[RunnerShape] = Counter()
     for runner_id in request.history.load_failures:
-        runner = state.runner(runner_id)
+        runner = state.runners.present(runner_id)
         if runner is not None and runner.confirmed:
             failed[runner.shape] += 1
     shapes = pool.fleet.fitting_shapes(pool.adapters.rank(request.adapter), request.tokens.context)

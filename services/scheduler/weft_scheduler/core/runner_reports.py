@@ -24,6 +24,7 @@ from weft.domain.runner import (
 )
 from weft_scheduler.core import migration
 from weft_scheduler.core.effects import RunnerLost, Stale
+from weft_scheduler.core.epochs import advance_term
 from weft_scheduler.core.model.request import Phase
 from weft_scheduler.core.model.runner import RunnerAccount
 from weft_scheduler.core.model.runner_report import StaleReport
@@ -41,10 +42,10 @@ MAX_INTERVAL_S = 5.0  # between two reports of a loaded runner: a longer one pro
 def on_connected(state: State, peer: Peer, hello: object) -> None:
     """Answer with a term above all that it has stored, and send it what waits for the store."""
     on_closed(state, peer.name)
-    state.advance_term(hello.highest_term if isinstance(hello, SupervisorHello) else 0)
+    advance_term(state, hello.highest_term if isinstance(hello, SupervisorHello) else 0)
     first = not state.supervisors
     state.supervisors[peer.name] = peer
-    state.send(peer, SchedulerHello(state.term))
+    state.send(peer, SchedulerHello(state.numbers.term))
     _expect_runners(state)
     if not state.settled:
         state.timers.set_earlier(Timer(TimerKind.STARTUP_GRACE), state.now + state.config.absent_s)
@@ -72,7 +73,7 @@ def on_cluster_report(state: State, peer: Peer, report: ClusterReport) -> None:
     for reported in report.reports:
         apply_report(state, peer, reported)
     for runner_id in report.lost:
-        runner = state.runner(runner_id)
+        runner = state.runners.present(runner_id)
         if runner is not None and runner.supervisor not in ("", peer.name):
             state.emit(Stale("loss", runner_id.uuid, "another supervisor has reported it since"))
         else:
@@ -88,7 +89,7 @@ def apply_report(state: State, peer: Peer, reported: ReportedRunner) -> None:
     if runner is None or runner.id != runner_id:
         runner = _new_incarnation(state, runner_id, runner, known=spec is not None)
         if runner is None:
-            if not state.was_replaced(runner_id):
+            if not state.runners.was_replaced(runner_id):
                 state.send(peer, Resync(runner_id))
             return
     if spec is not None:
@@ -148,7 +149,7 @@ def apply_report(state: State, peer: Peer, reported: ReportedRunner) -> None:
 
 def on_runner_lost(state: State, runner_id: RunnerId, reason: str) -> None:
     """An incarnation is over."""
-    runner = state.runner(runner_id)
+    runner = state.runners.present(runner_id)
     if runner is None:
         return
     if runner.confirmed:
@@ -185,7 +186,7 @@ def push_desired(
     `change`: since `base_version`. `unknown`: digests on its disk that the registry does not have.
     """
     adapters = pool.adapters
-    if not (state.registry_known and adapters.version and runner.confirmed):
+    if not (state.registry.known and adapters.version and runner.confirmed):
         return
     if change is not None and base_version and runner.sent.desired_version == base_version:
         desired = change
@@ -209,15 +210,15 @@ def _new_incarnation(
     state: State, runner_id: RunnerId, present: RunnerAccount | None, *, known: bool
 ) -> RunnerAccount | None:
     """The record of an incarnation that is not the present one; a new one ends the old one at once."""
-    if state.was_replaced(runner_id):
+    if state.runners.was_replaced(runner_id):
         state.emit(Stale("report", runner_id.uuid, "that incarnation was replaced"))
         return None
     if not known:
         return None
     if present is not None:
-        state.replace(present.id)
+        state.runners.replace(present.id)
         on_runner_lost(state, present.id, "a new incarnation started")
-    return state.new_runner(runner_id)
+    return state.runners.begin(runner_id)
 
 
 def _unconfirm(state: State, runner: RunnerAccount) -> None:
@@ -270,7 +271,7 @@ def _learn_reservations(state: State, runner: RunnerAccount, report: RunnerRepor
 
 def _unknown_digests(state: State, pool: Pool, report: RunnerReport) -> tuple[str, ...]:
     """Digests that the runner has and the registry does not know."""
-    if not state.registry_known:
+    if not state.registry.known:
         return ()
     on_runner = (a.digest for a in report.adapters if a.tier >= Tier.DISK)
     return tuple(digest for digest in on_runner if not pool.adapters.knows(digest))

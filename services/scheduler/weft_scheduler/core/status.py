@@ -14,7 +14,7 @@ def on_status_due(state: State, _: Timer) -> None:
     """Publish everything that was gathered; of adapters a bounded number, the rest next time."""
     published = state.published
     pools = published.take_pools()
-    if not state.registry_known:
+    if not state.registry.known:
         return
     for name in pools:
         _publish_pool(state, name)
@@ -23,7 +23,7 @@ def on_status_due(state: State, _: Timer) -> None:
         _publish_adapter(state, uid)
     for uid, deletion in list(published.deletions.items()):
         if _is_gone(state, uid, deletion):
-            del published.deletions[uid]
+            published.finish_deletion(uid)
             _send(state, AdapterStatus(next(iter(deletion.digests), ""), routed=False, removed=True, uid=uid))
     if published.dirty:
         state.schedule_publish()
@@ -34,7 +34,7 @@ def publish_routes(state: State, *, without_keys: bool = False) -> None:
 
     A restarted scheduler's first table waits a little for the keys: without them gateways would reject every client.
     """
-    if not state.registry_known:
+    if not state.registry.known:
         return
     if not (state.routes.published or state.routes.keys_known or without_keys):
         state.timers.set_earlier(Timer(TimerKind.FIRST_ROUTES), state.now + state.config.first_routes_s)
@@ -44,8 +44,8 @@ def publish_routes(state: State, *, without_keys: bool = False) -> None:
         pool = state.pools.get(name)
         return pool.route() if pool is not None else None
 
-    change, uids = state.routes.publish(state.version, route_of)  # pyright: ignore[reportArgumentType]
-    state.published.mark_adapters(uid for uid in uids if uid in state.adapter_pool)
+    change, uids = state.routes.publish(state.numbers.version, route_of)  # pyright: ignore[reportArgumentType]
+    state.published.mark_adapters(uid for uid in uids if uid in state.registry.adapter_pool)
     if change is not None:
         for gateway in state.gateways.values():
             state.send(gateway.peer, change)
@@ -72,7 +72,7 @@ def routes_applied(state: State) -> None:
     """
     versions = [gateway.applied_routes for gateway in state.gateways.values() if gateway.applied_routes is not None]
     if done := state.routes.applied(min(versions, default=None)):
-        state.published.mark_adapters(uid for uid in done if uid in state.adapter_pool)
+        state.published.mark_adapters(uid for uid in done if uid in state.registry.adapter_pool)
         state.schedule_publish()
 
 
@@ -113,7 +113,7 @@ def _pool_status(state: State, pool: Pool, spec: PoolSpec) -> PoolStatus:
 
 
 def _publish_adapter(state: State, uid: str) -> None:
-    name = state.adapter_pool.get(uid)
+    name = state.registry.adapter_pool.get(uid)
     if name is None or not state.routes.is_applied(uid):
         return
     pool = state.pools[name]
@@ -128,7 +128,7 @@ def _publish_adapter(state: State, uid: str) -> None:
         unavailable_runners=unavailable,
         load_errors=tuple(sorted(errors)),
         load_failed=bool(errors) and unavailable == pool.fleet.ready.count,
-        canary=state.canaries[uid][1] if uid in state.canaries else None,
+        canary=state.registry.canaries[uid][1] if uid in state.registry.canaries else None,
         observed_generation=spec.generation,
     )
     if state.published.adapters.get(uid) != status:

@@ -117,7 +117,7 @@ class PoolView:
         if not of_gateway and not request.history.avoidance:
             return frozenset()
         both = (*of_gateway.current(now), *request.history.avoidance.current(now))
-        return {runner_id.uuid for runner_id in both if self._state.runner(runner_id)}
+        return {runner_id.uuid for runner_id in both if self._state.runners.present(runner_id)}
 
 
 class BatchView(PoolView):

@@ -278,11 +278,9 @@ class Supervisor:
 
     def _lose(self, id_: RunnerId, text: str) -> None:
         runner = self._runners.pop(_name(id_))
-        if runner.book is not None and runner.book.version is not None:
-            self._lost_counters.keep(id_, runner.book)
+        self._lost_counters.lose(id_, runner.book)
         self.preemption.forget(id_)
         self._reports.pop(id_, None)
-        self._lost_counters.lost += 1
         self._lost[id_], self._unreported_losses[id_] = runner.desired, None
         if len(self._lost) > MAX_LOST:
             oldest, _ = self._lost.popitem(last=False)

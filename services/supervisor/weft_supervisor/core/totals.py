@@ -61,8 +61,11 @@ class LostCounters:
         self._last: dict[RunnerId, tuple[int, int]] = {}  # pages grown, doublings; lost longest ago first
         self._folded = (0, 0)  # of incarnations that were lost long ago
 
-    def keep(self, runner: RunnerId, book: RunnerBook) -> None:
-        """The runner is lost."""
+    def lose(self, runner: RunnerId, book: RunnerBook | None) -> None:
+        """Count a runner that is lost, and keep what it had counted; None: it had not reported."""
+        self.lost += 1
+        if book is None or book.version is None:
+            return
         self._last[runner] = (book.figures.grown_pages, book.figures.doublings)
         if len(self._last) > MAX_LOST:
             self._folded = _sum([self._folded, self._last.pop(next(iter(self._last)))])

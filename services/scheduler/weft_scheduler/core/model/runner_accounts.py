@@ -179,7 +179,7 @@ class RunnerAccounts:
             for request_id in [*self.batch]:
                 self._count_batch(request_id)
         for request_id in report.ended:
-            ended = last.sequences.pop(request_id, None)
+            ended = last.end(request_id)
             if ended is not None:
                 self._count(ended.adapter, -1)
                 self._count_batch(request_id)
@@ -200,7 +200,7 @@ class RunnerAccounts:
         elif before.adapter != sequence.adapter:
             self._count(before.adapter, -1)
             self._count(sequence.adapter, 1)
-        sequences[sequence.request_id] = sequence
+        self._report.put(sequence)
         assign = self.unacked.get(sequence.request_id)
         acknowledges = assign is not None and sequence.epoch >= assign.epoch
         if acknowledges:

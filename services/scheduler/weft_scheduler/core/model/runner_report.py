@@ -64,6 +64,14 @@ class LastReport:
         self.progress = report.progress
         self.overdue_pages = sum([overrun.wanted_pages for overrun in report.overruns]) if report.overruns else 0
 
+    def put(self, sequence: SequenceState) -> None:
+        """Take over a sequence, or what has changed of it."""
+        self.sequences[sequence.request_id] = sequence
+
+    def end(self, request_id: str) -> SequenceState | None:
+        """Forget a sequence that has ended. Returns it; None: it was not known."""
+        return self.sequences.pop(request_id, None)
+
     def take_adapters(self, report: RunnerReport) -> list[str]:
         """Take over the adapters that matter here. Returns the digests whose error has changed."""
         changed: list[str] = []
