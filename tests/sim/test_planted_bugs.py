@@ -18,8 +18,8 @@ from weft_runner.core.host_prefixes import HostPrefixes
 from weft_runner.core.kv_transfer import KvTransfers, OutgoingKv
 from weft_runner.core.prefix_reuse import PrefixReuse
 from weft_runner.core.reporter import Reporter
-from weft_scheduler.core.model.numbers import Numbers
 from weft_scheduler.core.policy.queue.overtaking import QueuePass
+from weft_scheduler.core.state import Numbers
 from weft_sim.check import check_seed
 
 SEEDS = 500

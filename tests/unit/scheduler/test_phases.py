@@ -22,7 +22,7 @@ def enter(request: Request, phase: Phase) -> None:
 
 
 def request_in(phase: Phase) -> Request:
-    request = Request.submitted(Submit("r", "acme/p", "acme", "m", "", 16, 100), "g", 0.0, 1, newcomer=True)
+    request = Request(Submit("r", "acme/p", "acme", "m", "", 16, 100), "g", 0.0, 1, newcomer=True)
     for step in WAY[phase]:
         enter(request, step)
     return request

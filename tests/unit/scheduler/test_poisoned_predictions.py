@@ -5,7 +5,7 @@ import pytest
 from harness.scheduler_driver import Driver, of
 from weft.domain.bounds import MAX_TOKENS
 from weft.domain.request import Assign
-from weft_scheduler.core.policy.queue import POLICIES as QUEUES
+from weft_scheduler.core.policy.queue.orders import POLICIES as QUEUES
 from weft_scheduler.core.policy.reservation import POLICIES as RESERVATIONS
 
 POISON = {

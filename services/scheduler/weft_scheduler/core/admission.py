@@ -4,7 +4,7 @@ from weft.domain.request import RejectReason
 from weft_scheduler.core.cycle import schedule
 from weft_scheduler.core.effects import Queued
 from weft_scheduler.core.model.request import Phase, Request
-from weft_scheduler.core.model.runner_accounts import PROMPT_QUEUE_S
+from weft_scheduler.core.model.runner import PROMPT_QUEUE_S
 from weft_scheduler.core.policy.autoscaling.throughput import bounded_retry_ms, retry_after_ms
 from weft_scheduler.core.pool.pool import Pool
 from weft_scheduler.core.request_lifecycle import enqueue, reject

@@ -5,7 +5,7 @@ A role is a state of a runner: what runs there runs on, and no stream notices.
 
 from weft.domain.runner import OrderedRunner, RunnerOrder, RunnerRole
 from weft_scheduler.core.effects import RoleChanged
-from weft_scheduler.core.model.request_tokens import PROMPT_TOKENS
+from weft_scheduler.core.model.request import PROMPT_TOKENS
 from weft_scheduler.core.model.runner import RunnerAccount
 from weft_scheduler.core.policy.phases.roles import REPLANNED, REVIEW_S, PhaseRunner
 from weft_scheduler.core.policy.placement.splitwise import domain_of

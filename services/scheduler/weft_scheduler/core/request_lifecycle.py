@@ -6,8 +6,7 @@ from weft.domain.request import Allotment, Assign, Preempt, Reject, RejectReason
 from weft.domain.runner import RunnerSpec
 from weft_scheduler.core.effects import KvHandOff, Resumed
 from weft_scheduler.core.model.request import Phase, Placement, Request
-from weft_scheduler.core.model.runner import RunnerAccount
-from weft_scheduler.core.model.runner_accounts import UnackedAssign, pages_of
+from weft_scheduler.core.model.runner import RunnerAccount, UnackedAssign, pages_of
 from weft_scheduler.core.pool.pool import Pool
 from weft_scheduler.core.state import State
 from weft_scheduler.core.timers import Timer, TimerKind

@@ -104,7 +104,8 @@ def stop_requests_of(state: State, runner: RunnerAccount) -> None:
 def on_avoidance_over(state: State, timer: Timer) -> None:
     """A runner that a request avoided may be used again."""
     request = state.requests[timer.name]
-    _avoids_less(state, timer, request.history.avoidance, (request.pool,))
+    if request.history.avoidance is not None:
+        _avoids_less(state, timer, request.history.avoidance, (request.pool,))
 
 
 def on_gateway_avoidance_over(state: State, timer: Timer) -> None:
@@ -151,7 +152,7 @@ def _avoid_after(state: State, gateway: GatewayStream, request: Request, runner_
 
 
 def _avoid(state: State, request: Request, runner_id: RunnerId, seconds: float) -> None:
-    request.history.avoidance.add(runner_id, state.now + seconds)
+    request.history.avoid(runner_id, state.now + seconds)
     state.timers.set_earlier(Timer(TimerKind.AVOIDANCE, request.id), state.now + seconds)
 
 

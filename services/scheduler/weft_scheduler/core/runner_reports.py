@@ -26,8 +26,7 @@ from weft_scheduler.core import migration
 from weft_scheduler.core.effects import RunnerLost, Stale
 from weft_scheduler.core.epochs import advance_term
 from weft_scheduler.core.model.request import Phase
-from weft_scheduler.core.model.runner import RunnerAccount
-from weft_scheduler.core.model.runner_report import StaleReport
+from weft_scheduler.core.model.runner import RunnerAccount, StaleReport
 from weft_scheduler.core.phases import order_role
 from weft_scheduler.core.pool.pool import Pool
 from weft_scheduler.core.request_lifecycle import account, acknowledge, overran

@@ -105,7 +105,8 @@ class Scheduler:
             assert event is TICK, event
             while (timer := state.timers.take_due(state.now)) is not None:
                 TIMERS[timer.kind](state, timer)
-        registry.publish_desired(state)
+        if state.registry.desired_changed:
+            registry.publish_desired(state)
         schedule_pools(state)
         return state.take_effects()
 

@@ -2,16 +2,16 @@
 
 from collections.abc import Iterable
 
+from weft.domain.ids import Epoch, RunnerId
+from weft.domain.lru import LruDict
 from weft.domain.machine import Peer, Send
 from weft.domain.routes import CanaryCounts
 from weft.domain.timers import TimerQueue
 from weft_scheduler.core.config import SchedulerConfig
 from weft_scheduler.core.effects import Effect
 from weft_scheduler.core.model.gateway import GatewayStream
-from weft_scheduler.core.model.numbers import Numbers
 from weft_scheduler.core.model.request import Request
 from weft_scheduler.core.model.runner import RunnerAccount
-from weft_scheduler.core.model.runners import Runners
 from weft_scheduler.core.outcome_buffer import OutcomeBuffer
 from weft_scheduler.core.policy import reservation
 from weft_scheduler.core.policy.reservation.output_lengths import OutputLengthStats
@@ -20,6 +20,63 @@ from weft_scheduler.core.pool.pool import Pool
 from weft_scheduler.core.published_state import PublishedState
 from weft_scheduler.core.routes import RouteTable
 from weft_scheduler.core.timers import Timer, TimerKind
+
+MAX_REPLACED = 20_000  # replaced incarnations remembered, twice the fleet that this is made for
+
+
+class Numbers:
+    """Counters of one scheduler. `counter`: of the epochs under the term."""
+
+    def __init__(self, term: int) -> None:
+        self.term, self.counter = term, 0
+        self._tickets = self._versions = 0
+
+    def begin(self, term: int) -> None:
+        """Give epochs under another term."""
+        self.term, self.counter = term, 0
+
+    def next_epoch(self) -> Epoch:
+        """Return an epoch above every one that this machine has given or received."""
+        self.counter += 1
+        return Epoch(self.term, self.counter)
+
+    def version(self) -> int:
+        """Return a number that grows with each call, and across restarts: the term is its upper half."""
+        self._versions += 1
+        return (self.term << 32) | self._versions
+
+    def ticket(self) -> int:
+        """Return the next number in order of arrival."""
+        self._tickets += 1
+        return self._tickets
+
+
+class Runners(dict[str, RunnerAccount]):
+    """Present incarnations, and the uuids of those that they have replaced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._arrivals = 0
+        self._replaced = LruDict[str, str](MAX_REPLACED)  # uuid -> the incarnation that a newer one has replaced
+
+    def present(self, runner_id: RunnerId | None) -> RunnerAccount | None:
+        """Return that incarnation, if it is the present one."""
+        runner = self.get(runner_id.uuid) if runner_id else None
+        return runner if runner is not None and runner.id == runner_id else None
+
+    def begin(self, runner_id: RunnerId) -> RunnerAccount:
+        """Return a new record, of an incarnation that was not known."""
+        self._arrivals += 1
+        runner = self[runner_id.uuid] = RunnerAccount(runner_id, self._arrivals)
+        return runner
+
+    def replace(self, runner_id: RunnerId) -> None:
+        """Remember an incarnation that a newer one has replaced: reports of it are stale."""
+        self._replaced[runner_id.uuid] = runner_id.incarnation
+
+    def was_replaced(self, runner_id: RunnerId) -> bool:
+        """True where reports of that incarnation are stale."""
+        return self._replaced.get(runner_id.uuid) == runner_id.incarnation
 
 
 class RegistryState:

@@ -97,7 +97,7 @@ class PoolView:
         return computed_by if waits else ""
 
     def _ask(self, request: Request, numerics_class: str) -> PlacementRequest:
-        rank, n_bytes = self._pool.adapters.size(request.adapter)
+        fleet, (rank, n_bytes) = self._pool.fleet, self._pool.adapters.size(request.adapter)
         return PlacementRequest(
             adapter=request.adapter,
             rank=rank,
@@ -108,15 +108,16 @@ class PoolView:
             avoid=self._avoided(request),
             skip_limit=self._state.config.skip_limit,
             prefill_tokens=request.tokens.prefill,
-            one_runner=not self._pool.splits(request),
+            one_runner=not (fleet.is_split and self._pool.splits(request)),
         )
 
     def _avoided(self, request: Request) -> AbstractSet[str]:
         """UUIDs of the present incarnations that it avoids."""
-        of_gateway, now = self._state.gateways[request.gateway].avoidance, self._state.now
-        if not of_gateway and not request.history.avoidance:
+        state, own = self._state, request.history.avoidance
+        of_gateway = state.gateways[request.gateway].avoidance
+        if own is None and not of_gateway:
             return frozenset()
-        both = (*of_gateway.current(now), *request.history.avoidance.current(now))
+        both = (*of_gateway.current(state.now), *(own.current(state.now) if own is not None else ()))
         return {runner_id.uuid for runner_id in both if self._state.runners.present(runner_id)}
 
 

@@ -13,7 +13,8 @@ from harness.waiting_request import Runners, WaitingRequest
 from weft.domain.request import Assign, Cancel, Reject, RejectReason
 from weft.domain.routes import RegistryChange
 from weft_scheduler.core import RunnerShape
-from weft_scheduler.core.policy.queue import POLICIES, token_counters
+from weft_scheduler.core.policy.queue import token_counters
+from weft_scheduler.core.policy.queue.orders import POLICIES
 from weft_scheduler.core.policy.queue.overtaking import Overtaking, QueuePass
 from weft_scheduler.core.policy.queue.token_counters import TokenCounters
 from weft_scheduler.core.policy.queue.waiting_queue import WaitingQueue

@@ -11,9 +11,9 @@ from harness.scheduler_driver import Driver, of
 from harness.waiting_request import Runners, WaitingRequest
 from weft.domain.request import Assign, FailReason, Reject, RejectReason, ResubmitComplete
 from weft_scheduler.core import Phase, RunnerShape
-from weft_scheduler.core.policy.queue import POLICIES, shortest, sorted_queue
+from weft_scheduler.core.policy.queue import orders, sorted_queue
+from weft_scheduler.core.policy.queue.orders import AGING_S, POLICIES, Shortest
 from weft_scheduler.core.policy.queue.overtaking import Overtaking, QueuePass
-from weft_scheduler.core.policy.queue.shortest import AGING_S, Shortest
 from weft_scheduler.core.policy.queue.sorted_queue import SortedQueue
 from weft_scheduler.core.policy.queue.token_counters import TokenCounters
 from weft_scheduler.core.policy.queue.waiting_queue import WaitingQueue
@@ -196,7 +196,7 @@ def test_shortest_measures_work_by_the_longest_of_the_latest_requests(monkeypatc
         return [policy.delay_s(request, policy.key(request, backlog_s=AGING_S)) for request in requests]
 
     assert delays(*[1] * 200, 1000)[-1] == AGING_S, "one of a hundred may be longer still"
-    monkeypatch.setattr(shortest, "SAMPLE", 3)
+    monkeypatch.setattr(orders, "SAMPLE", 3)
     assert delays(100, 1, 1, 1) == pytest.approx([AGING_S, AGING_S / 100, AGING_S / 100, AGING_S])
 
 

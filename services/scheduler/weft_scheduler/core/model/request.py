@@ -1,20 +1,21 @@
-"""A request on its way: where it is, and which epoch owns it.
+"""A request on its way: where it is, which epoch owns it, what it has reserved, what has happened to it.
 
 A request is in exactly one place: in no place (its gateway still submits it again, or it was released this moment), in
-its pool's queue, or on the runners of its placement.
+its pool's queue, or on the runners of its placement. Each part of it writes its own fields.
 """
 
 from enum import Enum
 from typing import NamedTuple
 
-from weft.domain.ids import NEVER, Epoch, RunnerId
-from weft.domain.request import Priority, Submit
-from weft_scheduler.core.model.request_history import NumericsClass, RequestHistory
-from weft_scheduler.core.model.request_tokens import RequestTokens
-from weft_scheduler.core.model.reservation import Reservation
+from weft.domain.ids import Epoch, RunnerId
+from weft.domain.request import FailReason, Priority, Submit
+from weft_scheduler.core.model.gateway import Avoidance
+from weft_scheduler.core.policy.length_distribution import LengthDistribution
 from weft_scheduler.core.policy.queue.waiting_queue import Waiting
+from weft_scheduler.core.policy.reservation.pooled import UseForecast
 
 LEVELS = (0.1, 0.5, 0.9, 0.99)  # of the predicted quantiles
+PROMPT_TOKENS = 8  # of a prompt cost as much as one of the answer (A100, 7B: 0.1 ms beside 0.4 to 1 ms at batch 32)
 
 
 class Placement(NamedTuple):
@@ -57,70 +58,260 @@ NEXT_PHASES: dict[Phase, frozenset[Phase]] = {
 PLACED = frozenset({Phase.ASSIGNED, Phase.RUNNING, Phase.STOPPING})
 
 
+class RequestTokens:
+    """Counts, in tokens. `quantiles`: of the whole answer, as (level, tokens); empty: nothing is predicted."""
+
+    __slots__ = ("_median", "_open_ended", "emitted", "max_output", "prompt", "quantiles", "start_emitted")
+
+    def __init__(self, submit: Submit) -> None:
+        self.prompt, self.emitted = submit.prompt_tokens, submit.emitted_tokens
+        self.max_output = max(1, submit.max_tokens)  # 0: log probabilities of the prompt, which end in one forward
+        self.start_emitted = submit.start_emitted_tokens  # when the present epoch was assigned
+        predicted = (submit.p10_tokens, submit.p50_tokens, submit.p90_tokens, submit.p99_tokens)
+        known = tuple([(level, tokens) for level, tokens in zip(LEVELS, predicted, strict=True) if tokens])
+        self.quantiles: tuple[tuple[float, int], ...] = known if submit.p90_tokens and len(known) > 1 else ()
+        self._open_ended = submit.open_ended  # nobody asked for `max_output`: no runner is too small for the answer
+        self._median = 0
+
+    # ------------------------------------------------------------ questions
+
+    @property
+    def prefill(self) -> int:
+        """Tokens that are computed before its next one, where nothing of it is in KV."""
+        return self.prompt + self.emitted
+
+    @property
+    def context(self) -> int:
+        """The most it can ever hold."""
+        return self.prompt + self.max_output
+
+    @property
+    def median_output(self) -> int:
+        """Tokens of its whole answer: the p50, or half of its first reservation."""
+        return min(self._median, self.max_output)
+
+    @property
+    def expected_work(self) -> float:
+        """What it is expected to cost yet, in output tokens."""
+        return self.expected_remaining(self.emitted) + self.prefill / PROMPT_TOKENS
+
+    @property
+    def predicted_cost(self) -> float:
+        """What the whole request is expected to cost, in output tokens."""
+        return self.cost_of(max(self.emitted, self.median_output))
+
+    def cost_of(self, output: int) -> float:
+        """Return what it costs with an answer of so many tokens, in output tokens."""
+        return self.prompt / PROMPT_TOKENS + output
+
+    def emitted_with(self, in_kv: int) -> int:
+        """Return the tokens that are emitted for sure, where its runner has reported so many tokens in KV."""
+        return max(self.emitted, in_kv - self.prompt)
+
+    def expected_remaining(self, emitted: int) -> float:
+        """Return the tokens of the answer still to come after so many."""
+        return LengthDistribution(self.quantiles).expected_remaining(emitted, self.max_output)
+
+    # ------------------------------------------------------------ what is learned
+
+    def predict(self, reserved_until: int) -> None:
+        """Expect what is reserved, where nothing was predicted: half of it as the median, all of it as the p90."""
+        half = reserved_until // 2
+        self.quantiles = self.quantiles or ((0.5, half), (0.9, reserved_until))
+        self._median = next((tokens for level, tokens in self.quantiles if level == 0.5), half)
+
+    def fit(self, context: int) -> None:
+        """Shorten an answer whose length nobody asked for to what such a context holds, which ends it at the runner."""
+        if self._open_ended and context > self.prefill:
+            self.max_output = min(self.max_output, context - self.prompt)
+
+    def emit(self, tokens: int) -> None:
+        """Note that so many tokens of the answer were streamed."""
+        self.emitted = max(self.emitted, tokens)
+
+    def begin_epoch(self) -> None:
+        """Note that an epoch goes on from the tokens so far."""
+        self.start_emitted = self.emitted
+
+
+class Reservation:
+    """The reservation of one request. `reserved_until`: the output position that it reaches to."""
+
+    __slots__ = ("_tokens", "by_page", "forecast", "leaves", "overran", "preemptions", "reserved_until", "stays")
+
+    def __init__(self, submit: Submit, tokens: RequestTokens) -> None:
+        self._tokens, reserved = tokens, submit.reservation_tokens
+        self.reserved_until = submit.start_emitted_tokens + reserved if reserved else 0
+        self.by_page = False  # it reserves nothing ahead
+        self.leaves = False  # it is the victim of its own overrun
+        self.forecast: UseForecast | None = None  # of its memory, where admission is pooled
+        self.overran = False  # it was preempted for want of memory
+        self.preemptions = submit.preemptions  # on all runners
+        self.stays = False  # they are as many as they may be
+
+    # ------------------------------------------------------------ questions
+
+    @property
+    def output_tokens(self) -> int:
+        """Output tokens to reserve beyond those emitted."""
+        return self._after(self._tokens.emitted)
+
+    @property
+    def held_tokens(self) -> int:
+        """Tokens that its pages have to hold on a runner: prompt, emitted, reservation."""
+        return self._tokens.prefill + self.output_tokens
+
+    @property
+    def footprint_tokens(self) -> int:
+        """Tokens that a runner needs free for it: what is reserved, or the most that it is expected to use."""
+        return self.footprint_after(self._tokens.emitted)
+
+    def footprint_after(self, emitted: int) -> int:
+        """Return the footprint once so many tokens are emitted."""
+        reserved = self._tokens.prompt + emitted + self._after(emitted)
+        return reserved if self.forecast is None else max(reserved, self.forecast.use(emitted).peak_tokens(0.0))
+
+    def _after(self, emitted: int) -> int:
+        return 1 if self.by_page else remaining_tokens(self.reserved_until, emitted, self._tokens.max_output)
+
+    # ------------------------------------------------------------ what is learned
+
+    def begin(self, tokens: int, *, by_page: bool, leaves: bool, pooled: bool) -> None:
+        """Reserve output tokens for the first time; a reservation from before stays."""
+        self.reserved_until, self.by_page, self.leaves = self.reserved_until or tokens, by_page, leaves
+        of = self._tokens
+        of.predict(self.reserved_until)
+        self.forecast = UseForecast(of.prompt, of.max_output, of.quantiles) if pooled else None
+
+    def reserve_again(self, tokens: int) -> None:
+        """Reserve what the supervisor says for the next epoch, counted from the start of this one."""
+        self.reserved_until = max(1, self._tokens.start_emitted + tokens)
+
+    def grow(self, tokens: int) -> None:
+        """Note what its runner reports from the start of this epoch on: it may have doubled it in place."""
+        self.reserved_until = max(self.reserved_until, self._tokens.start_emitted + tokens)
+
+    def lose_memory(self) -> bool:
+        """Note that its memory is another's. True where that is the first time."""
+        first, self.overran = not self.overran, True
+        return first
+
+    def preempt(self, max_preemptions: int) -> None:
+        """Count one more of its bounded preemptions."""
+        self.preemptions += 1
+        self.limit_preemptions(max_preemptions)
+
+    def limit_preemptions(self, max_preemptions: int) -> None:
+        """Reserve the whole answer once it was preempted so often, and let it be no victim from its next epoch on.
+
+        Either alone bounds nothing: a victim is the latest arrival, whether it has overrun or not, and one that is
+        spared but grows could wait for pages for ever. With both it runs to its end wherever it is placed, and it can
+        be placed: none is accepted that no runner could hold to its limit. A rejection would waste what was computed
+        for it so often.
+        """
+        if self.preemptions >= max_preemptions:
+            self.stays, self.reserved_until = True, self._tokens.max_output
+            self.by_page, self.leaves, self.forecast = False, False, None
+
+
+class RequestHistory:
+    """Moves and failures of one request. `admitted`: it was accepted once, and is never answered QUEUE_FULL."""
+
+    __slots__ = (
+        "admitted", "avoidance", "capacity_refusals", "consolidations", "kv_migrations", "load_failures", "migrations",
+        "one_runner",
+    )  # fmt: skip
+
+    def __init__(self, migrations: int, *, admitted: bool) -> None:
+        self.admitted, self.migrations = admitted, migrations
+        self.consolidations = 0  # migrations that consolidation ordered: they count for no failure
+        self.kv_migrations = 0  # those that took the KV along: neither do they
+        self.capacity_refusals = 0  # NoCapacity answers in a row
+        self.load_failures: dict[RunnerId, str] = {}
+        self.one_runner = False  # its KV was lost on its way between two: both of its phases run on one from now on
+        self.avoidance: Avoidance | None = None  # of runners; None: it never had to avoid any
+
+    def migrate(self) -> None:
+        """Count one more of its bounded migrations."""
+        self.migrations += 1
+
+    def migrate_with_kv(self) -> None:
+        """Count one more of its bounded migrations with its KV."""
+        self.kv_migrations += 1
+
+    def consolidate(self) -> None:
+        """Count one more of its bounded migrations by consolidation."""
+        self.consolidations += 1
+
+    def avoid(self, runner_id: RunnerId, until: float) -> None:
+        """Avoid a runner until that time."""
+        self.avoidance = self.avoidance or Avoidance()
+        self.avoidance.add(runner_id, until)
+
+    def run(self) -> None:
+        """Note that a runner has it: what was refused in a row is over."""
+        self.capacity_refusals = 0
+
+    def fail_on(self, runners: tuple[RunnerId, ...], reason: FailReason, detail: str) -> None:
+        """Note that its epoch failed there."""
+        self.capacity_refusals = self.capacity_refusals + 1 if reason is FailReason.NO_CAPACITY else 0
+        self.one_runner |= reason is FailReason.KV_LOST
+        if reason is FailReason.LOAD_FAILED:
+            self.load_failures |= dict.fromkeys(runners, detail)
+
+
+class NumericsClass:
+    """The class in which a request's tokens were computed, and for how long it waits for that class."""
+
+    __slots__ = ("assigned", "awaited_until", "latest")
+
+    def __init__(self, latest: str = "") -> None:
+        self.latest = latest  # of the runner that computed its latest tokens; none before the first
+        self.assigned = ""  # of the runner of its present epoch
+        self.awaited_until = 0.0  # from then on any class will do; 0: it has not waited since it ran
+
+    def await_until(self, now: float, same_class_s: float) -> str:
+        """Let a request with tokens wait for its class for so long, once. Returns the class that it waits for."""
+        if self.latest and not self.awaited_until:
+            self.awaited_until = now + same_class_s
+        return self.latest if now < self.awaited_until else ""
+
+    def assign(self, numerics_class: str) -> None:
+        """Note the class of the runner of its present epoch."""
+        self.assigned = numerics_class
+
+    def run(self) -> None:
+        """Note that a runner has it: it may wait again."""
+        self.awaited_until = 0.0
+
+    def keep(self) -> None:
+        """Note that its latest tokens are of the class of the runner that it leaves."""
+        self.latest = self.assigned or self.latest
+
+
 class Request:
-    """One request. Each of its parts (tokens, reservation, history, classes) writes its own fields."""
+    """One request, as a gateway has submitted it. `newcomer`: it was never accepted before."""
 
     __slots__ = (
         "_phase", "adapter", "batch", "charged", "classes", "epoch", "gateway", "history", "id", "order", "placement",
         "pool", "reservation", "tenant", "tokens", "waiting",
     )  # fmt: skip
 
-    def __init__(
-        self,
-        request_id: str,
-        *,
-        gateway: str,
-        pool: str,
-        tenant: str,
-        adapter: str,
-        tokens: RequestTokens,
-        order: tuple[float, int],
-        batch: bool = False,
-    ) -> None:
-        self.id = request_id
-        self.gateway, self.pool, self.adapter = gateway, pool, adapter
-        self.tenant = tenant  # the namespace of its caller
-        self.batch = batch  # a line of a batch
-        self.order = order  # its age: arrival on this process's clock, ticket; the smaller waits longer
-        self.tokens = tokens
-        self.reservation = Reservation(tokens)
-        self.history = RequestHistory()
-        self.classes = NumericsClass()
-        self.epoch = NEVER  # the highest it was assigned under
+    def __init__(self, submit: Submit, gateway: str, now: float, ticket: int, *, newcomer: bool) -> None:
+        self.id, self.gateway = submit.request_id, gateway
+        self.pool, self.adapter = submit.pool, submit.adapter
+        self.tenant = submit.namespace  # of its caller
+        self.batch = submit.priority is Priority.BATCH  # a line of a batch
+        self.order = now - submit.waited_s, ticket  # its age: arrival on this process's clock; the smaller waits longer
+        self.tokens = RequestTokens(submit)
+        self.reservation = Reservation(submit, self.tokens)
+        self.history = RequestHistory(submit.migrations, admitted=not newcomer)
+        self.classes = NumericsClass(submit.numerics_class)
+        self.epoch = submit.epoch  # the highest it was assigned under
         self.placement: Placement | None = None
         self.waiting = Waiting()  # as it waits, or waited last
         self.charged = 0.0  # to its tenant, in output tokens; 0: it was on no runner
         self._phase = Phase.UNPLACED
-
-    @classmethod
-    def submitted(cls, submit: Submit, gateway: str, now: float, ticket: int, *, newcomer: bool) -> "Request":
-        """Take a request as a gateway describes it. `newcomer`: it was never accepted before."""
-        start, reserved = submit.start_emitted_tokens, submit.reservation_tokens
-        predicted = (submit.p10_tokens, submit.p50_tokens, submit.p90_tokens, submit.p99_tokens)
-        quantiles = tuple([(level, tokens) for level, tokens in zip(LEVELS, predicted, strict=True) if tokens])
-        tokens = RequestTokens(
-            submit.prompt_tokens,
-            max(1, submit.max_tokens),  # 0: log probabilities of the prompt alone, which end in one forward
-            submit.emitted_tokens,
-            start,
-            quantiles=quantiles if submit.p90_tokens and len(quantiles) > 1 else (),
-            open_ended=submit.open_ended,
-        )
-        request = cls(
-            submit.request_id,
-            gateway=gateway,
-            pool=submit.pool,
-            tenant=submit.namespace,
-            adapter=submit.adapter,
-            tokens=tokens,
-            order=(now - submit.waited_s, ticket),
-            batch=submit.priority is Priority.BATCH,
-        )
-        request.reservation = Reservation(tokens, start + reserved if reserved else 0, submit.preemptions)
-        request.history = RequestHistory(submit.migrations, admitted=not newcomer)
-        request.classes = NumericsClass(submit.numerics_class)
-        request.epoch = submit.epoch
-        return request
 
     @property
     def phase(self) -> Phase:
@@ -213,3 +404,14 @@ class Request:
     def _enter(self, phase: Phase) -> None:
         assert phase in NEXT_PHASES[self._phase], (self.id, self._phase, phase)
         self._phase = phase
+
+
+def remaining_tokens(reserved_until: int, emitted: int, max_output: int) -> int:
+    """Output tokens to reserve beyond what was emitted: at least 1, never beyond `max_output`.
+
+    A reservation that the answer has outrun doubles until it is past it (S3, section 3.4).
+    """
+    reserved_until = max(1, reserved_until)
+    while reserved_until <= emitted:
+        reserved_until *= 2
+    return max(1, min(reserved_until, max_output) - emitted)

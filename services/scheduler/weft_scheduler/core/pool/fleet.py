@@ -49,6 +49,7 @@ class PoolFleet:
 
     def __init__(self, spec: PoolSpec, adapters: PoolAdapters) -> None:
         self._spec, self._adapters = spec, adapters
+        self.is_split = spec.split
         self.runners: dict[str, RunnerAccount] = {}  # those that have been confirmed, by uuid
         self.confirmed_shapes: Counter[RunnerShape] = Counter()
         self.accepting: Counter[tuple[RunnerRole, RunnerShape]] = Counter()  # runners that take more now or soon
@@ -133,7 +134,7 @@ class PoolFleet:
         """Index a runner again, and count what it contributes. True where that has changed."""
         runner.accounts.settle(self.margin.deviations)
         pinned = self._adapters.pinned
-        standing = runner.standing(pinned, split=self._spec.split)
+        standing = runner.standing(pinned, split=self.is_split)
         if standing == runner.counted.standing:
             return False
         self._count(runner, runner.contributes(pinned), standing)
@@ -143,7 +144,7 @@ class PoolFleet:
 
     def follow(self, spec: PoolSpec) -> None:
         """Serve by that spec's objective for tokens, and in its phases."""
-        before, self._spec = self._spec, spec
+        before, self._spec, self.is_split = self._spec, spec, spec.split
         if spec.slo_token_time_s != before.slo_token_time_s:
             for runner in self.runners.values():
                 runner.accounts.limit(spec.slo_token_time_s)
@@ -197,7 +198,7 @@ class PoolFleet:
         runner.count(standing, after)
         if after != before:
             self.capacity.replace(before, after)
-        if (runner.counted.accepting is None) != (accepted is None) and self._spec.split:
+        if (runner.counted.accepting is None) != (accepted is None) and self.is_split:
             self.roles_stale = True
         if runner.counted.accepting is not accepted:
             if accepted is not None:

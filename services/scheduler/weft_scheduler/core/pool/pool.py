@@ -5,16 +5,17 @@ from weft.domain.routes import PoolRoute, PoolSpec, Route
 from weft_scheduler.core.config import SchedulerConfig
 from weft_scheduler.core.model.adapters import PoolAdapters
 from weft_scheduler.core.model.request import Request
-from weft_scheduler.core.policy import queue, reservation
+from weft_scheduler.core.policy import reservation
 from weft_scheduler.core.policy.consolidation.consolidation import MODES
 from weft_scheduler.core.policy.placement.splitwise import can_split
+from weft_scheduler.core.policy.queue import orders
 from weft_scheduler.core.pool.fleet import PoolFleet
 from weft_scheduler.core.pool.queue import PoolQueue
 from weft_scheduler.core.pool.scaling import PoolScaling
 
 DEFAULTS = PoolSpec("")
 POLICIES = {
-    "queue": queue.POLICIES,
+    "queue": orders.POLICIES,
     "reservation": reservation.POLICIES,
     "consolidation": MODES,
     "phases": ("unified", "split"),

@@ -7,7 +7,7 @@ from typing import Generic, NamedTuple
 from weft_scheduler.core.policy.placement.policy import PlacementPolicy
 from weft_scheduler.core.policy.placement.runner_index import RunnerShape
 from weft_scheduler.core.policy.queue.sorted_queue import FIRST, Key
-from weft_scheduler.core.policy.queue.tenant_shares import TenantShares
+from weft_scheduler.core.policy.queue.token_counters import TenantShares
 from weft_scheduler.core.policy.queue.waiting_queue import R, WaitingQueue
 
 

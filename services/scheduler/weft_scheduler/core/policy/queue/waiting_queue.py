@@ -42,6 +42,14 @@ class QueuedRequest(Protocol):
 R = TypeVar("R", bound=QueuedRequest)
 
 
+class MostFree(Protocol):
+    """Where requests are placed."""
+
+    def free_tokens(self) -> int:
+        """Return the most tokens that a runner has free."""
+        ...
+
+
 class QueuePolicy(ABC):
     """An order of waiting requests: a key that is fixed while a request waits. One object for all tenants of a pool."""
 
@@ -55,23 +63,15 @@ class QueuePolicy(ABC):
         `backlog_s`: for how long its tenant's waiting requests keep the tenant's share of the pool busy.
         """
 
-    def first(self, free_tokens: int) -> Key:
-        """The order's start for a pass in which no runner has more tokens free: keys up to it cannot be placed."""
-        del free_tokens
+    def first(self, placement: MostFree) -> Key:
+        """Return the order's start for a pass: keys up to it cannot be placed, by the most that a runner has free."""
+        del placement
         return FIRST
 
     def delay_s(self, request: QueuedRequest, key: Key) -> float:
         """What the policy adds to the arrival of a request with that key."""
         del request, key
         return 0.0
-
-
-class MostFree(Protocol):
-    """Where requests are placed."""
-
-    def free_tokens(self) -> int:
-        """Return the most tokens that a runner has free."""
-        ...
 
 
 class TenantQueue(Generic[R]):
@@ -124,7 +124,7 @@ class TenantQueue(Generic[R]):
         """
         passed, stayed = dict[str, Key](), Counter[str]()
         while True:
-            first, found = self._policy.first(placement.free_tokens()), list[tuple[Key, R, str]]()
+            first, found = self._policy.first(placement), list[tuple[Key, R, str]]()
             for name, lane in self._lanes.items():
                 entry = lane.after(max(first, passed.get(name, FIRST))) if stayed[name] < window else None
                 if entry is not None:

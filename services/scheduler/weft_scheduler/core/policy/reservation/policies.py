@@ -80,16 +80,3 @@ class BucketEdge(Calibrated):
 
     def initial_tokens(self, expected: ExpectedOutput) -> int:
         return min(expected.bucket_tokens, expected.max_tokens) or super().initial_tokens(expected)
-
-
-def double_past(reserved_until: int, emitted_tokens: int) -> int:
-    """The position that a reservation reaches after as many doublings as it takes to pass what was emitted."""
-    reserved_until = max(1, reserved_until)
-    while reserved_until <= emitted_tokens:
-        reserved_until *= 2
-    return reserved_until
-
-
-def remaining_tokens(reserved_until: int, emitted_tokens: int, max_tokens: int) -> int:
-    """Output tokens to reserve beyond what was emitted: at least 1, never beyond `max_tokens`."""
-    return max(1, min(double_past(reserved_until, emitted_tokens), max_tokens) - emitted_tokens)

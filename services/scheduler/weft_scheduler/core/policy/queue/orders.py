@@ -1,17 +1,45 @@
-"""Shortest expected remaining work first, aged so that a request's wait stays bounded."""
+"""The queue policies: each is an order of waiting requests."""
 
 import math
 from bisect import bisect_left, insort
 from collections import deque
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 from weft_scheduler.core.policy.queue.sorted_queue import Key
-from weft_scheduler.core.policy.queue.waiting_queue import QueuedRequest, QueuePolicy
+from weft_scheduler.core.policy.queue.waiting_queue import MostFree, QueuedRequest, QueuePolicy
 
 BACKLOGS = 3.0  # as much of its tenant's backlog at its arrival may pass a request
 AGING_S = 600.0  # what holds whatever the backlog is, and where it is not known, as no runner was loaded yet
 SAMPLE = 1_000  # requests whose work is the scale of "long"
 LONG = 0.99  # the share of them that is at most as long
+
+
+class Fcfs(QueuePolicy):
+    """First come, first served (ORCA, section 4.2): by age. What fits where an older request does not may pass it."""
+
+    by_age: ClassVar[bool] = True
+
+    def key(self, request: QueuedRequest, backlog_s: float) -> Key:
+        del backlog_s
+        return request.order
+
+
+class DecreasingFirstFit(QueuePolicy):
+    """S3's packing (section 3): the largest predicted KV that fits comes first.
+
+    Large items pack while bins are empty, small ones fill the gaps.
+
+    A pass starts at the largest request that a runner has tokens for; those before it cannot be placed, and cost
+    nothing, however many wait.
+    """
+
+    def key(self, request: QueuedRequest, backlog_s: float) -> Key:
+        del backlog_s
+        return (-request.waiting.tokens, *request.order)
+
+    def first(self, placement: MostFree) -> Key:
+        return (-placement.free_tokens(),)
 
 
 class Shortest(QueuePolicy):
@@ -45,3 +73,6 @@ class Shortest(QueuePolicy):
         if len(self._sample) > SAMPLE:
             del self._sorted[bisect_left(self._sorted, self._sample.popleft())]
         return self._sorted[math.ceil(LONG * len(self._sorted)) - 1]
+
+
+POLICIES: Mapping[str, Callable[[], QueuePolicy]] = {"fcfs": Fcfs, "s3": DecreasingFirstFit, "shortest": Shortest}
