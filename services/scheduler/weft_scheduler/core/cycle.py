@@ -9,11 +9,11 @@ from itertools import islice
 
 from weft_scheduler.core import phases
 from weft_scheduler.core.batch_preemption import preempt_batch
-from weft_scheduler.core.model.request import Request
+from weft_scheduler.core.model.request import Placement, Request
 from weft_scheduler.core.policy.placement.policy import Choice
 from weft_scheduler.core.policy.priority.headroom import HEADROOM_S
 from weft_scheduler.core.pool.pool import Pool
-from weft_scheduler.core.request_lifecycle import assign, reject
+from weft_scheduler.core.request_lifecycle import add_to_runners, charge, reject, send_assign
 from weft_scheduler.core.scaling import scale
 from weft_scheduler.core.state import State
 from weft_scheduler.core.timers import Timer, TimerKind
@@ -71,8 +71,16 @@ def schedule(state: State, pool: Pool, changed: Collection[str] | None) -> None:
 
 def commit(state: State, pool: Pool, request: Request, choice: Choice) -> None:
     """Take a waiting request out of the queue, charge its tenant, and assign it under a new epoch."""
-    runners = [state.runners[uuid] for uuid in choice if uuid is not None]
-    assign(state, pool, request, *runners)
+    waiting, runner = pool.waiting, state.runners[choice.uuid]
+    token_runner = state.runners[choice.token] if choice.token is not None else None
+    delay_s = waiting.delay_s(request, state.now)
+    charge(pool, request, token_runner or runner)
+    waiting.dequeue(request)
+    pool.scaling.reuse.give(request.tokens.prefill, state.now)
+    placement = Placement(runner.id, token_runner.id if token_runner is not None else None)
+    request.assign(state.numbers.next_epoch(), placement)
+    add_to_runners(state, pool, request)
+    send_assign(state, pool, request, delay_s=delay_s)
 
 
 def _views(state: State, pool: Pool, changed: Collection[str] | None) -> Iterator[PoolView]:

@@ -3,7 +3,6 @@
 from weft.domain.ids import BASE
 from weft.domain.machine import Kind, Peer
 from weft.domain.request import Allotment, Assign, Preempt, Reject, RejectReason, TokenRunner
-from weft.domain.runner import RunnerSpec
 from weft_scheduler.core.effects import KvHandOff, Resumed
 from weft_scheduler.core.model.request import Phase, Placement, Request
 from weft_scheduler.core.model.runner import RunnerAccount, UnackedAssign, pages_of
@@ -39,43 +38,24 @@ def charge(pool: Pool, request: Request, runner: RunnerAccount) -> None:
     pool.waiting.charge(request, load_tokens)
 
 
-def assign(
-    state: State, pool: Pool, request: Request, runner: RunnerAccount, token_runner: RunnerAccount | None = None
-) -> None:
-    """Place a waiting request on a runner, or its two phases on two, under a new epoch."""
-    delay_s = pool.waiting.delay_s(request, state.now)
-    charge(pool, request, token_runner or runner)
-    pool.waiting.dequeue(request)
-    pool.scaling.reuse.give(request.tokens.prefill, state.now)
-    _send_assign(state, pool, request, runner, token_runner, delay_s=delay_s)
-
-
 def migrate(state: State, pool: Pool, request: Request, target: RunnerAccount) -> None:
     """A running request goes on at another runner, with its KV, under a new epoch."""
     assert target.spec is not None
     request.classes.keep()
     release(state, request)
-    _send_assign(state, pool, request, target, None, kv_address=target.spec.kv_address)
-
-
-def _send_assign(
-    state: State,
-    pool: Pool,
-    request: Request,
-    runner: RunnerAccount,
-    token_runner: RunnerAccount | None,
-    *,
-    delay_s: float = 0.0,
-    kv_address: str = "",
-) -> None:
-    assert runner.spec is not None
-    last = token_runner or runner
-    request.assign(
-        state.numbers.next_epoch(), Placement(runner.id, token_runner.id if token_runner is not None else None)
-    )
+    request.assign(state.numbers.next_epoch(), Placement(target.id))
     add_to_runners(state, pool, request)
-    state.timers.set(Timer(TimerKind.ASSIGN_TIMEOUT, request.id), state.now + state.config.assign_s)
-    spec, (rank, size), reserved = runner.spec, pool.adapters.size(request.adapter), request.reservation
+    send_assign(state, pool, request, kv_address=target.spec.kv_address)
+
+
+def send_assign(state: State, pool: Pool, request: Request, *, delay_s: float = 0.0, kv_address: str = "") -> None:
+    """Tell a request's gateway where it runs from now on. `kv_address`: where its present runner sends its KV."""
+    placement, reserved, (rank, size) = request.placement, request.reservation, pool.adapters.size(request.adapter)
+    assert placement is not None
+    runner, last = state.runners[placement.prompt.uuid], state.runners[placement.last.uuid]
+    spec, token = runner.spec, last.spec
+    assert spec is not None
+    assert token is not None
     message = Assign(
         request_id=request.id,
         epoch=request.epoch,
@@ -83,19 +63,16 @@ def _send_assign(
         address=spec.address,
         reservation_tokens=reserved.output_tokens,
         numerics_class=spec.numerics_class,
-        allotment=Allotment(
-            rank, size, delay_s, request.reservation.by_page, request.reservation.leaves, request.reservation.stays
-        ),
-        token_runner=_described(token_runner.spec) if token_runner is not None and token_runner.spec else None,
+        allotment=Allotment(rank, size, delay_s, reserved.by_page, reserved.leaves, reserved.stays),
+        token_runner=TokenRunner(last.id, token.address, token.kv_address, token.numerics_class)
+        if placement.token is not None
+        else None,
         kv_address=kv_address,
     )
+    state.timers.set(Timer(TimerKind.ASSIGN_TIMEOUT, request.id), state.now + state.config.assign_s)
     state.send(state.gateways[request.gateway].peer, message)
     if request.classes.latest:
         state.emit(Resumed(request.id, pool.name, last.id, request.classes.latest, last.shape.numerics_class))
-
-
-def _described(spec: RunnerSpec) -> TokenRunner:
-    return TokenRunner(spec.runner, spec.address, spec.kv_address, spec.numerics_class)
 
 
 def add_to_runners(state: State, pool: Pool, request: Request) -> None:
@@ -105,7 +82,8 @@ def add_to_runners(state: State, pool: Pool, request: Request) -> None:
         runner = state.runners.present(runner_id)
         if runner is not None:
             account(runner, request, pool)
-            state.update_runner(runner, schedule=False)
+            if runner.spec is not None:
+                state.pool(runner.spec.pool).fleet.update(runner)
     runner = state.runners.present(request.runner)
     request.classes.assign(runner.spec.numerics_class if runner is not None and runner.spec is not None else "")
     pool.waiting.count_running(request, 1)

@@ -96,7 +96,13 @@ class Scheduler:
         state = self.state
         state.advance_to(now)
         if isinstance(event, Received):
-            self._on_message(event.peer, event.message)
+            peer, message = event.peer, event.message
+            sender, on_message = self._sender(peer), MESSAGES.get((peer.kind, type(message)))
+            if sender is not None and on_message is not None:
+                on_message(state, sender, message)
+            else:
+                why = f"not for a stream of that {peer.kind.value}"
+                state.emit(Stale(type(message).__name__, peer.name, why))
         elif isinstance(event, Connected):
             CONNECTED[event.peer.kind](state, event.peer, event.hello)
         elif isinstance(event, Closed):
@@ -117,13 +123,6 @@ class Scheduler:
     def check(self) -> None:
         """Check every invariant; O(state). Raises AssertionError."""
         check.check_all(self.state)
-
-    def _on_message(self, peer: Peer, message: object) -> None:
-        sender, handler = self._sender(peer), MESSAGES.get((peer.kind, type(message)))
-        if sender is not None and handler is not None:
-            handler(self.state, sender, message)
-        else:
-            self.state.emit(Stale(type(message).__name__, peer.name, f"not for a stream of that {peer.kind.value}"))
 
     def _sender(self, peer: Peer) -> GatewayStream | Peer | None:
         """The peer as its handlers know it; None: it has no open stream."""

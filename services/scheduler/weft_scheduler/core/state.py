@@ -206,13 +206,12 @@ class State:
         if timer not in self.timers:
             self.timers.set(timer, self.now + self.config.status_s)
 
-    def update_runner(self, runner: RunnerAccount, *, schedule: bool = True) -> None:
-        """After a change of a runner's accounts. `schedule`: a queued request may fit now."""
+    def update_runner(self, runner: RunnerAccount) -> None:
+        """Count a runner whose accounts have changed: a queued request may fit now."""
         if runner.spec is not None:
             pool = self.pool_of(runner)
             shapes = len(pool.fleet.accepting)
-            changed = pool.fleet.update(runner)
-            if schedule and changed:  # where a shape comes or goes, others may not have to wait for it any longer
+            if pool.fleet.update(runner):  # where a shape comes or goes, others may not have to wait for it any longer
                 self.mark_schedulable(pool.name, (runner.id.uuid,) if shapes == len(pool.fleet.accepting) else None)
             else:
                 self.mark_dirty(pool.name)

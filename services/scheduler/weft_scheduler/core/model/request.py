@@ -159,7 +159,7 @@ class Reservation:
     @property
     def held_tokens(self) -> int:
         """Tokens that its pages have to hold on a runner: prompt, emitted, reservation."""
-        return self._tokens.prefill + self.output_tokens
+        return self._tokens.prefill + self._after(self._tokens.emitted)
 
     @property
     def footprint_tokens(self) -> int:

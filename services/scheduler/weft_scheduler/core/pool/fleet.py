@@ -130,15 +130,18 @@ class PoolFleet:
 
     # ------------------------------------------------------------ accounts
 
-    def update(self, runner: RunnerAccount) -> bool:
-        """Index a runner again, and count what it contributes. True where that has changed."""
+    def update(self, runner: RunnerAccount, *, again: bool = False) -> bool:
+        """Count what a runner contributes, and index it, where that has changed (True), or `again` in any case."""
         runner.accounts.settle(self.margin.deviations)
         pinned = self._adapters.pinned
         standing = runner.standing(pinned, split=self.is_split)
-        if standing == runner.counted.standing:
+        if standing == runner.counted.standing and not again:
             return False
         self._count(runner, runner.contributes(pinned), standing)
-        self._index(runner)
+        if (load := runner.load(pinned, packs=self.prefers_packing)) is not None:
+            self.placement.update(load)
+        else:
+            self.placement.remove(runner.id.uuid)
         self._crowd(runner)
         return True
 
@@ -152,14 +155,14 @@ class PoolFleet:
         if (spec.split, spec.kv_across_classes) != (before.split, before.kv_across_classes):
             self.placement, self.roles_stale = new_placement(spec), True
             for runner in self.runners.values():
-                self.update(runner)
-            self._index_all()
+                self.update(runner, again=True)
 
     def pack(self, *, prefer: bool) -> None:
         """Prefer full batches to idle runners from now on, or not."""
         if prefer != self.prefers_packing:
             self.prefers_packing = prefer
-            self._index_all()
+            for runner in self.runners.values():
+                self.update(runner, again=True)
 
     def leave_room(self, places: int) -> None:
         """Let batch requests leave so many places free on each runner."""
@@ -181,17 +184,6 @@ class PoolFleet:
             self.crowded.add(runner.id.uuid)
         else:
             self.crowded.discard(runner.id.uuid)
-
-    def _index_all(self) -> None:
-        for runner in self.runners.values():
-            self._index(runner)
-
-    def _index(self, runner: RunnerAccount) -> None:
-        load = self.load_of(runner)
-        if load is not None:
-            self.placement.update(load)
-        else:
-            self.placement.remove(runner.id.uuid)
 
     def _count(self, runner: RunnerAccount, after: Contribution | None, standing: tuple[object, ...]) -> None:
         before, accepted = runner.counted.contribution, runner.counted.accepting

@@ -41,16 +41,16 @@ class Punica:
         self._index.update(uuid, None)
 
     def place(self, request: PlacementRequest, closed: Container[RunnerShape]) -> Choice | None:
-        keys = [
-            self._index.best(
-                shape, request.adapter, request.footprint_tokens, request.avoid, request.skip_limit,
-                adapter_bytes=request.adapter_bytes,
-            )
-            for shape in self._index.by_shape
-            if shape not in closed and shape.fits(request.rank, request.context_tokens, request.numerics_class)
-        ]  # fmt: skip
-        found = max((key for key in keys if key is not None), default=None)
-        return Choice(found.uuid) if found is not None else None
+        best: RunnerKey | None = None
+        for shape in self._index.by_shape:
+            if shape not in closed and shape.fits(request.rank, request.context_tokens, request.numerics_class):
+                key = self._index.best(
+                    shape, request.adapter, request.footprint_tokens, request.avoid, request.skip_limit,
+                    adapter_bytes=request.adapter_bytes,
+                )  # fmt: skip
+                if key is not None and (best is None or key > best):
+                    best = key
+        return Choice(best.uuid) if best is not None else None
 
     def placeable_shapes(self, request: PlacementRequest) -> AbstractSet[RunnerShape]:
         return {

@@ -103,7 +103,12 @@ class RunnerIndex:
         if entry == before:
             return
         if before is not None and (entry is None or entry.shape != before.shape):
-            self._remove(uuid, before)
+            del self.entries[uuid]
+            index = self.by_shape[before.shape]
+            index.treap(before).drop(before.key)
+            index.hold(uuid, before.busy_adapters, ())
+            if not len(index):
+                del self.by_shape[before.shape]
             before = None
         if entry is None:
             return
@@ -150,13 +155,9 @@ class RunnerIndex:
                     return key
                 if visited > len(holders):
                     break
-        entries = (self.entries[uuid] for uuid in holders if uuid not in avoid)
-        return max((entry.key for entry in entries if entry.free_tokens >= free_tokens), default=None)
-
-    def _remove(self, uuid: str, entry: RunnerEntry) -> None:
-        del self.entries[uuid]
-        index = self.by_shape[entry.shape]
-        index.treap(entry).drop(entry.key)
-        index.hold(uuid, entry.busy_adapters, ())
-        if not len(index):
-            del self.by_shape[entry.shape]
+        best: RunnerKey | None = None
+        for uuid in holders:
+            entry = self.entries[uuid]
+            if entry.free_tokens >= free_tokens and uuid not in avoid and (best is None or entry.key > best):
+                best = entry.key
+        return best

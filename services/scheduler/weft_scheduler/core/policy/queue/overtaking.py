@@ -91,10 +91,34 @@ class QueuePass(Generic[R]):
 
         Again where the pass placed requests after which another pass may place more.
         """
+        queue, kept, placement = self._queue, self._kept, self._placement
         while True:
-            waiting = len(self._queue)
-            yield from self._one_pass()
-            if len(self._queue) == waiting or not self._is_outdated:
+            if kept.closed:
+                kept.blocked.clear()
+            self._closed = kept.closed = set()
+            kept.reach, kept.frontier = {}, None
+            if not placement.has_capacity(self._closed):
+                return
+            waiting = len(queue)
+            self._begin()
+            for request in self._turns():
+                self._next.append(request)
+                while self._next:
+                    offered = self._next.popleft()
+                    if offered.id not in queue:
+                        continue
+                    self._key = queue.key_of(offered)
+                    drains = self._bound == 0 or offered.id in kept.starved
+                    blocked = offered.id in kept.blocked and offered.tenant not in self._again
+                    yield Offer(offered, offered.id in self._tried, blocked, drains)
+                if request.id in queue:
+                    self._stays(request)
+                if not placement.has_capacity(self._closed):
+                    break
+            else:
+                if self._bound and not kept.starved:  # those are offered out of their order
+                    kept.reach = self._reach
+            if len(queue) == waiting or not self._is_outdated:
                 return
 
     def tried(self, request: R, *, placed: bool) -> None:
@@ -132,32 +156,6 @@ class QueuePass(Generic[R]):
         self._closed.update(shapes)
 
     # ------------------------------------------------------------ the pass
-
-    def _one_pass(self) -> Iterator[Offer[R]]:
-        queue, kept = self._queue, self._kept
-        if kept.closed:
-            kept.blocked.clear()
-        self._closed = kept.closed = set()
-        kept.reach, kept.frontier = {}, None
-        if not self._placement.has_capacity(self._closed):
-            return
-        self._begin()
-        for request in self._turns():
-            self._next.append(request)
-            while self._next:
-                offered = self._next.popleft()
-                if offered.id not in queue:
-                    continue
-                self._key = queue.key_of(offered)
-                drains = self._bound == 0 or offered.id in kept.starved
-                blocked = offered.id in kept.blocked and offered.tenant not in self._again
-                yield Offer(offered, offered.id in self._tried, blocked, drains)
-            if request.id in queue:
-                self._stays(request)
-            if not self._placement.has_capacity(self._closed):
-                return
-        if self._bound and not kept.starved:  # those are offered out of their order
-            kept.reach = self._reach
 
     def _begin(self) -> None:
         self._key: Key = FIRST  # of the latest offer
