@@ -7,20 +7,8 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histo
 from weft.domain.machine import Send
 from weft.domain.request import Assign, Preempt, Reject
 from weft.domain.runner import RunnerRole
-from weft_scheduler.core.effects import (
-    BatchPreempted,
-    Consolidated,
-    Effect,
-    Judged,
-    KvHandOff,
-    KvMigration,
-    Queued,
-    Requeued,
-    Resumed,
-    RoleChanged,
-    RunnerLost,
-    Stale,
-)
+from weft_scheduler.core import effects
+from weft_scheduler.core.effects import Effect
 from weft_scheduler.core.scaling import demand
 from weft_scheduler.core.state import State
 
@@ -103,28 +91,28 @@ class SchedulerMetrics:
                 self._rejects.labels(reject.reason.value).inc()
             case Send(message=Preempt()):
                 self._preempts.inc()
-            case Queued():
+            case effects.Queued():
                 self._decisions.labels("queued").inc()
-            case Requeued():
+            case effects.Requeued():
                 self._migrations.labels(effect.reason).inc()
-            case Resumed():
+            case effects.Resumed():
                 self._resumed.labels("same" if effect.from_class == effect.to_class else "across").inc()
-            case Consolidated():
+            case effects.Consolidated():
                 self._consolidations.labels(effect.pool).inc(len(effect.request_ids))
-            case KvHandOff():
+            case effects.KvHandOff():
                 self._hand_offs.labels(effect.result).inc()
-            case KvMigration():
+            case effects.KvMigration():
                 self._kv_migrations.labels(effect.reason).inc()
-            case RoleChanged():
+            case effects.RoleChanged():
                 self._role_changes.labels(effect.pool, effect.role).inc()
-            case BatchPreempted():
+            case effects.BatchPreempted():
                 self._batch_preemptions.labels(effect.pool).inc(len(effect.request_ids))
-            case Judged():
+            case effects.Judged():
                 met = ("met" if effect.ttft_met else "missed", "met" if effect.token_time_met else "missed")
                 self._slo_requests.labels(effect.pool, *met).inc()
-            case Stale():
+            case effects.Stale():
                 self._stale.labels(effect.event).inc()
-            case RunnerLost():
+            case effects.RunnerLost():
                 self._runners_lost.inc()
             case _:
                 pass

@@ -26,23 +26,10 @@ from weft.wire.errors import peer_errors
 from weft.wire.streams import serve_stream
 from weft.wire.v1 import scheduler_pb2 as pb
 from weft.wire.v1 import scheduler_pb2_grpc as rpc
+from weft_scheduler.core import effects
 from weft_scheduler.core.check import OWNERSHIP, size
 from weft_scheduler.core.config import SchedulerConfig
-from weft_scheduler.core.effects import (
-    BatchPreempted,
-    Consolidated,
-    Effect,
-    Event,
-    Judged,
-    KvHandOff,
-    KvMigration,
-    Queued,
-    Requeued,
-    Resumed,
-    RoleChanged,
-    RunnerLost,
-    Stale,
-)
+from weft_scheduler.core.effects import Effect, Event
 from weft_scheduler.core.scheduler import Scheduler
 from weft_scheduler.errors import SupersededRegistry
 from weft_scheduler.metrics import SchedulerMetrics
@@ -184,8 +171,6 @@ class Server(rpc.SchedulerServicer):
             case PersistTerm():
                 self._terms.write(effect.term)
                 log.info("term raised", extra=kv(term=effect.term))
-            case Judged() | KvHandOff() | KvMigration():
-                pass  # counted
             case _:
                 _log(effect)
 
@@ -203,30 +188,30 @@ async def _serve_stream(requests: Any, context: Any, session: Session, kind: str
             log.info("stream ended", extra=about)
 
 
-def _log(
-    effect: Queued | Requeued | Resumed | RoleChanged | BatchPreempted | Consolidated | Stale | RunnerLost,
-) -> None:
+def _log(effect: Effect) -> None:
     match effect:
-        case Queued() | Requeued():
+        case effects.Queued() | effects.Requeued():
             about = kv(request_id=effect.request_id, pool=effect.pool, reason=effect.reason)
-            if isinstance(effect, Requeued):
+            if isinstance(effect, effects.Requeued):
                 log.info("request queued again", extra=about)
             else:
                 log.debug("request queued", extra=about)
-        case Resumed():
+        case effects.Resumed():
             before, now = effect.from_class, effect.to_class
             about = kv(request_id=effect.request_id, runner=effect.runner.uuid, from_class=before, to_class=now)
             log.log(logging.DEBUG if before == now else logging.INFO, "request resumed at a runner", extra=about)
-        case Consolidated():
+        case effects.Consolidated():
             about = kv(pool=effect.pool, runner=effect.runner.uuid, requests=len(effect.request_ids))
             log.info("lightly loaded runner emptied", extra=about)
-        case BatchPreempted():
+        case effects.BatchPreempted():
             about = kv(pool=effect.pool, runner=effect.runner.uuid, requests=len(effect.request_ids))
             log.info("batch requests leave for interactive ones", extra=about)
-        case RoleChanged():
+        case effects.RoleChanged():
             about = kv(pool=effect.pool, runner=effect.runner.uuid, role=effect.role, reason=effect.reason)
             log.info("role of a runner changed", extra=about)
-        case RunnerLost():
+        case effects.RunnerLost():
             log.info("runner lost", extra=kv(runner=effect.runner.uuid, reason=effect.reason))
-        case Stale():
+        case effects.Stale():
             log.debug("stale event", extra=kv(event=effect.event, subject=effect.subject, reason=effect.reason))
+        case _:
+            pass  # counted

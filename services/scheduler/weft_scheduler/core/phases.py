@@ -58,9 +58,9 @@ def on_kv_lost(state: State, pool: Pool) -> None:
 def order_role(state: State, runner: RunnerAccount) -> None:
     """Send a runner the role that it should have, where it has another one, or was sent another one last."""
     if runner.report.figures.role is runner.sent.role:
-        runner.sent.order_role(None)
+        runner.send(runner.sent._replace(role=None))
     if runner.confirmed and (runner.sent.role or runner.report.figures.role) is not runner.role:
-        runner.sent.order_role(runner.role)
+        runner.send(runner.sent._replace(role=runner.role))
         state.send(state.supervisors[runner.supervisor], OrderedRunner(runner.id, RunnerOrder(role=runner.role)))
 
 

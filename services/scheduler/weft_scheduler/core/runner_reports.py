@@ -136,9 +136,11 @@ def apply_report(state: State, peer: Peer, reported: ReportedRunner) -> None:
         pool.fleet.drains(runner)
         migration.expect_at_once(state, pool)
     if report.full:  # what it has counts: an order may have been lost between its supervisor and it
-        runner.sent.order_role(None)
+        runner.send(runner.sent._replace(role=None))
         version = pool.adapters.version
-        runner.sent.order_desired(version if runner.report.figures.desired_version == version else 0)
+        runner.send(
+            runner.sent._replace(desired_version=version if runner.report.figures.desired_version == version else 0)
+        )
     if report.full or runner.sent.desired_version != pool.adapters.version:
         push_desired(state, pool, runner, unknown=_unknown_digests(state, pool, report) if report.full else ())
     if runner.sent.role is not None or runner.report.figures.role is not runner.role:
@@ -193,7 +195,7 @@ def push_desired(
         desired = adapters.full(unknown)
     else:
         return
-    runner.sent.order_desired(adapters.version)
+    runner.send(runner.sent._replace(desired_version=adapters.version))
     supervisor = state.supervisors[runner.supervisor]
     state.send(supervisor, OrderedRunner(runner.id, RunnerOrder(desired)))
 

@@ -12,7 +12,6 @@ from weft_scheduler.core.model.runner import RunnerAccount
 from weft_scheduler.core.policy.placement.policy import Choice, PlacementRequest, RunnerLoad
 from weft_scheduler.core.policy.placement.runner_index import RunnerShape
 from weft_scheduler.core.policy.queue.overtaking import Overtaking, QueuePass
-from weft_scheduler.core.policy.queue.waiting_queue import WaitingQueue
 from weft_scheduler.core.pool.pool import Pool
 from weft_scheduler.core.state import State
 
@@ -24,11 +23,6 @@ class PoolView:
         self._state, self._pool, self._all = state, pool, changed is None
         runners = (pool.fleet.runners[uuid] for uuid in changed or () if uuid in pool.fleet.runners)
         self._loads = [load for runner in runners if (load := pool.fleet.load_of(runner)) is not None]
-
-    @property
-    def queue(self) -> WaitingQueue[Request]:
-        """Those that wait."""
-        return self._pool.waiting.queue
 
     def begin_pass(self, overtaking: Overtaking[Request] | None = None) -> QueuePass[Request]:
         """Begin a pass over those that wait. `overtaking`: instead of the pool's own."""
@@ -123,10 +117,6 @@ class PoolView:
 
 class BatchView(PoolView):
     """Batch requests of a pool, which leave room on every runner (`policy/priority`)."""
-
-    @property
-    def queue(self) -> WaitingQueue[Request]:
-        return self._pool.waiting.batch.queue
 
     def begin_pass(self, overtaking: Overtaking[Request] | None = None) -> QueuePass[Request]:
         batch, config = self._pool.waiting.batch, self._state.config

@@ -357,20 +357,11 @@ class Counted(NamedTuple):
     accepting: RunnerRole | None = None  # it takes something new now or soon, in that role
 
 
-class SentOrders:
+class SentOrders(NamedTuple):
     """What is on its way to a runner."""
 
-    def __init__(self) -> None:
-        self.desired_version = 0  # of the adapters that it has to hold
-        self.role: RunnerRole | None = None  # that it has not confirmed
-
-    def order_desired(self, version: int) -> None:
-        """Note that the desired adapters of that version are on their way; 0: they may have been lost."""
-        self.desired_version = version
-
-    def order_role(self, role: RunnerRole | None) -> None:
-        """Note that an order for that role is on its way; None: it may have been lost."""
-        self.role = role
+    desired_version: int = 0  # of the adapters that it has to hold
+    role: RunnerRole | None = None  # that it has not confirmed
 
 
 class RunnerAccount:
@@ -503,6 +494,10 @@ class RunnerAccount:
         """Let it be what it should be. `alone`: no other runner exchanges KV with it. True where that has changed."""
         before, self.role, self.alone = (self.role, self.alone), role, alone
         return before != (role, alone)
+
+    def send(self, sent: SentOrders) -> None:
+        """Note what is on its way to it from now on."""
+        self.sent = sent
 
     def serve(self) -> None:
         """Note that it can serve, and stays able to."""

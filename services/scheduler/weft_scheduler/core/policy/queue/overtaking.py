@@ -79,12 +79,7 @@ class QueuePass(Generic[R]):
     ) -> None:
         self._kept, self._queue, self._placement, self._shares = kept, queue, placement, shares
         self._bound, self._window = bound, window
-        self._closed: set[RunnerShape] = set()
-
-    @property
-    def closed(self) -> set[RunnerShape]:
-        """Shapes of which no runner takes anything new in this pass."""
-        return self._closed
+        self.closed: set[RunnerShape] = set()  # of which no runner takes anything new in this pass
 
     def offers(self) -> Iterator[Offer[R]]:
         """Offer each tenant's requests in its turn, first those that were overtaken `bound` times, by age.
@@ -95,9 +90,9 @@ class QueuePass(Generic[R]):
         while True:
             if kept.closed:
                 kept.blocked.clear()
-            self._closed = kept.closed = set()
+            self.closed = kept.closed = set()
             kept.reach, kept.frontier = {}, None
-            if not placement.has_capacity(self._closed):
+            if not placement.has_capacity(self.closed):
                 return
             waiting = len(queue)
             self._begin()
@@ -113,7 +108,7 @@ class QueuePass(Generic[R]):
                     yield Offer(offered, offered.id in self._tried, blocked, drains)
                 if request.id in queue:
                     self._stays(request)
-                if not placement.has_capacity(self._closed):
+                if not placement.has_capacity(self.closed):
                     break
             else:
                 if self._bound and not kept.starved:  # those are offered out of their order
@@ -153,7 +148,7 @@ class QueuePass(Generic[R]):
 
     def close(self, shapes: Iterable[RunnerShape]) -> None:
         """Let runners of those shapes take nothing new."""
-        self._closed.update(shapes)
+        self.closed.update(shapes)
 
     # ------------------------------------------------------------ the pass
 
@@ -224,4 +219,4 @@ class QueuePass(Generic[R]):
         wait. Where a tenant waits no more the window is shared by fewer.
         """
         more = self._queue.share(self._window) > self._share
-        return bool(self._closed or (self._reach and more))
+        return bool(self.closed or (self._reach and more))
