@@ -28,33 +28,25 @@ def batch_victims(state: State, pool: Pool, waiting: Iterable[Request], may_run:
 
     `may_run`: whether a request could be placed on that runner if it were empty.
     """
-    runners = {
-        uuid: runner
-        for uuid, runner in pool.fleet.runners.items()
-        if runner.accounts.batch and runner.placeable and runner.role is not RunnerRole.PROMPT
-    }
+    having = [pool.fleet.runners[uuid] for uuid in pool.fleet.batch_runners if uuid in pool.fleet.runners]
+    runners = {one.id.uuid: one for one in having if one.placeable and one.role is not RunnerRole.PROMPT}
     if not runners:
         return {}
-    needs = [Need(request.adapter, _tokens_on(pool, request, runners, may_run)) for request in waiting]
+    needs = [_need(pool, request, runners, may_run) for request in waiting]
     victims: dict[str, list[str]] = {}
     for uuid, request_id in select_victims(needs, [_capacity(state, pool, runner) for runner in runners.values()]):
         victims.setdefault(uuid, []).append(request_id)
     return victims
 
 
-def _tokens_on(
-    pool: Pool, request: Request, runners: dict[str, RunnerAccount], may_run: MayRun
-) -> Callable[[str, bool], int | None]:
-    n_bytes = pool.adapters.size(request.adapter)[1]
-    possible = {uuid for uuid, runner in runners.items() if may_run(request, runner)}
-
-    def tokens_on(uuid: str, in_use: bool) -> int | None:
-        if uuid not in possible:
-            return None
-        tokens = request.waiting.tokens
-        return tokens if in_use else runners[uuid].shape.tokens_with_adapter(tokens, n_bytes)
-
-    return tokens_on
+def _need(pool: Pool, request: Request, runners: dict[str, RunnerAccount], may_run: MayRun) -> Need:
+    n_bytes, tokens = pool.adapters.size(request.adapter)[1], request.waiting.tokens
+    on = {
+        uuid: (tokens, runner.shape.tokens_with_adapter(tokens, n_bytes))
+        for uuid, runner in runners.items()
+        if may_run(request, runner)
+    }
+    return Need(request.adapter, on)
 
 
 def _capacity(state: State, pool: Pool, runner: RunnerAccount) -> Capacity:

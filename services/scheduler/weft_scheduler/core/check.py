@@ -267,6 +267,8 @@ def _check_runners(pool: Pool, runners: list[RunnerAccount]) -> None:
         pool.name,
         crowded ^ pool.fleet.crowded,
     )
+    batch_runners = {r.id.uuid for r in runners if r.accounts.batch}
+    assert batch_runners == pool.fleet.batch_runners.keys() & pool.fleet.runners.keys(), (pool.name, batch_runners)
     assert [*pool.fleet.draining] == [
         uuid for uuid in pool.fleet.draining if pool.fleet.runners[uuid].report.figures.draining
     ], pool.name

@@ -14,7 +14,8 @@ from weft_scheduler.core.policy.consolidation.consolidation import (
     MAX_CONSOLIDATIONS,
     ConsolidationRunner,
     RunningSequence,
-    plan_migrations,
+    select_leaving,
+    select_sources,
 )
 from weft_scheduler.core.pool.pool import Pool
 from weft_scheduler.core.request_lifecycle import preempt
@@ -42,10 +43,17 @@ def consolidate(state: State, pool: Pool) -> bool:
     if not _releases(pool) or len(pool.waiting.queue) or len(pool.waiting.batch.queue) or wanted > present:
         return True
     runners = [found for runner in pool.fleet.runners.values() if (found := _runner(runner, pool)) is not None]
-    planned = plan_migrations(runners, lambda uuid: _sequences(state, pool, uuid), state.config.consolidation_s)
-    if planned is None:
-        return True
-    uuid, request_ids = planned
+    for source in select_sources(runners):
+        sequences = _sequences(state, pool, source.uuid)
+        leaving = select_leaving(source, sequences, runners, state.config.consolidation_s) if sequences else []
+        if leaving:
+            _empty(state, pool, source.uuid, [sequence.request_id for sequence in leaving])
+            break
+    return True
+
+
+def _empty(state: State, pool: Pool, uuid: str, request_ids: Sequence[str]) -> None:
+    """Order these requests off a runner, with their KV where that is cheaper."""
     in_kv = dict(pool.fleet.runners[uuid].report.in_kv())
     for request_id in request_ids:
         request = state.requests[request_id]
@@ -53,7 +61,6 @@ def consolidate(state: State, pool: Pool) -> bool:
         if not migrate_with_kv(state, pool, request, in_kv[request_id], "consolidation"):
             preempt(state, request)
     state.emit(Consolidated(pool.name, state.runners[uuid].id, tuple(request_ids)))
-    return True
 
 
 def _releases(pool: Pool) -> bool:

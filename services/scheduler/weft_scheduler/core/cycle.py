@@ -58,7 +58,7 @@ def schedule(state: State, pool: Pool, changed: Collection[str] | None) -> None:
                 continue
             # 5. Commit: nothing else in a cycle writes.
             commit(state, pool, request, choice)
-            queue_pass.count(other for other in queue_pass.passed_by(request) if view.waits_for(other, choice))
+            queue_pass.count([other for other in queue_pass.passed_by(request) if view.waits_for(other, choice)])
     # 6. Requeue: what waits on has lines of batches leave; lines are offered again once their room may have grown.
     if len(waiting.queue):
         if waiting.batch.total:

@@ -21,12 +21,8 @@ def scale(state: State, pool: Pool, *, at_once: bool = False) -> None:
     Nothing shrinks while a request waits, and one that waits longer than a moment gets every runner that is there. Nor
     is a runner released before this process knows the cluster.
     """
-    autoscaler, spec, phases, going = (
-        pool.scaling.autoscaler,
-        pool.spec,
-        pool.scaling.phase_bounds(pool.declared),
-        PhaseCounts(),
-    )
+    autoscaler, spec, going = pool.scaling.autoscaler, pool.spec, PhaseCounts()
+    phases = pool.scaling.phase_bounds(pool.declared)
     if spec is not None:
         deadline = autoscaler.recommend(
             load_of(pool, state.now),
@@ -40,7 +36,10 @@ def scale(state: State, pool: Pool, *, at_once: bool = False) -> None:
         if deadline is not None:
             state.timers.set(Timer(TimerKind.SCALE_DOWN, pool.name), deadline)
         going = autoscaler.surplus(phases.groups)
-    for uuid in autoscaler.select_victims(going, lambda uuids: _candidates(pool, uuids)):
+    kept = [*_candidates(pool, autoscaler.victims)]
+    # All runners are compared (1.1 ms for 1,000) only where more have to go than before, at most once a publication.
+    everybody = [*_candidates(pool, pool.fleet.runners)] if autoscaler.needs_more(going, kept) else kept
+    for uuid in autoscaler.select_victims(going, kept, everybody):
         runner = state.runners.get(uuid)
         if runner is not None and runner.cordon(uuid in autoscaler.victims):
             state.update_runner(runner)
@@ -71,10 +70,10 @@ def load_of(pool: Pool, now: float) -> PoolLoad:
     )
 
 
-def _candidates(pool: Pool, uuids: Iterable[str] | None) -> Iterator[VictimCandidate]:
-    """Those of these runners, or of all, that count: one that drains is on its way already."""
+def _candidates(pool: Pool, uuids: Iterable[str]) -> Iterator[VictimCandidate]:
+    """Yield those of these runners that count: one that drains is on its way already."""
     groups = pool.scaling.phase_bounds(pool.declared).groups
-    for uuid in pool.fleet.runners if uuids is None else uuids:
+    for uuid in uuids:
         runner = pool.fleet.runners.get(uuid)
         if runner is None or runner.spec is None or runner.counted.contribution is None:
             continue

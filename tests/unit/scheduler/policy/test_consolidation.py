@@ -6,7 +6,12 @@ from typing import Any
 import pytest
 
 from weft_scheduler.core import RunnerShape
-from weft_scheduler.core.policy.consolidation.consolidation import ConsolidationRunner, RunningSequence, plan_migrations
+from weft_scheduler.core.policy.consolidation.consolidation import (
+    ConsolidationRunner,
+    RunningSequence,
+    select_leaving,
+    select_sources,
+)
 
 SHAPE = RunnerShape(64, 1000, "class-a")
 SEQUENCE = RunningSequence("r", "a", 8, 200, 100, 150, 1000.0, True)
@@ -24,8 +29,9 @@ def target(**changes: Any) -> ConsolidationRunner:
 
 def leaving(runners: list[ConsolidationRunner], *sequences: RunningSequence) -> list[str] | None:
     """Who leaves the runner `source`, where the others do not let go of theirs."""
-    planned = plan_migrations(runners, lambda uuid: sequences if uuid == "source" else None, PERIOD_S)
-    return planned[1] if planned is not None else None
+    ours = [runner for runner in select_sources(runners) if runner.uuid == "source"]
+    found = [select_leaving(runner, sequences, runners, PERIOD_S) for runner in ours]
+    return [sequence.request_id for sequence in found[0]] or None if found else None
 
 
 @pytest.mark.parametrize(
@@ -88,7 +94,7 @@ def test_those_that_take_nothing_new_are_emptied_first_then_the_least_loaded() -
         replace(RUNNER, uuid="victim", accepts=False, working_set=4),
     ]  # fmt: skip
     for first in ("victim", "light"):
-        assert plan_migrations([*runners, target()], lambda _: [SEQUENCE], PERIOD_S) == (first, ["r"])
+        assert select_sources([*runners, target()])[0].uuid == first
         runners = runners[:2]
 
 

@@ -163,7 +163,7 @@ def test_a_slot_for_an_adapter_is_room_too(driver: Driver, slots: int, sequences
 
 def test_the_places_that_the_token_time_leaves_are_taken_by_one_request_each() -> None:
     lines = [BatchSequence(name, "", 10, 0, 0.0) for name in ("first", "second")]
-    needs = [Need("", lambda _uuid, _in_use: 10) for _ in lines]
+    needs = [Need("", {"a": (10, 10)}) for _ in lines]
     for places in (0, 1, 2):
         capacity = Capacity("a", 0, 2, places, 9, {""}, [*lines])
         assert len(select_victims(needs, [capacity])) == places
@@ -195,7 +195,7 @@ def test_those_leave_whose_pages_places_or_slots_are_needed(
     """`free`: tokens, places, slots; an adapter that is not in use takes five tokens."""
     tokens, places, slots = free
     capacity = Capacity("a", tokens, places, 9, slots, set(), [*lines])
-    wanted = [Need(adapter, lambda _, in_use, n=n: n if in_use else n + 5) for adapter, n in needs]
+    wanted = [Need(adapter, {"a": (n, n + 5)}) for adapter, n in needs]
     assert [request_id for _, request_id in select_victims(wanted, [capacity])] == expected, case
 
 
@@ -220,7 +220,8 @@ def test_victims_make_the_room_that_is_needed_and_each_leaves_for_a_reason(
             for i, (tokens, places, slots, b) in enumerate(runners)
         ]  # fmt: skip
 
-    wanted = [Need(adapter, lambda _, in_use, t=tokens: t if in_use else t + 5) for adapter, tokens in needs]
+    names = [f"runner{i}" for i in range(len(runners))]
+    wanted = [Need(adapter, dict.fromkeys(names, (tokens, tokens + 5))) for adapter, tokens in needs]
     used = capacities()
     victims = select_victims(wanted, used)
     assert len(set(victims)) == len(victims)

@@ -60,6 +60,7 @@ class PoolFleet:
         self.margin = Margin()  # of pooled admission
         self.placement = new_placement(spec)
         self.prefers_packing = False  # full batches are preferred to idle runners
+        self.batch_runners: dict[str, None] = {}  # uuids of runners that have batch requests, an ordered set
         self.crowded: set[str] = set()  # uuids of runners without a place that batch requests may have
         self.roles_stale = False  # runners that take something new have come or gone
         self._left = 0  # places of each runner that batch requests leave
@@ -106,6 +107,7 @@ class PoolFleet:
         self.runners.pop(uuid, None)
         self.draining.pop(uuid, None)
         self.crowded.discard(uuid)
+        self.batch_runners.pop(uuid, None)
         self.placement.remove(uuid)
         self._count(runner, None, ())
         self.set_errors(runner, [*runner.report.errors], gone=True)
@@ -142,6 +144,10 @@ class PoolFleet:
             self.placement.update(load)
         else:
             self.placement.remove(runner.id.uuid)
+        if runner.accounts.batch:
+            self.batch_runners[runner.id.uuid] = None
+        else:
+            self.batch_runners.pop(runner.id.uuid, None)
         self._crowd(runner)
         return True
 

@@ -1,7 +1,7 @@
 """A pool's number of runners and its scale-down victims; `README.md` in this folder has the rules."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from operator import add, sub
 from typing import NamedTuple
 
@@ -135,21 +135,20 @@ class Autoscaler:
         """How many runners of each group should go."""
         return surplus(self.capacity.of_groups(groups), self.wanted)
 
-    def select_victims(
-        self, going: PhaseCounts, candidates: Callable[[Iterable[str] | None], Iterable[VictimCandidate]]
-    ) -> list[str]:
-        """Let so many of each group be victims. `candidates`: those of these runners that can be; None: of all.
+    def needs_more(self, going: PhaseCounts, kept: Iterable[VictimCandidate]) -> bool:
+        """True where more have to go than these, which are victims already."""
+        enough = Counter(candidate.group for candidate in kept)
+        return any(count > enough[phase] for phase, count in going._asdict().items())
 
-        Returns whose state changes.
+    def select_victims(
+        self, going: PhaseCounts, kept: Sequence[VictimCandidate], candidates: Iterable[VictimCandidate]
+    ) -> list[str]:
+        """Let so many of each group be victims. `kept`: victims so far. Returns whose state changes.
 
         Victims stay victims while so many have to go (their loads fall, those of others change: the choice must not
-        follow), and the last one chosen is the first to be kept. All runners are compared (1.1 ms for 1,000) only where
-        more have to go than before, at most once for each publication of statuses.
+        follow), and the last one chosen is the first to be kept.
         """
-        kept = [*candidates(self.victims)]
-        enough = Counter(candidate.group for candidate in kept)
-        more = any(count > enough[phase] for phase, count in going._asdict().items())
-        victims = select_victims(candidates(None) if more else kept, [c.uuid for c in kept], going, self._phases)
+        victims = select_victims(candidates, [candidate.uuid for candidate in kept], going, self._phases)
         changed = sorted({*self.victims} ^ {*victims})
         self.victims = victims
         return changed

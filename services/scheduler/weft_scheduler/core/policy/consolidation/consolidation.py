@@ -1,6 +1,6 @@
 """Consolidation by migration (Punica, section 5.3); this folder's `README.md` has the rules and the reasons."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -50,32 +50,20 @@ class ConsolidationRunner:
         return few and 2 * self.free_tokens >= self.total_tokens
 
 
-def plan_migrations(
-    runners: Sequence[ConsolidationRunner],
-    sequences_of: Callable[[str], Sequence[RunningSequence] | None],
-    period_s: float,
-) -> tuple[str, list[str]] | None:
-    """The runner to empty and the requests that leave it; None: nothing is worth it.
-
-    `sequences_of` a runner is None where some of it cannot migrate now. Runners that take nothing new are emptied
-    first, then the least loaded.
-    """
+def select_sources(runners: Iterable[ConsolidationRunner]) -> list[ConsolidationRunner]:
+    """Return the lightly loaded runners to look at: those that take nothing new first, then the least loaded."""
     lightly_loaded = [runner for runner in runners if runner.lightly_loaded]
     lightly_loaded.sort(key=lambda runner: (runner.accepts, runner.working_set, runner.uuid))
-    for source in lightly_loaded[:MAX_SOURCES]:
-        sequences = sequences_of(source.uuid)
-        if sequences and (leaving := _leaving(source, sequences, runners, period_s)):
-            return source.uuid, [sequence.request_id for sequence in leaving]
-    return None
+    return lightly_loaded[:MAX_SOURCES]
 
 
-def _leaving(
+def select_leaving(
     source: ConsolidationRunner,
     sequences: Sequence[RunningSequence],
     runners: Iterable[ConsolidationRunner],
     period_s: float,
 ) -> list[RunningSequence]:
-    """The sequences that outlast the period, where all of them fit elsewhere and that is worth their recomputation."""
+    """Return what outlasts the period, where all of it fits elsewhere and that is worth its recomputation."""
     if not source.step_s or not source.prefill_tokens_per_s:
         return []
     ends_s = {sequence.request_id: sequence.remaining_tokens * source.step_s for sequence in sequences}

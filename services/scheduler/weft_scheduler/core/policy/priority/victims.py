@@ -1,6 +1,6 @@
 """Which batch requests leave so that interactive ones that wait find room; `README.md` in this folder has the rules."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -33,13 +33,18 @@ class Capacity:
 
 
 class Need(NamedTuple):
-    """An interactive request that waits. `tokens_on`: what it needs of a runner by its uuid; None: it cannot run there.
+    """An interactive request that waits. `tokens`: what it needs of each runner where it can run, by uuid.
 
-    The second argument: whether its adapter is in use there.
+    A pair: where its adapter is in use there, and where it is not.
     """
 
     adapter: str  # "": the base
-    tokens_on: Callable[[str, bool], int | None]
+    tokens: Mapping[str, tuple[int, int]]
+
+    def tokens_on(self, uuid: str, *, in_use: bool) -> int | None:
+        """Return the tokens that it needs of a runner; None: it cannot run there."""
+        pair = self.tokens.get(uuid)
+        return pair[not in_use] if pair is not None else None
 
 
 def select_victims(needs: Iterable[Need], capacities: Sequence[Capacity]) -> list[tuple[str, str]]:
@@ -90,7 +95,7 @@ def _in_use(adapter: str, capacity: Capacity, leaving: Sequence[BatchSequence]) 
 
 
 def _fits(need: Need, capacity: Capacity, leaving: Sequence[BatchSequence]) -> bool:
-    tokens = need.tokens_on(capacity.uuid, _in_use(need.adapter, capacity, leaving))
+    tokens = need.tokens_on(capacity.uuid, in_use=_in_use(need.adapter, capacity, leaving))
     if tokens is None or capacity.free_tokens + sum(one.tokens for one in leaving) < tokens:
         return False
     return capacity.free_interactive > 0 and capacity.free_sequences + len(leaving) > 0
@@ -103,7 +108,7 @@ def _lost(leaving: Iterable[BatchSequence]) -> tuple[int, int]:
 
 def _take(need: Need, capacity: Capacity, leaving: Sequence[BatchSequence]) -> None:
     """The request has its place there."""
-    tokens = need.tokens_on(capacity.uuid, _in_use(need.adapter, capacity, leaving))
+    tokens = need.tokens_on(capacity.uuid, in_use=_in_use(need.adapter, capacity, leaving))
     assert tokens is not None, "it fits"
     before = {one.adapter for one in capacity.lines} | capacity.shared
     capacity.lines = [one for one in capacity.lines if one not in leaving]
