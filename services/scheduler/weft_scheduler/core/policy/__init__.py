@@ -1,1 +1,1 @@
-"""What the scheduler decides by: each policy is a folder with its reasons, its index and a table of cases."""
+"""The policies that the scheduler decides by: each is a folder with its reasons, its index and a table of cases."""

@@ -10,7 +10,7 @@ from itertools import pairwise
 from statistics import NormalDist
 
 NORMAL = NormalDist()
-MIN_SLOPE = 0.05  # of log length by normal score: quantiles that coincide are no certainty
+MIN_SLOPE = 0.05  # slope of log length by normal score: quantiles that coincide are no certainty
 RARE = 1e-6  # a probability below which a prediction says nothing
 
 
@@ -29,20 +29,20 @@ class LengthDistribution:
         self._pieces[-1] = math.inf, offset, slope
 
     def survival(self, tokens: float) -> float:
-        """The probability of more than so many tokens."""
+        """Return the probability of more than `tokens` tokens."""
         return NORMAL.cdf(-self._score(tokens))
 
     def expected_remaining(self, emitted: int, limit: int) -> float:
-        """Tokens still to come of an answer that has `emitted` of them and is cut at `limit`; at least 1."""
+        """Return the tokens to come of an answer that has `emitted` of them and is cut at `limit`; at least 1."""
         longer = self.survival(emitted)
-        if longer < RARE:  # as long again, as for any heavy tail
+        if longer < RARE:  # a heavy tail is expected to go on for as long again
             return float(max(1, min(emitted, limit - emitted)))
         low, high = self._score(emitted), self._score(limit)
         total = limit * NORMAL.cdf(-high) + sum(self._between(low, high))
         return max(1.0, min(total / longer - emitted, float(limit - emitted)))
 
     def _between(self, low: float, high: float) -> Iterator[float]:
-        """The integral of the length over the scores of each piece."""
+        """Yield the integral of the length over the scores of each piece."""
         for upper, offset, slope in self._pieces:
             if low < min(upper, high):
                 weight = NORMAL.cdf(min(upper, high) - slope) - NORMAL.cdf(low - slope)

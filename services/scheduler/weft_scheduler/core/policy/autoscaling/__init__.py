@@ -1,1 +1,1 @@
-"""How many runners a pool wants, and which ones should go."""
+"""The number of runners that a pool wants, and the choice of those that should go."""

@@ -19,7 +19,7 @@ from weft_scheduler.core.policy.autoscaling.throughput import TokenThroughput
 
 
 class Contribution(NamedTuple):
-    """What one runner adds to its pool. Pages count only while it serves; slots are those for unpinned adapters."""
+    """Share of one runner in its pool. Pages count only while it serves; slots are those for unpinned adapters."""
 
     sequences: int = 0  # its best batch
     kv_tokens: int = 0
@@ -33,11 +33,11 @@ class Contribution(NamedTuple):
     for_tokens: int = 0
     of_prompt_group: int = 0  # 1: its hardware is for prompts
     of_token_group: int = 0
-    batch_tokens: int = 0  # of the reserved ones, those of batch requests
+    batch_tokens: int = 0  # reserved tokens of batch requests
 
 
 class PhaseBounds(NamedTuple):
-    """What bounds the runners of each phase, where phases are split. `prompt_share`: of the work of a request."""
+    """Bounds of the runners of each phase, where phases are split. `prompt_share`: of the work of a request."""
 
     groups: tuple[PhaseGroups, ...] = ()
     least: PhaseCounts = PhaseCounts()
@@ -57,7 +57,7 @@ class PoolCapacity:
         return max(0, self.sum.reserved_tokens - self.sum.batch_tokens)
 
     def replace(self, before: Contribution | None, after: Contribution | None) -> None:
-        """One runner's contribution has changed; None: it contributes nothing."""
+        """Replace one runner's contribution in the sum; None: it contributes nothing."""
         if before is None and after is None:
             return
         self.runners += (after is not None) - (before is not None)
@@ -65,7 +65,7 @@ class PoolCapacity:
         self.sum = Contribution(*map(sub, map(add, self.sum, plus), minus))
 
     def mean(self, tokens_per_s: float) -> RunnerCapacity | None:
-        """The mean runner of each phase; None while there is none."""
+        """Return the mean runner of each phase; None while there is none."""
         n, total = self.sum.for_tokens, self.sum
         if not n or not total.for_prompts:
             return None
@@ -73,7 +73,7 @@ class PoolCapacity:
         return RunnerCapacity(total.sequences / n, total.kv_tokens / n, total.slots / n, tokens_per_s, prefill)
 
     def of_groups(self, groups: Sequence[PhaseGroups]) -> PhaseCounts:
-        """Its runners by the phase of their groups; together where groups are not counted apart."""
+        """Return the pool's runners by the phase of their groups; together where groups are not counted apart."""
         prompt, token = (self.sum.of_prompt_group, self.sum.of_token_group) if groups else (0, 0)
         return PhaseCounts(prompt, token, self.runners - prompt - token)
 
@@ -84,15 +84,15 @@ class Autoscaler:
     def __init__(self, capacity: PoolCapacity) -> None:
         self.capacity = capacity
         self.throughput = TokenThroughput()
-        self.wanted = PhaseCounts()  # by the phase of their groups
+        self.wanted = PhaseCounts()  # runners by the phase of their groups
         self.victims: list[str] = []  # uuids, the first to go first
-        self._phases = PhaseCounts()  # of the wanted ones, by what they would compute
+        self._phases = PhaseCounts()  # wanted runners by what they would compute
         self._stabilizations = tuple(ScaleDownStabilization() for _ in self.wanted)
         self._mean: RunnerCapacity | None = None  # the last known while there is no runner
 
     @property
     def wanted_runners(self) -> int:
-        """Of all groups."""
+        """Wanted runners of all groups."""
         return sum(self.wanted)
 
     def recommend(
@@ -128,11 +128,11 @@ class Autoscaler:
         return allocate(total, divide(total, demand, phases.prompt_share, self._phases), phases.groups)
 
     def demand(self, load: PoolLoad, work_s: float) -> PhaseCounts:
-        """What the pool's requests would fill, whatever its bounds."""
+        """Return the runners that the pool's requests would fill, whatever its bounds."""
         return demand_runners(load, self._mean, work_s)
 
     def surplus(self, groups: Sequence[PhaseGroups]) -> PhaseCounts:
-        """How many runners of each group should go."""
+        """Return how many runners of each group should go."""
         return surplus(self.capacity.of_groups(groups), self.wanted)
 
     def needs_more(self, going: PhaseCounts, kept: Iterable[VictimCandidate]) -> bool:
@@ -143,7 +143,7 @@ class Autoscaler:
     def select_victims(
         self, going: PhaseCounts, kept: Sequence[VictimCandidate], candidates: Iterable[VictimCandidate]
     ) -> list[str]:
-        """Let so many of each group be victims. `kept`: victims so far. Returns whose state changes.
+        """Let `going` runners of each group be victims. `kept`: victims so far. Returns whose state changes.
 
         Victims stay victims while so many have to go (their loads fall, those of others change: the choice must not
         follow), and the last one chosen is the first to be kept.
@@ -154,6 +154,6 @@ class Autoscaler:
         return changed
 
     def forget(self, uuid: str) -> None:
-        """The runner is gone."""
+        """Forget a runner that is gone."""
         if uuid in self.victims:
             self.victims.remove(uuid)

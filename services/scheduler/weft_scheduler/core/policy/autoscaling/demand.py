@@ -1,4 +1,4 @@
-"""How many runners a load needs, and for how long: pure functions, and the memory of what was recommended."""
+"""The number of runners that a load needs, and for how long: pure functions, and memory of what was recommended."""
 
 import math
 from collections import deque
@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from weft.domain.routes import PhaseCounts
 
-SPARE_RUNNERS = 0.5  # kept beyond the load: a runner is lightly loaded below half
+SPARE_RUNNERS = 0.5  # runners kept beyond the load: a runner is lightly loaded below half
 ROUNDING = 1e-9
 MAX_RUNNERS = 1_000_000  # a pool whose runners compute next to nothing wants no more
 
 
 @dataclass(frozen=True, slots=True)
 class RunnerCapacity:
-    """What one runner of the pool holds, where phases are split one for tokens; of sequences its best batch.
+    """Capacity of one runner of the pool, where phases are split of one for tokens; of sequences its best batch.
 
     `tokens_per_s`: what it computes when loaded, `prefill_tokens_per_s`: of prompts alone; 0: not measured yet.
     """
@@ -27,10 +27,10 @@ class RunnerCapacity:
 
 @dataclass(frozen=True, slots=True)
 class PoolLoad:
-    """What a pool has to do. `queued_tokens`: what queued requests have to compute and hold, by prediction.
+    """The work of a pool. `queued_tokens`: what queued requests have to compute and hold, by prediction.
 
-    `ttft_s`: within it their prompts should be computed; 0: no objective. `prompt_tokens_per_s`: that arrive.
-    `reused_share`: of all prompt tokens, what is found in pages of earlier requests and not computed again.
+    `ttft_s`: time within which their prompts should be computed; 0: no objective. `prompt_tokens_per_s`: tokens that
+    arrive. `reused_share`: of all prompt tokens, what is found in pages of earlier requests and not computed again.
     """
 
     running: int = 0
@@ -48,18 +48,18 @@ class PoolLoad:
 
     @property
     def computed_share(self) -> float:
-        """Of prompt tokens."""
+        """Share of prompt tokens that are computed."""
         return 1.0 - self.reused_share
 
     @property
     def requests(self) -> int:
-        """That run or wait."""
+        """Requests that run or wait."""
         return self.running + self.queued
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaBounds:
-    """How many runners may be wanted. `maximum` None: no bound is known."""
+    """Bounds of the number of wanted runners. `maximum` None: no bound is known."""
 
     minimum: int
     maximum: int | None
@@ -70,9 +70,9 @@ class ReplicaBounds:
 
 
 def demand_runners(load: PoolLoad, capacity: RunnerCapacity | None, work_s: float) -> PhaseCounts:
-    """What running and queued requests would fill, whatever the bounds. `capacity` None: no runner ever reported.
+    """Return the runners that running and queued requests would fill, whatever the bounds.
 
-    For any phase, or for each apart where they are split.
+    For any phase, or for each apart where phases are split. `capacity` None: no runner ever reported.
     """
     least = int(load.batch)  # all that batch requests ask for
     filled = max(least, _ceil(max(_filled(load, capacity), _pressure(load, capacity, work_s))))
@@ -82,7 +82,7 @@ def demand_runners(load: PoolLoad, capacity: RunnerCapacity | None, work_s: floa
 
 
 def desired_runners(load: PoolLoad, capacity: RunnerCapacity | None, work_s: float, least: PhaseCounts) -> PhaseCounts:
-    """The same with a lightly loaded runner to spare, and `least` of a phase; none where nothing runs or waits."""
+    """Return the demand, a lightly loaded runner to spare, and `least` of a phase; none where nothing runs or waits."""
     if not load.requests:
         alone = PhaseCounts(least.prompt, least.token) if load.split else PhaseCounts(any=1)
         return alone if load.batch else PhaseCounts()
@@ -98,7 +98,7 @@ def desired_runners(load: PoolLoad, capacity: RunnerCapacity | None, work_s: flo
 
 
 def _coming(load: PoolLoad, capacity: RunnerCapacity | None) -> float:
-    """Runners that compute the prompts that come; one where that was not measured."""
+    """Return the runners that compute the prompts that come; one where that was not measured."""
     if not load.requests:
         return 0.0
     if capacity is None or not capacity.prefill_tokens_per_s:
@@ -107,7 +107,7 @@ def _coming(load: PoolLoad, capacity: RunnerCapacity | None) -> float:
 
 
 def _prompts(load: PoolLoad, capacity: RunnerCapacity | None, work_s: float) -> float:
-    """And those that wait, in time."""
+    """Return the runners that compute the prompts that come and, in time, those that wait."""
     coming = _coming(load, capacity)
     if capacity is None or not capacity.prefill_tokens_per_s:
         return coming
@@ -116,7 +116,7 @@ def _prompts(load: PoolLoad, capacity: RunnerCapacity | None, work_s: float) -> 
 
 
 def _filled(load: PoolLoad, capacity: RunnerCapacity | None) -> float:
-    """Runners full of sequences or of pages."""
+    """Return the runners that are full of sequences or of pages."""
     if capacity is None:
         return float(load.requests > 0)
     sequences = load.requests / capacity.sequences
@@ -124,7 +124,7 @@ def _filled(load: PoolLoad, capacity: RunnerCapacity | None) -> float:
 
 
 def _pressure(load: PoolLoad, capacity: RunnerCapacity | None, work_s: float) -> float:
-    """Runners that queued requests need: slots for their adapters, their work done within `work_s`, prompts in time."""
+    """Return the runners that queued requests need: slots for adapters, work done within `work_s`, prompts in time."""
     if capacity is None or not load.queued:
         return 0.0
     slots = (load.busy_slots + load.queued_adapters) / capacity.slots if load.queued_adapters else 0.0
@@ -140,7 +140,7 @@ def _ceil(runners: float) -> int:
 
 
 class ScaleDownStabilization:
-    """The most that was recommended within the last `window_s` seconds (as the HPA's stabilization window).
+    """The maximum that was recommended within the last `window_s` seconds (as the HPA's stabilization window).
 
     Times never go back. `_past`: what was recommended before and until when, larger and older first.
     """
@@ -150,7 +150,7 @@ class ScaleDownStabilization:
         self._past: deque[tuple[int, float]] = deque()
 
     def recommend(self, runners: int, now: float, window_s: float) -> int:
-        """From now on so many are recommended. Returns how many are wanted."""
+        """Recommend `runners` from now on. Returns how many are wanted."""
         self._past.append((self._recommended, now))
         self._recommended = runners
         while self._past and (self._past[0][1] + window_s <= now):
@@ -160,5 +160,5 @@ class ScaleDownStabilization:
         return self._past[0][0] if self._past else runners
 
     def next_deadline(self, window_s: float) -> float | None:
-        """When fewer will be wanted if nothing else is recommended."""
+        """Return when fewer runners will be wanted if nothing else is recommended."""
         return self._past[0][1] + window_s if self._past else None

@@ -7,22 +7,22 @@ from typing import NamedTuple
 from weft.domain.routes import PhaseCounts, PhaseGroups
 from weft.domain.runner import RunnerRole
 
-MARGIN = 0.75  # of a runner, as of the roles: what is spare changes its group for no less
+MARGIN = 0.75  # part of a runner, as of the roles: what is spare changes its group for no less
 PHASES = ("prompt", "token")
 
 
 class VictimCandidate(NamedTuple):
-    """A runner that could be released; the smallest first: idle, then the least loaded, then the newest."""
+    """A runner that could be released. The smallest goes first: idle, then by its load, then the newest."""
 
     working_set: int
     minus_arrival: int
     uuid: str
-    role: RunnerRole = RunnerRole.MIXED  # without load
+    role: RunnerRole = RunnerRole.MIXED  # its role without load
     group: str = "any"  # the phase of its group
 
 
 def divide(total: int, demand: PhaseCounts, prompt_share: float, before: PhaseCounts) -> PhaseCounts:
-    """`total` runners by phase: what each demands, and of those to spare the share that prompts have of the work.
+    """Return `total` runners by phase: what each demands, and of spare ones the share that prompts have of the work.
 
     Where fewer than demanded may be had both sum to more. `before`: the last answer, kept within a margin.
     """
@@ -34,7 +34,7 @@ def divide(total: int, demand: PhaseCounts, prompt_share: float, before: PhaseCo
 
 
 def allocate(total: int, wanted: PhaseCounts, groups: Sequence[PhaseGroups]) -> PhaseCounts:
-    """`total` runners by groups: each group's minimum, then of each phase what it wants, then of groups for any.
+    """Return `total` runners by groups: each group's minimum, then what each phase wants, then groups for any.
 
     The phase that has the smaller part of what it wants comes first: both get a runner before one gets two. Where a
     phase's own groups have no room those for any have; without any room the last group grows: a sum is never smaller.
@@ -56,7 +56,7 @@ def allocate(total: int, wanted: PhaseCounts, groups: Sequence[PhaseGroups]) -> 
 
 
 def surplus(present: PhaseCounts, wanted: PhaseCounts) -> PhaseCounts:
-    """How many go of each group: as many as are too many in all, and one more where another group lacks that one.
+    """Return how many go of each group: the surplus in all, and one more where another group lacks that one.
 
     So a phase gives its runners to the other one by one, each after the last has come.
     """
@@ -72,7 +72,7 @@ def surplus(present: PhaseCounts, wanted: PhaseCounts) -> PhaseCounts:
 def select_victims(
     candidates: Iterable[VictimCandidate], kept: Sequence[str], going: PhaseCounts, phases: PhaseCounts
 ) -> list[str]:
-    """The victims, the first to go first: `kept` ones that still may be, then the least of each group.
+    """Return the victims, the first to go first: `kept` ones that still may be, then the smallest of each group.
 
     Where there is a choice none whose role would have fewer left than `phases` wants of it; never the last one of a
     role while another one can go.

@@ -9,7 +9,7 @@ MIN_RETRY_MS, MAX_RETRY_MS, UNKNOWN_RETRY_MS = 1_000, 60_000, 5_000
 
 
 class DecayedRate:
-    """What is counted, a second, over about the last 30 s. Times never go back."""
+    """Rate of what is counted, in a second, over about the last 30 s. Times never go back."""
 
     def __init__(self) -> None:
         self._weight = 0.0
@@ -36,15 +36,15 @@ class ReusedShare:
         self._given, self._found = DecayedRate(), DecayedRate()
 
     def give(self, tokens: int, now: float) -> None:
-        """A request is assigned to a runner."""
+        """Count prompt tokens of a request that is assigned to a runner."""
         self._given.count(now, tokens)
 
     def find(self, tokens: int, now: float) -> None:
-        """A runner reports so many more."""
+        """Count prompt tokens that a runner reports to have found since."""
         self._found.count(now, tokens)
 
     def share(self, now: float) -> float:
-        """0..1; 0.0 where nothing was given yet."""
+        """Return the share, 0..1; 0.0 where nothing was given yet."""
         given = self._given.per_s(now)
         return min(1.0, self._found.per_s(now) / given) if given else 0.0
 
@@ -56,17 +56,17 @@ class TokenThroughput:
         self._tokens = self._seconds = 0.0
 
     def measure(self, tokens: int, seconds: float) -> None:
-        """A loaded runner has computed so many in that time."""
+        """Count the tokens that a loaded runner has computed in that time."""
         kept = math.exp(-seconds / THROUGHPUT_TAU_S)
         self._tokens, self._seconds = self._tokens * kept + tokens, self._seconds * kept + seconds
 
     def per_s(self) -> float:
-        """0.0 where no runner was loaded yet."""
+        """Return tokens per second; 0.0 where no runner was loaded yet."""
         return self._tokens / self._seconds if self._seconds >= MIN_EVIDENCE_S else 0.0
 
 
 def retry_after_ms(queued: int, departures_per_s: float) -> int:
-    """When half of the queue will have left: by then a rejected client finds a place, and so do its peers.
+    """Return when half of the queue will have left, in ms: by then a rejected client and its peers find a place.
 
     1 s to 60 s (clients take more than two minutes as "never"); 5 s where nothing has left yet.
     """
@@ -76,5 +76,5 @@ def retry_after_ms(queued: int, departures_per_s: float) -> int:
 
 
 def bounded_retry_ms(seconds: float) -> int:
-    """So many milliseconds, within 1 s to 60 s."""
+    """Return `seconds` in milliseconds, within 1 s to 60 s."""
     return min(MAX_RETRY_MS, max(MIN_RETRY_MS, math.ceil(1000 * seconds)))

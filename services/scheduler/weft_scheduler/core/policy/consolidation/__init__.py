@@ -1,1 +1,1 @@
-"""Which running requests migrate so that a lightly loaded runner becomes idle."""
+"""The choice of running requests that migrate so that a lightly loaded runner becomes idle."""

@@ -9,7 +9,7 @@ from weft_scheduler.core.policy.placement.runner_index import RunnerShape
 MODES = ("autoscaled", "always", "never")
 MAX_CONSOLIDATIONS = 2  # migrations of one request by consolidation
 MAX_SOURCES = 4  # runners that one period tries to empty; it empties one
-GAIN_FACTOR = 4.0  # a runner-second of recomputation has to save so many: its streams pause, and it slows a full batch
+GAIN_FACTOR = 4.0  # runner-seconds that one of recomputation has to save: its streams pause, and it slows a full batch
 
 
 class RunningSequence(NamedTuple):
@@ -18,10 +18,10 @@ class RunningSequence(NamedTuple):
     request_id: str
     adapter: str  # "": the base
     rank: int
-    max_tokens: int  # prompt and answer at the most
+    max_tokens: int  # prompt and answer at most
     context_tokens: int  # prompt and answer so far: what a migration computes again
-    footprint_tokens: int  # those and what is reserved beyond
-    remaining_tokens: float  # expected
+    footprint_tokens: int  # prompt and answer so far, and what is reserved beyond
+    remaining_tokens: float  # as expected
     movable: bool  # it may be migrated once more
 
 
@@ -38,14 +38,14 @@ class ConsolidationRunner:
     free_tokens: int
     total_tokens: int
     page_tokens: int
-    busy_adapters: frozenset[str]  # of its slots
+    busy_adapters: frozenset[str]  # adapters in its slots
     slots: int
     step_s: float  # an iteration of its present batch; 0: not measured
     prefill_tokens_per_s: float  # 0: not measured
 
     @property
     def lightly_loaded(self) -> bool:
-        """At most half full, of sequences and of memory, and not idle."""
+        """True where it is at most half full, of sequences and of memory, and not idle."""
         few = bool(self.working_set) and 2 * self.working_set <= self.good_sequences
         return few and 2 * self.free_tokens >= self.total_tokens
 
@@ -63,7 +63,7 @@ def select_leaving(
     runners: Iterable[ConsolidationRunner],
     period_s: float,
 ) -> list[RunningSequence]:
-    """Return what outlasts the period, where all of it fits elsewhere and that is worth its recomputation."""
+    """Return the sequences that outlast the period, where all fit elsewhere and that is worth their recomputation."""
     if not source.step_s or not source.prefill_tokens_per_s:
         return []
     ends_s = {sequence.request_id: sequence.remaining_tokens * source.step_s for sequence in sequences}
@@ -83,12 +83,12 @@ def select_leaving(
 
 
 def _order(runner: ConsolidationRunner) -> tuple[int, str]:
-    """As placement prefers them: so what leaves a runner is not placed there again."""
+    """Return a key in placement's order of preference: what leaves a runner is not placed there again."""
     return runner.working_set, runner.uuid
 
 
 class _SpareCapacity:
-    """What a runner can still take before placement prefers the source, while a plan fills it."""
+    """Room that a runner has before placement prefers the source, while a plan fills it."""
 
     def __init__(self, runner: ConsolidationRunner) -> None:
         self._runner = runner
@@ -97,7 +97,7 @@ class _SpareCapacity:
         self._adapters = {*runner.busy_adapters}
 
     def take(self, sequence: RunningSequence, numerics_class: str) -> bool:
-        """Count the sequence here. False where it does not fit."""
+        """Count a sequence here. False where it does not fit."""
         runner, adapter = self._runner, sequence.adapter
         pages = -(-sequence.footprint_tokens // runner.page_tokens)
         slot = not adapter or adapter in self._adapters or len(self._adapters) < runner.slots

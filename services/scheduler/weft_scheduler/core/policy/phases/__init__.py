@@ -1,1 +1,1 @@
-"""Which runner is for prompts, which for the tokens after them, and which for both."""
+"""The choice of runners for prompts, for the tokens after them, and for both."""

@@ -1,4 +1,4 @@
-"""Whether KV is moved or computed again: what takes less of the stream's time."""
+"""The choice between moving KV and computing it again: by what takes less of the stream's time."""
 
 from weft.domain.runner import RunnerSpec
 
@@ -6,9 +6,9 @@ FREEZE_S = 0.02  # two messages and the iteration that a freeze waits for
 
 
 def transfer_is_cheaper(target: RunnerSpec, tokens: int, bytes_per_s: float) -> bool:
-    """Whether so many tokens of KV arrive at a runner sooner than it computes them.
+    """True where `tokens` tokens of KV arrive at a runner sooner than it computes them, by its measured prefill rate.
 
-    By its measured prefill rate. False where that, or the bytes of a page, are not known.
+    False where that rate, or the bytes of a page, are not known.
     """
     if not (target.page_bytes and target.prefill_tokens_per_s):
         return False

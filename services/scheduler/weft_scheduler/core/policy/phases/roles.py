@@ -7,15 +7,15 @@ from typing import NamedTuple
 from weft.domain.runner import RunnerRole
 from weft_scheduler.core.policy.placement.splitwise import KvDomain
 
-PERIOD_S = 60.0  # between two reviews of how many runners are for prompts: answers change by the hour
-REVIEW_S = 0.25  # between two reviews of the queue, while requests wait or runners are mixed
-GROW_S = 0.5  # between two runners that become mixed: by then the one before has taken its share of the queue
-SHRINK_S = 5.0  # nothing has waited for so long before a mixed runner goes back
-MARGIN = 0.75  # of a runner: the wanted number of prompt runners differs by more before one changes its role
+PERIOD_S = 60.0  # time between two reviews of how many runners are for prompts: answers change by the hour
+REVIEW_S = 0.25  # time between two reviews of the queue, while requests wait or runners are mixed
+GROW_S = 0.5  # time between two runners that become mixed: by then the one before has taken its share of the queue
+SHRINK_S = 5.0  # time in which nothing has waited before a mixed runner goes back
+MARGIN = 0.75  # part of a runner: the wanted number of prompt runners differs by more before one changes its role
 REPLANNED = 64  # runners: more are not compared because one came, it joins the side that lacks one
 LOST_IN_A_ROW = 3  # times that transfers were lost, after which no phases are split for a while
 LOST_TOGETHER_S = 1.0  # a stream or a runner that ends takes all of its transfers with it: that is once
-SUSPEND_S = 10.0  # doubles each time
+SUSPEND_S = 10.0  # time of the first suspension; doubles each time
 MAX_SUSPEND_S = 300.0
 PROMPT_PRIOR, OUTPUT_PRIOR = 1020, 129  # tokens of a request before the first one: Splitwise's conversation trace
 MEMORY = 64  # requests that the expected lengths remember
@@ -24,7 +24,7 @@ MEMORY = 64  # requests that the expected lengths remember
 class PhaseRunner(NamedTuple):
     """A runner that takes something new now or soon, as the choice of roles sees it.
 
-    `prompt_s`, `token_s`: of a second of it, what a token of that phase takes; equal in both where not measured.
+    `prompt_s`, `token_s`: seconds of it that a token of that phase takes; equal in both where not measured.
     """
 
     uuid: str
@@ -33,8 +33,8 @@ class PhaseRunner(NamedTuple):
     prompt_s: float
     token_s: float
     pending_prompt_tokens: int = 0
-    queue_open: bool = True  # for prompts
-    reserved_share: float = 0.0  # of its memory
+    queue_open: bool = True  # it takes more prompts
+    reserved_share: float = 0.0  # share of its memory
 
 
 class ExpectedWork:
@@ -52,26 +52,26 @@ class ExpectedWork:
 
 
 class RolePlan:
-    """The roles of one pool's runners. `base`: without load; `mixed`: both phases, for now.
+    """The roles of one pool's runners. `base`: roles without load; `mixed`: runners for both phases, for now.
 
     Of each phase one runner is never mixed, where there are two: some prompt never meets some stream.
     """
 
     def __init__(self) -> None:
         self.base: dict[str, RunnerRole] = {}
-        self.mixed: dict[str, None] = {}  # in the order in which they became so
+        self.mixed: dict[str, None] = {}  # uuids in the order in which they became so
         self.work = ExpectedWork()
-        self.prompt_share = 0.5  # of the runners' time that requests take, that of prompts, as last planned
+        self.prompt_share = 0.5  # share of prompts in the runners' time that requests take, as last planned
         self.suspended_until = 0.0
         self._lost, self._suspend_s = 0, SUSPEND_S
-        self._lost_s = float("-inf")  # when a loss was counted last
+        self._lost_s = float("-inf")  # time of the last loss that was counted
         self._planned_s = float("-inf")
-        self._planned_requests = 0  # that had come by then
+        self._planned_requests = 0  # requests that had come by then
         self._grown_s = float("-inf")
         self._pressed_s = float("-inf")  # the latest time that something waited
 
     def role_of(self, uuid: str) -> RunnerRole:
-        """That it should have now."""
+        """Return the role that a runner should have now."""
         return RunnerRole.MIXED if uuid in self.mixed else self.base.get(uuid, RunnerRole.MIXED)
 
     def next_review(self, now: float, *, waiting: bool) -> float | None:
@@ -89,7 +89,7 @@ class RolePlan:
 
     @property
     def why(self) -> str:
-        """In words, why so many runners are in each role."""
+        """Reason in words for the number of runners in each role."""
         if self.suspended_until:
             return "transfers of KV failed: no phases are split for a while"
         if not self.base:
@@ -101,7 +101,7 @@ class RolePlan:
     # ------------------------------------------------------------ who is there
 
     def plan(self, runners: Sequence[PhaseRunner], now: float) -> None:
-        """Runners have come or gone. Each domain of two or more gets a runner for each phase at least."""
+        """Plan again after runners came or went. Each domain of two or more gets at least a runner for each phase."""
         present = {runner.uuid for runner in runners}
         self.base = {uuid: role for uuid, role in self.base.items() if uuid in present}
         self.mixed = {uuid: None for uuid in self.mixed if uuid in present}
@@ -119,7 +119,7 @@ class RolePlan:
             self._keep_both(members)
 
     def review(self, runners: Sequence[PhaseRunner], now: float, *, waiting: bool) -> None:
-        """The time has come: by the expected work once a period, by what waits at any time.
+        """Review the roles: by the expected work once a period, by what waits at any time.
 
         `waiting`: requests wait for a runner.
         """
@@ -140,11 +140,11 @@ class RolePlan:
     # ------------------------------------------------------------ transfers
 
     def handed_off(self) -> None:
-        """KV has come from one runner to another."""
+        """Note that KV has come from one runner to another."""
         self._lost, self._suspend_s = 0, SUSPEND_S
 
     def lost(self, now: float) -> bool:
-        """A transfer has failed. True where no phases are split from now on: again and again has a common cause."""
+        """Count a failed transfer. True where no phases are split from now on: repeated failures share a cause."""
         if now < self._lost_s + LOST_TOGETHER_S:
             return False
         self._lost, self._lost_s = self._lost + 1, now
@@ -156,7 +156,7 @@ class RolePlan:
         return True
 
     def resumes(self, now: float) -> bool:
-        """Whether phases are split again from this moment on."""
+        """True where phases are split again from this moment on."""
         if not 0 < self.suspended_until <= now:
             return False
         self.suspended_until = 0.0
@@ -165,7 +165,7 @@ class RolePlan:
     # ------------------------------------------------------------ how many
 
     def _plan_domain(self, members: Sequence[PhaseRunner]) -> None:
-        """Its prompt runners: the present number, unless the wanted one differs by more than a margin."""
+        """Divide a domain: as many prompt runners as now, unless the wanted number differs by more than a margin."""
         if len(members) < 2 or not all(runner.domain.kv_layout for runner in members):
             for runner in members:
                 self.base.pop(runner.uuid, None)
@@ -188,13 +188,13 @@ class RolePlan:
         return min(most, max(least, present if kept else round(wanted)))
 
     def _prompt_share(self, members: Sequence[PhaseRunner]) -> float:
-        """Of the time that a request takes of all runners, that of its prompt."""
+        """Return the share of its prompt in the time that a request takes of all runners."""
         prompt_s = self.work.prompt_tokens * sum(r.prompt_s for r in members)
         token_s = self.work.output_tokens * sum(r.token_s for r in members)
         return prompt_s / (prompt_s + token_s) if prompt_s + token_s else 0.5
 
     def _suits_prompts(self, runner: PhaseRunner) -> tuple[int, bool, float, str]:
-        """The smaller, the earlier it is for prompts: by its group, then as it is, then by what it is fast at."""
+        """Return a key, the smaller the earlier for prompts: by group, then as it is, then by what it is fast at."""
         rank = (RunnerRole.PROMPT, None, RunnerRole.TOKEN).index(runner.preferred)
         ratio = runner.prompt_s / runner.token_s
         return rank, self.base.get(runner.uuid) is not RunnerRole.PROMPT, ratio, runner.uuid
@@ -203,7 +203,7 @@ class RolePlan:
         return {RunnerRole.PROMPT, RunnerRole.TOKEN} <= {self.base.get(runner.uuid) for runner in members}
 
     def _join(self, members: Sequence[PhaseRunner]) -> None:
-        """Newcomers of a large domain join the side that lacks one, or that of their group."""
+        """Let newcomers of a large domain join the side that lacks one, or that of their group."""
         prompts = sum(self.base.get(runner.uuid) is RunnerRole.PROMPT for runner in members)
         wanted = len(members) * self._prompt_share(members)
         for runner in members:
@@ -215,7 +215,7 @@ class RolePlan:
     # ------------------------------------------------------------ the mixed set
 
     def _grow(self, runners: Sequence[PhaseRunner], now: float) -> None:
-        """One more becomes mixed: of the side that has what the other one lacks."""
+        """Let one more runner be mixed: of the side that has what the other one lacks."""
         prompts_fit = any(r.queue_open for r in runners if self.role_of(r.uuid) is not RunnerRole.TOKEN)
         side = RunnerRole.PROMPT if prompts_fit else RunnerRole.TOKEN
         spare: list[PhaseRunner] = []
@@ -229,7 +229,7 @@ class RolePlan:
             self._grown_s = now
 
     def _shrink(self, runners: Sequence[PhaseRunner]) -> None:
-        """The one that is mixed for the longest time goes back, where the others can take its other phase."""
+        """Let the runner that is mixed for the longest time go back, where the others can take its other phase."""
         by_uuid = {runner.uuid: runner for runner in runners}
         for uuid in [*self.mixed]:
             runner = by_uuid.get(uuid)
@@ -244,7 +244,7 @@ class RolePlan:
         return any(r.reserved_share <= 0.5 for r in others if self.role_of(r.uuid) is not RunnerRole.PROMPT)
 
     def _keep_both(self, members: Sequence[PhaseRunner]) -> None:
-        """After one has gone: not all of a side are mixed."""
+        """Keep one runner of each side from being mixed, after another has gone."""
         for side in (RunnerRole.PROMPT, RunnerRole.TOKEN):
             of_side = [runner.uuid for runner in members if self.base.get(runner.uuid) is side]
             mixed = [uuid for uuid in self.mixed if uuid in of_side]
@@ -253,7 +253,7 @@ class RolePlan:
 
 
 def _domains(runners: Iterable[PhaseRunner]) -> Iterable[list[PhaseRunner]]:
-    """Runners that exchange KV, in a fixed order."""
+    """Return the runners by domain, which exchange KV, in a fixed order."""
     domains: dict[KvDomain, list[PhaseRunner]] = {}
     for runner in sorted(runners, key=lambda runner: runner.uuid):
         domains.setdefault(runner.domain, []).append(runner)

@@ -1,1 +1,1 @@
-"""Where a request runs."""
+"""The choice of the runner that a request runs on."""

@@ -18,7 +18,7 @@ class RunnerKey(NamedTuple):
 
 
 class TreapNode:
-    """One runner. `maximum`: the most free tokens in its subtree."""
+    """One runner. `maximum`: the maximum of free tokens in its subtree."""
 
     __slots__ = ("free_tokens", "key", "left", "maximum", "priority", "right")
 
@@ -33,7 +33,7 @@ Tree = Optional[TreapNode]  # noqa: UP045 (a forward reference needs the spelled
 
 @lru_cache(maxsize=20_000)
 def priority_of(uuid: str) -> int:
-    """The treap priority of a runner; hashing takes as long as a quarter of an insertion."""
+    """Return the treap priority of a runner; hashing takes as long as a quarter of an insertion."""
     return int.from_bytes(blake2b(uuid.encode(), digest_size=8).digest(), "big")
 
 
@@ -49,7 +49,7 @@ class CapacityTreap:
 
     @property
     def free_tokens(self) -> int:
-        """The most that a member has."""
+        """Maximum of the members' free tokens."""
         return self._root.maximum if self._root is not None else 0
 
     def put(self, key: RunnerKey, free_tokens: int, priority: int) -> None:
@@ -82,7 +82,7 @@ class CapacityTreap:
                 return
 
     def best(self, free_tokens: int, avoid: Container[str] = (), skip_limit: int = 64) -> RunnerKey | None:
-        """The highest key with at least `free_tokens` that is not avoided, past at most `skip_limit` avoided ones."""
+        """Return the highest key with at least `free_tokens`, past at most `skip_limit` keys that are avoided."""
         for skipped, (key, _) in enumerate(self.descending(free_tokens)):
             if key.uuid not in avoid:
                 return key
@@ -91,7 +91,7 @@ class CapacityTreap:
         return None
 
     def descending(self, free_tokens: int) -> Iterator[tuple[RunnerKey, int]]:
-        """Members with at least `free_tokens`, highest key first; subtrees without such a member are not entered."""
+        """Yield members with at least `free_tokens`, highest key first; subtrees without any are not entered."""
         stack: list[TreapNode] = []
         node = self._root
         while node is not None or stack:
@@ -116,7 +116,7 @@ def _refresh(node: TreapNode) -> None:
 
 
 def _split(node: Tree, key: RunnerKey) -> tuple[Tree, Tree]:
-    """(keys below `key`, the others)."""
+    """Return (keys below `key`, the others)."""
     if node is None:
         return None, None
     if node.key < key:
@@ -129,7 +129,7 @@ def _split(node: Tree, key: RunnerKey) -> tuple[Tree, Tree]:
 
 
 def _merge(low: Tree, high: Tree) -> Tree:
-    """One tree of two, every key of `low` below every key of `high`."""
+    """Return one tree of two, every key of `low` below every key of `high`."""
     if low is None or high is None:
         return low or high
     if low.priority > high.priority:

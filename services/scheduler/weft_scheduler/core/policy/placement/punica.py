@@ -12,7 +12,7 @@ _PACKED = 1 << 32  # more than any batch
 
 
 def placement_score(working_set: int, good_sequences: int, packed_sequences: int = 0) -> int:
-    """How much a runner is preferred: below its best batch the fuller the better (Punica, section 5.1).
+    """Return how much a runner is preferred: below its best batch the fuller the better (Punica, section 5.1).
 
     At its best batch and beyond it is below every runner that is not there yet, the less the farther it has gone, but
     still a candidate: a request that only it can take is better off in a slower batch than in the queue. Where the pool
@@ -26,7 +26,7 @@ def placement_score(working_set: int, good_sequences: int, packed_sequences: int
 
 
 class Punica:
-    """The runner with the largest working set below its best batch that can take the request."""
+    """Placement on the runner with the largest working set below its best batch that can take the request."""
 
     def __init__(self) -> None:
         self._index = RunnerIndex()

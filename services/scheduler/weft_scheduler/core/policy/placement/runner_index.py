@@ -18,13 +18,13 @@ from typing import NamedTuple
 from weft.domain.ids import BASE
 from weft_scheduler.core.policy.placement.capacity_treap import CapacityTreap, RunnerKey, priority_of
 
-MAX_COMPARED = 32  # holders: comparing so many costs 10 us
+MAX_COMPARED = 32  # holders; comparing them costs 10 us
 
 
 class RunnerShape(NamedTuple):
-    """What a runner can hold at all, and the class in which it computes.
+    """The bounds of what a runner can hold at all, and the class in which it computes.
 
-    `token_bytes`: of a token's KV, in units of which adapters take memory; 0: they have memory of their own.
+    `token_bytes`: bytes of a token's KV, the unit in which adapters take memory; 0: they have memory of their own.
     `kv_tokens`: what an idle runner has free at least, whatever is pinned. `kv_layout`: runners with equal ones can
     exchange KV; "": with none.
     """
@@ -37,12 +37,12 @@ class RunnerShape(NamedTuple):
     kv_layout: str = ""
 
     def fits(self, rank: int, context_tokens: int, numerics_class: str = "") -> bool:
-        """Whether such a request could run there. `numerics_class` "": any class will do."""
+        """True where such a request could run there. `numerics_class` "": any class will do."""
         large_enough = rank <= self.max_rank and context_tokens <= self.max_context_tokens
         return large_enough and numerics_class in ("", self.numerics_class)
 
     def tokens_with_adapter(self, footprint_tokens: int, adapter_bytes: int) -> int:
-        """What a request needs where its adapter is not busy yet; never so much that an idle runner lacks it."""
+        """Return the tokens of a request whose adapter is not busy yet; never more for it than an idle runner has."""
         if not self.token_bytes:
             return footprint_tokens
         both = footprint_tokens - -adapter_bytes // self.token_bytes
@@ -72,15 +72,15 @@ class ShapeIndex:
 
     @property
     def free_tokens(self) -> int:
-        """The most that a runner has."""
+        """Maximum of the runners' free tokens."""
         return max(self.open.free_tokens, self.full.free_tokens)
 
     def treap(self, entry: RunnerEntry) -> CapacityTreap:
-        """The one that has, or gets, that runner."""
+        """Return the treap that has, or gets, that runner."""
         return self.full if entry.full else self.open
 
     def hold(self, uuid: str, before: Collection[str], after: Collection[str]) -> None:
-        """Those adapters were busy on a runner, and now these are."""
+        """Index a runner by its busy adapters: `after` instead of `before`."""
         for adapter in {*before}.difference(after):
             holders = self.holders[adapter]
             holders.discard(uuid)
@@ -130,9 +130,9 @@ class RunnerIndex:
         self, shape: RunnerShape, adapter: str, free_tokens: int, avoid: Container[str], skip_limit: int,
         *, adapter_bytes: int = 0, slack: int = 0,
     ) -> RunnerKey | None:  # fmt: skip
-        """The preferred runner of a shape with so many tokens free, and room for `adapter` unless it is busy there.
+        """Return the preferred runner of a shape with `free_tokens`, and room for `adapter` unless it is busy there.
 
-        One where it is busy is preferred to one whose score is higher by no more than `slack`.
+        A runner where it is busy is preferred to one whose score is higher by no more than `slack`.
         """
         index = self.by_shape[shape]
         if adapter == BASE:

@@ -13,21 +13,21 @@ from weft_scheduler.core.policy.placement.runner_index import RunnerEntry, Runne
 
 
 class KvDomain(NamedTuple):
-    """Runners that may hand KV to each other. `kv_layout` "": it goes to no other runner."""
+    """Runners that may hand KV to each other. `kv_layout` "": KV goes to no other runner."""
 
     kv_layout: str
     numerics_class: str  # "": any
 
 
 def domain_of(shape: RunnerShape, across_classes: bool) -> KvDomain:
-    """The one of that shape. `across_classes`: KV may go to a runner of another numerics class."""
+    """Return the domain of that shape. `across_classes`: KV may go to a runner of another numerics class."""
     return KvDomain(shape.kv_layout, "" if across_classes and shape.kv_layout else shape.numerics_class)
 
 
 def can_split(
     accepting: Iterable[tuple[RunnerRole, RunnerShape]], rank: int, context_tokens: int, across_classes: bool
 ) -> bool:
-    """Whether such a request goes where `Splitwise` places pairs: to a mixed runner, or to two that exchange KV.
+    """True where such a request goes where `Splitwise` places pairs: to a mixed runner, or to two that exchange KV.
 
     False: only one runner for both phases is left for it, whatever that runner's role is.
     """
@@ -40,7 +40,7 @@ def can_split(
 
 
 class Splitwise:
-    """The prompt runner with the shortest queue in tokens, and the token runner with the least reserved ones."""
+    """Placement on the prompt runner with the fewest queued tokens, and the token runner with the fewest reserved."""
 
     def __init__(self, across_classes: bool = False) -> None:
         self._across_classes = across_classes
@@ -82,7 +82,7 @@ class Splitwise:
         }
 
     def has_capacity(self, closed: Container[RunnerShape]) -> bool:
-        """Both sides of a pair. One for a request on one runner waits for the same: there is always some soon."""
+        """True where both sides of a pair have some. A request for one runner waits for the same: it is there soon."""
         prompt, token = (self._prompt, self._mixed), (self._token, self._mixed_token)
         return all(any(shape not in closed for index in side for shape in index.by_shape) for side in (prompt, token))
 
@@ -101,13 +101,13 @@ class Splitwise:
 
     @property
     def _whole(self) -> tuple[RunnerIndex, ...]:
-        """Where both phases of a request run on one runner, the most suited first."""
+        """Indexes for both phases of a request on one runner, the most suited first."""
         return self._mixed, self._token, self._prompt
 
     def _pair(
         self, request: PlacementRequest, closed: Container[RunnerShape], domain: KvDomain
     ) -> tuple[tuple[int, RunnerKey], Choice] | None:
-        """The choice within a domain, after how much it is preferred: runners of one role first, then short queues."""
+        """Return a domain's choice, after how much it is preferred: runners of one role first, then short queues."""
 
         def best(index: RunnerIndex, tokens: int) -> RunnerKey | None:
             return self._best(index, request, tokens, closed, domain)
@@ -134,10 +134,10 @@ class Splitwise:
         closed: Container[RunnerShape],
         domain: KvDomain | None = None,
     ) -> RunnerKey | None:
-        """The preferred runner of an index with so many tokens free.
+        """Return the preferred runner of an index with `tokens` tokens free.
 
-        One on which the adapter is busy is preferred to one whose queue, or reservations, are shorter by no more than
-        the request's own.
+        A runner on which the adapter is busy is preferred to one whose queue, or reservations, are shorter by no more
+        than the request's own.
         """
         keys = [
             index.best(

@@ -5,12 +5,12 @@ from typing import NamedTuple
 
 from weft_scheduler.core.policy.autoscaling.throughput import RATE_TAU_S
 
-HEADROOM_S = 1.0  # of arrivals: long against a preemption, which takes a round trip and costs what was computed
-LEAST = 0.05  # arrivals in that time; fewer are worth no room that stays empty
+HEADROOM_S = 1.0  # time of arrivals: long against a preemption, which takes a round trip and costs what was computed
+LEAST = 0.05  # arrivals in `HEADROOM_S`; fewer are worth no room that stays empty
 
 
 class Headroom(NamedTuple):
-    """What stays free on each runner: places for sequences, and the tokens that they need."""
+    """Room that stays free on each runner: places for sequences, and the tokens that they need."""
 
     sequences: int = 0
     tokens: int = 0
@@ -35,7 +35,7 @@ class InteractiveArrivals:
         return self._prompt_tokens * self._kept(now) / RATE_TAU_S
 
     def headroom(self, now: float, runners: int) -> Headroom:
-        """For the next ones, spread over so many runners."""
+        """Return the room for the next requests, spread over `runners` runners."""
         expected = self._requests * self._kept(now) / RATE_TAU_S * HEADROOM_S / max(1, runners)
         sequences = math.ceil(expected - LEAST)
         if sequences <= 0:
@@ -43,5 +43,5 @@ class InteractiveArrivals:
         return Headroom(sequences, math.ceil(sequences * self._footprint_tokens / self._requests))
 
     def _kept(self, now: float) -> float:
-        """The share that counts still."""
+        """Return the share of the counts that is left at `now`."""
         return math.exp((self._at - now) / RATE_TAU_S)

@@ -1,4 +1,4 @@
-"""Which batch requests leave so that interactive ones that wait find room; `README.md` in this folder has the rules."""
+"""Choice of batch requests that leave for interactive ones that wait; `README.md` in this folder has the rules."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ class BatchSequence(NamedTuple):
 
     request_id: str
     adapter: str
-    tokens: int  # that its pages hold
-    computed_tokens: int  # that are lost with it
+    tokens: int  # tokens that its pages hold
+    computed_tokens: int  # tokens that are lost with it
     arrived_s: float
 
 
@@ -48,7 +48,7 @@ class Need(NamedTuple):
 
 
 def select_victims(needs: Iterable[Need], capacities: Sequence[Capacity]) -> list[tuple[str, str]]:
-    """(runner, request) of those that leave, so that as many of `needs` as can be find room; `capacities` is used up.
+    """Return (runner, request) of victims, so that as many of `needs` as possible find room; `capacities` is used up.
 
     In the order of `needs`: a request takes room that is there, or about to be, before anybody leaves for it.
     """
@@ -64,7 +64,7 @@ def select_victims(needs: Iterable[Need], capacities: Sequence[Capacity]) -> lis
 
 
 def _leaving(need: Need, capacity: Capacity) -> list[BatchSequence] | None:
-    """Who would have to leave that runner for it, least progress first; None: it does not help."""
+    """Return the requests that have to leave that runner for `need`, least progress first; None: it does not help."""
     leaving: list[BatchSequence] = []
     if not _in_use(need.adapter, capacity, ()) and not capacity.free_adapters:
         of_adapter: dict[str, list[BatchSequence]] = {}
@@ -89,7 +89,7 @@ def _leaving(need: Need, capacity: Capacity) -> list[BatchSequence] | None:
 
 
 def _in_use(adapter: str, capacity: Capacity, leaving: Sequence[BatchSequence]) -> bool:
-    """Whether an adapter is, once these have left; the base always is."""
+    """True where an adapter is in use once `leaving` have left; the base always is."""
     of_lines = any(one.adapter == adapter and one not in leaving for one in capacity.lines)
     return not adapter or adapter in capacity.shared or of_lines
 

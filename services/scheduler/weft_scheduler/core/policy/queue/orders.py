@@ -9,8 +9,8 @@ from typing import ClassVar
 from weft_scheduler.core.policy.queue.sorted_queue import Key
 from weft_scheduler.core.policy.queue.waiting_queue import MostFree, QueuedRequest, QueuePolicy
 
-BACKLOGS = 3.0  # as much of its tenant's backlog at its arrival may pass a request
-AGING_S = 600.0  # what holds whatever the backlog is, and where it is not known, as no runner was loaded yet
+BACKLOGS = 3.0  # times its tenant's backlog at its arrival: what may pass a request
+AGING_S = 600.0  # the maximum whatever the backlog is, and the ageing where no runner was loaded yet: it is not known
 SAMPLE = 1_000  # requests whose work is the scale of "long"
 LONG = 0.99  # the share of them that is at most as long
 
@@ -43,7 +43,7 @@ class DecreasingFirstFit(QueuePolicy):
 
 
 class Shortest(QueuePolicy):
-    """By arrival plus the share of a long request's work that it has, times its ageing.
+    """Order by arrival plus the share of a long request's work that a request has, times its ageing.
 
     Ageing is three times the backlog that the request finds (what fcfs would let it wait for), at most `AGING_S`: so
     the order follows a backlog that grows and shrinks, and long answers wait little where nothing much waits. A request
@@ -67,7 +67,7 @@ class Shortest(QueuePolicy):
         return key[0] - request.order[0]
 
     def _long(self, work: float) -> float:
-        """The work of a long request, this one among the latest."""
+        """Return the work of a long request, this one among the latest."""
         self._sample.append(work)
         insort(self._sorted, work)
         if len(self._sample) > SAMPLE:

@@ -15,13 +15,13 @@ class Offer(NamedTuple, Generic[R]):
     """A request whose turn it is, and what the policy says of it."""
 
     request: R
-    tried: bool  # in this pass, in vain
-    blocked: bool  # by the last passes: it fits only where something has changed for it
+    tried: bool  # offered before in this pass, in vain
+    blocked: bool  # found so by the last passes: it fits only where something has changed for it
     drains: bool  # overtaken `bound` times: where it could run, nothing new is placed until it is
 
 
 class Overtaking(Generic[R]):
-    """How often each waiting request was overtaken; never above the pass's bound.
+    """Counts of how often each waiting request was overtaken; never above the pass's bound.
 
     Younger requests of the same tenant overtake it, and those of a tenant whose turn comes later: not those of a tenant
     that is before its own. A request that was blocked in the last pass is offered again only where something changed
@@ -30,12 +30,12 @@ class Overtaking(Generic[R]):
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        self.starved: dict[str, R] = {}  # by id: those that were overtaken `bound` times
+        self.starved: dict[str, R] = {}  # by id: requests that were overtaken `bound` times
         self.blocked: set[str] = set()  # ids that the last passes found blocked
         self.reach: dict[tuple[str, str], Key] = {}  # tenant and lane whose window is full -> the last key offered
         self.frontier: Key | None = None  # the last pass reached no tenant behind it
         self.skipped: set[str] = set()  # tenants that were held back: what changed meanwhile is not known
-        self.closed: set[RunnerShape] = set()  # by the last pass; where there are some, the next pass offers all
+        self.closed: set[RunnerShape] = set()  # of the last pass; where there are any, the next pass offers all
 
     def copy(self) -> "Overtaking[R]":
         """Return the same counts; every request is offered again."""
@@ -79,12 +79,12 @@ class QueuePass(Generic[R]):
     ) -> None:
         self._kept, self._queue, self._placement, self._shares = kept, queue, placement, shares
         self._bound, self._window = bound, window
-        self.closed: set[RunnerShape] = set()  # of which no runner takes anything new in this pass
+        self.closed: set[RunnerShape] = set()  # shapes of which no runner takes anything new in this pass
 
     def offers(self) -> Iterator[Offer[R]]:
-        """Offer each tenant's requests in its turn, first those that were overtaken `bound` times, by age.
+        """Yield each tenant's requests in its turn, first those that were overtaken `bound` times, by age.
 
-        Again where the pass placed requests after which another pass may place more.
+        Begin again where the pass placed requests after which another pass may place more.
         """
         queue, kept, placement = self._queue, self._kept, self._placement
         while True:
@@ -111,7 +111,7 @@ class QueuePass(Generic[R]):
                 if not placement.has_capacity(self.closed):
                     break
             else:
-                if self._bound and not kept.starved:  # those are offered out of their order
+                if self._bound and not kept.starved:  # starved ones are offered out of their order
                     kept.reach = self._reach
             if len(queue) == waiting or not self._is_outdated:
                 return
@@ -125,7 +125,7 @@ class QueuePass(Generic[R]):
             self._kept.blocked.add(request.id)
 
     def passed_by(self, request: R) -> Iterator[R]:
-        """Yield whom a placed request has passed: older ones of its tenant, and of tenants whose turn came before."""
+        """Yield what a placed request has passed: older ones of its tenant, and of tenants whose turn came before."""
         queue, tenant = self._queue, request.tenant
         for older in queue.oldest(tenant, self._window):
             if older.order > request.order:
@@ -137,7 +137,7 @@ class QueuePass(Generic[R]):
         yield from (other for other in self._stayed.values() if other.tenant != tenant and other.id in queue)
 
     def count(self, overtaken: Iterable[R]) -> None:
-        """Count a pass of each of those; who has been overtaken too often is offered next."""
+        """Count that each of `overtaken` was passed; one that was passed too often is offered next."""
         starved: list[R] = []
         for request in overtaken:
             self._kept.counts[request.id] += 1
@@ -153,13 +153,13 @@ class QueuePass(Generic[R]):
     # ------------------------------------------------------------ the pass
 
     def _begin(self) -> None:
-        self._key: Key = FIRST  # of the latest offer
+        self._key: Key = FIRST  # key of the latest offer
         self._next: deque[R] = deque()  # to be offered before anybody else
         self._tried: set[str] = set()  # ids
         self._stayed: dict[str, R] = {}  # by id: offered, and still in the queue
         self._again: set[str] = set()  # tenants that were held back before this pass
         self._share = self._queue.share(self._window)
-        self._counted: dict[tuple[str, str], int] = {}  # tenant and lane -> those that stayed
+        self._counted: dict[tuple[str, str], int] = {}  # tenant and lane -> requests that stayed
         self._reach: dict[tuple[str, str], Key] = {}
 
     def _turns(self) -> Iterator[R]:
@@ -204,7 +204,7 @@ class QueuePass(Generic[R]):
         return False
 
     def _stays(self, request: R) -> None:
-        """Keep one that was offered and waits on: the last one of a full window is how far its lane is offered."""
+        """Keep an offered request that waits on: the last one of a full window is how far its lane is offered."""
         self._stayed[request.id] = request
         lane = request.tenant, request.waiting.lane
         counted = self._counted[lane] = self._counted.get(lane, 0) + 1

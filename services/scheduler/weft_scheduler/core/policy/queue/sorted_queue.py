@@ -31,7 +31,7 @@ class SortedQueue(Generic[Item]):
                 yield item
 
     def after(self, key: Key) -> tuple[Key, Item] | None:
-        """The first item with a greater key, and its key; None: there is none."""
+        """Return the next greater key and its item; None: there is none."""
         number = bisect_right(self._buckets, key, key=_last)
         if number == len(self._buckets):
             return None
@@ -39,7 +39,7 @@ class SortedQueue(Generic[Item]):
         return bucket[bisect_right(bucket, key, key=_key)]
 
     def last(self) -> tuple[Key, Item] | None:
-        """The item with the greatest key; None: there is none."""
+        """Return the greatest key and its item; None: there is none."""
         return self._buckets[-1][-1] if self._buckets else None
 
     def add(self, key: Key, item: Item) -> None:
@@ -54,7 +54,7 @@ class SortedQueue(Generic[Item]):
             self._buckets[number : number + 1] = [bucket[:BUCKET], bucket[BUCKET:]]
 
     def remove(self, key: Key) -> None:
-        """Raises KeyError where no item has that key."""
+        """Remove the item with that key. Raises KeyError where there is none."""
         number = bisect_left(self._buckets, key, key=_last)
         bucket = self._buckets[number] if number < len(self._buckets) else []
         place = bisect_left(bucket, key, key=_key)

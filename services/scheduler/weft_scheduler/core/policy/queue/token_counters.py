@@ -1,7 +1,7 @@
 """Virtual token counters: whose turn it is (VTC: Sheng et al., OSDI 2024, algorithm 2).
 
 A counter is the service that a tenant has received, divided by its weight. The waiting tenant with the smallest one is
-served next. One that begins to wait is lifted to the smallest of those that wait, less a burst: who was idle has no
+served next. One that begins to wait is lifted to the smallest of those that wait, less a burst: an idle one has no
 other credit. (VTC has no burst. Without one, requests that come together take turns with those of a flood, although
 their tenant has used little of its share.) So the service of two tenants that both wait all the time differs by a
 bounded amount.
@@ -16,7 +16,7 @@ from weft_scheduler.core.policy.autoscaling.autoscaler import PoolCapacity
 from weft_scheduler.core.policy.queue.sorted_queue import FIRST, Key, SortedQueue
 
 BURST_TOKENS = 2_000  # some eight answers
-HEADROOM = 8  # one of so many places is left for tenants that run less than their share
+HEADROOM = 8  # parts of the places: one is left for tenants that run less than their share
 MAX_IDLE = 100_000  # tenants remembered that do not wait: one that is forgotten is lifted as a new one
 
 
@@ -33,44 +33,44 @@ class TokenCounters:
         self.waiting_weight = 0
 
     def __len__(self) -> int:
-        """Tenants that wait."""
+        """Return the number of tenants that wait."""
         return len(self._keys)
 
     def weight(self, tenant: str) -> int:
         return self._weights.get(tenant, 1)
 
     def counter(self, tenant: str) -> float:
-        """Its service by weight, and what it was lifted by."""
+        """Return a tenant's service by weight, and what it was lifted by."""
         return self._keys[tenant][0] if tenant in self._keys else self._idle.get(tenant, 0.0)
 
     def key_of(self, tenant: str) -> Key:
-        """The place of a tenant that waits. Raises KeyError where it does not."""
+        """Return the place of a tenant that waits. Raises KeyError where it does not."""
         return self._keys[tenant]
 
     def after(self, key: Key) -> tuple[Key, str] | None:
-        """The waiting tenant with the next greater key, and that key; None: there is none."""
+        """Return the next greater key and its waiting tenant; None: there is none."""
         return self._waiting.after(key)
 
     def is_next(self, tenant: str) -> bool:
-        """Whether no other waiting tenant has a smaller counter."""
+        """True where a tenant waits and no other waiting one has a smaller counter."""
         first = self._waiting.after(FIRST)
         return first is not None and first[1] == tenant
 
     @property
     def spread(self) -> float:
-        """By how much the counters of waiting tenants differ."""
+        """Difference between the largest and the smallest counter of waiting tenants."""
         first, last = self._waiting.after(FIRST), self._waiting.last()
         return last[0][0] - first[0][0] if first is not None and last is not None else 0.0
 
     def enter(self, tenant: str) -> None:
-        """It begins to wait."""
+        """Let a tenant begin to wait."""
         first = self._waiting.after(FIRST)
         least = (first[0][0] if first is not None else self._last) - self._burst_tokens / self.weight(tenant)
         self._put(tenant, (max(self._idle.pop(tenant, 0.0), least), next(self._turns)))
         self.waiting_weight += self.weight(tenant)
 
     def leave(self, tenant: str) -> None:
-        """None of its requests waits any more."""
+        """Let a tenant wait no longer: none of its requests does."""
         key = self._keys.pop(tenant)
         self._waiting.remove(key)
         self._idle[tenant] = key[0]
@@ -79,7 +79,7 @@ class TokenCounters:
             self._last = key[0]
 
     def charge(self, tenant: str, tokens: float) -> None:
-        """It receives so much service; negative: it was charged for more than it received."""
+        """Charge a tenant for service of `tokens`; negative: it was charged for more than it received."""
         by = tokens / self.weight(tenant)
         key = self._keys.get(tenant)
         if key is None:
@@ -94,12 +94,12 @@ class TokenCounters:
 
 
 class TenantShares:
-    """The tenants that have interactive requests, and what they run. `counters`: of those that wait."""
+    """The tenants that have interactive requests, and what they run. `counters`: of the tenants that wait."""
 
     def __init__(self, counters: TokenCounters, capacity: PoolCapacity) -> None:
         self._counters, self._capacity = counters, capacity
-        self.tenants: Counter[str] = Counter()  # of their requests
-        self.weight = 0  # of those tenants
+        self.tenants: Counter[str] = Counter()  # requests of each tenant
+        self.weight = 0  # sum over `tenants`
         self.running: Counter[str] = Counter()  # requests on runners, by tenant
         self.running_requests = 0
 

@@ -16,13 +16,13 @@ class Waiting(NamedTuple):
     """A request as it waits: fixed while it does."""
 
     lane: str = ""  # the numerics class that it may have to wait for; "": none
-    tokens: int = 0  # that its pages have to hold: prompt, emitted, reservation
+    tokens: int = 0  # tokens that its pages have to hold: prompt, emitted, reservation
     work: int = 0  # tokens that are to be computed for it yet, those of its prompt too; the median of what is expected
     expected_work: float = 0.0  # what it is expected to cost yet, in output tokens, where the order asks for that
 
 
 class QueuedRequest(Protocol):
-    """What a queue has to know of a request. All of it is fixed while the request waits."""
+    """A request as a queue knows it. All of this is fixed while the request waits."""
 
     @property
     def id(self) -> str: ...
@@ -32,7 +32,7 @@ class QueuedRequest(Protocol):
 
     @property
     def order(self) -> tuple[float, int]:
-        """Its age: the smaller waits longer, whatever the order of a policy. The first part is its arrival, seconds."""
+        """Age: the smaller waits longer, whatever the order of a policy. The first part is the arrival, in seconds."""
         ...
 
     @property
@@ -43,10 +43,10 @@ R = TypeVar("R", bound=QueuedRequest)
 
 
 class MostFree(Protocol):
-    """Where requests are placed."""
+    """The placement of requests, as a queue knows it."""
 
     def free_tokens(self) -> int:
-        """Return the most tokens that a runner has free."""
+        """Return the maximum of the runners' free tokens."""
         ...
 
 
@@ -58,18 +58,18 @@ class QueuePolicy(ABC):
 
     @abstractmethod
     def key(self, request: QueuedRequest, backlog_s: float) -> Key:
-        """Its place in the policy's order: the smaller is offered first; no two requests have the same.
+        """Return a request's place in the policy's order: the smaller is offered first; no two have the same.
 
         `backlog_s`: for how long its tenant's waiting requests keep the tenant's share of the pool busy.
         """
 
     def first(self, placement: MostFree) -> Key:
-        """Return the order's start for a pass: keys up to it cannot be placed, by the most that a runner has free."""
+        """Return the order's start for a pass: keys up to it cannot be placed, by the maximum that is free."""
         del placement
         return FIRST
 
     def delay_s(self, request: QueuedRequest, key: Key) -> float:
-        """What the policy adds to the arrival of a request with that key."""
+        """Return what the policy adds to the arrival of a request with that key, in seconds."""
         del request, key
         return 0.0
 
@@ -93,7 +93,7 @@ class TenantQueue(Generic[R]):
         return self._size
 
     def __iter__(self) -> Iterator[R]:
-        """In the policy's order."""
+        """Yield the requests in the policy's order."""
         return merge(*self._lanes.values(), key=lambda request: self._keys[request.id])
 
     def add(self, request: R) -> None:
@@ -114,7 +114,7 @@ class TenantQueue(Generic[R]):
             self._by_age.remove(request.order)
 
     def oldest(self, limit: int) -> list[R]:
-        """At most so many of them, by age."""
+        """Return at most `limit` requests, by age."""
         return list(islice(self if self._by_age is None else self._by_age, limit))
 
     def candidates(self, window: int, placement: MostFree) -> Iterator[R]:
@@ -137,9 +137,9 @@ class TenantQueue(Generic[R]):
             stayed[name] += request.id in self._keys
 
     def lag_s(self, due: float, now: float) -> float:
-        """How far the tenant's turn is behind its requests' own order: since `due` for one that leaves in order.
+        """Return how far a tenant's turn is behind its requests' own order, in seconds: since `due` for one in order.
 
-        One that leaves later than those behind it keeps its distance to them.
+        A request that leaves later than those behind it keeps its distance to them.
         """
         latest, lag = self._latest
         if due >= latest:
@@ -160,7 +160,7 @@ class WaitingQueue(Generic[R]):
         return len(self._keys)
 
     def __iter__(self) -> Iterator[R]:
-        """Every waiting request, tenant by tenant, in the policy's order."""
+        """Yield every waiting request, tenant by tenant, in the policy's order."""
         for tenant in self.tenants():
             yield from self._tenants[tenant]
 
@@ -168,22 +168,22 @@ class WaitingQueue(Generic[R]):
         return request_id in self._keys
 
     def tenants(self) -> Iterator[str]:
-        """Those that wait, the next one first."""
+        """Yield the tenants that wait, the next one first."""
         key = FIRST
         while (entry := self.counters.after(key)) is not None:
             key, tenant = entry
             yield tenant
 
     def of_tenant(self, tenant: str) -> TenantQueue[R]:
-        """Raises KeyError where none of its requests waits."""
+        """Return a tenant's queue. Raises KeyError where none of its requests waits."""
         return self._tenants[tenant]
 
     def key_of(self, request: R) -> Key:
-        """The key that it waits by. Raises KeyError where it does not wait."""
+        """Return the key that a request waits by. Raises KeyError where it does not wait."""
         return self._keys[request.id]
 
     def push(self, request: R, work_per_s: float = 0.0) -> None:
-        """`work_per_s`: tokens that the pool computes in a second; 0: not known."""
+        """Let a request wait. `work_per_s`: tokens that the pool computes in a second; 0: not known."""
         tenant = request.tenant
         self._keys[request.id] = self.policy.key(request, self.backlog_s(tenant, work_per_s))
         if tenant not in self._tenants:
@@ -192,14 +192,14 @@ class WaitingQueue(Generic[R]):
         self._tenants[tenant].add(request)
 
     def backlog_s(self, tenant: str, work_per_s: float) -> float:
-        """For how long what waits of a tenant keeps its share of the pool busy; without end where that is not known."""
+        """Return for how long what waits of a tenant keeps its share of the pool busy; infinite: not known."""
         if tenant not in self._tenants or not self.policy.ages:
             return 0.0
         share = self.counters.weight(tenant) / self.counters.waiting_weight
         return self._tenants[tenant].work / (work_per_s * share) if work_per_s else math.inf
 
     def remove(self, request: R) -> None:
-        """Raises KeyError where it does not wait."""
+        """Let a request wait no longer. Raises KeyError where it does not wait."""
         tenant = request.tenant
         self._tenants[tenant].remove(request, self._keys.pop(request.id))
         if not len(self._tenants[tenant]):
@@ -207,11 +207,11 @@ class WaitingQueue(Generic[R]):
             self.counters.leave(tenant)
 
     def oldest(self, tenant: str, limit: int) -> list[R]:
-        """At most so many of a tenant's, by age."""
+        """Return at most `limit` requests of a tenant, by age."""
         return self._tenants[tenant].oldest(limit) if tenant in self._tenants else []
 
     def share(self, window: int) -> int:
-        """How many requests of one tenant may stay in a pass in which `window` may."""
+        """Return how many requests of one tenant may stay in a pass in which `window` may."""
         return max(1, window // max(1, len(self._tenants)))
 
     def candidates(self, tenant: str, window: int, placement: MostFree) -> Iterator[R]:
@@ -219,7 +219,7 @@ class WaitingQueue(Generic[R]):
         return self._tenants[tenant].candidates(window, placement) if tenant in self._tenants else iter(())
 
     def delay_s(self, request: R, now: float, *, alone: bool) -> float:
-        """What its arrival is delayed by: a runner computes prompts in the order of the sum.
+        """Return what a request's arrival is delayed by, in seconds: a runner computes prompts in order of the sum.
 
         The policy's delay; unless its tenant is alone in the pool also what the tenant's turn is behind, so that the
         order of prompts of different tenants is that of their turns: else the old requests of a flood came first.

@@ -1,4 +1,4 @@
-"""How many output tokens a request reserves. `POLICIES` names the reservation policies."""
+"""The output tokens that a request reserves. `POLICIES` names the reservation policies."""
 
 from collections.abc import Mapping
 

@@ -31,15 +31,15 @@ class OutputLengthStats:
             self._lengths.touch(key, lambda: deque(maxlen=MEMORY)).append(tokens)
 
     def of_adapter(self, pool: str, adapter: str) -> int:
-        """The estimate for the next answer of that adapter."""
+        """Return the estimate for the next answer of that adapter."""
         return self._of((pool, adapter)) or self.of_pool(pool)
 
     def of_pool(self, pool: str) -> int:
-        """The estimate for the next answer of any adapter of the pool."""
+        """Return the estimate for the next answer of any adapter of the pool."""
         return self._of((pool, None)) or self._default_tokens
 
     def _of(self, key: tuple[str, str | None]) -> int:
-        """0: too few answers for that rank."""
+        """Return the quantile of a key's lengths; 0: too few answers for that rank."""
         lengths = self._lengths.get(key, ())
         rank = math.ceil(self._quantile * (len(lengths) + 1))
         return sorted(lengths)[rank - 1] if rank <= len(lengths) else 0

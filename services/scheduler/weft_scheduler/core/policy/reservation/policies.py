@@ -1,4 +1,4 @@
-"""How many output tokens a request reserves; `README.md` in this folder has the reasons."""
+"""The output tokens that a request reserves; `README.md` in this folder has the reasons."""
 
 from abc import ABC, abstractmethod
 from typing import ClassVar, NamedTuple
@@ -7,7 +7,7 @@ from weft_scheduler.core.policy.reservation.output_lengths import OutputLengthSt
 
 
 class ExpectedOutput(NamedTuple):
-    """What is known of an answer when its request is submitted. 0: no prediction."""
+    """The length of an answer as expected when its request is submitted. 0: no prediction."""
 
     pool: str
     adapter: str
@@ -21,14 +21,14 @@ class ReservationPolicy(ABC):
 
     by_page: ClassVar[bool] = False  # nothing is reserved: a sequence grows by a page whenever it needs one
     pooled: ClassVar[bool] = False  # admission is by the expected use of a runner's sequences together
-    leaves: ClassVar[bool] = False  # who outruns its reservation is preempted, not the latest arrival
+    leaves: ClassVar[bool] = False  # the sequence that outruns its reservation is preempted, not the latest arrival
 
     def __init__(self, lengths: OutputLengthStats) -> None:
         self._lengths = lengths
 
     @abstractmethod
     def initial_tokens(self, expected: ExpectedOutput) -> int:
-        """1 to `max_tokens` output tokens."""
+        """Return the output tokens to reserve, 1 to `max_tokens`."""
 
 
 class Maximum(ReservationPolicy):
@@ -46,7 +46,7 @@ class Constant(ReservationPolicy):
 
 
 class Paged(ReservationPolicy):
-    """Nothing (Kwon et al., SOSP 2023): a page whenever one is needed; under pressure the latest arrival leaves."""
+    """Nothing ahead (Kwon et al., SOSP 2023): a page whenever one is needed; under pressure the latest arrival goes."""
 
     by_page: ClassVar[bool] = True
 
@@ -64,7 +64,7 @@ class Calibrated(ReservationPolicy):
 
 
 class Pooled(Calibrated):
-    """Nothing on the runner; the scheduler admits by what all sequences are expected to use (`pooled.py`)."""
+    """Nothing ahead on the runner; the scheduler admits by what all sequences are expected to use (`pooled.py`)."""
 
     by_page: ClassVar[bool] = True
     pooled: ClassVar[bool] = True

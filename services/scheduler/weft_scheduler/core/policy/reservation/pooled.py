@@ -1,7 +1,7 @@
 """The memory that a runner's sequences are expected to use together: the account of pooled admission.
 
 A quantile for each sequence keeps a margin for each, as if all answers were long at once. Here a sequence is expected
-to hold, so many steps from now, the pages of its prompt and of an answer that is as much longer, with the probability
+to hold, n steps from now, the pages of its prompt and of an answer that is n tokens longer, with the probability
 that the answer goes on until then. Sequences end independently of each other, so the variances of a sum add up, and one
 margin, of the sum's standard deviation, covers all of them; it grows with the root of their number.
 
@@ -18,14 +18,14 @@ HORIZONS = (0, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)  # steps ahead; twic
 HEAVY = 0.05  # the share of answers of which a prediction says nothing: they follow a tail that has no mean
 NO_USE = (0,) * len(HORIZONS)
 
-OVERRUN_RATE = 0.01  # of requests: the share that may be preempted for want of memory
-DEVIATIONS = 2.5  # of the sum, before anything was observed
+OVERRUN_RATE = 0.01  # share of requests that may be preempted for want of memory
+DEVIATIONS = 2.5  # standard deviations of the sum, before anything was observed
 MOST_DEVIATIONS = 8.0
 GAIN = 0.1  # deviations that an overrun adds
 
 
 class ExpectedUse(NamedTuple):
-    """Of one sequence or of several, at each horizon: tokens of pages, and the variance of them."""
+    """Use of one sequence or of several, at each horizon: tokens of pages, and the variance of them."""
 
     means: Sequence[int] = NO_USE
     variances: Sequence[int] = NO_USE
@@ -37,13 +37,13 @@ class ExpectedUse(NamedTuple):
         return ExpectedUse(*([a - b for a, b in zip(*of, strict=True)] for of in zip(self, other, strict=True)))
 
     def peak_tokens(self, deviations: float) -> int:
-        """The highest mean with its margin."""
+        """Return the highest mean with its margin."""
         sums = zip(self.means, self.variances, strict=True)
         return math.ceil(max(mean + deviations * math.sqrt(variance) for mean, variance in sums))
 
 
 class UseForecast:
-    """What one request is expected to hold, by its predicted length."""
+    """Forecast of what one request holds, by its predicted length."""
 
     __slots__ = ("_lengths", "_limit", "_prompt_tokens", "_typical")
 
@@ -53,11 +53,11 @@ class UseForecast:
         self._typical = max(1, quantiles[(len(quantiles) - 1) // 2][1])
 
     def emitted(self, kv_tokens: int) -> int:
-        """Tokens of the answer, where so many of prompt and answer are in KV."""
+        """Return the tokens of the answer, where `kv_tokens` of prompt and answer are in KV."""
         return max(0, kv_tokens - self._prompt_tokens)
 
     def use(self, emitted: int, page_tokens: int = 1, shared_pages: int = 0) -> ExpectedUse:
-        """From now on, after so many tokens of the answer. `shared_pages`: that count for another sequence."""
+        """Return the use from now on, after `emitted` tokens. `shared_pages`: pages that count for another sequence."""
         emitted = min(emitted, self._limit - 1)
         now, means, variances = self._survival(emitted), [*NO_USE], [*NO_USE]
         for index, steps in enumerate(HORIZONS):
@@ -71,7 +71,7 @@ class UseForecast:
         return ExpectedUse(means, variances)
 
     def _survival(self, tokens: int) -> float:
-        """The probability of more than so many tokens.
+        """Return the probability of more than `tokens` tokens.
 
         An answer that outlives its prediction is one of the heavy ones: it is expected to go on for as long again, and
         a prediction that is far off keeps a variance.
@@ -95,16 +95,16 @@ class Margin:
         self.deviations = DEVIATIONS
 
     def overran(self) -> None:
-        """A request was preempted for the first time."""
+        """Raise the margin: a request was preempted for the first time."""
         self.deviations = min(MOST_DEVIATIONS, self.deviations + GAIN)
 
     def ended(self) -> None:
-        """A request is over, preempted or not."""
+        """Lower the margin: a request is over, preempted or not."""
         self.deviations = max(0.0, self.deviations - GAIN * OVERRUN_RATE)
 
 
 class Member:
-    """One sequence in a runner's account. `held_pages`: that it has, by the runner's report or its Assign."""
+    """One sequence in a runner's account. `held_pages`: pages that it has, by the runner's report or its Assign."""
 
     __slots__ = ("due_tokens", "emitted", "forecast", "held_pages", "shared_pages", "use")
 
@@ -130,28 +130,28 @@ class PooledUse:
         self._settled = True
 
     def add(self, request_id: str, forecast: UseForecast, emitted: int, held_pages: int) -> None:
-        """A sequence comes, or another epoch of one that is here."""
+        """Add a sequence, or another epoch of one that is here."""
         self.remove(request_id)
         member = self.members[request_id] = Member(forecast, emitted, held_pages)
         self.held_pages += held_pages
         self._renew(member)
 
     def remove(self, request_id: str) -> None:
-        """A sequence is gone; unknown ones are ignored."""
+        """Remove a sequence that is gone; unknown ones are ignored."""
         member = self.members.pop(request_id, None)
         if member is not None:
             self.held_pages -= member.held_pages
             self.sum, self._settled = self.sum.minus(member.use), False
 
     def hold(self, request_id: str, pages: int) -> None:
-        """The runner reports so many pages of a sequence; unknown ones are ignored."""
+        """Take the pages that the runner reports of a sequence; unknown ones are ignored."""
         member = self.members.get(request_id)
         if member is not None:
             self.held_pages += pages - member.held_pages
             member.held_pages = pages
 
     def progress(self, request_id: str, kv_tokens: int) -> None:
-        """A sequence has so many tokens in KV. Its forecast is renewed each page or eighth of its answer."""
+        """Take a sequence's tokens in KV. Its forecast is renewed each page or eighth of its answer."""
         member = self.members.get(request_id)
         if member is not None and kv_tokens >= member.due_tokens:
             member.emitted = member.forecast.emitted(kv_tokens)
@@ -166,7 +166,7 @@ class PooledUse:
             self.peak_tokens = self.sum.peak_tokens(deviations)
 
     def check(self) -> None:
-        """The sums are those of the members; each member's use is what its forecast says of it."""
+        """Assert that the sums are those of the members, and each member's use is what its forecast says of it."""
         total, held = ExpectedUse(), 0
         for request_id, member in self.members.items():
             assert member.use == member.forecast_use(self._page_tokens), request_id

@@ -18,14 +18,14 @@ class Attainment:
         self._at = -math.inf
 
     def count(self, ttft_met: bool, token_time_met: bool, now: float) -> None:
-        """A request has finished."""
+        """Count a request that has finished."""
         kept = math.exp((self._at - now) / TAU_S)
         more = (True, ttft_met and token_time_met, ttft_met, token_time_met)
         finished, both, ttft, token_time = [n * kept + one for n, one in zip(self._counts, more, strict=True)]
         self._counts, self._at = (finished, both, ttft, token_time), now
 
     def percents(self) -> SloAttainment | None:
-        """Rounded down, so that 100 is all of them; None: no request has finished."""
+        """Return the shares, rounded down so that 100 is all requests; None: no request has finished."""
         finished = self._counts[0]
         if not finished:
             return None
@@ -42,7 +42,7 @@ class ServiceLevel:
         self._published_s = -math.inf
 
     def judge(self, ttft_s: float, tokens: int, total_s: float, now: float) -> tuple[bool, bool]:
-        """A request has finished: whether its first token and the others came in time. `ttft_s` 0: none came."""
+        """Count a finished request. Returns whether first token and others were in time. `ttft_s` 0: none came."""
         ttft_met = 0 < ttft_s <= (self._ttft_s or ttft_s)
         token_s = (total_s - ttft_s) / (tokens - 1) if tokens > 1 else 0.0
         met = ttft_met, token_s <= (self._token_time_s or token_s)
@@ -50,7 +50,7 @@ class ServiceLevel:
         return met
 
     def published(self, now: float, period_s: float) -> tuple[SloAttainment | None, float]:
-        """The attainment for the pool's status, and when a new one may follow."""
+        """Return the attainment for the pool's status, and when a new one may follow."""
         if not (self._ttft_s or self._token_time_s):
             return None, now
         if now >= self._published_s + period_s and (percents := self.attainment.percents()) is not None:
