@@ -1,1 +1,1 @@
-"""What the scheduler knows of requests, runners and pools. Each class alone writes its fields."""
+"""The scheduler's knowledge of requests, runners and pools. Each class alone writes its fields."""

@@ -35,9 +35,9 @@ class PoolAdapters:
         self.draining: dict[str, DrainingAdapter] = {}
         self.held: dict[str, DesiredAdapter] = {}  # as published
         self.held_since: dict[str, int] = {}  # digest -> the version that it came with, in the order of versions
-        self.pinned: tuple[str, ...] = ()  # of `held`, sorted
+        self.pinned: tuple[str, ...] = ()  # pinned digests of `held`, sorted
         self.version = 0
-        self.removed_version = 0  # of the last publication that removed a digest
+        self.removed_version = 0  # version of the last publication that removed a digest
         self._registered: dict[str, DesiredAdapter] = {}  # merged, as of the last `settle`
         self._unsettled: dict[str, None] = {}  # digests whose adapters changed since
         self._unpublished: dict[str, None] = {}  # digests that may have to be published
@@ -94,32 +94,32 @@ class PoolAdapters:
     # ------------------------------------------------------------ reading
 
     def registered(self, digest: str) -> bool:
-        """Whether an adapter of the registry has that content."""
+        """True where an adapter of the registry has that content."""
         return digest in self._registered
 
     def knows(self, digest: str) -> bool:
-        """Whether requests for that digest are served."""
+        """True where requests for that digest are served."""
         return digest == BASE or digest in self._registered or digest in self.draining
 
     def size(self, digest: str) -> tuple[int, int]:
-        """(rank, bytes); zeros for the base and for digests that no spec described."""
+        """Return (rank, bytes); zeros for the base and for digests that no spec described."""
         adapter = self._registered.get(digest)
         if adapter is None and digest in self.draining:
             adapter = self.draining[digest].adapter
         return (adapter.rank, adapter.bytes) if adapter is not None else (0, 0)
 
     def rank(self, digest: str) -> int:
-        """0 for the base and for digests that no spec described."""
+        """Return a digest's rank; 0 for the base and for digests that no spec described."""
         return self.size(digest)[0]
 
     # ------------------------------------------------------------ what runners hold
 
     def held_after(self, version: int) -> Iterator[str]:
-        """The digests that runners have to hold only since a later version."""
+        """Yield the digests that runners have to hold only since a later version."""
         return takewhile(lambda digest: self.held_since[digest] > version, reversed(self.held_since))
 
     def publish(self, new_version: Callable[[], int]) -> DesiredChange | None:
-        """The change since the last publication, now published under a new version; None: there is none."""
+        """Publish the change since the last publication, under a new version. Returns it; None: there is none."""
         if self.version and not self._unpublished:
             return None
         version = new_version()
@@ -150,11 +150,11 @@ class PoolAdapters:
         return DesiredChange(version, first, tuple(adapters), tuple(removed))
 
     def full(self, removed: tuple[str, ...] = ()) -> DesiredChange:
-        """Everything that a runner has to hold, and digests that this runner has to remove."""
+        """Return everything that a runner has to hold, and digests that this runner has to remove."""
         return DesiredChange(self.version, True, tuple(self.held[digest] for digest in sorted(self.held)), removed)
 
     def renumber(self, version: int) -> None:
-        """The same list under a new version: one of an earlier process may have had a higher number."""
+        """Put the list under a new version: one of an earlier process may have had a higher number."""
         if self.version:
             self.version = version
             self.held_since = dict.fromkeys(self.held_since, version)
@@ -162,7 +162,7 @@ class PoolAdapters:
 
 
 def _merged(specs: dict[str, AdapterSpec]) -> DesiredAdapter | None:
-    """Two adapters with the same content are one: pinned if either is, at the higher of their tiers."""
+    """Return adapters with the same content as one: pinned if any is, at the highest of their tiers."""
     if not specs:
         return None
     first = next(iter(specs.values()))

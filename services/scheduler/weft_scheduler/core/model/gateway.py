@@ -5,8 +5,8 @@ from collections import Counter
 from weft.domain.ids import RunnerId
 from weft.domain.machine import Kind, Peer
 
-MAX_AVOID_S = 60.0  # of a runner whose sessions are lost again and again
-MAX_DOUBLINGS = 16  # of an avoidance: a float takes no more than 2**1023
+MAX_AVOID_S = 60.0  # avoidance of a runner whose sessions are lost again and again
+MAX_DOUBLINGS = 16  # doublings of an avoidance: a float takes no more than 2**1023
 
 
 class Avoidance:
@@ -22,13 +22,13 @@ class Avoidance:
         self._until[runner_id] = until
 
     def current(self, now: float) -> list[RunnerId]:
-        """Those still to be avoided; the others are forgotten."""
+        """Return the runners still to be avoided; the others are forgotten."""
         for runner_id in [r for r, until in self._until.items() if until <= now]:
             del self._until[runner_id]
         return [*self._until]
 
     def next_deadline(self, now: float) -> float | None:
-        """When the next one ends."""
+        """Return when the next avoidance ends; None: there is none."""
         self.current(now)
         return min(self._until.values(), default=None)
 
@@ -37,13 +37,13 @@ class GatewayStream:
     """One stream of a gateway: what an earlier one carried is void."""
 
     def __init__(self, name: str, *, applies_routes: bool = False) -> None:
-        """`applies_routes`: it says which route table it has applied, and is waited for."""
+        """Begin a stream. `applies_routes`: the gateway says which route table it has applied, and is waited for."""
         self.id = name
-        self.applied_routes: int | None = 0 if applies_routes else None  # a version; None: it does not say
+        self.applied_routes: int | None = 0 if applies_routes else None  # the version; None: it does not say
         self.peer = Peer(Kind.GATEWAY, name)
         self.complete = False  # it has submitted again everything that it holds
         self.requests: set[str] = set()
-        self.pools: Counter[str] = Counter()  # of its requests
+        self.pools: Counter[str] = Counter()  # requests of each pool
         self.avoidance = Avoidance()
         self._lost_sessions: dict[RunnerId, int] = {}  # in a row
 
@@ -58,11 +58,11 @@ class GatewayStream:
             del self.pools[pool]
 
     def apply_routes(self, version: int) -> None:
-        """Whatever it submits from now on is of this route table, or a newer one."""
+        """Note that whatever the gateway submits from now on is of this route table, or a newer one."""
         self.applied_routes = version
 
     def resubmitted(self) -> None:
-        """The order of its requests is known now."""
+        """Note that the order of the stream's requests is known now."""
         self.complete = True
 
     def lost_session(self, runner_id: RunnerId, now: float, avoid_s: float) -> float | None:
@@ -81,9 +81,9 @@ class GatewayStream:
         return until
 
     def runner_lost(self, runner_id: RunnerId) -> None:
-        """That incarnation is over."""
+        """Forget the lost sessions of an incarnation that is over."""
         self._lost_sessions.pop(runner_id, None)
 
     def started(self, runner_id: RunnerId) -> None:
-        """That runner serves this gateway."""
+        """Forget the lost sessions of a runner that serves this gateway."""
         self._lost_sessions.pop(runner_id, None)

@@ -14,8 +14,8 @@ from weft_scheduler.core.policy.length_distribution import LengthDistribution
 from weft_scheduler.core.policy.queue.waiting_queue import Waiting
 from weft_scheduler.core.policy.reservation.pooled import UseForecast
 
-LEVELS = (0.1, 0.5, 0.9, 0.99)  # of the predicted quantiles
-PROMPT_TOKENS = 8  # of a prompt cost as much as one of the answer (A100, 7B: 0.1 ms beside 0.4 to 1 ms at batch 32)
+LEVELS = (0.1, 0.5, 0.9, 0.99)  # levels of the predicted quantiles
+PROMPT_TOKENS = 8  # prompt tokens that cost as much as one of the answer (A100, 7B: 0.1 ms; 0.4 to 1 ms at batch 32)
 
 
 class Placement(NamedTuple):
@@ -31,12 +31,12 @@ class Placement(NamedTuple):
 
     @property
     def last(self) -> RunnerId:
-        """The runner that has it to its end: its reservation is there."""
+        """The runner that has the request to its end: its reservation is there."""
         return self.token or self.prompt
 
 
 class Phase(Enum):
-    """Where a request is."""
+    """The places of a request on its way."""
 
     UNPLACED = "unplaced"  # in no place: its gateway is re-submitting, or it was released this moment
     WAITING = "waiting"  # in its pool's queue
@@ -45,7 +45,7 @@ class Phase(Enum):
     STOPPING = "stopping"  # it has to leave, or its runner is gone: the gateway's Failed is awaited
 
 
-# Which phase may follow; a request that ends is forgotten in any of them.
+# The phases that may follow; a request that ends is forgotten in any of them.
 NEXT_PHASES: dict[Phase, frozenset[Phase]] = {
     # adopted requests have a runner at once
     Phase.UNPLACED: frozenset({Phase.WAITING, Phase.ASSIGNED, Phase.RUNNING, Phase.STOPPING}),
@@ -77,39 +77,39 @@ class RequestTokens:
 
     @property
     def prefill(self) -> int:
-        """Tokens that are computed before its next one, where nothing of it is in KV."""
+        """Tokens that are computed before the next one, where nothing of the request is in KV."""
         return self.prompt + self.emitted
 
     @property
     def context(self) -> int:
-        """The most it can ever hold."""
+        """Maximum of tokens that the request can ever hold."""
         return self.prompt + self.max_output
 
     @property
     def median_output(self) -> int:
-        """Tokens of its whole answer: the p50, or half of its first reservation."""
+        """Tokens of the whole answer: the p50, or half of the first reservation."""
         return min(self._median, self.max_output)
 
     @property
     def expected_work(self) -> float:
-        """What it is expected to cost yet, in output tokens."""
+        """Expected cost of what is still to come, in output tokens."""
         return self.expected_remaining(self.emitted) + self.prefill / PROMPT_TOKENS
 
     @property
     def predicted_cost(self) -> float:
-        """What the whole request is expected to cost, in output tokens."""
+        """Expected cost of the whole request, in output tokens."""
         return self.cost_of(max(self.emitted, self.median_output))
 
     def cost_of(self, output: int) -> float:
-        """Return what it costs with an answer of so many tokens, in output tokens."""
+        """Return the cost of the request with an answer of `output` tokens, in output tokens."""
         return self.prompt / PROMPT_TOKENS + output
 
     def emitted_with(self, in_kv: int) -> int:
-        """Return the tokens that are emitted for sure, where its runner has reported so many tokens in KV."""
+        """Return the tokens that are emitted for sure, where the runner has reported `in_kv` tokens in KV."""
         return max(self.emitted, in_kv - self.prompt)
 
     def expected_remaining(self, emitted: int) -> float:
-        """Return the tokens of the answer still to come after so many."""
+        """Return the tokens of the answer still to come after `emitted`."""
         return LengthDistribution(self.quantiles).expected_remaining(emitted, self.max_output)
 
     # ------------------------------------------------------------ what is learned
@@ -121,12 +121,12 @@ class RequestTokens:
         self._median = next((tokens for level, tokens in self.quantiles if level == 0.5), half)
 
     def fit(self, context: int) -> None:
-        """Shorten an answer whose length nobody asked for to what such a context holds, which ends it at the runner."""
+        """Shorten an answer whose length nobody asked for to what that context holds, which ends it at the runner."""
         if self._open_ended and context > self.prefill:
             self.max_output = min(self.max_output, context - self.prompt)
 
     def emit(self, tokens: int) -> None:
-        """Note that so many tokens of the answer were streamed."""
+        """Note that `tokens` tokens of the answer were streamed."""
         self.emitted = max(self.emitted, tokens)
 
     def begin_epoch(self) -> None:
@@ -144,10 +144,10 @@ class Reservation:
         self.reserved_until = submit.start_emitted_tokens + reserved if reserved else 0
         self.by_page = False  # it reserves nothing ahead
         self.leaves = False  # it is the victim of its own overrun
-        self.forecast: UseForecast | None = None  # of its memory, where admission is pooled
+        self.forecast: UseForecast | None = None  # forecast of its memory, where admission is pooled
         self.overran = False  # it was preempted for want of memory
         self.preemptions = submit.preemptions  # on all runners
-        self.stays = False  # they are as many as they may be
+        self.stays = False  # its preemptions are as many as they may be
 
     # ------------------------------------------------------------ questions
 
@@ -158,16 +158,16 @@ class Reservation:
 
     @property
     def held_tokens(self) -> int:
-        """Tokens that its pages have to hold on a runner: prompt, emitted, reservation."""
+        """Tokens that the request's pages have to hold on a runner: prompt, emitted, reservation."""
         return self._tokens.prefill + self._after(self._tokens.emitted)
 
     @property
     def footprint_tokens(self) -> int:
-        """Tokens that a runner needs free for it: what is reserved, or the most that it is expected to use."""
+        """Tokens that a runner needs free for the request: what is reserved, or the maximum of its expected use."""
         return self.footprint_after(self._tokens.emitted)
 
     def footprint_after(self, emitted: int) -> int:
-        """Return the footprint once so many tokens are emitted."""
+        """Return the footprint once `emitted` tokens are emitted."""
         reserved = self._tokens.prompt + emitted + self._after(emitted)
         return reserved if self.forecast is None else max(reserved, self.forecast.use(emitted).peak_tokens(0.0))
 
@@ -188,26 +188,26 @@ class Reservation:
         self.reserved_until = max(1, self._tokens.start_emitted + tokens)
 
     def grow(self, tokens: int) -> None:
-        """Note what its runner reports from the start of this epoch on: it may have doubled it in place."""
+        """Note what the runner reports as reserved from the epoch's start on: it may have doubled that in place."""
         self.reserved_until = max(self.reserved_until, self._tokens.start_emitted + tokens)
 
     def lose_memory(self) -> bool:
-        """Note that its memory is another's. True where that is the first time."""
+        """Note that the request's memory is another's. True where that is the first time."""
         first, self.overran = not self.overran, True
         return first
 
     def preempt(self, max_preemptions: int) -> None:
-        """Count one more of its bounded preemptions."""
+        """Count one more of the bounded preemptions."""
         self.preemptions += 1
         self.limit_preemptions(max_preemptions)
 
     def limit_preemptions(self, max_preemptions: int) -> None:
-        """Reserve the whole answer once it was preempted so often, and let it be no victim from its next epoch on.
+        """Reserve the whole answer after `max_preemptions`, and let the request be no victim from its next epoch on.
 
         Either alone bounds nothing: a victim is the latest arrival, whether it has overrun or not, and one that is
         spared but grows could wait for pages for ever. With both it runs to its end wherever it is placed, and it can
-        be placed: none is accepted that no runner could hold to its limit. A rejection would waste what was computed
-        for it so often.
+        be placed: no request is accepted that no runner could hold to its limit. A rejection would waste all that was
+        computed for it.
         """
         if self.preemptions >= max_preemptions:
             self.stays, self.reserved_until = True, self._tokens.max_output
@@ -225,22 +225,22 @@ class RequestHistory:
     def __init__(self, migrations: int, *, admitted: bool) -> None:
         self.admitted, self.migrations = admitted, migrations
         self.consolidations = 0  # migrations that consolidation ordered: they count for no failure
-        self.kv_migrations = 0  # those that took the KV along: neither do they
+        self.kv_migrations = 0  # migrations that took the KV along: they count for none either
         self.capacity_refusals = 0  # NoCapacity answers in a row
         self.load_failures: dict[RunnerId, str] = {}
         self.one_runner = False  # its KV was lost on its way between two: both of its phases run on one from now on
-        self.avoidance: Avoidance | None = None  # of runners; None: it never had to avoid any
+        self.avoidance: Avoidance | None = None  # avoided runners; None: it never had to avoid any
 
     def migrate(self) -> None:
-        """Count one more of its bounded migrations."""
+        """Count one more of the bounded migrations."""
         self.migrations += 1
 
     def migrate_with_kv(self) -> None:
-        """Count one more of its bounded migrations with its KV."""
+        """Count one more of the bounded migrations with KV."""
         self.kv_migrations += 1
 
     def consolidate(self) -> None:
-        """Count one more of its bounded migrations by consolidation."""
+        """Count one more of the bounded migrations by consolidation."""
         self.consolidations += 1
 
     def avoid(self, runner_id: RunnerId, until: float) -> None:
@@ -249,11 +249,11 @@ class RequestHistory:
         self.avoidance.add(runner_id, until)
 
     def run(self) -> None:
-        """Note that a runner has it: what was refused in a row is over."""
+        """Note that a runner has the request: refusals in a row are over."""
         self.capacity_refusals = 0
 
     def fail_on(self, runners: tuple[RunnerId, ...], reason: FailReason, detail: str) -> None:
-        """Note that its epoch failed there."""
+        """Note that an epoch failed on those runners."""
         self.capacity_refusals = self.capacity_refusals + 1 if reason is FailReason.NO_CAPACITY else 0
         self.one_runner |= reason is FailReason.KV_LOST
         if reason is FailReason.LOAD_FAILED:
@@ -266,26 +266,26 @@ class NumericsClass:
     __slots__ = ("assigned", "awaited_until", "latest")
 
     def __init__(self, latest: str = "") -> None:
-        self.latest = latest  # of the runner that computed its latest tokens; none before the first
-        self.assigned = ""  # of the runner of its present epoch
+        self.latest = latest  # class of the runner that computed its latest tokens; none before the first
+        self.assigned = ""  # class of the runner of its present epoch
         self.awaited_until = 0.0  # from then on any class will do; 0: it has not waited since it ran
 
     def await_until(self, now: float, same_class_s: float) -> str:
-        """Let a request with tokens wait for its class for so long, once. Returns the class that it waits for."""
+        """Let a request with tokens wait `same_class_s` for its class, once. Returns the class that it waits for."""
         if self.latest and not self.awaited_until:
             self.awaited_until = now + same_class_s
         return self.latest if now < self.awaited_until else ""
 
     def assign(self, numerics_class: str) -> None:
-        """Note the class of the runner of its present epoch."""
+        """Note the class of the runner of the present epoch."""
         self.assigned = numerics_class
 
     def run(self) -> None:
-        """Note that a runner has it: it may wait again."""
+        """Note that a runner has the request: it may wait again."""
         self.awaited_until = 0.0
 
     def keep(self) -> None:
-        """Note that its latest tokens are of the class of the runner that it leaves."""
+        """Note that the latest tokens are of the class of the runner that the request leaves."""
         self.latest = self.assigned or self.latest
 
 
@@ -300,38 +300,38 @@ class Request:
     def __init__(self, submit: Submit, gateway: str, now: float, ticket: int, *, newcomer: bool) -> None:
         self.id, self.gateway = submit.request_id, gateway
         self.pool, self.adapter = submit.pool, submit.adapter
-        self.tenant = submit.namespace  # of its caller
+        self.tenant = submit.namespace  # namespace of its caller
         self.batch = submit.priority is Priority.BATCH  # a line of a batch
         self.order = now - submit.waited_s, ticket  # its age: arrival on this process's clock; the smaller waits longer
         self.tokens = RequestTokens(submit)
         self.reservation = Reservation(submit, self.tokens)
         self.history = RequestHistory(submit.migrations, admitted=not newcomer)
         self.classes = NumericsClass(submit.numerics_class)
-        self.epoch = submit.epoch  # the highest it was assigned under
+        self.epoch = submit.epoch  # the highest that it was assigned under
         self.placement: Placement | None = None
         self.waiting = Waiting()  # as it waits, or waited last
-        self.charged = 0.0  # to its tenant, in output tokens; 0: it was on no runner
+        self.charged = 0.0  # cost charged to its tenant, in output tokens; 0: it was on no runner
         self._phase = Phase.UNPLACED
 
     @property
     def phase(self) -> Phase:
-        """Where it is."""
+        """The place of the request."""
         return self._phase
 
     @property
     def placed(self) -> bool:
-        """True where it is on a runner, as far as is known here."""
+        """True where the request is on a runner, as far as is known here."""
         return self._phase in PLACED
 
     @property
     def runner(self) -> RunnerId | None:
-        """The runner that has it to its end, and most of its tokens come from."""
+        """The runner that has the request to its end, and most of its tokens come from."""
         return self.placement.last if self.placement is not None else None
 
     # ------------------------------------------------------------ transitions
 
     def enqueue(self, now: float, same_class_s: float) -> None:
-        """Let it wait. One with tokens may wait so long, once, for a runner of the class that computed them."""
+        """Let the request wait; with tokens `same_class_s` long, once, for a runner of the class that computed them."""
         self._enter(Phase.WAITING)
         tokens = self.tokens
         work = tokens.prompt + max(tokens.emitted + 1, tokens.median_output)
@@ -339,28 +339,28 @@ class Request:
         self.waiting = Waiting(lane, self.reservation.footprint_tokens, work)
 
     def expect_work(self) -> None:
-        """Estimate what it is expected to cost yet, before it waits in an order that asks for it."""
+        """Estimate what the request is expected to cost yet, before it waits in an order that asks for that."""
         self.waiting = self.waiting._replace(expected_work=self.tokens.expected_work)
 
     def stop_awaiting_class(self) -> None:
-        """Let any class do; only while it is out of the queue's order."""
+        """Let any class do; only while the request is out of the queue's order."""
         assert self._phase is Phase.WAITING, self
         self.waiting = self.waiting._replace(lane="")
 
     def assign(self, epoch: Epoch, placement: Placement) -> None:
-        """Move it out of the queue, onto runners."""
+        """Move the request out of the queue, onto runners."""
         assert epoch > self.epoch, (self.id, self.epoch, epoch)
         self._enter(Phase.ASSIGNED)
         self.epoch, self.placement = epoch, placement
         self.tokens.begin_epoch()
 
     def adopt(self, placement: Placement, phase: Phase) -> None:
-        """Leave it where it runs already, as its gateway submitted it."""
+        """Leave the request where it runs already, as its gateway submitted it."""
         self._enter(phase)
         self.placement = placement
 
     def hand_off(self) -> RunnerId | None:
-        """Leave it to the token runner. Returns the prompt runner, which has nothing of it any more."""
+        """Leave the request to the token runner. Returns the prompt runner, which has nothing of it any more."""
         placement = self.placement
         if placement is None or placement.token is None:
             return None
@@ -368,7 +368,7 @@ class Request:
         return placement.prompt
 
     def acknowledge(self) -> bool:
-        """Note that it has started, or is in a report. False where that is known."""
+        """Note that the request has started, or is in a report. False where that is known."""
         if self._phase is not Phase.ASSIGNED:
             return False
         self._enter(Phase.RUNNING)
@@ -377,16 +377,16 @@ class Request:
         return True
 
     def stop(self) -> None:
-        """End its epoch: the gateway's Failed is awaited."""
+        """End the epoch: the gateway's Failed is awaited."""
         self._enter(Phase.STOPPING)
 
     def keep(self) -> None:
-        """Let its epoch last after all."""
+        """Let the epoch last after all."""
         assert self._phase is Phase.STOPPING, self
         self._enter(Phase.RUNNING)
 
     def release(self) -> Placement:
-        """Take it off its runners, to no place."""
+        """Take the request off its runners, to no place."""
         placement = self.placement
         assert placement is not None, self
         self._enter(Phase.UNPLACED)
@@ -394,7 +394,7 @@ class Request:
         return placement
 
     def charge(self, cost: float) -> float:
-        """Charge its tenant so much in all. Returns by how much that is more than before."""
+        """Charge the tenant `cost` in all. Returns by how much that is more than before."""
         more, self.charged = cost - self.charged, cost
         return more
 
@@ -407,7 +407,7 @@ class Request:
 
 
 def remaining_tokens(reserved_until: int, emitted: int, max_output: int) -> int:
-    """Output tokens to reserve beyond what was emitted: at least 1, never beyond `max_output`.
+    """Return the output tokens to reserve beyond what was emitted: at least 1, never beyond `max_output`.
 
     A reservation that the answer has outrun doubles until it is past it (S3, section 3.4).
     """

@@ -27,7 +27,7 @@ from weft_scheduler.core.policy.placement.policy import RunnerLoad
 from weft_scheduler.core.policy.placement.runner_index import RunnerShape
 from weft_scheduler.core.policy.reservation.pooled import PooledUse, UseForecast
 
-PROMPT_QUEUE_S = 0.5  # of prompts on a runner, by its measured rate: the rest waits where the queue's policy orders it
+PROMPT_QUEUE_S = 0.5  # prompts on a runner, by its measured rate: the rest waits where the queue's policy orders it
 
 
 class StaleReport(Exception):
@@ -40,7 +40,7 @@ class LastReport:
     def __init__(self) -> None:
         self.version: int | None = None
         self.figures = RunnerFigures(ready=False)
-        self.overdue_pages = 0  # that paused sequences wait for
+        self.overdue_pages = 0  # pages that paused sequences wait for
         self.taken_s = 0.0
         self.sequences: dict[str, SequenceState] = {}
         self.progress: Sequence[int] = ()  # tokens in KV of each of `sequences`, in their order
@@ -48,12 +48,12 @@ class LastReport:
         self.errors: dict[str, str] = {}  # digest -> why its last load failed
 
     def includes(self, request_id: str, epoch: Epoch) -> bool:
-        """True where it counts that epoch."""
+        """True where the report counts that epoch."""
         sequence = self.sequences.get(request_id)
         return sequence is not None and sequence.epoch == epoch
 
     def in_kv(self) -> Iterator[tuple[str, int]]:
-        """Return each sequence and the tokens that it had in KV."""
+        """Yield each sequence and the tokens that it had in KV."""
         return zip(self.sequences, self.progress or [0] * len(self.sequences), strict=False)
 
     def check(self, report: RunnerReport, spec: RunnerSpec) -> None:
@@ -109,7 +109,7 @@ class LastReport:
 
 
 def pages_of(tokens: int, page_tokens: int) -> int:
-    """Return the pages that hold so many tokens."""
+    """Return the pages that hold `tokens` tokens."""
     return -(-tokens // page_tokens)
 
 
@@ -120,8 +120,8 @@ class UnackedAssign:
     epoch: Epoch
     pages: int
     adapter: str
-    adapter_pages: int = 0  # that its adapter will take
-    prompt_tokens: int = 0  # that the runner will compute before the first token
+    adapter_pages: int = 0  # pages that its adapter will take
+    prompt_tokens: int = 0  # tokens that the runner will compute before the first one of the answer
     batch: bool = False  # of a line of a batch
 
 
@@ -132,8 +132,8 @@ class RunnerAccounts:
         self._report = report
         self._spec: RunnerSpec | None = None
         self._max_pinned = 0  # adapters: one slot stays for what is not pinned
-        self.max_sequences = 0  # that are placed on it: of the spec, and within its pool's token time
-        self.prompt_queue_tokens = 0  # once so many are pending, it takes no more prompts
+        self.max_sequences = 0  # sequences that may be placed on it: of the spec, and within its pool's token time
+        self.prompt_queue_tokens = 0  # pending tokens from which on it takes no more prompts
         self.owned: set[str] = set()  # requests placed here
         self.unacked: dict[str, UnackedAssign] = {}
         self.unacked_pages = 0
@@ -141,18 +141,18 @@ class RunnerAccounts:
         self.active: dict[str, int] = {}  # adapter -> sequences, reported and unacknowledged: its busy slots
         self.batch: dict[str, int] = {}  # batch requests among its sequences and unacknowledged ones -> their pages
         self.batch_pages = 0
-        self.pooled: PooledUse | None = None  # of the sequences that are admitted by their expected use
+        self.pooled: PooledUse | None = None  # use of the sequences that are admitted by their expected use
         self._busy: tuple[str, ...] | None = None  # cache of `busy_adapters`
         self._busy_pinned: Sequence[str] = ()
 
     def describe(self, spec: RunnerSpec) -> None:
-        """Know the runner's size."""
+        """Take the runner's size."""
         self._spec, self.max_sequences, self._max_pinned = spec, spec.max_sequences, max(0, spec.max_adapters - 1)
         # where no rate was measured: the longest prompt
         self.prompt_queue_tokens = int(PROMPT_QUEUE_S * spec.prefill_tokens_per_s) or spec.max_context_tokens
 
     def limit(self, token_time_s: float) -> None:
-        """Let its steps take no longer; 0: no such objective."""
+        """Let the runner's steps take at most `token_time_s`; 0: no such objective."""
         assert self._spec is not None
         self.max_sequences = self._spec.sequences_within(token_time_s)
 
@@ -181,29 +181,29 @@ class RunnerAccounts:
 
     @property
     def pending_prompt_tokens(self) -> int:
-        """Tokens of prompts that it has or was assigned, and has not computed yet."""
+        """Tokens of prompts that the runner has or was assigned, and has not computed yet."""
         return self._report.figures.pending_prompt_tokens + self.unacked_prompt_tokens
 
     @property
     def working_set(self) -> int:
-        """Sequences that it has or was assigned (Punica's working set)."""
+        """Sequences that the runner has or was assigned (Punica's working set)."""
         return len(self._report.sequences) + len(self.unacked)
 
     @property
     def packed_sequences(self) -> int:
-        """The batch that it takes in a pool that packs."""
+        """The batch that the runner takes in a pool that packs."""
         return min(self._spec.packed_sequences, self.max_sequences) if self._spec else 0
 
     @property
     def is_loaded(self) -> bool:
-        """At least half full, of sequences (those that it runs well) or of pages: not lightly loaded."""
+        """True where the runner is not lightly loaded: half full or more, of sequences (that it runs well) or pages."""
         assert self._spec is not None
         working_set = self.working_set
         full = 2 * working_set >= self._spec.good_sequences
         return full or (working_set > 0 and 2 * self.free_pages <= self._spec.total_pages)
 
     def has_adapter(self, digest: str) -> bool:
-        """True where nothing is loaded for one more sequence of it: it is on the device, or on its way for another."""
+        """True where one more sequence of an adapter loads nothing: it is on the device, or on its way for another."""
         state = self._report.adapters.get(digest)
         return digest == BASE or digest in self.active or (state is not None and state.tier is Tier.DEVICE)
 
@@ -238,7 +238,7 @@ class RunnerAccounts:
             self.pooled.add(request_id, forecast, emitted_tokens, pages)
 
     def settle(self, deviations: float) -> None:
-        """Take the peak of what is expected, with that margin, before its load counts."""
+        """Take the peak of what is expected, with that margin, before the runner's load counts."""
         if self.pooled is not None:
             self.pooled.settle(deviations)
             if not self.pooled.members:
@@ -308,7 +308,7 @@ class RunnerAccounts:
         self._count_batch(request_id)
 
     def _follow(self, pooled: PooledUse, report: RunnerReport) -> None:
-        """Bring the expected use of its sequences up to a report that has been applied but for this."""
+        """Bring the expected use of the sequences up to a report that has been applied but for this."""
         unacked, sequences = self.unacked, self._report.sequences
         for request_id in [*pooled.members] if report.full else report.ended:
             if request_id not in sequences and request_id not in unacked:
@@ -358,10 +358,10 @@ class Counted(NamedTuple):
 
 
 class SentOrders(NamedTuple):
-    """What is on its way to a runner."""
+    """Orders on their way to a runner."""
 
-    desired_version: int = 0  # of the adapters that it has to hold
-    role: RunnerRole | None = None  # that it has not confirmed
+    desired_version: int = 0  # version of the adapters that it has to hold
+    role: RunnerRole | None = None  # role that it has not confirmed
 
 
 class RunnerAccount:
@@ -371,14 +371,14 @@ class RunnerAccount:
         self.id = runner_id
         self.arrival = arrival  # the newest has the highest
         self.spec: RunnerSpec | None = None
-        self.shape = RunnerShape(0, 0)  # of the spec
+        self.shape = RunnerShape(0, 0)  # shape by the spec
         self.report = LastReport()
         self.accounts = RunnerAccounts(self.report)
-        self.supervisor = ""  # the one that reports it; "": none so far
+        self.supervisor = ""  # supervisor that reports it; "": none so far
         self.confirmed = False  # fully reported on its supervisor's present stream
         self.cordoned = False  # should go: takes nothing new
         self.serving = False  # has been able to serve once: what is pinned later does not hold it back
-        self.role = RunnerRole.MIXED  # that it is wanted in
+        self.role = RunnerRole.MIXED  # role that it is wanted in
         self.alone = True  # no other runner exchanges KV with it: prompts that do not wait here cannot go elsewhere
         self.ready_version: int | None = None  # the desired version it is Ready with
         self.sent = SentOrders()
@@ -388,12 +388,12 @@ class RunnerAccount:
 
     @property
     def name(self) -> str:
-        """What people call it; its uuid where it has no name."""
+        """Name that people call the runner by; its uuid where it has none."""
         return (self.spec.name if self.spec else "") or self.id.uuid
 
     @property
     def placeable(self) -> bool:
-        """True where anything new may be placed on it: nothing before its first full report, nor on a victim."""
+        """True where anything new may be placed on the runner: not before its first full report, nor on a victim."""
         return self.confirmed and self.serving and not self.cordoned and not self.report.figures.draining
 
     def standing(self, pinned: Sequence[str], *, split: bool) -> Standing:
@@ -423,7 +423,7 @@ class RunnerAccount:
         return RunnerLoad(self.id.uuid, self.shape, working_set, good, free_tokens, busy, full, packed, *phases)
 
     def contributes(self, pinned: Sequence[str]) -> Contribution | None:
-        """Return what it adds to its pool: nothing before its first report, nor while it drains."""
+        """Return what the runner adds to its pool: nothing before its first report, nor while it drains."""
         spec, accounts = self.spec, self.accounts
         if spec is None or self.report.version is None or self.report.figures.draining:
             return None
@@ -445,13 +445,13 @@ class RunnerAccount:
         )
 
     def serves(self, held: Iterable[tuple[str, bool, Tier]], version: int) -> bool:
-        """True where nothing holds it back but adapters that failed to load: those must not take a runner away."""
+        """True where nothing holds a runner back but adapters that failed to load: those must not take it away."""
         if not (0 < version == self.report.figures.desired_version and self.report.errors):
             return False
         return all(self._settled(digest, pinned, tier) for digest, pinned, tier in held)
 
     def _settled(self, digest: str, pinned: bool, tier: Tier) -> bool:
-        """True where no request has to wait for it. A report has what is loading, not what has come to the disk."""
+        """True where no request has to wait for an adapter. A report has what is loading, not what came to the disk."""
         state = self.report.adapters.get(digest)
         if pinned:
             return state is not None and (bool(state.error) or state.tier is Tier.DEVICE)
@@ -460,7 +460,7 @@ class RunnerAccount:
     # ------------------------------------------------------------ transitions
 
     def describe(self, spec: RunnerSpec) -> None:
-        """Know what does not change while it lives; only the first spec counts."""
+        """Take what does not change while the runner lives; only the first spec counts."""
         if self.spec is None:
             self.spec = spec
             self.accounts.describe(spec)
@@ -475,40 +475,40 @@ class RunnerAccount:
             )
 
     def confirm(self, supervisor: str) -> bool:
-        """Take its first full report on that supervisor's present stream. True where it was not confirmed."""
+        """Take the runner's first full report on that supervisor's present stream. True where it was not confirmed."""
         assert self.spec is not None, self.id
         confirmed, self.confirmed, self.supervisor, self.sent = self.confirmed, True, supervisor, SentOrders()
         return not confirmed
 
     def unconfirm(self) -> None:
-        """End its supervisor's stream."""
+        """Note that the supervisor's stream has ended."""
         assert self.confirmed, self.id
         self.confirmed = False
 
     def cordon(self, cordoned: bool) -> bool:
-        """Let it go, or not. True where that has changed."""
+        """Let the runner go, or not. True where that has changed."""
         changed, self.cordoned = self.cordoned != cordoned, cordoned
         return changed
 
     def take_role(self, role: RunnerRole, *, alone: bool) -> bool:
-        """Let it be what it should be. `alone`: no other runner exchanges KV with it. True where that has changed."""
+        """Give the runner its role. `alone`: no other runner exchanges KV with it. True where that has changed."""
         before, self.role, self.alone = (self.role, self.alone), role, alone
         return before != (role, alone)
 
     def send(self, sent: SentOrders) -> None:
-        """Note what is on its way to it from now on."""
+        """Note what is on its way to the runner from now on."""
         self.sent = sent
 
     def serve(self) -> None:
-        """Note that it can serve, and stays able to."""
+        """Note that the runner can serve, and stays able to."""
         self.serving = True
 
     def ready(self, version: int | None) -> int | None:
-        """Note that it is Ready with that desired version, or not at all. Returns the one before."""
+        """Note that the runner is Ready with that desired version, or not at all. Returns the version before."""
         before, self.ready_version = self.ready_version, version
         return before
 
     def count(self, standing: Standing, contribution: Contribution | None) -> None:
-        """Note what its pool counts of it from now on."""
+        """Note what its pool counts of the runner from now on."""
         accepting = self.role if contribution is not None and not self.cordoned else None
         self.counted = Counted(standing, contribution, accepting)

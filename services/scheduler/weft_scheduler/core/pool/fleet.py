@@ -25,7 +25,7 @@ class ReadyRunners:
         self.pages: Counter[int] = Counter()  # KV pages in all -> runners
         self.versions: Counter[int] = Counter()  # desired version -> runners
         self.min_context_tokens = 0  # the smallest limit of any; the last known while there are none
-        self.min_pages = 0  # the fewest pages in all of any; likewise
+        self.min_pages = 0  # the fewest pages in all of any; the last known while there are none
 
     def put(self, runner: RunnerAccount, version: int | None) -> None:
         """Count a runner as Ready with that desired version; None: it is not Ready."""
@@ -50,14 +50,14 @@ class PoolFleet:
     def __init__(self, spec: PoolSpec, adapters: PoolAdapters) -> None:
         self._spec, self._adapters = spec, adapters
         self.is_split = spec.split
-        self.runners: dict[str, RunnerAccount] = {}  # those that have been confirmed, by uuid
+        self.runners: dict[str, RunnerAccount] = {}  # runners that have been confirmed, by uuid
         self.confirmed_shapes: Counter[RunnerShape] = Counter()
         self.accepting: Counter[tuple[RunnerRole, RunnerShape]] = Counter()  # runners that take more now or soon
         self.ready = ReadyRunners()
         self.draining: dict[str, None] = {}  # an ordered set of uuids of runners that end
         self.load_failures: dict[str, dict[str, str]] = {}  # adapter -> uuid -> why its load failed there
         self.capacity = PoolCapacity()
-        self.margin = Margin()  # of pooled admission
+        self.margin = Margin()  # margin of pooled admission
         self.placement = new_placement(spec)
         self.prefers_packing = False  # full batches are preferred to idle runners
         self.batch_runners: dict[str, None] = {}  # uuids of runners that have batch requests, an ordered set
@@ -76,7 +76,7 @@ class PoolFleet:
         return any(shape.fits(rank, context_tokens, numerics_class) for _, shape in self.accepting)
 
     def runners_of_roles(self) -> Counter[RunnerRole]:
-        """Return how many of those that accept are wanted in each role."""
+        """Return how many accepting runners are wanted in each role."""
         counts = Counter[RunnerRole]()
         for (role, _), runners in self.accepting.items():
             counts[role] += runners
@@ -171,7 +171,7 @@ class PoolFleet:
                 self.update(runner, again=True)
 
     def leave_room(self, places: int) -> None:
-        """Let batch requests leave so many places free on each runner."""
+        """Let batch requests leave `places` places free on each runner."""
         if places != self._left:
             self._left = places
             for runner in self.runners.values():
@@ -182,7 +182,7 @@ class PoolFleet:
         self.roles_stale = False
 
     def _crowd(self, runner: RunnerAccount) -> None:
-        """Of a runner's places at most half are left to interactive requests."""
+        """Note where batch requests have no place: at most half of a runner's places are left to interactive ones."""
         if runner.spec is None:
             return
         places = runner.spec.max_sequences

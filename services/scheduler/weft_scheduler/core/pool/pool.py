@@ -42,12 +42,12 @@ class Pool:
 
     @property
     def in_use(self) -> bool:
-        """True while there is a reason to remember it."""
+        """True while there is a reason to remember the pool."""
         return self.spec is not None or bool(self.waiting.requests or self.fleet.runners or self.adapters.by_uid)
 
     @property
     def is_served(self) -> bool:
-        """True where gateways know of it."""
+        """True where gateways know of the pool."""
         return bool(self.declared.base_digest)
 
     def declare(self, spec: PoolSpec | None) -> None:
@@ -65,12 +65,12 @@ class Pool:
         return self.declared.drain_s or config.drain_s
 
     def route(self) -> PoolRoute | None:
-        """Return what gateways know of it; None: it is not served."""
+        """Return what gateways know of the pool; None: it is not served."""
         ready = self.fleet.ready
         return self.declared.route(ready.count, ready.min_context_tokens) if self.is_served else None
 
     def base_route(self) -> Route | None:
-        """Return the name of its base model; None: it serves none."""
+        """Return the name of the pool's base model; None: it serves none."""
         spec = self.spec
         if spec is None or not (spec.base_digest and spec.base_model_name):
             return None
@@ -81,7 +81,7 @@ class Pool:
 
     @property
     def work_per_s(self) -> float:
-        """Tokens that its runners compute in a second, of prompts and answers; 0.0: nothing was measured yet."""
+        """Tokens that the pool's runners compute in a second, of prompts and answers; 0.0: nothing was measured yet."""
         return self.scaling.autoscaler.throughput.per_s() * sum(self.fleet.accepting.values())
 
     @property

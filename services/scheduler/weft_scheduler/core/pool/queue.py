@@ -1,4 +1,4 @@
-"""What waits in a pool, and whose turn it is: its queues, its tenants, and the sums of what waits."""
+"""The requests that wait in a pool, and whose turn it is: its queues, its tenants, and the sums of what waits."""
 
 from collections import Counter
 from operator import lt
@@ -12,30 +12,31 @@ from weft_scheduler.core.policy.queue.overtaking import Overtaking
 from weft_scheduler.core.policy.queue.token_counters import TenantShares, TokenCounters
 from weft_scheduler.core.policy.queue.waiting_queue import WaitingQueue
 
-BEYOND_SHARE_S = 10.0  # prompts of tenants within their share that arrive so much later are computed before
+BEYOND_SHARE_S = 10.0  # prompts of tenants within their share that arrive within that time are computed before
 
 
 class BatchRequests:
-    """One owner: the pool."""
+    """The batch requests of a pool. One owner: the pool."""
 
     def __init__(self, queue: WaitingQueue[Request]) -> None:
         self.queue, self.overtaking = queue, Overtaking[Request]()
-        self.total = 0  # that wait or run
+        self.total = 0  # requests that wait or run
         self.running = 0
-        self.headroom = Headroom()  # that they leave on each runner
+        self.headroom = Headroom()  # room that they leave on each runner
         self._passed_over = False
 
     def wait_in(self, queue: WaitingQueue[Request]) -> None:
-        """Let those that wait wait in another queue."""
+        """Let the requests that wait do so in another queue."""
         self.queue = queue
 
     def pass_over(self) -> None:
-        """Interactive requests wait: what changes meanwhile is not looked at for those that wait here."""
+        """Note that interactive requests wait: what changes meanwhile is not looked at for batch requests."""
         self._passed_over = True
 
     def is_due(self, headroom: Headroom) -> bool:
-        """From now on they leave that room. True where all are to be offered again: it is less than before, or they
-        were passed over since the last call.
+        """Let batch requests leave that room from now on. True where all are to be offered again.
+
+        The room is less than before, or they were passed over since the last call.
         """
         due = self._passed_over or any(map(lt, headroom, self.headroom))
         self.headroom, self._passed_over = headroom, False
@@ -46,7 +47,7 @@ class BatchRequests:
         self.total, self.running = self.total + requests, self.running + running
 
     def footprint(self, request: Request, runner_tokens: int) -> int:
-        """Tokens that a runner needs free for a batch request: beside it the headroom, but for an empty runner."""
+        """Return the tokens that a runner needs free for a batch request: with the headroom, unless it is empty."""
         return max(request.waiting.tokens, min(request.waiting.tokens + self.headroom.tokens, runner_tokens))
 
 

@@ -1,4 +1,4 @@
-"""What a pool's size and roles follow: rates, expected work, and the objectives that it keeps."""
+"""The measures that a pool's size and roles follow: rates, expected work, and the objectives that it keeps."""
 
 from weft.domain.routes import PhaseCounts, PoolSpec, RoleCounts
 from weft_scheduler.core.model.request import Request
@@ -19,7 +19,7 @@ class PoolScaling:
         self.departures = DecayedRate()  # of interactive requests
         self.reuse = ReusedShare()
         self.service_level = ServiceLevel(spec.slo_ttft_s, spec.slo_token_time_s)
-        self._published_roles: tuple[RoleCounts, float] | None = None  # and when
+        self._published_roles: tuple[RoleCounts, float] | None = None  # counts, and when they were published
 
     def follow(self, spec: PoolSpec) -> None:
         """Judge requests by that spec's objectives."""
