@@ -1,4 +1,4 @@
-"""What becomes of a request that has come: it runs, waits, or is rejected by its pool's bound or objective."""
+"""The admission of a request that has come: it runs, waits, or is rejected by its pool's bound or objective."""
 
 from weft.domain.request import RejectReason
 from weft_scheduler.core.cycle import schedule
@@ -41,7 +41,7 @@ def admit(state: State, pool: Pool, request: Request) -> None:
 
 
 def _rejected_for_slo(state: State, pool: Pool, request: Request) -> bool:
-    """Reject a request that would get its first token too late."""
+    """Reject a request that would get its first token too late. True where it was."""
     objective_s = pool.declared.slo_ttft_s
     left_s = objective_s - (state.now - request.order[0])
     wait_s = estimate_first_token_s(pool, request, left_s)
@@ -53,7 +53,7 @@ def _rejected_for_slo(state: State, pool: Pool, request: Request) -> bool:
 
 
 def _is_full_for(pool: Pool, tenant: str) -> bool:
-    """True where more wait than may, and more of this tenant than its share of the bound by weight."""
+    """True where more requests wait than may, and more of this tenant than its share of the bound by weight."""
     limit, waiting = pool.declared.max_queue if pool.spec is not None else 0, pool.waiting.queue
     if not 0 < limit < len(waiting):
         return False
@@ -64,9 +64,9 @@ def _is_full_for(pool: Pool, tenant: str) -> bool:
 def estimate_first_token_s(pool: Pool, request: Request, limit_s: float) -> float:
     """Return in how many seconds a waiting request gets its first token; 0: nothing was measured yet.
 
-    Ahead of it is what its tenant has before it, at the tenant's share of what runners compute; never more than all
-    that waits. Counting ends beyond `limit_s`. Where it waits for a prompt runner alone that is prompts, and what such
-    a runner has before any of them.
+    Ahead of the request is what its tenant has before it, at the tenant's share of what runners compute; never more
+    than all that waits. Counting ends beyond `limit_s`. Where the request waits for a prompt runner alone, prompts are
+    ahead of it, and what such a runner has before any of them.
     """
     prompts = _waits_for_prompts(pool, request)
     per_s = pool.prompt_tokens_per_s if prompts else pool.work_per_s
@@ -84,7 +84,7 @@ def estimate_first_token_s(pool: Pool, request: Request, limit_s: float) -> floa
 
 
 def estimate_retry_ms(pool: Pool, request: Request, now: float) -> int:
-    """Return when a rejected client should come again: half of what waits will have left the queue."""
+    """Return when a rejected client should come again, in ms: half of what waits will have left the queue."""
     if _waits_for_prompts(pool, request) and pool.prompt_tokens_per_s:
         return bounded_retry_ms(pool.waiting.queued_prompt_tokens / 2 / pool.prompt_tokens_per_s)
     return retry_after_ms(len(pool.waiting.queue), pool.scaling.departures.per_s(now))

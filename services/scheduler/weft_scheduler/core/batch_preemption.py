@@ -1,4 +1,4 @@
-"""Batch requests leave their runners for interactive ones that wait (`policy/priority`)."""
+"""The preemption of batch requests for interactive ones that wait (`policy/priority`)."""
 
 from collections.abc import Callable, Iterable
 
@@ -24,7 +24,7 @@ def preempt_batch(state: State, pool: Pool, waiting: Iterable[Request], may_run:
 
 
 def batch_victims(state: State, pool: Pool, waiting: Iterable[Request], may_run: MayRun) -> dict[str, list[str]]:
-    """By runner, the batch requests that have to leave so that those that wait can be placed, as many as possible.
+    """Return by runner the batch requests that have to leave so that as many of `waiting` as possible can be placed.
 
     `may_run`: whether a request could be placed on that runner if it were empty.
     """
@@ -50,7 +50,7 @@ def _need(pool: Pool, request: Request, runners: dict[str, RunnerAccount], may_r
 
 
 def _capacity(state: State, pool: Pool, runner: RunnerAccount) -> Capacity:
-    """What is free, or is about to be: what its report still has of requests that have ended or were ordered off."""
+    """Return what is free on a runner or about to be: its report still has requests that ended or were ordered off."""
     spec = runner.spec
     assert spec is not None, runner.id
     page_tokens, in_kv = spec.page_tokens, dict(runner.report.in_kv())

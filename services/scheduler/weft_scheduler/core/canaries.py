@@ -1,4 +1,4 @@
-"""How requests end at a canary and at the content beside it, for the registry that promotes it or rolls it back.
+"""Counts of requests' ends at a canary and at the content beside it, for the registry that promotes or rolls it back.
 
 An adapter's counts begin anew with another pair of contents. They are published a bounded number of times, however many
 requests end.
@@ -31,7 +31,7 @@ def on_status_due(state: State, timer: Timer) -> None:
 
 
 def count(state: State, report: OutcomeReport) -> None:
-    """A request of an adapter has ended."""
+    """Count a request of an adapter that has ended."""
     route = state.routes.book.routes.get(report.model_name)
     if route is None or (known := state.registry.canaries.get(route.uid)) is None:
         return

@@ -1,4 +1,4 @@
-"""What always holds between two events. Each `check_*` raises AssertionError with what it found; all are O(state).
+"""The laws that hold between two events. Each `check_*` raises AssertionError with what it found; all are O(state).
 
 Used by tests, the simulator and the idle service; nothing here changes anything.
 """
@@ -25,13 +25,13 @@ OWNERSHIP = frozenset({"check_one_place", "check_nothing_lost", "check_epochs"})
 
 
 def size(state: State) -> int:
-    """What checking costs is linear in it: requests, adapters, runners and the sequences that these have reported."""
+    """Return what checking costs in proportion to: requests, adapters, runners and the sequences these reported."""
     runners = sum(1 + len(runner.report.sequences) for runner in state.runners.values())
     return len(state.requests) + len(state.registry.adapter_pool) + runners
 
 
 def check_all(state: State) -> None:
-    """Every law."""
+    """Check every law."""
     check_one_place(state)
     check_nothing_lost(state)
     check_epochs(state)
@@ -50,7 +50,7 @@ def check_all(state: State) -> None:
 
 
 def check_one_place(state: State) -> None:
-    """A request waits in its pool's queue, or is owned by the runners of its placement, or by none; never two.
+    """Assert that a request waits in its pool's queue, or is owned by its placement's runners, or by none; never two.
 
     An incarnation that was lost and is back does not own the requests that its loss stopped.
     """
@@ -72,7 +72,7 @@ def check_one_place(state: State) -> None:
 
 
 def check_nothing_lost(state: State) -> None:
-    """Gateways' requests and pools' requests are all requests, each once; an unplaced one's gateway re-submits."""
+    """Assert that gateways and pools have all requests, each once, and that an unplaced one's gateway re-submits."""
     of_gateways = Counter(r for gateway in state.gateways.values() for r in gateway.requests)
     of_pools = Counter(r for pool in state.pools.values() for ids in pool.waiting.requests.values() for r in ids)
     everything = Counter(state.requests.keys())
@@ -84,7 +84,7 @@ def check_nothing_lost(state: State) -> None:
 
 
 def check_epochs(state: State) -> None:
-    """No epoch is above what this machine has given; no two requests run under one."""
+    """Assert that no epoch is above what this machine has given, and no two requests run under one."""
     epochs = [r.epoch for r in state.requests.values() if r.epoch != NEVER]
     assert all(epoch <= (state.numbers.term, state.numbers.counter) for epoch in epochs), max(epochs)
     given = [epoch for epoch in epochs if epoch.term == state.numbers.term]
@@ -92,14 +92,14 @@ def check_epochs(state: State) -> None:
 
 
 def check_consolidation(state: State) -> None:
-    """Consolidation has migrated no request more often than its bound."""
+    """Assert that consolidation has migrated no request more often than its bound."""
     for request in state.requests.values():
         assert request.history.consolidations <= MAX_CONSOLIDATIONS, request
         assert request.reservation.stays == (request.reservation.preemptions >= state.config.max_preemptions), request
 
 
 def check_queues(state: State) -> None:
-    """The order of the policy; no request was overtaken more often than the bound."""
+    """Assert the order of the policy, and that no request was overtaken more often than the bound."""
     queues = [
         (pool, waiting, overtaking)
         for pool in state.pools.values()
@@ -131,7 +131,7 @@ def check_queues(state: State) -> None:
 
 
 def check_scheduled(state: State) -> None:
-    """No waiting request could be placed now: what a pass leaves out, because nothing changed for it, is blocked."""
+    """Assert that no waiting request could be placed now: one that a pass leaves out as unchanged is blocked."""
     due = state.timers.next()
     if due is not None and due <= state.now:
         return
@@ -148,7 +148,7 @@ def check_scheduled(state: State) -> None:
 
 
 def check_batch_yields(state: State) -> None:
-    """No batch request keeps what an interactive one waits for: it has been ordered off."""
+    """Assert that no batch request keeps what an interactive one waits for: it has been ordered off."""
     due = state.timers.next()
     if due is not None and due <= state.now:
         return
@@ -160,7 +160,7 @@ def check_batch_yields(state: State) -> None:
 
 
 def check_accounts(state: State) -> None:
-    """A runner's unacknowledged Assigns are of requests it owns, and its busy slots those of its sequences."""
+    """Assert that a runner's unacknowledged Assigns are of requests it owns, its busy slots those of its sequences."""
     for runner in state.runners.values():
         accounts = runner.accounts
         assert accounts.unacked_pages == sum(a.pages + a.adapter_pages for a in accounts.unacked.values()), runner.id
@@ -180,7 +180,7 @@ def check_accounts(state: State) -> None:
 
 
 def check_pooled(state: State) -> None:
-    """The expected use of a runner's sequences is the sum of theirs, and of what it has no others are counted."""
+    """Assert that a runner's expected use is the sum of its sequences', and that no other sequences are counted."""
     for runner in state.runners.values():
         if runner.accounts.pooled is None:
             continue
@@ -199,7 +199,7 @@ def check_pooled(state: State) -> None:
 
 
 def check_roles(state: State) -> None:
-    """Runners are in the roles of the plan; where several exchange KV there are some for each phase."""
+    """Assert that runners are in the roles of the plan; where several exchange KV there are some for each phase."""
     for pool in state.pools.values():
         if pool.fleet.roles_stale:
             continue
@@ -216,7 +216,7 @@ def check_roles(state: State) -> None:
 
 
 def check_placement_index(state: State) -> None:
-    """A runner is indexed as its free pages and working set are; what is indexed is placeable."""
+    """Assert that a runner is indexed as its free pages and working set are; what is indexed is placeable."""
     for pool in state.pools.values():
         afresh = new_placement(pool.declared)
         for runner in pool.fleet.runners.values():
@@ -227,7 +227,7 @@ def check_placement_index(state: State) -> None:
 
 
 def check_counts(state: State) -> None:
-    """Counters are what counting gives."""
+    """Assert that counters are what counting gives."""
     for pool in state.pools.values():
         requests = [state.requests[r] for r in pool.waiting.request_ids()]
         assert pool.waiting.running == sum(r.placed for r in requests), pool.name
@@ -250,7 +250,7 @@ def check_counts(state: State) -> None:
 
 
 def _check_runners(pool: Pool, runners: list[RunnerAccount]) -> None:
-    """The sums are the runners' contributions; victims are the runners that take nothing new, and no others."""
+    """Assert that the sums are the runners' contributions, and victims just the runners that take nothing new."""
     contributions = [r.counted.contribution for r in runners if r.counted.contribution is not None]
     assert [r.counted.contribution for r in runners] == [r.contributes(pool.adapters.pinned) for r in runners], (
         pool.name
@@ -291,7 +291,7 @@ def _check_runners(pool: Pool, runners: list[RunnerAccount]) -> None:
 
 
 def check_adapters(state: State) -> None:
-    """Once the registry is known: what requests use is known, and what has to be held is published as held."""
+    """Assert, once the registry is known, that what requests use is known, and what is to be held published so."""
     by_uid = {uid: pool.name for pool in state.pools.values() for uid in pool.adapters.by_uid}
     assert state.registry.adapter_pool == by_uid, (state.registry.adapter_pool, by_uid)
     specs = (spec for pool in state.pools.values() for spec in pool.adapters.by_uid.values())
@@ -313,7 +313,7 @@ def check_adapters(state: State) -> None:
 
 
 def check_routes(state: State) -> None:
-    """A published name belongs to an adapter of the registry that is served, or to a pool's base."""
+    """Assert that a published name belongs to an adapter of the registry that is served, or to a pool's base."""
     for route in state.routes.book.routes.values():
         if route.uid in state.registry.adapter_pool:
             spec = state.pools[state.registry.adapter_pool[route.uid]].adapters.by_uid[route.uid]

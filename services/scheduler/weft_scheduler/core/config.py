@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """In seconds unless the name has another unit."""
+    """Limits and times, in seconds unless the name has another unit."""
 
-    # An Assign neither started nor reported by then is taken back: as long as a gateway tries to reach a runner.
+    # An Assign neither started nor reported in this time is taken back: as long as a gateway tries to reach a runner.
     assign_s: float = 5.0
     # A gateway's requests avoid a runner whose session it lost, longer each time: past the runner's lease (2 s), after
     # which one that is gone is known to be.
@@ -22,8 +22,8 @@ class SchedulerConfig:
     same_class_s: float = 5.0
     no_capacity_s: float = 0.1  # a request first avoids a runner that had no capacity this long; doubles up to assign_s
     first_routes_s: float = 2.0  # the first route table waits this long for the API keys
-    keys_grace_s: float = 600.0  # API keys that no supervisor has confirmed for so long are refused; 0: never
-    keys_lapse_s: float = 10.0  # a version of the keys that nobody confirms for so long gives way to a lower one
+    keys_grace_s: float = 600.0  # API keys that no supervisor has confirmed for this long are refused; 0: never
+    keys_lapse_s: float = 10.0  # a version of the keys that nobody confirms for this long gives way to a lower one
     # Statuses to the registry are gathered this long: a burst is one write of an object, and nobody sees the delay.
     status_s: float = 0.2
     slo_status_s: float = 60.0  # a pool's status has its attainment anew at most this often
@@ -32,7 +32,7 @@ class SchedulerConfig:
     # Runners that are needed no more are wanted this long all the same, where a pool sets no time: twice as long
     # as a new one takes to come (`work_s`), so that a short lull costs none.
     give_back_s: float = 60.0
-    work_s: float = 30.0  # queued work should be done by then: about as long as a new runner takes to come
+    work_s: float = 30.0  # queued work should be done within this time: about as long as a new runner takes to come
     route_grace_s: float = 5.0  # a draining digest is still accepted this long from gateways with an older route table
     starvation_bound: int = 32  # how often a waiting request may be overtaken
     max_migrations: int = 8  # epochs of a request that may fail: one more, and it does (a runner that it kills is lost)
@@ -45,5 +45,5 @@ class SchedulerConfig:
     quantile: float = 0.9
     skip_limit: int = 64  # avoided runners passed in one decision
     length_adapters: int = 10_000  # adapters whose output lengths are remembered
-    consolidation_s: float = 10.0  # at most one runner of a pool is emptied in this time; who ends within it stays
-    kv_bytes_per_s: float = 1e9  # of KV between two runners, where one of them has not measured its own rate
+    consolidation_s: float = 10.0  # at most one runner of a pool is emptied in this time; what ends within it stays
+    kv_bytes_per_s: float = 1e9  # rate of KV between two runners, where one of them has not measured its own rate

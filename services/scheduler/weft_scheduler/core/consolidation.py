@@ -24,7 +24,7 @@ from weft_scheduler.core.state import State
 
 
 def due(state: State, pool: Pool) -> float | None:
-    """Look at a pool where something runs, or that packs, within a period."""
+    """Return when to look at a pool next: within a period where something runs or it packs; None: not at all."""
     return (
         state.now + state.config.consolidation_s
         if pool.fleet.prefers_packing or (pool.waiting.running and _releases(pool))
@@ -64,9 +64,9 @@ def _empty(state: State, pool: Pool, uuid: str, request_ids: Sequence[str]) -> N
 
 
 def _releases(pool: Pool) -> bool:
-    """Whether an idle runner is of use: it can be released, or the pool wants it idle.
+    """True where an idle runner is of use: it can be released, or the pool wants it idle.
 
-    Never where phases are split: its placement spreads load over the shortest queues, and would spread it again.
+    Never where phases are split: the pool's placement spreads load over the shortest queues, and would spread it again.
     """
     spec, runners = pool.declared, pool.fleet.capacity.runners
     return (runners > 1 and not spec.split) and (
@@ -96,7 +96,7 @@ def _runner(runner: RunnerAccount, pool: Pool) -> ConsolidationRunner | None:
 
 
 def _sequences(state: State, pool: Pool, uuid: str) -> Sequence[RunningSequence] | None:
-    """What runs there; None where something has just come or is about to leave."""
+    """Return what runs on a runner; None where something has just come or is about to leave."""
     runner = pool.fleet.runners[uuid]
     if (
         runner.accounts.unacked

@@ -1,8 +1,8 @@
 """The loops that timers drive: how many runners a pool wants, which are emptied, what each computes, what leaves them.
 
-Each has a timer of its own, which is set by what can change its answer: nothing polls, and at rest nothing happens. A
-pool's changes are gathered until its status is published (`State.mark_dirty`). Just before that the pool is scaled, and
-every other loop says when it may have something to do.
+Each loop has a timer of its own, which is set by what can change its answer: nothing polls, and at rest nothing
+happens. A pool's changes are gathered until its status is published (`State.mark_dirty`). Just before that the pool is
+scaled, and every other loop says when it may have something to do.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ from weft_scheduler.core.timers import Timer, TimerKind
 
 
 class Controller(NamedTuple):
-    """One loop.
+    """A loop that a timer drives.
 
     `decide`: order what follows from a pool as it is; True: look again. `due`: when the answer may be another one than
     now, in seconds; None: nothing but another change of the pool can change it.

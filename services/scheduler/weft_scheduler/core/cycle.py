@@ -84,7 +84,7 @@ def commit(state: State, pool: Pool, request: Request, choice: Choice) -> None:
 
 
 def _views(state: State, pool: Pool, changed: Collection[str] | None) -> Iterator[PoolView]:
-    """Interactive requests, and where none of them waits (any more) those of batches."""
+    """Yield the view of interactive requests, and where none of them waits (any more) that of batch requests."""
     interactive, batch = pool.waiting.queue, pool.waiting.batch.queue
     if len(interactive):
         yield PoolView(state, pool, changed)

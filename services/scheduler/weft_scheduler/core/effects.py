@@ -1,4 +1,4 @@
-"""What the machine orders beside `Send` and `Close`, and what it reports for logs and metrics.
+"""The orders of the machine beside `Send` and `Close`, and what it reports for logs and metrics.
 
 A shell performs effects in order: a term must be durable before what follows it.
 """

@@ -1,4 +1,4 @@
-"""The numbers that this scheduler gives: epochs, versions, tickets; and which term they are under."""
+"""The numbers that this scheduler gives: epochs, versions, tickets; and the term that they are under."""
 
 from weft.domain.ids import Epoch
 from weft.domain.machine import PersistTerm
@@ -10,7 +10,7 @@ from weft_scheduler.core.state import State
 
 
 def advance_term(state: State, term: int) -> None:
-    """Stay above a term that a supervisor has stored; above our own, too, while no epoch was given under it."""
+    """Stay above a term that a supervisor has stored: also where it is our own, while no epoch was given under it."""
     if term > state.numbers.term or (term == state.numbers.term and not state.numbers.counter):
         _raise_term(state, term + 1)
 

@@ -11,12 +11,12 @@ from weft_scheduler.core.state import State
 
 
 def on_fleet_query(state: State, gateway: GatewayStream, _: FleetQuery) -> None:
-    """A gateway asks; its page counts on one answer to each question."""
+    """Answer a gateway's query; its page counts on one answer to each question."""
     state.send(gateway.peer, fleet_of(state))
 
 
 def fleet_of(state: State) -> FleetReport:
-    """Every runner that has reported, by pool and name."""
+    """Return every runner that has reported, by pool and name."""
     known = [(runner, runner.spec) for runner in state.runners.values() if runner.spec is not None]
     known.sort(key=lambda pair: (pair[1].pool, pair[0].name))
     shown = known[:MAX_RUNNERS]
@@ -50,5 +50,5 @@ def _row(runner: RunnerAccount, spec: RunnerSpec, most: int) -> FleetRunner:
 
 
 def _order(one: AdapterState) -> tuple[int, bool, int, str]:
-    """Those in use first, then what is wrong or on its way, then the nearest."""
+    """Return a sort key: adapters in use first, then what is wrong or on its way, then the nearest."""
     return -one.running, not (one.error or one.loading), -one.tier, one.digest

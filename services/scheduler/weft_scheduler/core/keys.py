@@ -1,4 +1,4 @@
-"""Which list of API keys is in force, and for how long without a word from the store.
+"""The list of API keys that is in force, and for how long without a word from the store.
 
 A supervisor sends its list when it changes, and confirms it each time that it has read the store. A supervisor that the
 store is out of reach for confirms nothing, and its list may be an old one: the list of the highest version is in force,
@@ -22,7 +22,7 @@ TIMER = Timer(TimerKind.KEYS_UNCONFIRMED)
 
 
 def on_keys(state: State, peer: Peer, keys: Keys) -> None:
-    """A supervisor's list. One below the version in force is kept aside."""
+    """Take a supervisor's list. One below the version in force is kept aside."""
     in_force = state.routes.key_list
     if (
         keys.version
@@ -39,7 +39,7 @@ def on_keys(state: State, peer: Peer, keys: Keys) -> None:
 
 
 def on_confirmed(state: State, peer: Peer, confirmed: KeysConfirmed) -> None:
-    """A supervisor has read the store."""
+    """Confirm the list in force, or take one kept aside: a supervisor has read the store."""
     in_force = state.routes.key_list
     aside = in_force.aside
     if confirmed.version >= in_force.version:
@@ -52,7 +52,7 @@ def on_confirmed(state: State, peer: Peer, confirmed: KeysConfirmed) -> None:
 
 
 def on_unconfirmed(state: State, _: Timer) -> None:
-    """The grace is over."""
+    """Let gateways refuse every key: the grace is over."""
     state.emit(
         Stale("keys", "", f"nobody has confirmed them for {state.config.keys_grace_s:g} s: gateways refuse keys")
     )

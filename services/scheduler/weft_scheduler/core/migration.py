@@ -18,14 +18,14 @@ from weft_scheduler.core.request_lifecycle import migrate
 from weft_scheduler.core.state import State
 from weft_scheduler.core.timers import Timer, TimerKind
 
-ROUND_S = 0.25  # between two rounds
-MIGRATIONS = 4  # of a source in a round: their KV shares its network
-MAX_KV_MIGRATIONS = 8  # of a request: a stream that pauses for the system's own reasons does so rarely
+ROUND_S = 0.25  # time between two rounds
+MIGRATIONS = 4  # migrations off a source in a round: their KV shares its network
+MAX_KV_MIGRATIONS = 8  # migrations of a request: a stream that pauses for the system's own reasons does so rarely
 LEAST_S = 1.0  # a sequence that is expected to end sooner ends where it is
 
 
 def due(state: State, pool: Pool, after_s: float = ROUND_S) -> float | None:
-    """Empty runners that should go, or that end, where anything runs on them."""
+    """Return when to empty runners that should go, or that end; None: nothing runs on any."""
     return state.now + after_s if (pool.fleet.draining or pool.scaling.autoscaler.victims) and _sources(pool) else None
 
 
@@ -36,8 +36,8 @@ def expect_at_once(state: State, pool: Pool) -> None:
 
 
 def empty_runners(state: State, pool: Pool) -> bool:
-    """One round of moves; others follow (True) while any runs there. A runner that ends waits for nobody."""
-    queued, again = len(pool.waiting.queue) > 0, False  # what is free is theirs, before a victim's
+    """Order one round of moves; others follow (True) while anything runs there. A runner that ends does not wait."""
+    queued, again = len(pool.waiting.queue) > 0, False  # what is free is for queued requests, before a victim's
     for source in _sources(pool):
         ends = source.report.figures.draining
         ordered = (ends or not queued) and _empty(state, pool, source)
@@ -46,7 +46,7 @@ def empty_runners(state: State, pool: Pool) -> bool:
 
 
 def _empty(state: State, pool: Pool, source: RunnerAccount) -> bool:
-    """Whether any was ordered off it."""
+    """Order requests off a runner. True where any was."""
     assert source.spec is not None
     ends, migrations = source.report.figures.draining, 0
     for request_id, in_kv in [*source.report.in_kv()]:
@@ -67,7 +67,7 @@ def _empty(state: State, pool: Pool, source: RunnerAccount) -> bool:
 def migrate_with_kv(state: State, pool: Pool, request: Request, in_kv: int, reason: str) -> bool:
     """Move a running request with its `in_kv` tokens, where a runner can take it and that is cheaper. True: it goes.
 
-    Only what its runner has reported under its present epoch, with its prompt computed, and on one runner.
+    Only a request that its runner has reported under its present epoch, with its prompt computed, and on one runner.
     """
     placement, source = request.placement, state.runners.present(request.runner)
     if placement is None or placement.token is not None or request.phase is not Phase.RUNNING or source is None:
@@ -90,7 +90,7 @@ def migrate_with_kv(state: State, pool: Pool, request: Request, in_kv: int, reas
 
 
 def _target(state: State, pool: Pool, request: Request, source: RunnerAccount, emitted: int) -> RunnerAccount | None:
-    """Where placement would put it, if that exchanges KV with its runner. Room for what is emitted meanwhile, too."""
+    """Return where placement puts a request, if that exchanges KV with `source`; with room for its tokens till then."""
     assert source.spec is not None
     across = pool.declared.kv_across_classes
     rank, n_bytes = pool.adapters.size(request.adapter)
@@ -116,7 +116,7 @@ def _target(state: State, pool: Pool, request: Request, source: RunnerAccount, e
 
 
 def _sources(pool: Pool) -> list[RunnerAccount]:
-    """Runners whose sequences should leave, with KV to send."""
+    """Return the runners whose sequences should leave, with KV to send."""
     if len(pool.fleet.runners) < 2:
         return []
     leaving = (

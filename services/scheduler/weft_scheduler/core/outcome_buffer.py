@@ -16,7 +16,7 @@ class OutcomeBuffer:
         self.rejected_gateways: set[str] = set()
 
     def add(self, report: OutcomeReport, gateway: str) -> bool:
-        """True if it is new and has to be forwarded. A repeated one only changes who is acknowledged."""
+        """Take an outcome. True where it is new and has to be forwarded; a repeated one changes who is acknowledged."""
         known = self.outcomes.get(report.request_id)
         if known is not None:
             self.outcomes[report.request_id] = (gateway, known[1])
@@ -41,7 +41,7 @@ class OutcomeBuffer:
         return {gateway: tuple(ids) for gateway, ids in acknowledged.items()}
 
     def take_retries(self) -> list[str]:
-        """The rejected gateways, once half of the buffer is free."""
+        """Return the rejected gateways, once half of the buffer is free, and forget them."""
         if not self.rejected_gateways or len(self.outcomes) * 2 > self.limit:
             return []
         gateways, self.rejected_gateways = sorted(self.rejected_gateways), set()

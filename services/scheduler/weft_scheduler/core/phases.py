@@ -15,14 +15,14 @@ from weft_scheduler.core.timers import Timer, TimerKind
 
 
 def due(state: State, pool: Pool) -> float | None:
-    """Review the roles of a pool when they may change next."""
+    """Return when the roles of a pool may change next; None: not before the pool changes."""
     return (
         pool.scaling.roles.next_review(state.now, waiting=len(pool.waiting.queue) > 0) if pool.declared.split else None
     )
 
 
 def plan(state: State, pool: Pool) -> None:
-    """Runners that take something new have come or gone, or the pool is another one."""
+    """Plan the roles again: runners that take something new have come or gone, or the pool is another one."""
     if pool.declared.split and len(pool.fleet.runners) > REPLANNED and pool.scaling.roles.base:
         state.timers.set_earlier(Timer(TimerKind.ROLES, pool.name), state.now + REVIEW_S)  # several at a time
         return
@@ -50,7 +50,7 @@ def review(state: State, pool: Pool) -> bool:
 
 
 def on_kv_lost(state: State, pool: Pool) -> None:
-    """A transfer has failed: after several in a row both phases run on one runner for a while."""
+    """Count a transfer that has failed: after several in a row both phases run on one runner for a while."""
     if pool.declared.split and pool.scaling.roles.lost(state.now):
         _plan(state, pool)
 

@@ -1,4 +1,4 @@
-"""What the registries were sent last, and what may differ from it: only changes are sent."""
+"""The statuses that registries were sent last, and what may differ from them: only changes are sent."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -57,7 +57,7 @@ class PublishedState:
         self.dirty_pools[name] = None
 
     def take_pools(self) -> list[str]:
-        """Names of pools whose status may differ, sorted."""
+        """Return the names of pools whose status may differ, sorted, and forget them."""
         pools, self.dirty_pools = sorted(self.dirty_pools), {}
         return pools
 
@@ -66,7 +66,7 @@ class PublishedState:
         self.registry_term = max(self.registry_term, term)
 
     def mark_adapters(self, uids: Iterable[str]) -> None:
-        """The statuses of these adapters may differ."""
+        """Note that the statuses of these adapters may differ."""
         self._dirty_adapters.update(dict.fromkeys(uids))
 
     def begin_deletion(self, uid: str, deletion: PendingDeletion) -> None:
@@ -82,14 +82,14 @@ class PublishedState:
         self.adapters.pop(uid, None)
 
     def take_adapters(self, limit: int) -> list[str]:
-        """Uids whose status may differ, at most so many; the rest comes next time."""
+        """Return at most `limit` uids whose status may differ; the rest comes next time."""
         uids = list(islice(self._dirty_adapters, limit))
         for uid in uids:
             del self._dirty_adapters[uid]
         return uids
 
     def clear(self) -> None:
-        """A registry needs everything."""
+        """Forget every status sent: a registry needs everything."""
         self.pools.clear()
         self.adapters.clear()
         self._dirty_adapters.clear()

@@ -1,4 +1,4 @@
-"""What a registry sends: pools and adapters as they should be, digests that come and go.
+"""The handlers of what a registry sends: pools and adapters as they should be, digests that come and go.
 
 A change costs what it carries: of a hundred thousand adapters one more touches its own entries.
 """
@@ -23,7 +23,7 @@ from weft_scheduler.core.timers import Timer, TimerKind
 
 
 def on_connected(state: State, peer: Peer, hello: object) -> None:
-    """A new registry needs every status once. Its snapshot follows, or nothing, where it only listens."""
+    """Let a new registry get every status once. Its snapshot follows, or nothing, where it only listens."""
     term = hello.term if isinstance(hello, RegistryHello) else None
     state.published.put_registry(Registry(peer, term))
     if term is not None and not _leads(state, peer, term):
@@ -75,7 +75,7 @@ def on_change(state: State, peer: Peer, change: RegistryChange) -> None:
 
 
 def on_adapter_drain(state: State, timer: Timer) -> None:
-    """A draining digest's grace is over, or its deadline has come: its streams end, runners remove it."""
+    """End a draining digest whose grace is over, or whose deadline has come: streams end, runners remove it."""
     pool, digest = state.pools.get(timer.name), timer.adapter
     draining = pool.adapters.draining.get(digest) if pool is not None else None
     if pool is None or draining is None:
@@ -92,7 +92,7 @@ def on_adapter_drain(state: State, timer: Timer) -> None:
 
 
 def _leads(state: State, peer: Peer, term: int) -> bool:
-    """Whether that registry has the highest term; every stream of a lower one is closed."""
+    """True where that registry has the highest term; every stream of a lower one is closed."""
     published = state.published
     published.put_registry(Registry(peer, max(term, published.registries[peer.name].term or 0)))
     published.advance_term(term)
@@ -107,7 +107,7 @@ def _leads(state: State, peer: Peer, term: int) -> bool:
 
 
 def _delete(state: State, uid: str) -> None:
-    """The registry removes an adapter, and waits for the final status."""
+    """Begin the deletion of an adapter: the registry waits for the final status."""
     name = state.registry.adapter_pool.get(uid)
     if name is not None:
         spec = state.pools[name].adapters.by_uid[uid]
@@ -196,7 +196,7 @@ def _settle(state: State, pool: Pool, *, snapshot: bool) -> None:
 
 
 def publish_desired(state: State) -> None:
-    """The changes of what runners have to hold, at the end of an event: one for each pool, to all of its runners."""
+    """Send the changes of what runners have to hold, at an event's end: one for each pool, to all of its runners."""
     while state.registry.desired_changed and state.registry.known:
         name, _ = state.registry.desired_changed.popitem()
         pool = state.pools.get(name)
@@ -215,7 +215,7 @@ def publish_desired(state: State) -> None:
 
 
 def _implemented(state: State, spec: PoolSpec) -> PoolSpec:
-    """The edge refuses unknown policies; one that comes through is served by the default, and reported."""
+    """Return a spec of known policies: the edge refuses others; one that comes through is replaced, and reported."""
     for name, policies in POLICIES.items():
         if getattr(spec, name) not in policies:
             default = getattr(DEFAULTS, name)

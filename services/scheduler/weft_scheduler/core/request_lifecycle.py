@@ -10,7 +10,7 @@ from weft_scheduler.core.pool.pool import Pool
 from weft_scheduler.core.state import State
 from weft_scheduler.core.timers import Timer, TimerKind
 
-LOAD_BYTES_PER_S = 1 << 30  # of a cold adapter, as its tenant is charged: a disk or a network of 10 Gbit/s
+LOAD_BYTES_PER_S = 1 << 30  # rate of a cold adapter's load, as its tenant is charged: a disk or a network of 10 Gbit/s
 
 
 def take_in(state: State, pool: Pool, request: Request) -> None:
@@ -21,7 +21,7 @@ def take_in(state: State, pool: Pool, request: Request) -> None:
 
 
 def enqueue(state: State, pool: Pool, request: Request) -> None:
-    """Into its pool's queue, in its place by age."""
+    """Put a request into its pool's queue, in its place by age."""
     request.enqueue(state.now, state.config.same_class_s)
     if request.waiting.lane:
         state.timers.set(Timer(TimerKind.CLASS_WAIT, request.id), request.classes.awaited_until)
@@ -39,7 +39,7 @@ def charge(pool: Pool, request: Request, runner: RunnerAccount) -> None:
 
 
 def migrate(state: State, pool: Pool, request: Request, target: RunnerAccount) -> None:
-    """A running request goes on at another runner, with its KV, under a new epoch."""
+    """Let a running request go on at another runner, with its KV, under a new epoch."""
     assert target.spec is not None
     request.classes.keep()
     release(state, request)
@@ -91,7 +91,7 @@ def add_to_runners(state: State, pool: Pool, request: Request) -> None:
 
 
 def account(runner: RunnerAccount, request: Request, pool: Pool) -> None:
-    """Count its pages on a runner, and its adapter's, unless the runner's last report counts this epoch already.
+    """Count a request's pages on a runner, and its adapter's, unless the runner's last report counts this epoch.
 
     A prompt runner has the prompt and the first token until the token runner has taken over.
     """
@@ -119,7 +119,7 @@ def account(runner: RunnerAccount, request: Request, pool: Pool) -> None:
 
 
 def hand_off(state: State, request: Request) -> None:
-    """The token runner has taken over: the prompt runner has nothing of it any more, whatever it last reported."""
+    """Leave a request to its token runner: the prompt runner has nothing of it any more, whatever it last reported."""
     prompt = request.hand_off()
     if prompt is None:
         return
@@ -136,31 +136,31 @@ def hand_off(state: State, request: Request) -> None:
 
 
 def acknowledge(state: State, request: Request) -> None:
-    """Started, or in a report."""
+    """Note that a request has started, or is in a report."""
     if request.acknowledge():
         state.timers.clear(Timer(TimerKind.ASSIGN_TIMEOUT, request.id))
 
 
 def stop(state: State, request: Request) -> None:
-    """Its epoch is ending: await the gateway's Failed, which has the exact number of emitted tokens."""
+    """End a request's epoch: await the gateway's Failed, which has the exact number of emitted tokens."""
     request.stop()
     state.timers.set(Timer(TimerKind.ASSIGN_TIMEOUT, request.id), state.now + state.config.assign_s)
 
 
 def preempt(state: State, request: Request) -> None:
-    """Order it off its runner. It is counted here, not with the gateway's answer, which may never come."""
+    """Order a request off its runner. That counts here, not with the gateway's answer, which may never come."""
     request.reservation.preempt(state.config.max_preemptions)
     order_off(state, request)
 
 
 def order_off(state: State, request: Request) -> None:
-    """Its runner stops it, and its gateway says so."""
+    """Order a request off: its runner stops it, and its gateway says so."""
     stop(state, request)
     state.send(state.gateways[request.gateway].peer, Preempt(request.id, request.epoch))
 
 
 def release(state: State, request: Request) -> None:
-    """Off its runners. What their reports include stays counted until the next ones."""
+    """Take a request off its runners. What their reports include stays counted until the next ones."""
     state.timers.clear(Timer(TimerKind.ASSIGN_TIMEOUT, request.id))
     state.pool(request.pool).waiting.count_running(request, -1)
     for runner_id in request.release().runners:
@@ -171,15 +171,15 @@ def release(state: State, request: Request) -> None:
 
 
 def overran(pool: Pool, request: Request) -> None:
-    """A request has lost its memory to others; only its first time counts."""
+    """Count a request that has lost its memory to others; only its first time counts."""
     if request.reservation.lose_memory() and request.reservation.forecast is not None:
         pool.fleet.margin.overran()
 
 
 def drop(state: State, request: Request, output_tokens: int = 0) -> None:
-    """It is over, or its gateway is gone: nothing of it remains but what its runners report.
+    """Forget a request that is over, or whose gateway is gone: only what its runners report of it remains.
 
-    `output_tokens`: of its answer, where its gateway has sent them.
+    `output_tokens`: tokens of its answer, where its gateway has sent them.
     """
     pool = state.pool(request.pool)
     pool.waiting.settle(request, max(output_tokens, request.tokens.emitted))
@@ -199,7 +199,7 @@ def drop(state: State, request: Request, output_tokens: int = 0) -> None:
 
 
 def reject(state: State, request: Request, reason: RejectReason, message: str, retry_after_ms: int = 0) -> None:
-    """End it. One that is on a runner is stopped there first."""
+    """Reject a request. One that is on a runner is stopped there first."""
     gateway = Peer(Kind.GATEWAY, request.gateway)
     if request.placed:
         state.send(gateway, Preempt(request.id, request.epoch))

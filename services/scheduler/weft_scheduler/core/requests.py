@@ -1,4 +1,4 @@
-"""What gateways send: streams that open and close, requests, their ends."""
+"""The handlers of what gateways send: streams that open and close, requests, their ends."""
 
 from weft.domain.adapter import DesiredAdapter
 from weft.domain.ids import NEVER, RunnerId
@@ -34,7 +34,7 @@ from weft_scheduler.core.timers import Timer, TimerKind
 
 
 def on_connected(state: State, peer: Peer, hello: object) -> None:
-    """Start from nothing: everything that it holds is submitted again."""
+    """Start a gateway from nothing: everything that it holds is submitted again."""
     name = peer.name
     on_closed(state, name)
     applies_routes = isinstance(hello, GatewayHello) and hello.applies_routes
@@ -45,7 +45,7 @@ def on_connected(state: State, peer: Peer, hello: object) -> None:
 
 
 def on_closed(state: State, name: str) -> None:
-    """Forget its requests; their unacknowledged Assigns end with it, what runs stays in the runners' reports."""
+    """Forget a gateway's requests; their unacknowledged Assigns end too, what runs stays in the runners' reports."""
     gateway = state.gateways.get(name)
     if gateway is None:
         return
@@ -59,19 +59,19 @@ def on_closed(state: State, name: str) -> None:
 
 
 def on_resync_routes(state: State, gateway: GatewayStream, _: ResyncRoutes) -> None:
-    """Its route table has a gap."""
+    """Send the full route table to a gateway whose table has a gap."""
     if state.routes.published:
         state.send(gateway.peer, state.routes.full())
 
 
 def on_routes_applied(state: State, gateway: GatewayStream, applied: RoutesApplied) -> None:
-    """Its requests are of that route table from now on."""
+    """Note that a gateway's requests are of that route table from now on."""
     gateway.apply_routes(applied.version)
     routes_applied(state)
 
 
 def on_limit_report(state: State, gateway: GatewayStream, report: LimitReport) -> None:
-    """Gateways share limits: each is sent what the others used."""
+    """Send each other gateway what this one used of the limits that they share."""
     for name in sorted(state.gateways.keys() - {gateway.id}):
         state.send(state.gateways[name].peer, LimitReport(gateway.id, report.uses))
 
@@ -82,7 +82,7 @@ def on_resubmit_timeout(state: State, timer: Timer) -> None:
 
 
 def on_resubmit_complete(state: State, gateway: GatewayStream, _: ResubmitComplete) -> None:
-    """The order of its requests is known now: those held back join the queue."""
+    """Let a gateway's requests that were held back join the queue: their order is known now."""
     gateway.resubmitted()
     state.timers.clear(Timer(TimerKind.RESUBMIT, gateway.id))
     held = [state.requests[r] for r in gateway.requests if state.requests[r].phase is Phase.UNPLACED]
@@ -124,7 +124,7 @@ def on_submit(state: State, gateway: GatewayStream, submit: Submit) -> None:
 
 
 def on_started(state: State, gateway: GatewayStream, started: Started) -> None:
-    """The runner computes it: the Assign cannot expire any more. The token runner has taken over where it says so."""
+    """Note that a runner computes a request: its Assign cannot expire. The token runner has taken over if told so."""
     request = _of(state, gateway, started.request_id)
     if request is None or request.epoch != started.epoch or request.placement is None:
         return
@@ -143,7 +143,7 @@ def on_cancel(state: State, gateway: GatewayStream, cancel: Cancel) -> None:
 
 
 def on_outcome(state: State, gateway: GatewayStream, report: OutcomeReport) -> None:
-    """Buffer it until it is stored; learn from it; the request is over."""
+    """Buffer an outcome until it is stored, and learn from it; the request is over."""
     request = _of(state, gateway, report.request_id)
     if request is not None:
         pool = state.pool(request.pool)
@@ -163,14 +163,14 @@ def on_outcome(state: State, gateway: GatewayStream, report: OutcomeReport) -> N
 
 
 def forward_outcome(state: State, report: OutcomeReport) -> None:
-    """To the supervisor that has been there longest; without one it stays in the buffer."""
+    """Send an outcome to the supervisor that has been there longest; without one it stays in the buffer."""
     supervisor = next(iter(state.supervisors.values()), None)
     if supervisor is not None:
         state.send(supervisor, report)
 
 
 def on_outcomes_stored(state: State, _: Peer, ack: OutcomeAck) -> None:
-    """Acknowledge them, and let gateways that were rejected come back once there is space."""
+    """Acknowledge outcomes, and let gateways that were rejected come back once there is space."""
     for gateway, request_ids in state.outcomes.stored(ack.request_ids).items():
         if gateway in state.gateways:
             state.send(state.gateways[gateway].peer, OutcomeAck(request_ids))
@@ -181,7 +181,7 @@ def on_outcomes_stored(state: State, _: Peer, ack: OutcomeAck) -> None:
 
 
 def drain_unknown(state: State, pool: Pool, digest: str) -> None:
-    """A digest that streams use and the registry does not have (it was deleted before this process started)."""
+    """Drain a digest that streams use and the registry lacks (it was deleted before this process started)."""
     grace_s, drain_s = state.config.route_grace_s, pool.drain_s(state.config)
     pool.adapters.drain(DesiredAdapter(digest, 0, 0, False), state.now, grace_s, drain_s)
     until = pool.adapters.draining[digest].grace_until
@@ -189,7 +189,7 @@ def drain_unknown(state: State, pool: Pool, digest: str) -> None:
 
 
 def _unknown(state: State, submit: Submit, newcomer: bool) -> tuple[RejectReason, str] | None:
-    """Whether the registry has its pool and adapter. What was accepted once may finish on a digest that is gone."""
+    """Return why a request has no known pool or adapter, or None. One accepted once may finish on a gone digest."""
     if not state.registry.known:
         return None
     pool = state.pools.get(submit.pool)
@@ -204,7 +204,7 @@ def _unknown(state: State, submit: Submit, newcomer: bool) -> tuple[RejectReason
 
 
 def _adopt(state: State, pool: Pool, request: Request, placement: Placement) -> None:
-    """It runs: leave it there. On an incarnation that is over, await its Failed."""
+    """Leave a request where it runs. On an incarnation that is over, await its Failed."""
     runners = [_expected(state, runner_id) for runner_id in placement.runners]
     over = [runner_id for runner_id, runner in zip(placement.runners, runners, strict=True) if runner is None]
     produced = request.tokens.emitted > request.tokens.start_emitted
@@ -224,7 +224,7 @@ def _adopt(state: State, pool: Pool, request: Request, placement: Placement) -> 
 
 
 def _expected(state: State, runner_id: RunnerId) -> RunnerAccount | None:
-    """That incarnation, from now on known by name at least; None: it is over."""
+    """Return that incarnation, from now on known by name at least; None: it is over."""
     if state.runners.get(runner_id.uuid) is None and not state.runners.was_replaced(runner_id):
         unreported = Timer(TimerKind.RUNNER_UNREPORTED, runner_id.uuid)
         state.timers.set(unreported, state.now + state.config.absent_s)
@@ -233,6 +233,6 @@ def _expected(state: State, runner_id: RunnerId) -> RunnerAccount | None:
 
 
 def _of(state: State, gateway: GatewayStream, request_id: str) -> Request | None:
-    """The request, if it is that gateway's."""
+    """Return the request, if it is that gateway's."""
     request = state.requests.get(request_id)
     return request if request is not None and request.gateway == gateway.id else None

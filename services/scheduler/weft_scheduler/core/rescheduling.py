@@ -30,7 +30,7 @@ LOAD_RETRY_FACTOR = 10  # a failed load is retried on the same runner after this
 
 
 def on_failed(state: State, gateway: GatewayStream, failed: Failed) -> None:
-    """That epoch is over: place the request again, unless an earlier trigger did."""
+    """Place a request again whose epoch has failed, unless an earlier trigger did."""
     request = state.requests.get(failed.request_id)
     if request is None or request.gateway != gateway.id or request.epoch != failed.epoch:
         state.emit(Stale("failed", failed.request_id, "not its present epoch"))
@@ -57,7 +57,7 @@ def on_failed(state: State, gateway: GatewayStream, failed: Failed) -> None:
 
 
 def on_assign_timeout(state: State, timer: Timer) -> None:
-    """An Assign that was not acknowledged, or a Failed that never came. A silent cluster proves nothing."""
+    """Take back an Assign that was not acknowledged, or whose Failed never came. A silent cluster proves nothing."""
     request = state.requests[timer.name]
     assert request.placement is not None
     runners = [(runner_id, state.runners.present(runner_id)) for runner_id in request.placement.runners]
@@ -75,7 +75,7 @@ def on_assign_timeout(state: State, timer: Timer) -> None:
 
 
 def on_preempt_decision(state: State, decision: PreemptDecision) -> None:
-    """The supervisor's victim leaves, with its KV where that is cheaper; its next reservation is the decision's."""
+    """Let the supervisor's victim leave, with KV where that is cheaper; its next reservation is the decision's."""
     request = state.requests.get(decision.request_id)
     running = request is not None and request.phase in (Phase.ASSIGNED, Phase.RUNNING)
     placement = request.placement if request is not None and request.epoch == decision.epoch else None
@@ -93,7 +93,7 @@ def on_preempt_decision(state: State, decision: PreemptDecision) -> None:
 
 
 def stop_requests_of(state: State, runner: RunnerAccount) -> None:
-    """An incarnation is over: inform the gateways, await their Failed."""
+    """Stop the requests of an incarnation that is over: inform the gateways, await their Failed."""
     for gateway in state.gateways.values():
         gateway.runner_lost(runner.id)
         state.send(gateway.peer, RunnerGone(runner.id))
@@ -102,20 +102,20 @@ def stop_requests_of(state: State, runner: RunnerAccount) -> None:
 
 
 def on_avoidance_over(state: State, timer: Timer) -> None:
-    """A runner that a request avoided may be used again."""
+    """Let a runner that a request avoided be used again."""
     request = state.requests[timer.name]
     if request.history.avoidance is not None:
         _avoids_less(state, timer, request.history.avoidance, (request.pool,))
 
 
 def on_gateway_avoidance_over(state: State, timer: Timer) -> None:
-    """A runner that a gateway's requests avoided may be used again."""
+    """Let a runner that a gateway's requests avoided be used again."""
     gateway = state.gateways[timer.name]
     _avoids_less(state, timer, gateway.avoidance, gateway.pools)
 
 
 def on_class_wait_over(state: State, timer: Timer) -> None:
-    """A request has waited long enough for its numerics class."""
+    """Let a request wait for any class: it has waited long enough for its numerics class."""
     request = state.requests[timer.name]
     if request.phase is Phase.WAITING and request.waiting.lane:
         pool = state.pool(request.pool)
@@ -132,7 +132,7 @@ def _avoids_less(state: State, timer: Timer, avoidance: Avoidance, pools: Iterab
 
 
 def _avoid_after(state: State, gateway: GatewayStream, request: Request, runner_id: RunnerId, failed: Failed) -> None:
-    """What the request avoids for a bounded time, by the reason of the failure."""
+    """Let the request avoid a runner for a bounded time, by the reason of the failure."""
     config = state.config
     match failed.reason:
         case FailReason.SESSION_LOST if state.runners.present(runner_id) is not None:
@@ -157,7 +157,7 @@ def _avoid(state: State, request: Request, runner_id: RunnerId, seconds: float) 
 
 
 def _requeue(state: State, request: Request, reason: str, *, counted: bool) -> None:
-    """Back to the queue with its age, or the end of it."""
+    """Put a request back into the queue with its age, or reject it."""
     pool = state.pool(request.pool)
     if counted:
         request.history.migrate()
@@ -175,7 +175,7 @@ def _requeue(state: State, request: Request, reason: str, *, counted: bool) -> N
 
 
 def _fails_everywhere(state: State, pool: Pool, request: Request) -> bool:
-    """Whether every present runner that could take it has failed to load its adapter."""
+    """True where every present runner that could take the request has failed to load its adapter."""
     if not request.history.load_failures:
         return False
     failed: Counter[RunnerShape] = Counter()

@@ -27,7 +27,7 @@ class KeyList:
 
 
 class RouteTable:
-    """What should be routed, and the table as it was published. Where names conflict the oldest adapter wins."""
+    """The routes as they should be, and the table as it was published. Where names conflict the oldest adapter wins."""
 
     def __init__(self) -> None:
         self.book = RouteBook()  # as published
@@ -40,18 +40,18 @@ class RouteTable:
         self._changed_pools: dict[str, None] = {}
         self._changed_keys: dict[str, None] = {}
         self._changed_unserved: dict[str, None] = {}
-        self._full: Routes | None = None  # of the book's version
+        self._full: Routes | None = None  # table of the book's version
         self._unapplied: dict[str, int] = {}  # uid -> the version that changed its route, lowest first
 
     # ------------------------------------------------------------ what should be routed
 
     def claim(self, route: Route) -> None:
-        """Something claims a name."""
+        """Let a route claim its name."""
         self._claims.setdefault(route.model_name, {})[route.uid] = route
         self._changed_models[route.model_name] = None
 
     def withdraw(self, model_name: str, uid: str) -> None:
-        """Something claims a name no more, if it did."""
+        """Let an adapter or pool claim a name no more, if it did."""
         claims = self._claims.get(model_name)
         if claims is not None and claims.pop(uid, None) is not None:
             if not claims:
@@ -59,7 +59,7 @@ class RouteTable:
             self._changed_models[model_name] = None
 
     def set_keys(self, keys: Iterable[KeyRoute]) -> bool:
-        """All API keys. True where that is a change."""
+        """Take all API keys. True where that is a change."""
         before, self.keys = self.keys, {key.key_hash: key for key in keys}
         changed = [h for h in {**before, **self.keys} if before.get(h) != self.keys.get(h)]
         self._changed_keys |= dict.fromkeys(changed)
@@ -67,21 +67,21 @@ class RouteTable:
         return bool(changed) or not known
 
     def trust_keys(self, *, known: bool) -> bool:
-        """Whether gateways may go by the keys. True where that is a change."""
+        """Let gateways go by the keys, or not. True where that is a change."""
         before, self.keys_known = self.keys_known, known
         return before != known
 
     def pool_changed(self, pool: str) -> None:
-        """What gateways know of a pool may have changed."""
+        """Note that what gateways know of a pool may have changed."""
         self._changed_pools[pool] = None
 
     def explain(self, unserved: Unserved) -> None:
-        """Why an adapter is not served."""
+        """Note why an adapter is not served."""
         self.unserved[unserved.uid] = unserved
         self._changed_unserved[unserved.uid] = None
 
     def forget_unserved(self, uid: str) -> None:
-        """An adapter is served, or gone."""
+        """Explain an adapter no more: it is served, or gone."""
         if self.unserved.pop(uid, None) is not None:
             self._changed_unserved[uid] = None
 
@@ -92,14 +92,14 @@ class RouteTable:
         return bool(self.book.version)
 
     def is_routed(self, model_name: str, uid: str) -> bool:
-        """Whether that adapter answers to that name in the published table."""
+        """True where that adapter answers to that name in the published table."""
         route = self.book.routes.get(model_name)
         return route is not None and route.uid == uid
 
     def publish(
         self, version: Callable[[], int], pool_route: Callable[[str], PoolRoute | None]
     ) -> tuple[Routes | None, list[str]]:
-        """The change of the table, now published, and the uids that are routed now or no more; None: no change."""
+        """Publish the table's change. Returns it, and the uids that are routed now or no more; None: no change."""
         routes, removed_models, uids = self._models()
         pools = {name: pool_route(name) for name in sorted(self._changed_pools)}
         changed_pools = [p for name, p in pools.items() if p is not None and p != self.book.pools.get(name)]
@@ -139,11 +139,11 @@ class RouteTable:
         return change, uids
 
     def is_applied(self, uid: str) -> bool:
-        """Whether every gateway has applied the last change of an adapter's route."""
+        """True where every gateway has applied the last change of an adapter's route."""
         return uid not in self._unapplied
 
     def applied(self, version: int | None) -> list[str]:
-        """Every gateway has applied that version; None: no gateway is waited for. Returns the uids that waited."""
+        """Note that every gateway has applied a version; None: none is waited for. Returns the uids that waited."""
         done: list[str] = []
         for uid, changed in self._unapplied.items():
             if version is not None and changed > version:
@@ -154,7 +154,7 @@ class RouteTable:
         return done
 
     def full(self) -> Routes:
-        """The whole published table; one object a version, so that it is encoded once."""
+        """Return the whole published table; one object a version, so that it is encoded once."""
         if self._full is None:
             book = self.book
             self._full = Routes(
@@ -169,7 +169,7 @@ class RouteTable:
         return self._full
 
     def _models(self) -> tuple[list[Route], list[str], list[str]]:
-        """(routes that changed, names that are routed no more, uids that this concerns)."""
+        """Return (routes that changed, names that are routed no more, uids that this concerns)."""
         changed: list[Route] = []
         removed: list[str] = []
         uids: dict[str, None] = {}
@@ -190,5 +190,5 @@ class RouteTable:
 
 
 def _age(route: Route) -> tuple[int, str]:
-    """Older first; at the same second the smaller uid, so that every scheduler decides the same."""
+    """Return a key, older first; at the same second the smaller uid, so that every scheduler decides the same."""
     return route.created_unix_s, route.uid

@@ -1,4 +1,4 @@
-"""What supervisors send: which runners there are, what each holds, which sequence has to leave.
+"""The handlers of what supervisors send: which runners there are, what each holds, which sequence has to leave.
 
 Nothing is placed on a runner before its first full report on its supervisor's present stream. A runner that no
 supervisor reports for `absent_s`, while there is one to report it, is gone. A report costs what it carries.
@@ -35,11 +35,11 @@ from weft_scheduler.core.rescheduling import on_preempt_decision, stop_requests_
 from weft_scheduler.core.state import State
 from weft_scheduler.core.timers import Timer, TimerKind
 
-MAX_INTERVAL_S = 5.0  # between two reports of a loaded runner: a longer one proves that some were lost
+MAX_INTERVAL_S = 5.0  # time between two reports of a loaded runner: a longer one proves that some were lost
 
 
 def on_connected(state: State, peer: Peer, hello: object) -> None:
-    """Answer with a term above all that it has stored, and send it what waits for the store."""
+    """Answer a supervisor with a term above all that it has stored, and send it what waits for the store."""
     on_closed(state, peer.name)
     advance_term(state, hello.highest_term if isinstance(hello, SupervisorHello) else 0)
     first = not state.supervisors
@@ -53,7 +53,7 @@ def on_connected(state: State, peer: Peer, hello: object) -> None:
 
 
 def on_closed(state: State, name: str) -> None:
-    """Its runners take nothing new until they are reported again; what runs there runs on."""
+    """Place nothing new on a supervisor's runners until they are reported again; what runs there runs on."""
     if name not in state.supervisors:
         return
     forwarded = next(iter(state.supervisors)) == name
@@ -68,7 +68,7 @@ def on_closed(state: State, name: str) -> None:
 
 
 def on_cluster_report(state: State, peer: Peer, report: ClusterReport) -> None:
-    """Reports first: a decision or a loss in the same message is newer than they are."""
+    """Take reports first: a decision or a loss in the same message is newer than they are."""
     for reported in report.reports:
         apply_report(state, peer, reported)
     for runner_id in report.lost:
@@ -149,7 +149,7 @@ def apply_report(state: State, peer: Peer, reported: ReportedRunner) -> None:
 
 
 def on_runner_lost(state: State, runner_id: RunnerId, reason: str) -> None:
-    """An incarnation is over."""
+    """End an incarnation: stop its requests, and forget it."""
     runner = state.runners.present(runner_id)
     if runner is None:
         return
@@ -184,7 +184,7 @@ def push_desired(
 ) -> None:
     """Send what the runner has to hold, where it neither has it nor was sent it; not before the registry is known.
 
-    `change`: since `base_version`. `unknown`: digests on its disk that the registry does not have.
+    `change`: what has changed since `base_version`. `unknown`: digests on its disk that the registry does not have.
     """
     adapters = pool.adapters
     if not (state.registry.known and adapters.version and runner.confirmed):
@@ -201,7 +201,7 @@ def push_desired(
 
 
 def resync_all(state: State) -> None:
-    """The registry is known now: full reports list the digests on the runners' disks."""
+    """Ask for full reports, which list the digests on the runners' disks: the registry is known now."""
     for runner in state.runners.values():
         if runner.confirmed:
             state.send(state.supervisors[runner.supervisor], Resync(runner.id))
@@ -210,7 +210,7 @@ def resync_all(state: State) -> None:
 def _new_incarnation(
     state: State, runner_id: RunnerId, present: RunnerAccount | None, *, known: bool
 ) -> RunnerAccount | None:
-    """The record of an incarnation that is not the present one; a new one ends the old one at once."""
+    """Return the record of an incarnation that is not the present one; a new one ends the old one at once."""
     if state.runners.was_replaced(runner_id):
         state.emit(Stale("report", runner_id.uuid, "that incarnation was replaced"))
         return None
@@ -223,7 +223,7 @@ def _new_incarnation(
 
 
 def _unconfirm(state: State, runner: RunnerAccount) -> None:
-    """Nothing is placed on it; its accounts stay."""
+    """Place nothing on a runner any more; its accounts stay."""
     pool = state.pool_of(runner)
     runner.unconfirm()
     if pool.fleet.unconfirm(runner):
@@ -233,7 +233,7 @@ def _unconfirm(state: State, runner: RunnerAccount) -> None:
 
 
 def _update_readiness(state: State, pool: Pool, runner: RunnerAccount) -> None:
-    """Count it among the pool's Ready runners under the desired version that it has applied, or not."""
+    """Count a runner among the pool's Ready ones under the desired version that it has applied, or not."""
     figures, adapters = runner.report.figures, pool.adapters
     if not runner.serving and (
         figures.ready or runner.serves(((a.digest, a.pinned, a.tier) for a in adapters.held.values()), adapters.version)
@@ -253,13 +253,13 @@ def _update_readiness(state: State, pool: Pool, runner: RunnerAccount) -> None:
 
 
 def _mark_statuses(state: State, pool: Pool, digests: Iterable[str]) -> None:
-    """The statuses of the adapters with that content may differ."""
+    """Note that the statuses of the adapters with that content may differ."""
     for digest in digests:
         state.published.mark_adapters(pool.adapters.by_digest.get(digest, ()))
 
 
 def _learn_reservations(state: State, runner: RunnerAccount, report: RunnerReport) -> None:
-    """Reservations that the runner doubled in place; a sequence that it swapped to host memory has no page."""
+    """Take reservations that the runner doubled in place; a sequence that it swapped to host memory has no page."""
     for sequence in report.sequences:
         request = state.requests.get(sequence.request_id)
         if request is not None and request.epoch == sequence.epoch and request.runner == runner.id:
@@ -271,7 +271,7 @@ def _learn_reservations(state: State, runner: RunnerAccount, report: RunnerRepor
 
 
 def _unknown_digests(state: State, pool: Pool, report: RunnerReport) -> tuple[str, ...]:
-    """Digests that the runner has and the registry does not know."""
+    """Return the digests that the runner has and the registry does not know."""
     if not state.registry.known:
         return ()
     on_runner = (a.digest for a in report.adapters if a.tier >= Tier.DISK)

@@ -46,7 +46,7 @@ def scale(state: State, pool: Pool, *, at_once: bool = False) -> None:
 
 
 def demand(state: State, pool: Pool) -> PhaseCounts:
-    """What the pool's requests would fill, whatever its bounds."""
+    """Return the runners that the pool's requests would fill, whatever its bounds."""
     return pool.scaling.autoscaler.demand(load_of(pool, state.now), state.config.work_s)
 
 

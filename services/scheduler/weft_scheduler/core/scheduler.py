@@ -85,7 +85,7 @@ TIMERS: Mapping[TimerKind, Callable[[State, Timer], None]] = {
 
 
 class Scheduler:
-    """`term` is one that no scheduler has used: the caller has made it durable."""
+    """The machine. `term` is one that no scheduler has used: the caller has made it durable."""
 
     def __init__(self, config: SchedulerConfig, term: int) -> None:
         self.config = config
@@ -125,7 +125,7 @@ class Scheduler:
         check.check_all(self.state)
 
     def _sender(self, peer: Peer) -> GatewayStream | Peer | None:
-        """The peer as its handlers know it; None: it has no open stream."""
+        """Return the peer as its handlers know it; None: it has no open stream."""
         if peer.kind is Kind.GATEWAY:
             return self.state.gateways.get(peer.name)
         return peer if peer.kind is Kind.REGISTRY else self.state.supervisors.get(peer.name)

@@ -1,4 +1,4 @@
-"""What the handlers of one machine share: everything it knows by name, its clock, its deadlines, its effects."""
+"""The state that one machine's handlers share: everything it knows by name, its clock, its deadlines, its effects."""
 
 from collections.abc import Iterable
 
@@ -25,7 +25,7 @@ MAX_REPLACED = 20_000  # replaced incarnations remembered, twice the fleet that 
 
 
 class Numbers:
-    """Counters of one scheduler. `counter`: of the epochs under the term."""
+    """Counters of one scheduler. `counter`: number of epochs under the term."""
 
     def __init__(self, term: int) -> None:
         self.term, self.counter = term, 0
@@ -80,7 +80,7 @@ class Runners(dict[str, RunnerAccount]):
 
 
 class RegistryState:
-    """What a registry has said. `known`: a whole snapshot has come."""
+    """The adapters and canaries that a registry has sent. `known`: a whole snapshot has come."""
 
     def __init__(self) -> None:
         self.known = False
@@ -109,7 +109,7 @@ class Reservations:
 
 
 class State:
-    """One for each machine. `now` is the time of the event at hand. A table gets and loses objects in one file."""
+    """All state of one machine. `now` is the time of the event at hand. A table gets and loses objects in one file."""
 
     def __init__(self, config: SchedulerConfig, term: int) -> None:
         self.config, self.now = config, 0.0
@@ -128,7 +128,7 @@ class State:
         self.reservations = Reservations(config)
         # pools to schedule, in order, and the runners that have changed there; None: anything may have
         self._schedulable: dict[str, set[str] | None] = {}
-        self._changed_pools: dict[str, None] = {}  # that the controllers have not looked at
+        self._changed_pools: dict[str, None] = {}  # pools that the controllers have not looked at
         self._effects: list[Effect] = []
 
     def advance_to(self, now: float) -> None:
@@ -148,14 +148,14 @@ class State:
         self._effects.append(Send(peer, message))
 
     def take_effects(self) -> list[Effect]:
-        """Those since the last call."""
+        """Return the effects since the last call, and forget them."""
         effects, self._effects = self._effects, []
         return effects
 
     # ------------------------------------------------------------ by name
 
     def pool(self, name: str) -> Pool:
-        """The pool of that name, new if need be."""
+        """Return the pool of that name, new if need be."""
         if name not in self.pools:
             self.pools[name] = Pool(name)
         return self.pools[name]
@@ -171,7 +171,7 @@ class State:
     # ------------------------------------------------------------ what has to follow
 
     def mark_schedulable(self, pool: str, changed: Iterable[str] | None = None) -> None:
-        """It is scheduled, and its status may differ: by a change of these runners only, or (None) of anything."""
+        """Let a pool be scheduled, and its status differ: by a change of these runners only, or (None) of anything."""
         known = self._schedulable.setdefault(pool, set())
         if changed is None or known is None:
             self._schedulable[pool] = None
@@ -196,7 +196,7 @@ class State:
             self.timers.set(Timer(TimerKind.SCALE), self.timers.get(Timer(TimerKind.STATUS)) or self.now)
 
     def take_changed_pools(self) -> list[str]:
-        """Names of the pools that have changed since the last call, sorted."""
+        """Return the names of the pools that have changed since the last call, sorted."""
         changed, self._changed_pools = sorted(self._changed_pools), {}
         return changed
 

@@ -1,4 +1,4 @@
-"""What registries are sent of pools and adapters, and gateways of routes: only what changed, gathered for a while."""
+"""The statuses for registries and the routes for gateways: only what changed is sent, gathered for a while."""
 
 from weft.domain.routes import AdapterStatus, PoolSpec, PoolStatus, RoleCounts
 from weft.domain.runner import RunnerRole
@@ -30,7 +30,7 @@ def on_status_due(state: State, _: Timer) -> None:
 
 
 def publish_routes(state: State, *, without_keys: bool = False) -> None:
-    """The change of the route table to every gateway. Never before a complete registry snapshot.
+    """Send the change of the route table to every gateway. Never before a complete registry snapshot.
 
     A restarted scheduler's first table waits a little for the keys: without them gateways would reject every client.
     """
@@ -65,10 +65,10 @@ def on_slo_status(state: State, timer: Timer) -> None:
 
 
 def routes_applied(state: State) -> None:
-    """What a registry is sent of an adapter holds for every request that a client sends afterwards.
+    """Publish statuses that hold for every request that a client sends afterwards.
 
-    So its status waits until every gateway has applied the adapter's route: after Ready none serves older content,
-    after a deletion none serves any.
+    An adapter's status waits until every gateway has applied the adapter's route: after Ready none serves older
+    content, after a deletion none serves any.
     """
     versions = [gateway.applied_routes for gateway in state.gateways.values() if gateway.applied_routes is not None]
     if done := state.routes.applied(min(versions, default=None)):
@@ -137,7 +137,7 @@ def _publish_adapter(state: State, uid: str) -> None:
 
 
 def _unavailable_runners(pool: Pool, digest: str) -> int:
-    """Ready runners that do not serve a digest: they failed to load it, or have to hold it and do not yet."""
+    """Return how many Ready runners do not serve a digest: they failed to load it, or have to hold it and do not."""
     since = pool.adapters.held_since.get(digest, 0)
     count = sum(runners for version, runners in pool.fleet.ready.versions.items() if version < since)
     for uuid in pool.fleet.load_failures.get(digest, ()):
@@ -147,7 +147,7 @@ def _unavailable_runners(pool: Pool, digest: str) -> int:
 
 
 def _is_gone(state: State, uid: str, deletion: PendingDeletion) -> bool:
-    """Whether a removed adapter is served no more and on no Ready runner.
+    """True where a removed adapter is served no more and on no Ready runner.
 
     A uid that is not known here has gone already, or went with an earlier scheduler: the final status is sent for it,
     too, so that a registry that waits is always answered.
@@ -159,7 +159,7 @@ def _is_gone(state: State, uid: str, deletion: PendingDeletion) -> bool:
         return False
     if pool is None:
         return True  # no runner is there
-    own = [digest for digest in deletion.digests if not pool.adapters.registered(digest)]  # of no other adapter
+    own = [digest for digest in deletion.digests if not pool.adapters.registered(digest)]  # digests of no other adapter
     if any(digest in pool.adapters.draining for digest in own):
         return False  # streams may still use it
     return not own or all(version >= pool.adapters.removed_version for version in pool.fleet.ready.versions)

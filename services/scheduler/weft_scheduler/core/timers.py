@@ -1,11 +1,11 @@
-"""What the scheduler's deadlines are for, and whose."""
+"""The kinds of the scheduler's deadlines, and whose each is."""
 
 from enum import StrEnum
 from typing import NamedTuple
 
 
 class TimerKind(StrEnum):
-    """What a deadline is for, and of what (the timer's name). At one moment the order is that of the values."""
+    """Purposes of deadlines, and of what each is (the timer's name). At one moment the order is that of the values."""
 
     ADAPTER_DRAIN = "adapter_drain"  # pool, adapter: a draining digest's grace or deadline
     ASSIGN_TIMEOUT = "assign_timeout"  # request: not started, or stopping while its gateway is silent

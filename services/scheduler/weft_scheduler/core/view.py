@@ -17,7 +17,7 @@ from weft_scheduler.core.state import State
 
 
 class PoolView:
-    """Interactive requests of a pool, and its runners. `changed`: runners that have since the last cycle; None: all."""
+    """Interactive requests of a pool, and its runners. `changed`: those changed since the last cycle; None: all."""
 
     def __init__(self, state: State, pool: Pool, changed: Collection[str] | None) -> None:
         self._state, self._pool, self._all = state, pool, changed is None
@@ -25,7 +25,7 @@ class PoolView:
         self._loads = [load for runner in runners if (load := pool.fleet.load_of(runner)) is not None]
 
     def begin_pass(self, overtaking: Overtaking[Request] | None = None) -> QueuePass[Request]:
-        """Begin a pass over those that wait. `overtaking`: instead of the pool's own."""
+        """Begin a pass over the requests that wait. `overtaking`: counts instead of the pool's own."""
         pool, config = self._pool, self._state.config
         bounds = config.starvation_bound, config.window
         return QueuePass(
@@ -41,7 +41,7 @@ class PoolView:
         return self._all or any(self._may_fit(load, request) for load in self._loads)
 
     def _may_fit(self, load: RunnerLoad, request: Request) -> bool:
-        """True for a changed runner that could be what it waits for: a prompt runner's queue may be open again."""
+        """True for a changed runner that a request could wait for: a prompt runner's queue may be open again."""
         if self._pool.declared.split and load.queue_open and load.role is not RunnerRole.TOKEN:
             return True
         tokens, adapter = request.waiting.tokens, request.adapter
@@ -53,7 +53,7 @@ class PoolView:
         return not load.full and load.shape.tokens_with_adapter(tokens, size) <= load.free_tokens
 
     def place(self, request: Request, closed: AbstractSet[RunnerShape]) -> Choice | None:
-        """Return where it runs, of its own numerics class first; None where no shape that is not closed can take it."""
+        """Return where a request runs, of its own numerics class first; None where no open shape can take it."""
         place = self._pool.fleet.placement.place
         choice = place(self._ask(request, request.classes.latest), closed)
         if choice is None and request.classes.latest and not self._required_class(request):
@@ -68,20 +68,21 @@ class PoolView:
         return any(shape.fits(rank, request.tokens.context, required) and uuid not in avoided for shape, uuid in shapes)
 
     def placeable_shapes(self, request: Request) -> AbstractSet[RunnerShape]:
-        """Return the shapes that could ever run it and have a placeable runner that it does not avoid."""
+        """Return the shapes that could ever run a request and have a placeable runner that it does not avoid."""
         return self._pool.fleet.placement.placeable_shapes(self._ask(request, self._required_class(request)))
 
     def could_run(self, request: Request, runner: RunnerAccount) -> bool:
-        """True where that runner is one for it, whatever else runs there."""
+        """True where that runner is one for a request, whatever else runs there."""
         rank, uuid = self._pool.adapters.rank(request.adapter), runner.id.uuid
         fits = runner.shape.fits(rank, request.tokens.context, self._required_class(request))
         return fits and uuid not in self._avoided(request)
 
     def _required_class(self, request: Request) -> str:
-        """The numerics class that a request has to wait for; "": any will do, its own first.
+        """Return the numerics class that a request has to wait for; "": any will do, its own first.
 
-        One with tokens waits for the class that computed them, for at most `same_class_s` after it ran, while a runner
-        of that class can take it now or soon: it is full, its supervisor is reconnecting, or none was reported yet.
+        A request with tokens waits for the class that computed them, for at most `same_class_s` after it ran, while a
+        runner of that class can take it now or soon: the runner is full, its supervisor is reconnecting, or none was
+        reported yet.
         """
         state, pool, computed_by = self._state, self._pool, request.waiting.lane
         if not computed_by or state.now >= request.classes.awaited_until:
@@ -106,7 +107,7 @@ class PoolView:
         )
 
     def _avoided(self, request: Request) -> AbstractSet[str]:
-        """UUIDs of the present incarnations that it avoids."""
+        """Return the uuids of the present incarnations that a request avoids."""
         state, own = self._state, request.history.avoidance
         of_gateway = state.gateways[request.gateway].avoidance
         if own is None and not of_gateway:
@@ -131,7 +132,7 @@ class BatchView(PoolView):
 
 
 def infeasible_reason(state: State, pool: Pool, request: Request) -> tuple[RejectReason, str] | None:
-    """Why no runner of the pool could ever take it; None before the cluster had the time to report itself."""
+    """Return why no runner of a pool could ever take a request; None before the cluster had time to report itself."""
     shapes, rank = pool.fleet.confirmed_shapes, pool.adapters.rank(request.adapter)
     if not state.settled or not shapes:
         return None

@@ -45,7 +45,7 @@ class ConsolidationRunner:
 
     @property
     def lightly_loaded(self) -> bool:
-        """True where it is at most half full, of sequences and of memory, and not idle."""
+        """True where the runner is at most half full, of sequences and of memory, and not idle."""
         few = bool(self.working_set) and 2 * self.working_set <= self.good_sequences
         return few and 2 * self.free_tokens >= self.total_tokens
 

@@ -188,7 +188,7 @@ class RolePlan:
         return min(most, max(least, present if kept else round(wanted)))
 
     def _prompt_share(self, members: Sequence[PhaseRunner]) -> float:
-        """Return the share of its prompt in the time that a request takes of all runners."""
+        """Return the share of the prompt in the time that a request takes of all runners."""
         prompt_s = self.work.prompt_tokens * sum(r.prompt_s for r in members)
         token_s = self.work.output_tokens * sum(r.token_s for r in members)
         return prompt_s / (prompt_s + token_s) if prompt_s + token_s else 0.5
