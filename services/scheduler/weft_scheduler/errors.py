@@ -1,4 +1,4 @@
-"""What can go wrong in the scheduler's shell; its core answers every event and raises for its own mistakes only.
+"""The errors of the scheduler's shell; its core answers every event and raises for its own mistakes only.
 
 TermNotDurable          the data directory cannot hold the term: no order may be given, the process ends
 PeerError (weft.wire)   a peer sent what its contract does not allow: its stream ends with INVALID_ARGUMENT
@@ -15,6 +15,6 @@ class TermNotDurable(Exception):
 
 
 class SupersededRegistry(PeerError):
-    """Another one leads since."""
+    """A registry that speaks after another one has begun to lead."""
 
     code = grpc.StatusCode.FAILED_PRECONDITION

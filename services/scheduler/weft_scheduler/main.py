@@ -26,9 +26,9 @@ log = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0 after SIGTERM, 1 where no term is durable or another scheduler acts, 2 where it cannot start.
+    """Return 0 after SIGTERM, 1 where no term is durable or another scheduler acts, 2 where it cannot start.
 
-    The latter: wrong flags, an address or a data directory in use, no API server for its Lease.
+    It cannot start with wrong flags, an address or a data directory in use, no API server for its Lease.
     """
     settings = SchedulerSettings.parse(argv)
     logs.configure("scheduler", level=settings.log_level, fmt=settings.log_format)
@@ -46,7 +46,7 @@ async def run(settings: SchedulerSettings) -> int:
 
     def not_ready() -> str | None:
         if settings.lease:
-            return None  # who stands by is ready to; and while pods are replaced, peers may be at another one
+            return None  # a standby is ready to act; and while pods are replaced, peers may be at another one
         return servers[0].not_ready() if servers else "starting"
 
     probes = Probes(settings.probes, not_ready)

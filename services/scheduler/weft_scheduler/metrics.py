@@ -17,7 +17,7 @@ LEADER = Gauge("weft_scheduler_leader", "1 while this process acts, 0 while it s
 
 
 class SchedulerMetrics:
-    """Counts effects as the shell performs them; gauges are read from the state once a second."""
+    """Counts of effects as the shell performs them; gauges are read from the state once a second."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -82,7 +82,7 @@ class SchedulerMetrics:
         self._pools: set[str] = set()
 
     def count(self, effect: Effect) -> None:
-        """One effect."""
+        """Count one effect."""
         match effect:
             case Send(message=Assign()):
                 self._decisions.labels("placed").inc()

@@ -10,12 +10,12 @@ MOST_TRACED = 10_000  # requests; those of a gateway that is lost are never ende
 
 
 class QueueSpans:
-    """Fed with the scheduler's messages; requests that are not sampled leave no trace here."""
+    """Spans by the scheduler's messages; requests that are not sampled leave no trace here."""
 
     def __init__(self, tracer: Tracer, clock: Callable[[], float]) -> None:
         self._tracer, self._clock = tracer, clock
         self._traced: LruDict[str, Submit] = LruDict(MOST_TRACED)
-        self._waiting: LruDict[str, float] = LruDict(MOST_TRACED)  # since when
+        self._waiting: LruDict[str, float] = LruDict(MOST_TRACED)  # request id -> since when it waits
 
     def received(self, message: object) -> None:
         match message:

@@ -38,13 +38,13 @@ from weft_scheduler.sessions import Session, Sessions
 from weft_scheduler.term_file import TermFile
 
 SERVICE = "weft.v1.Scheduler"
-GAUGES_S = 1.0  # how old a gauge may be, and how long nothing happens before the state is checked
-MAX_CHECKED = 20_000  # in `size` of the state: checking more would delay the next request by over 50 ms
+GAUGES_S = 1.0  # age that a gauge may have, and time in which nothing happens before the state is checked
+MAX_CHECKED = 20_000  # maximum `size` of a checked state: checking more would delay the next request by over 50 ms
 log = logging.getLogger(__name__)
 
 
 class Server(rpc.SchedulerServicer):
-    """Feeds the machine and performs what it orders, in order."""
+    """The service: it feeds the machine and performs what that orders, in order."""
 
     def __init__(
         self,
@@ -57,9 +57,9 @@ class Server(rpc.SchedulerServicer):
         clock: Callable[[], float] = time.monotonic,
         tracer: Tracer | None = None,
     ) -> None:
-        """Takes the next term. Raises TermNotDurable. `stop` is set when the process must not go on.
+        """Take the next term. Raises TermNotDurable. `stop` is set when the process must not go on.
 
-        Once `turn` is lost it decides nothing more.
+        Once `turn` is lost the server decides nothing more.
         """
         self._turn = turn or Turn()
         self._terms, self._stop = terms, stop
@@ -77,7 +77,7 @@ class Server(rpc.SchedulerServicer):
 
     @property
     def failure(self) -> Exception | None:
-        """What ends this process."""
+        """Failure that ends this process."""
         return self._shell.failure
 
     def register(self, server: grpc.aio.Server) -> None:
@@ -86,7 +86,7 @@ class Server(rpc.SchedulerServicer):
         self._observe()
 
     def not_ready(self) -> str | None:
-        """None once a registry snapshot and a supervisor are there."""
+        """Return why the server is not ready; None once a registry snapshot and a supervisor are there."""
         if not self.core.state.registry.known:
             return "no registry snapshot yet"
         return None if self.core.state.supervisors else "no supervisor connected"
@@ -176,7 +176,7 @@ class Server(rpc.SchedulerServicer):
 
 
 async def _serve_stream(requests: Any, context: Any, session: Session, kind: str) -> AsyncIterator[Any]:
-    """One stream to its end."""
+    """Yield what one stream is sent, to its end."""
     about = kv(kind=kind, peer=context.peer())  # now: asking a call that is over crashes the interpreter (grpcio 1.85)
     log.info("stream opened", extra=about)
     async with peer_errors(kind, context):

@@ -1,6 +1,6 @@
 """The open streams of the scheduler's peers: whose a stream is, what it receives, what its end means.
 
-A peer that connects again replaces its older stream, and what that one still delivers is dropped.
+A peer that connects again replaces its older stream, and what the older one still delivers is dropped.
 """
 
 from collections.abc import Callable
@@ -36,7 +36,7 @@ class Sessions:
         self._last: tuple[Kind, object, list[Any]] | None = None  # a message to several peers is encoded once
 
     def join(self, peer: Peer, session: "Session") -> None:
-        """This is the peer's stream from now on; an older one ends."""
+        """Make a stream the peer's present one; an older one ends."""
         self.close(peer)
         self._open[peer] = session
 
@@ -44,14 +44,14 @@ class Sessions:
         return peer is not None and self._open.get(peer) is session
 
     def leave(self, peer: Peer | None, session: "Session") -> bool:
-        """True if that was the peer's present stream."""
+        """Forget a stream that has ended. True where it was the peer's present one."""
         if peer is None or not self.has(peer, session):
             return False
         del self._open[peer]
         return True
 
     def send(self, peer: Peer, message: object) -> None:
-        """Queue it. A peer that is gone, or does not read fast enough, gets its state after its next hello."""
+        """Queue a message. A peer that is gone, or does not read fast enough, gets its state after its next hello."""
         session = self._open.get(peer)
         if session is None:
             return
@@ -62,7 +62,7 @@ class Sessions:
             session.outbox.put(envelope)
 
     def close(self, peer: Peer, reason: str = "") -> None:
-        """End its stream, if there is one; what it still sends is dropped."""
+        """End a peer's stream, if there is one; what the peer still sends is dropped."""
         session = self._open.pop(peer, None)
         if session is not None:
             session.close_reason = reason
@@ -88,7 +88,7 @@ class Session:
             self._connect(RegistryHello(None))
 
     def on_message(self, envelope: Any) -> None:
-        """Raises PeerError."""
+        """Feed the machine a message of the stream. Raises PeerError."""
         message = RECEIVES[self._kind].decode(envelope)
         hello = isinstance(message, GatewayHello | SupervisorHello)
         if self._peer is None:

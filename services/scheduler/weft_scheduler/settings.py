@@ -33,5 +33,5 @@ class SchedulerSettings(StandbySettings):
     )
 
     def config(self) -> SchedulerConfig:
-        """The limits and times of the core."""
+        """Return the limits and times of the core."""
         return SchedulerConfig(keys_grace_s=float(self.keys_grace_s))

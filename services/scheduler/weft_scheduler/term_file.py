@@ -25,7 +25,7 @@ class TermFile:
         self._path, self._clock = directory / "term", clock
 
     def next(self, at_least: int = 0) -> int:
-        """A term above all that were used here, durable when it returns. Raises TermNotDurable.
+        """Return a term above all that were used here, durable by then. Raises TermNotDurable.
 
         `at_least` is the term of a Lease, above those of the processes that acted before this one.
         """
@@ -36,7 +36,7 @@ class TermFile:
         return term
 
     def read(self) -> int | None:
-        """The highest term used; None before the first, or where the file holds none. Raises TermNotDurable."""
+        """Return the highest term used; None before the first, or where the file holds none. Raises TermNotDurable."""
         try:
             text = self._path.read_bytes()
         except FileNotFoundError:
@@ -49,7 +49,7 @@ class TermFile:
         return None
 
     def write(self, term: int) -> None:
-        """Durable when it returns: a crash leaves the old number or the new one. Raises TermNotDurable."""
+        """Write the term, durable by the return: a crash leaves the old or the new number. Raises TermNotDurable."""
         try:
             write_atomically(self._path, b"%d\n" % term)
         except OSError as error:
