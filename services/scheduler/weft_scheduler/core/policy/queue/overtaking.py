@@ -184,7 +184,7 @@ class QueuePass(Generic[R]):
     def _of_tenant(self, tenant: str) -> Iterator[R]:
         queue = self._queue
         if self._bound == 0:
-            first = queue.oldest(tenant, self._window)
+            first = [*queue.oldest(tenant, self._window)]
         else:
             starved = [request for request in self._kept.starved.values() if request.tenant == tenant]
             first = sorted(starved, key=lambda request: request.order)

@@ -94,6 +94,8 @@ class TenantQueue(Generic[R]):
 
     def __iter__(self) -> Iterator[R]:
         """Yield the requests in the policy's order."""
+        if len(self._lanes) == 1:
+            return iter(next(iter(self._lanes.values())))
         return merge(*self._lanes.values(), key=lambda request: self._keys[request.id])
 
     def add(self, request: R) -> None:
@@ -113,9 +115,9 @@ class TenantQueue(Generic[R]):
         if self._by_age is not None:
             self._by_age.remove(request.order)
 
-    def oldest(self, limit: int) -> list[R]:
-        """Return at most `limit` requests, by age."""
-        return list(islice(self if self._by_age is None else self._by_age, limit))
+    def by_age(self) -> Iterator[R]:
+        """Yield the requests by age; none may come or go meanwhile."""
+        return iter(self if self._by_age is None else self._by_age)
 
     def candidates(self, window: int, placement: MostFree) -> Iterator[R]:
         """Yield requests to offer, in the policy's order: each is removed or stays before the next is taken.
@@ -206,9 +208,9 @@ class WaitingQueue(Generic[R]):
             del self._tenants[tenant]
             self.counters.leave(tenant)
 
-    def oldest(self, tenant: str, limit: int) -> list[R]:
-        """Return at most `limit` requests of a tenant, by age."""
-        return self._tenants[tenant].oldest(limit) if tenant in self._tenants else []
+    def oldest(self, tenant: str, limit: int) -> Iterator[R]:
+        """Yield at most `limit` of a tenant's requests, by age; none may come or go meanwhile."""
+        return islice(self._tenants[tenant].by_age(), limit) if tenant in self._tenants else iter(())
 
     def share(self, window: int) -> int:
         """Return how many requests of one tenant may stay in a pass in which `window` may."""
