@@ -4,7 +4,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
-from weft_scheduler.core import RunnerShape, Waiting
+from weft_scheduler.core import QueueEntry, RunnerShape
 
 
 @dataclass(eq=False)
@@ -27,8 +27,8 @@ class WaitingRequest:
         return self.name * self.every_s, self.name
 
     @property
-    def waiting(self) -> Waiting:
-        return Waiting(self.awaited_class, self.size, self.size, float(self.size))
+    def waiting(self) -> QueueEntry:
+        return QueueEntry(self.awaited_class, self.size, self.size, float(self.size))
 
 
 class Runners:

@@ -23,6 +23,6 @@ from weft_scheduler.core.effects import (
 from weft_scheduler.core.model.request import Phase, Request
 from weft_scheduler.core.model.runner import RunnerAccount
 from weft_scheduler.core.policy.placement.runner_index import RunnerShape
-from weft_scheduler.core.policy.queue.waiting_queue import Waiting
+from weft_scheduler.core.policy.queue.waiting_queue import QueueEntry
 from weft_scheduler.core.scheduler import Scheduler
 from weft_scheduler.core.state import State

@@ -15,7 +15,7 @@ from weft_scheduler.core.state import State
 from weft_scheduler.core.timers import Timer, TimerKind
 
 
-class Controller(NamedTuple):
+class ControlLoop(NamedTuple):
     """A loop that a timer drives.
 
     `decide`: order what follows from a pool as it is; True: look again. `due`: when the answer may be another one than
@@ -26,10 +26,10 @@ class Controller(NamedTuple):
     due: Callable[[State, Pool], float | None]
 
 
-CONTROLLERS: Mapping[TimerKind, Controller] = {
-    TimerKind.CONSOLIDATION: Controller(consolidation.consolidate, consolidation.due),
-    TimerKind.ROLES: Controller(phases.review, phases.due),
-    TimerKind.MIGRATION: Controller(migration.empty_runners, migration.due),
+CONTROLLERS: Mapping[TimerKind, ControlLoop] = {
+    TimerKind.CONSOLIDATION: ControlLoop(consolidation.consolidate, consolidation.due),
+    TimerKind.ROLES: ControlLoop(phases.review, phases.due),
+    TimerKind.MIGRATION: ControlLoop(migration.empty_runners, migration.due),
 }
 
 

@@ -89,13 +89,13 @@ def _views(state: State, pool: Pool, changed: Collection[str] | None) -> Iterato
     if len(interactive):
         yield PoolView(state, pool, changed)
     if not len(interactive) and len(batch):
-        yield BatchView(state, pool, None if _leave_room(pool, state.now) else changed)
+        yield BatchView(state, pool, None if _keep_headroom(pool, state.now) else changed)
 
 
-def _leave_room(pool: Pool, now: float) -> bool:
+def _keep_headroom(pool: Pool, now: float) -> bool:
     """Let batch requests leave the room that the arrivals so far may need. True where all are to be offered again."""
     headroom = pool.scaling.arrivals.headroom(now, sum(pool.fleet.accepting.values()))
-    pool.fleet.leave_room(headroom.sequences)
+    pool.fleet.keep_headroom(headroom.sequences)
     return pool.waiting.batch.is_due(headroom)
 
 

@@ -94,7 +94,7 @@ class RegistryState:
         return first
 
 
-class Reservations:
+class ReservationPolicies:
     """The reservation policies, by name, and the lengths that they have seen."""
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -125,7 +125,7 @@ class State:
         self.outcomes = OutcomeBuffer(config.max_outcomes)
         self.routes = RouteTable()
         self.published = PublishedState()
-        self.reservations = Reservations(config)
+        self.reservations = ReservationPolicies(config)
         # pools to schedule, in order, and the runners that have changed there; None: anything may have
         self._schedulable: dict[str, set[str] | None] = {}
         self._changed_pools: dict[str, None] = {}  # pools that the controllers have not looked at

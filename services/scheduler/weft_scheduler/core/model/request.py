@@ -11,7 +11,7 @@ from weft.domain.ids import Epoch, RunnerId
 from weft.domain.request import FailReason, Priority, Submit
 from weft_scheduler.core.model.gateway import Avoidance
 from weft_scheduler.core.policy.length_distribution import LengthDistribution
-from weft_scheduler.core.policy.queue.waiting_queue import Waiting
+from weft_scheduler.core.policy.queue.waiting_queue import QueueEntry
 from weft_scheduler.core.policy.reservation.pooled import UseForecast
 
 LEVELS = (0.1, 0.5, 0.9, 0.99)  # levels of the predicted quantiles
@@ -309,7 +309,7 @@ class Request:
         self.classes = NumericsClass(submit.numerics_class)
         self.epoch = submit.epoch  # the highest that it was assigned under
         self.placement: Placement | None = None
-        self.waiting = Waiting()  # as it waits, or waited last
+        self.waiting = QueueEntry()  # as it waits, or waited last
         self.charged = 0.0  # cost charged to its tenant, in output tokens; 0: it was on no runner
         self._phase = Phase.UNPLACED
 
@@ -336,7 +336,7 @@ class Request:
         tokens = self.tokens
         work = tokens.prompt + max(tokens.emitted + 1, tokens.median_output)
         lane = self.classes.await_until(now, same_class_s)
-        self.waiting = Waiting(lane, self.reservation.footprint_tokens, work)
+        self.waiting = QueueEntry(lane, self.reservation.footprint_tokens, work)
 
     def expect_work(self) -> None:
         """Estimate what the request is expected to cost yet, before it waits in an order that asks for that."""

@@ -170,7 +170,7 @@ class PoolFleet:
             for runner in self.runners.values():
                 self.update(runner, again=True)
 
-    def leave_room(self, places: int) -> None:
+    def keep_headroom(self, places: int) -> None:
         """Let batch requests leave `places` places free on each runner."""
         if places != self._left:
             self._left = places

@@ -12,7 +12,7 @@ from weft_scheduler.core.policy.queue.sorted_queue import FIRST, Key, SortedQueu
 from weft_scheduler.core.policy.queue.token_counters import TokenCounters
 
 
-class Waiting(NamedTuple):
+class QueueEntry(NamedTuple):
     """A request as it waits: fixed while it does."""
 
     lane: str = ""  # the numerics class that it may have to wait for; "": none
@@ -36,7 +36,7 @@ class QueuedRequest(Protocol):
         ...
 
     @property
-    def waiting(self) -> Waiting: ...
+    def waiting(self) -> QueueEntry: ...
 
 
 R = TypeVar("R", bound=QueuedRequest)
