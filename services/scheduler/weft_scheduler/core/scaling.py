@@ -53,7 +53,7 @@ def demand(state: State, pool: Pool) -> PhaseCounts:
 def load_of(pool: Pool, now: float) -> PoolLoad:
     """Return a pool as the autoscaler sees it."""
     waiting, spec, capacity = pool.waiting, pool.declared, pool.fleet.capacity
-    queued_adapters = waiting.queued_by_adapter.keys() - {BASE, *pool.adapters.pinned}
+    queued = waiting.queued_by_adapter  # of many adapters: those that are not counted are looked up, not the others
     return PoolLoad(
         running=waiting.running - waiting.batch.running,
         queued=len(waiting.queue),
@@ -66,7 +66,7 @@ def load_of(pool: Pool, now: float) -> PoolLoad:
         prompt_tokens_per_s=pool.scaling.arrivals.prompt_tokens_per_s(now),
         reused_share=pool.scaling.reuse.share(now),
         batch=waiting.batch.total > 0,
-        queued_adapters=len(queued_adapters),
+        queued_adapters=len(queued) - sum(digest in queued for digest in (BASE, *pool.adapters.pinned)),
     )
 
 
