@@ -6,7 +6,7 @@ from weft.domain.lru import LruDict
 from weft.domain.request import Assign, Cancel, Failed, OutcomeReport, Reject, Submit
 from weft.telemetry.tracing import Tracer
 
-MOST_TRACED = 10_000  # requests; those of a gateway that is lost are never ended by name
+MAX_TRACED = 10_000  # requests; those of a gateway that is lost are never ended by name
 
 
 class QueueSpans:
@@ -14,8 +14,8 @@ class QueueSpans:
 
     def __init__(self, tracer: Tracer, clock: Callable[[], float]) -> None:
         self._tracer, self._clock = tracer, clock
-        self._traced: LruDict[str, Submit] = LruDict(MOST_TRACED)
-        self._waiting: LruDict[str, float] = LruDict(MOST_TRACED)  # request id -> since when it waits
+        self._traced: LruDict[str, Submit] = LruDict(MAX_TRACED)
+        self._waiting: LruDict[str, float] = LruDict(MAX_TRACED)  # request id -> since when it waits
 
     def received(self, message: object) -> None:
         match message:

@@ -21,7 +21,7 @@ from weft_scheduler.core.timers import Timer, TimerKind
 ROUND_S = 0.25  # time between two rounds
 MIGRATIONS = 4  # migrations off a source in a round: their KV shares its network
 MAX_KV_MIGRATIONS = 8  # migrations of a request: a stream that pauses for the system's own reasons does so rarely
-LEAST_S = 1.0  # a sequence that is expected to end sooner ends where it is
+MIN_REMAINING_S = 1.0  # a sequence that is expected to end sooner ends where it is
 
 
 def due(state: State, pool: Pool, after_s: float = ROUND_S) -> float | None:
@@ -56,7 +56,7 @@ def _empty(state: State, pool: Pool, source: RunnerAccount) -> bool:
         lasts_s = request.tokens.expected_remaining(request.tokens.emitted_with(in_kv)) * source.spec.step_s(
             source.accounts.working_set
         )
-        if source.spec.step_ms_best and lasts_s < LEAST_S and not ends:
+        if source.spec.step_ms_best and lasts_s < MIN_REMAINING_S and not ends:
             continue
         migrations += migrate_with_kv(state, pool, request, in_kv, "drain" if ends else "scale_in")
         if migrations == MIGRATIONS and not ends:

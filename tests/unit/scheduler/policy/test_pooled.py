@@ -13,7 +13,7 @@ from weft_scheduler.core.policy.reservation.pooled import (
     DEVIATIONS,
     HEAVY,
     HORIZONS,
-    MOST_DEVIATIONS,
+    MAX_DEVIATIONS,
     OVERRUN_RATE,
     ExpectedUse,
     Margin,
@@ -128,7 +128,7 @@ def test_a_margin_is_bounded() -> None:
     margin = Margin()
     for _ in range(1000):
         margin.overran()
-    assert margin.deviations == MOST_DEVIATIONS
+    assert margin.deviations == MAX_DEVIATIONS
     for _ in range(100_000):
         margin.ended()
     assert margin.deviations == 0.0

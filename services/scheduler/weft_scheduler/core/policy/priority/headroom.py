@@ -6,7 +6,7 @@ from typing import NamedTuple
 from weft_scheduler.core.policy.autoscaling.throughput import RATE_TAU_S
 
 HEADROOM_S = 1.0  # time of arrivals: long against a preemption, which takes a round trip and costs what was computed
-LEAST = 0.05  # arrivals in `HEADROOM_S`; fewer are worth no room that stays empty
+MIN_ARRIVALS = 0.05  # arrivals in `HEADROOM_S`; fewer are worth no room that stays empty
 
 
 class Headroom(NamedTuple):
@@ -37,7 +37,7 @@ class InteractiveArrivals:
     def headroom(self, now: float, runners: int) -> Headroom:
         """Return the room for the next requests, spread over `runners` runners."""
         expected = self._requests * self._kept(now) / RATE_TAU_S * HEADROOM_S / max(1, runners)
-        sequences = math.ceil(expected - LEAST)
+        sequences = math.ceil(expected - MIN_ARRIVALS)
         if sequences <= 0:
             return Headroom()
         return Headroom(sequences, math.ceil(sequences * self._footprint_tokens / self._requests))

@@ -20,7 +20,7 @@ NO_USE = (0,) * len(HORIZONS)
 
 OVERRUN_RATE = 0.01  # share of requests that may be preempted for want of memory
 DEVIATIONS = 2.5  # standard deviations of the sum, before anything was observed
-MOST_DEVIATIONS = 8.0
+MAX_DEVIATIONS = 8.0
 GAIN = 0.1  # deviations that an overrun adds
 
 
@@ -96,7 +96,7 @@ class Margin:
 
     def overran(self) -> None:
         """Raise the margin: a request was preempted for the first time."""
-        self.deviations = min(MOST_DEVIATIONS, self.deviations + GAIN)
+        self.deviations = min(MAX_DEVIATIONS, self.deviations + GAIN)
 
     def ended(self) -> None:
         """Lower the margin: a request is over, preempted or not."""
