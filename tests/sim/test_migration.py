@@ -111,7 +111,8 @@ def test_a_runner_of_a_split_pool_is_emptied_as_fast_as_its_kv_moves(
             machine = world.scheduler.machine
             assert isinstance(machine, Scheduler)
             found = machine.state.pools[declared.name]
-            working = {uuid: found.runners[uuid].working_set for uuid in found.autoscaler.victims}
+            pool_runners, victims = found.fleet.runners, found.scaling.autoscaler.victims
+            working = {uuid: pool_runners[uuid].accounts.working_set for uuid in victims}
             if working and not named:
                 named.append(world.clock.now)
                 answers.append(sum(working.values()))

@@ -83,8 +83,10 @@ def _runner(runner: RunnerAccount, pool: Pool) -> ConsolidationRunner | None:
         shape=runner.shape,
         accepts=runner.placeable,
         working_set=runner.accounts.working_set,
-        good_sequences=spec.good_sequences,
-        packed_sequences=runner.accounts.packed_sequences if pool.fleet.prefers_packing else spec.good_sequences,
+        good_sequences=runner.accounts.good_sequences,
+        packed_sequences=runner.accounts.packed_sequences
+        if pool.fleet.prefers_packing
+        else runner.accounts.good_sequences,
         free_tokens=runner.accounts.free_tokens,
         total_tokens=spec.total_pages * spec.page_tokens,
         page_tokens=spec.page_tokens,

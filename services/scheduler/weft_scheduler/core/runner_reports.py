@@ -26,7 +26,7 @@ from weft_scheduler.core import migration
 from weft_scheduler.core.effects import RunnerLost, Stale
 from weft_scheduler.core.epochs import advance_term
 from weft_scheduler.core.model.request import Phase
-from weft_scheduler.core.model.runner import RunnerAccount, StaleReport
+from weft_scheduler.core.model.runner import RunnerAccount, SentOrders, StaleReport
 from weft_scheduler.core.phases import order_role
 from weft_scheduler.core.pool.pool import Pool
 from weft_scheduler.core.request_lifecycle import account, acknowledge, overran
@@ -98,9 +98,8 @@ def apply_report(state: State, peer: Peer, reported: ReportedRunner) -> None:
         state.send(peer, Resync(runner_id))
         return
     if runner.report.version is None:
-        for request_id in sorted(
-            runner.accounts.owned - runner.accounts.unacked.keys()
-        ):  # gateways submitted them as running there
+        placed_by_gateways = runner.accounts.owned - runner.accounts.unacked.keys()  # submitted as running there
+        for request_id in sorted(placed_by_gateways):
             request = state.requests[request_id]
             if request.runner == runner.id:
                 request.classes.assign(runner.spec.numerics_class)
@@ -136,11 +135,8 @@ def apply_report(state: State, peer: Peer, reported: ReportedRunner) -> None:
         pool.fleet.drains(runner)
         migration.expect_at_once(state, pool)
     if report.full:  # what it has counts: an order may have been lost between its supervisor and it
-        runner.send(runner.sent._replace(role=None))
         version = pool.adapters.version
-        runner.send(
-            runner.sent._replace(desired_version=version if runner.report.figures.desired_version == version else 0)
-        )
+        runner.send(SentOrders(version if runner.report.figures.desired_version == version else 0))
     if report.full or runner.sent.desired_version != pool.adapters.version:
         push_desired(state, pool, runner, unknown=_unknown_digests(state, pool, report) if report.full else ())
     if runner.sent.role is not None or runner.report.figures.role is not runner.role:

@@ -132,6 +132,7 @@ class RunnerAccounts:
         self._report = report
         self._spec: RunnerSpec | None = None
         self._max_pinned = 0  # adapters: one slot stays for what is not pinned
+        self.good_sequences = 0  # the batch that it runs well
         self.max_sequences = 0  # sequences that may be placed on it: of the spec, and within its pool's token time
         self.prompt_queue_tokens = 0  # pending tokens from which on it takes no more prompts
         self.owned: set[str] = set()  # requests placed here
@@ -147,7 +148,8 @@ class RunnerAccounts:
 
     def describe(self, spec: RunnerSpec) -> None:
         """Take the runner's size."""
-        self._spec, self.max_sequences, self._max_pinned = spec, spec.max_sequences, max(0, spec.max_adapters - 1)
+        self._spec, self.good_sequences, self.max_sequences = spec, spec.good_sequences, spec.max_sequences
+        self._max_pinned = max(0, spec.max_adapters - 1)
         # where no rate was measured: the longest prompt
         self.prompt_queue_tokens = int(PROMPT_QUEUE_S * spec.prefill_tokens_per_s) or spec.max_context_tokens
 
@@ -199,7 +201,7 @@ class RunnerAccounts:
         """True where the runner is not lightly loaded: half full or more, of sequences (that it runs well) or pages."""
         assert self._spec is not None
         working_set = self.working_set
-        full = 2 * working_set >= self._spec.good_sequences
+        full = 2 * working_set >= self.good_sequences
         return full or (working_set > 0 and 2 * self.free_pages <= self._spec.total_pages)
 
     def has_adapter(self, digest: str) -> bool:
@@ -347,6 +349,7 @@ class RunnerAccounts:
 
 
 Standing = tuple[object, ...]
+NOTHING_HELD = 0, 0, 0, 0, 0  # for the tokens of answers
 
 
 class Counted(NamedTuple):
@@ -419,8 +422,8 @@ class RunnerAccount:
         packed, full = accounts.packed_sequences if packs else 0, len(busy) >= spec.max_adapters
         reserved = spec.total_pages * spec.page_tokens - free_tokens
         phases = self.role, reserved, pending, self.alone or pending < accounts.prompt_queue_tokens
-        good = spec.good_sequences
-        return RunnerLoad(self.id.uuid, self.shape, working_set, good, free_tokens, busy, full, packed, *phases)
+        sequences = working_set, accounts.good_sequences
+        return RunnerLoad(self.id.uuid, self.shape, *sequences, free_tokens, busy, full, packed, *phases)
 
     def contributes(self, pinned: Sequence[str]) -> Contribution | None:
         """Return what the runner adds to its pool: nothing before its first report, nor while it drains."""
@@ -429,20 +432,14 @@ class RunnerAccount:
             return None
         protected = min(len(pinned), max(0, spec.max_adapters - 1))
         slots, busy = spec.max_adapters - protected, len(accounts.busy_adapters(pinned)) - protected
-        total, page_tokens = spec.total_pages, spec.page_tokens
-        reserved = total - accounts.free_pages
+        total, page_tokens, reserved = spec.total_pages, spec.page_tokens, spec.total_pages - accounts.free_pages
         for_prompts, for_tokens = self.role is not RunnerRole.TOKEN, self.role is not RunnerRole.PROMPT
-        held = (
-            (spec.good_sequences, total * page_tokens, reserved * page_tokens, slots, busy)
-            if for_tokens
-            else (0, 0, 0, 0, 0)
-        )
+        tokens = accounts.good_sequences, total * page_tokens, reserved * page_tokens
+        held = (*tokens, slots, busy) if for_tokens else NOTHING_HELD
         pages = (total, reserved) if self.confirmed and self.serving else (0, 0)
-        prefill_tokens_per_s = int(spec.prefill_tokens_per_s) * for_prompts
         phases = for_prompts, for_tokens, spec.role is RunnerRole.PROMPT, spec.role is RunnerRole.TOKEN
-        return Contribution(
-            *held, *pages, prefill_tokens_per_s, *phases, accounts.batch_pages * page_tokens * for_tokens
-        )
+        prefill, batch_tokens = int(spec.prefill_tokens_per_s) * for_prompts, accounts.batch_pages * page_tokens
+        return Contribution(*held, *pages, prefill, *phases, batch_tokens * for_tokens)
 
     def serves(self, held: Iterable[tuple[str, bool, Tier]], version: int) -> bool:
         """True where nothing holds a runner back but adapters that failed to load: those must not take it away."""

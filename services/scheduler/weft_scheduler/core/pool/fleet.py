@@ -144,10 +144,6 @@ class PoolFleet:
             self.placement.update(load)
         else:
             self.placement.remove(runner.id.uuid)
-        if runner.accounts.batch:
-            self.batch_runners[runner.id.uuid] = None
-        else:
-            self.batch_runners.pop(runner.id.uuid, None)
         self._crowd(runner)
         return True
 
@@ -182,10 +178,12 @@ class PoolFleet:
         self.roles_stale = False
 
     def _crowd(self, runner: RunnerAccount) -> None:
-        """Note where batch requests have no place: at most half of a runner's places are left to interactive ones."""
-        if runner.spec is None:
-            return
-        places = runner.spec.max_sequences
+        """Note who has batch requests, and where they have no place: at most half of a runner is left to others."""
+        if runner.accounts.batch:
+            self.batch_runners[runner.id.uuid] = None
+        else:
+            self.batch_runners.pop(runner.id.uuid, None)
+        places = runner.spec.max_sequences if runner.spec is not None else 0
         if runner.accounts.working_set + min(self._left, places // 2) >= places:
             self.crowded.add(runner.id.uuid)
         else:
