@@ -54,7 +54,7 @@ class MachineShell(Generic[E, F]):
                     self._perform(effect)
         finally:
             self._feeding = False
-        self._set_timer()
+            self._set_timer()  # what failed may have changed a deadline: the machine may go on
 
     def fail(self, error: Exception) -> None:
         """Take no more events and have the process ended; the first error counts."""

@@ -1,5 +1,6 @@
 """A request as queue policies see it, without the rest of the scheduler."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
@@ -31,16 +32,16 @@ class WaitingRequest:
         return QueueEntry(self.awaited_class, self.size, self.size, float(self.size))
 
 
-class Runners:
-    """Where a test places requests."""
+class Runners(ABC):
+    """Runners of a test, on which requests are placed."""
 
+    @abstractmethod
     def place(self, request: WaitingRequest, closed: AbstractSet[RunnerShape]) -> RunnerShape | None:
-        """Take a request out of the queue, onto a runner of that shape; None: none has room for it."""
-        raise NotImplementedError
+        """Take a request out of the queue, onto a runner. Returns its shape; None: none has room for the request."""
 
+    @abstractmethod
     def shapes_for(self, request: WaitingRequest) -> AbstractSet[RunnerShape]:
-        """Shapes of the runners that could ever take it."""
-        raise NotImplementedError
+        """Return the shapes of the runners that could ever take a request."""
 
     def answer(self, queue_pass: Any) -> None:
         """Answer the offers of a pass as a scheduling cycle does."""

@@ -26,7 +26,7 @@ def sources(folders: list[Path]) -> Iterator[tuple[Path, ast.Module]]:
 
 
 def classes(tree: ast.Module) -> Iterator[ast.ClassDef]:
-    """Those that are no records."""
+    """Yield the classes that are no records."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef):
             bases = {ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in node.bases}
@@ -40,7 +40,7 @@ def functions(of: ast.ClassDef) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
 
 
 def attributes(of: ast.ClassDef) -> set[str]:
-    """What its methods assign to on `self`, and its annotated fields."""
+    """Return the names that a class's methods assign to on `self`, and its annotated fields."""
     fields = [node for node in of.body if isinstance(node, ast.AnnAssign) and "ClassVar" not in ast.unparse(node)]
     names = {ast.unparse(field.target) for field in fields}
     for function in functions(of):
@@ -50,7 +50,7 @@ def attributes(of: ast.ClassDef) -> set[str]:
 
 
 def containers(of: ast.ClassDef) -> set[str]:
-    """Its attributes that are annotated, or begin, as containers."""
+    """Return the attributes of a class that are annotated as containers."""
     found: set[str] = set()
     for node in ast.walk(of):
         match node:
@@ -62,7 +62,7 @@ def containers(of: ast.ClassDef) -> set[str]:
 
 
 def targets(node: ast.AST) -> list[ast.expr]:
-    """What one statement assigns to or deletes; of `a.b[c]` it is `a.b`."""
+    """Return the targets that one statement assigns to or deletes; for `a.b[c]` that is `a.b`."""
     match node:
         case ast.Assign() | ast.Delete():
             found = node.targets
@@ -75,7 +75,7 @@ def targets(node: ast.AST) -> list[ast.expr]:
 
 
 def changed(node: ast.AST, names: set[str]) -> list[ast.expr]:
-    """What one call of a container's method changes."""
+    """Return the container that one call of its method changes."""
     match node:
         case ast.Call(func=ast.Attribute(value=ast.Attribute(attr=name) as of, attr=method)):
             return [of] if method in CHANGES and name in names else []
@@ -84,7 +84,7 @@ def changed(node: ast.AST, names: set[str]) -> list[ast.expr]:
 
 
 def writers(folders: list[Path]) -> dict[str, dict[Path, list[str]]]:
-    """Of each attribute the files that write it outside of its class: with line and text."""
+    """Return for each attribute the files that write it outside of its class, with line and text."""
     trees = dict(sources(folders))
     owners: dict[str, set[Path]] = defaultdict(set)
     held: set[str] = set()
@@ -104,7 +104,7 @@ def writers(folders: list[Path]) -> dict[str, dict[Path, list[str]]]:
 
 
 def strangers(folders: list[Path]) -> list[str]:
-    """Writes to an attribute from another file than its class's. A table of `State` may have one such file."""
+    """Return writes to an attribute from another file than its class's. A table of `State` may have one such file."""
     return [
         text
         for files in writers(folders).values()

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+import weft
 import weft_scheduler.core
 from harness.scheduler_driver import POOL, Driver, of
 from weft.domain.machine import Kind, Peer, Received
@@ -17,6 +18,7 @@ from weft.domain.request import Assign, FailReason, Priority, Submit
 from weft_scheduler.core import Effect, Event
 
 CORE = Path(str(weft_scheduler.core.__file__)).parent
+ROOTS = str(CORE), str(Path(str(weft.__file__)).parent)
 PAGE = Path(__file__).parents[3] / "docs" / "architecture.md"
 MAX_FRAMES = 10  # from an event on; what is below in the treap of capacities is a search of its own
 MAX_FILE_CHANGES = 170  # while a Submit becomes an Assign: it may only become smaller
@@ -46,7 +48,7 @@ def trace(run: Callable[[], object], on_call: Callable[[FrameType, FrameType], N
     """Run with `on_call(frame, caller's frame)` at every call of Python code of `weft` and the scheduler's core."""
 
     def on_event(frame: FrameType, event: str, _: object) -> None:
-        if event == "call" and "weft" in frame.f_code.co_filename and frame.f_back is not None:
+        if event == "call" and frame.f_code.co_filename.startswith(ROOTS) and frame.f_back is not None:
             on_call(frame, frame.f_back)
 
     sys.setprofile(on_event)
@@ -57,7 +59,7 @@ def trace(run: Callable[[], object], on_call: Callable[[FrameType, FrameType], N
 
 
 def calls_of(run: Callable[[], object]) -> list[Call]:
-    """Every call, in order."""
+    """Return every call, in order."""
     calls: list[Call] = []
 
     def on_call(frame: FrameType, caller: FrameType) -> None:
@@ -73,7 +75,7 @@ def calls_of(run: Callable[[], object]) -> list[Call]:
 
 @pytest.fixture
 def submit_walk() -> list[Call]:
-    """A Submit that a runner has room for, among two runners and with an adapter that neither has."""
+    """Calls of a Submit that a runner has room for, among two runners and with an adapter that neither has."""
     driver = Driver().start("d1", "d2")
     for uuid in ("r1", "r2"):
         driver.runner(uuid, ready=True)
@@ -88,7 +90,7 @@ def submit_walk() -> list[Call]:
 
 
 def test_the_page_tells_the_walk_of_a_request_in_order(submit_walk: list[Call]) -> None:
-    """Names in backticks of the section's numbered list, each after the one before."""
+    """Each name in backticks of the section's numbered list is called after the one before."""
     section = PAGE.read_text().partition("## A request through the scheduler")[2].partition("\n## ")[0]
     told = [name for step in re.findall(r"^\d+\. .*(?:\n   .*)*", section, re.MULTILINE) for name in NAME.findall(step)]
     assert len(told) > 12, "the page has lost its list"
@@ -106,12 +108,11 @@ def test_a_submit_is_not_deep_and_does_not_wander_more_than_it_did(submit_walk: 
     paths = [call.path for call in submit_walk]
     changes = sum(a != b for a, b in pairwise(paths))
     assert changes <= MAX_FILE_CHANGES
-    below = {call.name for call in submit_walk if "model" in caller_of(call).parts and "policy" in call.path.parts}
+    model, policy = CORE / "model", CORE / "policy"
+    of_model = [call for call in submit_walk if model in Path(call.caller.co_filename).parents]
+    assert of_model
+    below = {call.name for call in of_model if policy in call.path.parents}
     assert len(below) <= MAX_MODEL_EDGES, below
-
-
-def caller_of(call: Call) -> Path:
-    return Path(call.caller.co_filename)
 
 
 class Unchecked(Driver):

@@ -56,6 +56,7 @@ def send_assign(state: State, pool: Pool, request: Request, *, delay_s: float = 
     spec, token = runner.spec, last.spec
     assert spec is not None
     assert token is not None
+    described = TokenRunner(last.id, token.address, token.kv_address, token.numerics_class)
     message = Assign(
         request_id=request.id,
         epoch=request.epoch,
@@ -64,9 +65,7 @@ def send_assign(state: State, pool: Pool, request: Request, *, delay_s: float = 
         reservation_tokens=reserved.output_tokens,
         numerics_class=spec.numerics_class,
         allotment=Allotment(rank, size, delay_s, reserved.by_page, reserved.leaves, reserved.stays),
-        token_runner=TokenRunner(last.id, token.address, token.kv_address, token.numerics_class)
-        if placement.token is not None
-        else None,
+        token_runner=described if placement.token is not None else None,
         kv_address=kv_address,
     )
     state.timers.set(Timer(TimerKind.ASSIGN_TIMEOUT, request.id), state.now + state.config.assign_s)
@@ -106,14 +105,7 @@ def account(runner: RunnerAccount, request: Request, pool: Pool) -> None:
             both = runner.shape.tokens_with_adapter(tokens, pool.adapters.size(adapter)[1])
             with_adapter = pages_of(both, runner.spec.page_tokens)
     computed = request.tokens.prefill if runner.id == placement.prompt else 0
-    assign = UnackedAssign(
-        request.epoch,
-        pages,
-        request.adapter,
-        with_adapter - pages,
-        computed,
-        request.batch,
-    )
+    assign = UnackedAssign(request.epoch, pages, request.adapter, with_adapter - pages, computed, request.batch)
     runner.accounts.own(request.id, assign)
     runner.accounts.expect(request.id, None if hands_off else request.reservation.forecast, request.tokens.emitted)
 

@@ -102,8 +102,7 @@ def on_submit(state: State, gateway: GatewayStream, submit: Submit) -> None:
             state.send(gateway.peer, Preempt(submit.request_id, submit.epoch))
         state.send(gateway.peer, Reject(submit.request_id, *unknown))
         return
-    if submit.epoch != NEVER:
-        advance_epoch(state, submit.epoch)
+    advance_epoch(state, submit.epoch)
     request = Request(submit, gateway.id, state.now, state.numbers.ticket(), newcomer=newcomer)
     pool = state.pool(request.pool)
     take_in(state, pool, request)

@@ -111,8 +111,7 @@ class Scheduler:
             assert event is TICK, event
             while (timer := state.timers.take_due(state.now)) is not None:
                 TIMERS[timer.kind](state, timer)
-        if state.registry.desired_changed:
-            registry.publish_desired(state)
+        registry.publish_desired(state)
         schedule_pools(state)
         return state.take_effects()
 

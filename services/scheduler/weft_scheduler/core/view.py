@@ -26,15 +26,9 @@ class PoolView:
 
     def begin_pass(self, overtaking: Overtaking[Request] | None = None) -> QueuePass[Request]:
         """Begin a pass over the requests that wait. `overtaking`: counts instead of the pool's own."""
-        pool, config = self._pool, self._state.config
+        waiting, placement, config = self._pool.waiting, self._pool.fleet.placement, self._state.config
         bounds = config.starvation_bound, config.window
-        return QueuePass(
-            overtaking or pool.waiting.overtaking,
-            pool.waiting.queue,
-            pool.fleet.placement,
-            *bounds,
-            pool.waiting.shares,
-        )
+        return QueuePass(overtaking or waiting.overtaking, waiting.queue, placement, *bounds, waiting.shares)
 
     def changed_for(self, request: Request) -> bool:
         """True where a request that was blocked in the last pass may fit now."""
@@ -42,7 +36,7 @@ class PoolView:
 
     def _may_fit(self, load: RunnerLoad, request: Request) -> bool:
         """True for a changed runner that a request could wait for: a prompt runner's queue may be open again."""
-        if self._pool.declared.split and load.queue_open and load.role is not RunnerRole.TOKEN:
+        if self._pool.fleet.is_split and load.queue_open and load.role is not RunnerRole.TOKEN:
             return True
         tokens, adapter = request.waiting.tokens, request.adapter
         if tokens > load.free_tokens:
@@ -92,7 +86,7 @@ class PoolView:
         return computed_by if waits else ""
 
     def _ask(self, request: Request, numerics_class: str) -> PlacementRequest:
-        fleet, (rank, n_bytes) = self._pool.fleet, self._pool.adapters.size(request.adapter)
+        rank, n_bytes = self._pool.adapters.size(request.adapter)
         return PlacementRequest(
             adapter=request.adapter,
             rank=rank,
@@ -103,7 +97,7 @@ class PoolView:
             avoid=self._avoided(request),
             skip_limit=self._state.config.skip_limit,
             prefill_tokens=request.tokens.prefill,
-            one_runner=not (fleet.is_split and self._pool.splits(request)),
+            one_runner=not self._pool.splits(request),
         )
 
     def _avoided(self, request: Request) -> AbstractSet[str]:

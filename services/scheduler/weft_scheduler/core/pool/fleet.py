@@ -144,7 +144,7 @@ class PoolFleet:
             self.placement.update(load)
         else:
             self.placement.remove(runner.id.uuid)
-        self._crowd(runner)
+        self._note_batch(runner)
         return True
 
     def follow(self, spec: PoolSpec) -> None:
@@ -171,14 +171,14 @@ class PoolFleet:
         if places != self._left:
             self._left = places
             for runner in self.runners.values():
-                self._crowd(runner)
+                self._note_batch(runner)
 
     def planned(self) -> None:
         """Note that the roles are those of the runners that there are."""
         self.roles_stale = False
 
-    def _crowd(self, runner: RunnerAccount) -> None:
-        """Note who has batch requests, and where they have no place: at most half of a runner is left to others."""
+    def _note_batch(self, runner: RunnerAccount) -> None:
+        """Note whether a runner has batch requests, and a place for another (at most half is kept for others)."""
         if runner.accounts.batch:
             self.batch_runners[runner.id.uuid] = None
         else:

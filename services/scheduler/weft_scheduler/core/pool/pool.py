@@ -91,8 +91,7 @@ class Pool:
 
     def splits(self, request: Request) -> bool:
         """True where a request's two phases may run on two runners."""
-        spec = self.declared
-        if not spec.split or request.history.one_runner:
+        if not self.fleet.is_split or request.history.one_runner:
             return False
         rank = self.adapters.rank(request.adapter)
-        return can_split(self.fleet.accepting, rank, request.tokens.context, spec.kv_across_classes)
+        return can_split(self.fleet.accepting, rank, request.tokens.context, self.declared.kv_across_classes)
