@@ -132,7 +132,8 @@ class PlannedMachine:
         selected = self._select(self)
         self._change(selected)
         self._batch_tokens = sum(task.tokens for task in selected)
-        turns = eventful and self._count_passed_over()
+        if eventful:
+            self._count_passed_over()
         if not self.batch:
             if not self.requests:
                 self._on_free(self)
@@ -149,9 +150,15 @@ class PlannedMachine:
         rows, context = len(self.batch), sum(map(_context, self.batch))
         self._most_steps = min(task.left for task in self.batch)
         self._run = DecodeRun(self.kind.model, rows, context, self._adapters(), self._most_steps)
-        # A task whose turn has come may be in the next iteration, without an event before it.
-        self._steps = self._most_steps if self._stepping.jumps and not turns else 1
+        self._steps = self._most_steps if self._stepping.jumps and self._repeats() else 1
         self._await(self._run.seconds(self._steps))
+
+    def _repeats(self) -> bool:
+        """Return whether the next iteration selects this batch again if no event comes before it.
+
+        It does not where a waiting task's turn has come, or where rows beyond a bound take turns.
+        """
+        return not self.waiting or set(self._select(self)) == set(self.batch)
 
     def _change(self, selected: list[PhaseTask]) -> None:
         """The old batch's tasks stay in their order, and new ones follow."""
@@ -249,14 +256,12 @@ class PlannedMachine:
         if task.held:
             self.preempted.remove(task)
 
-    def _count_passed_over(self) -> bool:
-        """Count those that were not selected. Returns whether one of them goes first from now on."""
-        batch, turns = set(self.batch), False
+    def _count_passed_over(self) -> None:
+        """Count the requests whose next task was not selected."""
+        batch = set(self.batch)
         for request in self.requests:
             if (task := request.tasks[0]) not in batch:
                 task.passed_over += 1
-                turns |= task.passed_over == self.kind.max_passed_over
-        return turns
 
     def _shape(self) -> StepShape:
         prompts = [task for task in self.batch if task.is_prompt]

@@ -111,11 +111,19 @@ A_TURN_WITHOUT_AN_EVENT = [  # a small prompt that was passed over as often as m
         (1.75, 278, 60),
     )
 ]  # fmt: skip
+PLACES_TAKEN_AND_LEFT = [  # the batch that a selection gives changes what the next one selects
+    TraceArrival(*each, 0)
+    for each in (
+        (0.0, 466, 60), (0.0, 537, 31), (0.25, 1, 1), (0.125, 255, 8), (0.125, 685, 1), (0.0, 235, 28), (0.0, 466, 60),
+        (0.0, 116, 2),
+    )
+]  # fmt: skip
 
 
 @settings(deadline=None)
 @given(clusters, arrivals)
 @example(([(KIND, RunnerRole.MIXED)], Rules(stepping=Stepping("mixed"))), A_TURN_WITHOUT_AN_EVENT)
+@example(([(KIND, RunnerRole.MIXED)], Rules("shortest_queue", Stepping("mixed"))), PLACES_TAKEN_AND_LEFT)
 def test_steps_in_one_piece_give_what_single_steps_give(
     described: tuple[Machines, Rules], requests: list[TraceArrival]
 ) -> None:
