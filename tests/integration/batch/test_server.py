@@ -382,13 +382,14 @@ async def test_storage_that_is_full_is_named_and_a_batch_waits_for_it(world, sto
 
 
 async def test_a_busy_store_is_named(world, storage, monkeypatch) -> None:
-    monkeypatch.setattr(transactions, "TURN_S", 0.01)
     turns = turns_of(world.engine)
     for _ in range(turns.count):
         await turns.acquire()
-    for call in (world.client().files(), world.client().upload(b"x")):
-        with refused(grpc.StatusCode.ABORTED, "the store is busy"):
-            await call
+    with monkeypatch.context() as patched:
+        patched.setattr(transactions, "TURN_S", 0.01)
+        for call in (world.client().files(), world.client().upload(b"x")):
+            with refused(grpc.StatusCode.ABORTED, "the store is busy"):
+                await call
     for _ in range(turns.count):
         turns.release()
     await nothing_left(world, storage)
