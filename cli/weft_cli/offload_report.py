@@ -8,7 +8,7 @@ from weft_cli.output import table
 from weft_cli.plan_offload import Change, Plans, Searches, hosts_of
 from weft_runner.offload.machine import machine_json
 from weft_runner.offload.plan import OffloadPlan, PassTime, plan_json
-from weft_runner.offload.policy import MOST_BYTES, MemoryTier, Shares
+from weft_runner.offload.policy import MAX_TIER_BYTES, MemoryTier, Shares
 from weft_runner.offload.search import PolicySearch
 from weft_runner.offload.serving import serving_limits
 from weft_runner.offload.stages import PipelineTime, pipeline_time
@@ -108,7 +108,7 @@ def _used(plan: OffloadPlan) -> Iterator[tuple[str, ...]]:
         used, budget = plan.usage[tier], plan.budgets.of(tier)
         if used.total or tier is MemoryTier.DEVICE:
             parts = (used.weights, used.ring, used.kv, used.activations, used.adapters, used.workspace, used.total)
-            most = "-" if budget >= MOST_BYTES else _gib(budget)
+            most = "-" if budget >= MAX_TIER_BYTES else _gib(budget)
             yield str(tier), *(_gib(size) if size else "-" for size in parts), most
 
 

@@ -17,7 +17,7 @@ from weft_runner.errors import ExecutorUnavailable, MachineInvalid, NoPolicyFits
 from weft_runner.offload.gpu_rates import measured_gpu
 from weft_runner.offload.machine import MachineRates, machine_json, machine_of
 from weft_runner.offload.plan import OffloadPlan
-from weft_runner.offload.policy import MOST_BYTES, Budgets, Formats, WeightsFormat
+from weft_runner.offload.policy import MAX_TIER_BYTES, Budgets, Formats, WeightsFormat
 from weft_runner.offload.search import PolicySearch
 from weft_runner.offload.serving import RunnerRequest, Sequences, stage_searches
 from weft_runner.offload.stages import pipeline_time
@@ -60,7 +60,7 @@ def request_of(manifest: Mapping[str, Any], sequences: Sequences) -> RunnerReque
     spec, asked = manifest["spec"], offload_of(manifest)
     advanced, lora, parallelism = (spec.get(name) or {} for name in PARTS)
     executor, stages = executor_of(manifest), parallelism.get("pipeline", 1)
-    disk = int(amount(asked["diskBytes"])) if "diskBytes" in asked else MOST_BYTES
+    disk = int(amount(asked["diskBytes"])) if "diskBytes" in asked else MAX_TIER_BYTES
     weights, kv = asked.get("weights", "bf16"), asked.get("kv", "bf16")
     return RunnerRequest(
         Budgets(int(amount(asked["deviceBytes"])), int(amount(asked.get("hostBytes") or 0)), disk),

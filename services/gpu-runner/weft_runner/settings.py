@@ -18,7 +18,7 @@ from weft.process import split_address
 from weft_kernels.cpu.threads import cpu_quota
 from weft_runner.core.adapter_slots import MOST_SLOTS
 from weft_runner.core.batch import Batching
-from weft_runner.offload.policy import MOST_BYTES
+from weft_runner.offload.policy import MAX_TIER_BYTES
 
 MAX_RANKS = 64  # processes of a runner
 KV_PAGES, MAX_SEQUENCES, MAX_BATCH_TOKENS, MAX_PREFILLS, HOST_MIB = 1024, 32, 512, 4, 1024
@@ -28,7 +28,7 @@ DEVICE_BATCH_TOKENS = 256  # that an offloaded layer computes at a time, where n
 MAX_MEMORY_BYTES = 1 << 50  # of a rank
 _NAME = re.compile(r"[A-Za-z0-9._-]{0,253}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
-_BUDGETS = {"device": (1, MAX_MEMORY_BYTES), "host": (0, MAX_MEMORY_BYTES), "disk": (1, MOST_BYTES)}
+_BUDGETS = {"device": (1, MAX_MEMORY_BYTES), "host": (0, MAX_MEMORY_BYTES), "disk": (1, MAX_TIER_BYTES)}
 _EXAMPLE = """example:
   python -m weft_runner --listen 127.0.0.1:7400 --probes 127.0.0.1:7401 --supervisor 127.0.0.1:7420 \\
       --depot http://127.0.0.1:7430 --data-dir /var/lib/weft/runner-0 --pool default/demo --base-digest sha256:...
@@ -49,7 +49,7 @@ class OffloadMemory:
 
     device_bytes: int = 0
     host_bytes: int = 0
-    disk_bytes: int = MOST_BYTES
+    disk_bytes: int = MAX_TIER_BYTES
     path: Path | None = None  # with direct I/O; None: in the data directory
 
 

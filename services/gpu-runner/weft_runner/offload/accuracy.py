@@ -42,7 +42,7 @@ class Accuracy:
         return predict_pass(work, self._placement, self._sizes, self._machine)
 
     def predict_s(self, work: PassWork) -> float:
-        """Of a pass."""
+        """Seconds that a pass of this work should take."""
         return self.predict(work).pass_s
 
     def learn(self, work: PassWork, measured_s: float) -> None:

@@ -67,11 +67,11 @@ class Linear:
     of: tuple[float, ...] = (0.0,) * len(UNKNOWNS)
 
     def at(self, outside: Outside) -> float:
-        """Its value."""
+        """The form's value at these shares."""
         return self.constant + sum(a * x for a, x in zip(self.of, outside, strict=True))
 
     def plus(self, other: "Linear", times: float) -> "Linear":
-        """With so much of another one."""
+        """Return the sum of this form and `times` the other."""
         of = tuple(a + times * b for a, b in zip(self.of, other.of, strict=True))
         return Linear(self.constant + times * other.constant, of)
 
@@ -104,7 +104,7 @@ class Case:
 
     @property
     def tokens(self) -> int:
-        """Of a device batch, at most."""
+        """Most tokens of a device batch."""
         prompts = min(self.batch * self.work.prompt, self.pass_rows, max(self.work.batch_tokens, 1))
         return max(self.batch, prompts)
 
@@ -132,7 +132,7 @@ class Case:
 
     @property
     def adapter_bytes(self) -> int:
-        """Of all that are on the device."""
+        """Bytes of all adapters that are on the device."""
         return self.resident_adapters * self.sizes.adapter
 
     @property
@@ -177,7 +177,7 @@ class Case:
 
     @property
     def most_rows(self) -> int:
-        """Of a pass: its prompts, and a token of each sequence."""
+        """Most rows of a pass: the tokens of its prompts, and one of each sequence."""
         return self.pass_rows + self.block * self.work.in_flight
 
 
@@ -240,15 +240,16 @@ def _attention(case: Case) -> float:
 
 
 def _products_s(case: Case, rows: float, batch: int) -> float:
-    """Of all layers for so many rows in device batches."""
+    """Seconds of all layers' products for `rows` rows in device batches of `batch`."""
     table = case.machine.products[case.formats.weights]
     return rows / batch * case.sizes.layers * sum(case.sizes.numbers) * product_s(table, batch)
 
 
 @dataclass(frozen=True, slots=True)
 class _Requests:
-    """Of the disk, in a pass: for KV, if all of it lies there, and for rows of the embedding. A sequence's pages of a
-    layer are one.
+    """Requests to the disk in a pass: for KV, if all of it lies there, and for rows of the embedding.
+
+    The pages of a sequence in a layer are one request.
     """
 
     reads: float
@@ -299,7 +300,7 @@ def longest(streams: tuple[Linear, ...], duplex: float) -> tuple[Linear, ...]:
 
 
 def phase(case: Case, streams: tuple[Linear, ...], outside: Outside, times: int = 1) -> PassTime:
-    """Of so many passes that are alike."""
+    """Return the time of `times` passes that are alike."""
     seconds = [times * stream.at(outside) for stream in streams]
     most = max(times * stream.at(outside) for stream in longest(streams, case.machine.duplex))
     return PassTime(*seconds, pass_s=case.overlap * most + (1.0 - case.overlap) * sum(seconds))

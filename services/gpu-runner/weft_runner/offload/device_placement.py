@@ -1,4 +1,4 @@
-"""Where a GPU's executor has weights, KV and activations: on the device, in pinned memory, weights also on the disk.
+"""Placement of a GPU executor's weights, KV and activations: on the device, in pinned memory, weights also on disk.
 
 Pure and exact.
 What steps work on is on the device. Weights that are not there pass through a ring on it, group by group, and from the
@@ -41,7 +41,7 @@ class DevicePlacement:
 
     @property
     def host_bytes(self) -> int:
-        """Of weights that lie there."""
+        """Bytes of weights that lie on the host."""
         return sum(map(sum, self.of(MemoryTier.HOST)))
 
     @property
@@ -61,7 +61,7 @@ def place_on_device(
     groups: Sequence[Sequence[int]], budgets: Budgets, kv: KvSplit, activations: ActivationSplit, *, work_bytes: int,
     packed_bytes: int, share: float = 1.0, plan: OffloadPlan | None = None,
 ) -> DevicePlacement:  # fmt: skip
-    """As a plan says; without one as much as fits on the device, at most `share` of it, and then on the host.
+    """Place as a plan says; without one, at most `share` on the device, as far as it fits, and the rest on the host.
 
     Raises NoPolicyFits: a tier is too small; PolicyInvalid: the plan is of something else.
     """
@@ -138,7 +138,7 @@ def _greedy(
 
 
 def _of_groups(groups: Sequence[Sequence[int]], tiers: WeightTiers) -> tuple[tuple[MemoryTier, ...], ...]:
-    """Raises PolicyInvalid."""
+    """Return each group's tier, matrix by matrix. Raises PolicyInvalid."""
     layers, head = tiers.layers, tiers.head
     pieces = len(groups) - len(layers)
     if pieces < 0 or (pieces > 0) != (head is not None):

@@ -47,5 +47,5 @@ class OffloadFigures:
 
     @property
     def weight_bytes(self) -> int:
-        """Of all weights, wherever they lie."""
+        """Bytes of all weights, wherever they lie."""
         return self.resident_bytes + self.host_bytes + self.streamed_bytes

@@ -12,8 +12,9 @@ MEASURE_S = 180.0  # with torch's import and kernels that are compiled for the f
 
 
 def measured_gpu(folder: Path, spec: ModelSpec, formats: Sequence[WeightsFormat], most_bytes: int) -> MachineRates:
-    """As a runner measures them (`model.cuda.machine_rates`), at a folder of the disk. Raises OffloadError, also where
-    there is no GPU that the kernels run on.
+    """Measure this machine's GPU as a runner does (`model.cuda.machine_rates`), with the disk of `folder`.
+
+    Raises OffloadError, also where there is no GPU that the kernels run on.
     """
     question = {"folder": str(folder), "spec": spec_json(spec), "formats": list(formats), "most_bytes": most_bytes}
     return machine_of(ask_process("weft_runner.model.cuda.measuring", question, MEASURE_S, "runner")["machine"])

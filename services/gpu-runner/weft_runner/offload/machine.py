@@ -14,9 +14,9 @@ from typing import Any
 from weft_runner.errors import MachineInvalid
 
 Table = tuple[tuple[int, float], ...]  # (rows, seconds for each number of a matrix), rows ascending
-LEAST_RATE, MOST_RATE = 1e3, 1e16  # bytes or operations a second
-MOST_ENTRIES = 64
-LEAST_GAIN = 1.1  # of sparse attention, which is paid with accuracy
+MIN_RATE, MAX_RATE = 1e3, 1e16  # bytes or operations a second
+MAX_TABLE_ENTRIES = 64
+MIN_SPARSE_GAIN = 1.1  # of sparse attention, which is paid with accuracy
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class MachineRates:
     @property
     def sparse_pays(self) -> bool:
         """Attention to the best keys is faster than to all, by more than measurements differ."""
-        return self.sparse_attention > LEAST_GAIN * self.attention
+        return self.sparse_attention > MIN_SPARSE_GAIN * self.attention
 
 
 RATES = (
@@ -65,21 +65,21 @@ def product_s(table: Table, rows: float) -> float:
 
 
 def check_machine(machine: MachineRates) -> None:
-    """Raises MachineInvalid: a rate that is none, a table that falls or has no entry."""
+    """Check every rate and table. Raises MachineInvalid: a rate that is none, a table that falls or has no entry."""
     for name in RATES:
         rate = getattr(machine, name)
-        if not isinstance(rate, int | float) or not math.isfinite(rate) or not LEAST_RATE <= rate <= MOST_RATE:
-            raise MachineInvalid(f"{name} is {rate!r}, not from {LEAST_RATE:g} to {MOST_RATE:g} a second")
+        if not isinstance(rate, int | float) or not math.isfinite(rate) or not MIN_RATE <= rate <= MAX_RATE:
+            raise MachineInvalid(f"{name} is {rate!r}, not from {MIN_RATE:g} to {MAX_RATE:g} a second")
     for name in ("overlap", "duplex", "request_s"):
         if not isinstance(share := getattr(machine, name), int | float) or not 0.0 <= share <= 1.0:
             raise MachineInvalid(f"{name} is {share!r}, not from 0 to 1")
-    if machine.sparse_attention and not LEAST_RATE <= machine.sparse_attention <= MOST_RATE:
-        raise MachineInvalid(f"sparse_attention is {machine.sparse_attention!r}, not from {LEAST_RATE:g} a second")
+    if machine.sparse_attention and not MIN_RATE <= machine.sparse_attention <= MAX_RATE:
+        raise MachineInvalid(f"sparse_attention is {machine.sparse_attention!r}, not from {MIN_RATE:g} a second")
     if not machine.products:
         raise MachineInvalid("products has no format of weights")
     for name, table in machine.products.items():
-        if not 1 <= len(table) <= MOST_ENTRIES or not all(rows >= 1 and 0 < s < 1 for rows, s in table):
-            raise MachineInvalid(f"products[{name}] is no table of 1 to {MOST_ENTRIES} (rows, seconds)")
+        if not 1 <= len(table) <= MAX_TABLE_ENTRIES or not all(rows >= 1 and 0 < s < 1 for rows, s in table):
+            raise MachineInvalid(f"products[{name}] is no table of 1 to {MAX_TABLE_ENTRIES} (rows, seconds)")
         if any(a[0] >= b[0] or a[1] > b[1] for a, b in pairwise(table)):
             raise MachineInvalid(f"products[{name}]: rows do not ascend, or more rows take less time")
 
@@ -99,7 +99,7 @@ def machine_json(machine: MachineRates) -> dict[str, Any]:
 
 
 def machine_of(fields: Mapping[str, Any]) -> MachineRates:
-    """Raises MachineInvalid, with the names of what is missing or unknown."""
+    """Read `machine_json`'s form. Raises MachineInvalid, with the names of what is missing or unknown."""
     known = {*MachineRates.__dataclass_fields__}
     if unknown := sorted(set(fields) - known):
         raise MachineInvalid(f"unknown: {', '.join(map(str, unknown))[:200]}")

@@ -1,4 +1,4 @@
-"""Where each KV page of an executor lies: in a frame of memory, or in an extent of a file or of a GPU's host. Pure.
+"""Places of an executor's KV pages: frames of memory, or extents of a file or of a GPU's host. Pure.
 
 A page keeps its place while it passes from one sequence to the next, so that nothing is copied for a grant. At first
 the pages with the lowest ids have the frames: those are the ones that the page table grants first. An adapter that is
@@ -43,7 +43,7 @@ class PagePlaces:
 
     @property
     def extents(self) -> int:
-        """Of the file."""
+        """Number of extents of the file."""
         return self.pages - self.frames
 
     def take(self, pages: Iterable[int]) -> list[Spill]:
@@ -73,7 +73,7 @@ class PagePlaces:
         return [int(frame) for frame in self.places[list(pages)] if frame >= 0]
 
     def frame_taken_by(self, page: int) -> int:
-        """That an adapter's page took."""
+        """Return the frame that an adapter's page took."""
         return self._taken[page]
 
     def _take_frame(self, extent: int) -> tuple[int, int]:

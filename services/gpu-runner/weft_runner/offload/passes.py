@@ -35,11 +35,11 @@ class WeightPlacement:
 
 @dataclass(frozen=True, slots=True)
 class PassWork:
-    """Of one pass: `tokens` rows, of which `sampled` go through the head.
+    """Work of one pass: `tokens` rows, of which `sampled` go through the head.
 
     `keys`: tokens in KV that rows of one token attend to, summed. `pairs`: of queries and keys of all other rows.
     `adapter_bytes`: of the distinct adapters of its rows. `read_bytes`, `written_bytes`: beside weights, from and to
-    the disk, for KV in so many `reads` and `writes`; `loaded_bytes`, `stored_bytes`: of KV, from and to the host.
+    the disk, for KV in `reads` and `writes` requests; `loaded_bytes`, `stored_bytes`: of KV, from and to the host.
     """
 
     tokens: int

@@ -1,7 +1,7 @@
-"""Where an executor's bytes lie, tier by tier: what a plan or a share of the budgets becomes. Pure and exact.
+"""Placement of an executor's bytes, tier by tier, from a plan or a share of the budgets. Pure and exact.
 
 Without a GPU device and host are one memory: what the host may have is more of it, KV there is read where it lies, and
-nothing is copied. KV lies in whole pages: so many of them in memory, the others in a file, from where a layer of a
+nothing is copied. KV lies in whole pages: some of them in memory, the others in a file, from where a layer of a
 micro-batch's pages passes through a ring. Activations are hidden rows between layers: of the largest pass the first
 ones are in memory, the others in a file, from where a micro-batch's rows pass through a ring of their own.
 """
@@ -53,12 +53,12 @@ class KvSplit:
 
     @property
     def host_bytes(self) -> int:
-        """Of the host, where these pages are there."""
+        """Bytes of the host, where the outside pages are there."""
         return self.outside_pages * self.page_bytes
 
     @property
     def disk_bytes(self) -> int:
-        """Of the file, where they are in one."""
+        """Bytes of the file, where the outside pages are in one."""
         return self.outside_pages * self.layers * round_up(self.layer_bytes, ALIGN)
 
 
@@ -79,12 +79,12 @@ class ActivationSplit:
 
     @property
     def memory_rows(self) -> int:
-        """Of a pass that has rows outside: the first ones, which stay in the memory that computes."""
+        """Rows that stay in the memory that computes: the first ones of a pass that has rows outside."""
         return self.rows - self.outside_rows
 
     @property
     def ring_at(self) -> int:
-        """Where the ring begins in memory: behind these."""
+        """Offset in memory at which the ring begins: after the rows that stay."""
         return round_up(self.memory_rows * self.row_bytes, ALIGN)
 
     @property
@@ -97,17 +97,20 @@ class ActivationSplit:
 
     @property
     def whole_rows(self) -> int:
-        """Of the largest pass that has none outside: memory and ring hold it."""
+        """Rows of the largest pass that has none outside: memory and ring hold it."""
         return self.memory_bytes // self.row_bytes
 
     @property
     def host_bytes(self) -> int:
-        """Of the host, where they are there: the first micro-batch may have rows that had room in memory."""
+        """Bytes of the host, where the outside rows are there.
+
+        The first micro-batch may have rows that had room in memory.
+        """
         return min(self.rows, self.outside_rows + self.batch_rows) * self.row_bytes if self.outside_rows else 0
 
     @property
     def disk_bytes(self) -> int:
-        """Of the file, where they are in one: a micro-batch begins on a block."""
+        """Bytes of the file, where the outside rows are in one: a micro-batch begins on a block."""
         return round_up(self.host_bytes, ALIGN) + self.batches * ALIGN if self.outside_rows else 0
 
 
@@ -124,7 +127,7 @@ class TierPlacement:
 
     @property
     def memory_bytes(self) -> int:
-        """Of the device and the host."""
+        """Bytes of the device and the host."""
         weights = self.weights.resident_bytes + self.weights.ring_bytes
         embedding = self.embedding_bytes * self.weights.embedding
         return weights + embedding + self.kv.memory_bytes + self.activations.memory_bytes + self.work_bytes
@@ -164,7 +167,7 @@ def split_activations(
 
 
 def planned_activations(plan: OffloadPlan, rows: int, tier: MemoryTier = MemoryTier.DISK) -> int:
-    """Of so many rows, those on that tier."""
+    """Return how many of `rows` rows lie on that tier."""
     return rows if plan.activations is tier else 0
 
 
@@ -180,9 +183,9 @@ def place(
     groups: Sequence[Sequence[int]], embedding_bytes: int, kv: KvSplit, activations: ActivationSplit, budgets: Budgets,
     *, work_bytes: int, packed_bytes: int, share: float = 1.0, plan: OffloadPlan | None = None,
 ) -> TierPlacement:  # fmt: skip
-    """Of `groups` of matrices (`WeightResidency`) what a plan keeps, or as much as fits, at most `share`.
+    """Place `groups` of matrices (`WeightResidency`) as a plan says, or as many as fit, at most `share` of their bytes.
 
-    Raises PolicyInvalid: the plan is of something else, or does not fit. The budgets have room for `least_memory`.
+    The budgets have room for `least_memory`. Raises PolicyInvalid: the plan is of another model, or does not fit.
     """
     left = budgets.device_bytes + budgets.host_bytes - kv.memory_bytes - activations.memory_bytes - work_bytes
     if plan is None:
@@ -193,7 +196,7 @@ def place(
 
 
 def least_memory(groups: Sequence[Sequence[int]], beside_bytes: int) -> int:
-    """With which a pass can be computed. `beside_bytes`: of memory for all but weights."""
+    """Return the least memory that a pass can be computed with. `beside_bytes`: all but weights."""
     return beside_bytes + least_bytes(groups)
 
 

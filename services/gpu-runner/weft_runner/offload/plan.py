@@ -20,7 +20,7 @@ BUFFERS = (2, 1)  # of the largest streamed layer: with one, nothing is read whi
 
 
 def kv_buffers(buffers: int) -> int:
-    """Of a device batch's part of a layer of KV: one more than of weights, from where what it wrote is stored."""
+    """Buffers for a device batch's part of a layer of KV: one more than for weights, which stores what was written."""
     return buffers + 1 if buffers > 1 else 1
 
 
@@ -61,7 +61,7 @@ class PassTime:
 
     @property
     def streams(self) -> dict[str, float]:
-        """By what users read."""
+        """Seconds of each stream, by the name that users read."""
         return {
             "disk read": self.disk_read_s, "host to device": self.to_device_s, "device to host": self.to_host_s,
             "disk write": self.disk_write_s, "compute": self.compute_s,
@@ -70,7 +70,7 @@ class PassTime:
 
 @dataclass(frozen=True, slots=True)
 class BlockTime:
-    """Of a block of `sequences`, prompts in `prompt_passes` passes and then a pass for each further token.
+    """Time of a block of sequences: prompts in `prompt_passes` passes and then a pass for each further token.
 
     `prompt`: all prompt passes together; `token`: one pass with KV of its average length. `block_s` counts all;
     `bound_s`: what disk bytes or FLOPs alone allow for this policy; `token_1_s`: a token of one request alone.
@@ -125,12 +125,12 @@ def check_plan(plan: OffloadPlan) -> None:
 
 
 def plan_json(plan: OffloadPlan) -> dict[str, Any]:
-    """What `plan_of` reads."""
+    """Return the form that `plan_of` reads."""
     return asdict(plan)
 
 
 def plan_of(fields: Mapping[str, Any]) -> OffloadPlan:
-    """From `plan_json`'s form, also after JSON. Raises PolicyInvalid."""
+    """Read `plan_json`'s form, also after JSON. Raises PolicyInvalid."""
     try:
         tiers, predicted = fields["tiers"], fields["predicted"]
         head, whole = tiers["head"], dict[str, Any](predicted)

@@ -17,15 +17,15 @@ from typing import Any, Literal
 from weft_runner.errors import PolicyInvalid
 
 EXACT = 1e-6  # by which a triple may miss 1: a solver's tolerance
-MOST_BLOCK = 4096  # sequences
-MOST_BYTES = 1 << 50  # of a tier: no limit
+MAX_BLOCK_SEQUENCES = 4096
+MAX_TIER_BYTES = 1 << 50  # no limit
 
 WeightsFormat = Literal["bf16", "fp32", "int8", "int4"]
 KvFormat = Literal["bf16", "fp32", "int4"]
 
 
 class MemoryTier(StrEnum):
-    """Where bytes lie, the fastest first."""
+    """The tiers on which bytes can lie, the fastest first."""
 
     DEVICE = "device"
     HOST = "host"
@@ -34,7 +34,7 @@ class MemoryTier(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Of one kind of bytes. Each from 0 to 1; they sum to 1."""
+    """Shares of one kind of bytes on the three tiers. Each is from 0 to 1; they sum to 1."""
 
     device: float
     host: float
@@ -42,7 +42,7 @@ class Shares:
 
     @classmethod
     def of(cls, by_tier: Mapping[MemoryTier, float]) -> "Shares":
-        """From amounts of any unit; all on the device where there are none."""
+        """Return the shares of amounts of any unit; all on the device where there are none."""
         total = sum(by_tier.values())
         if total <= 0:
             return cls(1.0, 0.0, 0.0)
@@ -87,10 +87,10 @@ class Budgets:
 
     device_bytes: int
     host_bytes: int = 0
-    disk_bytes: int = MOST_BYTES
+    disk_bytes: int = MAX_TIER_BYTES
 
     def of(self, tier: MemoryTier) -> int:
-        """Of one tier."""
+        """Return the bytes of one tier."""
         return {
             MemoryTier.DEVICE: self.device_bytes,
             MemoryTier.HOST: self.host_bytes,
@@ -99,7 +99,7 @@ class Budgets:
 
 
 def check_shares(shares: Shares, name: str) -> None:
-    """Raises PolicyInvalid: a share outside [0, 1], or a sum that is not 1."""
+    """Check one triple. Raises PolicyInvalid: a share outside [0, 1], or a sum that is not 1."""
     parts = (shares.device, shares.host, shares.disk)
     if not all(math.isfinite(part) and -EXACT <= part <= 1 + EXACT for part in parts):
         raise PolicyInvalid(f"{name}: shares {parts} are not all from 0 to 1")
@@ -108,26 +108,27 @@ def check_shares(shares: Shares, name: str) -> None:
 
 
 def check_policy(policy: Policy) -> None:
-    """Raises PolicyInvalid."""
-    if not 1 <= policy.batch <= policy.block <= MOST_BLOCK:
+    """Check the batch, the block and all three triples. Raises PolicyInvalid."""
+    if not 1 <= policy.batch <= policy.block <= MAX_BLOCK_SEQUENCES:
         raise PolicyInvalid(
-            f"a device batch of {policy.batch} in a block of {policy.block}: from 1 to the block, at most {MOST_BLOCK}"
+            f"a device batch of {policy.batch} in a block of {policy.block}: "
+            f"from 1 to the block, at most {MAX_BLOCK_SEQUENCES}"
         )
     for name, shares in (("weights", policy.weights), ("activations", policy.activations), ("KV", policy.kv)):
         check_shares(shares, name)
 
 
 def check_budgets(budgets: Budgets) -> None:
-    """Raises PolicyInvalid."""
+    """Check that each tier's bytes are possible, and that the device has some. Raises PolicyInvalid."""
     for tier in MemoryTier:
-        if not 0 <= budgets.of(tier) <= MOST_BYTES:
+        if not 0 <= budgets.of(tier) <= MAX_TIER_BYTES:
             raise PolicyInvalid(f"a budget of {budgets.of(tier)} bytes of the {tier}")
     if not budgets.device_bytes:
         raise PolicyInvalid("the device has no bytes")
 
 
 def policy_of(fields: Mapping[str, Any]) -> Policy:
-    """From `asdict`'s form. Raises PolicyInvalid."""
+    """Read `asdict`'s form. Raises PolicyInvalid."""
     try:
         shares = {name: Shares(**fields[name]) for name in ("weights", "activations", "kv")}
         policy = Policy(block=fields["block"], batch=fields["batch"], **shares)

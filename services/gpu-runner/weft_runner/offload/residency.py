@@ -1,4 +1,4 @@
-"""Which matrices of a model stay in memory and which come from disk each time their layer is computed. Pure.
+"""The matrices of a model that stay in memory; the others come from disk each time their layer is computed. Pure.
 
 FlexGen's `wg` and `wd` (section 4.2) at the grain of a matrix. What stays is spread evenly over the layers, so that the
 disk has as much to read for one layer as for the next. What comes is read into a ring: a **group** is what one layer,
@@ -32,19 +32,19 @@ class WeightResidency:
 
     @property
     def streamed_bytes(self) -> int:
-        """Of each pass over the model."""
+        """Bytes that each pass over the model reads."""
         return sum(self.streamed)
 
     @property
     def streamed(self) -> tuple[int, ...]:
-        """Of each group."""
+        """Bytes that a pass reads for each group."""
         return tuple(
             sum(n for n, here in zip(sizes, stay, strict=True) if not here) for sizes, stay in self._rows()
         )  # fmt: skip
 
     @property
     def share(self) -> float:
-        """Of the weights, that stays: FlexGen's wg."""
+        """Share of the weights that stays: FlexGen's wg."""
         return self.resident_bytes / max(1, self.resident_bytes + self.streamed_bytes)
 
     def _rows(self) -> "zip[tuple[tuple[int, ...], tuple[bool, ...]]]":
@@ -52,14 +52,14 @@ class WeightResidency:
 
 
 def least_bytes(groups: Sequence[Sequence[int]]) -> int:
-    """With which any pass can be computed: the largest group, alone in the ring."""
+    """Return the least bytes that any pass can be computed with: the largest group, alone in the ring."""
     return max(map(sum, groups), default=0)
 
 
 def place_weights(
     groups: Sequence[Sequence[int]], embedding_bytes: int, budget: int, share: float = 1.0
 ) -> WeightResidency:
-    """As much as fits into `budget` beside the ring, at most `share` of it. `budget` is at least `least_bytes`.
+    """Keep as much as fits into `budget` beside the ring, at most `share` of it. `budget` is at least `least_bytes`.
 
     `groups`: layers, which are alike, then the head's pieces. What stays is among what a plan may keep. The embedding,
     of which a step reads a few rows, stays only where everything else does.
@@ -76,7 +76,7 @@ def place_weights(
 
 
 def shape_of(groups: Sequence[Sequence[int]]) -> WeightShape:
-    """Of layers, which are alike, and the head's pieces."""
+    """Return the sizes of a layer, all of which are alike, and of the head's pieces."""
     layers = [sizes for sizes in groups if len(sizes) == len(MATRICES)]
     pieces = [sum(sizes) for sizes in groups[len(layers) :]]
     return WeightShape(len(layers), tuple(layers[0]), sum(pieces), max(pieces, default=0))
@@ -94,7 +94,7 @@ def best_resident(shape: WeightShape, budget: int, share: float) -> tuple[Reside
 
 
 def planned_weights(groups: Sequence[Sequence[int]], plan: OffloadPlan, budget: int) -> WeightResidency:
-    """What a plan says. What it has on the host stays, too: device and host are one memory.
+    """Keep what a plan keeps. What it has on the host stays, too: device and host are one memory.
 
     Raises PolicyInvalid: it is of another model or stage, or does not fit.
     """
@@ -111,7 +111,7 @@ def planned_weights(groups: Sequence[Sequence[int]], plan: OffloadPlan, budget: 
 
 
 def with_ring(groups: Sequence[Sequence[int]], stay: Sequence[tuple[bool, ...]], depth: int) -> WeightResidency:
-    """For `depth` of the largest group."""
+    """Return the residency with a ring for `depth` of the largest group."""
     whole = WeightResidency(tuple(map(tuple, groups)), tuple(stay), 0, embedding=False)
     return replace(whole, ring_bytes=min(depth * max(whole.streamed, default=0), whole.streamed_bytes))
 
@@ -127,7 +127,7 @@ class Ring:
         self._held: deque[tuple[int, int]] = deque()  # (offset, bytes), oldest first
 
     def take(self, n_bytes: int) -> int | None:
-        """Where the piece begins; None while there is no room for it."""
+        """Take a piece. Returns its offset; None while there is no room for it."""
         assert 0 < n_bytes <= self.n_bytes, (n_bytes, self.n_bytes)
         offset = self._place(n_bytes)
         if offset is not None:
@@ -173,7 +173,7 @@ class GroupRing:
         return self._next if self._next < self._needed else 0
 
     def begin(self, groups: int) -> None:
-        """A step that needs the first so many."""
+        """Begin a step that needs the first `groups` groups."""
         self._needed = groups
 
     def take(self) -> tuple[int, int] | None:
@@ -195,5 +195,5 @@ class GroupRing:
 
 
 def offsets(sizes: Sequence[int]) -> list[int]:
-    """Where each of a row of pieces begins."""
+    """Return the offset of each piece of a row."""
     return [0, *accumulate(sizes)][:-1]

@@ -17,7 +17,7 @@ from weft_runner.offload.plan import MATRICES, BlockTime, OffloadPlan, Usage, We
 from weft_runner.offload.policy import Budgets, MemoryTier, Policy, Shares
 
 QUARTERS = 4  # KV of a block is split between tiers in such parts
-MOST_RESIDENTS = 16  # that are tried for each split where there is a host tier
+MAX_RESIDENTS = 16  # that are tried for each split where there is a host tier
 Counts = tuple[int, int, int, int]
 
 
@@ -98,7 +98,7 @@ def residents(sizes: WeightSizes, buffers: int) -> tuple[Resident, ...]:
 
 
 def every_resident(sizes: WeightSizes, buffers: int) -> Iterator[Resident]:
-    """What may stay."""
+    """Yield every choice of what may stay."""
     for counts in dict.fromkeys(_counts(sizes.layers)):
         for head in (False, True) if sizes.head else (True,):
             yield _resident(sizes, buffers, counts, head=head)
@@ -133,13 +133,13 @@ def spread(n: int, places: Sequence[int]) -> set[int]:
 
 
 def resident_layers(layers: int, counts: Counts) -> list[tuple[bool, ...]]:
-    """Of each layer, which of its matrices stay."""
+    """Return for each layer which of its matrices stay."""
     columns = [spread(n, range(layers)) if n else set[int]() for n in counts]
     return [tuple(layer in column for column in columns) for layer in range(layers)]
 
 
 def weight_tiers(sizes: WeightSizes, counts: Counts, host_counts: Counts, head: MemoryTier) -> WeightTiers:
-    """Which matrix of which layer lies where. `counts`: on the device."""
+    """Return the tier of each layer's matrices. `counts`: on the device."""
     columns: list[list[MemoryTier]] = []
     for n, on_host in zip(counts, host_counts, strict=True):
         column = [MemoryTier.DISK] * sizes.layers
@@ -166,7 +166,7 @@ def round_case(case: Case, budgets: Budgets, supports: Supports, best_s: float =
 
 
 def _splits(case: Case, supports: Supports) -> Iterator[tuple[int, int, MemoryTier]]:
-    """KV of so many sequences on the device and on the host, activations there."""
+    """Yield splits to try: sequences with KV on the device, those with KV on the host, and the tier of activations."""
     tiers = [tier for tier in MemoryTier if not (case.machine.one_memory and tier is MemoryTier.HOST)]
     steps = sorted({case.block * i // QUARTERS for i in range(QUARTERS + 1)})
     seen = {
@@ -189,13 +189,16 @@ def _fitting(
     kv_host: int,
     activations: MemoryTier,
 ) -> Sequence[Resident]:
-    """Those that fit the device. In one memory the largest is the best; else what goes to the host decides too."""
+    """Return the residents that fit the device.
+
+    In one memory the largest is the best; else what goes to the host decides too.
+    """
     beside = _beside(parts, _outside(case, kv_device, kv_host, activations), MemoryTier.DEVICE)
     every = residents(case.sizes, case.buffers)
     fitting = [one for one in every if one.needs + beside.total <= budgets.device_bytes]
     if case.machine.one_memory:
         return fitting[-1:]
-    step = max(1, len(every) // MOST_RESIDENTS)
+    step = max(1, len(every) // MAX_RESIDENTS)
     return [one for i, one in enumerate(fitting) if i % step == 0 or one is every[-1]]
 
 
@@ -263,7 +266,10 @@ class HostPart:
 
 
 def host_part(sizes: WeightSizes, resident: Resident, left: int, free_bytes: int) -> HostPart | None:
-    """Of `left` bytes that are not on the device, in so many of the host. None: what is on the disk has no way."""
+    """Return how much of the `left` off-device bytes lies in `free_bytes` of the host.
+
+    None where nothing remains to stage what is read from the disk.
+    """
     if free_bytes < 0:
         return None
     counts, head, n_bytes = _on_host(sizes, resident, free_bytes)
@@ -275,7 +281,7 @@ def host_part(sizes: WeightSizes, resident: Resident, left: int, free_bytes: int
 
 
 def _on_host(sizes: WeightSizes, resident: Resident, free_bytes: int) -> tuple[Counts, bool, int]:
-    """As many as fit of each kind that is left, the large ones first: more memory never holds fewer bytes."""
+    """Return how many matrices of each kind fit, the large ones first: more memory never holds fewer bytes."""
     counts, left = [0, 0, 0, 0], free_bytes
     for kind in sorted(range(len(MATRICES)), key=lambda kind: -sizes.matrices[kind]):
         size = sizes.matrices[kind]
@@ -306,7 +312,7 @@ def predict(case: Case, streams: tuple[tuple[Linear, ...], ...], outside: Outsid
 
 
 def plan_from(case: Case, budgets: Budgets, rounded: Rounded, relaxed_s: float) -> OffloadPlan:
-    """What the executor gets."""
+    """Return the plan that the executor obeys."""
     outside, block = rounded.outside, case.block
     device = max(0.0, 1 - outside.weights_host - outside.weights_disk)
     policy = Policy(

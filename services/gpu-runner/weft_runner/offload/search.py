@@ -55,7 +55,7 @@ class PolicySearch:
 
     @property
     def sizes(self) -> ModelSizes:
-        """Of these layers."""
+        """Sizes of these layers."""
         return model_sizes(self.spec, self.formats, adapter_rank=self.work.adapter_rank, layers=self.layers)
 
     @property
@@ -124,7 +124,7 @@ def _within_tokens(request: PolicySearch, case: Case) -> bool:
 
 
 def find_plans(requests: Mapping[int, PolicySearch], relax: Relax) -> dict[int, OffloadPlan]:
-    """Of the ranks of a pipeline, each with its own layers and budgets: one block and device batch for all of them.
+    """Find plans for the ranks of a pipeline, each with its own layers and budgets: one block and batch for all.
 
     As many blocks are in flight as there are hosts, each with as many ranks as the others: those of a host take turns
     (`stages`), and the slowest host sets the pace. Raises NoPolicyFits, with the rank in its text.

@@ -16,7 +16,7 @@ from weft_runner.offload.rounding import EVERYTHING, ON_GPU, Supports
 from weft_runner.offload.search import BLOCKS, PolicySearch
 from weft_runner.offload.sizes import model_sizes
 
-MOST_BATCH_TOKENS, MOST_PAGES = 65_536, 1 << 20  # of a pool
+MAX_BATCH_TOKENS, MAX_POOL_PAGES = 65_536, 1 << 20  # of a pool
 # Of a budget, that the plan leaves: rows of the embedding on their way, and pages and workspaces rounded up.
 MARGIN_BYTES, MARGIN_PAGES = 1 << 20, 4
 GPU_MARGIN = 16  # one such part, for what torch's allocator rounds up and libraries work on
@@ -92,7 +92,7 @@ def _on_cpu(spec: ModelSpec, machine: MachineRates, asked: RunnerRequest, layers
     return PolicySearch(
         spec, machine, replace(asked.budgets, device_bytes=device - margin), asked.formats, _work(spec, asked),
         STAGE if asked.stages > 1 else EVERYTHING, asked.most_block, layers,
-        asked.max_batch_tokens or MOST_BATCH_TOKENS,
+        asked.max_batch_tokens or MAX_BATCH_TOKENS,
     )  # fmt: skip
 
 
@@ -140,7 +140,7 @@ def _work(spec: ModelSpec, asked: RunnerRequest) -> BlockWork:
 
 def serving_limits(plans: Mapping[int, tuple[PolicySearch, OffloadPlan]]) -> ServingLimits:
     """With which the ranks do what their plans say. Blocks are sequences, and adapters are in KV pages, too."""
-    pages, sequences, tokens = 0, 0, MOST_BATCH_TOKENS
+    pages, sequences, tokens = 0, 0, MAX_BATCH_TOKENS
     for search, plan in plans.values():
         work, block = search.work, plan.policy.block
         page_bytes = work.page_tokens * search.sizes.kv_token
@@ -150,4 +150,4 @@ def serving_limits(plans: Mapping[int, tuple[PolicySearch, OffloadPlan]]) -> Ser
         pages = max(pages, work.pages or needed)
         together = block // plan.prompt_passes  # each rank has chosen its own: the least fits all
         tokens = min(tokens, together * work.prompt + sequences, search.most_tokens)
-    return ServingLimits(min(pages, MOST_PAGES), sequences, tokens)
+    return ServingLimits(min(pages, MAX_POOL_PAGES), sequences, tokens)

@@ -82,7 +82,10 @@ class ModelSizes:
 def model_sizes(
     spec: ModelSpec, formats: Formats, *, adapter_rank: int = 0, layers: range | None = None
 ) -> ModelSizes:  # fmt: skip
-    """Of `layers` (None: all). The first rank has the embedding, the last one the head. Raises PolicyInvalid."""
+    """Return the sizes of `layers` (None: all).
+
+    The first rank has the embedding, the last one the head. Raises PolicyInvalid.
+    """
     if formats.kv == "int4" and not int4_kv_group(spec.head_dim):
         raise PolicyInvalid(f"KV in int4 has groups of 64 or 32 numbers, and head_dim is {spec.head_dim}")
     layers = range(spec.layers) if layers is None else layers
@@ -125,7 +128,7 @@ def model_sizes(
 
 
 def adapter_widths(spec: ModelSpec) -> int:
-    """Inputs and outputs of the seven projections of a layer: an adapter has so many numbers for each of its rank."""
+    """Inputs and outputs of a layer's seven projections: numbers of an adapter for each unit of its rank."""
     hidden, inner = spec.hidden_size, spec.intermediate_size
     attention = 2 * (hidden + spec.q_size) + 2 * (hidden + spec.kv_size)
     return attention + 3 * (hidden + inner)

@@ -21,7 +21,7 @@ from weft_runner.offload.plan import OffloadPlan, PassTime
 
 @dataclass(frozen=True, slots=True)
 class StageState:
-    """Of one stage. `frames`: KV pages that it has in memory; `layers_done`: of all its steps."""
+    """State of one stage. `frames`: KV pages that it has in memory; `layers_done`: of all its steps."""
 
     state: OffloadState
     figures: OffloadFigures
@@ -31,10 +31,11 @@ class StageState:
 
 @dataclass(frozen=True, slots=True)
 class PipelineTime:
-    """Of as many blocks as there are hosts, which are in flight together: seconds from one block's end to the next.
+    """Seconds from one block's end to the next, with as many blocks in flight as there are hosts.
 
-    Those of a host take turns, and the slowest host sets the pace of each: `block_s`, `relaxed_s` by its stages' linear
-    programs, `bound_s` by its disk bytes or its FLOPs alone. `token_1_s`: a token of one request alone passes all.
+    The blocks of a host take turns, and the slowest host sets the pace of each: `block_s`, `relaxed_s` by its stages'
+    linear programs, `bound_s` by its disk bytes or its FLOPs alone. `token_1_s`: a token of one request alone passes
+    all.
     """
 
     block_s: float
@@ -81,5 +82,5 @@ def state_of_all(stages: Sequence[StageState]) -> OffloadState:
 
 
 def _sum(parts: Sequence[float]) -> float:
-    """0 as long as one of them is not known."""
+    """Return the sum, 0 as long as one of the parts is not known."""
     return sum(parts) if all(parts) else 0.0

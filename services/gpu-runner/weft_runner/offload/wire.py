@@ -20,7 +20,7 @@ SOLVE_S = 120.0  # the largest grid takes some ten seconds
 
 
 def request_json(request: PolicySearch) -> dict[str, Any]:
-    """What `request_of` reads."""
+    """Return the form that `request_of` reads."""
     layers = None if request.layers is None else [request.layers.start, request.layers.stop]
     return {
         "spec": spec_json(request.spec),
@@ -36,19 +36,19 @@ def request_json(request: PolicySearch) -> dict[str, Any]:
 
 
 def spec_json(spec: ModelSpec) -> dict[str, Any]:
-    """What `spec_of` reads, without the tokens that end a sequence."""
+    """Return the form that `spec_of` reads, without the tokens that end a sequence."""
     return {**asdict(replace(spec, eos=frozenset())), "eos": []}
 
 
 def spec_of(fields: Mapping[str, Any]) -> ModelSpec:
-    """From `spec_json`'s form, also after JSON. Raises KeyError, TypeError: it is not whole."""
+    """Read `spec_json`'s form, also after JSON. Raises KeyError, TypeError: it is not whole."""
     spec = dict[str, Any](fields)
     spec |= {"rope": RopeSpec(**spec["rope"]), "windows": tuple(spec["windows"]), "eos": frozenset[int]()}
     return ModelSpec(**spec)
 
 
 def request_of(fields: Mapping[str, Any]) -> PolicySearch:
-    """From `request_json`'s form, also after JSON. Raises PolicyInvalid, MachineInvalid."""
+    """Read `request_json`'s form, also after JSON. Raises PolicyInvalid, MachineInvalid."""
     try:
         supports, layers = fields["supports"], fields["layers"]
         return PolicySearch(
@@ -84,8 +84,9 @@ def solve_ranks(requests: Mapping[int, PolicySearch], timeout_s: float = SOLVE_S
 def solve_each(
     pools: Sequence[Mapping[int, PolicySearch]], timeout_s: float = SOLVE_S
 ) -> list[dict[int, OffloadPlan] | NoPolicyFits]:
-    """The ranks of several pools, one pool after the other in one process. Where the first has no policy the others are
-    not asked for: the answer is that error alone. `timeout_s`: of each. Raises OffloadError.
+    """Solve for the ranks of several pools, one pool after the other in one process, each within `timeout_s`.
+
+    Where the first has no policy the others are not asked for: the answer is that error alone. Raises OffloadError.
     """
     asked = [{str(rank): request_json(request) for rank, request in ranks.items()} for ranks in pools]
     answer = ask_process("weft_runner.offload", {"pools": asked}, timeout_s * len(pools))
@@ -93,7 +94,7 @@ def solve_each(
 
 
 def ask_process(module: str, question: Mapping[str, Any], timeout_s: float, extra: str = "offload") -> dict[str, Any]:
-    """What `python -m MODULE` answers. `extra`: of this package, that it needs.
+    """Return the answer of `python -m MODULE`. `extra`: the extra of this package that it needs.
 
     Raises OffloadError: it could not run, or its answer is an error.
     """
