@@ -17,7 +17,7 @@ TOKEN_MS_LEAST = 1e-6  # a prompt token costs something, or its factor could nev
 
 @dataclass(frozen=True, slots=True)
 class DecodeTime:
-    """A step of so many decode rows, which attend to `keys` tokens in sum."""
+    """Time of a step of `rows` decode rows, which attend to `keys` tokens in sum."""
 
     rows: int
     keys: int
@@ -43,9 +43,9 @@ class PrefillTime:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What is reported. `decode` in order of rows; those that there was no time for are missing at the end.
+    """Figures that are reported. `decode` in order of rows; those that there was no time for are missing at the end.
 
-    `layer_by_layer_tokens`: prompts of so many tokens or more are over earlier where KV is sent as it is computed.
+    `layer_by_layer_tokens`: prompts of at least that length are over earlier where KV is sent as it is computed.
     `kv_bytes_per_s`: of KV to another runner, its network aside; 0: not measured.
     """
 
@@ -76,10 +76,12 @@ def make_profile(
     token_time_ms: float,
     batches: int = 1,
 ) -> Profile:
-    """At least one time of each kind. `longer`: as many rows as one of `decode` with more keys (None: not measured).
+    """Make a profile of at least one time of each kind.
+
+    `longer`: as many rows as one of `decode` with more keys (None: not measured).
 
     `batches` in flight at a time share out the sequences; while one takes its way through the stages the others do, so
-    that all of them get a token in the time of one: the best number of sequences is so many times the best batch.
+    that all of them get a token in the time of one: the best number of sequences is `batches` times the best batch.
     """
     model = fit(decode, prefill, longer)
     known = _known(decode, model, max_sequences)
@@ -88,7 +90,10 @@ def make_profile(
 
 
 def best_batch(times: Sequence[DecodeTime], token_time_ms: float) -> int:
-    """See above. A target that one row alone does not keep limits nothing: no batch would help."""
+    """Return the rows up to which more pay, within the target.
+
+    A target that one row alone does not keep limits nothing: no batch would help.
+    """
     best = next(
         time.rows for i, time in enumerate(times) if not any(t.per_s >= GAIN * time.per_s for t in times[i + 1 :])
     )

@@ -86,7 +86,7 @@ class LogitAdjustments:
         return not self._reads and (not self._ends or self._length + 1 < self._min_tokens)
 
     def _update(self, token: int) -> None:
-        """Its numbers after the answer so far."""
+        """Compute the penalties' numbers after the answer so far."""
         if (place := self._places.get(token)) is None:
             place = self._places[token] = len(self.tokens)
             self.tokens.append(token)

@@ -49,7 +49,7 @@ class StepTimeEstimator:
         return self.decode * self.model.decode_ms(rows, keys) + self.prompt * self.model.token_ms * prompt_tokens
 
     def prefill_ms(self, tokens: int) -> float:
-        """What computing so many tokens of prompts is expected to take."""
+        """Return how long `tokens` tokens of prompts are expected to take."""
         return self.prompt * self.model.token_ms * tokens
 
     def learn(self, rows: int, keys: int, prompt_tokens: int, measured_ms: float) -> float:
@@ -86,7 +86,7 @@ class StepTimeEstimator:
 
 
 class Lateness:
-    """By how much the last steps took longer than expected. One owner.
+    """Excess of the last steps' times over what was expected. One owner.
 
     A sum and no factor: what else runs on the machine takes its time from a step of one row as from one of many.
     """
@@ -96,13 +96,13 @@ class Lateness:
         self.add = self._last.append  # expected and measured ms of a step; one call, for each step makes it
 
     def ms(self, target_ms: float) -> float:
-        """Of those that were expected within `target_ms` none was late by more."""
+        """Return the largest excess of the steps that were expected within `target_ms`."""
         late = (measured_ms - expected_ms for expected_ms, measured_ms in self._last if expected_ms <= target_ms)
         return max(0.0, max(late, default=0.0))
 
 
 def _correction(measured_ms: float, expected_ms: float) -> float:
-    """By how much to multiply a factor: a part of the relative error, which one step cannot make large."""
+    """Return what to multiply a factor with: a part of the relative error, which one step cannot make large."""
     if expected_ms <= 0.0:
         return 1.0
     ratio = min(max(measured_ms / expected_ms, 1.0 / STEP_MOST), STEP_MOST)

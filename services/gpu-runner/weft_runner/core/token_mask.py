@@ -1,4 +1,4 @@
-"""Which tokens a sequence may emit next: those that its request allows, and those with which its grammar goes on.
+"""Masks of the tokens that a sequence may emit next: what its request allows, and its grammar goes on with.
 
 A mask is a function of the request and of the answer so far, so that a new epoch of a sequence has the same one: its
 grammar's state is made from the tokens that were emitted before. Packed: bit i % 32 of word i / 32 is token i.
@@ -35,7 +35,7 @@ class GrammarState(Protocol):
         ...
 
     def add(self, *tokens: int) -> None:
-        """The answer has so many more tokens; returns at once."""
+        """Note that the answer has these tokens more; returns at once."""
         ...
 
     def fill(
@@ -77,7 +77,7 @@ class TokenMask:
         return self.grammar is not None and self.grammar.late
 
     def add(self, *tokens: int) -> None:
-        """The answer has so many more tokens."""
+        """Note that the answer has these tokens more."""
         if self.grammar is not None:
             self.grammar.add(*tokens)
 
@@ -97,5 +97,5 @@ def _packed(tokens: Iterable[int], vocab_size: int) -> "array[int] | None":
 
 
 def words_of(vocab_size: int) -> int:
-    """Of one mask."""
+    """Return the number of words of one mask."""
     return -(-vocab_size // BITS)

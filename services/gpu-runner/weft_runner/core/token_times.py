@@ -49,13 +49,13 @@ class TokenTimes:
         return GapCounts(tuple(self._counts), self._sum_s)
 
     def scheduled(self, sequences: Iterable[Sequence], now: float) -> None:
-        """They are in a batch of other rows than the one before."""
+        """Note that these are in a batch of other rows than the one before."""
         for sequence in sequences:
             if sequence.scheduled_at is None:
                 sequence.scheduled_at = now
 
     def ran(self, batch: Batch, sequences: Mapping[str, Sequence], now: float) -> list[Sequence]:
-        """That batch is complete. Returns the sequences that had their first token here."""
+        """Note that the batch is complete. Returns the sequences that had their first token here."""
         last = self._last
         if last is not None and batch.number and last.batch.number == batch.number:
             gap_s, last.at = now - last.at, now

@@ -17,7 +17,7 @@ from weft_runner.model.arrays import Array
 from weft_runner.model.checkpoint import MappedTensor, map_file
 from weft_runner.model.lora import Scales
 
-MOST_LAYOUTS = 16  # that are remembered; a header has some 50 KB, at most 1 MiB
+MAX_LAYOUTS = 16  # that are remembered; a header has some 50 KB, at most 1 MiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class AdapterFiles:
 
 
 class Source(Protocol):
-    """Where adapters come from, by digest. Called from the loader's threads, several at a time; may block."""
+    """Source of adapters, by digest. Called from the loader's threads, several at a time; may block."""
 
     def adapter(self, digest: str, /) -> AdapterFiles:
         """On disk now, fetched if need be. Raises ArtifactUnknown, ArtifactUnreachable, AdapterInvalid."""
@@ -88,9 +88,9 @@ def map_tensors(path: Path) -> MappedTensors:
         raise AdapterInvalid(f"{path.name}: {error.message}") from error
 
 
-@lru_cache(maxsize=MOST_LAYOUTS)
+@lru_cache(maxsize=MAX_LAYOUTS)
 def _layout(begin: bytes, file_bytes: int) -> FileLayout:
-    """Of a file that begins so. Raises Refused."""
+    """Return the layout of a file that begins with these bytes. Raises Refused."""
     header = read_header(BytesIO(begin), file_bytes, max_bytes=MAX_ADAPTER_HEADER_BYTES)
     for info in header.tensors.values():
         check_dtype(info)
@@ -128,13 +128,9 @@ class HostAdapter(Protocol):
         """From here on nothing is read of what it was made from."""
         ...
 
-    def needs(self) -> int:
-        """See `AdapterStore.needs`."""
-        ...
+    def needs(self) -> int: ...
 
-    def build(self, pages: Sequence[int], /) -> DeviceAdapter:
-        """See `AdapterStore.build`."""
-        ...
+    def build(self, pages: Sequence[int], /) -> DeviceAdapter: ...
 
 
 class AdapterStore(Protocol):
@@ -167,7 +163,7 @@ class AdapterStore(Protocol):
         ...
 
     def put(self, slot: int, adapter: DeviceAdapter, /) -> None:
-        """It is in that slot from the next step on. Between two steps; must be quick: pointers, no copies."""
+        """Put the adapter into a slot from the next step on. Between two steps; must be quick: pointers, no copies."""
         ...
 
     def clear(self, slot: int, /) -> None:
@@ -188,7 +184,7 @@ class HostTensors:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def complete(self) -> None:
-        """It is, where the tensors are copies."""
+        """Do nothing: the adapter is complete where the tensors are copies."""
 
     def needs(self) -> int:
         return self.store.needs(self.tensors, self.scales)
@@ -201,5 +197,4 @@ class HostTensorStore:
     """A store whose host copies are the tensors themselves."""
 
     def copy(self: AdapterStore, tensors: Mapping[str, Array], scales: Scales) -> HostAdapter:
-        """See `AdapterStore.copy`."""
         return HostTensors(self, {name: tensor.copy() for name, tensor in tensors.items()}, scales)

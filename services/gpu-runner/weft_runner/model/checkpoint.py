@@ -82,7 +82,7 @@ class MappedTensor:
 
 
 def map_safetensors(path: Path) -> tuple[Header, mmap.mmap]:
-    """Raises Refused where the header is wrong or the file torn; OSError."""
+    """Map a file. Raises Refused where the header is wrong or the file torn; OSError."""
     with path.open("rb") as file:
         return read_header(file, path.stat().st_size, max_bytes=MAX_MODEL_HEADER_BYTES), map_file(file)
 
@@ -173,7 +173,7 @@ class Checkpoint:
             self._stored[name].release()
 
     def release_layer(self, index: int) -> None:
-        """As `release`, of all tensors of a layer."""
+        """Release all tensors of a layer (`release`)."""
         self.release(*(name for name, _ in layer_tensors(self.spec, index)))
 
 

@@ -15,7 +15,7 @@ from weft_runner.model.weights import LayerWeights
 
 
 class Operators(Protocol):
-    """Of one prepared step, which they hold, with its residual stream [T, H]. Names of sites: `model.lora`.
+    """Operators of one prepared step, which they hold, with its residual stream [T, H]. Names of sites: `model.lora`.
 
     With tensor parallelism each works on its rank's part of heads and inner features; what `project` returns at OUT and
     DOWN is summed over the ranks, so that the residual stream is whole, and the same, on every rank.

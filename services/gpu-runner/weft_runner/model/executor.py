@@ -73,7 +73,7 @@ class Pipelined(Protocol):
     def depth(self) -> int: ...
 
     def depth_for(self, tokens: Callable[[], int]) -> int:
-        """How many steps are to be in flight where those that run have so many tokens to compute; `depth` at most."""
+        """Return how many steps are to be in flight, at most `depth`, where the running ones compute `tokens()`."""
         ...
 
     def launch(self, step: StepInput, draws: Sequence[SamplingArgs]) -> StepHandle:
@@ -87,12 +87,12 @@ class Offloads(Protocol):
 
     @property
     def offload_state(self) -> OffloadState:
-        """As it is now."""
+        """Return the present state."""
         ...
 
     @property
     def layers_done(self) -> int:
-        """Of all steps, and while one runs; any thread."""
+        """Count the layers of all steps, also while one runs; any thread."""
         ...
 
 
@@ -104,7 +104,7 @@ class OffloadsStage(Offloads, Protocol):
     def stage_state(self) -> StageState: ...
 
     def predicted(self, tokens: int) -> PassTime | None:
-        """A pass of so many rows of one token; None: the machine was not measured."""
+        """Predict a pass of `tokens` rows of one token; None: the machine was not measured."""
         ...
 
 
@@ -126,12 +126,12 @@ class Executor(Protocol):
 
     @property
     def adapters(self) -> AdapterStore:
-        """Its adapters by slot; a step's plan names slots."""
+        """Adapters by slot; a step's plan names slots."""
         ...
 
     @property
     def page_bytes(self) -> int:
-        """Of one KV page, for all layers."""
+        """Bytes of one KV page, for all layers."""
         ...
 
     @property

@@ -132,7 +132,7 @@ class Grammars:
                 self._computed.notify_all()
 
     def _begun(self) -> "LLTokenizer":
-        """Raises GrammarRefused."""
+        """Return the tokenizer, made at the first call. Raises GrammarRefused."""
         if self._path is None:
             raise GrammarRefused("the model has no tokenizer.json, which grammars need")
         if not self._eos:

@@ -34,15 +34,15 @@ class KvMemory(Protocol):
         ...
 
     def fence(self) -> Any:
-        """All that has been launched so far: a copy comes after it. The engine's thread."""
+        """Return a mark of all that has been launched so far: a copy comes after it. The engine's thread."""
         ...
 
     def copy_out(self, pages: Sequence[int], hosts: Sequence[Any], fence: Any) -> None:
-        """Pages to as many host pages."""
+        """Copy pages to as many host pages."""
         ...
 
     def copy_in(self, pages: Sequence[int], hosts: Sequence[Any], fence: Any) -> None:
-        """And back."""
+        """Copy as many host pages to pages."""
         ...
 
 

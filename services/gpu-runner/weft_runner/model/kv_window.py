@@ -21,15 +21,15 @@ class KvWindow(Protocol):
         ...
 
     def incoming(self, pages: Sequence[int], first_layer: int, layers: int) -> list[memoryview]:
-        """Where the bytes of a piece are to be written."""
+        """Return the memory that the bytes of a piece are to be written to."""
         ...
 
     def arrived(self, pages: Sequence[int], first_layer: int, layers: int, fence: Any) -> None:
-        """They are written: when this returns, steps read them."""
+        """Note that the piece is written: when this returns, steps read it."""
         ...
 
 
-PIECE_BYTES = 4 << 20  # so many pass in some milliseconds: what is dropped meanwhile is noticed behind one piece
+PIECE_BYTES = 4 << 20  # pass in some milliseconds: what is dropped meanwhile is noticed behind one piece
 
 
 class DirectKvWindow:

@@ -1,4 +1,4 @@
-"""Which layers of steps are complete, for threads beside the steps."""
+"""Progress of steps through their layers, for threads beside the steps."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ class LayerProgress(Protocol):
     def count(self) -> int: ...
 
     def wait_for(self, count: int, timeout_s: float) -> bool:
-        """Whether so many are complete within that time. Any thread."""
+        """Wait until `count` layers are complete. Returns whether they were within `timeout_s`. Any thread."""
         ...
 
 

@@ -4,7 +4,7 @@ import sys
 
 
 def set_operator_threads(count: int) -> None:
-    """Of torch's operators on the calling thread: idle workers spin for a while, on cores that steps need."""
+    """Set how many threads torch's operators use on the calling thread: idle ones spin on cores that steps need."""
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(count)
 

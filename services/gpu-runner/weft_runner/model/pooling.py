@@ -16,7 +16,7 @@ from weft_runner.model.step import StepInput
 
 
 def row_width(step: StepInput, spec: ModelSpec) -> int:
-    """Of a step's logits."""
+    """Return the numbers in a row of a step's logits."""
     return max(spec.vocab_size, spec.hidden_size) if step.pooled else spec.vocab_size
 
 

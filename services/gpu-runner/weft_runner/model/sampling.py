@@ -193,7 +193,7 @@ def _first(row: Floats, sampling: Sampling) -> int:
 
 
 def logprob(row: Floats, token: int, n_top: int) -> TokenLogprob:
-    """Of a token in a row of raw logits: log softmax in double, returned as float.
+    """Return a token's log probability in a row of raw logits: log softmax in double, returned as float.
 
     `top` has the n likeliest tokens; those of probability zero are left out.
     """

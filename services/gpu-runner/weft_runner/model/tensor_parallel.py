@@ -42,7 +42,7 @@ class ProcessGroup(Protocol):
 
     @property
     def sent_bytes(self) -> int:
-        """By this rank, since it joined."""
+        """Bytes that this rank has sent since it joined."""
         ...
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
@@ -54,7 +54,7 @@ class ProcessGroup(Protocol):
         ...
 
     def gather(self, x: torch.Tensor) -> torch.Tensor | None:
-        """As `all_gather`, on rank 0; None on the others."""
+        """Gather every rank's part on rank 0 (`all_gather`); None on the others."""
         ...
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:

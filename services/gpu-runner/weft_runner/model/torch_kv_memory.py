@@ -89,7 +89,7 @@ class CudaKvMemory:
 
 
 def kv_memory(kv: KvCache) -> LocalKvMemory | CudaKvMemory:
-    """Of a torch executor."""
+    """Return the memory of a torch executor's KV."""
     if kv.tensor.is_cuda:
         return CudaKvMemory(kv)
     return LocalKvMemory(_bytes_of(kv).numpy(), kv.tensor.shape[1], _layout(kv))
@@ -100,6 +100,6 @@ def _bytes_of(kv: KvCache) -> torch.Tensor:
 
 
 def _layout(kv: KvCache) -> str:
-    """Of torch executors: Punica's."""
+    """Return the layout of torch executors' KV: Punica's."""
     dtype = str(kv.tensor.dtype).removeprefix("torch.")
     return "/".join(["paged", dtype, *map(str, kv.tensor.shape[1:])])

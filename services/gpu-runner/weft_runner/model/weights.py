@@ -62,7 +62,7 @@ class ModelWeights:
         return bool(self.layers) and self.layers[0].qkv.dtype == torch.int32
 
     def layer(self, index: int) -> AbstractContextManager[LayerWeights]:
-        """See `model.decoder.LayerSource`: all are here."""
+        """Return a layer (`model.decoder.LayerSource`): all are here."""
         return nullcontext(self.layers[index])
 
     def head_pieces(self) -> Iterator[torch.Tensor]:

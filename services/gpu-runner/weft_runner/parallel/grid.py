@@ -1,4 +1,4 @@
-"""Where a rank stands: stages of a pipeline, each of several tensor ranks (ORCA, section 4.1: inter- and intra-layer).
+"""Places of ranks: stages of a pipeline, each of several tensor ranks (ORCA, section 4.1: inter- and intra-layer).
 
 Ranks are numbered stage by stage. Those of a stage have parts of the same layers and meet in every one of them. A rank
 passes its hidden rows to the rank of its place in the next stage: hidden rows are whole, and the same, on all ranks of

@@ -72,7 +72,6 @@ class DepotSource:
         return {entry.name: self._blobs.file(manifest, entry.name) for entry in manifest.files}
 
     def adapter(self, digest: str) -> AdapterFiles:
-        """See `Source.adapter`."""
         lease = self._blobs.lease() if self._shared else None
         if lease is not None:
             self._fetched.append(lease)
@@ -97,7 +96,6 @@ class DepotSource:
             log.info("blobs removed", extra=kv(blobs=removed))
 
     def on_disk(self) -> tuple[str, ...]:
-        """See `Source.on_disk`."""
         return tuple(self._blobs.artifacts("adapter"))
 
     def _fetch(

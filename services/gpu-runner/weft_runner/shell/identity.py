@@ -1,4 +1,4 @@
-"""Which runner this is: a UUID that lives with its data directory, an incarnation that is new at each start.
+"""Identity of a runner: a UUID that lives with its data directory, an incarnation that is new at each start.
 
 The uuid begins with the namespace of its pool: supervisors accept it from certificates of that namespace.
 """

@@ -64,14 +64,14 @@ class OfferedSequence:
 
 
 class OfferedKv:
-    """Of one stream. The machine's orders and the receiving thread call it, under the stream's lock."""
+    """KV offered on one stream. The machine's orders and the receiving thread call it, under the stream's lock."""
 
     def __init__(self, layers: int, page_tokens: int) -> None:
         self._layers, self._page_tokens = layers, page_tokens
         self._offered: dict[Key, OfferedSequence] = {}  # the oldest first
 
     def offer(self, offer: KvOffer) -> None:
-        """Raises BrokenOrder."""
+        """Take an offer. Raises BrokenOrder."""
         key = offer.request_id, offer.epoch
         if key in self._offered:
             raise BrokenOrder(f"{offer.request_id}: offered before")
@@ -93,7 +93,7 @@ class OfferedKv:
         return offered.arrival
 
     def part(self, part: KvPages) -> tuple[ExpectedPages, tuple[int, ...]] | None:
-        """Where a part goes; None: nowhere, it was dropped or refused. Raises BrokenOrder, WrongPages."""
+        """Return the pages that a part goes to; None: it was dropped or refused. Raises BrokenOrder, WrongPages."""
         offered = self._known(part.request_id, part.epoch, "pages")
         if offered.ended:
             return None
@@ -124,7 +124,7 @@ class OfferedKv:
         return offered
 
     def _forget(self) -> None:
-        """Those that ended first. Raises BrokenOrder."""
+        """Forget the offers that ended first. Raises BrokenOrder."""
         ended = [key for key, offered in self._offered.items() if offered.ended]
         if not ended:
             raise BrokenOrder(f"{MAX_OFFERS} offers at a time")

@@ -18,7 +18,7 @@ from weft.wire.errors import PeerError
 MAX_FRAME = 4 << 20
 GOODBYE = 1 << 31
 MAX_REASON = 500
-MOST_PARTS = 512  # of one system call; 1,024 is what Linux takes
+MAX_PARTS = 512  # of one system call; 1,024 is what Linux takes
 RECORD = 16 << 10  # of TLS
 ZEROS = bytes(64 << 10)
 KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 15_000}
@@ -130,7 +130,7 @@ class KvConnection:
 
     def _write_plain(self, parts: list[memoryview]) -> int:
         try:
-            return self._sock.sendmsg(parts[:MOST_PARTS])
+            return self._sock.sendmsg(parts[:MAX_PARTS])
         except BlockingIOError:
             return 0
         except OSError as error:
@@ -138,7 +138,7 @@ class KvConnection:
 
     def _read_plain(self, parts: list[memoryview]) -> int:
         try:
-            got = self._sock.recvmsg_into(parts[:MOST_PARTS])[0]
+            got = self._sock.recvmsg_into(parts[:MAX_PARTS])[0]
         except BlockingIOError:
             return 0
         except OSError as error:
@@ -200,7 +200,7 @@ def tune(sock: socket.socket) -> None:
 
 
 def skip(parts: list[memoryview], count: int) -> None:
-    """Those bytes are done."""
+    """Remove `count` bytes, which are done, from the front."""
     done = 0
     while count and count >= len(parts[done]):
         count -= len(parts[done])

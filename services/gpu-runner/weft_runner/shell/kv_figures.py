@@ -13,7 +13,7 @@ class KvTransfer:
 
 
 class KvFigures(Protocol):
-    """Where a stream's threads count. Any thread."""
+    """Counters that a stream's threads add to. Any thread."""
 
     def sent(self, carrier: str, n_bytes: int, seconds: float) -> None: ...
 
@@ -25,7 +25,7 @@ class KvFigures(Protocol):
 
 
 class NoFigures:
-    """Of streams that nobody counts."""
+    """Counters of streams that nobody counts."""
 
     def sent(self, carrier: str, n_bytes: int, seconds: float) -> None: ...
 

@@ -37,7 +37,7 @@ class ShardRanks(Protocol):
 
 
 class ShardedKvStreams:
-    """See `engine.KvStreams`, on rank 0."""
+    """Streams of all ranks' KV (`engine.KvStreams`), on rank 0."""
 
     def __init__(self, make_own: Callable[[Post], KvStreamShell], workers: ShardRanks, post: Post) -> None:
         self._workers, self._post = workers, post
@@ -62,7 +62,7 @@ class ShardedKvStreams:
         self._own.close()
 
     def _forward(self, order: KvAction | Send) -> None:
-        """Raises ExecutorLost."""
+        """Send an order to the ranks. Raises ExecutorLost."""
         with self._lock:
             to_others = self._transfers.ordered(order)
         if to_others is not None:
@@ -71,7 +71,7 @@ class ShardedKvStreams:
     # ---- the streams' threads, and those that take events
 
     def _own_event(self, event: KvEvent) -> None:
-        """Raises PeerError, which ends the stream that the event is of."""
+        """Take an event of rank 0's own. Raises PeerError, which ends the stream that the event is of."""
         with self._lock:
             found = self._transfers.event(event)
         if isinstance(found, Closed) and found != event:
@@ -136,7 +136,7 @@ class RankKv:
 def rank_kv(
     rank: int, identity: KvIdentity, place: KvPlace, memory: KvMemory, report: Callable[[Any], None], *, behind: int
 ) -> RankKv:
-    """At so many ports `behind` that of the first rank of its host; where that is taken, at any that is free.
+    """Listen `behind` ports after that of the host's first rank; where that is taken, at any that is free.
 
     Raises AddressInUse.
     """

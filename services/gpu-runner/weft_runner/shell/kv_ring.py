@@ -143,7 +143,7 @@ class RingListener:
     """Takes rings from senders of this host, and keeps each until its connection names the token."""
 
     def __init__(self, runner: RunnerId, stall_s: float) -> None:
-        """Raises OSError."""
+        """Listen at this runner's address. Raises OSError."""
         self._stall_s, self._lock = stall_s, threading.Lock()
         self._unclaimed: dict[bytes, tuple[float, KvRing]] = {}  # the oldest first
         self._closed = threading.Event()
@@ -182,7 +182,7 @@ class RingListener:
         self._listener.close()
 
     def _take(self, sock: socket.socket) -> None:
-        """Raises OSError, ValueError for what is no ring of this user's."""
+        """Take a ring from a connection. Raises OSError, ValueError for what is no ring of this user's."""
         sock.settimeout(HANDOVER_S)
         if (user := peer_user(sock)) != os.geteuid():
             raise ValueError(f"user {user} is not {os.geteuid()}")
@@ -204,7 +204,7 @@ class RingListener:
         sock.send(b"\1")
 
     def _forget(self, *, all_of_them: bool = False) -> None:
-        """Those that nobody has claimed in time, and the oldest beyond the bound."""
+        """Forget the rings that nobody has claimed in time, and the oldest beyond the bound."""
         with self._lock:
             now = time.monotonic()
             late = [token for token, (until, _) in self._unclaimed.items() if until < now or all_of_them]
@@ -230,13 +230,16 @@ def _make_memory() -> int:
 
 
 def _check_memory(memory: int) -> None:
-    """It stays as large as it is: a sender that made it shorter would end this process by SIGBUS."""
+    """Check that the memory is sealed at its size: a sender that shrank it would end this process by SIGBUS.
+
+    Raises ValueError.
+    """
     if fcntl.fcntl(memory, fcntl.F_GET_SEALS) & SEALS != SEALS or os.fstat(memory).st_size != RING_BYTES:
         raise ValueError("it is not sealed, or has another size")
 
 
 def _copy(slot: Bytes, parts: Sequence[memoryview], *, to_slot: bool) -> None:
-    """Between a slot and the parts that it is filled from, or into; the GIL is free meanwhile."""
+    """Copy between a slot and the parts that it is filled from, or into; the GIL is free meanwhile."""
     at = 0
     for part in parts:
         if at == len(slot):

@@ -191,7 +191,7 @@ class KvStream(ABC):
             return item
 
     def _write_item(self, channel: KvConnection, item: Any) -> None:
-        """Raises KvConnectionClosed."""
+        """Write one item. Raises KvConnectionClosed."""
         channel.send_frame(item.SerializeToString())
 
     # ---- the end

@@ -17,7 +17,7 @@ from weft_runner.model.kv_memory import KvMemory
 from weft_runner.shell.step_gaps import StepGaps
 
 log = logging.getLogger(__name__)
-SLICE_BYTES = 2 << 20  # whole pages of about so many bytes: some 200 us
+SLICE_BYTES = 2 << 20  # of whole pages, about: some 200 us
 SPARE_BYTES = 64 << 20  # of host pages that are kept for the next copy: touching new memory takes as long as copying
 
 

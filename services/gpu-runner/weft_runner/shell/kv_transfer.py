@@ -45,7 +45,7 @@ class NotOfThisPool(PeerError):
 
 @dataclass(frozen=True, slots=True)
 class KvPlace:
-    """Where and as whom this runner takes and sends KV. `pool`: NAMESPACE/NAME."""
+    """Addresses and name with which this runner takes and sends KV. `pool`: NAMESPACE/NAME."""
 
     listen: str
     runner: RunnerId
@@ -155,7 +155,7 @@ class KvStreamShell:
     # ---- the streams' threads
 
     def _connect(self, order: OpenKvStream) -> tuple[KvConnection, Payload]:
-        """Raises KvConnectionClosed, PeerError."""
+        """Connect, with a ring where both ends are on one host. Raises KvConnectionClosed, PeerError."""
         try:
             sock = socket.create_connection(split_address(order.address), CONNECT_S)
         except (OSError, ValueError) as error:
@@ -167,7 +167,7 @@ class KvStreamShell:
         return channel, payload
 
     def _accept(self, sock: socket.socket) -> tuple[KvConnection, Payload]:
-        """Raises KvConnectionClosed, PeerError."""
+        """Accept a connection, with the ring that its preface names. Raises KvConnectionClosed, PeerError."""
         channel = self._secured(sock, server=True)
         preface = bytearray(len(PREFACE) + TOKEN_BYTES)
         channel.receive([memoryview(preface)])
@@ -201,7 +201,10 @@ class KvStreamShell:
             raise
 
     def _name(self, stream: KvReceiver, hello: KvHello) -> Peer:
-        """Raises NotOfThisPool for a hello to another runner, or a pool that this one's certificate is not for."""
+        """Return the peer of a hello.
+
+        Raises NotOfThisPool: the hello is to another runner, or of a pool that its certificate is not for.
+        """
         runner = self._place.runner
         if hello.incarnation != runner.incarnation:
             raise NotOfThisPool(f"this is incarnation {runner.incarnation} of runner {runner.uuid}")
@@ -257,13 +260,13 @@ class KvStreamShell:
 
 
 def kv_address(listen: str, advertise: str) -> str:
-    """Where other runners reach `--kv-listen`: on the host of `--advertise`."""
+    """Return the address at which other runners reach `--kv-listen`: on the host of `--advertise`."""
     host, port = advertise.rpartition(":")[0], listen.rpartition(":")[2]
     return f"{host}:{port}"
 
 
 def check_certificate(secure: ssl.SSLSocket, namespace: str, what: str = "KvTransfer") -> None:
-    """Raises NotOfThisPool unless the other end is a runner that may speak for pools of that namespace."""
+    """Check the other end. Raises NotOfThisPool unless it is a runner that may speak for pools of that namespace."""
     given = secure.getpeercert() or {}
     names = [str(value) for kind, value in given.get("subjectAltName", ()) if kind == "DNS"]  # pyright: ignore[reportGeneralTypeIssues]
     if (why := refusal(roles_of(names), KV_CALLERS, what)) is not None:
@@ -274,7 +277,7 @@ def check_certificate(secure: ssl.SSLSocket, namespace: str, what: str = "KvTran
 
 
 def _listen(address: str) -> socket.socket:
-    """Raises AddressInUse."""
+    """Return a listening socket. Raises AddressInUse."""
     host, port = split_address(address)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:

@@ -24,7 +24,7 @@ DECODE_SHARE = 0.5  # of the budget: the rest is for prompts and long contexts
 REPEATS = 5
 CONTEXT, LONG_CONTEXT, LONG_ROWS = 64, 1024, 8
 CHUNKS = (32, 128, 512)
-LOUD = 3.0  # the next larger step is expected to take at most so many times the last one
+LOUD = 3.0  # times the last step's time: the most that the next larger one is expected to take
 
 Clock = Callable[[], float]
 
@@ -130,7 +130,7 @@ class _Bench:
         return tuple(i * 7919 % self._limits.vocab_size for i in range(count))
 
     def _pages(self, first: int, count: int) -> tuple[int, ...]:
-        """Where there are not enough, rows share pages: what they compute is of no interest."""
+        """Return pages for a row; where there are too few, rows share them: what they compute is of no interest."""
         pages = tuple((first + i) % self._limits.total_pages for i in range(count))
         self.touched.update(pages)
         return pages

@@ -73,7 +73,7 @@ class RunnerServer(runner_pb2_grpc.RunnerServicer):
         request_iterator: AsyncIterator[GatewayToRunner],
         context: "grpc.aio.ServicerContext[GatewayToRunner, RunnerToGateway]",
     ) -> AsyncIterator[RunnerToGateway]:
-        """See runner.proto. The first message is a hello to this incarnation."""
+        """Serve a gateway's session (runner.proto). The first message is a hello to this incarnation."""
         requests = aiter(request_iterator)
         async with peer_errors("gateway", context):
             hello = await self._hello(await anext(requests, None), context)

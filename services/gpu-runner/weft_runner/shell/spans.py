@@ -5,7 +5,7 @@ from weft_runner.core.events import SequenceEnded
 
 
 def record_spans(tracer: Tracer, ended: SequenceEnded, runner: str) -> None:
-    """Of a sequence that has left, if its request is sampled. Whole where it ended, or another runner goes on."""
+    """Record the spans of a sequence that has left, if its request is sampled: where it ended, or moved."""
     start, first, scheduled = ended.start, ended.first_token_at, ended.scheduled_at
     if not start.traceparent:
         return

@@ -84,7 +84,7 @@ def _refuse(loads: RankChannel, error: RunnerError | MessageRefused) -> None:
 
 
 def _start(channels: RankChannels, meet: Meet, own: OwnHost | None) -> "WorkerLoop":
-    """Raises what loading a part raises, ExecutorLost, ChannelLost.
+    """Load this rank's part and meet the others. Raises what loading a part raises, ExecutorLost, ChannelLost.
 
     The watch in `worker.__main__` ends a load whose runner has gone.
     """
@@ -277,7 +277,7 @@ class WorkerLoop:
         self, file: int, name: str, table: Table, scales: dict[str, float], number: int = 0, pages: Sequence[int] = (),
         allocations: int = 0,
     ) -> BuiltShard:  # fmt: skip
-        """What `name`, "needs" or "build", asks for. Steps that were sent before so many allocations run first."""
+        """Answer `name`, "needs" or "build". Steps that were sent before that allocation run first."""
         tensors, adapters = open_shared(file, table), self._executor.adapters
         if name == "needs":
             return BuiltShard(self._pages(adapters.needs(tensors, FixedScales(scales))))

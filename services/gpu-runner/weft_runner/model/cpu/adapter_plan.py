@@ -1,4 +1,4 @@
-"""Where each matrix of an adapter comes from and goes to: worked out once for all adapters whose files have one layout.
+"""Plans of where each matrix of an adapter comes from and goes to, made once for all files of one layout.
 
 Adapters of one recipe have the same header, byte for byte. What follows from a header takes milliseconds of Python,
 which running steps would wait for (the GIL); with a plan at hand a load is a few additions to addresses.
@@ -168,7 +168,7 @@ def _array(structs: "ctypes.Array[Any]") -> Structs:
 
 
 def _starts(names: Sequence[str], spec: ModelSpec) -> dict[str, int]:
-    """Where each projection's columns begin in the site's output."""
+    """Return the column at which each projection begins in its site's output."""
     starts: dict[str, int] = {}
     at = 0
     for name in names:

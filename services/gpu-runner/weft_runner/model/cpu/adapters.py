@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from weft_kernels.cpu.library import Library
 from weft_kernels.cpu.memory import MappedMemory
 from weft_kernels.cpu.pool import ThreadPool
-from weft_runner.model.adapter_store import MOST_LAYOUTS, DeviceAdapter, FileLayout, HostTensorStore, MappedTensors
+from weft_runner.model.adapter_store import MAX_LAYOUTS, DeviceAdapter, FileLayout, HostTensorStore, MappedTensors
 from weft_runner.model.arrays import Array
 from weft_runner.model.cpu.adapter_plan import AdapterPacking, Plan, Planner, Slices, Structs
 from weft_runner.model.lora import Scales, adapter_pairs
@@ -67,16 +67,14 @@ class CpuAdapterStore(HostTensorStore):
         return len(self.table)
 
     def n_bytes(self, slot: int) -> int:
-        """Of the adapter there; 0: none is."""
+        """Bytes of the adapter in that slot; 0: none is there."""
         adapter = self._held.get(slot)
         return 0 if adapter is None else adapter.n_bytes
 
     def needs(self, tensors: Mapping[str, Array], scales: Scales) -> int:
-        """See `AdapterStore.needs`."""
         return self._plan(tensors, scales)[0].n_bytes
 
     def build(self, tensors: Mapping[str, Array], scales: Scales, pages: Sequence[int] = ()) -> CpuAdapter:
-        """See `AdapterStore.build`."""
         del pages  # memory of its own: its KV pages stay untouched
         plan, kept = self._plan(tensors, scales)
         memory = self._spare.take(plan.n_bytes)
@@ -86,33 +84,31 @@ class CpuAdapterStore(HostTensorStore):
         return adapter
 
     def put(self, slot: int, adapter: DeviceAdapter) -> None:
-        """See `AdapterStore.put`."""
         assert isinstance(adapter, CpuAdapter), adapter
         self._held[slot] = adapter
         self.table[slot] = adapter.sites.ctypes.data
 
     def clear(self, slot: int) -> None:
-        """See `AdapterStore.clear`."""
         self.table[slot] = None
         if (adapter := self._held.pop(slot, None)) is not None:
             self._spare.give(adapter.memory)
 
     def _plan(self, tensors: Mapping[str, Array], scales: Scales) -> tuple[Plan, Sequence[Array]]:
-        """And tensors that have to live until it is carried out. Raises AdapterInvalid."""
+        """Return the plan, and the tensors that have to live until it is carried out. Raises AdapterInvalid."""
         if isinstance(tensors, MappedTensors) and (known := self._plans.get(tensors.layout)) is not None:
             return known, ()
         file = _address(tensors)
         pairs = self._part.pairs(adapter_pairs(tensors, scales, self._part.whole))
         plan, read = self._planner.plan(pairs, file)
         if isinstance(tensors, MappedTensors) and all(0 <= t.ctypes.data - file < tensors.n_bytes for t in read):
-            if len(self._plans) == MOST_LAYOUTS:
+            if len(self._plans) == MAX_LAYOUTS:
                 del self._plans[next(iter(self._plans))]
             self._plans[tensors.layout] = plan
         return plan, read
 
 
 class SpareMemory:
-    """Memory that nobody needs, at most so many bytes; what was given first leaves first. Any thread."""
+    """Memory that nobody needs, bounded in bytes; what was given first leaves first. Any thread."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes

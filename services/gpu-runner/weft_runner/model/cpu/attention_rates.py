@@ -65,20 +65,20 @@ class _Attention:
         self._layers, self._threads, self._pages, self._clock = spec.layers, pool.threads, pages, clock
 
     def decode_s(self, rows: int, context: int) -> float:
-        """Of a step of `rows` rows that attend to `context` tokens each, in all layers."""
+        """Seconds of a step of `rows` rows that attend to `context` tokens each, in all layers."""
         of_row = self._pages // rows
         made = [(i, i + 1, context - 1, i * of_row) for i in range(rows)]
         return self._step_s(rows, made, self._layers)
 
     def attend_to(self, share: float, tokens: int) -> None:
-        """The best keys of so many tokens; 0: all."""
+        """Attend to the best `share` of the keys of up to `tokens` tokens; 0: to all of them."""
         model = self._model.struct
         model.top_share, model.score_positions = share, -(-tokens // ATTENTION_BLOCK) * ATTENTION_BLOCK
         self._scores = MappedMemory(4 * 16 * self._threads * model.score_positions)
         model.scores = self._scores.address
 
     def prompt_s(self, tokens: int) -> float:
-        """Of a prompt in some of the layers."""
+        """Seconds of a prompt of `tokens` tokens in some of the layers."""
         layers = min(PROMPT_LAYERS, self._layers)
         return self._step_s(tokens, [(0, tokens, 0, 0)], layers) - self._step_s(1, [(0, 1, 0, 0)], layers)
 

@@ -110,7 +110,7 @@ class CpuExecutor:
         return PackedWeights(PackedMemory(packer, self._part), checkpoint, dtype, page_tokens, self._part)
 
     def _kv_bytes(self, pages: int) -> int:
-        """Of memory, for so many pages."""
+        """Bytes of memory for `pages` pages."""
         return pages * self.page_bytes
 
     @property
@@ -126,7 +126,7 @@ class CpuExecutor:
         self, step: StepInput, *, first: int = 0, last: int | None = None, hidden: npt.ArrayLike | None = None,
         layer_done: LayerDone | None = None,
     ) -> Floats:  # fmt: skip
-        """See `model.executor.Executor.run`. Logits of a whole model are valid until the next call.
+        """Run a step (`Executor.run`). Logits of a whole model are valid until the next call.
 
         Hidden rows and the logits of a later stage are the caller's: they may be on their way while the next step runs.
 
@@ -159,18 +159,15 @@ class CpuExecutor:
             raise ExecutorLost(f"a step of {self._part.size} ranks failed: {error}") from cause or error
 
     def sample(self, logits: npt.ArrayLike, draws: Sequence[SamplingArgs]) -> list[SampledToken | None]:
-        """See `model.executor.Executor.sample`."""
         rows = np.asarray(logits, np.float32)
         found = self._token_sampler.sample(rows[:, : self.spec.vocab_size], draws)
         return with_hidden(found, draws, lambda row: rows[row, : self.spec.hidden_size])
 
     def clear_pages(self, pages: list[int]) -> None:
-        """See `model.executor.Executor.clear_pages`."""
         for page in pages:
             self._kv.clear(page * self.page_bytes, self.page_bytes)
 
     def allocate_adapter_pages(self, pages: list[int]) -> None:
-        """See `model.executor.Executor.allocate_adapter_pages`."""
         for page in pages:
             self._kv.discard(page * self.page_bytes, self.page_bytes)
 

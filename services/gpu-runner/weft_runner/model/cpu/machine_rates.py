@@ -92,7 +92,7 @@ def _copy_rate(library: Library, pool: ThreadPool, clock: Clock) -> float:
 
 
 class _Layers:
-    """As many of the model's layers as `most_bytes` hold, one at least, and steps of rows that attend to few keys."""
+    """A part of the model's layers, as many as `most_bytes` hold but at least one, and steps with few keys."""
 
     def __init__(
         self, library: Library, pool: ThreadPool, spec: ModelSpec, weights: WeightsFormat, kv: KvFormat,
@@ -125,7 +125,7 @@ class _Layers:
         return rising(found)
 
     def _step(self, rows: int, layers: range) -> Callable[[], None]:
-        """Of sequences of a page at most."""
+        """Return a step of `rows` sequences of at most a page."""
         each = -(-rows // SEQUENCES)
         made = [(i, min(i + each, rows), 0, i // each) for i in range(0, rows, each)]
         return self._model.step(rows, made, layers)

@@ -34,11 +34,11 @@ class RowPacker:
         self._library, self._pool, self.kind = library, pool, kind
 
     def n_bytes(self, n_out: int, n_in: int) -> int:
-        """Of so many packed rows; without scales."""
+        """Bytes of `n_out` packed rows, without scales."""
         return self._library.packed_bytes(self.kind, n_out, n_in)
 
     def scale_bytes(self, n_out: int) -> int:
-        """Of int8's, which have a place of their own."""
+        """Bytes of int8's scales, which have a place of their own."""
         return -(-n_out // 16) * 64 if self.kind == INT8 else 0
 
     def pack(self, weight: Array, to: int, scale: int | None) -> None:
@@ -50,7 +50,7 @@ class RowPacker:
         )  # fmt: skip
 
     def fingerprint(self) -> str:
-        """Of how numbers are packed: that of a small matrix. Another version of the kernels may pack otherwise."""
+        """Fingerprint of how numbers are packed: a small matrix's. Other kernels may pack otherwise."""
         matrix = np.linspace(-1.0, 1.0, 32 * 192, dtype=np.float32).reshape(32, 192) ** 2
         packed, scale = MappedMemory(self.n_bytes(32, 192)), np.zeros(32, np.float32)
         self.pack(matrix, packed.address, scale.ctypes.data if self.kind == INT8 else None)
@@ -97,7 +97,10 @@ class PackedWeights:
     def __init__(
         self, store: MatrixStore, checkpoint: Checkpoint, dtype: str, page_tokens: int, part: Partition
     ) -> None:
-        """Raises WeightsInvalid (NaN or infinite numbers), StoppedAtStart, and what `store` raises."""
+        """Pack every matrix.
+
+        Raises WeightsInvalid (NaN or infinite numbers), StoppedAtStart, and what `store` raises.
+        """
         self._store, self._checkpoint, self._part = store, checkpoint, part
         self._kind = KINDS[dtype]
         self._kept: list[object] = []
@@ -150,7 +153,7 @@ class PackedWeights:
         return Matrix(data=data, scale=scale, bias=bias, n_in=n_in, n_out=n_out, kind=self._kind)
 
     def _head(self) -> Matrix:
-        """Of the stage that has it, this rank's part of the vocabulary."""
+        """Return this rank's part of the head, on the stage that has it."""
         if not self._part.ends:
             return Matrix()
         name = EMBEDDING if self._checkpoint.spec.tied_embeddings else HEAD

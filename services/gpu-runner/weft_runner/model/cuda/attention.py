@@ -12,7 +12,7 @@ MOST_SPLITS, LONG_SPLITS = 32, 8  # of one context; those that a long one may us
 
 
 class Attention(Protocol):
-    """Of one step. The step's own keys and values are in their pages already."""
+    """Attention of one step, whose own keys and values are in their pages already."""
 
     def attend(self, q: torch.Tensor, layer: int, window: int) -> torch.Tensor:
         """Queries [T, heads, D], not scaled -> [T, heads * D]. A token sees the last `window` of its row, 0: all."""
@@ -32,7 +32,7 @@ class TritonAttention:
         self._launches: dict[int, list[Launch]] = {}  # of the whole step, by window
 
     def attend(self, q: torch.Tensor, layer: int, window: int) -> torch.Tensor:
-        """See `Attention`. In a captured step nothing here depends on what the rows are."""
+        """Attend (`Attention`). In a captured step nothing here depends on what the rows are."""
         step = self._step
         out = torch.empty(q.shape[0], q.shape[1] * q.shape[2], dtype=q.dtype, device=q.device)
         if (launches := self._launches.get(window)) is None:

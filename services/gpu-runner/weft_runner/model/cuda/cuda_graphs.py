@@ -52,7 +52,7 @@ def graph_rows(rows: int, tokens: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outputs:
-    """Of a step: logits fp32 [rows, V] and each row's likeliest token, -1 where there is none."""
+    """Results of a step: logits fp32 [rows, V] and each row's likeliest token, -1 where there is none."""
 
     logits: torch.Tensor
     tokens: torch.Tensor
@@ -96,7 +96,7 @@ class CapturedStep:
 
 
 class CudaGraphs:
-    """Of one executor, all recorded at start: no other thread may allocate while one is."""
+    """Graphs of one executor, all recorded at start: no other thread may allocate meanwhile."""
 
     def __init__(
         self, forward: Forward, device: torch.device, decodes: Sequence[Shape], prompts: Sequence[Shape], tile: int
@@ -186,7 +186,7 @@ def warm_up_steps(tokens: int, block_m: Callable[[int], int], page_tokens: int) 
 
 
 def _warm_up_step(n_tokens: int, segments: int, page_tokens: int) -> StepInput:
-    """`segments`: at least so many chunks, if there are so many tokens."""
+    """Return a step of at least `segments` chunks, if `n_tokens` allows."""
     ends = sorted({*range(1, min(segments, n_tokens)), n_tokens})
     plan = SegmentPlan(n_tokens, tuple(Segment(a, b, 0, 1) for a, b in zip([0, *ends], ends, strict=False)))
     pages = (0,) * -(-n_tokens // page_tokens)

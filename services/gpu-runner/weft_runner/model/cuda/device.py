@@ -65,7 +65,7 @@ class GpuUnavailable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """Where the cuda executor computes: a GPU, or this machine's CPU under Triton's interpreter."""
+    """Device on which the cuda executor computes: a GPU, or this machine's CPU under Triton's interpreter."""
 
     device: torch.device
 
@@ -75,13 +75,13 @@ class Gpu:
 
     @property
     def available(self) -> MemoryLimit:
-        """Its free memory."""
+        """Return the device's free memory."""
         free, total = torch.cuda.mem_get_info(self.device)
         return MemoryLimit(free, f"GPU {self.device.index} ({torch.cuda.get_device_name(self.device)})", total)
 
     @property
     def name(self) -> str:
-        """Of its kind."""
+        """Name of the device's kind."""
         return torch.cuda.get_device_name(self.device) if self.is_real else "interpreted"
 
     def wait(self) -> None:
@@ -106,10 +106,10 @@ class Gpu:
 
 
 class PinnedMemory(MappedMemory):
-    """Host memory of exactly so many bytes, that a GPU copies from and to by itself; any memory where there is none."""
+    """Host memory of exactly `n_bytes`, that a GPU copies from and to by itself; any memory where there is none."""
 
     def __init__(self, n_bytes: int, device: torch.device) -> None:
-        """Raises OutOfMemory: the system pins no more."""
+        """Pin the memory. Raises OutOfMemory: the system pins no more."""
         super().__init__(n_bytes)
         self._pinned = device.type == "cuda" and n_bytes > 0
         if self._pinned and (code := int(_runtime().cudaHostRegister(self.address, n_bytes, 0))):

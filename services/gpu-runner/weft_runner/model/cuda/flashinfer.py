@@ -79,7 +79,6 @@ class FlashInfer:
             self._copied.record()
 
     def attend(self, q: torch.Tensor, layer: int, window: int) -> torch.Tensor:
-        """See `Attention`."""
         return self._wrappers[window].run(q, self._kv[:, layer]).flatten(1)
 
     def _try_out(self) -> None:

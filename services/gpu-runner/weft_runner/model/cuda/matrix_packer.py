@@ -31,7 +31,6 @@ class DevicePacker:
         return 0
 
     def pack(self, weight: Array, to: int, scale: int | None) -> None:
-        """See `MatrixPacker.pack`."""
         del scale
         self._pack(tensor_of(weight), to)
 
@@ -47,7 +46,6 @@ class DevicePacker:
         return numbers.view(self.dtype).view(n_out, n_in)
 
     def fingerprint(self) -> str:
-        """See `MatrixPacker.fingerprint`."""
         matrix = torch.linspace(-1.0, 1.0, 32 * 192).square().view(32, 192)
         memory = torch.zeros(self.n_bytes(32, 192), dtype=torch.uint8)
         self._pack(matrix, memory.data_ptr())

@@ -42,12 +42,10 @@ class TorchAdapterStore(HostTensorStore):
         return 0
 
     def needs(self, tensors: Mapping[str, Array], scales: Scales) -> int:
-        """See `AdapterStore.needs`."""
         pairs = [pair for layer in self._pairs(tensors, scales) for site in layer for pair in site]
         return 4 * sum(pair.a.size + pair.b.size for pair in pairs)
 
     def build(self, tensors: Mapping[str, Array], scales: Scales, pages: Sequence[int] = ()) -> AdapterWeights:
-        """See `AdapterStore.build`."""
         del pages  # tensors of its own
         return stack_adapter(self._pairs(tensors, scales), self._part.local)
 

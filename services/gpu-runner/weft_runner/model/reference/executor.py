@@ -69,7 +69,6 @@ class ReferenceExecutor:
         self, step: StepInput, *, first: int = 0, last: int | None = None, hidden: torch.Tensor | None = None,
         layer_done: LayerDone | None = None,
     ) -> torch.Tensor:  # fmt: skip
-        """See `model.executor.Executor.run`."""
         last = self.spec.layers if last is None else last
         prepared = self._steps.prepare(step)
         x = F.embedding(prepared.tokens, self._weights.embedding) if hidden is None else hidden
