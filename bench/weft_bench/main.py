@@ -87,13 +87,13 @@ def predict(
 
 @app.command()
 def operator(
-    kubeconfig: Annotated[Path, typer.Option(help="Of an API server that has our CRDs; makes a namespace there.")],
+    kubeconfig: Annotated[Path, typer.Option(help="An API server that has our CRDs; makes a namespace there.")],
     audit_log: Annotated[
         Path | None, typer.Option(help="That API server's audit log; without it fewer counts.")
     ] = None,
     adapters: Annotated[int, typer.Option(min=1, help="LoRAAdapters to apply.")] = 500,
     runners: Annotated[int, typer.Option(min=1, help="Runner pods of their pool.")] = 50,
-    steady_seconds: Annotated[float, typer.Option(min=1, help="How long nothing changes.")] = 30,
+    steady_seconds: Annotated[float, typer.Option(min=1, help="Seconds in which nothing changes.")] = 30,
     docs: Docs = DEFAULT_DOCS,
 ) -> None:
     """Many adapters and runner pods through the operator: time to converge, reconciles, memory, API writes.
@@ -112,22 +112,20 @@ def operator(
 
 @app.command()
 def cpu(
-    shapes: Annotated[
-        str, typer.Option(help="Of tiny, small, m135, mid; separated by commas.")
-    ] = "tiny,small,m135,mid",
+    shapes: Annotated[str, typer.Option(help="Models: tiny, small, m135, mid; with commas.")] = "tiny,small,m135,mid",
     cases: Annotated[
         str,
         typer.Option(
-            help="Of decode, retention, batch1, prefill, whole, int8, int4, loading, slots, swap, priority, textgen, "
-            "masks, operator, layer."
+            help="Cases, with commas: decode, retention, batch1, prefill, whole, int8, int4, loading, slots, swap, "
+            "priority, textgen, masks, operator, layer."
         ),
     ] = "decode,retention,batch1,prefill,whole,int8,int4,loading,slots,textgen,masks",
     quick: Annotated[bool, typer.Option("--quick", help="Few rounds: shows that it works, not how fast.")] = False,
     executor: Annotated[str, typer.Option(help="auto, cpu or reference, as the runner's flag.")] = "auto",
     dtype: Annotated[str, typer.Option(help="bf16, fp32, int8 or int4 (weights), as the runner's flag.")] = "bf16",
     texts: Annotated[int, typer.Option(min=1, help="Requests of text generation; Punica has 1000.")] = 1_000,
-    threads: Annotated[int, typer.Option(min=0, help="Of the engine; 0: as a runner chooses.")] = 0,
-    seed: Annotated[int, typer.Option(help="Of prompts, popularities and lengths.")] = 0,
+    threads: Annotated[int, typer.Option(min=0, help="Threads of the engine; 0: as a runner chooses.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of prompts, popularities and lengths.")] = 0,
     models: Models = None,
     data: Data = None,
     docs: Docs = DEFAULT_DOCS,
@@ -160,9 +158,9 @@ def cpu(
 @app.command()
 def batch(
     model_shape: Annotated[str, typer.Option(help="small, m135 or mid: that random model.")] = "m135",
-    tokens: Annotated[int, typer.Option(min=8, help="Of an interactive answer.")] = 256,
+    tokens: Annotated[int, typer.Option(min=8, help="Tokens of an interactive answer.")] = 256,
     repetitions: Annotated[int, typer.Option(min=1, help="Rounds after one that warms up.")] = 3,
-    seed: Annotated[int, typer.Option(help="Of the prompts.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the prompts.")] = 0,
     models: Models = None,
     docs: Docs = DEFAULT_DOCS,
 ) -> None:
@@ -204,9 +202,9 @@ def push(
 
 @app.command()
 def accuracy(
-    only: Annotated[str, typer.Option(help="Of quickstart, tiny, m135; separated by commas.")] = "quickstart,tiny,m135",
-    texts: Annotated[int, typer.Option(min=1, help="Of each model.")] = 256,
-    seed: Annotated[int, typer.Option(help="Of sentences and prompts.")] = 0,
+    only: Annotated[str, typer.Option(help="Models, with commas: quickstart, tiny, m135.")] = "quickstart,tiny,m135",
+    texts: Annotated[int, typer.Option(min=1, help="Texts of each model.")] = 256,
+    seed: Annotated[int, typer.Option(help="Seed of sentences and prompts.")] = 0,
     quickstart: Annotated[Path, typer.Option(help="The quickstart's folder.")] = Path("examples/quickstart"),
     models: Models = None,
     docs: Docs = DEFAULT_DOCS,
@@ -246,19 +244,19 @@ def peers(
         list[str] | None,
         typer.Option(help="Environment of vllm, 'NAME=VALUE ...'; given several times, the best for it counts."),
     ] = None,
-    mistral_kinds: Annotated[str, typer.Option(help="Of F32, BF16, F16; the best for it counts.")] = "F32,BF16,F16",
-    shapes: Annotated[str, typer.Option(help="Of tiny, small, m135, mid; separated by commas.")] = "tiny,small,m135",
-    popularities: Annotated[str, typer.Option(help="Of base, Identical, Distinct.")] = "base,Identical,Distinct",
-    rows: Annotated[str, typer.Option(help="Only cases of so many; 4: prompts of 512 tokens alone.")] = "1,4,16",
+    mistral_kinds: Annotated[str, typer.Option(help="F32, BF16, F16: the best for it counts.")] = "F32,BF16,F16",
+    shapes: Annotated[str, typer.Option(help="Models: tiny, small, m135, mid; with commas.")] = "tiny,small,m135",
+    popularities: Annotated[str, typer.Option(help="base, Identical, Distinct.")] = "base,Identical,Distinct",
+    rows: Annotated[str, typer.Option(help="Rows of the cases; 4: prompts of 512 tokens alone.")] = "1,4,16",
     repetitions: Annotated[int, typer.Option(min=1, help="Rounds, after one that warms up.")] = 5,
-    tokens: Annotated[int, typer.Option(min=2, help="Of each answer.")] = 64,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens of each answer.")] = 64,
     executor: Annotated[str, typer.Option(help="Ours: auto, cpu or reference.")] = "auto",
     dtype: Annotated[
         str, typer.Option(help="Ours: bf16, int8 or int4; llama.cpp's weights have as many bits.")
     ] = "bf16",
-    level: Annotated[str, typer.Option(help="Of our kernels: amx_bf16, avx512, avx2; default: the best.")] = "",
+    level: Annotated[str, typer.Option(help="Our kernels: amx_bf16, avx512, avx2; default: the best.")] = "",
     threads: Annotated[int, typer.Option(min=0, help="Ours; 0: as a runner chooses.")] = 0,
-    seed: Annotated[int, typer.Option(help="Of the prompts.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the prompts.")] = 0,
     models: Models = None,
     docs: Docs = DEFAULT_DOCS,
 ) -> None:
@@ -308,19 +306,19 @@ def peers(
 
 @app.command()
 def offload(
-    cases: Annotated[str, typer.Option(help="Of cells, peers, plan, grid, schedule, ranks.")] = "cells",
-    shapes: Annotated[str, typer.Option(help="Of tiny, small, m135, mid; separated by commas.")] = "mid",
+    cases: Annotated[str, typer.Option(help="cells, peers, plan, grid, schedule, ranks, with commas.")] = "cells",
+    shapes: Annotated[str, typer.Option(help="Models: tiny, small, m135, mid; with commas.")] = "mid",
     shares: Annotated[str, typer.Option(help="Memory for weights, in percent of their bytes.")] = "25,50,100",
     rows: Annotated[str, typer.Option(help="Requests at a time.")] = "1,8,16",
-    popularities: Annotated[str, typer.Option(help="Of base, Identical, Distinct.")] = "base,Distinct",
+    popularities: Annotated[str, typer.Option(help="base, Identical, Distinct.")] = "base,Distinct",
     quick: Annotated[bool, typer.Option("--quick", help="Short prompts: shows that it works, not how fast.")] = False,
     dtype: Annotated[str, typer.Option(help="bf16, fp32, int8 or int4 (weights), as the runner's flag.")] = "bf16",
-    threads: Annotated[int, typer.Option(min=0, help="Of the engine; 0: as a runner chooses.")] = 0,
+    threads: Annotated[int, typer.Option(min=0, help="Threads of the engine; 0: as a runner chooses.")] = 0,
     grid: Annotated[int, typer.Option(min=2, help="Policies of the grid.")] = 200,
     wheels_python: Annotated[
         Path | None, typer.Option(help="A Python that has llama.cpp; default: an environment that is made for it.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the prompts.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the prompts.")] = 0,
     models: Models = None,
     docs: Docs = DEFAULT_DOCS,
 ) -> None:
@@ -354,7 +352,7 @@ def offload(
 
 
 def _numbers(option: str, text: str) -> list[int]:
-    """Whole numbers from 1 on, separated by commas. Raises typer.BadParameter."""
+    """Parse whole numbers from 1 on, separated by commas. Raises typer.BadParameter."""
     try:
         found = [int(word) for word in text.split(",")]
     except ValueError as error:
@@ -378,7 +376,7 @@ def gpu(context: typer.Context) -> None:
 @app.command()
 def control(
     cases: Annotated[
-        str, typer.Option(help="Of reports, engine, adapter, table, models, decisions; separated by commas.")
+        str, typer.Option(help="Separated by commas: reports, engine, adapter, table, models, decisions.")
     ] = "reports,engine,adapter,table,models,decisions",
     quick: Annotated[bool, typer.Option("--quick", help="Small sizes: shows that it works, not how fast.")] = False,
     live: Annotated[
@@ -404,21 +402,21 @@ def control(
 
 @app.command()
 def fidelity(
-    part: Annotated[str, typer.Option(help="Of live, silicon, vllm, adapters; separated by commas.")] = "live",
+    part: Annotated[str, typer.Option(help="Parts, with commas: live, silicon, vllm, adapters.")] = "live",
     models_: Annotated[
-        str, typer.Option("--of", help="Of live: of quickstart, m135, 'm135 Unified', 'm135 Split' (two runners).")
+        str, typer.Option("--of", help="For live: quickstart, m135, 'm135 Unified', 'm135 Split' (two runners).")
     ] = "quickstart,m135,m135 Unified,m135 Split",
-    loads: Annotated[str, typer.Option(help="Percent of the saturating load: of 25, 50, 80.")] = "25,50,80",
+    loads: Annotated[str, typer.Option(help="Percent of the saturating load: 25, 50, 80.")] = "25,50,80",
     runs: Annotated[int, typer.Option(min=1, help="Live runs of each load.")] = 5,
     again: Annotated[bool, typer.Option("--again", help="Also live cells that are there.")] = False,
-    minutes: Annotated[float, typer.Option(help="After so many no live cell begins: the next run goes on.")] = 1e6,
+    minutes: Annotated[float, typer.Option(help="Minutes after which no live cell begins.")] = 1e6,
     quick: Annotated[bool, typer.Option("--quick", help="Two short runs: shows that it works, not how well.")] = False,
-    seed: Annotated[int, typer.Option(help="Of arrivals, prompts and lengths.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of arrivals, prompts and lengths.")] = 0,
     fit: Annotated[
-        Path | None, typer.Option(help="Of silicon, of adapters: write the constants, fitted on all of it, here.")
+        Path | None, typer.Option(help="For silicon, for adapters: write the constants, fitted on all of it, here.")
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Of adapters: simulations at a time.")] = 2,
-    every: Annotated[int, typer.Option(min=1, help="Of adapters: simulate one run in so many.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="For adapters: simulations at a time.")] = 2,
+    every: Annotated[int, typer.Option(min=1, help="For adapters: simulate one run in EVERY.")] = 1,
     models: Models = None,
     data: Data = None,
     docs: Docs = DEFAULT_DOCS,
@@ -457,15 +455,15 @@ def fidelity(
 @app.command()
 def s3(
     part: Annotated[str, typer.Option(help="What to measure; default: every part. Separated by commas.")] = "",
-    traces: Annotated[str, typer.Option(help="Of LMSYS, ShareGPT, Alpaca; separated by commas.")] = "",
-    loads: Annotated[str, typer.Option(help="Of queues: of 1.6, 1.3, 1; separated by commas.")] = "1.6,1.3,1",
+    traces: Annotated[str, typer.Option(help="LMSYS, ShareGPT, Alpaca; separated by commas.")] = "",
+    loads: Annotated[str, typer.Option(help="For queues: 1.6, 1.3, 1; separated by commas.")] = "1.6,1.3,1",
     data: Data = None,
     jobs: Annotated[int, typer.Option(min=1, help="Simulations at a time.")] = 1,
-    requests: Annotated[int, typer.Option(min=100, help="Of each queue.")] = 10_000,
+    requests: Annotated[int, typer.Option(min=100, help="Requests of each queue.")] = 10_000,
     quick: Annotated[bool, typer.Option("--quick", help="Few requests: shows that it works, not how well.")] = False,
     again: Annotated[bool, typer.Option("--again", help="Also live cells that are there.")] = False,
-    minutes: Annotated[float, typer.Option(help="After so many no live cell begins: the next run goes on.")] = 1e6,
-    seed: Annotated[int, typer.Option(help="Of arrivals, and of which rows are served.")] = 0,
+    minutes: Annotated[float, typer.Option(help="Minutes after which no live cell begins.")] = 1e6,
+    seed: Annotated[int, typer.Option(help="Seed of arrivals, and of which rows are served.")] = 0,
     docs: Docs = DEFAULT_DOCS,
 ) -> None:
     """Scheduling with speculated output lengths (S3): queue policies, reservations, fairness, the paper's settings.
@@ -496,12 +494,12 @@ def s3(
 
 @app.command()
 def splitwise(
-    part: Annotated[str, typer.Option(help="Of compat, batching, budget, throughput, plan; default: all.")] = "",
+    part: Annotated[str, typer.Option(help="compat, batching, budget, throughput, plan; default: all.")] = "",
     data: Data = None,
-    seconds: Annotated[float, typer.Option(min=5, help="Of each drawn trace.")] = 120,
+    seconds: Annotated[float, typer.Option(min=5, help="Length of each drawn trace.")] = 120,
     jobs: Annotated[int, typer.Option(min=1, help="Simulations at a time.")] = 1,
     again: Annotated[bool, typer.Option("--again", help="Also figures that are there.")] = False,
-    seed: Annotated[int, typer.Option(help="Of arrivals and lengths.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of arrivals and lengths.")] = 0,
     docs: Docs = DEFAULT_DOCS,
 ) -> None:
     """Prompt and token phases apart (Splitwise): its simulator's runs, batching mechanisms, the paper's comparisons.
@@ -526,12 +524,12 @@ def splitwise(
 
 @app.command()
 def slots(
-    part: Annotated[str, typer.Option(help="Of grid, live; separated by commas.")] = "grid",
+    part: Annotated[str, typer.Option(help="Parts, separated by commas: grid, live.")] = "grid",
     quick: Annotated[bool, typer.Option("--quick", help="Few requests: shows that it works, not how well.")] = False,
     again: Annotated[
         bool, typer.Option("--again", help="Also runs that are there: the newest of each counts.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Of arrivals, lengths and adapters.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of arrivals, lengths and adapters.")] = 0,
     docs: Docs = DEFAULT_DOCS,
 ) -> None:
     """Adapters and KV in one memory without a number of slots, against the best number for each load.
@@ -563,12 +561,12 @@ def slots(
 
 @app.command()
 def phases(
-    part: Annotated[str, typer.Option(help="Of tbt, roles, batching; separated by commas.")] = "tbt,roles,batching",
+    part: Annotated[str, typer.Option(help="Parts, with commas: tbt, roles, batching.")] = "tbt,roles,batching",
     loads: Annotated[
-        str, typer.Option(help="Of tbt: parts of what Unified answers when all requests wait.")
+        str, typer.Option(help="For tbt: parts of what Unified answers when all requests wait.")
     ] = "0.5,0.8",
     quick: Annotated[bool, typer.Option("--quick", help="Few requests: whether it runs, not how well.")] = False,
-    seed: Annotated[int, typer.Option(help="Of prompts and arrivals.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of prompts and arrivals.")] = 0,
     docs: Docs = DEFAULT_DOCS,
 ) -> None:
     """Prompts and tokens apart, live on this machine. tbt: time between tokens of Split, beside chunked prefill.
@@ -597,9 +595,9 @@ def transfer(
     tls_dir: Annotated[
         Path | None, typer.Option(help="A runner's tls.crt, tls.key, ca.crt: also under mutual TLS.")
     ] = None,
-    threads: Annotated[str, typer.Option(help="Of the step that KV is sent beside.")] = "1,2",
+    threads: Annotated[str, typer.Option(help="Threads of the step that KV is sent beside.")] = "1,2",
     quick: Annotated[bool, typer.Option("--quick", help="Few rounds: shows that it works, not how fast.")] = False,
-    seed: Annotated[int, typer.Option(help="Of the prompt.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the prompt.")] = 0,
     docs: Docs = DEFAULT_DOCS,
 ) -> None:
     """KV between two processes of this machine: shared memory, TCP, TLS, gRPC messages, and beside a prompt's step.
@@ -626,7 +624,7 @@ def faults(
     again: Annotated[
         bool, typer.Option("--again", help="Also runs that are there: the newest of each counts.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Of the prompts and samples.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the prompts and samples.")] = 0,
     folder: Folder = None,
     docs: Docs = DEFAULT_DOCS,
 ) -> None:
@@ -663,9 +661,9 @@ def faults(
 
 @app.command()
 def soak(
-    minutes: Annotated[float, typer.Option(min=0.1, help="How long.")] = 75,
-    warm_minutes: Annotated[float, typer.Option(min=0, help="Of them, before slopes are taken.")] = 15,
-    seed: Annotated[int, typer.Option(help="Of what is done.")] = 0,
+    minutes: Annotated[float, typer.Option(min=0.1, help="Minutes that it takes.")] = 75,
+    warm_minutes: Annotated[float, typer.Option(min=0, help="Minutes before slopes are taken.")] = 15,
+    seed: Annotated[int, typer.Option(help="Seed of what is done.")] = 0,
     folder: Folder = None,
     docs: Docs = DEFAULT_DOCS,
 ) -> None:
@@ -692,7 +690,7 @@ def soak(
 def clients(
     only: Annotated[str, typer.Option(help="Crowds, separated by commas.")] = ",".join(CROWDS),
     repeat: Annotated[int, typer.Option(min=1, help="Rounds without and beside each crowd.")] = 3,
-    seed: Annotated[int, typer.Option(help="Of the prompts.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the prompts.")] = 0,
     docs: Docs = DEFAULT_DOCS,
 ) -> None:
     """Crowds of idle, slow, stopped and flooding clients: what others notice, and the gateway's memory.
@@ -712,8 +710,8 @@ def clients(
 
 @app.command()
 def histories(
-    minutes: Annotated[float, typer.Option(min=0.1, help="How long.")] = 10,
-    seed: Annotated[int, typer.Option(help="Of what is done.")] = 0,
+    minutes: Annotated[float, typer.Option(min=0.1, help="Minutes that it takes.")] = 10,
+    seed: Annotated[int, typer.Option(help="Seed of what is done.")] = 0,
     folder: Folder = None,
     docs: Docs = DEFAULT_DOCS,
 ) -> None:
@@ -734,8 +732,8 @@ def histories(
 
 @app.command("side-channels")
 def side_channels(
-    requests: Annotated[int, typer.Option(min=10, help="Of each kind.")] = 400,
-    seed: Annotated[int, typer.Option(help="Of the prompts.")] = 0,
+    requests: Annotated[int, typer.Option(min=10, help="Requests of each kind.")] = 400,
+    seed: Annotated[int, typer.Option(help="Seed of the prompts.")] = 0,
     docs: Docs = DEFAULT_DOCS,
 ) -> None:
     """What a tenant can learn from the time of its own requests: others' prompts, models, keys, load.
@@ -767,7 +765,7 @@ def check(docs: Docs = DEFAULT_DOCS) -> None:
 
 
 def shape_lines(shape: str, models: Path | None, streams: int, repetitions: int, seed: int) -> list[Line]:
-    """The figures of `weft bench path --model-shape`."""
+    """Measure what `weft bench path --model-shape` shows."""
     from weft_bench.cpu_models import cache_dir
     from weft_bench.machine import origin
     from weft_bench.path_shape import measure
@@ -798,7 +796,7 @@ def keep(
 
 
 def among(option: str, text: str, known: Collection[str]) -> list[str]:
-    """The words of a list separated by commas, each of them known, none twice. Raises typer.BadParameter."""
+    """Parse a list separated by commas, each word known, none twice. Raises typer.BadParameter."""
     words = list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
     unknown = [word for word in words if word not in known]
     if unknown or not words:
@@ -807,20 +805,20 @@ def among(option: str, text: str, known: Collection[str]) -> list[str]:
 
 
 def complain(text: str) -> None:
-    """What is skipped, on standard error."""
+    """Say on standard error what is skipped."""
     typer.echo(text, err=True)
 
 
 @contextmanager
 def progress(label: str, length: int) -> Generator[Callable[[int], None]]:
-    """A bar on a terminal's standard error, else a line there when it begins; call what it gives with each advance."""
+    """Show a bar on a terminal's standard error, else a line when it begins; call what it gives with each advance."""
     with typer.progressbar(length=length, label=label, file=sys.stderr) as bar:
         yield bar.update
 
 
 @contextmanager
 def failures_told() -> Generator[None]:
-    """What stops a benchmark is told in a line each; exit code 1."""
+    """Tell in a line each what stops a benchmark; exit code 1."""
     failures: list[BaseException] = []
     try:
         yield
@@ -833,7 +831,7 @@ def failures_told() -> Generator[None]:
 
 
 def single(error: BaseException) -> Iterator[BaseException]:
-    """The exceptions in a group, and in groups in it."""
+    """Return the exceptions in a group, and in groups in it."""
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
             yield from single(inner)
