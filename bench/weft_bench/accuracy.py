@@ -58,7 +58,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Of a model's texts. `nats`: the mean over the answers' tokens of -log of its probability."""
+    """The score of a model's texts. `nats`: the mean over the answers' tokens of -log of its probability."""
 
     nats: float
     exact: float
@@ -68,7 +68,7 @@ class Score:
 def figures(
     models: Sequence[str], n_texts: int, quickstart: Path, folder: Path, seed: int, origin: Origin, bar: Bar
 ) -> Iterator[Line]:
-    """Lines for each model and format. `quickstart`: its folder; `folder`: of random models.
+    """Measure every format of each model. `quickstart`: its folder; `folder`: of random models.
 
     Raises EngineRefused where the native kernels cannot be had.
     """
@@ -102,7 +102,7 @@ def figures(
 
 
 def sentences(quickstart: Path, count: int, seed: int) -> list[Text]:
-    """Sentences to copy, as the quickstart's chat template puts them."""
+    """Make `count` sentences to copy, as the quickstart's chat template puts them."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(quickstart / "model" / "tokenizer.json"))
@@ -117,7 +117,7 @@ def sentences(quickstart: Path, count: int, seed: int) -> list[Text]:
 
 
 def continued(executor: CpuExecutor, beginnings: Sequence[Sequence[int]]) -> list[Text]:
-    """Prompts with ANSWER_TOKENS tokens of greedy decoding."""
+    """Continue each of these prompts by ANSWER_TOKENS tokens of greedy decoding."""
     answers: list[list[int]] = [[] for _ in beginnings]
 
     def likeliest(i: int, logits: Array) -> int | None:
@@ -129,7 +129,7 @@ def continued(executor: CpuExecutor, beginnings: Sequence[Sequence[int]]) -> lis
 
 
 def scored(executor: CpuExecutor, texts: Sequence[Text]) -> Score:
-    """What the executor makes of the texts' answers."""
+    """Score what the executor makes of the texts' answers."""
     surprises: list[list[float]] = [[] for _ in texts]
     wrong = [0] * len(texts)
 

@@ -1,7 +1,7 @@
 """`weft bench batch`: lines of a batch beside interactive requests, through a whole stack.
 
 Two clients stream one long answer each. Lines are once those of a batch, whose rows the runner lets join; in the sweep
-they are requests of clients, so many at a time whatever a step takes: a fixed cap of rows. Tokens of lines are those
+they are requests of clients, `cap` at a time whatever a step takes: a fixed cap of rows. Tokens of lines are those
 that the runner computed while the answers came, less those of the answers. The token time is twice the median one of a
 client that is alone. Clients and stack share the cores, and the clients see what the stack adds to a step.
 """
@@ -74,7 +74,7 @@ class _Bench:
         self._stack, self._tokens, self._prompts = stack, tokens, made
 
     async def answers(self, clients: int) -> list[float]:
-        """The gaps between tokens of so many answers at a time."""
+        """Return the gaps between tokens of `clients` answers that are asked for at the same time."""
         bodies = self._bodies(clients, self._tokens)
         done = await sse.run("127.0.0.1", self._stack.port, bodies, clients)
         if any(answer.tokens != self._tokens for answer in done):
@@ -98,7 +98,7 @@ class _Bench:
 
     @asynccontextmanager
     async def _clients(self, http: httpx2.AsyncClient, cap: int) -> AsyncGenerator[None]:
-        """So many clients, each with one line at a time."""
+        """Let `cap` clients send one line of the batch after the other until the block ends."""
 
         async def ask() -> None:
             while True:
@@ -117,7 +117,7 @@ class _Bench:
 
     @asynccontextmanager
     async def _batch(self, http: httpx2.AsyncClient) -> AsyncGenerator[None]:
-        """A batch that runs until the block ends."""
+        """Run a batch until the block ends."""
         lines = [
             {"custom_id": str(number), "method": "POST", "url": "/v1/completions", "body": body}
             for number, body in enumerate(self._bodies(LINES, LINE_TOKENS))
@@ -144,7 +144,7 @@ class _Bench:
 
 
 def answered(response: httpx2.Response) -> dict[str, Any]:
-    """Raises RequestFailed."""
+    """Return the body of a response with status 200. Raises RequestFailed."""
     if not response.is_success:
         raise RequestFailed(f"{response.status_code}: {response.text[:500]}")
     return response.json()

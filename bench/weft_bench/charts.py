@@ -9,7 +9,7 @@ from weft_bench.lines import Line
 
 
 def charts(metrics: Sequence[str], lines: Iterable[Line]) -> list[str]:
-    """A chart for each of the metrics that has at least two values, in the order given."""
+    """Draw a chart for each of the metrics that has at least two values, in the order given."""
     found = {metric: dict[str, float]() for metric in metrics}
     units = dict[str, str]()
     for line in lines:
@@ -20,7 +20,7 @@ def charts(metrics: Sequence[str], lines: Iterable[Line]) -> list[str]:
 
 
 def bars(title: str, unit: str, values: dict[str, float]) -> str:
-    """Horizontal bars from zero, one a label."""
+    """Draw horizontal bars from zero, one a label."""
     labels = ", ".join(f'"{_plain(label)}"' for label in values)
     numbers = ", ".join(f"{value:.3g}" for value in values.values())
     return "\n".join(
@@ -37,7 +37,7 @@ def bars(title: str, unit: str, values: dict[str, float]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Without what would end a string of Mermaid."""
+    """Return the text without what would end a string of Mermaid."""
     return text.replace('"', "'").replace("\n", " ")
 
 
@@ -49,7 +49,7 @@ TICKS = 5
 
 
 class Point(NamedTuple):
-    """Of a curve; `label` stands beside it."""
+    """A point of a curve; `label` stands beside it."""
 
     x: float
     y: float
@@ -57,7 +57,7 @@ class Point(NamedTuple):
 
 
 def curves(title: str, x_label: str, y_label: str, series: Mapping[str, Sequence[Point]]) -> str:
-    """Lines through points, from zero on both axes: an SVG picture."""
+    """Draw lines through points, from zero on both axes: an SVG picture."""
     points = [point for line in series.values() for point in line]
     x_most, y_most = _round_up(max(point.x for point in points)), _round_up(max(point.y for point in points))
     parts = [_axes(title, x_label, y_label, x_most, y_most)]
@@ -74,7 +74,7 @@ def curves(title: str, x_label: str, y_label: str, series: Mapping[str, Sequence
 
 
 def roofline(title: str, gb_s: float, gflop_s: float, series: Mapping[str, Sequence[Point]]) -> str:
-    """Points of (FLOPs a byte, GFLOP/s) below a machine's rates, on log axes: an SVG picture.
+    """Draw points of (FLOPs a byte, GFLOP/s) below a machine's rates, on log axes: an SVG picture.
 
     Williams, Waterman and Patterson, "Roofline" (CACM 2009).
     """
@@ -111,7 +111,7 @@ class _Decades:
 
 
 def groups(title: str, y_label: str, values: Mapping[str, Mapping[str, float]]) -> str:
-    """Bars side by side, in one group for each key of `values`: an SVG picture. What a group lacks has no bar."""
+    """Draw bars side by side, in one group for each key of `values`: an SVG picture. What a group lacks has no bar."""
     names = list(dict.fromkeys(name for bars_of in values.values() for name in bars_of))
     y_most = _round_up(max(value for bars_of in values.values() for value in bars_of.values()))
     parts = [_axes(title, "", y_label, 0.0, y_most)]
@@ -130,7 +130,7 @@ def groups(title: str, y_label: str, values: Mapping[str, Mapping[str, float]]) 
 
 
 def heatmap(title: str, x_label: str, y_label: str, cells: Mapping[tuple[int, int], float]) -> str:
-    """A square for each (column, row), the nearer to 1 the darker: an SVG picture."""
+    """Draw a square for each (column, row), the nearer to 1 the darker: an SVG picture."""
     columns, rows = max(x for x, _ in cells) + 1, max(y for _, y in cells) + 1
     parts = [_axes(title, x_label, y_label, columns, rows)]
     wide, high = _across(1 / columns) - _across(0), _up(0) - _up(1 / rows)
@@ -149,7 +149,7 @@ def _svg(parts: Iterable[str]) -> str:
 
 
 def _axes(title: str, x_label: str, y_label: str, x_most: float, y_most: float, ticks: int = TICKS) -> str:
-    """Frame, ticks and names; no ticks where the most of an axis is 0."""
+    """Draw frame, ticks and names; no ticks where the most of an axis is 0."""
     parts = [_text(LEFT, TOP - 16, title, size=14)]
     for tick in range(ticks + 1):
         share, y = tick / ticks, _up(tick / ticks)
@@ -184,7 +184,7 @@ def _up(share: float) -> float:
 
 
 def _round_up(value: float) -> float:
-    """The next round number."""
+    """Return the next round number."""
     power = 10.0 ** math.floor(math.log10(max(value, 1e-9)))
     return next(
         step * power for step in (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0) if step * power >= value

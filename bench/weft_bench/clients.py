@@ -28,7 +28,7 @@ TOKENS = 24
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Of one crowd: answers to others without and beside it, the gateway's memory, and what the crowd saw."""
+    """What one crowd did: answers to others without and beside it, the gateway's memory, and what the crowd saw."""
 
     crowd: str
     count: int
@@ -40,7 +40,7 @@ class Found:
 
 
 def lines(origin: Origin, found: Found) -> Iterator[Line]:
-    """The figures of one crowd."""
+    """Yield the figures of one crowd."""
     case = f"{found.count:,} {found.crowd}"
     for metric, of in (("first token", _first), ("whole answer", _whole)):
         for percent in (50, 99):

@@ -177,7 +177,10 @@ class PlayedRunner:
 
 
 def report_costs(runners: int, host_copies: int, rounds: int, advance: Advance) -> tuple[ReportCost, ReportCost]:
-    """Of supervisor and scheduler. Runners report in turn; the supervisor merges what comes within its `merge_s`."""
+    """Measure what a report costs supervisor and scheduler; runners report in turn.
+
+    The supervisor merges what comes within its `merge_s`.
+    """
     played = [PlayedRunner(i, host_copies) for i in range(runners)]
     supervisor, scheduler = Supervisor(SupervisorConfig()), scheduler_of(adapter_of(i) for i in range(host_copies))
     supervisor.handle(Connected(SCHEDULER), 0.0)

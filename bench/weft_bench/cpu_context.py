@@ -59,12 +59,14 @@ class Options:
 
     @property
     def label(self) -> str:
-        """What names say of options that are not the usual ones; executor and dtype are told as they turned out."""
+        """What case names say of options that are not the usual ones; executor and dtype are told as they turned
+        out.
+        """
         return (f" ({self.threads} threads)" if self.threads else "") + (" (quick)" if self.amounts == QUICK else "")
 
     @property
     def usual(self) -> bool:
-        """Are its figures held against targets?"""
+        """True where the figures are held against targets."""
         return self.executor in ("auto", "cpu") and self.dtype == "bf16" and not self.label
 
 
@@ -86,7 +88,7 @@ class Context:
         adapter_bytes: float | None = None,
         others: Mapping[str, Path] = MappingProxyType({}),
     ) -> Subject:
-        """An engine with this model, as the options want it, and with room for so many bytes of adapters.
+        """Make an engine with this model, as the options want it, and with room for `adapter_bytes` of adapters.
 
         `adapter_bytes` None: its slots are all taken by adapters of the usual rank. `others`: more files of the model.
         """
@@ -100,7 +102,7 @@ class Context:
         return Subject({**files(base), **others}, asked)
 
     def on(self, subject: Subject, dtype: str = "") -> "Reporter":
-        """Lines about this subject."""
+        """Return what makes lines about this subject."""
         reference = subject.built.numerics_class.startswith("reference")
         dtype = "fp32" if reference else dtype or self.options.dtype
         label = " (reference)" if reference else "" if dtype == "bf16" else f" ({dtype})"
@@ -133,11 +135,11 @@ class Reporter:
         )
 
     def bound_s(self, work: Work) -> float:
-        """The bound of this work, with the machine's rates for its working set."""
+        """Return the bound of this work, with the machine's rates for its working set."""
         return work.bound_s(self.context.machine.rates(work.n_bytes))
 
     def step(self, case: str, metric: str, seconds: float, work: Work) -> Line:
-        """A time beside its bound."""
+        """Make a line of a time beside its bound."""
         bound_s = self.bound_s(work)
         return self.line(case, metric, seconds * 1e3, "ms", baseline=bound_s * 1e3, bound_fraction=bound_s / seconds)
 
@@ -146,6 +148,6 @@ class Reporter:
 
 
 def adapter_pages(shape: Shape, n_bytes: float, adapters: int) -> int:
-    """KV pages that adapters of so many bytes in all take, those included that are on their way in or out."""
+    """Return the KV pages that adapters of `n_bytes` in all take, those included that are on their way in or out."""
     page_bytes = 2 * BF16_BYTES * shape.layers * shape.kv * PAGE_TOKENS
     return math.ceil(SPARE * n_bytes / page_bytes) + 2 * adapters

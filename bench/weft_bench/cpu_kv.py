@@ -30,7 +30,7 @@ KINDS = {
 
 
 def kv_case(context: Context) -> Iterator[Line]:
-    """Attention of decode steps by context, level and KV."""
+    """Measure attention of decode steps by context, level and KV."""
     options, model = context.options, context.model
     rows, contexts = options.amounts.rows, options.amounts.kv_contexts
     try:
@@ -76,11 +76,11 @@ class _Attention:
         _repeat(self._executor.kv_memory, self._own, len(prompt) // PAGE_TOKENS)
 
     def kv_bytes(self, tokens: int) -> float:
-        """That attention reads in a step."""
+        """Return the bytes that attention reads in a step at this context."""
         return self._read * len(self._own) * tokens / PAGE_TOKENS * self._executor.page_bytes
 
     def seconds(self, tokens: int, repetitions: int) -> float:
-        """Of a step's attention at this context, by the best of so many steps."""
+        """Measure a step's attention at this context: the best of `repetitions` steps."""
         long, short = (min(self._step_s(n) for _ in range(repetitions)) for n in (tokens, PAGE_TOKENS))
         return long - short
 
@@ -92,7 +92,7 @@ class _Attention:
 
 
 def _repeat(memory: NativeKvMemory, own: Sequence[Sequence[int]], written: int) -> None:
-    """The first pages of the first row, as many as are written, to all others."""
+    """Copy the first pages of the first row, as many as are written, to all others."""
     hosts = [memory.host_page() for _ in range(written)]
     memory.copy_out(own[0][:written], hosts, None)
     rest = [page for row in own for page in row]

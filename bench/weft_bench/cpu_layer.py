@@ -59,14 +59,14 @@ class TorchLayer:
         return cls(spec, *norms, *parts)
 
     def keys_values(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[KV heads, T, D] of x[T, H] at positions from 0 on."""
+        """Return keys and values [KV heads, T, D] of x[T, H] at positions from 0 on."""
         spec = self.spec
         _, k, v = self._heads(linear(self._norm(x, self.attention_norm), self.qkv))
         cosine, sine = _angles(spec, torch.arange(len(x)), x.dtype)
         return _turned(k, cosine, sine).transpose(0, 1), v.transpose(0, 1)
 
     def step(self, x: torch.Tensor, k: torch.Tensor, v: torch.Tensor, add: Sequence[Adding]) -> torch.Tensor:
-        """[B, H] of x[B, H], each the last token of k and v[B, KV heads, C, D], where its own are written.
+        """Return [B, H] of x[B, H], each the last token of k and v[B, KV heads, C, D], where its own are written.
 
         `add`: what adapters add at each site; empty: nothing.
         """
@@ -100,7 +100,7 @@ class TorchLayer:
 
 
 def layer_case(context: Context) -> Iterator[Line]:
-    """Every context, batch size and popularity. Raises WrongAdapter."""
+    """Measure every context, batch size and popularity. Raises WrongAdapter."""
     if (library := native_library(context, "layer")) is None:
         return
     amounts, model = context.options.amounts, context.model
@@ -152,7 +152,7 @@ class _Layers:
         self._fill(rows)
 
     def measured(self, batch: Batch, repetitions: int, sweep: Callable[[], object]) -> dict[str, list[float]]:
-        """Seconds of a step of the layer, in rounds. Raises WrongAdapter."""
+        """Return the seconds of a step of the layer, in rounds. Raises WrongAdapter."""
         slots = sorted(batch.adapters, key=lambda slot: -1 if slot is None else slot)
         tokens = [(5 + row) % self._spec.vocab_size for row in range(batch.rows)]
         parts = [
@@ -203,7 +203,7 @@ class _Layers:
         return {LOOP: [*map(loop, dense)], GATHER: [*map(gather, dense)]}
 
     def _fill(self, rows: int) -> None:
-        """The same context for every row, each in pages of its own."""
+        """Give every row the same context, each in pages of its own."""
         generator = torch.Generator().manual_seed(self._tokens)
         prompt = torch.randint(5, self._spec.vocab_size, (self._tokens,), generator=generator)
         pages, memory = [*range(self._pages)], self._native.kv_memory
@@ -227,7 +227,7 @@ def _lines(context: Context, case: str, bound_s: float, times: Mapping[str, Sequ
 
 
 def _weights(adapter: Adapter, site: Sequence[str], dtype: torch.dtype) -> Weights:
-    """Of layer 0."""
+    """Return A and B of an adapter for these projections of layer 0."""
     prefix = "base_model.model.model.layers.0"
     a = [adapter[f"{prefix}.{PROJECTIONS[name]}.{name}.lora_A.weight"] for name in site]
     b = [adapter[f"{prefix}.{PROJECTIONS[name]}.{name}.lora_B.weight"] for name in site]
@@ -235,14 +235,14 @@ def _weights(adapter: Adapter, site: Sequence[str], dtype: torch.dtype) -> Weigh
 
 
 def _angles(spec: ModelSpec, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin [T, 1, D] of plain rotary embeddings."""
+    """Return cos and sin [T, 1, D] of plain rotary embeddings."""
     frequencies = spec.rope.theta ** (-torch.arange(0, spec.head_dim, 2) / spec.head_dim)
     angles = (positions[:, None] * frequencies).repeat(1, 2)[:, None]
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
 def _turned(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
-    """x[T, heads, D] with its halves rotated, as in transformers."""
+    """Return x[T, heads, D] with its halves rotated, as in transformers."""
     first, second = x.chunk(2, -1)
     return x * cosine + torch.cat([-second, first], -1) * sine
 

@@ -32,11 +32,11 @@ class Meter(Protocol):
     def name(self) -> str: ...
 
     def bandwidth(self, n_bytes: int) -> float:
-        """Bytes/s of reading so many bytes again and again."""
+        """Measure the bytes a second of reading `n_bytes` again and again."""
         ...
 
     def peak(self) -> float:
-        """bf16 operations a second."""
+        """Measure the bf16 operations a second."""
         ...
 
 
@@ -73,7 +73,7 @@ class Torch:
 
 
 def meter(threads: int) -> Meter:
-    """What measures here, with so many threads."""
+    """Return what measures on this machine with `threads` threads."""
     try:
         library = load()
         return Native(library, library.pool(threads))
@@ -103,7 +103,7 @@ class Machine:
         return cls(by.name, by.peak(), dict(sorted(found.items())))
 
     def rates(self, n_bytes: float) -> Rates:
-        """For a working set of this size: those of the next smaller one that was measured.
+        """Return the rates for a working set of this size: those of the next smaller one that was measured.
 
         Never those of a larger one, which might be beyond the cache that this one is read from: a small model's bound
         is its cache's.
@@ -112,7 +112,7 @@ class Machine:
         return Rates(self.bandwidths[WORKING_SETS[at]], self.peak)
 
     def lines(self, origin: Origin) -> Iterator[Line]:
-        """What the memory gives, and the peak."""
+        """Yield what the memory gives, and the peak."""
         yield origin.line(f"{MACHINE}{self.name}", "read bandwidth", self.bandwidths[MEMORY_BYTES] / GIGA, "GB/s")
         yield origin.line(f"{MACHINE}{self.name}", "bf16 peak", self.peak / GIGA, "GFLOP/s")
 

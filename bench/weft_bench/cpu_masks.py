@@ -47,7 +47,7 @@ TARGET = "<= 0.05"
 
 
 def masks_case(context: Context) -> Iterator[Line]:
-    """Decode steps of base rows, all without a grammar, all with one."""
+    """Measure decode steps of base rows, all without a grammar and all with one, in turn."""
     amounts, model = context.options.amounts, context.model
     rows = min(ROWS, max(amounts.batches))
     grammars = {NONE: "", **{name: LLMatcher.grammar_from_json_schema(schema) for name, schema in SCHEMAS.items()}}
@@ -84,7 +84,9 @@ def _step_s(context: Context, subject: Subject, grammar: str, rows: int) -> floa
 
 
 def tokenizer(vocab_size: int) -> str:
-    """`tokenizer.json` of so many tokens: special ones, every byte, then words that begin with a space and others."""
+    """Return `tokenizer.json` of `vocab_size` tokens: special ones, every byte, then words, with a space before or
+    not.
+    """
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     made = [*SPECIAL, *alphabet, *islice(_words(), vocab_size - len(SPECIAL) - len(alphabet))]
     model = tokenizers.models.BPE({token: number for number, token in enumerate(made)}, [])
@@ -97,7 +99,7 @@ def tokenizer(vocab_size: int) -> str:
 
 
 def _words() -> Iterator[str]:
-    """Shorter ones first; the first character stands for a space."""
+    """Yield words, shorter ones first; the first character of each stands for a space."""
     for length in count(2):
         for letters in product(("Ġ" + ascii_lowercase), *[ascii_lowercase] * (length - 1)):
             yield "".join(letters)

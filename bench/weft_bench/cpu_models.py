@@ -23,27 +23,27 @@ FILES = ("config.json", "model.safetensors")
 
 
 def cache_dir() -> Path:
-    """Where models are kept unless told otherwise: `$XDG_CACHE_HOME/weft/bench`, else under `~/.cache`."""
+    """Return the default folder of models: `$XDG_CACHE_HOME/weft/bench`, else under `~/.cache`."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "weft" / "bench"
 
 
 def base_model(folder: Path, name: str, shape: Shape) -> Path:
-    """The folder of the base checkpoint, bf16, written if it is not there."""
+    """Return the folder of the base checkpoint, bf16, written if it is not there."""
     return _made(folder / name / "base", lambda into: _write_base(into, shape))
 
 
 def adapter(folder: Path, name: str, shape: Shape, number: int, rank: int) -> Path:
-    """The folder of adapter `number` with this rank on all seven projections, written if it is not there."""
+    """Return the folder of adapter `number` with this rank on all seven projections, written if it is not there."""
     return _made(folder / name / f"r{rank}-{number}", lambda into: _write_adapter(into, shape, number, rank))
 
 
 def files(base: Path) -> dict[str, Path]:
-    """A base's files by name, as a runner takes them."""
+    """Return a base's files by name, as a runner takes them."""
     return {name: base / name for name in FILES}
 
 
 def config(shape: Shape) -> dict[str, object]:
-    """`config.json` of a checkpoint of this shape."""
+    """Return `config.json` of a checkpoint of this shape."""
     return {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16", "hidden_act": "silu",
         "hidden_size": shape.hidden, "num_hidden_layers": shape.layers, "num_attention_heads": shape.heads,
@@ -55,7 +55,7 @@ def config(shape: Shape) -> dict[str, object]:
 
 
 def projections(shape: Shape) -> dict[str, tuple[int, int]]:
-    """`self_attn.q_proj` ... -> (inputs, outputs)."""
+    """Return `self_attn.q_proj` ... -> (inputs, outputs)."""
     h, kv, i = shape.hidden, shape.kv, shape.inner
     return {
         "self_attn.q_proj": (h, h),
@@ -69,7 +69,7 @@ def projections(shape: Shape) -> dict[str, tuple[int, int]]:
 
 
 def _made(folder: Path, write: Callable[[Path], None]) -> Path:
-    """Written beside its place and moved there whole: a run that is interrupted leaves nothing half made."""
+    """Write a folder beside its place and move it there whole: a run that is interrupted leaves nothing half made."""
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
         half = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
@@ -116,7 +116,7 @@ def _write_adapter(folder: Path, shape: Shape, number: int, rank: int) -> None:
 
 
 def _normal(rng: torch.Generator, size: tuple[int, ...], std: float) -> torch.Tensor:
-    """Vectors are norms, which are ones."""
+    """Draw a tensor from a normal distribution; vectors are norms, which are ones."""
     if len(size) == 1:
         return torch.ones(size, dtype=torch.bfloat16)
     return (torch.randn(size, generator=rng) * std).to(torch.bfloat16)

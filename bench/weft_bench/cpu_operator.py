@@ -60,9 +60,9 @@ class Sweep:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Adapters:
-    """As many adapters of one rank as the largest batch has rows: in slots of a store, and as plain matrices.
+    """Adapters of one rank, as many as the largest batch has rows: in slots of a store, and as plain matrices.
 
-    All lie on large pages, as adapters of whole models do in the store: there are so many layers that one has 2 MiB.
+    All lie on large pages, as adapters of whole models do in the store: the number of layers makes each take 2 MiB.
     """
 
     store: CpuAdapterStore
@@ -91,7 +91,7 @@ class Adapters:
 
 
 def operator_case(context: Context) -> Iterator[Line]:
-    """Every rank, batch size and popularity. Raises WrongAdapter."""
+    """Measure every rank, batch size and popularity. Raises WrongAdapter."""
     if (library := native_library(context, "operator")) is None:
         return
     threads, amounts = context.options.threads or cpu_quota(), context.options.amounts
@@ -108,7 +108,9 @@ def operator_case(context: Context) -> Iterator[Line]:
 
 
 def native_library(context: Context, case: str) -> Library | None:
-    """The kernels, unless the options want another executor or there are none: then the case is skipped, and why."""
+    """Load the kernels; where the options want another executor or there are none the case is skipped, and why is
+    said.
+    """
     if context.options.executor == "reference":
         context.said(f"skipped: {case}: the reference executor has no kernels")
         return None
@@ -123,7 +125,7 @@ def measured(
     library: Library, pool: ThreadPool, operator: Operator, batch: Batch, adapters: Adapters, repetitions: int,
     sweep: Callable[[], object],
 ) -> dict[str, list[float]]:  # fmt: skip
-    """Seconds of the operator and of each baseline's better dtype, in rounds. Raises WrongAdapter."""
+    """Return the seconds of the operator and of each baseline's better dtype, in rounds. Raises WrongAdapter."""
     drawn = torch.randn(batch.rows, operator.n_in, generator=torch.Generator().manual_seed(batch.rows)).bfloat16()
     x = {dtype: drawn.to(dtype) for dtype in DTYPES}
     y = {dtype: torch.zeros(batch.rows, operator.widths[0], dtype=dtype) for dtype in DTYPES}
@@ -162,7 +164,7 @@ def native(
     library: Library, pool: ThreadPool, operator: Operator, batch: Batch, store: CpuAdapterStore, x: torch.Tensor,
     y: torch.Tensor,
 ) -> Callable[[], None]:  # fmt: skip
-    """y += what the adapters of the batch make of x, both fp32, by the kernels of a step."""
+    """Return the work y += what the adapters of the batch make of x, both fp32, by the kernels of a step."""
     starts = [row for row, number in enumerate(batch.adapters) if row == 0 or number != batch.adapters[row - 1]]
     ends = [*starts[1:], batch.rows]
     segments = (SegmentStruct * len(starts))(
@@ -206,7 +208,7 @@ def _lines(context: Context, operator: Operator, batch: Batch, times: dict[str, 
 
 
 def pictures(lines: Iterable[Line]) -> dict[str, str]:
-    """Machine -> its roofline with the operator and its baselines, of the newest lines."""
+    """Draw for each machine its roofline with the operator and its baselines, of the newest lines."""
     found: dict[str, dict[str, dict[str, float]]] = {}  # machine -> case -> metric -> value
     for line in newest(lines):
         if line.value is not None and line.case.startswith((MACHINE, "LoRA ")):
@@ -228,7 +230,7 @@ def _picture(cases: dict[str, dict[str, float]]) -> str:
 
 
 def about(lines: Iterable[Line], folder: Path) -> str:
-    """The pictures of the page, drawn anew below `folder`."""
+    """Return the pictures of the page, drawn anew below `folder`."""
     shown = list[str]()
     for number, (machine, svg) in enumerate(sorted(pictures(lines).items()), 1):
         path = folder / "pictures" / f"cpu-operator-{number}.svg"

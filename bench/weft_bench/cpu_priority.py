@@ -1,8 +1,8 @@
 """Batch lines beside interactive requests: the interactive ones' token time, and the lines' tokens a second.
 
 Two interactive rows decode; lines wait in the runner as many as it takes. Once they have batch priority, and the runner
-decides which of them join an iteration; in the sweep they have the priority of the others, and so many of them run at a
-time, whatever a step takes: a fixed cap of rows. The pool's token time is twice a step of one row.
+decides which of them join an iteration; in the sweep they have the priority of the others, and a fixed cap of them run
+at a time, whatever a step takes. The pool's token time is twice a step of one row.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ ANSWERS = 4  # times as many tokens as other cases decode
 
 
 def priority_case(context: Context) -> Iterator[Line]:
-    """Rounds of every cap and of priorities, so that all see the same machine."""
+    """Run rounds of every cap and of priorities, so that all see the same machine."""
     amounts = context.options.amounts
     rows, tokens = 2 * amounts.rows, ANSWERS * amounts.tokens
     sizes = Sizes(rows=rows, slots=1, context_tokens=PROMPT_TOKENS + tokens, profile=True)
@@ -49,7 +49,7 @@ def priority_case(context: Context) -> Iterator[Line]:
 
 
 def _token_time_ms(context: Context, subject: Subject) -> float:
-    """Twice the median step of one row."""
+    """Return twice the median step of one row."""
     played = subject.play(context.model.asks(subject, base(1), PROMPT_TOKENS, context.options.amounts.tokens))
     ends = [beat.ended for beat in played.beats if not beat.prefills]
     return TOKEN_TIMES * 1e3 * median(after - before for before, after in pairwise(ends))
@@ -61,5 +61,5 @@ def _lines(context: Context, subject: Subject, priority: Priority, rows: int) ->
 
 
 def _gaps_s(runs: Sequence[Beside]) -> list[float]:
-    """Times between two tokens of interactive rows, in all runs."""
+    """Return the times between two tokens of interactive rows, in all runs."""
     return [after - before for run in runs for life in run.lives for before, after in pairwise(life.at)]

@@ -20,7 +20,7 @@ MIXED_RANKS = (8, 16, 32, 64)
 
 
 def adapter_of_row(popularity: str, rows: int) -> list[int | None]:
-    """The adapter of each row, None for the base: Punica's four workloads (section 7).
+    """Return the adapter of each row, None for the base: Punica's four workloads (section 7).
 
     Skewed: the i-th most popular of them is 1.5 times as popular as the next one. Raises ValueError.
     """
@@ -37,12 +37,12 @@ def adapter_of_row(popularity: str, rows: int) -> list[int | None]:
 
 
 def distinct(adapters: Sequence[int | None]) -> int:
-    """How many different adapters a step reads; the base is none."""
+    """Count the different adapters that a step reads; the base is none."""
     return len({adapter for adapter in adapters if adapter is not None})
 
 
 def ranks_of(adapters: Sequence[int | None], ranks: Sequence[int] = (RANK,)) -> tuple[list[int], list[int]]:
-    """Ranks of a batch: of each of its adapters once, and of each of its rows (0: the base).
+    """Return the ranks of a batch: of each of its adapters once, and of each of its rows (0: the base).
 
     Adapter i has rank `ranks[i % len(ranks)]`.
     """
@@ -52,12 +52,12 @@ def ranks_of(adapters: Sequence[int | None], ranks: Sequence[int] = (RANK,)) -> 
 
 
 def prompts(rng: random.Random, count: int, length: int, vocab: int) -> list[list[int]]:
-    """Random tokens, none of them a special one (0 to 4)."""
+    """Draw prompts of random tokens, none of them a special one (0 to 4)."""
     return [[rng.randrange(5, vocab) for _ in range(length)] for _ in range(count)]
 
 
 def drawn(rng: random.Random, adapters: int, requests: int, *, zipf: bool) -> list[int]:
-    """Which adapter each request asks for: every one of them at least once, the others by popularity 1 / i or alike.
+    """Draw the adapter of each request: every one of them at least once, the others by popularity 1 / i or alike.
 
     Raises ValueError with fewer requests than adapters.
     """
@@ -70,7 +70,7 @@ def drawn(rng: random.Random, adapters: int, requests: int, *, zipf: bool) -> li
 
 
 def _skewed(rows: int) -> Sequence[int]:
-    """Rows in proportion to 1.5^-k, at least one each until they are used up."""
+    """Return the rows of each adapter in proportion to 1.5^-k, at least one each until they are used up."""
     shares = [ZIPF_RATIO**-k for k in range(rows)]
     counts = [max(1, round(rows * share / sum(shares))) for share in shares]
     return [k for k, count in enumerate(counts) for _ in range(count)][:rows]

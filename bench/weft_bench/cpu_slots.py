@@ -22,7 +22,7 @@ MIB = 1 << 20
 
 
 def slots_case(context: Context) -> Iterator[Line]:
-    """Crowds of adapters by popularity 1 / i and alike, beside slots that hold every adapter (warm)."""
+    """Measure crowds of adapters by popularity 1 / i and alike, beside slots that hold every adapter (warm)."""
     amounts = context.options.amounts
     sizes = Sizes(rows=STREAMS, slots=SLOTS, context_tokens=PROMPT_TOKENS + OUTPUT_TOKENS, prefills=1)
     crowded = 2 * STREAMS * lora_bytes(context.model.shape, RANK)  # what waits for a slot is promised its pages
@@ -37,7 +37,7 @@ def slots_case(context: Context) -> Iterator[Line]:
 
 
 def _warm(context: Context, subject: Subject, rng: random.Random, requests: int) -> list[Parts]:
-    """As many requests as the crowd's, for adapters that all sit in slots."""
+    """Measure as many requests as the crowd has, for adapters that all sit in slots."""
     subject.play(_asks(context, subject, rng, range(SLOTS), "warm"))
     played = subject.play(
         _asks(context, subject, rng, drawn(rng, SLOTS, requests, zipf=False), "warm"), streams=STREAMS

@@ -27,7 +27,7 @@ class AdapterFifo:
         return self._count
 
     def append(self, request: EngineRequest) -> None:
-        """Behind all."""
+        """Add a request behind all others."""
         queue = self._by_adapter.setdefault(request.adapter, deque())
         self._last += 1
         queue.append((self._last, request))
@@ -36,14 +36,14 @@ class AdapterFifo:
             self._announce(request.adapter)
 
     def put_first(self, request: EngineRequest) -> None:
-        """Before all: it had begun."""
+        """Put a request that had begun before all others."""
         self._first -= 1
         self._by_adapter.setdefault(request.adapter, deque()).appendleft((self._first, request))
         self._counted(request.adapter, 1)
         self._announce(request.adapter)
 
     def head(self, any_adapter: bool) -> EngineRequest | None:
-        """The first of all, or of those that need no slot."""
+        """Return the first of all, or of those that need no slot."""
         heap = self._heads if any_adapter else self._open
         while heap:
             order, adapter = heap[0]
@@ -54,7 +54,7 @@ class AdapterFifo:
         return None
 
     def remove(self, request: EngineRequest) -> None:
-        """Take what `head` returned."""
+        """Take out what `head` returned."""
         queue = self._by_adapter[request.adapter]
         _, first = queue.popleft()
         assert first is request
@@ -63,14 +63,14 @@ class AdapterFifo:
             self._announce(request.adapter)
 
     def resident(self, adapter: int | None) -> None:
-        """This adapter has a slot now."""
+        """Note that this adapter has a slot now."""
         if adapter not in self._resident:
             self._resident.add(adapter)
             self.without_slot -= len(self._by_adapter.get(adapter, ()))
             self._announce(adapter)
 
     def gone(self, adapter: int | None) -> None:
-        """It has none any more."""
+        """Note that this adapter has no slot any more."""
         if adapter is not None and adapter in self._resident:
             self._resident.discard(adapter)
             self.without_slot += len(self._by_adapter.get(adapter, ()))

@@ -85,14 +85,14 @@ class EngineSimulation:
         return self._held + self.running * self.limits.page_tokens / 2
 
     def submit(self, request: EngineRequest) -> None:
-        """A request arrives; it is admitted when `iterate` finds memory. Raises ValueError when it never can."""
+        """Add a request, to be admitted when `iterate` finds memory. Raises ValueError when it never can."""
         if request.prompt_tokens + request.output_tokens > self.limits.kv_tokens - self.limits.page_tokens:
             raise ValueError(f"{request.prompt_tokens} + {request.output_tokens} tokens do not fit the KV memory")
         request.to_compute = request.prompt_tokens
         self.waiting.append(request)
 
     def iterate(self, next_arrival_s: float = inf) -> list[EngineRequest]:
-        """One iteration, or as many equal ones as end before the next arrival; the requests that ended."""
+        """Run one iteration, or as many equal ones as end before the next arrival. Returns the requests that ended."""
         admits = not self._preempt()
         rows = len(self._decoding)
         prompts_only = self.limits.batching is PromptBatching.PROMPTS_FIRST
@@ -102,7 +102,7 @@ class EngineSimulation:
         return self._decode(next_arrival_s)
 
     def _preempt(self) -> bool:
-        """Preempt the youngest until every decode row finds memory for a token; was one?"""
+        """Preempt the youngest until every decode row finds memory for a token. True where one was preempted."""
         before = self.preemptions
         while (
             self.kv_used + len(self._decoding) > self.limits.kv_tokens and self.running > 1 and not self.limits.reserve
@@ -122,7 +122,7 @@ class EngineSimulation:
         return self.preemptions > before
 
     def _chunks(self, budget: int, admits: bool) -> list[tuple[EngineRequest, int]]:
-        """Prompts of this iteration, with how many of their tokens; new ones among them if `admits`."""
+        """Return the prompts of this iteration, with how many of their tokens; new ones among them if `admits`."""
         found = list[tuple[EngineRequest, int]]()
         whole = self.limits.batching is PromptBatching.WHOLE
         self._loads = self._passed_over = 0
@@ -165,7 +165,7 @@ class EngineSimulation:
             self.waiting.resident(request.adapter)
 
     def _bring(self, adapter: int) -> None:
-        """To a slot, unless it is in one."""
+        """Bring an adapter to a slot, unless it is in one."""
         if adapter in self._in_slots:
             self._in_slots.move_to_end(adapter)
             return
@@ -180,7 +180,7 @@ class EngineSimulation:
             self._held += size
 
     def _free(self, request: EngineRequest) -> None:
-        """What it held, and its adapter's slot if no other uses that."""
+        """Free what a request held, and its adapter's slot if no other request uses that."""
         self._held -= request.held
         request.held = 0
         if request.adapter is None:
@@ -191,7 +191,7 @@ class EngineSimulation:
             self.waiting.gone(request.adapter)
 
     def _mixed(self, chunks: list[tuple[EngineRequest, int]], rows: int) -> list[EngineRequest]:
-        """One iteration with prompts, and with all decode rows or none."""
+        """Run one iteration with prompts, and with all decode rows or none."""
         tokens = sum(size for _, size in chunks)
         pairs = sum(size * request.computed + size * (size + 1) // 2 for request, size in chunks)
         context = self._context + rows if rows else 0
@@ -205,7 +205,9 @@ class EngineSimulation:
         return ended
 
     def _begin_decoding(self, request: EngineRequest) -> list[EngineRequest]:
-        """Its prompt is computed and a token made."""
+        """Count the first token of a request whose prompt is computed. Returns the request where that was its last
+        one.
+        """
         request.made += 1
         if request.first_s is None:
             request.first_s = self.now
@@ -222,7 +224,7 @@ class EngineSimulation:
         return []
 
     def _decode(self, next_arrival_s: float) -> list[EngineRequest]:
-        """Iterations of the decode rows until one of them ends, memory does, or a request arrives."""
+        """Run iterations of the decode rows until one of them ends, memory does, or a request arrives."""
         rows = len(self._decoding)
         while self._ends[0][1] not in self._decoding:
             heapq.heappop(self._ends)
@@ -250,7 +252,7 @@ class EngineSimulation:
         self.now += seconds * count
 
     def _after(self, count: int) -> list[EngineRequest]:
-        """`count` tokens more for each decode row; those that ended."""
+        """Count `count` more tokens for each decode row. Returns those that ended."""
         self._iteration += count
         grown = count * len(self._decoding)
         self._context += grown
@@ -277,7 +279,7 @@ def serve(
     answered: Callable[[EngineRequest], EngineRequest | None] = lambda _: None,
     max_waiting: int | None = None,
 ) -> list[EngineRequest]:
-    """Requests in the order of their arrival through an engine until all ended or the clock says so; those that ended.
+    """Serve requests in the order of their arrival until all ended or the clock says so. Returns those that ended.
 
     `answered` may give another request, which arrives at once: clients that wait for their answers. Beyond
     `max_waiting` a request is lost.

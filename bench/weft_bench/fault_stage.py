@@ -102,17 +102,17 @@ class Stage:
     # ------------------------------------------------------------------------------------------- answers
 
     async def record(self) -> None:
-        """The answers of an undisturbed run. Raises StackFailed."""
+        """Record the answers of an undisturbed run. Raises StackFailed."""
         self.answers = await recorded(self.url, [*self._decode, *self.late, *self._cold, *self._long])
 
     def expected(self, ask: Ask) -> list[Token]:
-        """A cold adapter is a copy of one that has answered."""
+        """Return the answer of an undisturbed run. A cold adapter is a copy of one that has answered."""
         return self.answers[replace(ask, model=f"acme/{COLD_OF}") if ask.model.startswith("acme/cold-") else ask]
 
     # ------------------------------------------------------------------------------------------- moments
 
     async def in_decode(self, streams: Streams) -> Moment | None:
-        """Every stream has tokens and none has ended."""
+        """Wait until every stream has tokens and none has ended."""
         running = streams.start(self._decode[:STREAMS])
         await streams.until(lambda: all(len(stream.tokens) >= 5 or stream.ended for stream in running))
         if any(stream.ended for stream in running):
@@ -121,7 +121,7 @@ class Stage:
         return Moment(busiest.spec.name)
 
     async def in_prefill(self, streams: Streams) -> Moment | None:
-        """A long prompt is in KV in part, beside streams that have tokens."""
+        """Wait until a long prompt is in KV in part, beside streams that have tokens."""
         if await self.in_decode(streams) is None:
             return None
         requests = [self._long[(self._next_long + n) % LONG_ASKS] for n in range(LONG_STREAMS)]
@@ -141,7 +141,9 @@ class Stage:
         return await self._until_reported(begun, prompts)
 
     async def in_transfer(self, streams: Streams, share: float) -> Moment | None:
-        """So much of a long prompt is computed on the prompt runner, and leaves meanwhile; 1: it was handed over."""
+        """Wait until `share` of a long prompt is computed on the prompt runner and leaves; 1: until it was handed
+        over.
+        """
         if await self.in_decode(streams) is None:
             return None
         requests = [self._long[(self._next_long + n) % LONG_ASKS] for n in range(LONG_STREAMS)]
@@ -164,7 +166,7 @@ class Stage:
         return None
 
     async def in_loading(self, streams: Streams) -> Moment | None:
-        """An adapter that no runner has is being loaded, beside streams that have tokens.
+        """Wait until an adapter that no runner has is being loaded, beside streams that have tokens.
 
         The depot stands still meanwhile, and goes on after the strike.
         """
@@ -188,7 +190,7 @@ class Stage:
         return replace(moment, depot=depot)
 
     async def in_swapping(self, streams: Streams) -> Moment | None:
-        """KV of a sequence is in host memory, or on its way there or back."""
+        """Wait until KV of a sequence is in host memory, or on its way there or back."""
         running = streams.start(self._decode)
         probes = {name: self.stack.components()[name]["probes"] for name in self.stack.names("runner")}
         while not any(stream.ended for stream in running):
@@ -199,7 +201,7 @@ class Stage:
         return None
 
     async def _until_reported(self, holds: Callable[[RunnerBook], bool], streams: Sequence[Stream]) -> Moment | None:
-        """The moment in which a runner's report says so. None: the streams ended without."""
+        """Wait for the moment in which a runner's report says so. None: the streams ended without."""
         while not all(stream.ended for stream in streams):
             for book in await self.runners():
                 if holds(book):
@@ -208,20 +210,22 @@ class Stage:
         return None
 
     def peer(self, component: str) -> str:
-        """Where a component serves its peers, HOST:PORT."""
+        """Return the address where a component serves its peers, HOST:PORT."""
         if component == "gateway":
             return self.gateway.probes
         return self.stack.components()[component]["listen"]
 
     def files(self, component: str) -> Path:
-        """Where a component keeps what it writes; of the controller everything, as its own process sees it."""
+        """Return the folder where a component keeps what it writes; the controller's, as its process sees it, has
+        all.
+        """
         data = self.stack.data_dir
         if component.startswith("runner-"):
             return data / "runners" / component.removeprefix("runner-")
         return {"gateway": data.parent / "gateway", CONTROLLER: data}.get(component, data / component)
 
     async def link_runners(self) -> None:
-        """What they send each other passes through links from now on."""
+        """Let what runners send each other pass through links from now on."""
         for book in await self.runners():
             self.kv_peers.append(behind(book.spec.kv_address))
             await self.links.forward(self.kv_peers[-1], book.spec.kv_address)
@@ -245,7 +249,7 @@ class Stage:
         return name
 
     async def adapter_ready(self, name: str) -> None:
-        """It becomes Ready. Raises StackFailed."""
+        """Wait until an adapter becomes Ready. Raises StackFailed."""
 
         async def ready() -> bool:
             return is_ready(await asyncio.to_thread(self.stack.controller.get, "loraadapters", "acme", name))
@@ -255,13 +259,15 @@ class Stage:
     # ------------------------------------------------------------------------------------------- after a strike
 
     async def healthy(self, streams: Streams, replaced: int | None) -> None:
-        """Everything is ready again, idle and stored. `replaced`: the process that was killed. Raises StackFailed."""
+        """Wait until everything is ready, idle and stored. `replaced`: the process that was killed. Raises
+        StackFailed.
+        """
         await self.ready(replaced)
         await self._eventually(self._idle, "idle again")
         await self._eventually(lambda: self._stored(streams), "an outcome of each stream")
 
     async def ready(self, replaced: int | None) -> None:
-        """Every component and every runner is ready. Raises StackFailed."""
+        """Wait until every component and every runner is ready. Raises StackFailed."""
         await self._eventually(lambda: self._ready(replaced), "ready")
 
     async def _ready(self, replaced: int | None) -> bool:
@@ -288,7 +294,7 @@ class Stage:
 
     @contextlib.contextmanager
     def no_trouble(self) -> Generator[None]:
-        """Raises StackFailed where a log of the block says that an invariant broke, or shows a traceback."""
+        """Watch the logs of the block. Raises StackFailed where one tells of a broken invariant or has a traceback."""
         logs = [*(self.stack.data_dir / "logs").glob("*.log"), self.gateway.log]
         sizes = {log: log.stat().st_size for log in logs}
         yield
@@ -304,14 +310,14 @@ def _sequences(book: RunnerBook, stream: Stream) -> Iterator[str]:
 
 
 def _ask(rng: random.Random, number: int, chars: int, max_tokens: int) -> Ask:
-    """In turn greedy and sampled, in turn over the models."""
+    """Draw a request: in turn greedy and sampled, in turn over the models."""
     words = " ".join(rng.choices(WORDS, k=chars // 3))[:chars]
     return Ask(MODELS[number % len(MODELS)], words, max_tokens, float(number // len(MODELS) % 2), rng.getrandbits(32))
 
 
 @contextlib.asynccontextmanager
 async def sqlite_stage(folder: Path, seed: int, cold: int) -> AsyncGenerator[Stage]:
-    """As `stage`, with the supervisor's file on a small disk."""
+    """Start a stack as `stage` does, with the supervisor's file on a small disk."""
     manifests = _manifests(folder / "manifests", cold, POOL)
     with (
         small_disk_of_sqlite(folder / "data"),
@@ -324,7 +330,7 @@ async def sqlite_stage(folder: Path, seed: int, cold: int) -> AsyncGenerator[Sta
 
 @contextlib.asynccontextmanager
 async def postgresql_stage(folder: Path, seed: int, cold: int) -> AsyncGenerator[Stage]:
-    """As `stage`, with the store in PostgreSQL."""
+    """Start a stack as `stage` does, with the store in PostgreSQL."""
     manifests = _manifests(folder / "manifests", cold, POOL)
     async with Links() as links, contextlib.AsyncExitStack() as ends:
         store = PostgresStore(ends.enter_context(_open_folder()) / "disk", links)
@@ -339,7 +345,7 @@ async def postgresql_stage(folder: Path, seed: int, cold: int) -> AsyncGenerator
 
 @contextlib.contextmanager
 def _open_folder() -> Generator[Path]:
-    """A temporary one that other users can get to: PostgreSQL has one of its own."""
+    """Make a temporary folder that other users can get to: PostgreSQL has a user of its own."""
     with TemporaryDirectory(prefix="weft-bench-postgresql-") as made:
         folder = Path(made)
         folder.chmod(0o711)
@@ -348,7 +354,7 @@ def _open_folder() -> Generator[Path]:
 
 @contextlib.asynccontextmanager
 async def meshed_stage(folder: Path, seed: int, cold: int, *, hosted: bool = False) -> AsyncGenerator[Stage]:
-    """As `stage`, with links between all processes. `hosted`: with disks, clocks and memory that can be struck."""
+    """Start a stack as `stage` does, with links between all processes. `hosted`: a fault can strike the host, too."""
     host = fault_host.make(folder / "host") if hosted else None
     manifests = _manifests(folder / "manifests", cold, POOL)
     async with contextlib.AsyncExitStack() as ends:
@@ -378,7 +384,7 @@ async def meshed_stage(folder: Path, seed: int, cold: int, *, hosted: bool = Fal
 async def stage(
     folder: Path, seed: int, cold: int, *, split: bool = False, kv_links: bool = False
 ) -> AsyncGenerator[Stage]:
-    """A stack in `folder` with `cold` adapters that no runner has, and the answers of an undisturbed run.
+    """Start a stack in `folder` with `cold` adapters that no runner has, and record the answers of an undisturbed run.
 
     `kv_links`: between runners, too.
     """
@@ -395,7 +401,7 @@ async def stage(
 async def _on(
     stack: Stack, folder: Path, seed: int, cold: int, *, split: bool = False, host: Path | None = None
 ) -> AsyncGenerator[Stage]:
-    """The gateway of our own, and everything ready."""
+    """Start a gateway of our own beside the stack, and wait until everything is ready."""
     await asyncio.to_thread(stack.wait_for_models)
     supervisor = grpc.aio.insecure_channel(stack.address("supervisor"))
     async with Links() as links, _gateway(stack, links, folder, host) as gateway, supervisor as channel:
@@ -406,7 +412,7 @@ async def _on(
 
 @contextlib.asynccontextmanager
 async def _gateway(stack: Stack, links: Links, folder: Path, host: Path | None) -> AsyncGenerator[Process]:
-    """A second gateway of the stack, whose peers are behind links."""
+    """Start a second gateway of the stack, whose peers are behind links."""
     depot = await links.forward(stack.address("depot").removeprefix("http://"))
     environment = {**links.environment, **(fault_host.environment(host, "gateway") if host else {})}
     async with own_gateway(stack, folder, "--no-auth", depot_url=f"http://{depot}", environment=environment) as made:
@@ -414,7 +420,7 @@ async def _gateway(stack: Stack, links: Links, folder: Path, host: Path | None) 
 
 
 def _manifests(folder: Path, cold: int, changes: Mapping[str, object]) -> Path:
-    """The quickstart with two runners, and copies of an adapter that differ in their digest alone."""
+    """Write the quickstart with two runners, and copies of an adapter that differ in their digest alone."""
     shutil.copytree(quickstart(), folder)
     pool = yaml.safe_load((folder / "01-pool.yaml").read_text())
     pool["spec"] |= changes

@@ -44,14 +44,14 @@ COUNTS = (
 
 
 class Store(Protocol):
-    """Where outcomes are, and what can happen to it."""
+    """The store of outcomes, and the faults that can strike it."""
 
     async def outcomes(self, name: str) -> int:
-        """Of the requests whose ids begin with a name."""
+        """Count the outcomes of the requests whose ids begin with `name`."""
         ...
 
     async def balances(self) -> bool:
-        """As many requests are in the usage as there are outcomes: each was counted once."""
+        """True where the usage counts as many requests as there are outcomes: each was counted once."""
         ...
 
     def struck(self, fault: str) -> contextlib.AbstractAsyncContextManager[None]: ...
@@ -71,7 +71,7 @@ class SqliteStore:
 
     @asynccontextmanager
     async def struck(self, fault: str) -> AsyncGenerator[None]:
-        """*locked*: another process has the file. *full*: its disk has no byte left."""
+        """Strike the file while the block runs. *locked*: another process has it. *full*: its disk has no byte left."""
         with _filled(self._path.parent) if fault == "full" else self._locked():
             yield
 
@@ -129,7 +129,7 @@ class Server:
         self._process.wait(START_S)
 
     def signal(self, number: int) -> None:
-        """The server, and the processes that it has started."""
+        """Send a signal to the server and to the processes that it has started."""
         assert self._process is not None
         children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
         for pid in (self._process.pid, *map(int, children)):
@@ -162,7 +162,7 @@ class PostgresStore:
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[str]:
-        """The URL of the database, through the link. Raises StackFailed."""
+        """Run both servers and give the URL of the database, through the link. Raises StackFailed."""
         if not BINARIES:
             raise StackFailed("no PostgreSQL server below /usr/lib/postgresql (Debian: apt-get install postgresql)")
         with _small_disk(self._folder, POSTGRES_MB):
@@ -186,8 +186,10 @@ class PostgresStore:
 
     @asynccontextmanager
     async def struck(self, fault: str) -> AsyncGenerator[None]:
-        """*kill*: SIGKILL, and started again at the end. *stop*: it stands still. *read-only*: it takes no writes.
-        *slow*: every answer takes 2 s more. *crowded*: somebody else has all of its connections. *full*: its disk is.
+        """Strike the server while the block runs.
+
+        *kill*: SIGKILL, and started again at the end. *stop*: it stands still. *read-only*: it takes no writes. *slow*:
+        every answer takes 2 s more. *crowded*: somebody else has all of its connections. *full*: its disk is.
         *failover*: SIGKILL, and after 3 s its replica takes its place.
         """
         primary = self._primary
@@ -233,7 +235,7 @@ class PostgresStore:
                 raise StackFailed(f"no fault of PostgreSQL: {fault}")
 
     async def _replicate(self) -> None:
-        """Another server follows the primary from now on: nothing is acknowledged that it does not have."""
+        """Start a replica that follows the primary from now on: nothing is acknowledged that it does not have."""
         replica = Server(self._folder / f"data-{next(self._numbers)}")
         source = ("-h", "127.0.0.1", "-p", str(self._primary.port), "-U", USER)
         await asyncio.to_thread(_run, "pg_basebackup", *source, "-D", str(replica.folder), "-R", "-X", "stream")
@@ -258,7 +260,7 @@ class PostgresStore:
 
 
 def _as_user(program: str, *arguments: str) -> list[str]:
-    """PostgreSQL refuses to run as root."""
+    """Return the command line as another user: PostgreSQL refuses to run as root."""
     own = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "--pdeathsig=KILL", "--"]
     return [*(own if os.geteuid() == 0 else ()), str(BINARIES[-1] / program), *arguments]
 
@@ -271,7 +273,7 @@ def _run(program: str, *arguments: str) -> None:
 
 @contextmanager
 def _small_disk(folder: Path, megabytes: int) -> Generator[None]:
-    """A file system in memory at the folder. Raises StackFailed."""
+    """Mount a file system in memory at the folder. Raises StackFailed."""
     folder.mkdir(parents=True, exist_ok=True)
     _mount_command("mount", "-t", "tmpfs", "-o", f"size={megabytes}m,mode=0755", "tmpfs", str(folder))
     try:
@@ -282,7 +284,7 @@ def _small_disk(folder: Path, megabytes: int) -> Generator[None]:
 
 @contextmanager
 def small_disk_of_sqlite(data_dir: Path) -> Generator[None]:
-    """For the supervisor's folder of a stack that is not there yet."""
+    """Put the supervisor's folder of a stack that is not there yet on a small disk."""
     with _small_disk(data_dir / "supervisor", SQLITE_MB):
         yield
 
@@ -295,7 +297,7 @@ def _mount_command(*command: str) -> None:
 
 @contextmanager
 def _filled(folder: Path) -> Generator[None]:
-    """Not a byte is left on the folder's file system."""
+    """Fill the folder's file system to the last byte while the block runs."""
     filler = folder / "filler"
     with filler.open("wb", buffering=0) as file:
         for size in (1 << 20, 4096, 1):

@@ -8,7 +8,7 @@ strike), *swapping* (more streams than their KV has pages for, and that of one i
 back). The runner that is struck is the one where the phase is. *streams* ran at that moment, over all runs.
 
 Cells named *split* strike a pool of mode Split: one runner computes prompts, the other goes on from their KV, which
-leaves while the prompt is computed. *before*: a long prompt has begun; *3/10*: so much of it is computed, and sent;
+leaves while the prompt is computed. *before*: a long prompt has begun; *3/10*: that share is computed, and sent;
 *after*: it was handed over. Pages of both runners are all free again afterwards. KV passes through shared memory; where
 the link *between runners* is struck, over TCP, as between hosts.
 
@@ -59,7 +59,7 @@ from weft_bench.path import percentile
 
 PROCESSES = ("runner", "scheduler", "supervisor", "predictor", "depot")
 LINKED = ("runner", "scheduler", "predictor")
-LEAST_STREAMS = 8  # that run when a fault strikes
+LEAST_STREAMS = 8  # streams that run when a fault strikes
 PHASES = ("decode", "prefill", "loading", "swapping")
 PROMPT_RUNNER, TOKEN_RUNNER, RUNNERS = "prompt runner", "token runner", "runners"
 PAIRS = (  # who reaches whom
@@ -113,7 +113,7 @@ class Cell:
 
     @property
     def share(self) -> float:
-        """Of the long prompt, that is computed at least when the fault strikes."""
+        """The share of the long prompt that is computed at least when the fault strikes."""
         return SPLIT_PHASES.index(self.phase) / 10
 
     @property
@@ -130,17 +130,17 @@ class Cell:
 
     @property
     def of_host(self) -> bool:
-        """Of what a process stands on."""
+        """True for a fault of what a process stands on: disk, clock, memory."""
         return self.fault in (*DISK_FAULTS, *CLOCK_FAULTS, OUT_OF_MEMORY)
 
     @property
     def meshed(self) -> bool:
-        """On a stack where every process has links of its own."""
+        """True for a cell on a stack where every process has links of its own."""
         return bool(self.source) or self.fault == LOSS
 
     @property
     def between_runners(self) -> bool:
-        """Of the link that KV takes."""
+        """True for a fault at the link that KV takes."""
         return self.target == RUNNERS
 
     def __str__(self) -> str:
@@ -192,12 +192,12 @@ class Run:
 
 
 def chosen(patterns: Sequence[str]) -> list[Cell]:
-    """The cells whose name one of the patterns matches: `kill runner *`, `* prefill`."""
+    """Return the cells whose name one of the patterns matches: `kill runner *`, `* prefill`."""
     return [cell for cell in CELLS if any(fnmatch(str(cell), pattern) for pattern in patterns)]
 
 
 def missing(cells: Sequence[Cell], repeat: int, lines: Iterable[Line]) -> list[tuple[Cell, int]]:
-    """Runs to do until each cell has `repeat`, on any machines; the first of each cell before the second of any."""
+    """Return the runs to do until each cell has `repeat`, on any machines: the first of each cell, then the second."""
     there = {(line.case, line.machine) for line in lines if line.metric == HEALTHY}
     runs_of = Counter(_cell_of(case) for case, _ in there)
     cases, found = {case for case, _ in there}, list[tuple[Cell, int]]()
@@ -208,7 +208,7 @@ def missing(cells: Sequence[Cell], repeat: int, lines: Iterable[Line]) -> list[t
 
 
 def listing(cells: Iterable[Cell], runs: Sequence[tuple[Cell, int]]) -> Iterator[str]:
-    """A line for each cell, with its missing runs, and one for each that cannot be struck."""
+    """Yield a line for each cell, with its missing runs, and one for each that cannot be struck."""
     for cell in cells:
         yield f"{cell}: {sum(cell == one for one, _ in runs)} runs are missing"
     for pattern, why in NOT_AVAILABLE.items():
@@ -216,7 +216,7 @@ def listing(cells: Iterable[Cell], runs: Sequence[tuple[Cell, int]]) -> Iterator
 
 
 def lines(origin: Origin, run: Run) -> Iterator[Line]:
-    """The figures of one run."""
+    """Yield the figures of one run."""
     case = _case(run.cell, run.number)
     yield origin.line(case, STRUCK, run.struck, "streams", target=f">= {LEAST_STREAMS}")
     for metric in TOKENS:
@@ -228,7 +228,9 @@ def lines(origin: Origin, run: Run) -> Iterator[Line]:
 
 
 def page(name: str, about: str, lines: Iterable[Line]) -> str:
-    """The page: a row for each cell, of the newest of its runs with one number on one machine, and one for all."""
+    """Render the page: a row for each cell, of the newest of its runs with one number on one machine, and one for
+    all.
+    """
     parts, found = [f"# Benchmark: {name}", about.strip()], newest(lines)
     if found:
         dates = sorted(line.date[:10] for line in found)
@@ -267,5 +269,5 @@ def _case(cell: Cell, number: int) -> str:
 
 
 def _cell_of(case: str) -> str:
-    """Its name."""
+    """Return the name of the cell that a case is a run of."""
     return case.rpartition(", run ")[0]

@@ -79,7 +79,7 @@ OTHER_COSTS = {
 
 @dataclass(frozen=True)
 class Case:
-    """A model with its stack. `bodies`: so many requests, each for the next adapter."""
+    """A model with its stack. `bodies(chance, count)`: `count` requests, each for the next adapter."""
 
     name: str
     manifests: Path
@@ -116,14 +116,14 @@ class Measurement:
     deadline: float = inf
 
     def missing(self, case: str) -> bool:
-        """Is nothing known of it, and is there time for it?"""
+        """True where nothing is known of a case and there is time to measure it."""
         return monotonic() < self.deadline and all(line.case != case for line in self.known)
 
 
 def figures(
     origin: Origin, names: Sequence[str], loads: Sequence[int], wanted: Measurement, folder: Path, bar: Bar
 ) -> Iterator[Line]:
-    """All lines of these models and loads: one cell calibrates, one each is a load. Raises BenchFailed."""
+    """Measure these models and loads: one cell calibrates, one each is a load. Raises BenchFailed."""
     for name in names:
         cells = [f"{name}, {load} %" for load in loads]
         if wanted.missing(f"{name}, cost") or any(map(wanted.missing, cells)):
@@ -133,7 +133,7 @@ def figures(
 
 @contextmanager
 def case_of(name: str, folder: Path) -> Generator[Case]:
-    """The quickstart as it is in the checkout, or a random model of one of the shapes."""
+    """Prepare the quickstart as it is in the checkout, or a random model of one of the shapes."""
     with TemporaryDirectory(prefix="weft-bench-") as scratch:
         if name == "quickstart":
             yield _quickstart()
@@ -162,7 +162,7 @@ def _quickstart() -> Case:
 
 
 def _random(name: str, mode: str, folder: Path, scratch: Path) -> Case:
-    """`mode`: of two runners; empty: one runner of all cores."""
+    """Prepare a random model. `mode`: of two runners; empty: one runner of all cores."""
     shape = SHAPES[name]
     base = base_model(folder, name, shape)
     adapters = [adapter(folder, name, shape, number, RANK) for number in range(ADAPTERS)]
@@ -192,7 +192,7 @@ def _random(name: str, mode: str, folder: Path, scratch: Path) -> Case:
 
 
 def _pool(sized: PoolDescription) -> PoolDescription:
-    """On this machine, with everything on its cores."""
+    """Return the pool as it is on this machine, with everything on its cores."""
     from weft_kernels.cpu.threads import cpu_quota
 
     return replace(sized, cores=cpu_quota(), one_host=True, slots=ADAPTERS, token_time_ms=SIZES.token_time_ms)
@@ -254,7 +254,7 @@ def _at_load(
 def calibrate(
     case: Case, live: Live, model: Model, amounts: Amounts, rng: random.Random, bar: Bar
 ) -> tuple[Model, LiveRun]:
-    """The model with what events of this stack cost, and the run that saturated it."""
+    """Return the model with what events of this stack cost, and the run that saturated it."""
     with bar(f"{case.name}: what events cost", 5) as advanced:
         live.closed(case.bodies(rng, 6 * STREAMS), STREAMS)  # every adapter in its slot, every path warm
         live.rest(1.0)
@@ -273,7 +273,7 @@ def calibrate(
 
 
 def calibration_lines(origin: Origin, name: str, model: Model, rate: float) -> Iterator[Line]:
-    """What `calibration_of` reads. `rate`: requests a second that saturate the stack."""
+    """Yield what `calibration_of` reads. `rate`: requests a second that saturate the stack."""
     yield origin.line(f"{name}, saturated", "requests", rate, "1/s")
     yield origin.line(f"{name}, saturated", BESIDE, model.engine.beside, "x")
     yield origin.line(f"{name}, saturated", THREADS, model.engine.threads, "")
@@ -282,7 +282,7 @@ def calibration_lines(origin: Origin, name: str, model: Model, rate: float) -> I
 
 
 def cost_values(model: Model) -> dict[str, float]:
-    """Seconds of what the simulator takes from this machine, by name: `weft_sim.hosts.MEASURED` is such a table."""
+    """Return seconds of what the simulator takes from this machine, by name; `weft_sim.hosts.MEASURED` is the like."""
     costs, times = model.costs, model.engine.times
     found = {f"{kind.value}: {event}": seconds for (kind, event), seconds in costs.events.items()}
     found |= {f"{kind.value}: {event}{EACH}": seconds for (kind, event), seconds in costs.per_item.items()}
@@ -295,7 +295,9 @@ def cost_values(model: Model) -> dict[str, float]:
 
 
 def calibration_of(case: Case, lines: Sequence[Line]) -> tuple[Model, float]:
-    """What an earlier run has calibrated, by its lines: the model, and the requests a second that saturate it."""
+    """Return what an earlier run has calibrated, by its lines: the model, and the requests a second that saturate
+    it.
+    """
     saturated = {line.metric: line.value or 0.0 for line in lines if line.case == f"{case.name}, saturated"}
     values = {line.metric: (line.value or 0.0) / 1e6 for line in lines if line.case == f"{case.name}, cost"}
     events, per_item = dict[tuple[Kind, str], float](), dict[tuple[Kind, str], float]()
@@ -326,7 +328,7 @@ def calibration_of(case: Case, lines: Sequence[Line]) -> tuple[Model, float]:
 
 
 def seen(answer: Streamed) -> Served:
-    """A live answer in the simulator's terms."""
+    """Return a live answer in the simulator's terms."""
     between = (answer.end - answer.first) / (answer.tokens - 1) * 1e3 if answer.tokens > 1 else None
     return Served((answer.first - answer.start) * 1e3, between, (answer.end - answer.start) * 1e3, answer.tokens)
 
@@ -334,7 +336,7 @@ def seen(answer: Streamed) -> Served:
 def compared(
     origin: Origin, case: str, live: Sequence[Sequence[Served]], simulated: Sequence[Sequence[Served]]
 ) -> Iterator[Line]:
-    """Simulated beside live: of each quantile the median over the runs."""
+    """Compare simulated and live times: of each quantile the median over the runs."""
     values: dict[str, Callable[[Served], float | None]] = {
         "TTFT": lambda one: one.ttft_ms,
         "time per token": lambda one: one.tpot_ms,
@@ -350,7 +352,7 @@ def compared(
 def beside(
     origin: Origin, case: str, name: str, live_ms: Sequence[Sequence[float]], simulated_ms: Sequence[Sequence[float]]
 ) -> Iterator[Line]:
-    """Of one time, by runs."""
+    """Compare the quantiles of one time `name`, each given by runs."""
     for percent, most in TARGETS.items():
         lived, replayed = ([quantile(values, percent / 100) for values in runs] for runs in (live_ms, simulated_ms))
         ms, live = median(replayed), median(lived)

@@ -44,7 +44,7 @@ PROBE_COLUMNS: Sequence[str] = (
     "itl_p50_ms", "running_busy", "load_ms",
 )  # fmt: skip
 PENALISED = {"qwen-2.5-7b-instruct"}  # its generation_config.json penalises repetition, which vLLM applies by default
-FAMILIES = {"varied_1h": 1, "planner_1h": 16}  # of which every so many runs are simulated
+FAMILIES = {"varied_1h": 1, "planner_1h": 16}  # 16: one run in 16 is simulated
 DEVICE = "H100-64G"
 BATCH_TOKENS, MAX_SEQUENCES, PAGE_TOKENS = 2_048, 2_048, 16
 MANY, FULL_MEMORY, FULL_BATCH = 1_000, 0.9, 0.5  # waiting requests, shares
@@ -110,7 +110,7 @@ class AdapterRun:
 
     @property
     def model(self) -> str:
-        """As the files name it."""
+        """The model's name as the files have it."""
         return self.row["model"]
 
     @cached_property
@@ -121,16 +121,19 @@ class AdapterRun:
 
     @property
     def saturated(self) -> bool:
-        """Was less than 95 % of the load served?"""
+        """True where less than 95 % of the load was served."""
         return self.number("req_s") < 0.95 * self.number("offered_req_s")
 
     def number(self, name: str) -> float:
-        """A column."""
+        """Return a column as a number."""
         return float(self.row[name])
 
     def sample(self) -> Sample:
-        """Its mean iteration: rows that run, adapters in use among them, prompts that come meanwhile. Its seconds are
-        rows over tokens a second: times between what clients receive are longer, some being several tokens at once."""
+        """Return the mean iteration of the run: rows that run, adapters in use among them, prompts that come meanwhile.
+
+        Its seconds are rows over tokens a second: times between what clients receive are longer, some being several
+        tokens at once.
+        """
         running, per_s = self.number("running_mean"), self.number("req_s")
         prompt, answer = (self.number(name) / self.number("completed") for name in ("in_tokens", "out_tokens"))
         begun = running * answer * (1 + 1 / ANSWER_SHAPE) / 2  # tokens of answers that the hour cut off
@@ -166,7 +169,7 @@ class AdapterRun:
         )
 
     def arrivals(self, seed: int) -> Iterator[EngineRequest]:
-        """As many as the rates give on average, at random times, for adapters by their rates."""
+        """Draw requests, as many as the rates give on average, at random times, for adapters by their rates."""
         from scipy.stats import gamma, norm  # here: half a second, which a simulated hour alone needs
 
         rng = np.random.default_rng(seed)
@@ -186,14 +189,14 @@ class AdapterRun:
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """Of an engine with adapters; `costs` lacks slots and rank, which are a run's."""
+    """The constants of an engine with adapters; `costs` lacks slots and rank, which are a run's."""
 
     base: Efficiency
     costs: Mapping[str, float]
     penalty_us: float
 
     def model(self, name: str, slots: Any, max_rank: Any, registered: Any) -> Roofline:
-        """With these slots for these adapters: numbers, or arrays of them."""
+        """Return the roofline with these slots for these adapters: numbers, or arrays of them."""
         costs = AdapterCosts(slots, max_rank, registered, **self.costs)
         penalty_us = self.penalty_us if name in PENALISED else None
         return Roofline(accelerator(DEVICE), shape(name), self.base, adapters=costs, penalty_us=penalty_us)
@@ -210,12 +213,12 @@ class Outcome:
 
 
 def shape(name: str) -> Architecture:
-    """The model's sizes."""
+    """Return the model's sizes."""
     return architecture(MODELS[name])
 
 
 def finished(run: AdapterRun, constants: Constants, seed: int = 0) -> Outcome:
-    """The run, simulated for its hour; what waits or runs then is dropped."""
+    """Simulate the run for its hour; what waits or runs then is dropped."""
     slots = int(run.row["slots"])
     model = constants.model(run.model, slots, int(run.row["max_rank"]), len(run.rates))
     limits = EngineLimits(run.number("kv_tokens"), MAX_SEQUENCES, BATCH_TOKENS, slots=slots)
@@ -226,7 +229,7 @@ def finished(run: AdapterRun, constants: Constants, seed: int = 0) -> Outcome:
 
 
 def runs(data: Path) -> list[AdapterRun]:
-    """The hour-long runs that finished and whose log is its own."""
+    """Read the hour-long runs that finished and whose log is its own."""
     path = find(RUNS, data)
     every = table(path, RUN_COLUMNS) if path else ()
     usable = (row for row in every if row["family"] in FAMILIES and row["status"] == "ok" and row["suspect"] != "1")
@@ -234,7 +237,7 @@ def runs(data: Path) -> list[AdapterRun]:
 
 
 def probes(data: Path) -> list[Sample]:
-    """Engine probes: decode steps with and without adapters, prompts without."""
+    """Read engine probes: decode steps with and without adapters, prompts without."""
     path = find(PROBES, data)
     every = table(path, PROBE_COLUMNS) if path else ()
     usable = (row for row in every if row["status"] == "ok" and float(row["completed"] or 0) >= FEWEST_REQUESTS)
@@ -260,7 +263,7 @@ def _probe(row: Mapping[str, str]) -> Sample:
 
 
 def load_us(data: Path) -> dict[str, float]:
-    """By model: of an adapter from host memory to a slot, of all ranks the median."""
+    """Read by model how long an adapter takes from host memory to a slot: the median over all ranks."""
     path, found = find(PROBES, data), defaultdict[str, list[float]](list)
     for row in table(path, PROBE_COLUMNS) if path else ():
         if row["kind"] == "load_ms":
@@ -269,12 +272,12 @@ def load_us(data: Path) -> dict[str, float]:
 
 
 def beginning(load_us: float) -> Constants:
-    """Where fits begin."""
+    """Return the constants that a fit begins with."""
     return Constants(replace(efficiency("vllm"), **START), {**ADAPTERS, "load_us": load_us}, PENALTY_US)
 
 
 def fit(samples: Sequence[Sample], start: Constants) -> Constants:
-    """The likeliest constants near those of the start; what a load takes stays."""
+    """Fit the likeliest constants near those of the start; what a load takes stays."""
     from scipy.optimize import least_squares  # here: half a second, which a fit alone needs
 
     spreads = np.array([*BASE.values(), *(ADAPTER_SPREADS.get(name, 1.0) for name in ADAPTERS), PENALTY_SPREAD])
@@ -298,7 +301,7 @@ def fit(samples: Sequence[Sample], start: Constants) -> Constants:
 
 
 def toml(constants: Constants, command: str, fitted_on: int) -> str:
-    """The costs of adapters as a file."""
+    """Return the costs of adapters as the text of a file."""
     about = f"# Fitted on {fitted_on} runs of {RUNS} and the probes of {PROBES}, both models."
     values = (f"{name} = {value:.4g}" for name, value in constants.costs.items())
     return "\n".join([f"# Written by `{command}`.", about, "", "[vllm]", *values]) + "\n"
@@ -327,14 +330,17 @@ class Predicted:
         return np.array([outcome.finished / run.number("completed") for outcome, run in pairs])
 
     def of(self, name: str, value: str | bool) -> "Predicted":
-        """Those of a model, of a family, or saturated ones."""
+        """Return the runs of a model, of a family, or the saturated ones."""
         kept = [
             i for i, run in enumerate(self.runs) if (run.saturated if name == "saturated" else run.row[name]) == value
         ]
         return Predicted([self.runs[i] for i in kept], [self.outcomes[i] for i in kept])
 
     def lines(self, origin: Origin, case: str, target: str | None = None) -> Iterator[Line]:
-        """How far off, over all of them; the twin's share where it simulated all of them. None where there are none."""
+        """Yield how far off the runs are, over all of them; nothing where there are none.
+
+        The twin's share is there where it simulated all of them.
+        """
         if not self.runs:
             return
         off = np.abs(self.ratios - 1)
@@ -397,8 +403,10 @@ def iterations(
 
 
 def figures(origin: Origin, data: Path, constants_file: Path | None, every: int, jobs: int, bar: Bar) -> Iterator[Line]:
-    """All lines, of both families, of every so many runs of FAMILIES; writes the shipped costs of adapters, of both
-    models, if there is a file for them."""
+    """Measure both families, every `every`-th run of those that FAMILIES chooses.
+
+    The shipped costs of adapters, of both models, are written to `constants_file` if there is one.
+    """
     known, probed, loads = runs(data), probes(data), load_us(data)
     if constants_file:
         steady = [run.sample() for run in known if run.steady]

@@ -68,7 +68,9 @@ class Model:
     def replay(
         self, arrivals: Sequence[TraceArrival], awaited: Callable[[TraceArrival], bool] = lambda _: True
     ) -> Simulated:
-        """These requests, after one for each adapter that brings it to its slot; to the last answer `awaited`."""
+        """Replay these requests, after one for each adapter that brings it to its slot, to the last answer
+        `awaited`.
+        """
         warm = [TraceArrival(WARM_GAP_S * i, 8, 2, i) for i in range(self.pool.adapters)]
         lead_s = WARM_GAP_S * (len(warm) + 3)
         trace = [*warm, *(replace(arrival, at_s=lead_s + arrival.at_s) for arrival in arrivals)]
@@ -138,7 +140,8 @@ class _Counter:
 
 
 def calibrated(model: Model, single: LiveRun, answers: LiveRun, others: Sequence[LiveRun]) -> Model:
-    """The model with costs that explain what the processes used in these runs, and with the latencies of the stack.
+    """Return the model with costs that explain what the processes used in these runs, and with the latencies of the
+    stack.
 
     `single`: requests for one token, `answers`: whole ones, each alone; `others`: some streams, then many. What the
     time to a first token and the time per token are more than the CPU seconds on their way is the time until messages
@@ -166,7 +169,7 @@ def _token_s(run: Simulated) -> float:
 
 
 def _first_guess(engine: EngineCosts) -> Costs:
-    """Of no great importance: one that lets wakes be counted."""
+    """Return costs of no great importance, which let wakes be counted."""
     return Costs(
         events={
             (Kind.GATEWAY, "RequestArrived"): 0.003, (Kind.GATEWAY, "Step"): 0.0001,
@@ -192,7 +195,7 @@ def _costs(engine: EngineCosts, single: LiveRun, runs: Sequence[LiveRun], counte
         return [max(cost, LEAST_S) for cost in least_errors(list(zip(*columns, strict=True)), used, rounds=1)]
 
     def later(name: str) -> float:
-        """The share of a request's cost that comes after its answer has ended."""
+        """Return the share of a request's cost that comes after its answer has ended."""
         assert single.after is not None
         return min(max(single.after[name] / max(single.cpu[name], LEAST_S), 0.0), 1.0)
 
@@ -240,7 +243,7 @@ def _extra(
     engine: EngineCosts, runs: Sequence[LiveRun], counted: Sequence[Counted], steps: Sequence[float],
     tokens: Sequence[int],
 ) -> tuple[float, float, float]:  # fmt: skip
-    """What a sequence, a step and a row of it cost the engine's thread beside other threads, more than alone.
+    """Fit what a sequence, a step and a row of it cost the engine's thread beside other threads, more than alone.
 
     Known where the model computes on that thread: with more of them they count what they wait for each other.
     """

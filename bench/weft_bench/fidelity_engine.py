@@ -58,7 +58,7 @@ class EngineCosts:
 def measure_beside(
     files: Mapping[str, Path], adapters: Sequence[Path], sizes: Sizes, vocab: int, seed: int
 ) -> EngineCosts:
-    """The engine alone, then with the same in another process. Raises EngineRefused, WrongAdapter."""
+    """Measure the engine alone, then with the same in another process. Raises EngineRefused, WrongAdapter."""
     alone = measure(files, adapters, sizes, vocab, seed)
     with ProcessPoolExecutor(1, get_context("spawn")) as other:
         running = other.submit(measure, files, adapters, sizes, vocab, seed)
@@ -89,7 +89,7 @@ def measure(files: Mapping[str, Path], adapters: Sequence[Path], sizes: Sizes, v
 
 
 def _asks(rng: random.Random, count: int, adapters: Sequence[Path | None], vocab: int) -> list[Ask]:
-    """Requests that take turns over the adapters (None: the base)."""
+    """Make requests that take turns over the adapters (None: the base)."""
     names = ["" if path is None else path.name for path in adapters]
     made = (prompts(rng, 1, rng.randint(8, 96), vocab)[0] for _ in range(count))
     return [Ask(names[i % len(names)], prompt, rng.randint(12, 36)) for i, prompt in enumerate(made)]
@@ -129,7 +129,7 @@ class _Watch:
 
 
 def fit(samples: Sequence[StepSample], threads: int = 1, executor: str = "") -> EngineCosts:
-    """Lines through what was measured; no coefficient is negative."""
+    """Fit lines through what was measured; no coefficient is negative."""
     tokens = [one.rows + one.prompt_tokens for one in samples]
     points = [point for point in TOKENS if point <= max(tokens)]
     features = [(*_shares(points, count), one.keys, one.adapters) for one, count in zip(samples, tokens, strict=True)]
@@ -142,7 +142,7 @@ def fit(samples: Sequence[StepSample], threads: int = 1, executor: str = "") -> 
 
 
 def _shares(points: Sequence[int], tokens: int) -> list[float]:
-    """How much of each point a step of so many tokens is: a line joins two of them."""
+    """Return the share of each point in a step of `tokens` tokens: a line joins two of them."""
     shares = [0.0] * len(points)
     high = min(max(bisect_left(points, tokens), 1), len(points) - 1)
     part = (tokens - points[high - 1]) / (points[high] - points[high - 1])
@@ -151,7 +151,7 @@ def _shares(points: Sequence[int], tokens: int) -> list[float]:
 
 
 def least_errors(features: Sequence[Sequence[float]], seconds: Sequence[float], *, rounds: int = ROUNDS) -> list[float]:
-    """Coefficients, none below zero, with the least sum of relative errors: an outlier counts as far as it is off.
+    """Fit coefficients, none below zero, with the least sum of relative errors: an outlier counts as far as it is off.
 
     Least squares, again and again, each sample weighed by its error in the round before (one round: least squares of
     relative errors); a coefficient that would be negative is left out.

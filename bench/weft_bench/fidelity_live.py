@@ -85,7 +85,7 @@ class LiveRun:
 
     @property
     def cores(self) -> float:
-        """How many were busy."""
+        """The cores that were busy on average."""
         return sum(self.cpu.values()) / self.wall_s
 
     def trace(self) -> list[TraceArrival]:
@@ -108,26 +108,26 @@ class Live:
         self._at_rest: dict[str, float] = {}
 
     def rest(self, seconds: float) -> None:
-        """What processes use with nothing to do."""
+        """Measure what processes use with nothing to do."""
         self.cpu.find_threads()
         before = self.cpu.read()
         time.sleep(seconds)
         self._at_rest = {name: (used - before.get(name, 0.0)) / seconds for name, used in self.cpu.read().items()}
 
     def closed(self, bodies: Bodies, streams: int) -> LiveRun:
-        """So many clients, each with its next request when the last has ended."""
+        """Run `streams` clients, each with its next request when the last has ended."""
         return self._run(bodies, lambda found: asyncio.run(sse.run(HOST, self._stack.port, found, streams)))
 
     def open(
         self, bodies: Bodies, at_s: Sequence[float], keys: Sequence[str] = (), awaited: Sequence[int] | None = None
     ) -> LiveRun:
-        """Each request at its time. See `sse.run_at`."""
+        """Send each request at its time. `sse.run_at` says what the arguments are."""
         return self._run(
             bodies, lambda found: asyncio.run(sse.run_at(HOST, self._stack.port, found, at_s, keys, awaited))
         )
 
     def singly(self, bodies: Bodies) -> LiveRun:
-        """One request after the other, each when nothing of the one before is left to do."""
+        """Send one request after the other, each when nothing of the one before is left to do."""
         answers, steps, began = list[sse.Streamed](), self._steps(), time.perf_counter()
         cpu, after = dict[str, float](), dict[str, float]()
         for _, body in bodies:
@@ -163,7 +163,7 @@ class Live:
 
 
 def _busy_s() -> float:
-    """CPU seconds of all processes of this machine, and what its host took from it."""
+    """Return the CPU seconds of all processes of this machine, and what its host took from it."""
     user, nice, system, _, _, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
     return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
 

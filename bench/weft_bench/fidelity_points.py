@@ -1,6 +1,6 @@
 """The measured points of `silicon_dense_h100_h200`, and the iterations that each of them consists of.
 
-A point is a closed loop: so many clients, each of which sends its next request when its answer ends. There the order of
+A point is a closed loop: a number of clients, each of which sends its next request when its answer ends. The order of
 iterations does not depend on how long they take, so each point is simulated once (`weft_bench.engine_simulation`), and
 any step model then gives its TTFT and TPOT as a weighted sum of the seconds of its iterations.
 
@@ -38,7 +38,7 @@ COLUMNS: Sequence[str] = (
     "id", "mode", "backend", "backend_version", "model_path", "system", "precision", "gemm_quant_mode", "tp_size",
     "batch_size", "isl", "osl", "silicon_ttft_ms", "silicon_tpot_ms",
 )  # fmt: skip
-BATCH_TOKENS = 8192  # of all three engines, on devices of 80 GB and more
+BATCH_TOKENS = 8192  # the default of all three engines on devices of 80 GB and more
 MAX_SEQUENCES = 1024
 SEED = 0
 Array = NDArray[np.float64]
@@ -96,12 +96,12 @@ class Point:
 
     @property
     def counted(self) -> bool:
-        """Is it known how many clients there were?"""
+        """True where it is known how many clients there were."""
         return "_c_" not in self.name
 
 
 def points(rows: Iterable[Mapping[str, str]]) -> list[Point]:
-    """The points of one pool (mode agg); of disaggregated ones the number of clients is not known."""
+    """Return the points of one pool (mode agg); of disaggregated ones the number of clients is not known."""
     return [_point(row) for row in rows if row["mode"] == "agg"]
 
 
@@ -153,7 +153,7 @@ class Played:
     gaps: Array
 
     def times(self, efficiency: Efficiency, together: float) -> tuple[Array, Array]:
-        """TTFT and TPOT of each point, in seconds."""
+        """Return TTFT and TPOT of each point, in seconds."""
         model = replace(self.roofline, efficiency=efficiency)
         seconds = model.seconds_of(*self.steps[:, :5].T) * self.steps[:, 5]
         count = len(self.points)
@@ -170,7 +170,7 @@ class Played:
         return ttft + efficiency.request_ms / 1e3, tpot
 
     def _grouped(self, model: Roofline, together: float) -> Array:
-        """The first round, in which all clients come at once, and the others, in which they do not."""
+        """Return the first round, in which all clients come at once, and the others, in which they do not."""
         clients, rounds = self._of(lambda one: one.clients), self._of(lambda one: one.protocol.rounds)
         prompt = self._prompt
         context = (clients - 1) * (prompt + self._of(lambda one: one.mean_gaps) / 2)
@@ -190,7 +190,7 @@ class Played:
 
 
 def play(chosen: Sequence[Point], start: Efficiency) -> list[Played]:
-    """Every point simulated, those of one roofline together. `start` sets the memory, not the order of iterations."""
+    """Simulate every point, those of one roofline together. `start` sets the memory, not the order of iterations."""
     groups = dict[tuple[Any, ...], list[Point]]()
     for one in chosen:
         key = (one.model, one.hardware, one.tensor_parallel, one.dtype, one.protocol.kv_dtype)
@@ -239,7 +239,7 @@ def _iterations(one: Point, model: Roofline) -> tuple[list[tuple[float, ...]], l
 
 
 def limits(one: Point, model: Roofline) -> EngineLimits:
-    """As the engines are set up there; InferenceMAX gives TensorRT-LLM a batch of a whole request and 512 tokens."""
+    """Return the engine's limits there; InferenceMAX gives TensorRT-LLM a batch of a whole request and 512 tokens."""
     tokens = BATCH_TOKENS
     if one.backend == "trtllm" and one.protocol.shortest < 1:
         tokens = one.prompt_tokens + one.output_tokens + 512

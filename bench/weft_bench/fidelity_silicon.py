@@ -44,7 +44,7 @@ class Errors:
     ratios: Sequence[Array]
 
     def lines(self, origin: Origin, case: str, aimed: bool = True) -> Iterator[Line]:
-        """How far off, over all points."""
+        """Yield how far off the predictions are, over all points."""
         yield origin.line(case, "points", len(self.points), "")
         for name, found in zip(METRICS, self.ratios, strict=True):
             off = np.abs(found - 1)
@@ -56,13 +56,13 @@ class Errors:
                 )
 
     def of(self, chosen: Callable[[Point], bool]) -> "Errors":
-        """Those of some points."""
+        """Return the errors of the points that `chosen` takes."""
         kept = np.array([chosen(one) for one in self.points])
         return Errors([one for one in self.points if chosen(one)], [found[kept] for found in self.ratios])
 
 
 def figures(origin: Origin, data: Path, constants: Path | None, bar: Bar) -> Iterator[Line]:
-    """All lines; with `constants` the shipped ones, fitted on every point, are written there."""
+    """Compare all points; with `constants` the shipped ones, fitted on every point, are written there."""
     path = find(FILE, data)
     if path is None:
         return
@@ -99,19 +99,23 @@ def figures(origin: Origin, data: Path, constants: Path | None, bar: Bar) -> Ite
 
 
 def about(usable: Sequence[Point]) -> list[str]:
-    """What chose the constants."""
+    """Say what chose the constants."""
     sources = dict.fromkeys(" ".join(each for each in one.source) for one in usable)
     return [f"Fitted on {len(usable)} points of {FILE}:", *(f"- {source}" for source in sources)]
 
 
 def believable(known: Sequence[Point]) -> list[Point]:
-    """Points to fit on: their number of clients is known, and their source has none beyond the data sheet."""
+    """Return the points to fit on: their number of clients is known, and their source has none beyond the data
+    sheet.
+    """
     beyond = {one.source for one in known if one.counted and least_s(one) / one.e2e_s > IMPOSSIBLE}
     return [one for one in known if one.counted and one.source not in beyond]
 
 
 def least_s(one: Point) -> float:
-    """What no execution is faster than, end to end: every client's prompt computed, every token's step read."""
+    """Return the time that no execution undercuts, end to end: every client's prompt computed, every token's step
+    read.
+    """
     model = Roofline(
         accelerator(one.hardware), architecture(one.model), IDEAL, one.tensor_parallel, one.dtype, one.protocol.kv_dtype
     )
@@ -123,7 +127,7 @@ def least_s(one: Point) -> float:
 
 
 def errors(chosen: Sequence[Point], fitted: dict[str, Fitted]) -> Errors:
-    """How far the constants are from these points."""
+    """Return how far the constants are from these points."""
     parts = list[Errors]()
     for engine in dict.fromkeys(one.backend for one in chosen):
         constants = fitted.get(engine, fitted[""])
@@ -133,6 +137,6 @@ def errors(chosen: Sequence[Point], fitted: dict[str, Fitted]) -> Errors:
 
 
 def joined(parts: Sequence[Errors]) -> Errors:
-    """All of them as one."""
+    """Join the errors of several parts."""
     together = [np.concatenate([part.ratios[i] for part in parts]) for i in range(len(METRICS))]
     return Errors([one for part in parts for one in part.points], together)

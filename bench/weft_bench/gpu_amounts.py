@@ -39,7 +39,7 @@ class Batch:
 
     @property
     def adapters(self) -> list[int | None]:
-        """Of each row, those of one adapter beside each other, as the engine orders them."""
+        """The adapter of each row; rows of one adapter stand beside each other, as the engine orders them."""
         return sorted(
             adapter_of_row(self.popularity, self.rows), key=lambda adapter: -1 if adapter is None else adapter
         )
@@ -63,18 +63,18 @@ class Operator:
     most_rows: int = 64
 
     def batches(self, rank: int) -> list[Batch]:
-        """Batch sizes of powers of two with every popularity, of one rank."""
+        """Return batches of powers of two with every popularity, of one rank."""
         sizes = [2**i for i in range(self.most_rows.bit_length())]
         return [Batch(rows, kind, (rank,)) for rows in sizes for kind in (POPULARITIES if rows > 1 else (IDENTICAL,))]
 
     def adapters_work(self, batch: Batch) -> Work:
-        """Each adapter of the batch read once; shrink and expand of each row."""
+        """Return the work of each adapter of the batch read once, and of shrink and expand of each row."""
         width = len(self.widths) * self.n_in + sum(self.widths)
         ranks, row_ranks = ranks_of(batch.adapters, batch.ranks)
         return Work(BF16_BYTES * sum(ranks) * width, 2 * sum(row_ranks) * width)
 
     def rows_bytes(self, batch: Batch) -> int:
-        """Of inputs, once, and of outputs, read and written."""
+        """Return the bytes of inputs, read once, and of outputs, read and written."""
         return BF16_BYTES * batch.rows * (self.n_in + 2 * sum(self.widths))
 
     def case(self, batch: Batch) -> str:
@@ -110,7 +110,7 @@ class Amounts:
     stream_adapters: tuple[int, ...] = (0, 64, 384)  # 0: the base
     stream_tokens: tuple[int, int] = (128, 128)  # of a prompt, of an answer
     mixed_counts: tuple[int, ...] = (256, 64)  # streams whose answers have mixed lengths
-    stream_spread: int = 96  # answers of mixed lengths differ from that by up to so many
+    stream_spread: int = 96  # tokens by which answers of mixed lengths differ from that at most
     stream_rounds: int = 3  # requests of each stream
     stack_model: str = "1B"
     stack_adapters: int = 8
@@ -183,6 +183,6 @@ TINY = Amounts(
 
 
 def punica_us(operator: Operator, batch: Batch) -> float | None:
-    """What Punica published for this very case."""
+    """Return what Punica published for this very case."""
     published = operator == SQUARE and batch.ranks == (RANK,)
     return PUNICA_OPERATOR_US.get((batch.popularity, batch.rows)) if published else None

@@ -64,11 +64,11 @@ class DeviceSubject(Player):
         self._gpu.sync()
 
     def file(self, number: int) -> Path:
-        """The folder of one of the adapters on disk, written if need be."""
+        """Return the folder of one of the adapters on disk, written if need be."""
         return adapter(self._folder, self._name, self.shape, number, RANK)
 
     def alias(self, digest: str, number: int) -> str:
-        """One more adapter, with the files of that number; returns its digest."""
+        """Add one more adapter, with the files of that number. Returns its digest."""
         self.adapters.paths[digest] = self.file(number)
         return digest
 
@@ -76,7 +76,7 @@ class DeviceSubject(Player):
 def engine_of(
     executor: Executor, limits: PoolLimits, source: Folders, told: Callable[[Output], None], max_rank: int = RANK
 ) -> Engine:
-    """As `build.build_engine` makes it, of parts that are there."""
+    """Make an engine as `build.build_engine` does, of parts that are there."""
 
     def make_adapters(post: Callable[[Posted], None]) -> AdapterPool:
         return AdapterPool(executor.adapters, max_rank, source, post)
@@ -85,7 +85,7 @@ def engine_of(
 
 
 def executor_of(gpu: Gpu, shape: Shape, sizes: Sizes) -> CudaExecutor:
-    """With a model made at random on the device, and graphs."""
+    """Make an executor with graphs, and a model made at random on the device."""
     spec = spec_of(shape, sizes.context)
     weights = random_weights(spec, Numbers(gpu.device, gpu.dtype))
     gpu.sync()
@@ -109,7 +109,7 @@ def _limits(shape: Shape, sizes: Sizes, page_bytes: int) -> PoolLimits:
 
 
 def _pages(shape: Shape, sizes: Sizes) -> int:
-    """KV pages for every row at its longest, every slot's adapter, and those that wait for one."""
+    """Return the KV pages for every row at its longest, every slot's adapter, and those that wait for one."""
     page_numbers = shape.layers * 2 * shape.kv * PAGE_TOKENS
     each = pages_needed(layout_of(Partition(spec_of(shape, sizes.context)), RANK), RANK, page_numbers)
     waiting = sizes.rows if sizes.waiting is None else sizes.waiting

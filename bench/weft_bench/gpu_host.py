@@ -31,7 +31,7 @@ STEPS = ((0, 32), (64, 31), (512, 0), (2048, 0))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code."""
+    """Measure, and return the exit code."""
     from weft_bench.gpu_amounts import SHAPES
 
     parser = argparse.ArgumentParser(prog="python -m weft_bench.gpu_host", description=(__doc__ or "").split("\n")[0])
@@ -51,14 +51,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def cpu_s(run: Callable[[], object]) -> float:
-    """CPU seconds of this process."""
+    """Return the CPU seconds of this process that a run takes."""
     began = time.process_time()
     run()
     return time.process_time() - began
 
 
 def no_gpu(folder: Path) -> Any:
-    """Make Triton launch through a driver that does nothing: how many launches there were. Before torch is imported."""
+    """Make Triton launch through a driver that does nothing and counts launches. Has to come before torch is
+    imported.
+    """
     assert "triton" not in sys.modules, "it has its driver already"
     subprocess.run(
         ["cc", "-shared", "-fPIC", "-O2", f"-Wl,-soname,{LIBRARY}", "-o", folder / LIBRARY, SOURCE], check=True
@@ -85,7 +87,7 @@ def no_gpu(folder: Path) -> Any:
 
 
 def executor_of(spec: Any, *, pages: int, rows: int, tokens: int, graphs: bool) -> Any:
-    """An executor on meta tensors: as many slots as rows, steps of so many tokens captured."""
+    """Make an executor on meta tensors: as many slots as rows, steps of `tokens` tokens captured."""
     from weft_runner.model.cuda.absent import AbsentExecutor
     from weft_runner.model.cuda.executor import Sizes
 
@@ -95,7 +97,7 @@ def executor_of(spec: Any, *, pages: int, rows: int, tokens: int, graphs: bool) 
 
 
 def steps(model: str) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Each by its name, with what runs it."""
+    """Yield each step's name, with what runs it."""
     import numpy as np
     import torch
 

@@ -36,7 +36,7 @@ TINY_SIZES = Sizes(1 << 16, 32)
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """As it was measured at the start. `floor_s`: two launches that depend on each other, and do nothing."""
+    """The device as it was measured at the start. `floor_s`: two launches that depend on each other, and do nothing."""
 
     copy_bytes_s: float
     read_bytes_s: float
@@ -65,7 +65,7 @@ class Machine:
 
 
 def measured(gpu: Gpu, timer: Timer, sizes: Sizes) -> Machine:
-    """Some seconds of the device."""
+    """Measure the device, which takes some seconds."""
     short, long = (timer.graph(empties(gpu, n)).median for n in (SHORT, LONG))
     return Machine(
         copy_bytes_s=copied(gpu, timer, sizes.n_bytes),
@@ -77,20 +77,20 @@ def measured(gpu: Gpu, timer: Timer, sizes: Sizes) -> Machine:
 
 
 def copied(gpu: Gpu, timer: Timer, n_bytes: int) -> float:
-    """Bytes/s of a copy, read and written ones."""
+    """Measure the bytes/s of a copy, read and written ones."""
     source = torch.randn(n_bytes // 8, device=gpu.device)  # half of the bytes: fp32 numbers of one side
     target = torch.empty_like(source)
     return 2 * source.numel() * 4 / timer.graph(lambda: target.copy_(source), RUNS).median
 
 
 def summed(gpu: Gpu, timer: Timer, n_bytes: int) -> float:
-    """Bytes/s that torch's sum reads."""
+    """Measure the bytes/s that torch's sum reads."""
     data = torch.randn(n_bytes // 4, device=gpu.device)
     return data.numel() * 4 / timer.graph(data.sum, RUNS).median
 
 
 def read(gpu: Gpu, timer: Timer, n_bytes: int) -> float:
-    """Bytes/s that a kernel reads which does nothing else."""
+    """Measure the bytes/s that a kernel reads which does nothing else."""
     data = torch.randn(n_bytes // 4, device=gpu.device)
     programs = READERS_PER_SM * gpu.sms
     sums = torch.empty(programs, device=gpu.device)
@@ -102,13 +102,13 @@ def read(gpu: Gpu, timer: Timer, n_bytes: int) -> float:
 
 
 def multiplied(gpu: Gpu, timer: Timer, side: int) -> float:
-    """bf16 operations a second of a square product, of random numbers: of zeros it is faster."""
+    """Measure the bf16 operations a second of a square product, of random numbers: of zeros it is faster."""
     a, b = (torch.randn(side, side, device=gpu.device).to(torch.bfloat16) for _ in range(2))
     return 2 * side**3 / timer.graph(lambda: a @ b, RUNS).median
 
 
 def empties(gpu: Gpu, launches: int) -> Callable[[], Any]:
-    """So many kernels in a row that do nothing."""
+    """Return the work of `launches` kernels in a row that do nothing."""
     nothing = torch.zeros(16, device=gpu.device)
 
     def work() -> None:
@@ -125,7 +125,7 @@ def _empty(nothing):
 
 @triton.jit
 def _read(sums, data, n, BLOCK: tl.constexpr):  # noqa: N803
-    """Each program reads every so-manieth block; the sum is kept so that the loads are."""
+    """Read every n-th block, n the number of programs; the sum is kept so that the loads are."""
     program, programs = tl.program_id(0), tl.num_programs(0)
     total = tl.zeros([BLOCK], tl.float32)
     for block in range(program, tl.cdiv(n, BLOCK), programs):

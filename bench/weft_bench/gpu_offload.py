@@ -1,4 +1,4 @@
-"""A model that does not fit: passes of the offloading executor on so much of the device, the rest in pinned memory.
+"""A model that does not fit: passes of the offloading executor on a part of the device, the rest in pinned memory.
 
 A pass copies what does not stay. Its bound is the longer of those bytes at the rate of a copy from pinned memory alone,
 measured just before, and of what the pass reads and computes on the device.
@@ -53,7 +53,7 @@ class RandomCheckpoint(Checkpoint):
         return array_of(made.cpu())
 
     def release(self, *names: str) -> None:
-        """Nothing is kept."""
+        """Do nothing: no tensor is kept."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,20 +82,20 @@ class Offloaded:
         return cls(OffloadCudaExecutor(gpu, RandomCheckpoint(spec, gpu), budget, sizes, dtype=dtype), weights)
 
     def decode(self, rows: int, context: int) -> StepInput:
-        """Rows of one token behind so many."""
+        """Make a step of `rows` rows of one token, each behind `context` tokens."""
         rng, pages, each = random.Random(0), iter(range(1 << 30)), -(-(context + 1) // PAGE_TOKENS)
         vocab = self.executor.spec.vocab_size
         parts = [StepOf(random_tokens(rng, 1, vocab), context, [*islice(pages, each)], None) for _ in range(rows)]
         return step_of(parts, PAGE_TOKENS)
 
     def prompt(self, tokens: int) -> StepInput:
-        """One from its start."""
+        """Make a step of one prompt from its start."""
         made = random_tokens(random.Random(0), tokens, self.executor.spec.vocab_size)
         return step_of([StepOf(made, 0, range(-(-tokens // PAGE_TOKENS)), None)], PAGE_TOKENS)
 
 
 def measure(context: Context) -> None:
-    """Decode steps of each number of rows, then a prompt. The device has no such limit afterwards."""
+    """Measure decode steps of each number of rows, then a prompt. The device has no such limit afterwards."""
     amounts, rates = context.amounts, context.machine.rates
     copied_s = seconds_of_a_byte(context.gpu)
     name = amounts.offload_name()

@@ -48,7 +48,7 @@ class Case:
 
 
 def measure(context: Context) -> None:
-    """Every operator and batch of the amounts."""
+    """Measure every operator and batch of the amounts."""
     for operator, batch in context.amounts.operators:
         context.check_time()
         case = made(context.gpu, operator, batch)
@@ -61,7 +61,7 @@ def measure(context: Context) -> None:
 
 
 def made(gpu: Gpu, operator: Operator, batch: Batch) -> Case:
-    """Adapters at random places of a random arena, rows in the order of their adapters, chunks padded as in a graph."""
+    """Put adapters at random places of a random arena, rows in the adapters' order, chunks padded as in a graph."""
     ranks = [batch.ranks[number % len(batch.ranks)] for number in range(batch.n_adapters)]
     layout = Layout(1, (SiteShape(operator.n_in, operator.widths),), max(ranks))
     deck_pages = sum(pages_needed(layout, rank, PAGE) for rank in ranks)
@@ -79,7 +79,7 @@ def made(gpu: Gpu, operator: Operator, batch: Batch) -> Case:
 
 
 def check(case: Case) -> None:
-    """A time counts only beside the right result: each row's own adapter. Raises WrongAdapter."""
+    """Check the result before its time counts: each row's own adapter was used. Raises WrongAdapter."""
     before, expected = case.y.clone(), case.y.to(torch.float32, copy=True)
     case.run()
     for segment in case.dense.segments:
@@ -91,7 +91,9 @@ def check(case: Case) -> None:
 
 
 def _chunked(gpu: Gpu, batch: Batch) -> ChunkTable:
-    """As many chunks as rows, as in a captured step. Raises WrongAdapter unless each row is in one of its adapter."""
+    """Make a table with a chunk for each row, as in a captured step. Raises WrongAdapter where one has another
+    adapter.
+    """
     table = chunk_table(plan_rows(batch.adapters, dict.fromkeys(range(batch.rows), 1)), DECODE_CHUNK)
     found = [slot for slot, _, tokens, turn in table.tolist() if not turn for _ in range(tokens)]
     if found != batch.adapters or len({*found}) != batch.n_adapters:
@@ -102,7 +104,7 @@ def _chunked(gpu: Gpu, batch: Batch) -> ChunkTable:
 
 
 def _dense(gpu: Gpu, arena: torch.Tensor, operator: Operator, batch: Batch, entries: list[SlotEntry]) -> Dense:
-    """The same adapters as plain matrices, for the baselines."""
+    """Return the same adapters as plain matrices, for the baselines."""
     most = entries[0].row_offsets.shape[-1]
     at = torch.stack([entry.row_offsets[0].view(2, most) for entry in entries])
     ends = [entry.ends[0, 0].tolist() for entry in entries]

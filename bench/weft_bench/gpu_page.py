@@ -19,8 +19,8 @@ and values of every context, each adapter of the step once at its true rank; of 
 outputs read and written. `beyond the launch floor` takes off what two dependent empty launches take in a graph; a
 step's floor is what as many empty kernels take in a row.
 
-**A model that does not fit** has so much of the device for everything, the rest of its weights in pinned memory; a
-pass is by the clock, and its bound the longer of the copied bytes at the rate of a copy alone and of what it computes.
+**A model that does not fit** has the named GiB of the device for everything, the rest of its weights in pinned memory;
+a pass is by the clock; its bound is the longer of the copied bytes at the rate of a copy alone and what it computes.
 
 **Popularities** are Punica's: Identical (one adapter for all rows), Uniform (ceil(sqrt(rows)) of them), Skewed (each
 1.5 times as popular as the next), Distinct (one a row); rank 16 on all seven projections. The adapter of every row is
@@ -72,7 +72,7 @@ class Wanted(NamedTuple):
 
 
 def wanted(amounts: Amounts) -> dict[str, list[Wanted]]:
-    """By the case of `make gpu-bench` that measures it."""
+    """Return the figures that are wanted, by the case of `make gpu-bench` that measures them."""
     operators, decode, crowds = list[Wanted](), list[Wanted](), list[Wanted]()
     for operator, batch in amounts.operators:
         if (published := punica_us(operator, batch)) is not None:
@@ -134,7 +134,7 @@ def raw_path(docs: Path) -> Path:
 
 
 def write_page(docs: Path) -> Path:
-    """The page of what the raw file has, which may be nothing."""
+    """Write the page of what the raw file has, which may be nothing."""
     lines = read(raw_path(docs)) if raw_path(docs).exists() else []
     path = docs / "gpu.md"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -143,7 +143,7 @@ def write_page(docs: Path) -> Path:
 
 
 def answers(lines: Iterable[Line]) -> str:
-    """A row for each figure that is wanted, with the newest that was measured, on whichever machine."""
+    """Render a row for each figure that is wanted, with the newest that was measured, on whichever machine."""
     found = {(line.case, line.metric): line for line in newest(lines) if line.value is not None}
     rows = ["| case | figure | published | aim | here |", "|---|---|---|---|---|"]
     for case, metric, unit, published, target in WANTED:

@@ -37,7 +37,7 @@ class Measured:
 
 
 def measure(context: Context) -> None:
-    """Raises ImportError where there is no peft: the rows are then not measured."""
+    """Measure both. Raises ImportError where there is no peft: the rows are then not measured."""
     import peft  # noqa: F401  # pyright: ignore[reportUnusedImport] (before ours runs for nothing)
 
     ours = _ours(context)
@@ -56,7 +56,7 @@ def _report(context: Context, popularity: str, ours: Measured, theirs: Measured)
 
 
 def _measured(context: Context, run: Run, popularity: str) -> Measured:
-    """Rounds after one that warms up."""
+    """Run rounds after one that warms up."""
     rng, amounts = random.Random(0), context.amounts
     adapters, first, whole = adapter_of_row(popularity, amounts.peer_rows), list[float](), list[float]()
     tokens = amounts.peer_tokens[1]
@@ -106,7 +106,7 @@ def _theirs(context: Context) -> Run:
 
 @torch.inference_mode()
 def generated(model: Any, ids: torch.Tensor, tokens: int, adapters: Sequence[int | None]) -> torch.Tensor:
-    """Greedy, so many tokens each; without its adapters where no row has one: what is best for it."""
+    """Decode `tokens` tokens each, greedily; without its adapters where no row has one: what is best for it."""
     options: dict[str, Any] = {
         "input_ids": ids, "attention_mask": torch.ones_like(ids), "do_sample": False, "pad_token_id": 0,
         "min_new_tokens": tokens, "max_new_tokens": tokens,
@@ -122,7 +122,7 @@ def name_of(number: int) -> str:
 
 
 def peft_model(shape: Shape, adapters: int, device: torch.device, dtype: torch.dtype) -> Any:
-    """A random Llama with so many random adapters on all seven projections, made on the device."""
+    """Make a random Llama with `adapters` random adapters on all seven projections, on the device."""
     import peft
     import transformers
 

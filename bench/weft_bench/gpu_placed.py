@@ -23,11 +23,11 @@ class Deck:
         random.Random(seed).shuffle(self._pages)
 
     def deal(self, count: int) -> list[int]:
-        """Raises IndexError when there are not so many left."""
+        """Take `count` pages. Raises IndexError when fewer are left."""
         return [self._pages.pop() for _ in range(count)]
 
     def rest(self) -> list[int]:
-        """All that are left."""
+        """Take all pages that are left."""
         return self.deal(len(self._pages))
 
     def back(self, pages: Sequence[int]) -> None:
@@ -35,7 +35,7 @@ class Deck:
 
 
 def shaped(layout: Layout, rank: int) -> Adapter:
-    """An adapter of this rank on every projection, as far as a plan looks at it: shapes, no numbers."""
+    """Return an adapter of this rank on every projection, as far as a plan looks at it: shapes, no numbers."""
 
     def projection(index: int, n_in: int, width: int) -> Projection:
         a, b = (torch.empty(shape, device="meta") for shape in ((rank, n_in), (width, rank)))
@@ -46,18 +46,18 @@ def shaped(layout: Layout, rank: int) -> Adapter:
 
 
 def row_offsets(layout: Layout, ranks: Sequence[int], page_elements: int, deck: Deck) -> list[SlotEntry]:
-    """Adapter i has rank ranks[i]."""
+    """Return the rows' places of adapters, of which adapter i has rank ranks[i]."""
     images = {rank: plan_image(shaped(layout, rank), layout, page_elements // UNIT) for rank in {*ranks}}
     return [images[rank].on_pages(deck.deal(images[rank].n_pages)) for rank in ranks]
 
 
 def pages_needed(layout: Layout, rank: int, page_elements: int) -> int:
-    """Of one adapter."""
+    """Return how many pages one adapter of this rank needs."""
     return plan_image(shaped(layout, rank), layout, page_elements // UNIT).n_pages
 
 
 def rows_at(arena: torch.Tensor, row_offsets: torch.Tensor, length: int) -> torch.Tensor:
-    """The rows of so many numbers that begin at these places: [places, length], a copy."""
+    """Return the rows of `length` numbers that begin at these places: [places, length], a copy."""
     inside = torch.arange(units(length))
     index = (row_offsets.long()[:, None] + inside).to(arena.device)
     return arena.view(-1, UNIT)[index].view(len(row_offsets), -1)[:, :length]

@@ -45,7 +45,7 @@ LAYER_LAUNCHES, LORA_LAUNCHES, OTHER_LAUNCHES = 9, 6, 6
 
 
 class RowOf(NamedTuple):
-    """A row to be: so many tokens from this position on, with the adapter in this slot."""
+    """A row to be: `tokens` tokens from `position` on, with the adapter in `slot`."""
 
     tokens: int
     position: int
@@ -81,7 +81,7 @@ class Loaded:
         return cls(executor, deck.rest(), shape)
 
     def step(self, rows: Sequence[RowOf]) -> StepInput:
-        """Each with the same tokens and pages whenever it is made: what differs are adapters. Raises WrongAdapter."""
+        """Make a step, always with the same tokens and pages: what differs are adapters. Raises WrongAdapter."""
         rng, pages = random.Random(0), iter(self.pages)
         parts = [
             StepOf(
@@ -95,7 +95,7 @@ class Loaded:
         return step
 
     def decode(self, batch: Batch, context: int) -> StepInput:
-        """Rows of one token with `context` before it."""
+        """Make a step of one token a row with `context` before it."""
         return self.step([RowOf(1, context, slot) for slot in batch.adapters])
 
 
@@ -105,13 +105,13 @@ def _adapter_pages(spec: ModelSpec) -> int:
 
 
 def _seat(store: PagedAdapterStore, slots: int, deck: Deck) -> None:
-    """An adapter of the usual rank in each slot."""
+    """Put an adapter of the usual rank into each slot."""
     for slot, entry in enumerate(row_offsets(store.tables.layout, [RANK] * slots, store.tables.arena.shape[1], deck)):
         store.put(slot, PagedAdapter(entry, (), RANK, 3 * RANK, 0))
 
 
 def measure(context: Context) -> None:
-    """Decode steps of every batch and popularity of the amounts, the base first, then steps with prompts."""
+    """Measure decode steps of every batch and popularity of the amounts, the base first, then steps with prompts."""
     amounts, started = context.amounts, time.perf_counter()
     prompts = [(1 + amounts.beside, prompt) for prompt in amounts.prompts]
     batches = [*((n, tokens + 1) for n, tokens in amounts.decode), *prompts]
@@ -130,7 +130,7 @@ def measure(context: Context) -> None:
 
 
 def _measure_prompt(context: Context, loaded: Loaded, prompt: int, beside: int) -> None:
-    """A prompt from its start and rows in decode, each with an adapter of its own, or all of the base."""
+    """Measure a prompt from its start and rows in decode, each with an adapter of its own, or all of the base."""
     name, position = context.amounts.prompt_name(prompt, beside), min(length for _, length in context.amounts.decode)
     whole = dict[bool, float]()
     context.check_time()
@@ -170,7 +170,7 @@ def _by_clock(context: Context, run: Callable[[], object]) -> ByClock:
 
 
 def _report_kernels(context: Context, name: str, run: Callable[[], object]) -> None:
-    """What its kernels take, all together and the costliest each, and how many there are: by CUPTI."""
+    """Report what its kernels take, all together and the costliest each, and how many there are: by CUPTI."""
     if not context.gpu.is_real:
         return
     kernels = kernel_times(run)
@@ -181,17 +181,17 @@ def _report_kernels(context: Context, name: str, run: Callable[[], object]) -> N
 
 
 def launches(spec: ModelSpec, *, adapters: bool) -> int:
-    """Kernels of a decode step, as far as they are ours to count: a product of the library may be two."""
+    """Count the kernels of a decode step, as far as they are ours to count: a product of the library may be two."""
     return spec.layers * (LAYER_LAUNCHES + (LORA_LAUNCHES if adapters else 0)) + OTHER_LAUNCHES
 
 
 def work_of(shape: Shape, batch: Batch, context: float) -> Work:
-    """What a step must read and compute."""
+    """Return what a step must read and compute."""
     return decode_work(shape, batch.rows, context) + adapter_work(shape, *ranks_of(batch.adapters, batch.ranks))
 
 
 def assert_adapters(step: StepInput, rows: Sequence[RowOf]) -> None:
-    """Each row's tokens use the slot that was asked for. Raises WrongAdapter."""
+    """Check that each row's tokens use the slot that was asked for. Raises WrongAdapter."""
     asked = [-1 if row.slot is None else row.slot for row in rows]
     if (found := slots_of(step.plan, [row.tokens for row in rows])) != asked:
         raise WrongAdapter(f"rows asked for the slots {asked} and use {found}")
@@ -208,7 +208,7 @@ class Ran:
 
 
 def _measure_batches(context: Context, loaded: Loaded, batches: Sequence[Batch], length: int) -> None:
-    """The first one is the base, which the others are held against."""
+    """Measure each batch; the first one is the base, which the others are held against."""
     context.check_time()
     base, *adapted = batches
     without = _ran(context, loaded, base, length)
@@ -234,7 +234,9 @@ def _ran(context: Context, loaded: Loaded, batch: Batch, length: int) -> Ran:
 
 
 def _report_added(context: Context, ran: Ran, base: Ran) -> None:
-    """Raises WrongAdapter where an adapter changes nothing: it was not computed."""
+    """Report what adapters add to the base. Raises WrongAdapter where an adapter changes nothing: it was not
+    computed.
+    """
     if bool((ran.logits == base.logits).all(dim=1).any()):
         raise WrongAdapter(f"{ran.name}: an adapter left a row as it was")
     added = 100 * (ran.times.median / base.times.median - 1)
@@ -244,7 +246,7 @@ def _report_added(context: Context, ran: Ran, base: Ran) -> None:
 
 
 def assert_finite(loaded: Loaded, logits: torch.Tensor) -> None:
-    """Every row has a token: a step of NaNs would be no step. Raises WrongAdapter."""
+    """Check that every row has a token: a step of NaNs would be no step. Raises WrongAdapter."""
     choices = loaded.executor.sample(logits, [SamplingArgs(Sampling(), 0)] * len(logits))
     if any(choice is None for choice in choices):
         raise WrongAdapter(f"rows without a finite maximum: {[i for i, c in enumerate(choices) if c is None]}")

@@ -41,11 +41,11 @@ class Times:
 
 class Timer(Protocol):
     def graph(self, work: Work, runs: int = MANY) -> Times:
-        """Of work that only launches: captured, replayed."""
+        """Time work that only launches: captured, replayed."""
         ...
 
     def eager(self, work: Work, runs: int = FEW) -> Times:
-        """Of work as it is launched; it may not wait for the device."""
+        """Time work as it is launched; it may not wait for the device."""
         ...
 
 
@@ -54,7 +54,7 @@ def timer(device: torch.device) -> Timer:
 
 
 class DeviceTimer:
-    """By events, of one device."""
+    """A Timer by events of one device."""
 
     def __init__(self, device: torch.device) -> None:
         n_bytes = max(FLUSH_BYTES, 2 * torch.cuda.get_device_properties(device).L2_cache_size)
@@ -89,7 +89,7 @@ class DeviceTimer:
 
 
 class HostTimer:
-    """By the clock, where there is no device."""
+    """A Timer by the clock, where there is no device."""
 
     def graph(self, work: Work, runs: int = MANY) -> Times:
         return self.eager(work, runs)
@@ -102,7 +102,7 @@ class HostTimer:
 
 
 def captured(work: Work) -> torch.cuda.CUDAGraph:
-    """The work as a graph, after warm-ups on a stream of their own: kernels compiled, workspaces made."""
+    """Capture the work as a graph, after warm-ups on a stream of their own: kernels compiled, workspaces made."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

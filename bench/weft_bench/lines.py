@@ -46,23 +46,26 @@ class Line:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The newest line of a key counts. What a run found the machine to be stands beside that run's figures."""
+        """What a figure is recognized by, the newest line of a key being the one that counts.
+
+        What a run found the machine to be stands beside that run's figures.
+        """
         return self.case, self.metric, self.machine, *(self.run if self.of_machine else ())
 
     @property
     def run(self) -> tuple[str, str]:
-        """Day and command."""
+        """The run that a line is of: day and command."""
         return self.date[:10], self.command
 
     @property
     def of_machine(self) -> bool:
-        """Does it tell of the machine, not of us or a peer?"""
+        """True where a line tells of the machine, not of us or a peer."""
         return self.case.startswith(MACHINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a run's figures come from; the same for each of its lines."""
+    """The origin of a run's figures, the same for each of its lines."""
 
     command: str
     machine: str
@@ -79,7 +82,7 @@ class Origin:
         bound_fraction: float | None = None,
         target: str | None = None,
     ) -> Line:
-        """A line of this run, dated now (UTC, to the second)."""
+        """Make a line of this run, dated now (UTC, to the second)."""
         ratio = value / baseline if value is not None and baseline else None
         return Line(
             case=case, metric=metric, value=value, unit=unit, baseline=baseline, ratio=ratio,
@@ -110,12 +113,12 @@ def append(path: Path, lines: Iterable[Line]) -> None:
 
 
 def read(path: Path) -> list[Line]:
-    """All lines of a raw file, oldest first. Raises BadLine."""
+    """Read all lines of a raw file, oldest first. Raises BadLine."""
     return [_parse(path, n, text) for n, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1) if text]
 
 
 def newest(lines: Iterable[Line]) -> list[Line]:
-    """The last line of each key, in the order in which the keys first appeared."""
+    """Return the last line of each key, in the order in which the keys first appeared."""
     kept: dict[tuple[str, ...], Line] = {}
     for line in lines:
         kept[line.key] = line
@@ -123,7 +126,7 @@ def newest(lines: Iterable[Line]) -> list[Line]:
 
 
 def missed(lines: Iterable[Line]) -> list[Line]:
-    """The newest lines that have a target and do not meet it; unmeasured ones are among them."""
+    """Return the newest lines that have a target and do not meet it; unmeasured ones are among them."""
     return [line for line in newest(lines) if line.target is not None and line.met is not True]
 
 

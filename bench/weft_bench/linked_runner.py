@@ -14,12 +14,12 @@ RUNNER = ("weft_bench.runner_up", "weft_bench.linked_runner")
 
 
 def behind(address: str) -> str:
-    """Where a runner listens of which others know that address: at the same port of another loopback address."""
+    """Return where a runner listens of which others know `address`: at the same port of another loopback address."""
     return f"127.0.0.2:{address.rpartition(':')[2]}"
 
 
 def _on_another_host(receiver: str, stall_s: float) -> None:
-    """In place of `kv_ring.hand_over`: there is no memory to share."""
+    """Give no shared memory, in place of `kv_ring.hand_over`: the other runner is as on another host."""
 
 
 if __name__ == "__main__":

@@ -28,12 +28,12 @@ SOURCES = (CONTROLLER, RUNNER, SUPERVISOR)
 
 
 def depot_of(source: str, depot: str) -> str:
-    """Where a source finds the depot, HOST:PORT, of which others know that address."""
+    """Return where a source finds the depot, HOST:PORT, of which others know the address `depot`."""
     return f"127.0.0.{10 + SOURCES.index(source)}:{depot.rpartition(':')[2]}"
 
 
 def linked(program: Program, proxies: dict[str, str]) -> Program:
-    """The program, which dials through its own links."""
+    """Return the program so that it dials through its own links."""
     source = next((source for source in proxies if program.name.startswith(source)), "")
     argv = list(program.argv)
     if source and "--depot" in argv:

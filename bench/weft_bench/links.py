@@ -31,7 +31,7 @@ Edits = Callable[[], tuple[Edit, Edit]]  # of a connection: to the target, and f
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """How bytes pass: each so much later (more at random, at most `jitter_s`), at most so many a second; 0: any."""
+    """How bytes pass: `delay_s` late (and up to `jitter_s` more, at random), at most `bytes_per_s` a second; 0: any."""
 
     delay_s: float = 0.0
     jitter_s: float = 0.0
@@ -48,7 +48,7 @@ class Direction:
         self._free_at = 0.0  # when a narrow link has passed what it has
 
     def due(self, size: int, now: float, rng: random.Random) -> float:
-        """When so many bytes that come now have passed."""
+        """Return when `size` bytes that come now have passed."""
         quality = self.quality
         if quality.bytes_per_s:
             self._free_at = max(self._free_at, now) + size / quality.bytes_per_s
@@ -68,7 +68,7 @@ class Connection:
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def copy(self, there: Direction, back: Direction) -> None:
-        """Both ways, until both have ended."""
+        """Copy both ways until both have ended."""
         to_peer, to_client = self.edits
         ways = (self.client, self.peer, there, to_peer), (self.peer, self.client, back, to_client)
         try:
@@ -77,7 +77,7 @@ class Connection:
             self.reset()
 
     def reset(self) -> None:
-        """Both ends see a reset, and nothing that was on its way."""
+        """Reset both ends, which lose what was on its way."""
         for _, writer in (self.client, self.peer):
             if (sock := writer.get_extra_info("socket")) is not None and not writer.is_closing():
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_RESET)
@@ -85,7 +85,7 @@ class Connection:
         self.over.set()
 
     async def _one_way(self, source: Ends, to: Ends, direction: Direction, edit: Edit) -> None:
-        """In their order, each piece once it is due. What waits is bounded by what a peer sends unread."""
+        """Copy pieces in their order, each once it is due. What waits is bounded by what a peer sends unread."""
         pieces = asyncio.Queue[tuple[float, bytes]](MAX_PIECES)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._read(source, direction, pieces))
@@ -149,11 +149,11 @@ class Links:
         return {"grpc_proxy": f"http://{self._proxy}", "no_grpc_proxy": ""}
 
     async def forward(self, target: str, at: str = f"{LOOPBACK}:0", edits: Edits = lambda: (bytes, bytes)) -> str:
-        """An address that leads to the target; `at`: where to listen, HOST:PORT; `edits`: of each connection."""
+        """Return an address that leads to the target; `at`: where to listen, HOST:PORT; `edits`: of each connection."""
         return await self._listen(lambda client: self._join(client, target, edits=edits), at)
 
     def count(self, target: str) -> int:
-        """Connections to the target."""
+        """Count the connections to the target."""
         return len(self._connections.get(target, ()))
 
     async def cut(self, target: str) -> None:
@@ -169,29 +169,29 @@ class Links:
             connection.reset()
 
     def stall(self, target: str, *, there: bool = True, back: bool = True) -> None:
-        """No byte passes from now on, to the target, from it, or both."""
+        """Let no byte pass from now on, to the target, from it, or both."""
         for direction, stalled in zip(self._of(target), (there, back), strict=True):
             if stalled:
                 direction.flowing.clear()
 
     def resume(self, target: str) -> None:
-        """What waited passes, as well as ever."""
+        """Let what waited pass, as well as ever."""
         for direction in self._of(target):
             direction.flowing.set()
             direction.quality = Quality()
 
     def degrade(self, target: str, quality: Quality) -> None:
-        """Both directions are this bad from now on."""
+        """Make both directions this bad from now on."""
         for direction in self._of(target):
             direction.quality = quality
 
     def abandon(self, target: str) -> None:
-        """What is written into the connections that there are arrives nowhere, unseen; new ones are whole."""
+        """Lose, unseen, what is written into the connections that there are; new ones are whole."""
         for connection in self._connections.get(target, ()):
             connection.abandoned = True
 
     def move(self, target: str, to: str) -> None:
-        """New connections to the target reach another address: it has taken the target's place."""
+        """Lead new connections to the target to another address: it has taken the target's place."""
         self._moved[target] = to
 
     def _of(self, target: str) -> tuple[Direction, Direction]:
@@ -217,7 +217,7 @@ class Links:
             client[1].transport.abort()
 
     async def _connect(self, client: Ends) -> None:
-        """CONNECT HOST:PORT, then its bytes."""
+        """Serve a connection: CONNECT HOST:PORT, then its bytes."""
         async with asyncio.timeout(HEAD_S):
             head = await client[0].readuntil(b"\r\n\r\n")
         method, target, *_ = head.decode("latin-1").split(" ", 2)

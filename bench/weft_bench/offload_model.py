@@ -60,41 +60,41 @@ class OffloadModel:
 
     @property
     def title(self) -> str:
-        """How cases begin."""
+        """How the names of cases begin."""
         return f"{self.name} {self.options.dtype}"
 
     @property
     def lengths(self) -> str:
-        """How cases end that are not the usual ones."""
+        """How the names of cases end that are not the usual ones."""
         options = self.options
         return "" if options.usual else f", {options.prompt_tokens} + {options.tokens} tokens"
 
     @property
     def path(self) -> Path:
-        """Of the packed weights, once an engine has begun."""
+        """The file of the packed weights, once an engine has begun."""
         found = self.packed.glob(f"{self.digest.removeprefix('sha256:')}-{self.options.dtype}-*.packed")
         return max(found, key=lambda path: path.stat().st_size)  # the others are of a pipeline's stages
 
     @property
     def digest(self) -> str:
-        """Of the model's shape: its weights follow from that."""
+        """The digest of the model's shape: its weights follow from that."""
         return f"sha256:{hashlib.sha256(repr(self.shape).encode()).hexdigest()}"
 
     def figures(self, batch: Batch) -> tuple[OffloadFigures, int]:
-        """Of an engine for this batch without any weight in memory, and what it needs beside weights."""
+        """Return the figures of an engine for this batch with no weight in memory, and what it needs beside weights."""
         with self.subject(self.sizes(batch, self.offload(available_memory().n_bytes // 2, 0.0))) as subject:
             executor = executor_of(subject)
             return executor.figures, executor.beside_bytes
 
     def bound_s(self, tokens: int, rows: int, disk_s: float) -> float:
-        """Of a pass: the disk, the FLOPs, or the weights' bytes in memory."""
+        """Return the bound of a pass: the disk, the FLOPs, or the weights' bytes in memory."""
         shape = self.shape
         flops = 2 * (shape.layers * shape.layer_weights * tokens + shape.vocab * shape.hidden * rows)
         weights = base_bytes(shape, WEIGHT_BYTES[self.options.dtype])
         return max(disk_s, Work(weights, flops).bound_s(self.machine.rates(weights)))
 
     def play(self, subject: Subject, batch: Batch, *, warm: bool = False, streams: int | None = None) -> Played:
-        """A batch of new prompts, at most `streams` at a time. `warm`: two tokens of short prompts."""
+        """Play a batch of new prompts, at most `streams` at a time. `warm`: two tokens of short prompts."""
         options = self.options
         made = prompts(self.rng, batch.rows, options.prompt_tokens, self.shape.vocab)
         asks = list[Ask]()
@@ -106,7 +106,7 @@ class OffloadModel:
         return subject.play(asks, streams=streams)
 
     def adapter(self, number: int) -> Path:
-        """Its folder."""
+        """Return the folder of adapter `number`, written if it is not there."""
         return adapter(self.options.folder, self.name, self.shape, number, RANK)
 
     def subject(self, sizes: Sizes) -> Subject:
@@ -122,7 +122,7 @@ class OffloadModel:
         )  # fmt: skip
 
     def adapter_pages(self, batch: Batch) -> int:
-        """KV pages that its adapters take."""
+        """Return the KV pages that the batch's adapters take."""
         if batch.popularity == BASE:
             return 0
         return adapter_pages(self.shape, batch.adapters_work(self.shape).n_bytes, batch.rows)

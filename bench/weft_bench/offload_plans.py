@@ -31,7 +31,7 @@ DEVICE_BATCH_TOKENS = 512
 MOST_BLOCK = 32
 MOST_OFF = 0.15
 GRID_SHARE, GRID_PROMPT, GRID_TOKENS, GRID_BLOCK = 0.4, 32, 8, 64
-GRID_AGAIN, GRID_BEST = 3, 10  # rounds in which so many of the best are measured again, in turn
+GRID_AGAIN, GRID_BEST = 3, 10  # rounds in which the best are measured again, in turn, and how many these are
 LEAST_OF_BEST = 0.95
 SCHEDULE_SEQUENCES, SCHEDULE_BATCH, SCHEDULE_TOKENS = 32, 4, 8
 
@@ -59,7 +59,9 @@ class Ran:
 
 
 def plan_figures(model: OffloadModel, context: Context) -> Iterator[Line]:
-    """For each budget the policy that the search chooses, and its block. Raises EngineRefused, WrongAdapter."""
+    """Find for each budget the policy that the search chooses, and run its block. Raises EngineRefused,
+    WrongAdapter.
+    """
     weights = search_of(model, rates_of(model), 1, BASE).sizes.weights
     for share in model.options.shares:
         for popularity in model.options.popularities:
@@ -102,7 +104,7 @@ def _plan_lines(
 
 
 def grid_figures(model: OffloadModel, context: Context) -> Iterator[Line]:
-    """The chosen policy among many others, on short prompts and answers. Raises EngineRefused, NoPolicyFits."""
+    """Run the chosen policy among many others, on short prompts and answers. Raises EngineRefused, NoPolicyFits."""
     options = replace(model.options, prompt_tokens=GRID_PROMPT, tokens=GRID_TOKENS, usual=False)
     model = OffloadModel(options, model.name, model.machine)
     rates = rates_of(model)
@@ -129,7 +131,7 @@ def grid_lines(
     model: OffloadModel, context: Context, plans: Mapping[str, OffloadPlan], rate: Mapping[str, Sequence[float]],
     chosen: str, again: Sequence[str],
 ) -> Iterator[Line]:  # fmt: skip
-    """`rate`: tokens/s of each policy by its name, the first as all were measured, the later ones of `again` alone."""
+    """Yield a grid's figures. `rate`: tokens/s by policy, first of all of them, then of those in `again` alone."""
     case = f"{model.title}, a grid of policies, {GRID_SHARE:.0%} of the weights{model.lengths}"
     line, middle = context.origin.line, {name: median(rate[name][1:]) for name in again}
     order = sorted(again, key=lambda name: -middle[name])
@@ -147,7 +149,7 @@ def grid_lines(
 
 
 def grid(search: PolicySearch, count: int, rng: random.Random) -> list[OffloadPlan]:
-    """So many policies of the search's own grid that run differently, each rounded as well as it can be."""
+    """Return `count` policies of the search's own grid that run differently, each rounded as well as it can be."""
     found = dict[str, OffloadPlan]()
     every = list(cases(search))
     rng.shuffle(every)
@@ -161,7 +163,7 @@ def grid(search: PolicySearch, count: int, rng: random.Random) -> list[OffloadPl
 
 
 def name_of(plan: OffloadPlan) -> str:
-    """Of what the executor does differently from other plans."""
+    """Name a plan by what the executor does differently from other plans."""
     ahead = "" if plan.buffers > 1 else ", nothing read ahead"
     kv = f", {plan.policy.kv.disk:.0%} of KV on the disk" if plan.policy.kv.disk else ""
     return (
@@ -171,7 +173,7 @@ def name_of(plan: OffloadPlan) -> str:
 
 
 def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float:
-    """Spearman's, without ties."""
+    """Return Spearman's rank correlation, without ties."""
     n = len(pairs)
     places = [{i: place for place, i in enumerate(sorted(range(n), key=lambda i: pairs[i][at]))} for at in (0, 1)]
     apart = sum((places[0][i] - places[1][i]) ** 2 for i in range(n))
@@ -182,7 +184,7 @@ def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float:
 
 
 def schedule_figures(model: OffloadModel, context: Context) -> Iterator[Line]:
-    """Zig-zag blocks beside row by row, column by column, and nothing read ahead. Raises EngineRefused."""
+    """Run zig-zag blocks beside row by row, column by column, and nothing read ahead. Raises EngineRefused."""
     options = replace(model.options, tokens=min(model.options.tokens, SCHEDULE_TOKENS), usual=False)
     model = OffloadModel(options, model.name, model.machine)
     rates = rates_of(model)
@@ -213,7 +215,7 @@ ZIGZAG, ROWS_FIRST, COLUMNS_FIRST, SERIAL = "zig-zag", "row by row", "column by 
 
 
 def schedules(search: PolicySearch) -> dict[str, OffloadPlan | None]:
-    """In the same memory, with the same device batch; None: does not fit.
+    """Return the plans of the schedules in the same memory, with the same device batch; None: does not fit.
 
     Row by row: a device batch passes all layers before the next one does. Column by column: all sequences pass each
     layer. Zig-zag: the best block between the two. One after the other: the same block, and nothing is read ahead.
@@ -230,7 +232,7 @@ def schedules(search: PolicySearch) -> dict[str, OffloadPlan | None]:
 
 
 def fastest(search: PolicySearch, block: int, batch: int, buffers: int = 2) -> OffloadPlan | None:
-    """Over the passes in which prompts may be computed; None where nothing fits."""
+    """Return the fastest plan over the passes in which prompts may be computed; None where nothing fits."""
     best: OffloadPlan | None = None
     for passes in (passes for passes in PASSES if block % passes == 0):
         case = Case(
@@ -246,7 +248,7 @@ def fastest(search: PolicySearch, block: int, batch: int, buffers: int = 2) -> O
 
 
 def rates_of(model: OffloadModel) -> MachineRates:
-    """This machine now, some seconds of it."""
+    """Measure this machine now, for some seconds."""
     spec = read_spec(model.base / "config.json")
     formats = formats_of(model.options.dtype, "auto")
     return measure_rates(model.packed, spec, [formats.weights], formats.kv, model.options.quota)
@@ -255,7 +257,7 @@ def rates_of(model: OffloadModel) -> MachineRates:
 def search_of(
     model: OffloadModel, rates: MachineRates, device_bytes: int, popularity: str, most_block: int = MOST_BLOCK
 ) -> PolicySearch:  # fmt: skip
-    """What is asked of the search: all that a runner may take is `device_bytes`."""
+    """Return the search as it is asked: all that a runner may take is `device_bytes`."""
     options = model.options
     adapters = {"adapters": most_block, "adapter_rank": RANK} if popularity != BASE else {}
     work = BlockWork(
@@ -267,7 +269,7 @@ def search_of(
 
 
 def run_plan(model: OffloadModel, plan: OffloadPlan, sequences: int, popularity: str) -> Ran:
-    """So many sequences in blocks, after a short run."""
+    """Run `sequences` sequences in blocks, after a short run."""
     options, block = model.options, plan.policy.block
     batch = Batch(block, popularity)
     with TemporaryDirectory(prefix="weft-plan-") as folder:

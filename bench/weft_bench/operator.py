@@ -126,7 +126,7 @@ def restarted(origin: Origin, size: Size, seen: Restarted) -> Iterator[Line]:
 
 
 def singles(origin: Origin, size: Size, name: str, seen: Singles) -> Iterator[Line]:
-    """Of edits or deletes."""
+    """Yield the figures of single edits or deletes."""
     case, count = f"{size}: {name}", len(seen.seconds)
     yield origin.line(case, "median", statistics.median(seen.seconds), "s")
     yield origin.line(case, f"longest of {count}", max(seen.seconds), "s", target=f"<= {EDIT_S:.0f}")
@@ -136,7 +136,7 @@ def singles(origin: Origin, size: Size, name: str, seen: Singles) -> Iterator[Li
 
 
 def surroundings(origin: Origin, size: Size, load: float) -> Line:
-    """What else the machine was doing: tasks that ran or waited to run, over the minute before the start."""
+    """Make a line of what else the machine did: tasks that ran or waited to run, over the minute before the start."""
     return origin.line(f"{size}: before the start", "load average", load, "tasks")
 
 

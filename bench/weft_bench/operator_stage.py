@@ -49,7 +49,7 @@ class Cluster:
         await self.custom.create_namespaced_custom_object(GROUP, VERSION, self.namespace, plural, body)
 
     async def edit(self, plural: str, name: str, spec: Mapping[str, Any]) -> int:
-        """Merge into an object's spec; its new generation."""
+        """Merge into an object's spec. Returns its new generation."""
         edited = await self.custom.patch_namespaced_custom_object(
             GROUP, VERSION, self.namespace, plural, name, {"spec": spec}, _content_type=MERGE_PATCH
         )
@@ -59,7 +59,7 @@ class Cluster:
         await self.custom.delete_namespaced_custom_object(GROUP, VERSION, self.namespace, plural, name)
 
     async def remove(self) -> None:
-        """The namespace goes with everything in it, also with what waits for an operator that is no more."""
+        """Delete the namespace with everything in it, also with what waits for an operator that is no more."""
         await self.core.delete_namespace(self.namespace)
         permits = asyncio.Semaphore(CONNECTIONS)
 
@@ -77,13 +77,13 @@ class Cluster:
         await asyncio.gather(*(let_go(item["metadata"]["name"]) for item in left["items"]))
 
     async def mark(self, name: str) -> None:
-        """A write that changes nothing, in the audit log under the field manager `name`."""
+        """Write without a change, which the audit log has under the field manager `name`."""
         await self.core.patch_namespace(self.namespace, {}, dry_run="All", field_manager=name)
 
 
 @contextlib.asynccontextmanager
 async def cluster(kubeconfig: Path) -> AsyncGenerator[Cluster]:
-    """A namespace of our own. Raises NoResources, NoCluster."""
+    """Make a namespace of our own. Raises NoResources, NoCluster."""
     configuration = await load_configuration(str(kubeconfig))
     configuration.connection_pool_maxsize = CONNECTIONS * 2
     async with ApiClient(configuration) as client:
@@ -104,7 +104,7 @@ async def cluster(kubeconfig: Path) -> AsyncGenerator[Cluster]:
 
 @contextlib.asynccontextmanager
 async def stage(namespace: str, kubeconfig: Path, folder: Path) -> AsyncGenerator["Stage"]:
-    """Everything started, and an operator that leads. Raises StackFailed."""
+    """Start everything, and an operator that leads. Raises StackFailed."""
     async with contextlib.AsyncExitStack() as ends:
         exits = contextlib.ExitStack()
         ends.push_async_callback(asyncio.to_thread, exits.close)
@@ -127,7 +127,7 @@ class Services(Generic[P]):
         self.depot, self.scheduler, self.supervisor, self._nobody = addresses(4)
 
     def start(self, **scheduler: object) -> list[P]:
-        """All three, the scheduler with these flags beside."""
+        """Start all three, the scheduler with these flags beside."""
         depot = self._start_one("depot", {"http": self.depot, "file-root": self.sources})
         return [depot, self.start_scheduler(**scheduler), self._start_supervisor()]
 
@@ -135,7 +135,9 @@ class Services(Generic[P]):
         return self._start_one("scheduler", {"listen": self.scheduler, **flags})
 
     def operator_flags(self, namespace: str, **defaults: object) -> dict[str, object]:
-        """Of an operator for pools of that namespace; `defaults` are laid over those of runner pods."""
+        """Return the flags of an operator for pools of that namespace; `defaults` are laid over those of runner
+        pods.
+        """
         told = {"image": "weft-runner:none", "supervisor": self.supervisor, "depot": "http://none", **defaults}
         path = self._folder / "runner-defaults.yaml"
         path.write_text(json.dumps(told))
@@ -167,13 +169,13 @@ class Stage:
         self.operator = self._start_operator()
 
     async def restart_operator(self) -> Process:
-        """SIGTERM, its end, and another one, which has just been started."""
+        """End the operator by SIGTERM and start another one."""
         await asyncio.to_thread(self.operator.stop)
         self.operator = self._start_operator()
         return self.operator
 
     def make_source(self, number: int) -> str:
-        """The URI of an adapter of its own: the weights of one of the quickstart's, another digest."""
+        """Write an adapter: the weights of one of the quickstart's, another digest. Returns its URI."""
         originals = sorted((self._sources / "adapters").iterdir())
         original, name = originals[number % len(originals)], f"copy-{number}"
         copy_adapter(original, self._sources / name, f"copy {number}")
@@ -196,5 +198,5 @@ class Stage:
 
 
 def leads(samples: Sequence[Sample]) -> bool:
-    """Whether an operator with these metrics leads."""
+    """True where an operator with these metrics leads."""
     return total(samples, "weft_operator_leader") == 1.0

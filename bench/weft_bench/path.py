@@ -25,7 +25,9 @@ RUNNER, GATEWAY, CLIENT = "runner", "gateway", "client"
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`tokens`: exactly so many in each answer; 0: as many as the model gives, at most 200."""
+    """A number of requests by `streams` clients. `tokens`: in each answer; 0: as many as the model gives, at most
+    200.
+    """
 
     name: str
     streams: int
@@ -46,7 +48,7 @@ TARGETS = {
 
 
 def bodies(models: Sequence[str], case: Case, count: int, seed: int) -> Iterator[dict[str, Any]]:
-    """Requests in turn over the models, each a sentence of 8 to 16 words, greedy."""
+    """Make requests in turn over the models, each a sentence of 8 to 16 words, greedy."""
     rng = random.Random(seed)
     length = {"max_tokens": case.tokens, "ignore_eos": True} if case.tokens else {"max_tokens": 200}
     for i in range(count):
@@ -64,12 +66,12 @@ class Taken:
 
     @property
     def beside_runner_s(self) -> float:
-        """Of CPU, without runners and the client."""
+        """The CPU seconds of all processes without runners and the client."""
         return sum(seconds for name, seconds in self.cpu_s.items() if name not in (RUNNER, CLIENT))
 
 
 def lines(origin: Origin, case: Case, answers: Sequence[Streamed], taken: Taken) -> Iterator[Line]:
-    """The figures of one case."""
+    """Yield the figures of one case."""
 
     def line(metric: str, value: float, unit: str) -> Line:
         return origin.line(case.name, metric, value, unit, target=TARGETS.get((case.name, metric)))
@@ -93,6 +95,6 @@ def lines(origin: Origin, case: Case, answers: Sequence[Streamed], taken: Taken)
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
-    """Nearest-rank percentile of a non-empty sequence."""
+    """Return the nearest-rank percentile of a non-empty sequence."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, max(0, -(-len(ordered) * percent // 100) - 1))]

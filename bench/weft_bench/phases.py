@@ -51,7 +51,9 @@ class Mix:
 
 @dataclass(frozen=True, slots=True)
 class LiveModel:
-    """What both modes serve. `sizes`: of each runner, for so many tokens of context."""
+    """The model that both modes serve. `sizes`: of each runner, for the tokens of context that `live_model` is
+    given.
+    """
 
     base: Path
     adapters: Sequence[Path]
@@ -59,12 +61,12 @@ class LiveModel:
 
     @property
     def names(self) -> list[str]:
-        """Of the base and every adapter, as requests name them."""
+        """Names of the base and of every adapter, as requests have them."""
         return [MODEL, *(f"{NAMESPACE}/{path.name}" for path in self.adapters)]
 
     @contextmanager
     def stack(self, pool: Mapping[str, Any], *runner: str) -> Generator[Stack]:
-        """A stack of these; `pool` changes the spec of the pool, `runner` is the runners' module with its arguments."""
+        """Start a stack; `pool`: changes of the pool's spec, `runner`: the runners' module with its arguments."""
         with TemporaryDirectory(prefix="weft-bench-") as scratch:
             manifests = write_manifests(
                 Path(scratch) / "manifests", self.base, self.adapters, SHAPES[SHAPE], self.sizes, pool
@@ -76,7 +78,7 @@ class LiveModel:
 
 
 def live_model(context_tokens: int, **sizes: Any) -> LiveModel:
-    """`sizes`: changes of `Sizes`."""
+    """Prepare the model, with room for `context_tokens` of context. `sizes`: changes of `Sizes`."""
     shape, folder = SHAPES[SHAPE], cache_dir()
     adapters = [adapter(folder, SHAPE, shape, number, RANK) for number in range(ADAPTERS)]
     wanted = Sizes(
@@ -88,12 +90,12 @@ def live_model(context_tokens: int, **sizes: Any) -> LiveModel:
 
 
 def two_runners(mode: str) -> dict[str, Any]:
-    """Of a pool's spec."""
+    """Return the part of a pool's spec that has two runners in this mode."""
     return {"replicas": 2, "phases": {"mode": mode}}
 
 
 def figures(origin: Origin, *, quick: bool, seed: int, loads: Sequence[float], bar: Bar) -> Iterator[Line]:
-    """Both modes at every load, on the same requests. Raises BenchFailed."""
+    """Measure both modes at every load, on the same requests. Raises BenchFailed."""
     count = QUICK_REQUESTS if quick else REQUESTS
     model = live_model(LONG_PROMPT + CHAT_ANSWER)
     mix = mixed(random.Random(seed), model.names, count, LONG_PROMPT)
@@ -118,7 +120,7 @@ def figures(origin: Origin, *, quick: bool, seed: int, loads: Sequence[float], b
 
 
 def mixed(chance: random.Random, models: Sequence[str], count: int, long_prompt: int) -> Mix:
-    """Long prompts are spread evenly; requests take turns over the base and every adapter."""
+    """Mix requests: long prompts are spread evenly, and requests take turns over the base and every adapter."""
     bodies, long = list[tuple[int, dict[str, Any]]](), list[bool]()
     for number in range(count):
         is_long = int((number + 1) * LONG_SHARE) > int(number * LONG_SHARE)
@@ -131,7 +133,9 @@ def mixed(chance: random.Random, models: Sequence[str], count: int, long_prompt:
 
 
 def poisson(live: Live, mix: Mix, load: float, saturated: float, seed: int, bar: Bar, case: str) -> LiveRun:
-    """The mix with Poisson arrivals, `load` times `saturated` a second: alike in all cases. Raises RequestFailed."""
+    """Send the mix with Poisson arrivals, `load` times `saturated` a second: alike in all cases. Raises
+    RequestFailed.
+    """
     at_s = times([random.Random(f"{seed}/{n}").expovariate(1.0) for n in range(len(mix.bodies))], load * saturated)
     with bar(f"{case}: load {load:g}, {at_s[-1]:.0f} s", 1) as advanced:
         found = live.open(mix.bodies, at_s)
@@ -141,14 +145,14 @@ def poisson(live: Live, mix: Mix, load: float, saturated: float, seed: int, bar:
 
 
 def check(mix: Mix, found: LiveRun) -> None:
-    """Every answer has its length. Raises RequestFailed."""
+    """Check that every answer has its length. Raises RequestFailed."""
     for (_, body), answer in zip(mix.bodies, found.answers, strict=True):
         if answer.tokens != body["max_tokens"] and not answer.stopped:
             raise RequestFailed(f"an answer of {answer.tokens} tokens, not {body['max_tokens']}")
 
 
 def _lines(origin: Origin, case: str, mix: Mix, found: LiveRun, unified: LiveRun) -> Iterator[Line]:
-    """`unified`: the same requests in that mode."""
+    """Yield the figures of a run. `unified`: the same requests in that mode."""
     other = found is not unified
     gaps, theirs = (sorted(gap for one in run.answers for gap in one.gaps()) for run in (found, unified))
     for percent in (50, 90, 99, 100):
@@ -173,12 +177,12 @@ def _lines(origin: Origin, case: str, mix: Mix, found: LiveRun, unified: LiveRun
 
 
 def _ttft(mix: Mix, run: LiveRun, of_long: bool, percent: int) -> float:
-    """In ms."""
+    """Return a percentile of TTFT in ms."""
     found = [a.first - a.start for a, long in zip(run.answers, mix.long, strict=True) if long is of_long]
     return quantile(found, percent / 100) * 1e3
 
 
 def _handed_over(origin: Origin, case: str, stack: Stack) -> Iterator[Line]:
-    """Since the start of the stack."""
+    """Yield what was handed over since the start of the stack."""
     for metric, name in (("sequences handed over", "handed_over"), ("sequences whose KV was lost", "kv_lost")):
         yield origin.line(case, metric, stack.metric("runner", f"weft_runner_{name}_total"), "")

@@ -83,7 +83,7 @@ class Folders:
         self.paths: dict[str, Path] = {}
 
     def adapter(self, digest: str) -> AdapterFiles:
-        """See `Source.adapter`."""
+        """Return the files in the adapter's folder, as `Source.adapter`."""
         if digest not in self.paths:
             raise ArtifactUnknown(f"no folder is known for {digest}")
         folder = self.paths[digest]
@@ -91,7 +91,7 @@ class Folders:
         return AdapterFiles(folder / "adapter_model.safetensors", scales)
 
     def retain(self, digests: frozenset[str]) -> None:
-        """Nothing leaves the disk here."""
+        """Keep everything: nothing leaves the disk here."""
 
     def on_disk(self) -> tuple[str, ...]:
         return ()
@@ -157,7 +157,7 @@ class Player:
         return Beside(lives, sum(life.tokens for life in beside), wall_s)
 
     def _here(self, lives: Sequence[Life]) -> int:
-        """How many of these have not ended."""
+        """Count those of these lives that have not ended."""
         return sum(life.tokens < life.ask.tokens for life in lives)
 
     def _post(self, ask: Ask) -> Life:
@@ -174,7 +174,7 @@ class Player:
         return life
 
     def _forget(self) -> None:
-        """After a run, whole or not: what it left unfinished must not run beside the next one."""
+        """Stop after a run, whole or not: what it left unfinished must not run beside the next one."""
         if self._running:
             self.engine.post(Closed(SESSION))
             self.engine.post(Connected(SESSION, SessionHello("bench", "")))

@@ -40,7 +40,7 @@ class Process:
             self._child = subprocess.Popen(command, stdout=log, stderr=log, env=env)
 
     def samples(self) -> list[Sample]:
-        """Its metrics; nothing while it does not listen. Raises StackFailed when it has ended."""
+        """Scrape the process's metrics; none while it does not listen. Raises StackFailed when it has ended."""
         self._require_alive()
         try:
             return scrape(self.probes)
@@ -48,7 +48,7 @@ class Process:
             return []
 
     def ready(self) -> bool:
-        """Whether it answers /readyz with 200. Raises StackFailed when it has ended."""
+        """True where it answers /readyz with 200. Raises StackFailed when it has ended."""
         self._require_alive()
         try:
             with urllib.request.urlopen(f"http://{self.probes}/readyz", timeout=5):
@@ -57,7 +57,7 @@ class Process:
             return False
 
     async def until(self, holds: Callable[[], bool], what: str) -> float:
-        """When it held, by asking; for what a process tells nobody of. Raises StackFailed."""
+        """Poll until `holds`; for what a process tells nobody of. Returns when it held. Raises StackFailed."""
         end = time.perf_counter() + START_S
         while not await asyncio.to_thread(holds):
             if time.perf_counter() > end:
@@ -66,7 +66,7 @@ class Process:
         return time.perf_counter()
 
     def stop(self) -> None:
-        """SIGTERM and its end; killed when it does not end in time."""
+        """Send SIGTERM and wait for the end; killed when it does not end in time."""
         self._child.terminate()
         try:
             self._child.wait(STOP_S)
@@ -83,10 +83,10 @@ class Process:
 
 
 def status(pid: int) -> dict[str, str]:
-    """What Linux says of a process, by the names of /proc/PID/status. Raises FileNotFoundError, ProcessLookupError."""
+    """Return /proc/PID/status, by the names in it. Raises FileNotFoundError, ProcessLookupError."""
     return dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
 
 
 def resident_mb(pid: int) -> float:
-    """Its resident memory (VmRSS)."""
+    """Return a process's resident memory (VmRSS)."""
     return int(status(pid)["VmRSS"].split()[0]) / 1024

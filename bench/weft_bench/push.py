@@ -32,7 +32,7 @@ CONFIG, WEIGHTS = FILES
 
 
 def measure(name: str, folder: Path, pushes: int, origin: Origin, progress: Callable[[str], None]) -> Iterator[Line]:
-    """One push that warms up, then so many. Raises StackFailed, RequestFailed."""
+    """Measure `pushes` pushes after one that warms up. Raises StackFailed, RequestFailed."""
     shape = SHAPES[name]
     sizes = Sizes(rows=8, slots=4, context_tokens=256, profile=False)
     uploaded, published, answered = list[float](), list[float](), list[float]()
@@ -71,7 +71,7 @@ def measure(name: str, folder: Path, pushes: int, origin: Origin, progress: Call
 
 
 def _trained(source: Path, folder: Path, step: int) -> Path:
-    """The adapter with other weights: the last numbers of the file are those of this step."""
+    """Copy the adapter with other weights: the last numbers of the file are those of this step."""
     folder.mkdir()
     shutil.copy(source / CONFIG, folder)
     weights = bytearray((source / WEIGHTS).read_bytes())

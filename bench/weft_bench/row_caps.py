@@ -24,7 +24,7 @@ class Reporter(Protocol):
 
 
 def caps(rows: int) -> tuple[int, ...]:
-    """Those that leave the interactive rows their places, and the largest such."""
+    """Return the caps that leave the interactive rows their places, and the largest such."""
     return *(cap for cap in CAPS if cap + INTERACTIVE < rows), rows - INTERACTIVE
 
 
@@ -40,7 +40,7 @@ class RuleRun:
 
 
 def figures(line: Reporter, prefix: str, found: Mapping[int | None, RuleRun], token_time_ms: float) -> Iterator[Line]:
-    """`found`: by cap, and last for None: priorities."""
+    """Yield the figures of every rule. `found`: by cap, and last for None: priorities."""
     for cap, run in found.items():
         rule = f"capped at {cap} rows" if cap is not None else "by priority"
         case = f"{prefix}{INTERACTIVE} interactive rows, lines {rule}"
@@ -57,7 +57,7 @@ def figures(line: Reporter, prefix: str, found: Mapping[int | None, RuleRun], to
 
 
 def _best(found: Mapping[int | None, RuleRun], most_ms: float) -> tuple[int, float]:
-    """The cap with the most tokens of lines a second among those whose p99 is at most that, and how many these are."""
+    """Return the cap with the most tokens of lines a second, and these, among those whose p99 is at most `most_ms`."""
     kept = [(run.lines_per_s, cap) for cap, run in found.items() if cap is not None and run.gap_ms(99) <= most_ms]
     per_s, rows = max(kept, default=(0.0, 0))
     return rows, per_s

@@ -4,7 +4,7 @@ Tenants with equal weights share a pool of one runner for each of them. One of t
 share of the capacity; the others load their shares as stated. What a victim's first tokens take is compared with the
 same requests alone on a pool of its share's size, one runner; rows with one order for all are of pools that did not
 tell tenants apart. Lengths are ShareGPT's, predictions those of noise at a Kendall tau of 0.50.
-Attainment is under S3's objective of 187.5 ms a token: end to end within so many times the answer's tokens.
+Attainment is under S3's objective: end to end within 187.5 ms times the answer's tokens.
 """
 
 import random
@@ -44,7 +44,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of the victims. ms; `attained`: the share of them within the objective."""
+    """What the victims saw, in ms; `attained`: the share of them within the objective."""
 
     p50: float
     p99: float
@@ -52,7 +52,7 @@ class Outcome:
 
 
 def run(context: Context) -> Iterator[Line]:
-    """Every load, with and without the flood."""
+    """Run every load, with and without the flood."""
     served = TRACES[TRACE](context.file, context.seed)
     chance = random.Random(f"{context.seed}/fairness")
     drawn = chance.choices(served, k=CAPACITY_REQUESTS)
@@ -71,7 +71,7 @@ def run(context: Context) -> Iterator[Line]:
 
 
 def _cells(served: Sequence[Answered], rate: float, requests: int, chance: random.Random) -> Iterator[Cell]:
-    """Alone first, for each load and order."""
+    """Return the cells of each load and order, the victim alone first."""
     for load in LOADS:
         first = tuple(_requests("victim-1", served, rate * load, requests, chance))
         span_s = first[-1].at_s
@@ -101,7 +101,7 @@ def _requests(
 
 
 def outcome_of(cell: Cell) -> Outcome:
-    """Simulate it until the victims have their answers."""
+    """Simulate the cell until the victims have their answers."""
     pool = replace(POOL, runners=cell.tenants, queue=cell.queue)
     figures = simulate(pool, cell.arrivals, awaited=lambda one: one.tenant == "victim-1").figures
     assert not figures.failures, figures.failures

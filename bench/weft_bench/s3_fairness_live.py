@@ -74,7 +74,7 @@ class Cell:
 
     @property
     def alone(self) -> "Cell":
-        """What it is compared with."""
+        """The cell that this one is compared with."""
         return replace(self, flooded=False)
 
     @property
@@ -92,7 +92,7 @@ class Sent:
 
 
 def run(context: Context) -> Iterator[Line]:
-    """Every cell that is not there, and their simulation."""
+    """Run every cell that is not there, and simulate it."""
     known = dict(context.known)
     for line in _lines(context, known):
         known[line.case, line.metric] = line.value
@@ -100,7 +100,7 @@ def run(context: Context) -> Iterator[Line]:
 
 
 def _lines(context: Context, known: dict[tuple[str, str], float | None]) -> Iterator[Line]:
-    """`known`: also of this run."""
+    """Measure what `known`, which also gets this run's lines, does not have."""
     line = context.origin.line
     served = [scaled(one, SCALES[TRACE]) for one in TRACES[TRACE](context.file, context.seed)]
     with case_of(MODEL, cache_dir()) as case, TemporaryDirectory(prefix="weft-bench-") as scratch:
@@ -130,14 +130,16 @@ def _lines(context: Context, known: dict[tuple[str, str], float | None]) -> Iter
 
 
 def cells_of(requests: int, rows: int) -> Iterator[Cell]:
-    """Alone first."""
+    """Return the cells, the victim alone first."""
     for tenants in TENANTS:
         flooded = Cell(tenants, requests, flooded=True, all_rows=rows)
         yield from (flooded.alone, flooded)
 
 
 def requests_of(cell: Cell, served: Sequence[Answered], rate: float, seed: int) -> Iterator[Sent]:
-    """By time. A victim's are the same in every cell of as many tenants. `rate`: of the whole pool."""
+    """Draw a cell's requests, by time; a victim's are alike in all cells of as many tenants. `rate`: of the whole
+    pool.
+    """
     share = rate / cell.tenants
     victims = [f"victim-{number}" for number in range(1, cell.tenants)] if cell.flooded else [VICTIM]
     found = [one for name in victims for one in _of(name, served, share * LOAD, cell.requests, LATER_S, seed)]
@@ -160,7 +162,7 @@ def _work(sent: Sequence[Sent], seed: int, scratch: Path) -> Workload:
 
 
 def _live(context: Context, case: Case, cell: Cell, sent: Sequence[Sent], scratch: Path) -> LiveRun:
-    """What the first victim saw. Raises RequestFailed."""
+    """Measure what the first victim saw. Raises RequestFailed."""
     work, awaited = _work(sent, context.seed, scratch), [i for i, one in enumerate(sent) if one.tenant == VICTIM]
     with (
         stack_of(case, work, cell.scheduler, auth=True) as stack,
@@ -179,7 +181,7 @@ def _live(context: Context, case: Case, cell: Cell, sent: Sequence[Sent], scratc
 
 
 def _keys(stack: Stack, tenants: Sequence[str]) -> dict[str, str]:
-    """A key for each, that the gateway knows."""
+    """Make a key for each tenant, that the gateway knows."""
     keys = {tenant: stack.create_key(tenant) for tenant in tenants}
     for key in keys.values():
         stack.key = key
@@ -188,7 +190,7 @@ def _keys(stack: Stack, tenants: Sequence[str]) -> dict[str, str]:
 
 
 def _model(context: Context, case: Case, served: Sequence[Answered], scratch: Path) -> Model:
-    """The simulator with this machine's costs."""
+    """Return the simulator with this machine's costs."""
     with context.bar(f"{MODEL}: steps of the engine alone", 1) as advanced:
         engine = measure(case.files, case.adapters, case.sizes, case.vocab, context.seed)
         advanced(1)
@@ -201,7 +203,7 @@ def _model(context: Context, case: Case, served: Sequence[Answered], scratch: Pa
 
 
 def simulated(model: Model, cell: Cell, sent: Sequence[Sent]) -> list[Served]:
-    """What the first victim sees in the simulator."""
+    """Simulate what the first victim sees."""
     arrivals = [
         TraceArrival(
             one.at_s, one.answered.prompt_tokens, one.answered.output_tokens, -1, True, MAX_TOKENS,

@@ -79,7 +79,7 @@ class Machine:
 
     @property
     def times(self) -> StepTimes:
-        """Of a whole step: through all stages."""
+        """Return the times of a whole step: through all stages."""
         read_ms = 1e3 / (self.tensor * self.gpu.bytes_per_s)
         weights_ms = self.model.weight_bytes * read_ms
         token_ms = 2e3 * self.model.parameters / (self.tensor * self.gpu.flops_per_s)
@@ -90,19 +90,19 @@ class Machine:
         )  # fmt: skip
 
     def batch_within(self, seconds: float, context_tokens: float) -> int:
-        """The most rows of so long a context whose token takes no longer; at least 1."""
+        """Return the most rows with `context_tokens` each whose token takes no longer; at least 1."""
         rows = ceil(seconds * 1e3 / self.times.key_ms / context_tokens)
         while rows > 1 and self.token_s(rows, context_tokens) > seconds:
             rows -= max(1, rows // 50)
         return rows
 
     def token_s(self, rows: int, context_tokens: float) -> float:
-        """Between two tokens of a sequence, where the rows are spread over as many batches as there are stages."""
+        """Return the time between two tokens of a sequence, where the rows are spread over a batch for each stage."""
         part = ceil(rows / self.stages)
         return self.times.seconds(part, 0, round(part * context_tokens))
 
     def deployment(self, pool: PoolDescription) -> Deployment:
-        """One runner with these step times; as many batches in flight as there are stages."""
+        """Return one runner with these step times; as many batches in flight as there are stages."""
         deployment = deployment_of(pool)
         runners = tuple(
             replace(plan, times=self.times, stages=self.stages, depth=self.stages) for plan in deployment.runners

@@ -38,7 +38,7 @@ class Answered:
     predicted: Prediction
 
     def exactly(self) -> "Answered":
-        """Predicted by an oracle."""
+        """Return the request as an oracle predicts it."""
         tokens = self.output_tokens + 1
         return Answered(
             self.prompt_tokens, self.output_tokens, Prediction("", tokens, tokens, "oracle", tokens, tokens, tokens)
@@ -46,7 +46,7 @@ class Answered:
 
 
 def lmsys(file: Callable[[str], Path], seed: int) -> list[Answered]:
-    """LMSYS chats of vicuna-13b, with the five classes that a BERT predicted (Qiu et al., 2404.08509)."""
+    """Read LMSYS chats of vicuna-13b, with the five classes that a BERT predicted (Qiu et al., 2404.08509)."""
     found = [
         (int(row["pred_5class"]), int(row["output_tokens"])) for row in rows(file("ssjf_lmsys_predictions.csv.gz"))
     ]
@@ -54,7 +54,7 @@ def lmsys(file: Callable[[str], Path], seed: int) -> list[Answered]:
 
 
 def sharegpt(file: Callable[[str], Path], seed: int) -> list[Answered]:
-    """ShareGPT conversations; a score is the log length with so much noise that Kendall's tau is 0.50."""
+    """Read ShareGPT conversations; a score is the log length with noise that makes Kendall's tau `TAU`, 0.50."""
     found = [
         (int(row["num_prefill_tokens"]), int(row["num_decode_tokens"]))
         for row in rows(file("sharegpt_8k_lengths.csv.gz"))
@@ -67,7 +67,7 @@ def sharegpt(file: Callable[[str], Path], seed: int) -> list[Answered]:
 
 
 def alpaca(file: Callable[[str], Path], seed: int) -> list[Answered]:
-    """Alpaca's unbiased rows as our own ridge predicts them, trained on the other 80 %."""
+    """Read Alpaca's unbiased rows as our own ridge predicts them, trained on the other 80 %."""
     del seed
     parts = split(alpaca_rows([file("alpaca_15k.jsonl.gz")]))
     model = train(parts)
@@ -87,13 +87,13 @@ TRACES: Mapping[str, Callable[[Callable[[str], Path], int], list[Answered]]] = {
 
 
 def tau_of(served: Sequence[Answered]) -> float:
-    """Kendall's tau of the predicted median and the length."""
+    """Return Kendall's tau of the predicted median and the length."""
     some = served[:TAU_SAMPLE]
     return _tau([one.predicted.p50_tokens for one in some], [one.output_tokens for one in some])
 
 
 def noisy(values: NDArray[np.float64], tau: float, chance: np.random.Generator) -> NDArray[np.float64]:
-    """The values with normal noise, as strong as brings their rank correlation down to `tau`."""
+    """Add normal noise to the values, as strong as brings their rank correlation down to `tau`."""
     noise, low, high = chance.standard_normal(len(values)), 0.0, TOO_NOISY
     some = chance.permutation(len(values))[:TAU_SAMPLE]
     while high - low > 0.01:
@@ -109,7 +109,7 @@ def _tau(a: ArrayLike, b: ArrayLike) -> float:
 
 
 def _by_class(found: Sequence[tuple[int, int, int]], seed: int) -> list[Answered]:
-    """From (class, prompt, output): one half, in random order, predicted from the other half."""
+    """Return requests of (class, prompt, output): one half, in random order, predicted from the other half."""
     order = random.Random(f"{seed}/halves").sample(found, len(found))
     half = len(order) // 2
     lengths: defaultdict[int, list[int]] = defaultdict(list)

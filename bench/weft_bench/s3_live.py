@@ -113,7 +113,7 @@ class Measured:
 
 
 def run(context: Context) -> Iterator[Line]:
-    """Every trace at every load."""
+    """Run every trace at every load."""
     with case_of(MODEL, cache_dir()) as case, TemporaryDirectory(prefix="weft-bench-") as scratch:
         served = {name: TRACES[name](context.file, context.seed) for name in context.traces}
         with context.bar(f"{MODEL}: steps of the engine alone", 1) as advanced:
@@ -129,7 +129,7 @@ def run(context: Context) -> Iterator[Line]:
 
 
 def _trace(context: Context, case: Case, model: Model, work: Workload, chance: random.Random) -> Iterator[Line]:
-    """`fcfs` at all loads in one stack, then `shortest` at each."""
+    """Run `fcfs` at all loads in one stack, then `shortest` at each."""
     line, case_name = context.origin.line, f"live, {work.name}, {len(work.requests):,} requests"
     gaps = [chance.expovariate(1.0) for _ in work.requests]
     fcfs = dict[float, Measured]()
@@ -155,7 +155,9 @@ def _trace(context: Context, case: Case, model: Model, work: Workload, chance: r
 
 
 def with_prompts(drawn: Sequence[Answered], adapters: int, chance: random.Random) -> list[LiveRequest]:
-    """Requests that differ in the first word of their prompts; they take turns over the adapters (0: the base)."""
+    """Return requests that differ in the first word of their prompts; they take turns over the adapters (0: the
+    base).
+    """
     found = list[LiveRequest]()
     for number, one in enumerate(drawn):
         words = [FIRST_WORD + number, *(chance.randrange(FIRST_WORD, VOCABULARY) for _ in range(one.prompt_tokens - 1))]
@@ -165,7 +167,7 @@ def with_prompts(drawn: Sequence[Answered], adapters: int, chance: random.Random
 
 
 def scaled(one: Answered, scale: int) -> Answered:
-    """A request whose tokens stand for so many of the trace's each."""
+    """Return a request of which each token stands for `scale` tokens of the trace's."""
 
     def fewer(tokens: int) -> int:
         return max(1, ceil(tokens / scale))
@@ -191,7 +193,7 @@ def prepared(name: str, requests: Sequence[LiveRequest], folder: Path) -> Worklo
 
 
 def _prediction(request: LiveRequest) -> str:
-    """A line of `weft_predictor --model replay:FILE`."""
+    """Return a line of `weft_predictor --model replay:FILE`."""
     of = request.answered.predicted
     quantiles = {"p10": of.p10_tokens, "p50": of.p50_tokens, "p90": of.p90_tokens, "p99": of.p99_tokens}
     return json.dumps({"key": request.prompt, **quantiles, "bucket": of.bucket_tokens}) + "\n"
@@ -201,8 +203,9 @@ def _prediction(request: LiveRequest) -> str:
 def stack_of(
     case: Case, work: Workload, scheduler: Mapping[str, object], *, pages: int = 0, auth: bool = False
 ) -> Generator[Stack]:
-    """The case's stack with these fields of `spec.advanced` and, where given, so many pages; its runner and predictor
-    know the workload. `auth`: clients need keys, any namespace's. Changes the case's manifests.
+    """Start the case's stack with these fields of `spec.advanced`; its runner and predictor know the workload.
+
+    `pages`: of KV; 0: as the case has it. `auth`: clients need keys, any namespace's. Changes the case's manifests.
     """
     path = case.manifests / "bench.yaml"
     objects = list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
@@ -224,13 +227,13 @@ def stack_of(
 
 
 def capacity(case: Case, live: Live, work: Workload) -> float:
-    """Requests a second that the pool answers while all of them wait."""
+    """Measure the requests a second that the pool answers while all of them wait."""
     bodies = work.bodies(case, CAPACITY_REQUESTS)
     return sustained([seen(answer).e2e_ms for answer in live.open(bodies, [0.0] * len(bodies)).answers])
 
 
 def times(gaps: Sequence[float], rate: float) -> list[float]:
-    """When requests arrive: gaps of mean 1 at this rate."""
+    """Return when requests arrive: gaps of mean 1 at this rate."""
     at_s, found = 0.0, list[float]()
     for gap in gaps:
         at_s += gap / rate
@@ -241,7 +244,7 @@ def times(gaps: Sequence[float], rate: float) -> list[float]:
 def _cell(
     context: Context, stack: Stack, live: Live, case: Case, model: Model, work: Workload, at_s: Sequence[float]
 ) -> Measured:
-    """The same requests live and simulated. Raises RequestFailed where an answer is not the trace's."""
+    """Run the same requests live and simulated. Raises RequestFailed where an answer is not the trace's."""
     before = _counters(stack)
     with context.bar(f"live, {work.name}, {at_s[-1]:.0f} s of arrivals", 1) as advanced:
         found = live.open(work.bodies(case), at_s)
@@ -263,13 +266,13 @@ def _cell(
 
 
 def _counters(stack: Stack) -> tuple[float, float, float]:
-    """Seconds in which the runner computed, predictions that failed, bytes of KV swapped."""
+    """Read the seconds in which the runner computed, predictions that failed, bytes of KV swapped."""
     failed = stack.metric("gateway", "weft_gateway_predict_failures_total")
     return stack.metric("runner", BUSY), failed, stack.metric("runner", "weft_runner_swapped_bytes_total")
 
 
 def check_answers(work: Workload, found: LiveRun) -> None:
-    """Each answer was ended by the model, where the trace says. Raises RequestFailed."""
+    """Check that each answer was ended by the model, where the trace says. Raises RequestFailed."""
     for request, answer in zip(work.requests, found.answers, strict=True):
         wanted = request.answered.output_tokens
         if not answer.stopped or answer.tokens != wanted:
@@ -280,7 +283,7 @@ def check_answers(work: Workload, found: LiveRun) -> None:
 
 
 def _lines(context: Context, case: str, found: Measured, fcfs: Measured) -> Iterator[Line]:
-    """Live, against live fcfs; simulated, against live."""
+    """Yield the figures: live, against live fcfs; simulated, against live."""
     line, live, simulated = context.origin.line, found.live, found.simulated
     figures: Mapping[str, tuple[float, float, float, str]] = {
         MEAN: (live.mean, fcfs.live.mean, simulated.mean, "ms"),
@@ -300,7 +303,7 @@ def _lines(context: Context, case: str, found: Measured, fcfs: Measured) -> Iter
 
 
 def pictures(lines: Sequence[Line]) -> dict[str, str]:
-    """The mean and the tail of each cell, live and simulated."""
+    """Draw the mean and the tail of each cell, live and simulated."""
     found: dict[str, defaultdict[str, dict[str, float]]] = {MEAN: defaultdict(dict), TAIL: defaultdict(dict)}
     for line in lines:
         part, *words = line.case.split(", ")

@@ -83,7 +83,7 @@ def name_of(machine: Machine) -> str:
 
 
 def run(context: Context) -> Iterator[Line]:
-    """Every machine under every policy, then under the SLO."""
+    """Run every machine under every policy, then under the SLO."""
     served, chance = alpaca(context.file, context.seed), random.Random(f"{context.seed}/buckets")
     served = [replace(one, predicted=replace(one.predicted, bucket_tokens=bucket(one, chance))) for one in served]
     machines = MACHINES[:1] if context.quick else MACHINES
@@ -107,7 +107,7 @@ def run(context: Context) -> Iterator[Line]:
 
 
 def bucket(one: Answered, chance: random.Random) -> int:
-    """The upper edge of the bucket that a predictor as good as the paper's finds: tokens."""
+    """Return the upper edge of the bucket, in tokens, that a predictor as good as the paper's finds."""
     width = MAXIMUM / BUCKETS
     number = min(BUCKETS - 1, int(one.output_tokens / width))
     if chance.random() > BUCKET_ACCURACY:
@@ -116,7 +116,7 @@ def bucket(one: Answered, chance: random.Random) -> int:
 
 
 def cell_of(machine: Machine, policy: str, served: Sequence[Answered], most: int, chance: random.Random) -> Cell:
-    """So many requests that its batch is full most of the time."""
+    """Make a cell with enough requests that its batch is full most of the time."""
     mean = sum(one.prompt_tokens + one.output_tokens for one in served) / len(served)
     reserved = {"max": float(MAXIMUM), "s3": mean + MAXIMUM / BUCKETS / 2}.get(policy, mean)
     batch = min(most, machine.kv_pages * PAGE_TOKENS / reserved)
@@ -126,7 +126,7 @@ def cell_of(machine: Machine, policy: str, served: Sequence[Answered], most: int
 
 
 def outcome_of(cell: Cell) -> Outcome:
-    """Simulate it; the control plane has a host of its own."""
+    """Simulate the cell; the control plane has a host of its own."""
     queue, reservation = POLICIES[cell.policy]
     machine, worlds = cell.machine, list[World]()
     pool = PoolDescription(
@@ -154,7 +154,9 @@ def outcome_of(cell: Cell) -> Outcome:
 
 
 def steady(served: Sequence[Served]) -> tuple[float, float]:
-    """Tokens a second while neither the first requests start nor the last ones drain, and the mean batch (Little)."""
+    """Return tokens a second between the first requests' start and the drain of the last, and the mean batch
+    (Little).
+    """
     ordered = sorted(served, key=lambda one: one.e2e_ms)
     low, high = len(ordered) * 3 // 10, len(ordered) * 3 // 4
     window, seconds = ordered[low:high], (ordered[high].e2e_ms - ordered[low].e2e_ms) / 1e3
@@ -163,7 +165,7 @@ def steady(served: Sequence[Served]) -> tuple[float, float]:
 
 
 def _overhead(context: Context, cell: Cell, free: Outcome) -> Line:
-    """What preemption and the control plane's CPU take from generation, for S3's policies."""
+    """Return what preemption and the control plane's CPU take from generation, for S3's policies."""
     charged = outcome_of(replace(cell, charged=True))
     share = free.recomputed + 1 - charged.tokens_per_s / free.tokens_per_s
     case, metric = (
@@ -190,7 +192,7 @@ def _lines(context: Context, case: str, found: Mapping[str, Outcome]) -> Iterato
 
 
 def pictures(lines: Sequence[Line]) -> dict[str, str]:
-    """Each setting's policies against `max`."""
+    """Draw each setting's policies against `max`."""
     found: dict[str, dict[str, dict[str, float]]] = {"free": {}, "slo": {}}
     for line in lines:
         if line.case.startswith("paper, ") and line.metric == SPEED and line.value is not None:

@@ -65,7 +65,7 @@ COUNTERS = {
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Of the runner. `page_ms`: to copy a page."""
+    """Memory of the runner. `page_ms`: to copy a page."""
 
     pages: int
     page_bytes: int
@@ -98,7 +98,7 @@ class Spent:
 
 
 def run(context: Context) -> Iterator[Line]:
-    """Every reservation."""
+    """Run every reservation."""
     count = QUICK_REQUESTS if context.quick else REQUESTS
     chance = random.Random(f"{context.seed}/penalty")
     drawn = chance.choices(TRACES[TRACE](context.file, context.seed), k=count)
@@ -130,7 +130,7 @@ def cell_name(work: Workload, reservation: str) -> str:
 
 
 def memory_for(case: Case, drawn: Sequence[Answered]) -> Memory:
-    """Pages for one adapter and `FIT` average ones of these requests."""
+    """Return pages for one adapter and `FIT` average ones of these requests."""
     with Subject(case.files, case.sizes) as subject:
         kv = subject.engine.executor.kv_memory
         assert kv is not None, "an executor that swaps nothing"
@@ -146,7 +146,7 @@ def memory_for(case: Case, drawn: Sequence[Answered]) -> Memory:
 
 
 def described(model: Model, memory: Memory, reservation: str) -> Model:
-    """The simulator's deployment with this memory, which KV leaves for the host's."""
+    """Return the simulator's deployment with this memory, which KV leaves for the host's."""
     pool = replace(
         model.pool, total_pages=memory.pages, page_kib=memory.page_bytes / 1024, swaps=True, reservation=reservation,
         adapter_mib=lora_bytes(SHAPES[MODEL], RANK) / 2**20,
@@ -184,7 +184,7 @@ def _cell(context: Context, case: Case, work: Workload, stack: Stack, model: Mod
 
 
 def streamed_s(served: Sequence[Served]) -> float:
-    """Between first tokens and last ones, of all."""
+    """Return the time between first tokens and last ones, of all."""
     return sum(one.e2e_ms - one.ttft_ms for one in served) / 1e3
 
 

@@ -48,7 +48,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of one cell. ms a token; `ttft_ms`: the median."""
+    """What one cell gave: ms a token; `ttft_ms`: the median."""
 
     mean: float
     tail: float
@@ -58,7 +58,7 @@ class Outcome:
 
 
 def run(context: Context) -> Iterator[Line]:
-    """Every trace at every load."""
+    """Run every trace at every load."""
     requests = QUICK_REQUESTS if context.quick else context.requests
     with ProcessPoolExecutor(context.jobs) as pool:
         for name in context.traces:
@@ -79,12 +79,12 @@ def run(context: Context) -> Iterator[Line]:
 
 
 def capacity(drawn: Sequence[Answered]) -> float:
-    """Requests a second that fcfs ends while its batch is full."""
+    """Return the requests a second that fcfs ends while its batch is full."""
     return sustained([one.e2e_ms for one in simulate(POOL, [arrival(0.0, one) for one in drawn]).figures.served])
 
 
 def sustained(ends_ms: Sequence[float]) -> float:
-    """Answers a second between the 10th and the 80th percentile of their ends."""
+    """Return the answers a second between the 10th and the 80th percentile of their ends."""
     ends = sorted(ends_ms)
     low, high = len(ends) // 10, len(ends) * 8 // 10
     return (high - low) / (ends[high] - ends[low]) * 1e3
@@ -93,7 +93,7 @@ def sustained(ends_ms: Sequence[float]) -> float:
 def _cells(
     name: str, drawn: Sequence[Answered], loads: Sequence[float], rate: float, chance: random.Random
 ) -> Iterator[Cell]:
-    """`fcfs` first at every load."""
+    """Return the cells, `fcfs` first at every load."""
     gaps = [chance.expovariate(1.0) for _ in drawn]
     for load in loads:
         at_s, arrivals = 0.0, list[TraceArrival]()
@@ -105,14 +105,14 @@ def _cells(
 
 
 def arrival(at_s: float, one: Answered, adapter: int = -1) -> TraceArrival:
-    """The request in the simulator's terms."""
+    """Return the request in the simulator's terms."""
     return TraceArrival(
         at_s, one.prompt_tokens, one.output_tokens, adapter, max_tokens=MAX_TOKENS, predicted=one.predicted, stops=True
     )
 
 
 def outcome_of(cell: Cell) -> Outcome:
-    """Simulate it."""
+    """Simulate the cell."""
     figures = simulate(replace(POOL, queue=cell.queue), cell.arrivals).figures
     assert not figures.failures, figures.failures
     return summary(figures.served, figures.tokens_per_s)
@@ -142,7 +142,7 @@ def _lines(context: Context, cell: Cell, outcome: Outcome, fcfs: Outcome) -> Ite
 
 
 def pictures(lines: Sequence[Line]) -> dict[str, str]:
-    """For each load: how much lower the mean is, against what the longest answers pay."""
+    """Draw for each load how much lower the mean is, against what the longest answers pay."""
     ratios = {(line.case, line.metric): line.value for line in lines if line.value is not None}
     series: defaultdict[str, dict[str, list[charts.Point]]] = defaultdict(dict)
     for (case, metric), lower in ratios.items():

@@ -70,7 +70,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of one cell. Shares are of its requests; `recomputed`: of the tokens that the runner computed."""
+    """What one cell gave. Shares are of its requests; `recomputed`: of the tokens that the runner computed."""
 
     tokens_per_s: float
     sequences: float
@@ -80,7 +80,7 @@ class Outcome:
 
 
 def run(context: Context) -> Iterator[Line]:
-    """Every policy on every trace."""
+    """Run every policy on every trace."""
     with ProcessPoolExecutor(context.jobs) as pool:
         for name in context.traces:
             requests = REQUESTS[name] // (QUICK if context.quick else 1)
@@ -119,7 +119,7 @@ def _arrival(one: Answered, max_tokens: int, limit: int) -> TraceArrival:
 
 
 def bucketed(predicted: Prediction, limit: int) -> Prediction:
-    """With S3's bucket of answers up to `limit` tokens: the one of the median."""
+    """Return the prediction with S3's bucket of answers up to `limit` tokens: the one of the median."""
     width = limit / BUCKETS
     return replace(predicted, bucket_tokens=round(width * min(BUCKETS, predicted.p50_tokens // width + 1)))
 
@@ -128,7 +128,7 @@ SERVED_BY = {"max-model": "max", "oracle": "calibrated", "pooled, oracle": "pool
 
 
 def outcome_of(cell: Cell) -> Outcome:
-    """Simulate it."""
+    """Simulate the cell."""
     described = replace(RUNNER, total_pages=cell.pages, reservation=SERVED_BY.get(cell.policy, cell.policy))
     deployment = deployment_of(described)
     if cell.constant:  # all requests come before the first answer that could change it
@@ -176,24 +176,24 @@ class Watched:
         clock.after(SAMPLE_S, Rank.LAW, self._sample)
 
     def sequences(self, begin: float, end: float) -> float:
-        """On the runner, on average."""
+        """Return the sequences on the runner, on average."""
         return mean(count for at_s, count in self._samples if begin <= at_s <= end)
 
     def overruns(self) -> int:
-        """Answers whose reservation was doubled."""
+        """Count the answers whose reservation was doubled."""
         shell = self._world.supervisor.shell
         assert isinstance(shell, SupervisorShell)
         return sum(outcome_from_bytes(record).doublings > 0 for record in shell.outcomes.values())
 
     def computed(self) -> int:
-        """Tokens that went through the model, of prompts and of answers."""
+        """Count the tokens that went through the model, of prompts and of answers."""
         shell = self._runner.shell
         assert isinstance(shell, RunnerShell)
         return shell.machine.pool.tokens
 
 
 def at_equal_overruns(constants: Mapping[float, float], overran: float) -> float:
-    """Throughput of `constant` where it overruns as often, between the quantiles that were simulated."""
+    """Return the throughput of `constant` where it overruns as often, between the quantiles that were simulated."""
     points = sorted(constants.items())
     for (low, low_rate), (high, high_rate) in pairwise(points):
         if low <= overran <= high:
@@ -211,7 +211,7 @@ def _lines(context: Context, case: str, outcome: Outcome) -> Iterator[Line]:
 
 
 def _compared(context: Context, case: str, known: Mapping[str, Outcome]) -> Iterator[Line]:
-    """The targets, and the best that preempts."""
+    """Yield the targets, and the best that preempts."""
     rate = {policy: outcome.tokens_per_s for policy, outcome in known.items()}
     constants = {o.overran: o.tokens_per_s for policy, o in known.items() if policy.startswith("constant")}
     equal = at_equal_overruns(constants, known["calibrated"].overran)
@@ -225,7 +225,7 @@ def _compared(context: Context, case: str, known: Mapping[str, Outcome]) -> Iter
 
 
 def pictures(lines: Sequence[Line]) -> Mapping[str, str]:
-    """A bar for each policy, by trace."""
+    """Draw a bar for each policy, by trace."""
     found: dict[str, dict[str, dict[str, float]]] = {"tokens": {}, "preempted requests": {}}
     for line in lines:
         part, name, policy = (*line.case.split(", ", 2), "", "")[:3]

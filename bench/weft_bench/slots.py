@@ -42,14 +42,16 @@ TOKENS, TTFT, RATIO = "finished tokens", "TTFT p50", "no bound / best bound"
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Of one run."""
+    """What one run gave."""
 
     tokens_per_s: float
     ttft_p50_s: float
 
 
 def engine_of(raw: Path) -> StepTimes:
-    """m135's step times by the newest lines of `weft bench fidelity`. Raises BenchFailed where there are none."""
+    """Return m135's step times by the newest lines of `weft bench fidelity`. Raises BenchFailed where there are
+    none.
+    """
     lines = newest(read(raw)) if raw.exists() else []
     cost = {line.metric: line.value for line in lines if line.case == "m135, cost"}
     steps = {int(name.split()[2]): value for name, value in cost.items() if name.startswith("step of ") and value}
@@ -66,7 +68,7 @@ def engine_of(raw: Path) -> StepTimes:
 def figures(
     origin: Origin, times: StepTimes, known: Iterable[Line], *, seed: int, quick: bool, bar: Bar
 ) -> Iterator[Line]:
-    """The lines of every run that is not known, and of each cell's best."""
+    """Yield the lines of every run that is not known, and of each cell's best."""
     requests, counts, loads = (24, (16,), ()) if quick else (240, ADAPTERS, LOADS)
     label = f", seed {seed}" + (" (quick)" if quick else "")
     there = {line.key: line for line in known if line.machine == origin.machine}
@@ -96,7 +98,7 @@ def figures(
 
 
 def measure(times: StepTimes, adapters: int, bound: int, rate_s: float, requests: int, seed: int) -> Measured:
-    """One runner from cold, to the last answer."""
+    """Simulate one runner from cold, to the last answer."""
     chance, at_s, arrivals = random.Random(f"slots {seed}"), 0.0, list[TraceArrival]()
     for _ in range(requests):
         at_s += chance.expovariate(rate_s)
@@ -112,12 +114,12 @@ def measure(times: StepTimes, adapters: int, bound: int, rate_s: float, requests
 
 
 def named(bound: int) -> str:
-    """A configuration, in words."""
+    """Name a configuration in words."""
     return f"at most {bound}" if bound else "no bound"
 
 
 def about(lines: Iterable[Line], picture: Path, folder: Path) -> str:
-    """What the page says first, with the picture of the saturated cells, which it draws anew."""
+    """Return what the page says first, with the picture of the saturated cells, which it draws anew."""
     values: dict[str, dict[str, float]] = {}
     for line in newest(lines):
         cell, _, bound = line.case.rpartition(", ")

@@ -50,7 +50,7 @@ class Done:
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float:
-    """The median slope between pairs of (x, y) with different x; 0 where there are none."""
+    """Return the median slope between pairs of (x, y) with different x; 0 where there are none."""
     some = points[:: max(1, len(points) // MOST_PAIRED)]
     return median([(y2 - y1) / (x2 - x1) for (x1, y1), (x2, y2) in combinations(some, 2) if x1 != x2] or [0.0])
 
@@ -58,7 +58,7 @@ def slope(points: Sequence[tuple[float, float]]) -> float:
 def lines(
     origin: Origin, samples: Sequence[Sample], done: Done, stack: Mapping[str, float], *, warm_s: float
 ) -> Iterator[Line]:
-    """The figures of one soak. `stack`: what grew from the end of the warm-up to the end, by what and unit."""
+    """Yield the figures of one soak. `stack`: what grew from the end of the warm-up to the end, by what and unit."""
     end = max(sample.at_s for sample in samples)
     for process, of in groupby(sorted(samples, key=lambda s: (s.process, s.at_s)), key=lambda s: s.process):
         mine = list(of)
@@ -83,7 +83,7 @@ def lines(
 
 
 def page(name: str, about: str, found: Iterable[Line], *, docs: Path) -> str:
-    """The page: for the last soak of each machine what grew, and a picture below `docs`."""
+    """Render the page: for the last soak of each machine what grew, and a picture below `docs`."""
     parts = [f"# Benchmark: {name}", about.strip()]
     current = sorted(newest(found), key=lambda line: line.machine)
     for number, (machine, of) in enumerate(groupby(current, key=lambda line: line.machine)):
@@ -107,7 +107,7 @@ def page(name: str, about: str, found: Iterable[Line], *, docs: Path) -> str:
 
 
 def _last_soak(of_machine: Sequence[Line]) -> tuple[Line, list[Line]]:
-    """Its newest line, and the lines that were written with it: an older soak may have been longer."""
+    """Return a machine's newest line, and the lines that were written with it: an older soak may have been longer."""
     last = max(of_machine, key=lambda line: line.date)
     since = (datetime.fromisoformat(last.date) - timedelta(seconds=WRITTEN_S)).isoformat(timespec="seconds")
     return last, [line for line in of_machine if line.date >= since]

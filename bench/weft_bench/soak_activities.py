@@ -73,13 +73,13 @@ class Activities:
         self.right, self.wrong = Counter[str](), list[str]()
 
     async def record(self) -> None:
-        """The answers when nothing else runs. Raises StackFailed."""
+        """Record the answers when nothing else runs. Raises StackFailed."""
         for ask in self._asks:
             for model in MODELS:
                 self._expected[replace(ask, model=model)] = await self._answer(replace(ask, model=model))
 
     async def run(self, streams: int, over: asyncio.Event) -> None:
-        """All activities, until `over` is set and each has come to its end."""
+        """Run all activities until `over` is set and each has come to its end."""
         loops: list[tuple[str, Callable[[random.Random], Awaitable[None]], float]] = [
             *[("streams", self._stream, 0.0)] * streams,
             *[("answers that clients leave", self._leave, 0.5)] * 2,
@@ -116,7 +116,7 @@ class Activities:
         self._check(ask, ask, await self._answer(ask))
 
     async def _leave(self, rng: random.Random) -> None:
-        """What came until then is right, too."""
+        """Leave a stream early and check that what came until then is right, too."""
         ask = replace(rng.choice(self._asks), model=rng.choice(MODELS))
         most = rng.randrange(TOKENS // 2)
         got = await self._answer(ask, most)
@@ -133,7 +133,7 @@ class Activities:
         _expect(got == self._expected[expected], f"{ask.model}: other tokens than {expected.model} alone")
 
     async def _answer(self, ask: Ask, most: int | None = None, key: str | None = None) -> list[Token]:
-        """Its tokens; left once there are `most`. Raises Refused, StackFailed, httpx2.HTTPError."""
+        """Return an answer's tokens; leave it once there are `most`. Raises Refused, StackFailed, httpx2.HTTPError."""
         tokens = list[Token]()
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         async with self._http.stream("POST", "/v1/completions", json=ask.body(), headers=headers) as answer:
@@ -155,7 +155,9 @@ class Activities:
     # ------------------------------------------------------------------------------------------- adapters
 
     async def _adapter(self, rng: random.Random) -> None:
-        """Applied, changed twice, deleted: after each Ready the newest content answers, after the deletion none."""
+        """Apply an adapter, change it twice, delete it: after each Ready the newest content answers, at the end
+        none.
+        """
         number = next(self._versions)
         name, ask = f"soak-{number % 50}-{number}", rng.choice(self._asks)
         folders = list[Path]()
@@ -173,7 +175,7 @@ class Activities:
         await self._gone(replace(ask, model=f"{NAMESPACE}/{name}"))
 
     async def _broken_source(self, rng: random.Random) -> None:
-        """It is not Ready, with a reason, and answers nothing."""
+        """Apply an adapter with a broken source and check that it is not Ready, with a reason, and answers nothing."""
         name = f"broken-{next(self._versions)}"
         folder = self._content(rng.choice(CONTENTS), name)
         config, weights = folder / "adapter_config.json", folder / "adapter_model.safetensors"
@@ -198,7 +200,7 @@ class Activities:
             shutil.rmtree(folder)
 
     def _content(self, of: str, name: str) -> Path:
-        """A new content that computes what another one does."""
+        """Write a new content that computes what another one does."""
         folder = self._manifests / "adapters" / name
         copy_adapter(self._manifests / "adapters" / of, folder, name)
         return folder
@@ -252,13 +254,13 @@ class Activities:
         await asyncio.to_thread(lambda: list(self._stack.controller.delete([obj])))
 
     async def _conditions(self, plural: str, namespace: str, name: str) -> Iterator[dict[str, Any]]:
-        """Those that are about the object as it is."""
+        """Return the Ready conditions that are about the object as it is."""
         obj = await asyncio.to_thread(self._stack.controller.get, plural, namespace, name)
         generation, found = obj["metadata"]["generation"], obj.get("status", {}).get("conditions", [])
         return (one for one in found if one["observedGeneration"] == generation and one["type"] == "Ready")
 
     async def _is_ready(self, plural: str, namespace: str, name: str) -> bool:
-        """Raises Wrong: it is Ready with the content before, since this one is refused."""
+        """True where the object is Ready. Raises Wrong where it is so with an older content, this one being refused."""
         found = list(await self._conditions(plural, namespace, name))
         for one in found:
             _expect(one["reason"] != "UpdateFailed", f"{name}: {one['message']}")
@@ -283,7 +285,7 @@ def _expect(holds: bool, otherwise: str) -> None:
 
 
 def spare_pool(replicas: int) -> dict[str, Any]:
-    """The spec of the pool that is scaled."""
+    """Return the spec of the pool that is scaled."""
     model = {"name": SPARE_BASE, "uri": "file:model"}
     return {"model": model, "replicas": replicas, "lora": {"maxRank": 32}, "allowedNamespaces": ["*"]}
 

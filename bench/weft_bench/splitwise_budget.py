@@ -1,4 +1,4 @@
-"""As much as the same power, or the same cost, can serve
+"""The load that the same power, or the same cost, can serve
 
 Throughput-optimized clusters (of the paper's evaluation): the most requests a second at which all nine
 objectives are met (p50, p90, p99 of TTFT at most 2, 3, 6 times, of TBT and end to end 1.25, 1.5, 5 times those of a
@@ -38,7 +38,7 @@ class Sweep:
 
 
 def budgeted(family: Combination, measure: Measure) -> tuple[Design, ...]:
-    """Of a family, what 40 DGX-H100 draw or cost."""
+    """Return the designs of a family that draw or cost what 40 DGX-H100 do."""
     budget = BUDGET_H100 * measure(DGX_H100)
     whole = affordable(budget, measure(family.prompt))
     if family.token is None:

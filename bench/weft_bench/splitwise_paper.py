@@ -37,13 +37,13 @@ SLOWDOWNS: Mapping[str, tuple[float, float, float]] = {  # of a DGX-A100 without
 
 @cache
 def prompt_s(tokens: int) -> float:
-    """Of a prompt alone on a DGX-A100."""
+    """Return the seconds of a prompt alone on a DGX-A100."""
     return DGX_A100.kind.model.seconds(StepShape(prompts=1, prompt_tokens=tokens))
 
 
 @cache
 def token_s(prompt_tokens: int) -> float:
-    """Of a token after that prompt, as splitwise-sim's evaluation takes it: from the table at the prompt's tokens."""
+    """Return the seconds of a token after that prompt, as splitwise-sim: from the table at the prompt's tokens."""
     return DGX_A100.kind.model.seconds(StepShape(decode_rows=prompt_tokens))
 
 
@@ -72,7 +72,9 @@ def lengths(path: Path) -> Sequence[tuple[int, int]]:
 
 
 def drawn(lengths: Sequence[tuple[int, int]], rate: float, seconds: float, seed: int) -> tuple[TraceArrival, ...]:
-    """At `rate` requests a second. Another rate has the same requests, closer together, and more or fewer of them."""
+    """Draw requests at `rate` a second. Another rate has the same requests, closer together, and more or fewer of
+    them.
+    """
     chance, at_s, arrivals = random.Random(f"splitwise/{seed}"), 0.0, list[TraceArrival]()
     while True:
         at_s += chance.expovariate(1.0) / rate
@@ -89,7 +91,9 @@ def problem(arrivals: tuple[TraceArrival, ...], measure: str = "cost") -> Planni
 def most(
     lengths: Sequence[tuple[int, int]], design: Design, seconds: float, seed: int, above: float, step: float = 1.0
 ) -> float | None:
-    """The most requests a second with which a design meets the objectives, to `step`; None if it is not `above`."""
+    """Return the most requests a second with which a design meets the objectives, to `step`; None if it is not
+    `above`.
+    """
 
     def meets(rate: float) -> bool:
         return simulate(problem(drawn(lengths, rate, seconds, seed)), design).met
@@ -106,7 +110,7 @@ def most(
 
 
 def _busy_rate(lengths: Sequence[tuple[int, int]], design: Design) -> float:
-    """Requests a second that keep all machines busy, by the step models."""
+    """Return the requests a second that keep all machines busy, by the step models."""
     kinds = design.family.prompt.kind, (design.family.token or design.family.prompt).kind
     prompts, outputs = (sum(column) / len(lengths) for column in zip(*lengths, strict=True))
     work = prompts * prompt_token_s(kinds[0]) + outputs * decode_row_s(kinds[1], BLOOM_176B, prompts)

@@ -49,5 +49,5 @@ def run(context: SplitwiseContext) -> Iterator[Line]:
 
 
 def cpu_s() -> float:
-    """Of this process and those that it has waited for."""
+    """Return the CPU seconds of this process and of those that it has waited for."""
     return sum(os.times()[:4])

@@ -1,4 +1,4 @@
-"""As little as the same throughput needs
+"""The machines that the same throughput needs
 
 Cost- and power-optimized clusters for 70 requests a second within the same objectives, found by the search of
 `weft plan`. The sizes for coding in splitwise-sim's scripts/run_throughput.sh, found by a full grid at

@@ -46,7 +46,8 @@ class Streamed:
 
 
 async def run(host: str, port: int, bodies: Sequence[dict[str, Any]], streams: int) -> list[Streamed]:
-    """Send all bodies over `streams` connections, each its next one when the last has ended; answers in their order.
+    """Send all bodies over `streams` connections, each its next one when the last has ended. Returns answers in their
+    order.
 
     Raises RequestFailed.
     """
@@ -72,10 +73,10 @@ async def run_at(
     host: str, port: int, bodies: Sequence[dict[str, Any]], at_s: Sequence[float], keys: Sequence[str] = (),
     awaited: Sequence[int] | None = None,
 ) -> list[Streamed]:  # fmt: skip
-    """Send each body at its time, whatever became of the others; their answers in order. Raises RequestFailed.
+    """Send each body at its time, whatever became of the others. Returns the answers in their order.
 
     `start` of an answer is when it was due. Connections are used again. `keys`: the API key of each. `awaited`: whose
-    answers count; once these are there, all others are cancelled.
+    answers count; once these are there, all others are cancelled. Raises RequestFailed.
     """
     began = time.perf_counter()
     idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
@@ -136,7 +137,7 @@ async def _ask(
 
 
 def tokens_of(tail: bytes) -> int:
-    """The tokens that the last events count. Raises RequestFailed when they tell of an error, or count none."""
+    """Return the tokens that the last events count. Raises RequestFailed when they tell of an error, or count none."""
     if b"data: [DONE]" not in tail or (usage := _USAGE.search(tail)) is None:
         raise RequestFailed(f"the stream did not end well: {tail.decode(errors='replace')}")
     return int(usage[1])

@@ -28,12 +28,12 @@ PATIENCE_S = 180.0  # for a stack that starts, stops or answers a command on a s
 
 
 def quickstart() -> Path:
-    """The manifests of the quickstart in this checkout."""
+    """Return the manifests of the quickstart in this checkout."""
     return Path(__file__).parents[2] / "examples" / "quickstart"
 
 
 def copy_adapter(original: Path, copy: Path, mark: str) -> None:
-    """An adapter with the weights of another one and a digest of its own, which follows from the mark."""
+    """Write an adapter with the weights of another one and a digest of its own, which follows from the mark."""
     copy.mkdir(parents=True)
     os.link(original / WEIGHTS, copy / WEIGHTS)
     config = json.loads((original / CONFIG).read_text())
@@ -84,7 +84,7 @@ class Stack:
         self.stop()
 
     def stop(self, timeout_s: float = PATIENCE_S) -> int:
-        """Ctrl-C; killed when it does not end in time. Returns the exit code."""
+        """Press Ctrl-C and wait for the end; killed when it does not end in time. Returns the exit code."""
         assert self._process is not None
         self._process.send_signal(signal.SIGINT)
         try:
@@ -99,14 +99,14 @@ class Stack:
         return (self.data_dir / "up.log").read_text(errors="replace")
 
     def components(self) -> dict[str, dict[str, Any]]:
-        """Components of `stack.json` by name; empty until it is written."""
+        """Return the components of `stack.json` by name; empty until it is written."""
         try:
             return json.loads((self.data_dir / "stack.json").read_text())["components"]
         except FileNotFoundError:
             return {}
 
     def names(self, prefix: str) -> list[str]:
-        """Components whose name begins so: `runner` gives all runners."""
+        """Return the components whose name begins with `prefix`: `runner` gives all runners."""
         return sorted(name for name in self.components() if name.startswith(prefix))
 
     def pid(self, name: str) -> int:
@@ -119,11 +119,11 @@ class Stack:
         return pid
 
     def address(self, key: str) -> str:
-        """An address of `stack.json`: gateway, supervisor, scheduler, predictor, depot."""
+        """Return an address of `stack.json`: gateway, supervisor, scheduler, predictor, depot."""
         return json.loads((self.data_dir / "stack.json").read_text())[key]
 
     def metric(self, prefix: str, sample: str, **labels: str) -> float:
-        """The sum of a metric's samples over the components of that prefix."""
+        """Sum a metric's samples over the components of that prefix."""
         return sum(total(scrape(self.components()[name]["probes"]), sample, **labels) for name in self.names(prefix))
 
     def cli(
@@ -139,7 +139,7 @@ class Stack:
         return done
 
     def create_key(self, namespace: str, timeout_s: float = PATIENCE_S) -> str:
-        """A new API key, once the supervisor is there to make it."""
+        """Make a new API key, once the supervisor is there to make it."""
         deadline = time.monotonic() + timeout_s
         while (done := self.cli("key", "create", "-n", namespace, check=False)).returncode:
             self.require_alive()
@@ -151,9 +151,10 @@ class Stack:
     # ------------------------------------------------------------------------------------------- waiting
 
     def wait_for_models(self, count: int | None = None, timeout_s: float = PATIENCE_S) -> list[str]:
-        """Wait until every adapter that is applied is served and every pool has its replicas; the models' names.
+        """Wait until every adapter that is applied is served and every pool has its replicas. Returns the models'
+        names.
 
-        `count`: any so many models, by any ready runner, are enough.
+        `count`: that number of models, any of them and by any ready runner, are enough.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -181,7 +182,7 @@ class Stack:
             return []
 
     def _all_served(self, models: Sequence[str]) -> bool:
-        """Every pool has its replicas, every adapter is ready, and the gateway has the adapter's name.
+        """True where every pool has its replicas, every adapter is ready, and the gateway has the adapter's name.
 
         With a key the gateway lists only the models of one namespace.
         """
@@ -195,7 +196,7 @@ class Stack:
 
 
 def is_ready(obj: Mapping[str, Any]) -> bool:
-    """The Ready condition of an object is True."""
+    """True where the Ready condition of an object is True."""
     conditions: Sequence[Mapping[str, Any]] = obj.get("status", {}).get("conditions", [])
     return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 

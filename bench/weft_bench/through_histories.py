@@ -78,7 +78,7 @@ class Clients:
         return [f"kept-{number}" for number in range(NAMES)]
 
     async def run(self, seconds: float) -> None:
-        """Everything at once; what fails is trouble, and the others go on."""
+        """Run everything at once; what fails is trouble, and the others go on."""
         over = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
             for name in self._names:
@@ -94,7 +94,9 @@ class Clients:
         await asyncio.gather(*(gateway.aclose() for gateway in self._gateways))
 
     async def stored(self) -> dict[str, int]:
-        """Outcomes of what was accepted, as the store has them once nothing more comes, or after `STORED_S`."""
+        """Return the outcomes of what was accepted, as the store has them once nothing more comes, or after
+        `STORED_S`.
+        """
         path, found = self._stack.data_dir / "supervisor" / "weft.sqlite", dict[str, int]()
 
         async def all_there() -> bool:
@@ -121,7 +123,7 @@ class Clients:
     # ------------------------------------------------------------------------------------------- objects
 
     async def _live(self, name: str, rng: random.Random) -> None:
-        """A life of a name: applied, changed a few times, deleted, gone."""
+        """Live the life of a name: applied, changed a few times, deleted, gone."""
         for _ in range(rng.randrange(1, 5)):
             await self._publish(name, rng)
             await self._until_ready(name)
@@ -136,12 +138,12 @@ class Clients:
             self.history.deleted.append(Deleted(name, self._lives[name], begin, time.monotonic()))
 
     async def _publish_beside(self, name: str, rng: random.Random) -> None:
-        """Another publisher of the same adapter, which does not make it."""
+        """Publish the same adapter as another publisher, which does not make it."""
         await asyncio.sleep(rng.expovariate(1 / 0.5))
         await self._publish(name, rng, makes=False)
 
     async def _publish(self, name: str, rng: random.Random, *, makes: bool = True) -> None:
-        """A content that is new; `makes`: also the adapter, where it is not there."""
+        """Publish a content that is new; `makes`: also the adapter, where it is not there."""
         number = next(self._numbers)
         content = self._manifests / "adapters" / f"content-{number}"
         copy_adapter(self._manifests / "adapters" / rng.choice(CONTENTS), content, content.name)
@@ -164,7 +166,7 @@ class Clients:
             self.history.applied.append(applied)
 
     async def _until_ready(self, name: str) -> None:
-        """The newest generation is Ready."""
+        """Wait until the newest generation is Ready."""
         await until(lambda: self._ready(name), f"{name} Ready", PATIENCE_S, POLL_S)
 
     async def _look(self, name: str, _: random.Random) -> None:
@@ -174,7 +176,7 @@ class Clients:
         return await self._object(name) is None
 
     async def _ready(self, name: str) -> bool:
-        """Note what is Ready now; whether that is the newest generation."""
+        """Note what is Ready now. Returns whether that is the newest generation."""
         obj = await self._object(name)
         if obj is None or (life := self._uids.get(obj["metadata"]["uid"])) is None:
             return False
@@ -219,7 +221,7 @@ class Clients:
         await asyncio.sleep(POLL_S)
 
     async def _send(self, model: str, key: str = "") -> tuple[httpx2.Response, int]:
-        """The answer, and the number of the gateway that gave it; gateways take turns."""
+        """Send a request. Returns the answer, and the number of the gateway that gave it; gateways take turns."""
         number = next(self._numbers)
         headers, gateway = {"X-Request-Id": f"history-{number}"}, number % len(self._gateways)
         headers |= {"Authorization": f"Bearer {key}"} if key else {}
@@ -240,7 +242,7 @@ def _counted(path: Path) -> dict[str, int]:
 
 
 def _digest(folder: Path) -> str:
-    """Of an adapter in a folder, as the depot finds it."""
+    """Return the digest of an adapter in a folder, as the depot finds it."""
     return build_manifest("adapter", list(_entries(folder))).digest
 
 

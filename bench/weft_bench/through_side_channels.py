@@ -24,7 +24,7 @@ Asks = Callable[[], Awaitable[float]]
 
 
 async def measure(requests: int, seed: int, origin: Origin, say: Callable[[str], None]) -> list[Line]:
-    """So many of each kind. Raises StackFailed, httpx2.HTTPError."""
+    """Time `requests` requests of each kind. Raises StackFailed, httpx2.HTTPError."""
     with TemporaryDirectory(prefix="weft-bench-") as scratch, Stack(quickstart(), Path(scratch), "--auth") as stack:
         keys = await asyncio.to_thread(lambda: [stack.create_key(tenant) for tenant in (ASKING, OTHER)])
         stack.key = keys[0]
@@ -46,7 +46,7 @@ def _client(url: str, key: str) -> httpx2.AsyncClient:
 
 
 async def _timed(what: str, quicker: Asks, slower: Asks, requests: int) -> Timed:
-    """In turn, so that what the machine does meanwhile is done to both."""
+    """Time both kinds in turn, so that what the machine does meanwhile is done to both."""
     of_quicker, of_slower = list[float](), list[float]()
     for _ in range(requests):
         of_quicker.append(await quicker())
@@ -63,7 +63,7 @@ class Tenants:
         self._asking, self._other, self._others_key, self._rng = asking, other, others_key, rng
 
     def secrets(self) -> list[tuple[str, Asks, Asks]]:
-        """What there is to learn, and both kinds of requests."""
+        """Return what there is to learn, and both kinds of requests."""
 
         async def again(first: httpx2.AsyncClient) -> float:
             prompt = self._prompt()
@@ -94,7 +94,7 @@ class Tenants:
         ]
 
     async def under_load(self, requests: int) -> Timed:
-        """Alone, and beside the other one's streams, in turns."""
+        """Time requests alone and beside the other one's streams, in turns."""
         alone, beside = list[float](), list[float]()
         for _ in range(TURNS):
             for _ in range(requests // TURNS):
@@ -119,7 +119,7 @@ class Tenants:
 async def _ask(
     http: httpx2.AsyncClient, prompt: str, *, model: str = MODEL, status: int = 200, key: str = "", max_tokens: int = 1
 ) -> float:
-    """Seconds. Raises StackFailed for another status."""
+    """Time a request, in seconds. Raises StackFailed for another status."""
     body = {"model": model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
     begun = time.perf_counter()
     answer = await http.post("/v1/completions", json=body, headers={"Authorization": f"Bearer {key}"} if key else {})

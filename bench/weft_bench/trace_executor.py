@@ -37,23 +37,23 @@ class TracedAnswer:
     output_tokens: int
 
     def ends(self, position: int) -> bool:
-        """Whether the token at this position of the sequence is its end."""
+        """True where the token at this position of the sequence is its end."""
         return position - self.prompt_tokens >= self.output_tokens
 
 
 def write_table(path: Path, answers: Iterable[TracedAnswer]) -> None:
-    """A JSON line for each."""
+    """Write a JSON line for each answer."""
     path.write_text("".join(json.dumps(asdict(answer)) + "\n" for answer in answers), encoding="utf-8")
 
 
 def trace_up(table: Path, step_ms: int = 0, best_batch: int = 1) -> tuple[str, ...]:
-    """What `Stack` starts so that runners follow a table."""
+    """Return what `Stack` starts so that runners follow a table."""
     runner = ("weft_bench.trace_runner", str(table.resolve()), str(step_ms), str(best_batch))
     return ("weft_bench.runner_up", *runner, "--")
 
 
 def read_table(path: Path) -> dict[int, TracedAnswer]:
-    """Answers by seed. Raises BadTable."""
+    """Read answers by seed. Raises BadTable."""
     found: dict[int, TracedAnswer] = {}
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
@@ -92,10 +92,10 @@ FAST = Pace()
 
 
 class TraceExecutor:
-    """An Executor around another one of the same process. See this module's text."""
+    """An Executor around another one of the same process, which ends answers where its table says."""
 
     def __init__(self, inner: Executor, answers: Mapping[int, TracedAnswer], pace: Pace = FAST) -> None:
-        """Raises BadTable for a model that knows no end."""
+        """Wrap `inner`. Raises BadTable for a model that knows no end."""
         self._inner, self._answers, self._pace = inner, answers, pace
         self._eos = sorted(inner.spec.eos)
         if not self._eos:
@@ -129,14 +129,14 @@ class TraceExecutor:
         self, step: StepInput, *, first: int = 0, last: int | None = None, hidden: torch.Tensor | None = None,
         layer_done: LayerDone | None = None,
     ) -> torch.Tensor:  # fmt: skip
-        """See `model.executor.Executor.run`."""
+        """Run a step as `Executor.run` does, no faster than the pace."""
         ends_at = time.perf_counter() + self._pace.seconds(len(step.rows))
         done = self._inner.run(step, first=first, last=last, hidden=hidden, layer_done=layer_done)
         time.sleep(max(0.0, ends_at - time.perf_counter()))
         return done
 
     def sample(self, logits: torch.Tensor, draws: Sequence[SamplingArgs]) -> list[SampledToken | None]:
-        """See `model.executor.Executor.sample`. Changes the logits of rows that the table knows."""
+        """Sample as `Executor.sample` does, with the table's ends. Changes the logits of rows that the table knows."""
         answers = [self._answers.get(draw.sampling.seed) for draw in draws]
         known = [row for row, answer in enumerate(answers) if answer is not None]
         with torch.inference_mode():
@@ -150,9 +150,9 @@ class TraceExecutor:
         return sampled
 
     def clear_pages(self, pages: list[int]) -> None:
-        """See `model.executor.Executor.clear_pages`."""
+        """Clear pages of the executor within."""
         self._inner.clear_pages(pages)
 
     def allocate_adapter_pages(self, pages: list[int]) -> None:
-        """See `model.executor.Executor.allocate_adapter_pages`."""
+        """Let the executor within have these pages for adapters."""
         self._inner.allocate_adapter_pages(pages)

@@ -40,7 +40,7 @@ SHARED_MEMORY_TARGET, TCP_TARGET, UNHIDDEN_TARGET = ">= 0.5", ">= 1", "<= 0.1"
 
 
 def page_bytes(shape: str = SHAPE) -> int:
-    """Of a page of that model in bf16."""
+    """Return the bytes of a page of that model in bf16."""
     of = SHAPES[shape]
     return of.layers * 2 * of.kv_heads * (of.hidden // of.heads) * PAGE_TOKENS * 2
 
@@ -48,7 +48,7 @@ def page_bytes(shape: str = SHAPE) -> int:
 def figures(
     origin: Origin, *, tls: Path | None, threads: list[int], quick: bool, seed: int, bar: Bar
 ) -> Iterator[Line]:
-    """Carriers, gRPC, and transfers beside a step. `tls`: a folder with certificates, or None. Raises BenchFailed."""
+    """Measure carriers, gRPC, and transfers beside a step. `tls`: a folder of certificates. Raises BenchFailed."""
     count = QUICK_REPETITIONS if quick else REPETITIONS
     carriers = [Carrier("shared memory", shared_memory=True), Carrier("TCP loopback")]
     carriers += [Carrier("TCP loopback, mutual TLS", tls=tls)] if tls else []
@@ -85,7 +85,7 @@ def _bytes() -> int:
 
 
 def _memcpy(count: int) -> float:
-    """Bytes a second."""
+    """Measure the bytes a second of a copy."""
     source, to = (np.ones((ROTATION, _bytes()), np.uint8) for _ in range(2))
     seconds: list[float] = []
     for number in range(count):
@@ -96,7 +96,9 @@ def _memcpy(count: int) -> float:
 
 
 def _carried(carrier: Carrier, count: int, ranks: int = 1) -> tuple[float, float]:
-    """Bytes a second at the median, and CPU seconds a GB. `ranks`: so many shards of each page, at the same time."""
+    """Measure bytes/s at the median, and CPU seconds a GB. `ranks`: senders, of which each has a shard of every
+    page.
+    """
     shape, n_pages = SHAPES[SHAPE], TOKENS // PAGE_TOKENS
     geometry = Geometry(ROTATION * n_pages, shape.layers, page_bytes() // ranks)
     seconds: list[float] = []

@@ -60,7 +60,7 @@ class NoLayers:
 
 
 def cpu_s() -> float:
-    """Of this process, all threads."""
+    """Return the CPU seconds of this process, all threads."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 
@@ -78,7 +78,7 @@ class SenderEnd:
         self._numbers = 0
 
     def offer(self) -> str:
-        """A sequence that the receiver expects from here on."""
+        """Offer a sequence, which the receiver expects from here on."""
         self._numbers += 1
         name = f"r{self._numbers}"
         self._shell.send(self._peer, KvOffer(name, EPOCH, ""))
@@ -117,7 +117,7 @@ class ReceiverEnd:
 
 @contextmanager
 def receiver(geometry: Geometry, carrier: Carrier) -> Generator[ReceiverEnd]:
-    """Start it, and end it."""
+    """Start the other process, and end it with the block."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=_receive, args=(there, geometry, carrier), daemon=True)
@@ -132,7 +132,7 @@ def receiver(geometry: Geometry, carrier: Carrier) -> Generator[ReceiverEnd]:
 
 
 def _receive(asks: "Connection[Any, Any]", geometry: Geometry, carrier: Carrier) -> None:
-    """The other process: pages are given out in turn, all of them touched before."""
+    """Run the other process: pages are given out in turn, all of them touched before."""
     events: queue.SimpleQueue[Any] = queue.SimpleQueue()
     pages = np.ones((geometry.pages, geometry.page_bytes), np.uint8)
     runner = _runner("receiver")
@@ -145,7 +145,7 @@ def _receive(asks: "Connection[Any, Any]", geometry: Geometry, carrier: Carrier)
 
 
 def _accept_all(shell: KvStreamShell, runner: RunnerId, total: int, events: "queue.SimpleQueue[Any]") -> None:
-    """The receiver's machine."""
+    """Handle events as the receiver's machine."""
     at = 0
     while True:
         match events.get():

@@ -25,7 +25,9 @@ OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_leng
 async def transfers_s(
     address: str, tls: Path | None, content: "np.ndarray[Any, np.dtype[np.uint8]]", count: int
 ) -> list[float]:
-    """Seconds of each transfer of that many bytes, until its acknowledgement. The first one is not counted."""
+    """Return the seconds of each transfer of that many bytes, until its acknowledgement. The first one is not
+    counted.
+    """
     seconds: list[float] = []
     async with _channel(address, tls) as channel:
         begin: Any = channel.stream_stream(METHOD, _as_it_is, _as_it_is)  # the stubs know no call without an iterator
@@ -43,7 +45,7 @@ async def transfers_s(
 
 @contextmanager
 def receiver(n_bytes: int, tls: Path | None) -> "Generator[tuple[str, Connection[Any, Any]]]":
-    """Its address, and a pipe that answers with its CPU seconds."""
+    """Start a receiver; give its address, and a pipe that answers with its CPU seconds."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=_serve, args=(there, n_bytes, tls), daemon=True)

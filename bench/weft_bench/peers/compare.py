@@ -37,14 +37,14 @@ class Round:
     whole_s: float
 
     def step_s(self, load: Load) -> float:
-        """The mean decode step: without the first token and what it took."""
+        """Return the mean decode step: without the first token and what it took."""
         return (self.whole_s - self.prefill_s) / (load.tokens - 1)
 
 
 def rounds(
     workers: Sequence[Worker], load: Load, repetitions: int, rng: random.Random, advanced: Callable[[int], None]
 ) -> dict[str, list[Round]]:
-    """`repetitions` rounds after one that warms up, by the worker's name; each round begins with the next worker.
+    """Run `repetitions` rounds after one that warms up, by the worker's name; each round begins with the next worker.
 
     Raises WrongAdapter, PeerFailed.
     """
@@ -65,7 +65,7 @@ def rounds(
 
 
 def checked(name: str, load: Load, tokens: int, ran: Ran) -> float:
-    """Its seconds, once it is sure that every row got its tokens from its adapter. Raises WrongAdapter."""
+    """Return the run's seconds, once it is sure that every row got its tokens from its adapter. Raises WrongAdapter."""
     if ran.adapters != load.adapters or len(set(ran.adapters)) != len(set(load.adapters)):
         raise WrongAdapter(f"{name} ran rows with the adapters {ran.adapters}, asked for were {load.adapters}")
     if ran.tokens != (tokens,) * load.rows:
@@ -74,7 +74,8 @@ def checked(name: str, load: Load, tokens: int, ran: Ran) -> float:
 
 
 def best(candidates: Mapping[str, Sequence[Round]], seconds: Callable[[Round], float]) -> str:
-    """The one among several settings of a peer that takes the fewest of these seconds: what is best for the peer.
+    """Choose among several settings of a peer the one that takes the fewest of these seconds: what is best for the
+    peer.
 
     A setting that decodes fastest need not prefill fastest: each metric has its own.
     """
@@ -82,5 +83,5 @@ def best(candidates: Mapping[str, Sequence[Round]], seconds: Callable[[Round], f
 
 
 def times_as_fast(ours: Sequence[Round], theirs: Sequence[Round], seconds: Callable[[Round], float]) -> float:
-    """Theirs / ours, the median over the rounds."""
+    """Return theirs / ours, the median over the rounds."""
     return paired([seconds(round_) for round_ in theirs], [seconds(round_) for round_ in ours])

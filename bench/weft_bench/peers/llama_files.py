@@ -32,12 +32,12 @@ def base_file(folder: Path, kind: str) -> Path:
 
 
 def file_of(folder: Path, adapter: Path) -> Path:
-    """Of an adapter, by the name of its folder."""
+    """Return the file of an adapter, by the name of its folder."""
     return folder / f"{adapter.name}.gguf"
 
 
 def _made(path: Path, write: Callable[[Path], None]) -> None:
-    """Moved to its place when it is whole."""
+    """Write a file beside its place and move it there when it is whole."""
     if not path.exists():
         half = path.with_suffix(".half")
         write(half)
@@ -103,7 +103,7 @@ def _close(writer: Any) -> None:
 
 
 def tensors(path: Path) -> Iterator[tuple[str, np.ndarray]]:
-    """Name and float32 values of each tensor of a bfloat16 safetensors file."""
+    """Read name and float32 values of each tensor of a bfloat16 safetensors file."""
     raw = np.memmap(path, np.uint8, "r")
     start = 8 + int.from_bytes(raw[:8].tobytes(), "little")
     for name, entry in json.loads(raw[8:start].tobytes()).items():
@@ -115,14 +115,14 @@ def tensors(path: Path) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def reordered(name: str, rows: np.ndarray, config: dict[str, Any]) -> np.ndarray:
-    """Outputs of queries and keys in the order in which llama.cpp rotates them; all others as they are."""
+    """Return outputs of queries and keys in the order in which llama.cpp rotates them; all others as they are."""
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     count = heads.get(name.rsplit(".", 1)[-1])
     return rows if count is None else neighbours(rows, count)
 
 
 def neighbours(rows: np.ndarray, heads: int) -> np.ndarray:
-    """[heads x d, ...]: rows i and i + d / 2 of a head, a pair that is rotated, become rows 2 i and 2 i + 1."""
+    """Reorder [heads x d, ...]: rows i and i + d / 2 of a head, a pair that is rotated, become rows 2 i and 2 i + 1."""
     return rows.reshape(heads, 2, -1, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
 
 

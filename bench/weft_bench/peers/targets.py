@@ -48,7 +48,9 @@ LEAST_SHARE: dict[tuple[str, int, str], dict[str, float]] = {
 def target(
     peer: str, metric: str, shape: str, rows: int, popularity: str, dtype: str = "bf16", level: str = AMX
 ) -> str | None:
-    """As `Line.target`; None where nothing is aimed at. `level`: of our kernels; `dtype`: of our weights."""
+    """Return what `Line.target` is; None where nothing is aimed at. `level`: of our kernels; `dtype`: of our
+    weights.
+    """
     key = peer, metric, rows, popularity
     least = LEAST_OF_EQUAL_BYTES.get(key, {}).get(shape)
     if dtype == "bf16" and level == AMX:
@@ -59,7 +61,7 @@ def target(
 
 
 def share_target(metric: str, shape: str, rows: int, popularity: str) -> str | None:
-    """Of the machine's bound."""
+    """Return the target for a share of the machine's bound."""
     return _at_least(LEAST_SHARE.get((metric, rows, popularity), {}).get(shape))
 
 

@@ -92,7 +92,7 @@ class Worker:
             raise PeerFailed(f"{self.name} did not answer: {error}\n{self._said()}") from error
 
     def _line(self, timeout_s: float) -> bytes:
-        """Its next answer: short, and written in one piece."""
+        """Read the worker's next answer: short, and written in one piece."""
         assert self._process.stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
@@ -101,7 +101,7 @@ class Worker:
         return self._process.stdout.readline()
 
     def _said(self) -> str:
-        """The end of what it printed."""
+        """Return the end of what the worker printed."""
         return self._log.read_text(errors="replace")[-SAID_CHARS:]
 
     def _pause(self) -> None:
