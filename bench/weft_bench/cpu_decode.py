@@ -17,7 +17,7 @@ from weft_bench.roofline import Shape, Work, adapter_work, decode_work
 
 Key = TypeVar("Key")
 PROMPT_TOKENS = 64
-MOST_ROUNDS = 8  # to bring adapters into slots
+MAX_ROUNDS = 8  # to bring adapters into slots
 FOLDERS = 32  # adapters on disk that stand for many: each digest is read and packed anew
 
 
@@ -93,7 +93,7 @@ class Decoded:
 
 def load_all(model: Model, subject: Subject, kinds: Sequence[Batch]) -> None:
     """Bring every adapter of these batches into a slot. One that is loaded late may evict one that has run already."""
-    for _ in range(MOST_ROUNDS):
+    for _ in range(MAX_ROUNDS):
         adapters = set[str]()
         for kind in kinds:
             asks = model.asks(subject, kind, 1, 1)

@@ -22,10 +22,10 @@ from weft_bench.lines import Line
 from weft_bench.path import percentile
 
 LENGTHS = "sharegpt_8k_lengths.csv.gz"
-BATCH, MOST_PROMPT, MOST_OUTPUT = 32, 768, 256
-MOST_GROUPS = 64  # adapters that are served one at a time; with more of them (Distinct), as many drawn at random
-LEAST_TIMES = 8.0  # Distinct in one batch, as fast as one adapter at a time
-CUT = f"prompts up to {MOST_PROMPT}, answers up to {MOST_OUTPUT} tokens"
+BATCH, MAX_PROMPT_TOKENS, MAX_OUTPUT_TOKENS = 32, 768, 256
+MAX_GROUPS = 64  # adapters that are served one at a time; with more of them (Distinct), as many drawn at random
+MIN_SPEEDUP = 8.0  # Distinct in one batch, as fast as one adapter at a time
+CUT = f"prompts up to {MAX_PROMPT_TOKENS}, answers up to {MAX_OUTPUT_TOKENS} tokens"
 
 
 def textgen_case(context: Context) -> Iterator[Line]:
@@ -36,7 +36,9 @@ def textgen_case(context: Context) -> Iterator[Line]:
         return
     rng = random.Random(context.options.seed)
     lengths = sampled(path, context.options.amounts.texts, rng)
-    sizes = Sizes(rows=BATCH, slots=BATCH, context_tokens=MOST_PROMPT + MOST_OUTPUT, batch_tokens=512, prefills=1)
+    sizes = Sizes(
+        rows=BATCH, slots=BATCH, context_tokens=MAX_PROMPT_TOKENS + MAX_OUTPUT_TOKENS, batch_tokens=512, prefills=1
+    )
     with context.subject(sizes) as subject:
         subject.play(_asks(context, subject, rng, lengths[:BATCH], adapter_of_row(BASE, len(lengths[:BATCH])), BASE))
         base_rate: float | None = None
@@ -54,7 +56,7 @@ def sampled(path: Path, count: int, rng: random.Random) -> list[tuple[int, int]]
 
 def cut(prompt: int, answer: int) -> tuple[int, int]:
     """The later part of a conversation that is too long, and the beginning of an answer that is."""
-    return max(1, min(prompt, MOST_PROMPT)), max(1, min(answer, MOST_OUTPUT))
+    return max(1, min(prompt, MAX_PROMPT_TOKENS)), max(1, min(answer, MAX_OUTPUT_TOKENS))
 
 
 def _popularity(
@@ -83,7 +85,7 @@ def _popularity(
     ]
     if len(served) > 1:
         alone = _one_at_a_time(context, subject, rng, asks)
-        target = f">= {LEAST_TIMES:g}" if popularity == DISTINCT and context.options.usual else None
+        target = f">= {MIN_SPEEDUP:g}" if popularity == DISTINCT and context.options.usual else None
         lines.append(reporter.line(f"{label}, {CUT}", "one adapter at a time", alone, "tokens/s"))
         lines.append(reporter.line(f"{label}, {CUT}", "times one adapter at a time", rate / alone, "x", target=target))
     return lines, rate
@@ -94,7 +96,7 @@ def _one_at_a_time(context: Context, subject: Subject, rng: random.Random, asks:
     groups = defaultdict[str, list[Ask]](list)
     for ask in asks:
         groups[ask.adapter].append(ask)
-    chosen = list(groups.values()) if len(groups) <= MOST_GROUPS else rng.sample(list(groups.values()), MOST_GROUPS)
+    chosen = list(groups.values()) if len(groups) <= MAX_GROUPS else rng.sample(list(groups.values()), MAX_GROUPS)
     with context.bar(f"{context.model.name}: one adapter at a time", len(chosen)) as advanced:
         played = list[Played]()
         for group in chosen:

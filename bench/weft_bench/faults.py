@@ -59,7 +59,7 @@ from weft_bench.path import percentile
 
 PROCESSES = ("runner", "scheduler", "supervisor", "predictor", "depot")
 LINKED = ("runner", "scheduler", "predictor")
-LEAST_STREAMS = 8  # streams that run when a fault strikes
+MIN_STREAMS = 8  # streams that run when a fault strikes
 PHASES = ("decode", "prefill", "loading", "swapping")
 PROMPT_RUNNER, TOKEN_RUNNER, RUNNERS = "prompt runner", "token runner", "runners"
 PAIRS = (  # who reaches whom
@@ -218,7 +218,7 @@ def listing(cells: Iterable[Cell], runs: Sequence[tuple[Cell, int]]) -> Iterator
 def lines(origin: Origin, run: Run) -> Iterator[Line]:
     """Yield the figures of one run."""
     case = _case(run.cell, run.number)
-    yield origin.line(case, STRUCK, run.struck, "streams", target=f">= {LEAST_STREAMS}")
+    yield origin.line(case, STRUCK, run.struck, "streams", target=f">= {MIN_STREAMS}")
     for metric in TOKENS:
         yield origin.line(case, metric, getattr(run.difference, metric), "tokens", target="<= 0")
     yield origin.line(case, FAILED, run.failed, "streams", target="<= 0")

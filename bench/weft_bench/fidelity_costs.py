@@ -27,7 +27,7 @@ WARM_GAP_S = 0.3  # between the requests that load each adapter
 HOPS = 6  # messages before a first token: predictor, scheduler and runner, there and back
 SWITCHES = 2  # of the interpreter's lock in a step: to the thread that sends, and back
 ROUNDS = 6  # costs change how often processes are woken, which changes costs
-LEAST_S = 1e-7  # what costs nothing is counted all the same
+MIN_S = 1e-7  # what costs nothing is counted all the same
 BESIDE = ("supervisor", "depot", "controller")  # whose work follows reports and outcomes
 
 
@@ -191,13 +191,13 @@ def _costs(engine: EngineCosts, single: LiveRun, runs: Sequence[LiveRun], counte
         return [each.woken.get(name, 0) for each in counted]
 
     def solve(names: Sequence[str], *columns: Sequence[float]) -> list[float]:
-        used = [max(sum(run.cpu[name] for name in names), LEAST_S) for run in runs]
-        return [max(cost, LEAST_S) for cost in least_errors(list(zip(*columns, strict=True)), used, rounds=1)]
+        used = [max(sum(run.cpu[name] for name in names), MIN_S) for run in runs]
+        return [max(cost, MIN_S) for cost in least_errors(list(zip(*columns, strict=True)), used, rounds=1)]
 
     def later(name: str) -> float:
         """Return the share of a request's cost that comes after its answer has ended."""
         assert single.after is not None
-        return min(max(single.after[name] / max(single.cpu[name], LEAST_S), 0.0), 1.0)
+        return min(max(single.after[name] / max(single.cpu[name], MIN_S), 0.0), 1.0)
 
     request, step, token, gateway_wake = solve(["gateway"], requests, steps, tokens, woken("gateway"))
     submit, cluster, scheduler_wake = solve(["scheduler"], requests, reports, woken("scheduler"))
@@ -254,6 +254,6 @@ def _extra(
         each.model_s + engine.step_s * steps[i] + engine.row_s * tokens[i] + engine.prefill_s * starts[i]
         for i, each in enumerate(counted)
     ]
-    more = [max(run.cpu[ENGINE] - used, LEAST_S) for run, used in zip(runs, alone, strict=True)]
+    more = [max(run.cpu[ENGINE] - used, MIN_S) for run, used in zip(runs, alone, strict=True)]
     start, step, row = least_errors(list(zip(starts, steps, tokens, strict=True)), more, rounds=1)
     return start, step, row

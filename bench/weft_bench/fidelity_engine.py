@@ -25,9 +25,9 @@ from weft_sim.executor_model import StepTimes
 STREAMS = (1, 4, 16)
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128)  # of steps, where the curve's points are
 ASKS_PER_STREAM = 2
-LEAST_S = 4.0  # small models need many steps for a mean that holds
+MIN_S = 4.0  # small models need many steps for a mean that holds
 ROUNDS = 30  # of the fit: each weighs an outlier less than the one before
-LEAST = 1e-9
+MIN_NORM = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def measure(files: Mapping[str, Path], adapters: Sequence[Path], sizes: Sizes, v
         watch = _Watch(subject)
         kinds = [(streams, names) for streams in STREAMS if streams <= sizes.rows for names in ([*adapters], [None])]
         rounds, began = 0, time.perf_counter()
-        while rounds < 2 or time.perf_counter() - began < LEAST_S:
+        while rounds < 2 or time.perf_counter() - began < MIN_S:
             for streams, names in kinds:
                 subject.play(_asks(rng, ASKS_PER_STREAM * streams, names, vocab), streams=streams)
             if not rounds:
@@ -163,7 +163,7 @@ def least_errors(features: Sequence[Sequence[float]], seconds: Sequence[float], 
         while True:
             found[:] = 0.0
             scaled = matrix[:, used] * weights[:, None]
-            norms = np.maximum(np.linalg.norm(scaled, axis=0), LEAST)
+            norms = np.maximum(np.linalg.norm(scaled, axis=0), MIN_NORM)
             found[used] = np.linalg.lstsq(scaled / norms, values * weights, rcond=None)[0] / norms
             if (found >= 0.0).all():
                 break

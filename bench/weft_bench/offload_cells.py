@@ -12,7 +12,7 @@ from weft_bench.cpu_decode import Batch
 from weft_bench.cpu_machine import GIGA
 from weft_bench.cpu_shapes import BASE, DISTINCT
 from weft_bench.lines import Line
-from weft_bench.offload_model import LEAST_OF_BOUND, Context, OffloadModel, executor_of
+from weft_bench.offload_model import MIN_BOUND_SHARE, Context, OffloadModel, executor_of
 from weft_bench.playing import Played
 from weft_bench.roofline import base_bytes
 from weft_kernels.cpu.memory import MappedMemory
@@ -23,7 +23,7 @@ READ_S = 1.5  # of a measurement of the disk
 RING_BYTES = 128 << 20
 EMBEDDING_TOO = 1 << 30  # with all weights there is room for it
 ADAPTER_ROWS = 16  # for which adapters' cost has a target
-MOST_OVER_BYTES = 1.1
+MAX_BYTES_RATIO = 1.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def adapters_in_blocks(
         base_s = blocks.get((rows, share, BASE))
         if popularity == DISTINCT and base_s is not None:
             over = 1 + Batch(rows, DISTINCT).adapters_work(model.shape).n_bytes / weights
-            target = f"<= {MOST_OVER_BYTES}" if rows == ADAPTER_ROWS and model.options.usual else None
+            target = f"<= {MAX_BYTES_RATIO}" if rows == ADAPTER_ROWS and model.options.usual else None
             case = f"{model.title}, {share:.0%} of the weights, {rows} rows, Distinct against base{model.lengths}"
             yield context.origin.line(case, "time of a block", block_s / base_s, "x")
             yield context.origin.line(case, "bytes of a pass", over, "x")
@@ -100,7 +100,7 @@ def _lines(model: OffloadModel, context: Context, cell: Cell) -> Iterator[Line]:
     decode = [beat for beat in played.beats if not beat.prefills]
     decode_s = sum(beat.ended - beat.began for beat in decode) / max(1, len(decode))
     decode_bound_s = model.bound_s(batch.rows, batch.rows, disk_s)
-    target = f">= {LEAST_OF_BOUND:g}" if cell.share < 1.0 and model.options.usual else None
+    target = f">= {MIN_BOUND_SHARE:g}" if cell.share < 1.0 and model.options.usual else None
     yield origin.line(
         case, "output tokens", played.tokens / played.wall_s, "tokens/s", baseline=played.tokens / bound_s,
         bound_fraction=bound_s / played.wall_s,

@@ -21,7 +21,7 @@ from weft_runner.model.memory_estimate import available_memory
 from weft_runner.offload.figures import OffloadFigures
 
 PROMPT_TOKENS, TOKENS = 512, 32
-LEAST_OF_BOUND = 0.8
+MIN_BOUND_SHARE = 0.8
 BATCH_TOKENS = 4096  # of a pass
 Bar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 

@@ -13,7 +13,7 @@ from weft_bench.cpu_engine import PAGE_TOKENS
 from weft_bench.cpu_machine import GIGA
 from weft_bench.cpu_shapes import BASE, RANK
 from weft_bench.lines import Line
-from weft_bench.offload_model import LEAST_OF_BOUND, Context, OffloadModel, executor_of
+from weft_bench.offload_model import MIN_BOUND_SHARE, Context, OffloadModel, executor_of
 from weft_bench.playing import Played
 from weft_runner.errors import NoPolicyFits
 from weft_runner.model.checkpoint import read_spec
@@ -28,11 +28,11 @@ from weft_runner.offload.search import PASSES, PolicySearch, cases
 from weft_runner.offload.wire import solve_ranks
 
 DEVICE_BATCH_TOKENS = 512
-MOST_BLOCK = 32
-MOST_OFF = 0.15
+MAX_BLOCK = 32
+MAX_ERROR = 0.15
 GRID_SHARE, GRID_PROMPT, GRID_TOKENS, GRID_BLOCK = 0.4, 32, 8, 64
 GRID_AGAIN, GRID_BEST = 3, 10  # rounds in which the best are measured again, in turn, and how many these are
-LEAST_OF_BEST = 0.95
+MIN_BEST_SHARE = 0.95
 SCHEDULE_SEQUENCES, SCHEDULE_BATCH, SCHEDULE_TOKENS = 32, 4, 8
 
 
@@ -91,8 +91,8 @@ def _plan_lines(
     yield line(case, "KV on the disk", plan.policy.kv.disk, "")
     yield line(case, "output tokens", ran.tokens_per_s, "tokens/s", baseline=predicted.tokens_per_s)
     off = abs(wall_s / predicted.block_s - 1)
-    yield line(case, "off its prediction", off, "", target=f"<= {MOST_OFF}" if usual else None)
-    yield line(case, "of the bound", bound_s / wall_s, "", target=f">= {LEAST_OF_BOUND}" if usual else None)
+    yield line(case, "off its prediction", off, "", target=f"<= {MAX_ERROR}" if usual else None)
+    yield line(case, "of the bound", bound_s / wall_s, "", target=f">= {MIN_BOUND_SHARE}" if usual else None)
     prompts_s = wall_s - ran.decode_s * (model.options.tokens - 1)
     yield line(case, "prompts", prompts_s * 1e3, "ms", baseline=predicted.prompt.pass_s * 1e3)
     yield line(case, "pass without prompts", ran.decode_s * 1e3, "ms", baseline=predicted.token.pass_s * 1e3)
@@ -136,7 +136,7 @@ def grid_lines(
     line, middle = context.origin.line, {name: median(rate[name][1:]) for name in again}
     order = sorted(again, key=lambda name: -middle[name])
     yield line(case, "policies", len(plans), "")
-    target = f">= {LEAST_OF_BEST}" if len(plans) >= model.options.grid else None
+    target = f">= {MIN_BEST_SHARE}" if len(plans) >= model.options.grid else None
     yield line(case, "chosen, of the best", middle[chosen] / middle[order[0]], "", target=target)
     place = 1 + sum(found[0] > rate[chosen][0] for found in rate.values())
     yield line(case, "chosen, its place", place, "")
@@ -255,7 +255,7 @@ def rates_of(model: OffloadModel) -> MachineRates:
 
 
 def search_of(
-    model: OffloadModel, rates: MachineRates, device_bytes: int, popularity: str, most_block: int = MOST_BLOCK
+    model: OffloadModel, rates: MachineRates, device_bytes: int, popularity: str, most_block: int = MAX_BLOCK
 ) -> PolicySearch:  # fmt: skip
     """Return the search as it is asked: all that a runner may take is `device_bytes`."""
     options = model.options

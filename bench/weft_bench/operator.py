@@ -28,7 +28,7 @@ from weft_bench.scrape import Sample, quantile, total
 
 MIB = 2**20
 # A finalizer, and one status that says everything: an adapter cannot be brought to Ready with fewer writes.
-LEAST_WRITES = 2
+MIN_WRITES = 2
 EDIT_S = 10.0  # the longest that a new adapter may take
 
 API_WRITE = "weft_operator_api_write_seconds"
@@ -106,7 +106,7 @@ def converged(origin: Origin, size: Size, seen: Converged) -> Iterator[Line]:
         yield origin.line(case, f"CPU of {name}", cpu_s, "s", bound_fraction=cpu_s / seen.final_s)
     yield origin.line(case, "memory of the operator", total(seen.samples, RSS) / MIB, "MiB")
     yield from _writes(origin, case, seen.wrote)
-    yield origin.line(case, "API writes for each adapter", seen.wrote.total / size.adapters, "", baseline=LEAST_WRITES)
+    yield origin.line(case, "API writes for each adapter", seen.wrote.total / size.adapters, "", baseline=MIN_WRITES)
 
 
 def steady(origin: Origin, size: Size, seen: Steady) -> Iterator[Line]:

@@ -42,7 +42,7 @@ RUNNERS, BEST_BATCH, SEQUENCES = 3, 8, 10
 STEP_MS = 200
 SPAN_S, QUICK_SPAN_S = 1200.0, 300.0
 SLICE_S, POLL_S = 50.0, 2.0
-TOKENS, SIGMA, LEAST_TOKENS, MOST_TOKENS = 150, 0.6, 30, 500
+TOKENS, SIGMA, MIN_TOKENS, MAX_TOKENS = 150, 0.6, 30, 500
 ASKS = 96  # different ones
 SETTINGS = ("always", "never")
 SHAPE = "slices with at most one partial runner that receives"
@@ -74,7 +74,7 @@ def asks_of(chance: random.Random) -> list[Ask]:
     return [
         Ask(
             chance.choice(MODELS), " ".join(chance.choices(WORDS, k=6)),
-            max(LEAST_TOKENS, min(MOST_TOKENS, round(chance.lognormvariate(mean, SIGMA)))), 0.0, number,
+            max(MIN_TOKENS, min(MAX_TOKENS, round(chance.lognormvariate(mean, SIGMA)))), 0.0, number,
         )
         for number in range(ASKS)
     ]  # fmt: skip

@@ -45,7 +45,7 @@ from weft_sim.traces import TraceArrival
 
 MODEL = "m135"
 SCALES = {"LMSYS": 8, "ShareGPT": 8, "Alpaca": 4}  # tokens of the trace for each one here
-MOST_PROMPT_TOKENS = 256
+MAX_PROMPT_TOKENS = 256
 REQUESTS, QUICK_REQUESTS = 1_000, 60
 CAPACITY_REQUESTS = 120
 CALIBRATION = Amounts(seconds=5.0, singles=12, answers=6)
@@ -57,7 +57,7 @@ PATIENT = {  # requests wait longer here than users would
     "WEFT_GATEWAY__PREDICT_MS": "5000",
 }
 OVERHEAD = ("predictor", "scheduler", "supervisor")
-MOST_OVERHEAD = 11.0  # %: the paper's, with the penalty of preemption
+MAX_OVERHEAD_PERCENT = 11.0  # %: the paper's, with the penalty of preemption
 SIMULATED = ", simulated"
 MEAN, TAIL = "mean latency a token", "p99 latency a token, longest decile"
 
@@ -181,7 +181,7 @@ def scaled(one: Answered, scale: int) -> Answered:
         p99_tokens=fewer(of.p99_tokens),
         bucket_tokens=fewer(of.bucket_tokens) if of.bucket_tokens else 0,
     )
-    return Answered(min(MOST_PROMPT_TOKENS, fewer(one.prompt_tokens)), fewer(one.output_tokens), predicted)
+    return Answered(min(MAX_PROMPT_TOKENS, fewer(one.prompt_tokens)), fewer(one.output_tokens), predicted)
 
 
 def prepared(name: str, requests: Sequence[LiveRequest], folder: Path) -> Workload:
@@ -296,7 +296,9 @@ def _lines(context: Context, case: str, found: Measured, fcfs: Measured) -> Iter
     for metric, (value, baseline, replayed, unit) in figures.items():
         yield line(case, metric, value, unit, baseline=baseline or None)
         yield line(case, metric + SIMULATED, replayed, unit, baseline=value)
-    yield line(case, "control plane, of generation time", 100 * found.overhead, "%", target=f"<= {MOST_OVERHEAD:g}")
+    yield line(
+        case, "control plane, of generation time", 100 * found.overhead, "%", target=f"<= {MAX_OVERHEAD_PERCENT:g}"
+    )
     yield line(case, "KV swapped", found.swapped_mib, "MiB")
     yield line(case, "requests without a prediction", 100 * found.unpredicted, "%")
     yield line(case, "of the machine, by others", 100 * found.others, "%")

@@ -36,8 +36,8 @@ MAXIMUM = 2_048
 BUCKETS = 10
 BUCKET_ACCURACY = 0.9861
 SLO_S = 0.187_5
-LEAST_REQUESTS, MOST_REQUESTS, BATCHES = 1_000, 8_000, 8  # with 300 and 4 a rate is off by up to a fifth
-MOST_SEQUENCES = 4_000
+MIN_REQUESTS, MAX_REQUESTS, BATCHES = 1_000, 8_000, 8  # with 300 and 4 a rate is off by up to a fifth
+MAX_SEQUENCES = 4_000
 POLICIES: Mapping[str, tuple[str, str]] = {  # by name: queue, reservation
     "max": ("fcfs", "max"),
     "s3": ("s3", "s3"),
@@ -90,7 +90,7 @@ def run(context: Context) -> Iterator[Line]:
     with ProcessPoolExecutor(context.jobs) as pool, context.bar("paper", 2 * len(POLICIES) * len(machines)) as advanced:
         for machine in machines:
             free = dict[str, Outcome]()
-            cells = [cell_of(machine, policy, served, MOST_SEQUENCES, chance) for policy in POLICIES]
+            cells = [cell_of(machine, policy, served, MAX_SEQUENCES, chance) for policy in POLICIES]
             for cell, outcome in zip(cells, pool.map(outcome_of, cells), strict=True):
                 free[cell.policy] = outcome
                 advanced(1)
@@ -120,7 +120,7 @@ def cell_of(machine: Machine, policy: str, served: Sequence[Answered], most: int
     mean = sum(one.prompt_tokens + one.output_tokens for one in served) / len(served)
     reserved = {"max": float(MAXIMUM), "s3": mean + MAXIMUM / BUCKETS / 2}.get(policy, mean)
     batch = min(most, machine.kv_pages * PAGE_TOKENS / reserved)
-    count = int(max(LEAST_REQUESTS, min(MOST_REQUESTS, BATCHES * batch)))
+    count = int(max(MIN_REQUESTS, min(MAX_REQUESTS, BATCHES * batch)))
     requests = chance.choices(served, k=count)
     return Cell(machine, policy, most, tuple(one.exactly() if policy == "oracle" else one for one in requests))
 

@@ -27,7 +27,7 @@ RESIDENT, DESCRIPTORS, THREADS = "resident", "descriptors", "threads"
 UNITS = {RESIDENT: "MB", DESCRIPTORS: "descriptors", THREADS: "threads"}
 TARGETS = {RESIDENT: "<= 2", DESCRIPTORS: "<= 1", THREADS: "<= 1"}  # an hour
 STACK, HOUR_S, EVERY_MINUTES = "the stack", 3600.0, 5
-MOST_PAIRED = 400  # samples whose pairs a slope takes
+MAX_PAIRED_SAMPLES = 400  # samples whose pairs a slope takes
 WRITTEN_S = 30  # the lines of a soak are written within
 
 
@@ -51,7 +51,7 @@ class Done:
 
 def slope(points: Sequence[tuple[float, float]]) -> float:
     """Return the median slope between pairs of (x, y) with different x; 0 where there are none."""
-    some = points[:: max(1, len(points) // MOST_PAIRED)]
+    some = points[:: max(1, len(points) // MAX_PAIRED_SAMPLES)]
     return median([(y2 - y1) / (x2 - x1) for (x1, y1), (x2, y2) in combinations(some, 2) if x1 != x2] or [0.0])
 
 

@@ -17,7 +17,7 @@ from weft_bench import fault_host
 from weft_bench.errors import StackFailed
 from weft_bench.fault_stage import LATE, Moment, Stage, meshed_stage, postgresql_stage, sqlite_stage, stage
 from weft_bench.fault_streams import Difference, Streams, difference
-from weft_bench.faults import LEAST_STREAMS, LOSS, POSTGRESQL, PROMPT_RUNNER, SQLITE, TOKEN_RUNNER, Cell, Run
+from weft_bench.faults import LOSS, MIN_STREAMS, POSTGRESQL, PROMPT_RUNNER, SQLITE, TOKEN_RUNNER, Cell, Run
 from weft_bench.links import Links, Quality
 
 LASTS_S, EVERY_S = 10.0, 2.0  # of a stop or stall; between two requests meanwhile
@@ -94,7 +94,7 @@ async def _attempt(made: Stage, cell: Cell, number: int, name: str, say: Callabl
     async with Streams(made.url, name) as streams:
         moment = await (made.in_transfer(streams, cell.share) if cell.split else AIMS[cell.phase](made, streams))
         running = sum(not stream.ended for stream in streams.all)
-        if moment is not None and (running < LEAST_STREAMS or not _can_be_struck(made, cell, moment)):
+        if moment is not None and (running < MIN_STREAMS or not _can_be_struck(made, cell, moment)):
             moment.release()
             moment = None
         if moment is not None:

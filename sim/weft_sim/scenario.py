@@ -34,7 +34,7 @@ SPAN_S = 4.0  # requests and faults fall into this time
 SETTLE_S = 120.0  # after the faults are over everything ends within this
 SETTLED_EVERY_S = 0.25
 QUIET_S = 6.0  # and then nothing is under way any more: longer than a runner waits between attempts (RETRY_S)
-MOST_RUNNERS = 3  # of an autoscaled pool
+MAX_RUNNERS = 3  # of an autoscaled pool
 LOG = 40  # latest events that a failure shows
 FAILURES = frozenset({"queue_full", "slo_unattainable", "too_many_migrations", "adapter_failed"})
 
@@ -175,7 +175,7 @@ def _faults(chance: random.Random, deployment: Deployment, count: int) -> tuple[
     names = ["scheduler", "supervisor", "predictor", *(f"gateway-{i}" for i in range(deployment.gateways))]
     honest = [plan.spec.address for plan in deployment.runners if plan.spec.pool == POOL]
     if deployment.objects:
-        honest = [f"p-{index}" for index in range(MOST_RUNNERS)]
+        honest = [f"p-{index}" for index in range(MAX_RUNNERS)]
         names += ["registry", *honest]
     names += [plan.spec.address for plan in deployment.runners]
     faults = draw(chance, names, honest, count, SPAN_S)
@@ -186,7 +186,7 @@ def _faults(chance: random.Random, deployment: Deployment, count: int) -> tuple[
 
 def _autoscaled(deployment: Deployment, seed: int) -> Deployment:
     """The same pool and adapters declared as objects: the operator starts and ends runners like the first one."""
-    template, scaling = deployment.runners[0], {"minReplicas": seed // 8 % 2, "maxReplicas": MOST_RUNNERS}
+    template, scaling = deployment.runners[0], {"minReplicas": seed // 8 % 2, "maxReplicas": MAX_RUNNERS}
     pool = pool_object(
         "acme", "p", template.spec, autoscaling=scaling | {"idleSeconds": 2}
     )  # fmt: skip

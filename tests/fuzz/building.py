@@ -8,7 +8,7 @@ from typing import Any
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-DEPTH, MOST = 6, 6  # of a value; entries of an object, a list or a repeated field
+DEPTH, MAX_ENTRIES = 6, 6  # of a value; entries of an object, a list or a repeated field
 ODD: Sequence[Any] = (
     None, True, False, 0, 1, -1, 2**31, 2**63, 2**64, -(2**63), 10**30, 0.0, -0.0, 0.5, 1e308, 1e-320, "", " ", "\0",
     "a" * 300, "\ud800", "𝕏", "../..", "nan", "1", [], {}, [[]], [{}],
@@ -58,9 +58,11 @@ class Words:
         """An object, a list, a value of the examples or an odd one, or a text of the bytes."""
         kind = choices.number(8) if depth else 7
         if kind < 3:
-            return {choices.of(self.names): self.value(choices, depth - 1) for _ in range(choices.number(MOST + 1))}
+            return {
+                choices.of(self.names): self.value(choices, depth - 1) for _ in range(choices.number(MAX_ENTRIES + 1))
+            }
         if kind == 3:
-            return [self.value(choices, depth - 1) for _ in range(choices.number(MOST + 1))]
+            return [self.value(choices, depth - 1) for _ in range(choices.number(MAX_ENTRIES + 1))]
         if kind == 4:
             return choices.rest(choices.number(40)).decode("utf-8", "replace")
         return copy.deepcopy(choices.of(self.values))
@@ -102,7 +104,7 @@ def filled(message: Message, choices: Choices, names: Sequence[str], depth: int 
         if field.message_type is not None and field.message_type.GetOptions().map_entry:
             continue
         if field.is_repeated:
-            for _ in range(choices.number(MOST)):
+            for _ in range(choices.number(MAX_ENTRIES)):
                 if field.message_type is not None:
                     if depth:
                         filled(getattr(message, field.name).add(), choices, names, depth - 1)

@@ -16,8 +16,8 @@ from weft_sim.objects import adapter_object, pool_object
 from weft_sim.shells import RunnerShell
 from weft_sim.stack import World
 
-MOST = 5
-SCALED = {"minReplicas": 2, "maxReplicas": MOST, "idleSeconds": 5}
+MAX_REPLICAS = 5
+SCALED = {"minReplicas": 2, "maxReplicas": MAX_REPLICAS, "idleSeconds": 5}
 
 
 def deployment(**size: object) -> Deployment:
@@ -74,7 +74,7 @@ def test_each_group_follows_the_demand_of_its_phase() -> None:
     long_answers = serve(world, 30, 2.0, 16, 400)
     assert long_answers[-1][1] >= 3, "twenty streams, of eight that one runs well"
     assert long_answers[-1][0] <= 2
-    assert max(map(sum, long_prompts + long_answers)) <= MOST
+    assert max(map(sum, long_prompts + long_answers)) <= MAX_REPLICAS
     assert all(prompt and token for prompt, token in long_prompts + long_answers), "never the last one of a phase"
     calm = serve(world, 30, 0.25, 16, 4)
     assert calm[-1] == (1, 1)
@@ -89,11 +89,11 @@ def test_groups_that_cannot_grow_together_give_runners_to_each_other_one_by_one(
     world.start()
     serve(world, 5, 0.0, 1, 1)
     before = serve(world, 20, 3.6, 400, 40)
-    assert sum(before[-1]) == MOST
+    assert sum(before[-1]) == MAX_REPLICAS
     after = serve(world, 33, 3.0, 16, 400)
     assert after[-1][1] > before[-1][1]
     for (prompt, token), (later_prompt, later_token) in pairwise([*before, *after]):
-        assert later_prompt + later_token >= min(prompt + token, MOST) - 1, "one goes at a time"
+        assert later_prompt + later_token >= min(prompt + token, MAX_REPLICAS) - 1, "one goes at a time"
     assert all(prompt and token for prompt, token in after)
     serve(world, 25, 0.25, 16, 4)
     assert {request.finish for request in world.clients.values()} == {"length"}

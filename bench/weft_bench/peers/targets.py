@@ -12,7 +12,7 @@ AMX, AVX2 = "amx_bf16", "avx2"
 PEER_AT_MOST_10_PERCENT_FASTER = 1 / 1.1
 
 # (peer, metric, rows, popularity) -> shape -> how many times as fast as the peer at least
-LEAST: dict[tuple[str, str, int, str], dict[str, float]] = {
+MIN_RATIO: dict[tuple[str, str, int, str], dict[str, float]] = {
     (VLLM, DECODE, ROWS, DISTINCT): {"tiny": 10, "small": 3.5, "m135": 6},
     (VLLM, DECODE, ROWS, IDENTICAL): {"m135": 8},
     (VLLM, WHOLE, ROWS, DISTINCT): {"tiny": 10, "small": 6, "m135": 9},
@@ -24,9 +24,9 @@ LEAST: dict[tuple[str, str, int, str], dict[str, float]] = {
     (VLLM, DECODE, 1, IDENTICAL): {"m135": 5},
 }
 # of equal weight bytes, whatever they are and whichever kernels
-LEAST_OF_EQUAL_BYTES = {(LLAMA, DECODE, 1, BASE): {"m135": 1.0, "mid": 1.0}}
+MIN_EQUAL_BYTES_RATIO = {(LLAMA, DECODE, 1, BASE): {"m135": 1.0, "mid": 1.0}}
 # by the level of our kernels; the peers have no more than AVX2, but for those that call oneDNN
-LEAST_BEST: dict[tuple[str, int, str], dict[str, float]] = {
+MIN_BEST_RATIO: dict[tuple[str, int, str], dict[str, float]] = {
     (DECODE, ROWS, DISTINCT): {AMX: 8, AVX2: 3},
     (PREFILL, ROWS, BASE): {AMX: 2.5, AVX2: 1.5},
     (PREFILL, ROWS, DISTINCT): {AMX: 2.5, AVX2: 1.5},
@@ -35,7 +35,7 @@ LEAST_BEST: dict[tuple[str, int, str], dict[str, float]] = {
 }
 OF_BEST = ("small", "m135")
 # (metric, rows, popularity) -> shape -> share of the machine's bound at least
-LEAST_SHARE: dict[tuple[str, int, str], dict[str, float]] = {
+MIN_SHARE: dict[tuple[str, int, str], dict[str, float]] = {
     (DECODE, ROWS, DISTINCT): dict.fromkeys(OF_BEST, 0.95),
     (DECODE, 1, BASE): {"m135": 0.85, "mid": 0.85},
     (PREFILL, ROWS, BASE): dict.fromkeys(OF_BEST, 0.5),
@@ -52,17 +52,17 @@ def target(
     weights.
     """
     key = peer, metric, rows, popularity
-    least = LEAST_OF_EQUAL_BYTES.get(key, {}).get(shape)
+    least = MIN_EQUAL_BYTES_RATIO.get(key, {}).get(shape)
     if dtype == "bf16" and level == AMX:
-        least = LEAST.get(key, {}).get(shape, least)
+        least = MIN_RATIO.get(key, {}).get(shape, least)
     if dtype == "bf16" and peer == BEST and shape in OF_BEST:
-        least = LEAST_BEST.get(key[1:], {}).get(level)
+        least = MIN_BEST_RATIO.get(key[1:], {}).get(level)
     return _at_least(least)
 
 
 def share_target(metric: str, shape: str, rows: int, popularity: str) -> str | None:
     """Return the target for a share of the machine's bound."""
-    return _at_least(LEAST_SHARE.get((metric, rows, popularity), {}).get(shape))
+    return _at_least(MIN_SHARE.get((metric, rows, popularity), {}).get(shape))
 
 
 def _at_least(least: float | None) -> str | None:

@@ -21,7 +21,7 @@ from .conftest import ANSWER, PATIENCE_S, TEMPLATE, World, serving, soon, until
 from .test_gateway_refusals import CHAT, TEXT, refused, with_keys
 
 LENGTH, MEDIA = "context_length_exceeded", "unsupported_media_type"
-LEAST_TURNS = 10  # of the loop beside a thread's work: two at most where a call keeps the interpreter
+MIN_TURNS = 10  # of the loop beside a thread's work: two at most where a call keeps the interpreter
 PROMPT = "word <s " * 100_000  # 0.8 MB
 
 
@@ -71,7 +71,7 @@ async def test_the_loop_goes_on_beside_a_large_request(
         turning.cancel()
         refused(response, 400, LENGTH, "prompt" if "prompt" in body else "messages")
         assert len(turns) == 2, "parsed and encoded in threads"
-        assert turns[1] >= LEAST_TURNS
+        assert turns[1] >= MIN_TURNS
 
 
 @pytest.mark.parametrize("prompt", ["x" * 9000, [5] * 600], ids=["text", "ids"])

@@ -26,7 +26,7 @@ from weft_gateway.shell.auth import authenticate
 from weft_gateway.shell.oidc import BadToken, KeyPending, OidcConfig, TokenVerifier
 
 AUDIENCE, CLAIM = "weft", "kubernetes.io/namespace"
-LEAST_S = 0.05
+MIN_S = 0.05
 RSA, OTHER_RSA = (rsa.generate_private_key(65537, 2048) for _ in range(2))
 EC = ec.generate_private_key(ec.SECP256R1())
 
@@ -83,7 +83,7 @@ async def issuer() -> AsyncIterator[Issuer]:
 
 @pytest.fixture
 async def verifier(issuer: Issuer) -> AsyncIterator[TokenVerifier]:
-    made = TokenVerifier(OidcConfig(issuer.url, AUDIENCE, CLAIM), time.monotonic, least_s=LEAST_S)
+    made = TokenVerifier(OidcConfig(issuer.url, AUDIENCE, CLAIM), time.monotonic, least_s=MIN_S)
     running = asyncio.create_task(made.run())
     yield made
     running.cancel()
@@ -96,7 +96,7 @@ async def namespace_of(verifier: TokenVerifier, token: str) -> str:
         while True:
             with contextlib.suppress(KeyPending, BadToken):
                 return verifier.namespace_of(token)
-            await asyncio.sleep(LEAST_S)
+            await asyncio.sleep(MIN_S)
 
 
 def _hs256_with_the_public_key(issuer: Issuer) -> str:
@@ -161,29 +161,29 @@ async def test_a_new_key_is_learnt_and_invented_ones_cost_the_issuer_nothing(
         with pytest.raises((BadToken, KeyPending)):
             verifier.namespace_of(issuer.token(EC, f"invented-{i}", "ES256"))
         await asyncio.sleep(0)
-    assert issuer.fetches - before <= 1 + (time.monotonic() - began) / LEAST_S
+    assert issuer.fetches - before <= 1 + (time.monotonic() - began) / MIN_S
 
 
 async def test_another_issuers_document_and_shared_secrets_give_no_key(issuer: Issuer) -> None:
     secret = {"kty": "oct", "kid": "rsa", "k": "c2VjcmV0LXNlY3JldC1zZWNyZXQtc2VjcmV0LTEyMzQ"}
     for named, keys in (("http://other", issuer.keys), ("", [secret])):
         issuer.named, issuer.keys = named, keys
-        verifier = TokenVerifier(OidcConfig(issuer.url, AUDIENCE, CLAIM), time.monotonic, least_s=LEAST_S)
+        verifier = TokenVerifier(OidcConfig(issuer.url, AUDIENCE, CLAIM), time.monotonic, least_s=MIN_S)
         running, asked = asyncio.create_task(verifier.run()), issuer.asked
         async with asyncio.timeout(PATIENCE_S):
             while issuer.asked < asked + 4:  # two rounds of two documents: those of the first have been read by then
                 with pytest.raises(KeyPending):
                     verifier.namespace_of(issuer.token())
-                await asyncio.sleep(LEAST_S / 10)
+                await asyncio.sleep(MIN_S / 10)
         running.cancel()
 
 
 async def test_odd_documents_of_the_issuer_end_nothing(issuer: Issuer) -> None:
     good, issuer.keys_at = issuer.keys, "http://[::1"
-    verifier = TokenVerifier(OidcConfig(issuer.url, AUDIENCE, CLAIM), time.monotonic, least_s=LEAST_S)
+    verifier = TokenVerifier(OidcConfig(issuer.url, AUDIENCE, CLAIM), time.monotonic, least_s=MIN_S)
     running = asyncio.create_task(verifier.run())
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(4 * LEAST_S):
+        async with asyncio.timeout(4 * MIN_S):
             await namespace_of(verifier, issuer.token())
     issuer.keys_at = ""
     issuer.keys = [{"kty": "RSA", "kid": "a", "alg": "none"}, {"kty": "RSA", "kid": "b", "alg": ["RS256"]}, *good]

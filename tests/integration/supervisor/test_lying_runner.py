@@ -36,7 +36,7 @@ from weft.wire.v1.supervisor_pb2 import (
 )
 
 EVIL = "evil/pool"
-MOST = 2**64 - 1
+MAX_UINT64 = 2**64 - 1
 INVALID, DENIED = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.PERMISSION_DENIED
 CAPACITIES = {
     "page_tokens": MAX_CAPACITY,
@@ -107,14 +107,14 @@ def report(**fields: Any) -> RunnerToSupervisor:
 
 
 def sequence(request_id: str, term: int = MAX_TERM - 1, **fields: Any) -> SequenceState:
-    return SequenceState(request_id=request_id, epoch=common_pb2.Epoch(term=term, counter=MOST), **fields)
+    return SequenceState(request_id=request_id, epoch=common_pb2.Epoch(term=term, counter=MAX_UINT64), **fields)
 
 
 HUGE = 2**32 - 1
 BAD_REPORTS = {
     "more free pages than there are": report(free_pages=HUGE),
     "more used pages than there are": report(used_pages=HUGE),
-    "a term above all": report(sequences=[sequence("r", term=MOST)]),
+    "a term above all": report(sequences=[sequence("r", term=MAX_UINT64)]),
     "a sequence without a name": report(sequences=[sequence("")]),
     "more pages reserved than any runner has": report(sequences=[sequence("r", reserved_pages=HUGE)]),
     "an overrun of more pages than any runner has": report(overruns=[Overrun(request_id="r", wanted_pages=HUGE)]),
@@ -129,8 +129,14 @@ BAD_REPORTS = {
 }
 # Allowed, and lies all the same: they are its own, whatever they are.
 OWN_LIES = {
-    "no end of work": [report(tokens=1), report(version=2, full=False, tokens=MOST), report(version=3, full=False)],
-    "the last report for ever": [report(version=MOST, desired_version=MOST, grown_pages=MOST, doublings=MOST)],
+    "no end of work": [
+        report(tokens=1),
+        report(version=2, full=False, tokens=MAX_UINT64),
+        report(version=3, full=False),
+    ],
+    "the last report for ever": [
+        report(version=MAX_UINT64, desired_version=MAX_UINT64, grown_pages=MAX_UINT64, doublings=MAX_UINT64)
+    ],
     "full of what no gateway sent": [
         report(
             free_pages=0,
@@ -143,12 +149,12 @@ OWN_LIES = {
             overruns=[
                 Overrun(
                     request_id="ra",
-                    epoch=common_pb2.Epoch(term=MAX_TERM - 1, counter=MOST),
+                    epoch=common_pb2.Epoch(term=MAX_TERM - 1, counter=MAX_UINT64),
                     wanted_pages=MAX_PAGES,
                     reservation_tokens=MAX_TOKENS,
                 )
             ],
-            adapters=[AdapterState(digest="sha256:x", error="e" * 100_000, bytes=MOST, rank=MAX_RANK)],
+            adapters=[AdapterState(digest="sha256:x", error="e" * 100_000, bytes=MAX_UINT64, rank=MAX_RANK)],
         )
     ],
     "ends and removals of what was never there": [

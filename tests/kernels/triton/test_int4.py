@@ -16,7 +16,7 @@ pytestmark = pytest.mark.gpu
 # (inputs, outputs) of models: split and not, groups and blocks of outputs that are not full, outputs of a head
 SHAPES = sized(gpu=((4096, 6144), (14336, 4096), (4096, 28672), (4096, 128256), (1040, 1000)), interpreted=((80, 40),))
 ROWS = sized(gpu=(1, 2, 3, 8, 9, 16, 31, 64, 65, 300, 2048), interpreted=(3, 9))
-MOST_NUMBERS = 1 << 28  # of a product that is checked: fp64 takes its time
+MAX_NUMBERS = 1 << 28  # of a product that is checked: fp64 takes its time
 CHECKED_OUTPUTS = 8192  # at a time: fp64 of a whole head would take more of the device than its weights do
 
 
@@ -42,7 +42,7 @@ def check(device: torch.device, rows: int, n_in: int, n_out: int, dtype: torch.d
 @pytest.mark.parametrize("dtype", [FP32, *sized(gpu=[BF16], interpreted=[])], ids=name_of)
 @pytest.mark.parametrize(
     ("rows", "n_in", "n_out"),
-    [(rows, *shape) for shape in SHAPES for rows in ROWS if rows * shape[1] <= MOST_NUMBERS],
+    [(rows, *shape) for shape in SHAPES for rows in ROWS if rows * shape[1] <= MAX_NUMBERS],
 )
 def test_products_of_a_models_shapes(gpu: Gpu, rows: int, n_in: int, n_out: int, dtype: torch.dtype) -> None:
     """Made on the device: the largest matrix has half a billion numbers."""

@@ -23,7 +23,7 @@ LAYOUT = sized(
     gpu=Layout(2, (SiteShape(1024, (1024, 256, 256)), SiteShape(704, (1040,))), max_rank=128),
     interpreted=Layout(2, (SiteShape(80, (48, 16, 16)), SiteShape(48, (80,))), max_rank=40),
 )
-MOST = LAYOUT.max_rank
+MAX_RANK = LAYOUT.max_rank
 # Adapter i's ranks of each slice of a site; the last one touches nothing.
 RANKS = sized(
     gpu=(
@@ -155,7 +155,7 @@ def test_a_cleared_slot_adds_nothing(gpu: Gpu, dtype: torch.dtype) -> None:
 
 def test_the_schedules_agree(gpu: Gpu) -> None:
     """The same rows as single ones and in a chunk: vector arithmetic and tensor cores."""
-    loaded = loaded_of(gpu, ((16, 5, MOST),))
+    loaded = loaded_of(gpu, ((16, 5, MAX_RANK),))
     few, _, _ = run(loaded, [0] * (PER_ROW - 1) + [None])
     many, _, _ = run(loaded, [0] * PER_ROW)
     assert_close(few[:-1], many[:-1])

@@ -15,7 +15,7 @@ from weft_depot.sources.retry_policy import RetryPolicy
 from weft_depot.sources.s3 import S3Source
 from weft_depot.sources.s3_client import Endpoints
 
-PIECE, MOST = b"a" * (1 << 16), 256 << 20  # without a bound in the client the test fails, and the machine lives
+PIECE, MAX_BYTES = b"a" * (1 << 16), 256 << 20  # without a bound in the client the test fails, and the machine lives
 BUFFERS = 8 << 20  # of two sockets, and what was sent before the client closed its own
 
 
@@ -28,7 +28,7 @@ class Endless(BaseHTTPRequestHandler):
         self.send_response(200)
         self.end_headers()
         with suppress(ConnectionError):
-            while type(self).sent < MOST:
+            while type(self).sent < MAX_BYTES:
                 self.wfile.write(self.piece)
                 type(self).sent += len(self.piece)
                 time.sleep(self.pause_s)
