@@ -23,7 +23,7 @@ class Verdict:
 
 
 def check_seed(seed: int, trace: Path | None = None) -> Verdict:
-    """One scenario."""
+    """Run the scenario of a seed."""
     run = Run(seed, trace=trace is not None)
     try:
         verdict = Verdict(seed, run.run(), "")
@@ -37,7 +37,7 @@ def check_seed(seed: int, trace: Path | None = None) -> Verdict:
 
 
 def check_seeds(seeds: Iterable[int], jobs: int = 1) -> Iterator[Verdict]:
-    """Verdicts in any order, from so many processes."""
+    """Run the scenario of each seed in `jobs` processes. Yields verdicts in any order."""
     if jobs == 1:
         yield from map(check_seed, seeds)
         return
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """0: all laws held in every run; 1: not."""
+    """Run the scenarios and return 0 where all laws held in every run, else 1."""
     began = time.perf_counter()
     seeds = range(arguments.first, arguments.first + arguments.seeds)
     if arguments.trace is not None and len(seeds) != 1:

@@ -88,7 +88,7 @@ class Fleet:
 
     @classmethod
     def of(cls, objects: Iterable[Object]) -> "Fleet":
-        """Objects with the metadata that a server fills in."""
+        """Make a fleet of objects with the metadata that a server fills in."""
         kept: dict[Ref, Object] = {}
         for obj in objects:
             meta = obj["metadata"]
@@ -172,7 +172,7 @@ class Controller:
             assert sum(runner.state != "Leaving" for runner in runners.values()) <= most, "more runners than allowed"
 
     def _carry_out(self, action: Any) -> list[Any]:
-        """Changes for the scheduler, and what the shell does."""
+        """Give changes to the scheduler, and to the shell what it does."""
         observed = self.state.observed
         match action:
             case PublishPool():
@@ -249,11 +249,11 @@ class ControllerShell(BaseShell):
                 pass
 
     def ready(self, name: str, *, ready: bool) -> None:
-        """A runner says whether requests should come to it."""
+        """Note that a runner says whether requests should come to it."""
         self._observe(name, "Ready" if ready else "Starting")
 
     def may_start(self, name: str) -> bool:
-        """Whether a process that died is started again."""
+        """True where a process that died is started again."""
         return name not in self._places or self._state(name) not in ("", "Leaving")
 
     def serves(self, name: str) -> bool:
@@ -265,7 +265,7 @@ class ControllerShell(BaseShell):
         return process.state if process is not None else ""
 
     def _observe(self, name: str, state: RunnerState | None) -> None:
-        """The state of a process has changed; None: it has ended."""
+        """Note that the state of a process has changed; None: it has ended."""
         pool, index = self._places[name]
         before = self.fleet.runners.get(pool, {}).get(index)
         if before is None or before.state == state or (before.state == "Leaving" and state is not None):
@@ -298,7 +298,7 @@ class ControllerShell(BaseShell):
             runner.start()
 
     def _leave(self, name: str) -> None:
-        """It gives its sequences back; when none is left the process ends."""
+        """Drain a runner, which gives its sequences back; when none is left its process ends."""
         runner = self._world.runners.get(name)
         if runner is None or not runner.up:
             self._observe(name, None)

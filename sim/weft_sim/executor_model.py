@@ -25,7 +25,7 @@ LENGTH_MASK = (1 << LENGTH_BITS) - 1
 
 
 def seed_of(draw: int, prompt_tokens: int, output_tokens: int) -> int:
-    """A 64-bit seed: `draw`, and the lengths. Output 0: no end of its own."""
+    """Make a 64-bit seed of `draw` and the lengths. Output 0: no end of its own."""
     assert prompt_tokens <= LENGTH_MASK
     assert output_tokens <= LENGTH_MASK
     return ((draw << 2 * LENGTH_BITS) | (prompt_tokens << LENGTH_BITS) | output_tokens) & MASK
@@ -35,7 +35,7 @@ _TEXTS = [b"", *(bytes((33 + first, 33 + second)) for first in range(94) for sec
 
 
 def bytes_of(token: int) -> bytes:
-    """The text of a token: two characters; none for the end, and for what is no token, as a tokenizer's."""
+    """Return the text of a token: two characters; none for the end, and for what is no token, as a tokenizer's."""
     return _TEXTS[token] if token <= VOCABULARY else b""
 
 
@@ -44,24 +44,24 @@ def text_of(tokens: Iterable[int]) -> str:
 
 
 def key_of(adapter: str) -> int:
-    """What an adapter does to the chain; 0: the base."""
+    """Return what an adapter does to the chain; 0: the base."""
     return int.from_bytes(blake2b(adapter.encode(), digest_size=8).digest(), "big") if adapter else 0
 
 
 def extend(chain: int, token: int, key: int) -> int:
-    """The chain's value after one more token."""
+    """Return the chain's value after one more token."""
     mixed = ((chain ^ key) + token + 1) * PRIME & MASK
     return mixed ^ (mixed >> 29)
 
 
 def ends(seed: int, position: int) -> bool:
-    """Whether the token at an absolute position is the end of its sequence."""
+    """True where the token at an absolute position is the end of its sequence."""
     output_tokens = seed & LENGTH_MASK
     return output_tokens > 0 and position - ((seed >> LENGTH_BITS) & LENGTH_MASK) >= output_tokens
 
 
 def sample(chain: int, seed: int, choice: int, position: int) -> int:
-    """The token at an absolute position, after the chain before it."""
+    """Sample the token at an absolute position, after the chain before it."""
     if ends(seed, position):
         return EOS
     mixed = (chain ^ (seed * SECOND) ^ ((choice + 1) * PRIME) ^ position) * SECOND & MASK
@@ -69,7 +69,7 @@ def sample(chain: int, seed: int, choice: int, position: int) -> int:
 
 
 def answer(prompt: Sequence[int], adapter: str, seed: int, choice: int, max_tokens: int) -> list[int]:
-    """The undisturbed answer, without the end-of-sequence token."""
+    """Return the undisturbed answer, without the end-of-sequence token."""
     key, chain, tokens = key_of(adapter), 0, list[int]()
     for token in prompt:
         chain = extend(chain, token, key)
@@ -102,7 +102,7 @@ class StepTimes:
 
     @classmethod
     def of(cls, spec: RunnerSpec) -> "StepTimes":
-        """From what a runner measured of itself at start; that tells nothing of adapters."""
+        """Return the times that a runner measured of itself at start, which tell nothing of adapters."""
         best = max(spec.best_batch, 2)
         row_ms = max(0.0, (spec.step_ms_best - spec.step_ms_1) / (best - 1))
         rate = spec.prefill_tokens_per_s
@@ -116,7 +116,7 @@ class StepTimes:
         return (tokens_ms + self.key_ms * keys + self.adapter_ms * adapters) / 1e3
 
     def _on_curve(self, tokens: int) -> float:
-        """Beyond its last point the curve goes on as it came there."""
+        """Return the time on the curve, which beyond its last point goes on as it came there."""
         curve = self.curve
         at = min(max(bisect_left(curve, (tokens, 0.0)), 1), len(curve) - 1)
         (low, low_ms), (high, high_ms) = curve[at - 1], curve[at]
@@ -137,7 +137,7 @@ class Device:
         self.host: dict[int, list[int]] = {}
 
     def clear(self, pages: Iterable[int]) -> None:
-        """They change hands: what was in them is gone."""
+        """Forget what is in pages that change hands."""
         for page in pages:
             self._pages.pop(page, None)
 
@@ -148,12 +148,12 @@ class Device:
         self._pages.update((page, list(self.host[host])) for host, page in zip(hosts, pages, strict=True))
 
     def read(self, page: int) -> bytes:
-        """What a page holds."""
+        """Return what a page holds."""
         held = self._pages.get(page)
         return b"" if held is None else b"".join(chain.to_bytes(8, "big") for chain in held)
 
     def write(self, page: int, data: bytes) -> None:
-        """What came from another device's page."""
+        """Write what came from another device's page."""
         self._pages[page] = [int.from_bytes(data[at : at + 8], "big") for at in range(0, len(data), 8)]
 
     def load(self, slot: int, adapter: str) -> None:
@@ -164,7 +164,7 @@ class Device:
         self.slots.pop(slot, None)
 
     def row(self, tokens: Sequence[int], start: int, pages: Sequence[int], adapter: str, seed: int, choice: int) -> int:
-        """Feed `tokens` from position `start` of a sequence with these pages; the token that is sampled after them."""
+        """Feed `tokens` from position `start` of a sequence with these pages. Returns the token sampled after them."""
         size, memory, key = self.page_tokens, self._pages, self._keys.get(adapter, 1)
         index, offset = divmod(start, size)
         held = memory.get(pages[index]) if offset else None

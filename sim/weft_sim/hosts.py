@@ -93,7 +93,7 @@ class Host:
         self._plans = 0
 
     def run(self, seconds: float, threads: int, done: Callable[..., None], *arguments: Any) -> None:
-        """Work that takes so many threads at a time, and `seconds` while there is a core for each."""
+        """Run work that takes `threads` threads at a time, and `seconds` while there is a core for each."""
         threads = min(threads, self.cores)
         self._advance()
         self._number += 1
@@ -108,7 +108,7 @@ class Host:
         self._at = now
 
     def _plan(self) -> None:
-        """When the first work ends, if nothing else begins."""
+        """Plan when the first work ends, if nothing else begins."""
         speed = min(1.0, self.cores / self._threads) if self._threads else 1.0
         if not self._work:
             self._speed, self._given, self._next_end = 1.0, 0.0, None
@@ -147,7 +147,7 @@ class Lane:
         self.woken = 0
 
     def run(self, seconds: float, done: Callable[..., None], *arguments: Any, thread: int = 0) -> None:
-        """Behind what waits already."""
+        """Run work behind what waits already."""
         if self.busy:
             self._waiting.append((seconds, thread, done, arguments))
         else:
@@ -156,7 +156,7 @@ class Lane:
             self._begin(seconds + self._wake_s, thread, done, arguments)
 
     def clear(self) -> None:
-        """What has not begun never does."""
+        """Drop what has not begun."""
         self._waiting.clear()
 
     def _begin(self, seconds: float, thread: int, done: Callable[..., None], arguments: tuple[Any, ...]) -> None:

@@ -131,7 +131,7 @@ class Laws:
         self.requests[request.id] = request
 
     def read(self, request: ClientRequest, text: str) -> None:
-        """A client reads more of its answer: it is the undisturbed one, so far."""
+        """Let a client read more of its answer: it has to be the undisturbed one, so far."""
         if request.finish:
             raise LawBroken(f"{request.id} reads on after its end ({request.finish})")
         before = len(request.text)
@@ -140,7 +140,7 @@ class Laws:
             raise LawBroken(f"{request.id}: the answer differs from the undisturbed one after token {before // 2}")
 
     def ended(self, request_id: str, finish: str, error: str) -> None:
-        """A client's answer is over."""
+        """Note that a client's answer is over."""
         request = self.requests[request_id]
         if request.finish:
             raise LawBroken(f"{request_id} ends twice: {request.finish}, then {finish}")
@@ -157,21 +157,21 @@ class Laws:
                 raise LawBroken(f"{request_id} is cancelled, and its client is there")
 
     def gateway_died(self, gateway: str) -> None:
-        """Its clients' connections break."""
+        """Count a gateway's clients as lost: their connections break."""
         for request in self.requests.values():
             if request.gateway == gateway and not request.finish:
                 request.finish = "lost"
         self.excused |= {r.id for r in self.requests.values() if r.gateway == gateway and not self.stored[r.id]}
 
     def violation(self, peer: Peer, reason: str) -> None:
-        """A machine ended a stream for what its peer said."""
+        """Note that a machine ended a stream for what its peer said."""
         if peer not in self.liars:
             raise LawBroken(f"{peer.name} broke the contract: {reason}")
 
     # ---------------------------------------------------------------- messages
 
     def effects(self, process: Process, event: object, effects: Sequence[Any]) -> None:
-        """What a machine has just heard and said."""
+        """Check what a machine has just heard and said."""
         if process.kind is Kind.GATEWAY:
             self._gateway(process, event, effects)
         elif process.kind is Kind.SCHEDULER:
@@ -230,15 +230,16 @@ class Laws:
                     raise LawBroken(f"{effect.message.request_id} has two owners: {named}")
 
     def _failed(self, failed: Failed) -> None:
-        """An epoch is over. One without capacity may never have begun."""
+        """Note that an epoch is over. One without capacity may never have begun."""
         produced = failed.emitted_tokens > self.began_with[failed.request_id]
         preempted = failed.reason is FailReason.PREEMPTED or (failed.reason is FailReason.NO_CAPACITY and produced)
         self.preemptions[failed.request_id] += preempted
 
     def _preempted_again(self, request_id: str) -> None:
-        """It starts anew: after a bounded number of preemptions. One that is rejected is stopped by another one.
+        """Check that a request which starts anew was preempted at most as often as the bound says.
 
-        Lines of batches leave for interactive requests as often as these need their capacity.
+        A request that is rejected is stopped by another bound. Lines of batches leave for interactive requests as often
+        as these need their capacity.
         """
         if self.requests[request_id].priority is Priority.BATCH:
             return
@@ -254,7 +255,7 @@ class Laws:
                 del owners[epoch]
 
     def _drop(self, gateway: str, runner: Peer) -> None:
-        """A session is over, and with it what the runner had of that gateway."""
+        """End a session, and with it what the runner had of that gateway."""
         for request_id, owners in self.owners.items():
             if self.requests[request_id].gateway == gateway:
                 for epoch in list(owners):
@@ -300,7 +301,7 @@ class Laws:
                     pass
 
     def _gateway_closed(self, name: str) -> None:
-        """The scheduler knows nothing of its requests until it has submitted them again."""
+        """Forget a gateway's requests as the scheduler does until it has submitted them again."""
         self.complete.discard(name)
         for request_id in [r for r, w in self.waiting.items() if w.gateway == name]:
             del self.waiting[request_id]
@@ -327,7 +328,7 @@ class Laws:
                     raise LawBroken(f"{request_id} has been passed {waiting.passes} times, the bound is {self.bound}")
 
     def _consolidated(self, effect: Consolidated) -> None:
-        """A runner is emptied: a bounded number of times for each request, and while none waits."""
+        """Check that a runner is emptied a bounded number of times for each request, and while none waits."""
         here = [(r, w) for r, w in self.waiting.items() if w.pool == effect.pool and w.gateway in self.complete]
         if queued := [request_id for request_id, _ in here]:
             raise LawBroken(f"{effect.runner.uuid} is emptied while {', '.join(queued)} wait")
@@ -342,7 +343,7 @@ class Laws:
         self.complete.clear()
 
     def term(self, term: int) -> None:
-        """A scheduler made a term durable."""
+        """Note that a scheduler made a term durable."""
         if self.terms and term <= self.terms[-1]:
             raise LawBroken(f"term {term} after {self.terms[-1]}")
         self.terms.append(term)
@@ -368,7 +369,7 @@ class Laws:
             raise LawBroken(f"{process.name}: {figures.used_pages} used of {total} pages")
 
     def outcome_stored(self, report: OutcomeReport) -> None:
-        """The store keeps one outcome a request; repeats change nothing."""
+        """Check that the store keeps one outcome a request; repeats change nothing."""
         request = self.requests[report.request_id]
         self.stored[report.request_id] += 1
         if request.finish == "lost" or not request.trusted:
@@ -384,13 +385,13 @@ class Laws:
     # ---------------------------------------------------------------- the end
 
     def unfinished(self) -> list[str]:
-        """Requests whose clients or outcomes are still awaited."""
+        """Return the requests whose clients or outcomes are still awaited."""
         return [
             r.id for r in self.requests.values() if not r.finish or (not self.stored[r.id] and r.id not in self.excused)
         ]
 
     def settled(self, runners: Iterable[Peer], allowed: frozenset[str]) -> None:
-        """Faults are over and every client has its answer."""
+        """Check what holds once faults are over and every client has its answer."""
         for request in self.requests.values():
             if request.finish == "failed" and request.trusted and request.error not in allowed:
                 raise LawBroken(f"{request.id} failed: {request.error}")

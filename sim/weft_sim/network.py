@@ -24,7 +24,7 @@ HELLOS = (GatewayHello, KvHello, RunnerSpec, SessionHello, SupervisorHello)
 
 
 def peer_of(hello: object, number: int) -> Peer | None:
-    """Whom a server takes its client for: whom the hello names, as the shells do. `number`: of the stream."""
+    """Return whom a server takes its client for: whom the hello names, as the shells do. `number`: of the stream."""
     match hello:
         case KvHello(runner=runner):
             return Peer(Kind.RUNNER, f"{runner.uuid}/{runner.incarnation}/{number}")
@@ -58,11 +58,11 @@ class Endpoint(Protocol):
     def post(self, event: Connected | Received | Closed, size: int = 0) -> None: ...
 
     def opened(self, stream: "Stream", side: int, hello: object) -> bool:
-        """A handshake has come through, at a server with the client's hello; False refuses the stream."""
+        """Tell that a handshake has come through, at a server with the client's hello; False refuses the stream."""
         ...
 
     def ended(self, stream: "Stream", side: int) -> bool:
-        """A stream is over at this end; False where a newer one with that peer took its place."""
+        """Tell that a stream is over at this end; False where a newer one with that peer took its place."""
         ...
 
 
@@ -81,7 +81,7 @@ class Stream:
 
 
 class Network:
-    """All streams. `delay_s`: of a message; `jitter_s`: at most so much more, drawn for each message."""
+    """All streams. `delay_s`: of a message; `jitter_s`: more, drawn for each message up to this."""
 
     def __init__(
         self, clock: Clock, codec: Codec, chance: random.Random, *, delay_s: float = 0.0002, jitter_s: float = 0.0
@@ -116,7 +116,7 @@ class Network:
         return stream
 
     def send(self, stream: Stream, side: int, message: object, extra_s: float = 0.0) -> None:
-        """From end `side` to the other one. `extra_s`: it takes so much longer, and what follows waits for it."""
+        """Send from end `side` to the other one. `extra_s`: what it takes longer, and what follows waits for it."""
         if not stream.alive[side] or stream.broken:
             return
         data = self._encode(stream.ends[side], stream.ends[1 - side], message)
@@ -125,7 +125,7 @@ class Network:
             self._carry(stream, 1 - side, 0.0, self._deliver, data)
 
     def close(self, stream: Stream, side: int, reason: str) -> None:
-        """End `side` ends the stream: the other end hears it after what was sent before."""
+        """End a stream at end `side`: the other end hears it after what was sent before."""
         if stream.alive[side]:
             stream.alive[side] = False
             self._carry(stream, 1 - side, 0.0, self._closed, reason)
@@ -140,7 +140,7 @@ class Network:
             self.clock.after(notice_s[side], Rank.DELIVERY, self._noticed, stream, side, reason)
 
     def partition(self, hosts: tuple[str, str]) -> None:
-        """Nothing gets through between two hosts until `heal`; what is sent waits."""
+        """Let nothing through between two hosts until `heal`; what is sent waits."""
         self._cut.add(frozenset(hosts))
 
     def heal(self, hosts: tuple[str, str]) -> None:
@@ -152,7 +152,7 @@ class Network:
                     self._carry(stream, side, 0.0, action, *arguments)
 
     def of(self, endpoint: Endpoint) -> list[tuple[Stream, int]]:
-        """The streams that a process believes in, and its side of each, in the order of their opening."""
+        """Return the streams that a process believes in, and its side of each, in the order of their opening."""
         return [
             (stream, side)
             for stream in self.streams.values()
@@ -184,7 +184,7 @@ class Network:
         return data if self.corrupt is None else self.corrupt(sender.peer, receiver.peer, data)
 
     def _decode(self, sender: Endpoint, receiver: Endpoint, data: bytes) -> object:
-        """Raises PeerError."""
+        """Decode bytes as the receiver does. Raises PeerError."""
         self.messages += 1
         self.bytes += len(data)
         if self.on_delivery is not None:
@@ -196,7 +196,7 @@ class Network:
             raise
 
     def _accept(self, stream: Stream, side: int, data: bytes | None) -> None:
-        """The handshake at the server, with the client's hello; then the answer at the client."""
+        """Accept a handshake at the server, with the client's hello; then give the answer at the client."""
         if stream.broken:
             return
         client, server = stream.ends

@@ -22,27 +22,27 @@ class Shell(Protocol):
     """What a process has beside its machine: a disk that outlives it, clients, devices. One class a kind."""
 
     def start(self, process: "Process") -> Machine[Any, Any]:
-        """A new machine from what is on disk; `process.peer` is set here."""
+        """Make a new machine from what is on disk; `process.peer` is set here."""
         ...
 
     def accepts(self, process: "Process", client: Any, hello: object) -> bool:
-        """Whether the server takes a stream of that client."""
+        """True where the server takes a stream of that client."""
         ...
 
     def perform(self, process: "Process", effect: object) -> None:
-        """An effect that is not for a peer."""
+        """Perform an effect that is not for a peer."""
         ...
 
     def stopped(self, process: "Process") -> None:
-        """The process is gone, with everything but its disk."""
+        """Note that the process is gone, with everything but its disk."""
         ...
 
     def after(self, process: "Process", event: object) -> None:
-        """A runner's machine has handled an event, and its effects are performed."""
+        """Act after a runner's machine has handled an event, and its effects are performed."""
         ...
 
     def intercept(self, process: "Process", event: object) -> bool:
-        """Whether an event is for the shell alone."""
+        """True where an event is for the shell alone."""
         ...
 
 
@@ -90,7 +90,7 @@ class Process:
 
     @property
     def now(self) -> float:
-        """On its own monotonic clock."""
+        """The time on the process's own monotonic clock."""
         return self.clock.now + self.offset_s
 
     # ---------------------------------------------------------------- life
@@ -107,7 +107,7 @@ class Process:
         self._arm()
 
     def crash(self, notice_s: float = 0.0) -> None:
-        """kill -9. Peers notice after `notice_s`: at once where a kernel closes the sockets, late where a host dies."""
+        """Die (kill -9). Peers notice after `notice_s`: soon where a kernel closes sockets, late where a host dies."""
         if self.machine is None:
             return
         self.machine = None
@@ -121,7 +121,7 @@ class Process:
         self.shell.stopped(self)
 
     def pause(self, seconds: float) -> None:
-        """SIGSTOP, then SIGCONT: time goes on, nothing is handled."""
+        """Stop by SIGSTOP, then SIGCONT: time goes on, nothing is handled."""
         self._resumes = max(self._resumes or 0.0, self.clock.now + seconds)
         self.clock.at(self._resumes, Rank.FAULT, self._resume, self.generation)
 
@@ -166,7 +166,7 @@ class Process:
     # ---------------------------------------------------------------- events
 
     def post(self, event: object, size: int = 0) -> None:
-        """Something has happened to it: its machine handles it when what came before is done."""
+        """Post an event that has happened to it: its machine handles it when what came before is done."""
         if self._resumes is not None:
             self._waiting.append((event, size))
             return
@@ -181,7 +181,7 @@ class Process:
         self.python.run(cost, self._served, self.generation, event, thread=isinstance(event, Received))
 
     def send(self, peer: Peer, message: object) -> None:
-        """Where no stream with the peer is open the message is dropped."""
+        """Send a message to a peer; where no stream with the peer is open the message is dropped."""
         if not self._free and self.kind is Kind.RUNNER and self.costs.sends:
             cost = self.costs.sends.get(type(message).__name__, 0.0)
             self.busy_s += cost
@@ -194,7 +194,7 @@ class Process:
             self.network.send(*open_stream, message)
 
     def post_at(self, generation: int, event: object) -> None:
-        """An event of that start of the process; later starts do not see it."""
+        """Post an event of that start of the process; later starts do not see it."""
         if generation == self.generation and self.up:
             self.post(event)
 
@@ -203,7 +203,7 @@ class Process:
             self.handle(event)
 
     def handle(self, event: object) -> None:
-        """One event through the machine, its effects in their order, the next deadline."""
+        """Take one event through the machine, its effects in their order, and the next deadline."""
         machine = self.machine
         if machine is None:
             return

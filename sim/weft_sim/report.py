@@ -42,7 +42,7 @@ class Figures:
 
 
 def served(requests: Iterable[ClientRequest]) -> tuple[Served, ...]:
-    """Of all requests that were answered in full."""
+    """Return what clients saw of all requests that were answered in full."""
     found: list[Served] = []
     for request in requests:
         if request.finish in COMPLETE and request.ended_at is not None:
@@ -55,7 +55,7 @@ def served(requests: Iterable[ClientRequest]) -> tuple[Served, ...]:
 
 
 def quantile(values: Sequence[float], level: float) -> float:
-    """Linear between the two nearest ranks, as numpy's."""
+    """Return a quantile, linear between the two nearest ranks, as numpy's."""
     ordered = sorted(values)
     place = level * (len(ordered) - 1)
     low = int(place)
@@ -64,7 +64,7 @@ def quantile(values: Sequence[float], level: float) -> float:
 
 
 def lines(figures: Figures) -> list[str]:
-    """The report, as `weft sim` prints it."""
+    """Return the report as `weft sim` prints it."""
     total = len(figures.served) + sum(figures.failures.values())
     out = [
         f"{len(figures.served)} of {total} requests answered in {figures.seconds:.1f} simulated seconds: "
@@ -94,13 +94,13 @@ def lines(figures: Figures) -> list[str]:
 
 
 def timeline(roles: Sequence[tuple[float, str]], seconds: float, width: int = 40) -> str:
-    """The role in each part of a run, by its first letter."""
+    """Return the role in each part of a run, by its first letter."""
     ends = [(index + 1) * seconds / width for index in range(width)]
     return "".join(next((role for at, role in reversed(roles) if at < end), " ")[0].upper() for end in ends)
 
 
 def histogram(values: Sequence[float], width: int = 30) -> str:
-    """How values are spread between the least and p99, as one line of bars."""
+    """Draw how values are spread between the least and p99, as one line of bars."""
     least, most = min(values), quantile(values, 0.99)
     if most <= least:
         return ""

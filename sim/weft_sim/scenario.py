@@ -51,7 +51,7 @@ class Scenario:
 
 
 def scenario(seed: int) -> Scenario:
-    """The scenario of a seed. Every fourth has no faults, every eighth a runner that lies, every eighth an operator."""
+    """Draw a seed's scenario. Every fourth has no faults, every eighth a runner that lies, every eighth an operator."""
     chance, lies = random_of(seed, "scenario"), seed % 8 == 5
     adapters, runners = _adapters_and_runners(chance, random_of(seed, "swap"), lies)
     phases = random_of(seed, "phases")
@@ -90,7 +90,9 @@ def scenario(seed: int) -> Scenario:
 def _adapters_and_runners(
     chance: random.Random, swap: random.Random, lies: bool
 ) -> tuple[tuple[AdapterSpec, ...], tuple[RunnerPlan, ...]]:
-    """One to four runners of one page size, of which some swap, and one that lies; adapters between none and five."""
+    """Draw one to four runners of one page size, of which some swap, and one that lies; adapters between none and
+    five.
+    """
     page_tokens, slots = chance.choice((2, 4, 8)), chance.choice((2, 3))
     total_pages = chance.choice((64, 96, 160, 256)) // page_tokens
     swap_page_bytes = swap.choice((0, 100, 100))
@@ -115,7 +117,7 @@ def _adapters_and_runners(
 
 
 def _runner(chance: random.Random, name: str, pool: str, pages: tuple[int, int], slots: int) -> RunnerPlan:
-    """`pages`: tokens of each, and how many."""
+    """Draw a runner. `pages`: tokens of each, and how many."""
     page_tokens, total_pages = pages
     spec = RunnerSpec(
         RunnerId(f"{pool.partition('/')[0]}.{name}", ""), name, pool, page_tokens, total_pages,
@@ -131,7 +133,7 @@ def _runner(chance: random.Random, name: str, pool: str, pages: tuple[int, int],
 
 
 def _swapping(swap: random.Random, plan: RunnerPlan, swap_page_bytes: int) -> RunnerPlan:
-    """Most host memories hold a sequence or two; copies are fast, or as slow as prefill."""
+    """Let a runner swap: most host memories hold a sequence or two; copies are fast, or as slow as prefill."""
     page_copy_ms = plan.spec.page_tokens * swap.choice((0.01, 0.01, 0.3))
     times = replace(StepTimes.of(plan.spec), page_copy_ms=page_copy_ms)
     host_bytes = swap.choice((400, 3_000, 100_000))
@@ -140,7 +142,9 @@ def _swapping(swap: random.Random, plan: RunnerPlan, swap_page_bytes: int) -> Ru
 
 
 def _exchanging_kv(phases: random.Random, runners: tuple[RunnerPlan, ...]) -> tuple[RunnerPlan, ...]:
-    """Most runners take KV of others, over slow links and fast ones; a few have another layout. One is for a phase."""
+    """Let most runners take KV of others, over slow links and fast ones; a few have another layout. One is for a
+    phase.
+    """
     if phases.random() < 0.3:
         return runners
     found = list[RunnerPlan]()
@@ -171,7 +175,7 @@ def _pools(policies: random.Random, phases: random.Random, lies: bool) -> tuple[
 
 
 def _faults(chance: random.Random, deployment: Deployment, count: int) -> tuple[Fault, ...]:
-    """So many of processes, and the lies of the runner that lies."""
+    """Draw `count` faults of processes, and the lies of the runner that lies."""
     names = ["scheduler", "supervisor", "predictor", *(f"gateway-{i}" for i in range(deployment.gateways))]
     honest = [plan.spec.address for plan in deployment.runners if plan.spec.pool == POOL]
     if deployment.objects:
@@ -185,7 +189,7 @@ def _faults(chance: random.Random, deployment: Deployment, count: int) -> tuple[
 
 
 def _autoscaled(deployment: Deployment, seed: int) -> Deployment:
-    """The same pool and adapters declared as objects: the operator starts and ends runners like the first one."""
+    """Declare the same pool and adapters as objects: the operator starts and ends runners like the first one."""
     template, scaling = deployment.runners[0], {"minReplicas": seed // 8 % 2, "maxReplicas": MAX_RUNNERS}
     pool = pool_object(
         "acme", "p", template.spec, autoscaling=scaling | {"idleSeconds": 2}
@@ -206,7 +210,7 @@ def _autoscaled(deployment: Deployment, seed: int) -> Deployment:
 def _requests(
     chance: random.Random, tenants: random.Random, deployment: Deployment, lies: bool
 ) -> list[tuple[float, list[ClientRequest], int]]:
-    """Bursts of short requests; prompts share beginnings, so that those of one tenant share pages.
+    """Draw bursts of short requests; prompts share beginnings, so that those of one tenant share pages.
 
     One tenant of three floods the others, whose requests are for the base.
     """
@@ -248,7 +252,7 @@ def _requests(
 
 
 def _draw_priorities(chance: random.Random, requests: tuple[tuple[float, list[ClientRequest], int], ...]) -> None:
-    """In half of the scenarios there are lines of batches, few or most of the requests."""
+    """Put lines of batches into half of the scenarios, few or most of the requests."""
     share = chance.choice((0.0, 0.0, 0.3, 0.7))
     for _, answers, _ in requests:
         batch = chance.random() < share
@@ -268,7 +272,7 @@ class Run:
         self._liars: dict[str, Liar] = {}
 
     def run(self) -> str:
-        """To the end; the hash of its trace. Raises LawBroken, or the AssertionError of a machine's check."""
+        """Run to the end; return the trace's hash. Raises LawBroken, or the AssertionError of a machine's check."""
         world, clock, laws = self.world, self.world.clock, self.world.laws
         if self._liars_of_plan():
             world.network.corrupt = self._corrupt
@@ -304,7 +308,7 @@ class Run:
         return world.trace_hash
 
     def _settle(self) -> None:
-        """Has every request its end?"""
+        """Stop the clock once every request has its end; look again later where one has none."""
         if self.world.laws.unfinished():
             self.world.clock.after(SETTLED_EVERY_S, Rank.LAW, self._settle)
         else:
@@ -384,7 +388,7 @@ class Run:
             process.start()
 
     def _end_drained(self, process: Process, generation: int, seconds: float) -> None:
-        """A process that drains ends when nothing is left on it."""
+        """End a process that drains when nothing is left on it."""
         if not process.up or generation != process.generation or not isinstance(process.shell, RunnerShell):
             return
         pool, clock = process.shell.machine.pool, self.world.clock
@@ -414,7 +418,7 @@ class Run:
         return data
 
     def _honest(self, name: str) -> None:
-        """A liar is taken out of service: its process is started again and behaves."""
+        """Take a liar out of service: its process is started again and behaves."""
         del self._liars[name]
         process = self.world.processes[name]
         process.crash()

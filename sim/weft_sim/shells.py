@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 SCHEDULER, PREDICTOR = Peer(Kind.SCHEDULER, "scheduler"), Peer(Kind.PREDICTOR, "predictor")
 FEATURES = 1 << 10  # of the predictor's ridge: prompts have no text here
 TOKENIZER_S = 0.05  # for a gateway's tokenizer to come
-SLOW = 10.0  # a slow runner's steps take so many times as long
+SLOW = 10.0  # time of a slow runner's step over that of others
 COMMIT_S = 0.002  # of an outcome
 KV_CLAIM_S = 2.0  # for a runner to take KV that is offered to it
 LAYERS = 30  # of a model: when a step is over, all but the last one's KV may have left
@@ -78,7 +78,7 @@ class BaseShell:
     """What most processes need nothing of."""
 
     def accepts(self, process: Process, client: Process, hello: object) -> bool:
-        """A stream begins with the hello of its contract. A runner's certificate is for its own namespace."""
+        """True where the hello is the contract's; a runner's certificate is for its own namespace."""
         match process.kind, client.kind:
             case Kind.SUPERVISOR, Kind.RUNNER:
                 assert isinstance(client.shell, RunnerShell)
@@ -114,7 +114,7 @@ class RegistryShell(BaseShell):
 
 
 class SchedulerShell(BaseShell):
-    """Its disk holds the term."""
+    """The scheduler's disk, which holds the term."""
 
     def __init__(self, world: "World") -> None:
         self._world, self.term = world, 0
@@ -179,7 +179,9 @@ class SupervisorShell(BaseShell):
         return False
 
     def _commit(self, process: Process) -> None:
-        """One transaction with everything that waits, on a thread of its own; what comes meanwhile is in the next."""
+        """Commit everything that waits in one transaction, on a thread of its own; what comes meanwhile is in the
+        next.
+        """
         reports, self._waiting, self._writing = self._waiting, [], True
         self.commits += 1
         seconds = process.costs.commit + process.costs.outcome * len(reports)
@@ -214,7 +216,7 @@ class KvArrivals:
         self._written: set[int] = set()
 
     def take(self, device: Device, payload: KvPayload) -> bool:
-        """False: they are not awaited, or not well-formed."""
+        """Take pages; False: they are not awaited, or not well-formed."""
         first, count = payload.pages.first_page, payload.pages.pages
         indices = range(first, first + count)
         if first < self._first or first + count > self._first + len(self._pages) or self._written & set(indices):
@@ -231,7 +233,7 @@ class KvArrivals:
         return True
 
     def whole(self, in_kv: int, page_tokens: int) -> bool:
-        """Every page of so many tokens is there."""
+        """True where every page of `in_kv` tokens is there."""
         return self._written >= set(range(self._first, -(-in_kv // page_tokens)))
 
 
@@ -287,7 +289,7 @@ class RunnerShell(BaseShell):
         return isinstance(hello, SessionHello) and hello.incarnation == self.spec.runner.incarnation
 
     def intercept(self, process: Process, event: object) -> bool:
-        """Pages go to where they are awaited, each once. What is whole is passed on; anything else ends the stream."""
+        """Put pages where they are awaited, each once. What is whole is passed on; anything else ends the stream."""
         if not isinstance(event, Received):
             return False
         peer, message = event
@@ -305,7 +307,7 @@ class RunnerShell(BaseShell):
         return False
 
     def _refuse(self, process: Process, peer: Peer, reason: str) -> None:
-        """As a shell that ends a stream: its machine gets Closed."""
+        """End a stream as a shell does that refuses what its peer sent: its machine gets Closed."""
         self._world.network.peer_errors.append((peer, reason))
         if (open_stream := process.streams.pop(peer, None)) is not None:
             self._world.network.close(*open_stream, reason)
@@ -388,7 +390,7 @@ class RunnerShell(BaseShell):
         process.streams[effect.peer] = (stream, 0)
 
     def _send_kv(self, process: Process, send: rn.SendKv, ready_at: float, parts: int = 1) -> None:
-        """Over the runner's link, in order. `ready_at`: complete then, all but one of so many parts left before."""
+        """Send pages over the runner's link, in order, complete at `ready_at`: all but one of `parts` left before."""
         if (open_stream := process.streams.get(send.peer)) is None:
             return
         device, clock = self.device, self._world.clock
@@ -401,7 +403,9 @@ class RunnerShell(BaseShell):
         self._world.network.send(*open_stream, KvPayload(pages, data), arrives - clock.now)
 
     def _swap(self, process: Process, order: rn.SwapOut | rn.SwapIn) -> None:
-        """What a copy reads, it reads at its end; what it writes is not there before its end, and not what was."""
+        """Copy pages: a copy reads at its end, and until then what it writes is not there, nor what was there
+        before.
+        """
         clock = self._world.clock
         seconds = self.times.page_copy_ms * len(order.pages) / 1e3 * (SLOW if clock.now < self.slow_until else 1.0)
         self._copying[order.number] = order
@@ -431,7 +435,7 @@ class RunnerShell(BaseShell):
         process.post(rn.SwapDone(order.number, len(order.pages), now - began))
 
     def _others_compute(self, process: Process) -> bool:
-        """Does another runner's step run on this host? The two share its memory."""
+        """True where another runner's step runs on this host: the two share its memory."""
         others = (other for other in self._world.runners.values() if other is not process)
         return any(
             isinstance(other.shell, RunnerShell) and other.host is process.host and other.shell.computing
@@ -440,11 +444,11 @@ class RunnerShell(BaseShell):
 
     @property
     def computing(self) -> bool:
-        """Does a step run?"""
+        """True while a step runs."""
         return self._model.busy
 
     def _run(self, process: Process, step: rn.RunStep) -> None:
-        """A device runs steps one after the other; on the host's cores they compete with everything else there."""
+        """Run steps one after the other; on the host's cores they compete with everything else there."""
         clock, batch = self._world.clock, step.batch
         seconds = self.times.seconds(
             len(batch.rows) - batch.n_prefills, batch.prompt_tokens, step.keys, batch.n_adapters
@@ -472,7 +476,7 @@ class RunnerShell(BaseShell):
             self._send_kv(process, send, clock.now + seconds, LAYERS)
 
     def _compute(self, step: rn.RunStep) -> dict[str, SampledToken]:
-        """The step's tokens. Steps are computed in the order of their launch, so it may be done at the launch.
+        """Return the step's tokens. Steps are computed in the order of their launch, so it may be done at the launch.
 
         Where no law compares them, tokens are all alike but for the last of an answer.
         """
@@ -562,7 +566,7 @@ class GatewayShell(BaseShell):
         return self.machine
 
     def arrive(self, process: Process, request_id: str, answers: list[ClientRequest]) -> None:
-        """A client's request for one answer or several."""
+        """Take a client's request for one answer or several."""
         self._clients[request_id] = answers
         process.post(gw.RequestArrived(request_id, answers[0].priority))
 
@@ -639,7 +643,7 @@ class GatewayShell(BaseShell):
         )  # fmt: skip
 
     def _over(self, request_id: str, reason: str, error: str) -> None:
-        """It ends before its submission: nothing but the client hears of it."""
+        """End a request before its submission: nothing but the client hears of it."""
         for answer in self._clients.pop(request_id):
             self._world.laws.excused.add(answer.id)
             self._world.finished(answer.id, reason, error)
@@ -650,7 +654,7 @@ class GatewayShell(BaseShell):
         return False
 
     def _gone(self, process: Process, generation: int, request_id: str) -> None:
-        """The machine has handled a client that left: what it did not submit ends without a trace."""
+        """Let a client go that the machine has handled as left: what it did not submit ends without a trace."""
         if generation == process.generation and request_id in self._clients:
             self._over(request_id, "cancelled", "")
 
@@ -681,7 +685,7 @@ class PredictorMachine:
 
 
 class PredictorShell(BaseShell):
-    """Its disk holds a checkpoint of everything that it had learned when it stopped."""
+    """The predictor's disk, which holds a checkpoint of everything that it had learned when it stopped."""
 
     def __init__(self, world: "World") -> None:
         self._world = world

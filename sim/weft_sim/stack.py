@@ -92,7 +92,7 @@ class World:
         return made
 
     def add_runner(self, plan: RunnerPlan, cores: int = 0) -> Process:
-        """A runner's process, not started yet. `cores`: of a host of its own."""
+        """Add a runner's process, not started yet. `cores`: of a host of its own."""
         if cores:
             self.hosts[plan.host] = Host(plan.host, cores, self.clock)
         shell = RunnerShell(self, plan)
@@ -113,7 +113,7 @@ class World:
         return [r for r in self.runners.values() if r.up and (controller is None or controller.serves(r.name))]
 
     def submit(self, request_id: str, answers: list[ClientRequest], predicted: Prediction | None = None) -> None:
-        """A client's request reaches its gateway; a gateway that is down refuses the connection."""
+        """Bring a client's request to its gateway; a gateway that is down refuses the connection."""
         gateway = self.processes[answers[0].gateway]
         if not gateway.up:
             return
@@ -132,7 +132,7 @@ class World:
             gateway.shell.arrive(gateway, request_id, answers)
 
     def cancel(self, request_id: str) -> None:
-        """The client goes away."""
+        """Let the client go away."""
         answers = [r for r in self.clients.values() if r.request_id == request_id and not r.finish]
         if not answers or not (gateway := self.processes[answers[0].gateway]).up:
             return
@@ -142,7 +142,7 @@ class World:
 
     @property
     def trace_hash(self) -> str:
-        """Of every message that was delivered: its time, its ends, its bytes."""
+        """The hash of every message that was delivered: its time, its ends, its bytes."""
         return self.digest.hexdigest()
 
     # ---------------------------------------------------------------- from shells
@@ -157,7 +157,7 @@ class World:
         return shell.term
 
     def emitted(self, request: ClientRequest) -> None:
-        """A token is on its way to its client."""
+        """Send a token on its way to its client."""
         if self.clients_cost:
             self.client.run(self.deployment.costs.client_token, self._read, request)
         else:
@@ -174,7 +174,7 @@ class World:
             self._read_end(request)
 
     def _read(self, request: ClientRequest) -> None:
-        """A client has read a token."""
+        """Let a client read a token."""
         now = self.clock.now
         if self.gaps_s is not None:
             if request.last_at is not None:

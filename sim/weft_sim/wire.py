@@ -37,13 +37,13 @@ class _PredictCall:
         return predict_request((message,))
 
     def decode(self, envelope: predictor_pb2.PredictRequest) -> PredictItem:
-        """Raises PeerError."""
+        """Decode a call. Raises PeerError."""
         (item,) = predict_items(envelope)
         return item
 
 
 class _PredictAnswer:
-    """Its answer."""
+    """The predictor's answer to a call."""
 
     envelope = predictor_pb2.PredictResponse
 
@@ -51,7 +51,7 @@ class _PredictAnswer:
         return predict_response((message,), message.model_version)
 
     def decode(self, envelope: predictor_pb2.PredictResponse) -> Prediction:
-        """Raises PeerError."""
+        """Decode an answer. Raises PeerError."""
         asked = [PredictItem(item.request_id, "", "", "", 0, 0) for item in envelope.items]
         return predictions(asked, envelope)[0]
 
@@ -65,13 +65,13 @@ class _Observe:
         return predictor_pb2.ObserveRequest(outcomes=[common_pb2.Outcome.FromString(outcome_bytes(message))])
 
     def decode(self, envelope: predictor_pb2.ObserveRequest) -> Outcome:
-        """Raises PeerError."""
+        """Decode an outcome. Raises PeerError."""
         (outcome,) = observed(envelope)
         return outcome
 
 
 class _ObserveAck:
-    """It is learned."""
+    """The predictor's word that an outcome is learned."""
 
     envelope = predictor_pb2.ObserveAck
 
@@ -96,7 +96,7 @@ class KvPayload(NamedTuple):
 
 
 def _encode_kv(message: Any) -> bytes:
-    """Its direction, its length and, behind it, what pages hold."""
+    """Encode a message between runners: its direction, its length and, behind it, what pages hold."""
     envelope, data = (message.pages, message.data) if isinstance(message, KvPayload) else (message, b"")
     from_sender = type(envelope) in kv_transfer.KV_FROM_SENDER.messages
     direction: Any = kv_transfer.KV_FROM_SENDER if from_sender else kv_transfer.KV_FROM_RECEIVER
@@ -105,7 +105,7 @@ def _encode_kv(message: Any) -> bytes:
 
 
 def _decode_kv(data: bytes) -> object:
-    """Raises PeerError."""
+    """Decode a message between runners. Raises PeerError."""
     direction: Any = kv_transfer.KV_FROM_SENDER if data[:1] == b"\x01" else kv_transfer.KV_FROM_RECEIVER
     end = 5 + int.from_bytes(data[1:5], "big")
     message = direction.decode(direction.envelope.FromString(data[5:end]))
@@ -125,7 +125,7 @@ class WireCodec:
         return CONTRACTS[sender, receiver].encode(message).SerializeToString()
 
     def decode(self, sender: Kind, receiver: Kind, data: bytes) -> object:
-        """Raises PeerError."""
+        """Decode a message as its receiver does. Raises PeerError."""
         try:
             if sender is receiver is Kind.RUNNER:
                 return _decode_kv(data)

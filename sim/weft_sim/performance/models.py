@@ -24,7 +24,7 @@ class UnknownEngine(ValueError):
 
 
 class DoesNotFit(ValueError):
-    """The weights leave no memory for KV on so many devices."""
+    """The weights leave no memory for KV on `tensor_parallel` devices."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,8 +36,8 @@ class Efficiency:
     """What an engine reaches of the data sheet (shares), and what it adds (microseconds).
 
     `layer_us`: launches of a layer that nothing hides; `step_us`, `row_us`: scheduling, sampling, detokenizing of an
-    iteration and of each of its sequences; `prompt_us`: of each prompt. `tile_waves`: a product takes as long as one of
-    so many more waves of tiles. `short_tokens`: attention of prompts reaches half of its rate at this length.
+    iteration and of each of its sequences; `prompt_us`: of each prompt. `tile_waves`: waves of tiles that a product
+    seems to have beside its own. `short_tokens`: attention of prompts reaches half of its rate at this length.
     """
 
     weights_bandwidth: float

@@ -16,7 +16,7 @@ from statistics import median
 
 from weft_sim.performance.step import StepShape
 
-MIXED = 1.1  # a batch of prompts and decode rows takes so much more than prompts of as many tokens
+MIXED = 1.1  # time of a batch of prompts and decode rows over that of prompts of as many tokens
 
 Key = tuple[str, str, int]  # model, hardware, tensor-parallel ranks
 Curve = tuple[tuple[float, ...], tuple[float, ...]]  # tokens of the batch, the fewest first, and their seconds

@@ -1,4 +1,4 @@
-"""Which tasks run in a machine's next iteration: the batching mechanisms of the Splitwise paper (section 2.5) and ours.
+"""Batching mechanisms of the Splitwise paper (section 2.5) and ours: the tasks of a machine's next iteration.
 
 - `request`: requests form a batch, and no other joins until all of them are finished.
 - `continuous`: every iteration is either prompts or decode rows; prompts go first, and rows wait for them.
@@ -31,7 +31,7 @@ class Selection:
         self.tasks: list[PhaseTask] = []
 
     def add(self, tasks: Iterable[PhaseTask], *, skip: bool = False) -> None:
-        """In their order up to the first that does not fit. `skip`: one without memory is passed over instead."""
+        """Add tasks in order up to the first that does not fit. `skip`: one without memory is passed over instead."""
         for task in tasks:
             if len(self.tasks) == self._most or (self.tasks and self.tokens + task.tokens > self._budget):
                 return
@@ -44,17 +44,17 @@ class Selection:
             self._take(task)
 
     def keep(self, rows: list[PhaseTask]) -> None:
-        """Decode rows that are running: they fit."""
+        """Add decode rows that are running: they fit."""
         self.tasks += rows
         self.tokens += len(rows)
         self._requests.update([row.request for row in rows])
 
     def add_heads(self, requests: Iterable[PlannedRequest]) -> None:
-        """Their next tasks."""
+        """Add the next tasks of requests."""
         self.add(request.tasks[0] for request in requests if request not in self._requests)
 
     def add_chunks(self, tasks: Iterable[PhaseTask]) -> None:
-        """Prompts, each with the tokens that are left for it."""
+        """Add prompts, each with the tokens that are left for it."""
         for task in tasks:
             task.tokens = min(task.left, self._budget - self.tokens)
             if task.tokens <= 0 or len(self.tasks) == self._most or not (task.held or task.kv_bytes <= self._free):
@@ -90,7 +90,7 @@ def continuous(machine: "PlannedMachine") -> list[PhaseTask]:
 
 
 def request_level(machine: "PlannedMachine") -> list[PhaseTask]:
-    """As many requests as memory takes; their prompts in as many iterations as they need, then their decode rows."""
+    """Select as many requests as memory takes: prompts, in as many iterations as they need, then decode rows."""
     if not any(request.batched for request in machine.requests):
         batch = Selection(machine, budget=maxsize)
         batch.add(machine.prompts)

@@ -44,7 +44,7 @@ class KvLink:
     retry_s: float = 0.05
 
     def seconds(self, model: ServedModel, prompt_tokens: int, prompt_s: float, bytes_per_s: float = inf) -> float:
-        """What is left of it when the prompt, which took `prompt_s`, is computed, between machines of that rate."""
+        """Return what is left of a transfer between machines of that rate when its prompt has taken `prompt_s`."""
         whole_s = prompt_tokens * model.kv_token_bytes / min(self.bytes_per_s, bytes_per_s)
         if prompt_tokens < self.layer_wise_from:
             return self.setup_s + whole_s
@@ -58,7 +58,9 @@ class UnsupportedRules(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How a cluster serves. `max_pending_tokens`: a machine with a queue gets no prompt beyond so many."""
+    """How a cluster serves. `max_pending_tokens`: a machine with a queue gets no prompt beyond this number of
+    tokens.
+    """
 
     scheduling: str = "mixed_pool"
     stepping: Stepping = field(default_factory=Stepping)
@@ -112,7 +114,7 @@ class Cluster:
         self._count_roles()
 
     def serve(self, arrivals: Sequence[TraceArrival]) -> None:
-        """To the last answer, or until `observe` stops it; what can never be served stays unfinished."""
+        """Serve to the last answer, or until `observe` stops it; what can never be served stays unfinished."""
         for number, arrival in enumerate(arrivals):
             request = PlannedRequest(
                 number, arrival.at_s, arrival.prompt_tokens, arrival.output_tokens, arrival.adapter
@@ -123,11 +125,11 @@ class Cluster:
 
     @property
     def gaps(self) -> Counter[int]:
-        """Times between tokens of all requests, in GAP_S."""
+        """Return the times between tokens of all requests, in GAP_S."""
         return sum((machine.gaps for machine in self.machines), Counter[int]())
 
     def check(self) -> None:
-        """The accounts: every request is on at most one machine's books, and KV balances."""
+        """Check the accounts: every request is on at most one machine's books, and KV balances."""
         for machine in self.machines:
             machine.check()
         held = sum(request.kv_bytes for request in self.requests)
@@ -262,7 +264,7 @@ class Cluster:
         source.wake()
 
     def _has_memory(self, machine: PlannedMachine) -> None:
-        """Only splitwise-sim's machines do not select again when memory becomes free."""
+        """Wake a machine whose memory became free: splitwise-sim's machines alone do not select again then."""
         if not self.rules.stepping.lazy:
             machine.wake()
 

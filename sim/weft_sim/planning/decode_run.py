@@ -27,7 +27,7 @@ class Series:
         return steps * (self.first_s + self.growth_s * (steps - 1) / 2)
 
     def within(self, seconds: float) -> int:
-        """Steps that are over after `seconds`."""
+        """Count the steps that are over after `seconds`."""
         if not self.growth_s:
             return min(self.steps, int(seconds // self.first_s))
         half = self.first_s / self.growth_s - 0.5
@@ -53,7 +53,7 @@ class DecodeRun:
         self._series = _series(step_s, 0, steps - 1, first_s, last_s)
 
     def seconds(self, steps: int) -> float:
-        """Of the first `steps` steps."""
+        """Return the seconds of the first `steps` steps."""
         total = 0.0
         for series in self._series:
             total += series.seconds(min(steps, series.steps))
@@ -63,7 +63,7 @@ class DecodeRun:
         return total
 
     def within(self, seconds: float) -> int:
-        """Steps that are over `seconds` after the begin."""
+        """Count the steps that are over `seconds` after the begin."""
         done = 0
         for series in self._series:
             steps = series.within(seconds)
@@ -75,7 +75,7 @@ class DecodeRun:
 
 
 def _series(step_s: Callable[[int], float], low: int, high: int, low_s: float, high_s: float) -> list[Series]:
-    """Of the steps from `low` to `high`, both included."""
+    """Return the steps from `low` to `high`, both included, as straight pieces."""
     between = high - low
     growth_s = (high_s - low_s) / between if between else 0.0
     if between < 2:

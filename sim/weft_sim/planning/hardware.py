@@ -51,7 +51,7 @@ class MeasuredRunner:
     layers: int = 32
 
     def seconds(self, step: StepShape) -> float:
-        """Between an iteration of one row and that of the best batch, and beyond, on a line; and its prompt tokens."""
+        """Return the seconds of an iteration: on a line through one row and the best batch, and its prompt tokens."""
         row_ms = max(0.0, (self.step_ms_best - self.step_ms_1) / max(1, self.best_batch - 1))
         base_ms = self.step_ms_1 - row_ms
         return (base_ms + row_ms * step.decode_rows) / 1e3 + step.prompt_tokens / self.prefill_tokens_per_s
@@ -59,7 +59,7 @@ class MeasuredRunner:
 
 @dataclass(frozen=True)
 class Limits:
-    """Of every runner's iterations."""
+    """Limits of every runner's iterations."""
 
     max_sequences: int = 256
     max_batch_tokens: int = 2_048
@@ -76,7 +76,7 @@ class Hardware:
 def hardware(
     table: Path | None, names: Sequence[str], model: str | Mapping[str, Any], gpus: Sequence[int], limits: Limits
 ) -> Hardware:
-    """The kinds `names` (default: every GPU of the table) serving `model` on each number of `gpus` a runner.
+    """Return the kinds `names` (default: every GPU of the table) serving `model` on each number of `gpus` a runner.
 
     Raises BadHardware, and what performance models raise of unknown models and accelerators.
     """
@@ -101,7 +101,7 @@ def hardware(
 
 
 def of_splitwise(table: Path | None, names: Sequence[str], model: str, limits: Limits) -> Hardware:
-    """A100 and H100 with splitwise-sim's performance model, eight GPUs a runner. Raises BadHardware."""
+    """Return A100 and H100 with splitwise-sim's performance model, eight GPUs a runner. Raises BadHardware."""
     models = {each.name: each for each in (splitwise.BLOOM_176B, splitwise.LLAMA2_70B)}
     known = {"a100": splitwise.A100, "h100": splitwise.H100}
     entries, _ = read_table(table or TABLE)
@@ -117,7 +117,7 @@ def of_splitwise(table: Path | None, names: Sequence[str], model: str, limits: L
 
 
 def read_table(path: Path) -> tuple[dict[str, GpuEntry], dict[str, MeasuredRunner]]:
-    """Raises BadHardware."""
+    """Read a table of hardware. Raises BadHardware."""
     try:
         table = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

@@ -97,7 +97,7 @@ class PlannedMachine:
             self.pause()
 
     def wake(self) -> None:
-        """Memory has become free."""
+        """Select again where memory has become free."""
         if self._completing or not self.waiting:
             return
         if not self.batch:
@@ -117,7 +117,7 @@ class PlannedMachine:
         return fits or (task.is_prompt and rows > 0 and tokens - rows + task.tokens <= budget)
 
     def pause(self) -> None:
-        """The steps in one piece end with the one that is running."""
+        """End the steps in one piece with the one that is running."""
         if self._run is None or self._pausing:
             return
         self._pausing = True
@@ -161,7 +161,7 @@ class PlannedMachine:
         return not self.waiting or set(self._select(self)) == set(self.batch)
 
     def _change(self, selected: list[PhaseTask]) -> None:
-        """The old batch's tasks stay in their order, and new ones follow."""
+        """Change the batch: the old batch's tasks stay in their order, and new ones follow."""
         old, new = set(self.batch), set(selected)
         for task in self.batch:
             if task not in new:
@@ -207,7 +207,7 @@ class PlannedMachine:
         self.start(eventful=eventful)
 
     def _advanced(self) -> list[PhaseTask]:
-        """What the iterations have computed; the tasks that are finished by it."""
+        """Count what the iterations have computed. Returns the tasks that are finished by it."""
         now, steps, began = self._clock.now, self._steps, self._began
         step_s, steady, done = (now - began) / steps, 0, list[PhaseTask]()
         first_at = began + (self._run.seconds(1) if self._run is not None else step_s)
@@ -231,7 +231,7 @@ class PlannedMachine:
     # ---------------------------------------------------------------- accounts
 
     def release(self, request: PlannedRequest, kv_bytes: int) -> None:
-        """Its KV leaves this machine."""
+        """Take a request's KV off this machine."""
         self.kv_used -= kv_bytes
         self.kv_promised -= kv_bytes
         request.kv_bytes -= kv_bytes
@@ -280,11 +280,11 @@ class PlannedMachine:
 
 
 def _context(task: PhaseTask) -> int:
-    """Tokens that its next decode step attends to."""
+    """Return the tokens that a task's next decode step attends to."""
     return task.request.prompt_tokens + task.request.output_tokens - task.left
 
 
 def _pairs(task: PhaseTask) -> int:
-    """Over the prompt tokens of this iteration, the tokens that each attends to."""
+    """Sum over the prompt tokens of this iteration the tokens that each attends to."""
     done, tokens = task.request.prompt_tokens - task.left, task.tokens
     return tokens * done + tokens * (tokens + 1) // 2

@@ -36,7 +36,7 @@ class Objective:
 
     @classmethod
     def of(cls, metric: str, level: float, seconds: float) -> "Objective":
-        """One of METRICS."""
+        """Make the objective of one of METRICS."""
         return cls(metric, level, seconds, PER_REQUEST.get(metric), metric == "ttft")
 
     def above(self, request: PlannedRequest) -> bool:
@@ -47,7 +47,7 @@ class Objective:
         return f"{self.name} p{self.level * 100:g}"
 
     def measured(self, cluster: Cluster) -> float:
-        """In a run that is over; infinite where requests are unfinished."""
+        """Measure a run that is over; infinite where requests are unfinished."""
         if any(request.ended is None for request in cluster.requests):
             return inf
         if self.value is None:
@@ -73,12 +73,12 @@ class Watch:
 
 
 def _tolerated(level: float, requests: int) -> int:
-    """Values above the bound with which the quantile may still be below it."""
+    """Count the values above the bound with which the quantile may still be below it."""
     return requests - int(level * (requests - 1)) - 1
 
 
 def counted_quantile(counts: Counter[int], level: float) -> float:
-    """Of values that were counted: the nearest rank."""
+    """Return the quantile of values that were counted: the nearest rank."""
     place, seen = level * (counts.total() - 1), 0
     for value in sorted(counts):
         seen += counts[value]

@@ -15,7 +15,7 @@ class BadWorkload(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """`trace`: requests to draw from. `rate_s` None: its own arrival times, else Poisson arrivals of so many a second.
+    """Requests to plan for. `trace`: to draw from. `rate_s`: of Poisson arrivals; None: the trace's own times.
 
     With `prompt` and `output` lengths are drawn from them instead, independently of each other.
     """
@@ -47,7 +47,7 @@ class Workload:
         return chance.choice(self.trace)
 
     def _part(self, requests: int, chance: random.Random) -> tuple[TraceArrival, ...]:
-        """Consecutive requests of the trace."""
+        """Return consecutive requests of the trace."""
         if not self.trace:
             raise BadWorkload("give a trace, or a rate and distributions of prompt and output")
         first = chance.randrange(len(self.trace) - requests + 1)
@@ -56,7 +56,7 @@ class Workload:
 
 
 def distribution(text: str) -> Draw:
-    """`fixed:N`, `uniform:LEAST,MOST` or `lognormal:MEDIAN,SIGMA` tokens. Raises BadWorkload."""
+    """Parse `fixed:N`, `uniform:LEAST,MOST` or `lognormal:MEDIAN,SIGMA` tokens. Raises BadWorkload."""
     name, _, values = text.partition(":")
     try:
         numbers: Sequence[float] = [float(value) for value in values.split(",")]
