@@ -29,7 +29,7 @@ COLUMNS = (
 ACCURACY = """# Accuracy of the quickstart's model and adapters
 
 An answer is exact when greedy decoding gives it to the last character and then ends. "Exact" and the gaps are over
-{count} held-out sentences of at most so many characters as the third column says and at most {max_words} words, all
+{count} held-out sentences of at most as many characters as the third column says and at most {max_words} words, all
 lengths about equally often. About one sentence in twelve has very few distinct words (`did did did di`); many of the
 wrong answers are to those. Three columns are the same figure for other lengths, {count} sentences up to 80
 and up to {max_chars} characters, the last counting only those of at least {long}. "Other scripts": sentences with words

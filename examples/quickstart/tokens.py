@@ -52,7 +52,7 @@ def build_tokenizer() -> Tokenizer:
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """In the layout that `AutoTokenizer` reads; the template also in the configuration, for readers without it."""
+    """Write the layout that `AutoTokenizer` reads; the template also in the configuration, for readers without it."""
     wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=BOS,
@@ -97,7 +97,7 @@ class Encoder:
         return Example([*prompt, *self.text(tasks.expected(task, sentence)), self.ids[EOS]], len(prompt))
 
     def text(self, text: str) -> Iterator[int]:
-        """As the tokenizer has it."""
+        """Yield the ids of a text's tokens."""
         for char in text:
             if char in tasks.ALPHABET:
                 yield self.ids[char]
@@ -105,7 +105,7 @@ class Encoder:
                 yield from (self.ids[byte_token(byte)] for byte in char.encode())
 
     def batches(self, examples: list[Example]) -> Iterator[Batch]:
-        """Shortest first, so that little of a batch is padding."""
+        """Yield batches, shortest examples first, so that little of a batch is padding."""
         rows: list[Example] = []
         for example in sorted(examples, key=lambda example: len(example.tokens)):
             if rows and len(example.tokens) * (len(rows) + 1) > self.batch_tokens:

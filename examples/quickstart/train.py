@@ -163,7 +163,7 @@ class Log:
 
 
 def train_base(number: int, round_: Round, options: argparse.Namespace, log: Log) -> None:
-    """All tasks at once; the first round starts from nothing, a later one from the base on disk."""
+    """Train all tasks at once; the first round starts from nothing, a later one from the base on disk."""
     torch.manual_seed(options.seed)
     tokenizer = tokens.build_tokenizer()
     model = networks.build_model(tokenizer) if number == 1 else networks.load_base(options.out)
@@ -187,7 +187,7 @@ def train_base(number: int, round_: Round, options: argparse.Namespace, log: Log
 
 
 def train_bytes(options: argparse.Namespace, log: Log) -> None:
-    """The rows of the tokens of bytes, of the base on disk; everything else stays as it is, bit for bit.
+    """Train the rows of the tokens of bytes, of the base on disk; everything else stays as it is, bit for bit.
 
     Base and adapters take turns, so that none of them says a byte where it said a character before.
     """
@@ -243,7 +243,7 @@ def train_bytes(options: argparse.Namespace, log: Log) -> None:
 
 @torch.no_grad()
 def begin_rows(weights: list[torch.Tensor], first: int, known: list[int]) -> None:
-    """Rows from `first` on are mixtures of known tokens' rows, the same ones in both: a copy is nearly right."""
+    """Make rows from `first` on mixtures of known tokens' rows, the same ones in both: a copy is nearly right."""
     mixtures = torch.randn(len(weights[0]) - first, len(known)) / len(known) ** 0.5
     for weight in weights:
         centred = weight[known] - weight[known].mean(0)
@@ -264,7 +264,7 @@ def keep_apart(model: Any, batches: Iterator[tokens.Batch], first: int) -> None:
 
 
 def base_accuracy(model: Any, encoder: tokens.Encoder, max_chars: int, unicode: float = 0.0) -> dict[str, float]:
-    """Each task behind its control token."""
+    """Measure each task behind its control token."""
     of = {task: (model, encoder, tokens.control(task), task, LOG_SENTENCES, max_chars, unicode) for task in tasks.TASKS}
     return {task: scoring.share_exact(scoring.answers(*asked)) for task, asked in of.items()}
 
@@ -307,7 +307,7 @@ def train_adapter(adapter: networks.Adapter, options: argparse.Namespace, log: L
 
 
 class Curriculum:
-    """Where a run is: the longest sentence and the learning rate of the current step."""
+    """The progress of a run: the longest sentence and the learning rate of the current step."""
 
     def __init__(self, steps: int, *, grows: bool = True) -> None:
         self.steps = steps
@@ -333,7 +333,7 @@ def fit(
     log: Log,
     measure: Callable[[], dict[str, Any]],
 ) -> None:
-    """Every step of a run; every LOG_EVERY steps a line of what `measure` finds."""
+    """Take every step of a run; every LOG_EVERY steps log what `measure` finds."""
     highest = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
     losses: list[float] = []
     started = time.monotonic()
