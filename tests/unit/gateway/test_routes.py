@@ -137,7 +137,7 @@ def test_a_pin_of_no_version_or_of_several_is_refused_with_those_that_are_served
 
 @pytest.mark.parametrize(("weight", "larger"), [(1, 2), (30, 80), (99, 100)])
 def test_a_canary_has_its_share_and_a_larger_weight_takes_nobody_from_it(weight: int, larger: int) -> None:
-    """Of 5,000 keys; the tolerance is five standard deviations of a binomial count."""
+    """A share is counted over 5,000 keys; the tolerance is five standard deviations of a binomial count."""
 
     def share(weight: int) -> set[int]:
         canary = AdapterVersion(DIGESTS[1], 16, name="next", weight=weight)

@@ -382,7 +382,7 @@ def test_a_form_holds_for_what_follows_the_reasoning(
 
 
 async def test_forms_are_checked_by_a_process_that_a_hostile_one_cannot_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its bound is of processor time; on a starved machine the process itself takes longer to start than 20 s."""
+    """The checker's bound is of processor time; a starved machine may take more than 20 s to start its process."""
     monkeypatch.setattr(grammar_checker, "WAIT_S", PATIENCE_S)
     checker = GrammarChecker()
     both = [

@@ -1,4 +1,4 @@
-"""Which rows run next and in which order, for any set of candidates."""
+"""The rows that run next and their order, for any set of candidates."""
 
 from hypothesis import given
 from hypothesis import strategies as st

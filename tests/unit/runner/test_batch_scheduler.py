@@ -1,4 +1,4 @@
-"""Which prompt is computed, for any trace; and when a batch may run again without being chosen anew."""
+"""The prompt that is computed, for any trace; and when a batch may run again without being chosen anew."""
 
 import random
 from collections import Counter

@@ -47,7 +47,7 @@ def tensors_of(spec: ModelSpec, dtype: torch.dtype = torch.float32) -> dict[str,
 
 
 def write(folder: Path, tensors: dict[str, torch.Tensor], shards: int = 1) -> dict[str, Path]:
-    """As transformers does: one file, or shards and their index."""
+    """Write a base as transformers does: one file, or shards and their index."""
     if shards == 1:
         save_file(tensors, folder / SINGLE)
     else:
@@ -74,7 +74,7 @@ def is_mapped(path: Path, tensor: torch.Tensor) -> bool:
 
 
 def resident_bytes(path: Path) -> int:
-    """Of this process's mappings of a file, as the kernel counts them."""
+    """Return the resident bytes of this process's mappings of a file, as the kernel counts them."""
     total, counted = 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         fields = line.split()

@@ -48,7 +48,7 @@ def store_of(spec: ModelSpec, kind: int = BF16, threads: int = 1) -> CpuAdapterS
 
 
 def packed(matrix: Array, kind: int, pad_in: int) -> bytes:
-    """By the function that packs a matrix of the base."""
+    """Pack a matrix by the function that packs those of the base."""
     source = np.ascontiguousarray(native(matrix))
     n_out, n_in = source.shape
     to = np.zeros(library().packed_bytes(kind, n_out, n_in, pad_in) + 64, np.uint8)

@@ -138,7 +138,7 @@ def stage_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str
 
 @pytest.fixture(scope="module")
 def wide_stage(stage_of: Callable[[str], Stage]) -> Stage:
-    """As many adapters as rows: each row of the largest batch may have its own."""
+    """A stage with as many adapters as rows: each row of the largest batch may have its own."""
     llama = stage_of("llama")
     return Stage(llama.files, llama.spec, tuple(RANKS[slot % len(RANKS)] for slot in range(MOST_ROWS)))
 
@@ -252,9 +252,9 @@ def crowd(drawn: random.Random, lengths: list[int], mix: str) -> list[Sequence]:
 
 @st.composite
 def scripts(draw: st.DrawFn, whole: list[Sequence], least: int = 1) -> Script:
-    """Each sequence in random chunks; in each step a random choice of those that are not done, in random order.
+    """Draw each sequence in random chunks, in each step a random choice of those that are not done, in random order.
 
-    Of at least `least` sequences, while so many are left.
+    A step has at least `least` sequences, while that number is left.
     """
     left = [len(sequence.tokens) for sequence in whole]
     drawn = random.Random(draw(st.integers(0, 2**32)))
@@ -535,7 +535,9 @@ def test_an_adapters_bytes_follow_its_true_ranks(stage_of: Callable[[str], Stage
 
 
 def test_pages_of_int4_kv_are_packed_and_another_class(stage_of: Callable[[str], Stage]) -> None:
-    """So no runner takes pages that it reads as something else."""
+    """Pages of int4 have a numerics class of their own, so that no runner takes pages that it reads as something
+    else.
+    """
     stage = stage_of("qwen3")
     plain, packed = stage.native(LEVELS[0], "bf16"), stage.native(LEVELS[0], "bf16+int4")
     assert 64 * packed.page_bytes == 18 * plain.page_bytes

@@ -43,7 +43,7 @@ def tensors(store) -> dict[str, Array]:
 
 @pytest.fixture
 def packed_layers(monkeypatch) -> list[int]:
-    """Of every call that packs one."""
+    """The layers that calls pack, noted one by one."""
     seen: list[int] = []
     fill = paged_adapters.fill_layer
 

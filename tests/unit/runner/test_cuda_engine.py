@@ -257,7 +257,7 @@ def test_a_step_that_cannot_be_launched_ahead_costs_nobody_a_token(pair_of, capl
 
 @pytest.mark.slow
 def test_warming_up_leaves_nothing_behind(pair_of):
-    """As a GPU does it at start: every size of chunks, with and without adapters, and a draw."""
+    """A GPU warms up at start: every size of chunks, with and without adapters, and a draw."""
     cuda, reference = pair = pair_of()
     cuda.engine.executor.warm_up(17)
     both(pair, ("x", [5, 9, 4], 3, "a", GREEDY))

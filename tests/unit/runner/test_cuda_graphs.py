@@ -31,7 +31,7 @@ GRAPHS = graphs()
 
 
 def step_of(rows: Sequence[tuple[int, int, int | None]], **row: bool) -> StepInput:
-    """Rows of so many tokens from a position on, with the adapter of a slot, each on pages of its own."""
+    """Make a step of rows (tokens, position, adapter's slot), each on pages of its own."""
     made, slots, start, page = list[StepRow](), list[int | None](), 0, 0
     for count, position, slot in rows:
         n_pages = -(-(position + count) // PAGE_TOKENS)

@@ -80,7 +80,7 @@ def files_of(tmp_path_factory: pytest.TempPathFactory) -> Files:
 
 @pytest.fixture
 def made() -> Iterator[Kept]:
-    """Those that a test has made end with it."""
+    """The executors that a test has made, which end with it."""
     executors: Kept = []
     yield executors
     for executor in executors:

@@ -70,7 +70,7 @@ class GatedSource:
 
 
 class Flaky(GatedSource):
-    """A source that does not answer so many times."""
+    """A source that does not answer `fails` times."""
 
     def __init__(self, world, fails):
         super().__init__(world)

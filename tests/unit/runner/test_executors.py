@@ -1,4 +1,4 @@
-"""Which executor serves, and what is said where it is not the one that was hoped for."""
+"""The executor that serves, and what is said where it is not the one that was hoped for."""
 
 import ctypes
 import logging

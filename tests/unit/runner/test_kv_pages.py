@@ -119,7 +119,7 @@ def test_a_number_overrides_the_share_and_a_process_without_a_container_has_the_
 
 @dataclass(frozen=True)
 class PlayedGpu:
-    """A GPU of which the driver says so much."""
+    """A GPU that has what its driver is played to say."""
 
     available: MemoryLimit
     is_real: bool = True

@@ -55,7 +55,7 @@ def in_place(memory: LocalKvMemory) -> LocalKvMemory:
 
 
 class Staged(LocalKvMemory):
-    """As a GPU's: pages pass through staging memory."""
+    """Memory like a GPU's: pages pass through staging memory."""
 
     def __init__(self, of: LocalKvMemory) -> None:
         super().__init__(of._pages, of._layers, of.layout)
@@ -156,7 +156,7 @@ def test_a_drop_at_the_sender_removes_what_waits_and_keeps_the_stream(pair: Pair
 
 
 def test_what_was_dropped_at_the_sender_is_never_called_complete(pair: Pair) -> None:
-    """Its last pages had not left: the receiver would go on from what it has not got."""
+    """The dropped pages had not left: the receiver would go on from what it has not got."""
     pair.accept("a", (20, 21))
     pair.send("a", (3, 4), layer_by_layer=True)
     pair.complete("a", 2 * PAGE_TOKENS)
@@ -252,7 +252,7 @@ LIES: dict[str, tuple[Callable[[Liar], Any], str]] = {
 
 @pytest.mark.parametrize("lie", LIES)
 def test_a_peer_that_breaks_the_contract_loses_its_stream_by_name(end: Make, lie: str) -> None:
-    """And writes nowhere but to the pages that it may; the process and other streams go on."""
+    """The liar writes nowhere but to the pages that it may; the process and other streams go on."""
     act, said = LIES[lie]
     receiver, honest = end("receiver"), end("sender")
     pair, liar = connect(honest, receiver), Liar(receiver)
@@ -329,7 +329,7 @@ def test_nobody_there(end: Make) -> None:
 
 
 def test_a_receiver_that_takes_nothing_is_given_up(end: Make) -> None:
-    """It reads no byte: the sender's buffers fill, and the deadline is over."""
+    """The receiver reads no byte: the sender's buffers fill, and the deadline is over."""
     sizes = {"pages": 8, "layers": 4, "layer_bytes": 4 << 20}
     sender = end("sender", stall_s=0.2, **sizes)
     with socket.create_server(("127.0.0.1", 0)) as server:

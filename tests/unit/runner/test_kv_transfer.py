@@ -54,7 +54,7 @@ class Side:
         self.now = 0.0
 
     def tokens(self) -> list[int]:
-        """Of the answer, by position."""
+        """Tokens of the answer, by position."""
         at: dict[int, int] = {}
         for message in self.said:
             for sequence in message.sequences if isinstance(message, Step) else ():
@@ -192,7 +192,7 @@ def expected(prompt: list[int], count: int) -> list[int]:
 
 
 def starts(prompt: list[int], max_tokens: int, key: str = "r", epoch: Epoch = E1) -> tuple[Start, Start]:
-    """Of the prompt runner, and of the token runner."""
+    """Return the Start of the prompt runner, and that of the token runner."""
     one = Start(key, epoch, tuple(prompt), (), max_tokens, 8, cache_salt="ns", sampling=Sampling(ignore_eos=True))
     return replace(one, reservation_tokens=1, kv_to=KvTarget(B, "kv")), replace(one, kv_from=A)
 

@@ -86,7 +86,7 @@ def files_of(tmp_path_factory: pytest.TempPathFactory) -> Files:
 
 @pytest.fixture
 def made() -> Iterator[Kept]:
-    """Those that a test has made end with it."""
+    """The executors that a test has made, which end with it."""
     executors: Kept = []
     yield executors
     for executor in executors:
@@ -310,7 +310,7 @@ def test_a_layer_is_done_for_those_who_wait_after_its_last_micro_batch(
 def test_a_pass_that_is_given_up_leaves_nothing_in_the_way(
     files_of: Files, tmp_path: Path, made: Kept, disk_tokens: int
 ) -> None:
-    """Its caller fails between two layers; what its next pass reads and writes is whole."""
+    """The caller fails between two layers; what its next pass reads and writes is whole."""
     files = files_of()
     parts = {"kv_disk_pages": PAGES, "activation_disk_tokens": disk_tokens, "max_tokens": 240}
     executor = offloaded(files, budget(tmp_path, share=0.25, micro_batch=8, **parts))
@@ -341,7 +341,7 @@ def test_two_stages_of_a_pipeline_have_budgets_of_their_own(files_of: Files, tmp
 
 
 def test_rows_that_come_to_a_stage_and_leave_it_are_in_its_budget(files_of: Files, tmp_path: Path, made: Kept) -> None:
-    """Of each pass in flight: the middle one of three stages has both."""
+    """Each pass in flight has such rows: the middle one of three stages has both kinds."""
     spec = read_spec(files_of()["config.json"])
     rows_bytes, found = 4 * 240 * spec.hidden_size, list[int]()
     for stage, messages in ((0, 1), (1, 2), (2, 1)):
@@ -452,8 +452,9 @@ def test_flags_of_a_runner_make_it_of_one_process_and_of_stages(files_of: Files,
 
 
 def test_a_plan_says_which_weights_and_how_much_kv_stay(files_of: Files, tmp_path: Path, made: Kept) -> None:
-    """Of each layer the o and the down matrix, of KV 40 pages, no activations; a plan of another model or of other
-    numbers: refused.
+    """In each layer the o and the down matrix stay, of KV 40 pages, no activations.
+
+    A plan of another model or of other numbers is refused.
     """
     files = files_of()
     base, path = ModelSource(read_spec(files["config.json"]), files, 1), tmp_path / "plan.json"
@@ -513,7 +514,7 @@ def test_a_budget_that_the_machine_does_not_have_is_refused(files_of: Files, tmp
 
 
 def test_a_pass_from_disk_takes_all_prompts_that_it_can(tmp_path: Path) -> None:
-    """It takes as long with one row as with many: to chunk prompts by a token time would gain nothing."""
+    """A pass takes as long with one row as with many: to chunk prompts by a token time would gain nothing."""
     flags = [*FLAGS, f"--data-dir={tmp_path}", "--offload=device=1000000"]
     limits = batch_limits(parse_settings(flags))
     assert (limits.max_prefills, limits.token_time_ms) == (8, math.inf)
@@ -556,7 +557,7 @@ def test_metrics_say_what_kv_is_read_and_written_and_how_long_steps_wait_for_it(
 def test_metrics_say_what_activations_are_read_and_written_and_how_long_steps_wait_for_them(
     files_of: Files, tmp_path: Path, made: Kept
 ) -> None:
-    """Of each layer but the first and the last one; not KV, nor in a pass that the ring holds."""
+    """Every layer but the first and the last one moves them; not KV, nor in a pass that the ring holds."""
     made.append(offloaded(files_of(), budget(tmp_path, micro_batch=16, **ON_DISK["activations"])))
     metrics = OffloadMetrics(registry := CollectorRegistry(), lambda: [made[0].figures])
     made[0].run(make_step([([1], 0, [0], None)]))
@@ -619,7 +620,7 @@ def child(*arguments: object) -> "subprocess.Popen[str]":
 
 @pytest.mark.slow
 def test_a_model_four_times_its_budget_stays_inside_it(large: Path, tmp_path: Path, group: list[str]) -> None:
-    """By the kernel's account, which ends a process above its limit, and by its anonymous memory. Packing included.
+    """The kernel's account, which ends a process above its limit, and its anonymous memory tell; packing included.
 
     Once with its KV in memory, and once with six times as much of it on the disk: to the same numbers.
     """
@@ -694,7 +695,7 @@ def test_a_disk_that_is_too_small_for_kv_is_named(files_of: Files, tmp_path: Pat
 def test_layers_with_a_window_load_the_pages_that_it_has(
     files_of: Files, tmp_path: Path, made: Kept, dtype: str, page_tokens: int
 ) -> None:
-    """Of four layers two see 5 tokens, which lie in blocks of 64 that attention reads; the bits are those in memory."""
+    """Two of four layers see 5 tokens, which lie in blocks of 64 that attention reads; the bits are those in memory."""
     files, most = files_of("windows"), 192 // page_tokens
     row, prefix, new = list(range(10, 10 + most)), 128 // page_tokens, [40, 41, 42]
     made.append(offloaded(files, budget(tmp_path, **KV_ON_DISK), dtype, page_tokens=page_tokens))

@@ -89,7 +89,7 @@ def said(caplog: pytest.LogCaptureFixture, message: str) -> list[dict[str, Any]]
 def test_limits_that_are_unset_are_the_policys_and_the_executor_starts_with_them(
     folder: Path, caplog: pytest.LogCaptureFixture, device_mib: int, flags: dict[str, Any]
 ) -> None:
-    """Those that are set are kept, or are the most."""
+    """Limits that are set are kept, or are the most."""
     caplog.set_level("INFO")
     asked, spec = settings_of(folder, device_mib, **flags), read_spec(files_of(folder)["config.json"])
     settings, policy = settle_offload(asked, spec, threads=1)
@@ -223,7 +223,7 @@ def test_each_host_of_a_pipeline_has_a_plan_by_what_it_measured(folder: Path) ->
 def test_the_plans_of_weft_plan_offload_are_those_that_a_runner_of_the_pool_finds(
     folder: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, str], sparse: str, executor: str, hosts: int
 ) -> None:
-    """By the manifest alone: the runner has the operator's flags. A GPU's rates are made up, and so is the GPU."""
+    """The manifest alone decides: the runner has the operator's flags. A GPU's rates are made up, and so is the GPU."""
     gpu = executor == "cuda"
     stages = hosts if gpu else 2
     budgets = {"deviceBytes": "24Mi", "diskPath": str(folder), "weights": "bf16", "kv": "bf16"}

@@ -51,7 +51,7 @@ def step(pool: RequestPool, token: int = 5) -> None:
 
 
 def bring(pool: RequestPool, digest: str) -> None:
-    """Its file arrives, then it is loaded."""
+    """Let an adapter's file arrive, then load it."""
     pool.on_adapter_event(Fetched(digest, None, None))
     pool.on_adapter_event(Loaded(digest, 1, 1, 1, 1.0))
 
@@ -223,7 +223,7 @@ test_every_book_balances_with_batches_in_flight = PipelinedPoolMachine.TestCase
 
 
 def decoding_pool(count: int) -> RequestPool:
-    """So many sequences with their prompts behind them."""
+    """Make a pool of `count` sequences with their prompts behind them."""
     pool = RequestPool(
         replace(LIMITS, total_pages=200, max_sequences=32, batch=BatchLimits(max_prefills=32, max_batch_tokens=512))
     )
@@ -241,7 +241,7 @@ def land(pool: RequestPool, batch: Batch) -> None:
 
 
 def beat(pool: RequestPool, flying: Flying, batches: int) -> Batch:
-    """As the engine's: launch one, which is returned, while there is something to launch; else the oldest one lands."""
+    """Beat as the engine does: launch a batch and return it; with none to launch the oldest one lands."""
     batch = pool.schedule(batches, batches - len(flying)) if len(flying) < batches else Batch((), 0)
     if batch.rows:
         pool.launched(batch)

@@ -213,7 +213,7 @@ def test_scales_and_bans_are_a_function_of_prompt_and_answer(answer, cut, min_to
 
 
 def adjusted(shifts: LogitAdjustments, token: int, logit: float) -> float:
-    """As `LogitAdjustments` states it."""
+    """Adjust a logit as `LogitAdjustments` states it."""
     if token not in shifts.tokens:
         return logit
     place = shifts.tokens.index(token)

@@ -21,7 +21,7 @@ def found(settings: RunnerSettings, spec: ModelSpec = SMALL) -> tuple[int, int, 
 
 
 def played(monkeypatch: pytest.MonkeyPatch, *free: int, host: MemoryLimit | None = None) -> None:
-    """GPUs with so much left of 80 GiB."""
+    """Play GPUs that have `free` bytes left of 80 GiB."""
     gpus = [PlayedGpu(MemoryLimit(left, "a GPU", 80 * GIB)) for left in free]
     monkeypatch.setattr(torch_executors, "find_gpu", lambda rank=0: gpus[rank])
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))

@@ -165,7 +165,7 @@ Moves = st.lists(
 
 
 class Lagging:
-    """Threads of grammars: a job is done so many beats after it was asked for."""
+    """Threads of grammars: each job is done `lags` beats after it was asked for, by turns."""
 
     def __init__(self, lags: Sequence[int]) -> None:
         self._lags, self._jobs = cycle(lags), list[tuple[int, Callable[[], None]]]()

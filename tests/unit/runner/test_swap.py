@@ -86,7 +86,7 @@ def until_one_leaves(pool: RequestPool) -> SwapOut:
 
 
 def two(limits: PoolLimits = LIMITS, **fields: Any) -> RequestPool:
-    """Of eight pages the old one has three, and grows."""
+    """Make a pool of eight pages: the old sequence has three, and grows."""
     pool = RequestPool(limits)
     begin(pool, "old", 1, **fields)
     begin(pool, "new", 2, reservation_tokens=12, **fields)
@@ -485,7 +485,7 @@ def test_who_takes_a_page_whose_copy_is_under_way_ends_the_copy():
 
 
 class Beside(LocalKvMemory):
-    """Its copies run on a thread of their own."""
+    """A model whose copies run on a thread of their own."""
 
     between_steps = False
 

@@ -91,7 +91,7 @@ class NoAdapters:
 
 
 def running_engine(rows: int) -> Engine:
-    """An engine in which so many rows decode."""
+    """Make an engine in which `rows` rows decode."""
     limits = PoolLimits(4096, 16, 64, 8, 4096, 64)
     engine: Any = Engine(Runner(limits), Instant(64), lambda _post: NoAdapters(), lambda _output: None)
     engine.post(Connected(session(), SessionHello("g", "")))

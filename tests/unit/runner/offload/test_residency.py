@@ -1,4 +1,4 @@
-"""Which weights stay, and the ring that the others come through: inside the budget, evenly spread, none overlaps."""
+"""Weights that stay, and the ring that the others come through: inside the budget, evenly spread, none overlaps."""
 
 from collections import deque
 from random import Random

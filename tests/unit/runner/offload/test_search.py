@@ -91,7 +91,7 @@ def test_a_plan_keeps_to_its_budgets_and_no_bound_is_beaten(
 
 
 def _bytes_by_tier(plan: OffloadPlan, sizes: ModelSizes) -> list[int]:
-    """Of each tier, from the matrices' own places."""
+    """Sum the bytes of each tier, from the matrices' own places."""
     rows = [[*zip(layer, sizes.matrices, strict=True)] for layer in plan.tiers.layers]
     places = [*itertools.chain(*rows), (plan.tiers.head, sizes.head)]
     return [sum(size for tier, size in places if tier is wanted) for wanted in MemoryTier]

@@ -71,7 +71,7 @@ class Followers:
 
 @dataclass
 class Halves:
-    """Of all modules."""
+    """A scale of one half for all modules."""
 
     def scale_of(self, module: str, rank: int, /) -> float:
         return 0.5
@@ -105,7 +105,7 @@ def test_all_build_it_before_any_has_it_in_a_slot(store, own, workers):
 
 
 def test_what_is_built_and_not_put_is_forgotten_by_all(store, workers):
-    """Its rank was above the runner's, or its sequences are gone."""
+    """An adapter is not put where its rank was above the runner's, or its sequences are gone."""
     unwanted = [store.build(TENSORS, Halves()).number for _ in range(2)]
     store.put(0, adapter := store.build(TENSORS, Halves()))
     assert workers.told[-1] == ("put", 0, adapter.number, unwanted)

@@ -220,7 +220,7 @@ def test_stages_of_tensor_ranks_give_the_bits_of_the_ranks_whatever_the_batch_th
 
 
 def test_what_a_stage_returns_stays_while_the_next_step_runs(model_of):
-    """It is on its way to another process then."""
+    """The result is on its way to another process then."""
     with split(model_of("a key-value head each"), 2) as stages:
         (first,), (last,) = stages.stages
         one, other = (make_step([([token, token + 1], 0, [0], None)]) for token in (3, 90))

@@ -1,4 +1,4 @@
-"""Which part of a model each rank has: together all of it, no number twice but those that are said to be."""
+"""The part of a model that each rank has: together all of it, no number twice but those that are said to be."""
 
 from typing import Any
 
@@ -54,7 +54,7 @@ def test_the_parts_of_the_weights_are_the_model(even_world, size):
 
 
 def test_a_rank_holds_its_part_alone(even_world):
-    """Of matrices, of pages, of adapters; the embedding is on all of them."""
+    """Matrices, pages and adapters are cut; the embedding is on all ranks."""
     spec, files = even_world.spec, files_of(even_world)
     whole, half = (load_weights(files, spec, part=part) for part in (Partition(spec), Partition(spec, 1, 2)))
     for layer, mine in zip(whole.layers, half.layers, strict=True):

@@ -1,4 +1,4 @@
-"""Where a model is cut, what each stage has of it, and what passes between stages."""
+"""Cuts of a model into stages, what each stage has of it, and what passes between stages."""
 
 import threading
 from collections import deque
@@ -124,7 +124,7 @@ def test_windows_go_with_their_layers():
 
 
 def test_a_stage_that_an_adapter_leaves_alone_has_nothing_of_it(world):
-    """It is built all the same: every stage knows its number."""
+    """The adapter is built all the same: every stage knows its number."""
     world.write_adapter("a")
     source, part = world.adapter("a"), stage_of(world.spec, 0, 2)
     tensors = {name: t for name, t in map_tensors(source.tensors).items() if ".layers.1." in name}
@@ -171,7 +171,7 @@ STEP = StepInput(
 
 
 def test_bytes_on_the_wire_are_those_of_the_formula():
-    """Of `model.partition`: T = 5, S = 2."""
+    """The formula is that of `model.partition`: T = 5, S = 2."""
     spec, size = spec_of(6), 3
     lines = [PipelineChannel(Peers(rank, size), spec) for rank in range(size)]
     for line in lines[:-1]:
