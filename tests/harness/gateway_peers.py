@@ -130,7 +130,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self.send(routes=routes)
 
     async def next(self, kind: str) -> Any:
-        """The next message of that kind; others before it are passed over."""
+        """Return the next message of that kind; others before it are passed over."""
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 message = await self.inbox.get()
@@ -203,7 +203,7 @@ class FakeRunner(runner_pb2_grpc.RunnerServicer):
         )
 
     async def next(self, kind: str) -> Any:
-        """The next message of that kind; others before it are passed over."""
+        """Return the next message of that kind; others before it are passed over."""
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 message = await self.inbox.get()
@@ -211,13 +211,13 @@ class FakeRunner(runner_pb2_grpc.RunnerServicer):
                     return getattr(message, kind)
 
     def break_sessions(self) -> None:
-        """As if the process died: every stream of it ends at once."""
+        """End every stream at once, as if the process died."""
         for outbox in self.outboxes:
             outbox.close()
 
 
 def likely(start: runner_pb2.Start, position: int, token: int) -> runner_pb2.TokenLogprob:
-    """By position: what was chosen, and with it as many alternatives as were asked for, the chosen one first."""
+    """Return by position what was chosen, and with it as many alternatives as were asked for, the chosen one first."""
     own = -position / 8
     top = range(start.sampling.top_logprobs)
     return runner_pb2.TokenLogprob(
@@ -353,7 +353,7 @@ class FakeBatch(batch_pb2_grpc.BatchServicer):
         self.outbox.put(batch_pb2.BatchToGateway(cancel=batch_pb2.CancelLines(batch_id="batch_1", lines=[line])))
 
     async def next(self, kind: str) -> Any:
-        """The next hello, result or released line; others before it are passed over."""
+        """Return the next hello, result or released line; others before it are passed over."""
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 which, message = await self.inbox.get()

@@ -55,13 +55,13 @@ SPEC = RunnerSpec(
 
 
 def of(effects: Sequence[Effect], kind: type[M]) -> list[M]:
-    """The effects of one kind, and the messages of one kind that are sent."""
+    """Return the effects of one kind, and the messages of one kind that are sent."""
     everything = [effect.message if isinstance(effect, Send) else effect for effect in effects]
     return [one for one in everything if isinstance(one, kind)]
 
 
 def peers(effects: Sequence[Effect], kind: type) -> list[str]:
-    """The names of the peers that messages of one kind are sent to."""
+    """Return the names of the peers that messages of one kind are sent to."""
     return [effect.peer.name for effect in effects if isinstance(effect, Send) and isinstance(effect.message, kind)]
 
 
@@ -73,7 +73,7 @@ def adapter(digest: str, pool: str = POOL, rank: int = 8, **fields: Any) -> Adap
 def sequence(
     request_id: str, epoch: Epoch, digest: str = "", reservation: int = 16, pages: int = 1
 ) -> SequenceState:  # fmt: skip
-    """A sequence as a runner reports it."""
+    """Make a sequence as a runner reports it."""
     return SequenceState(request_id, epoch, "g", digest, pages, reservation, 0)
 
 
@@ -122,15 +122,15 @@ class Driver:
         return self.core.state.pools[name]
 
     def demanded(self, name: str = POOL) -> PhaseCounts:
-        """Runners that the requests of a pool would fill."""
+        """Return the runners that the requests of a pool would fill."""
         return demand(self.core.state, self.pool(name))
 
     def load(self) -> PoolLoad:
-        """The pool as its autoscaler sees it."""
+        """Return the pool as its autoscaler sees it."""
         return load_of(self.pool(), self.now)
 
     def retry_ms(self, request_id: str) -> int:
-        """When a client would be told to come again in place of that request, in milliseconds."""
+        """Return when a client would be told to come again in place of that request, in milliseconds."""
         return estimate_retry_ms(self.pool(), self.request(request_id), self.now)
 
     def handle(self, event: Event) -> list[Effect]:
@@ -153,11 +153,11 @@ class Driver:
         return self.handle(Connected(Peer(Kind.REGISTRY, name), RegistryHello(term)))
 
     def change(self, change: RegistryChange) -> list[Effect]:
-        """A change of the registry."""
+        """Send a change of the registry."""
         return self.handle(Received(REGISTRY, change))
 
     def registry(self, *digests: str, pool: str = POOL, rank: int = 8, **spec: Any) -> list[Effect]:
-        """A snapshot of one pool and its adapters."""
+        """Send a snapshot of one pool and its adapters."""
         adapters = tuple(adapter(d, pool=pool, rank=rank) for d in digests)
         pools = (PoolSpec(pool, "sha256:base", "base", **spec),)
         return self.change(RegistryChange(True, pools, adapters))
@@ -183,7 +183,7 @@ class Driver:
         return self.handle(Received(Peer(Kind.SUPERVISOR, name), message))
 
     def start(self, *digests: str, settle: bool = True, **spec: Any) -> "Driver":
-        """Everything but runners."""
+        """Start everything but runners."""
         self.registry(*digests, **spec)
         self.gateway()
         self.supervisor()
@@ -196,7 +196,7 @@ class Driver:
     def report_of(
         self, uuid: str, *running: SequenceState, free: int | None = None, supervisor: str = "s", **state: Any
     ) -> ReportedRunner:
-        """The next report of a runner; its spec is remembered. `version`: a full report of that version.
+        """Make the next report of a runner; its spec is remembered. `version`: a full report of that version.
 
         `role`: the one that it is in; `made_for`: that of its group.
         """
@@ -241,7 +241,7 @@ class Driver:
         return self.gateway_sends(Submit(request_id=request_id, adapter=digest, **values), gateway)
 
     def place(self, request_id: str, digest: str = "", **fields: Any) -> Assign:
-        """Submit what is placed at once."""
+        """Submit what is placed at once. Returns its Assign."""
         (assign,) = of(self.submit(request_id, digest, **fields), Assign)
         assert assign.request_id == request_id
         return assign
@@ -264,7 +264,7 @@ class Driver:
         return self.core.state.runners[uuid]
 
     def view(self, request_id: str, reservation_tokens: int = 16) -> SequenceState:
-        """That request as its runner reports it."""
+        """Return that request as its runner reports it."""
         request = self.request(request_id)
         seen = sequence(request_id, request.epoch, request.adapter, reservation_tokens)
         return seen._replace(priority=Priority.BATCH if request.batch else Priority.INTERACTIVE)
