@@ -108,7 +108,7 @@ def expect(group: str, names: Sequence[str]) -> tuple[str, dict[str, float]]:
 
 
 def logs() -> Path:
-    """Where the output of each suite's last run is kept."""
+    """Return the folder of the output of each suite's last run."""
     return tools.cache() / "test-logs"
 
 
@@ -155,7 +155,7 @@ class Screen:
 
 
 def _end_of(log: Path) -> str:
-    """From the first report of an error or failure on; else the end. The last LOG_LINES of it."""
+    """Return the end of a log from the first report of an error or failure on, the last LOG_LINES at most."""
     lines = log.read_text(errors="replace").splitlines()
     starts = [i for i, line in enumerate(lines) if line.startswith("=") and line.strip("= ") in ("FAILURES", "ERRORS")]
     return "\n".join(lines[min(starts, default=0) :][-LOG_LINES:])

@@ -22,7 +22,7 @@ FLAGS = (
 
 
 def installed() -> str | None:
-    """A Chromium of this machine."""
+    """Return the path of a Chromium of this machine."""
     return next((path for name in BROWSERS if (path := shutil.which(name))), None)
 
 
@@ -47,21 +47,21 @@ class Tab:
         self.wait("document.readyState === 'complete'")
 
     def size(self, width: int, height: int, *, scale: float = 1.0, dark: bool = False) -> None:
-        """Of the window; `dark`: what its user prefers."""
+        """Set the size of the window; `dark`: what its user prefers."""
         metrics = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": width < 600}
         self.call("Emulation.setDeviceMetricsOverride", **metrics)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
 
     def run(self, script: str) -> Any:
-        """The value of a JavaScript expression, awaited. Raises PageError."""
+        """Return the value of a JavaScript expression, awaited. Raises PageError."""
         answer = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
         if details := answer.get("exceptionDetails"):
             raise PageError(f"{script}: {details.get('exception', {}).get('description', details)}")
         return answer["result"].get("value")
 
     def wait(self, condition: str) -> Any:
-        """Until a JavaScript expression holds. Raises PageError with what the page shows."""
+        """Wait until a JavaScript expression holds. Raises PageError with what the page shows."""
         until = time.monotonic() + PATIENCE_S
         while not (found := self.run(condition)):
             if time.monotonic() > until:
@@ -71,7 +71,7 @@ class Tab:
         return found
 
     def press(self, key: str, *, ctrl: bool = False) -> None:
-        """A key of the keyboard, by its `KeyboardEvent.key`."""
+        """Press a key of the keyboard, by its `KeyboardEvent.key`."""
         text = {"text": key} if len(key) == 1 and not ctrl else {"text": "\r"} if key == "Enter" else {}
         for kind in ("keyDown", "keyUp"):
             more = text if kind == "keyDown" else {}
@@ -86,11 +86,11 @@ class Tab:
             )
 
     def type(self, text: str) -> None:
-        """Into the field that has the focus."""
+        """Type into the field that has the focus."""
         self.call("Input.insertText", text=text)
 
     def picture(self, path: Path, *, height: int | None = None) -> None:
-        """A PNG of what is shown, or of so many pixels from the top."""
+        """Write a PNG of what is shown, or of `height` pixels from the top."""
         width = self.run("innerWidth")
         clip = {"clip": {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}} if height else {}
         shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=bool(height), **clip)
@@ -113,7 +113,7 @@ class Browser:
         self._tabs: dict[str, Tab] = {}
 
     def tab(self) -> Tab:
-        """A page of its own, without the cookies and the storage of the others."""
+        """Open a page of its own, without the cookies and the storage of the others."""
         context = self.call("Target.createBrowserContext")["browserContextId"]
         target = self.call("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
@@ -121,7 +121,7 @@ class Browser:
         return made
 
     def call(self, method: str, session: str = "", **parameters: Any) -> Any:
-        """One command and its answer. Raises PageError."""
+        """Call one command and return its answer. Raises PageError."""
         self._last += 1
         number = self._last
         about = {"id": number, "method": method, "params": parameters} | ({"sessionId": session} if session else {})
@@ -152,7 +152,7 @@ class Browser:
 
 @contextmanager
 def browser(profile: Path) -> Iterator[Browser]:
-    """Chromium for the length of the block. `profile`: a folder for it alone."""
+    """Run Chromium for the length of the block. `profile`: a folder for it alone."""
     command = installed()
     assert command, "there is no Chromium"
     down, up = os.pipe(), os.pipe()

@@ -49,7 +49,7 @@ class Authority:
         return self.certificate.public_bytes(serialization.Encoding.PEM)
 
     def issue(self, *dns_names: str, valid: datetime.timedelta = HOUR) -> tuple[bytes, bytes]:
-        """Certificate and key in PEM. A negative `valid` is one that has expired."""
+        """Issue a certificate; return it and its key in PEM. A negative `valid` is one that has expired."""
         key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
         builder = (
             x509.CertificateBuilder()
@@ -86,7 +86,7 @@ class Authority:
 
 
 def mount(folder: Path, files: dict[str, bytes]) -> Path:
-    """As a kubelet mounts a secret: names link to `..data/NAME`, and `..data` is a link that is swapped at once."""
+    """Write files as a kubelet mounts a secret: names link to `..data/NAME`, and `..data` is a link swapped at once."""
     folder.mkdir(parents=True, exist_ok=True)
     version = folder / f"..{secrets.token_hex(6)}"
     version.mkdir()

@@ -40,7 +40,7 @@ class Value:
 
 
 def described() -> dict[tuple[str, ...], Value]:
-    """Every value that the schema names, in its order."""
+    """Return every value that the schema names, in its order."""
     schema = json.loads(SCHEMA.read_text())
     return {value.path: value for value in _values(schema, schema["definitions"], ())}
 
@@ -55,7 +55,7 @@ def _values(node: Json, definitions: Json, above: tuple[str, ...]) -> Iterator[V
 
 
 def bounds(node: Json) -> str:
-    """What the schema asks of a value, in words; shapes of names and the like are left to it."""
+    """Say in words what the schema asks of a value; shapes of names and the like are left to it."""
     if "enum" in node:
         unsaid = any(one not in node.get("description", "") for one in node["enum"])
         return f"One of {', '.join(node['enum'])}." if unsaid else ""
@@ -68,7 +68,7 @@ def bounds(node: Json) -> str:
 
 
 def with_comments(text: str) -> str:
-    """`values.yaml` with each sentence above its value, and no other comment."""
+    """Return `values.yaml` with each sentence above its value, and no other comment."""
     known, said = described(), set[str]()
     title = json.loads(SCHEMA.read_text())["description"]
     lines, above = [*_wrapped(title, ""), ""], list[str]()
@@ -96,7 +96,7 @@ def _wrapped(text: str, indent: str) -> list[str]:
 
 
 def table() -> str:
-    """The README's rows: each value without parts, those of pods and volumes once for all components."""
+    """Return the README's rows: each value without parts, those of pods and volumes once for all components."""
     known, defaults = described(), yaml.safe_load(VALUES.read_text())
     rows, told = ["| value | default | meaning |", "|---|---|---|"], set[tuple[str, ...]]()
     for path, value in known.items():
@@ -141,7 +141,7 @@ def _cell(text: str) -> str:
 
 
 def with_tables(text: str) -> str:
-    """The README with its tables as they are now."""
+    """Return the README with its tables as they are now."""
     for name, rows in (("profiles", profiles()), ("table", table())):
         begin, end = (mark.format(name) for mark in MARKS)
         before, _, rest = text.partition(begin)
@@ -150,7 +150,7 @@ def with_tables(text: str) -> str:
 
 
 def profiles() -> str:
-    """What the default values and each profile give, by their values alone."""
+    """Say what the default values and each profile give, by their values alone."""
     default = yaml.safe_load(VALUES.read_text())
     columns = {"default": default} | {
         name.removeprefix("profile-"): merged(default, yaml.safe_load(values_of(name).read_text())) for name in PROFILES
@@ -172,7 +172,7 @@ def _gateways(values: Json) -> str:
 
 
 def _requests(values: Json) -> str:
-    """Of all pods, at their fewest."""
+    """Sum the requests of all pods, at their fewest."""
     asked = [(_pods(values, one), (values[one]["resources"] or {}).get("requests", {})) for one in COMPONENTS]
     cpu = sum(count * _cores(found.get("cpu", 0)) for count, found in asked)
     memory = sum(count * _gib(found.get("memory", "0Gi")) for count, found in asked)

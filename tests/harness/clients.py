@@ -63,7 +63,7 @@ def use(client: Client, url: str) -> None:
 
 
 def _environment(client: Client) -> Path:
-    """Where the client's packages are, installed if they are not yet. Raises CalledProcessError."""
+    """Return the folder of the client's packages, installed if they are not yet. Raises CalledProcessError."""
     name = hashlib.sha256(json.dumps([PYTHON, *client[1:]]).encode()).hexdigest()[:12]
     home = cache() / "clients" / f"{Path(client.script).stem}-{name}"
     if (home / "whole").exists():

@@ -67,7 +67,7 @@ class Crowd:
 
     @property
     def running(self) -> bool:
-        """Some stream has neither ended nor failed."""
+        """True while some stream has neither ended nor failed."""
         return any(w.finish is None and w.error is None for w in self.streams)
 
     async def until(self, holds: Callable[[], bool]) -> bool:
@@ -124,7 +124,7 @@ async def crowd(url: str, cases: Sequence[Case], name: str, key: str = "unused")
 
 
 async def finished(url: str, cases: Sequence[Case], name: str, key: str = "unused") -> list[Watched]:
-    """All cases at once, to their ends."""
+    """Run all cases at once, to their ends."""
     async with crowd(url, cases, name, key) as made:
         pass
     return list(made.streams)
@@ -132,7 +132,7 @@ async def finished(url: str, cases: Sequence[Case], name: str, key: str = "unuse
 
 @asynccontextmanager
 async def load(url: str, cases: Sequence[Case], name: str, width: int) -> AsyncIterator[Crowd]:
-    """`width` clients ask case after case for as long as the block lasts, then finish; `streams` grows meanwhile."""
+    """Let `width` clients ask case after case while the block lasts, then finish; `streams` grows meanwhile."""
     made, over = Crowd([], more=True), asyncio.Event()
     client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=HANG_S)
 
@@ -155,15 +155,15 @@ async def load(url: str, cases: Sequence[Case], name: str, width: int) -> AsyncI
 
 
 def longest_pause(streams: Sequence[Watched]) -> str:
-    """For people: the longest wait of any stream for its next piece."""
+    """Say for people the longest wait of any stream for its next piece."""
     worst = max(streams, key=lambda one: one.longest_pause_s)
     return f"{len(streams)} requests, longest pause {worst.longest_pause_s:.1f} s ({worst.request_id})"
 
 
 def emitted(runner: RunnerBook, made: Crowd) -> list[tuple[Watched, int]]:
-    """Which streams run on a runner, and how many tokens it has emitted for each.
+    """Return which streams run on a runner, and how many tokens it has emitted for each.
 
-    From the runner's own report: what a client has read lags behind what was generated.
+    The runner's own report counts: what a client has read lags behind what was generated.
     """
     tokens = zip(runner.sequences, runner.progress, strict=False)
     running = [watched for watched in made.streams if watched.finish is None]
@@ -203,13 +203,13 @@ async def strike(supervisor: grpc.Channel, made: Crowd, blow: Blow) -> None:
 
 
 def _causes(error: BaseException) -> str:
-    """What it was raised from: an error of the client does not say which error of the connection it was."""
+    """Return what it was raised from: an error of the client does not say which error of the connection it was."""
     inner = error.__cause__ or error.__context__
     return f"{inner!r}, from {_causes(inner)}" if inner else "nothing"
 
 
 def assert_undisturbed(streams: Sequence[Watched]) -> None:
-    """Every stream ended well with exactly the text of its case: nothing lost, nothing twice."""
+    """Assert that every stream ended well with exactly the text of its case: nothing lost, nothing twice."""
     failed = [f"{w.request_id}: {w.error!r}, from {_causes(w.error)}" for w in streams if w.error]
     assert failed == []
     assert [w.text for w in streams] == [w.case.expect for w in streams]

@@ -73,14 +73,14 @@ ADAPTERS: tuple[dict[str, int], ...] = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostAdapter:
-    """As PEFT saves it."""
+    """An adapter as PEFT saves it."""
 
     tensors: Mapping[str, Array]
     scales: Scale
 
     @classmethod
     def made(cls, spec: ModelSpec, number: int, dtype: torch.dtype) -> "HostAdapter":
-        """Number i has ranks of `ADAPTERS`, by turns, and numbers of its own."""
+        """Make adapter `number`: its ranks are those of `ADAPTERS`, by turns, its numbers its own."""
         ranks = ADAPTERS[number % len(ADAPTERS)]
         return cls(arrays_of(peft_tensors(spec, ranks, 100 + number, dtype)), Scale(0.5 + 0.25 * (number % 3)))
 
@@ -105,7 +105,7 @@ class Driven:
     lent: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
 
     def load(self, slot: int, adapter: HostAdapter) -> None:
-        """Into pages of its own, or memory of its own, as the executor has it."""
+        """Load an adapter into pages of its own, or memory of its own, as the executor has it."""
         store = self.executor.adapters
         size = store.page_bytes and -(-store.needs(adapter.tensors, adapter.scales) // store.page_bytes)
         pages = self.lent[slot] = self.deck.deal(size)
@@ -117,7 +117,7 @@ class Driven:
         self.deck.back(list(reversed(self.lent.pop(slot))))  # whoever comes next gets the same ones
 
     def add(self, key: str, tokens: Sequence[int], slot: int | None, room: int) -> None:
-        """`room`: how many tokens it may have in all."""
+        """Add a sequence. `room`: how many tokens it may have in all."""
         pages = self.deck.deal(-(-room // PAGE_TOKENS))
         self.executor.clear_pages(pages)
         self.sequences[key] = Stream(list(tokens), slot, pages)
@@ -128,7 +128,7 @@ class Driven:
         self.sequences.clear()
 
     def step(self, counts: Mapping[str, int]) -> torch.Tensor:
-        """Feed so many tokens of each sequence, in this order: logits [rows, V], a copy."""
+        """Feed `counts[key]` tokens of each sequence, in this order: logits [rows, V], a copy."""
         parts = list[StepOf]()
         for key, count in counts.items():
             sequence = self.sequences[key]
@@ -142,7 +142,9 @@ def device_executor(
     gpu: Gpu, spec: ModelSpec, weights: ModelWeights, dtype: torch.dtype, rows: int, slots: int, *,
     graphs: bool, packed: bool = False, tokens: int = 1,
 ) -> Driven:  # fmt: skip
-    """The executor under test. `weights` are on the host. `packed`: as int4; `tokens`: most of a captured prompt."""
+    """Make the executor under test. `weights` are on the host. `packed`: as int4; `tokens`: most of a captured
+    prompt.
+    """
     here = moved(weights, gpu.device, dtype)
     here = of_matrices(here, int4.pack) if packed else here
     gpu.sync()
@@ -152,20 +154,20 @@ def device_executor(
 
 
 def reference_executor(spec: ModelSpec, weights: ModelWeights, rows: int, slots: int) -> Driven:
-    """fp32 on the host."""
+    """Make an executor in fp32 on the host."""
     pages = _pages(spec, rows, 0)
     table = TorchAdapterStore(spec, slots)
     return Driven(ReferenceExecutor(spec, weights, KvCache(spec, pages, PAGE_TOKENS), table), Deck(pages, seed=1))
 
 
 def host_weights(spec: ModelSpec, dtype: torch.dtype) -> ModelWeights:
-    """fp32 numbers that `dtype` can hold, large enough that a mistake shows in the logits."""
+    """Make fp32 numbers that `dtype` can hold, large enough that a mistake shows in the logits."""
     numbers = Numbers(torch.device("cpu"), torch.float32, std=1.5 * spec.hidden_size**-0.5, norm_std=0.3)
     return moved(moved(random_weights(spec, numbers), torch.device("cpu"), dtype), torch.device("cpu"), torch.float32)
 
 
 def moved(weights: ModelWeights, device: torch.device, dtype: torch.dtype) -> ModelWeights:
-    """Matrices and biases in another dtype, on another device; norms stay fp32, a tied head stays tied."""
+    """Move matrices and biases to another dtype and device; norms stay fp32, a tied head stays tied."""
     embedding = weights.embedding.to(device, dtype)
     head = embedding if weights.head is weights.embedding else weights.head.to(device, dtype)
     layers = tuple(_moved_layer(layer, device, dtype) for layer in weights.layers)
@@ -173,7 +175,7 @@ def moved(weights: ModelWeights, device: torch.device, dtype: torch.dtype) -> Mo
 
 
 def of_matrices(weights: ModelWeights, of: Pack) -> ModelWeights:
-    """Something made of each of the layers' matrices and of the head."""
+    """Make something of each of the layers' matrices and of the head."""
     layers = tuple(with_matrices(layer, of) for layer in weights.layers)
     return replace(weights, layers=layers, head=of(weights.head))
 
@@ -193,7 +195,7 @@ class Pair:
         cls, gpu: Gpu, spec: ModelSpec, dtype: torch.dtype, rows: int, adapters: int, *, graphs: bool,
         packed: bool = False, tokens: int = 1,
     ) -> "Pair":  # fmt: skip
-        """With so many adapters, in as many slots, and one slot more. `packed`: int4 and the numbers it stands for."""
+        """Load `adapters` adapters into as many slots, of one more. `packed`: int4 and the numbers it stands for."""
         weights = host_weights(spec, dtype)
         same = of_matrices(weights, rounded_to_int4) if packed else weights
         pair = cls(
@@ -228,7 +230,7 @@ class Pair:
         return actual
 
     def decode(self, slots: Sequence[int | None], steps: int = 2, prompt: int = 3) -> None:
-        """New sequences with these adapters: their prompts in one step, then decode steps."""
+        """Run new sequences with these adapters: their prompts in one step, then decode steps."""
         for driven in self.both:
             driven.drop_all()
         keys = [str(row) for row in range(len(slots))]
@@ -255,7 +257,7 @@ def _moved_layer(layer: LayerWeights, device: torch.device, dtype: torch.dtype) 
 
 
 def _pages(spec: ModelSpec, rows: int, slots: int) -> int:
-    """Of every sequence at some length, and of adapters of the largest rank everywhere."""
+    """Return the pages of every sequence at some length, and of adapters of the largest rank everywhere."""
     page = spec.layers * 2 * spec.kv_heads * PAGE_TOKENS * spec.head_dim
     widths = sum(sum(spec.projection(name)) for name in PROJECTIONS) * spec.layers * MAX_RANK
     return rows * 40 + slots * (2 * widths // page + 8)

@@ -36,7 +36,7 @@ NOT_OURS = ("docs/benchmarks", "docs/plans", "examples")  # flags as they were t
 
 
 def faults() -> Iterator[str]:
-    """Each as `PAGE: what is wrong`."""
+    """Yield each fault as `PAGE: what is wrong`."""
     for name in TESTED:
         commands = _missing_tests((ROOT / name).read_text())
         yield from (f"{name}: `pytest {command}` selects no test" for command in commands)
@@ -50,7 +50,7 @@ def faults() -> Iterator[str]:
 
 
 def known_flags() -> set[str]:
-    """Of all processes and of the `weft` command with its subcommands."""
+    """Return the flags of all processes and of the `weft` command with its subcommands."""
     with ThreadPoolExecutor(os.cpu_count()) as several:
         helps = several.map(_help, PROCESSES)
     return {
@@ -81,7 +81,7 @@ def _missing_files(features: str) -> list[str]:
 
 
 def _reasons(page: str) -> Iterator[str]:
-    """The reference has every reason of a condition, and no other."""
+    """Check that the reference has every reason of a condition, and no other."""
     chapter = page.partition("**Events**")[0]
     rows = re.findall(r"(?m)^\| (`[^|]*) \|", chapter)
     (true,) = re.findall(r"\*\*Of True conditions\*\*: (.*)", chapter)
@@ -91,7 +91,7 @@ def _reasons(page: str) -> Iterator[str]:
 
 
 def _flags(page: Path) -> set[str]:
-    """In what is to be typed: code spans and blocks."""
+    """Return the flags in what is to be typed: code spans and blocks."""
     code = " ".join(re.findall(r"```.*?```|`[^`\n]+`", page.read_text(), re.DOTALL))
     return set(re.findall(r"(?<![\w-])--([a-z][a-z0-9-]+)", code))
 
@@ -102,7 +102,7 @@ def _help(command: str) -> str:
 
 
 def _options(command: Any) -> Iterator[str]:
-    """Of a command and those below it; Typer has no public name for their types."""
+    """Yield the options of a command and those below it; Typer has no public name for their types."""
     for parameter in command.params:
         yield from (name.removeprefix("--") for name in (*parameter.opts, *parameter.secondary_opts))
     for below in getattr(command, "commands", {}).values():

@@ -22,7 +22,7 @@ SIZES = ("replicas", "minReplicas", "maxReplicas", "tensor", "pipeline", "podsPe
 
 
 def right_edits(kind: str, *, most: int) -> list[Edit]:
-    """Of each field of a kind: values that it may have, and its removal. No pool becomes larger than `most`."""
+    """List for each field of a kind values that it may have, and its removal. No pool becomes larger than `most`."""
     return [
         (path, value)
         for path, of in _fields(kind)
@@ -31,7 +31,7 @@ def right_edits(kind: str, *, most: int) -> list[Edit]:
 
 
 def wrong_edits(kind: str) -> list[Edit]:
-    """Of each field: values that few fields may have."""
+    """List for each field values that few fields may have."""
     return [(path, value) for path, _ in _fields(kind) for value in WRONG]
 
 
@@ -70,7 +70,7 @@ Place = tuple[str | int, ...]  # a path with the first entry of lists
 
 
 def unread(kind: str, base: Json, needs: Mapping[Place, Json], outcome: Callable[[Json], str | None]) -> list[str]:
-    """The fields of which no two values (or one and none) have different outcomes, everything else equal.
+    """Find the fields of which no two values (or one and none) have different outcomes, everything else equal.
 
     `base` is a spec, `needs` what fields below a place need beside it. `outcome`: None where a spec is refused.
     """
@@ -118,7 +118,7 @@ def _samples(of: Json) -> Sequence[Any]:
 
 
 def _put(spec: Json, place: Place, value: Any, schema: Json) -> Json:
-    """The spec with that value, or without the field; what is required on the way is there."""
+    """Return the spec with that value, or without the field; what is required on the way is there."""
     made: Any = copy.deepcopy(spec)
     at = made
     for index, step in enumerate(place[:-1]):
@@ -140,7 +140,7 @@ def _put(spec: Json, place: Place, value: Any, schema: Json) -> Json:
 
 
 def _least(schema: Json) -> Any:
-    """A value with what is required in it."""
+    """Return a value with what is required in it."""
     if "properties" in schema:
         return {name: _least(schema["properties"][name]) for name in schema.get("required", ())}
     if schema.get("type") == "array":

@@ -62,7 +62,7 @@ class Fleet:
     def control_plane(
         self, *supervisor_flags: str, supervisors: Sequence[str] = ("supervisor",), auth: bool = False
     ) -> None:
-        """Everything but runners."""
+        """Start everything but runners."""
         for component in ("depot", "scheduler", "predictor", "batch"):
             self.serve(component)
         for name in supervisors:
@@ -70,7 +70,7 @@ class Fleet:
         self.serve("gateway", "--auth" if auth else "--no-auth")
 
     def serve(self, component: str, *flags: str) -> None:
-        """One of which there is one."""
+        """Start a component of which there is one."""
         match component:
             case "depot":
                 at = ("--http", self.at["depot"], "--probes", self.at["depot_probes"], "--file-root", str(QUICKSTART))
@@ -94,7 +94,7 @@ class Fleet:
         self.start(name, "supervisor", *listen, *self._peers(), *flags)
 
     def runner(self, name: str, *, supervisor: str = "") -> None:
-        """A runner of the quickstart's base, after `resolved`. `supervisor`: an address, else that of the only one."""
+        """Start a runner of the quickstart's base, after `resolved`. `supervisor`: an address, else the only one's."""
         self.at[name] = next(self._addresses)
         report_to = supervisor or self.at["supervisor"]
         flags = ("--listen", self.at[name], "--probes", self._own(name), "--supervisor", report_to)
@@ -118,16 +118,16 @@ class Fleet:
             processes.end(self.processes.pop(name))
 
     def stop(self, name: str) -> int:
-        """SIGTERM: it leaves in order. Its exit code."""
+        """Send SIGTERM and wait: it leaves in order. Returns its exit code."""
         self.processes[name].send_signal(signal.SIGTERM)
         return self.ended(name)
 
     def ended(self, name: str) -> int:
-        """The exit code of one that ends by itself."""
+        """Return the exit code of one that ends by itself."""
         return self.processes.pop(name).wait(PATIENCE_S)
 
     def check(self) -> None:
-        """Nobody has ended by itself."""
+        """Check that nobody has ended by itself."""
         for name, process in self.processes.items():
             code = process.poll()
             assert code is None, f"{name} ended with {code}:\n{self.log(name).read_text()[-2000:]}"
@@ -137,7 +137,7 @@ class Fleet:
 
     @contextlib.contextmanager
     def running(self) -> Generator["Fleet"]:
-        """For as long as the block runs. At its end SIGTERM to all at once: each ends in order, none did before."""
+        """Run for as long as the block. At its end SIGTERM to all at once: each ends in order, none did before."""
         try:
             yield self
             self.check()
@@ -162,7 +162,7 @@ class Fleet:
         return f"{'https' if self.tls else 'http'}://{self.at['depot']}"
 
     def identity(self, role: Any) -> Tls | None:
-        """The test's own certificate of that role."""
+        """Return the test's own certificate of that role."""
         return Tls(self.tls[role], role) if self.tls else None
 
     def depot_client(self, role: Any) -> httpx2.AsyncClient:
@@ -171,7 +171,7 @@ class Fleet:
         return httpx2.AsyncClient(base_url=self.depot_url, verify=verify, trust_env=False, timeout=PATIENCE_S)
 
     async def ready(self, name: str, path: str = "/readyz") -> None:
-        """Its probe says yes. Fails at once when the process has ended."""
+        """Wait until a component's probe says yes. Fails at once when the process has ended."""
         at = self.at.get(f"{name}_probes", self.at[name])
 
         async def says_yes() -> bool:
@@ -184,7 +184,7 @@ class Fleet:
             await eventually(says_yes)
 
     async def resolved(self) -> dict[str, str]:
-        """Base and adapters through the depot: source -> digest."""
+        """Resolve base and adapters through the depot: source -> digest."""
         await self.ready("depot")
         async with self.depot_client("operator") as http:
             self.base_digest = await _resolve(http, kind="model", uri="file:model")
@@ -196,7 +196,7 @@ class Fleet:
     async def registry(
         self, adapters: Mapping[str, str], *, runners: int = 1, others: Sequence[str] = ()
     ) -> AsyncGenerator["Registry"]:
-        """The operator's stream to the scheduler, with one pool and these adapters; other pools have none."""
+        """Open the operator's stream to the scheduler, with one pool and these adapters; other pools have none."""
         registry = Registry(self, adapters, runners, others)
         work = asyncio.create_task(registry.link.run())
         try:
@@ -207,7 +207,7 @@ class Fleet:
             await registry.channel.close(None)
 
     async def completion(self, case: Case, key: str = "") -> str:
-        """One answer, as a client gets it."""
+        """Return one answer, as a client gets it."""
         gateway = f"http://{self.at['gateway']}"
         async with httpx2.AsyncClient(base_url=gateway, trust_env=False, timeout=PATIENCE_S) as http:
             messages = [{"role": "user", "content": case.prompt}]

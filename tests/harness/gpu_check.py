@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def workers(cores: int, memory: int) -> int:
-    """How many processes compile and compute beside each other; `memory`: the device's, in bytes."""
+    """Return how many processes compile and compute beside each other; `memory`: the device's, in bytes."""
     return max(1, min(cores, memory // WORKER_BYTES))
 
 
@@ -71,7 +71,7 @@ def run(command: Sequence[str], cwd: Path = ROOT) -> int:
 
 
 def command(arguments: Sequence[str], basetemp: Path, workers: int, test_s: float = TEST_S) -> list[str]:
-    """pytest over the tests marked `gpu`, in so many processes, with so many seconds for a test."""
+    """Return pytest over the tests marked `gpu`, in `workers` processes, with `test_s` seconds for a test."""
     return [
         sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", "-p", "harness.gpu_session",
         f"--numprocesses={workers}", "--dist=load", "--maxschedchunk=1", f"--timeout={test_s:g}",

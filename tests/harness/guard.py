@@ -32,7 +32,7 @@ def adopt_orphans() -> None:
 
 
 def guarded(prefix: str, work: Callable[[Path], int]) -> int:
-    """The exit code of `work(folder)`; 128 + N when signal N stopped it. `folder` is new, and the children's TMPDIR."""
+    """Return the exit code of `work(folder)`, 128 + N where signal N stopped it. `folder`: new, children's TMPDIR."""
     adopt_orphans()
     if Path(f"/proc/{os.getppid()}/comm").read_text().strip() == "make":
         _prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # a killed `make` ends its run
@@ -45,7 +45,7 @@ def guarded(prefix: str, work: Callable[[Path], int]) -> int:
 
 
 def descendants(pid: int | None = None) -> list[int]:
-    """The processes below this one, or below another, nearest first."""
+    """Return the processes below this one, or below another, nearest first."""
     found, below = [pid or os.getpid()], 0
     while below < len(found):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -56,7 +56,7 @@ def descendants(pid: int | None = None) -> list[int]:
 
 
 def end_descendants(grace_s: float = GRACE_S) -> None:
-    """SIGTERM to every process below this one, SIGKILL to those that are there after `grace_s`."""
+    """Send SIGTERM to every process below this one, SIGKILL to those that are there after `grace_s`."""
     _signal(descendants(), signal.SIGTERM)
     until = time.monotonic() + grace_s
     while left := _reaped(descendants()):
@@ -76,7 +76,7 @@ def reap_orphans(own: int) -> None:
 
 
 def command_of(pid: int) -> str:
-    """As it was started, for messages; empty for a process that has ended."""
+    """Return the command line of a process, for messages; empty for one that has ended."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     return ""
@@ -115,7 +115,7 @@ def _wait(pid: int) -> int:
 
 @contextlib.contextmanager
 def _stoppable() -> Generator[None]:
-    """Signals that stop a run raise SystemExit, once: what follows is not interrupted."""
+    """Let signals that stop a run raise SystemExit, once: what follows is not interrupted."""
     before = {number: signal.signal(number, _stop) for number in STOPPED}
     try:
         yield
@@ -133,7 +133,7 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _reaped(pids: list[int]) -> list[int]:
-    """Those that still run. Our own that ended are waited for: a subreaper buries what was left to it."""
+    """Return those that still run, and wait for our own that ended: a subreaper buries what was left to it."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

@@ -46,7 +46,7 @@ class Installation:
 
     @property
     def node(self) -> Node:
-        """Of this machine. The calling test is skipped where there is none."""
+        """The node of this machine. The calling test is skipped where there is none."""
         if self._node is None:
             pytest.skip("KUBECONFIG's nodes are not processes of this machine")
         return self._node
@@ -57,13 +57,13 @@ class Installation:
     # ------------------------------------------------------------------------------------------------- helm
 
     def install(self, **values: Any) -> None:
-        """`helm install`; `values` are laid over those that a cluster of tests needs."""
+        """Run `helm install`; `values` are laid over those that a cluster of tests needs."""
         self.plane.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
         self._place.prepare(NAMESPACE)
         self._helm("install", **values)
 
     def remove(self) -> None:
-        """The release, what was applied, and its namespaces."""
+        """Remove the release, what was applied, and its namespaces."""
         for kind in OURS:
             self.plane.kubectl("delete", kind, "--all", "--all-namespaces")
         self.helm("uninstall", "weft", "--wait")
@@ -105,25 +105,25 @@ class Installation:
         self.helm(verb, "weft", "charts/weft", f"--values={path}", "--create-namespace", "--wait", patience)
 
     def values(self) -> dict[str, Any]:
-        """What the cluster needs, and an S3 endpoint where nobody listens."""
+        """Return what the cluster needs, and an S3 endpoint where nobody listens."""
         depot = {"schemes": ["file", "s3"], "s3Endpoints": ["127.0.0.1:9"]}
         return merged(self._place.values(self.sources), {"depot": depot})
 
     # ------------------------------------------------------------------------------------------------- kubectl
 
     def apply_quickstart(self) -> None:
-        """`kubectl apply -f examples/quickstart`, as the README says."""
+        """Run `kubectl apply -f examples/quickstart`, as the README says."""
         self.plane.kubectl("apply", "-f", QUICKSTART)
 
     def wait_ready(self, *what: str) -> None:
-        """Until adapters (all, or those named NAMESPACE/NAME) are Ready."""
+        """Wait until adapters (all, or those named NAMESPACE/NAME) are Ready."""
         there = [item["metadata"] for item in self.plane.get("loraadapters")["items"]]
         for name in what or [f"{meta['namespace']}/{meta['name']}" for meta in there]:
             namespace, _, adapter = name.partition("/")
             self.plane.wait_until("loraadapter", adapter, namespace, is_so("Ready"), "is ready")
 
     def patch_pool(self, spec: dict[str, Any]) -> None:
-        """A merge patch of the quickstart pool's spec, as `kubectl patch` does it."""
+        """Merge a patch into the quickstart pool's spec, as `kubectl patch` does it."""
         patch = json.dumps({"spec": spec})
         self.plane.kubectl("patch", "spool", "quickstart", "-n", NAMESPACE, "--type=merge", "-p", patch)
 
@@ -131,21 +131,21 @@ class Installation:
         self.plane.kubectl("scale", "deployment/weft-gateway", "-n", NAMESPACE, f"--replicas={replicas}")
 
     def pods(self, selector: str, namespace: str = NAMESPACE) -> list[dict[str, Any]]:
-        """Pods that are not on their way out."""
+        """Return the pods that are not on their way out."""
         found = self.plane.get("pods", namespace=namespace, selector=selector)["items"]
         return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
 
     def names(self, component: str) -> list[str]:
-        """Of the pods of a component."""
+        """Return the names of a component's pods."""
         return sorted(pod["metadata"]["name"] for pod in self.pods(f"app.kubernetes.io/component={component}"))
 
     def ready(self, component: str) -> list[str]:
-        """Of its Ready pods."""
+        """Return the names of a component's Ready pods."""
         found = self.pods(f"app.kubernetes.io/component={component}")
         return sorted(pod["metadata"]["name"] for pod in found if is_ready(pod))
 
     def report(self) -> str:
-        """Everything one wants to see after a failure."""
+        """Return everything one wants to see after a failure."""
         parts = [
             self.plane.kubectl("get", "pods,deployments,statefulsets,servingpools,loraadapters", "-A", "-o", "wide"),
             self.plane.kubectl("get", "events", "-A", "--sort-by=.lastTimestamp"),
@@ -160,19 +160,19 @@ class Installation:
         return f"http://{self.reach('service/weft-gateway', self._port('weft-gateway'))}"
 
     def reach(self, target: str, port: int) -> str:
-        """HOST:PORT for a port of `service/NAME` or `pod/NAME` of the release's namespace."""
+        """Return HOST:PORT for a port of `service/NAME` or `pod/NAME` of the release's namespace."""
         return self._place.reach(NAMESPACE, target, port)
 
     def _port(self, service: str) -> int:
         return self.plane.get("service", service, NAMESPACE)["spec"]["ports"][0]["port"]
 
     async def runners(self) -> list[RunnerBook]:
-        """The supervisor's runners."""
+        """Return the supervisor's runners."""
         async with channel(self._supervisor(), self.certificate("admin"), "supervisor") as open_channel:
             return books(await listed(supervisor_pb2_grpc.AdminStub(open_channel)))
 
     def supervisor_channel(self) -> grpc.Channel:
-        """For a thread, with the certificate that the chart makes for people."""
+        """Return a channel for a thread, with the certificate that the chart makes for people."""
         tls = self.certificate("admin").present()
         credentials = grpc.ssl_channel_credentials(tls.ca, tls.key, tls.certificate)
         name = [("grpc.ssl_target_name_override", dns_name("supervisor"))]
@@ -182,7 +182,7 @@ class Installation:
         return self.reach("service/weft-supervisor", self._port("weft-supervisor"))
 
     async def until_runners(self, count: int, *, max_sequences: int) -> None:
-        """Until there are exactly so many runners, all Ready, and all of a pod that knows this limit."""
+        """Wait until there are exactly `count` runners, all Ready, and all of a pod that knows this limit."""
 
         found: list[RunnerBook] = []
 
@@ -200,15 +200,15 @@ class Installation:
             raise TimeoutError(f"not {count} runners of limit {max_sequences}, but [{shown}]; pods:\n{pods}") from error
 
     def pod_url(self, pod: str) -> str:
-        """One gateway, past the Service."""
+        """Return the URL of one gateway, past the Service."""
         return f"http://{self.reach(f'pod/{pod}', 8000)}"
 
     def metric(self, component: str, sample: str) -> float:
-        """The sum of a metric's samples over the pods of a component."""
+        """Sum a metric's samples over the pods of a component."""
         return sum(total(scrape(self.reach(f"pod/{pod}", 7401)), sample) for pod in self.names(component))
 
     def certificate(self, role: Role) -> Tls:
-        """The certificate that the chart made for a role."""
+        """Return the certificate that the chart made for a role."""
         folder = self.folder / f"{role}-tls"
         if not folder.exists():
             folder.mkdir(mode=0o700)

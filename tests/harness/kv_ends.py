@@ -96,14 +96,14 @@ class End(Machine):
         return f"127.0.0.1:{self.shell.port}"
 
     def peer(self) -> Peer:
-        """As a sender's machine names it."""
+        """The name that a sender's machine has for this end."""
         return Peer(Kind.RUNNER, f"{self.runner.uuid}/{self.runner.incarnation}")
 
     def hello(self, to: "End") -> KvHello:
         return KvHello(self.runner, to.runner.incarnation, POOL, "sha256:" + "0" * 64, "test")
 
     def draw(self, seed: int = 1) -> None:
-        """Pages with content."""
+        """Fill the pages with random content."""
         self.pages[:] = np.random.default_rng(seed).integers(0, 256, self.pages.shape, dtype=np.uint8)
 
     def close(self) -> None:
@@ -123,7 +123,7 @@ class Pair:
         return self.receiver.peer()
 
     def accept(self, request_id: str, pages: tuple[int, ...], first_page: int = 0, epoch: Epoch = EPOCH) -> None:
-        """The offer, and the receiver's answer to it."""
+        """Offer a sequence, and let the receiver answer."""
         self.sender.shell.send(self.outgoing, KvOffer(request_id, epoch, ""))
         assert self.receiver.message(KvOffer) == KvOffer(request_id, epoch, "")
         self.receiver.shell.execute(ReceiveKv(self.incoming, request_id, epoch, first_page, pages))
@@ -182,7 +182,7 @@ class Liar:
         self, request_id: str, first_page: int, pages: int, first_layer: int = 0, layers: int = LAYERS,
         n_bytes: int | None = None, epoch: Epoch = EPOCH,
     ) -> bytes:  # fmt: skip
-        """Announce a part and send it; its bytes."""
+        """Announce a part and send it. Returns its bytes."""
         size = pages * layers * LAYER_BYTES if n_bytes is None else n_bytes
         self.say(KvPages(request_id, epoch, first_page, pages, first_layer, layers, size))
         content = bytes([first_page + first_layer + 1]) * size
@@ -194,7 +194,7 @@ class Liar:
 
 
 def closed(end: End) -> Closed:
-    """The next end of a stream."""
+    """Return the next end of a stream."""
     while True:
         event = end.events.get(timeout=PATIENCE_S)
         if isinstance(event, Closed):

@@ -45,7 +45,7 @@ class Loaded:
         return cls(gpu, tables, adapters)
 
     def shrunk(self, x: torch.Tensor, chunked: ChunkTable, layer: int, site: int, parts: int = 0) -> PartialSums:
-        """In so many parts, or as many as the engine makes of it, on planes that were NaN."""
+        """Shrink in `parts` parts, or as many as the engine makes of it, on planes that were NaN."""
         tables = self.tables.at(layer, site)
         usual = planes_of(tables, chunked.chunks, chunked.block_m, len(x), self.gpu.sms)
         _, tokens, ranks = usual.tensor.shape
@@ -55,7 +55,7 @@ class Loaded:
         return partials
 
     def dense(self, y: torch.Tensor, x: torch.Tensor, slots: Slots, layer: int, site: int) -> torch.Tensor:
-        """y with each row's adapter added, in fp64. Rows beyond the slots have none."""
+        """Return y with each row's adapter added, in fp64. Rows beyond the slots have none."""
         out, widths = y.double(), self.tables.layout.sites[site].widths
         for slot in sorted({slot for slot in slots if slot is not None}):
             rows = torch.tensor([row for row, used in enumerate(slots) if used == slot], device=x.device)

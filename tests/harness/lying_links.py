@@ -45,7 +45,7 @@ class KvMessages:
         return bytes(out)
 
     def _next(self) -> bytes | None:
-        """The next whole message, or bytes of pages; None: more has to come."""
+        """Return the next whole message, or bytes of pages; None: more has to come."""
         if self._preface:
             return self._begin()
         if self._pages and self._data:
@@ -91,7 +91,7 @@ class LyingLinks:
     """
 
     def __init__(self, stack: Stack, links: Links, addresses: Sequence[str]) -> None:
-        """`addresses`: that runners were given of each other."""
+        """Lead these links to runners. `addresses`: that runners were given of each other."""
         self._stack, self._links, self._addresses, self._lie = stack, links, addresses, truth
 
     async def listen(self) -> None:
@@ -99,7 +99,7 @@ class LyingLinks:
             await self._links.forward(behind(address), address, self._edits)
 
     async def cut(self) -> None:
-        """Every stream; both ends have noticed when this returns: the next message is a hello."""
+        """Cut every stream; both ends have noticed when this returns: the next message is a hello."""
         targets = [behind(address) for address in self._addresses]
         closed = self.logged(CLOSED) + 2 * sum(map(self._links.count, targets))
         for target in targets:
@@ -115,12 +115,12 @@ class LyingLinks:
             self._lie = truth
 
     def logged(self, words: str, component: str = "runner") -> int:
-        """How many times components of that prefix have logged it."""
+        """Count how many times components of that prefix have logged it."""
         logs = (self._stack.data_dir / "logs").glob(f"{component}*.log")
         return sum(log.read_text().count(words) for log in logs)
 
     async def until_logged(self, words: str, times: int = 1) -> None:
-        """By runners."""
+        """Wait until runners have logged these words `times` times."""
 
         async def so_often() -> bool:
             return self.logged(words) >= times
@@ -140,7 +140,7 @@ class LyingLinks:
 
 @contextlib.asynccontextmanager
 async def lying_links(stack: Stack) -> AsyncGenerator[LyingLinks]:
-    """Between all runners of the stack, once they are ready."""
+    """Put links between all runners of the stack, once they are ready."""
     ready: list[str] = []
 
     async def all_ready() -> bool:

@@ -68,7 +68,7 @@ def build(sanitizers: str = SANITIZERS, what: Sources = SOURCES) -> Path:
 
 
 def _compile(compiler: Compiler, what: Sources, folder: Path, limit: Limit) -> None:
-    """The library's units, and their order."""
+    """Compile the library's units, and their order."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as work:
         made = Path(work) / folder.name
@@ -79,7 +79,7 @@ def _compile(compiler: Compiler, what: Sources, folder: Path, limit: Limit) -> N
 
 
 def fuzz(target: Path, seconds: int, findings: Path, *, seed: int = 0, corpus: Path | None = None) -> Fuzzed:
-    """Run the inputs of CORPUS and, for so many seconds, changed ones. `corpus`: a folder that keeps what was found.
+    """Run the inputs of CORPUS and, for `seconds`, changed ones. `corpus`: a folder that keeps what was found.
 
     Inputs that break something go to `findings`.
     """
@@ -104,7 +104,7 @@ def fuzz(target: Path, seconds: int, findings: Path, *, seed: int = 0, corpus: P
 
 
 def _finding(said: str) -> str:
-    """From the first line that says what is wrong."""
+    """Return what was said from the first line on that says what is wrong."""
     lines = [line for line in said.splitlines() if not re.match(r"#\d+\s+(NEW|REDUCE|pulse|RELOAD|INITED)", line)]
     marks = ("not so", "runtime error", "ERROR:", "WARNING: ThreadSanitizer")
     first = next((i for i, line in enumerate(lines) if any(mark in line for mark in marks)), max(0, len(lines) - 40))
@@ -112,7 +112,7 @@ def _finding(said: str) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Returns the exit code."""
+    """Run as the command says, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m harness.native_fuzz", description="fuzz the native step")
     parser.add_argument("--seconds", type=int, default=0, help="0: the corpus of the repository alone")
     parser.add_argument(

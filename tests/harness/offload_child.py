@@ -61,13 +61,13 @@ def main(model: Path, folder: Path, device_bytes: int, kv_disk_pages: int, group
 
 
 def anonymous_bytes() -> int:
-    """Of this process: what is no file's."""
+    """Count the bytes of this process that are no file's."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
 
 
 def cached_bytes(path: Path) -> int:
-    """Of a file, in the page cache."""
+    """Count the bytes of a file in the page cache."""
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE) as mapped:
         pages = -(-len(mapped) // mmap.PAGESIZE)
         found, view = (ctypes.c_ubyte * pages)(), (ctypes.c_char * len(mapped)).from_buffer(mapped)

@@ -62,12 +62,12 @@ def sized(*, gpu: T, interpreted: T) -> T:
 
 
 def name_of(value: object) -> str:
-    """Of a parameter in a test's name."""
+    """Name a parameter in a test's name."""
     return str(value).removeprefix("torch.")
 
 
 def assert_close(actual: torch.Tensor, expected: torch.Tensor, relative: float | None = None) -> None:
-    """Within `relative` (that of LoRA) of the largest expected value and one; NaN is far from all."""
+    """Assert a distance of at most `relative` (LoRA's) of the largest expected value and one; NaN is far from all."""
     relative = TOLERANCES[actual.dtype].lora if relative is None else relative
     actual, expected = actual.double(), expected.double().to(actual.device)
     allowed = relative * (float(expected.abs().max()) + 1.0) if expected.numel() else 0.0
@@ -75,14 +75,14 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor, relative: float |
 
 
 def assert_same(actual: torch.Tensor, expected: torch.Tensor) -> None:
-    """The same bits, NaN too."""
+    """Assert the same bits, NaN too."""
     expected = expected.to(actual.device)
     wrong = (actual != expected) & ~(actual.isnan() & expected.isnan())
     _assert_none(wrong, actual, expected, "not the same")
 
 
 def assert_near(actual: torch.Tensor, expected: torch.Tensor, relative: float) -> None:
-    """|actual - expected| <= relative |expected|, as vectors, row by row."""
+    """Assert |actual - expected| <= relative |expected|, as vectors, row by row."""
     actual, expected = actual.double(), expected.double().to(actual.device)
     errors = (actual - expected).norm(dim=-1) / expected.norm(dim=-1)
     wrong = (~(errors <= relative)).nonzero()

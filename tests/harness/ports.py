@@ -16,17 +16,17 @@ def free_port() -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """That many, all different."""
+    """Return `count` ports, all different."""
     return _source(count)
 
 
 def free_addresses(count: int) -> list[str]:
-    """HOST:PORT of that many."""
+    """Return HOST:PORT of `count` ports."""
     return [f"127.0.0.1:{port}" for port in free_ports(count)]
 
 
 def tcp_pair() -> tuple[socket.socket, socket.socket]:
-    """Both ends of a connection."""
+    """Return both ends of a connection."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         one = socket.create_connection(server.getsockname())
         return one, server.accept()[0]

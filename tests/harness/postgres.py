@@ -34,7 +34,7 @@ FLAGS = (
 
 
 def missing() -> str | None:
-    """Why no server can be started here; None: one can."""
+    """Say why no server can be started here; None: one can."""
     if not BINARIES:
         return "no PostgreSQL server below /usr/lib/postgresql (Debian: apt-get install postgresql)"
     return None if processes.SETPRIV or os.geteuid() else "PostgreSQL does not run as root, and setpriv is not there"
@@ -46,7 +46,7 @@ DIALECTS = ["sqlite", pytest.param("postgresql", marks=needs_postgres)]
 
 @contextlib.contextmanager
 def postgres_server() -> Generator["Postgres"]:
-    """One that runs. Whoever stops it in between starts it again."""
+    """Run a server. Whoever stops it in between starts it again."""
     with tempfile.TemporaryDirectory(prefix="weft-postgres-") as folder:
         server = Postgres(Path(folder))
         try:
@@ -93,7 +93,7 @@ class Postgres:
         wait_until(lambda: self._takes_connections(started), "PostgreSQL takes connections")
 
     def stop(self, number: int = signal.SIGINT) -> None:
-        """SIGINT: at once, clients are cut off, nothing is lost. SIGKILL: every process of it dies where it is."""
+        """Stop the server. SIGINT: at once, clients are cut off, nothing is lost. SIGKILL: every process dies there."""
         assert self._process is not None
         if number == signal.SIGKILL:
             self.freeze()  # none is born meanwhile
@@ -111,7 +111,7 @@ class Postgres:
         return self._process is not None
 
     def freeze(self) -> None:
-        """Every process of it stands still: connections stay, nothing answers."""
+        """Let every process stand still: connections stay, nothing answers."""
         self._signal_all(signal.SIGSTOP)
 
     def thaw(self) -> None:
@@ -122,7 +122,7 @@ class Postgres:
 
     @contextlib.contextmanager
     def database(self) -> Generator[URL]:
-        """An empty database. The next test gets the same, emptied: a new one is 300 files."""
+        """Give an empty database. The next test gets the same, emptied: a new one is 300 files."""
         if self._unused:
             name = self._unused.pop()
             who = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'"
@@ -140,12 +140,12 @@ class Postgres:
         await execute(self.url(database), statement)
 
     def _execute(self, statement: str, database: str = "postgres") -> None:
-        """The same, whether a loop runs here or not."""
+        """Execute a statement, whether a loop runs here or not."""
         with ThreadPoolExecutor(1) as thread:
             thread.submit(asyncio.run, self.execute(statement, database)).result()
 
     def _takes_connections(self, process: subprocess.Popen[bytes]) -> bool:
-        """As `pg_ctl` asks it: the server writes its state beside its number."""
+        """True where the server takes connections, which it says where `pg_ctl` asks: in a file, beside its number."""
         assert process.poll() is None, (self._folder / "log").read_text()
         try:
             lines = (self._folder / "data" / "postmaster.pid").read_text().splitlines()
@@ -159,7 +159,7 @@ class Postgres:
         return [self._process.pid, *map(int, children)]
 
     def _signal_all(self, number: int) -> None:
-        """The first of them, which starts the others, before them."""
+        """Signal all processes, and before them the first one, which starts the others."""
         for pid in self._pids():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
@@ -175,7 +175,7 @@ async def execute(url: URL, statements: str) -> None:
 
 
 def dump(url: URL) -> str:
-    """Statements that make in an empty database what this one has."""
+    """Return statements that make in an empty database what this one has."""
     command = [BINARIES[-1].parent / "pg_dump", "--inserts", "--no-owner", "--no-privileges", "--no-comments"]
     done = subprocess.run([*command, _plain(url)], capture_output=True, text=True, check=True)
     return "\n".join(line for line in done.stdout.splitlines() if not line.startswith("\\"))  # psql's own commands
@@ -186,6 +186,6 @@ def _plain(url: URL) -> str:
 
 
 def _let_pass(folder: Path) -> None:
-    """A server with another user has to get to its folder, below one that may be ours alone."""
+    """Let a server with another user get to its folder, below one that may be ours alone."""
     if folder.stat().st_uid == os.geteuid():
         folder.chmod(stat.S_IMODE(folder.stat().st_mode) | stat.S_IXOTH)

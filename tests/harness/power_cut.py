@@ -34,7 +34,7 @@ class Disk:
 
     @contextmanager
     def record(self, monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
-        """What is there already is on the disk."""
+        """Record what is done; what is there already is on the disk."""
         for folder in (self.root, *(path for path in self.root.rglob("*") if path.is_dir())):
             self._durable[folder] = {path.name: path.stat().st_ino for path in folder.iterdir() if path.is_file()}
             self._synced |= {path.stat().st_ino: path.read_bytes() for path in folder.iterdir() if path.is_file()}
@@ -44,11 +44,11 @@ class Disk:
             yield
 
     def done(self, what: str) -> None:
-        """It was acknowledged: it has to be there after every later cut."""
+        """Note that something was acknowledged: it has to be there after every later cut."""
         self.acknowledged[what] = len(self._moments)
 
     def states(self, folder: Path) -> Iterator[tuple[Path, set[str]]]:
-        """Folders as cuts leave them, each with what was acknowledged before."""
+        """Yield folders as cuts leave them, each with what was acknowledged before."""
         seen = set[int]()
         for number, moment in enumerate(self._moments):
             acknowledged = {what for what, before in self.acknowledged.items() if before <= number}
@@ -93,7 +93,7 @@ class Disk:
 
 
 def _left(moment: _Moment) -> dict[str, dict[Path, bytes]]:
-    """By what the file system had written of what was not synced: names alone, names and sizes, nothing."""
+    """Return the files by what the system had written of the unsynced: names alone, names and sizes, nothing."""
     durable = {folder / name: inode for folder, names in moment.durable.items() for name, inode in names.items()}
     synced = moment.synced
     return {

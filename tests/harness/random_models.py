@@ -42,7 +42,7 @@ LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positio
 
 @cache
 def libraries() -> tuple[Any, Any]:
-    """transformers and peft. Their import takes seconds: a worker that only collects these tests does without."""
+    """Import transformers and peft. That takes seconds: a worker that only collects these tests does without."""
     import peft
     import transformers
 
@@ -84,7 +84,7 @@ class OracleModel:
 
     @torch.no_grad()
     def logits(self, adapter: str, ids: Sequence[int]) -> torch.Tensor:
-        """[len(ids), V] of one forward over all of them; `adapter` "" is the base."""
+        """Return [len(ids), V] of one forward over all of them; `adapter` "" is the base."""
         tokens = torch.tensor([list(ids)])
         if not adapter:
             if not self.adapters:
@@ -115,7 +115,7 @@ class OracleModel:
 def random_model(
     folder: Path, family: str, seed: int, *, adapters: int = 4, shard_size: str = "50GB", dtype: str = "float32"
 ) -> OracleModel:
-    """A base of `family` and random adapters; the same seed gives the same files. `dtype`: stored, computed is fp32."""
+    """Write a base of `family` and random adapters, alike for a seed. `dtype`: as stored; fp32 is what computes."""
     rng = random.Random(f"{family} {seed}")
     write_base(folder / "base", family, seed, shard_size=shard_size, dtype=dtype, **random_config(family, rng))
     if not adapters:
@@ -124,13 +124,13 @@ def random_model(
 
 
 def random_spec(family: str, seed: int) -> ModelSpec:
-    """What `random_model` of that seed would be read as."""
+    """Return what `random_model` of that seed would be read as."""
     made = getattr(libraries()[0], CONFIGS[family])(**random_config(family, random.Random(f"{family} {seed}")))
     return parse_spec(made.to_dict() | {"architectures": [CONFIGS[family].replace("Config", "ForCausalLM")]})
 
 
 def random_config(family: str, rng: random.Random) -> dict[str, Any]:
-    """Sizes are multiples of 16, windows shorter than 48 tokens."""
+    """Draw a configuration: sizes are multiples of 16, windows shorter than 48 tokens."""
     kv_heads, group, layers = rng.choice((1, 2, 3)), rng.choice((1, 2, 4)), rng.choice((2, 3))
     config: dict[str, Any] = {
         "vocab_size": rng.choice((112, 144, 160)),
@@ -175,7 +175,7 @@ def random_windows(family: str, rng: random.Random, layers: int) -> dict[str, An
 
 
 def random_adapter(rng: random.Random, index: int) -> dict[str, Any]:
-    """The first targets everything by one rank; others any subset, by list or regex, with patterns, in some layers."""
+    """Draw an adapter: the first targets everything by one rank; others any subset, with patterns, in some layers."""
     targets = rng.sample(PROJECTIONS, rng.randint(1, 7)) if index else list(PROJECTIONS)
     rank = rng.choice(RANKS)
     config: dict[str, Any] = {"r": rank, "lora_alpha": rng.choice((rank, 2 * rank)), "use_rslora": rng.random() < 0.3}
@@ -195,7 +195,7 @@ def random_adapter(rng: random.Random, index: int) -> dict[str, Any]:
 def write_base(
     folder: Path, family: str, seed: int, *, shard_size: str = "50GB", dtype: str = "float32", **config: Any
 ) -> None:
-    """Weights large enough that answers differ from token to token; biases and norms that a mistake would show."""
+    """Write weights so large that answers differ from token to token; biases and norms that a mistake would show."""
     transformers, _ = libraries()
     torch.manual_seed(seed)
     made = getattr(transformers, CONFIGS[family])(initializer_range=0.15, **config)
@@ -210,7 +210,7 @@ def write_base(
 
 
 def write_adapters(folder: Path, adapters: Iterable[Mapping[str, Any]], seed: int) -> OracleModel:
-    """Adapters a0, a1, .. of the base in `folder`, whose effects are as large as the base's own projections."""
+    """Write adapters a0, a1, .. of the base in `folder`, whose effects are as large as the base's own projections."""
     transformers, peft = libraries()
     base = transformers.AutoModelForCausalLM.from_pretrained(folder / "base", dtype=torch.float32)
     names: list[str] = []
@@ -252,7 +252,7 @@ def reference_executor(model: OracleModel, pages: int, page_tokens: int) -> Exec
 
 
 def native_executor(model: OracleModel, pages: int, page_tokens: int, dtype: str = "fp32") -> CpuExecutor:
-    """Raises NativeUnavailable where it cannot be built."""
+    """Make the cpu executor. Raises NativeUnavailable where it cannot be built."""
     return CpuExecutor(
         load_library(),
         open_checkpoint(model.files, model.spec),
@@ -268,7 +268,7 @@ def cuda_executor(
     model: OracleModel, pages: int, page_tokens: int, dtype: torch.dtype = torch.float32, *, pack: Pack | None = None,
     **sizes: Any,
 ) -> CudaExecutor:  # fmt: skip
-    """On a GPU, or this machine's CPU under Triton's interpreter; decode steps of up to 6 rows are recorded."""
+    """Make the cuda executor: on a GPU, or under Triton's interpreter; decode steps of up to 6 rows are recorded."""
     device = find_gpu().device
     if device.type == "cpu":
         interpreter.hurry()
@@ -298,7 +298,7 @@ class Rows:
             self._load(slot, model.folder / name)
 
     def add(self, key: str, tokens: Sequence[int], adapter: str = "", room: int = 0) -> None:
-        """`room`: how many tokens may be added to these later."""
+        """Add a sequence. `room`: how many tokens may be added to these later."""
         n_pages = -(-(len(tokens) + room) // self._page_tokens)
         pages = tuple(self._free.pop() for _ in range(n_pages))
         slot = self._model.adapters.index(adapter) if adapter else None
@@ -312,7 +312,7 @@ class Rows:
         self._sequences[key].tokens.append(token)
 
     def step(self, counts: Mapping[str, int]) -> dict[str, torch.Tensor]:
-        """Feed so many tokens of each sequence, in this order; the logits [V] after the last token of each."""
+        """Feed `counts[key]` tokens of each sequence, in this order; the logits [V] after the last token of each."""
         tokens: list[int] = []
         rows: list[StepRow] = []
         slots: list[int | None] = []

@@ -38,7 +38,7 @@ FLAGS = {
 
 
 def settings_of(**flags: object) -> RunnerSettings:
-    """A runner's, `kv_pages=8` for `--kv-pages=8`, and what no flag says by its name."""
+    """Return a runner's settings, `kv_pages=8` for `--kv-pages=8`, and what no flag says by its name."""
     chosen = {name: flags.pop(name) for name in CHOSEN & flags.keys()}
     named = FLAGS | {name.replace("_", "-"): value for name, value in flags.items()}
     return parse_settings([f"--{name}={value}" for name, value in named.items()], **chosen)
@@ -52,7 +52,7 @@ def base_of(files: dict[str, Path]) -> ModelSource:
 def split(
     files: dict[str, Path], ranks: int = 2, patience_s: float = NEVER_S, **flags: object
 ) -> Iterator[TensorParallelExecutor]:
-    """A model on so many processes, this one included; they have ended when the block is left."""
+    """Run a model on `ranks` processes, this one included; they have ended when the block is left."""
     executor = _patient(settings_of(tensor_parallel=ranks, **flags), files, patience_s)
     assert isinstance(executor, TensorParallelExecutor)
     try:
@@ -65,7 +65,7 @@ def split(
 def staged(
     files: dict[str, Path], stages: int = 2, patience_s: float = NEVER_S, **flags: object
 ) -> Iterator[PipelineParallelExecutor]:
-    """A model cut into stages, this process the first of them; the others have ended when the block is left."""
+    """Run a model cut into stages, this process the first; the others have ended when the block is left."""
     executor = _patient(settings_of(pipeline_parallel=stages, **flags), files, patience_s)
     assert isinstance(executor, PipelineParallelExecutor)
     try:
@@ -75,19 +75,19 @@ def staged(
 
 
 def _patient(settings: RunnerSettings, files: dict[str, Path], patience_s: float) -> Any:
-    """What a runner makes, but for the patience of its ranks."""
+    """Make what a runner makes, but for the patience of its ranks."""
     with mock.patch.object(torch_executors, "PATIENCE_S", patience_s):
         return make_executor(settings, base_of(files))
 
 
 def adapter_files(folder: Path) -> AdapterFiles:
-    """As PEFT saves them."""
+    """Read an adapter's files as PEFT saves them."""
     scales = parse_adapter_config((folder / "adapter_config.json").read_bytes())
     return AdapterFiles(folder / "adapter_model.safetensors", scales)
 
 
 def load(executor: MultiProcessExecutor, slot: int, folder: Path) -> ShardedAdapter:
-    """An adapter into a slot, as the adapter pool does it."""
+    """Load an adapter into a slot, as the adapter pool does it."""
     files = adapter_files(folder)
     adapter = executor.adapters.build(map_tensors(files.tensors), files.scales)
     executor.adapters.put(slot, adapter)
@@ -95,7 +95,7 @@ def load(executor: MultiProcessExecutor, slot: int, folder: Path) -> ShardedAdap
 
 
 def tcp_sent_bytes() -> int:
-    """What the kernel says this process has sent over its TCP connections, without what it sent again."""
+    """Return what the kernel says this process has sent over its TCP connections, without what it sent again."""
     total = 0
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 (numbers, not paths)
         try:
@@ -139,7 +139,7 @@ class ThreadGroup:
 
 
 def on_threads(size: int, act: Callable[[ProcessGroup], T]) -> list[T]:
-    """What each of `size` ranks returns, all at the same time."""
+    """Return what each of `size` ranks returns, all at the same time."""
     barrier, given = threading.Barrier(size), [torch.empty(0)] * size
 
     def rank(number: int) -> T:

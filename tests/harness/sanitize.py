@@ -37,7 +37,7 @@ BEST_TESTS = (  # on the best level alone: threads, ranks and copies beside a st
     "tests/unit/runner/test_cpu_adapters.py",
     "tests/unit/runner/parallel/test_native_ranks.py",
     "tests/unit/runner/test_offload_executor.py",
-    # a child process has so much memory as the model may take, which a sanitizer multiplies
+    # a child process has the memory that the model may take, which a sanitizer multiplies
     "--deselect=tests/unit/runner/test_offload_executor.py::test_a_model_four_times_its_budget_stays_inside_it",
 )
 EXAMPLES = "10"  # of each property: a fifth, since sanitized steps take long
@@ -57,7 +57,9 @@ class Sanitizer(NamedTuple):
 
 
 def asan_of_clang() -> tuple[Compiler, Path]:
-    """gcc 12 takes more than five minutes for a unit with UBSan. Raises NativeUnavailable."""
+    """Find clang and its runtime: gcc 12 takes more than five minutes for a unit with UBSan. Raises
+    NativeUnavailable.
+    """
     compiler = sanitizing("address,undefined", "-shared-libsan")
     file = runtime(compiler.command[0], "asan")
     assert file is not None, "`sanitizing` has looked"
@@ -65,7 +67,7 @@ def asan_of_clang() -> tuple[Compiler, Path]:
 
 
 def tsan_of_gcc() -> tuple[Compiler, Path]:
-    """The shared runtime of clang 14 ends every process at its start. Raises NativeUnavailable."""
+    """Find gcc and its runtime: clang 14's ends every process at its start. Raises NativeUnavailable."""
     compiler = find_compiler({**os.environ, "CXX": shlex.join(("g++", *FLAGS, "-fsanitize=thread"))})
     asked = (compiler.command[0], "-print-file-name=libtsan.so")
     file = Path(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip())
@@ -105,9 +107,9 @@ class Outcome:
 
 
 def environment(name: str, level: str, reports: Path) -> dict[str, str]:
-    """Of a Python that loads the library built with a sanitizer, and writes its reports to files that begin so.
+    """Return the environment of a Python that loads the library built with a sanitizer.
 
-    Raises NativeUnavailable: there is no compiler for it.
+    Its reports go to files whose names begin with `reports`. Raises NativeUnavailable: there is no compiler for it.
     """
     variable, options = SANITIZERS[name].options
     compiler, preloaded = SANITIZERS[name].made_with()
@@ -120,13 +122,15 @@ def environment(name: str, level: str, reports: Path) -> dict[str, str]:
 
 
 def run_tests(name: str, level: str, tests: Sequence[str]) -> Outcome:
-    """At one level with one sanitizer. Raises NativeUnavailable: no compiler, or it failed."""
+    """Run tests at one level with one sanitizer. Raises NativeUnavailable: no compiler, or it failed."""
     options = ("-p", "harness.sanitized", "-p", "no:cacheprovider", "-W", IMPORTED, "-q")
     return run_python(name, level, ("-m", "pytest", *options, *tests))
 
 
 def run_python(name: str, level: str, arguments: Sequence[str]) -> Outcome:
-    """Python with the library at one level and one sanitizer. Raises NativeUnavailable: no compiler, or it failed."""
+    """Run Python with the library at one level and one sanitizer. Raises NativeUnavailable: no compiler, or it
+    failed.
+    """
     with tempfile.TemporaryDirectory() as folder:
         variables = environment(name, level, Path(folder) / "report")
         build_library(variables)
@@ -139,7 +143,7 @@ def run_python(name: str, level: str, arguments: Sequence[str]) -> Outcome:
 
 
 def build_library(variables: Mapping[str, str]) -> None:
-    """Before a runtime is preloaded, which the compiler has no use for."""
+    """Build the library before a runtime is preloaded, which the compiler has no use for."""
     plain = {name: value for name, value in variables.items() if name not in ("LD_PRELOAD", LEVEL_VARIABLE)}
     build = "from weft_kernels.cpu import build_cache, compiler, sources\n"
     build += "build_cache.cache_folders()[0].get(sources.SOURCES, compiler.find_compiler())"
@@ -149,7 +153,7 @@ def build_library(variables: Mapping[str, str]) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Returns the exit code."""
+    """Run as the command says, and return the exit code."""
     usable = load().levels
     names = [name for name in SANITIZERS if not set(arguments) & set(SANITIZERS) or name in arguments]
     levels = [level for level in usable if not set(arguments) - set(SANITIZERS) or level in arguments]

@@ -35,7 +35,7 @@ class _Block:
 
 
 def local_memory(disassembly: str) -> Local:
-    """Of all functions together."""
+    """Count the local memory of all functions together."""
     blocks = _blocks(disassembly)
     looped = [block for name, block in blocks.items() if (block.stored or block.loaded) and _again(name, blocks)]
     return Local(
@@ -64,7 +64,7 @@ def _blocks(disassembly: str) -> dict[str, _Block]:
 
 
 def _add(block: _Block, operation: str, operands: str) -> None:
-    """A BSSY tells where its BSYNC goes, so its block counts as going there."""
+    """Add an instruction. A BSSY tells where its BSYNC goes, so its block counts as going there."""
     kind, *modifiers = operation.split(".")
     block.next += _TARGET.findall(operands)
     n_bytes = next((_WIDTHS[x] for x in modifiers if x in _WIDTHS), 4)
@@ -73,7 +73,7 @@ def _add(block: _Block, operation: str, operands: str) -> None:
 
 
 def _again(name: str, blocks: Mapping[str, _Block]) -> bool:
-    """Whether a way leads from this block back to it."""
+    """True where a way leads from this block back to it."""
     seen, ahead = set[str](), list(blocks[name].next)
     while ahead:
         if (at := ahead.pop()) == name:

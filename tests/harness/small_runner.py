@@ -102,7 +102,7 @@ class Depot:
     blobs: dict[str, bytes] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)
     asked: threading.Event = field(default_factory=threading.Event)
-    refusals: int = 0  # so many further requests are answered 503
+    refusals: int = 0  # further requests that are answered 503
     url: str = ""
 
     def publish(self, kind: Any, folder: Path) -> str:

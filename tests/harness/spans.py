@@ -9,7 +9,7 @@ from weft.telemetry.tracing import Tracer
 
 
 def in_memory(ratio: float = 0.0) -> tuple[Tracer, InMemorySpanExporter]:
-    """A tracer that samples this share of the traces that begin here; its clock stands at 100 s."""
+    """Make a tracer that samples this share of the traces that begin here; its clock stands at 100 s."""
     exporter = InMemorySpanExporter()
     provider = TracerProvider(sampler=ParentBased(TraceIdRatioBased(ratio)))
     provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -17,7 +17,7 @@ def in_memory(ratio: float = 0.0) -> tuple[Tracer, InMemorySpanExporter]:
 
 
 def traceparent_of(span: ReadableSpan) -> str:
-    """As W3C's header has it."""
+    """Return a span's traceparent as W3C's header has it."""
     context = span.get_span_context()
     assert context is not None
     return f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"

@@ -15,7 +15,7 @@ from weft_devcluster.processes import Process
 
 @contextlib.contextmanager
 def prometheus(target: str, folder: Path) -> Generator[str]:
-    """Its address, once it answers; `target` is HOST:PORT. Raises ToolMissing."""
+    """Run Prometheus; give its address once it answers. `target` is HOST:PORT. Raises ToolMissing."""
     built = programs.folder_of(programs.PROMETHEUS)
     (address,) = free_addresses(1)
     job = {"job_name": "weft", "scrape_interval": "1s", "static_configs": [{"targets": [target]}]}

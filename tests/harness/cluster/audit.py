@@ -28,7 +28,7 @@ class Write:
 
     @property
     def accepted(self) -> bool:
-        """It got past the checks and was not a dry run: the store has seen it."""
+        """True where the write got past the checks and was not a dry run: the store has seen it."""
         return self.code < 400 and not self.dry_run
 
 
@@ -42,7 +42,7 @@ class AuditLog:
         return self.path.stat().st_size if self.path.exists() else 0
 
     def since(self, mark: int) -> Iterator[Write]:
-        """Writes whose answer was finished after the mark, in the order of their ends."""
+        """Yield the writes whose answer was finished after the mark, in the order of their ends."""
         with self.path.open("rb") as lines:
             lines.seek(mark)
             for line in lines:

@@ -56,7 +56,7 @@ def needs_own(why: str) -> pytest.MarkDecorator:
 
 
 class Cluster(Api):
-    """See the module. `own` is the control plane, where it is ours."""
+    """An API server as tests use it. `own` is the control plane, where it is ours."""
 
     def __init__(self, folder: Path, endpoint: Endpoint, admin: Access, own: ControlPlane | None = None) -> None:
         self.folder, self.endpoint, self.admin, self._own = folder, endpoint, admin, own
@@ -70,7 +70,7 @@ class Cluster(Api):
         self.objects.close()
 
     def _remove_namespaces(self) -> None:
-        """All that were made here, with pods that no real kubelet ends, until they are gone; and the played node."""
+        """Remove all namespaces made here, with pods that no real kubelet ends, and the played node; wait for that."""
 
         def is_gone(name: str) -> bool:
             self.delete(*self.get("pods", namespace=name)["items"])
@@ -94,7 +94,7 @@ class Cluster(Api):
 
     @cached_property
     def authority(self) -> Authority:
-        """Of certificates for the test's own servers."""
+        """The authority of certificates for the test's own servers."""
         return Authority(self.folder, "tests-ca")
 
     @property
@@ -102,17 +102,17 @@ class Cluster(Api):
         return self._own.audit_log if self._own else None
 
     def require_audit_log(self) -> None:
-        """For tests of who wrote what."""
+        """Skip a test of who wrote what where there is no audit log."""
         if self.audit_log is None:
             pytest.skip(NO_AUDIT)
 
     def mark(self) -> int:
-        """A point in the audit log for `writes`: what was answered until now lies before it."""
+        """Return a point in the audit log for `writes`: what was answered until now lies before it."""
         self._flush_audit()
         return self._audit.mark()
 
     def writes(self, mark: int = 0, user: str | None = None, verbs: Sequence[str] = ()) -> list[Write]:
-        """Writing requests answered since the mark, of `user` (any) with `verbs` (any); flushes are left out."""
+        """Return writing requests answered since the mark, of `user` (any) with `verbs` (any); flushes are left out."""
         self._flush_audit()
         return [
             write
@@ -129,7 +129,7 @@ class Cluster(Api):
         return AuditLog(self.audit_log)
 
     def _flush_audit(self) -> None:
-        """A write of our own, seen in the log: what was answered before it is in the log too."""
+        """Write and wait until the log shows it: what was answered before it is in the log too."""
         audit = self._audit
         mark = audit.mark()
         with self.client() as client:
@@ -140,19 +140,19 @@ class Cluster(Api):
         )
 
     def restart_api_server(self) -> None:
-        """Kill it, start another one on the same address and data, and wait until it answers."""
+        """Kill the API server, start another one on the same address and data, and wait until it answers."""
         if self._own is None:
             pytest.skip(NO_RESTART)
         self._own.restart_api_server()
 
     def require_no_nodes(self) -> None:
-        """For tests that play a kubelet."""
+        """Skip a test that plays a kubelet where there are nodes."""
         if self._own is None and self.nodes:
             pytest.skip(HAS_NODES)
 
     @cached_property
     def nodes(self) -> list[str]:
-        """Those that were there at the first question."""
+        """The nodes that were there at the first question."""
         return [node["metadata"]["name"] for node in self.get("nodes")["items"]]
 
     # --------------------------------------------------------------------------------------------------- what it has
@@ -162,13 +162,13 @@ class Cluster(Api):
         self.objects.until(kind, name, namespace, lambda found: found is None, f"{kind}/{name} is gone")
 
     def delete(self, *objects: Mapping[str, Any]) -> None:
-        """At once, without a grace; what is not there is not missed."""
+        """Delete objects at once, without a grace; what is not there is not missed."""
         for obj in objects:
             with contextlib.suppress(Refused):
                 self.objects.request("DELETE", self.path_of(obj), query={"gracePeriodSeconds": "0"})
 
     def create_namespace(self, prefix: str = "test", labels: Mapping[str, str] | None = None) -> str:
-        """A new namespace in which pods can be made at once (its default ServiceAccount is there)."""
+        """Make a new namespace in which pods can be made at once (its default ServiceAccount is there)."""
         name = f"{prefix}-{self._run}-{len(self._namespaces) + 1}"
         self._namespaces.append(name)
         metadata = {"name": name, "labels": dict(labels or {})}
@@ -186,7 +186,7 @@ class Cluster(Api):
         cluster_rules: Rules = (),
         elsewhere: Mapping[str, Rules] | None = None,
     ) -> Access:
-        """A ServiceAccount with exactly these rights: in its namespace, in others (`elsewhere`), cluster-wide."""
+        """Make a ServiceAccount with exactly these rights: in its namespace, in others (`elsewhere`), cluster-wide."""
         by_namespace = {**(elsewhere or {}), **({namespace: rules} if rules else {})}
         made = grants(namespace, name, by_namespace, cluster_rules)
         self._cluster_wide += [obj for obj in made if obj["kind"].startswith("Cluster")]
@@ -194,14 +194,14 @@ class Cluster(Api):
         return self.token_of(namespace, name)
 
     def token_of(self, namespace: str, name: str) -> Access:
-        """A way in as an existing ServiceAccount, for an hour."""
+        """Return a way in as an existing ServiceAccount, for an hour."""
         path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token"
         answer = self.objects.request("POST", path, {"spec": {"expirationSeconds": 3600, "audiences": None}})
         token = answer["status"]["token"]
         return access(self.folder, f"system:serviceaccount:{namespace}:{name}", token, self.endpoint)
 
     def expose(self, namespace: str, name: str, port: int, service_port: int = 443) -> None:
-        """A Service whose only endpoint is `own_address`:`port` of this machine."""
+        """Make a Service whose only endpoint is `own_address`:`port` of this machine."""
         meta = {"name": name, "namespace": namespace}
         ports = [{"name": "https", "port": service_port, "protocol": "TCP", "targetPort": port}]
         self.apply(
@@ -227,12 +227,12 @@ class Cluster(Api):
                     self.objects.request("PATCH", path, patch, content=content)
 
     def delete_namespace(self, name: str) -> None:
-        """Begin its end; nobody waits for it."""
+        """Begin a namespace's end; nobody waits for it."""
         self.objects.request("DELETE", f"/api/v1/namespaces/{name}")
 
     @contextlib.contextmanager
     def free_of(self, namespaces: Sequence[str]) -> Generator[None]:
-        """For a release: these namespaces are not there before, and our CRDs not afterwards. Raises ClusterError."""
+        """Make room for a release: these namespaces are not there before, our CRDs not after. Raises ClusterError."""
         there = {item["metadata"]["name"] for item in self.get("namespaces,crds")["items"]}
         ours = {obj["metadata"]["name"] for obj in definitions()}
         if found := sorted(there & {*namespaces, *ours}):
@@ -242,7 +242,7 @@ class Cluster(Api):
 
     @contextlib.contextmanager
     def crds(self) -> Generator[None]:
-        """With our CRDs. A cluster that has them keeps them; from one that had none they are taken away again.
+        """Have our CRDs during the block. A cluster that had them keeps them; from another one they are taken away.
 
         Raises ClusterError for other ones: somebody's objects are stored by them.
         """
@@ -263,32 +263,34 @@ class Cluster(Api):
 
 @contextlib.contextmanager
 def own_cluster() -> Generator[Cluster]:
-    """A control plane of our own, without our CRDs. Raises ToolMissing."""
+    """Run a control plane of our own, without our CRDs. Raises ToolMissing."""
     with ControlPlane() as made, of(made) as cluster:
         yield cluster
 
 
 @contextlib.contextmanager
 def of(plane: ControlPlane) -> Generator[Cluster]:
-    """What tests do with that control plane."""
+    """Give what tests do with that control plane."""
     with contextlib.closing(Cluster(plane.folder, plane.endpoint, plane.admin, plane)) as cluster:
         yield cluster
 
 
 @contextlib.contextmanager
 def given_cluster() -> Generator[Cluster]:
-    """What KUBECONFIG names."""
+    """Give what KUBECONFIG names."""
     with owned_folder("weft-given-") as folder, contextlib.closing(_given(folder)) as cluster:
         yield cluster
 
 
 def cluster_of_tests() -> contextlib.AbstractContextManager[Cluster]:
-    """The given one, else one of our own."""
+    """Give the given cluster, else one of our own."""
     return given_cluster() if GIVEN else own_cluster()
 
 
 def _given(folder: Path) -> Cluster:
-    """Its current context, in a kubeconfig of ours that names no other and no namespace. Raises ClusterError."""
+    """Copy KUBECONFIG's current context, and no other one and no namespace, into a file of ours. Raises
+    ClusterError.
+    """
     command = [tools.client("kubectl"), "config", "view", "--minify", "--flatten", "--raw", "--output=json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -309,7 +311,7 @@ def _given(folder: Path) -> Cluster:
 
 
 def _is_here(host: str) -> bool:
-    """Is it an address of this machine?"""
+    """True for an address of this machine."""
     with contextlib.suppress(OSError, ValueError), socket.socket(socket.AF_INET) as probe:
         probe.bind((str(ipaddress.ip_address(socket.gethostbyname(host))), 0))
         return True

@@ -46,7 +46,7 @@ class Played:
 
 
 class FakeKubelet:
-    """See the module. `supervisor` None: pods become Ready and play nothing."""
+    """A kubelet without containers, for one namespace. `supervisor` None: pods become Ready and play nothing."""
 
     def __init__(self, kubeconfig: Path, namespace: str, supervisor: str | None = None, node: str = NODE) -> None:
         self._kubeconfig, self._namespace, self._supervisor, self._node = kubeconfig, namespace, supervisor, node
@@ -79,16 +79,16 @@ class FakeKubelet:
             raise self._failure
 
     def crash(self, beginning: str) -> None:
-        """Pods whose names begin so, those that start from now on, end again and again."""
+        """Let pods whose names begin so, those that start from now on, end again and again."""
         self._crashing.add(beginning)
 
     def heal(self, beginning: str) -> None:
-        """They start as they should again, also those that crash now."""
+        """Let pods start as they should again, also those that crash now."""
         self._crashing.discard(beginning)
         self._call(self._start_again(beginning))
 
     def kill(self, pod: str) -> None:
-        """The runner in the pod is gone without a word; a new incarnation of it starts at once, as restarts do."""
+        """End the runner in the pod without a word; a new incarnation of it starts at once, as restarts do."""
         self._call(self._restart(pod))
 
     # ------------------------------------------------------------------------------------------------- the thread
@@ -127,7 +127,7 @@ class FakeKubelet:
     # --------------------------------------------------------------------------------------------------- the node
 
     async def _register(self) -> None:
-        """A node of that name, Ready: the node controller takes pods of others for lost."""
+        """Make a node of that name, Ready: the node controller takes pods of others for lost."""
         with suppress(ApiException):  # it is there already
             await self._core.create_node({"metadata": {"name": self._node}})
         ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": ""}
@@ -135,7 +135,7 @@ class FakeKubelet:
         await self._core.patch_node_status(self._node, {"status": {"conditions": [ready]}})
 
     async def _renew(self) -> None:
-        """The node's Lease, which tells the node controller that it lives."""
+        """Renew the node's Lease, which tells the node controller that it lives."""
         body = {
             "metadata": {"name": self._node, "namespace": "kube-node-lease"},
             "spec": {"holderIdentity": self._node, "leaseDurationSeconds": 40},

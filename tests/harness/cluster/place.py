@@ -1,4 +1,4 @@
-"""Where the chart's pods run in tests, and how tests reach them.
+"""Places where the chart's pods run in tests, and how tests reach them.
 
 - `OnNode`: a node on this machine. Pods run this checkout, folders of it are mounted, and every address of the cluster
   is reached from here.
@@ -34,11 +34,11 @@ COPY_S = 120.0
 
 class Place(Protocol):
     def values(self, sources: Path) -> dict[str, Any]:
-        """Of the chart, with `sources` as the depot's file root."""
+        """Return values of the chart, with `sources` as the depot's file root."""
         ...
 
     def prepare(self, namespace: str) -> None:
-        """What has to be there before the release."""
+        """Make what has to be there before the release."""
         ...
 
     def publish(self, sources: Path, namespace: str) -> None:
@@ -46,12 +46,12 @@ class Place(Protocol):
         ...
 
     def reach(self, namespace: str, target: str, port: int) -> str:
-        """HOST:PORT for a port of `service/NAME` or `pod/NAME`."""
+        """Return HOST:PORT for a port of `service/NAME` or `pod/NAME`."""
         ...
 
 
 class OnNode:
-    """See the module."""
+    """A node on this machine, whose pods run this checkout."""
 
     def __init__(self, node: Node) -> None:
         self._plane = node.control_plane
@@ -72,7 +72,7 @@ class OnNode:
 
 
 class OnGiven:
-    """See the module. Close it: its port-forwards end. Raises ClusterError without images."""
+    """The cluster that KUBECONFIG names; closing it ends its port-forwards. Raises ClusterError without images."""
 
     def __init__(self, plane: Cluster) -> None:
         self._plane, self._forwards = plane, dict[tuple[str, str, int], _Forward]()
@@ -145,7 +145,7 @@ class _Forward:
 
 
 def _image(name: str) -> dict[str, str]:
-    """As the chart takes it."""
+    """Parse an image's name into the chart's values."""
     repository, at, digest = name.partition("@")
     if at:
         return {"repository": repository, "digest": digest}

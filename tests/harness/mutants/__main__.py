@@ -189,9 +189,9 @@ class Command:
 
 
 def run_in_session(jobs: Sequence[Job], seed: int, folder: Path, work: Callable[[Collected], None]) -> None:
-    """Collect the test files of jobs in this process, then work. Raises ValueError: they cannot be collected.
+    """Collect the test files of jobs in this process, then work.
 
-    `folder` keeps what hypothesis stores.
+    `folder` keeps what hypothesis stores. Raises ValueError: they cannot be collected.
     """
     files = sorted({test.partition("::")[0] for job in jobs for tests in job.stages.values() for test in tests})
     path = os.pathsep.join(filter(None, (str(SITE), os.environ.get("PYTHONPATH"))))

@@ -24,7 +24,7 @@ from harness.suite import Result, Run, Suite
 
 @dataclass(frozen=True, slots=True)
 class Callers:
-    """`of`: tests (a test's id, or a whole file) by `FILE:FUNCTION`; `digests`: of the test files when they ran."""
+    """The tests (an id, or a file) that call each `FILE:FUNCTION`; `digests`: of the test files when they ran."""
 
     of: Mapping[str, frozenset[str]]
     digests: Mapping[str, str]

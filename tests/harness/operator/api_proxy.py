@@ -45,7 +45,7 @@ Hook = Callable[[Write, Literal["before", "after"]], None]
 
 
 class ApiProxy:
-    """See the module. `hook` is called in the proxy's thread; the request waits for it."""
+    """The proxy. `hook` is called in the proxy's thread; the request waits for it."""
 
     def __init__(self, control_plane: Cluster, access: Access, folder: Path) -> None:
         self._control_plane, self._access = control_plane, access
@@ -68,15 +68,15 @@ class ApiProxy:
         self._thread.join(PATIENCE_S)
 
     def mute(self) -> None:
-        """From now on no watch tells anything, and none ends."""
+        """Let no watch tell anything from now on, and none end."""
         self._loop.call_soon_threadsafe(self._speaks.clear)
 
     def rewind(self, version: int, resources: Collection[str]) -> None:
-        """From now on lists of these resources (plurals) are as they were at that version. Reads of one are not."""
+        """Answer lists of these resources (plurals) from now on as of that version. Reads of one object are as ever."""
         self._past = dict.fromkeys(resources, version)
 
     def tell_the_truth(self) -> None:
-        """Lists are as they are, and watches tell what they have missed."""
+        """Answer lists as they are, and let watches tell what they have missed."""
         self._past = {}
         self._loop.call_soon_threadsafe(self._speaks.set)
 
@@ -133,7 +133,7 @@ class ApiProxy:
         return response
 
     def _view(self, request: web.Request) -> dict[str, str]:
-        """What a request has to say to see what it shall see. The rest of a list in chunks is of the first one's."""
+        """Return what a request has to say to see what it shall see. Chunks of a list are of the first one's view."""
         version = self._past.get(request.path.rpartition("/")[2])
         if version is None or request.method != "GET" or {"watch", "continue"} & set(request.query):
             return {}

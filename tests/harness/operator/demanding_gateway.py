@@ -40,7 +40,7 @@ class DemandingGateway:
         self._thread.join(PATIENCE_S)
 
     def wanted(self, count: int) -> None:
-        """From now on so many requests are held."""
+        """Hold `count` requests from now on."""
         self._loop.call_soon_threadsafe(self._hold, count)
 
     async def _run(self) -> None:
@@ -83,7 +83,7 @@ class DemandingGateway:
         self._link.send(GATEWAY_TO_SCHEDULER.encode(submit))
 
     def _heard(self, message: pb.SchedulerToGateway) -> None:
-        """A rejected request is submitted again: the demand stays what it is."""
+        """Submit a rejected request again: the demand stays what it is."""
         match SCHEDULER_TO_GATEWAY.decode(message):
             case Reject(request_id=request_id) if self._held.pop(request_id, None):
                 self._loop.call_later(0.1, self._submit)

@@ -85,7 +85,7 @@ class Process(processes.Process):
         return self._process.poll() is None
 
     def ended(self, timeout_s: float | None = PATIENCE_S) -> int:
-        """Wait for its end; its exit code."""
+        """Wait for the process's end. Returns its exit code."""
         return self._process.wait(timeout_s)
 
     def terminate(self) -> None:
@@ -93,7 +93,7 @@ class Process(processes.Process):
             self.signal(signal.SIGTERM)
 
     def stop(self) -> int:
-        """SIGTERM and its end; killed when it does not end."""
+        """Send SIGTERM and wait for the end; killed when it does not end."""
         self.terminate()
         try:
             return self.ended()
@@ -112,7 +112,7 @@ class Replica(Process):
     user: str
 
     def get(self, path: str) -> tuple[int, str]:
-        """A probe's answer; (0, why) while nobody listens."""
+        """Ask a probe; return its answer, or (0, why) while nobody listens."""
         try:
             with urllib.request.urlopen(f"http://{self.probes}{path}", timeout=PROBE_S) as answer:
                 return answer.status, answer.read().decode()
@@ -122,7 +122,7 @@ class Replica(Process):
             return 0, str(error)
 
     def metric(self, name: str) -> float:
-        """The sum over all labels."""
+        """Return the sum of a metric over all labels."""
         lines = self.get("/metrics")[1].splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.split("{")[0].split(" ")[0] == name)
 
@@ -132,10 +132,10 @@ class Replica(Process):
 
 
 class Stage:
-    """See the module. `namespace`, a new one, is where pools live."""
+    """Depot, scheduler and supervisor with replicas of the operator. `namespace`, a new one, is where pools live."""
 
     def __init__(self, control_plane: Cluster, folder: Path, scheduler_probes: str | None = None) -> None:
-        """`scheduler_probes`: HOST:PORT of the scheduler's probes and metrics, where loopback is not enough."""
+        """Prepare the stage. `scheduler_probes`: HOST:PORT of the scheduler's probes, where loopback is not enough."""
         self.control_plane, self.folder = control_plane, folder
         self.scheduler_probes = scheduler_probes or free_addresses(1)[0]
         self._exits = contextlib.ExitStack()
@@ -162,7 +162,7 @@ class Stage:
         return self
 
     def start_scheduler(self) -> Process:
-        """Another one on the same address and data."""
+        """Start another scheduler on the same address and data."""
         return self._services.start_scheduler(probes=self.scheduler_probes)
 
     def __exit__(self, *_: object) -> None:
@@ -172,11 +172,11 @@ class Stage:
         self.show_logs()
 
     def clear(self) -> None:
-        """As before the first test: no objects of ours, nothing that they owned. Replicas that run stay."""
+        """Clear the stage as before the first test: no objects of ours, nothing they owned. Replicas that run stay."""
         self.show_logs()
 
         def is_empty() -> bool:
-            """Asked to go until it is gone: an operator that has not heard yet makes some of it anew."""
+            """Delete until all is gone: an operator that has not heard yet makes some of it anew."""
             self.control_plane.empty(self.namespace, OURS)
             left = self.control_plane.get(CHILDREN, namespace=self.namespace, selector=SELECTOR)["items"]
             left += self.control_plane.get(PODS, namespace=self.namespace)["items"]
@@ -186,7 +186,7 @@ class Stage:
         until(is_empty, "everything is gone")
 
     def show_logs(self) -> None:
-        """What was said since the last time; pytest tells it where a test has failed."""
+        """Show what was said since the last time; pytest tells it where a test has failed."""
         for log in sorted(self.folder.glob("*.log")):
             said = log.read_text(errors="replace")
             new, self._shown[log] = said[self._shown.get(log, 0) :], len(said)
@@ -242,7 +242,7 @@ class Stage:
         return replica
 
     def gateway(self) -> str:
-        """Start a gateway that asks for keys; its URL."""
+        """Start a gateway that asks for keys. Returns its URL."""
         http, nobody = free_addresses(2)
         flags = {
             "http": http,
@@ -257,14 +257,14 @@ class Stage:
 
     @staticmethod
     def replace_folder(folder: Path, by: Path) -> None:
-        """Another content in the place of a source, in one step."""
+        """Put another content in the place of a source, in one step."""
         new, old = folder.with_suffix(".new"), folder.with_suffix(".old")
         shutil.copytree(by, new)
         folder.rename(old)
         new.rename(folder)
 
     def certificates(self, *hosts: str) -> tuple[Path, str]:
-        """A folder with tls.crt and tls.key for these names, and the CA as the API writes it (base64)."""
+        """Write tls.crt and tls.key for these names. Returns their folder, and the CA as the API writes it (base64)."""
         folder = self.folder / "serving"
         folder.mkdir(exist_ok=True)
         authority = Authority(folder, "ca")
@@ -307,18 +307,18 @@ class Stage:
         return {word.partition("/")[2] for word in self.kubectl("get", kind, "-o", "name").split()}
 
     def wait_for(self, kind: str, name: str, condition: str, status: str = "True") -> None:
-        """Until that condition is so, as of the object's present generation."""
+        """Wait until that condition is so, as of the object's present generation."""
         self.wait_until(kind, name, is_so(condition, status), f"is {condition}={status}")
 
     def wait_for_value(self, kind: str, name: str, path: str, value: object) -> None:
-        """Until `path` (A.B.C) of the object is the value."""
+        """Wait until `path` (A.B.C) of the object is the value."""
         self.wait_until(kind, name, lambda found: value_at(found, path) == value, f"has {path}={value}")
 
     def wait_until(self, kind: str, name: str, holds: Callable[[dict[str, Any]], bool], what: str) -> None:
         self.control_plane.wait_until(kind, name, self.namespace, holds, what)
 
     def free_lease(self) -> None:
-        """In the name of a leader that was killed: nobody has to wait until its Lease has run out."""
+        """Free the Lease in the name of a leader that was killed: nobody has to wait until it has run out."""
         patch = json.dumps({"spec": {"holderIdentity": ""}})
         self.kubectl("patch", "lease", "weft-operator", "--type=merge", "-p", patch)
 
@@ -327,20 +327,20 @@ class Stage:
         return next((one for one in conditions if one["type"] == of), {})
 
     def writes(self, mark: int) -> list[str]:
-        """What the operator wrote since the mark, its Lease aside, as `verb resource/subresource name code`."""
+        """Return what the operator wrote since the mark, its Lease aside, as `verb resource/subresource name code`."""
         found = self.control_plane.writes(mark, user=self.access.user)
         return [f"{w.verb} {w.resource}/{w.subresource} {w.name} {w.code}" for w in found if w.resource != "leases"]
 
 
 def value_at(found: Any, path: str) -> Any:
-    """None where there is no such path."""
+    """Return what stands at a path; None where there is no such path."""
     for name in path.split("."):
         found = found.get(name) if isinstance(found, dict) else None
     return found
 
 
 def until(holds: Callable[[], T | None], what: str) -> T:
-    """The first true value; for what other processes do and tell nobody of."""
+    """Poll for the first true value; for what other processes do and tell nobody of."""
     found: list[T] = []
 
     def is_there() -> bool:
@@ -357,6 +357,6 @@ def until(holds: Callable[[], T | None], what: str) -> T:
 
 @contextlib.contextmanager
 def playing(stage: Stage, **flags: Any) -> Generator[Replica]:
-    """A replica, and pods that run."""
+    """Run a replica, and pods that run."""
     with stage.kubelet():
         yield stage.replica(**flags)

@@ -73,13 +73,13 @@ OUT_OF_SCOPE = {
 
 
 def counts() -> str:
-    """How many are alike."""
+    """Say how many are alike."""
     alike = len(CHECKS) - len(DIFFERENT)
     return f"{alike} of {len(CHECKS)} requests are answered as vLLM's tests assert ({alike / len(CHECKS):.1%})"
 
 
 def table() -> str:
-    """Those that are not, by their reasons, in Markdown."""
+    """Return those that are not alike, by their reasons, in Markdown."""
     by_reason: dict[str, list[str]] = {}
     for check in DIFFERENT:
         by_reason.setdefault(check.differs, []).append(check.test.partition("::")[2])
@@ -88,7 +88,7 @@ def table() -> str:
 
 
 def left_out() -> str:
-    """What is not counted, in Markdown."""
+    """Return what is not counted, in Markdown."""
     return "\n".join(
         ["| not counted | why |", "|---|---|", *(f"| {what} | {why} |" for what, why in OUT_OF_SCOPE.items())]
     )

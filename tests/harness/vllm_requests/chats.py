@@ -52,7 +52,7 @@ TALK = [
 
 
 def fits_schema(value: Any, schema: Any) -> bool:
-    """Of the keywords that stand in this list's schemas."""
+    """True where a value fits the keywords that stand in this list's schemas."""
     if "enum" in schema:
         return value in schema["enum"]
     match schema.get("type", "object"):

@@ -56,7 +56,7 @@ class Reply:
 
     @cached_property
     def events(self) -> list[Any]:
-        """Of a stream, without `[DONE]`."""
+        """The events of a stream, without `[DONE]`."""
         lines = [line.removeprefix("data: ") for line in self.response.text.splitlines() if line.startswith("data: ")]
         return [json.loads(line) for line in lines if line != "[DONE]"]
 
@@ -65,18 +65,18 @@ class Reply:
         return [choice for event in self.events for choice in event["choices"]]
 
     def again(self, path: str | None = None, **changes: Any) -> "Reply":
-        """The same request, changed; one that is refused is an AssertionError."""
+        """Send the same request, changed; one that is refused is an AssertionError."""
         reply = self.server.send("POST", path or self.path, {**self.sent, **changes})
         assert reply.status == 200, reply.response.text
         return reply
 
     def streamed_text(self, index: int = 0) -> str:
-        """Of one choice."""
+        """Return the streamed text of one choice."""
         own = [choice for choice in self.streamed_choices if choice["index"] == index]
         return "".join(one["text"] if "text" in one else one["delta"].get("content") or "" for one in own)
 
     def streamed_calls(self) -> list[dict[str, str]]:
-        """Names and arguments; each part of a call has one delta, its name comes once and whole."""
+        """Return names and arguments; each part of a call has one delta, its name comes once and whole."""
         calls = list[dict[str, str]]()
         for choice in self.streamed_choices:
             for part in choice["delta"].get("tool_calls") or ():
@@ -107,7 +107,7 @@ class Check:
     instead: Sequence[Expected] = ()
 
     def run(self, server: Server) -> None:
-        """Raises AssertionError: the reply is not what the list says."""
+        """Send the request. Raises AssertionError: the reply is not what the list says."""
         reply = server.send(self.method, self.path, self.body, self.headers)
         if not self.differs:
             return require(reply, self.asserts)
@@ -120,7 +120,7 @@ class Check:
 
 
 def require(reply: Reply, expected: Sequence[Expected]) -> None:
-    """Raises AssertionError."""
+    """Check a reply. Raises AssertionError."""
     for one in expected:
         if callable(one):
             found = one(reply)
@@ -140,7 +140,7 @@ def _require_fields(reply: Reply, expected: Mapping[str, Any]) -> None:
 
 
 def at(value: Any, path: str) -> Any:
-    """What stands at a path; None: nothing does."""
+    """Return what stands at a path; None: nothing does."""
     for name in path.removeprefix("#").split(".") if path not in ("", "#") else ():
         try:
             value = value[int(name)] if isinstance(value, list) else value[name]
@@ -153,12 +153,12 @@ def at(value: Any, path: str) -> Any:
 
 
 def completion(test: str, *asserts: Expected, **body: Any) -> Check:
-    """Of the base, where no model is named."""
+    """Make a check of a completion, of the base where no model is named."""
     return post(test, COMPLETIONS, {"model": BASE, "prompt": "Hello, my name is", "temperature": 0, **body}, *asserts)
 
 
 def chat(test: str, *asserts: Expected, **body: Any) -> Check:
-    """Of the base, where no model is named."""
+    """Make a check of a chat, with the base where no model is named."""
     messages = [
         {"role": "system", "content": "you are a helpful assistant"},
         {"role": "user", "content": "what is 1+1?"},
@@ -175,12 +175,12 @@ def get(test: str, path: str, *asserts: Expected, **headers: str) -> Check:
 
 
 def differs(why: str, check: Check, *instead: Expected) -> Check:
-    """Weft's reply is `instead`, for a reason."""
+    """Make a check that Weft's reply is `instead`, for a reason."""
     return Check(check.test, check.method, check.path, check.body, check.asserts, check.headers, why, instead)
 
 
 def refused(*words: str, status: int = 400) -> Expected:
-    """As an error that says so: words are those with information, such as a name or a token."""
+    """Expect a refusal with an error that has these words: those with information, such as a name or a token."""
 
     def is_refused(reply: Reply) -> bool:
         text = reply.response.text
@@ -194,7 +194,7 @@ def ok(reply: Reply) -> bool:
 
 
 def some(value: Any) -> bool:
-    """Not empty."""
+    """True for what is not empty."""
     return bool(value)
 
 

@@ -38,7 +38,7 @@ def _embed(test: str, *asserts: Expected, **body: Any) -> Check:
 
 
 def _vectors(count: int) -> Expected:
-    """So many, and the tokens of all inputs as `usage`."""
+    """Expect `count` vectors, and the tokens of all inputs as `usage`."""
 
     def are_there(reply: Reply) -> bool:
         data, usage = reply.json["data"], reply.json["usage"]
