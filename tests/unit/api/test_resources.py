@@ -226,7 +226,7 @@ def test_a_group_and_an_adapter_are_read_with_what_holds_for_them() -> None:
 
 
 def parsed(resource: ServingPool | LoRAAdapter) -> Pool | Adapter:
-    """As the operator reads the stored object."""
+    """Parse a resource as the operator reads the stored object."""
     value = resource.to_dict()
     server = {"uid": "u", "generation": 1, "resourceVersion": "1", "creationTimestamp": "2026-01-02T03:04:05Z"}
     return parse(value | {"metadata": value["metadata"] | server})

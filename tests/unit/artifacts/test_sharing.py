@@ -37,7 +37,7 @@ def full(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Child:
-    """See `sharing_child`."""
+    """A process that runs `sharing_child`."""
 
     def __init__(self, folder: Path, url: str, *digests: str, kill_at: int = 0) -> None:
         program = [sys.executable, "-m", "tests.unit.artifacts.sharing_child"]
@@ -47,7 +47,7 @@ class Child:
         )  # fmt: skip
 
     def done(self) -> int:
-        """Waits until it has fetched everything; how much it asked of the file system. -1: it was killed."""
+        """Wait until it has fetched everything. Returns how much it asked of the file system. -1: it was killed."""
         assert self.process.stdout
         line = self.process.stdout.readline().split()
         if line:
@@ -67,7 +67,7 @@ def two_artifacts(server: Server) -> list[str]:
 
 @pytest.fixture(scope="module")
 def events(tmp_path_factory: pytest.TempPathFactory) -> int:
-    """How much a process that nobody kills asks of the file system for `two_artifacts`."""
+    """Count what a process that nobody kills asks of the file system for `two_artifacts`."""
     server = Server()
     child = Child(tmp_path_factory.mktemp("measured"), server.url, *two_artifacts(server))
     count = child.done()

@@ -1,4 +1,4 @@
-"""Which adapter each row uses."""
+"""The adapter that each row uses."""
 
 import math
 import random

@@ -62,7 +62,7 @@ class Peer:
 
 
 async def dialled(links: Links, target: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """As gRPC dials through a proxy."""
+    """Dial as gRPC does through a proxy."""
     host, _, port = links.environment["grpc_proxy"].removeprefix("http://").rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(f"CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n\r\n".encode())
@@ -137,7 +137,7 @@ def test_bytes_are_due_as_the_quality_of_a_direction_says(quality: Quality, due:
 
 
 async def read_all(reader: asyncio.StreamReader) -> bytes:
-    """Up to the reset."""
+    """Read up to the reset."""
     read: Sequence[bytes] = []
     try:
         while data := await soon(reader.read(100)):

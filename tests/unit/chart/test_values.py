@@ -25,7 +25,7 @@ def test_every_value_that_values_yaml_has_is_one_of_the_schema() -> None:
 
 
 def paths(node: Json, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Of the chart's own values: what stands in a free mapping is Kubernetes'."""
+    """Yield the paths of the chart's own values: what stands in a free mapping is Kubernetes'."""
     for name, value in node.items():
         yield (*above, name)
         inside = isinstance(value, dict) and (*above, name) not in leaves()

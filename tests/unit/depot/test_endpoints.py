@@ -1,4 +1,4 @@
-"""Which endpoints and addresses the depot talks to, and which S3 URIs are URIs."""
+"""The endpoints and addresses that the depot talks to, and S3 URIs that are URIs."""
 
 import pytest
 from hypothesis import given

@@ -50,7 +50,7 @@ class SomeSecrets:
 
 @functools.cache
 def wide_files() -> tuple[dict[str, bytes], dict[str, bytes]]:
-    """Of a model in two shards, and of an adapter that is larger than a range."""
+    """Return the files of a model in two shards, and of an adapter that is larger than a range."""
     shape = parse_model_config(json.dumps({**MODEL_CONFIG, **WIDE}).encode())
     with tempfile.TemporaryDirectory() as made:
         model = write_model(Path(made) / "wide", config=WIDE, shards=2, of=shape)

@@ -567,7 +567,7 @@ def test_a_source_that_is_replaced_by_renames_while_it_is_copied_is_noticed(benc
 
 
 class Killed(BaseException):
-    """As if the process had been killed at this point."""
+    """The end of a process that was killed at this point."""
 
 
 @pytest.mark.parametrize("at", range(6))

@@ -57,7 +57,9 @@ class ModelPod:
 
 @dataclass
 class ModelCluster:
-    """It outlives operators. `requests` counts what they sent, `writes` what changed something, whoever did it."""
+    """A cluster that outlives operators. `requests`: what they sent, `writes`: what changed something, whoever did
+    it.
+    """
 
     objects: dict[ObjectKey, Json] = field(default_factory=dict)
     pods: dict[str, ModelPod] = field(default_factory=dict)
@@ -71,7 +73,7 @@ class ModelCluster:
     _count: int = 0
 
     def apply(self, child: Child) -> None:
-        """Server-side apply, forced. What was applied before and is not any more goes; the rest stays."""
+        """Apply server-side, forced. What was applied before and is not any more goes; the rest stays."""
         self.requests += 1
         before = self.objects.get(child.key)
         assert before is None or owner_of(before) == owner_of(child.manifest), "it has another controller: 422"
@@ -84,7 +86,7 @@ class ModelCluster:
         self.store(child.key, before if same and before else made, changed=not same)
 
     def edit(self, key: ObjectKey, change: Any) -> None:
-        """Somebody else's write."""
+        """Write as somebody else."""
         obj = copy.deepcopy(self.objects[key])
         change(obj)
         obj["metadata"]["generation"] += 1
@@ -123,7 +125,7 @@ class ModelCluster:
     # ------------------------------------------------------------------------------------------ its controllers
 
     def follow(self, owners: dict[str, Ref]) -> None:
-        """One round: garbage, pods of Deployments, readiness. `owners`: the pools there are, by uid."""
+        """Run one round: garbage, pods of Deployments, readiness. `owners`: the pools there are, by uid."""
         for key, obj in list(self.objects.items()):
             if not any(owner["uid"] in owners for owner in obj["metadata"]["ownerReferences"]):
                 del self.objects[key]
@@ -167,12 +169,12 @@ class ModelCluster:
         return not self.nodes or pod.node in self.nodes
 
     def _free_node(self) -> str:
-        """Of the nodes that take pods the one with the fewest."""
+        """Return of the nodes that take pods the one with the fewest."""
         count = Counter(pod.node for pod in self.pods.values())
         return min((node for node, takes in self.nodes.items() if takes), key=lambda node: count[node], default="")
 
     def _follow_set(self, key: ObjectKey, obj: Json) -> None:
-        """All at once; updateStrategy OnDelete."""
+        """Follow a set, all pods at once; updateStrategy OnDelete."""
         for index in range(obj["spec"]["replicas"]):
             if (name := f"{key.name}-{index}") not in self.pods:
                 labels = obj["metadata"]["labels"]
@@ -182,7 +184,7 @@ class ModelCluster:
                 )
 
     def seen_by(self, observed: ObservedState) -> None:
-        """What watches tell."""
+        """Tell what watches tell."""
         observed.children, observed.pods = {}, {}
         observed.unschedulable_nodes = {node for node, takes in self.nodes.items() if not takes}
         for key, obj in self.objects.items():
@@ -201,7 +203,7 @@ def owner_of(obj: Json) -> str:
 
 
 def served(manifest: Json) -> Json:
-    """A manifest as the API server stores it."""
+    """Return a manifest as the API server stores it."""
     obj = _canonical(copy.deepcopy(manifest), quantity=False)
     obj["metadata"] |= {"creationTimestamp": "2026-01-01T00:00:00Z", "managedFields": [{"manager": "weft-operator"}]}
     if obj["kind"] in ("Deployment", "StatefulSet"):
@@ -225,7 +227,7 @@ def served(manifest: Json) -> Json:
 
 
 def _canonical(value: Any, *, quantity: bool) -> Any:
-    """Quantities as the server writes them; strings and lists that are empty dropped."""
+    """Return quantities as the server writes them; strings and lists that are empty dropped."""
     if isinstance(value, dict):
         fields = {name: _canonical(v, quantity=quantity or name in QUANTITIES) for name, v in value.items()}
         return {name: v for name, v in fields.items() if v not in ("", [])}
@@ -249,7 +251,7 @@ class ClusterWorld(World):
     cluster: ModelCluster = field(default_factory=ModelCluster)
 
     def step(self) -> list[Action]:
-        """A refusal ends what was planned, as it does for its object in the controller: it is planned again."""
+        """Step. A refusal ends what was planned, as it does for its object in the controller: it is planned again."""
         actions = self.plan()
         with suppress(ChildRefused):
             for action in actions:
@@ -300,7 +302,7 @@ class ClusterWorld(World):
         return after
 
     def sizes(self, ref: Ref) -> dict[str, int]:
-        """Replicas by group."""
+        """Return the replicas by group."""
         return {
             obj["metadata"]["labels"][GROUP_LABEL]: obj["spec"]["replicas"]
             for key, obj in self.cluster.objects.items()
@@ -308,7 +310,7 @@ class ClusterWorld(World):
         }
 
     def at_rest(self) -> None:
-        """Until nothing is ordered and nothing moves, time included."""
+        """Step until nothing is ordered and nothing moves, time included."""
         for _ in range(12):
             self.settle()
             before = (self.cluster.requests, dict(self.cluster.pods))

@@ -53,7 +53,7 @@ def digest(letter: str) -> str:
 
 
 def pool_object(name: str = "base", namespace: str = "default", **spec: Any) -> dict[str, Any]:
-    """A ServingPool as admission leaves it: every default written out."""
+    """Make a ServingPool as admission leaves it: every default written out."""
     whole: dict[str, Any] = {
         "model": {"name": name, "uri": f"file:{name}"},
         "lora": {"maxRank": 64},
@@ -82,7 +82,7 @@ def pool_object(name: str = "base", namespace: str = "default", **spec: Any) -> 
 
 
 def adapter_object(name: str, namespace: str = "acme", pool: str = "default/base", **spec: Any) -> dict[str, Any]:
-    """A LoRAAdapter as admission leaves it."""
+    """Make a LoRAAdapter as admission leaves it."""
     pool_namespace, _, pool_name = pool.partition("/")
     whole: dict[str, Any] = {
         "poolRef": {"namespace": pool_namespace, "name": pool_name},
@@ -94,7 +94,7 @@ def adapter_object(name: str, namespace: str = "acme", pool: str = "default/base
 
 
 def stored(manifest: Mapping[str, Any], **metadata: Any) -> dict[str, Any]:
-    """As an API server has it."""
+    """Return a manifest as an API server has it."""
     name = f"{manifest['kind']}-{manifest['metadata']['name']}"
     given = {"uid": name, "generation": 1, "resourceVersion": "1", "creationTimestamp": "2026-01-01T00:00:00Z"}
     return {**manifest, "metadata": {**given, **manifest["metadata"], **metadata}}
@@ -172,7 +172,7 @@ class World:
         self.desired.policy = policy
 
     def serve_only(self, *namespaces: str) -> None:
-        """Pools are served in these namespaces. Before anything is applied."""
+        """Serve pools in these namespaces alone. Has to come before anything is applied."""
         self.policy = replace(self.policy, pool_namespaces=frozenset(namespaces))
 
     def apply(self, obj: dict[str, Any]) -> None:
@@ -211,7 +211,7 @@ class World:
         raise AssertionError(f"no rest after {limit} steps: {self.plan()}")
 
     def remove(self, ref: Ref) -> None:
-        """Delete it, then settle."""
+        """Delete an object, then settle."""
         self.store.delete(ref)
         self.settle()
 
@@ -265,7 +265,7 @@ class World:
         raise AssertionError(f"there is no cluster here: {action}")
 
     def answers(self) -> None:
-        """Depot and scheduler say what is true for them."""
+        """Let depot and scheduler say what is true for them."""
         for uid, resolution in list(self.observed.resolutions.items()):
             if resolution.running:
                 ref = self.desired.by_uid[owner_uid(uid)]
@@ -279,7 +279,7 @@ class World:
             self.reports()
 
     def reports(self) -> None:
-        """The scheduler's word. Of runners beyond those it wants the last by name should go."""
+        """Let the scheduler report. Of runners beyond those it wants the last by name should go."""
         for ref, entry in self.routed_pools.items():
             ready = self.ready_names(ref)
             wanted = max(entry.min_runners, min(self.demand.get(ref, 0), entry.max_runners))
@@ -294,15 +294,15 @@ class World:
         self.observed.unloaded |= self.unloading & self.expectations.unloading
 
     def generation(self, ref: Ref) -> int:
-        """Of a pool's spec."""
+        """Return the generation of a pool's spec."""
         return self.desired.pools[ref].meta.generation
 
     def ready_names(self, ref: Ref) -> list[str]:
-        """The runners that take requests, by name."""
+        """Return the runners that take requests, by name."""
         return sorted(runner.name for runner in self.observed.runners.get(ref, {}).values() if runner.state == "Ready")
 
     def restarted(self, *, nothing_runs: bool = False) -> "World":
-        """The same objects and sources under a new operator that remembers nothing else."""
+        """Return the same objects and sources under a new operator that remembers nothing else."""
         store = ObjectStore(lambda: 0.0, self.store.objects(), self.store.version)
         after = self.another(store)
         after.policy, after.ready_runners = self.policy, self.ready_runners
@@ -317,7 +317,7 @@ class World:
         return world_of(store, self.contents, self.now)
 
     def condition(self, ref: Ref, kind: str) -> tuple[str, str]:
-        """Status and reason of a condition."""
+        """Return status and reason of a condition."""
         conditions = self.store.get(ref)["status"]["conditions"]
         found = next(c for c in conditions if c["type"] == kind)
         return found["status"], found["reason"]
@@ -334,7 +334,7 @@ W = TypeVar("W", bound=World)
 
 
 def connected(world: W) -> W:
-    """A world that hears of its store, and knows what is in it."""
+    """Return a world that hears of its store, and knows what is in it."""
     store = world.store
     store._clock = lambda: world.now  # pyright: ignore[reportPrivateUsage]
     for obj in store.objects():
@@ -353,7 +353,7 @@ def _object(kind: str, namespace: str, name: str, spec: dict[str, Any]) -> dict[
 
 
 def check_indexes(desired: DesiredState) -> None:
-    """The indexes hold every object exactly where its fields say, and nothing else."""
+    """Check that the indexes hold every object exactly where its fields say, and nothing else."""
     by_name: dict[str, set[Ref]] = {}
     by_pool: dict[Ref, set[Ref]] = {}
     pinned: dict[Ref, set[Ref]] = {}
@@ -373,7 +373,7 @@ def check_indexes(desired: DesiredState) -> None:
 
 
 def check_store(store: ObjectStore) -> None:
-    """Versions are unique and none is above the store's; generations start at 1."""
+    """Check that versions are unique, none above the store's, and that generations start at 1."""
     versions = [int(obj["metadata"]["resourceVersion"]) for obj in store.objects()]
     assert len(set(versions)) == len(versions), "two objects share a version"
     assert all(version <= store.version for version in versions), "an object is newer than the store"

@@ -1,4 +1,4 @@
-"""Which fields of this version a group's OpenAPI document lacks."""
+"""The fields of this version that a group's OpenAPI document lacks."""
 
 from copy import deepcopy
 from typing import Any
@@ -12,7 +12,7 @@ from weft_operator.kubernetes.crd_check import missing_fields
 
 @pytest.fixture
 def schemas() -> dict[str, Any]:
-    """By kind, as the API server publishes them for the definitions of this version."""
+    """Return schemas by kind, as the API server publishes them for the definitions of this version."""
     found: dict[str, Any] = {}
     for crd in crds().values():
         kind = crd["spec"]["names"]["kind"]

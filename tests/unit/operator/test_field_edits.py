@@ -39,7 +39,7 @@ def some(kind: str) -> st.SearchStrategy[list[Edit]]:
 
 
 def edited(obj: Json, path: Path, value: Any) -> Json:
-    """None: without the field."""
+    """Return the object with another value; None: without the field."""
     made = copy.deepcopy(obj)
     of = made["spec"]
     for name in path[:-1]:
@@ -67,7 +67,7 @@ def new_world() -> ClusterWorld:
 
 
 def owned(world: ClusterWorld) -> Json:
-    """What pools own, without what differs between two objects of one spec."""
+    """Return what pools own, without what differs between two objects of one spec."""
     found = {}
     for key, obj in world.cluster.objects.items():
         found[str(key)] = (obj["metadata"]["labels"], obj.get("spec"))
@@ -83,7 +83,7 @@ def served(world: ClusterWorld) -> Json:
 
 
 def versions(world: ClusterWorld) -> list[str]:
-    """Of the objects beside."""
+    """Return the versions of the objects beside."""
     refs: tuple[Ref, ...] = (pool_ref("other"), adapter_ref("beside"))
     return [world.store.get(ref)["metadata"]["resourceVersion"] for ref in refs]
 
@@ -162,7 +162,7 @@ ADAPTER_NEEDS: dict[Place, Json] = {
 
 
 def told(world: ClusterWorld) -> str:
-    """What everybody else was told: the cluster, the scheduler, the depot and people. Uids are drawn.
+    """Return what everybody else was told: the cluster, the scheduler, the depot and people. Uids are drawn.
 
     What a pool is hashed to is nobody's reason: it only says that something is another.
     """

@@ -118,7 +118,7 @@ async def test_watched_sources_are_asked_about_together_and_planned_when_they_ch
 
 
 async def test_an_object_that_leaves_while_its_source_is_asked_about_does_not_end_the_questions() -> None:
-    """Its resolution stays until its deletion has been planned."""
+    """The object's resolution stays until its deletion has been planned."""
     depot, state = FakeDepot(), State(DesiredState(Policy(resolve_period_s=0.01)))
     request = ResolveRequest("adapter", "file:a", "acme")
     state.observed.resolutions["uid"] = Resolution(request, replace(verified("a"), watch="a"))

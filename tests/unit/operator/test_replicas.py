@@ -571,7 +571,7 @@ def child_of(cluster: ClusterWorld, **metadata: Any) -> tuple[ObjectKey, dict[st
 
 
 def versions_of(cluster: ClusterWorld, key: ObjectKey) -> list[str | None]:
-    """Of what is applied under that name: the version that is known of what is there."""
+    """Return the known version of what is there, for each child applied under that name."""
     return [a.resource_version for a in cluster.plan() if isinstance(a, ApplyChild) and a.child.key == key]
 
 

@@ -139,7 +139,7 @@ def test_a_group_waits_until_the_one_before_it_is_ready_and_the_status_says_so()
 
 @pytest.mark.parametrize(("surge", "changed"), [(0, {"b", "c"}), (1, {"b"}), (2, {"b"})])
 def test_groups_without_a_ready_runner_change_at_once_unless_that_takes_room(surge: int, changed: set[str]) -> None:
-    """They serve nobody. With maxSurge each would have runners of both templates."""
+    """Such groups serve nobody. With maxSurge each would have runners of both templates."""
     world = new_world()
     groups = [{"name": name, "minRunners": 1} for name in ("a", "b", "c")]
     spec = {"replicas": 3, "runnerGroups": groups, "rollout": {"maxUnavailable": 1, "maxSurge": surge}}
@@ -156,7 +156,7 @@ def test_groups_without_a_ready_runner_change_at_once_unless_that_takes_room(sur
 
 
 def templates(world: ClusterWorld) -> dict[str, str]:
-    """The hash of each group's template."""
+    """Return the hash of each group's template."""
     return {
         obj["metadata"]["labels"][GROUP_LABEL]: template_hash(obj)
         for key, obj in world.cluster.objects.items()
@@ -343,7 +343,7 @@ def test_from_the_first_status_of_a_new_template_a_pool_is_not_ready_until_every
 
 
 def test_runners_of_several_pods_stay_where_a_change_is_not_of_their_pods() -> None:
-    """Of the phases only the scheduler reads; what is noted at the runners' objects follows."""
+    """Only the scheduler reads a change of the phases; what is noted at the runners' objects follows."""
     world, spec = new_world(), {"parallelism": {"tensor": 1, "pipeline": 2, "podsPerRunner": 2}, "replicas": 2}
     started(world, "base", **spec)
     before = {key: obj["metadata"]["uid"] for key, obj in world.cluster.objects.items()}

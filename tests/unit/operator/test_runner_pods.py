@@ -28,12 +28,12 @@ def pool(cluster: ClusterWorld) -> ClusterWorld:
 
 
 def manifests(cluster: ClusterWorld) -> list[dict[str, Any]]:
-    """Of StatefulSets."""
+    """Return the manifests of StatefulSets."""
     return [obj for key, obj in cluster.cluster.objects.items() if key.kind == "StatefulSet"]
 
 
 def sets(cluster: ClusterWorld) -> dict[str, dict[str, Any]]:
-    """Manifests of StatefulSets by the runner's index."""
+    """Return the manifests of StatefulSets by the runner's index."""
     return {obj["metadata"]["labels"][INDEX_LABEL]: obj for obj in manifests(cluster)}
 
 
@@ -195,7 +195,7 @@ def test_while_the_scheduler_is_away_each_runner_counts_once(pool: ClusterWorld)
 def test_a_runner_for_one_phase_waits_for_the_victim_of_the_other(
     cluster: ClusterWorld, scaling: dict[str, Any]
 ) -> None:
-    """Where the pool may have no more."""
+    """The new runner waits where the pool may have no more."""
     ref = pool_ref()
     groups = [{"name": phase.lower(), "minRunners": 0, "phase": phase} for phase in ("Prompt", "Token")]
     phases = {"mode": "Split"}

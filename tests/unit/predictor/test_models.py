@@ -1,4 +1,4 @@
-"""Which model serves, and what becomes of one that is mounted while another serves."""
+"""The model that serves, and what becomes of one that is mounted while another serves."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Which list of API keys gateways go by: the highest version, while somebody confirms it."""
+"""The list of API keys that gateways go by: the highest version, while somebody confirms it."""
 
 import pytest
 from hypothesis import given
@@ -17,7 +17,7 @@ def keys(version: int, *names: str) -> Keys:
 
 
 def opened(driver: Driver) -> set[str] | None:
-    """The keys that a gateway takes; None: it refuses all."""
+    """Return the keys that a gateway takes; None: it refuses all."""
     table = driver.state.routes.full()
     return {key.key_hash for key in table.keys} if table.keys_known else None
 

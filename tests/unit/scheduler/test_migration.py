@@ -13,7 +13,7 @@ KV = {"kv_address": "tcp:1", "kv_layout": "m", "page_bytes": 1 << 14, "prefill_t
 
 
 def computing(driver: Driver, uuid: str, *, draining: bool = False, **in_kv: int) -> list[Effect]:
-    """A report of these requests, with so many tokens in KV."""
+    """Report these requests, each with its tokens in KV."""
     reported = driver.report_of(uuid, *(driver.view(r) for r in in_kv), free=80, draining=draining)
     return driver.reports(reported._replace(report=reported.report._replace(progress=[*in_kv.values()])))
 

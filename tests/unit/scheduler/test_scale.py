@@ -42,7 +42,7 @@ class Fleet:
         self.sends(SUPERVISOR, ClusterReport(tuple(self.report(i) for i in range(runners))))
 
     def sends(self, peer: Peer, message: object) -> tuple[list[Effect], int]:
-        """(effects, lines that were run)."""
+        """Send a message. Returns (effects, lines that were run)."""
         self.now += 1e-4
         return counted(lambda: self.core.handle(Received(peer, message), self.now))
 
@@ -67,7 +67,7 @@ class Fleet:
         return ReportedRunner(runner, RunnerReport(1, True, figures, running, adapters=resident), spec)
 
     def submit(self) -> tuple[bool, int]:
-        """(placed, lines that were run) for one request."""
+        """Submit one request. Returns (placed, lines that were run)."""
         self.requests += 1
         request = Submit(
             f"r{self.requests}", POOL, "acme", "m", self.digest(), self.chance.randint(16, 600), 512,
@@ -78,7 +78,7 @@ class Fleet:
 
 
 def counted(work: Callable[[], Any]) -> tuple[Any, int]:
-    """What it gives, and how many lines it ran: a loop over everything shows, however fast it is."""
+    """Return what it gives, and how many lines it ran: a loop over everything shows, however fast it is."""
     lines, before = 0, sys.gettrace()
 
     def trace(frame: FrameType, event: str, argument: object) -> Any:
@@ -94,7 +94,7 @@ def counted(work: Callable[[], Any]) -> tuple[Any, int]:
 
 
 def measured(runners: int, adapters: int, requests: int) -> tuple[float, int]:
-    """(median of the lines of a decision, placed)."""
+    """Return (median of the lines of a decision, placed)."""
     fleet = Fleet(runners, adapters)
     results = [fleet.submit() for _ in range(requests)]
     check_accounts(fleet.core.state)
@@ -118,7 +118,7 @@ def test_a_decision_costs_little_more_at_thousands_of_runners_than_at_a_hundred(
 
 
 def report_lines(runners: int, adapters: int) -> dict[str, float]:
-    """Lines of Python for each kind of report."""
+    """Count the lines of Python for each kind of report."""
     fleet = Fleet(runners, adapters)
     fleet.quiet()
     lines: dict[str, list[int]] = {"figures": [], "one request more": [], "an error": []}
@@ -145,7 +145,7 @@ def test_a_report_costs_what_it_carries() -> None:
 
 
 def change_lines(runners: int, adapters: int) -> dict[str, int]:
-    """Lines of Python for an adapter more, another digest of it, its end, and what is published of each."""
+    """Count the lines of Python for an adapter more, another digest of it, its end, and what is published of each."""
     fleet = Fleet(runners, adapters)
     fleet.quiet()
     lines: dict[str, int] = {}
@@ -173,7 +173,7 @@ def test_a_change_of_one_adapter_costs_the_same_at_any_number_of_adapters_and_ru
 
 
 def test_the_end_of_a_request_costs_the_same_behind_a_long_queue() -> None:
-    """And so does the one that takes its place."""
+    """The request that takes its place costs the same, too."""
     lines: dict[int, int] = {}
     for queued in (100, 5_000):
         fleet = Fleet(1, 1)

@@ -44,7 +44,7 @@ class Peer:
             await self._call.write(message)
 
     async def hear(self, what: str) -> Any:
-        """The next message of that kind; others before it are passed over."""
+        """Return the next message of that kind; others before it are passed over."""
         while True:
             message = await soon(self._call.read())
             assert message is not grpc.aio.EOF, f"the stream ended before {what}"
@@ -145,7 +145,7 @@ def submit(request_id: str = "r") -> pb.GatewayToScheduler:
 
 
 async def assigned(stack: Stack) -> tuple[Peer, Peer, pb.Assign]:
-    """A supervisor that reported a runner, a gateway, and where its request was sent."""
+    """Return a supervisor that reported a runner, a gateway, and where its request was sent."""
     await stack.registry_stream()
     supervisor, gateway = await stack.supervisor(), await stack.gateway()
     await supervisor.say(report())
@@ -316,7 +316,7 @@ async def test_draining_ends_every_stream(stack: Stack) -> None:
 
 @pytest.mark.slow
 async def test_a_full_ledger_is_told_to_a_supervisor_on_one_stream(stack: Stack) -> None:
-    """And what has to be told beside it finds room."""
+    """What has to be told beside the ledger finds room, too."""
     for number in range(CONFIG.max_outcomes):
         assert stack.server.core.state.outcomes.add(OutcomeReport(f"r{number}", "n/p", "", 1, False, b"r"), "g")
     await stack.registry_stream()

@@ -71,7 +71,7 @@ def test_what_the_prompt_runner_has_reported_counts_until_its_next_report(split:
 
 
 def test_prompts_beyond_half_a_second_of_a_runner_wait_in_the_pool(split: Driver) -> None:
-    """So that the queue's policy orders them: 1,000 tokens a second are 500 in its queue."""
+    """Prompts wait so that the queue's policy orders them: 1,000 tokens a second are 500 in the runner's queue."""
     for number in range(3):
         split.place(f"r{number}", prompt_tokens=200, max_tokens=20)
     assert not of(split.submit("late", prompt_tokens=200, max_tokens=20), Assign)
@@ -306,7 +306,7 @@ def test_a_prompt_runner_lost_after_the_hand_over_and_before_its_message_wastes_
 
 
 def test_prompt_demand_is_of_what_runners_compute(split: Driver) -> None:
-    """Of 512 tokens that were assigned the prompt runner has found 384: a quarter of what comes is work."""
+    """The prompt runner has found 384 of 512 tokens that were assigned: a quarter of what comes is work."""
     for number in range(4):
         split.place(f"r{number}", prompt_tokens=128, max_tokens=20)
     load = split.load()

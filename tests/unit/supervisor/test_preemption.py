@@ -47,7 +47,7 @@ def book(
 
 
 def victim(found: RunnerBook) -> tuple[str, str, int] | None:
-    """Who leaves, for whom, and what it reserves next."""
+    """Return who leaves, for whom, and what it reserves next."""
     chosen = select_victim(found)
     return chosen and (chosen.request_id, chosen.for_request_id, chosen.reservation_tokens)
 
@@ -81,7 +81,7 @@ def test_an_overrunner_that_leaves_is_the_victim_itself_and_doubles():
 
 @pytest.mark.parametrize(("staying", "leaves"), [("", "c"), ("c", "b"), ("bc", "a"), ("abc", "c")])
 def test_one_that_was_preempted_often_enough_stays_while_another_one_may_leave(staying, leaves):
-    """Where all of them stay one leaves all the same: a runner whose every sequence waits would wait for ever."""
+    """One leaves all the same where all of them stay: a runner whose every sequence waits would wait for ever."""
     found = victim(book(*[sequence(n, i, stays=n in staying) for i, n in enumerate("abc")], paused="a"))
     assert found is not None
     assert found[0] == leaves

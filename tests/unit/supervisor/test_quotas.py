@@ -1,4 +1,4 @@
-"""Which quotas of tokens a day are spent."""
+"""Quotas of tokens a day, and when they are spent."""
 
 from datetime import UTC, date, datetime
 

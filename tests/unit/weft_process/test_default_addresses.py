@@ -26,7 +26,7 @@ LISTENS = {
 
 
 def defaults(process: type[ProcessSettings], *names: str) -> dict[str, Any]:
-    """Those of its fields that have these names."""
+    """Return the defaults of a process's fields that have these names."""
     return {name: field.default for name, field in process.model_fields.items() if name in names and field.default}
 
 

@@ -231,7 +231,7 @@ async def test_a_message_outside_the_contract_ends_the_connection_and_not_the_li
 
 
 class Strict(Peer):
-    """As every server of Weft answers."""
+    """A runner that answers as every server of Weft does."""
 
     async def Session(self, request_iterator: Any, context: Any) -> AsyncIterator[runner_pb2.RunnerToGateway]:  # noqa: N802
         async with peer_errors("gateway", context):

@@ -1,4 +1,4 @@
-"""Which runner is emptied, and which of its sequences leave."""
+"""The runner that is emptied, and those of its sequences that leave."""
 
 from dataclasses import replace
 from typing import Any
@@ -28,7 +28,7 @@ def target(**changes: Any) -> ConsolidationRunner:
 
 
 def leaving(runners: list[ConsolidationRunner], *sequences: RunningSequence) -> list[str] | None:
-    """Who leaves the runner `source`, where the others do not let go of theirs."""
+    """Return who leaves the runner `source`, where the others do not let go of theirs."""
     ours = [runner for runner in select_sources(runners) if runner.uuid == "source"]
     found = [select_leaving(runner, sequences, runners, PERIOD_S) for runner in ours]
     return [sequence.request_id for sequence in found[0]] or None if found else None

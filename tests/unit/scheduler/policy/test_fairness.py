@@ -24,7 +24,7 @@ SHAPE = RunnerShape(8, 1000)
 
 
 class Server(Runners):
-    """One runner with so many tokens of memory; each running request computes a token a step (VTC, section 2)."""
+    """One runner with `tokens` tokens of memory; each running request computes a token a step (VTC, section 2)."""
 
     def __init__(self, queue: WaitingQueue[WaitingRequest], tokens: int, bound: int = 1_000_000) -> None:
         self.queue, self.free, self.running = queue, tokens, list[WaitingRequest]()
@@ -67,7 +67,7 @@ class Server(Runners):
 
 
 def queue_of(*waiting: tuple[str, int], policy: str = "fcfs", weights: dict[str, int] | None = None) -> Any:
-    """One request a second, of these tenants and sizes."""
+    """Queue one request a second, of these tenants and sizes."""
     queue = WaitingQueue[WaitingRequest](POLICIES[policy](), TokenCounters(weights or {}, burst_tokens=0))
     for name, (tenant, size) in enumerate(waiting):
         queue.push(WaitingRequest(name, size, tenant))
@@ -124,7 +124,7 @@ def test_a_flood_delays_another_tenant_by_no_more_than_one_request() -> None:
 
 
 def test_a_request_too_large_for_now_is_passed_by_other_tenants_up_to_the_bound() -> None:
-    """Its tenant is next all the time: small ones of the others would fill the runner for ever."""
+    """The large request's tenant is next all the time: small ones of the others would fill the runner for ever."""
     queue = queue_of(("large", 9), *[("small", 1)] * 30)
     server = Server(queue, 9, bound=2)
     server.free = 5

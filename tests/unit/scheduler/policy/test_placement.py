@@ -178,7 +178,7 @@ def test_full_runners_leave_no_rest_behind() -> None:
 
 
 def test_pinned_adapters_hold_their_slots_and_are_there_for_whoever_asks(driver: Driver) -> None:
-    """Of 4 slots 3 are protected: a second cold adapter would wait on the runner for a slot that never comes."""
+    """Three of four slots are protected: a second cold adapter would wait on the runner for a slot that never comes."""
     driver.start(*(f"sha256:{i}" for i in range(6)))
     driver.runner("a", max_adapters=4, max_sequences=9)
     driver.place("cold", "sha256:5")

@@ -22,7 +22,7 @@ SMALL, LARGE = RunnerShape(8, 10), RunnerShape(8, 100)
 
 
 class Room(Runners):
-    """Two runners, each of one shape, with so much room left."""
+    """Two runners, each of one shape, with room for `small` and for `large`."""
 
     def __init__(self, queue: WaitingQueue[WaitingRequest], small: int, large: int) -> None:
         self.queue, self.free, self.admitted = queue, {SMALL: small, LARGE: large}, list[int]()
@@ -49,7 +49,7 @@ class Room(Runners):
 def queue_of(
     *sizes: int, policy: str = "fcfs", every_s: float = AGING_S / 3, work_per_s: float = 0.0
 ) -> WaitingQueue[WaitingRequest]:
-    """Requests of these sizes, one after the other."""
+    """Queue requests of these sizes, one after the other."""
     queue = WaitingQueue[WaitingRequest](POLICIES[policy](), TokenCounters({}))
     for name, size in enumerate(sizes):
         queue.push(WaitingRequest(name, size, every_s=every_s), work_per_s)
@@ -212,7 +212,7 @@ def test_a_backlog_is_the_work_of_what_waits_and_the_lanes_of_classes_are_one_or
 
 
 def test_under_shortest_what_never_fits_is_passed_out_of_order_no_more_than_the_bound() -> None:
-    """Its turn by ageing has long come: small ones behind it would fill the runner for ever."""
+    """The large one's turn by ageing has long come: small ones behind it would fill the runner for ever."""
     queue, overtaking = queue_of(1, 50, *[1] * 20, policy="shortest"), Overtaking[WaitingRequest]()
     admitted = schedule(queue, overtaking, 0, 40, bound=2)
     assert admitted == [
@@ -335,7 +335,7 @@ def test_a_sorted_queue_is_a_sorted_list(steps: list[tuple[bool, int]], bucket: 
 
 
 def test_requests_that_wait_for_their_class_do_not_hold_up_those_behind_them() -> None:
-    """As many wait for a full class as a pass looks at; one that any class can run is placed all the same."""
+    """More wait for a full class than a pass looks at; one that any class can run is placed all the same."""
     driver: Any = Driver(window=4).start(min_runners=9)
     driver.runner("home", numerics_class="A", max_sequences=8)
     waiting = [f"w{i}" for i in range(5)]

@@ -77,7 +77,7 @@ def test_a_batch_ends_where_the_token_time_would(driver: Driver) -> None:
 
 
 def measured(driver: Driver, tokens_per_s: int = 100) -> None:
-    """One full runner, of so many tokens a second."""
+    """Add one full runner, of `tokens_per_s` tokens a second."""
     driver.runner("a", max_sequences=1)
     driver.place("running")
     driver.pool().scaling.autoscaler.throughput.measure(10 * tokens_per_s, 10.0)
