@@ -26,7 +26,7 @@ MOVED = 6  # streams that go on at another runner
 
 @pytest.fixture(scope="module")
 def cases() -> list[Case]:
-    """Long answers, none of them near a tie."""
+    """Make long answers, none of them near a tie."""
     return sure_cases(MODELS, STREAMS, seed=20)
 
 
@@ -206,7 +206,7 @@ async def eventually_ready(installation: Installation, component: str, count: in
 
 
 def uids(installation: Installation, component: str) -> set[str]:
-    """Of the Ready pods of a component."""
+    """Return the uids of the Ready pods of a component."""
     found = installation.pods(f"app.kubernetes.io/component={component}")
     ready = installation.ready(component)
     return {pod["metadata"]["uid"] for pod in found if pod["metadata"]["name"] in ready}
@@ -235,7 +235,7 @@ async def test_a_pod_deleted_while_it_starts_ends_of_itself(pair: Installation) 
 
 
 def codes_at_the_end(installation: Installation, pod: str) -> set[int]:
-    """Delete a pod; the exit codes of its containers until it is gone."""
+    """Delete a pod. Returns the exit codes of its containers until it is gone."""
     installation.plane.kubectl("delete", "pod", pod, "-n", NAMESPACE, "--wait=false")
     codes: set[int] = set()
 

@@ -55,7 +55,7 @@ def cases() -> list[Case]:
 
 @pytest.fixture(scope="module")
 def objects(installation: Installation) -> Iterator[dict[str, Json]]:
-    """By kind: a pool and an adapter of it, ready."""
+    """A pool and an adapter of it, ready, by kind."""
     pool = {
         "apiVersion": "serving.weft.dev/v1alpha1",
         "kind": "ServingPool",
@@ -102,7 +102,7 @@ async def test_an_object_whose_fields_were_edited_and_put_back_is_as_before_and_
 
 
 def outcome(plane: Cluster, obj: Json, step: Edit) -> str:
-    """What became of an edit: why it was refused, or the reason that the object has for being Ready or not."""
+    """Return what became of an edit: why it was refused, or the reason that the object has for being Ready or not."""
     path, value = step
     spec: Any = value
     for name in reversed(path):
@@ -133,7 +133,7 @@ def put_back(plane: Cluster, obj: Json) -> None:
 
 
 def settled(plane: Cluster, obj: Json, before: Json | None = None) -> Json:
-    """Its spec and what its status says once it is ready, and as it was before."""
+    """Wait until an object is ready, and as it was before. Returns its spec and what its status says."""
     seen: Json = {}
 
     def ready(found: Json) -> bool:
@@ -146,7 +146,7 @@ def settled(plane: Cluster, obj: Json, before: Json | None = None) -> Json:
 
 
 def lasting(status: Json) -> Json:
-    """What of a status does not tell when, or by which pod."""
+    """Return what of a status does not tell when, or by which pod."""
     conditions = {c["type"]: (c["status"], c["reason"]) for c in status.get("conditions", ())}
     return {**{key: value for key, value in status.items() if key not in PASSING}, "conditions": conditions}
 
@@ -157,7 +157,7 @@ def until(plane: Cluster, obj: Json, holds: Any, what: str) -> None:
 
 
 def beside(installation: Installation) -> Json:
-    """The other objects, and the pods of the other pool."""
+    """Return the other objects, and the pods of the other pool."""
     found = [item for kind in ("servingpools", "loraadapters") for item in installation.plane.get(kind)["items"]]
     objects = {
         f"{item['kind']} {item['metadata']['name']}": (item["metadata"]["generation"], lasting(item["status"]))
@@ -169,6 +169,6 @@ def beside(installation: Installation) -> Json:
 
 
 def said(installation: Installation) -> str:
-    """Everything that the control plane's pods have logged."""
+    """Return everything that the control plane's pods have logged."""
     pods = [pod for component in CONTROL_PLANE for pod in installation.names(component)]
     return "\n".join(installation.plane.kubectl("logs", pod, "-n", NAMESPACE) for pod in pods)

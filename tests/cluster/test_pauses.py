@@ -29,7 +29,7 @@ def cases() -> list[Case]:
 
 @asynccontextmanager
 async def measured(installation: Installation, cases: list[Case], name: str) -> AsyncIterator[None]:
-    """Streams all the while, and some more afterwards."""
+    """Run streams all the while, and some more afterwards."""
     async with load(installation.url, cases, name, width=WIDTH) as made:
         await made.until(lambda: len(made.streams) > 3 * WIDTH)
         yield
@@ -45,7 +45,7 @@ async def scaled(installation: Installation, replicas: int) -> None:
 
 
 async def replaced(installation: Installation, before: set[str]) -> None:
-    """Until none of these runner pods is there, and as many others are ready."""
+    """Wait until none of these runner pods is there, and as many others are ready."""
 
     async def there() -> bool:
         return not before & set(await asyncio.to_thread(installation.names, "runner"))
@@ -88,7 +88,7 @@ async def test_requests_are_held_while_a_pools_only_runner_goes_and_another_one_
 
 
 def evict(installation: Installation, pod: str) -> None:
-    """As `kubectl drain` does it."""
+    """Evict a pod as `kubectl drain` does."""
     meta = {"name": pod, "namespace": NAMESPACE}
     eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": meta}
     path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod}/eviction"

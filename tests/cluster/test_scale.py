@@ -32,7 +32,7 @@ def pool(installation: Installation) -> Iterator[Installation]:
 
 
 async def until_pods(installation: Installation, count: int) -> None:
-    """Until there are exactly so many runner pods, all Ready, and the pool's status says so."""
+    """Wait until there are exactly `count` runner pods, all Ready, and the pool's status says so."""
 
     def there() -> bool:
         status = installation.plane.get("spool", "quickstart", NAMESPACE)["status"]
@@ -43,7 +43,7 @@ async def until_pods(installation: Installation, count: int) -> None:
 
 
 async def every_adapter_answers_from_every_runner(installation: Installation) -> None:
-    """Asked past the scheduler, so that no runner is left out."""
+    """Ask every runner past the scheduler, so that none is left out."""
     items = (await asyncio.to_thread(installation.plane.get, "loras"))["items"]
     digests = {item["status"]["modelName"]: item["status"]["digest"] for item in items}
     listed, tls = await installation.runners(), installation.certificate("gateway")

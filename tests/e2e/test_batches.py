@@ -63,7 +63,7 @@ def start(client: openai.OpenAI, lines: Sequence[dict[str, Any]]) -> Batch:
 
 
 async def until(client: openai.OpenAI, batch: Batch, completed: int | None = None) -> Batch:
-    """The batch once it has ended, or has so many lines completed."""
+    """Wait until the batch has ended, or has `completed` lines. Returns it as it is then."""
     now = batch
 
     async def reached() -> bool:
@@ -80,7 +80,7 @@ async def until(client: openai.OpenAI, batch: Batch, completed: int | None = Non
 
 
 def read(client: openai.OpenAI, file_id: str | None) -> dict[str, dict[str, Any]]:
-    """The lines of a file by their custom_id, each of which is there once."""
+    """Return the lines of a file by their custom_id, each of which is there once."""
     if file_id is None:
         return {}
     lines = [json.loads(one) for one in client.files.content(file_id).content.splitlines()]
@@ -156,7 +156,7 @@ async def test_a_cancelled_batch_keeps_what_was_answered(slow: Stack) -> None:
 
 @pytest.fixture(scope="module")
 def baselines(slow: Stack) -> list[tuple[dict[str, Any], str]]:
-    """16 requests, which the runner has four at a time of, and what an interactive client gets for them."""
+    """Return 16 requests, which the runner has four at a time of, and what an interactive client gets for them."""
     bodies = [body_of(case, seed) for seed, case in enumerate(sure_cases(MODELS, 16, seed=7))]
     with client_of(slow) as client:
         return [(body, client.completions.create(**body).choices[0].text) for body in bodies]

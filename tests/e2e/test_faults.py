@@ -49,12 +49,12 @@ def lone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 @pytest.fixture(scope="module")
 def cases() -> list[Case]:
-    """20 long answers, none of them near a tie."""
+    """Make 20 long answers, none of them near a tie."""
     return sure_cases(MODELS, 20, seed=SEED)
 
 
 async def wait_for_runners(stack: Stack, struck: int | None = None, enough: Callable[[], bool] = lambda: False) -> None:
-    """Until every runner is ready, or it is `enough`. `struck`: the process that one of them is no more.
+    """Wait until every runner is ready, or it is `enough`. `struck`: the process that one of them is no more.
 
     A test that has seen enough ends its load: the runner starts beside none, and the next test waits for it.
     """
@@ -71,7 +71,7 @@ async def wait_for_runners(stack: Stack, struck: int | None = None, enough: Call
 
 
 async def strike_runner(stack: Stack, made: Crowd, signum: int, streams: int) -> int:
-    """Send a signal to a runner with so many streams or more between their first token and 80 % of their tokens.
+    """Send a signal to a runner with `streams` streams or more between their first token and 80 % of their tokens.
 
     Returns its process. On a slow machine the streams of a report may have ended before the signal comes.
     """
@@ -186,7 +186,7 @@ async def cut_by_a_kill(stack: Stack, case: Case) -> None:
 
 
 async def first_answer(url: str, case: Case) -> httpx2.Response:
-    """To the first request that any process takes."""
+    """Return the answer to the first request that any process takes."""
     asked = {"model": case.model, "prompt": case.prompt, "temperature": 0, "max_tokens": 200}
     async with httpx2.AsyncClient(base_url=url, timeout=PATIENCE_S) as http, asyncio.timeout(PATIENCE_S):
         while True:

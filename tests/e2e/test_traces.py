@@ -35,7 +35,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         return trace_service_pb2.ExportTraceServiceResponse()
 
     def of(self, trace_id: str) -> dict[str, tuple[str, Span]]:
-        """By name."""
+        """Return the spans of a trace by name."""
         return {span.name: (service, span) for service, span in self.spans if span.trace_id.hex() == trace_id}
 
 
@@ -122,7 +122,7 @@ def test_the_lines_of_a_batch_are_in_its_trace(traced: Stack, collector: tuple[C
         wait_until(lambda: client.batches.retrieve(made.id).status == "completed", "the batch has ended")
 
     def batch() -> list[Span]:
-        """Of this batch."""
+        """Return the spans of this batch."""
         return [span for service, span in list(collector[0].spans) if service == "weft-batch" and made.id in str(span)]
 
     wait_until(batch, "the batch's span has arrived")

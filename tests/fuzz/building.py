@@ -22,7 +22,7 @@ class Choices:
         self._data, self._at = data, 0
 
     def number(self, below: int) -> int:
-        """0 <= number < below."""
+        """Choose a number: 0 <= number < below."""
         wide = 1 if below <= 1 << 8 else 2 if below <= 1 << 16 else 8
         piece = self._data[self._at : self._at + wide]
         self._at += wide
@@ -55,7 +55,7 @@ class Words:
         self.names, self.values = [*names, "", "x", "__proto__"], values
 
     def value(self, choices: Choices, depth: int = DEPTH) -> Any:
-        """An object, a list, a value of the examples or an odd one, or a text of the bytes."""
+        """Build an object, a list, a value of the examples or an odd one, or a text of the bytes."""
         kind = choices.number(8) if depth else 7
         if kind < 3:
             return {
@@ -68,7 +68,7 @@ class Words:
         return copy.deepcopy(choices.of(self.values))
 
     def edited(self, choices: Choices, example: Any) -> Any:
-        """The example with a few of its places replaced."""
+        """Return the example with a few of its places replaced."""
         root = [json.loads(json.dumps(example))]
         for _ in range(choices.number(4) + 1):
             holder, key = root, 0
@@ -82,7 +82,7 @@ class Words:
 
 
 def encoded(value: Any) -> bytes:
-    """As JSON; a lone surrogate stays one."""
+    """Encode a value as JSON; a lone surrogate stays one."""
     return json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 

@@ -195,7 +195,7 @@ def _safetensors(header: bytes) -> bytes:
 
 
 def _size(raw: bytes) -> int:
-    """Of a file that has everything that its header names: no data has to be there."""
+    """Return the size of a file that has everything that its header names: no data has to be there."""
     try:
         rows: Any = json.loads(raw[8:])
         ends = [row["data_offsets"][1] for name, row in rows.items() if name != "__metadata__"]
@@ -335,7 +335,7 @@ LINES: Sequence[Any] = (
 
 
 def _passing(run: Callable[[Any], Any], named: tuple[type[Exception], ...]) -> Callable[[Any], Any]:
-    """The same; errors that the edge names are as good as an answer."""
+    """Return a target that does the same, where errors that the edge names are as good as an answer."""
 
     def passing(data: Any) -> Any:
         try:
@@ -349,7 +349,7 @@ def _passing(run: Callable[[Any], Any], named: tuple[type[Exception], ...]) -> C
 
 
 def _json(run: Run, examples: Sequence[Any], *named: type[Exception], wrap: Callable[[bytes], bytes] = bytes) -> Target:
-    """Of JSON: bytes as they are, built of words, or an example that is edited."""
+    """Make a target for JSON: bytes as they are, built of words, or an example that is edited."""
     words, checked = Words(examples), _passing(run, named)
 
     def either(data: bytes) -> Any:

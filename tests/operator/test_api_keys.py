@@ -24,7 +24,7 @@ def keyed(stage: Stage) -> Stage:
 
 
 def in_force(stage: Stage) -> dict[str, pb.KeyInfo]:
-    """By id, as the supervisor has them."""
+    """Return the keys by id, as the supervisor has them."""
     with grpc.insecure_channel(stage.supervisor) as channel:
         listed = AdminStub(channel).ListKeys(pb.ListKeysRequest(), timeout=10.0, wait_for_ready=True).keys
     return {key.key_id: key for key in listed if not key.revoked}

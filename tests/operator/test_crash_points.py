@@ -64,7 +64,7 @@ class Killer:
                     raise Gone
 
     def stop(self) -> None:
-        """It ends, and no other one comes."""
+        """End the replica; no other one comes."""
         with self._lock:
             self._stopped = True
         self._replica.stop()
@@ -112,7 +112,7 @@ def scene(name: str) -> Callable[[Stage], None]:
 
 
 def state(stage: Stage) -> dict[str, Any]:
-    """Everything that the operator has to do with, without identities and times."""
+    """Return everything that the operator has to do with, without identities and times."""
     found: dict[str, list[Any]] = {}
     for obj in stage.control_plane.get(",".join(KINDS), namespace=stage.namespace)["items"]:
         if obj["kind"] == "Deployment":  # its status is the Deployment controller's
@@ -136,7 +136,7 @@ def _timeless(value: Any) -> Any:
 
 
 def played(stage: Stage, *, killing: bool) -> tuple[list[dict[str, Any]], Counter[str]]:
-    """The states after each scene, and how often the operator was killed at each write."""
+    """Return the states after each scene, and how often the operator was killed at each write."""
     states: list[dict[str, Any]] = []
     with ApiProxy(stage.control_plane, stage.access, stage.folder) as proxy, stage.kubelet():
         killer = Killer(stage, proxy, killing=killing)
@@ -162,7 +162,7 @@ def on_a_stage_of_its_own(
 
 
 def until_settled(stage: Stage) -> dict[str, Any]:
-    """The state once it stays what it is while a leader plans everything anew."""
+    """Return the state once it stays what it is while a leader plans everything anew."""
     seen: list[dict[str, Any]] = []
 
     def is_settled() -> bool:

@@ -68,7 +68,7 @@ def defaults(request: pytest.FixtureRequest) -> RunnerDefaults:
 
 
 def stored_pool(control_plane: Cluster, namespace: str, name: str = "demo", **spec: Any) -> Pool:
-    """A pool as this API server stores it: its owner references have to name a real one."""
+    """Return a pool as this API server stores it: its owner references have to name a real one."""
     manifest = {
         "apiVersion": "serving.weft.dev/v1alpha1",
         "kind": "ServingPool",
@@ -85,7 +85,7 @@ def wishes(pool: Pool, defaults: RunnerDefaults, size: int) -> list[Child]:
 
 
 def apply(control_plane: Cluster, child: Child) -> dict[str, Any]:
-    """As the shell does it: server-side, forced. The object as it is then."""
+    """Apply a child as the shell does: server-side, forced. Returns the object as it is then."""
     (made,) = control_plane.apply(child.manifest, manager=MANAGER)
     return made
 

@@ -54,7 +54,7 @@ def running(control_plane: Cluster, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(params=["metrics-api", "prometheus"])
 def scaled_object(request: pytest.FixtureRequest, stage: Stage) -> Iterator[dict[str, Any]]:
-    """As documented, with the test's namespace and addresses in place of those of a release."""
+    """The documented object, with the test's namespace and addresses in place of those of a release."""
     found, port = documented("kind: ScaledObject"), stage.scheduler_probes.rpartition(":")[2]
     found = found.replace("weft-system", stage.namespace).replace(":7401/", f":{port}/")
     if request.param == "metrics-api":
@@ -69,7 +69,7 @@ def scaled_object(request: pytest.FixtureRequest, stage: Stage) -> Iterator[dict
 
 
 def documented(text: str) -> str:
-    """The one YAML block of the documents with this text."""
+    """Return the one YAML block of the documents with this text."""
     pages = [page.read_text() for page in (ROOT / "docs").rglob("*.md")]
     blocks = [block for page in pages for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)]
     (found,) = [block for block in blocks if text in block]
@@ -77,7 +77,7 @@ def documented(text: str) -> str:
 
 
 def gauge(stage: Stage) -> float:
-    """What the scheduler says of the pool's demand."""
+    """Return what the scheduler says of the pool's demand."""
     with urllib.request.urlopen(f"http://{stage.scheduler_probes}/metrics", timeout=60) as answer:
         said = answer.read().decode()
     name = f'weft_scheduler_demanded_runners{{pool="{stage.namespace}/{POOL}"}} '

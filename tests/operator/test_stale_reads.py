@@ -57,13 +57,13 @@ class History:
 
 
 def version(stage: Stage) -> int:
-    """The version that the store has now."""
+    """Return the version that the store has now."""
     path = f"/apis/serving.weft.dev/v1alpha1/namespaces/{stage.namespace}/servingpools?limit=1"
     return int(json.loads(stage.kubectl("get", "--raw", path))["metadata"]["resourceVersion"])
 
 
 def uids(stage: Stage) -> dict[str, str]:
-    """Everything that the operator has to do with, and its pods: which objects they are."""
+    """Return which objects they are: everything that the operator has to do with, and its pods."""
     items = stage.control_plane.get(",".join(EVERYTHING), namespace=stage.namespace)["items"]
     return {f"{item['kind']}/{item['metadata']['name']}": item["metadata"]["uid"] for item in items}
 
@@ -98,7 +98,7 @@ def lived(stage: Stage) -> History:
 
 
 def change(stage: Stage) -> None:
-    """Everything that a view of the past gets wrong."""
+    """Change everything that a view of the past gets wrong."""
     stage.kubectl("scale", "servingpool/base", "--replicas=3")
     stage.apply_adapter("edited", "file:adapters/digits")
     stage.apply_adapter("new", "file:adapters/json")
@@ -106,7 +106,7 @@ def change(stage: Stage) -> None:
 
 
 def again(stage: Stage) -> None:
-    """Others under the names of those that were deleted; then everything is as it stays."""
+    """Make others under the names of those that were deleted; then everything is as it stays."""
     for kind in ("loraadapter", "servingpool"):
         stage.control_plane.wait_until_gone(kind, "again", stage.namespace)
     stage.apply_pool("again", model={"name": f"{BASE}-again", "uri": "file:model"}, replicas=2)
@@ -119,7 +119,7 @@ def again(stage: Stage) -> None:
 
 
 def planned(replica: Replica) -> None:
-    """It leads, has listed several times and has planned every object, what was refused more than once."""
+    """Wait until the replica leads, has listed several times and planned every object, refused ones more than once."""
     until(lambda: replica.leads and replica.metric("weft_operator_audits_total") >= 4, "it leads, and lists")
     if not (objects := replica.metric("weft_operator_objects")):
         return  # it believes that there is nothing
@@ -127,7 +127,7 @@ def planned(replica: Replica) -> None:
 
 
 def accepted(stage: Stage, mark: int) -> list[str]:
-    """What the operator wrote, its Lease, Events and statuses aside, and was not refused."""
+    """Return what the operator wrote and was not refused, its Lease, Events and statuses aside."""
     return [
         write
         for write in stage.writes(mark)

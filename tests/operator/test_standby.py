@@ -59,11 +59,11 @@ class Pair:
         return made
 
     def flags(self, number: int) -> dict[str, object]:
-        """Of one of the two."""
+        """Return the flags of one of the two."""
         return {"listen": self._addresses[number], "data-dir": self._folder / str(number)}
 
     def serves(self) -> bool:
-        """Does one of the two answer whoever tries both addresses?"""
+        """True where one of the two answers whoever tries both addresses."""
         with grpc.insecure_channel(f"ipv4:{','.join(self._addresses)}", options=options_to("scheduler")) as channel:
             try:
                 answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
@@ -72,13 +72,13 @@ class Pair:
             return answer.status == SERVING
 
     def until_served(self) -> float:
-        """Seconds until then."""
+        """Wait until one serves. Returns the seconds until then."""
         began = time.monotonic()
         wait_until(self.serves, "one of them serves")
         return time.monotonic() - began
 
     def acting(self) -> tuple[Replica, Replica]:
-        """The one that acts, and the other."""
+        """Return the one that acts, and the other."""
         first, second = self.processes
         self.until_served()
         return (first, second) if "leading" in first.said() else (second, first)
@@ -92,23 +92,23 @@ class Depots(Pair):
     """Two depots of one data directory."""
 
     def flags(self, number: int) -> dict[str, object]:
-        """Of one of the two."""
+        """Return the flags of one of the two depots."""
         quickstart = Path(__file__).parents[2] / "examples" / "quickstart"
         return {"http": self._addresses[number], "data-dir": self._folder / "shared", "file-root": quickstart}
 
     def serves(self) -> bool:
-        """Does one of the two answer whoever tries both addresses?"""
+        """True where one of the two answers whoever tries both addresses."""
         return self.ask("POST", "/v1/changed", json={"watches": []}) is not None
 
     def ask(self, method: str, path: str, **how: Any) -> httpx2.Response | None:
-        """The answer of the one that listens; None: none does, or it does not answer."""
+        """Ask both; return the answer of the one that listens; None: none does, or it does not answer."""
         for address in self._addresses:
             with contextlib.suppress(httpx2.TransportError):
                 return httpx2.request(method, f"http://{address}{path}", timeout=5.0, trust_env=False, **how)
         return None
 
     def resolve(self) -> str:
-        """The digest of the quickstart's model, from the one that acts; the other may hold what it is asked."""
+        """Return the digest of the quickstart's model, from the one that acts; the other may hold what it is asked."""
         request = {"kind": "model", "uri": "file:model", "namespace": "default"}
         digests = list[str]()
 

@@ -16,13 +16,13 @@ Json = dict[str, Any]
 
 
 def stored(namespace: str) -> list[Json]:
-    """Objects of the fixture as `weft convert` leaves them."""
+    """Return objects of the fixture as `weft convert` leaves them."""
     found = yaml.safe_load_all(STORED.read_text().replace("NAMESPACE", namespace))
     return [dict(convert(obj).obj) for obj in found]
 
 
 def take_in(stage: Stage, obj: Json) -> None:
-    """As etcd has it: the object with its finalizers, and its status."""
+    """Store an object as etcd has it, with its finalizers and its status."""
     kind, name = obj["kind"].lower(), obj["metadata"]["name"]
     folder = stage.control_plane.folder / "stored"
     folder.mkdir(exist_ok=True)
@@ -35,7 +35,7 @@ def take_in(stage: Stage, obj: Json) -> None:
 
 
 def lost(before: Any, after: Any, path: str = "") -> list[str]:
-    """Every path of `before` that `after` does not have with the same value."""
+    """Return every path of `before` that `after` does not have with the same value."""
     if isinstance(before, dict):
         fields: Json = before  # pyright: ignore[reportUnknownVariableType]
         within = after if isinstance(after, dict) else {}
@@ -81,7 +81,7 @@ def test_every_field_of_what_was_stored_is_kept_and_what_was_ready_is_ready_agai
 
 
 def _steady(status: Json) -> Json:
-    """Conditions by type, and without what says when a scheduler or a generation was seen."""
+    """Return conditions by type, and without what says when a scheduler or a generation was seen."""
     conditions = {
         one["type"]: {k: v for k, v in one.items() if k != "observedGeneration"} for one in status["conditions"]
     }

@@ -61,7 +61,7 @@ class Webhook:
         self._thread.join(PATIENCE_S)
 
     def wait_for(self, ref: Ref, obj: Object | None) -> None:
-        """Until the watch has told of exactly this version, or (None) that there is no such object any more."""
+        """Wait until the watch has told of exactly this version, or (None) that there is no such object any more."""
         wanted = (obj["metadata"]["uid"], obj["metadata"]["resourceVersion"]) if obj else None
         with self._changed:
             assert self._changed.wait_for(lambda: self._seen.get(ref) == wanted, PATIENCE_S), f"{ref} was not told"
@@ -124,13 +124,13 @@ class World:
         self.names = {name: control_plane.create_namespace(name, labels) for name in (PLATFORM, TENANT)}
 
     def placed(self, row: Wish) -> Wish:
-        """The row in our namespaces."""
+        """Return the row in our namespaces."""
         there, wish = in_namespaces(row.there, self.names), in_namespaces(row.wish, self.names)
         says, warns = (in_namespaces(text, self.names) for text in (row.says, row.warns))
         return replace(row, there=there, wish=wish, says=says, warns=warns)
 
     def put(self, manifest: Manifest) -> Object:
-        """Store, with its status, and deleted where it says so; and wait until the webhook knows."""
+        """Store an object, with its status, and deleted where it says so; and wait until the webhook knows."""
         wish = {name: value for name, value in manifest.items() if name not in ("status", "deleted")}
         stored, _ = self.apply(wish)
         if "status" in manifest:
@@ -142,7 +142,7 @@ class World:
         return stored
 
     def apply(self, wish: Manifest, *, dry_run: bool = False) -> tuple[Object, str]:
-        """Create or replace it: what is stored, and what was warned."""
+        """Create or replace an object. Returns what is stored, and what was warned."""
         options: dict[str, Any] = {"dry_run": "All"} if dry_run else {}
         before = self.find(wish)
         if before is None:
@@ -162,7 +162,7 @@ class World:
             raise
 
     def remove(self, manifest: Manifest) -> None:
-        """It is gone, finalizers or not, and the webhook knows."""
+        """Take an object away, finalizers or not, and wait until the webhook knows."""
         stored = self.find(manifest)
         if stored is None:
             return
@@ -184,7 +184,7 @@ def _ref(manifest: Manifest) -> Ref:
 
 
 def asked_when() -> list[Manifest]:
-    """The chart's conditions for asking."""
+    """Return the chart's conditions for asking."""
     objects = yaml.safe_load_all((chart.GOLDEN / "default.yaml").read_text())
     (found,) = [obj for obj in objects if obj["kind"] == "ValidatingWebhookConfiguration"]
     one, other = [hook["matchConditions"] for hook in found["webhooks"]]
@@ -193,7 +193,7 @@ def asked_when() -> list[Manifest]:
 
 
 def configuration(control_plane: Cluster, port: int, name: str = LABEL) -> Manifest:
-    """As the chart's, for namespaces with our label, and with more patience."""
+    """Return a configuration like the chart's, for namespaces with our label, and with more patience."""
     authority = base64.b64encode(control_plane.authority.crt.read_bytes()).decode()
     hooks = [
         {
@@ -246,9 +246,9 @@ def whole(control_plane: Cluster, webhook: Webhook) -> Iterator[World]:
 
 
 def wait_until_asked(world: World) -> None:
-    """API servers learn of a configuration a moment later: until then they ask nobody.
+    """Wait until the API server asks: it learns of a configuration a moment later, and until then asks nobody.
 
-    So does kopf of resource definitions that are new: until then it answers for none of them.
+    Kopf learns late of resource definitions that are new: until then it answers for none of them.
     """
     single, wish = (in_namespaces(obj, world.names) for obj in (base(**slots(1)), lora("probe", pinned=True)))
 
@@ -274,7 +274,7 @@ def wait_until_asked(world: World) -> None:
 
 
 def kind_is_unknown(error: ApiException) -> bool:
-    """Whether the webhook answered that it does not know the kind, which the API server makes its own failure."""
+    """True where the webhook answered that it does not know the kind, which the API server makes its own failure."""
     return error.status == 500 and "could not find the requested resource" in str(error.body)
 
 
@@ -370,7 +370,7 @@ def test_while_no_webhook_answers_writes_of_specs_are_refused_and_everything_els
 
 
 def rejection(write: Callable[[], Any]) -> str:
-    """What is said once a write is refused: API servers learn of a configuration a moment later."""
+    """Return what is said once a write is refused: API servers learn of a configuration a moment later."""
     said: list[str] = []
 
     def is_refused() -> bool:

@@ -38,7 +38,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """Of logits: the largest and the mean difference from the oracle's."""
+    """Errors of logits: the largest and the mean difference from the oracle's."""
 
     largest: float
     mean: float
@@ -63,7 +63,7 @@ class Compared:
     judged: Judged
 
     def row(self, name: str) -> str:
-        """Of the table in docs/numerics.md."""
+        """Return the row of the table in docs/numerics.md."""
         ours, theirs, judged = self.ours, self.theirs, self.judged
         return (
             f"| {name} | {MAXIMUM[name]} | {ours.largest:.4f} | {theirs.largest:.4f} | {ours.mean:.5f} "
@@ -72,7 +72,7 @@ class Compared:
 
 
 def rounded(source: Path, to: Path, adapters: dict[str, Path]) -> OracleModel:
-    """A copy of a base and adapters with every tensor in bf16."""
+    """Copy a base and adapters with every tensor in bf16."""
     for name, folder in {"base": source, **adapters}.items():
         shutil.copytree(folder, to / name)
         for file in (to / name).glob("*.safetensors"):
@@ -96,7 +96,7 @@ def oracle_logits(model: OracleModel, texts: list[Text]) -> torch.Tensor:
 
 
 def executor_logits(model: OracleModel, texts: list[Text]) -> list[torch.Tensor]:
-    """One token of every text a step, so that every position has its logits told."""
+    """Feed one token of every text a step, so that every position has its logits told."""
     try:
         executor = native_executor(model, PAGES, PAGE_TOKENS, dtype="bf16")
     except NativeUnavailable as error:
@@ -118,7 +118,7 @@ def errors(found: torch.Tensor, wanted: torch.Tensor) -> Errors:
 
 
 def judge(found: torch.Tensor, wanted: torch.Tensor, maximum: float) -> Judged:
-    """Logits [positions, V]; NaN is beyond any maximum."""
+    """Judge logits [positions, V]; NaN is beyond any maximum."""
     best = wanted.topk(2, dim=-1).values
     clear = best[:, 0] - best[:, 1] > 2 * maximum
     wrong = (found.argmax(-1) != wanted.argmax(-1)) & clear
@@ -134,14 +134,14 @@ def assert_as_stated(compared: Compared, maximum: float) -> None:
 
 
 def random_texts(model: OracleModel, seed: int, count: int) -> list[Text]:
-    """Of 60 tokens; the base and every adapter in turn."""
+    """Draw texts of 60 tokens; the base and every adapter in turn."""
     rng, names = random.Random(seed), ("", *model.adapters)
     tokens = range(model.spec.vocab_size)
     return [Text(names[i % len(names)], rng.choices(tokens, k=60)) for i in range(count)]
 
 
 def quickstart_texts(count: int, seed: int) -> list[Text]:
-    """Sentences with their right answers, of which the answers and their ends are compared."""
+    """Return sentences with their right answers, of which the answers and their ends are compared."""
     sentences = (text for text in tasks().sentences(seed, held_out=True) if len(text) >= 110 and "  " not in text)
     texts: list[Text] = []
     for name, sentence in zip(islice(cycle(TASK_OF), count), sentences, strict=False):
@@ -154,7 +154,7 @@ def quickstart_texts(count: int, seed: int) -> list[Text]:
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_in_bf16_are_near_those_in_fp32(tmp_path, family):
-    """Random weights: no trained model is as blunt, so many positions are near ties; see docs/numerics.md."""
+    """Random weights are blunter than any trained model's, and many positions near ties: docs/numerics.md says more."""
     made = random_model(tmp_path / "fp32", family, 1)
     model = rounded(tmp_path / "fp32" / "base", tmp_path / "bf16", {n: tmp_path / "fp32" / n for n in made.adapters})
     compared = compare(family, model, random_texts(model, 1, 10), random_texts(model, 2, 10))

@@ -25,7 +25,7 @@ POOLS = Sampling(pooling=True)
 
 @pytest.fixture(scope="module", params=[128, 40])
 def oracle(request, make_oracle, tmp_path_factory):
-    """Of a vocabulary that is larger or smaller than a hidden state."""
+    """An oracle with a vocabulary that is larger or smaller than a hidden state."""
     sizes = {
         "vocab_size": request.param,
         "hidden_size": 64,
@@ -53,7 +53,7 @@ def bare(oracle, tmp_path_factory):
 
 
 def expected_state(oracle: Any, adapter: str, prompt: list[int]) -> torch.Tensor:
-    """Behind the final norm, of the last token: what the head is given."""
+    """Return the last token's state behind the final norm: what the head is given."""
     model, found = oracle.model.model, list[torch.Tensor]()
     with model.get_output_embeddings().register_forward_pre_hook(lambda _, given: found.append(given[0])):
         oracle.logits(adapter, prompt)
@@ -61,7 +61,7 @@ def expected_state(oracle: Any, adapter: str, prompt: list[int]) -> torch.Tensor
 
 
 def check(oracle: Any, driver: Any, tolerance: float) -> None:
-    """Texts of several adapters, one longer than a chunk, one of a token, two alike, beside a sequence that decodes."""
+    """Check texts of several adapters, one longer than a chunk, one of a token, two alike, beside one that decodes."""
     rng, texts = random.Random(3), dict[str, tuple[str, list[int]]]()
     driver.post(driver.request("beside", [5, 6], 30, sampling=Sampling(ignore_eos=True)))
     long = [rng.randrange(oracle.vocab_size) for _ in range(100)]

@@ -24,7 +24,7 @@ def oracle(make_oracle, tmp_path_factory):
 
 
 def scores_of(driver: Any, key: str) -> list[TokenLogprob]:
-    """Of a prompt from its second token on, each position once and in order."""
+    """Return the scores of a prompt from its second token on, each position once and in order."""
     found: list[TokenLogprob] = []
     for event in driver.events:
         if isinstance(event, PromptLogprobs) and event.request_id == key:
@@ -35,7 +35,7 @@ def scores_of(driver: Any, key: str) -> list[TokenLogprob]:
 
 
 def check(oracle: Any, driver: Any, tolerance: float) -> None:
-    """Prompts of several adapters, one longer than a chunk, one of a token, beside a sequence that decodes."""
+    """Check prompts of several adapters, one longer than a chunk, one of a token, beside a sequence that decodes."""
     rng, prompts = random.Random(3), dict[str, tuple[str, list[int]]]()
     driver.post(driver.request("beside", [5, 6], 30, sampling=Sampling(ignore_eos=True)))
     for n_tokens, adapter in ((2, ""), (1, "a1"), (100, "a3"), (33, ""), (40, "a2")):

@@ -18,7 +18,7 @@ STEP = StepInput(list(range(20)), (StepRow(0, 20, 0, (0, 1), True),), SegmentPla
 
 
 class Pair(NamedTuple):
-    """Of two tensor ranks: the logits of `steps_of`, and the bytes that rank 0 sends for STEP."""
+    """Two tensor ranks: the logits of `steps_of`, and the bytes that rank 0 sends for STEP."""
 
     numerics_class: str
     steps: list[dict[str, torch.Tensor]]
@@ -64,7 +64,7 @@ def test_stages_of_two_ranks_give_the_bits_of_two_ranks_and_the_tokens_of_one(sq
 
 
 def test_rank_0_sends_its_part_of_the_sums_and_of_the_residual_stream(square):
-    """Of two ranks a sum of n bytes sends n from each: twice in each layer, of both stages together in the pair."""
+    """A sum of n bytes sends n from each of two ranks: twice in each layer, of both stages together in the pair."""
     hidden, layers = 4 * 20 * square.model.spec.hidden_size, square.model.spec.layers
     assert square.pair.sent_bytes == 2 * layers * hidden
     assert (sent_bytes(square.square) - hidden) / (2 * hidden) in range(1, layers)

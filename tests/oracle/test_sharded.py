@@ -55,13 +55,13 @@ def pair(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pai
 
 
 def prompts_of(model: OracleModel, seed: int) -> dict[str, tuple[str, list[int]]]:
-    """key -> (adapter, tokens): the base and every adapter, twice."""
+    """Return key -> (adapter, tokens): the base and every adapter, twice."""
     rng, names = random.Random(seed), ("", *model.adapters) * 2
     return {f"s{i}": (name, rng.choices(range(128), k=rng.randint(1, 40))) for i, name in enumerate(names)}
 
 
 def answered(pair: Pair, executor: Any) -> tuple[dict[str, list[int]], float]:
-    """Greedy answers of one mixed batch, prompts in two chunks; the largest error of prompts' logits by the oracle."""
+    """Return greedy answers of one mixed batch, prompts in two chunks, and logits' largest error by the oracle."""
     rows, prompts = Rows(pair.model, executor, PAGES, PAGE_TOKENS), prompts_of(pair.model, 3)
     for key, (adapter, tokens) in prompts.items():
         rows.add(key, tokens, adapter, room=ANSWER)
@@ -90,7 +90,7 @@ def test_two_ranks_give_the_tokens_of_one_and_the_logits_of_the_oracle(pair):
 
 
 def widths(pair: Pair, adapters: set[str]) -> list[list[int]]:
-    """[layer][site]: the widest of these adapters, its stacked true ranks, as the files have them."""
+    """Return [layer][site]: the widest of these adapters, its stacked true ranks, as the files have them."""
     found = [[0] * len(SITES) for _ in range(pair.model.spec.layers)]
     for name in adapters:
         tensors = map_tensors(pair.model.folder / name / "adapter_model.safetensors")
@@ -106,7 +106,7 @@ def widths(pair: Pair, adapters: set[str]) -> list[list[int]]:
 
 
 def bytes_of_a_step(pair: Pair, tokens: int, adapters: set[str], ranks: int = 2) -> int:
-    """The formula of `model.tensor_parallel`, of rank 0, in fp32."""
+    """Return the bytes by the formula of `model.tensor_parallel`, of rank 0, in fp32."""
     total = pair.model.spec.layers * 2 * (2 * (ranks - 1) * tokens * pair.model.spec.hidden_size * 4 // ranks)
     for row in widths(pair, adapters):
         for site, width in enumerate(row):
@@ -119,7 +119,9 @@ def bytes_of_a_step(pair: Pair, tokens: int, adapters: set[str], ranks: int = 2)
 
 @pytest.mark.parametrize("names", [[], ["a0"], ["a4"], ["a1", ""], ["a0", "a3", "", "a2"], ["a3"] * 5])
 def test_bytes_on_the_wire_are_those_of_the_formula(pair, names):
-    """They follow tokens and the widest rank, not the number of adapters; a base step has the base's two sums alone."""
+    """Bytes follow tokens and the widest rank, not the number of adapters; a base step has the base's two sums
+    alone.
+    """
     slots = {name: slot for slot, name in enumerate(dict.fromkeys(names)) if name}
     ranks = {slot: load(pair.ranks, slot, pair.model.folder / name).site_rank for name, slot in slots.items()}
     rows = [StepRow(7 * i, 7 * i + 7, 0, (i,), True) for i in range(len(names) or 1)]

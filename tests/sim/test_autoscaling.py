@@ -31,7 +31,7 @@ def deployment(least: int, most: int) -> Deployment:
 
 
 def sizes(world: World, seconds: float, count: int) -> list[int]:
-    """Runners that are up, over so many seconds; `count` requests arrive in the first one."""
+    """Count the runners that are up, over `seconds` seconds; `count` requests arrive in the first one."""
     clock, found = world.clock, list[int]()
     begin, first = clock.now, len(world.clients)
     for number in range(first, first + count):

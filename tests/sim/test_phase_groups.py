@@ -41,14 +41,14 @@ def deployment(**size: object) -> Deployment:
 
 
 def groups(world: World) -> tuple[int, int]:
-    """Runners that are up, of the group for prompts and of that for tokens."""
+    """Count the runners that are up, of the group for prompts and of that for tokens."""
     shells = [runner.shell for runner in world.runners.values() if runner.up]
     roles = Counter(shell.spec.role for shell in shells if isinstance(shell, RunnerShell))
     return roles[RunnerRole.PROMPT], roles[RunnerRole.TOKEN]
 
 
 def serve(world: World, seconds: int, per_s: float, prompt_tokens: int, answer_tokens: int) -> list[tuple[int, int]]:
-    """The groups after each second, while so many requests arrive in each."""
+    """Return the groups after each second, while `per_s` requests arrive in each."""
     clock, found = world.clock, list[tuple[int, int]]()
     begin, first = clock.now, len(world.clients)
     for number in range(first, first + round(seconds * per_s)):

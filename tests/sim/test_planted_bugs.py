@@ -29,7 +29,7 @@ OTHER_TEXT = "differs from the undisturbed|ends by"
 
 
 def lost_token(patch: pytest.MonkeyPatch) -> None:
-    """The first token after a migration is dropped."""
+    """Drop the first token after a migration."""
     append = RequestStream._append
 
     def patched(self: RequestStream, event: SequenceTokens) -> str:
@@ -40,7 +40,7 @@ def lost_token(patch: pytest.MonkeyPatch) -> None:
 
 
 def double_token(patch: pytest.MonkeyPatch) -> None:
-    """A step that comes twice counts twice."""
+    """Count a step twice that comes twice."""
     step = RequestStream._step
 
     def patched(self: RequestStream, event: SequenceTokens, now: float) -> Sequence[Any]:
@@ -51,7 +51,7 @@ def double_token(patch: pytest.MonkeyPatch) -> None:
 
 
 def leaked_page(patch: pytest.MonkeyPatch) -> None:
-    """A page of a sequence that ends is not free again, and the runner itself does not check."""
+    """Keep a page of a sequence that ends, and have the runner itself not check."""
     release = PageTable.release
 
     def patched(self: PageTable, key: str, *, forget: bool = False) -> int:
@@ -65,12 +65,12 @@ def leaked_page(patch: pytest.MonkeyPatch) -> None:
 
 
 def starved_request(patch: pytest.MonkeyPatch) -> None:
-    """Overtaking is not counted."""
+    """Do not count overtaking."""
     patch.setattr(QueuePass, "count", lambda _, overtaken: [*overtaken])
 
 
 def two_owners(patch: pytest.MonkeyPatch) -> None:
-    """A preempted sequence is not stopped at its runner."""
+    """Do not stop a preempted sequence at its runner."""
     fail = RequestStream._fail_epoch
 
     def patched(self: RequestStream, *arguments: Any, stop: bool = False, **how: Any) -> Any:
@@ -80,7 +80,7 @@ def two_owners(patch: pytest.MonkeyPatch) -> None:
 
 
 def wrong_adapter(patch: pytest.MonkeyPatch) -> None:
-    """Rows run with the adapter of the lowest slot."""
+    """Run rows with the adapter of the lowest slot."""
     slot_of = AdapterManager.slot_of
 
     def patched(self: AdapterManager, digest: str) -> int:
@@ -90,7 +90,7 @@ def wrong_adapter(patch: pytest.MonkeyPatch) -> None:
 
 
 def epoch_twice(patch: pytest.MonkeyPatch) -> None:
-    """Every tenth epoch was given before."""
+    """Give every tenth epoch a second time."""
     next_epoch = Numbers.next_epoch
 
     def patched(self: Numbers) -> Epoch:
@@ -101,25 +101,25 @@ def epoch_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 def shared_across_adapters(patch: pytest.MonkeyPatch) -> None:
-    """Requests of different adapters share prefix pages."""
+    """Let requests of different adapters share prefix pages."""
     name = PrefixReuse.chain
     patch.setattr(PrefixReuse, "chain", lambda self, start: name(self, replace(start, adapter="")))
 
 
 def disordered_prefix(patch: pytest.MonkeyPatch) -> None:
-    """Pages of earlier prompts come back from host memory in the wrong order."""
+    """Bring pages of earlier prompts back from host memory in the wrong order."""
     find = HostPrefixes.find
     patch.setattr(HostPrefixes, "find", lambda self, names: find(self, names)[::-1])
 
 
 def endless_preemption(patch: pytest.MonkeyPatch) -> None:
-    """Reports do not say that a sequence stays."""
+    """Do not say in reports that a sequence stays."""
     state = Reporter._sequence_state
     patch.setattr(Reporter, "_sequence_state", lambda self, sequence: state(self, sequence)._replace(stays=False))
 
 
 def lost_outcome(patch: pytest.MonkeyPatch) -> None:
-    """Outcomes that no scheduler has acknowledged are not sent again."""
+    """Do not send outcomes again that no scheduler has acknowledged."""
     resubmit = Gateway._resubmit
 
     def patched(self: Gateway, now: float) -> Iterator[Any]:
@@ -129,7 +129,7 @@ def lost_outcome(patch: pytest.MonkeyPatch) -> None:
 
 
 def pages_behind(patch: pytest.MonkeyPatch) -> None:
-    """What is sent of a chunk ends a page too early, and the last pages are those before them."""
+    """End what is sent of a chunk a page too early; the last pages are those before them."""
     send_pages = KvTransfers.send_pages
 
     def patched(self: KvTransfers, one: OutgoingKv, pages: list[int], until: int, **how: bool) -> None:
@@ -139,7 +139,7 @@ def pages_behind(patch: pytest.MonkeyPatch) -> None:
 
 
 def prompt_runner_left_alone(patch: pytest.MonkeyPatch) -> None:
-    """Where an epoch ends only the runner that receives KV is stopped, and one that sends never gives up."""
+    """Stop, where an epoch ends, only the runner that receives KV; one that sends never gives up."""
     stop_all = RequestStream._stop_all
 
     def patched(self: RequestStream, *args: Any, **kwargs: Any) -> Any:
@@ -155,7 +155,7 @@ def prompt_runner_left_alone(patch: pytest.MonkeyPatch) -> None:
 
 
 def batch_keeps_capacity(patch: pytest.MonkeyPatch) -> None:
-    """No line of a batch leaves its runner for an interactive request."""
+    """Let no line of a batch leave its runner for an interactive request."""
     patch.setattr("weft_scheduler.core.cycle.preempt_batch", lambda *_: None)
 
 

@@ -71,7 +71,7 @@ def rules() -> list[Json]:
 
 
 def expressions() -> Iterator[tuple[str, str]]:
-    """Where it stands, and the expression, of every rule and panel."""
+    """Yield where it stands, and the expression, of every rule and panel."""
     for rule in rules():
         yield rule.get("alert") or rule["record"], rule["expr"]
     for path in DASHBOARDS:
@@ -85,7 +85,7 @@ def expressions() -> Iterator[tuple[str, str]]:
 
 
 def read(expression: str) -> tuple[set[str], set[str]]:
-    """PromQL -> names of series, and the labels that it groups or selects by."""
+    """Parse PromQL into the names of series, and the labels that it groups or selects by."""
     text = re.sub(r'"[^"]*"', '""', expression)
     selected = {label for inner in re.findall(r"\{([^}]*)\}", text) for label in re.findall(r"(\w+)\s*[=!]", inner)}
     grouped = {label for inner in re.findall(r"\b(?:by|on)\s*\(([^)]*)\)", text) for label in re.findall(r"\w+", inner)}

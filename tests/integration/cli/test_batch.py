@@ -22,7 +22,7 @@ ERRORS = b"".join(json.dumps(line).encode() + b"\n" for line in FAILED)
 
 
 class Gateway(LoopbackServer):
-    """One batch, a status further with each look; `away`: so many requests find nobody."""
+    """One batch, a status further with each look; `away`: the number of requests that find nobody."""
 
     def __init__(self) -> None:
         self.statuses = ["validating", "in_progress", "completed"]

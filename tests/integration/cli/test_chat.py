@@ -95,7 +95,7 @@ def gateway() -> Iterator[Gateway]:
 
 @pytest.fixture(autouse=True)
 def no_key(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
-    """And what is printed is for the test alone."""
+    """Have no key; what is printed is for the test alone."""
     monkeypatch.delenv("WEFT_API_KEY", raising=False)
     yield
     capfd.readouterr()

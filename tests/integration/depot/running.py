@@ -33,7 +33,7 @@ class Process:
         self.says("listen=")
 
     def _read(self) -> None:
-        """All it says, to the end: a pipe that nobody empties stops the process."""
+        """Read all it says, to the end: a pipe that nobody empties stops the process."""
         for line in self.popen.stderr or ():
             if found := re.search(r"listen=(\S+)", line):
                 self.url = f"http://{found[1]}"
@@ -55,12 +55,12 @@ class Process:
         return self.wait()
 
     def wait(self) -> int:
-        """Its exit code, once it has said everything."""
+        """Return the process's exit code, once it has said everything."""
         self._reading.join(PATIENCE_S)
         return self.popen.wait(PATIENCE_S)
 
     def close(self) -> None:
-        """Whether it has ended or not."""
+        """End the process, whether it has ended or not."""
         self.popen.kill()
         self._reading.join()
         processes.end(self.popen)

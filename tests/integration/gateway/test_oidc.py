@@ -91,7 +91,7 @@ async def verifier(issuer: Issuer) -> AsyncIterator[TokenVerifier]:
 
 
 async def namespace_of(verifier: TokenVerifier, token: str) -> str:
-    """As a client that tries again until the token's key is known."""
+    """Return the namespace as a client learns it that tries again until the token's key is known."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
             with contextlib.suppress(KeyPending, BadToken):
@@ -100,7 +100,7 @@ async def namespace_of(verifier: TokenVerifier, token: str) -> str:
 
 
 def _hs256_with_the_public_key(issuer: Issuer) -> str:
-    """The confusion of RFC 8725, section 2.1. The library itself refuses to make such a token."""
+    """Make the confusion of RFC 8725, section 2.1. The library itself refuses to make such a token."""
     public = RSA.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     parts = [{"alg": "HS256", "kid": "rsa"}, issuer.claims()]
     text = b".".join(base64.urlsafe_b64encode(orjson.dumps(part)).rstrip(b"=") for part in parts)

@@ -22,7 +22,7 @@ PODS = [SERVER, CLIENT, STRANGER]
 
 
 def rules(spec: dict[str, Any]) -> list[str]:
-    """Those of the server's own chain, and of nobody else's: nobody else is selected."""
+    """Return the rules of the server's own chain; nobody else is selected, and has none."""
     lines = restore_input([policy(spec)], PODS, NAMESPACES, ("10.0.0.9",)).splitlines()
     assert {"-A WEFT-POLICIES -s 10.0.0.9 -j RETURN", "-A WEFT-POLICIES -d 10.0.0.9 -j RETURN"} <= set(lines)
     (chain,) = [line.split()[0][1:] for line in lines if line.startswith(":WEFT-POLICIES-")]

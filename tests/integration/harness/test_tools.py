@@ -1,4 +1,4 @@
-"""Where tools lie is decided by everything that decides what they are; what is there is whole."""
+"""A tool's folder follows from everything that decides what the tool is; what is there is whole."""
 
 import os
 import time

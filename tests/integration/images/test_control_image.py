@@ -59,7 +59,7 @@ def base_python(folder: Path) -> Path:
 
 
 def copy(sources: list[str], target: Path) -> None:
-    """As COPY does: a folder's content into the target, files to it or into it."""
+    """Copy as COPY does: a folder's content into the target, files to it or into it."""
     for name in sources:
         origin = ROOT / name
         if origin.is_dir():

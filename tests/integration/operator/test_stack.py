@@ -67,7 +67,7 @@ def described(data_dir: Path) -> dict[str, Any]:
 
 
 def pidfds(data_dir: Path) -> list[int]:
-    """Of all components, once they are started."""
+    """Open a pidfd of every component, once they are started."""
     wait_until(lambda: all(component["pid"] for component in components(data_dir).values()), "all have a process")
     return [os.pidfd_open(component["pid"]) for component in components(data_dir).values()]
 
@@ -123,7 +123,7 @@ def test_a_stack_serves_mends_itself_and_leaves_nothing_whichever_way_it_ends(tm
 
 
 def tells_what_is_wrong(said: str) -> None:
-    """Of `MISSING`, by name and reason, also in a start that finds it in its folder."""
+    """Assert that `MISSING` is told by name and reason, also in a start that finds it in its folder."""
     assert "ServingPool default/base: SourceNotFound" in said
     assert "SchemeNotAllowed" not in said, "the file root of the first life is that of the next"
     assert "Traceback" not in said

@@ -133,7 +133,7 @@ def test_as_many_batches_are_in_flight_as_there_are_stages_and_each_has_its_part
 
 
 def test_chunks_of_a_prompt_that_choose_nothing_are_not_waited_for(driver_of, stages):
-    """They follow each other through the stages; the last one brings the token."""
+    """Chunks follow each other through the stages; the last one brings the token."""
     driver, prompt = driver_of(batch=BatchLimits(max_batch_tokens=32)), [5, 6, 7, 8] * 36
     with held(stages):
         driver.post(driver.request("r", prompt, 3, sampling=GREEDY))

@@ -141,7 +141,7 @@ def test_an_engine_whose_stage_fails_ends(files, drive):
 
 @pytest.fixture
 def native_files(tmp_path: Path, new_world: Any, small_config: dict[str, Any]) -> dict[str, Path]:
-    """Of sizes that two native ranks share."""
+    """Write files of sizes that two native ranks share."""
     sizes = {"vocab_size": 64, "head_dim": 16, "hidden_size": 64, "intermediate_size": 64}
     world = new_world(tmp_path / "native", small_config | sizes)
     world.write_base()
@@ -151,7 +151,7 @@ def native_files(tmp_path: Path, new_world: Any, small_config: dict[str, Any]) -
 @pytest.mark.slow
 @pytest.mark.usefixtures("killed_at_the_end")
 def test_a_native_rank_that_waits_for_one_that_is_killed_ends_at_once(native_files):
-    """It waits in memory that they share, where nothing says that the other is gone: the watch does."""
+    """A rank waits in memory that they share, where nothing says that the other is gone: the watch does."""
     with split(native_files, executor="cpu") as ranks, ThreadPoolExecutor(1) as thread:
         ranks.run(STEP)
         os.kill(ranks.workers[0], signal.SIGSTOP)

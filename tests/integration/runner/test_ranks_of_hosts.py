@@ -334,7 +334,7 @@ def wait_for(address: tuple[str, int]) -> socket.socket:
 
 
 def test_a_step_that_ran_here_before_is_sent_without_its_arrays() -> None:
-    """As the profile of a runner sends it, step by step the same one."""
+    """Send a step as the profile of a runner does, step by step the same one."""
     one, other = (TcpChannel(end) for end in tcp_pair())
     step = StepInput([1, 2], (StepRow(0, 2, 0, (3,), samples=True),), SegmentPlan(2, ()))
     arrays = step.arrays

@@ -184,7 +184,7 @@ class Gateway:
                         return tokens, sequence.finish
 
     async def answers(self, *request_ids: str) -> dict[str, list[int]]:
-        """Of requests that run at the same time."""
+        """Return the answers of requests that run at the same time."""
         tokens: dict[str, list[int]] = {request_id: [] for request_id in request_ids}
         running = set(request_ids)
         while running:

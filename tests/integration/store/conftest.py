@@ -22,7 +22,7 @@ def dialect(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def url(dialect: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[URL]:
-    """Of an empty database."""
+    """The URL of an empty database."""
     if dialect == "sqlite":
         yield sqlite_url(tmp_path / "weft.sqlite")
         return

@@ -32,7 +32,7 @@ def dialect() -> str:
 
 @pytest.fixture
 async def two(engine: AsyncEngine, url: URL) -> AsyncIterator[tuple[AsyncEngine, AsyncEngine]]:
-    """As two supervisors have the store open."""
+    """Two engines, as two supervisors have the store open."""
     other = open_database(url)
     yield engine, other
     await other.dispose()
@@ -75,7 +75,7 @@ async def test_outcomes_that_several_supervisors_store_at_once_count_once(
     batches = [draw.sample(rows, draw.randint(1, 40)) for _ in range(24)]
 
     async def store(engine: AsyncEngine, batches: list[list[Outcome]]) -> list[str]:
-        """As a journal does: one batch after the other."""
+        """Store as a journal does: one batch after the other."""
         return [new for batch in batches for new in await outcomes.record(engine, batch, now_unix_ms=NOW)]
 
     told = await asyncio.gather(*(store(engine, batches[i::2]) for i, engine in enumerate(engines)))

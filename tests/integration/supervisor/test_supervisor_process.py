@@ -102,7 +102,7 @@ async def predicted(predictor: PredictorStub, *request_ids: str) -> None:
 
 
 async def learned(predictor: PredictorStub, outcomes: int) -> None:
-    """Poll until the model has learned so many outcomes, by its version."""
+    """Poll until the model has learned `outcomes` outcomes, by its version."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
             answer = await predictor.Predict(predictor_pb2.PredictRequest(), wait_for_ready=True)

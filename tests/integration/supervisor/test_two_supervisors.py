@@ -45,7 +45,7 @@ async def test_a_url_of_no_postgresql_ends_the_start_without_repeating_it(tmp_pa
 
 @pytest.fixture(scope="module")
 def url(postgres: Postgres) -> Iterator[URL]:
-    """Of a database for all of them."""
+    """The URL of a database for all of them."""
     with postgres.database() as made:
         yield made
 

@@ -133,7 +133,7 @@ def test_without_a_home_the_temporary_folder_serves(what: Sources, tmp_path: Pat
 
 
 def test_a_library_that_the_system_does_not_load_is_sought_in_the_next_place(what: Sources, tmp_path: Path):
-    """As on a file system that is mounted noexec: the file is whole, and still cannot be loaded."""
+    """The file is whole, and still cannot be loaded, as on a file system that is mounted noexec."""
     told = environment(tmp_path / "home", TMPDIR=str(tmp_path / "temporary"))
     one_level = Sources(what.folder, "aarch64")
     places = [place.get(one_level, find_compiler(told)) for place in cache_folders(told)]
@@ -142,7 +142,7 @@ def test_a_library_that_the_system_does_not_load_is_sought_in_the_next_place(wha
 
 
 def not_loadable(library: Path) -> None:
-    """Whole, as far as its checksum says, and still nothing that the system loads."""
+    """Write a library that is whole, as far as its checksum says, and still nothing that the system loads."""
     library.write_text("text")
     library.with_name(CHECKSUM).write_text(hashlib.sha256(b"text").hexdigest())
 

@@ -1,4 +1,4 @@
-"""Where the threads of a pool run."""
+"""The CPUs that the threads of a pool run on."""
 
 import os
 from pathlib import Path

@@ -50,7 +50,7 @@ def no_compiler(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def run_build(project: Path, folder: Path, code: str = "build_wheel", **more: str) -> subprocess.CompletedProcess[str]:
-    """As a build front end would, in this environment: nothing is downloaded."""
+    """Build as a build front end would, in this environment: nothing is downloaded."""
     folder.mkdir(parents=True, exist_ok=True)
     environment = {name: value for name, value in os.environ.items() if name not in ("CXX", "WEFT_WHEEL_KERNELS")}
     return subprocess.run(

@@ -35,7 +35,7 @@ def choosers(library: Library) -> dict[str, NativeSampler]:
 
 
 def told(choices: list[SampledToken | None]) -> list[str]:
-    """As text: floats to the last bit, and a NaN would show."""
+    """Return choices as text: floats to the last bit, and a NaN would show."""
     return [repr(choice) for choice in choices]
 
 

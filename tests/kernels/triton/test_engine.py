@@ -65,7 +65,7 @@ def test_texts_are_the_references_while_adapters_come_and_go(gpu: Gpu, tmp_path:
 
 
 def played(executor: Executor, source: Folders, asks: Sequence[Ask]) -> list[list[int]]:
-    """As many pages as the executor has are more than enough: adapters leave for want of slots."""
+    """Play requests with the executor's pages, which are more than enough: adapters leave for want of slots."""
     limits = PoolLimits(
         total_pages=ROWS * 40, page_tokens=PAGE_TOKENS, max_sequences=ROWS, max_adapters=SLOTS,
         max_context_tokens=CONTEXT, vocab_size=SHAPE.vocab, batch=BatchLimits(max_prefills=2, max_batch_tokens=64),
@@ -80,7 +80,7 @@ def played(executor: Executor, source: Folders, asks: Sequence[Ask]) -> list[lis
 
 
 def asked(folder: Path) -> tuple[list[Ask], Folders]:
-    """Requests in turn over adapters and the base."""
+    """Make requests in turn over adapters and the base."""
     rng, source = random.Random(0), Folders()
     for number in range(ADAPTERS):
         source.paths[f"a{number}"] = adapter(folder, "checked", SHAPE, number, RANKS[number % len(RANKS)])
@@ -94,7 +94,7 @@ def asked(folder: Path) -> tuple[list[Ask], Folders]:
 def assert_same_text(
     weights: ModelWeights, source: Folders, ask: Ask, number: int, ours: list[int], theirs: list[int]
 ) -> None:
-    """Or one that parts from it where the two best tokens are all but equal."""
+    """Assert the same text, or one that parts from it where the two best tokens are all but equal."""
     at = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b), None)
     if at is None:
         return
@@ -106,7 +106,7 @@ def assert_same_text(
 
 
 def best_gap(weights: ModelWeights, source: Folders, ask: Ask, text: list[int]) -> float:
-    """How far the reference's best next token is ahead of its second one."""
+    """Return how far the reference's best next token is ahead of its second one."""
     spec, slot = spec_of(SHAPE, CONTEXT), None
     driven = reference_executor(spec, weights, 1, 1)
     if ask.adapter:

@@ -81,7 +81,7 @@ def test_rows_without_a_finite_largest_have_no_token_and_the_others_do(device: t
 def drawn(
     logits: torch.Tensor, draws: Sequence[SamplingArgs], device: torch.device, listed: int = LISTED
 ) -> list[int | None]:
-    """By the device, as an executor would ask for it."""
+    """Choose tokens on the device, as an executor would ask for it."""
     assert len(logits) == len(draws)
     logits = logits.to(device)
     places = [

@@ -22,7 +22,7 @@ MODEL = ServedModel("small", 4, 1_000, 0)
 
 
 class Linear:
-    """Of every amount of a step."""
+    """A model that is linear in every amount of a step."""
 
     def __init__(self, scale: float = 1.0) -> None:
         self.scale = scale

@@ -76,7 +76,7 @@ class Random {  // SplitMix64: weights need more numbers than an input has
 const float kWild[] = {NAN, INFINITY, -INFINITY, 3.4e38f, -3.4e38f, 1e-40f, -0.0f, 1e30f};
 const double kStrange[] = {0.0, 1.0, NAN, INFINITY, -INFINITY, -1.0, 1e-320, 1e308, 0.5, 1e-9, 2.0, 0.999999};
 
-// ---- memory of exactly so many elements, 64-byte aligned
+// ---- memory of exactly `n` elements, 64-byte aligned
 
 template <class T>
 class Buffer {
