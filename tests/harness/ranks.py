@@ -16,9 +16,9 @@ import torch
 
 from harness.waiting import PATIENCE_S
 from weft.artifacts.adapter_config import parse_adapter_config
-from weft_runner import torch_executors
-from weft_runner.cpu_executors import ModelSource
-from weft_runner.executors import make_executor
+from weft_runner.executors import split as split_executors
+from weft_runner.executors.source import ModelSource
+from weft_runner.executors.table import make_executor
 from weft_runner.model.adapter_store import AdapterFiles, map_tensors
 from weft_runner.model.checkpoint import read_spec
 from weft_runner.model.tensor_parallel import ProcessGroup
@@ -75,8 +75,8 @@ def staged(
 
 
 def _patient(settings: RunnerSettings, files: dict[str, Path], patience_s: float) -> Any:
-    """Make what a runner makes, but for the patience of its ranks."""
-    with mock.patch.object(torch_executors, "PATIENCE_S", patience_s):
+    """What a runner makes, but for the patience of its ranks."""
+    with mock.patch.object(split_executors, "PATIENCE_S", patience_s):
         return make_executor(settings, base_of(files))
 
 

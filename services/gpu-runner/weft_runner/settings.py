@@ -290,6 +290,10 @@ class RunnerSettings:
         here = self.ranks // self.hosts
         return range(self.host.index * here, (self.host.index + 1) * here)
 
+    def gpu_of(self, rank: int) -> int:
+        """Number a rank's GPU on its host."""
+        return rank % len(self.ranks_here)
+
     @property
     def ranks_listen(self) -> str:
         """The address at which rank 0 takes those of other hosts."""

@@ -10,10 +10,10 @@ import pytest
 
 from weft.domain.model.config import ModelSpec
 from weft_kernels.cpu.errors import NativeUnavailable
-from weft_runner import cpu_executors, torch_executors
-from weft_runner.cpu_executors import ModelSource
 from weft_runner.errors import ExecutorUnavailable, OutOfMemory
-from weft_runner.executors import make_executor, offload_gpu
+from weft_runner.executors import cpu, cuda, memory
+from weft_runner.executors.source import ModelSource
+from weft_runner.executors.table import make_executor, settle_executor
 from weft_runner.model.memory_estimate import REQUESTS_BYTES, MemoryLimit
 from weft_runner.model.reference.executor import ReferenceExecutor
 from weft_runner.settings import RunnerSettings, parse_settings
@@ -49,26 +49,26 @@ def no_library(monkeypatch) -> None:
     def load(*args: Any) -> Any:
         raise NativeUnavailable("no compiler: tried c++, g++, clang++")
 
-    monkeypatch.setattr(cpu_executors, "load", load)
+    monkeypatch.setattr(cpu, "load", load)
 
 
 @pytest.fixture
 def any_model(monkeypatch) -> None:
     """The small model's sizes do not matter: the library is what is missing."""
-    monkeypatch.setattr(cpu_executors, "unsupported_reason", no_fault)
+    monkeypatch.setattr(cpu, "unsupported_reason", no_fault)
 
 
-def test_without_a_gpu_driver_torch_is_not_imported(world, monkeypatch):
+def test_without_a_gpu_driver_torch_is_not_imported(world, any_model, monkeypatch):
     def no_driver(name: str) -> Any:
         raise OSError(f"{name}: cannot open shared object file")
 
     monkeypatch.setattr(ctypes, "CDLL", no_driver)
-    monkeypatch.setitem(sys.modules, "weft_runner.torch_executors", None)  # an import of it is an error
-    assert offload_gpu(settings(), world.spec) is None
+    monkeypatch.setitem(sys.modules, "weft_runner.executors.cuda", None)  # an import of it is an error
+    assert settle_executor(settings(), world.spec)[0].executor == "cpu"
 
 
 def test_memory_that_holds_the_model_and_no_requests_is_too_little(base, monkeypatch):
-    monkeypatch.setattr(cpu_executors, "available_memory", lambda: MemoryLimit(REQUESTS_BYTES, "this container"))
+    monkeypatch.setattr(memory, "available_memory", lambda: MemoryLimit(REQUESTS_BYTES, "this container"))
     with pytest.raises(OutOfMemory, match=r"requests 0\.03 GiB\), and this container has 0\.03 GiB left"):
         make_executor(settings("--executor=reference"), base)
 
@@ -92,7 +92,7 @@ def test_without_a_library_the_reference_serves_and_the_log_says_why_and_what_it
 @pytest.mark.parametrize("how", [["--executor=auto"], ["--executor=cuda"], ["--pipeline-parallel=2"]])
 def test_who_names_an_attention_of_gpus_is_not_served_by_a_cpu(base, how, monkeypatch):
     """Under the interpreter our kernels would run, and FlashInfer does not. What else the model lacks is not asked."""
-    monkeypatch.setattr(torch_executors, "unsupported_on_gpu", lambda *_: "")
+    monkeypatch.setattr(cuda, "unsupported_on_gpu", lambda *_: "")
     with pytest.raises(ExecutorUnavailable, match="--attention flashinfer needs a GPU"):
         make_executor(settings("--attention=flashinfer", *how), base)
 
@@ -118,11 +118,21 @@ def test_without_torch_what_needs_it_is_refused_and_the_extra_is_named(base, no_
         make_executor(settings(flag), base)
 
 
-def test_without_torch_a_model_that_the_native_executor_cannot_serve_is_refused_with_both_reasons(
+def test_without_torch_a_model_that_the_native_executor_cannot_serve_is_refused_with_every_reason(
     base, no_torch, no_library, any_model
 ):
-    with pytest.raises(ExecutorUnavailable, match=r"no compiler.*; the reference executor: torch is not installed"):
+    why = "torch is not installed: pip install 'weft[torch]'"
+    with pytest.raises(ExecutorUnavailable) as refused:
         make_executor(settings(), base)
+    assert str(refused.value) == (
+        f"the cuda executor: {why}; the cpu executor: no compiler: tried c++, g++, clang++; "
+        f"the reference executor: {why}"
+    )
+
+
+def test_a_model_that_the_native_executor_cannot_offload_is_not_served_whole_instead(base, no_library, any_model):
+    with pytest.raises(ExecutorUnavailable, match=r"no compiler.*; the reference executor: it does not offload"):
+        make_executor(settings("--offload=device=1000"), base)
 
 
 def test_a_pod_names_its_attention_and_dtype_in_its_environment(monkeypatch, capsys):
@@ -173,7 +183,7 @@ def test_pages_that_the_kernels_cannot_lay_out_are_refused_by_name_or_served_by_
 
 
 def test_a_model_whose_sizes_do_not_fit_is_served_by_the_reference(base, monkeypatch, caplog):
-    monkeypatch.setattr(cpu_executors, "unsupported_reason", odd_heads)
+    monkeypatch.setattr(cpu, "unsupported_reason", odd_heads)
     with caplog.at_level(logging.WARNING, "weft_runner.executors"):
         assert isinstance(make_executor(settings(), base), ReferenceExecutor)
     assert caplog.records[0].__dict__["kv"]["reason"] == "head_dim 7 is odd"

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from harness.ranks import settings_of
 from weft.domain.model.config import parse_spec
-from weft_runner import torch_executors
 from weft_runner.errors import ExecutorUnavailable, KvCacheTooSmall
-from weft_runner.executors import settle_kv_pages
-from weft_runner.kv_pages import fitting_pages
+from weft_runner.executors import cuda
+from weft_runner.executors.memory import fitting_pages
+from weft_runner.executors.table import settle_kv_pages
 from weft_runner.model.cuda.device import GpuUnavailable
 from weft_runner.model.memory_estimate import MemoryEstimate, MemoryLimit, estimate_memory, page_bytes
 from weft_runner.settings import KV_PAGES
@@ -79,7 +79,7 @@ def test_runners_that_differ_by_little_have_the_same_pages():
 
 def in_container(monkeypatch: pytest.MonkeyPatch, left: int, limit: int) -> None:
     found = MemoryLimit(left, "this container", limit, own=True)
-    monkeypatch.setattr("weft_runner.cpu_executors.available_memory", lambda: found)
+    monkeypatch.setattr("weft_runner.executors.memory.available_memory", lambda: found)
 
 
 @pytest.mark.parametrize("executor", ["cpu", "reference"])
@@ -113,7 +113,7 @@ def test_a_number_overrides_the_share_and_a_process_without_a_container_has_the_
     in_container(monkeypatch, 1, 1 << 30)
     assert settle_kv_pages(settings_of(kv_pages=77, kv_memory_fraction=0.01), SMALL).kv_pages == 77
     shared = MemoryLimit(900 << 20, "this machine", 1 << 30)
-    monkeypatch.setattr("weft_runner.cpu_executors.available_memory", lambda: shared)
+    monkeypatch.setattr("weft_runner.executors.memory.available_memory", lambda: shared)
     assert settle_kv_pages(settings_of(kv_pages=0), SMALL).kv_pages == KV_PAGES
 
 
@@ -127,9 +127,7 @@ class PlayedGpu:
 
 def test_gpus_give_what_their_share_holds_and_the_least_of_them_counts(monkeypatch):
     left = [3 * GIB, 2 * GIB]
-    monkeypatch.setattr(
-        torch_executors, "find_gpu", lambda rank=0: PlayedGpu(MemoryLimit(left[rank], f"GPU {rank}", 4 * GIB))
-    )
+    monkeypatch.setattr(cuda, "find_gpu", lambda rank=0: PlayedGpu(MemoryLimit(left[rank], f"GPU {rank}", 4 * GIB)))
     flags: dict[str, Any] = {"executor": "cuda", "kv_pages": 0, "max_rank": 16}
     found = settle_kv_pages(settings_of(**flags), SMALL).kv_pages
     of_page = page_bytes(SMALL, "cuda bf16", 16)
@@ -145,7 +143,7 @@ def test_a_gpu_that_is_asked_for_and_not_there_ends_the_start(monkeypatch):
     def find_gpu(rank: int) -> PlayedGpu:
         raise GpuUnavailable(f"no driver for GPU {rank}")
 
-    monkeypatch.setattr(torch_executors, "find_gpu", find_gpu)
+    monkeypatch.setattr(cuda, "find_gpu", find_gpu)
     with pytest.raises(ExecutorUnavailable, match="no driver for GPU 0"):
         settle_kv_pages(settings_of(executor="cuda", kv_pages=0, max_rank=16), SMALL)
 

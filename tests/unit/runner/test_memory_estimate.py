@@ -16,9 +16,9 @@ from harness.ranks import settings_of
 from weft.domain.model.config import ModelSpec, parse_spec
 from weft.domain.model.packed import packed_bytes
 from weft.domain.model.tensors import model_tensors
-from weft_runner.cpu_executors import ModelSource
 from weft_runner.errors import OutOfMemory
-from weft_runner.executors import make_executor
+from weft_runner.executors.source import ModelSource
+from weft_runner.executors.table import make_executor
 from weft_runner.model.cuda.cuda_graphs import decode_sizes, graph_rows, prompt_sizes
 from weft_runner.model.cuda.step import DeviceStep, decode_shape, prompt_shape
 from weft_runner.model.memory_estimate import (
@@ -231,7 +231,7 @@ def test_a_gpu_that_has_no_room_for_what_steps_work_on_is_told_with_the_flags_th
     def full(*_: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("weft_runner.torch_executors.load_weights", lambda *_, **__: None)
+    monkeypatch.setattr("weft_runner.executors.cuda.load_weights", lambda *_, **__: None)
     monkeypatch.setattr("weft_runner.model.cuda.executor.CudaExecutor", full)
     spec = parse_spec({**small_config, "hidden_size": 64, "intermediate_size": 96})
     settings = settings_of(executor="cuda", page_tokens=16, kv_pages=77, max_rank=16)

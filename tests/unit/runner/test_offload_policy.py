@@ -15,10 +15,10 @@ from weft_kernels.cpu.library import load
 from weft_kernels.cpu.sources import SOURCES
 from weft_operator.core import parse_pool
 from weft_operator.core.runner_config import runner_config
-from weft_runner import torch_executors
-from weft_runner.cpu_executors import ModelSource
 from weft_runner.errors import NoPolicyFits
-from weft_runner.executors import make_executor
+from weft_runner.executors import cpu, cuda
+from weft_runner.executors.source import ModelSource
+from weft_runner.executors.table import make_executor
 from weft_runner.model.checkpoint import read_spec
 from weft_runner.model.cpu.offload import OffloadExecutor
 from weft_runner.model.cuda.device import Gpu
@@ -128,7 +128,7 @@ def test_a_restart_does_not_measure_again(
     def measured(*_: Any) -> MachineRates:
         return MachineRates(next(disks), 5e8, 1e10, 1e10, 2e10, 1e10, 1e10, 1e11, products)
 
-    monkeypatch.setattr(offload_policy, "measure_rates", measured)
+    monkeypatch.setattr(cpu, "measure_rates", measured)
     found = [measured_machine(asked, spec, threads=1) for _ in range(2)]
     assert found[0] == found[1]
     assert said(caplog, "the machine was measured before")
@@ -240,7 +240,7 @@ def test_the_plans_of_weft_plan_offload_are_those_that_a_runner_of_the_pool_find
     rates = MachineRates(
         1e9, 5e8, 1e10, 1e10, 2e10, 1e10, 1e10, 1e11, products, sparse_attention=2e10, one_memory=not gpu
     )
-    monkeypatch.setattr(torch_executors, "find_gpu", lambda _index=0: Gpu(torch.device("cpu")))
+    monkeypatch.setattr(cuda, "find_gpu", lambda _index=0: Gpu(torch.device("cpu")))
     monkeypatch.setattr(offload_policy, "measured_machine", lambda *_: rates)
     addresses = {"listen": "h:1", "probes": "h:2", "supervisor": "h:3", "depot": "http://h:4", "data-dir": folder}
     several = {"host": f"0/{hosts}", "leader": "h:5"} if hosts > 1 else {}

@@ -7,10 +7,10 @@ import torch
 
 from tests.unit.runner.test_kv_pages import GIB, SMALL, MemoryLimit, PlayedGpu, settings_of
 from weft.domain.model.config import ModelSpec
-from weft_runner import torch_executors
-from weft_runner.executors import settle_limits
+from weft_runner.executors import cuda
+from weft_runner.executors.memory import MAX_HOST_MIB, gpu_step_limits, host_mib
+from weft_runner.executors.table import settle_limits
 from weft_runner.settings import RunnerSettings
-from weft_runner.step_limits import MAX_HOST_MIB, gpu_step_limits, host_mib
 
 UNSET: dict[str, Any] = {"max_sequences": 0, "max_batch_tokens": 0}
 
@@ -23,9 +23,9 @@ def found(settings: RunnerSettings, spec: ModelSpec = SMALL) -> tuple[int, int, 
 def played(monkeypatch: pytest.MonkeyPatch, *free: int, host: MemoryLimit | None = None) -> None:
     """Play GPUs that have `free` bytes left of 80 GiB."""
     gpus = [PlayedGpu(MemoryLimit(left, "a GPU", 80 * GIB)) for left in free]
-    monkeypatch.setattr(torch_executors, "find_gpu", lambda rank=0: gpus[rank])
+    monkeypatch.setattr(cuda, "find_gpu", lambda rank=0: gpus[rank])
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
-    monkeypatch.setattr(torch_executors, "available_memory", lambda: host or MemoryLimit(1 << 40, "x", 1 << 40))
+    monkeypatch.setattr(cuda, "available_memory", lambda: host or MemoryLimit(1 << 40, "x", 1 << 40))
 
 
 def test_without_a_gpu_a_step_is_small_and_one_number_bounds_the_other() -> None:

@@ -5,7 +5,10 @@ passes its hidden rows to the rank of its place in the next stage: hidden rows a
 a stage. Logits come from tensor rank 0 of the last stage and go to rank 0.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from weft.domain.model.config import ModelSpec
+from weft_runner.model.partition import Partition, stage_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,3 +33,8 @@ class RankGrid:
 
     def ranks_of_stage(self, stage: int) -> list[int]:
         return [self.rank_of(stage, tensor_rank) for tensor_rank in range(self.tensor)]
+
+    def part_of(self, spec: ModelSpec, rank: int) -> Partition:
+        """Give a rank its part of a model. Raises ExecutorUnavailable."""
+        stage = stage_of(spec, self.stage_of(rank), self.stages)
+        return replace(stage, rank=self.tensor_rank_of(rank), size=self.tensor)

@@ -3,28 +3,19 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from weft.domain.model.config import ModelSpec
 from weft.telemetry.logs import kv
-from weft_kernels.cpu.errors import NativeUnavailable
-from weft_kernels.cpu.library import load
-from weft_kernels.cpu.sources import SOURCES
-from weft_runner.cpu_executors import OffloadPolicy, offload_folder
-from weft_runner.errors import ExecutorUnavailable, NoPolicyFits, OffloadError
-from weft_runner.executors import offload_gpu
-from weft_runner.model.cpu.machine_rates import measure_rates
-from weft_runner.model.tiers.budget import formats_of
-from weft_runner.model.tiers.kept_rates import kept_rates, rates_identity
+from weft_runner.errors import NoPolicyFits, OffloadError
+from weft_runner.executors.offload import offload_formats
+from weft_runner.executors.source import OffloadPolicy
+from weft_runner.executors.table import settle_executor
 from weft_runner.offload.machine import MachineRates
 from weft_runner.offload.plan import OffloadPlan
-from weft_runner.offload.policy import Budgets, Formats, Shares
+from weft_runner.offload.policy import Budgets, Shares
 from weft_runner.offload.serving import RunnerRequest, ServingLimits, serving_limits, stage_searches
 from weft_runner.offload.wire import solve_ranks
 from weft_runner.settings import DEVICE_BATCH_TOKENS, KV_PAGES, MAX_BATCH_TOKENS, MAX_SEQUENCES, RunnerSettings
-
-if TYPE_CHECKING:
-    from weft_runner.model.cuda.device import Gpu
 
 log = logging.getLogger(__name__)
 SOLVE_S = 60.0
@@ -40,14 +31,15 @@ def settle_offload(
     """
     if not settings.finds_policy:
         return settings, None
-    gpu, stages = offload_gpu(settings, spec), settings.pipeline_parallel
+    settings, _ = settle_executor(settings, spec)
+    stages = settings.pipeline_parallel
     hosts = [measured_machine(settings, spec, threads), *others()]
     machines = {stage: hosts[stage // len(settings.ranks_here)] for stage in range(stages)}
     if settings.sparse_attention and not all(machine.sparse_pays for machine in hosts):
         settings = replace(settings, sparse_attention=0.0)
         times = min(map(_times, hosts))
         log.warning("sparse attention is off: it is not a tenth faster here", extra=kv(times=times))
-    requests = stage_searches(spec, machines, _runner_request(settings, gpu=gpu is not None))
+    requests = stage_searches(spec, machines, _runner_request(settings))
     try:
         plans = solve_ranks(requests, SOLVE_S)
     except NoPolicyFits:
@@ -62,9 +54,9 @@ def settle_offload(
 
 
 def measured_machine(settings: RunnerSettings, spec: ModelSpec, threads: int) -> MachineRates:
-    """This host, now or at an earlier start. Raises DiskUnusable, ExecutorUnavailable."""
-    gpu = offload_gpu(settings, spec)
-    return _machine(settings, spec, threads) if gpu is None else _gpu_machine(settings, spec, gpu)
+    """Measure this host, or read what an earlier start has measured. Raises DiskUnusable, ExecutorUnavailable."""
+    settings, kind = settle_executor(settings, spec)
+    return kind.measure(settings, spec, threads)
 
 
 def _times(machine: MachineRates) -> float:
@@ -72,42 +64,10 @@ def _times(machine: MachineRates) -> float:
     return round(machine.attention / machine.sparse_attention, 2) if machine.sparse_attention else 0.0
 
 
-def _machine(settings: RunnerSettings, spec: ModelSpec, threads: int) -> MachineRates:
-    """Raises DiskUnusable, ExecutorUnavailable."""
-    folder, most, formats = offload_folder(settings), settings.offload.device_bytes // 2, _formats(settings)
-    try:
-        kernels = f"{load().level} {SOURCES.digest()}"
-        identity = rates_identity(kernels, settings.base_digest, formats, threads)
-        return kept_rates(
-            folder, identity, lambda: measure_rates(folder, spec, [formats.weights], formats.kv, threads, most)
-        )
-    except NativeUnavailable as error:
-        raise ExecutorUnavailable(f"--offload: {error.reason}") from error
-
-
-def _gpu_machine(settings: RunnerSettings, spec: ModelSpec, gpu: "Gpu") -> MachineRates:
-    """Raises DiskUnusable."""
-    import torch
-
-    from weft_runner.model.cuda.machine_rates import measure_gpu_rates
-    from weft_runner.model.cuda.matrix_packer import DevicePacker
-
-    folder, formats = offload_folder(settings), formats_of(settings.dtype, executor="cuda")
-    kernels = f"{gpu.name} {DevicePacker.version} torch {torch.__version__}"
-    identity = rates_identity(kernels, settings.base_digest, formats, 0)
-    most = settings.offload.device_bytes // 4
-    return kept_rates(folder, identity, lambda: measure_gpu_rates(folder, spec, [formats.weights], gpu, most))
-
-
-def _formats(settings: RunnerSettings) -> Formats:
-    formats = formats_of(settings.dtype, settings.kv_dtype)
-    return replace(formats, sparse_attention=settings.sparse_attention > 0.0)
-
-
-def _runner_request(settings: RunnerSettings, *, gpu: bool) -> RunnerRequest:
+def _runner_request(settings: RunnerSettings) -> RunnerRequest:
     return RunnerRequest(
         Budgets(settings.offload.device_bytes, settings.offload.host_bytes, settings.offload.disk_bytes),
-        formats_of(settings.dtype, executor="cuda") if gpu else _formats(settings),
+        offload_formats(settings),
         stages=settings.pipeline_parallel,
         hosts=settings.hosts,
         max_adapters=settings.max_adapters,

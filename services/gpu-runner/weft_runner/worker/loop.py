@@ -20,8 +20,9 @@ from weft.telemetry.logs import configure, kv
 from weft.wire.tls import load_tls
 from weft_runner.core.kv_shards import shard_runner
 from weft_runner.core.kv_transfer import KvIdentity
-from weft_runner.cpu_executors import ModelSource
 from weft_runner.errors import RunnerError
+from weft_runner.executors.source import ModelSource
+from weft_runner.executors.table import make_rank
 from weft_runner.model.adapter_store import DeviceAdapter
 from weft_runner.model.checkpoint import Files
 from weft_runner.model.executor import Executor, OffloadsStage
@@ -38,7 +39,6 @@ from weft_runner.parallel.worker_group import RankChannels
 from weft_runner.settings import RunnerSettings
 from weft_runner.shell.kv_ranks import RankKv, rank_kv
 from weft_runner.shell.kv_transfer import KvPlace, kv_address
-from weft_runner.torch_executors import local_gpu, make_partition
 
 log = logging.getLogger(__name__)
 REPORT_S = 1.0
@@ -97,11 +97,11 @@ def _start(channels: RankChannels, meet: Meet, own: OwnHost | None) -> "WorkerLo
         settings = replace(settings, data_dir=own.settings.data_dir, offload=offload)
     configure(f"rank {start['rank']}", level=settings.log_level, fmt=settings.log_format)
     torch.set_num_threads(start["threads"])
-    device = device_of(start["device"], local_gpu(settings, start["rank"]))
+    device = device_of(start["device"], settings.gpu_of(start["rank"]))
     ranks = TorchRanks(start["grid"], start["rank"], device, meet(start), start["patience_s"])
     base = ModelSource(start["spec"], own.files if own else start["files"], start["threads"], policy=start["policy"])
     ranks.join()
-    executor = make_partition(settings, base, ranks)
+    executor = make_rank(settings, base, ranks)
     shard, address = _exchange_kv(start, own, executor, channels.events)
     offloads = executor if isinstance(executor, OffloadsStage) else None
     loads.send(("ready", RankReady(address, offloads and offloads.stage_state)))

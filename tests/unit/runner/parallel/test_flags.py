@@ -4,13 +4,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from harness.ranks import settings_of
 from weft.domain.model.config import parse_spec
 from weft.domain.request import Sampling
-from weft_runner.cpu_executors import ModelSource
 from weft_runner.errors import ExecutorLost, ExecutorUnavailable, OutOfMemory
-from weft_runner.executors import make_executor
+from weft_runner.executors.source import ModelSource
+from weft_runner.executors.table import make_executor
+from weft_runner.model.cuda.device import Gpu
 from weft_runner.model.memory_estimate import MemoryLimit, estimate_memory
 from weft_runner.shell.engine import ExecutorFailed
 
@@ -49,11 +51,13 @@ def test_auto_splits_over_gpus_wherever_there_is_one(sees, takes, how, maker, sm
     """Too few of them for the parts is an error then: a split model on a CPU is nothing that anybody wants unasked."""
     made: list[str] = []
     monkeypatch.setattr("torch.cuda.is_available", lambda: sees)
-    monkeypatch.setattr("weft_runner.torch_executors._check_gpus", lambda *_: "cuda")
+    for name, played in (("_devices", lambda *_: []), ("find_gpu", lambda: Gpu(torch.device("cpu")))):
+        monkeypatch.setattr(f"weft_runner.executors.cuda.{name}", played)
+    monkeypatch.setattr("weft_runner.executors.split.find_gpu", lambda: Gpu(torch.device("cpu")))
     monkeypatch.setattr(
-        "weft_runner.torch_executors.launch_ranks", lambda _, start, *__, **___: made.append(start["settings"].executor)
+        "weft_runner.executors.split.launch_ranks", lambda _, start, *__, **___: made.append(start["settings"].executor)
     )
-    monkeypatch.setattr(f"weft_runner.torch_executors.{maker}Executor", lambda *_: SimpleNamespace(workers=()))
+    monkeypatch.setattr(f"weft_runner.executors.split.{maker}Executor", lambda *_: SimpleNamespace(workers=()))
     base = ModelSource(parse_spec(small_config | {"vocab_size": 64}), {}, 1, lambda: False)
     make_executor(settings_of(executor="auto", **{f"{how}_parallel": 2}), base)
     assert made == [takes]
@@ -83,7 +87,7 @@ def test_each_rank_has_the_embedding_and_shared_key_value_heads_of_its_own(small
 
 
 def test_ranks_that_find_no_room_on_this_machine_are_not_started(world, small_config, monkeypatch):
-    monkeypatch.setattr("weft_runner.cpu_executors.available_memory", lambda: MemoryLimit(1000, "this machine"))
+    monkeypatch.setattr("weft_runner.executors.memory.available_memory", lambda: MemoryLimit(1000, "this machine"))
     spec = parse_spec(small_config | {"vocab_size": 64})
     with pytest.raises(OutOfMemory, match="this machine has"):
         make_executor(settings_of(tensor_parallel=2), ModelSource(spec, {}, 1, lambda: False))

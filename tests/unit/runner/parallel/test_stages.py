@@ -18,9 +18,9 @@ from weft.domain.model.config import ModelSpec, RopeSpec, parse_spec
 from weft_kernels.plan import Segment, SegmentPlan
 from weft_runner.core import DecodeTime, PrefillTime, make_profile
 from weft_runner.core.layer_cut import layer_cost
-from weft_runner.cpu_executors import ModelSource
 from weft_runner.errors import ExecutorUnavailable, OutOfMemory, WeightsInvalid
-from weft_runner.executors import make_executor
+from weft_runner.executors.source import ModelSource
+from weft_runner.executors.table import make_executor
 from weft_runner.model.adapter_store import map_tensors
 from weft_runner.model.kv_cache import KvCache
 from weft_runner.model.memory_estimate import MemoryLimit, estimate_memory
@@ -290,7 +290,7 @@ def test_stages_take_the_memory_of_one_and_a_head_of_its_own_where_it_is_tied(sm
 
 
 def test_stages_that_find_no_room_on_this_machine_are_not_started(world, monkeypatch):
-    monkeypatch.setattr("weft_runner.cpu_executors.available_memory", lambda: MemoryLimit(1000, "this machine"))
+    monkeypatch.setattr("weft_runner.executors.memory.available_memory", lambda: MemoryLimit(1000, "this machine"))
     with pytest.raises(OutOfMemory, match="this machine has"):
         make_executor(settings_of(pipeline_parallel=2), ModelSource(world.spec, {}, 1, lambda: False))
 

@@ -3,6 +3,9 @@
 import ctypes
 from importlib.util import find_spec
 
+NO_GPU = "there is no GPU"
+NO_TORCH = "torch is not installed: pip install 'weft[torch]'"
+
 
 def has_torch() -> bool:
     """Say whether torch is installed."""
