@@ -20,7 +20,7 @@ from weft.domain.strict_json import is_int, parse_object
 from weft_bench.errors import BadTable
 from weft_runner.core import SampledToken
 from weft_runner.model.adapter_store import AdapterStore
-from weft_runner.model.executor import Executor, LayerDone
+from weft_runner.model.executor import Capabilities, Executor, LayerDone
 from weft_runner.model.kv_memory import KvMemory
 from weft_runner.model.sampling import SamplingArgs
 from weft_runner.model.step import StepInput
@@ -104,6 +104,10 @@ class TraceExecutor:
     @property
     def spec(self) -> ModelSpec:
         return self._inner.spec
+
+    @property
+    def can(self) -> Capabilities:
+        return Capabilities(packs=self._inner.can.packs)
 
     @property
     def numerics_class(self) -> str:

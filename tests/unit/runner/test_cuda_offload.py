@@ -32,7 +32,7 @@ from weft_runner.model.cuda.device import DTYPES, find_gpu
 from weft_runner.model.cuda.executor import CudaExecutor, Sizes
 from weft_runner.model.cuda.offload import OffloadCudaExecutor, beside_weights
 from weft_runner.model.partition import Partition, stage_of
-from weft_runner.model.tiers.budget import OffloadBudget, Offloading, formats_of
+from weft_runner.model.tiers.budget import OffloadBudget, formats_of
 from weft_runner.model.weights import load_weights
 from weft_runner.offload.costs import BlockWork
 from weft_runner.offload.device_placement import DevicePlacement, check_device_placement, place_on_device
@@ -240,7 +240,7 @@ def test_a_page_moves_to_the_host_for_an_adapter_and_adapters_have_no_more_than_
             one.adapters.clear(0)
             one.clear_pages(pages)
         assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
-    assert executor.most_adapter_pages == 4
+    assert executor.max_adapter_pages == 4
     with pytest.raises(OutOfMemory, match="adapters hold more KV pages than the 4 in memory"):
         executor.allocate_adapter_pages(list(range(59, 64)))
 
@@ -438,7 +438,7 @@ def test_the_flags_of_a_runner_make_one(files_of: Files, tmp_path: Path, made: K
     asked = parse_settings(flags(tmp_path, offload=f"device=2000000,host={1 << 20}"), by_hand=OffloadByHand())
     executor = make_executor(asked, ModelSource(spec, files, 1))
     assert isinstance(executor, OffloadCudaExecutor)
-    assert isinstance(executor, Offloading)
+    assert executor.can.offloads is executor
     made.append(executor)
     assert executor.placement.device_bytes <= 2_000_000
     with pytest.raises(PolicyInvalid):

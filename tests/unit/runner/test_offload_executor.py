@@ -436,7 +436,7 @@ def test_flags_of_a_runner_make_it_of_one_process_and_of_stages(files_of: Files,
     try:
         assert two.launch(make_step([prompt]), draws).result() == expected
         assert len(list((tmp_path / "offload").glob("*.packed"))) == 3
-        assert (two.depth, two.depth_for(lambda: 1000), two.frames) == (1, 1, PAGES)
+        assert (two.depth, two.depth_for(lambda: 1000), two.max_adapter_pages) == (1, 1, PAGES)
         assert 0.0 < two.offload_state.resident_share <= 0.3
         wait_until(lambda: two.layers_done == spec.layers, "the other stage says how far it is")
         metrics = OffloadMetrics(registry := CollectorRegistry(), lambda: two.stage_figures)

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft_runner.core import GUESS, BatchLimits, PoolLimits, StepModel
+from weft_runner.model.executor import Capabilities
 from weft_runner.model.step import check_step
 from weft_runner.shell.profile import BUDGET_S, measure_profile
 
@@ -19,7 +20,7 @@ LIMITS = PoolLimits(
 class Machine:
     """An executor and its clock: each step takes what a model of steps says."""
 
-    adapters = None
+    can = Capabilities()
 
     def __init__(self, model: StepModel, limits: PoolLimits = LIMITS) -> None:
         self.model, self.limits, self.now = model, limits, 1000.0

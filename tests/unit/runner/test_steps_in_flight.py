@@ -25,6 +25,7 @@ from weft.domain.machine import TICK, Close, Closed, Connected, Kind, Peer, Rece
 from weft.domain.request import Ended, FinishReason, Freeze, Frozen, KvTarget, PromptLogprobs, Sampling, Start, Stop
 from weft_runner.core import Batching, BatchLimits, KvIdentity, SampledToken, check_pool
 from weft_runner.core.events import DropKv, OpenKvStream, ReceiveKv, SendKv
+from weft_runner.model.executor import Capabilities
 from weft_runner.model.sampling import SamplingArgs
 from weft_runner.model.step import StepInput, check_step
 
@@ -65,6 +66,10 @@ class LateExecutor:
         return getattr(self.inner, name)
 
     keeps_tokens = True
+
+    @property
+    def can(self) -> Capabilities:
+        return self.inner.can._replace(follows=self)
 
     def can_follow(self, step: StepInput) -> bool:
         return len(step.tokens) == len(step.rows)

@@ -13,6 +13,7 @@ from weft.domain.machine import Connected, Received
 from weft.domain.request import Sampling, SessionHello
 from weft_runner.core import BatchLimits, PoolLimits, Runner, SampledToken, StepModel
 from weft_runner.core.step_time_model import MIN_CHUNK
+from weft_runner.model.executor import Capabilities
 from weft_runner.shell.engine import Engine
 
 GREEDY = Sampling(ignore_eos=True)
@@ -59,7 +60,7 @@ def test_the_engine_learns_how_long_its_steps_take(drive):
 class Instant:
     """An executor that returns at once: what is left is the engine's own work."""
 
-    numerics_class, adapters = "instant", None
+    numerics_class, adapters, can = "instant", None, Capabilities()
 
     def __init__(self, vocab: int) -> None:
         self.spec = SimpleNamespace(vocab_size=vocab)

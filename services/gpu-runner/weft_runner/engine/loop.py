@@ -24,9 +24,8 @@ from weft_runner.core.sampling import SampledToken
 from weft_runner.engine.alone import run_alone
 from weft_runner.engine.builder import BuiltStep, StepBuilder
 from weft_runner.errors import ExecutorLost
-from weft_runner.model.executor import AsyncExecutor, Executor, Pipelined, Rows, StepHandle
+from weft_runner.model.executor import AsyncExecutor, Capabilities, Executor, Pipelined, Rows, StepHandle
 from weft_runner.model.layer_progress import LayerReports
-from weft_runner.parallel.capabilities import Capabilities
 
 log = logging.getLogger(__name__)
 ONE = StepSlot()  # at every iteration of most executors

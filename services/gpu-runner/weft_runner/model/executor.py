@@ -4,16 +4,19 @@ The seam serves pipeline stages (a stage runs its own layers), layer-wise KV tra
 is done) and weight streaming; a whole step is layers [0, L). Executors own no policy: pages, slots and rows are given.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from weft.domain.model.config import ModelSpec
 from weft.domain.runner import OffloadState
 from weft_runner.core.sampling import SampledToken
+from weft_runner.errors import ExecutorLost
 from weft_runner.model.adapter_store import AdapterStore
 from weft_runner.model.kv_memory import KvMemory
+from weft_runner.model.layer_progress import LayerProgress
 from weft_runner.model.sampling import SamplingArgs
 from weft_runner.model.step import StepInput
+from weft_runner.offload.figures import OffloadFigures
 from weft_runner.offload.plan import PassTime
 from weft_runner.offload.stages import StageState
 
@@ -32,7 +35,6 @@ class StepHandle(Protocol):
         ...
 
 
-@runtime_checkable
 class AsyncExecutor(Protocol):
     """An executor whose steps run while the host does something else, the next one already launched behind them.
 
@@ -61,7 +63,6 @@ class AsyncExecutor(Protocol):
         ...
 
 
-@runtime_checkable
 class Pipelined(Protocol):
     """An executor of several stages: while one works on a step the stage before it works on the next.
 
@@ -81,31 +82,92 @@ class Pipelined(Protocol):
         ...
 
 
-@runtime_checkable
 class Offloads(Protocol):
-    """An executor whose weights come from disk."""
+    """An executor whose weights come from disk, of one stage or of several. Any thread may ask."""
 
     @property
     def offload_state(self) -> OffloadState:
-        """Return the present state."""
+        """Give its present state."""
         ...
 
     @property
     def layers_done(self) -> int:
-        """Count the layers of all steps, also while one runs; any thread."""
+        """Count the layers of all steps, also while one runs."""
+        ...
+
+    @property
+    def stage_figures(self) -> Sequence[OffloadFigures]:
+        """Give each stage's figures, in the stages' order."""
+        ...
+
+    @property
+    def max_adapter_pages(self) -> int:
+        """Bound the pages that adapters may have."""
         ...
 
 
-@runtime_checkable
-class OffloadsStage(Offloads, Protocol):
+class OffloadsStage(Protocol):
     """One stage of a pipeline, or all of one, whose weights come from disk."""
 
     @property
     def stage_state(self) -> StageState: ...
 
     def predicted(self, tokens: int) -> PassTime | None:
-        """Predict a pass of `tokens` rows of one token; None: the machine was not measured."""
+        """Predict a pass of `tokens` rows of one token each; None: the machine was not measured."""
         ...
+
+
+class RankProcesses(Protocol):
+    """The other ranks. See `parallel.worker_group.WorkerGroup`."""
+
+    @property
+    def pids(self) -> tuple[int, ...]: ...
+    def broadcast(self, *command: Any) -> None: ...
+    def listen(self, on_event: Callable[[int, Any], None]) -> None: ...
+
+
+class Ranks(Protocol):
+    """An executor of several processes. See `parallel.executor.MultiProcessExecutor`."""
+
+    @property
+    def kv_shard(self) -> KvMemory | None: ...
+    @property
+    def kv_addresses(self) -> tuple[str, ...]: ...
+    @property
+    def kv_grid(self) -> str: ...
+    @property
+    def others(self) -> RankProcesses: ...
+    def watch(self, on_lost: Callable[[ExecutorLost], None]) -> None: ...
+
+
+class PackedAdapters(Protocol):
+    """Adapters that are packed on the engine's thread, between steps."""
+
+    complete: Callable[[Iterator[None]], None]
+
+
+class Capabilities(NamedTuple):
+    """What an executor does beyond running a step while it is called; None: it does not.
+
+    `follows`: it computes beside the host, one step behind the other; `pipelined`: in several stages; `ranks`: in
+    several processes. `offloads`: its weights come from disk; `stage`: so do those of its own stage. `layer_counter`:
+    its own, raised while a step runs. `packs`: its adapters. `close`: ends what it has started, once the engine has
+    ended.
+    """
+
+    follows: AsyncExecutor | None = None
+    pipelined: Pipelined | None = None
+    ranks: Ranks | None = None
+    offloads: Offloads | None = None
+    stage: OffloadsStage | None = None
+    layer_counter: LayerProgress | None = None
+    packs: PackedAdapters | None = None
+    close: Callable[[], None] = lambda: None
+
+    @property
+    def launches(self) -> bool:
+        """Say whether steps are not complete when a call returns."""
+        return self.pipelined is not None or self.follows is not None
 
 
 class Executor(Protocol):
@@ -113,6 +175,9 @@ class Executor(Protocol):
 
     @property
     def spec(self) -> ModelSpec: ...
+
+    @property
+    def can(self) -> Capabilities: ...
 
     @property
     def numerics_class(self) -> str:

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 
 class LayerProgress(Protocol):
@@ -15,14 +15,6 @@ class LayerProgress(Protocol):
     def wait_for(self, count: int, timeout_s: float) -> bool:
         """Wait until `count` layers are complete. Returns whether they were within `timeout_s`. Any thread."""
         ...
-
-
-@runtime_checkable
-class CountsLayers(Protocol):
-    """An executor that raises its counter itself, while a step runs."""
-
-    @property
-    def layer_counter(self) -> LayerProgress: ...
 
 
 class CalledLayerCounter:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from weft.domain.model.config import ModelSpec
 from weft_runner.core.sampling import SampledToken
 from weft_runner.errors import ExecutorLost
-from weft_runner.model.executor import LayerDone, Rows
+from weft_runner.model.executor import Capabilities, LayerDone, Rows
 from weft_runner.model.sampling import SamplingArgs
 from weft_runner.model.step import StepInput
 from weft_runner.parallel.adapters import ShardedAdapterStore
@@ -30,6 +30,10 @@ class MultiProcessExecutor:
         self.kv_shard, self.kv_addresses, self.others = ranks.own.kv_memory, ranks.kv_addresses, ranks.workers
         self.kv_grid = f"{ranks.ranks.grid.stages}x{ranks.ranks.grid.tensor}"
         self.workers = ranks.workers.pids  # their processes
+
+    @property
+    def can(self) -> Capabilities:
+        return Capabilities(ranks=self, packs=self._own.can.packs, close=self.close)
 
     def watch(self, on_lost: Callable[[ExecutorLost], None]) -> None:
         """`on_lost` is called, from any thread, for a rank that is lost between steps."""

@@ -16,7 +16,7 @@ from weft.domain.model.config import ModelSpec
 from weft.domain.runner import OffloadState
 from weft_runner.core.sampling import SampledToken
 from weft_runner.errors import ExecutorLost
-from weft_runner.model.executor import LayerDone, OffloadsStage, Rows
+from weft_runner.model.executor import Capabilities, LayerDone, Rows
 from weft_runner.model.pooling import row_width
 from weft_runner.model.sampling import SamplingArgs
 from weft_runner.model.step import StepInput
@@ -54,6 +54,10 @@ class PipelineParallelExecutor(MultiProcessExecutor):
         )
         self._ranks = ranks.ranks
         self._channel = PipelineChannel(ranks.ranks.stages, whole, kept)
+
+    @property
+    def can(self) -> Capabilities:
+        return super().can._replace(pipelined=self)
 
     @property
     def depth(self) -> int:
@@ -102,8 +106,13 @@ class OffloadedPipeline(PipelineParallelExecutor):
 
     def __init__(self, whole: ModelSpec, ranks: LaunchedRanks, hosts: int) -> None:
         super().__init__(whole, ranks, unreceived(hosts))
-        assert isinstance(ranks.own, OffloadsStage), ranks.own
-        self._stage, self._hosts = ranks.own, hosts
+        stage = ranks.own.can.stage
+        assert stage is not None, ranks.own
+        self._stage, self._hosts = stage, hosts
+
+    @property
+    def can(self) -> Capabilities:
+        return super().can._replace(offloads=self)
 
     @property
     def depth(self) -> int:
@@ -128,8 +137,8 @@ class OffloadedPipeline(PipelineParallelExecutor):
         return [stage.figures for stage in self._states]
 
     @property
-    def frames(self) -> int:
-        """KV pages that every stage has in memory."""
+    def max_adapter_pages(self) -> int:
+        """See `model.executor.Offloads`: KV pages that every stage has in memory."""
         return min(stage.frames for stage in self._states)
 
     @property

@@ -44,7 +44,6 @@ from weft_runner.model.executor import Executor
 from weft_runner.model.grammar import Grammars
 from weft_runner.model.layer_progress import CalledLayerCounter, LayerProgress, LayerReports
 from weft_runner.model.operator_threads import set_operator_threads
-from weft_runner.parallel.capabilities import capabilities_of
 from weft_runner.shell.adapter_pool import AdapterPool, InSlot
 from weft_runner.shell.grammar_pool import GrammarPool
 from weft_runner.shell.kv_swapper import KvSwapper
@@ -116,7 +115,7 @@ class Engine:
     ) -> None:
         """`grammars`: of its model; None: requests with one are refused."""
         self.runner, self.executor, self._on_output, self._clock = runner, executor, on_output, clock
-        self.can = can = capabilities_of(executor)
+        self.can = can = executor.can
         self._events: queue.SimpleQueue[Posted] = queue.SimpleQueue()
         self.adapters = make_adapters(self.post)  # results of loads come back to this engine's queue
         self._called = CalledLayerCounter()

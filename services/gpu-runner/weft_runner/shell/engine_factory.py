@@ -23,11 +23,9 @@ from weft_runner.executors.source import ModelSource, OffloadPolicy
 from weft_runner.executors.table import make_executor, settle_kv_pages, settle_limits
 from weft_runner.model.adapter_store import Source
 from weft_runner.model.checkpoint import Files, read_spec
-from weft_runner.model.executor import Executor, WrapExecutor
+from weft_runner.model.executor import Executor, Ranks, WrapExecutor
 from weft_runner.model.grammar import GrammarRefused, Grammars
 from weft_runner.offload.machine import MachineRates
-from weft_runner.parallel.capabilities import capabilities_of
-from weft_runner.parallel.executor import MultiProcessExecutor
 from weft_runner.parallel.worker_group import GatheredRanks, GatherRanks
 from weft_runner.settings import OffloadByHand, RunnerSettings
 from weft_runner.shell.adapter_pool import AdapterPool
@@ -83,9 +81,9 @@ def build_engine(
         ending.pop_all()  # of ranks that `make_executor` ends from now on
     executor = make_executor(settings, ModelSource(spec, files, threads, stopping, gather, runner, policy, progress))
     if wrap is not None:
-        assert capabilities_of(executor).ranks is None, "its other ranks would go unwatched"
+        assert executor.can.ranks is None, "its other ranks would go unwatched"
         executor = wrap(executor)
-    can, adapters = capabilities_of(executor), executor.adapters
+    can, adapters = executor.can, executor.adapters
     limits = pool_limits(
         settings, spec, executor.page_bytes, slots=adapters.slots, keep_copies=adapters.page_bytes > 0,
         swaps=executor.kv_memory is not None,
@@ -98,8 +96,8 @@ def build_engine(
     log.info("base loaded", extra=kv(layers=spec.layers, hidden=spec.hidden_size, threads=threads, seconds=seconds))
     identity = _kv_identity(settings, executor, can.ranks, runner)
     limits = replace(limits, kv=identity, kv_page_bytes=executor.page_bytes)
-    if can.adapter_pages is not None:
-        limits = replace(limits, most_adapter_pages=can.adapter_pages)
+    if can.offloads is not None:
+        limits = replace(limits, most_adapter_pages=can.offloads.max_adapter_pages)
     profile = _profile(executor, limits) if settings.profile else None
     if profile is not None:
         limits = replace(limits, layer_by_layer_tokens=profile.layer_by_layer_tokens)
@@ -151,7 +149,7 @@ def machine_here(settings: RunnerSettings, files: Files) -> MachineRates | None:
 
 
 def _kv_identity(
-    settings: RunnerSettings, executor: Executor, ranks: MultiProcessExecutor | None, runner: RunnerId | None
+    settings: RunnerSettings, executor: Executor, ranks: Ranks | None, runner: RunnerId | None
 ) -> KvIdentity | None:
     """None where KV neither leaves this runner nor comes to it."""
     if runner is None or not settings.kv_listen:

@@ -24,7 +24,6 @@ from weft_runner.model.executor import Executor
 from weft_runner.model.kv_memory import KvMemory
 from weft_runner.model.layer_progress import CalledLayerCounter
 from weft_runner.model.step import StepInput, StepRow
-from weft_runner.parallel.capabilities import capabilities_of
 from weft_runner.shell.kv_connection import KvConnection, KvConnectionClosed
 from weft_runner.shell.kv_figures import NO_FIGURES
 from weft_runner.shell.kv_stream import KvEvent, KvSender, KvStream
@@ -52,7 +51,7 @@ def measure_kv(
     Executors whose steps are launched complete them as a whole: nothing of a layer is known before, and nothing is
     measured.
     """
-    if capabilities_of(executor).launches:
+    if executor.can.launches:
         return KvProfile()
     both_ways = _BothWays(executor, memory)
     most = min(limits.batch.max_batch_tokens, limits.max_context_tokens)
@@ -94,7 +93,7 @@ class _BothWays:
     def __init__(self, executor: Executor, memory: KvMemory) -> None:
         self._executor, self._memory = executor, memory
         counter = CalledLayerCounter()
-        own = capabilities_of(executor).layer_counter
+        own = executor.can.layer_counter
         progress = own or counter
         self._layer_done = None if own is not None else counter.layer_done
         self._events: queue.SimpleQueue[KvEvent] = queue.SimpleQueue()

@@ -10,7 +10,7 @@ import queue
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from weft.domain.machine import Close, Closed, Peer, Send
 from weft.process import AddressInUse
@@ -18,6 +18,7 @@ from weft.wire.errors import PeerError
 from weft_runner.core.events import KvAction
 from weft_runner.core.kv_shards import KvShard, ShardComplete, ShardedTransfers, ShardLost, ShardOrder
 from weft_runner.core.kv_transfer import KvIdentity
+from weft_runner.model.executor import RankProcesses
 from weft_runner.model.kv_memory import KvMemory
 from weft_runner.model.layer_progress import CalledLayerCounter
 from weft_runner.shell.kv_figures import NO_FIGURES
@@ -27,19 +28,10 @@ from weft_runner.shell.kv_transfer import KvPlace, KvStreamShell
 log = logging.getLogger(__name__)
 
 
-class ShardRanks(Protocol):
-    """Each as `parallel.worker_group.WorkerGroup`'s."""
-
-    @property
-    def pids(self) -> tuple[int, ...]: ...
-    def broadcast(self, *command: Any) -> None: ...
-    def listen(self, on_event: Callable[[int, Any], None]) -> None: ...
-
-
 class ShardedKvStreams:
     """Streams of all ranks' KV (`engine.KvStreams`), on rank 0."""
 
-    def __init__(self, make_own: Callable[[Post], KvStreamShell], workers: ShardRanks, post: Post) -> None:
+    def __init__(self, make_own: Callable[[Post], KvStreamShell], workers: RankProcesses, post: Post) -> None:
         self._workers, self._post = workers, post
         self._transfers, self._lock = ShardedTransfers(len(workers.pids)), threading.Lock()
         self._own = make_own(self._own_event)

@@ -146,8 +146,8 @@ class RunnerApp:
         metrics.vllm.built(total_pages=limits.total_pages, page_tokens=limits.page_tokens, slots=limits.max_adapters)
         if built.profile is not None:
             metrics.profiled(built.profile)
-        if (figures := built.engine.can.figures) is not None:
-            metrics.offloaded(figures)
+        if (offloads := built.engine.can.offloads) is not None:
+            metrics.offloaded(lambda: offloads.stage_figures)
         self._kv_address = self._exchange_kv(built, metrics)
         self.server = RunnerServer(built.engine, runner, metrics, tracer)
         self._thread = EngineThread(built.engine, built.torch_threads, self._on_engine_failure)

@@ -17,7 +17,6 @@ from weft_runner.model.executor import Executor
 from weft_runner.model.operator_threads import wait_for_devices
 from weft_runner.model.sampling import SamplingArgs
 from weft_runner.model.step import StepInput, StepRow
-from weft_runner.parallel.capabilities import capabilities_of
 
 BUDGET_S = 1.0
 DECODE_SHARE = 0.5  # of the budget: the rest is for prompts and long contexts
@@ -43,7 +42,7 @@ class _Bench:
 
     def __init__(self, executor: Executor, limits: PoolLimits, clock: Clock) -> None:
         self._executor, self._limits, self._clock = executor, limits, clock
-        self._can = capabilities_of(executor)
+        self._can = executor.can
         self._end = 0.0  # of the part of the budget that is being spent
         self.touched: set[int] = set()
 

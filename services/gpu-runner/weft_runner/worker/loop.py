@@ -103,8 +103,8 @@ def _start(channels: RankChannels, meet: Meet, own: OwnHost | None) -> "WorkerLo
     ranks.join()
     executor = make_rank(settings, base, ranks)
     shard, address = _exchange_kv(start, own, executor, channels.events)
-    offloads = executor if isinstance(executor, OffloadsStage) else None
-    loads.send(("ready", RankReady(address, offloads and offloads.stage_state)))
+    offloads = executor.can.stage
+    loads.send(("ready", RankReady(address, None if offloads is None else offloads.stage_state)))
     if offloads is not None:
         report = channels.events.send
         threading.Thread(target=_report, args=(offloads, report), name="progress", daemon=True).start()

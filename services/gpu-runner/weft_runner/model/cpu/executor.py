@@ -24,7 +24,7 @@ from weft_runner.errors import ExecutorLost
 from weft_runner.model.checkpoint import Checkpoint
 from weft_runner.model.cpu.adapters import CpuAdapterStore
 from weft_runner.model.cpu.packed_weights import PackedMemory, PackedWeights, RowPacker
-from weft_runner.model.executor import LayerDone
+from weft_runner.model.executor import Capabilities, LayerDone
 from weft_runner.model.kv_memory import NativeKvMemory
 from weft_runner.model.partition import Partition
 from weft_runner.model.pooling import with_hidden, with_states
@@ -112,6 +112,10 @@ class CpuExecutor:
     def _kv_bytes(self, pages: int) -> int:
         """Bytes of memory for `pages` pages."""
         return pages * self.page_bytes
+
+    @property
+    def can(self) -> Capabilities:
+        return Capabilities(layer_counter=self.layer_counter, packs=self.adapters)
 
     @property
     def numerics_class(self) -> str:

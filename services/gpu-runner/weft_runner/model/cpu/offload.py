@@ -27,7 +27,7 @@ from weft_runner.model.cpu.executor import CpuExecutor, address_of
 from weft_runner.model.cpu.packed_weights import PackedWeights, RowPacker
 from weft_runner.model.cpu.page_file import bounce_bytes
 from weft_runner.model.cpu.tiered_kv import TieredKv
-from weft_runner.model.executor import LayerDone
+from weft_runner.model.executor import Capabilities, LayerDone
 from weft_runner.model.partition import Partition
 from weft_runner.model.pooling import with_states
 from weft_runner.model.sampling import Floats
@@ -100,6 +100,10 @@ class OffloadExecutor(CpuExecutor):
         self._accuracy = self._predicted(budget, formats.weights)
 
     @property
+    def can(self) -> Capabilities:
+        return super().can._replace(offloads=self, stage=self, close=self.close)
+
+    @property
     def figures(self) -> OffloadFigures:
         """Any thread."""
         residency, stream = self.residency, self._weights.figures
@@ -118,9 +122,14 @@ class OffloadExecutor(CpuExecutor):
         return state_of(self.figures, self.residency.share)
 
     @property
-    def most_adapter_pages(self) -> int:
-        """Those in memory."""
+    def max_adapter_pages(self) -> int:
+        """See `model.executor.Offloads`: as many as memory has."""
         return self.placement.kv.frames
+
+    @property
+    def stage_figures(self) -> list[OffloadFigures]:
+        """See `model.executor.Offloads`."""
+        return [self.figures]
 
     @property
     def layers_done(self) -> int:

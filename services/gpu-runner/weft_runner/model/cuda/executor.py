@@ -29,7 +29,7 @@ from weft_runner.model.cuda.gpu_sampler import GpuSampler, GpuStepHandle, Prompt
 from weft_runner.model.cuda.ops import DeviceContext, TritonOps, Widths, interpreted_product
 from weft_runner.model.cuda.step import DeviceStep, StepTables, decode_shape, prompt_shape, slots_of
 from weft_runner.model.decoder import LayerSource, run_layers
-from weft_runner.model.executor import LayerDone
+from weft_runner.model.executor import Capabilities, LayerDone
 from weft_runner.model.host_tensors import tensor_of
 from weft_runner.model.kv_cache import KvCache
 from weft_runner.model.kv_memory import KvMemory
@@ -141,6 +141,10 @@ class CudaExecutor:
         self._graphs = self._record(sizes) if sizes.graphs and part.begins and part.ends else None
         if self.at.type == "cuda":
             self.warm_up(sizes.tokens)
+
+    @property
+    def can(self) -> Capabilities:
+        return Capabilities(follows=self)
 
     @property
     def numerics_class(self) -> str:

@@ -33,7 +33,7 @@ from weft_runner.model.cuda.ops import TritonOps, Widths
 from weft_runner.model.cuda.step import DeviceStep
 from weft_runner.model.cuda.weight_copies import FromDisk, FromHost, Piece, WeightCopies
 from weft_runner.model.decoder import run_layer
-from weft_runner.model.executor import LayerDone
+from weft_runner.model.executor import Capabilities, LayerDone
 from weft_runner.model.finite import check_finite
 from weft_runner.model.host_tensors import tensor_of
 from weft_runner.model.kv_cache import KvCache
@@ -104,6 +104,10 @@ class OffloadCudaExecutor(CudaExecutor):
         super().__init__(checkpoint.spec, self._placed, replace(sizes, graphs=False), part=part)
 
     @property
+    def can(self) -> Capabilities:
+        return super().can._replace(offloads=self, stage=self, close=self.close)
+
+    @property
     def figures(self) -> OffloadFigures:
         """Any thread."""
         placed, plan = self.placement, self._budget.plan
@@ -121,6 +125,11 @@ class OffloadCudaExecutor(CudaExecutor):
         return state_of(self.figures, self.placement.weights.share)
 
     @property
+    def stage_figures(self) -> list[OffloadFigures]:
+        """See `model.executor.Offloads`."""
+        return [self.figures]
+
+    @property
     def layers_done(self) -> int:
         """See `model.executor.Offloads`: launched, and no more than the ring is ahead of the device."""
         return self._placed.layers_done
@@ -128,7 +137,7 @@ class OffloadCudaExecutor(CudaExecutor):
     @property
     def stage_state(self) -> StageState:
         """See `model.executor.OffloadsStage`."""
-        return StageState(self.offload_state, self.figures, self.most_adapter_pages, self.layers_done)
+        return StageState(self.offload_state, self.figures, self.max_adapter_pages, self.layers_done)
 
     def predicted(self, tokens: int) -> PassTime | None:
         """See `model.executor.OffloadsStage`."""
@@ -140,8 +149,8 @@ class OffloadCudaExecutor(CudaExecutor):
         return self._file.written
 
     @property
-    def most_adapter_pages(self) -> int:
-        """Those on the device."""
+    def max_adapter_pages(self) -> int:
+        """See `model.executor.Offloads`: as many as the device has."""
         return self.placement.kv.frames
 
     def close(self) -> None:
@@ -176,7 +185,7 @@ class OffloadCudaExecutor(CudaExecutor):
 
     @on_device
     def allocate_adapter_pages(self, pages: list[int]) -> None:
-        """See `CudaExecutor.allocate_adapter_pages`. Raises OutOfMemory: there are more than `most_adapter_pages`."""
+        """See `CudaExecutor.allocate_adapter_pages`. Raises OutOfMemory: there are more than `max_adapter_pages`."""
         if self._host_kv is not None:
             self._host_kv.take(pages)
         super().allocate_adapter_pages(pages)

@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812 (its name everywhere)
 from weft.domain.model.config import ModelSpec
 from weft_runner.core.sampling import SampledToken
 from weft_runner.model.decoder import run_layers
-from weft_runner.model.executor import LayerDone
+from weft_runner.model.executor import Capabilities, LayerDone
 from weft_runner.model.host_tensors import tensor_of
 from weft_runner.model.kv_cache import KvCache
 from weft_runner.model.pooling import row_width, with_hidden
@@ -48,6 +48,10 @@ class ReferenceExecutor:
         self._steps = StepMaker(kv, tensor_of(inverse_frequencies(spec)), frozenset(spec.windows))
         self.page_bytes, self.torch_threads = kv.page_bytes, torch.get_num_threads()
         self.kv_memory = kv_memory(kv)
+
+    @property
+    def can(self) -> Capabilities:
+        return Capabilities()
 
     @property
     def numerics_class(self) -> str:

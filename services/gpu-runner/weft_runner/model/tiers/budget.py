@@ -1,11 +1,10 @@
-"""What an offloading executor is given, and what is asked of it."""
+"""What an offloading executor is given, and what it says of itself."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal
 
 from weft.domain.runner import OffloadState
-from weft_runner.model.executor import Offloads
 from weft_runner.offload.figures import OffloadFigures
 from weft_runner.offload.machine import MachineRates
 from weft_runner.offload.plan import OffloadPlan
@@ -44,30 +43,6 @@ class OffloadBudget:
     in_flight: int = 1
     plan: OffloadPlan | None = None  # what lies where; None: as many weights stay as fit
     machine: MachineRates | None = None  # what was measured: passes are predicted from it; None: they are not
-
-
-@runtime_checkable
-class Offloading(Offloads, Protocol):
-    """What the shell asks of an executor that offloads, besides `model.executor.Executor`."""
-
-    @property
-    def figures(self) -> OffloadFigures:
-        """Any thread."""
-        ...
-
-    @property
-    def packed(self) -> bool:
-        """The file of its weights was not there, or not whole, and has been written at this start."""
-        ...
-
-    @property
-    def most_adapter_pages(self) -> int:
-        """Pages that adapters may have."""
-        ...
-
-    def close(self) -> None:
-        """Ends the threads that read and write."""
-        ...
 
 
 def state_of(figures: OffloadFigures, share: float) -> OffloadState:
