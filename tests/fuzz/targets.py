@@ -35,6 +35,7 @@ from weft_depot.sources.oci import parse_manifest, parse_reference
 from weft_depot.sources.retry_policy import RetryPolicy
 from weft_depot.sources.s3 import BucketSnapshot, Place
 from weft_gateway.errors import ApiError
+from weft_gateway.forms.answer_form import choose_form
 from weft_gateway.openai.chat import CHAT
 from weft_gateway.openai.completions import COMPLETIONS
 from weft_gateway.openai.embeddings import EMBEDDINGS, RerankRequest, ScoreRequest
@@ -157,9 +158,9 @@ def _prompts(endpoint: Any, body: bytes) -> Any:
     pool: Any = SimpleNamespace(tool_call_parser="", embeds_only=False, max_context_tokens=CONTEXT_TOKENS)
     route: Any = SimpleNamespace(model_name="m")
     parsed = ParsedRequest(params, route, pool, TOKENIZER)
-    if (form := params.form(parsed.tools)) is not None:
-        form.text.encode()
-    return params, form, [prompt.encode(TOKENIZER, CONTEXT_TOKENS) for prompt in endpoint.prompts_of(parsed)]
+    if (output := choose_form(params, TOKENIZER.forms, pool.tool_call_parser).output) is not None:
+        output.text.encode()
+    return params, output, [prompt.encode(TOKENIZER, CONTEXT_TOKENS) for prompt in endpoint.prompts_of(parsed)]
 
 
 def _vectors(body: bytes) -> Any:
@@ -231,7 +232,7 @@ def _tokenizer(raw: bytes) -> None:
 
 
 TEMPLATES = (
-    TOKENIZER.template,
+    TOKENIZER.forms.template,
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] | trim }}{{ eos_token }}\n{% endfor %}",
     "{% if tools %}{{ tools | tojson(indent=2) }}{% endif %}{{ raise_exception('no') if messages | length > 9 }}",
     "{% set ns = namespace(a=0) %}{% for i in range(9) %}{% set ns.a = ns.a + i * 2 %}{% endfor %}{{ ns.a ** 2 }}",

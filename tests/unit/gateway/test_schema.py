@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from weft_gateway.errors import ApiError, ParameterError
+from weft_gateway.forms.answer_form import choose_form
+from weft_gateway.forms.template_forms import TemplateForms
 from weft_gateway.openai.schema import ChatRequest, CompletionRequest, parse
 from weft_gateway.openai.tolerance import ACCEPTED, NEUTRAL, OFF, advice
-from weft_gateway.openai.tool_calls import HERMES
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text(max_size=8),
@@ -110,7 +111,9 @@ def test_what_asks_for_what_happens_anyway_changes_nothing(kind: type[Any]) -> N
     for value in values:
         found = parse(kind, orjson.dumps(good | value))
         kept = {"top_k": plain.top_k, "structured_outputs": None, "response_format": None}
-        assert (found.model_copy(update=kept), found.form(HERMES)) == (plain, None), value
+        assert (found.model_copy(update=kept), choose_form(found, TemplateForms.of(""), "").output) == (plain, None), (
+            value
+        )
 
 
 PART: dict[str, Any] = {"type": "text", "text": "one "}

@@ -12,15 +12,21 @@ from llguidance import LLMatcher, LLTokenizer
 from harness.waiting import PATIENCE_S
 from weft.grammars import Bytes
 from weft_gateway.errors import ParameterError
-from weft_gateway.openai.answer_parts import AnswerForm
-from weft_gateway.openai.marks import REASONING, THINK, ReasoningMarks, mark_tokens
-from weft_gateway.openai.structured_outputs import WHITESPACE, Form, form_of, form_with_tools, grammar_of
-from weft_gateway.openai.tool_calls import HERMES, LLAMA, MISTRAL, MISTRAL_NAMED, ToolFormat, written_calls
-from weft_gateway.shell import grammar_checker
-from weft_gateway.shell.grammar_checker import GrammarChecker
+from weft_gateway.forms import grammar_checker
+from weft_gateway.forms.grammar_checker import GrammarChecker
+from weft_gateway.forms.marks import REASONING, THINK, ReasoningMarks
+from weft_gateway.forms.structured_outputs import (
+    WHITESPACE,
+    StructuredOutput,
+    grammar_of,
+    grammar_of_lead,
+    structured_output,
+    with_tools,
+)
+from weft_gateway.forms.tool_formats import HERMES, LLAMA, MISTRAL, MISTRAL_NAMED, ToolFormat, render_calls
 from weft_gateway.shell.tokenizer import ModelTokenizer
 
-from .test_answer_parts import bytes_tokenizer
+from .test_answer_reader import bytes_tokenizer
 
 TOKENIZER = LLTokenizer(Bytes())  # pyright: ignore[reportArgumentType]
 
@@ -33,7 +39,7 @@ def accepts(grammar: str, text: str) -> bool:
 
 
 def grammar(**params: Any) -> str:
-    form = form_of(**params)
+    form = structured_output(**params)
     assert form is not None
     return grammar_of(form)
 
@@ -172,8 +178,8 @@ def test_whitespace_is_the_clients_where_it_says_so() -> None:
 
 
 def test_texts_have_no_form() -> None:
-    assert form_of() is None
-    assert form_of({"type": "text"}, {"json_object": False}) is None
+    assert structured_output() is None
+    assert structured_output({"type": "text"}, {"json_object": False}) is None
 
 
 @pytest.mark.parametrize(
@@ -219,7 +225,7 @@ def test_texts_have_no_form() -> None:
 )
 def test_what_is_no_form_is_refused_by_its_parameter(params: dict[str, Any], param: str) -> None:
     with pytest.raises(ParameterError) as refused:
-        form_of(**params)
+        structured_output(**params)
     assert refused.value.param == param
 
 
@@ -265,20 +271,18 @@ TOOLS = [
 ADD, NOW = ("add", {"x": 1}), ("now", {})
 
 
-def with_tools(written: ToolFormat, *, required: bool = True, several: bool = True, **params: Any) -> str:
-    form = form_with_tools(TOOLS, written, required=required, several=several, answer=form_of(**params))
-    assert form is not None
-    return grammar_of(form)
+def called(written: ToolFormat, *, several: bool = True, **params: Any) -> str:
+    return grammar_of(with_tools(TOOLS, written, structured_output(**params), several=several))
 
 
 def calls(written: ToolFormat, *made: tuple[str, Any]) -> str:
     functions = [{"function": {"name": name, "arguments": arguments}} for name, arguments in made]
-    return written_calls(written, functions)
+    return render_calls(written, functions)
 
 
 @pytest.mark.parametrize("written", [HERMES, LLAMA, MISTRAL, MISTRAL_NAMED])
 def test_a_call_is_of_one_of_the_tools_as_the_family_writes_it(written: ToolFormat) -> None:
-    one, several = with_tools(written, several=False), with_tools(written)
+    one, several = called(written, several=False), called(written)
     for found in (one, several):
         assert accepts(found, calls(written, ADD))
         assert accepts(found, calls(written, NOW))
@@ -291,7 +295,7 @@ def test_a_call_is_of_one_of_the_tools_as_the_family_writes_it(written: ToolForm
 
 
 def test_a_call_has_an_id_where_the_family_writes_one() -> None:
-    found = with_tools(replace(MISTRAL_NAMED, id_mark="[CALL_ID]"))
+    found = called(replace(MISTRAL_NAMED, id_mark="[CALL_ID]"))
     assert accepts(found, '[TOOL_CALLS]now[CALL_ID]a1B2c3D4e[ARGS]{}[TOOL_CALLS]add[ARGS]{"x": 1}')
     assert not accepts(found, "[TOOL_CALLS]now[CALL_ID]a1[ARGS]{}")
 
@@ -301,11 +305,8 @@ def test_arguments_have_the_properties_that_their_schema_names_unless_it_says_wh
     open_ = {"properties": {"a": {"type": "integer"}}, "additionalProperties": {"type": "integer"}}
     schema = {"properties": {"x": inner, "y": open_, "z": {"items": inner}, "w": {"allOf": [inner]}}}
     schema["properties"] |= {"o": {**inner, "nullable": True}}
-    form = form_with_tools(
-        [{"function": {"name": "f", "parameters": schema}}], HERMES, required=True, several=False, answer=None
-    )
-    assert form is not None
-    grammar = grammar_of(form)
+    functions = [{"function": {"name": "f", "parameters": schema}}]
+    grammar = grammar_of(with_tools(functions, HERMES, None, several=False))
     for good in ({}, {"x": {"a": 1}}, {"y": {"a": 1, "b": 2}}, {"z": [{"a": 1}]}, {"w": {"a": 1, "b": 2}}, {"o": None}):
         assert accepts(grammar, calls(HERMES, ("f", good))), good
     for bad in ({"v": 1}, {"x": {"b": 1}}, {"z": [{"b": 1}]}, {"o": {"b": 1}}):
@@ -313,29 +314,26 @@ def test_arguments_have_the_properties_that_their_schema_names_unless_it_says_wh
 
 
 def test_an_answer_in_a_form_that_may_call_tools_instead_is_either_of_both() -> None:
-    either = with_tools(HERMES, required=False, structured_outputs={"json": {"type": "boolean"}})
+    either = called(HERMES, structured_outputs={"json": {"type": "boolean"}})
     assert accepts(either, "true")
     assert accepts(either, calls(HERMES, ADD))
     assert not accepts(either, "true" + calls(HERMES, ADD))
-    assert form_with_tools(TOOLS, HERMES, required=False, several=True, answer=None) is None
     with pytest.raises(ParameterError, match=r"structured_outputs\.regex cannot stand beside tools"):
-        with_tools(HERMES, required=False, structured_outputs={"regex": "a+"})
+        called(HERMES, structured_outputs={"regex": "a+"})
 
 
 # ---- behind reasoning
 
 CLASHING = 'start: lead reasoning BLANK\nlead: "a"\nreasoning: TEXT\nTEXT: "b"\nBLANK: "c"\nform: "d"'
-TOOL_FORM = form_with_tools(TOOLS, HERMES, required=True, several=True, answer=None)
-NAMED_FORM = form_with_tools(TOOLS, MISTRAL_NAMED, required=True, several=True, answer=None)
-EITHER = form_with_tools(
-    TOOLS, HERMES, required=False, several=True, answer=form_of(structured_outputs={"json": SCHEMA})
-)
+TOOL_FORM = with_tools(TOOLS, HERMES, None, several=True)
+NAMED_FORM = with_tools(TOOLS, MISTRAL_NAMED, None, several=True)
+EITHER = with_tools(TOOLS, HERMES, structured_output(structured_outputs={"json": SCHEMA}), several=True)
 BEHIND = [
-    (form_of(structured_outputs={"json": SCHEMA}), ONE_LINE, '{"a": 1}'),
-    (form_of(structured_outputs={"regex": "<[a-z]+>"}), "<thin>", "<thin"),
-    (form_of(structured_outputs={"choice": ["yes", "no", "<th"]}), "<th", "<thi"),
-    (form_of(structured_outputs={"grammar": CLASHING}), "abc", "d"),
-    (form_of(structured_outputs={"grammar": 'root ::= lead "b"\nlead ::= "a"'}), "ab", "a"),
+    (structured_output(structured_outputs={"json": SCHEMA}), ONE_LINE, '{"a": 1}'),
+    (structured_output(structured_outputs={"regex": "<[a-z]+>"}), "<thin>", "<thin"),
+    (structured_output(structured_outputs={"choice": ["yes", "no", "<th"]}), "<th", "<thi"),
+    (structured_output(structured_outputs={"grammar": CLASHING}), "abc", "d"),
+    (structured_output(structured_outputs={"grammar": 'root ::= lead "b"\nlead ::= "a"'}), "ab", "a"),
     (TOOL_FORM, calls(HERMES, ADD, NOW), ONE_LINE),
     (NAMED_FORM, calls(MISTRAL_NAMED, ADD, NOW), calls(MISTRAL, ADD)),
     (EITHER, ONE_LINE, "text"),
@@ -349,12 +347,12 @@ BEHIND = [
     [*((THINK, *row) for row in BEHIND), *((around, *BEHIND[1]) for around in REASONING[1:])],
 )
 def test_a_form_holds_for_what_follows_the_reasoning(
-    around: ReasoningMarks, form: Form, text: str, other: str, special: bool | None
+    around: ReasoningMarks, form: StructuredOutput, text: str, other: str, special: bool | None
 ) -> None:
     tokenizer = bytes_tokenizer(special)
     known = ModelTokenizer({"tokenizer.json": tokenizer.to_str().encode()})
-    masks, marks = LLTokenizer(tokenizer.to_str(), eos_token=256), mark_tokens(known.added)
-    begun, free = (AnswerForm(reasons=around, in_reasoning=begun, marks=marks).lead for begun in (True, False))
+    masks, marks = LLTokenizer(tokenizer.to_str(), eos_token=256), known.forms.marks
+    begun, free = (grammar_of_lead(around, marks, begun=begun) for begun in (True, False))
     if form.kind == "tools":
         asked = json.loads(form.text)
         form = form._replace(text=json.dumps(asked | {"written": asked["written"] | {"marks": marks}}))
@@ -375,7 +373,6 @@ def test_a_form_holds_for_what_follows_the_reasoning(
             assert not fits(free, f"{around.begin}{behind}x{around.end}{text}"), "the reasoning ends once"
     assert fits(free, text)
     assert not fits(begun, text)
-    assert AnswerForm(reasons=around, reasoned=True).lead == AnswerForm().lead == ""
 
 
 # ---- the process that checks
@@ -389,16 +386,18 @@ async def test_forms_are_checked_by_a_process_that_a_hostile_one_cannot_hold(mon
         {"anyOf": [{"type": "string", "pattern": f"a{i}"}, {"type": "number", "multipleOf": i + 1}]} for i in range(200)
     ]
     try:
-        good = form_of(structured_outputs={"choice": ["a", "b"]})
+        good = structured_output(structured_outputs={"choice": ["a", "b"]})
         assert good is not None
         assert accepts(await checker.grammar(good), "b")
-        hostile = form_of(structured_outputs={"json": {"allOf": both}})
+        hostile = structured_output(structured_outputs={"json": {"allOf": both}})
         assert hostile is not None
         with pytest.raises(ParameterError, match=r"structured_outputs\.json: it takes (more than 1 s|too much memory)"):
             await checker.grammar(hostile)
         with pytest.raises(ParameterError, match="tools: it cannot be compiled: KeyError"):
-            await checker.grammar(Form("tools", "tools", "{}"))  # our own mistake is not called the form's size
-        wrong = form_of(structured_outputs={"regex": "a(?=b)"})
+            await checker.grammar(
+                StructuredOutput("tools", "tools", "{}")
+            )  # our own mistake is not called the form's size
+        wrong = structured_output(structured_outputs={"regex": "a(?=b)"})
         assert wrong is not None
         with pytest.raises(ParameterError, match=r"structured_outputs\.regex.*look-ahead") as refused:
             await checker.grammar(wrong)
@@ -406,7 +405,7 @@ async def test_forms_are_checked_by_a_process_that_a_hostile_one_cannot_hold(mon
         assert checker._process is not None
         checker._process.kill()
         await checker._process.wait()
-        other = form_of(structured_outputs={"choice": ["c"]})
+        other = structured_output(structured_outputs={"choice": ["c"]})
         assert other is not None
         assert accepts(await checker.grammar(other), "c"), "a process that has ended is started again"
     finally:

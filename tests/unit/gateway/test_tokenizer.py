@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from weft.chat_template import Chat, ChatTemplate, TemplateFault
+from weft_gateway.forms.template_forms import TemplateForms
 from weft_gateway.openai.chat import chat_of
 from weft_gateway.openai.schema import ChatRequest, parse
-from weft_gateway.openai.tool_calls import format_of
 from weft_gateway.shell.tokenizer import ModelTokenizer, NotEncodable, TokenizerPanic, TooLong
 
 SPECIAL = ["<s>", "</s>", "<|user|>", "<|assistant|>", "<|system|>"]
@@ -60,7 +60,7 @@ def prompt_of(files: dict[str, bytes], request: dict[str, Any]) -> list[int] | N
     tokenizer = ModelTokenizer(files)
     params = parse(ChatRequest, json.dumps({"model": "m", **request}).encode())
     try:
-        return tokenizer.encode_chat(chat_of(params, tokenizer.template, format_of(tokenizer.template)))
+        return tokenizer.encode_chat(chat_of(params, tokenizer.forms, ""))
     except NotEncodable:
         return None
 
@@ -343,7 +343,7 @@ def test_a_degree_of_effort_is_what_the_template_reads(
     asked: dict[str, Any], template: str, variables: dict[str, Any]
 ) -> None:
     params = parse(ChatRequest, json.dumps({"model": "m", "messages": user("hello"), **asked}).encode())
-    assert chat_of(params, template, format_of(template)).variables == variables
+    assert chat_of(params, TemplateForms.of(template), "").variables == variables
 
 
 def test_bad_words_are_banned_at_the_beginning_and_behind_a_space() -> None:

@@ -9,23 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.domain.routes import ToolCallParserName
-from weft_gateway.openai.answer_parts import AnswerForm, AnswerReader, message_of
-from weft_gateway.openai.marks import stand_in
-from weft_gateway.openai.tool_calls import (
-    HERMES,
-    LLAMA,
-    MISTRAL,
-    MISTRAL_NAMED,
-    PARSERS,
-    ArgumentsPart,
-    CallBegun,
-    Content,
-    Part,
-    ToolCallParser,
-    ToolFormat,
-    call_id,
-    format_of,
-)
+from weft_gateway.forms.answer_form import AnswerForm
+from weft_gateway.forms.answer_reader import AnswerReader, message_of
+from weft_gateway.forms.marks import stand_in
+from weft_gateway.forms.template_forms import TemplateForms
+from weft_gateway.forms.tool_calls import ArgumentsPart, CallBegun, Content, Part, ToolCallParser
+from weft_gateway.forms.tool_formats import HERMES, LLAMA, MISTRAL, MISTRAL_NAMED, PARSERS, ToolFormat, call_id
 
 FORMATS = [HERMES, LLAMA, MISTRAL, MISTRAL_NAMED]
 names = st.text("abc_", min_size=1, max_size=5)
@@ -235,17 +224,21 @@ def answered(form: ToolFormat, chunks: list[str]) -> tuple[str, list[tuple[str, 
     return message["content"] or "", [(one["name"], json.loads(one["arguments"])) for one in functions]
 
 
+def format_of(template: str, parser: str = "") -> ToolFormat:
+    return TemplateForms.of(template).tool_format(parser)
+
+
 def test_the_form_shows_in_the_template() -> None:
-    assert format_of("{{ '<tool_call>' }}") is HERMES
-    assert format_of("{{ '<|python_tag|>' }}{{ tools }}") is LLAMA
-    assert format_of("{{ '[TOOL_CALLS]' }}") is MISTRAL
-    assert format_of("{{ '[TOOL_CALLS]' + name + '[ARGS]' }}", "mistral") is MISTRAL_NAMED
+    assert format_of("{{ '<tool_call>' }}") == HERMES
+    assert format_of("{{ '<|python_tag|>' }}{{ tools }}") == LLAMA
+    assert format_of("{{ '[TOOL_CALLS]' }}") == MISTRAL
+    assert format_of("{{ '[TOOL_CALLS]' + name + '[ARGS]' }}", "mistral") == MISTRAL_NAMED
     assert format_of("{{ '[TOOL_CALLS]' + name + '[CALL_ID]' + id + '[ARGS]' }}").id_mark == "[CALL_ID]"
-    assert format_of("{{ messages }}") is HERMES
+    assert format_of("{{ messages }}") == HERMES
 
 
 def test_a_pools_parser_goes_before_the_template_and_the_schema_has_every_parser() -> None:
-    assert format_of("{{ '<tool_call>' }}", "mistral") is MISTRAL
+    assert format_of("{{ '<tool_call>' }}", "mistral") == MISTRAL
     assert set(get_args(ToolCallParserName)) == PARSERS.keys()
 
 

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from weft_gateway.errors import ParameterError
-from weft_gateway.openai.chat import CHAT, echoed, form_of, prompt_of
+from weft_gateway.openai.chat import CHAT, echoed, prompt_of
 from weft_gateway.openai.http_requests import completion
 from weft_gateway.openai.response_format import ChatEncoder
 from weft_gateway.openai.schema import ChatRequest, checked, naming, object_of
@@ -50,12 +50,10 @@ class BatchedChats(ChatRequest):
 def prompts_of(parsed: ParsedRequest[ChatRequest]) -> list[Prompt]:
     """Each chat as the model's template renders it."""
     assert isinstance(parsed.params, BatchedChats)
-    return [prompt_of(chat, parsed.tokenizer, parsed.tools, echoed(chat)) for chat in parsed.params.chats]
+    return [prompt_of(chat, parsed.pool, parsed.tokenizer, echoed(chat)) for chat in parsed.params.chats]
 
 
-CHATS = ModelEndpoint(
-    f"{CHAT.path}/batch", lambda body: BatchedChats.of(object_of(body)), prompts_of, ChatEncoder, form_of=form_of
-)
+CHATS = ModelEndpoint(f"{CHAT.path}/batch", lambda body: BatchedChats.of(object_of(body)), prompts_of, ChatEncoder)
 
 
 async def batched_chats(state: AppState, request: Request) -> Response:

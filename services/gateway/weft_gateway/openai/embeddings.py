@@ -187,7 +187,7 @@ def _prompts_of(parsed: ParsedRequest[PooledRequest]) -> list[Prompt]:
     """Each text, or the chat. Raises ParameterError."""
     match parsed.params.asked:
         case EmbeddedChatRequest() as chat:
-            return [prompt_of(chat, parsed.tokenizer, parsed.tools)]
+            return [prompt_of(chat, parsed.pool, parsed.tokenizer)]
         case RerankRequest(max_tokens_per_doc=most) if most:
             query, *documents = parsed.params.prompt
             cut = [_first_tokens(document, most, parsed.tokenizer) for document in documents]

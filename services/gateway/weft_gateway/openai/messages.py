@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from weft_gateway.errors import ParameterError
-from weft_gateway.openai.chat import form_of, prompts_of
+from weft_gateway.openai.chat import prompts_of
 from weft_gateway.openai.fields import MAX_INT32, Stops, Whole
 from weft_gateway.openai.http_requests import completion, json_body, json_response
 from weft_gateway.openai.messages_format import MessagesEncoder
@@ -161,7 +161,7 @@ def _chat(params: CountRequest) -> MessagesChat:
         return checked(MessagesChat, params.chat())
 
 
-MESSAGES = ModelEndpoint(PATH, parse_messages, prompts_of, MessagesEncoder, form_of=form_of)
+MESSAGES = ModelEndpoint(PATH, parse_messages, prompts_of, MessagesEncoder)
 
 
 async def create_message(state: AppState, request: Request) -> Response:

@@ -13,7 +13,8 @@ import orjson
 from weft.domain.request import FinishReason
 from weft_gateway.core.events import Emit, TokenLogprobOut
 from weft_gateway.errors import ApiError
-from weft_gateway.openai.answer_parts import AnswerForm, AnswerReader, message_of
+from weft_gateway.forms.answer_form import AnswerForm
+from weft_gateway.forms.answer_reader import AnswerReader, message_of
 from weft_gateway.openai.logprobs import (
     TokenIdNames,
     TokenNames,

@@ -20,7 +20,7 @@ from weft.domain.batch import KeptResponse
 from weft.telemetry.logs import kv
 from weft_gateway.errors import ApiError, BadRequest, ParameterError
 from weft_gateway.openai.answer import BeforeEnd
-from weft_gateway.openai.chat import form_of, prompts_of
+from weft_gateway.openai.chat import prompts_of
 from weft_gateway.openai.fields import MAX_INT32, Whole
 from weft_gateway.openai.http_requests import completion, json_body, json_response, tenant_of
 from weft_gateway.openai.lists import MAX_ID_CHARS, Query, listed
@@ -288,13 +288,7 @@ def _keeping(state: AppState, call: Call, request: ChatRequest) -> BeforeEnd:
 
 
 RESPONSES = ModelEndpoint(
-    "/v1/responses",
-    parse_responses,
-    prompts_of,
-    ResponsesEncoder,
-    form_of=form_of,
-    completed=_continued,
-    before_end=_keeping,
+    "/v1/responses", parse_responses, prompts_of, ResponsesEncoder, completed=_continued, before_end=_keeping
 )
 
 

@@ -8,7 +8,7 @@ import orjson
 from weft.domain.request import FinishReason
 from weft_gateway.core.events import Emit
 from weft_gateway.errors import ApiError
-from weft_gateway.openai.answer_parts import AnswerReader
+from weft_gateway.forms.answer_reader import AnswerReader
 from weft_gateway.openai.logprobs import chat_logprobs
 from weft_gateway.openai.response_format import JSON, NO_HEADERS, AnswerContext, EndedChoice
 

@@ -33,9 +33,7 @@ from weft_gateway.openai.fields import (
     Tools,
     Whole,
 )
-from weft_gateway.openai.structured_outputs import Form, form_of, form_with_tools
 from weft_gateway.openai.tolerance import advice, tolerated, unknown_of
-from weft_gateway.openai.tool_calls import ToolFormat
 from weft_gateway.shell.request_ids import MAX_N
 
 ROLE = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
@@ -229,10 +227,6 @@ class Common(Strict):
         """Answers that are generated to a prompt; the best `n` are returned."""
         return self.n
 
-    def form(self, _tools: ToolFormat, /) -> Form | None:
-        """What an answer's text is bound to, by the model's form of calls where it counts. Raises ParameterError."""
-        return form_of(self.response_format, self.structured_outputs)
-
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
@@ -393,16 +387,6 @@ class ChatRequest(ChatPrompt, Common):
     @property
     def alternatives(self) -> int | None:
         return self.top_logprobs if self.logprobs else None
-
-    def form(self, written: ToolFormat, /) -> Form | None:
-        answer, several = super().form(written), self.parallel_tool_calls
-        if not (tools := self.required_tools or self.callable_tools):
-            return answer
-        required, named = bool(self.required_tools), isinstance(self.tool_choice, dict)
-        if named and answer is not None and not answer.param.startswith("response_format"):
-            text = f"{answer.param} cannot stand beside a tool_choice that names the call: the answer is its arguments."
-            raise ParameterError(text, param=answer.param)
-        return form_with_tools(tools, written, required=required, several=several and not named, answer=answer)
 
     def check_together(self) -> None:
         super().check_together()

@@ -24,7 +24,6 @@ from weft_gateway.openai.schema import (
     object_of,
     parse,
 )
-from weft_gateway.openai.tool_calls import format_of
 from weft_gateway.openai.validation import THREAD_BYTES, chat_tokenizer
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.auth import Action
@@ -39,7 +38,7 @@ async def tokenize(state: AppState, request: Request) -> Response:
     params = await in_thread(_tokenize_request, await json_body(request, state.settings.max_body_bytes))
     pool, tokenizer = await tokenizer_of(state, caller, params.model)
     try:
-        tokens = await asyncio.to_thread(_tokens, params, tokenizer, pool.tool_call_parser)
+        tokens = await asyncio.to_thread(_tokens, params, pool, tokenizer)
     except NotEncodable as error:
         raise BadRequest(f"The prompt cannot be encoded: {error}.", code=error.code) from error
     found: dict[str, Any] = {"count": len(tokens), "max_model_len": pool.max_context_tokens, "tokens": tokens}
@@ -53,24 +52,18 @@ def _tokenize_request(body: bytes) -> TokenizeRequest | TokenizeChatRequest:
     return checked(TokenizeChatRequest if "messages" in value else TokenizeRequest, value)
 
 
-def _tokens(params: TokenizeRequest | TokenizeChatRequest, tokenizer: ModelTokenizer, parser: str) -> list[int]:
-    """`parser`: of calls of tools, that the pool names. Raises NotEncodable."""
+def _tokens(params: TokenizeRequest | ChatPrompt, pool: PoolRoute, tokenizer: ModelTokenizer) -> list[int]:
+    """Raises NotEncodable."""
     if isinstance(params, TokenizeRequest):
         return tokenizer.encode(params.prompt, MAX_TEXT_TOKENS, add_special_tokens=params.add_special_tokens)
-    return _chat_tokens(params, tokenizer, parser)
-
-
-def _chat_tokens(params: ChatPrompt, tokenizer: ModelTokenizer, parser: str) -> list[int]:
-    """Raises NotEncodable."""
-    chat = chat_of(params, tokenizer.template, format_of(tokenizer.template, parser))
-    return tokenizer.encode_chat(chat, MAX_TEXT_TOKENS)
+    return tokenizer.encode_chat(chat_of(params, tokenizer.forms, pool.tool_call_parser), MAX_TEXT_TOKENS)
 
 
 def chat_length(params: ChatPrompt, pool: PoolRoute, tokenizer: ModelTokenizer) -> int:
     """How many tokens a chat's prompt has. Raises BadRequest."""
     try:
         with naming(params.asked_as):
-            return len(_chat_tokens(params, tokenizer, pool.tool_call_parser))
+            return len(_tokens(params, pool, tokenizer))
     except NotEncodable as error:
         raise BadRequest(f"The prompt cannot be encoded: {error}.", code=error.code) from error
 

@@ -25,15 +25,13 @@ from weft_gateway.errors import (
     ServiceUnavailable,
     TooLarge,
 )
+from weft_gateway.forms.answer_form import AnswerForm, choose_form
+from weft_gateway.forms.marks import showing
 from weft_gateway.openai.answer import Answer, BeforeEnd
-from weft_gateway.openai.answer_parts import AnswerForm
 from weft_gateway.openai.fields import MAX_INT32
-from weft_gateway.openai.marks import mark_tokens, showing
-from weft_gateway.openai.reasoning import reasons
-from weft_gateway.openai.response_format import PLAIN, AnswerContext, AnswerHead, EncoderOf, PromptPart
+from weft_gateway.openai.response_format import AnswerContext, AnswerHead, EncoderOf, PromptPart
 from weft_gateway.openai.schema import ChatPrompt, Common, naming
 from weft_gateway.openai.spans import RequestTrace
-from weft_gateway.openai.tool_calls import ToolFormat, format_of
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.rate_limits import AdmittedCall
 from weft_gateway.shell.request_ids import Ids, id_of_prompt
@@ -47,7 +45,6 @@ from weft_gateway.shell.tokenizer import (
 )
 
 THREAD_BYTES = 20_000  # a body this long is parsed in a thread: the loop goes on streaming
-PROMPT_END_TOKENS = 16  # that show how an answer begins
 MAX_ASKED_CHARS = 256  # of a model that a refused request names
 MAX_PROMPT_CHARS = 4096  # of a prompt that the predictor gets
 UNASKED_TOKENS = 1024  # that an answer is charged with whose length nobody asked for
@@ -79,12 +76,6 @@ class ParsedRequest(Generic[T]):
     pool: PoolRoute
     tokenizer: ModelTokenizer
 
-    @property
-    def tools(self) -> ToolFormat:
-        """The form in which the model writes calls."""
-        form = format_of(self.tokenizer.template, self.pool.tool_call_parser)
-        return replace(form, marks=mark_tokens(self.tokenizer.added))
-
 
 Encode = Callable[[ModelTokenizer, int], list[int]]  # within a context of so many tokens
 
@@ -100,14 +91,13 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class ModelEndpoint(Generic[T]):
-    """One way to ask a model. `form_of`: of answers, by the call and the tokens that the prompt ends with."""
+    """One way to ask a model."""
 
     path: str
     parse: Callable[[bytes], T]  # raises BadRequest, ParameterError
     prompts_of: Callable[[ParsedRequest[T]], Sequence[Prompt]]
     encoder: EncoderOf
     operation: str = "chat"  # `gen_ai.operation.name` of its spans
-    form_of: Callable[[ParsedRequest[T], Sequence[int]], AnswerForm] = lambda _parsed, _end: PLAIN
     completed: Callable[[AppState, Call, T], Awaitable[T]] | None = None  # with what is not in the body
     before_end: Callable[[AppState, Call, T], BeforeEnd] | None = None
 
@@ -129,7 +119,7 @@ async def _submitted(state: AppState, endpoint: ModelEndpoint[T], call: Call, pa
     state.manager.limits.check_requests(call.principal, parsed.route.model_name, answers)
     prompts = endpoint.prompts_of(parsed)
     async with _others_counted(state, call, parsed):
-        prepared, forms = await _prepare(state, endpoint, call, parsed, prompts)
+        prepared, forms = await _prepare(state, call, parsed, prompts)
         echoes = [prompt.echo for prompt in prompts]
         parts = [PromptPart(one.prompt, echo, form) for one, echo, form in zip(prepared, echoes, forms, strict=True)]
         digest = parsed.route.digest or parsed.pool.base_digest
@@ -248,20 +238,20 @@ async def _others_counted(state: AppState, call: Call, parsed: ParsedRequest[T])
 
 
 async def _prepare(
-    state: AppState, endpoint: ModelEndpoint[T], call: Call, parsed: ParsedRequest[T], prompts: Sequence[Prompt]
+    state: AppState, call: Call, parsed: ParsedRequest[T], prompts: Sequence[Prompt]
 ) -> tuple[list[PreparedRequest], list[AnswerForm]]:
     """Tokenise and check the lengths; the parts of each prompt's answers."""
     params, pool, tokenizer = parsed.params, parsed.pool, parsed.tokenizer
     encoded = await _encoded(params, tokenizer, prompts, pool.max_context_tokens or UNKNOWN_CONTEXT_TOKENS)
-    asked = params.form(parsed.tools)
+    chosen = choose_form(params, tokenizer.forms, pool.tool_call_parser)
     sampling = replace(_sampling(params, tokenizer), eos_token_ids=parsed.route.eos_token_ids)
     prepared, forms = list[PreparedRequest](), list[AnswerForm]()
     for index, (tokens, prompt) in enumerate(zip(encoded, prompts, strict=True)):
         kept = _truncated(tokens, params, pool.max_context_tokens)
         where = params.prompt_at(index)
-        form = endpoint.form_of(parsed, kept[-PROMPT_END_TOKENS:])
+        form = chosen.after(kept, tokenizer.spelled)
         forms.append(form)
-        grammar = "" if asked is None else await state.grammars.grammar(asked._replace(lead=form.lead))
+        grammar = await state.grammars.grammar(form.output) if form.output else ""
         limit = _max_tokens(params, where, len(kept), pool)
         request = PreparedRequest(
             request_id=id_of_prompt(call.ids.request_id, index),
@@ -397,7 +387,7 @@ def _sampling(params: Common, tokenizer: ModelTokenizer) -> Sampling:
         if (beyond := next((token for token in tokens if token >= tokenizer.vocab_size), None)) is not None:
             text = f"{name}: token {beyond} is outside the model's vocabulary of {tokenizer.vocab_size}."
             raise ParameterError(text, param=name)
-    if params.thinking_token_budget >= 0 and reasons(tokenizer.template):
+    if params.thinking_token_budget >= 0 and tokenizer.forms.reasoning:
         text = "thinking_token_budget: max_tokens bounds reasoning and answer of this model together."
         raise ParameterError(text, param="thinking_token_budget", code="unsupported_value")
     alternatives, selects = params.alternatives, params.drawn > params.n

@@ -16,10 +16,10 @@ from weft.wire.channels import quickly_found_sockets
 from weft.wire.tls import Tls
 from weft_gateway.core.routes import Principal, UnknownVersion
 from weft_gateway.errors import ModelNotFound
+from weft_gateway.forms.grammar_checker import GrammarChecker
 from weft_gateway.settings import GatewaySettings
 from weft_gateway.shell.adapter_templates import AdapterTemplates
 from weft_gateway.shell.batch_client import BatchClient
-from weft_gateway.shell.grammar_checker import GrammarChecker
 from weft_gateway.shell.objects_client import ObjectsClient
 from weft_gateway.shell.oidc import OidcConfig, TokenVerifier
 from weft_gateway.shell.request_manager import RequestManager

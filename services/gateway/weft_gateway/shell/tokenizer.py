@@ -30,6 +30,7 @@ from weft.chat_template import (
     template_of,
 )
 from weft.domain.model.token_bytes import decoding_of, token_bytes
+from weft_gateway.forms.template_forms import TemplateForms
 
 UNKNOWN_CONTEXT_TOKENS = 1 << 20  # while no runner has reported a pool's context: only a bound
 MIN_PIECE_CHARS = 16  # a vocabulary of short pieces may still fold or drop runs of spaces
@@ -85,7 +86,7 @@ class ModelTokenizer:
         self.vocab_size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
         added = self._tokenizer.get_added_tokens_decoder()
         self._special = {id_: token.content for id_, token in added.items() if token.special}
-        self.added = {token.content: (id_, token.special) for id_, token in added.items()}
+        self._added = {token.content: (id_, token.special) for id_, token in added.items()}
         self._control = SpecialTokenEscaper(t.content for t in added.values() if _is_control(t))
         self._bytes: dict[int, bytes] = dict.fromkeys(self._special, b"")
         self._template: ChatTemplate | TemplateFault | None = None
@@ -102,18 +103,15 @@ class ModelTokenizer:
         return other
 
     def _set_template(self, read: Callable[[], ChatTemplate | None]) -> None:
-        """A fault is one of chats alone. The configuration shows the template that counts."""
+        """Set the template that counts, which the configuration shows; a fault is one of chats alone."""
         try:
             self._template = read()
         except TemplateFault as error:
             self._template = error
         if isinstance(self._template, ChatTemplate):
             self.config = {**self.config, "chat_template": self._template.default}
-
-    @property
-    def template(self) -> str:
-        """The source of the chat template, with that for tools; "" where there is none."""
-        return self._template.source if isinstance(self._template, ChatTemplate) else ""
+        source = self._template.source if isinstance(self._template, ChatTemplate) else ""  # with that for tools
+        self.forms = TemplateForms.of(source, self._added)
 
     def encode(
         self, text: str, context_tokens: int = UNKNOWN_CONTEXT_TOKENS, *, add_special_tokens: bool = True

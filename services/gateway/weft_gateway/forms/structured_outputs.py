@@ -1,6 +1,6 @@
-"""What a client asks of its answer's form, as an llguidance grammar: https://github.com/guidance-ai/llguidance
+"""What a client binds its answer's text to, as an llguidance grammar: https://github.com/guidance-ai/llguidance
 
-OpenAI's `response_format`, and vLLM's `structured_outputs`. A request asks for one form.
+OpenAI's `response_format`, and vLLM's `structured_outputs`; a request asks for one form.
 `grammar_of` may take any time and memory with hostile input: `grammar_worker` runs it.
 """
 
@@ -17,9 +17,9 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 from weft.domain.request import MAX_GRAMMAR
 from weft.grammars import first_fault, one_line, parser_limits
 from weft_gateway.errors import ParameterError
-from weft_gateway.openai.marks import in_grammar
+from weft_gateway.forms.marks import MarkTokens, ReasoningMarks, in_grammar, is_special
+from weft_gateway.forms.tool_formats import ToolFormat
 from weft_gateway.openai.tolerance import check_names
-from weft_gateway.openai.tool_calls import ToolFormat
 
 # Between the parts of a JSON text: pretty-printed or in one line, but no endless run of spaces.
 WHITESPACE = r"\n?[ \t]{0,16}"
@@ -40,13 +40,12 @@ _FORMS = ("json", "regex", "choice", "grammar", "json_object")
 _FLAGS = ("json_object", "disable_fallback", "disable_any_whitespace", "disable_additional_properties")
 
 
-class Form(NamedTuple):
-    """Of one request. `param`: where it stands; `kind`: one of json, regex, choice, grammar, tools.
+class StructuredOutput(NamedTuple):
+    """What an answer's text is bound to. `param`: where it stands; `kind`: json, regex, choice, grammar or tools.
 
-    `text`: a JSON schema, a regular expression, a JSON list of texts, a grammar (Lark or GBNF), what
-    `form_with_tools` makes. `whitespace`: a regular
-    expression; `lenient`: keywords of the schema that are not implemented are passed over; `lead`: a grammar of what
-    stands before it, with a rule of that name.
+    `text`: a JSON schema, a regular expression, a JSON list of texts, a grammar (Lark or GBNF), what `with_tools`
+    makes. `whitespace`: a regular expression; `lenient`: keywords of the schema that are not implemented are passed
+    over; `lead`: a grammar of what stands before it, with a rule of that name.
     """
 
     param: str
@@ -57,8 +56,8 @@ class Form(NamedTuple):
     lead: str = ""
 
 
-def form_of(response_format: Any = None, structured_outputs: Any = None) -> Form | None:
-    """Of a request's parameters; None: any text. Raises ParameterError."""
+def structured_output(response_format: Any = None, structured_outputs: Any = None) -> StructuredOutput | None:
+    """Read a request's parameters; None: any text. Raises ParameterError."""
     forms = [*_of_response_format(response_format), *_of_vllm(structured_outputs)]
     if len(forms) > 1:
         names = " and ".join(form.param for form in forms)
@@ -66,10 +65,10 @@ def form_of(response_format: Any = None, structured_outputs: Any = None) -> Form
     return forms[0] if forms else None
 
 
-def grammar_of(form: Form) -> str:
-    """A grammar that compiles and says what may come first. Raises ValueError with what is wrong with the form."""
-    own = _built(form)
-    grammar = _behind(form.lead, own) if form.lead else own
+def grammar_of(output: StructuredOutput) -> str:
+    """Build a grammar that compiles and says what may come first. Raises ValueError with what is wrong."""
+    own = _built(output)
+    grammar = _after_lead(output.lead, own) if output.lead else own
     if len(grammar.encode()) > MAX_GRAMMAR:
         raise ValueError(f"its grammar is larger than {MAX_GRAMMAR >> 10} KiB")
     if error := LLMatcher.validate_grammar(grammar, limits=parser_limits()):
@@ -79,27 +78,43 @@ def grammar_of(form: Form) -> str:
     return grammar
 
 
-def form_with_tools(
-    tools: Sequence[Mapping[str, Any]], written: ToolFormat, *, required: bool, several: bool, answer: Form | None
-) -> Form | None:
-    """Of an answer that may call these tools (OpenAI's functions), or has to; None: any text.
+def with_tools(
+    tools: Sequence[Mapping[str, Any]], written: ToolFormat, answer: StructuredOutput | None, *, several: bool
+) -> StructuredOutput:
+    """Bind an answer to calls of these tools (OpenAI's functions), or to `answer`; None: it has to call.
 
-    Calls are written as the model's family writes them. `answer`: the form of an answer without a call; where the
-    request asks for one, the answer is either of both. Raises ParameterError where they cannot stand side by side.
+    Calls are written as the model's family writes them. Raises ParameterError where both cannot stand side by side.
     """
-    if not required and answer is None:
-        return None
-    if not required and answer is not None and answer.kind != "json":
+    if answer is not None and answer.kind != "json":
         text = f"{answer.param} cannot stand beside tools: of an answer that may call them the other form is JSON."
         raise ParameterError(text, param=answer.param)
     functions = [tool["function"] for tool in tools]
-    beside = None if required or answer is None else {"text": answer.text, **_options(answer)}
+    beside = answer and {"text": answer.text, **_options(answer)}
     asked = {"functions": functions, "written": asdict(written), "several": several, "answer": beside}
-    return Form("tools", "tools", json.dumps(asked))
+    return StructuredOutput("tools", "tools", json.dumps(asked))
+
+
+def grammar_of_lead(around: ReasoningMarks, tokens: MarkTokens, *, begun: bool) -> str:
+    """Write the Lark rule `lead`: some reasoning before the answer, or none; `begun`: the rest of some.
+
+    Reasoning ends at the first mark, and white space around it is passed over, as the parser does.
+    """
+    begin, end = around
+    ends = [f"TEXT <[{tokens[end][0]}]>"] if end in tokens else []
+    ends += [] if is_special(end, tokens) else ["spelled"]
+    rules = [
+        "lead: reasoning BLANK" if begun else f"lead: (BEFORE {in_grammar(begin, tokens)} reasoning BLANK)?",
+        f"reasoning: {' | '.join(ends)}",
+        f'spelled[suffix="{end}"]: TEXT',
+        r"TEXT: /(.|\n)*/",
+        r"BLANK: /[ \t\r\n]{0,16}/",
+        r"BEFORE: /\n{0,2}/",  # few texts: whoever begins with one has to reason
+    ]
+    return "\n".join(rules)
 
 
 def _grammar_of_tools(asked: Mapping[str, Any]) -> str:
-    """Lark: calls in their family's form, or the other answer."""
+    """Write Lark: calls in their family's format, or the other answer."""
     written = ToolFormat(**asked["written"])
 
     def mark(text: str) -> str:
@@ -107,10 +122,10 @@ def _grammar_of_tools(asked: Mapping[str, Any]) -> str:
 
     def call(function: Mapping[str, Any]) -> str:
         schema = json.dumps(_call(function, written))
-        if not written.behind_name:
+        if not written.arguments_mark:
             return f"{mark(written.begin)} %json {schema} {mark(written.end)}"
         call_id = f"({mark(written.id_mark)} /[0-9A-Za-z]{{{written.id_chars}}}/)?" if written.id_mark else ""
-        return f"{mark(written.begin + function['name'])} {call_id} {mark(written.behind_name)} %json {schema}"
+        return f"{mark(written.begin + function['name'])} {call_id} {mark(written.arguments_mark)} %json {schema}"
 
     rules = [f"call_{index}: {call(function)}" for index, function in enumerate(asked["functions"])]
     any_call = " | ".join(f"call_{index}" for index in range(len(rules)))
@@ -125,10 +140,10 @@ def _grammar_of_tools(asked: Mapping[str, Any]) -> str:
 
 
 def _call(function: Mapping[str, Any], written: ToolFormat) -> dict[str, Any]:
-    """The JSON schema of a call, or of its arguments: the definitions that these refer to stand at its root."""
+    """Write the JSON schema of a call, or of its arguments; the definitions that these refer to stand at its root."""
     arguments = _nullable(_closed(function.get("parameters") or {"properties": {}}))
     options = {"x-guidance": {"whitespace_pattern": CALL_WHITESPACE, "lenient": not function.get("strict")}}
-    if written.behind_name:
+    if written.arguments_mark:
         return {"type": "object", **arguments, **options}
     shared = {name: arguments.pop(name) for name in ("$defs", "definitions") if name in arguments}
     return {
@@ -142,7 +157,7 @@ def _call(function: Mapping[str, Any], written: ToolFormat) -> dict[str, Any]:
 
 
 def _closed(schema: Any) -> Any:
-    """A schema of arguments, in which objects have the properties that they name: no function takes others.
+    """Close a schema of arguments: objects have the properties that they name, and no function takes others.
 
     An object that several schemas describe, or that says itself what else it may have, stays as it is.
     """
@@ -156,16 +171,16 @@ def _closed(schema: Any) -> Any:
     return {**schema, **inside, **closed}
 
 
-def _options(form: Form) -> dict[str, Any]:
-    """llguidance's, of a JSON schema."""
-    return {"whitespace_pattern": form.whitespace, "lenient": form.lenient}
+def _options(output: StructuredOutput) -> dict[str, Any]:
+    """What llguidance takes beside a JSON schema."""
+    return {"whitespace_pattern": output.whitespace, "lenient": output.lenient}
 
 
 # ---- the parameters
 
 
-def _of_response_format(value: Any) -> list[Form]:
-    """OpenAI's; a schema beside `type`, too, as llama.cpp, Together and Fireworks have it."""
+def _of_response_format(value: Any) -> list[StructuredOutput]:
+    """Read OpenAI's parameter; a schema beside `type`, too, which llama.cpp, Together and Fireworks have."""
     name = "response_format"
     match value:
         case None:
@@ -176,7 +191,11 @@ def _of_response_format(value: Any) -> list[Form]:
         case {"type": "json_object", **others}:
             check_names(name, others, ("schema",))
             schema = others.get("schema")
-            return [Form(name, "json", _OBJECT)] if schema in (None, {}) else [_of_schema(f"{name}.schema", schema, {})]
+            return (
+                [StructuredOutput(name, "json", _OBJECT)]
+                if schema in (None, {})
+                else [_of_schema(f"{name}.schema", schema, {})]
+            )
         case {"type": "json_schema", "json_schema": {"schema": schema, **about}, **others}:
             check_names(name, others, ())
             return [_of_schema(f"{name}.json_schema.schema", schema, about)]
@@ -192,18 +211,18 @@ def _of_response_format(value: Any) -> list[Form]:
             raise ParameterError('response_format has to be an object with a "type".', param=name)
 
 
-def _of_schema(param: str, schema: Any, about: Mapping[str, Any]) -> Form:
-    """`about`: what stands beside the schema."""
+def _of_schema(param: str, schema: Any, about: Mapping[str, Any]) -> StructuredOutput:
+    """Read a schema; `about`: what stands beside it."""
     beside = param.rpartition(".")[0]
     check_names(beside, about, ("name", "description", "strict"))
     if not isinstance(schema, dict):
         raise _wrong(param, "a JSON schema")
     if not isinstance(strict := about.get("strict"), bool | None):
         raise _wrong(f"{beside}.strict", "true or false")
-    return Form(param, "json", json.dumps(schema), lenient=strict is False)
+    return StructuredOutput(param, "json", json.dumps(schema), lenient=strict is False)
 
 
-def _of_vllm(value: Any) -> list[Form]:
+def _of_vllm(value: Any) -> list[StructuredOutput]:
     name = "structured_outputs"
     if value is None:
         return []
@@ -226,24 +245,24 @@ def _of_vllm(value: Any) -> list[Form]:
     return [_of_kind(f"{name}.{kind}", kind, value, whitespace) for kind, value in given.items()]
 
 
-def _of_kind(param: str, kind: str, value: Any, whitespace: str) -> Form:
+def _of_kind(param: str, kind: str, value: Any, whitespace: str) -> StructuredOutput:
     match kind, value:
         case "json", str(schema):
-            return Form(param, "json", schema, whitespace)
+            return StructuredOutput(param, "json", schema, whitespace)
         case "json", dict(schema):
-            return Form(param, "json", json.dumps(schema), whitespace)
+            return StructuredOutput(param, "json", json.dumps(schema), whitespace)
         case "json", _:
             raise _wrong(param, "a JSON schema")
         case "json_object", True:
-            return Form(param, "json", _OBJECT, whitespace)
+            return StructuredOutput(param, "json", _OBJECT, whitespace)
         case "json_object", _:
             raise _wrong(param, "true or false")
         case "choice", [_, *_] if all(isinstance(text, str) for text in value):
-            return Form(param, "choice", json.dumps(value))
+            return StructuredOutput(param, "choice", json.dumps(value))
         case "choice", _:
             raise _wrong(param, "a list of one or more strings")
         case _, str(text) if text:
-            return Form(param, kind, text)
+            return StructuredOutput(param, kind, text)
         case _:
             raise _wrong(param, "a string that is not empty")
 
@@ -255,24 +274,24 @@ def _wrong(param: str, what: str) -> ParameterError:
 # ---- grammars
 
 
-def _built(form: Form) -> str:
-    match form.kind:
+def _built(output: StructuredOutput) -> str:
+    match output.kind:
         case "json":
-            defaults: Any = _options(form)
-            return LLMatcher.grammar_from_json_schema(_with_nulls(form.text), defaults=defaults)
+            defaults: Any = _options(output)
+            return LLMatcher.grammar_from_json_schema(_with_nulls(output.text), defaults=defaults)
         case "tools":
-            return LLMatcher.grammar_from_lark(_grammar_of_tools(json.loads(form.text)))
+            return LLMatcher.grammar_from_lark(_grammar_of_tools(json.loads(output.text)))
         case "regex":
-            return LLMatcher.grammar_from_regex(_ascii_classes(_unanchored(form.text)))
+            return LLMatcher.grammar_from_regex(_ascii_classes(_unanchored(output.text)))
         case "choice":
-            texts = " | ".join(map(_literal, json.loads(form.text)))
+            texts = " | ".join(map(_literal, json.loads(output.text)))
             return LLMatcher.grammar_from_lark(f"start: TEXT\nTEXT: {texts}")  # one lexeme, however many there are
         case _:
-            return LLMatcher.grammar_from_lark(_lark(form.text))
+            return LLMatcher.grammar_from_lark(_lark(output.text))
 
 
 def _with_nulls(text: str) -> str:
-    """A JSON schema in which OpenAPI's `nullable` is said in its own words; what is no JSON stays as it is."""
+    """Say OpenAPI's `nullable` in a JSON schema's own words; what is no JSON stays as it is."""
     if '"nullable"' not in text:
         return text
     try:
@@ -284,7 +303,7 @@ def _with_nulls(text: str) -> str:
 
 
 def _nullable(schema: Any) -> Any:
-    """A schema that also takes null where it says `nullable: true`, in enum, too, as those who write both mean it."""
+    """Let a schema take null where it says `nullable: true`; in enum, too: whoever writes both means it."""
     if not isinstance(schema, dict):
         return schema
     inside: dict[str, Any] = {key: _nullable(schema[key]) for key in _INSIDE if isinstance(schema.get(key), dict)}
@@ -304,14 +323,14 @@ def _nullable(schema: Any) -> Any:
     return {**shared, "anyOf": [whole, {"type": "null"}]}
 
 
-def _behind(lead: str, grammar: str) -> str:
-    """A grammar as one of two, so that no rule of the client's has the name of another."""
-    (form,) = json.loads(grammar)["grammars"] if grammar.startswith("{") else [{"lark_grammar": grammar}]
-    return json.dumps({"grammars": [{"lark_grammar": f"start: lead @form\n{lead}"}, {**form, "name": "form"}]})
+def _after_lead(lead: str, grammar: str) -> str:
+    """Put a grammar behind the lead, each with names of its own: no rule of the client's has the name of another."""
+    (own,) = json.loads(grammar)["grammars"] if grammar.startswith("{") else [{"lark_grammar": grammar}]
+    return json.dumps({"grammars": [{"lark_grammar": f"start: lead @form\n{lead}"}, {**own, "name": "form"}]})
 
 
 def _unanchored(regex: str) -> str:
-    """The whole answer is matched, so that anchors at the ends change nothing; llguidance knows none."""
+    """Drop anchors at the ends, which llguidance does not know: the whole answer is matched anyway."""
     body = regex.removesuffix("$")
     if body != regex and (len(body) - len(body.rstrip("\\"))) % 2:  # an escaped dollar
         body = regex
@@ -319,12 +338,12 @@ def _unanchored(regex: str) -> str:
 
 
 def _ascii_classes(regex: str) -> str:
-    """Digits and letters are ASCII's, as in a JSON schema's patterns and in vLLM; llguidance's own are Unicode's."""
+    """Make digits and letters ASCII's, as in a JSON schema's patterns and in vLLM; llguidance's own are Unicode's."""
     return re.sub(r"\\(.)", lambda escape: _ASCII_CLASSES.get(escape[1], escape[0]), regex, flags=re.DOTALL)
 
 
 def _lark(text: str) -> str:
-    """Lark as it is, or made of GBNF, which begins a rule by `name ::=`."""
+    """Turn GBNF, which begins a rule by `name ::=`, into Lark; leave Lark as it is."""
     if not _GBNF_RULE.search(text):
         return text
     other = next(name for i in count() if (name := f"start{i}") not in text)
@@ -337,5 +356,5 @@ def _lark(text: str) -> str:
 
 
 def _literal(text: str) -> str:
-    """A text as Lark spells it."""
+    """Spell a text as Lark does."""
     return json.dumps(text, ensure_ascii=False)

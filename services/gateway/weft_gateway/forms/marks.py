@@ -33,7 +33,7 @@ REASONING = (
 )
 _CALLS = ("<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
 MARKS = (*chain(*REASONING), *_CALLS)
-MarkTokens = Mapping[str, tuple[int, bool]]  # of a tokenizer: those that are one token, and whether it is special
+MarkTokens = Mapping[str, tuple[int, bool]]  # by mark: the tokenizer's one token of it, and whether it is special
 NO_TOKENS: MarkTokens = MappingProxyType({})
 _STAND_INS = {mark: chr(0xFDD0 + index) for index, mark in enumerate(MARKS)}  # noncharacters of Unicode
 _LEFT_OUT = {ord(char): None for char in _STAND_INS.values()}
@@ -41,24 +41,19 @@ _SPELLED = {ord(char): mark for mark, char in _STAND_INS.items()}
 _ANY = re.compile(f"({'|'.join(map(re.escape, MARKS))})")
 
 
-def mark_tokens(added: MarkTokens) -> dict[str, tuple[int, bool]]:
-    """The marks among a tokenizer's added tokens."""
-    return {mark: added[mark] for mark in MARKS if mark in added}
-
-
 def showing(bytes_of: Callable[[int], bytes], tokens: MarkTokens) -> Callable[[int], bytes]:
-    """The bytes of a token as readers get them."""
+    """Return what gives the bytes of a token as readers get them."""
     shown = {id_: _STAND_INS[mark].encode() for mark, (id_, special) in tokens.items() if special}
     return (lambda token: shown.get(token) or bytes_of(token)) if shown else bytes_of
 
 
 def in_text(mark: str, tokens: MarkTokens) -> str:
-    """How readers get a mark."""
+    """Return a mark as readers get it."""
     return _STAND_INS[mark] if is_special(mark, tokens) else mark
 
 
 def stand_in(mark: str) -> str:
-    """How readers get a mark that is a special token."""
+    """Return a mark that is a special token as readers get it."""
     return _STAND_INS[mark]
 
 
@@ -68,17 +63,17 @@ def is_special(mark: str, tokens: MarkTokens) -> bool:
 
 
 def left_out(text: str) -> str:
-    """Without marks that are special tokens."""
+    """Drop the marks that are special tokens."""
     return text.translate(_LEFT_OUT)
 
 
 def spelled(text: str) -> str:
-    """The text with the letters of marks that are special tokens."""
+    """Write marks that are special tokens as their letters."""
     return text.translate(_SPELLED)
 
 
 def in_grammar(text: str, tokens: MarkTokens) -> str:
-    """A text as Lark has it. Added tokens are no text for llguidance: a mark may be the token or its letters."""
+    """Write a text in Lark. Added tokens are no text for llguidance: a mark may be the token or its letters."""
     return " ".join(_in_grammar(part, tokens) for part in _ANY.split(text) if part)
 
 

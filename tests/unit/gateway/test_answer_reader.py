@@ -1,17 +1,22 @@
-"""An answer's reasoning, content and calls, the same however the text is cut."""
+"""An answer's form, and its reasoning, content and calls: the same however the text is cut."""
 
+from collections.abc import Sequence
 from typing import Any
 
+import orjson
 import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
 from weft_gateway.core.detokenise import Detokeniser
-from weft_gateway.openai.answer_parts import AnswerForm, AnswerReader, message_of
-from weft_gateway.openai.marks import MARKS, REASONING, THINK, ReasoningMarks, mark_tokens, showing
-from weft_gateway.openai.reasoning import ReasoningParser, marks_of
-from weft_gateway.openai.tool_calls import HERMES, MISTRAL_NAMED, ToolFormat
+from weft_gateway.forms.answer_form import AnswerForm, choose_form
+from weft_gateway.forms.answer_reader import AnswerReader, message_of
+from weft_gateway.forms.marks import MARKS, REASONING, THINK, ReasoningMarks, showing
+from weft_gateway.forms.reasoning import ReasoningParser
+from weft_gateway.forms.template_forms import TemplateForms
+from weft_gateway.forms.tool_formats import HERMES, MISTRAL, MISTRAL_NAMED, ToolFormat
+from weft_gateway.openai.schema import ChatRequest, CompletionRequest, parse
 from weft_gateway.shell.tokenizer import ModelTokenizer
 
 from .test_tool_calls import cut
@@ -21,9 +26,9 @@ plain = st.text("ab <>/think\n", max_size=20)
 
 
 def split(chunks: list[str], *, begun: bool, marks: ReasoningMarks = THINK) -> tuple[str, str]:
-    parser = ReasoningParser(marks, begun=begun)
+    parser = ReasoningParser(AnswerForm(reasoning=marks, in_reasoning=begun))
     parts = [*map(parser.push, chunks), parser.flush()]
-    return "".join(part.reasoning for part in parts), "".join(part.content for part in parts)
+    return "".join(reasoning for reasoning, _ in parts), "".join(content for _, content in parts)
 
 
 @given(plain.filter(lambda t: "</think>" not in t), plain, CUTS, st.booleans(), st.sampled_from(REASONING))
@@ -58,7 +63,7 @@ def test_an_answer_that_is_cut_inside_its_reasoning_has_no_content(at: list[int]
 def test_the_marks_of_reasoning_are_those_of_the_template_and_the_tokenizer(
     template: str, end: str, tokens: dict[str, tuple[int, bool]], found: ReasoningMarks | None
 ) -> None:
-    assert marks_of(template, end, tokens) == found
+    assert TemplateForms.of(template, tokens).reasoning_before(end) == found
 
 
 def answer(form: AnswerForm, chunks: list[str]) -> tuple[dict[str, Any], bool]:
@@ -70,7 +75,7 @@ def answer(form: AnswerForm, chunks: list[str]) -> tuple[dict[str, Any], bool]:
 @given(CUTS)
 def test_a_message_has_all_three_parts(at: list[int]) -> None:
     text = '<think>why</think>\nSo:\n<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
-    message, ends = answer(AnswerForm(tools=HERMES, reasons=THINK), cut(text, at))
+    message, ends = answer(AnswerForm(tools=HERMES, reasoning=THINK), cut(text, at))
     (call,) = message.pop("tool_calls")
     assert message == {"role": "assistant", "content": "So:\n", "refusal": None, "reasoning_content": "why"}
     assert call["function"] == {"name": "f", "arguments": '{"x": 1}'}
@@ -96,7 +101,7 @@ CALL_TEXT = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
 def test_a_call_ends_reasoning_whose_end_mark_never_comes(
     tools: ToolFormat | None, text: str, thought: str, content: str | None, calls: int, at: list[int]
 ) -> None:
-    message, ends = answer(AnswerForm(tools=tools, reasons=THINK, in_reasoning=True), cut(text, at))
+    message, ends = answer(AnswerForm(tools=tools, reasoning=THINK, in_reasoning=True), cut(text, at))
     assert (message["reasoning_content"], message["content"]) == (thought, content)
     assert (len(message.get("tool_calls", ())), ends) == (calls, calls > 0)
 
@@ -127,7 +132,7 @@ def test_marks_are_read_as_letters_as_tokens_and_as_special_tokens_which_clients
 ) -> None:
     tokenizer = bytes_tokenizer(special)
     model = ModelTokenizer({"tokenizer.json": tokenizer.to_str().encode()})
-    form = AnswerForm(tools=HERMES, reasons=THINK, in_reasoning=True, marks=mark_tokens(model.added))
+    form = AnswerForm(tools=HERMES, reasoning=THINK, in_reasoning=True, template=model.forms)
     call = '<tool_call>\n{"name": "f", "arguments": {"x": "</tool_call>"}}\n</tool_call>'
     tokens = tokenizer.encode(f"why<think></think>So </think>:{call}", add_special_tokens=False).ids
     text = Detokeniser(showing(model.bytes_of, form.marks))
@@ -142,3 +147,64 @@ def test_marks_are_read_as_letters_as_tokens_and_as_special_tokens_which_clients
     ]
     message, _ = answer(form, [text.push(token) for token in letters])
     assert message.get("reasoning_content") == ("</think>" if special else None)
+
+
+# ---- what is chosen
+
+REASONS = TemplateForms.of("{{ '</think>' }}{{ tools }}")
+PLAIN = TemplateForms.of("{{ messages }}")
+TOOLS: dict[str, Any] = {"tools": [{"type": "function", "function": {"name": "f"}}]}
+BOUND: dict[str, Any] = {"structured_outputs": {"regex": "a"}}
+GOES_ON: dict[str, Any] = {"continue_final_message": True, "add_generation_prompt": False}
+
+
+def letters_of(tokens: Sequence[int]) -> str:
+    return bytes(tokens).decode()
+
+
+def chosen(template: TemplateForms, parser: str = "", last: str = "hello", **params: Any) -> AnswerForm:
+    body = {"model": "m", "messages": [{"role": "user", "content": last}], **params}
+    return choose_form(parse(ChatRequest, orjson.dumps(body)), template, parser)
+
+
+@pytest.mark.parametrize(
+    ("asked", "prompt", "begun", "lead"),
+    [
+        ({}, "hello", False, "lead: (BEFORE"),
+        ({}, "hello<think>\n", True, "lead: reasoning"),
+        ({}, "<think></think>\n\n", False, ""),
+        (GOES_ON, "hello", False, ""),
+        (GOES_ON | {"last": "<think>so"}, "so", True, "lead: reasoning"),
+        (GOES_ON | {"last": "<think>so</think>"}, "so", False, ""),
+    ],
+)
+def test_the_end_of_the_prompt_says_how_far_reasoning_is_and_what_may_stand_before_the_output(
+    asked: dict[str, Any], prompt: str, begun: bool, lead: str
+) -> None:
+    form = chosen(REASONS, **asked, **BOUND).after(list(prompt.encode()), letters_of)
+    assert (form.reasoning, form.in_reasoning) == (THINK, begun)
+    assert form.output is not None
+    assert form.output.lead.startswith(lead)
+    assert bool(form.output.lead) == bool(lead)
+
+
+def test_a_model_that_does_not_reason_and_a_completion_have_nothing_before_the_output() -> None:
+    form = chosen(PLAIN, **BOUND)
+    assert form.after(list(b"hello</think>"), letters_of) is form
+    assert chosen(PLAIN).after(list(b"hello<think>"), letters_of).reasoning == THINK, "the prompt shows it"
+    completion = parse(CompletionRequest, orjson.dumps({"model": "m", "prompt": "hello<think>", **BOUND}))
+    form = choose_form(completion, REASONS, "")
+    assert form == AnswerForm(form.output)
+    assert form.after(list(b"hello<think>"), letters_of) is form
+
+
+def test_calls_are_read_in_the_pools_format_where_the_request_has_tools() -> None:
+    assert chosen(PLAIN).is_plain
+    free = chosen(PLAIN, **TOOLS)
+    assert (free.tools, free.output) == (HERMES, None)
+    assert chosen(PLAIN, "mistral", **TOOLS).tools == MISTRAL
+    assert chosen(PLAIN, **TOOLS, tool_choice="none").is_plain
+    named = chosen(PLAIN, **TOOLS, tool_choice={"type": "function", "function": {"name": "f"}})
+    assert (named.calls_are_asked, named.calls_alone) == (True, True)
+    assert named.output is not None
+    assert named.output.param == "tools"

@@ -1,101 +1,19 @@
-"""Calls of tools in the text of an answer: each model family's own form, read as the text comes. Pure.
+"""Calls of tools in the text of an answer: each model family's own format, read as the text comes. Pure.
 
-Which form a model was trained on its pool says, or its chat template shows (`format_of`). A call is a JSON object with
-a name and arguments; the name goes out as soon as it is known, and the arguments as they come. Text that may yet become
-a call is held back; what turns out to be none is content, as it stands.
+A call's name goes out as soon as it is known, and the arguments as they come. Text that may yet become a call is held
+back; what turns out to be none is content, as it stands.
 """
 
 import contextlib
-import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, NamedTuple
 
 import orjson
 
-from weft_gateway.openai.marks import MarkTokens, stand_in
-
-
-@dataclass(frozen=True, slots=True)
-class ToolFormat:
-    """How a family writes calls: `begin` object `end`, joined by `between`, all of them inside `first` and `last`.
-
-    `spelled`: the mark that may stand before the calls of a format without `begin`; where it does not, they stand where
-    the answer begins. `behind_name`: the mark between a name and its arguments, where a call is no object of both;
-    `id_mark`: that of an id between them. `marks`: those that are one token.
-    """
-
-    name: str
-    arguments: str  # the field that holds them
-    begin: str = ""
-    end: str = ""
-    first: str = ""
-    between: str = ""
-    last: str = ""
-    spelled: str = ""
-    behind_name: str = ""
-    id_mark: str = ""
-    id_chars: int = 24
-    marks: MarkTokens = field(default_factory=dict[str, tuple[int, bool]])
-
-
-HERMES = ToolFormat("hermes", "arguments", "<tool_call>\n", "\n</tool_call>", between="\n")
-LLAMA = ToolFormat("llama3_json", "parameters", between="; ", spelled="<|python_tag|>")
-MISTRAL = ToolFormat("mistral", "arguments", first="[", between=", ", last="]", spelled="[TOOL_CALLS]", id_chars=9)
-MISTRAL_NAMED = ToolFormat("mistral", "arguments", "[TOOL_CALLS]", behind_name="[ARGS]", id_chars=9)
-PARSERS: Mapping[str, ToolFormat] = {form.name: form for form in (HERMES, LLAMA, MISTRAL)}
-
-
-def format_of(template: str, parser: str = "") -> ToolFormat:
-    """That of the pool's parser; "", or one that only a newer gateway knows: by what the chat template says of calls.
-
-    Hermes's form where the template says nothing. Mistral's newer models write a name and its arguments.
-    """
-    form = PARSERS.get(parser) or _shown_in(template)
-    if form is not MISTRAL or "[ARGS]" not in template:
-        return form
-    return replace(MISTRAL_NAMED, id_mark="[CALL_ID]") if "[CALL_ID]" in template else MISTRAL_NAMED
-
-
-def _shown_in(template: str) -> ToolFormat:
-    if "[TOOL_CALLS]" in template:
-        return MISTRAL
-    return LLAMA if "<tool_call>" not in template and "python_tag" in template else HERMES
-
-
-def renders_tools(template: str) -> bool:
-    """Whether the template itself shows tools to the model."""
-    return "tools" in template
-
-
-def instructions(form: ToolFormat, tools: Sequence[Mapping[str, Any]]) -> str:
-    """Of a system message, for templates that do not show tools: what they are and how they are called."""
-    call = f'{{"name": NAME, "{form.arguments}": {{ARGUMENTS}}}}'
-    if form.behind_name:
-        call = f"NAME{form.behind_name}{{ARGUMENTS}}"
-    listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-    return (
-        "You may call functions to answer. Their signatures, as JSON:\n"
-        f"<tools>\n{listed}\n</tools>\n"
-        "To call one, write its name and arguments in this form:\n"
-        f"{form.first}{form.begin}{call}{form.end}{form.last}"
-    )
-
-
-def written_calls(form: ToolFormat, calls: Sequence[Mapping[str, Any]]) -> str:
-    """OpenAI's calls of an earlier answer, as the family's text."""
-    functions = [call.get("function") or {} for call in calls]
-    written = [f"{form.begin}{_written(form, one.get('name'), one.get('arguments'))}{form.end}" for one in functions]
-    return form.first + form.between.join(written) + form.last
-
-
-def _written(form: ToolFormat, name: Any, arguments: Any) -> str:
-    if form.behind_name:
-        return f"{name}{form.behind_name}{json.dumps(arguments, ensure_ascii=False)}"
-    return json.dumps({"name": name, form.arguments: arguments}, ensure_ascii=False)
+from weft_gateway.forms.marks import stand_in
+from weft_gateway.forms.tool_formats import MISTRAL, ToolFormat
 
 
 class Content(NamedTuple):
@@ -124,7 +42,7 @@ Part = Content | CallBegun | ArgumentsPart
 class _State(Enum):
     CONTENT = "content"  # calls may follow
     CALL = "call"  # an object follows, or goes on
-    BEHIND = "behind"  # a call: its end mark, another one, or content
+    AFTER_CALL = "after"  # its end mark, another call, or content
 
 
 _HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=[{\[])')
@@ -138,7 +56,7 @@ _BETWEEN = re.compile(r"[\s}\],;]*")  # calls: separators, and brackets too many
 
 
 def call_begins(form: ToolFormat) -> re.Pattern[str]:
-    """Finds a mark with a call behind it (group `call`), or what may become that with more text."""
+    """Compile what finds a mark with a call behind it (group `call`), or what may become that with more text."""
     mark = form.begin.strip() or form.spelled
     marks, begun = f"(?:{re.escape(mark)}|{stand_in(mark)})\\s*", (mark[:n] for n in range(len(mark) - 1, 0, -1))
     behind = r"[\w{\[]" if form.name == MISTRAL.name else r"[{\[]"
@@ -146,7 +64,7 @@ def call_begins(form: ToolFormat) -> re.Pattern[str]:
 
 
 class ToolCallParser:
-    """Reads one answer: `push` text as it comes, then `flush` once. What it returns is in the order of the text.
+    """Reads one answer: `push` text as it comes, then `flush` once. Parts come in the order of the text.
 
     A call that is nearly right is a call. Its arguments go out as far as they are JSON, whatever follows; where that
     ends too early, the brackets that are open are closed. What is no call before any of them has gone out is content.
@@ -165,7 +83,7 @@ class ToolCallParser:
         self.calls = 0  # whole or begun
 
     def push(self, text: str) -> list[Part]:
-        """What is certain by now."""
+        """Return what is certain by now."""
         self._held += text
         parts: list[Part] = []
         while (found := self._step()) is not None:
@@ -173,7 +91,7 @@ class ToolCallParser:
         return parts
 
     def flush(self, *, cut: bool = True) -> list[Part]:
-        """What is left at the end of the answer: of a call that never ended what is known, or else content.
+        """Return what is left at the end of the answer: what is known of a call that never ended, or else content.
 
         `cut`: more was to come; else the arguments of a call that has begun are made whole.
         """
@@ -189,7 +107,7 @@ class ToolCallParser:
                 held = self._lead + held
             case _State.CALL:
                 held = self._lead + held
-            case _State.BEHIND:
+            case _State.AFTER_CALL:
                 left = held[_BETWEEN.match(held).end() :]  # pyright: ignore[reportOptionalMemberAccess]
                 held = "" if not left or self._may_be_end(left) else held
             case _State.CONTENT:
@@ -197,17 +115,17 @@ class ToolCallParser:
         return [Content(held)] if held else []
 
     def _step(self) -> list[Part] | None:
-        """Some progress; None: only more text brings any."""
+        """Make some progress; None: only more text brings any."""
         match self._state:
             case _State.CALL:
                 return self._begin_object() if self._object is None else self._read_object(self._object)
-            case _State.BEHIND:
-                return self._read_behind()
+            case _State.AFTER_CALL:
+                return self._read_after_call()
             case _State.CONTENT:
                 return self._find_bare() if self._is_bare else self._find_mark()
 
     def _find_bare(self) -> list[Part] | None:
-        """A call of a format whose mark may be missing stands where the answer begins."""
+        """Look where the answer begins: a call of a format whose mark may be missing stands there."""
         inside = self._held.lstrip().removeprefix("[").lstrip()
         if not inside:
             return None
@@ -217,7 +135,7 @@ class ToolCallParser:
         return []
 
     def _find_mark(self) -> list[Part] | None:
-        """Behind a mark a call may stand anywhere."""
+        """Look for a mark: behind one a call may stand anywhere."""
         held = self._held
         if found := [(held.index(mark), mark) for mark in self._marks if mark in held]:
             at, mark = min(found)
@@ -234,7 +152,7 @@ class ToolCallParser:
         self._lead, self._held = lead, held
 
     def _begin_object(self) -> list[Part] | None:
-        """An object, a list of them, or a name and an object (Mistral's newer form); else the mark was content."""
+        """Find an object, a list of objects, or a name and an object (Mistral's newer format); else it is content."""
         text = self._held.lstrip()
         inside = text.removeprefix("[").lstrip()
         if not inside:
@@ -255,7 +173,7 @@ class ToolCallParser:
         return []
 
     def _read_object(self, read: "_ObjectText") -> list[Part] | None:
-        """The arguments go out as far as they are known; what is no call is content."""
+        """Send the arguments as far as they are known; what is no call is content."""
         read.take(self._held)
         parts = self._arguments()
         if not read.ended and not read.broken:
@@ -267,7 +185,7 @@ class ToolCallParser:
         else:
             raw, self._held, self._state = self._held[: read.read], self._held[read.read :], _State.CONTENT
             return [Content(self._lead + raw)]
-        self._held, self._state, self._is_bare = self._held[read.certain :], _State.BEHIND, False
+        self._held, self._state, self._is_bare = self._held[read.certain :], _State.AFTER_CALL, False
         return parts
 
     def _arguments(self) -> list[Part]:
@@ -288,13 +206,13 @@ class ToolCallParser:
         return parts
 
     def _closing(self) -> list[Part]:
-        """What makes arguments whole that have begun."""
+        """Close the arguments that have begun."""
         assert self._object
         owed = self._object.owed if self._name else self._object.owed[:-1] if self._object.inner_end is None else ""
         return [ArgumentsPart(self.calls - 1, owed)] if owed else []
 
     def _whole(self, text: str, *, whole: bool) -> list[Part]:
-        """A call whose fields stand in another order, or whose arguments are a text; none: it is no call.
+        """Read a call whose fields stand in another order, or whose arguments are a text; no part: it is no call.
 
         `whole`: it may have no arguments.
         """
@@ -309,8 +227,8 @@ class ToolCallParser:
                     pass
         return []
 
-    def _read_behind(self) -> list[Part] | None:
-        """The end mark is passed over, and what stands before another call; white space before content."""
+    def _read_after_call(self) -> list[Part] | None:
+        """Pass over the end mark, what stands before another call, and white space before content."""
         form, held = self._form, self._held
         between = _BETWEEN.match(held)
         assert between
@@ -363,7 +281,7 @@ class _ObjectText:
         self._quote = ""  # that ends it, or does not
 
     def take(self, raw: str) -> None:
-        """Go on where the last call ended. `raw` begins with the object."""
+        """Go on where the last call of `take` ended. `raw` begins with the object."""
         self._quote = ""
         while self.read < len(raw) and not self.ended and not self.broken and not self._quote:
             if not self._quoted:
@@ -374,7 +292,7 @@ class _ObjectText:
                 self._take_quoted(raw)
 
     def end(self, *, cut: bool) -> None:
-        """No more text comes; of one that was cut all counts."""
+        """Take the end: no more text comes. `cut`: what has begun counts, too."""
         if cut:
             self.text += self._begun + self._scalar + self._escape + self._quote
         elif self._quote:
@@ -383,7 +301,7 @@ class _ObjectText:
             self._end_scalar()
 
     def closed(self) -> str:
-        """The object as if it ended here; "": it cannot."""
+        """Return the object as if it ended here; "": it cannot."""
         return self.text + self.owed if self._begun.strip() in ("", ",") and not self._scalar else ""
 
     def _take_quoted(self, raw: str) -> None:
@@ -465,7 +383,7 @@ class _ObjectText:
         self.ended = not self._open
 
     def _end_scalar(self) -> bool:
-        """Whether it is a value."""
+        """Take a number or a literal; False: it is none."""
         value = self._scalar if _NUMBER.fullmatch(self._scalar) else _LITERALS.get(self._scalar)
         if value is not None:
             self._begun += value
@@ -474,13 +392,13 @@ class _ObjectText:
         return value is not None
 
     def _count(self) -> None:
-        """All that has begun is certain."""
+        """Count what has begun as certain."""
         self.text, self._begun, self.certain = self.text + self._begun, "", self.read
         self.owed = ('"' if self._quoted else "") + "".join(reversed(self._open))
 
 
 def _json_of(arguments: Any) -> str:
-    """The JSON text of arguments; a text with JSON in it is that."""
+    """Return the JSON text of arguments; a text with JSON in it is that."""
     if isinstance(arguments, str) and arguments.strip():
         with contextlib.suppress(orjson.JSONDecodeError):
             orjson.loads(arguments)
@@ -493,9 +411,3 @@ def _name_of(spelled: str) -> str:
         return orjson.loads(spelled)
     except orjson.JSONDecodeError:
         return ""
-
-
-def call_id(form: ToolFormat, answer_id: str, index: int) -> str:
-    """Of a call: the same for the same answer, as long as the family's templates want it."""
-    drawn = hashlib.sha256(f"{answer_id}/{index}".encode()).hexdigest()
-    return drawn[: form.id_chars] if form.name == MISTRAL.name else f"call_{drawn[: form.id_chars]}"

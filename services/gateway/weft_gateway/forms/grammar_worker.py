@@ -1,8 +1,8 @@
 """A process that builds and compiles grammars, so that a hostile one costs no more than this process.
 
-Lines of JSON: a `Form` as a list on standard input; [grammar, ""] or ["", what is wrong] on standard output.
-A form that takes more than CPU_S of processor time ends it by SIGPROF, the time of a machine that is busy with others
-does not count; one whose grammar takes too much memory ends it by SIGABRT. `shell/grammar_checker.py` starts it again.
+Lines of JSON: a `StructuredOutput` as a list on standard input; [grammar, ""] or ["", what is wrong] on the output.
+One that takes more than CPU_S of processor time ends the process by SIGPROF (time when the machine is busy with others
+does not count); one whose grammar takes too much memory ends it by SIGABRT. `grammar_checker` starts it again.
 """
 
 import json
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from weft.grammars import one_line
-from weft_gateway.openai.structured_outputs import Form, grammar_of
+from weft_gateway.forms.structured_outputs import StructuredOutput, grammar_of
 
 CPU_S = 1.0  # for one grammar; usual ones take a millisecond
 MEMORY_BYTES = 64 << 20  # for all that grammars take
@@ -20,14 +20,14 @@ TOO_LARGE = "it takes too much memory to compile"
 
 
 def main() -> None:
-    """Until standard input ends."""
+    """Answer lines until standard input ends."""
     limit = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for line in sys.stdin.buffer:
         signal.setitimer(signal.ITIMER_PROF, CPU_S)
         try:
-            answer = grammar_of(Form(*json.loads(line))), ""
+            answer = grammar_of(StructuredOutput(*json.loads(line))), ""
         except ValueError as error:
             answer = "", str(error)
         except MemoryError:

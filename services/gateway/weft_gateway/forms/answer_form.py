@@ -1,0 +1,90 @@
+"""The form of an answer, chosen once a request: what it may hold, what its text is bound to, who reads it. Pure."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from weft_gateway.errors import ParameterError
+from weft_gateway.forms.marks import NO_TOKENS, MarkTokens, ReasoningMarks
+from weft_gateway.forms.structured_outputs import StructuredOutput, grammar_of_lead, structured_output, with_tools
+from weft_gateway.forms.template_forms import TemplateForms
+from weft_gateway.forms.tool_formats import ToolFormat
+from weft_gateway.openai.schema import ChatRequest, Common
+
+PROMPT_END_TOKENS = 16  # that show how an answer begins
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerForm:
+    """What an answer may hold beside content.
+
+    `output`: what its text is bound to; None: nothing. `template`: of a chat; None: the answer is text alone.
+    `tools`: the format of calls; None: there are none. `reasoning`: the marks of reasoning that it may begin with;
+    `in_reasoning`: the prompt ends inside it. `continues`: the text of the message that it goes on with.
+    `shows_reasoning`: clients get it. `spells_marks`: readers get the letters of special tokens, which are part of the
+    text. `calls_are_asked`: the request names the tool that is called, and the end of the answer is no surprise
+    (OpenAI). `one_call`: the request takes one call, and the first of several is it (vLLM). `calls_alone`: the answer
+    has to call: text beside its calls is that of a call which was cut, and no content.
+    """
+
+    output: StructuredOutput | None = None
+    template: TemplateForms | None = None
+    tools: ToolFormat | None = None
+    reasoning: ReasoningMarks | None = None
+    in_reasoning: bool = False
+    continues: str | None = None
+    shows_reasoning: bool = True
+    spells_marks: bool = False
+    calls_are_asked: bool = False
+    calls_alone: bool = False
+    one_call: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Text alone, which has no reader."""
+        return self.tools is None and self.reasoning is None
+
+    @property
+    def marks(self) -> MarkTokens:
+        """The marks that are one token."""
+        return self.template.marks if self.template else NO_TOKENS
+
+    def after(self, prompt: Sequence[int], spelled: Callable[[Sequence[int]], str]) -> "AnswerForm":
+        """Complete the form by the end of a prompt: it may have begun the reasoning, or ended it."""
+        end = spelled(prompt[-PROMPT_END_TOKENS:]).rstrip() if self.template else ""
+        around = self.template and self.template.reasoning_before(end)
+        if not around:
+            return self
+        last = self.continues or ""
+        begun = end.endswith(around.begin) or last.rfind(around.begin) > last.rfind(around.end)
+        ended = not begun and (end.endswith(around.end) or self.continues is not None)
+        output = self.output
+        if output and not ended:
+            output = output._replace(lead=grammar_of_lead(around, self.marks, begun=begun))
+        return replace(self, output=output, reasoning=around, in_reasoning=begun)
+
+
+def choose_form(params: Common, template: TemplateForms, parser: str) -> AnswerForm:
+    """Choose the form of a request's answers. `parser`: of calls, that the pool names. Raises ParameterError."""
+    output = structured_output(params.response_format, params.structured_outputs)
+    if not isinstance(params, ChatRequest):
+        return AnswerForm(output)
+    tools, required, is_named = params.callable_tools, params.required_tools, isinstance(params.tool_choice, dict)
+    written = template.tool_format(parser)
+    if tools:
+        if is_named and output is not None and not output.param.startswith("response_format"):
+            text = f"{output.param} cannot stand beside a tool_choice that names the call: the answer is its arguments."
+            raise ParameterError(text, param=output.param)
+        if required or output:
+            several = params.parallel_tool_calls and not is_named
+            output = with_tools(required or tools, written, None if required else output, several=several)
+    return AnswerForm(
+        output=output,
+        template=template,
+        tools=written if tools else None,
+        continues=params.messages[-1].content if params.continue_final_message else None,
+        shows_reasoning=params.include_reasoning,
+        spells_marks=not params.skip_special_tokens,
+        calls_are_asked=is_named,
+        calls_alone=bool(required),
+        one_call=not params.parallel_tool_calls,
+    )

@@ -1,0 +1,83 @@
+"""Reasoning before an answer: what stands between the marks that a model's template has, as `<think>`. Pure."""
+
+from weft_gateway.forms.answer_form import AnswerForm
+from weft_gateway.forms.marks import NO_TOKENS, in_text
+from weft_gateway.forms.tool_calls import ToolCallParser, call_begins
+
+
+class ReasoningParser:
+    """Reads one answer into reasoning and content: `push` text as it comes, then `flush` once.
+
+    White space around the reasoning belongs to neither part. A call of the form's tools ends the reasoning, too, where
+    its end mark never comes: text behind it is held back until then.
+    """
+
+    def __init__(self, form: AnswerForm) -> None:
+        assert form.reasoning
+        tokens = NO_TOKENS if form.spells_marks else form.marks
+        self._begin_mark, self._end_mark = (in_text(mark, tokens) for mark in form.reasoning)
+        self._tools, self._call = form.tools, None if form.tools is None else call_begins(form.tools)
+        self._held = ""
+        self._inside: bool | None = form.in_reasoning or None  # None: not known yet
+        self._at_edge = True  # white space that comes next is dropped
+
+    def push(self, text: str) -> tuple[str, str]:
+        """Return what is certain by now."""
+        self._held += text
+        if self._inside is None and not self._begin():
+            return "", ""
+        reasoning = self._read() if self._inside else ""
+        return reasoning, "" if self._inside else self._content()
+
+    def flush(self) -> tuple[str, str]:
+        """Return what is left at the end of the answer."""
+        held, self._held = self._held, ""
+        if not self._inside:
+            return "", held
+        at = self._call_at(held)
+        return held[:at].rstrip(), held[at:]
+
+    def _call_at(self, text: str) -> int:
+        """Find where the calls begin that a text ends with."""
+        found = self._call and self._call.search(text)
+        if not found or not found["call"] or self._tools is None:
+            return len(text)
+        calls = ToolCallParser(self._tools)
+        calls.push(text[found.start() :])
+        calls.flush()
+        return found.start() if calls.calls else len(text)
+
+    def _begin(self) -> bool:
+        """Decide whether the answer begins with reasoning; False: more text has to come."""
+        text = self._held.lstrip()
+        if self._begin_mark.startswith(text):
+            return False
+        self._inside = text.startswith(self._begin_mark)
+        if self._inside:
+            self._held = text[len(self._begin_mark) :]
+        else:
+            self._at_edge = False
+        return True
+
+    def _read(self) -> str:
+        """Take reasoning that is certain, without white space that may stand before its end."""
+        if self._at_edge:
+            self._held = self._held.lstrip()
+        before, found, behind = self._held.partition(self._end_mark)
+        if found:
+            self._held, self._inside, self._at_edge = behind, False, True
+            return before.rstrip()
+        mark = self._end_mark
+        kept = next((n for n in range(len(mark) - 1, 0, -1) if before.endswith(mark[:n])), 0)
+        call = self._call and self._call.search(before)
+        certain = before[: min(len(before) - kept, call.start() if call else len(before))].rstrip()
+        self._held = before[len(certain) :]
+        self._at_edge = self._at_edge and not certain
+        return certain
+
+    def _content(self) -> str:
+        if self._at_edge:
+            self._held = self._held.lstrip()
+        content, self._held = self._held, ""
+        self._at_edge = self._at_edge and not content
+        return content
