@@ -14,7 +14,7 @@ from weft.domain.routes import AdapterSpec, PoolSpec
 from weft.domain.runner import RunnerSpec
 from weft_gateway.core.gateway import GatewayConfig
 from weft_runner.core import Batching
-from weft_runner.core.adapter_slots import MOST_SLOTS
+from weft_runner.core.adapters.slots import MAX_SLOTS
 from weft_scheduler.core import SchedulerConfig
 from weft_scheduler.core.pool.pool import POLICIES
 from weft_sim.clock import Rank, random_of
@@ -122,7 +122,7 @@ def _toml(value: Any) -> str:
 
 def deployment_of(pool: PoolDescription) -> Deployment:
     context = pool.max_context_tokens or pool.page_tokens * pool.total_pages
-    slots = pool.slots or min(pool.total_pages, MOST_SLOTS)
+    slots = pool.slots or min(pool.total_pages, MAX_SLOTS)
     runners = tuple(
         RunnerPlan(
             RunnerSpec(

@@ -16,7 +16,7 @@ from typing import Any
 
 from weft.process import split_address
 from weft_kernels.cpu.threads import cpu_quota
-from weft_runner.core.adapter_slots import MOST_SLOTS
+from weft_runner.core.adapters.slots import MAX_SLOTS
 from weft_runner.core.batch import Batching
 from weft_runner.offload.policy import MAX_TIER_BYTES
 
@@ -237,7 +237,7 @@ class RunnerSettings:
         description="sequences admitted at a time (32; 0: by the policy of --offload, else by the memory of a GPU)",
     )
     max_adapters: int = _flag(
-        0, ge=0, le=MOST_SLOTS, description="adapters on the device at a time (0: as many as pages hold)"
+        0, ge=0, le=MAX_SLOTS, description="adapters on the device at a time (0: as many as pages hold)"
     )
     max_rank: int = _flag(64, ge=1, le=256, description="largest rank of an adapter")
     max_batch_tokens: int = _flag(

@@ -283,7 +283,7 @@ class Play:
 
     def step(self) -> None:
         pool = self.driver.pool
-        loading = pool.adapters.slots.loading or pool.adapters.fetching
+        loading = pool.adapters.slots.loading or pool.adapters.queue.fetching
         if pool.paused() and not pool.runnable and not flying(self.driver) and not loading:
             self.move()
         if pool.sequences or not self.driver.engine._events.empty() or flying(self.driver):

@@ -11,19 +11,25 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from harness.desired import desired, whole
 from weft.domain.adapter import AdapterState, DesiredAdapter, DesiredChange, Tier
+from weft.domain.request import EndReason
 from weft_runner.core import (
     AdapterManager,
     DropHost,
+    Fact,
     Fetch,
+    Fetched,
+    FetchFailed,
     HostCopy,
     Load,
+    Loaded,
+    LoadFailed,
     LoadState,
     PageTable,
     Retain,
     Unload,
     check_adapters,
 )
-from weft_runner.core.adapter_manager import MOST_ON_DEMAND
+from weft_runner.core.adapters.known import MAX_ON_DEMAND
 
 DIGESTS = st.sampled_from([f"a{i}" for i in range(7)])
 DESIRED = st.builds(  # sizes that are not known, true, too small, larger than all there is
@@ -55,6 +61,7 @@ class Harness:
         self.waiting: list[tuple[str, int]] = []
         self.numbers = itertools.count()
         self.served: set[int] = set()
+        self.facts: list[Fact] = []
 
     def enter(self, digest: str) -> int:
         number = next(self.numbers)
@@ -85,12 +92,13 @@ class Harness:
         self.from_host.discard(order.slot)
         host_bytes = self.HOST_BYTES if order.digest in self.host else None
         if fails:
-            self.book.on_load_failed(order.digest, "broken", permanent=permanent)
+            lost = self.book.on_event(LoadFailed(order.digest, EndReason.LOAD_FAILED, "broken", permanent), self.facts)
+            assert lost == (EndReason.LOAD_FAILED, "broken")
             self.give_up(order.digest)
         else:
             self.device[order.slot] = order.digest
             size = self.SIZES.get(order.digest, 100)
-            self.book.on_loaded(order.digest, rank=4, n_bytes=size, host_bytes=host_bytes, load_cost=1.0)
+            assert self.book.on_event(Loaded(order.digest, 4, size, host_bytes, 1.0), self.facts) is None
         self.settle()
 
     def give_up(self, digest: str) -> None:
@@ -102,7 +110,8 @@ class Harness:
         order = self.fetching.pop(index)
         size = self.SIZES.get(order.digest, 100) if order.measure else None
         if fails:
-            if self.book.on_fetch_failed(order.digest, "out of reach", permanent=permanent):
+            failed = FetchFailed(order.digest, EndReason.LOAD_FAILED, "out of reach", permanent)
+            if self.book.on_event(failed, self.facts) is not None:
                 self.give_up(order.digest)
             self.settle()
             return
@@ -110,7 +119,7 @@ class Harness:
         if order.to_host:
             self.host.add(order.digest)
         host_bytes = self.HOST_BYTES if order.to_host else None
-        if self.book.on_fetched(order.digest, n_bytes=size, host_bytes=host_bytes):
+        if self.book.on_event(Fetched(order.digest, size, host_bytes), self.facts) is not None:
             assert self.SIZES[order.digest] == 95, "only what is larger than the device"
             self.give_up(order.digest)
         self.settle()
@@ -139,7 +148,7 @@ class Harness:
                 case Retain(digests):
                     assert {digest for digest, _ in (*self.joined, *self.waiting)} <= digests
                     self.disk &= digests
-        for digest in self.book.take_ready():
+        for digest in self.book.queue.take_ready():
             mine = [w for w in self.waiting if w[0] == digest]
             self.waiting = [w for w in self.waiting if w[0] != digest]
             self.joined.extend(mine)
@@ -148,7 +157,7 @@ class Harness:
         extra = self.host ^ set(self.book.host.held)
         assert extra <= {order.digest for order in self.loading} & self.host, "the books say what is in host memory"
         for order in self.loading:
-            assert len(order.pages) == self.book.slots.need(self.book.adapters[order.digest])
+            assert len(order.pages) == self.book.slots.pages_needed(self.book.adapters[order.digest])
         assert set(self.device.values()) == {a.digest for a in self.book.slots.by_slot.values() if a.resident}
         assert {d for d, _ in self.joined} <= set(self.device.values())
         for digest, adapter in self.book.adapters.items():
@@ -219,7 +228,7 @@ class ManagerMachine(RuleBasedStateMachine):
     @invariant()
     def a_free_slot_is_never_left_while_somebody_waits_for_one(self) -> None:
         if len(self.h.book.slots.by_slot) < 3:
-            assert all(adapter.in_transfer for adapter in self.h.book.queue.values())
+            assert all(adapter.in_transfer for adapter in self.h.book.queue.adapters.values())
 
     def teardown(self) -> None:
         """Whatever happened: once loads succeed and sequences end, everybody who waits is served."""
@@ -231,7 +240,7 @@ class ManagerMachine(RuleBasedStateMachine):
             elif self.h.joined:
                 self.h.leave(0)
             elif self.h.waiting:
-                assert self.h.book.force_evict_pinned(), "pinned adapters are evicted where nothing else can run"
+                assert self.h.book.queue.force_evict_pinned(), "pinned adapters are evicted where nothing else can run"
                 self.h.settle()
             else:
                 break
@@ -260,7 +269,7 @@ class PagedMachine(ManagerMachine):
         free = self.h.book.free_pages()
         if not self.pages.holders() and self.h.book.slots.evict_for(n_pages):
             assert self.pages.reserve("kv", n_pages) is not None, "room was made"
-            assert n_pages <= free + self.h.book.queued_pages()
+            assert n_pages <= free + self.h.book.queue.pages
         self.h.settle()
 
     @precondition(lambda self: self.pages.holders())
@@ -273,15 +282,15 @@ class PagedMachine(ManagerMachine):
     @invariant()
     def a_free_slot_is_never_left_while_somebody_waits_for_one(self) -> None:
         book = self.h.book
-        ready = [a for a in book.queue.values() if not a.in_transfer]
+        ready = [a for a in book.queue.adapters.values() if not a.in_transfer]
         if ready and len(book.slots.by_slot) < 3:
-            need = book.slots.need(ready[0])
+            need = book.slots.pages_needed(ready[0])
             assert need > self.pages.free_pages + book.slots.evictable_pages(), "it waits for pages, then"
 
     @invariant()
     def pinned_ones_leave_pages_for_sequences(self) -> None:
         slots = self.h.book.slots
-        assert sum(slots.need(a) for a in self.h.book.adapters.values() if a.protected) <= slots.most_pages
+        assert sum(slots.pages_needed(a) for a in self.h.book.adapters.values() if a.protected) <= slots.max_pages
 
     def teardown(self) -> None:
         if self.pages.holders():
@@ -370,9 +379,9 @@ def test_pinned_adapters_load_unasked_stay_and_leave_one_slot_for_the_others():
     h.book.apply(whole(*(desired(f"p{i}", pinned=True) for i in range(4))))
     h.settle()
     assert [order.digest for order in h.fetching] == ["p0", "p1"]
-    assert h.book.missing_pinned() == ["p0", "p1"]
+    assert h.book.known.missing_pinned() == ["p0", "p1"]
     h.bring()
-    assert not h.book.missing_pinned()
+    assert not h.book.known.missing_pinned()
     for turn in range(5):
         number = h.enter(f"other{turn}")
         h.bring()
@@ -380,7 +389,7 @@ def test_pinned_adapters_load_unasked_stay_and_leave_one_slot_for_the_others():
         h.leave(0)
     assert {"p0", "p1"} <= set(h.device.values())
     h.book.apply(whole(*(desired(digest, pinned=True) for digest in ("p3", "p1", "p0"))))
-    assert h.book.missing_pinned() == ["p3"], "the order of the new list decides"
+    assert h.book.known.missing_pinned() == ["p3"], "the order of the new list decides"
 
 
 def test_a_digest_that_is_removed_leaves_every_tier_after_its_last_sequence():
@@ -400,7 +409,7 @@ def test_a_digest_that_is_removed_leaves_every_tier_after_its_last_sequence():
 
 
 def test_what_a_sequence_named_stays_on_disk_without_being_desired(monkeypatch):
-    monkeypatch.setattr("weft_runner.core.adapter_manager.MOST_ON_DEMAND", 16)
+    monkeypatch.setattr("weft_runner.core.adapters.known.MAX_ON_DEMAND", 16)
     h = Harness(slots=2, keep_copies=False)
     h.book.apply(whole())
     h.settle()
@@ -419,13 +428,13 @@ def test_what_a_sequence_named_stays_on_disk_without_being_desired(monkeypatch):
 
 def test_beyond_the_bound_a_part_is_forgotten_at_once_and_nothing_before_the_list_is_known():
     book = AdapterManager(1)
-    book.on_found_on_disk(f"d{n}" for n in range(MOST_ON_DEMAND + 1))
+    book.known.find_on_disk(f"d{n}" for n in range(MAX_ON_DEMAND + 1))
     book.reconcile()
-    assert len(book.adapters) == MOST_ON_DEMAND + 1
+    assert len(book.adapters) == MAX_ON_DEMAND + 1
     book.apply(whole(removed=["d9"]))
     assert [digest in book.adapters for digest in ("d0", "d9")] == [True, False], "the rest is not too much"
     book.acquire("new")
-    assert len(book.adapters) == MOST_ON_DEMAND - MOST_ON_DEMAND // 16
+    assert len(book.adapters) == MAX_ON_DEMAND - MAX_ON_DEMAND // 16
     assert "d0" not in book.adapters
 
 
@@ -438,7 +447,7 @@ def test_tiers_fall_from_device_to_host_to_disk():
     book.acquire("c")
     assert book.adapters["c"].nearest_tier is Tier.REMOTE
     assert book.adapters["b"].nearest_tier is Tier.DEVICE, "its slot is not needed before c is on disk"
-    book.on_fetched("c", n_bytes=None, host_bytes=None)
+    book.on_event(Fetched("c", None, None), [])
     assert book.adapters["b"].nearest_tier is Tier.HOST
     assert book.adapters["c"].state is LoadState.LOADING
 
@@ -498,7 +507,7 @@ def use(book: AdapterManager, digest: str, *, host_bytes: int = 1, load_cost: fl
     """One sequence of that adapter comes, runs and goes."""
     if not book.acquire(digest):
         if book.adapters[digest].state is LoadState.FETCHING:
-            book.on_fetched(digest, n_bytes=None, host_bytes=None)
-        book.on_loaded(digest, rank=1, n_bytes=1, host_bytes=host_bytes, load_cost=load_cost)
+            book.on_event(Fetched(digest, None, None), [])
+        book.on_event(Loaded(digest, 1, 1, host_bytes, load_cost), [])
     book.release(digest, joined=True)
     check_adapters(book)

@@ -372,7 +372,7 @@ def test_a_pinned_adapter_that_failed_is_tried_again_when_asked(drive, world, fa
     driver = drive(Flaky(world, fails))
     driver.post(whole(desired("a", pinned=True)))
     for tries in range(1, fails + 1):
-        while driver.engine.adapters._source.tries < tries or driver.pool.adapters.queue:
+        while driver.engine.adapters._source.tries < tries or driver.pool.adapters.queue.adapters:
             driver.beat()
         assert "pinned" in state_of(driver.pool).not_ready
         assert driver.pool.adapters.adapters["a"].error == "no answer", "it is not tried again by itself"

@@ -2,7 +2,20 @@
 
 from harness.desired import desired, whole
 from weft.domain.adapter import DesiredAdapter, DesiredChange, Tier
-from weft_runner.core import AdapterManager, DropHost, Fetch, HostCopy, Load, PageTable, check_adapters
+from weft.domain.request import EndReason
+from weft_runner.core import (
+    AdapterManager,
+    DropHost,
+    Fetch,
+    Fetched,
+    FetchFailed,
+    HostCopy,
+    Load,
+    Loaded,
+    LoadFailed,
+    PageTable,
+    check_adapters,
+)
 from weft_runner.core.host_cache import PREFETCHES
 
 
@@ -21,7 +34,7 @@ def fetch_all(book: AdapterManager, n_bytes: int = 10) -> list[str]:
     while found := fetches(book):
         for fetch in found:
             order.append(fetch.digest)
-            book.on_fetched(fetch.digest, n_bytes=None, host_bytes=n_bytes if fetch.to_host else None)
+            book.on_event(Fetched(fetch.digest, None, n_bytes if fetch.to_host else None), [])
     return order
 
 
@@ -31,13 +44,13 @@ def test_they_come_a_few_at_a_time_in_the_lists_order_and_are_waited_for():
     first = fetches(book)
     assert first == [Fetch("a", to_host=True), Fetch("b", to_host=True)]
     assert len(first) == PREFETCHES
-    book.on_fetched("b", n_bytes=None, host_bytes=10)
+    book.on_event(Fetched("b", None, 10), [])
     assert fetches(book) == [Fetch("c", to_host=True)]
     assert book.prefetcher.missing() == ["a", "c", "disk"]
-    book.on_fetched("a", n_bytes=None, host_bytes=10)
-    book.on_fetched("c", n_bytes=None, host_bytes=10)
+    book.on_event(Fetched("a", None, 10), [])
+    book.on_event(Fetched("c", None, 10), [])
     assert fetches(book) == [Fetch("disk", to_host=False)]
-    book.on_fetched("disk", n_bytes=None, host_bytes=None)
+    book.on_event(Fetched("disk", None, None), [])
     assert not book.prefetcher.missing()
     assert book.adapters["disk"].nearest_tier is Tier.DISK
     assert book.adapters["asked for"].nearest_tier is Tier.REMOTE
@@ -49,8 +62,8 @@ def test_what_has_a_tier_is_not_crowded_out_by_what_is_asked_for():
     fetch_all(book)
     for turn in range(6):
         book.acquire(f"other{turn}")
-        book.on_fetched(f"other{turn}", n_bytes=None, host_bytes=None)
-        book.on_loaded(f"other{turn}", rank=1, n_bytes=1, host_bytes=10, load_cost=1.0)
+        book.on_event(Fetched(f"other{turn}", None, None), [])
+        book.on_event(Loaded(f"other{turn}", 1, 1, 10, 1.0), [])
         book.release(f"other{turn}", joined=True)
         check_adapters(book)
     assert {"a", "b"} <= set(book.host.held)
@@ -63,8 +76,8 @@ def test_a_copy_that_was_loaded_from_is_not_the_next_to_go():
         book.acquire(digest)
         for action in book.take_actions():
             if isinstance(action, Fetch):
-                book.on_fetched(digest, n_bytes=None, host_bytes=None)
-        book.on_loaded(digest, rank=1, n_bytes=1, host_bytes=10, load_cost=1.0)
+                book.on_event(Fetched(digest, None, None), [])
+        book.on_event(Loaded(digest, 1, 1, 10, 1.0), [])
         book.release(digest, joined=True)
     assert [*book.host.held] == ["a", "c"]
 
@@ -73,9 +86,9 @@ def test_what_finds_no_room_in_host_memory_is_kept_on_disk_says_so_and_nobody_wa
     book = AdapterManager(1, host_bytes=25)
     book.apply(whole(*host("a", "b", "c")))
     for digest in fetches(book):
-        book.on_fetched(digest.digest, n_bytes=None, host_bytes=10)
+        book.on_event(Fetched(digest.digest, None, 10), [])
     assert fetches(book) == [Fetch("c", to_host=False)], "it is not even read"
-    book.on_fetched("c", n_bytes=None, host_bytes=None)
+    book.on_event(Fetched("c", None, None), [])
     assert not book.prefetcher.missing()
     assert set(book.host.held) == {"a", "b"}
     assert book.adapters["c"].nearest_tier is Tier.DISK
@@ -110,8 +123,8 @@ def test_a_failure_is_named_waited_for_and_tried_again():
     book = AdapterManager(1)
     book.apply(whole(*host("a", "b")))
     fetches(book)
-    book.on_fetched("b", n_bytes=None, host_bytes=10)
-    book.on_fetch_failed("a", "the depot does not answer")
+    book.on_event(Fetched("b", None, 10), [])
+    book.on_event(FetchFailed("a", EndReason.LOAD_FAILED, "the depot does not answer", permanent=False), [])
     assert not fetches(book), "not by itself"
     assert book.prefetcher.missing() == ["a"]
     assert book.adapters["a"].error == "the depot does not answer"
@@ -125,16 +138,16 @@ def test_an_artifact_that_is_wrong_is_named_and_not_waited_for():
     book = AdapterManager(2)
     book.apply(whole(*host("a"), desired("p", pinned=True)))
     assert fetches(book) == [Fetch("p", urgent=True), Fetch("a", to_host=True)]
-    book.on_fetch_failed("a", "its header is torn", permanent=True)
-    book.on_fetched("p", n_bytes=None, host_bytes=None)
+    book.on_event(FetchFailed("a", EndReason.LOAD_FAILED, "its header is torn", permanent=True), [])
+    book.on_event(Fetched("p", None, None), [])
     assert Load("p", 0) in book.take_actions()
-    book.on_load_failed("p", "its rank is too large", permanent=True)
+    book.on_event(LoadFailed("p", EndReason.LOAD_FAILED, "its rank is too large", permanent=True), [])
     assert not book.prefetcher.missing()
-    assert not book.missing_pinned()
+    assert not book.known.missing_pinned()
     assert {d: a.error for d, a in book.adapters.items()} == {"a": "its header is torn", "p": "its rank is too large"}
     book.retry()
     assert not fetches(book)
-    assert not book.queue
+    assert not book.queue.adapters
 
 
 def test_a_sequence_waits_for_the_prefetch_that_is_under_way_and_no_second_one_is_made():
@@ -143,13 +156,15 @@ def test_a_sequence_waits_for_the_prefetch_that_is_under_way_and_no_second_one_i
     assert fetches(book) == [Fetch("a", to_host=True)]
     assert not book.acquire("a")
     assert not fetches(book)
-    assert book.on_fetch_failed("a", "the disk was full"), "the sequence ends"
+    assert book.on_event(FetchFailed("a", EndReason.LOAD_FAILED, "the disk was full", permanent=False), []), (
+        "the sequence ends"
+    )
     book.release("a", joined=False)
     assert not book.acquire("a")
     assert fetches(book) == [Fetch("a", to_host=True, urgent=True)]
-    book.on_fetched("a", n_bytes=None, host_bytes=10)
+    book.on_event(Fetched("a", None, 10), [])
     assert Load("a", 0) in book.take_actions()
-    book.on_load_failed("a", "the disk is full again")
+    book.on_event(LoadFailed("a", EndReason.LOAD_FAILED, "the disk is full again", permanent=False), [])
     assert DropHost("a") in book.take_actions(), "what it had read is in doubt"
     assert book.adapters["a"].copy is HostCopy.NONE
     book.release("a", joined=False)
@@ -163,7 +178,7 @@ def test_what_is_removed_leaves_host_memory_though_it_was_on_its_way():
     book.apply(whole(*host("a")))
     fetches(book)
     book.apply(DesiredChange(2, full=False, removed=("a",)))
-    book.on_fetched("a", n_bytes=None, host_bytes=10)
+    book.on_event(Fetched("a", None, 10), [])
     assert DropHost("a") in book.take_actions()
     assert not book.adapters
     assert not book.host.held
@@ -181,7 +196,7 @@ def test_without_a_tier_any_more_it_may_be_crowded_out():
 def test_what_an_earlier_process_left_on_disk_needs_no_fetch():
     book = AdapterManager(1)
     wanted = [desired(f"d{n}", tier=Tier.DISK) for n in range(PREFETCHES + 2)]
-    book.on_found_on_disk(d.digest for d in wanted[1:])
+    book.known.find_on_disk(d.digest for d in wanted[1:])
     book.apply(whole(*wanted))
     assert book.prefetcher.missing() == ["d0"]
     assert [fetch.digest for fetch in fetches(book)] == ["d0"]
@@ -189,7 +204,7 @@ def test_what_an_earlier_process_left_on_disk_needs_no_fetch():
 
 def test_a_file_that_is_measured_for_a_sequence_stays_on_disk_and_is_not_missing():
     book = AdapterManager(1, pages=PageTable(8, 4), page_bytes=10)
-    book.on_found_on_disk(["a"])
+    book.known.find_on_disk(["a"])
     book.apply(whole(desired("a", tier=Tier.DISK)))
     assert not book.prefetcher.missing()
     book.acquire("a")

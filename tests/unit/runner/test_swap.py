@@ -38,7 +38,7 @@ from weft_runner.core import (
     Unload,
     check_pool,
 )
-from weft_runner.core.adapter import Adapter
+from weft_runner.core.adapters.adapter import Adapter
 from weft_runner.core.host_cache import CachedPage, HostCache, check_host_cache
 from weft_runner.core.kv_swap import MOST_SWAPS
 from weft_runner.model.checkpoint import open_checkpoint

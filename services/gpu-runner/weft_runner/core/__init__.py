@@ -4,8 +4,8 @@
 Tests, the simulator and benchmarks take these names from here: the modules behind them may change.
 """
 
-from weft_runner.core.adapter import HostCopy, LoadState
-from weft_runner.core.adapter_manager import AdapterManager, check_adapters
+from weft_runner.core.adapters.adapter import HostCopy, LoadState
+from weft_runner.core.adapters.manager import AdapterManager, check_adapters
 from weft_runner.core.admission import PoolLimits
 from weft_runner.core.batch import Batch, Batching, BatchLimits, Candidate, Row, adapter_segments, form_batch
 from weft_runner.core.events import (

@@ -20,7 +20,7 @@ from heapq import merge
 from itertools import chain
 
 from weft.domain.adapter import Tier
-from weft_runner.core.adapter import Adapter, HostCopy
+from weft_runner.core.adapters.adapter import Adapter, HostCopy
 from weft_runner.core.events import Action, DropHost
 
 PREFETCHES = 2  # at a time: a fetch that a request waits for shares the depot's and the disk's bandwidth with them

@@ -28,20 +28,16 @@ from weft.domain.request import (
     TokenLogprob,
 )
 from weft.domain.runner import OffloadState, RunnerFigures, RunnerRole
-from weft_runner.core.adapter_manager import AdapterManager, check_adapters
+from weft_runner.core.adapters.manager import AdapterManager, check_adapters
 from weft_runner.core.admission import HighestEpochs, PoolLimits, ended, first_pages, no_capacity, refusal
 from weft_runner.core.awaited_grammars import WAIT_S
 from weft_runner.core.batch import Batch, Batching, Candidate
 from weft_runner.core.batch_scheduler import BatchScheduler
 from weft_runner.core.events import (
-    AdapterBrought,
     AdapterEvent,
     Fact,
     Fetched,
-    FetchFailed,
     FoundOnDisk,
-    Loaded,
-    LoadFailed,
     PromptComputed,
     RunStep,
     SequenceEnded,
@@ -191,29 +187,14 @@ class RequestPool:
                 self.end(sequence, EndReason.DRAINED, "the runner is draining", epoch=epoch)
 
     def on_adapter_event(self, event: AdapterEvent) -> None:
-        """A result of the adapter pool. What can never be loaded, or failed, ends the sequences that wait for it."""
-        adapters, fault = self.adapters, ""
-        match event:
-            case FoundOnDisk(digests):
-                adapters.on_found_on_disk(digests)
-                return
-            case Fetched(digest, n_bytes, host_bytes, seconds):
-                if not adapters.adapters[digest].on_disk:
-                    self.facts.append(AdapterBrought(to_device=False, seconds=seconds))
-                fault = adapters.on_fetched(digest, n_bytes=n_bytes, host_bytes=host_bytes)
-                if fault:
-                    self._end_all_of(digest, EndReason.LOAD_FAILED, fault)
-            case Loaded(digest, rank, n_bytes, host_bytes, load_cost):
-                self.facts.append(AdapterBrought(to_device=True, seconds=load_cost))
-                adapters.on_loaded(digest, rank=rank, n_bytes=n_bytes, host_bytes=host_bytes, load_cost=load_cost)
-            case FetchFailed(digest, reason, detail, permanent):
-                if adapters.on_fetch_failed(digest, detail, permanent=permanent):
-                    self._end_all_of(digest, reason, detail)
-            case LoadFailed(digest, reason, detail, permanent):
-                adapters.on_load_failed(digest, detail, permanent=permanent)
-                self._end_all_of(digest, reason, detail)
+        """Take a result of the adapter pool; end the sequences whose adapter failed, or can never be loaded."""
+        if isinstance(event, FoundOnDisk):
+            self.adapters.known.find_on_disk(event.digests)
+            return
+        if (lost := self.adapters.on_event(event, self.facts)) is not None:
+            self._end_all_of(event.digest, *lost)
         self.settle()
-        if fault or adapters.prefetcher.idle or not isinstance(event, Fetched):
+        if lost or self.adapters.prefetcher.idle or not isinstance(event, Fetched):
             self.urgent = True
 
     def on_swap_event(self, event: SwapDone | SwapFailed) -> None:
@@ -266,7 +247,8 @@ class RequestPool:
         full = [sequence for sequence in self._here(SequencePhase.DECODE) if self.pages.is_full(sequence.key)]
         for sequence in sorted(full, key=_priority):
             if not self.reservations.grow(sequence):
-                overrun = self.adapters.page_debt = True
+                overrun = True
+                self.adapters.queue.owe_pages(owed=True)
         if self.reservations.paused:
             overrun, self.stuck = overrun or not self.stuck, depth > 1 or not self._swap_out()
             self.urgent |= overrun and self.stuck
@@ -435,7 +417,7 @@ class RequestPool:
             adapter_pages=pages.total_pages - free_pages - pages.reserved_pages,
             draining=self.draining,
             ready=ready,
-            desired_version=self.adapters.desired_version or 0,
+            desired_version=self.adapters.known.version or 0,
             iterations=self.iterations,
             forwards=self.forwards,
             grown_pages=self.reservations.grown_pages,
@@ -541,10 +523,10 @@ class RequestPool:
     def settle(self) -> None:
         """Pages or slots may have come free: first for paused sequences, then for adapters that sequences wait for."""
         self.reservations.serve_paused(self.sequences)
-        self.adapters.page_debt = bool(self.reservations.paused)
+        self.adapters.queue.owe_pages(owed=bool(self.reservations.paused))
         self._swap_in()
         self.adapters.reconcile()
-        for digest in self.adapters.take_ready():
+        for digest in self.adapters.queue.take_ready():
             for sequence in self.sequences.values():
                 if sequence.start.adapter != digest:
                     continue
@@ -568,10 +550,10 @@ class RequestPool:
             if self.reservations.paused:
                 if not self.adapters.slots.evict_for(1, pinned_too=True):
                     return  # the supervisor names a victim
-            elif self.adapters.force_evict_pinned():
+            elif self.adapters.queue.force_evict_pinned():
                 return
             elif not self._swap_in(pinned_too=True):
-                if self.adapters.fetching:
+                if self.adapters.queue.fetching:
                     return
                 here = [s for s in self.sequences.values() if s.phase is not SequencePhase.SWAPPED]
                 last = of_lowest_priority(here or list(self.sequences.values()), _priority)
@@ -655,7 +637,9 @@ class RequestPool:
         self.reservations.granted(held[len(swap.hosts) :])
         sequence.named_pages = len(shared)
         self.swap.swap_in(swap, copied)
-        swap.adapter_there = not start.adapter or adapters.swap_in(start.adapter)
+        if start.adapter:
+            adapters.release_swapped(start.adapter)
+        swap.adapter_there = not start.adapter or adapters.acquire(start.adapter)
         return True
 
     def _resume(self, swap: SwappedKv) -> None:

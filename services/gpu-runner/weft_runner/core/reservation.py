@@ -10,7 +10,7 @@ last page, and asking on entering it would double, and preempt for, sequences th
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from weft_runner.core.adapter_slots import AdapterSlots
+from weft_runner.core.adapters.slots import AdapterSlots
 from weft_runner.core.page_table import PageTable
 from weft_runner.core.sequence import Sequence
 

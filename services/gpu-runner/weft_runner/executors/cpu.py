@@ -7,7 +7,7 @@ from weft.domain.model.packed import int4_kv_group
 from weft_kernels.cpu.errors import LevelUnusable, NativeUnavailable
 from weft_kernels.cpu.library import load
 from weft_kernels.cpu.sources import SOURCES
-from weft_runner.core.adapter_slots import MOST_SLOTS
+from weft_runner.core.adapters.slots import MAX_SLOTS
 from weft_runner.errors import ExecutorUnavailable
 from weft_runner.executors.memory import check_host_memory as check_memory
 from weft_runner.executors.memory import host_limits as limits
@@ -80,7 +80,7 @@ def make(settings: RunnerSettings, base: ModelSource, part: Partition, ranks: "T
 
 def max_slots(settings: RunnerSettings) -> int:
     """Bound the adapters on the device by what its pages could hold, where no bound is set."""
-    return settings.max_adapters or min(settings.kv_pages, MOST_SLOTS)
+    return settings.max_adapters or min(settings.kv_pages, MAX_SLOTS)
 
 
 def slot_bytes(settings: RunnerSettings, part: Partition) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from weft.domain.model.config import ModelSpec
-from weft_runner.core.adapter_slots import MOST_SLOTS
+from weft_runner.core.adapters.slots import MAX_SLOTS
 from weft_runner.errors import OutOfMemory
 from weft_runner.executors.gpu_driver import NO_GPU
 from weft_runner.executors.memory import (
@@ -210,7 +210,7 @@ def _slots(settings: RunnerSettings, part: Partition) -> int:
 
     element_bytes = DTYPES[settings.dtype].itemsize
     beside = slots_beside(part, settings.kv_pages, settings.page_tokens, settings.max_rank, element_bytes)
-    return settings.max_adapters or min(MOST_SLOTS, max(settings.max_sequences, beside))
+    return settings.max_adapters or min(MAX_SLOTS, max(settings.max_sequences, beside))
 
 
 def _context(settings: RunnerSettings, spec: ModelSpec) -> int:

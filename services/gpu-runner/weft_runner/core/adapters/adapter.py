@@ -50,7 +50,10 @@ COPY_TRANSITIONS = {
 
 @dataclass(slots=True, eq=False)
 class Adapter:
-    """One digest. One owner: the adapter manager. `slot` is set from LOADING to DRAINING."""
+    """The record of one digest; each field is written by one module of this folder or by the host cache.
+
+    `slot` is set from LOADING to DRAINING.
+    """
 
     digest: str
     rank: int = 0
@@ -70,7 +73,7 @@ class Adapter:
     swapped: int = 0  # sequences that had, whose KV is in host memory: they need it again
     overtaken: int = 0  # how often a sequence of another adapter joined while this one was ready for a slot
     load_cost: float = 0.0
-    value: float = 0.0  # to keep it in its slot, see `adapter_slots.py`
+    value: float = 0.0  # to keep it in its slot, see `slots.py`
     error: str = ""
     permanent_failure: bool = False  # the artifact is wrong: another attempt does not help
     degraded_reason: str = ""  # why a lower tier than desired holds it
@@ -83,6 +86,11 @@ class Adapter:
     @property
     def on_disk(self) -> bool:
         return self.measuring or self.state not in (LoadState.ABSENT, LoadState.FETCHING)
+
+    @property
+    def idle(self) -> bool:
+        """No sequence names it, and nothing brings it nearer."""
+        return not (self.running or self.waiting or self.swapped or self.in_transfer)
 
     @property
     def in_transfer(self) -> bool:
@@ -100,16 +108,9 @@ class Adapter:
 
     @property
     def reported(self) -> bool:
-        """Whether a report lists it: otherwise it is idle, on disk or in the depot."""
+        """A report lists it: otherwise it is idle, on disk or in the depot."""
         reasons = self.error or self.degraded_reason or self.unpinned_reason
-        return bool(
-            self.slot is not None
-            or self.copy is not HostCopy.NONE
-            or self.in_transfer
-            or self.waiting
-            or self.swapped
-            or reasons
-        )
+        return bool(self.slot is not None or self.copy is not HostCopy.NONE or not self.idle or reasons)
 
     def report(self) -> AdapterState:
         return AdapterState(
@@ -123,6 +124,24 @@ class Adapter:
             shortfall=self.degraded_reason or self.unpinned_reason,
         )
 
+    def announce(self, rank: int, n_bytes: int) -> None:
+        """Take a rank and a size on the device as hints, where none is known."""
+        self.rank, self.n_bytes = self.rank or rank, self.n_bytes or n_bytes
+
+    def measured(self, n_bytes: int) -> None:
+        """Take its true size on the device."""
+        self.n_bytes, self.size_known = max(n_bytes, 1), True
+
+    def count(self, *, running: int = 0, waiting: int = 0, swapped: int = 0) -> None:
+        """Add to its counts of sequences."""
+        self.running += running
+        self.waiting += waiting
+        self.swapped += swapped
+
+    def fail(self, error: str, *, permanent: bool = False) -> None:
+        """Keep why it could not be brought nearer; "": it could."""
+        self.error, self.permanent_failure = error, permanent
+
     def advance(self, state: LoadState) -> None:
         assert state in TRANSITIONS[self.state], (self.digest, self.state, state)
         self.measuring = state is LoadState.FETCHING and self.state is LoadState.ON_DISK
@@ -134,7 +153,7 @@ class Adapter:
 
 
 def check_adapter(adapter: Adapter) -> None:
-    """What holds of any adapter, whatever has happened."""
+    """Check what holds for any adapter, whatever has happened."""
     assert (adapter.slot is not None) == (adapter.resident or adapter.state is LoadState.LOADING), adapter
     assert adapter.running >= 0, adapter
     assert adapter.waiting >= 0, adapter
