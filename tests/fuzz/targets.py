@@ -42,7 +42,7 @@ from weft_gateway.openai.embeddings import EMBEDDINGS, RerankRequest, ScoreReque
 from weft_gateway.openai.messages import parse_messages
 from weft_gateway.openai.responses import parse_responses
 from weft_gateway.openai.schema import DetokenizeRequest, TokenizeChatRequest, TokenizeRequest, parse
-from weft_gateway.openai.validation import ParsedRequest
+from weft_gateway.openai.prepare import ParsedRequest
 from weft_gateway.shell.tokenizer import ModelTokenizer, NotEncodable
 from weft_operator.local.admission import Invalid, admit
 from weft_runner.shell.kv_connection import KvConnectionClosed

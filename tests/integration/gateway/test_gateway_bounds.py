@@ -36,7 +36,7 @@ async def turn_beside_threads(monkeypatch: pytest.MonkeyPatch, turns: list[int])
         finally:
             turns.append(turned - began)
 
-    monkeypatch.setattr("weft_gateway.openai.validation.asyncio.to_thread", counted)
+    monkeypatch.setattr("weft_gateway.openai.prepare.asyncio.to_thread", counted)
     while True:
         await asyncio.sleep(0)
         turned += 1

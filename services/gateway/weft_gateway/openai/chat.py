@@ -13,9 +13,9 @@ from weft_gateway.errors import ParameterError
 from weft_gateway.forms.template_forms import TemplateForms
 from weft_gateway.forms.tool_formats import ToolFormat, instructions, render_calls
 from weft_gateway.openai.http_requests import completion
+from weft_gateway.openai.prepare import ModelEndpoint, ParsedRequest, Prompt
 from weft_gateway.openai.response_format import ChatEncoder
 from weft_gateway.openai.schema import ChatPrompt, ChatRequest, parse
-from weft_gateway.openai.validation import ModelEndpoint, ParsedRequest, Prompt
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.tokenizer import ModelTokenizer
 

@@ -9,9 +9,9 @@ from starlette.responses import Response
 from weft_gateway.errors import ParameterError
 from weft_gateway.openai.chat import CHAT, echoed, prompt_of
 from weft_gateway.openai.http_requests import completion
+from weft_gateway.openai.prepare import ModelEndpoint, ParsedRequest, Prompt
 from weft_gateway.openai.response_format import ChatEncoder
 from weft_gateway.openai.schema import ChatRequest, checked, naming, object_of
-from weft_gateway.openai.validation import ModelEndpoint, ParsedRequest, Prompt
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.request_ids import MAX_PROMPTS
 

@@ -8,9 +8,9 @@ from starlette.responses import Response
 
 from weft_gateway.errors import ParameterError
 from weft_gateway.openai.http_requests import completion
+from weft_gateway.openai.prepare import MAX_PROMPT_CHARS, ModelEndpoint, ParsedRequest, Prompt
 from weft_gateway.openai.response_format import CompletionEncoder
 from weft_gateway.openai.schema import CompletionRequest, parse
-from weft_gateway.openai.validation import MAX_PROMPT_CHARS, ModelEndpoint, ParsedRequest, Prompt
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.tokenizer import ModelTokenizer, TooLong
 

@@ -25,9 +25,9 @@ from weft_gateway.openai import completions
 from weft_gateway.openai.chat import prompt_of
 from weft_gateway.openai.fields import MAX_INT32, Prompts, Whole
 from weft_gateway.openai.http_requests import completion
+from weft_gateway.openai.prepare import ModelEndpoint, ParsedRequest, Prompt
 from weft_gateway.openai.response_format import CompletionEncoder, EndedChoice
 from weft_gateway.openai.schema import MAX_CALLER_ID, ChatPrompt, CompletionRequest, Strict, checked, object_of, parse
-from weft_gateway.openai.validation import ModelEndpoint, ParsedRequest, Prompt
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.request_ids import MAX_PROMPTS
 from weft_gateway.shell.tokenizer import ModelTokenizer

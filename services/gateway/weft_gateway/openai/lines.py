@@ -25,8 +25,8 @@ from weft_gateway.openai.answer import Answer
 from weft_gateway.openai.chat import CHAT
 from weft_gateway.openai.completions import COMPLETIONS
 from weft_gateway.openai.embeddings import EMBEDDINGS
+from weft_gateway.openai.prepare import Call, ModelEndpoint, submit
 from weft_gateway.openai.spans import RequestTrace
-from weft_gateway.openai.validation import Call, ModelEndpoint, submit
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.request_ids import Ids, drawn_ids
 

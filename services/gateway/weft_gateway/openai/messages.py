@@ -15,10 +15,10 @@ from weft_gateway.openai.chat import prompts_of
 from weft_gateway.openai.fields import MAX_INT32, Stops, Whole
 from weft_gateway.openai.http_requests import completion, json_body, json_response
 from weft_gateway.openai.messages_format import MessagesEncoder
+from weft_gateway.openai.prepare import ModelEndpoint
 from weft_gateway.openai.schema import MAX_MESSAGES, ChatRequest, Strict, checked, naming, object_of
 from weft_gateway.openai.tokenize import caller_of, chat_length, in_thread, tokenizer_of
 from weft_gateway.openai.tolerance import check_names
-from weft_gateway.openai.validation import ModelEndpoint
 from weft_gateway.shell.app_state import AppState
 
 PATH = "/v1/messages"

@@ -24,6 +24,7 @@ from weft_gateway.openai.chat import prompts_of
 from weft_gateway.openai.fields import MAX_INT32, Whole
 from weft_gateway.openai.http_requests import completion, json_body, json_response, tenant_of
 from weft_gateway.openai.lists import MAX_ID_CHARS, Query, listed
+from weft_gateway.openai.prepare import Call, ModelEndpoint
 from weft_gateway.openai.response_format import AnswerEncoder
 from weft_gateway.openai.responses_format import ResponsesEncoder, input_item
 from weft_gateway.openai.schema import (
@@ -36,7 +37,6 @@ from weft_gateway.openai.schema import (
     object_of,
 )
 from weft_gateway.openai.tokenize import caller_of, chat_length, in_thread, tokenizer_of
-from weft_gateway.openai.validation import Call, ModelEndpoint
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.request_ids import ids_of
 

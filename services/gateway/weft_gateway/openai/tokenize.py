@@ -13,6 +13,7 @@ from weft_gateway.core.routes import Principal
 from weft_gateway.errors import BadRequest, ParameterError, ServiceUnavailable
 from weft_gateway.openai.chat import chat_of
 from weft_gateway.openai.http_requests import json_body, json_response, principal_of, wait_for_routes
+from weft_gateway.openai.prepare import THREAD_BYTES, chat_tokenizer
 from weft_gateway.openai.schema import (
     ChatPrompt,
     DetokenizeRequest,
@@ -24,7 +25,6 @@ from weft_gateway.openai.schema import (
     object_of,
     parse,
 )
-from weft_gateway.openai.validation import THREAD_BYTES, chat_tokenizer
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.auth import Action
 from weft_gateway.shell.tokenizer import UNKNOWN_CONTEXT_TOKENS, ModelTokenizer, NotEncodable

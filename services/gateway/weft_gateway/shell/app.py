@@ -29,6 +29,7 @@ from weft_gateway.openai.files import delete_file, file_content, list_files, one
 from weft_gateway.openai.http_requests import JSON, json_response
 from weft_gateway.openai.load_adapters import LoadRequest, UnloadRequest, load_lora_adapter, unload_lora_adapter
 from weft_gateway.openai.models import list_models, one_model
+from weft_gateway.openai.prepare import Call
 from weft_gateway.openai.responses import (
     ResponsesRequest,
     cancel_response,
@@ -40,7 +41,6 @@ from weft_gateway.openai.responses import (
 )
 from weft_gateway.openai.schema import BatchRequest, ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from weft_gateway.openai.tokenize import detokenize, tokenize, tokenizer_info
-from weft_gateway.openai.validation import Call
 from weft_gateway.shell import page
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.metrics import exposition
