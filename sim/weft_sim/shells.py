@@ -1,6 +1,6 @@
 """What stands around each machine in the simulator: disks, devices, clients. One class for each kind of process."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from weft.domain.ids import Epoch, RunnerId
@@ -549,6 +549,13 @@ class RunnerShell(BaseShell):
             process.post(rn.Loaded(digest, 8, size, size if order.to_host else None, seconds))
 
 
+@dataclass(frozen=True, slots=True)
+class RequestArrived:
+    """A client's request is here. The costs of a process have its name."""
+
+    request_id: str
+
+
 class GatewayShell(BaseShell):
     """Clients on one side, sessions on the other. Its tokenizers are there after `TOKENIZER_S`."""
 
@@ -568,7 +575,7 @@ class GatewayShell(BaseShell):
     def arrive(self, process: Process, request_id: str, answers: list[ClientRequest]) -> None:
         """Take a client's request for one answer or several."""
         self._clients[request_id] = answers
-        process.post(gw.RequestArrived(request_id, answers[0].priority))
+        process.post(RequestArrived(request_id))
 
     def perform(self, process: Process, effect: Any) -> None:
         world = self._world
@@ -595,10 +602,8 @@ class GatewayShell(BaseShell):
                     return
                 stream = world.network.connect(process, runner, effect.hello, effect.peer)
                 process.streams[effect.peer] = (stream, 0)  # what is sent from now on follows the hello
-            case gw.Proceed():
-                self._proceed(process, effect.request_id)
-            case gw.Refuse():
-                self._over(effect.request_id, "failed", effect.failure.code)
+            case gw.Proceed() | gw.Refuse():
+                self._answered(process, effect)
             case gw.Submitted():
                 del self._clients[effect.request.request_id]
             case gw.RoutesChanged() if effect.pools:
@@ -616,8 +621,15 @@ class GatewayShell(BaseShell):
             case _:
                 pass
 
-    def _proceed(self, process: Process, request_id: str) -> None:
+    def _answered(self, process: Process, step: gw.Proceed | gw.Refuse | gw.RequestHeld) -> None:
         """Authenticate and parse, then tokenise: the shell's part, which takes no time of its own here."""
+        request_id = step.request_id
+        if isinstance(step, gw.RequestHeld):
+            process.post(step)
+            return
+        if isinstance(step, gw.Refuse):
+            self._over(request_id, "failed", step.failure.code)
+            return
         answers = self._clients[request_id]
         first = answers[0]
         if not first.resolved:
@@ -627,20 +639,19 @@ class GatewayShell(BaseShell):
                 process.post(gw.ClientGone(request_id))
                 return
             first.resolved, first.route = True, found[0]
-            process.post(gw.ModelResolved(request_id, found[1].name, len(answers)))
+            pool, n = found[1].name, len(answers)
+            resolved = self.machine.admission.resolve(request_id, pool, n, first.priority, process.now)
+            self._answered(process, resolved)
             return
         route = first.route
         assert isinstance(route, Route)
         for answer in answers:
             answer.adapter = route.digest
-        process.post(
-            gw.RequestReady(
-                gw.PreparedRequest(
-                    request_id, request_id, first.namespace, route, first.prompt, "", first.max_tokens,
-                    Sampling(first.seed), bytes_of, round(self._world.clock.now * 1e3), first.stops, len(answers),
-                )
-            )
+        prepared = gw.PreparedRequest(
+            request_id, request_id, first.namespace, route, first.prompt, "", first.max_tokens,
+            Sampling(first.seed), bytes_of, round(self._world.clock.now * 1e3), first.stops, len(answers),
         )  # fmt: skip
+        process.post(gw.RequestReady((prepared,)))
 
     def _over(self, request_id: str, reason: str, error: str) -> None:
         """End a request before its submission: nothing but the client hears of it."""
@@ -649,8 +660,15 @@ class GatewayShell(BaseShell):
             self._world.finished(answer.id, reason, error)
 
     def intercept(self, process: Process, event: object) -> bool:
-        if isinstance(event, gw.ClientGone) and event.request_id in self._clients:
-            self._world.clock.after(0.0, Rank.WORK, self._gone, process, process.generation, event.request_id)
+        match event:
+            case RequestArrived(request_id):
+                priority = self._clients[request_id][0].priority
+                self._answered(process, self.machine.admission.arrive(request_id, priority, process.now))
+                return True
+            case gw.ClientGone(request_id) if request_id in self._clients:
+                self._world.clock.after(0.0, Rank.WORK, self._gone, process, process.generation, request_id)
+            case _:
+                pass
         return False
 
     def _gone(self, process: Process, generation: int, request_id: str) -> None:

@@ -18,6 +18,7 @@ from weft.domain.request import (
     EndReason,
     FinishReason,
     GatewayHello,
+    Priority,
     Sampling,
     SequenceTokens,
     SessionHello,
@@ -42,14 +43,13 @@ from weft_gateway.core import SCHEDULER as TO_SCHEDULER
 from weft_gateway.core import (
     Gateway,
     GatewayConfig,
-    ModelResolved,
     OpenSession,
     PreparedRequest,
-    RequestArrived,
     RequestReady,
     TokenizerChanged,
     TokenizerState,
 )
+from weft_gateway.core.events import Proceed
 from weft_runner.core import (
     BatchLimits,
     CompileGrammar,
@@ -286,10 +286,9 @@ def gateway_core(data: bytes) -> None:
             case 3 | 4:
                 counter += 1
                 request_id, n = f"q{counter}", 1 + choices.number(2)
-                handle(RequestArrived(request_id))
-                if core.admission.in_flight:
-                    handle(ModelResolved(request_id, "acme/p", n))
-                    handle(RequestReady(_prepared(request_id, n)))
+                core.admission.arrive(request_id, Priority.INTERACTIVE, now)
+                if isinstance(core.admission.resolve(request_id, "acme/p", n, Priority.INTERACTIVE, now), Proceed):
+                    handle(RequestReady([_prepared(request_id, n)]))
             case 5 if core.requests:
                 epoch, runner = Epoch(1, choices.number(8)), choices.of(RUNNERS)
                 handle(Received(TO_SCHEDULER, Assign(choices.of([*core.requests]), epoch, runner, "h:1", 8)))

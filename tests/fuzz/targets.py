@@ -40,9 +40,9 @@ from weft_gateway.openai.chat import CHAT
 from weft_gateway.openai.completions import COMPLETIONS
 from weft_gateway.openai.embeddings import EMBEDDINGS, RerankRequest, ScoreRequest
 from weft_gateway.openai.messages import parse_messages
+from weft_gateway.openai.prepare import ParsedRequest
 from weft_gateway.openai.responses import parse_responses
 from weft_gateway.openai.schema import DetokenizeRequest, TokenizeChatRequest, TokenizeRequest, parse
-from weft_gateway.openai.prepare import ParsedRequest
 from weft_gateway.shell.tokenizer import ModelTokenizer, NotEncodable
 from weft_operator.local.admission import Invalid, admit
 from weft_runner.shell.kv_connection import KvConnectionClosed

@@ -42,15 +42,15 @@ from weft_gateway.core import (
     Finish,
     Gateway,
     GatewayConfig,
-    ModelResolved,
     OpenSession,
     PreparedRequest,
-    RequestArrived,
+    RequestHeld,
     RequestReady,
     TokenizerChanged,
     TokenizerState,
     runner_peer,
 )
+from weft_gateway.core.admission import Answer
 from weft_gateway.core.events import (
     Drained,
     DrainStarted,
@@ -104,6 +104,18 @@ class Shell:
         self.now = end
         return effects
 
+    def answered(self, answer: Answer) -> list[Effect]:
+        """What becomes of a step: a request that is told to wait does so."""
+        return self.feed(answer) if isinstance(answer, RequestHeld) else [answer]
+
+    def arrive(self, request_id: str, n: int | None = None, priority: Priority = Priority.INTERACTIVE) -> list[Effect]:
+        """A request arrives and, with `n`, has its model found and wants so many answers of it."""
+        admission = self.machine.admission
+        effects = self.answered(admission.arrive(request_id, priority, self.now))
+        if n is not None:
+            effects += self.answered(admission.resolve(request_id, "team/base", n, priority, self.now))
+        return effects
+
     def submit(
         self,
         request_id: str = "r",
@@ -113,12 +125,12 @@ class Shell:
         **fields: object,
     ) -> list[Effect]:
         route = TABLE.routes[model]
-        self.feed(RequestArrived(request_id, priority), ModelResolved(request_id, route.pool, n))
+        self.arrive(request_id, n, priority)
         request = PreparedRequest(
             request_id, request_id, "acme", route, (1, 2), "text", 100, Sampling(), bytes_of, 5_000, n=n
         )
         return self.feed(
-            RequestReady(replace(request, **fields)),  # type: ignore[arg-type]
+            RequestReady([replace(request, **fields)]),  # type: ignore[arg-type]
             Received(PREDICTOR, Prediction(request_id, 7, 21, "v1")),
         )
 
@@ -158,16 +170,47 @@ def of(effects: Sequence[Effect], *kinds: type) -> list[Effect]:
 
 def test_the_first_requests_wait_for_the_route_table() -> None:
     shell = Shell()
-    assert shell.feed(RequestArrived("r")) == []
+    assert shell.arrive("r") == []
     effects = shell.feed(Connected(SCHEDULER), Received(SCHEDULER, TABLE))
     assert of(effects, Proceed, RoutesChanged) == [RoutesChanged(True), Proceed("r")]
-    assert shell.feed(RequestArrived("s")) == [Proceed("s")]
+    assert shell.arrive("s") == [Proceed("s")]
     assert shell.machine.next_deadline() is None
+
+
+def test_a_request_does_not_wait_for_what_has_come_before_its_hold_begins() -> None:
+    shell = Shell()
+    held = shell.machine.admission.arrive("r", Priority.INTERACTIVE, shell.now)
+    assert held == RequestHeld("r")
+    shell.feed(Connected(SCHEDULER), Received(SCHEDULER, TABLE))
+    assert shell.answered(held) == [Proceed("r")]
+    shell.feed(ClientGone("r"))
+    assert shell.answered(held) == []
+    assert (shell.machine.admission.in_flight, shell.machine.next_deadline()) == (0, None)
+
+
+def test_the_prompts_of_a_call_are_counted_at_once_and_submitted_each_by_itself() -> None:
+    shell = Shell().ready()
+    shell.arrive("r", 4)
+    assert shell.machine.admission.in_flight == 4
+    route, now = TABLE.routes[0], shell.now
+    prompts = [
+        PreparedRequest(name, "c", "acme", route, (1, 2), "text", 9, Sampling(), bytes_of, 0, n=2)
+        for name in ("r", "r.1")
+    ]
+    asked = sent(shell.feed(RequestReady(prompts)), PredictItem)
+    assert [one.request_id for one in asked if isinstance(one, PredictItem)] == ["r", "r.1"]
+    shell.now += 0.01
+    effects = shell.feed(Received(PREDICTOR, Prediction("r.1", 7, 21)), ClientGone("r"))
+    ended = [one.request_id for one in of(effects, Finish) if isinstance(one, Finish)]
+    assert ended == ["r/0", "r/1"]
+    assert [one.stream.arrived for one in shell.machine.requests.values()] == [now, now]
+    assert shell.machine.admission.in_flight == 2
 
 
 def test_a_hold_for_routes_ends_by_its_deadline() -> None:
     shell = Shell()
-    shell.feed(RequestArrived("gone"), RequestArrived("r"), ClientGone("gone"))
+    assert shell.arrive("gone") + shell.arrive("r") == []
+    shell.feed(ClientGone("gone"))
     assert shell.wait(29.9) == []
     (refusal,) = shell.wait(0.2)
     assert isinstance(refusal, Refuse)
@@ -180,8 +223,8 @@ def test_a_hold_for_routes_ends_by_its_deadline() -> None:
 )
 def test_a_request_waits_for_its_tokenizer_until_its_load_is_over(state: TokenizerState, effect: type) -> None:
     shell = Shell()
-    shell.feed(Connected(SCHEDULER), Received(SCHEDULER, TABLE), RequestArrived("r"))
-    assert shell.feed(ModelResolved("r", "team/base", 1)) == []
+    shell.feed(Connected(SCHEDULER), Received(SCHEDULER, TABLE))
+    assert shell.arrive("r", 1) == [Proceed("r")], "and no more"
     admission = shell.machine.admission
     assert admission.not_ready_reason() == "loading the tokenizer of sha256:t"
     assert shell.feed(TokenizerChanged("sha256:t", TokenizerState.LOADING, "the depot is away")) == []
@@ -197,14 +240,14 @@ def test_at_most_a_quarter_of_all_requests_waits_for_one_tokenizer() -> None:
     shell = Shell(replace(CONFIG, max_in_flight=20))
     shell.feed(Connected(SCHEDULER), Received(SCHEDULER, TABLE))
     for name in "abcdef":
-        effects = shell.feed(RequestArrived(name), ModelResolved(name, "team/base", 1))
+        effects = shell.arrive(name, 1)
         assert [type(effect) for effect in effects] == [Proceed] + [Refuse] * (name == "f")
     assert shell.machine.admission.waiting_for_tokenizer("sha256:t") == 5
     assert isinstance(refusal := effects[-1], Refuse)
     shell.feed(ClientGone("a"))
     assert len(shell.feed(TokenizerChanged("sha256:t", TokenizerState.READY))) == 4
     shell.feed(TokenizerChanged("sha256:t", TokenizerState.REMOVED))
-    assert shell.feed(RequestArrived("s"), ModelResolved("s", "team/base", 1)) == [Proceed("s")], "it may come again"
+    assert shell.arrive("s", 1) == [Proceed("s")], "it may come again"
     assert refusal.failure.message == "The tokenizer of pool team/base is not available: it is being loaded."
 
 
@@ -216,8 +259,7 @@ def test_beyond_the_bound_each_refused_request_is_given_a_time_of_its_own_to_com
         shell.submit(f"r{index}", n=2)
 
     def refused() -> int:
-        shell.feed(RequestArrived("more"))
-        (refusal,) = shell.feed(ModelResolved("more", "team/base", 2))
+        _, refusal = shell.arrive("more", 2)
         assert isinstance(refusal, Refuse)
         assert refusal.failure.code == "rate_limit_exceeded"
         return refusal.failure.retry_after_ms
@@ -226,8 +268,7 @@ def test_beyond_the_bound_each_refused_request_is_given_a_time_of_its_own_to_com
     assert waits == [1000] * 8 + [1125, 1250, 1375, 1500, 1625, 1750, 1875, 2000]  # a place every 1 s / 8
     shell.now += 4.0
     shell.feed(ClientGone("r0"))  # two answers of 4 s: the mean is 1.2925 s now
-    shell.feed(RequestArrived("last"))
-    assert shell.feed(ModelResolved("last", "team/base", 2)) == [Proceed("last")]
+    assert shell.arrive("last", 2) == [Proceed("last")] * 2
     assert max(refused() for _ in range(500)) == 60_000
     shell.now += 60.0
     assert [refused() for _ in range(8)][-1] == 1293
@@ -237,13 +278,13 @@ def test_lines_of_batches_take_no_place_of_interactive_requests_and_have_a_bound
     shell = Shell().ready()
     for line in range(8):
         shell.submit(f"line{line}", priority=Priority.BATCH)
-    refused = shell.feed(RequestArrived("more", Priority.BATCH), ModelResolved("more", "team/base", 1))
+    refused = shell.arrive("more", 1, Priority.BATCH)
     assert [type(one) for one in refused] == [Proceed, Refuse]
     shell.submit("r", n=8)
     assert (shell.machine.admission.in_flight, shell.machine.admission.batch) == (16, 8)
-    assert [type(one) for one in shell.feed(RequestArrived("s"), ModelResolved("s", "team/base", 1))][1] is Refuse
+    assert [type(one) for one in shell.arrive("s", 1)][1] is Refuse
     shell.feed(ClientGone("line0"))
-    assert shell.feed(RequestArrived("more", Priority.BATCH))[0] == Proceed("more")
+    assert shell.arrive("more", None, Priority.BATCH)[0] == Proceed("more")
 
 
 def test_a_line_of_a_batch_keeps_its_priority_on_its_way_and_waits_for_a_runner_without_a_bound() -> None:
@@ -260,9 +301,9 @@ def test_a_line_of_a_batch_keeps_its_priority_on_its_way_and_waits_for_a_runner_
 
 def test_a_prediction_is_made_once_for_all_answers_and_a_late_one_counts_no_more() -> None:
     shell = Shell().ready()
-    shell.feed(RequestArrived("r"), ModelResolved("r", "team/base", 2))
+    shell.arrive("r", 2)
     request = PreparedRequest("r", "c", "acme", TABLE.routes[0], (1, 2), "text", 9, Sampling(), bytes_of, 0, n=2)
-    assert sent(shell.feed(RequestReady(request)), PredictItem) == [
+    assert sent(shell.feed(RequestReady([request])), PredictItem) == [
         PredictItem("r", "text", "team/base", "acme/x", 2, 9, "acme")
     ]
     assert shell.machine.next_deadline() == shell.now + 0.05
@@ -274,10 +315,9 @@ def test_a_prediction_is_made_once_for_all_answers_and_a_late_one_counts_no_more
 def test_a_gateway_that_was_late_itself_waits_once_more_for_a_prediction() -> None:
     shell = Shell().ready()
     for name in ("answered", "silent"):
-        shell.feed(RequestArrived(name), ModelResolved(name, "team/base", 1))
-        shell.feed(
-            RequestReady(PreparedRequest(name, "c", "acme", TABLE.routes[0], (1,), "t", 9, Sampling(), bytes_of, 0))
-        )
+        shell.arrive(name, 1)
+        request = PreparedRequest(name, "c", "acme", TABLE.routes[0], (1,), "t", 9, Sampling(), bytes_of, 0)
+        shell.feed(RequestReady([request]))
     shell.now += 0.4  # the loop was busy: the deadline of 0.05 s is noticed now
     assert shell.feed(TICK) == []
     effects = shell.feed(Received(PREDICTOR, Prediction("answered", 1, 1)))
@@ -292,9 +332,9 @@ def test_a_gateway_that_was_late_itself_waits_once_more_for_a_prediction() -> No
 
 def test_a_client_that_goes_away_while_its_request_is_predicted_leaves_one_outcome_for_each_answer() -> None:
     shell = Shell().ready()
-    shell.feed(RequestArrived("r"), ModelResolved("r", "team/base", 2))
+    shell.arrive("r", 2)
     request = PreparedRequest("r", "c", "acme", TABLE.routes[0], (1, 2), "text", 9, Sampling(), bytes_of, 0, n=2)
-    effects = shell.feed(RequestReady(request), ClientGone("r"))
+    effects = shell.feed(RequestReady([request]), ClientGone("r"))
     assert [finish.reason for finish in effects if isinstance(finish, Finish)] == [FinishReason.CANCELLED] * 2
     assert shell.feed(Received(PREDICTOR, Prediction("r", 7, 21))) == []
     assert (shell.machine.admission.in_flight, shell.machine.next_deadline()) == (0, None)
@@ -423,7 +463,8 @@ def test_a_gap_in_the_routes_is_asked_for_once() -> None:
 
 def test_a_first_table_in_parts_counts_once_it_is_whole() -> None:
     shell = Shell()
-    shell.feed(Connected(SCHEDULER), RequestArrived("r"))
+    shell.feed(Connected(SCHEDULER))
+    shell.arrive("r")
     first, last = TABLE.parts(1)
     assert shell.feed(Received(SCHEDULER, first)) == [RoutesChanged(True)], "its tokenizers can be loaded"
     applied = Send(SCHEDULER, RoutesApplied(TABLE.version))
@@ -543,7 +584,7 @@ def test_a_drain_ends_by_name_what_takes_too_long_and_does_not_wait_for_an_absen
 
 def test_a_drain_refuses_what_is_held() -> None:
     shell = Shell()
-    shell.feed(RequestArrived("r"))
+    shell.arrive("r")
     refusal, drained = shell.feed(DrainStarted(DRAIN_S))
     assert isinstance(refusal, Refuse)
     assert (refusal.failure.code, drained) == ("shutting_down", Drained())

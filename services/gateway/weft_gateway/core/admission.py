@@ -1,7 +1,7 @@
 """Requests before their submission: counted, held for a bounded time for what is missing, refused beyond the bound."""
 
-from collections.abc import Sized
-from dataclasses import dataclass, field
+from collections.abc import Sequence, Sized
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from weft.domain.machine import Send
@@ -12,10 +12,10 @@ from weft_gateway.core.events import (
     PREDICTOR,
     Effect,
     Failure,
-    ModelResolved,
     PreparedRequest,
     Proceed,
     Refuse,
+    RequestHeld,
     TokenizerChanged,
     TokenizerState,
 )
@@ -51,8 +51,11 @@ class Arrival:
     pool: str = ""
     digest: str = ""  # of the base model whose tokenizer it needs
     request: PreparedRequest | None = None
-    due: float = field(init=False)  # the end of the present wait, once there was one
+    due: float = 0.0  # the end of the present wait
     postponed: bool = False
+
+
+Answer = Proceed | Refuse | RequestHeld  # to a step; RequestHeld: an event that the shell feeds, to wait
 
 
 class Admission:
@@ -114,53 +117,71 @@ class Admission:
 
     # ---------------------------------------------------------------- steps
 
-    def arrive(self, request_id: str, priority: Priority, now: float) -> list[Effect]:
+    def arrive(self, request_id: str, priority: Priority, now: float) -> Answer:
+        """Count a request from now on. Once it may proceed, and its caller is known, the shell asks for `refusal`."""
         arrival = self._arrivals[request_id] = Arrival(request_id, now, priority)
         self._count(arrival, 1)
-        if self._routes.known:
-            return [Proceed(request_id)]  # the shell asks for `refusal` once it knows the caller
-        if failure := self.refusal(now, priority):
-            return [self._refuse(arrival, failure)]
-        self._wait(arrival, Stage.ROUTES, now + self._config.hold_s)
-        return []
+        return self._next_step(arrival, now)
 
-    def resolve(self, event: ModelResolved, now: float) -> list[Effect]:
-        arrival = self._arrivals[event.request_id]
+    def resolve(self, request_id: str, pool: str, n: int, priority: Priority, now: float) -> Answer:
+        """Count the `n` answers of a request that names a model of this pool, and needs the pool's tokenizer next."""
+        arrival = self._arrivals[request_id]
         self._count(arrival, -arrival.n)
-        arrival.n = event.n
-        if event.priority is not None:
-            arrival.priority = event.priority
-        self._count(arrival, arrival.n)
-        pool = self._routes.pools.get(event.pool)
-        arrival.pool, arrival.digest = event.pool, pool.base_digest if pool else ""
-        if failure := self.refusal(now, arrival.priority):
-            return [self._refuse(arrival, failure)]
-        tokenizer = self._tokenizer(arrival.digest)
-        if tokenizer.state is TokenizerState.READY:
-            return [Proceed(arrival.request_id)]
-        crowded = self.waiting_for_tokenizer(arrival.digest) * TOKENIZER_SHARE >= self._config.max_in_flight
-        if tokenizer.state is not TokenizerState.LOADING or crowded:
-            return [self._refuse(arrival, _no_tokenizer(arrival.pool, tokenizer))]
-        self._waiting.setdefault(arrival.digest, {})[arrival.request_id] = None
-        self._wait(arrival, Stage.TOKENIZER, now + self._config.hold_s)
+        arrival.n, arrival.priority = n, priority
+        self._count(arrival, n)
+        row = self._routes.pools.get(pool)
+        arrival.pool, arrival.digest = pool, row.base_digest if row else ""
+        return self._next_step(arrival, now)
+
+    def hold(self, request_id: str, now: float) -> list[Effect]:
+        """Let a request wait for what is missing, if it still is."""
+        arrival = self._arrivals.get(request_id)
+        if arrival is None:
+            return []  # its client has gone away
+        answer = self._next_step(arrival, now)
+        if not isinstance(answer, RequestHeld):
+            return [answer]
+        if arrival.pool:
+            self._waiting.setdefault(arrival.digest, {})[request_id] = None
+        self._wait(arrival, Stage.TOKENIZER if arrival.pool else Stage.ROUTES, now + self._config.hold_s)
         return []
 
-    def predict(self, request: PreparedRequest, now: float) -> list[Effect]:
-        """One prediction for all answers, under the request's own id."""
-        arrival = self._arrivals[request.request_id]
-        arrival.request = request
-        self._wait(arrival, Stage.PREDICTION, now + self._config.predict_s)
-        item = PredictItem(
-            request_id=request.request_id,
-            prompt_text=request.prompt_text,
-            pool=request.route.pool,
-            model_name=request.route.model_name,
-            prompt_tokens=len(request.prompt),
-            max_tokens=request.max_tokens,
-            namespace=request.namespace,
-            traceparent=request.traceparent,
-        )
-        return [Send(PREDICTOR, item)]
+    def _next_step(self, arrival: Arrival, now: float) -> Answer:
+        """Whether a request may take its next step, which its pool tells: it has one from `resolve` on."""
+        if not arrival.pool and self._routes.known:
+            return Proceed(arrival.request_id)
+        if failure := self.refusal(now, arrival.priority):
+            return self._refuse(arrival, failure)
+        if arrival.pool:
+            tokenizer = self._tokenizer(arrival.digest)
+            if tokenizer.state is TokenizerState.READY:
+                return Proceed(arrival.request_id)
+            crowded = self.waiting_for_tokenizer(arrival.digest) * TOKENIZER_SHARE >= self._config.max_in_flight
+            if tokenizer.state is not TokenizerState.LOADING or crowded:
+                return self._refuse(arrival, _no_tokenizer(arrival.pool, tokenizer))
+        return RequestHeld(arrival.request_id)
+
+    def predict(self, requests: Sequence[PreparedRequest], now: float) -> list[Effect]:
+        """Ask for one prediction for all answers to a prompt, under the prompt's own id. They count already."""
+        arrived = self._arrivals[requests[0].request_id]
+        assert arrived.n == sum(request.n for request in requests), "other answers than those that count"
+        effects: list[Effect] = []
+        for request in requests:
+            arrival = replace(arrived, request_id=request.request_id, n=request.n, request=request)
+            self._arrivals[request.request_id] = arrival
+            self._wait(arrival, Stage.PREDICTION, now + self._config.predict_s)
+            item = PredictItem(
+                request_id=request.request_id,
+                prompt_text=request.prompt_text,
+                pool=request.route.pool,
+                model_name=request.route.model_name,
+                prompt_tokens=len(request.prompt),
+                max_tokens=request.max_tokens,
+                namespace=request.namespace,
+                traceparent=request.traceparent,
+            )
+            effects.append(Send(PREDICTOR, item))
+        return effects
 
     def take_predicted(self, request_id: str) -> Arrival | None:
         """The request that waits for its prediction, which counts here no more."""

@@ -79,28 +79,17 @@ class PreparedRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestArrived:
-    """A client's request, or a line of a batch, has arrived and counts from now on. Proceed or Refuse answers it."""
+class RequestHeld:
+    """A request that was told to wait (`Admission.arrive`, `resolve`) does so. Proceed or Refuse answers it."""
 
     request_id: str
-    priority: Priority = Priority.INTERACTIVE
-
-
-@dataclass(frozen=True, slots=True)
-class ModelResolved:
-    """The request names a model of this pool and wants `n` answers. Proceed (to tokenise it) or Refuse answers it."""
-
-    request_id: str
-    pool: str
-    n: int
-    priority: Priority | None = None  # where it is another than that of its arrival
 
 
 @dataclass(frozen=True, slots=True)
 class RequestReady:
-    """The request can be submitted."""
+    """The prompts of a call can be submitted: the first one has the id that has arrived."""
 
-    request: PreparedRequest
+    requests: Sequence[PreparedRequest]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +133,8 @@ class DrainStarted:
 
 
 Event = (
-    Received | Connected | Closed | Tick | RequestArrived | ModelResolved | RequestReady | ClientGone | RequestAborted
-    | TokenizerChanged | DrainStarted
+    Received | Connected | Closed | Tick | RequestHeld | RequestReady | ClientGone | RequestAborted | TokenizerChanged
+    | DrainStarted
 )  # fmt: skip
 
 # ---------------------------------------------------------------- effects

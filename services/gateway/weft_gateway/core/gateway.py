@@ -2,12 +2,13 @@
 
 A request on its way:
 
-    RequestArrived ─(routes are there)─▶ Proceed ─ the shell authenticates, reads and parses it
-    ModelResolved ─(tokenizer is there)─▶ Proceed ─ the shell tokenises it
+    Admission.arrive  ─(routes are there)─▶ the shell authenticates, reads and parses it
+    Admission.resolve ─(tokenizer is there)─▶ the shell tokenises it
     RequestReady ─▶ predictor ─(prediction, or its deadline)─▶ Submit, Submitted ─▶ Emit ... Finish
 
-What is missing at a step holds the request for a bounded time; Refuse ends it there. On a new stream the scheduler gets
-everything that counts (`_resubmit`): what is held, what runs, which outcomes are not stored.
+The first two steps are answered at once. What is missing there holds the request for a bounded time: RequestHeld begins
+it, Proceed or Refuse ends it. On a new stream the scheduler gets everything that counts (`_resubmit`): what is held,
+what runs, which outcomes are not stored.
 
 An epoch is spoken for by the runner that it was assigned to, and by no other. A bug that one request hits ends this
 request alone. A step costs what its tokens cost: it touches no deadline and no index.
@@ -106,12 +107,10 @@ class Gateway:
                     effects = self._on_runner(peer, message, now)
                 else:
                     effects = self._on_control(message, now)
-            case events.RequestArrived():
-                effects = self.admission.arrive(event.request_id, event.priority, now)
-            case events.ModelResolved():
-                effects = self.admission.resolve(event, now)
-            case events.RequestReady():
-                effects = self.admission.predict(event.request, now)
+            case events.RequestHeld(request_id):
+                effects = self.admission.hold(request_id, now)
+            case events.RequestReady(requests):
+                effects = self.admission.predict(requests, now)
             case events.ClientGone(request_id):
                 arrival = self.admission.take_predicted(request_id)  # from RequestReady on it has an outcome
                 effects = self._submit(arrival, Prediction(request_id), now) if arrival else []

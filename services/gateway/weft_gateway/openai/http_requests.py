@@ -27,28 +27,31 @@ E = TypeVar("E")
 
 async def completion(endpoint: ModelEndpoint[T], state: AppState, request: Request) -> Response:
     """Hold the request while there is no route table, check it, and hand it to the scheduler. Raises ApiError."""
-    ids = ids_of(request.scope)
-    async with state.manager.arriving(ids.request_id):
+    ids, call = ids_of(request.scope), None
+    try:
+        await state.manager.arrive(ids.request_id)
         call = Call(ids, principal_of(state, request, Action.INFER), time.time_ns() // 1_000_000)
         request.state.call = call
         if state.tracer and (span := state.tracer.begin(request.headers, call.arrived_unix_ms)):
             call.trace = RequestTrace(span, endpoint.operation)
-        try:
-            if failure := state.machine.admission.refusal(state.manager.clock()):
-                raise from_failure(failure)
-            answer = await submit(state, endpoint, call, await json_body(request, state.settings.max_body_bytes))
-        except BaseException as error:
-            if call.trace:
-                call.trace.refused(call.model or call.named_model, error)
-            raise
-        return StreamingCompletion(answer)
+        if failure := state.machine.admission.refusal(state.manager.clock()):
+            raise from_failure(failure)
+        answer = await submit(state, endpoint, call, await json_body(request, state.settings.max_body_bytes))
+    except BaseException as error:
+        state.manager.client_gone(ids.request_id)
+        if call and call.trace:
+            call.trace.refused(call.model or call.named_model, error)
+        raise
+    return StreamingCompletion(answer)
 
 
 async def wait_for_routes(state: AppState, request: Request) -> None:
     """A process that has just started holds its first requests. Raises ServiceUnavailable, Overloaded."""
     if not state.machine.routes.known:
         request_id = ids_of(request.scope).request_id
-        async with state.manager.arriving(request_id):
+        try:
+            await state.manager.arrive(request_id)
+        finally:
             state.manager.client_gone(request_id)  # it needs nothing more
 
 

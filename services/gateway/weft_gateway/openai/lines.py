@@ -186,11 +186,12 @@ class LineRunner:
             if endpoint is None:
                 raise BadRequest(f"url: lines go to {' or '.join(ENDPOINTS)}.")
             call.trace = self._trace(line, call, endpoint)
-            async with self._state.manager.arriving(call.ids.request_id, call.priority):
-                if failure := self._state.machine.admission.refusal(self._state.manager.clock(), call.priority):
-                    raise from_failure(failure)
-                return await submit(self._state, endpoint, call, line.body)
+            await self._state.manager.arrive(call.ids.request_id, call.priority)
+            if failure := self._state.machine.admission.refusal(self._state.manager.clock(), call.priority):
+                raise from_failure(failure)
+            return await submit(self._state, endpoint, call, line.body)
         except BaseException as error:
+            self._state.manager.client_gone(call.ids.request_id)
             if call.trace:
                 call.trace.refused(call.model or call.named_model, error)
             if isinstance(error, ApiError):

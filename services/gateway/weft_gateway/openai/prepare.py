@@ -4,9 +4,8 @@ Requests of clients and lines of batches take this one way.
 """
 
 import asyncio
-import contextlib
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Generic, TypeVar
 
@@ -15,7 +14,7 @@ import orjson
 from weft.artifacts.errors import ArtifactError, Refused, UnknownDigest
 from weft.domain.request import Priority, Sampling, SamplingDefaults
 from weft.domain.routes import PoolRoute, Route
-from weft_gateway.core.events import BytesOf, ModelResolved, PreparedRequest
+from weft_gateway.core.events import BytesOf, PreparedRequest
 from weft_gateway.core.routes import Principal, route_of_draw
 from weft_gateway.errors import (
     ApiError,
@@ -118,20 +117,19 @@ async def _submitted(state: AppState, endpoint: ModelEndpoint[T], call: Call, pa
     answers = parsed.params.prompts * parsed.params.drawn
     state.manager.limits.check_requests(call.principal, parsed.route.model_name, answers)
     prompts = endpoint.prompts_of(parsed)
-    async with _others_counted(state, call, parsed):
-        prepared, forms = await _prepare(state, call, parsed, prompts)
-        echoes = [prompt.echo for prompt in prompts]
-        parts = [PromptPart(one.prompt, echo, form) for one, echo, form in zip(prepared, echoes, forms, strict=True)]
-        digest = parsed.route.digest or parsed.pool.base_digest
-        head = AnswerHead(call.ids.request_id, call.arrived_unix_ms // 1000, digest)
-        encoder = endpoint.encoder(parsed.params, AnswerContext(head, parsed.tokenizer, parts))
-        admitted = _admit(state, call, prepared)
-        group = state.manager.submit(prepared)
-        before_end = endpoint.before_end and endpoint.before_end(state, call, parsed.params)
-        return Answer(
-            state.manager, group, parsed.params, encoder, digest=digest, trace=call.trace, admitted=admitted,
-            before_end=before_end,
-        )  # fmt: skip
+    prepared, forms = await _prepare(state, call, parsed, prompts)
+    echoes = [prompt.echo for prompt in prompts]
+    parts = [PromptPart(one.prompt, echo, form) for one, echo, form in zip(prepared, echoes, forms, strict=True)]
+    digest = parsed.route.digest or parsed.pool.base_digest
+    head = AnswerHead(call.ids.request_id, call.arrived_unix_ms // 1000, digest)
+    encoder = endpoint.encoder(parsed.params, AnswerContext(head, parsed.tokenizer, parts))
+    admitted = _admit(state, call, prepared)
+    group = state.manager.submit(prepared)
+    before_end = endpoint.before_end and endpoint.before_end(state, call, parsed.params)
+    return Answer(
+        state.manager, group, parsed.params, encoder, digest=digest, trace=call.trace, admitted=admitted,
+        before_end=before_end,
+    )  # fmt: skip
 
 
 def _admit(state: AppState, call: Call, prepared: Sequence[PreparedRequest]) -> AdmittedCall | None:
@@ -176,7 +174,7 @@ async def _parse(state: AppState, endpoint: ModelEndpoint[T], call: Call, body: 
     params = _with_defaults(params, pool.sampling_defaults)
     if params.priority:
         call.priority = Priority.BATCH
-    await state.manager.step(ModelResolved(call.ids.request_id, pool.name, params.drawn, call.priority))
+    await state.manager.resolve(call.ids.request_id, pool.name, params.prompts * params.drawn, call.priority)
     tokenizer = state.tokenizers.get(pool.base_digest)
     if tokenizer is None:
         text = f"The tokenizer of pool {pool.name} is not available: the pool has changed."
@@ -224,17 +222,6 @@ def _check_way(state: AppState, call: Call, params: Common) -> None:
         raise ParameterError(text, param=name)
     if params.stream and call.is_line:
         raise ParameterError("stream: the answer to a line of a batch is written whole; leave it out.", param="stream")
-
-
-@contextlib.asynccontextmanager
-async def _others_counted(state: AppState, call: Call, parsed: ParsedRequest[T]) -> AsyncGenerator[None]:
-    """Each prompt counts as a request, from here until its submission; the first one does already."""
-    async with contextlib.AsyncExitStack() as others:
-        for index in range(1, parsed.params.prompts):
-            request_id = id_of_prompt(call.ids.request_id, index)
-            await others.enter_async_context(state.manager.arriving(request_id, call.priority))
-            await state.manager.step(ModelResolved(request_id, parsed.pool.name, parsed.params.drawn, call.priority))
-        yield
 
 
 async def _prepare(

@@ -5,12 +5,11 @@ step wakes a request at most once; what a slow client has not read yet gathers i
 """
 
 import asyncio
-import contextlib
 import gc
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 from prometheus_client import REGISTRY, CollectorRegistry
@@ -97,27 +96,28 @@ class RequestManager:
 
     # ---------------------------------------------------------------- what handlers use
 
-    @contextlib.asynccontextmanager
-    async def arriving(self, request_id: str, priority: Priority = Priority.INTERACTIVE) -> AsyncGenerator[None]:
-        """Count a request until its submission and wait for the route table. An exception ends the request.
+    async def arrive(self, request_id: str, priority: Priority = Priority.INTERACTIVE) -> None:
+        """Count a request until its submission or `client_gone`, and wait for the route table. Raises ApiError."""
+        answer = self.machine.admission.arrive(request_id, priority, self.clock())
+        if not isinstance(answer, events.Proceed):
+            await self._held(answer)
 
-        Raises ServiceUnavailable, Overloaded.
-        """
-        try:
-            await self.step(events.RequestArrived(request_id, priority))
-            yield
-        except BaseException:
-            self.client_gone(request_id)
-            raise
+    async def resolve(self, request_id: str, pool: str, n: int, priority: Priority) -> None:
+        """Count the answers of a request that has arrived, and wait for its pool's tokenizer. Raises ApiError."""
+        answer = self.machine.admission.resolve(request_id, pool, n, priority, self.clock())
+        if not isinstance(answer, events.Proceed):
+            await self._held(answer)
 
-    async def step(self, event: events.RequestArrived | events.ModelResolved) -> None:
+    async def _held(self, answer: events.Refuse | events.RequestHeld) -> None:
         """Wait until the request may take its next step. Raises ApiError."""
-        future = self._steps[event.request_id] = asyncio.get_running_loop().create_future()
+        if isinstance(answer, events.Refuse):
+            raise from_failure(answer.failure)
+        future = self._steps[answer.request_id] = asyncio.get_running_loop().create_future()
         try:
-            self.feed(event)
+            self.feed(answer)
             await future
         finally:
-            del self._steps[event.request_id]
+            del self._steps[answer.request_id]
 
     def submit(self, requests: Sequence[PreparedRequest]) -> ResponseGroup:
         """The prompts of a call; from here on each answer has exactly one outcome."""
@@ -125,8 +125,7 @@ class RequestManager:
         answers = iter(group.answers)
         for request in requests:
             self._answers.update((request.id_of(index), (group, next(answers))) for index in range(request.n))
-        for request in requests:
-            self.feed(events.RequestReady(request))
+        self.feed(events.RequestReady(requests))
         return group
 
     def client_gone(self, request_id: str) -> None:
