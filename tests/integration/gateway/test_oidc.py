@@ -83,7 +83,7 @@ async def issuer() -> AsyncIterator[Issuer]:
 
 @pytest.fixture
 async def verifier(issuer: Issuer) -> AsyncIterator[TokenVerifier]:
-    made = TokenVerifier(OidcConfig(issuer.url, AUDIENCE, CLAIM), time.monotonic, least_s=MIN_S)
+    made = TokenVerifier(OidcConfig(issuer.url, AUDIENCE, CLAIM), time.monotonic, min_interval_s=MIN_S)
     running = asyncio.create_task(made.run())
     yield made
     running.cancel()
@@ -168,7 +168,7 @@ async def test_another_issuers_document_and_shared_secrets_give_no_key(issuer: I
     secret = {"kty": "oct", "kid": "rsa", "k": "c2VjcmV0LXNlY3JldC1zZWNyZXQtc2VjcmV0LTEyMzQ"}
     for named, keys in (("http://other", issuer.keys), ("", [secret])):
         issuer.named, issuer.keys = named, keys
-        verifier = TokenVerifier(OidcConfig(issuer.url, AUDIENCE, CLAIM), time.monotonic, least_s=MIN_S)
+        verifier = TokenVerifier(OidcConfig(issuer.url, AUDIENCE, CLAIM), time.monotonic, min_interval_s=MIN_S)
         running, asked = asyncio.create_task(verifier.run()), issuer.asked
         async with asyncio.timeout(PATIENCE_S):
             while issuer.asked < asked + 4:  # two rounds of two documents: those of the first have been read by then
@@ -180,7 +180,7 @@ async def test_another_issuers_document_and_shared_secrets_give_no_key(issuer: I
 
 async def test_odd_documents_of_the_issuer_end_nothing(issuer: Issuer) -> None:
     good, issuer.keys_at = issuer.keys, "http://[::1"
-    verifier = TokenVerifier(OidcConfig(issuer.url, AUDIENCE, CLAIM), time.monotonic, least_s=MIN_S)
+    verifier = TokenVerifier(OidcConfig(issuer.url, AUDIENCE, CLAIM), time.monotonic, min_interval_s=MIN_S)
     running = asyncio.create_task(verifier.run())
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(4 * MIN_S):

@@ -31,7 +31,7 @@ class BatchedChats(ChatRequest):
 
     @classmethod
     def of(cls, value: dict[str, Any]) -> "BatchedChats":
-        """`value`: a chat whose messages are lists of messages. Raises ParameterError."""
+        """Check `value`, a chat whose messages are lists of messages. Raises ParameterError."""
         chats = value.get("messages")
         if not isinstance(chats, list) or not 0 < len(chats) <= MAX_PROMPTS:
             text = f"messages: must be a list of 1 to {MAX_PROMPTS} chats, each of which is a list of messages."
@@ -48,7 +48,7 @@ class BatchedChats(ChatRequest):
 
 
 def prompts_of(parsed: ParsedRequest[ChatRequest]) -> list[Prompt]:
-    """Each chat as the model's template renders it."""
+    """Make the prompts: the chats, which the model's template renders."""
     assert isinstance(parsed.params, BatchedChats)
     return [prompt_of(chat, parsed.pool, parsed.tokenizer, echoed(chat)) for chat in parsed.params.chats]
 
@@ -57,5 +57,5 @@ CHATS = ModelEndpoint(f"{CHAT.path}/batch", lambda body: BatchedChats.of(object_
 
 
 async def batched_chats(state: AppState, request: Request) -> Response:
-    """Many chats: a choice for each."""
+    """Answer several chats, with a choice for each."""
     return await completion(CHATS, state, request)

@@ -18,7 +18,7 @@ P = TypeVar("P", bound=CompletionRequest)
 
 
 def prompts_of(parsed: ParsedRequest[P]) -> list[Prompt]:
-    """Each prompt, to be encoded within the context. Raises ParameterError."""
+    """Make the prompts, each to be encoded within the context. Raises ParameterError."""
     params, tokenizer = parsed.params, parsed.tokenizer
 
     def prompt_of(index: int, prompt: str | list[int]) -> Prompt:
@@ -42,7 +42,7 @@ def _check(tokens: list[int], where: str, tokenizer: ModelTokenizer) -> None:
 def _encode(
     params: CompletionRequest, prompt: str | list[int], tokenizer: ModelTokenizer, context_tokens: int
 ) -> list[int]:
-    """Raises TooLong, NotEncodable. A prompt that is to be truncated may be longer than the context."""
+    """Encode a prompt, which may be longer than the context if it is to be truncated. Raises TooLong, NotEncodable."""
     truncates = params.truncate_prompt_tokens is not None
     if isinstance(prompt, str):
         most = tokenizer.max_chars(context_tokens) if truncates else len(prompt)
@@ -59,5 +59,5 @@ COMPLETIONS = ModelEndpoint(
 
 
 async def completions(state: AppState, request: Request) -> Response:
-    """A completion of each prompt."""
+    """Answer each prompt."""
     return await completion(COMPLETIONS, state, request)

@@ -73,7 +73,7 @@ class _VectorForm(_Pooled):
     )
     endianness: Literal["native", "little", "big"] = Field("native", description="of bytes; native: little")
     dimensions: Whole | None = Field(
-        None, ge=1, le=MAX_INT32, description="the first so many numbers, for models trained so (Matryoshka)"
+        None, ge=1, le=MAX_INT32, description="numbers that are kept of a vector, for models trained so (Matryoshka)"
     )
     use_activation: bool = Field(True, description="of length 1")
 
@@ -198,7 +198,7 @@ def _prompts_of(parsed: ParsedRequest[PooledRequest]) -> list[Prompt]:
 
 
 def _first_tokens(text: str | list[int], count: int, tokenizer: ModelTokenizer) -> str:
-    """What so many tokens of a text say."""
+    """Cut a text to its first `count` tokens."""
     assert isinstance(text, str)
     most = tokenizer.max_chars(count)
     return tokenizer.decode(tokenizer.encode(text[:most], count, add_special_tokens=False)[:count])
@@ -210,7 +210,7 @@ def vector_of(state: bytes) -> Vector:
 
 
 def normalized(vector: Vector) -> Vector:
-    """Of length 1; a vector of zeros stays."""
+    """Scale a vector to length 1; zeros stay."""
     length = hypot(*vector)
     return array("f", [x / length for x in vector]) if length else vector
 
@@ -250,7 +250,7 @@ class EmbeddingsEncoder(_VectorEncoder):
         return b"".join(map(bytes, parts))
 
     def _metadata(self, parts: Sequence[Sized], usage: dict[str, int]) -> dict[str, Any]:
-        """Where each vector stands in the body, as vLLM's clients read it."""
+        """Say where each vector stands in the body, for vLLM's clients."""
         asked: _VectorForm = self._params.asked
         data, start = list[dict[str, Any]](), 0
         for index, part in enumerate(parts):

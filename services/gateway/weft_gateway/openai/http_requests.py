@@ -56,7 +56,7 @@ async def wait_for_routes(state: AppState, request: Request) -> None:
 
 
 def principal_of(state: AppState, request: Request, action: Action) -> Principal:
-    """By `Authorization: Bearer KEY`, or Anthropic's `x-api-key`.
+    """Authenticate by `Authorization: Bearer KEY`, or Anthropic's `x-api-key`.
 
     Raises Unauthorized, PermissionDenied, ServiceUnavailable.
     """

@@ -31,12 +31,12 @@ class TokenIdNames:
 
 
 def chat_logprobs(tokens: Sequence[TokenLogprobOut], alternatives: int, names: TokenNames) -> dict[str, Any]:
-    """`choices[].logprobs` of a chat: an entry a token, with its likeliest alternatives."""
+    """Write `choices[].logprobs` of a chat: an entry a token, with its likeliest alternatives."""
     return {"content": [_entry(one, alternatives, names) for one in tokens], "refusal": None}
 
 
 def completion_logprobs(tokens: Sequence[TokenLogprobOut], alternatives: int, names: TokenNames) -> dict[str, Any]:
-    """`choices[].logprobs` of a completion. Offsets count characters of the answer, the first one at 0.
+    """Write `choices[].logprobs` of a completion. Offsets count characters of the answer, the first one at 0.
 
     Each of `top_logprobs` holds the sampled token too, so up to one more than was asked for.
     """
@@ -51,7 +51,7 @@ def completion_logprobs(tokens: Sequence[TokenLogprobOut], alternatives: int, na
 def echoed_logprobs(
     tokens: Sequence[int], logprobs: Sequence[TokenLogprob | None], alternatives: int, names: TokenNames
 ) -> dict[str, Any]:
-    """`choices[].logprobs` of a prompt that stands before its answer. Its first token has no probability."""
+    """Write `choices[].logprobs` of a prompt before its answer. The first token has no probability."""
     spelled, offsets, chars, decoder = list[str](), list[int](), 0, getincrementaldecoder("utf-8")("replace")
     for token in tokens:
         spelled.append(_spelled(token, names))
@@ -67,7 +67,7 @@ def echoed_logprobs(
 
 
 def joined_logprobs(prompt: dict[str, Any], answer: dict[str, Any], chars: int) -> dict[str, Any]:
-    """Of a prompt of so many characters and of the answer behind it."""
+    """Join the log probabilities of a prompt of `chars` characters and of the answer behind it."""
     behind = answer | {"text_offset": [chars + offset for offset in answer["text_offset"]]}
     return {name: values + behind[name] for name, values in prompt.items()}
 
@@ -75,7 +75,7 @@ def joined_logprobs(prompt: dict[str, Any], answer: dict[str, Any], chars: int) 
 def prompt_logprobs(
     tokens: Sequence[int], logprobs: Sequence[TokenLogprob | None], alternatives: int, names: TokenNames
 ) -> list[dict[str, Any] | None]:
-    """`prompt_logprobs` as vLLM has it: by token id, the prompt's own one first; null: a rank that is not known."""
+    """Write vLLM's `prompt_logprobs`: by token id, the prompt's own one first; null: a rank that is not known."""
     found: list[dict[str, Any] | None] = []
     for token, one in zip(tokens, logprobs, strict=True):
         if one is None:
@@ -99,7 +99,7 @@ def _entry(out: TokenLogprobOut, alternatives: int, names: TokenNames) -> dict[s
 
 
 def _token(token: int, logprob: float, names: TokenNames) -> dict[str, Any]:
-    """A token that is not text by itself has the bytes it stands for written out; a special one has none."""
+    """Write a token; one that is not text by itself has its bytes written out, a special one has none."""
     name = names.name_of(token)
     if name is not None:
         return {"token": name, "logprob": _finite(logprob), "bytes": None}
@@ -108,7 +108,7 @@ def _token(token: int, logprob: float, names: TokenNames) -> dict[str, Any]:
 
 
 def _by_name(out: TokenLogprobOut, alternatives: int, names: TokenNames) -> dict[str, float]:
-    """Two tokens may be spelled the same: the likelier one stands."""
+    """Write logarithms by spelling; of two tokens that are spelled the same the likelier one stands."""
     found: dict[str, float] = {}
     for token, logprob in (*out.logprob.top[:alternatives], (out.token, out.logprob.logprob)):
         found.setdefault(_spelled(token, names), _finite(logprob))
@@ -116,7 +116,7 @@ def _by_name(out: TokenLogprobOut, alternatives: int, names: TokenNames) -> dict
 
 
 def _spelled(token: int, names: TokenNames) -> str:
-    """Completions have no list of bytes: a part of a character is `bytes:\\xe2\\x80`."""
+    """Spell a token; completions have no list of bytes: a part of a character is `bytes:\\xe2\\x80`."""
     name = names.name_of(token)
     if name is not None:
         return name

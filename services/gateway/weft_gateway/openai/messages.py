@@ -47,7 +47,7 @@ class CountRequest(Strict):
             raise ParameterError(text, param="thinking", code="unsupported_value")
 
     def chat(self) -> dict[str, Any]:
-        """The parameters of a chat. Raises ParameterError."""
+        """Make the parameters of a chat. Raises ParameterError."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         return {
             "model": self.model,
@@ -90,7 +90,7 @@ class MessagesChat(ChatRequest):
 
 
 def _messages(given: list[Any]) -> list[dict[str, Any]]:
-    """Results of tools are messages of their own, before the text beside them. Raises ParameterError."""
+    """Make chat messages; results of tools are messages of their own, before their text. Raises ParameterError."""
     messages: list[dict[str, Any]] = []
     for index, message in enumerate(given):
         match message:
@@ -151,7 +151,7 @@ def _tool_choice(choice: dict[str, Any]) -> Any:
 
 
 def parse_messages(body: bytes) -> MessagesChat:
-    """Raises BadRequest, ParameterError."""
+    """Read a body. Raises BadRequest, ParameterError."""
     return _chat(checked(MessagesRequest, object_of(body)))
 
 
@@ -165,12 +165,12 @@ MESSAGES = ModelEndpoint(PATH, parse_messages, prompts_of, MessagesEncoder)
 
 
 async def create_message(state: AppState, request: Request) -> Response:
-    """A chat in Anthropic's form."""
+    """Answer a chat in Anthropic's form."""
     return await completion(MESSAGES, state, request)
 
 
 async def count_tokens(state: AppState, request: Request) -> Response:
-    """The tokens of a chat in Anthropic's form."""
+    """Count the tokens of a chat in Anthropic's form."""
     caller = await caller_of(state, request)
     body = await json_body(request, state.settings.max_body_bytes)
     params = await in_thread(lambda body: _chat(checked(CountRequest, object_of(body))), body)

@@ -26,7 +26,7 @@ class NamedModel(Protocol):
 
 
 class MessagesEncoder:
-    """Of one answer: its deltas become blocks (thinking, text, tool_use), one open at a time."""
+    """Makes blocks of one answer's deltas (thinking, text, tool_use), one open at a time."""
 
     media_type: str = JSON
     headers: Mapping[str, str] = NO_HEADERS
@@ -78,7 +78,7 @@ class MessagesEncoder:
     # ---------------------------------------------------------------- blocks
 
     def _take(self, delta: dict[str, Any]) -> bytes:
-        """What a delta of a chat adds."""
+        """Add a delta of a chat."""
         match delta:
             case {"reasoning_content": str(text)}:
                 return self._add("thinking", text)
@@ -136,7 +136,7 @@ def _usage(usage: dict[str, int]) -> dict[str, int]:
 
 
 def _arguments(text: str) -> dict[str, Any]:
-    """Of a call; those of one that was cut are lost, as a part of JSON has no form here."""
+    """Read the arguments of a call; a part of JSON has no form here: those of a call that was cut are lost."""
     try:
         value: Any = orjson.loads(text)
     except orjson.JSONDecodeError:

@@ -85,7 +85,7 @@ class AnswerContext:
 
 
 def usage_of(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
-    """Tokens of a request: its prompts once, all its answers. What comes after a stop string does not count."""
+    """Count the tokens of a request: its prompts once, all its answers, nothing after a stop string."""
     total = prompt_tokens + completion_tokens
     return {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens, "total_tokens": total}
 
@@ -152,7 +152,7 @@ class ResponseEncoder:
         self._around = [self._event([self._delta(index, _HOLE)]).split(hole) for index in range(self._choices)]
 
     def first_chunk(self) -> bytes:
-        """What opens a stream, before any token."""
+        """Open a stream, before any token."""
         return b""
 
     def chunk(self, index: int, emit: Emit) -> bytes:
@@ -170,15 +170,15 @@ class ResponseEncoder:
         return self._event([choice], self._usage_so_far())
 
     def last_chunk(self, usage: dict[str, int]) -> bytes:
-        """What closes a stream: usage, if the client asked for it, and [DONE]."""
+        """Close a stream: usage, if the client asked for it, and [DONE]."""
         return (self._event([], usage) if self._params.include_usage else b"") + DONE
 
     def error_body(self, error: ApiError) -> bytes:
-        """An error before the first byte."""
+        """Write an error before the first byte."""
         return error.body()
 
     def error_chunk(self, error: ApiError) -> bytes:
-        """An error after the first byte; the stream closes after it, without [DONE]."""
+        """Write an error after the first byte; the stream closes after it, without [DONE]."""
         return b"data: " + error.body() + b"\n\n"
 
     def body(self, choices: Sequence[EndedChoice], usage: dict[str, int]) -> bytes:
@@ -212,11 +212,11 @@ class ResponseEncoder:
         return type(self).encode_logprobs(emit.logprobs, self._params.alternatives, self._names)
 
     def _choice(self, index: int, text: str, logprobs: Any = None, reason: str | None = None) -> dict[str, Any]:
-        """A choice of a body."""
+        """Write a choice of a body."""
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
     def _delta(self, index: int, text: str, logprobs: Any = None, reason: str | None = None) -> dict[str, Any]:
-        """A choice of a chunk."""
+        """Write a choice of a chunk."""
         return self._choice(index, text, logprobs, reason)
 
 
@@ -227,7 +227,7 @@ class CompletionEncoder(ResponseEncoder):
     encode_logprobs = staticmethod(completion_logprobs)
 
     def first_chunk(self) -> bytes:
-        """The prompts that are echoed, or whose token ids the client asked for."""
+        """Write the prompts that are echoed, or whose token ids the client asked for."""
         chunk = b""
         for index in range(self._choices):
             prompt = self._prompt_of(index)
@@ -257,7 +257,7 @@ class ChatEncoder(ResponseEncoder):
     encode_logprobs = staticmethod(chat_logprobs)
 
     def chunk(self, index: int, emit: Emit) -> bytes:
-        """Of an answer with more than text: a chunk for each part; the first one has what comes beside the text."""
+        """Write a chunk for each part of an answer with more than text; the first has what comes beside the text."""
         if not self._readers:
             return super().chunk(index, emit)
         self._answer_tokens[index] = emit.answer_tokens
@@ -286,7 +286,7 @@ class ChatEncoder(ResponseEncoder):
         return self._event([choice], self._usage_so_far())
 
     def _reason(self, index: int, reason: FinishReason) -> str:
-        """An answer with calls ends for them to be made, unless it was cut or the request itself named the call."""
+        """Say why a choice ended: for calls to be made, unless it was cut or the request itself named the call."""
         calls = self._readers and self._readers[index].ends_with_calls and reason is not FinishReason.LENGTH
         return "tool_calls" if calls else REASONS[reason]
 
@@ -325,5 +325,5 @@ class ChatEncoder(ResponseEncoder):
 
 
 def _stopped(stop: str | int | None) -> dict[str, Any]:
-    """vLLM's name for what ended a choice, where it was asked for."""
+    """Name what ended a choice, where it was asked for (vLLM)."""
     return {} if stop is None else {"stop_reason": stop}

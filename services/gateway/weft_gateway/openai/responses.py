@@ -128,7 +128,7 @@ class ResponsesChat(ChatRequest):
 
     @property
     def own_items(self) -> list[Any]:
-        """The input's."""
+        """The items of the input."""
         return self._own
 
     @property
@@ -139,7 +139,8 @@ class ResponsesChat(ChatRequest):
     def of(
         cls, params: ResponsesRequest, own: list[Any] | None = None, earlier: Sequence[Any] = (), *, keep: bool = False
     ) -> "ResponsesChat":
-        """`own`: the input's items, none of them a reference; `earlier`: those before it; `keep`: for later requests.
+        """Make a chat of a request. `own`: the input's items, no reference among them; `earlier`: the items before it;
+        `keep`: the response is kept for later requests.
 
         Raises ParameterError; a parameter of chats is named as the one that it was made of.
         """
@@ -171,14 +172,14 @@ class ResponsesChat(ChatRequest):
 
 
 def items_of(params: ResponsesRequest) -> list[Any]:
-    """The input as items."""
+    """Return the input as items."""
     if isinstance(params.input, str):
         return [{"type": "message", "role": "user", "content": params.input}]
     return params.input
 
 
 def _messages(instructions: str, items: Sequence[Any]) -> list[Any]:
-    """Calls that follow each other are those of one assistant's message. Raises ParameterError."""
+    """Make messages of items: calls that follow each other belong to one message. Raises ParameterError."""
     messages: list[Any] = [{"role": "system", "content": instructions}] if instructions else []
     for index, item in enumerate(items):
         match item:
@@ -203,7 +204,7 @@ def _messages(instructions: str, items: Sequence[Any]) -> list[Any]:
 
 
 def _tool(tool: Any) -> Any:
-    """OpenAI's flat form; what is no function is refused as chats do."""
+    """Make a chat's tool of OpenAI's flat form; what is no function stays, and chats refuse it."""
     match tool:
         case {"type": "function", "name": _, **others}:
             function = {name: value for name, value in others.items() if name != "type" and value is not None}
@@ -229,12 +230,12 @@ def _response_format(form: Any) -> Any:
 
 
 def parse_responses(body: bytes) -> ResponsesChat:
-    """Raises BadRequest, ParameterError."""
+    """Read a body. Raises BadRequest, ParameterError."""
     return ResponsesChat.of(checked(ResponsesRequest, object_of(body)))
 
 
 async def _continued(state: AppState, call: Call, request: ChatRequest) -> ChatRequest:
-    """With the responses that it names. Raises NotFound, NotConfigured, ServiceUnavailable, ParameterError."""
+    """Add the responses that a request names. Raises NotFound, NotConfigured, ServiceUnavailable, ParameterError."""
     assert isinstance(request, ResponsesChat)
     params, namespace, earlier = request.asked, call.principal.namespace or "", list[Any]()
     if params.previous_response_id:
@@ -250,7 +251,7 @@ async def _continued(state: AppState, call: Call, request: ChatRequest) -> ChatR
 
 
 async def _referred(state: AppState, namespace: str, item_id: str, index: int, named: dict[str, list[Any]]) -> Any:
-    """The item of a kept response. `named`: the items of responses that are known already. Raises ApiError."""
+    """Find an item of a kept response. `named`: the items of responses that are known already. Raises ApiError."""
     found = ITEM_ID.fullmatch(item_id)
     if found and (response_id := found[1]) not in named:
         if len(named) == MAX_REFERRED:
@@ -266,7 +267,7 @@ async def _referred(state: AppState, namespace: str, item_id: str, index: int, n
 
 
 def _keeping(state: AppState, call: Call, request: ChatRequest) -> BeforeEnd:
-    """Keeps the response before its client has it whole, so that the next request may name it."""
+    """Keep the response before its client has it whole: the next request may name it."""
     assert isinstance(request, ResponsesChat)
 
     async def keep(encoder: AnswerEncoder, usage: dict[str, int]) -> bytes | None:
@@ -293,19 +294,19 @@ RESPONSES = ModelEndpoint(
 
 
 async def create_response(state: AppState, request: Request) -> Response:
-    """A chat in OpenAI's newer form."""
+    """Answer a chat in OpenAI's newer form."""
     return await completion(RESPONSES, state, request)
 
 
 async def one_response(state: AppState, request: Request) -> Response:
-    """A response that was kept, as it was answered."""
+    """Answer with a response that was kept."""
     namespace, response_id = await tenant_of(state, request), request.path_params["response_id"]
     (body,) = await state.batch.conversation(namespace, response_id, alone=True)
     return json_response(orjson.loads(body)["response"])
 
 
 async def list_input_items(state: AppState, request: Request) -> Response:
-    """The input of a response that was kept, without what it continued; the last item first."""
+    """List the input of a response that was kept, without what it continued; the last item first."""
     query = Query(request, "after", "limit", "order", "include", "include[]")
     limit, after = query.limit(20, 100), query.after()
     namespace, response_id = await tenant_of(state, request), request.path_params["response_id"]
@@ -321,7 +322,7 @@ async def list_input_items(state: AppState, request: Request) -> Response:
 
 
 def _identified(items: Sequence[Any], response_id: str) -> list[dict[str, Any]]:
-    """Each with an id that no other one has: its own, where the client gave one, or its place."""
+    """Give each item an id that no other one has: its own, where the client gave one, or its place."""
     found = dict[str, dict[str, Any]]()
     for index, item in enumerate(items):
         own = item.get("id")
@@ -332,20 +333,20 @@ def _identified(items: Sequence[Any], response_id: str) -> list[dict[str, Any]]:
 
 
 async def delete_response(state: AppState, request: Request) -> Response:
-    """Forget a response: those that continue it cannot be continued any more."""
+    """Forget a response; the responses that continue it cannot be continued any more."""
     namespace, response_id = await tenant_of(state, request), request.path_params["response_id"]
     await state.batch.delete_response(namespace, response_id)
     return json_response({"id": response_id, "object": "response", "deleted": True})
 
 
 async def cancel_response(state: AppState, request: Request) -> Response:
-    """None can be: a response is answered while its caller waits. Raises BadRequest, NotFound."""
+    """Refuse to cancel a response: it is answered while its caller waits. Raises BadRequest, NotFound."""
     await state.batch.conversation(await tenant_of(state, request), request.path_params["response_id"], alone=True)
     raise BadRequest("Cannot cancel a synchronous response.")
 
 
 async def count_input_tokens(state: AppState, request: Request) -> Response:
-    """The tokens of a conversation, as a response to it would count them."""
+    """Count the tokens of a conversation, as a response to it would."""
     caller = await caller_of(state, request)
     chat = await in_thread(parse_responses, await json_body(request, state.settings.max_body_bytes))
     chat = await _continued(state, Call(ids_of(request.scope), caller, time.time_ns() // 1_000_000), chat)

@@ -27,7 +27,7 @@ class RepeatedRequest(Protocol):
 
 
 class ResponsesEncoder:
-    """Of one answer: its deltas become items (reasoning, a message, calls), one open at a time."""
+    """Makes items of one answer's deltas (reasoning, a message, calls), one open at a time."""
 
     media_type: str = JSON
     headers: Mapping[str, str] = NO_HEADERS
@@ -78,17 +78,17 @@ class ResponsesEncoder:
         return orjson.dumps(self.response(usage))
 
     def response(self, usage: dict[str, int]) -> dict[str, Any]:
-        """Of an answer that has ended."""
+        """Return the response with an answer that has ended."""
         return self._response("incomplete" if self._reason is FinishReason.LENGTH else "completed", usage)
 
     def not_kept(self) -> None:
-        """Its response says that it cannot be continued."""
+        """Say in the response that it cannot be continued."""
         self._kept = False
 
     # ---------------------------------------------------------------- items
 
     def _take(self, delta: dict[str, Any]) -> bytes:
-        """What a delta of a chat adds."""
+        """Add a delta of a chat."""
         match delta:
             case {"reasoning_content": str(text)}:
                 return self._add_text("reasoning", text)
@@ -128,7 +128,7 @@ class ResponsesEncoder:
         return events
 
     def _item_id(self, prefix: str) -> str:
-        """Of the next item. It names its response, so that a request can refer to it."""
+        """Return the next item's id, which names its response: a request can refer to it."""
         return f"{prefix}_{self._id}_{len(self._items)}"
 
     def _open(self, item: dict[str, Any]) -> bytes:
@@ -138,7 +138,7 @@ class ResponsesEncoder:
         return closed + self._event("output_item.added", output_index=len(self._items) - 1, item=item)
 
     def _close(self) -> bytes:
-        """The end of the open item."""
+        """End the open item."""
         if not self._is_open:
             return b""
         self._is_open, item, events = False, self._items[-1], b""
@@ -196,7 +196,7 @@ def _usage(usage: dict[str, int]) -> dict[str, Any]:
 
 
 def input_item(item: Mapping[str, Any], item_id: str) -> dict[str, Any]:
-    """An item of a request as the list of its input has it: whole, a message's text as parts."""
+    """Write an item of a request as the list of its input has it: whole, a message's text as parts."""
     whole = {"type": "message", **item, "id": item_id}
     if whole["type"] in ("message", "function_call", "function_call_output"):
         whole.setdefault("status", "completed")

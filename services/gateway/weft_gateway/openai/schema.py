@@ -164,7 +164,7 @@ class Common(Strict):
         None, description="one of json, regex, choice, grammar and json_object, as vLLM has them"
     )
     prompt_logprobs: Whole | None = Field(
-        None, ge=0, le=MAX_ALTERNATIVES, description="log probabilities of the prompt's tokens, and so many likeliest"
+        None, ge=0, le=MAX_ALTERNATIVES, description="log probabilities of the prompt; likeliest tokens beside each"
     )
     truncate_prompt_tokens: Whole | None = Field(
         None, ge=-1, le=MAX_INT32, description="the prompt's tokens that are kept; -1: as many as fit"
@@ -403,13 +403,10 @@ class CompletionRequest(Common):
     prompt: Prompts = Field(description="a text, token ids, or a list of either: each is answered by itself")
     echo: bool = Field(False, description="the prompt stands before the answer, with log probabilities if asked for")
     logprobs: Whole | None = Field(
-        None,
-        ge=0,
-        le=MAX_ALTERNATIVES,
-        description="report log probabilities, and so many likeliest tokens beside each",
+        None, ge=0, le=MAX_ALTERNATIVES, description="report log probabilities; likeliest tokens beside each"
     )
     best_of: Whole | None = Field(
-        None, ge=1, le=MAX_N, description="so many answers are generated, the likeliest n a token are returned"
+        None, ge=1, le=MAX_N, description="answers that are generated; the likeliest n a token are returned"
     )
     add_special_tokens: bool = Field(True, description="what the tokenizer puts around a text, as its first token")
 

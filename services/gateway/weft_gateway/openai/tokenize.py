@@ -33,7 +33,7 @@ MAX_TEXT_TOKENS = UNKNOWN_CONTEXT_TOKENS  # of a text: one may count the tokens 
 
 
 async def tokenize(state: AppState, request: Request) -> Response:
-    """The tokens of a text or of a chat."""
+    """Answer with the tokens of a text or of a chat."""
     caller = await caller_of(state, request)
     params = await in_thread(_tokenize_request, await json_body(request, state.settings.max_body_bytes))
     pool, tokenizer = await tokenizer_of(state, caller, params.model)
@@ -60,7 +60,7 @@ def _tokens(params: TokenizeRequest | ChatPrompt, pool: PoolRoute, tokenizer: Mo
 
 
 def chat_length(params: ChatPrompt, pool: PoolRoute, tokenizer: ModelTokenizer) -> int:
-    """How many tokens a chat's prompt has. Raises BadRequest."""
+    """Count the tokens of a chat's prompt. Raises BadRequest."""
     try:
         with naming(params.asked_as):
             return len(_tokens(params, pool, tokenizer))
@@ -73,7 +73,7 @@ def _spelled(tokenizer: ModelTokenizer, token: int) -> str:
 
 
 async def detokenize(state: AppState, request: Request) -> Response:
-    """The text of tokens; special ones have none."""
+    """Answer with the text of tokens; special ones have none."""
     caller = await caller_of(state, request)
     body = await json_body(request, state.settings.max_body_bytes)
     params = await in_thread(partial(parse, DetokenizeRequest), body)
@@ -85,27 +85,27 @@ async def detokenize(state: AppState, request: Request) -> Response:
 
 
 async def tokenizer_info(state: AppState, request: Request) -> Response:
-    """What the model's tokenizer_config.json says. `?model=`: which."""
+    """Answer with the tokenizer_config.json of the model that `?model=` names."""
     caller = await caller_of(state, request)
     _, tokenizer = await tokenizer_of(state, caller, request.query_params.get("model"))
     return json_response(tokenizer.config)
 
 
 async def caller_of(state: AppState, request: Request) -> Principal:
-    """Who asks, once there is a route table. Raises Unauthorized, ServiceUnavailable, Overloaded."""
+    """Return who asks, once there is a route table. Raises Unauthorized, ServiceUnavailable, Overloaded."""
     await wait_for_routes(state, request)
     return principal_of(state, request, Action.INFER)
 
 
 async def in_thread(check: Callable[[bytes], T], body: bytes) -> T:
-    """A long body is no work for the loop. Raises ApiError."""
+    """Check a body; a long one is no work for the loop. Raises ApiError."""
     return await asyncio.to_thread(check, body) if len(body) > THREAD_BYTES else check(body)
 
 
 async def tokenizer_of(
     state: AppState, caller: Principal, name: str | None, *, for_chats: bool = True
 ) -> tuple[PoolRoute, ModelTokenizer]:
-    """Of a model that this caller may use; None: of the caller's only base, as clients of vLLM name none.
+    """Return pool and tokenizer of a model that this caller may use; None: of the caller's only base (vLLM's clients).
 
     Raises ModelNotFound, ParameterError, ServiceUnavailable.
     """

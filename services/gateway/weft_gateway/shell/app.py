@@ -232,7 +232,7 @@ async def _healthz(_state: AppState, _request: Request) -> Response:
 
 
 async def _version(_state: AppState, _request: Request) -> Response:
-    """Of this software."""
+    """Answer with the version of this software."""
     return json_response({"version": version("weft")})
 
 

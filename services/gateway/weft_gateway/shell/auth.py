@@ -68,7 +68,7 @@ def check_scope(principal: Principal, action: Action) -> None:
 
 
 def _of_token(token: str, routes: RouteIndex, tokens: TokenVerifier) -> Principal:
-    """Its namespace, with that namespace's limits. Raises Unauthorized, ServiceUnavailable."""
+    """Find a token's namespace, with that namespace's limits. Raises Unauthorized, ServiceUnavailable."""
     try:
         namespace = tokens.namespace_of(token)
     except BadToken as error:

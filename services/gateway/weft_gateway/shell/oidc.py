@@ -1,8 +1,8 @@
 """Callers by JSON Web Tokens of an OpenID Connect issuer, e.g. the cluster's: a service account is its namespace.
 
 The issuer's keys (JWKS, RFC 7517) are fetched at the start, then every `REFRESH_S`, and when a token names a key that
-is not known, but never more often than every `LEAST_S`: tokens with invented keys cost the issuer nothing, and are
-refused until then. No request waits for a fetch. While the issuer cannot be reached the keys that are known stay in
+is not known, but never more often than every `MIN_INTERVAL_S`: tokens with invented keys cost the issuer nothing, and
+are refused until then. No request waits for a fetch. While the issuer cannot be reached the keys that are known stay in
 force.
 
 Only signatures are taken, of the algorithms in `ALGORITHMS`: neither "none" nor one whose key is a shared secret (RFC
@@ -31,7 +31,7 @@ KEY_TYPES = frozenset(("RSA", "EC", "OKP"))
 MAX_TOKEN_CHARS = 8192
 MAX_KEYS = 64
 MAX_DOCUMENT_BYTES = 256 << 10
-FETCH_S, REFRESH_S, LEAST_S = 10.0, 600.0, 10.0
+FETCH_S, REFRESH_S, MIN_INTERVAL_S = 10.0, 600.0, 10.0
 LEEWAY_S = 30.0  # between the clocks of issuer and gateway
 DISCOVERY = "/.well-known/openid-configuration"
 NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -64,8 +64,10 @@ class OidcConfig:
 class TokenVerifier:
     """The issuer's keys, and tokens checked against them. One event loop owns it."""
 
-    def __init__(self, config: OidcConfig, clock: Callable[[], float], *, least_s: float = LEAST_S) -> None:
-        self._config, self._clock, self._least_s = config, clock, least_s
+    def __init__(
+        self, config: OidcConfig, clock: Callable[[], float], *, min_interval_s: float = MIN_INTERVAL_S
+    ) -> None:
+        self._config, self._clock, self._min_interval_s = config, clock, min_interval_s
         self._keys: dict[str, jwt.PyJWK] = {}
         self._wake = asyncio.Event()
         self._asked_at = float("-inf")
@@ -109,16 +111,16 @@ class TokenVerifier:
                 except (httpx2.HTTPError, httpx2.InvalidURL, OSError, TimeoutError, BadIssuer) as error:
                     log.warning("the issuer's keys are not renewed", extra=kv(issuer=self._config.issuer, error=error))
                 self._wake.clear()
-                await asyncio.sleep(self._least_s)
+                await asyncio.sleep(self._min_interval_s)
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(REFRESH_S if self._keys else self._least_s):
+                    async with asyncio.timeout(REFRESH_S if self._keys else self._min_interval_s):
                         await self._wake.wait()
 
     def _key(self, key_id: object) -> jwt.PyJWK:
         """Raises BadToken, KeyPending."""
         if isinstance(key_id, str) and (key := self._keys.get(key_id)) is not None:
             return key
-        if not self._keys or self._clock() - self._asked_at >= self._least_s:
+        if not self._keys or self._clock() - self._asked_at >= self._min_interval_s:
             self._wake.set()
             raise KeyPending
         raise BadToken("the token's key is not one of its issuer's")

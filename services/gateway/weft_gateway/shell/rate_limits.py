@@ -49,7 +49,7 @@ class RateLimits:
         return AdmittedCall(charged, headers)
 
     def settle(self, admitted: AdmittedCall, tokens: int) -> None:
-        """The request has ended, and had so many tokens. Once for each."""
+        """Note that a request has ended after `tokens` tokens. Once for each."""
         self._limiter.settle(admitted.charge, tokens, self._clock())
 
     def reconnected(self) -> None:

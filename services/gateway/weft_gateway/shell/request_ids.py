@@ -62,7 +62,7 @@ def ids_of(scope: Scope) -> Ids:
 
 
 def drawn_ids() -> Ids:
-    """Of a request whose client gave none."""
+    """Draw the ids of a request whose client gave none."""
     drawn = f"req-{secrets.token_hex(16)}"
     return Ids(drawn, drawn)
 

@@ -75,7 +75,7 @@ class ResponseGroup:
 
     @property
     def failure(self) -> Failure | None:
-        """Of the first answer that failed."""
+        """The failure of the first answer that failed."""
         return next((one.finish.failure for one in self.answers if one.finish and one.finish.failure), None)
 
     @property

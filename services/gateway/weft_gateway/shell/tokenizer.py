@@ -281,7 +281,7 @@ class SpecialTokenEscaper:
 
 
 def _chars(value: Any) -> int:
-    """Of all texts of a JSON value."""
+    """Count the characters of all texts of a JSON value."""
     match value:
         case str():
             return len(value)
