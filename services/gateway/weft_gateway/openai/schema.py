@@ -15,10 +15,12 @@ from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from weft.domain.batch import COMPLETION_WINDOW, ENDPOINTS, METADATA_KEY, METADATA_PAIRS, METADATA_VALUE
-from weft.domain.request import MAX_ALTERNATIVES
+from weft.domain.request import MAX_ALLOWED_TOKENS, MAX_ALTERNATIVES, MAX_BAD_WORDS, MAX_STOP_TOKENS
 from weft_gateway.core.stops import MAX_STOPS
 from weft_gateway.errors import BadRequest, ParameterError
 from weft_gateway.openai.fields import (
+    MAX_BIAS,
+    MAX_BIASES,
     MAX_INT32,
     AllowedTokens,
     BadWords,
@@ -137,7 +139,7 @@ class Common(Strict):
     stream_options: StreamOptions | None = None
     stop: Stops = Field((), description=f"up to {MAX_STOPS} texts that end the answer; they are not part of it")
     include_stop_str_in_output: bool = Field(False, description="they are part of it")
-    stop_token_ids: StopTokens = Field((), description="tokens that end the answer; at most 128")
+    stop_token_ids: StopTokens = Field((), description=f"tokens that end the answer; at most {MAX_STOP_TOKENS}")
     seed: Whole | None = Field(None, ge=-(2**63), le=2**63 - 1, description="the same seed gives the same answer")
     temperature: float = Field(1.0, ge=0, allow_inf_nan=False, description="0 is greedy")
     top_p: float = Field(1.0, gt=0, le=1)
@@ -154,9 +156,11 @@ class Common(Strict):
     repetition_penalty: float = Field(
         1.0, gt=0, le=100, description="divides a positive logit of a token of prompt or answer, multiplies a negative"
     )
-    logit_bias: Biases = Field((), description="token id -> what is added to its logit, -100 to 100; at most 300")
-    bad_words: BadWords = Field((), description="texts that the answer cannot hold; at most 64")
-    allowed_token_ids: AllowedTokens = Field((), description="only these tokens can be sampled; at most 4096")
+    logit_bias: Biases = Field(
+        (), description=f"token id -> what is added to its logit, -{MAX_BIAS} to {MAX_BIAS}; at most {MAX_BIASES}"
+    )
+    bad_words: BadWords = Field((), description=f"texts that the answer cannot hold; at most {MAX_BAD_WORDS}")
+    allowed_token_ids: AllowedTokens = Field((), description=f"all that can be sampled; at most {MAX_ALLOWED_TOKENS}")
     response_format: Annotated[Any, Bounded] = Field(
         None, description='{"type": "text"}, {"type": "json_object"}, {"type": "json_schema", "json_schema": {...}}'
     )
