@@ -247,16 +247,12 @@ def _of_vllm(value: Any) -> list[StructuredOutput]:
 
 def _of_kind(param: str, kind: str, value: Any, whitespace: str) -> StructuredOutput:
     match kind, value:
-        case "json", str(schema):
-            return StructuredOutput(param, "json", schema, whitespace)
-        case "json", dict(schema):
-            return StructuredOutput(param, "json", json.dumps(schema), whitespace)
+        case "json", str() | dict():
+            return StructuredOutput(param, "json", value if isinstance(value, str) else json.dumps(value), whitespace)
         case "json", _:
             raise _wrong(param, "a JSON schema")
-        case "json_object", True:
+        case "json_object", _:  # true, like any flag that is left
             return StructuredOutput(param, "json", _OBJECT, whitespace)
-        case "json_object", _:
-            raise _wrong(param, "true or false")
         case "choice", [_, *_] if all(isinstance(text, str) for text in value):
             return StructuredOutput(param, "choice", json.dumps(value))
         case "choice", _:
