@@ -15,7 +15,7 @@ _GRAMMAR_SYMBOLS = 200_000
 
 
 def parser_limits() -> "LLParserLimits":
-    """Beyond them a grammar does not compile, or its state fails by name."""
+    """Return the limits beyond which a grammar does not compile, or its state fails by name."""
     from llguidance import LLParserLimits  # engines on a GPU run without it where no request has a grammar
 
     return LLParserLimits(
@@ -35,7 +35,7 @@ class Bytes:
 
 
 def first_fault(grammar: str) -> str:
-    """Compute which bytes may come first, and take one of them: why that fails; "": it does not.
+    """Compute which bytes may come first, and take one of them; return why that fails, "" where it does not.
 
     Most of what a grammar costs is paid here. What names tokens of a model, only its runner can tell.
     """
@@ -51,5 +51,5 @@ def first_fault(grammar: str) -> str:
 
 
 def one_line(error: str) -> str:
-    """llguidance's message for people: at most 300 characters, without the drawings."""
+    """Write llguidance's message for people: at most 300 characters, without the drawings."""
     return " ".join(error.replace("<non-verbose/>", "").replace("^", "").split())[:300]

@@ -48,14 +48,14 @@ class TemplateForms:
 
 
 def _shown(template: str) -> ToolFormat:
-    """Hermes's where the template shows no calls."""
+    """Find the format that a template shows; Hermes's where it shows no calls."""
     if "[TOOL_CALLS]" in template:
         return MISTRAL
     return LLAMA if "<tool_call>" not in template and "python_tag" in template else HERMES
 
 
 def _of_version(form: ToolFormat, template: str) -> ToolFormat:
-    """Mistral's newer models write a name and its arguments."""
+    """Choose the version: Mistral's newer models write a name and its arguments."""
     if form is not MISTRAL or "[ARGS]" not in template:
         return form
     return replace(MISTRAL_NAMED, id_mark="[CALL_ID]") if "[CALL_ID]" in template else MISTRAL_NAMED

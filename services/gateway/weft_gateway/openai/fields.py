@@ -61,7 +61,7 @@ def _are_tokens(values: Sequence[Any]) -> bool:
 
 
 def _biases(value: Any) -> tuple[tuple[int, float], ...]:
-    """A map from token ids, as JSON's keys are texts, to biases."""
+    """Read a map from token ids, which are texts as JSON's keys, to biases."""
     wrong = [name for name, bias in value.items() if not _is_bias((name, bias))] if isinstance(value, dict) else []
     if not isinstance(value, dict) or len(value) > MAX_BIASES or wrong:
         named = ", ".join(repr(name[:NAMED_CHARS]) for name in wrong[:NAMED])
@@ -79,7 +79,7 @@ def _is_bias(item: tuple[Any, Any]) -> bool:
 
 
 def _prompts(value: Any) -> tuple[str | list[int], ...]:
-    """A text or a list of token ids, or a list of either."""
+    """Read a text or a list of token ids, or a list of either."""
     several = value if isinstance(value, list) and value and isinstance(value[0], str | list) else [value]
     if len(several) > MAX_PROMPTS or not all(map(_is_prompt, several)):
         raise PydanticCustomError(
@@ -95,7 +95,7 @@ def _is_prompt(value: Any) -> bool:
 
 
 def _content(value: Any) -> str:
-    """A text, or a list of text parts, which are joined."""
+    """Read a text, or join a list of text parts."""
     if value is None:
         return ""
     if isinstance(value, list):
@@ -121,7 +121,7 @@ def _part(part: Any) -> str:
 
 
 def _check_names(what: str, value: dict[str, Any], known: frozenset[str]) -> None:
-    """An object inside a request is as strict as the request."""
+    """Refuse unknown names: an object inside a request is as strict as the request."""
     if unknown := unknown_of(value, known):
         text = "{unknown} {what} is not supported; {known} are"
         about = {"unknown": repr(unknown), "what": what, "known": ", ".join(sorted(known))}
@@ -129,7 +129,7 @@ def _check_names(what: str, value: dict[str, Any], known: frozenset[str]) -> Non
 
 
 def _tools(value: Any) -> list[dict[str, Any]]:
-    """OpenAI's functions, as they are: a chat template gets them. No two have a name."""
+    """Check OpenAI's functions, no two of one name; they stay as they are: a chat template gets them."""
     fits = isinstance(value, list) and len(value) <= MAX_TOOLS and all(map(_is_function, value))
     if not fits or len({tool["function"]["name"] for tool in value}) < len(value):
         raise PydanticCustomError(
@@ -161,7 +161,7 @@ def _is_function(tool: Any) -> bool:
 
 
 def _tool_choice(value: Any) -> str | dict[str, str]:
-    """A word, or the name of a function."""
+    """Read a word, or the name of a function."""
     match value:
         case "none" | "auto" | "required":
             return value
@@ -175,12 +175,12 @@ def _tool_choice(value: Any) -> str | dict[str, str]:
 
 
 def _whole(value: Any) -> Any:
-    """5.0 is 5, as JSON has one kind of number; beyond 2^53 a float may stand for another whole number."""
+    """Take 5.0 for 5, as JSON has one kind of number; beyond 2^53 a float may stand for another whole number."""
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) <= MAX_EXACT else value
 
 
 def _bounded(value: Any, depth: int = MAX_DEPTH) -> Any:
-    """JSON that is no deeper than a template, or a schema, may be."""
+    """Refuse JSON that is deeper than a template, or a schema, may be."""
     if depth == 0:
         raise PydanticCustomError("depth", "holds values more than {depth} deep", {"depth": MAX_DEPTH})
     if isinstance(value, dict | list):

@@ -48,7 +48,7 @@ T = TypeVar("T", bound="Strict")
 
 
 def _role(value: Any) -> Any:
-    """The model's chat template decides which roles there are, so a role is a name and no more."""
+    """Check a role: a name and no more, since the model's chat template decides which roles there are."""
     if not isinstance(value, str) or not ROLE.fullmatch(value):
         raise PydanticCustomError("role", "must be system, user, assistant, tool or another name of a role")
     return value
@@ -95,7 +95,7 @@ class Strict(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _one_unknown(cls, value: Any) -> Any:
-        """One unknown name is enough to refuse: an error for each of 100,000 would hold the loop for seconds."""
+        """Refuse the first unknown name: an error for each of 100,000 would hold the loop for seconds."""
         if not isinstance(value, dict):
             return value
         value = tolerated(value, cls.model_fields)
@@ -104,7 +104,7 @@ class Strict(BaseModel):
         return known if unknown is None else known | {unknown: None}
 
     def check_together(self) -> None:
-        """Rules across parameters. Raises ParameterError."""
+        """Check rules across parameters. Raises ParameterError."""
 
 
 class StreamOptions(BaseModel):
@@ -289,7 +289,7 @@ class ChatMessage(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _known(cls, value: Any) -> Any:
-        """Names beyond the known ones are left out before they cost anything; reasoning has several names."""
+        """Leave out names beyond the known ones before they cost anything; reasoning has several names."""
         if not isinstance(value, dict):
             return value
         if asked := next((name for name in _ASKING if value.get(name)), None):
@@ -302,7 +302,7 @@ class ChatMessage(BaseModel):
         return {**known, "has_content": known.get("content") is not None}
 
     def of_template(self) -> dict[str, Any]:
-        """The message as transformers gives it to chat templates: arguments are objects, and nothing is null."""
+        """Write the message as transformers gives it to chat templates: arguments are objects, and nothing is null."""
         message: dict[str, Any] = {"role": self.role}
         if self.has_content:
             message["content"] = self.content
@@ -315,7 +315,7 @@ class ChatMessage(BaseModel):
 
 
 def _with_arguments(call: dict[str, Any]) -> dict[str, Any]:
-    """JSON text as what it says; a text that is no JSON stays a text."""
+    """Read the arguments of a call; a text that is no JSON stays a text."""
     match call:
         case {"function": {"arguments": str(arguments), **function}, **others}:
             with contextlib.suppress(orjson.JSONDecodeError):
@@ -482,7 +482,7 @@ class BatchRequest(Strict):
 
 @contextlib.contextmanager
 def naming(names: Mapping[str, str]) -> Generator[None]:
-    """Raises a ParameterError of the block with the parameter's name in the API that was called (`Strict.asked_as`)."""
+    """Give a ParameterError of the block the parameter's name in the API that was called (`Strict.asked_as`)."""
     try:
         yield
     except ParameterError as error:
@@ -493,12 +493,12 @@ def naming(names: Mapping[str, str]) -> Generator[None]:
 
 
 def parse(kind: type[T], body: bytes) -> T:
-    """A request body as a typed request. Raises BadRequest or ParameterError naming what is wrong and what is right."""
+    """Read a body as a typed request. Raises BadRequest or ParameterError naming what is wrong and what is right."""
     return checked(kind, object_of(body))
 
 
 def object_of(body: bytes) -> dict[str, Any]:
-    """A JSON object. Raises BadRequest."""
+    """Read a JSON object. Raises BadRequest."""
     try:
         value: Any = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -509,7 +509,7 @@ def object_of(body: bytes) -> dict[str, Any]:
 
 
 def checked(kind: type[T], value: dict[str, Any]) -> T:
-    """An object as a typed request. Raises ParameterError."""
+    """Check an object as a typed request. Raises ParameterError."""
     try:
         request = kind.model_validate(value)
     except ValidationError as error:
@@ -536,6 +536,6 @@ def _explained(kind: type[Strict], error: ErrorDetails) -> ParameterError:
 
 
 def _path(loc: tuple[int | str, ...]) -> str:
-    """`messages[1].content`; a client's own key is cut."""
+    """Write a place as `messages[1].content`; a client's own key is cut."""
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part[:64]}" for part in loc)
     return text.removeprefix(".")
