@@ -45,11 +45,11 @@ from weft_gateway.core import (
     GatewayConfig,
     OpenSession,
     PreparedRequest,
+    Proceed,
     RequestReady,
     TokenizerChanged,
     TokenizerState,
 )
-from weft_gateway.core.events import Proceed
 from weft_runner.core import (
     BatchLimits,
     CompileGrammar,

@@ -17,6 +17,7 @@ from weft_gateway.core.events import (
     Finish,
     OpenSession,
     PreparedRequest,
+    Proceed,
     RequestHeld,
     RequestReady,
     TokenizerChanged,
