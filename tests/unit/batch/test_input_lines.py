@@ -6,8 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_batch.core import BadLine, GoodLine, InputReader, LineIndex, LineSplitter, line_index, read_line
-from weft_batch.core.input_lines import compression
+from weft_batch.core import (
+    BadLine,
+    GoodLine,
+    InputReader,
+    LineIndex,
+    LineSplitter,
+    compression,
+    line_index,
+    read_line,
+)
 
 ENDPOINT = "/v1/completions"
 

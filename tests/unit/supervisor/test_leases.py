@@ -3,7 +3,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from weft.domain.ids import RunnerId
-from weft_supervisor.core.leases import Leases
+from weft_supervisor.core import Leases
 
 A1, A2, B1 = RunnerId("a", "1"), RunnerId("a", "2"), RunnerId("b", "1")
 

@@ -17,8 +17,7 @@ from weft.domain.runner import (
     RunnerSpec,
     SequenceState,
 )
-from weft_supervisor.core.preemption import Preemption, select_victim
-from weft_supervisor.core.totals import violation
+from weft_supervisor.core import Preemption, select_victim, violation
 
 RUNNER = RunnerId("u", "1")
 EPOCH = Epoch(1, 1)

@@ -24,9 +24,8 @@ from weft.domain.runner import (
     SchedulerHello,
     SequenceState,
 )
-from weft_supervisor.core import LogEvent, Supervisor, SupervisorConfig, runner_peer
+from weft_supervisor.core import FULL_REPORTS, LogEvent, Supervisor, SupervisorConfig, runner_peer
 from weft_supervisor.core import supervisor as core
-from weft_supervisor.core.supervisor import FULL_REPORTS
 
 A1, A2, B1 = RunnerId("a", "1"), RunnerId("a", "2"), RunnerId("b", "1")
 CONFIG = SupervisorConfig(lease_s=2.0, report_s=0.05, merge_s=0.0, preempt_s=5.0)

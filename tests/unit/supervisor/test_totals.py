@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from weft.domain.ids import Epoch, RunnerId
 from weft.domain.runner import RunnerBook, RunnerFigures, RunnerReport, RunnerSpec, SequenceState
-from weft_supervisor.core.totals import summarize, violation
+from weft_supervisor.core import summarize, violation
 
 
 def book(free: int, used: int, *reserved: int, adapters: int = 0, total: int = 10, pool: str = "a/p") -> RunnerBook:

@@ -4,4 +4,7 @@
 Tests, the simulator and benchmarks take these names from here: the modules behind them may change.
 """
 
-from weft_supervisor.core.supervisor import LogEvent, Supervisor, SupervisorConfig, runner_peer
+from weft_supervisor.core.leases import Leases
+from weft_supervisor.core.preemption import Preemption, select_victim
+from weft_supervisor.core.supervisor import FULL_REPORTS, LogEvent, Supervisor, SupervisorConfig, runner_peer
+from weft_supervisor.core.totals import summarize, violation
