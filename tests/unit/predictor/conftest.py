@@ -13,9 +13,15 @@ from numpy.typing import NDArray
 
 from weft.domain.prediction import Prediction, PredictItem
 from weft.domain.request import FinishReason, Outcome
-from weft_predictor.core import Arrays, ConformalCalibrator, EncoderShape, LengthModel, ObservationResult
-from weft_predictor.core.conformal import WINDOW
-from weft_predictor.core.encoder import NAMES
+from weft_predictor.core import (
+    Arrays,
+    ConformalCalibrator,
+    EncoderShape,
+    LengthModel,
+    ObservationResult,
+    conformal,
+    encoder,
+)
 from weft_predictor_train.datasets import AnsweredPrompt
 from weft_predictor_train.training import Split, split
 
@@ -39,7 +45,9 @@ def check_calibrator(calibrator: ConformalCalibrator) -> None:
     """The two views of a calibrator hold the same scores, within the window."""
     scores = calibrator.scores()
     assert sorted(scores) == calibrator._sorted, "the sorted view and the window differ"
-    assert 0 <= calibrator.prior <= len(scores) <= max(WINDOW, calibrator.prior), "the window is over its bound"
+    assert 0 <= calibrator.prior <= len(scores) <= max(conformal.WINDOW, calibrator.prior), (
+        "the window is over its bound"
+    )
 
 
 class CountingModel:
@@ -131,7 +139,7 @@ def parts_of(seed: int, rows: int) -> Split:
 
 def random_weights(shape: EncoderShape) -> dict[str, NDArray[np.float32]]:
     """Each tensor of a network."""
-    names, d, h, rng = NAMES[shape.kind], shape.dim, shape.hidden, np.random.default_rng(7)
+    names, d, h, rng = encoder.NAMES[shape.kind], shape.dim, shape.hidden, np.random.default_rng(7)
     dims: dict[str, tuple[int, ...]] = {names["words"]: (shape.vocab, d), names["positions"]: (shape.positions, d)}
     dims |= {names["types"]: (2, d)} if "types" in names else {}
     dense, norms = [(names["pool"], d, d), ("classifier", d, len(shape.edges))], [names["embed_norm"]]

@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.predictor.conftest import check_calibrator
-from weft_predictor.core import ConformalCalibrator, ConformalCalibrators
-from weft_predictor.core.conformal import OWN_SCORES, PRIOR_SCORES, WINDOW
+from weft_predictor.core import OWN_SCORES, PRIOR_SCORES, ConformalCalibrator, ConformalCalibrators, conformal
 
 ODD = ("", "odd")
 score = st.floats(-20, 20)
@@ -28,9 +27,9 @@ def test_the_window_and_its_sorted_view_agree_and_the_quantile_is_one_of_the_sco
 
 def test_every_real_score_replaces_a_made_up_one_and_the_window_is_bounded():
     group = ConformalCalibrator()
-    for i in range(WINDOW + 300):
+    for i in range(conformal.WINDOW + 300):
         group.learn(float(i))
-        assert len(group.scores()) == min(max(len(PRIOR_SCORES), i + 1), WINDOW)
+        assert len(group.scores()) == min(max(len(PRIOR_SCORES), i + 1), conformal.WINDOW)
     check_calibrator(group)
     assert group.scores()[0] == 300.0
 

@@ -8,8 +8,7 @@ import pytest
 
 from tests.unit.predictor.conftest import query_of, teach
 from weft_predictor.checkpoint import save
-from weft_predictor.core import RidgeModel
-from weft_predictor.core.ridge_model import LAYOUT
+from weft_predictor.core import RidgeModel, ridge_model
 from weft_predictor.errors import BadData
 from weft_predictor.models import SAVED, ModelWatch, first_models
 
@@ -52,7 +51,7 @@ def test_a_mounted_model_that_cannot_be_read_does_not_keep_the_saved_one_from_se
 def test_a_model_of_another_version_waits_and_is_found_again_by_its_version(tmp_path):
     path, other = tmp_path / SAVED, {"meta": np.frombuffer(b'{"layout": 99}', np.uint8)}
     save(path, ridge("ours").save())
-    path.replace(tmp_path / f"{SAVED}.layout{LAYOUT}")  # as a version with another layout leaves it
+    path.replace(tmp_path / f"{SAVED}.layout{ridge_model.LAYOUT}")  # as a version with another layout leaves it
     save(path, other)
     assert first_models(tmp_path, None)[0].version == "ours+0"
     assert {file.name for file in tmp_path.iterdir()} == {SAVED, f"{SAVED}.layout99"}

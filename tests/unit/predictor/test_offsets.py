@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_predictor.core import Offsets
-from weft_predictor.core.offsets import SHRINK_K, WINDOW, shrunk_median
+from weft_predictor.core import SHRINK_K, Offsets, shrunk_median
+from weft_predictor.core import offsets as core
 
 residual = st.floats(-10, 10)
-few_or_many = st.lists(residual, max_size=20) | st.lists(residual, min_size=WINDOW + 1, max_size=3 * WINDOW)
+few_or_many = st.lists(residual, max_size=20) | st.lists(residual, min_size=core.WINDOW + 1, max_size=3 * core.WINDOW)
 
 
 def group_of(adapter, tenant=""):
@@ -23,7 +23,7 @@ def test_the_offset_is_the_shrunk_median_of_the_latest_residuals(residuals):
     offsets = Offsets()
     for value in residuals:
         offsets.learn(group_of("a"), value)
-    latest = residuals[-WINDOW:]
+    latest = residuals[-core.WINDOW :]
     expected = median(latest) * len(latest) / (len(latest) + SHRINK_K) if latest else 0.0
     assert offsets.of(group_of("a")) == pytest.approx(expected)
     assert abs(offsets.of(group_of("a"))) <= max(map(abs, residuals), default=0.0)
@@ -35,7 +35,7 @@ def test_adapters_do_not_touch_each_other_and_the_state_can_be_put_back(events):
     for adapter, value in events:
         offsets.learn(group_of(adapter), value)
     for adapter in "abcd":
-        mine = [value for other, value in events if other == adapter][-WINDOW:]
+        mine = [value for other, value in events if other == adapter][-core.WINDOW :]
         assert offsets.of(group_of(adapter)) == pytest.approx(shrunk_median(mine))
     again = Offsets()
     for group, window in offsets.items():
@@ -46,14 +46,14 @@ def test_adapters_do_not_touch_each_other_and_the_state_can_be_put_back(events):
 
 def test_a_tenant_has_a_window_of_its_own_that_begins_with_the_offset_of_the_adapter_of_then():
     offsets = Offsets()
-    for _ in range(WINDOW):
+    for _ in range(core.WINDOW):
         offsets.learn(("", "base"), 1.0)
     assert offsets.of(("acme", "base")) == offsets.of(("", "base")) == pytest.approx(64 / 72)
-    for _ in range(2 * WINDOW):
+    for _ in range(2 * core.WINDOW):
         offsets.learn(("acme", "base"), -1.0)
     before = offsets.of(("acme", "base"))
     assert before == pytest.approx((-64 + 8 * 64 / 72) / 72)
-    for _ in range(WINDOW):
+    for _ in range(core.WINDOW):
         offsets.learn(("", "base"), 9.0)
     assert offsets.of(("acme", "base")) == before
 
@@ -82,7 +82,7 @@ def test_the_offset_of_a_moment_is_known_for_a_window_of_changes_and_then_forgot
         offsets.learn(group_of("a"), value, now)
     for then in range(len(residuals)):
         found = offsets.before(group_of("a"), then)
-        assert (found is None) == (then <= len(residuals) - 1 - (len(residuals) - 1) % 8 - WINDOW)
+        assert (found is None) == (then <= len(residuals) - 1 - (len(residuals) - 1) % 8 - core.WINDOW)
         assert found is None or found in [*past[then : then + 8], offsets.of(group_of("a"))]
     assert offsets.before(group_of("a"), len(residuals)) == offsets.of(group_of("a"))
     assert offsets.before(group_of("never seen"), 0) == 0.0

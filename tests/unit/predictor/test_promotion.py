@@ -8,8 +8,7 @@ import pytest
 
 from tests.unit.predictor.conftest import CountingModel, World, outcome_of, teach
 from weft.domain.request import Outcome
-from weft_predictor.core import ObservationResult, PromotedModel, RidgeModel
-from weft_predictor.core.promotion import MAX_JUDGED, MIN_JUDGED, Judge
+from weft_predictor.core import MAX_JUDGED, MIN_JUDGED, Judge, ObservationResult, PromotedModel, RidgeModel
 
 DIM = 1 << 14
 

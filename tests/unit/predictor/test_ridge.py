@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft_predictor.core import Features, Ridge, feature_rows
-from weft_predictor.core.residual_scale import MEMORY, ResidualScale
-from weft_predictor.core.ridge import RIDGE, VARIANCE_FLOOR
+from weft_predictor.core import Features, ResidualScale, Ridge, feature_rows, residual_scale
+from weft_predictor.core import ridge as core
 from weft_predictor_train.training import fit_ridge
 
 DIM = 64
@@ -32,7 +31,7 @@ def test_the_batch_fit_is_the_closed_form(seed):
     xs, rng = rows(seed, 80), np.random.default_rng(seed)
     y = rng.normal(4.0, 1.0, 80)
     ridge, matrix = fit_ridge(xs, y, DIM), dense(xs)
-    exact = np.linalg.solve(matrix.T @ matrix + RIDGE * np.eye(DIM), matrix.T @ (y - y.mean()))
+    exact = np.linalg.solve(matrix.T @ matrix + core.RIDGE * np.eye(DIM), matrix.T @ (y - y.mean()))
     assert np.allclose(ridge.weight, exact, atol=2e-3)
     assert ridge.base == pytest.approx(y.mean())
 
@@ -42,8 +41,8 @@ def test_one_column_alone_is_learned_online_exactly_as_in_the_batch():
     ridge = Ridge.cold(DIM, 0.0)
     for target in targets:
         ridge.learn(x, target)
-    assert ridge.weight[3] == pytest.approx(sum(targets) / (len(targets) + RIDGE), rel=1e-5)
-    assert ridge.variance[3] == pytest.approx(1 / (RIDGE + len(targets)), rel=1e-5)
+    assert ridge.weight[3] == pytest.approx(sum(targets) / (len(targets) + core.RIDGE), rel=1e-5)
+    assert ridge.variance[3] == pytest.approx(1 / (core.RIDGE + len(targets)), rel=1e-5)
 
 
 def test_one_pass_online_comes_near_the_batch():
@@ -65,7 +64,7 @@ def test_it_never_stops_learning():
     for _ in range(5_000):
         ridge.learn(x, 1.0)
     assert ridge.predict(x) == pytest.approx(1.0, abs=0.01)
-    assert (ridge.variance >= VARIANCE_FLOOR * 0.999).all()
+    assert (ridge.variance >= core.VARIANCE_FLOOR * 0.999).all()
     for _ in range(5_000):
         ridge.learn(x, 2.0)
     assert ridge.predict(x) == pytest.approx(2.0, abs=0.05)
@@ -78,6 +77,6 @@ def test_how_far_off_answers_are_is_learned_by_octave_and_read_on_lines_between_
     for octaves, residual in ((3.2, -7.0), (-1.0, 1.0), (99.0, 21.0)):
         scale.learn(octaves * octave, residual)
     assert (scale.scale[3], scale.scale[0], scale.scale[19], scale.scale[4]) == (8.0, 0.5, 191.0, 16.0)
-    scale.count[:] = MEMORY
-    scale.learn(3.2 * octave, 8.0 + MEMORY)
-    assert (scale.scale[3], scale.count[3]) == (9.0, MEMORY)
+    scale.count[:] = residual_scale.MEMORY
+    scale.learn(3.2 * octave, 8.0 + residual_scale.MEMORY)
+    assert (scale.scale[3], scale.count[3]) == (9.0, residual_scale.MEMORY)
