@@ -7,8 +7,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from weft_kernels.cpu.compiler import Compiler, find_compiler
-from weft_kernels.cpu.errors import NativeUnavailable
+from weft_kernels.cpu import Compiler, NativeUnavailable, find_compiler
 
 OLDEST, NEWEST = 14, 25  # versions that have names of their own: clang++-14
 FLAGS = ("-g", "-fno-omit-frame-pointer")

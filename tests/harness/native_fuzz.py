@@ -21,11 +21,10 @@ from pathlib import Path
 
 from harness.clang import sanitizing
 from weft_devcluster import tools
+from weft_kernels.cpu import SOURCES, Compiler, Limit, NativeUnavailable, Sources, run_all
 from weft_kernels.cpu.build import AT_ONCE, LIMIT_S, compile_all
 from weft_kernels.cpu.build_cache import key
-from weft_kernels.cpu.compiler import Compiler, Limit, run_all, trimmed
-from weft_kernels.cpu.errors import NativeUnavailable
-from weft_kernels.cpu.sources import SOURCES, Sources
+from weft_kernels.cpu.compiler import trimmed
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "tests" / "kernels" / "cpu" / "fuzz"

@@ -2,9 +2,7 @@
 
 import pytest
 
-from weft_kernels.cpu.compiler import find_compiler
-from weft_kernels.cpu.errors import NativeUnavailable
-from weft_kernels.cpu.library import Library, load
+from weft_kernels.cpu import Library, NativeUnavailable, find_compiler, load
 
 
 def native_library() -> Library:

@@ -4,9 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from weft_kernels.cpu.library import Library
-from weft_kernels.cpu.pool import ThreadPool
-from weft_kernels.cpu.structs import BF16, FP32, INT8, Matrix
+from weft_kernels.cpu import BF16, FP32, INT8, Library, Matrix, ThreadPool
 
 KINDS = {torch.bfloat16: BF16, torch.float32: FP32}
 

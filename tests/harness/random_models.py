@@ -19,7 +19,7 @@ from harness import interpreter
 from harness.arrays import as_tensor
 from weft.artifacts.adapter_config import parse_adapter_config
 from weft.domain.model.config import ModelSpec, parse_spec
-from weft_kernels.cpu.library import load as load_library
+from weft_kernels.cpu import load as load_library
 from weft_kernels.plan import plan_rows
 from weft_runner.model.adapter_store import map_tensors
 from weft_runner.model.checkpoint import open_checkpoint, read_spec

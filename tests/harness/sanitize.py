@@ -25,9 +25,7 @@ from typing import NamedTuple
 from harness import native_fuzz
 from harness.clang import FLAGS, runtime, sanitizing
 from weft_devcluster import tools
-from weft_kernels.cpu.compiler import Compiler, find_compiler
-from weft_kernels.cpu.errors import NativeUnavailable
-from weft_kernels.cpu.library import LEVEL_VARIABLE, load
+from weft_kernels.cpu import LEVEL_VARIABLE, Compiler, NativeUnavailable, find_compiler, load
 
 ROOT = Path(__file__).parents[2]
 LEVEL_TESTS = ("tests/kernels/cpu/test_library_smoke.py", "tests/unit/runner/test_cpu_executor.py")

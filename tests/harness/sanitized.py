@@ -4,8 +4,7 @@ import os
 
 import pytest
 
-from weft_kernels.cpu.library import LEVEL_VARIABLE
-from weft_kernels.cpu.sources import LEVELS
+from weft_kernels.cpu import LEVEL_VARIABLE, LEVELS
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -3,8 +3,7 @@
 import shutil
 from pathlib import Path
 
-from weft_kernels.cpu.sources import LEVELS, SOURCES, Sources
-from weft_kernels.cpu.structs import ABI
+from weft_kernels.cpu import ABI, LEVELS, SOURCES, Sources
 
 _SHARED = """
 // An inline function that every unit has: the linker keeps one of them.

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from harness.quickstart import BASE, QUICKSTART, TASK_OF, tasks, tokenizer
 from harness.random_models import FAMILIES, OracleModel, Rows, native_executor, random_model
-from weft_kernels.cpu.errors import NativeUnavailable
+from weft_kernels.cpu import NativeUnavailable
 
 PAGES, PAGE_TOKENS = 1024, 16
 # Measured, and half as much again: CPUs of other numerics classes sum in other orders.

@@ -20,7 +20,7 @@ from harness.random_models import (
     random_spec,
     reference_executor,
 )
-from weft_kernels.cpu.errors import NativeUnavailable
+from weft_kernels.cpu import NativeUnavailable
 from weft_runner.model.checkpoint import open_checkpoint
 from weft_runner.model.executor import Executor
 

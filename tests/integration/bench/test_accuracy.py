@@ -7,8 +7,7 @@ from typer.testing import CliRunner
 
 from weft_bench.lines import read
 from weft_bench.main import app
-from weft_kernels.cpu.errors import NativeUnavailable
-from weft_kernels.cpu.library import load
+from weft_kernels.cpu import NativeUnavailable, load
 
 QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart"
 

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from harness.small_native import compiler_script, small_sources
+from weft_kernels.cpu import FLAGS, LEVELS, SOURCES, NativeUnavailable, Sources, find_compiler, for_this_cpu
 from weft_kernels.cpu.build import CHECKSUM, Built, build, checksum
-from weft_kernels.cpu.compiler import find_compiler, trimmed
-from weft_kernels.cpu.errors import NativeUnavailable
-from weft_kernels.cpu.sources import FLAGS, LEVELS, SOURCES, Sources, for_this_cpu
+from weft_kernels.cpu.compiler import trimmed
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++: apt-get install g++")
 X86 = os.uname().machine == "x86_64"

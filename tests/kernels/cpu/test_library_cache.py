@@ -17,11 +17,9 @@ import pytest
 
 from harness import processes
 from harness.small_native import compiler_script, compiler_stub, small_sources
+from weft_kernels.cpu import Compiler, NativeUnavailable, Sources, find_compiler
 from weft_kernels.cpu.build import CHECKSUM, LIBRARY
 from weft_kernels.cpu.build_cache import KEPT, Cache, FolderUnusable, cache_folders, is_intact, key, untrusted_reason
-from weft_kernels.cpu.compiler import Compiler, find_compiler
-from weft_kernels.cpu.errors import NativeUnavailable
-from weft_kernels.cpu.sources import Sources
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++: apt-get install g++")
 

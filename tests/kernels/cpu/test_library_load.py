@@ -11,14 +11,24 @@ import pytest
 
 from harness.small_native import compiler_script, small_sources
 from harness.waiting import PATIENCE_S
+from weft_kernels.cpu import (
+    BF16,
+    FP32,
+    LEVEL_VARIABLE,
+    LEVELS,
+    CallRefused,
+    LevelUnusable,
+    Library,
+    ModelStruct,
+    NativeUnavailable,
+    Sources,
+    StepStruct,
+    cpu_quota,
+    find_compiler,
+    load,
+)
 from weft_kernels.cpu.build import CHECKSUM, LIBRARY, build
 from weft_kernels.cpu.build_cache import cache_folders
-from weft_kernels.cpu.compiler import find_compiler
-from weft_kernels.cpu.errors import CallRefused, LevelUnusable, NativeUnavailable
-from weft_kernels.cpu.library import LEVEL_VARIABLE, Library, load
-from weft_kernels.cpu.sources import LEVELS, Sources
-from weft_kernels.cpu.structs import BF16, FP32, ModelStruct, StepStruct
-from weft_kernels.cpu.threads import cpu_quota
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++: apt-get install g++")
 ABSENT = Path("/nonexistent/weft_cpu.so")

@@ -8,10 +8,7 @@ import torch
 
 from harness.int4 import rounded_to_int4
 from harness.native_tensors import aligned, matmul, pack
-from weft_kernels.cpu.errors import CallRefused, NativeUnavailable
-from weft_kernels.cpu.library import Library, load
-from weft_kernels.cpu.sources import LEVELS
-from weft_kernels.cpu.structs import BF16, FP32, INT4, INT8
+from weft_kernels.cpu import BF16, FP32, INT4, INT8, LEVELS, CallRefused, Library, NativeUnavailable, load
 from weft_kernels.int4 import GROUP, quantised
 
 # Building takes half a minute of a machine with two cores, once: later runs find the library in the cache.

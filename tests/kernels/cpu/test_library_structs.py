@@ -11,11 +11,8 @@ import numpy as np
 import pytest
 
 from weft.domain.request import MAX_ALTERNATIVES
-from weft_kernels.cpu import structs
-from weft_kernels.cpu.library import SIGNATURES
+from weft_kernels.cpu import ABI, BF16, CODES, FP32, INT4, INT8, LEVELS, SIGNATURES, SOURCES, structs
 from weft_kernels.cpu.sampling import MAX_TOP, SAMPLED, SAMPLING_ARGS
-from weft_kernels.cpu.sources import LEVELS, SOURCES
-from weft_kernels.cpu.structs import ABI, BF16, CODES, FP32, INT4, INT8
 
 HEADER, OF_SAMPLING = SOURCES.folder / "weft_cpu.h", SOURCES.folder / "weft_sampling.h"
 TEXT = re.sub(r"//.*", "", HEADER.read_text())

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_kernels.cpu.threads import cgroup_cpu_limits, cpu_quota
+from weft_kernels.cpu import cgroup_cpu_limits, cpu_quota
 
 
 class Tree:

@@ -23,7 +23,7 @@ pytestmark = [
 
 CARRIED = {"weft_kernels/cpu/weft_cpu.so", "weft_kernels/cpu/weft_cpu.sha256"}
 LOADS = """
-from weft_kernels.cpu.library import load
+from weft_kernels.cpu import load
 library = load()
 print(library.path, *library.levels)
 """

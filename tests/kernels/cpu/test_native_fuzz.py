@@ -7,8 +7,7 @@ import pytest
 
 from harness.clang import sanitizing
 from harness.native_fuzz import CORPUS, build, fuzz
-from weft_kernels.cpu.errors import NativeUnavailable
-from weft_kernels.cpu.sources import PORTABLE, SOURCES, Sources
+from weft_kernels.cpu import PORTABLE, SOURCES, NativeUnavailable, Sources
 
 pytestmark = pytest.mark.long  # clang builds for minutes, once
 

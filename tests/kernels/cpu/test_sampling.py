@@ -9,10 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.domain.request import Sampling
-from weft_kernels.cpu.errors import CallRefused, NativeUnavailable
-from weft_kernels.cpu.library import Library, load
+from weft_kernels.cpu import LEVELS, CallRefused, Library, NativeUnavailable, load
 from weft_kernels.cpu.sampling import MAX_TOP, SAMPLED, SAMPLING_ARGS, Sampler
-from weft_kernels.cpu.sources import LEVELS
 from weft_runner.core import SampledToken, logit_adjustments, token_mask
 from weft_runner.model.sampling import NativeSampler, SamplingArgs, sample
 

@@ -3,15 +3,14 @@
 import pytest
 
 from harness.sanitize import SANITIZERS, run_python
-from weft_kernels.cpu.errors import NativeUnavailable
-from weft_kernels.cpu.library import load
+from weft_kernels.cpu import NativeUnavailable, load
 
 pytestmark = pytest.mark.long  # each sanitizer builds for minutes, once
 
 WRONG = {
     "asan+ubsan": """
 import numpy as np
-from weft_kernels.cpu.library import load
+from weft_kernels.cpu import load
 from weft_kernels.cpu.sampling import Sampler
 library, logits = load(), np.ones(8192, np.float32)
 Sampler(library.native, library.level_number).sample(logits.ctypes.data + 4, 8192, 8192, 1)
@@ -19,7 +18,7 @@ Sampler(library.native, library.level_number).sample(logits.ctypes.data + 4, 819
     "tsan": """
 import ctypes
 from threading import Thread
-from weft_kernels.cpu.library import load
+from weft_kernels.cpu import load
 library = load()
 to, source = ctypes.create_string_buffer(1 << 20), ctypes.create_string_buffer(1 << 20)
 def copy():

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from harness.small_native import compiler_stub, small_sources
+from weft_kernels.cpu import NoCompiler, Sources
 from weft_kernels.cpu.build import CHECKSUM, LIBRARY, build
-from weft_kernels.cpu.errors import NoCompiler
-from weft_kernels.cpu.sources import Sources
 from weft_kernels.cpu.zig import FetchedZig, find_or_fetch
 
 VERSION = "9.9.9"

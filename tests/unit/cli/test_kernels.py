@@ -7,7 +7,7 @@ import pytest
 from weft_cli import kernels
 from weft_cli.errors import BadInput, CommandError
 from weft_cli.kernels import prepare_kernels
-from weft_kernels.cpu.errors import LevelUnusable
+from weft_kernels.cpu import LevelUnusable
 
 SENTENCE = r"there is no C\+\+ compiler, and none can be fetched \(.*\): install one, .* `apt install g\+\+`$"
 
