@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from weft_sim.performance.splitwise_table import interpolated, published, read
-from weft_sim.performance.step import StepShape
+from weft_sim.performance import StepShape, interpolated, published, read
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ROOT / "data", ROOT.parent / "shared" / "data"

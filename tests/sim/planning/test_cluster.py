@@ -9,12 +9,23 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from weft.domain.runner import RunnerRole
-from weft_sim.performance.step import StepShape
-from weft_sim.planning.batching import BATCHINGS
-from weft_sim.planning.cluster import Cluster, KvLink, Rules, ServedModel, UnsupportedRules
-from weft_sim.planning.machine import MachineKind, Stepping
-from weft_sim.planning.request import PlannedRequest
-from weft_sim.planning.splitwise import BLOOM_176B, H100, SPLIT, HeapClock, machine_kind
+from weft_sim.performance import StepShape
+from weft_sim.planning import (
+    BATCHINGS,
+    BLOOM_176B,
+    H100,
+    SPLIT,
+    Cluster,
+    HeapClock,
+    KvLink,
+    MachineKind,
+    PlannedRequest,
+    Rules,
+    ServedModel,
+    Stepping,
+    UnsupportedRules,
+    machine_kind,
+)
 from weft_sim.traces import TraceArrival
 
 Machines = list[tuple[MachineKind, RunnerRole]]

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_sim.performance.step import StepShape
-from weft_sim.planning.decode_run import DecodeRun
+from weft_sim.performance import StepShape
+from weft_sim.planning import DecodeRun
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_sim.planning.objectives import Objective, Watch, counted_quantile
-from weft_sim.planning.request import PlannedRequest
+from weft_sim.planning import Objective, PlannedRequest, Watch, counted_quantile
 from weft_sim.report import quantile
 
 

@@ -5,14 +5,25 @@ from math import inf
 
 import pytest
 
-from weft_sim.performance.step import StepShape
-from weft_sim.planning.cluster import Rules, ServedModel
-from weft_sim.planning.designs import Combination, Design, PricedKind
-from weft_sim.planning.machine import MachineKind
-from weft_sim.planning.objectives import Objective
-from weft_sim.planning.plan import families, plan
-from weft_sim.planning.search import Frontier, PlanningProblem, bounds, search, simulate
-from weft_sim.planning.workload import Workload, distribution
+from weft_sim.performance import StepShape
+from weft_sim.planning import (
+    Combination,
+    Design,
+    Frontier,
+    MachineKind,
+    Objective,
+    PlanningProblem,
+    PricedKind,
+    Rules,
+    ServedModel,
+    Workload,
+    bounds,
+    distribution,
+    families,
+    simulate,
+)
+from weft_sim.planning.plan import plan
+from weft_sim.planning.search import search
 
 MODEL = ServedModel("small", 4, 1_000, 0)
 

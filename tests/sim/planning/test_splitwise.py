@@ -10,10 +10,18 @@ import pytest
 
 from weft.domain.runner import RunnerRole
 from weft_sim import splitwise_run
-from weft_sim.planning.cluster import Cluster, Rules
-from weft_sim.planning.machine import MachineKind
-from weft_sim.planning.request import PlannedRequest
-from weft_sim.planning.splitwise import A100, BASELINE, BLOOM_176B, H100, SPLIT, machine_kind
+from weft_sim.planning import (
+    A100,
+    BASELINE,
+    BLOOM_176B,
+    H100,
+    SPLIT,
+    Cluster,
+    MachineKind,
+    PlannedRequest,
+    Rules,
+    machine_kind,
+)
 from weft_sim.report import quantile
 from weft_sim.traces import TraceArrival, read
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from weft_sim.planning.workload import BadWorkload, Workload, distribution
+from weft_sim.planning import BadWorkload, Workload, distribution
 from weft_sim.traces import TraceArrival
 
 TRACE = tuple(TraceArrival(0.5 * number, 100 + number, 1 + number) for number in range(100))

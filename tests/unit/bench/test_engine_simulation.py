@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from weft_bench.engine_request import EngineRequest
 from weft_bench.engine_simulation import EngineLimits, EngineSimulation, PromptBatching, serve
-from weft_sim.performance.step import StepShape
+from weft_sim.performance import StepShape
 
 
 @dataclass(frozen=True)
