@@ -1,7 +1,7 @@
-"""`weft bench clients`: what clients of one gateway notice of crowds that are no good clients.
+"""`weft bench clients`: what clients of one gateway notice of crowds that misbehave.
 
 *Others* send streamed requests of 24 tokens at a fixed rate, each at its time; half of the rounds alone, half beside a
-crowd, in turn. A ratio is that of a crowd's rounds to those without. The gateway's resident memory is looked at four
+crowd, in turn. A ratio is that of a crowd's rounds to those without. The gateway's resident memory is sampled four
 times a second while the crowd is there.
 
 - *idle*: connections that have made one request and make no other; the gateway closes each after a minute, and another
@@ -9,7 +9,7 @@ times a second while the crowd is there.
   probabilities and read no more after the first event; the round begins once the runner has computed them. *flood*: a
   tenant with a limit of 2 concurrent requests sends, on each of its connections, five a second.
 
-Crowd, gateway, runner and who measures share the cores.
+Crowd, gateway, runner and benchmark share the cores.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

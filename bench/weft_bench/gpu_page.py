@@ -6,7 +6,7 @@ the results are right.
 **Times** of decode steps and operators are those of CUDA events round replays of a captured graph, after a buffer of
 more than twice the L2 was written and another read, so that caches hold nothing of the run and nothing that is still to
 be written back; the median, and p99 of 100 runs. Steps with prompts, of which those of more than 1,024 tokens run
-eagerly, are told by the clock, until the device is done, beside how long the host launches for. Requests through the
+eagerly, are timed by the clock, until the device is done, beside how long the host launches for. Requests through the
 engine, over HTTP, and those beside PEFT are by the clock, too. `kernels` are what CUPTI saw in one run: their sum, and
 the costliest by name (with their launches).
 

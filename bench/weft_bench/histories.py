@@ -1,4 +1,4 @@
-"""`weft bench histories`: what many clients did and saw, and whether it may be.
+"""`weft bench histories`: what many clients did and saw, and whether that is allowed.
 
 Publishers apply, change and delete the same adapters at the same time, each content with a digest of its own; readers
 ask two gateways for them all the time and note which digest answered (`x-weft-model-digest`); others make keys, use and
@@ -13,7 +13,7 @@ Every call is recorded with its begin and end, and once everything is over the h
   gateway accepted once is accepted by that gateway until its revocation begins;
 - the store has one outcome of each request that was accepted, and usage counts as many.
 
-*wrong* counts what may not be.
+*wrong* counts what is not allowed.
 """
 
 from collections import defaultdict

@@ -1,14 +1,14 @@
-"""`weft bench operator`: what it costs the operator to bring many adapters and runner pods to what was applied.
+"""`weft bench operator`: what it costs the operator to reconcile many adapters and runner pods.
 
 Operator, depot, scheduler and supervisor are real processes on the machine below, against a real API server whose own
-controllers make the pods. Runner pods are played: their status is patched to Ready, and each speaks to the supervisor
-as a runner without requests does. Adapters are copies of the quickstart's, each with a digest of its own.
+controllers make the pods. Runner pods are simulated: their status is patched to Ready, and each speaks to the
+supervisor as a runner without requests does. Adapters are copies of the quickstart's, each with a digest of its own.
 
 - *converge*: one pool and all adapters are created at once. A status is final when it says Ready and counts every
   runner. `of bound` of a CPU time is its share of one core. Reconciles are timed by the operator itself, from planning
   an object to the end of its last write; percentiles are interpolated in its histogram. Beside them stand the time of
   one write of the operator, and of one create by the benchmark's 16 connections: what the API server itself takes.
-- *steady*: nothing changes. Whatever is written, the Lease aside, is too much. What the CPU still does is ask the depot
+- *steady*: nothing changes. Any write except the Lease's is one too many. What the CPU still does is ask the depot
   whether sources were edited, and renew leases.
 - *restart*: SIGTERM, then a new operator, from its start. It finds everything as it should be and writes nothing.
 - *one edit*, *one delete*: one adapter after the other among all the others. An edit names another source; it ends when
