@@ -260,7 +260,7 @@ class PostgresStore:
 
 
 def _as_user(program: str, *arguments: str) -> list[str]:
-    """Return the command line as another user: PostgreSQL refuses to run as root."""
+    """Return a command line that runs a program as another user: PostgreSQL refuses to run as root."""
     own = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "--pdeathsig=KILL", "--"]
     return [*(own if os.geteuid() == 0 else ()), str(BINARIES[-1] / program), *arguments]
 

@@ -298,7 +298,7 @@ def _workers(case: Case, scratch: Path) -> Iterator[Worker]:
 
 
 def converted(python: Path, folder: Path, kind: str, base: Path, adapters: Sequence[str | None]) -> None:
-    """Convert to llama.cpp's files while the block runs. Raises PeerFailed."""
+    """Convert the base and these adapters to llama.cpp's files. Raises PeerFailed."""
     used = sorted({each for each in adapters if each})
     command = [str(python), str(HERE / "llama_files.py"), str(folder), kind, str(base), *used]
     try:

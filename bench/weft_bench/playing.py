@@ -174,7 +174,7 @@ class Player:
         return life
 
     def _forget(self) -> None:
-        """Stop after a run, whole or not: what it left unfinished must not run beside the next one."""
+        """End what a run, whole or not, has left unfinished: it must not run beside the next one."""
         if self._running:
             self.engine.post(Closed(SESSION))
             self.engine.post(Connected(SESSION, SessionHello("bench", "")))

@@ -90,7 +90,7 @@ class Machine:
         )  # fmt: skip
 
     def batch_within(self, seconds: float, context_tokens: float) -> int:
-        """Return the most rows with `context_tokens` each whose token takes no longer; at least 1."""
+        """Return the most rows with `context_tokens` each whose token takes at most `seconds`; at least 1."""
         rows = ceil(seconds * 1e3 / self.times.key_ms / context_tokens)
         while rows > 1 and self.token_s(rows, context_tokens) > seconds:
             rows -= max(1, rows // 50)

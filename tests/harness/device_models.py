@@ -195,7 +195,7 @@ class Pair:
         cls, gpu: Gpu, spec: ModelSpec, dtype: torch.dtype, rows: int, adapters: int, *, graphs: bool,
         packed: bool = False, tokens: int = 1,
     ) -> "Pair":  # fmt: skip
-        """Load `adapters` adapters into as many slots, of one more. `packed`: int4 and the numbers it stands for."""
+        """Make both with `adapters` adapters in slots, one free. `packed`: int4 and the numbers it stands for."""
         weights = host_weights(spec, dtype)
         same = of_matrices(weights, rounded_to_int4) if packed else weights
         pair = cls(

@@ -67,7 +67,7 @@ def build(sanitizers: str = SANITIZERS, what: Sources = SOURCES) -> Path:
 
 
 def _compile(compiler: Compiler, what: Sources, folder: Path, limit: Limit) -> None:
-    """Compile the library's units, and their order."""
+    """Compile the library's units, and write down their order."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as work:
         made = Path(work) / folder.name

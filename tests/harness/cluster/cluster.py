@@ -270,14 +270,14 @@ def own_cluster() -> Generator[Cluster]:
 
 @contextlib.contextmanager
 def of(plane: ControlPlane) -> Generator[Cluster]:
-    """Give what tests do with that control plane."""
+    """Give a Cluster on that control plane."""
     with contextlib.closing(Cluster(plane.folder, plane.endpoint, plane.admin, plane)) as cluster:
         yield cluster
 
 
 @contextlib.contextmanager
 def given_cluster() -> Generator[Cluster]:
-    """Give what KUBECONFIG names."""
+    """Give the cluster that KUBECONFIG names."""
     with owned_folder("weft-given-") as folder, contextlib.closing(_given(folder)) as cluster:
         yield cluster
 
