@@ -535,9 +535,7 @@ def test_an_adapters_bytes_follow_its_true_ranks(stage_of: Callable[[str], Stage
 
 
 def test_pages_of_int4_kv_are_packed_and_another_class(stage_of: Callable[[str], Stage]) -> None:
-    """Pages of int4 have a numerics class of their own, so that no runner takes pages that it reads as something
-    else.
-    """
+    """Pages of int4 have a numerics class of their own: no runner takes them for something else."""
     stage = stage_of("qwen3")
     plain, packed = stage.native(LEVELS[0], "bf16"), stage.native(LEVELS[0], "bf16+int4")
     assert 64 * packed.page_bytes == 18 * plain.page_bytes

@@ -90,9 +90,7 @@ def send_on(end: RankChannel) -> None:
 
 
 def test_a_descriptor_is_closed_by_the_last_thread_that_uses_it(ends, monkeypatch: pytest.MonkeyPatch):
-    """The descriptor's number may be another file's a moment later, which a thread on its way into a read would
-    read.
-    """
+    """The descriptor's number may be another file's a moment later, which a thread before its read would read."""
     one, _ = ends
     inside, closed, seen = threading.Event(), threading.Event(), list[os.stat_result]()
 
