@@ -177,10 +177,7 @@ class PlayedRunner:
 
 
 def report_costs(runners: int, host_copies: int, rounds: int, advance: Advance) -> tuple[ReportCost, ReportCost]:
-    """Measure what a report costs supervisor and scheduler; runners report in turn.
-
-    The supervisor merges what comes within its `merge_s`.
-    """
+    """Measure what a report costs supervisor (which merges what comes within its `merge_s`) and scheduler."""
     played = [PlayedRunner(i, host_copies) for i in range(runners)]
     supervisor, scheduler = Supervisor(SupervisorConfig()), scheduler_of(adapter_of(i) for i in range(host_copies))
     supervisor.handle(Connected(SCHEDULER), 0.0)

@@ -59,9 +59,7 @@ class Options:
 
     @property
     def label(self) -> str:
-        """What case names say of options that are not the usual ones; executor and dtype are told as they turned
-        out.
-        """
+        """What case names say of unusual options; executor and dtype are told as they turned out."""
         return (f" ({self.threads} threads)" if self.threads else "") + (" (quick)" if self.amounts == QUICK else "")
 
     @property

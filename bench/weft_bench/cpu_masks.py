@@ -84,9 +84,7 @@ def _step_s(context: Context, subject: Subject, grammar: str, rows: int) -> floa
 
 
 def tokenizer(vocab_size: int) -> str:
-    """Return `tokenizer.json` of `vocab_size` tokens: special ones, every byte, then words, with a space before or
-    not.
-    """
+    """Return `tokenizer.json` of `vocab_size` tokens: special ones, every byte, then words."""
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     made = [*SPECIAL, *alphabet, *islice(_words(), vocab_size - len(SPECIAL) - len(alphabet))]
     model = tokenizers.models.BPE({token: number for number, token in enumerate(made)}, [])

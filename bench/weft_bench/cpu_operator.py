@@ -108,9 +108,7 @@ def operator_case(context: Context) -> Iterator[Line]:
 
 
 def native_library(context: Context, case: str) -> Library | None:
-    """Load the kernels; where the options want another executor or there are none the case is skipped, and why is
-    said.
-    """
+    """Load the kernels. None where the options want others or there are none: the case is skipped, and why is said."""
     if context.options.executor == "reference":
         context.said(f"skipped: {case}: the reference executor has no kernels")
         return None

@@ -205,9 +205,7 @@ class EngineSimulation:
         return ended
 
     def _begin_decoding(self, request: EngineRequest) -> list[EngineRequest]:
-        """Count the first token of a request whose prompt is computed. Returns the request where that was its last
-        one.
-        """
+        """Count the first token of a request whose prompt is computed. Returns the request where it was the last."""
         request.made += 1
         if request.first_s is None:
             request.first_s = self.now

@@ -141,9 +141,7 @@ class Stage:
         return await self._until_reported(begun, prompts)
 
     async def in_transfer(self, streams: Streams, share: float) -> Moment | None:
-        """Wait until `share` of a long prompt is computed on the prompt runner and leaves; 1: until it was handed
-        over.
-        """
+        """Wait until `share` of a long prompt is computed on the prompt runner and leaves; 1: until the hand-over."""
         if await self.in_decode(streams) is None:
             return None
         requests = [self._long[(self._next_long + n) % LONG_ASKS] for n in range(LONG_STREAMS)]
@@ -216,9 +214,7 @@ class Stage:
         return self.stack.components()[component]["listen"]
 
     def files(self, component: str) -> Path:
-        """Return the folder where a component keeps what it writes; the controller's, as its process sees it, has
-        all.
-        """
+        """Return the folder where a component writes; the controller's, as its process sees it, has everything."""
         data = self.stack.data_dir
         if component.startswith("runner-"):
             return data / "runners" / component.removeprefix("runner-")
@@ -259,9 +255,7 @@ class Stage:
     # ------------------------------------------------------------------------------------------- after a strike
 
     async def healthy(self, streams: Streams, replaced: int | None) -> None:
-        """Wait until everything is ready, idle and stored. `replaced`: the process that was killed. Raises
-        StackFailed.
-        """
+        """Wait until all is ready, idle and stored. `replaced`: the process that was killed. Raises StackFailed."""
         await self.ready(replaced)
         await self._eventually(self._idle, "idle again")
         await self._eventually(lambda: self._stored(streams), "an outcome of each stream")

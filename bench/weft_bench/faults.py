@@ -228,9 +228,7 @@ def lines(origin: Origin, run: Run) -> Iterator[Line]:
 
 
 def page(name: str, about: str, lines: Iterable[Line]) -> str:
-    """Render the page: a row for each cell, of the newest of its runs with one number on one machine, and one for
-    all.
-    """
+    """Render the page: a row for each cell, of the newest of its runs with one number on one machine, and a sum."""
     parts, found = [f"# Benchmark: {name}", about.strip()], newest(lines)
     if found:
         dates = sorted(line.date[:10] for line in found)

@@ -295,9 +295,7 @@ def cost_values(model: Model) -> dict[str, float]:
 
 
 def calibration_of(case: Case, lines: Sequence[Line]) -> tuple[Model, float]:
-    """Return what an earlier run has calibrated, by its lines: the model, and the requests a second that saturate
-    it.
-    """
+    """Return what an earlier run's lines say: the calibrated model, and the requests a second that saturate it."""
     saturated = {line.metric: line.value or 0.0 for line in lines if line.case == f"{case.name}, saturated"}
     values = {line.metric: (line.value or 0.0) / 1e6 for line in lines if line.case == f"{case.name}, cost"}
     events, per_item = dict[tuple[Kind, str], float](), dict[tuple[Kind, str], float]()

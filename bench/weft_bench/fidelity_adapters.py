@@ -337,10 +337,7 @@ class Predicted:
         return Predicted([self.runs[i] for i in kept], [self.outcomes[i] for i in kept])
 
     def lines(self, origin: Origin, case: str, target: str | None = None) -> Iterator[Line]:
-        """Yield how far off the runs are, over all of them; nothing where there are none.
-
-        The twin's share is there where it simulated all of them.
-        """
+        """Yield how far off the runs are, over all; the twin's share where it has all; nothing without runs."""
         if not self.runs:
             return
         off = np.abs(self.ratios - 1)

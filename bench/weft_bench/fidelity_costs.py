@@ -68,9 +68,7 @@ class Model:
     def replay(
         self, arrivals: Sequence[TraceArrival], awaited: Callable[[TraceArrival], bool] = lambda _: True
     ) -> Simulated:
-        """Replay these requests, after one for each adapter that brings it to its slot, to the last answer
-        `awaited`.
-        """
+        """Replay these requests to the last answer `awaited`, after one for each adapter that brings it to its slot."""
         warm = [TraceArrival(WARM_GAP_S * i, 8, 2, i) for i in range(self.pool.adapters)]
         lead_s = WARM_GAP_S * (len(warm) + 3)
         trace = [*warm, *(replace(arrival, at_s=lead_s + arrival.at_s) for arrival in arrivals)]
@@ -140,8 +138,7 @@ class _Counter:
 
 
 def calibrated(model: Model, single: LiveRun, answers: LiveRun, others: Sequence[LiveRun]) -> Model:
-    """Return the model with costs that explain what the processes used in these runs, and with the latencies of the
-    stack.
+    """Return the model with costs that explain what these processes used, and with the latencies of the stack.
 
     `single`: requests for one token, `answers`: whole ones, each alone; `others`: some streams, then many. What the
     time to a first token and the time per token are more than the CPU seconds on their way is the time until messages

@@ -105,17 +105,13 @@ def about(usable: Sequence[Point]) -> list[str]:
 
 
 def believable(known: Sequence[Point]) -> list[Point]:
-    """Return the points to fit on: their number of clients is known, and their source has none beyond the data
-    sheet.
-    """
+    """Return the points to fit on: clients are counted, and none of their source is beyond the data sheet."""
     beyond = {one.source for one in known if one.counted and least_s(one) / one.e2e_s > IMPOSSIBLE}
     return [one for one in known if one.counted and one.source not in beyond]
 
 
 def least_s(one: Point) -> float:
-    """Return the time that no execution undercuts, end to end: every client's prompt computed, every token's step
-    read.
-    """
+    """Return the least time end to end: every client's prompt is computed, every token's step reads."""
     model = Roofline(
         accelerator(one.hardware), architecture(one.model), IDEAL, one.tensor_parallel, one.dtype, one.protocol.kv_dtype
     )

@@ -58,9 +58,7 @@ def cpu_s(run: Callable[[], object]) -> float:
 
 
 def no_gpu(folder: Path) -> Any:
-    """Make Triton launch through a driver that does nothing and counts launches. Has to come before torch is
-    imported.
-    """
+    """Make Triton launch through a driver that only counts launches. Has to come before torch is imported."""
     assert "triton" not in sys.modules, "it has its driver already"
     subprocess.run(
         ["cc", "-shared", "-fPIC", "-O2", f"-Wl,-soname,{LIBRARY}", "-o", folder / LIBRARY, SOURCE], check=True

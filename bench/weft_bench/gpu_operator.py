@@ -91,9 +91,7 @@ def check(case: Case) -> None:
 
 
 def _chunked(gpu: Gpu, batch: Batch) -> ChunkTable:
-    """Make a table with a chunk for each row, as in a captured step. Raises WrongAdapter where one has another
-    adapter.
-    """
+    """Make a table with a chunk a row, as in a captured step. Raises WrongAdapter where one has another adapter."""
     table = chunk_table(plan_rows(batch.adapters, dict.fromkeys(range(batch.rows), 1)), DECODE_CHUNK)
     found = [slot for slot, _, tokens, turn in table.tolist() if not turn for _ in range(tokens)]
     if found != batch.adapters or len({*found}) != batch.n_adapters:

@@ -234,9 +234,7 @@ def _ran(context: Context, loaded: Loaded, batch: Batch, length: int) -> Ran:
 
 
 def _report_added(context: Context, ran: Ran, base: Ran) -> None:
-    """Report what adapters add to the base. Raises WrongAdapter where an adapter changes nothing: it was not
-    computed.
-    """
+    """Report what adapters add to the base. Raises WrongAdapter where one changes nothing: it was not computed."""
     if bool((ran.logits == base.logits).all(dim=1).any()):
         raise WrongAdapter(f"{ran.name}: an adapter left a row as it was")
     added = 100 * (ran.times.median / base.times.median - 1)

@@ -59,9 +59,7 @@ class Ran:
 
 
 def plan_figures(model: OffloadModel, context: Context) -> Iterator[Line]:
-    """Find for each budget the policy that the search chooses, and run its block. Raises EngineRefused,
-    WrongAdapter.
-    """
+    """Find the policy for each budget, and run its block. Raises EngineRefused, WrongAdapter."""
     weights = search_of(model, rates_of(model), 1, BASE).sizes.weights
     for share in model.options.shares:
         for popularity in model.options.popularities:

@@ -135,9 +135,7 @@ class Services(Generic[P]):
         return self._start_one("scheduler", {"listen": self.scheduler, **flags})
 
     def operator_flags(self, namespace: str, **defaults: object) -> dict[str, object]:
-        """Return the flags of an operator for pools of that namespace; `defaults` are laid over those of runner
-        pods.
-        """
+        """Return an operator's flags for pools of that namespace; `defaults` are laid over those of runner pods."""
         told = {"image": "weft-runner:none", "supervisor": self.supervisor, "depot": "http://none", **defaults}
         path = self._folder / "runner-defaults.yaml"
         path.write_text(json.dumps(told))

@@ -25,9 +25,7 @@ RUNNER, GATEWAY, CLIENT = "runner", "gateway", "client"
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A number of requests by `streams` clients. `tokens`: in each answer; 0: as many as the model gives, at most
-    200.
-    """
+    """Requests by `streams` clients. `tokens`: in each answer; 0: as many as the model gives, at most 200."""
 
     name: str
     streams: int

@@ -51,9 +51,7 @@ class Mix:
 
 @dataclass(frozen=True, slots=True)
 class LiveModel:
-    """The model that both modes serve. `sizes`: of each runner, for the tokens of context that `live_model` is
-    given.
-    """
+    """The model that both modes serve. `sizes`: of each runner."""
 
     base: Path
     adapters: Sequence[Path]
@@ -133,9 +131,7 @@ def mixed(chance: random.Random, models: Sequence[str], count: int, long_prompt:
 
 
 def poisson(live: Live, mix: Mix, load: float, saturated: float, seed: int, bar: Bar, case: str) -> LiveRun:
-    """Send the mix with Poisson arrivals, `load` times `saturated` a second: alike in all cases. Raises
-    RequestFailed.
-    """
+    """Send the mix by Poisson at `load` times `saturated` a second, alike in all cases. Raises RequestFailed."""
     at_s = times([random.Random(f"{seed}/{n}").expovariate(1.0) for n in range(len(mix.bodies))], load * saturated)
     with bar(f"{case}: load {load:g}, {at_s[-1]:.0f} s", 1) as advanced:
         found = live.open(mix.bodies, at_s)

@@ -137,9 +137,7 @@ def cells_of(requests: int, rows: int) -> Iterator[Cell]:
 
 
 def requests_of(cell: Cell, served: Sequence[Answered], rate: float, seed: int) -> Iterator[Sent]:
-    """Draw a cell's requests, by time; a victim's are alike in all cells of as many tenants. `rate`: of the whole
-    pool.
-    """
+    """Draw a cell's requests, by time; a victim's are alike for as many tenants. `rate`: of the whole pool."""
     share = rate / cell.tenants
     victims = [f"victim-{number}" for number in range(1, cell.tenants)] if cell.flooded else [VICTIM]
     found = [one for name in victims for one in _of(name, served, share * LOAD, cell.requests, LATER_S, seed)]

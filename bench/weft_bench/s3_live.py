@@ -155,9 +155,7 @@ def _trace(context: Context, case: Case, model: Model, work: Workload, chance: r
 
 
 def with_prompts(drawn: Sequence[Answered], adapters: int, chance: random.Random) -> list[LiveRequest]:
-    """Return requests that differ in the first word of their prompts; they take turns over the adapters (0: the
-    base).
-    """
+    """Return requests whose prompts differ in the first word; they take turns over the adapters (0: the base)."""
     found = list[LiveRequest]()
     for number, one in enumerate(drawn):
         words = [FIRST_WORD + number, *(chance.randrange(FIRST_WORD, VOCABULARY) for _ in range(one.prompt_tokens - 1))]

@@ -154,9 +154,7 @@ def outcome_of(cell: Cell) -> Outcome:
 
 
 def steady(served: Sequence[Served]) -> tuple[float, float]:
-    """Return tokens a second between the first requests' start and the drain of the last, and the mean batch
-    (Little).
-    """
+    """Return tokens a second between the first requests' start and the last ones' drain, and the mean batch."""
     ordered = sorted(served, key=lambda one: one.e2e_ms)
     low, high = len(ordered) * 3 // 10, len(ordered) * 3 // 4
     window, seconds = ordered[low:high], (ordered[high].e2e_ms - ordered[low].e2e_ms) / 1e3

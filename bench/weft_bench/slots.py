@@ -49,9 +49,7 @@ class Measured:
 
 
 def engine_of(raw: Path) -> StepTimes:
-    """Return m135's step times by the newest lines of `weft bench fidelity`. Raises BenchFailed where there are
-    none.
-    """
+    """Return m135's step times by the newest lines of `weft bench fidelity`. Raises BenchFailed without any."""
     lines = newest(read(raw)) if raw.exists() else []
     cost = {line.metric: line.value for line in lines if line.case == "m135, cost"}
     steps = {int(name.split()[2]): value for name, value in cost.items() if name.startswith("step of ") and value}

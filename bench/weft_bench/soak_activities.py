@@ -155,9 +155,7 @@ class Activities:
     # ------------------------------------------------------------------------------------------- adapters
 
     async def _adapter(self, rng: random.Random) -> None:
-        """Apply an adapter, change it twice, delete it: after each Ready the newest content answers, at the end
-        none.
-        """
+        """Apply an adapter, change it twice, delete it: the newest Ready content answers, at the end none."""
         number = next(self._versions)
         name, ask = f"soak-{number % 50}-{number}", rng.choice(self._asks)
         folders = list[Path]()

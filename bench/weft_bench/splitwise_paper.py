@@ -72,9 +72,7 @@ def lengths(path: Path) -> Sequence[tuple[int, int]]:
 
 
 def drawn(lengths: Sequence[tuple[int, int]], rate: float, seconds: float, seed: int) -> tuple[TraceArrival, ...]:
-    """Draw requests at `rate` a second. Another rate has the same requests, closer together, and more or fewer of
-    them.
-    """
+    """Draw requests at `rate` a second. Another rate has the same ones, more or fewer of them, closer together."""
     chance, at_s, arrivals = random.Random(f"splitwise/{seed}"), 0.0, list[TraceArrival]()
     while True:
         at_s += chance.expovariate(1.0) / rate
@@ -91,9 +89,7 @@ def problem(arrivals: tuple[TraceArrival, ...], measure: str = "cost") -> Planni
 def most(
     lengths: Sequence[tuple[int, int]], design: Design, seconds: float, seed: int, above: float, step: float = 1.0
 ) -> float | None:
-    """Return the most requests a second with which a design meets the objectives, to `step`; None if it is not
-    `above`.
-    """
+    """Return the most requests a second with which a design meets the objectives, to `step`; None: not `above`."""
 
     def meets(rate: float) -> bool:
         return simulate(problem(drawn(lengths, rate, seconds, seed)), design).met

@@ -46,8 +46,7 @@ class Streamed:
 
 
 async def run(host: str, port: int, bodies: Sequence[dict[str, Any]], streams: int) -> list[Streamed]:
-    """Send all bodies over `streams` connections, each its next one when the last has ended. Returns answers in their
-    order.
+    """Send all bodies over `streams` connections, each its next one when the last has ended, and return the answers.
 
     Raises RequestFailed.
     """

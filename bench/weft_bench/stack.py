@@ -151,8 +151,7 @@ class Stack:
     # ------------------------------------------------------------------------------------------- waiting
 
     def wait_for_models(self, count: int | None = None, timeout_s: float = PATIENCE_S) -> list[str]:
-        """Wait until every adapter that is applied is served and every pool has its replicas. Returns the models'
-        names.
+        """Wait until every adapter is served and every pool has its replicas. Returns the models' names.
 
         `count`: that number of models, any of them and by any ready runner, are enough.
         """

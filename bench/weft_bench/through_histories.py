@@ -94,9 +94,7 @@ class Clients:
         await asyncio.gather(*(gateway.aclose() for gateway in self._gateways))
 
     async def stored(self) -> dict[str, int]:
-        """Return the outcomes of what was accepted, as the store has them once nothing more comes, or after
-        `STORED_S`.
-        """
+        """Return the outcomes of what was accepted once the store has no more to come, or after `STORED_S`."""
         path, found = self._stack.data_dir / "supervisor" / "weft.sqlite", dict[str, int]()
 
         async def all_there() -> bool:

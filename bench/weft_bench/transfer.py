@@ -96,9 +96,7 @@ def _memcpy(count: int) -> float:
 
 
 def _carried(carrier: Carrier, count: int, ranks: int = 1) -> tuple[float, float]:
-    """Measure bytes/s at the median, and CPU seconds a GB. `ranks`: senders, of which each has a shard of every
-    page.
-    """
+    """Measure bytes/s at the median, and CPU seconds a GB. `ranks`: senders, each with a shard of every page."""
     shape, n_pages = SHAPES[SHAPE], TOKENS // PAGE_TOKENS
     geometry = Geometry(ROTATION * n_pages, shape.layers, page_bytes() // ranks)
     seconds: list[float] = []

@@ -25,9 +25,7 @@ OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_leng
 async def transfers_s(
     address: str, tls: Path | None, content: "np.ndarray[Any, np.dtype[np.uint8]]", count: int
 ) -> list[float]:
-    """Return the seconds of each transfer of that many bytes, until its acknowledgement. The first one is not
-    counted.
-    """
+    """Return the seconds of each transfer of `content`, until its acknowledgement, but for the first one."""
     seconds: list[float] = []
     async with _channel(address, tls) as channel:
         begin: Any = channel.stream_stream(METHOD, _as_it_is, _as_it_is)  # the stubs know no call without an iterator

@@ -90,9 +90,7 @@ def scenario(seed: int) -> Scenario:
 def _adapters_and_runners(
     chance: random.Random, swap: random.Random, lies: bool
 ) -> tuple[tuple[AdapterSpec, ...], tuple[RunnerPlan, ...]]:
-    """Draw one to four runners of one page size, of which some swap, and one that lies; adapters between none and
-    five.
-    """
+    """Draw up to four runners of one page size, of which some swap, and one that lies; and up to five adapters."""
     page_tokens, slots = chance.choice((2, 4, 8)), chance.choice((2, 3))
     total_pages = chance.choice((64, 96, 160, 256)) // page_tokens
     swap_page_bytes = swap.choice((0, 100, 100))
@@ -142,9 +140,7 @@ def _swapping(swap: random.Random, plan: RunnerPlan, swap_page_bytes: int) -> Ru
 
 
 def _exchanging_kv(phases: random.Random, runners: tuple[RunnerPlan, ...]) -> tuple[RunnerPlan, ...]:
-    """Let most runners take KV of others, over slow links and fast ones; a few have another layout. One is for a
-    phase.
-    """
+    """Let most runners take KV of others, over slow and fast links, a few with another layout, one for a phase."""
     if phases.random() < 0.3:
         return runners
     found = list[RunnerPlan]()

@@ -179,9 +179,7 @@ class SupervisorShell(BaseShell):
         return False
 
     def _commit(self, process: Process) -> None:
-        """Commit everything that waits in one transaction, on a thread of its own; what comes meanwhile is in the
-        next.
-        """
+        """Commit what waits in one transaction, on a thread of its own; what comes meanwhile is in the next."""
         reports, self._waiting, self._writing = self._waiting, [], True
         self.commits += 1
         seconds = process.costs.commit + process.costs.outcome * len(reports)
@@ -403,9 +401,7 @@ class RunnerShell(BaseShell):
         self._world.network.send(*open_stream, KvPayload(pages, data), arrives - clock.now)
 
     def _swap(self, process: Process, order: rn.SwapOut | rn.SwapIn) -> None:
-        """Copy pages: a copy reads at its end, and until then what it writes is not there, nor what was there
-        before.
-        """
+        """Copy pages. A copy reads at its end; until then what it writes is not there, nor what was before."""
         clock = self._world.clock
         seconds = self.times.page_copy_ms * len(order.pages) / 1e3 * (SLOW if clock.now < self.slow_until else 1.0)
         self._copying[order.number] = order

@@ -142,9 +142,7 @@ def device_executor(
     gpu: Gpu, spec: ModelSpec, weights: ModelWeights, dtype: torch.dtype, rows: int, slots: int, *,
     graphs: bool, packed: bool = False, tokens: int = 1,
 ) -> Driven:  # fmt: skip
-    """Make the executor under test. `weights` are on the host. `packed`: as int4; `tokens`: most of a captured
-    prompt.
-    """
+    """Make the executor under test of weights on the host. `packed`: as int4; `tokens`: most of a captured prompt."""
     here = moved(weights, gpu.device, dtype)
     here = of_matrices(here, int4.pack) if packed else here
     gpu.sync()

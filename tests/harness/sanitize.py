@@ -55,9 +55,7 @@ class Sanitizer(NamedTuple):
 
 
 def asan_of_clang() -> tuple[Compiler, Path]:
-    """Find clang and its runtime: gcc 12 takes more than five minutes for a unit with UBSan. Raises
-    NativeUnavailable.
-    """
+    """Find clang: gcc 12 takes more than five minutes for a unit with UBSan. Raises NativeUnavailable."""
     compiler = sanitizing("address,undefined", "-shared-libsan")
     file = runtime(compiler.command[0], "asan")
     assert file is not None, "`sanitizing` has looked"
@@ -126,9 +124,7 @@ def run_tests(name: str, level: str, tests: Sequence[str]) -> Outcome:
 
 
 def run_python(name: str, level: str, arguments: Sequence[str]) -> Outcome:
-    """Run Python with the library at one level and one sanitizer. Raises NativeUnavailable: no compiler, or it
-    failed.
-    """
+    """Run Python with the library at one level and one sanitizer. Raises NativeUnavailable: it cannot be compiled."""
     with tempfile.TemporaryDirectory() as folder:
         variables = environment(name, level, Path(folder) / "report")
         build_library(variables)

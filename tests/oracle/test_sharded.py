@@ -119,9 +119,7 @@ def bytes_of_a_step(pair: Pair, tokens: int, adapters: set[str], ranks: int = 2)
 
 @pytest.mark.parametrize("names", [[], ["a0"], ["a4"], ["a1", ""], ["a0", "a3", "", "a2"], ["a3"] * 5])
 def test_bytes_on_the_wire_are_those_of_the_formula(pair, names):
-    """Bytes follow tokens and the widest rank, not the number of adapters; a base step has the base's two sums
-    alone.
-    """
+    """Bytes follow tokens and the widest rank, not the number of adapters; a base step has the base's sums alone."""
     slots = {name: slot for slot, name in enumerate(dict.fromkeys(names)) if name}
     ranks = {slot: load(pair.ranks, slot, pair.model.folder / name).site_rank for name, slot in slots.items()}
     rows = [StepRow(7 * i, 7 * i + 7, 0, (i,), True) for i in range(len(names) or 1)]

@@ -74,8 +74,7 @@ def checked(name: str, load: Load, tokens: int, ran: Ran) -> float:
 
 
 def best(candidates: Mapping[str, Sequence[Round]], seconds: Callable[[Round], float]) -> str:
-    """Choose among several settings of a peer the one that takes the fewest of these seconds: what is best for the
-    peer.
+    """Choose among several settings of a peer the one that takes the fewest of these seconds: the peer's best.
 
     A setting that decodes fastest need not prefill fastest: each metric has its own.
     """

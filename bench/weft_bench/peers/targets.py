@@ -48,9 +48,7 @@ MIN_SHARE: dict[tuple[str, int, str], dict[str, float]] = {
 def target(
     peer: str, metric: str, shape: str, rows: int, popularity: str, dtype: str = "bf16", level: str = AMX
 ) -> str | None:
-    """Return what `Line.target` is; None where nothing is aimed at. `level`: of our kernels; `dtype`: of our
-    weights.
-    """
+    """Return a `Line.target`, None without an aim. `level`: of our kernels; `dtype`: of our weights."""
     key = peer, metric, rows, popularity
     least = MIN_EQUAL_BYTES_RATIO.get(key, {}).get(shape)
     if dtype == "bf16" and level == AMX:

@@ -58,9 +58,7 @@ class UnsupportedRules(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How a cluster serves. `max_pending_tokens`: a machine with a queue gets no prompt beyond this number of
-    tokens.
-    """
+    """How a cluster serves. `max_pending_tokens`: of a machine's queue; beyond it no prompt is added."""
 
     scheduling: str = "mixed_pool"
     stepping: Stepping = field(default_factory=Stepping)

@@ -288,9 +288,7 @@ def cluster_of_tests() -> contextlib.AbstractContextManager[Cluster]:
 
 
 def _given(folder: Path) -> Cluster:
-    """Copy KUBECONFIG's current context, and no other one and no namespace, into a file of ours. Raises
-    ClusterError.
-    """
+    """Copy KUBECONFIG's current context alone, without its namespace, to a file of ours. Raises ClusterError."""
     command = [tools.client("kubectl"), "config", "view", "--minify", "--flatten", "--raw", "--output=json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:

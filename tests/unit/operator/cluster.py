@@ -57,9 +57,7 @@ class ModelPod:
 
 @dataclass
 class ModelCluster:
-    """A cluster that outlives operators. `requests`: what they sent, `writes`: what changed something, whoever did
-    it.
-    """
+    """A cluster that outlives operators. `requests`: what they sent, `writes`: what changed something by anybody."""
 
     objects: dict[ObjectKey, Json] = field(default_factory=dict)
     pods: dict[str, ModelPod] = field(default_factory=dict)
