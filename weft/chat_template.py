@@ -1,4 +1,4 @@
-"""Messages to a prompt, through a model's own chat template, in an environment equal to transformers'.
+"""Render messages to a prompt through a model's own chat template, in an environment equal to transformers'.
 
 A template is data, of the base model or of a tenant's adapter: it runs in jinja2's immutable sandbox, and sees what
 Hugging Face templates expect (messages, tools, documents, add_generation_prompt, the special tokens, raise_exception,
@@ -110,7 +110,7 @@ class _Steps:
         return value
 
     def check_product(self, value: Any, times: Any) -> None:
-        """What repeats a value, or widens it, is bounded before it is made."""
+        """Bound what repeats a value, or widens it, before it is made."""
         if self._weight(value) * (abs(times) if isinstance(times, int | float) else self._weight(times)) > MAX_VALUE:
             raise TemplateFailed(f"the model's chat template has a product beyond {MAX_VALUE}")
 
@@ -138,7 +138,7 @@ class _Steps:
 
 
 class _Generation(Extension):
-    """`{% generation %}`: what is inside is the assistant's; that concerns training alone."""
+    """The block `{% generation %}`, which marks the assistant's text for training; here it renders what is inside."""
 
     tags = {"generation"}  # noqa: RUF012 (as jinja2 declares it)
 
@@ -152,7 +152,7 @@ class _Generation(Extension):
 
 
 class _Namespace(Namespace):
-    """jinja2's, without names that begin with an underscore; its text does not hold its values."""
+    """A namespace as jinja2's, without names that begin with an underscore; its text does not hold its values."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:  # as jinja2's: `self` may be a name
         self, *values = args
@@ -180,7 +180,7 @@ class _Dict:
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """jinja2's sandbox, which bounds what a template may reach, with a bound on what it may do."""
+    """A sandbox as jinja2's, which bounds what a template may reach, with a bound on what it may do."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
@@ -195,7 +195,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         self.globals = {name: one for name, one in self.globals.items() if name != "lipsum"} | own
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        """What runs more than once, and what makes values or compares them, pays for it."""
+        """Parse a template, and have what runs more than once, and what makes or compares values, pay for it."""
         tree = super()._parse(source, name, filename)
         for repeated in list(tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock, nodes.Block))):
             written = sum(len(data.data) for part in repeated.body for data in part.find_all(nodes.TemplateData))
@@ -234,7 +234,7 @@ class ChatTemplate:
     def __init__(
         self, sources: str | Sources, special_tokens: Mapping[str, str], strftime: Callable[[str], str] | None = None
     ) -> None:
-        """Raises TemplateFault when a source is no template, or none is the default."""
+        """Compile the templates. Raises TemplateFault when one is no template, or none is the default."""
         named = {DEFAULT: sources} if isinstance(sources, str) else sources
         if DEFAULT not in named:
             names = ", ".join(map(repr, sorted(named)))[:200]
@@ -249,9 +249,10 @@ class ChatTemplate:
         self._takes_parts = self._misses_texts()
 
     def render(self, chat: Chat, max_chars: int) -> str:
-        """The prompt's text up to where the answer begins. Raises TemplateRefused, RenderedTooLong.
+        """Render a chat up to where the answer begins.
 
-        A message that is continued ends it: what the template puts behind that is left out.
+        The prompt ends with a message that is continued: what the template puts behind that is left out. Raises
+        TemplateRefused, RenderedTooLong.
         """
         messages = [self._known(message) for message in chat.messages]
         if chat.continue_final_message:
@@ -271,7 +272,7 @@ class ChatTemplate:
         return _continued(rendered) if chat.continue_final_message else rendered
 
     def check(self) -> None:
-        """The smallest conversation is rendered, or refused by the template itself. Raises TemplateFault."""
+        """Render the smallest conversation, or let the template itself refuse it. Raises TemplateFault."""
         try:
             self.render(SMALLEST, MAX_VALUE)
         except TemplateFailed as error:
@@ -280,7 +281,8 @@ class ChatTemplate:
             pass
 
     def _misses_texts(self) -> bool:
-        """Whether it shows the text of a message only where that is a list of parts, as some of multimodal models."""
+        """Whether the template shows the text of a message only where that is a list of parts, as some of multimodal
+        models."""
         shown: list[bool] = []
         for self._takes_parts in (False, True):
             try:
@@ -290,12 +292,12 @@ class ChatTemplate:
         return shown == [False, True]
 
     def _known(self, message: Message) -> Message:
-        """Messages with OpenAI's newer name of a system message, for templates that do not have it."""
+        """Replace OpenAI's newer name of a system message, for templates that do not know it."""
         return message if message["role"] != "developer" or self._has_developer else {**message, "role": "system"}
 
 
 def template_of(files: Mapping[str, bytes]) -> ChatTemplate | None:
-    """The template in an artifact's files; None: there is none. Raises TemplateFault."""
+    """Compile the template in an artifact's files; None: there is none. Raises TemplateFault."""
     config, special = (_object(files, name) for name in (CONFIG_FILE, SPECIAL_FILE))
     sources = sources_of(files, config)
     return ChatTemplate(sources, special_tokens_of(config, special)) if sources else None
@@ -304,10 +306,11 @@ def template_of(files: Mapping[str, bytes]) -> ChatTemplate | None:
 def adapter_template(
     files: Mapping[str, bytes], base: Mapping[str, str], token_of: Callable[[str], int | None]
 ) -> tuple[ChatTemplate | None, tuple[str, ...]]:
-    """The template in an adapter's files, and what of its tokens is not used, and why. Raises TemplateFault.
+    """Compile the template in an adapter's files. Returns it, and why some of the adapter's tokens are not used.
 
     `base`: the special tokens of the base, which count where the adapter names none; `token_of`: the id that the base
     has for a text, or None. The base's tokenizer reads the prompt, so a token of the adapter's is one of the base's.
+    Raises TemplateFault.
     """
     config, special = (_object(files, name) for name in (CONFIG_FILE, SPECIAL_FILE))
     sources, own, ids = sources_of(files, config), special_tokens_of(config, special), declared_tokens(config)
@@ -326,7 +329,7 @@ def adapter_template(
 
 
 def sources_of(files: Mapping[str, bytes], config: Mapping[str, Any]) -> Sources:
-    """Templates by name: of files of their own, else of tokenizer_config.json. Raises TemplateFault."""
+    """Read templates by name: from files of their own, else from tokenizer_config.json. Raises TemplateFault."""
     names = {TEMPLATE_FILE: DEFAULT, NAMED_FILE: TOOL_USE}
     try:
         found = {name: files[file].decode() for file, name in names.items() if file in files}
@@ -396,7 +399,7 @@ def _rendered(template: jinja2.Template, values: Mapping[str, Any], max_chars: i
 
 
 def _continued(rendered: str) -> str:
-    """Up to what is continued; a template that strips the message strips what is continued, too."""
+    """The rendered text up to the end of the continued message, stripped where the template strips messages."""
     before, found, after = rendered.rpartition(_END)
     if not found:
         raise TemplateRefused("the model's chat template leaves out the message that is to be continued")
@@ -470,7 +473,7 @@ def _counted(context: Context, iterable: Iterable[Any]) -> Iterator[Any]:
 
 
 def _paid(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter of jinja2 that pays for its value and its result."""
+    """Make a filter of jinja2's pay for its value and its result."""
     wanted = getattr(getattr(function, "jinja_pass_arg", None), "name", "")
 
     @pass_context
@@ -493,7 +496,7 @@ def _paid(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _paid_test(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A test of jinja2 that compares what it has paid for."""
+    """Make a test of jinja2's compare what it has paid for."""
 
     @pass_context
     def paid(context: Context, *values: Any) -> Any:
@@ -503,7 +506,7 @@ def _paid_test(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _length(value: Any) -> int:
-    """The size in characters, without what is in the values in it."""
+    """The size of a value in characters, without what is in the values in it."""
     if isinstance(value, str | bytes):
         return len(value)
     return CHARS_OF_VALUE * len(value) if isinstance(value, Sized) else 1
@@ -518,7 +521,7 @@ def _bounded(weight: int) -> int:
 def _checked(
     steps: _Steps, name: str, value: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[Any, tuple[Any, ...]]:
-    """A method or filter may be called: what it makes is bounded. Returns what is iterated as lists."""
+    """Check that a method or filter may be called: what it makes is bounded. Returns what is iterated as lists."""
     if name == "join":
         value, *listed = [list(one) if isinstance(one, Iterator) else one for one in (value, *args)]
         args = tuple(listed)
@@ -556,7 +559,7 @@ def _spent(context: Context, steps: int) -> None:
 
 @pass_context
 def _cut(context: Context, part: Any) -> Any:
-    """A part that was copied: no more is in it than in the whole."""
+    """Pay for a part that was copied, by its own length: no more is in it than in the whole."""
     context.parent[_STEPS].spend(_length(part) // CHARS_OF_STEP // 16)
     return part
 

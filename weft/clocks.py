@@ -14,5 +14,5 @@ def since_boot() -> float:
 
 
 def micro_time(unix_s: float) -> str:
-    """Unix seconds as the API writes a MicroTime."""
+    """Write Unix seconds as the API's MicroTime."""
     return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -41,7 +41,7 @@ def write_atomically(path: Path, data: bytes | memoryview, mode: int = 0o600, *,
 
 
 def sync_folder(folder: Path) -> None:
-    """Names that were made or replaced in a folder are durable when it returns."""
+    """Make the names that were made or replaced in a folder durable."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

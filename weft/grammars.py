@@ -1,4 +1,4 @@
-"""What a grammar may cost: the same bounds where a gateway checks it and where a runner masks tokens by it.
+"""Bounds of what a grammar may cost, the same where a gateway checks it and where a runner masks tokens by it.
 
 A grammar is llguidance's: Lark text, or JSON with a list of Lark grammars and JSON schemas.
 """
@@ -37,7 +37,7 @@ class Bytes:
 def first_fault(grammar: str) -> str:
     """Compute which bytes may come first, and take one of them; return why that fails, "" where it does not.
 
-    Most of what a grammar costs is paid here. What names tokens of a model, only its runner can tell.
+    Most of what a grammar costs is paid here. Only a model's runner can tell whether its names of tokens are right.
     """
     from llguidance import LLMatcher, LLTokenizer
 

@@ -39,12 +39,12 @@ class AddressInUse(CannotStart):
 
 @contextmanager
 def long_lived_imports() -> Generator[None]:
-    """Around the imports of a process that lives long.
+    """Import what a long-lived process needs in this block, so that it costs little from then on.
 
-    The cyclic collector visits nothing that they make, not even when the process ends: modules are no garbage, and to
-    search them for some takes a runner's end 0.3 s of CPU time, a service's 0.1 s. And glibc keeps freed memory in two
-    arenas instead of eight for each core: a thread's own pool is of little use beside Python's lock, and what is left
-    over in each grows for hours.
+    The cyclic collector visits nothing that the imports make, not even when the process ends: modules are no garbage,
+    and to search them for some takes a runner's end 0.3 s of CPU time, a service's 0.1 s. And glibc keeps freed memory
+    in two arenas instead of eight for each core: a thread's own pool is of little use beside Python's lock, and what is
+    left over in each grows for hours.
     """
     _mallopt(M_ARENA_MAX, ARENAS)
     gc.disable()
@@ -56,17 +56,17 @@ def long_lived_imports() -> Generator[None]:
 
 
 def keep_heap_small() -> None:
-    """For who reads files and objects in many threads and computes little: glibc has one arena, and returns blocks of
-    128 KiB and more to the system as they are freed.
+    """Keep the heap of a process small that reads files and objects in many threads and computes little.
 
-    By default the first one that is freed raises that bound to its size, and from then on they lie among small blocks.
+    glibc has one arena, and returns blocks of 128 KiB and more to the system as they are freed. By default the first
+    one that is freed raises that bound to its size, and from then on they lie among small blocks.
     """
     _mallopt(M_ARENA_MAX, 1)
     _mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
 
 
 def _mallopt(option: int, value: int) -> None:
-    """Where the C library is glibc."""
+    """Set an option of malloc, if the C library is glibc."""
     import ctypes  # 8 ms, which `weft --help` need not wait for
 
     if set_option := getattr(ctypes.CDLL(None), "mallopt", None):
@@ -74,20 +74,20 @@ def _mallopt(option: int, value: int) -> None:
 
 
 def data_root() -> Path:
-    """`$WEFT_DATA_DIR`, else `$XDG_STATE_HOME/weft`, else `~/.local/state/weft`."""
+    """The folder of all data: `$WEFT_DATA_DIR`, else `$XDG_STATE_HOME/weft`, else `~/.local/state/weft`."""
     if given := os.environ.get("WEFT_DATA_DIR"):
         return Path(given).expanduser()
     return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "weft"
 
 
 def serve_root() -> Path:
-    """Where `weft serve` keeps everything: beside `data_root`, so that neither takes the other's objects away."""
+    """The folder of `weft serve`, beside `data_root`, so that neither takes the other's objects away."""
     root = data_root()
     return root.with_name(f"{root.name}-serve")
 
 
 def default_data_dir(component: str) -> Path:
-    """One component's folder below the common one."""
+    """The folder of one component below the common one."""
     return data_root() / component
 
 
@@ -117,7 +117,7 @@ def lock_data_dir(data_dir: Path, component: str) -> Generator[None]:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """`host:port` -> (host, port). Raises ValueError with the form that is expected."""
+    """Split `host:port`. Raises ValueError with the form that is expected."""
     host, _, port = address.rpartition(":")
     if not host or not (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) < 1 << 16):
         raise ValueError(f"address {address!r} is not HOST:PORT")
@@ -125,9 +125,9 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def listen(address: str, flag: str) -> socket.socket:
-    """A listening socket, so that an address in use stops the start. Raises AddressInUse.
+    """Open a listening socket, so that an address in use stops the start.
 
-    From here on a client may connect; it is answered once the process serves.
+    From here on a client may connect; it is answered once the process serves. Raises AddressInUse.
     """
     host, port = split_address(address)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -144,7 +144,7 @@ def listen(address: str, flag: str) -> socket.socket:
 
 
 def raise_descriptor_limit() -> int:
-    """Let this process open as many descriptors as its host allows; how many that is."""
+    """Let this process open as many descriptors as its host allows. Returns how many that is."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

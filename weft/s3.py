@@ -21,7 +21,7 @@ KEYS = ("accessKeyId", "secretAccessKey", "sessionToken")  # of a Secret; the la
 
 
 def missing_keys(found: Collection[str]) -> list[str]:
-    """What a Secret with these entries lacks."""
+    """List the keys that a Secret with these entries lacks."""
     return [key for key in KEYS[:2] if key not in found]
 
 
@@ -29,8 +29,11 @@ def s3_client(
     session: Session, url: str | None, region: str, keys: Mapping[str, str] | None, *, connect_s: float, read_s: float,
     tries: int, connections: int,
 ) -> Any:  # fmt: skip
-    """`url`: of the server; None: AWS in that region. `keys`: by `KEYS`; empty: requests are not signed; None: they are
-    signed with what the process has by its environment or its pod's identity."""
+    """Make a client of a server or of AWS.
+
+    `url`: of the server; None: AWS in that region. `keys`: by `KEYS`; empty: requests are not signed; None: they are
+    signed with what the process has by its environment or its pod's identity.
+    """
     given = keys or {}
     bounded = Config(
         signature_version=None if given or keys is None else UNSIGNED,
@@ -63,7 +66,7 @@ class AnswerWithoutEnd(BotoCoreError):
 
 
 class _BoundedSession:
-    """Sends as the session that it has; an answer that is read whole has ANSWER_BYTES and ANSWER_S at most."""
+    """A session that sends as the one it has; an answer that is read whole has ANSWER_BYTES and ANSWER_S at most."""
 
     def __init__(self, session: Any) -> None:
         self._session = session
@@ -100,6 +103,6 @@ class _BoundedBody:
 
 
 def error_code(error: ClientError) -> str:
-    """The server's word for it, "" without one."""
+    """The server's error code, "" without one."""
     answer: Any = error.response
     return str(answer.get("Error", {}).get("Code", ""))

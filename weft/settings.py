@@ -1,4 +1,4 @@
-"""What the settings of the control plane's processes have in common. The runner, without pydantic, has argparse."""
+"""Settings that the control plane's processes have in common. The runner, without pydantic, has argparse."""
 
 import sys
 from collections.abc import Sequence
@@ -49,7 +49,7 @@ class ProcessSettings(BaseSettings):
 
     @classmethod
     def parse(cls, argv: Sequence[str] | None) -> Self:
-        """Settings of a command line (None: this process's). Leaves with exit code 2 and every wrong value listed."""
+        """Read settings from a command line (None: this process's). Exits with code 2, every wrong value listed."""
         try:
             return cls(_cli_parse_args=sys.argv[1:] if argv is None else list(argv))  # pyright: ignore[reportCallIssue]
         except ValidationError as error:
@@ -58,7 +58,7 @@ class ProcessSettings(BaseSettings):
 
 
 class StandbySettings(ProcessSettings):
-    """Of a service that may have a standby (`weft.leadership.standby`)."""
+    """Settings of a service that may have a standby (`weft.leadership.standby`)."""
 
     lease: str | None = Field(
         None,
@@ -73,7 +73,7 @@ def listen_field(default: str) -> Any:
 
 
 def probes_field(default: str | None, unset: str = "") -> Any:
-    """The field of the address that the kubelet and who scrapes metrics ask."""
+    """The field of the address that answers the kubelet's probes and scrapes of metrics."""
     return Field(default, description=f"/healthz /readyz /metrics over plain HTTP, HOST:PORT{unset}")
 
 
@@ -88,7 +88,7 @@ def depot_field() -> Any:
 
 
 def database_field(file: str) -> Any:
-    """The field of the database in place of a file of the data directory."""
+    """The field of the database that takes the place of a file of the data directory."""
     return Field("", description=f"postgresql://USER:PASSWORD@HOST/DATABASE instead of DATA_DIR/{file}")
 
 
@@ -103,7 +103,7 @@ def data_dir_field(component: str, description: str) -> Any:
 
 
 def wrong_settings(error: ValidationError) -> str:
-    """A line for each: flag, value, what is wrong."""
+    """List wrong settings, a line for each: flag, value, what is wrong."""
     return "".join(
         f"  --{'.'.join(map(str, e['loc'])).replace('_', '-')} {e['input']!r}: {e['msg']}\n" for e in error.errors()
     )

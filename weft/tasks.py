@@ -10,8 +10,8 @@ T = TypeVar("T")
 async def run_to_end(work: Coroutine[Any, Any, T], *, leave_s: float | None = None) -> T:
     """Run `work` in a task of its own and wait for its end, also where the caller is cancelled meanwhile.
 
-    Then the cancellation is raised at that end, whatever became of the work: what the caller does next finds nothing
-    of it under way. `leave_s`: how long the work may take from the cancellation on; then it is cancelled too.
+    The cancellation is raised at that end, whatever became of the work: what the caller does next finds nothing of it
+    under way. `leave_s`: how long the work may take from the cancellation on; then it is cancelled too.
     """
     task, cancelled, deadline = asyncio.create_task(work), None, None
     while not task.done():

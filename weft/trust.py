@@ -1,4 +1,4 @@
-"""Servers that are not Weft's own, behind certificates that their owners have made: what is asked of these.
+"""Trust in servers that are not Weft's own, behind certificates that their owners have made.
 
 From Python 3.13 on a context of the standard library also asks for what RFC 5280 wants of those who issue certificates,
 such as an Authority Key Identifier, which many a private CA never wrote. Who issued a certificate, for which name and
@@ -13,6 +13,6 @@ Context = TypeVar("Context", bound=ssl.SSLContext)
 
 
 def accept_private_authorities(context: Context) -> Context:
-    """`context`, which checks whom a certificate is for, and not how its issuer wrote it."""
+    """Let `context`, which checks whom a certificate is for, take it however its issuer wrote it."""
     context.verify_flags = (context.verify_flags | ssl.VERIFY_X509_PARTIAL_CHAIN) & ~ssl.VERIFY_X509_STRICT
     return context

@@ -21,11 +21,11 @@ class Column:
 
     @property
     def json_path(self) -> str:
-        """As a printer column names it."""
+        """The path of the value, in the form that printer columns use."""
         return f'.status.conditions[?(@.type=="{self.condition}")].{self.path}' if self.condition else f".{self.path}"
 
     def value(self, obj: Mapping[str, Any]) -> Any:
-        """The value in this object; None where it has none."""
+        """The value in this object; None if it has none."""
         found: Any = obj
         if self.condition:
             conditions = obj.get("status", {}).get("conditions", ())

@@ -101,7 +101,8 @@ def with_defaults(obj: Fields) -> dict[str, Any]:
 
 
 def _in_place(spec: dict[str, Any]) -> dict[str, Any]:
-    """A pool's spec with each field where it is now. Of two that would meet there the one in today's place counts."""
+    """Move each field of a pool's spec to its place of today. Of two that would meet there, the one already there
+    counts."""
     spec, mode = _taken(spec, "offload", "mode")
     if mode in ("Off", False):  # YAML's Off is a truth value
         spec, _ = _taken(spec, "offload")
@@ -125,7 +126,7 @@ def _namespaces(allowed: Fields) -> Iterator[str]:
 
 
 def _taken(value: Any, name: str, *within: str) -> tuple[Any, Any]:
-    """Fields without the one at that path, and what it was; None: there is none."""
+    """Remove the field at a path. Returns the fields without it, and its value; None: there was none."""
     if not isinstance(value, dict) or name not in value:
         return value, None
     fields = dict(cast("dict[str, Any]", value))
@@ -137,7 +138,7 @@ def _taken(value: Any, name: str, *within: str) -> tuple[Any, Any]:
 
 
 def _given(fields: dict[str, Any], value: Any, name: str, *within: str) -> dict[str, Any]:
-    """Fields with a value at that path, unless something is there."""
+    """Set the field at a path, unless it is set already."""
     if not within:
         return {**fields, name: fields.get(name, value)}
     below = fields.get(name)

@@ -28,7 +28,7 @@ _NAME_RULE = {
 
 
 def crds() -> dict[str, Json]:
-    """File name -> CustomResourceDefinition."""
+    """The CustomResourceDefinitions by the names of their files."""
     adapter = _crd(LoRAAdapter, "loraadapters", ["lora", "loras"], {"status": {}})
     scale = {"specReplicasPath": ".spec.replicas", "statusReplicasPath": ".status.replicas"}
     scale["labelSelectorPath"] = ".status.selector"
@@ -101,7 +101,8 @@ def _root(kind: type[LoRAAdapter] | type[ServingPool] | type[APIKey]) -> Json:
 
 
 def _structural(schema: Json, definitions: dict[str, Json]) -> Json:
-    """JSON Schema as pydantic writes it -> Kubernetes' structural schema: no $ref, no anyOf, every field typed."""
+    """Convert JSON Schema as pydantic writes it to Kubernetes' structural schema: no $ref, no anyOf, every field
+    typed."""
     schema = _inlined(schema, definitions)
     out = {name: value for name, value in schema.items() if name not in _DROPPED}
     if out.get("default", 0) is None:
@@ -128,7 +129,7 @@ def _structural(schema: Json, definitions: dict[str, Json]) -> Json:
 
 
 def _inlined(schema: Json, definitions: dict[str, Json]) -> Json:
-    """`$ref` replaced by what it refers to, `anyOf [X, null]` by X (null is absence in Kubernetes), `const` by enum.
+    """Replace `$ref` by what it refers to, `anyOf [X, null]` by X (null is absence in Kubernetes), `const` by enum.
 
     Keys beside a reference (a field's own description) win over those of its target.
     """
@@ -144,7 +145,7 @@ def _inlined(schema: Json, definitions: dict[str, Json]) -> Json:
 
 
 def _without_nulls(values: Json) -> Json:
-    """What is unset is absent, also inside: `null` is no value of any field."""
+    """Remove what is unset, also inside: `null` is no value of any field."""
     kept = {key: value for key, value in values.items() if value is not None}
     return {key: _without_nulls(cast("Json", v)) if isinstance(v, dict) else v for key, v in kept.items()}
 

@@ -167,7 +167,7 @@ class ApiModel(BaseModel):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """With the rules as CEL, for the CRDs."""
+        """Add the rules to the schema as CEL, for the CRDs."""
         schema = handler(core_schema)
         found = [
             {"rule": rule.cel, "message": rule.message, "fieldPath": f".{rule.field}"} for rule in cls.rules if rule.cel
@@ -179,7 +179,8 @@ class ApiModel(BaseModel):
 
     @classmethod
     def model_validate(cls, obj: Any, **options: Any) -> Self:
-        """As pydantic's, but only the names that users write are fields: `maxRank`, not Python's `max_rank`."""
+        """Validate as pydantic does, except that only the names that users write are fields: `maxRank`, not
+        `max_rank`."""
         names: dict[str, Any] = {"by_alias": True, "by_name": False}
         return super().model_validate(obj, **{**names, **options})
 
@@ -202,12 +203,12 @@ def did_you_mean(name: str, names: list[str]) -> str:
 
 
 def _error(kind: Any, text: Any, loc: tuple[str | int, ...], given: Any) -> InitErrorDetails:
-    """`text` is taken as it is: without a context it is no template."""
+    """Make an error whose `text` is taken literally, not as a template."""
     return InitErrorDetails(type=PydanticCustomError(kind, text), loc=loc, input=given)
 
 
 def _detail(model: type[BaseModel], item: Any) -> InitErrorDetails:
-    """An error again, with a better text where pydantic's own does not name the correction."""
+    """Convert an error of pydantic's, with a better text where its own does not name the correction."""
     kind, loc, text = str(item["type"]), item["loc"], str(item["msg"]).removeprefix("Value error, ")
     if kind == "extra_forbidden" and len(loc) == 1:
         name = str(loc[0])

@@ -22,7 +22,7 @@ class PoolRef(ApiModel):
 
 
 class AdapterSource(Artifact):
-    """Where the adapter's files are: adapter_config.json and adapter_model.safetensors, as PEFT writes them, and the
+    """The place of the adapter's files: adapter_config.json and adapter_model.safetensors, as PEFT writes them, and the
     configuration of its tokenizer where training wrote it."""
 
 

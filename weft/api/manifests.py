@@ -203,7 +203,8 @@ def _files(paths: list[Path], problems: list[Problem]) -> list[Path]:
 
 
 def _is_deeper(value: object, most: int) -> bool:
-    """Whether mappings and lists are nested deeper than that: the limit of text, for what aliases or JSON nest."""
+    """Whether mappings and lists are nested more than `most` deep: the limit of text, applied to what aliases or JSON
+    nest."""
     if not isinstance(value, dict | list):
         return False
     items = cast("Iterable[object]", value.values() if isinstance(value, dict) else value)
@@ -211,7 +212,7 @@ def _is_deeper(value: object, most: int) -> bool:
 
 
 def _path(loc: tuple[str | int, ...]) -> str:
-    """As the API server writes it: spec.runnerGroups[0].name."""
+    """The path of a field as the API server writes it: spec.runnerGroups[0].name."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).removeprefix(".")
 
 

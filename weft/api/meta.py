@@ -16,7 +16,8 @@ _EMPTY_IS_ABSENT: Any = Field(exclude_if=lambda value: not value)
 
 
 class ObjectMeta(ApiModel):
-    """Written by users: name, namespace, labels, annotations. The rest is the server's and is kept as it was read."""
+    """The metadata of an object. Users write name, namespace, labels and annotations; the rest is the server's and is
+    kept as it was read."""
 
     name: Label
     namespace: Label = "default"
@@ -86,7 +87,7 @@ class Resource(ApiModel):
 
 
 def is_empty(value: ApiModel) -> bool:
-    """Nothing is set: a status that was never written."""
+    """Whether nothing is set: a status that was never written."""
     return value == type(value)()
 
 

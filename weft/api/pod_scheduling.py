@@ -1,4 +1,5 @@
-"""Where a runner's pod may run: Kubernetes' own fields, with Kubernetes' own names and meaning (core/v1)."""
+"""Fields that say on which nodes a runner's pod may run: Kubernetes' own, with Kubernetes' names and meaning
+(core/v1)."""
 
 from typing import Annotated, Any, Literal
 

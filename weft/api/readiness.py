@@ -1,10 +1,10 @@
-"""Is an applied object served, or refused, by its own conditions."""
+"""Whether an applied object is served or refused, by its own conditions."""
 
 from typing import Any
 
 
 def is_ready(obj: Any) -> bool:
-    """As it was wished: an adapter that is Ready, a pool that is Available or has been scaled to zero."""
+    """Whether an object is served as desired: an adapter is Ready, a pool is Available or has been scaled to zero."""
     status = obj.get("status", {})
     wanted = "Available" if obj["kind"] == "ServingPool" else "Ready"
     current = status.get("observedGeneration") == obj["metadata"]["generation"]
@@ -13,7 +13,7 @@ def is_ready(obj: Any) -> bool:
 
 
 def is_refused(obj: Any) -> bool:
-    """Decided, and not for it: it will not be ready unless somebody changes something."""
+    """Whether an object was decided against: it will not be ready unless somebody changes something."""
     status = obj.get("status", {})
     if status.get("observedGeneration") != obj["metadata"]["generation"]:
         return False
@@ -24,12 +24,12 @@ def is_refused(obj: Any) -> bool:
 
 
 def is_failing(obj: Any) -> bool:
-    """A pool whose runners end again and again."""
+    """Whether a pool's runners end again and again."""
     return any(c["reason"] == "CrashLoop" for c in obj.get("status", {}).get("conditions", ()))
 
 
 def state_of(obj: Any) -> str:
-    """The object and the first condition that keeps it from being served."""
+    """Describe an object by the first condition that keeps it from being served."""
     what = f"{obj['kind']} {obj['metadata']['namespace']}/{obj['metadata']['name']}"
     conditions = obj.get("status", {}).get("conditions", ())
     found = next((c for c in conditions if c["status"] != "True" and c["type"] != "Progressing"), None)

@@ -23,7 +23,7 @@ _MANY = 4  # fields of an object beyond which it has a table of its own
 
 
 def page() -> str:
-    """Markdown."""
+    """The page, in Markdown."""
     parts = [_HEAD]
     for crd in sorted(crds().values(), key=lambda crd: str(crd["spec"]["names"]["kind"]), reverse=True):
         version, names = crd["spec"]["versions"][0], crd["spec"]["names"]

@@ -59,7 +59,7 @@ class PoolModel(Artifact):
     max_output_tokens: Annotated[int, Field(strict=True, ge=1, le=1 << 20)] | None = None
     """The most tokens of one answer. A request for more is refused; one of a chat that gives no max_tokens may have as
     many. By default it is what the context holds beside the prompt. A pool with advanced.reservation max should set it,
-    as every request reserves so much there."""
+    as every request reserves this number there."""
 
 
 class LoRASettings(ApiModel):
@@ -164,9 +164,9 @@ class EmptyDirCache(ApiModel):
     """A folder that comes and goes with the pod."""
 
     size_limit: Quantity | None = None
-    """The most that the folder may hold; the kubelet evicts a pod beyond it. The pod then requests so much
-    ephemeral-storage, with that of memory.offload.diskBytes, and is limited to 1Gi more, for logs and temporary files,
-    unless its template's resources name ephemeral-storage. By default there is no limit."""
+    """The most that the folder may hold; the kubelet evicts a pod beyond it. The pod then requests ephemeral-storage of
+    this size and that of memory.offload.diskBytes, and is limited to 1Gi more, for logs and temporary files, unless its
+    template's resources name ephemeral-storage. By default there is no limit."""
 
 
 class ClaimCache(ApiModel):
@@ -688,7 +688,8 @@ class ServingPool(Resource):
 
 
 def _within_memory(spec: ServingPoolSpec) -> bool:
-    """Where both are known. The host's bytes are of the same memory, the device's unless it is a GPU."""
+    """Whether the memory of an offload pool is within the container's limit, where both are known. Host bytes count
+    against it, and device bytes unless the device is a GPU."""
     limits = (spec.template.resources.limits if spec.template and spec.template.resources else None) or {}
     offload = spec.memory.offload
     if offload is None or "memory" not in limits:

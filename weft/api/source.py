@@ -1,4 +1,4 @@
-"""Where the files of a base model or an adapter come from."""
+"""The sources of a base model's or an adapter's files."""
 
 import re
 from typing import Annotated, ClassVar
@@ -21,7 +21,7 @@ class SecretRef(ApiModel):
 
 
 class Artifact(ApiModel):
-    """Files by URI; what a scheme does not know is refused, not ignored."""
+    """Files named by a URI. A field that the URI's scheme does not know is refused, not ignored."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(

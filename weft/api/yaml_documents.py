@@ -56,7 +56,7 @@ def documents(text: str) -> Iterator[object]:
 
 
 def _check_events(text: str) -> None:
-    """Depth and numbers, before anything is built (building recurses). Raises BadYaml."""
+    """Check depth and numbers before anything is built (building recurses). Raises BadYaml."""
     depth = documents = nodes = before = 0  # nodes: of the text; before: of its earlier documents. Keys count here
     try:
         for event in yaml.parse(text, Loader=_Loader):
@@ -100,7 +100,8 @@ class _Loader(_SafeLoader):
 
 
 def _measure(node: Any, sizes: dict[int, tuple[int, int] | None]) -> tuple[int, int]:
-    """Values and characters of `node` with every alias followed; None: a node on the way to itself."""
+    """Count the values and characters of `node` with every alias followed. `sizes`: of nodes counted before; None:
+    being counted."""
     if id(node) in sizes:
         if (known := sizes[id(node)]) is None:
             raise BadYaml("an alias refers to what it is part of", node.start_mark)
@@ -119,7 +120,7 @@ def _measure(node: Any, sizes: dict[int, tuple[int, int] | None]) -> tuple[int, 
 
 
 def _chars(node: Any) -> int:
-    """Of a scalar, or of a mapping's keys."""
+    """The characters of a scalar, or of a mapping's keys."""
     if isinstance(node, yaml.ScalarNode):
         return len(node.value)
     pairs = node.value if isinstance(node, yaml.MappingNode) else ()

@@ -96,7 +96,7 @@ class AdapterConfig:
     ranks: tuple[Pattern[int], ...] = field(default=(), repr=False, compare=False)
     alphas: tuple[Pattern[float], ...] = field(default=(), repr=False, compare=False)
     selects: Selects | None = field(default=None, repr=False, compare=False)
-    """Whether a module (of a layer) is one that training was to change; None where that is not evaluated here."""
+    """Whether training was to change a module (of a layer); None where that is not evaluated here."""
 
     def rank_of(self, module: str) -> int | None:
         """The rank that this module's tensors should have; None where that is not evaluated here."""
@@ -109,17 +109,17 @@ class AdapterConfig:
 
     @property
     def largest_rank(self) -> int:
-        """Of any module."""
+        """The largest rank of any module."""
         return max(self.rank, *(pattern.value for pattern in self.ranks)) if self.ranks else self.rank
 
     def scale_of(self, module: str, rank: int) -> float:
-        """What B (A x) is multiplied by, where A has `rank` rows."""
+        """The factor of B (A x), where A has `rank` rows."""
         alphas = (pattern.value for pattern in self.alphas if pattern.matches and pattern.matches(module))
         return next(alphas, self.alpha) / (math.sqrt(rank) if self.rslora else rank)
 
 
 def parse_adapter_config(raw: bytes) -> AdapterConfig:
-    """Raises Refused: ConfigInvalid, UnsupportedAdapter, RankTooLarge."""
+    """Read an adapter_config.json. Raises Refused: ConfigInvalid, UnsupportedAdapter, RankTooLarge."""
     try:
         config = parse_object(raw, max_bytes=MAX_CONFIG_BYTES)
     except JsonError as error:
@@ -146,7 +146,7 @@ def parse_adapter_config(raw: bytes) -> AdapterConfig:
 
 
 def _check_supported(config: JsonObject) -> list[str]:
-    """What is set and not used. Raises Refused for what would change the computation."""
+    """List what is set and not used. Raises Refused for what would change the computation."""
     if config.get("peft_type") != "LORA":
         raise _unsupported(
             f"peft_type is {quoted(config.get('peft_type'))}, only LORA is served; {_MERGE}, or convert it with PEFT's "
@@ -196,7 +196,7 @@ def _selection(config: JsonObject, budget: Budget, remarks: list[str]) -> Select
 
 
 def _matcher(config: JsonObject, name: str, budget: Budget) -> Matches | None:
-    """None: there is none. Raises PatternError."""
+    """Compile the option `name` of a configuration; None if it is not set. Raises PatternError."""
     value = config.get(name)
     if value is None or value == "":
         return None
@@ -264,7 +264,7 @@ def _name_list(name: str, value: object) -> tuple[str, ...]:
 
 
 def _names(names: tuple[str, ...]) -> Matches:
-    """Whole names, or endings after a dot."""
+    """Match whole names, or endings after a dot."""
     wanted = frozenset(names)
 
     def matches(module: str) -> bool:
@@ -275,7 +275,7 @@ def _names(names: tuple[str, ...]) -> Matches:
 
 
 def _ending(key: str, budget: Budget) -> Matches | None:
-    """PEFT's `(.*\\.)?(key)$`. Most keys are letters, digits and dots; `re` cannot run away with those."""
+    r"""Compile PEFT's `(.*\.)?(key)$`. Most keys are letters, digits and dots; `re` cannot run away with those."""
     whole = rf"(?:.*\.)?(?:{key})"
     if _PLAIN.fullmatch(key):
         plain = re.compile(whole, re.ASCII)

@@ -61,7 +61,7 @@ class BlobStore:
         return self._root
 
     def path(self, digest: str) -> Path:
-        """Where the blob is, or would be. Raises BadDigest."""
+        """The path that the blob has, or would have. Raises BadDigest."""
         return self._blobs / hex_of(digest)
 
     def names(self) -> set[str]:
@@ -121,7 +121,8 @@ class BlobStore:
         return [digest for _, digest in sorted(found)]
 
     def mark_used(self, *digests: str) -> None:
-        """See `artifacts`, `retain`. A blob that has gone meanwhile is no error."""
+        """Note that these blobs were used now: `artifacts` and `retain` go by that. A blob that has gone meanwhile is
+        no error."""
         for digest in digests:
             with contextlib.suppress(FileNotFoundError):
                 os.utime(self.path(digest))
@@ -161,16 +162,16 @@ class BlobStore:
         return BlobWriter(self, self._partial / f"tmp-{owner}-{os.urandom(8).hex()}")
 
     def lease(self) -> "Lease":
-        """What is named in the lease stays until it closes, whatever `retain` keeps."""
+        """Open a lease: what it names stays until it closes, whatever `retain` keeps."""
         return Lease(self._leased, self._lock, self._declare_needs)
 
     def _declare_needs(self) -> None:
-        """Write down what this process needs, for those that share the folder. The lock is held."""
+        """Write down what this process needs, for the other processes of the folder. The caller holds the lock."""
         if self._sharing:
             self._sharing.needs(Needs(self._leased.keys(), self._retained))
 
     def part(self, digest: str) -> Path:
-        """Where a download of this blob gathers; what is there survives a restart."""
+        """The file in which a download of this blob gathers; it survives a restart."""
         return self._partial / f"{hex_of(digest)}.part"
 
     @contextlib.contextmanager
@@ -219,7 +220,7 @@ class BlobStore:
         return len(gone)
 
     def _until_spare(self, paths: Iterable[Path]) -> Generator[Path]:
-        """Removes them one by one, until there is room enough; yields each."""
+        """Remove the paths one by one, and yield each, until there is room enough."""
         for path in sorted(paths, key=lambda path: path.stat().st_mtime_ns):
             usage = shutil.disk_usage(self._root)
             if usage.free >= usage.total // SPARE:
@@ -228,7 +229,7 @@ class BlobStore:
             yield path
 
     def _removing(self) -> contextlib.AbstractContextManager[tuple[Needs, set[str]]]:
-        """What the other processes of a shared folder need, and the names of all: that holds until it ends."""
+        """Lock the folder for removal; gives what the other processes of a shared folder need, and the names of all."""
         return self._sharing.removing() if self._sharing else contextlib.nullcontext((Needs(), set[str]()))
 
     def clean(self) -> int:
@@ -331,7 +332,7 @@ class BlobWriter:
         self.size_bytes += len(chunk)
 
     def finish(self) -> Digest:
-        """Everything is written and on disk; the blob may be read at `path` and is not yet visible."""
+        """Write the blob to the disk, whole; it may be read at `path` and is not yet visible."""
         if not self._file.closed:
             self._file.flush()
             os.fsync(self._file.fileno())
@@ -359,7 +360,7 @@ class BlobWriter:
 
 @contextlib.contextmanager
 def _read_errors(digest: str) -> Generator[None]:
-    """What the disk cannot read back is lost; no other error means that. Raises Damaged."""
+    """Raise Damaged for what the disk cannot read back; no other error means that."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What a depot is asked and answers: `POST /v1/resolve` and `GET /v1/operations/ID`, by their fields' names in JSON.
+"""Requests to a depot and its answers: `POST /v1/resolve` and `GET /v1/operations/ID`, by their fields' names in JSON.
 
 The operator makes requests of objects that were admitted; the depot, which trusts nobody, checks the fields' bounds
 where it reads them (`parse`).
@@ -68,7 +68,7 @@ class ResolveRequest:
 
     @staticmethod
     def parse(body: bytes) -> "ResolveRequest":
-        """Raises pydantic.ValidationError."""
+        """Read a request's body. Raises pydantic.ValidationError."""
         return _REQUEST.validate_json(body)
 
     def body(self) -> dict[str, Any]:
@@ -77,13 +77,14 @@ class ResolveRequest:
 
     @property
     def key(self) -> str:
-        """Equal bodies have equal keys, which are short: many are remembered."""
+        """A short key, equal for equal bodies: many are remembered."""
         text = digest_of(self.text.encode()) if self.text is not None else ""
         return _REQUEST.dump_json(self, exclude={"text"}).decode() + text
 
     @property
     def source(self) -> str:
-        """What is read, and for whom: what one namespace was given is never handed to another by name."""
+        """The source that is read, and the namespace that reads it: what one was given is never handed to another by
+        name."""
         return source_key(self.uri, self.namespace, self.revision, self.endpoint, self.credentials)
 
     @property
@@ -111,7 +112,8 @@ class ResolveRequest:
 
     @property
     def watched_by_digest(self) -> bool:
-        """Whether the watch of its content is the content's digest: a change shows only where it is asked for."""
+        """Whether the source's state is known by its content's digest alone: a change shows only when the source is
+        read."""
         return self.remote or self.digest is not None
 
     @property
@@ -135,7 +137,7 @@ _REQUEST = TypeAdapter(ResolveRequest)
 def source_key(
     uri: str, namespace: str, revision: str | None = None, endpoint: str | None = None, secret: str | None = None
 ) -> str:
-    """What is read, and for whom. `secret`: the name of one of that namespace."""
+    """The source that is read, and the namespace that reads it. `secret`: the name of one of that namespace."""
     return json.dumps([uri, revision, endpoint, namespace, secret])
 
 

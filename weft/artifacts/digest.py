@@ -1,4 +1,4 @@
-"""What an artifact is called: the SHA-256 of its manifest.
+"""The name of an artifact: the SHA-256 of its manifest.
 
 A manifest lists the files of an artifact with their own SHA-256, as canonical JSON (names sorted, no blanks), so equal
 contents have equal digests wherever they came from.
@@ -35,12 +35,12 @@ def parse_digest(text: str) -> Digest:
 
 
 def digest_of(data: bytes) -> Digest:
-    """The digest of some bytes."""
+    """Hash some bytes."""
     return from_hex(hashlib.sha256(data).hexdigest())
 
 
 def from_hex(hex_digits: str) -> Digest:
-    """64 hex digits of a SHA-256 -> digest."""
+    """Make a digest of the 64 hex digits of a SHA-256."""
     return parse_digest(f"sha256:{hex_digits}")
 
 
@@ -109,12 +109,12 @@ class Manifest:
 
 
 def build_manifest(kind: Kind, files: list[FileEntry]) -> Manifest:
-    """A manifest of these files, in any order."""
+    """Make the manifest of these files, given in any order."""
     return Manifest(kind, tuple(sorted(files, key=lambda entry: entry.name)))
 
 
 def is_file_name(name: str) -> bool:
-    """True for a plain file name: no folder but that of templates, no leading dot, at most 255 characters."""
+    """Whether a name is a plain file name: no folder but that of templates, no leading dot, at most 255 characters."""
     return bool(_FILE_NAME.fullmatch(name))
 
 

@@ -63,8 +63,8 @@ def fetch(
 ) -> Manifest:
     """Download manifest and files of `digest` unless they are here; files are then at `blobs.file(manifest, name)`.
 
-    `context` is for an https:// depot; `on_damaged` is called for each blob here that did not match its digest. So many
-    `threads` compare and download files, each a file at a time; one of them alone leaves cores to whoever serves.
+    `context` is for an https:// depot; `on_damaged` is called for each blob here that did not match its digest.
+    `threads` is how many compare and download files, each a file at a time; one alone leaves cores to whoever serves.
     `lease` names all of it before it is looked for, and stays open for whoever reads the files of a folder that others
     clear. `progress` counts the bytes that are compared or downloaded. The manifest's blob is made visible last:
     `blobs.has(digest)` means that every file is there. Raises BadDigest, UnknownDigest (the depot does not have it),
@@ -112,7 +112,7 @@ class _Download:
     mismatched: set[str] = field(default_factory=set[str])  # whose content came whole and was another
 
     def manifest(self) -> Manifest:
-        """The manifest that is here, else the depot's, not yet visible."""
+        """Read the manifest that is here, else the depot's, which is not yet visible."""
         with self._unless_damaged("manifest", self.artifact):
             return self.blobs.manifest(self.artifact)
         with self.blobs.download(self.artifact, self._another(self.artifact)) as part:
@@ -124,7 +124,7 @@ class _Download:
         return manifest
 
     def file(self, entry: FileEntry) -> None:
-        """One file of it, whole and visible."""
+        """Bring one file of the artifact, whole and visible."""
         self._check_stopping()  # verifying a large one takes seconds
         digest = entry.digest
         with contextlib.suppress(UnknownDigest, Damaged):  # many may verify at once; one alone throws away
@@ -138,12 +138,13 @@ class _Download:
             self.blobs.publish((part, digest))
 
     def _verify(self, entry: FileEntry) -> None:
-        """Raises UnknownDigest, Damaged."""
+        """Check a file that is here. Raises UnknownDigest, Damaged."""
         self.blobs.verify(entry.digest, entry.size_bytes, alone=self.alone)
         self.progress.add(entry.size_bytes)
 
     def _another(self, digest: Digest) -> Callable[[], None]:
-        """What a wait for another process does: pause, as long as bytes come. It raises Unavailable, Stopped."""
+        """Make the function that is called while another process downloads: it pauses, as long as bytes come. It raises
+        Unavailable, Stopped."""
         part, had, idle_s = self.blobs.part(digest), -1, 0.0
 
         def wait() -> None:
@@ -161,7 +162,7 @@ class _Download:
 
     @contextlib.contextmanager
     def _unless_damaged(self, name: str, digest: Digest) -> Generator[None]:
-        """Swallows that a blob is not here. A damaged one is thrown away, and the manifest before it."""
+        """Pass over a blob that is not here. Throw away a damaged one, and before it the manifest."""
         try:
             yield
         except UnknownDigest:
@@ -237,7 +238,7 @@ class _Download:
 
 
 class _Connection(http.client.HTTPConnection):
-    """Tries the next address of the depot soon: that of a lost machine does not answer."""
+    """A connection that soon tries the depot's next address: that of a lost machine does not answer."""
 
     def connect(self) -> None:
         timeout_s = self.timeout
@@ -247,7 +248,7 @@ class _Connection(http.client.HTTPConnection):
 
 
 class _TlsConnection(http.client.HTTPSConnection, _Connection):
-    """With a handshake, which has the whole time."""
+    """A connection whose TLS handshake has the whole time."""
 
 
 class _Depot:
@@ -261,7 +262,7 @@ class _Depot:
 
     @contextlib.contextmanager
     def get(self, path: str, *, start: int, mismatched: bool) -> Generator[http.client.HTTPResponse]:
-        """A response with content, or 416. Raises _Broken, UnknownDigest, Refused."""
+        """Ask for a path; gives a response with content, or 416. Raises _Broken, UnknownDigest, Refused."""
         connection = self._connection()
         headers = {"Range": f"bytes={start}-"} if start else {}
         if mismatched:
@@ -305,7 +306,7 @@ def _chunks(response: http.client.HTTPResponse, chunk_bytes: int) -> Iterator[by
 
 @contextlib.contextmanager
 def _network() -> Generator[None]:
-    """Errors of the network alone; those of the local disk pass elsewhere."""
+    """Turn errors of the network into _Broken; those of the local disk are raised elsewhere."""
     try:
         yield
     except (OSError, http.client.HTTPException) as error:
@@ -313,7 +314,7 @@ def _network() -> Generator[None]:
 
 
 def _size(part: Path) -> int:
-    """Bytes; 0 where there is none, also where it was renamed a moment ago."""
+    """The bytes of a file; 0 if there is none, also where it was renamed a moment ago."""
     try:
         return part.stat().st_size
     except FileNotFoundError:

@@ -68,7 +68,7 @@ def compile_lookaround(tokens: list[str], max_cost: int) -> tuple[Callable[[str]
 
 
 def _table(text: str) -> bytes:
-    """Each character -> 1 where it is of the set, as an expression writes it."""
+    """Map each character to 1 if it is in a set, written as in an expression."""
     try:
         one = re.compile(text, re.ASCII)
     except re.error as error:
@@ -165,7 +165,7 @@ class _Reader:
 
 
 def _edges(name: _Name, letters: int) -> int:
-    """Positions with a letter (`\\w`) on one side alone."""
+    r"""Positions with a letter (`\w`) on one side alone."""
     return (name.sets[letters] ^ name.sets[letters] << 1) & name.all
 
 

@@ -42,7 +42,7 @@ class Budget:
 
 
 def compile_pattern(text: str, budget: Budget) -> Callable[[str], bool]:
-    """Whether a whole name matches. Raises PatternError."""
+    """Compile an expression; the function says whether a whole name matches. Raises PatternError."""
     if len(text) > MAX_PATTERN_CHARS:
         raise PatternError(f"{len(text)} characters, the limit is {MAX_PATTERN_CHARS}")
     tokens = _TOKEN.findall(text)
@@ -74,7 +74,7 @@ def _with_lookaround(tokens: list[str], text: str, budget: Budget) -> Callable[[
 
 
 def _check_language(tokens: list[str], text: str) -> None:
-    """Raises PatternError for what RE2 and `re` do not read alike."""
+    """Refuse what RE2 and `re` do not read alike. Raises PatternError."""
     before = ""
     for part in tokens:
         if part[0] == "\\":

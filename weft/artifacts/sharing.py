@@ -40,7 +40,7 @@ class SharedUse:
             fcntl.flock(self._file, fcntl.LOCK_EX)
 
     def needs(self, needs: Needs) -> None:
-        """From now on no process removes these, and may what else this one has named."""
+        """Name what no process may remove from now on, in place of what this one has named before."""
         words = [*(f"blob {name}\n" for name in needs.blobs), *(f"artifact {name}\n" for name in needs.artifacts)]
         lines = "".join(words).encode()
         with _locked(self._lock, fcntl.LOCK_SH):
@@ -49,7 +49,8 @@ class SharedUse:
 
     @contextlib.contextmanager
     def removing(self) -> Generator[tuple[Needs, set[str]]]:
-        """What the other living processes need, and their names: nobody's needs change until it ends."""
+        """Exclude other processes' changes while blobs are removed; gives what the other living ones need, and their
+        names."""
         with _locked(self._lock, fcntl.LOCK_EX):
             words, alive = list[list[str]](), {self.name}
             for path in self._users.iterdir():
@@ -60,7 +61,7 @@ class SharedUse:
 
     @contextlib.contextmanager
     def download(self, name: str, waiting: Waiting) -> Generator[None]:
-        """Alone of all processes write the part file of a blob that this one has named in `needs`."""
+        """Exclude other processes from writing the part file of a blob that this one has named in `needs`."""
         descriptor = os.open(self._locks / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             while not _try_lock(descriptor, fcntl.LOCK_EX):
@@ -70,14 +71,15 @@ class SharedUse:
             os.close(descriptor)
 
     def forget_locks(self, keep: set[str]) -> None:
-        """Inside `removing`: of blobs that nobody needs nobody downloads any."""
+        """Remove, inside `removing`, the lock files of blobs that are not in `keep`: nobody downloads what nobody
+        needs."""
         for path in self._locks.iterdir():
             if path.name not in keep:
                 path.unlink(missing_ok=True)
 
 
 def _lines_of_living(path: Path) -> list[str] | None:
-    """What a living process needs; the file of a dead one is removed."""
+    """Read what a living process needs; remove the file of a dead one."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

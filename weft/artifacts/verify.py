@@ -1,4 +1,4 @@
-"""What an accepted adapter or base model is, and that each of its weights is a finite number.
+"""Verdicts on adapters and base models, and the check that each of their weights is a finite number.
 
 Names and shapes are checked on headers alone, in milliseconds (`weft.domain.model`); every weight is read once for NaN
 and infinity: one such number in one row can spoil a whole batch. A number is NaN or infinite exactly when all bits of
@@ -71,7 +71,7 @@ class ModelVerdict:
 def verdict_of(
     config: AdapterConfig, modules: tuple[AdaptedModule, ...], spec: ModelSpec, size_bytes: int
 ) -> AdapterVerdict:
-    """The summary of a verified adapter; `size_bytes` is of all its files."""
+    """Summarise a verified adapter; `size_bytes` is of all its files."""
     changed = {module.projection for module in modules}
     return AdapterVerdict(
         rank=max(module.rank for module in modules),
@@ -85,7 +85,7 @@ def verdict_of(
 
 
 def _differences(config: AdapterConfig, adapted: set[str], spec: ModelSpec) -> Iterator[str]:
-    """What the configuration says of modules and the tensors do not bear out."""
+    """List what the configuration says of modules and the tensors do not bear out."""
     linear = list(linear_modules(spec))
     if config.selects is not None:
         selected = {name for name, layer, _ in linear if config.selects(name, layer)}
@@ -104,7 +104,7 @@ def _differences(config: AdapterConfig, adapted: set[str], spec: ModelSpec) -> I
 
 
 def verify_model(spec: ModelSpec, headers: dict[str, Header], size_bytes: int) -> ModelVerdict:
-    """A base model's weights (file name -> header) hold exactly what its config asks for.
+    """Check that a base model's weights (file name -> header) are exactly what its config asks for.
 
     Raises Refused: ShapeMismatch, UnknownModule, HeaderInvalid, DtypeNotSupported.
     """
@@ -177,7 +177,7 @@ def _weights_name(model: str) -> str:
 
 
 def last_part(name: str) -> str:
-    """`org/model` and `/some/where/model/` -> `model`."""
+    """The last part of a model's name or path: `org/model` and `/some/where/model/` -> `model`."""
     return name.rstrip("/").rpartition("/")[2].rpartition(":")[2]
 
 

@@ -99,7 +99,7 @@ class StoredFile:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Which part of a list: at most `limit`, behind the id `after` ("": from the beginning), newest first."""
+    """A part of a list: at most `limit` entries behind the id `after` ("": from the beginning), newest first."""
 
     namespace: Namespace
     limit: Annotated[int, Bound(MAX_PAGE, 1, "a list's limit")]
@@ -166,7 +166,8 @@ class BatchJob:
 
 @dataclass(frozen=True, slots=True)
 class KeptResponse:
-    """A response of `/v1/responses` that later ones may continue. `previous_id` "": it began its conversation."""
+    """A response of `/v1/responses` that later ones may continue. `previous_id`: "" for the first of its
+    conversation."""
 
     namespace: Namespace
     response_id: ResponseId

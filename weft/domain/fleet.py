@@ -14,7 +14,7 @@ MIN_LISTED = 8
 
 @dataclass(frozen=True, slots=True)
 class FleetQuery:
-    """What do the runners do now?"""
+    """Ask what the runners do now."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ class LimitRule:
     spent_until_unix_ms: Any64 = 0  # the day's tokens are used up until then; 0: they are not
 
     def limit(self, metric: Metric) -> int:
-        """0: none."""
+        """The limit of this metric; 0: none."""
         if metric is Metric.REQUESTS:
             return self.requests_per_minute
         return self.tokens_per_minute if metric is Metric.TOKENS else self.concurrent

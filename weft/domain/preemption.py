@@ -1,4 +1,5 @@
-"""Which sequence leaves where memory is short: one rule, for the runner that swaps and the supervisor that moves."""
+"""The rule for which sequence leaves when memory is short: one for the runner, which swaps, and the supervisor, which
+moves."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
@@ -9,7 +10,8 @@ T = TypeVar("T")
 
 
 def latest_arrival(candidates: Iterable[T], arrived: Callable[[T], float]) -> T:
-    """The one that came last, of equals the last one admitted. `candidates`: at least one, in order of admission.
+    """The candidate that arrived last; among equals, the one admitted last. `candidates`: at least one, in order of
+    admission.
 
     The oldest is never chosen while another one is there, so it makes progress, then the next (S3, section 3.4).
     """
@@ -17,5 +19,5 @@ def latest_arrival(candidates: Iterable[T], arrived: Callable[[T], float]) -> T:
 
 
 def of_lowest_priority(candidates: Sequence[T], priority: Callable[[T], Priority]) -> Sequence[T]:
-    """Those among which a victim is: the batch ones, or all where there is none. Order is kept."""
+    """The sequences that may be preempted: the batch ones if there are any, else all, in their order."""
     return [one for one in candidates if priority(one) is Priority.BATCH] or candidates

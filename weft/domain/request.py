@@ -48,7 +48,8 @@ KvAddress = Annotated[str, Bound(MAX_ID, 1, "a KV address")]
 
 
 class Priority(IntEnum):
-    """Which requests go first, the lower number: batch ones take what interactive ones leave, and are first victims."""
+    """The priority of a request; the lower number goes first. Batch requests take what interactive ones leave, and are
+    the first victims."""
 
     INTERACTIVE = 0
     BATCH = 1  # a line of a batch: nobody waits for its next token
@@ -101,16 +102,16 @@ class RejectReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are sampled: greedy at temperature 0, else from (seed, choice, absolute position) and the logits.
+    """Parameters of sampling: greedy at temperature 0, else from (seed, choice, absolute position) and the logits.
 
-    `choice`: index among the `n` of the client's request. `logit_bias`: (token, bias), each token once.
-    `top_logprobs`: alternatives reported for each token; None: no log probabilities at all. The others are vLLM's:
-    `top_k` of 0 keeps all tokens; `repetition_penalty` is over prompt and answer; before `min_tokens` of the answer
-    neither EOS nor a stop token is sampled; `bad_words` are sequences of tokens, whose last one is never sampled behind
-    the others of the answer; `allowed_token_ids`: empty for all; `grammar`: an llguidance grammar, "" for none;
-    `prompt_logprobs`: alternatives reported for each token of the prompt but the first; None: nothing of the prompt.
-    `pooling`: a PooledState of the prompt and no token, with `max_tokens` of 0. `eos_token_ids`: the adapter's own ends
-    of sequence, beside those of the base.
+    `choice`: index among the `n` of the client's request. `logit_bias`: (token, bias), each token once. `top_logprobs`:
+    alternatives reported for each token; None: no log probabilities at all. The others are vLLM's: `top_k` of 0 keeps
+    all tokens; `repetition_penalty` is over prompt and answer; before `min_tokens` of the answer neither EOS nor a stop
+    token is sampled; `bad_words` are sequences of tokens, whose last one is never sampled behind the others of the
+    answer; `allowed_token_ids`: empty for all; `grammar`: an llguidance grammar, "" for none; `prompt_logprobs`:
+    alternatives reported for each token of the prompt but the first; None: nothing of the prompt. `pooling`: a
+    PooledState of the prompt and no token, with `max_tokens` of 0. `eos_token_ids`: the adapter's own ends of sequence,
+    beside those of the base.
     """
 
     seed: Any64 = 0
@@ -137,7 +138,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """What a request has that does not say: the base's generation_config.json. None: what the API has."""
+    """The values that a request has where it gives none: the base's generation_config.json. None: the API's default."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -179,7 +180,7 @@ class SessionReady:
 
 
 class Allotment(NamedTuple):
-    """What the scheduler settles of a Start beside its reservation: the gateway passes it on to the runner.
+    """The part of a Start that the scheduler decides beside its reservation: the gateway passes it on to the runner.
 
     `rank` and `adapter_bytes` describe an adapter that the runner may not know; 0: not known.
     """
@@ -257,7 +258,7 @@ class Freeze:
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
-    """The answer to Freeze, after the last of the epoch's tokens: so many of the answer."""
+    """The answer to Freeze, after the last of the epoch's tokens. `emitted_tokens`: of the answer."""
 
     request_id: RequestId
     epoch: Epoch
@@ -265,7 +266,7 @@ class Frozen:
 
 
 class SequenceTokens(NamedTuple):
-    """What a step produced for one sequence. `position`: index of the first token in the answer.
+    """The tokens that a step produced for one sequence. `position`: index of the first one in the answer.
 
     `logprobs`: one for each token where the request asked for them. `doublings`: of the reservation so far.
     """
@@ -281,7 +282,8 @@ class SequenceTokens(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """Of the tokens of a prompt from its position `first` on, as far as they are computed; before the answer's first.
+    """Log probabilities of a prompt's tokens from position `first` on, as far as they are computed; sent before the
+    first token of the answer.
 
     The first token of a prompt has none. A runner sends each as often as it computes it.
     """

@@ -47,7 +47,7 @@ WholeSeconds = Annotated[float, Bound(1 << 31)]
 
 @dataclass(frozen=True, slots=True)
 class PoolRoute:
-    """What a gateway knows of a pool. `max_context_tokens` 0: no runner has ever reported it."""
+    """The part of a pool that a gateway knows. `max_context_tokens` 0: no runner has ever reported it."""
 
     name: SomePool  # "namespace/name"
     base_digest: Text = ""
@@ -95,14 +95,15 @@ class PoolSpec(PoolRoute):
         return bool(self.slo_ttft_s or self.slo_token_time_s)
 
     def route(self, ready_runners: int, max_context_tokens: int) -> PoolRoute:
-        """What gateways get while it has these runners; 0 tokens: none has reported, and the declared ones count."""
+        """The part that gateways get while the pool has these runners; 0 tokens: none has reported, and the declared
+        ones count."""
         served = PoolRoute(*_served_of(self))
         tokens = max_context_tokens or self.max_context_tokens
         return replace(served, ready_runners=ready_runners, max_context_tokens=tokens)
 
     @property
     def split(self) -> bool:
-        """Whether prompt and token phase may run on different runners."""
+        """Whether the prompt phase and the token phase may run on different runners."""
         return self.phases == "split"
 
 
@@ -110,7 +111,7 @@ class PoolSpec(PoolRoute):
 class Route:
     """A served name and what answers to it. `versions`: other contents of the adapter that a request may pin.
 
-    Of a version with a weight (the canary), so many percent of the requests that pin none.
+    A version with a weight is the canary: it answers that percentage of the requests that pin none.
     """
 
     model_name: ModelName
@@ -147,15 +148,15 @@ class AdapterSpec(Route):
 
     @property
     def route(self) -> Route:
-        """What gateways get of it."""
+        """The part of the adapter that gateways get."""
         return Route(*_routed_of(self))
 
     @property
     def contents(self) -> "tuple[AdapterSpec, ...]":
         """The present content and the others, each as an adapter of its own.
 
-        Of earlier contents none is held. A canary is never pinned (slots are counted without it), but in host memory
-        where the adapter is pinned.
+        No earlier content is held. A canary is never pinned (slots are counted without it), but is in host memory where
+        the adapter is pinned.
         """
         canary_tier = Tier.HOST if self.pinned else self.tier
         others = (
@@ -203,7 +204,7 @@ class RegistryChange:
 
 
 class GroupPhase(Enum):
-    """What a runner group's hardware is for."""
+    """The phase that a runner group's hardware is for."""
 
     PROMPT = "prompt"
     TOKEN = "token"  # noqa: S105 (the tokens after the first one)
@@ -219,7 +220,7 @@ class PhaseGroups(NamedTuple):
 
 
 class PhaseCounts(NamedTuple):
-    """Runners for prompts, for the tokens after them, for any of both."""
+    """The numbers of runners for prompts, for the tokens after them, and for both."""
 
     prompt: Runners = 0
     token: Runners = 0
@@ -235,7 +236,8 @@ class SloAttainment(NamedTuple):
 
 
 class RoleCounts(NamedTuple):
-    """Runners of a pool that splits phases, by role, and why they are so many; renewed at most once a minute."""
+    """The numbers of runners by role, of a pool that splits phases, and the reason for them; renewed at most once a
+    minute."""
 
     prompt: Runners
     token: Runners
@@ -245,7 +247,7 @@ class RoleCounts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PoolStatus:
-    """What the scheduler reports of a pool, when it changed."""
+    """A report of the scheduler about a pool, when it changed."""
 
     ready_runners: Any32
     wanted_runners: Any32 = 0  # within the pool's bounds
@@ -270,9 +272,9 @@ class CanaryCounts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AdapterStatus:
-    """What the scheduler reports of an adapter, when it changed, and once every gateway has applied its route.
+    """A report of the scheduler about an adapter, when it changed, and once every gateway has applied its route.
 
-    Readers subtract `unavailable_runners` from the pool's `ready_runners`: so a runner more changes one status, the
+    Readers subtract `unavailable_runners` from the pool's `ready_runners`: one more runner changes one status, the
     pool's, and not that of each adapter.
     """
 
@@ -288,7 +290,7 @@ class AdapterStatus:
 
 
 class KeyScope(Enum):
-    """What an API key may do."""
+    """The scope of an API key."""
 
     INFERENCE = "inference"  # everything in its namespace
     READ_ONLY = "read-only"  # lists, files, metrics
@@ -323,7 +325,7 @@ class KeyRoute:
 
 
 def limits_entry(namespace: str) -> str:
-    """In place of a key's hash: the entry with the limits of a namespace, for callers who have no key."""
+    """The key of the entry that has the limits of a namespace, for callers who have no key of their own."""
     return f"namespace/{namespace}"
 
 
@@ -366,7 +368,7 @@ class Routes:
     more: bool = False
 
     def parts(self, most: int = MAX_ENTRIES) -> Iterator["Routes"]:
-        """The change as messages of at most so many entries of each kind."""
+        """Split the change into messages of at most `most` entries of each kind."""
         entries = (
             "routes", "removed_models", "pools", "removed_pools", "keys", "removed_keys", "unserved",
             "removed_unserved",
@@ -411,10 +413,10 @@ class RouteBook:
     _named: tuple[int, ...] | None = None  # entries of each kind that a full table, not whole yet, has named
 
     def apply(self, change: Routes) -> tuple[dict[str, Route], dict[str, PoolRoute], dict[str, Unserved]]:
-        """Returns the routes, the rows of pools and the unserved adapters that are replaced or removed.
+        """Apply a change. Returns the routes, the rows of pools and the unserved adapters that are replaced or removed.
 
-        Raises RoutesGap, which leaves the book as it was. A full table replaces the entries one by one, and removes the
-        others with its last part: 100,000 routes that are freed at once stop the process for 30 ms.
+        A full table replaces the entries one by one, and removes the others with its last part: 100,000 routes that are
+        freed at once stop the process for 30 ms. Raises RoutesGap, which leaves the book as it was.
         """
         named = len(change.routes), len(change.pools), len(change.keys), len(change.unserved)
         if change.full:
@@ -440,7 +442,7 @@ class RouteBook:
 
 
 def _update(held: dict[str, V], new: dict[str, V], removed: Sequence[str], size: int | None) -> dict[str, V]:
-    """Returns the entries that are replaced or removed. `size`: only so many of the latest are kept."""
+    """Replace and remove entries of `held`, and return those. `size`: keep only the latest `size` entries."""
     before = {name: held.pop(name) for name in (*removed, *new) if name in held}
     held.update(new)  # at the end
     if size is not None:

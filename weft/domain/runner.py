@@ -38,7 +38,7 @@ KV_SHARE = 4  # one adapter, and all pinned ones together, leave one page in so 
 
 
 class RunnerRole(Enum):
-    """What a runner computes: a state, ordered by the scheduler (Splitwise, section 4.2)."""
+    """The role of a runner, what it computes now: a state, ordered by the scheduler (Splitwise, section 4.2)."""
 
     MIXED = "mixed"  # both phases in one batch, prompts in chunks beside running rows
     PROMPT = "prompt"  # prompts, several in a step
@@ -47,7 +47,7 @@ class RunnerRole(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RunnerSpec:
-    """What does not change while a runner lives: its hello."""
+    """The properties of a runner that stay while it lives: its hello."""
 
     runner: RunnerId
     address: Name
@@ -75,31 +75,32 @@ class RunnerSpec:
 
     @property
     def good_sequences(self) -> int:
-        """The batch that it runs well, of the `max_sequences` that it takes."""
+        """The batch that the runner runs well, at most `max_sequences`."""
         return min(self.best_batch or self.max_sequences, self.max_sequences)
 
     @property
     def packed_sequences(self) -> int:
-        """The batch that it takes rather than that another runner starts one: a tenth slower, half as many more.
-
-        At the most; by the line through the measured steps. Not measured: `good_sequences`.
-        """
+        """The batch that the runner takes before another runner starts one: its steps are at most a tenth slower, by
+        the line through the measured ones, and it has at most half as many sequences more than `good_sequences`. Not
+        measured: `good_sequences`."""
         if not self.step_ms_best:
             return self.good_sequences
         return min(self.sequences_within(PACKED_SLOWDOWN * self.step_ms_best / 1000), 3 * self.good_sequences // 2)
 
     @property
     def kv_pages(self) -> int:
-        """Pages that no adapter takes from sequences for good: what an idle runner has free at least."""
+        """The pages that adapters never take from sequences for good: what an idle runner has free at least."""
         return max(1, self.total_pages // KV_SHARE)
 
     def step_s(self, sequences: int) -> float:
-        """An iteration of so many sequences, on the line through the two that were measured; 0: none was."""
+        """Estimate the time of an iteration of `sequences`, on the line through the two that were measured; 0: none
+        was."""
         row_ms = (self.step_ms_best - self.step_ms_1) / max(1, self.best_batch - 1)
         return (self.step_ms_1 + row_ms * max(0, sequences - 1)) / 1000
 
     def sequences_within(self, token_time_s: float) -> int:
-        """The largest batch whose steps take no longer, by the measured ones; 0 s, or not measured: `max_sequences`."""
+        """The largest batch whose steps take at most `token_time_s`, by the measured ones; `max_sequences` for 0 s, or
+        if none was measured."""
         if not token_time_s or self.best_batch < 2 or self.step_ms_best <= self.step_ms_1:
             return self.max_sequences
         return max(1, bisect_right(range(1, self.max_sequences + 1), token_time_s, key=self.step_s))
@@ -134,7 +135,7 @@ class Overrun(NamedTuple):
 
 
 class OffloadState(NamedTuple):
-    """Of a runner whose weights come from disk. Milliseconds of a token of each running sequence, lately.
+    """State of a runner whose weights come from disk. The milliseconds are of a token of each running sequence, lately.
 
     `alone_ms`: of one request alone, as predicted; `disk_bound`: because the disk has to be read for it.
     """
@@ -198,7 +199,7 @@ MAX_BOOK_CHARS = 16 << 20  # 200,000 adapters without an error; what changes add
 
 
 def fault_of(spec: RunnerSpec, figures: RunnerFigures, sequences: int) -> str | None:
-    """Why a runner of that specification cannot have these figures and so many sequences; None: it can."""
+    """Explain why a runner of this specification cannot have these figures and `sequences` sequences; None: it can."""
     most = max(figures.free_pages, figures.used_pages, figures.adapter_pages)
     if most > spec.total_pages:
         return f"{most} pages, of {spec.total_pages} pages in all"
@@ -225,7 +226,8 @@ class RunnerBook:
         self._chars = 0  # of all sequences and adapters
 
     def apply(self, report: RunnerReport) -> None:
-        """Raises ReportGap, which leaves the book as it was, and ReportInvalid, after which the book is of no use."""
+        """Take in a report. Raises ReportGap, which leaves the book as it was, and ReportInvalid, after which it is of
+        no use."""
         if report.full:
             self.sequences, self.adapters, self.progress, self.reserved_pages, self._chars = {}, {}, (), 0, 0
         elif self.version is None or report.version != self.version + 1:
@@ -259,14 +261,14 @@ class RunnerBook:
 
     @classmethod
     def of(cls, reported: "ReportedRunner") -> "RunnerBook":
-        """From a full report that came with its specification. Raises ReportInvalid."""
+        """Make the book of a full report that came with its specification. Raises ReportInvalid."""
         assert reported.spec is not None, "a full report comes with its specification"
         book = cls(reported.spec)
         book.apply(reported.report)
         return book
 
     def full(self) -> RunnerReport:
-        """The whole state as one report."""
+        """Report the whole state."""
         assert self.version is not None, "a book without a report"
         return RunnerReport(
             version=self.version,
@@ -305,7 +307,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class RunnerOrder:
-    """What the scheduler orders, by way of the supervisor. `role`: from its next step on; None: as before."""
+    """An order of the scheduler, by way of the supervisor. `role`: from the runner's next step on; None: as before."""
 
     desired: DesiredChange | None = None
     drain: bool = False
@@ -314,7 +316,7 @@ class RunnerOrder:
 
 @dataclass(frozen=True, slots=True)
 class Resync:
-    """Send a full report. `runner`: of which one, where the receiver is a supervisor."""
+    """Ask for a full report. `runner`: whose, where the receiver is a supervisor."""
 
     runner: RunnerId | None = None
 

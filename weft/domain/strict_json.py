@@ -15,7 +15,7 @@ class JsonError(ValueError):
 
 
 def parse_object(raw: bytes, *, max_bytes: int) -> JsonObject:
-    """UTF-8 JSON text -> its object. Raises JsonError, never anything else."""
+    """Parse UTF-8 JSON text to its object. Raises JsonError, never anything else."""
     if len(raw) > max_bytes:
         raise JsonError(f"{len(raw)} bytes, the limit is {max_bytes}")
     if sum(map(raw.count, b"[{,")) > MAX_VALUES:  # a value is begun by one of these, or is the only one
@@ -33,7 +33,7 @@ def parse_object(raw: bytes, *, max_bytes: int) -> JsonObject:
 
 
 def is_int(value: object) -> bool:
-    """A JSON integer; `true` is not one."""
+    """Whether a value is a JSON integer; `true` is not one."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -47,7 +47,7 @@ def _no_name_twice(pairs: list[tuple[str, Any]]) -> JsonObject:
 
 
 def _check_characters(raw: bytes, value: object) -> None:
-    """Half a surrogate pair is in no UTF-8 text, so no text that holds one could be sent.
+    """Refuse half a surrogate pair: it is in no UTF-8 text, so no text that holds one could be sent.
 
     Only an escape can bring one in; files without such escapes (tokenizers of many MB) are not gone through again.
     """

@@ -2,12 +2,12 @@
 
 
 def sanitize(text: str) -> str:
-    """The text with every character that cannot be printed written as its escape: ESC, line ends, half surrogates."""
+    """Write every character that cannot be printed as its escape: ESC, line ends, half surrogates."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def quoted(value: object, most: int = 60) -> str:
-    """A value as an error quotes it: at most `most` characters of it, all printable."""
+    """Quote a value for an error: at most `most` characters of it, all printable."""
     return repr(value[:most]) if isinstance(value, str) else repr(value)[:most]

@@ -1,1 +1,1 @@
-"""One of several processes acts: who, is decided on a `coordination.k8s.io` Lease (ADR 0010, ADR 0024)."""
+"""Leadership: which of several processes acts is decided on a `coordination.k8s.io` Lease (ADR 0010, ADR 0024)."""

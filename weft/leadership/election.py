@@ -33,12 +33,12 @@ log = logging.getLogger(__name__)
 
 
 def new_identity() -> str:
-    """Of this start of this process: a restarted one is somebody else."""
+    """Draw a name for this start of this process: a restarted one is another candidate."""
     return f"{socket.gethostname()}_{os.getpid()}_{secrets.token_hex(4)}"
 
 
 class LeaseStore(Protocol):
-    """Where the Lease is kept (`weft.leadership.lease_api`). Its string names it."""
+    """The store of the Lease (`weft.leadership.lease_api`). Its string names it."""
 
     def read(self) -> Awaitable[Json | None]: ...
 
@@ -72,16 +72,16 @@ class Election:
 
     @property
     def leading(self) -> bool:
-        """Does this process lead, for certain?"""
+        """Whether this process leads, for certain."""
         return self._leading is not None and self._leading.holds(self._terms, self._clock())
 
     def require(self) -> None:
-        """Raises LeadershipLost unless this process leads for certain."""
+        """Check that this process leads for certain. Raises LeadershipLost."""
         if not self.leading:
             raise LeadershipLost(f"{self._lease} was not renewed in time")
 
     async def acquire(self) -> int:
-        """Wait until this process leads; the term of its leadership."""
+        """Wait until this process leads. Returns the term of its leadership."""
         while True:
             try:
                 pause_s = await self._try()
@@ -120,7 +120,7 @@ class Election:
             log.warning("the Lease cannot be given back", extra=kv(error=str(error)))
 
     async def _try(self) -> float:
-        """One look, one attempt; how long to wait until the next."""
+        """Look at the Lease and try once. Returns how long to wait until the next try."""
         lease = await self._lease.read()
         now = self._clock()
         self._uid = "" if lease is None else lease["metadata"]["uid"]
@@ -146,7 +146,8 @@ class Election:
         self._leading = Leadership(term, written["metadata"]["resourceVersion"], sent_at)
 
     async def _read_again(self) -> None:
-        """The Lease is another one than was written last: by a renewal of our own whose answer was lost, or not."""
+        """Read the Lease after a write met another version: a renewal of our own whose answer was lost, or
+        another's."""
         assert self._leading is not None
         try:
             lease = await self._lease.read()
@@ -178,7 +179,7 @@ class Election:
 
 
 def lease_record(lease: Json) -> LeaseRecord:
-    """A Lease as the decisions need it. Fields that somebody removed count as nothing."""
+    """Read a Lease for the decisions. Fields that somebody removed count as nothing."""
     spec: Any = lease.get("spec") or {}
     return LeaseRecord(
         holder=spec.get("holderIdentity") or "",

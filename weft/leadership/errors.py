@@ -20,7 +20,7 @@ class LeaseChanged(LeadershipError):
 
 
 class LeaseUnavailable(LeadershipError):
-    """No answer, or a refusal. `status` is the HTTP status; None without an answer."""
+    """The API server did not answer, or refused. `status` is the HTTP status; None without an answer."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)

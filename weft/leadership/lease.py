@@ -1,4 +1,4 @@
-"""Who leads: decisions on a `coordination.k8s.io` Lease. Pure.
+"""Decisions on a `coordination.k8s.io` Lease: who leads. Pure.
 
 The rule is client-go's: nobody's clock is compared with anybody else's. A candidate looks at the Lease and measures, on
 its own clock, for how long it has not changed; after the duration that the Lease itself names it is free. A leader
@@ -22,12 +22,12 @@ class LeaseTimings:
 
     @property
     def renew_s(self) -> float:
-        """How often a leader renews."""
+        """The time between two renewals of a leader."""
         return self.duration_s / 6
 
     @property
     def deadline_s(self) -> float:
-        """A leader that could not renew for so long stops acting."""
+        """The time without a renewal after which a leader stops acting."""
         return self.duration_s * 2 / 3
 
     @property
@@ -78,13 +78,13 @@ class Acquire:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Somebody leads. Look again after so many seconds at most."""
+    """Another process leads: look again after at most `seconds`."""
 
     seconds: float
 
 
 def decide(candidate: LeaseCandidate, terms: LeaseTimings, now: float, unix_s: float) -> CreateLease | Acquire | Wait:
-    """What a candidate that does not lead does next. `unix_s` is the wall clock, for the term of a new Lease."""
+    """Decide what a candidate that does not lead does next. `unix_s` is the wall clock, for the term of a new Lease."""
     seen = candidate.seen
     if seen is None:
         return CreateLease(first_term(unix_s))
@@ -109,5 +109,5 @@ class Leadership:
     renewed_at: float
 
     def holds(self, terms: LeaseTimings, now: float) -> bool:
-        """May this process act? It may not even ask for more once this is False: it ends."""
+        """Whether this process may act. Once this is False it may not even ask for more: it ends."""
         return now < self.renewed_at + terms.deadline_s

@@ -1,4 +1,5 @@
-"""One Lease at an API server: read, made, replaced. One request is one attempt; who repeats, and when, is the caller.
+"""One Lease at an API server: read, made, replaced. One request is one attempt; the caller decides who repeats it, and
+when.
 
 The credentials are those of `kubernetes.aio`: the pod's service account, whose token is read again as it rotates, or a
 kubeconfig (`KUBECONFIG`) outside of a cluster.
@@ -28,7 +29,7 @@ class NoCluster(CannotStart):
 
 
 async def load_configuration(kubeconfig: str = "") -> Configuration:
-    """The credentials of that file, or of $KUBECONFIG, or of the pod's service account. Raises NoCluster."""
+    """Load the credentials of that file, or of $KUBECONFIG, or of the pod's service account. Raises NoCluster."""
     kubeconfig = kubeconfig or os.environ.get("KUBECONFIG", "")
     configuration = Configuration()
     configuration.connection_pool_maxsize = CONNECTIONS
@@ -60,21 +61,19 @@ class LeaseApi:
         await self._client.close()
 
     async def read(self) -> Json | None:
-        """The Lease; None when there is none. Raises LeaseUnavailable."""
+        """Read the Lease; None when there is none. Raises LeaseUnavailable."""
         try:
             return await self._request("GET", f"{self._all}/{self.name}", None, READ_S)
         except LeaseChanged:
             return None
 
     async def create(self, spec: Json, *, timeout_s: float) -> Json:
-        """Make it. Raises LeaseChanged when it is there, LeaseUnavailable."""
+        """Make the Lease. Raises LeaseChanged when it is there, LeaseUnavailable."""
         return await self._request("POST", self._all, self._object(spec), timeout_s)
 
     async def replace(self, spec: Json, *, uid: str, version: str, timeout_s: float) -> Json:
-        """Write it over exactly this version. Raises LeaseChanged, LeaseUnavailable.
-
-        Without `uid` a PUT would make a deleted one anew.
-        """
+        """Write the Lease over exactly this version; without `uid` a PUT would make a deleted one anew. Raises
+        LeaseChanged, LeaseUnavailable."""
         body = self._object(spec, uid=uid, resourceVersion=version)
         return await self._request("PUT", f"{self._all}/{self.name}", body, timeout_s)
 

@@ -45,7 +45,7 @@ class Turn:
         self.lost: LeadershipLost | None = None
 
     def require(self) -> None:
-        """Raises LeadershipLost when another process may act."""
+        """Check that this process may act. Raises LeadershipLost when another one may."""
         if self._election is not None:
             self._election.require()
 
@@ -102,7 +102,7 @@ def holder_name(data_dir: Path) -> str:
 
 
 async def _acquired(election: Election, stop: asyncio.Event, probes: Probes) -> int | None:
-    """The term, once it is this process's turn; None when `stop` came first."""
+    """Wait for this process's turn. Returns its term; None when `stop` came first."""
     log.info("standing by")
     asking, stopped = asyncio.create_task(election.acquire()), asyncio.create_task(stop.wait())
     beat = asyncio.create_task(heartbeat(probes))

@@ -29,7 +29,8 @@ _RUNNING = [BatchStatus.VALIDATING.value, BatchStatus.IN_PROGRESS.value]
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedBatch:
-    """What a starting service needs to know. `ending`: what a batch in `finalizing` will be, else its own status."""
+    """A batch that has not ended, for a starting service. `ending`: what a batch in `finalizing` will be, else its own
+    status."""
 
     namespace: str
     job: BatchJob
@@ -63,7 +64,8 @@ async def create(
     max_unfinished: int,
     on_commit: OnCommit[BatchJob] = ignore,
 ) -> BatchJob:
-    """Raises Absent (the input file), OverQuota, Conflict (an output is no input), Superseded, StoreUnavailable."""
+    """Store a new batch. Raises Absent (the input file), OverQuota, Conflict (an output is no input), Superseded,
+    StoreUnavailable."""
 
     async def write(connection: AsyncConnection) -> BatchJob:
         await fencing_terms.hold(connection, ROLE, term)
@@ -82,12 +84,13 @@ async def create(
 
 
 async def find(engine: AsyncEngine, namespace: str, batch_id: str) -> BatchJob:
-    """Raises Absent, StoreUnavailable."""
+    """Read one batch. Raises Absent, StoreUnavailable."""
     return await transact(engine, lambda connection: _found(connection, namespace, batch_id))
 
 
 async def listed(engine: AsyncEngine, page: Page) -> tuple[list[BatchJob], bool]:
-    """A part of a tenant's batches, and whether there are more. Raises Absent (`after`), StoreUnavailable."""
+    """List a part of a tenant's batches; returns whether there are more, too. Raises Absent (`after`),
+    StoreUnavailable."""
 
     async def read(connection: AsyncConnection) -> tuple[list[BatchJob], bool]:
         query = select(*_SHOWN).where(BatchRow.namespace == page.namespace)
@@ -104,7 +107,7 @@ async def listed(engine: AsyncEngine, page: Page) -> tuple[list[BatchJob], bool]
 
 
 async def unfinished(engine: AsyncEngine) -> list[UnfinishedBatch]:
-    """Every batch that has not ended, oldest first. Raises StoreUnavailable."""
+    """List every batch that has not ended, oldest first. Raises StoreUnavailable."""
     query = select(*_SHOWN, BatchRow.namespace, BatchRow.ending, BatchRow.line_index)
 
     async def read(connection: AsyncConnection) -> list[UnfinishedBatch]:
@@ -128,7 +131,8 @@ async def cancel(
     now_unix_ms: int,
     on_commit: OnCommit[BatchJob] = ignore,
 ) -> BatchJob:
-    """Raises Absent, Conflict (it has ended, or its output is being written), Superseded, StoreUnavailable."""
+    """Cancel a batch. Raises Absent, Conflict (it has ended, or its output is being written), Superseded,
+    StoreUnavailable."""
 
     async def write(connection: AsyncConnection) -> BatchJob:
         await fencing_terms.hold(connection, ROLE, term)
@@ -145,7 +149,8 @@ async def cancel(
 async def validated(
     engine: AsyncEngine, term: int, batch_id: str, total: int, line_index: bytes, *, now_unix_ms: int
 ) -> None:
-    """Its lines may run. One that was cancelled meanwhile stays so. Raises Superseded, StoreUnavailable."""
+    """Note that a batch's lines may run; one that was cancelled meanwhile stays cancelled. Raises Superseded,
+    StoreUnavailable."""
 
     async def write(connection: AsyncConnection) -> None:
         await fencing_terms.hold(connection, ROLE, term)
@@ -162,7 +167,7 @@ async def validated(
 async def failed(
     engine: AsyncEngine, term: int, batch_id: str, errors: Sequence[BatchError], *, now_unix_ms: int
 ) -> None:
-    """No line of it can run. Raises Superseded, StoreUnavailable."""
+    """End a batch of which no line can run. Raises Superseded, StoreUnavailable."""
 
     async def write(connection: AsyncConnection) -> None:
         await fencing_terms.hold(connection, ROLE, term)
@@ -197,7 +202,7 @@ async def add_results(engine: AsyncEngine, term: int, results: Sequence[StoredRe
 
 
 async def finished_lines(engine: AsyncEngine, batch_id: str) -> list[int]:
-    """The lines that have a result. Raises StoreUnavailable."""
+    """List the lines that have a result. Raises StoreUnavailable."""
 
     async def read(connection: AsyncConnection) -> list[int]:
         query = select(BatchResultRow.line).where(BatchResultRow.batch_id == batch_id)
@@ -207,7 +212,7 @@ async def finished_lines(engine: AsyncEngine, batch_id: str) -> list[int]:
 
 
 async def results(engine: AsyncEngine, batch_id: str, *, pages_of: int = 200) -> AsyncIterator[tuple[int, bool, bytes]]:
-    """(line, succeeded, record) of every result, in the lines' order. Raises StoreUnavailable."""
+    """Yield (line, succeeded, record) of every result, in the lines' order. Raises StoreUnavailable."""
     row = BatchResultRow
     after = 0
     while True:
@@ -225,7 +230,7 @@ async def results(engine: AsyncEngine, batch_id: str, *, pages_of: int = 200) ->
 
 
 async def finalizing(engine: AsyncEngine, term: int, batch_id: str, ending: BatchStatus, *, now_unix_ms: int) -> None:
-    """No result is added any more; its files are written next. A cancelled batch shows `cancelling` until then.
+    """Close a batch to results: its files are written next. A cancelled batch shows `cancelling` until then.
 
     Raises Superseded, StoreUnavailable.
     """
@@ -250,9 +255,10 @@ async def ended(
     errors: tuple[str, int] | None,
     failed: int,
 ) -> None:
-    """Its files (ids and bytes; None: none) and its end become visible at once. `failed`: lines of the error file.
+    """End a batch: its files (ids and bytes; None: none) and its end become visible at once.
 
-    Raises Conflict (a file's row was swept), Superseded, StoreUnavailable.
+    `failed`: the number of lines of the error file. Raises Conflict (a file's row was swept), Superseded,
+    StoreUnavailable.
     """
 
     async def write(connection: AsyncConnection) -> None:
@@ -281,7 +287,7 @@ async def drop_results(engine: AsyncEngine, batch_id: str) -> None:
 
 
 async def ended_with_results(engine: AsyncEngine) -> list[str]:
-    """Batches that have ended, whose results are not deleted yet. Raises StoreUnavailable."""
+    """List batches that have ended, whose results are not deleted yet. Raises StoreUnavailable."""
     kept = select(BatchResultRow.batch_id).distinct()
     query = select(BatchRow.batch_id).where(BatchRow.status.in_(_ENDED), BatchRow.batch_id.in_(kept))
 

@@ -23,7 +23,8 @@ TURNS = "weft_turns"  # the execution option with an engine's `Turns`
 
 
 class Turns(asyncio.Semaphore):
-    """Turns, as many as transactions may be under way at once; the others wait in the order in which they came."""
+    """Turns to run a transaction, as many as may be under way at once; the others wait in the order in which they
+    came."""
 
     def __init__(self, count: int) -> None:
         super().__init__(count)
@@ -31,12 +32,12 @@ class Turns(asyncio.Semaphore):
 
 
 def sqlite_url(path: Path) -> URL:
-    """The URL of an SQLite file."""
+    """Make the URL of an SQLite file."""
     return URL.create("sqlite+aiosqlite", database=str(path))
 
 
 def postgresql_url(text: str) -> URL:
-    """A PostgreSQL URL as people have them, with the driver that is used here. Raises BadDatabaseUrl."""
+    """Read a PostgreSQL URL as people have them, with the driver that is used here. Raises BadDatabaseUrl."""
     try:
         url = make_url(text)
     except (ArgumentError, ValueError) as error:
@@ -50,7 +51,7 @@ def postgresql_url(text: str) -> URL:
 
 
 def open_database(url: URL) -> AsyncEngine:
-    """An engine for `url`. Nothing is connected yet; `close_database` at the end."""
+    """Make an engine for `url`. Nothing is connected yet; `close_database` at the end."""
     if url.get_backend_name() == "postgresql":
         return create_async_engine(
             url,

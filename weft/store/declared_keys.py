@@ -28,7 +28,7 @@ _LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrent", "tokens_per
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """What an owner says of its key. `limits`: its numbers count; subject and model are given by the store."""
+    """A key that its owner declares. `limits`: its numbers count; subject and model are given by the store."""
 
     owner: str
     key_hash: str
@@ -39,7 +39,7 @@ class Declaration:
 
 @dataclass(frozen=True, slots=True)
 class DeclaredKey:
-    """As it is stored: in force, or revoked by a person."""
+    """A declared key as the store has it: in force, or revoked by a person."""
 
     key_id: str
     declaration: Declaration
@@ -47,14 +47,14 @@ class DeclaredKey:
 
 
 class Refusal(Enum):
-    """Why a key was not taken. The owner has no key in force then."""
+    """The reason for which a key was not taken. The owner has no key in force then."""
 
     TAKEN = auto()  # it is a key already, and not this owner's
     REVOKED = auto()  # a person has revoked it
 
 
 async def declare(engine: AsyncEngine, new: Declaration, *, now_unix_ms: int) -> DeclaredKey | Refusal:
-    """The owner's one key in force is this one. Raises StoreUnavailable, Unstorable."""
+    """Make this the owner's one key in force. Raises StoreUnavailable, Unstorable."""
 
     async def write(connection: AsyncConnection) -> DeclaredKey | Refusal:
         await _withdraw(connection, new.owner, now_unix_ms, but=new.key_hash)
@@ -77,12 +77,13 @@ async def declare(engine: AsyncEngine, new: Declaration, *, now_unix_ms: int) ->
 
 
 async def withdraw(engine: AsyncEngine, owner: str, *, now_unix_ms: int) -> None:
-    """The owner has no key in force. Raises StoreUnavailable."""
+    """Revoke the owner's key in force, if it has one. Raises StoreUnavailable."""
     await transact(engine, lambda connection: _withdraw(connection, owner, now_unix_ms))
 
 
 async def all_declared(engine: AsyncEngine) -> list[DeclaredKey]:
-    """Every declared key in force (or expired), and every one that a person has revoked. Raises StoreUnavailable."""
+    """List every declared key in force (or expired), and every one that a person has revoked. Raises
+    StoreUnavailable."""
     known = select(ApiKeyRow.__table__).where(
         ApiKeyRow.owner != "", or_(ApiKeyRow.revoked_unix_ms.is_(None), ~ApiKeyRow.withdrawn)
     )
@@ -120,7 +121,7 @@ async def _withdraw(connection: AsyncConnection, owner: str, now_unix_ms: int, *
 
 
 async def _insert(connection: AsyncConnection, new: Declaration, now_unix_ms: int) -> str:
-    """The id of the new key. One that is taken is drawn again."""
+    """Store a new key under a drawn id, and return that. One that is taken is drawn again."""
     insert = insert_into(connection, ApiKeyRow).on_conflict_do_nothing(index_elements=[ApiKeyRow.key_id])
     while True:
         key_id = draw_key().key_id
@@ -137,7 +138,7 @@ async def _update(connection: AsyncConnection, known: Any, new: Declaration) -> 
 
 
 async def _set_limits(connection: AsyncConnection, rule: LimitRule, now_unix_ms: int) -> None:
-    """Written where they differ: each write is news for every gateway."""
+    """Write the limits where they differ: each write is news for every gateway."""
     columns = [getattr(LimitRow, name) for name in _LIMITS]
     query = select(*columns).where(LimitRow.subject == rule.subject, LimitRow.model == rule.model)
     stored = (await connection.execute(query)).first()

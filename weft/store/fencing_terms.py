@@ -16,7 +16,8 @@ ROLE = "scheduler"  # whose terms a supervisor keeps
 
 
 async def highest(engine: AsyncEngine, role: str = ROLE) -> int:
-    """The highest term of a role so far; 0 before the first, and where none can be above. Raises StoreUnavailable."""
+    """Read the highest term of a role so far; 0 before the first, and where none can be above. Raises
+    StoreUnavailable."""
 
     async def read(connection: AsyncConnection) -> int:
         found = await connection.execute(select(TermRow.term).where(TermRow.role == role, TermRow.term < MAX_TERM))
@@ -39,7 +40,7 @@ async def raise_to(engine: AsyncEngine, term: int) -> None:
 
 
 async def take(engine: AsyncEngine, role: str) -> int:
-    """A term of `role` above all before it. Waits for transactions that hold one. Raises StoreUnavailable."""
+    """Take a term of `role` above all before it, once transactions that hold one are over. Raises StoreUnavailable."""
 
     async def write(connection: AsyncConnection) -> int:
         insert = insert_into(connection, TermRow)
@@ -50,7 +51,7 @@ async def take(engine: AsyncEngine, role: str) -> int:
 
 
 async def hold(connection: AsyncConnection, role: str, term: int) -> None:
-    """Within a transaction: until its end no higher term is taken. Raises Superseded where one was."""
+    """Keep any process from taking a higher term until this transaction ends. Raises Superseded where one was taken."""
     query = select(TermRow.term).where(TermRow.role == role).with_for_update(read=True)
     highest_term = (await connection.execute(query)).scalar_one()  # SQLite leaves the lock out: it has one writer
     if highest_term != term:

@@ -1,4 +1,4 @@
-"""Files of tenants: what is known of them. Their bytes are in the batch service's file storage, under their ids.
+"""Rows of tenants' files. Their bytes are in the batch service's file storage, under their ids.
 
 A file's row is there before its bytes and after them: "writing" until it is whole, "deleting" until its bytes are gone.
 Whatever ends a process, a row says which bytes are left to delete.
@@ -48,9 +48,8 @@ async def begin(engine: AsyncEngine, term: int, new: NewFile, file_id: str, *, n
 
 
 async def complete(engine: AsyncEngine, term: int, file_id: str, size: int, *, max_bytes: int) -> StoredFile:
-    """Its bytes are in storage. Raises OverQuota (the tenant's files would be more than `max_bytes`), Conflict (it was
-    taken for abandoned), Superseded, StoreUnavailable.
-    """
+    """Note that a file's bytes are in storage. Raises OverQuota (the tenant's files would be more than `max_bytes`),
+    Conflict (it was taken for abandoned), Superseded, StoreUnavailable."""
 
     async def write(connection: AsyncConnection) -> StoredFile:
         await fencing_terms.hold(connection, ROLE, term)
@@ -68,7 +67,7 @@ def over_bytes(stored: int, max_bytes: int) -> OverQuota:
 
 
 async def make_ready(connection: AsyncConnection, file_id: str, size: int) -> StoredFile:
-    """Within a transaction: the file is there. Raises Conflict where its row was swept."""
+    """Make a file visible, within a transaction. Raises Conflict where its row was swept."""
     changed = (
         update(FileRow)
         .where(FileRow.file_id == file_id, FileRow.state == WRITING)
@@ -81,7 +80,7 @@ async def make_ready(connection: AsyncConnection, file_id: str, size: int) -> St
 
 
 async def find(engine: AsyncEngine, namespace: str, file_id: str) -> StoredFile:
-    """Raises Absent, StoreUnavailable."""
+    """Read one file's row. Raises Absent, StoreUnavailable."""
 
     async def read(connection: AsyncConnection) -> StoredFile:
         return await found(connection, namespace, file_id)
@@ -90,7 +89,7 @@ async def find(engine: AsyncEngine, namespace: str, file_id: str) -> StoredFile:
 
 
 async def found(connection: AsyncConnection, namespace: str, file_id: str) -> StoredFile:
-    """Within a transaction. Raises Absent."""
+    """Read one file's row within a transaction. Raises Absent."""
     row = (await connection.execute(select(*_SHOWN).where(*_is(namespace, file_id)))).first()
     if row is None:
         raise no_file(file_id)
@@ -98,7 +97,8 @@ async def found(connection: AsyncConnection, namespace: str, file_id: str) -> St
 
 
 async def listed(engine: AsyncEngine, page: Page) -> tuple[list[StoredFile], bool]:
-    """A part of a tenant's files, and whether there are more. Raises Absent (`after`), StoreUnavailable."""
+    """List a part of a tenant's files; returns whether there are more, too. Raises Absent (`after`),
+    StoreUnavailable."""
 
     async def read(connection: AsyncConnection) -> tuple[list[StoredFile], bool]:
         query = select(*_SHOWN).where(FileRow.namespace == page.namespace, FileRow.state == READY)
@@ -117,9 +117,8 @@ async def listed(engine: AsyncEngine, page: Page) -> tuple[list[StoredFile], boo
 
 
 async def mark_deleting(engine: AsyncEngine, term: int, namespace: str, file_id: str) -> StoredFile:
-    """From here on its tenant does not see it. Raises Absent, Conflict (an unfinished batch reads it), Superseded,
-    StoreUnavailable.
-    """
+    """Hide a file from its tenant, for good. Raises Absent, Conflict (an unfinished batch reads it), Superseded,
+    StoreUnavailable."""
 
     async def write(connection: AsyncConnection) -> StoredFile:
         await fencing_terms.hold(connection, ROLE, term)
@@ -135,7 +134,7 @@ async def mark_deleting(engine: AsyncEngine, term: int, namespace: str, file_id:
 
 
 async def abandoned(engine: AsyncEngine, *, before_unix_ms: int, most: int = 100) -> list[str]:
-    """Files whose bytes are to be deleted: marked so, or begun before that time and never whole."""
+    """List files whose bytes are to be deleted: marked so, or begun before `before_unix_ms` and never whole."""
     left = or_(FileRow.state == DELETING, and_(FileRow.state == WRITING, FileRow.created_unix_ms < before_unix_ms))
 
     async def read(connection: AsyncConnection) -> list[str]:
@@ -168,14 +167,14 @@ async def forget(engine: AsyncEngine, file_ids: Collection[str]) -> None:
 
 
 def behind(page: Page, created: Any, row_id: Any, since: int) -> ColumnElement[bool]:
-    """What a list has behind the row of id `page.after`, made at `since`."""
+    """The condition of the rows behind the row `page.after`, made at `since`, in a list."""
     if page.oldest_first:
         return or_(created > since, and_(created == since, row_id > page.after))
     return or_(created < since, and_(created == since, row_id < page.after))
 
 
 def ordered(page: Page, query: Any, created: Any, row_id: Any) -> Any:
-    """One row more than the page has: then there are more."""
+    """Order a page's rows, and ask for one row more than it has, which says whether there are more."""
     by = (created, row_id) if page.oldest_first else (created.desc(), row_id.desc())
     return query.order_by(*by).limit(page.limit + 1)
 
@@ -189,7 +188,7 @@ def _is(namespace: str, file_id: str) -> tuple[ColumnElement[bool], ...]:
 
 
 async def _used(connection: AsyncConnection, namespace: str) -> tuple[int, int]:
-    """(files, bytes) of a tenant's uploads and outputs. A file that is deleted or broken off does not count."""
+    """Sum (files, bytes) of a tenant's uploads and outputs. A file that is deleted or broken off does not count."""
     query = select(func.count(), func.coalesce(func.sum(FileRow.bytes), 0))
     files, stored = (
         await connection.execute(query.where(FileRow.namespace == namespace, FileRow.state != DELETING))

@@ -21,7 +21,7 @@ MAX_NOTE = 256
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a key is for. `models`: names, or patterns with * and ?; none: every model of the namespace."""
+    """The rights of a key. `models`: names, or patterns with * and ?; none: every model of the namespace."""
 
     namespace: str  # "" with scope PLATFORM
     scope: KeyScope = KeyScope.INFERENCE
@@ -31,7 +31,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """What is known of a key. `key_id` is public; `key_hash` is hex SHA-256 of the whole key."""
+    """A key as the store knows it. `key_id` is public; `key_hash` is hex SHA-256 of the whole key."""
 
     key_id: str
     key_hash: str
@@ -41,7 +41,7 @@ class ApiKey:
     revoked_unix_ms: int | None
 
     def in_force(self, now_unix_ms: int) -> bool:
-        """Neither revoked nor expired."""
+        """Whether the key is neither revoked nor expired."""
         expires = self.grant.expires_unix_ms
         return self.revoked_unix_ms is None and (not expires or now_unix_ms < expires)
 
@@ -55,13 +55,13 @@ class NewKey:
 
 
 def draw_key() -> NewKey:
-    """A new key: an id of 8 hex digits (public), a secret of 256 bits."""
+    """Draw a new key: an id of 8 hex digits (public), a secret of 256 bits."""
     key_id = secrets.token_hex(4)
     return NewKey(f"weft-{key_id}-{secrets.token_urlsafe(32)}", key_id)
 
 
 def key_hash(key: str) -> str:
-    """Hex SHA-256 of a key: what the gateway compares."""
+    """Hash a key with SHA-256, in hex: what the gateway compares."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
@@ -88,7 +88,7 @@ async def create(engine: AsyncEngine, grant: Grant, note: str, *, now_unix_ms: i
 
 
 async def revoke(engine: AsyncEngine, key_id: str, *, now_unix_ms: int) -> bool:
-    """Revoke a key. False when there is no such key; revoking twice is harmless. Raises StoreUnavailable."""
+    """Revoke a key. Returns False when there is no such key; revoking twice is harmless. Raises StoreUnavailable."""
     mine = update(ApiKeyRow).where(ApiKeyRow.key_id == key_id)
 
     async def write(connection: AsyncConnection) -> bool:
@@ -101,7 +101,7 @@ async def revoke(engine: AsyncEngine, key_id: str, *, now_unix_ms: int) -> bool:
 
 
 async def all_keys(engine: AsyncEngine) -> list[ApiKey]:
-    """Every key, revoked ones included, oldest first. Raises StoreUnavailable."""
+    """List every key, revoked ones included, oldest first. Raises StoreUnavailable."""
     query = select(ApiKeyRow.__table__).order_by(ApiKeyRow.created_unix_ms, ApiKeyRow.key_id)
 
     async def read(connection: AsyncConnection) -> list[ApiKey]:
@@ -111,10 +111,10 @@ async def all_keys(engine: AsyncEngine) -> list[ApiKey]:
 
 
 async def version(engine: AsyncEngine) -> int:
-    """A number that grows with every change of the keys in force. Raises StoreUnavailable.
+    """Read a number that grows with every change of the keys in force.
 
     Keys made and changes by owners only grow; what is revoked is in force again by such a change alone, which counts
-    twice for that reason.
+    twice for that reason. Raises StoreUnavailable.
     """
     changes = func.coalesce(func.sum(ApiKeyRow.changes), 0)
     query = select(func.count(), func.count(ApiKeyRow.revoked_unix_ms), changes).select_from(ApiKeyRow)
@@ -127,13 +127,13 @@ async def version(engine: AsyncEngine) -> int:
 
 
 def key_of(row: Any) -> ApiKey:
-    """A row of the table."""
+    """Read a key from its row."""
     scope, models = KeyScope(row["scope"]), tuple(json.loads(row["models"]))
     grant = Grant(row["namespace"], scope, models, row["expires_unix_ms"])
     return ApiKey(row["key_id"], row["key_hash"], grant, row["note"], row["created_unix_ms"], row["revoked_unix_ms"])
 
 
 async def _insert(connection: AsyncConnection, row: dict[str, Any]) -> bool:
-    """False: the id is taken."""
+    """Insert a row. Returns False where the id is taken."""
     insert = insert_into(connection, ApiKeyRow).on_conflict_do_nothing()
     return (await connection.execute(insert.returning(ApiKeyRow.key_id), row)).first() is not None

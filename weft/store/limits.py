@@ -21,7 +21,7 @@ async def put(engine: AsyncEngine, rule: LimitRule, *, now_unix_ms: int) -> None
 
 
 async def put_within(connection: AsyncConnection, rule: LimitRule, *, now_unix_ms: int) -> None:
-    """As `put`, within a transaction."""
+    """Store a rule as `put` does, within a transaction."""
     values = {name: asdict(rule)[name] for name in ("subject", "model", *_NAMES)} | {"set_unix_ms": now_unix_ms}
     if not any(values[name] for name in _NAMES):
         await connection.execute(delete(LimitRow).where(LimitRow.subject == rule.subject, LimitRow.model == rule.model))
@@ -33,7 +33,7 @@ async def put_within(connection: AsyncConnection, rule: LimitRule, *, now_unix_m
 
 
 async def all_rules(engine: AsyncEngine) -> list[LimitRule]:
-    """Every rule, by subject and model. Raises StoreUnavailable."""
+    """List every rule, by subject and model. Raises StoreUnavailable."""
     columns = [getattr(LimitRow, name) for name in ("subject", "model", *_NAMES)]
     query = select(*columns).order_by(LimitRow.subject, LimitRow.model)
 
@@ -44,7 +44,7 @@ async def all_rules(engine: AsyncEngine) -> list[LimitRule]:
 
 
 async def mark(engine: AsyncEngine) -> tuple[int, int]:
-    """(rules, sum of the times they were set): a change of the rules changes it. Raises StoreUnavailable."""
+    """Read (rules, sum of the times they were set): a change of the rules changes it. Raises StoreUnavailable."""
     query = select(func.count(), func.coalesce(func.sum(LimitRow.set_unix_ms), 0)).select_from(LimitRow)
 
     async def read(connection: AsyncConnection) -> tuple[int, int]:

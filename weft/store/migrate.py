@@ -1,4 +1,4 @@
-"""Bringing a database to this version's schema. Run by every process that opens the store, before anything else.
+"""Migrations of a database to this version's schema. Every process that opens the store runs them before anything else.
 
 Processes that start together upgrade one after the other: the first one does the work, the others find it done.
 """
@@ -37,7 +37,7 @@ async def upgrade(engine: AsyncEngine, target: str = "head", step: Step = comman
 
 
 def configuration(connection: Connection | None = None) -> Config:
-    """Alembic's configuration for the packaged migrations, without a file."""
+    """Make Alembic's configuration for the packaged migrations, without a file."""
     config = Config(attributes={"connection": connection})
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
@@ -50,7 +50,7 @@ def head() -> str:
 
 
 def current(connection: Connection) -> str:
-    """The database's revision, "" for an empty one."""
+    """Read the database's revision, "" for an empty one."""
     return MigrationContext.configure(connection).get_current_revision() or ""
 
 

@@ -43,7 +43,7 @@ async def record(engine: AsyncEngine, outcomes: Sequence[Outcome], *, now_unix_m
 async def forget(engine: AsyncEngine, *, before_unix_ms: int) -> int:
     """Delete outcomes stored before; usage stays. Returns how many went.
 
-    By the time of storing, not of finishing: a gateway with a wrong clock must not have its outcomes counted twice.
+    The time of storing counts, not of finishing: a gateway with a wrong clock must not have its outcomes counted twice.
     """
 
     async def write(connection: AsyncConnection) -> int:
@@ -61,7 +61,8 @@ async def _insert_outcomes(connection: AsyncConnection, outcomes: list[Outcome],
 
 
 def _row(outcome: Outcome) -> dict[str, Any]:
-    """Its columns. Those of usage alone have none: `choice` (the first stands for request and prompt), `key_id`."""
+    """The columns of an outcome's row. `choice` (the first stands for request and prompt) and `key_id` are of usage
+    alone."""
     values = {_COLUMNS.get(name, name): value for name, value in asdict(outcome).items() if name not in _OF_USAGE}
     return values | {"finish_reason": outcome.finish.value}
 
@@ -106,7 +107,7 @@ _USAGE_SUMS = ("requests", "prompt_tokens", "completion_tokens")
 
 
 def _fitted(outcome: Outcome) -> Outcome:
-    """The outcome as the columns can hold it: one odd outcome must not keep its batch from being stored."""
+    """Make an outcome fit its columns: one odd outcome must not keep its batch from being stored."""
     return Outcome(**{name: _fit(_COLUMNS.get(name, name), value) for name, value in asdict(outcome).items()})
 
 
@@ -119,7 +120,7 @@ def _fit(name: str, value: Any) -> Any:
 
 
 def _fit_key(text: str, width: int) -> str:
-    """A key that its column cannot hold becomes its SHA-256: cut, two requests or tenants would become one."""
+    """Replace a key that its column cannot hold by its SHA-256: cut, two requests or tenants would become one."""
     if len(text) <= width and "\0" not in text:
         return text
     return hashlib.sha256(text.encode()).hexdigest()

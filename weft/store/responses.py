@@ -41,7 +41,7 @@ async def keep(engine: AsyncEngine, new: KeptResponse, *, now_unix_ms: int, expi
 
 
 async def find(engine: AsyncEngine, namespace: str, response_id: str, *, now_unix_ms: int) -> bytes:
-    """One response. Raises Absent, StoreUnavailable."""
+    """Read one response. Raises Absent, StoreUnavailable."""
     query = select(ResponseRow.body).where(*_named(namespace, response_id), _unexpired(now_unix_ms))
 
     async def read(connection: AsyncConnection) -> bytes:
@@ -54,7 +54,7 @@ async def find(engine: AsyncEngine, namespace: str, response_id: str, *, now_uni
 
 
 async def conversation(engine: AsyncEngine, namespace: str, response_id: str, *, now_unix_ms: int) -> list[bytes]:
-    """A response and all before it, the eldest first.
+    """Read a response and all before it, the eldest first.
 
     Raises Absent (one of them too), Conflict (too long to continue), StoreUnavailable.
     """
@@ -100,7 +100,7 @@ async def remove(engine: AsyncEngine, namespace: str, response_id: str) -> None:
 
 
 async def forget(engine: AsyncEngine, *, now_unix_ms: int) -> int:
-    """Delete those that have expired; returns how many. Raises StoreUnavailable."""
+    """Delete the responses that have expired; returns how many. Raises StoreUnavailable."""
     expired = delete(ResponseRow).where(ResponseRow.expires_unix_ms <= now_unix_ms)
 
     async def write(connection: AsyncConnection) -> int:

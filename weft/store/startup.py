@@ -19,15 +19,16 @@ log = logging.getLogger(__name__)
 
 
 def store_at(database: str, file: Path) -> AsyncEngine:
-    """A PostgreSQL database by its URL, or ("") an SQLite file. Raises BadDatabaseUrl."""
+    """Open a PostgreSQL database by its URL, or ("") an SQLite file. Raises BadDatabaseUrl."""
     return open_database(postgresql_url(database) if database else sqlite_url(file))
 
 
 async def ready_term(
     engine: AsyncEngine, term_of: Callable[[AsyncEngine], Awaitable[int]], stop: asyncio.Event, *, shared: bool
 ) -> int | None:
-    """The term to start with, in a store at this version's revision; None: `stop` came first. A store that others
-    share is waited for. Raises StoreError.
+    """Take the term to start with, in a store at this version's revision; None: `stop` came first.
+
+    A store that others share is waited for. Raises StoreError.
     """
     deadline = time.monotonic() + PATIENCE_S * shared
     while not stop.is_set():

@@ -82,7 +82,7 @@ async def _transaction(engine: AsyncEngine, work: Work[T], on_commit: OnCommit[T
 
 
 def insert_into(connection: AsyncConnection, table: type[DeclarativeBase]) -> Upsert:
-    """An INSERT that can be given an ON CONFLICT clause, in the connection's dialect.
+    """Make an INSERT that can be given an ON CONFLICT clause, in the connection's dialect.
 
     Rows are given to `execute`: then a statement is compiled once, not for each transaction.
     """
@@ -92,12 +92,12 @@ def insert_into(connection: AsyncConnection, table: type[DeclarativeBase]) -> Up
 
 
 def sqlstate(error: BaseException) -> str:
-    """PostgreSQL's five characters for what happened; "" where there are none."""
+    """PostgreSQL's five characters for an error; "" for an error without them."""
     return str(getattr(error.orig, "sqlstate", None) or "") if isinstance(error, DBAPIError) else ""
 
 
 def _raise_store_error(error: Exception) -> None:
-    """Raise it as one of the store's; an error that neither the row nor the database explains is a bug, and passes."""
+    """Raise an error as one of the store's; one that neither the row nor the database explains is a bug, and passes."""
     state = sqlstate(error)
     if type(error) is DatabaseError:  # SQLite's alone: "malformed", "not a database"
         raise DatabaseDamaged(_message(error)) from error

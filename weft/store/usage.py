@@ -30,7 +30,7 @@ class DailyUsage:
 async def since(
     engine: AsyncEngine, day: date, *, namespace: str = "", by_key: bool = False, most: int | None = None
 ) -> list[DailyUsage]:
-    """DailyUsage from that day on, by day, namespace and model. `namespace`: "" for all.
+    """Read usage from `day` on, by day, namespace and model. `namespace`: "" for all.
 
     `by_key`: by key as well, and only of requests that came with one. Raises StoreUnavailable.
     """
@@ -48,7 +48,8 @@ async def since(
 
 
 async def tokens(engine: AsyncEngine, day: date, by_model: Collection[str] = ()) -> dict[str, dict[str, int]]:
-    """Tokens of a day by namespace: "" for all its models together, and by model for the namespaces in `by_model`.
+    """Sum the tokens of a day by namespace: "" for all its models together, and by model for the namespaces in
+    `by_model`.
 
     What is not asked for by model is summed by the database. Raises StoreUnavailable.
     """
@@ -73,7 +74,7 @@ async def tokens(engine: AsyncEngine, day: date, by_model: Collection[str] = ())
 
 
 async def tokens_of_keys(engine: AsyncEngine, day: date, key_ids: Collection[str]) -> dict[str, dict[str, int]]:
-    """Tokens of a day by key, of those in `key_ids`, and by model; "" for all its models together.
+    """Sum the tokens of a day by key, of those in `key_ids`, and by model; "" for all its models together.
 
     Raises StoreUnavailable.
     """

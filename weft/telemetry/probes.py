@@ -34,7 +34,7 @@ class Probes:
     def __init__(
         self, listen: str, ready: Ready, *, stall_s: float = 30.0, registry: CollectorRegistry = REGISTRY
     ) -> None:
-        """Raises AddressInUse."""
+        """Listen at once. Raises AddressInUse."""
         self._ready, self._stall_s, self._registry = ready, stall_s, registry
         self._beat = time.monotonic()
         try:
@@ -62,12 +62,12 @@ class Probes:
         self._server.server_close()
 
     def _serve(self) -> None:
-        """`serve_forever` sees its end at the next poll alone, up to half a second later."""
+        """Serve until closed. `serve_forever` alone would see its end at the next poll, up to half a second later."""
         while not self._closing:
             self._server.handle_request()
 
     def answer(self, path: str) -> tuple[int, str, bytes]:
-        """Status, content type and body of a probe path."""
+        """Answer a probe path: status, content type and body."""
         match path:
             case "/healthz":
                 age = time.monotonic() - self._beat

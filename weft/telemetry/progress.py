@@ -1,4 +1,4 @@
-"""How far a long piece of work is, in bytes: counted by whoever does it, shown to whoever waits."""
+"""Progress of a long piece of work, in bytes: counted by whoever does it, shown to whoever waits."""
 
 import re
 import threading
@@ -16,18 +16,19 @@ class ByteProgress:
         self._what, self._total, self._done = "", 0, 0
 
     def begin(self, what: str, total: int) -> None:
-        """The next piece, `copying` for example, of so many bytes."""
+        """Begin the next piece of work, `copying` for example, of `total` bytes."""
         with self._lock:
             self._what, self._total, self._done = what, total, 0
 
     def add(self, count: int) -> None:
-        """So many more are done."""
+        """Count `count` bytes as done."""
         with self._lock:
             self._done += count
 
     @property
     def now(self) -> tuple[str, int, int]:
-        """What is done, bytes done, bytes in all; done is no more than all, also where a part was read twice."""
+        """The piece of work, its bytes done, its bytes in all; done is no more than all, also where a part was read
+        twice."""
         with self._lock:
             return self._what, min(self._done, self._total), self._total
 
@@ -37,7 +38,7 @@ class ByteProgress:
 
 
 def progress_text(what: str, done: int, total: int) -> str:
-    """See `ByteProgress`."""
+    """Write progress for people: `copying 0.6 of 1.2 GiB (50 %)`."""
     if not total:
         return what
     percent = 100 * done // total // STEP_PERCENT * STEP_PERCENT
@@ -46,6 +47,6 @@ def progress_text(what: str, done: int, total: int) -> str:
 
 
 def percent_of(text: str) -> int | None:
-    """Of a text of ByteProgress, as readiness answers have it; None: it has none."""
+    """Read the percentage from a text of ByteProgress, as readiness answers have it; None: it has none."""
     found = _PERCENT.search(text)
     return int(found[1]) if found else None

@@ -50,10 +50,10 @@ class RequestSpan:
 
 
 class Tracer:
-    """One process's. Any thread; spans leave from a thread of their own."""
+    """The tracer of one process. Any thread may use it; spans leave from a thread of their own."""
 
     def __init__(self, provider: "TracerProvider", clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock`: of the times that `record` takes."""
+        """Make spans by `clock`, whose times `record` takes."""
         self._provider, self._tracer, self._clock = provider, provider.get_tracer("weft"), clock
 
     def begin(self, headers: Mapping[str, str], arrived_unix_ms: int) -> RequestSpan | None:
@@ -118,7 +118,7 @@ def _exporter() -> "SpanExporter":
 
 
 def _session() -> "Session":
-    """What the exporter sends with; it trusts whom the other clients of Weft trust."""
+    """Make the session that the exporter sends with; it trusts whom the other clients of Weft trust."""
     from requests import Session
     from requests.adapters import HTTPAdapter
     from urllib3.util import create_urllib3_context

@@ -1,4 +1,5 @@
-"""The door of a gRPC server under TLS: the role in the caller's certificate lets a call in, or refuses it by name."""
+"""The check of calls to a gRPC server under TLS: the role in the caller's certificate allows a call, or it is refused
+by name."""
 
 import contextlib
 import inspect
@@ -25,7 +26,7 @@ class RoleInterceptor(grpc.aio.ServerInterceptor):  # pyright: ignore[reportMiss
 
 
 def _guarded(handler: Any, method: str, allowed: frozenset[Role]) -> Any:
-    """The same handler behind a check."""
+    """Put a check before a handler."""
     kind, wrap = _KINDS[handler.request_streaming, handler.response_streaming]
     make = getattr(grpc, f"{kind}_rpc_method_handler")
     checked = wrap(getattr(handler, kind), method, allowed)

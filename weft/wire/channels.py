@@ -49,7 +49,8 @@ QUICKLY_FOUND: dict[str, Any] = {
 
 
 def quickly_found_sockets() -> list[tuple[int, int, int]]:
-    """The same for a connection of HTTP: options of its socket, as far as this system has them."""
+    """Options of an HTTP connection's socket that find a dead peer as fast as FAST_KEEPALIVE, as far as this system has
+    them."""
     tcp = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 8_000}
     known = {name: value for name, value in tcp.items() if hasattr(socket, name)}
     return [
@@ -64,7 +65,7 @@ def options_to(peer: Role | None) -> list[tuple[str, Any]]:
 
 
 def _at_each_call(kind: str) -> Any:
-    """A method that makes a stub's method: which channel carries a call is decided at each call."""
+    """Make a method that makes a stub's method: which channel carries a call is decided at each call."""
 
     def make(self: "SecureChannel", *method: Any, **kwargs: Any) -> Any:
         def call(*args: Any, **options: Any) -> Any:
@@ -76,7 +77,7 @@ def _at_each_call(kind: str) -> Any:
 
 
 class SecureChannel(grpc.aio.Channel):
-    """What generated stubs use of a channel, over whichever is present. One event loop owns it."""
+    """A channel as generated stubs use it, over whichever is present. One event loop owns it."""
 
     def __init__(self, address: str, tls: Tls, peer: Role) -> None:
         self._address, self._tls = address, tls
@@ -92,7 +93,7 @@ class SecureChannel(grpc.aio.Channel):
         await self.close(None)
 
     async def close(self, grace: float | None = None) -> None:
-        """Ends every call."""
+        """End every call."""
         generations, self._retired = [self._present, *self._retired], set()
         await asyncio.gather(*(generation.channel.close(grace) for generation in generations), *self._closing)
 
@@ -109,7 +110,7 @@ class SecureChannel(grpc.aio.Channel):
     stream_unary, stream_stream = _at_each_call("stream_unary"), _at_each_call("stream_stream")
 
     def start(self, kind: str, method: Any, kwargs: Any, args: Any, options: Any) -> Any:
-        """Begin a call of a stub's method on the channel of now."""
+        """Begin a call of a stub's method on the present channel."""
         generation = self._current()
         started = getattr(generation.channel, kind)(*method, **kwargs)(*args, **options)
         generation.calls += 1

@@ -30,7 +30,7 @@ def refused(peer: str, error: PeerError, **fields: object) -> None:
 
 @asynccontextmanager
 async def peer_errors(peer: str, context: "grpc.aio.ServicerContext[Any, Any]") -> AsyncGenerator[None]:
-    """Around a server's end of a stream: a PeerError ends the call with its status."""
+    """Guard a server's end of a stream: a PeerError ends the call with its status."""
     address = context.peer()  # now: asking a call that is over crashes the interpreter (grpcio 1.85)
     try:
         yield

@@ -1,4 +1,4 @@
-"""A multipart form as it comes: the bytes of its parts pass through, none are kept."""
+"""A reader of multipart forms as they come: the bytes of their parts pass through, none are kept."""
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
@@ -29,13 +29,13 @@ Piece = Part | bytes | None  # a part begins, some of its bytes, it ends
 
 
 def boundary_of(content_type: str) -> bytes | None:
-    """What separates the parts; None: the type is no form's."""
+    """Read the separator of the parts; None: the content type is no form's."""
     kind, options = parse_options_header(content_type)
     return options.get(b"boundary") or None if kind == FORM.encode() else None
 
 
 async def form_pieces(boundary: bytes, body: AsyncIterator[bytes]) -> AsyncGenerator[Piece]:
-    """What the parser finds, as the body comes. Raises FormError."""
+    """Yield what the parser finds, as the body comes. Raises FormError."""
     found = _Found()
     try:
         parser = MultipartParser(boundary, found.callbacks())
@@ -51,7 +51,7 @@ async def form_pieces(boundary: bytes, body: AsyncIterator[bytes]) -> AsyncGener
 
 
 class _Found:
-    """What the parser's callbacks gather."""
+    """A collector of what the parser's callbacks give."""
 
     def __init__(self) -> None:
         self.pieces: list[Piece] = []

@@ -10,7 +10,7 @@ DATE_S = 1.0  # the precision of the Date header
 
 
 class QuietServer(uvicorn.Server):
-    """Ends when `should_exit` is set: on its loop, in a signal handler or in another thread.
+    """A server that ends when `should_exit` is set: on its loop, in a signal handler or in another thread.
 
     Signals are the process's own: uvicorn would end the process by the signal instead of with 0.
     """
@@ -37,7 +37,7 @@ class QuietServer(uvicorn.Server):
         yield
 
     async def main_loop(self) -> None:
-        """Until `should_exit`."""
+        """Run until `should_exit`."""
         self._loop = asyncio.get_running_loop()
         while not await self.on_tick(0):
             with suppress(TimeoutError):

@@ -1,4 +1,4 @@
-"""Who may call what. A certificate's DNS name `ROLE.weft.internal` says its holder's role.
+"""The table of who may call what. A certificate's DNS name `ROLE.weft.internal` says its holder's role.
 
 The table is the whole rule: what is not in it is refused. A runner's certificate also says whose pools it may speak
 for, by `NAMESPACE.runner.weft.internal`: the owner of a pool chooses what runs there, and must not get what is sent to
@@ -84,7 +84,7 @@ def pool_namespaces_of(names: Iterable[str]) -> frozenset[str]:
 
 
 def refusal(roles: frozenset[Role], allowed: frozenset[Role], what: str) -> str | None:
-    """Why a peer with these roles may not do `what`; None: it may."""
+    """Explain why a peer with these roles may not do `what`; None: it may."""
     if roles & allowed:
         return None
     is_a = " and ".join(sorted(roles)) or f"no role (it has no DNS name ROLE{DOMAIN})"

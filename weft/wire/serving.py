@@ -28,7 +28,8 @@ SERVER_OPTIONS = [
 
 
 class StopSignal(asyncio.Event):
-    """Set by SIGTERM or SIGINT. `interrupted`: by SIGINT, so that somebody at a terminal waits for the end."""
+    """A stop that SIGTERM or SIGINT sets. `interrupted`: by SIGINT, so that somebody at a terminal waits for the
+    end."""
 
     interrupted = False
 
@@ -38,7 +39,7 @@ class StopSignal(asyncio.Event):
 
 
 def stop_on_signals() -> StopSignal:
-    """Call it before the start-up work that a signal may interrupt."""
+    """Catch the signals; called before the start-up work that one may interrupt."""
     stop, loop = StopSignal(), asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     loop.add_signal_handler(signal.SIGINT, stop.interrupt)
@@ -88,11 +89,11 @@ async def serve(
 
 
 def server_credentials(tls: Tls) -> grpc.ServerCredentials:
-    """Certificates as the files are at each handshake; a client has to show its own."""
+    """Make credentials that read the certificates at each handshake; a client has to show its own."""
     sent = [tls.present().version]
 
     def newer() -> grpc.ServerCertificateConfiguration | None:
-        """From gRPC's threads, at each handshake. None: nothing new."""
+        """Read certificates that have changed, in gRPC's threads, at each handshake. None: nothing new."""
         material = tls.present()
         if material.version == sent[0]:
             return None

@@ -47,7 +47,7 @@ class SendQueue(Generic[Out]):
         self.overflowed = False
 
     def put(self, message: Out) -> bool:
-        """Queue a message. False (and closed from then on) when the peer does not keep up."""
+        """Queue a message. Returns False (and is closed from then on) when the peer does not keep up."""
         if self.closed:
             return False
         if self._queue.qsize() >= self._limit:
@@ -59,7 +59,7 @@ class SendQueue(Generic[Out]):
 
     @contextmanager
     def unbounded(self) -> Generator[None]:
-        """What the block queues counts beside the limit: the sender bounds it by itself."""
+        """Let the block queue messages that do not count against the limit: the sender bounds them by itself."""
         limit, self._limit = self._limit, sys.maxsize
         try:
             yield
@@ -67,7 +67,7 @@ class SendQueue(Generic[Out]):
             self._limit = limit + self._queue.qsize()
 
     def close(self) -> None:
-        """No more messages; what is queued is still delivered to the iterator."""
+        """Close the queue to messages; what is queued is still delivered to the iterator."""
         if not self.closed:
             self.closed = True
             self._queue.put_nowait(None)
@@ -110,7 +110,7 @@ class ClientStream(Generic[Out, In]):
         self.up = False
 
     def send(self, message: Out) -> bool:
-        """Queue a message on the present connection; False when there is none (the next hello will tell)."""
+        """Queue a message on the present connection. Returns False when there is none (the next hello will tell)."""
         return self._queue is not None and self._queue.put(message)
 
     def reconnect(self) -> None:
@@ -135,7 +135,8 @@ class ClientStream(Generic[Out, In]):
                 await asyncio.wait_for(self._closed.wait(), pause_s * jitter)
 
     async def _connection(self) -> bool:
-        """One connection from hello to its end; True if the peer was there, and said nothing that it may not."""
+        """Run one connection from hello to its end. Returns whether the peer was there, and said nothing that it may
+        not."""
         queue: SendQueue[Out] = SendQueue()
         call = self._open(_after(list(self._hello()), queue))
         self._queue, reason, broken = queue, "closed by the peer", False
@@ -173,7 +174,8 @@ class ClientStream(Generic[Out, In]):
 
 
 async def _after(hello: Iterable[Out], queue: SendQueue[Out]) -> AsyncIterator[Out]:
-    """The hello is as long as what it tells, which has bounds of its own; the queue's bound is for what follows."""
+    """Send the hello, then the queue. The hello is as long as what it tells, which has bounds of its own; the queue's
+    bound is for what follows."""
     for message in hello:
         yield message
     async for message in queue:
@@ -218,10 +220,8 @@ def _as_peer_error(error: PeerError | DecodeError) -> PeerError:
 
 
 def channel(address: str, tls: Tls | None = None, peer: Role | None = None) -> grpc.aio.Channel:
-    """A channel with Weft's keepalive and bounds. With `tls` its other end has to be a `peer`, whatever its address.
-
-    Without, plain text, as on loopback.
-    """
+    """Open a channel with Weft's keepalive and bounds. With `tls` its other end has to be a `peer`, whatever its
+    address; without, it is plain text, as on loopback."""
     if tls is None:
         return grpc.aio.insecure_channel(address, options=options_to(peer))
     assert peer is not None, "a TLS channel checks its peer's role"

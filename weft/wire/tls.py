@@ -49,14 +49,14 @@ class Tls:
     """The material of one process. Any thread may ask."""
 
     def __init__(self, folder: Path, role: Role) -> None:
-        """Raises TlsUnusable."""
+        """Read the files. Raises TlsUnusable."""
         self.folder = folder
         self.role: Role = role
         self._lock = threading.Lock()
         self._seen, self._material = _read(folder, role, 1)
 
     def present(self) -> TlsFiles:
-        """What a new connection uses. Costs three `stat` calls while nothing changes."""
+        """Read what a new connection uses. Costs three `stat` calls while nothing changes."""
         with self._lock:
             seen = _signature(self.folder)
             if seen is not None and seen != self._seen:
@@ -64,15 +64,16 @@ class Tls:
             return self._material
 
     def client_context(self, peer: Role) -> ssl.SSLContext:
-        """For connections to a peer of that role. It stays right when the files change."""
+        """The context for connections to a peer of that role. It stays right when the files change."""
         return _ReloadingContext.made(ssl.PROTOCOL_TLS_CLIENT, lambda: self.present().client, dns_name(peer))
 
     def server_context(self) -> ssl.SSLContext:
-        """For a listening socket: clients have to show a certificate. It stays right when the files change."""
+        """The context for a listening socket: clients have to show a certificate. It stays right when the files
+        change."""
         return _ReloadingContext.made(ssl.PROTOCOL_TLS_SERVER, lambda: self.present().server, None)
 
     def _read_again(self, seen: Signature) -> None:
-        """An unusable set is told once; the next change is read again."""
+        """Read the files again. An unusable set is reported once; the next change is read again."""
         try:
             self._seen, self._material = _read(self.folder, self.role, self._material.version + 1)
             log.info("certificates read again", extra=kv(tls_dir=self.folder))
@@ -82,7 +83,7 @@ class Tls:
 
 
 def load_tls(folder: Path | None, role: Role) -> Tls | None:
-    """The process's material; None (plain text) without a folder. Raises TlsUnusable."""
+    """Load the process's material; None (plain text) without a folder. Raises TlsUnusable."""
     return None if folder is None else Tls(folder, role)
 
 
@@ -113,7 +114,7 @@ class _ReloadingContext(ssl.SSLContext):
 
 
 def _read(folder: Path, role: Role, version: int) -> tuple[Signature, TlsFiles]:
-    """The files, all of one moment: a secret volume swaps them while they are read."""
+    """Read the files, all of one moment: a secret volume swaps them while they are read."""
     for left in reversed(range(READS)):
         before = _signature(folder)
         try:
@@ -128,7 +129,7 @@ def _read(folder: Path, role: Role, version: int) -> tuple[Signature, TlsFiles]:
 
 
 def _signature(folder: Path) -> Signature | None:
-    """What changes with the files' content; None while one is not there."""
+    """A value that changes with the files' content; None while one is not there."""
     try:
         stats = [os.stat(folder / name) for name in FILES]  # noqa: PTH116 (hot: once for each connection)
     except OSError:
@@ -165,7 +166,7 @@ def _context(folder: Path, protocol: int) -> ssl.SSLContext:
 
 
 def _try_out(folder: Path, role: Role, material: TlsFiles) -> None:
-    """The handshake that peers of this CA will make, in memory: what they would refuse is told here, by name."""
+    """Try the handshake that peers of this CA will make, in memory: what they would refuse is told here, by name."""
     to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = material.client.wrap_bio(to_client, to_server, server_hostname=dns_name(role))
     server = material.server.wrap_bio(to_server, to_client, server_side=True)

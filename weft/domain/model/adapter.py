@@ -30,7 +30,7 @@ class LoraConfig(Protocol):
         ...
 
     def scale_of(self, module: str, rank: int, /) -> float:
-        """What B (A x) is multiplied by, where A has `rank` rows."""
+        """The factor of B (A x), where A has `rank` rows."""
         ...
 
 
@@ -56,11 +56,11 @@ class LoraTensors(Generic[T]):
 
     @property
     def rank(self) -> int:
-        """How many rows A has."""
+        """The number of rows of A."""
         return max(1, self.a.shape[0] if self.a.shape else 0)
 
     def check_shapes(self, spec: ModelSpec) -> None:
-        """A [rank, in], B [out, rank]. Raises Refused(ShapeMismatch)."""
+        """Check that the shapes are A [rank, in], B [out, rank]. Raises Refused(ShapeMismatch)."""
         n_in, n_out = spec.projection(self.projection)
         check_shape(_key(self.module, "A"), tuple(self.a.shape), (self.rank, n_in))
         check_shape(_key(self.module, "B"), tuple(self.b.shape), (n_out, self.rank))
@@ -80,7 +80,7 @@ class AdaptedModule:
 
 
 def pair_tensors(tensors: Mapping[str, T], spec: ModelSpec) -> list[LoraTensors[T]]:
-    """Names of the file -> A and B of each module, in the order of the model.
+    """Pair the tensors, named as in the file, to A and B of each module, in the order of the model.
 
     Raises Refused: UnknownModule, UnsupportedAdapter, ShapeMismatch (no tensors, half a pair), HeaderInvalid (one
     tensor under two names).
@@ -106,9 +106,10 @@ def pair_tensors(tensors: Mapping[str, T], spec: ModelSpec) -> list[LoraTensors[
 
 
 def check_adapter(config: LoraConfig, header: Header, spec: ModelSpec, *, max_rank: int) -> tuple[AdaptedModule, ...]:
-    """Every module that the file has tensors for, of ranks by which the configuration scales it; in the model's order.
+    """Check each module that the file has tensors for, and the rank by which the configuration scales it.
 
-    Raises Refused: UnknownModule, UnsupportedAdapter, RankTooLarge, ShapeMismatch, DtypeNotSupported, HeaderInvalid.
+    Modules are in the model's order. Raises Refused: UnknownModule, UnsupportedAdapter, RankTooLarge, ShapeMismatch,
+    DtypeNotSupported, HeaderInvalid.
     """
     pairs = pair_tensors(header.tensors, spec)
     for tensor in header.tensors.values():
@@ -162,7 +163,7 @@ _OTHER_TENSORS = {
 
 
 def _unexpected_tensor(key: str) -> Refused:
-    """Why a tensor that is no lora_A or lora_B cannot be served."""
+    """Explain why a tensor that is no lora_A or lora_B cannot be served."""
     what = next((what for part, what in _OTHER_TENSORS.items() if part in key), "")
     if not what and "lora_" not in key:
         whole = {".weight": "a whole trained module (modules_to_save)", ".bias": "a trained bias (bias)"}

@@ -30,7 +30,7 @@ _ROPE_NUMBERS = ("rope_theta", "factor", "low_freq_factor", "high_freq_factor", 
 
 
 class Windows(Enum):
-    """Which layers attend to a window only."""
+    """The layers of a family that attend to a sliding window only."""
 
     NONE = "none"
     ALL = "all"  # `sliding_window` counts for every layer (Mistral 7B, arXiv 2310.06825, section 2)
@@ -136,13 +136,13 @@ def is_bare(architecture: str) -> bool:
 
 
 def parse_model_config(raw: bytes, raw_generation: bytes | None = None) -> ModelSpec:
-    """config.json and generation_config.json as files -> ModelSpec. Raises Refused: ConfigInvalid, UnsupportedModel."""
+    """Read config.json and generation_config.json as files. Raises Refused: ConfigInvalid, UnsupportedModel."""
     config = _object("config.json", raw)
     return parse_spec(config, None if raw_generation is None else _object("generation_config.json", raw_generation))
 
 
 def parse_spec(config: JsonObject, generation: JsonObject | None = None) -> ModelSpec:
-    """The same from parsed objects. Raises Refused: ConfigInvalid, UnsupportedModel."""
+    """Read a ModelSpec from the parsed objects of both files. Raises Refused: ConfigInvalid, UnsupportedModel."""
     family, architecture = _family(config)
     _check_options(config)
     hidden, heads = _size(config, "hidden_size", 1 << 17), _size(config, "num_attention_heads", 1 << 12)
@@ -184,7 +184,7 @@ def _object(name: str, raw: bytes) -> JsonObject:
 
 
 def _family(config: JsonObject) -> tuple[Family, str]:
-    """And the architecture, by `architectures`, or by `model_type` where there is none."""
+    """The family and the architecture, by `architectures`, or by `model_type` if a configuration names none."""
     names = config.get("architectures")
     for family in FAMILIES:
         if names == [family.bare]:
@@ -212,7 +212,7 @@ def _check_options(config: JsonObject) -> None:
 
 
 def _windows(config: JsonObject, family: Family, layers: int) -> tuple[int, ...]:
-    """How many tokens each layer attends to, itself included; 0: all of them."""
+    """The number of tokens that each layer attends to, the token itself included; 0: all of them."""
     by_layer, first = family.windows is Windows.BY_LAYER, 0
     used = _flag(config, "use_sliding_window") if by_layer else family.windows is Windows.ALL
     window = 0
@@ -236,7 +236,7 @@ def _windows(config: JsonObject, family: Family, layers: int) -> tuple[int, ...]
 
 
 def _rope(config: JsonObject, max_positions: int) -> RopeSpec:
-    """`rope_scaling` wins over `rope_parameters`, as in transformers; the one that does not count is checked, too."""
+    """Read the rotary embedding. `rope_scaling` wins over `rope_parameters`, as in transformers; both are checked."""
     for name in ("rope_parameters", "rope_scaling"):
         if config.get(name) is not None:
             _check_rope(name, config[name])
@@ -277,7 +277,8 @@ def _check_rope(name: str, rope: Any) -> None:
 
 
 def _eos(config: JsonObject, generation: JsonObject, vocab_size: int) -> frozenset[int]:
-    """One id or a list of each file, as in vLLM's server; -1 and the like, which no token has, stand for none."""
+    """Read the ends of sequence, an id or a list of each file, as vLLM's server; -1 and the like, which no token has,
+    stand for none."""
     found: set[int] = set()
     text_config = config.get("text_config")
     for fields in (generation, config, cast("JsonObject", text_config) if isinstance(text_config, dict) else {}):
@@ -301,7 +302,7 @@ def _positive(fields: JsonObject, name: str, default: float) -> float:
 
 
 def _size(config: JsonObject, name: str, most: int, null: int | None = None, *, absent: int | None = None) -> int:
-    """`null`: what an explicit null stands for; `absent`: what a missing field does, where that is something else."""
+    """Read a size. `null`: what an explicit null stands for; `absent`: what a missing field does, if that differs."""
     if name not in config and absent is not None:
         return absent
     return _integer(config, name, 1, most, null=null)

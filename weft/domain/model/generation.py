@@ -24,7 +24,7 @@ Read = Callable[[str], bytes | None]  # the content of the file of that name; No
 
 
 class _Range(NamedTuple):
-    """What a number of generation_config.json has to be. `field`: of SamplingDefaults."""
+    """The range of a number of generation_config.json. `field`: of SamplingDefaults."""
 
     field: str
     least: float
@@ -57,7 +57,8 @@ _RANGES = {
 
 
 def sampling_defaults(generation: JsonObject) -> tuple[SamplingDefaults, tuple[str, ...]]:
-    """What generation_config.json sets, and a warning for each value that cannot be: it is not used."""
+    """Read what generation_config.json sets. Returns it, and a warning for each value that cannot be: it is not
+    used."""
     found: dict[str, Any] = {}
     warnings: list[str] = []
     for name, right in _RANGES.items():
@@ -71,7 +72,7 @@ def sampling_defaults(generation: JsonObject) -> tuple[SamplingDefaults, tuple[s
 
 
 def tokenizer_eos(read: Read, vocab_size: int) -> frozenset[int]:
-    """The base's tokens that its tokenizer's `eos_token` names; none where there is no such token. Raises Refused."""
+    """The base's tokens that its tokenizer's `eos_token` names; empty if there is no such token. Raises Refused."""
     texts = [text for name in _EOS_FILES if (text := _eos_text(_object(read, name)))]
     ids = token_ids(read) if texts else {}
     return frozenset(ids[text] for text in texts if text in ids and 0 <= ids[text] < vocab_size)
@@ -166,7 +167,7 @@ def token_ids(read: Read) -> dict[str, int]:
 
 
 def _object(read: Read, name: str) -> JsonObject:
-    """A file as JSON; empty where there is none. Raises Refused."""
+    """Read a file as JSON; empty if there is none. Raises Refused."""
     raw = read(name)
     try:
         return {} if raw is None else parse_object(raw, max_bytes=MAX_FILE_BYTES)

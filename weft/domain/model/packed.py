@@ -17,7 +17,7 @@ INT4_GROUP = 64
 
 
 def packed_bytes(n_out: int, n_in: int, kind: str) -> int:
-    """Of one packed base matrix, with the scales of int8 and int4."""
+    """The bytes of one packed base matrix, with the scales of int8 and int4."""
     if kind in PLAIN:
         return n_out * n_in * PLAIN[kind]
     rows, columns = round_up(n_out, PAD_OUT), round_up(n_in, PAD_IN)
@@ -27,7 +27,8 @@ def packed_bytes(n_out: int, n_in: int, kind: str) -> int:
 
 
 def kv_token_bytes(spec: ModelSpec, kind: str, *, int4: bool = False) -> int:
-    """Of a token's keys and values in one layer, as an executor of `kind` holds them, or packed (`int4_kv_group`)."""
+    """The bytes of a token's keys and values in one layer, as an executor of `kind` holds them; `int4`: packed
+    (`int4_kv_group`)."""
     if not int4:
         return 2 * spec.kv_size * NUMBER_BYTES[kind]
     group = int4_kv_group(spec.head_dim)
@@ -36,7 +37,8 @@ def kv_token_bytes(spec: ModelSpec, kind: str, *, int4: bool = False) -> int:
 
 
 def int4_kv_group(head_dim: int) -> int:
-    """Numbers of a head that share a scale and a minimum in int4 KV: 64 or 32; 0: it has no such groups."""
+    """The size of the groups of a head that share a scale and a minimum in int4 KV: 64 or 32; 0: it has no such
+    groups."""
     return next((group for group in (INT4_GROUP, INT4_GROUP // 2) if head_dim % group == 0), 0)
 
 
@@ -49,11 +51,11 @@ def stacked_shapes(spec: ModelSpec) -> tuple[tuple[int, int], ...]:
 
 
 def vector_numbers(spec: ModelSpec) -> int:
-    """Numbers of a layer's norms and biases, which are fp32 in every executor."""
+    """The count of numbers in a layer's norms and biases, which are fp32 in every executor."""
     norms = 2 * spec.hidden_size + (2 * spec.head_dim if spec.qk_norm else 0)
     return norms + (spec.q_size + 2 * spec.kv_size if spec.qkv_bias else 0)
 
 
 def round_up(number: int, multiple: int) -> int:
-    """The least multiple that is no smaller."""
+    """The least multiple that is not smaller than `number`."""
     return -(-number // multiple) * multiple

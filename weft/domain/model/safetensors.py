@@ -52,7 +52,7 @@ class Header:
 
 
 def check_dtype(tensor: TensorInfo) -> None:
-    """Raises Refused(DtypeNotSupported) unless the tensor is float32, float16 or bfloat16."""
+    """Check that a tensor is float32, float16 or bfloat16. Raises Refused(DtypeNotSupported)."""
     if tensor.dtype not in SERVED_DTYPES:
         served = ", ".join(SERVED_DTYPES)
         raise Refused(Reason.DTYPE_NOT_SUPPORTED, f"tensor {tensor.name!r} is {tensor.dtype}; served are: {served}")
@@ -96,7 +96,8 @@ def read_header(file: BinaryIO, file_bytes: int, *, max_bytes: int = MAX_ADAPTER
 
 
 def check_cover(tensors: list[TensorInfo], data_start: int, file_bytes: int) -> None:
-    """Tensors in the order of their bytes cover [data_start, file_bytes) exactly. Raises Refused(OffsetsInvalid)."""
+    """Check that tensors, in the order of their bytes, cover [data_start, file_bytes). Raises
+    Refused(OffsetsInvalid)."""
     if not tensors:
         end = data_start
     else:

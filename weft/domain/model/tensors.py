@@ -18,20 +18,20 @@ NAMED_MAX = 4  # tensors that an error names
 
 
 def module_name(layer: int, projection: str) -> str:
-    """`model.layers.3.self_attn.q_proj`: as PEFT sees it inside the model."""
+    """Name a projection as PEFT sees it inside the model: `model.layers.3.self_attn.q_proj`."""
     block = "self_attn" if projection in ATTENTION else "mlp"
     return f"model.layers.{layer}.{block}.{projection}"
 
 
 def linear_modules(spec: ModelSpec) -> Iterator[tuple[str, int, str]]:
-    """(module name, layer, projection) of every linear layer that LoRA may change."""
+    """Yield (module name, layer, projection) of every linear layer that LoRA may change."""
     for layer in range(spec.layers):
         for projection in PROJECTIONS:
             yield module_name(layer, projection), layer, projection
 
 
 def layer_tensors(spec: ModelSpec, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """(name, shape) of every tensor of one layer."""
+    """Yield (name, shape) of every tensor of one layer."""
     prefix = f"model.layers.{layer}"
     for projection in PROJECTIONS:
         module, (n_in, n_out) = module_name(layer, projection), spec.projection(projection)
@@ -45,7 +45,7 @@ def layer_tensors(spec: ModelSpec, layer: int) -> Iterator[tuple[str, tuple[int,
 
 
 def model_tensors(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """(name, shape) of every tensor that the model's weights have."""
+    """Yield (name, shape) of every tensor that the model's weights have."""
     yield EMBEDDING, (spec.vocab_size, spec.hidden_size)
     for layer in range(spec.layers):
         yield from layer_tensors(spec, layer)
@@ -55,7 +55,7 @@ def model_tensors(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def whole_names(headers: Mapping[str, Header]) -> dict[str, Header]:
-    """The same with the names of a model with a head, where the files have those of one without (`layers.0.`)."""
+    """Rename tensors of files without a head (`layers.0.`) to the names that a model with a head has."""
     bare = EMBEDDING.removeprefix(INNER)
     if not any(bare in header.tensors for header in headers.values()):
         return dict(headers)
@@ -66,10 +66,10 @@ def whole_names(headers: Mapping[str, Header]) -> dict[str, Header]:
 
 
 def check_model_tensors(spec: ModelSpec, headers: Mapping[str, Header]) -> dict[str, TensorInfo]:
-    """The weights (file name -> header) hold exactly the tensors of the model; those of the model by name.
+    """Check that the weights (file name -> header) are exactly the tensors of the model; returns those by name.
 
-    Ignored: rotary tables of old files, and a head beside the embedding that it is tied to.
-    Raises Refused: ShapeMismatch, UnknownModule, HeaderInvalid, DtypeNotSupported.
+    Ignored: rotary tables of old files, and a head beside the embedding that it is tied to. Raises Refused:
+    ShapeMismatch, UnknownModule, HeaderInvalid, DtypeNotSupported.
     """
     found: dict[str, TensorInfo] = {}
     for file, header in whole_names(headers).items():
@@ -93,13 +93,13 @@ def check_model_tensors(spec: ModelSpec, headers: Mapping[str, Header]) -> dict[
 
 
 def check_shape(name: str, shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
-    """Raises Refused(ShapeMismatch) that names the tensor."""
+    """Compare a tensor's shape with the wanted one. Raises Refused(ShapeMismatch), which names the tensor."""
     if shape != wanted:
         raise Refused(Reason.SHAPE_MISMATCH, f"tensor {name!r} is {list(shape)}, it has to be {list(wanted)}")
 
 
 def some_of(names: Iterable[str]) -> str:
-    """`a, b, c, d and 12 more`"""
+    """List the first few names: `a, b, c, d and 12 more`."""
     ordered = [name[:200] for name in sorted(names)]
     more = f" and {len(ordered) - NAMED_MAX} more" if len(ordered) > NAMED_MAX else ""
     return ", ".join(ordered[:NAMED_MAX]) + more

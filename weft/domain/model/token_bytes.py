@@ -65,7 +65,7 @@ def token_bytes(token: str, form: Decoding) -> bytes:
 
 
 def _byte_level(token: str) -> bytes:
-    """A token with any character outside the byte alphabet is an added token: its own text."""
+    """Decode a byte-level token. One with a character outside the byte alphabet is an added token: its own text."""
     try:
         return bytes(map(_BYTE_OF.__getitem__, token))
     except KeyError:
@@ -73,7 +73,7 @@ def _byte_level(token: str) -> bytes:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's map: printable Latin-1 bytes stand for themselves, the other 68 for the code points from 256 on."""
+    """Make GPT-2's map: printable Latin-1 bytes stand for themselves, the other 68 for the code points from 256 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = sorted(set(range(256)) - set(printable))
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}

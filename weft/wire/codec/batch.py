@@ -46,7 +46,7 @@ def upload_chunk(chunk: bytes) -> pb.UploadFileRequest:
 
 
 def upload_part(m: pb.UploadFileRequest) -> NewFile | bytes:
-    """The header, or a chunk. Raises PeerError."""
+    """Read the header of an upload, or a chunk. Raises PeerError."""
     match m.WhichOneof("message"):
         case "header":
             return NEW_FILE.decode(m.header)
@@ -57,13 +57,13 @@ def upload_part(m: pb.UploadFileRequest) -> NewFile | bytes:
 
 
 def file_chunk(m: pb.UploadFileRequest | pb.FileChunk) -> bytes:
-    """Raises PeerError."""
+    """Read a chunk of a file. Raises PeerError."""
     number(len(m.chunk), "a chunk's length", MAX_CHUNK_BYTES)
     return m.chunk
 
 
 def file_named(m: pb.FileRequest) -> tuple[str, str]:
-    """(namespace, file id). Raises PeerError."""
+    """Read (namespace, file id). Raises PeerError."""
     return text(m.namespace, "a namespace"), named(m.file_id, "a file's id")
 
 
@@ -72,7 +72,7 @@ def file_list(files: Sequence[StoredFile], has_more: bool) -> pb.FileList:
 
 
 def stored_files(m: pb.FileList) -> tuple[list[StoredFile], bool]:
-    """The files, and whether there are more. Raises PeerError."""
+    """Read the files, and whether there are more. Raises PeerError."""
     return [FILE.decode(file) for file in m.files], m.has_more
 
 
@@ -80,12 +80,12 @@ def stored_files(m: pb.FileList) -> tuple[list[StoredFile], bool]:
 
 
 def response_named(m: pb.ResponseRequest) -> tuple[str, str]:
-    """(namespace, response id). Raises PeerError."""
+    """Read (namespace, response id). Raises PeerError."""
     return text(m.namespace, "a namespace"), named(m.response_id, "a response's id")
 
 
 def batch_named(m: pb.BatchRequest) -> tuple[str, str]:
-    """(namespace, batch id). Raises PeerError."""
+    """Read (namespace, batch id). Raises PeerError."""
     return text(m.namespace, "a namespace"), named(m.batch_id, "a batch's id")
 
 
@@ -94,7 +94,7 @@ def batch_list(jobs: Sequence[BatchJob], has_more: bool) -> pb.BatchList:
 
 
 def batch_jobs(m: pb.BatchList) -> tuple[list[BatchJob], bool]:
-    """The batches, and whether there are more. Raises PeerError."""
+    """Read the batches, and whether there are more. Raises PeerError."""
     return [BATCH.decode(job) for job in m.batches], m.has_more
 
 
@@ -105,7 +105,7 @@ L = TypeVar("L", LineResult, RunLine)
 
 
 def in_messages(lines: Iterable[L]) -> Iterator[list[L]]:
-    """Lines in parts that fit a message."""
+    """Split lines into parts that fit a message."""
     part, size = list[L](), 0
     for line in lines:
         if part and size + len(line.body) > MESSAGE_BYTES:

@@ -41,8 +41,8 @@ MAX_FORWARDED_BYTES = 16 << 10  # a change of 64 sequences has 7 KiB
 class ReceivedReport(RunnerReport):
     """A report with the message that it came as, which is what a supervisor forwards: 2.1 us, encoded again 7.7 us.
 
-    As safe: the scheduler decodes it within the same bounds, and of large ones, in which long reasons and unknown
-    fields could be, only what was read travels on. One that is changed (`_replace`) has no message.
+    That is as safe: the scheduler decodes it within the same bounds, and of large ones, in which long reasons and
+    unknown fields could be, only what was read travels on. One that is changed (`_replace`) has no message.
     """
 
     message: spb.RunnerReport | None = None
@@ -72,12 +72,12 @@ fill_report, read_spec = _REPORT.fill, SPEC.read
 
 
 def read_report(m: spb.RunnerReport) -> RunnerReport:
-    """Raises PeerError."""
+    """Read a report of a runner. Raises PeerError."""
     return _sized(m, _REPORT)
 
 
 def received_report(m: spb.RunnerReport) -> ReceivedReport:
-    """Raises PeerError."""
+    """Read a report of a runner, and keep its message. Raises PeerError."""
     report = _sized(m, _RECEIVED)
     if m.ByteSize() <= MAX_FORWARDED_BYTES:
         report.message = m
@@ -117,7 +117,8 @@ def _fill_reports(reports: Iterable[ReportedRunner], m: pb.ClusterReport) -> Non
 
 
 def _reports(m: pb.ClusterReport) -> Sequence[ReportedRunner]:
-    """Supervisors refuse bad reports: one that got past them is dropped, and the reports of other runners count."""
+    """Read the reports of runners. Supervisors refuse bad ones: one that got past them is dropped, and the others
+    count."""
     reports = list[ReportedRunner]()
     for message in m.reports:
         try:

@@ -12,10 +12,14 @@ E = TypeVar("E", bound=Message)  # the envelope: a protobuf message with one `on
 
 
 class Direction(Generic[E, M]):
-    """Encoding fills the envelope in place: a step of 32 sequences takes 53 us, with copied submessages 133 us."""
+    """The messages of one direction, encoded and decoded.
+
+    Encoding fills the envelope in place: a step of 32 sequences takes 53 us, with copied submessages 133 us.
+    """
 
     def __init__(self, envelope: type[E], sender: str, **messages: type | Pair[Any, Any] | ByHand) -> None:
-        """`messages`: by their fields of the envelope; values with the message's fields, or pairs."""
+        """Take the table of messages. `messages`: by their fields of the envelope; values with the message's fields, or
+        pairs."""
         self.envelope, self._sender = envelope, sender
         self.pairs: dict[str, Any] = {
             name: plain(of, envelope.DESCRIPTOR.fields_by_name[name].message_type) if isinstance(of, type) else of
@@ -36,7 +40,7 @@ class Direction(Generic[E, M]):
         return envelope
 
     def decode(self, envelope: E) -> M:
-        """Raises PeerError."""
+        """Read the message in an envelope. Raises PeerError."""
         name = envelope.WhichOneof("message")
         if (pair := self.pairs.get(name or "")) is None:
             raise PeerError(f"a {self._sender} sent an unknown message ({name})")

@@ -15,9 +15,10 @@ MAX_PAGES, MAX_LAYERS, MAX_BYTES = 1 << 31, 1 << 12, 1 << 40  # of one message
 
 
 class KvPages(NamedTuple):
-    """Layers [first_layer, first_layer + layers) of pages [first_page, first_page + pages) of a sequence follow.
+    """Announces that layers [first_layer, first_layer + layers) of pages [first_page, first_page + pages) of a sequence
+    follow.
 
-    Page by page, so many bytes in all. A message of the shells, which alone see the bytes.
+    They come page by page, `bytes` in all. A message of the shells, which alone see the bytes.
     """
 
     request_id: RequestId

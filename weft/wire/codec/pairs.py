@@ -75,19 +75,19 @@ class Pair(Generic[V, E]):
         return message
 
     def decode(self, message: E) -> V:
-        """Raises PeerError."""
+        """Read a value and check it. Raises PeerError."""
         return self.read(message)
 
     @cached_property
     def fill(self) -> Callable[[V, E], None]:
-        """Writes a value into an empty message."""
+        """Make the function that writes a value into an empty message."""
         code = _Code(self)
         code.fill(self.of, "v")
         return code.compiled("fill(v, m)", code.lines or ["pass"])
 
     @cached_property
     def read(self) -> Callable[[E], V]:
-        """Raises PeerError."""
+        """Make the function that reads a value and checks it; it raises PeerError."""
         code = _Code(self)
         value = code.read(self.of)
         lines = [*code.lines, f"v = {value}", *([f"{code.name(self._check)}(v)"] if self._check else []), "return v"]
@@ -104,7 +104,7 @@ def plain(of: Any, descriptor: Descriptor) -> Pair[Any, Any]:
 
 
 def numbers(of: type[V], enum: EnumDescriptor) -> dict[int, V]:
-    """An enum's members by their numbers in the contract, where names may begin with the enum's."""
+    """Map an enum's numbers in the contract to its members; names there may begin with the enum's."""
     prefix = _words(enum.name, "_").upper() + "_"
     members: Any = of.__members__  # pyright: ignore[reportAttributeAccessIssue]
     found = {name.removeprefix(prefix): value.number for name, value in enum.values_by_name.items()}
@@ -123,7 +123,7 @@ class _Hint(NamedTuple):
 
     @property
     def list_like(self) -> bool:
-        """Whether it has any number of elements of one type."""
+        """Whether the type has any number of elements of one type."""
         origin, args = get_origin(self.of), get_args(self.of)
         return origin is Sequence or origin is Mapping or (origin is tuple and args[1:] == (Ellipsis,))
 
@@ -197,7 +197,7 @@ class _Code:
         return TypeError(f"{self._pair.of}, for {self._descriptor.full_name}, {what}")
 
     def _matched(self, of: Any) -> Iterator[tuple[_Member, Any]]:
-        """Each field of a value with its own of the message; by hand: with its functions; FLAT: with None."""
+        """Pair each field of a value with its own of the message; by hand: with its functions; FLAT: with None."""
         known, inherited = self._descriptor.fields_by_name, self._inherited(of)[2]
         for member in _members(of, self._descriptor):
             if member.name in inherited:
@@ -218,7 +218,7 @@ class _Code:
                 yield member, known[name]
 
     def _inherited(self, of: Any) -> tuple[Pair[Any, Any] | None, str, Sequence[str]]:
-        """The pair of a value's base, its part of the message, and what is in it."""
+        """Find the pair of a value's base, its part of the message, and the fields in it."""
         base: Any = of.__base__ if is_dataclass(of) and isinstance(of, type) else object
         for field in self._descriptor.fields:
             if field.message_type and field.message_type.name == base.__name__:

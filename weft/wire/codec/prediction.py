@@ -23,7 +23,7 @@ def predict_request(items: Sequence[PredictItem]) -> pb.PredictRequest:
 
 
 def predictions(items: Sequence[PredictItem], response: pb.PredictResponse) -> list[Prediction]:
-    """One prediction for each item, in order. Raises PeerError."""
+    """Read one prediction for each item, in order. Raises PeerError."""
     if [item.request_id for item in items] != [item.request_id for item in response.items]:
         raise PeerError("the predictions are not those of the items")
     version = text(response.model_version, "a predictor's version")
@@ -41,13 +41,14 @@ def _prediction(m: pb.Prediction, version: str) -> Prediction:
 
 
 def predict_items(request: pb.PredictRequest) -> list[PredictItem]:
-    """Raises PeerError."""
+    """Read the items of a request. Raises PeerError."""
     number(len(request.items), "the number of items in one call", MAX_ITEMS)
     return [_ITEM.decode(item) for item in request.items]
 
 
 def predict_response(predicted: Sequence[Prediction], version: str) -> pb.PredictResponse:
-    """Raises ValueError or TypeError for a number that is none of tokens: negative, NaN, or too large."""
+    """Write predictions. Raises ValueError or TypeError for a number that is none of tokens: negative, NaN, or too
+    large."""
     response = pb.PredictResponse(model_version=version)
     for item in predicted:
         response.items.add(
@@ -62,6 +63,6 @@ def predict_response(predicted: Sequence[Prediction], version: str) -> pb.Predic
 
 
 def observed(request: pb.ObserveRequest) -> list[Outcome]:
-    """Raises PeerError."""
+    """Read outcomes that a predictor learns from. Raises PeerError."""
     number(len(request.outcomes), "the number of outcomes in one message", MAX_ITEMS)
     return [OUTCOME.decode(message) for message in request.outcomes]

@@ -38,12 +38,12 @@ LIMIT_RULE = Pair(LimitRule, spb.LimitRule)
 
 
 def outcome_bytes(outcome: Outcome) -> bytes:
-    """The record of an outcome."""
+    """Encode the record of an outcome."""
     return OUTCOME.encode(outcome).SerializeToString()
 
 
 def outcome_from_bytes(record: bytes) -> Outcome:
-    """Raises PeerError."""
+    """Read the record of an outcome. Raises PeerError."""
     try:
         m = common_pb2.Outcome.FromString(record)
     except DecodeError as error:

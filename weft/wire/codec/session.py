@@ -49,7 +49,7 @@ _RUNNERS_FINISHED = {number: reason for reason, number in _RUNNERS_FINISH.items(
 
 
 def _fill_step(step: Step, m: runner_pb2.Step) -> None:
-    """Columns: 32 sequences of a token take 17 us, and 70 as a submessage each."""
+    """Fill a step's columns: 32 sequences of a token take 17 us, and 70 as a submessage each."""
     m.iteration = step.iteration
     if not step.sequences:
         return
@@ -110,7 +110,7 @@ def _columns(values: Sequence[T], n: int) -> Sequence[T]:
 
 
 def _tokens(m: runner_pb2.Step, n: int) -> Iterable[Sequence[int]]:
-    """Of each sequence."""
+    """Split the message's one list of tokens into those of each sequence."""
     tokens, counts = m.tokens[:], _columns(m.token_counts, n) if m.token_counts else ()
     if len(tokens) != (sum(counts) if counts else n):
         raise PeerError(f"a step of {n} sequences with {len(tokens)} tokens")
@@ -125,7 +125,8 @@ def fill_logprobs(logprobs: Sequence[TokenLogprob], m: runner_pb2.SequenceLogpro
 
 
 def read_logprobs(m: runner_pb2.SequenceLogprobs) -> Sequence[TokenLogprob]:
-    """None at all where ids and probabilities are not as many: the stream reports them as missing then."""
+    """Read log probabilities; empty where ids and probabilities differ in number: the stream reports them as missing
+    then."""
     if any(len(token.top_tokens) != len(token.top_logprobs) for token in m.tokens):
         return ()
     pairs = [(token.logprob, zip(token.top_tokens, token.top_logprobs, strict=True)) for token in m.tokens]
@@ -157,7 +158,7 @@ def _fill_detail(detail: str, m: runner_pb2.Ended) -> None:
 
 
 def _detail(m: runner_pb2.Ended) -> str:
-    """A reason that this version does not know is an internal one."""
+    """Read a reason; one that this version does not know is an internal one."""
     return m.detail[:MAX_DETAIL] or f"reason {m.reason}"
 
 

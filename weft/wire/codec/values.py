@@ -1,18 +1,18 @@
-"""Refusals of texts and numbers beyond their bounds, by name."""
+"""Checks of texts and numbers from peers, whose refusals name the field."""
 
 from weft.domain.bounds import MAX_ID
 from weft.wire.errors import PeerError
 
 
 def text(value: str, what: str, most: int = MAX_ID) -> str:
-    """Raises PeerError."""
+    """Check that a text has at most `most` characters. Raises PeerError."""
     if len(value) > most:
         raise PeerError(f"{what} has {len(value)} characters, at most {most} are allowed")
     return value
 
 
 def named(value: str, what: str, most: int = MAX_ID) -> str:
-    """A text that may not be empty. Raises PeerError."""
+    """Check that a text is not empty and has at most `most` characters. Raises PeerError."""
     if 0 < len(value) <= most:
         return value
     if not value:
@@ -21,7 +21,7 @@ def named(value: str, what: str, most: int = MAX_ID) -> str:
 
 
 def number(value: int, what: str, most: int, least: int = 0) -> int:
-    """Raises PeerError."""
+    """Check that a number is within `least`..`most`. Raises PeerError."""
     if not least <= value <= most:
         raise PeerError(f"{what} is {value}, not within {least}..{most}")
     return value
