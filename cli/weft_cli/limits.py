@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta
 
-from weft.domain.limits import MAX_LIMIT
+from weft.domain.limits import MAX_LIMIT_VALUE
 from weft_cli.errors import BadInput
 from weft_cli.output import note, say, table
 from weft_cli.runners import TIMEOUT_S, Supervisor, ask
@@ -36,7 +36,7 @@ def limits_of(words: Sequence[str]) -> dict[str, int]:
         name, _, number = word.partition("=")
         if name not in names:
             raise BadInput(f"{word!r}: there is no limit {name!r}", there_are)
-        if not (NUMBER.fullmatch(number) and 0 < int(number) <= MAX_LIMIT):
+        if not (NUMBER.fullmatch(number) and 0 < int(number) <= MAX_LIMIT_VALUE):
             raise BadInput(f"{word!r}: write {name}=NUMBER, of 1 or more", "`weft limit delete` takes limits away")
         if names[name] in found:
             raise BadInput(f"{name} is there twice")

@@ -8,7 +8,7 @@ from weft.api.fields import ApiModel, DurationText, Label, ObjectName, Rule, Tim
 from weft.api.meta import Conditions, Resource, is_empty
 
 MODEL_PATTERN = r"^[A-Za-z0-9*?]([A-Za-z0-9._:/*?@-]*[A-Za-z0-9*?])?$"
-LEAST_S = 60
+MIN_EXPIRES_AFTER_S = 60
 Limit = Annotated[int, Field(strict=True, ge=1, le=1 << 50)]
 
 
@@ -57,9 +57,9 @@ class APIKeySpec(ApiModel):
         ),
         Rule(
             "expiresAfter",
-            f"expiresAfter has to be at least {LEAST_S}s",
-            f"!has(self.expiresAfter) || duration(self.expiresAfter) >= duration('{LEAST_S}s')",
-            lambda spec: spec.expires_after is None or duration_s(spec.expires_after) >= LEAST_S,
+            f"expiresAfter has to be at least {MIN_EXPIRES_AFTER_S}s",
+            f"!has(self.expiresAfter) || duration(self.expiresAfter) >= duration('{MIN_EXPIRES_AFTER_S}s')",
+            lambda spec: spec.expires_after is None or duration_s(spec.expires_after) >= MIN_EXPIRES_AFTER_S,
         ),
         Rule(
             "secretName",

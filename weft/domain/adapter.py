@@ -5,7 +5,7 @@ from enum import IntEnum
 from typing import Annotated, NamedTuple
 
 from weft.domain.bounds import (
-    MAX_ID,
+    MAX_NAME_CHARS,
     Any64,
     Bound,
     Capacity,
@@ -18,9 +18,9 @@ from weft.domain.bounds import (
     Text,
 )
 
-MOST_NAMES = 4  # that metrics list of one adapter
+MAX_METRIC_NAMES = 4  # that metrics list of one adapter
 MAX_VERSIONS = 101  # of an adapter, as the schema's, and a canary
-AdapterUid = Annotated[str, Bound(MAX_ID, 1, "an adapter's uid")]
+AdapterUid = Annotated[str, Bound(MAX_NAME_CHARS, 1, "an adapter's uid")]
 FILES = ("adapter_config.json", "adapter_model.safetensors")  # of every adapter, as PEFT writes them
 OPTIONAL_FILES = (
     "chat_template.jinja",
@@ -72,7 +72,7 @@ class DesiredAdapter:
     bytes: Any64
     pinned: bool
     tier: Annotated[Tier, Tier.UNSPECIFIED] = Tier.UNSPECIFIED
-    model_names: Annotated[tuple[ModelName, ...], Bound(MOST_NAMES, cut=True)] = field(default=(), compare=False)
+    model_names: Annotated[tuple[ModelName, ...], Bound(MAX_METRIC_NAMES, cut=True)] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)

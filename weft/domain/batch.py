@@ -11,8 +11,8 @@ from enum import Enum
 from typing import Annotated
 
 from weft.domain.bounds import (
-    MAX_DETAIL,
-    MAX_ID,
+    MAX_DETAIL_CHARS,
+    MAX_NAME_CHARS,
     Any32,
     Any64,
     Bound,
@@ -33,12 +33,12 @@ MAX_CHUNK_BYTES = 1 << 20  # of a file, in one message
 MAX_BODY_BYTES = 48 << 20  # of a request or an answer: beneath gRPC's 64 MiB
 MAX_FILENAME = 1_000
 MAX_LINES_AT_ONCE = 1 << 16
-MAX_PAGE = 10_000  # OpenAI's for files
+MAX_PAGE_ENTRIES = 10_000  # OpenAI's for files
 METADATA_PAIRS, METADATA_KEY, METADATA_VALUE = 16, 64, 512  # OpenAI's
 Filename = Annotated[str, Bound(MAX_FILENAME, what="a filename")]
-FileId = Annotated[str, Bound(MAX_ID, 1, "a file's id")]
-BatchId = Annotated[str, Bound(MAX_ID, 1, "a batch's id")]
-ResponseId = Annotated[str, Bound(MAX_ID, 1, "a response's id")]
+FileId = Annotated[str, Bound(MAX_NAME_CHARS, 1, "a file's id")]
+BatchId = Annotated[str, Bound(MAX_NAME_CHARS, 1, "a batch's id")]
+ResponseId = Annotated[str, Bound(MAX_NAME_CHARS, 1, "a response's id")]
 Line = Annotated[int, Bound(1 << 31, 1, "a line's number")]
 Chunk = Annotated[bytes, Bound(MAX_CHUNK_BYTES, what="a chunk's length")]
 Body = Annotated[bytes, Bound(MAX_BODY_BYTES, what="a body's length")]
@@ -102,7 +102,7 @@ class Page:
     """A part of a list: at most `limit` entries behind the id `after` ("": from the beginning), newest first."""
 
     namespace: Namespace
-    limit: Annotated[int, Bound(MAX_PAGE, 1, "a list's limit")]
+    limit: Annotated[int, Bound(MAX_PAGE_ENTRIES, 1, "a list's limit")]
     after: Text = ""
     purpose: Purpose | None = None  # of files; None: all
     oldest_first: bool = False
@@ -127,7 +127,7 @@ class BatchError:
     """Why a batch failed. `line` counts from 1; 0: the whole file."""
 
     code: Text
-    message: Annotated[str, Bound(MAX_DETAIL, what="an error's message")]
+    message: Annotated[str, Bound(MAX_DETAIL_CHARS, what="an error's message")]
     line: Any32 = 0
     param: Text = ""
 
@@ -171,7 +171,7 @@ class KeptResponse:
 
     namespace: Namespace
     response_id: ResponseId
-    previous_id: Annotated[str, Bound(MAX_ID, what="a response's id")]
+    previous_id: Annotated[str, Bound(MAX_NAME_CHARS, what="a response's id")]
     # The gateway's own: what was asked, what was answered.
     body: Annotated[bytes, Bound(8 << 20, what="a response's length")]
 

@@ -8,10 +8,10 @@ from typing import Annotated, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
-MAX_ID = 320  # characters of a name, an id, "namespace/name" or an address
-MAX_MODEL = 1_000  # of a served model's name
-MAX_DETAIL = 1_000  # of a reason: it goes into statuses and logs. Longer ones are cut
-MAX_TOKENS = 1 << 31  # in one request
+MAX_NAME_CHARS = 320  # of a name, an id, "namespace/name" or an address
+MAX_MODEL_CHARS = 1_000  # of a served model's name
+MAX_DETAIL_CHARS = 1_000  # of a reason: it goes into statuses and logs. Longer ones are cut
+MAX_REQUEST_TOKENS = 1 << 31  # in one request
 MAX_WAITED_MS = 1 << 40  # 35 years
 MAX_PAGES = 1 << 31
 MAX_RANK = 1 << 16
@@ -40,7 +40,7 @@ FLAT = object()  # annotates a field whose own fields stand in the message itsel
 Any32 = Annotated[int, Bound((1 << 32) - 1)]
 Any64 = Annotated[int, Bound((1 << 64) - 1)]
 AnySigned = Annotated[int, Bound((1 << 63) - 1, -1 << 63)]
-Tokens = Annotated[int, Bound(MAX_TOKENS)]
+Tokens = Annotated[int, Bound(MAX_REQUEST_TOKENS)]
 Pages = Annotated[int, Bound(MAX_PAGES)]
 Capacity = Annotated[int, Bound(MAX_CAPACITY)]
 SomeCapacity = Annotated[int, Bound(MAX_CAPACITY, 1)]
@@ -50,15 +50,15 @@ Runners = Annotated[int, Bound(MAX_RUNNERS)]
 Milliseconds = Annotated[int, Bound(MAX_WAITED_MS)]
 Seconds = Annotated[float, Bound(MAX_WAITED_MS)]  # milliseconds in the contract
 
-Text = Annotated[str, Bound(MAX_ID)]
-Name = Annotated[str, Bound(MAX_ID, 1)]  # not empty
-Detail = Annotated[str, Bound(MAX_DETAIL, cut=True)]
-RequestId = Annotated[str, Bound(MAX_ID, 1, "a request id")]
-PoolName = Annotated[str, Bound(MAX_ID, what="a pool's name")]
-Namespace = Annotated[str, Bound(MAX_ID, what="a namespace")]
-ModelName = Annotated[str, Bound(MAX_MODEL, what="a model's name")]
-Digest = Annotated[str, Bound(MAX_ID, what="an adapter's digest")]  # "": of the base
-SomeDigest = Annotated[str, Bound(MAX_ID, 1, "an adapter's digest")]
-Trace = Annotated[str, Bound(MAX_ID, what="a trace context")]  # W3C's, of a request that is sampled; "": it is not
-Numerics = Annotated[str, Bound(MAX_DETAIL, what="a numerics class")]
+Text = Annotated[str, Bound(MAX_NAME_CHARS)]
+Name = Annotated[str, Bound(MAX_NAME_CHARS, 1)]  # not empty
+Detail = Annotated[str, Bound(MAX_DETAIL_CHARS, cut=True)]
+RequestId = Annotated[str, Bound(MAX_NAME_CHARS, 1, "a request id")]
+PoolName = Annotated[str, Bound(MAX_NAME_CHARS, what="a pool's name")]
+Namespace = Annotated[str, Bound(MAX_NAME_CHARS, what="a namespace")]
+ModelName = Annotated[str, Bound(MAX_MODEL_CHARS, what="a model's name")]
+Digest = Annotated[str, Bound(MAX_NAME_CHARS, what="an adapter's digest")]  # "": of the base
+SomeDigest = Annotated[str, Bound(MAX_NAME_CHARS, 1, "an adapter's digest")]
+Trace = Annotated[str, Bound(MAX_NAME_CHARS, what="a trace context")]  # W3C's; "": not sampled
+Numerics = Annotated[str, Bound(MAX_DETAIL_CHARS, what="a numerics class")]
 EosTokens = Annotated[tuple[Any32, ...], Bound(16, what="the number of ends of sequence")]

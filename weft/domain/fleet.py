@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from weft.domain.adapter import Tier
-from weft.domain.bounds import MAX_ID, Any32, Any64, Bound, Detail, Listed, PoolName, SomeDigest, Text
+from weft.domain.bounds import MAX_NAME_CHARS, Any32, Any64, Bound, Detail, Listed, PoolName, SomeDigest, Text
 from weft.domain.runner import RunnerRole
 
 MAX_RUNNERS = 512  # in one answer
@@ -32,7 +32,7 @@ class FleetAdapter:
 class FleetRunner:
     """A runner as it reported last. `tokens`: computed since its start, of prompts and of answers."""
 
-    name: Annotated[str, Bound(MAX_ID, 1, "a runner's name")]
+    name: Annotated[str, Bound(MAX_NAME_CHARS, 1, "a runner's name")]
     pool: PoolName
     incarnation: Text
     ready: bool

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from weft.domain.bounds import MAX_ID, Any32, Bound, Detail, Digest, ListedOf, Pages, RequestId, Text, Tokens
+from weft.domain.bounds import MAX_NAME_CHARS, Any32, Bound, Detail, Digest, ListedOf, Pages, RequestId, Text, Tokens
 from weft.domain.ids import Epoch, RunnerId
 from weft.domain.request import TokenLogprob
 
@@ -32,7 +32,8 @@ class KvReady:
 
     runner: RunnerId
     shard_addresses: Annotated[
-        Sequence[Annotated[str, Bound(MAX_ID, 1, "the address of a rank")]], Bound(1 << 10, what="the number of ranks")
+        Sequence[Annotated[str, Bound(MAX_NAME_CHARS, 1, "the address of a rank")]],
+        Bound(1 << 10, what="the number of ranks"),
     ] = ()
 
 

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated
 
-from weft.domain.bounds import MAX_ID, MAX_MODEL, Any64, Bound, Listed
+from weft.domain.bounds import MAX_MODEL_CHARS, MAX_NAME_CHARS, Any64, Bound, Listed
 
-MAX_LIMIT = 1 << 50  # of requests or tokens
-Limit = Annotated[int, Bound(MAX_LIMIT)]
+MAX_LIMIT_VALUE = 1 << 50  # of requests or tokens
+Limit = Annotated[int, Bound(MAX_LIMIT_VALUE)]
 SECONDS = 60.0  # of the period that rates are given for
 
 
@@ -23,9 +23,9 @@ class Metric(Enum):
 class LimitRule:
     """Limits of a key or of a namespace, on its models together or on those that `model` names. 0: none."""
 
-    subject: Annotated[str, Bound(MAX_ID, 1, "the subject of a limit")]  # "key/ID" or "namespace/NAME"
+    subject: Annotated[str, Bound(MAX_NAME_CHARS, 1, "the subject of a limit")]  # "key/ID" or "namespace/NAME"
     # A name, or a pattern with * and ?; "": every model.
-    model: Annotated[str, Bound(MAX_MODEL, what="the model of a limit")] = ""
+    model: Annotated[str, Bound(MAX_MODEL_CHARS, what="the model of a limit")] = ""
     requests_per_minute: Limit = 0
     tokens_per_minute: Limit = 0
     concurrent: Limit = 0
@@ -44,8 +44,9 @@ class LimitUse:
     """How the use of a rule has changed at a gateway since its last report; `concurrent` is the number now."""
 
     rule: LimitRule
-    requests: Annotated[int, Bound(MAX_LIMIT, -MAX_LIMIT)]
-    tokens: Annotated[int, Bound(MAX_LIMIT, -MAX_LIMIT)]  # below 0: answers were shorter than what they had reserved
+    requests: Annotated[int, Bound(MAX_LIMIT_VALUE, -MAX_LIMIT_VALUE)]
+    # Below 0: answers were shorter than what they had reserved.
+    tokens: Annotated[int, Bound(MAX_LIMIT_VALUE, -MAX_LIMIT_VALUE)]
     concurrent: Limit
 
 
@@ -53,5 +54,5 @@ class LimitUse:
 class LimitReport:
     """What a gateway used of its rules, for the others. Sent at an interval, also where it used nothing."""
 
-    gateway: Annotated[str, Bound(MAX_ID, what="a gateway's id")]
+    gateway: Annotated[str, Bound(MAX_NAME_CHARS, what="a gateway's id")]
     uses: Listed[LimitUse] = ()

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from weft.domain.bounds import MAX_ID, Any32, Bound, ModelName, Namespace, PoolName, Trace
+from weft.domain.bounds import MAX_NAME_CHARS, Any32, Bound, ModelName, Namespace, PoolName, Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +13,7 @@ class PredictItem:
     The predictor keeps the features of the prompt under this id until the outcomes of the answers arrive.
     """
 
-    request_id: Annotated[str, Bound(MAX_ID, what="a request id")]
+    request_id: Annotated[str, Bound(MAX_NAME_CHARS, what="a request id")]
     prompt_text: Annotated[str, Bound(1 << 16, what="a prompt")]
     pool: PoolName
     model_name: ModelName  # the base's for the base

@@ -18,6 +18,6 @@ def latest_arrival(candidates: Iterable[T], arrived: Callable[[T], float]) -> T:
     return max(reversed(list(candidates)), key=arrived)
 
 
-def of_lowest_priority(candidates: Sequence[T], priority: Callable[[T], Priority]) -> Sequence[T]:
+def victim_candidates(candidates: Sequence[T], priority: Callable[[T], Priority]) -> Sequence[T]:
     """The sequences that may be preempted: the batch ones if there are any, else all, in their order."""
     return [one for one in candidates if priority(one) is Priority.BATCH] or candidates

@@ -12,9 +12,9 @@ from typing import Annotated, NamedTuple
 
 from weft.domain.bounds import (
     FLAT,
-    MAX_DETAIL,
-    MAX_ID,
-    MAX_TOKENS,
+    MAX_DETAIL_CHARS,
+    MAX_NAME_CHARS,
+    MAX_REQUEST_TOKENS,
     Any32,
     Any64,
     Bound,
@@ -42,9 +42,9 @@ MAX_STOP_TOKENS, MAX_BAD_WORDS, MAX_ALLOWED_TOKENS = 128, 64, 4096  # of one req
 MAX_GRAMMAR = 64 << 10  # of its text
 MAX_ALTERNATIVES = 20  # reported beside each token
 _Banned = Annotated[tuple[Any32, ...], Bound(64, what="the length of a bad word")]
-GatewayId = Annotated[str, Bound(MAX_ID, 1, "a gateway's id")]
-Address = Annotated[str, Bound(MAX_ID, 1, "a runner's address")]
-KvAddress = Annotated[str, Bound(MAX_ID, 1, "a KV address")]
+GatewayId = Annotated[str, Bound(MAX_NAME_CHARS, 1, "a gateway's id")]
+Address = Annotated[str, Bound(MAX_NAME_CHARS, 1, "a runner's address")]
+KvAddress = Annotated[str, Bound(MAX_NAME_CHARS, 1, "a KV address")]
 
 
 class Priority(IntEnum):
@@ -223,7 +223,7 @@ class Start:
     adapter: Digest = BASE
     sampling: Sampling = field(default_factory=Sampling)
     cache_salt: Text = ""
-    client_request_id: Annotated[str, Bound(MAX_DETAIL)] = ""  # for logs
+    client_request_id: Annotated[str, Bound(MAX_DETAIL_CHARS)] = ""  # for logs
     waited_s: Seconds = 0.0  # since it arrived at the gateway: a duration, as clocks differ
     allotment: Annotated[Allotment, FLAT] = NO_ALLOTMENT  # of its Assign
     kv_to: KvTarget | None = None
@@ -290,7 +290,7 @@ class PromptLogprobs:
 
     request_id: RequestId
     epoch: Epoch
-    first: Annotated[int, Bound(MAX_TOKENS, 1, "a position of a prompt")]
+    first: Annotated[int, Bound(MAX_REQUEST_TOKENS, 1, "a position of a prompt")]
     logprobs: Sequence[TokenLogprob]
 
 

@@ -9,9 +9,9 @@ from typing import Annotated, Literal, NamedTuple, TypeVar
 
 from weft.domain.adapter import MAX_VERSIONS, AdapterUid, AdapterVersion, Tier
 from weft.domain.bounds import (
-    MAX_DETAIL,
-    MAX_ID,
-    MAX_MODEL,
+    MAX_DETAIL_CHARS,
+    MAX_MODEL_CHARS,
+    MAX_NAME_CHARS,
     Any32,
     Any64,
     Bound,
@@ -36,10 +36,10 @@ from weft.domain.request import NO_DEFAULTS, SamplingDefaults
 MAX_ENTRIES = 500  # of a kind in one message of routes: it keeps a gateway's event loop for 2 ms
 ToolCallParserName = Literal["hermes", "llama3_json", "mistral"]  # how models write calls of tools, by vLLM's names
 V = TypeVar("V")
-SomePool = Annotated[str, Bound(MAX_ID, 1, "a pool's name")]
-RunnerName = Annotated[str, Bound(MAX_ID, 1, "a runner's name")]
-KeyHash = Annotated[str, Bound(MAX_ID, 1, "a key's hash")]
-_Tenant = Annotated[str, Bound(MAX_ID, 1, "a tenant")]
+SomePool = Annotated[str, Bound(MAX_NAME_CHARS, 1, "a pool's name")]
+RunnerName = Annotated[str, Bound(MAX_NAME_CHARS, 1, "a runner's name")]
+KeyHash = Annotated[str, Bound(MAX_NAME_CHARS, 1, "a key's hash")]
+_Tenant = Annotated[str, Bound(MAX_NAME_CHARS, 1, "a tenant")]
 _Weight = Annotated[int, Bound(1000, 1, "a weight")]
 TenantWeights = Annotated[tuple[tuple[_Tenant, _Weight], ...], Bound(256, what="the number of weights")]
 WholeSeconds = Annotated[float, Bound(1 << 31)]
@@ -281,7 +281,7 @@ class AdapterStatus:
     digest: Digest
     routed: bool
     unavailable_runners: Any32 = 0  # of the Ready ones: they have not got it yet, or failed to load it
-    load_errors: Listed[Annotated[str, Bound(2 * MAX_DETAIL, cut=True)]] = ()  # "runner: reason"
+    load_errors: Listed[Annotated[str, Bound(2 * MAX_DETAIL_CHARS, cut=True)]] = ()  # "runner: reason"
     load_failed: bool = False  # there are load errors, and no Ready runner serves it
     removed: bool = False  # the last one of a removed adapter: it is not routed, and no Ready runner has it
     canary: CanaryCounts | None = None  # None: it has none
@@ -319,7 +319,7 @@ class KeyRoute:
     key_id: Text  # public prefix, for logs
     scope: KeyScope = KeyScope.INFERENCE
     # Names, or patterns with * and ?; none: every model of the namespace.
-    models: Listed[Annotated[str, Bound(MAX_MODEL, 1, "a key's model")]] = ()
+    models: Listed[Annotated[str, Bound(MAX_MODEL_CHARS, 1, "a key's model")]] = ()
     expires_unix_ms: Any64 = 0  # 0: never
     limits: Listed[LimitRule] = ()  # its own and its namespace's
 

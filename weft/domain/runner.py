@@ -9,11 +9,11 @@ from typing import Annotated, NamedTuple
 from weft.domain.adapter import AdapterState, DesiredChange
 from weft.domain.bounds import (
     FLAT,
-    MAX_DETAIL,
-    MAX_ID,
+    MAX_DETAIL_CHARS,
+    MAX_NAME_CHARS,
     MAX_PAGES,
     MAX_RANK,
-    MAX_TOKENS,
+    MAX_REQUEST_TOKENS,
     Any32,
     Any64,
     AnySigned,
@@ -34,7 +34,7 @@ from weft.domain.ids import Epoch, RunnerId, Term
 from weft.domain.request import Priority
 
 PACKED_SLOWDOWN = 1.1
-KV_SHARE = 4  # one adapter, and all pinned ones together, leave one page in so many to sequences
+KV_SHARE = 4  # one adapter, and all pinned ones together, leave one page in KV_SHARE to sequences
 
 
 class RunnerRole(Enum):
@@ -57,10 +57,11 @@ class RunnerSpec:
     max_sequences: SomeCapacity
     max_adapters: SomeCapacity  # on the device at a time: what its pages could hold, or a bound that was set
     max_rank: Annotated[int, Bound(MAX_RANK, 1)]
-    max_context_tokens: Annotated[int, Bound(MAX_TOKENS, 1)]  # min(model, total_pages * page_tokens)
+    max_context_tokens: Annotated[int, Bound(MAX_REQUEST_TOKENS, 1)]  # min(model, total_pages * page_tokens)
     base_digest: Text = ""
     name: Text = ""  # what people and the operator call it: its pod, or its component
-    numerics_class: Annotated[str, Bound(MAX_DETAIL)] = ""  # runners of one compute the same tokens (docs/numerics.md)
+    # Runners of one class compute the same tokens (docs/numerics.md).
+    numerics_class: Annotated[str, Bound(MAX_DETAIL_CHARS)] = ""
     # Sequences beyond which throughput gains < 5 % or the token time is exceeded; 0: not measured.
     best_batch: Capacity = 0
     step_ms_1: float = 0.0  # an iteration of one sequence
@@ -328,7 +329,7 @@ class Resync:
 class SupervisorHello:
     """First message of a supervisor's stream. `highest_term`: that a scheduler has announced, in the store."""
 
-    supervisor: Annotated[str, Bound(MAX_ID, 1, "a supervisor's id")]
+    supervisor: Annotated[str, Bound(MAX_NAME_CHARS, 1, "a supervisor's id")]
     highest_term: Term = 0
 
 
@@ -355,7 +356,7 @@ class PreemptDecision:
     request_id: RequestId  # the victim: the newest sequence of that runner
     epoch: Epoch
     # The overrunner that the pages go to; it may be the victim itself.
-    for_request_id: Annotated[str, Bound(MAX_ID, what="a request id")]
+    for_request_id: Annotated[str, Bound(MAX_NAME_CHARS, what="a request id")]
     reservation_tokens: Tokens  # of the victim from now on
 
 

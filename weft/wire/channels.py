@@ -41,14 +41,14 @@ CHANNEL_OPTIONS: list[tuple[str, Any]] = [
 
 
 # A service with a standby acts elsewhere some 10 s after its machine is lost: a link to it is found dead within 8 s.
-QUICKLY_FOUND: dict[str, Any] = {
+FAST_KEEPALIVE: dict[str, Any] = {
     "grpc.keepalive_time_ms": 2_000,
     "grpc.keepalive_timeout_ms": 6_000,
     "grpc.http2.ping_timeout_ms": 6_000,
 }
 
 
-def quickly_found_sockets() -> list[tuple[int, int, int]]:
+def fast_keepalive_socket_options() -> list[tuple[int, int, int]]:
     """Options of an HTTP connection's socket that find a dead peer as fast as FAST_KEEPALIVE, as far as this system has
     them."""
     tcp = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 8_000}
@@ -61,7 +61,7 @@ def quickly_found_sockets() -> list[tuple[int, int, int]]:
 
 def options_to(peer: Role | None) -> list[tuple[str, Any]]:
     """The options of a channel to a process of that role."""
-    return list((dict(CHANNEL_OPTIONS) | (QUICKLY_FOUND if peer in ("scheduler", "predictor") else {})).items())
+    return list((dict(CHANNEL_OPTIONS) | (FAST_KEEPALIVE if peer in ("scheduler", "predictor") else {})).items())
 
 
 def _at_each_call(kind: str) -> Any:

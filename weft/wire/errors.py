@@ -12,7 +12,7 @@ from prometheus_client import Counter
 from weft.telemetry.logs import kv
 
 log = logging.getLogger(__name__)
-MOST_CHARS = 500  # of a reason: it travels in the stream's trailers
+MAX_REASON_CHARS = 500  # of a reason: it travels in the stream's trailers
 PEER_ERRORS = Counter("weft_peer_errors", "Streams ended, and states dropped, for what a peer said", ["peer", "code"])
 
 
@@ -22,10 +22,11 @@ class PeerError(Exception):
     code: ClassVar[grpc.StatusCode] = grpc.StatusCode.INVALID_ARGUMENT
 
 
-def refused(peer: str, error: PeerError, **fields: object) -> None:
+def report_peer_error(peer: str, error: PeerError, **fields: object) -> None:
     """Log and count what a peer (its kind) was refused for."""
     PEER_ERRORS.labels(peer, error.code.name).inc()
-    log.warning("peer refused", extra=kv(peer=peer, code=error.code.name, reason=str(error)[:MOST_CHARS], **fields))
+    reason = str(error)[:MAX_REASON_CHARS]
+    log.warning("peer refused", extra=kv(peer=peer, code=error.code.name, reason=reason, **fields))
 
 
 @asynccontextmanager
@@ -35,5 +36,5 @@ async def peer_errors(peer: str, context: "grpc.aio.ServicerContext[Any, Any]") 
     try:
         yield
     except PeerError as error:
-        refused(peer, error, address=address)
-        await context.abort(error.code, str(error)[:MOST_CHARS])
+        report_peer_error(peer, error, address=address)
+        await context.abort(error.code, str(error)[:MAX_REASON_CHARS])

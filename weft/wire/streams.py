@@ -23,7 +23,7 @@ from google.protobuf.message import DecodeError
 
 from weft.telemetry.logs import kv
 from weft.wire.channels import SecureChannel, options_to
-from weft.wire.errors import PeerError, refused
+from weft.wire.errors import PeerError, report_peer_error
 from weft.wire.roles import Role
 from weft.wire.tls import Tls
 
@@ -149,7 +149,7 @@ class ClientStream(Generic[Out, In]):
             reason = f"{error.code().name}: {error.details()}"
         except (PeerError, DecodeError) as error:
             reason, broken = f"it broke the contract: {error}", True
-            refused(self._name, _as_peer_error(error))
+            report_peer_error(self._name, _as_peer_error(error))
         finally:
             self._queue = None
             queue.close()

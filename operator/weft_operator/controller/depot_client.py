@@ -7,7 +7,7 @@ import httpx2
 
 from weft.artifacts.depot_api import OperationStatus, ResolveRequest, State
 from weft.domain.text import quoted, sanitize
-from weft.wire.channels import quickly_found_sockets
+from weft.wire.channels import fast_keepalive_socket_options
 from weft.wire.tls import Tls
 from weft_operator.errors import DepotFailed, DepotUnavailable
 
@@ -23,7 +23,7 @@ class DepotClient:
 
     def __init__(self, url: str, tls: Tls | None = None) -> None:
         verify = tls.client_context("depot") if tls else True
-        options = quickly_found_sockets()
+        options = fast_keepalive_socket_options()
         transport = httpx2.AsyncHTTPTransport(verify=verify, trust_env=False, socket_options=options)
         self._http = httpx2.AsyncClient(base_url=url, timeout=TIMEOUT_S, transport=transport)
 

@@ -17,7 +17,7 @@ import grpc.aio
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from weft.domain.bounds import MAX_MODEL
+from weft.domain.bounds import MAX_MODEL_CHARS
 from weft.domain.limits import LimitRule
 from weft.domain.routes import KeyRoute, KeyScope, limits_entry
 from weft.domain.runner import ReportedRunner
@@ -228,8 +228,8 @@ def _grant(request: pb.CreateKeyRequest, now_unix_ms: int) -> keys.Grant:
     if not platform and not NAMESPACE.fullmatch(request.namespace):
         raise ValueError(f"namespace {request.namespace!r} is not a DNS label")
     models = tuple(request.models)
-    if len(models) > MAX_MODELS or not all(0 < len(model) <= MAX_MODEL for model in models):
-        raise ValueError(f"a key has at most {MAX_MODELS} models, each of 1 to {MAX_MODEL} characters")
+    if len(models) > MAX_MODELS or not all(0 < len(model) <= MAX_MODEL_CHARS for model in models):
+        raise ValueError(f"a key has at most {MAX_MODELS} models, each of 1 to {MAX_MODEL_CHARS} characters")
     if request.expires_unix_ms and not now_unix_ms < request.expires_unix_ms < LAST_EXPIRY:
         raise ValueError("a key expires in the future, or never")
     return keys.Grant(request.namespace, scope, models, request.expires_unix_ms)

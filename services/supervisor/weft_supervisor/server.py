@@ -29,7 +29,7 @@ from weft.wire.codec.cluster import (
     SUPERVISOR_TO_RUNNER,
     SUPERVISOR_TO_SCHEDULER,
 )
-from weft.wire.errors import PeerError, peer_errors, refused
+from weft.wire.errors import PeerError, peer_errors, report_peer_error
 from weft.wire.roles import pool_namespaces_of
 from weft.wire.streams import ClientStream, Opener, SendQueue, serve_stream
 from weft.wire.v1 import predictor_pb2, scheduler_pb2, supervisor_pb2
@@ -261,7 +261,7 @@ class SupervisorServer(SupervisorServicer):
             yield from self._envelopes(ClusterReport(message.reports[:half]))
         else:
             runner = message.reports[0].runner
-            refused("runner", PeerError("a full report that no message takes"), runner=runner.uuid)
+            report_peer_error("runner", PeerError("a full report that no message takes"), runner=runner.uuid)
         yield from self._envelopes(ClusterReport(message.reports[max(half, 1) :], message.lost, message.preempts))
 
     # ---------------------------------------------------------------------------------------------- effects, time

@@ -19,7 +19,7 @@ from harness.fleet import POOL, ROLES, Fleet
 from harness.quickstart import sure_cases
 from harness.waiting import soon
 from tests.integration.supervisor.conftest import spec_of
-from weft.domain.bounds import MAX_CAPACITY, MAX_PAGES, MAX_RANK, MAX_TOKENS
+from weft.domain.bounds import MAX_CAPACITY, MAX_PAGES, MAX_RANK, MAX_REQUEST_TOKENS
 from weft.domain.ids import MAX_TERM, RunnerId
 from weft.wire.codec.cluster import RUNNER_TO_SUPERVISOR
 from weft.wire.streams import channel
@@ -44,7 +44,7 @@ CAPACITIES = {
     "max_sequences": MAX_CAPACITY,
     "max_adapters": MAX_CAPACITY,
     "max_rank": MAX_RANK,
-    "max_context_tokens": MAX_TOKENS,
+    "max_context_tokens": MAX_REQUEST_TOKENS,
 }
 
 
@@ -143,7 +143,7 @@ OWN_LIES = {
             used_pages=4,
             adapter_pages=4,
             sequences=[
-                sequence(f"r{i}", arrived_ms=-(2**63), reserved_pages=MAX_PAGES, reservation_tokens=MAX_TOKENS)
+                sequence(f"r{i}", arrived_ms=-(2**63), reserved_pages=MAX_PAGES, reservation_tokens=MAX_REQUEST_TOKENS)
                 for i in "ab"
             ],
             overruns=[
@@ -151,7 +151,7 @@ OWN_LIES = {
                     request_id="ra",
                     epoch=common_pb2.Epoch(term=MAX_TERM - 1, counter=MAX_UINT64),
                     wanted_pages=MAX_PAGES,
-                    reservation_tokens=MAX_TOKENS,
+                    reservation_tokens=MAX_REQUEST_TOKENS,
                 )
             ],
             adapters=[AdapterState(digest="sha256:x", error="e" * 100_000, bytes=MAX_UINT64, rank=MAX_RANK)],

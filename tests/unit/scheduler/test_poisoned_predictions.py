@@ -3,15 +3,15 @@
 import pytest
 
 from harness.scheduler_driver import Driver, of
-from weft.domain.bounds import MAX_TOKENS
+from weft.domain.bounds import MAX_REQUEST_TOKENS
 from weft.domain.request import Assign
 from weft_scheduler.core.policy.queue.orders import POLICIES as QUEUES
 from weft_scheduler.core.policy.reservation import POLICIES as RESERVATIONS
 
 POISON = {
-    "huge": (MAX_TOKENS,) * 5,
+    "huge": (MAX_REQUEST_TOKENS,) * 5,
     "out of order": (900, 50, 5, 1, 0),
-    "a huge tail": (0, 0, 0, MAX_TOKENS, MAX_TOKENS),
+    "a huge tail": (0, 0, 0, MAX_REQUEST_TOKENS, MAX_REQUEST_TOKENS),
     "none": (0, 0, 0, 0, 0),
 }
 NAMES = ("p10_tokens", "p50_tokens", "p90_tokens", "p99_tokens", "bucket_tokens")

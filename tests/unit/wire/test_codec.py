@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from weft.domain.adapter import AdapterVersion, Tier
 from weft.domain.batch import BatchJob, LineResult, NewBatch, NewFile, Page, RunLine, StoredFile
-from weft.domain.bounds import MAX_TOKENS
+from weft.domain.bounds import MAX_REQUEST_TOKENS
 from weft.domain.ids import MAX_TERM, NEVER, Epoch, RunnerId
 from weft.domain.kv_transfer import KvComplete
 from weft.domain.prediction import Prediction, PredictItem
@@ -218,7 +218,7 @@ def test_a_prediction_comes_out_as_it_went_in(tokens: list[int], bucket: int) ->
     assert predictions([ITEM], predict_response(predicted, "v")) == predicted
 
 
-@pytest.mark.parametrize("tokens", [(5, 4, 6, 7), (1, 4, 3, 7), (1, 2, 3, 2), (1, 2, 3, MAX_TOKENS + 1)])
+@pytest.mark.parametrize("tokens", [(5, 4, 6, 7), (1, 4, 3, 7), (1, 2, 3, 2), (1, 2, 3, MAX_REQUEST_TOKENS + 1)])
 def test_a_poisoned_prediction_is_an_error_of_the_predictor(tokens: tuple[int, ...]) -> None:
     p10, p50, p90, p99 = tokens
     with pytest.raises(PeerError, match="p99"):

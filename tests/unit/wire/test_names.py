@@ -12,7 +12,7 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from harness.waiting import PATIENCE_S, eventually
-from weft.wire.channels import CHANNEL_OPTIONS, options_to, quickly_found_sockets
+from weft.wire.channels import CHANNEL_OPTIONS, fast_keepalive_socket_options, options_to
 from weft.wire.streams import channel
 
 ADDRESS = struct.pack("!HH", 1, 1)  # type A, class IN
@@ -53,7 +53,7 @@ async def serve(host: str, port: int = 0) -> tuple[grpc.aio.Server, int]:
 
 @pytest.mark.parametrize("peer", ["scheduler", "predictor"])
 def test_a_link_to_a_service_with_a_standby_is_found_dead_within_8_seconds(peer: Any) -> None:
-    links, sockets = dict(options_to(peer)), {name: value for _, name, value in quickly_found_sockets()}
+    links, sockets = dict(options_to(peer)), {name: value for _, name, value in fast_keepalive_socket_options()}
     assert links["grpc.keepalive_time_ms"] + links["grpc.keepalive_timeout_ms"] == 8_000
     assert links["grpc.http2.ping_timeout_ms"] == links["grpc.keepalive_timeout_ms"]
     probes_s = sockets[socket.TCP_KEEPINTVL] * sockets[socket.TCP_KEEPCNT]

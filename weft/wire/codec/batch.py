@@ -20,7 +20,7 @@ from weft.domain.batch import (
 )
 from weft.wire.codec.direction import Direction
 from weft.wire.codec.pairs import Pair
-from weft.wire.codec.values import named, number, text
+from weft.wire.codec.values import check_non_empty, check_number, check_text
 from weft.wire.errors import PeerError
 from weft.wire.v1 import batch_pb2 as pb
 
@@ -58,13 +58,13 @@ def upload_part(m: pb.UploadFileRequest) -> NewFile | bytes:
 
 def file_chunk(m: pb.UploadFileRequest | pb.FileChunk) -> bytes:
     """Read a chunk of a file. Raises PeerError."""
-    number(len(m.chunk), "a chunk's length", MAX_CHUNK_BYTES)
+    check_number(len(m.chunk), "a chunk's length", MAX_CHUNK_BYTES)
     return m.chunk
 
 
 def file_named(m: pb.FileRequest) -> tuple[str, str]:
     """Read (namespace, file id). Raises PeerError."""
-    return text(m.namespace, "a namespace"), named(m.file_id, "a file's id")
+    return check_text(m.namespace, "a namespace"), check_non_empty(m.file_id, "a file's id")
 
 
 def file_list(files: Sequence[StoredFile], has_more: bool) -> pb.FileList:
@@ -81,12 +81,12 @@ def stored_files(m: pb.FileList) -> tuple[list[StoredFile], bool]:
 
 def response_named(m: pb.ResponseRequest) -> tuple[str, str]:
     """Read (namespace, response id). Raises PeerError."""
-    return text(m.namespace, "a namespace"), named(m.response_id, "a response's id")
+    return check_text(m.namespace, "a namespace"), check_non_empty(m.response_id, "a response's id")
 
 
 def batch_named(m: pb.BatchRequest) -> tuple[str, str]:
     """Read (namespace, batch id). Raises PeerError."""
-    return text(m.namespace, "a namespace"), named(m.batch_id, "a batch's id")
+    return check_text(m.namespace, "a namespace"), check_non_empty(m.batch_id, "a batch's id")
 
 
 def batch_list(jobs: Sequence[BatchJob], has_more: bool) -> pb.BatchList:

@@ -26,7 +26,7 @@ from weft.domain.runner import (
 from weft.domain.text import quoted
 from weft.wire.codec.direction import Direction
 from weft.wire.codec.pairs import ByHand, Custom, Pair
-from weft.wire.errors import PeerError, refused
+from weft.wire.errors import PeerError, report_peer_error
 from weft.wire.v1 import scheduler_pb2 as pb
 from weft.wire.v1 import supervisor_pb2 as spb
 
@@ -124,7 +124,7 @@ def _reports(m: pb.ClusterReport) -> Sequence[ReportedRunner]:
         try:
             reports.append(REPORTED.read(message))
         except PeerError as error:
-            refused("runner", error)
+            report_peer_error("runner", error)
     return tuple(reports)
 
 

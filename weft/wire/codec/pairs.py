@@ -20,7 +20,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from weft.domain.bounds import FLAT, Bound
 from weft.domain.text import quoted
-from weft.wire.codec.values import named, number
+from weft.wire.codec.values import check_non_empty, check_number
 from weft.wire.errors import PeerError
 
 V = TypeVar("V")
@@ -372,13 +372,13 @@ class _Code:
                 raise self._wrong(f"has a bound of {field.name} that it cannot carry")
             above = [f"{local} > {bound.most}"] if bound.most < most else []
             below = [f"{local} < {bound.least}"] if bound.least > least else []
-            refuse = partial(number, what=bound.what or field.name, most=bound.most, least=bound.least)
+            refuse = partial(check_number, what=bound.what or field.name, most=bound.most, least=bound.least)
             self._refuse(" or ".join(above + below), refuse, local)
         elif hint.of in (str, bytes):
             bound = self._bound(hint, field)
             if bound.cut:
                 return f"{local}[:{bound.most}]"
-            refuse = partial(named, what=bound.what or field.name, most=bound.most)
+            refuse = partial(check_non_empty, what=bound.what or field.name, most=bound.most)
             if hint.of is bytes:
                 refuse = _length(bound, bound.what or f"the length of {field.name}")
             below = f"{bound.least} > len({local}) or " if bound.least else ""
@@ -406,7 +406,7 @@ def _is_set(member: _Member, field: FieldDescriptor) -> bool:
 
 
 def _length(bound: Bound, what: str) -> Callable[[Any], object]:
-    return lambda value: number(len(value), what, bound.most, bound.least)
+    return lambda value: check_number(len(value), what, bound.most, bound.least)
 
 
 def _unknown(of: type, verdict: str) -> Callable[[Any], object]:

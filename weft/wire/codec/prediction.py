@@ -5,12 +5,12 @@ Supervisor -> predictor: outcomes, which the predictor acknowledges by request i
 
 from collections.abc import Sequence
 
-from weft.domain.bounds import MAX_TOKENS
+from weft.domain.bounds import MAX_REQUEST_TOKENS
 from weft.domain.prediction import Prediction, PredictItem
 from weft.domain.request import Outcome
 from weft.wire.codec.pairs import Pair
 from weft.wire.codec.scheduling import OUTCOME
-from weft.wire.codec.values import number, text
+from weft.wire.codec.values import check_number, check_text
 from weft.wire.errors import PeerError
 from weft.wire.v1 import predictor_pb2 as pb
 
@@ -26,23 +26,23 @@ def predictions(items: Sequence[PredictItem], response: pb.PredictResponse) -> l
     """Read one prediction for each item, in order. Raises PeerError."""
     if [item.request_id for item in items] != [item.request_id for item in response.items]:
         raise PeerError("the predictions are not those of the items")
-    version = text(response.model_version, "a predictor's version")
+    version = check_text(response.model_version, "a predictor's version")
     return [_prediction(item, version) for item in response.items]
 
 
 def _prediction(m: pb.Prediction, version: str) -> Prediction:
-    p99 = number(m.p99_tokens, "p99_tokens", MAX_TOKENS)
+    p99 = check_number(m.p99_tokens, "p99_tokens", MAX_REQUEST_TOKENS)
     if not m.p10_tokens <= m.p50_tokens <= m.p90_tokens <= p99:
         raise PeerError(
             f"p10, p50, p90 and p99 are {m.p10_tokens}, {m.p50_tokens}, {m.p90_tokens} and {p99}: not in order"
         )
-    bucket = number(m.bucket_tokens, "bucket_tokens", MAX_TOKENS)
+    bucket = check_number(m.bucket_tokens, "bucket_tokens", MAX_REQUEST_TOKENS)
     return Prediction(m.request_id, m.p50_tokens, m.p90_tokens, version, m.p10_tokens, p99, bucket)
 
 
 def predict_items(request: pb.PredictRequest) -> list[PredictItem]:
     """Read the items of a request. Raises PeerError."""
-    number(len(request.items), "the number of items in one call", MAX_ITEMS)
+    check_number(len(request.items), "the number of items in one call", MAX_ITEMS)
     return [_ITEM.decode(item) for item in request.items]
 
 
@@ -64,5 +64,5 @@ def predict_response(predicted: Sequence[Prediction], version: str) -> pb.Predic
 
 def observed(request: pb.ObserveRequest) -> list[Outcome]:
     """Read outcomes that a predictor learns from. Raises PeerError."""
-    number(len(request.outcomes), "the number of outcomes in one message", MAX_ITEMS)
+    check_number(len(request.outcomes), "the number of outcomes in one message", MAX_ITEMS)
     return [OUTCOME.decode(message) for message in request.outcomes]

@@ -1,23 +1,25 @@
 """Registry (the operator, or the controller of `weft up`) <-> scheduler."""
 
 from weft.domain.adapter import Tier
-from weft.domain.bounds import MAX_ID
+from weft.domain.bounds import MAX_NAME_CHARS
 from weft.domain.routes import AdapterSpec, AdapterStatus, PoolSpec, PoolStatus, RegistryChange
 from weft.wire.codec.direction import Direction
 from weft.wire.codec.pairs import Pair
-from weft.wire.codec.values import named
+from weft.wire.codec.values import check_non_empty
 from weft.wire.errors import PeerError
 from weft.wire.v1 import scheduler_pb2 as pb
 
 
 def _check_adapter(adapter: AdapterSpec) -> None:
-    named(adapter.uid, "an adapter's uid")
+    check_non_empty(adapter.uid, "an adapter's uid")
     if adapter.tier is Tier.DEVICE:
         raise PeerError(f"tier {adapter.tier} cannot be required (the device's is `pinned`)")
 
 
-_POOL = Pair(PoolSpec, pb.PoolDesired, who=lambda m: f"pool {m.route.name[:MAX_ID]}: ")
-_ADAPTER = Pair(AdapterSpec, pb.AdapterDesired, check=_check_adapter, who=lambda m: f"adapter {m.route.uid[:MAX_ID]}: ")
+_POOL = Pair(PoolSpec, pb.PoolDesired, who=lambda m: f"pool {m.route.name[:MAX_NAME_CHARS]}: ")
+_ADAPTER = Pair(
+    AdapterSpec, pb.AdapterDesired, check=_check_adapter, who=lambda m: f"adapter {m.route.uid[:MAX_NAME_CHARS]}: "
+)
 REGISTRY_CHANGE = Pair(RegistryChange, pb.RegistryToScheduler, parts=(_POOL, _ADAPTER))
 
 

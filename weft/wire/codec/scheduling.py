@@ -25,7 +25,7 @@ from weft.domain.request import (
 from weft.domain.routes import KeyScope, ResyncRoutes, Routes, RoutesApplied
 from weft.wire.codec.direction import Direction
 from weft.wire.codec.pairs import Pair, numbers
-from weft.wire.codec.values import number
+from weft.wire.codec.values import check_number
 from weft.wire.errors import PeerError
 from weft.wire.v1 import common_pb2
 from weft.wire.v1 import scheduler_pb2 as pb
@@ -53,7 +53,7 @@ def outcome_from_bytes(record: bytes) -> Outcome:
 
 def _check_fleet(fleet: FleetReport) -> None:
     most = MAX_ADAPTERS + MAX_RUNNERS * MIN_LISTED
-    number(sum([len(runner.adapters) for runner in fleet.runners]), "the number of adapters on runners", most)
+    check_number(sum([len(runner.adapters) for runner in fleet.runners]), "the number of adapters on runners", most)
 
 
 GatewayMessage = (

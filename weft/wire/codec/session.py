@@ -5,7 +5,7 @@ from functools import partial
 from itertools import chain, islice, repeat
 from typing import Any, TypeVar
 
-from weft.domain.bounds import MAX_DETAIL, MAX_ID
+from weft.domain.bounds import MAX_DETAIL_CHARS, MAX_NAME_CHARS
 from weft.domain.ids import Epoch
 from weft.domain.request import (
     Draining,
@@ -27,7 +27,7 @@ from weft.domain.request import (
 )
 from weft.wire.codec.direction import Direction
 from weft.wire.codec.pairs import ByHand, Custom, Pair
-from weft.wire.codec.values import text
+from weft.wire.codec.values import check_text
 from weft.wire.errors import PeerError
 from weft.wire.v1 import common_pb2, runner_pb2
 
@@ -75,8 +75,8 @@ def _fill_step(step: Step, m: runner_pb2.Step) -> None:
 def _step(m: runner_pb2.Step) -> Step:
     request_ids, doublings, logprobs = m.request_ids[:], m.doublings, m.logprobs
     n = len(request_ids)
-    if n and max(map(len, request_ids)) > MAX_ID:
-        text(max(request_ids, key=len), "a request id")
+    if n and max(map(len, request_ids)) > MAX_NAME_CHARS:
+        check_text(max(request_ids, key=len), "a request id")
     finishes: Iterable[FinishReason | None] = repeat(None)
     if m.finish_reasons:
         try:
@@ -154,12 +154,12 @@ def _top_logprobs(m: runner_pb2.Sampling) -> int | None:
 
 
 def _fill_detail(detail: str, m: runner_pb2.Ended) -> None:
-    m.detail = detail[:MAX_DETAIL]
+    m.detail = detail[:MAX_DETAIL_CHARS]
 
 
 def _detail(m: runner_pb2.Ended) -> str:
     """Read a reason; one that this version does not know is an internal one."""
-    return m.detail[:MAX_DETAIL] or f"reason {m.reason}"
+    return m.detail[:MAX_DETAIL_CHARS] or f"reason {m.reason}"
 
 
 LOGPROBS = Custom(_fill_some_logprobs, _some_logprobs)

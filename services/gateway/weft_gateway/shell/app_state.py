@@ -12,7 +12,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 
 from weft.domain.routes import PoolRoute, Route
 from weft.telemetry.tracing import Tracer
-from weft.wire.channels import quickly_found_sockets
+from weft.wire.channels import fast_keepalive_socket_options
 from weft.wire.tls import Tls
 from weft_gateway.core.routes import Principal, UnknownVersion
 from weft_gateway.errors import ModelNotFound
@@ -58,7 +58,7 @@ class AppState:
         self._routes_changed = asyncio.Event()
         self._loading = weakref.WeakValueDictionary[str, asyncio.Lock]()
         verify = tls.client_context("depot") if tls else True
-        transport = httpx2.AsyncHTTPTransport(verify=verify, socket_options=quickly_found_sockets())
+        transport = httpx2.AsyncHTTPTransport(verify=verify, socket_options=fast_keepalive_socket_options())
         self.depot = httpx2.AsyncClient(base_url=settings.depot, timeout=10.0, transport=transport)
         self.templates = AdapterTemplates(self.depot)
         self.tokenizers = TokenizerCache(

@@ -24,7 +24,7 @@ from weft.machine_shell import MachineShell
 from weft.telemetry.invariants import holds
 from weft.telemetry.logs import kv
 from weft.wire.codec.scheduling import GATEWAY_TO_SCHEDULER, SCHEDULER_TO_GATEWAY, GatewayMessage, outcome_bytes
-from weft.wire.errors import PeerError, refused
+from weft.wire.errors import PeerError, report_peer_error
 from weft.wire.streams import ClientStream, channel
 from weft.wire.tls import Tls
 from weft.wire.v1 import scheduler_pb2, scheduler_pb2_grpc
@@ -219,7 +219,7 @@ class RequestManager:
                     session.close()
                     log.info("session down", extra=kv(runner=peer.name, reason=reason))
             case events.PeerViolation(peer, reason):
-                refused("runner", PeerError(reason), runner=peer.name)
+                report_peer_error("runner", PeerError(reason), runner=peer.name)
             case events.OutcomeDropped(request_id):
                 self.metrics.outcomes_dropped.inc()
                 log.warning("outcome dropped: too many are unacknowledged", extra=kv(request_id=request_id))

@@ -11,7 +11,7 @@ from weft.domain.machine import Closed, Connected, Received
 from weft.domain.request import Draining, Freeze, SessionReady, Start, Stop
 from weft.telemetry.logs import kv
 from weft.wire.codec.session import GATEWAY_TO_RUNNER, RUNNER_TO_GATEWAY
-from weft.wire.errors import PeerError, refused
+from weft.wire.errors import PeerError, report_peer_error
 from weft.wire.streams import SendQueue, channel
 from weft.wire.tls import Tls
 from weft.wire.v1 import runner_pb2, runner_pb2_grpc
@@ -59,7 +59,7 @@ class RunnerSession:
         except grpc.aio.AioRpcError as error:
             detail = f"{error.code().name}: {error.details()}"
         except PeerError as error:
-            refused("runner", error, runner=self.peer.name)
+            report_peer_error("runner", error, runner=self.peer.name)
             detail = f"it broke the contract: {error}"
         except asyncio.CancelledError as error:
             detail = str(error)

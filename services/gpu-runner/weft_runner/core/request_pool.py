@@ -13,7 +13,7 @@ from math import inf
 from weft.domain.adapter import DesiredChange
 from weft.domain.ids import Epoch
 from weft.domain.machine import Peer, Send
-from weft.domain.preemption import latest_arrival, of_lowest_priority
+from weft.domain.preemption import latest_arrival, victim_candidates
 from weft.domain.request import (
     Ended,
     EndReason,
@@ -556,7 +556,7 @@ class RequestPool:
                 if self.adapters.queue.fetching:
                     return
                 here = [s for s in self.sequences.values() if s.phase is not SequencePhase.SWAPPED]
-                last = of_lowest_priority(here or list(self.sequences.values()), _priority)
+                last = victim_candidates(here or list(self.sequences.values()), _priority)
                 self._give_back(latest_arrival(last, _arrived))
             self.settle()
 
@@ -586,7 +586,7 @@ class RequestPool:
         here = [s for s in self.sequences.values() if s.phase not in elsewhere]
         if len(here) < 2:
             return self.swap.moving
-        last = of_lowest_priority(here, _priority)
+        last = victim_candidates(here, _priority)
         paused = map(self.sequences.__getitem__, self.reservations.paused)
         victim = next((s for s in paused if s.start.allotment.leaves and s in last), None)
         if victim is None:

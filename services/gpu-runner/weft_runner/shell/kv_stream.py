@@ -20,7 +20,7 @@ from weft.domain.machine import Closed, Connected, Peer, Received
 from weft.telemetry.logs import kv
 from weft.wire.codec.direction import Direction
 from weft.wire.codec.kv_transfer import KV_FROM_RECEIVER, KV_FROM_SENDER, KvPages
-from weft.wire.errors import PeerError, refused
+from weft.wire.errors import PeerError, report_peer_error
 from weft_runner.core.events import DropKv, ReceiveKv, SendKv
 from weft_runner.model.kv_window import KvWindow
 from weft_runner.model.layer_progress import LayerProgress
@@ -134,7 +134,7 @@ class KvStream(ABC):
         try:
             work()
         except PeerError as error:
-            refused("runner", error, stream=self.peer.name if self.peer else "")
+            report_peer_error("runner", error, stream=self.peer.name if self.peer else "")
             self._end(str(error))
         except KvConnectionClosed as error:
             self._end(str(error))

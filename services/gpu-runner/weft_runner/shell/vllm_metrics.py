@@ -18,7 +18,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily, HistogramMetricFam
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from weft.domain.adapter import MOST_NAMES, DesiredAdapter, Tier
+from weft.domain.adapter import MAX_METRIC_NAMES, DesiredAdapter, Tier
 from weft.domain.lru import LruDict
 from weft.domain.request import FinishReason
 from weft_runner.core.batch import Batch
@@ -215,7 +215,7 @@ class AdapterSeries(Collector):
         """Requests name this adapter so."""
         names = self._names.touch(digest, tuple)
         if model_name and model_name not in names:
-            self._names[digest] = (*names, model_name)[-MOST_NAMES:]
+            self._names[digest] = (*names, model_name)[-MAX_METRIC_NAMES:]
 
     def hold(self, adapters: Iterable[DesiredAdapter]) -> None:
         """These are to be on the device or in host memory before a request names them."""

@@ -11,7 +11,7 @@ leave one runner after another: one that was preempted as often as a request may
 from typing import NamedTuple
 
 from weft.domain.ids import RunnerId
-from weft.domain.preemption import latest_arrival, of_lowest_priority
+from weft.domain.preemption import latest_arrival, victim_candidates
 from weft.domain.runner import PreemptDecision, RunnerBook
 
 
@@ -80,7 +80,7 @@ def select_victim(book: RunnerBook) -> PreemptDecision | None:
     waiting = [s for s in book.sequences.values() if (s.request_id, s.epoch) in paused]
     if not waiting:
         return None
-    candidates = of_lowest_priority(here, lambda sequence: sequence.priority)
+    candidates = victim_candidates(here, lambda sequence: sequence.priority)
     leaving = [one for one in waiting if paused[one.request_id, one.epoch].leaves and one in candidates]
     movable = [sequence for sequence in candidates if not sequence.stays]
     victim = latest_arrival(leaving or movable or candidates, lambda sequence: sequence.arrived_ms)

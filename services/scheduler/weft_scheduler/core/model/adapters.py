@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
-from weft.domain.adapter import MOST_NAMES, DesiredAdapter, DesiredChange, Tier
+from weft.domain.adapter import MAX_METRIC_NAMES, DesiredAdapter, DesiredChange, Tier
 from weft.domain.ids import BASE
 from weft.domain.routes import AdapterSpec
 
@@ -167,5 +167,5 @@ def _merged(specs: dict[str, AdapterSpec]) -> DesiredAdapter | None:
         return None
     first = next(iter(specs.values()))
     pinned, tier = any(s.pinned for s in specs.values()), max(s.tier for s in specs.values())
-    names = tuple(sorted(spec.model_name for spec in specs.values())[:MOST_NAMES])
+    names = tuple(sorted(spec.model_name for spec in specs.values())[:MAX_METRIC_NAMES])
     return DesiredAdapter(first.digest, first.rank, first.bytes, pinned, tier, names)
