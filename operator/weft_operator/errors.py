@@ -76,7 +76,7 @@ class KubernetesError(OperatorError):
 
 
 class ApiFailed(KubernetesError):
-    """The API server's refusal."""
+    """The API server refused a request."""
 
     def __init__(self, what: str, status: int, reason: str, message: str) -> None:
         super().__init__(f"{what}: {status} {reason}: {message}")
@@ -84,7 +84,7 @@ class ApiFailed(KubernetesError):
 
 
 class ApiUnreachable(KubernetesError):
-    """No answer, or none in time. Whether a write was carried out is not known."""
+    """The API server did not answer, or not in time. Whether a write was carried out is not known."""
 
 
 class ChildRefused(OperatorError):
@@ -114,7 +114,7 @@ class ApiError(OperatorError):
         self.message, self.causes = message, causes
 
     def body(self) -> dict[str, object]:
-        """A `Status` object."""
+        """Make the `Status` object."""
         causes = [{"field": cause.field, "message": cause.message} for cause in self.causes]
         return {
             "kind": "Status",

@@ -1,4 +1,5 @@
-"""The depot's HTTP API, as far as the operator needs it: resolve, what has changed, and the list of what to keep."""
+"""A client of the depot's HTTP API, as far as the operator needs it: resolve, what has changed, and the list of what to
+keep."""
 
 from collections.abc import Callable, Collection
 from typing import Any, get_args
@@ -60,7 +61,7 @@ class DepotClient:
         await self._json("POST", "/v1/retain", json={"digests": sorted(digests)})
 
     async def changed(self, watches: Collection[str]) -> frozenset[str]:
-        """Those of these watches whose source is not what it was. Raises DepotUnavailable."""
+        """Ask which of these watches have a source that has changed. Raises DepotUnavailable."""
         answer = await self._json("POST", "/v1/changed", json={"watches": sorted(watches)})
         found = answer.get("changed")
         if not isinstance(found, list) or not all(isinstance(watch, str) for watch in found):
@@ -84,7 +85,7 @@ class DepotClient:
 
 
 def _body(response: httpx2.Response) -> dict[str, Any] | None:
-    """The JSON object of an answer; None: it is none."""
+    """Read the JSON object of an answer; None: it is none."""
     try:
         value: Any = response.json() if response.content else {}
     except (ValueError, RecursionError):
@@ -93,13 +94,13 @@ def _body(response: httpx2.Response) -> dict[str, Any] | None:
 
 
 def rejection(status: int, body: object) -> dict[str, Any] | None:
-    """A 4xx with a reason answers the request like a Failed operation; None: it is not one."""
+    """Read a 4xx with a reason, which answers the request as a Failed operation does; None: it is not one."""
     refused = 400 <= status < 500 and status not in AGAIN_LATER
     return {"state": "Failed", **body} if refused and isinstance(body, dict) and body.get("reason") else None
 
 
 def parse_answer(body: dict[str, Any]) -> OperationStatus:
-    """An operation as the depot reports it. Raises DepotFailed for what is none."""
+    """Read an operation as the depot reports it. Raises DepotFailed for what is none."""
     state: State | None = body.get("state")
     digest = body.get("digest")
     if state is None or state not in get_args(State) or (state == "Fetched" and not isinstance(digest, str)):

@@ -1,4 +1,5 @@
-"""What the loop around the planner depends on: a backend, the depot, the scheduler's registry, a counter."""
+"""Interfaces of what the loop around the planner depends on: a backend, the depot, the scheduler's registry, a
+counter."""
 
 from collections.abc import Callable, Collection
 from typing import Protocol
@@ -38,7 +39,7 @@ ClusterAction = (
 
 
 class Backend(Protocol):
-    """What differs between a cluster and one machine.
+    """The part that differs between a cluster and one machine.
 
     Every method raises StaleWrite when what it was ordered for is a newer object, or gone. What it changed comes as
     events (`on_*`), before it returns or later.
@@ -81,24 +82,24 @@ class Registry(Protocol):
     def update(self, action: RegistryUpdate) -> None: ...
 
     def start(self) -> None:
-        """From now on the table is complete."""
+        """Publish from now on: the table is complete."""
         ...
 
 
 class ReconcileMetrics(Protocol):
-    """Counts what is done. Must not block, must not raise."""
+    """A counter of what is done. Must not block, must not raise."""
 
     def reconciled(self, kind: Kind, seconds: float, *, failed: bool) -> None:
-        """One object was planned and its actions were carried out."""
+        """Count a plan of one object whose actions were carried out."""
         ...
 
     def wrote(self, action: str) -> None:
-        """The backend has carried out an action of this name."""
+        """Count an action of this name that the backend has carried out."""
         ...
 
 
 class NoMetrics:
-    """Counts nothing."""
+    """A counter that counts nothing."""
 
     def reconciled(self, kind: Kind, seconds: float, *, failed: bool) -> None:
         pass

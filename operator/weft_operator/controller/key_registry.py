@@ -54,11 +54,11 @@ class KeyRegistry:
         return DeclaredKey(answer.key_id, new, revoked) if there else None
 
     async def withdraw(self, owner: str) -> None:
-        """Raises SupervisorUnavailable."""
+        """Withdraw an owner's key. Raises SupervisorUnavailable."""
         await self._call(self._admin.WithdrawKey, pb.WithdrawKeyRequest(owner=owner))
 
     async def declared(self) -> list[DeclaredKey]:
-        """Every key in force, and those that a person has revoked. Raises SupervisorUnavailable."""
+        """List every key in force, and those that a person has revoked. Raises SupervisorUnavailable."""
         answer = await self._call(self._admin.ListDeclaredKeys, pb.ListDeclaredKeysRequest())
         return [_declared(m) for m in answer.keys]
 

@@ -52,12 +52,13 @@ class Secrets(Protocol):
     async def read(self, key: Key) -> Secret: ...
 
     async def create(self, key: Key, text: str) -> None:
-        """Raises StaleWrite where there is one, ApiFailed where it is refused."""
+        """Make a Secret. Raises StaleWrite where there is one, ApiFailed where it is refused."""
         ...
 
 
 class KeyController(Loop):
-    """Feed it with `on_object` (complete before `run()`); run it until cancelled. One event loop owns it."""
+    """The controller of APIKeys. Feed it with `on_object` (complete before `run()`); run it until cancelled. One event
+    loop owns it."""
 
     def __init__(
         self,
@@ -82,7 +83,7 @@ class KeyController(Loop):
         self._refused: dict[Ref, str] = {}  # why its Secret was refused at this reconcile
 
     def on_object(self, obj: Object, gone: bool) -> None:
-        """An object of the cluster is new, changed or gone; only APIKeys are of interest."""
+        """Take in an object of the cluster that is new, changed or gone; only APIKeys are of interest."""
         if obj["kind"] != KIND:
             return
         key = parse_key(obj)
@@ -112,10 +113,10 @@ class KeyController(Loop):
             await asyncio.sleep(LIST_S if self._known and not self._unsure else AGAIN_S)
 
     async def compare(self) -> None:
-        """Ask the supervisor what is declared, and withdraw what is of no object. Raises SupervisorUnavailable.
+        """Ask the supervisor what is declared, and withdraw what is of no object.
 
-        Of an owner that a call was about while the list was on its way, the list may say what was before: it is passed
-        over.
+        The list is ignored for an owner whose key a call changed while it was on its way: it may say what was before.
+        Raises SupervisorUnavailable.
         """
         unsure, self._called = set(self._unsure), set()
         found = await self._registry.declared()
@@ -185,7 +186,7 @@ class KeyController(Loop):
 
     @contextmanager
     def _calling(self, owner: str) -> Generator[None]:
-        """Know nothing of that owner's key until the call has ended well."""
+        """Forget what is known of that owner's key until the call has ended well."""
         self._unsure.add(owner)
         self._called.add(owner)
         yield
@@ -193,6 +194,6 @@ class KeyController(Loop):
         self._unsure.discard(owner)
 
     def _replace(self, owner: str, key: DeclaredKey | None) -> None:
-        """The one key of that owner that is in force, if any; what a person has revoked stays so."""
+        """Note the one key of that owner that is in force, if any; what a person has revoked stays so."""
         revoked = [one for one in self._declared.get(owner, []) if one.revoked]
         self._declared[owner] = [*revoked, key] if key else revoked

@@ -130,7 +130,7 @@ class Loop(ABC):
         self._queue.add_at(ref, self._clock() + pause_s)
 
     async def _order(self, ref: Ref, action: ClusterAction) -> None:
-        """What the backend does for an object, from that object's budget."""
+        """Carry out an action on an object with the backend, from that object's budget of writes."""
         self._budget.take(ref, self._clock())
         backend = self._backend
         match action:
@@ -221,7 +221,7 @@ class Controller(Loop):
     # ------------------------------------------------------------------------------------------- events
 
     def on_object(self, obj: Object, *, gone: bool = False) -> None:
-        """An object is new, changed, or gone. The caller keeps the order of its versions."""
+        """Take in an object that is new, changed, or gone. The caller keeps the order of its versions."""
         ref = ref_of(obj)
         resource = parse(obj, self.state.desired.get(ref))
         known = self.state.desired.meta(ref)
@@ -236,12 +236,12 @@ class Controller(Loop):
         self._queue.add(self.state.desired.drop(ref) if gone else self.state.desired.put(resource))
 
     def on_runner(self, pool: Ref, index: int, runner: RunnerProcess | None) -> None:
-        """A runner that is a process has changed its state; None: it is gone."""
+        """Take in the changed state of a runner that is a process; None: it is gone."""
         if _put(self.state.observed.runners, pool, index, runner):
             self._queue.add([pool])
 
     def on_child(self, pool: Ref, key: ObjectKey, obj: Object | None) -> None:
-        """What a pool owns has changed; None: it is gone. The caller keeps the order of versions."""
+        """Take in a change of what a pool owns; None: it is gone. The caller keeps the order of versions."""
         if _put(self.state.observed.children, pool, key, obj):
             self._queue.add([pool])
         self.state.observed.foreign.get(pool, {}).pop(key, None)
@@ -249,7 +249,7 @@ class Controller(Loop):
             self.state.expectations.applied.pop(key, None)
 
     def on_pod(self, pool: Ref, name: str, pod: Pod | None) -> None:
-        """A runner that is a pod has changed its state; None: it is gone."""
+        """Take in the changed state of a runner that is a pod; None: it is gone."""
         before = self.state.observed.pods.get(pool, {}).get(name)
         if before is not None and (pod is None or pod.uid != before.uid):
             self.state.expectations.deletion_costs.pop(before.uid, None)
@@ -257,7 +257,7 @@ class Controller(Loop):
             self._queue.add([pool])
 
     def on_node(self, name: str, *, unschedulable: bool) -> None:
-        """A node takes no new pods any more, or takes them again, or is gone."""
+        """Note that a node takes no new pods any more, or takes them again, or is gone."""
         nodes = self.state.observed.unschedulable_nodes
         if unschedulable == (name in nodes):
             return
@@ -266,7 +266,7 @@ class Controller(Loop):
         self._queue.add([ref for ref, of in pods.items() if any(pod.node == name for pod in of.values())])
 
     def on_pool_report(self, pool: str, report: PoolStatus) -> None:
-        """The scheduler's report of a pool. One about a pool that was unpublished meanwhile is dropped."""
+        """Take in the scheduler's report of a pool. One about a pool that was unpublished meanwhile is dropped."""
         namespace, _, name = pool.partition("/")
         ref = Ref("ServingPool", namespace, name)
         if ref not in self.state.expectations.pools:
@@ -280,7 +280,7 @@ class Controller(Loop):
             )
 
     def on_adapter_report(self, uid: str, report: AdapterStatus) -> None:
-        """The scheduler's report of an adapter."""
+        """Take in the scheduler's report of an adapter."""
         ref = self.state.desired.by_uid.get(uid)
         if ref is None:
             return
@@ -296,7 +296,7 @@ class Controller(Loop):
     # --------------------------------------------------------------------------------------------- work
 
     async def _publish_known(self, ref: Ref) -> None:
-        """Of an object's plan only what the scheduler gets."""
+        """Carry out the part of an object's plan that publishes it to the scheduler."""
         try:
             for action in reconcile(ref, self.state, self._clock()):
                 if isinstance(action, RegistryUpdate):
@@ -332,7 +332,8 @@ class Controller(Loop):
         expect(action, self.state, self._clock())
 
     async def _change_child(self, ref: Ref, action: ApplyChild | DeleteChild) -> None:
-        """Order it. A child that is refused, or has another object in its place, is planned again with that known."""
+        """Carry out a change of a child. One that is refused, or has another object in its place, is planned again with
+        that known."""
         child = action.child if isinstance(action, ApplyChild) else action.successor
         try:
             await self._order(ref, action)
@@ -353,14 +354,14 @@ class Controller(Loop):
 
 
 def _is_known(meta: Meta, known: Meta, gone: bool) -> bool:
-    """Whether an event is no news: the end of an earlier object of that name, or the version that is known."""
+    """Whether an event is not news: the end of an earlier object of that name, or the version that is known."""
     if meta.uid != known.uid:
         return gone
     return not gone and meta.resource_version == known.resource_version
 
 
 def _put(table: dict[Ref, dict[K, V]], pool: Ref, key: K, value: V | None) -> bool:
-    """Set or remove an entry of a pool. False: that was known."""
+    """Set or remove an entry of a pool. Returns False if it was known."""
     entries = table.setdefault(pool, {})
     changed = entries.get(key) != value
     if value is not None:

@@ -1,4 +1,4 @@
-"""Desired state to the scheduler, its reports back: one stream that comes back by itself.
+"""A client that sends desired state to the scheduler and takes its reports: one stream that comes back by itself.
 
 The client keeps the complete table. A connection starts with the whole of it as a snapshot; after that, a change leaves
 at once, and those that follow gather for a while and leave as one message: each costs scheduler, gateways and runners
@@ -26,7 +26,7 @@ GATHER_S, GATHER_ENTRY_S = 0.1, 0.0002  # between two messages: at least, and fo
 
 
 class RegistryClient:
-    """Owns the operator's end of `Scheduler.Registry`. Callbacks come on the event loop and must not block."""
+    """The operator's end of `Scheduler.Registry`. Callbacks come on the event loop and must not block."""
 
     def __init__(
         self,
@@ -37,7 +37,8 @@ class RegistryClient:
         tls: Tls | None = None,
         term: int = 0,
     ) -> None:
-        """`term`: of this operator's leadership; 0 where there is only one. It may be set until `start()`."""
+        """Connect nothing yet. `term`: of this operator's leadership; 0 where there is only one. It may be set until
+        `start()`."""
         self.term = term
         self._channel = channel(address, tls, "scheduler")
         self._on_pool, self._on_adapter = on_pool, on_adapter
@@ -67,7 +68,7 @@ class RegistryClient:
             await self._channel.close(None)
 
     def start(self) -> None:
-        """The table is complete: it may be sent."""
+        """Send the table from now on: it is complete."""
         self._started.set()
 
     def update(self, action: RegistryUpdate) -> None:
@@ -111,7 +112,7 @@ class RegistryClient:
         return [self._message(set(self._table), snapshot=True)]
 
     def _message(self, keys: set[tuple[str, str]], *, snapshot: bool = False) -> pb.RegistryToScheduler:
-        """The state of these keys now. What is not in the table any more is sent as removed."""
+        """Make the message of these keys' present state. What is not in the table any more is sent as removed."""
         pools: list[PoolSpec] = []
         adapters: list[AdapterSpec] = []
         removed: dict[str, list[str]] = {"pool": [], "adapter": sorted(self._unloading) if snapshot else []}

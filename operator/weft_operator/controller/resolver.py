@@ -42,7 +42,7 @@ class _Turns:
 
 
 class Resolver:
-    """Owns the requests under way. `mark` is called with objects that have to be planned again."""
+    """The owner of the requests under way. `mark` is called with objects that have to be planned again."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Resolver:
         self._resolving[action.uid] = asyncio.create_task(self._resolution(action))
 
     def forget(self, uid: str) -> None:
-        """The object is gone, with its canary and chat template; or one of those is."""
+        """Drop what is known of an object that is gone, with its canary and chat template; or of one of those."""
         self._cancel(uid)
         self._cancel(canary_uid(uid))
         self._cancel(template_uid(uid))
@@ -75,7 +75,7 @@ class Resolver:
             task.cancel()
 
     def schedule_gc(self) -> None:
-        """Something was published or unpublished: digests may drain."""
+        """Have the list of what to keep sent soon: something was published or unpublished, so digests may drain."""
         self._drains.set()
 
     def close(self) -> None:
@@ -147,7 +147,7 @@ class Resolver:
         self._mark([action.ref])
 
     async def _retain(self) -> None:
-        """Resolutions may be under way: what they have fetched, and no list names yet, the depot's leases keep."""
+        """Send the list. What resolutions under way have fetched, and no list names yet, the depot's leases keep."""
         now = self._clock()
         try:
             for action in plan_retention(self._state, now):

@@ -1,9 +1,8 @@
-"""Which objects have to be planned, and when.
+"""The queue of objects that have to be planned, and the budget of writes for each. Pure.
 
-How often one object may be written about: a burst, then a steady pace. Pure.
-
-A controller that puts right what another one keeps changing (a second installation, a webhook, a script) would
-do so as fast as the API server answers. Nothing that happens by itself comes near these numbers for long.
+An object may be written about in a burst, then at a steady pace. A controller that puts right what another one keeps
+changing (a second installation, a webhook, a script) would do so as fast as the API server answers. Nothing that
+happens by itself comes near these numbers for long.
 """
 
 import asyncio
@@ -15,7 +14,7 @@ from weft_operator.core.resources import Ref
 
 
 class WorkQueue:
-    """Objects to plan: each at most once at a time, at once or at a time. Several consumers.
+    """A queue of objects to plan: each at most once at a time, at once or at a time. Several consumers.
 
     What `get()` has given out is worked on until `done()`: added again meanwhile, it is given out after that, once.
     """
@@ -32,7 +31,7 @@ class WorkQueue:
         self._turn = asyncio.Lock()  # of many idle consumers one waits for the next object, the others for their turn
 
     def __len__(self) -> int:
-        """Objects that wait to be planned now."""
+        """The number of objects that wait to be planned now."""
         return len(self._marked) + len(self._later)
 
     def add(self, refs: Iterable[Ref]) -> None:
@@ -48,7 +47,7 @@ class WorkQueue:
         self._wake.set()
 
     async def get(self) -> Ref:
-        """The next queued object that no worker has."""
+        """Wait for the next queued object that no worker has."""
         async with self._turn:
             self._due()
             while not self._marked:
@@ -60,7 +59,7 @@ class WorkQueue:
             return ref
 
     def done(self, ref: Ref) -> None:
-        """The work on it has ended."""
+        """End the work on an object."""
         self._working.discard(ref)
         if ref in self._later:
             del self._later[ref]
@@ -90,21 +89,21 @@ PER_S = 1.0
 
 
 class TokenBucket:
-    """What was written lately, by object. One owner; `now` is in seconds."""
+    """A budget of writes for each object. One owner; `now` is in seconds."""
 
     def __init__(self) -> None:
         self._spent: dict[Ref, tuple[float, float]] = {}  # writes not yet forgiven, and as of when
 
     def take(self, ref: Ref, now: float) -> None:
-        """Something was written."""
+        """Count a write about an object."""
         self._spent[ref] = (self._level(ref, now) + 1.0, now)
 
     def pause_s(self, ref: Ref, now: float) -> float:
-        """How long to leave it alone; 0: not at all."""
+        """The seconds for which to leave an object alone; 0: not at all."""
         return max(0.0, self._level(ref, now) - BURST + 1.0) / PER_S
 
     def forget(self, ref: Ref) -> None:
-        """The object is gone."""
+        """Forget an object that is gone."""
         self._spent.pop(ref, None)
 
     def _level(self, ref: Ref, now: float) -> float:

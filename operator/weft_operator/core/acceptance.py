@@ -1,4 +1,4 @@
-"""What is the case with one object: may it be served, what should the depot be asked, which content serves now.
+"""Decisions about one object: whether it may be served, what the depot should be asked, which content serves now.
 
 The rules, in the order in which they are asked:
 - A base model's name is reserved: an adapter that wants it is refused however old it is. So is a name that begins with
@@ -80,7 +80,7 @@ class AdapterView:
 
 
 def pool_view(pool: Pool, state: State, bounds: Bounds, wanted: int, now: float) -> PoolView:
-    """Everything about one pool."""
+    """Gather everything about one pool."""
     rejection = reject_pool(pool, state.desired)
     request = None if rejection else pool_request(pool)
     resolution = _resolution(pool, request, state)
@@ -104,7 +104,7 @@ def pool_view(pool: Pool, state: State, bounds: Bounds, wanted: int, now: float)
 
 
 def adapter_view(adapter: Adapter, state: State, now: float) -> AdapterView:
-    """Everything about one adapter."""
+    """Gather everything about one adapter."""
     pool = state.desired.pools.get(adapter.pool)
     rejection = reject_adapter(adapter, state.desired)
     mismatch = _mismatch(adapter, pool) if pool and not rejection else None
@@ -139,7 +139,7 @@ def adapter_view(adapter: Adapter, state: State, now: float) -> AdapterView:
 
 
 def reject_pool(pool: Pool, desired: DesiredState) -> Rejection | None:
-    """Why this pool is not accepted; None when it is."""
+    """Explain why this pool is not accepted; None when it is."""
     namespace = pool.meta.ref.namespace
     if not desired.serves(namespace):
         where = ", ".join(sorted(desired.policy.pool_namespaces or ())) or "no namespace"
@@ -150,12 +150,13 @@ def reject_pool(pool: Pool, desired: DesiredState) -> Rejection | None:
 
 
 def reject_adapter(adapter: Adapter, desired: DesiredState) -> Rejection | None:
-    """Why this adapter is not accepted; None when it is."""
+    """Explain why this adapter is not accepted; None when it is."""
     return reject_by_name(adapter, desired) or (_reject_pin(adapter, desired) if adapter.spec.pinned else None)
 
 
 def pinned_max(pool: Pool) -> int | None:
-    """How many adapters may be pinned in this pool; None: only what they take of its runners' memory bounds them."""
+    """The number of adapters that may be pinned in this pool; None: only what they take of its runners' memory bounds
+    them."""
     slots = pool.spec.advanced.max_adapters
     return None if slots is None else slots - UNPINNED_SLOTS
 
@@ -169,7 +170,7 @@ def name_owner(model_name: str, desired: DesiredState) -> Pool | Adapter | None:
 
 
 def accepted_by_name(adapters: Iterable[Adapter], desired: DesiredState) -> Iterator[Adapter]:
-    """Those that have their names. Each name is looked at once, however many claim it."""
+    """Yield the adapters that have the name they ask for. Each name is looked at once, however many claim it."""
     owners: dict[str, Pool | Adapter | None] = {}
     for adapter in adapters:
         if adapter.model_name not in owners:
@@ -179,7 +180,7 @@ def accepted_by_name(adapters: Iterable[Adapter], desired: DesiredState) -> Iter
 
 
 def reject_by_name(adapter: Adapter, desired: DesiredState) -> Rejection | None:
-    """Why this adapter is not accepted, whether it may be pinned aside."""
+    """Explain why this adapter is not accepted, whether it may be pinned aside."""
     pool = desired.pools.get(adapter.pool)
     if pool is None or pool.meta.deleting:
         return Rejection("PoolNotFound", f"there is no ServingPool {adapter.pool}")
@@ -191,7 +192,7 @@ def reject_by_name(adapter: Adapter, desired: DesiredState) -> Rejection | None:
 
 
 def _reject_pin(adapter: Adapter, desired: DesiredState) -> Rejection | None:
-    """Of an adapter that has its name."""
+    """Explain why an adapter that has its name may not be pinned; None when it may."""
     pool = desired.pools[adapter.pool]
     most, own = pinned_max(pool), _precedence(adapter)
     if most is None:
@@ -213,7 +214,7 @@ def base_artifact(pool: Pool, state: State) -> VerifiedArtifact | None:
 
 
 def pool_request(pool: Pool) -> ResolveRequest:
-    """What to ask the depot about this pool's base model."""
+    """Make the request to the depot about this pool's base model."""
     model = pool.spec.model
     return ResolveRequest(
         kind="model",
@@ -227,7 +228,7 @@ def pool_request(pool: Pool) -> ResolveRequest:
 
 
 def adapter_request(adapter: Adapter, pool: Pool, base: VerifiedArtifact) -> ResolveRequest:
-    """What to ask the depot about this adapter in this pool.
+    """Make the request to the depot about this adapter in this pool.
 
     `baseModel` in the manifest names the pool's model itself; then the adapter's own `base_model_name_or_path` is not
     compared and shapes decide.
@@ -248,7 +249,7 @@ def adapter_request(adapter: Adapter, pool: Pool, base: VerifiedArtifact) -> Res
 
 
 def is_ready(adapter: Adapter) -> bool:
-    """Is this adapter Ready, by its stored status?"""
+    """Whether this adapter is Ready, by its stored status."""
     return holds(adapter, "Ready")
 
 
@@ -284,7 +285,8 @@ def _serving(
     adapter: Adapter, rejection: Rejection | None, request: ResolveRequest | None, resolution: Resolution | None,
     state: State,
 ) -> VerifiedArtifact | None:  # fmt: skip
-    """What serves: in the adapter's pool, or, until that accepts it and takes requests, where it served before."""
+    """The content that serves: in the adapter's pool, or, until that accepts it and takes requests, where it served
+    before."""
     if rejection:
         return _in_previous_pool(adapter, state) if rejection.reason != NAME_CONFLICT else None
     verified = resolution.verified if resolution and request else None
@@ -317,7 +319,7 @@ def takes_requests(pool: Pool, state: State) -> bool:
 
 
 def _in_previous_pool(adapter: Adapter, state: State) -> VerifiedArtifact | None:
-    """What a Ready adapter serves in the pool that its spec no longer names, while that pool still may serve it."""
+    """The content of a Ready adapter in the pool that its spec no longer names, while that pool still may serve it."""
     before = _previous(adapter)
     pool = state.desired.pools.get(before.pool) if before and before.pool else None
     if before is None or pool is None or not _admits(pool, adapter):
@@ -327,7 +329,7 @@ def _in_previous_pool(adapter: Adapter, state: State) -> VerifiedArtifact | None
 
 
 def _previous(adapter: Adapter) -> VerifiedArtifact | None:
-    """What a Ready adapter served in a pool that its spec does not name."""
+    """The content of a Ready adapter in a pool that its spec does not name."""
     before = served_content(adapter.status) if is_ready(adapter) else None
     return before if before and before.pool != adapter.pool else None
 
@@ -337,7 +339,8 @@ def _admits(pool: Pool | None, adapter: Adapter) -> bool:
 
 
 def _base(pool: Pool, digest: str, *, named: bool) -> BaseRef:
-    """What an adapter may call this base: the served name, or the last part of where it came from."""
+    """The base that an adapter has to fit, with the names it may go by: the served name, or the last part of where it
+    came from."""
     if not named:
         return BaseRef(digest)
     last_part = pool.spec.model.uri.rstrip("/").replace(":", "/").rpartition("/")[2]
@@ -354,7 +357,8 @@ def _mismatch(adapter: Adapter, pool: Pool) -> Rejection | None:
 
 
 def _may_hold(claimant: Pool | Adapter, desired: DesiredState) -> bool:
-    """A refused object holds no name, or it would keep others from being served. A pool does while it may be served.
+    """Whether an object may hold a name. A refused one does not, or it would keep others from being served; a pool does
+    while it may be served.
 
     An adapter that moves to a pool that does not admit it holds its name through the pool that serves it.
     """
@@ -372,7 +376,8 @@ def _runners(ref: Ref, state: State) -> tuple[RunnerProcess | Pod, ...]:
 
 
 def _blocking_error(pool: Pool, state: State, now: float) -> Rejection | None:
-    """A child that the API server refuses, a name that another object has, or pods that it refuses a Deployment."""
+    """The error that keeps a pool's runners from starting: a child that the API server refuses, a name that another
+    object has, or pods that it refuses a Deployment."""
     ref, names = pool.meta.ref, child_names(pool)
     for key, failure in sorted(state.expectations.apply_failures.get(ref, {}).items()):
         is_of_pool = key.name in names or key.kind in RUNNER_KINDS
@@ -392,7 +397,7 @@ def _blocking_error(pool: Pool, state: State, now: float) -> Rejection | None:
 
 
 def is_in_own_namespace(claimant: Pool | Adapter) -> bool:
-    """Does its model name begin with its own namespace, as it does by default?"""
+    """Whether an object's model name begins with its own namespace, as it does by default."""
     return claimant.model_name.startswith(f"{claimant.meta.ref.namespace}/")
 
 
@@ -406,7 +411,7 @@ def _conflict(asking: Pool | Adapter, owner: Pool | Adapter) -> Rejection:
 
 
 def describe_owner(asking: Pool | Adapter, owner: Pool | Adapter) -> str:
-    """The owner of a name, described. A tenant does not learn the names of the adapters of others."""
+    """Describe the owner of a name. A tenant does not learn the names of the adapters of others."""
     if isinstance(owner, Pool):
         return f"is the base model of ServingPool {owner.meta.ref}"
     if isinstance(asking, Adapter) and asking.meta.ref.namespace != owner.meta.ref.namespace:

@@ -11,7 +11,7 @@ from weft_operator.core.state import Child, ObjectKey, RunnerConfig
 
 @dataclass(frozen=True, slots=True)
 class Resolve:
-    """The depot resolves a source. Its answer is an observation, later."""
+    """Have the depot resolve a source. Its answer is an observation, later."""
 
     ref: Ref
     uid: str
@@ -20,7 +20,7 @@ class Resolve:
 
 @dataclass(frozen=True, slots=True)
 class ForgetSource:
-    """What the depot has said about a source is not of interest any more."""
+    """Drop what the depot has said about a source."""
 
     uid: str
 
@@ -48,7 +48,7 @@ class PublishAdapter:
 
 @dataclass(frozen=True, slots=True)
 class UnpublishAdapter:
-    """The scheduler forgets an adapter. `unload`: its object waits until no runner holds it any more."""
+    """Have the scheduler forget an adapter. `unload`: its object waits until no runner holds it any more."""
 
     ref: Ref
     uid: str
@@ -57,7 +57,7 @@ class UnpublishAdapter:
 
 @dataclass(frozen=True, slots=True)
 class EnsureRunner:
-    """There is a runner with this pool and index, started with exactly this launch."""
+    """Have a runner with this pool and index, started with exactly this launch."""
 
     pool: Ref
     index: int
@@ -66,7 +66,7 @@ class EnsureRunner:
 
 @dataclass(frozen=True, slots=True)
 class RemoveRunner:
-    """There is no runner with this pool and index: it drains, then ends."""
+    """Have no runner with this pool and index: it drains, then ends."""
 
     pool: Ref
     index: int
@@ -74,7 +74,7 @@ class RemoveRunner:
 
 @dataclass(frozen=True, slots=True)
 class ApplyChild:
-    """There is this object in the cluster, and every field that it names has that value (server-side apply, forced).
+    """Have this object in the cluster, with each field that it names at that value (server-side apply, forced).
 
     `resource_version`: of the object that it was planned from; None: none was known.
     """
@@ -105,7 +105,7 @@ class DeleteChild:
 
 @dataclass(frozen=True, slots=True)
 class ScaleChild:
-    """That Deployment, of exactly this version, has so many replicas; nothing else of it changes.
+    """Set the replicas of a Deployment of exactly this version; nothing else of it changes.
 
     Its group is one that the pool no longer names, or one whose turn to get another template has not come.
     """
@@ -119,7 +119,7 @@ class ScaleChild:
 
 @dataclass(frozen=True, slots=True)
 class SetPodDeletionCost:
-    """The pod of exactly this uid has the annotation `controller.kubernetes.io/pod-deletion-cost`."""
+    """Set the annotation `controller.kubernetes.io/pod-deletion-cost` of the pod of exactly this uid."""
 
     pool: Ref
     namespace: str
@@ -130,7 +130,7 @@ class SetPodDeletionCost:
 
 @dataclass(frozen=True, slots=True)
 class RecordEvent:
-    """An Event about an object. Ordered after the status that it is about; losing one does no harm."""
+    """Record an Event about an object. It comes after the status that it is about; losing one does no harm."""
 
     ref: Ref
     uid: str
@@ -151,7 +151,7 @@ class SetStatus:
 
 @dataclass(frozen=True, slots=True)
 class AddFinalizer:
-    """Before an adapter is first published: it does not vanish while runners hold it."""
+    """Add the finalizer before an adapter is first published: it does not vanish while runners hold it."""
 
     ref: Ref
     uid: str
@@ -169,7 +169,7 @@ class RemoveFinalizer:
 
 @dataclass(frozen=True, slots=True)
 class RetainBlobs:
-    """The complete list of digests that the depot keeps."""
+    """Send the complete list of digests that the depot keeps."""
 
     digests: frozenset[str]
 

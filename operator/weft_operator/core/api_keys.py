@@ -27,7 +27,7 @@ from weft_operator.core.status import Condition, merged, timestamp
 FINALIZER = "serving.weft.dev/revoke-key"
 ENTRY = "key"  # of a Secret that is made
 MIN_CHARS, MAX_CHARS = 32, 512  # of a key
-TOKEN_DOTS = 2  # a gateway may take what has so many for a token of an issuer
+TOKEN_DOTS = 2  # a gateway may take a text with this many dots for a token of an issuer
 NAME_LABEL = "serving.weft.dev/apikey"
 _KEY = re.compile(rf"[!-~]{{{MIN_CHARS},{MAX_CHARS}}}")
 
@@ -50,7 +50,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class KeyDeclaration:
-    """What is declared to the supervisor of a key."""
+    """A key as it is declared to the supervisor."""
 
     owner: str  # uid of the APIKey
     namespace: str
@@ -64,7 +64,7 @@ class KeyDeclaration:
 
 @dataclass(frozen=True, slots=True)
 class DeclaredKey:
-    """What the supervisor has: a key in force, or one that a person has revoked for good."""
+    """A key at the supervisor: in force, or revoked by a person for good."""
 
     key_id: str
     declaration: KeyDeclaration
@@ -73,7 +73,7 @@ class DeclaredKey:
 
 @dataclass(frozen=True, slots=True)
 class SecretKey:
-    """A Secret with a key. Of the key only the hash is known here."""
+    """A Secret with a key, of which only the hash is known here."""
 
     key_hash: str
     created: float
@@ -81,12 +81,12 @@ class SecretKey:
 
 @dataclass(frozen=True, slots=True)
 class NoSecret:
-    """There is none of that name."""
+    """No Secret has that name."""
 
 
 @dataclass(frozen=True, slots=True)
 class BadSecret:
-    """What is there is no key of this APIKey."""
+    """The Secret has no key of this APIKey."""
 
     reason: str
     message: str
@@ -94,7 +94,7 @@ class BadSecret:
 
 @dataclass(frozen=True, slots=True)
 class UnreadSecret:
-    """What is there is not known: the API server did not show it."""
+    """The Secret is not known: the API server did not show it."""
 
     reason: str
     message: str
@@ -106,7 +106,7 @@ Secret = SecretKey | NoSecret | BadSecret | UnreadSecret
 
 @dataclass(frozen=True, slots=True)
 class KeyView:
-    """All that a step is planned from. `known`: whether the supervisor has said what is declared."""
+    """The facts that a step is planned from. `known`: whether the supervisor has said what is declared."""
 
     key: Key
     served: bool  # APIKeys of its namespace are served
@@ -120,21 +120,21 @@ class KeyView:
 
 @dataclass(frozen=True, slots=True)
 class CreateSecret:
-    """There is a Secret with a fresh key."""
+    """Make a Secret with a fresh key."""
 
     key: Key
 
 
 @dataclass(frozen=True, slots=True)
 class Declare:
-    """The supervisor has this key, in place of what the same object declared before."""
+    """Declare this key to the supervisor, in place of what the same object declared before."""
 
     declaration: KeyDeclaration
 
 
 @dataclass(frozen=True, slots=True)
 class Withdraw:
-    """The supervisor has no key of this object in force."""
+    """Withdraw this object's key at the supervisor."""
 
     owner: str
 
@@ -143,7 +143,7 @@ Step = AddFinalizer | RemoveFinalizer | CreateSecret | Declare | Withdraw | SetS
 
 
 def next_step(view: KeyView, now: float) -> Step | None:
-    """What comes next; None: everything is as it should be, or nothing can be done now."""
+    """Decide what comes next; None: everything is as it should be, or nothing can be done now."""
     key, meta = view.key, view.key.meta
     if meta.deleting or not view.served:
         return _let_go(view, now)
@@ -166,12 +166,12 @@ def next_step(view: KeyView, now: float) -> Step | None:
 
 
 def orphans(declared: Iterable[DeclaredKey], uids: Collection[str]) -> list[str]:
-    """The owners of keys in force of which no object is there."""
+    """The owners of keys in force whose objects are gone."""
     return sorted({key.declaration.owner for key in declared if not key.revoked} - set(uids))
 
 
 def events_for(key: Key, status: Object) -> list[RecordEvent]:
-    """Events of writing this status."""
+    """Make the Events that go with writing this status."""
     after, before = _ready(status), _ready(key.status)
     if (after["reason"], status.get("keyID")) == (before.get("reason"), key.status.get("keyID")):
         return []
@@ -180,7 +180,7 @@ def events_for(key: Key, status: Object) -> list[RecordEvent]:
 
 
 def _wanted(view: KeyView, now: float) -> KeyDeclaration | BadSecret:
-    """What should be declared, or why nothing should."""
+    """Decide what should be declared, or why nothing should."""
     key, secret = view.key, view.secret
     if isinstance(secret, BadSecret):
         return secret
@@ -208,12 +208,12 @@ def _wanted(view: KeyView, now: float) -> KeyDeclaration | BadSecret:
 
 
 def expiry(key: Key, secret: SecretKey) -> float | None:
-    """When the key ends, unix seconds; None: never."""
+    """The time at which the key ends, in unix seconds; None: never."""
     return key.expires_at if key.expires_after_s is None else secret.created + key.expires_after_s
 
 
 def _let_go(view: KeyView, now: float) -> Step | None:
-    """Of what goes, or is not served: the key first, then the finalizer."""
+    """Plan the end of what goes, or is not served: the key first, then the finalizer."""
     meta = view.key.meta
     held = FINALIZER in meta.finalizers
     if held and not view.known:
@@ -229,7 +229,7 @@ def _let_go(view: KeyView, now: float) -> Step | None:
 
 
 def _status_step(view: KeyView, reason: str, message: str, now: float) -> SetStatus | None:
-    """Write the status, where it is another one."""
+    """Plan to write the status, if it differs."""
     key, meta, declared, ready = view.key, view.key.meta, view.declared, reason == "Registered"
     condition = Condition("Ready", "True" if ready else "False", reason, message)
     expires = expiry(key, view.secret) if isinstance(view.secret, SecretKey) else None
@@ -260,7 +260,7 @@ def _ready(status: Object) -> Mapping[str, Any]:
 
 
 def parse_key(obj: Object) -> Key | Malformed:
-    """An admitted APIKey -> its value."""
+    """Read an admitted APIKey."""
     meta, spec, status = parse_meta(obj), obj["spec"], obj.get("status") or {}
     try:
         reference, after, at = spec.get("secretRef"), spec.get("expiresAfter"), spec.get("expiresAt")
@@ -288,7 +288,7 @@ def parse_key(obj: Object) -> Key | Malformed:
 
 
 def seen_secret(key: Key, obj: Object | None) -> Secret:
-    """The Secret that an APIKey names, as the API server gives it."""
+    """Read the Secret that an APIKey names, as the API server gives it."""
     if obj is None or (obj["metadata"].get("deletionTimestamp") and not key.brought):
         return NoSecret()
     owners = {owner.get("uid") for owner in obj["metadata"].get("ownerReferences") or ()}
@@ -308,7 +308,7 @@ def seen_secret(key: Key, obj: Object | None) -> Secret:
 
 
 def secret_manifest(key: Key, text: str) -> dict[str, Any]:
-    """The Secret of a fresh key. It is never changed, and goes with its APIKey."""
+    """Make the Secret of a fresh key. It is never changed, and goes with its APIKey."""
     ref = key.meta.ref
     owner = {"apiVersion": API_VERSION, "kind": ref.kind, "name": ref.name, "uid": key.meta.uid}
     labels = {"app.kubernetes.io/part-of": "weft", MANAGED_BY: MANAGER}

@@ -55,7 +55,7 @@ class Resolution:
     verified: VerifiedArtifact | None = None
 
     def due_at(self, period_s: float, poll_s: float = inf) -> float:
-        """When to ask again: at a fixed pace, after failures at a slower one (bounded).
+        """The time to ask again: at a fixed pace, after failures at a slower one (bounded).
 
         A remote source in order is asked for each `poll_s`, if it can change: its watch reports a lost content.
         """
@@ -81,20 +81,20 @@ class Resolution:
 
 
 def jittered(request: ResolveRequest, pause_s: float) -> float:
-    """A pause that differs between sources, and is the same for one source."""
+    """Vary a pause between sources; it is the same for one source."""
     share = zlib.crc32(f"{request.namespace} {request.uri} {request.revision}".encode()) / (1 << 32)
     return pause_s * (1 - JITTER + 2 * JITTER * share)
 
 
 def started(before: Resolution | None, request: ResolveRequest, now: float) -> Resolution:
-    """The depot is being asked. The same question keeps its present answer until the new one is finished."""
+    """Note that the depot is being asked. The same question keeps its present answer until the new one is finished."""
     if before is not None and before.request == request:
         return replace(before, running=True)
     return Resolution(request, running=True, started_at=now, verified=before.verified if before else None)
 
 
 def updated(before: Resolution, answer: OperationStatus, now: float, pool: Ref | None = None) -> Resolution:
-    """The depot's answer to the request under way. Steps on the way to a repeated answer are not news."""
+    """Take in the depot's answer to the request under way. Steps on the way to a repeated answer are not news."""
     if not answer.finished:
         return before if before.answer.finished else replace(before, answer=answer)
     if answer.state == "Failed":
@@ -105,24 +105,24 @@ def updated(before: Resolution, answer: OperationStatus, now: float, pool: Ref |
 
 
 def source_changed(before: Resolution) -> Resolution:
-    """The source is not what it was, or its content is lost: it is due again."""
+    """Note that a source has changed, or its content is lost: it is due again."""
     return replace(before, answer=replace(before.answer, watch=None), finished_at=None)
 
 
 def unreachable(before: Resolution, now: float) -> Resolution:
-    """The depot did not answer. The known answer stays; only the next attempt is later."""
+    """Note that the depot did not answer. The known answer stays; only the next attempt is later."""
     return replace(before, running=False, finished_at=now, failures=before.failures + 1)
 
 
 def from_status(
     request: ResolveRequest, status: Mapping[str, Any], generation: int, pool: Ref | None, now: float
 ) -> Resolution | None:
-    """The resolution that an object's own status implies, for a controller that has just started.
+    """Restore the resolution that an object's own status implies, for a controller that has just started.
 
     With it a restart publishes at once what was served before, and writes nothing while nothing has changed. A remote
-    source in order is not asked for: the depot is asked whether it still holds the content. A status
-    of an older generation (the spec has changed while no controller looked) still gives what serves until the new
-    source is known, as it would have if one had looked; it has nothing about the present source.
+    source in order is not asked for: the depot is asked whether it still holds the content. A status of an older
+    generation (the spec has changed while no controller looked) still gives what serves until the new source is known,
+    as it would have if one had looked; it has nothing about the present source.
     """
     is_old = status.get("observedGeneration") != generation
     verified = _verified(request, status, pool, is_old=is_old)
@@ -172,14 +172,14 @@ def served_digests(entry: AdapterSpec) -> set[str]:
 
 @dataclass(slots=True)
 class Retention:
-    """The ledger of digests that drain, and which list the depot was sent last. Times are the clock of `now`."""
+    """A ledger of digests that drain, and of the list that the depot was sent last. Times are the clock of `now`."""
 
     started_at: float = 0.0
     until: dict[str, float] = field(default_factory=dict)
     last_sent: frozenset[str] | None = None  # the last complete list that the depot accepted
 
     def left(self, digest: str, now: float, drain_s: float) -> None:
-        """A digest has left the registry: its streams may run for `drain_s` more."""
+        """Note that a digest has left the registry: its streams may run for `drain_s` more."""
         self.until[digest] = max(self.until.get(digest, now), now + drain_s)
 
     def forget(self, now: float) -> None:
@@ -192,7 +192,7 @@ class Retention:
         return frozenset(live) | {digest for digest, until in self.until.items() if until > now}
 
     def due_at(self, longest_drain_s: float) -> float | None:
-        """When the list may next grow shorter by itself; None while nothing drains and the depot knows."""
+        """The time at which the list may next grow shorter by itself; None while nothing drains and the depot knows."""
         first = self.started_at + longest_drain_s
         if self.until:
             return max(first, min(self.until.values()))

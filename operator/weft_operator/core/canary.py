@@ -1,4 +1,4 @@
-"""What becomes of an adapter's canary: from its source, from how requests end, and from what was decided before.
+"""The course of an adapter's canary: decided from its source, from how requests end, and from what was decided before.
 
 A canary is resolved as if its source were the adapter's own, under a uid beside the adapter's. Its status keeps what
 was decided of a content, so that a restart decides nothing anew: another content of its source begins again.
@@ -25,7 +25,8 @@ COUNTS_S = 30.0  # between two writes of nothing but counts
 
 @dataclass(frozen=True, slots=True)
 class CanaryView:
-    """`content`: the canary's, once it has been fetched. Times are the clock of `now`."""
+    """A canary and what is known of it. `content`: the canary's, once it has been fetched. Times are the clock of
+    `now`."""
 
     canary: Canary
     request: ResolveRequest
@@ -44,13 +45,13 @@ class CanaryView:
 
     @property
     def due_at(self) -> float | None:
-        """When it may be promoted though nothing happens."""
+        """The time at which it may be promoted though nothing happens."""
         after = self.canary.promote_after
         return self.started_at + duration_s(after) if self.phase == "Progressing" and after is not None else None
 
 
 def canary_uid(uid: str) -> str:
-    """Under which its source is resolved."""
+    """The uid under which a canary's source is resolved."""
     return uid + SUFFIX
 
 
@@ -72,7 +73,7 @@ def canary_view(
     adapter: Adapter, canary: Canary, request: ResolveRequest, resolution: Resolution | None,
     stable: VerifiedArtifact | None, counts: CanaryCounts | None, now: float,
 ) -> CanaryView:  # fmt: skip
-    """Everything about one canary. `stable`: what serves beside it; `counts`: as the scheduler reports them."""
+    """Gather everything about one canary. `stable`: what serves beside it; `counts`: as the scheduler reports them."""
     stored: Mapping[str, Any] = adapter.status.get("canary") or {}
     content = resolution.verified if resolution else None
     if content and (content.pool, content.base_digest) != (adapter.pool, request.base_digest):
@@ -94,7 +95,7 @@ def _phase(
     canary: Canary, request: ResolveRequest, resolution: Resolution | None, content: VerifiedArtifact | None,
     stable: VerifiedArtifact | None, before: Phase, counts: CanaryCounts, started_at: float, now: float,
 ) -> tuple[Phase, str, str]:  # fmt: skip
-    """The phase, and a condition's reason and message."""
+    """Decide the phase, and a condition's reason and message."""
     if content is None:
         answer = resolution.answer if resolution and resolution.request == request else OperationStatus()
         if answer.state == "Failed":
@@ -129,7 +130,7 @@ def promoted_content(adapter: Adapter) -> str | None:
 
 
 def resolution_of_canary(adapter: Adapter, request: ResolveRequest, now: float) -> Resolution | None:
-    """What the stored status tells of the canary's source, for a controller that starts."""
+    """Restore what the stored status tells of the canary's source, for a controller that starts."""
     stored: Mapping[str, Any] = adapter.status.get("canary") or {}
     pool = adapter.status.get("pool")
     if not stored.get("digest") or not pool:

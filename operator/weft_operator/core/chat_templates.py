@@ -22,7 +22,8 @@ MAX_FAULT = 512  # characters that are published
 
 @dataclass(frozen=True, slots=True)
 class TemplateView:
-    """`resolution`: of that request or of one before it. `published`: the object as it is, if it is served."""
+    """A chat template that a spec gives. `resolution`: of that request or of one before it. `published`: the object as
+    it is, if it is served."""
 
     request: ResolveRequest | None  # None: there is no base yet
     resolution: Resolution | None
@@ -31,25 +32,26 @@ class TemplateView:
 
     @property
     def content(self) -> VerifiedArtifact | None:
-        """What was read last."""
+        """The content that was read last."""
         return self.resolution.verified if self.resolution else None
 
     @property
     def answer(self) -> OperationStatus:
-        """What the depot says to the request."""
+        """The depot's answer to the request."""
         asked = self.resolution is not None and self.resolution.request == self.request
         return self.resolution.answer if self.resolution and asked else OperationStatus()
 
     @property
     def fault(self) -> str:
-        """Why there is none to render chats by, as clients are told; "" while there is one, or it is not known."""
+        """The reason why no chats are rendered, as clients are told; "" while they are, or it is not known."""
         if self.content or self.answer.state != "Failed":
             return ""
         return f"{self.answer.message} ({self.answer.reason})"[-MAX_FAULT:]
 
     @property
     def is_held(self) -> bool:
-        """Whether the object waits for it: nobody has been served yet, and it is not known what would serve."""
+        """Whether the object waits for the chat template: nobody has been served yet, and it is not known what would
+        serve."""
         known = self.content is not None or bool(self.fault)
         return not known and self.published is None and not self.served_before
 
@@ -60,7 +62,7 @@ def template_uid(uid: str) -> str:
 
 
 def template_view(resource: Pool | Adapter, base: VerifiedArtifact | None, state: State) -> TemplateView | None:
-    """What is known of the chat template that a spec gives; None: it gives none."""
+    """Gather what is known of the chat template that a spec gives; None: it gives none."""
     if not resource.chat_template.is_supplied:
         return None
     ref, expected = resource.meta.ref, state.expectations
@@ -75,7 +77,7 @@ def template_view(resource: Pool | Adapter, base: VerifiedArtifact | None, state
 
 
 def template_request(resource: Pool | Adapter, base_digest: str) -> ResolveRequest:
-    """What to ask the depot about the chat template that the spec gives."""
+    """Make the request to the depot about the chat template that the spec gives."""
     given = resource.chat_template
     return ResolveRequest(
         kind="template",
@@ -87,7 +89,7 @@ def template_request(resource: Pool | Adapter, base_digest: str) -> ResolveReque
 
 
 def template_from_status(resource: Pool | Adapter, base_digest: str, now: float) -> Resolution | None:
-    """The resolution that an object's status implies, for a controller that starts."""
+    """Restore the resolution that an object's status implies, for a controller that starts."""
     request, status = template_request(resource, base_digest), resource.status
     stored: Mapping[str, Any] | None = status.get("suppliedChatTemplate")
     content = VerifiedArtifact(stored["digest"], stored) if stored else None

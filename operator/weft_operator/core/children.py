@@ -1,9 +1,9 @@
-"""What a pool owns in a cluster, as complete intents for server-side apply.
+"""The objects that a pool owns in a cluster, as complete intents for server-side apply.
 
 A Deployment for each runner group, or, where a runner has several pods, a StatefulSet for each runner: its pods have
 stable names, by a headless Service, come at once and go at once. For the whole pool a PodDisruptionBudget (how many
-runners a drained node takes at a time) and a ServiceAccount without rights and without a token.
-All carry the pool as their owner: with it they go.
+runners a drained node takes at a time) and a ServiceAccount without rights and without a token. All carry the pool as
+their owner: with it they go.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ SHAPE_HASH, DEFAULTS_HASH = (
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """What a pool's runners are made from, by hashes: its own part, and what the installation gives all runners."""
+    """Hashes of what a pool's runners are made from: its own part, and what the installation gives all runners."""
 
     shape: str
     defaults: str
@@ -53,7 +53,7 @@ def revision_of(pool: Pool, base_digest: str, defaults: RunnerDefaults) -> Revis
 
 
 def defaults_hash(defaults: RunnerDefaults) -> str:
-    """Of what the installation gives all runners."""
+    """Hash what the installation gives all runners."""
     return _hash(replace(defaults, pools_at_a_time=0))
 
 
@@ -62,13 +62,13 @@ def _hash(part: object) -> str:
 
 
 def template_hash(obj: Object) -> str:
-    """Of the pods that an object makes, or of a pod; empty: an older operator made it."""
+    """The hash of the pod template that an object or a pod carries; empty: an older operator made it."""
     of = (obj.get("spec") or {}).get("template", obj)
     return str((of["metadata"].get("annotations") or {}).get(TEMPLATE_HASH, ""))
 
 
 def children(pool: Pool, base_digest: str, defaults: RunnerDefaults, sizes: Mapping[str, int]) -> list[Child]:
-    """Everything that the pool owns. `sizes`: runners of each group, by its name."""
+    """Make everything that the pool owns. `sizes`: runners of each group, by its name."""
     meta, limits = pool.meta, rollout_limits(pool, sum(sizes.values()))
     shared = child_name(meta.ref.name, SHARED)
     if pool.spec.parallelism.pods_per_runner > 1:
@@ -83,7 +83,7 @@ def children(pool: Pool, base_digest: str, defaults: RunnerDefaults, sizes: Mapp
 
 
 def runner_children(pool: Pool, group: Group, base_digest: str, defaults: RunnerDefaults, index: int) -> list[Child]:
-    """What runner `index` of a group has of its own, where it has several pods."""
+    """Make what runner `index` of a group has of its own, where it has several pods."""
     meta, ref = pool.meta, pool.meta.ref
     name = child_name(ref.name, f"{group.name}-{index}")
     selecting = {**_selecting(ref), GROUP_LABEL: group.name, RUNNER_LABEL: name}
@@ -124,12 +124,13 @@ def is_adoptable(obj: Object, pool: Meta) -> bool:
 
 
 def child_names(pool: Pool) -> set[str]:
-    """Of everything that the pool owns, but for what runners of several pods have of their own (RUNNER_KINDS)."""
+    """The names of everything that the pool owns, except what runners of several pods have of their own
+    (RUNNER_KINDS)."""
     return {child_name(pool.meta.ref.name, part) for part in (SHARED, RANKS, *(group.name for group in pool.groups))}
 
 
 def child_name(pool: str, part: str) -> str:
-    """`POOL-PART`, one to one, at most 52 characters, begun by a letter (as a Service's has to be).
+    """Make the name `POOL-PART`, one to one, at most 52 characters, begun by a letter (as a Service's has to be).
 
     A name that would not be all of this gets a hash of both: pool a-b with group c is not pool a with group b-c.
     """
@@ -142,19 +143,20 @@ def child_name(pool: str, part: str) -> str:
 
 
 def selector(pool: Ref) -> str:
-    """Of the pods of a pool, as the scale subresource has it."""
+    """The label selector of a pool's pods, as the scale subresource has it."""
     return ",".join(f"{name}={value}" for name, value in _selecting(pool).items())
 
 
 def group_labels(pool: Ref, group: str) -> dict[str, str]:
-    """What the pods of a group carry; a Deployment selects by it, so it never changes."""
+    """The labels of a group's pods; a Deployment selects by them, so they never change."""
     return {**_labels(pool), GROUP_LABEL: group}
 
 
 def _deployment(
     pool: Pool, group: Group, base_digest: str, defaults: RunnerDefaults, size: int, limits: tuple[int, int]
 ) -> Child:
-    """`limits`: maxUnavailable and maxSurge. Accelerators are scarce, so that by default one goes before one comes."""
+    """Make a group's Deployment. `limits`: maxUnavailable and maxSurge. Accelerators are scarce, so that by default one
+    goes before one comes."""
     meta, labels = pool.meta, group_labels(pool.meta.ref, group.name)
     account = child_name(meta.ref.name, SHARED)
     spec = {
@@ -177,12 +179,13 @@ def _deployment(
 
 
 def _ranks_service(pool: Ref) -> Json:
-    """Names for pods: ranks look for the first one before it is ready."""
+    """Make the Service that names pods: ranks look for the first one before it is ready."""
     return {"clusterIP": "None", "selector": _selecting(pool), "publishNotReadyAddresses": True}
 
 
 def _ranks_policy(selecting: Mapping[str, str]) -> Json:
-    """Pods of one runner reach each other at any port, which is where tensors go; beside what runners may anyway."""
+    """Make the policy by which pods of one runner reach each other at any port, which is where tensors go; beside what
+    runners may anyway."""
     peers = [{"podSelector": {"matchLabels": dict(selecting)}}]
     return {
         "podSelector": {"matchLabels": dict(selecting)},

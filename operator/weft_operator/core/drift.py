@@ -1,4 +1,5 @@
-"""Is a live object what is wanted of it? Then nothing is written, also by a process that has just started.
+"""The comparison of a live object with what is wanted of it: where they agree nothing is written, also by a process
+that has just started.
 
 Asked of the live object alone: has every intended field its intended value? That finds what others have changed. One of
 those fields is an annotation with the hash of the whole intent: that finds what the intent no longer names, which
@@ -48,7 +49,7 @@ KEPT_ZEROS = frozenset(
 
 
 def with_spec_hash(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The manifest with the hash of itself as an annotation."""
+    """Add the hash of the manifest to it, as an annotation."""
     text = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
     digest = hashlib.sha256(text.encode()).hexdigest()
     metadata = manifest["metadata"]

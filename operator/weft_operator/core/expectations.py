@@ -1,4 +1,4 @@
-"""How the state changes once an action has been carried out. Shared by every shell and by the tests."""
+"""Changes of the state after an action has been carried out. Shared by every shell and by the tests."""
 
 from weft.domain.routes import AdapterSpec, AdapterStatus, PoolSpec, PoolStatus
 from weft_operator.core.acceptance import (
@@ -65,13 +65,13 @@ def expect(action: Action, state: State, now: float) -> None:
 
 
 def apply_failed(pool: Ref, child: Child, message: str, state: State, now: float) -> None:
-    """The API server has refused a child, or would."""
+    """Note that the API server has refused a child, or would."""
     failure = ApplyFailure(spec_hash(child.manifest), now, message)
     state.expectations.apply_failures.setdefault(pool, {})[child.key] = failure
 
 
 def found_foreign(action: ApplyChild, obj: Object | None, state: State, now: float) -> None:
-    """An object that no watch reports has the name of a child; None: it has changed, or is gone."""
+    """Note that an object that no watch reports has the name of a child; None: it has changed, or is gone."""
     found = state.observed.foreign.setdefault(action.pool, {})
     if obj is None:
         found.pop(action.child.key, None)
@@ -94,7 +94,7 @@ def restore_resolutions(state: State, now: float) -> None:
 
 
 def forget(uid: str, ref: Ref, state: State) -> None:
-    """An object is gone for good, and with it its state. The next plan unpublishes what is still published of it."""
+    """Drop the state of an object that is gone for good. The next plan unpublishes what is still published of it."""
     for resolved in (uid, canary_uid(uid), template_uid(uid)):
         state.observed.resolutions.pop(resolved, None)
     state.observed.adapter_reports.pop(uid, None)
@@ -107,7 +107,7 @@ def forget(uid: str, ref: Ref, state: State) -> None:
 
 
 def _pool_left(ref: Ref, state: State, now: float, after: PoolSpec | None = None) -> None:
-    """A pool is no longer published as it was. Without it, streams of its adapters drain, too."""
+    """Note that a pool is no longer published as it was. Without it, streams of its adapters drain, too."""
     before = state.expectations.pools.pop(ref, None)
     if before is None:
         return
@@ -120,7 +120,7 @@ def _pool_left(ref: Ref, state: State, now: float, after: PoolSpec | None = None
 
 
 def _adapter_left(ref: Ref, state: State, now: float, after: AdapterSpec | None = None) -> None:
-    """An adapter is no longer published as it was. `after`: as it is published now."""
+    """Note that an adapter is no longer published as it was. `after`: as it is published now."""
     before = state.expectations.adapters.pop(ref, None)
     if before is None:
         return

@@ -31,7 +31,8 @@ def pod_template(
     group: Group, launch: RunnerConfig, defaults: RunnerDefaults, *, labels: Mapping[str, str], account: str,
     drain_s: float, leader: str = "", pods: int = 1, ranks_per_pod: int = 1,
 ) -> Json:  # fmt: skip
-    """The PodTemplateSpec of a group's Deployment, or of a runner's StatefulSet: `leader` is its first pod's name."""
+    """Make the PodTemplateSpec of a group's Deployment, or of a runner's StatefulSet: `leader` is its first pod's
+    name."""
     template = group.template
     metadata = {
         "labels": {**defaults.pod_labels, **(template.get("labels") or {}), **labels},
@@ -56,7 +57,8 @@ def pod_template(
 
 
 def _launch_volumes(launch: RunnerConfig, ranks_per_pod: int) -> tuple[list[Json], list[Json]]:
-    """Volumes that the pool asks for, and their mounts. A site's own volume of the same name takes the place of one.
+    """Make the volumes that the pool asks for, and their mounts. A site's own volume of the same name takes the place
+    of one.
 
     What is offloaded ends with the pod, and the next one packs the weights again.
     """
@@ -81,7 +83,7 @@ def _empty_dir(name: str, size: int | str | None) -> Json:
 
 
 def _resources(resources: Object, volumes: list[Json]) -> Json:
-    """With the disk of the node that the pod's volumes may hold, where the resources do not name it themselves."""
+    """Add the disk of the node that the pod's volumes may hold, where the resources do not name it themselves."""
     folders = [volume["emptyDir"] for volume in volumes if "emptyDir" in volume]
     sizes = [folder["sizeLimit"] for folder in folders if "sizeLimit" in folder and "medium" not in folder]
     requests, limits = resources.get("requests") or {}, resources.get("limits") or {}
@@ -96,7 +98,7 @@ def _resources(resources: Object, volumes: list[Json]) -> Json:
 
 
 def arguments(launch: RunnerConfig, defaults: RunnerDefaults, leader: str = "", pods: int = 1) -> list[str]:
-    """The flags of `python -m weft_runner` in a pod. `$(POD_IP)` and the like are filled in by the kubelet."""
+    """Make the flags of `python -m weft_runner` in a pod. `$(POD_IP)` and the like are filled in by the kubelet."""
     ranks = {"host": f"$(POD_INDEX)/{pods}", "leader": f"{leader}:{RANKS_PORT}"}
     flags = {
         "listen": f"0.0.0.0:{GRPC_PORT}",
@@ -140,7 +142,7 @@ def _pod(
 def _container(
     template: Object, args: list[str], defaults: RunnerDefaults, volumes: list[Json], mounts: list[Json], *, ranks: bool
 ) -> Json:  # fmt: skip
-    """`ranks`: the pod is one of several of its runner."""
+    """Make the runner's container. `ranks`: the pod is one of several of its runner."""
     return _given(
         {
             "name": "runner",
@@ -163,7 +165,7 @@ def _container(
 
 
 def _env(template: Object, defaults: RunnerDefaults, *, ranks: bool) -> list[Json]:
-    """Later ones win; the operator's own cannot be replaced."""
+    """Join the environment. Later variables win; the operator's own cannot be replaced."""
     index = {"fieldRef": {"fieldPath": "metadata.labels['apps.kubernetes.io/pod-index']"}}
     own: list[Json] = [
         {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
@@ -174,7 +176,7 @@ def _env(template: Object, defaults: RunnerDefaults, *, ranks: bool) -> list[Jso
 
 
 def _volumes(defaults: RunnerDefaults, launch: list[Json]) -> list[Json]:
-    """`launch`: of what the pool asks for, the data directory first."""
+    """Join the volumes. `launch`: of what the pool asks for, the data directory first."""
     own: list[Json] = [
         launch[0],
         {"name": "tmp", "emptyDir": {}},
@@ -195,7 +197,7 @@ def _mounts(defaults: RunnerDefaults, launch: list[Json]) -> list[Json]:
 
 
 def _by_name(key: str, *lists: Iterable[Mapping[str, Any]]) -> list[Json]:
-    """Lists joined, each name once: the last one said counts."""
+    """Join lists, each name once: the last one counts."""
     joined = {item[key]: dict(item) for items in lists for item in items}
     return list(joined.values())
 
@@ -210,5 +212,5 @@ def _probe(path: str, *, period_s: int, failures: int) -> Json:
 
 
 def _given(fields: Mapping[str, Any]) -> Json:
-    """Without what is not given: an API server drops it too."""
+    """Drop what is not given: an API server drops it too."""
     return {name: value for name, value in fields.items() if value not in (None, "", [], (), {})}

@@ -1,11 +1,11 @@
-"""reconcile(key, state, now) -> actions. Pure, level-based, the same for every backend.
+"""Reconciliation: `reconcile(key, state, now) -> actions`. Pure, level-based, the same for every backend.
 
 It looks at what should be and what is, never at what happened, so it may run at any time and any number of times: what
-it orders is only the difference. Nothing changes, nothing is ordered; no status is written that is already
-stored. `reconcile` plans a single object: what happens to one never depends on whether another one is in order.
+it orders is only the difference. Nothing changes, nothing is ordered; no status is written that is already stored.
+`reconcile` plans a single object: what happens to one never depends on whether another one is in order.
 
-Of one object's actions, those that only this process sees come first (asking the depot, publishing), then
-what the backend does, then the status, then Events.
+Of one object's actions, those that only this process sees come first (asking the depot, publishing), then what the
+backend does, then the status, then Events.
 """
 
 from collections.abc import Iterable, Sequence
@@ -53,20 +53,20 @@ UNLOAD_GRACE_S = 30.0  # beyond the pool's drain time, before a deleted adapter 
 
 
 def reconcile_all(state: State, now: float) -> list[Action]:
-    """Everything: each object, what is left of objects that are gone, and the depot's list."""
+    """Plan everything: each object, what is left of objects that are gone, and the depot's list."""
     ordered = sorted(known_refs(state), key=lambda ref: (ref.kind == "LoRAAdapter", ref))
     actions = [action for ref in ordered for action in reconcile(ref, state, now)]
     return actions + plan_retention(state, now)
 
 
 def known_refs(state: State) -> set[Ref]:
-    """Every object that is there, and every one that has left something behind."""
+    """List every object that is there, and every one that has left something behind."""
     observed, expected = state.observed, state.expectations
     return {*state.desired.refs(), *expected.pools, *expected.adapters, *observed.runners, *observed.children}
 
 
 def reconcile(ref: Ref, state: State, now: float) -> list[Action]:
-    """One object, present or gone."""
+    """Plan one object, present or gone."""
     if broken := state.desired.malformed.get(ref):
         return _plan_malformed(broken, state, now)
     if ref.kind == "ServingPool":
@@ -77,7 +77,7 @@ def reconcile(ref: Ref, state: State, now: float) -> list[Action]:
 
 
 def plan_retention(state: State, now: float) -> list[Action]:
-    """The depot's list, when it has to change. Silent at first: what drained before a restart is not known."""
+    """Plan the depot's list, when it has to change. Silent at first: what drained before a restart is not known."""
     ledger = state.expectations.retention
     if now < ledger.started_at + longest_drain_s(state.desired):
         return []
@@ -86,7 +86,7 @@ def plan_retention(state: State, now: float) -> list[Action]:
 
 
 def live_digests(state: State) -> set[str]:
-    """Every digest that serves, may serve, or stands in a status."""
+    """List every digest that serves, may serve, or stands in a status."""
     entries = {digest for entry in state.expectations.adapters.values() for digest in served_digests(entry)}
     bases = {
         digest for entry in state.expectations.pools.values() for digest in (entry.base_digest, entry.chat_template)
@@ -108,18 +108,19 @@ def longest_drain_s(desired: DesiredState) -> float:
 
 
 def resolve_period_s(desired: DesiredState, uri: str = "") -> float:
-    """How often a source is asked for: the period stretches with the number of objects, their sum does not grow."""
+    """The period in which a source is asked for: it stretches with the number of objects, so that their sum does not
+    grow."""
     least_s = desired.policy.remote_period_s if uri.startswith(REMOTE) else desired.policy.resolve_period_s
     return max(least_s, _round_s(desired))
 
 
 def poll_s(desired: DesiredState) -> float:
-    """The seconds between two looks at a remote source in order, as many as the number of objects asks for."""
+    """The seconds between two looks at a remote source in order; longer with more objects."""
     return max(desired.policy.poll_s, _round_s(desired))
 
 
 def progress_s(desired: DesiredState) -> float:
-    """How long steps may take before a status shows them: longer where many objects come at once, but bounded."""
+    """The time that steps may take before a status shows them: longer where many objects come at once, but bounded."""
     return min(max(PROGRESS_S, _round_s(desired)), PROGRESS_MAX_S)
 
 
@@ -129,7 +130,7 @@ def _round_s(desired: DesiredState) -> float:
 
 
 def requeue_at(ref: Ref, state: State, now: float) -> float | None:
-    """When this object, just planned, has to be planned again though nothing happens; None: never.
+    """The time at which this object, just planned, has to be planned again though nothing happens; None: never.
 
     A source that is due already and was not asked for is one that the object's state does not let be asked for.
     """
@@ -199,7 +200,8 @@ def _publish_pool(ref: Ref, entry: PoolSpec | None, state: State) -> list[Action
 
 
 def _runners(view: PoolView, entry: PoolSpec | None, state: State, now: float) -> tuple[list[Action], str]:
-    """Runners follow the base's digest; a pool that is refused or has no base keeps none. And what they wait for.
+    """Plan the runners, and say what they wait for. They follow the base's digest; a pool that is refused or has no
+    base keeps none.
 
     While it is not known yet what the base is, those that are there stay: this process may have just started.
     """
@@ -296,7 +298,8 @@ def _adapter_gone(ref: Ref, state: State) -> list[Action]:
 
 
 def _unload(view: AdapterView, state: State, now: float) -> list[Action]:
-    """A deleted adapter leaves the route table and every runner, in bounded time; then its finalizer is removed."""
+    """Plan the end of a deleted adapter: it leaves the route table and every runner, in bounded time; then its
+    finalizer is removed."""
     adapter, meta = view.adapter, view.adapter.meta
     if FINALIZER not in meta.finalizers:  # not ours to keep; the object may stay for somebody else
         return [*_adapter_gone(meta.ref, state), *_set_status(adapter, adapter_status(view, now))]
@@ -320,7 +323,8 @@ def _unload_deadline(resource: Pool | Adapter, desired: DesiredState) -> float:
 
 
 def _plan_malformed(broken: Malformed, state: State, now: float) -> list[Action]:
-    """What is served of it stays as it is; a condition has the reason why its spec is not followed."""
+    """Plan a malformed object: what is served of it stays as it is; a condition has the reason why its spec is not
+    followed."""
     meta = broken.meta
     if meta.deleting:
         return [*_pool_gone(meta.ref, state), *_adapter_gone(meta.ref, state), *_finalized(broken)]

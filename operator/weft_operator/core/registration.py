@@ -1,4 +1,4 @@
-"""What is published of an object to the scheduler. Pure."""
+"""The entries of an object that are published to the scheduler. Pure."""
 
 from dataclasses import fields
 from typing import Any
@@ -27,7 +27,7 @@ ADVANCED = sorted({field.name for field in fields(PoolSpec)} & Advanced.model_fi
 
 
 def pool_entry(view: PoolView) -> PoolSpec | None:
-    """What the scheduler should know of this pool; None: nothing."""
+    """Make what the scheduler should know of this pool; None: nothing."""
     if view.serving is None or (view.template and view.template.is_held):
         return None
     pool, spec, own = view.pool, view.pool.spec, view.pool.meta.ref.namespace
@@ -61,7 +61,7 @@ def pool_entry(view: PoolView) -> PoolSpec | None:
 
 
 def supplied_template(template: TemplateView | None) -> dict[str, str]:
-    """The chat template of the spec as it is published; while it is not known, as it was."""
+    """Make the fields of the spec's chat template as it is published; while it is not known, as it was."""
     if template is None:
         return {}
     if template.content:
@@ -73,13 +73,14 @@ def supplied_template(template: TemplateView | None) -> dict[str, str]:
 
 
 def sampling_defaults(view: PoolView) -> SamplingDefaults:
-    """What the base's generation_config.json sets."""
+    """Read what the base's generation_config.json sets."""
     found = view.serving.verdict.get("generationDefaults") or {} if view.serving else {}
     return SamplingDefaults(**{field.name: found.get(to_camel(field.name)) for field in fields(SamplingDefaults)})
 
 
 def max_context_tokens(view: PoolView) -> int:
-    """Prompt and answer together: the model's positions, or what one runner's pages hold; 0: not known.
+    """The most tokens of prompt and answer together: the model's positions, or what one runner's pages hold; 0: not
+    known.
 
     Published before any runner reports it, so that a request for a pool at zero gets an answer of the right length.
     """
@@ -88,7 +89,7 @@ def max_context_tokens(view: PoolView) -> int:
 
 
 def adapter_entry(view: AdapterView) -> AdapterSpec:
-    """What the scheduler should know of this adapter: the content that serves, or why none does."""
+    """Make what the scheduler should know of this adapter: the content that serves, or why none does."""
     adapter, verdict = view.adapter, view.serving.verdict if view.serving else {}
     why = None if view.serving else next(c for c in adapter_conditions(view) if c.type == "Ready")
     return AdapterSpec(

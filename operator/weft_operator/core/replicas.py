@@ -1,4 +1,4 @@
-"""A pool's runners: the actions after which there are as many as wanted, started as wanted. Pure.
+"""Plans of a pool's runners: the actions after which there are as many as wanted, started as wanted. Pure.
 
 Without RunnerDefaults the runners are processes of this machine, one by one. With them they are pods, and the actions
 are about what the pool owns: the cluster's own controllers do the rest. Either way the scheduler names victims before
@@ -51,7 +51,7 @@ from weft_operator.core.state import (
 
 
 def present_runners(pool: Pool, state: State) -> int:
-    """Runners that were ordered: processes that stay, and the replicas of Deployments.
+    """Count the runners that were ordered: processes that stay, and the replicas of Deployments.
 
     Groups that are no longer named give their runners to those that are: both have them for a while.
     """
@@ -62,7 +62,7 @@ def present_runners(pool: Pool, state: State) -> int:
 
 
 def plan_processes(pool: Pool, digest: str, wanted: int, bounds: Bounds, state: State, *, waited: bool) -> list[Action]:
-    """Runners as processes: when they are replaced one goes before one comes, whatever maxSurge says."""
+    """Plan runners as processes: when they are replaced one goes before one comes, whatever maxSurge says."""
     ref, present = pool.meta.ref, state.observed.runners.get(pool.meta.ref, {})
     kept, report = scaling.not_terminating(present), state.observed.pool_reports.get(str(ref))
     groups, lacking = {index: scaling.group_of(index, pool.groups) for index in kept}, list[Group]()
@@ -91,7 +91,8 @@ def plan_processes(pool: Pool, digest: str, wanted: int, bounds: Bounds, state: 
 
 
 def _groups_of_processes(pool: Pool, kept: Mapping[int, RunnerProcess]) -> dict[int, Group]:
-    """Each process is of the first group with the phase that it was started with; of the first one where none has."""
+    """Map each process to the first group with the phase that it was started with; to the first group where none has
+    it."""
     of_phase = {group.phase: group for group in reversed(pool.groups)}
     return {index: of_phase.get(runner.launch.phase, pool.groups[0]) for index, runner in kept.items()}
 
@@ -107,9 +108,9 @@ def plan_children(
     *,
     waited: bool,
 ) -> tuple[list[Action], str]:
-    """Runners as pods: deletion costs of the victims, then every child that is not as it should be.
+    """Plan runners as pods: deletion costs of the victims, then every child that is not as it should be.
 
-    And what the replacement of runners waits for.
+    Returns what the replacement of runners waits for, too.
     """
     ref, live = pool.meta.ref, state.observed.children.get(pool.meta.ref, {})
     own = {key: obj for key, obj in live.items() if _is_owned(obj, pool.meta.uid)}
@@ -201,7 +202,7 @@ def _sizes_now(
 
 
 def plan_teardown(ref: Ref, state: State) -> list[Action]:
-    """The pool is gone, is refused, or has no base: it keeps no runner and owns nothing."""
+    """Plan the end of a pool that is gone, is refused, or has no base: it keeps no runner and owns nothing."""
     processes = scaling.not_terminating(state.observed.runners.get(ref, {}))
     orders: list[Action] = [RemoveRunner(ref, index) for index in sorted(processes, reverse=True)]
     return orders + _deletions(ref, state.observed.children.get(ref, {}), set(), {})
@@ -213,7 +214,8 @@ def grace_elapsed(ref: Ref, state: State, now: float) -> bool:
 
 
 def deadlines(ref: Ref, state: State) -> list[float]:
-    """When waiting ends: for the scheduler's answer, for deletion costs to be seen, before another attempt to apply."""
+    """The times at which waiting ends: for the scheduler's answer, for deletion costs to be seen, before another
+    attempt to apply."""
     times = [state.expectations.published_at[ref] + ANSWER_S] if ref in state.expectations.published_at else []
     uids = {pod.uid for pod in state.observed.pods.get(ref, {}).values()}
     times += [failure.again_at for failure in state.expectations.apply_failures.get(ref, {}).values()]
@@ -225,8 +227,8 @@ def _plan_sets(
     pool: Pool, digest: str, sizes: Mapping[str, int], bounds: Bounds, state: State,
     defaults: RunnerDefaults, own: Mapping[ObjectKey, Object], *, waited: bool, replacing: int,
 ) -> tuple[list[Child], set[ObjectKey], bool, dict[ObjectKey, Child]]:  # fmt: skip
-    """Runners of several pods: what those that should be there own, what is kept as it is, whether some of that is of
-    another launch, and what comes in the place of those that go for it. Anything else goes.
+    """Plan runners of several pods: what those that should be there own, what is kept as it is, whether some of that is
+    of another launch, and what comes in the place of those that go for it. Anything else goes.
 
     A runner whose launch is another one goes as a whole, as long as no more than `replacing` of the pool are not ready;
     then another one comes. Runners of groups that the pool no longer names go one for each that is ready in a group
@@ -294,7 +296,8 @@ def _changes(
 def _as_process(
     live: Object, intended: Child, launch: RunnerConfig, states: Mapping[str, RunnerState]
 ) -> RunnerProcess:
-    """A runner of several pods as one: of another launch if its pods are of another template, or of another number."""
+    """Describe a runner of several pods as one: of another launch if its pods are of another template, or of another
+    number."""
     name = live["metadata"]["name"]
     state: RunnerState = states.get(name, "Starting")
     if _is_deleting(live):
@@ -308,17 +311,17 @@ def _as_process(
 
 
 def _index(obj: Object) -> int:
-    """Of a runner of several pods in its group."""
+    """The index of a runner of several pods in its group."""
     return int((obj["metadata"].get("labels") or {}).get(INDEX_LABEL, 0))
 
 
 def _of_runners(names: Sequence[str], own: Mapping[ObjectKey, Object]) -> set[ObjectKey]:
-    """What these runners of several pods own."""
+    """The objects that these runners of several pods own."""
     return {key for key in own if key.kind in RUNNER_KINDS and key.name in names}
 
 
 def _retiring(pool: Pool, own: Mapping[ObjectKey, Object], wanted: int, state: State) -> dict[ObjectKey, int]:
-    """Replicas that Deployments of groups which the pool no longer names may keep for now; the others go at once.
+    """The replicas that Deployments of groups which the pool no longer names may keep for now; the others go at once.
 
     As in a rolling update: one runner goes before one comes, then one for each that is ready in a group that is named.
     Runners that are not ready serve nobody and may hold what the new ones wait for.
@@ -362,13 +365,14 @@ def _deletions(
 
 
 def object_revision(live: Object) -> str:
-    """Changes whenever somebody changes what the object is; where the API has a generation, not with its status."""
+    """A text that changes whenever somebody changes what the object is; where the API has a generation, not with its
+    status."""
     metadata = live["metadata"]
     return str(metadata.get("generation") or metadata.get("resourceVersion"))
 
 
 def _live_sizes(live: Mapping[ObjectKey, Object]) -> dict[str, int]:
-    """Runners of each group: replicas of its Deployment, and StatefulSets."""
+    """Count the runners of each group: replicas of its Deployment, and StatefulSets."""
     sizes = Counter[str]()
     for key, obj in live.items():
         if key.kind in ("Deployment", "StatefulSet") and not _is_deleting(obj):

@@ -32,7 +32,7 @@ DEFAULT_GROUP = "runners"
 
 @dataclass(frozen=True, slots=True, order=True)
 class Ref:
-    """Which object. `str()` of it is "namespace/name"."""
+    """A reference to an object. `str()` of it is "namespace/name"."""
 
     kind: Kind
     namespace: str
@@ -103,7 +103,7 @@ class Pool:
         return self.spec.allowed_namespaces or ()
 
     def permits(self, namespace: str) -> bool:
-        """May adapters of that namespace use this pool?"""
+        """Whether adapters of that namespace may use this pool."""
         return not {"*", namespace}.isdisjoint((self.meta.ref.namespace, *self.allowed_namespaces))
 
 
@@ -117,12 +117,12 @@ class Malformed:
 
 
 def holds(resource: Adapter | Pool, condition: str) -> bool:
-    """Is that condition True, by the stored status?"""
+    """Whether that condition is True, by the stored status."""
     return any(c["type"] == condition and c["status"] == "True" for c in resource.status.get("conditions", ()))
 
 
 def parse(obj: Object, known: Adapter | Pool | None = None) -> Adapter | Pool | Malformed:
-    """A stored object -> its value, whatever version of the API wrote it: absent fields have their defaults.
+    """Read a stored object, whatever version of the API wrote it: absent fields have their defaults.
 
     `known`: what was read of the object before. Most changes are of a status: a spec is read once a generation.
     """
@@ -142,7 +142,7 @@ def parse(obj: Object, known: Adapter | Pool | None = None) -> Adapter | Pool | 
 
 
 def parse_adapter(obj: Object) -> Adapter:
-    """An admitted LoRAAdapter -> its value."""
+    """Read an admitted LoRAAdapter."""
     meta, spec = parse_meta(obj), LoRAAdapterSpec.model_validate(obj["spec"], extra="ignore")
     return Adapter(
         meta=meta,
@@ -154,7 +154,7 @@ def parse_adapter(obj: Object) -> Adapter:
 
 
 def parse_pool(obj: Object) -> Pool:
-    """An admitted ServingPool -> its value."""
+    """Read an admitted ServingPool."""
     meta, spec = parse_meta(obj), ServingPoolSpec.model_validate(obj["spec"], extra="ignore")
     return Pool(
         meta=meta,
@@ -182,7 +182,7 @@ def _shape(spec: Object) -> str:
 
 
 def parse_meta(obj: Object) -> Meta:
-    """The metadata that a server has filled in."""
+    """Read the metadata that a server has filled in."""
     meta = obj["metadata"]
     return Meta(
         ref=Ref(obj["kind"], meta["namespace"], meta["name"]),
@@ -197,12 +197,12 @@ def parse_meta(obj: Object) -> Meta:
 
 
 def unix_s(timestamp: str) -> float:
-    """Of a time as the API writes it."""
+    """Read a time as the API writes it, in unix seconds."""
     return datetime.fromisoformat(timestamp).timestamp()
 
 
 def _groups(spec: ServingPoolSpec, stored: Object) -> tuple[Group, ...]:
-    """`stored`: the spec as it is written, whose templates go into pods as they are."""
+    """Read the groups. `stored`: the spec as it is written, whose templates go into pods as they are."""
     default: Object = stored.get("template") or {}
     templates = (group.get("template", default) for group in stored.get("runnerGroups") or ())
     given = tuple(

@@ -1,4 +1,4 @@
-"""When runners are replaced by ones of another template: how many at a time, of which group, of which pool. Pure.
+"""The pace of replacing runners by ones of another template: how many at a time, of which group, of which pool. Pure.
 
 A pool's bounds are `spec.rollout`. Of its groups one is replaced at a time, so that the bounds hold for the pool. A
 change that comes from what the installation gives all runners (a new image, a new operator) is made pool by pool: those
@@ -28,7 +28,7 @@ RETRY_S = 2.0  # before a pool looks again whether another one is in order
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What is not replaced yet, and why; a pool may also be replacing runners, which `why` says."""
+    """The replacements that wait, and why; a pool may also be replacing runners, which `why` says."""
 
     children: frozenset[ObjectKey] = frozenset()
     why: str = ""
@@ -57,7 +57,7 @@ def hold(
     pool: Pool, intended: Sequence[Child], own: Mapping[ObjectKey, Object], state: State,
     revision: Revision,
 ) -> Held:  # fmt: skip
-    """Which Deployments keep their template for now."""
+    """Decide which Deployments keep their template for now."""
     pods = state.observed.pods.get(pool.meta.ref, {}).values()
     deployments = [child for child in intended if child.key in own and child.kind == "Deployment"]
     parts = [_part(child.key, own[child.key], child.manifest, pods, revision) for child in deployments]
@@ -101,7 +101,7 @@ def is_replacing(live: Object, pods: Iterable[Pod], now: float) -> bool:
 
 
 def await_turn(pool: Pool, state: State, revision: Revision) -> str:
-    """Why a pool with a change from outside waits; empty: it is its turn."""
+    """Explain why a pool with a change from outside waits; empty: it is its turn."""
     ref, most = pool.meta.ref, revision.pools_at_a_time
     if not most:
         return ""
@@ -127,7 +127,7 @@ def await_turn(pool: Pool, state: State, revision: Revision) -> str:
 
 
 def is_behind(pool: Pool, observed: ObservedState, defaults: RunnerDefaults) -> bool:
-    """Whether runners of it have not got what the installation gives all runners now."""
+    """Whether some of the pool's runners lack what the installation gives all runners now."""
     given, live = defaults_hash(defaults), observed.children.get(pool.meta.ref, {})
     if pool.spec.paused:
         return False
@@ -143,7 +143,7 @@ def from_outside(live: Object, revision: Revision) -> bool:
 
 
 def _live_parts(pool: Ref, observed: ObservedState, revision: Revision) -> list[_Part]:
-    """By what is noted at the live objects: nothing of the pool is rendered."""
+    """Read the parts from what is noted at the live objects: nothing of the pool is rendered."""
     pods, parts = observed.pods.get(pool, {}).values(), list[_Part]()
     for key, live in _runner_objects(observed.children.get(pool, {})).items():
         parts.append(_part_of(key, live, pods, pending=_annotation(live, DEFAULTS_HASH) != revision.defaults))

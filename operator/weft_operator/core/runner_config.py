@@ -1,4 +1,4 @@
-"""What a runner of a pool is started with, in a pod as on this machine. Pure."""
+"""Configurations of a pool's runners, in a pod as on this machine. Pure."""
 
 from weft.api.servingpool import Offload
 from weft.api.template import amount
@@ -11,7 +11,7 @@ Flags = dict[str, str | int | float]
 
 
 def runner_config(pool: Pool, base_digest: str, group: Group | None = None) -> RunnerConfig:
-    """What each runner of this pool, or of one of its groups, is started with."""
+    """Make what each runner of this pool, or of one of its groups, is started with."""
     spec, phase = pool.spec, group.phase if group is not None else "Any"
     flags = tuple(_flags(pool, base_digest, phase).items())
     return RunnerConfig(pool.meta.ref, base_digest, flags, spec.memory, spec.model_cache, phase)

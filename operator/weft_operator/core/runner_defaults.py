@@ -1,4 +1,4 @@
-"""What the runner pods of one installation have in common: set by the platform, the same for every pool.
+"""Defaults of the runner pods of one installation: set by the platform, the same for every pool.
 
 In a cluster it is a YAML file that the chart renders (`--runner-defaults`); the names there are those of the fields in
 camelCase.
@@ -27,7 +27,7 @@ CONTAINER_SECURITY: Json = {
 
 @dataclass(frozen=True, slots=True)
 class SecurityContexts:
-    """As Kubernetes writes them."""
+    """The security contexts of pod and container, as Kubernetes writes them."""
 
     pod: Json = field(default_factory=lambda: dict(POD_SECURITY))
     container: Json = field(default_factory=lambda: dict(CONTAINER_SECURITY))

@@ -1,4 +1,4 @@
-"""Which of a group's pods go first when its Deployment gets smaller, and what happens before. Pure.
+"""The choice of a group's pods that go first when its Deployment gets smaller, and what happens before. Pure.
 
 A ReplicaSet stops the pods of the lowest deletion cost first. So costs are written and seen before the Deployment gets
 fewer replicas, and it gets them while all its pods are of one ReplicaSet, not while they are replaced. A pool whose
@@ -50,7 +50,7 @@ def shrink(
     *,
     waited: bool,
 ) -> Shrink:
-    """What a group of `present` runners that is to have `size` may do now."""
+    """Decide how far a group of `present` runners that is to have `size` may shrink now."""
     ref, together = pool.meta.ref, scaling.counted_together(pool, group)
     pods = _staying(pool, group, state)
     runners = [Runner(name, pod.state == "Ready") for name, pod in pods.items()]
@@ -73,7 +73,7 @@ def shrink(
 
 
 def move_off(pool: Pool, group: str, size: int, state: State, now: float) -> Move | None:
-    """What takes the group's ready runners off unschedulable nodes, one at a time; None: none has to move.
+    """Plan how the group's ready runners leave unschedulable nodes, one at a time; None: none has to move.
 
     A runner that is not ready serves nobody, and any eviction takes it.
     """
@@ -101,7 +101,7 @@ def _staying(pool: Pool, group: str, state: State) -> dict[str, Pod]:
 def _mark(
     pool: Pool, pods: Mapping[str, Pod], going: Sequence[Runner], state: State, now: float
 ) -> tuple[bool, list[Action]]:
-    """Whether the deletion costs by which these pods go first are still to be seen, and the orders that write them."""
+    """Order the deletion costs by which these pods go first; returns whether some are still to be seen."""
     ref, costs = pool.meta.ref, scaling.deletion_costs(going)
     costs |= {name: 0 for name, pod in pods.items() if name not in costs and (pod.cost or 0) < 0}
     unseen = {name: cost for name, cost in costs.items() if not _is_seen(pods[name], cost, state, now)}

@@ -1,4 +1,4 @@
-"""How many runners a pool has now, in which group, and which of them are deleted. Pure.
+"""The number of runners that a pool has now, in which group, and which of them are deleted. Pure.
 
 The scheduler reports how many runners a pool could use and, where there are more, their order of deletion (victims);
 the pool's spec bounds the number and its groups distribute it. Scale-up is immediate. Scale-down waits for the
@@ -25,7 +25,8 @@ ANSWER_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Runners that a pool may have, by one generation of its spec. Of a fixed number both are it."""
+    """The numbers of runners that a pool may have, by one generation of its spec. A fixed number is both minimum and
+    maximum."""
 
     min: int
     max: int
@@ -48,7 +49,7 @@ class Runner:
 
 
 def bounds(pool: Pool, default: int) -> Bounds:
-    """What the pool's spec allows, as far as its groups have room. `default`: for a pool that sets nothing."""
+    """The bounds of the pool's spec, as far as its groups have room. `default`: for a pool that sets nothing."""
     if pool.spec.autoscaling is not None:
         low, high = pool.spec.autoscaling.min_replicas, pool.spec.autoscaling.max_replicas
     else:
@@ -58,7 +59,8 @@ def bounds(pool: Pool, default: int) -> Bounds:
 
 
 def target(bounds: Bounds, report: PoolStatus | None, present: int) -> int:
-    """Runners that the pool should have. Until the scheduler has answered none of those that are there is too many.
+    """The number of runners that the pool should have. Until the scheduler has answered none of those that are there is
+    too many.
 
     A scheduler that has just started observes no generation before it knows the runners, and wants more where requests
     wait.
@@ -74,10 +76,10 @@ def is_current(report: PoolStatus, bounds: Bounds) -> bool:
 
 
 def distribute(count: int, groups: Sequence[Group]) -> dict[str, int]:
-    """Runners of each group: first every group's minimum, then each up to its maximum, both in list order.
+    """Distribute `count` runners: first every group's minimum, then each up to its maximum, both in list order.
 
-    The sum is `count`, as far as the groups have room; with one more, one group gets one more. So a pool that shrinks
-    empties its groups in reverse.
+    The sum is `count`, as far as the groups have room; with one more, one group gets one more, so that a pool that
+    shrinks empties its groups in reverse.
     """
     sizes: dict[str, int] = {}
     for group in groups:
@@ -100,7 +102,7 @@ def counted_together(pool: Pool, group: str) -> set[str]:
 
 
 def phase_groups(pool: Pool) -> tuple[PhaseGroups, ...]:
-    """What the scheduler counts apart; nothing where it counts a pool's runners together."""
+    """The phases that the scheduler counts apart; nothing where it counts a pool's runners together."""
     if not counts_apart(pool):
         return ()
     found: list[PhaseGroups] = []
@@ -114,7 +116,7 @@ def phase_groups(pool: Pool) -> tuple[PhaseGroups, ...]:
 def sizes(
     pool: Pool, wanted: int, report: PoolStatus | None, bounds: Bounds, present: Mapping[str, int]
 ) -> dict[str, int]:
-    """Runners of each group. Where groups are counted apart the scheduler's report decides.
+    """Decide the size of each group. Where groups are counted apart the scheduler's report decides.
 
     Until it has answered nothing moves from one group to another (`present`).
     """
@@ -131,9 +133,10 @@ def sizes(
 
 
 def _evenly(count: int, groups: Sequence[Group], present: Mapping[str, int]) -> dict[str, int]:
-    """Each group's minimum, then what it has, then up to its maximum: one by one to the group that has the fewest.
+    """Distribute runners: each group's minimum, then what it has, then up to its maximum: one by one to the group that
+    has the fewest.
 
-    So every group gets one before one gets two. The sum is `count`, as far as the groups have room.
+    Every group gets one before one gets two. The sum is `count`, as far as the groups have room.
     """
     found = dict.fromkeys((group.name for group in groups), 0)
 
@@ -149,7 +152,7 @@ def _evenly(count: int, groups: Sequence[Group], present: Mapping[str, int]) -> 
 
 
 def one_for_one(sizes: Mapping[str, int], present: Mapping[str, int], wanted: int) -> dict[str, int]:
-    """The sizes without growth beyond `wanted` in all: accelerators are scarce, and others have to leave first."""
+    """Limit sizes to no growth beyond `wanted` in all: accelerators are scarce, and others have to leave first."""
     found, excess = dict(sizes), sum(sizes.values()) - wanted
     for name in reversed(found):
         later = max(0, min(excess, found[name] - present.get(name, 0)))
@@ -167,13 +170,13 @@ def select_victims(
     apart: bool = False,
     elsewhere: int = 0,
 ) -> list[Runner] | None:
-    """The runners of `present` to delete so that `wanted` are left, in order; None: that is not known yet.
+    """Choose the runners of `present` to delete so that `wanted` are left, in order; None: that is not known yet.
 
     `waited`: the scheduler has had its time to answer. The order: those that are not ready, then the scheduler's
     victims in its order, then, for a number that people wrote, the last of those that are left: where groups are
     counted `apart` only as long as the scheduler has not answered, for then a number may move from one group to
-    another. It counts groups of one phase together: for each victim that it has named `elsewhere`, in another group,
-    a runner that it has not named may be deleted here.
+    another. It counts groups of one phase together: for each victim that it has named `elsewhere`, in another group, a
+    runner that it has not named may be deleted here.
     """
     surplus, answered = len(present) - wanted, report is not None and is_current(report, bounds)
     if surplus <= 0:
@@ -190,13 +193,13 @@ def select_victims(
 
 
 def group_of(index: int, groups: Sequence[Group]) -> Group:
-    """The group of a process: the one that a pool of so many runners gets its next one in."""
+    """The group of the process `index`: the one that a pool of `index` runners gets its next one in."""
     before, after = distribute(index, groups), distribute(index + 1, groups)
     return next((group for group in groups if after[group.name] > before[group.name]), groups[-1])
 
 
 def rollout_limits(pool: Pool, wanted: int) -> tuple[int, int]:
-    """maxUnavailable and maxSurge of a pool of so many runners; one runner goes where both would be 0."""
+    """The maxUnavailable and maxSurge of a pool of `wanted` runners; one runner goes where both would be 0."""
     unavailable, surge = _floor(pool.spec.rollout.max_unavailable, wanted), _ceil(pool.spec.rollout.max_surge, wanted)
     return (unavailable, surge) if unavailable + surge else (1, 0)
 
@@ -210,14 +213,14 @@ def _ceil(bound: Bound, wanted: int) -> int:
 
 
 def not_terminating(runners: Mapping[int, RunnerProcess]) -> dict[int, RunnerProcess]:
-    """Processes that were not asked to go, by index."""
+    """The processes that were not asked to go, by index."""
     return {index: runner for index, runner in sorted(runners.items()) if runner.state != "Leaving"}
 
 
 def to_start(
     wanted: Callable[[int], RunnerConfig], count: int, present: Mapping[int, RunnerProcess], unavailable: int = 1
 ) -> list[int]:
-    """Indexes of processes to start, or to start anew with another launch.
+    """Choose indexes of processes to start, or to start anew with another launch.
 
     Missing runners start all at once, at the lowest free indexes. Outdated ones are replaced when every runner that is
     wanted is there, as many as leave no more than `unavailable` runners that are not ready, so that a change of a pool
@@ -236,7 +239,7 @@ def to_start(
 
 
 def deletion_costs(going: Iterable[Runner]) -> dict[str, int]:
-    """Deletion costs, by name: the first to go has the lowest.
+    """Give deletion costs, by name: the first to go has the lowest.
 
     A runner that is not ready is deleted first anyway, but it may become ready before any is deleted.
     """

@@ -32,7 +32,8 @@ RunnerState = Literal["Starting", "Ready", "CrashLoop", "Unschedulable", "Leavin
 
 @dataclass(frozen=True, slots=True)
 class RunnerConfig:
-    """All that one runner is started with. A runner whose configuration differs from the wanted one is replaced."""
+    """The configuration that one runner is started with. A runner whose configuration differs from the wanted one is
+    replaced."""
 
     pool: Ref
     base_digest: str
@@ -71,7 +72,7 @@ class Pod:
 
 
 def runner_pods(pods: Iterable[Pod]) -> list[Pod]:
-    """A pod for each runner: of several its first one, in the state of all of them together."""
+    """Make one Pod for each runner: of several pods the first one, in the state of all of them together."""
     found, several = list[Pod](), dict[str, list[Pod]]()
     for pod in pods:
         if pod.runner:
@@ -82,7 +83,8 @@ def runner_pods(pods: Iterable[Pod]) -> list[Pod]:
 
 
 def _together(runner: str, pods: list[Pod]) -> Pod:
-    """Ready or leaving with the last of them; why one does not run is why the runner does not."""
+    """Join the pods of a runner: it is Ready or leaving with the last of them; why one does not run is why it does
+    not."""
     by_state = {pod.state: pod for pod in sorted(pods, key=lambda pod: pod.name, reverse=True)}
     stuck = by_state.get("CrashLoop") or by_state.get("Unschedulable")
     state = stuck.state if stuck else pods[0].state if len(by_state) == 1 else "Starting"
@@ -91,7 +93,7 @@ def _together(runner: str, pods: list[Pod]) -> Pod:
 
 @dataclass(frozen=True, slots=True, order=True)
 class ObjectKey:
-    """Which object of a cluster, of those that a pool owns."""
+    """The key of an object of a cluster, of those that a pool owns."""
 
     kind: str
     namespace: str
@@ -114,7 +116,7 @@ class Child:
 
 @dataclass(frozen=True, slots=True)
 class ApplyFailure:
-    """An intent (by its hash) that the API server refused: when, and why."""
+    """A refusal by the API server of an intent (by its hash): when, and why."""
 
     intent: str
     at: float
@@ -122,13 +124,13 @@ class ApplyFailure:
 
     @property
     def again_at(self) -> float:
-        """When the same intent is tried again."""
+        """The time at which the same intent is tried again."""
         return self.at + APPLY_RETRY_S
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What an installation wants of every object, whatever its spec says."""
+    """The policy of an installation for every object, whatever its spec says."""
 
     resolve_period_s: float = 2.0  # an edit of a source is noticed within this, while objects are few
     remote_period_s: float = 60.0  # before a remote source that failed is asked again; doubles
@@ -205,11 +207,11 @@ class DesiredState:
         return served is None or namespace in served
 
     def refs(self) -> list[Ref]:
-        """Every object, pools first."""
+        """List every object, pools first."""
         return [*self.pools, *self.adapters, *(self.malformed.keys() - self.pools.keys() - self.adapters.keys())]
 
     def meta(self, ref: Ref) -> Meta | None:
-        """Of the newest version of an object, readable or not."""
+        """The metadata of the newest version of an object, readable or not."""
         known = self.malformed.get(ref) or self.get(ref)
         return known.meta if known else None
 
@@ -218,7 +220,7 @@ class DesiredState:
         return (self.adapters[ref] for ref in self._by_pool.get(pool, ()))
 
     def counts(self, pool: Ref) -> tuple[int, int]:
-        """How many adapters name this pool, and how many of them are Ready. Costs the same with 10,000."""
+        """Count the adapters that name this pool, and how many of them are Ready. Costs the same with 10,000."""
         return len(self._by_pool.get(pool, ())), len(self._ready.get(pool, ()))
 
     def claimants(self, model_name: str) -> Iterator[Pool | Adapter]:
@@ -264,13 +266,13 @@ class ForeignObject:
 
     @property
     def again_at(self) -> float:
-        """When it is read again."""
+        """The time at which it is read again."""
         return self.at + APPLY_RETRY_S
 
 
 @dataclass(slots=True)
 class ObservedState:
-    """What depot, cluster and scheduler report. Absent means "not known", and unknown changes no status."""
+    """The state that depot, cluster and scheduler report. Absent means "not known", and unknown changes no status."""
 
     resolutions: dict[str, Resolution] = field(default_factory=dict)  # by uid; `canary_uid`, `template_uid`
     runners: dict[Ref, dict[int, RunnerProcess]] = field(default_factory=dict)  # by pool and index
@@ -285,7 +287,7 @@ class ObservedState:
 
 @dataclass(slots=True)
 class Expectations:
-    """What this process has done, as long as what follows from it is not observed."""
+    """The results of what this process has done, as long as they are not observed."""
 
     pools: dict[Ref, PoolSpec] = field(default_factory=dict)  # as published
     published_at: dict[Ref, float] = field(default_factory=dict)  # when a pool was last published
@@ -299,7 +301,7 @@ class Expectations:
 
 @dataclass(slots=True)
 class State:
-    """All that `reconcile` plans from."""
+    """The whole state that `reconcile` plans from."""
 
     desired: DesiredState = field(default_factory=DesiredState)
     observed: ObservedState = field(default_factory=ObservedState)
@@ -310,7 +312,7 @@ K = TypeVar("K")
 
 
 def _same_spec(before: Pool | Adapter, after: Pool | Adapter) -> bool:
-    """Only the status differs, which concerns at most an adapter's pool: it counts the ready ones."""
+    """Whether only the status differs, which concerns at most an adapter's pool: it counts the ready ones."""
     meta = replace(before.meta, resource_version=after.meta.resource_version)
     return replace(before, status=after.status, meta=meta) == after
 

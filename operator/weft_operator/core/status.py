@@ -46,13 +46,13 @@ class Condition:
 
 
 def merged(before: Sequence[Object], after: Iterable[Condition], generation: int, now: float) -> list[dict[str, Any]]:
-    """Conditions as they are stored. `lastTransitionTime` moves only when the status does."""
+    """Merge conditions as they are stored. `lastTransitionTime` moves only when the status does."""
     old = {condition["type"]: condition for condition in before}
     return [_written(condition, old.get(condition.type), generation, now) for condition in after]
 
 
 def adapter_conditions(view: AdapterView) -> list[Condition]:
-    """Accepted, Validated, Fetched, ChatTemplate, Ready; with a canary CanaryPromoted."""
+    """Decide Accepted, Validated, Fetched, ChatTemplate, Ready; with a canary CanaryPromoted."""
     if view.rejection:
         if view.serving is None or view.adapter.meta.deleting:
             return _refused(view.rejection, ("Validated", "Fetched"), "Ready")
@@ -92,7 +92,7 @@ def _template_of_adapter(view: AdapterView) -> list[Condition]:
 
 
 def _template_of_spec(template: TemplateView) -> list[Condition]:
-    """Whether chats can be rendered by what the spec gives; nothing where there is no base yet."""
+    """Decide whether chats can be rendered by what the spec gives; nothing where there is no base yet."""
     answer, fault = template.answer, (template.content.verdict.get("fault") if template.content else None)
     match answer.state:
         case "Failed":
@@ -108,7 +108,7 @@ def _template_of_spec(template: TemplateView) -> list[Condition]:
 
 
 def _chat_template(serving: VerifiedArtifact | None) -> list[Condition]:
-    """Whether chats can be rendered by what serves; nothing where an older depot has not looked."""
+    """Decide whether chats can be rendered by what serves; nothing where an older depot has not looked."""
     match serving.verdict.get("chatTemplate") if serving else None:
         case {"fault": str(fault)}:
             return [Condition("ChatTemplate", "False", FAULT, fault)]
@@ -129,7 +129,7 @@ def _canary(view: AdapterView) -> list[Condition]:
 
 
 def pool_conditions(view: PoolView) -> list[Condition]:
-    """Accepted, Fetched, ChatTemplate, Available, Progressing, Ready."""
+    """Decide Accepted, Fetched, ChatTemplate, Available, Progressing, Ready."""
     if view.rejection:
         return _refused(view.rejection, ("Fetched",), "Available", "Progressing", "Ready")
     accepted = Condition("Accepted", "True", "Accepted", f"serves {view.pool.model_name!r}")
@@ -141,7 +141,7 @@ def pool_conditions(view: PoolView) -> list[Condition]:
 
 
 def timestamp(now: float) -> str:
-    """Unix seconds as the API writes them."""
+    """Write unix seconds as the API does."""
     return datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -176,7 +176,7 @@ def _fetched(request: ResolveRequest | None, resolution: Resolution | None) -> C
 
 
 def _but(message: str, answer: OperationStatus) -> str:
-    """The message, and what of the files is not used."""
+    """Add to a message what of the files is not used."""
     return "; ".join((message, *((answer.verdict or {}).get("warnings") or ())))
 
 
@@ -199,7 +199,8 @@ def _ready(view: AdapterView, content: Sequence[Condition]) -> Condition:
 
 
 def observed_generation(view: AdapterView) -> int:
-    """Of the spec that is followed: the newest one, once its content serves or is refused, or while none serves."""
+    """The generation of the spec that is followed: the newest one, once its content serves or is refused, or while none
+    serves."""
     adapter, generation = view.adapter, view.adapter.meta.generation
     if view.serving is None or view.rejection or view.mismatch or not is_ready(adapter):
         return generation
@@ -235,7 +236,8 @@ def _is_awaited(view: AdapterView) -> bool:
 
 
 def _ready_unreported(view: AdapterView, digest: str) -> Condition:
-    """The scheduler has not spoken yet (it or the operator has just started): what was true of this digest stays."""
+    """Decide Ready while the scheduler has not spoken yet (it or the operator has just started): what was true of this
+    digest stays."""
     status = view.adapter.status
     stored = next((c for c in status.get("conditions", ()) if c["type"] == "Ready"), None)
     if (
@@ -298,7 +300,7 @@ def _progressing(view: PoolView, fetched: Condition) -> Condition:
 
 
 def _pool_ready(view: PoolView, available: Condition, progressing: Condition) -> Condition:
-    """True once nothing is left to do, as kstatus and `kubectl wait` read it."""
+    """Decide Ready of a pool: True once nothing is left to do, as kstatus and `kubectl wait` read it."""
     settled = ready_runners(view) == view.wanted == len(view.runners) and not view.rollout
     if view.serving is not None and settled:
         if view.wanted == 0:
@@ -309,7 +311,8 @@ def _pool_ready(view: PoolView, available: Condition, progressing: Condition) ->
 
 
 def ready_runners(view: PoolView) -> int:
-    """By the scheduler's report; before there is one, by the stored status. Whoever is on its way out does not count.
+    """Count the ready runners by the scheduler's report; before there is one, by the stored status. Whoever is on its
+    way out does not count.
 
     The scheduler learns that a moment later than the cluster, of one that was killed only when its lease ends.
     """
@@ -318,7 +321,7 @@ def ready_runners(view: PoolView) -> int:
 
 
 def _trouble(view: PoolView) -> Rejection | None:
-    """What does not come right by itself: a refusal, or a runner that does not come up.
+    """Find what does not come right by itself: a refusal, or a runner that does not come up.
 
     Of several runners it is the first by name, so that the message does not flap.
     """
@@ -359,13 +362,13 @@ MODEL_FACTS = (
 
 
 def model_context_tokens(view: PoolView) -> int:
-    """Of the base model alone: what its status keeps, since the pages of a runner may change meanwhile."""
+    """The context of the base model alone: what its status keeps, since the pages of a runner may change meanwhile."""
     verdict = view.serving.verdict if view.serving else {}
     return int(verdict.get("maxContext") or verdict.get("maxContextTokens") or 0)
 
 
 def pool_status(view: PoolView, now: float, *, pods: bool) -> dict[str, Any]:
-    """The pool's status as it should be stored. `pods`: its runners are pods, which a selector finds."""
+    """Make the pool's status as it should be stored. `pods`: its runners are pods, which a selector finds."""
     generation = view.pool.meta.generation
     before = view.pool.status.get("conditions", ())
     is_held = view.template is not None and view.template.is_held  # a digest in the status is one that was published
@@ -397,13 +400,13 @@ def _supplied_template(template: TemplateView | None) -> dict[str, Any] | None:
 
 
 def _kv_cache(view: PoolView) -> dict[str, int] | None:
-    """What the scheduler reports; what was stored while it has not reported, as after a restart."""
+    """The KV pages that the scheduler reports; what was stored while it has not reported, as after a restart."""
     pages = view.report and view.report.kv_pages
     return {"pages": pages} if pages else view.pool.status.get("kvCache")
 
 
 def _slo(view: PoolView) -> dict[str, int] | None:
-    """What the scheduler reports; what was stored while it has not reported, as after a restart."""
+    """The attainment that the scheduler reports; what was stored while it has not reported, as after a restart."""
     if view.pool.spec.slo is None:
         return None
     if (slo := view.report and view.report.slo) is None:
@@ -413,7 +416,7 @@ def _slo(view: PoolView) -> dict[str, int] | None:
 
 
 def _phases(view: PoolView) -> dict[str, Any] | None:
-    """What the scheduler reports; what was stored while it has not reported, as after a restart."""
+    """The roles that the scheduler reports; what was stored while it has not reported, as after a restart."""
     if view.pool.spec.phases.mode == "Unified":
         return None
     report = view.report
@@ -425,7 +428,7 @@ def _phases(view: PoolView) -> dict[str, Any] | None:
 
 
 def _last_scale(view: PoolView, now: float) -> dict[str, Any] | None:
-    """When the number of wanted runners last changed, and by whom."""
+    """Note when the number of wanted runners last changed, and by whom."""
     before, status = view.pool.status.get("desiredReplicas"), view.pool.status
     if before is None or before == view.wanted:
         return status.get("lastScale")
@@ -451,7 +454,7 @@ def canary_version(view: AdapterView) -> tuple[AdapterVersion, ...]:
 def earlier_versions(view: AdapterView, serving: VerifiedArtifact) -> list[Object]:
     """The contents of the stored status that a request may still pin, the newest first, at most the history limit.
 
-    Those of another base, of a larger rank than the pool takes now, and the one that serves are not among them.
+    Contents of another base, of a larger rank than the pool takes now, and the one that serves are not among them.
     """
     most = view.request.max_rank if view.request else None
     canary = {version.digest: version.name for version in canary_version(view)}
@@ -468,7 +471,8 @@ def earlier_versions(view: AdapterView, serving: VerifiedArtifact) -> list[Objec
 
 
 def _stored_versions(view: AdapterView) -> list[Object]:
-    """Of the stored status, without those that lack a field: another version of the operator may have written them."""
+    """The versions of the stored status, except those that lack a field: another version of the operator may have
+    written them."""
     stored: list[Object] = view.adapter.status.get("versions") or []
     return [version for version in stored if {"digest", "publishTime"} <= version.keys()]
 
@@ -520,7 +524,7 @@ def _canary_status(view: AdapterView) -> dict[str, Any] | None:
 
 
 def adapter_status(view: AdapterView, now: float) -> dict[str, Any]:
-    """The adapter's status as it should be stored: the content that serves, and the conditions."""
+    """Make the adapter's status as it should be stored: the content that serves, and the conditions."""
     if _is_awaited(view):
         return dict(view.adapter.status)
     adapter, serving = view.adapter, view.serving
@@ -545,7 +549,7 @@ def adapter_status(view: AdapterView, now: float) -> dict[str, Any]:
 
 
 def malformed_status(broken: Malformed, now: float) -> dict[str, Any]:
-    """The stored status, with Accepted False: nothing else is known anew."""
+    """Keep the stored status, with Accepted False: nothing else is known anew."""
     before: list[Object] = list(broken.status.get("conditions", ()))
     accepted = merged(
         before, [Condition("Accepted", "False", "InvalidSpec", broken.message)], broken.meta.generation, now
@@ -563,7 +567,7 @@ EventType = Literal["Normal", "Warning"]
 
 
 def events_for(resource: Pool | Adapter, status: Object) -> list[RecordEvent]:
-    """Events of writing this status."""
+    """Make the Events that go with writing this status."""
     found: dict[tuple[EventType, str], str] = {}
     for kind, reason, message in _news(resource.status, status):
         found.setdefault((kind, reason), message)
@@ -590,7 +594,7 @@ def _news(before: Object, after: Object) -> Iterator[tuple[EventType, str, str]]
 
 
 def _role_changes(before: Object | None, after: Object | None) -> Iterator[tuple[EventType, str, str]]:
-    """Where as many runners as before are in other roles, or wanted in other groups."""
+    """Yield Events where the same number of runners is in other roles, or wanted in other groups."""
     if before is None or after is None:
         return
     if changed := _other_counts(before, after, ("prompt", "token", "mixed")):
@@ -601,7 +605,7 @@ def _role_changes(before: Object | None, after: Object | None) -> Iterator[tuple
 
 
 def _other_counts(before: Object, after: Object, names: Sequence[str]) -> str:
-    """From what to what, where the counts of as many runners differ; else nothing."""
+    """Describe how counts have changed, where their sum is as before; else nothing."""
     counts = [[of[name] for name in names] for of in (before, after)]
     if counts[0] == counts[1] or sum(counts[0]) != sum(counts[1]):
         return ""

@@ -74,7 +74,7 @@ def _review_adapter(new: Adapter, old: Adapter | None, desired: DesiredState) ->
 
 
 def _adapter_objections(adapter: Adapter, pool: Pool, desired: DesiredState) -> Iterator[Violation]:
-    """Against an adapter in this pool, beyond its name."""
+    """Yield objections to an adapter in this pool, beyond its name."""
     namespace, ref = adapter.meta.ref.namespace, pool.meta.ref
     if not pool.permits(namespace):
         message = (
@@ -125,7 +125,8 @@ def _review_pool(new: Pool, old: Pool | None, desired: DesiredState) -> Review:
 
 
 def _too_few_to_split(new: Pool) -> Iterator[str]:
-    """A number of runners that people wrote, which a later scaling may change: no reason to refuse it."""
+    """Yield a warning of a number of runners that people wrote, which a later scaling may change: no reason to refuse
+    it."""
     replicas = new.spec.replicas
     if new.spec.phases.mode == "Split" and replicas is not None and replicas < 2:
         yield "phases: mode Split wants a runner for each phase; one that is alone does both"
@@ -137,7 +138,7 @@ def _renamed(new: Pool, desired: DesiredState) -> Iterator[Violation]:
 
 
 def _asserted(new: Pool, desired: DesiredState) -> Iterator[Violation]:
-    """Adapters that say which base they were made for."""
+    """Yield objections from adapters that say which base they were made for."""
     if relying := _accepted(new, desired, lambda adapter: adapter.spec.base_model not in (None, new.model_name)):
         says = relying[0].spec.base_model
         message = f"baseModel of {_named(relying)} says {says!r}; delete them first, or create another pool"
@@ -170,7 +171,7 @@ def _no_longer_permitted(new: Pool, desired: DesiredState) -> Iterator[str]:
 
 
 def _holder(new: Pool | Adapter, desired: DesiredState) -> Pool | Adapter | None:
-    """Who is served under this object's name now; who goes does not count."""
+    """The object that is served under this object's name now; one that goes does not count."""
     owner = name_owner(new.model_name, desired)
     if owner is None or owner.meta.ref == new.meta.ref or owner.meta.deleting or _gives_way(owner, new):
         return None
@@ -178,7 +179,8 @@ def _holder(new: Pool | Adapter, desired: DesiredState) -> Pool | Adapter | None
 
 
 def _gives_way(holder: Pool | Adapter, new: Pool | Adapter) -> bool:
-    """A name that begins with a namespace is that namespace's, whoever was there before (`acceptance`)."""
+    """Whether the holder of a name gives way: a name that begins with a namespace is that namespace's, whoever was
+    there before (`acceptance`)."""
     return (
         isinstance(holder, Adapter)
         and isinstance(new, Adapter)

@@ -1,4 +1,4 @@
-"""`python -m weft_operator.kubernetes`: settings, logs, then one replica until SIGTERM."""
+"""The command `python -m weft_operator.kubernetes`: settings, logs, then one replica until SIGTERM."""
 
 import logging
 import sys
@@ -16,7 +16,8 @@ log = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0 after SIGTERM, 1 when leadership or a watch was lost, 2 for wrong flags, files, credentials or addresses."""
+    """Run the process. Returns 0 after SIGTERM, 1 when leadership or a watch was lost, 2 for wrong flags, files,
+    credentials or addresses."""
     settings = Settings.parse(argv)
     keep_heap_small()
     logs.configure("operator", level=settings.log_level, fmt=settings.log_format)

@@ -31,7 +31,7 @@ class AdmissionServer(kopf.WebhookServer):
         self.listens = asyncio.Event()
 
     async def __call__(self, fn: kopf.WebhookFn) -> AsyncIterator[kopf.WebhookClientConfig]:
-        """What kopf iterates over: a configuration each time that the server has begun to listen."""
+        """Yield a configuration each time that the server has begun to listen; kopf iterates over them."""
         async for config in super().__call__(fn):
             self.listens.set()
             yield config
@@ -57,7 +57,8 @@ def register(registry: kopf.OperatorRegistry, desired: DesiredState) -> None:
 
 
 def review(proposed: Object, before: Object | None, desired: DesiredState, warnings: list[str]) -> None:
-    """Raises kopf.AdmissionError with every objection to the object; what does not refuse it goes to `warnings`."""
+    """Judge an object that is to be stored; what does not refuse it goes to `warnings`. Raises kopf.AdmissionError with
+    every objection."""
     found = validate(proposed, before, desired)
     warnings += found.warnings
     if found.objections:

@@ -37,7 +37,8 @@ REFUSALS = frozenset((400, 403, 413, 422, 500))
 
 
 class KubernetesBackend:
-    """Owns no state but the cache's: the answer to a write goes there, before its watch event comes.
+    """The backend of a cluster. Owns no state but the cache's: the answer to a write goes there, before its watch event
+    comes.
 
     `lead()` raises LeadershipLost; it is asked right before each write. `write_s` bounds how long one is under way.
     `observe(method, seconds)` is called after each, whatever its end.
@@ -80,7 +81,7 @@ class KubernetesBackend:
             self._cache.read(_key(action.ref), None)
 
     async def apply_child(self, action: ApplyChild) -> None:
-        """Server-side apply of the whole intent. Fields that the intent no longer names go away.
+        """Apply the whole intent (server-side). Fields that the intent no longer names go away.
 
         Where an object is there, the version that the action was planned from fences it: neither a process that was
         paused nor a plan from before the object was known puts an old intent in the place of a newer one. An object
@@ -102,7 +103,7 @@ class KubernetesBackend:
             await self._fenced(child.key, version, "PATCH", path, body, content_type=APPLY_PATCH, query=query)
 
     async def delete_child(self, action: DeleteChild) -> None:
-        """Delete it, unless the API server would refuse what comes in its place. Raises ChildRefused then."""
+        """Delete a child, unless the API server would refuse what comes in its place. Raises ChildRefused then."""
         await self._check(action.pool)
         if (child := action.successor) is not None:
             path, query = BY_KIND[child.kind].path(child.namespace, child.name), _apply_query(child) | {"dryRun": "All"}
@@ -125,7 +126,7 @@ class KubernetesBackend:
             await self._look(action.key)  # its watch may be late; it is not deleted twice
 
     async def scale_child(self, action: ScaleChild) -> None:
-        """Other replicas of a Deployment that is otherwise left as it is."""
+        """Set the replicas of a Deployment that is otherwise left as it is."""
         await self._check(action.pool)
         fence = {"uid": action.uid, "resourceVersion": action.resource_version}
         body = {"metadata": fence, "spec": {"replicas": action.replicas}}
@@ -135,7 +136,7 @@ class KubernetesBackend:
         await self._fenced(action.key, version, "PATCH", path, body, content_type=MERGE_PATCH, query=query)
 
     async def set_pod_deletion_cost(self, action: SetPodDeletionCost) -> None:
-        """The cost by which a ReplicaSet chooses whom to stop first."""
+        """Set the cost by which a ReplicaSet chooses whom to stop first."""
         await self._check(action.pool)
         metadata = {"uid": action.uid, "annotations": {DELETION_COST: str(action.cost)}}
         path = PODS.path(action.namespace, action.name)
@@ -156,7 +157,7 @@ class KubernetesBackend:
     # ----------------------------------------------------------------------------------------------------- shared
 
     def _finalizers(self, action: AddFinalizer | RemoveFinalizer) -> list[str]:
-        """Those of exactly the version that the action was made from; a patch replaces the whole list."""
+        """The finalizers of exactly the version that the action was made from; a patch replaces the whole list."""
         known = self._cache.find(_key(action.ref))
         if known is None or known["metadata"]["resourceVersion"] != action.resource_version:
             raise StaleWrite(f"{action.ref.kind} {action.ref} has changed since version {action.resource_version}")
@@ -170,7 +171,7 @@ class KubernetesBackend:
         return await self._fenced(_key(action.ref), version, "PATCH", path, body, content_type=MERGE_PATCH)
 
     async def _check(self, pool: Ref) -> None:
-        """What was planned for a pool was planned from it as it is. Raises StaleWrite."""
+        """Check that a pool is still as it was when the action was planned. Raises StaleWrite."""
         known = self._cache.find(_key(pool))
         there = await self._look(_key(pool))
         if resource_version(there) != resource_version(known):
@@ -180,15 +181,15 @@ class KubernetesBackend:
     async def _fenced(
         self, key: ObjectKey, version: str | None, method: str, path: str, body: Mapping[str, Any], **how: Any
     ) -> Object:
-        """A write on exactly that version of an object (None: there is none). The object as it is then."""
+        """Write on exactly that version of an object (None: there is none). Returns the object as it is then."""
         obj = await self._write(key, method, path, body, **how)
         self._cache.wrote(obj, version)
         return obj
 
     async def _unseen(self, action: ApplyChild) -> Object | None:
-        """What is there though the plan does not see it: watches see only what carries our label, or are late.
+        """Look for an object that the plan does not see: watches see only what carries our label, or are late.
 
-        Of the latter it was not known how much of it runs. Raises StaleWrite.
+        Of a late one it was not known how much of it runs. Raises StaleWrite.
         """
         child = action.child
         there = await self._api.get(BY_KIND[child.kind], child.namespace, child.name)
@@ -201,7 +202,8 @@ class KubernetesBackend:
         return (await read_again(self._api, self._cache, key))[0]
 
     async def _write(self, key: ObjectKey, method: str, path: str, body: Mapping[str, Any], **how: Any) -> Object:
-        """A write; the object as it is then. After one that met another version it is read: a watch may be late."""
+        """Write; returns the object as it is then. After a write that met another version it is read: a watch may be
+        late."""
         try:
             obj: Object = await self._send(method, path, body, **how)
         except StaleWrite:
@@ -219,7 +221,7 @@ class KubernetesBackend:
 
 
 def _apply_query(child: Child) -> dict[str, str]:
-    """Server-side apply, forced; strict where parts of the object are the pool's, unparsed."""
+    """Make the query of server-side apply: forced; strict where parts of the object are the pool's, unparsed."""
     strict = {"fieldValidation": "Strict"} if child.kind in ("Deployment", "StatefulSet") else {}
     return {"fieldManager": MANAGER, "force": "true", **strict}
 

@@ -27,7 +27,7 @@ Listener = Callable[[Object, bool], None]  # the object, and whether it is gone
 
 
 class ObjectCache:
-    """By kind, namespace and name. `on_doubt` is called with what has to be read: the answer goes to `read`."""
+    """Objects by kind, namespace and name. `on_doubt` is called with what has to be read: the answer goes to `read`."""
 
     def __init__(self, on_doubt: Callable[[ObjectKey], None] = lambda _: None) -> None:
         self.on_doubt = on_doubt
@@ -53,7 +53,7 @@ class ObjectCache:
     # ------------------------------------------------------------------------------------------------- from a watch
 
     def put(self, obj: Object) -> bool:
-        """A watch reports an object. False: that is known, or is a doubt."""
+        """Take in an object that a watch reports. Returns False if that is known, or is a doubt."""
         key, uid, version = key_of(obj), _uid(obj), resource_version(obj)
         known = self.find(key)
         if uid in self._gone:
@@ -72,7 +72,8 @@ class ObjectCache:
         return True
 
     def drop(self, key: ObjectKey, uid: str) -> bool:
-        """A watch reports that the object of that uid is gone, or out of sight. False: that is known, or is a doubt."""
+        """Take in a watch's report that the object of that uid is gone, or out of sight. Returns False if that is
+        known, or is a doubt."""
         known = self.find(key)
         if known is None or _uid(known) != uid:
             return False
@@ -84,7 +85,8 @@ class ObjectCache:
     # ----------------------------------------------------------------------------------------------- from an answer
 
     def wrote(self, obj: Object, fence: str | None, *, fenced: bool = True) -> bool:
-        """The answer to a write on the known version `fence` (None: on nothing). False: a watch was faster.
+        """Take in the answer to a write on the known version `fence` (None: on nothing). Returns False if a watch was
+        faster.
 
         `fenced`: the API server has compared that version.
         """
@@ -99,7 +101,7 @@ class ObjectCache:
         return True
 
     def read(self, key: ObjectKey, obj: Object | None, *, in_sight: bool = True) -> bool:
-        """The answer to a read during which nothing was reported of that object. False: that is known.
+        """Take in the answer to a read during which nothing was reported of that object. Returns False if it is known.
 
         `in_sight`: a watch reports it.
         """
@@ -156,7 +158,7 @@ class ObjectCache:
         self._call_listeners(stored, gone=False)
 
     def _forget(self, key: ObjectKey, known: Object) -> None:
-        """It is gone for good."""
+        """Forget an object that is gone for good."""
         self._gone[_uid(known)] = None
         if len(self._gone) > GONE_REMEMBERED:
             self._gone.popitem(last=False)
@@ -174,7 +176,7 @@ class ObjectCache:
 
 
 def strip_unused(obj: Object) -> Object:
-    """An object without what nobody here reads: who manages which field; of pods and nodes all but a few fields."""
+    """Drop from an object what nobody here reads: who manages which field; of pods and nodes all but a few fields."""
     metadata = {name: value for name, value in obj["metadata"].items() if name != "managedFields"}
     slimmed: dict[str, Any] = {**obj, "metadata": metadata}
     if obj["kind"] == "Pod":

@@ -95,7 +95,7 @@ class Api:
         await self._client.close()
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Object | None:
-        """One object; None when there is none."""
+        """Read one object; None when there is none."""
         try:
             return await self.request("GET", resource.path(namespace, name))
         except ObjectNotFound:
@@ -104,7 +104,7 @@ class Api:
     async def pages(
         self, resource: Resource, namespace: str | None, *, selector: str = "", metadata_only: bool = False
     ) -> AsyncIterator[tuple[Object, ...]]:
-        """A list in chunks, all of one consistent version. At least one page, also of nothing.
+        """List objects in chunks, all of one consistent version. At least one page, also of nothing.
 
         Raises ApiFailed with status 410 when the list takes so long that the server forgets its version.
         """
@@ -130,7 +130,7 @@ class Api:
         accept: str = "application/json",
         timeout_s: float = READ_S,
     ) -> Any:
-        """One request. Raises ObjectNotFound, VersionConflict, AlreadyExists, ApiFailed, ApiUnreachable."""
+        """Make one request. Raises ObjectNotFound, VersionConflict, AlreadyExists, ApiFailed, ApiUnreachable."""
         headers = {"Accept": accept, "Content-Type": content_type}
         try:
             async with asyncio.timeout(timeout_s):

@@ -1,4 +1,4 @@
-"""Do the cluster's CustomResourceDefinitions have every field that this version reads and writes?
+"""A check that the cluster's CustomResourceDefinitions have every field that this version reads and writes.
 
 The API server drops a field that a definition lacks, silently. Definitions may be older than the operator: with
 `crds.install: false` they are applied by hand. They are read as the group's OpenAPI document, which every authenticated
@@ -48,7 +48,7 @@ async def check_crds(api: Api, missing: Gauge) -> None:
 
 
 def missing_fields(document: Mapping[str, Any]) -> list[str]:
-    """Fields of this version, as `KIND.spec.lora.maxRank`, that a group's OpenAPI document lacks."""
+    """List the fields of this version, as `KIND.spec.lora.maxRank`, that a group's OpenAPI document lacks."""
     there = {_kind(schema): schema for schema in (document.get("components") or {}).get("schemas", {}).values()}
     found = list[str]()
     for crd in crds().values():
@@ -64,7 +64,7 @@ def _kind(schema: Schema) -> str | None:
 
 
 def _lacking(path: str, wanted: Schema, there: Schema) -> Iterator[str]:
-    """The outermost fields that are wanted and not there."""
+    """Yield the outermost fields that are wanted and not there."""
     if there.get("x-kubernetes-preserve-unknown-fields"):
         return
     fields: Schema = there.get("properties") or {}

@@ -1,4 +1,5 @@
-"""From the objects of the cache to the planner's observations: adapters and pools, children by owner, pods as runners.
+"""The way from the cache's objects to the planner's observations: adapters and pools, children by owner, pods as
+runners.
 
 The message of a pod that does not run stays the same while its reason does: it becomes part of a status.
 """
@@ -18,7 +19,7 @@ CHILD_KINDS = frozenset(resource.kind for resource in CHILDREN)
 
 
 class EventHandler(Protocol):
-    """What follows the cluster."""
+    """A follower of the cluster's changes."""
 
     def on_object(self, obj: Object, *, gone: bool = False) -> None: ...
 
@@ -30,7 +31,7 @@ class EventHandler(Protocol):
 
 
 class EventMapper:
-    """Passes the changes of one cache to one planner. What changes its pool leaves the one before."""
+    """The mapper from one cache to one planner. An object that changes its pool leaves the one before."""
 
     def __init__(self, planner: EventHandler) -> None:
         self._planner = planner
@@ -43,7 +44,7 @@ class EventMapper:
         cache.listen(self.on_event)
 
     def on_event(self, obj: Object, gone: bool) -> None:
-        """One change."""
+        """Pass on one change."""
         if obj["kind"] in OWN_KINDS:
             self._planner.on_object(obj, gone=gone)
             return
@@ -103,7 +104,7 @@ def is_unschedulable(node: Object) -> bool:
 
 
 def _drained_from(pod: Object) -> str:
-    """The node of a pod; none of one that tolerates such a node, where its next one might be placed again."""
+    """The node whose drain a pod leaves; "" for a pod that tolerates such a node: its next one might be placed there."""
     spec = pod.get("spec") or {}
     tolerated = {toleration.get("key") for toleration in spec.get("tolerations") or ()}
     return "" if tolerated & {None, "", *LEAVING_TAINTS} else spec.get("nodeName") or ""
@@ -134,7 +135,7 @@ def pool_of(obj: Object) -> Ref | None:
 
 
 def observed_pod(obj: Object) -> Pod:
-    """A pod of a pool, as the API server gives it."""
+    """Read a pod of a pool, as the API server gives it."""
     metadata = obj["metadata"]
     state, message = _state(obj)
     return Pod(
@@ -172,7 +173,8 @@ def _stuck(status: Any) -> Iterator[tuple[RunnerState, str]]:
 
 
 def _why(container: Any, reason: str, waiting: Any) -> str:
-    """`runner: CrashLoopBackOff: exit code 2: no such file`: with the container's termination message, if any."""
+    """Explain why a container does not run: `runner: CrashLoopBackOff: exit code 2: no such file`, with its termination
+    message, if any."""
     ended = (container.get("lastState") or {}).get("terminated")
     if not ended:
         return ": ".join(part for part in (container["name"], reason, _words(waiting.get("message"))) if part)
@@ -181,7 +183,7 @@ def _why(container: Any, reason: str, waiting: Any) -> str:
 
 
 def _words(text: Any) -> str:
-    """The end of what was said counts: that is where errors are."""
+    """Shorten what was said to its end: that is where errors are."""
     return sanitize(" ".join(str(text or "").split())[-LAST_WORDS_MAX:])
 
 

@@ -77,7 +77,7 @@ class EventRecorder:
 
 
 def event_manifest(action: RecordEvent, instance: str, at: float) -> dict[str, Any]:
-    """The manifest of an Event. Its name is a hash of its content, so that an equal one meets the first."""
+    """Make the manifest of an Event. Its name is a hash of its content, so that an equal one meets the first."""
     ref, note = action.ref, action.message.encode()[:NOTE_MAX].decode(errors="ignore")
     content = hashlib.sha256("\0".join((action.uid, action.type, action.reason, note)).encode()).hexdigest()[:16]
     return {

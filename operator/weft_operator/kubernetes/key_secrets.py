@@ -14,13 +14,14 @@ FORBIDDEN = 403
 
 
 class KeySecrets:
-    """`lead()` raises LeadershipLost; it is asked before each write. `write_s` bounds how long one is under way."""
+    """The Secrets of APIKeys in a cluster. `lead()` raises LeadershipLost; it is asked before each write. `write_s`
+    bounds how long one is under way."""
 
     def __init__(self, api: Api, *, lead: Callable[[], None], write_s: float) -> None:
         self._api, self._lead, self._write_s = api, lead, write_s
 
     async def read(self, key: Key) -> Secret:
-        """Raises ApiUnreachable, ApiFailed."""
+        """Read an APIKey's Secret. Raises ApiUnreachable, ApiFailed."""
         namespace = key.meta.ref.namespace
         try:
             return seen_secret(key, await self._api.get(SECRETS, namespace, key.secret))
@@ -31,7 +32,7 @@ class KeySecrets:
             return UnreadSecret("SecretForbidden", f"{what}: {error.message}")
 
     async def create(self, key: Key, text: str) -> None:
-        """Raises AlreadyExists, ApiFailed, ApiUnreachable."""
+        """Make the Secret of a fresh key. Raises AlreadyExists, ApiFailed, ApiUnreachable."""
         self._lead()
         path, body = SECRETS.path(key.meta.ref.namespace), secret_manifest(key, text)
         await self._api.request("POST", path, body=body, timeout_s=self._write_s)

@@ -57,7 +57,7 @@ GRACE_MAX_S = 5.0
 
 
 async def run(settings: Settings) -> int:
-    """The life of the process: 0 after SIGTERM, 1 when it has to be started anew. Raises CannotStart."""
+    """Run the process. Returns 0 after SIGTERM, 1 when it has to be started anew. Raises CannotStart."""
     stop = asyncio.Event()
     install_signal_handlers(stop)
     silence_kopf_logs()
@@ -70,16 +70,16 @@ async def run(settings: Settings) -> int:
 
 
 def install_signal_handlers(stop: asyncio.Event) -> None:
-    """SIGTERM and SIGINT set it; again after each library that took them for itself."""
+    """Have SIGTERM and SIGINT set `stop`; again after each library that took them for itself."""
     for signum in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)
 
 
 class Manager:
-    """Everything of one process."""
+    """The parts of one process."""
 
     def __init__(self, settings: Settings, api: Api, tls: Tls | None, stop: asyncio.Event) -> None:
-        """Raises CannotStart."""
+        """Make the parts. Raises CannotStart."""
         self._settings, self._api, self._stop = settings, api, stop
         policy = Policy(
             defaults=read_runner_defaults(settings.runner_defaults),
@@ -112,7 +112,7 @@ class Manager:
         self._probes = OperatorProbes(settings.probes, self._unready, self._trouble)
 
     async def run(self) -> int:
-        """Until SIGTERM, or until a part of it ends."""
+        """Run until SIGTERM, or until a part of it ends."""
         self._probes.start()
         serving = [self._task(self._serve()), self._task(self._beat())]
         leading = self._task(self._lead_once_known())
@@ -134,7 +134,7 @@ class Manager:
     # ------------------------------------------------------------------------------------------------- every replica
 
     async def _serve(self) -> None:
-        """Watches, admission, resync. Raises what the first of them fails with."""
+        """Run watches, admission and resync. Raises what the first of them fails with."""
         await self._until_known()
         async with asyncio.TaskGroup() as tasks:
             watches = Watches(
@@ -178,7 +178,8 @@ class Manager:
         return AdmissionServer(settings.webhook, settings.webhook_tls_dir)
 
     def _take_in(self, obj: Object, gone: bool) -> None:
-        """Admission judges by all adapters and pools as they are. The controller of a leader takes them in itself."""
+        """Take in a change for admission, which judges by all adapters and pools as they are. A leader's controller
+        takes it in itself."""
         if obj["kind"] not in OWN_KINDS or self._leader.controls:
             return
         key = key_of(obj)
@@ -194,7 +195,7 @@ class Manager:
         await asyncio.wait(serving, timeout=DRAIN_S, return_when=asyncio.FIRST_COMPLETED)
 
     def _unready(self) -> str | None:
-        """Why this replica is not ready; None: it knows the cluster, and its webhook listens.
+        """Explain why this replica is not ready; None: it knows the cluster, and its webhook listens.
 
         A webhook that refuses connections would refuse what people apply. A ready replica need not lead.
         """
@@ -233,7 +234,7 @@ async def _cancelled(tasks: list[asyncio.Task[Any]]) -> None:
 
 
 def _failure(tasks: list[asyncio.Task[None]]) -> BaseException | None:
-    """What the first part that ended by itself ended with, logged."""
+    """Log the first part that ended by itself, and return what it ended with."""
     for task in tasks:
         if task.done() and not task.cancelled():
             error = _innermost(task.exception() or RuntimeError(f"{task.get_name()} has ended"))
@@ -289,7 +290,7 @@ class Leader:
             tasks.create_task(self._control(term), name="control")
 
     async def _control(self, term: int) -> None:
-        """The planner, from all that is known now: at least all that leaders before have written."""
+        """Run the planner, from all that is known now: at least all that leaders before have written."""
         await self._until_current()
         depot = DepotClient(self._settings.depot, self._tls)
         reports = _Reports()
@@ -311,7 +312,7 @@ class Leader:
             await depot.aclose()
 
     async def _reconcile_keys(self, supervisor: str) -> None:
-        """The APIKeys, until cancelled."""
+        """Reconcile the APIKeys, until cancelled."""
         lead, write_s = self._election.require, self._write_s
         registry = KeyRegistry(supervisor, self._tls, lead=lead, call_s=write_s)
         keys = KeyController(
@@ -330,7 +331,7 @@ class Leader:
             await registry.aclose()
 
     async def _until_current(self) -> None:
-        """A replica that waited knows what its watches have reported, and they may be late.
+        """Read what the watches may be late with: a replica that waited knows only what they have reported.
 
         Whoever led before writes no more, so lists that are asked for now have everything it wrote.
         """
@@ -343,7 +344,7 @@ class Leader:
 
 
 class _Reports:
-    """The scheduler's reports, for a controller that is made after the stream."""
+    """A receiver of the scheduler's reports, for a controller that is made after the stream."""
 
     controller: Any = None
 

@@ -1,4 +1,4 @@
-"""What a running operator shows at its probes' address: metrics, liveness, readiness."""
+"""Metrics, liveness and readiness of a running operator, at its probes' address."""
 
 from collections.abc import Callable
 
@@ -52,20 +52,20 @@ class Metrics:
         )
 
     def reconciled(self, kind: Kind, seconds: float, *, failed: bool) -> None:
-        """An object was planned and its actions were carried out, or not."""
+        """Count an object that was planned, and whether its actions were carried out."""
         self.reconciles.labels(kind, "failed" if failed else "done").inc()
         self.reconcile_seconds.labels(kind).observe(seconds)
 
     def wrote(self, action: str) -> None:
-        """The API server has taken a write."""
+        """Count a write that the API server has taken."""
         self.writes.labels(action).inc()
 
     def api_wrote(self, method: str, seconds: float) -> None:
-        """The API server has answered a write, or has not."""
+        """Count the time of a write, whether the API server has answered it or not."""
         self.api_write_seconds.labels(method).observe(seconds)
 
     def count_objects(self, kind: str, count: Callable[[], int]) -> None:
-        """How many objects of a kind are known is computed at each scrape."""
+        """Count the known objects of a kind at each scrape."""
         self.objects.labels(kind).set_function(count)
 
 
@@ -73,14 +73,14 @@ Trouble = Callable[[], str | None]
 
 
 class OperatorProbes(Probes):
-    """`trouble` says why the process should be started anew; None: it should not."""
+    """The operator's probes. `trouble` says why the process should be started anew; None: it should not."""
 
     def __init__(self, listen: str, ready: Ready, trouble: Trouble) -> None:
         super().__init__(listen, ready)
         self._trouble = trouble
 
     def answer(self, path: str) -> tuple[int, str, bytes]:
-        """As `Probes` answers; liveness also asks for trouble."""
+        """Answer a probe path as `Probes` does; liveness also asks for trouble."""
         trouble = self._trouble() if path == "/healthz" else None
         if trouble is not None:
             return 503, "text/plain; charset=utf-8", trouble.encode() + b"\n"

@@ -38,7 +38,7 @@ READS_MAX = 3  # of one object whose watch goes on meanwhile
 
 @dataclass(frozen=True, slots=True)
 class WatchScope:
-    """What one watch covers."""
+    """The objects that one watch covers."""
 
     resource: Resource
     namespace: str | None = None
@@ -49,7 +49,8 @@ class WatchScope:
 
 
 def watch_scopes(pool_namespaces: Iterable[str], *, nodes: bool) -> list[WatchScope]:
-    """Everything that the operator watches, what owns before what is owned. `nodes`: the nodes of the cluster too."""
+    """List everything that the operator watches, what owns before what is owned. `nodes`: the nodes of the cluster
+    too."""
     owned = [WatchScope(r, namespace, SELECTOR) for namespace in pool_namespaces for r in (*CHILDREN, PODS)]
     return [*(WatchScope(resource) for resource in (*reversed(WATCHED), *([NODES] if nodes else []))), *owned]
 
@@ -58,13 +59,14 @@ Identities = Mapping[ObjectKey, tuple[str, str | None]]  # uid and version of ea
 
 
 def missed(listed: Identities, before: Identities, now: Identities) -> list[ObjectKey]:
-    """What differs between a list and what was known before it, and of which no watch has reported anything since."""
+    """Find what differs between a list and what was known before it, and of which no watch has reported anything
+    since."""
     differing = [key for key in (*before, *(listed.keys() - before.keys())) if listed.get(key) != before.get(key)]
     return [key for key in differing if now.get(key) == before.get(key)]
 
 
 async def read_again(api: Api, cache: ObjectCache, key: ObjectKey) -> tuple[Object | None, bool]:
-    """Read an object, and take it in unless a watch goes on meanwhile. The object, and whether it was news."""
+    """Read an object, and take it in unless a watch goes on meanwhile. Returns the object, and whether it was news."""
     for _ in range(READS_MAX):
         before = cache.find(key)
         there = await api.get(BY_KIND[key.kind], key.namespace, key.name)
@@ -82,18 +84,18 @@ def is_in_sight(obj: Object) -> bool:
 
 @dataclass(slots=True)
 class WatchHealth:
-    """What the audits have found so far. Times are the clock of `now`; pure."""
+    """The findings of the audits so far. Times are the clock of `now`; pure."""
 
     period_s: float
     succeeded_at: float
     late_in_a_row: dict[WatchScope, int] = field(default_factory=dict[WatchScope, int])
 
     def found(self, scope: WatchScope, late: int) -> None:
-        """A watch was late with so many objects."""
+        """Note that a watch was late with `late` objects."""
         self.late_in_a_row[scope] = self.late_in_a_row.get(scope, 0) + 1 if late else 0
 
     def trouble(self, now: float) -> str | None:
-        """Why this process should be started anew; None: it should not."""
+        """Explain why this process should be started anew; None: it should not."""
         silent_s = now - self.succeeded_at
         if silent_s > PERIODS_WITHOUT_LIST * self.period_s:
             return f"the API server could not be listed for {silent_s:.0f} s"
@@ -104,7 +106,7 @@ class WatchHealth:
 
 
 class Resync:
-    """Lists for one cache. `on_late` gets the number of objects of a resource that a watch missed."""
+    """An audit of one cache by lists. `on_late` gets the number of objects of a resource that a watch missed."""
 
     def __init__(
         self,
@@ -126,7 +128,7 @@ class Resync:
         cache.on_doubt = self._doubt
 
     async def load(self) -> None:
-        """The first, whole list: afterwards the cache is complete. Raises KubernetesError."""
+        """Load the first, whole list: afterwards the cache is complete. Raises KubernetesError."""
         for scope in self._scopes:
             async for page in self._api.pages(scope.resource, scope.namespace, selector=scope.selector):
                 for obj in page:
@@ -134,21 +136,21 @@ class Resync:
         self.watch_health.succeeded_at = self._clock()
 
     async def catch_up(self) -> None:
-        """Take in at once what the watches have not reported yet. Raises KubernetesError.
+        """Take in at once what the watches have not reported yet.
 
-        Afterwards the cache has every write that was carried out before this was called.
+        Afterwards the cache has every write that was carried out before this was called. Raises KubernetesError.
         """
         for scope in self._scopes:
             await self._missed(scope, grace_s=0.0)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Audit until cancelled."""
         while True:
             await asyncio.sleep(self._period_s)
             await self.once()
 
     async def once(self) -> None:
-        """One list of everything."""
+        """List everything once."""
         try:
             for scope in self._scopes:
                 await self._resync(scope)
@@ -180,7 +182,7 @@ class Resync:
             log.warning("a watch was late", extra=kv(resource=scope.resource.plural, objects=missed))
 
     async def _missed(self, scope: WatchScope, grace_s: float) -> int:
-        """How many objects a watch has missed. They are read, and taken in."""
+        """Count the objects that a watch has missed. They are read, and taken in."""
         before, listed = self._known(scope), dict[ObjectKey, tuple[str, str | None]]()
         async for page in self._api.pages(scope.resource, scope.namespace, selector=scope.selector, metadata_only=True):
             listed |= {key_of(obj): _identity(obj) for obj in page}

@@ -74,21 +74,21 @@ class Settings(ProcessSettings):
 
     @property
     def namespaces(self) -> tuple[str, ...]:
-        """Those that pools may live in."""
+        """The namespaces that pools may live in."""
         return tuple(self.pool_namespaces.split(","))
 
     @property
     def served_key_namespaces(self) -> tuple[str, ...]:
-        """Those whose APIKeys are served."""
+        """The namespaces whose APIKeys are served."""
         return tuple(self.key_namespaces.split(",")) if self.key_namespaces else ()
 
 
 class BadRunnerDefaults(CannotStart):
-    """The file is not there, is no YAML, or says what no field is."""
+    """The file of runner defaults is not there, is no YAML, or has a field that does not exist."""
 
 
 def read_runner_defaults(path: Path) -> RunnerDefaults:
-    """Raises BadRunnerDefaults with every wrong field."""
+    """Read the file. Raises BadRunnerDefaults with every wrong field."""
     try:
         said: Any = yaml.safe_load(path.read_text())
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
@@ -99,7 +99,7 @@ def read_runner_defaults(path: Path) -> RunnerDefaults:
 
 
 def parse_runner_defaults(said: dict[Any, Any], where: str) -> RunnerDefaults:
-    """The values of a file. Raises BadRunnerDefaults."""
+    """Read the values of a file. Raises BadRunnerDefaults."""
     fields = {to_camel(name): name for name in RunnerDefaults.__dataclass_fields__}
     unknown = sorted(str(name) for name in said if name not in fields)
     if unknown:

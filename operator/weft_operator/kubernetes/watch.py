@@ -31,7 +31,7 @@ OnGone = Callable[[ObjectKey, str], Any]
 
 
 class _NoDiffs(kopf.DiffBaseStorage):
-    """For handlers of events alone: kopf would copy each object to compare it with its last handled state."""
+    """A store that keeps nothing, for handlers of events alone: kopf would copy each object to compare it later."""
 
     def build(self, **_: Any) -> kopf.BodyEssence:
         return kopf.BodyEssence()
@@ -48,7 +48,8 @@ class WatchEnded(KubernetesError):
 
 
 class Watches:
-    """`on_object` is called with what is there, `on_gone` with what is gone (key, uid), on the event loop.
+    """The watches of a replica. `on_object` is called with what is there, `on_gone` with what is gone (key, uid), on
+    the event loop.
 
     `on_start` is called when kopf has started: it has taken the process's signals for itself.
     """
@@ -60,7 +61,7 @@ class Watches:
         self._on_object, self._on_gone, self._on_start = on_object, on_gone, on_start
 
     def registry(self, resources: Collection[Resource]) -> kopf.OperatorRegistry:
-        """A kopf registry that feeds us with these resources; others may add their handlers to it."""
+        """Make a kopf registry that feeds us with these resources; others may add their handlers to it."""
         registry = kopf.OperatorRegistry()
         kopf.on.login(registry=registry, id="login")(self._login)
         for resource in resources:
@@ -68,22 +69,23 @@ class Watches:
         return registry
 
     async def run_own(self, registry: kopf.OperatorRegistry, server: kopf.WebhookServer | None) -> None:
-        """What is watched in the whole cluster; the handlers of `registry`; admission if there is a server."""
+        """Watch in the whole cluster with the handlers of `registry`; serve admission if there is a server."""
         settings = watch_only_settings(selected=())
         settings.admission.server = server
         await self._run("objects", registry, settings, clusterwide=True)
 
     async def run_owned(self, namespaces: Collection[str]) -> None:
-        """What pools own, and the pods of that, in the namespaces that pools may live in."""
+        """Watch what pools own, and the pods of that, in the namespaces that pools may live in."""
         resources = (*CHILDREN, PODS)
         await self._run("children", self.registry(resources), watch_only_settings(resources), namespaces=namespaces)
 
     async def _run(
         self, name: str, registry: kopf.OperatorRegistry, settings: kopf.OperatorSettings, **where: Any
     ) -> None:
-        """Until cancelled. Raises WatchEnded.
+        """Run one of kopf's operators until cancelled.
 
-        Not `kopf.operator()`: that one cancels every task of the loop that is younger than itself when it ends.
+        It is not `kopf.operator()`: that one cancels every task of the loop that is younger than itself when it ends.
+        Raises WatchEnded.
         """
         # An identity is for peering, which is off; kopf's own would need a user of that uid, and a pod has none.
         identity: Any = name
@@ -118,7 +120,8 @@ class Watches:
         on(on_event)
 
     async def _login(self, **_kopf: Any) -> kopf.ConnectionInfo:
-        """Asked again when the API server does not accept the token any more: by then it was read anew."""
+        """Give kopf credentials; it asks again when the API server does not accept the token any more: by then it was
+        read anew."""
         configuration: Any = self._configuration
         scheme, _, token = (await configuration.get_api_key_with_prefix("BearerToken") or "").partition(" ")
         return Connection(
@@ -134,14 +137,14 @@ class Watches:
 
 
 class Connection(kopf.ConnectionInfo):
-    """To the API server, whoever issued its certificate."""
+    """A connection to the API server, whoever issued its certificate."""
 
     def as_ssl_context(self) -> ssl.SSLContext:
         return accept_private_authorities(super().as_ssl_context())
 
 
 def watch_only_settings(selected: Collection[Resource]) -> kopf.OperatorSettings:
-    """kopf's settings: it watches and serves; `selected` are filtered by our label, on the server's side."""
+    """Make kopf's settings: it watches and serves; `selected` are filtered by our label, on the server's side."""
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
     settings.scanning.disabled = True  # CRDs and namespaces are not observed: no rights are asked for that
@@ -154,7 +157,7 @@ def watch_only_settings(selected: Collection[Resource]) -> kopf.OperatorSettings
 
 
 def silence_kopf_logs() -> None:
-    """kopf logs every handled event at INFO."""
+    """Silence kopf, which logs every handled event at INFO."""
     for name in ("kopf", "kopf.objects", "aiohttp.access"):
         logging.getLogger(name).setLevel(logging.WARNING)
 

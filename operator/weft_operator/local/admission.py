@@ -1,4 +1,5 @@
-"""What may be stored: the same refusals, with the same messages, as the API server and its schema give.
+"""Admission of objects on one machine: the same refusals, with the same messages, as the API server and its schema
+give.
 
 `admit` judges one object by its fields (the types of `weft.api`, from which the CRDs are made too) and, where it exists
 already, by what must not change. `Admission` asks the rules between objects (`weft_operator.core.validation`) too, as
@@ -18,7 +19,8 @@ from weft_operator.local.objects import Event, ObjectStore
 
 
 class Admission:
-    """Judges by all objects of a store. Called as `admit`; the same turn of the loop has to store what it returns."""
+    """A judge of objects by all objects of a store. Called as `admit`; the same turn of the loop has to store what it
+    returns."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._desired = DesiredState()
@@ -27,7 +29,7 @@ class Admission:
         store.listen(self._on_event)
 
     def __call__(self, manifest: Object, find: Callable[[Ref], Object | None]) -> Object:
-        """The object to store. Raises Invalid with every objection."""
+        """Make the object to store. Raises Invalid with every objection."""
         admitted = admit(manifest, find)
         before = find(Ref(admitted["kind"], admitted["metadata"]["namespace"], admitted["metadata"]["name"]))
         objections = validate(admitted, before, self._desired).objections
@@ -45,7 +47,7 @@ class Admission:
 
 
 def admit(manifest: Object, find: Callable[[Ref], Object | None]) -> Object:
-    """The object to store: every default written out, no status. Raises Invalid with every wrong field."""
+    """Make the object to store: every default written out, no status. Raises Invalid with every wrong field."""
     try:
         resource = parse_object(manifest)
     except ManifestError as error:

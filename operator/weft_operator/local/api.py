@@ -7,7 +7,7 @@
 | `GET /v1/{plural}[?namespace=]` | `{"items", "resourceVersion"}` |
 | `GET, DELETE /v1/{plural}/{namespace}/{name}` | the object |
 | `GET /v1/watch[?resourceVersion=]` | `{"type", "object"}` a line, without end; 410: list again |
-| `GET /v1/logs/{component}[?tail=][&follow=1]` | text: so many last lines (all that is kept), then what comes |
+| `GET /v1/logs/{component}[?tail=][&follow=1]` | text: the last `tail` lines (all that is kept), then what comes |
 | `GET /v1/stack` | addresses, states |
 
 An answer to a change is given when the change is on disk. Errors are `Status` objects. A `List` is one change for the
@@ -96,7 +96,7 @@ class Api:
         return await self._each(await _body(request), deleted)
 
     async def _each(self, body: Object, change: Callable[[Object], str]) -> Response:
-        """Every object of a list; one that is refused does not keep the others from it."""
+        """Change every object of a list; one that is refused does not keep the others from it."""
         answers: list[Object] = []
         for obj in _items(body):
             try:
@@ -137,7 +137,7 @@ class Api:
 
 
 async def serve(api: Api, path: Path) -> None:
-    """The local API on its unix socket, until cancelled."""
+    """Serve the local API on its unix socket, until cancelled."""
     sock = sockets.listen(path)
     config = uvicorn.Config(
         api.app(),
@@ -155,7 +155,7 @@ async def serve(api: Api, path: Path) -> None:
 
 
 class _Server(QuietServer):
-    """Signals are the business of whoever runs it."""
+    """A server that leaves signals to whoever runs it."""
 
     def capture_signals(self) -> Any:
         return nullcontext()

@@ -41,7 +41,7 @@ OnRunner = Callable[[Ref, int, RunnerProcess | None], None]
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What runners of this machine have in common."""
+    """The settings that runners of this machine have in common."""
 
     data_dir: Path
     supervisor: str  # host:port
@@ -63,7 +63,7 @@ class Runner:
 
 
 class LocalBackend:
-    """Owns the runners. `on_runner` is called for every change, on the event loop."""
+    """The owner of the runners. `on_runner` is called for every change, on the event loop."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class LocalBackend:
         self._store.remove_finalizer(action.ref, action.uid, action.resource_version, action.finalizer)
 
     async def record_event(self, action: RecordEvent) -> None:
-        """There are no Events here: the conditions say the same, and the log keeps it."""
+        """Do nothing: there are no Events here. The conditions say the same, and the log keeps it."""
         level = logging.WARNING if action.type == "Warning" else logging.INFO
         fields = kv(object=str(action.ref), reason=action.reason, message=action.message)
         log.log(level, "announced", extra=fields)
@@ -168,7 +168,7 @@ class LocalBackend:
 
 
 def observed_runner(name: str, launch: RunnerConfig, state: ProcessState) -> RunnerProcess:
-    """A process as the planner sees it."""
+    """Describe a process as the planner sees it."""
     if state.phase == "Ready":
         return RunnerProcess(launch, "Ready", name=name)
     if state.crash_loop:
@@ -177,23 +177,24 @@ def observed_runner(name: str, launch: RunnerConfig, state: ProcessState) -> Run
 
 
 def component_name(pool: Ref, index: int) -> str:
-    """What people and the scheduler call a runner."""
+    """The name of a runner for people and for the scheduler."""
     return f"runner-{runner_name(pool, index)}"
 
 
 def runner_name(pool: Ref, index: int) -> str:
-    """A namespace has no dot, so this is one to one."""
+    """The name of a runner's folder. A namespace has no dot, so this is one to one."""
     return f"{pool.namespace}.{pool.name}-{index}"
 
 
 def _pages_flag(launch: RunnerConfig) -> dict[str, int]:
-    """Runners share this machine's memory, and none of them may take nine tenths of it unasked."""
+    """Bound a runner's pages: runners share this machine's memory, and none of them may take nine tenths of it
+    unasked."""
     asked = dict(launch.flags)["kv-pages"] or launch.memory != Memory()
     return {} if asked else {"kv-pages": PAGES}
 
 
 def runner_program(action: EnsureRunner, machine: Machine, ports: tuple[int, ...]) -> Program:
-    """The command line of a runner. `ports`: for gateways, probes, KV."""
+    """Make the command line of a runner. `ports`: for gateways, probes, KV."""
     name, cache = component_name(action.pool, action.index), action.launch.model_cache
     data_dir = machine.data_dir / "runners" / runner_name(action.pool, action.index)
     flags = {

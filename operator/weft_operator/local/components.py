@@ -31,7 +31,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where each component listens, host:port. They stay the same for the life of the stack."""
+    """The addresses of the components, host:port. They stay the same for the life of the stack."""
 
     depot: str
     predictor: str
@@ -54,7 +54,8 @@ class Addresses:
 
 
 def component_programs(options: Options, addresses: Addresses) -> list[Program]:
-    """The command lines of everything but the runners. The depot first: what is slow to start waits for it."""
+    """Make the command lines of everything but the runners. The depot comes first: what is slow to start waits for
+    it."""
     at, data = addresses, options.data_dir
 
     def python(name: str, probes: str, *flags: str) -> Program:
@@ -82,6 +83,6 @@ def component_programs(options: Options, addresses: Addresses) -> list[Program]:
 
 
 def choose_addresses(options: Options, ports: Ports) -> Addresses:
-    """Free ports for everything but the gateway, whose port is the user's choice."""
+    """Choose free ports for everything but the gateway, whose port is the user's choice."""
     chosen = [f"{LOOPBACK}:{port}" for port in ports(9)]
     return Addresses(*chosen, gateway=f"{options.host}:{options.port}")

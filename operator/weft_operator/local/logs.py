@@ -35,7 +35,7 @@ class LogFile:
         return self._path
 
     def write(self, data: bytes) -> None:
-        """Append, and hand it to whoever follows. Never raises."""
+        """Append data, and hand it to whoever follows. Never raises."""
         try:
             fd = self._opened() if self._fd is None else self._fd
             if self._size + len(data) > self._limit_bytes and self._size:
@@ -51,25 +51,25 @@ class LogFile:
             follower.put(data)
 
     def _append(self, fd: int, data: bytes) -> None:
-        """Whole, or OSError."""
+        """Append all of the data. Raises OSError."""
         while data:
             written = os.write(fd, data)
             self._size += written
             data = data[written:]
 
     def close(self) -> None:
-        """No more lines: followers end."""
+        """End the log: followers end, and no more lines come."""
         self._close()
         for follower in self._followers:
             follower.put(None)
 
     def tail(self, lines: int | None) -> list[str]:
-        """The last lines; None: all that is kept."""
+        """Read the last lines; None: all that is kept."""
         return last_lines(self._path, lines)
 
     @contextmanager
     def follow(self) -> Generator["Follower"]:
-        """What is written from now on, until the file is closed."""
+        """Follow what is written from now on, until the file is closed."""
         follower = Follower()
         self._followers.add(follower)
         try:
@@ -95,7 +95,7 @@ class LogFile:
 
 
 def last_lines(path: Path, lines: int | None) -> list[str]:
-    """Of a log file, from the old one too where the new one is short; None: all of both."""
+    """Read the last lines of a log file, from the old one too where the new one is short; None: all of both."""
     kept: deque[str] = deque(maxlen=lines)
     for part in (_old(path), path):
         if part.exists():
@@ -109,7 +109,7 @@ def _old(path: Path) -> Path:
 
 
 class Follower:
-    """What one follower has not read yet, bounded. `get()` is None at the end."""
+    """A buffer of what one follower has not read yet, bounded. `get()` is None at the end."""
 
     def __init__(self) -> None:
         self._pending: deque[bytes | None] = deque()

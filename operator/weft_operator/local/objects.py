@@ -45,7 +45,7 @@ class ObjectStore:
         self._watchers: set[asyncio.Event] = set()
 
     def get(self, ref: Ref) -> Object:
-        """One object. Raises NotFound."""
+        """Read one object. Raises NotFound."""
         found = self._objects.get(ref)
         if found is None:
             raise NotFound(f"there is no {ref.kind} {ref}")
@@ -55,7 +55,7 @@ class ObjectStore:
         return self._objects.get(ref)
 
     def objects(self, kind: Kind | None = None, namespace: str | None = None) -> list[Object]:
-        """Objects by namespace and name; `self.version` is the version of the list."""
+        """List objects by namespace and name; `self.version` is the version of the list."""
         chosen = (
             obj
             for ref, obj in self._objects.items()
@@ -89,7 +89,7 @@ class ObjectStore:
         return self._put("MODIFIED", {**before, "metadata": dict(before["metadata"]), "status": status})
 
     def delete(self, ref: Ref) -> Object:
-        """Remove it, or, while it has finalizers, mark it. Raises NotFound."""
+        """Remove an object, or, while it has finalizers, mark it. Raises NotFound."""
         before = self.get(ref)
         metadata = dict(before["metadata"])
         if not metadata.get("finalizers"):
@@ -112,7 +112,8 @@ class ObjectStore:
         self._listeners.append(listener)
 
     async def watch(self, since: int) -> AsyncIterator[Event]:
-        """Every change after version `since`, without end. Raises Expired when the history does not reach back."""
+        """Yield every change after version `since`, without end. Raises Expired when the history does not reach
+        back."""
         wake = asyncio.Event()
         self._watchers.add(wake)
         try:
@@ -127,7 +128,7 @@ class ObjectStore:
             self._watchers.discard(wake)
 
     def require_remembered(self, since: int) -> None:
-        """Raises Expired when a watch from that version cannot be complete."""
+        """Check that a watch from that version can be complete. Raises Expired."""
         if not 0 <= self.version - since <= len(self._history):
             raise Expired(f"version {since} is not remembered any more (now {self.version}): list again")
 

@@ -1,4 +1,4 @@
-"""`objects.json`: the object store on disk, whole or not at all.
+"""Persistence of the object store in `objects.json`, whole or not at all.
 
 A write goes to a temporary file, is fsynced, renamed over the old one, and the folder is fsynced. Changes that somebody
 waits for are written at once, those of many callers as one (group commit); what nobody waits for, a status, waits up to
@@ -32,9 +32,10 @@ GATHER_S = 1.0
 def open_store(
     path: Path, clock: Callable[[], float], with_defaults: Callable[[Object], Object] = lambda obj: obj
 ) -> ObjectStore:
-    """The store as the file says; an empty one without a file. Raises StoreDamaged: nothing is ever thrown away.
+    """Read the store from its file; an empty one without a file. Nothing is ever thrown away.
 
     `with_defaults`: what is served of an object that is in the file. Its ValueError says that the object is damaged.
+    Raises StoreDamaged.
     """
     try:
         content = json.loads(path.read_bytes())
@@ -92,7 +93,7 @@ class Durable:
         self._write(*self._snapshot())
 
     def _write(self, version: int, lines: list[bytes]) -> None:
-        """Any thread. An older snapshot never replaces a newer one."""
+        """Write the file, in any thread. An older snapshot never replaces a newer one."""
         with self._writing:
             if version > self._written:
                 write_atomically(self._path, whole(lines, version))
@@ -126,12 +127,12 @@ class Durable:
 
 
 def encode(obj: Object) -> bytes:
-    """An object as its line of the file."""
+    """Encode an object as its line of the file."""
     return json.dumps(obj).encode()
 
 
 def whole(lines: list[bytes], version: int) -> bytes:
-    """The whole file, an object a line."""
+    """Join the whole file, an object a line."""
     head = json.dumps({"format": FORMAT, "version": version + AHEAD})[:-1].encode()
     return b"".join((head, b', "objects": [\n', b",\n".join(lines), b"\n]}\n"))
 
@@ -140,7 +141,8 @@ FILE = "file-root"
 
 
 def settle_file_root(data_dir: Path, given: Path | None) -> Path | None:
-    """The folder that was named now, kept for the next start; else the one that was kept. Raises FileRootGone."""
+    """Choose the folder that was named now, and keep it for the next start; else the one that was kept. Raises
+    FileRootGone."""
     kept = data_dir / FILE
     if given is not None:
         write_atomically(kept, os.fsencode(given.absolute()))

@@ -48,7 +48,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class ProcessState:
-    """What is known of a program now."""
+    """The present state of a program."""
 
     phase: Phase = "Starting"
     pid: int | None = None
@@ -63,7 +63,8 @@ class ProcessState:
 
 
 class Process:
-    """Owns one program. `run()` until `stop()`; `on_change` is called for every new state and must not block."""
+    """The owner of one program. `run()` until `stop()`; `on_change` is called for every new state and must not
+    block."""
 
     def __init__(
         self,
@@ -109,7 +110,7 @@ class Process:
         self._set(phase="Stopped", pid=None)
 
     async def _once(self) -> int:
-        """One life of the program, to its end. Returns its exit code."""
+        """Run the program once, to its end. Returns its exit code."""
         program = self._program
         child = await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", "-S", str(CHILD), str(os.getpid()), *program.argv),
@@ -131,7 +132,7 @@ class Process:
         return await child.wait()
 
     async def _until_end(self, child: asyncio.subprocess.Process) -> None:
-        """Until it ends by itself, or until it was asked to end and has done so, or its time for that is over."""
+        """Wait until it ends by itself, or until it was asked to end and has done so, or its time for that is over."""
         end = asyncio.create_task(child.wait())
         asked = [asyncio.create_task(self._stop.wait()), asyncio.create_task(self._replace.wait())]
         try:
@@ -191,7 +192,7 @@ class Process:
 
 
 def described(process: Process) -> dict[str, Any]:
-    """A process as `stack.json` and `weft status` show it."""
+    """Describe a process as `stack.json` and `weft status` show it."""
     state, program = process.state, process.program
     flags = dict(zip(program.argv, program.argv[1:], strict=False))
     return {
@@ -206,7 +207,7 @@ def described(process: Process) -> dict[str, Any]:
 
 
 async def not_ready(host: str, port: int) -> str | None:
-    """Why `/readyz` there does not say yes; None: it does."""
+    """Ask `/readyz` why the process is not ready; None: it is."""
     try:
         async with asyncio.timeout(PROBE_TIMEOUT_S):
             reader, writer = await asyncio.open_connection(host, port)
@@ -226,6 +227,6 @@ async def not_ready(host: str, port: int) -> str | None:
 
 
 def _kill(child: asyncio.subprocess.Process) -> None:
-    """The whole process group: nothing that it started stays."""
+    """Kill the whole process group: nothing that it started stays."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)

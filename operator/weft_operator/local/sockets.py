@@ -22,7 +22,8 @@ RESERVED = 64
 
 
 class PortSource:
-    """Free ports on loopback, none given out twice: also not to another process that asks here before ours listens.
+    """A source of free ports on loopback, none given out twice: also not to another process that asks here before ours
+    listens.
 
     Each is reserved by an abstract unix socket of its number (Linux; elsewhere two processes may be given the same
     one), which the kernel takes with this process. Only the last RESERVED are held: by then the others are in use, or
@@ -34,7 +35,7 @@ class PortSource:
         self._reserved: deque[socket.socket] = deque()
 
     def __call__(self, count: int) -> list[int]:
-        """That many different ports. Raises PortInUse when there are not enough."""
+        """Reserve `count` different ports. Raises PortInUse when there are not enough."""
         top = _ephemeral_from()
         low = LOWEST if top > LOWEST + 1000 else 1024
         found: list[int] = []
@@ -65,7 +66,7 @@ class PortSource:
 
 
 def require_free(host: str, port: int, flag: str) -> None:
-    """Raises PortInUse when that address cannot be listened on."""
+    """Check that an address can be listened on. Raises PortInUse."""
     if not _is_free(host, port):
         raise PortInUse(f"port {port} on {host} is in use: stop what listens there, or choose another with {flag}")
 
@@ -88,7 +89,7 @@ def _ephemeral_from() -> int:
 
 
 def listen(path: Path) -> socket.socket:
-    """A listening socket there, readable by its owner alone; what was left there is replaced."""
+    """Listen on a socket that its owner alone may read; what was left there is replaced."""
     path.unlink(missing_ok=True)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o177)
@@ -103,7 +104,7 @@ def listen(path: Path) -> socket.socket:
 
 
 def connect(path: Path, timeout_s: float | None) -> socket.socket:
-    """A connected socket. Raises OSError when nobody listens there."""
+    """Connect to a socket. Raises OSError when nobody listens there."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.settimeout(timeout_s)
     try:

@@ -1,4 +1,4 @@
-"""`weft up`: every component as a process of this machine, and the controller that plans for them.
+"""The stack of `weft up`: every component as a process of this machine, and the controller that plans for them.
 
 Everything starts at once; what has to wait waits for what it needs, not for its turn. One data directory has one
 controller (a lock), and whatever it started ends with it, also after `kill -9`.
@@ -48,7 +48,7 @@ Progress = Callable[[str, ProcessState], None]
 
 
 class Stack:
-    """Everything of one data directory. Made by `running()`."""
+    """The processes and the controller of one data directory. Made by `running()`."""
 
     def __init__(self, options: Options, addresses: Addresses, store: ObjectStore, durable: Durable, ports: Ports):
         self.options, self.addresses, self.store, self.durable = options, addresses, store, durable
@@ -91,7 +91,7 @@ class Stack:
         self._listeners.append(progress)
 
     async def run(self) -> None:
-        """Everything that goes on while the stack is up; ends with the first part that fails."""
+        """Run everything that goes on while the stack is up; ends with the first part that fails."""
         for program in component_programs(self.options, self.addresses):
             self._start(program)
         api = Api(self.store, self.durable, admit=Admission(self.store), logs=self.logs, describe=self.describe)
@@ -142,7 +142,7 @@ class Stack:
         self.backend.kill()
 
     def describe(self) -> dict[str, Any]:
-        """Addresses and states: `stack.json`."""
+        """Describe addresses and states: `stack.json`."""
         processes = self._processes | self.backend.processes
         return {
             "pid": os.getpid(),
@@ -161,7 +161,7 @@ class Stack:
     # -------------------------------------------------------------------------------------------- parts
 
     async def _control(self) -> None:
-        """The controller, as soon as there is a depot to ask."""
+        """Run the controller, as soon as there is a depot to ask."""
         await self._ready("depot")
         controller = self._controller
         controller.load(self.store.objects())
@@ -191,7 +191,7 @@ class Stack:
         self._tasks[name] = asyncio.create_task(process.run(), name=name)
 
     def open_log(self, name: str) -> LogFile:
-        """The log of a component, opened once."""
+        """Open the log of a component, once."""
         if name not in self.logs:
             self.logs[name] = LogFile(self.options.data_dir / "logs" / f"{name}.log")
         return self.logs[name]
@@ -216,7 +216,7 @@ class Stack:
         await asyncio.gather(*(self._tasks[name] for name in names), return_exceptions=True)
 
     async def _keep_description(self) -> None:
-        """`stack.json` follows the processes."""
+        """Write `stack.json` again whenever a process changes."""
         while True:
             self._changed.clear()  # whoever else waits checks its condition after it clears, so it misses nothing
             try:
@@ -243,7 +243,7 @@ class Stack:
 async def running(
     options: Options, objects: Iterable[Object], progress: Progress, *, keep: bool = True
 ) -> AsyncGenerator[Stack]:
-    """A stack with every component ready; stopped again, whatever happens, on the way out.
+    """Start a stack, and give it once every component is ready; stop it, whatever happens, on the way out.
 
     `objects` are applied, and on disk, before anything starts; beside those of earlier runs (`keep`), or instead.
     Raises Invalid, DataDirInUse, DataDirUnusable, FileRootGone, PortInUse, StoreDamaged, ComponentFailed: then nothing
