@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from weft_cli.errors import BadInput, CommandError
-from weft_cli.gateway import GatewayGone, gateway_client, link_errors, refused
+from weft_cli.gateway import GatewayGone, gateway_client, link_errors, refusal_error
 from weft_cli.output import age, dump, note, say, table
 
 ENDED = ("completed", "failed", "expired", "cancelled")
@@ -41,7 +41,7 @@ class Batches:
         self._http.close()
 
     def run(self, file: Path, output: Path, *, delete_files: bool) -> int:
-        """From a file to its answers. Returns the exit code."""
+        """Take a file to its answers. Returns the exit code."""
         _check_output(output)
         endpoint = _endpoint_of(file)
         uploaded = self._upload(file)
@@ -51,7 +51,7 @@ class Batches:
         return self.wait(batch["id"], output, delete_files=delete_files)
 
     def wait(self, batch_id: str, output: Path, *, delete_files: bool) -> int:
-        """Until the batch has ended and its answers are here. Returns the exit code."""
+        """Wait until the batch has ended and its answers are here. Returns the exit code."""
         _check_output(output)
         try:
             batch = self._follow(batch_id)
@@ -107,7 +107,7 @@ class Batches:
                 pause_s = min(POLL_MAX_S, pause_s * 1.2)
 
     def _fetch(self, file_id: str | None, path: Path) -> None:
-        """Write a file of the batch, whole or not at all. What a run before has left there goes."""
+        """Write a file of the batch, whole or not at all, and remove what a run before has left there."""
         if file_id is None:
             path.unlink(missing_ok=True)
             return
@@ -127,15 +127,15 @@ class Batches:
     def _content(self, file_id: str) -> Iterator[bytes]:
         with link_errors(self._url), self._http.stream("GET", f"/v1/files/{file_id}/content") as response:
             if not response.is_success:
-                raise refused(response.read(), response.status_code, LIST_HINT)
+                raise refusal_error(response.read(), response.status_code, LIST_HINT)
             yield from response.iter_bytes()
 
     def _ask(self, method: str, path: str, **options: Any) -> dict[str, Any]:
-        """Raises CommandError."""
+        """Ask the gateway. Raises CommandError."""
         with link_errors(self._url):
             response = self._http.request(method, path, **options)
         if not response.is_success:
-            raise refused(response.content, response.status_code, LIST_HINT)
+            raise refusal_error(response.content, response.status_code, LIST_HINT)
         try:
             return response.json()
         except ValueError as error:
@@ -164,7 +164,7 @@ def _opened(file: Path) -> Generator[Any]:
 
 
 def _endpoint_of(file: Path) -> str:
-    """The `url` of the first line. The gateway checks every line. Raises BadInput."""
+    """The endpoint by the `url` of the first line. The gateway checks every line. Raises BadInput."""
     with _opened(file) as data:
         first = data.readline(MAX_LINE_CHARS)
     if not first.strip():
@@ -178,7 +178,7 @@ def _endpoint_of(file: Path) -> str:
 
 
 def _check_output(output: Path) -> None:
-    """Before an hour's work, not after it. Raises BadInput."""
+    """Check that the output can be written, before an hour's work and not after it. Raises BadInput."""
     if output.is_dir() or not output.parent.is_dir():
         why = "is a folder" if output.is_dir() else f"cannot be written: there is no folder {output.parent}"
         raise BadInput(f"--output: {output} {why}", "name a file in a folder that is there")
@@ -189,7 +189,7 @@ def _check_output(output: Path) -> None:
 
 @contextlib.contextmanager
 def _progress() -> Generator[Callable[[Batch], None]]:
-    """A bar on a terminal; a line for each new status elsewhere."""
+    """Show progress: a bar on a terminal; a line for each new status elsewhere."""
     if not sys.stderr.isatty():
         seen: set[str] = set()
 
@@ -237,7 +237,7 @@ def _done(batch: Batch) -> str:
 
 
 def _summary(batch: Batch, output: Path, errors: Path) -> int:
-    """What has come of it. Returns the exit code."""
+    """Print what has come of the batch. Returns the exit code."""
     for error in (batch["errors"] or {}).get("data") or ():
         where = f"line {error['line']}: " if error["line"] else ""
         note(f"weft: {where}{error['message']} ({error['code']})")
@@ -252,7 +252,7 @@ def _summary(batch: Batch, output: Path, errors: Path) -> int:
 
 
 def _explain(errors: Path) -> None:
-    """Failed lines by kind, with the first of each."""
+    """Print failed lines by kind, with the first of each."""
     counts, examples = Counter[str](), dict[str, list[str]]()
     with errors.open(encoding="utf-8", errors="replace") as lines:
         for line in lines:
@@ -268,7 +268,7 @@ def _explain(errors: Path) -> None:
 
 
 def _error_of(line: dict[str, Any]) -> tuple[str, str, str]:
-    """custom_id, code and message of a failed line: its own error, or that of its response."""
+    """Read custom_id, code and message of a failed line: its own error, or that of its response."""
     response = line.get("response") or {}
     error = line.get("error") or (response.get("body") or {}).get("error") or {}
     code = error.get("code") or f"status {response.get('status_code')}"

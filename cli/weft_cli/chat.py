@@ -14,7 +14,7 @@ from typing import Any
 import httpx2
 
 from weft_cli.errors import BadInput, CommandError
-from weft_cli.gateway import gateway_client, link_errors, refused
+from weft_cli.gateway import gateway_client, link_errors, refusal_error
 from weft_cli.output import note, say
 from weft_cli.sse import BadEvent, Lines, event_of
 
@@ -120,14 +120,14 @@ class Reply:
         self.reason: str | None = None
 
     def pieces(self) -> Generator[str]:
-        """The text as it comes; closing it ends the answer at the gateway. Raises CommandError."""
+        """Yield the text as it comes; closing it ends the answer at the gateway. Raises CommandError."""
         _check_text("MODEL", self._model.name)
         for message in self._messages:
             _check_text("--system" if message["role"] == "system" else "the question", message["content"])
         body = self._model.body(self._messages)
         with link_errors(self._model.url), self._http.stream("POST", "/v1/chat/completions", json=body) as response:
             if not response.is_success:
-                raise refused(response.read(), response.status_code, MODELS_HINT)
+                raise refusal_error(response.read(), response.status_code, MODELS_HINT)
             lines = Lines()
             for data in response.iter_bytes():
                 for line in lines.feed(data):
@@ -148,7 +148,7 @@ class Reply:
 
 
 def _check_text(what: str, text: str) -> None:
-    """What was no UTF-8 on the command line is in `text` as half surrogates, which no request can hold."""
+    """Refuse text that was no UTF-8 on the command line: its half surrogates fit in no request."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -175,7 +175,7 @@ def _line(prompt: str) -> str:
 
 
 def _write(piece: str) -> None:
-    """As it is where a program reads it; what no terminal should get is escaped for people."""
+    """Write text as it is where a program reads it; for people, escape what no terminal should get."""
     if sys.stdout.isatty():
         say(piece, end="")
     else:

@@ -21,15 +21,15 @@ class ObjectApi(Protocol):
     """The objects of a stack: of the local controller, or of the Kubernetes API. Every method raises CommandError."""
 
     def apply(self, objects: Sequence[Object]) -> Iterator[str | CommandError]:
-        """Of each object in its order: created, configured or unchanged, or why it is refused."""
+        """Apply objects; yields for each, in order: created, configured or unchanged, or why it is refused."""
         ...
 
     def delete(self, objects: Sequence[Object]) -> Iterator[str | CommandError]:
-        """Of each object, of which kind, namespace and name count, in its order: deleted, or why not."""
+        """Delete objects, of which kind, namespace and name count; yields for each, in order: deleted, or why not."""
         ...
 
     def list(self, plural: str, namespace: str | None = None) -> tuple[list[Object], str]:
-        """Objects and the version of the list, from which a watch may go on."""
+        """List objects; returns the version of the list, too, from which a watch may go on."""
         ...
 
     def get(self, plural: str, namespace: str, name: str) -> Object: ...
@@ -37,7 +37,7 @@ class ObjectApi(Protocol):
     def watch(
         self, plural: str, namespace: str | None, version: str, silence_s: float | None = None
     ) -> Iterator[Object]:
-        """Changes after a version, without end, or until nothing has come for `silence_s`."""
+        """Yield changes after a version, without end, or until nothing has come for `silence_s`."""
         ...
 
 
@@ -48,11 +48,11 @@ class Controller:
         self.data_dir = data_dir
 
     def apply(self, objects: Sequence[Object]) -> Iterator[str | CommandError]:
-        """Of each object in its order: created, configured or unchanged, or why it is refused."""
+        """Apply objects; yields for each, in order: created, configured or unchanged, or why it is refused."""
         return self._each("/v1/apply", objects)
 
     def delete(self, objects: Sequence[Object]) -> Iterator[str | CommandError]:
-        """Of each object, of which kind, namespace and name count, in its order: deleted, or why not."""
+        """Delete objects, of which kind, namespace and name count; yields for each, in order: deleted, or why not."""
         return self._each("/v1/delete", objects)
 
     def _each(self, path: str, objects: Sequence[Object]) -> Iterator[str | CommandError]:
@@ -62,7 +62,7 @@ class Controller:
                 yield _refusal(error["code"], error["message"]) if error else answer["result"]
 
     def list(self, plural: str, namespace: str | None = None) -> tuple[list[Object], str]:
-        """Objects and the version of the list, from which a watch may go on."""
+        """List objects; returns the version of the list, too, from which a watch may go on."""
         query = f"?{urlencode({'namespace': namespace}, errors='surrogateescape')}" if namespace else ""
         answer = self._json("GET", f"/v1/{plural}{query}")
         return answer["items"], answer["resourceVersion"]
@@ -71,13 +71,13 @@ class Controller:
         return self._json("GET", quoted("/v1", plural, namespace, name))
 
     def stack(self) -> Object:
-        """Addresses and states of the components."""
+        """Read addresses and states of the components."""
         return self._json("GET", "/v1/stack")
 
     def watch(
         self, plural: str, namespace: str | None, version: str, silence_s: float | None = None
     ) -> Iterator[Object]:
-        """Changes after a version, without end, or until nothing has come for `silence_s`."""
+        """Yield changes after a version, without end, or until nothing has come for `silence_s`."""
         path = f"/v1/watch?{urlencode({'resourceVersion': version})}"
         with self._answer("GET", path, timeout_s=silence_s) as response, contextlib.suppress(TimeoutError):
             while line := response.readline():
@@ -86,7 +86,7 @@ class Controller:
                     yield event
 
     def logs(self, component: str, tail: int | None, *, follow: bool) -> Iterator[bytes]:
-        """The last lines of a component's log (None: all of it), and how it grows."""
+        """Yield the last lines of a component's log (None: all of it), and how it grows."""
         query = urlencode({"follow": int(follow)} | ({} if tail is None else {"tail": tail}))
         with self._answer("GET", f"{quoted('/v1/logs', component)}?{query}", timeout_s=None) as response:
             while data := response.read1(65536):
@@ -119,7 +119,7 @@ def request(
     content_type: str = "application/json",
     timeout_s: float | None = TIMEOUT_S,
 ) -> Generator[http.client.HTTPResponse]:
-    """One request over a unix socket. Raises OSError, HTTPException, CommandError for an answer that refuses."""
+    """Make one request over a unix socket. Raises OSError, HTTPException, CommandError for an answer that refuses."""
     connection = _UnixConnection(path_of_socket, timeout_s)
     try:
         content = None if body is None else json.dumps(body).encode()
@@ -141,12 +141,13 @@ def not_running(data_dir: Path) -> NotRunning:
 
 
 def quoted(root: str, *parts: str) -> str:
-    """What a person typed is one part of the path, whatever is in it."""
+    """Quote what a person typed as one part of the path, whatever is in it."""
     return "/".join([root, *(quote(part, safe="", errors="surrogateescape") for part in parts)])
 
 
 def batches(objects: Sequence[Object]) -> Iterator[Sequence[Object]]:
-    """Parts that fit into a request and into a moment: of each the answer is there before the next is sent."""
+    """Cut objects into parts that fit into a request and into a moment: of each the answer is there before the next is
+    sent."""
     begin = size = 0
     for end, obj in enumerate(objects):
         bytes_ = len(json.dumps(obj)) + 2  # ", "

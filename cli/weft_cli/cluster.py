@@ -34,7 +34,7 @@ APPLY = "application/apply-patch+yaml"
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Which cluster: kubectl's flags, and the namespace of the Helm release."""
+    """The choice of a cluster: kubectl's flags, and the namespace of the Helm release."""
 
     context: str | None
     kubeconfig: Path | None
@@ -66,11 +66,11 @@ class ClusterStack:
         return KubernetesApi(self._open.enter_context(self._kubectl.proxy()))
 
     def namespace(self, given: str | None) -> str:
-        """The flag, else that of the context, as kubectl has it."""
+        """The namespace of the flag, else that of the context, as kubectl has it."""
         return given or self._kubectl.run("config", "view", "--minify", "-o", "jsonpath={..namespace}") or "default"
 
     def supervisor(self, address: str | None, tls_dir: Path | None) -> Supervisor:
-        """Every supervisor that runs, each through a port-forward, with the certificate of people."""
+        """Reach every supervisor that runs, each through a port-forward, with the certificate of people."""
         if address is not None:
             return Supervisor((address,), certificate_from(tls_dir))
         pods = [pod for pod in self._pods("supervisor") if pod["status"].get("phase") == "Running"]
@@ -80,12 +80,12 @@ class ClusterStack:
         return Supervisor(tuple(self._forward(f"pod/{_name(pod)}", PEERS_PORT) for pod in pods), certificate)
 
     def gateway_url(self) -> str:
-        """A port-forward to the gateway's Service."""
+        """Open a port-forward to the gateway's Service."""
         service = self._service("gateway")
         return f"http://{self._forward(f'svc/{service}', 'http')}"
 
     def show_status(self) -> None:
-        """Every pod of the release. Raises CommandError when one is not ready."""
+        """Show every pod of the release. Raises CommandError when one is not ready."""
         gateway, pods = self._service("gateway"), self._pods()
         say(f"API        svc/{gateway} in namespace {self._namespace}: `kubectl port-forward`, or an Ingress")
         say("")
@@ -95,7 +95,7 @@ class ClusterStack:
             raise CommandError("not every component is ready", f"kubectl describe pod -n {self._namespace} POD")
 
     def show_logs(self, component: str | None, tail: int | None, *, follow: bool) -> None:
-        """What the pods of a component write; the components when none is named."""
+        """Show what the pods of a component write; the components when none is named."""
         components = sorted({_component(pod) for pod in self._pods()})
         if component is None:
             return say("\n".join(components))
@@ -134,7 +134,7 @@ class ClusterStack:
         )
 
     def _certificate(self) -> Certificate:
-        """The certificate that the release has for people, from its Secret. It is written nowhere."""
+        """Read the certificate that the release has for people, from its Secret. It is written nowhere."""
         name = f"{self._service('supervisor').removesuffix('-supervisor')}-admin-tls"
         try:
             data = self._api.secret(self._namespace, name)
@@ -149,13 +149,13 @@ class ClusterStack:
 
 
 class KubernetesApi:
-    """The same methods as `client.Controller`, on the Kubernetes API behind a unix socket."""
+    """The methods of `client.Controller`, on the Kubernetes API behind a unix socket."""
 
     def __init__(self, socket: Path) -> None:
         self._socket = socket
 
     def core(self, namespace: str, plural: str, selector: str) -> list[Object]:
-        """Objects of Kubernetes itself, by labels."""
+        """List objects of Kubernetes itself, by labels."""
         query = urlencode({"labelSelector": selector})
         return self._json("GET", f"{quoted('/api/v1/namespaces', namespace, plural)}?{query}")["items"]
 
@@ -163,7 +163,7 @@ class KubernetesApi:
         return self._json("GET", quoted("/api/v1/namespaces", namespace, "secrets", name)).get("data", {})
 
     def list(self, plural: str, namespace: str | None = None) -> tuple[list[Object], str]:
-        """Objects and the version of the list, from which a watch may go on."""
+        """List objects; returns the version of the list, too, from which a watch may go on."""
         answer = self._json("GET", _path(plural, namespace))
         return answer["items"], answer["metadata"]["resourceVersion"]
 
@@ -171,7 +171,7 @@ class KubernetesApi:
         return self._json("GET", _path(plural, namespace, name))
 
     def apply(self, objects: Sequence[Object]) -> Iterator[str | CommandError]:
-        """Of each object in its order: created, configured or unchanged, or why it is refused.
+        """Apply objects; yields for each, in order: created, configured or unchanged, or why it is refused.
 
         One with a resourceVersion replaces exactly that one; others are applied as `kubectl apply --server-side` does.
         """
@@ -182,7 +182,7 @@ class KubernetesApi:
                 yield error
 
     def delete(self, objects: Sequence[Object]) -> Iterator[str | CommandError]:
-        """Of each object, of which kind, namespace and name count, in its order: deleted, or why not."""
+        """Delete objects, of which kind, namespace and name count; yields for each, in order: deleted, or why not."""
         for obj in objects:
             try:
                 self._json("DELETE", _path_of(obj))
@@ -193,7 +193,7 @@ class KubernetesApi:
     def watch(
         self, plural: str, namespace: str | None, version: str, silence_s: float | None = None
     ) -> Iterator[Object]:
-        """Changes after a version, without end, or until nothing has come for `silence_s`."""
+        """Yield changes after a version, without end, or until nothing has come for `silence_s`."""
         with contextlib.suppress(TimeoutError):
             while True:
                 query = {"watch": 1, "resourceVersion": version, "timeoutSeconds": WATCH_S}

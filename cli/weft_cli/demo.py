@@ -1,4 +1,4 @@
-"""The quickstart: where it is, its questions, and asking all of them at once as any client would."""
+"""The quickstart: its folder, its questions, and asking all of them at once as any client would."""
 
 import asyncio
 import json
@@ -46,7 +46,8 @@ class Answer:
 
 
 def demo_folder() -> Path:
-    """The quickstart beside the sources this command runs from, or in the working directory. Raises CommandError."""
+    """Find the quickstart beside the sources this command runs from, or in the working directory. Raises
+    CommandError."""
     spec = find_spec("weft")
     roots = [Path(place).parent for place in (spec.submodule_search_locations or ())] if spec else []
     for root in (*roots, Path.cwd()):
@@ -69,12 +70,13 @@ def load_questions(path: Path) -> list[Question]:
 
 
 def namespaces_of(questions: Sequence[Question]) -> list[str]:
-    """Whose adapters are asked, in order; a base model's name has no namespace."""
+    """The namespaces whose adapters are asked, in order; a base model's name has no namespace."""
     return list(dict.fromkeys(question.model.partition("/")[0] for question in questions if "/" in question.model))
 
 
 def with_keys(questions: Sequence[Question], keys: Mapping[str, str]) -> list[Question]:
-    """Each with the key of its adapter's namespace. `keys`: by namespace, at least one: the base takes the first."""
+    """Give each question the key of its adapter's namespace. `keys`: by namespace, at least one: the base takes the
+    first."""
     first = next(iter(keys.values()))
     return [replace(question, key=keys.get(question.model.partition("/")[0], first)) for question in questions]
 
@@ -96,7 +98,7 @@ def _bearer(key: str) -> dict[str, str]:
 
 
 async def ask_all(url: str, questions: Sequence[Question]) -> list[Answer]:
-    """Every question at the same time, each streamed."""
+    """Ask every question at the same time, each streamed."""
     async with httpx2.AsyncClient(base_url=url, timeout=ASK_S, trust_env=False) as http:
         return list(await asyncio.gather(*(ask(http, question) for question in questions)))
 
@@ -131,7 +133,7 @@ async def ask(http: httpx2.AsyncClient, question: Question) -> Answer:
 
 
 def print_answers(answers: Sequence[Answer]) -> None:
-    """A table: model, prompt, answer, right?, ms."""
+    """Print a table: model, prompt, answer, right?, ms."""
     say("")
     if sys.stdout.isatty():
         _print_rich(answers)

@@ -8,7 +8,8 @@ from weft_cli.runners import Runner
 
 
 def describe_adapter(obj: Object, runners: Sequence[Runner], now: float, unknown: str = "") -> list[str]:
-    """A LoRAAdapter: conditions with advice, and its residency on each runner. `unknown`: why runners are not known."""
+    """Describe a LoRAAdapter: conditions with advice, and its residency on each runner. `unknown`: why runners are not
+    known."""
     status = obj.get("status", {})
     facts = {
         "Model": status.get("modelName", NONE),
@@ -58,7 +59,7 @@ def _canary(status: Object, spec: Object) -> str:
 
 
 def describe_pool(obj: Object, runners: Sequence[Runner], now: float, unknown: str = "") -> list[str]:
-    """A ServingPool: conditions with advice, and its runners."""
+    """Describe a ServingPool: conditions with advice, and its runners."""
     status = obj.get("status", {})
     ref = f"{obj['metadata']['namespace']}/{obj['metadata']['name']}"
     adapters = status.get("adapters", {})
@@ -87,7 +88,7 @@ def describe_pool(obj: Object, runners: Sequence[Runner], now: float, unknown: s
 
 
 def _template(obj: Object) -> str:
-    """Whose chat template renders chats; the conditions say whether it does. "" where it is not known."""
+    """Describe whose chat template renders chats; the conditions say whether it does. "" where it is not known."""
     status = obj.get("status", {})
     if supplied := status.get("suppliedChatTemplate"):
         return f"{supplied['from']} of the spec, {supplied['digest']}"
@@ -102,14 +103,14 @@ def _template(obj: Object) -> str:
 
 
 def _defaults(pool: Object) -> str:
-    """The defaults of sampling, by the model's generation_config.json."""
+    """Describe the defaults of sampling, by the model's generation_config.json."""
     found = pool.get("status", {}).get("generationDefaults", {})
     ignored = " (ignored: generationDefaults)" if pool["spec"]["model"].get("generationDefaults") == "Ignore" else ""
     return ", ".join(f"{name} {value}" for name, value in found.items()) + ignored if found else NONE
 
 
 def describe_key(obj: Object, now: float) -> list[str]:
-    """An APIKey: where its key is, never the key; conditions with advice."""
+    """Describe an APIKey: where its key is, never the key; conditions with advice."""
     status = obj.get("status", {})
     facts = {
         "Key": status.get("keyID", NONE),
@@ -121,7 +122,7 @@ def describe_key(obj: Object, now: float) -> list[str]:
 
 
 def describe_runner(runner: Runner) -> list[str]:
-    """A runner: its room and what it has where."""
+    """Describe a runner: its room, and which adapters it has where."""
     facts = {
         "Runner": runner.called,
         "UUID": runner.uuid,

@@ -27,7 +27,7 @@ class NotThere(CommandError):
 
 
 class Changed(CommandError):
-    """The object is not what it was when it was read, or is being deleted."""
+    """The object has changed since it was read, or is being deleted."""
 
 
 class NotRunning(CommandError):

@@ -18,7 +18,7 @@ class GatewayGone(CommandError):
 
 
 def gateway_client(url: str, key: str | None) -> httpx2.Client:
-    """`url` without `/v1`. Raises BadInput."""
+    """Make a client of the gateway at `url`, which is without `/v1`. Raises BadInput."""
     headers = {"authorization": f"Bearer {key}"} if key else {}
     timeout = httpx2.Timeout(SILENCE_S, connect=CONNECT_S)
     try:
@@ -29,7 +29,7 @@ def gateway_client(url: str, key: str | None) -> httpx2.Client:
 
 @contextlib.contextmanager
 def link_errors(url: str) -> Generator[None]:
-    """What goes wrong on the way, in one line. Raises BadInput, GatewayGone."""
+    """Tell in one line what goes wrong on the way. Raises BadInput, GatewayGone."""
     try:
         yield
     except (httpx2.UnsupportedProtocol, httpx2.InvalidURL) as error:
@@ -40,8 +40,8 @@ def link_errors(url: str) -> Generator[None]:
         raise GatewayGone(f"the server at {url} went away: {str(error) or type(error).__name__}") from error
 
 
-def refused(body: bytes, status: int, absent_hint: str) -> CommandError:
-    """The error of an answer that is none; `absent_hint`: what to do where something is not there."""
+def refusal_error(body: bytes, status: int, absent_hint: str) -> CommandError:
+    """Make the error of an answer that refuses; `absent_hint`: what to do where something is not there."""
     message = refusal_of(body, status)
     match status:
         case 401:

@@ -1,4 +1,5 @@
-"""The CPU kernels before a stack starts: its runners would otherwise wait for a compiler, or start over and over."""
+"""Preparation of the CPU kernels before a stack starts: its runners would otherwise wait for a compiler, or start over
+and over."""
 
 import logging
 from collections.abc import Generator
@@ -12,7 +13,7 @@ TOLD = ("weft_kernels.cpu.build", "weft_kernels.cpu.zig")  # loggers of what tak
 
 
 def prepare_kernels(executor: str | None) -> None:
-    """Build them for this CPU if need be, unless no runner will look for them.
+    """Build the kernels for this CPU if need be, unless no runner will look for them.
 
     Raises CommandError where there are none, and no torch for another executor; BadInput for a wrong $WEFT_CPU_LEVEL.
     """

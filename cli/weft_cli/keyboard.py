@@ -14,7 +14,7 @@ NAP_S = 0.25  # a Ctrl-C that comes just before a sleep ends it this late
 
 
 class Keyboard:
-    """Standard input without echo and without lines, and as it was at the end. Where it is no terminal: no keys."""
+    """Standard input without echo and without lines, restored at the end. Where it is no terminal: no keys."""
 
     def __enter__(self) -> Self:
         self._input = sys.stdin.fileno() if sys.stdin and sys.stdin.isatty() else None
@@ -30,7 +30,7 @@ class Keyboard:
             termios.tcsetattr(self._input, termios.TCSAFLUSH, self._modes)
 
     def quits_within(self, seconds: float) -> bool:
-        """Wait; True at once when `q` is pressed, or when the terminal is gone."""
+        """Wait; returns True at once when `q` is pressed, or when the terminal is gone."""
         if self._input is None:
             rest(seconds)
             return False

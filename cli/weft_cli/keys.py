@@ -19,7 +19,7 @@ UNITS = {"h": 3_600, "d": 86_400, "w": 7 * 86_400}
 
 @dataclass(frozen=True, slots=True)
 class NewKey:
-    """What a key is to be for."""
+    """The purpose of a key that is to be made."""
 
     namespace: str
     note: str
@@ -50,7 +50,7 @@ def create(supervisor: Supervisor, new: NewKey, output: str) -> None:
 
 
 def replace_keys(supervisor: Supervisor, namespaces: Sequence[str], note: str) -> dict[str, str]:
-    """A new key for each namespace, by namespace; earlier keys with this note are revoked. Raises CommandError."""
+    """Make a new key for each namespace, and revoke earlier keys with this note. Raises CommandError."""
     from weft.wire.v1 import supervisor_pb2 as pb
 
     for known in ask(supervisor, lambda admin: admin.ListKeys(pb.ListKeysRequest(), timeout=TIMEOUT_S)).keys:
@@ -65,7 +65,7 @@ def _made(supervisor: Supervisor, request: Any) -> Any:
 
 
 def expiry_unix_ms(text: str, now: float) -> int:
-    """The end of a time from now on (12h, 30d, 4w). Raises BadInput."""
+    """Compute the end of a time from now on (12h, 30d, 4w). Raises BadInput."""
     number, unit = text[:-1], text[-1:]
     if unit not in UNITS or not number.isascii() or not number.isdigit() or not 0 < int(number) < 100_000:
         raise BadInput(f"--expires {text!r} is no time", "12h, 30d or 4w")
@@ -73,7 +73,7 @@ def expiry_unix_ms(text: str, now: float) -> int:
 
 
 def _secret(namespace: str, key_id: str, key: str) -> dict[str, Any]:
-    """A Kubernetes Secret of the key, for the tenant's pods. Without a namespace: that of `kubectl`."""
+    """Make a Kubernetes Secret of the key, for the tenant's pods. Without a namespace: that of `kubectl`."""
     where = {"namespace": namespace} if namespace else {}
     metadata = {"name": f"weft-key-{key_id}", **where, "labels": {"app.kubernetes.io/part-of": "weft"}}
     return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque", "stringData": {"key": key}}

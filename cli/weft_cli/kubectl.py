@@ -34,19 +34,19 @@ class Kubectl:
         self._command = [*_tied(), found, *flags]
 
     def run(self, *arguments: str) -> str:
-        """The output of one command."""
+        """Run one command and return its output."""
         done = subprocess.run([*self._command, *arguments], capture_output=True, text=True, check=False)  # noqa: S603
         if done.returncode:
             raise CommandError(_reason(done.stderr) or f"kubectl {arguments[0]}: exit code {done.returncode}")
         return done.stdout
 
     def show(self, *arguments: str) -> int:
-        """A command whose output is this command's own; its exit code."""
+        """Run a command whose output is this command's own; returns its exit code."""
         return subprocess.run([*self._command, *arguments], check=False).returncode  # noqa: S603
 
     @contextmanager
     def proxy(self) -> Generator[Path]:
-        """The unix socket of the Kubernetes API while it is open."""
+        """Open the Kubernetes API on a unix socket."""
         with tempfile.TemporaryDirectory(prefix="weft-") as folder:
             socket = Path(folder) / "api.sock"
             with self._started(["proxy", f"--unix-socket={socket}"], "Starting to serve on"):
@@ -54,14 +54,14 @@ class Kubectl:
 
     @contextmanager
     def forward(self, namespace: str, target: str, port: str | int) -> Generator[str]:
-        """`HOST:PORT` on this machine of a port of `pod/NAME` or `svc/NAME` while it is open."""
+        """Forward a port of `pod/NAME` or `svc/NAME` to `HOST:PORT` of this machine."""
         arguments = ["port-forward", f"--namespace={namespace}", "--address=127.0.0.1", target, f":{port}"]
         with self._started(arguments, r"Forwarding from (127\.0\.0\.1:\d+)") as match:
             yield match[1]
 
     @contextmanager
     def _started(self, arguments: Sequence[str], ready: str) -> Generator[re.Match[str]]:
-        """A child that has printed a line that matches; it is ended behind the caller.
+        """Start a child, and wait until it has printed a line that matches; it is ended behind the caller.
 
         It has a process group of its own: Ctrl-C is for this command, which may go on after it.
         """
@@ -90,7 +90,8 @@ class Kubectl:
 
 
 def _read(stdout: IO[str], lines: "queue.SimpleQueue[str]") -> None:
-    """The first line for whoever waits for it, "" at the end; the others are dropped, so that the pipe never fills."""
+    """Hand over the first line to whoever waits for it, "" at the end; drop the others, so that the pipe never
+    fills."""
     with contextlib.suppress(ValueError):  # closed behind the child
         lines.put(stdout.readline())
         for _ in stdout:
@@ -107,12 +108,12 @@ def _end(child: "subprocess.Popen[str]") -> None:
 
 
 def _tied() -> list[str]:
-    """The child ends with this process also where that is killed, on Linux."""
+    """Make a command line whose process ends with this one also where that is killed, on Linux."""
     setpriv = shutil.which("setpriv")
     return [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []
 
 
 def _reason(stderr: str) -> str:
-    """The last thing that kubectl says; lines before it are retries in the log."""
+    """Find the last thing that kubectl says; lines before it are retries in the log."""
     lines = [line for line in stderr.strip().splitlines() if line]
     return lines[-1].removeprefix("error: ") if lines else ""

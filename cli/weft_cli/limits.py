@@ -20,14 +20,14 @@ LIMITS: tuple[str, ...] = ("requests_per_minute", "tokens_per_minute", "concurre
 
 
 def subject_of(namespace: str | None, key: str | None) -> str:
-    """Whose limits: a namespace's or a key's. Raises BadInput."""
+    """The subject of limits, a namespace or a key. Raises BadInput."""
     if bool(namespace) == bool(key):
         raise BadInput("whose limits?", "either --namespace NAME or --key ID, as `weft key list` shows it")
     return f"namespace/{namespace}" if namespace else f"key/{key}"
 
 
 def limits_of(words: Sequence[str]) -> dict[str, int]:
-    """`requests-per-minute=600` and so on, by the message's names. Raises BadInput."""
+    """Read `requests-per-minute=600` and so on, by the message's names. Raises BadInput."""
     names, found = {name.replace("_", "-"): name for name in LIMITS}, dict[str, int]()
     there_are = f"there are: {', '.join(f'{name}=NUMBER' for name in names)}"
     if not words:
@@ -45,7 +45,7 @@ def limits_of(words: Sequence[str]) -> dict[str, int]:
 
 
 def set_limit(supervisor: Supervisor, subject: str, model: str, values: dict[str, int]) -> None:
-    """In place of what was set for the same subject and model; nothing set deletes it."""
+    """Set limits in place of what was set for the same subject and model; nothing set deletes it."""
     from weft.wire.v1 import supervisor_pb2 as pb
 
     rule = pb.LimitRule(subject=subject, model=model)
@@ -76,7 +76,7 @@ def list_limits(supervisor: Supervisor) -> None:
 
 
 def usage(supervisor: Supervisor, since: str, by: str, namespace: str, *, as_csv: bool) -> None:
-    """What was used from a day on, summed by columns."""
+    """Print what was used from a day on, summed by columns."""
     from weft.wire.v1 import supervisor_pb2 as pb
 
     columns = by.split(",")
@@ -106,7 +106,7 @@ def usage(supervisor: Supervisor, since: str, by: str, namespace: str, *, as_csv
 
 
 def since_day(text: str, today: date) -> date:
-    """`7d`: so many days, today included; or a day as 2026-11-01. Raises BadInput."""
+    """Read `7d`, which is seven days with today, or a day as 2026-11-01. Raises BadInput."""
     if text[-1:] == "d" and text[:-1].isascii() and text[:-1].isdigit() and 0 < int(text[:-1]) < 100_000:
         return today - timedelta(days=int(text[:-1]) - 1)
     try:

@@ -1,4 +1,4 @@
-"""`weft logs` and `weft status`: the components, what they say and how they are."""
+"""The commands `weft logs` and `weft status`: what the components say, and how they are."""
 
 import codecs
 from pathlib import Path
@@ -9,7 +9,7 @@ from weft_cli.output import note, say, table
 
 
 def logs(controller: Controller, component: str | None, tail: int | None, *, follow: bool) -> None:
-    """The last lines of a component's log (None: all that is kept); the components when none is named.
+    """Print the last lines of a component's log (None: all that is kept); the components when none is named.
 
     A stack that ended can still be read.
     """
@@ -25,7 +25,7 @@ def logs(controller: Controller, component: str | None, tail: int | None, *, fol
 
 
 def status(controller: Controller) -> None:
-    """Every component, and where the API is."""
+    """Print every component, and where the API is."""
     stack = controller.stack()
     rows = [
         (name, one["phase"], str(one["pid"] or "-"), str(one["restarts"]), one["listen"] or "-", one["detail"])

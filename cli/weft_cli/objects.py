@@ -1,4 +1,4 @@
-"""apply, get, describe, delete."""
+"""The commands `apply`, `get`, `describe` and `delete`."""
 
 import contextlib
 import time
@@ -21,9 +21,10 @@ RUNNER_HEADERS = ("RUNNER", "POOL", "READY", "SEQUENCES", "PAGES", "ADAPTERS", "
 
 
 def load_manifests(paths: Sequence[Path], done: str = "applied", *, defaults: bool = True) -> list[Object]:
-    """Every object of these files and folders; `-` is standard input, which has to bring one.
+    """Load every object of these files and folders; `-` is standard input, which has to bring one.
 
-    Raises BadInput with every problem; `done`: what was not done. `defaults`: with those of what is not written.
+    `done`: the word for what was not done. `defaults`: with those of what is not written. Raises BadInput with every
+    problem.
     """
     from weft.api.manifests import STDIN, ManifestError, load
 
@@ -41,7 +42,7 @@ def load_manifests(paths: Sequence[Path], done: str = "applied", *, defaults: bo
 
 
 def apply(api: ObjectApi, paths: Sequence[Path]) -> None:
-    """Each object in order; one that is refused does not keep the others from being applied."""
+    """Apply each object in order; one that is refused does not keep the others from being applied."""
     objects, refused = load_manifests(paths), list[CommandError]()
     for obj, result in zip(objects, api.apply(objects), strict=True):
         if isinstance(result, CommandError):
@@ -71,7 +72,7 @@ def get(api: ObjectApi, kind: str, name: str | None, namespace: str | None, form
 
 
 def describe(api: ObjectApi, supervisor: Callable[[], "Supervisor"], kind: str, name: str, namespace: str) -> None:
-    """Everything that is known of one object. Who may not ask the supervisor sees the object all the same."""
+    """Describe everything that is known of one object. Who may not ask the supervisor sees the object all the same."""
     from weft_cli.describe import describe_adapter, describe_key, describe_pool, describe_runner
     from weft_cli.runners import Runner, list_runners
 
@@ -95,7 +96,7 @@ def describe(api: ObjectApi, supervisor: Callable[[], "Supervisor"], kind: str, 
 
 
 def delete(api: ObjectApi, objects: Sequence[Object], hint: str = "") -> None:
-    """Every one is tried; of an object kind, namespace and name count. `hint`: for one that is not there."""
+    """Try to delete each object, of which kind, namespace and name count. `hint`: for one that is not there."""
     failures: list[CommandError] = []
     for obj, result in zip(objects, api.delete(objects), strict=True):
         if isinstance(result, CommandError):
@@ -108,12 +109,12 @@ def delete(api: ObjectApi, objects: Sequence[Object], hint: str = "") -> None:
 
 
 def to_delete(paths: Sequence[Path]) -> list[Object]:
-    """The objects of these manifests, adapters before the pools that serve them."""
+    """List the objects of these manifests, adapters before the pools that serve them."""
     return sorted(load_manifests(paths, "deleted"), key=lambda obj: obj["kind"] == "ServingPool")
 
 
 def named(plural: str, namespace: str, names: Sequence[str]) -> list[Object]:
-    """Objects by what a person typed, which may be no text: then it is no object's name either."""
+    """Make objects of what a person typed, which may be no text: then it is no object's name either."""
     metas = [{"namespace": _text(namespace), "name": _text(name)} for name in names]
     return [{"kind": KINDS[plural], "metadata": meta} for meta in metas]
 
@@ -134,7 +135,7 @@ def _chosen(api: ObjectApi, kind: str, name: str | None, namespace: str | None) 
 
 
 def _printer(kind: str, form: str, *, all_namespaces: bool) -> Callable[[list[Object], bool], None]:
-    """Prints some objects; with a header the first time."""
+    """Make the function that prints some objects; with a header the first time."""
     wide = form == "wide"
     header_cells = (*(("NAMESPACE",) if all_namespaces else ()), *headers(KINDS[kind], wide=wide))
     widths = [0] * len(header_cells)
@@ -168,7 +169,7 @@ def _none_found(api: ObjectApi, kind: str, namespace: str | None) -> None:
 
 
 def get_runners(supervisor: "Supervisor", name: str | None, namespace: str | None, form: str) -> None:
-    """Runners are where their pool is."""
+    """Print the runners of a namespace: they are where their pool is."""
     from weft_cli.runners import list_runners
 
     where = f" in namespace {namespace}" if namespace else ""

@@ -1,4 +1,4 @@
-"""What `weft plan offload` prints of a runner's plans: for people, and everything as JSON."""
+"""The report of `weft plan offload` on a runner's plans: for people, and everything as JSON."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -20,7 +20,7 @@ MEMORY = ("MEMORY", "WEIGHTS", "RING", "KV", "ACTIVATIONS", "ADAPTERS", "WORKSPA
 
 
 def pool_settings(searches: Searches, plans: Plans) -> dict[str, int]:
-    """What the pool's `advanced` has to say so that its runners do this. Blocks are sequences, and adapters are in KV
+    """The values of the pool's `advanced` with which its runners do this. Blocks are sequences, and adapters are in KV
     pages too."""
     limits = serving_limits({stage: (searches[stage], plan) for stage, plan in plans.items()})
     sizes = {"maxSequences": limits.sequences, "maxBatchTokens": limits.batch_tokens}
@@ -28,7 +28,7 @@ def pool_settings(searches: Searches, plans: Plans) -> dict[str, int]:
 
 
 def report(searches: Searches, plans: Plans, helping: Sequence[Change]) -> list[str]:
-    """Lines for people: of one rank, or of a pipeline's stages together."""
+    """Make the lines for people: of one rank, or of a pipeline's stages together."""
     time = _time_of(searches, plans)
     return [
         *(_rank(searches[0], plans[0]) if len(plans) == 1 else _pipeline(searches, plans, time)),
@@ -42,7 +42,7 @@ def report(searches: Searches, plans: Plans, helping: Sequence[Change]) -> list[
 
 
 def as_json(searches: Searches, plans: Plans, helping: Sequence[Change]) -> dict[str, Any]:
-    """Everything that the report is made of. One rank has `plan`, a pipeline `plans` by stage and `pipeline`."""
+    """Gather everything that the report is made of. One rank has `plan`, a pipeline `plans` by stage and `pipeline`."""
     first = searches[0]
     of_plans = {"plan": plan_json(plans[0])} if len(plans) == 1 else {
         "plans": {str(stage): plan_json(plan) for stage, plan in plans.items()},
@@ -96,14 +96,14 @@ def _rank(search: PolicySearch, plan: OffloadPlan) -> list[str]:
 
 
 def _bound(search: PolicySearch, plan: OffloadPlan) -> str:
-    """Which of the two alone takes longer."""
+    """Name what bounds the plan: of disk and compute, the one that alone takes longer."""
     predicted = plan.predicted
     disk_s = predicted.prompt.disk_read_s + (search.work.output - 1) * predicted.token.disk_read_s
     return "disk" if disk_s >= predicted.bound_s * (1 - 1e-9) else "compute"
 
 
 def _used(plan: OffloadPlan) -> Iterator[tuple[str, ...]]:
-    """A row for each tier that has something."""
+    """Yield a row for each tier that holds something."""
     for tier in MemoryTier:
         used, budget = plan.usage[tier], plan.budgets.of(tier)
         if used.total or tier is MemoryTier.DEVICE:
@@ -113,7 +113,7 @@ def _used(plan: OffloadPlan) -> Iterator[tuple[str, ...]]:
 
 
 def _bars(what: str, time: PassTime) -> list[str]:
-    """A bar for each stream, as long as its part of the pass."""
+    """Draw a bar for each stream, as long as its part of the pass."""
     lines = [f"{what}: {_time(time.pass_s)}"]
     for name, seconds in time.streams.items():
         if seconds > 0:
@@ -126,7 +126,7 @@ def _bars(what: str, time: PassTime) -> list[str]:
 
 
 def _pipeline(searches: Searches, plans: Plans, time: PipelineTime) -> list[str]:
-    """`time`: of all stages."""
+    """Make the lines of a pipeline. `time`: of all stages."""
     hosts, work, first = hosts_of(searches), searches[0].work, plans[0]
     placed = "one host, which take turns" if hosts == 1 else f"{hosts} hosts"
     lengths = f"of {work.prompt} + {work.output} tokens each"
@@ -148,7 +148,7 @@ def _pipeline(searches: Searches, plans: Plans, time: PipelineTime) -> list[str]
 
 
 def _stage(stage: int, search: PolicySearch, plan: OffloadPlan) -> tuple[str, ...]:
-    """Shares are those of device, host and disk."""
+    """Make a stage's row. Shares are those of device, host and disk."""
     policy, layers = plan.policy, search.layers or range(search.spec.layers)
     return (
         str(stage), f"{layers.start}-{layers.stop - 1}", str(policy.batch), str(plan.prompt_passes),
@@ -165,7 +165,7 @@ def _shares(of: Shares) -> str:
 
 
 def _sparse(search: PolicySearch, plan: OffloadPlan) -> list[str]:
-    """Where it is asked for and does not pay."""
+    """Explain why sparse attention is off where it was asked for and does not pay."""
     machine = search.machine
     if not search.formats.sparse_attention or plan.formats.sparse_attention:
         return []

@@ -102,7 +102,7 @@ class LogLevel(StrEnum):
 
 
 def checked_data_dir(given: Path | None) -> Path:
-    """The data directory: the flag, else the usual one. Raises BadInput where something else is in its place."""
+    """The data directory of the flag, else the usual one. Raises BadInput where something else is in its place."""
     folder = (given or data_root()).absolute()
     if folder.exists() and not folder.is_dir():
         raise BadInput(f"the data directory {folder} is not a folder", "name another with --data-dir")
@@ -110,7 +110,8 @@ def checked_data_dir(given: Path | None) -> Path:
 
 
 def running_data_dir(given: Path | None) -> Path:
-    """The same for commands that ask a stack: without a flag the one that runs, `weft up` before `weft serve`."""
+    """The data directory of commands that ask a stack: without a flag the one that runs, `weft up` before `weft
+    serve`."""
     description = "stack.json"
     if given is None and not (data_root() / description).exists() and (serve_root() / description).exists():
         return serve_root().absolute()
@@ -118,7 +119,7 @@ def running_data_dir(given: Path | None) -> Path:
 
 
 def on_stack(command: Callable[..., T]) -> Callable[..., T]:
-    """Gives a command a Stack, as its parameter `stack`, and the options that say where that is."""
+    """Give a command a Stack, as its parameter `stack`, and the options that say where that is."""
     signature = inspect.signature(command)
     own = [parameter for name, parameter in signature.parameters.items() if name != "stack"]
     where = list(inspect.signature(located).parameters.values())
@@ -139,7 +140,7 @@ def located(
     kubeconfig: Kubeconfig = None,
     system_namespace: SystemNamespace = "weft-system",
 ) -> "Stack":
-    """The stack in that cluster; without a cluster that of the data directory."""
+    """Find the stack in that cluster; without a cluster that of the data directory."""
     if context is None and kubeconfig is None and not is_plugin():
         from weft_cli.stack import LocalStack
 
@@ -152,7 +153,7 @@ def located(
 
 
 def names_of(context: typer.Context, incomplete: str) -> list[str]:
-    """Completion: names of objects of the kind that stands before. Without a stack that answers there are none."""
+    """Complete names of objects of the kind that stands before. Without a stack that answers there are none."""
     given = context.params
     where = {name: given[name] for name in inspect.signature(located).parameters if given.get(name) is not None}
     try:
@@ -168,7 +169,7 @@ def names_of(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def kinds(incomplete: str) -> list[str]:
-    """Completion: kinds of resources."""
+    """Complete kinds of resources."""
     return [kind for kind in KINDS if kind.startswith(incomplete)]
 
 
@@ -183,7 +184,7 @@ def is_plugin() -> bool:
 
 
 def plural(kind: str) -> str:
-    """`lora`, `LoRAAdapter`, `loraadapters` -> `loraadapters`. Raises BadInput."""
+    """Find the plural of a kind: `lora`, `LoRAAdapter`, `loraadapters` -> `loraadapters`. Raises BadInput."""
     found = KINDS.get(kind.lower())
     if found is None:
         raise BadInput(

@@ -1,4 +1,4 @@
-"""How things are printed: kubectl's tables, JSON and YAML on standard output, messages on standard error."""
+"""The form of what is printed: kubectl's tables, JSON and YAML on standard output, messages on standard error."""
 
 import json
 import sys
@@ -15,19 +15,19 @@ NONE = "<none>"
 
 
 def say(text: str, end: str = "\n") -> None:
-    """Lines on standard output."""
+    """Print lines on standard output."""
     sys.stdout.write(_safe(text) + end)
     sys.stdout.flush()
 
 
 def note(text: str, mark: str = "") -> None:
-    """Lines on standard error: for people, not for pipes. `mark` goes before them as it is, with its colours."""
+    """Print lines on standard error: for people, not for pipes. `mark` goes before them as it is, with its colours."""
     sys.stderr.write(mark + _safe(text) + "\n")
     sys.stderr.flush()
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]], widths: Sequence[int] = ()) -> list[str]:
-    """Columns as kubectl sets them: three spaces apart, nothing after the last."""
+    """Set columns as kubectl does: three spaces apart, nothing after the last."""
     lines = [tuple(headers), *(tuple(map(sanitize, row)) for row in rows)]
     wide = [max(len(line[i]) for line in lines) for i in range(len(headers))]
     wide = [max(pair) for pair in zip(wide, widths, strict=True)] if widths else wide
@@ -35,7 +35,7 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]], widths: Sequenc
 
 
 def dump(value: Any, form: str) -> str:
-    """A value as JSON or YAML. What no terminal should get is escaped as the form does it: the value stays."""
+    """Write a value as JSON or YAML. What no terminal should get is escaped as the form does it: the value stays."""
     text = _dumped(value, form, as_it_is=True)
     return text if _safe(text) == text else _dumped(value, form, as_it_is=False)
 
@@ -49,7 +49,7 @@ def _dumped(value: Any, form: str, *, as_it_is: bool) -> str:
 
 
 def _safe(text: str) -> str:
-    """What tenants wrote comes to an operator's terminal, where an escape code would be a command."""
+    """Escape what tenants wrote, which comes to an operator's terminal, where an escape code would be a command."""
     return "\n".join("\t".join(map(sanitize, line.split("\t"))) for line in text.split("\n"))
 
 
@@ -59,7 +59,7 @@ def headers(kind: str, *, wide: bool) -> tuple[str, ...]:
 
 
 def row(obj: Object, now: float, *, wide: bool) -> tuple[str, ...]:
-    """An object's cells under these headers."""
+    """Make an object's cells under these headers."""
     return (obj["metadata"]["name"], *(_cell(obj, column, now) for column in columns_of(obj["kind"], wide=wide)))
 
 
@@ -73,12 +73,12 @@ def _cell(obj: Object, column: Column, now: float) -> str:
 
 
 def short(digest: str | None) -> str:
-    """The first twelve hex digits."""
+    """Shorten a digest to its first twelve hex digits."""
     return digest.partition(":")[2][:SHORT_DIGEST] if digest else NONE
 
 
 def age(created: str, now: float) -> str:
-    """How long ago, as kubectl says it: 12s, 5m, 3h, 4d."""
+    """Write how long ago a time was, as kubectl does: 12s, 5m, 3h, 4d."""
     seconds = max(int(now - datetime.fromisoformat(created).timestamp()), 0)
     for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60)):
         if seconds >= 2 * size or (unit != "m" and seconds >= size):

@@ -133,7 +133,7 @@ def offload(
 
 
 def _planned(first: Any, second: Any, kinds: Sequence[Any], phases: Sequence[str], jobs: int, *, full: bool) -> Any:
-    """The plan of all combinations, with a bar on standard error."""
+    """Plan all combinations, with a bar on standard error."""
     from weft_sim.planning.plan import families, plan
 
     designs = families(kinds, split="Split" in phases, unified="Unified" in phases)
@@ -145,7 +145,7 @@ def _planned(first: Any, second: Any, kinds: Sequence[Any], phases: Sequence[str
 def _written(
     found: Any, manifest: Mapping[str, Any] | None, other_seed: int, picture: Path | None, output: Path | None
 ) -> int:  # fmt: skip
-    """The table, the picture, the ServingPool; the exit code."""
+    """Print the table, write the picture and the ServingPool. Returns the exit code."""
     from weft_sim.planning import plan_report
 
     head, rows = plan_report.rows(found)
@@ -161,7 +161,7 @@ def _written(
 
 
 def _workload(load: "Load") -> Any:
-    """Raises BadInput."""
+    """Make the workload of a scenario's load. Raises BadInput."""
     from weft_sim.planning.workload import Workload, distribution
     from weft_sim.traces import TraceError, read
 
@@ -177,7 +177,7 @@ def _workload(load: "Load") -> Any:
 
 
 def _problem(asked: "Scenario", model: Any, workload: Any, requests: int, seed: int) -> Any:
-    """Raises BadInput."""
+    """Make the problem that the planner solves. Raises BadInput."""
     from weft_sim.planning.cluster import Rules
     from weft_sim.planning.search import PlanningProblem
     from weft_sim.planning.workload import BadWorkload
@@ -191,7 +191,7 @@ def _problem(asked: "Scenario", model: Any, workload: Any, requests: int, seed: 
 
 
 def _hardware(asked: "Scenario", manifest: Mapping[str, Any] | None) -> Any:
-    """Raises BadInput."""
+    """Read the hardware to choose among. Raises BadInput."""
     from weft_sim.planning.hardware import BadHardware, hardware, of_splitwise
 
     of, limits = asked.hardware, _limits(manifest, asked.batch_tokens)

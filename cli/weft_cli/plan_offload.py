@@ -1,4 +1,4 @@
-"""`weft plan offload`: the policy of an offload pool's runners, and what would help most."""
+"""The command `weft plan offload`: the policy of an offload pool's runners, and what would help most."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -32,7 +32,7 @@ Plans = Mapping[int, OffloadPlan]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What would be different, and tokens a second with it; 0 where no policy fits."""
+    """A change of the pool or the machine, and tokens a second with it; 0 where no policy fits."""
 
     what: str
     tokens_per_s: float
@@ -41,7 +41,7 @@ class Change:
 def searches_of(
     manifest: Mapping[str, Any], model: str | None, rates: MachineRates, sequences: Sequences
 ) -> dict[int, PolicySearch]:  # fmt: skip
-    """What a runner of the pool searches for each of its stages, on hosts that are all alike. Raises BadInput."""
+    """Make what a runner of the pool searches for each of its stages, on hosts that are all alike. Raises BadInput."""
     asked, spec = request_of(manifest, sequences), model_spec(manifest, model)
     if asked.formats.weights not in rates.products:
         known = ", ".join(rates.products)
@@ -56,7 +56,7 @@ def searches_of(
 
 
 def request_of(manifest: Mapping[str, Any], sequences: Sequences) -> RunnerRequest:
-    """As the operator starts a runner of the pool. One rank on CPUs is planned with all of its budgets."""
+    """Make the request of a runner as the operator starts it. One rank on CPUs is planned with all of its budgets."""
     spec, asked = manifest["spec"], offload_of(manifest)
     advanced, lora, parallelism = (spec.get(name) or {} for name in PARTS)
     executor, stages = executor_of(manifest), parallelism.get("pipeline", 1)
@@ -79,7 +79,8 @@ def request_of(manifest: Mapping[str, Any], sequences: Sequences) -> RunnerReque
 
 
 def executor_of(manifest: Mapping[str, Any]) -> Literal["cpu", "cuda"]:
-    """What a runner chooses: a GPU where its template limits one, unless only the cpu executor has a format."""
+    """The executor that a runner chooses: a GPU where its template limits one, unless only the cpu executor has a
+    format."""
     template, asked = manifest["spec"].get("template") or {}, offload_of(manifest)
     limits = (template.get("resources") or {}).get("limits") or {}
     only_cpu = asked.get("kv") == "int4" or asked.get("weights") == "int8" or _sparse(manifest)
@@ -98,7 +99,8 @@ def offload_of(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def model_spec(manifest: Mapping[str, Any], model: str | None) -> ModelSpec:
-    """Of `--model` (a config.json or its folder), or of the pool's own where that is a folder here. Raises BadInput."""
+    """Read the model of `--model` (a config.json or its folder), or of the pool where that is a folder here. Raises
+    BadInput."""
     uri = str(manifest["spec"]["model"]["uri"])
     path = Path(model) if model is not None else Path(uri.removeprefix("file:"))
     path = path / "config.json" if path.is_dir() else path
@@ -111,7 +113,7 @@ def model_spec(manifest: Mapping[str, Any], model: str | None) -> ModelSpec:
 
 
 def read_rates(path: Path) -> MachineRates:
-    """Raises BadInput."""
+    """Read the rates of a machine. Raises BadInput."""
     try:
         return machine_of(parse_object(path.read_bytes(), max_bytes=MACHINE_BYTES))
     except (OSError, JsonError, MachineInvalid) as error:
@@ -119,7 +121,8 @@ def read_rates(path: Path) -> MachineRates:
 
 
 def measured_rates(manifest: Mapping[str, Any], model: str | None) -> MachineRates:
-    """On this machine, at the pool's diskPath; on its GPU where the pool's runners have one. Raises CommandError."""
+    """Measure this machine, at the pool's diskPath; on its GPU where the pool's runners have one. Raises
+    CommandError."""
     from weft_kernels.cpu.errors import NativeUnavailable
     from weft_runner.model.cpu.machine_rates import measure_rates
 
@@ -136,12 +139,12 @@ def measured_rates(manifest: Mapping[str, Any], model: str | None) -> MachineRat
 
 
 def write_rates(rates: MachineRates, path: Path) -> None:
-    """For `--machine`."""
+    """Write the rates to a file for `--machine`."""
     path.write_text(json.dumps(machine_json(rates), indent=1) + "\n", encoding="utf-8")
 
 
 def find(searches: Searches) -> tuple[dict[int, OffloadPlan], list[Change]]:
-    """The plans, and what each change alone would bring, the best first. Raises CommandError."""
+    """Find the plans, and what each change alone would bring, the best first. Raises CommandError."""
     changed = dict(_changes(searches))
     try:
         found, *others = solve_each([searches, *changed.values()])
@@ -160,12 +163,12 @@ def _rate(searches: Searches, found: Plans | NoPolicyFits) -> float:
 
 
 def hosts_of(searches: Searches) -> int:
-    """Of a runner."""
+    """The number of hosts of a runner."""
     return searches[0].work.in_flight
 
 
 def _changes(searches: Searches) -> Iterator[tuple[str, Searches]]:
-    """Each for all stages."""
+    """Yield the changes to try, each for all stages."""
     rates, formats, spec = searches[0].machine, searches[0].formats, searches[0].spec
     yield (
         "half as much device memory more",

@@ -21,7 +21,7 @@ LEVEL = re.compile(r"p(\d+(?:\.\d+)?)")
 
 
 def _beside(path: Path, info: ValidationInfo[Path]) -> Path:
-    """A path is from the scenario's folder on."""
+    """Make a path from the scenario's folder on."""
     return info.context / path
 
 
@@ -35,7 +35,7 @@ def _distribution(text: str) -> str:
 
 
 def _levels(value: object) -> tuple[tuple[float, float], ...]:
-    """`{p90: 1s}` -> levels and seconds; `()`, the default, has none."""
+    """Read `{p90: 1s}` as levels and seconds; `()`, the default, has none."""
     if value == ():
         return ()
     if not isinstance(value, dict) or not value:
@@ -87,7 +87,7 @@ class Objectives(ApiModel):
 
 
 class HardwareChoice(ApiModel):
-    """What runners may be made of."""
+    """The hardware that runners may be made of."""
 
     table: Place | None = None
     """A table of prices and power of your own (TOML). It defaults to A100, H100 and H200."""
@@ -100,7 +100,7 @@ class HardwareChoice(ApiModel):
 
 
 class Scenario(ApiModel):
-    """What is to be served, how well and on what. Paths are from the scenario's folder on."""
+    """A scenario: what is to be served, how well and on what. Paths are from the scenario's folder on."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -131,7 +131,7 @@ class Scenario(ApiModel):
 
 
 def read_scenario(path: Path) -> Scenario:
-    """Raises BadInput with every problem, its line and what is possible."""
+    """Read a scenario. Raises BadInput with every problem, its line and what is possible."""
     name, text = "<stdin>" if path == STDIN else str(path), ""
     try:
         text = (sys.stdin.buffer.read() if path == STDIN else path.read_bytes()).decode()

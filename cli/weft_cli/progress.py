@@ -1,4 +1,4 @@
-"""What a person sees and does at the terminal of `weft up`: progress lines and bars, Ctrl-C."""
+"""Progress lines and bars at the terminal of `weft up`, and Ctrl-C."""
 
 import asyncio
 import contextlib
@@ -24,9 +24,10 @@ SHORT_S, LINE_S = 1.0, 10.0  # work that ends within that time has no bar; witho
 
 
 class Signals:
-    """SIGTERM stops `stack` in order, Ctrl-C too but for streams, which it cuts; a second signal kills.
+    """The signals of `weft up`: SIGTERM stops `stack` in order, Ctrl-C too but for streams, which it cuts; a second
+    signal kills.
 
-    So does the first one while there is no stack yet.
+    The first one kills, too, while there is no stack yet.
     """
 
     def __init__(self, stop: asyncio.Event) -> None:
@@ -77,7 +78,7 @@ class Progress:
             self.line(name, "ready" if state.phase == "Ready" else f"ended, starts again: {state.detail}")
 
     def doing(self, what: str, text: str) -> None:
-        """How far something is, as ByteProgress writes it; "": it is over."""
+        """Show how far something is, as ByteProgress writes it; "": it is over."""
         now, work = time.monotonic(), self._work.get(what)
         if not text:
             if work and work.bar is not None and self._bars:
@@ -113,14 +114,14 @@ class Progress:
         self._bars.update(work.bar, description=work.text, completed=percent_of(work.text) or 0)
 
     def close(self) -> None:
-        """No bars any more."""
+        """Remove the bars."""
         if self._bars:
             self._bars.stop()
             self._bars = None
         self._work.clear()
 
     def line(self, what: str, state: str) -> None:
-        """Something has got somewhere."""
+        """Print that something has got somewhere."""
         self.moved = time.monotonic()
         mark = "ok " if state == "ready" else ".. "
         if self._fancy:

@@ -1,4 +1,5 @@
-"""`weft push`: an adapter's files through the gateway into the depot, then the object that publishes them."""
+"""The command `weft push`: an adapter's files through the gateway into the depot, then the object that publishes
+them."""
 
 import contextlib
 import http.client
@@ -15,7 +16,7 @@ from weft.api.readiness import is_ready, is_refused, state_of
 from weft.domain.adapter import FILES, OPTIONAL_FILES, OTHER_FORMS
 from weft_cli.client import Object, ObjectApi
 from weft_cli.errors import BadInput, Changed, CommandError, NotThere
-from weft_cli.gateway import gateway_client, link_errors, refused
+from weft_cli.gateway import gateway_client, link_errors, refusal_error
 from weft_cli.output import note, say
 
 ATTEMPTS = 10  # the controller writes the status of the same object meanwhile
@@ -26,7 +27,7 @@ NONE = "none"
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """What becomes of a content: the adapter that has it, and on which condition."""
+    """The publication of a content: the adapter that has it, and on which condition."""
 
     namespace: str
     name: str
@@ -62,7 +63,7 @@ def upload(gateway: httpx2.Client, folder: Path, namespace: str) -> Mapping[str,
         files = {name: (name, stack.enter_context((folder / name).open("rb"))) for name in names}
         response = gateway.put("/v1/adapters", params={"namespace": namespace}, files=files)
         if response.status_code != 200:
-            raise refused(response.content, response.status_code, "is the gateway older than this command?")
+            raise refusal_error(response.content, response.status_code, "is the gateway older than this command?")
         return response.json()
 
 
@@ -108,7 +109,8 @@ def _check(before: Object | None, publication: Publication) -> None:
 
 
 def _object(before: Object | None, uri: str, publication: Publication) -> Object:
-    """The adapter with the content. What it was read as is part of it, so that a change in between is noticed."""
+    """Make the adapter with the content. The version that was read is part of it, so that a change in between is
+    noticed."""
     if before is None:
         namespace, _, name = (publication.pool or "").rpartition("/")
         pool = {"name": name} | ({"namespace": namespace} if namespace else {})
@@ -127,7 +129,7 @@ def _object(before: Object | None, uri: str, publication: Publication) -> Object
 
 
 def _wait(api: ObjectApi, gateway: httpx2.Client, publication: Publication, digest: str, wait_s: float) -> None:
-    """Until requests get that content. Raises CommandError: refused, or not served in time."""
+    """Wait until requests get that content. Raises CommandError: refused, or not served in time."""
     until = time.monotonic() + wait_s
     items, version = api.list("loraadapters", publication.namespace)
     obj = next((item for item in items if item["metadata"]["name"] == publication.name), None)

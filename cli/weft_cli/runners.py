@@ -14,7 +14,7 @@ ADMIN_HINT = "--tls-dir names a folder with tls.crt, tls.key and ca.crt, the cer
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """An admin's, as PEM."""
+    """The certificate of an admin, as PEM."""
 
     ca: bytes
     key: bytes = field(repr=False)
@@ -23,7 +23,7 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True)
 class Supervisor:
-    """Where the Admin service is: each supervisor knows its own runners, any of them keys, limits and usage.
+    """The place of the Admin service: each supervisor knows its own runners, any of them keys, limits and usage.
 
     Without a certificate it is spoken to in plain text.
     """
@@ -34,7 +34,7 @@ class Supervisor:
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """Where one runner has one adapter."""
+    """The tier of one adapter on one runner."""
 
     digest: str
     tier: str
@@ -46,7 +46,7 @@ class Residency:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a runner measured of itself at start."""
+    """The figures that a runner measured of itself at start."""
 
     best_batch: int  # sequences; 0: it was told not to measure
     step_ms_1: float
@@ -63,7 +63,7 @@ class Measured:
 
 
 def head_of(uuid: str) -> str:
-    """Enough of a runner's uuid to tell it from others; its namespace, which it begins with, is left out."""
+    """Shorten a runner's uuid to what tells it from others; its namespace, which it begins with, is left out."""
     return _own_part(uuid)[:8]
 
 
@@ -95,7 +95,7 @@ class Runner:
 
     @property
     def called(self) -> str:
-        """Its name, such as its pod's; the head of its uuid where it gave itself none."""
+        """The runner's name, such as its pod's; the head of its uuid where it gave itself none."""
         return self.name or head_of(self.uuid)
 
     def is_called(self, text: str) -> bool:
@@ -103,7 +103,7 @@ class Runner:
         return text in (self.name, self.uuid) or _own_part(self.uuid).startswith(text)
 
     def row(self) -> tuple[str, ...]:
-        """As `weft get runners` prints it."""
+        """Make the row that `weft get runners` prints."""
         on_device = sum(adapter.tier == "device" for adapter in self.adapters)
         return (
             self.called,
@@ -118,7 +118,7 @@ class Runner:
 
 
 def certificate_from(folder: Path | None) -> Certificate | None:
-    """The certificate of a folder; None without one. Raises BadInput."""
+    """Read the certificate of a folder; None without one. Raises BadInput."""
     from weft.process import CannotStart
     from weft.wire.tls import load_tls
 
@@ -131,7 +131,7 @@ def certificate_from(folder: Path | None) -> Certificate | None:
 
 
 def list_runners(supervisor: Supervisor) -> list[Runner]:
-    """Every runner with a lease, by pool. Raises CommandError."""
+    """List every runner with a lease, by pool. Raises CommandError."""
     from google.protobuf.json_format import MessageToDict
 
     found = [
@@ -142,7 +142,7 @@ def list_runners(supervisor: Supervisor) -> list[Runner]:
 
 
 def books(supervisor: Supervisor) -> list[RunnerBook]:
-    """The state of every runner with a lease. Raises CommandError."""
+    """Read the state of every runner with a lease. Raises CommandError."""
     return [book for _, book in _reported(supervisor)]
 
 
@@ -158,7 +158,7 @@ def _reported(supervisor: Supervisor) -> list[tuple[Any, RunnerBook]]:
 
 
 def ask(supervisor: Supervisor, call: Callable[[Any], Any]) -> Any:
-    """One call of the Admin service. Raises CommandError, BadInput for what the supervisor does not take."""
+    """Make one call of the Admin service. Raises CommandError, BadInput for what the supervisor does not take."""
     return _ask_at(supervisor.addresses[0], supervisor.certificate, call)
 
 

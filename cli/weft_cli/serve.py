@@ -32,7 +32,7 @@ NAMESPACE = "default"
 MODEL_CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
 # What is served of a repository: no weights in other formats, no code.
 REPOSITORY_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
-SEQUENCES, LEAST_RANK, MOST_PAGES = 32, 64, 1 << 20
+SEQUENCES, MIN_RANK, MAX_KV_PAGES = 32, 64, 1 << 20
 GPU_SHARE = 0.9  # of its memory, as runners take by default
 PROCESS_BYTES = 1 << 30  # of the stack beside weights and pages
 LABEL = 63
@@ -52,7 +52,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The place of files: `uri` as a manifest has it; `folder` where they are on this machine.
+    """A place of files: `uri` as a manifest has it; `folder` where they are on this machine.
 
     `repository`: the ORG/NAME that is read through the user's cache.
     """
@@ -66,7 +66,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """`name`: what clients send as `model`. `written`: its manifest."""
+    """An adapter to serve. `name`: what clients send as `model`. `written`: its manifest."""
 
     name: str
     source: Source
@@ -75,7 +75,7 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What the command line asks for. `written`: the pool's manifest.
+    """The objects that the command line asks for. `written`: the pool's manifest.
 
     `said`: of each folder that is served by another name than its own, or not at all.
     """
@@ -99,7 +99,7 @@ def serve(
     print_only: bool,
     exit_after: bool,
 ) -> int:
-    """Returns the exit code; raises CommandError."""
+    """Serve what the command line names. Returns the exit code; raises CommandError."""
     served, gpu = parse(request), _computes_on_gpu(executor)
     if served.said:
         note("\n  ".join(("weft: not every folder is served by its own name:", *served.said)))
@@ -114,7 +114,8 @@ def serve(
 
 
 def parse(request: Request) -> Served:
-    """Raises BadInput. A folder below `--adapters` that cannot be served keeps no other one from it."""
+    """Read the command line. A folder below `--adapters` that cannot be served keeps no other one from it. Raises
+    BadInput."""
     if (request.model is None) == (request.file is None):
         raise BadInput("what is to be served?", "either MODEL, or -f with the manifest of a ServingPool")
     if request.name and request.file:
@@ -132,7 +133,8 @@ def parse(request: Request) -> Served:
 
 
 def _written(file: Path) -> list[Object]:
-    """The pool of a manifest or folder, then its adapters, without defaults; `file:` from / on. Raises BadInput."""
+    """Read the pool of a manifest or folder, then its adapters, without defaults; `file:` from / on. Raises
+    BadInput."""
     objects = load_manifests([file], "served", defaults=False)
     objects.sort(key=lambda obj: obj["kind"] != "ServingPool")
     kinds = [obj["kind"] for obj in objects]
@@ -159,7 +161,7 @@ def _from_root(value: Any, folder: Path) -> Any:
 
 
 def _source_of(obj: Object) -> Source:
-    """What a repository needs beside its revision only the depot knows."""
+    """Read an object's source. Beside its revision, only the depot knows what a repository needs."""
     of = _files_of(obj)
     uri, revision = of["uri"], of.get("revision")
     folder = Path("/", uri.removeprefix("file:")) if uri.startswith("file:") else None
@@ -169,7 +171,7 @@ def _source_of(obj: Object) -> Source:
 
 
 def _name_of(obj: Object) -> str:
-    """What clients send as `model`."""
+    """The name that clients send as `model`."""
     spec, meta = obj["spec"], obj["metadata"]
     if obj["kind"] == "ServingPool":
         return spec["model"].get("name") or meta["name"]
@@ -177,7 +179,7 @@ def _name_of(obj: Object) -> str:
 
 
 def parse_source(text: str, what: str) -> Source:
-    """A folder, ORG/NAME[@REVISION] of a Hugging Face hub, or a URI of a manifest. Raises BadInput."""
+    """Read a folder, ORG/NAME[@REVISION] of a Hugging Face hub, or a URI of a manifest. Raises BadInput."""
     folder = Path(text).expanduser()
     if folder.is_dir():
         at = Path(os.path.normpath(folder.absolute()))
@@ -194,7 +196,7 @@ def parse_source(text: str, what: str) -> Source:
 
 
 def adapters_below(folder: Path) -> list[Source]:
-    """Each folder there that is not hidden and has an adapter_config.json. Raises BadInput where none has."""
+    """List each folder there that is not hidden and has an adapter_config.json. Raises BadInput where none has."""
     if (folder / ADAPTER_CONFIG).is_file():
         raise BadInput(f"--adapters {folder} is an adapter itself", f"name it with --adapter {folder}")
     try:
@@ -208,7 +210,7 @@ def adapters_below(folder: Path) -> list[Source]:
 
 
 def parse_adapter(text: str, said: list[str]) -> Adapter:
-    """`NAME=SOURCE`, or `SOURCE` by its own name. Raises BadInput."""
+    """Read `NAME=SOURCE`, or `SOURCE` by its own name. Raises BadInput."""
     name, equals, place = text.partition("=")
     if not equals or Path(text).is_dir():
         source = parse_source(text, "--adapter")
@@ -217,7 +219,7 @@ def parse_adapter(text: str, said: list[str]) -> Adapter:
 
 
 def legal_name(name: str) -> str:
-    """What a request's `model` may be, as near to it as there is; "" where nothing of it may."""
+    """Make of a name what a request's `model` may be, as near to it as there is; "" where nothing of it may."""
     plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
     return re.sub(r"[^A-Za-z0-9._:/-]+", "-", plain).strip("._:/-")
 
@@ -232,7 +234,7 @@ def _own_name(source: Source, said: list[str]) -> str:
 
 
 def _different(sources: Iterable[Source], taken: set[str], said: list[str]) -> list[Adapter]:
-    """Adapters with names that nobody has. A name belongs to the folder that is called so before one that is not."""
+    """Give adapters names that nobody has. A name belongs to the folder that is called so before one that is not."""
     adapters = list[Adapter]()
     for source in sorted(dict.fromkeys(sources), key=lambda source: legal_name(source.name) != source.name):
         adapter = Adapter(legal_name(source.name), source)
@@ -259,9 +261,10 @@ def manifests(
     *,
     gpu: bool = False,
 ) -> list[Object]:
-    """The pool, then its adapters; what their folders here say of sizes is in them. Raises BadInput.
+    """Make the pool, then its adapters; what their folders here say of sizes is in them.
 
-    `gpu`: one computes, of whose memory the runner takes what KV pages may have; `gpu_memory` is of each.
+    `gpu`: one computes, of whose memory the runner takes what KV pages may have; `gpu_memory` is of each. Raises
+    BadInput.
     """
     adapters = served.adapters
     names = [served.name, *(adapter.name for adapter in adapters)]
@@ -269,7 +272,7 @@ def manifests(
         raise BadInput(f"several models would be called {', '.join(twice)}", "name them with --adapter NAME=SOURCE")
     labels = _labels(names, [adapter.written["metadata"]["name"] for adapter in adapters if adapter.written])
     pool, spec = served.written or _object("ServingPool", labels[0], {}), _model_spec(served.model)
-    asked, rank = pool["spec"], max([LEAST_RANK, *(_largest_rank(adapter.source) for adapter in adapters)])
+    asked, rank = pool["spec"], max([MIN_RANK, *(_largest_rank(adapter.source) for adapter in adapters)])
     model = _with_source({**asked.get("model", {}), "name": served.name}, served.model)
     wanted = {**asked, "model": model, "lora": {"maxRank": rank, **asked.get("lora", {})}}
     memory_of, advanced = asked.get("memory") or {}, asked.get("advanced") or {}
@@ -291,19 +294,19 @@ def manifests(
 
 
 def _computes_on_gpu(executor: str | None) -> bool:
-    """Whether the runner is to: that executor is named, or the first that can."""
+    """Whether the runner is to compute on a GPU: that executor is named, or the first that can."""
     return executor == "cuda" or (executor in (None, "auto") and finds_gpu())
 
 
 def print_manifests(objects: Sequence[Object]) -> None:
-    """As `weft up -f` reads them."""
+    """Print manifests as `weft up -f` reads them."""
     if any(_files_of(obj)["uri"].startswith("file:") for obj in objects):
         say("# file: URIs are below /: weft serve -f THIS, or weft up --file-root / -f THIS")
     say("---\n".join(dump(obj, "yaml").rstrip("\n") + "\n" for obj in objects).rstrip("\n"))
 
 
 def downloaded(served: Served) -> Served:
-    """The same with repositories in the user's Hugging Face cache, by that library. Raises BadInput."""
+    """Bring repositories into the user's Hugging Face cache, by that library. Raises BadInput."""
     adapters = [replace(adapter, source=_download(adapter.source)) for adapter in served.adapters]
     return replace(served, model=_download(served.model), adapters=adapters)
 
@@ -326,9 +329,8 @@ def _download(source: Source) -> Source:
 
 
 def _offload(folder: str, host_bytes: int, gpus: list[int] | None) -> dict[str, Any]:
-    """The spec's `memory.offload`: three quarters of this machine's memory, or what a runner takes of a GPU and half of
-    the memory beside it. Raises BadInput.
-    """
+    """Make the spec's `memory.offload`: three quarters of this machine's memory, or what a runner takes of a GPU and
+    half of the memory beside it. Raises BadInput."""
     left = host_bytes - PROCESS_BYTES
     if gpus is None:
         return {"deviceBytes": _mebibytes(left * 3 // 4), "diskPath": folder}
@@ -344,7 +346,7 @@ def _mebibytes(n_bytes: int) -> str:
 
 
 def _pages(spec: ModelSpec, served: Served, memory: MemoryLimit) -> int:
-    """The KV pages: half of what weights leave of the memory, and no more than is of use.
+    """Choose the number of KV pages: half of what weights leave of the memory, and no more than is of use.
 
     Of use are pages for as many sequences as a batch has, each as long as the model's context. Raises BadInput where
     weights and a single context do not fit.
@@ -352,7 +354,7 @@ def _pages(spec: ModelSpec, served: Served, memory: MemoryLimit) -> int:
     page, context = page_bytes(spec, "bf16", PAGE_TOKENS), -(-spec.max_positions // PAGE_TOKENS)
     weights = estimate_memory(spec, "bf16", kv_pages=0, page_tokens=PAGE_TOKENS).total
     left = memory.n_bytes - weights - PROCESS_BYTES
-    pages = min(left // 2 // page, SEQUENCES * context, MOST_PAGES)
+    pages = min(left // 2 // page, SEQUENCES * context, MAX_KV_PAGES)
     if pages < 1:
         raise BadInput(
             f"the weights of {served.name} take {weights / 2**30:.1f} GiB, each KV page of {PAGE_TOKENS} tokens "
@@ -363,7 +365,7 @@ def _pages(spec: ModelSpec, served: Served, memory: MemoryLimit) -> int:
 
 
 def _model_spec(source: Source) -> ModelSpec | None:
-    """Of a model that is on this machine. Raises BadInput."""
+    """Read the shape of a model that is on this machine; None: it is not. Raises BadInput."""
     if source.folder is None:
         return None
     path = source.folder / MODEL_CONFIG
@@ -378,7 +380,8 @@ def _model_spec(source: Source) -> ModelSpec | None:
 
 
 def _largest_rank(source: Source) -> int:
-    """0 where nothing here says it; what is wrong with an adapter the depot says, and the others are served."""
+    """The largest rank of an adapter's modules; 0 where nothing here says it. The depot tells what is wrong with an
+    adapter."""
     if source.folder is None:
         return 0
     try:
@@ -388,7 +391,7 @@ def _largest_rank(source: Source) -> int:
 
 
 def _adapter_object(adapter: Adapter, label: str, pool: Object, base: str) -> Object:
-    """`pool`: its metadata."""
+    """Make an adapter's object. `pool`: the pool's metadata."""
     if written := adapter.written:
         spec = {**written["spec"], "source": _with_source(_files_of(written), adapter.source)}
         return {**written, "spec": spec}
@@ -397,7 +400,7 @@ def _adapter_object(adapter: Adapter, label: str, pool: Object, base: str) -> Ob
 
 
 def _wrong(obj: Object) -> str:
-    """Why no stack would take the manifest; "": it would."""
+    """Explain why no stack would take the manifest; "": it would."""
     try:
         parse_object(obj)
     except ManifestError as error:
@@ -423,7 +426,7 @@ def _object(kind: str, name: str, spec: dict[str, Any], namespace: str = NAMESPA
 
 
 def _labels(names: Iterable[str], taken: Iterable[str] = ()) -> list[str]:
-    """An object name for each, all different: what a label may not have becomes `-`."""
+    """Make an object name for each, all different: what a label may not have becomes `-`."""
     labels = list(taken)
     before = len(labels)
     for name in names:

@@ -1,4 +1,4 @@
-"""`weft sim`."""
+"""The command `weft sim`."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,7 +21,7 @@ def run(
     timeline: Path | None,
     example: bool,
 ) -> None:
-    """Raises BadInput."""
+    """Run a trace on a pool that is described. Raises BadInput."""
     if example:
         say(simulate.example())
         return

@@ -1,4 +1,4 @@
-"""What a gateway sends, as a client reads it: events of a stream, and refusals."""
+"""A reader of what a gateway sends: events of a stream, and refusals."""
 
 import json
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class Event:
 
 
 class Lines:
-    """Bytes as they come -> whole lines, ended as a stream's are: by CR LF or LF.
+    """A splitter of bytes into whole lines, ended as a stream's are: by CR LF or LF.
 
     httpx's own lines end at U+2028 and its like too, which stand as they are within JSON.
     """
@@ -30,13 +30,14 @@ class Lines:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[str]:
-        """Those that end here. What has no end is no event yet, and never one where the stream is cut."""
+        """Take bytes; returns the lines that end in them. What has no end is no event yet, and never one where the
+        stream is cut."""
         *whole, self._rest = (self._rest + data).split(b"\n")
         return [line.removesuffix(b"\r").decode(errors="replace") for line in whole]
 
 
 def event_of(line: str) -> Event:
-    """The event of one line; an empty one for pings, blank lines and `[DONE]`. Raises BadEvent."""
+    """Read the event of one line; an empty one for pings, blank lines and `[DONE]`. Raises BadEvent."""
     data = line.removeprefix("data:").strip() if line.startswith("data:") else ""
     if data in ("", "[DONE]"):
         return Event()
@@ -57,7 +58,7 @@ def _event(event: Any) -> Event:
 
 
 def refusal_of(body: bytes, status: int) -> str:
-    """Status and message of an answer that is none."""
+    """Read status and message of an answer that refuses."""
     try:
         return f"{status}: {json.loads(body)['error']['message']}"
     except (ValueError, KeyError, TypeError):

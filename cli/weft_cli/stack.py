@@ -1,4 +1,4 @@
-"""Where the stack is: on this machine, or in a cluster (`cluster.py`). Commands know nothing more of it."""
+"""The stack that commands talk to, on this machine or in a cluster (`cluster.py`). Commands know nothing more of it."""
 
 from pathlib import Path
 from types import TracebackType
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Stack(Protocol):
-    """Nothing is asked before a method is called. Every method raises CommandError."""
+    """A stack of either kind. Nothing is asked before a method is called. Every method raises CommandError."""
 
     def __enter__(self) -> Self: ...
 
@@ -37,16 +37,16 @@ class Stack(Protocol):
         ...
 
     def show_status(self) -> None:
-        """Every component. Raises CommandError when one is not ready."""
+        """Show every component. Raises CommandError when one is not ready."""
         ...
 
     def show_logs(self, component: str | None, tail: int | None, *, follow: bool) -> None:
-        """The last lines of a component (None: all that is kept); the components when none is named."""
+        """Show the last lines of a component (None: all that is kept); the components when none is named."""
         ...
 
 
 class LocalStack:
-    """What `weft up` or `weft serve` runs with this data directory."""
+    """The stack that `weft up` or `weft serve` runs with this data directory."""
 
     def __init__(self, data_dir: Path) -> None:
         self._controller = Controller(data_dir)
@@ -57,7 +57,7 @@ class LocalStack:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nothing stays open."""
+        """Close nothing: nothing stays open."""
 
     @property
     def api(self) -> ObjectApi:

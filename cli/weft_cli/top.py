@@ -1,4 +1,4 @@
-"""`weft top`: what the runners do now. Runners and adapters from the supervisor's Admin, the queue from the gateway."""
+"""The command `weft top`: runners and adapters from the supervisor's Admin, the queue from the gateway."""
 
 import sys
 import time
@@ -39,7 +39,7 @@ GATEWAY_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where the figures come from. Without a gateway's URL nothing is known of the queue, nor of names."""
+    """The services that give the figures. Without a gateway's URL nothing is known of the queue, nor of names."""
 
     supervisor: Supervisor
     gateway_url: str | None
@@ -66,7 +66,7 @@ def top(sources: Sources, interval_s: float, *, once: bool) -> None:
 
 
 def _follow(sources: Sources, interval_s: float, keyboard: Keyboard) -> Generator[Tables]:
-    """The tables now, as yet without rates, and again after each interval."""
+    """Yield the tables now, as yet without rates, and again after each interval."""
     before = None
     while True:
         now = look(sources)
@@ -77,14 +77,14 @@ def _follow(sources: Sources, interval_s: float, keyboard: Keyboard) -> Generato
 
 
 def look(sources: Sources) -> Look:
-    """Everything as it is now. Raises CommandError."""
+    """Read everything as it is now. Raises CommandError."""
     runners = sorted(map(runner_of, books(sources.supervisor)), key=lambda runner: (runner.pool, runner.name))
     gateway = _gateway(sources.gateway_url, sources.key) if sources.gateway_url else None
     return Look(time.monotonic(), tuple(runners), gateway)
 
 
 def runner_of(book: RunnerBook) -> RunnerNow:
-    """A runner's state as the figures need it."""
+    """Read a runner's state as the figures need it."""
     spec, figures = book.spec, book.figures
     progress = book.progress or [0] * len(book.sequences)
     return RunnerNow(
@@ -114,7 +114,7 @@ def runner_of(book: RunnerBook) -> RunnerNow:
 
 
 def gateway_of(status: Mapping[str, Any]) -> GatewayNow:
-    """The gateway's `/status`."""
+    """Read the gateway's `/status`."""
     return GatewayNow(
         in_flight=status["in_flight"],
         waiting=status["held"],

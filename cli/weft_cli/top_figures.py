@@ -69,7 +69,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """What is shown, as text: a line, then rows by table."""
+    """The tables as text: a line, then rows by table."""
 
     summary: str
     runners: Sequence[tuple[str, ...]]
@@ -79,7 +79,7 @@ class Tables:
 
 
 def tables_of(before: Look | None, now: Look) -> Tables:
-    """Rows of the three tables. Without a look before there is no rate."""
+    """Make the rows of the three tables. Without a look before there is no rate."""
     rates = _rates(before, now)
     known = [rate for rate in rates.values() if rate is not None]
     total = sum(known) if known else None
@@ -93,7 +93,7 @@ def tables_of(before: Look | None, now: Look) -> Tables:
 
 
 def _rates(before: Look | None, now: Look) -> dict[tuple[str, str], float | None]:
-    """Tokens a second by runner; None for one that was not there before (a restart counts from 0 again)."""
+    """Compute tokens a second by runner; None for one that was not there before (a restart counts from 0 again)."""
     earlier = {runner.incarnation: runner.tokens for runner in before.runners} if before else {}
     seconds = now.at - before.at if before else 0.0
     return {
@@ -127,7 +127,7 @@ def _runner_row(runner: RunnerNow, rate: float | None) -> tuple[str, ...]:
 
 
 def _offload_row(name: str, state: OffloadState) -> tuple[str, ...]:
-    """What one request alone waits for is the disk, where most weights are there."""
+    """Make the row of an offload pool's runner: one request alone waits for the disk, where most weights are there."""
     alone = f"{_ms(state.alone_ms)} ms a token" if state.alone_ms else UNKNOWN
     return (
         name,
@@ -159,7 +159,7 @@ def _pool_row(pool: str, now: Look, rates: Mapping[tuple[str, str], float | None
 
 
 def _adapter_rows(before: Look | None, now: Look) -> Iterator[tuple[str, ...]]:
-    """The busiest adapters; of sequences that run now, so what ended between two looks is missing here alone."""
+    """Yield the busiest adapters; by sequences that run now, so what ended between two looks is missing here alone."""
     running = Counter[str](sequence.adapter for runner in now.runners for sequence in runner.sequences)
     resident = Counter[str](digest for runner in now.runners for digest in runner.on_device)
     tokens = _tokens_by_adapter(before, now) if before else Counter[str]()
@@ -173,7 +173,7 @@ def _adapter_rows(before: Look | None, now: Look) -> Iterator[tuple[str, ...]]:
 
 
 def _tokens_by_adapter(before: Look, now: Look) -> Counter[str]:
-    """Tokens that the sequences of each adapter have gained. One that is new has gained all of its own."""
+    """Count the tokens that the sequences of each adapter have gained. One that is new has gained all of its own."""
     earlier = {sequence.key: sequence.tokens for runner in before.runners for sequence in runner.sequences}
     gained = Counter[str]()
     for runner in now.runners:

@@ -1,4 +1,4 @@
-"""`weft up`: the whole stack in the foreground until Ctrl-C."""
+"""The command `weft up`: the whole stack in the foreground until Ctrl-C."""
 
 import asyncio
 import contextlib
@@ -189,7 +189,7 @@ async def _show_copies(depot_url: str, progress: Progress) -> None:
 
 
 def _undecided(stack: Stack, refs: Sequence[Ref], told: set[Ref], progress: Progress) -> tuple[list[str], list[str]]:
-    """What is waited for, and what is refused; each decision is told once."""
+    """List what is waited for, and what is refused; each decision is told once."""
     waiting, refused = list[str](), list[str]()
     for ref in refs:
         obj = stack.store.find(ref)
@@ -205,7 +205,7 @@ def _undecided(stack: Stack, refs: Sequence[Ref], told: set[Ref], progress: Prog
 
 
 def _waits_in_vain(stack: Stack, obj: Any) -> bool:
-    """An adapter whose pool is refused."""
+    """Whether an object is an adapter whose pool is refused."""
     if obj["kind"] != "LoRAAdapter":
         return False
     of = obj["spec"]["poolRef"]
@@ -214,14 +214,14 @@ def _waits_in_vain(stack: Stack, obj: Any) -> bool:
 
 
 async def _demo(stack: Stack, questions: Sequence[Question]) -> bool:
-    """Ask the base and every adapter at the same time; print what they answer. True when all is right."""
+    """Ask the base and every adapter at the same time; print what they answer. Returns whether all is right."""
     answers = await ask_all(stack.addresses.gateway_url, questions)
     print_answers(answers)
     return all(answer.right for answer in answers)
 
 
 async def _with_keys(stack: Stack, questions: Sequence[Question]) -> list[Question]:
-    """Each with a key that the gateway takes; the keys of the demo's last run are revoked."""
+    """Give each question a key that the gateway takes; the keys of the demo's last run are revoked."""
     from weft_cli.keys import replace_keys
     from weft_cli.runners import Supervisor
 
@@ -232,7 +232,7 @@ async def _with_keys(stack: Stack, questions: Sequence[Question]) -> list[Questi
 
 
 async def _first(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
-    """Do the work unless told to stop before; None when told to stop."""
+    """Do the work unless told to stop before; returns None when told to stop."""
     told, doing = asyncio.create_task(stop.wait()), asyncio.create_task(work)
     try:
         await asyncio.wait([told, doing], return_when=asyncio.FIRST_COMPLETED)
@@ -261,12 +261,12 @@ def _banner(stack: Stack, questions: Sequence[Question]) -> None:
 
 
 def _data_dir_flag(folder: Path) -> str:
-    """What other commands need to find a stack that is not in the usual place."""
+    """The flag that other commands need to find a stack that is not in the usual place."""
     return "" if folder == running_data_dir(None) else f" --data-dir {shlex.quote(str(folder))}"
 
 
 def _call(url: str, auth: bool, model: str, text: str, key: str) -> None:
-    """The same request with curl and in Python. `key`: "" where none is known."""
+    """Print the same request with curl and in Python. `key`: "" where none is known."""
     header = f'-H "Authorization: Bearer {key or "$WEFT_API_KEY"}" ' if auth else ""
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": text}]})
     say(f"  curl {url}/chat/completions {header}-H 'Content-Type: application/json' \\\n    -d '{body}'\n")
@@ -277,7 +277,7 @@ def _call(url: str, auth: bool, model: str, text: str, key: str) -> None:
 
 
 def _example(stack: Stack, questions: Sequence[Question]) -> tuple[str, str, str] | None:
-    """A model that is served, best an adapter, something to ask it, and a key; None: nothing is served."""
+    """Choose a model that is served, best an adapter, something to ask it, and a key; None: nothing is served."""
     if questions:
         asked = questions[min(1, len(questions) - 1)]
         return asked.model, asked.prompt, asked.key
@@ -290,7 +290,7 @@ def _example(stack: Stack, questions: Sequence[Question]) -> tuple[str, str, str
 
 
 def root_of(files: Sequence[Path]) -> Path | None:
-    """With manifests the file root is their folder. Raises BadInput when they have several."""
+    """The file root: with manifests it is their folder. Raises BadInput when they have several."""
     folders = {(path if path.is_dir() else path.parent).resolve() for path in files}
     if len(folders) > 1:
         raise BadInput("the manifests are in several folders, so `file:` has no one root", "name it with --file-root")

@@ -104,7 +104,7 @@ def is_unschedulable(node: Object) -> bool:
 
 
 def _drained_from(pod: Object) -> str:
-    """The node whose drain a pod leaves; "" for a pod that tolerates such a node: its next one might be placed there."""
+    """The node whose drain a pod leaves; "" if the pod tolerates such nodes: its next one might be placed there."""
     spec = pod.get("spec") or {}
     tolerated = {toleration.get("key") for toleration in spec.get("tolerations") or ()}
     return "" if tolerated & {None, "", *LEAVING_TAINTS} else spec.get("nodeName") or ""
