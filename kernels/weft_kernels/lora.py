@@ -53,7 +53,8 @@ def add_lora(y: torch.Tensor, x: torch.Tensor, sites: Sequence[LoraSite | None],
 
 
 def shrink(x: torch.Tensor, sites: Sequence[LoraSite | None], plan: SegmentPlan) -> list[torch.Tensor | None]:
-    """v_i = x[s_i:e_i] @ A_i^T for each segment: [its rows, sum of ranks]; None where the site has no weights."""
+    """Compute v_i = x[s_i:e_i] @ A_i^T for each segment: [its rows, sum of ranks]; None where the site has no
+    weights."""
     return [
         None if (site := sites[segment.slot]) is None else torch.mm(x[segment.start : segment.end], site.a_t)
         for segment in plan.segments
@@ -63,7 +64,7 @@ def shrink(x: torch.Tensor, sites: Sequence[LoraSite | None], plan: SegmentPlan)
 def expand(
     y: torch.Tensor, v: Sequence[torch.Tensor | None], sites: Sequence[LoraSite | None], plan: SegmentPlan
 ) -> None:
-    """y[s_i:e_i, columns] += scale * v_i[:, ranks] @ B_i^T for each segment and each slice of its site."""
+    """Add to y[s_i:e_i, columns] scale * v_i[:, ranks] @ B_i^T, for each segment and each slice of its site."""
     for segment, shrunk in zip(plan.segments, v, strict=True):
         site = sites[segment.slot]
         if shrunk is None or site is None:

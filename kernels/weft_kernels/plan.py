@@ -1,4 +1,5 @@
-"""Which rows of a step use which adapter: built once a step from host integers, read by every LoRA site of every layer.
+"""The plan of which rows of a step use which adapter: built once a step from host integers, read by every LoRA site of
+every layer.
 
 Punica (arXiv 2310.18547, section 4): rows of one adapter are consecutive, and `s` holds the segment boundaries of
 `Y[s[i]:s[i+1]] += X[s[i]:s[i+1]] @ W[i]`. Rows without an adapter belong to no segment, so segments may leave holes.
@@ -37,7 +38,7 @@ class SegmentPlan:
 
 
 def plan_rows(row_slots: Iterable[int | None], ranks: dict[int, int]) -> SegmentPlan:
-    """A plan from one slot per row (None: no adapter). Adjacent rows of one slot share a segment.
+    """Plan from one slot per row (None: no adapter). Adjacent rows of one slot share a segment.
 
     A slot that comes back after another one gets a second segment: correct, but the caller's order was not Punica's.
     """
@@ -55,7 +56,7 @@ def plan_rows(row_slots: Iterable[int | None], ranks: dict[int, int]) -> Segment
 
 
 def check_plan(plan: SegmentPlan) -> None:
-    """Segments are ordered, disjoint, non-empty and inside the step."""
+    """Check that segments are ordered, disjoint, non-empty and inside the step."""
     row = 0
     for segment in plan.segments:
         assert row <= segment.start < segment.end <= plan.rows, (segment, plan.rows)

@@ -12,7 +12,7 @@ from weft_kernels.cpu.library import load
 
 
 def main() -> int:
-    """Returns the exit code: 2 for a $WEFT_CPU_LEVEL that cannot be used."""
+    """Build and print. Returns the exit code: 2 for a $WEFT_CPU_LEVEL that cannot be used."""
     logging.basicConfig(format="%(message)s", level=logging.INFO)
     try:
         library = load()

@@ -53,7 +53,8 @@ def build(what: Sources, compiler: Compiler, folder: Path, *, limit_s: float = L
 
 
 def compile_all(what: Sources, compiler: Compiler, folder: Path, limit: Limit) -> tuple[list[Path], Mapping[str, str]]:
-    """(Objects of all units in the order of their linking, `left_out` of `Built`). Raises NativeUnavailable."""
+    """Compile all units. Returns (objects in the order of their linking, `left_out` of `Built`). Raises
+    NativeUnavailable."""
     levels, left_out = _levels(what, compiler, folder, limit)
     missing = [level for level in sources.LEVELS if level not in levels]
     definitions = (f'-DWEFT_SOURCE_HASH="{what.digest()}"', *map(sources.without, missing))
@@ -61,12 +62,13 @@ def compile_all(what: Sources, compiler: Compiler, folder: Path, limit: Limit) -
 
 
 def checksum(library: Path) -> str:
-    """SHA-256 of the file. Loading a file that was cut short ends the process, so that is found out before."""
+    """Hash the file with SHA-256. Loading a file that was cut short ends the process, so that is found out before."""
     return hashlib.sha256(library.read_bytes()).hexdigest()
 
 
 def _levels(what: Sources, compiler: Compiler, folder: Path, limit: Limit) -> tuple[dict[str, Path], dict[str, str]]:
-    """(Objects of the levels that could be compiled, worst first; the others, and what the compiler said of them)."""
+    """Compile the levels. Returns (objects of those that could be compiled, worst first; the others, and what the
+    compiler said of them)."""
     units = what.levels()
     commands = [_compile(compiler, unit, what.flags(level)) for level, unit in units.items()]
     ends = run_all(commands, folder, at_once=min(AT_ONCE, cpu_quota()), limit=limit)
@@ -93,9 +95,9 @@ def _plain(what: Sources, compiler: Compiler, folder: Path, definitions: tuple[s
 
 
 def _link(compiler: Compiler, folder: Path, objects: list[Path], limit: Limit) -> Path:
-    """Plain units first, then levels from the worst up.
+    """Link plain units first, then levels from the worst up.
 
-    Of an inline function that several units have, the linker keeps the first: so it is always one that each CPU can run
+    Of an inline function that several units have, the linker keeps the first: it is always one that each CPU can run
     that comes there at all.
     """
     command = (*compiler.command, *sources.LINK_FLAGS, *compiler.link_flags, *map(str, objects), "-o", LIBRARY)

@@ -43,10 +43,10 @@ class Cache:
     uid: int
 
     def get(self, what: Sources, compiler: Compiler, *, limit_s: float = LIMIT_S) -> Path:
-        """The library of these sources by this compiler; built if it is not there or not whole.
+        """Find the library of these sources by this compiler, or build it if it is not there or not whole.
 
-        Raises NativeUnavailable: the folder cannot be trusted or written, the compiler failed, or another process
-        held the lock for longer than a build may take.
+        Raises NativeUnavailable: the folder cannot be trusted or written, the compiler failed, or another process held
+        the lock for longer than a build may take.
         """
         entry = self.folder / key(what, compiler)
         if (found := self.find(what, compiler)) is not None:
@@ -57,13 +57,14 @@ class Cache:
         return entry / LIBRARY
 
     def find(self, what: Sources, compiler: Compiler) -> Path | None:
-        """The library, if it is there and whole. Raises NativeUnavailable: the folder cannot be trusted or written."""
+        """Find the library, if it is there and whole. Raises NativeUnavailable: the folder cannot be trusted or
+        written."""
         self._prepare()
         library = self.folder / key(what, compiler) / LIBRARY
         return library if is_intact(library) else None
 
     def _prepare(self) -> None:
-        """The folder, made if need be; refused where another user could change its content."""
+        """Make the folder if need be, and refuse one where another user could change its content."""
         self._refuse_foreign()
         try:
             for folder in (*reversed(self.folder.parents), self.folder):
@@ -73,7 +74,8 @@ class Cache:
         self._refuse_foreign()
 
     def _refuse_foreign(self) -> None:
-        """Every folder on the way counts, as it is written and as links lead; what is not there yet does not."""
+        """Refuse folders of others. Every one on the way counts, as it is written and as links lead; what is not there
+        yet does not."""
         for end in (self.folder, self.folder.resolve()):
             for folder in (end, *end.parents):
                 with suppress(OSError):  # not there: `_prepare` makes it, or says why not
@@ -81,7 +83,7 @@ class Cache:
                         raise FolderUnusable(f"{folder} {why}: code is not loaded from there")
 
     def _build(self, what: Sources, compiler: Compiler, entry: Path, limit_s: float) -> None:
-        """With the lock held: build in a folder beside the entry, then put it in the entry's place."""
+        """Build in a folder beside the entry, with the lock held, then put it in the entry's place."""
         work = entry.with_suffix(".building")
         for left in self.folder.glob("*.building"):  # by processes that were killed
             shutil.rmtree(left, ignore_errors=True)
@@ -103,7 +105,7 @@ class Cache:
 
     @contextmanager
     def _lock(self, limit_s: float) -> Generator[None]:
-        """One build at a time in this folder."""
+        """Lock this folder: one build at a time."""
         try:
             lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
@@ -116,7 +118,7 @@ class Cache:
 
 
 def cache_folders(environment: Mapping[str, str] = os.environ) -> list[Cache]:
-    """Where entries may lie, in the order in which they are tried: $XDG_CACHE_HOME, ~/.cache, a temporary folder."""
+    """The folders of entries, in the order in which they are tried: $XDG_CACHE_HOME, ~/.cache, a temporary folder."""
     uid, given = os.geteuid(), environment.get("XDG_CACHE_HOME", "")
     home = Path(given) if given.startswith("/") else Path(environment.get("HOME") or "/nonexistent") / ".cache"
     folders = [home / "weft"]
@@ -126,7 +128,8 @@ def cache_folders(environment: Mapping[str, str] = os.environ) -> list[Cache]:
 
 
 def key(what: Sources, compiler: Compiler) -> str:
-    """Sources, flags and architecture; the compiler as it describes itself; the C library it builds for."""
+    """Make the key of sources, flags and architecture, the compiler as it describes itself, and the C library it builds
+    for."""
     only = () if what.only is None else (what.only,)
     parts = (what.digest(), *only, *compiler.command, compiler.version, os.confstr("CS_GNU_LIBC_VERSION") or "")
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
@@ -141,7 +144,7 @@ def is_intact(library: Path) -> bool:
 
 
 def untrusted_reason(status: os.stat_result, uid: int) -> str | None:
-    """Why another user could change what a folder or a link leads to; None where only `uid` and root can."""
+    """Explain why another user could change what a folder or a link leads to; None where only `uid` and root can."""
     if status.st_uid not in (uid, 0):
         return f"belongs to user {status.st_uid}"
     open_to_others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not stat.S_ISLNK(status.st_mode)
@@ -151,7 +154,7 @@ def untrusted_reason(status: os.stat_result, uid: int) -> str | None:
 
 
 def _take(lock: int, folder: Path, limit_s: float) -> None:
-    """The lock, at the latest when its holder's own time is over."""
+    """Take the lock, at the latest when its holder's own time is over."""
     started, logged = time.monotonic(), False
     while True:
         try:

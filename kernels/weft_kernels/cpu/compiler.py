@@ -39,13 +39,14 @@ class Compiler:
 
     @contextmanager
     def at_hand(self, folder: Path, limit: "Limit") -> Generator["Compiler"]:  # noqa: ARG002
-        """The compiler to call within the block, in which `folder` has what it needs. Raises NativeUnavailable."""
+        """Bring the compiler to call within the block, in which `folder` has what it needs. Raises
+        NativeUnavailable."""
         yield self
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """How a compiler's run ended. `died`: by a signal or an error of its own, not because of what it read."""
+    """The end of a compiler's run. `died`: by a signal or an error of its own, not because of what it read."""
 
     code: int
     output: str
@@ -56,7 +57,7 @@ class Finished:
 
 
 class Limit:
-    """How long compilers may take together, from now on."""
+    """The time that compilers may take together, from now on."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -70,7 +71,7 @@ class Limit:
 
 
 def find_compiler(environment: Mapping[str, str] = os.environ) -> Compiler:
-    """$CXX, else the first of NAMES that answers. Raises NativeUnavailable, NoCompiler where none is installed."""
+    """Find $CXX, else the first of NAMES that answers. Raises NativeUnavailable, NoCompiler where none is installed."""
     path = environment.get("PATH", os.defpath)  # links are kept: a wrapper such as ccache goes by its own name
     if given := shlex.split(environment.get("CXX", "")):
         if (found := shutil.which(given[0], path=path)) is None:
@@ -83,7 +84,7 @@ def find_compiler(environment: Mapping[str, str] = os.environ) -> Compiler:
 
 
 def run_all(commands: Sequence[Sequence[str]], folder: Path, *, at_once: int, limit: Limit) -> list[Finished]:
-    """Run commands in `folder`, some at once; the outcomes in their order.
+    """Run commands in `folder`, some at once; returns the outcomes in their order.
 
     Raises NativeUnavailable when the limit is over; nothing they started is left then.
     """
@@ -105,7 +106,8 @@ def run_all(commands: Sequence[Sequence[str]], folder: Path, *, at_once: int, li
 
 
 def trimmed(output: str) -> str:
-    """A compiler's message from its first error on: warnings may come before, and much that follows from it after."""
+    """Cut a compiler's message to its first error and what follows: warnings may come before, and much that follows
+    from it after."""
     lines = output.strip().splitlines()
     errors = (number for number, line in enumerate(lines) if "error" in line and "ld returned" not in line)
     first = next(errors, 0)
@@ -145,7 +147,7 @@ def _run(command: Sequence[str], folder: Path, limit: Limit, running: set[subpro
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """The whole session, unless it has ended: a reaped leader's number is no longer ours to signal."""
+    """Kill the whole session, unless it has ended: a reaped leader's number is no longer ours to signal."""
     if process.poll() is None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -18,9 +18,10 @@ class LayerCounter:
 
     @property
     def count(self) -> int:
-        """Any thread."""
+        """The number of layers that are complete. Any thread."""
         return self._native.weft_layers_done(self.address)
 
     def wait_for(self, count: int, timeout_s: float) -> bool:
-        """Whether so many layers are complete, within that time. Any thread; the GIL is free meanwhile."""
+        """Wait until `count` layers are complete, at most `timeout_s`; returns whether they are. Any thread; the GIL is
+        free meanwhile."""
         return self._native.weft_await_layers(self.address, count, int(timeout_s * 1e6)) >= count

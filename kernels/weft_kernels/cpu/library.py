@@ -73,7 +73,7 @@ def load(
     environment: Mapping[str, str] = os.environ,
     here: bool = False,
 ) -> "Library":
-    """The library at an instruction level (default: $WEFT_CPU_LEVEL, else the best one).
+    """Load the library at an instruction level (default: $WEFT_CPU_LEVEL, else the best one).
 
     `here`: of a library that has to be compiled, the best level of this machine alone, and the portable one. Raises
     NativeUnavailable where there is none, LevelUnusable for a level that is unknown or not usable here.
@@ -97,15 +97,15 @@ class Library:
         self.level_number = list(sources.LEVELS).index(level)
 
     def pool(self, threads: int | None = None) -> ThreadPool:
-        """A pool of `threads` threads, the caller's included (default: as many as may work at a time)."""
+        """Make a pool of `threads` threads, the caller's included (default: as many as may work at a time)."""
         return ThreadPool(self.native, cpu_quota() if threads is None else threads)
 
     def layer_counter(self) -> LayerCounter:
-        """For the `layers_done` of steps."""
+        """Make a counter for the `layers_done` of steps."""
         return LayerCounter(self.native)
 
     def packed_bytes(self, kind: int, n_out: int, n_in: int, pad_in: int = 32) -> int:
-        """Bytes of a packed matrix [n_out, n_in]. Raises CallRefused for a kind or a size that is not supported."""
+        """The bytes of a packed matrix [n_out, n_in]. Raises CallRefused for a kind or a size that is not supported."""
         return _checked("weft_packed_bytes", self.native.weft_packed_bytes(kind, n_out, n_in, pad_in))
 
     def pack(
@@ -136,7 +136,7 @@ class Library:
         _checked("weft_pack_jobs", code)
 
     def touch(self, jobs: int, n_jobs: int, kind: int) -> None:
-        """Before they are packed: bring all pages that they read into memory, and those that they write."""
+        """Bring all pages that jobs read and write into memory, before they are packed."""
         self.native.weft_touch(jobs, n_jobs, kind)
 
     def copy(self, pool: ThreadPool, to: Sequence[int], source: Sequence[int], n_bytes: int) -> None:
@@ -146,7 +146,7 @@ class Library:
             self.native.weft_copy(pool.handle, addresses(*to), addresses(*source), len(to), n_bytes)
 
     def matmul(self, pool: ThreadPool, matrix: Matrix, x: int, x_kind: int, m: int, y: int) -> None:
-        """y[m, n_out] = x[m, n_in] W^T in float32, as a step computes it. Raises CallRefused."""
+        """Multiply y[m, n_out] = x[m, n_in] W^T in float32, as a step computes it. Raises CallRefused."""
         with pool.lock:
             code = self.native.weft_matmul(self.level_number, pool.handle, byref(matrix), x, x_kind, m, y)
         _checked("weft_matmul", code)
@@ -154,7 +154,7 @@ class Library:
     def lora(
         self, pool: ThreadPool, model: ModelStruct, step: StepStruct, site: int, shape: tuple[int, int], x: int, y: int
     ) -> None:
-        """y[m, n_out] += the adapters of `site` for x[m, n_in], in float32, as a step of one layer adds them.
+        """Add to y[m, n_out] the adapters of `site` for x[m, n_in], in float32, as a step of one layer adds them.
 
         `shape`: (n_out, n_in); of `step` n_tokens, segments, slots and workspace are read. Raises CallRefused.
         """
@@ -166,7 +166,8 @@ class Library:
         _checked("weft_lora", code)
 
     def workspace_bytes(self, model: ModelStruct, n_tokens: int, site_rank: int, n_sampled: int) -> int:
-        """Bytes that `StepStruct.workspace` has to have, at most, for steps up to these sizes. Raises CallRefused."""
+        """The bytes that `StepStruct.workspace` has to have, at most, for steps up to these sizes. Raises
+        CallRefused."""
         size = self.native.weft_workspace_bytes(byref(model), n_tokens, site_rank, n_sampled)
         return _checked("weft_workspace_bytes", size)
 
@@ -186,7 +187,7 @@ class Library:
         _checked("weft_run", code)
 
     def read_bandwidth(self, pool: ThreadPool, n_bytes: int = 512 << 20, repetitions: int = 5) -> float:
-        """Bytes/s at which the pool's threads read memory, the best of `repetitions`.
+        """Measure the bytes/s at which the pool's threads read memory, the best of `repetitions`.
 
         `n_bytes` has to be beyond the caches, or it is those that are measured.
         """
@@ -198,7 +199,8 @@ class Library:
         return n_bytes / _checked_seconds("weft_read_seconds", seconds)
 
     def peak(self, pool: ThreadPool, blocks: int = 1 << 22) -> float:
-        """FLOP/s of the level's bf16 arithmetic on operands that never leave the core; two for a multiply-add."""
+        """Measure the FLOP/s of the level's bf16 arithmetic on operands that never leave the core; two for a
+        multiply-add."""
         with pool.lock:
             seconds = self.native.weft_peak_seconds(self.level_number, pool.handle, blocks)
         return blocks * BLOCK_FLOP * pool.threads / _checked_seconds("weft_peak_seconds", seconds)
@@ -222,7 +224,7 @@ class _LayerDone:
 
 
 def _packaged(path: Path, what: Sources) -> tuple[Path, CDLL] | None:
-    """The wheel's library, unless there is none, or not one of these sources."""
+    """Open the wheel's library, unless there is none, or not one of these sources."""
     if not path.exists():
         return None
     try:
@@ -238,7 +240,7 @@ def _packaged(path: Path, what: Sources) -> tuple[Path, CDLL] | None:
 
 
 def _cached(what: Sources, environment: Mapping[str, str], own: Sources | None, *, here: bool) -> tuple[Path, CDLL]:
-    """From the first folder that can be written to and executed from.
+    """Open the library of the first folder that can be written to and executed from.
 
     `own`: what suffices, with the best level of this machine; `here`: it is built, where neither is there.
     """
@@ -260,7 +262,8 @@ def _cached(what: Sources, environment: Mapping[str, str], own: Sources | None, 
 
 
 def _open(path: Path) -> CDLL:
-    """Raises OSError when it cannot be loaded, NativeUnavailable when it is not the library that this code knows."""
+    """Open a library. Raises OSError when it cannot be loaded, NativeUnavailable when it is not the library that this
+    code knows."""
     native = CDLL(str(path))
     try:
         if (abi := native.weft_abi()) != ABI:
@@ -274,7 +277,7 @@ def _open(path: Path) -> CDLL:
 
 
 def _names(bits: int) -> tuple[str, ...]:
-    """Levels of a bit mask, best first."""
+    """The levels of a bit mask, best first."""
     return tuple(name for i, name in reversed(list(enumerate(sources.LEVELS))) if bits & 1 << i)
 
 

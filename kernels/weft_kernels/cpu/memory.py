@@ -31,17 +31,17 @@ class MappedMemory:
         self.address = -(-start // align) * align
 
     def array(self) -> npt.NDArray[np.uint8]:
-        """All of its bytes; the memory lives as long as that, too."""
+        """View all bytes as an array; the memory lives as long as that, too."""
         begin = self.address - ctypes.addressof(self._bytes)
         return np.frombuffer(memoryview(self._bytes), np.uint8, self.n_bytes, begin)
 
     def clear(self, offset: int, n_bytes: int) -> None:
-        """Zeros again."""
+        """Write zeros again."""
         assert 0 <= offset <= offset + n_bytes <= self.n_bytes, (offset, n_bytes, self.n_bytes)
         ctypes.memset(self.address + offset, 0, n_bytes)
 
     def discard(self, offset: int, n_bytes: int) -> None:
-        """What is there is not needed any more: the system has its whole pages back until they are touched again."""
+        """Give the system back the whole pages of a part that is not needed any more, until they are touched again."""
         assert 0 <= offset <= offset + n_bytes <= self.n_bytes, (offset, n_bytes, self.n_bytes)
         begin = self.address - ctypes.addressof(self._bytes) + offset
         first, last = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, (begin + n_bytes) // mmap.PAGESIZE * mmap.PAGESIZE

@@ -17,7 +17,7 @@ class ThreadPool:
     """
 
     def __init__(self, native: ctypes.CDLL, threads: int) -> None:
-        """Raises ValueError below one thread, CallRefused when the system grants no more threads."""
+        """Start the threads. Raises ValueError below one thread, CallRefused when the system grants no more threads."""
         if threads < 1:
             raise ValueError(f"a pool has at least one thread, not {threads}")
         handle: int | None = native.weft_pool_new(threads)
@@ -37,7 +37,8 @@ class ThreadPool:
 
     @property
     def handle(self) -> int:
-        """For one native call, which holds `lock`. Raises ValueError when closed, or in a process that was forked."""
+        """The pool for one native call, which holds `lock`. Raises ValueError when closed, or in a process that was
+        forked."""
         if not self._finalizer.alive:
             raise ValueError("this pool of threads is closed")
         if os.getpid() != self._owner:

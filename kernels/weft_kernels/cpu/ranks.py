@@ -18,7 +18,7 @@ HALVES = 2
 
 
 def slots_bytes(size: int, slot_bytes: int) -> int:
-    """Of the shared memory of `size` ranks."""
+    """The bytes of the shared memory of `size` ranks."""
     return -(-((size + 1) * LINE + HALVES * size * slot_bytes) // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
@@ -28,7 +28,8 @@ class SharedSlots:
     def __init__(
         self, native: ctypes.CDLL, file: int, offset: int, *, rank: int, size: int, slot_bytes: int, patience_s: float
     ) -> None:
-        """`offset`: of this stage's part of the file, whole pages; the file grows to it. It is zeros at first."""
+        """Map this stage's part of the file, whole pages from `offset` on; the file grows to it. It is zeros at
+        first."""
         assert slot_bytes % LINE == 0, slot_bytes
         n_bytes = slots_bytes(size, slot_bytes)
         os.posix_fallocate(file, offset + n_bytes - 1, 1)  # unlike ftruncate never shrinks what another stage grew
@@ -42,7 +43,7 @@ class SharedSlots:
         self.error: BaseException | None = None
 
     def end(self) -> None:
-        """No rank waits for another any more, nor will: a step that does is refused. Any thread."""
+        """End all waiting between ranks, for good: a step that waits is refused. Any thread."""
         self._native.weft_end_ranks(byref(self.struct))
 
 
@@ -64,10 +65,10 @@ class FetchedSlots:
         )
 
     def end(self) -> None:
-        """What ends a fetch is the transport's business."""
+        """Do nothing: what ends a fetch is the transport's business."""
 
     def _exchange(self, context: int | None, half: int, n_bytes: int, to_root: int) -> int:
-        """A C callback cannot raise: the error waits for the step's end."""
+        """Fetch the other ranks' slots. A C callback cannot raise: the error waits for the step's end."""
         del context
         assert self.fetch is not None
         begin = self._memory.address + half * self._size * self._slot_bytes

@@ -50,7 +50,7 @@ class Sampler:
     def sample(
         self, logits: int, row_stride: int, vocab: int, n_rows: int, draws: npt.NDArray[np.void] | None = None
     ) -> npt.NDArray[np.void]:
-        """A SAMPLED for each row of float32 logits [n_rows, vocab] at the address `logits` (stride in elements).
+        """Sample a SAMPLED for each row of float32 logits [n_rows, vocab] at the address `logits` (stride in elements).
 
         `draws`: SAMPLING_ARGS of each row (the arrays they point to live until this returns); None: the likeliest token
         of each row and no log probabilities. The result is valid until the next call. Raises CallRefused.

@@ -1,4 +1,5 @@
-"""What the library is compiled from, and how: one translation unit for each instruction level, plain ones for the rest.
+"""The sources of the library and how they are compiled: one translation unit for each instruction level, plain ones for
+the rest.
 
 A level's own flags reach its own unit only, so the library runs on any CPU of its architecture and selects a level at
 run time. No -march=native and no -ffast-math: which machine compiled it, and which runs it, must not show in the bits.
@@ -55,15 +56,16 @@ class Sources:
         return {name: unit for name, unit in units.items() if name == PORTABLE or unit.is_file()}
 
     def flags(self, level: str) -> tuple[str, ...]:
-        """Options of a level's own. Where it is only there beside the one that serves, its code is not optimised."""
+        """The options of a level's own. Where it is only there beside the one that serves, its code is not
+        optimised."""
         return _UNUSED if level == PORTABLE and self.only not in (None, PORTABLE) else LEVELS[level]
 
     def plain(self) -> list[Path]:
-        """Units without instruction levels of their own."""
+        """The units without instruction levels of their own."""
         return sorted(unit for unit in self.folder.glob("*.cpp") if not unit.name.startswith("level_"))
 
     def digest(self) -> str:
-        """SHA-256 of everything here that decides what the library does: texts, flags, architecture."""
+        """Hash everything here that decides what the library does: texts, flags, architecture."""
         whole = hashlib.sha256(f"{self.machine}\n{FLAGS}\n{LINK_FLAGS}\n{LEVELS}\n".encode())
         for file in sorted((*self.folder.glob("*.cpp"), *self.folder.glob("*.h"))):
             text = file.read_bytes()
@@ -72,7 +74,8 @@ class Sources:
 
 
 def for_this_cpu(what: Sources, cpuinfo: Path = Path("/proc/cpuinfo")) -> Sources:
-    """With the best level alone that this CPU has by what the system says of it; the library has the last word."""
+    """Choose the sources with the best level alone that this CPU has by what the system says of it; the library has the
+    last word."""
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:

@@ -1,4 +1,5 @@
-"""How many threads this process may have working at a time: its affinity and its cgroups' quotas (version 2 and 1).
+"""The number of threads that this process may have working at a time: its affinity and its cgroups' quotas (version 2
+and 1).
 
 A quota may stand at any level above the process: the least one counts. A thread beyond it would make all of them wait
 in turn at the kernels' barriers.
@@ -14,7 +15,8 @@ _V1_FOLDERS = ("cpu", "cpu,cpuacct", "cpuacct,cpu")
 
 
 def cpu_quota(mount: Path = MOUNT, membership: Path = MEMBERSHIP, cpus: int | None = None) -> int:
-    """Whole CPUs, at least one. `cpus`: those that the affinity allows (default: this process's)."""
+    """The whole CPUs that this process may use, at least one. `cpus`: those that the affinity allows (default: this
+    process's)."""
     allowed = len(os.sched_getaffinity(0)) if cpus is None else cpus
     return max(1, min([allowed, *(int(quota) for quota in cgroup_cpu_limits(mount, membership))]))
 
@@ -32,14 +34,15 @@ def cgroup_cpu_limits(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> Ite
 
 
 def _memberships(file: Path) -> Iterator[tuple[str, str]]:
-    """(Controllers, path) of each line of /proc/self/cgroup."""
+    """Yield (controllers, path) of each line of /proc/self/cgroup."""
     for line in _read(file).splitlines():
         _, controllers, path = line.split(":", 2)
         yield controllers, path
 
 
 def _upwards(root: Path, path: str) -> Iterator[Path]:
-    """From the process's folder to the root; in a container the path may be the host's, and only the root is there."""
+    """Yield folders from the process's to the root; in a container the path may be the host's, and only the root is
+    there."""
     inside = Path(path.lstrip("/"))
     for part in (inside, *inside.parents):
         if ".." not in part.parts:

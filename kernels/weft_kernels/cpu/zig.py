@@ -37,14 +37,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchedZig(Compiler):
-    """Known by its lock before it is fetched. `environment`: where uv is looked for."""
+    """A zig that is known by its lock before it is fetched. `environment`: where uv is looked for."""
 
     lock: Path = LOCK
     environment: Mapping[str, str]
 
     @contextmanager
     def at_hand(self, folder: Path, limit: Limit) -> Generator[Compiler]:
-        """Fetched into `folder`, and removed at the end of the block. Raises NoCompiler where it cannot be had."""
+        """Fetch zig into `folder`, and remove it at the end of the block. Raises NoCompiler where it cannot be had."""
         log.warning(
             "there is no C++ compiler: fetching one for this build, zig's (100 MB), which is removed after it; "
             "with `apt install g++` (Debian, Ubuntu) it is quicker"
@@ -57,7 +57,7 @@ class FetchedZig(Compiler):
             shutil.rmtree(place)
 
     def _fetch(self, place: Path, limit: Limit) -> Path:
-        """zig's executable."""
+        """Fetch and unpack; returns zig's executable."""
         why = "neither pip nor uv is here"
         for installer in _installers(self.environment):
             options = ("--quiet", "--disable-pip-version-check", "--no-cache-dir", "--no-deps", "--only-binary=:all:")
@@ -72,7 +72,7 @@ class FetchedZig(Compiler):
 
 
 def find_or_fetch(environment: Mapping[str, str] = os.environ) -> Compiler:
-    """The machine's own compiler, else zig's where there is one for it. Raises NativeUnavailable."""
+    """Find the machine's own compiler, else zig's where there is one for it. Raises NativeUnavailable."""
     try:
         return find_compiler(environment)
     except NoCompiler:
@@ -82,19 +82,20 @@ def find_or_fetch(environment: Mapping[str, str] = os.environ) -> Compiler:
 
 
 def zig_compiler(executable: Path, cache: Path) -> Compiler:
-    """This zig, which keeps what it compiles in the folder `cache`."""
+    """Make the compiler of this zig, which keeps what it compiles in the folder `cache`."""
     caches = (f"ZIG_GLOBAL_CACHE_DIR={cache}/cache", f"ZIG_LOCAL_CACHE_DIR={cache}/cache")
     link_flags = ("-nostdlib++", "-rtlib=none")  # no C++ runtime, and none of zig's own
     return Compiler(("/usr/bin/env", *caches, *_command(str(executable))), LOCK.read_text(), link_flags)
 
 
 def _command(executable: str) -> tuple[str, ...]:
-    """Without these options zig compiles for the very CPU that it runs on, and adds checks at -O0."""
+    """Make the command. Without these options zig compiles for the very CPU that it runs on, and adds checks at -O0."""
     return (executable, "c++", "-target", f"{platform.machine()}-linux-gnu.{GLIBC}", "-g0", "-fno-sanitize=undefined")
 
 
 def _installers(environment: Mapping[str, str]) -> Sequence[tuple[str, ...]]:
-    """Ways to call pip, the likelier first. A build of a wheel hides this Python's own packages by variables (-E)."""
+    """List ways to call pip, the likelier first. A build of a wheel hides this Python's own packages by variables
+    (-E)."""
     found: list[tuple[str, ...]] = [(sys.executable, "-E", "-m", "pip")]
     given = environment.get("UV") or str(Path(sys.executable).with_name("uv"))  # uv tells what it starts where it is
     if uv := shutil.which(given) or shutil.which("uv", path=environment.get("PATH", os.defpath)):
@@ -113,7 +114,7 @@ def _unpack(place: Path) -> Path:
 
 
 def _reason(output: str) -> str:
-    """What pip says last, in one line."""
+    """Find what pip says last, in one line."""
     lines = output.strip().splitlines() or ["pip failed"]
     reason = next((line for line in reversed(lines) if line.startswith("ERROR: ")), lines[-1])
     return reason.removeprefix("ERROR: ").rstrip(".: ")[:300]

@@ -76,7 +76,7 @@ class CarriedCache(FileCacheManager):
 
 
 def use_carried() -> None:
-    """Look there from now on, if anything is there."""
+    """Have Triton look for compiled kernels there from now on, if anything is there."""
     if CARRIED.is_dir():
         knobs.cache.manager_class = CarriedCache
 

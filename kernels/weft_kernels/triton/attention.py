@@ -147,7 +147,7 @@ def _prefill_of(
 def prefill_tiles(
     rows: npt.NDArray[np.int32], block_m: int, single: npt.NDArray[np.bool_] | None = None
 ) -> npt.NDArray[np.int32]:
-    """Rows [R, 4] -> tiles int32 [n, 2] of at most block_m tokens, for the rows that have more than one token.
+    """Cut rows [R, 4] into tiles int32 [n, 2] of at most block_m tokens, for the rows that have more than one token.
 
     `single` [R]: for all but these, where a row of one token is a part of a longer one.
 
@@ -220,7 +220,7 @@ def _check(
     pages: torch.Tensor,
     launched: torch.Tensor,
 ) -> None:
-    """What the kernels take for granted."""
+    """Check what the kernels take for granted."""
     (tokens, heads, dim), (_, _, halves, kv_heads, page_tokens, kv_dim) = q.shape, kv.shape
     assert all(map(torch.Tensor.is_contiguous, (q, out, kv, rows, pages, launched)))
     assert rows.dtype == pages.dtype == launched.dtype == torch.int32

@@ -22,7 +22,7 @@ Chunks = npt.NDArray[np.int32]
 
 
 def chunk_table(plan: SegmentPlan, block_m: int) -> Chunks:
-    """[E, 4]: slot (-1: no adapter), first token, tokens (1, or PER_ROW to `block_m`), turn.
+    """Make the table [E, 4]: slot (-1: no adapter), first token, tokens (1, or PER_ROW to `block_m`), turn.
 
     First all chunks in the order of their tokens, turn 0; then the other turns of those of several tokens.
     """
@@ -51,5 +51,5 @@ def chunk_table(plan: SegmentPlan, block_m: int) -> Chunks:
 
 
 def count_chunks(table: Chunks) -> int:
-    """How many chunks a table has, each counted once."""
+    """Count the chunks of a table, each once."""
     return int(np.count_nonzero(table[:, 3] == 0))

@@ -4,5 +4,5 @@ HEADER = 4  # numbers of a site's head: where each slice's ranks end, and how ma
 
 
 def entry_bytes(layers: int, sites: int, ranks: int) -> int:
-    """Heads of all sites and scales beside them, places of rows of A and B. `ranks`: of all projections of a layer."""
+    """The bytes of heads and scales of all sites, and of places of rows. `ranks`: of all projections of a layer."""
     return 4 * layers * 2 * (sites * HEADER + ranks)

@@ -37,7 +37,7 @@ _ELEMENTS_A_THREAD = 8  # of a row: one load of 16 bytes in bf16
 
 
 def embed(residual: torch.Tensor, tokens: torch.Tensor, table: torch.Tensor) -> None:
-    """residual fp32 [T, H] = table[tokens]; tokens int32 [T], all of them inside the table [V, H]."""
+    """Write residual fp32 [T, H] = table[tokens]; tokens int32 [T], all of them inside the table [V, H]."""
     n_tokens, hidden = residual.shape
     assert residual.is_contiguous()
     assert table.is_contiguous()
@@ -107,7 +107,7 @@ def prepare_rope_write(
 def _rope_write_of(
     heads: int, kv_heads: int, layers: int, page_tokens: int, dim: int, block_m: int, parts: int, share: int
 ) -> tuple[PreparedKernel, int]:
-    """The kernel, and groups of heads."""
+    """Make the kernel, and the number of its groups of heads."""
     warps = _tile_warps(block_m * dim)
     together = math.gcd(heads, kv_heads, max(1, 2 * row_columns(warps) // dim))  # two halves, of one slice
     kernel = PreparedKernel(
@@ -136,7 +136,7 @@ def prepare_silu_mul(
 
 @cache
 def _silu_mul_of(inner: int, block_m: int, parts: int, share: int) -> tuple[PreparedKernel, int]:
-    """The kernel, and groups of columns."""
+    """Make the kernel, and the number of its groups of columns."""
     block_i = 128 if block_m <= 32 else 64  # prefill's tiles of 128 rows must stay in registers
     warps = _tile_warps(2 * block_m * block_i)
     row_i = min(row_columns(warps), max(16, next_power_of_2(inner)))
@@ -152,12 +152,14 @@ def _row_warps(block: int) -> int:
 
 
 def _pair_ranks(block_m: int) -> int:
-    """Ranks at a time of each of two tiles of one token: what registers allow beside the programs of prompts' tiles."""
+    """The ranks at a time of each of two tiles of one token: what registers allow beside the programs of prompts'
+    tiles."""
     return 8 if block_m <= 32 else 2
 
 
 def _tile_warps(elements: int) -> int:
-    """32 elements a thread: 2 warps for 16 rows of 128, so that many programs of a single row fit beside each other."""
+    """The warps of a tile, 32 elements a thread: 2 for 16 rows of 128, so that many programs of a single row fit beside
+    each other."""
     return min(max(elements // 1024, 1), 8)
 
 
@@ -348,7 +350,8 @@ _TAKE_BLOCK = 256
 
 
 def take_tokens(tokens: torch.Tensor, taken: torch.Tensor, sampled: torch.Tensor) -> None:
-    """tokens[i] = sampled[taken[i]] where taken[i] is no -1; a row that has no token (-1) gets token 0. int32 all."""
+    """Write tokens[i] = sampled[taken[i]] where taken[i] is no -1; a row that has no token (-1) gets token 0. int32
+    all."""
     _take_tokens_of()((cdiv(len(tokens), _TAKE_BLOCK), 1, 1), tokens, taken, sampled, len(tokens))
 
 

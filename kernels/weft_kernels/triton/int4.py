@@ -34,8 +34,8 @@ FEW_ROWS = 8  # beyond, the arithmetic of vectors takes longer than reading: 2 +
 TILE_ROWS = (16, 32, 64, 128)
 GROUPS = 8  # at a time, with few rows
 PROGRAMS_PER_SM = 2
-LEAST_GROUPS = 16  # of a part: a plane costs less than reading them
-MOST_PARTS = 16
+MIN_PART_GROUPS = 16  # a plane costs less than reading them
+MAX_GROUP_PARTS = 16
 JOINED = 1024  # numbers of a program that adds planes
 PACK_NUMBERS = 1 << 22  # quantised at a time, in some 40 bytes each
 
@@ -45,7 +45,7 @@ _WORDS = tl.constexpr(WORDS)
 
 
 def pack(matrix: torch.Tensor) -> torch.Tensor:
-    """[n_out, n_in] in any float dtype -> the packed form, on the same device."""
+    """Pack [n_out, n_in] of any float dtype, on its device."""
     n_out, n_in = matrix.shape
     packed = torch.empty(-(-n_out // BLOCK_OUT), -(-n_in // GROUP), WORDS, dtype=torch.int32, device=matrix.device)
     blocks = max(1, PACK_NUMBERS // (n_in * BLOCK_OUT))
@@ -55,7 +55,7 @@ def pack(matrix: torch.Tensor) -> torch.Tensor:
 
 
 def is_packed(weight: torch.Tensor) -> bool:
-    """Or [n_out, n_in] in a float dtype."""
+    """Whether a weight is packed, or [n_out, n_in] in a float dtype."""
     return weight.dtype == torch.int32
 
 
@@ -68,12 +68,12 @@ def _pack_into(packed: torch.Tensor, matrix: torch.Tensor) -> None:
 
 
 def _bits(number: torch.Tensor) -> torch.Tensor:
-    """Of bf16, as int64."""
+    """The bits of numbers in bf16, as int64."""
     return number.bfloat16().view(torch.int16).long() & 0xFFFF
 
 
 def _int32(words: torch.Tensor) -> torch.Tensor:
-    """Of int64 from 0 to 2^32 - 1 the same bits."""
+    """The int32 with the same bits as each int64 from 0 to 2^32 - 1."""
     return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
 
 
@@ -81,7 +81,8 @@ def linear(
     x: torch.Tensor, packed: torch.Tensor, n_out: int, *, sms: int, bias: torch.Tensor | None = None,
     dtype: torch.dtype | None = None, split_as: int = 0,
 ) -> torch.Tensor:  # fmt: skip
-    """x [rows, n_in] W^T + bias [n_out]: [rows, n_out] in `dtype` (that of x). `sms`: the device's multiprocessors.
+    """Compute x [rows, n_in] W^T + bias [n_out]: [rows, n_out] in `dtype` (that of x). `sms`: the device's
+    multiprocessors.
 
     `split_as`: outputs of the matrix that this is a piece of, whose results each are these bits; 0: it is whole.
     """
@@ -96,7 +97,7 @@ def linear(
     parts = _parts(cdiv(split_as or n_out, block_n), groups, sms) if rows <= TILE_ROWS[2] else 1
     planes = y if parts == 1 else torch.empty(parts, rows, n_out, dtype=torch.float32, device=x.device)
     to, added = planes, bias if parts == 1 else None
-    length = cdiv(cdiv(groups, parts), LEAST_GROUPS) * LEAST_GROUPS  # of a part, in groups
+    length = cdiv(cdiv(groups, parts), MIN_PART_GROUPS) * MIN_PART_GROUPS  # of a part, in groups
     sizes = (rows, n_in, n_out, groups, length, x.stride(0))
     if rows <= FEW_ROWS:
         _few_rows_of(block_m)((programs, parts, 1), to, x, packed, added, *sizes)
@@ -127,7 +128,8 @@ def _join_of(parts: int) -> PreparedKernel:
 
 
 def _tile(rows: int) -> tuple[int, int]:
-    """Rows and outputs of a program. For one row a thread would have 2 bytes of x to copy, which none copies ahead."""
+    """The rows and outputs of a program. For one row a thread would have 2 bytes of x to copy, which none copies
+    ahead."""
     up = next_power_of_2(rows)
     if rows <= FEW_ROWS:
         return max(up, 2), BLOCK_OUT
@@ -135,9 +137,9 @@ def _tile(rows: int) -> tuple[int, int]:
 
 
 def _parts(programs: int, groups: int, sms: int) -> int:
-    """Of the groups, so that programs keep all multiprocessors busy; as many as are filled."""
-    wanted = max(1, min(MOST_PARTS, PROGRAMS_PER_SM * sms // programs))
-    length = cdiv(cdiv(groups, wanted), LEAST_GROUPS) * LEAST_GROUPS
+    """The number of parts of the groups with which programs keep all multiprocessors busy; as many as are filled."""
+    wanted = max(1, min(MAX_GROUP_PARTS, PROGRAMS_PER_SM * sms // programs))
+    length = cdiv(cdiv(groups, wanted), MIN_PART_GROUPS) * MIN_PART_GROUPS
     return cdiv(groups, length)
 
 

@@ -2,10 +2,10 @@
 
 
 def next_power_of_2(n: int) -> int:
-    """The least one that is not below n >= 1."""
+    """The least power of 2 that is not below n >= 1."""
     return 1 << (n - 1).bit_length()
 
 
 def cdiv(a: int, b: int) -> int:
-    """How many times b, to be no less than a."""
+    """The quotient a / b, rounded up."""
     return -(-a // b)

@@ -35,7 +35,7 @@ BLOCK_R = 16  # ranks at a time: what a tensor core's tile has at least
 # prompt's q|k|v its shrink is 40 % slower, with 3 of gate|up silu_mul 14 %.
 PROGRAMS_PER_SM, PROMPT_PROGRAMS_PER_SM = 3.8, 1.9
 PART_STEP = 256  # of h_in: 8 KiB of A at rank 16, two loads of 16 bytes a thread
-MOST_PARTS = 32
+MAX_INPUT_PARTS = 32
 # Of a chunk of several tokens in a decode step, whose turns share a part of h_in where there are at most two: each tile
 # of the expand reads all planes, and those of gate|up are many. With more parts, and in prompts, it cost more than it
 # gave (H100: 256 rows of one adapter 9 % faster, 32 rows with 3 parts 2 % slower, a prompt of 512 3 %).
@@ -63,7 +63,8 @@ class ChunkTable:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PartialSums:
-    """What a shrink leaves for the expand of its site: fp32 [parts * share, T, ranks], valid until the next shrink.
+    """The planes that a shrink leaves for the expand of its site: fp32 [parts * share, T, ranks], valid until the next
+    shrink.
 
     `share`: turns of a chunk of several tokens that share each part of h_in, and leave a plane each; a single token has
     the first `parts` planes. Columns beyond an adapter's own ranks, rows without an adapter and the other planes of
@@ -75,7 +76,7 @@ class PartialSums:
 
     @property
     def parts(self) -> int:
-        """How many parts of h_in a single token is shrunk in."""
+        """The number of parts of h_in in which a single token is shrunk."""
         return self.tensor.shape[0] // self.share
 
 
@@ -88,7 +89,8 @@ class DeferredExpand:
 
 
 def expand_sizes(pending: DeferredExpand | None) -> tuple[int, int, int, int]:
-    """What a kernel with an expand in it is prepared for: parts, share, strides of the planes. 0 parts: no expand."""
+    """The sizes that a kernel with an expand in it is prepared for: parts, share, strides of the planes. 0 parts: no
+    expand."""
     if pending is None:
         return 0, 0, 0, 0
     partials, (part_stride, r_stride, _) = pending.partials, pending.partials.tensor.stride()
@@ -96,7 +98,7 @@ def expand_sizes(pending: DeferredExpand | None) -> tuple[int, int, int, int]:
 
 
 def expand_arguments(pending: DeferredExpand | None) -> tuple[Argument, Arguments]:
-    """What a kernel with an expand in it takes last."""
+    """The arguments that a kernel with an expand in it takes last."""
     return (None, _NO_TABLES) if pending is None else (pending.partials.tensor, pending.tables.expands)
 
 
@@ -104,14 +106,16 @@ _NO_TABLES = Arguments(None, None, None, None, 0, 0)
 
 
 def chunk_bucket(n_chunks: int) -> int:
-    """1, 4, 16, 64, ...: the number of parts is a constant of kernels, which are compiled for few of them."""
+    """Round a number of chunks up to 1, 4, 16, 64, ...: the number of parts is a constant of kernels, which are
+    compiled for few of them."""
     return 4 ** math.ceil(math.log(n_chunks, 4)) if n_chunks > 1 else 1
 
 
 def planes_of(
     tables: SiteTables, chunks: int, block_m: int, tokens: int, sms: int, *, alone: bool = True
 ) -> PartialSums:
-    """Room for what the shrink of so many chunks and tokens leaves. `alone`: no other device's sums are added to it."""
+    """Make room for what the shrink of `chunks` chunks of `tokens` tokens leaves. `alone`: no other device's sums are
+    added to it."""
     parts, share = _parts_of(tables.shape.n_in, tables.shape.widths, chunks, block_m, sms, alone)
     ranks = -(-tables.most_ranks // BLOCK_R) * BLOCK_R
     planes = torch.empty(parts * share, tokens, ranks, dtype=torch.float32, device=tables.arena.device)
@@ -120,7 +124,7 @@ def planes_of(
 
 @lru_cache
 def _parts_of(n_in: int, widths: tuple[int, ...], chunks: int, block_m: int, sms: int, alone: bool) -> tuple[int, int]:
-    """Parts of h_in, and turns that share each."""
+    """The parts of h_in, and the turns that share each."""
     is_prompt = block_m > 32
     per_sm = PROMPT_PROGRAMS_PER_SM if is_prompt else PROGRAMS_PER_SM
     parts = -(-n_in // part_length(n_in, chunk_bucket(chunks) * len(widths), int(per_sm * sms)))
@@ -131,7 +135,7 @@ def _parts_of(n_in: int, widths: tuple[int, ...], chunks: int, block_m: int, sms
 
 def part_length(n_in: int, programs: int, wanted: int) -> int:
     """The part of h_in that one program takes, so that instead of `programs` there are at least about `wanted`."""
-    parts = min(MOST_PARTS, max(1, -(-wanted // programs)))
+    parts = min(MAX_INPUT_PARTS, max(1, -(-wanted // programs)))
     return -(-n_in // (parts * PART_STEP)) * PART_STEP
 
 
@@ -177,7 +181,7 @@ def prepare_expand(y: torch.Tensor, partials: PartialSums, tables: SiteTables, c
 
 @cache
 def _expand_of(widths: tuple[int, ...], parts: int, share: int, block_m: int) -> tuple[PreparedKernel, int]:
-    """The kernel, and programs of a row of the chunk table."""
+    """Make the kernel, and the number of its programs of a row of the chunk table."""
     assert not any(width % 16 for width in widths), widths
     w0, w1, w2 = (*widths, 0, 0)[:SLICES]
     warps, widest = _warps(block_m), max(16, next_power_of_2(max(widths)))
@@ -191,7 +195,7 @@ def _expand_of(widths: tuple[int, ...], parts: int, share: int, block_m: int) ->
 
 
 def row_columns(warps: int) -> int:
-    """Columns of one token's tile: 16 bytes in bf16 of each rank's row a thread.
+    """The columns of one token's tile: 16 bytes in bf16 of each rank's row a thread.
 
     Then a thread has all ranks of its columns. With fewer columns ranks are shared among threads, whose sums go through
     shared memory: on an H100 that, and too few bytes under way behind a chain of lookups, cost 5 times the bytes' time.
@@ -200,7 +204,7 @@ def row_columns(warps: int) -> int:
 
 
 def _warps(block_m: int) -> int:
-    """Twice as many where a tile has twice the rows: the accumulators have to stay in registers."""
+    """The warps of a tile: twice as many for twice the rows, since the accumulators have to stay in registers."""
     return 8 if block_m >= 128 else 4
 
 

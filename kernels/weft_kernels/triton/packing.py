@@ -37,7 +37,7 @@ Adapter = Sequence[
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedImage:
-    """Where an adapter's rows lie in its image.
+    """The places of an adapter's rows in its image.
 
     `entry.row_offsets` count from the image's begin; `ends[layer]` is the first page that layers up to it do not need.
     """
@@ -48,7 +48,7 @@ class PackedImage:
     ends: tuple[int, ...]
 
     def on_pages(self, pages: Sequence[int]) -> SlotEntry:
-        """The entry of this adapter in the first of these pages of the arena."""
+        """Make the entry of this adapter in the first of these pages of the arena."""
         assert len(pages) >= self.n_pages, (len(pages), self.n_pages)
         page, offset = divmod(self.entry.row_offsets.numpy(), self.page_units)
         row_offsets = np.asarray(pages or [0], np.int64)[page] * self.page_units + offset
@@ -57,7 +57,7 @@ class PackedImage:
 
 
 def plan_image(adapter: Adapter, layout: Layout, page_units: int) -> PackedImage:
-    """Where every row goes. Ranks are at most `layout.max_rank`, a row at most a page."""
+    """Plan where every row goes. Ranks are at most `layout.max_rank`, a row at most a page."""
     entry, cursor, ends = empty_entry(layout), _Cursor(page_units), list[int]()
     for layer, sites in enumerate(adapter):
         for site, projections in enumerate(sites):
@@ -89,7 +89,7 @@ class _Cursor:
         return -(-self._at // self._page_units)
 
     def take(self, count: int, length: int) -> npt.NDArray[np.int64]:
-        """Places of so many rows of `length` units."""
+        """Take places of `count` rows of `length` units."""
         assert length <= self._page_units, (length, self._page_units)
         row_offsets = np.empty(count, np.int64)
         done = 0
@@ -127,7 +127,7 @@ def _site_places(entry: SlotEntry, layout: Layout, layer: int, site: int) -> tup
 
 
 def _fill(pages: Sequence[torch.Tensor], page_units: int, row_offsets: torch.Tensor, rows: torch.Tensor) -> None:
-    """Rows [r, n] to their places; those that follow each other in one copy."""
+    """Write rows [r, n] to their places; those that follow each other in one copy."""
     length = units(rows.shape[1])
     for first, last in _runs(row_offsets.numpy(), length, page_units):
         page, start = divmod(int(row_offsets[first]), page_units)
@@ -136,7 +136,8 @@ def _fill(pages: Sequence[torch.Tensor], page_units: int, row_offsets: torch.Ten
 
 
 def _copy(to: torch.Tensor, rows: torch.Tensor) -> None:
-    """Rows [r, n], which may be columns of a matrix [n, r]: numpy transposes 16 of them 5 times as fast as torch."""
+    """Copy rows [r, n], which may be columns of a matrix [n, r]: numpy transposes 16 of them 5 times as fast as
+    torch."""
     if rows.stride(1) == 1:
         to.copy_(rows)
         return
@@ -148,6 +149,6 @@ def _copy(to: torch.Tensor, rows: torch.Tensor) -> None:
 
 
 def _runs(row_offsets: npt.NDArray[np.int32], length: int, page_units: int) -> Iterator[tuple[int, int]]:
-    """[first, last) of rows that follow each other on one page."""
+    """Yield [first, last) of rows that follow each other on one page."""
     breaks = np.flatnonzero((np.diff(row_offsets) != length) | np.diff(row_offsets // page_units).astype(bool)) + 1
     return itertools.pairwise(sorted({0, *breaks.tolist(), len(row_offsets)}))

@@ -67,13 +67,13 @@ class PreparedKernel:
         found.run(*grid, stream, found.function, metadata, None, None, None, *values, *self._last)
 
     def _by_triton(self, grid: Grid, args: Iterable[Argument | Arguments]) -> Any:
-        """Launch it as Triton does: what was compiled, None where something else than a launch was done."""
+        """Launch it as Triton does; returns what was compiled, None where something else than a launch was done."""
         every = [one for arg in args for one in (arg.own if isinstance(arg, Arguments) else (arg,))]
         return self._kernel[grid](*every, **self._constants)
 
 
 def _kinds_and_values(args: Iterable[Any]) -> tuple[list[object], list[object]]:
-    """Kinds, as a key, and what is passed on: the addresses of tensors."""
+    """Split arguments into their kinds, as a key, and what is passed on: the addresses of tensors."""
     kinds: list[object] = []
     values: list[object] = []
     for arg in args:

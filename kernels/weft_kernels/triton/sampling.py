@@ -32,7 +32,7 @@ PER_NAT = 32  # 1,024 bins hold exponents to -32, as far as masses of 47 bits go
 LISTED = (
     8192  # tokens of a bin that are listed; where there are more (a flat row, a high temperature) all V are searched
 )
-BLOCK = 1024  # of a bin's tokens at once: commonly all of them, and they stay in registers
+BIN_TOKENS = 1024  # of a bin's tokens at once: commonly all of them, and they stay in registers
 
 _PER_NAT = tl.constexpr(float(PER_NAT))
 _INFINITE = tl.constexpr(0x7F800000)
@@ -49,7 +49,7 @@ _ROUND = tl.constexpr(float.fromhex("0x1.8p+52"))  # adding it rounds to an inte
 
 
 def argmax(logits: torch.Tensor, tokens: torch.Tensor, peaks: torch.Tensor) -> None:
-    """Each row's likeliest token, the lowest id among equals, and its logit: int32 [B], float32 [B].
+    """Find each row's likeliest token, the lowest id among equals, and its logit: int32 [B], float32 [B].
 
     -1 for a row whose largest logit is not finite, or that holds a NaN (its peak is NaN then).
     """
@@ -63,7 +63,7 @@ def argmax(logits: torch.Tensor, tokens: torch.Tensor, peaks: torch.Tensor) -> N
 
 @cache
 def _likeliest_of(vocab: int) -> tuple[PreparedKernel, PreparedKernel]:
-    """Kernels of a row's shares, and of a row."""
+    """Make the kernels of a row's shares, and of a row."""
     bits, shares, exact = vocab.bit_length(), cdiv(vocab, SHARE), {"enable_fp_fusion": False}
     return (
         PreparedKernel(_likeliest_of_shares, V=vocab, ID_BITS=bits, SHARE=SHARE, num_warps=4, **exact),
@@ -79,9 +79,9 @@ def shift(
     values: torch.Tensor,
     scaled: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> None:
-    """shifted = logits, but for x = logits[rows[i], tokens[i]], in float64 and rounded to float32 at the end.
+    """Write shifted = logits, but for x = logits[rows[i], tokens[i]], in float64 and rounded to float32 at the end.
 
-    x + values[i] there; with `scaled`, biases and scales, y = x + biases[i] is divided by scales[i] where it is
+    There it is x + values[i]; with `scaled`, biases and scales, y = x + biases[i] is divided by scales[i] where it is
     positive and multiplied where it is not before that. rows, tokens int32 [n], the others float64 [n]; no (row, token)
     comes twice. Negative rows are padding, and tokens outside the vocabulary are passed over.
     """
@@ -100,7 +100,7 @@ def _shift_of(vocab: int, scaled: bool) -> PreparedKernel:
 
 
 def mask(logits: torch.Tensor, rows: torch.Tensor, words: torch.Tensor) -> None:
-    """logits[rows[i], token] = -inf for each token whose bit of words[i] is not set, in place.
+    """Write logits[rows[i], token] = -inf for each token whose bit of words[i] is not set, in place.
 
     rows int32 [n], words int32 [n, ceil(V / 32)]: bit token % 32 of word token / 32.
     """
@@ -117,7 +117,7 @@ def _mask_of(vocab: int) -> PreparedKernel:
 def truncate(
     logits: torch.Tensor, temperature: torch.Tensor, least: torch.Tensor | None, top_k: torch.Tensor | None, most: int
 ) -> torch.Tensor:
-    """A copy of logits [B, V] with -inf in place of what min_p and top_k do not keep, nothing for the host to wait for.
+    """Copy logits [B, V] with -inf in place of what min_p and top_k do not keep, nothing for the host to wait for.
 
     temperature, least float64 [B]: temperatures above 0, and the least exponent that is kept, log(min_p), which may be
     -inf. top_k int64 [B]: within 0 (all of V) and `most`, 1..V; the lower ids first among equals. A row that has NaN or
@@ -155,7 +155,7 @@ class DeviceSampler:
         )
         self._collect = PreparedKernel(_collect, SHARE=SHARE, LISTED=listed, num_warps=8, **sizes)
         self._find = PreparedKernel(
-            _find, ID_BITS=vocab.bit_length(), BLOCK=BLOCK, LISTED=listed, num_warps=4, **sizes, **masses
+            _find, ID_BITS=vocab.bit_length(), BLOCK=BIN_TOKENS, LISTED=listed, num_warps=4, **sizes, **masses
         )
 
     def draw(
@@ -168,10 +168,10 @@ class DeviceSampler:
         *,
         nucleus: bool = True,
     ) -> None:
-        """A token for each row, -1 as in `argmax`: tokens int32 [B]. Rows of temperature 0 get the likeliest one.
+        """Draw a token for each row, -1 as in `argmax`: tokens int32 [B]. Rows of temperature 0 get the likeliest one.
 
-        bits int64 [B]: 53 random bits, those of `model.sampling.draw_bits`. temperature, top_p float64 [B].
-        `nucleus`: some top_p may be below 1; three launches are saved where the host knows better.
+        bits int64 [B]: 53 random bits, those of `model.sampling.draw_bits`. temperature, top_p float64 [B]. `nucleus`:
+        some top_p may be below 1; three launches are saved where the host knows better.
         """
         n_rows, vocab = _sizes(logits)
         assert vocab == self._vocab, (vocab, self._vocab)

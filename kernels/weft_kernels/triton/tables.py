@@ -1,9 +1,9 @@
-"""Where each slot's adapter lies on the device: what shrink and expand look up.
+"""Tables of where each slot's adapter lies on the device, in which shrink and expand look it up.
 
-An adapter is rows: of A [h_in] and of B transposed [h_out], one of each for every rank of every projection. Each row
-is contiguous in one tensor, the *arena* (the KV cache: adapters live in pages that the page table allocates to them,
-after S-LoRA's unified paging, arXiv 2311.03285, section 5.1, but for every projection and at true ranks). So an adapter
-needs no memory of a fixed size, nothing is padded to a largest rank, and ranks may differ from module to module.
+An adapter is rows: of A [h_in] and of B transposed [h_out], one of each for every rank of every projection. Each row is
+contiguous in one tensor, the *arena* (the KV cache: adapters live in pages that the page table allocates to them, after
+S-LoRA's unified paging, arXiv 2311.03285, section 5.1, but for every projection and at true ranks). So an adapter needs
+no memory of a fixed size, nothing is padded to a largest rank, and ranks may differ from module to module.
 """
 
 from collections.abc import Sequence
@@ -41,12 +41,12 @@ class Layout:
 
     @property
     def row_length(self) -> int:
-        """Elements of the longest row, whole units."""
+        """The elements of the longest row, in whole units."""
         return max(units(max(site.n_in, *site.widths)) for site in self.sites) * UNIT
 
     @property
     def entry_bytes(self) -> int:
-        """Of an adapter's entry in the tables."""
+        """The bytes of an adapter's entry in the tables."""
         return entry_bytes(self.layers, len(self.sites), self.projections * self.max_rank)
 
     def first(self, site: int) -> int:
@@ -54,7 +54,7 @@ class Layout:
         return sum(len(shape.widths) for shape in self.sites[:site])
 
     def most_ranks(self, site: int) -> int:
-        """Of all its projections together."""
+        """The most ranks of all projections of a site together."""
         return len(self.sites[site].widths) * self.max_rank
 
 
@@ -110,12 +110,12 @@ class LoraTables:
         return self._sites[layer][site]
 
     def put(self, slot: int, entry: SlotEntry) -> None:
-        """In stream order: steps that were launched before still see what was there."""
+        """Write a slot's entry in stream order: steps that were launched before still see what was there."""
         for table, part in self._parts(entry):
             table[slot].copy_(part, non_blocking=True)
 
     def clear(self, slot: int) -> None:
-        """A slot without ranks: segments that name it add nothing."""
+        """Clear a slot: without ranks, segments that name it add nothing."""
         self.ends[slot].zero_()
 
     def _site(self, layer: int, site: int) -> SiteTables:
@@ -133,5 +133,5 @@ class LoraTables:
 
 
 def units(elements: int) -> int:
-    """Whole units that so many elements take."""
+    """The whole units that `elements` elements take."""
     return -(-elements // UNIT)

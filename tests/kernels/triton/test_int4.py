@@ -9,7 +9,7 @@ from harness.int4 import dequantised, rounded_to_int4
 from harness.on_device import BF16, FP32, TOLERANCES, assert_close, name_of, sized
 from weft_bench.gpu_device import Gpu
 from weft_kernels.int4 import GROUP, quantised
-from weft_kernels.triton.int4 import BLOCK_OUT, FEW_ROWS, LEAST_GROUPS, linear, pack
+from weft_kernels.triton.int4 import BLOCK_OUT, FEW_ROWS, MIN_PART_GROUPS, linear, pack
 
 pytestmark = pytest.mark.gpu
 
@@ -74,7 +74,7 @@ def test_products_are_those_of_the_numbers_that_codes_stand_for(
 @pytest.mark.parametrize(("rows", "seed"), [(1, 0), (3, 1), (FEW_ROWS + 1, 1)])
 def test_few_outputs_of_many_inputs_are_split(device: torch.device, rows: int, seed: int) -> None:
     """Three parts, of which the last is not full, and ends within a group."""
-    check(device, rows, GROUP * (2 * LEAST_GROUPS + 3) - 16, 2 * BLOCK_OUT, torch.float32, seed, sms=132)
+    check(device, rows, GROUP * (2 * MIN_PART_GROUPS + 3) - 16, 2 * BLOCK_OUT, torch.float32, seed, sms=132)
 
 
 @pytest.mark.parametrize("n_out", [5, 16, 40])
