@@ -33,7 +33,7 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 class BatchCalls(BatchServicer):
-    """Of one server."""
+    """The calls of one server."""
 
     def __init__(self, server: BatchServer) -> None:
         self._server = server
@@ -133,7 +133,7 @@ class BatchCalls(BatchServicer):
 
     @asynccontextmanager
     async def _answering(self, context: Context) -> AsyncGenerator[None]:
-        """Around a call: refusals become its status."""
+        """Turn refusals of a call into its status."""
         try:
             if self._server.replaced:
                 raise Superseded(REPLACED)
@@ -156,7 +156,7 @@ class BatchCalls(BatchServicer):
 
 
 async def _header(parts: AsyncIterator[pb.UploadFileRequest]) -> NewFile:
-    """What an upload begins with. Raises PeerError."""
+    """Read what an upload begins with. Raises PeerError."""
     first = codec.upload_part(await anext(parts, pb.UploadFileRequest()))
     if not isinstance(first, NewFile):
         raise PeerError("an upload begins with its header")
@@ -171,5 +171,5 @@ async def _chunks(parts: AsyncIterator[pb.UploadFileRequest]) -> AsyncIterator[N
 
 
 def _shown_name(filename: str) -> str:
-    """The client's text without characters that cannot be printed; never used as a path."""
+    """Drop characters that cannot be printed from the client's text; it is never used as a path."""
     return "".join(char for char in filename if char.isprintable()).strip()[:255] or "unnamed"

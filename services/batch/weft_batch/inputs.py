@@ -23,14 +23,14 @@ class InputFile:
 
 
 class InputLines:
-    """Lines by number. Neighbours come from one read."""
+    """The lines of input files by number. Neighbours come from one read."""
 
     def __init__(self, storage: FileStorage) -> None:
         self._storage = storage
         self._blocks: OrderedDict[tuple[str, int], asyncio.Task[dict[int, bytes]]] = OrderedDict()
 
     async def block(self, file: InputFile, line: int) -> dict[int, bytes]:
-        """A line and its neighbours, by their numbers, without line ends. Raises StorageError."""
+        """Read a line and its neighbours, by their numbers, without line ends. Raises StorageError."""
         first, start, end = file.index.block(line)
         key = (file.file_id, start)
         if (read := self._blocks.get(key)) is None:
@@ -52,7 +52,7 @@ class InputLines:
 
 
 async def blocks(storage: FileStorage, file_id: str) -> AsyncIterator[bytes]:
-    """A file's bytes, 1 MiB at a time. Raises StorageError."""
+    """Yield a file's bytes, 1 MiB at a time. Raises StorageError."""
     offset = 0
     while block := await asyncio.to_thread(storage.read, file_id, offset, READ_BYTES):
         yield block
@@ -60,7 +60,7 @@ async def blocks(storage: FileStorage, file_id: str) -> AsyncIterator[bytes]:
 
 
 async def all_lines(storage: FileStorage, file_id: str) -> AsyncIterator[tuple[int, bytes]]:
-    """Every line of a file with its number. Raises StorageError."""
+    """Yield every line of a file with its number. Raises StorageError."""
     splitter = LineSplitter(MAX_BODY_BYTES)
     async for block in blocks(storage, file_id):
         for line in splitter.feed(block):

@@ -11,7 +11,7 @@ from weft_batch.tenant_files import now_unix_ms
 
 @dataclass(frozen=True, slots=True)
 class KeptResponses:
-    """Each method raises NotPossible, StoreUnavailable."""
+    """The kept responses. Each method raises NotPossible, StoreUnavailable."""
 
     engine: AsyncEngine
     hours: int = 720  # a response can be continued for 30 days, as at OpenAI
@@ -24,7 +24,7 @@ class KeptResponses:
         )
 
     async def conversation(self, namespace: str, response_id: str, *, alone: bool) -> list[bytes]:
-        """The response, and unless `alone` those before it; the eldest first."""
+        """Read the response, and unless `alone` those before it; the eldest first."""
         now = now_unix_ms()
         if alone:
             return [await responses.find(self.engine, namespace, response_id, now_unix_ms=now)]
@@ -34,5 +34,5 @@ class KeptResponses:
         await responses.remove(self.engine, namespace, response_id)
 
     async def sweep(self) -> None:
-        """Delete those that have expired."""
+        """Delete the responses that have expired."""
         await responses.forget(self.engine, now_unix_ms=now_unix_ms())

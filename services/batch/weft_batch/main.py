@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run until SIGTERM. 0 after a drain, 2 for what stops a start: settings, a port, store or storage."""
+    """Run until SIGTERM. Returns 0 after a drain, 2 for what stops a start: settings, a port, store or storage."""
     settings = BatchSettings.parse(argv)
     logs.configure("batch", level=settings.log_level, fmt=settings.log_format)
     for name in QUIET:
@@ -51,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def open_storage(settings: BatchSettings) -> FileStorage:
-    """Raises S3NotUsable, StorageUnavailable. The S3 library is only loaded where it is used."""
+    """Open the storage; the S3 library is only loaded where it is used. Raises S3NotUsable, StorageUnavailable."""
     if not settings.files:
         return FolderStorage(settings.data_dir / "files")
     from weft_batch.storage_s3 import S3NotUsable, S3Storage, read_keys

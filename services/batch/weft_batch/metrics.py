@@ -24,12 +24,12 @@ STORE_FAILURES = Counter("weft_batch_store_failures_total", "Transactions and fi
 
 
 def label(namespace: str) -> str:
-    """Of a namespace; "-" is the time without keys."""
+    """The label of a namespace; "-" is the time without keys."""
     return NAMESPACES.of(namespace or "-")
 
 
 def stored(namespace: str, succeeded: Iterable[bool]) -> None:
-    """Results of a namespace's lines."""
+    """Count results of a namespace's lines."""
     for ok, results in Counts(succeeded).items():
         RESULTS.labels(label(namespace), "succeeded" if ok else "failed").inc(results)
 

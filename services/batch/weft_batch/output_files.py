@@ -26,7 +26,7 @@ WRITE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class EndingBatch:
-    """What its files are written from."""
+    """The facts that an ending batch's files are written from."""
 
     batch_id: str
     namespace: str
@@ -84,7 +84,7 @@ class OutputFiles:
         await batches.drop_results(self._engine, self._batch.batch_id)
 
     async def _records(self) -> AsyncIterator[tuple[bool, bytes]]:
-        """In the lines' order: results, and for a batch that expired the lines that have none."""
+        """Yield in the lines' order: results, and for a batch that expired the lines that have none."""
         stored = batches.results(self._engine, self._batch.batch_id)
         if self._batch.ending is not BatchStatus.EXPIRED:
             async for _, succeeded, record in stored:
@@ -98,13 +98,13 @@ class OutputFiles:
                     result = await anext(stored, None)
                 else:
                     failed = LineFailed(self._batch.batch_id, line, *records.EXPIRED)
-                    yield False, records.unanswered(failed, custom_id).record
+                    yield False, records.failure_record(failed, custom_id).record
         while result is not None:  # of an input whose bytes are missing
             yield result[1], result[2]
             result = await anext(stored, None)
 
     async def _input_lines(self) -> AsyncGenerator[tuple[int, str | None]]:
-        """Every line's number and custom_id."""
+        """Yield every line's number and custom_id."""
         with contextlib.suppress(BytesMissing):
             async for line, raw in all_lines(self._storage, self._batch.input_file_id):
                 yield line, read_line(raw, self._batch.endpoint, MAX_BODY_BYTES).custom_id

@@ -1,4 +1,4 @@
-"""Lines of output and error files, in OpenAI's form. One JSON object a line."""
+"""Records of output and error files, in OpenAI's form. One JSON object a line."""
 
 import json
 from typing import Any
@@ -14,13 +14,14 @@ _ONE_LINE = bytes.maketrans(b"\n\r", b"  ")  # no text of JSON holds either
 EXPIRED = ("batch_expired", "This request could not be executed before the completion window expired.")
 
 
-def answered(result: LineResult, custom_id: str | None) -> StoredResult:
-    """What a gateway's answer leaves. An answer that is no JSON is an error of the line, never a damaged file."""
+def answer_record(result: LineResult, custom_id: str | None) -> StoredResult:
+    """Make the record of a gateway's answer. An answer that is no JSON is an error of the line, never a damaged
+    file."""
     try:
         orjson.loads(result.body)  # strict: no NaN, no half of a surrogate pair
     except ValueError:
         failed = LineFailed(result.batch_id, result.line, "invalid_answer", "the gateway's answer is not JSON")
-        return unanswered(failed, custom_id)
+        return failure_record(failed, custom_id)
     body = result.body.translate(_ONE_LINE).decode()
     response = f'{{"status_code": {result.status}, "request_id": {_text(result.request_id)}, "body": {body}}}'
     return StoredResult(
@@ -33,15 +34,15 @@ def answered(result: LineResult, custom_id: str | None) -> StoredResult:
     )
 
 
-def unanswered(failed: LineFailed, custom_id: str | None) -> StoredResult:
-    """A line that has no answer."""
+def failure_record(failed: LineFailed, custom_id: str | None) -> StoredResult:
+    """Make the record of a line that has no answer."""
     error = {"code": failed.code, "message": failed.message}
     record = _record(failed.batch_id, failed.line, custom_id, "null", _text(error))
     return StoredResult(failed.batch_id, failed.line, False, record)
 
 
-def refused(batch_id: str, line: int, bad: BadLine) -> StoredResult:
-    """A line of the input that cannot run. The message names it, whether it has a custom_id or not."""
+def bad_line_record(batch_id: str, line: int, bad: BadLine) -> StoredResult:
+    """Make the record of an input line that cannot run. The message names it, whether it has a custom_id or not."""
     error: dict[str, Any] = {"code": bad.code, "message": f"line {line}: {bad.message}", "line": line}
     if bad.param:
         error["param"] = bad.param

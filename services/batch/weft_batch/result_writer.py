@@ -1,4 +1,5 @@
-"""Results into the store, many in a transaction. What is not stored does not count: after a crash it runs again.
+"""The writer of results into the store, many in a transaction. What is not stored does not count: after a crash it runs
+again.
 
 The store may be out of reach for a while: what came is held (the machine bounds how much), and written again with
 bounded pauses for as long as the process lives; readiness says so.
@@ -37,7 +38,7 @@ class ResultWriter:
         self._wake.set()
 
     async def run(self) -> None:
-        """Until cancelled. Raises Superseded."""
+        """Write until cancelled. Raises Superseded."""
         while True:
             await self._wake.wait()
             part = self._next()
@@ -49,11 +50,11 @@ class ResultWriter:
             self._on_stored(part)
 
     async def drained(self) -> None:
-        """Everything put so far is stored."""
+        """Wait until everything put so far is stored."""
         await self._idle.wait()
 
     def _next(self) -> list[StoredResult]:
-        """As many as one transaction takes."""
+        """Take as many results as one transaction takes."""
         part, size = list[StoredResult](), 0
         for result in self._waiting[:MAX_RESULTS]:
             size += len(result.record)

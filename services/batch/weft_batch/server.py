@@ -85,7 +85,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _OpenBatch:
-    """What the shell knows of a batch that has not ended."""
+    """The shell's knowledge of a batch that has not ended."""
 
     namespace: str
     job: BatchJob
@@ -94,7 +94,7 @@ class _OpenBatch:
     span: RequestSpan | None = None  # None: it is not sampled
 
     def end_span(self, status: BatchStatus) -> None:
-        """With the status that the batch has when this process no longer works on it."""
+        """End the span with the status that the batch has when this process no longer works on it."""
         if self.span is not None:
             about = {"weft.batch_id": self.job.batch_id, "weft.namespace": self.namespace or None}
             self.span.end("batch", {**about, "weft.batch.status": status.value, "weft.batch.lines": self.job.total})
@@ -142,7 +142,7 @@ class BatchServer:
 
     @property
     def trouble(self) -> str | None:
-        """Why it is not ready."""
+        """The reason why the service is not ready."""
         return REPLACED if self.replaced else self.writer.trouble
 
     def handle(self, event: Event) -> None:
@@ -187,7 +187,8 @@ class BatchServer:
             self._add(batch)
 
     async def run(self, *, shared: bool) -> None:
-        """Writer and what is periodic, until drained or something fails. `shared`: another service may take over."""
+        """Run the writer and what is periodic, until drained or something fails. `shared`: another service may take
+        over."""
         work = [self.writer.run(), self._update_metrics(), self._housekeeping()]
         if shared:
             work.append(self._watch_term())
@@ -215,7 +216,7 @@ class BatchServer:
     # ------------------------------------------------------------------------------------------ batches
 
     async def create(self, new: NewBatch) -> BatchJob:
-        """Raises Absent, OverQuota, Conflict, Superseded, StoreUnavailable."""
+        """Store and start a batch. Raises Absent, OverQuota, Conflict, Superseded, StoreUnavailable."""
 
         def created(job: BatchJob) -> None:
             log.info("batch created", extra=kv(batch_id=job.batch_id, namespace=new.namespace))
@@ -232,7 +233,7 @@ class BatchServer:
         )
 
     async def cancel(self, namespace: str, batch_id: str) -> BatchJob:
-        """Raises Absent, Conflict, Superseded, StoreUnavailable."""
+        """Cancel a batch. Raises Absent, Conflict, Superseded, StoreUnavailable."""
 
         def cancelled(job: BatchJob) -> None:
             log.info("batch cancelled", extra=kv(batch_id=job.batch_id))
@@ -269,7 +270,7 @@ class BatchServer:
         await self._until_done("input not read: trying again", batch_id, read_input)
 
     async def _read_input(self, batch: _OpenBatch) -> bool:
-        """False: no line of it can run, and the batch has failed."""
+        """Read and judge an input. Returns False where no line of it can run, and the batch has failed."""
         job, limits = batch.job, self._limits
         reader = InputReader(job.endpoint, max_lines=limits.max_lines, max_line_bytes=limits.max_line_bytes)
         try:
@@ -295,7 +296,10 @@ class BatchServer:
 
     async def _store_bad(self, batch: _OpenBatch, bad: Sequence[tuple[int, BadLine]]) -> None:
         for start in range(0, len(bad), batches.MAX_RESULTS):
-            part = [records.refused(batch.job.batch_id, *found) for found in bad[start : start + batches.MAX_RESULTS]]
+            part = [
+                records.bad_line_record(batch.job.batch_id, *found)
+                for found in bad[start : start + batches.MAX_RESULTS]
+            ]
             metrics.stored(batch.namespace, [False] * await batches.add_results(self.engine, self.term, part))
 
     async def _finalize(self, batch_id: str, ending: BatchStatus) -> None:
@@ -317,7 +321,7 @@ class BatchServer:
         self.handle(BatchGone(batch.job.batch_id))
 
     async def _until_done(self, what: str, batch_id: str, work: Callable[[], Awaitable[None]]) -> None:
-        """Do it again, with bounded pauses, while store or storage cannot be used. Raises Superseded."""
+        """Repeat the work, with bounded pauses, while store or storage cannot be used. Raises Superseded."""
         pause_s = PAUSE_MIN_S
         while True:
             try:
@@ -333,7 +337,8 @@ class BatchServer:
 
     @contextmanager
     def stream(self) -> Generator[tuple[SendQueue[Any], Callable[[pb.GatewayToBatch], None]]]:
-        """A gateway's stream for the length of the block: what goes out on it, and what takes a message of it."""
+        """Open a gateway's stream for the length of the block; gives what goes out on it, and what takes a message of
+        it."""
         stream = _Stream()
         self._connections.add(stream)
         try:
@@ -393,7 +398,7 @@ class BatchServer:
 
     def _store(self, result: LineResult | LineFailed) -> None:
         custom_id = self._open[result.batch_id].custom_ids.pop(result.line, None)
-        of = records.answered if isinstance(result, LineResult) else records.unanswered
+        of = records.answer_record if isinstance(result, LineResult) else records.failure_record
         self.writer.put(of(result, custom_id))  # pyright: ignore[reportArgumentType] (by its type)
 
     def _stored(self, results: Sequence[StoredResult]) -> None:
@@ -423,7 +428,7 @@ class BatchServer:
                 log.warning("housekeeping not done", extra=kv(error=error))
 
     async def _watch_term(self) -> None:
-        """Raises Superseded."""
+        """Watch for a newer term. Raises Superseded."""
         while True:
             await asyncio.sleep(UPDATE_EVERY_S)
             with contextlib.suppress(StoreUnavailable):
@@ -436,7 +441,8 @@ class BatchServer:
         task.add_done_callback(self._tasks.discard)
 
     async def _fenced(self, work: Coroutine[Any, Any, None]) -> None:
-        """A replaced service stops giving out lines and waits for its end; any other failure ends the process."""
+        """Run the work of a term. A replaced service stops giving out lines and waits for its end; any other failure
+        ends the process."""
         try:
             await work
         except Superseded as error:
@@ -445,7 +451,7 @@ class BatchServer:
             self._shell.fail(error)
 
     def give_up(self, error: Superseded) -> None:
-        """A newer service has taken over: no line is given out any more."""
+        """Give out no line any more: a newer service has taken over."""
         if not self.replaced:
             log.warning(REPLACED, extra=kv(term=self.term, reason=error))
             self.replaced = True

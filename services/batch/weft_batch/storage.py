@@ -1,4 +1,5 @@
-"""Bytes of files, by names of ours (ids with 128 random bits), in a folder or on S3. Blocking: called in threads.
+"""Storage of files' bytes, by names of ours (ids with 128 random bits), in a folder or on S3. Blocking: called in
+threads.
 
 A file is there whole or not at all: a writer that is not closed leaves nothing that `read` finds.
 """
@@ -16,36 +17,36 @@ TEMPORARY = ".tmp"
 
 
 class FileWriter(Protocol):
-    """One file on its way, of one thread at a time. Every method raises StorageUnavailable."""
+    """A writer of one file, used by one thread at a time. Every method raises StorageUnavailable."""
 
     def write(self, chunk: bytes) -> None: ...
 
     def close(self) -> None:
-        """It is whole, and durable when this returns."""
+        """Make the file whole, and durable when this returns."""
         ...
 
     def abandon(self) -> None:
-        """Leave nothing of it. Raises nothing: `delete` is called again later."""
+        """Leave nothing of the file. Raises nothing: `delete` is called again later."""
         ...
 
 
 class FileStorage(Protocol):
-    """Where the bytes are."""
+    """A storage of files' bytes."""
 
     def writer(self, name: str) -> FileWriter:
-        """One that has not touched the storage: its first `write` or `close` does."""
+        """Make a writer that has not touched the storage: its first `write` or `close` does."""
         ...
 
     def read(self, name: str, offset: int, length: int) -> bytes:
-        """Fewer bytes at the file's end. Raises BytesMissing, StorageUnavailable."""
+        """Read a part of a file; fewer bytes at its end. Raises BytesMissing, StorageUnavailable."""
         ...
 
     def delete(self, name: str) -> None:
-        """The file, and what a writer that was killed left of it. Raises StorageUnavailable."""
+        """Delete the file, and what a writer that was killed left of it. Raises StorageUnavailable."""
         ...
 
     def clean(self) -> int:
-        """At the start: remove what writers of a killed process left. Returns how many. Raises StorageUnavailable."""
+        """Remove, at the start, what writers of a killed process left. Returns how many. Raises StorageUnavailable."""
         ...
 
 
@@ -53,7 +54,7 @@ class FolderStorage:
     """A folder of one process."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises StorageUnavailable."""
+        """Make the folder. Raises StorageUnavailable."""
         self._folder = folder
         with _storage_errors():
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -79,7 +80,7 @@ class FolderStorage:
 
 
 class FolderWriter:
-    """Writes beside the name, and takes the name once everything is on the disk."""
+    """A writer beside the name, which takes the name once everything is on the disk."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

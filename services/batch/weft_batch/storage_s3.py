@@ -1,4 +1,4 @@
-"""Bytes of files on S3. Multipart uploads, so memory holds one part of a file.
+"""Storage of files' bytes on S3. Multipart uploads, so memory holds one part of a file.
 
 Credentials are a folder (a mounted Secret) with accessKeyId, secretAccessKey and, for temporary ones, sessionToken; or
 the process's own, where its pod has an identity that may use the bucket.
@@ -28,7 +28,8 @@ class S3NotUsable(CannotStart):
 
 
 def parse_place(uri: str) -> tuple[str, str]:
-    """`s3://bucket/prefix` -> (bucket, prefix, which is empty or ends with a slash). Raises ValueError."""
+    """Split `s3://bucket/prefix` into the bucket and the prefix, which is empty or ends with a slash. Raises
+    ValueError."""
     found = _PLACE.fullmatch(uri)
     if found is None or ".." in uri:
         raise ValueError(f"{uri!r} is not s3://BUCKET/PREFIX")
@@ -37,7 +38,7 @@ def parse_place(uri: str) -> tuple[str, str]:
 
 
 def read_keys(folder: Path) -> dict[str, str]:
-    """A Secret's entries. Raises S3NotUsable."""
+    """Read a Secret's entries. Raises S3NotUsable."""
     keys: dict[str, str] = {}
     for name in KEYS:
         with contextlib.suppress(FileNotFoundError):
@@ -51,7 +52,7 @@ class S3Storage:
     """A place in a bucket. Several processes may share it: names are random."""
 
     def __init__(self, uri: str, *, endpoint: str, region: str, keys: dict[str, str] | None) -> None:
-        """Without keys: with the process's own credentials. Raises ValueError, S3NotUsable."""
+        """Make a client; without keys it has the process's own credentials. Raises ValueError, S3NotUsable."""
         self._bucket, self._prefix = parse_place(uri)
         session = Session()
         if keys is None and session.get_credentials() is None:
@@ -84,12 +85,12 @@ class S3Storage:
             self._client.delete_object(Bucket=self._bucket, Key=key)
 
     def clean(self) -> int:
-        """Nothing: other processes may be writing. The store's rows say what was left (weft/store/files.py)."""
+        """Remove nothing: other processes may be writing. The store's rows say what was left (weft/store/files.py)."""
         return 0
 
 
 class S3Writer:
-    """Parts of 8 MiB; a file with less is put at once. It appears when it is closed."""
+    """A writer of parts of 8 MiB; a file with less is put at once. It appears when it is closed."""
 
     def __init__(self, client: Any, where: dict[str, str]) -> None:
         self._client, self._where = client, where
@@ -129,7 +130,7 @@ class S3Writer:
 
 @contextlib.contextmanager
 def _storage_errors() -> Generator[None]:
-    """botocore's errors -> ours; their text is not repeated, it may quote what was signed."""
+    """Turn botocore's errors into ours; their text is not repeated, it may quote what was signed."""
     try:
         yield
     except ClientError as error:

@@ -33,7 +33,7 @@ class TenantQuotas:
     """Quotas of a tenant, and bounds of a batch: constants, but for `tenant_bytes`, which depends on the volume."""
 
     max_lines: int = 50_000  # of a batch, as at OpenAI
-    max_line_bytes: int = 1 << 20  # a line is read whole; so much text is more than most contexts
+    max_line_bytes: int = 1 << 20  # a line is read whole; a text of this size is more than most contexts
     max_file_bytes: int = MAX_FILE_BYTES
     tenant_bytes: int = 10 << 30  # of all files, outputs included
     tenant_files: int = 1_000  # outputs included: what a list of them, and a sweep, goes through
@@ -41,7 +41,7 @@ class TenantQuotas:
 
 
 class TenantFiles:
-    """One event loop owns it. `spawn` starts work that nobody waits for."""
+    """The files of tenants. One event loop owns it. `spawn` starts work that nobody waits for."""
 
     def __init__(
         self, engine: AsyncEngine, term: int, storage: FileStorage, limits: TenantQuotas,
@@ -92,7 +92,7 @@ class TenantFiles:
             self._count_upload(new.namespace, -size)
 
     def _count_upload(self, namespace: str, size: int) -> int:
-        """Bytes of this tenant's uploads that are not whole, after the change."""
+        """Change the count of this tenant's bytes in uploads that are not whole. Returns it after the change."""
         now = self._uploading.get(namespace, 0) + size
         if now:
             self._uploading[namespace] = now
@@ -140,11 +140,11 @@ class TenantFiles:
         return gone
 
     def blocks(self, file_id: str) -> AsyncIterator[bytes]:
-        """A whole file's bytes. Raises StorageError."""
+        """Yield a whole file's bytes. Raises StorageError."""
         return blocks(self._storage, file_id)
 
     async def delete(self, namespace: str, file_id: str) -> StoredFile:
-        """Raises Absent, Conflict, Superseded, StoreUnavailable."""
+        """Delete a file. Raises Absent, Conflict, Superseded, StoreUnavailable."""
         gone = await files.mark_deleting(self._engine, self._term, namespace, file_id)
         await self._remove([gone.file_id])
         return gone

@@ -1,5 +1,5 @@
 # pyright: reportUnusedImport=false
-"""Pure: which line runs next and when a batch ends, what a line of an input file means.
+"""The pure part: which line runs next and when a batch ends, what a line of an input file means.
 
 Tests, the simulator and benchmarks take these names from here: the modules behind them may change.
 """

@@ -46,7 +46,7 @@ class Added:
 
 @dataclass(frozen=True, slots=True)
 class Validated:
-    """A batch's input is read: lines 1..total, of which some are finished already."""
+    """The input of a batch is read: lines 1..total, of which some are finished already."""
 
     batch_id: str
     total: int
@@ -55,7 +55,7 @@ class Validated:
 
 @dataclass(frozen=True, slots=True)
 class CancelAsked:
-    """Its tenant does not want the rest."""
+    """The tenant does not want the rest of a batch."""
 
     batch_id: str
 
@@ -102,7 +102,7 @@ class LineFailed:
 
 @dataclass(frozen=True, slots=True)
 class StoreResult:
-    """Make this durable, then say so."""
+    """Make this durable, then report it with LinesStored."""
 
     result: LineResult | LineFailed
 
@@ -121,7 +121,7 @@ Effect = Validate | Give | Send | StoreResult | Finalize
 
 @dataclass(slots=True)
 class LineCounters:
-    """What has happened since the process started."""
+    """Counts of what has happened since the process started."""
 
     given: int = 0
     retried: int = 0
@@ -131,7 +131,7 @@ class LineCounters:
 
 @dataclass(slots=True)
 class NamespaceFigures:
-    """Open batches of a namespace, and where the unfinished lines are of those whose input is read."""
+    """The open batches of a namespace, and where the unfinished lines are of those whose input is read."""
 
     batches: int = 0
     waiting: int = 0
@@ -141,7 +141,7 @@ class NamespaceFigures:
 
 @dataclass(slots=True)
 class _History:
-    """Of a line that was given out before, and has no result."""
+    """The history of a line that was given out before, and has no result."""
 
     failures: int = 0
     losses: int = 0
@@ -174,7 +174,7 @@ class _Book:
         return self.cursor <= self.total and len(self.back) < MAX_WAITING
 
     def take(self, now: float) -> int:
-        """A line that may run: one that waits again before a new one."""
+        """Take a line that may run: one that waits again before a new one."""
         if self.back and self.back[0][0] <= now:
             return heapq.heappop(self.back)[1]
         assert self.has_new(), "a batch without a line that may run"
@@ -193,7 +193,7 @@ class _Gateway:
 
 
 class Batches:
-    """The machine; see the module's text."""
+    """The machine of batches, as the module's text describes it."""
 
     def __init__(self, *, lines_in_flight: int) -> None:
         self._limit = lines_in_flight
@@ -278,7 +278,7 @@ class Batches:
         self._refresh(book, now)
 
     def _end(self, book: _Book, ending: BatchStatus, effects: list[Effect]) -> None:
-        """Nothing more of it runs. Its files are written once nothing of it is on its way to the store."""
+        """End a batch: nothing more of it runs. Its files are written once nothing of it is on its way to the store."""
         if book.ending is not None:
             return
         book.ending = ending
@@ -296,7 +296,8 @@ class Batches:
         self._settle(book, effects)
 
     def _settle(self, book: _Book, effects: list[Effect], *, known: bool = False) -> None:
-        """Order its files where nothing of it is left to wait for. `known`: an ending whose input needs no reading."""
+        """Order a batch's files where nothing of it is left to wait for. `known`: an ending whose input needs no
+        reading."""
         if book.finalized or book.storing or (book.total is None and not known):
             return
         complete = book.total is not None and book.finished_lines == book.total
@@ -339,7 +340,7 @@ class Batches:
                 raise AssertionError(f"a gateway does not send {type(message).__name__}")
 
     def _landed(self, peer: Peer, batch_id: str, line: int) -> _Book | None:
-        """The line is no longer at that gateway. None: it was not, or its batch has ended."""
+        """Take the line off that gateway. Returns its batch; None: it was not there, or its batch has ended."""
         book = self._books.get(batch_id)
         if book is None or book.flying.get(line) != peer:
             return None
@@ -376,7 +377,7 @@ class Batches:
             self._settle(book, effects)
 
     def _lost(self, peer: Peer, now: float, effects: list[Effect]) -> None:
-        """The gateway's stream is over: what it had waits again."""
+        """Let what a gateway had wait again: its stream is over."""
         for batch_id, line in sorted(self._gateways[peer].flying):
             book = self._landed(peer, batch_id, line)
             assert book is not None, "a gateway's lines are those of its batches"
@@ -402,7 +403,7 @@ class Batches:
     # ------------------------------------------------------------------------------------------ whose turn it is
 
     def _refresh(self, book: _Book, now: float) -> None:
-        """Whether the batch has a line that may run, or when it will."""
+        """Note whether the batch has a line that may run, or when it will."""
         due = bool(book.back) and book.back[0][0] <= now
         if book.ending is None and (due or book.has_new()):
             self._ready.setdefault(book.namespace, set()).add(book.batch_id)
@@ -444,7 +445,7 @@ class Batches:
         self.check_turns()
 
     def check_lines(self) -> None:
-        """Every line is in one place, and the sums are those of the places."""
+        """Check that every line is in one place, and that the sums are those of the places."""
         out = stored_bytes = 0
         for book in self._books.values():
             back = [line for _, line in book.back]
@@ -471,7 +472,7 @@ class Batches:
         assert out <= self._limit, f"{out} lines are out, the limit is {self._limit}"
 
     def check_turns(self) -> None:
-        """A batch has a turn if and only if a line of it may run; one that waits for a time has a timer."""
+        """Check that a batch has a turn if and only if a line of it may run; one that waits for a time has a timer."""
         ready = {batch_id for batches in self._ready.values() for batch_id in batches}
         assert all(self._ready.values()), "a namespace without a batch has a turn"
         for book in self._books.values():

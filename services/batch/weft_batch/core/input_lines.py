@@ -1,4 +1,4 @@
-"""What the lines of an input file mean: JSON objects {custom_id, method, url, body}, judged one at a time.
+"""Lines of an input file: JSON objects {custom_id, method, url, body}, judged one at a time.
 
 A line that cannot run fails alone, with the codes of OpenAI's API. What fails the whole batch: no line at all, no line
 that can run, more lines than the quota. Empty lines are no lines, and are not counted.
@@ -39,7 +39,7 @@ class GoodLine:
 
 @dataclass(frozen=True, slots=True)
 class BadLine:
-    """A line that cannot. `custom_id`: None where it has none."""
+    """A line that cannot run. `custom_id`: None where it has none."""
 
     custom_id: str | None
     code: str
@@ -48,12 +48,12 @@ class BadLine:
 
 
 def compression(start: bytes) -> str | None:
-    """What a file that begins so is packed with; None: it may be text."""
+    """Recognise what a file that begins so is packed with; None: it may be text."""
     return next((name for magic, name in COMPRESSED.items() if start.startswith(magic)), None)
 
 
 def read_line(raw: bytes, endpoint: str, max_line_bytes: int) -> GoodLine | BadLine:
-    """One line, without its line end."""
+    """Read one line, without its line end."""
     if len(raw) > max_line_bytes:
         return BadLine(None, "line_too_long", f"the line is longer than {max_line_bytes} bytes")
     try:
@@ -87,7 +87,8 @@ def _request(custom_id: str, given: JsonObject, endpoint: str) -> GoodLine | Bad
 
 
 class LineSplitter:
-    """Bytes in blocks -> lines, numbered from `first`, without line ends. Empty lines are none, and not counted.
+    """A splitter of blocks of bytes into lines, numbered from `first`, without line ends. Empty lines are none, and not
+    counted.
 
     A line longer than `max_line_bytes` comes with one byte more than that, not whole.
     """
@@ -100,7 +101,7 @@ class LineSplitter:
         self._line_at = self._read = offset  # where that line begins, how far the file is read
 
     def feed(self, block: bytes) -> Iterator[tuple[int, bytes]]:
-        """The lines that end in this block."""
+        """Yield the lines that end in this block."""
         start, at = 0, self._read
         self._read += len(block)
         while (end := block.find(b"\n", start)) >= 0:
@@ -110,7 +111,7 @@ class LineSplitter:
         self._rest = (self._rest + block[start : start + self._keep])[: self._keep]
 
     def finish(self) -> Iterator[tuple[int, bytes]]:
-        """The last line, where no line end follows it."""
+        """Yield the last line, where no line end follows it."""
         yield from self._line(self._rest)
         self._rest = b""
         self.index.mark(self.next_line, self._read)
@@ -141,16 +142,16 @@ class InputReader:
         return self._lines.index
 
     def feed(self, block: bytes) -> Iterator[tuple[int, BadLine]]:
-        """The bad lines that end in this block, with their numbers."""
+        """Yield the bad lines that end in this block, with their numbers."""
         return self._judged(self._lines.feed(block))
 
     def finish(self) -> Iterator[tuple[int, BadLine]]:
-        """The last line, where it is a bad one."""
+        """Yield the last line, where it is a bad one."""
         yield from self._judged(self._lines.finish())
         self._ids = {}
 
     def failure(self) -> list[BatchError]:
-        """Why no line runs; none: lines run."""
+        """Explain why no line runs; empty: lines run."""
         if self.too_many:
             why = f"the file has more than {self._max_lines} lines"
             return [BatchError("too_many_lines", why, self._max_lines + 1)]
@@ -173,7 +174,7 @@ class InputReader:
             yield line, read
 
     def _unique(self, line: int, read: GoodLine | BadLine) -> GoodLine | BadLine:
-        """The later of two lines with one custom_id is bad."""
+        """Refuse the later of two lines with one custom_id."""
         if read.custom_id is None:
             return read
         earlier = self._ids.setdefault(blake2b(read.custom_id.encode(), digest_size=16).digest(), line)
