@@ -1,4 +1,4 @@
-"""What an artifact of each kind consists of, and whether its files hold together.
+"""The files of an artifact of each kind, and checks that they hold together.
 
 The checks read through `Files`, so the same code validates the source before the copy (headers: seconds), the copy
 itself (the bytes that are served are the bytes that were checked) and blobs kept from earlier.
@@ -75,14 +75,15 @@ class BaseModel:
 
 @dataclass(frozen=True, slots=True)
 class ArtifactLimits:
-    """Bytes of all files of one artifact: above any that is meant, so that a wrong URI does not fill the volume."""
+    """The most bytes of all files of one artifact: above any that is meant, so that a wrong URI does not fill the
+    volume."""
 
     adapter_bytes: int = 4 << 30  # rank 128 on all matrices of a 70B model is 3.3 GB in 16 bits
     model_bytes: int = 1 << 40  # 405B parameters in 16 bits are 0.8 TB
 
 
 def file_filter(kind: Kind) -> FileFilter:
-    """Which names of a source matter: those that are copied, and pickles, which are only ever reported."""
+    """Choose the names of a source that matter: those that are copied, and pickles, which are only ever reported."""
 
     def matters(name: str) -> bool:
         if name.endswith(_PICKLES):
@@ -93,7 +94,7 @@ def file_filter(kind: Kind) -> FileFilter:
 
 
 def select_files(kind: Kind, files: Files, limits: ArtifactLimits) -> tuple[str, ...]:
-    """The names to copy. Raises Refused: MissingFile, UnsafeFormat, TooLarge."""
+    """List the names to copy. Raises Refused: MissingFile, UnsafeFormat, TooLarge."""
     names = [name for name in files.sizes if not name.endswith(_PICKLES)]
     pickles = files.sizes.keys() - set(names)
     if MODEL_INDEX in names or SINGLE in names:
@@ -122,12 +123,12 @@ def select_files(kind: Kind, files: Files, limits: ArtifactLimits) -> tuple[str,
 
 
 def validate(kind: Kind, files: Files, *, base: BaseModel | None, max_rank: int | None) -> dict[str, Any]:
-    """Headers and configs; returns the verdict as the API shows it. Raises Refused."""
+    """Check headers and configs; returns the verdict as the API shows it. Raises Refused."""
     return _check_adapter(files, base, max_rank or MAX_RANK) if kind == "adapter" else _check_model(files)
 
 
 def check_weights_finite(files: Files, names: Iterable[str], step: Callable[[int], None]) -> None:
-    """Every weight of these files is a number. `step` is called with the bytes of each chunk.
+    """Check that every weight of these files is a number. `step` is called with the bytes of each chunk.
 
     Raises Refused(NotFinite).
     """
@@ -139,7 +140,7 @@ def check_weights_finite(files: Files, names: Iterable[str], step: Callable[[int
 
 
 def read_shape(files: Files) -> ModelSpec:
-    """The shape of a base model. Raises Refused: ConfigInvalid, UnsupportedModel."""
+    """Read the shape of a base model. Raises Refused: ConfigInvalid, UnsupportedModel."""
     generation = GENERATION_CONFIG in files.sizes
     return parse_model_config(
         _text(files, MODEL_CONFIG, MAX_MODEL_CONFIG_BYTES),
@@ -148,14 +149,14 @@ def read_shape(files: Files) -> ModelSpec:
 
 
 def template_fault(text: bytes, base: Files) -> str:
-    """What is wrong with a chat template in place of those of a base; "" for nothing."""
+    """Explain what is wrong with a chat template in place of those of a base; "" for nothing."""
     files = {name: raw for name, raw in _template_files(base).items() if name != NAMED_FILE}
     found = _template_verdict(lambda: template_of({**files, TEMPLATE_FILE: text}), "", "")
     return found.get("fault", "")
 
 
 def check_upload(files: Files) -> None:
-    """What holds of an adapter whatever its base: both files, a configuration, a header. Raises Refused."""
+    """Check what holds of an adapter whatever its base: both files, a configuration, a header. Raises Refused."""
     for name in FILES:
         if name not in files.sizes:
             raise Refused(Reason.MISSING_FILE, f"the form has no file {name}")
@@ -208,12 +209,13 @@ def _check_model(files: Files) -> dict[str, Any]:
 
 
 def _template_files(files: Files) -> dict[str, bytes]:
-    """Raises Refused(TooLarge)."""
+    """Read the files of chat templates. Raises Refused(TooLarge)."""
     return {name: _text(files, name, MAX_TEXT_BYTES) for name in TEMPLATE_FILES if name in files.sizes}
 
 
 def _template_verdict(read: Callable[[], ChatTemplate | None], own: str, other: str) -> dict[str, str]:
-    """Whose chat template counts, and its fault: one that does not compile or fails on the smallest conversation."""
+    """Judge whose chat template counts, and its fault: one that does not compile or fails on the smallest
+    conversation."""
     try:
         if (template := read()) is None:
             return {"from": other}
@@ -224,12 +226,12 @@ def _template_verdict(read: Callable[[], ChatTemplate | None], own: str, other: 
 
 
 def reader(files: Files) -> Read:
-    """The files by name. Raises Refused(TooLarge)."""
+    """Make a function that reads the files by name, which raises Refused(TooLarge)."""
     return lambda name: _text(files, name, MAX_TEXT_BYTES) if name in files.sizes else None
 
 
 def _to_json(verdict: AdapterVerdict | ModelVerdict) -> dict[str, Any]:
-    """Without what is not known."""
+    """Write the verdict as JSON, without what is not known."""
     return _camel(asdict(verdict))
 
 
@@ -242,7 +244,7 @@ def _camel(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_index(files: Files, headers: dict[str, Header]) -> None:
-    """The index and the shards agree."""
+    """Check that the index and the shards agree."""
     weight_map = _json(files, MODEL_INDEX, MAX_TEXT_BYTES).get("weight_map")
     if not isinstance(weight_map, dict):
         raise Refused(Reason.CONFIG_INVALID, f"{MODEL_INDEX}: weight_map is no object")

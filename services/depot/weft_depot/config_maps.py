@@ -7,10 +7,10 @@ from weft_depot.credentials import is_namespace, is_object_name, where
 
 
 class ConfigMaps(Protocol):
-    """A place of ConfigMaps. A call blocks, within a bounded time."""
+    """A source of ConfigMaps. A call blocks, within a bounded time."""
 
     def read(self, namespace: str, name: str) -> str:
-        """Return the text of its entry chat_template.jinja.
+        """Return the text of a ConfigMap's entry chat_template.jinja.
 
         Raises Refused (ConfigMapMissing, ConfigMapForbidden), Unavailable.
         """
@@ -18,7 +18,7 @@ class ConfigMaps(Protocol):
 
 
 class NoConfigMaps:
-    """A depot that was given none."""
+    """A depot without ConfigMaps."""
 
     def read(self, namespace: str, name: str) -> str:
         raise Refused(
@@ -29,6 +29,7 @@ class NoConfigMaps:
 
 
 def check_names(namespace: str, name: str) -> None:
-    """Raises Refused(ConfigMapMissing) unless both can be names of a namespace and a ConfigMap: they become paths."""
+    """Check that both can be names of a namespace and a ConfigMap: they become paths. Raises
+    Refused(ConfigMapMissing)."""
     if not is_namespace(namespace) or not is_object_name(name):
         raise Refused(Reason.CONFIG_MAP_MISSING, f"{where(namespace, name)} is no name of a ConfigMap")

@@ -70,7 +70,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def build(settings: DepotSettings, require_turn: Callable[[], None] = lambda: None) -> Depot:
-    """A depot with its sources. Half-written blobs of a killed one are removed.
+    """Make a depot with its sources. Half-written blobs of a killed one are removed.
 
     `require_turn()` raises LeadershipLost where another depot may act.
     """
@@ -92,7 +92,7 @@ def build(settings: DepotSettings, require_turn: Callable[[], None] = lambda: No
 
 
 def build_sources(settings: DepotSettings, policy: RetryPolicy) -> dict[str, ArtifactSource]:
-    """Those that are allowed and have what they need. A library is only loaded for a scheme that is on.
+    """Make the sources that are allowed and have what they need. A library is only loaded for a scheme that is on.
 
     Raises CannotStart.
     """
@@ -123,7 +123,7 @@ def build_sources(settings: DepotSettings, policy: RetryPolicy) -> dict[str, Art
 
 
 def _secrets(kind: str) -> Secrets:
-    """Raises CannotStart."""
+    """Make the source of Secrets. Raises CannotStart."""
     if kind == "none":
         return NoSecrets()
     if kind != "kubernetes":
@@ -134,7 +134,7 @@ def _secrets(kind: str) -> Secrets:
 
 
 def _config_maps(kind: str) -> ConfigMaps:
-    """Raises CannotStart."""
+    """Make the source of ConfigMaps. Raises CannotStart."""
     if kind == "none":
         return NoConfigMaps()
     with _library_for("--config-maps"):
@@ -144,7 +144,7 @@ def _config_maps(kind: str) -> ConfigMaps:
 
 @contextlib.contextmanager
 def _library_for(flag: str) -> Generator[None]:
-    """Raises CannotStart where the import in it fails."""
+    """Import a library in the block. Raises CannotStart where that fails."""
     try:
         yield
     except ImportError as error:
@@ -174,7 +174,7 @@ async def _run(settings: DepotSettings) -> int:
 async def _act(
     settings: DepotSettings, stop: asyncio.Event, probes: Probes | None, turn: Turn, serving: asyncio.Event
 ) -> bool:
-    """Serve until `stop`. True: housekeeping has ended by a bug. Raises CannotStart."""
+    """Serve until `stop`. Returns True where housekeeping has ended by a bug. Raises CannotStart."""
     failed, secured = asyncio.Event(), dict[str, Any]()
 
     def fail() -> None:

@@ -1,4 +1,4 @@
-"""What the depot counts. Labels are bounded: kinds, states and reasons are short lists."""
+"""The depot's metrics. Labels are bounded: kinds, states and reasons are short lists."""
 
 from prometheus_client import Counter, Gauge, Histogram
 

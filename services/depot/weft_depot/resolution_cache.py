@@ -1,4 +1,4 @@
-"""Which digest a source's state had: so that resolving an unchanged source again reads no content.
+"""A cache of the digest that a source's state had: resolving an unchanged source again reads no content.
 
 One small JSON file per source under `DATA/resolved/`, written whole or not at all. It only saves work: a lost or
 damaged one means reading the source again. Only of an upload it is more: the proof of whose it is. Beside it, in
@@ -23,7 +23,7 @@ MAX_RECENT = 50_000
 
 @dataclass(frozen=True, slots=True)
 class CachedResolution:
-    """At this signature, this source had this digest."""
+    """The digest that a source had at a signature."""
 
     kind: Kind
     source: str  # the URI with its options, the namespace that asked, and the name of its Secret
@@ -37,7 +37,7 @@ class ResolutionCache:
     """The entries, in memory and on disk. Called from any thread."""
 
     def __init__(self, folder: Path, recheck_ttl_s: float = 0.0) -> None:
-        """`recheck_ttl_s`: how long a request that was resolved counts as recent."""
+        """Read the entries. `recheck_ttl_s`: how long a request that was resolved counts as recent."""
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         for left in folder.glob("*.tmp"):
@@ -48,7 +48,7 @@ class ResolutionCache:
         self._recent = ExpiringDict[str, bool](MAX_RECENT, recheck_ttl_s)  # by the request's key
 
     def find(self, kind: Kind, source: str) -> CachedResolution | None:
-        """The source's state when it was resolved last."""
+        """Find the source's state when it was resolved last."""
         return self._entries.get(_name(kind, source))
 
     def names(self, digest: str) -> tuple[str, ...]:
@@ -57,7 +57,7 @@ class ResolutionCache:
             return tuple(sorted({last_part(e.uri) for e in self._models.values() if e.digest == digest}))
 
     def add(self, entry: CachedResolution, *, durable: bool = False) -> None:
-        """`durable`: it is on the disk when this returns; the others only save work."""
+        """Keep an entry. `durable`: it is on the disk when this returns; the others only save work."""
         name = _name(entry.kind, entry.source)
         content = json.dumps(asdict(entry)).encode()
         with self._lock:
@@ -75,7 +75,7 @@ class ResolutionCache:
                 (self._folder / f"{name}.json").unlink(missing_ok=True)
 
     def mark_resolved(self, key: str, now: float) -> None:
-        """A request has succeeded at `now` (seconds)."""
+        """Note that a request has succeeded at `now` (seconds)."""
         with self._lock:
             self._recent.put(key, True, now)
 
@@ -90,7 +90,7 @@ def _name(kind: Kind, source: str) -> str:
 
 
 def _load(path: Path) -> CachedResolution | None:
-    """None for a foreign or damaged file: the source is then read again, and the entry replaced."""
+    """Read an entry; None for a foreign or damaged file: the source is then read again, and the entry replaced."""
     try:
         with path.open("rb") as file:
             entry = CachedResolution(**json.loads(file.read(MAX_ENTRY_BYTES)))

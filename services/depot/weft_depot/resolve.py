@@ -70,7 +70,7 @@ class Resolver:
         object.__setattr__(self, "fault_of", lru_cache(TEMPLATES)(self._fault_of))
 
     def queue_key(self, request: ResolveRequest) -> QueueKey:
-        """The jobs that a request shares its threads with."""
+        """The key of the jobs that a request shares its threads with."""
         if request.kind == "template":
             return QueueKey("templates", request.namespace)
         try:
@@ -86,7 +86,8 @@ class Resolver:
         check_cancelled: Callable[[], None],
         progress: ByteProgress | None = None,
     ) -> OperationStatus:
-        """What was fetched; its blobs are there and named in `lease`. `validated` is called once, after the headers.
+        """Fetch what a request names; its blobs are there and named in `lease`. `validated` is called once, after the
+        headers.
 
         The watch of a remote source says no more than that the depot still holds the artifact.
 
@@ -117,7 +118,7 @@ class Resolver:
     def _resolve_template(
         self, request: ResolveRequest, lease: Lease, validated: Callable[[Verdict], None]
     ) -> OperationStatus:
-        """The artifact of a chat template alone. One with a fault is an artifact, too: its verdict says it."""
+        """Make the artifact of a chat template alone. One with a fault is an artifact, too: its verdict says it."""
         assert request.base is not None, "requests were checked"
         base = self._held_base(request.base, lease)
         check_uri(request)
@@ -149,7 +150,7 @@ class Resolver:
         return self.watches.add(source.host(request), snapshot.marks, blobs)
 
     def _recent(self, ctx: "ResolveContext") -> Manifest | None:
-        """The artifact of a request that was answered a moment ago: its remote source is not contacted again."""
+        """Find the artifact of a request that was answered a moment ago: its remote source is not contacted again."""
         if not self.resolutions.is_recent(ctx.request.key, self.now()):
             return None
         entry = self.resolutions.find(ctx.request.kind, ctx.request.source)
@@ -159,7 +160,8 @@ class Resolver:
         return manifest
 
     def _unchanged(self, ctx: "ResolveContext", snapshot: Snapshot) -> Manifest | None:
-        """The artifact of an unchanged source, if its blobs are still here: only the request's own demands are checked.
+        """Find the artifact of an unchanged source, if its blobs are still here: only the request's own demands are
+        checked.
 
         Credentials that have changed first show that they may read every file, by reading a little of each.
         """
@@ -223,7 +225,7 @@ class Resolver:
             self.resolutions.add(CachedResolution(*named, snapshot.signature, manifest.digest, ctx.reader))
 
     def _base(self, ref: BaseRef | None, lease: Lease) -> BaseModel | None:
-        """The base's shape and names, from its blobs. Raises Refused(SourceNotFound) when it is not here."""
+        """Read the base's shape and names from its blobs. Raises Refused(SourceNotFound) when it is not here."""
         if ref is None:
             return None
         manifest = self._held_base(ref, lease)
@@ -255,23 +257,23 @@ class ResolveContext:
     last_read: Digest | None = None  # of a source that changed meanwhile
 
     def step(self, count: int) -> None:
-        """So many bytes are next. Raises what stops the work."""
+        """Count `count` bytes that are next. Raises what stops the work."""
         self.check_cancelled()
         self.progress.add(count)
 
     def validated(self, verdict: Verdict) -> None:
-        """Passes on the first verdict; a second reading of the source has no second one."""
+        """Pass on the first verdict; a second reading of the source has no second one."""
         callback, self.on_validated = self.on_validated, None
         if callback:
             callback(verdict)
 
     @property
     def reader(self) -> str:
-        """A fingerprint of the credentials that read; empty: none."""
+        """The fingerprint of the credentials that read; empty: none."""
         return self.secret.fingerprint if self.secret else ""
 
     def validate(self, files: Files) -> Verdict:
-        """Headers and configs. Raises Refused."""
+        """Check headers and configs. Raises Refused."""
         return validate(self.request.kind, files, base=self.base, max_rank=self.request.max_rank)
 
     def check_digest(self, manifest: Manifest) -> None:
@@ -282,12 +284,12 @@ class ResolveContext:
 
 
 class _Changed(Exception):
-    """The source is not what it was when it was opened."""
+    """The source has changed since it was opened."""
 
 
 @contextlib.contextmanager
 def _unless_changed(snapshot: Snapshot) -> Generator[None]:
-    """Swallows the errors of a changing source: they may not hold for its next state. All other errors pass."""
+    """Drop the errors of a changing source: they may not hold for its next state. All other errors pass."""
     try:
         yield
     except _Changed:
@@ -299,7 +301,7 @@ def _unless_changed(snapshot: Snapshot) -> Generator[None]:
 
 @contextlib.contextmanager
 def disk_errors() -> Generator[None]:
-    """A full disk by its name. Raises DepotFull."""
+    """Name a full disk. Raises DepotFull."""
     try:
         yield
     except OSError as error:

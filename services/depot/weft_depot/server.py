@@ -55,7 +55,7 @@ class _BadRequest(Exception):
 def build_app(
     depot: Depot, probes: Probes | None = None, *, on_failure: Callable[[], None] = lambda: None
 ) -> Starlette:
-    """The ASGI application of a depot. Its probes are part of it unless they have a port of their own.
+    """Make the ASGI application of a depot. Its probes are part of it unless they have a port of their own.
 
     `on_failure`: housekeeping has ended by an exception, which is in the log.
     """
@@ -197,7 +197,8 @@ class _BlobResponse(FileResponse):
 
 
 async def _body(request: Request, parse: Callable[[bytes], Body]) -> Body:
-    """Only JSON: a web page may send other types to any address, but JSON only after a preflight request."""
+    """Read a body of JSON only: a web page may send other types to any address, but JSON only after a preflight
+    request."""
     media_type = request.headers.get("content-type", "")
     if media_type.partition(";")[0].strip().lower() != JSON:
         what = f"Content-Type is {quoted(media_type)}, it has to be {JSON}"
@@ -226,7 +227,7 @@ def _wait_s(request: Request) -> float:
 
 
 def _to_json(operation_id: str, status: OperationStatus) -> dict[str, Any]:
-    """The operation as the API shows it: fields that are not there yet are left out."""
+    """Write the operation as the API shows it: fields that are not there yet are left out."""
     fields = {"id": operation_id, "state": status.state, "verdict": status.verdict, "digest": status.digest}
     fields |= {"watch": status.watch, "reason": status.reason or None, "message": status.message or None}
     fields |= {"retryAfterSeconds": status.retry_after_s or None}
@@ -245,7 +246,7 @@ def _busy(what: str, status: int, message: str) -> JSONResponse:
 
 
 async def _gone(_: Request, __: Exception) -> Response:
-    """A client that went away within its body is not an error of the depot; nobody reads this answer."""
+    """Answer a client that went away within its body: it is not an error of the depot, and nobody reads this."""
     return Response(status_code=400)
 
 

@@ -81,7 +81,7 @@ class Stopping(Exception):
 
 
 class Depot:
-    """Owns operations and leases. All methods run on one event loop; the resolver runs in threads."""
+    """The owner of operations and leases. All methods run on one event loop; the resolver runs in threads."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class Depot:
         return operation_id
 
     async def wait(self, operation_id: str, wait_s: float, *, for_end: bool = False) -> OperationStatus | None:
-        """The operation, at the latest after its next change of state (`for_end`: its end) or `wait_s`."""
+        """Wait for the operation's next change of state (`for_end`: its end), at most `wait_s`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 while (operation := self.operations.find(operation_id)) and not operation.finished:
@@ -136,7 +136,7 @@ class Depot:
         return self.operations.find(operation_id)
 
     def under_way(self, most: int) -> list[tuple[str, ResolveRequest, ByteProgress]]:
-        """Unfinished resolves, the eldest first: id, request, bytes."""
+        """List unfinished resolves, the eldest first: id, request, bytes."""
         return [(job.operation_id, job.request, job.progress) for job in islice(self._unfinished.values(), most)]
 
     async def upload(self, namespace: str, pieces: AsyncIterator[Piece]) -> Manifest | None:
@@ -167,7 +167,7 @@ class Depot:
         return manifest
 
     async def changed(self, watches: tuple[str, ...]) -> list[str]:
-        """Those whose source or blobs are not what they were. A host that hangs counts as unchanged for now."""
+        """List the watches whose source or blobs have changed. A host that hangs counts as unchanged for now."""
         by_host = self._resolver.watches.by_host(watches)
         unknown = by_host.pop(None, [])
         checks = [self._check(host, of_host).changed for host, of_host in by_host.items() if host is not None]
@@ -187,7 +187,8 @@ class Depot:
         return removed
 
     def suspect(self, digest: str) -> bool:
-        """A download of this blob did not match its digest. True: it is being verified, or will be; download later.
+        """Note that a download of this blob did not match its digest. Returns True if it is being verified, or will be;
+        download later.
 
         A blob that was verified or removed a moment ago is not read again: if it is here it is whole, and the damage is
         elsewhere, or the report a lie.
@@ -210,7 +211,7 @@ class Depot:
             self._leases.pop(operation_id).close()
 
     async def run(self) -> None:
-        """Housekeeping while the process lives. It survives trouble with the disk; any other exception is a bug."""
+        """Keep house while the process lives. It survives trouble with the disk; any other exception is a bug."""
         while True:
             self.forget()
             holds(self.operations.check_operations)
@@ -230,7 +231,7 @@ class Depot:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _tidy(self) -> None:
-        """The part of housekeeping that reads the disk."""
+        """Do the part of housekeeping that reads the disk."""
         self.store.sweep(time.time() - KEEP_BROKEN_S)
         blobs, size_bytes = self.store.usage()
         metrics.BLOBS.set(blobs)
@@ -257,7 +258,7 @@ class Depot:
             del self._suspects[digest]
 
     def _check(self, host: str, watches: list[str]) -> _Check:
-        """One check at a time for each host, queued with the resolves of that host."""
+        """Check watches, one check at a time for each host, queued with the resolves of that host."""
         check = self._checks.get(host)
         if check is None:
             check = self._checks[host] = _Check(watches, asyncio.get_running_loop().create_future())
@@ -287,7 +288,7 @@ class Depot:
             self._changes[operation_id] = asyncio.Event()
 
     def _finished(self, job: _Resolve, answer: OperationStatus, key: QueueKey) -> None:
-        """INFO for a result that is new: the operator resolves every source all the time."""
+        """Log a finished job, at INFO if its result is new: the operator resolves every source all the time."""
         request, result = job.request, (answer.digest or "", answer.reason)
         level = logging.DEBUG if self._results.get(request.key, self._now()) == result else logging.INFO
         self._results.put(request.key, result, self._now())
@@ -342,7 +343,7 @@ class Depot:
         post(self._finished, job, answer, key)
 
     def _check_rate_limit(self, key: QueueKey) -> None:
-        """A server that has answered a namespace 429 gets no request of that namespace until its time is over."""
+        """Refuse a request while a server that has answered its namespace 429 wants none."""
         left_s = self._rate_limited.get(key, 0.0) - self._now()
         if left_s > 0:
             seconds = math.ceil(left_s)

@@ -12,7 +12,7 @@ from weft_depot.sources.addresses import split_url
 
 
 def _comma_list(value: object) -> object:
-    """`a,b` -> (a, b)."""
+    """Split `a,b` into (a, b)."""
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
     return value

@@ -35,7 +35,7 @@ class BlobFiles:
 
 
 class StagedFiles:
-    """Copied, fsynced, not yet visible. A context manager: files that are not published are removed."""
+    """The copies of files, fsynced, not yet visible. A context manager: files that are not published are removed."""
 
     def __init__(self, store: BlobStore) -> None:
         self._store = store
@@ -71,19 +71,20 @@ class StagedFiles:
         self._writers[name] = writer
 
     def writer(self, name: str) -> BlobWriter:
-        """One more file, whose bytes the caller writes."""
+        """Write one more file, whose bytes the caller gives."""
         writer = self._writers[name] = self._stack.enter_context(self._store.writer())
         return writer
 
     def finish(self) -> None:
-        """Every file is on the disk."""
+        """Make sure that every file is on the disk."""
         for writer in self._writers.values():
             writer.finish()
 
     def check_expected(self, expected_sha256: Mapping[str, str]) -> bool:
-        """The copies have the hashes that the source gives. Raises Refused(DigestMismatch).
+        """Compare the copies with the hashes that the source gives.
 
-        False: the remains of an earlier copy are damaged; without them, another try may succeed.
+        Returns False where the remains of an earlier copy are damaged; without them, another try may succeed. Raises
+        Refused(DigestMismatch).
         """
         for name, writer in self._writers.items():
             actual = hex_of(writer.finish())

@@ -44,7 +44,7 @@ async def receive(resolver: Resolver, namespace: str, pieces: AsyncIterator[Piec
 
 
 async def _write(writer: BlobWriter, pieces: AsyncIterator[Piece], most_bytes: int) -> int:
-    """One file to its end; returns its bytes. Raises Refused(TooLarge)."""
+    """Write one file to its end; returns its bytes. Raises Refused(TooLarge)."""
     waiting = bytearray()
     while (piece := await anext(pieces)) is not None:
         assert isinstance(piece, bytes), "a part ends before another begins"

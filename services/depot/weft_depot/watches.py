@@ -1,4 +1,4 @@
-"""What resolved sources were, so that a question whether they have changed costs a few `stat` calls.
+"""Watches of resolved sources: a question whether they have changed costs a few `stat` calls.
 
 A watch names one state of one source, and the blobs that were made of it. Watches are in memory only and bounded, and
 one that nobody has asked for in a quarter of an hour is forgotten: an unknown one counts as changed, which costs a
@@ -56,7 +56,7 @@ class Watches:
         return watch
 
     def by_host(self, watches: Iterable[str]) -> dict[str | None, list[str]]:
-        """Watches by the host whose files they are on; None: unknown watches."""
+        """Sort watches by the host whose files they are on; None: unknown watches."""
         found: dict[str | None, list[str]] = {}
         now = self._now()
         with self._lock:
@@ -69,7 +69,8 @@ class Watches:
         return found
 
     def changed(self, watches: Iterable[str]) -> list[str]:
-        """Those whose state is no more. Blocks as the file system does; raises OSError of the depot's own disk."""
+        """List the watches whose state is no more. Blocks as the file system does; raises OSError of the depot's own
+        disk."""
         now = self._now()
         with self._lock:
             states = {watch: self._states.get(watch, now) for watch in watches}

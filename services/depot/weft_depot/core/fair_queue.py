@@ -1,8 +1,9 @@
-"""Which job runs next, so that a host that hangs delays nothing but its own jobs, and an owner's hosts only the owner.
+"""A queue that is fair to hosts and owners: a host that hangs delays nothing but its own jobs, and an owner's hosts
+only the owner.
 
 A job belongs to a host (a share, a claim, a service that may hang as one) and to an owner (a namespace) on it. At most
-`total` jobs run, at most `per_host` of one host and as many of one owner, at most `per_owner` of one owner on one
-host. Hosts take turns, the owners of a host take turns, the jobs of an owner run in their order. One loop owns it.
+`total` jobs run, at most `per_host` of one host and as many of one owner, at most `per_owner` of one owner on one host.
+Hosts take turns, the owners of a host take turns, the jobs of an owner run in their order. One loop owns it.
 """
 
 from collections import Counter, OrderedDict, deque
@@ -13,7 +14,7 @@ Job = TypeVar("Job")
 
 
 class QueueKey(NamedTuple):
-    """Where a job belongs."""
+    """The host and the owner that a job belongs to."""
 
     host: str
     owner: str
@@ -21,7 +22,7 @@ class QueueKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ConcurrencyLimits:
-    """How many jobs may run: in all, of a host or an owner, of an owner on a host."""
+    """The most jobs that may run: in all, of a host or an owner, of an owner on a host."""
 
     total: int
     per_host: int
@@ -51,14 +52,14 @@ class FairQueue(Generic[Job]):
         self._waiting_owners[key.owner] += 1
 
     def end(self, key: QueueKey) -> None:
-        """One job of this key has ended."""
+        """End one job of this key."""
         assert self._running[key] > 0, "ended, but not started"
         self._running -= Counter((key,))
         self._hosts -= Counter((key.host,))
         self._owners -= Counter((key.owner,))
 
     def start(self) -> tuple[QueueKey, Job] | None:
-        """The next job that may run, now running; None when none waits, or none of those that wait may run."""
+        """Start the next job that may run; None when none waits, or none of those that wait may run."""
         key = self._next()
         if key is None:
             return None
@@ -96,7 +97,7 @@ class FairQueue(Generic[Job]):
         return self._owners[owner] < self._limits.per_host
 
     def check_queue(self) -> None:
-        """The limits hold, and the books agree."""
+        """Check that the limits hold, and that the books agree."""
         assert self.running <= self._limits.total, "too many run"
         assert all(count <= self._limits.per_host for count in self._hosts.values()), "too many of one host"
         assert all(count <= self._limits.per_host for count in self._owners.values()), "too many of one owner"

@@ -28,11 +28,11 @@ class Operations:
         return self._unfinished.get(operation_id) or self._finished.get(operation_id, (None, 0.0))[0]
 
     def running(self, key: str) -> str | None:
-        """The unfinished operation of an equal request."""
+        """Find the unfinished operation of an equal request."""
         return self._by_key.get(key)
 
     def start(self, operation_id: str, key: str) -> bool:
-        """A new operation; False when too many are unfinished."""
+        """Begin an operation. Returns False when too many are unfinished."""
         assert self.find(operation_id) is None, "ids are drawn once"
         assert key not in self._by_key, "an equal request is running: share it"
         if len(self._unfinished) >= self._max_unfinished:
@@ -65,14 +65,14 @@ class Operations:
         return gone
 
     def counts(self) -> dict[State, int]:
-        """Operations by state."""
+        """Count operations by state."""
         counts: dict[State, int] = {"Pending": 0, "Validated": 0, "Fetched": 0, "Failed": 0}
         for operation in (*self._unfinished.values(), *(operation for operation, _ in self._finished.values())):
             counts[operation.state] += 1
         return counts
 
     def check_operations(self) -> None:
-        """One place an operation, the bounds hold, a finished one has a result."""
+        """Check that an operation is in one place, the bounds hold, and a finished one has a result."""
         assert not self._unfinished.keys() & self._finished.keys(), "an operation is finished or not"
         assert len(self._unfinished) <= self._max_unfinished, "too many unfinished"
         assert {self._keys[name]: name for name in self._unfinished} == self._by_key, "one running operation a request"

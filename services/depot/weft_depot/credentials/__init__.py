@@ -1,4 +1,4 @@
-"""What a `credentialsRef` names: a Secret of the requesting namespace, read by the depot alone.
+"""Credentials by `credentialsRef`: a Secret of the requesting namespace, read by the depot alone.
 
 A secret's values are in no message, log, URI or signature. What outlives a resolve is its fingerprint, which shows
 whether two reads were made with the same rights.
@@ -27,7 +27,8 @@ class Secret:
 
     @property
     def fingerprint(self) -> str:
-        """Equal for equal contents; gives nothing away: tokens and keys are too random to be guessed."""
+        """A text that is equal for equal contents; it gives nothing away: tokens and keys are too random to be
+        guessed."""
         digest = hashlib.sha256()
         for name, value in sorted(self.values.items()):
             for part in (name.encode(), value):
@@ -35,9 +36,10 @@ class Secret:
         return digest.hexdigest()
 
     def text(self, key: str) -> str | None:
-        """One entry, without the blanks and line ends that editors add; None: it is not there.
+        """Read one entry, without the blanks and line ends that editors add; None: it is not there.
 
-        Raises Refused(SecretInvalid) for what no token or key looks like. The message never quotes a value.
+        The message of a refusal never quotes a value. Raises Refused(SecretInvalid) for what no token or key looks
+        like.
         """
         raw = self.values.get(key)
         if raw is None:
@@ -52,15 +54,15 @@ class Secret:
 
 
 class Secrets(Protocol):
-    """Where secrets are. Blocks, within a bounded time."""
+    """A source of Secrets. Blocks, within a bounded time."""
 
     def read(self, namespace: str, name: str) -> Secret:
-        """Raises Refused (SecretMissing, SecretForbidden, SecretInvalid), Unavailable."""
+        """Read a Secret. Raises Refused (SecretMissing, SecretForbidden, SecretInvalid), Unavailable."""
         ...
 
 
 class NoSecrets:
-    """A depot that was given none."""
+    """A depot without Secrets."""
 
     def read(self, namespace: str, name: str) -> Secret:
         raise Refused(
@@ -71,12 +73,12 @@ class NoSecrets:
 
 
 def where(namespace: str, name: str) -> str:
-    """`namespace/name`, for people."""
+    """Name a Secret for people: `namespace/name`."""
     return quoted(f"{namespace}/{name}", 200).strip("'\"")
 
 
 def check_names(namespace: str, name: str) -> None:
-    """Raises Refused(SecretInvalid) unless both can be names of a namespace and a Secret: they become paths."""
+    """Check that both can be names of a namespace and a Secret: they become paths. Raises Refused(SecretInvalid)."""
     if not is_namespace(namespace) or not is_object_name(name):
         raise Refused(
             Reason.SECRET_INVALID,
@@ -86,10 +88,10 @@ def check_names(namespace: str, name: str) -> None:
 
 
 def is_namespace(text: str) -> bool:
-    """A DNS label (RFC 1123)."""
+    """Whether a text is a DNS label (RFC 1123)."""
     return bool(_LABEL.fullmatch(text))
 
 
 def is_object_name(text: str) -> bool:
-    """A DNS subdomain (RFC 1123)."""
+    """Whether a text is a DNS subdomain (RFC 1123)."""
     return bool(_SUBDOMAIN.fullmatch(text)) and ".." not in text

@@ -17,7 +17,7 @@ class FolderSecrets:
         self._root = root
 
     def read(self, namespace: str, name: str) -> Secret:
-        """Raises Refused: SecretMissing, SecretForbidden, SecretInvalid."""
+        """Read a Secret. Raises Refused: SecretMissing, SecretForbidden, SecretInvalid."""
         check_names(namespace, name)
         folder = self._root / namespace / name
         called = where(namespace, name)
@@ -37,7 +37,7 @@ class FolderSecrets:
 
 
 def _value(path: Path, called: str) -> bytes:
-    """Links are followed, mounted Secrets are made of them: what counts is the file that is opened."""
+    """Read a value. Links are followed, mounted Secrets are made of them: what counts is the file that is opened."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         _check_mode(os.fstat(descriptor).st_mode, path.name, called)

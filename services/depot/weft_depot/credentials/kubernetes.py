@@ -32,13 +32,14 @@ _ACCOUNT = re.compile(r"system:serviceaccount:([a-z0-9-]+):([a-z0-9.-]+)", re.AS
 
 
 class KubernetesSecrets:
-    """Reads through one client, which any thread may use, and which takes its token again when that is rotated."""
+    """The cluster's Secrets through one client, which any thread may use, and which takes its token again when that is
+    rotated."""
 
     def __init__(self, api: "CoreV1Api") -> None:
         self._api = api
 
     def read(self, namespace: str, name: str) -> Secret:
-        """Raises Refused (SecretMissing, SecretForbidden, SecretInvalid), Unavailable."""
+        """Read a Secret. Raises Refused (SecretMissing, SecretForbidden, SecretInvalid), Unavailable."""
         check_names(namespace, name)
         called = where(namespace, name)
         try:
@@ -51,13 +52,13 @@ class KubernetesSecrets:
 
 
 class KubernetesConfigMaps:
-    """Reads as `KubernetesSecrets` does."""
+    """The cluster's ConfigMaps, read as `KubernetesSecrets` does."""
 
     def __init__(self, api: "CoreV1Api") -> None:
         self._api = api
 
     def read(self, namespace: str, name: str) -> str:
-        """Raises Refused (ConfigMapMissing, ConfigMapForbidden), Unavailable."""
+        """Read a ConfigMap's entry. Raises Refused (ConfigMapMissing, ConfigMapForbidden), Unavailable."""
         config_maps.check_names(namespace, name)
         called = where(namespace, name)
         try:
@@ -73,7 +74,7 @@ class KubernetesConfigMaps:
 
 
 def in_cluster(flag: str) -> "CoreV1Api":
-    """With the service account of this pod. Raises CannotStart outside of one."""
+    """Make a client with the service account of this pod. Raises CannotStart outside of one."""
     configuration = client.Configuration()
     try:
         config.load_incluster_config(client_configuration=configuration)
@@ -87,7 +88,7 @@ def in_cluster(flag: str) -> "CoreV1Api":
 
 
 def api_client(configuration: client.Configuration) -> client.ApiClient:
-    """What asks the API server, whoever issued its certificate (`weft.trust`)."""
+    """Make a client of the API server, whoever issued its certificate (`weft.trust`)."""
     made = client.ApiClient(configuration)
     if configuration.verify_ssl:
         pool: Any = made.rest_client.pool_manager
@@ -113,7 +114,7 @@ def _refused(error: ApiException, kind: Literal["Secret", "ConfigMap"], namespac
 
 
 def _grant(body: str, kind: str, namespace: str, name: str) -> str:
-    """What gives the depot this one object. The API server's refusal names the depot's account."""
+    """Write what gives the depot this one object. The API server's refusal names the depot's account."""
     found = _ACCOUNT.search(body)
     account = f"{found[1]}:{found[2]}" if found else "NAMESPACE:SERVICEACCOUNT (of the depot)"
     role, resource = f"weft-depot-{name}"[:63].rstrip("-."), f"{kind.lower()}s"

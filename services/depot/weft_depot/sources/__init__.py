@@ -1,4 +1,4 @@
-"""Where artifacts come from. A scheme is one module here and one line in `weft_depot.main`.
+"""Sources of artifacts. A scheme is one module here and one line in `weft_depot.main`.
 
 A source opens a URI as a snapshot: plain files by name, read through `open`. It never follows where a URI must not
 lead, and it knows afterwards whether the files that were read were one consistent state.
@@ -24,7 +24,7 @@ class Files(Protocol):
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """Plain file names -> bytes."""
+        """The bytes of each file, by its plain name."""
         ...
 
     def open(self, name: str) -> BinaryIO:
@@ -37,23 +37,24 @@ class Snapshot(Files, Protocol):
 
     @property
     def signature(self) -> str | None:
-        """Equal signatures mean equal contents; None where the source cannot promise that now."""
+        """A text that is equal only for equal contents; None where the source cannot promise that now."""
         ...
 
     @property
     def marks(self) -> Marks | None:
-        """While all of these are as they were, so is the source; None where that takes more than `stat` calls."""
+        """Marks of a state: while all are as they were, so is the source; None where that takes more than `stat`
+        calls."""
         ...
 
     @property
     def expected_sha256(self) -> Mapping[str, str]:
-        """File name -> hex SHA-256 of its content, where the source gives it beforehand."""
+        """The hex SHA-256 of each file's content, by its name, where the source gives it beforehand."""
         ...
 
     def unchanged(self, but_links: bool = False, /) -> bool:
-        """Whether everything read so far was of the state this snapshot was opened at. Raises Unavailable.
+        """Whether everything read so far was of the state this snapshot was opened at.
 
-        `but_links`: a file may have got or lost a hard link, or have another owner or mode.
+        `but_links`: a file may have got or lost a hard link, or have another owner or mode. Raises Unavailable.
         """
         ...
 
@@ -72,13 +73,13 @@ class ArtifactSource(Protocol):
         ...
 
     def host(self, request: ResolveRequest, /) -> str:
-        """What hangs as one: the share, the claim or the service behind a URI. Never raises."""
+        """The name of what hangs as one: the share, the claim or the service behind a URI. Never raises."""
         ...
 
     def open(
         self, request: ResolveRequest, secret: Secret | None, file_filter: FileFilter, /
     ) -> AbstractContextManager[Snapshot]:
-        """The files that `file_filter` asks for, by name. `secret`: what the request's credentials name.
+        """Open the files that `file_filter` asks for, by name. `secret`: what the request's credentials name.
 
         Raises Refused (BadURI, SourceNotFound, SourceForbidden, SecretInvalid, EndpointNotAllowed, TooLarge),
         Unavailable.
@@ -87,7 +88,7 @@ class ArtifactSource(Protocol):
 
 
 def check_uri(request: ResolveRequest) -> None:
-    """Raises Refused(BadURI) unless the URI is `scheme:rest`, of a bounded length."""
+    """Check that the URI is `scheme:rest`, of a bounded length. Raises Refused(BadURI)."""
     uri, scheme = request.uri, request.scheme
     if scheme == uri or not scheme.isascii() or not scheme.isalnum() or not scheme.islower():
         raise Refused(Reason.BAD_URI, f"{uri[:200]!r} is no URI; write for example file:adapters/upper")
@@ -96,7 +97,7 @@ def check_uri(request: ResolveRequest) -> None:
 
 
 def source_of(sources: Mapping[str, ArtifactSource], request: ResolveRequest) -> ArtifactSource:
-    """The source of a request's scheme. Raises Refused: SchemeNotAllowed; BadURI, also for an option not taken."""
+    """Find the source of a request's scheme. Raises Refused: SchemeNotAllowed; BadURI, also for an option not taken."""
     check_uri(request)
     source = sources.get(request.scheme)
     if source is None:
@@ -110,7 +111,7 @@ def source_of(sources: Mapping[str, ArtifactSource], request: ResolveRequest) ->
 
 
 def relative_parts(path: str, uri: str) -> tuple[str, ...]:
-    """`a/b` -> its parts. Raises Refused(BadURI) for what could lead elsewhere or deceive a reader."""
+    """Split `a/b` into its parts. Raises Refused(BadURI) for what could lead elsewhere or deceive a reader."""
     parts = path.split("/")
     if any(part in ("", ".", "..") for part in parts) or not path.isprintable() or "\\" in path:
         raise Refused(Reason.BAD_URI, f"{quoted(uri, 200)} holds '..', '.', an empty part or an unprintable sign")

@@ -1,7 +1,7 @@
-"""Where the depot never connects to: the cloud's metadata service, the host itself, the network inside.
+"""Addresses that the depot never connects to: the cloud's metadata service, the host itself, the network inside.
 
 A name is resolved before each request. Flags (`--hf-endpoint`, `--s3-endpoints`) and redirects of those hosts decide
-where requests go, never a tenant. So this is a second wall, not the only one.
+where requests go, never a tenant. This is a second wall, not the only one.
 """
 
 import ipaddress
@@ -39,7 +39,7 @@ def is_inside(url: str) -> bool:
 
 
 def split_url(url: str, what: str) -> SplitResult:
-    """An http(s) URL with a host and nothing that hides one. Raises Refused(EndpointNotAllowed)."""
+    """Split an http(s) URL with a host and nothing that hides one. Raises Refused(EndpointNotAllowed)."""
     try:
         parts = urlsplit(url)
         usable = parts.scheme in _PORTS and bool(parts.hostname) and parts.port != 0
@@ -51,7 +51,7 @@ def split_url(url: str, what: str) -> SplitResult:
 
 
 def addresses_of(host: str, port: int) -> list[Address]:
-    """What a name means now; empty when it is unknown here."""
+    """Resolve a name now; empty when it is unknown here."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):

@@ -19,7 +19,7 @@ class FileSource:
     remote = False
 
     def __init__(self, root: Path, *, wall_ns: Callable[[], int] = time.time_ns) -> None:
-        """`wall_ns` is the clock of the file system's time stamps."""
+        """Take the root. `wall_ns` is the clock of the file system's time stamps."""
         self._root = Root(root, "the file root", wall_ns)
 
     def host(self, _: ResolveRequest, /) -> str:  # all files are one host
@@ -28,7 +28,7 @@ class FileSource:
     def open(
         self, request: ResolveRequest, _: Secret | None, file_filter: FileFilter, /
     ) -> AbstractContextManager[FolderSnapshot]:
-        """Raises Refused: BadURI, SourceNotFound, TooLarge."""
+        """Open a folder. Raises Refused: BadURI, SourceNotFound, TooLarge."""
         uri = f"file:{request.path}"
         if request.path.startswith("/"):
             raise Refused(Reason.BAD_URI, f"{uri[:200]!r} is absolute; write the path below the file root")

@@ -27,15 +27,15 @@ CTIME = 4  # of an Identity, the last
 
 
 class Root:
-    """What may be read. `called` is what messages call it, for example `the file root`."""
+    """A folder below which files may be read. `called` is what messages call it, for example `the file root`."""
 
     def __init__(self, root: Path, called: str, wall_ns: Callable[[], int]) -> None:
-        """`wall_ns` is the clock of the file system's time stamps."""
+        """Take the folder. `wall_ns` is the clock of the file system's time stamps."""
         self._root, self._called, self._wall_ns = Path(os.path.realpath(root)), called, wall_ns
 
     @contextlib.contextmanager
     def open(self, path: Path, uri: str, file_filter: FileFilter) -> Generator["FolderSnapshot"]:
-        """The folder at a relative path. Raises Refused: BadURI, SourceNotFound, TooLarge."""
+        """Open the folder at a relative path. Raises Refused: BadURI, SourceNotFound, TooLarge."""
         folder = self._resolve(path)
         fd = self._walk(folder, os.O_DIRECTORY)
         try:
@@ -53,7 +53,7 @@ class Root:
         return os.fdopen(fd, "rb")
 
     def _resolve(self, path: Path) -> Path:
-        """A path below the root -> the path it really is, relative to the root."""
+        """Resolve a path below the root to the path it really is, relative to the root."""
         if not Path(os.path.realpath(self._root / path)).is_relative_to(self._root):
             raise self._leaves(path)  # before any answer whether there is something
         try:
@@ -91,7 +91,8 @@ class FolderSnapshot:
     """The plain files of one folder, as they were when it was opened."""
 
     def __init__(self, root: Root, folder: Path, place: tuple[str, Identity], names: list[str], taken_ns: int) -> None:
-        """`place`: the folder by the path that was asked for, which may have links in it, and what it was."""
+        """Take the folder. `place`: the folder by the path that was asked for, which may have links in it, and what it
+        was."""
         self._root, self._folder, self._place, self._names, self._taken_ns = root, folder, place, names, taken_ns
         self._identities = self._stat_all()
         self._read: dict[str, Identity] = {}
@@ -100,7 +101,7 @@ class FolderSnapshot:
 
     @property
     def signature(self) -> str | None:
-        """Size, times and inode of every file; None while one of them is too young to distinguish two edits."""
+        """The size, times and inode of every file; None while one of them is too young to distinguish two edits."""
         if any(map(self._is_young, self._identities.values())):
             return None
         return hashlib.sha256(repr(sorted(self._identities.items())).encode()).hexdigest()
@@ -119,7 +120,7 @@ class FolderSnapshot:
         return file
 
     def unchanged(self, but_links: bool = False, /) -> bool:
-        """Whatever was opened is still the file it was when the folder was listed.
+        """Whether whatever was opened is still the file it was when the folder was listed.
 
         A change of links, owner or mode is a new ctime, as a write is that sets the old mtime afterwards.
         """
@@ -142,7 +143,7 @@ class FolderSnapshot:
 
 
 def _list(fd: int, uri: str, file_filter: FileFilter) -> list[str]:
-    """Plain names in a folder that are files or links; folders and special files are not part of an artifact."""
+    """List plain names in a folder that are files or links; folders and special files are not part of an artifact."""
     names: list[str] = []
     with os.scandir(fd) as entries:
         for number, entry in enumerate(entries):
@@ -157,7 +158,7 @@ def _list(fd: int, uri: str, file_filter: FileFilter) -> list[str]:
 
 
 def _is_file_below(fd: int, name: str) -> bool:
-    """Whether there is one, which is opened by its real path later."""
+    """Whether there is a file, which is opened by its real path later."""
     with contextlib.suppress(OSError):
         return stat.S_ISREG(os.stat(name, dir_fd=fd).st_mode)
     return False
@@ -168,7 +169,7 @@ def _identity(file: BinaryIO) -> Identity:
 
 
 def identity_of(status: os.stat_result) -> Identity:
-    """What distinguishes one state of a file or folder from another."""
+    """The values that distinguish one state of a file or folder from another."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 

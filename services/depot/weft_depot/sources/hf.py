@@ -57,7 +57,8 @@ class HfSource:
 
     @contextlib.contextmanager
     def open(self, request: ResolveRequest, secret: Secret | None, file_filter: FileFilter) -> Generator["HubSnapshot"]:
-        """Raises Refused: BadURI, SourceNotFound, SourceForbidden, SecretInvalid, TooLarge; Unavailable."""
+        """Open one commit. Raises Refused: BadURI, SourceNotFound, SourceForbidden, SecretInvalid, TooLarge;
+        Unavailable."""
         name, folder = _parse_path(request.path)
         repo = Repo(name, _token(secret))
         answer = self._hub.revision(repo, request.revision or DEFAULT_REVISION)
@@ -78,7 +79,7 @@ class HubSnapshot:
 
     @property
     def signature(self) -> str | None:
-        """Names, sizes and content ids: hashes of the contents (git's, or SHA-256)."""
+        """The names, sizes and content ids: hashes of the contents (git's, or SHA-256)."""
         ids = sorted((name, file.size_bytes, file.content_id) for name, file in self._files.items())
         return hashlib.sha256(repr(ids).encode()).hexdigest()
 
@@ -94,7 +95,7 @@ class HubSnapshot:
 def parse_revision(
     answer: Mapping[str, Any], folder: str, file_filter: FileFilter, uri: str
 ) -> tuple[str, dict[str, HubFile]]:
-    """The commit, and the files of one folder that are wanted, by plain name.
+    """Read the commit, and the files of one folder that are wanted, by plain name.
 
     Raises Refused: SourceNotFound (no such folder), TooLarge; Unavailable for an answer that no hub gives.
     """
@@ -134,7 +135,7 @@ def _file(row: object, uri: str) -> HubFile:
 
 
 def _parse_path(path: str) -> tuple[str, str]:
-    """`org/name/some/folder` -> (`org/name`, `some/folder/`). Raises Refused(BadURI)."""
+    """Split `org/name/some/folder` into (`org/name`, `some/folder/`). Raises Refused(BadURI)."""
     uri = f"hf:{path}"
     parts = relative_parts(path, uri)
     try:

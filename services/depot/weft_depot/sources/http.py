@@ -38,7 +38,7 @@ class Origin:
     name: str
 
     def check(self, url: httpx2.URL) -> None:
-        """Raises Refused(EndpointNotAllowed)."""
+        """Check a URL's address. Raises Refused(EndpointNotAllowed)."""
         what = f"{self.name} leads to"
         if self.url.startswith("https:") and url.scheme != "https":
             raise Refused(Reason.ENDPOINT_NOT_ALLOWED, f"{what} {quoted(str(url.host), 200)} without TLS: not followed")
@@ -46,7 +46,7 @@ class Origin:
 
 
 class SourceHttp:
-    """Used from any thread."""
+    """A client of such servers, used from any thread."""
 
     def __init__(self, policy: RetryPolicy) -> None:
         self._policy = policy
@@ -60,7 +60,8 @@ class SourceHttp:
 
     @contextlib.contextmanager
     def get(self, url: str, headers: Mapping[str, str], origin: Origin, meaning: Meaning) -> Generator[httpx2.Response]:
-        """A response with content (200, 206), behind redirects. Raises TransientError and what `meaning` gives."""
+        """Ask for a response with content (200, 206), behind redirects. Raises TransientError and what `meaning`
+        gives."""
         request = self._http.build_request("GET", url, headers={**headers, "Accept-Encoding": "identity"})
         with network_errors():
             for _ in range(MAX_REDIRECTS + 1):
@@ -76,7 +77,7 @@ class SourceHttp:
             raise TransientError(f"more than {MAX_REDIRECTS} redirects")
 
     def body(self, response: httpx2.Response, max_bytes: int, about: str) -> bytes:
-        """A whole one. Raises Refused(TooLarge), TransientError."""
+        """Read a whole body. Raises Refused(TooLarge), TransientError."""
         deadline, raw = self._policy.now() + self._policy.grace_s, bytearray()
         for chunk in chunks(response):
             raw += chunk
@@ -88,12 +89,12 @@ class SourceHttp:
 
 
 def byte_range(start: int, end: int) -> dict[str, str]:
-    """The header that asks for the bytes [start, end)."""
+    """Make the header that asks for the bytes [start, end)."""
     return {"Range": f"bytes={start}-{end - 1}"}
 
 
 def range_of(response: httpx2.Response, size_bytes: int, start: int, end: int) -> Iterator[bytes]:
-    """The bytes [start, end) of a file of `size_bytes`; a server may send the whole. See `ranged.Fetch`."""
+    """Yield the bytes [start, end) of a file of `size_bytes`; a server may send the whole. See `ranged.Fetch`."""
     skip = start - _first_byte(response, size_bytes)
     if skip < 0:
         raise TransientError("another range than was asked for")
@@ -101,7 +102,7 @@ def range_of(response: httpx2.Response, size_bytes: int, start: int, end: int) -
 
 
 def size_of(response: httpx2.Response) -> int | None:
-    """Bytes of the whole file, from the answer to a request for a range of it."""
+    """Read the bytes of the whole file from the answer to a request for a range of it."""
     if match := _CONTENT_RANGE.fullmatch(response.headers.get("content-range", "")):
         return int(match[3])
     length = response.headers.get("content-length", "")
@@ -110,14 +111,14 @@ def size_of(response: httpx2.Response) -> int | None:
 
 
 def chunks(response: httpx2.Response) -> Iterator[bytes]:
-    """As they arrive. Raises TransientError where they are read: that is outside of the block that asked for them."""
+    """Yield chunks as they arrive; reading them is outside of the block that asked for them. Raises TransientError."""
     with network_errors():
         yield from response.iter_bytes()
 
 
 @contextlib.contextmanager
 def network_errors() -> Generator[None]:
-    """What another try may mend. Our own errors and the local disk's pass."""
+    """Turn what another try may mend into TransientError. Our own errors and the local disk's pass."""
     try:
         yield
     except httpx2.HTTPError as error:
@@ -125,19 +126,19 @@ def network_errors() -> Generator[None]:
 
 
 def retry_after(response: httpx2.Response) -> int | None:
-    """Seconds that the server asks to wait."""
+    """The seconds that the server asks to wait."""
     after = response.headers.get("retry-after", "")
     return int(after) if after.isascii() and after.isdigit() and len(after) < 7 else None
 
 
 def too_many(about: str, seconds: int | None) -> Unavailable:
-    """The error of an answer 429."""
+    """Make the error of an answer 429."""
     wait = f", for another {seconds} s" if seconds else ""
     return Unavailable(f"{about}: too many requests{wait}; it is asked again later", retry_after_s=seconds or 0)
 
 
 def _first_byte(response: httpx2.Response, size_bytes: int) -> int:
-    """Where the body starts in the file. Raises TransientError for another size."""
+    """Find where the body starts in the file. Raises TransientError for another size."""
     if response.status_code == 200:
         length = response.headers.get("content-length", "")
         if length and "content-encoding" not in response.headers and length != str(size_bytes):

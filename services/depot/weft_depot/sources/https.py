@@ -51,7 +51,8 @@ class HttpsSource:
 
     @contextlib.contextmanager
     def open(self, request: ResolveRequest, _: Secret | None, file_filter: FileFilter, /) -> Generator["WebSnapshot"]:
-        """Raises Refused: BadURI, EndpointNotAllowed, SourceNotFound, SourceForbidden, TooLarge; Unavailable."""
+        """Open a folder. Raises Refused: BadURI, EndpointNotAllowed, SourceNotFound, SourceForbidden, TooLarge;
+        Unavailable."""
         url = folder_url(request.path)
         host = url.removeprefix("https://").partition("/")[0]
         if not any(_allows(entry.lower(), host.lower()) for entry in self._hosts):
@@ -93,13 +94,13 @@ class WebSnapshot:
 
     def _described(self, names: list[str]) -> dict[str, WebFile]:
         found = {
-            name: self._policy.retried(f"{self._folder.url}{name}", partial(self._folder.describe, name))
+            name: self._policy.retry(f"{self._folder.url}{name}", partial(self._folder.describe, name))
             for name in names
         }
         return {name: file for name, file in found.items() if file}
 
     def _shards(self, file_filter: FileFilter) -> list[str]:
-        """The weights that a model's index names. Raises Refused: ConfigInvalid, TooLarge."""
+        """List the weights that a model's index names. Raises Refused: ConfigInvalid, TooLarge."""
         with self.open(MODEL_INDEX) as file:
             raw = file.read(MAX_TEXT_BYTES + 1)
         try:
@@ -122,7 +123,7 @@ class WebFolder:
     url: str
 
     def describe(self, name: str) -> WebFile | None:
-        """None: there is no such file. Raises TransientError, Refused, Unavailable."""
+        """Ask what a file is; None: there is no such file. Raises TransientError, Refused, Unavailable."""
         url = f"{self.url}{name}"
         try:
             with self._http.get(url, byte_range(0, 1), self._origin, _meaning) as response:
@@ -135,20 +136,20 @@ class WebFolder:
 
     @contextlib.contextmanager
     def fetch(self, file: WebFile, start: int, end: int) -> Generator[Iterator[bytes]]:
-        """The bytes [start, end). See `ranged.Fetch`."""
+        """Fetch the bytes [start, end). See `ranged.Fetch`."""
         with self._http.get(file.url, byte_range(start, end), self._origin, _meaning) as response:
             yield range_of(response, file.size_bytes, start, end)
 
 
 class _Absent(Refused):
-    """404 or 410."""
+    """The server answered 404 or 410."""
 
     def __init__(self, url: str) -> None:
         super().__init__(Reason.SOURCE_NOT_FOUND, f"{url} is not there")
 
 
 def folder_url(path: str) -> str:
-    """`//HOST[:PORT]/FOLDER` -> its URL with a slash at the end. Raises Refused(BadURI)."""
+    """Make the URL of `//HOST[:PORT]/FOLDER`, with a slash at the end. Raises Refused(BadURI)."""
     uri = f"https:{path}"
     host, _, folder = path.removeprefix("//").partition("/")
     folder = unquote(folder.removesuffix("/"))

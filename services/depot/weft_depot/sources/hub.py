@@ -36,7 +36,7 @@ class Hub:
     """One endpoint. Used from any thread."""
 
     def __init__(self, endpoint: str, policy: RetryPolicy) -> None:
-        """Raises Refused(EndpointNotAllowed) for what is no URL."""
+        """Take the endpoint. Raises Refused(EndpointNotAllowed) for what is no URL."""
         parts = split_url(endpoint, "the hub")
         self.endpoint, self.host = endpoint.rstrip("/"), parts.netloc
         self._origin = Origin(self.endpoint, f"hf: {self.host}")
@@ -46,18 +46,18 @@ class Hub:
         self._http.close()
 
     def revision(self, repo: Repo, revision: str) -> dict[str, Any]:
-        """A revision as the hub describes it: `sha` and `siblings` with sizes and content ids.
+        """Read a revision as the hub describes it: `sha` and `siblings` with sizes and content ids.
 
         Raises Refused (SourceNotFound, SourceForbidden, TooLarge), Unavailable.
         """
         url = f"{self.endpoint}/api/models/{repo.name}/revision/{quote(revision, safe='')}?blobs=true"
-        return self._policy.retried(f"hf:{repo.name}: {self.host}", lambda: self._object(url, repo))
+        return self._policy.retry(f"hf:{repo.name}: {self.host}", lambda: self._object(url, repo))
 
     @contextlib.contextmanager
     def fetch(
         self, repo: Repo, path: str, sha: str, size_bytes: int, start: int, end: int
     ) -> Generator[Iterator[bytes]]:
-        """The bytes [start, end) of a commit's file that has `size_bytes`. See `ranged.Fetch`."""
+        """Fetch the bytes [start, end) of a commit's file that has `size_bytes`. See `ranged.Fetch`."""
         url = hf_hub_url(repo.name, path, revision=sha, endpoint=self.endpoint)
         with self._get(url, repo, byte_range(start, end)) as response:
             yield range_of(response, size_bytes, start, end)
@@ -71,7 +71,7 @@ class Hub:
             raise TransientError(f"the listing is no JSON: {error}") from error
 
     def _get(self, url: str, repo: Repo, headers: dict[str, str]) -> contextlib.AbstractContextManager[httpx2.Response]:
-        """Raises TransientError, Refused, Unavailable."""
+        """Make one request. Raises TransientError, Refused, Unavailable."""
         given = build_hf_headers(token=repo.token or False, library_name="weft-depot", headers=headers)
         return self._http.get(
             url, given, self._origin, lambda answer: _meaning(answer, repo, f"hf:{repo.name} at {self.host}")

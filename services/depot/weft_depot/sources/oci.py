@@ -47,7 +47,7 @@ _DOCKER_HUB = {"docker.io": "registry-1.docker.io"}  # the name that people writ
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What a URI names: a tag or a digest of a repository, `latest` where it says neither."""
+    """The tag or the digest of a repository that a URI names, `latest` where it says neither."""
 
     host: str
     repository: str
@@ -95,9 +95,8 @@ class OciSource:
 
     @contextlib.contextmanager
     def open(self, request: ResolveRequest, secret: Secret | None, file_filter: FileFilter) -> Generator["OciSnapshot"]:
-        """Raises Refused: BadURI, EndpointNotAllowed, SecretInvalid, SourceNotFound, SourceForbidden, TooLarge,
-        MissingFile; Unavailable.
-        """
+        """Open a manifest. Raises Refused: BadURI, EndpointNotAllowed, SecretInvalid, SourceNotFound, SourceForbidden,
+        TooLarge, MissingFile; Unavailable."""
         reference = parse_reference(request.path)
         origin = self._origins.get(reference.host.lower())
         if origin is None:
@@ -116,7 +115,7 @@ class OciSnapshot:
     def __init__(self, repository: "Repository", policy: RetryPolicy, file_filter: FileFilter) -> None:
         self._repository, self._policy = repository, policy
         about = repository.reference.uri
-        raw = policy.retried(about, repository.manifest)
+        raw = policy.retry(about, repository.manifest)
         digest = f"sha256:{hashlib.sha256(raw).hexdigest()}"
         if repository.reference.digest not in (None, digest):
             raise Unavailable(f"{about}: the registry sent a manifest whose digest is {digest}")
@@ -144,19 +143,20 @@ class Repository:
     _authorization: str = field(default="", init=False, repr=False)
 
     def manifest(self) -> bytes:
-        """Raises Refused, Unavailable, TransientError."""
+        """Read the manifest. Raises Refused, Unavailable, TransientError."""
         with self._get(f"manifests/{self.reference.version}", {"Accept": MANIFEST}) as response:
             return self._http.body(response, MAX_MANIFEST_BYTES, f"the manifest of {self.reference.uri}")
 
     @contextlib.contextmanager
     def blob(self, layer: FileLayer, start: int, end: int) -> Generator[Iterator[bytes]]:
-        """The bytes [start, end) of a layer. See `ranged.Fetch`."""
+        """Fetch the bytes [start, end) of a layer. See `ranged.Fetch`."""
         with self._get(f"blobs/sha256:{layer.sha256}", byte_range(start, end)) as response:
             yield range_of(response, layer.size_bytes, start, end)
 
     @contextlib.contextmanager
     def _get(self, path: str, headers: Mapping[str, str]) -> Generator[httpx2.Response]:
-        """With the authorization that the registry asks for; what it gave is used until it is refused."""
+        """Make one request with the authorization that the registry asks for; what it gave is used until it is
+        refused."""
         repository = self.reference.repository
         if self._origin.url.endswith("//" + _DOCKER_HUB["docker.io"]) and "/" not in repository:
             repository = f"library/{repository}"
@@ -178,7 +178,8 @@ class Repository:
         return {**headers, "Authorization": self._authorization} if self._authorization else {**headers}
 
     def _authorize(self, challenge: str) -> str:
-        """The Authorization header for a `WWW-Authenticate` one. Raises Refused(SourceForbidden), TransientError."""
+        """Make the Authorization header for a `WWW-Authenticate` one. Raises Refused(SourceForbidden),
+        TransientError."""
         scheme, _, rest = challenge.strip().partition(" ")
         if scheme.lower() == "basic" and self._keys:
             return self._keys
@@ -226,7 +227,7 @@ class Repository:
 
 
 class _Unauthorized(TransientError):
-    """401, with what the registry asks for."""
+    """The registry answered 401, with what it asks for."""
 
     def __init__(self, challenge: str) -> None:
         super().__init__("not authorized")
@@ -234,7 +235,7 @@ class _Unauthorized(TransientError):
 
 
 def parse_reference(path: str) -> Reference:
-    """`//HOST/REPOSITORY...` -> Reference. Raises Refused(BadURI)."""
+    """Read `//HOST/REPOSITORY...`. Raises Refused(BadURI)."""
     found = _REFERENCE.fullmatch(path)
     if found is None:
         why = f"{quoted(f'oci:{path}', 200)} names no repository; write oci://HOST/REPOSITORY:TAG"
@@ -243,7 +244,7 @@ def parse_reference(path: str) -> Reference:
 
 
 def parse_manifest(raw: bytes, file_filter: FileFilter, about: str) -> dict[str, FileLayer]:
-    """The files that are wanted, by plain name.
+    """Read the files that are wanted, by plain name.
 
     Raises Refused: MissingFile where no layer has a name, TooLarge, ConfigInvalid for what is no image manifest.
     """
@@ -289,7 +290,7 @@ def _layer(row: dict[str, Any], about: str) -> FileLayer:
 
 
 def basic_credentials(secret: Secret | None, host: str) -> str:
-    """The Basic header for a registry: of `username` and `password`, or of Docker's configuration.
+    """Make the Basic header for a registry: of `username` and `password`, or of Docker's configuration.
 
     Raises Refused(SecretInvalid).
     """
@@ -318,7 +319,7 @@ def basic_credentials(secret: Secret | None, host: str) -> str:
 
 
 def _docker_names(host: str) -> tuple[str, ...]:
-    """How Docker's configuration may call a registry."""
+    """The names that Docker's configuration may have for a registry."""
     hub = ("https://index.docker.io/v1/", "index.docker.io") if host == "docker.io" else ()
     return (host, f"https://{host}", f"http://{host}", *hub)
 

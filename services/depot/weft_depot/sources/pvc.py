@@ -24,7 +24,7 @@ class PvcSource:
     remote = False
 
     def __init__(self, root: Path, *, wall_ns: Callable[[], int] = time.time_ns) -> None:
-        """`wall_ns` is the clock of the file systems' time stamps."""
+        """Take the root. `wall_ns` is the clock of the file systems' time stamps."""
         self._root, self._wall_ns = root, wall_ns
 
     def host(self, request: ResolveRequest) -> str:
@@ -34,7 +34,7 @@ class PvcSource:
     def open(
         self, request: ResolveRequest, _: Secret | None, file_filter: FileFilter, /
     ) -> AbstractContextManager[FolderSnapshot]:
-        """Raises Refused: BadURI, SourceNotFound, TooLarge."""
+        """Open a folder of a claim. Raises Refused: BadURI, SourceNotFound, TooLarge."""
         uri = f"pvc:{request.path}"
         claim, slash, rest = request.path.partition("/")
         if not is_object_name(claim) or not is_namespace(request.namespace):

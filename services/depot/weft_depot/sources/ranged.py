@@ -13,7 +13,7 @@ from typing import BinaryIO
 from weft.artifacts.errors import Unavailable
 from weft_depot.sources.retry_policy import RetryPolicy, TransientError
 
-FIRST_BYTES, MOST_BYTES, GROWTH = 64 << 10, 64 << 20, 8
+FIRST_RANGE_BYTES, MAX_RANGE_BYTES, GROWTH = 64 << 10, 64 << 20, 8
 BUFFER_BYTES = 64 << 10
 
 # The chunks of the bytes [start, end) of a file, at most those. Raises TransientError for what another try may mend.
@@ -21,17 +21,17 @@ Fetch = Callable[[int, int], AbstractContextManager[Iterator[bytes]]]
 
 
 def open_ranged(name: str, size_bytes: int, fetch: Fetch, policy: RetryPolicy) -> BinaryIO:
-    """A file of `size_bytes`; reading raises Unavailable and what `fetch` raises, but not TransientError."""
+    """Open a file of `size_bytes`; reading raises Unavailable and what `fetch` raises, but not TransientError."""
     return io.BufferedReader(_Ranged(name, size_bytes, fetch, policy), BUFFER_BYTES)
 
 
 class _Ranged(io.RawIOBase):
-    """One request at a time, forward; a seek gives up what is under way."""
+    """A reader with one request at a time, forward; a seek gives up what is under way."""
 
     def __init__(self, name: str, size_bytes: int, fetch: Fetch, policy: RetryPolicy) -> None:
         self._name, self._size, self._fetch, self._policy = name, size_bytes, fetch, policy
         self._deadline = policy.now() + policy.patience_s(size_bytes)
-        self._window_bytes = FIRST_BYTES
+        self._window_bytes = FIRST_RANGE_BYTES
         self._at = self._end = 0  # of the stream: what has arrived, what was asked for
         self._chunk = memoryview(b"")
         self._stream: Iterator[bytes] | None = None
@@ -51,7 +51,7 @@ class _Ranged(io.RawIOBase):
         if offset != self.tell():
             self._drop_stream()
             self._chunk, self._at = memoryview(b""), offset
-            self._window_bytes = MOST_BYTES  # a caller that seeks reads on from there
+            self._window_bytes = MAX_RANGE_BYTES  # a caller that seeks reads on from there
         return offset
 
     def readinto(self, buffer: memoryview) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -67,7 +67,7 @@ class _Ranged(io.RawIOBase):
         super().close()
 
     def _pull(self) -> bytes:
-        """The next bytes, from as many tries as it may take."""
+        """Read the next bytes, with as many tries as it may take."""
         failed = 0
         while True:
             self._check_patience()
@@ -91,7 +91,7 @@ class _Ranged(io.RawIOBase):
         assert self._at <= self._end, "a fetch gives what was asked for, at most"
         if self._at == self._end:
             self._drop_stream()
-            self._window_bytes = min(self._window_bytes * GROWTH, MOST_BYTES)
+            self._window_bytes = min(self._window_bytes * GROWTH, MAX_RANGE_BYTES)
         return chunk
 
     def _drop_stream(self) -> None:
@@ -109,7 +109,8 @@ class _Ranged(io.RawIOBase):
 
 
 def trimmed(chunks: Iterator[bytes], skip: int, most: int) -> Iterator[bytes]:
-    """Without the first `skip` bytes, and `most` of the rest: for a server that sends another range than asked for."""
+    """Drop the first `skip` bytes, and yield `most` of the rest: for a server that sends another range than asked
+    for."""
     for chunk in chunks:
         kept = chunk[skip : skip + most]
         skip = max(0, skip - len(chunk))

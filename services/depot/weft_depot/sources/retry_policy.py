@@ -1,4 +1,4 @@
-"""How long the depot waits for others, and how often it tries."""
+"""The policy of waiting for others: for how long, and how many tries."""
 
 import threading
 import time
@@ -29,11 +29,11 @@ class RetryPolicy:
     stopping: threading.Event = field(default_factory=threading.Event)
 
     def patience_s(self, size_bytes: int) -> float:
-        """How long that many bytes may take in all."""
+        """The seconds that `size_bytes` bytes may take in all."""
         return self.grace_s + size_bytes / self.min_bytes_s
 
-    def retried(self, about: str, call: Callable[[], T]) -> T:
-        """What `call` gives, from as many tries as it may take. Raises Unavailable, and what `call` raises."""
+    def retry(self, about: str, call: Callable[[], T]) -> T:
+        """Call `call`, with as many tries as it may take. Raises Unavailable, and what `call` raises."""
         for failed in range(1, self.tries + 1):
             try:
                 return call()
@@ -44,5 +44,5 @@ class RetryPolicy:
         raise AssertionError("tries is at least 1")
 
     def pause(self, tries: int) -> None:
-        """Before the next try after that many failed ones; ends early when the process stops."""
+        """Pause before the next try after `tries` failed ones; ends early when the process stops."""
         self.stopping.wait(self.pause_s * 2 ** (tries - 1))

@@ -40,7 +40,7 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where in a bucket. `prefix` is empty or ends with a slash."""
+    """A bucket and a prefix in it, which is empty or ends with a slash."""
 
     bucket: str
     prefix: str
@@ -70,9 +70,8 @@ class S3Source:
     def open(
         self, request: ResolveRequest, secret: Secret | None, file_filter: FileFilter
     ) -> Generator["BucketSnapshot"]:
-        """Raises Refused: BadURI, EndpointNotAllowed, SecretInvalid, SourceNotFound, SourceForbidden, TooLarge;
-        Unavailable.
-        """
+        """Open a prefix. Raises Refused: BadURI, EndpointNotAllowed, SecretInvalid, SourceNotFound, SourceForbidden,
+        TooLarge; Unavailable."""
         place, endpoint = parse_path(request.path), self._endpoints.parse(request.endpoint or None)
         with self._clients.client(endpoint, secret) as client:
             yield BucketSnapshot(client, place, self._policy, file_filter)
@@ -84,7 +83,7 @@ class BucketSnapshot:
     marks = None
 
     def __init__(self, client: Any, place: Place, policy: RetryPolicy, file_filter: FileFilter) -> None:
-        """Raises Refused (SourceNotFound for an empty place), Unavailable."""
+        """List the place. Raises Refused (SourceNotFound for an empty place), Unavailable."""
         self._client, self._place, self._policy, self._file_filter = client, place, policy, file_filter
         self._objects = self._list()
         self.sizes: Mapping[str, int] = {name: listed.size_bytes for name, listed in self._objects.items()}
@@ -92,7 +91,7 @@ class BucketSnapshot:
 
     @property
     def signature(self) -> str | None:
-        """Names, sizes, ETags and times; None where a server gives no ETags."""
+        """The names, sizes, ETags and times; None where a server gives no ETags."""
         if not all(listed.etag for listed in self._objects.values()):
             return None
         return hashlib.sha256(repr(sorted(self._objects.items())).encode()).hexdigest()
@@ -111,7 +110,7 @@ class BucketSnapshot:
 
     @contextlib.contextmanager
     def _fetch(self, listed: Listed, start: int, end: int) -> Generator[Iterator[bytes]]:
-        """The bytes [start, end) of an object that is still what it was. See `ranged.Fetch`."""
+        """Fetch the bytes [start, end) of an object that is still what it was. See `ranged.Fetch`."""
         about = f"s3://{self._place.bucket}/{listed.key}"
         asked = {"Range": f"bytes={start}-{end - 1}", "IfMatch": listed.etag}
         with s3_errors(about):
@@ -122,11 +121,12 @@ class BucketSnapshot:
                 yield trimmed(_chunks(raw, about), start - _first_byte(found, start), end - start)
 
     def _list(self) -> dict[str, Listed]:
-        """What is wanted, by plain name."""
-        return self._policy.retried(f"{self._place.uri} cannot be listed", self._list_once)
+        """List what is wanted, by plain name."""
+        return self._policy.retry(f"{self._place.uri} cannot be listed", self._list_once)
 
     def _list_once(self) -> dict[str, Listed]:
-        """The objects right below the prefix, and in the one folder that an artifact may have, where there is one."""
+        """List the objects right below the prefix, and in the one folder that an artifact may have, where there is
+        one."""
         uri, prefix = self._place.uri, self._place.prefix
         ends, entries = self._policy.now() + self._policy.grace_s, 0
         found: dict[str, Listed] = {}
@@ -148,7 +148,7 @@ class BucketSnapshot:
         return found
 
     def _pages(self, prefix: str, ends: float) -> Iterator[Any]:
-        """A listing, which has to end in time and within a number of pages."""
+        """Yield the pages of a listing, which has to end in time and within a number of pages."""
         uri = self._place.uri
         asked = {"Bucket": self._place.bucket, "Prefix": prefix, "Delimiter": "/"}
         for _ in range(MAX_PAGES):
@@ -166,7 +166,7 @@ class BucketSnapshot:
 
 
 def _listed(row: Mapping[str, Any]) -> Listed:
-    """Raises TransientError for what no server that speaks S3 sends."""
+    """Read an object of a listing. Raises TransientError for what no server that speaks S3 sends."""
     key, size_bytes = row.get("Key"), row.get("Size")
     if not key or size_bytes is None or size_bytes < 0:
         raise TransientError("its listing has an object without a key or a size")
@@ -174,7 +174,7 @@ def _listed(row: Mapping[str, Any]) -> Listed:
 
 
 def parse_path(path: str) -> Place:
-    """`//bucket/prefix` -> Place. Raises Refused(BadURI)."""
+    """Read `//bucket/prefix`. Raises Refused(BadURI)."""
     uri = f"s3:{path}"
     bucket, _, prefix = path.removeprefix("//").removesuffix("/").partition("/")
     if not path.startswith("//") or not _BUCKET.fullmatch(bucket) or ".." in bucket:
@@ -184,14 +184,14 @@ def parse_path(path: str) -> Place:
 
 
 def _chunks(raw: Any, about: str) -> Iterator[bytes]:
-    """As they arrive: each wait is bounded, and a server that drips is noticed. Reading them raises TransientError."""
+    """Yield chunks as they arrive: each wait is bounded, and a server that drips is noticed. Raises TransientError."""
     with s3_errors(about):
         while chunk := raw.read1(READ_BYTES):
             yield chunk
 
 
 def _first_byte(found: Any, start: int) -> int:
-    """Where the body starts; a server that does not know ranges sends the whole."""
+    """Find where the body starts; a server that does not know ranges sends the whole."""
     given = str(found.get("ContentRange") or "bytes 0-")
     first = given.removeprefix("bytes ").partition("-")[0]
     if not first.isdigit() or int(first) > start:

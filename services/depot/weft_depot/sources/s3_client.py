@@ -32,7 +32,7 @@ _SLOW = frozenset(("SlowDown", "ServiceUnavailable", "RequestTimeout", "Throttli
 
 @dataclass(frozen=True, slots=True)
 class S3Endpoint:
-    """Where requests go: a URL, or (None) AWS in a region."""
+    """The server of requests: a URL, or (None) AWS in a region."""
 
     url: str | None
     region: str
@@ -43,14 +43,14 @@ class S3Endpoint:
 
 
 class Endpoints:
-    """Which endpoints requests may name. Without a list: AWS alone."""
+    """The endpoints that requests may name. Without a list: AWS alone."""
 
     def __init__(self, allowed: tuple[str, ...], region: str) -> None:
-        """`allowed` are HOST, HOST:PORT or a URL; what an entry leaves out may be anything."""
+        """Read the list. `allowed` are HOST, HOST:PORT or a URL; what an entry leaves out may be anything."""
         self._allowed, self._region = allowed, region
 
     def parse(self, given: str | None) -> S3Endpoint:
-        """`source.endpoint` -> S3Endpoint. Raises Refused(EndpointNotAllowed)."""
+        """Read `source.endpoint`. Raises Refused(EndpointNotAllowed)."""
         if given is None:
             return S3Endpoint(None, self._region)
         parts = split_url(given if "://" in given else f"https://{given}", "the endpoint")
@@ -69,7 +69,7 @@ class Endpoints:
 
 
 class Clients:
-    """Makes clients, one at a time, of one session: its models take long to read."""
+    """A maker of clients, one at a time, of one session: its models take long to read."""
 
     def __init__(self, policy: RetryPolicy) -> None:
         self._policy = policy
@@ -78,7 +78,7 @@ class Clients:
 
     @contextlib.contextmanager
     def client(self, endpoint: S3Endpoint, secret: Secret | None) -> Generator[Any]:
-        """Raises Refused: SecretInvalid, EndpointNotAllowed."""
+        """Make a client. Raises Refused: SecretInvalid, EndpointNotAllowed."""
         keys = keys_of(secret)
         if endpoint.url:
             check_address(endpoint.url, inside=is_inside(endpoint.url), what="the endpoint")
@@ -93,7 +93,7 @@ class Clients:
 
 
 def keys_of(secret: Secret | None) -> dict[str, str]:
-    """Raises Refused(SecretInvalid)."""
+    """Read the keys of a Secret. Raises Refused(SecretInvalid)."""
     if secret is None:
         return {}
     found = {key: value for key in KEYS if (value := secret.text(key)) is not None}
@@ -106,7 +106,7 @@ def keys_of(secret: Secret | None) -> dict[str, str]:
 
 
 def answer_of(call: Callable[..., Any], **asked: Any) -> Any:
-    """What a call gives, whatever its server sends: numbers and dates in it raise what `int` and `dateutil` raise.
+    """Make a call, whatever its server sends: numbers and dates in it raise what `int` and `dateutil` raise.
 
     Raises TransientError for an answer that cannot be read, and botocore's errors.
     """
@@ -118,7 +118,7 @@ def answer_of(call: Callable[..., Any], **asked: Any) -> Any:
 
 @contextlib.contextmanager
 def s3_errors(about: str) -> Generator[None]:
-    """botocore's errors -> ours. Raises Refused, TransientError for what another try may mend."""
+    """Turn botocore's errors into ours. Raises Refused, TransientError for what another try may mend."""
     try:
         yield
     except ClientError as error:

@@ -14,7 +14,7 @@ from weft_depot.staging import BlobFiles
 
 
 class UploadedSource:
-    """What was uploaded, by its digest. One namespace reads nothing of another."""
+    """The uploads, by their digests. One namespace reads nothing of another."""
 
     accepted_options: frozenset[str] = frozenset()
     remote = False
@@ -27,7 +27,7 @@ class UploadedSource:
 
     @contextlib.contextmanager
     def open(self, request: ResolveRequest, *_: object) -> Generator["UploadedSnapshot"]:
-        """Raises Refused: BadURI, SourceNotFound."""
+        """Open an upload. Raises Refused: BadURI, SourceNotFound."""
         uri = f"depot:{request.path}"
         try:
             digest = parse_digest(request.path)
