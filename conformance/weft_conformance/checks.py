@@ -68,11 +68,11 @@ class Server:
         return answer.json()["data"]
 
     async def status(self, body: dict[str, Any]) -> int:
-        """What a request is answered with."""
+        """Ask a request's status."""
         return (await self._client.post("/v1/completions", json=body)).status_code
 
     async def find_bypass(self, model: Model) -> bool:
-        """Find the fields by which references pass the prefix cache by. False: the server takes none."""
+        """Find the fields by which references pass the prefix cache by. Returns False where the server takes none."""
         for fields in ({"cache_salt": "a", "cache_prompt": False}, {"cache_salt": "a"}, {"cache_prompt": False}):
             body: dict[str, Any] = {
                 "model": model.name,
@@ -87,19 +87,19 @@ class Server:
         return False
 
     async def reference(self, model: Model, prompt: str) -> Answer:
-        """An answer that uses nothing of another request. Raises Refused."""
+        """Ask for an answer that uses nothing of another request. Raises Refused."""
         fields = self._passes_cache
         if "cache_salt" in fields:
             fields = {**fields, "cache_salt": secrets.token_urlsafe(12)}
         return (await self.timed(model, prompt, **fields)).answer
 
     async def ask(self, model: Model, prompt: str) -> Answer:
-        """Raises Refused."""
+        """Ask for a completion. Raises Refused."""
         async with self._room:
             return (await self.timed(model, prompt)).answer
 
     async def timed(self, model: Model, prompt: str, **fields: Any) -> Timed:
-        """A streamed completion and when its first token came. Raises Refused."""
+        """Stream a completion and note when its first token came. Raises Refused."""
         body = {"model": model.name, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "stream": True}
         began, first, texts, lines = self._clock(), None, list[str](), Lines()
         async with self._client.stream("POST", "/v1/completions", json={**body, **model.fields, **fields}) as answer:
@@ -251,7 +251,7 @@ async def run(
     client: httpx2.AsyncClient, base: Model | None, adapters: Sequence[Model], update_command: str | None,
     report: Callable[[Result], None], clock: Callable[[], float] = time.monotonic,
 ) -> tuple[list[Model], list[Result]]:  # fmt: skip
-    """Every check in its order, each reported when it is done. Raises BadInput, Refused, httpx2.HTTPError."""
+    """Run every check in its order, and report each when it is done. Raises BadInput, Refused, httpx2.HTTPError."""
     server = Server(client, clock)
     if not adapters:
         name, names = discovered(await server.models(), base.name if base else None)
@@ -286,7 +286,7 @@ async def _at_once(trial: Trial, asked: Sequence[tuple[Model, str]]) -> Outcome:
 
 
 class _Load:
-    """Requests of one model without end, from so many clients."""
+    """The answers to requests of one model that `clients` send without end."""
 
     def __init__(self, trial: Trial, model: Model, clients: int) -> None:
         self.done: list[Timed] = []
@@ -310,7 +310,7 @@ class _Load:
 
 @asynccontextmanager
 async def _load(trial: Trial, model: Model, clients: int) -> AsyncGenerator[_Load]:
-    """A client that fails ends the whole. Raises Refused."""
+    """Keep a load on the server in the block. A client that fails ends the whole. Raises Refused."""
     load = _Load(trial, model, clients)
     try:
         async with asyncio.TaskGroup() as group:

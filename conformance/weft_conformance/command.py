@@ -19,7 +19,7 @@ VERDICT_CHARS = 14
 def run(
     url: str, key: str | None, base: str | None, adapters: Sequence[str], update: str | None, *, as_json: bool
 ) -> int:
-    """Exit code 0 when no check fails. Raises CommandError."""
+    """Run the checks. Returns exit code 0 when none fails. Raises CommandError."""
     chosen = [model_of(one) for one in adapters]
     headers = {"authorization": f"Bearer {key}"} if key else {}
     timeout = httpx2.Timeout(TIMEOUT_S, connect=CONNECT_S)
@@ -47,4 +47,4 @@ def _line(one: Result) -> None:
 
 
 def _quiet(_one: Result) -> None:
-    """A document is printed at the end."""
+    """Report nothing: a document is printed at the end."""

@@ -63,7 +63,7 @@ class Result:
 
 
 def model_of(text: str) -> Model:
-    """`NAME`, or `NAME={"field": ...}`. Raises BadInput."""
+    """Read `NAME`, or `NAME={"field": ...}`. Raises BadInput."""
     name, equals, fields = text.partition("=")
     try:
         value = json.loads(fields) if equals else {}
@@ -75,7 +75,7 @@ def model_of(text: str) -> Model:
 
 
 def discovered(listed: Sequence[Mapping[str, Any]], base: str | None) -> tuple[str, list[str]]:
-    """A base of `/v1/models` and its adapters, those that name it as `parent`. Raises BadInput."""
+    """Find a base in `/v1/models` and its adapters, those that name it as `parent`. Raises BadInput."""
     parents = [one["parent"] for one in listed if one.get("parent")]
     if base is None and not parents:
         raise BadInput("/v1/models names no adapter with a `parent`", "give --base and --adapter")
@@ -84,18 +84,18 @@ def discovered(listed: Sequence[Mapping[str, Any]], base: str | None) -> tuple[s
 
 
 def telling(references: References) -> list[str]:
-    """The prompts that every model answers in its own way."""
+    """List the prompts that every model answers in its own way."""
     return [prompt for prompt, texts in references.items() if len(set(texts.values())) == len(texts)]
 
 
 def alike(references: References) -> list[tuple[str, str]]:
-    """Pairs of models that give the same answer to every prompt."""
+    """List pairs of models that give the same answer to every prompt."""
     models = sorted({model for texts in references.values() for model in texts})
     return [(a, b) for a, b in combinations(models, 2) if all(texts[a] == texts[b] for texts in references.values())]
 
 
 def attributed(text: str, texts: Mapping[str, str]) -> str | None:
-    """The model whose reference shares the longest beginning with the text; None: none, or several do."""
+    """Find the model whose reference shares the longest beginning with the text; None: none, or several do."""
     if exact := [model for model, reference in texts.items() if reference == text]:
         return exact[0] if len(exact) == 1 else None
     shared = {model: _shared(text, reference) for model, reference in texts.items()}
@@ -105,12 +105,12 @@ def attributed(text: str, texts: Mapping[str, str]) -> str | None:
 
 
 def _shared(a: str, b: str) -> int:
-    """Characters of the beginning that both have."""
+    """Count the characters of the beginning that both have."""
     return next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def judged(answers: Iterable[Answer], references: References) -> Outcome:
-    """Each answer is its own model's."""
+    """Judge whether each answer is its own model's."""
     count = exact = 0
     wrong: list[Answer] = []
     for one in answers:
@@ -128,7 +128,7 @@ def judged(answers: Iterable[Answer], references: References) -> Outcome:
 
 
 def fair(rare_s: Sequence[float], flood_s: Sequence[float], alone_s: float) -> Outcome:
-    """Times to the first token of a rarely used adapter beside a flood of another one's requests.
+    """Judge times to the first token of a rarely used adapter beside a flood of another one's requests.
 
     A first-come, first-served server gives both the same. The bound is twice the flood's median plus the time alone.
     """
@@ -139,7 +139,7 @@ def fair(rare_s: Sequence[float], flood_s: Sequence[float], alone_s: float) -> O
 
 
 def updated(during: Sequence[Answer], old: Mapping[str, str], new: Mapping[str, str]) -> Outcome:
-    """Each answer of an update's time is one of the old content or of the new one, by prompt."""
+    """Judge whether each answer of an update's time is one of the old content or of the new one, by prompt."""
     if all(old[prompt] == new[prompt] for prompt in old):
         return Outcome(Verdict.NOT_APPLICABLE, "the answers are the same before and after the command")
     counts = {"old": 0, "new": 0}
@@ -155,5 +155,5 @@ def updated(during: Sequence[Answer], old: Mapping[str, str], new: Mapping[str, 
 
 
 def document(url: str, models: Sequence[Model], results: Sequence[Result]) -> dict[str, Any]:
-    """Everything that was found, for machines."""
+    """Gather everything that was found, for machines."""
     return {"url": url, "models": [one.name for one in models], "checks": [asdict(one) for one in results]}

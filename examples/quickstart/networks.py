@@ -45,7 +45,7 @@ def build_model(tokenizer: Tokenizer) -> LlamaForCausalLM:
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=32,
-        max_position_embeddings=tokens.MAX_TOKENS,
+        max_position_embeddings=tokens.MAX_SEQUENCE_TOKENS,
         bos_token_id=tokenizer.token_to_id(tokens.BOS),
         eos_token_id=tokenizer.token_to_id(tokens.EOS),
         pad_token_id=tokenizer.token_to_id(tokens.EOS),

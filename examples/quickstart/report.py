@@ -1,4 +1,4 @@
-"""accuracy.md: what the model and adapters on disk get right, measured, with what it was measured on."""
+"""A report, accuracy.md, of what the model and adapters on disk get right, with what it was measured on."""
 
 import datetime
 import json
@@ -93,7 +93,7 @@ def row(name: str, task: str, shape: str, model: Any, encoder: tokens.Encoder, c
 
 
 def surroundings() -> dict[str, str]:
-    """What a figure has to name: date, command, machine, versions."""
+    """Gather what a figure has to name: date, command, machine, versions."""
     libraries = {"torch": torch, "transformers": transformers, "peft": peft}
     versions = {"Python": platform.python_version()} | {name: lib.__version__ for name, lib in libraries.items()}
     return {
@@ -116,7 +116,7 @@ def weights_and_configs(out: Path) -> list[Path]:
 
 
 def training(log: Path) -> str:
-    """One line for each run in the log: its command and date, and how long each stage took."""
+    """Make one line for each run in the log: its command and date, and how long each stage took."""
     lines: list[str] = []
     seconds: dict[str, int] = {}
     for record in map(json.loads, log.read_text().splitlines()):

@@ -1,4 +1,4 @@
-"""How often an answer is right to the last character, and how clearly.
+"""Scores of answers: how often one is right to the last character, and how clearly.
 
 One pass over the right answer decides both: greedy decoding gives exactly that answer when each of its tokens is the
 likeliest after those before it. The gap is the logit of the likeliest token less that of the second.
@@ -25,12 +25,12 @@ class Answer:
 
 
 def answer_logits(model: Any, batch: Batch) -> torch.Tensor:
-    """[asked positions, vocabulary]; works for a plain model and for one with PEFT layers inside."""
+    """Compute [asked positions, vocabulary]; works for a plain model and for one with PEFT layers inside."""
     return model.get_output_embeddings()(hidden_states(model, batch))
 
 
 def hidden_states(model: Any, batch: Batch) -> torch.Tensor:
-    """[asked positions, hidden size], behind the last norm."""
+    """Compute [asked positions, hidden size], behind the last norm."""
     llama = model.get_base_model() if hasattr(model, "get_base_model") else model
     return llama.model(input_ids=batch.inputs, use_cache=False).last_hidden_state[batch.labels != NOT_ASKED]
 
@@ -45,7 +45,7 @@ def answers(
     max_chars: int = tasks.MAX_CHARS,
     unicode: float = 0.0,
 ) -> list[Answer]:
-    """What the model makes of `count` held-out sentences, of which so large a share has words beyond ASCII."""
+    """Score what the model makes of `count` held-out sentences, of which the share `unicode` has words beyond ASCII."""
     source = tasks.sentences(HELD_OUT_SEED, held_out=True, max_chars=max_chars, unicode=unicode)
     examples = [encoder.example(first, task, sentence) for sentence in itertools.islice(source, count)]
     examples.sort(key=lambda example: len(example.tokens))  # the order in which batches take them

@@ -30,7 +30,7 @@ WORDS = Path(__file__).with_name("words.txt").read_text().split()
 
 
 def spell_digits(sentence: str) -> str:
-    """Each digit as a word: `B 42` -> `B four two`."""
+    """Write each digit as a word: `B 42` -> `B four two`."""
     apart = re.sub(r"(?<=[0-9])(?=[0-9])", " ", sentence)
     return re.sub(r"[0-9]", lambda digit: DIGIT_NAMES[int(digit.group())], apart)
 
@@ -56,7 +56,8 @@ def is_held_out(sentence: str) -> bool:
 
 
 def sentences(seed: int, *, held_out: bool = False, max_chars: int = MAX_CHARS, unicode: float = 0.0) -> Iterator[str]:
-    """Endless sentences of at most MAX_WORDS words and `max_chars` characters, of all lengths about equally often.
+    """Yield sentences without end, of at most MAX_WORDS words and `max_chars` characters, of all lengths about equally
+    often.
 
     `unicode`: the share of the sentences that have words beyond ASCII; those have at most `max_chars` bytes.
     """
@@ -81,7 +82,7 @@ def _sentence(rng: random.Random, n_chars: int) -> str:
 
 
 def _beyond_ascii(rng: random.Random, sentence: str, max_bytes: int) -> str:
-    """Some of the words, or some of their letters, of other scripts."""
+    """Write some of the words, or some of their letters, in other scripts."""
     share = rng.choice((0.1, 0.5, 1.0))
     words = [_foreign(rng, word) if rng.random() < share else word for word in sentence.split(" ")]
     kept = " ".join(words).encode()[:max_bytes].decode(errors="ignore").rstrip(" ")
@@ -96,7 +97,8 @@ def _foreign(rng: random.Random, word: str) -> str:
 
 
 def _choose_kind(rng: random.Random) -> Callable[[], str]:
-    """What the words of one sentence are like: mostly prose, some with few distinct words, some with any characters."""
+    """Choose what the words of one sentence are like: mostly prose, some with few distinct words, some with any
+    characters."""
     kind = rng.random()
     if kind < 0.08:
         few = [_word(rng) for _ in range(rng.randint(1, 4))]
@@ -108,7 +110,8 @@ def _choose_kind(rng: random.Random) -> Callable[[], str]:
 
 
 def _word(rng: random.Random, strange: float = 0.3) -> str:
-    """A common word, or with probability `strange` random letters or a number; sometimes capitals or punctuation."""
+    """Draw a common word, or with probability `strange` random letters or a number; sometimes capitals or
+    punctuation."""
     if rng.random() >= strange:
         word = rng.choice(WORDS)
     elif rng.random() < 0.65:

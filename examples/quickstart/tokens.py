@@ -1,4 +1,4 @@
-"""Characters to tokens, and examples to batches.
+"""Tokens of characters, and batches of examples.
 
 A token is a character of ASCII, or a byte of another character's UTF-8. A prompt is `<s> text <sep>` and is followed by
 the answer and `</s>`. In pretraining the first token says what is asked for: `<s>` for a copy, a control token for
@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 
 BOS, EOS, SEP, UNK = SPECIALS = ("<s>", "</s>", "<sep>", "<unk>")
 CHAT_TEMPLATE = "<s>{{ (messages | selectattr('role', 'equalto', 'user') | list | last)['content'] }}<sep>"
-MAX_TOKENS = 1024
+MAX_SEQUENCE_TOKENS = 1024
 NOT_ASKED = -100
 POOL = 512  # examples sorted by length together
 BYTES = tuple(byte for byte in range(256) if chr(byte) not in tasks.ALPHABET)  # that no character stands for
@@ -35,7 +35,7 @@ def byte_token(byte: int) -> str:
 
 
 def build_tokenizer() -> Tokenizer:
-    """A character of the alphabet is a token; any other one is the tokens of its bytes in UTF-8."""
+    """Make the tokenizer. A character of the alphabet is a token; any other one is the tokens of its bytes in UTF-8."""
     controls = [control(task) for task in tasks.TASKS if task != "copy"]
     vocabulary = {
         token: index for index, token in enumerate([*SPECIALS, *tasks.ALPHABET, *controls, *map(byte_token, BYTES)])
@@ -60,7 +60,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
         unk_token=UNK,
         sep_token=SEP,
         pad_token=EOS,
-        model_max_length=MAX_TOKENS,
+        model_max_length=MAX_SEQUENCE_TOKENS,
         clean_up_tokenization_spaces=False,
     )
     wrapped.chat_template = CHAT_TEMPLATE
@@ -79,7 +79,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Padding is on the right, where a causal model does not look, so that no mask is needed."""
+    """A batch of examples. Padding is on the right, where a causal model does not look, so that no mask is needed."""
 
     inputs: torch.Tensor  # [rows, width]
     labels: torch.Tensor  # [rows, width]: the next token within an answer, NOT_ASKED elsewhere
@@ -130,7 +130,7 @@ class Encoder:
         max_chars: Callable[[], int],
         unicode: float = 0.0,
     ) -> Iterator[Batch]:
-        """Endless training batches; `draw` chooses a first token and a task for each sentence."""
+        """Yield training batches without end; `draw` chooses a first token and a task for each sentence."""
         rng = random.Random(seed)
         while True:
             source = tasks.sentences(rng.getrandbits(32), max_chars=max_chars(), unicode=unicode)

@@ -146,7 +146,7 @@ def train(options: argparse.Namespace) -> None:
 
 
 class Log:
-    """A line of JSON now and then; the bar on a terminal is tqdm's."""
+    """A log of a line of JSON now and then; the bar on a terminal is tqdm's."""
 
     def __init__(self, path: Path, *, fresh: bool) -> None:
         self.path = path
@@ -270,7 +270,7 @@ def base_accuracy(model: Any, encoder: tokens.Encoder, max_chars: int, unicode: 
 
 
 def base_optimizers(model: Any, lr: float) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the layers, AdamW for embedding, head and norms."""
+    """Make Muon for the matrices inside the layers, AdamW for embedding, head and norms."""
     inner, outer = [], []
     for name, weight in model.named_parameters():
         (inner if ".layers." in name and weight.ndim == 2 else outer).append(weight)
@@ -315,12 +315,13 @@ class Curriculum:
         self.grows = grows
 
     def max_chars(self) -> int:
-        """From 12 characters to the longest over the first 35 % of the steps."""
+        """The longest sentence: from 12 characters to all over the first 35 % of the steps."""
         grown = min(1.0, self.step / (0.35 * self.steps)) if self.grows else 1.0
         return int(12 + (tasks.MAX_CHARS - 12) * grown)
 
     def lr_scale(self) -> float:
-        """Up over at most 100 steps, level, down over the last 60 %: the tail makes the answers confident."""
+        """The scale of the learning rate: up over at most 100 steps, level, down over the last 60 %: the tail makes the
+        answers confident."""
         rise = min(100, self.steps // 10)
         return min(1.0, (self.step + 1) / rise, (self.steps - self.step) / (0.6 * self.steps))
 

@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def batch(tokenizer, rng: random.Random) -> dict[str, torch.Tensor]:
-    """Prompts and answers of one batch; the loss is of the answers alone."""
+    """Make the prompts and answers of one batch; the loss is of the answers alone."""
     rows = [example(tokenizer, sentence(rng)) for _ in range(BATCH)]
     longest = max(len(tokens) for tokens, _ in rows)
     tokens = torch.tensor([row + [tokenizer.pad_token_id] * (longest - len(row)) for row, _ in rows])
@@ -58,7 +58,7 @@ def batch(tokenizer, rng: random.Random) -> dict[str, torch.Tensor]:
 
 
 def example(tokenizer, text: str) -> tuple[list[int], int]:
-    """The tokens of a prompt and its answer, and where the answer begins."""
+    """Make the tokens of a prompt and its answer, and where the answer begins."""
     prompt = tokenizer(text)["input_ids"]
     answer = tokenizer(text.lower(), add_special_tokens=False)["input_ids"]
     return [*prompt, *answer, tokenizer.eos_token_id], len(prompt)

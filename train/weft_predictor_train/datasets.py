@@ -1,4 +1,4 @@
-"""Reading training data: .jsonl, .jsonl.gz, .csv, .csv.gz with a prompt and a length in tokens per row."""
+"""A reader of training data: .jsonl, .jsonl.gz, .csv, .csv.gz with a prompt and a length in tokens per row."""
 
 import csv
 import gzip
@@ -15,7 +15,7 @@ PROMPT_COLUMNS = ("prompt", "prompt_text", "instruction", "question", "text")
 LENGTH_COLUMNS = ("n_out", "output_tokens", "completion_tokens", "length", "output_length", "tokens")
 ADAPTER_COLUMNS = ("adapter", "model_name", "model", "category")
 PROMPT_TOKENS_COLUMNS = ("n_in", "prompt_tokens", "input_tokens")
-MAX_TOKENS = 1_000_000
+MAX_ANSWER_TOKENS = 1_000_000
 CHARS_PER_TOKEN = 4  # only for the size feature, where no column counts the prompt
 
 
@@ -40,7 +40,7 @@ class Columns:
 
 
 def read(path: Path, columns: Columns) -> list[AnsweredPrompt]:
-    """All rows. Raises BadData (what is missing, in which line), OSError."""
+    """Read all rows. Raises BadData (what is missing, in which line), OSError."""
     if not path.name.removesuffix(".gz").endswith((".jsonl", ".csv")):
         raise BadData(f"{path}: expected .jsonl, .jsonl.gz, .csv or .csv.gz")
     try:
@@ -108,8 +108,8 @@ def _row(record: dict[str, Any], columns: Columns) -> AnsweredPrompt:
     assert columns.length is not None
     prompt = "\n".join(filter(None, (str(record[columns.prompt]), str(record.get("input") or ""))))
     tokens = int(record[columns.length])
-    if not 0 <= tokens <= MAX_TOKENS:
-        raise ValueError(f"length {tokens} is not within 0 and {MAX_TOKENS}")
+    if not 0 <= tokens <= MAX_ANSWER_TOKENS:
+        raise ValueError(f"length {tokens} is not within 0 and {MAX_ANSWER_TOKENS}")
     counted = int(record[columns.prompt_tokens]) if columns.prompt_tokens else len(prompt) // CHARS_PER_TOKEN
     adapter = str(record[columns.adapter]) if columns.adapter else ""
     return AnsweredPrompt(prompt, adapter, counted, max(tokens, 1))

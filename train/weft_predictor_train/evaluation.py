@@ -19,7 +19,8 @@ BUCKETS = 10  # S3, section 3: ten equal buckets over the maximum length
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """`initial`, `final`: tokens reserved over tokens used, before and after doublings. The rest is per request."""
+    """The cost of a reservation. `initial`, `final`: tokens reserved over tokens used, before and after doublings. The
+    rest is per request."""
 
     policy: str
     initial: float
@@ -70,12 +71,12 @@ def evaluate(predicted: Sequence[Prediction], used: Tokens, known: Tokens, *, ma
 
 
 def bucket(tokens: int, max_context_tokens: int) -> int:
-    """S3's class of a length: which tenth of the maximum it ends in, 0..9."""
+    """The class of a length in S3: which tenth of the maximum it ends in, 0..9."""
     return min(tokens * BUCKETS // max_context_tokens, BUCKETS - 1)
 
 
 def packing(policy: str, reserved: Tokens, used: Tokens) -> Packing:
-    """What reserving `reserved` [n] costs where `used` [n] >= 1 are needed."""
+    """Compute what reserving `reserved` [n] costs where `used` [n] >= 1 are needed."""
     final, doublings = np.maximum(reserved, 1), 0
     while (short := final < used).any():
         final = np.where(short, final * 2, final)
@@ -86,12 +87,13 @@ def packing(policy: str, reserved: Tokens, used: Tokens) -> Packing:
 
 
 def best_constant(known: Tokens) -> int:
-    """The one reservation that covers the target share of `known`: a predictor has to beat this, not the maximum."""
+    """Find the one reservation that covers the target share of `known`: a predictor has to beat this, not the
+    maximum."""
     return int(np.quantile(known, TARGET, method="higher"))
 
 
 def pinball(used: Tokens, bound: Tokens, level: float) -> float:
-    """Mean quantile loss in tokens: what a `level` bound is scored by; lower is better."""
+    """Compute the mean quantile loss in tokens: what a `level` bound is scored by; lower is better."""
     short = used - bound
     return float(np.maximum(level * short, (level - 1) * short).mean())
 

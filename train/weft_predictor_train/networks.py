@@ -69,14 +69,14 @@ class TrainableNetwork:
 def from_scratch(
     size: tuple[int, int, int, int], prompts: Sequence[str], edges: Sequence[int], seed: int
 ) -> TrainableNetwork:
-    """A DistilBERT of one of `SIZES`, with random weights and a tokenizer made of the prompts."""
+    """Make a DistilBERT of one of `SIZES`, with random weights and a tokenizer made of the prompts."""
     shape = EncoderShape("distilbert", VOCAB, POSITIONS, *size, tuple(edges))
     with _seeded(seed):
         return TrainableNetwork(shape, _network(shape), tokenizer_of(prompts), FROM_SCRATCH)
 
 
 def from_files(files: EncoderFiles) -> TrainableNetwork:
-    """Goes on from a checkpoint, with its classes. Raises CorruptModel, BadData for one without a tensor."""
+    """Go on from a checkpoint, with its classes. Raises CorruptModel, BadData for one without a tensor."""
     shape, weights = parse(files)
     network = _network(shape)
     try:
@@ -119,14 +119,14 @@ def train_network(
 
 
 def held_out_loss(network: Any, held_out: Examples) -> float:
-    """The mean cross entropy, without dropout."""
+    """Compute the mean cross entropy, without dropout."""
     network.eval()
     with torch.inference_mode():
         return sum(_loss(network, part).item() * len(part) for part in _batches(held_out)) / len(held_out)
 
 
 def _network(shape: EncoderShape) -> Any:
-    """A network of this shape, with random weights."""
+    """Make a network of this shape, with random weights."""
     classifier, config, dropouts = _CLASSES[shape.kind]
     numbers, labels = asdict(shape), [f"at most {edge} tokens" for edge in shape.edges]
     fields = {field: numbers[name] for name, (field, _) in FIELDS[shape.kind].items()}
@@ -151,7 +151,7 @@ def _loss(network: Any, examples: Examples) -> torch.Tensor:
 
 
 def _batches(examples: Examples, rng: np.random.Generator | None = None) -> list[Examples]:
-    """Batches of about the same length each, in random order where there is a generator."""
+    """Make batches of about the same length each, in random order where there is a generator."""
     order = rng.permutation(len(examples)).tolist() if rng else list(range(len(examples)))
     block = 16 * BATCH if rng else len(order)
     batches: list[Examples] = []
@@ -167,7 +167,7 @@ def _copy(network: Any) -> dict[str, torch.Tensor]:
 
 @contextmanager
 def _seeded(seed: int) -> Generator[None]:
-    """What is drawn inside is the seed's; what is drawn outside does not notice."""
+    """Draw from the seed in the block; what is drawn outside does not notice."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield

@@ -66,7 +66,7 @@ class EncoderOptions:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command. 0: measured (and the better model written), 1: data that cannot be used."""
+    """Run the command. Returns 0: measured (and the better model written), 1: data that cannot be used."""
     args = _parser().parse_args(argv)
     columns = Columns(args.prompt_column, args.length_column, args.adapter_column, args.prompt_tokens_column)
     tenths_of = args.max_context_tokens if args.buckets == "tenths" else None
@@ -105,14 +105,15 @@ def split(rows: Iterable[AnsweredPrompt]) -> Split:
 
 
 def train(parts: Split, *, progress: TextIO | None = None, dim: int = DIM) -> RidgeModel:
-    """The hashed ridge, of all rows but the measured ones."""
+    """Train the hashed ridge, of all rows but the measured ones."""
     return fit_and_calibrate(HashedGrams(dim), [*parts.fit, *parts.calibrate], progress)
 
 
 def train_encoder_model(
     parts: Split, options: EncoderOptions, progress: TextIO | None = None
 ) -> tuple[EncoderFiles, RidgeModel]:
-    """The S3 form: a network that classifies, and a ridge that reads its classes, fitted on rows it has not seen."""
+    """Train the S3 form: a network that classifies, and a ridge that reads its classes, fitted on rows it has not
+    seen."""
     try:
         # with torch and transformers, which a ridge does not need
         from weft_predictor_train.networks import from_files, from_scratch, train_network
@@ -138,7 +139,7 @@ def train_encoder_model(
 
 
 def fit_and_calibrate(featurizer: Featurizer, rows: Sequence[AnsweredPrompt], progress: TextIO | None) -> RidgeModel:
-    """A ridge on all rows, calibrated by what ridges on the other folds say of each (cross-conformal, Vovk 2015).
+    """Fit a ridge on all rows, calibrated by what ridges on the other folds say of each (cross-conformal, Vovk 2015).
 
     On Alpaca a Kendall tau of 0.575, where a ridge on three quarters of the rows, calibrated on the last, has 0.567.
     """
@@ -160,7 +161,7 @@ def fit_and_calibrate(featurizer: Featurizer, rows: Sequence[AnsweredPrompt], pr
 
 
 def measure(model: LengthModel, parts: Split, max_context_tokens: int) -> Report:
-    """Figures of a model on the part kept for that. The model does not learn from it."""
+    """Measure a model on the part kept for that. The model does not learn from it."""
     used = np.array([row.tokens for row in parts.measure], dtype=np.int64)
     known = np.array([row.tokens for row in parts.fit], dtype=np.int64)
     items = [PredictItem("", row.prompt, "", row.adapter, row.prompt_tokens, 0) for row in parts.measure]
@@ -184,14 +185,14 @@ def promote(
 
 
 def save_model(out: Path, model: RidgeModel, files: EncoderFiles | None) -> None:
-    """What `read_model` reads: a folder with an encoder's files, or the ridge's file."""
+    """Write what `read_model` reads: a folder with an encoder's files, or the ridge's file."""
     if files:
         write_files(out, files)
     save(out / CALIBRATION if files else out, model.save())
 
 
 def describe(report: Report, parts: Split) -> str:
-    """The figures as text."""
+    """Write the figures as text."""
     lines = [
         f"rows: {len(parts.fit)} fitted, {len(parts.calibrate)} calibrated, {report.rows} measured",
         f"bucket accuracy     {report.bucket_accuracy:7.2%}   always the commonest bucket: {report.majority:.2%}",
@@ -208,7 +209,7 @@ def describe(report: Report, parts: Split) -> str:
 
 
 def fit_ridge(rows: Sequence[Features], target: NDArray[np.float64], dim: int) -> Ridge:
-    """w = argmin |X w + b - target|^2 + RIDGE |w|^2, by LSQR on the sparse X (0.5 s for 6,000 prompts). `target`: [n].
+    """Minimize |X w + b - target|^2 + RIDGE |w|^2, by LSQR on the sparse X (0.5 s for 6,000 prompts). `target`: [n].
 
     The variances say what n rows taught, so online learning continues from here.
     """
@@ -227,7 +228,7 @@ def _matrix(rows: Sequence[Features], dim: int) -> "sparse.csr_matrix":
 
 
 def _backfit(xs: Sequence[Features], rows: Sequence[AnsweredPrompt], dim: int) -> tuple[Ridge, Offsets]:
-    """Ridge on what the adapters' offsets leave, offsets on what the ridge leaves, in turn."""
+    """Fit in turn the ridge on what the adapters' offsets leave, and offsets on what the ridge leaves."""
     target = np.log([row.tokens for row in rows])
     offset = np.zeros(len(rows))
     adapters = np.array([row.adapter for row in rows])
@@ -242,7 +243,7 @@ def _backfit(xs: Sequence[Features], rows: Sequence[AnsweredPrompt], dim: int) -
 
 
 def _calibrate(model: RidgeModel, shared: Sequence[float], rows: Sequence[AnsweredPrompt]) -> None:
-    """Offsets first, then the scale of the residuals around them, then the scores in units of that scale."""
+    """Calibrate offsets first, then the scale of the residuals around them, then the scores in units of that scale."""
     target = [float(np.log(row.tokens)) for row in rows]
     for row, real, base in zip(rows, target, shared, strict=True):
         model.offsets.learn(_group(row), real - base)
@@ -263,7 +264,7 @@ def _features(row: AnsweredPrompt, featurizer: Featurizer) -> Features:
 
 
 def _bar(title: str, rows: Sequence[T], progress: TextIO | None) -> Iterator[T]:
-    """The rows; on a terminal, a bar of how many have passed."""
+    """Yield the rows; on a terminal, with a bar of how many have passed."""
     shown = progress if progress is not None and progress.isatty() else None
     for done, row in enumerate(rows, 1):
         yield row

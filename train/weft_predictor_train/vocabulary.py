@@ -17,7 +17,7 @@ MAX_LETTERS, PIECES = 500, (2, 3, 4)
 
 
 def tokenizer_of(prompts: Sequence[str]) -> bytes:
-    """What tokenizer.json holds."""
+    """Make the content of tokenizer.json."""
     normalizer, splitter = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
     unigrams, pieces, letters = Counter[str](), Counter[str](), Counter[str]()
     for text in prompts:

@@ -1,1 +1,1 @@
-"""How long will the answer be: calibrated quantiles, learned online, in 0.13 ms and without torch."""
+"""Predictions of how long an answer will be: calibrated quantiles, learned online, in 0.13 ms and without torch."""

@@ -36,7 +36,7 @@ def save(path: Path, arrays: Arrays) -> None:
 
 
 def load(path: Path, read: Callable[[Arrays], M]) -> M:
-    """Read back what `read` makes of the arrays. Raises FileNotFoundError, CorruptModel."""
+    """Read the arrays back through `read`. Raises FileNotFoundError, CorruptModel."""
     if path.stat().st_size > MAX_FILE_BYTES:
         raise CorruptModel(f"{path}: larger than {MAX_FILE_BYTES} bytes")
     raw = io.BytesIO(path.read_bytes())
@@ -51,7 +51,7 @@ def load(path: Path, read: Callable[[Arrays], M]) -> M:
 
 
 class Checkpointer:
-    """Saves every `outcomes` learned, or `seconds` after something was learned, and when closed."""
+    """A saver of the model: every `outcomes` learned, or `seconds` after something was learned, and when closed."""
 
     def __init__(self, server: PredictorServer, path: Path, *, outcomes: int, seconds: float) -> None:
         self._server, self._path, self._outcomes, self._seconds = server, path, outcomes, seconds
@@ -59,7 +59,7 @@ class Checkpointer:
         self._closed = False
 
     async def run(self) -> None:
-        """Until closed; what is unsaved then is saved last."""
+        """Save until closed; what is unsaved then is saved last."""
         while not self._closed:
             await self._server.learned_some.wait()
             try:
@@ -93,6 +93,6 @@ class Checkpointer:
         log.debug("model saved", extra=kv(path=self._path, learned=learned))
 
     def _copy(self) -> tuple[int, Arrays] | None:
-        """In the inference thread: the model's arrays, and how much was learned by then."""
+        """Copy, in the inference thread, the model's arrays, and how much was learned by then."""
         model = self._server.model
         return None if model.learned == self._saved else (model.learned, model.save())

@@ -55,12 +55,12 @@ class EncoderFiles:
 
     @property
     def name(self) -> str:
-        """Tells this encoder from every other one."""
+        """The name that tells this encoder from every other one."""
         return f"encoder-{sha256(self.config + self.tokenizer + sha256(self.weights).digest()).hexdigest()[:8]}"
 
 
 def read_files(folder: Path) -> EncoderFiles:
-    """Raises CorruptModel for a file beyond its bound, FileNotFoundError."""
+    """Read a folder's files. Raises CorruptModel for a file beyond its bound, FileNotFoundError."""
     return EncoderFiles(
         _bounded(folder / CONFIG, MAX_CONFIG_BYTES),
         _bounded(folder / WEIGHTS, MAX_WEIGHT_BYTES),
@@ -69,20 +69,21 @@ def read_files(folder: Path) -> EncoderFiles:
 
 
 def write_files(folder: Path, files: EncoderFiles) -> None:
-    """Each file whole. A folder that a crash left half replaced has a calibration of another name, and is refused."""
+    """Write each file whole. A folder that a crash left half replaced has a calibration of another name, and is
+    refused."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in ((CONFIG, files.config), (TOKENIZER, files.tokenizer), (WEIGHTS, files.weights)):
         write_atomically(folder / name, data)
 
 
 def encoder_of(files: EncoderFiles) -> EncoderClasses:
-    """The network, ready to classify. Raises CorruptModel: which file, and what is wrong with it."""
+    """Make the network, ready to classify. Raises CorruptModel: which file, and what is wrong with it."""
     shape, weights = parse(files)
     return EncoderClasses(Encoder(shape, weights), tokenize_with(files.tokenizer, shape), files.name)
 
 
 def parse(files: EncoderFiles) -> tuple[EncoderShape, dict[str, Array]]:
-    """The shape, and the tensors in 32-bit floating point. Raises CorruptModel."""
+    """Read the shape, and the tensors in 32-bit floating point. Raises CorruptModel."""
     try:
         return read_shape(parse_object(files.config, max_bytes=MAX_CONFIG_BYTES)), _read_weights(files.weights)
     except JsonError as error:
@@ -92,7 +93,7 @@ def parse(files: EncoderFiles) -> tuple[EncoderShape, dict[str, Array]]:
 
 
 def read_model(path: Path) -> RidgeModel:
-    """A ridge's file, or an encoder's folder. Raises FileNotFoundError, CorruptModel."""
+    """Read a ridge's file, or an encoder's folder. Raises FileNotFoundError, CorruptModel."""
     if not path.is_dir():
         return load(path, RidgeModel.load)
     features = encoder_of(read_files(path))
@@ -104,7 +105,7 @@ def read_model(path: Path) -> RidgeModel:
 
 
 def read_shape(config: JsonObject) -> EncoderShape:
-    """config.json -> shape. Raises CorruptModel."""
+    """Read the shape from config.json. Raises CorruptModel."""
     kind = config.get("model_type")
     if kind not in NAMES:
         raise CorruptModel(f"model_type is {kind!r}, not {' or '.join(NAMES)}")
@@ -130,7 +131,7 @@ def read_shape(config: JsonObject) -> EncoderShape:
 
 
 def tokenize_with(raw: bytes, shape: EncoderShape) -> Callable[[str], Sequence[int]]:
-    """tokenizer.json -> text to ids. Raises CorruptModel."""
+    """Make a tokenizer, text to ids, of tokenizer.json. Raises CorruptModel."""
     try:
         from tokenizers import Tokenizer
     except ImportError as error:

@@ -35,9 +35,9 @@ SAVE_OUTCOMES, SAVE_S = 500, 30.0
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run until SIGTERM. 0 after a drain, 1 where another predictor acts, 2 where it cannot start.
+    """Run until SIGTERM. Returns 0 after a drain, 1 where another predictor acts, 2 where it cannot start.
 
-    The latter: wrong settings, an address or a data directory in use, no API server for its Lease.
+    It cannot start with wrong settings, an address or a data directory in use, or no API server for its Lease.
     """
     settings = PredictorSettings.parse(sys.argv[1:] if argv is None else argv)
     logs.configure("predictor", level=settings.log_level, fmt=settings.log_format)
@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def report(decision: PromotionDecision) -> None:
-    """Say what became of a candidate."""
+    """Log what became of a candidate."""
     metrics.MODELS.labels(decision.result).inc()
     figures = kv(served=decision.served, gain=round(decision.gain, 4), judged=decision.judged)
     log.info(f"model {decision.result}", extra=kv(candidate=decision.candidate) | figures)

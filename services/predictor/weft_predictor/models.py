@@ -1,4 +1,5 @@
-"""Which model serves: the saved one, the mounted one, a replayed one, a cold one; and what is mounted later."""
+"""The choice of the model that serves: the saved one, the mounted one, a replayed one, a cold one; and what is mounted
+later."""
 
 import asyncio
 import contextlib
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 def first_models(data_dir: Path, mounted: Path | None) -> tuple[LengthModel, LengthModel | None]:
-    """The model that serves, and one that it is to be compared with.
+    """Choose the model that serves, and one that it is to be compared with.
 
     The saved model serves, else the mounted one, else a cold one; a mounted one of another fit than the saved one is
     its candidate. A saved model that cannot be read is set aside under a name that is logged. A mounted one that cannot
@@ -50,7 +51,7 @@ def first_models(data_dir: Path, mounted: Path | None) -> tuple[LengthModel, Len
 
 
 def read_replay(path: Path) -> ReplayedLengths:
-    """Predictions of a file of JSON lines. Raises BadData, OSError."""
+    """Read predictions from a file of JSON lines. Raises BadData, OSError."""
     if (size := path.stat().st_size) > MAX_REPLAY_BYTES:
         raise BadData(f"{path}: {size} bytes, the limit is {MAX_REPLAY_BYTES}")
     try:
@@ -61,33 +62,33 @@ def read_replay(path: Path) -> ReplayedLengths:
 
 
 def offer(model: PromotedModel, candidate: LengthModel) -> None:
-    """In the thread that owns the model: have a candidate judged."""
+    """Have a candidate judged, in the thread that owns the model."""
     metrics.MODELS.labels("offered").inc()
     log.info("model offered", extra=kv(candidate=candidate.version, served=model.version))
     model.offer(candidate)
 
 
 def refuse(path: Path | None, error: Exception) -> None:
-    """A mounted model that cannot be read: what serves goes on serving."""
+    """Log a mounted model that cannot be read: what serves goes on serving."""
     metrics.MODELS.labels("refused").inc()
     log.error("mounted model refused", extra=kv(path=path, error=type(error).__name__, detail=error))
 
 
 class ModelWatch:
-    """Reads a mounted model again when its files have changed and offers it as a candidate."""
+    """A watch that reads a mounted model again when its files have changed and offers it as a candidate."""
 
     def __init__(self, path: Path, seconds: float, offer: Callable[[LengthModel], Awaitable[None]]) -> None:
         self._path, self._seconds, self._offer = path, seconds, offer
         self._read = self._seen = _files(path)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Watch until cancelled."""
         while True:
             await asyncio.sleep(self._seconds)
             await self.check_files()
 
     async def check_files(self) -> None:
-        """Files that are as they were at the last check, and not as they were read, are read: they are whole."""
+        """Read files that have changed since they were read, and not since the last check: they are whole."""
         found = _files(self._path)
         settled, self._seen = found == self._seen, found
         if not settled or found == self._read:
@@ -102,7 +103,7 @@ class ModelWatch:
 
 
 def _files(path: Path) -> list[tuple[str, int, int]]:
-    """Name, size and time of change of each file of a model that is there."""
+    """List name, size and time of change of each file of a model that is there."""
     found = list[tuple[str, int, int]]()
     for name in (CONFIG, TOKENIZER, WEIGHTS, CALIBRATION) if path.is_dir() else ("",):
         with contextlib.suppress(FileNotFoundError):
@@ -112,7 +113,8 @@ def _files(path: Path) -> list[tuple[str, int, int]]:
 
 
 def _load_saved(path: Path, read: Callable[[Arrays], RidgeModel]) -> RidgeModel | None:
-    """None: there is none that can be read. One of another version waits beside it until that version is back."""
+    """Read the saved model; None: there is none that can be read. One of another version waits beside it until that
+    version is back."""
     try:
         return load(path, read)
     except FileNotFoundError:
@@ -135,7 +137,7 @@ def _of_layout(path: Path, layout: int) -> Path:
 
 
 def _read_saved(arrays: Arrays, *, mounted: RidgeModel | None) -> RidgeModel:
-    """What is saved reads hashed grams of a prompt, or the classes of the mounted network."""
+    """Read a saved model, which reads hashed grams of a prompt, or the classes of the mounted network."""
     if not (name := RidgeModel.features_of(arrays)):
         return RidgeModel.load(arrays)
     if mounted is None or mounted.featurizer.name != name:

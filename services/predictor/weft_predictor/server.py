@@ -60,7 +60,7 @@ class PredictorServer(PredictorServicer):
                 self._record(self._tracer, items, began)
 
     def _record(self, tracer: Tracer, items: list[PredictItem], began: float) -> None:
-        """Of those that are sampled: a call's items are predicted together."""
+        """Record spans of the items that are sampled: a call's items are predicted together."""
         ended = time.monotonic()
         for item in items:
             if item.traceparent:
@@ -89,11 +89,11 @@ class PredictorServer(PredictorServicer):
             outbox.close()
 
     def close(self) -> None:
-        """After the last call: the inference thread ends after what waits there."""
+        """End the inference thread, after the last call and after what waits there."""
         self._inference.shutdown()
 
     async def _learned(self, requests: AsyncIterator[pb.ObserveRequest]) -> AsyncIterator[pb.ObserveAck]:
-        """The acknowledgement of each message, once it is learned; the next message is read after that."""
+        """Yield the acknowledgement of each message, once it is learned; the next message is read after that."""
         async for message in requests:
             outcomes = observed(message)
             await self.in_turn(partial(self._observe, outcomes))

@@ -57,9 +57,9 @@ class Server(rpc.SchedulerServicer):
         clock: Callable[[], float] = time.monotonic,
         tracer: Tracer | None = None,
     ) -> None:
-        """Take the next term. Raises TermNotDurable. `stop` is set when the process must not go on.
+        """Take the next term. `stop` is set when the process must not go on.
 
-        Once `turn` is lost the server decides nothing more.
+        Once `turn` is lost the server decides nothing more. Raises TermNotDurable.
         """
         self._turn = turn or Turn()
         self._terms, self._stop = terms, stop

@@ -25,9 +25,10 @@ class TermFile:
         self._path, self._clock = directory / "term", clock
 
     def next(self, at_least: int = 0) -> int:
-        """Return a term above all that were used here, durable by then. Raises TermNotDurable.
+        """Return a term above all that were used here, durable by then.
 
-        `at_least` is the term of a Lease, above those of the processes that acted before this one.
+        `at_least` is the term of a Lease, above those of the processes that acted before this one. Raises
+        TermNotDurable.
         """
         used = self.read()
         alone = 0 if at_least else max(1, int(self._clock()) - TERM_EPOCH_S)

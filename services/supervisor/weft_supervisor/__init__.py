@@ -1,1 +1,1 @@
-"""What is true now: runner leases, the memory picture, overruns; and what was: outcomes, usage, keys."""
+"""The present state of runners: leases, the memory picture, overruns; and records: outcomes, usage, keys."""

@@ -128,7 +128,7 @@ class AdminServer(AdminServicer):
         return response
 
     async def GetUsage(self, request: pb.GetUsageRequest, context: "Context") -> pb.GetUsageResponse:
-        """Rows that fit in a message, the oldest days first."""
+        """Answer with the rows that fit in a message, the oldest days first."""
         since = EPOCH + timedelta(days=min(request.since_day, LAST_DAY))
         most = MAX_USAGE_ROWS + 1
         found = usage.since(self._engine, since, namespace=request.namespace, by_key=request.by_key, most=most)
@@ -147,7 +147,7 @@ class AdminServer(AdminServicer):
         return response
 
     async def ListRunners(self, request: pb.ListRunnersRequest, context: "Context") -> pb.ListRunnersResponse:
-        """Runners whose full reports fit in a message, by id."""
+        """Answer with the runners whose full reports fit in a message, by id."""
         core, size = self._supervisor.core, 0
         grown, preempts, doublings, _ = core.counters()
         response = pb.ListRunnersResponse(grows=grown, preempts=preempts, doublings=doublings)
@@ -185,7 +185,7 @@ class AdminServer(AdminServicer):
         return await keys.version(self._engine), (await limits.mark(self._engine), spent)
 
     async def _rules(self) -> list[LimitRule]:
-        """Every limit, with whether its day's tokens are used up by the outcomes that are stored."""
+        """List every limit, with whether its day's tokens are used up by the outcomes that are stored."""
         rules = await limits.all_rules(self._engine)
         if not any(rule.tokens_per_day for rule in rules):
             return rules
@@ -218,7 +218,7 @@ class AdminServer(AdminServicer):
 
 
 def _grant(request: pb.CreateKeyRequest, now_unix_ms: int) -> keys.Grant:
-    """Raises ValueError with a sentence for who asks."""
+    """Read the rights of a new key. Raises ValueError with a sentence for who asks."""
     scope = KEY_SCOPES.get(request.scope)
     if scope is None:
         raise ValueError(f"scope {request.scope} is not known to this supervisor")
@@ -236,7 +236,7 @@ def _grant(request: pb.CreateKeyRequest, now_unix_ms: int) -> keys.Grant:
 
 
 def _declaration(m: pb.KeyDeclaration) -> declared_keys.Declaration:
-    """Raises ValueError and PeerError with a sentence for who asks."""
+    """Read what an owner declares. Raises ValueError and PeerError with a sentence for who asks."""
     if not 0 < len(m.owner) <= MAX_OWNER:
         raise ValueError(NO_OWNER)
     if m.scope == pb.KEY_SCOPE_PLATFORM:
@@ -253,7 +253,7 @@ def _declaration(m: pb.KeyDeclaration) -> declared_keys.Declaration:
 
 
 def _route(key: keys.ApiKey, rules: Mapping[str, Sequence[LimitRule]]) -> KeyRoute:
-    """`rules`: by subject."""
+    """Make the route table's entry of a key. `rules`: by subject."""
     grant = key.grant
     mine = (*rules.get(f"key/{key.key_id}", ()), *rules.get(f"namespace/{grant.namespace}", ()))
     return KeyRoute(key.key_hash, grant.namespace, key.key_id, grant.scope, grant.models, grant.expires_unix_ms, mine)
@@ -265,7 +265,7 @@ def _is_entry(subject: str) -> bool:
 
 
 def _checked(rule: LimitRule) -> LimitRule:
-    """Raises ValueError with a sentence for who asks."""
+    """Check a rule. Raises ValueError with a sentence for who asks."""
     kind, _, name = rule.subject.partition("/")
     if kind not in ("key", "namespace") or not NAMESPACE.fullmatch(name):
         raise ValueError(f"{rule.subject!r} is neither key/ID nor namespace/NAME")
@@ -273,7 +273,7 @@ def _checked(rule: LimitRule) -> LimitRule:
 
 
 def with_spent(rules: Iterable[LimitRule], used: Mapping[str, Mapping[str, int]], today: date) -> list[LimitRule]:
-    """The rules, those whose day's tokens are used up marked until the day's end.
+    """Mark the rules whose day's tokens are used up, until the day's end.
 
     `used`: tokens by subject and model; "": of all its models together.
     """
@@ -290,7 +290,7 @@ def with_spent(rules: Iterable[LimitRule], used: Mapping[str, Mapping[str, int]]
 
 
 def _name_of(rule: LimitRule) -> str:
-    """Of the rule's namespace, or the id of its key."""
+    """The name of the rule's namespace, or the id of its key."""
     return rule.subject.partition("/")[2]
 
 
@@ -300,7 +300,7 @@ def _is_of_key(rule: LimitRule) -> bool:
 
 @asynccontextmanager
 async def _available(context: "Context") -> AsyncGenerator[None, None]:
-    """A store out of reach answers UNAVAILABLE with its reason."""
+    """Answer UNAVAILABLE with the reason where the store is out of reach."""
     try:
         yield
     except (StoreError, SQLAlchemyError) as error:

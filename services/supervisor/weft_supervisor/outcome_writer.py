@@ -1,4 +1,4 @@
-"""Outcomes: into the store first, then the acknowledgement, then the predictor.
+"""The way of outcomes: into the store first, then the acknowledgement, then the predictor.
 
 The store may be out of reach for a while (a full disk, a restarting server): what came is held, bounded, and written
 again with bounded pauses for as long as the process lives, and readiness says so. An outcome that does not fit is not
@@ -47,7 +47,8 @@ class OutcomeWriter:
         on_dropped: Callable[[str], object],
         on_space: Callable[[], None],
     ) -> None:
-        """`on_dropped`: it is no outcome. `on_space`: some were refused, and half of the queue is empty again."""
+        """Write nothing yet. `on_dropped`: it is no outcome. `on_space`: some were refused, and half of the queue is
+        empty again."""
         self._engine, self._on_stored = engine, on_stored
         self._on_dropped, self._on_space = on_dropped, on_space
         self._refused = False
@@ -62,7 +63,7 @@ class OutcomeWriter:
         self.trouble: str | None = None
 
     def put(self, outcome: OutcomeReport) -> bool:
-        """Take an outcome. False: full, and not taken."""
+        """Take an outcome. Returns False where the queue is full, and it was not taken."""
         try:
             outcome_from_bytes(outcome.record)
         except PeerError as error:
@@ -106,7 +107,7 @@ class OutcomeWriter:
                 await _within(self._wake, max(self._forget_at - time.monotonic(), 0.0))
 
     async def drained(self) -> None:
-        """Everything taken so far is in the store, and the store is not in trouble."""
+        """Wait until everything taken so far is in the store, and the store is not in trouble."""
         await self._idle.wait()
 
     def close(self) -> None:
@@ -120,7 +121,7 @@ class OutcomeWriter:
         self._wake.set()
 
     async def _write(self) -> None:
-        """The highest term, a batch of outcomes; once an hour old outcomes are deleted."""
+        """Write the highest term and a batch of outcomes; once an hour delete old outcomes."""
         if self._term > self._stored_term:
             term = self._term
             await fencing_terms.raise_to(self._engine, term)
@@ -158,7 +159,7 @@ class OutcomeWriter:
 
 
 async def _within(event: asyncio.Event, seconds: float) -> None:
-    """Wait for an event, for so long."""
+    """Wait for an event, at most `seconds`."""
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(event.wait(), seconds)
 
@@ -178,7 +179,7 @@ class UnackedFeedback:
         return len(self._records)
 
     def add(self, stored: Iterable[OutcomeReport]) -> None:
-        """Keep until acknowledged."""
+        """Keep outcomes until they are acknowledged."""
         for outcome in stored:
             self._records[outcome.request_id] = outcome.record
             if len(self._records) > self._limit:
@@ -186,16 +187,16 @@ class UnackedFeedback:
                 metrics.FEEDBACK_DROPPED.inc()
 
     def acknowledge(self, request_ids: Iterable[str]) -> None:
-        """The predictor has learned these."""
+        """Drop the outcomes that the predictor has learned."""
         for request_id in request_ids:
             self._records.pop(request_id, None)
 
     def messages(self) -> Iterator[predictor_pb2.ObserveRequest]:
-        """Everything that is not acknowledged, for a new connection."""
+        """Yield everything that is not acknowledged, for a new connection."""
         return chunks(list(self._records.values()))
 
 
 def chunks(records: Sequence[bytes]) -> Iterator[predictor_pb2.ObserveRequest]:
-    """Messages of at most `CHUNK` outcomes."""
+    """Cut records into messages of at most `CHUNK` outcomes."""
     for start in range(0, len(records), CHUNK):
         yield predictor_pb2.ObserveRequest(outcomes=map(common_pb2.Outcome.FromString, records[start : start + CHUNK]))

@@ -75,7 +75,7 @@ class Rate:
         self.per_s, self.burst, self._tokens, self._at = per_s, burst, burst, 0.0
 
     def take(self, now: float) -> float:
-        """Takes one. Returns the seconds until the bucket is out of debt; 0 where it had one."""
+        """Take one. Returns the seconds until the bucket is out of debt; 0 where it had one."""
         self._tokens = max(-1.0, min(self.burst, self._tokens + (now - self._at) * self.per_s) - 1)
         self._at = now
         return max(0.0, -self._tokens / self.per_s)
@@ -134,7 +134,7 @@ class SupervisorServer(SupervisorServicer):
         )
 
     async def run(self) -> None:
-        """Links, writer and metrics, until drained, or until one of them or the machine at a deadline fails."""
+        """Run links, writer and metrics, until drained, or until one of them or the machine at a deadline fails."""
         async with asyncio.TaskGroup() as tasks:
             for work in (self.scheduler.run(), self.predictor.run(), self.writer.run(), self._update_metrics()):
                 tasks.create_task(work)
@@ -153,16 +153,16 @@ class SupervisorServer(SupervisorServicer):
         self._closed.set()
 
     def set_keys(self, keys: Sequence[KeyRoute], version: int) -> None:
-        """The complete list of keys in force, for the scheduler now and on every new stream."""
+        """Set the complete list of keys in force, for the scheduler now and on every new stream."""
         self._keys = Keys(tuple(keys), version)
         self.scheduler.send(self._keys)
 
     def confirm_keys(self) -> None:
-        """The store has been read, and has what was sent last."""
+        """Confirm that the store has been read, and has what was sent last."""
         self.scheduler.send(KeysConfirmed(self._keys.version))
 
     def _stored(self, batch: Sequence[OutcomeReport]) -> None:
-        """Committed: the scheduler may forget them, the predictor learns them.
+        """Report a committed batch: the scheduler may forget it, the predictor learns it.
 
         Repeats are passed on too (a crash may have come between commit and feedback); the predictor knows their ids.
         """
@@ -245,13 +245,14 @@ class SupervisorServer(SupervisorServicer):
         return self._cluster(self._encoded(messages))
 
     async def _encoded(self, messages: AsyncIterable[Any]) -> AsyncIterator[scheduler_pb2.SupervisorToScheduler]:
-        """Each message when gRPC asks for it: the full reports of many runners do not hold the loop."""
+        """Encode each message when gRPC asks for it: the full reports of many runners do not hold the loop."""
         async for message in messages:
             for envelope in self._envelopes(message):
                 yield envelope
 
     def _envelopes(self, message: Any) -> Iterator[scheduler_pb2.SupervisorToScheduler]:
-        """One, or as many as a report needs to stay below what gRPC takes; losses and decisions come last."""
+        """Yield one envelope, or as many as a report needs to stay below what gRPC takes; losses and decisions come
+        last."""
         envelope = SUPERVISOR_TO_SCHEDULER.encode(message)
         if not (isinstance(message, ClusterReport) and message.reports and envelope.ByteSize() > MAX_MESSAGE_BYTES):
             yield envelope
@@ -299,7 +300,7 @@ class SupervisorServer(SupervisorServicer):
 
 
 async def _paced(messages: AsyncIterator[Any], rate: Rate) -> AsyncIterator[Any]:
-    """Not read faster than the rate: gRPC's flow control slows the sender down."""
+    """Read no faster than the rate: gRPC's flow control slows the sender down."""
     async for message in messages:
         if wait_s := rate.take(time.monotonic()):
             await asyncio.sleep(wait_s)
@@ -307,7 +308,8 @@ async def _paced(messages: AsyncIterator[Any], rate: Rate) -> AsyncIterator[Any]
 
 
 def _check_identity(spec: RunnerSpec, namespaces: frozenset[str]) -> None:
-    """A runner's uuid begins with the namespace of its pool, so no other certificate can name it. Raises NotItsOwn."""
+    """Check that a runner's uuid begins with the namespace of its pool, so that no other certificate can name it.
+    Raises NotItsOwn."""
     mine = f"the certificate is for runners of namespace {', '.join(sorted(namespaces))}"
     namespace = spec.pool.partition("/")[0]
     if namespace not in namespaces:

@@ -1,5 +1,5 @@
 # pyright: reportUnusedImport=false
-"""Pure: values in, predictions out.
+"""The pure part: values in, predictions out.
 
 Tests, the simulator and benchmarks take these names from here: the modules behind them may change.
 """

@@ -40,7 +40,7 @@ class ConformalCalibrator:
         self._sorted = sorted(self._scores)
 
     def __len__(self) -> int:
-        """Real scores held."""
+        """The number of real scores held."""
         return len(self._scores) - self.prior
 
     def scores(self) -> list[float]:
@@ -65,7 +65,7 @@ class ConformalCalibrator:
         return covered
 
     def impute_censored(self, bound: float) -> float | None:
-        """A stand-in for a censored score: a known one above `bound`, else `bound`. None: it teaches nothing."""
+        """Choose a stand-in for a censored score: a known one above `bound`, else `bound`. None: it teaches nothing."""
         below = bisect_right(self._sorted, bound)
         if below < UNINFORMATIVE * len(self._sorted):
             return None
@@ -83,7 +83,7 @@ class ConformalCalibrator:
 
 
 class ConformalCalibrators:
-    """One per tenant's adapter once it has scores enough, else the adapter's, else the pooled one.
+    """The calibrators: one per tenant's adapter once it has scores enough, else the adapter's, else the pooled one.
 
     Bounded: the oldest are dropped.
     """

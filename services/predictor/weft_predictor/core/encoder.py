@@ -23,7 +23,7 @@ Array = NDArray[np.float32]
 SQRT_HALF = np.float32(math.sqrt(0.5))
 LAYER_NORM_EPS = np.float32(1e-12)
 MAX_LOGIT = 1e4
-LEAST_LOG = -10.0  # log probabilities are cut there, and divided by it: all features are within 0 and 1
+MIN_LOG_PROBABILITY = -10.0  # log probabilities are cut there, and divided by it: all features are within 0 and 1
 # Ours -> Hugging Face's, of each architecture; `embed`: summed at each position, `layer`: once a layer.
 NAMES: dict[str, dict[str, str]] = {
     "distilbert": {
@@ -62,7 +62,7 @@ NAMES: dict[str, dict[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class EncoderShape:
-    """`kind`: a key of NAMES. `edges`: the upper edge of each class in tokens, rising."""
+    """The sizes of an encoder. `kind`: a key of NAMES. `edges`: the upper edge of each class in tokens, rising."""
 
     kind: str
     vocab: int
@@ -76,7 +76,7 @@ class EncoderShape:
 
 @dataclass(frozen=True, slots=True)
 class _Dense:
-    """y = x W + b."""
+    """The layer y = x W + b."""
 
     weight: Array  # [in, out]
     bias: Array
@@ -154,7 +154,7 @@ class Encoder:
         self._classify = dense("classifier", d, len(shape.edges))
 
     def logits(self, ids: Sequence[int]) -> Array:
-        """One score a class [classes] for a tokenised prompt [s], [CLS] and [SEP] included; cut at the positions."""
+        """Score each class [classes] for a tokenised prompt [s], [CLS] and [SEP] included; cut at the positions."""
         ids = ids[: self.shape.positions]
         x = self._embed_norm(self._words[np.asarray(ids)] + self._positions[: len(ids)])
         for layer in self._layers:
@@ -188,20 +188,22 @@ class EncoderClasses:
 
     def rows(self, prompts: Sequence[tuple[str, int]]) -> tuple[FeatureRows, Sequence[int]]:
         log_p = self.log_probabilities([text for text, _ in prompts])
-        values = np.hstack([np.ones((len(log_p), 1)), np.exp(log_p), np.maximum(log_p, LEAST_LOG) / LEAST_LOG])
+        values = np.hstack(
+            [np.ones((len(log_p), 1)), np.exp(log_p), np.maximum(log_p, MIN_LOG_PROBABILITY) / MIN_LOG_PROBABILITY]
+        )
         rows, columns = values.shape
         index = FeatureRows(np.repeat(np.arange(rows), columns), np.tile(np.arange(columns), rows), values.ravel())
         return index, [self.edges[best] for best in log_p.argmax(1)]
 
     def log_probabilities(self, texts: Sequence[str]) -> NDArray[np.float64]:
-        """[prompts, classes]"""
+        """Compute the logarithm of each class's probability, [prompts, classes]."""
         logits = np.array([self._encoder.logits(self._tokenize(text[:MAX_CHARS])) for text in texts])
         logits = np.clip(np.nan_to_num(logits, nan=0.0), -MAX_LOGIT, MAX_LOGIT)  # what overflows says nothing
         scores = logits.reshape(len(texts), self._classes).astype(np.float64)
         return scores - np.logaddexp.reduce(scores, axis=1, keepdims=True)
 
     def uncalibrated(self) -> Ridge:
-        """The read-out before any outcome: the expected logarithm of the classes' middles."""
+        """Make the read-out before any outcome: the expected logarithm of the classes' middles."""
         edges = np.array(self.edges, dtype=np.float64)
         middle = (np.concatenate([[0.0], edges[:-1]]) + edges) / 2
         weight = np.zeros(self.dim, dtype=np.float32)

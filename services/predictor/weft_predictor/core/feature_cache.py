@@ -47,7 +47,7 @@ class FeatureCache:
             self._drop(next(iter(self._entries)))
 
     def take(self, request_id: str) -> Features | None:
-        """The features of a request's prompt. Other choices may still need those of a choice."""
+        """Take the features of a request's prompt. Other choices may still need those of a choice."""
         key, is_choice = _split_choice(request_id)
         x = self._entries.get(key)
         if x is None:
@@ -62,6 +62,7 @@ class FeatureCache:
 
 
 def _split_choice(request_id: str) -> tuple[str, bool]:
-    """The request's id without the choice, and whether it had one: a gateway's ids have no number after a slash."""
+    """Split a request's id into that without the choice, and whether it had one: a gateway's ids have no number after a
+    slash."""
     key, slash, choice = request_id.rpartition("/")
     return (key, True) if slash and key and choice.isdigit() else (request_id, False)

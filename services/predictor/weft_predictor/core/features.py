@@ -30,7 +30,7 @@ _UNIGRAM, _BIGRAM, _CHAR_3, _CHAR_4, _SIZE = (np.uint64(k * 0xD6E8FEB86659FD93 %
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """Sparse vector: sorted unique `index` [k] in [0, dim), `value` [k]. Index 0 is the constant 1."""
+    """A sparse vector: sorted unique `index` [k] in [0, dim), `value` [k]. Index 0 is the constant 1."""
 
     index: AnyIndex
     value: AnyValue
@@ -46,13 +46,14 @@ class FeatureRows:
 
 
 class Featurizer(Protocol):
-    """What a ridge reads of a prompt. `name` tells one kind of features from another ("": hashed grams)."""
+    """A reader of prompts for a ridge. `name` tells one kind of features from another ("": hashed grams)."""
 
     name: str
     dim: int
 
     def rows(self, prompts: Sequence[tuple[str, int]]) -> tuple[FeatureRows, Sequence[int]]:
-        """The features of some prompts (text, tokens), and what S3 would reserve for each (0: there are no buckets)."""
+        """Read the features of some prompts (text, tokens), and what S3 would reserve for each (0: there are no
+        buckets)."""
         ...
 
 
@@ -69,7 +70,7 @@ class HashedGrams:
 
 
 def feature_rows(prompts: Sequence[tuple[str, int]], dim: int) -> FeatureRows:
-    """Features of some prompts (text, tokens) at once: as many numpy calls as for one.
+    """Read the features of some prompts (text, tokens) at once, with as many numpy calls as for one.
 
     `dim` is a power of two. Each block of grams has Euclidean norm 1 before hashing. A row's bits do not depend on the
     others: every sum of it is taken in the order of its own entries.
@@ -113,7 +114,7 @@ def _grams(codes: NDArray[np.uint64], row: Index, n: int) -> Codes:
 
 
 def _size_classes(tokens: Sequence[int], texts: Sequence[str]) -> Codes:
-    """Two indicators a prompt: its tokens and its characters, in steps of a factor 2^(1/2)."""
+    """Code two indicators a prompt: its tokens and its characters, in steps of a factor 2^(1/2)."""
     classes = [int(2 * log2(1 + n)) for n in tokens] + [1_000 + int(2 * log2(1 + len(text))) for text in texts]
     return np.array(classes, dtype=np.uint64), np.tile(np.arange(len(texts)), 2)
 
@@ -123,7 +124,7 @@ def _keys(codes: Codes, factor: np.uint64, start: np.uint64) -> Codes:
 
 
 def _weigh(blocks: Sequence[Codes], dim: int) -> tuple[Index, Value]:
-    """Distinct columns of each block of each row with sublinear counts (1 + log n), each block of length 1.
+    """Weigh the distinct columns of each block of each row by sublinear counts (1 + log n), each block of length 1.
 
     Returns places (row * dim + column) and values.
     """
@@ -141,7 +142,7 @@ def _weigh(blocks: Sequence[Codes], dim: int) -> tuple[Index, Value]:
 
 
 def _merge(places: Index, value: Value, rows: int, dim: int) -> FeatureRows:
-    """Blocks that share a column of a row are added up, and each row gets its constant."""
+    """Add up blocks that share a column of a row, and give each row its constant."""
     unique, inverse = np.unique(np.concatenate([np.arange(rows) * dim, places]), return_inverse=True)
     summed = np.bincount(inverse, weights=np.concatenate([np.ones(rows), value]))
     return FeatureRows(unique // dim, unique % dim, summed.astype(np.float64, copy=False))

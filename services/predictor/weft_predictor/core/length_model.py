@@ -1,4 +1,4 @@
-"""A length model: what server, checkpoints and simulator need of it, and all that they know of it."""
+"""The interface of a length model: what server, checkpoints and simulator need of it, and all that they know of it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ TARGET = 0.9  # of real lengths, which p90 covers
 
 @dataclass(frozen=True, slots=True)
 class ObservationResult:
-    """What an outcome changed.
+    """The change that an outcome made.
 
-    learned: everything. partial: offset and calibration of its adapter; the prompt's features were gone.
-    Nothing: censored (a lower bound far below what is usual), unknown (neither features nor a prediction of this
-    model, or one too long ago), duplicate (the same request id before). `covered`: whether p90 held; None: nothing.
-    `loss`: the quantile losses of the p50 and p90 that the model had for the prompt before, in log tokens; None for an
-    answer that cannot be judged (cut off, or features gone).
+    learned: everything. partial: offset and calibration of its adapter; the prompt's features were gone. Nothing:
+    censored (a lower bound far below what is usual), unknown (neither features nor a prediction of this model, or one
+    too long ago), duplicate (the same request id before). `covered`: whether p90 held; None: nothing. `loss`: the
+    quantile losses of the p50 and p90 that the model had for the prompt before, in log tokens; None for an answer that
+    cannot be judged (cut off, or features gone).
     """
 
     lesson: Lesson
@@ -31,7 +31,7 @@ class ObservationResult:
 
 
 class LengthModel(Protocol):
-    """Predicts and learns. Pure: no clock, no thread of its own; one thread calls it.
+    """A model that predicts and learns. Pure: no clock, no thread of its own; one thread calls it.
 
     `scale` multiplies every prediction (experiments).
     """
@@ -40,12 +40,12 @@ class LengthModel(Protocol):
 
     @property
     def version(self) -> str:
-        """Changes when the model does."""
+        """A text that changes when the model does."""
         ...
 
     @property
     def learned(self) -> int:
-        """Outcomes that changed the model."""
+        """The number of outcomes that changed the model."""
         ...
 
     @property
@@ -55,11 +55,11 @@ class LengthModel(Protocol):
 
     @property
     def adapters(self) -> int:
-        """Adapters, and adapters of a tenant, with an offset of their own."""
+        """The number of adapters, and adapters of a tenant, with an offset of their own."""
         ...
 
     def predict_batch(self, items: Sequence[PredictItem]) -> list[Prediction]:
-        """One prediction for each item, in order. Of an item without a request id the model keeps nothing."""
+        """Predict each item, in order. Of an item without a request id the model keeps nothing."""
         ...
 
     def observe(self, outcome: Outcome) -> ObservationResult:
@@ -67,5 +67,5 @@ class LengthModel(Protocol):
         ...
 
     def save(self) -> Arrays:
-        """A copy of everything that the model has learned; the checkpoint is made of it."""
+        """Copy everything that the model has learned; the checkpoint is made of it."""
         ...

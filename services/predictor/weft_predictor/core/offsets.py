@@ -1,4 +1,4 @@
-"""What an adapter adds to the shared model: its median residual, shrunk by n / (n + k).
+"""Offsets of adapters from the shared model: an adapter's median residual, shrunk by n / (n + k).
 
 An offset per adapter explains as much of the length as a good prompt model does, and needs no gradient step; the median
 because residuals of log length have long tails, the shrinkage because a cold adapter knows little of itself. A tenant's
@@ -40,7 +40,7 @@ class _Window:
 
 
 class Offsets:
-    """Residuals of log length by group. Bounded: the group without outcomes for the longest time is dropped."""
+    """The residuals of log length by group. Bounded: the group without outcomes for the longest time is dropped."""
 
     def __init__(self, max_adapters: int = MAX_ADAPTERS) -> None:
         self._windows: LruDict[Group, _Window] = LruDict(max_adapters)
@@ -62,7 +62,7 @@ class Offsets:
         return None
 
     def learn(self, group: Group, residual: float, now: int = 0) -> None:
-        """One more residual (log length minus the ridge's answer). `now`: outcomes learned before."""
+        """Learn one more residual (log length minus the ridge's answer). `now`: outcomes learned before."""
         self._windows.touch(group, lambda: _Window(self.of(group))).append(residual, now)
 
     def items(self) -> Iterable[tuple[Group, list[float]]]:
@@ -70,7 +70,7 @@ class Offsets:
         return ((group, list(window.residuals)) for group, window in self._windows.items())
 
     def prior(self, group: Group) -> float:
-        """What the offset of a group with a window is shrunk towards."""
+        """The offset towards which a group with a window is shrunk."""
         return self._windows[group].prior
 
     def restore(self, group: Group, residuals: Iterable[float], prior: float) -> None:

@@ -27,7 +27,7 @@ MAX_DIFFERENCE = 1.0  # log tokens
 
 @dataclass(frozen=True, slots=True)
 class PromotionDecision:
-    """On a candidate. `gain`: how much lower its loss is, of the served model's; `judged`: outcomes."""
+    """A decision on a candidate. `gain`: how much lower its loss is, of the served model's; `judged`: outcomes."""
 
     result: Literal["promoted", "dropped"]
     candidate: str
@@ -44,7 +44,7 @@ class Judge:
         self._by_tenant = Counter[str]()
 
     def add(self, tenant: str, served: float, candidate: float) -> None:
-        """The losses of one outcome."""
+        """Add the losses of one outcome."""
         own = self._by_tenant[tenant]
         if 0 < self.judged - own < own:
             return
@@ -71,7 +71,7 @@ class PromotedModel:
     """A LengthModel: the served one, and for as long as one is judged its candidate. One thread calls it."""
 
     def __init__(self, served: LengthModel, on_decision: Callable[[PromotionDecision], None]) -> None:
-        """`on_decision`: called in the thread that observes, after the change."""
+        """Serve a model. `on_decision`: called in the thread that observes, after the change."""
         self.served, self.scale, self._on_decision = served, served.scale, on_decision
         self.candidate: LengthModel | None = None
         self._judge = Judge()
@@ -98,7 +98,7 @@ class PromotedModel:
         return self.served.adapters
 
     def predict_batch(self, items: Sequence[PredictItem]) -> list[Prediction]:
-        """The served model's; while a candidate is judged, a prompt costs both."""
+        """Predict with the served model; while a candidate is judged, a prompt costs both."""
         if self.candidate is not None:
             self.candidate.predict_batch(items)
         return self.served.predict_batch(items)
@@ -113,7 +113,7 @@ class PromotedModel:
         return result
 
     def save(self) -> Arrays:
-        """The served model's."""
+        """Copy the served model."""
         return self.served.save()
 
     def _decide(self, candidate: LengthModel) -> None:

@@ -15,7 +15,7 @@ from weft_predictor.core.length_model import Arrays, ObservationResult
 from weft_predictor.errors import BadData
 
 VERSION = "replayed"
-MAX_LINE_BYTES, MAX_LINES, MAX_TOKENS = 1 << 16, 10_000_000, 1_000_000
+MAX_LINE_BYTES, MAX_LINES, MAX_ANSWER_TOKENS = 1 << 16, 10_000_000, 1_000_000
 QUANTILES = ("p10", "p50", "p90", "p99")
 
 
@@ -26,7 +26,7 @@ class ReplayedLengths:
     coverage: float | None = None
 
     def __init__(self, predictions: Mapping[str, Prediction], scale: float = 1.0) -> None:
-        """`predictions`: by key. The mapping is read at each call."""
+        """Take the predictions by key. The mapping is read at each call."""
         self._predictions, self.scale = predictions, scale
 
     def predict_batch(self, items: Sequence[PredictItem]) -> list[Prediction]:
@@ -51,7 +51,8 @@ class ReplayedLengths:
 
 
 def parse(lines: Iterable[bytes]) -> dict[str, Prediction]:
-    """Predictions by key of JSON lines: `key` (string), `p10` <= `p50` <= `p90` <= `p99` in tokens; perhaps `bucket`.
+    """Read predictions by key from JSON lines: `key` (string), `p10` <= `p50` <= `p90` <= `p99` in tokens; perhaps
+    `bucket`.
 
     Raises BadData: which line, and what is wrong with it.
     """
@@ -80,6 +81,6 @@ def _parse_line(line: bytes) -> tuple[str, Prediction]:
 
 def _tokens(name: str, value: Any) -> int:
     value = 0 if value is None and name == "bucket" else value
-    if not is_int(value) or not 0 <= value <= MAX_TOKENS:
-        raise ValueError(f"{name} is {value!r}, not within 0..{MAX_TOKENS} tokens")
+    if not is_int(value) or not 0 <= value <= MAX_ANSWER_TOKENS:
+        raise ValueError(f"{name} is {value!r}, not within 0..{MAX_ANSWER_TOKENS} tokens")
     return value

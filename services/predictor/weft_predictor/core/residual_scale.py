@@ -1,4 +1,4 @@
-"""How far off answers of a given predicted length usually are: one scale per octave of predicted length.
+"""The scale of errors by predicted length: how far off answers usually are, one value per octave.
 
 Short predictions err by a larger factor than long ones (mean absolute residual of log length 0.60 below 20 tokens, 0.39
 above 70 on Alpaca). Dividing residuals by this scale before the conformal quantile (normalised scores) cuts what a q90
@@ -34,7 +34,7 @@ class ResidualScale:
         return float(self.scale[low] * (1.0 - part) + self.scale[low + 1] * part)
 
     def learn(self, log_tokens: float, residual: float) -> None:
-        """One more residual of a prediction of that length."""
+        """Learn one more residual of a prediction of that length."""
         octave = min(max(int(log_tokens / LOG_2), 0), OCTAVES - 1)
         self.count[octave] = min(self.count[octave] + 1.0, MEMORY)
         self.scale[octave] += (abs(residual) - self.scale[octave]) / self.count[octave]

@@ -18,27 +18,27 @@ VARIANCE_FLOOR = (
 
 
 class Ridge:
-    """y ~ base + w . x. `weight`, `variance`: [dim]; `base` is the mean that an unknown prompt gets."""
+    """The regression y ~ base + w . x. `weight`, `variance`: [dim]; `base` is the mean that an unknown prompt gets."""
 
     def __init__(self, weight: Weights, variance: Weights, base: float) -> None:
         self.weight, self.variance, self.base = weight, variance, base
 
     @classmethod
     def cold(cls, dim: int, base: float) -> "Ridge":
-        """The model without outcomes: `base` for every prompt."""
+        """Make the model without outcomes: `base` for every prompt."""
         return cls(np.zeros(dim, dtype=np.float32), np.full(dim, 1.0 / RIDGE, dtype=np.float32), base)
 
     def predict(self, x: Features) -> float:
-        """The expected target of one row."""
+        """Predict the target of one row."""
         return self.base + float(self.weight[x.index] @ x.value)
 
     def predict_rows(self, xs: FeatureRows) -> NDArray[np.float64]:
-        """The same of several rows [n], each the same to the bit whatever the others are."""
+        """Predict the targets of several rows [n], each the same to the bit whatever the others are."""
         summed = np.bincount(xs.row, self.weight[xs.index] * xs.value)
         return self.base + summed.astype(np.float64, copy=False)
 
     def learn(self, x: Features, target: float) -> None:
-        """One step towards `target`: the Kalman update with the covariance kept diagonal."""
+        """Take one step towards `target`: the Kalman update with the covariance kept diagonal."""
         spread = self.variance[x.index] * x.value
         gain = spread / (1.0 + float(spread @ x.value))
         self.weight[x.index] += gain * (target - self.predict(x))

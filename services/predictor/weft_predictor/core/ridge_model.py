@@ -110,7 +110,8 @@ class RidgeModel:
 
     @classmethod
     def cold(cls, family: str, *, dim: int = DIM) -> "RidgeModel":
-        """A model without outcomes: 128 tokens in the median, with a wide margin. `family` names it in `version`."""
+        """Make a model without outcomes: 128 tokens in the median, with a wide margin. `family` names it in
+        `version`."""
         ridge, calibrators = Ridge.cold(dim, COLD_LOG_TOKENS), ConformalCalibrators(target=TARGET)
         return cls(family, ridge, Offsets(), ResidualScale.cold(COLD_SCALE), calibrators)
 
@@ -132,7 +133,7 @@ class RidgeModel:
         return len(self.offsets)
 
     def predict_batch(self, items: Sequence[PredictItem]) -> list[Prediction]:
-        """A prediction does not depend on the others of its batch.
+        """Predict items. A prediction does not depend on the others of its batch.
 
         On a Zen 4 core, of hashed grams, 22 us each where they have 40 characters (150 us alone), 54 us with 185 (190).
         """
@@ -179,7 +180,8 @@ class RidgeModel:
         return ObservationResult("partial" if x is None else "learned", covered, loss)
 
     def _learn(self, x: Features | None, group: Group, base: float, real: float) -> None:
-        """`base`: what the tenant's ridge says; it learns where it knows the prompt. `real`: log tokens."""
+        """Learn a real length, `real` in log tokens. `base`: what the tenant's ridge says; it learns where it knows the
+        prompt."""
         tenant, adapter = group
         if self._shared_learns:
             shared = base if x is None else self._shared.learn(x, real, self.offsets.of(("", adapter)))
@@ -190,19 +192,19 @@ class RidgeModel:
             self.offsets.learn(group, real - base, self.learned)
 
     def _regression(self, tenant: str) -> "Regression":
-        """The one that answers for a tenant now."""
+        """The regression that answers for a tenant now."""
         return self._own.get(tenant, self._shared)
 
     def _loss(self, group: Group, score: float) -> float:
-        """The quantile losses of p50 and p90 together, in scales."""
+        """Sum the quantile losses of p50 and p90, in scales."""
         calibrator = self.calibrators.of(group)
         beyond = ((0.5, score - calibrator.quantile(0.5)), (TARGET, score - calibrator.bound()))
         return sum(max(level * by, (level - 1.0) * by) for level, by in beyond)
 
     def _base_of(self, outcome: Outcome, group: Group) -> float | None:
-        """The ridge's part of the prediction that a request was scheduled with; None: it cannot be known.
+        """Recover the ridge's part of the prediction that a request was scheduled with; None: it cannot be known.
 
-        It is taken out of the offset of then, not of now: else the error that some requests in flight have taught is
+        The offset of then is taken out, not that of now: else the error that some requests in flight have taught is
         taught once more by each of the others, and the offset runs away.
         """
         then = self._learned_at(outcome.model_version)
@@ -213,7 +215,7 @@ class RidgeModel:
         return self._centre_of_median(math.log(max(p50_tokens, 0.5)), group) - offset
 
     def _learned_at(self, version: str) -> int | None:
-        """The outcomes learned at a version of this model under the same scale; None: another model's version."""
+        """Read the outcomes learned at a version of this model under the same scale; None: another model's version."""
         family, _, learned = version.removesuffix(self._scale_suffix).rpartition("+")
         ours = family == self.family and learned.isdecimal() and version.endswith(self._scale_suffix)
         return int(learned[:18]) if ours else None
@@ -222,7 +224,7 @@ class RidgeModel:
         return min(max(base + self.offsets.of(group), 0.0), MAX_LOG_TOKENS)
 
     def _centre_of_median(self, log_p50: float, group: Group) -> float:
-        """The centre whose predicted median this was: the fixed point of centre = median - scale(centre) * score.
+        """Find the centre whose predicted median this was: the fixed point of centre = median - scale(centre) * score.
 
         The median score is near 0 and the scale changes little within an octave, so a few rounds settle it.
         """
@@ -270,12 +272,13 @@ class RidgeModel:
 
     @staticmethod
     def features_of(arrays: Arrays) -> str:
-        """The name of the features that a saved model reads. Raises CorruptModel, KeyError, ValueError."""
+        """Read the name of the features that a saved model reads. Raises CorruptModel, KeyError, ValueError."""
         return str(_meta(arrays)["features"])
 
     @classmethod
     def load(cls, arrays: Arrays, featurizer: Featurizer | None = None) -> "RidgeModel":
-        """The model of `save`, which had the same features. Raises CorruptModel (or KeyError, ValueError) otherwise."""
+        """Restore the model of `save`, which had the same features. Raises CorruptModel (or KeyError, ValueError)
+        otherwise."""
         meta = _meta(arrays)
         if (name := meta["features"]) != (featurizer.name if featurizer else ""):
             raise CorruptModel(f"it reads the features of {name or 'hashed grams'}")
@@ -323,7 +326,7 @@ def _parts(items: Iterable[PredictItem]) -> Iterator[list[PredictItem]]:
 
 
 def _meta(arrays: Arrays) -> Any:
-    """Raises OtherLayout for a model of another version."""
+    """Read the description of a saved model. Raises OtherLayout for a model of another version."""
     meta = json.loads(arrays["meta"].tobytes())
     if (layout := int(meta["layout"])) != LAYOUT:
         raise OtherLayout(layout, LAYOUT)
@@ -336,12 +339,13 @@ def _group(names: Any) -> Group:
 
 
 def _log_tokens(tokens: float) -> float:
-    """Of a length that may be anything: at least one token (also for no number), at most what can be predicted."""
+    """The logarithm of a length that may be anything: at least one token (also for no number), at most what can be
+    predicted."""
     return min(math.log(tokens), MAX_LOG_TOKENS) if tokens >= 1 else 0.0
 
 
 def _tokens(log_tokens: float, scale: float) -> int:
-    """Whole tokens, at least 1, rounded up; bounded so that it fits the wire whatever the scale."""
+    """The whole tokens of a logarithm, at least 1, rounded up; bounded so that they fit the wire whatever the scale."""
     return max(1, math.ceil(min(math.exp(min(log_tokens, MAX_LOG_TOKENS)) * scale, 2**31 - 1)))
 
 

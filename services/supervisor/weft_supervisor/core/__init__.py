@@ -1,5 +1,5 @@
 # pyright: reportUnusedImport=false
-"""Pure: events in, effects out; the clock is an argument (seconds, monotonic).
+"""The pure part: events in, effects out; the clock is an argument (seconds, monotonic).
 
 Tests, the simulator and benchmarks take these names from here: the modules behind them may change.
 """

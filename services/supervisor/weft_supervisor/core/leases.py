@@ -14,7 +14,7 @@ MAX_UUIDS = 10_000
 
 
 class Leases:
-    """Who is alive. At most one incarnation of a uuid is."""
+    """The runners that are alive. At most one incarnation of a uuid is."""
 
     def __init__(self, lease_s: float) -> None:
         self._lease_s = lease_s
@@ -38,7 +38,7 @@ class Leases:
         return runner.incarnation in self._replaced.get(runner.uuid, ())
 
     def grant(self, runner: RunnerId, now: float) -> RunnerId | None:
-        """A lease for an incarnation that has not been replaced. Returns the one whose place it takes, if any."""
+        """Grant a lease to an incarnation that has not been replaced. Returns the one whose place it takes, if any."""
         assert not self.replaced(runner), f"{runner} was replaced by a newer incarnation"
         old = self.current(runner.uuid)
         self._expires[runner.uuid] = (now + self._lease_s, runner)
@@ -49,7 +49,7 @@ class Leases:
         return old
 
     def renew(self, runner: RunnerId, now: float) -> bool:
-        """Any message renews. False: that incarnation has no lease."""
+        """Renew a lease, as any message does. Returns False where that incarnation has no lease."""
         if not self.holds(runner):
             return False
         self._expires[runner.uuid] = (now + self._lease_s, runner)
@@ -57,7 +57,7 @@ class Leases:
         return True
 
     def expire(self, now: float) -> list[RunnerId]:
-        """The runners whose lease has run out, each given once."""
+        """End the leases that have run out; returns their runners, each once."""
         gone: list[RunnerId] = []
         while (deadline := self.next_deadline()) is not None and deadline <= now:
             _, (_, runner) = self._expires.popitem(last=False)
@@ -65,18 +65,18 @@ class Leases:
         return gone
 
     def extend_all(self, by_s: float, now: float) -> None:
-        """All leases last that much longer, none longer than one that is renewed now: their order stays."""
+        """Extend all leases, none longer than one that is renewed now: their order stays."""
         most = now + self._lease_s
         self._expires = OrderedDict((uuid, (min(at + by_s, most), id_)) for uuid, (at, id_) in self._expires.items())
 
     def next_deadline(self) -> float | None:
-        """When the next lease runs out unless renewed."""
+        """The time at which the next lease runs out unless renewed."""
         for expires, _ in self._expires.values():
             return expires
         return None
 
     def check(self) -> None:
-        """Deadlines are in order, nobody alive has been replaced."""
+        """Check that deadlines are in order, and that nobody alive has been replaced."""
         entries = list(self._expires.values())
         assert entries == sorted(entries, key=lambda entry: entry[0]), "leases are out of order"
         assert not any(self.replaced(runner) for _, runner in entries), "a replaced incarnation holds a lease"

@@ -1,11 +1,11 @@
-"""An overrun without free pages: which sequence leaves (S3, section 3.4; Punica, section 5.3).
+"""The choice of the sequence that leaves at an overrun without free pages (S3, section 3.4; Punica, section 5.3).
 
 Growth in place is the runner's, and so is a swap to its host memory. What is left here is a runner with a paused
 sequence, not one free page and no swap that helps: its newest sequence leaves (it may be the overrunner, and under
-reservation policy s3 it is), one at a time, until a report shows it gone or `bound_s` has passed. The
-oldest sequence is not chosen while another one may be, so it makes progress, then the next: it terminates. Only an
-overrunner's reservation doubles; another victim keeps its own. A request that is the youngest wherever it comes would
-leave one runner after another: one that was preempted as often as a request may be stays, on all its pages.
+reservation policy s3 it is), one at a time, until a report shows it gone or `bound_s` has passed. The oldest sequence
+is not chosen while another one may be, so it makes progress, then the next: it terminates. Only an overrunner's
+reservation doubles; another victim keeps its own. A request that is the youngest wherever it comes would leave one
+runner after another: one that was preempted as often as a request may be stays, on all its pages.
 """
 
 from typing import NamedTuple
@@ -23,7 +23,7 @@ class PendingPreemption(NamedTuple):
 
 
 class Preemption:
-    """At most one pending victim per runner."""
+    """The pending victims, at most one per runner."""
 
     def __init__(self, bound_s: float) -> None:
         self._bound_s = bound_s
@@ -31,7 +31,8 @@ class Preemption:
         self.preempts = 0  # victims chosen, repeats not counted
 
     def on_report(self, book: RunnerBook, now: float) -> PreemptDecision | None:
-        """The victim that the state of a runner calls for, if it is a new one or one that has not left in time."""
+        """Choose the victim that the state of a runner calls for, if it is a new one or one that has not left in
+        time."""
         runner = book.spec.runner
         pending = self._pending.get(runner)
         if pending is None and not book.overruns:
@@ -50,24 +51,25 @@ class Preemption:
         return decision
 
     def pending(self) -> list[PreemptDecision]:
-        """Victims that have not left: a new scheduler has to hear of them."""
+        """List victims that have not left: a new scheduler has to hear of them."""
         return [pending.decision for pending in self._pending.values()]
 
     def forget(self, runner: RunnerId) -> None:
-        """The runner is gone, and its sequences with it."""
+        """Forget a runner that is gone, and its sequences with it."""
         self._pending.pop(runner, None)
 
     def due(self, now: float) -> list[RunnerId]:
-        """Runners whose victim should have left by now."""
+        """List runners whose victim should have left by now."""
         return [runner for runner, pending in self._pending.items() if pending.until <= now]
 
     def next_deadline(self) -> float | None:
-        """When the next bound passes."""
+        """The time at which the next bound passes."""
         return min((pending.until for pending in self._pending.values()), default=None)
 
 
 def select_victim(book: RunnerBook) -> PreemptDecision | None:
-    """The latest arrival, or an overrunner that leaves itself, where one is paused and no page is free; never alone.
+    """Choose the latest arrival, or an overrunner that leaves itself, where one is paused and no page is free; never
+    alone.
 
     A sequence without pages of its own is in host memory: its leaving would help nobody. One that stays was preempted
     as often as a request may be; it has all its pages, so one that waits for a page is always there to leave instead.

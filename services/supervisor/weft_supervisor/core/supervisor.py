@@ -93,7 +93,7 @@ class Desired:
         self.adapters.update((adapter.digest, adapter) for adapter in change.adapters)
 
     def full(self) -> RunnerOrder | None:
-        """All of it as one order; None before the first one."""
+        """Join all orders to one; None before the first one."""
         if not (self.version or self.drain or self.role):
             return None
         change = DesiredChange(self.version, True, tuple(self.adapters.values())) if self.version else None
@@ -113,7 +113,8 @@ class LeasedRunner:
 
 
 class Supervisor:
-    """One owner, one thread. The runners' peers are named "uuid/incarnation"; there is one scheduler."""
+    """The machine of the supervisor. One owner, one thread. The runners' peers are named "uuid/incarnation"; there is
+    one scheduler."""
 
     def __init__(self, config: SupervisorConfig, *, highest_term: int = 0) -> None:
         self.config = config
@@ -166,17 +167,18 @@ class Supervisor:
         return self._effects
 
     def next_deadline(self) -> float | None:
-        """When TICK is due next; None: nothing to wait for."""
+        """The time at which TICK is due next; None: nothing to wait for."""
         times = [self.leases.next_deadline(), self.preemption.next_deadline(), self._flush_due()]
         return min((time for time in times if time is not None), default=None)
 
     def check(self) -> None:
-        """Raises AssertionError for a state that cannot be."""
+        """Check the whole state. Raises AssertionError for one that cannot be."""
         self.leases.check()
         self.check_runners()
 
     def check_runners(self) -> None:
-        """Every lease has a runner and every runner a lease; books add up; pending victims are on live runners."""
+        """Check that every lease has a runner and every runner a lease; books add up; pending victims are on live
+        runners."""
         runners = {runner.id for runner in self._runners.values()}
         assert all(self.leases.holds(id_) for id_ in runners), "a runner without a lease is known"
         assert len(runners) == len(self.leases), "a lease without a runner"
@@ -189,17 +191,17 @@ class Supervisor:
     # -------------------------------------------------------------------------------------------- for people
 
     def live(self) -> list[RunnerBook]:
-        """Runners that hold a lease and have reported, by id."""
+        """List runners that hold a lease and have reported, by id."""
         books = [runner.book for runner in self._runners.values() if runner.book]
         return sorted((book for book in books if book.version is not None), key=lambda book: book.spec.runner)
 
     def counters(self) -> Counters:
-        """Sums over the incarnations that are and that were."""
+        """Sum counters over the incarnations that are and that were."""
         grown, doubled = self._lost_counters.sums(self.live())
         return Counters(grown, self.preemption.preempts, doubled, self._lost_counters.lost)
 
     def memory(self) -> dict[str, PoolMemory]:
-        """Pages by pool."""
+        """Sum pages by pool."""
         return summarize(self.live())
 
     # -------------------------------------------------------------------------------------------- runners
@@ -225,14 +227,14 @@ class Supervisor:
             self._effects.append(Send(peer, order))
 
     def _add(self, id_: RunnerId) -> LeasedRunner:
-        """An incarnation that has just got a lease, the first one or one after it was lost."""
+        """Add an incarnation that has just got a lease, the first one or one after it was lost."""
         runner = LeasedRunner(id_, runner_peer(id_), desired=self._lost.pop(id_, None) or Desired())
         self._unreported_losses.pop(id_, None)
         self._runners[runner.peer.name] = runner
         return runner
 
     def _renew(self, peer: Peer, _message: object) -> LeasedRunner | None:
-        """Renew a runner's lease, whatever it says. None: a late message of an incarnation that was lost."""
+        """Renew a runner's lease, whatever it says. Returns None for a late message of an incarnation that was lost."""
         runner = self._runners.get(peer.name)
         return runner if runner and runner.book and self.leases.renew(runner.id, self._now) else None
 
@@ -332,7 +334,7 @@ class Supervisor:
         self._effects.append(Send(runner.peer, ordered.order))
 
     def _forward(self, id_: RunnerId, report: RunnerReport, spec: RunnerSpec) -> None:
-        """In order; a full report stands for those before it."""
+        """Forward a report, in order; a full one stands for those before it."""
         if self._scheduler is None:
             return
         if report.full:

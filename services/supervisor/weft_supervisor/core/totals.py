@@ -22,7 +22,7 @@ class PoolMemory(NamedTuple):
 
 
 def summarize(books: Iterable[RunnerBook]) -> dict[str, PoolMemory]:
-    """Memory by pool."""
+    """Sum memory by pool."""
     pools: dict[str, PoolMemory] = {}
     for book in books:
         spec, f = book.spec, book.figures
@@ -33,8 +33,8 @@ def summarize(books: Iterable[RunnerBook]) -> dict[str, PoolMemory]:
 
 
 def violation(book: RunnerBook) -> str | None:
-    """The law of the page table that a runner's report breaks. The report counts all the same: the runner's table is
-    the truth, and its owner has to know of it."""
+    """Name the law of the page table that a runner's report breaks. The report counts all the same: the runner's table
+    is the truth, and its owner has to know of it."""
     free, used, adapters = book.figures.free_pages, book.figures.used_pages, book.figures.adapter_pages
     reserved, total = book.reserved_pages, book.spec.total_pages
     if free + reserved + adapters != total:
@@ -45,7 +45,8 @@ def violation(book: RunnerBook) -> str | None:
 
 
 class Counters(NamedTuple):
-    """Over all incarnations: pages grown in place, victims, reservations doubled, runners lost since the start."""
+    """Counts over all incarnations: pages grown in place, victims, reservations doubled, runners lost since the
+    start."""
 
     grown_pages: int
     preempts: int
@@ -54,7 +55,7 @@ class Counters(NamedTuple):
 
 
 class LostCounters:
-    """A runner counts from the start of its incarnation: what each lost incarnation had counted last."""
+    """The last counts of each lost incarnation: a runner counts from the start of its incarnation."""
 
     def __init__(self) -> None:
         self.lost = 0
@@ -71,11 +72,11 @@ class LostCounters:
             self._folded = _sum([self._folded, self._last.pop(next(iter(self._last)))])
 
     def drop(self, runner: RunnerId) -> None:
-        """The incarnation has come back, and reports its counters itself."""
+        """Drop an incarnation that has come back: it reports its counters itself."""
         self._last.pop(runner, None)
 
     def sums(self, live: Iterable[RunnerBook]) -> tuple[int, int]:
-        """Pages grown in place and reservations doubled, of these and the lost runners."""
+        """Sum pages grown in place and reservations doubled, of these and the lost runners."""
         reported = [(book.figures.grown_pages, book.figures.doublings) for book in live]
         grown, doubled = _sum([self._folded, *self._last.values(), *reported])
         return min(grown, MAX_COUNTER), min(doubled, MAX_COUNTER)

@@ -145,7 +145,7 @@ class Autoscaler:
     ) -> list[str]:
         """Let `going` runners of each group be victims. `kept`: victims so far. Returns whose state changes.
 
-        Victims stay victims while so many have to go (their loads fall, those of others change: the choice must not
+        Victims stay victims while `going` does not fall (their loads fall, those of others change: the choice must not
         follow), and the last one chosen is the first to be kept.
         """
         victims = select_victims(candidates, [candidate.uuid for candidate in kept], going, self._phases)
