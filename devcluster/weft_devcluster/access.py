@@ -18,7 +18,7 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where the API server is and who signed its certificate."""
+    """The address of the API server, and who signed its certificate."""
 
     url: str
     ca: Path

@@ -32,7 +32,7 @@ class Api:
 
     @property
     def kubeconfig(self) -> Path:
-        """The admin's."""
+        """The admin's kubeconfig."""
         return self.admin.kubeconfig
 
     @property
@@ -62,18 +62,19 @@ class Api:
 
     @property
     def environment(self) -> dict[str, str]:
-        """For kubectl and helm: what they learn of this server is kept beside its kubeconfig, not in one's home."""
+        """The environment of kubectl and helm: what they learn of this server is kept beside its kubeconfig, not in
+        one's home."""
         return {**os.environ, "KUBECACHEDIR": str(self.folder / "kubectl-cache")}
 
     @cached_property
     def objects(self) -> Objects:
-        """The same without a process for each question."""
+        """The same way in, without a process for each question."""
         return Objects(self.client(), self.folder)
 
     def get(
         self, kinds: str, name: str = "", namespace: str = "", *, selector: str = "", fields: str = ""
     ) -> dict[str, Any]:
-        """An object, or (without a name) all of one or several kinds A,B, in a namespace or everywhere.
+        """Get an object, or (without a name) all of one or several kinds A,B, in a namespace or everywhere.
 
         Raises Refused, also for an object that is not there.
         """
@@ -89,7 +90,7 @@ class Api:
         return {"items": items}
 
     def wait(self, *arguments: str | Path) -> None:
-        """`kubectl wait`, which watches."""
+        """Run `kubectl wait`, which watches."""
         self.kubectl("wait", *arguments, f"--timeout={PATIENCE_S:.0f}s")
 
     def wait_until(
@@ -101,7 +102,7 @@ class Api:
         )
 
     def apply(self, *objects: Mapping[str, Any], manager: str = MANAGER, dry_run: bool = False) -> list[dict[str, Any]]:
-        """Server-side apply, forced and strict, of manifests given as values. The objects as they are then."""
+        """Apply manifests given as values: server-side, forced and strict. Returns the objects as they are then."""
         query = {"fieldManager": manager, "force": "true", "fieldValidation": "Strict"}
         query |= {"dryRun": "All"} if dry_run else {}
         return [self.objects.request("PATCH", self.path_of(obj), obj, content=APPLY, query=query) for obj in objects]
@@ -112,7 +113,7 @@ class Api:
         return path_of(resource, meta.get("namespace", "default"), meta["name"])
 
     def client(self, by: Access | None = None) -> kubernetes_client.ApiClient:
-        """A client of the `kubernetes` package, with a pool of connections of its own: close it."""
+        """Make a client of the `kubernetes` package, with a pool of connections of its own: close it."""
         access = by or self.admin
         if not access.token:  # a certificate, or a program that gives tokens
             return new_client_from_config(str(access.kubeconfig))
@@ -128,7 +129,7 @@ class Api:
 
 
 def definitions() -> list[dict[str, Any]]:
-    """This checkout's CRDs."""
+    """Read this checkout's CRDs."""
     return [
         yaml.safe_load(path.read_text())
         for path in sorted((ROOT / "charts" / "weft" / "files" / "crds").glob("*.yaml"))
@@ -136,7 +137,8 @@ def definitions() -> list[dict[str, Any]]:
 
 
 def is_so(condition: str, status: str = "True") -> Callable[[dict[str, Any]], bool]:
-    """Is this condition of an object so, as of the generation that it has now? As `kubectl wait` judges it."""
+    """Make the condition that an object's condition has this status as of its present generation, as `kubectl wait`
+    judges it."""
 
     def judge(obj: dict[str, Any]) -> bool:
         told: dict[str, Any] = obj.get("status") or {}

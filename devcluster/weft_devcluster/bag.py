@@ -54,12 +54,12 @@ class Network:
 
     @property
     def machine(self) -> str:
-        """This machine's end of the cable."""
+        """The machine's end of the cable."""
         return f"10.{self._second}.255.1"
 
     @property
     def node(self) -> str:
-        """The bag's end."""
+        """The bag's end of the cable."""
         return f"10.{self._second}.255.2"
 
     @property
@@ -75,7 +75,7 @@ class Network:
 
 
 class Bag:
-    """Open it with `with`. Needs root. Raises ToolMissing, StartFailed."""
+    """The namespaces of one node. Open it with `with`. Needs root. Raises ToolMissing, StartFailed."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -105,16 +105,16 @@ class Bag:
         self._stack.close()
 
     def command(self, *command: str | Path) -> list[str]:
-        """The same command, inside."""
+        """Make the command that runs inside."""
         enter = ["nsenter", f"--target={self._first}", "--net", "--mount", "--pid", "--"]
         return [*enter, *map(str, command)]
 
     def run(self, *command: str | Path) -> str:
-        """Run it inside to its end; returns its output. Raises StartFailed."""
+        """Run a command inside to its end; returns its output. Raises StartFailed."""
         return _run(self.command(*command))
 
     def start(self, name: str, *command: str | Path) -> Process:
-        """A process inside, whose log lies in the bag's folder. It ends with the bag at the latest."""
+        """Start a process inside, whose log lies in the bag's folder. It ends with the bag at the latest."""
         return Process(name, self.command(*command), self._folder)
 
     def end(self) -> None:
@@ -125,13 +125,13 @@ class Bag:
             wait_until(lambda pid=pid: has_ended(pid), f"process {pid} ends")
 
     def pids(self) -> list[int]:
-        """All processes inside, as this machine numbers them."""
+        """List all processes inside, as this machine numbers them."""
         ours = _namespace(str(self._first))
         numbers = [path.name for path in Path("/proc").iterdir() if path.name.isdigit()]
         return [int(pid) for pid in numbers if _namespace(pid) == ours]
 
     def cgroup_pids(self, path: str) -> list[int]:
-        """Processes of a cgroup below the bag's own, as this machine numbers them."""
+        """List processes of a cgroup below the bag's own, as this machine numbers them."""
         files = [file for top in _hierarchies() for file in top.glob(f"{self.cgroup}/{path}/cgroup.procs")]
         return sorted({int(line) for file in files for line in file.read_text().split()})
 
@@ -146,7 +146,7 @@ class Bag:
         return outer
 
     def _await_first(self) -> int:
-        """The process that holds the namespaces, once they are made. Raises StartFailed."""
+        """Wait for the process that holds the namespaces, once they are made. Raises StartFailed."""
         found: list[int] = []
 
         def is_there() -> bool:
@@ -173,7 +173,7 @@ class Bag:
             _run(["ip", "route", "add", str(subnet), "via", net.node])
 
     def _write_elsewhere(self, place: str) -> None:
-        """What is written below `place` goes to a folder of ours."""
+        """Have what is written below `place` go to a folder of ours."""
         written, work = self._folder / "written", self._folder / "work"
         for folder in (written, work):
             folder.mkdir()
@@ -182,7 +182,8 @@ class Bag:
 
 
 class _Sweeper:
-    """Removes the cgroups of that name, innermost first, when it is told to or when this process is gone."""
+    """A process that removes the cgroups of that name, innermost first, when it is told to or when this process is
+    gone."""
 
     def __init__(self, cgroup: str) -> None:
         tops = [str(hierarchy / cgroup) for hierarchy in _hierarchies()]
@@ -192,26 +193,27 @@ class _Sweeper:
         )
 
     def sweep(self) -> None:
-        """Wait until they are gone. Raises StartFailed."""
+        """Wait until the cgroups are gone. Raises StartFailed."""
         self._process.communicate()
         if self._process.returncode != 0:
             raise StartFailed(f"cgroups of a bag stay: {' '.join(self._tops)}")
 
 
 def _hierarchies() -> list[Path]:
-    """One for all controllers (version 2), or one for each (version 1)."""
+    """List the hierarchies: one for all controllers (version 2), or one for each (version 1)."""
     if (CGROUPS / "cgroup.procs").exists():
         return [CGROUPS]
     return [path for path in CGROUPS.iterdir() if (path / "cgroup.procs").exists() and not path.is_symlink()]
 
 
 def cgroups() -> list[str]:
-    """The topmost ones of all bags of this machine."""
+    """List the topmost cgroups of all bags of this machine."""
     return [str(found) for hierarchy in _hierarchies() for found in hierarchy.glob(f"{CGROUP}*")]
 
 
 def _own_index(stack: contextlib.ExitStack) -> int:
-    """A number that no other bag of this machine has while we live: the kernel frees a socket's name with its owner."""
+    """Take a number that no other bag of this machine has while we live: the kernel frees a socket's name with its
+    owner."""
     for index in range(BAGS):
         name = stack.enter_context(socket.socket(socket.AF_UNIX))
         with contextlib.suppress(OSError):

@@ -9,7 +9,7 @@ from weft_devcluster.control_plane import ControlPlane
 
 
 def bench_operator(arguments: Sequence[str]) -> int:
-    """`weft bench operator` against level (a), with its audit log; the command's exit code."""
+    """Run `weft bench operator` against level (a), with its audit log; returns the command's exit code."""
     weft = Path(sysconfig.get_path("scripts")) / "weft"
     with ControlPlane() as made:
         made.apply_crds()

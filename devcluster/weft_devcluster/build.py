@@ -1,4 +1,4 @@
-"""Builds what `tools` names, once. A tool that is there is not built again; a build that fails, fails.
+"""The build of what `tools` names, once. A tool that is there is not built again; a build that fails, fails.
 
 Sources come from the Go module proxy, checked against the committed go.sum files or Go's checksum database; Debian's
 packages for a node and for the store's tests are installed where this is root and apt is there.
@@ -24,7 +24,7 @@ KEPT_S = 30 * 86400.0  # how long a version stays that nobody asked for
 
 
 def build_all() -> Path:
-    """Everything for both levels; returns the folder. Raises BuildFailed, and ToolMissing without Go."""
+    """Build everything for both levels; returns the folder. Raises BuildFailed, and ToolMissing without Go."""
     build([tool.name for tool in tools.TOOLS])
     _download(tools.ELSEWHERE)
     install_packages()
@@ -33,7 +33,7 @@ def build_all() -> Path:
 
 
 def build(names: Iterable[str]) -> None:
-    """What is not there. A second builder waits for the first and finds its work done."""
+    """Build what is not there. A second builder waits for the first and finds its work done."""
     names = list(names)
     tools.folder().mkdir(parents=True, exist_ok=True)
     with (tools.folder() / "lock").open("w") as lock:
@@ -47,7 +47,7 @@ def build(names: Iterable[str]) -> None:
 
 
 def _download(modules: Iterable[tools.Definitions]) -> None:
-    """CRDs of other projects, into Go's cache of modules: seconds, and nothing where they are there."""
+    """Download CRDs of other projects into Go's cache of modules: seconds, and nothing where they are there."""
     for of in modules:
         with contextlib.suppress(ToolMissing):
             tools.definitions_of(of)
@@ -57,7 +57,8 @@ def _download(modules: Iterable[tools.Definitions]) -> None:
 
 
 def install_packages() -> None:
-    """Debian packages of a node and of the store's tests, where that is allowed; else says what will be skipped."""
+    """Install Debian packages of a node and of the store's tests, where that is allowed; else say what will be
+    skipped."""
     missing = missing_packages()
     if not missing:
         return
@@ -73,7 +74,7 @@ def install_packages() -> None:
 
 
 def _build_go(missing: Sequence[tools.Tool], made: Path) -> None:
-    """Those of our own module in one command: it compiles and links side by side, and each package once."""
+    """Build the tools of our own module in one command: it compiles and links side by side, and each package once."""
     if not missing:
         return
     go = shutil.which("go")
@@ -99,7 +100,7 @@ def _compile(group: Sequence[tools.Tool], command: Sequence[str], folder: Path, 
 
 
 def _build_pause(made: Path) -> None:
-    """The program of the sandbox image. Without a C compiler there is no node; what it lacks is told then."""
+    """Build the program of the sandbox image. Without a C compiler there is no node; what it lacks is told then."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         return
@@ -116,7 +117,7 @@ def _keep(made: Path, name: str) -> None:
 
 
 def _forget(names: Iterable[str]) -> None:
-    """Remove what nobody asked for in a long time: other versions of tools. These are asked for now."""
+    """Remove other versions of tools, which nobody asked for in a long time. `names` are asked for now."""
     for name in names:
         with contextlib.suppress(FileNotFoundError):
             os.utime(tools.place(name).parent)

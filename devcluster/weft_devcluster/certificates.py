@@ -29,7 +29,7 @@ class Authority:
         self.crt = _write(folder / f"{name}.crt", self._certificate.public_bytes(serialization.Encoding.PEM))
 
     def issue(self, name: str, common_name: str, hosts: Sequence[str] = (), group: str | None = None) -> "Pair":
-        """A certificate for servers and clients, for these names and addresses; `group` is Kubernetes' group."""
+        """Issue a certificate for servers and clients, for these names and addresses; `group` is Kubernetes' group."""
         key = ec.generate_private_key(ec.SECP256R1())
         builder = _builder(_subject(common_name, group), self._name, key.public_key())
         builder = builder.add_extension(
@@ -50,7 +50,7 @@ class Pair:
 
 
 def signing_key(folder: Path, name: str) -> Path:
-    """An RSA key that service account tokens are signed with."""
+    """Make an RSA key that service account tokens are signed with."""
     return _write(folder / name, _pem(rsa.generate_private_key(public_exponent=65537, key_size=2048)))
 
 

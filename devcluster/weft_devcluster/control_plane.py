@@ -42,7 +42,8 @@ LOOPBACK = "127.0.0.1"
 
 
 class ControlPlane(Api):
-    """See the module. `address` is what the API server listens on; `users` are added to the admin, name -> group."""
+    """A control plane, as the module says. `address` is what the API server listens on; `users` are added to the admin,
+    name -> group."""
 
     def __init__(
         self, address: str = LOOPBACK, services: str = "10.96.0.0/16", users: Mapping[str, str] | None = None
@@ -76,7 +77,7 @@ class ControlPlane(Api):
         self._wait_for("/readyz")
 
     def logs(self) -> str:
-        """The ends of all logs, for a failure's report."""
+        """Read the ends of all logs, for a failure's report."""
         return "\n".join(f"--- {process.name}\n{process.tail()}" for process in self.processes)
 
     # ------------------------------------------------------------------------------------------------- the start
@@ -95,7 +96,7 @@ class ControlPlane(Api):
         self.audit_log = self.folder / "audit.jsonl"
 
     def user(self, name: str) -> Access:
-        """One of the `users` given at the start."""
+        """The access of one of the `users` given at the start."""
         return self._users.access(name, self.endpoint)
 
     def _start(self, stack: contextlib.ExitStack) -> None:
@@ -138,7 +139,7 @@ class ControlPlane(Api):
         return flags.controller_manager(kubeconfig, self._ports, self.ca, self._signing_key)
 
     def _wait_for(self, path: str) -> None:
-        """Before it listens there is no event to wait for, so it is asked. Raises StartFailed with the logs."""
+        """Ask until it answers: before it listens there is no event to wait for. Raises StartFailed with the logs."""
 
         def answers() -> bool:
             for process in self.processes:

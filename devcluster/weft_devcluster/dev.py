@@ -39,7 +39,7 @@ kubectl -n weft-system port-forward svc/weft-gateway 8080:80"""
 
 
 def up() -> None:
-    """Start one, or say that it is there. Raises StartFailed, ToolMissing."""
+    """Start a cluster, or say that it is there. Raises StartFailed, ToolMissing."""
     if _pid() is None:
         check_node()
         _folder().mkdir(parents=True, exist_ok=True)
@@ -48,7 +48,7 @@ def up() -> None:
 
 
 def down() -> None:
-    """End it, in order if it can, by force if it must: the kernel then takes the whole bag."""
+    """End the cluster, in order if it can, by force if it must: the kernel then takes the whole bag."""
     pid = _pid()
     if pid is None:
         print("no dev cluster is running")
@@ -63,7 +63,7 @@ def down() -> None:
 
 
 def describe() -> str:
-    """What a person types next."""
+    """Write what a person types next."""
     pid = _pid()
     if pid is None:
         return "no dev cluster is running: `make dev-cluster` starts one"
@@ -116,12 +116,12 @@ def _start() -> None:
 
 
 def _from_here(path: Path) -> Path:
-    """As a person would type it: relative where that is short."""
+    """Write a path as a person would type it: relative where that is short."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def _pid() -> int | None:
-    """The process that holds the node, if it lives and is ours."""
+    """Find the process that holds the node, if it lives and is ours."""
     try:
         pid = int(json.loads(_state().read_text())["pid"])
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")

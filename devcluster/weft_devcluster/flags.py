@@ -1,4 +1,4 @@
-"""How the programs of a control plane are called: values in, flags out."""
+"""The flags of a control plane's programs: values in, flags out."""
 
 from dataclasses import dataclass
 from ipaddress import IPv4Network
@@ -21,7 +21,7 @@ AUDIT_POLICY = {  # every writing request, once it is answered
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """What nobody but the control plane itself talks to, on loopback."""
+    """The ports that nobody but the control plane itself talks to, on loopback."""
 
     etcd: int
     peers: int
@@ -30,7 +30,7 @@ class Ports:
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """Where the API server listens, what pods are told of it, and the network of Services."""
+    """The address of the API server, what pods are told of it, and the network of Services."""
 
     address: str
     port: int
@@ -40,7 +40,7 @@ class Serving:
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What the API server shows and believes."""
+    """The credentials that the API server shows and believes."""
 
     serving: Pair
     kubelet: Pair
@@ -52,7 +52,7 @@ class Credentials:
 
 
 def etcd(folder: Path, ports: Ports) -> list[str]:
-    """One member that forgets with its folder: nothing is flushed to the disk."""
+    """Make the flags of one member that forgets with its folder: nothing is flushed to the disk."""
     client, peer = f"http://127.0.0.1:{ports.etcd}", f"http://127.0.0.1:{ports.peers}"
     return [
         f"--data-dir={folder / 'etcd'}",
@@ -67,7 +67,8 @@ def etcd(folder: Path, ports: Ports) -> list[str]:
 
 
 def api_server(serving: Serving, ports: Ports, made: Credentials) -> list[str]:
-    """Strict where clusters may be: RBAC, Pod Security, and who blocks an owner's deletion has to be allowed to."""
+    """Make flags that are strict where clusters may be: RBAC, Pod Security, and who blocks an owner's deletion has to
+    be allowed to."""
     return [
         f"--etcd-servers=http://127.0.0.1:{ports.etcd}",
         f"--bind-address={serving.address}",
@@ -101,14 +102,14 @@ def api_server(serving: Serving, ports: Ports, made: Credentials) -> list[str]:
 
 
 def serving_names(address: str, services: str) -> list[str]:
-    """By what names and addresses the API server is called: from this machine, and from pods."""
+    """The names and addresses by which the API server is called: from this machine, and from pods."""
     names = ["localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"]
     names += ["kubernetes.default.svc.cluster.local", "127.0.0.1", address, str(IPv4Network(services)[1])]
     return list(dict.fromkeys(names))
 
 
 def controller_manager(kubeconfig: Path, ports: Ports, ca: Path, signing_key: Path) -> list[str]:
-    """Each controller is a user of its own, so the audit log tells them apart; the HPA is quick."""
+    """Make flags by which each controller is a user of its own, so the audit log tells them apart; the HPA is quick."""
     return [
         f"--kubeconfig={kubeconfig}",
         f"--authentication-kubeconfig={kubeconfig}",
@@ -128,7 +129,7 @@ def controller_manager(kubeconfig: Path, ports: Ports, ca: Path, signing_key: Pa
 
 
 def scheduler(kubeconfig: Path, port: int) -> list[str]:
-    """kube-scheduler, on loopback."""
+    """Make the flags of kube-scheduler, on loopback."""
     return [
         f"--kubeconfig={kubeconfig}",
         f"--authentication-kubeconfig={kubeconfig}",

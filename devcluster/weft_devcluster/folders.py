@@ -13,7 +13,7 @@ LOCK = "owner.lock"
 
 @contextlib.contextmanager
 def owned_folder(prefix: str, parent: Path | None = None) -> Generator[Path, None, None]:
-    """A new folder below `parent` (the system's for temporary files), gone at the end. `prefix` names its kind."""
+    """Make a new folder below `parent` (the system's for temporary files), gone at the end. `prefix` names its kind."""
     parent = parent or Path(tempfile.gettempdir())
     for left in parent.glob(f"{prefix}*/{LOCK}"):
         if _is_abandoned(left):
@@ -24,7 +24,7 @@ def owned_folder(prefix: str, parent: Path | None = None) -> Generator[Path, Non
 
 @contextlib.contextmanager
 def _own(folder: Path) -> Generator[None, None, None]:
-    """Hold its lock; the file gets its name once it is locked, so nobody ever sees it free while we live."""
+    """Hold the folder's lock; the file gets its name once it is locked, so nobody ever sees it free while we live."""
     unnamed = folder / f".{LOCK}"
     with unnamed.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -11,7 +11,7 @@ PAUSE_IMAGE = "weft.test/pause:1"
 
 
 def write_image(archive: Path, program: Path, names: Sequence[str]) -> None:
-    """A docker archive with one layer that holds `/pause`, under these names (`repository:tag`)."""
+    """Write a docker archive with one layer that holds `/pause`, under these names (`repository:tag`)."""
     layer = _tar({"pause": program.read_bytes()}, mode=0o755)
     config = json.dumps(
         {

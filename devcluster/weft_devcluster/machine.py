@@ -1,4 +1,4 @@
-"""What this machine is and has, as far as a test cluster has to know."""
+"""Facts about this machine, as far as a test cluster has to know them."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ NODE_PROGRAMS = {
 
 
 def check_node() -> None:
-    """Can this machine run a node? Raises ToolMissing with everything that is missing."""
+    """Check that this machine can run a node. Raises ToolMissing with everything that is missing."""
     missing = [] if os.geteuid() == 0 else ["root"]
     missing += _missing_node_packages()
     missing += [] if tools.place(tools.PAUSE).exists() else [tools.PAUSE]
@@ -28,16 +28,16 @@ def check_node() -> None:
 
 
 def missing_packages() -> list[str]:
-    """Debian packages that a node, its image or the store's tests would use and that are not here."""
+    """List Debian packages that a node, its image or the store's tests would use and that are not here."""
     compiler = [] if shutil.which("cc") or shutil.which("gcc") else ["gcc", "libc6-dev"]
     return _missing_node_packages() + compiler + ([] if any(POSTGRESQL.glob("*/bin/postgres")) else ["postgresql"])
 
 
 def own_address() -> str:
-    """An IPv4 address of this machine that is not loopback; nothing is sent. Raises ToolMissing.
+    """Find an IPv4 address of this machine that is not loopback; nothing is sent.
 
-    EndpointSlices refuse loopback addresses, so servers that the API server reaches through a Service (aggregated
-    APIs) have to listen on another one.
+    EndpointSlices refuse loopback addresses, so servers that the API server reaches through a Service (aggregated APIs)
+    have to listen on another one. Raises ToolMissing.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:

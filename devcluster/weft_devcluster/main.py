@@ -21,7 +21,7 @@ FAILED, USAGE, CANNOT = 1, 2, 3
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Returns the exit code: 0 done, 1 failed, 2 unknown command, 3 this machine cannot."""
+    """Run a command. Returns the exit code: 0 done, 1 failed, 2 unknown command, 3 this machine cannot."""
     try:
         return _run(arguments)
     except ToolMissing as error:

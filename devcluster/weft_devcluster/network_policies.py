@@ -29,7 +29,7 @@ Object = Mapping[str, Any]
 
 
 class NetworkPolicies:
-    """See the module. Once entered, the policies that are there hold."""
+    """The enforcement of a node's policies. Once entered, the policies that are there hold."""
 
     def __init__(self, api: Api, bag: Bag, folder: Path) -> None:
         self._api, self._bag, self._file = api, bag, folder / "network-policies"
@@ -88,7 +88,7 @@ class NetworkPolicies:
 def restore_input(
     policies: Sequence[Object], pods: Sequence[Object], namespaces: Sequence[Object], free: Sequence[str]
 ) -> str:
-    """What iptables-restore reads. `free` are addresses that no policy is about."""
+    """Write what iptables-restore reads. `free` are addresses that no policy is about."""
     labels = {item["metadata"]["name"]: item["metadata"].get("labels") or {} for item in namespaces}
     there = sorted(filter(_has_address, pods), key=_address)
     chains, rest = [CHAIN], list[str]()
@@ -112,7 +112,7 @@ def restore_input(
 def _allowed(
     policy: Object, direction: str, other: str, pods: Sequence[Object], labels: Mapping[str, Mapping[str, str]]
 ) -> Iterator[str]:
-    """Matches of packets that a policy allows, of its rules one after the other."""
+    """Yield matches of packets that a policy allows, of its rules one after the other."""
     peers = "from" if direction == "Ingress" else "to"
     for rule in policy["spec"].get(direction.lower()) or ():
         addresses = [f"{other} {address}" for address in _addresses(policy, rule.get(peers) or (), pods, labels)]
@@ -124,7 +124,7 @@ def _allowed(
 def _addresses(
     policy: Object, peers: Sequence[Object], pods: Sequence[Object], labels: Mapping[str, Mapping[str, str]]
 ) -> Iterator[str]:
-    """Of the pods that the peers select, and the networks that they name."""
+    """Yield the addresses of the pods that the peers select, and the networks that they name."""
     home = policy["metadata"]["namespace"]
     for peer in peers:
         if "ipBlock" in peer:
@@ -139,7 +139,7 @@ def _addresses(
 
 
 def _networks(block: Object) -> list[IPv4Network]:
-    """An ipBlock as networks without its exceptions; none for IPv6, which a node does not have."""
+    """Compute an ipBlock as networks without its exceptions; none for IPv6, which a node does not have."""
     if ":" in block["cidr"]:
         return []
     left = [IPv4Network(block["cidr"])]
@@ -158,7 +158,7 @@ def _port(port: Object) -> str:
 
 
 def matches(selector: Object, labels: Mapping[str, str]) -> bool:
-    """Does a label selector select these? An empty one selects everything."""
+    """Whether a label selector selects these labels. An empty one selects everything."""
     return all(labels.get(key) == value for key, value in (selector.get("matchLabels") or {}).items()) and all(
         _fulfils(expression, labels) for expression in selector.get("matchExpressions") or ()
     )

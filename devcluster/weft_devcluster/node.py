@@ -45,7 +45,7 @@ VOLUMES = 32  # each is used once
 
 
 class Node:
-    """See the module. `images` are more names (`repository:tag`) for the one image."""
+    """A node, as the module says. `images` are more names (`repository:tag`) for the one image."""
 
     def __init__(self, images: Sequence[str] = ()) -> None:
         self._images = (PAUSE_IMAGE, *images)
@@ -75,11 +75,11 @@ class Node:
         return self.control_plane.kubeconfig
 
     def python_volumes(self) -> PythonVolumes:
-        """What a pod needs to run this checkout's Python."""
+        """Gather what a pod needs to run this checkout's Python."""
         return python_volumes()
 
     def pids(self, namespace: str, pod: str) -> list[int]:
-        """Processes of a pod's containers (its sandbox left out), numbered as this machine does."""
+        """List processes of a pod's containers (its sandbox left out), numbered as this machine does."""
         status = self.control_plane.get("pod", pod, namespace)["status"]
         ids = [container["containerID"].rpartition("/")[2] for container in status.get("containerStatuses", ())]
         return [pid for identity in ids for pid in self.bag.cgroup_pids(f"**/{identity}")]
@@ -94,7 +94,7 @@ class Node:
                 os.kill(pid, number)
 
     def logs(self) -> str:
-        """The ends of all logs, for a failure's report."""
+        """Read the ends of all logs, for a failure's report."""
         parts = [f"--- {name}\n{process.tail()}" for name, process in self._processes.items()]
         return "\n".join([self.control_plane.logs(), *parts])
 
@@ -181,7 +181,7 @@ class Node:
         return path
 
     def _until(self, holds: Callable[[], bool], who: str) -> None:
-        """Raises StartFailed with the logs."""
+        """Wait until it holds. Raises StartFailed with the logs."""
 
         def holds_or_failed() -> bool:
             for process in self._processes.values():

@@ -1,4 +1,4 @@
-"""What the programs of a node read: their configuration, as values of one network and one folder."""
+"""Configuration files of a node's programs, as values of one network and one folder."""
 
 import json
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ STORAGE_CLASS = "weft-local"
 
 
 def containerd(folder: Path) -> str:
-    """TOML. `restrict_oom_score_adj`: the score may not be lowered where the tests themselves are confined."""
+    """Write TOML. `restrict_oom_score_adj`: the score may not be lowered where the tests themselves are confined."""
     cri = 'plugins."io.containerd.grpc.v1.cri"'
     return f"""version = 2
 root = "{folder}/containerd"
@@ -42,8 +42,8 @@ conf_dir = "{folder}/cni"
 
 
 def cni(folder: Path, network: Network) -> str:
-    """Every pod has a cable of its own to the node (`ptp`, not `bridge`): Services then see both directions of a
-    connection between two pods without `br_netfilter`."""
+    """Write a network in which every pod has a cable of its own to the node (`ptp`, not `bridge`): Services then see
+    both directions of a connection between two pods without `br_netfilter`."""
     ranges = [[{"subnet": str(network.pods)}]]
     ipam = {"type": "host-local", "dataDir": f"{folder}/addresses", "ranges": ranges, "routes": [{"dst": "0.0.0.0/0"}]}
     cables = {"type": "ptp", "ipMasq": False, "ipam": ipam}
@@ -52,7 +52,7 @@ def cni(folder: Path, network: Network) -> str:
 
 
 def kubelet(folder: Path, network: Network, ca: Path, serving: Pair, cgroup: str) -> str:
-    """KubeletConfiguration for a node that shares its machine: cgroups below the bag's own, nothing evicted."""
+    """Write a KubeletConfiguration for a node that shares its machine: cgroups below the bag's own, nothing evicted."""
     return json.dumps(
         {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -88,7 +88,7 @@ def kubelet(folder: Path, network: Network, ca: Path, serving: Pair, cgroup: str
 
 
 def corefile(network: Network, kubeconfig: Path) -> str:
-    """Names of the cluster only: every other name is NXDOMAIN at once."""
+    """Write names of the cluster only: every other name is NXDOMAIN at once."""
     return f"""{DOMAIN}:53 in-addr.arpa:53 {{
     bind {network.node}
     errors
@@ -110,7 +110,7 @@ def corefile(network: Network, kubeconfig: Path) -> str:
 
 
 def dns_rights(user: str) -> list[Mapping[str, Any]]:
-    """What CoreDNS may read, for a user of that name."""
+    """Make what CoreDNS may read, for a user of that name."""
     group = "rbac.authorization.k8s.io"
     reads = ["list", "watch"]
     rules = [
@@ -133,7 +133,8 @@ def dns_rights(user: str) -> list[Mapping[str, Any]]:
 
 
 def storage(folder: Path, count: int) -> list[dict[str, Any]]:
-    """A default StorageClass and `count` volumes of this node for whatever claims come; `fsGroup` works on them."""
+    """Make a default StorageClass and `count` volumes of this node for whatever claims come; `fsGroup` works on
+    them."""
     made: list[dict[str, Any]] = [
         {
             "apiVersion": "storage.k8s.io/v1",

@@ -20,10 +20,10 @@ WATCH_S = 30
 
 
 class Objects:
-    """One way in, which speaks to the API server when it is first needed. May be used by several threads."""
+    """A client, which speaks to the API server when it is first needed. May be used by several threads."""
 
     def __init__(self, client: ApiClient, folder: Path) -> None:
-        """`folder` takes what is known of the server's resources."""
+        """Take the client. `folder` takes what is known of the server's resources."""
         self._client, self._cache = client, folder / "discovery.json"
         self._dynamic: DynamicClient | None = None
         self._known: dict[str, Resource] = {}
@@ -40,7 +40,8 @@ class Objects:
         content: str = "application/json",
         query: Mapping[str, str] | None = None,
     ) -> Json:
-        """The answer. Raises Refused for one that is no success, and urllib3's errors where there is none."""
+        """Make one request. Raises Refused for an answer that is no success, and urllib3's errors where there is
+        none."""
         with _refusals(f"{method} {path}"):
             return self._client_of_all().request(
                 method,
@@ -73,7 +74,8 @@ class Objects:
         wait_until(lambda: any(map(holds, seen())), what)
 
     def resource(self, name: str) -> Resource:
-        """By kind, plural, singular or short name, with or without `.GROUP`. Waits for one that is not served yet."""
+        """Find a resource by kind, plural, singular or short name, with or without `.GROUP`. Waits for one that is not
+        served yet."""
 
         def is_known() -> bool:
             if name.lower() not in self._known:
@@ -107,7 +109,7 @@ def _as_it_is(_: object, answer: Json) -> Json:
 
 
 def path_of(resource: Resource, namespace: str, name: str = "") -> str:
-    """Of one object, or of all (of a namespace, or everywhere)."""
+    """Make the path of one object, or of all (of a namespace, or everywhere)."""
     return resource.path(name=name or None, namespace=namespace or None)
 
 

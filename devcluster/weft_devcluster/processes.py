@@ -43,7 +43,7 @@ class Process:
         return self._process.pid
 
     def check(self) -> None:
-        """Raises StartFailed when it has ended by itself."""
+        """Check that the process has not ended by itself. Raises StartFailed."""
         code = self._process.poll()
         if code is not None:
             raise StartFailed(f"{self.name} ended with exit code {code}:\n{self.tail()}")
@@ -56,7 +56,7 @@ class Process:
             self._process.send_signal(number)
 
     def pause(self) -> None:
-        """SIGSTOP: when this returns every thread stands still, also one that was on another core."""
+        """Send SIGSTOP: when this returns every thread stands still, also one that was on another core."""
         self.signal(signal.SIGSTOP)
         threads = Path(f"/proc/{self.pid}/task")
         wait_until(
@@ -65,13 +65,14 @@ class Process:
         )
 
     def end(self) -> None:
-        """SIGKILL: whatever it would still write is thrown away with the cluster. An ended one stays ended."""
+        """Send SIGKILL: whatever it would still write is thrown away with the cluster. An ended one stays ended."""
         self.signal(signal.SIGKILL)
         self._process.wait()
 
 
 def has_ended(pid: int) -> bool:
-    """Is it gone, or dead and not yet buried by its parent? For processes that are not our own children."""
+    """Whether a process is gone, or dead and not yet buried by its parent; for processes that are not our own
+    children."""
     try:
         return "State:\tZ" in Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -87,7 +88,7 @@ def wait_until(holds: Callable[[], bool], what: str) -> None:
 
 
 def free_ports(count: int, address: str) -> list[int]:
-    """Free on this address of the machine, and chosen as `weft up` chooses those on loopback."""
+    """Find ports that are free on this address of the machine, as `weft up` chooses those on loopback."""
     found: list[int] = []
     while len(found) < count:
         (port,) = _ports(1)

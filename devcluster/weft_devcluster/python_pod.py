@@ -1,4 +1,4 @@
-"""How a pod of a test cluster runs this checkout's Python: the machine's own files, mounted read-only.
+"""Volumes by which a pod of a test cluster runs this checkout's Python: the machine's own files, mounted read-only.
 
 Images carry the CPU kernels ready built; here the pods find those that this machine has built, in a cache of their own.
 """
@@ -27,7 +27,7 @@ SYSTEM = ("/usr", "/lib", "/lib64", "/bin")
 
 @dataclass(frozen=True, slots=True)
 class PythonVolumes:
-    """Ready to be put into a pod template, or into the overlay of a chart's component (`pod`).
+    """The volumes, ready to be put into a pod template, or into the overlay of a chart's component (`pod`).
 
     They are hostPath volumes: a namespace that enforces a Pod Security level of `baseline` or above refuses them.
     """
@@ -39,7 +39,8 @@ class PythonVolumes:
 
 
 def python_volumes() -> PythonVolumes:
-    """System libraries, the Python installation, the virtual environment and the checkout, where they lie here."""
+    """Gather system libraries, the Python installation, the virtual environment and the checkout, where they lie
+    here."""
     places = _outermost([Path(sys.base_prefix), Path(sys.prefix), ROOT])
     paths = {path: Path(path).resolve() for path in SYSTEM if Path(path).exists()}
     paths |= {str(place): place for place in places} | {CACHE: built_kernels()}
@@ -56,7 +57,8 @@ def python_volumes() -> PythonVolumes:
 
 
 def built_kernels() -> Path:
-    """A cache folder that any user of a pod can read, with this checkout's kernels (empty: none can be built here)."""
+    """Make a cache folder that any user of a pod can read, with this checkout's kernels (empty: none can be built
+    here)."""
     root = cache() / "pod-cache"
     entries = root / "weft" / "kernels"
     entries.mkdir(parents=True, exist_ok=True)
@@ -72,7 +74,7 @@ def built_kernels() -> Path:
 
 
 def _outermost(places: list[Path]) -> list[Path]:
-    """Those that lie in no other one, nor in the system's folders."""
+    """Keep the places that lie in no other one, nor in the system's folders."""
     known = [Path(path) for path in SYSTEM]
     unique = sorted(set(places), key=lambda place: len(place.parts))
     for place in unique:

@@ -17,19 +17,19 @@ _starter = ThreadPoolExecutor(1, thread_name_prefix="starter")
 
 
 def tied(*command: str | Path, user: str = "") -> list[str]:
-    """The command line of a process that dies with the thread that starts it; of root's as that user."""
+    """Make the command line of a process that dies with the thread that starts it; of root's as that user."""
     words = [str(word) for word in command]
     who = ["--reuid", user, "--regid", user, "--clear-groups"] if user else []
     return [SETPRIV, *who, "--pdeathsig", "KILL", "--", *words] if SETPRIV else words
 
 
 def start(*command: str | Path, user: str = "", **options: Any) -> subprocess.Popen[Any]:
-    """A process that is killed with this one, whichever thread asks for it. `options` are those of Popen."""
+    """Start a process that is killed with this one, whichever thread asks for it. `options` are those of Popen."""
     return _starter.submit(subprocess.Popen, tied(*command, user=user), **options).result()
 
 
 def end(process: subprocess.Popen[Any]) -> None:
-    """SIGKILL; nobody reads what it had still to say. One that has ended stays ended."""
+    """Send SIGKILL; nobody reads what it had still to say. One that has ended stays ended."""
     process.kill()
     process.wait()
     for pipe in (process.stdin, process.stdout, process.stderr):
@@ -40,7 +40,7 @@ def end(process: subprocess.Popen[Any]) -> None:
 
 @contextlib.contextmanager
 def started(*command: str | Path, **options: Any) -> Generator[subprocess.Popen[Any]]:
-    """A process for as long as the block runs."""
+    """Run a process for as long as the block runs."""
     process = start(*command, **options)
     try:
         yield process

@@ -1,11 +1,11 @@
-"""What a test cluster is made of: every version in one place, and where the built tools lie.
+"""The tools that a test cluster is made of: every version in one place, and where the built tools lie.
 
 Each lies below `${XDG_CACHE_HOME:-~/.cache}/weft/cluster-tools/NAME-DIGEST`, outside of git. DIGEST is of everything
 that decides what the build gives, so a changed version never meets an old binary, and a changed tool leaves the others
 where they are. `make cluster-tools`.
 
-Kubernetes and what shares most of its packages with it are one Go module (`SOURCES`): they are compiled together,
-and each package once.
+Kubernetes and what shares most of its packages with it are one Go module (`SOURCES`): they are compiled together, and
+each package once.
 """
 
 import hashlib
@@ -71,7 +71,8 @@ def kubernetes() -> str:
 
 
 def go_flags() -> list[str]:
-    """How Go programs are built: nothing for debuggers (an eighth of the time), and Kubernetes knows its version."""
+    """The flags by which Go programs are built: nothing for debuggers (an eighth of the time), and Kubernetes knows its
+    version."""
     at, version = "k8s.io/component-base/version", kubernetes()
     minor = version.split(".")[1]
     stamp = f"-X {at}.gitVersion={version} -X {at}.gitMajor=1 -X {at}.gitMinor={minor}"
@@ -83,22 +84,22 @@ def pause_flags() -> list[str]:
 
 
 def cache() -> Path:
-    """What is kept between runs and can be made again."""
+    """The folder of what is kept between runs and can be made again."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "weft"
 
 
 def folder() -> Path:
-    """Of all tools, in all versions that were built."""
+    """The folder of all tools, in all versions that were built."""
     return cache() / "cluster-tools"
 
 
 def place(name: str) -> Path:
-    """Where a tool of this version lies, built or not."""
+    """The place of a tool of this version, built or not."""
     return folder() / f"{name}-{_digest(name)}" / name
 
 
 def path(name: str) -> Path:
-    """A built tool. Raises ToolMissing."""
+    """Find a built tool. Raises ToolMissing."""
     found = place(name)
     if not found.is_file():
         raise ToolMissing(f"{name} is not built ({found}): run `make cluster-tools`")
@@ -106,18 +107,18 @@ def path(name: str) -> Path:
 
 
 def client(name: str) -> Path:
-    """kubectl or helm: the built one, or else that of the PATH. Raises ToolMissing."""
+    """Find kubectl or helm: the built one, or else that of the PATH. Raises ToolMissing."""
     built, found = place(name), shutil.which(name)
     return path(name) if built.is_file() or found is None else Path(found)
 
 
 def definitions() -> list[Path]:
-    """The CRD files of other projects that the chart has objects for. Raises ToolMissing."""
+    """Find the CRD files of other projects that the chart has objects for. Raises ToolMissing."""
     return [path for of in ELSEWHERE for path in definitions_of(of)]
 
 
 def definitions_of(of: Definitions) -> list[Path]:
-    """In Go's cache of modules. Raises ToolMissing."""
+    """Find CRD files in Go's cache of modules. Raises ToolMissing."""
     go = shutil.which("go")
     if go is None:
         raise ToolMissing("Go is not installed: see https://go.dev/dl")

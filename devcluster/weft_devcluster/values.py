@@ -1,4 +1,4 @@
-"""What the chart needs on a test node, where there is no image registry and no hub: values for people and for tests."""
+"""Values of the chart on a test node, where there is no image registry and no hub: for people and for tests."""
 
 import shutil
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ SMALL = {"requests": {"cpu": "1m", "memory": "1Mi"}}  # a node has what its mach
 
 
 def small_values() -> dict[str, Any]:
-    """For any cluster of tests: next to no requests, and a gateway that asks for no keys."""
+    """Make values for any cluster of tests: next to no requests, and a gateway that asks for no keys."""
     components: dict[str, Any] = {component: {"resources": SMALL} for component in COMPONENTS}
     components["gateway"] |= {"replicas": 1, "auth": False}
     return {**components, "runner": {"pod": {"container": {"env": [{"name": "OMP_NUM_THREADS", "value": "1"}]}}}}
 
 
 def node_values(sources: Path) -> dict[str, Any]:
-    """The same with Python from the machine instead of an image, and `sources` as the depot's file root."""
+    """Make such values with Python from the machine instead of an image, and `sources` as the depot's file root."""
     python = python_volumes()
     environment = [variable for variable in python.env if variable["name"] != "HOME"]  # the chart sets it
     repository, _, tag = PAUSE_IMAGE.rpartition(":")
@@ -38,12 +38,12 @@ def node_values(sources: Path) -> dict[str, Any]:
 
 
 def overlay(volumes: Sequence[Any], mounts: Sequence[Any], environment: Sequence[Any] = ()) -> dict[str, Any]:
-    """What a component's `pod` says of volumes, where they are mounted, and variables."""
+    """Make what a component's `pod` says of volumes, where they are mounted, and variables."""
     return {"spec": {"volumes": [*volumes]}, "container": {"volumeMounts": [*mounts], "env": [*environment]}}
 
 
 def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Values as Helm merges them: mappings by key, everything else replaced."""
+    """Merge values as Helm does: mappings by key, everything else replaced."""
     out = dict(below)
     for key, value in above.items():
         both = isinstance(value, dict) and isinstance(out.get(key), dict)
@@ -52,7 +52,7 @@ def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 
 def copy_sources(folder: Path) -> None:
-    """The quickstart's model and adapters, readable for everybody: pods run as somebody else."""
+    """Copy the quickstart's model and adapters, readable for everybody: pods run as somebody else."""
     for name in ("model", "adapters"):
         shutil.copytree(QUICKSTART / name, folder / name, dirs_exist_ok=True)
     for path in (folder, *folder.rglob("*")):

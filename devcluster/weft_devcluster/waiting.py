@@ -10,7 +10,7 @@ POLL_S = 0.02
 
 
 def wait_until(holds: Callable[[], bool], what: str, timeout_s: float = PATIENCE_S) -> None:
-    """Ask until it holds. Raises TimeoutError that says `what` did not happen."""
+    """Ask until it holds. Raises TimeoutError, which says that `what` did not happen."""
     until = time.monotonic() + timeout_s
     while not holds():
         if time.monotonic() > until:
