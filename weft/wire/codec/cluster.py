@@ -49,8 +49,8 @@ class ReceivedReport(RunnerReport):
 
 
 def _check_spec(spec: RunnerSpec) -> None:
-    if spec.max_context_tokens > spec.total_pages * spec.page_tokens:
-        raise PeerError(f"max_context_tokens {spec.max_context_tokens} are more than its pages hold")
+    if spec.max_context_tokens > (held := spec.total_pages * spec.page_tokens):
+        raise PeerError(f"max_context_tokens {spec.max_context_tokens} are more than its pages hold: {held}")
 
 
 SPEC = Pair(RunnerSpec, spb.RunnerHello, check=_check_spec, who=lambda m: f"runner {quoted(m.runner.uuid)}: ")
@@ -100,7 +100,7 @@ def _fill_forwarded(report: RunnerReport, m: spb.RunnerReport) -> None:
 def _check_reported(reported: ReportedRunner) -> None:
     runner, spec = reported.runner, reported.spec
     if spec is not None and spec.runner != runner:
-        raise PeerError(f"a report of runner {quoted(runner.uuid)} with the specification of {spec.runner.uuid}")
+        raise PeerError(f"a report of runner {quoted(runner.uuid)} has the specification of {quoted(spec.runner.uuid)}")
 
 
 REPORTED = Pair(
@@ -133,7 +133,7 @@ def _reports(m: pb.ClusterReport) -> Sequence[ReportedRunner]:
 
 def _check_change(change: DesiredChange) -> None:
     if len({adapter.digest for adapter in change.adapters}) < len(change.adapters):
-        raise PeerError("a list of desired adapters names a digest twice")
+        raise PeerError("a list of desired adapters has a digest twice, expected each once")
 
 
 ORDER = Pair(RunnerOrder, spb.RunnerOrder, parts=[Pair(DesiredChange, spb.DesiredChange, check=_check_change)])

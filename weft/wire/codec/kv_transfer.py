@@ -32,7 +32,9 @@ class KvPages(NamedTuple):
 
 def _check_complete(complete: KvComplete) -> None:
     if complete.logprobs and len(complete.logprobs) != len(complete.tokens):
-        raise PeerError(f"{len(complete.tokens)} tokens with {len(complete.logprobs)} log probabilities")
+        raise PeerError(
+            f"{len(complete.tokens)} tokens with {len(complete.logprobs)} log probabilities, expected one each"
+        )
 
 
 SenderMessage = KvHello | KvOffer | KvPages | KvComplete

@@ -25,7 +25,7 @@ def predict_request(items: Sequence[PredictItem]) -> pb.PredictRequest:
 def predictions(items: Sequence[PredictItem], response: pb.PredictResponse) -> list[Prediction]:
     """Read one prediction for each item, in order. Raises PeerError."""
     if [item.request_id for item in items] != [item.request_id for item in response.items]:
-        raise PeerError("the predictions are not those of the items")
+        raise PeerError("the predictions have other ids than the items, expected one for each item, in order")
     version = check_text(response.model_version, "a predictor's version")
     return [_prediction(item, version) for item in response.items]
 

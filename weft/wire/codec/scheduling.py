@@ -47,7 +47,7 @@ def outcome_from_bytes(record: bytes) -> Outcome:
     try:
         m = common_pb2.Outcome.FromString(record)
     except DecodeError as error:
-        raise PeerError(f"the record of an outcome is none: {error}") from error
+        raise PeerError(f"expected the record of an outcome, got other bytes: {error}") from error
     return OUTCOME.decode(m)
 
 

@@ -82,9 +82,9 @@ def _step(m: runner_pb2.Step) -> Step:
         try:
             finishes = [_RUNNERS_FINISHED[reason] for reason in _column(m.finish_reasons, n)]
         except KeyError as error:
-            raise PeerError(f"a step with finish reason {error}") from None
+            raise PeerError(f"a step with finish reason {error}, expected one that a runner gives") from None
     if doublings and max(doublings) > MAX_DOUBLINGS:
-        raise PeerError(f"a step with {max(doublings)} doublings")
+        raise PeerError(f"a step with {max(doublings)} doublings, expected at most {MAX_DOUBLINGS}")
     sequences = zip(
         request_ids,
         map(_new_epoch, zip(_column(m.terms, n), _column(m.counters, n), strict=False)),
@@ -105,7 +105,7 @@ def _column(values: Sequence[int], n: int) -> Iterable[int]:
 
 def _columns(values: Sequence[T], n: int) -> Sequence[T]:
     if len(values) != n:
-        raise PeerError(f"a step of {n} sequences with a column of {len(values)}")
+        raise PeerError(f"a step of {n} sequences with a column of {len(values)}, expected a value for each")
     return values[:]
 
 
@@ -113,7 +113,7 @@ def _tokens(m: runner_pb2.Step, n: int) -> Iterable[Sequence[int]]:
     """Split the message's one list of tokens into those of each sequence."""
     tokens, counts = m.tokens[:], _columns(m.token_counts, n) if m.token_counts else ()
     if len(tokens) != (sum(counts) if counts else n):
-        raise PeerError(f"a step of {n} sequences with {len(tokens)} tokens")
+        raise PeerError(f"a step of {n} sequences with {len(tokens)} tokens, expected {sum(counts) if counts else n}")
     rest = iter(tokens)
     return [tuple(islice(rest, count)) for count in counts] if counts else zip(tokens, strict=False)
 
