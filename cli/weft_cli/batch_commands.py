@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from weft_cli.stack import Stack
 
 Output = Annotated[
-    Path, typer.Option("--output", "-o", help="Where the answers go, a line each; those of failed lines go beside it.")
+    Path, typer.Option("--output", "-o", help="File for the answers, a line each; those of failed lines go beside it.")
 ]
-BatchId = Annotated[str, typer.Argument(help="As `weft batch list` shows it.")]
+BatchId = Annotated[str, typer.Argument(help="The batch's id, as `weft batch list` shows it.")]
 
 batch_app = typer.Typer(
     no_args_is_help=True,
@@ -79,7 +79,7 @@ def batch_wait(
 @batch_app.command("list")
 @on_stack
 def batch_list(stack: "Stack", url: GatewayUrl = None, key: Key = None) -> None:
-    """Your newest 100 batches, the newest first."""
+    """List your newest 100 batches, the newest first."""
     from weft_cli.batch import Batches
 
     with Batches(gateway_of(stack, url), key) as batches:
@@ -95,7 +95,7 @@ def batch_get(
     url: GatewayUrl = None,
     key: Key = None,
 ) -> None:
-    """Everything about one batch, as the API gives it."""
+    """Show everything about one batch, as the API gives it."""
     from weft_cli.batch import Batches
 
     if output not in ("json", "yaml"):

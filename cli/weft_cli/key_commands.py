@@ -17,7 +17,7 @@ key_app = typer.Typer(no_args_is_help=True, help="API keys: who may call which n
 def key_create(
     stack: "Stack",
     namespace: Annotated[
-        str, typer.Option("--namespace", "-n", help="Whose models the key may call; needed but for scope platform.")
+        str, typer.Option("--namespace", "-n", help="Namespace whose models the key may call; not with scope platform.")
     ] = "",
     scope: Annotated[
         str,
@@ -29,7 +29,9 @@ def key_create(
         list[str] | None,
         typer.Option("--model", help="Only this model, or pattern ('acme/*'); may be given again.", show_default=False),
     ] = None,
-    expires: Annotated[str | None, typer.Option(help="After this time: 12h, 30d, 4w.", show_default="never")] = None,
+    expires: Annotated[
+        str | None, typer.Option(help="Refuse it after this time: 12h, 30d, 4w.", show_default="never")
+    ] = None,
     note: Annotated[str, typer.Option(help="For people: whose key it is.")] = "",
     output: Annotated[str, typer.Option("--output", "-o", help="key, or secret: a Kubernetes Secret of it.")] = "key",
     address: SupervisorAt = None,
@@ -55,11 +57,11 @@ def key_create(
 @on_stack
 def key_revoke(
     stack: "Stack",
-    key_id: Annotated[str, typer.Argument(help="As `weft key list` shows it.")],
+    key_id: Annotated[str, typer.Argument(help="The key's id, as `weft key list` shows it.")],
     address: SupervisorAt = None,
     tls_dir: TlsDir = None,
 ) -> None:
-    """A revoked key opens nothing any more, within moments while scheduler and gateway are connected."""
+    """Revoke a key: gateways refuse it within moments, while they and the scheduler are connected."""
     from weft_cli.keys import revoke
 
     revoke(stack.supervisor(address, tls_dir), key_id)
@@ -68,7 +70,7 @@ def key_revoke(
 @key_app.command("list")
 @on_stack
 def key_list(stack: "Stack", address: SupervisorAt = None, tls_dir: TlsDir = None) -> None:
-    """Every key: its id, never the key itself."""
+    """List every key by its id, never the key itself."""
     from weft_cli.keys import list_keys
 
     list_keys(stack.supervisor(address, tls_dir))

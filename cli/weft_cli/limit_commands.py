@@ -65,7 +65,7 @@ def limit_delete(
     address: SupervisorAt = None,
     tls_dir: TlsDir = None,
 ) -> None:
-    """Take away what was set for a namespace or a key, and that model."""
+    """Delete the limits of a namespace or a key, for that model."""
     from weft_cli.limits import set_limit, subject_of
 
     set_limit(stack.supervisor(address, tls_dir), subject_of(namespace, key), model, {})
@@ -74,7 +74,7 @@ def limit_delete(
 @limit_app.command("list")
 @on_stack
 def limit_list(stack: "Stack", address: SupervisorAt = None, tls_dir: TlsDir = None) -> None:
-    """Every limit, and which quotas are used up today."""
+    """List every limit, and which quotas are used up today."""
     from weft_cli.limits import list_limits
 
     list_limits(stack.supervisor(address, tls_dir))
@@ -83,18 +83,18 @@ def limit_list(stack: "Stack", address: SupervisorAt = None, tls_dir: TlsDir = N
 @on_stack
 def usage(
     stack: "Stack",
-    since: Annotated[str, typer.Option(help="So many days (7d), or from a day on (2026-11-01); UTC.")] = "30d",
+    since: Annotated[str, typer.Option(help="A number of days (7d), or the first day (2026-11-01); UTC.")] = "30d",
     by: Annotated[
         str, typer.Option(help="Sum by: day, namespace, model, key; several with commas.")
     ] = "namespace,model",
     namespace: Annotated[
-        str, typer.Option("--namespace", "-n", help="Of this namespace alone.", show_default="all")
+        str, typer.Option("--namespace", "-n", help="Usage of this namespace alone.", show_default="all")
     ] = "",
     as_csv: Annotated[bool, typer.Option("--csv", help="Comma-separated, for a spreadsheet or a bill.")] = False,
     address: SupervisorAt = None,
     tls_dir: TlsDir = None,
 ) -> None:
-    """Requests and tokens that namespaces used of models: `weft usage --since 7d --by day,namespace --csv`."""
+    """Show the requests and tokens that namespaces used: `weft usage --since 7d --by day,namespace --csv`."""
     from weft_cli.limits import usage as run
 
     run(stack.supervisor(address, tls_dir), since, by, namespace, as_csv=as_csv)

@@ -142,7 +142,7 @@ def up(
     exit_after: Annotated[
         bool, typer.Option("--exit", help="Stop when everything is ready (and the demo is over).")
     ] = False,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Of the OpenAI API, on 127.0.0.1.")] = 8080,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the OpenAI API, on 127.0.0.1.")] = 8080,
     directory: DataDir = None,
     auth: Annotated[bool, typer.Option("--auth/--no-auth", help="Ask clients for API keys.")] = False,
     file_root: Annotated[
@@ -207,7 +207,7 @@ def serve(
     name: Annotated[
         str | None, typer.Option(help="What clients send for the base model.", show_default="the folder's, or ORG/NAME")
     ] = None,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Of the OpenAI API, on 127.0.0.1.")] = 8080,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the OpenAI API, on 127.0.0.1.")] = 8080,
     offload: Annotated[
         Path | None,
         typer.Option(help="A folder on a fast disk: weights that memory has no room for are read from it."),
@@ -219,7 +219,7 @@ def serve(
     directory: Annotated[
         Path | None,
         typer.Option(
-            "--data-dir", help="Where this stack keeps everything. Default: that of `weft up`, with -serve at its end."
+            "--data-dir", help="Folder of this stack's data. Default: that of `weft up`, with -serve at its end."
         ),
     ] = None,
     auth: Annotated[bool, typer.Option("--auth/--no-auth", help="Ask clients for API keys.")] = False,
@@ -258,7 +258,7 @@ def serve(
 @app.command(rich_help_panel="Stack")
 @on_stack
 def status(stack: "Stack") -> None:
-    """Every component: its state and process, in a cluster its pods. Exit code 1 when one is not ready."""
+    """Show every component: state and process, in a cluster pods. Exit code 1 when one is not ready."""
     stack.show_status()
 
 
@@ -267,12 +267,12 @@ def status(stack: "Stack") -> None:
 def logs(
     stack: "Stack",
     component: Annotated[
-        str | None, typer.Argument(help="Its name; without one, the names.", show_default=False)
+        str | None, typer.Argument(help="A component; without one, their names.", show_default=False)
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-F", help="Go on with what is written from now on.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-F", help="Go on printing what is written.")] = False,
     tail: Annotated[int, typer.Option(min=-1, help="Lines to begin with; -1: all that is kept.")] = 100,
 ) -> None:
-    """What a component writes: `weft logs gateway --follow`."""
+    """Show what a component writes: `weft logs gateway --follow`."""
     stack.show_logs(component, None if tail < 0 else tail, follow=follow)
 
 
@@ -318,13 +318,13 @@ def top(
     interval: Annotated[
         float, typer.Option(min=0.1, max=3600, help="Seconds between two looks; rates are over one interval.")
     ] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="Print once, after one interval; so it does to a pipe.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print once, after one interval, as into a pipe.")] = False,
     url: GatewayUrl = None,
     key: Key = None,
     address: SupervisorAt = None,
     tls_dir: TlsDir = None,
 ) -> None:
-    """What runners, pools and adapters do now: batch, tokens a second, free pages, who waits.
+    """Show what runners, pools and adapters do now: batch, tokens a second, free pages, who waits.
 
     - `weft top`  a table that follows; q or Ctrl-C ends it
 
@@ -371,7 +371,10 @@ def push(
     folder: Annotated[
         Path,
         typer.Argument(
-            help="With adapter_config.json and adapter_model.safetensors.", exists=True, file_okay=False, readable=True
+            help="Folder with adapter_config.json and adapter_model.safetensors.",
+            exists=True,
+            file_okay=False,
+            readable=True,
         ),
     ],
     version: Annotated[
@@ -387,7 +390,7 @@ def push(
     ] = None,
     pool: Annotated[
         str | None,
-        typer.Option(help="Of an adapter that does not exist yet: NAME or NAMESPACE/NAME.", show_default=False),
+        typer.Option(help="Pool of an adapter that does not exist yet: NAME or NAMESPACE/NAME.", show_default=False),
     ] = None,
     wait_s: Annotated[float, typer.Option("--wait", min=0, help="Seconds to wait until it is served; 0: none.")] = 60.0,
     namespace: Namespace = None,
@@ -436,7 +439,7 @@ def get(
     ] = None,
     all_namespaces: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Look in every namespace.")] = False,
     output: Annotated[str, typer.Option("--output", "-o", help="table, wide, json or yaml.")] = "table",
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on with what changes.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on printing what changes.")] = False,
     address: SupervisorAt = None,
     tls_dir: TlsDir = None,
 ) -> None:
@@ -468,7 +471,7 @@ def describe(
     address: SupervisorAt = None,
     tls_dir: TlsDir = None,
 ) -> None:
-    """Everything about one object: conditions, what to do, where runners have it."""
+    """Show everything about one object: conditions, what to do, where runners have it."""
     from weft_cli.objects import describe as run
 
     run(stack.api, lambda: stack.supervisor(address, tls_dir), plural(kind), name, stack.namespace(namespace))
@@ -528,7 +531,7 @@ def sim(
         list[str] | None, typer.Option("--set", help="NAME=VALUE of the description; may be given again.")
     ] = None,
     speed: Annotated[float, typer.Option(min=1e-6, help="Arrivals come this many times as fast.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of everything that is drawn.")] = 0,
     timeline: Annotated[
         Path | None, typer.Option(help="Write a Chrome trace: chrome://tracing, ui.perfetto.dev.", show_default=False)
     ] = None,
@@ -560,7 +563,9 @@ def sim(
 @on_stack
 def conformance(
     stack: "Stack",
-    url: Annotated[str | None, typer.Argument(help="As http://HOST:PORT. Default: this machine's stack.")] = None,
+    url: Annotated[
+        str | None, typer.Argument(help="The server, as http://HOST:PORT. Default: this machine's stack.")
+    ] = None,
     base: Annotated[str | None, typer.Option(help="The base model.", show_default="by /v1/models")] = None,
     adapters: Annotated[
         list[str] | None,

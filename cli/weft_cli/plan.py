@@ -32,13 +32,13 @@ def capacity(
     ] = None,
     full: Annotated[
         bool,
-        typer.Option("--full", help="The smallest design of every combination, also of those ruled out by bounds."),
+        typer.Option("--full", help="Show the smallest design of every combination, also of those ruled out."),
     ] = False,
     picture: Annotated[Path | None, typer.Option(help="Write an SVG of the designs.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the requests; the answer is confirmed with the next one.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the requests; the answer is confirmed with the next.")] = 0,
     jobs: Annotated[int, typer.Option(min=1, help="Simulations at a time.")] = 2,
 ) -> int:
-    """How many prompt, token and mixed runners of which kind a load needs, at the least cost, power or count.
+    """Find how many prompt, token and mixed runners of which kind a load needs, at the least cost, power or count.
 
     - `weft plan capacity -f scenario.yaml -o pool.yaml`  the ServingPool that is to be applied
 
@@ -82,12 +82,14 @@ def capacity(
 @plan_app.command()
 def offload(
     manifests: Annotated[
-        list[Path], typer.Option("-f", help="With the ServingPool; its memory.offload says the budgets.")
+        list[Path], typer.Option("-f", help="Manifest of the ServingPool; its memory.offload has the budgets.")
     ],
     model: Annotated[
         str | None, typer.Option(help="config.json of the model, or its folder. Default: the pool's file:PATH.")
     ] = None,
-    machine: Annotated[Path | None, typer.Option(help="What --save wrote on the machine that will serve.")] = None,
+    machine: Annotated[
+        Path | None, typer.Option(help="The file that --save wrote on the machine that will serve.")
+    ] = None,
     measure: Annotated[
         bool, typer.Option("--measure", help="Measure this machine, at the pool's diskPath; takes some seconds.")
     ] = False,
@@ -98,7 +100,7 @@ def offload(
     rank: Annotated[int, typer.Option(min=1, help="Of the adapters.")] = 16,
     form: Annotated[str, typer.Option("-o", help="text or json.")] = "text",
 ) -> int:
-    """The policy of an offload pool: what lies where, how fast it should be, and what would help most.
+    """Find the policy of an offload pool: what lies where, how fast it should be, and what would help most.
 
     - `weft plan offload -f pool.yaml --measure`  on the machine that will serve
 

@@ -25,7 +25,7 @@ def _place(value: str) -> str:
 
 
 class BatchSettings(ProcessSettings):
-    """Files and batches of tenants (the Batch API), and whose line runs next.
+    """Serves files and batches of tenants (the Batch API), and decides whose line runs next.
 
     Each flag can also be set as WEFT_BATCH__NAME in the environment; a flag wins.
     """
@@ -45,6 +45,6 @@ class BatchSettings(ProcessSettings):
         None, description="folder with accessKeyId, secretAccessKey and perhaps sessionToken, as a mounted Secret has"
     )
     s3_pod_identity: bool = Field(
-        False, description="without keys: as the pod's identity, or what the environment holds for AWS's clients"
+        False, description="without keys, use the pod's identity, or what the environment has for AWS's clients"
     )
-    tenant_bytes: int = Field(10 << 30, ge=1, description="of all files of a tenant, outputs included")
+    tenant_bytes: int = Field(10 << 30, ge=1, description="most bytes of all files of a tenant, outputs included")

@@ -17,7 +17,7 @@ from weft.settings import (
 
 
 class PredictorSettings(StandbySettings):
-    """How long will an answer be: serves calibrated length predictions and learns from outcomes.
+    """Serves calibrated predictions of how long answers will be, and learns from outcomes.
 
     Loads DATA_DIR/model.npz at the start and saves it there while it learns. Offline: `weft predictor train --help`.
 

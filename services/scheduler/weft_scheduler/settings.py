@@ -29,7 +29,9 @@ class SchedulerSettings(StandbySettings):
     probes: Address = probes_field(SCHEDULER_PROBES)
     data_dir: Path = data_dir_field("scheduler", "where the term is kept; one scheduler owns it")
     keys_grace_s: int = Field(
-        600, ge=0, description="API keys are refused when the store has not confirmed them for so long; 0: never"
+        600,
+        ge=0,
+        description="API keys are refused when the store has not confirmed them for this many seconds; 0: never",
     )
 
     def config(self) -> SchedulerConfig:

@@ -20,7 +20,7 @@ from weft.settings import (
 
 
 class SupervisorSettings(ProcessSettings):
-    """What is true now: runner leases, the memory picture, overruns. What was: outcomes, usage, keys.
+    """Keeps runners' leases and memory, chooses victims of overruns, and stores outcomes, usage and keys.
 
     Each flag can also be set as WEFT_SUPERVISOR__NAME in the environment; a flag wins.
     """
