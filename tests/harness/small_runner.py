@@ -245,12 +245,14 @@ class Driver:
         )
         executor = (make_executor or reference_executor)(files, spec, self.limits)
         self.outputs: list[Output] = []
+        self.paused: list[int] = []  # sequences, at each output
+        self.swapped: list[int] = []
         self.skipped_s = 0.0
         self.engine = Engine(
             Runner(self.limits),
             executor,
             lambda post: AdapterPool(executor.adapters, 64, source or world, post),
-            self.outputs.append,
+            self._take,
             clock=lambda: time.monotonic() + self.skipped_s,
             grammars=Grammars(files.get("tokenizer.json"), spec.vocab_size, spec.eos),
         )
@@ -288,6 +290,11 @@ class Driver:
             if not self.pool.sequences and not self.engine.runner.grammars.waiting:
                 return
         raise AssertionError(f"{len(self.pool.sequences)} sequences are left")
+
+    def _take(self, output: Output) -> None:
+        self.outputs.append(output)
+        self.paused.append(len(self.pool.reservations.paused))
+        self.swapped.append(self.pool.swap.away)
 
     @property
     def events(self) -> list[Any]:

@@ -25,7 +25,8 @@ from harness.chart import CHART, QUICK, Json, objects, one, render
 from weft_gateway.core import Gateway, GatewayConfig
 from weft_gateway.shell.metrics import GatewayMetrics
 from weft_operator.kubernetes.observability import Metrics as OperatorMetrics
-from weft_runner.shell.metrics import RunnerMetrics
+from weft_runner.shell.adapter_series import LABELS
+from weft_runner.shell.metrics import ROWS, RunnerMetrics
 from weft_scheduler.metrics import SchedulerMetrics
 
 MODULES = (  # whose metrics are in the process's own registry
@@ -53,7 +54,7 @@ def metrics() -> dict[str, set[str] | None]:
     config = GatewayConfig()
     GatewayMetrics(Gateway(config, "gateway", lambda _: b""), registry)
     runner = CollectorRegistry()  # it has a name in common with the gateway
-    RunnerMetrics(runner, "base").vllm.built(total_pages=1, page_tokens=16, slots=1)
+    RunnerMetrics(runner, "base")
     found: dict[str, set[str] | None] = {}
     for module in MODULES:
         assert any(isinstance(value, MetricWrapperBase) for value in vars(module).values()), module
@@ -62,6 +63,11 @@ def metrics() -> dict[str, set[str] | None]:
         for family in collector.collect():
             for suffix in SAMPLES.get(family.type, ("",)):
                 found[family.name + suffix] = None if labels is None else {*labels}
+    for row in ROWS:  # one collector has those that it reads
+        for name, labels in ((f"weft_runner_{row.own}", ()), (f"vllm:{row.vllm}", LABELS)):
+            for suffix in SAMPLES[str(row.kind._type)]:  # pyright: ignore[reportPrivateUsage]
+                if name + suffix in found:
+                    found[name + suffix] = {*labels, *row.labels}
     return found
 
 

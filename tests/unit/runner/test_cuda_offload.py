@@ -45,7 +45,7 @@ from weft_runner.offload.serving import serving_limits
 from weft_runner.offload.solver import relax
 from weft_runner.offload.wire import spec_json
 from weft_runner.settings import OffloadByHand, parse_settings
-from weft_runner.shell.metrics import OffloadMetrics
+from weft_runner.shell.metrics import OffloadSeries
 from weft_runner.shell.offload_policy import settle_offload
 
 PAGES, P, SLOTS = 64, 16, 2
@@ -254,8 +254,8 @@ def test_weights_are_moved_once_a_pass_and_the_next_ones_ahead(files_of: Files, 
         assert executor.figures.stream.copied_bytes >= done * sum(placed.weights.streamed)
         assert executor.figures.stream.read_bytes >= done * sum(placed.disk_read) > 0
     assert executor.figures.stream.copied_bytes <= 3 * sum(placed.weights.streamed) + placed.weights.ring_bytes
-    metrics = OffloadMetrics(registry := CollectorRegistry(), lambda: [executor.figures])
-    metrics.observe()
+    registry = CollectorRegistry()
+    registry.register(OffloadSeries(lambda: [executor.figures]))
     host, copied = {"stage": "0", "place": "host"}, "weft_runner_offload_copied_bytes_total"
     assert registry.get_sample_value("weft_runner_offload_weight_bytes", host) == placed.host_bytes > 0
     assert registry.get_sample_value(copied, {"stage": "0"}) == executor.figures.stream.copied_bytes
@@ -279,8 +279,8 @@ def test_rows_on_the_host_are_copied_there_and_back_once_between_two_layers(
             expected_s = 2 * passing * row / min(MACHINE.to_device, MACHINE.to_host)
             assert figures.accuracy.predicted_s - sampled == pytest.approx(expected_s, rel=1e-3)
         sampled = figures.accuracy.predicted_s
-    metrics = OffloadMetrics(registry := CollectorRegistry(), lambda: [executor.figures])
-    metrics.observe()
+    registry = CollectorRegistry()
+    registry.register(OffloadSeries(lambda: [executor.figures]))
     for name in ("read", "written"):
         total = f"weft_runner_offload_activations_{name}_bytes_total"
         assert registry.get_sample_value(total, {"stage": "0"}) == copied > 0

@@ -15,7 +15,6 @@ from harness.desired import desired, whole
 from harness.runner_machine import state_of
 from harness.waiting import PATIENCE_S
 from weft.domain.adapter import Tier
-from weft.domain.machine import TICK
 from weft.domain.model.config import ModelSpec
 from weft.domain.request import EndReason, NoCapacity, Sampling
 from weft_kernels.cpu.errors import NativeUnavailable
@@ -118,11 +117,9 @@ def test_a_prefix_that_the_device_evicted_is_read_from_host_memory(driver_of, ad
         assert third[0] == third[1]
     assert state_of(small.pool).prefix_reused_tokens == 3 * 3 * P, "but for the first everybody reads it"
     assert small.pool.reuse.host_tokens == 3 * P
-    small.engine.post(TICK)
-    small.beat()
-    status = small.status
-    assert (status.prefix_host_pages, status.prefix_out_bytes, status.prefix_in_bytes) == (3, 3, 3)
-    assert (status.swapped, status.swap_out_bytes) == (0, 0)
+    prefixes, swap = small.pool.host_prefixes, small.pool.swap
+    assert (len(prefixes), prefixes.out_bytes, swap.prefix_in_bytes) == (3, 3, 3)
+    assert (swap.away, swap.out_bytes) == (0, 0)
 
 
 def test_the_choices_of_one_request_prefill_its_prompt_once(driver_of):

@@ -45,7 +45,7 @@ from weft_runner.offload.policy import Budgets, Formats, MemoryTier, Policy, Sha
 from weft_runner.parallel.pipeline import OffloadedPipeline
 from weft_runner.settings import OffloadByHand, parse_settings
 from weft_runner.shell.engine_factory import batch_limits
-from weft_runner.shell.metrics import OffloadMetrics
+from weft_runner.shell.metrics import OffloadSeries
 
 LIBRARY = native_library()
 PAGES, SLOTS = 64, 4
@@ -439,9 +439,9 @@ def test_flags_of_a_runner_make_it_of_one_process_and_of_stages(files_of: Files,
         assert (two.depth, two.depth_for(lambda: 1000), two.max_adapter_pages) == (1, 1, PAGES)
         assert 0.0 < two.offload_state.resident_share <= 0.3
         wait_until(lambda: two.layers_done == spec.layers, "the other stage says how far it is")
-        metrics = OffloadMetrics(registry := CollectorRegistry(), lambda: two.stage_figures)
+        registry = CollectorRegistry()
+        registry.register(OffloadSeries(lambda: two.stage_figures))
         wait_until(lambda: all(figures.step_s > 0.0 for figures in two.stage_figures), "and what it has read")
-        metrics.observe()
         for stage, figures in enumerate(two.stage_figures):
             assert disk_bytes(registry, stage) == figures.streamed_bytes > 0
             read = registry.get_sample_value("weft_runner_offload_read_bytes_total", {"stage": str(stage)})
@@ -529,9 +529,8 @@ ALONE = {"stage": "0"}
 def test_metrics_say_what_is_read_and_how_long_steps_wait_for_it(files_of: Files, tmp_path: Path, made: Kept) -> None:
     made.append(offloaded(files_of(), budget(tmp_path, share=0.5)))
     registry = CollectorRegistry()
-    metrics = OffloadMetrics(registry, lambda: [made[0].figures])
+    registry.register(OffloadSeries(lambda: [made[0].figures]))
     made[0].run(make_step([([1], 0, [0], None)]))
-    metrics.observe()
     figures = made[0].figures
     assert disk_bytes(registry, 0) == figures.streamed_bytes
     assert (registry.get_sample_value("weft_runner_offload_read_bytes_total", ALONE) or 0) >= figures.streamed_bytes
@@ -544,11 +543,11 @@ def test_metrics_say_what_kv_is_read_and_written_and_how_long_steps_wait_for_it(
     """A pass that begins a page reads none and writes it; the next one reads it."""
     made.append(offloaded(files_of(), budget(tmp_path, **KV_ON_DISK)))
     row, page_bytes = list(range(10, 14)), made[0].placement.kv.page_bytes
-    metrics = OffloadMetrics(registry := CollectorRegistry(), lambda: [made[0].figures])
+    registry = CollectorRegistry()
+    registry.register(OffloadSeries(lambda: [made[0].figures]))
     for position, read, written in ((0, 0, 1), (1, 1, 2)):
         made[0].run(make_step([([1], position, row, None)]))
         made[0].allocate_adapter_pages([])  # waits for what is stored
-        metrics.observe()
         *n_bytes, waited_s = page_metrics(registry, "kv")
         assert n_bytes == [read * page_bytes, written * page_bytes]
         assert 0 < waited_s <= made[0].figures.step_s
@@ -559,12 +558,11 @@ def test_metrics_say_what_activations_are_read_and_written_and_how_long_steps_wa
 ) -> None:
     """Every layer but the first and the last one moves them; not KV, nor in a pass that the ring holds."""
     made.append(offloaded(files_of(), budget(tmp_path, micro_batch=16, **ON_DISK["activations"])))
-    metrics = OffloadMetrics(registry := CollectorRegistry(), lambda: [made[0].figures])
+    registry = CollectorRegistry()
+    registry.register(OffloadSeries(lambda: [made[0].figures]))
     made[0].run(make_step([([1], 0, [0], None)]))
-    metrics.observe()
     assert page_metrics(registry, "activations") == [0, 0, 0]
     made[0].run(make_step([([1] * 96, 0, list(range(6)), None)]))
-    metrics.observe()
     passing = 96 * made[0].placement.activations.row_bytes * (made[0].spec.layers - 1)
     *n_bytes, waited_s = page_metrics(registry, "activations")
     assert n_bytes == [passing, passing]

@@ -15,7 +15,7 @@ from weft_runner.model.tiers.budget import OffloadBudget
 from weft_runner.model.tiers.pass_work import pass_work
 from weft_runner.offload.policy import Formats
 from weft_runner.offload.sizes import model_sizes
-from weft_runner.shell.metrics import OffloadMetrics
+from weft_runner.shell.metrics import OffloadSeries
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_a_pass_is_predicted_from_what_its_step_has(files: dict[str, Path], tmp_
         figures, state = executor.figures.accuracy, executor.offload_state
         assert figures is not None
         registry = CollectorRegistry()
-        OffloadMetrics(registry, lambda: [executor.figures])
+        registry.register(OffloadSeries(lambda: [executor.figures]))
         assert figures.passes == 2
         assert 0.0 < figures.token_predicted_s < figures.predicted_s
         assert 0.0 < figures.token_measured_s < figures.measured_s < executor.figures.step_s

@@ -1,5 +1,9 @@
 """What routers and dashboards made for vLLM read of a runner: names, labels and what the values follow."""
 
+import sys
+import threading
+from collections import deque
+from dataclasses import replace
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -10,7 +14,6 @@ from weft.domain.adapter import DesiredAdapter, Tier
 from weft.domain.machine import Connected, Received
 from weft.domain.request import FinishReason, SessionHello, Stop
 from weft_runner.core import (
-    AdaptersChanged,
     AdapterUse,
     BatchLimits,
     Fact,
@@ -25,11 +28,17 @@ from weft_runner.core import (
     SampledToken,
     StepDone,
     StepSlot,
+    SwapDone,
+    SwapIn,
+    SwapOut,
 )
 from weft_runner.core.token_times import GAP_BUCKETS
-from weft_runner.shell.vllm_metrics import MOST_NAMED, VllmMetrics
+from weft_runner.shell.adapter_series import MAX_NAMED
+from weft_runner.shell.engine import Output
+from weft_runner.shell.metrics import RunnerMetrics
 
 LIMITS = PoolLimits(64, 4, 8, 2, 200, 9, frozenset([0]), BatchLimits(2, 64))
+SWAPPING = replace(LIMITS, total_pages=16, batch=BatchLimits(2, 32), host_bytes=1000, page_bytes=1, swap_page_bytes=1)
 STEP_S = 0.02
 # The endpoint picker's defaults for vLLM: llm-d-router, docs of its metric protocol and the tests of its core metrics
 # extractor (pkg/epp/framework/plugins/datalayer/extractor/metrics); the first five are also those of the Gateway API
@@ -53,20 +62,18 @@ prompt_tokens generation_tokens request_success num_preemptions prefix_cache_que
 class Scraped:
     """A runner's machine with two adapters' worth of slots, and what a scrape shows of it."""
 
-    def __init__(self) -> None:
-        self.runner, self.now, self.counter = Runner(LIMITS), 0.0, 0
+    def __init__(self, limits: PoolLimits = LIMITS) -> None:
+        self.runner, self.now, self.counter = Runner(limits), 0.0, 0
         self.registry = CollectorRegistry()
-        self.metrics = VllmMetrics(self.registry, "base")
-        self.metrics.built(total_pages=LIMITS.total_pages, page_tokens=LIMITS.page_tokens, slots=LIMITS.max_adapters)
+        self.metrics = RunnerMetrics(self.registry, "base")
+        self.metrics.built(self.runner.pool)
         self.handle(Connected(session(), SessionHello("g", "i")))
 
     def handle(self, event: Any) -> list[Any]:
         effects = self.runner.handle(event, self.now)
-        for effect in effects:
-            if isinstance(effect, RunnerStatus):
-                self.metrics.show(effect)
-            elif isinstance(effect, Fact):
-                self.metrics.observe(effect)
+        status = [effect for effect in effects if isinstance(effect, RunnerStatus)]
+        facts = [effect for effect in effects if isinstance(effect, Fact)]
+        self.metrics.observe(Output(facts=facts, status=status[-1] if status else None))
         return effects
 
     def start(self, key: str, prompt: int = 5, max_tokens: int = 20, **fields: Any) -> None:
@@ -148,7 +155,7 @@ def test_an_adapter_without_requests_stays_listed_as_loaded_and_only_so():
 def test_a_pinned_adapter_has_its_names_before_any_request() -> None:
     scraped = Scraped()
     scraped.metrics.adapters.hold([DesiredAdapter("sha256:a", 8, 1, pinned=True, model_names=("acme/a", "rival/a"))])
-    scraped.metrics.observe(AdaptersChanged((AdapterUse("sha256:a", Tier.DEVICE, 8, True, 0, 0),)))
+    scraped.metrics.adapters.take([AdapterUse("sha256:a", Tier.DEVICE, 8, True, 0, 0)])
     listed = scraped.labels("vllm:lora_adapter_loaded")
     assert [(labels["adapter_name"], labels["pinned"]) for labels in listed] == [
         ("acme/a", "true"),
@@ -158,12 +165,12 @@ def test_a_pinned_adapter_has_its_names_before_any_request() -> None:
 
 def test_a_scrape_lists_no_more_adapters_than_its_bound():
     scraped = Scraped()
-    many = [AdapterUse(f"sha256:{i}", Tier.DEVICE, 8, False, 1, 0) for i in range(MOST_NAMED + 50)]
-    scraped.metrics.observe(AdaptersChanged(tuple(many)))
-    assert len(scraped.labels("vllm:lora_adapter_loaded")) == MOST_NAMED
+    many = [AdapterUse(f"sha256:{i}", Tier.DEVICE, 8, False, 1, 0) for i in range(MAX_NAMED + 50)]
+    scraped.metrics.adapters.take(many)
+    assert len(scraped.labels("vllm:lora_adapter_loaded")) == MAX_NAMED
     (info,) = scraped.labels("vllm:lora_requests_info")
-    assert len(info["running_lora_adapters"].split(",")) == MOST_NAMED
-    assert scraped.value("num_gpu_loaded_lora_adapters") == MOST_NAMED + 50
+    assert len(info["running_lora_adapters"].split(",")) == MAX_NAMED
+    assert scraped.value("num_gpu_loaded_lora_adapters") == MAX_NAMED + 50
 
 
 def test_times_and_tokens_of_a_request_are_its_own():
@@ -217,3 +224,49 @@ def test_a_request_that_goes_on_elsewhere_has_not_finished_and_may_have_been_pre
     assert scraped.value("e2e_request_latency_seconds_count") == 0
     assert scraped.value("time_to_first_token_seconds_count") == 0, "another runner has computed it"
     assert scraped.value("num_preemptions_total") == 1
+
+
+def serve(scraped: Scraped, over: threading.Event) -> None:
+    """Keep up to forty sequences here, and do what the machine asks for."""
+    events, number = deque[Any](), 0
+    while not over.is_set():
+        if not events and len(scraped.runner.pool.sequences) < 40:
+            number += 1
+            adapter = ("", "sha256:a", "sha256:b")[number % 3]
+            start = start_of(f"r{number}", number, (1,) * 8, 30, adapter=adapter, reservation_tokens=4)
+            events.extend((Received(session(), start), StepSlot()))
+        effects = scraped.handle(events.popleft() if events else StepSlot())
+        if not (effects or events) and (stuck := next(iter(scraped.runner.pool.sequences.values()), None)):
+            events.append(Received(session(), Stop(stuck.key, stuck.start.epoch, FinishReason.CANCELLED)))
+        for effect in effects:
+            match effect:
+                case Fetch(digest):
+                    events.append(Fetched(digest, 1, None, 0.0))
+                case Load(digest):
+                    events.append(Loaded(digest, 4, 1, None, 0.0))
+                case SwapOut(copy, pages) | SwapIn(copy, _, pages):
+                    events.append(SwapDone(copy, len(pages), 1e-9))
+                case RunStep():
+                    scraped.now += STEP_S
+                    tokens = {row.key: SampledToken(2) for row in effect.batch.rows if row.samples}
+                    events.append(StepDone(effect, tokens, {}, 1000 * STEP_S))
+                case _:
+                    pass
+
+
+def test_a_scrape_beside_a_busy_engine_never_fails() -> None:
+    """Sequences come, leave for host memory and end on one thread, and another one scrapes."""
+    scraped, over, interval = Scraped(SWAPPING), threading.Event(), sys.getswitchinterval()
+    thread = threading.Thread(target=serve, args=(scraped, over))
+    sys.setswitchinterval(1e-6)
+    thread.start()
+    try:
+        for _ in range(1500):
+            list(scraped.metrics.collect())
+        generate_latest(scraped.registry)
+    finally:
+        over.set()
+        thread.join()
+        sys.setswitchinterval(interval)
+    assert (scraped.value("request_success_total", finished_reason="length") or 0) > 10
+    assert scraped.runner.pool.swap.out_bytes > 10

@@ -1,7 +1,7 @@
 """Events and effects of the runner's machine beyond those that every machine has (`weft.domain.machine`).
 
 Events: results of the adapter pool's work, an executor that can take a step, a step that is complete, the operator's
-drain. Effects: actions for the adapter pool, a step to run, and the status that metrics and probes show.
+drain. Effects: actions for the adapter pool, a step to run, and the status that probes show.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,6 @@ from weft_runner.core.batch import Batch
 from weft_runner.core.sampling import SampledToken
 from weft_runner.core.sequence import Sequence
 from weft_runner.core.token_mask import GrammarState
-from weft_runner.core.token_times import GapCounts
 
 # ---------------------------------------------------------------- events
 
@@ -388,39 +387,15 @@ class RunStep(NamedTuple):
     stands: bool
 
 
-@dataclass(frozen=True, slots=True)
-class RunnerStatus:
-    """What metrics and probes show, with every report. `not_ready`: why requests should not come here, else ""."""
+class RunnerStatus(NamedTuple):
+    """What probes and metrics take of every report. `not_ready`: why requests should not come here, else "".
+
+    `drained`: nothing is left on a runner that drains.
+    """
 
     figures: RunnerFigures
-    running: int
-    waiting: int
-    paused: int
-    swapped: int  # sequences whose KV is in host memory, or on the way there or back
-    swapped_pages: int  # of KV in host memory
-    swap_out_bytes: int  # since start
-    swap_in_bytes: int
-    swap_copy_s: float  # that these copies took
-    stalled_s: float  # that sequences stood still for want of pages, summed
-    prefix_host_pages: int  # of earlier prompts, in host memory
-    prefix_host_tokens: int  # read from there instead of being computed, since start
-    prefix_out_bytes: int
-    prefix_in_bytes: int
-    adapters_resident: int
-    adapters_known: int
     not_ready: str
-    handed_over: int  # sequences that another runner has gone on with, since start
-    received: int  # sequences that came with their KV from another runner
-    kv_lost: int  # sequences whose KV did not get from one runner to the other
-    held_rows: int  # batch rows that could have run in an iteration and did not, for the token time, summed
-    preemptions: int  # sequences that lost their place for want of memory, since start
-    prefix_queried_tokens: int  # of texts that were looked up among earlier ones, since start
-    token_gaps: GapCounts
-
-    @property
-    def drained(self) -> bool:
-        """Nothing is left on a runner that drains."""
-        return self.figures.draining and not (self.running + self.waiting + self.swapped)
+    drained: bool
 
 
 Action = Load | Unload | DropHost | Retain | Fetch

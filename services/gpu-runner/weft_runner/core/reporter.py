@@ -11,7 +11,7 @@ from weft.domain.machine import Peer, Send
 from weft.domain.runner import Heartbeat, Overrun, Registered, RunnerFigures, RunnerReport, SequenceState
 from weft_runner.core.events import AdaptersChanged, AdapterUse, RunnerStatus
 from weft_runner.core.request_pool import RequestPool
-from weft_runner.core.sequence import Sequence, SequencePhase
+from weft_runner.core.sequence import Sequence
 
 LEASE_S = 2.0  # both until the supervisor has said it
 REPORT_S = 0.05
@@ -128,36 +128,8 @@ class Reporter:
         self._pool.adapters.dirty.clear()
 
     def _status(self) -> RunnerStatus:
-        pool = self._pool
-        not_ready = pool.adapters.not_ready_reason()
-        waiting = len([None for one in pool.sequences.values() if one.phase is SequencePhase.WAITING])
-        waiting += len(pool.swap.by_key) - pool.swap.away + len(pool.kv.incoming)
-        return RunnerStatus(
-            pool.figures(ready=not not_ready),
-            len(pool.sequences) - waiting - pool.swap.away,
-            waiting,
-            len(pool.reservations.paused),
-            pool.swap.away,
-            pool.swap.host_pages,
-            pool.swap.out_bytes,
-            pool.swap.in_bytes,
-            pool.swap.copy_s,
-            pool.stalled_s,
-            len(pool.host_prefixes),
-            pool.reuse.host_tokens,
-            pool.host_prefixes.out_bytes,
-            pool.swap.prefix_in_bytes,
-            sum(adapter.resident for adapter in pool.adapters.slots.by_slot.values()),
-            len(pool.adapters.adapters),
-            not_ready,
-            pool.kv.handed_over,
-            pool.kv.received,
-            pool.kv.lost,
-            pool.scheduler.held_rows,
-            pool.preemptions,
-            pool.reuse.queried,
-            pool.token_times.gaps,
-        )
+        pool, not_ready = self._pool, self._pool.adapters.not_ready_reason()
+        return RunnerStatus(pool.figures(ready=not not_ready), not_ready, pool.draining and not pool.sequences)
 
 
 def _overrun(sequence: Sequence, wanted_pages: int) -> Overrun:

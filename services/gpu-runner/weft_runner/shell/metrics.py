@@ -1,254 +1,456 @@
-"""Metrics of the runner under its own names, and what leaves the engine as they show it (`vllm_metrics.py`: vLLM's)."""
+"""The runner's metrics in one table: Weft's own names (`weft_runner_*`), vLLM's (`vllm:*`), and what is read.
 
-from collections.abc import Callable, Sequence
+vLLM's names, labels and buckets are those of vLLM 0.32 (`vllm/v1/metrics/loggers.py`, `buckets.py`), for what endpoint
+pickers, autoscalers and dashboards read. A runner is one engine, "0". Times begin when the request arrived at its
+gateway. What a request did on another runner (a migration, a hand-over) is that runner's; it counts as finished where
+it finished.
+
+A row with `read` is read at each scrape, on the thread that scrapes, while the engine's thread goes on. It reads
+numbers and lengths, or copies a container in one call that runs no Python code: the interpreter's lock makes each of
+them whole. What takes more (free pages, tokens to compute) is in the figures of the latest report, a value that
+nobody changes. So two rows may be of two moments. The other rows count events, on the shell's event loop.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import inf
+from typing import Any, Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
-from weft.domain.request import Ended, NoCapacity, Step
-from weft.domain.runner import RunnerRole
-from weft_runner.core.events import RunnerStatus
+from weft.domain.request import Ended, FinishReason, NoCapacity, Step
+from weft.domain.runner import RunnerFigures, RunnerRole
+from weft_runner.core.admission import PoolLimits
+from weft_runner.core.events import (
+    AdapterBrought,
+    AdaptersChanged,
+    Fact,
+    PromptComputed,
+    RunnerStatus,
+    SequenceEnded,
+)
 from weft_runner.core.profile_model import Profile
-from weft_runner.offload.figures import OffloadFigures
+from weft_runner.core.request_pool import RequestPool
+from weft_runner.core.sequence import SequencePhase
+from weft_runner.core.token_times import GAP_BUCKETS, GapCounts
+from weft_runner.offload.figures import OffloadFigures, PageFigures
+from weft_runner.shell.adapter_series import LABELS, AdapterSeries
 from weft_runner.shell.engine import Output
 from weft_runner.shell.kv_figures import KvTransfer
-from weft_runner.shell.vllm_metrics import Total, VllmMetrics
 
-_FIGURES = {  # gauges by field
-    "iterations": ("iterations", "Iterations since start"),
-    "forwards": ("forwards", "Forward passes since start"),
-    "free_pages": ("kv_pages_free", "KV pages that a newcomer can have"),
-    "used_pages": ("kv_pages_used", "KV pages that hold tokens"),
-    "adapter_pages": ("kv_pages_adapters", "KV pages of adapters in use, pinned or being loaded"),
-    "grown_pages": ("kv_pages_grown", "Pages granted in place since start"),
-    "doublings": ("reservation_doublings", "Reservations doubled since start"),
-    "draining": ("draining", "1 while the runner gives its sequences back"),
+S = TypeVar("S")
+Samples = Mapping[tuple[str, ...], float]  # by values of the row's labels
+Value = float | Samples | GapCounts
+ENGINE = "0"
+FINISHED = {  # vLLM's `finished_reason`
+    FinishReason.EOS: "stop",
+    FinishReason.STOP: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.CANCELLED: "abort",
+    FinishReason.FAILED: "error",
 }
-_STATUS = {
-    "paused": ("sequences_paused", "Sequences paused for want of a page"),
-    "swapped": ("swapped_sequences", "Sequences whose KV is in host memory, or on the way there or back"),
-    "swapped_pages": ("swapped_pages", "KV pages of sequences in host memory"),
-    "prefix_host_pages": ("prefix_host_pages", "KV pages of earlier prompts in host memory"),
-    "adapters_resident": ("adapters_resident", "Adapters on the device"),
-    "adapters_known": ("adapters_known", "Adapters known"),
-}
-_TOTALS = {  # counters by field
-    "swap_copy_s": ("swap_copy_seconds", "Time that copies of KV to host memory and back took"),
-    "stalled_s": (
-        "stalled_sequence_seconds", "Time for which sequences were paused or swapped for want of pages, summed"
-    ),
-    "prefix_host_tokens": ("prefix_reused_host_tokens", "Of the tokens reused those from host memory"),
-    "handed_over": ("handed_over", "Sequences that another runner has taken over with their KV"),
-    "received": ("received", "Sequences that came with their KV from another runner"),
-    "kv_lost": ("kv_lost", "Sequences whose KV did not get from one runner to the other"),
-    "held_rows": (
-        "batch_rows_held", "Batch rows held out of iterations beside interactive ones, for the token time, summed"
-    ),
-}  # fmt: skip
-_OFFLOAD_TOTALS: dict[str, tuple[str, Callable[[OffloadFigures], float]]] = {
-    "read_bytes": ("Bytes of weights read from disk", lambda of: of.stream.read_bytes),
-    "copied_bytes": ("Bytes of weights copied to a GPU", lambda of: of.stream.copied_bytes),
-    "reading_seconds": ("Time in which at least one read was under way", lambda of: of.stream.reading_s),
-    "wait_seconds": ("Time for which steps waited for weights", lambda of: of.stream.waited_s),
-    "kv_read_bytes": ("Bytes of KV read from disk, or copied from the host to a GPU", lambda of: of.kv.read_bytes),
-    "kv_written_bytes": (
-        "Bytes of KV written to disk, or copied from a GPU to its host", lambda of: of.kv.written_bytes
-    ),
-    "kv_wait_seconds": ("Time for which steps waited for KV", lambda of: of.kv.waited_s),
-    "activations_read_bytes": (
-        "Bytes of activations read from disk, or copied from the host to a GPU", lambda of: of.activations.read_bytes
-    ),
-    "activations_written_bytes": (
-        "Bytes of activations written to disk, or copied from a GPU to its host",
-        lambda of: of.activations.written_bytes,
-    ),
-    "activations_wait_seconds": ("Time for which steps waited for activations", lambda of: of.activations.waited_s),
-    "step_seconds": ("Time of steps", lambda of: of.step_s),
-    "predicted_seconds": (
-        "Time that steps should have taken by the cost model", lambda of: of.accuracy.predicted_s if of.accuracy else 0
-    ),
-    "measured_seconds": (
-        "Time of steps that were predicted", lambda of: of.accuracy.measured_s if of.accuracy else 0
-    ),
-}  # fmt: skip
+_SECONDS = (  # vLLM's begin with 0.3: a small model's request has ended by then
+    0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0,
+    60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
+)  # fmt: skip
+_SECONDS_TO_FIRST = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0,
+    640.0, 2560.0,
+)  # fmt: skip
+_LOAD_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_ITERATION_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+_TOKENS = tuple(digit * 10**zeros for zeros in range(6) for digit in (1, 2, 5))
 _ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 128, 256, 512, 1024)
+_NONE = PoolLimits(total_pages=1, page_tokens=1, max_sequences=1, max_adapters=0, max_context_tokens=1, vocab_size=1)
+
+
+@dataclass(slots=True)
+class Source:
+    """What rows are read from. `status`: of the latest report; until the engine is `built` its pool is an empty one."""
+
+    pool: RequestPool
+    built: bool = False
+    status: RunnerStatus | None = None
+    profile: Profile | None = None
+
+    @property
+    def figures(self) -> RunnerFigures:
+        return RunnerFigures() if self.status is None else self.status.figures
+
+    @property
+    def usage(self) -> float:
+        return self.figures.used_pages / self.pool.limits.total_pages
+
+    @property
+    def away(self) -> int:
+        return sum(not swap.is_new for swap in tuple(self.pool.swap.by_key.values()))
+
+    @property
+    def waiting(self) -> int:
+        """Count sequences that have not begun, those whose KV or earlier prompt is on its way here included."""
+        pool, swaps = self.pool, tuple(self.pool.swap.by_key.values())
+        waiting = sum(one.phase is SequencePhase.WAITING for one in tuple(pool.sequences.values()))
+        return waiting + sum(swap.is_new for swap in swaps) + len(pool.kv.incoming)
+
+    @property
+    def running(self) -> int:
+        return max(0, len(self.pool.sequences) - self.waiting - self.away)
+
+
+@dataclass(frozen=True, slots=True)
+class Row(Generic[S]):
+    """A metric, by its own name, by vLLM's, or by both. `read`: at each scrape; None: it is fed with events.
+
+    `labels`: beside those that all of vLLM's have, unless `engine` is among them.
+    """
+
+    own: str | None
+    vllm: str | None
+    kind: type[Gauge] | type[Counter] | type[Histogram]
+    text: str
+    read: Callable[[S], Value] | None = None
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+
+def _both_ways(out: float, back: float) -> Samples:
+    return {("out",): out, ("in",): back}
+
+
+_COPIED = "copied to host memory (out) and back (in)"
+ROWS: tuple[Row[Source], ...] = (
+    # ---- what the engine does
+    Row("iterations", None, Gauge, "Iterations since start", lambda of: of.figures.iterations),
+    Row("forwards", None, Gauge, "Forward passes since start", lambda of: of.figures.forwards),
+    Row("busy_seconds", None, Counter, "Time in iterations that ran a batch, from scheduling to accounting"),
+    Row("batch_rows", None, Histogram, "Rows of an iteration", buckets=_ROWS),
+    Row("batch_adapters", None, Histogram, "Distinct adapters of an iteration", buckets=(0, *_ROWS)),
+    Row("batch_rows_held", None, Counter,
+        "Batch rows held out of iterations beside interactive ones, for the token time, summed",
+        lambda of: of.pool.scheduler.held_rows),
+    Row(None, "iteration_tokens_total", Histogram, "Tokens of an iteration", buckets=_ITERATION_TOKENS),
+    Row("tokens", "generation_tokens", Counter, "Tokens emitted"),
+    Row(None, "prompt_tokens", Counter, "Prompt tokens, once they are in KV"),
+    Row(None, "inter_token_latency_seconds", Histogram, "Time between two tokens of a sequence",
+        lambda of: of.pool.token_times.gaps),
+    # ---- sequences
+    Row(None, "num_requests_running", Gauge, "Sequences running", lambda of: of.running),
+    Row(None, "num_requests_waiting", Gauge, "Sequences waiting on this runner", lambda of: of.waiting),
+    Row("sequences_paused", None, Gauge, "Sequences paused for want of a page",
+        lambda of: len(of.pool.reservations.paused)),
+    Row("stalled_sequence_seconds", None, Counter,
+        "Time for which sequences were paused or swapped for want of pages, summed", lambda of: of.pool.stalled_s),
+    Row("reservation_doublings", None, Gauge, "Reservations doubled since start", lambda of: of.figures.doublings),
+    Row("ended", None, Counter, "Sequences the runner gave up, by reason", labels=("reason",)),
+    Row("no_capacity", None, Counter, "Starts answered with NoCapacity, by reason", labels=("reason",)),
+    Row("draining", None, Gauge, "1 while the runner gives its sequences back", lambda of: of.figures.draining),
+    Row("role", None, Gauge, "1: the role that it has now",
+        lambda of: {} if of.status is None else {(role.value,): role is of.figures.role for role in RunnerRole},
+        labels=("role",)),
+    Row(None, "num_preemptions", Counter, "Sequences that lost their place for want of memory",
+        lambda of: of.pool.preemptions),
+    Row(None, "request_success", Counter,
+        "Requests that finished here, by reason: stop, length, abort (the client left), error",
+        labels=("finished_reason",)),
+    Row(None, "time_to_first_token_seconds", Histogram, "Arrival to first token", buckets=_SECONDS_TO_FIRST),
+    Row(None, "request_time_per_output_token_seconds", Histogram,
+        "A request's mean time of a token after the first", buckets=GAP_BUCKETS),
+    Row(None, "e2e_request_latency_seconds", Histogram, "Arrival to end", buckets=_SECONDS),
+    Row(None, "request_queue_time_seconds", Histogram, "Arrival to first iteration, an adapter's load included",
+        buckets=_SECONDS),
+    Row(None, "request_inference_time_seconds", Histogram, "First iteration to end", buckets=_SECONDS),
+    Row(None, "request_prefill_time_seconds", Histogram, "First iteration to first token", buckets=_SECONDS),
+    Row(None, "request_decode_time_seconds", Histogram, "First token to end", buckets=_SECONDS),
+    Row(None, "request_prompt_tokens", Histogram, "Prompt tokens of a request", buckets=_TOKENS),
+    Row(None, "request_generation_tokens", Histogram, "Tokens of an answer", buckets=_TOKENS),
+    Row(None, "request_params_max_tokens", Histogram, "max_tokens of a request", buckets=_TOKENS),
+    # ---- KV
+    Row("kv_pages_free", None, Gauge, "KV pages that a newcomer can have", lambda of: of.figures.free_pages),
+    Row("kv_pages_used", None, Gauge, "KV pages that hold tokens", lambda of: of.figures.used_pages),
+    Row("kv_pages_adapters", None, Gauge, "KV pages of adapters in use, pinned or being loaded",
+        lambda of: of.figures.adapter_pages),
+    Row("kv_pages_grown", None, Gauge, "Pages granted in place since start", lambda of: of.figures.grown_pages),
+    Row(None, "kv_cache_usage_perc", Gauge, "KV use, 0..1", lambda of: of.usage),
+    Row(None, "gpu_cache_usage_perc", Gauge, "KV use, 0..1: its older name", lambda of: of.usage),
+    Row(None, "cache_config_info", Gauge, "1: tokens of a page of KV, and how many pages there are",
+        lambda of: {(str(of.pool.limits.page_tokens), str(of.pool.limits.total_pages), ENGINE): 1} if of.built else {},
+        labels=("block_size", "num_gpu_blocks", "engine")),
+    Row("swapped_sequences", None, Gauge, "Sequences whose KV is in host memory, or on the way there or back",
+        lambda of: of.away),
+    Row("swapped_pages", None, Gauge, "KV pages of sequences in host memory",
+        lambda of: sum(len(swap.hosts) for swap in tuple(of.pool.swap.by_key.values()))),
+    Row("swapped_bytes", None, Counter, f"Bytes of KV of preempted sequences {_COPIED}",
+        lambda of: _both_ways(of.pool.swap.out_bytes, of.pool.swap.in_bytes), labels=("direction",)),
+    Row("swap_copy_seconds", None, Counter, "Time that copies of KV to host memory and back took",
+        lambda of: of.pool.swap.copy_s),
+    Row("handed_over", None, Counter, "Sequences that another runner has taken over with their KV",
+        lambda of: of.pool.kv.handed_over),
+    Row("received", None, Counter, "Sequences that came with their KV from another runner",
+        lambda of: of.pool.kv.received),
+    Row("kv_lost", None, Counter, "Sequences whose KV did not get from one runner to the other",
+        lambda of: of.pool.kv.lost),
+    Row("kv_bytes", None, Counter, "Bytes of KV sent to other runners (out) and received (in), by carrier",
+        labels=("direction", "carrier")),
+    Row("kv_seconds", None, Counter, "Time in which these bytes were written to carriers, or read",
+        labels=("direction", "carrier")),
+    Row("kv_transfers", None, Counter,
+        "Sequences whose KV was sent or received, by result; layers: sent as they were computed, or after that",
+        labels=("direction", "result", "layers")),
+    Row("kv_transfer_seconds", None, Counter, "Time of these from the first page or acceptance to the end",
+        labels=("direction",)),
+    # ---- earlier prompts
+    Row("prefix_reused_tokens", None, Counter, "Tokens found in pages of earlier requests, not computed again",
+        lambda of: of.figures.prefix_reused_tokens),
+    Row("prefix_reused_host_tokens", None, Counter, "Of the tokens reused those from host memory",
+        lambda of: of.pool.reuse.host_tokens),
+    Row("prefix_host_pages", None, Gauge, "KV pages of earlier prompts in host memory",
+        lambda of: len(of.pool.host_prefixes)),
+    Row("prefix_swapped_bytes", None, Counter, f"Bytes of KV of earlier requests {_COPIED}",
+        lambda of: _both_ways(of.pool.host_prefixes.out_bytes, of.pool.swap.prefix_in_bytes), labels=("direction",)),
+    Row(None, "prefix_cache_queries", Counter, "Tokens looked up among earlier prompts",
+        lambda of: of.pool.reuse.queried),
+    Row(None, "prefix_cache_hits", Counter, "Of these those that were found",
+        lambda of: of.figures.prefix_reused_tokens),
+    # ---- adapters
+    Row("adapters_resident", None, Gauge, "Adapters on the device",
+        lambda of: sum(adapter.resident for adapter in tuple(of.pool.adapters.slots.by_slot.values()))),
+    Row("adapters_known", None, Gauge, "Adapters known", lambda of: len(of.pool.adapters.adapters)),
+    Row(None, "max_gpu_lora_adapters", Gauge, "Adapters that the device can hold at a time",
+        lambda of: of.pool.limits.max_adapters),
+    Row(None, "lora_adapter_load_seconds", Histogram,
+        "Adapters brought nearer: load to disk or host, activate to the device",
+        labels=("transition",), buckets=_LOAD_SECONDS),
+    Row("corrupt_artifacts", None, Counter, "Files of the disk cache that were damaged, and fetched again"),
+    # ---- what the runner measured of itself
+    Row("best_batch_sequences", None, Gauge, "Sequences that it runs best, as it measured at start; 0: not",
+        lambda of: of.profile.best_batch if of.profile else 0),
+    Row("profiled_step_seconds", None, Gauge, "Iteration by rows, as measured at start",
+        lambda of: {(str(time.rows),): time.ms / 1e3 for time in of.profile.decode} if of.profile else {},
+        labels=("rows",)),
+    Row("kv_layer_by_layer_tokens", None, Gauge,
+        "Prompt tokens from which on KV is sent as it is computed; +Inf: never",
+        lambda of: of.profile.layer_by_layer_tokens if of.profile else 0),
+    Row("profiled_kv_bytes_per_second", None, Gauge, "KV to another runner, as measured at start; 0: not",
+        lambda of: of.profile.kv_bytes_per_s if of.profile else 0),
+    Row("profiled_prefill_tokens_per_second", None, Gauge, "Prompt tokens, as measured at start",
+        lambda of: of.profile.prefill_tokens_per_s if of.profile else 0),
+)  # fmt: skip
+
+
+def _places(of: OffloadFigures) -> Samples:
+    n_bytes = of.resident_bytes, of.host_bytes, of.streamed_bytes, of.ring_bytes
+    return {(place,): value for place, value in zip(("memory", "host", "disk", "ring"), n_bytes, strict=True)}
+
+
+def _token_seconds(of: OffloadFigures) -> Samples:
+    if (found := of.accuracy) is None:
+        return {}
+    return {("predicted",): found.token_predicted_s, ("measured",): found.token_measured_s, ("alone",): found.alone_s}
+
+
+def _moved(name: str, what: str, pages: Callable[[OffloadFigures], PageFigures]) -> tuple[Row[OffloadFigures], ...]:
+    return (
+        Row(f"offload_{name}_read_bytes", None, Counter,
+            f"Bytes of {what} read from disk, or copied from the host to a GPU", lambda of: pages(of).read_bytes),
+        Row(f"offload_{name}_written_bytes", None, Counter,
+            f"Bytes of {what} written to disk, or copied from a GPU to its host", lambda of: pages(of).written_bytes),
+        Row(f"offload_{name}_wait_seconds", None, Counter, f"Time for which steps waited for {what}",
+            lambda of: pages(of).waited_s),
+    )  # fmt: skip
+
+
+OFFLOAD_ROWS: tuple[Row[OffloadFigures], ...] = (  # of each stage of a pipeline, where weights come from disk
+    Row("offload_weight_bytes", None, Gauge,
+        "Bytes of weights by place: memory (a GPU's if any), host, disk (read in each pass), ring", _places,
+        labels=("place",)),
+    Row("offload_planned_pass_seconds", None, Gauge, "Pass without prompts, by the plan; 0: none",
+        lambda of: of.planned_pass_s),
+    Row("offload_token_seconds", None, Gauge,
+        "A token of each running sequence, lately, predicted and measured; alone: of one request, predicted",
+        _token_seconds, labels=("of",)),
+    Row("offload_read_bytes", None, Counter, "Bytes of weights read from disk", lambda of: of.stream.read_bytes),
+    Row("offload_copied_bytes", None, Counter, "Bytes of weights copied to a GPU", lambda of: of.stream.copied_bytes),
+    Row("offload_reading_seconds", None, Counter, "Time in which at least one read was under way",
+        lambda of: of.stream.reading_s),
+    Row("offload_wait_seconds", None, Counter, "Time for which steps waited for weights",
+        lambda of: of.stream.waited_s),
+    *_moved("kv", "KV", lambda of: of.kv),
+    *_moved("activations", "activations", lambda of: of.activations),
+    Row("offload_step_seconds", None, Counter, "Time of steps", lambda of: of.step_s),
+    Row("offload_predicted_seconds", None, Counter, "Time that steps should have taken by the cost model",
+        lambda of: of.accuracy.predicted_s if of.accuracy else 0),
+    Row("offload_measured_seconds", None, Counter, "Time of steps that were predicted",
+        lambda of: of.accuracy.measured_s if of.accuracy else 0),
+)  # fmt: skip
+
+
+def _family(row: Row[Any], name: str, labels: tuple[str, ...], read: Mapping[tuple[str, ...], Value]) -> Metric:
+    """Make the family of a row that is read. `read`: by values of the labels before the row's own."""
+    if row.kind is Histogram:
+        family = HistogramMetricFamily(name, row.text, labels=labels)
+    else:
+        family = (GaugeMetricFamily if row.kind is Gauge else CounterMetricFamily)(name, row.text, labels=labels)
+    for values, value in read.items():
+        if isinstance(family, HistogramMetricFamily):
+            assert isinstance(value, GapCounts), row
+            bounds = (*GAP_BUCKETS, inf)
+            counts = zip(map(floatToGoString, bounds), map(float, accumulate(value.counts)), strict=True)
+            family.add_metric(values, list(counts), value.sum_s)
+        else:
+            assert not isinstance(value, GapCounts), row
+            for more, number in (value if isinstance(value, Mapping) else {(): value}).items():
+                family.add_metric((*values, *more), number)
+    return family
+
+
+class OffloadSeries(Collector):
+    """Rows of weights, KV and activations on a disk, by stage of a pipeline (alone: 0). `stages`: any thread's."""
+
+    def __init__(self, stages: Callable[[], Sequence[OffloadFigures]]) -> None:
+        self._stages = stages
+
+    def collect(self) -> Iterator[Metric]:
+        stages = self._stages()
+        for row in OFFLOAD_ROWS:
+            if row.read is not None:
+                read = {(str(stage),): row.read(figures) for stage, figures in enumerate(stages)}
+                yield _family(row, f"weft_runner_{row.own}", ("stage", *row.labels), read)
 
 
 class KvMetrics:
-    """Fed from the threads of the streams of KV, see `kv_figures.KvFigures`."""
+    """Counts what the threads of streams of KV have moved. See `kv_figures.KvFigures`."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"weft_runner_kv_{name}", text, labels, registry=registry)
-
-        carried = ("direction", "carrier")
-        self._bytes = counter(
-            "bytes", "Bytes of KV sent to other runners (out) and received (in), by carrier", *carried
-        )
-        self._seconds = counter("seconds", "Time in which these bytes were written to carriers, or read", *carried)
-        self._transfers = counter(
-            "transfers",
-            "Sequences whose KV was sent or received, by result; layers: sent as they were computed, or after that",
-            *("direction", "result", "layers"),
-        )
-        self._open = counter(
-            "transfer_seconds", "Time of these from the first page or acceptance to the end", "direction"
-        )
+    def __init__(self, count: Callable[..., None]) -> None:
+        self._count = count
 
     def sent(self, carrier: str, n_bytes: int, seconds: float) -> None:
-        self._count("out", carrier, n_bytes, seconds)
+        self._moved("out", carrier, n_bytes, seconds)
 
     def received(self, carrier: str, n_bytes: int, seconds: float) -> None:
-        self._count("in", carrier, n_bytes, seconds)
+        self._moved("in", carrier, n_bytes, seconds)
 
     def ended(self, direction: str, result: str, transfer: KvTransfer, now: float) -> None:
-        self._transfers.labels(direction, result, "as_computed" if transfer.layer_wise else "after").inc()
-        self._open.labels(direction).inc(now - transfer.began)
+        self._count("kv_transfers", 1, direction, result, "as_computed" if transfer.layer_wise else "after")
+        self._count("kv_transfer_seconds", now - transfer.began, direction)
 
-    def _count(self, direction: str, carrier: str, n_bytes: int, seconds: float) -> None:
-        self._bytes.labels(direction, carrier).inc(n_bytes)
-        self._seconds.labels(direction, carrier).inc(seconds)
-
-
-class OffloadMetrics:
-    """Of weights, KV and activations on a disk, by stage of a pipeline (alone: 0); only where some may be there."""
-
-    def __init__(self, registry: CollectorRegistry, stages: Callable[[], Sequence[OffloadFigures]]) -> None:
-        def gauge(name: str, text: str, *labels: str) -> Gauge:
-            return Gauge(f"weft_runner_offload_{name}", text, ("stage", *labels), registry=registry)
-
-        self._stages = stages
-        self._weights = gauge(
-            "weight_bytes", "Bytes of weights by place: memory (a GPU's if any), host, disk (read in each pass), ring",
-            "place",
-        )  # fmt: skip
-        self._planned = gauge("planned_pass_seconds", "Pass without prompts, by the plan; 0: none")
-        self._token = gauge(
-            "token_seconds",
-            "A token of each running sequence, lately, predicted and measured; alone: of one request, predicted",
-            "of",
-        )
-        counters = {
-            name: Counter(f"weft_runner_offload_{name}", text, ("stage",), registry=registry)
-            for name, (text, _) in _OFFLOAD_TOTALS.items()
-        }
-        self._totals = [
-            {name: Total(counter.labels(str(stage))) for name, counter in counters.items()}
-            for stage in range(len(stages()))
-        ]
-        self.observe()
-
-    def observe(self) -> None:
-        for stage, (figures, totals) in enumerate(zip(self._stages(), self._totals, strict=True)):
-            of_stage = str(stage)
-            places = figures.resident_bytes, figures.host_bytes, figures.streamed_bytes, figures.ring_bytes
-            for place, n_bytes in zip(("memory", "host", "disk", "ring"), places, strict=True):
-                self._weights.labels(of_stage, place).set(n_bytes)
-            self._planned.labels(of_stage).set(figures.planned_pass_s)
-            for name, (_, of) in _OFFLOAD_TOTALS.items():
-                totals[name].set(of(figures))
-            if (accuracy := figures.accuracy) is not None:
-                self._token.labels(of_stage, "predicted").set(accuracy.token_predicted_s)
-                self._token.labels(of_stage, "measured").set(accuracy.token_measured_s)
-                self._token.labels(of_stage, "alone").set(accuracy.alone_s)
+    def _moved(self, direction: str, carrier: str, n_bytes: int, seconds: float) -> None:
+        self._count("kv_bytes", n_bytes, direction, carrier)
+        self._count("kv_seconds", seconds, direction, carrier)
 
 
-class RunnerMetrics:
-    """Fed from the shell's event loop with the engine's output."""
+class RunnerMetrics(Collector):
+    """Fed from the shell's event loop with the engine's output, and read at scrapes."""
 
     def __init__(self, registry: CollectorRegistry, model: str) -> None:
         """`model`: the name that the base is served under, as vLLM labels its own."""
+        self._registry, self._of_vllm = registry, (model, ENGINE)
+        self._source = Source(RequestPool(_NONE))
+        self._fed = {row.own or row.vllm or "": self._made(row) for row in ROWS if row.read is None}
+        self.kv, self.adapters = KvMetrics(self._count), AdapterSeries(self._of_vllm)
+        registry.register(self.adapters)
+        registry.register(self)
 
-        def gauge(name: str, text: str) -> Gauge:
-            return Gauge(f"weft_runner_{name}", text, registry=registry)
-
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"weft_runner_{name}", text, labels, registry=registry)
-
-        self._tokens = counter("tokens", "Tokens emitted")
-        self._busy = counter("busy_seconds", "Time in iterations that ran a batch, from scheduling to accounting")
-        self._ended = counter("ended", "Sequences the runner gave up, by reason", "reason")
-        self._no_capacity = counter("no_capacity", "Starts answered with NoCapacity, by reason", "reason")
-        self._rows = Histogram("weft_runner_batch_rows", "Rows of an iteration", buckets=_ROWS, registry=registry)
-        self._adapters = Histogram(
-            "weft_runner_batch_adapters", "Distinct adapters of an iteration", buckets=(0, *_ROWS), registry=registry
-        )
-        self._figures = {name: gauge(*of) for name, of in _FIGURES.items()}
-        self._status = {name: gauge(*of) for name, of in _STATUS.items()}
-        copied = "copied to host memory (out) and back (in)"
-        swapped = counter("swapped_bytes", f"Bytes of KV of preempted sequences {copied}", "direction")
-        prefixes = counter("prefix_swapped_bytes", f"Bytes of KV of earlier requests {copied}", "direction")
-        self._totals = {
-            **{name: Total(counter(*of)) for name, of in _TOTALS.items()},
-            **{f"swap_{way}_bytes": Total(swapped.labels(way)) for way in ("out", "in")},
-            **{f"prefix_{way}_bytes": Total(prefixes.labels(way)) for way in ("out", "in")},
-        }
-        self._reused = Total(
-            counter("prefix_reused_tokens", "Tokens found in pages of earlier requests, not computed again")
-        )
-        self._corrupt = counter("corrupt_artifacts", "Files of the disk cache that were damaged, and fetched again")
-        self.kv = KvMetrics(registry)
-        self._best_batch = gauge("best_batch_sequences", "Sequences that it runs best, as it measured at start; 0: not")
-        self._step = Gauge(
-            "weft_runner_profiled_step_seconds", "Iteration by rows, as measured at start", ("rows",), registry=registry
-        )
-        self._layer_by_layer = gauge(
-            "kv_layer_by_layer_tokens", "Prompt tokens from which on KV is sent as it is computed; +Inf: never"
-        )
-        self._kv_rate = gauge("profiled_kv_bytes_per_second", "KV to another runner, as measured at start; 0: not")
-        self._prefill = gauge("profiled_prefill_tokens_per_second", "Prompt tokens, as measured at start")
-        self._role = Gauge("weft_runner_role", "1: the role that it has now", ("role",), registry=registry)
-        self.vllm = VllmMetrics(registry, model)
-        self._registry, self._offload = registry, None
-
-    def corrupt_artifact(self) -> None:
-        """A cached file was not what its digest says. From any thread."""
-        self._corrupt.inc()
-
-    def profiled(self, profile: Profile) -> None:
-        """What the runner measured of itself."""
-        self._best_batch.set(profile.best_batch)
-        self._layer_by_layer.set(profile.layer_by_layer_tokens)
-        self._kv_rate.set(profile.kv_bytes_per_s)
-        self._prefill.set(profile.prefill_tokens_per_s)
-        for time in profile.decode:
-            self._step.labels(str(time.rows)).set(time.ms / 1e3)
+    def built(self, pool: RequestPool, profile: Profile | None = None) -> None:
+        """Take the engine's pool, and what the runner has measured of itself: before the first output."""
+        self._source = Source(pool, True, None, profile)
+        self.adapters.slots = pool.limits.max_adapters
 
     def offloaded(self, stages: Callable[[], Sequence[OffloadFigures]]) -> None:
-        """Weights come from disk: of each stage what `stages` returns."""
-        self._offload = OffloadMetrics(self._registry, stages)
+        """Show what `stages` returns of each stage: weights come from disk."""
+        self._registry.register(OffloadSeries(stages))
+
+    def corrupt_artifact(self) -> None:
+        """Count a cached file that was not what its digest says. From any thread."""
+        self._count("corrupt_artifacts")
+
+    def collect(self) -> Iterator[Metric]:
+        for row in ROWS:
+            if row.read is not None:
+                value = row.read(self._source)
+                for name, labels, values in self._names(row):
+                    yield _family(row, name, labels, {values: value})
 
     def observe(self, output: Output) -> None:
         if output.done is not None:
-            if self._offload is not None:
-                self._offload.observe()
             batch = output.done.step.batch
-            self._busy.inc(output.busy_s)
-            self._rows.observe(len(batch.rows))
-            self._adapters.observe(batch.n_adapters)
-            self.vllm.ran(batch)
+            self._count("busy_seconds", output.busy_s)
+            self._count("batch_rows", len(batch.rows))
+            self._count("batch_adapters", batch.n_adapters)
+            self._count("iteration_tokens_total", batch.prompt_tokens + len(batch.rows) - batch.n_prefills)
         for fact in output.facts:
-            self.vllm.observe(fact)
+            self._observe(fact)
         for _, message in output.sends:
             if isinstance(message, Step):
-                n_tokens = sum(len(sequence.tokens) for sequence in message.sequences)
-                self._tokens.inc(n_tokens)
-                self.vllm.emitted(n_tokens)
+                self._count("tokens", sum(len(sequence.tokens) for sequence in message.sequences))
             elif isinstance(message, NoCapacity):
-                self._no_capacity.labels(message.reason).inc()
+                self._count("no_capacity", 1, message.reason)
             elif isinstance(message, Ended):
-                self._ended.labels(message.reason.value).inc()
+                self._count("ended", 1, message.reason.value)
         if output.status is not None:
-            self._show(output.status)
+            self._source.status = output.status
 
-    def _show(self, status: RunnerStatus) -> None:
-        figures = status.figures
-        for name, gauge in self._figures.items():
-            gauge.set(getattr(figures, name))
-        for name, gauge in self._status.items():
-            gauge.set(getattr(status, name))
-        self._reused.set(figures.prefix_reused_tokens)
-        for name, total in self._totals.items():
-            total.set(getattr(status, name))
-        for role in RunnerRole:
-            self._role.labels(role.value).set(role is figures.role)
-        self.vllm.show(status)
+    def _names(self, row: Row[Source]) -> Iterator[tuple[str, tuple[str, ...], tuple[str, ...]]]:
+        """Give each name of a row with its labels, and values of those that all rows of vLLM's have."""
+        if row.own is not None:
+            yield f"weft_runner_{row.own}", row.labels, ()
+        if row.vllm is not None:
+            common = "engine" not in row.labels
+            yield f"vllm:{row.vllm}", (*LABELS, *row.labels) if common else row.labels, self._of_vllm if common else ()
+
+    def _made(self, row: Row[Source]) -> list[tuple[Counter | Histogram, tuple[str, ...]]]:
+        """Make what counts events, with values of the labels that all of its series have."""
+        made = list[tuple[Counter | Histogram, tuple[str, ...]]]()
+        for name, labels, values in self._names(row):
+            if row.kind is Histogram:
+                metric = Histogram(name, row.text, labels, buckets=row.buckets, registry=self._registry)
+            else:
+                metric = Counter(name, row.text, labels, registry=self._registry)
+            made.append((metric, values) if row.labels or not labels else (metric.labels(*values), ()))
+        return made
+
+    def _count(self, name: str, value: float = 1, *labels: str) -> None:
+        for metric, values in self._fed[name]:
+            one = metric.labels(*values, *labels) if labels else metric
+            if isinstance(one, Counter):
+                one.inc(value)
+            else:
+                one.observe(value)
+
+    def _observe(self, fact: Fact) -> None:
+        match fact:
+            case PromptComputed(prompt_tokens, ttft_s):
+                self._count("prompt_tokens", prompt_tokens)
+                self._count("time_to_first_token_seconds", ttft_s)
+            case SequenceEnded():
+                self._ended(fact)
+            case AdapterBrought(to_device, seconds):
+                self._count("lora_adapter_load_seconds", seconds, "activate" if to_device else "load")
+            case AdaptersChanged(adapters):
+                self.adapters.take(adapters)
+
+    def _ended(self, ended: SequenceEnded) -> None:
+        if ended.finish is None:
+            return
+        start = ended.start
+        self._count("request_success", 1, FINISHED[ended.finish])
+        self._count("e2e_request_latency_seconds", ended.ended_at - ended.arrived)
+        self._count("request_prompt_tokens", len(start.prompt))
+        self._count("request_generation_tokens", ended.answer_tokens)
+        self._count("request_params_max_tokens", start.max_tokens)
+        scheduled, first = ended.scheduled_at, ended.first_token_at
+        if scheduled is not None:
+            self._count("request_inference_time_seconds", ended.ended_at - scheduled)
+        whole = start.kv_from is None and not start.emitted  # else an earlier runner had the first token
+        if whole and scheduled is not None:
+            self._count("request_queue_time_seconds", scheduled - ended.arrived)
+        if whole and scheduled is not None and first is not None:
+            self._count("request_prefill_time_seconds", first - scheduled)
+        if first is not None:
+            self._count("request_decode_time_seconds", ended.ended_at - first)
+        if whole and first is not None and ended.answer_tokens > 1:
+            mean_s = (ended.ended_at - first) / (ended.answer_tokens - 1)
+            self._count("request_time_per_output_token_seconds", mean_s)

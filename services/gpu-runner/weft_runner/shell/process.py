@@ -142,10 +142,7 @@ class RunnerApp:
         self._loop = asyncio.get_running_loop()
         self.exit_code = 0
         self._engine = built.engine
-        limits = built.limits
-        metrics.vllm.built(total_pages=limits.total_pages, page_tokens=limits.page_tokens, slots=limits.max_adapters)
-        if built.profile is not None:
-            metrics.profiled(built.profile)
+        metrics.built(built.engine.runner.pool, built.profile)
         if (offloads := built.engine.can.offloads) is not None:
             metrics.offloaded(lambda: offloads.stage_figures)
         self._kv_address = self._exchange_kv(built, metrics)

@@ -111,7 +111,7 @@ class RunnerServer(runner_pb2_grpc.RunnerServicer):
         if isinstance(message, Start):
             log.info("request started", extra=started(message))
             if message.adapter != BASE:
-                self._metrics.vllm.adapters.name(message.adapter, message.model_name)
+                self._metrics.adapters.name(message.adapter, message.model_name)
         self._engine.post(Received(session.peer, message))
 
     # ---- from the engine
@@ -148,7 +148,7 @@ class RunnerServer(runner_pb2_grpc.RunnerServicer):
     def on_order(self, order: RunnerOrder) -> None:
         self._draining = order.drain
         if order.desired is not None:
-            self._metrics.vllm.adapters.hold(order.desired.adapters)
+            self._metrics.adapters.hold(order.desired.adapters)
 
     async def drain_and_close(self) -> None:
         """On SIGTERM: sequences move to other runners or are given back, sessions receive Draining and end."""
