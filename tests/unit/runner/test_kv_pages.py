@@ -34,7 +34,7 @@ SMALL = parse_spec(
 
 
 def needs(weights: int):
-    return lambda pages: MemoryEstimate(weights, 0, pages * PAGE, 0, 0)
+    return lambda pages: MemoryEstimate(weights, 0, pages * PAGE, 0)
 
 
 @given(

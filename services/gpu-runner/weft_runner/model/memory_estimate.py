@@ -98,13 +98,12 @@ class MemoryEstimate:
     layers: int
     embedding: int  # with the head
     kv_pages: int
-    adapters: int
     workspace: int
     requests: int = 0  # of the host's memory
 
     @property
     def total(self) -> int:
-        return self.layers + self.embedding + self.kv_pages + self.adapters + self.workspace + self.requests
+        return self.layers + self.embedding + self.kv_pages + self.workspace + self.requests
 
     def by_part(self) -> str:
         """`layers 1.20 GiB, embedding and head 0.25 GiB, ...`, parts of no bytes left out."""
@@ -112,7 +111,6 @@ class MemoryEstimate:
             "layers": self.layers,
             "embedding and head": self.embedding,
             "KV pages": self.kv_pages,
-            "adapters": self.adapters,
             "workspace": self.workspace,
             "requests": self.requests,
         }
@@ -125,24 +123,23 @@ def estimate_memory(
     *,
     kv_pages: int,
     page_tokens: int,
-    adapter_bytes: int = 0,
     workspace_bytes: int = 0,
     ranks: int = 1,
     stages: int = 1,
     int4_kv: bool = False,
 ) -> MemoryEstimate:
-    """`kind`: bf16, fp32, int8 or int4, what the cpu executor packs matrices as; a kind of `PLAIN`; or `CUDA_INT4`.
+    """Estimate what serving takes; adapters share the budget of the KV pages.
 
-    Adapters that share the budget of the KV pages are no `adapter_bytes`. `ranks`: processes of this machine that the
-    model is split over; each has the embedding, and a key-value head that several have is there as often. `stages`:
-    processes that it is cut into; the first has the embedding and the last one the head, tied or not.
+    `kind`: bf16, fp32, int8 or int4, what the cpu executor packs matrices as; a kind of `PLAIN`; or `CUDA_INT4`.
+    `ranks`: processes of this machine that the model is split over; each has the embedding, and a key-value head that
+    several have is there as often. `stages`: processes that it is cut into; the first has the embedding and the last
+    one the head, tied or not.
     """
     more = ranks - 1 + (stages > 1 and spec.tied_embeddings)
     return MemoryEstimate(
         layers=spec.layers * _layer_bytes(spec, kind),
         embedding=_embedding_bytes(spec, kind) + more * packed_bytes(spec.vocab_size, spec.hidden_size, kind),
         kv_pages=kv_pages * page_bytes(spec, kind, page_tokens, int4_kv=int4_kv) * max(1, ranks // spec.kv_heads),
-        adapters=adapter_bytes,
         workspace=workspace_bytes,
     )
 
@@ -150,7 +147,7 @@ def estimate_memory(
 def device_workspace(
     spec: ModelSpec, kind: str, *, rows: int, tokens: int, context: int, page_tokens: int, recorded: Iterable[int]
 ) -> int:
-    """What the cuda executor takes beside weights and pages, from below: page tables, logits, the rows of a step.
+    """Estimate from below what the cuda executor takes beside weights and pages: page tables, logits, a step's rows.
 
     `rows`, `tokens`: most of a step; `recorded`: rows of captured steps, each with page tables of its own. What
     the libraries take is not in it.
@@ -162,12 +159,12 @@ def device_workspace(
 
 
 def page_bytes(spec: ModelSpec, kind: str, page_tokens: int, *, int4_kv: bool = False) -> int:
-    """Of one KV page `[L, 2, N, P, D]`."""
+    """Size one KV page `[L, 2, N, P, D]`."""
     return spec.layers * page_tokens * kv_token_bytes(spec, kind, int4=int4_kv)
 
 
 def check_memory(needed: MemoryEstimate, available: MemoryLimit) -> None:
-    """Raises OutOfMemory, with the numbers: a runner with less would be killed by the kernel, without a reason."""
+    """Compare, for a runner with less would be killed by the kernel without a reason. Raises OutOfMemory."""
     if needed.total > available.n_bytes:
         raise OutOfMemory(
             f"serving needs {_gib(needed.total)} ({needed.by_part()}), and {available.limit} has "
