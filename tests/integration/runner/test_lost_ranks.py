@@ -109,7 +109,7 @@ def engine_on(executor: Any, drive: Any) -> Iterator[Any]:
     try:
         yield driver
     finally:
-        driver.engine.executor = driver.engine.steps = driver.engine.can = None
+        driver.engine.executor = driver.engine.steps = None
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from weft_runner.core.sampling import SampledToken
 from weft_runner.engine.alone import run_alone
 from weft_runner.engine.builder import BuiltStep, StepBuilder
 from weft_runner.errors import ExecutorLost
-from weft_runner.model.executor import AsyncExecutor, Capabilities, Executor, Pipelined, Rows, StepHandle
+from weft_runner.model.executor import AsyncExecutor, Executor, Pipelined, Rows, StepHandle
 from weft_runner.model.layer_progress import LayerReports
 
 log = logging.getLogger(__name__)
@@ -70,10 +70,11 @@ class StepLoop:
     """Runs the steps of one engine, a turn at a time. `ranks`: the width of the adapter in each slot that is in use."""
 
     def __init__(
-        self, runner: Runner, executor: Executor, can: Capabilities, ranks: Mapping[int, int], around: Surroundings,
+        self, runner: Runner, executor: Executor, ranks: Mapping[int, int], around: Surroundings,
         reports: LayerReports, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self._runner, self._executor, self._around, self._reports = runner, executor, around, reports
+        can = executor.can
         self._pipelined, self._follows, self._offloads = can.pipelined, can.follows, can.offloads
         self._ahead = can.follows is not None and can.follows.keeps_tokens
         self._builder, self._clock = StepBuilder(runner.pool, ranks), clock

@@ -115,14 +115,15 @@ class Engine:
     ) -> None:
         """`grammars`: of its model; None: requests with one are refused."""
         self.runner, self.executor, self._on_output, self._clock = runner, executor, on_output, clock
-        self.can = can = executor.can
+        can = executor.can
+        self._offloads = can.offloads
         self._events: queue.SimpleQueue[Posted] = queue.SimpleQueue()
         self.adapters = make_adapters(self.post)  # results of loads come back to this engine's queue
         self._called = CalledLayerCounter()
         self.layers: LayerProgress = can.layer_counter or self._called
         self._kv: KvStreams | None = None
         self._reports = LayerReports()
-        self.steps = StepLoop(runner, executor, can, self.adapters.ranks, self, self._reports, clock)
+        self.steps = StepLoop(runner, executor, self.adapters.ranks, self, self._reports, clock)
         if can.offloads is not None:
             runner.pool.offload = can.offloads.offload_state
         self.gaps = StepGaps(lambda: self.post(Wake()))
@@ -140,7 +141,7 @@ class Engine:
         """With other runners. Before the first beat."""
         self._kv = streams
         self._reports.again = streams.step_failed
-        if self.can.layer_counter is None:
+        if self.layers is self._called:
             self._reports.raise_counter(self._called)
 
     def post(self, event: Posted) -> None:
@@ -150,7 +151,7 @@ class Engine:
     @property
     def layers_done(self) -> int:
         """Of all steps, as far as the executor counts them. Any thread."""
-        return self.layers.count if self.can.offloads is None else self.can.offloads.layers_done
+        return self.layers.count if self._offloads is None else self._offloads.layers_done
 
     @property
     def backlog(self) -> int:

@@ -143,7 +143,7 @@ class RunnerApp:
         self.exit_code = 0
         self._engine = built.engine
         metrics.built(built.engine.runner.pool, built.profile)
-        if (offloads := built.engine.can.offloads) is not None:
+        if (offloads := built.engine.executor.can.offloads) is not None:
             metrics.offloaded(lambda: offloads.stage_figures)
         self._kv_address = self._exchange_kv(built, metrics)
         self.server = RunnerServer(built.engine, runner, metrics, tracer)
@@ -155,7 +155,7 @@ class RunnerApp:
     def _exchange_kv(self, built: EngineBundle, metrics: RunnerMetrics) -> str:
         """With other runners, if it is to; the address where they send it. Raises AddressInUse."""
         settings, engine = self._settings, built.engine
-        ranks, layers = engine.can.ranks, engine.layers
+        ranks, layers = engine.executor.can.ranks, engine.layers
         memory = engine.executor.kv_memory if ranks is None else ranks.kv_shard
         if built.limits.kv is None or memory is None:
             return ""
