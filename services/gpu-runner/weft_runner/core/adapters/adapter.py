@@ -128,9 +128,9 @@ class Adapter:
         """Take a rank and a size on the device as hints, where none is known."""
         self.rank, self.n_bytes = self.rank or rank, self.n_bytes or n_bytes
 
-    def measured(self, n_bytes: int) -> None:
-        """Take its true size on the device."""
-        self.n_bytes, self.size_known = max(n_bytes, 1), True
+    def measured(self, n_bytes: int, rank: int = 0) -> None:
+        """Take its true size on the device, and its true rank where it is known."""
+        self.n_bytes, self.size_known, self.rank = max(n_bytes, 1), True, rank or self.rank
 
     def count(self, *, running: int = 0, waiting: int = 0, swapped: int = 0) -> None:
         """Add to its counts of sequences."""

@@ -41,7 +41,7 @@ class AdapterManager:
     # ---- sequences
 
     def acquire(self, digest: str, *, rank: int = 0, n_bytes: int = 0) -> bool:
-        """A sequence arrives. True: its adapter is resident, it joins; False: it waits for `queue.take_ready`."""
+        """Count a sequence in. True: its adapter is resident, it joins; False: it waits for `queue.take_ready`."""
         adapter = self.known.get_or_add(digest)
         adapter.announce(rank, n_bytes)
         joins = adapter.state is LoadState.RESIDENT
@@ -116,8 +116,8 @@ class AdapterManager:
                 facts.append(AdapterBrought(to_device=True, seconds=load_cost))
                 adapter.advance(LoadState.RESIDENT)
                 adapter.fail("")
-                adapter.measured(n_bytes)
-                adapter.rank, adapter.load_cost = rank, load_cost
+                adapter.measured(n_bytes, rank)
+                adapter.load_cost = load_cost
                 if adapter.copy is HostCopy.COPYING:
                     if host_bytes is None:
                         adapter.advance_copy(HostCopy.NONE)
@@ -136,7 +136,7 @@ class AdapterManager:
                 adapter.fail(detail, permanent=permanent)
             case LoadFailed(_, reason, detail, permanent):
                 lost = reason, detail
-                self.slots.vacate(adapter, LoadState.ABSENT)
+                self.slots.unload(adapter)
                 self.host.drop(adapter)
                 adapter.fail(detail, permanent=permanent)
         if lost is not None:

@@ -123,15 +123,11 @@ class AdapterSlots:
         return True
 
     def unload(self, adapter: Adapter) -> None:
-        """Take a resident adapter out of its slot; its file stays on disk."""
+        """Take slot and pages back: the file of a resident adapter stays on disk, that of a failed load is in doubt."""
         assert adapter.slot is not None, adapter
-        self._actions.append(Unload(adapter.slot))
-        self.vacate(adapter, LoadState.ON_DISK)
-
-    def vacate(self, adapter: Adapter, state: LoadState) -> None:
-        """Take slot and pages back from an adapter that is in `state` from now on."""
-        assert adapter.slot is not None, adapter
-        adapter.advance(state)
+        if adapter.resident:
+            self._actions.append(Unload(adapter.slot))
+        adapter.advance(LoadState.ON_DISK if adapter.resident else LoadState.ABSENT)
         del self.by_slot[adapter.slot]
         heappush(self._free_slots, adapter.slot)
         self.pages.free_adapter(adapter.digest)
