@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 from weft.domain.request import EndReason
 from weft_runner.core.events import (
@@ -81,40 +82,35 @@ class AdapterPool:
         self._builder = ThreadPoolExecutor(1, thread_name_prefix="adapter-builder", initializer=_begin_building)
 
     def execute(self, actions: Iterable[Action]) -> None:
-        """Orders of the residency book, in their order. Called between two iterations by the engine's thread."""
+        """Execute actions in their order. Called between two iterations by the engine's thread."""
         for action in actions:
             match action:
                 case Load():
                     self._builder.submit(self._load, action)
                 case Unload(slot):
-                    self._clear(slot)
+                    self._store.clear(slot)
+                    self.ranks.pop(slot, None)
                 case Fetch():
-                    self._builder.submit(self._begin_fetch, action)
+                    self._builder.submit(self._fetch, action)
                 case DropHost(digest):
-                    self._builder.submit(self._drop_host, digest)
+                    self._builder.submit(self._host.pop, digest, None)
                 case Retain(digests):
                     with self._lock:
                         self._to_retain = digests
                     self._builder.submit(self._retain)
 
     def put(self, built: InSlot) -> None:
-        """A built adapter takes its slot."""
+        """Put a built adapter into its slot."""
         self._store.put(built.slot, built.adapter)
         self.ranks[built.slot] = built.adapter.site_rank
 
     def close(self) -> None:
-        """No further loads; those in flight are waited for."""
+        """Begin no further loads, and wait for those in flight."""
         self._closed = True
-        self._downloads.shutdown(wait=True, cancel_futures=True)
-        self._prefetches.shutdown(wait=True, cancel_futures=True)
-        self._reads.shutdown(wait=True, cancel_futures=True)
-        self._builder.shutdown(wait=True, cancel_futures=True)
+        for threads in (self._downloads, self._prefetches, self._reads, self._builder):
+            threads.shutdown(wait=True, cancel_futures=True)
 
-    def _clear(self, slot: int) -> None:
-        self._store.clear(slot)
-        self.ranks.pop(slot, None)
-
-    # ---- the builder's thread, but for `_read_for` and `_fetch`
+    # ---- the builder's thread, but for `_read`
 
     def _load(self, load: Load) -> None:
         self._want(load.digest)
@@ -124,111 +120,85 @@ class AdapterPool:
         elif files is not None and time.monotonic() - fetched_at < VERIFIED_S:
             self._build(load, files, fetch_s)
         elif not self._closed:
-            self._reads.submit(self._read_for, load)
-
-    def _read_for(self, load: Load) -> None:
-        started = time.perf_counter()
-        try:
-            files = self._source.adapter(load.digest)
-        except Exception as error:  # noqa: BLE001 (our own mistake must not leave sequences waiting for ever)
-            self._fail(load, error)
-        else:
-            self._builder.submit(self._build, load, files, time.perf_counter() - started)
-
-    def _build(self, load: Load, files: AdapterFiles | None = None, fetch_s: float = 0.0) -> None:
-        since = time.perf_counter() - fetch_s
-        try:
-            result = self._built(load, self._source_of(load, files).build(load.pages), since)
-        except Exception as error:  # noqa: BLE001 (as above)
-            self._fail(load, error)
-        else:
-            self._done_with(load.digest)
-            self._report(result)
-
-    def _source_of(self, load: Load, files: AdapterFiles | None) -> HostAdapter:
-        """Its host copy, made now if it is to have one; else views of its file."""
-        if files is not None and not load.to_host:
-            return HostTensors(self._store, map_tensors(files.tensors), files.scales)
-        if files is not None:
-            self._read(load.digest, files)
-        return self._host[load.digest]
-
-    def _built(self, load: Load, adapter: DeviceAdapter, since: float) -> InSlot:
-        if adapter.rank > self._max_rank:
-            raise AdapterInvalid(f"rank {adapter.rank} is above this runner's --max-rank {self._max_rank}")
-        seconds = time.perf_counter() - since
-        loaded = Loaded(load.digest, adapter.rank, adapter.n_bytes, self._host_bytes(load.digest), seconds)
-        return InSlot(loaded, load.slot, adapter)
-
-    def _host_bytes(self, digest: str) -> int | None:
-        return self._host[digest].n_bytes if digest in self._host else None
-
-    def _fail(self, load: Load, error: Exception) -> None:
-        self._complain(load.digest, error)
-        self._report(LoadFailed(load.digest, *_failure(error)))
-
-    def _begin_fetch(self, fetch: Fetch) -> None:
-        self._want(fetch.digest)
-        if not self._closed:
-            (self._downloads if fetch.urgent else self._prefetches).submit(self._fetch, fetch)
+            self._reads.submit(self._read, load)
 
     def _fetch(self, fetch: Fetch) -> None:
+        self._want(fetch.digest)
+        if not self._closed:
+            (self._downloads if fetch.urgent else self._prefetches).submit(self._read, fetch)
+
+    def _read(self, action: Load | Fetch) -> None:
+        """Have an adapter on disk and compared with its digest, in a thread that may wait; the builder goes on."""
         started = time.perf_counter()
+        go_on = partial(self._build, action) if isinstance(action, Load) else partial(self._end_fetch, action)
         try:
-            files = self._source.adapter(fetch.digest)
-        except Exception as error:  # noqa: BLE001 (our own mistake must not leave the runner waiting for ever)
-            self._fetch_failed(fetch, error)
+            files = self._source.adapter(action.digest)
+        except Exception as error:  # noqa: BLE001 (our own mistake must not leave sequences waiting for ever)
+            self._fail(action, error)
         else:
-            self._builder.submit(self._end_fetch, fetch, files, time.perf_counter() - started)
+            self._builder.submit(go_on, files, time.perf_counter() - started)
+
+    def _build(self, load: Load, files: AdapterFiles | None = None, fetch_s: float = 0.0) -> None:
+        """Build from the host copy, made now if there is to be one; else from views of the file."""
+        since, digest = time.perf_counter() - fetch_s, load.digest
+        try:
+            if files is not None and not load.to_host:
+                adapter = HostTensors(self._store, map_tensors(files.tensors), files.scales).build(load.pages)
+            else:
+                adapter = self._copy(digest, files).build(load.pages)
+            if adapter.rank > self._max_rank:
+                raise AdapterInvalid(f"rank {adapter.rank} is above this runner's --max-rank {self._max_rank}")
+        except Exception as error:  # noqa: BLE001 (as above)
+            self._fail(load, error)
+            return
+        host_bytes = self._host[digest].n_bytes if digest in self._host else None
+        loaded = Loaded(digest, adapter.rank, adapter.n_bytes, host_bytes, time.perf_counter() - since)
+        self._done_with(digest)
+        self._report(InSlot(loaded, load.slot, adapter))
 
     def _end_fetch(self, fetch: Fetch, files: AdapterFiles, seconds: float) -> None:
+        host_bytes = n_bytes = None
         try:
             if fetch.to_host:
-                self._read(fetch.digest, files)
-                self._host[fetch.digest].complete()
-            n_bytes = self._needed(files) if fetch.measure else None
+                copy = self._copy(fetch.digest, files)
+                copy.complete()
+                host_bytes = copy.n_bytes
+            if fetch.measure:
+                n_bytes = self._store.needs(map_tensors(files.tensors), files.scales)
         except Exception as error:  # noqa: BLE001 (as above)
-            self._fetch_failed(fetch, error)
-        else:
-            if fetch.urgent:
-                self._fetched[fetch.digest] = files, time.monotonic(), seconds
-            self._done_with(fetch.digest)
-            host_bytes = self._host_bytes(fetch.digest) if fetch.to_host else None
-            self._report(Fetched(fetch.digest, n_bytes, host_bytes, seconds))
+            self._fail(fetch, error)
+            return
+        if fetch.urgent:
+            self._fetched[fetch.digest] = files, time.monotonic(), seconds
+        self._done_with(fetch.digest)
+        self._report(Fetched(fetch.digest, n_bytes, host_bytes, seconds))
 
-    def _needed(self, files: AdapterFiles) -> int:
-        return self._store.needs(map_tensors(files.tensors), files.scales)
-
-    def _fetch_failed(self, fetch: Fetch, error: Exception) -> None:
-        self._complain(fetch.digest, error)
-        self._report(FetchFailed(fetch.digest, *_failure(error)))
-
-    def _read(self, digest: str, files: AdapterFiles) -> None:
-        """Into host memory, unless it is there."""
-        if digest not in self._host:
+    def _copy(self, digest: str, files: AdapterFiles | None) -> HostAdapter:
+        """Return the copy in host memory, made of these files unless it is there."""
+        if files is not None and digest not in self._host:
             self._host[digest] = self._store.copy(map_tensors(files.tensors), files.scales)
+        return self._host[digest]
 
-    def _complain(self, digest: str, error: Exception) -> None:
+    def _fail(self, action: Load | Fetch, error: Exception) -> None:
         if not isinstance(error, RunnerError):
             log.error("bringing an adapter here failed unexpectedly", exc_info=error)
-        self._done_with(digest)
+        self._done_with(action.digest)
+        failed = LoadFailed if isinstance(action, Load) else FetchFailed
+        self._report(failed(action.digest, *_failure(error)))
 
     def _want(self, digest: str) -> None:
         with self._lock:
             self._wanted[digest] += 1
 
     def _done_with(self, digest: str) -> None:
-        """Whoever brought it here needs its files no more."""
+        """Count off whoever brought it here, and needs its files no more."""
         with self._lock:
             self._wanted[digest] -= 1
             if not self._wanted[digest]:
                 del self._wanted[digest]
 
-    def _drop_host(self, digest: str) -> None:
-        self._host.pop(digest, None)
-
     def _retain(self) -> None:
-        """The latest list alone: each reads the manifests of all that it names."""
+        """Keep what the latest list names, and no earlier one: each reads the manifests of all that it names."""
         with self._lock:
             digests, self._to_retain = self._to_retain, None
         if digests is None:
@@ -248,13 +218,13 @@ def _begin_building() -> None:
 
 
 def _lower_priority() -> None:
-    """Of the calling thread alone, where the system can (Linux gives each thread its own)."""
+    """Lower the calling thread's priority alone, where the system can (Linux gives each thread its own)."""
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
 
 
 def _failure(error: Exception) -> tuple[EndReason, str, bool]:
-    """The reason for the waiting requests, and whether it is permanent: an artifact that is wrong stays wrong.
+    """Return the reason for the waiting requests, and say if it is permanent: an artifact that is wrong stays wrong.
 
     One that the depot lacks may come; other requests may be tried again.
     """
