@@ -71,14 +71,13 @@ def test_a_copy_is_packed_once_and_gives_the_bytes_of_its_file_wherever_it_goes(
     assert torch.equal(pages_of(store, second), pages_of(store, first))
     assert torch.equal(pages_of(store, third[::-1]), pages_of(store, first))
     assert [one.n_bytes for one in built] == [copy.n_bytes] * 2 == [count * store.page_bytes] * 2
-    assert copy.needs() == copy.n_bytes
     assert (built[0].rank, built[0].site_rank) == (8, 24)
 
 
 @pytest.mark.parametrize("how", ["complete", "build"])
 def test_what_it_was_made_from_is_let_go_once_it_is_packed(store, tensors, how, packed_layers):
     copy = store.copy(tensors, Doubled())
-    pages = list(range(copy.needs() // store.page_bytes))
+    pages = list(range(copy.n_bytes // store.page_bytes))
     refs = [weakref.ref(tensor) for tensor in tensors.values()]
     tensors.clear()
     assert all(ref() is not None for ref in refs)
@@ -92,7 +91,7 @@ def test_what_it_was_made_from_is_let_go_once_it_is_packed(store, tensors, how, 
 
 def test_a_copy_whose_load_failed_half_way_is_packed_from_there_on(store, tensors, packed_layers, monkeypatch):
     copy = store.copy(tensors, Doubled())
-    pages = list(range(copy.needs() // store.page_bytes))
+    pages = list(range(copy.n_bytes // store.page_bytes))
     store.build(tensors, Doubled(), pages)
     wanted = pages_of(store, pages)
     with pytest.raises(IndexError):

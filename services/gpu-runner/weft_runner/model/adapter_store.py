@@ -128,8 +128,6 @@ class HostAdapter(Protocol):
         """From here on nothing is read of what it was made from."""
         ...
 
-    def needs(self) -> int: ...
-
     def build(self, pages: Sequence[int], /) -> DeviceAdapter: ...
 
 
@@ -185,9 +183,6 @@ class HostTensors:
 
     def complete(self) -> None:
         """Do nothing: the adapter is complete where the tensors are copies."""
-
-    def needs(self) -> int:
-        return self.store.needs(self.tensors, self.scales)
 
     def build(self, pages: Sequence[int]) -> DeviceAdapter:
         return self.store.build(self.tensors, self.scales, pages)

@@ -48,9 +48,11 @@ class HostImage:
     has gone (once no copy reads them), and a page of a power of two wastes nothing.
     """
 
-    def __init__(self, store: "PagedAdapterStore", adapter: Adapter, rank: int, site_rank: int) -> None:
-        self._store, self.rank, self.site_rank = store, rank, site_rank
-        self.plan = store.plan(adapter)
+    def __init__(
+        self, store: "PagedAdapterStore", adapter: Adapter, plan: PackedImage, rank: int, site_rank: int
+    ) -> None:
+        """Take an adapter by layer and site, where its rows go, its largest rank and sum of ranks at a site."""
+        self._store, self.plan, self.rank, self.site_rank = store, plan, rank, site_rank
         self.pages: list[torch.Tensor] = []
         self._adapter: Adapter | None = adapter
         self._layers = 0  # that are packed
@@ -59,9 +61,6 @@ class HostImage:
     def n_bytes(self) -> int:
         return self.plan.n_pages * self._store.page_bytes
 
-    def needs(self) -> int:
-        return self.n_bytes
-
     def build(self, pages: Sequence[int]) -> PagedAdapter:
         return self._store.place(self, pages)
 
@@ -69,11 +68,11 @@ class HostImage:
         self.pack(len(self.plan.ends) - 1)
 
     def pack(self, layer: int) -> None:
-        """Up to that layer, if it is not yet. What it was made from is let go after the last one."""
+        """Pack up to that layer, if it is not yet. What it was made from is let go after the last one."""
         while self._adapter is not None and self._layers <= layer:
             while len(self.pages) < self.plan.ends[self._layers]:
                 self.pages.append(self._store.host_page())
-            fill_layer(self.pages, self.plan, self._adapter, self._store.layout, self._layers)
+            fill_layer(self.pages, self.plan, self._adapter, self._store.tables.layout, self._layers)
             self._layers += 1
             if self._layers == len(self.plan.ends):
                 self._adapter = None
@@ -85,14 +84,13 @@ class PagedAdapterStore:
     def __init__(
         self, part: Partition, kv: KvCache, slots: int, max_rank: int, frames_of: FramesOf = list
     ) -> None:  # fmt: skip
-        """`part`: this device's of the model; adapters are shared out with it (`model.tensor_parallel`).
+        """Own the adapters of a device whose `part` of the model they are shared out with (`model.tensor_parallel`).
 
         `frames_of`: where in the cache pages of an adapter are, any thread.
         """
         self._part, self._kv, self._max_rank, self._layers = part, kv, max_rank, part.local.layers
-        self.layout, self._frames_of = layout_of(part, max_rank), frames_of
         self._pages = kv.tensor.view(len(kv.tensor), kv.page_bytes // kv.tensor.element_size())
-        self.tables = LoraTables(self._pages, self.layout, slots)
+        self.tables, self._frames_of = LoraTables(self._pages, layout_of(part, max_rank), slots), frames_of
         self._arriving: dict[int, PagedAdapter] = {}
         self._bytes: dict[int, int] = {}  # by slot
         self._widths: dict[int, npt.NDArray[np.int32]] = {}  # slot -> [L, sites]
@@ -109,12 +107,12 @@ class PagedAdapterStore:
         return self.tables.slots
 
     def n_bytes(self, slot: int) -> int:
-        """Of the adapter there."""
+        """Return what the adapter there takes on the device; 0: none was put there."""
         return self._bytes.get(slot, 0)
 
     def needs(self, tensors: Mapping[str, Array], scales: Scales) -> int:
         """See `AdapterStore.needs`: whole pages."""
-        return self.copy(tensors, scales).needs()
+        return self.copy(tensors, scales).n_bytes
 
     def build(self, tensors: Mapping[str, Array], scales: Scales, pages: Sequence[int]) -> PagedAdapter:
         """See `AdapterStore.build`. Returns when all copies are under way."""
@@ -122,11 +120,19 @@ class PagedAdapterStore:
 
     def copy(self, tensors: Mapping[str, Array], scales: Scales) -> HostImage:
         """See `AdapterStore.copy`. It is packed when it is built for the first time, or completed."""
-        return HostImage(self, *self._parts(tensors, scales))
+        pairs = adapter_pairs(tensors, scales, self._part.whole)
+        rank = max(pair.rank for layer in pairs for site in layer for pair in site)
+        if rank > self._max_rank:
+            raise AdapterInvalid(f"rank {rank} is above this runner's --max-rank {self._max_rank}")
+        site_rank = max(sum(pair.rank for pair in site) for layer in pairs for site in layer)
+        own = self._part.pairs(pairs)
+        adapter = [[_site(site, names) for site, names in zip(layer, SITES, strict=True)] for layer in own]
+        plan = plan_image(adapter, self.tables.layout, self._pages.shape[1] // UNIT)
+        return HostImage(self, adapter, plan, rank, site_rank)
 
     @on_device
     def place(self, packed: HostImage, pages: Sequence[int]) -> PagedAdapter:
-        """It goes to these pages. Returns when all copies are under way."""
+        """Copy an image to these pages. Returns when all copies are under way."""
         pages = self._frames_of(pages)
         try:
             arrived = self._copy(packed, pages)
@@ -157,7 +163,7 @@ class PagedAdapterStore:
 
     @on_device
     def on_pages_allocated(self) -> None:
-        """Pages were allocated to adapters: steps launched before may still touch them, and copies into them wait."""
+        """Let copies into pages that adapters got now wait for steps launched before, which may still touch them."""
         if self._copies is not None:
             self._allocated = torch.cuda.Event()
             self._allocated.record()
@@ -167,7 +173,7 @@ class PagedAdapterStore:
         return np.max([self._widths[slot] for slot in slots], axis=0).tolist()
 
     def wait(self, slots: Sequence[int], layer: int) -> None:
-        """What is launched next waits until these slots have arrived up to `layer`. Costs nothing once all have."""
+        """Let what is launched next wait until these slots have arrived up to `layer`; free once all have."""
         if self._arriving:
             self._wait(slots, layer)
 
@@ -182,27 +188,12 @@ class PagedAdapterStore:
 
     # ---- the builder's thread
 
-    def _parts(self, tensors: Mapping[str, Array], scales: Scales) -> tuple[Adapter, int, int]:
-        """The adapter by layer and site, its largest rank and its largest sum of ranks at a site."""
-        pairs = adapter_pairs(tensors, scales, self._part.whole)
-        rank = max(pair.rank for layer in pairs for site in layer for pair in site)
-        if rank > self._max_rank:
-            raise AdapterInvalid(f"rank {rank} is above this runner's --max-rank {self._max_rank}")
-        site_rank = max(sum(pair.rank for pair in site) for layer in pairs for site in layer)
-        own = self._part.pairs(pairs)
-        adapter = [[_site(site, names) for site, names in zip(layer, SITES, strict=True)] for layer in own]
-        return adapter, rank, site_rank
-
-    def plan(self, adapter: Adapter) -> PackedImage:
-        """Where its rows go."""
-        return plan_image(adapter, self.layout, self._pages.shape[1] // UNIT)
-
     def host_page(self) -> torch.Tensor:
-        """Memory for a page of an image."""
+        """Return memory for a page of an image."""
         return torch.empty(self._pages.shape[1], dtype=self._pages.dtype, pin_memory=self._copies is not None)
 
     def _copy(self, packed: HostImage, pages: Sequence[int]) -> tuple[torch.cuda.Event, ...]:
-        """A layer at a time, packed if it is not yet; a page that two layers share is copied with both."""
+        """Copy a layer at a time, packed if it is not yet; a page that two layers share is copied with both."""
         arrived: list[torch.cuda.Event] = []
         done = 0
         with torch.cuda.stream(self._copies):  # None: where there is no device, nothing
@@ -220,7 +211,7 @@ class PagedAdapterStore:
 
 
 def layout_of(part: Partition, max_rank: int) -> Layout:
-    """The sites of a device's part of a model, in the order of `model.lora.SITES`."""
+    """Return the sites of a device's part of a model, in the order of `model.lora.SITES`."""
 
     def shape(site: int, names: Sequence[str]) -> SiteShape:
         n_in = part.whole.projection(names[0])[0]
@@ -231,16 +222,16 @@ def layout_of(part: Partition, max_rank: int) -> Layout:
 
 
 def slots_beside(part: Partition, pages: int, page_tokens: int, max_rank: int, element_bytes: int) -> int:
-    """As many adapters as pages could hold, as far as the tables stay a small part of the pages' memory.
+    """Count the adapters that pages could hold, as far as the tables stay a small part of the pages' memory.
 
-    The same for every part of a model that is split: both follow its layers.
+    All parts of a model that is split have the same number: both follow its layers.
     """
     kv_bytes = pages * element_bytes * part.local.layers * 2 * part.local.kv_heads * page_tokens * part.whole.head_dim
     return min(pages, kv_bytes // TABLE_SHARE // layout_of(part, max_rank).entry_bytes)
 
 
 def unsupported_in_pages(part: Partition, page_tokens: int, max_rank: int) -> str:
-    """Why adapters of this model cannot live in such pages; empty when they can."""
+    """Say why adapters of this model cannot live in such pages; empty when they can."""
     page = part.local.layers * 2 * part.local.kv_heads * page_tokens * part.whole.head_dim
     if page % UNIT:
         return f"a KV page of {page} numbers is no multiple of {UNIT}"
