@@ -60,7 +60,7 @@ def test_stages_of_two_ranks_give_the_bits_of_two_ranks_and_the_tokens_of_one(sq
     for one, other in zip(whole, four, strict=True):
         assert all(int(one[key].argmax()) == int(other[key].argmax()) for key in one)
     assert square.square.numerics_class == square.pair.numerics_class == square.alone.numerics_class[:-1] + "2"
-    assert (square.square.depth, len(square.square.workers)) == (2, 3)
+    assert (square.square.depth, len(square.square.others.pids)) == (2, 3)
 
 
 def test_rank_0_sends_its_part_of_the_sums_and_of_the_residual_stream(square):

@@ -70,7 +70,7 @@ def driver_of(model: Any, stages: PipelineParallelExecutor, make_driver: Callabl
 @contextmanager
 def held(stages: PipelineParallelExecutor) -> Iterator[None]:
     """The last stage does nothing meanwhile."""
-    pid = stages.workers[-1]
+    pid = stages.others.pids[-1]
     os.kill(pid, signal.SIGSTOP)
     try:
         wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, "a stage stops")
@@ -329,9 +329,9 @@ def test_whatever_comes_and_goes_each_request_gets_the_tokens_that_it_gets_alone
 def test_stages_are_ended_whatever_is_in_flight(stages, monkeypatch):
     """Last of this module, since nothing flies afterwards. One that is stopped does not end by itself."""
     monkeypatch.setattr("weft_runner.parallel.worker_group.END_S", 0.05)
-    step, workers = StepInput([1, 2, 3], (StepRow(0, 3, 0, (0,), True),), SegmentPlan(3, ())), stages.workers
-    os.kill(workers[-1], signal.SIGSTOP)
+    step, pids = StepInput([1, 2, 3], (StepRow(0, 3, 0, (0,), True),), SegmentPlan(3, ())), stages.others.pids
+    os.kill(pids[-1], signal.SIGSTOP)
     flights = [stages.launch(step, []) for _ in range(2)]
     stages.close()
     assert all(flight.logits is not None for flight in flights)
-    assert not any(psutil.pid_exists(pid) for pid in workers)
+    assert not any(psutil.pid_exists(pid) for pid in pids)

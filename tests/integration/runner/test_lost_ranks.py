@@ -125,7 +125,7 @@ def test_a_rank_that_is_killed_is_told_at_once_and_ends_the_engine(files, drive,
     lost: queue.SimpleQueue[str] = queue.SimpleQueue()
     with HOW[how](files) as ranks, engine_on(ranks, drive) as driver:
         ranks.watch(lambda error: lost.put(str(error)))  # an error that is kept holds on to the group
-        os.kill(ranks.workers[0], signal.SIGKILL)
+        os.kill(ranks.others.pids[0], signal.SIGKILL)
         assert "rank 1 of the model" in lost.get(timeout=PATIENCE_S)
         with pytest.raises(ExecutorLost):
             driver.finish()
@@ -134,7 +134,7 @@ def test_a_rank_that_is_killed_is_told_at_once_and_ends_the_engine(files, drive,
 @pytest.mark.slow
 def test_an_engine_whose_stage_fails_ends(files, drive):
     with staged(files) as stages, engine_on(stages, drive) as driver:
-        stages._workers.broadcast("hello")  # no command: a bug of ours
+        stages.others.broadcast("hello")  # no command: a bug of ours
         with pytest.raises(ExecutorLost):
             driver.finish()
 
@@ -154,9 +154,9 @@ def test_a_native_rank_that_waits_for_one_that_is_killed_ends_at_once(native_fil
     """A rank waits in memory that they share, where nothing says that the other is gone: the watch does."""
     with split(native_files, executor="cpu") as ranks, ThreadPoolExecutor(1) as thread:
         ranks.run(STEP)
-        os.kill(ranks.workers[0], signal.SIGSTOP)
+        os.kill(ranks.others.pids[0], signal.SIGSTOP)
         step = thread.submit(ranks.run, STEP)
-        os.kill(ranks.workers[0], signal.SIGKILL)
+        os.kill(ranks.others.pids[0], signal.SIGKILL)
         with pytest.raises(ExecutorLost):
             step.result(PATIENCE_S)
 
@@ -166,7 +166,7 @@ def test_a_native_rank_that_waits_for_one_that_is_killed_ends_at_once(native_fil
 def test_a_native_rank_that_hangs_is_waited_for_so_long(native_files):
     with split(native_files, patience_s=SHORT_S, executor="cpu") as ranks:
         ranks.run(STEP)
-        os.kill(ranks.workers[0], signal.SIGSTOP)
+        os.kill(ranks.others.pids[0], signal.SIGSTOP)
         with pytest.raises(ExecutorLost, match="another rank is lost"):
             ranks.run(STEP)
 
@@ -176,7 +176,7 @@ def test_a_native_rank_that_hangs_is_waited_for_so_long(native_files):
 def test_a_rank_that_hangs_is_waited_for_so_long_and_then_killed(files):
     with split(files, patience_s=SHORT_S) as ranks:
         ranks.run(STEP)
-        os.kill(ranks.workers[0], signal.SIGSTOP)
+        os.kill(ranks.others.pids[0], signal.SIGSTOP)
         with pytest.raises(ExecutorLost):
             ranks.run(STEP)
 
@@ -187,7 +187,7 @@ def test_a_stage_that_hangs_is_waited_for_so_long_and_then_killed(files):
     """In the middle: the one behind it hears of the step and gets nothing, the one before it hears nothing."""
     with staged(files, 3, patience_s=SHORT_S) as stages:
         stages.run(STEP)
-        os.kill(stages.workers[0], signal.SIGSTOP)
+        os.kill(stages.others.pids[0], signal.SIGSTOP)
         flights = [stages.launch(STEP, []) for _ in range(3)]  # told all the same
         with pytest.raises(ExecutorLost, match="logits"):
             flights[0].result()

@@ -34,5 +34,5 @@ def split_executor(settings: RunnerSettings, base: ModelSource, make_own: Callab
     else:
         executor = PipelineParallelExecutor(spec, ranks) if grid.stages > 1 else TensorParallelExecutor(spec, ranks)
     layers = [len(grid.part_of(spec, rank).layers) for rank in range(grid.size)]
-    log.info("the model is split", extra=kv(layers=layers, others=executor.workers))
+    log.info("the model is split", extra=kv(layers=layers, others=executor.others.pids))
     return executor

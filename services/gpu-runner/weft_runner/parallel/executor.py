@@ -21,15 +21,15 @@ class MultiProcessExecutor:
     """What executors of several ranks have in common: all but how a step runs. Any failure of a rank ends them all."""
 
     def __init__(self, whole: ModelSpec, ranks: LaunchedRanks, adapters: ShardedAdapterStore) -> None:
-        self._own, self._workers, self._ending = ranks.own, ranks.workers, ranks.ending
+        self._own, self._ending = ranks.own, ranks.ending
         self.spec, self.adapters = whole, adapters
         self.numerics_class, self.torch_threads = ranks.own.numerics_class, ranks.own.torch_threads
         self.page_bytes = ranks.own.page_bytes  # on rank 0
         self.kv_memory = None  # pages are not copied to host memory and back
         # Of rank 0, for streams to other runners; the other ranks have their own.
-        self.kv_shard, self.kv_addresses, self.others = ranks.own.kv_memory, ranks.kv_addresses, ranks.workers
+        self.kv_shard, self.kv_addresses = ranks.own.kv_memory, ranks.kv_addresses
         self.kv_grid = f"{ranks.ranks.grid.stages}x{ranks.ranks.grid.tensor}"
-        self.workers = ranks.workers.pids  # their processes
+        self.others = ranks.workers
 
     @property
     def can(self) -> Capabilities:
@@ -37,19 +37,19 @@ class MultiProcessExecutor:
 
     def watch(self, on_lost: Callable[[ExecutorLost], None]) -> None:
         """`on_lost` is called, from any thread, for a rank that is lost between steps."""
-        self._workers.watch(on_lost)
+        self.others.watch(on_lost)
 
     def sample(self, logits: Rows, draws: Sequence[SamplingArgs]) -> list[SampledToken | None]:
         return self._own.sample(logits, draws)
 
     def clear_pages(self, pages: list[int]) -> None:
         if pages:
-            self._workers.broadcast("clear_pages", pages)
+            self.others.broadcast("clear_pages", pages)
             self._own.clear_pages(pages)
 
     def allocate_adapter_pages(self, pages: list[int]) -> None:
         if pages:
-            self._workers.broadcast("allocate_pages", pages)
+            self.others.broadcast("allocate_pages", pages)
             self._own.allocate_adapter_pages(pages)
             self.adapters.on_pages_allocated()
 
@@ -87,7 +87,7 @@ class TensorParallelExecutor(MultiProcessExecutor):
     def _broadcast_step(self, step: StepInput, layers: Layers) -> None:
         """A step that the workers have is sent as its tokens and positions alone."""
         if step is self._sent:
-            self._workers.broadcast("again", step.tokens, [row.position for row in step.rows], layers)
+            self.others.broadcast("again", step.tokens, [row.position for row in step.rows], layers)
         else:
-            self._workers.broadcast("run", step, layers)
+            self.others.broadcast("run", step, layers)
             self._sent = step

@@ -92,7 +92,7 @@ class PipelineParallelExecutor(MultiProcessExecutor):
         self._channel.close()
 
     def _begin(self, step: StepInput) -> PendingTensor | None:
-        self._workers.broadcast("run", step, Layers(0, self.spec.layers, hidden=False))
+        self.others.broadcast("run", step, Layers(0, self.spec.layers, hidden=False))
         try:
             self._channel.send_next(self._own.run(step))
             rows = sum(len(row.wanted) for row in step.rows)
@@ -143,7 +143,7 @@ class OffloadedPipeline(PipelineParallelExecutor):
 
     @property
     def _states(self) -> list[StageState]:
-        return [self._stage.stage_state, *(state for _, state in sorted(self._workers.stages.items()))]
+        return [self._stage.stage_state, *(state for _, state in sorted(self.others.stages.items()))]
 
 
 def _landed(logits: PendingTensor) -> Rows:
