@@ -46,7 +46,7 @@ class Partition:
 
     @property
     def layers(self) -> range:
-        """Of the whole model. This part's own are counted from 0 everywhere else."""
+        """The layers by their numbers in the whole model; this part's own are counted from 0 everywhere else."""
         return range(self.first, self.whole.layers if self.last is None else self.last)
 
     @property
@@ -59,7 +59,7 @@ class Partition:
 
     @property
     def local(self) -> ModelSpec:
-        """What this rank's operators compute. Hidden size and vocabulary stay; the head's rows are `head`'s matter."""
+        """The sizes that operators compute with; hidden size and vocabulary are whole, the head's rows: `head`."""
         whole, layers = self.whole, self.layers
         return replace(
             whole,
@@ -71,7 +71,7 @@ class Partition:
         )
 
     def layer(self, layer: LayerTensors) -> LayerTensors:
-        """Views of this rank's part; the norms are whole."""
+        """Return views of this rank's part of a layer; the norms are whole."""
         if self.size == 1:
             return layer
         return replace(
@@ -84,29 +84,25 @@ class Partition:
         """[V, H] -> the same, or [0, H] where the layers do not begin here; a view."""
         return embedding if self.begins else embedding[:0]
 
-    def head(self, head: Array) -> Array:
-        """[V, H] -> the rows of this rank's part of the vocabulary, [0, H] where the layers do not end here; a view."""
-        return head[self.head_slice]
-
     @property
-    def head_slice(self) -> slice:
-        """Rows of the head that are here."""
-        return self._share(self.whole.vocab_size) if self.ends else slice(0)
+    def head(self) -> slice:
+        """The rows of the head for this rank's part of the vocabulary; none where the layers do not end here."""
+        return self._share(self.whole.vocab_size) if self.ends else slice(0, 0)
 
     @property
     def head_rows(self) -> int:
-        """Of `head`."""
-        return self.whole.vocab_size // self.size if self.ends else 0
+        """The number of these rows."""
+        return self.head.stop - self.head.start
 
     def pairs(self, pairs: AdapterPairs) -> AdapterPairs:
-        """An adapter's whole pairs -> this rank's of this part's layers: views, see `model.tensor_parallel`."""
+        """Return this rank's part of an adapter's whole pairs: views, see `model.tensor_parallel`."""
         pairs = pairs[self.layers.start : self.layers.stop]
         if self.size == 1:
             return pairs
         return tuple(tuple(tuple(self._site(site)) for site in layer) for layer in pairs)
 
     def outputs(self, projection: str) -> slice:
-        """Of an adapter's B, and of the base where it is split by outputs."""
+        """The outputs here, of an adapter's B and of the base where it is split by outputs."""
         match projection:
             case "k_proj" | "v_proj":
                 return self._of_heads(self._kv_heads)
@@ -115,16 +111,9 @@ class Partition:
             case _:
                 return self._share(self.whole.projection(projection)[1])
 
-    def inputs(self, projection: str) -> slice:
-        """Of the base and of A at the sites that are split by inputs."""
-        assert projection in ROW, projection
-        if projection == "o_proj":
-            return self._of_heads(self._heads)
-        return self._share(self.whole.projection(projection)[0])
-
     @property
     def _kv_heads(self) -> slice:
-        """Where there are fewer than ranks, several ranks have the same one, and its pages; else the first more."""
+        """Key-value heads: of fewer than ranks several ranks have the same one, and its pages; else the first more."""
         heads, rank, size = self.whole.kv_heads, self.rank, self.size
         if heads < size:
             return slice(rank * heads // size, rank * heads // size + 1)
@@ -133,11 +122,18 @@ class Partition:
 
     @property
     def _heads(self) -> slice:
-        """Those that read this rank's key-value heads."""
+        """Query heads that read this rank's key-value heads."""
         if self.whole.kv_heads < self.size:
             return self._share(self.whole.heads)
         group = self.whole.heads // self.whole.kv_heads
         return slice(self._kv_heads.start * group, self._kv_heads.stop * group)
+
+    def _inputs(self, projection: str) -> slice:
+        """The inputs here of a site that is split by inputs, of the base and of an adapter's A."""
+        assert projection in ROW, projection
+        if projection == "o_proj":
+            return self._of_heads(self._heads)
+        return self._share(self.whole.projection(projection)[0])
 
     def _of_heads(self, heads: slice) -> slice:
         return slice(heads.start * self.whole.head_dim, heads.stop * self.whole.head_dim)
@@ -147,7 +143,7 @@ class Partition:
         return slice(self.rank * each, (self.rank + 1) * each)
 
     def _matrix(self, name: str, weight: Array) -> Array:
-        return weight[:, self.inputs(name)] if name in ROW else weight[self.outputs(name)]
+        return weight[:, self._inputs(name)] if name in ROW else weight[self.outputs(name)]
 
     def _site(self, site: tuple[LoraPair, ...]) -> Iterator[LoraPair]:
         """Row r of the stacked A belongs to rank r mod N, so that what is gathered is in the order of the ranks."""
@@ -158,15 +154,16 @@ class Partition:
 
     def _pair(self, pair: LoraPair, first: int) -> LoraPair:
         row, outputs = pair.projection in ROW, self.outputs(pair.projection)
-        a = pair.a[:, self.inputs(pair.projection)] if row else pair.a[first :: self.size]
+        a = pair.a[:, self._inputs(pair.projection)] if row else pair.a[first :: self.size]
         b = pair.b[outputs]
         return replace(pair, a=a, b=b, n_in=a.shape[1], n_out=b.shape[0], out_start=outputs.start if row else 0)
 
 
 def check_divisible(spec: ModelSpec, size: int, *, even_heads: bool) -> None:
-    """Raises ExecutorUnavailable with every number that `size` ranks cannot share evenly.
+    """Check that `size` ranks can share the model's numbers evenly.
 
     `even_heads`: heads, too, so that pages have one size. Else it is enough that each rank has some key-value heads.
+    Raises ExecutorUnavailable with every number that they cannot.
     """
     uneven = spec.kv_heads > size and spec.heads % spec.kv_heads == 0 and not even_heads
     shared = {
@@ -186,6 +183,6 @@ def check_divisible(spec: ModelSpec, size: int, *, even_heads: bool) -> None:
 
 
 def stage_of(whole: ModelSpec, stage: int, stages: int) -> Partition:
-    """The part of stage `stage` of `stages`. Raises ExecutorUnavailable."""
+    """Return the part of stage `stage` of `stages`. Raises ExecutorUnavailable."""
     layers = stage_layers(whole, stage, stages)
     return Partition(whole, first=layers.start, last=layers.stop)

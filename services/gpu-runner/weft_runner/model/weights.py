@@ -92,12 +92,12 @@ def load_weights(
     def matrix(name: str, array: Array) -> torch.Tensor:
         return _converted(name, array, dtype, device) if pack is None else pack(_placed(name, array, device))
 
-    tied = embedding if part.ends and part.size == 1 else embedding[part.head_slice]
+    tied = embedding if part.ends and part.size == 1 else embedding[part.head]
     return ModelWeights(
         embedding=embedding,
         layers=tuple(stacked_layer(checkpoint, part, layer, dtype, device, matrix) for layer in part.layers),
         norm=_converted(NORM, checkpoint.norm, torch.float32, device),
-        head=tied if shared and pack is None else matrix(head, part.head(checkpoint.head)),
+        head=tied if shared and pack is None else matrix(head, checkpoint.head[part.head]),
     )
 
 

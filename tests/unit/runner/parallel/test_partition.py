@@ -110,7 +110,7 @@ def test_key_value_heads_that_do_not_divide_go_with_their_queries_and_the_first_
     first, second = parts_of(spec, 2)
     assert [(part.local.heads, part.local.kv_heads) for part in (first, second)] == [(6, 2), (3, 1)]
     assert [part.outputs("q_proj") for part in (first, second)] == [slice(0, 24), slice(24, 36)]
-    assert [part.inputs("o_proj") for part in (first, second)] == [slice(0, 24), slice(24, 36)]
+    assert [part._inputs("o_proj") for part in (first, second)] == [slice(0, 24), slice(24, 36)]
     assert [part.outputs("v_proj") for part in (first, second)] == [slice(0, 8), slice(8, 12)]
 
 

@@ -157,7 +157,7 @@ class PackedWeights:
         if not self._part.ends:
             return Matrix()
         name = EMBEDDING if self._checkpoint.spec.tied_embeddings else HEAD
-        head = self._matrix(name, {name: self._part.head(self._checkpoint.head)}, (name,))
+        head = self._matrix(name, {name: self._checkpoint.head[self._part.head]}, (name,))
         self._checkpoint.release(name)
         return head
 

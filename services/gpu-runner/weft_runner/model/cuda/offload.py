@@ -375,7 +375,7 @@ def _load(
         layers.append(stacked_layer(checkpoint, part, index, dtype, device, empty))
     if part.ends:
         name = EMBEDDING if checkpoint.spec.tied_embeddings else HEAD
-        file.add(MatrixRows(name, {name: part.head(checkpoint.head)}))
+        file.add(MatrixRows(name, {name: checkpoint.head[part.head]}))
         checkpoint.release(name)
     file.embed(part.embedding(checkpoint.embedding))
     checkpoint.release(EMBEDDING)
