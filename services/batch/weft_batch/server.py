@@ -53,7 +53,6 @@ from weft_batch.core.batches import (
     Finalize,
     Give,
     LineCounters,
-    LineFailed,
     LinesStored,
     StoreResult,
     Validate,
@@ -125,7 +124,7 @@ class BatchServer:
     ) -> None:
         self._tracer = tracer
         self.core = Batches(lines_in_flight=lines_in_flight)
-        self.writer = ResultWriter(engine, term, self._stored)
+        self._writer = ResultWriter(engine, term, self._stored)
         self.engine, self.term, self._storage, self._limits = engine, term, storage, limits
         self.files = TenantFiles(engine, term, storage, limits, self._spawn)
         self.responses = responses
@@ -142,8 +141,8 @@ class BatchServer:
 
     @property
     def trouble(self) -> str | None:
-        """The reason why the service is not ready."""
-        return REPLACED if self.replaced else self.writer.trouble
+        """Why it is not ready."""
+        return REPLACED if self.replaced else self._writer.trouble
 
     def handle(self, event: Event) -> None:
         """Feed the machine an event, unless this service has ended or is replaced."""
@@ -165,8 +164,10 @@ class BatchServer:
             case Send():
                 if stream := self._streams.get(effect.peer):
                     stream.outbox.put(effect.message)
-            case StoreResult():
-                self._store(effect.result)
+            case StoreResult(result):
+                custom_id = self._open[result.batch_id].custom_ids.pop(result.line, None)
+                of = records.answered if isinstance(result, LineResult) else records.unanswered
+                self._writer.put(of(result, custom_id))  # pyright: ignore[reportArgumentType] (by its type)
             case Validate():
                 self._spawn(self._validate(effect.batch_id))
             case Finalize():
@@ -187,9 +188,8 @@ class BatchServer:
             self._add(batch)
 
     async def run(self, *, shared: bool) -> None:
-        """Run the writer and what is periodic, until drained or something fails. `shared`: another service may take
-        over."""
-        work = [self.writer.run(), self._update_metrics(), self._housekeeping()]
+        """Writer and what is periodic, until drained or something fails. `shared`: another service may take over."""
+        work = [self._writer.run(), self._update_metrics(), self._housekeeping()]
         if shared:
             work.append(self._watch_term())
         running = [asyncio.create_task(self._fenced(one)) for one in work]
@@ -207,7 +207,7 @@ class BatchServer:
         """Store the results that have come (within `DRAIN_S`; other lines run again), then end streams and `run`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_S):
-                await self.writer.drained()
+                await self._writer.drained()
         for batch in self._open.values():
             batch.end_span(batch.job.status)
         self._end_streams()
@@ -275,7 +275,7 @@ class BatchServer:
         reader = InputReader(job.endpoint, max_lines=limits.max_lines, max_line_bytes=limits.max_line_bytes)
         try:
             async for block in blocks(self._storage, job.input_file_id):
-                await self._store_bad(batch, await asyncio.to_thread(_judged, reader, block))
+                await self._store_bad(batch, await asyncio.to_thread(list, reader.feed(block)))
                 if reader.too_many:
                     break
             await self._store_bad(batch, list(reader.finish()))
@@ -396,11 +396,6 @@ class BatchServer:
         if results or released:
             self.handle(Received(peer, LineEnds(results, released)))
 
-    def _store(self, result: LineResult | LineFailed) -> None:
-        custom_id = self._open[result.batch_id].custom_ids.pop(result.line, None)
-        of = records.answer_record if isinstance(result, LineResult) else records.failure_record
-        self.writer.put(of(result, custom_id))  # pyright: ignore[reportArgumentType] (by its type)
-
     def _stored(self, results: Sequence[StoredResult]) -> None:
         for batch_id, of_batch in groupby(results, attrgetter("batch_id")):
             metrics.stored(self._open[batch_id].namespace, [result.succeeded for result in of_batch])
@@ -461,7 +456,3 @@ class BatchServer:
     def _end_streams(self) -> None:
         for stream in self._connections:
             stream.outbox.close()  # gateways reconnect to the service that serves next
-
-
-def _judged(reader: InputReader, block: bytes) -> list[tuple[int, BadLine]]:
-    return list(reader.feed(block))
