@@ -166,7 +166,7 @@ class BatchServer:
                     stream.outbox.put(effect.message)
             case StoreResult(result):
                 custom_id = self._open[result.batch_id].custom_ids.pop(result.line, None)
-                of = records.answered if isinstance(result, LineResult) else records.unanswered
+                of = records.answer_record if isinstance(result, LineResult) else records.failure_record
                 self._writer.put(of(result, custom_id))  # pyright: ignore[reportArgumentType] (by its type)
             case Validate():
                 self._spawn(self._validate(effect.batch_id))

@@ -12,7 +12,7 @@ from itertools import islice
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from weft.domain.adapter import MOST_NAMES, DesiredAdapter, Tier
+from weft.domain.adapter import MAX_METRIC_NAMES, DesiredAdapter, Tier
 from weft.domain.lru import LruDict
 from weft_runner.core.events import AdapterUse
 
@@ -37,7 +37,7 @@ class AdapterSeries(Collector):
         """Note a name that requests give this adapter."""
         names = self._names.touch(digest, tuple)
         if model_name and model_name not in names:
-            self._names[digest] = (*names, model_name)[-MOST_NAMES:]
+            self._names[digest] = (*names, model_name)[-MAX_METRIC_NAMES:]
 
     def hold(self, adapters: Iterable[DesiredAdapter]) -> None:
         """Note the names of adapters that are brought before a request names them."""
