@@ -45,7 +45,7 @@ from weft_operator.core.expectations import expect
 from weft_operator.core.reconcile import known_refs
 from weft_runner.core import Runner
 from weft_runner.core import events as rn
-from weft_runner.core.hand_over import MIGRATE_S
+from weft_runner.core.transfer.hand_over import MIGRATE_S
 from weft_sim.clock import Rank
 from weft_sim.process import LawBroken, Process
 from weft_sim.shells import SCHEDULER, BaseShell, RunnerShell

@@ -14,10 +14,10 @@ from weft.domain.ids import Epoch
 from weft.domain.request import OutcomeReport, SequenceTokens
 from weft_gateway.core import Gateway, RequestStream
 from weft_runner.core import AdapterManager, PageTable
-from weft_runner.core.host_prefixes import HostPrefixes
-from weft_runner.core.kv_transfer import KvTransfers, OutgoingKv
-from weft_runner.core.prefix_reuse import PrefixReuse
+from weft_runner.core.prefix.host import HostPrefixes
+from weft_runner.core.prefix.reuse import PrefixReuse
 from weft_runner.core.reporter import Reporter
+from weft_runner.core.transfer.transfers import KvTransfers, OutgoingKv
 from weft_scheduler.core.policy.queue.overtaking import QueuePass
 from weft_scheduler.core.state import Numbers
 from weft_sim.check import check_seed

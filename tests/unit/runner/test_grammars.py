@@ -502,7 +502,9 @@ def test_an_answer_that_moves_goes_on_as_if_it_had_not(quick, cut):
 
 
 def test_answers_that_are_swapped_out_and_back_are_those_of_undisturbed_ones(quick, monkeypatch):
-    monkeypatch.setattr("weft_runner.core.kv_swap.RATE", 0.0)  # however slow copies are here, they are the cheaper way
+    monkeypatch.setattr(
+        "weft_runner.core.swap.swaps.RATE", 0.0
+    )  # however slow copies are here, they are the cheaper way
     counted = LLMatcher.grammar_from_regex("([a-f] ){40}end")
 
     def answers(**limits: Any) -> tuple[dict[str, str], Any]:

@@ -22,8 +22,8 @@ from weft_runner.core import (
     ShardLost,
     ShardOrder,
 )
-from weft_runner.core.kv_shards import shard_runner
-from weft_runner.core.kv_transfer import MOST_OFFERS
+from weft_runner.core.transfer.shards import shard_runner
+from weft_runner.core.transfer.transfers import MOST_OFFERS
 from weft_runner.model.kv_memory import LocalKvMemory
 from weft_runner.model.layer_progress import CalledLayerCounter
 from weft_runner.shell.kv_figures import NO_FIGURES

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, consumes, invariant, mult
 
 from weft_runner.core import PageTable
 from weft_runner.core.page_table import check_page_table
-from weft_runner.core.prefix_cache import PageHashChain
+from weft_runner.core.prefix.cache import PageHashChain
 
 TOTAL, P = 13, 4
 

@@ -36,7 +36,7 @@ from weft_runner.core import (
     Unload,
     check_pool,
 )
-from weft_runner.core.kv_swap import MOST_SWAPS
+from weft_runner.core.swap.swaps import MOST_SWAPS
 
 P = 4
 LIMITS = PoolLimits(

@@ -30,7 +30,7 @@ from weft_runner.core import (
     check_pool,
 )
 from weft_runner.core.admission import HighestEpochs
-from weft_runner.core.reservation import first_reservation_pages, next_growth
+from weft_runner.core.reserve.reservations import first_reservation_pages, next_growth
 
 EOS = 0
 LIMITS = PoolLimits(

@@ -40,7 +40,7 @@ from weft_runner.core import (
 )
 from weft_runner.core.adapters.adapter import Adapter
 from weft_runner.core.host_cache import CachedPage, HostCache, check_host_cache
-from weft_runner.core.kv_swap import MOST_SWAPS
+from weft_runner.core.swap.swaps import MOST_SWAPS
 from weft_runner.model.checkpoint import open_checkpoint
 from weft_runner.model.cpu.executor import CpuExecutor
 from weft_runner.model.kv_memory import LocalKvMemory, NativeKvMemory
@@ -606,7 +606,7 @@ def answers_of(make: Callable[..., Any], adapters: list[str], **limits: Any) -> 
 @pytest.fixture
 def copies_are_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow this machine is, the measured rate of copies does not make computing again the cheaper way."""
-    monkeypatch.setattr("weft_runner.core.kv_swap.RATE", 0.0)
+    monkeypatch.setattr("weft_runner.core.swap.swaps.RATE", 0.0)
 
 
 def test_swapped_sequences_answer_as_undisturbed_ones_do(drive, world, copies_are_cheap):

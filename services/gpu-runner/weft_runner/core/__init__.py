@@ -44,8 +44,6 @@ from weft_runner.core.events import (
     SwapOut,
     Unload,
 )
-from weft_runner.core.kv_shards import KvShard, ShardComplete, ShardedTransfers, ShardLost, ShardOrder
-from weft_runner.core.kv_transfer import KvIdentity
 from weft_runner.core.page_table import PageTable
 from weft_runner.core.profile_model import DecodeTime, PrefillTime, Profile, make_profile
 from weft_runner.core.request_pool import RequestPool, check_pool
@@ -54,3 +52,5 @@ from weft_runner.core.sampling import LogitAdjustments, SampledToken, logit_adju
 from weft_runner.core.sequence import Sequence, SequencePhase
 from weft_runner.core.step_time_model import GUESS, StepModel
 from weft_runner.core.token_mask import token_mask
+from weft_runner.core.transfer.shards import KvShard, ShardComplete, ShardedTransfers, ShardLost, ShardOrder
+from weft_runner.core.transfer.transfers import KvIdentity

@@ -7,9 +7,9 @@ from weft.domain.ids import Epoch
 from weft.domain.lru import LruDict
 from weft.domain.request import Ended, EndReason, FinishReason, NoCapacity, SequenceTokens, Start
 from weft_runner.core.batch import BatchLimits
-from weft_runner.core.kv_transfer import KvIdentity
-from weft_runner.core.reservation import first_reservation_pages
+from weft_runner.core.reserve.reservations import first_reservation_pages
 from weft_runner.core.sampling import sampling_fault
+from weft_runner.core.transfer.transfers import KvIdentity
 
 
 @dataclass(frozen=True, slots=True)

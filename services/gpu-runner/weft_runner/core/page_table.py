@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from weft_runner.core.prefix_cache import PrefixCache, check_prefixes
+from weft_runner.core.prefix.cache import PrefixCache, check_prefixes
 
 NEED = 4  # evictions are near where less than this part of all pages is free without one
 

@@ -44,18 +44,18 @@ from weft_runner.core.events import (
     SwapDone,
     SwapFailed,
 )
-from weft_runner.core.hand_over import HandOver
-from weft_runner.core.host_prefixes import HostPrefixes, check_host_prefixes
-from weft_runner.core.kv_swap import MOST_SWAPS, KvSwap, SwappedKv, check_swap
-from weft_runner.core.kv_transfer import check_kv_transfers
 from weft_runner.core.page_table import PageTable, check_page_table
-from weft_runner.core.prefix_reuse import PrefixReuse
-from weft_runner.core.reservation import Reservations
+from weft_runner.core.prefix.host import HostPrefixes, check_host_prefixes
+from weft_runner.core.prefix.reuse import PrefixReuse
+from weft_runner.core.reserve.reservations import Reservations
 from weft_runner.core.sampling import SampledToken
 from weft_runner.core.sequence import BETWEEN_RUNNERS, RUNNING, SWAPPING, Sequence, SequencePhase, check_sequence
 from weft_runner.core.step_time_model import GUESS, StepModel
+from weft_runner.core.swap.swaps import MOST_SWAPS, KvSwap, SwappedKv, check_swap
 from weft_runner.core.token_mask import GrammarState, token_mask
 from weft_runner.core.token_times import TokenTimes
+from weft_runner.core.transfer.hand_over import HandOver
+from weft_runner.core.transfer.transfers import check_kv_transfers
 
 DRAIN_IDLE_S = 1.0  # without a sequence that leaves: what is left on a runner that drains has nowhere to go
 UNCOMPUTED = (SequencePhase.WAITING, SequencePhase.PREFILL)

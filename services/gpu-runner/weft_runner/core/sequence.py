@@ -18,7 +18,7 @@ from enum import Enum
 
 from weft.domain.machine import Peer
 from weft.domain.request import Start
-from weft_runner.core.prefix_cache import PageHashChain
+from weft_runner.core.prefix.cache import PageHashChain
 from weft_runner.core.sampling import logit_adjustments
 from weft_runner.core.token_mask import TokenMask
 

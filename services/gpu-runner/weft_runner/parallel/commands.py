@@ -6,7 +6,7 @@ before a position further (`Step.advance`), ("put", slot, number, numbers to for
 `loads`, beside steps: the START of a rank; ("build" or "needs", arguments) and an adapter's file, answered by a
 `BuiltShard` or a RunnerError.
 `events`, to rank 0: `RankStopping`; `StageState` of a stage that offloads; `ShardComplete`, `ShardLost` of
-`core.kv_shards`.
+`core.transfer.shards`.
 """
 
 from dataclasses import dataclass

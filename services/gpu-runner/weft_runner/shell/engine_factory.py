@@ -15,10 +15,10 @@ from weft_kernels.cpu.threads import cpu_quota
 from weft_runner.core.admission import PoolLimits
 from weft_runner.core.batch import BatchLimits
 from weft_runner.core.events import FoundOnDisk
-from weft_runner.core.kv_transfer import KvIdentity
 from weft_runner.core.profile_model import Profile
 from weft_runner.core.runner import Runner
 from weft_runner.core.step_time_model import GUESS
+from weft_runner.core.transfer.transfers import KvIdentity
 from weft_runner.executors.source import ModelSource, OffloadPolicy
 from weft_runner.executors.table import make_executor, settle_kv_pages, settle_limits
 from weft_runner.model.adapter_store import Source

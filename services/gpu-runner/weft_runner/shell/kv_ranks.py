@@ -1,4 +1,4 @@
-"""Streams of KV of a runner of several ranks: each rank has a shell of its own (`core.kv_shards`).
+"""Streams of KV of a runner of several ranks: each rank has a shell of its own (`core.transfer.shards`).
 
 Rank 0's orders come to the others on the channel of the steps, so that pages are sent after the steps that wrote them
 and are received before those that read them. What the others report goes to rank 0 on their channel of events.
@@ -16,8 +16,8 @@ from weft.domain.machine import Close, Closed, Peer, Send
 from weft.process import AddressInUse
 from weft.wire.errors import PeerError
 from weft_runner.core.events import KvAction
-from weft_runner.core.kv_shards import KvShard, ShardComplete, ShardedTransfers, ShardLost, ShardOrder
-from weft_runner.core.kv_transfer import KvIdentity
+from weft_runner.core.transfer.shards import KvShard, ShardComplete, ShardedTransfers, ShardLost, ShardOrder
+from weft_runner.core.transfer.transfers import KvIdentity
 from weft_runner.model.executor import RankProcesses
 from weft_runner.model.kv_memory import KvMemory
 from weft_runner.model.layer_progress import CalledLayerCounter

@@ -25,7 +25,7 @@ from weft.wire.streams import SendQueue, serve_stream
 from weft.wire.v1 import runner_pb2_grpc
 from weft.wire.v1.runner_pb2 import GatewayToRunner, RunnerToGateway
 from weft_runner.core.events import Drain, RunnerStatus, SequenceEnded
-from weft_runner.core.hand_over import MIGRATE_S
+from weft_runner.core.transfer.hand_over import MIGRATE_S
 from weft_runner.shell.engine import Engine, Output
 from weft_runner.shell.metrics import RunnerMetrics
 from weft_runner.shell.spans import record_spans

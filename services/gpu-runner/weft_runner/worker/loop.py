@@ -18,8 +18,8 @@ import torch
 
 from weft.telemetry.logs import configure, kv
 from weft.wire.tls import load_tls
-from weft_runner.core.kv_shards import shard_runner
-from weft_runner.core.kv_transfer import KvIdentity
+from weft_runner.core.transfer.shards import shard_runner
+from weft_runner.core.transfer.transfers import KvIdentity
 from weft_runner.errors import RunnerError
 from weft_runner.executors.source import ModelSource
 from weft_runner.executors.table import make_rank

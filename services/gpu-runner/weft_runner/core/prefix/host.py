@@ -1,6 +1,6 @@
 """The prefix cache's tier in host memory: pages of earlier prompts that the device evicts.
 
-A page that was needed twice (`prefix_cache.py`) is copied out while no sequence holds it and pages are short: ahead of
+A page that was needed twice (`cache.py`) is copied out while no sequence holds it and pages are short: ahead of
 its eviction, since who evicts it needs it at once and must not wait for a copy. One that is evicted before its copy is
 complete has none. A copy is made where computing the page again is dearer than copying it out and in, as a sequence is
 swapped; it stays after it was read, so that the next eviction copies nothing. Its memory is of one budget with adapters
@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 
 from weft_runner.core.events import SwapOut
 from weft_runner.core.host_cache import CachedPage, HostCache
-from weft_runner.core.kv_swap import KvSwap
-from weft_runner.core.prefix_cache import PrefixCache
+from weft_runner.core.prefix.cache import PrefixCache
+from weft_runner.core.swap.swaps import KvSwap
 
 MOST_PAGES = 32  # of a copy: a sequence's own copies wait for no more than these
 

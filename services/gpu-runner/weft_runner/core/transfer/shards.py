@@ -1,6 +1,6 @@
 """KV of a runner of several ranks: each rank sends its pages to the rank of its place in the other runner.
 
-Rank 0's machine orders transfers as one of a single process does (`kv_transfer`). What it orders about pages goes to
+Rank 0's machine orders transfers as one of a single process does (`transfers.py`). What it orders about pages goes to
 the other ranks as well, in the order of the steps: pages have the same numbers on all ranks. Each of these has streams
 of its own to its like, under the same contract: hello, offer, accept, pages, complete, ack. To the machine a transfer
 is complete once it is complete on every rank (`ShardedTransfers`), and a stream is over when a rank loses one on it.
@@ -13,7 +13,7 @@ from weft.domain.ids import Epoch, RunnerId
 from weft.domain.kv_transfer import KvAccept, KvAck, KvComplete, KvHello, KvOffer, KvReady, KvRefuse
 from weft.domain.machine import Close, Closed, Connected, Kind, Peer, Received, Send
 from weft_runner.core.events import DropKv, KvAction, OpenKvStream, ReceiveKv, SendKv
-from weft_runner.core.kv_transfer import MOST_OFFERS, KvIdentity, hello_fault
+from weft_runner.core.transfer.transfers import MOST_OFFERS, KvIdentity, hello_fault
 
 Key = tuple[str, Epoch]
 KvEvent = Connected | Received | Closed

@@ -4,7 +4,7 @@ A new sequence takes the longest run of named pages from its text's beginning, a
 prefill, since others may have computed them in the meantime (the `n` choices of one request start together). At least
 one token is left to prefill, so that there are logits. A page gets its name when its last token is in KV: partial pages
 are never shared, and none is ever copied on the device. Pages that were evicted may be in host memory
-(`host_prefixes.py`): a new sequence waits until they are back.
+(`host.py`): a new sequence waits until they are back.
 """
 
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from itertools import islice
 
 from weft.domain.request import Start
 from weft_runner.core.page_table import PageTable
-from weft_runner.core.prefix_cache import PageHashChain
+from weft_runner.core.prefix.cache import PageHashChain
 from weft_runner.core.sequence import Sequence
 
 

@@ -4,7 +4,7 @@ A page is named by a chain of SHA-256 over (tenant salt, adapter digest) and the
 two sequences share a page only where tenant, adapter and the whole text before it are the same. Named pages are never
 written to again. A page that no sequence holds is *reusable*: as good as free, and evicted least recently used first.
 
-A page is worth a copy in host memory (`host_prefixes.py`) once it was *needed twice*: a second sequence has read it, or
+A page is worth a copy in host memory (`host.py`) once it was *needed twice*: a second sequence has read it, or
 it was computed again after its eviction, which is why names are remembered for a while (2Q: Johnson and Shasha, VLDB
 1994). What is asked for once, as most prompts are, costs no copy and takes no memory from what is asked for often; what
 comes again is computed twice at most.

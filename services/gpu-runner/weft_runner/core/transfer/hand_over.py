@@ -10,8 +10,8 @@ from weft.domain.kv_transfer import KvAccept, KvAck, KvComplete, KvOffer, KvRefu
 from weft.domain.machine import Peer, Send
 from weft.domain.request import Ended, EndReason, FinishReason, Freeze, Frozen, SequenceTokens, TokenLogprob
 from weft_runner.core.batch import Batch
-from weft_runner.core.kv_transfer import IncomingKv, KvTransfers, OutgoingKv
 from weft_runner.core.sequence import RUNNING, Sequence, SequencePhase
+from weft_runner.core.transfer.transfers import IncomingKv, KvTransfers, OutgoingKv
 
 if TYPE_CHECKING:
     from weft_runner.core.request_pool import RequestPool

@@ -29,7 +29,7 @@ KvEffect = OpenKvStream | SendKv | ReceiveKv | DropKv | Send | Close
 class KvIdentity:
     """What a runner says of itself before it exchanges KV. Equal pools, bases and layouts can.
 
-    `shard_addresses`: where its ranks from 1 on take theirs (`kv_shards`).
+    `shard_addresses`: where its ranks from 1 on take theirs (`shards.py`).
     """
 
     runner: RunnerId

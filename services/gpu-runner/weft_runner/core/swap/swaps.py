@@ -6,7 +6,7 @@ of adapters there share one budget (`host_cache.py`). While a sequence is swappe
 too, and comes back with it: KV without its adapter is of no use (FastLibra, arXiv 2505.03756), so an adapter whose
 sequences are swapped out keeps its copy in host memory longer than others, and its file.
 
-A new sequence whose text begins with pages of earlier prompts that are in host memory (`host_prefixes.py`) waits for
+A new sequence whose text begins with pages of earlier prompts that are in host memory (`prefix/host.py`) waits for
 them as one that comes back does. Another one that would read the same pages waits for the first, and copies nothing.
 """
 

@@ -1,0 +1,1 @@
+"""Pages of earlier prompts, read instead of computed."""

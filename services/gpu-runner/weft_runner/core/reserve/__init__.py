@@ -1,0 +1,1 @@
+"""Pages that are set aside for a sequence."""

@@ -1,0 +1,1 @@
+"""KV in host memory."""
