@@ -37,6 +37,13 @@ def start_of(key: str, counter: int, prompt: Iterable[int], max_tokens: int, **f
     return replace(start, allotment=settled)
 
 
+def take(pool: RequestPool, *kinds: Any) -> list[Any]:
+    """Take the pool's effects of these kinds; the others stay."""
+    taken = [effect for effect in pool.effects if isinstance(effect, kinds)]
+    pool.effects[:] = [effect for effect in pool.effects if not isinstance(effect, kinds)]
+    return taken
+
+
 def flat(sends: Iterable[Send]) -> list[Any]:
     """Messages to gateways about their requests; of a step, what it produced for each sequence."""
     messages: list[Any] = []

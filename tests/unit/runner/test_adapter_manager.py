@@ -9,13 +9,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from harness.desired import desired, whole
+from harness.desired import desired, take_effects, whole
 from weft.domain.adapter import AdapterState, DesiredAdapter, DesiredChange, Tier
 from weft.domain.request import EndReason
 from weft_runner.core import (
     AdapterManager,
     DropHost,
-    Fact,
     Fetch,
     Fetched,
     FetchFailed,
@@ -61,7 +60,6 @@ class Harness:
         self.waiting: list[tuple[str, int]] = []
         self.numbers = itertools.count()
         self.served: set[int] = set()
-        self.facts: list[Fact] = []
 
     def enter(self, digest: str) -> int:
         number = next(self.numbers)
@@ -92,13 +90,13 @@ class Harness:
         self.from_host.discard(order.slot)
         host_bytes = self.HOST_BYTES if order.digest in self.host else None
         if fails:
-            lost = self.book.on_event(LoadFailed(order.digest, EndReason.LOAD_FAILED, "broken", permanent), self.facts)
+            lost = self.book.on_event(LoadFailed(order.digest, EndReason.LOAD_FAILED, "broken", permanent))
             assert lost == (EndReason.LOAD_FAILED, "broken")
             self.give_up(order.digest)
         else:
             self.device[order.slot] = order.digest
             size = self.SIZES.get(order.digest, 100)
-            assert self.book.on_event(Loaded(order.digest, 4, size, host_bytes, 1.0), self.facts) is None
+            assert self.book.on_event(Loaded(order.digest, 4, size, host_bytes, 1.0)) is None
         self.settle()
 
     def give_up(self, digest: str) -> None:
@@ -111,7 +109,7 @@ class Harness:
         size = self.SIZES.get(order.digest, 100) if order.measure else None
         if fails:
             failed = FetchFailed(order.digest, EndReason.LOAD_FAILED, "out of reach", permanent)
-            if self.book.on_event(failed, self.facts) is not None:
+            if self.book.on_event(failed) is not None:
                 self.give_up(order.digest)
             self.settle()
             return
@@ -119,7 +117,7 @@ class Harness:
         if order.to_host:
             self.host.add(order.digest)
         host_bytes = self.HOST_BYTES if order.to_host else None
-        if self.book.on_event(Fetched(order.digest, size, host_bytes), self.facts) is not None:
+        if self.book.on_event(Fetched(order.digest, size, host_bytes)) is not None:
             assert self.SIZES[order.digest] == 95, "only what is larger than the device"
             self.give_up(order.digest)
         self.settle()
@@ -130,7 +128,7 @@ class Harness:
             self.fetch() if self.fetching else self.load()
 
     def settle(self) -> None:
-        for action in self.book.take_actions():
+        for action in take_effects(self.book):
             match action:
                 case Load():
                     assert action.slot not in self.device, "a slot is emptied before it is given away"
@@ -365,10 +363,10 @@ def test_the_least_valuable_unused_adapter_goes_first():
     book = AdapterManager(2, starvation=9)
     use(book, "dear", load_cost=10.0)
     use(book, "cheap")
-    book.take_actions()
+    take_effects(book)
     use(book, "new")
     assert {a.digest for a in book.slots.by_slot.values()} == {"dear", "new"}
-    assert Unload(1) in book.take_actions()
+    assert Unload(1) in take_effects(book)
     for turn in range(12):  # the clock rises with what is evicted: nothing stays for ever
         use(book, f"next{turn}")
     assert "dear" not in {a.digest for a in book.slots.by_slot.values()}
@@ -447,7 +445,7 @@ def test_tiers_fall_from_device_to_host_to_disk():
     book.acquire("c")
     assert book.adapters["c"].nearest_tier is Tier.REMOTE
     assert book.adapters["b"].nearest_tier is Tier.DEVICE, "its slot is not needed before c is on disk"
-    book.on_event(Fetched("c", None, None), [])
+    book.on_event(Fetched("c", None, None))
     assert book.adapters["b"].nearest_tier is Tier.HOST
     assert book.adapters["c"].state is LoadState.LOADING
 
@@ -507,7 +505,7 @@ def use(book: AdapterManager, digest: str, *, host_bytes: int = 1, load_cost: fl
     """One sequence of that adapter comes, runs and goes."""
     if not book.acquire(digest):
         if book.adapters[digest].state is LoadState.FETCHING:
-            book.on_event(Fetched(digest, None, None), [])
-        book.on_event(Loaded(digest, 1, 1, host_bytes, load_cost), [])
+            book.on_event(Fetched(digest, None, None))
+        book.on_event(Loaded(digest, 1, 1, host_bytes, load_cost))
     book.release(digest, joined=True)
     check_adapters(book)

@@ -1,6 +1,6 @@
 """Adapters with a tier: fetched unasked, kept, and what happens where that is not possible."""
 
-from harness.desired import desired, whole
+from harness.desired import desired, take_effects, whole
 from weft.domain.adapter import DesiredAdapter, DesiredChange, Tier
 from weft.domain.request import EndReason
 from weft_runner.core import (
@@ -25,7 +25,7 @@ def host(*digests: str, n_bytes: int = 10) -> list[DesiredAdapter]:
 
 def fetches(book: AdapterManager) -> list[Fetch]:
     check_adapters(book)
-    return [action for action in book.take_actions() if isinstance(action, Fetch)]
+    return [action for action in take_effects(book) if isinstance(action, Fetch)]
 
 
 def fetch_all(book: AdapterManager, n_bytes: int = 10) -> list[str]:
@@ -34,7 +34,7 @@ def fetch_all(book: AdapterManager, n_bytes: int = 10) -> list[str]:
     while found := fetches(book):
         for fetch in found:
             order.append(fetch.digest)
-            book.on_event(Fetched(fetch.digest, None, n_bytes if fetch.to_host else None), [])
+            book.on_event(Fetched(fetch.digest, None, n_bytes if fetch.to_host else None))
     return order
 
 
@@ -44,13 +44,13 @@ def test_they_come_a_few_at_a_time_in_the_lists_order_and_are_waited_for():
     first = fetches(book)
     assert first == [Fetch("a", to_host=True), Fetch("b", to_host=True)]
     assert len(first) == PREFETCHES
-    book.on_event(Fetched("b", None, 10), [])
+    book.on_event(Fetched("b", None, 10))
     assert fetches(book) == [Fetch("c", to_host=True)]
     assert book.prefetcher.missing() == ["a", "c", "disk"]
-    book.on_event(Fetched("a", None, 10), [])
-    book.on_event(Fetched("c", None, 10), [])
+    book.on_event(Fetched("a", None, 10))
+    book.on_event(Fetched("c", None, 10))
     assert fetches(book) == [Fetch("disk", to_host=False)]
-    book.on_event(Fetched("disk", None, None), [])
+    book.on_event(Fetched("disk", None, None))
     assert not book.prefetcher.missing()
     assert book.adapters["disk"].nearest_tier is Tier.DISK
     assert book.adapters["asked for"].nearest_tier is Tier.REMOTE
@@ -62,8 +62,8 @@ def test_what_has_a_tier_is_not_crowded_out_by_what_is_asked_for():
     fetch_all(book)
     for turn in range(6):
         book.acquire(f"other{turn}")
-        book.on_event(Fetched(f"other{turn}", None, None), [])
-        book.on_event(Loaded(f"other{turn}", 1, 1, 10, 1.0), [])
+        book.on_event(Fetched(f"other{turn}", None, None))
+        book.on_event(Loaded(f"other{turn}", 1, 1, 10, 1.0))
         book.release(f"other{turn}", joined=True)
         check_adapters(book)
     assert {"a", "b"} <= set(book.host.held)
@@ -74,10 +74,10 @@ def test_a_copy_that_was_loaded_from_is_not_the_next_to_go():
     book = AdapterManager(1, host_bytes=25)
     for digest in ("a", "b", "a", "c"):
         book.acquire(digest)
-        for action in book.take_actions():
+        for action in take_effects(book):
             if isinstance(action, Fetch):
-                book.on_event(Fetched(digest, None, None), [])
-        book.on_event(Loaded(digest, 1, 1, 10, 1.0), [])
+                book.on_event(Fetched(digest, None, None))
+        book.on_event(Loaded(digest, 1, 1, 10, 1.0))
         book.release(digest, joined=True)
     assert [*book.host.held] == ["a", "c"]
 
@@ -86,9 +86,9 @@ def test_what_finds_no_room_in_host_memory_is_kept_on_disk_says_so_and_nobody_wa
     book = AdapterManager(1, host_bytes=25)
     book.apply(whole(*host("a", "b", "c")))
     for digest in fetches(book):
-        book.on_event(Fetched(digest.digest, None, 10), [])
+        book.on_event(Fetched(digest.digest, None, 10))
     assert fetches(book) == [Fetch("c", to_host=False)], "it is not even read"
-    book.on_event(Fetched("c", None, None), [])
+    book.on_event(Fetched("c", None, None))
     assert not book.prefetcher.missing()
     assert set(book.host.held) == {"a", "b"}
     assert book.adapters["c"].nearest_tier is Tier.DISK
@@ -123,8 +123,8 @@ def test_a_failure_is_named_waited_for_and_tried_again():
     book = AdapterManager(1)
     book.apply(whole(*host("a", "b")))
     fetches(book)
-    book.on_event(Fetched("b", None, 10), [])
-    book.on_event(FetchFailed("a", EndReason.LOAD_FAILED, "the depot does not answer", permanent=False), [])
+    book.on_event(Fetched("b", None, 10))
+    book.on_event(FetchFailed("a", EndReason.LOAD_FAILED, "the depot does not answer", permanent=False))
     assert not fetches(book), "not by itself"
     assert book.prefetcher.missing() == ["a"]
     assert book.adapters["a"].error == "the depot does not answer"
@@ -138,10 +138,10 @@ def test_an_artifact_that_is_wrong_is_named_and_not_waited_for():
     book = AdapterManager(2)
     book.apply(whole(*host("a"), desired("p", pinned=True)))
     assert fetches(book) == [Fetch("p", urgent=True), Fetch("a", to_host=True)]
-    book.on_event(FetchFailed("a", EndReason.LOAD_FAILED, "its header is torn", permanent=True), [])
-    book.on_event(Fetched("p", None, None), [])
-    assert Load("p", 0) in book.take_actions()
-    book.on_event(LoadFailed("p", EndReason.LOAD_FAILED, "its rank is too large", permanent=True), [])
+    book.on_event(FetchFailed("a", EndReason.LOAD_FAILED, "its header is torn", permanent=True))
+    book.on_event(Fetched("p", None, None))
+    assert Load("p", 0) in take_effects(book)
+    book.on_event(LoadFailed("p", EndReason.LOAD_FAILED, "its rank is too large", permanent=True))
     assert not book.prefetcher.missing()
     assert not book.known.missing_pinned()
     assert {d: a.error for d, a in book.adapters.items()} == {"a": "its header is torn", "p": "its rank is too large"}
@@ -156,16 +156,16 @@ def test_a_sequence_waits_for_the_prefetch_that_is_under_way_and_no_second_one_i
     assert fetches(book) == [Fetch("a", to_host=True)]
     assert not book.acquire("a")
     assert not fetches(book)
-    assert book.on_event(FetchFailed("a", EndReason.LOAD_FAILED, "the disk was full", permanent=False), []), (
+    assert book.on_event(FetchFailed("a", EndReason.LOAD_FAILED, "the disk was full", permanent=False)), (
         "the sequence ends"
     )
     book.release("a", joined=False)
     assert not book.acquire("a")
     assert fetches(book) == [Fetch("a", to_host=True, urgent=True)]
-    book.on_event(Fetched("a", None, 10), [])
-    assert Load("a", 0) in book.take_actions()
-    book.on_event(LoadFailed("a", EndReason.LOAD_FAILED, "the disk is full again", permanent=False), [])
-    assert DropHost("a") in book.take_actions(), "what it had read is in doubt"
+    book.on_event(Fetched("a", None, 10))
+    assert Load("a", 0) in take_effects(book)
+    book.on_event(LoadFailed("a", EndReason.LOAD_FAILED, "the disk is full again", permanent=False))
+    assert DropHost("a") in take_effects(book), "what it had read is in doubt"
     assert book.adapters["a"].copy is HostCopy.NONE
     book.release("a", joined=False)
     book.retry()
@@ -178,8 +178,8 @@ def test_what_is_removed_leaves_host_memory_though_it_was_on_its_way():
     book.apply(whole(*host("a")))
     fetches(book)
     book.apply(DesiredChange(2, full=False, removed=("a",)))
-    book.on_event(Fetched("a", None, 10), [])
-    assert DropHost("a") in book.take_actions()
+    book.on_event(Fetched("a", None, 10))
+    assert DropHost("a") in take_effects(book)
     assert not book.adapters
     assert not book.host.held
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle as StateBundle
 from hypothesis.stateful import RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from weft_runner.core import PageTable
+from weft_runner.core import AdapterPages, PageTable
 from weft_runner.core.page_table import check_page_table
 from weft_runner.core.prefix.cache import PageHashChain
 
@@ -108,7 +108,9 @@ class PageMachine(RuleBasedStateMachine):
         assert self.book.allocate_adapter(digest, n_pages) == fits
         if fits:
             self.lent[digest] = n_pages
-            self.forget_what_is_written_anew(self.book.take_new_adapter_pages())
+            for lent in self.book.effects:
+                self.forget_what_is_written_anew(lent.pages)
+            self.book.effects.clear()
 
     @rule(digest=st.sampled_from("xy"))
     def unlend(self, digest: str) -> None:
@@ -249,8 +251,7 @@ def test_a_chain_that_grows_gives_the_names_of_one_that_is_whole(text, first):
 def test_adapters_borrow_pages_that_lie_together_and_return_them_to_where_they_were():
     book = PageTable(8, 2)
     assert book.allocate_adapter("x", 3)
-    assert book.take_new_adapter_pages() == [7, 6, 5]
-    assert not book.take_new_adapter_pages()
+    assert book.effects == [AdapterPages([7, 6, 5])]
     assert book.reserve("s", 2) == [0, 1]
     assert not book.allocate_adapter("y", 4)
     assert book.adapter_owners() == {"x"}

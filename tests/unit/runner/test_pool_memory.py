@@ -13,12 +13,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from harness.desired import desired, whole
-from harness.runner_machine import flat, session, start_of, state_of
+from harness.runner_machine import flat, session, start_of, state_of, take
 from weft.domain.adapter import DesiredAdapter
 from weft.domain.ids import Epoch
+from weft.domain.machine import Send
 from weft.domain.request import Ended, EndReason, NoCapacity, SequenceTokens
 from weft_runner.core import (
+    Action,
+    AdapterPages,
     BatchLimits,
+    DropSwap,
     Fetch,
     Fetched,
     FetchFailed,
@@ -96,27 +100,28 @@ class Device:
         self.execute()
 
     def execute(self) -> None:
-        drop = self.pool.swap.take_drop()
-        self.copies = [copy for copy in self.copies if copy.number not in drop.numbers]
-        for host in drop.hosts:
-            self.host.pop(host, None)
-        for action in self.pool.adapters.take_actions():
-            match action:
+        effects = take(self.pool, Action, AdapterPages, DropSwap, SwapIn, SwapOut)
+        for effect in effects:
+            match effect:
                 case Fetch():
-                    self.loading.append(action)
+                    self.loading.append(effect)
                 case Load(digest):
-                    self.loading.append(action)
+                    self.loading.append(effect)
                     assert digest not in self.in_slots.values()
                 case Unload(slot):
                     self.in_slots.pop(slot)
+                case AdapterPages(pages):
+                    self.places.update((page, [None] * P) for page in pages)
+                case DropSwap(numbers, hosts):
+                    self.copies = [copy for copy in self.copies if copy.number not in numbers]
+                    for host in hosts:
+                        self.host.pop(host, None)
+                case SwapOut() | SwapIn():
+                    self.copies.append(effect)
+                    for page in effect.pages if isinstance(effect, SwapIn) else ():
+                        self.places[page] = [("half copied",)] * P
                 case _:
                     pass
-        for page in self.pool.pages.take_new_adapter_pages():
-            self.places[page] = [None] * P
-        for copy in self.pool.swap.take_copies():
-            self.copies.append(copy)
-            for page in copy.pages if isinstance(copy, SwapIn) else ():
-                self.places[page] = [("half copied",)] * P
 
     def load(self, index: int = 0, fails: EndReason | None = None) -> None:
         order = self.loading.pop(index)
@@ -249,7 +254,7 @@ class MemoryMachine(RuleBasedStateMachine):
 
     def hear(self) -> None:
         self.device.execute()
-        for event in flat(self.pool.take_messages()):
+        for event in flat(take(self.pool, Send)):
             ended = isinstance(event, Ended | NoCapacity) or event.finish is not None
             if ended and self.live.get(event.request_id) == event.epoch:
                 del self.live[event.request_id]
@@ -336,7 +341,7 @@ def test_a_pinned_adapter_that_made_way_is_loaded_again_as_soon_as_its_pages_are
         device.step(iter([1] * 5))
         while device.loading and pool.sequences:
             device.load()
-    (said,) = flat(pool.take_messages())
+    (said,) = flat(take(pool, Send))
     assert said.tokens == (1,)
     assert "c" not in device.in_slots.values()
     assert [action.digest for action in device.loading] == ["c"]
@@ -403,7 +408,7 @@ def test_adapters_and_sequences_do_not_starve_each_other(wants, pinned, host_byt
                 (s for s in pool.sequences.values() if pool.pages.reserved_by(s.key)), key=lambda s: s.admitted
             )
             pool.stop(newest.key, newest.start.epoch, newest.owner)
-        for event in flat(pool.take_messages()):
+        for event in flat(take(pool, Send)):
             assert not isinstance(event, Ended)
             if isinstance(event, SequenceTokens):
                 assert event.position == len(answers[event.request_id])

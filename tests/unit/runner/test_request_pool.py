@@ -9,11 +9,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from harness.desired import desired, whole
-from harness.runner_machine import flat, session, start_of, state_of
+from harness.runner_machine import flat, session, start_of, state_of, take
 from weft.domain.adapter import DesiredChange
 from weft.domain.ids import Epoch
+from weft.domain.machine import Send
 from weft.domain.request import Ended, EndReason, FinishReason, NoCapacity, Priority, Sampling, SequenceTokens
 from weft_runner.core import (
+    Action,
     Batch,
     BatchLimits,
     Fetch,
@@ -185,8 +187,8 @@ class PoolMachine(RuleBasedStateMachine):
         assert not (failing.keys() & self.pool.sequences.keys())
 
     def hear(self) -> None:
-        self.transfers.extend(a for a in self.pool.adapters.take_actions() if isinstance(a, Load | Fetch))
-        for event in flat(self.pool.take_messages()):
+        self.transfers.extend(a for a in take(self.pool, Action) if isinstance(a, Load | Fetch))
+        for event in flat(take(self.pool, Send)):
             key = event.request_id
             if isinstance(event, SequenceTokens):
                 answer = self.answers[key, event.epoch]
@@ -333,7 +335,7 @@ def test_an_epoch_that_is_not_above_the_highest_seen_is_ignored_and_one_above_re
     begin(pool, "r", 6, prompt=9, max_tokens=4)
     assert len(pool.sequences["r"].start.prompt) == 9
     assert pool.pages.reserved_pages == 4
-    assert not flat(pool.take_messages()), "the replaced one is not told: its gateway asked for it"
+    assert not flat(take(pool, Send)), "the replaced one is not told: its gateway asked for it"
     pool.stop("r", Epoch(1, 5), session(1))
     assert "r" in pool.sequences, "a stop of a lower epoch is stale"
     pool.stop("r", Epoch(1, 6), session(1), preempted=True)
@@ -360,7 +362,7 @@ def test_another_gateway_does_not_take_over_a_request():
     begin(pool, "r", 1, prompt=3, max_tokens=4, owner=1, gateway="g")
     begin(pool, "r", 9, prompt=5, max_tokens=4, owner=2, gateway="h")
     assert pool.sequences["r"].owner == session(1)
-    [(peer, refused)] = pool.take_messages()
+    [(peer, refused)] = take(pool, Send)
     assert (peer, refused.reason) == (session(2), EndReason.INTERNAL)
     begin(pool, "r", 2, prompt=4, max_tokens=4, owner=1, gateway="g")
     assert len(pool.sequences["r"].start.prompt) == 4, "its own epochs go on"
@@ -370,16 +372,16 @@ def test_a_request_without_room_is_told_why_and_changes_nothing():
     pool = RequestPool(LIMITS)
     begin(pool, "big", 1, prompt=30, max_tokens=10)
     begin(pool, "r", 2, prompt=8, max_tokens=1, reservation_tokens=1)
-    assert flat(pool.take_messages()) == [NoCapacity("r", Epoch(1, 2), 2, "pages")]
+    assert flat(take(pool, Send)) == [NoCapacity("r", Epoch(1, 2), 2, "pages")]
     for i in range(4):
         begin(pool, f"s{i}", 3 + i, prompt=1, max_tokens=2, reservation_tokens=0)
-    events = flat(pool.take_messages())
+    events = flat(take(pool, Send))
     assert [e.reason for e in events if isinstance(e, NoCapacity)] == ["pages", "pages"]
     full = RequestPool(replace(LIMITS, max_sequences=1))
     begin(full, "a", 1, prompt=1, max_tokens=1)
     begin(full, "b", 2, prompt=1, max_tokens=1)
     begin(full, "c", 3, prompt=40, max_tokens=1)
-    assert [(e.request_id, e.reason) for e in flat(full.take_messages())] == [("b", "sequences"), ("c", "context")]
+    assert [(e.request_id, e.reason) for e in flat(take(full, Send))] == [("b", "sequences"), ("c", "context")]
 
 
 def test_a_reservation_counts_prompt_emitted_and_output_and_never_more_than_the_context():
@@ -399,7 +401,7 @@ def test_a_full_reservation_doubles_in_place_and_the_doubling_is_told():
     assert pool.sequences["r"].in_kv == 9, "it grew when the ninth token needed a page"
     assert (pool.sequences["r"].reservation_tokens, pool.pages.reserved_by("r")) == (8, 3)
     assert (pool.reservations.doublings, pool.reservations.grown_pages) == (1, 1)
-    assert [e.doublings for e in flat(pool.take_messages()) if isinstance(e, SequenceTokens)][-1] == 1
+    assert [e.doublings for e in flat(take(pool, Send)) if isinstance(e, SequenceTokens)][-1] == 1
 
 
 def test_a_reservation_of_nothing_still_grows_by_a_page_at_a_time():
@@ -475,7 +477,7 @@ def test_the_end_of_sequence_token_of_base_or_adapter_is_not_emitted_unless_it_i
     pool = RequestPool(LIMITS)
     begin(pool, "r", 1, prompt=2, max_tokens=3, sampling=Sampling(ignore_eos=ignore_eos, eos_token_ids=(5,)))
     step(pool, token=token)
-    event = flat(pool.take_messages())[0]
+    event = flat(take(pool, Send))[0]
     assert isinstance(event, SequenceTokens)
     assert (event.tokens, event.finish) == (((token,), None) if ignore_eos else ((), FinishReason.EOS))
     assert ("r" in pool.sequences) == ignore_eos
@@ -485,13 +487,13 @@ def test_max_tokens_counts_the_emitted_ones_and_the_context_ends_an_answer():
     pool = RequestPool(LIMITS)
     begin(pool, "r", 1, prompt=2, max_tokens=3, emitted=(5, 5))
     step(pool)
-    assert flat(pool.take_messages()) == [SequenceTokens("r", Epoch(1, 1), 2, (5,), FinishReason.LENGTH, 0)]
+    assert flat(take(pool, Send)) == [SequenceTokens("r", Epoch(1, 1), 2, (5,), FinishReason.LENGTH, 0)]
     begin(pool, "done", 2, prompt=2, max_tokens=2, emitted=(5, 5))
-    assert flat(pool.take_messages()) == [SequenceTokens("done", Epoch(1, 2), 2, (), FinishReason.LENGTH, 0)]
+    assert flat(take(pool, Send)) == [SequenceTokens("done", Epoch(1, 2), 2, (), FinishReason.LENGTH, 0)]
     begin(pool, "long", 3, prompt=38, max_tokens=30, reservation_tokens=2)
     while pool.sequences:
         step(pool)
-    tokens = [e for e in flat(pool.take_messages()) if isinstance(e, SequenceTokens)]
+    tokens = [e for e in flat(take(pool, Send)) if isinstance(e, SequenceTokens)]
     assert (len(tokens), tokens[-1].finish) == (2, FinishReason.LENGTH)
 
 
@@ -510,7 +512,7 @@ def test_an_impossible_request_ends_alone_with_its_reason(fields, why):
     pool = RequestPool(LIMITS)
     begin(pool, "good", 1, prompt=2, max_tokens=2)
     pool.start(replace(start_of("bad", 2, (1, 1), 2), **fields), session(), "g", 0.0)
-    (event,) = flat(pool.take_messages())
+    (event,) = flat(take(pool, Send))
     assert isinstance(event, Ended)
     assert (event.request_id, event.reason) == ("bad", EndReason.INTERNAL)
     assert why in event.detail
@@ -522,11 +524,11 @@ def test_a_sequence_waits_for_its_adapter_with_its_pages_while_the_others_run():
     begin(pool, "waits", 1, prompt=2, max_tokens=4, adapter="a")
     begin(pool, "runs", 2, prompt=2, max_tokens=4)
     step(pool)
-    assert {e.request_id for e in flat(pool.take_messages())} == {"runs"}
+    assert {e.request_id for e in flat(take(pool, Send))} == {"runs"}
     assert pool.pages.reserved_by("waits") == 2
     bring(pool, "a")
     step(pool)
-    assert {e.request_id for e in flat(pool.take_messages())} == {"runs", "waits"}
+    assert {e.request_id for e in flat(take(pool, Send))} == {"runs", "waits"}
 
 
 def test_an_admission_that_waits_for_its_adapter_is_told_at_once():
@@ -572,7 +574,7 @@ def test_a_load_that_fails_ends_only_those_who_waited_for_it():
     for i, adapter in enumerate(("a", "b", "a")):
         begin(pool, f"r{i}", i + 1, prompt=2, max_tokens=4, adapter=adapter)
     pool.on_adapter_event(FetchFailed("a", EndReason.UNKNOWN_ADAPTER, "the depot does not hold it", permanent=False))
-    assert {(e.request_id, e.reason) for e in flat(pool.take_messages()) if isinstance(e, Ended)} == {
+    assert {(e.request_id, e.reason) for e in flat(take(pool, Send)) if isinstance(e, Ended)} == {
         ("r0", EndReason.UNKNOWN_ADAPTER),
         ("r2", EndReason.UNKNOWN_ADAPTER),
     }
@@ -651,7 +653,7 @@ def test_with_the_newest_as_victim_everybody_is_served_in_the_end(wants, total_p
         if pool.paused():
             newest = max(pool.sequences.values(), key=lambda s: s.admitted)
             pool.stop(newest.key, newest.start.epoch, newest.owner)
-        for event in flat(pool.take_messages()):
+        for event in flat(take(pool, Send)):
             if isinstance(event, SequenceTokens):
                 assert event.position == len(emitted[event.request_id])
                 emitted[event.request_id].extend(event.tokens)

@@ -5,20 +5,23 @@ import random
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import pytest
 
 from harness.desired import whole
-from harness.runner_machine import flat, session, start_of, state_of
+from harness.runner_machine import flat, session, start_of, state_of, take
 from harness.waiting import PATIENCE_S, wait_until
 from weft.domain.ids import Epoch
+from weft.domain.machine import Send
 from weft.domain.request import Ended, NoCapacity, Priority, Sampling
 from weft_kernels.cpu.errors import NativeUnavailable
 from weft_kernels.cpu.library import Library, load
 from weft_kernels.cpu.memory import MappedMemory
 from weft_runner.core import (
+    Action,
     BatchLimits,
     DropSwap,
     Fetch,
@@ -68,7 +71,12 @@ def step(pool: RequestPool) -> None:
 
 
 def copies(pool: RequestPool) -> list[SwapOut | SwapIn]:
-    return pool.swap.take_copies()
+    return take(pool, SwapOut, SwapIn)
+
+
+def dropped(pool: RequestPool) -> DropSwap:
+    drops = take(pool, DropSwap)
+    return DropSwap(*(tuple(one for drop in drops for one in of(drop)) for of in map(attrgetter, ("numbers", "hosts"))))
 
 
 def copied(pool: RequestPool, order: SwapOut | SwapIn, seconds: float = 1e-9) -> None:
@@ -94,7 +102,7 @@ def two(limits: PoolLimits = LIMITS, **fields: Any) -> RequestPool:
 
 
 def refused(pool: RequestPool) -> list[str]:
-    return [message.request_id for message in flat(pool.take_messages()) if isinstance(message, NoCapacity)]
+    return [message.request_id for message in flat(take(pool, Send)) if isinstance(message, NoCapacity)]
 
 
 def phase(pool: RequestPool, key: str) -> SequencePhase:
@@ -123,11 +131,11 @@ def test_the_latest_arrival_is_swapped_to_host_memory_and_comes_back_when_its_pa
     assert pool.swap.moving
     copied(pool, back)
     assert phase(pool, "new") is SequencePhase.DECODE
-    assert pool.swap.take_drop() == DropSwap((order.number,), order.hosts)
+    assert dropped(pool) == DropSwap((order.number,), order.hosts)
     assert (pool.adapters.host.kv_bytes, pool.swap.by_key) == (0, {})
     while pool.sequences:
         step(pool)
-    assert sum(len(m.tokens) for m in flat(pool.take_messages())) == 40
+    assert sum(len(m.tokens) for m in flat(take(pool, Send))) == 40
 
 
 def test_a_sequence_whose_pages_are_back_is_not_on_its_way_though_it_may_wait_for_its_adapter():
@@ -291,7 +299,7 @@ def test_whatever_ends_a_swapped_sequence_frees_both_sides_at_once(when, how):
             begin(pool, "new", 3, prompt=1)
     check_pool(pool)
     assert pool.adapters.host.kv_bytes == 0
-    drop = pool.swap.take_drop()
+    drop = dropped(pool)
     assert order.number in drop.numbers
     assert {*order.hosts} <= {*drop.hosts}
     assert order.number not in [copy.number for copy in copies(pool)], "a copy that has not begun never does"
@@ -337,7 +345,7 @@ def test_one_that_was_preempted_often_enough_is_not_swapped_and_the_overrunner_i
 def joined(pool: RequestPool, digest: str, host_bytes: int = 30) -> None:
     pool.on_adapter_event(Fetched(digest, 20, None))
     pool.on_adapter_event(Loaded(digest, 1, 20, host_bytes, 1.0))
-    pool.adapters.take_actions()
+    take(pool, Action)
 
 
 def test_an_adapter_may_leave_the_device_with_its_sequence_and_comes_back_with_it():
@@ -348,7 +356,7 @@ def test_an_adapter_may_leave_the_device_with_its_sequence_and_comes_back_with_i
     order = until_one_leaves(pool)
     copied(pool, order)
     assert pool.owed_pages() == pool.swap.by_key["new"].wanted_pages, "its adapter is still there"
-    while "old" in pool.sequences and Unload(0) not in pool.adapters.actions:
+    while "old" in pool.sequences and Unload(0) not in pool.effects:
         step(pool)
     assert pool.owed_pages() == pool.swap.by_key["new"].wanted_pages + 2
     while "old" in pool.sequences:
@@ -441,7 +449,7 @@ def served(pool: RequestPool, key: str, salt: str) -> None:
     begin(pool, key, 1, prompt=9, max_tokens=3, adapter="a", cache_salt=salt)
     for _ in range(20):
         step(pool)
-        for order in pool.adapters.take_actions():
+        for order in take(pool, Action):
             if isinstance(order, Load):
                 pool.on_adapter_event(Loaded("a", 1, 20, None, 1.0))
             elif isinstance(order, Fetch):
@@ -463,7 +471,7 @@ def test_only_a_page_that_was_needed_twice_is_copied_and_it_leaves_with_its_adap
     pool.apply(whole(removed=["a"]))
     check_pool(pool)
     assert len(pool.host_prefixes) == 0
-    assert len(pool.swap.take_drop().hosts) == 4
+    assert len(dropped(pool).hosts) == 4
 
 
 def test_who_takes_a_page_whose_copy_is_under_way_ends_the_copy():
@@ -477,7 +485,7 @@ def test_who_takes_a_page_whose_copy_is_under_way_ends_the_copy():
     begin(pool, "large", 2, prompt=29, max_tokens=3)
     step(pool)
     assert pool.pages.free_pages == 0
-    assert pool.swap.take_drop().numbers == (order.number,)
+    assert dropped(pool).numbers == (order.number,)
     assert len(pool.host_prefixes) == 0
 
 

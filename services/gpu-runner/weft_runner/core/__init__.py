@@ -11,6 +11,7 @@ from weft_runner.core.batch import Batch, Batching, BatchLimits, Candidate, Row,
 from weft_runner.core.events import (
     Action,
     AdapterBrought,
+    AdapterPages,
     AdaptersChanged,
     AdapterUse,
     CompileGrammar,

@@ -13,7 +13,9 @@ it owns, and less where another one, older or newer, has come to read what it wr
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from weft_runner.core.events import AdapterPages
 from weft_runner.core.prefix.cache import PrefixCache, check_prefixes
 
 NEED = 4  # evictions are near where less than this part of all pages is free without one
@@ -30,18 +32,21 @@ class Allocation:
 
 @dataclass(slots=True)
 class PageTable:
-    """Who holds which page. `total_pages` pages of `page_tokens` tokens. `most_adapter_pages`: None: no bound."""
+    """Who holds which page. `total_pages` pages of `page_tokens` tokens. `most_adapter_pages`: None: no bound.
+
+    `effects` takes an `AdapterPages` of the pages that an adapter gets.
+    """
 
     total_pages: int
     page_tokens: int
     most_adapter_pages: int | None = None
+    effects: list[Any] = field(default_factory=list[Any], repr=False)
     prefixes: PrefixCache = field(init=False)
     dirty: dict[str, None] = field(init=False, default_factory=dict[str, None])  # owned pages changed since reported
     _free: list[int] = field(init=False)
     _allocations: dict[str, Allocation] = field(init=False, default_factory=dict[str, Allocation])
     _holders: dict[int, dict[str, None]] = field(init=False, default_factory=dict[int, dict[str, None]])  # oldest first
     _adapters: dict[str, list[int]] = field(init=False, default_factory=dict[str, list[int]])
-    _new_adapter_pages: list[int] = field(init=False, default_factory=list[int])
 
     def __post_init__(self) -> None:
         assert self.total_pages > 0, self.total_pages
@@ -184,7 +189,8 @@ class PageTable:
             return False
         held = self._adapters.setdefault(digest, [])
         taken = self._take_last(max(0, n_pages - len(held)))
-        self._new_adapter_pages.extend(taken)
+        if taken:
+            self.effects.append(AdapterPages(taken))
         held.extend(taken)
         self._free[:0] = held[n_pages:]
         del held[n_pages:]
@@ -207,11 +213,6 @@ class PageTable:
 
     def adapter_owners(self) -> set[str]:
         return set(self._adapters)
-
-    def take_new_adapter_pages(self) -> list[int]:
-        """Pages that adapters got since the last call: their own memory is not needed until they are granted again."""
-        new, self._new_adapter_pages = self._new_adapter_pages, []
-        return new
 
     # ---- how
 

@@ -1,8 +1,9 @@
 """Every sequence of the runner, its pages and its adapter: ORCA's request pool, pure.
 
 Messages come in between steps (`start`, `stop`, ...), `schedule` says what runs next, `account` takes what the model
-sampled. What follows leaves through `take_messages`, `adapters.take_actions` and, for reports, the marks of page table
-and adapter manager.
+sampled. What follows stands in `effects`, in the order in which it is to be done: each part appends to that one list
+as it decides, so that what ends a use of pages stands before their next one. Reports read the marks of page table and
+adapter manager.
 """
 
 from collections import Counter
@@ -35,7 +36,7 @@ from weft_runner.core.batch import Batch, Batching, Candidate
 from weft_runner.core.batch_scheduler import BatchScheduler
 from weft_runner.core.events import (
     AdapterEvent,
-    Fact,
+    Effect,
     Fetched,
     FoundOnDisk,
     PromptComputed,
@@ -66,8 +67,9 @@ class RequestPool:
 
     def __init__(self, limits: PoolLimits, model: StepModel = GUESS) -> None:
         self.limits = limits
+        self.effects: list[Effect] = []
         self.scheduler = BatchScheduler(limits.batch, model)
-        self.pages = PageTable(limits.total_pages, limits.page_tokens, limits.most_adapter_pages)
+        self.pages = PageTable(limits.total_pages, limits.page_tokens, limits.most_adapter_pages, self.effects)
         self.reuse = PrefixReuse(self.pages)
         self.adapters = AdapterManager(
             limits.max_adapters,
@@ -75,10 +77,11 @@ class RequestPool:
             keep_copies=limits.keep_copies,
             pages=self.pages,
             page_bytes=limits.page_bytes,
+            effects=self.effects,
         )
         self.reservations = Reservations(self.pages, self.adapters.slots)
-        self.swap = KvSwap(self.adapters.host, limits.swap_page_bytes)
-        self.host_prefixes = HostPrefixes(self.pages.prefixes, self.adapters.host, self.swap)
+        self.swap = KvSwap(self.adapters.host, limits.swap_page_bytes, self.effects)
+        self.host_prefixes = HostPrefixes(self.pages.prefixes, self.adapters.host, self.swap, self.effects)
         self.role = RunnerRole.MIXED
         self.stuck = True  # no swap helps those that are paused: the supervisor names a victim
         self.epochs = HighestEpochs()
@@ -93,10 +96,6 @@ class RequestPool:
         self.offload: OffloadState | None = None  # as the engine says
         self.stalled_s = self.now = 0.0  # of all sequences that were paused or swapped; the time of the event
         self.token_times, self.preemptions = TokenTimes(), 0
-        self.facts: list[Fact] = []
-        self.messages: list[Send] = []
-        self.frozen: list[Send] = []  # after the tokens of the same event
-        self.produced: dict[str, tuple[Peer, list[SequenceTokens]]] = {}  # by session; a peer's own hash is slow
         self._admissions = self._launches = 0
         self.hand_over = HandOver(self)
         self.kv = self.hand_over.kv
@@ -122,18 +121,18 @@ class RequestPool:
         held = self.sequences.get(start.request_id)
         if held is not None and held.gateway != gateway:
             answer = ended(start, EndReason.INTERNAL, "another gateway's request has this id")
-            self.messages.append(Send(owner, answer))
+            self.effects.append(Send(owner, answer))
             return
         self.epochs.see(start.request_id, start.epoch)
         if held is not None:
             self.remove(held)  # one owner a request: the highest epoch
         match self._start(start, owner, gateway, now, grammar):
             case SequenceTokens() as answer:
-                self.produce(owner, answer)
+                self.produce(owner, [answer])
             case None:
                 pass
             case answer:
-                self.messages.append(Send(owner, answer))
+                self.effects.append(Send(owner, answer))
 
     def stop(
         self, request_id: str, epoch: Epoch, owner: Peer, finish: FinishReason | None = None, *, preempted: bool = False
@@ -191,7 +190,7 @@ class RequestPool:
         if isinstance(event, FoundOnDisk):
             self.adapters.known.find_on_disk(event.digests)
             return
-        if (lost := self.adapters.on_event(event, self.facts)) is not None:
+        if (lost := self.adapters.on_event(event)) is not None:
             self._end_all_of(event.digest, *lost)
         self.settle()
         if lost or self.adapters.prefetcher.idle or not isinstance(event, Fetched):
@@ -369,6 +368,7 @@ class RequestPool:
         if first := self.token_times.ran(batch, self.sequences, self.now):
             self._had_first_tokens(first)
         sequences, pages, page_tokens = self.sequences, self.pages, self.limits.page_tokens
+        produced: dict[str, tuple[Peer, list[SequenceTokens]]] = {}  # by session; a peer's own hash is slow
         for key, _, n_tokens, samples in batch.rows:
             sequence = sequences[key]
             sequence.in_flight = False
@@ -378,31 +378,25 @@ class RequestPool:
                 continue
             if prompts and key in prompts:
                 part = PromptLogprobs(key, sequence.start.epoch, sequence.in_kv + 1, prompts[key])
-                self.messages.append(Send(sequence.owner, part))
+                self.effects.append(Send(sequence.owner, part))
             sequence.fed(n_tokens)
             self.tokens += n_tokens
             pages.fill(key, sequence.in_kv)
             if sequence.in_kv // page_tokens != sequence.named_pages:
                 self.reuse.publish(sequence)
             if samples:
-                self._append(sequence, tokens[key])
+                self._append(sequence, tokens[key], produced)
             elif (outgoing := self.kv.outgoing.get(key)) is not None:
                 self.kv.send_pages(outgoing, pages.pages_of(key), sequence.in_kv // page_tokens)
+        for owner, of_session in produced.values():
+            self.produce(owner, of_session)
         self._unstick()
 
     # ---- what follows
 
-    def take_messages(self) -> list[Send]:
-        """Messages to gateways; what an iteration produced leaves as one Step for each of them."""
-        messages, self.messages = self.messages, []
-        if self.produced:
-            for peer, tokens in self.produced.values():
-                messages.append(Send(peer, Step(self.iterations, tokens)))
-            self.produced = {}
-        if self.frozen:
-            messages.extend(self.frozen)
-            self.frozen = []
-        return messages
+    def produce(self, owner: Peer, produced: list[SequenceTokens]) -> None:
+        """Send what an event produced for a session, as one Step."""
+        self.effects.append(Send(owner, Step(self.iterations, produced)))
 
     def take_report_now(self) -> bool:
         """Something happened that is reported at once."""
@@ -661,7 +655,7 @@ class RequestPool:
         self.preemptions += sequence.scheduled_at is not None
         self.remove(sequence)
         answer = no_capacity(sequence.start, self.adapters.free_pages(), "pages")
-        self.messages.append(Send(sequence.owner, answer))
+        self.effects.append(Send(sequence.owner, answer))
 
     def remove(self, sequence: Sequence, *, forget: bool = False, finish: FinishReason | None = None) -> None:
         """Pages and references back, at once; freed pages go to the longest paused sequence first.
@@ -672,7 +666,7 @@ class RequestPool:
         self.departures += 1
         joined, swapped = self._has_joined(sequence), sequence.phase is SequencePhase.SWAPPED
         sequence.end()
-        self.facts.append(_ended_fact(sequence, finish, self.now))
+        self.effects.append(_ended_fact(sequence, finish, self.now))
         del self.sequences[sequence.key]
         if self.constrained.pop(sequence.key, None) is not None:
             self.masked_out.pop(sequence.key, None)
@@ -710,8 +704,7 @@ class RequestPool:
         """`epoch`: the one that another runner was to have it under, where that is its next one."""
         self.remove(sequence, forget=forget)
         of = epoch or sequence.start.epoch
-        answer = Ended(sequence.key, of, reason, detail, sequence.n_emitted)
-        self.messages.append(Send(sequence.owner, answer))
+        self.effects.append(Send(sequence.owner, Ended(sequence.key, of, reason, detail, sequence.n_emitted)))
 
     def _steps_left(self, sequence: Sequence) -> int:
         """Iterations before its reserved pages are full, or its answer is as long as it may be."""
@@ -749,11 +742,13 @@ class RequestPool:
         part = min(-(-running // depth), -(-len(here) // free))
         return sorted(here, key=lambda s: s.turn)[:part]
 
-    def _append(self, sequence: Sequence, sampled: SampledToken) -> None:
+    def _append(
+        self, sequence: Sequence, sampled: SampledToken, produced: dict[str, tuple[Peer, list[SequenceTokens]]]
+    ) -> None:
         token, logprob, hidden = sampled
         start = sequence.start
         if hidden:
-            self.messages.append(Send(sequence.owner, PooledState(sequence.key, start.epoch, hidden)))
+            self.effects.append(Send(sequence.owner, PooledState(sequence.key, start.epoch, hidden)))
         position = len(sequence.tokens) - len(start.prompt)
         finish: FinishReason | None = None
         tokens: tuple[int, ...] = (token,)
@@ -768,8 +763,11 @@ class RequestPool:
             elif len(sequence.tokens) == sequence.max_len:
                 finish = FinishReason.LENGTH
         logprobs = (logprob,) if logprob is not None and tokens else ()
-        produced = SequenceTokens(sequence.key, start.epoch, position, tokens, finish, sequence.doublings, logprobs)
-        self.produce(sequence.owner, produced)
+        if (of_session := produced.get(sequence.owner.name)) is None:
+            of_session = produced[sequence.owner.name] = sequence.owner, []
+        of_session[1].append(
+            SequenceTokens(sequence.key, start.epoch, position, tokens, finish, sequence.doublings, logprobs)
+        )
         if finish is not None:
             self.remove(sequence, finish=finish)
         elif start.kv_to is not None and self.limits.kv is not None:
@@ -779,13 +777,7 @@ class RequestPool:
         for sequence in sequences:
             start = sequence.start
             if start.kv_from is None and not start.emitted:
-                self.facts.append(PromptComputed(len(start.prompt), self.now - sequence.arrived))
-
-    def produce(self, owner: Peer, produced: SequenceTokens) -> None:
-        """For that session's next Step."""
-        if (of_session := self.produced.get(owner.name)) is None:
-            of_session = self.produced[owner.name] = owner, []
-        of_session[1].append(produced)
+                self.effects.append(PromptComputed(len(start.prompt), self.now - sequence.arrived))
 
     def paused(self) -> list[str]:
         """Keys of paused sequences, the longest paused first."""

@@ -14,7 +14,6 @@ from weft_runner.core.admission import PoolLimits, ended, no_capacity
 from weft_runner.core.awaited_grammars import WAIT_S, AwaitedGrammars
 from weft_runner.core.batch import Batch
 from weft_runner.core.events import (
-    AdapterPages,
     Drain,
     Effect,
     Event,
@@ -43,6 +42,7 @@ class Runner:
 
     def __init__(self, limits: PoolLimits, model: StepModel = GUESS) -> None:
         self.pool = RequestPool(limits, model)
+        self._effects = self.pool.effects  # of the present event
         self.reporter = Reporter(self.pool)
         self.grammars = AwaitedGrammars(limits.max_sequences)
         self._gateways: dict[Peer, str] = {}  # sessions, and the gateway that each one's hello names
@@ -53,42 +53,43 @@ class Runner:
     # ---- Machine
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        effects: list[Effect] = []
-        self.pool.elapse(now)
+        pool = self.pool
+        pool.elapse(now)
         match event:
             case StepSlot():
-                self._schedule(event, effects)
+                self._schedule(event)
+                effects = self._effects.copy()
+                self._effects.clear()
                 return effects  # what is due follows with the step's results, or with the deadline
             case StepDone():
                 self._account(event)
             case Received(peer, message):
-                self._receive(peer, message, now, effects)
+                self._receive(peer, message, now)
             case Tick():
                 pass
             case Connected(peer, hello):
-                self._connect(peer, hello, effects)
+                self._connect(peer, hello)
             case Closed(peer, reason) if peer.kind is Kind.RUNNER:
-                self.pool.hand_over.on_stream_closed(peer, reason)
+                pool.hand_over.on_stream_closed(peer, reason)
             case Closed(peer):
                 self._close(peer)
             case Drain(on, migrate_s):
-                self._drain(on, effects, migrate_s)
+                self._drain(on, migrate_s)
             case Loaded() | Fetched() | LoadFailed() | FetchFailed() | FoundOnDisk():
-                self.pool.on_adapter_event(event)
+                pool.on_adapter_event(event)
             case SwapDone() | SwapFailed():
-                self.pool.on_swap_event(event)
+                pool.on_swap_event(event)
             case GrammarCompiled():
                 self._compiled(event, now)
         self.reporter.changed = self.reporter.changed or event.__class__ is not Tick
-        self._take_effects(effects)
-        pool = self.pool
         if (
             now >= self._retry_at or pool.drain_at <= now or pool.masked_out or self.grammars.waiting
             or pool.kv.outgoing or pool.kv.offers
         ):  # fmt: skip
             self._end_what_is_due(now)
-            self._take_effects(effects)
-        effects.extend(self.reporter.effects(now))
+        self._effects.extend(self.reporter.effects(now))
+        effects = self._effects.copy()
+        self._effects.clear()
         return effects
 
     def _end_what_is_due(self, now: float) -> None:
@@ -130,10 +131,9 @@ class Runner:
         """That batch can run once more as it is, after the step that is in flight."""
         return self.pool.masks_follow() and self.pool.scheduler.lasts(step.batch, 2)
 
-    def _schedule(self, slot: StepSlot, effects: list[Effect]) -> None:
+    def _schedule(self, slot: StepSlot) -> None:
         pool = self.pool
         batch = pool.schedule(slot.depth, slot.free) if slot.behind is None else pool.schedule_behind(slot.behind)
-        self._take_effects(effects)
         if not batch.rows:
             return
         if slot.depth > 1:
@@ -148,9 +148,8 @@ class Runner:
             awaited = any(sequence.start.priority is Priority.INTERACTIVE for sequence in sequences)
         if pool.kv.outgoing:
             pool.hand_over.stream(batch)
-            effects.extend(pool.kv.take_effects())
         self._step = _step((batch, sequences, clear_pages, pool.scheduler.keys, pool.departures, awaited, stands))
-        effects.append(self._step)
+        self._effects.append(self._step)
 
     def _account(self, done: StepDone) -> None:
         step, batch, pool = done.step, done.step.batch, self.pool
@@ -170,11 +169,11 @@ class Runner:
 
     # ---- peers
 
-    def _receive(self, peer: Peer, message: object, now: float, effects: list[Effect]) -> None:
+    def _receive(self, peer: Peer, message: object, now: float) -> None:
         match message:
             case Start():
                 if (gateway := self._gateways.get(peer)) is not None:
-                    self._start(message, peer, gateway, now, effects)
+                    self._start(message, peer, gateway, now)
             case Stop(request_id, epoch, finish, preempted):
                 self.grammars.drop(peer, request_id)
                 self.pool.stop(request_id, epoch, peer, finish, preempted=preempted)
@@ -190,7 +189,7 @@ class Runner:
                     self.pool.set_role(role)
                 if drain != self._ordered_drain:
                     self._ordered_drain = drain
-                    self._drain(drain, effects)
+                    self._drain(drain)
             case Resync():
                 self.reporter.resync()
             case _ if peer.kind is Kind.RUNNER:
@@ -198,31 +197,31 @@ class Runner:
             case _:
                 pass  # of a newer version
 
-    def _start(self, start: Start, peer: Peer, gateway: str, now: float, effects: list[Effect]) -> None:
+    def _start(self, start: Start, peer: Peer, gateway: str, now: float) -> None:
         """Admit it, or have its grammar compiled before."""
         if not start.sampling.grammar:
             self.pool.start(start, peer, gateway, now)
         elif (compile_ := self.grammars.wait(start, peer, gateway, now)) is not None:
-            effects.append(compile_)
+            self._effects.append(compile_)
         else:
             answer = no_capacity(start, self.pool.adapters.free_pages(), "sequences")
-            self.pool.messages.append(Send(peer, answer))
+            self._effects.append(Send(peer, answer))
 
     def _compiled(self, event: GrammarCompiled, now: float) -> None:
         if (awaited := self.grammars.take(event)) is None:
             return
         if event.fault:
             answer = ended(awaited.start, EndReason.GRAMMAR, event.fault)
-            self.pool.messages.append(Send(awaited.peer, answer))
+            self._effects.append(Send(awaited.peer, answer))
         else:
             self.pool.start(awaited.start, awaited.peer, awaited.gateway, now, event.state)
 
     def _expire_grammars(self, now: float) -> None:
         for awaited in self.grammars.take_expired(now):
             answer = ended(awaited.start, EndReason.GRAMMAR, f"the grammar was not compiled within {WAIT_S:g} s")
-            self.pool.messages.append(Send(awaited.peer, answer))
+            self._effects.append(Send(awaited.peer, answer))
 
-    def _connect(self, peer: Peer, hello: object, effects: list[Effect]) -> None:
+    def _connect(self, peer: Peer, hello: object) -> None:
         if peer.kind is Kind.SUPERVISOR:
             self.reporter.connect(peer)
             return
@@ -232,7 +231,7 @@ class Runner:
         self._close(peer)
         self._gateways[peer] = hello.gateway if isinstance(hello, SessionHello) else peer.name
         if self.pool.draining:
-            effects.append(Send(peer, Draining()))
+            self._effects.append(Send(peer, Draining()))
 
     def _close(self, peer: Peer) -> None:
         if peer.kind is Kind.SUPERVISOR:
@@ -242,27 +241,8 @@ class Runner:
             self.grammars.closed(peer)
             self.pool.session_closed(peer)
 
-    def _drain(self, on: bool, effects: list[Effect], migrate_s: float = 0.0) -> None:
+    def _drain(self, on: bool, migrate_s: float = 0.0) -> None:
         """Draining follows each Ended(DRAINED) of what ends at once. Without a supervisor nobody orders moves."""
         self.pool.drain(on=on, migrate_s=migrate_s if self.reporter.supervisor is not None else 0.0)
         if on:
-            self._take_effects(effects)
-            effects.extend(Send(peer, Draining()) for peer in self._gateways)
-
-    def _take_effects(self, effects: list[Effect]) -> None:
-        pool = self.pool
-        if pool.kv.effects or pool.kv.drops:
-            effects.extend(pool.kv.take_effects())
-        if pool.messages or pool.produced or pool.frozen:
-            effects.extend(pool.take_messages())
-        if pool.swap.dropped or pool.swap.freed:
-            effects.append(pool.swap.take_drop())
-        if pool.adapters.actions:
-            if pages := pool.pages.take_new_adapter_pages():
-                effects.append(AdapterPages(pages))
-            effects.extend(pool.adapters.take_actions())
-        if pool.swap.copies:
-            effects.extend(pool.swap.take_copies())
-        if pool.facts:
-            effects.extend(pool.facts)
-            pool.facts = []
+            self._effects.extend(Send(peer, Draining()) for peer in self._gateways)

@@ -6,6 +6,7 @@ Adapters with a tier are held there unasked (`host_cache.py`); which ones are ke
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 from weft.domain.adapter import DesiredChange
 from weft.domain.request import EndReason
@@ -13,7 +14,7 @@ from weft_runner.core.adapters.adapter import Adapter, HostCopy, LoadState, chec
 from weft_runner.core.adapters.known import KnownAdapters
 from weft_runner.core.adapters.load_queue import LoadQueue
 from weft_runner.core.adapters.slots import AdapterSlots
-from weft_runner.core.events import Action, AdapterBrought, Fact, Fetched, FetchFailed, Loaded, LoadFailed, Retain
+from weft_runner.core.events import AdapterBrought, Fetched, FetchFailed, Loaded, LoadFailed, Retain
 from weft_runner.core.host_cache import HostCache, TierPrefetcher, check_host_cache, check_prefetcher
 from weft_runner.core.page_table import PageTable
 
@@ -21,20 +22,20 @@ from weft_runner.core.page_table import PageTable
 class AdapterManager:
     """One owner: the request pool. Most methods that change something reconcile: slots are assigned, drained, emptied.
 
-    `actions` are for the adapter pool, in the order in which they have to be executed; `dirty`: the adapters that have
-    changed since the last report.
+    `effects`: the list that takes what follows, in the order in which it has to be done; `dirty`: the adapters that
+    have changed since the last report.
     """
 
     def __init__(
         self, slots: int, *, starvation: int = 16, host_bytes: int = 1 << 30, keep_copies: bool = True,
-        pages: PageTable | None = None, page_bytes: int = 0,
+        pages: PageTable | None = None, page_bytes: int = 0, effects: list[Any] | None = None,
     ) -> None:  # fmt: skip
-        self.actions: list[Action] = []
+        self.effects = [] if effects is None else effects
         self.dirty: dict[str, Adapter] = {}
-        self.slots = AdapterSlots(slots, pages or PageTable(1, 1), page_bytes, self.actions, self.dirty)
-        self.host = HostCache(host_bytes, self.actions.append, self.slots.changed)
+        self.slots = AdapterSlots(slots, pages or PageTable(1, 1), page_bytes, self.effects, self.dirty)
+        self.host = HostCache(host_bytes, self.effects.append, self.slots.changed)
         self.prefetcher = TierPrefetcher(self.host, self.slots.changed)
-        self.queue = LoadQueue(self.slots, self.host, self.actions, starvation=starvation, keep_copies=keep_copies)
+        self.queue = LoadQueue(self.slots, self.host, self.effects, starvation=starvation, keep_copies=keep_copies)
         self.known = KnownAdapters(self.slots)
         self.adapters = self.known.adapters
 
@@ -84,9 +85,7 @@ class AdapterManager:
 
     # ---- results of actions
 
-    def on_event(
-        self, event: Fetched | FetchFailed | Loaded | LoadFailed, facts: list[Fact]
-    ) -> tuple[EndReason, str] | None:
+    def on_event(self, event: Fetched | FetchFailed | Loaded | LoadFailed) -> tuple[EndReason, str] | None:
         """Take a result of the adapter pool. Returns why the sequences that wait for the adapter have to end, if so.
 
         An adapter that failed is tried again when the next sequence names it, or by `retry`: never by itself.
@@ -95,7 +94,7 @@ class AdapterManager:
         match event:
             case Fetched(_, n_bytes, host_bytes, seconds):
                 if not adapter.on_disk:
-                    facts.append(AdapterBrought(to_device=False, seconds=seconds))
+                    self.effects.append(AdapterBrought(to_device=False, seconds=seconds))
                 self.prefetcher.on_fetch_ended(adapter)
                 if adapter.state is LoadState.FETCHING:
                     adapter.advance(LoadState.ON_DISK)
@@ -113,7 +112,7 @@ class AdapterManager:
                     lost = EndReason.LOAD_FAILED, fault
                     adapter.fail(fault, permanent=True)
             case Loaded(_, rank, n_bytes, host_bytes, load_cost):
-                facts.append(AdapterBrought(to_device=True, seconds=load_cost))
+                self.effects.append(AdapterBrought(to_device=True, seconds=load_cost))
                 adapter.advance(LoadState.RESIDENT)
                 adapter.fail("")
                 adapter.measured(n_bytes, rank)
@@ -156,7 +155,7 @@ class AdapterManager:
         self.known.protect()
         self.prefetcher.plan()
         if change.full:
-            self.actions.append(Retain(frozenset(self.adapters)))
+            self.effects.append(Retain(frozenset(self.adapters)))
         self._enqueue_pinned()
 
     def retry(self) -> None:
@@ -203,12 +202,6 @@ class AdapterManager:
 
     # ---- what follows
 
-    def take_actions(self) -> list[Action]:
-        """Take the actions that have not been taken yet."""
-        actions = [*self.actions]
-        self.actions.clear()
-        return actions
-
     def slot_of(self, digest: str) -> int:
         """Return the slot of an adapter that sequences run with."""
         slot = self.adapters[digest].slot
@@ -232,7 +225,7 @@ class AdapterManager:
         if known.version is not None and (forgotten := known.take_forgotten()):
             for adapter in forgotten:
                 self._empty(adapter)
-            self.actions.append(Retain(frozenset(self.adapters)))
+            self.effects.append(Retain(frozenset(self.adapters)))
         queue.assign_slots()
         queue.drain_slots()
         fetches = self.prefetcher.next_fetches()

@@ -9,7 +9,7 @@ and sequences (`host_cache.py`).
 
 from collections.abc import Callable, Iterable
 
-from weft_runner.core.events import SwapOut
+from weft_runner.core.events import DropSwap, Effect, SwapOut
 from weft_runner.core.host_cache import CachedPage, HostCache
 from weft_runner.core.prefix.cache import PrefixCache
 from weft_runner.core.swap.swaps import KvSwap
@@ -20,8 +20,8 @@ MOST_PAGES = 32  # of a copy: a sequence's own copies wait for no more than thes
 class HostPrefixes:
     """One owner: the request pool. It answers the prefix cache what is in host memory."""
 
-    def __init__(self, prefixes: PrefixCache, host: HostCache, swap: KvSwap) -> None:
-        self._prefixes, self._host, self._swap = prefixes, host, swap
+    def __init__(self, prefixes: PrefixCache, host: HostCache, swap: KvSwap, effects: list[Effect]) -> None:
+        self._prefixes, self._host, self._swap, self._effects = prefixes, host, swap, effects
         self.saves: dict[int, dict[int, CachedPage]] = {}  # copies out by number: pages, and what they become
         self.out_bytes = 0
         prefixes.in_host, host.on_dropped = self, self._on_dropped
@@ -68,7 +68,7 @@ class HostPrefixes:
         if pages:
             self.saves[number] = pages
             self._prefixes.saving.update(pages)
-            swap.copies.append(SwapOut(number, tuple(pages), tuple(cached.host for cached in pages.values())))
+            self._effects.append(SwapOut(number, tuple(pages), tuple(cached.host for cached in pages.values())))
 
     def on_copied(self, number: int) -> None:
         """That copy is complete, if it is one of these and was not dropped."""
@@ -86,7 +86,7 @@ class HostPrefixes:
     def _on_dropped(self, page: CachedPage) -> None:
         """A page that is on its way out ends its copy, and what else comes with it is lost, too."""
         if not page.number:
-            self._swap.free(page.host)
+            self._effects.append(DropSwap((), (page.host,)))
             return
         pages = self.saves.pop(page.number)
         self._prefixes.saving.difference_update(pages)

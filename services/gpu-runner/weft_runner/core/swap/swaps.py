@@ -13,7 +13,7 @@ them as one that comes back does. Another one that would read the same pages wai
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from weft_runner.core.events import DropSwap, SwapIn, SwapOut
+from weft_runner.core.events import DropSwap, Effect, SwapIn, SwapOut
 from weft_runner.core.host_cache import CachedPage, HostCache
 from weft_runner.core.sequence import Sequence, SequencePhase
 
@@ -45,19 +45,19 @@ class SwappedKv:
 
 
 class KvSwap:
-    """One owner: the request pool. `page_bytes`: of a page's KV; 0: this runner swaps nothing."""
+    """One owner: the request pool. `page_bytes`: of a page's KV; 0: this runner swaps nothing.
 
-    def __init__(self, host: HostCache, page_bytes: int) -> None:
-        self._host, self.page_bytes = host, page_bytes
+    `effects` takes the copies, and what ends them: before anything else is done with their pages.
+    """
+
+    def __init__(self, host: HostCache, page_bytes: int, effects: list[Effect]) -> None:
+        self._host, self.page_bytes, self._effects = host, page_bytes, effects
         self.by_key: dict[str, SwappedKv] = {}
         self.arriving: dict[bytes, int] = {}  # names of pages on their way to the device, and the number of the copy
-        self.copies: list[SwapOut | SwapIn] = []
         self.bytes_per_s = GUESSED_BYTES_PER_S
         self.out_bytes = self.in_bytes = self.prefix_in_bytes = 0
         self.copy_s = 0.0  # that copies took, out and in, of sequences that had left
         self._numbers = self._hosts = 0
-        self.dropped: list[int] = []  # copies
-        self.freed: list[int] = []  # host pages
 
     @property
     def leaving(self) -> bool:
@@ -94,13 +94,13 @@ class KvSwap:
             return False
         sequence.swap_out()
         swap = self.by_key[sequence.key] = SwappedKv(sequence, self.next_number(), self.next_hosts(pages), wanted_pages)
-        self.copies.append(SwapOut(swap.number, tuple(pages), swap.hosts))
+        self._effects.append(SwapOut(swap.number, tuple(pages), swap.hosts))
         return True
 
     def swap_in(self, swap: SwappedKv, pages: list[int]) -> None:
         """Begin to copy the last of its pages back to these; the first ones are on the device already."""
         swap.sequence.swap_in()
-        self.copies.append(SwapIn(swap.number, swap.hosts[len(swap.hosts) - len(pages) :], tuple(pages)))
+        self._effects.append(SwapIn(swap.number, swap.hosts[len(swap.hosts) - len(pages) :], tuple(pages)))
 
     def read(self, sequence: Sequence, cached: list[CachedPage], pages: list[int]) -> None:
         """Begin to copy pages of earlier prompts to these, for a new sequence; the first of its pages are there."""
@@ -108,7 +108,7 @@ class KvSwap:
         hosts = tuple(page.host for page in cached)
         swap = self._wait(SwappedKv(sequence, self.next_number(), hosts, 0, (*cached,)))
         self.arriving.update((page.name, swap.number) for page in cached)
-        self.copies.append(SwapIn(swap.number, swap.hosts, tuple(pages)))
+        self._effects.append(SwapIn(swap.number, swap.hosts, tuple(pages)))
 
     def follow(self, sequence: Sequence, number: int) -> None:
         """A new sequence waits for pages that are on their way for another one."""
@@ -167,23 +167,10 @@ class KvSwap:
 
     def drop(self, number: int, hosts: Iterable[int]) -> None:
         """That copy goes no further; these host pages are free."""
-        self.copies = [copy for copy in self.copies if copy.number != number]
-        self.dropped.append(number)
-        self.freed.extend(hosts)
-
-    def free(self, host: int) -> None:
-        self.freed.append(host)
-
-    def take_drop(self) -> DropSwap:
-        """Before anything else is done with pages: those of a dropped copy may have new owners."""
-        drop = DropSwap(tuple(self.dropped), tuple(self.freed))
-        self.dropped, self.freed = [], []
-        return drop
-
-    def take_copies(self) -> list[SwapOut | SwapIn]:
-        """After everything else: adapters whose pages are copied to have left them."""
-        copies, self.copies = self.copies, []
-        return copies
+        begun = [one for one in self._effects if isinstance(one, SwapOut | SwapIn) and one.number == number]
+        for copy in begun:  # by the same event
+            self._effects.remove(copy)
+        self._effects.append(DropSwap((number,), tuple(hosts)))
 
     def _wait(self, swap: SwappedKv) -> SwappedKv:
         swap.sequence.swap_in()

@@ -26,7 +26,7 @@ class HandOver:
     def __init__(self, pool: "RequestPool") -> None:
         self._pool, self._limits = pool, pool.limits
         self.freezing: list[tuple[Freeze, Peer]] = []  # whose sequences are in a batch in flight
-        self.kv = KvTransfers(pool.limits.kv, pool.limits.kv_claim_s, pool.limits.kv_page_bytes)
+        self.kv = KvTransfers(pool.limits.kv, pool.limits.kv_claim_s, pool.limits.kv_page_bytes, pool.effects)
 
     # ---- events
 
@@ -39,7 +39,7 @@ class HandOver:
         sequence = pool.sequences.get(freeze.request_id)
         answer = Ended(freeze.request_id, freeze.epoch, EndReason.KV_LOST, "nothing of it is here to send")
         if sequence is None or sequence.owner != owner or sequence.start.epoch != freeze.epoch:
-            pool.messages.append(Send(owner, answer))
+            pool.effects.append(Send(owner, answer))
             return
         if sequence.in_flight:
             self.freezing.append((freeze, owner))
@@ -48,7 +48,7 @@ class HandOver:
         if not ready or not sequence.in_kv or kv.identity is None or sequence.key in kv.outgoing:
             pool.end(sequence, EndReason.KV_LOST, answer.detail)
             return
-        pool.frozen.append(Send(owner, Frozen(sequence.key, freeze.epoch, sequence.n_emitted)))
+        pool.effects.append(Send(owner, Frozen(sequence.key, freeze.epoch, sequence.n_emitted)))
         kv.offer(sequence, freeze.to, freeze.next_epoch)
         self.leave(sequence)
 
@@ -169,14 +169,16 @@ class HandOver:
         pool.pages.fill(key, complete.in_kv)
         pool.reservations.granted([*incoming.pages[pool.pages.pages_for(complete.in_kv) - incoming.first_page :]])
         self.kv.message(peer, KvAck(key, epoch))
-        if tokens:
-            pool.produce(sequence.owner, SequenceTokens(key, epoch, position, tokens, None, 0, complete.logprobs))
         pool.urgent = True
-        # the context beside its adapter is smaller than at its sender
-        if tokens and len(sequence.tokens) == sequence.max_len:
-            pool.produce(sequence.owner, SequenceTokens(key, epoch, sequence.n_emitted, (), FinishReason.LENGTH))
-            pool.remove(sequence, finish=FinishReason.LENGTH)
-            return
+        if tokens:
+            produced = [SequenceTokens(key, epoch, position, tokens, None, 0, complete.logprobs)]
+            # the context beside its adapter is smaller than at its sender
+            if full := len(sequence.tokens) == sequence.max_len:
+                produced.append(SequenceTokens(key, epoch, sequence.n_emitted, (), FinishReason.LENGTH))
+            pool.produce(sequence.owner, produced)
+            if full:
+                pool.remove(sequence, finish=FinishReason.LENGTH)
+                return
         self._continue(incoming)
 
     def _fault_of(self, sequence: Sequence, complete: KvComplete) -> str:

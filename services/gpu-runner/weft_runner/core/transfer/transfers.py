@@ -17,12 +17,11 @@ from weft.domain.ids import Epoch, RunnerId
 from weft.domain.kv_transfer import KvAccept, KvHello, KvOffer, KvReady, KvRefuse
 from weft.domain.machine import Close, Kind, Peer, Send
 from weft.domain.request import KvTarget, TokenLogprob
-from weft_runner.core.events import DropKv, OpenKvStream, ReceiveKv, SendKv
+from weft_runner.core.events import DropKv, Effect, OpenKvStream, ReceiveKv, SendKv
 from weft_runner.core.sequence import Sequence, SequencePhase
 
 MOST_OFFERS = 4096  # without a Start: more requests than two runners exchange at a time
 SLOWEST_BYTES_PER_S = 10e6  # a transfer that is slower than this has failed
-KvEffect = OpenKvStream | SendKv | ReceiveKv | DropKv | Send | Close
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +68,14 @@ class IncomingKv:
 class KvTransfers:
     """One owner: the request pool. `lost`, `received` and `handed_over` count since start; `page_bytes`: of KV.
 
-    `offers`: without a Start so far. What is empty costs a step nothing: callers look at `outgoing`, `offers`, `drops`
-    and `effects` before they call.
+    `offers`: without a Start so far. What is empty costs a step nothing: callers look at `outgoing` and `offers` before
+    they call. `effects` takes what follows; what ends a transfer stands before its pages have new owners.
     """
 
     identity: KvIdentity | None
     claim_s: float
     page_bytes: int
+    effects: list[Effect]
     outgoing: dict[str, OutgoingKv] = field(default_factory=dict[str, OutgoingKv])
     incoming: dict[str, IncomingKv] = field(default_factory=dict[str, IncomingKv])
     handed_over: int = 0
@@ -84,8 +84,6 @@ class KvTransfers:
     _streams: dict[Peer, bool] = field(default_factory=dict[Peer, bool])  # to receivers; True: it has answered
     _senders: dict[Peer, RunnerId] = field(default_factory=dict[Peer, RunnerId])
     offers: dict[str, tuple[Peer, KvOffer, float]] = field(default_factory=dict[str, tuple[Peer, KvOffer, float]])
-    drops: list[DropKv] = field(default_factory=list[DropKv])
-    effects: list[KvEffect] = field(default_factory=list[KvEffect])
 
     @property
     def moving(self) -> bool:
@@ -93,14 +91,6 @@ class KvTransfers:
         return any(o.sequence.phase is SequencePhase.SEND for o in self.outgoing.values()) or any(
             i.adapter_there and not i.complete for i in self.incoming.values()
         )
-
-    def take_effects(self) -> list[KvEffect | DropKv]:
-        """Drops first: pages that they name may have new owners in what follows."""
-        if not self.drops and not self.effects:
-            return []
-        effects: list[KvEffect | DropKv] = [*self.drops, *self.effects]
-        self.drops, self.effects = [], []
-        return effects
 
     def next_deadline(self) -> float:
         offered = min((until for _, _, until in self.offers.values()), default=inf)
@@ -120,7 +110,7 @@ class KvTransfers:
         """A stream to a receiver has been answered, or a sender opens one."""
         if peer in self._streams:
             self._streams[peer] = True
-            self.effects += [self._offer(one) for one in self.outgoing.values() if one.peer == peer]
+            self.effects.extend(self._offer(one) for one in self.outgoing.values() if one.peer == peer)
             return
         fault = hello_fault(self.identity, hello)
         if fault is not None or not isinstance(hello, KvHello) or self.identity is None:
@@ -244,11 +234,11 @@ class KvTransfers:
         """Its sequence is over here, or runs: nothing of it is sent or received any more."""
         outgoing = self.outgoing.pop(key, None)
         if outgoing is not None and outgoing.accepted and not acknowledged:
-            self.drops.append(DropKv(outgoing.peer, key, outgoing.epoch))
+            self.effects.append(DropKv(outgoing.peer, key, outgoing.epoch))
         incoming = self.incoming.pop(key, None)
         if incoming is not None and incoming.peer is not None and not incoming.complete:
             epoch = incoming.sequence.start.epoch
-            self.drops.append(DropKv(incoming.peer, key, epoch))
+            self.effects.append(DropKv(incoming.peer, key, epoch))
             self.effects.append(Send(incoming.peer, KvRefuse(key, epoch, "nobody waits for it any more")))
 
 
