@@ -278,7 +278,6 @@ def test_finishes_and_overruns_are_reported_at_once_and_quiet_iterations_are_not
     driver = drive(total_pages=2, page_tokens=4)
     driver.beat()
     driver.engine.runner.reporter.register(Registered(lease_ms=10**9, report_ms=10**9))
-    driver.beat()
     driver.outputs.clear()
     driver.engine.runner.reporter._due_at = float("inf")
     driver.post(driver.request("r", [3, 4, 5], 5, reservation_tokens=1, sampling=GREEDY))

@@ -148,7 +148,7 @@ def test_a_row_whose_mask_does_not_come_in_time_ends_by_name_and_no_other(machin
     due = machine.next_deadline()
     assert due is not None
     assert due <= 1.0 + WAIT_S
-    assert machine.pool.masks_due == 1.0 + WAIT_S, "since it waits"
+    assert machine.pool.timers.get(("mask", "r")) == 1.0 + WAIT_S, "since it waits"
     machine.handle(TICK, WAIT_S)
     assert len(machine.pool.sequences) == 2
     state.ready = comes

@@ -4,11 +4,11 @@ The grammar's state comes from a thread beside the engine (`CompileGrammar`, `Gr
 tokens that were emitted in earlier epochs. What is not there after WAIT_S never comes: its request ends by name.
 """
 
-from math import inf
 from typing import NamedTuple
 
 from weft.domain.machine import Peer
 from weft.domain.request import Start
+from weft.domain.timers import TimerQueue
 from weft_runner.core.events import CompileGrammar, GrammarCompiled
 
 WAIT_S = 10.0  # a gateway has compiled it in less than one; of the mask behind a token, too
@@ -20,47 +20,41 @@ class AwaitedGrammar(NamedTuple):
     start: Start
     peer: Peer
     gateway: str
-    deadline: float
 
 
 class AwaitedGrammars:
-    """At most `limit` at a time, by session and request. One owner: the runner's machine."""
+    """At most `limit` at a time, by session and request. One owner: the runner's machine.
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self.waiting: dict[tuple[Peer, str], AwaitedGrammar] = {}
+    Timers ("grammar", session, request) say when the time of each is over.
+    """
+
+    def __init__(self, limit: int, timers: TimerQueue[tuple[str, ...]]) -> None:
+        self._limit, self._timers = limit, timers
+        self.waiting: dict[tuple[str, str], AwaitedGrammar] = {}
 
     def wait(self, start: Start, peer: Peer, gateway: str, now: float) -> CompileGrammar | None:
         """What makes its grammar's state; None: too many wait. An earlier epoch of the request waits no more."""
-        key = peer, start.request_id
+        key = peer.name, start.request_id
         if key not in self.waiting and len(self.waiting) >= self._limit:
             return None
-        self.waiting[key] = AwaitedGrammar(start, peer, gateway, now + WAIT_S)
+        self.waiting[key] = AwaitedGrammar(start, peer, gateway)
+        self._timers.set(("grammar", *key), now + WAIT_S)
         sampling = start.sampling
         ends = () if sampling.ignore_eos else sampling.eos_token_ids
         return CompileGrammar(peer, start.request_id, start.epoch, sampling.grammar, start.emitted, ends)
 
-    def drop(self, peer: Peer, request_id: str) -> None:
-        """It was stopped."""
-        self.waiting.pop((peer, request_id), None)
+    def drop(self, session: str, request_id: str) -> AwaitedGrammar | None:
+        """Forget a Start that was stopped, or whose time is over. None: it does not wait."""
+        self._timers.clear(("grammar", session, request_id))
+        return self.waiting.pop((session, request_id), None)
 
     def closed(self, peer: Peer) -> None:
-        """That session is over."""
-        self.waiting = {key: one for key, one in self.waiting.items() if one.peer != peer}
+        """Forget what a session that is over has started."""
+        for key in [key for key, one in self.waiting.items() if one.peer == peer]:
+            self.drop(*key)
 
     def take(self, event: GrammarCompiled) -> AwaitedGrammar | None:
-        """Who waited for that; None: nobody any more."""
-        key = event.peer, event.request_id
+        """Return who waited for that; None: nobody any more."""
+        key = event.peer.name, event.request_id
         one = self.waiting.get(key)
-        return self.waiting.pop(key) if one is not None and one.start.epoch == event.epoch else None
-
-    def next_deadline(self) -> float:
-        """inf: nobody waits. Asked at every event."""
-        return min([one.deadline for one in self.waiting.values()]) if self.waiting else inf
-
-    def take_expired(self, now: float) -> list[AwaitedGrammar]:
-        """Those that have waited too long."""
-        over = [one for one in self.waiting.values() if one.deadline <= now]
-        for one in over:
-            del self.waiting[one.peer, one.start.request_id]
-        return over
+        return self.drop(*key) if one is not None and one.start.epoch == event.epoch else None

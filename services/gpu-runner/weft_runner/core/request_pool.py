@@ -29,6 +29,7 @@ from weft.domain.request import (
     TokenLogprob,
 )
 from weft.domain.runner import OffloadState, RunnerFigures, RunnerRole
+from weft.domain.timers import TimerQueue
 from weft_runner.core.adapters.manager import AdapterManager, check_adapters
 from weft_runner.core.admission import HighestEpochs, PoolLimits, ended, first_pages, no_capacity, refusal
 from weft_runner.core.awaited_grammars import WAIT_S
@@ -68,6 +69,7 @@ class RequestPool:
     def __init__(self, limits: PoolLimits, model: StepModel = GUESS) -> None:
         self.limits = limits
         self.effects: list[Effect] = []
+        self.timers: TimerQueue[tuple[str, ...]] = TimerQueue()
         self.scheduler = BatchScheduler(limits.batch, model)
         self.pages = PageTable(limits.total_pages, limits.page_tokens, limits.most_adapter_pages, self.effects)
         self.reuse = PrefixReuse(self.pages)
@@ -87,9 +89,9 @@ class RequestPool:
         self.epochs = HighestEpochs()
         self.sequences: dict[str, Sequence] = {}
         self.constrained: dict[str, Sequence] = {}  # those with a grammar
-        self.masked_out: dict[str, float] = {}  # those of them whose masks are not ready, and until when they wait
+        self.masked_out: set[str] = set()  # those of them whose masks are not ready; timers ("mask", key)
         self.draining = False
-        self.drain_at = self._drain_by = inf  # when sequences of a runner that drains end; at the latest
+        self._drain_by = 0.0  # sequences of a runner that drains end at the latest; the timer ("drain",): when
         self._left_before_drain: int  # `departures` when it was looked at last, while it drains
         self.urgent = False  # a report is due at once
         self.iterations = self.forwards = self.tokens = self.departures = 0
@@ -164,21 +166,23 @@ class RequestPool:
     def drain(self, *, on: bool, migrate_s: float = 0.0) -> None:
         """Admit none until drained is taken back. What is here ends at once, or may move to other runners meanwhile."""
         self.draining, self.urgent = on, True
-        self.drain_at = self._drain_by = self.now + (migrate_s if self.kv.identity is not None else 0.0) if on else inf
+        self._drain_by = self.now + (migrate_s if self.kv.identity is not None else 0.0)
         self._left_before_drain = self.departures
+        self.timers.clear(("drain",))
         if on and self._drain_by > self.now:
-            self.drain_at = min(self._drain_by, self.now + DRAIN_IDLE_S)
+            self.timers.set(("drain",), min(self._drain_by, self.now + DRAIN_IDLE_S))
         elif on:
             self.end_drained()
 
     def end_drained(self) -> None:
-        """At `drain_at`. Those that still leave get more time; whose KV is on its way, all there is."""
+        """End what is left. Those that still leave get more time; whose KV is on its way, all there is."""
         over = self.now >= self._drain_by
         if not over and self.departures != self._left_before_drain:
             self._left_before_drain = self.departures
-            self.drain_at = min(self._drain_by, self.now + DRAIN_IDLE_S)
+            self.timers.set(("drain",), min(self._drain_by, self.now + DRAIN_IDLE_S))
             return
-        self.drain_at = inf if over else self._drain_by
+        if not over:
+            self.timers.set(("drain",), self._drain_by)
         for sequence in list(self.sequences.values()):
             sent = self.kv.outgoing.get(sequence.key) if sequence.phase is SequencePhase.SEND else None
             if over or sent is None:
@@ -317,22 +321,20 @@ class RequestPool:
 
     def _await_masks(self) -> None:
         """Who has no mask yet, and will have none by the end of a step, is in no batch until it has."""
-        latest, before = self.now + WAIT_S, self.masked_out
         running = ((key, s.mask) for key, s in self.constrained.items() if s.phase in RUNNING)
-        late = (key for key, mask in running if mask is not None and not mask.ready)
-        self.masked_out = {key: before.get(key, latest) for key in late}
-        if self.masked_out.keys() != before.keys():
+        before, late = self.masked_out, {key for key, mask in running if mask is not None and not mask.ready}
+        if late != before:
+            for key in late - before:
+                self.timers.set(("mask", key), self.now + WAIT_S)
+            for key in before - late:
+                self.timers.clear(("mask", key))
+            self.masked_out = late
             self.scheduler.changed()
 
-    @property
-    def masks_due(self) -> float:
-        """The earliest time at which a request ends whose mask has not come; inf: none waits."""
-        return min(self.masked_out.values()) if self.masked_out else inf
-
-    def end_masked_out(self) -> None:
-        """End who has no mask by `masks_due`, by name, and no other."""
+    def end_masked_out(self, key: str) -> None:
+        """End a sequence whose time is over, by name, if its mask is not there now."""
         self._await_masks()
-        for key in [key for key, due in self.masked_out.items() if due <= self.now]:
+        if key in self.masked_out:
             detail = f"the mask behind a token was not there within {WAIT_S:g} s"
             self.end(self.sequences[key], EndReason.GRAMMAR, detail)
 
@@ -669,7 +671,8 @@ class RequestPool:
         self.effects.append(_ended_fact(sequence, finish, self.now))
         del self.sequences[sequence.key]
         if self.constrained.pop(sequence.key, None) is not None:
-            self.masked_out.pop(sequence.key, None)
+            self.masked_out.discard(sequence.key)
+            self.timers.clear(("mask", sequence.key))
         self.reservations.paused.pop(sequence.key, None)
         self._end_swap(sequence)
         self.kv.forget(sequence.key)
@@ -816,7 +819,8 @@ def check_pool(pool: RequestPool) -> None:
     assert all(page.adapter in known for page in pool.adapters.host.cached.values()), "KV without its adapter"
     masked = [s.key for s in pool.sequences.values() if s.mask is not None and s.mask.grammar is not None]
     assert masked == list(pool.constrained)
-    assert pool.masked_out.keys() <= pool.constrained.keys()
+    assert pool.masked_out <= pool.constrained.keys()
+    assert all(("mask", key) in pool.timers for key in pool.masked_out)
     here = {key for key, sequence in pool.sequences.items() if sequence.phase is not SequencePhase.SWAPPED}
     assert pool.pages.holders() == here
     for sequence in pool.sequences.values():

@@ -44,10 +44,10 @@ class Runner:
         self.pool = RequestPool(limits, model)
         self._effects = self.pool.effects  # of the present event
         self.reporter = Reporter(self.pool)
-        self.grammars = AwaitedGrammars(limits.max_sequences)
+        self._timers = self.pool.timers
+        self.grammars = AwaitedGrammars(limits.max_sequences, self._timers)
         self._gateways: dict[Peer, str] = {}  # sessions, and the gateway that each one's hello names
         self._ordered_drain = False
-        self._retry_at = 0.0
         self._step: RunStep | None = None  # the latest
 
     # ---- Machine
@@ -77,44 +77,48 @@ class Runner:
                 self._drain(on, migrate_s)
             case Loaded() | Fetched() | LoadFailed() | FetchFailed() | FoundOnDisk():
                 pool.on_adapter_event(event)
+                self._retry_later(now)
             case SwapDone() | SwapFailed():
                 pool.on_swap_event(event)
             case GrammarCompiled():
                 self._compiled(event, now)
         self.reporter.changed = self.reporter.changed or event.__class__ is not Tick
-        if (
-            now >= self._retry_at or pool.drain_at <= now or pool.masked_out or self.grammars.waiting
-            or pool.kv.outgoing or pool.kv.offers
-        ):  # fmt: skip
-            self._end_what_is_due(now)
+        while (due := self._timers.take_due(now)) is not None:
+            self._expire(due, now)
         self._effects.extend(self.reporter.effects(now))
         effects = self._effects.copy()
         self._effects.clear()
         return effects
 
-    def _end_what_is_due(self, now: float) -> None:
-        """What has waited for its time or too long: KV, grammars, masks, a drain, adapters that failed."""
-        if self.pool.kv.outgoing or self.pool.kv.offers:
-            self.pool.hand_over.expire(now)
-        if self.grammars.waiting:
-            self._expire_grammars(now)
-        if self.pool.masked_out and self.pool.masks_due <= now:
-            self.pool.end_masked_out()
-        if self.pool.drain_at <= now:
-            self.pool.end_drained()
-        if now >= self._retry_at:
-            self._retry_at = now + RETRY_S
-            if self.pool.adapters.not_ready_reason():
-                self.pool.adapters.retry()
-
     def next_deadline(self) -> float | None:
-        kv, deadline = self.pool.kv, self.reporter.deadline()
-        if kv.outgoing or kv.offers:
-            deadline = min(deadline, kv.next_deadline())
-        deadline = min(deadline, self.pool.drain_at, self.pool.masks_due, self.grammars.next_deadline())
-        if self.pool.adapters.not_ready_reason():
-            deadline = min(deadline, self._retry_at)
+        reported, timed = self.reporter.deadline(), self._timers.next()
+        deadline = reported if timed is None else min(reported, timed)
         return None if deadline == inf else deadline
+
+    def _expire(self, timer: tuple[str, ...], now: float) -> None:
+        """End what has waited for its time or too long: KV, grammars, masks, a drain, adapters that failed."""
+        pool = self.pool
+        match timer:
+            case ("drain",):
+                pool.end_drained()
+            case ("grammar", session, request_id):
+                if (awaited := self.grammars.drop(session, request_id)) is not None:
+                    detail = f"the grammar was not compiled within {WAIT_S:g} s"
+                    self._effects.append(Send(awaited.peer, ended(awaited.start, EndReason.GRAMMAR, detail)))
+            case ("mask", key):
+                pool.end_masked_out(key)
+            case ("offer", request_id):
+                pool.kv.expire_offer(request_id)
+            case ("transfer", key):
+                pool.hand_over.expire(key)
+            case _:
+                if pool.adapters.not_ready_reason():
+                    pool.adapters.retry()
+                self._retry_later(now)
+
+    def _retry_later(self, now: float) -> None:
+        if self.pool.adapters.not_ready_reason():
+            self._timers.set_earlier(("retry",), now + RETRY_S)
 
     def check(self) -> None:
         check_pool(self.pool)
@@ -175,10 +179,10 @@ class Runner:
                 if (gateway := self._gateways.get(peer)) is not None:
                     self._start(message, peer, gateway, now)
             case Stop(request_id, epoch, finish, preempted):
-                self.grammars.drop(peer, request_id)
+                self.grammars.drop(peer.name, request_id)
                 self.pool.stop(request_id, epoch, peer, finish, preempted=preempted)
             case Freeze():
-                self.grammars.drop(peer, message.request_id)
+                self.grammars.drop(peer.name, message.request_id)
                 self.pool.hand_over.freeze(message, peer)
             case Registered():
                 self.reporter.register(message)
@@ -215,11 +219,6 @@ class Runner:
             self._effects.append(Send(awaited.peer, answer))
         else:
             self.pool.start(awaited.start, awaited.peer, awaited.gateway, now, event.state)
-
-    def _expire_grammars(self, now: float) -> None:
-        for awaited in self.grammars.take_expired(now):
-            answer = ended(awaited.start, EndReason.GRAMMAR, f"the grammar was not compiled within {WAIT_S:g} s")
-            self._effects.append(Send(awaited.peer, answer))
 
     def _connect(self, peer: Peer, hello: object) -> None:
         if peer.kind is Kind.SUPERVISOR:

@@ -26,7 +26,9 @@ class HandOver:
     def __init__(self, pool: "RequestPool") -> None:
         self._pool, self._limits = pool, pool.limits
         self.freezing: list[tuple[Freeze, Peer]] = []  # whose sequences are in a batch in flight
-        self.kv = KvTransfers(pool.limits.kv, pool.limits.kv_claim_s, pool.limits.kv_page_bytes, pool.effects)
+        self.kv = KvTransfers(
+            pool.limits.kv, pool.limits.kv_claim_s, pool.limits.kv_page_bytes, pool.effects, pool.timers
+        )
 
     # ---- events
 
@@ -90,10 +92,9 @@ class HandOver:
             detail = f"the stream of the other runner is over: {reason}"
             self._pool.end(other.sequence, EndReason.KV_LOST, detail)
 
-    def expire(self, now: float) -> None:
-        """End the transfers whose time is over."""
-        for one in self.kv.take_expired(now):
-            self._lose(one, "the other runner did not take it in time")
+    def expire(self, key: str) -> None:
+        """End a transfer whose time is over."""
+        self._lose(self.kv.outgoing[key], "the other runner did not take it in time")
 
     # ---- the sender's side
 

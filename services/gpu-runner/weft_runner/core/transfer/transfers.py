@@ -11,12 +11,12 @@ KV_LOST, and the gateway ends the epoch on both runners. A receiver does the sam
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from math import inf
 
 from weft.domain.ids import Epoch, RunnerId
 from weft.domain.kv_transfer import KvAccept, KvHello, KvOffer, KvReady, KvRefuse
 from weft.domain.machine import Close, Kind, Peer, Send
 from weft.domain.request import KvTarget, TokenLogprob
+from weft.domain.timers import TimerQueue
 from weft_runner.core.events import DropKv, Effect, OpenKvStream, ReceiveKv, SendKv
 from weft_runner.core.sequence import Sequence, SequencePhase
 
@@ -45,7 +45,6 @@ class OutgoingKv:
     sequence: Sequence
     peer: Peer
     epoch: Epoch
-    deadline: float = inf
     logprobs: tuple[TokenLogprob, ...] = ()  # of the tokens that go along
     accepted: bool = False
     sent: int = 0
@@ -69,13 +68,15 @@ class KvTransfers:
     """One owner: the request pool. `lost`, `received` and `handed_over` count since start; `page_bytes`: of KV.
 
     `offers`: without a Start so far. What is empty costs a step nothing: callers look at `outgoing` and `offers` before
-    they call. `effects` takes what follows; what ends a transfer stands before its pages have new owners.
+    they call. `effects` takes what follows; what ends a transfer stands before its pages have new owners. Timers
+    ("offer", request) and ("transfer", request) say when the time of each is over.
     """
 
     identity: KvIdentity | None
     claim_s: float
     page_bytes: int
     effects: list[Effect]
+    timers: TimerQueue[tuple[str, ...]]
     outgoing: dict[str, OutgoingKv] = field(default_factory=dict[str, OutgoingKv])
     incoming: dict[str, IncomingKv] = field(default_factory=dict[str, IncomingKv])
     handed_over: int = 0
@@ -83,7 +84,7 @@ class KvTransfers:
     lost: int = 0
     _streams: dict[Peer, bool] = field(default_factory=dict[Peer, bool])  # to receivers; True: it has answered
     _senders: dict[Peer, RunnerId] = field(default_factory=dict[Peer, RunnerId])
-    offers: dict[str, tuple[Peer, KvOffer, float]] = field(default_factory=dict[str, tuple[Peer, KvOffer, float]])
+    offers: dict[str, tuple[Peer, KvOffer]] = field(default_factory=dict[str, tuple[Peer, KvOffer]])
 
     @property
     def moving(self) -> bool:
@@ -92,17 +93,10 @@ class KvTransfers:
             i.adapter_there and not i.complete for i in self.incoming.values()
         )
 
-    def next_deadline(self) -> float:
-        offered = min((until for _, _, until in self.offers.values()), default=inf)
-        return min(offered, min((one.deadline for one in self.outgoing.values()), default=inf))
-
-    def take_expired(self, now: float) -> list[OutgoingKv]:
-        """Transfers that nobody has claimed. Offers that nobody has waited for are refused."""
-        for request_id, (peer, offer, until) in list(self.offers.items()):
-            if until <= now:
-                del self.offers[request_id]
-                self.effects.append(Send(peer, KvRefuse(request_id, offer.epoch, "nobody waits for it")))
-        return [one for one in self.outgoing.values() if one.deadline <= now]
+    def expire_offer(self, request_id: str) -> None:
+        """Refuse an offer that nobody has waited for."""
+        peer, offer = self.offers.pop(request_id)
+        self.effects.append(Send(peer, KvRefuse(request_id, offer.epoch, "nobody waits for it")))
 
     # ---- streams
 
@@ -123,7 +117,8 @@ class KvTransfers:
         """A stream is over: the transfers that were on it."""
         self._streams.pop(peer, None)
         self._senders.pop(peer, None)
-        self.offers = {key: offer for key, offer in self.offers.items() if offer[0] != peer}
+        for request_id in [request_id for request_id, (other, _) in self.offers.items() if other == peer]:
+            self._take_offer(request_id)
         outgoing = [one for one in self.outgoing.values() if one.peer == peer]
         return outgoing, [one for one in self.incoming.values() if one.peer == peer and not one.complete]
 
@@ -168,7 +163,8 @@ class KvTransfers:
 
     def computed(self, one: OutgoingKv, pages: int, now: float) -> None:
         """Nothing more is computed for it here: it has to be claimed, and to arrive, within a bounded time."""
-        one.deadline = now + self.claim_s + pages * self.page_bytes / SLOWEST_BYTES_PER_S
+        until = now + self.claim_s + pages * self.page_bytes / SLOWEST_BYTES_PER_S
+        self.timers.set(("transfer", one.sequence.key), until)
 
     def acknowledged(self, peer: Peer, request_id: str, epoch: Epoch) -> OutgoingKv | None:
         one = self._outgoing(peer, request_id, epoch)
@@ -189,9 +185,8 @@ class KvTransfers:
     def await_kv(self, one: IncomingKv) -> None:
         """A sequence waits for KV; it may have been offered already."""
         self.incoming[one.sequence.key] = one
-        offered = self.offers.pop(one.sequence.key, None)
-        if offered is not None:
-            self._answer(offered[0], offered[1], one)
+        if (offered := self._take_offer(one.sequence.key)) is not None:
+            self._answer(*offered, one)
 
     def offered(self, peer: Peer, offer: KvOffer, now: float, *, stale: bool) -> None:
         """`stale`: that epoch was here already. One whose Start is on its way is answered when it comes."""
@@ -201,7 +196,12 @@ class KvTransfers:
         elif stale or offer.request_id in self.offers or len(self.offers) >= MOST_OFFERS:
             self.effects.append(Send(peer, KvRefuse(offer.request_id, offer.epoch, "nobody waits for it")))
         else:
-            self.offers[offer.request_id] = (peer, offer, now + self.claim_s)
+            self.offers[offer.request_id] = peer, offer
+            self.timers.set(("offer", offer.request_id), now + self.claim_s)
+
+    def _take_offer(self, request_id: str) -> tuple[Peer, KvOffer] | None:
+        self.timers.clear(("offer", request_id))
+        return self.offers.pop(request_id, None)
 
     def _answer(self, peer: Peer, offer: KvOffer, one: IncomingKv) -> None:
         start = one.sequence.start
@@ -233,6 +233,7 @@ class KvTransfers:
     def forget(self, key: str, *, acknowledged: bool = False) -> None:
         """Its sequence is over here, or runs: nothing of it is sent or received any more."""
         outgoing = self.outgoing.pop(key, None)
+        self.timers.clear(("transfer", key))
         if outgoing is not None and outgoing.accepted and not acknowledged:
             self.effects.append(DropKv(outgoing.peer, key, outgoing.epoch))
         incoming = self.incoming.pop(key, None)
@@ -264,4 +265,5 @@ def check_kv_transfers(transfers: KvTransfers, sequences: Iterable[Sequence]) ->
     assert by_phase[SequencePhase.SEND] <= transfers.outgoing.keys(), "KV goes to nobody"
     for one in transfers.outgoing.values():
         assert one.peer in transfers._streams, one.peer  # pyright: ignore[reportPrivateUsage]
-        assert (one.deadline < inf) == (one.sequence.phase is SequencePhase.SEND), one.sequence.key
+        timed = ("transfer", one.sequence.key) in transfers.timers
+        assert timed == (one.sequence.phase is SequencePhase.SEND), one.sequence.key
