@@ -27,8 +27,8 @@ def received(worlds: list[World]) -> int:
     (world,) = worlds
     shells = [process.shell for process in world.runners.values()]
     machines = [shell.machine for shell in shells if isinstance(shell, RunnerShell)]
-    assert all(machine.pool.kv.lost == 0 for machine in machines)
-    return sum(machine.pool.kv.received for machine in machines)
+    assert all(machine.pool.hand_over.lost == 0 for machine in machines)
+    return sum(machine.pool.hand_over.received for machine in machines)
 
 
 @pytest.mark.slow

@@ -227,7 +227,7 @@ def test_the_second_runner_continues_from_what_the_first_has_computed(layer_by_l
     assert [s.first_page for s in pair.sent if isinstance(s, ev.SendKv)][1:], "pages leave while the prompt is computed"
     assert any(s.layer_by_layer for s in pair.sent if isinstance(s, ev.SendKv)) == (layer_by_layer_tokens == 5)
     assert not pair.dropped
-    of_a, of_b = pair.a.machine.pool.kv, pair.b.machine.pool.kv
+    of_a, of_b = pair.a.machine.pool.hand_over, pair.b.machine.pool.hand_over
     assert (of_a.handed_over, of_a.received, of_b.handed_over, of_b.received, of_a.lost + of_b.lost) == (1, 0, 0, 1, 0)
     assert idle(pair)
 
@@ -297,7 +297,7 @@ def test_a_broken_stream_is_said_by_the_sender_and_by_the_receiver() -> None:
     pair.step(pair.a)
     pair.lose_stream()
     assert [e.reason for e in (*pair.a.ended(), *pair.b.ended())] == [EndReason.KV_LOST] * 2
-    assert [side.machine.pool.kv.lost for side in (pair.a, pair.b)] == [1, 1]
+    assert [side.machine.pool.hand_over.lost for side in (pair.a, pair.b)] == [1, 1]
     assert idle(pair)
 
 

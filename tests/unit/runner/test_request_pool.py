@@ -15,6 +15,7 @@ from weft.domain.ids import Epoch
 from weft.domain.machine import Send
 from weft.domain.request import Ended, EndReason, FinishReason, NoCapacity, Priority, Sampling, SequenceTokens
 from weft_runner.core import (
+    REPORT,
     Action,
     Batch,
     BatchLimits,
@@ -69,6 +70,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.apply(whole(desired("a"), desired("b", pinned=True)))
         self.counter = 0
         self.live: dict[str, tuple[Epoch, int]] = {}  # request -> epoch, owner
+        self.seen: dict[str, int] = {}  # request -> the highest epoch that it was started or stopped with
         self.answers: dict[tuple[str, Epoch], list[int]] = {}
         self.transfers: list[Load | Fetch] = []
         self.draining = False
@@ -92,7 +94,8 @@ class PoolMachine(RuleBasedStateMachine):
             key, self.counter, (1,) * prompt, max_tokens, adapter=adapter, emitted=(1,) * emitted,
             reservation_tokens=reservation, priority=priority,
         )  # fmt: skip
-        known = self.pool.epochs.is_stale(key, request.epoch)
+        known = self.counter <= self.seen.get(key, -1)
+        self.seen[key] = max(self.counter, self.seen.get(key, -1))
         before = self.live.get(key)
         self.pool.start(request, session(owner), "g", 0.0)
         if known:
@@ -111,6 +114,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.stop(key, Epoch(1, counter), session(owner))
         if key in self.live and self.live[key][0] <= Epoch(1, counter) and self.live[key][1] == owner:
             del self.live[key]
+            self.seen[key] = max(counter, self.seen[key])
         self.counter = max(self.counter, counter)
         self.hear()
 
@@ -445,7 +449,7 @@ def test_without_a_free_page_a_sequence_pauses_keeps_its_place_and_gets_the_firs
     begin(pool, "new", 3, prompt=8, max_tokens=30, reservation_tokens=0)
     while pool.runnable:
         step(pool)
-    assert pool.take_report_now()
+    assert REPORT in pool.timers
     assert pool.paused() == ["old", "mid", "new"]
     first = state_of(pool).overruns[0]
     assert (first.request_id, first.wanted_pages, first.reservation_tokens) == ("old", 1, 4)
@@ -534,9 +538,9 @@ def test_a_sequence_waits_for_its_adapter_with_its_pages_while_the_others_run():
 def test_an_admission_that_waits_for_its_adapter_is_told_at_once():
     pool = RequestPool(LIMITS)
     begin(pool, "runs", 1, prompt=2, max_tokens=4)
-    assert not pool.take_report_now(), "its first iteration tells"
+    assert REPORT not in pool.timers, "its first iteration tells"
     begin(pool, "waits", 2, prompt=2, max_tokens=4, adapter="a")
-    assert pool.take_report_now()
+    assert REPORT in pool.timers
 
 
 class Unscanned(dict):

@@ -16,6 +16,7 @@ from weft.domain.machine import TICK, Closed, Connected, Kind, Peer, Received, S
 from weft.domain.request import Draining, Ended, Sampling, SessionHello, Stop
 from weft.domain.runner import Heartbeat, Registered, Resync, RunnerBook, RunnerOrder, RunnerReport, RunnerSpec
 from weft_runner.core import (
+    REPORT,
     BatchLimits,
     Drain,
     Fetch,
@@ -139,7 +140,7 @@ class ReportMachine(RuleBasedStateMachine):
     def compare(self) -> None:
         """Once everything due is reported the book is the state, whatever has happened since the last report."""
         runner = self.runner
-        if runner.reporter.changed or runner.pool.urgent:
+        if runner.reporter.changed or REPORT in runner.pool.timers:
             self.handle(TICK, 0.06)
         runner.reporter.resync()
         sequences, adapters, version = self.book.sequences, self.book.adapters, self.book.version

@@ -9,6 +9,7 @@ from weft_runner.core.adapters.manager import AdapterManager, check_adapters
 from weft_runner.core.admission import PoolLimits
 from weft_runner.core.batch import Batch, Batching, BatchLimits, Candidate, Row, adapter_segments, form_batch
 from weft_runner.core.events import (
+    REPORT,
     Action,
     AdapterBrought,
     AdapterPages,

@@ -35,6 +35,7 @@ class BatchScheduler:
         self._together: frozenset[str] = frozenset()  # of request-level batching: those of the present batch
         self._turns: dict[str, int] = {}  # of batch rows that decode: when each ran last beside interactive ones
         self._turn = count(1)
+        self.departures = 0  # of sequences: rows of theirs in steps in flight do not count
         self.held_rows = 0  # batch rows that could have run and did not, of all iterations
 
     def schedule(
@@ -137,6 +138,11 @@ class BatchScheduler:
 
     def changed(self) -> None:
         """Somebody joined, left, paused or grew: the next batch is chosen anew."""
+        self.standing = None
+
+    def departed(self) -> None:
+        """Note that a sequence has left, or is computed no more."""
+        self.departures += 1
         self.standing = None
 
     def ran(self, batch: Batch) -> None:

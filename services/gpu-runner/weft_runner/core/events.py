@@ -173,6 +173,8 @@ Event = (
     | GrammarCompiled
 )
 
+REPORT = ("report",)  # the timer of a report that is due at once
+
 # ---------------------------------------------------------------- effects
 
 

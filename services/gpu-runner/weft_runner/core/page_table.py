@@ -178,6 +178,14 @@ class PageTable:
         allocation = self._allocations[key]
         return allocation.tokens == len(allocation.pages) * self.page_tokens
 
+    def mark(self, key: str) -> None:
+        """Report that sequence anew."""
+        self.dirty[key] = None
+
+    def take_marks(self) -> None:
+        """Forget what is marked: it has been reported."""
+        self.dirty.clear()
+
     def holders(self) -> set[str]:
         return set(self._allocations)
 

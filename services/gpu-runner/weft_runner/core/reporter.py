@@ -45,16 +45,16 @@ class Reporter:
 
     def deadline(self) -> float:
         """When a report or a heartbeat is due; in the past: now."""
-        if self._pool.urgent:
-            return 0.0
         report_at = self._due_at if self.changed else inf
         return report_at if self.supervisor is None else min(report_at, self._heartbeat_at)
 
-    def effects(self, now: float) -> list[Send | RunnerStatus | AdaptersChanged]:
-        """What is due by now."""
-        if self._pool.urgent:
-            self._pool.take_report_now()
-            self.changed, self._due_at = True, now
+    def report_now(self) -> None:
+        """Let the next report be due at once."""
+        self.changed, self._due_at = True, 0.0
+
+    def effects(self, now: float, *, changed: bool) -> list[Send | RunnerStatus | AdaptersChanged]:
+        """What is due by now. `changed`: something has happened."""
+        self.changed = self.changed or changed
         if self.changed and now >= self._due_at:
             self.changed = False
             self._due_at, self._heartbeat_at = now + self._report_s, now + self._lease_s / 4
@@ -124,7 +124,7 @@ class Reporter:
         )
 
     def _forget_changes(self) -> None:
-        self._pool.pages.dirty.clear()
+        self._pool.pages.take_marks()
         self._pool.adapters.dirty.clear()
 
     def _status(self) -> RunnerStatus:

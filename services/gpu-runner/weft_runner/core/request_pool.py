@@ -36,6 +36,7 @@ from weft_runner.core.awaited_grammars import WAIT_S
 from weft_runner.core.batch import Batch, Batching, Candidate
 from weft_runner.core.batch_scheduler import BatchScheduler
 from weft_runner.core.events import (
+    REPORT,
     AdapterEvent,
     Effect,
     Fetched,
@@ -71,6 +72,7 @@ class RequestPool:
         self.effects: list[Effect] = []
         self.timers: TimerQueue[tuple[str, ...]] = TimerQueue()
         self.scheduler = BatchScheduler(limits.batch, model)
+        self._epochs = HighestEpochs()
         self.pages = PageTable(limits.total_pages, limits.page_tokens, limits.most_adapter_pages, self.effects)
         self.reuse = PrefixReuse(self.pages)
         self.adapters = AdapterManager(
@@ -86,20 +88,20 @@ class RequestPool:
         self.host_prefixes = HostPrefixes(self.pages.prefixes, self.adapters.host, self.swap, self.effects)
         self.role = RunnerRole.MIXED
         self.stuck = True  # no swap helps those that are paused: the supervisor names a victim
-        self.epochs = HighestEpochs()
         self.sequences: dict[str, Sequence] = {}
         self.constrained: dict[str, Sequence] = {}  # those with a grammar
         self.masked_out: set[str] = set()  # those of them whose masks are not ready; timers ("mask", key)
         self.draining = False
         self._drain_by = 0.0  # sequences of a runner that drains end at the latest; the timer ("drain",): when
         self._left_before_drain: int  # `departures` when it was looked at last, while it drains
-        self.urgent = False  # a report is due at once
-        self.iterations = self.forwards = self.tokens = self.departures = 0
+        self.iterations = self.forwards = self.tokens = 0
         self.offload: OffloadState | None = None  # as the engine says
         self.stalled_s = self.now = 0.0  # of all sequences that were paused or swapped; the time of the event
         self.token_times, self.preemptions = TokenTimes(), 0
         self._admissions = self._launches = 0
-        self.hand_over = HandOver(self)
+        self.hand_over = HandOver(
+            self, limits, self.pages, self.reservations, self.scheduler, self._epochs, self.effects, self.timers
+        )
         self.kv = self.hand_over.kv
 
     def elapse(self, now: float) -> None:
@@ -118,14 +120,14 @@ class RequestPool:
 
         `grammar`: of its Start, behind the tokens that were emitted before.
         """
-        if self.epochs.is_stale(start.request_id, start.epoch):
+        if self._epochs.is_stale(start.request_id, start.epoch):
             return
         held = self.sequences.get(start.request_id)
         if held is not None and held.gateway != gateway:
             answer = ended(start, EndReason.INTERNAL, "another gateway's request has this id")
             self.effects.append(Send(owner, answer))
             return
-        self.epochs.see(start.request_id, start.epoch)
+        self._epochs.see(start.request_id, start.epoch)
         if held is not None:
             self.remove(held)  # one owner a request: the highest epoch
         match self._start(start, owner, gateway, now, grammar):
@@ -144,7 +146,7 @@ class RequestPool:
         if sequence is not None and sequence.owner == owner and sequence.start.epoch <= epoch:
             self.preemptions += preempted
             self.remove(sequence, finish=finish)
-            self.epochs.see(request_id, epoch)
+            self._epochs.see(request_id, epoch)
 
     def set_role(self, role: RunnerRole) -> None:
         """From the next batch on. Sequences that are here run to their ends."""
@@ -152,7 +154,7 @@ class RequestPool:
         if role is RunnerRole.PROMPT:
             batch = replace(batch, max_prefills=self.limits.max_sequences, token_time_ms=inf, chunk_time_ms=inf)
         self.scheduler.limit(batch)
-        self.urgent = True
+        self.timers.set(REPORT, 0.0)
 
     def session_closed(self, owner: Peer) -> None:
         """Cancel what the session held."""
@@ -165,9 +167,10 @@ class RequestPool:
 
     def drain(self, *, on: bool, migrate_s: float = 0.0) -> None:
         """Admit none until drained is taken back. What is here ends at once, or may move to other runners meanwhile."""
-        self.draining, self.urgent = on, True
+        self.draining = on
+        self.timers.set(REPORT, 0.0)
         self._drain_by = self.now + (migrate_s if self.kv.identity is not None else 0.0)
-        self._left_before_drain = self.departures
+        self._left_before_drain = self.scheduler.departures
         self.timers.clear(("drain",))
         if on and self._drain_by > self.now:
             self.timers.set(("drain",), min(self._drain_by, self.now + DRAIN_IDLE_S))
@@ -177,8 +180,8 @@ class RequestPool:
     def end_drained(self) -> None:
         """End what is left. Those that still leave get more time; whose KV is on its way, all there is."""
         over = self.now >= self._drain_by
-        if not over and self.departures != self._left_before_drain:
-            self._left_before_drain = self.departures
+        if not over and self.scheduler.departures != self._left_before_drain:
+            self._left_before_drain = self.scheduler.departures
             self.timers.set(("drain",), min(self._drain_by, self.now + DRAIN_IDLE_S))
             return
         if not over:
@@ -198,7 +201,7 @@ class RequestPool:
             self._end_all_of(event.digest, *lost)
         self.settle()
         if lost or self.adapters.prefetcher.idle or not isinstance(event, Fetched):
-            self.urgent = True
+            self.timers.set(REPORT, 0.0)
 
     def on_swap_event(self, event: SwapDone | SwapFailed) -> None:
         """A copy to host memory or back has ended. Where it failed the sequence is scheduled again, and recomputed."""
@@ -254,7 +257,8 @@ class RequestPool:
                 self.adapters.queue.owe_pages(owed=True)
         if self.reservations.paused:
             overrun, self.stuck = overrun or not self.stuck, depth > 1 or not self._swap_out()
-            self.urgent |= overrun and self.stuck
+            if overrun and self.stuck:
+                self.timers.set(REPORT, 0.0)
         self._unstick()
         decoding, again = self._decoding(depth, free), depth == 1 and not self.reservations.paused
         return self.scheduler.schedule(
@@ -351,7 +355,7 @@ class RequestPool:
     def sit_out(self, keys: Iterable[str]) -> None:
         """Take back rows of a complete batch, whose masks came too late for it."""
         for key in keys:
-            self.sequences[key].in_flight = False
+            self.sequences[key].sit_out()
             self.scheduler.changed()
 
     def launched(self, batch: Batch) -> None:
@@ -373,7 +377,6 @@ class RequestPool:
         produced: dict[str, tuple[Peer, list[SequenceTokens]]] = {}  # by session; a peer's own hash is slow
         for key, _, n_tokens, samples in batch.rows:
             sequence = sequences[key]
-            sequence.in_flight = False
             if key in failures:
                 reason = EndReason.GRAMMAR if sequence.mask is not None and sequence.mask.fault else EndReason.INTERNAL
                 self.end(sequence, reason, failures[key], forget=True)
@@ -384,7 +387,7 @@ class RequestPool:
             sequence.fed(n_tokens)
             self.tokens += n_tokens
             pages.fill(key, sequence.in_kv)
-            if sequence.in_kv // page_tokens != sequence.named_pages:
+            if sequence.chain is not None and sequence.in_kv // page_tokens != sequence.named_pages:
                 self.reuse.publish(sequence)
             if samples:
                 self._append(sequence, tokens[key], produced)
@@ -399,11 +402,6 @@ class RequestPool:
     def produce(self, owner: Peer, produced: list[SequenceTokens]) -> None:
         """Send what an event produced for a session, as one Step."""
         self.effects.append(Send(owner, Step(self.iterations, produced)))
-
-    def take_report_now(self) -> bool:
-        """Something happened that is reported at once."""
-        urgent, self.urgent = self.urgent, False
-        return urgent
 
     def figures(self, *, ready: bool) -> RunnerFigures:
         pages, free_pages = self.pages, max(0, self.adapters.free_pages() - self.owed_pages())
@@ -479,7 +477,8 @@ class RequestPool:
             self.swap.by_key[sequence.key].adapter_there = there
         elif there:
             self._join(sequence)
-        self.urgent |= not there  # with nothing else to run, no iteration would report this admission while it waits
+        if not there:  # with nothing else to run, no iteration would report this admission while it waits
+            self.timers.set(REPORT, 0.0)
         self.settle()
 
     def _read_from_host(self, sequence: Sequence, pages: list[int]) -> bool:
@@ -508,11 +507,17 @@ class RequestPool:
 
     def _join(self, sequence: Sequence) -> None:
         self.scheduler.changed()
-        sequence.joined_at = self.now
-        sequence.join(self.most_tokens(sequence))
+        sequence.times.joined(self.now)
+        sequence.join(self._most_tokens(sequence))
 
-    def most_tokens(self, sequence: Sequence) -> int:
-        """In KV, beside its adapter."""
+    def go_on(self, sequence: Sequence) -> None:
+        """Run it from the next batch on: its KV and its adapter are on the device."""
+        self.scheduler.changed()
+        sequence.go_on(self._most_tokens(sequence))
+        self.reuse.publish(sequence)
+
+    def _most_tokens(self, sequence: Sequence) -> int:
+        """Count the tokens in KV beside its adapter."""
         beside = self.pages.n_adapter_pages(sequence.start.adapter)
         return (self.pages.total_pages - beside) * self.pages.page_tokens
 
@@ -601,7 +606,7 @@ class RequestPool:
         recompute_ms = self.scheduler.step_time.prefill_ms(victim.in_kv)
         if not self.swap.swap_out(victim, kv_pages, wanted, recompute_ms):
             return False
-        self.reservations.paused.pop(victim.key, None)
+        self.reservations.remove(victim.key)
         self.preemptions += 1
         self.scheduler.changed()
         return True
@@ -631,7 +636,7 @@ class RequestPool:
         copied = held[len(shared) : len(swap.hosts)]
         self.reservations.overwritten(copied)
         self.reservations.granted(held[len(swap.hosts) :])
-        sequence.named_pages = len(shared)
+        sequence.share_pages(len(shared))
         self.swap.swap_in(swap, copied)
         if start.adapter:
             adapters.release_swapped(start.adapter)
@@ -641,10 +646,8 @@ class RequestPool:
     def _resume(self, swap: SwappedKv) -> None:
         """It runs on, once both its KV and its adapter are there."""
         if swap.copied and swap.adapter_there:
-            self.scheduler.changed()
-            swap.sequence.swapped_in(self.most_tokens(swap.sequence))
             self.reuse.came_back(len(swap.cached) * self.pages.page_tokens)
-            self.reuse.publish(swap.sequence)
+            self.go_on(swap.sequence)
             self._end_swap(swap.sequence)
 
     def _end_swap(self, sequence: Sequence) -> None:
@@ -654,7 +657,7 @@ class RequestPool:
 
     def _give_back(self, sequence: Sequence) -> None:
         """It cannot run here now: it is scheduled again, and computed once more."""
-        self.preemptions += sequence.scheduled_at is not None
+        self.preemptions += sequence.times.scheduled_at is not None
         self.remove(sequence)
         answer = no_capacity(sequence.start, self.adapters.free_pages(), "pages")
         self.effects.append(Send(sequence.owner, answer))
@@ -664,8 +667,7 @@ class RequestPool:
 
         `finish`: how its request ended; None: it goes on elsewhere.
         """
-        self.scheduler.changed()
-        self.departures += 1
+        self.scheduler.departed()
         joined, swapped = self._has_joined(sequence), sequence.phase is SequencePhase.SWAPPED
         sequence.end()
         self.effects.append(_ended_fact(sequence, finish, self.now))
@@ -673,11 +675,11 @@ class RequestPool:
         if self.constrained.pop(sequence.key, None) is not None:
             self.masked_out.discard(sequence.key)
             self.timers.clear(("mask", sequence.key))
-        self.reservations.paused.pop(sequence.key, None)
+        self.reservations.remove(sequence.key)
         self._end_swap(sequence)
         self.kv.forget(sequence.key)
         if swapped:
-            self.pages.dirty[sequence.key] = None
+            self.pages.mark(sequence.key)
         else:
             self.pages.release(sequence.key, forget=forget)
         if sequence.start.adapter and swapped:
@@ -685,7 +687,7 @@ class RequestPool:
         elif sequence.start.adapter:
             self.adapters.release(sequence.start.adapter, joined=joined)
         self.settle()
-        self.urgent = True
+        self.timers.set(REPORT, 0.0)
 
     def _has_joined(self, sequence: Sequence) -> bool:
         """It counts among those that run with its adapter."""
@@ -774,7 +776,7 @@ class RequestPool:
         if finish is not None:
             self.remove(sequence, finish=finish)
         elif start.kv_to is not None and self.limits.kv is not None:
-            self.hand_over.leave(sequence, logprobs)
+            self.hand_over.leave(sequence, self.now, logprobs)
 
     def _had_first_tokens(self, sequences: Iterable[Sequence]) -> None:
         for sequence in sequences:
@@ -788,9 +790,10 @@ class RequestPool:
 
 
 def _ended_fact(sequence: Sequence, finish: FinishReason | None, now: float) -> SequenceEnded:
+    times = sequence.times
     return SequenceEnded(
-        sequence.start, finish, sequence.n_emitted, sequence.arrived, sequence.admitted_at, sequence.joined_at,
-        sequence.scheduled_at, sequence.first_token_at, now,
+        sequence.start, finish, sequence.n_emitted, sequence.arrived, times.admitted_at, times.joined_at,
+        times.scheduled_at, times.first_token_at, now,
     )  # fmt: skip
 
 

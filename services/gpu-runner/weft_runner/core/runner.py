@@ -82,10 +82,9 @@ class Runner:
                 pool.on_swap_event(event)
             case GrammarCompiled():
                 self._compiled(event, now)
-        self.reporter.changed = self.reporter.changed or event.__class__ is not Tick
         while (due := self._timers.take_due(now)) is not None:
             self._expire(due, now)
-        self._effects.extend(self.reporter.effects(now))
+        self._effects.extend(self.reporter.effects(now, changed=event.__class__ is not Tick))
         effects = self._effects.copy()
         self._effects.clear()
         return effects
@@ -99,6 +98,8 @@ class Runner:
         """End what has waited for its time or too long: KV, grammars, masks, a drain, adapters that failed."""
         pool = self.pool
         match timer:
+            case ("report",):
+                self.reporter.report_now()
             case ("drain",):
                 pool.end_drained()
             case ("grammar", session, request_id):
@@ -129,7 +130,9 @@ class Runner:
 
     def repeat(self, step: RunStep) -> RunStep:
         """The same batch once more, on the tokens that the step in flight samples."""
-        return step._replace(clear_pages=[], keys=step.keys + len(step.batch.rows), departures=self.pool.departures)
+        return step._replace(
+            clear_pages=[], keys=step.keys + len(step.batch.rows), departures=self.pool.scheduler.departures
+        )
 
     def may_repeat(self, step: RunStep) -> bool:
         """That batch can run once more as it is, after the step that is in flight."""
@@ -152,12 +155,16 @@ class Runner:
             awaited = any(sequence.start.priority is Priority.INTERACTIVE for sequence in sequences)
         if pool.kv.outgoing:
             pool.hand_over.stream(batch)
-        self._step = _step((batch, sequences, clear_pages, pool.scheduler.keys, pool.departures, awaited, stands))
+        self._step = _step(
+            (batch, sequences, clear_pages, pool.scheduler.keys, pool.scheduler.departures, awaited, stands)
+        )
         self._effects.append(self._step)
 
     def _account(self, done: StepDone) -> None:
         step, batch, pool = done.step, done.step.batch, self.pool
-        if step.departures != pool.departures or done.late:  # rows whose sequences have left since do not count
+        if (
+            step.departures != pool.scheduler.departures or done.late
+        ):  # rows whose sequences have left since do not count
             rows = zip(batch.rows, step.sequences, strict=True)
             here = tuple(row for row, sequence in rows if pool.runs(sequence))
             if done.late:  # nor do those without a mask: what they have fed they feed again
@@ -167,7 +174,7 @@ class Runner:
             batch = batch if len(here) == len(batch.rows) else Batch(here, n_prefills)
         pool.account(batch, done.tokens, done.failures, done.prompts)
         if pool.hand_over.freezing:
-            pool.hand_over.freeze_again()
+            pool.hand_over.freeze_again(pool.now)
         if done.ms > 0.0:
             pool.scheduler.timed(step.batch, done.ms, step.keys, awaited=step.awaited)
 
@@ -183,7 +190,7 @@ class Runner:
                 self.pool.stop(request_id, epoch, peer, finish, preempted=preempted)
             case Freeze():
                 self.grammars.drop(peer.name, message.request_id)
-                self.pool.hand_over.freeze(message, peer)
+                self.pool.hand_over.freeze(message, peer, now)
             case Registered():
                 self.reporter.register(message)
             case RunnerOrder(desired, drain, role):

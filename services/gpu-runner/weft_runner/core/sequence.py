@@ -21,6 +21,7 @@ from weft.domain.request import Start
 from weft_runner.core.prefix.cache import PageHashChain
 from weft_runner.core.sampling import logit_adjustments
 from weft_runner.core.token_mask import TokenMask
+from weft_runner.core.token_times import SequenceTimes
 
 
 class SequencePhase(Enum):
@@ -45,9 +46,9 @@ class Sequence:
     """A request that was admitted. One owner: the request pool. `owner`: the session that started it."""
 
     __slots__ = (
-        "adjustments", "admitted", "admitted_at", "arrived", "chain", "doublings", "first_token_at", "gateway",
-        "in_flight", "in_kv", "joined_at", "key", "mask", "max_len", "named_pages", "owner", "phase",
-        "reservation_tokens", "scheduled_at", "start", "stop_tokens", "swaps", "token_at", "tokens", "turn",
+        "adjustments", "admitted", "arrived", "chain", "doublings", "gateway", "in_flight", "in_kv", "key", "mask",
+        "max_len", "named_pages", "owner", "phase", "reservation_tokens", "start", "stop_tokens", "swaps", "times",
+        "tokens", "turn",
     )  # fmt: skip
 
     def __init__(
@@ -58,11 +59,7 @@ class Sequence:
         self.key = start.request_id
         self.chain = chain
         self.named_pages = 0  # its first ones, that other sequences may find
-        self.admitted, self.admitted_at = admitted, now
-        self.joined_at: float | None = None  # when its adapter was there, if it had to wait for it
-        self.scheduled_at: float | None = None  # in a batch for the first time
-        self.first_token_at: float | None = None  # that was computed here
-        self.token_at = 0.0  # the latest, behind the first, up to the batch that runs again (`token_times.py`)
+        self.admitted, self.times = admitted, SequenceTimes(now)
         self.arrived = now - start.waited_s
         self.tokens: list[int] = [*start.prompt, *start.emitted]
         self.adjustments = logit_adjustments(start.sampling, start.emitted, start.prompt, eos)
@@ -122,24 +119,37 @@ class Sequence:
         assert n_tokens == 0 or n_tokens < self.pending, (n_tokens, self.pending)
         self.in_kv += n_tokens
 
+    def share_pages(self, n_pages: int) -> None:
+        """Let others find its first n pages."""
+        self.named_pages = n_pages
+
+    def enlarge(self, reservation_tokens: int, *, doubled: bool) -> None:
+        """Reserve more tokens for its answer."""
+        self.reservation_tokens = reservation_tokens
+        self.doublings += doubled
+
     def join(self, most_tokens: int) -> None:
-        """Its adapter is on the device (or it has none); that leaves room for so many tokens in KV."""
+        """Run: its adapter is on the device (or it has none). `most_tokens`: in KV, beside its adapter."""
         assert self.phase is SequencePhase.WAITING, self.phase
         self.phase = SequencePhase.PREFILL
         self._limit(most_tokens)
 
     def launch(self, turn: int) -> None:
-        """A batch that it is in has taken off; `in_flight` until it is accounted for."""
+        """Fly with a batch, until that is accounted for."""
         assert self.phase in RUNNING, self.phase
         assert not self.in_flight, self.key
         self.in_flight, self.turn = True, turn
 
+    def sit_out(self) -> None:
+        """Take its row of a complete batch back: its mask came too late for it."""
+        self.in_flight = False
+
     def fed(self, n_tokens: int) -> None:
-        """A step has put n more tokens into KV."""
+        """Take n more tokens into KV: the step that had them is complete."""
         in_kv, n_known = self.in_kv + n_tokens, len(self.tokens)
         assert self.phase in RUNNING, self.phase
         assert self.in_kv < in_kv <= n_known, (n_tokens, self.pending)
-        self.in_kv = in_kv
+        self.in_kv, self.in_flight = in_kv, False
         if in_kv == n_known:
             self.phase = SequencePhase.DECODE
 
@@ -187,9 +197,9 @@ class Sequence:
         assert self.phase in (SequencePhase.SWAPPED, SequencePhase.WAITING), self.phase
         self.phase = SequencePhase.SWAP_IN
 
-    def swapped_in(self, most_tokens: int) -> None:
-        """Its KV and its adapter are on the device. `most_tokens`: as `join`."""
-        assert self.phase is SequencePhase.SWAP_IN, self.phase
+    def go_on(self, most_tokens: int) -> None:
+        """Run: its KV and its adapter are on the device. `most_tokens`: as `join`."""
+        assert self.phase in (SequencePhase.SWAP_IN, SequencePhase.RECEIVE), self.phase
         self.phase = SequencePhase.DECODE if self.pending == 1 else SequencePhase.PREFILL
         self._limit(most_tokens)
 
@@ -205,12 +215,6 @@ class Sequence:
         self._advance(*self.tokens[self.base_len :])
         assert self.in_kv <= in_kv < len(self.tokens), (self.in_kv, in_kv, len(self.tokens))
         self.in_kv = in_kv
-
-    def received(self, most_tokens: int) -> None:
-        """Its KV and its adapter are here. `most_tokens`: as `join`."""
-        assert self.phase is SequencePhase.RECEIVE, self.phase
-        self.phase = SequencePhase.DECODE if self.pending == 1 else SequencePhase.PREFILL
-        self._limit(most_tokens)
 
     def send(self) -> None:
         """Another runner computes the tokens that follow."""

@@ -7,10 +7,12 @@ row in its last run, so that one subtraction serves all of them; only a batch of
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from weft_runner.core.batch import Batch
-from weft_runner.core.sequence import Sequence
+
+if TYPE_CHECKING:
+    from weft_runner.core.sequence import Sequence
 
 # Seconds: vLLM's buckets (`vllm/v1/metrics/buckets.py`, 0.32), and three for models whose tokens take less than 10 ms.
 GAP_BUCKETS = (
@@ -24,6 +26,24 @@ class GapCounts(NamedTuple):
 
     counts: tuple[int, ...]
     sum_s: float
+
+
+@dataclass(slots=True)
+class SequenceTimes:
+    """When a sequence was here for the first time, each as far as it came to that; `token_at`: its latest token.
+
+    `joined_at`: its adapter was there, if it had to wait for it. `first_token_at`: of those that were computed here;
+    `token_at`: behind that one, up to the batch that runs again.
+    """
+
+    admitted_at: float
+    joined_at: float | None = None
+    scheduled_at: float | None = None
+    first_token_at: float | None = None
+    token_at: float = 0.0
+
+    def joined(self, now: float) -> None:
+        self.joined_at = now
 
 
 @dataclass(slots=True)
@@ -48,14 +68,14 @@ class TokenTimes:
         """Since start."""
         return GapCounts(tuple(self._counts), self._sum_s)
 
-    def scheduled(self, sequences: Iterable[Sequence], now: float) -> None:
-        """Note that these are in a batch of other rows than the one before."""
+    def scheduled(self, sequences: "Iterable[Sequence]", now: float) -> None:
+        """Note that they are in a batch of other rows than the one before."""
         for sequence in sequences:
-            if sequence.scheduled_at is None:
-                sequence.scheduled_at = now
+            if sequence.times.scheduled_at is None:
+                sequence.times.scheduled_at = now
 
-    def ran(self, batch: Batch, sequences: Mapping[str, Sequence], now: float) -> list[Sequence]:
-        """Note that the batch is complete. Returns the sequences that had their first token here."""
+    def ran(self, batch: Batch, sequences: "Mapping[str, Sequence]", now: float) -> "list[Sequence]":
+        """Note that a batch is complete. Returns the sequences that had their first token here."""
         last = self._last
         if last is not None and batch.number and last.batch.number == batch.number:
             gap_s, last.at = now - last.at, now
@@ -64,23 +84,24 @@ class TokenTimes:
             return []
         if last is not None:
             self._settle(last, sequences)
-        first = list[Sequence]()
+        first: list[Sequence] = []
         sampled = [sequences[row.key] for row in batch.rows if row.samples]
         for sequence in sampled:
-            if sequence.first_token_at is None:
-                sequence.first_token_at = now
+            times = sequence.times
+            if times.first_token_at is None:
+                times.first_token_at = now
                 first.append(sequence)
             else:
-                self._count(now - sequence.token_at, 1)
-            sequence.token_at = now
+                self._count(now - times.token_at, 1)
+            times.token_at = now
         self._last = _LastRun(batch, now, len(sampled))
         return first
 
-    def _settle(self, last: _LastRun, sequences: Mapping[str, Sequence]) -> None:
+    def _settle(self, last: _LastRun, sequences: "Mapping[str, Sequence]") -> None:
         for row in last.batch.rows:
             sequence = sequences.get(row.key)
-            if row.samples and sequence is not None and sequence.first_token_at is not None:
-                sequence.token_at = last.at
+            if row.samples and sequence is not None and sequence.times.first_token_at is not None:
+                sequence.times.token_at = last.at
 
     def _count(self, gap_s: float, n_tokens: int) -> None:
         self._counts[bisect_left(GAP_BUCKETS, gap_s)] += n_tokens

@@ -68,11 +68,11 @@ class PrefixReuse:
         names = sequence.chain.extend(sequence.tokens, full)
         for index in range(sequence.named_pages, full):
             self._pages.name(sequence.key, index, names[index], sequence.start.adapter)
-        sequence.named_pages = full
+        sequence.share_pages(full)
 
     def _reused(self, sequence: Sequence, n_pages: int) -> None:
         n_tokens = n_pages * self._pages.page_tokens
         sequence.reuse(n_tokens)
-        sequence.named_pages = sequence.in_kv // self._pages.page_tokens
+        sequence.share_pages(sequence.in_kv // self._pages.page_tokens)
         if sequence.start.kv_from is None:
             self.tokens += n_tokens

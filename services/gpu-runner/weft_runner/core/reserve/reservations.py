@@ -75,9 +75,8 @@ class Reservations:
     def grow(self, sequence: Sequence) -> bool:
         """Double a reservation whose pages are full. False: there is no page, and the sequence is paused."""
         growth = next_growth(sequence, self._pages.held_by(sequence.key), self._pages.page_tokens)
-        sequence.reservation_tokens = growth.reservation_tokens
-        sequence.doublings += growth.doubled
-        self._pages.dirty[sequence.key] = None
+        sequence.enlarge(growth.reservation_tokens, doubled=growth.doubled)
+        self._pages.mark(sequence.key)
         self.doublings += growth.doubled
         grown = self._grant(sequence.key, growth.wanted_pages)
         if not grown:
@@ -92,6 +91,10 @@ class Reservations:
                 return
             del self.paused[key]
             sequences[key].resume()
+
+    def remove(self, key: str) -> None:
+        """Forget that a sequence is paused: it leaves."""
+        self.paused.pop(key, None)
 
     def _grant(self, key: str, wanted_pages: int) -> bool:
         """As many pages as are free; with none, an unused adapter is evicted."""

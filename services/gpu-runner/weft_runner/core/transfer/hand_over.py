@@ -4,36 +4,58 @@ A sequence is handed over after its prompt (`Start.kv_to`), or when its gateway 
 its way, and to whom, is `KvTransfers`' account; here it meets the sequences, their pages and their phases.
 """
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import Protocol
 
+from weft.domain.ids import Epoch
 from weft.domain.kv_transfer import KvAccept, KvAck, KvComplete, KvOffer, KvRefuse
-from weft.domain.machine import Peer, Send
+from weft.domain.machine import Close, Peer, Send
 from weft.domain.request import Ended, EndReason, FinishReason, Freeze, Frozen, SequenceTokens, TokenLogprob
+from weft.domain.timers import TimerQueue
+from weft_runner.core.admission import HighestEpochs, PoolLimits
 from weft_runner.core.batch import Batch
+from weft_runner.core.batch_scheduler import BatchScheduler
+from weft_runner.core.events import REPORT, Effect
+from weft_runner.core.page_table import PageTable
+from weft_runner.core.reserve.reservations import Reservations
 from weft_runner.core.sequence import RUNNING, Sequence, SequencePhase
 from weft_runner.core.transfer.transfers import IncomingKv, KvTransfers, OutgoingKv
-
-if TYPE_CHECKING:
-    from weft_runner.core.request_pool import RequestPool
-
 
 MIGRATE_S = 8.0  # for the sequences of a process that ends to move to other runners
 
 
-class HandOver:
-    """A part of the request pool: its sequences, pages and messages are the pool's."""
+class Pool(Protocol):
+    """What a hand-over asks of the request pool."""
 
-    def __init__(self, pool: "RequestPool") -> None:
-        self._pool, self._limits = pool, pool.limits
+    @property
+    def sequences(self) -> Mapping[str, Sequence]: ...
+
+    def go_on(self, sequence: Sequence) -> None: ...
+
+    def produce(self, owner: Peer, produced: list[SequenceTokens]) -> None: ...
+
+    def end(self, sequence: Sequence, reason: EndReason, detail: str, *, epoch: Epoch | None = None) -> None: ...
+
+    def remove(self, sequence: Sequence, *, finish: FinishReason | None = None) -> None: ...
+
+
+class HandOver:
+    """One owner: the request pool. `lost`, `received` and `handed_over` count since start."""
+
+    def __init__(
+        self, pool: Pool, limits: PoolLimits, pages: PageTable, reservations: Reservations, scheduler: BatchScheduler,
+        epochs: HighestEpochs, effects: list[Effect], timers: TimerQueue[tuple[str, ...]],
+    ) -> None:  # fmt: skip
+        self._pool, self._limits, self._pages, self._reservations = pool, limits, pages, reservations
+        self._scheduler, self._epochs, self._effects, self._timers = scheduler, epochs, effects, timers
+        self.kv = KvTransfers(limits.kv, limits.kv_claim_s, limits.kv_page_bytes, effects, timers)
         self.freezing: list[tuple[Freeze, Peer]] = []  # whose sequences are in a batch in flight
-        self.kv = KvTransfers(
-            pool.limits.kv, pool.limits.kv_claim_s, pool.limits.kv_page_bytes, pool.effects, pool.timers
-        )
+        self.handed_over = self.received = self.lost = 0
 
     # ---- events
 
-    def freeze(self, freeze: Freeze, owner: Peer) -> None:
-        """That epoch ends here after what was computed so far, and its KV is offered to another runner.
+    def freeze(self, freeze: Freeze, owner: Peer, now: float) -> None:
+        """End that epoch here after what was computed so far, and offer its KV to another runner.
 
         Where there is none to send it ends with KV_LOST: the other runner computes it.
         """
@@ -41,7 +63,7 @@ class HandOver:
         sequence = pool.sequences.get(freeze.request_id)
         answer = Ended(freeze.request_id, freeze.epoch, EndReason.KV_LOST, "nothing of it is here to send")
         if sequence is None or sequence.owner != owner or sequence.start.epoch != freeze.epoch:
-            pool.effects.append(Send(owner, answer))
+            self._effects.append(Send(owner, answer))
             return
         if sequence.in_flight:
             self.freezing.append((freeze, owner))
@@ -50,22 +72,22 @@ class HandOver:
         if not ready or not sequence.in_kv or kv.identity is None or sequence.key in kv.outgoing:
             pool.end(sequence, EndReason.KV_LOST, answer.detail)
             return
-        pool.effects.append(Send(owner, Frozen(sequence.key, freeze.epoch, sequence.n_emitted)))
+        self._effects.append(Send(owner, Frozen(sequence.key, freeze.epoch, sequence.n_emitted)))
         kv.offer(sequence, freeze.to, freeze.next_epoch)
-        self.leave(sequence)
+        self.leave(sequence, now)
 
-    def freeze_again(self) -> None:
-        """A batch is complete, of several in flight."""
+    def freeze_again(self, now: float) -> None:
+        """Freeze what waited for a batch in flight: one is complete."""
         freezing, self.freezing = self.freezing, []
         for freeze, owner in freezing:
-            self.freeze(freeze, owner)
+            self.freeze(freeze, owner, now)
 
     def on_message(self, peer: Peer, message: object, now: float) -> None:
-        """Of a runner that KV comes from, or is sent to."""
+        """Take a message of a runner that KV comes from, or is sent to."""
         pool, kv = self._pool, self.kv
         match message:
             case KvOffer(request_id, epoch):
-                kv.offered(peer, message, now, stale=pool.epochs.is_stale(request_id, epoch))
+                kv.offered(peer, message, now, stale=self._epochs.is_stale(request_id, epoch))
             case KvComplete(request_id, epoch):
                 if (incoming := kv.awaited(peer, request_id, epoch)) is not None:
                     self._take(peer, incoming, message)
@@ -74,7 +96,7 @@ class HandOver:
                     self._send(accepted)
             case KvAck(request_id, epoch):
                 if (outgoing := kv.acknowledged(peer, request_id, epoch)) is not None:
-                    kv.handed_over += 1
+                    self.handed_over += 1
                     kv.forget(request_id, acknowledged=True)
                     pool.remove(outgoing.sequence)
             case KvRefuse():
@@ -84,11 +106,12 @@ class HandOver:
                 pass  # of a newer version
 
     def on_stream_closed(self, peer: Peer, reason: str) -> None:
+        """End what was on its way on that stream."""
         outgoing, incoming = self.kv.closed(peer)
         for one in outgoing:
             self._lose(one, f"the stream to the other runner is over: {reason}")
         for other in incoming:
-            self.kv.lost += 1
+            self.lost += 1
             detail = f"the stream of the other runner is over: {reason}"
             self._pool.end(other.sequence, EndReason.KV_LOST, detail)
 
@@ -99,29 +122,27 @@ class HandOver:
     # ---- the sender's side
 
     def stream(self, batch: Batch) -> None:
-        """Before that batch runs: of prompts that it completes, the KV leaves layer by layer if it is large enough."""
+        """Send the KV of prompts that a batch completes layer by layer, before it runs, if it is large enough."""
         if batch.prompt_tokens < self._limits.layer_by_layer_tokens:
             return
-        pages = self._pool.pages
+        pages = self._pages
         for key, _, n_tokens, samples in batch.rows[: batch.n_prefills]:
             if samples and (outgoing := self.kv.outgoing.get(key)) is not None:
                 until = pages.pages_for(self._pool.sequences[key].in_kv + n_tokens)
                 self.kv.send_pages(outgoing, pages.pages_of(key), until, layer_by_layer=True)
 
-    def leave(self, sequence: Sequence, logprobs: tuple[TokenLogprob, ...] = ()) -> None:
-        """Nothing more is computed for it here. `logprobs`: of its first token, that is sent with its KV."""
-        pool, outgoing = self._pool, self.kv.outgoing[sequence.key]
-        pool.reservations.paused.pop(sequence.key, None)
+    def leave(self, sequence: Sequence, now: float, logprobs: tuple[TokenLogprob, ...] = ()) -> None:
+        """Compute nothing more for it here. `logprobs`: of its first token, that is sent with its KV."""
+        outgoing = self.kv.outgoing[sequence.key]
+        self._reservations.remove(sequence.key)
         sequence.send()
-        outgoing.logprobs = logprobs
-        pool.scheduler.changed()
-        pool.departures += 1
-        self.kv.computed(outgoing, pool.pages.pages_for(sequence.in_kv), pool.now)
+        self._scheduler.departed()
+        self.kv.computed(outgoing, self._pages.pages_for(sequence.in_kv), now, logprobs)
         self._send(outgoing)
 
     def _send(self, outgoing: OutgoingKv) -> None:
-        """Its complete pages, once the other runner has accepted; behind the last ones the tokens of the epoch."""
-        sequence, pages = outgoing.sequence, self._pool.pages
+        """Send its complete pages, once the other runner has accepted; behind the last ones the epoch's tokens."""
+        sequence, pages = outgoing.sequence, self._pages
         if not outgoing.accepted:
             return
         held = pages.pages_of(sequence.key)
@@ -131,46 +152,45 @@ class HandOver:
         self.kv.send_pages(outgoing, held, pages.pages_for(sequence.in_kv))
         tokens = tuple(sequence.tokens[sequence.base_len :]) if outgoing.epoch == sequence.start.epoch else ()
         complete = KvComplete(sequence.key, outgoing.epoch, sequence.in_kv, tokens, outgoing.logprobs)
-        self.kv.message(outgoing.peer, complete)
+        self._effects.append(Send(outgoing.peer, complete))
 
     def _lose(self, outgoing: OutgoingKv, detail: str) -> None:
-        """The gateway ends the epoch on both runners, and it is computed again."""
-        self.kv.lost += 1
+        """End it: the gateway ends the epoch on both runners, and it is computed again."""
+        self.lost += 1
         self._pool.end(outgoing.sequence, EndReason.KV_LOST, detail, epoch=outgoing.epoch)
 
     # ---- the receiver's side
 
     def await_kv(self, sequence: Sequence, pages: list[int], there: bool) -> None:
-        """Another runner sends what is not here; each of these pages is written as a whole. `there`: its adapter is."""
-        source, table = sequence.start.kv_from, self._pool.pages
+        """Wait for what is not here: each of these pages is written as a whole. `there`: its adapter is."""
+        source, table = sequence.start.kv_from, self._pages
         assert source is not None
         first = sequence.in_kv // table.page_tokens
         awaited = tuple(pages[first : table.pages_for(sequence.base_len)])
-        self._pool.reservations.overwritten([*awaited])
+        self._reservations.overwritten([*awaited])
         sequence.await_kv()
         self.kv.await_kv(IncomingKv(sequence, source, first, awaited, there))
 
     def adapter_there(self, sequence: Sequence) -> None:
-        """The adapter of one that waits for KV is on the device."""
-        incoming = self.kv.incoming[sequence.key]
-        incoming.adapter_there = True
-        self._continue(incoming)
+        """Note that the adapter of one that waits for KV is on the device."""
+        if self.kv.arrived(sequence.key, adapter=True):
+            self._go_on(sequence)
 
     def _take(self, peer: Peer, incoming: IncomingKv, complete: KvComplete) -> None:
-        """Every page is here; the tokens that came with it are repeated to the gateway, whichever comes first."""
+        """Take it over: every page is here. The tokens that came with it are repeated to the gateway."""
         pool, sequence, tokens = self._pool, incoming.sequence, complete.tokens
         if fault := self._fault_of(sequence, complete):
-            self.kv.violated(peer, fault)
+            self._effects.append(Close(peer, fault))
             self.on_stream_closed(peer, fault)
             return
-        incoming.complete = True
-        self.kv.received += 1
+        self.received += 1
         key, epoch, position = sequence.key, sequence.start.epoch, sequence.n_emitted
         sequence.take_kv(complete.in_kv, tokens)
-        pool.pages.fill(key, complete.in_kv)
-        pool.reservations.granted([*incoming.pages[pool.pages.pages_for(complete.in_kv) - incoming.first_page :]])
-        self.kv.message(peer, KvAck(key, epoch))
-        pool.urgent = True
+        self._pages.fill(key, complete.in_kv)
+        self._reservations.granted([*incoming.pages[self._pages.pages_for(complete.in_kv) - incoming.first_page :]])
+        self._effects.append(Send(peer, KvAck(key, epoch)))
+        runs = self.kv.arrived(key, kv=True)
+        self._timers.set(REPORT, 0.0)
         if tokens:
             produced = [SequenceTokens(key, epoch, position, tokens, None, 0, complete.logprobs)]
             # the context beside its adapter is smaller than at its sender
@@ -180,7 +200,12 @@ class HandOver:
             if full:
                 pool.remove(sequence, finish=FinishReason.LENGTH)
                 return
-        self._continue(incoming)
+        if runs:
+            self._go_on(sequence)
+
+    def _go_on(self, sequence: Sequence) -> None:
+        self.kv.forget(sequence.key)
+        self._pool.go_on(sequence)
 
     def _fault_of(self, sequence: Sequence, complete: KvComplete) -> str:
         start, n_tokens = sequence.start, len(sequence.tokens) + len(complete.tokens)
@@ -194,12 +219,3 @@ class HandOver:
         if wants_logprobs and len(complete.logprobs) != len(complete.tokens):
             return f"request {sequence.key!r} came without log probabilities"
         return ""
-
-    def _continue(self, incoming: IncomingKv) -> None:
-        """It runs, once both its KV and its adapter are here."""
-        sequence, pool = incoming.sequence, self._pool
-        if incoming.complete and incoming.adapter_there:
-            pool.scheduler.changed()
-            self.kv.forget(sequence.key)
-            sequence.received(pool.most_tokens(sequence))
-            pool.reuse.publish(sequence)

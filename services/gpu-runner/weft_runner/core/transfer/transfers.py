@@ -65,7 +65,7 @@ class IncomingKv:
 
 @dataclass(slots=True)
 class KvTransfers:
-    """One owner: the request pool. `lost`, `received` and `handed_over` count since start; `page_bytes`: of KV.
+    """One owner: the hand-over of the request pool. `page_bytes`: of KV.
 
     `offers`: without a Start so far. What is empty costs a step nothing: callers look at `outgoing` and `offers` before
     they call. `effects` takes what follows; what ends a transfer stands before its pages have new owners. Timers
@@ -79,9 +79,6 @@ class KvTransfers:
     timers: TimerQueue[tuple[str, ...]]
     outgoing: dict[str, OutgoingKv] = field(default_factory=dict[str, OutgoingKv])
     incoming: dict[str, IncomingKv] = field(default_factory=dict[str, IncomingKv])
-    handed_over: int = 0
-    received: int = 0
-    lost: int = 0
     _streams: dict[Peer, bool] = field(default_factory=dict[Peer, bool])  # to receivers; True: it has answered
     _senders: dict[Peer, RunnerId] = field(default_factory=dict[Peer, RunnerId])
     offers: dict[str, tuple[Peer, KvOffer]] = field(default_factory=dict[str, tuple[Peer, KvOffer]])
@@ -122,10 +119,6 @@ class KvTransfers:
         outgoing = [one for one in self.outgoing.values() if one.peer == peer]
         return outgoing, [one for one in self.incoming.values() if one.peer == peer and not one.complete]
 
-    def violated(self, peer: Peer, reason: str) -> None:
-        """That sender breaks the contract: its stream ends."""
-        self.effects.append(Close(peer, reason))
-
     # ---- the sender's side
 
     def offer(self, sequence: Sequence, target: KvTarget, epoch: Epoch) -> None:
@@ -157,12 +150,9 @@ class KvTransfers:
             self.effects.append(send)
             one.sent = until
 
-    def message(self, peer: Peer, message: object) -> None:
-        """After the pages that have been sent so far."""
-        self.effects.append(Send(peer, message))
-
-    def computed(self, one: OutgoingKv, pages: int, now: float) -> None:
-        """Nothing more is computed for it here: it has to be claimed, and to arrive, within a bounded time."""
+    def computed(self, one: OutgoingKv, pages: int, now: float, logprobs: tuple[TokenLogprob, ...]) -> None:
+        """Bound the time in which it is claimed and arrives: nothing more is computed for it here."""
+        one.logprobs = logprobs
         until = now + self.claim_s + pages * self.page_bytes / SLOWEST_BYTES_PER_S
         self.timers.set(("transfer", one.sequence.key), until)
 
@@ -229,6 +219,12 @@ class KvTransfers:
         return one
 
     # ---- both
+
+    def arrived(self, key: str, *, kv: bool = False, adapter: bool = False) -> bool:
+        """Note that its KV is here, or its adapter. True: both are."""
+        one = self.incoming[key]
+        one.complete, one.adapter_there = one.complete or kv, one.adapter_there or adapter
+        return one.complete and one.adapter_there
 
     def forget(self, key: str, *, acknowledged: bool = False) -> None:
         """Its sequence is over here, or runs: nothing of it is sent or received any more."""
