@@ -121,7 +121,7 @@ class _Counter:
             {
                 "busy": sum(shell.busy_s for shell in shells),
                 "copy": sum(shell.machine.pool.swap.copy_s for shell in shells),
-                "stalled": sum(shell.machine.pool.stalled_s for shell in shells),
+                "stalled": sum(shell.machine.pool.preemption.stalled_s for shell in shells),
             },
         )  # fmt: skip
 

@@ -310,7 +310,7 @@ class ControllerShell(BaseShell):
         runner = self._world.runners[name]
         machine = runner.machine
         if isinstance(machine, Runner) and generation == runner.generation:
-            if machine.pool.sequences or not machine.pool.draining:
+            if machine.pool.sequences or not machine.pool.drain.on:
                 self._world.clock.after(DRAINED_S, Rank.WORK, self._poll, name, generation)
                 return
             runner.crash()

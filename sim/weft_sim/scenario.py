@@ -388,7 +388,7 @@ class Run:
         if not process.up or generation != process.generation or not isinstance(process.shell, RunnerShell):
             return
         pool, clock = process.shell.machine.pool, self.world.clock
-        if pool.sequences or not pool.draining:
+        if pool.sequences or not pool.drain.on:
             clock.after(DRAINED_S, Rank.FAULT, self._end_drained, process, generation, seconds)
             return
         process.crash()

@@ -74,6 +74,6 @@ def state_of(pool: RequestPool) -> Any:
         adapters_known=len(pool.adapters.adapters),
         overruns=[
             Overrun(key, pool.sequences[key].start.epoch, wanted, pool.sequences[key].reservation_tokens)
-            for key, wanted in pool.overruns().items()
+            for key, wanted in pool.preemption.overruns().items()
         ],
     )

@@ -7,7 +7,7 @@ import pytest
 from weft.domain.routes import RegistryChange
 from weft.domain.runner import RunnerRole
 from weft_runner.core import Drain
-from weft_runner.core.request_pool import DRAIN_IDLE_S
+from weft_runner.core.drain import DRAIN_IDLE_S
 from weft_runner.core.transfer.hand_over import MIGRATE_S
 from weft_scheduler.core import Scheduler
 from weft_sim.clock import Rank

@@ -268,7 +268,7 @@ class Play:
 
     def move(self) -> None:
         """Preempted, and back at once with what it had: what a supervisor and a scheduler make of an overrun."""
-        if live := self.driver.pool.paused() or list(self.driver.pool.sequences):
+        if live := list(self.driver.pool.reservations.paused) or list(self.driver.pool.sequences):
             sequence = self.driver.pool.sequences[self.rng.choice(live)]
             self.driver.post(Stop(sequence.key, sequence.start.epoch))
             if sequence.key not in self.cancelled:
@@ -284,7 +284,7 @@ class Play:
     def step(self) -> None:
         pool = self.driver.pool
         loading = pool.adapters.slots.loading or pool.adapters.queue.fetching
-        if pool.paused() and not pool.runnable and not flying(self.driver) and not loading:
+        if pool.reservations.paused and not pool.runnable and not flying(self.driver) and not loading:
             self.move()
         if pool.sequences or not self.driver.engine._events.empty() or flying(self.driver):
             self.driver.beat()

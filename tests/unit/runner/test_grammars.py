@@ -156,7 +156,7 @@ def test_a_row_whose_mask_does_not_come_in_time_ends_by_name_and_no_other(machin
     detail = "the mask behind a token was not there within 10 s"
     assert ended == ([] if comes else [Ended("r", Epoch(1, 1), EndReason.GRAMMAR, detail)])
     assert list(machine.pool.sequences) == ["r", "free"][not comes :]
-    assert not machine.pool.masked_out
+    assert not machine.pool.masks.late
     machine.check()
 
 
@@ -464,7 +464,7 @@ class Postponed:
 
 
 def test_rows_whose_masks_come_late_say_what_they_say_in_time_and_delay_no_other(quick, monkeypatch):
-    monkeypatch.setattr("weft_runner.core.request_pool.WAIT_S", inf)  # however slow the machine is
+    monkeypatch.setattr("weft_runner.core.awaited_grammars.WAIT_S", inf)  # however slow the machine is
     constrained = {f"json{i}": Sampling(seed=i, temperature=1.0, grammar=JSON, top_logprobs=1) for i in range(3)}
     free = {"free": Sampling(seed=1, temperature=1.0, ignore_eos=True), "scored": Sampling(prompt_logprobs=1)}
     in_time = run(quick(), **constrained, **free)

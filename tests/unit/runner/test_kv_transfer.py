@@ -511,9 +511,9 @@ def test_a_paused_sequence_is_frozen_and_goes_on_elsewhere() -> None:
     for key, prompt in (("other", PROMPT[:8]), ("r", PROMPT[:4])):
         one = replace(starts(prompt, 60, key)[0], kv_to=None)
         pair.do(pair.a, Received(GATEWAY, one))
-    while not pair.a.machine.pool.paused():
+    while not pair.a.machine.pool.reservations.paused:
         pair.step(pair.a)
-    (paused,) = pair.a.machine.pool.paused()
+    (paused,) = pair.a.machine.pool.reservations.paused
     pair.do(pair.a, Received(GATEWAY, Freeze(paused, E1, E2, KvTarget(B, "kv"))))
     assert [m.request_id for m in pair.a.said if isinstance(m, Frozen)] == [paused]
     assert pair.a.machine.pool.sequences[paused].phase is SequencePhase.SEND

@@ -275,7 +275,7 @@ class MemoryMachine(RuleBasedStateMachine):
         self.device.step(iter([1] * 5)) if not self.pool.runnable else None
         self.hear()
         if self.pool.sequences and not (self.pool.runnable or self.device.loading or self.device.copies):
-            assert self.pool.paused()
+            assert self.pool.reservations.paused
             assert len(self.pool.sequences) > 1, "alone, and without a page: it would wait for ever"
 
 

@@ -127,7 +127,7 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(on=st.booleans())
     def drain(self, on: bool) -> None:
         self.draining = on
-        self.pool.drain(on=on)
+        self.pool.drain.order(0.0, on=on)
         self.hear()
         assert not (on and self.live), "every sequence was given back"
 
@@ -343,7 +343,7 @@ def test_an_epoch_that_is_not_above_the_highest_seen_is_ignored_and_one_above_re
     pool.stop("r", Epoch(1, 5), session(1))
     assert "r" in pool.sequences, "a stop of a lower epoch is stale"
     pool.stop("r", Epoch(1, 6), session(1), preempted=True)
-    assert (pool.pages.free_pages, pool.preemptions) == (12, 1)
+    assert (pool.pages.free_pages, pool.preemption.preemptions) == (12, 1)
     begin(pool, "r", 6, prompt=3, max_tokens=4)
     assert not pool.sequences, "a start that arrives after its stop"
 
@@ -450,13 +450,13 @@ def test_without_a_free_page_a_sequence_pauses_keeps_its_place_and_gets_the_firs
     while pool.runnable:
         step(pool)
     assert REPORT in pool.timers
-    assert pool.paused() == ["old", "mid", "new"]
+    assert list(pool.reservations.paused) == ["old", "mid", "new"]
     first = state_of(pool).overruns[0]
     assert (first.request_id, first.wanted_pages, first.reservation_tokens) == ("old", 1, 4)
     assert not pool.runnable
     held = pool.pages.pages_of("old")[:]
     pool.stop("new", Epoch(1, 3), session(1))
-    assert pool.paused() == []
+    assert list(pool.reservations.paused) == []
     assert pool.pages.pages_of("old")[:1] == held, "it kept its pages"
     step(pool)
     assert pool.sequences["old"].phase is SequencePhase.DECODE
@@ -468,7 +468,7 @@ def test_freed_pages_go_to_the_longest_paused_sequence_before_any_newcomer():
     begin(pool, "new", 2, prompt=8, max_tokens=30, reservation_tokens=0)
     while pool.runnable:
         step(pool)
-    assert pool.paused() == ["old", "new"]
+    assert list(pool.reservations.paused) == ["old", "new"]
     pool.stop("new", Epoch(1, 2), session(1))
     begin(pool, "newcomer", 3, prompt=8, max_tokens=1, reservation_tokens=0)
     assert "newcomer" not in pool.sequences
@@ -654,7 +654,7 @@ def test_with_the_newest_as_victim_everybody_is_served_in_the_end(wants, total_p
             prompt, tokens = todo[key]
             begin(pool, key, counter, prompt, tokens, emitted=tuple(emitted[key]), reservation_tokens=1)
         step(pool)
-        if pool.paused():
+        if pool.reservations.paused:
             newest = max(pool.sequences.values(), key=lambda s: s.admitted)
             pool.stop(newest.key, newest.start.epoch, newest.owner)
         for event in flat(take(pool, Send)):

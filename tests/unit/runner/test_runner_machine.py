@@ -99,13 +99,13 @@ class ReportMachine(RuleBasedStateMachine):
     def run_step(self, tokens: list[int], seconds: float, unready: set[str], late: set[str]) -> None:
         """Masks of some are not ready as it begins, and those of some others not there by its end."""
         self.step, pool = None, self.runner.pool
-        for key, sequence in pool.constrained.items():
+        for key, sequence in pool.masks.constrained.items():
             sequence.mask.grammar.ready = key not in unready  # type: ignore[union-attr]
         self.handle(StepSlot())
         if self.step is not None:
-            assert not unready & {row.key for row in self.step.batch.rows} & pool.constrained.keys()
+            assert not unready & {row.key for row in self.step.batch.rows} & pool.masks.constrained.keys()
             sampling = [row.key for row in self.step.batch.rows if row.samples]
-            late &= pool.constrained.keys() & {*sampling}
+            late &= pool.masks.constrained.keys() & {*sampling}
             sampled = {key: SampledToken(t) for key, t in zip(sampling, tokens, strict=False) if key not in late}
             before = {key: (pool.sequences[key].in_kv, len(pool.sequences[key].tokens)) for key in late}
             self.handle(StepDone(self.step, sampled, {}, 1.0, late=tuple(late)), seconds)

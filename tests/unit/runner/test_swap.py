@@ -120,7 +120,7 @@ def test_the_latest_arrival_is_swapped_to_host_memory_and_comes_back_when_its_pa
     assert len(order.pages) == pool.pages.pages_for(pool.sequences["new"].in_kv)
     copied(pool, order)
     assert (phase(pool, "new"), phase(pool, "old")) == (SequencePhase.SWAPPED, SequencePhase.DECODE)
-    assert (pool.owed_pages(), pool.preemptions) == (5, 1), "it wants back what it had"
+    assert (pool.swapping.owed_pages(), pool.preemption.preemptions) == (5, 1), "it wants back what it had"
     assert not pool.swap.moving, "nothing says that a copy is complete while none is under way"
     assert pool.sequences["new"].reservation_tokens == 12, "the overrunner's doubles, not the victim's"
     assert pool.adapters.host.kv_bytes == PAGE * len(order.pages)
@@ -166,14 +166,14 @@ def test_the_time_of_copies_and_of_sequences_that_stand_still_is_counted():
     pool.elapse(11.0)  # one on its way out, the other one paused
     copied(pool, order, seconds=0.5)
     pool.elapse(14.0)  # one out
-    assert (pool.swap.copy_s, pool.stalled_s) == (0.5, pytest.approx(2 * 11.0 + 3.0))
+    assert (pool.swap.copy_s, pool.preemption.stalled_s) == (0.5, pytest.approx(2 * 11.0 + 3.0))
     while pool.sequences:
         step(pool)
         for back in copies(pool):
             copied(pool, back, seconds=0.25)
-    stalled_s = pool.stalled_s
+    stalled_s = pool.preemption.stalled_s
     pool.elapse(20.0)
-    assert (pool.swap.copy_s, pool.stalled_s) == (0.75, stalled_s)
+    assert (pool.swap.copy_s, pool.preemption.stalled_s) == (0.75, stalled_s)
 
 
 def test_no_newcomer_gets_the_pages_that_a_swapped_sequence_waits_for():
@@ -227,10 +227,10 @@ def test_where_no_swap_helps_the_supervisor_names_a_victim(why, limits, seconds)
     if seconds:
         for _ in range(100):
             pool.on_swap_event(SwapDone(0, 1, seconds))  # of one that has ended: how fast it was counts
-    while not pool.paused():
+    while not pool.reservations.paused:
         step(pool)
     assert not copies(pool), why
-    assert [overrun.request_id for overrun in state_of(pool).overruns] == [pool.paused()[0]]
+    assert [overrun.request_id for overrun in state_of(pool).overruns] == [next(iter(pool.reservations.paused))]
     assert REPORT in pool.timers
 
 
@@ -243,7 +243,7 @@ def test_kv_is_copied_where_computing_it_again_is_dearer_than_both_ways(pages_pe
     pool.swap.bytes_per_s = float(PAGE * pages_per_s)
     begin(pool, "old", 1)
     begin(pool, "new", 2, reservation_tokens=12)
-    while not pool.paused():
+    while not pool.reservations.paused:
         step(pool)
     assert bool(copies(pool)) == dearer
 
@@ -295,7 +295,7 @@ def test_whatever_ends_a_swapped_sequence_frees_both_sides_at_once(when, how):
         case "close":
             pool.session_closed(session())
         case "drain":
-            pool.drain(on=True)
+            pool.drain.order(0.0, on=True)
         case _:
             begin(pool, "new", 3, prompt=1)
     check_pool(pool)
@@ -321,7 +321,7 @@ def test_a_copy_that_fails_gives_its_sequence_back_to_be_recomputed(back):
     check_pool(pool)
     assert "new" not in pool.sequences
     assert refused(pool) == ["new"]
-    assert (pool.adapters.host.kv_bytes, pool.preemptions) == (0, 1)
+    assert (pool.adapters.host.kv_bytes, pool.preemption.preemptions) == (0, 1)
 
 
 def test_one_request_is_swapped_a_bounded_number_of_times_and_then_has_all_its_pages():
@@ -356,10 +356,10 @@ def test_an_adapter_may_leave_the_device_with_its_sequence_and_comes_back_with_i
     joined(pool, "a")
     order = until_one_leaves(pool)
     copied(pool, order)
-    assert pool.owed_pages() == pool.swap.by_key["new"].wanted_pages, "its adapter is still there"
+    assert pool.swapping.owed_pages() == pool.swap.by_key["new"].wanted_pages, "its adapter is still there"
     while "old" in pool.sequences and Unload(0) not in pool.effects:
         step(pool)
-    assert pool.owed_pages() == pool.swap.by_key["new"].wanted_pages + 2
+    assert pool.swapping.owed_pages() == pool.swap.by_key["new"].wanted_pages + 2
     while "old" in pool.sequences:
         step(pool)
     copied(pool, copies(pool)[0])

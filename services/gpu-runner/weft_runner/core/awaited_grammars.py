@@ -9,7 +9,9 @@ from typing import NamedTuple
 from weft.domain.machine import Peer
 from weft.domain.request import Start
 from weft.domain.timers import TimerQueue
+from weft_runner.core.batch_scheduler import BatchScheduler
 from weft_runner.core.events import CompileGrammar, GrammarCompiled
+from weft_runner.core.sequence import RUNNING, Sequence
 
 WAIT_S = 10.0  # a gateway has compiled it in less than one; of the mask behind a token, too
 
@@ -58,3 +60,44 @@ class AwaitedGrammars:
         key = event.peer.name, event.request_id
         one = self.waiting.get(key)
         return self.drop(*key) if one is not None and one.start.epoch == event.epoch else None
+
+
+class AwaitedMasks:
+    """Sequences with a grammar, by key, and those of them whose mask is late. One owner: the request pool.
+
+    Timers ("mask", key) say when the time of each that is late is over.
+    """
+
+    def __init__(self, scheduler: BatchScheduler, timers: TimerQueue[tuple[str, ...]]) -> None:
+        self._scheduler, self._timers = scheduler, timers
+        self.constrained: dict[str, Sequence] = {}
+        self.late: set[str] = set()
+
+    def admit(self, sequence: Sequence) -> None:
+        """Watch its masks, if it has a grammar."""
+        if sequence.mask is not None and sequence.mask.grammar is not None:
+            self.constrained[sequence.key] = sequence
+
+    def before_step(self, now: float) -> None:
+        """Keep who has no mask yet, and will have none by the end of a step, out of batches until it has."""
+        running = ((key, s.mask) for key, s in self.constrained.items() if s.phase in RUNNING)
+        before, late = self.late, {key for key, mask in running if mask is not None and not mask.ready}
+        if late != before:
+            for key in late - before:
+                self._timers.set(("mask", key), now + WAIT_S)
+            for key in before - late:
+                self._timers.clear(("mask", key))
+            self.late = late
+            self._scheduler.changed()
+
+    def follow(self, now: float) -> bool:
+        """Say whether all who have a mask now will have the one behind the next token, too."""
+        if self.constrained:
+            self.before_step(now)
+        return all(s.mask is None or s.mask.quick for s in self.constrained.values())
+
+    def remove(self, key: str) -> None:
+        """Watch it no more."""
+        if self.constrained.pop(key, None) is not None:
+            self.late.discard(key)
+            self._timers.clear(("mask", key))

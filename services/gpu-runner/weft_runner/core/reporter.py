@@ -98,7 +98,7 @@ class Reporter:
             ended=ended,
             adapters=reported,
             removed_adapters=removed,
-            overruns=[_overrun(pool.sequences[key], wanted) for key, wanted in pool.overruns().items()],
+            overruns=[_overrun(pool.sequences[key], wanted) for key, wanted in pool.preemption.overruns().items()],
             progress=[sequence.in_kv for sequence in pool.sequences.values()],
         )
 
@@ -129,7 +129,7 @@ class Reporter:
 
     def _status(self) -> RunnerStatus:
         pool, not_ready = self._pool, self._pool.adapters.not_ready_reason()
-        return RunnerStatus(pool.figures(ready=not not_ready), not_ready, pool.draining and not pool.sequences)
+        return RunnerStatus(pool.figures(ready=not not_ready), not_ready, pool.drain.on and not pool.sequences)
 
 
 def _overrun(sequence: Sequence, wanted_pages: int) -> Overrun:

@@ -1,9 +1,10 @@
 """Every sequence of the runner, its pages and its adapter: ORCA's request pool, pure.
 
-Messages come in between steps (`start`, `stop`, ...), `schedule` says what runs next, `account` takes what the model
-sampled. What follows stands in `effects`, in the order in which it is to be done: each part appends to that one list
-as it decides, so that what ends a use of pages stands before their next one. Reports read the marks of page table and
-adapter manager.
+The pool keeps sequences and pages. Everything else is a part that it asks at four moments: when a sequence is admitted,
+before a step, after a step, when a sequence is removed (`reserve`, `preempt`, `swap`, `transfer`, `prefix`, adapters,
+`AwaitedMasks`, `Drain`). What follows stands in `effects`, in the order in which it is to be done: each part appends to
+that one list as it decides, so that what ends a use of pages stands before their next one. Reports read the marks of page
+table and adapter manager.
 """
 
 from collections import Counter
@@ -14,7 +15,6 @@ from math import inf
 from weft.domain.adapter import DesiredChange
 from weft.domain.ids import Epoch
 from weft.domain.machine import Peer, Send
-from weft.domain.preemption import latest_arrival, victim_candidates
 from weft.domain.request import (
     Ended,
     EndReason,
@@ -32,9 +32,10 @@ from weft.domain.runner import OffloadState, RunnerFigures, RunnerRole
 from weft.domain.timers import TimerQueue
 from weft_runner.core.adapters.manager import AdapterManager, check_adapters
 from weft_runner.core.admission import HighestEpochs, PoolLimits, ended, first_pages, no_capacity, refusal
-from weft_runner.core.awaited_grammars import WAIT_S
+from weft_runner.core.awaited_grammars import AwaitedMasks
 from weft_runner.core.batch import Batch, Batching, Candidate
 from weft_runner.core.batch_scheduler import BatchScheduler
+from weft_runner.core.drain import Drain
 from weft_runner.core.events import (
     REPORT,
     AdapterEvent,
@@ -48,19 +49,20 @@ from weft_runner.core.events import (
     SwapFailed,
 )
 from weft_runner.core.page_table import PageTable, check_page_table
+from weft_runner.core.preempt.preemption import Preemption
 from weft_runner.core.prefix.host import HostPrefixes, check_host_prefixes
 from weft_runner.core.prefix.reuse import PrefixReuse
 from weft_runner.core.reserve.reservations import Reservations
 from weft_runner.core.sampling import SampledToken
-from weft_runner.core.sequence import BETWEEN_RUNNERS, RUNNING, SWAPPING, Sequence, SequencePhase, check_sequence
+from weft_runner.core.sequence import RUNNING, SWAPPING, Sequence, SequencePhase, check_sequence
 from weft_runner.core.step_time_model import GUESS, StepModel
-from weft_runner.core.swap.swaps import MOST_SWAPS, KvSwap, SwappedKv, check_swap
+from weft_runner.core.swap.swapping import Swapping
+from weft_runner.core.swap.swaps import KvSwap, check_swap
 from weft_runner.core.token_mask import GrammarState, token_mask
 from weft_runner.core.token_times import TokenTimes
 from weft_runner.core.transfer.hand_over import HandOver
 from weft_runner.core.transfer.transfers import check_kv_transfers
 
-DRAIN_IDLE_S = 1.0  # without a sequence that leaves: what is left on a runner that drains has nowhere to go
 UNCOMPUTED = (SequencePhase.WAITING, SequencePhase.PREFILL)
 
 
@@ -87,28 +89,36 @@ class RequestPool:
         self.swap = KvSwap(self.adapters.host, limits.swap_page_bytes, self.effects)
         self.host_prefixes = HostPrefixes(self.pages.prefixes, self.adapters.host, self.swap, self.effects)
         self.role = RunnerRole.MIXED
-        self.stuck = True  # no swap helps those that are paused: the supervisor names a victim
         self.sequences: dict[str, Sequence] = {}
-        self.constrained: dict[str, Sequence] = {}  # those with a grammar
-        self.masked_out: set[str] = set()  # those of them whose masks are not ready; timers ("mask", key)
-        self.draining = False
-        self._drain_by = 0.0  # sequences of a runner that drains end at the latest; the timer ("drain",): when
-        self._left_before_drain: int  # `departures` when it was looked at last, while it drains
         self.iterations = self.forwards = self.tokens = 0
         self.offload: OffloadState | None = None  # as the engine says
-        self.stalled_s = self.now = 0.0  # of all sequences that were paused or swapped; the time of the event
-        self.token_times, self.preemptions = TokenTimes(), 0
+        self.now = 0.0  # the time of the event
+        self.token_times = TokenTimes()
         self._admissions = self._launches = 0
         self.hand_over = HandOver(
             self, limits, self.pages, self.reservations, self.scheduler, self._epochs, self.effects, self.timers
         )
         self.kv = self.hand_over.kv
+        self.swapping = Swapping(
+            self,
+            self.swap,
+            self.host_prefixes,
+            self.pages,
+            self.adapters,
+            self.reservations,
+            self.reuse,
+            self.scheduler,
+        )
+        self.preemption = Preemption(
+            self, self.reservations, self.swapping, self.kv, self.adapters, self.effects, self.timers
+        )
+        self.drain = Drain(self, self.kv, self.scheduler, self.timers)
+        self.masks = AwaitedMasks(self.scheduler, self.timers)
 
     def elapse(self, now: float) -> None:
         """Who is paused or swapped has stood still since the call before this one."""
         if self.reservations.paused or self.swap.by_key:
-            stalled = len(self.reservations.paused) + self.swap.away
-            self.stalled_s += stalled * (now - self.now)
+            self.preemption.stand_still(now - self.now)
         self.now = now
 
     # ---- messages
@@ -144,7 +154,8 @@ class RequestPool:
         """Cancel an epoch: its pages are free before the next step. Only the session that started it may."""
         sequence = self.sequences.get(request_id)
         if sequence is not None and sequence.owner == owner and sequence.start.epoch <= epoch:
-            self.preemptions += preempted
+            if preempted:
+                self.preemption.count()
             self.remove(sequence, finish=finish)
             self._epochs.see(request_id, epoch)
 
@@ -165,33 +176,6 @@ class RequestPool:
         self.adapters.apply(change)
         self.settle()
 
-    def drain(self, *, on: bool, migrate_s: float = 0.0) -> None:
-        """Admit none until drained is taken back. What is here ends at once, or may move to other runners meanwhile."""
-        self.draining = on
-        self.timers.set(REPORT, 0.0)
-        self._drain_by = self.now + (migrate_s if self.kv.identity is not None else 0.0)
-        self._left_before_drain = self.scheduler.departures
-        self.timers.clear(("drain",))
-        if on and self._drain_by > self.now:
-            self.timers.set(("drain",), min(self._drain_by, self.now + DRAIN_IDLE_S))
-        elif on:
-            self.end_drained()
-
-    def end_drained(self) -> None:
-        """End what is left. Those that still leave get more time; whose KV is on its way, all there is."""
-        over = self.now >= self._drain_by
-        if not over and self.scheduler.departures != self._left_before_drain:
-            self._left_before_drain = self.scheduler.departures
-            self.timers.set(("drain",), min(self._drain_by, self.now + DRAIN_IDLE_S))
-            return
-        if not over:
-            self.timers.set(("drain",), self._drain_by)
-        for sequence in list(self.sequences.values()):
-            sent = self.kv.outgoing.get(sequence.key) if sequence.phase is SequencePhase.SEND else None
-            if over or sent is None:
-                epoch = sent.epoch if sent is not None else None
-                self.end(sequence, EndReason.DRAINED, "the runner is draining", epoch=epoch)
-
     def on_adapter_event(self, event: AdapterEvent) -> None:
         """Take a result of the adapter pool; end the sequences whose adapter failed, or can never be loaded."""
         if isinstance(event, FoundOnDisk):
@@ -205,28 +189,18 @@ class RequestPool:
 
     def on_swap_event(self, event: SwapDone | SwapFailed) -> None:
         """A copy to host memory or back has ended. Where it failed the sequence is scheduled again, and recomputed."""
-        if isinstance(event, SwapFailed):
-            self.host_prefixes.on_failed(event.number)
-            if (failed := self.swap.of_number(event.number)) is not None:
-                self._give_back(failed.sequence)
-            return
-        self.host_prefixes.on_copied(event.number)
-        swap = self.swap.on_copied(event.number, event.pages, event.seconds)
-        if swap is not None and swap.sequence.phase is SequencePhase.SWAP_OUT:
-            swap.sequence.swapped_out()
-            self.pages.release(swap.sequence.key)
-            if swap.sequence.start.adapter:
-                self.adapters.swap_out(swap.sequence.start.adapter)
-        elif swap is not None:
-            self._resume(swap)
-        self.settle()
+        if isinstance(event, SwapDone):
+            self.swapping.on_copied(event)
+            self.settle()
+        elif (failed := self.swapping.on_failed(event)) is not None:
+            self.preemption.give_back(failed)
 
     # ---- steps
 
     @property
     def runnable(self) -> bool:
         """Something can run in the next iteration."""
-        held = self.masked_out
+        held = self.masks.late
         for s in self.sequences.values():  # noqa: SIM110 (at every iteration: `any` would call a generator)
             if s.phase in RUNNING and not s.in_flight and s.key not in held:
                 return True
@@ -242,12 +216,12 @@ class RequestPool:
 
         `depth`: so many batches may be in flight at a time, `free` of them are not, this one included (`_decoding`).
         """
-        if self.constrained:
-            self._await_masks()
+        if self.masks.constrained:
+            self.masks.before_step(self.now)
         if depth == 1 and self.scheduler.standing is not None:
             return self.scheduler.standing
         for sequence in self._here(SequencePhase.PREFILL):
-            self.reuse.extend(sequence)
+            self.reuse.before_step(sequence)
         self.settle()
         overrun = False
         full = [sequence for sequence in self._here(SequencePhase.DECODE) if self.pages.is_full(sequence.key)]
@@ -256,10 +230,8 @@ class RequestPool:
                 overrun = True
                 self.adapters.queue.owe_pages(owed=True)
         if self.reservations.paused:
-            overrun, self.stuck = overrun or not self.stuck, depth > 1 or not self._swap_out()
-            if overrun and self.stuck:
-                self.timers.set(REPORT, 0.0)
-        self._unstick()
+            self.preemption.before_step(depth, overrun=overrun)
+        self.preemption.resolve_deadlock()
         decoding, again = self._decoding(depth, free), depth == 1 and not self.reservations.paused
         return self.scheduler.schedule(
             [_candidate(s) for s in sorted(self._here(SequencePhase.PREFILL), key=lambda s: s.order)],
@@ -279,21 +251,21 @@ class RequestPool:
             return nothing
         if self.limits.batch.batching is not Batching.MIXED:
             return nothing
-        if self.constrained:
-            self._await_masks()
+        if self.masks.constrained:
+            self.masks.before_step(self.now)
         in_flight = {
             row.key: row for row, sequence in zip(step.batch.rows, step.sequences, strict=True) if self.runs(sequence)
         }
         # 1. those that are in no step, as ever
         for sequence in self._here(SequencePhase.PREFILL):
             if sequence.key not in in_flight:
-                self.reuse.extend(sequence)
+                self.reuse.before_step(sequence)
         self.settle()
         # 2. each as it will be: in KV, and with how many tokens to feed
         prefilling, decoding, full = list[tuple[Sequence, Candidate]](), list[Candidate](), list[Sequence]()
         keys, steps_left, lasts = 0, self.limits.max_context_tokens, True
         for sequence in self.sequences.values():
-            if sequence.phase not in RUNNING or sequence.key in self.masked_out:
+            if sequence.phase not in RUNNING or sequence.key in self.masks.late:
                 continue
             candidate, row = _candidate(sequence), in_flight.get(sequence.key)
             if row is not None and row.samples:
@@ -322,31 +294,6 @@ class RequestPool:
         prefilling.sort(key=lambda one: one[0].order)
         steps = (lambda: steps_left) if decoding and lasts else (lambda: 0)
         return self.scheduler.schedule([one for _, one in prefilling], decoding, keys, steps)
-
-    def _await_masks(self) -> None:
-        """Who has no mask yet, and will have none by the end of a step, is in no batch until it has."""
-        running = ((key, s.mask) for key, s in self.constrained.items() if s.phase in RUNNING)
-        before, late = self.masked_out, {key for key, mask in running if mask is not None and not mask.ready}
-        if late != before:
-            for key in late - before:
-                self.timers.set(("mask", key), self.now + WAIT_S)
-            for key in before - late:
-                self.timers.clear(("mask", key))
-            self.masked_out = late
-            self.scheduler.changed()
-
-    def end_masked_out(self, key: str) -> None:
-        """End a sequence whose time is over, by name, if its mask is not there now."""
-        self._await_masks()
-        if key in self.masked_out:
-            detail = f"the mask behind a token was not there within {WAIT_S:g} s"
-            self.end(self.sequences[key], EndReason.GRAMMAR, detail)
-
-    def masks_follow(self) -> bool:
-        """Say whether all who have a mask now will have the one behind the next token, too."""
-        if self.constrained:
-            self._await_masks()
-        return all(s.mask is None or s.mask.quick for s in self.constrained.values())
 
     def runs(self, sequence: Sequence) -> bool:
         """Say whether a row of it in a step in flight is accounted for: what has left since is not."""
@@ -395,7 +342,7 @@ class RequestPool:
                 self.kv.send_pages(outgoing, pages.pages_of(key), sequence.in_kv // page_tokens)
         for owner, of_session in produced.values():
             self.produce(owner, of_session)
-        self._unstick()
+        self.preemption.resolve_deadlock()
 
     # ---- what follows
 
@@ -404,12 +351,12 @@ class RequestPool:
         self.effects.append(Send(owner, Step(self.iterations, produced)))
 
     def figures(self, *, ready: bool) -> RunnerFigures:
-        pages, free_pages = self.pages, max(0, self.adapters.free_pages() - self.owed_pages())
+        pages, free_pages = self.pages, max(0, self.adapters.free_pages() - self.swapping.owed_pages())
         return RunnerFigures(
             free_pages=free_pages,
             used_pages=pages.used_pages,
             adapter_pages=pages.total_pages - free_pages - pages.reserved_pages,
-            draining=self.draining,
+            draining=self.drain.on,
             ready=ready,
             desired_version=self.adapters.known.version or 0,
             iterations=self.iterations,
@@ -429,13 +376,13 @@ class RequestPool:
         self, start: Start, owner: Peer, gateway: str, now: float, grammar: GrammarState | None
     ) -> Ended | NoCapacity | SequenceTokens | None:
         """Admit it, or why not."""
-        if self.draining:
+        if self.drain.on:
             return ended(start, EndReason.DRAINED, "the runner is draining")
         adapters, limits, digest = self.adapters, self.limits, start.adapter
         if fault := adapters.infeasible_reason(digest):
             return ended(start, EndReason.LOAD_FAILED, fault)
         context = limits.context_beside(adapters.pages_beside(digest, announced=False))
-        free_pages = adapters.free_pages(digest, alone=not self.sequences) - self.owed_pages(start.priority)
+        free_pages = adapters.free_pages(digest, alone=not self.sequences) - self.swapping.owed_pages(start.priority)
         if (answer := refusal(start, limits, context, free_pages)) is not None:
             return answer
         if len(self.sequences) >= limits.max_sequences:
@@ -464,46 +411,21 @@ class RequestPool:
         assert pages is not None, "pages were freed"
         self.reservations.granted(pages[len(shared) :])
         self.sequences[sequence.key] = sequence
-        if sequence.mask is not None and sequence.mask.grammar is not None:
-            self.constrained[sequence.key] = sequence
-        self.reuse.begin(sequence, shared)
+        self.masks.admit(sequence)
+        self.reuse.admit(sequence, shared)
         rank, adapter_bytes, *_ = start.allotment
         there = not start.adapter or self.adapters.acquire(start.adapter, rank=rank, n_bytes=adapter_bytes)
         if start.kv_to is not None and self.limits.kv is not None:
             self.kv.offer(sequence, start.kv_to, start.epoch)
         if start.kv_from is not None:
             self.hand_over.await_kv(sequence, pages, there)
-        elif self._read_from_host(sequence, pages):
-            self.swap.by_key[sequence.key].adapter_there = there
-        elif there:
-            self._join(sequence)
+        else:
+            decoding = sum(s.phase is SequencePhase.DECODE for s in self.sequences.values())
+            if not self.swapping.admit(sequence, pages, decoding, adapter_there=there) and there:
+                self._join(sequence)
         if not there:  # with nothing else to run, no iteration would report this admission while it waits
             self.timers.set(REPORT, 0.0)
         self.settle()
-
-    def _read_from_host(self, sequence: Sequence, pages: list[int]) -> bool:
-        """It waits until the next pages of its text are copied in. False: they are not there, or computed sooner."""
-        at = sequence.in_kv // self.pages.page_tokens
-        names = [*self.reuse.names(sequence.chain, sequence.tokens, at)]
-        if names and (behind := self.swap.arriving.get(names[0])):
-            self.swap.follow(sequence, behind)
-            return True
-        if not (cached := self.host_prefixes.find(names)):
-            return False
-        n_tokens = len(cached) * self.pages.page_tokens
-        if self.swap.copy_ms(len(cached)) + self._step_ms() >= self.scheduler.step_time.prefill_ms(n_tokens):
-            return False
-        sequence.reuse(n_tokens)
-        self.pages.fill(sequence.key, sequence.in_kv)
-        copied = pages[at : at + len(cached)]
-        self.reservations.overwritten(copied)
-        self.swap.read(sequence, cached, copied)
-        return True
-
-    def _step_ms(self) -> float:
-        """What a step of those that decode takes: a sequence that waits for a copy misses one."""
-        decoding = sum(s.phase is SequencePhase.DECODE for s in self.sequences.values())
-        return self.scheduler.step_time.step_ms(decoding, self.scheduler.keys, 0) if decoding else 0.0
 
     def _join(self, sequence: Sequence) -> None:
         self.scheduler.changed()
@@ -525,7 +447,7 @@ class RequestPool:
         """Pages or slots may have come free: first for paused sequences, then for adapters that sequences wait for."""
         self.reservations.serve_paused(self.sequences)
         self.adapters.queue.owe_pages(owed=bool(self.reservations.paused))
-        self._swap_in()
+        self.swapping.bring_back()
         self.adapters.reconcile()
         for digest in self.adapters.queue.take_ready():
             for sequence in self.sequences.values():
@@ -534,133 +456,12 @@ class RequestPool:
                 if sequence.phase is SequencePhase.WAITING:
                     self._join(sequence)
                 elif sequence.phase is SequencePhase.SWAP_IN:
-                    self.swap.by_key[sequence.key].adapter_there = True
-                    self._resume(self.swap.by_key[sequence.key])
+                    self.swapping.adapter_there(sequence)
                 elif sequence.phase is SequencePhase.RECEIVE:
                     self.hand_over.adapter_there(sequence)
         if self.pages.short:
             page_ms = self.scheduler.step_time.prefill_ms(self.limits.page_tokens)
             self.host_prefixes.save(page_ms, self.adapters.adapters.__contains__)
-
-    def _unstick(self) -> None:
-        """No sequence runs, none is copied and no adapter loads: pinned adapters are evicted, then the newest ends."""
-        while (
-            self.sequences and not self._any_running and not self.adapters.slots.loading
-            and not self.swap.moving and not self.kv.moving
-        ):  # fmt: skip
-            if self.reservations.paused:
-                if not self.adapters.slots.evict_for(1, pinned_too=True):
-                    return  # the supervisor names a victim
-            elif self.adapters.queue.force_evict_pinned():
-                return
-            elif not self._swap_in(pinned_too=True):
-                if self.adapters.queue.fetching:
-                    return
-                here = [s for s in self.sequences.values() if s.phase is not SequencePhase.SWAPPED]
-                last = victim_candidates(here or list(self.sequences.values()), _priority)
-                self._give_back(latest_arrival(last, _arrived))
-            self.settle()
-
-    # ---- swap
-
-    def overruns(self) -> dict[str, int]:
-        """Paused sequences, and pages that they want, where the supervisor has to name a victim."""
-        return self.reservations.paused if self.stuck else {}
-
-    def owed_pages(self, priority: Priority = Priority.INTERACTIVE) -> int:
-        """What sequences in host memory, and adapters that went with them, want before any newcomer of that priority.
-
-        Batch ones wait until no interactive newcomer takes their pages.
-        They come back as soon as they fit, so no newcomer is admitted while one is out, though it would fit (as in
-        vLLM). The pages that lie free meanwhile, 2 % at the most, are those that running sequences grow into; newcomers
-        would take them, and swap out others for it.
-        """
-        out = [swap for swap in self.swap.returning() if _priority(swap.sequence) <= priority]
-        adapters = {swap.sequence.start.adapter for swap in out}
-        return sum(swap.wanted_pages for swap in out) + self.adapters.pages_to_load(adapters)
-
-    def _swap_out(self) -> bool:
-        """Begin to free pages for those that are paused, or wait for some. False: recomputing is better, or is left."""
-        if self.swap.leaving:
-            return True
-        elsewhere = (SequencePhase.SWAPPED, SequencePhase.SWAP_IN, *BETWEEN_RUNNERS)
-        here = [s for s in self.sequences.values() if s.phase not in elsewhere]
-        if len(here) < 2:
-            return self.swap.moving
-        last = victim_candidates(here, _priority)
-        paused = map(self.sequences.__getitem__, self.reservations.paused)
-        victim = next((s for s in paused if s.start.allotment.leaves and s in last), None)
-        if victim is None:
-            again = [s for s in last if s.swaps < MOST_SWAPS and not s.start.allotment.stays]
-            victim = latest_arrival(again or last, _arrived)
-        return self._swap_out_one(victim)
-
-    def _swap_out_one(self, victim: Sequence) -> bool:
-        if victim.phase is SequencePhase.WAITING:
-            return False  # nothing was computed
-        pages = self.pages.pages_of(victim.key)
-        wanted = len(pages) + self.reservations.paused.get(victim.key, 0)
-        if victim.swaps + 1 >= MOST_SWAPS:
-            wanted = max(wanted, self.pages.pages_for(victim.max_len))
-        kv_pages = pages[: self.pages.pages_for(victim.in_kv)]
-        recompute_ms = self.scheduler.step_time.prefill_ms(victim.in_kv)
-        if not self.swap.swap_out(victim, kv_pages, wanted, recompute_ms):
-            return False
-        self.reservations.remove(victim.key)
-        self.preemptions += 1
-        self.scheduler.changed()
-        return True
-
-    def _swap_in(self, *, pinned_too: bool = False) -> bool:
-        """Bring back those that left, the earliest arrival first, as far as pages are free. True: one is on its way."""
-        begun = False
-        for swap in self.swap.returning():
-            if self.reservations.paused or not self._swap_in_one(swap, pinned_too=pinned_too):
-                break
-            begun = True
-        return begun
-
-    def _swap_in_one(self, swap: SwappedKv, *, pinned_too: bool) -> bool:
-        sequence, pages, adapters = swap.sequence, self.pages, self.adapters
-        start = sequence.start
-        shared = self.reuse.find(sequence.chain, sequence.tokens)[: sequence.in_kv // pages.page_tokens]
-        taken = pages.free_pages - pages.free_beside(shared) + swap.wanted_pages - len(shared)
-        to_load = adapters.pages_to_load([start.adapter])
-        if taken + to_load > adapters.free_pages(start.adapter, alone=pinned_too):
-            return False
-        evicted = adapters.slots.evict_for(taken + to_load, start.adapter, pinned_too=pinned_too)
-        held = pages.reserve(sequence.key, swap.wanted_pages, shared)
-        assert evicted, "free pages were checked"
-        assert held is not None, "pages were freed"
-        pages.fill(sequence.key, sequence.in_kv)
-        copied = held[len(shared) : len(swap.hosts)]
-        self.reservations.overwritten(copied)
-        self.reservations.granted(held[len(swap.hosts) :])
-        sequence.share_pages(len(shared))
-        self.swap.swap_in(swap, copied)
-        if start.adapter:
-            adapters.release_swapped(start.adapter)
-        swap.adapter_there = not start.adapter or adapters.acquire(start.adapter)
-        return True
-
-    def _resume(self, swap: SwappedKv) -> None:
-        """It runs on, once both its KV and its adapter are there."""
-        if swap.copied and swap.adapter_there:
-            self.reuse.came_back(len(swap.cached) * self.pages.page_tokens)
-            self.go_on(swap.sequence)
-            self._end_swap(swap.sequence)
-
-    def _end_swap(self, sequence: Sequence) -> None:
-        """Those that waited for its copy read what it has brought, or compute it."""
-        for behind in self.swap.forget(sequence.key):
-            self._resume(behind)
-
-    def _give_back(self, sequence: Sequence) -> None:
-        """It cannot run here now: it is scheduled again, and computed once more."""
-        self.preemptions += sequence.times.scheduled_at is not None
-        self.remove(sequence)
-        answer = no_capacity(sequence.start, self.adapters.free_pages(), "pages")
-        self.effects.append(Send(sequence.owner, answer))
 
     def remove(self, sequence: Sequence, *, forget: bool = False, finish: FinishReason | None = None) -> None:
         """Pages and references back, at once; freed pages go to the longest paused sequence first.
@@ -672,11 +473,9 @@ class RequestPool:
         sequence.end()
         self.effects.append(_ended_fact(sequence, finish, self.now))
         del self.sequences[sequence.key]
-        if self.constrained.pop(sequence.key, None) is not None:
-            self.masked_out.discard(sequence.key)
-            self.timers.clear(("mask", sequence.key))
+        self.masks.remove(sequence.key)
         self.reservations.remove(sequence.key)
-        self._end_swap(sequence)
+        self.swapping.remove(sequence)
         self.kv.forget(sequence.key)
         if swapped:
             self.pages.mark(sequence.key)
@@ -719,17 +518,9 @@ class RequestPool:
         """Tokens that its reserved pages hold beside so many."""
         return len(self.pages.pages_of(sequence.key)) * self.limits.page_tokens - in_kv
 
-    @property
-    def _any_running(self) -> bool:
-        """Here or in flight."""
-        for s in self.sequences.values():  # noqa: SIM110 (at every iteration: `any` would call a generator)
-            if s.phase in RUNNING:
-                return True
-        return False
-
     def _here(self, phase: SequencePhase) -> Iterator[Sequence]:
         """Sequences of a phase that are not in flight and wait for no mask, in order of admission."""
-        held = self.masked_out
+        held = self.masks.late
         return (s for s in self.sequences.values() if s.phase is phase and not s.in_flight and s.key not in held)
 
     def _decoding(self, depth: int, free: int) -> list[Sequence]:
@@ -784,10 +575,6 @@ class RequestPool:
             if start.kv_from is None and not start.emitted:
                 self.effects.append(PromptComputed(len(start.prompt), self.now - sequence.arrived))
 
-    def paused(self) -> list[str]:
-        """Keys of paused sequences, the longest paused first."""
-        return list(self.reservations.paused)
-
 
 def _ended_fact(sequence: Sequence, finish: FinishReason | None, now: float) -> SequenceEnded:
     times = sequence.times
@@ -807,10 +594,6 @@ def _priority(sequence: Sequence) -> Priority:
     return sequence.start.priority
 
 
-def _arrived(sequence: Sequence) -> float:
-    return sequence.arrived
-
-
 def check_pool(pool: RequestPool) -> None:
     """Every book balances and agrees with the sequences. Cheap enough for an idle loop."""
     check_page_table(pool.pages)
@@ -821,14 +604,14 @@ def check_pool(pool: RequestPool) -> None:
     known = {"", *pool.adapters.adapters}
     assert all(page.adapter in known for page in pool.adapters.host.cached.values()), "KV without its adapter"
     masked = [s.key for s in pool.sequences.values() if s.mask is not None and s.mask.grammar is not None]
-    assert masked == list(pool.constrained)
-    assert pool.masked_out <= pool.constrained.keys()
-    assert all(("mask", key) in pool.timers for key in pool.masked_out)
+    assert masked == list(pool.masks.constrained)
+    assert pool.masks.late <= pool.masks.constrained.keys()
+    assert all(("mask", key) in pool.timers for key in pool.masks.late)
     here = {key for key, sequence in pool.sequences.items() if sequence.phase is not SequencePhase.SWAPPED}
     assert pool.pages.holders() == here
     for sequence in pool.sequences.values():
         check_sequence(sequence)
-        assert (sequence.phase is SequencePhase.PAUSED) == (sequence.key in pool.paused()), sequence.key
+        assert (sequence.phase is SequencePhase.PAUSED) == (sequence.key in pool.reservations.paused), sequence.key
         assert (sequence.phase in SWAPPING) == (sequence.key in pool.swap.by_key), sequence.key
         assert sequence.key not in here or pool.pages.tokens_of(sequence.key) == sequence.in_kv, sequence.key
         assert sequence.named_pages * pool.pages.page_tokens <= sequence.in_kv, sequence.key
@@ -839,6 +622,6 @@ def check_pool(pool: RequestPool) -> None:
         assert adapter.running == joined[digest], digest
         assert adapter.swapped == swapped[digest], digest
         assert adapter.waiting == mine[digest] - joined[digest] - swapped[digest], digest
-    if pool.paused():
+    if pool.reservations.paused:
         assert pool.pages.free_pages == 0, "a free page while a sequence waits for one"
         assert pool.adapters.slots.evictable_pages() == 0, "an unused adapter while a sequence waits for a page"

@@ -101,13 +101,16 @@ class Runner:
             case ("report",):
                 self.reporter.report_now()
             case ("drain",):
-                pool.end_drained()
+                pool.drain.end(now)
             case ("grammar", session, request_id):
                 if (awaited := self.grammars.drop(session, request_id)) is not None:
                     detail = f"the grammar was not compiled within {WAIT_S:g} s"
                     self._effects.append(Send(awaited.peer, ended(awaited.start, EndReason.GRAMMAR, detail)))
             case ("mask", key):
-                pool.end_masked_out(key)
+                pool.masks.before_step(now)  # it may be there by now
+                if key in pool.masks.late:
+                    detail = f"the mask behind a token was not there within {WAIT_S:g} s"
+                    pool.end(pool.sequences[key], EndReason.GRAMMAR, detail)
             case ("offer", request_id):
                 pool.kv.expire_offer(request_id)
             case ("transfer", key):
@@ -136,7 +139,7 @@ class Runner:
 
     def may_repeat(self, step: RunStep) -> bool:
         """That batch can run once more as it is, after the step that is in flight."""
-        return self.pool.masks_follow() and self.pool.scheduler.lasts(step.batch, 2)
+        return self.pool.masks.follow(self.pool.now) and self.pool.scheduler.lasts(step.batch, 2)
 
     def _schedule(self, slot: StepSlot) -> None:
         pool = self.pool
@@ -154,7 +157,7 @@ class Runner:
             pool.token_times.scheduled(sequences, pool.now)
             awaited = any(sequence.start.priority is Priority.INTERACTIVE for sequence in sequences)
         if pool.kv.outgoing:
-            pool.hand_over.stream(batch)
+            pool.hand_over.before_step(batch)
         self._step = _step(
             (batch, sequences, clear_pages, pool.scheduler.keys, pool.scheduler.departures, awaited, stands)
         )
@@ -236,7 +239,7 @@ class Runner:
             return
         self._close(peer)
         self._gateways[peer] = hello.gateway if isinstance(hello, SessionHello) else peer.name
-        if self.pool.draining:
+        if self.pool.drain.on:
             self._effects.append(Send(peer, Draining()))
 
     def _close(self, peer: Peer) -> None:
@@ -249,6 +252,8 @@ class Runner:
 
     def _drain(self, on: bool, migrate_s: float = 0.0) -> None:
         """Draining follows each Ended(DRAINED) of what ends at once. Without a supervisor nobody orders moves."""
-        self.pool.drain(on=on, migrate_s=migrate_s if self.reporter.supervisor is not None else 0.0)
+        if self.reporter.supervisor is None:
+            migrate_s = 0.0
+        self.pool.drain.order(self.pool.now, on=on, migrate_s=migrate_s)
         if on:
             self._effects.extend(Send(peer, Draining()) for peer in self._gateways)

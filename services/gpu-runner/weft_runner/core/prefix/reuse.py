@@ -42,7 +42,7 @@ class PrefixReuse:
             return ()
         return islice(chain.extend(text, most), at, most)
 
-    def begin(self, sequence: Sequence, shared: list[int]) -> None:
+    def admit(self, sequence: Sequence, shared: list[int]) -> None:
         """It has been admitted with these pages."""
         if sequence.chain is not None and sequence.start.kv_from is None:
             self.queried += len(sequence.tokens)
@@ -53,7 +53,7 @@ class PrefixReuse:
         self.tokens += n_tokens
         self.host_tokens += n_tokens
 
-    def extend(self, sequence: Sequence) -> None:
+    def before_step(self, sequence: Sequence) -> None:
         """Read what other sequences have computed since, before computing it once more."""
         at, rest = divmod(sequence.in_kv, self._pages.page_tokens)
         if not rest and (shared := self.find(sequence.chain, sequence.tokens, at)):

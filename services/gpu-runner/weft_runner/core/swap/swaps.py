@@ -43,6 +43,10 @@ class SwappedKv:
         """It waits for its text's beginning: it had not left."""
         return not self.wanted_pages
 
+    def bring_adapter(self) -> None:
+        """Note that its adapter is on the device, or that it has none."""
+        self.adapter_there = True
+
 
 class KvSwap:
     """One owner: the request pool. `page_bytes`: of a page's KV; 0: this runner swaps nothing.
@@ -58,11 +62,6 @@ class KvSwap:
         self.out_bytes = self.in_bytes = self.prefix_in_bytes = 0
         self.copy_s = 0.0  # that copies took, out and in, of sequences that had left
         self._numbers = self._hosts = 0
-
-    @property
-    def leaving(self) -> bool:
-        """Pages are about to come free."""
-        return any(swap.sequence.phase is SequencePhase.SWAP_OUT for swap in self.by_key.values())
 
     @property
     def moving(self) -> bool:

@@ -121,7 +121,7 @@ class HandOver:
 
     # ---- the sender's side
 
-    def stream(self, batch: Batch) -> None:
+    def before_step(self, batch: Batch) -> None:
         """Send the KV of prompts that a batch completes layer by layer, before it runs, if it is large enough."""
         if batch.prompt_tokens < self._limits.layer_by_layer_tokens:
             return

@@ -1,0 +1,61 @@
+"""The sequences of a runner that drains: they end at once, or may move to other runners for a while before."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from weft.domain.ids import Epoch
+from weft.domain.request import EndReason
+from weft.domain.timers import TimerQueue
+from weft_runner.core.batch_scheduler import BatchScheduler
+from weft_runner.core.events import REPORT
+from weft_runner.core.sequence import Sequence, SequencePhase
+from weft_runner.core.transfer.transfers import KvTransfers
+
+DRAIN_IDLE_S = 1.0  # without a sequence that leaves: what is left on a runner that drains has nowhere to go
+
+
+class Pool(Protocol):
+    """What a drain asks of the request pool."""
+
+    @property
+    def sequences(self) -> Mapping[str, Sequence]: ...
+
+    def end(self, sequence: Sequence, reason: EndReason, detail: str, *, epoch: Epoch | None = None) -> None: ...
+
+
+class Drain:
+    """One owner: the request pool. `on`: no sequence is admitted. The timer ("drain",) says when those here end."""
+
+    def __init__(
+        self, pool: Pool, kv: KvTransfers, scheduler: BatchScheduler, timers: TimerQueue[tuple[str, ...]]
+    ) -> None:
+        self._pool, self._kv, self._scheduler, self._timers = pool, kv, scheduler, timers
+        self.on = False
+        self._until, self._departures = 0.0, 0  # at the latest; of the pool, when it was looked at last
+
+    def order(self, now: float, *, on: bool, migrate_s: float = 0.0) -> None:
+        """Admit none until drained is taken back. What is here ends at once, or may move for `migrate_s`."""
+        self.on = on
+        self._timers.set(REPORT, 0.0)
+        self._timers.clear(("drain",))
+        self._until = now + (migrate_s if self._kv.identity is not None else 0.0)
+        self._departures = self._scheduler.departures
+        if on and self._until > now:
+            self._timers.set(("drain",), min(self._until, now + DRAIN_IDLE_S))
+        elif on:
+            self.end(now)
+
+    def end(self, now: float) -> None:
+        """End what is left. Those that still leave get more time; whose KV is on its way, all there is."""
+        over = now >= self._until
+        if not over and self._scheduler.departures != self._departures:
+            self._departures = self._scheduler.departures
+            self._timers.set(("drain",), min(self._until, now + DRAIN_IDLE_S))
+            return
+        if not over:
+            self._timers.set(("drain",), self._until)
+        for sequence in list(self._pool.sequences.values()):
+            sent = self._kv.outgoing.get(sequence.key) if sequence.phase is SequencePhase.SEND else None
+            if over or sent is None:
+                epoch = sent.epoch if sent is not None else None
+                self._pool.end(sequence, EndReason.DRAINED, "the runner is draining", epoch=epoch)

@@ -1,0 +1,1 @@
+"""Who loses its place for want of memory, and how."""

@@ -1,0 +1,136 @@
+"""Who loses its place on the device when pages are short, and how: swapped to host memory, or computed once more.
+
+A sequence that pauses for want of a page waits for another one's. Where copying is the cheaper way, one of the lowest
+priority leaves for host memory (`swap/`); where it is not, the report says who pauses, and the supervisor names a
+victim (S3, section 4). Where nothing can run any more the newest is given back, to be scheduled again and recomputed.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+from weft.domain.machine import Send
+from weft.domain.preemption import latest_arrival, victim_candidates
+from weft.domain.request import Priority
+from weft.domain.timers import TimerQueue
+from weft_runner.core.adapters.manager import AdapterManager
+from weft_runner.core.admission import no_capacity
+from weft_runner.core.events import REPORT, Effect
+from weft_runner.core.reserve.reservations import Reservations
+from weft_runner.core.sequence import BETWEEN_RUNNERS, RUNNING, SequencePhase
+from weft_runner.core.sequence import Sequence as PoolSequence
+from weft_runner.core.swap.swapping import Swapping
+from weft_runner.core.swap.swaps import MOST_SWAPS
+from weft_runner.core.transfer.transfers import KvTransfers
+
+ELSEWHERE = (SequencePhase.SWAPPED, SequencePhase.SWAP_IN, *BETWEEN_RUNNERS)
+
+
+class Pool(Protocol):
+    """What preemption asks of the request pool."""
+
+    @property
+    def sequences(self) -> Mapping[str, PoolSequence]: ...
+
+    def settle(self) -> None: ...
+
+    def remove(self, sequence: PoolSequence) -> None: ...
+
+
+class Preemption:
+    """One owner: the request pool. `stalled_s`: of all sequences that were paused or swapped.
+
+    `stuck`: no swap helps those that are paused, so that the supervisor has to name a victim.
+    """
+
+    def __init__(
+        self, pool: Pool, reservations: Reservations, swapping: Swapping, kv: KvTransfers, adapters: AdapterManager,
+        effects: list[Effect], timers: TimerQueue[tuple[str, ...]],
+    ) -> None:  # fmt: skip
+        self._pool, self._reservations, self._swapping, self._kv = pool, reservations, swapping, kv
+        self._adapters, self._effects, self._timers = adapters, effects, timers
+        self.stuck = True
+        self.preemptions, self.stalled_s = 0, 0.0
+
+    def stand_still(self, seconds: float) -> None:
+        """Count the time that passes for those that are paused or swapped."""
+        self.stalled_s += (len(self._reservations.paused) + self._swapping.swap.away) * seconds
+
+    def count(self) -> None:
+        """Count a sequence that the supervisor has chosen."""
+        self.preemptions += 1
+
+    def overruns(self) -> dict[str, int]:
+        """Paused sequences, and pages that they want, where the supervisor has to name a victim."""
+        return self._reservations.paused if self.stuck else {}
+
+    def before_step(self, depth: int, *, overrun: bool) -> None:
+        """Free pages for those that are paused. `overrun`: one of them was not before; `depth`: as `schedule`."""
+        overrun, self.stuck = overrun or not self.stuck, depth > 1 or not self._swap_out()
+        if overrun and self.stuck:
+            self._timers.set(REPORT, 0.0)
+
+    def _swap_out(self) -> bool:
+        """Begin to free pages for those that are paused, or wait for some. False: recomputing is better, or is left."""
+        sequences, swap = self._pool.sequences, self._swapping.swap
+        if any(one.sequence.phase is SequencePhase.SWAP_OUT for one in swap.by_key.values()):
+            return True
+        here = [s for s in sequences.values() if s.phase not in ELSEWHERE]
+        if len(here) < 2:
+            return swap.moving
+        victim = choose_victim(here, map(sequences.__getitem__, self._reservations.paused))
+        swapped = self._swapping.swap_out(victim)
+        self.preemptions += swapped
+        return swapped
+
+    def resolve_deadlock(self) -> None:
+        """Evict pinned adapters, then end the newest, until a sequence runs, one is copied or an adapter loads."""
+        for sequence in self._pool.sequences.values():  # after every iteration: no call where one runs
+            if sequence.phase in RUNNING:
+                return
+        while self._nothing_moves():
+            if self._reservations.paused:
+                if not self._adapters.slots.evict_for(1, pinned_too=True):
+                    return  # the supervisor names a victim
+            elif self._adapters.queue.force_evict_pinned():
+                return
+            elif not self._swapping.bring_back(pinned_too=True):
+                if self._adapters.queue.fetching:
+                    return
+                sequences = self._pool.sequences.values()
+                here = [s for s in sequences if s.phase is not SequencePhase.SWAPPED]
+                self.give_back(latest_arrival(victim_candidates(here or list(sequences), _priority), _arrived))
+            self._pool.settle()
+
+    def _nothing_moves(self) -> bool:
+        sequences = self._pool.sequences.values()
+        return bool(sequences) and not (
+            any(sequence.phase in RUNNING for sequence in sequences) or self._adapters.slots.loading
+            or self._swapping.swap.moving or self._kv.moving
+        )  # fmt: skip
+
+    def give_back(self, sequence: PoolSequence) -> None:
+        """End it here, where it cannot run now: it is scheduled again, and computed once more."""
+        self.preemptions += sequence.times.scheduled_at is not None
+        self._pool.remove(sequence)
+        answer = no_capacity(sequence.start, self._adapters.free_pages(), "pages")
+        self._effects.append(Send(sequence.owner, answer))
+
+
+def choose_victim(here: Sequence[PoolSequence], paused: Iterable[PoolSequence]) -> PoolSequence:
+    """Choose who leaves: of the lowest priority a paused one that is to leave first, else the latest arrival.
+
+    One that was swapped often, or is to stay, leaves only where all of them are such.
+    """
+    last = victim_candidates(here, _priority)
+    if (leaving := next((s for s in paused if s.start.allotment.leaves and s in last), None)) is not None:
+        return leaving
+    again = [s for s in last if s.swaps < MOST_SWAPS and not s.start.allotment.stays]
+    return latest_arrival(again or last, _arrived)
+
+
+def _priority(sequence: PoolSequence) -> Priority:
+    return sequence.start.priority
+
+
+def _arrived(sequence: PoolSequence) -> float:
+    return sequence.arrived
