@@ -48,7 +48,7 @@ def test_one_forward_an_iteration_whatever_the_adapters_and_rows(drive, world):
     for i in range(12):
         driver.post(driver.request(f"r{i}", [3 + i] * (1 + i), 20, f"a{i % 6}", sampling=GREEDY))
     driver.finish()
-    assert driver.pool.forwards == driver.pool.iterations
+    assert driver.pool.figures(ready=True).forwards == driver.pool.iterations
     assert max(batch.n_adapters for batch in driver.batches) == 6
 
 
@@ -231,7 +231,7 @@ def test_a_forward_that_fails_is_repeated_row_by_row_and_only_the_guilty_sequenc
     assert driver.ending("guilty").reason is EndReason.INTERNAL
     assert "token 13" in driver.ending("guilty").detail
     assert driver.answer("good") == quiet.answer("good")
-    assert driver.pool.forwards > driver.pool.iterations - 2
+    assert driver.pool.figures(ready=True).forwards > driver.pool.iterations - 2
 
 
 def test_a_lost_session_cancels_what_it_held_and_drain_gives_the_rest_back(drive):
@@ -316,7 +316,7 @@ def test_a_hundred_adapters_over_eight_slots_are_all_served(drive, world):
         assert beats < 30_000
     assert not any(isinstance(event, Ended | NoCapacity) for event in driver.events)
     assert all(len(driver.answer(f"r{i}")) == 4 for i in range(len(asked)))
-    assert driver.pool.forwards == driver.pool.iterations
+    assert driver.pool.figures(ready=True).forwards == driver.pool.iterations
     assert driver.pool.pages.free_pages == 128
     manager = driver.pool.adapters
     assert len(manager.slots.by_slot) == 8

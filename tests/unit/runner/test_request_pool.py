@@ -164,7 +164,6 @@ class PoolMachine(RuleBasedStateMachine):
     def launch(self) -> None:
         batch = self.pool.schedule(self.batches, self.batches - len(self.flying))
         if batch.rows:
-            self.pool.launched(batch)
             self.flying.append((batch, [self.pool.sequences[row.key] for row in batch.rows]))
         self.hear()
 
@@ -250,7 +249,6 @@ def beat(pool: RequestPool, flying: Flying, batches: int) -> Batch:
     """Beat as the engine does: launch a batch and return it; with none to launch the oldest one lands."""
     batch = pool.schedule(batches, batches - len(flying)) if len(flying) < batches else Batch((), 0)
     if batch.rows:
-        pool.launched(batch)
         flying.append((batch, [pool.sequences[row.key] for row in batch.rows]))
     elif flying:
         launched, sequences = flying.pop(0)
@@ -296,7 +294,6 @@ def test_a_batch_that_others_fly_beside_is_chosen_anew_each_time():
     """What stands runs as it is: here it would be in flight twice."""
     pool = decoding_pool(4)
     first = pool.schedule(2)
-    pool.launched(first)
     second = pool.schedule(2)
     assert {row.key for row in first.rows} & {row.key for row in second.rows} == set()
     assert pool.scheduler.standing is None
@@ -306,7 +303,6 @@ def test_in_flight_nobody_grows_pauses_or_reads_what_others_have_computed():
     pool = RequestPool(replace(LIMITS, total_pages=3))
     begin(pool, "a", 1, prompt=4, max_tokens=30, reservation_tokens=0)
     batch = pool.schedule(2)
-    pool.launched(batch)
     for _ in range(3):
         assert pool.schedule(2).rows == ()
     assert pool.pages.held_by("a") == 1, "full, and not yet accounted for"

@@ -217,7 +217,7 @@ Break = Callable[[Any, Any], Any]  # of the pool's books, or of its only adapter
         lambda pool, adapter: pool.adapters.prefetcher._missing.update(a=adapter),
         lambda pool, _: pool.swap.arriving.update({b"page": 1}),
         lambda pool, _: pool.host_prefixes.saves.update({1: {0: None}}),
-        lambda pool, _: pool.kv.incoming.update(nobody=None),
+        lambda pool, _: pool.hand_over.kv.incoming.update(nobody=None),
         lambda pool, _: pool.sequences["r"].tokens.append(5),
     ],
 )

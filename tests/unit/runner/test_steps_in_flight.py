@@ -387,7 +387,7 @@ def test_a_row_that_ends_unseen_is_computed_once_more_and_not_accounted_for(smal
         driver.post(driver.request("beside", [7, 7], 8, sampling=GREEDY))
         driver.finish()
         assert driver.ending("x").finish is FinishReason.STOP
-        assert driver.pool.tokens == sum(batch.n_tokens for batch in driver.batches) - 1
+        assert driver.pool.figures(ready=True).tokens == sum(batch.n_tokens for batch in driver.batches) - 1
 
 
 def test_a_draw_beside_a_prompt_that_is_scored_is_the_one_that_it_is_alone(small: World) -> None:

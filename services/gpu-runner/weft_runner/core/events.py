@@ -104,13 +104,14 @@ class StepResults(NamedTuple):
     """By request: a token for each row that samples, or why a row failed; log probabilities of prompts.
 
     `prompts`: of the tokens behind those that a row has fed, as far as they are the prompt's and it asks for them.
-    `late`: rows whose masks were not there in time, so that they have nothing of this step.
+    `late`: rows whose masks were not there in time, so that they have nothing of this step. `forwards`: that it took.
     """
 
     tokens: dict[str, SampledToken]
     failures: dict[str, str]
     prompts: Mapping[str, list[TokenLogprob]] = _NONE
     late: tuple[str, ...] = ()
+    forwards: int = 1
 
 
 class StepDone(NamedTuple):
@@ -125,6 +126,7 @@ class StepDone(NamedTuple):
     ms: float
     prompts: Mapping[str, list[TokenLogprob]] = _NONE
     late: tuple[str, ...] = ()
+    forwards: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,11 @@ due `report_s` after the last one while something changes, and at once for overr
 the supervisor and a Resync make the next one full. Heartbeats renew the lease while nothing changes.
 """
 
+from collections.abc import Callable
 from math import inf
 
 from weft.domain.machine import Peer, Send
-from weft.domain.runner import Heartbeat, Overrun, Registered, RunnerFigures, RunnerReport, SequenceState
+from weft.domain.runner import Heartbeat, OffloadState, Overrun, Registered, RunnerFigures, RunnerReport, SequenceState
 from weft_runner.core.events import AdaptersChanged, AdapterUse, RunnerStatus
 from weft_runner.core.request_pool import RequestPool
 from weft_runner.core.sequence import Sequence
@@ -30,6 +31,10 @@ class Reporter:
         self._due_at = self._heartbeat_at = 0.0
         self._sequences: dict[str, int] = {}  # reported, with their admission numbers
         self._adapters: set[str] = set()  # reported
+        self._offload: Callable[[], OffloadState | None] = lambda: None
+
+    def watch_offload(self, state: Callable[[], OffloadState]) -> None:
+        self._offload = state
 
     def register(self, registered: Registered) -> None:
         self._lease_s = max(registered.lease_ms, 1) / 1e3
@@ -129,7 +134,8 @@ class Reporter:
 
     def _status(self) -> RunnerStatus:
         pool, not_ready = self._pool, self._pool.adapters.not_ready_reason()
-        return RunnerStatus(pool.figures(ready=not not_ready), not_ready, pool.drain.on and not pool.sequences)
+        figures = pool.figures(ready=not not_ready, offload=self._offload())
+        return RunnerStatus(figures, not_ready, pool.drain.on and not pool.sequences)
 
 
 def _overrun(sequence: Sequence, wanted_pages: int) -> Overrun:

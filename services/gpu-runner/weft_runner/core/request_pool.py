@@ -3,8 +3,8 @@
 The pool keeps sequences and pages. Everything else is a part that it asks at four moments: when a sequence is admitted,
 before a step, after a step, when a sequence is removed (`reserve`, `preempt`, `swap`, `transfer`, `prefix`, adapters,
 `AwaitedMasks`, `Drain`). What follows stands in `effects`, in the order in which it is to be done: each part appends to
-that one list as it decides, so that what ends a use of pages stands before their next one. Reports read the marks of page
-table and adapter manager.
+that one list as it decides, so that what ends a use of pages stands before their next one. Reports read the marks of
+page table and adapter manager.
 """
 
 from collections import Counter
@@ -90,29 +90,22 @@ class RequestPool:
         self.host_prefixes = HostPrefixes(self.pages.prefixes, self.adapters.host, self.swap, self.effects)
         self.role = RunnerRole.MIXED
         self.sequences: dict[str, Sequence] = {}
-        self.iterations = self.forwards = self.tokens = 0
-        self.offload: OffloadState | None = None  # as the engine says
+        self.iterations = self._forwards = self._tokens = 0
         self.now = 0.0  # the time of the event
         self.token_times = TokenTimes()
         self._admissions = self._launches = 0
         self.hand_over = HandOver(
             self, limits, self.pages, self.reservations, self.scheduler, self._epochs, self.effects, self.timers
         )
-        self.kv = self.hand_over.kv
+        kv = self._kv = self.hand_over.kv
         self.swapping = Swapping(
-            self,
-            self.swap,
-            self.host_prefixes,
-            self.pages,
-            self.adapters,
-            self.reservations,
-            self.reuse,
+            self, self.swap, self.host_prefixes, self.pages, self.adapters, self.reservations, self.reuse,
             self.scheduler,
-        )
+        )  # fmt: skip
         self.preemption = Preemption(
-            self, self.reservations, self.swapping, self.kv, self.adapters, self.effects, self.timers
+            self, self.reservations, self.swapping, kv, self.adapters, self.effects, self.timers
         )
-        self.drain = Drain(self, self.kv, self.scheduler, self.timers)
+        self.drain = Drain(self, kv, self.scheduler, self.timers)
         self.masks = AwaitedMasks(self.scheduler, self.timers)
 
     def elapse(self, now: float) -> None:
@@ -233,12 +226,17 @@ class RequestPool:
             self.preemption.before_step(depth, overrun=overrun)
         self.preemption.resolve_deadlock()
         decoding, again = self._decoding(depth, free), depth == 1 and not self.reservations.paused
-        return self.scheduler.schedule(
+        batch = self.scheduler.schedule(
             [_candidate(s) for s in sorted(self._here(SequencePhase.PREFILL), key=lambda s: s.order)],
             [_candidate(s) for s in decoding],
             sum(s.in_kv for s in decoding),
             lambda: min((self._steps_left(s) for s in decoding), default=0) if again else 0,
         )
+        if depth > 1 and batch.rows:  # until it is complete none of its sequences is scheduled, grows, or pauses
+            self._launches += 1
+            for row in batch.rows:
+                self.sequences[row.key].launch(self._launches)
+        return batch
 
     def schedule_behind(self, step: RunStep) -> Batch:
         """The batch that follows a step in flight, whose sequences are taken to go on; empty: its results come first.
@@ -247,7 +245,7 @@ class RequestPool:
         too many, which is not accounted for. Nothing is paused: where pages are short the step in flight ends first.
         """
         nothing = Batch((), 0)
-        if self.reservations.paused or self.kv.outgoing or self.hand_over.freezing:
+        if self.reservations.paused or self._kv.outgoing or self.hand_over.freezing:
             return nothing
         if self.limits.batch.batching is not Batching.MIXED:
             return nothing
@@ -299,24 +297,16 @@ class RequestPool:
         """Say whether a row of it in a step in flight is accounted for: what has left since is not."""
         return self.sequences.get(sequence.key) is sequence and sequence.runs
 
-    def sit_out(self, keys: Iterable[str]) -> None:
-        """Take back rows of a complete batch, whose masks came too late for it."""
-        for key in keys:
-            self.sequences[key].sit_out()
-            self.scheduler.changed()
-
-    def launched(self, batch: Batch) -> None:
-        """Of several batches in flight: until it is complete none of its sequences is scheduled, grows, or pauses."""
-        self._launches += 1
-        for row in batch.rows:
-            self.sequences[row.key].launch(self._launches)
-
     def account(
         self, batch: Batch, tokens: Mapping[str, SampledToken], failures: Mapping[str, str],
-        prompts: Mapping[str, list[TokenLogprob]] | None = None,
+        prompts: Mapping[str, list[TokenLogprob]] | None = None, late: Iterable[str] = (), forwards: int = 1,
     ) -> None:  # fmt: skip
-        """Take an iteration's results, see `StepResults`."""
+        """Take an iteration's results, see `StepResults`. `late`: of these no row is in the batch any more."""
         self.iterations += 1
+        self._forwards += forwards
+        for key in late:
+            self.sequences[key].sit_out()
+            self.scheduler.changed()
         self.scheduler.ran(batch)
         if first := self.token_times.ran(batch, self.sequences, self.now):
             self._had_first_tokens(first)
@@ -332,14 +322,14 @@ class RequestPool:
                 part = PromptLogprobs(key, sequence.start.epoch, sequence.in_kv + 1, prompts[key])
                 self.effects.append(Send(sequence.owner, part))
             sequence.fed(n_tokens)
-            self.tokens += n_tokens
+            self._tokens += n_tokens
             pages.fill(key, sequence.in_kv)
             if sequence.chain is not None and sequence.in_kv // page_tokens != sequence.named_pages:
                 self.reuse.publish(sequence)
             if samples:
                 self._append(sequence, tokens[key], produced)
-            elif (outgoing := self.kv.outgoing.get(key)) is not None:
-                self.kv.send_pages(outgoing, pages.pages_of(key), sequence.in_kv // page_tokens)
+            elif (outgoing := self._kv.outgoing.get(key)) is not None:
+                self._kv.send_pages(outgoing, pages.pages_of(key), sequence.in_kv // page_tokens)
         for owner, of_session in produced.values():
             self.produce(owner, of_session)
         self.preemption.resolve_deadlock()
@@ -350,7 +340,8 @@ class RequestPool:
         """Send what an event produced for a session, as one Step."""
         self.effects.append(Send(owner, Step(self.iterations, produced)))
 
-    def figures(self, *, ready: bool) -> RunnerFigures:
+    def figures(self, *, ready: bool, offload: OffloadState | None = None) -> RunnerFigures:
+        """What a report says of the pool."""
         pages, free_pages = self.pages, max(0, self.adapters.free_pages() - self.swapping.owed_pages())
         return RunnerFigures(
             free_pages=free_pages,
@@ -360,14 +351,14 @@ class RequestPool:
             ready=ready,
             desired_version=self.adapters.known.version or 0,
             iterations=self.iterations,
-            forwards=self.forwards,
+            forwards=self._forwards,
             grown_pages=self.reservations.grown_pages,
             doublings=self.reservations.doublings,
-            tokens=self.tokens,
+            tokens=self._tokens,
             prefix_reused_tokens=self.reuse.tokens,
             role=self.role,
             pending_prompt_tokens=sum(s.pending for s in self.sequences.values() if s.phase in UNCOMPUTED),
-            offload=self.offload,
+            offload=offload,
         )
 
     # ---- how
@@ -416,7 +407,7 @@ class RequestPool:
         rank, adapter_bytes, *_ = start.allotment
         there = not start.adapter or self.adapters.acquire(start.adapter, rank=rank, n_bytes=adapter_bytes)
         if start.kv_to is not None and self.limits.kv is not None:
-            self.kv.offer(sequence, start.kv_to, start.epoch)
+            self._kv.offer(sequence, start.kv_to, start.epoch)
         if start.kv_from is not None:
             self.hand_over.await_kv(sequence, pages, there)
         else:
@@ -476,7 +467,7 @@ class RequestPool:
         self.masks.remove(sequence.key)
         self.reservations.remove(sequence.key)
         self.swapping.remove(sequence)
-        self.kv.forget(sequence.key)
+        self._kv.forget(sequence.key)
         if swapped:
             self.pages.mark(sequence.key)
         else:
@@ -493,7 +484,7 @@ class RequestPool:
         if sequence.phase is SequencePhase.SWAP_IN:
             return self.swap.by_key[sequence.key].adapter_there
         if sequence.phase is SequencePhase.RECEIVE:
-            return self.kv.incoming[sequence.key].adapter_there
+            return self._kv.incoming[sequence.key].adapter_there
         return sequence.phase not in (SequencePhase.WAITING, SequencePhase.SWAPPED)
 
     def _end_all_of(self, digest: str, reason: EndReason, detail: str) -> None:
@@ -600,7 +591,7 @@ def check_pool(pool: RequestPool) -> None:
     check_adapters(pool.adapters)
     check_swap(pool.swap)
     check_host_prefixes(pool.host_prefixes)
-    check_kv_transfers(pool.kv, pool.sequences.values())
+    check_kv_transfers(pool.hand_over.kv, pool.sequences.values())
     known = {"", *pool.adapters.adapters}
     assert all(page.adapter in known for page in pool.adapters.host.cached.values()), "KV without its adapter"
     masked = [s.key for s in pool.sequences.values() if s.mask is not None and s.mask.grammar is not None]

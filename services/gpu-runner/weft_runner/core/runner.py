@@ -4,12 +4,13 @@ The shell offers a step whenever the executor can take one (`StepSlot`); the mac
 nothing to run, and takes the results as `StepDone`. Every effect of an event is there when `handle` returns.
 """
 
+from collections.abc import Callable
 from functools import partial
 from math import inf
 
 from weft.domain.machine import Closed, Connected, Kind, Peer, Received, Send, Tick
 from weft.domain.request import Draining, EndReason, Freeze, Priority, SessionHello, Start, Stop
-from weft.domain.runner import Registered, Resync, RunnerOrder
+from weft.domain.runner import OffloadState, Registered, Resync, RunnerOrder
 from weft_runner.core.admission import PoolLimits, ended, no_capacity
 from weft_runner.core.awaited_grammars import WAIT_S, AwaitedGrammars
 from weft_runner.core.batch import Batch
@@ -112,7 +113,7 @@ class Runner:
                     detail = f"the mask behind a token was not there within {WAIT_S:g} s"
                     pool.end(pool.sequences[key], EndReason.GRAMMAR, detail)
             case ("offer", request_id):
-                pool.kv.expire_offer(request_id)
+                pool.hand_over.kv.expire_offer(request_id)
             case ("transfer", key):
                 pool.hand_over.expire(key)
             case _:
@@ -128,6 +129,10 @@ class Runner:
         check_pool(self.pool)
         for sequence in self.pool.sequences.values():
             assert sequence.owner in self._gateways, sequence.key
+
+    def watch_offload(self, state: Callable[[], OffloadState]) -> None:
+        """Report what an executor says of what it keeps outside the device."""
+        self.reporter.watch_offload(state)
 
     # ---- steps
 
@@ -146,8 +151,6 @@ class Runner:
         batch = pool.schedule(slot.depth, slot.free) if slot.behind is None else pool.schedule_behind(slot.behind)
         if not batch.rows:
             return
-        if slot.depth > 1:
-            pool.launched(batch)
         last, clear_pages = self._step, pool.reservations.take_granted()
         stands = (standing := pool.scheduler.standing) is not None and standing.number == batch.number
         if stands and last is not None and last.batch.number == batch.number:
@@ -156,7 +159,7 @@ class Runner:
             sequences = tuple(pool.sequences[row.key] for row in batch.rows)
             pool.token_times.scheduled(sequences, pool.now)
             awaited = any(sequence.start.priority is Priority.INTERACTIVE for sequence in sequences)
-        if pool.kv.outgoing:
+        if pool.hand_over.kv.outgoing:
             pool.hand_over.before_step(batch)
         self._step = _step(
             (batch, sequences, clear_pages, pool.scheduler.keys, pool.scheduler.departures, awaited, stands)
@@ -164,18 +167,15 @@ class Runner:
         self._effects.append(self._step)
 
     def _account(self, done: StepDone) -> None:
-        step, batch, pool = done.step, done.step.batch, self.pool
-        if (
-            step.departures != pool.scheduler.departures or done.late
-        ):  # rows whose sequences have left since do not count
+        step, batch, pool, late = done.step, done.step.batch, self.pool, list[str]()
+        if step.departures != pool.scheduler.departures or done.late:
             rows = zip(batch.rows, step.sequences, strict=True)
-            here = tuple(row for row, sequence in rows if pool.runs(sequence))
-            if done.late:  # nor do those without a mask: what they have fed they feed again
-                pool.sit_out([row.key for row in here if row.key in done.late])
-                here = tuple(row for row in here if row.key not in done.late)
+            here = tuple(row for row, sequence in rows if pool.runs(sequence))  # those that have left do not count
+            late = [row.key for row in here if row.key in done.late]  # nor do these: what they have fed they feed again
+            here = tuple(row for row in here if row.key not in late)
             n_prefills = sum(row in here for row in batch.rows[: batch.n_prefills])
             batch = batch if len(here) == len(batch.rows) else Batch(here, n_prefills)
-        pool.account(batch, done.tokens, done.failures, done.prompts)
+        pool.account(batch, done.tokens, done.failures, done.prompts, late, done.forwards)
         if pool.hand_over.freezing:
             pool.hand_over.freeze_again(pool.now)
         if done.ms > 0.0:
@@ -235,7 +235,7 @@ class Runner:
             self.reporter.connect(peer)
             return
         if peer.kind is Kind.RUNNER:
-            self.pool.kv.connected(peer, hello)
+            self.pool.hand_over.kv.connected(peer, hello)
             return
         self._close(peer)
         self._gateways[peer] = hello.gateway if isinstance(hello, SessionHello) else peer.name

@@ -19,6 +19,7 @@ def run_alone(
     failures: dict[str, str] = {}
     prompts: dict[str, list[TokenLogprob]] = {}
     late: list[str] = []
+    forwards = 0
     for row, sequence in zip(step.batch.rows, step.sequences, strict=True):
         if not pool.runs(sequence):
             continue
@@ -26,7 +27,7 @@ def run_alone(
             built = builder.build(Batch((row,), 0), (sequence,), keep=False)
             logits = executor.run(built.step, **reports.options)
             found = built.by_key(executor.sample(logits, built.draws()))
-            pool.forwards += 1
+            forwards += 1
         except ExecutorLost:
             raise
         except Exception as error:  # noqa: BLE001 (it ends this sequence, with its name, and reaches its gateway)
@@ -35,4 +36,4 @@ def run_alone(
         failures.update(found.failures)
         prompts.update(found.prompts)
         late += found.late
-    return StepResults(tokens, failures, prompts, tuple(late))
+    return StepResults(tokens, failures, prompts, tuple(late), forwards)

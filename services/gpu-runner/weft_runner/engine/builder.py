@@ -86,7 +86,7 @@ class BuiltStep:
             return self._scored(iter(found))
         tokens = {s.key: token for s, token in zip(self.sampled, found, strict=True) if token is not None}
         if len(tokens) == len(self.sampled):
-            return _all_well((tokens, {}, {}, ()))
+            return _all_well((tokens, {}, {}, (), 1))
         without = [s for s in self.sampled if s.key not in tokens]
         late = tuple(s.key for s in without if _is_late(s))
         return StepResults(tokens, {s.key: _why(s) for s in without if not _is_late(s)}, late=late)

@@ -75,7 +75,7 @@ class StepLoop:
     ) -> None:  # fmt: skip
         self._runner, self._executor, self._around, self._reports = runner, executor, around, reports
         can = executor.can
-        self._pipelined, self._follows, self._offloads = can.pipelined, can.follows, can.offloads
+        self._pipelined, self._follows = can.pipelined, can.follows
         self._ahead = can.follows is not None and can.follows.keeps_tokens
         self._builder, self._clock = StepBuilder(runner.pool, ranks), clock
         self._launched: deque[LaunchedStep] = deque()
@@ -128,9 +128,7 @@ class StepLoop:
         now_s = self._clock()
         self._step_s = now_s - turn_s
         ms = 0.0 if self._pipelined is not None and not found else (now_s - began_s) * 1e3
-        if self._offloads is not None:
-            self._runner.pool.offload = self._offloads.offload_state
-        event = _done((oldest, results.tokens, results.failures, ms, results.prompts, results.late))
+        event = _done((oldest, results.tokens, results.failures, ms, results.prompts, results.late, results.forwards))
         self._around.perform(self._runner.handle(event, now_s))
         return event
 
@@ -167,7 +165,6 @@ class StepLoop:
             handle = self._pipelined.launch(built.step, built.draws())
         else:
             tokens = self._executor.sample(self._executor.run(built.step, **self._reports.options), built.draws())
-        self._runner.pool.forwards += 1
         return _launched((step, built, logits, handle, tokens, began_s))
 
     def _launch_behind(self, follows: AsyncExecutor, present: LaunchedStep) -> None:
@@ -176,7 +173,6 @@ class StepLoop:
         same = self._runner.may_repeat(step) and follows.can_follow(built.step)
         if same and (once_more := self._builder.advance_unseen(built)) is not None:
             logits, handle = self._draw(follows, once_more, follows.follow(built.step))
-            self._runner.pool.forwards += 1
             self._launched.append(_launched((self._runner.repeat(step), once_more, logits, handle, [], None)))
         elif (following := self._schedule(StepSlot(behind=step))) is not None:
             self._launched.append(self._launch(following, None, built))

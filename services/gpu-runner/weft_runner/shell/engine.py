@@ -124,8 +124,8 @@ class Engine:
         self._kv: KvStreams | None = None
         self._reports = LayerReports()
         self.steps = StepLoop(runner, executor, self.adapters.ranks, self, self._reports, clock)
-        if can.offloads is not None:
-            runner.pool.offload = can.offloads.offload_state
+        if (offloads := can.offloads) is not None:
+            runner.watch_offload(lambda: offloads.offload_state)
         self.gaps = StepGaps(lambda: self.post(Wake()))
         self.copies = StepGaps(lambda: self.post(Wake()), share=COPIES_SHARE)
         self._output = Output()

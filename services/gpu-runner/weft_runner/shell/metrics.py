@@ -94,7 +94,7 @@ class Source:
         """Count sequences that have not begun, those whose KV or earlier prompt is on its way here included."""
         pool, swaps = self.pool, tuple(self.pool.swap.by_key.values())
         waiting = sum(one.phase is SequencePhase.WAITING for one in tuple(pool.sequences.values()))
-        return waiting + sum(swap.is_new for swap in swaps) + len(pool.kv.incoming)
+        return waiting + sum(swap.is_new for swap in swaps) + len(pool.hand_over.kv.incoming)
 
     @property
     def running(self) -> int:
@@ -143,7 +143,8 @@ ROWS: tuple[Row[Source], ...] = (
     Row("sequences_paused", None, Gauge, "Sequences paused for want of a page",
         lambda of: len(of.pool.reservations.paused)),
     Row("stalled_sequence_seconds", None, Counter,
-        "Time for which sequences were paused or swapped for want of pages, summed", lambda of: of.pool.preemption.stalled_s),
+        "Time for which sequences were paused or swapped for want of pages, summed",
+        lambda of: of.pool.preemption.stalled_s),
     Row("reservation_doublings", None, Gauge, "Reservations doubled since start", lambda of: of.figures.doublings),
     Row("ended", None, Counter, "Sequences the runner gave up, by reason", labels=("reason",)),
     Row("no_capacity", None, Counter, "Starts answered with NoCapacity, by reason", labels=("reason",)),
