@@ -37,6 +37,10 @@ class CachedPage:
     number: int  # of the copy that brings it there; 0: it is there
     used: int = 0
 
+    def complete(self) -> None:
+        """Note that its copy is there."""
+        self.number = 0
+
 
 class HostCache:
     """The copies. The newest adapter stays even above the budget: it is on its way to a slot."""
@@ -47,10 +51,14 @@ class HostCache:
         self.cached: OrderedDict[bytes, CachedPage] = OrderedDict()  # so, too
         self.protected: set[str] = set()
         self.held_bytes = self.kv_bytes = self.cached_bytes = 0
-        self.on_dropped: Callable[[CachedPage], None] = lambda _: None
+        self._on_dropped: Callable[[CachedPage], None] = lambda _: None
         self._cached_of: Counter[str] = Counter()  # pages by adapter
         self._order, self._changed = order, changed
         self._clock = 0
+
+    def watch(self, on_dropped: Callable[[CachedPage], None]) -> None:
+        """Tell of each page that is dropped."""
+        self._on_dropped = on_dropped
 
     @property
     def free_bytes(self) -> int:
@@ -99,7 +107,7 @@ class HostCache:
     def drop_page(self, page: CachedPage) -> None:
         """It goes, complete or not."""
         self.forget_page(page)
-        self.on_dropped(page)
+        self._on_dropped(page)
 
     def drop_pages_of(self, adapter: str) -> None:
         """They are of no use any more."""

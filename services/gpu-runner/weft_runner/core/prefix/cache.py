@@ -12,9 +12,8 @@ comes again is computed twice at most.
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from hashlib import sha256
-from typing import Protocol
 
 from weft.domain.lru import LruDict
 
@@ -43,39 +42,31 @@ class PageHashChain:
         return self.names
 
 
-class HostCopies(Protocol):
-    """Copies of named pages in host memory, complete or not."""
-
-    def __contains__(self, name: object) -> bool: ...
-
-    def discard(self, name: bytes) -> None:
-        """There is no copy of that name any more."""
-        ...
-
-
-class NoCopies:
-    """Without a host tier."""
-
-    def __contains__(self, name: object) -> bool:
-        return False
-
-    def discard(self, name: bytes) -> None:
-        """There is none."""
-
-
 class PrefixCache:
     """name -> page, and which of the named pages no sequence holds. One owner: the page table, of `total_pages`."""
 
     def __init__(self, total_pages: int) -> None:
-        self.in_host: HostCopies = NoCopies()
         self.unsaved: OrderedDict[int, None] = OrderedDict()  # reusable, needed twice, without a copy; as `_reusable`
         self.saving: set[int] = set()  # pages that are being copied to host memory
+        self._in_host: Container[bytes] = ()  # names with a copy there, complete or not
+        self._discard: Callable[[bytes], None] = lambda _: None
         self._page_of: dict[bytes, int] = {}
         self._name_of: dict[int, bytes] = {}
         self._adapter_of: dict[int, str] = {}
         self._twice: set[bytes] = set()  # of the names that are here
         self._evicted: LruDict[bytes, None] = LruDict(min(EVICTED_PER_PAGE * total_pages, MOST_EVICTED))
         self._reusable: OrderedDict[int, None] = OrderedDict()  # least recently used first
+
+    def copy_to_host(self, in_host: Container[bytes], discard: Callable[[bytes], None]) -> None:
+        """Have a tier in host memory: the names with a copy there, and what drops a name's."""
+        self._in_host, self._discard = in_host, discard
+
+    def begin_saving(self, pages: Iterable[int]) -> None:
+        """Evict these last: they are being copied."""
+        self.saving.update(pages)
+
+    def end_saving(self, pages: Iterable[int]) -> None:
+        self.saving.difference_update(pages)
 
     def __len__(self) -> int:
         """Reusable pages."""
@@ -108,14 +99,14 @@ class PrefixCache:
     def forget(self, page: int) -> None:
         """No sequence is to find it any more, here or in host memory."""
         if page in self._name_of:
-            self.in_host.discard(self._unname(page))
+            self._discard(self._unname(page))
 
     def release(self, page: int) -> bool:
         """No sequence holds it any more. False: it has no name, so it is free."""
         if (name := self._name_of.get(page)) is None:
             return False
         self._reusable[page] = None
-        if name in self._twice and name not in self.in_host:
+        if name in self._twice and name not in self._in_host:
             self.unsaved[page] = None
         return True
 
@@ -140,7 +131,7 @@ class PrefixCache:
         name = self._unname(page)
         self._evicted[name] = None
         if copied:
-            self.in_host.discard(name)
+            self._discard(name)
         return page
 
     def _unname(self, page: int) -> bytes:

@@ -24,7 +24,8 @@ class HostPrefixes:
         self._prefixes, self._host, self._swap, self._effects = prefixes, host, swap, effects
         self.saves: dict[int, dict[int, CachedPage]] = {}  # copies out by number: pages, and what they become
         self.out_bytes = 0
-        prefixes.in_host, host.on_dropped = self, self._on_dropped
+        prefixes.copy_to_host(self, self._discard)
+        host.watch(self._on_dropped)
 
     def __contains__(self, name: object) -> bool:
         return name in self._host.cached
@@ -33,8 +34,7 @@ class HostPrefixes:
         """Pages in host memory, on their way there or complete, beside those that sequences are waiting for."""
         return len(self._host.cached)
 
-    def discard(self, name: bytes) -> None:
-        """As `HostCopies`."""
+    def _discard(self, name: bytes) -> None:
         if (page := self._host.cached.get(name)) is not None:
             self._host.drop_page(page)
 
@@ -67,15 +67,15 @@ class HostPrefixes:
                 pages[page] = cached
         if pages:
             self.saves[number] = pages
-            self._prefixes.saving.update(pages)
+            self._prefixes.begin_saving(pages)
             self._effects.append(SwapOut(number, tuple(pages), tuple(cached.host for cached in pages.values())))
 
     def on_copied(self, number: int) -> None:
         """That copy is complete, if it is one of these and was not dropped."""
         pages = self.saves.pop(number, {})
-        self._prefixes.saving.difference_update(pages)
+        self._prefixes.end_saving(pages)
         for cached in pages.values():
-            cached.number = 0
+            cached.complete()
         self.out_bytes += len(pages) * self._swap.page_bytes
 
     def on_failed(self, number: int) -> None:
@@ -89,7 +89,7 @@ class HostPrefixes:
             self._effects.append(DropSwap((), (page.host,)))
             return
         pages = self.saves.pop(page.number)
-        self._prefixes.saving.difference_update(pages)
+        self._prefixes.end_saving(pages)
         self._swap.drop(page.number, [cached.host for cached in pages.values()])
         for cached in pages.values():
             if cached is not page:
