@@ -305,12 +305,12 @@ def test_in_flight_nobody_grows_pauses_or_reads_what_others_have_computed():
     batch = pool.schedule(2)
     for _ in range(3):
         assert pool.schedule(2).rows == ()
-    assert pool.pages.held_by("a") == 1, "full, and not yet accounted for"
+    assert len(pool.pages.pages_of("a")) == 1, "full, and not yet accounted for"
     assert not pool.runnable
     land(pool, batch)
     assert pool.runnable
     assert len(pool.schedule(2).rows) == 1
-    assert pool.pages.held_by("a") == 2
+    assert len(pool.pages.pages_of("a")) == 2
 
 
 def test_prompts_run_in_the_order_of_arrival_and_of_what_the_policy_adds_to_it():
@@ -418,7 +418,7 @@ def test_one_that_reserves_nothing_ahead_takes_a_page_whenever_it_needs_one():
     begin(pool, "r", 1, prompt=4, max_tokens=20, reservation_tokens=1, by_page=True)
     held: list[int] = []
     while "r" in pool.sequences:
-        held.append(pool.pages.held_by("r"))
+        held.append(len(pool.pages.pages_of("r")))
         step(pool)
     assert [*dict.fromkeys(held)] == [2, 3, 4, 5, 6]
     assert (pool.reservations.doublings, pool.reservations.grown_pages) == (0, 4)

@@ -332,7 +332,7 @@ def test_one_request_is_swapped_a_bounded_number_of_times_and_then_has_all_its_p
     while "old" in pool.sequences:
         step(pool)
     copied(pool, copies(pool)[0])
-    assert pool.pages.held_by("new") == 8
+    assert len(pool.pages.pages_of("new")) == 8
 
 
 def test_one_that_was_preempted_often_enough_is_not_swapped_and_the_overrunner_is():

@@ -154,16 +154,13 @@ class PageTable:
         return len(pages)
 
     def pages_of(self, key: str) -> list[int]:
+        """Pages that it reads or writes, whichever sequence owns them, in token order."""
         return self._allocations[key].pages
 
     def reserved_by(self, key: str) -> int:
         """Pages that are counted for this sequence; none of one that is in host memory."""
         allocation = self._allocations.get(key)
         return 0 if allocation is None else allocation.owned
-
-    def held_by(self, key: str) -> int:
-        """Pages that it reads or writes, whichever sequence owns them."""
-        return len(self._allocations[key].pages)
 
     def used_by(self, key: str) -> int:
         """Pages with tokens that are counted for this sequence. Those counted for others are full, and come first."""

@@ -309,7 +309,10 @@ class RequestPool:
             self.scheduler.changed()
         self.scheduler.ran(batch)
         if first := self.token_times.ran(batch, self.sequences, self.now):
-            self._had_first_tokens(first)
+            for sequence in first:
+                start = sequence.start
+                if start.kv_from is None and not start.emitted:
+                    self.effects.append(PromptComputed(len(start.prompt), self.now - sequence.arrived))
         sequences, pages, page_tokens = self.sequences, self.pages, self.limits.page_tokens
         produced: dict[str, tuple[Peer, list[SequenceTokens]]] = {}  # by session; a peer's own hash is slow
         for key, _, n_tokens, samples in batch.rows:
@@ -462,7 +465,9 @@ class RequestPool:
         self.scheduler.departed()
         joined, swapped = self._has_joined(sequence), sequence.phase is SequencePhase.SWAPPED
         sequence.end()
-        self.effects.append(_ended_fact(sequence, finish, self.now))
+        times = sequence.times
+        ended_ = (times.admitted_at, times.joined_at, times.scheduled_at, times.first_token_at, self.now)
+        self.effects.append(SequenceEnded(sequence.start, finish, sequence.n_emitted, sequence.arrived, *ended_))
         del self.sequences[sequence.key]
         self.masks.remove(sequence.key)
         self.reservations.remove(sequence.key)
@@ -559,20 +564,6 @@ class RequestPool:
             self.remove(sequence, finish=finish)
         elif start.kv_to is not None and self.limits.kv is not None:
             self.hand_over.leave(sequence, self.now, logprobs)
-
-    def _had_first_tokens(self, sequences: Iterable[Sequence]) -> None:
-        for sequence in sequences:
-            start = sequence.start
-            if start.kv_from is None and not start.emitted:
-                self.effects.append(PromptComputed(len(start.prompt), self.now - sequence.arrived))
-
-
-def _ended_fact(sequence: Sequence, finish: FinishReason | None, now: float) -> SequenceEnded:
-    times = sequence.times
-    return SequenceEnded(
-        sequence.start, finish, sequence.n_emitted, sequence.arrived, times.admitted_at, times.joined_at,
-        times.scheduled_at, times.first_token_at, now,
-    )  # fmt: skip
 
 
 def _candidate(sequence: Sequence) -> Candidate:

@@ -4,13 +4,12 @@ The shell offers a step whenever the executor can take one (`StepSlot`); the mac
 nothing to run, and takes the results as `StepDone`. Every effect of an event is there when `handle` returns.
 """
 
-from collections.abc import Callable
 from functools import partial
 from math import inf
 
 from weft.domain.machine import Closed, Connected, Kind, Peer, Received, Send, Tick
 from weft.domain.request import Draining, EndReason, Freeze, Priority, SessionHello, Start, Stop
-from weft.domain.runner import OffloadState, Registered, Resync, RunnerOrder
+from weft.domain.runner import Registered, Resync, RunnerOrder
 from weft_runner.core.admission import PoolLimits, ended, no_capacity
 from weft_runner.core.awaited_grammars import WAIT_S, AwaitedGrammars
 from weft_runner.core.batch import Batch
@@ -129,10 +128,6 @@ class Runner:
         check_pool(self.pool)
         for sequence in self.pool.sequences.values():
             assert sequence.owner in self._gateways, sequence.key
-
-    def watch_offload(self, state: Callable[[], OffloadState]) -> None:
-        """Report what an executor says of what it keeps outside the device."""
-        self.reporter.watch_offload(state)
 
     # ---- steps
 

@@ -125,7 +125,7 @@ class Engine:
         self._reports = LayerReports()
         self.steps = StepLoop(runner, executor, self.adapters.ranks, self, self._reports, clock)
         if (offloads := can.offloads) is not None:
-            runner.watch_offload(lambda: offloads.offload_state)
+            runner.reporter.watch_offload(lambda: offloads.offload_state)
         self.gaps = StepGaps(lambda: self.post(Wake()))
         self.copies = StepGaps(lambda: self.post(Wake()), share=COPIES_SHARE)
         self._output = Output()

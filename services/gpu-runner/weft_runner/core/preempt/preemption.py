@@ -1,9 +1,4 @@
-"""Who loses its place on the device when pages are short, and how: swapped to host memory, or computed once more.
-
-A sequence that pauses for want of a page waits for another one's. Where copying is the cheaper way, one of the lowest
-priority leaves for host memory (`swap/`); where it is not, the report says who pauses, and the supervisor names a
-victim (S3, section 4). Where nothing can run any more the newest is given back, to be scheduled again and recomputed.
-"""
+"""Who loses its place on the device when pages are short, and how: swapped to host memory, or computed once more."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol

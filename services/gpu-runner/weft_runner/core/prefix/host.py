@@ -1,10 +1,7 @@
 """The prefix cache's tier in host memory: pages of earlier prompts that the device evicts.
 
-A page that was needed twice (`cache.py`) is copied out while no sequence holds it and pages are short: ahead of
-its eviction, since who evicts it needs it at once and must not wait for a copy. One that is evicted before its copy is
-complete has none. A copy is made where computing the page again is dearer than copying it out and in, as a sequence is
-swapped; it stays after it was read, so that the next eviction copies nothing. Its memory is of one budget with adapters
-and sequences (`host_cache.py`).
+A page that was needed twice (`cache.py`) is copied out while no sequence holds it and pages are short: ahead of its
+eviction, since who evicts it needs it at once. It stays after it was read, so that the next eviction copies nothing.
 """
 
 from collections.abc import Callable, Iterable

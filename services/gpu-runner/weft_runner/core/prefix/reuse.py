@@ -1,10 +1,8 @@
 """Prefix reuse: a sequence reads full pages that another one of its tenant and adapter has computed.
 
 A new sequence takes the longest run of named pages from its text's beginning, and so does one that waits for its
-prefill, since others may have computed them in the meantime (the `n` choices of one request start together). At least
-one token is left to prefill, so that there are logits. A page gets its name when its last token is in KV: partial pages
-are never shared, and none is ever copied on the device. Pages that were evicted may be in host memory
-(`host.py`): a new sequence waits until they are back.
+prefill, since others may have computed them in the meantime. At least one token is left to prefill, so that there are
+logits. Partial pages are never shared, and none is ever copied on the device.
 """
 
 from collections.abc import Iterable

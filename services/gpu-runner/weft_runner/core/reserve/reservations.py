@@ -1,10 +1,7 @@
 """How much is reserved for a sequence, and what happens when the sequence outruns its reservation.
 
-S3 (section 4, supervisor) doubles the reservation of a sequence that outruns it. Here the doubling is granted in place
-from free pages as far as they go; with none free the sequence pauses at its page boundary (an overrun).
-
-It is asked for when the reserved pages are full, not a page ahead: a p90 that is right ends most answers inside their
-last page, and asking on entering it would double, and preempt for, sequences that never need the page.
+Pages are asked for when the reserved ones are full, not a page ahead: a p90 that is right ends most answers inside
+their last page, and asking on entering it would double, and preempt for, sequences that never need the page.
 """
 
 from collections.abc import Mapping
@@ -74,7 +71,7 @@ class Reservations:
 
     def grow(self, sequence: Sequence) -> bool:
         """Double a reservation whose pages are full. False: there is no page, and the sequence is paused."""
-        growth = next_growth(sequence, self._pages.held_by(sequence.key), self._pages.page_tokens)
+        growth = next_growth(sequence, len(self._pages.pages_of(sequence.key)), self._pages.page_tokens)
         sequence.enlarge(growth.reservation_tokens, doubled=growth.doubled)
         self._pages.mark(sequence.key)
         self.doublings += growth.doubled

@@ -1,8 +1,4 @@
-"""Sequences that leave the device for host memory and come back: what `KvSwap` copies meets pages, adapters and phases.
-
-A new sequence whose text begins with pages that are in host memory (`prefix/host.py`) waits for them as one that comes
-back does, where the copy is sooner there than the computation.
-"""
+"""Sequences that leave the device for host memory and come back: `KvSwap`'s copies meet pages, adapters and phases."""
 
 from typing import Protocol
 

@@ -1,13 +1,6 @@
 """Copies of KV to host memory and back: what they cost, the sequences that wait for them, and who wants pages back.
 
-A preempted sequence leaves the device by the cheaper of two ways (vLLM: swapping and recomputation; S3, section 3.4):
-its KV is copied to host memory and back, or it is scheduled again and computed once more. KV in host memory and copies
-of adapters there share one budget (`host_cache.py`). While a sequence is swapped out its adapter may leave the device
-too, and comes back with it: KV without its adapter is of no use (FastLibra, arXiv 2505.03756), so an adapter whose
-sequences are swapped out keeps its copy in host memory longer than others, and its file.
-
-A new sequence whose text begins with pages of earlier prompts that are in host memory (`prefix/host.py`) waits for
-them as one that comes back does. Another one that would read the same pages waits for the first, and copies nothing.
+A new sequence that would read pages which are on their way for another one waits for that copy, and copies nothing.
 """
 
 from collections.abc import Iterable

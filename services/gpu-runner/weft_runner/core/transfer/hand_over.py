@@ -1,8 +1,4 @@
-"""Sequences that are handed over between runners with their KV (Splitwise, section 4.4): both sides of it.
-
-A sequence is handed over after its prompt (`Start.kv_to`), or when its gateway freezes it for a migration. What is on
-its way, and to whom, is `KvTransfers`' account; here it meets the sequences, their pages and their phases.
-"""
+"""Sequences that are handed over between runners with their KV, both sides: where transfers meet pages and phases."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -95,13 +91,13 @@ class HandOver:
                 if (accepted := kv.accepted(peer, message)) is not None:
                     self._send(accepted)
             case KvAck(request_id, epoch):
-                if (outgoing := kv.acknowledged(peer, request_id, epoch)) is not None:
+                if (outgoing := kv.find(peer, request_id, epoch)) and outgoing.sequence.phase is SequencePhase.SEND:
                     self.handed_over += 1
                     kv.forget(request_id, acknowledged=True)
                     pool.remove(outgoing.sequence)
-            case KvRefuse():
-                if (refused := kv.refused(peer, message)) is not None:
-                    self._lose(refused, f"the other runner refuses it: {message.reason}")
+            case KvRefuse(request_id, epoch, reason):
+                if (refused := kv.find(peer, request_id, epoch)) is not None:
+                    self._lose(refused, f"the other runner refuses it: {reason}")
             case _:
                 pass  # of a newer version
 

@@ -1,12 +1,8 @@
-"""KV on its way between this runner and others of its pool (Splitwise, section 4.4): what is offered, sent and awaited.
+"""KV on its way between this runner and others of its pool: what is offered, sent and awaited.
 
 A sequence that another runner is to take over is offered to it as soon as it is here. Once the other has accepted,
-which it does with pages that it has reserved, pages leave as they become full: beside the next chunk's computation, and
-those of the last chunk layer by layer with its step where the batch is large enough. `KvComplete` follows the last one,
-`KvAck` frees the pages here.
-
-The sender answers for a transfer. Where one fails (no stream, refused, silent for `claim_s`), it ends the sequence with
-KV_LOST, and the gateway ends the epoch on both runners. A receiver does the same where a sender breaks the contract.
+which it does with pages that it has reserved, pages leave as they become full. `KvComplete` follows the last one,
+`KvAck` frees the pages here. The sender answers for a transfer: where one fails it ends the sequence with KV_LOST.
 """
 
 from collections.abc import Iterable
@@ -136,7 +132,7 @@ class KvTransfers:
 
     def accepted(self, peer: Peer, accept: KvAccept) -> OutgoingKv | None:
         """Its pages may leave. None: nothing of that epoch is offered to that peer."""
-        one = self._outgoing(peer, accept.request_id, accept.epoch)
+        one = self.find(peer, accept.request_id, accept.epoch)
         if one is None or one.accepted:
             return None
         one.accepted, one.sent = True, accept.first_page
@@ -156,14 +152,8 @@ class KvTransfers:
         until = now + self.claim_s + pages * self.page_bytes / SLOWEST_BYTES_PER_S
         self.timers.set(("transfer", one.sequence.key), until)
 
-    def acknowledged(self, peer: Peer, request_id: str, epoch: Epoch) -> OutgoingKv | None:
-        one = self._outgoing(peer, request_id, epoch)
-        return one if one is not None and one.sequence.phase is SequencePhase.SEND else None
-
-    def refused(self, peer: Peer, refuse: KvRefuse) -> OutgoingKv | None:
-        return self._outgoing(peer, refuse.request_id, refuse.epoch)
-
-    def _outgoing(self, peer: Peer, request_id: str, epoch: Epoch) -> OutgoingKv | None:
+    def find(self, peer: Peer, request_id: str, epoch: Epoch) -> OutgoingKv | None:
+        """Return what is offered or sent of that epoch to that peer."""
         one = self.outgoing.get(request_id)
         return one if one is not None and (one.peer, one.epoch) == (peer, epoch) else None
 
