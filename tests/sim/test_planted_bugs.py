@@ -5,18 +5,20 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
-from math import inf
 from typing import Any
 
 import pytest
 
 from weft.domain.ids import Epoch
+from weft.domain.kv_transfer import KvRefuse
+from weft.domain.machine import Peer
 from weft.domain.request import OutcomeReport, SequenceTokens
 from weft_gateway.core import Gateway, RequestStream
 from weft_runner.core import AdapterManager, PageTable
 from weft_runner.core.prefix.host import HostPrefixes
 from weft_runner.core.prefix.reuse import PrefixReuse
 from weft_runner.core.reporter import Reporter
+from weft_runner.core.transfer.hand_over import HandOver
 from weft_runner.core.transfer.transfers import KvTransfers, OutgoingKv
 from weft_scheduler.core.policy.queue.overtaking import QueuePass
 from weft_scheduler.core.state import Numbers
@@ -149,9 +151,15 @@ def prompt_runner_left_alone(patch: pytest.MonkeyPatch) -> None:
         return stops
 
     patch.setattr(RequestStream, "_stop_all", patched)
-    patch.setattr(KvTransfers, "take_expired", lambda *_: [])
-    patch.setattr(KvTransfers, "next_deadline", lambda _: inf)
-    patch.setattr(KvTransfers, "refused", lambda *_: None)
+    patch.setattr(KvTransfers, "expire_offer", lambda *_: None)
+    patch.setattr(HandOver, "expire", lambda *_: None)
+    heard = HandOver.on_message
+
+    def deaf(self: HandOver, peer: Peer, message: object, now: float) -> None:
+        if not isinstance(message, KvRefuse):
+            heard(self, peer, message, now)
+
+    patch.setattr(HandOver, "on_message", deaf)
 
 
 def batch_keeps_capacity(patch: pytest.MonkeyPatch) -> None:
