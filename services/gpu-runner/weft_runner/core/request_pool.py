@@ -10,6 +10,7 @@ page table and adapter manager.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from math import inf
 
 from weft.domain.adapter import DesiredChange
@@ -64,6 +65,9 @@ from weft_runner.core.transfer.hand_over import HandOver
 from weft_runner.core.transfer.transfers import check_kv_transfers
 
 UNCOMPUTED = (SequencePhase.WAITING, SequencePhase.PREFILL)
+# At every iteration, or token: their own constructors are Python functions.
+_send, _step = partial(tuple.__new__, Send), partial(tuple.__new__, Step)
+_tokens = partial(tuple.__new__, SequenceTokens)
 
 
 class RequestPool:
@@ -334,7 +338,7 @@ class RequestPool:
             elif (outgoing := self._kv.outgoing.get(key)) is not None:
                 self._kv.send_pages(outgoing, pages.pages_of(key), sequence.in_kv // page_tokens)
         for owner, of_session in produced.values():
-            self.produce(owner, of_session)
+            self.effects.append(_send((owner, _step((self.iterations, of_session)))))
         self.preemption.resolve_deadlock()
 
     # ---- what follows
@@ -558,7 +562,7 @@ class RequestPool:
         if (of_session := produced.get(sequence.owner.name)) is None:
             of_session = produced[sequence.owner.name] = sequence.owner, []
         of_session[1].append(
-            SequenceTokens(sequence.key, start.epoch, position, tokens, finish, sequence.doublings, logprobs)
+            _tokens((sequence.key, start.epoch, position, tokens, finish, sequence.doublings, logprobs))
         )
         if finish is not None:
             self.remove(sequence, finish=finish)

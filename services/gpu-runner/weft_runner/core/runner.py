@@ -82,8 +82,9 @@ class Runner:
                 pool.on_swap_event(event)
             case GrammarCompiled():
                 self._compiled(event, now)
-        while (due := self._timers.take_due(now)) is not None:
-            self._expire(due, now)
+        if (due := self._timers.next()) is not None and due <= now:
+            while (timer := self._timers.take_due(now)) is not None:
+                self._expire(timer, now)
         self._effects.extend(self.reporter.effects(now, changed=event.__class__ is not Tick))
         effects = self._effects.copy()
         self._effects.clear()
