@@ -6,14 +6,13 @@ against the engine's books. While the clock runs only references are kept; they 
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from weft.domain.request import TokenLogprob
 from weft_bench.errors import WrongAdapter
 from weft_kernels.plan import SegmentPlan
-from weft_runner.core import Action, Batch, SampledToken, Unload
+from weft_runner.core import Action, Batch, Unload
 from weft_runner.model.executor import Executor
 from weft_runner.model.step import StepInput
 from weft_runner.shell.adapter_pool import InSlot
@@ -111,16 +110,10 @@ class Witness:
 
         return noting
 
-    def _noting_account(
-        self,
-        batch: Batch,
-        tokens: Mapping[str, SampledToken],
-        failures: Mapping[str, str],
-        prompts: Mapping[str, list[TokenLogprob]] | None = None,
-    ) -> None:
+    def _noting_account(self, *results: Any, **options: Any) -> None:
         if self._waiting:  # else it was launched before `begin`
             self._waiting.popleft().accounted = True
-        self._account(batch, tokens, failures, prompts)
+        self._account(*results, **options)
 
     def _watch(self, executor: Executor, name: str) -> None:
         """Note the steps that this method of the executor is handed, but not those that it hands to another one."""

@@ -189,7 +189,7 @@ class Watched:
         """Count the tokens that went through the model, of prompts and of answers."""
         shell = self._runner.shell
         assert isinstance(shell, RunnerShell)
-        return shell.machine.pool.tokens
+        return shell.machine.pool.figures(ready=True).tokens
 
 
 def at_equal_overruns(constants: Mapping[float, float], overran: float) -> float:
