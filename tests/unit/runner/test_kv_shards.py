@@ -23,7 +23,7 @@ from weft_runner.core import (
     ShardOrder,
 )
 from weft_runner.core.transfer.shards import shard_runner
-from weft_runner.core.transfer.transfers import MOST_OFFERS
+from weft_runner.core.transfer.transfers import MAX_OFFERS
 from weft_runner.model.kv_memory import LocalKvMemory
 from weft_runner.model.layer_progress import CalledLayerCounter
 from weft_runner.shell.kv_figures import NO_FIGURES
@@ -251,7 +251,7 @@ def test_another_layout_is_refused_by_name(shard: KvShard) -> None:
 
 
 def test_offers_that_nobody_awaits_are_bounded(shard: KvShard) -> None:
-    for number in range(MOST_OFFERS):
+    for number in range(MAX_OFFERS):
         assert shard.event(Received(INCOMING, KvOffer(f"r{number}", EPOCH, ""))) == []
     assert shard.event(Received(INCOMING, KvOffer("one more", EPOCH, ""))) == [
         Send(INCOMING, KvRefuse("r0", EPOCH, "nobody waits for it"))

@@ -19,6 +19,7 @@ from weft.domain.ids import Epoch
 from weft.domain.machine import Send
 from weft.domain.request import Ended, EndReason, NoCapacity, SequenceTokens
 from weft_runner.core import (
+    MAX_SWAPS,
     Action,
     AdapterPages,
     BatchLimits,
@@ -40,7 +41,6 @@ from weft_runner.core import (
     Unload,
     check_pool,
 )
-from weft_runner.core.swap.swaps import MOST_SWAPS
 
 P = 4
 LIMITS = PoolLimits(
@@ -416,7 +416,7 @@ def test_adapters_and_sequences_do_not_starve_each_other(wants, pinned, host_byt
                 if event.finish is not None:
                     del todo[int(event.request_id)]
         device.check()
-        assert all(sequence.swaps <= MOST_SWAPS for sequence in pool.sequences.values())
+        assert all(sequence.swaps <= MAX_SWAPS for sequence in pool.sequences.values())
         if not todo:
             break
     assert not todo, "everybody is served"

@@ -6,9 +6,7 @@ import pytest
 
 from harness.runner_machine import session, start_of
 from weft.domain.request import Priority
-from weft_runner.core import Sequence
-from weft_runner.core.preempt.preemption import choose_victim
-from weft_runner.core.swap.swaps import MOST_SWAPS
+from weft_runner.core import MAX_SWAPS, Sequence, choose_victim
 
 
 @dataclass(frozen=True)
@@ -39,10 +37,10 @@ BATCH = Priority.BATCH
     [
         ([Here("old"), Here("new")], "new"),
         ([Here("old", BATCH), Here("new")], "old"),
-        ([Here("old"), Here("new", swaps=MOST_SWAPS)], "old"),
-        ([Here("old"), Here("new", swaps=MOST_SWAPS - 1)], "new"),
+        ([Here("old"), Here("new", swaps=MAX_SWAPS)], "old"),
+        ([Here("old"), Here("new", swaps=MAX_SWAPS - 1)], "new"),
         ([Here("old"), Here("new", stays=True)], "old"),
-        ([Here("old", stays=True), Here("new", swaps=MOST_SWAPS)], "new"),
+        ([Here("old", stays=True), Here("new", swaps=MAX_SWAPS)], "new"),
         ([Here("old", leaves=True, paused=True), Here("new")], "old"),
         ([Here("old", leaves=True), Here("new")], "new"),
         ([Here("old", leaves=True, paused=True), Here("new", BATCH)], "new"),

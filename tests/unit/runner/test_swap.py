@@ -21,6 +21,7 @@ from weft_kernels.cpu.errors import NativeUnavailable
 from weft_kernels.cpu.library import Library, load
 from weft_kernels.cpu.memory import MappedMemory
 from weft_runner.core import (
+    MAX_SWAPS,
     REPORT,
     Action,
     BatchLimits,
@@ -44,7 +45,6 @@ from weft_runner.core import (
 )
 from weft_runner.core.adapters.adapter import Adapter
 from weft_runner.core.host_cache import CachedPage, HostCache, check_host_cache
-from weft_runner.core.swap.swaps import MOST_SWAPS
 from weft_runner.model.checkpoint import open_checkpoint
 from weft_runner.model.cpu.executor import CpuExecutor
 from weft_runner.model.kv_memory import LocalKvMemory, NativeKvMemory
@@ -326,7 +326,7 @@ def test_a_copy_that_fails_gives_its_sequence_back_to_be_recomputed(back):
 
 def test_one_request_is_swapped_a_bounded_number_of_times_and_then_has_all_its_pages():
     pool = two(max_tokens=24)
-    pool.sequences["new"].swaps = MOST_SWAPS - 1
+    pool.sequences["new"].swaps = MAX_SWAPS - 1
     copied(pool, until_one_leaves(pool))
     assert pool.swap.by_key["new"].wanted_pages == 8
     while "old" in pool.sequences:

@@ -47,12 +47,14 @@ from weft_runner.core.events import (
     Unload,
 )
 from weft_runner.core.page_table import PageTable
+from weft_runner.core.preempt.preemption import choose_victim
 from weft_runner.core.profile_model import DecodeTime, PrefillTime, Profile, make_profile
 from weft_runner.core.request_pool import RequestPool, check_pool
 from weft_runner.core.runner import Runner
 from weft_runner.core.sampling import LogitAdjustments, SampledToken, logit_adjustments
 from weft_runner.core.sequence import Sequence, SequencePhase
 from weft_runner.core.step_time_model import GUESS, StepModel
+from weft_runner.core.swap.swaps import MAX_SWAPS
 from weft_runner.core.token_mask import token_mask
 from weft_runner.core.transfer.shards import KvShard, ShardComplete, ShardedTransfers, ShardLost, ShardOrder
 from weft_runner.core.transfer.transfers import KvIdentity

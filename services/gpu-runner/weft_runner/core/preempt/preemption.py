@@ -14,7 +14,7 @@ from weft_runner.core.reserve.reservations import Reservations
 from weft_runner.core.sequence import BETWEEN_RUNNERS, RUNNING, SequencePhase
 from weft_runner.core.sequence import Sequence as PoolSequence
 from weft_runner.core.swap.swapping import Swapping
-from weft_runner.core.swap.swaps import MOST_SWAPS
+from weft_runner.core.swap.swaps import MAX_SWAPS
 from weft_runner.core.transfer.transfers import KvTransfers
 
 ELSEWHERE = (SequencePhase.SWAPPED, SequencePhase.SWAP_IN, *BETWEEN_RUNNERS)
@@ -119,7 +119,7 @@ def choose_victim(here: Sequence[PoolSequence], paused: Iterable[PoolSequence]) 
     last = victim_candidates(here, _priority)
     if (leaving := next((s for s in paused if s.start.allotment.leaves and s in last), None)) is not None:
         return leaving
-    again = [s for s in last if s.swaps < MOST_SWAPS and not s.start.allotment.stays]
+    again = [s for s in last if s.swaps < MAX_SWAPS and not s.start.allotment.stays]
     return latest_arrival(again or last, _arrived)
 
 

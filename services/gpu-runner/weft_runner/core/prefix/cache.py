@@ -17,7 +17,7 @@ from hashlib import sha256
 
 from weft.domain.lru import LruDict
 
-EVICTED_PER_PAGE, MOST_EVICTED = 4, 65_536  # names that are remembered: at most of a million tokens, in some 15 MB
+EVICTED_PER_PAGE, MAX_EVICTED = 4, 65_536  # names that are remembered: of a million tokens, in some 15 MB
 
 
 class PageHashChain:
@@ -54,7 +54,7 @@ class PrefixCache:
         self._name_of: dict[int, bytes] = {}
         self._adapter_of: dict[int, str] = {}
         self._twice: set[bytes] = set()  # of the names that are here
-        self._evicted: LruDict[bytes, None] = LruDict(min(EVICTED_PER_PAGE * total_pages, MOST_EVICTED))
+        self._evicted: LruDict[bytes, None] = LruDict(min(EVICTED_PER_PAGE * total_pages, MAX_EVICTED))
         self._reusable: OrderedDict[int, None] = OrderedDict()  # least recently used first
 
     def copy_to_host(self, in_host: Container[bytes], discard: Callable[[bytes], None]) -> None:

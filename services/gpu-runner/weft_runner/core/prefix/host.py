@@ -11,7 +11,7 @@ from weft_runner.core.host_cache import CachedPage, HostCache
 from weft_runner.core.prefix.cache import PrefixCache
 from weft_runner.core.swap.swaps import KvSwap
 
-MOST_PAGES = 32  # of a copy: a sequence's own copies wait for no more than these
+MAX_COPY_PAGES = 32  # of a copy: a sequence's own copies wait for no more than these
 
 
 class HostPrefixes:
@@ -53,7 +53,7 @@ class HostPrefixes:
         if self.saves or not unsaved or not swap.page_bytes or 2 * swap.copy_ms(1) >= page_ms:
             return
         number, pages = swap.next_number(), dict[int, CachedPage]()
-        while unsaved and len(pages) < MOST_PAGES:
+        while unsaved and len(pages) < MAX_COPY_PAGES:
             page, _ = unsaved.popitem(last=False)
             name, adapter = self._prefixes.named(page)
             if name not in self and (not adapter or is_known(adapter)):

@@ -11,7 +11,7 @@ from weft_runner.core.prefix.host import HostPrefixes
 from weft_runner.core.prefix.reuse import PrefixReuse
 from weft_runner.core.reserve.reservations import Reservations
 from weft_runner.core.sequence import Sequence, SequencePhase
-from weft_runner.core.swap.swaps import MOST_SWAPS, KvSwap, SwappedKv
+from weft_runner.core.swap.swaps import MAX_SWAPS, KvSwap, SwappedKv
 
 
 class Pool(Protocol):
@@ -75,7 +75,7 @@ class Swapping:
             return False
         pages = self._pages.pages_of(victim.key)
         wanted = len(pages) + self._reservations.paused.get(victim.key, 0)
-        if victim.swaps + 1 >= MOST_SWAPS:
+        if victim.swaps + 1 >= MAX_SWAPS:
             wanted = max(wanted, self._pages.pages_for(victim.max_len))
         kv_pages = pages[: self._pages.pages_for(victim.in_kv)]
         recompute_ms = self._scheduler.step_time.prefill_ms(victim.in_kv)

@@ -10,7 +10,7 @@ from weft_runner.core.events import DropSwap, Effect, SwapIn, SwapOut
 from weft_runner.core.host_cache import CachedPage, HostCache
 from weft_runner.core.sequence import Sequence, SequencePhase
 
-MOST_SWAPS = 8  # of a sequence: after the last one it comes back with pages for all that it can still ask for
+MAX_SWAPS = 8  # of a sequence: after the last one it comes back with pages for all that it can still ask for
 GUESSED_BYTES_PER_S = 1_073_741_824.0  # a GiB, until a copy was measured
 RATE = 0.25  # of a measured copy in what the next is expected to take
 

@@ -13,7 +13,7 @@ from weft.domain.ids import Epoch, RunnerId
 from weft.domain.kv_transfer import KvAccept, KvAck, KvComplete, KvHello, KvOffer, KvReady, KvRefuse
 from weft.domain.machine import Close, Closed, Connected, Kind, Peer, Received, Send
 from weft_runner.core.events import DropKv, KvAction, OpenKvStream, ReceiveKv, SendKv
-from weft_runner.core.transfer.transfers import MOST_OFFERS, KvIdentity, hello_fault
+from weft_runner.core.transfer.transfers import MAX_OFFERS, KvIdentity, hello_fault
 
 Key = tuple[str, Epoch]
 KvEvent = Connected | Received | Closed
@@ -160,7 +160,7 @@ class KvShard:
                 if key in self._incoming:
                     return self._accept(key, peer)
                 self._offers[key] = peer
-                return self._refuse_oldest() if len(self._offers) > MOST_OFFERS else []
+                return self._refuse_oldest() if len(self._offers) > MAX_OFFERS else []
             case KvComplete(request_id, epoch, in_kv):
                 self._incoming.pop((request_id, epoch), None)
                 return [Send(peer, KvAck(request_id, epoch)), ShardComplete(request_id, epoch, in_kv)]

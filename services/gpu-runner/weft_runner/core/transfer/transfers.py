@@ -16,7 +16,7 @@ from weft.domain.timers import TimerQueue
 from weft_runner.core.events import DropKv, Effect, OpenKvStream, ReceiveKv, SendKv
 from weft_runner.core.sequence import Sequence, SequencePhase
 
-MOST_OFFERS = 4096  # without a Start: more requests than two runners exchange at a time
+MAX_OFFERS = 4096  # without a Start: more requests than two runners exchange at a time
 SLOWEST_BYTES_PER_S = 10e6  # a transfer that is slower than this has failed
 
 
@@ -173,7 +173,7 @@ class KvTransfers:
         one = self.incoming.get(offer.request_id)
         if one is not None and one.sequence.start.epoch == offer.epoch:
             self._answer(peer, offer, one)
-        elif stale or offer.request_id in self.offers or len(self.offers) >= MOST_OFFERS:
+        elif stale or offer.request_id in self.offers or len(self.offers) >= MAX_OFFERS:
             self.effects.append(Send(peer, KvRefuse(offer.request_id, offer.epoch, "nobody waits for it")))
         else:
             self.offers[offer.request_id] = peer, offer
