@@ -177,7 +177,7 @@ def test_each_host_of_an_offloading_pipeline_measures_itself_and_its_stages_repo
             assert isinstance(executor, OffloadedPipeline)
             assert [len(list((folder / "offload").glob("machine-*.json"))) for folder in folders] == [1, 1]
             assert [len(list((folder / "offload").glob("*.packed"))) for folder in folders] == [1, 1]
-            figures = executor.stage_figures
+            figures = [stage.figures for stage in executor.stages()]
             assert all(one.planned_pass_s > 0.0 and one.accuracy is not None for one in figures)
         finally:
             bundle.close()

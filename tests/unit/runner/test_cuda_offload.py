@@ -240,7 +240,7 @@ def test_a_page_moves_to_the_host_for_an_adapter_and_adapters_have_no_more_than_
             one.adapters.clear(0)
             one.clear_pages(pages)
         assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
-    assert executor.max_adapter_pages == 4
+    assert executor.stage_state.frames == 4
     with pytest.raises(OutOfMemory, match="adapters hold more KV pages than the 4 in memory"):
         executor.allocate_adapter_pages(list(range(59, 64)))
 
@@ -438,7 +438,7 @@ def test_the_flags_of_a_runner_make_one(files_of: Files, tmp_path: Path, made: K
     asked = parse_settings(flags(tmp_path, offload=f"device=2000000,host={1 << 20}"), by_hand=OffloadByHand())
     executor = make_executor(asked, ModelSource(spec, files, 1))
     assert isinstance(executor, OffloadCudaExecutor)
-    assert executor.can.offloads is executor
+    assert executor.can.stage is executor
     made.append(executor)
     assert executor.placement.device_bytes <= 2_000_000
     with pytest.raises(PolicyInvalid):
@@ -473,7 +473,7 @@ def test_a_runner_measures_its_gpu_and_the_policy_that_it_finds_is_one_that_runs
     assert executor.placement.kv.host_bytes == plan.usage[MemoryTier.HOST].kv
     executor.run(make_step([([1, 2, 3], 0, [0], None)]))
     executor.run(make_step([([4], 3, [0], None)]))
-    state = executor.offload_state
+    state = executor.stage_state.state
     assert min(state.predicted_ms, state.measured_ms, state.alone_ms) > 0.0
     assert settle_offload(asked, spec, threads=1) == (settled, policy)
     assert "the machine was measured before" in caplog.messages

@@ -42,6 +42,7 @@ from weft_runner.model.tiers.budget import OffloadBudget
 from weft_runner.model.tiers.packed_file import PackedLayout, packed_file
 from weft_runner.offload.plan import BlockTime, OffloadPlan, PassTime, Usage, WeightTiers, plan_json
 from weft_runner.offload.policy import Budgets, Formats, MemoryTier, Policy, Shares
+from weft_runner.offload.stages import state_of_all
 from weft_runner.parallel.pipeline import OffloadedPipeline
 from weft_runner.settings import OffloadByHand, parse_settings
 from weft_runner.shell.engine_factory import batch_limits
@@ -436,13 +437,17 @@ def test_flags_of_a_runner_make_it_of_one_process_and_of_stages(files_of: Files,
     try:
         assert two.launch(make_step([prompt]), draws).result() == expected
         assert len(list((tmp_path / "offload").glob("*.packed"))) == 3
-        assert (two.depth, two.depth_for(lambda: 1000), two.max_adapter_pages) == (1, 1, PAGES)
-        assert 0.0 < two.offload_state.resident_share <= 0.3
-        wait_until(lambda: two.layers_done == spec.layers, "the other stage says how far it is")
+        assert (two.depth, two.depth_for(lambda: 1000)) == (1, 1)
+        assert [stage.frames for stage in two.stages()] == [PAGES] * 2
+        assert 0.0 < state_of_all(two.stages()).resident_share <= 0.3
+        wait_until(
+            lambda: sum(stage.layers_done for stage in two.stages()) == spec.layers,
+            "the other stage says how far it is",
+        )
         registry = CollectorRegistry()
-        registry.register(OffloadSeries(lambda: two.stage_figures))
-        wait_until(lambda: all(figures.step_s > 0.0 for figures in two.stage_figures), "and what it has read")
-        for stage, figures in enumerate(two.stage_figures):
+        registry.register(OffloadSeries(lambda: [stage.figures for stage in two.stages()]))
+        wait_until(lambda: all(stage.figures.step_s > 0.0 for stage in two.stages()), "and what it has read")
+        for stage, figures in enumerate(state.figures for state in two.stages()):
             assert disk_bytes(registry, stage) == figures.streamed_bytes > 0
             read = registry.get_sample_value("weft_runner_offload_read_bytes_total", {"stage": str(stage)})
             assert read is not None

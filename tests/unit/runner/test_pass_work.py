@@ -49,7 +49,7 @@ def test_a_pass_is_predicted_from_what_its_step_has(files: dict[str, Path], tmp_
         executor.run(step)
         executor.run(make_step([([4], 31, [1, 2], 1)]))
         executor.run(make_step([([4], 32, [1, 2, 3], 1)]), last=2)  # a part of a pass is not predicted
-        figures, state = executor.figures.accuracy, executor.offload_state
+        figures, state = executor.figures.accuracy, executor.stage_state.state
         assert figures is not None
         registry = CollectorRegistry()
         registry.register(OffloadSeries(lambda: [executor.figures]))

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from weft.domain.model.config import ModelSpec
-from weft.domain.runner import OffloadState
 from weft_runner.core.sampling import SampledToken
 from weft_runner.errors import ExecutorLost
 from weft_runner.model.adapter_store import AdapterStore
@@ -16,7 +15,6 @@ from weft_runner.model.kv_memory import KvMemory
 from weft_runner.model.layer_progress import LayerProgress
 from weft_runner.model.sampling import SamplingArgs
 from weft_runner.model.step import StepInput
-from weft_runner.offload.figures import OffloadFigures
 from weft_runner.offload.plan import PassTime
 from weft_runner.offload.stages import StageState
 
@@ -82,30 +80,6 @@ class Pipelined(Protocol):
         ...
 
 
-class Offloads(Protocol):
-    """An executor whose weights come from disk, of one stage or of several. Any thread may ask."""
-
-    @property
-    def offload_state(self) -> OffloadState:
-        """Give its present state."""
-        ...
-
-    @property
-    def layers_done(self) -> int:
-        """Count the layers of all steps, also while one runs."""
-        ...
-
-    @property
-    def stage_figures(self) -> Sequence[OffloadFigures]:
-        """Give each stage's figures, in the stages' order."""
-        ...
-
-    @property
-    def max_adapter_pages(self) -> int:
-        """Bound the pages that adapters may have."""
-        ...
-
-
 class OffloadsStage(Protocol):
     """One stage of a pipeline, or all of one, whose weights come from disk."""
 
@@ -150,15 +124,15 @@ class Capabilities(NamedTuple):
     """What an executor does beyond running a step while it is called; None: it does not.
 
     `follows`: it computes beside the host, one step behind the other; `pipelined`: in several stages; `ranks`: in
-    several processes. `offloads`: its weights come from disk; `stage`: so do those of its own stage. `layer_counter`:
-    its own, raised while a step runs. `packs`: its adapters. `close`: ends what it has started, once the engine has
-    ended.
+    several processes. `stages`: weights of each of its stages come from disk, whose states it tells any thread;
+    `stage`: its own one. `layer_counter`: its own, raised while a step runs. `packs`: its adapters. `close`: ends what
+    it has started, once the engine has ended.
     """
 
     follows: AsyncExecutor | None = None
     pipelined: Pipelined | None = None
     ranks: Ranks | None = None
-    offloads: Offloads | None = None
+    stages: Callable[[], Sequence[StageState]] | None = None
     stage: OffloadsStage | None = None
     layer_counter: LayerProgress | None = None
     packs: PackedAdapters | None = None

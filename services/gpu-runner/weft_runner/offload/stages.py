@@ -69,8 +69,10 @@ def unreceived(hosts: int) -> int:
 
 
 def state_of_all(stages: Sequence[StageState]) -> OffloadState:
-    """A token passes all stages: its times are added up. The disk is that of the stage where one request waits most."""
+    """Add up a token's times, which passes all stages. The disk is that of the stage where one request waits most."""
     states = [stage.state for stage in stages]
+    if len(states) == 1:
+        return states[0]
     slowest = max(states, key=lambda state: (state.alone_ms, state.measured_ms))
     resident = sum(stage.state.resident_share * stage.figures.weight_bytes for stage in stages)
     return OffloadState(

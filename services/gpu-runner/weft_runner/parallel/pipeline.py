@@ -13,15 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.domain.model.config import ModelSpec
-from weft.domain.runner import OffloadState
 from weft_runner.core.sampling import SampledToken
 from weft_runner.errors import ExecutorLost
 from weft_runner.model.executor import Capabilities, LayerDone, Rows
 from weft_runner.model.pooling import row_width
 from weft_runner.model.sampling import SamplingArgs
 from weft_runner.model.step import StepInput
-from weft_runner.offload.figures import OffloadFigures
-from weft_runner.offload.stages import StageState, batches_in_flight, state_of_all, unreceived
+from weft_runner.offload.stages import StageState, batches_in_flight, unreceived
 from weft_runner.parallel.adapters import PipelineAdapterStore
 from weft_runner.parallel.commands import Layers
 from weft_runner.parallel.executor import MultiProcessExecutor
@@ -102,7 +100,7 @@ class PipelineParallelExecutor(MultiProcessExecutor):
 
 
 class OffloadedPipeline(PipelineParallelExecutor):
-    """Stages whose weights come from disk. See `model.executor.Offloads`."""
+    """Stages whose weights come from disk."""
 
     def __init__(self, whole: ModelSpec, ranks: LaunchedRanks, hosts: int) -> None:
         super().__init__(whole, ranks, unreceived(hosts))
@@ -112,7 +110,7 @@ class OffloadedPipeline(PipelineParallelExecutor):
 
     @property
     def can(self) -> Capabilities:
-        return super().can._replace(offloads=self)
+        return super().can._replace(stages=self.stages)
 
     @property
     def depth(self) -> int:
@@ -122,27 +120,8 @@ class OffloadedPipeline(PipelineParallelExecutor):
         """By this stage's predicted pass, for all stages cost nearly the same (`offload.stages`)."""
         return 1 if self._hosts == 1 else batches_in_flight(self._hosts, self._stage.predicted(tokens()))
 
-    @property
-    def offload_state(self) -> OffloadState:
-        """Of all stages; of the others as it was lately."""
-        return state_of_all(self._states)
-
-    @property
-    def layers_done(self) -> int:
-        return sum(stage.layers_done for stage in self._states)
-
-    @property
-    def stage_figures(self) -> list[OffloadFigures]:
-        """In their order; of the others as they were lately."""
-        return [stage.figures for stage in self._states]
-
-    @property
-    def max_adapter_pages(self) -> int:
-        """See `model.executor.Offloads`: KV pages that every stage has in memory."""
-        return min(stage.frames for stage in self._states)
-
-    @property
-    def _states(self) -> list[StageState]:
+    def stages(self) -> list[StageState]:
+        """Give the state of each stage, in their order; of the others as it was lately."""
         return [self._stage.stage_state, *(state for _, state in sorted(self.others.stages.items()))]
 
 

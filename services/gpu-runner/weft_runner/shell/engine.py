@@ -44,6 +44,7 @@ from weft_runner.model.executor import Executor
 from weft_runner.model.grammar import Grammars
 from weft_runner.model.layer_progress import CalledLayerCounter, LayerProgress, LayerReports
 from weft_runner.model.operator_threads import set_operator_threads
+from weft_runner.offload.stages import state_of_all
 from weft_runner.shell.adapter_pool import AdapterPool, InSlot
 from weft_runner.shell.grammar_pool import GrammarPool
 from weft_runner.shell.kv_swapper import KvSwapper
@@ -116,7 +117,7 @@ class Engine:
         """`grammars`: of its model; None: requests with one are refused."""
         self.runner, self.executor, self._on_output, self._clock = runner, executor, on_output, clock
         can = executor.can
-        self._offloads = can.offloads
+        self._stages = can.stages
         self._events: queue.SimpleQueue[Posted] = queue.SimpleQueue()
         self.adapters = make_adapters(self.post)  # results of loads come back to this engine's queue
         self._called = CalledLayerCounter()
@@ -124,8 +125,8 @@ class Engine:
         self._kv: KvStreams | None = None
         self._reports = LayerReports()
         self.steps = StepLoop(runner, executor, self.adapters.ranks, self, self._reports, clock)
-        if (offloads := can.offloads) is not None:
-            runner.reporter.watch_offload(lambda: offloads.offload_state)
+        if (stages := can.stages) is not None:
+            runner.reporter.watch_offload(lambda: state_of_all(stages()))
         self.gaps = StepGaps(lambda: self.post(Wake()))
         self.copies = StepGaps(lambda: self.post(Wake()), share=COPIES_SHARE)
         self._output = Output()
@@ -151,7 +152,7 @@ class Engine:
     @property
     def layers_done(self) -> int:
         """Of all steps, as far as the executor counts them. Any thread."""
-        return self.layers.count if self._offloads is None else self._offloads.layers_done
+        return self.layers.count if self._stages is None else sum(stage.layers_done for stage in self._stages())
 
     @property
     def backlog(self) -> int:

@@ -96,8 +96,8 @@ def build_engine(
     log.info("base loaded", extra=kv(layers=spec.layers, hidden=spec.hidden_size, threads=threads, seconds=seconds))
     identity = _kv_identity(settings, executor, can.ranks, runner)
     limits = replace(limits, kv=identity, kv_page_bytes=executor.page_bytes)
-    if can.offloads is not None:
-        limits = replace(limits, most_adapter_pages=can.offloads.max_adapter_pages)
+    if can.stages is not None:
+        limits = replace(limits, most_adapter_pages=min(stage.frames for stage in can.stages()))
     profile = _profile(executor, limits) if settings.profile else None
     if profile is not None:
         limits = replace(limits, layer_by_layer_tokens=profile.layer_by_layer_tokens)

@@ -143,8 +143,8 @@ class RunnerApp:
         self.exit_code = 0
         self._engine = built.engine
         metrics.built(built.engine.runner.pool, built.profile)
-        if (offloads := built.engine.executor.can.offloads) is not None:
-            metrics.offloaded(lambda: offloads.stage_figures)
+        if (stages := built.engine.executor.can.stages) is not None:
+            metrics.offloaded(lambda: [stage.figures for stage in stages()])
         self._kv_address = self._exchange_kv(built, metrics)
         self.server = RunnerServer(built.engine, runner, metrics, tracer)
         self._thread = EngineThread(built.engine, built.torch_threads, self._on_engine_failure)

@@ -16,7 +16,6 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from weft.domain.runner import OffloadState
 from weft_kernels.cpu.library import Library
 from weft_kernels.cpu.memory import MappedMemory
 from weft_kernels.cpu.structs import INT8, KINDS, LoraSiteStruct, Matrix, ModelStruct, StepStruct
@@ -101,7 +100,7 @@ class OffloadExecutor(CpuExecutor):
 
     @property
     def can(self) -> Capabilities:
-        return super().can._replace(offloads=self, stage=self, close=self.close)
+        return super().can._replace(stages=lambda: [self.stage_state], stage=self, close=self.close)
 
     @property
     def figures(self) -> OffloadFigures:
@@ -117,29 +116,10 @@ class OffloadExecutor(CpuExecutor):
         )  # fmt: skip
 
     @property
-    def offload_state(self) -> OffloadState:
-        """See `model.executor.Offloads`."""
-        return state_of(self.figures, self.residency.share)
-
-    @property
-    def max_adapter_pages(self) -> int:
-        """See `model.executor.Offloads`: as many as memory has."""
-        return self.placement.kv.frames
-
-    @property
-    def stage_figures(self) -> list[OffloadFigures]:
-        """See `model.executor.Offloads`."""
-        return [self.figures]
-
-    @property
-    def layers_done(self) -> int:
-        """See `model.executor.Offloads`."""
-        return self.layer_counter.count
-
-    @property
     def stage_state(self) -> StageState:
         """See `model.executor.OffloadsStage`."""
-        return StageState(self.offload_state, self.figures, self.placement.kv.frames, self.layers_done)
+        figures, done = self.figures, self.layer_counter.count
+        return StageState(state_of(figures, self.residency.share), figures, self.placement.kv.frames, done)
 
     def predicted(self, tokens: int) -> PassTime | None:
         """See `model.executor.OffloadsStage`."""

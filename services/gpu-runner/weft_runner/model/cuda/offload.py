@@ -17,7 +17,6 @@ import numpy as np
 import torch
 
 from weft.domain.model.tensors import BIASED, EMBEDDING, HEAD
-from weft.domain.runner import OffloadState
 from weft_runner.errors import PolicyInvalid
 from weft_runner.model.arrays import Array
 from weft_runner.model.checkpoint import Checkpoint
@@ -105,7 +104,7 @@ class OffloadCudaExecutor(CudaExecutor):
 
     @property
     def can(self) -> Capabilities:
-        return super().can._replace(offloads=self, stage=self, close=self.close)
+        return super().can._replace(stages=lambda: [self.stage_state], stage=self, close=self.close)
 
     @property
     def figures(self) -> OffloadFigures:
@@ -120,24 +119,10 @@ class OffloadCudaExecutor(CudaExecutor):
         )  # fmt: skip
 
     @property
-    def offload_state(self) -> OffloadState:
-        """See `model.executor.Offloads`."""
-        return state_of(self.figures, self.placement.weights.share)
-
-    @property
-    def stage_figures(self) -> list[OffloadFigures]:
-        """See `model.executor.Offloads`."""
-        return [self.figures]
-
-    @property
-    def layers_done(self) -> int:
-        """See `model.executor.Offloads`: launched, and no more than the ring is ahead of the device."""
-        return self._placed.layers_done
-
-    @property
     def stage_state(self) -> StageState:
         """See `model.executor.OffloadsStage`."""
-        return StageState(self.offload_state, self.figures, self.max_adapter_pages, self.layers_done)
+        figures, done = self.figures, self._placed.layers_done  # launched; the ring is no further ahead of the device
+        return StageState(state_of(figures, self.placement.weights.share), figures, self.placement.kv.frames, done)
 
     def predicted(self, tokens: int) -> PassTime | None:
         """See `model.executor.OffloadsStage`."""
@@ -147,11 +132,6 @@ class OffloadCudaExecutor(CudaExecutor):
     def packed(self) -> bool:
         """The file of its weights was not there, or not whole, and has been written at this start."""
         return self._file.written
-
-    @property
-    def max_adapter_pages(self) -> int:
-        """See `model.executor.Offloads`: as many as the device has."""
-        return self.placement.kv.frames
 
     def close(self) -> None:
         """Ends the threads that read and copy."""
@@ -185,7 +165,7 @@ class OffloadCudaExecutor(CudaExecutor):
 
     @on_device
     def allocate_adapter_pages(self, pages: list[int]) -> None:
-        """See `CudaExecutor.allocate_adapter_pages`. Raises OutOfMemory: there are more than `max_adapter_pages`."""
+        """See `CudaExecutor.allocate_adapter_pages`. Raises OutOfMemory: there are more than the device has."""
         if self._host_kv is not None:
             self._host_kv.take(pages)
         super().allocate_adapter_pages(pages)
