@@ -16,9 +16,8 @@ import torch
 
 from harness.waiting import PATIENCE_S
 from weft.artifacts.adapter_config import parse_adapter_config
+from weft_runner.executors import ModelSource, make_executor
 from weft_runner.executors import split as split_executors
-from weft_runner.executors.source import ModelSource
-from weft_runner.executors.table import make_executor
 from weft_runner.model.adapter_store import AdapterFiles, map_tensors
 from weft_runner.model.checkpoint import read_spec
 from weft_runner.model.tensor_parallel import ProcessGroup

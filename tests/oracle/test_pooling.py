@@ -17,7 +17,7 @@ from harness.ranks import base_of, settings_of, staged
 from harness.small_runner import World
 from weft.domain.request import FinishReason, PooledState, Sampling
 from weft_runner.core import BatchLimits
-from weft_runner.executors.table import make_executor
+from weft_runner.executors import make_executor
 
 SIZES = {"total_pages": 64, "page_tokens": 16, "max_adapters": 8}
 POOLS = Sampling(pooling=True)

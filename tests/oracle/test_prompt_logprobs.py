@@ -11,7 +11,7 @@ from harness.ranks import base_of, settings_of, staged
 from weft.domain.request import FinishReason, PromptLogprobs, Sampling, TokenLogprob
 from weft_runner.core import BatchLimits
 from weft_runner.core.batch import MOST_LOGITS
-from weft_runner.executors.table import make_executor
+from weft_runner.executors import make_executor
 
 SIZES = {"total_pages": 64, "page_tokens": 16, "max_adapters": 8}
 SCORED = Sampling(prompt_logprobs=3, ignore_eos=True)

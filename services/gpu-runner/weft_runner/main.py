@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None, wrap: "WrapExecutor | None" = None, **ov
 
 def _serve_rank(settings: RunnerSettings, tls: Tls | None) -> int:
     """The first rank of another host. Raises RunnerError, CannotStart."""
-    from weft_runner.executors.table import require_torch
+    from weft_runner.executors import require_torch
 
     require_torch("--host")
 

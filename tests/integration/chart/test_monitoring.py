@@ -26,7 +26,7 @@ from weft_gateway.core import Gateway, GatewayConfig
 from weft_gateway.shell.metrics import GatewayMetrics
 from weft_operator.kubernetes.observability import Metrics as OperatorMetrics
 from weft_runner.shell.adapter_series import LABELS
-from weft_runner.shell.metrics import ROWS, RunnerMetrics
+from weft_runner.shell.metrics import FIGURES, RunnerMetrics
 from weft_scheduler.metrics import SchedulerMetrics
 
 MODULES = (  # whose metrics are in the process's own registry
@@ -63,7 +63,7 @@ def metrics() -> dict[str, set[str] | None]:
         for family in collector.collect():
             for suffix in SAMPLES.get(family.type, ("",)):
                 found[family.name + suffix] = None if labels is None else {*labels}
-    for row in ROWS:  # one collector has those that it reads
+    for row in FIGURES:  # one collector has those that it reads
         for name, labels in ((f"weft_runner_{row.own}", ()), (f"vllm:{row.vllm}", LABELS)):
             for suffix in SAMPLES[str(row.kind._type)]:  # pyright: ignore[reportPrivateUsage]
                 if name + suffix in found:

@@ -28,8 +28,7 @@ from harness.waiting import PATIENCE_S, wait_until
 from weft.domain.request import Sampling
 from weft_kernels.plan import SegmentPlan
 from weft_runner.errors import ExecutorLost, StoppedAtStart, WeightsInvalid
-from weft_runner.executors.source import ModelSource
-from weft_runner.executors.table import make_executor
+from weft_runner.executors import ModelSource, make_executor
 from weft_runner.model.step import StepInput, StepRow
 
 SHORT_S = 3.0  # a patience that runs out; a hundred times what the ranks of this model need to meet

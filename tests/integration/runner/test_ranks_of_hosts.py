@@ -33,8 +33,7 @@ from harness.waiting import PATIENCE_S, wait_until
 from weft.wire.tls import Tls
 from weft_kernels.plan import SegmentPlan
 from weft_runner.errors import ExecutorLost, ExecutorUnavailable, StoppedAtStart
-from weft_runner.executors.source import ModelSource
-from weft_runner.executors.table import make_executor
+from weft_runner.executors import ModelSource, make_executor
 from weft_runner.model.step import StepInput, StepRow
 from weft_runner.offload.machine import MachineRates
 from weft_runner.parallel.executor import MultiProcessExecutor

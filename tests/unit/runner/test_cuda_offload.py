@@ -24,8 +24,7 @@ from harness import interpreter
 from harness.native_models import Scales, adapter_tensors, make_step, write_model
 from weft_kernels.triton import int4
 from weft_runner.errors import DiskUnusable, ExecutorLost, NoPolicyFits, OutOfMemory, PolicyInvalid, RunnerError
-from weft_runner.executors.source import ModelSource
-from weft_runner.executors.table import make_executor
+from weft_runner.executors import ModelSource, make_executor
 from weft_runner.model.checkpoint import open_checkpoint, read_spec
 from weft_runner.model.cuda import machine_rates, measuring
 from weft_runner.model.cuda.device import DTYPES, find_gpu

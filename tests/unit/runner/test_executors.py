@@ -11,9 +11,7 @@ import pytest
 from weft.domain.model.config import ModelSpec
 from weft_kernels.cpu.errors import NativeUnavailable
 from weft_runner.errors import ExecutorUnavailable, OutOfMemory
-from weft_runner.executors import cpu, cuda, memory
-from weft_runner.executors.source import ModelSource
-from weft_runner.executors.table import make_executor, settle_executor
+from weft_runner.executors import ModelSource, cpu, cuda, make_executor, memory, settle_executor
 from weft_runner.model.memory_estimate import REQUESTS_BYTES, MemoryLimit
 from weft_runner.model.reference.executor import ReferenceExecutor
 from weft_runner.settings import RunnerSettings, parse_settings

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from harness.ranks import settings_of
 from weft.domain.model.config import parse_spec
 from weft_runner.errors import ExecutorUnavailable, KvCacheTooSmall
-from weft_runner.executors import cuda
+from weft_runner.executors import cuda, settle_kv_pages
 from weft_runner.executors.memory import fitting_pages
-from weft_runner.executors.table import settle_kv_pages
 from weft_runner.model.cuda.device import GpuUnavailable
 from weft_runner.model.memory_estimate import MemoryEstimate, MemoryLimit, estimate_memory, page_bytes
 from weft_runner.settings import KV_PAGES

@@ -17,8 +17,7 @@ from weft.domain.model.config import ModelSpec, parse_spec
 from weft.domain.model.packed import packed_bytes
 from weft.domain.model.tensors import model_tensors
 from weft_runner.errors import OutOfMemory
-from weft_runner.executors.source import ModelSource
-from weft_runner.executors.table import make_executor
+from weft_runner.executors import ModelSource, make_executor
 from weft_runner.model.cuda.cuda_graphs import decode_sizes, graph_rows, prompt_sizes
 from weft_runner.model.cuda.step import DeviceStep, decode_shape, prompt_shape
 from weft_runner.model.memory_estimate import (

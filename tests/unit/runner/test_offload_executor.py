@@ -27,8 +27,7 @@ from weft.domain.request import Sampling
 from weft_kernels.cpu.structs import KINDS
 from weft_runner.core import Candidate, form_batch
 from weft_runner.errors import DiskUnusable, ExecutorLost, OutOfMemory, PolicyInvalid
-from weft_runner.executors.source import ModelSource
-from weft_runner.executors.table import make_executor
+from weft_runner.executors import ModelSource, make_executor
 from weft_runner.model.arrays import BFLOAT16
 from weft_runner.model.checkpoint import open_checkpoint, read_spec
 from weft_runner.model.cpu.executor import CpuExecutor

@@ -16,9 +16,7 @@ from weft_kernels.cpu.sources import SOURCES
 from weft_operator.core import parse_pool
 from weft_operator.core.runner_config import runner_config
 from weft_runner.errors import NoPolicyFits
-from weft_runner.executors import cpu, cuda
-from weft_runner.executors.source import ModelSource
-from weft_runner.executors.table import make_executor
+from weft_runner.executors import ModelSource, cpu, cuda, make_executor
 from weft_runner.model.checkpoint import read_spec
 from weft_runner.model.cpu.offload import OffloadExecutor
 from weft_runner.model.cuda.device import Gpu

@@ -7,9 +7,7 @@ import torch
 
 from tests.unit.runner.test_kv_pages import GIB, SMALL, MemoryLimit, PlayedGpu, settings_of
 from weft.domain.model.config import ModelSpec
-from weft_runner.executors import cuda
-from weft_runner.executors.memory import MAX_HOST_MIB, gpu_step_limits, host_mib
-from weft_runner.executors.table import settle_limits
+from weft_runner.executors import cuda, memory, settle_limits
 from weft_runner.settings import RunnerSettings
 
 UNSET: dict[str, Any] = {"max_sequences": 0, "max_batch_tokens": 0}
@@ -43,7 +41,7 @@ def test_an_offloading_runner_leaves_host_memory_to_its_budgets(monkeypatch: pyt
 def test_a_gpu_has_room_for_many_and_the_least_of_several_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     flags: dict[str, Any] = UNSET | {"executor": "cuda", "max_rank": 16}
     played(monkeypatch, 79 * GIB)
-    assert found(settings_of(**flags)) == (1024, 8192, 1024, MAX_HOST_MIB)
+    assert found(settings_of(**flags)) == (1024, 8192, 1024, memory.MAX_HOST_MIB)
     assert found(settings_of(**flags | {"max_sequences": 7, "max_prefills": 2}))[:3] == (7, 8192, 2)
     assert found(settings_of(**flags | {"max_batch_tokens": 99}))[:2] == (99, 99)
     assert found(settings_of(**flags, host_mib=77))[3] == 77
@@ -53,20 +51,20 @@ def test_a_gpu_has_room_for_many_and_the_least_of_several_counts(monkeypatch: py
 
 def test_the_largest_step_that_memory_has_room_for_is_chosen() -> None:
     for left in range(0, 4096, 64):
-        limits = gpu_step_limits(left << 9, 1, lambda tokens: tokens << 2)
+        limits = memory.gpu_step_limits(left << 9, 1, lambda tokens: tokens << 2)
         assert limits.sequences == max([256, *(most for most in (512, 1024) if most <= left)])
         assert limits.batch_tokens == max([2048, *(most for most in (4096, 8192) if most // 8 <= left)])
 
 
 @pytest.mark.parametrize(
-    ("memory", "gpus", "mib"),
+    ("left", "gpus", "mib"),
     [
         (MemoryLimit(60 * GIB, "container", 64 * GIB, own=True), 8, 16 << 10),
         (MemoryLimit(900 * GIB, "machine", 1024 * GIB), 8, 32 << 10),
-        (MemoryLimit(900 * GIB, "machine", 1024 * GIB), 1, MAX_HOST_MIB),
+        (MemoryLimit(900 * GIB, "machine", 1024 * GIB), 1, memory.MAX_HOST_MIB),
         (MemoryLimit(8 * GIB, "container", 64 * GIB, own=True), 1, 4 << 10),
         (MemoryLimit(1 * GIB, "container", 2 * GIB, own=True), 1, 1024),
     ],
 )
-def test_copies_have_a_quarter_of_what_a_runner_may_take_of_the_host(memory: MemoryLimit, gpus: int, mib: int) -> None:
-    assert host_mib(memory, gpus) == mib
+def test_copies_have_a_quarter_of_what_a_runner_may_take_of_the_host(left: MemoryLimit, gpus: int, mib: int) -> None:
+    assert memory.host_mib(left, gpus) == mib

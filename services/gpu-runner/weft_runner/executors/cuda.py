@@ -11,7 +11,6 @@ import torch
 from weft.domain.model.config import ModelSpec
 from weft_runner.core.adapters.slots import MAX_SLOTS
 from weft_runner.errors import OutOfMemory
-from weft_runner.executors.gpu_driver import NO_GPU
 from weft_runner.executors.memory import (
     WITHOUT_GPU,
     StepLimits,
@@ -22,6 +21,7 @@ from weft_runner.executors.memory import (
 )
 from weft_runner.executors.offload import offload_budget, offload_folder, offload_formats
 from weft_runner.executors.source import ModelSource, parts_of
+from weft_runner.gpu_driver import NO_GPU
 from weft_runner.model.checkpoint import open_checkpoint
 from weft_runner.model.cuda import flashinfer
 from weft_runner.model.cuda.device import DTYPES, Gpu, GpuUnavailable, find_gpu

@@ -13,9 +13,9 @@ from weft.domain.model.config import ModelSpec
 from weft.telemetry.logs import kv
 from weft_runner.errors import ExecutorUnavailable
 from weft_runner.executors import cpu
-from weft_runner.executors.gpu_driver import NO_GPU, NO_TORCH, gpu_bytes, has_torch
 from weft_runner.executors.memory import WITHOUT_GPU, StepLimits
 from weft_runner.executors.source import ModelSource
+from weft_runner.gpu_driver import NO_GPU, NO_TORCH, gpu_bytes, has_torch
 from weft_runner.model.executor import Executor
 from weft_runner.model.partition import Partition
 from weft_runner.offload.machine import MachineRates
@@ -86,8 +86,8 @@ def settle_executor(settings: RunnerSettings, spec: ModelSpec) -> tuple[RunnerSe
         if not (why := _refusal(name, settings, spec)):
             for other, reason in passed.items():
                 if reason not in ABSENT:
-                    said = kv(executor=other, reason=reason, instead=name, cost=COSTS.get(name, ""))
-                    log.warning("an executor cannot serve: the next one does", extra=said)
+                    fields = kv(executor=other, reason=reason, instead=name, cost=COSTS.get(name, ""))
+                    log.warning("an executor cannot serve: the next one does", extra=fields)
             return replace(settings, executor=name), kind_of(name)
         if not auto or (name == "cuda" and settings.ranks > 1 and why not in ABSENT):
             raise ExecutorUnavailable(f"--executor {name}{_split(settings)}: {why}")

@@ -19,8 +19,7 @@ from weft_runner.core.profile_model import Profile
 from weft_runner.core.runner import Runner
 from weft_runner.core.step_time_model import GUESS
 from weft_runner.core.transfer.transfers import KvIdentity
-from weft_runner.executors.source import ModelSource, OffloadPolicy
-from weft_runner.executors.table import make_executor, settle_kv_pages, settle_limits
+from weft_runner.executors import ModelSource, OffloadPolicy, make_executor, settle_kv_pages, settle_limits
 from weft_runner.model.adapter_store import Source
 from weft_runner.model.checkpoint import Files, read_spec
 from weft_runner.model.executor import Executor, Ranks, WrapExecutor

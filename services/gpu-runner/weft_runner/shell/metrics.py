@@ -69,7 +69,7 @@ _NONE = PoolLimits(total_pages=1, page_tokens=1, max_sequences=1, max_adapters=0
 
 
 @dataclass(slots=True)
-class Source:
+class FigureSource:
     """What rows are read from. `status`: of the latest report; until the engine is `built` its pool is an empty one."""
 
     pool: RequestPool
@@ -102,7 +102,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Row(Generic[S]):
+class Figure(Generic[S]):
     """A metric, by its own name, by vLLM's, or by both. `read`: at each scrape; None: it is fed with events.
 
     `labels`: beside those that all of vLLM's have, unless `engine` is among them.
@@ -122,122 +122,122 @@ def _both_ways(out: float, back: float) -> Samples:
 
 
 _COPIED = "copied to host memory (out) and back (in)"
-ROWS: tuple[Row[Source], ...] = (
+FIGURES: tuple[Figure[FigureSource], ...] = (
     # ---- what the engine does
-    Row("iterations", None, Gauge, "Iterations since start", lambda of: of.figures.iterations),
-    Row("forwards", None, Gauge, "Forward passes since start", lambda of: of.figures.forwards),
-    Row("busy_seconds", None, Counter, "Time in iterations that ran a batch, from scheduling to accounting"),
-    Row("batch_rows", None, Histogram, "Rows of an iteration", buckets=_ROWS),
-    Row("batch_adapters", None, Histogram, "Distinct adapters of an iteration", buckets=(0, *_ROWS)),
-    Row("batch_rows_held", None, Counter,
+    Figure("iterations", None, Gauge, "Iterations since start", lambda of: of.figures.iterations),
+    Figure("forwards", None, Gauge, "Forward passes since start", lambda of: of.figures.forwards),
+    Figure("busy_seconds", None, Counter, "Time in iterations that ran a batch, from scheduling to accounting"),
+    Figure("batch_rows", None, Histogram, "Rows of an iteration", buckets=_ROWS),
+    Figure("batch_adapters", None, Histogram, "Distinct adapters of an iteration", buckets=(0, *_ROWS)),
+    Figure("batch_rows_held", None, Counter,
         "Batch rows held out of iterations beside interactive ones, for the token time, summed",
         lambda of: of.pool.scheduler.held_rows),
-    Row(None, "iteration_tokens_total", Histogram, "Tokens of an iteration", buckets=_ITERATION_TOKENS),
-    Row("tokens", "generation_tokens", Counter, "Tokens emitted"),
-    Row(None, "prompt_tokens", Counter, "Prompt tokens, once they are in KV"),
-    Row(None, "inter_token_latency_seconds", Histogram, "Time between two tokens of a sequence",
+    Figure(None, "iteration_tokens_total", Histogram, "Tokens of an iteration", buckets=_ITERATION_TOKENS),
+    Figure("tokens", "generation_tokens", Counter, "Tokens emitted"),
+    Figure(None, "prompt_tokens", Counter, "Prompt tokens, once they are in KV"),
+    Figure(None, "inter_token_latency_seconds", Histogram, "Time between two tokens of a sequence",
         lambda of: of.pool.token_times.gaps),
     # ---- sequences
-    Row(None, "num_requests_running", Gauge, "Sequences running", lambda of: of.running),
-    Row(None, "num_requests_waiting", Gauge, "Sequences waiting on this runner", lambda of: of.waiting),
-    Row("sequences_paused", None, Gauge, "Sequences paused for want of a page",
+    Figure(None, "num_requests_running", Gauge, "Sequences running", lambda of: of.running),
+    Figure(None, "num_requests_waiting", Gauge, "Sequences waiting on this runner", lambda of: of.waiting),
+    Figure("sequences_paused", None, Gauge, "Sequences paused for want of a page",
         lambda of: len(of.pool.reservations.paused)),
-    Row("stalled_sequence_seconds", None, Counter,
+    Figure("stalled_sequence_seconds", None, Counter,
         "Time for which sequences were paused or swapped for want of pages, summed",
         lambda of: of.pool.preemption.stalled_s),
-    Row("reservation_doublings", None, Gauge, "Reservations doubled since start", lambda of: of.figures.doublings),
-    Row("ended", None, Counter, "Sequences the runner gave up, by reason", labels=("reason",)),
-    Row("no_capacity", None, Counter, "Starts answered with NoCapacity, by reason", labels=("reason",)),
-    Row("draining", None, Gauge, "1 while the runner gives its sequences back", lambda of: of.figures.draining),
-    Row("role", None, Gauge, "1: the role that it has now",
+    Figure("reservation_doublings", None, Gauge, "Reservations doubled since start", lambda of: of.figures.doublings),
+    Figure("ended", None, Counter, "Sequences the runner gave up, by reason", labels=("reason",)),
+    Figure("no_capacity", None, Counter, "Starts answered with NoCapacity, by reason", labels=("reason",)),
+    Figure("draining", None, Gauge, "1 while the runner gives its sequences back", lambda of: of.figures.draining),
+    Figure("role", None, Gauge, "1: the role that it has now",
         lambda of: {} if of.status is None else {(role.value,): role is of.figures.role for role in RunnerRole},
         labels=("role",)),
-    Row(None, "num_preemptions", Counter, "Sequences that lost their place for want of memory",
+    Figure(None, "num_preemptions", Counter, "Sequences that lost their place for want of memory",
         lambda of: of.pool.preemption.preemptions),
-    Row(None, "request_success", Counter,
+    Figure(None, "request_success", Counter,
         "Requests that finished here, by reason: stop, length, abort (the client left), error",
         labels=("finished_reason",)),
-    Row(None, "time_to_first_token_seconds", Histogram, "Arrival to first token", buckets=_SECONDS_TO_FIRST),
-    Row(None, "request_time_per_output_token_seconds", Histogram,
+    Figure(None, "time_to_first_token_seconds", Histogram, "Arrival to first token", buckets=_SECONDS_TO_FIRST),
+    Figure(None, "request_time_per_output_token_seconds", Histogram,
         "A request's mean time of a token after the first", buckets=GAP_BUCKETS),
-    Row(None, "e2e_request_latency_seconds", Histogram, "Arrival to end", buckets=_SECONDS),
-    Row(None, "request_queue_time_seconds", Histogram, "Arrival to first iteration, an adapter's load included",
+    Figure(None, "e2e_request_latency_seconds", Histogram, "Arrival to end", buckets=_SECONDS),
+    Figure(None, "request_queue_time_seconds", Histogram, "Arrival to first iteration, an adapter's load included",
         buckets=_SECONDS),
-    Row(None, "request_inference_time_seconds", Histogram, "First iteration to end", buckets=_SECONDS),
-    Row(None, "request_prefill_time_seconds", Histogram, "First iteration to first token", buckets=_SECONDS),
-    Row(None, "request_decode_time_seconds", Histogram, "First token to end", buckets=_SECONDS),
-    Row(None, "request_prompt_tokens", Histogram, "Prompt tokens of a request", buckets=_TOKENS),
-    Row(None, "request_generation_tokens", Histogram, "Tokens of an answer", buckets=_TOKENS),
-    Row(None, "request_params_max_tokens", Histogram, "max_tokens of a request", buckets=_TOKENS),
+    Figure(None, "request_inference_time_seconds", Histogram, "First iteration to end", buckets=_SECONDS),
+    Figure(None, "request_prefill_time_seconds", Histogram, "First iteration to first token", buckets=_SECONDS),
+    Figure(None, "request_decode_time_seconds", Histogram, "First token to end", buckets=_SECONDS),
+    Figure(None, "request_prompt_tokens", Histogram, "Prompt tokens of a request", buckets=_TOKENS),
+    Figure(None, "request_generation_tokens", Histogram, "Tokens of an answer", buckets=_TOKENS),
+    Figure(None, "request_params_max_tokens", Histogram, "max_tokens of a request", buckets=_TOKENS),
     # ---- KV
-    Row("kv_pages_free", None, Gauge, "KV pages that a newcomer can have", lambda of: of.figures.free_pages),
-    Row("kv_pages_used", None, Gauge, "KV pages that hold tokens", lambda of: of.figures.used_pages),
-    Row("kv_pages_adapters", None, Gauge, "KV pages of adapters in use, pinned or being loaded",
+    Figure("kv_pages_free", None, Gauge, "KV pages that a newcomer can have", lambda of: of.figures.free_pages),
+    Figure("kv_pages_used", None, Gauge, "KV pages that hold tokens", lambda of: of.figures.used_pages),
+    Figure("kv_pages_adapters", None, Gauge, "KV pages of adapters in use, pinned or being loaded",
         lambda of: of.figures.adapter_pages),
-    Row("kv_pages_grown", None, Gauge, "Pages granted in place since start", lambda of: of.figures.grown_pages),
-    Row(None, "kv_cache_usage_perc", Gauge, "KV use, 0..1", lambda of: of.usage),
-    Row(None, "gpu_cache_usage_perc", Gauge, "KV use, 0..1: its older name", lambda of: of.usage),
-    Row(None, "cache_config_info", Gauge, "1: tokens of a page of KV, and how many pages there are",
+    Figure("kv_pages_grown", None, Gauge, "Pages granted in place since start", lambda of: of.figures.grown_pages),
+    Figure(None, "kv_cache_usage_perc", Gauge, "KV use, 0..1", lambda of: of.usage),
+    Figure(None, "gpu_cache_usage_perc", Gauge, "KV use, 0..1: its older name", lambda of: of.usage),
+    Figure(None, "cache_config_info", Gauge, "1: tokens of a page of KV, and how many pages there are",
         lambda of: {(str(of.pool.limits.page_tokens), str(of.pool.limits.total_pages), ENGINE): 1} if of.built else {},
         labels=("block_size", "num_gpu_blocks", "engine")),
-    Row("swapped_sequences", None, Gauge, "Sequences whose KV is in host memory, or on the way there or back",
+    Figure("swapped_sequences", None, Gauge, "Sequences whose KV is in host memory, or on the way there or back",
         lambda of: of.away),
-    Row("swapped_pages", None, Gauge, "KV pages of sequences in host memory",
+    Figure("swapped_pages", None, Gauge, "KV pages of sequences in host memory",
         lambda of: sum(len(swap.hosts) for swap in tuple(of.pool.swap.by_key.values()))),
-    Row("swapped_bytes", None, Counter, f"Bytes of KV of preempted sequences {_COPIED}",
+    Figure("swapped_bytes", None, Counter, f"Bytes of KV of preempted sequences {_COPIED}",
         lambda of: _both_ways(of.pool.swap.out_bytes, of.pool.swap.in_bytes), labels=("direction",)),
-    Row("swap_copy_seconds", None, Counter, "Time that copies of KV to host memory and back took",
+    Figure("swap_copy_seconds", None, Counter, "Time that copies of KV to host memory and back took",
         lambda of: of.pool.swap.copy_s),
-    Row("handed_over", None, Counter, "Sequences that another runner has taken over with their KV",
+    Figure("handed_over", None, Counter, "Sequences that another runner has taken over with their KV",
         lambda of: of.pool.hand_over.handed_over),
-    Row("received", None, Counter, "Sequences that came with their KV from another runner",
+    Figure("received", None, Counter, "Sequences that came with their KV from another runner",
         lambda of: of.pool.hand_over.received),
-    Row("kv_lost", None, Counter, "Sequences whose KV did not get from one runner to the other",
+    Figure("kv_lost", None, Counter, "Sequences whose KV did not get from one runner to the other",
         lambda of: of.pool.hand_over.lost),
-    Row("kv_bytes", None, Counter, "Bytes of KV sent to other runners (out) and received (in), by carrier",
+    Figure("kv_bytes", None, Counter, "Bytes of KV sent to other runners (out) and received (in), by carrier",
         labels=("direction", "carrier")),
-    Row("kv_seconds", None, Counter, "Time in which these bytes were written to carriers, or read",
+    Figure("kv_seconds", None, Counter, "Time in which these bytes were written to carriers, or read",
         labels=("direction", "carrier")),
-    Row("kv_transfers", None, Counter,
+    Figure("kv_transfers", None, Counter,
         "Sequences whose KV was sent or received, by result; layers: sent as they were computed, or after that",
         labels=("direction", "result", "layers")),
-    Row("kv_transfer_seconds", None, Counter, "Time of these from the first page or acceptance to the end",
+    Figure("kv_transfer_seconds", None, Counter, "Time of these from the first page or acceptance to the end",
         labels=("direction",)),
     # ---- earlier prompts
-    Row("prefix_reused_tokens", None, Counter, "Tokens found in pages of earlier requests, not computed again",
+    Figure("prefix_reused_tokens", None, Counter, "Tokens found in pages of earlier requests, not computed again",
         lambda of: of.figures.prefix_reused_tokens),
-    Row("prefix_reused_host_tokens", None, Counter, "Of the tokens reused those from host memory",
+    Figure("prefix_reused_host_tokens", None, Counter, "Of the tokens reused those from host memory",
         lambda of: of.pool.reuse.host_tokens),
-    Row("prefix_host_pages", None, Gauge, "KV pages of earlier prompts in host memory",
+    Figure("prefix_host_pages", None, Gauge, "KV pages of earlier prompts in host memory",
         lambda of: len(of.pool.host_prefixes)),
-    Row("prefix_swapped_bytes", None, Counter, f"Bytes of KV of earlier requests {_COPIED}",
+    Figure("prefix_swapped_bytes", None, Counter, f"Bytes of KV of earlier requests {_COPIED}",
         lambda of: _both_ways(of.pool.host_prefixes.out_bytes, of.pool.swap.prefix_in_bytes), labels=("direction",)),
-    Row(None, "prefix_cache_queries", Counter, "Tokens looked up among earlier prompts",
+    Figure(None, "prefix_cache_queries", Counter, "Tokens looked up among earlier prompts",
         lambda of: of.pool.reuse.queried),
-    Row(None, "prefix_cache_hits", Counter, "Of these those that were found",
+    Figure(None, "prefix_cache_hits", Counter, "Of these those that were found",
         lambda of: of.figures.prefix_reused_tokens),
     # ---- adapters
-    Row("adapters_resident", None, Gauge, "Adapters on the device",
+    Figure("adapters_resident", None, Gauge, "Adapters on the device",
         lambda of: sum(adapter.resident for adapter in tuple(of.pool.adapters.slots.by_slot.values()))),
-    Row("adapters_known", None, Gauge, "Adapters known", lambda of: len(of.pool.adapters.adapters)),
-    Row(None, "max_gpu_lora_adapters", Gauge, "Adapters that the device can hold at a time",
+    Figure("adapters_known", None, Gauge, "Adapters known", lambda of: len(of.pool.adapters.adapters)),
+    Figure(None, "max_gpu_lora_adapters", Gauge, "Adapters that the device can hold at a time",
         lambda of: of.pool.limits.max_adapters),
-    Row(None, "lora_adapter_load_seconds", Histogram,
+    Figure(None, "lora_adapter_load_seconds", Histogram,
         "Adapters brought nearer: load to disk or host, activate to the device",
         labels=("transition",), buckets=_LOAD_SECONDS),
-    Row("corrupt_artifacts", None, Counter, "Files of the disk cache that were damaged, and fetched again"),
+    Figure("corrupt_artifacts", None, Counter, "Files of the disk cache that were damaged, and fetched again"),
     # ---- what the runner measured of itself
-    Row("best_batch_sequences", None, Gauge, "Sequences that it runs best, as it measured at start; 0: not",
+    Figure("best_batch_sequences", None, Gauge, "Sequences that it runs best, as it measured at start; 0: not",
         lambda of: of.profile.best_batch if of.profile else 0),
-    Row("profiled_step_seconds", None, Gauge, "Iteration by rows, as measured at start",
+    Figure("profiled_step_seconds", None, Gauge, "Iteration by rows, as measured at start",
         lambda of: {(str(time.rows),): time.ms / 1e3 for time in of.profile.decode} if of.profile else {},
         labels=("rows",)),
-    Row("kv_layer_by_layer_tokens", None, Gauge,
+    Figure("kv_layer_by_layer_tokens", None, Gauge,
         "Prompt tokens from which on KV is sent as it is computed; +Inf: never",
         lambda of: of.profile.layer_by_layer_tokens if of.profile else 0),
-    Row("profiled_kv_bytes_per_second", None, Gauge, "KV to another runner, as measured at start; 0: not",
+    Figure("profiled_kv_bytes_per_second", None, Gauge, "KV to another runner, as measured at start; 0: not",
         lambda of: of.profile.kv_bytes_per_s if of.profile else 0),
-    Row("profiled_prefill_tokens_per_second", None, Gauge, "Prompt tokens, as measured at start",
+    Figure("profiled_prefill_tokens_per_second", None, Gauge, "Prompt tokens, as measured at start",
         lambda of: of.profile.prefill_tokens_per_s if of.profile else 0),
 )  # fmt: skip
 
@@ -253,43 +253,46 @@ def _token_seconds(of: OffloadFigures) -> Samples:
     return {("predicted",): found.token_predicted_s, ("measured",): found.token_measured_s, ("alone",): found.alone_s}
 
 
-def _moved(name: str, what: str, pages: Callable[[OffloadFigures], PageFigures]) -> tuple[Row[OffloadFigures], ...]:
+def _page_figures(
+    name: str, what: str, pages: Callable[[OffloadFigures], PageFigures]
+) -> tuple[Figure[OffloadFigures], ...]:
     return (
-        Row(f"offload_{name}_read_bytes", None, Counter,
+        Figure(f"offload_{name}_read_bytes", None, Counter,
             f"Bytes of {what} read from disk, or copied from the host to a GPU", lambda of: pages(of).read_bytes),
-        Row(f"offload_{name}_written_bytes", None, Counter,
+        Figure(f"offload_{name}_written_bytes", None, Counter,
             f"Bytes of {what} written to disk, or copied from a GPU to its host", lambda of: pages(of).written_bytes),
-        Row(f"offload_{name}_wait_seconds", None, Counter, f"Time for which steps waited for {what}",
+        Figure(f"offload_{name}_wait_seconds", None, Counter, f"Time for which steps waited for {what}",
             lambda of: pages(of).waited_s),
     )  # fmt: skip
 
 
-OFFLOAD_ROWS: tuple[Row[OffloadFigures], ...] = (  # of each stage of a pipeline, where weights come from disk
-    Row("offload_weight_bytes", None, Gauge,
+OFFLOAD_FIGURES: tuple[Figure[OffloadFigures], ...] = (  # of each stage of a pipeline, where weights come from disk
+    Figure("offload_weight_bytes", None, Gauge,
         "Bytes of weights by place: memory (a GPU's if any), host, disk (read in each pass), ring", _places,
         labels=("place",)),
-    Row("offload_planned_pass_seconds", None, Gauge, "Pass without prompts, by the plan; 0: none",
+    Figure("offload_planned_pass_seconds", None, Gauge, "Pass without prompts, by the plan; 0: none",
         lambda of: of.planned_pass_s),
-    Row("offload_token_seconds", None, Gauge,
+    Figure("offload_token_seconds", None, Gauge,
         "A token of each running sequence, lately, predicted and measured; alone: of one request, predicted",
         _token_seconds, labels=("of",)),
-    Row("offload_read_bytes", None, Counter, "Bytes of weights read from disk", lambda of: of.stream.read_bytes),
-    Row("offload_copied_bytes", None, Counter, "Bytes of weights copied to a GPU", lambda of: of.stream.copied_bytes),
-    Row("offload_reading_seconds", None, Counter, "Time in which at least one read was under way",
+    Figure("offload_read_bytes", None, Counter, "Bytes of weights read from disk", lambda of: of.stream.read_bytes),
+    Figure("offload_copied_bytes", None, Counter, "Bytes of weights copied to a GPU",
+        lambda of: of.stream.copied_bytes),
+    Figure("offload_reading_seconds", None, Counter, "Time in which at least one read was under way",
         lambda of: of.stream.reading_s),
-    Row("offload_wait_seconds", None, Counter, "Time for which steps waited for weights",
+    Figure("offload_wait_seconds", None, Counter, "Time for which steps waited for weights",
         lambda of: of.stream.waited_s),
-    *_moved("kv", "KV", lambda of: of.kv),
-    *_moved("activations", "activations", lambda of: of.activations),
-    Row("offload_step_seconds", None, Counter, "Time of steps", lambda of: of.step_s),
-    Row("offload_predicted_seconds", None, Counter, "Time that steps should have taken by the cost model",
+    *_page_figures("kv", "KV", lambda of: of.kv),
+    *_page_figures("activations", "activations", lambda of: of.activations),
+    Figure("offload_step_seconds", None, Counter, "Time of steps", lambda of: of.step_s),
+    Figure("offload_predicted_seconds", None, Counter, "Time that steps should have taken by the cost model",
         lambda of: of.accuracy.predicted_s if of.accuracy else 0),
-    Row("offload_measured_seconds", None, Counter, "Time of steps that were predicted",
+    Figure("offload_measured_seconds", None, Counter, "Time of steps that were predicted",
         lambda of: of.accuracy.measured_s if of.accuracy else 0),
 )  # fmt: skip
 
 
-def _family(row: Row[Any], name: str, labels: tuple[str, ...], read: Mapping[tuple[str, ...], Value]) -> Metric:
+def _family(row: Figure[Any], name: str, labels: tuple[str, ...], read: Mapping[tuple[str, ...], Value]) -> Metric:
     """Make the family of a row that is read. `read`: by values of the labels before the row's own."""
     if row.kind is Histogram:
         family = HistogramMetricFamily(name, row.text, labels=labels)
@@ -316,7 +319,7 @@ class OffloadSeries(Collector):
 
     def collect(self) -> Iterator[Metric]:
         stages = self._stages()
-        for row in OFFLOAD_ROWS:
+        for row in OFFLOAD_FIGURES:
             if row.read is not None:
                 read = {(str(stage),): row.read(figures) for stage, figures in enumerate(stages)}
                 yield _family(row, f"weft_runner_{row.own}", ("stage", *row.labels), read)
@@ -329,16 +332,16 @@ class KvMetrics:
         self._count = count
 
     def sent(self, carrier: str, n_bytes: int, seconds: float) -> None:
-        self._moved("out", carrier, n_bytes, seconds)
+        self._count_bytes("out", carrier, n_bytes, seconds)
 
     def received(self, carrier: str, n_bytes: int, seconds: float) -> None:
-        self._moved("in", carrier, n_bytes, seconds)
+        self._count_bytes("in", carrier, n_bytes, seconds)
 
     def ended(self, direction: str, result: str, transfer: KvTransfer, now: float) -> None:
         self._count("kv_transfers", 1, direction, result, "as_computed" if transfer.layer_wise else "after")
         self._count("kv_transfer_seconds", now - transfer.began, direction)
 
-    def _moved(self, direction: str, carrier: str, n_bytes: int, seconds: float) -> None:
+    def _count_bytes(self, direction: str, carrier: str, n_bytes: int, seconds: float) -> None:
         self._count("kv_bytes", n_bytes, direction, carrier)
         self._count("kv_seconds", seconds, direction, carrier)
 
@@ -349,15 +352,15 @@ class RunnerMetrics(Collector):
     def __init__(self, registry: CollectorRegistry, model: str) -> None:
         """`model`: the name that the base is served under, as vLLM labels its own."""
         self._registry, self._of_vllm = registry, (model, ENGINE)
-        self._source = Source(RequestPool(_NONE))
-        self._fed = {row.own or row.vllm or "": self._made(row) for row in ROWS if row.read is None}
+        self._source = FigureSource(RequestPool(_NONE))
+        self._fed = {row.own or row.vllm or "": self._made(row) for row in FIGURES if row.read is None}
         self.kv, self.adapters = KvMetrics(self._count), AdapterSeries(self._of_vllm)
         registry.register(self.adapters)
         registry.register(self)
 
     def built(self, pool: RequestPool, profile: Profile | None = None) -> None:
         """Take the engine's pool, and what the runner has measured of itself: before the first output."""
-        self._source = Source(pool, True, None, profile)
+        self._source = FigureSource(pool, True, None, profile)
         self.adapters.slots = pool.limits.max_adapters
 
     def offloaded(self, stages: Callable[[], Sequence[OffloadFigures]]) -> None:
@@ -369,7 +372,7 @@ class RunnerMetrics(Collector):
         self._count("corrupt_artifacts")
 
     def collect(self) -> Iterator[Metric]:
-        for row in ROWS:
+        for row in FIGURES:
             if row.read is not None:
                 value = row.read(self._source)
                 for name, labels, values in self._names(row):
@@ -394,7 +397,7 @@ class RunnerMetrics(Collector):
         if output.status is not None:
             self._source.status = output.status
 
-    def _names(self, row: Row[Source]) -> Iterator[tuple[str, tuple[str, ...], tuple[str, ...]]]:
+    def _names(self, row: Figure[FigureSource]) -> Iterator[tuple[str, tuple[str, ...], tuple[str, ...]]]:
         """Give each name of a row with its labels, and values of those that all rows of vLLM's have."""
         if row.own is not None:
             yield f"weft_runner_{row.own}", row.labels, ()
@@ -402,7 +405,7 @@ class RunnerMetrics(Collector):
             common = "engine" not in row.labels
             yield f"vllm:{row.vllm}", (*LABELS, *row.labels) if common else row.labels, self._of_vllm if common else ()
 
-    def _made(self, row: Row[Source]) -> list[tuple[Counter | Histogram, tuple[str, ...]]]:
+    def _made(self, row: Figure[FigureSource]) -> list[tuple[Counter | Histogram, tuple[str, ...]]]:
         """Make what counts events, with values of the labels that all of its series have."""
         made = list[tuple[Counter | Histogram, tuple[str, ...]]]()
         for name, labels, values in self._names(row):

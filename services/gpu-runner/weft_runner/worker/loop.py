@@ -21,8 +21,7 @@ from weft.wire.tls import load_tls
 from weft_runner.core.transfer.shards import shard_runner
 from weft_runner.core.transfer.transfers import KvIdentity
 from weft_runner.errors import RunnerError
-from weft_runner.executors.source import ModelSource
-from weft_runner.executors.table import make_rank
+from weft_runner.executors import ModelSource, make_rank
 from weft_runner.model.adapter_store import DeviceAdapter
 from weft_runner.model.checkpoint import Files
 from weft_runner.model.executor import Executor, OffloadsStage

@@ -20,7 +20,7 @@ from weft.domain.kv_transfer import KvComplete
 from weft.domain.machine import Send
 from weft_runner.core import ShardComplete, ShardLost, ShardOrder
 from weft_runner.errors import NoPolicyFits, RunnerError
-from weft_runner.executors.source import ModelSource
+from weft_runner.executors import ModelSource
 from weft_runner.model.step import StepInput
 from weft_runner.parallel.commands import BuiltShard, Layers, RankReady, RankStopping
 from weft_runner.parallel.grid import RankGrid

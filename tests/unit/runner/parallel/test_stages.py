@@ -19,8 +19,7 @@ from weft_kernels.plan import Segment, SegmentPlan
 from weft_runner.core import DecodeTime, PrefillTime, make_profile
 from weft_runner.core.layer_cut import layer_cost
 from weft_runner.errors import ExecutorUnavailable, OutOfMemory, WeightsInvalid
-from weft_runner.executors.source import ModelSource
-from weft_runner.executors.table import make_executor
+from weft_runner.executors import ModelSource, make_executor
 from weft_runner.model.adapter_store import map_tensors
 from weft_runner.model.kv_cache import KvCache
 from weft_runner.model.memory_estimate import MemoryLimit, estimate_memory
