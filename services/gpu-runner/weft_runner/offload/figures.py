@@ -6,25 +6,17 @@ from weft_runner.offload.accuracy import AccuracyFigures
 
 
 @dataclass(slots=True)
-class StreamFigures:
-    """Since start: read from disk; for how long computing waited for that; while at least one read was under way.
+class TierFigures:
+    """Since start: bytes loaded and stored, for how long computing waited for them, and for how long any were loading.
 
-    `copied_bytes`: to a GPU, from the host and from the disk.
+    `copied_bytes`: weights to a GPU, from the host and from the disk; their `read_bytes` are those from the disk.
     """
-
-    read_bytes: int = 0
-    waited_s: float = 0.0
-    reading_s: float = 0.0
-    copied_bytes: int = 0
-
-
-@dataclass(slots=True)
-class PageFigures:
-    """Since start: bytes loaded and stored, and for how long computing waited for them."""
 
     read_bytes: int = 0
     written_bytes: int = 0
     waited_s: float = 0.0
+    reading_s: float = 0.0
+    copied_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +30,9 @@ class OffloadFigures:
     host_bytes: int
     streamed_bytes: int
     ring_bytes: int
-    stream: StreamFigures
-    kv: PageFigures
-    activations: PageFigures
+    stream: TierFigures
+    kv: TierFigures
+    activations: TierFigures
     step_s: float
     planned_pass_s: float  # of a pass without prompts, by the plan; 0: there is none
     accuracy: AccuracyFigures | None  # None: passes are not predicted

@@ -159,41 +159,6 @@ class Ring:
         return 0 if n_bytes <= oldest else None
 
 
-class GroupRing:
-    """A ring of whole groups in the order of steps, group 0 of the next step behind the last one that a step needs."""
-
-    def __init__(self, sizes: Sequence[int], n_bytes: int) -> None:
-        """`sizes`: bytes of each group, none 0."""
-        self._sizes, self._ring = sizes, Ring(n_bytes)
-        self._next, self._needed = 0, len(sizes)
-
-    @property
-    def following(self) -> int:
-        """The group that is taken next."""
-        return self._next if self._next < self._needed else 0
-
-    def begin(self, groups: int) -> None:
-        """Begin a step that needs the first `groups` groups."""
-        self._needed = groups
-
-    def take(self) -> tuple[int, int] | None:
-        """(group, offset) of the next one; None while there is no room for it."""
-        group = self.following
-        if (offset := self._ring.take(self._sizes[group])) is None:
-            return None
-        self._next = group + 1
-        return group, offset
-
-    def release(self) -> None:
-        """The oldest."""
-        self._ring.release()
-
-    def seek(self, group: int) -> None:
-        """Nothing is held any more, and that one comes next."""
-        self._ring.clear()
-        self._next, self._needed = group, max(self._needed, group + 1)
-
-
 def offsets(sizes: Sequence[int]) -> list[int]:
     """Return the offset of each piece of a row."""
     return [0, *accumulate(sizes)][:-1]

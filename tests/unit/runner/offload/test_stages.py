@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.domain.runner import OffloadState
-from weft_runner.offload.figures import OffloadFigures, PageFigures, StreamFigures
+from weft_runner.offload.figures import OffloadFigures, TierFigures
 from weft_runner.offload.plan import PassTime
 from weft_runner.offload.stages import StageState, batches_in_flight, state_of_all
 
@@ -13,8 +13,8 @@ SECONDS = st.floats(0.001, 10.0)
 
 
 def figures_of(weight_bytes: int) -> OffloadFigures:
-    pages = PageFigures()
-    return OffloadFigures(0, 0, weight_bytes, 0, StreamFigures(), pages, pages, 0.0, 0.0, None)
+    pages = TierFigures()
+    return OffloadFigures(0, 0, weight_bytes, 0, TierFigures(), pages, pages, 0.0, 0.0, None)
 
 
 @given(hosts=st.integers(1, 8), read_s=SECONDS, least_s=SECONDS, row_s=SECONDS, rows=st.integers(1, 64))

@@ -2,7 +2,7 @@
 
 The first micro-batches of such a pass keep theirs in memory. Those of the others are in a file: after a layer a
 micro-batch's rows are stored, before the next one they are loaded (section 4.1, activation store and load), through a
-ring, while other micro-batches are computed (`page_stream`). The first layer of a pass loads nothing, since its rows
+ring, while other micro-batches are computed (`read_ahead`). The first layer of a pass loads nothing, since its rows
 are embeddings or the caller's, and the last one stores nothing. A pass that memory and ring hold touches no disk.
 """
 
@@ -13,17 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from weft_kernels.cpu.memory import MappedMemory
-from weft_runner.model.cpu.page_file import PageFile
-from weft_runner.model.cpu.page_stream import PageStream
+from weft_runner.model.cpu.page_file import DiskPages, PageFile
 from weft_runner.model.step import Ints
 from weft_runner.model.tiers.direct_io import PAGE
 from weft_runner.model.tiers.micro_batches import MicroBatch
-from weft_runner.model.tiers.outside_pages import OutsidePages, Piece, SlotRun
-from weft_runner.offload.figures import PageFigures
+from weft_runner.model.tiers.outside_pages import Piece, moved_bytes, row_pieces
+from weft_runner.offload.figures import TierFigures
 from weft_runner.offload.placement import ActivationSplit
 
 Floats = npt.NDArray[np.float32]
-NONE = np.empty(0, np.int32)
 
 
 class DiskActivations:
@@ -34,24 +32,28 @@ class DiskActivations:
         self._split, self._memory = split, MappedMemory(split.memory_bytes)
         self._numbers = self._memory.array().view(np.float32)
         self.rows = self._view(0, split.whole_rows)
-        self._file = PageFile(folder, 1, split.disk_bytes // PAGE, PAGE, "activations")
-        ring = self._memory.address + split.ring_at
-        self._stream = PageStream(self._file, ring, split.ring_bytes // PAGE, "activations are")
+        pages = DiskPages(
+            PageFile(folder, 1, split.disk_bytes // PAGE, PAGE, "activations"), self._memory.address + split.ring_at
+        )
+        self._ahead = pages.read_ahead(split.ring_bytes // PAGE, "activations are")
         self._in_memory, self._done = 0, 0
         self._passing: list[MicroBatch] = []
         self._pieces: list[Piece] = []
         self._entering: Floats | None = None
-        self._wanted, self._leaving, self._loaded = NONE, np.empty((0, 0), np.float32), np.empty((0, 0), np.float32)
+        self._wanted, self._leaving, self._loaded = (
+            np.empty(0, np.int32),
+            np.empty((0, 0), np.float32),
+            np.empty((0, 0), np.float32),
+        )
 
     @property
-    def figures(self) -> PageFigures:
-        return self._stream.figures
+    def figures(self) -> TierFigures:
+        return self._ahead.figures
 
     @property
     def pass_bytes(self) -> tuple[int, int]:
         """Read and written in this pass."""
-        pages = [piece.pages for piece in self._pieces]
-        return PAGE * sum(one.n for one in pages if one.loads), PAGE * sum(one.n for one in pages if one.stores)
+        return moved_bytes(self._pieces, PAGE)
 
     def begin(
         self, batches: Sequence[MicroBatch], layers: range, entering: npt.ArrayLike | None, wanted: Ints
@@ -66,8 +68,9 @@ class DiskActivations:
         on_disk = [not fits and batch.end > split.memory_rows for batch in batches]
         self._passing = [batch for batch, passes in zip(batches, on_disk, strict=True) if passes]
         self._in_memory = self._passing[0].start if self._passing else batches[-1].end
-        self._pieces = [Piece(0, pages) for layer in layers for pages in self._pages_of(layer, layers)]
-        self._stream.begin(self._pieces)
+        counts = [-(-batch.n_tokens * split.row_bytes // PAGE) for batch in self._passing]
+        self._pieces = row_pieces(counts, len(layers))
+        self._ahead.begin(self._pieces)
         self._done, self._wanted = 0, wanted
         self._entering = None if entering is None else np.asarray(entering, np.float32)
         self._leaving = np.empty((len(wanted), self.rows.shape[1]), np.float32)
@@ -77,7 +80,7 @@ class DiskActivations:
 
     def acquire(self) -> int:
         """The address of the next such micro-batch's rows, in memory until `release`. Raises ExecutorLost."""
-        batch, at = self._current, self._split.ring_at + self._stream.acquire() * PAGE
+        batch, at = self._current, self._split.ring_at + self._ahead.acquire() * PAGE
         self._loaded = self._view(at, batch.n_tokens)
         if self._entering is not None and self._done < len(self._passing):
             self._loaded[:] = self._entering[batch.start : batch.end]
@@ -88,7 +91,7 @@ class DiskActivations:
         batch = self._current
         if self._done >= len(self._pieces) - len(self._passing):
             self._leave(self._loaded, batch.start, batch.end)
-        self._stream.release()
+        self._ahead.release()
         self._done += 1
 
     def leaving(self) -> Floats:
@@ -97,8 +100,7 @@ class DiskActivations:
         return self._leaving
 
     def close(self) -> None:
-        self._stream.close()
-        self._file.close()
+        self._ahead.close()
 
     @property
     def _current(self) -> MicroBatch:
@@ -112,19 +114,3 @@ class DiskActivations:
     def _view(self, offset: int, n_rows: int) -> Floats:
         width = self._split.row_bytes // 4
         return self._numbers[offset // 4 : offset // 4 + n_rows * width].reshape(n_rows, width)
-
-    def _pages_of(self, layer: int, layers: range) -> list[OutsidePages]:
-        """Of each such micro-batch in this layer."""
-        found, extent = list[OutsidePages](), 0
-        for batch in self._passing:
-            n = -(-batch.n_tokens * self._split.row_bytes // PAGE)
-            run, own = (SlotRun(0, extent, n),), frozenset((extent,))
-            begins, ends = layer == layers[0], layer == layers[-1]
-            found.append(
-                OutsidePages(
-                    n, NONE, NONE, loads=() if begins else run, clears=(), stores=() if ends else run,
-                    reads=frozenset() if begins else own, writes=frozenset() if ends else own,
-                )
-            )  # fmt: skip
-            extent += n
-        return found

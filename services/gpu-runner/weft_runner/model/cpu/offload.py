@@ -4,13 +4,14 @@ An iteration passes each layer once over all of its rows, in micro-batches, and 
 meanwhile: FlexGen's zig-zag block schedule (section 4.1), where a block is an iteration: requests join and leave at
 each. A weight is read once a pass for all rows, whatever their number, and adapters are applied as their layer passes.
 KV pages on the disk are loaded for a layer of a micro-batch while the one before computes, and stored behind it
-(`page_stream`), and so are hidden rows of passes that memory does not hold (`activations`). What is computed is what
+(`tiered_kv`), and so are hidden rows of passes that memory does not hold (`activations`). What is computed is what
 `CpuExecutor` computes, to the bit, and so is the numerics class: sequences may move between the two.
 """
 
 import ctypes
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -38,9 +39,9 @@ from weft_runner.model.tiers.micro_batches import MicroBatch, cut
 from weft_runner.model.tiers.outside_pages import LayerPages, OutsidePages
 from weft_runner.model.tiers.packed_file import PackedFile, PackedLayout, Region, packed_file, region_groups
 from weft_runner.model.tiers.pass_work import pass_work
-from weft_runner.model.tiers.weight_stream import Extent, WeightStream
+from weft_runner.model.tiers.weight_stream import DiskWeights, Extent, StreamedGroups
 from weft_runner.offload.accuracy import Accuracy
-from weft_runner.offload.figures import OffloadFigures, PageFigures, StreamFigures
+from weft_runner.offload.figures import OffloadFigures, TierFigures
 from weft_runner.offload.passes import PassWork, WeightPlacement
 from weft_runner.offload.placement import (
     TierPlacement,
@@ -54,7 +55,7 @@ from weft_runner.offload.placement import (
 )
 from weft_runner.offload.plan import MATRICES, PassTime, kv_buffers
 from weft_runner.offload.policy import Budgets, WeightsFormat
-from weft_runner.offload.residency import WeightResidency, offsets
+from weft_runner.offload.residency import WeightResidency
 from weft_runner.offload.sizes import BOUNCE_THREADS, model_sizes
 from weft_runner.offload.stages import StageState
 
@@ -78,7 +79,7 @@ class OffloadExecutor(CpuExecutor):
         self.placement = self._place()
         self.residency = self.placement.weights
         self._disk_kv = self._open_kv(page_tokens)
-        self._weights = _PlacedWeights(self._file, self.residency, self._base.model)
+        self._weights = _NativeWeights(self._file, self.residency, self._base.model)
         self._head = ModelStruct.from_buffer_copy(self._base.model)
         self._single = ModelStruct.from_buffer_copy(self._base.model)  # the layer that is computed from disk pages
         self._single.layers = 1
@@ -105,13 +106,13 @@ class OffloadExecutor(CpuExecutor):
     @property
     def figures(self) -> OffloadFigures:
         """Any thread."""
-        residency, stream = self.residency, self._weights.figures
+        residency, stream = self.residency, self._weights.groups.figures
         planned_s = 0.0 if self._budget.plan is None else self._budget.plan.predicted.token.pass_s
         accuracy = None if self._accuracy is None else self._accuracy.figures
         return OffloadFigures(
             residency.resident_bytes, 0, residency.streamed_bytes, residency.ring_bytes, replace(stream),
-            PageFigures() if self._disk_kv is None else replace(self._disk_kv.figures),
-            PageFigures() if self._activations is None else replace(self._activations.figures),
+            TierFigures() if self._disk_kv is None else replace(self._disk_kv.figures),
+            TierFigures() if self._activations is None else replace(self._activations.figures),
             self._step_s, planned_s, accuracy,
         )  # fmt: skip
 
@@ -132,7 +133,7 @@ class OffloadExecutor(CpuExecutor):
 
     def close(self) -> None:
         """Ends the threads that read and write."""
-        self._weights.close()
+        self._weights.groups.close()
         if self._disk_kv is not None:
             self._disk_kv.close()
         if self._activations is not None:
@@ -152,12 +153,12 @@ class OffloadExecutor(CpuExecutor):
         leaves = last < layers or not self._part.ends
         wanted = np.arange(n_tokens, dtype=np.int32) if leaves else step.arrays.sampled
         self._begin(step, range(first, last), hidden, wanted)
-        self._weights.begin(samples=samples)
+        self._weights.groups.begin(samples=samples)
         if hidden is None and self._part.begins and first == 0:
             self._base.model.embedding = self._embedding.gather(step.arrays.tokens, self._tokens)
         single = len(self._structs) == 1 and not any(map(any, self._disk_pages.values()))
         for begin, end in self._weights.spans(first, last, single=single):
-            with self._weights.layer(begin):
+            with self._weights.group(begin):
                 self._layers(step, begin, end, layer_done)
         rows = self._leaving(wanted)
         if samples:
@@ -390,47 +391,34 @@ class OffloadExecutor(CpuExecutor):
             self._disk_kv.take(pages)
 
 
-class _PlacedWeights:
+class _NativeWeights:
     """The model's matrices: those that stay, read once, and those that come. Points the native model at them."""
 
     def __init__(self, packed: PackedFile, residency: WeightResidency, model: ModelStruct) -> None:
+        """Raises DiskUnusable."""
         self._model, self._layers = model, model.layers
         self._regions = region_groups(packed.layout)
-        self._comes = [
+        coming = [
             [region for region, stays in zip(group, stay, strict=True) if not stays]
             for group, stay in zip(self._regions, residency.resident, strict=True)
         ]
-        # place of a group in the stream, of those that have anything there
-        self._places = offsets([bool(group) for group in self._comes])
-        file = packed.open()
-        self._memory = MappedMemory(residency.resident_bytes)
+        self._memory, self._ring = MappedMemory(residency.resident_bytes), MappedMemory(residency.ring_bytes)
         self._heads = [
             Matrix(n_in=one.n_in, n_out=one.n_out, kind=model.layer[0].qkv.kind) for one in packed.layout.head
         ]
+        file, streamed = (
+            packed.open(),
+            [[Extent(one.offset, one.n_bytes) for one in group] for group in coming if group],
+        )
         try:
             self._read_resident(file, residency)
         except DiskUnusable:
             file.close()
             raise
-        streamed = [[Extent(one.offset, one.n_bytes) for one in group] for group in self._comes if group]
-        self._streamed_layers = sum(bool(group) for group in self._comes[: self._layers])
-        self._streamed = len(streamed)
-        self._stream = WeightStream(file, streamed, MappedMemory(residency.ring_bytes)) if streamed else None
-        if self._stream is None:
+        if not streamed:
             file.close()
-
-    @property
-    def figures(self) -> StreamFigures:
-        return StreamFigures() if self._stream is None else self._stream.figures
-
-    def close(self) -> None:
-        if self._stream is not None:
-            self._stream.close()
-
-    def begin(self, *, samples: bool) -> None:
-        """A step; the head is needed where it samples."""
-        if self._stream is not None:
-            self._stream.begin(self._streamed if samples else max(1, self._streamed_layers))
+        ahead = DiskWeights(file, streamed, self._ring).read_ahead() if streamed else None
+        self.groups = StreamedGroups(coming, self._layers, ahead)
 
     def spans(self, first: int, last: int, *, single: bool) -> Iterator[tuple[int, int]]:
         """Layers [first, last) in the runs that are computed at a time: one, or all that follow it and stay.
@@ -439,33 +427,26 @@ class _PlacedWeights:
         """
         while first < last:
             end = first + 1
-            while single and end < last and not self._comes[first] and not self._comes[end]:
+            while single and end < last and not self.groups.comes(first) and not self.groups.comes(end):
                 end += 1
             yield first, end
             first = end
 
-    def layer(self, index: int) -> "_Acquired":
-        """A context in which this layer's matrices are in memory. Raises ExecutorLost."""
-        return _Acquired(self, index)
+    @contextmanager
+    def group(self, index: int) -> Generator[None]:
+        """Have the matrices of a layer or a piece of the head in memory while the block runs. Raises ExecutorLost."""
+        with self.groups.acquire(index) as came:
+            for region, at in came:
+                self._point(index, region, self._ring.address + at)
+            yield
 
     def head(self) -> Iterator[tuple[int, Matrix]]:
         """(first output, matrix) of each piece of the head, in memory until the next one is asked for."""
         done = 0
         for piece, matrix in enumerate(self._heads):
-            with _Acquired(self, self._layers + piece):
+            with self.group(self._layers + piece):
                 yield done, matrix
             done += matrix.n_out
-
-    def acquire(self, group: int) -> None:
-        if self._stream is not None and self._comes[group]:
-            at = self._stream.acquire(self._places[group])
-            for region in self._comes[group]:
-                self._point(group, region, at)
-                at += region.n_bytes
-
-    def release(self, group: int) -> None:
-        if self._stream is not None and self._comes[group]:
-            self._stream.release()
 
     def _read_resident(self, file: DirectFile, residency: WeightResidency) -> None:
         at = self._memory.address
@@ -484,14 +465,3 @@ class _PlacedWeights:
         matrix.data = address
         if matrix.kind == INT8:
             matrix.scale = address + region.data_bytes
-
-
-class _Acquired:
-    def __init__(self, weights: _PlacedWeights, group: int) -> None:
-        self._weights, self._group = weights, group
-
-    def __enter__(self) -> None:
-        self._weights.acquire(self._group)
-
-    def __exit__(self, *_: object) -> None:
-        self._weights.release(self._group)

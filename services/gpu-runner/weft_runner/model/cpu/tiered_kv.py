@@ -13,13 +13,11 @@ import numpy as np
 from weft_kernels.cpu.memory import MappedMemory
 from weft_kernels.cpu.structs import ATTENTION_BLOCK
 from weft_runner.errors import DiskUnusable, ExecutorLost
-from weft_runner.model.cpu.page_file import PageFile
-from weft_runner.model.cpu.page_stream import PageStream
+from weft_runner.model.cpu.page_file import DiskPages, PageFile
 from weft_runner.model.step import Ints, StepArrays
-from weft_runner.model.tiers.direct_io import IoQueue
 from weft_runner.model.tiers.micro_batches import MicroBatch
 from weft_runner.model.tiers.outside_pages import LayerPages, OutsidePages, SlotRun, layer_pages, pieces
-from weft_runner.offload.figures import PageFigures
+from weft_runner.offload.figures import TierFigures
 from weft_runner.offload.page_places import PagePlaces
 from weft_runner.offload.placement import KvSplit
 
@@ -34,9 +32,8 @@ class TieredKv:
         self._memory, self._split, self._page_tokens, self._windows = memory, split, page_tokens, windows
         self._places = PagePlaces(split.pages, split.frames)
         self._file = PageFile(folder, split.layers, split.outside_pages, split.layer_bytes)
-        self._queue = IoQueue()
         ring = memory.address + split.frames * split.page_bytes
-        self._stream = PageStream(self._file, ring, split.ring_slots)
+        self._ahead = DiskPages(self._file, ring).read_ahead(split.ring_slots, "KV is")
 
     @property
     def version(self) -> int:
@@ -44,8 +41,8 @@ class TieredKv:
         return self._places.version
 
     @property
-    def figures(self) -> PageFigures:
-        return self._stream.figures
+    def figures(self) -> TierFigures:
+        return self._ahead.figures
 
     def on_disk(self, arrays: StepArrays) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
         """Which of a step's pages are."""
@@ -55,7 +52,7 @@ class TieredKv:
         """A pass, whose pages on disk are loaded from now on: those that a layer's window has. Raises ExecutorLost."""
         windows = {layer: self._windows[layer] for layer in layers}
         found = layer_pages(batches, arrays, self._places.places, self._page_tokens, windows, ATTENTION_BLOCK)
-        self._stream.begin(pieces(found))
+        self._ahead.begin(pieces(found))
         return found
 
     def frames(self, arrays: StepArrays) -> Ints:
@@ -64,13 +61,13 @@ class TieredKv:
 
     def acquire(self, arrays: StepArrays, layer: int, pages: OutsidePages) -> Ints:
         """The next micro-batch's page table of this layer, whose pages are in memory until `release`."""
-        slot, layers = self._stream.acquire(), self._split.layers
+        slot, layers = self._ahead.acquire(), self._split.layers
         table = self._places.places[arrays.pages] * np.int32(layers) + np.int32(layer)
         table[pages.columns] = pages.slots + (self._split.frames * layers + slot)
         return table
 
     def release(self) -> None:
-        self._stream.release()
+        self._ahead.release()
 
     def clear(self, pages: Sequence[int]) -> None:
         """Pages change hands. Those on disk begin with zeros when their first token is written."""
@@ -79,19 +76,17 @@ class TieredKv:
 
     def take(self, pages: Sequence[int]) -> None:
         """To adapters, which have memory of their own: as much of the frames' goes back. Raises ExecutorLost."""
-        self._stream.drain()
+        self._ahead.drain()
         page_bytes, layer_bytes = self._split.page_bytes, self._split.layer_bytes
         for spill in self._places.take(pages):
             for layer in range(self._split.layers):
                 address = self._memory.address + spill.frame * page_bytes + layer * layer_bytes
                 try:
-                    self._file.write(self._queue, address, layer, [SlotRun(0, spill.extent, 1)])
+                    self._file.write(address, layer, [SlotRun(0, spill.extent, 1)])
                 except DiskUnusable as error:
                     raise ExecutorLost(f"KV is lost: {error}") from error
         for page in pages:
             self._memory.discard(self._places.frame_taken_by(page) * page_bytes, page_bytes)
 
     def close(self) -> None:
-        self._stream.close()
-        self._queue.close()
-        self._file.close()
+        self._ahead.close()

@@ -2,23 +2,23 @@
 
 The first device batches of such a pass keep theirs on the device. Those of the others are in pinned memory: after a
 layer a batch's rows are copied there, before the next one they come back (section 4.1, activation store and load),
-through buffers, while other batches are computed. The first layer of a pass loads nothing, since its rows are
-embeddings or another stage's, and the last one stores nothing. A pass that the device holds copies nothing.
-
-A stream copies to the GPU and another one back, as of KV (`host_kv`): events keep the order, nothing waits on the host.
+through buffers, while other batches are computed (`host_pages`). The first layer of a pass loads nothing, since its
+rows are embeddings or another stage's, and the last one stores nothing. A pass that the device holds copies nothing.
 """
 
-from collections import deque
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 import torch
 
-from weft_runner.model.cuda.device import CopyStream, PinnedMemory
+from weft_runner.model.cuda.device import PinnedMemory
 from weft_runner.model.cuda.device_batches import DeviceBatch
+from weft_runner.model.cuda.host_pages import HostPages
 from weft_runner.model.step import Ints
-from weft_runner.offload.figures import PageFigures
+from weft_runner.model.tiers.outside_pages import Piece, moved_bytes, row_pieces
+from weft_runner.model.tiers.read_ahead import ReadAhead
+from weft_runner.offload.figures import TierFigures
 from weft_runner.offload.placement import ActivationSplit
 
 
@@ -27,59 +27,58 @@ class HostActivations:
 
     def __init__(self, split: ActivationSplit, at: torch.device) -> None:
         """Raises OutOfMemory: the system pins no more."""
-        self.figures, self._split, self._at = PageFigures(), split, at
-        self._width = split.row_bytes // 4
+        self._split, self._at, self._width = split, at, split.row_bytes // 4
         self._memory = torch.empty(split.memory_bytes // 4, device=at)
-        self._pinned = PinnedMemory(split.host_bytes, at)
-        self._host = self._pinned.tensor.view(torch.float32).view(-1, self._width)
-        self._in, self._out = CopyStream(at), CopyStream(at)
-        self._stored = self._in.computed()  # comes after all that was stored
+        self._buffer_rows = split.ring_bytes // split.buffers // split.row_bytes
+        self._ring = self._view(split.ring_at, split.buffers * self._buffer_rows)
+        self._host = HostPages(self._ring, PinnedMemory(split.host_bytes, at), 1)
+        self._ahead = ReadAhead(self._host, len(self._ring), "activations are")
         self._batches: Sequence[DeviceBatch] = ()
-        self._first = 0  # of the batches, that passes through the buffers
-        self._pieces = self._loaded = self._done = 0  # a piece is a layer of such a batch
-        self._arrived: deque[torch.cuda.Event | None] = deque()  # of the pieces that are loaded and not done
+        self._first = 0  # of the batches, that passes through the ring
+        self._pieces: list[Piece] = []
+        self._done = 0  # pieces
         self._wanted, self._leaving = np.empty(0, np.int32), torch.empty(0)
+
+    @property
+    def figures(self) -> TierFigures:
+        return self._ahead.figures
 
     @property
     def pass_bytes(self) -> tuple[int, int]:
         """Loaded and stored in this pass: each row once for each change from one layer to the next."""
-        passing = self._batches[self._first :]
-        if not passing:
-            return 0, 0
-        changes = self._pieces // len(passing) - 1
-        n_bytes = changes * (passing[-1].end - passing[0].start) * self._split.row_bytes
-        return n_bytes, n_bytes
+        return moved_bytes(self._pieces, self._split.row_bytes)
 
     def begin(self, batches: Sequence[DeviceBatch], n_layers: int, wanted: Ints) -> None:
-        """A pass over so many layers. `wanted`: tokens whose rows are read after the last one."""
-        if self._arrived:  # of a pass that was given up
-            self._stored = self._out.copy((), self._out.computed())
-            for event in (*self._arrived, self._stored):
+        """Begin a pass over `n_layers`. `wanted`: tokens whose rows are read after the last one."""
+        if dropped := self._ahead.drain():  # of a pass that was given up: rows of another one may lie over the ring
+            for event in (*dropped, self._host.copy_out(())):
                 if event is not None:
                     event.wait()
-            self._arrived.clear()
         split, tokens = self._split, batches[-1].end
         in_memory = tokens if tokens <= split.whole_rows else split.memory_rows
         self._batches, self._first = batches, sum(one.end <= in_memory for one in batches)
-        self._pieces, self._loaded, self._done = n_layers * (len(batches) - self._first), 0, 0
+        counts = [one.end - one.start for one in batches[self._first :]]
+        self._pieces, self._done = row_pieces(counts, n_layers, self._buffer_rows), 0
         self._wanted = wanted
         self._leaving = torch.empty(len(wanted), self._width, device=self._at) if self._pieces else torch.empty(0)
-        self._load()
+        self._ahead.begin(self._pieces)
 
     @contextmanager
     def rows(self, index: int) -> Generator[torch.Tensor]:
-        """Of a batch, in a layer, for what is launched in this context: batches in order, layer by layer."""
+        """The rows of a batch in a layer, for what is launched in this context: batches in order, layer by layer."""
         batch = self._batches[index]
         if index < self._first:
             yield self._view(batch.start * self._split.row_bytes, batch.end - batch.start)
             return
-        arrived, slot = self._arrived[0], self._slot(self._done, batch)
-        if arrived is not None:
-            arrived.wait()
+        at = self._ahead.acquire()
+        slots = self._ring[at : at + batch.end - batch.start]
         try:
-            yield slot
+            yield slots
         finally:
-            self._release(batch, slot)
+            if not self._pieces[self._done].pages.stores:
+                self._leave(slots, batch.start, batch.end)
+            self._done += 1
+            self._ahead.release()
 
     def leaving(self) -> torch.Tensor:
         """The rows that are wanted, after the last layer."""
@@ -94,34 +93,8 @@ class HostActivations:
         return self._leaving
 
     def close(self) -> None:
-        """After the copies under way."""
-        if self._stored is not None:
-            self._stored.synchronize()
-        self._pinned.close()
-
-    def _load(self) -> None:
-        """Launch the copies of all that the buffers have room for. What a first layer begins with is not there."""
-        passing = self._batches[self._first :]
-        most = self._done + min(self._split.buffers, len(passing))  # a batch's next layer comes after its store
-        while self._loaded < min(most, self._pieces):
-            batch, slots = passing[self._loaded % len(passing)], list[tuple[torch.Tensor, torch.Tensor]]()
-            if self._loaded >= len(passing):
-                slots = [(self._slot(self._loaded, batch), self._extent(batch))]
-                self.figures.read_bytes += (batch.end - batch.start) * self._split.row_bytes
-            self._arrived.append(self._in.copy(slots, self._stored))
-            self._loaded += 1
-
-    def _release(self, batch: DeviceBatch, slot: torch.Tensor) -> None:
-        """The oldest piece: all that reads and writes it is launched."""
-        self._arrived.popleft()
-        if self._done < self._pieces - (len(self._batches) - self._first):
-            self._stored = self._out.copy([(self._extent(batch), slot)], self._out.computed())
-            self.figures.written_bytes += slot.numel() * 4
-        else:
-            self._leave(slot, batch.start, batch.end)
-            self._stored = self._out.copy((), self._out.computed())
-        self._done += 1
-        self._load()
+        """Wait for the copies under way."""
+        self._ahead.close()
 
     def _leave(self, rows: torch.Tensor, start: int, end: int) -> None:
         """Of tokens [start, end)."""
@@ -129,15 +102,6 @@ class HostActivations:
         if len(places):
             of_rows = torch.from_numpy(self._wanted[places] - start).long().to(self._at)
             self._leaving[torch.from_numpy(places).to(self._at)] = rows[of_rows]
-
-    def _slot(self, piece: int, batch: DeviceBatch) -> torch.Tensor:
-        split = self._split
-        at = split.ring_at + piece % split.buffers * (split.ring_bytes // split.buffers)
-        return self._view(at, batch.end - batch.start)
-
-    def _extent(self, batch: DeviceBatch) -> torch.Tensor:
-        first = self._batches[self._first].start
-        return self._host[batch.start - first : batch.end - first]
 
     def _view(self, offset: int, n_rows: int) -> torch.Tensor:
         return self._memory[offset // 4 : offset // 4 + n_rows * self._width].view(n_rows, self._width)

@@ -6,11 +6,9 @@ load, section 4.1), the part's new keys and values are written, its rows attend,
 copied back (KV store). The next parts' pages, of this layer and of those that follow, are copied meanwhile, as many as
 the ring holds. What is launched for a row is what `CudaExecutor` launches, so that its bits do not depend on the parts.
 
-A stream copies to the GPU and another one back. Events keep the order: a part computes after its load, it is stored
-after it has computed, and a load comes after all that was stored before it was launched. Nothing waits on the host.
+`host_pages` copies both ways and keeps the order.
 """
 
-from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,19 +21,20 @@ from weft_kernels.triton import fused
 from weft_kernels.triton.chunks import chunk_table, count_chunks
 from weft_kernels.triton.lora import ChunkTable, expand_arguments
 from weft_runner.model.cuda.attention import TritonAttention
-from weft_runner.model.cuda.device import CopyStream, PinnedMemory
+from weft_runner.model.cuda.device import PinnedMemory
 from weft_runner.model.cuda.device_batches import DeviceBatch
+from weft_runner.model.cuda.host_pages import HostPages
 from weft_runner.model.cuda.ops import DeviceContext, TritonOps, Widths
 from weft_runner.model.cuda.step import ALIGNED, DeviceStep
 from weft_runner.model.kv_cache import KvCache
 from weft_runner.model.step import Ints
 from weft_runner.model.tiers.micro_batches import MicroBatch, cut
-from weft_runner.model.tiers.outside_pages import LayerPages, OutsidePages, Piece, SlotRun, layer_pages, pieces
+from weft_runner.model.tiers.outside_pages import LayerPages, OutsidePages, layer_pages, moved_bytes, pieces
+from weft_runner.model.tiers.read_ahead import ReadAhead
 from weft_runner.model.weights import LayerWeights
-from weft_runner.offload.figures import PageFigures
+from weft_runner.offload.figures import TierFigures
 from weft_runner.offload.page_places import PagePlaces
 from weft_runner.offload.placement import KvSplit
-from weft_runner.offload.residency import Ring
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,15 +52,6 @@ class StepPart:
     tiles: torch.Tensor
 
 
-@dataclass(slots=True, eq=False)
-class _Held:
-    """A piece in the ring, from `slot` on; what is launched after `arrived` finds it there."""
-
-    piece: Piece
-    slot: int
-    arrived: torch.cuda.Event | None
-
-
 class HostKv:
     """Pages by their places, and what of them is in the ring. One owner: the executor, whose thread calls it.
 
@@ -71,19 +61,19 @@ class HostKv:
     def __init__(self, kv: KvCache, split: KvSplit, windows: Sequence[int]) -> None:
         """`windows`: of each layer. Raises OutOfMemory: the system pins no more."""
         assert (kv.page_bytes, len(kv.tensor)) == (split.page_bytes, split.frames), (kv.tensor.shape, split)
-        self.figures, self._kv, self._split, self._windows = PageFigures(), kv, split, windows
-        self.pass_bytes, at = (0, 0), kv.tensor.device  # loaded and stored, of the pass
-        self._places, self._ring = PagePlaces(split.pages, split.frames), Ring(split.ring_slots)
-        self._in, self._out = CopyStream(at), CopyStream(at)
-        self._pinned = PinnedMemory(split.host_bytes, at)
-        self._host = self._pinned.tensor.view(split.layers, split.outside_pages, split.layer_bytes)
+        self._kv, self._split, self._windows = kv, split, windows
+        self.pass_bytes = 0, 0  # loaded and stored, of the pass
+        self._places = PagePlaces(split.pages, split.frames)
         memory = kv.by_layer.view(len(kv.by_layer), -1).view(torch.uint8)
-        self._frames, self._slots = memory[: -split.ring_slots], memory[-split.ring_slots :]
-        self._coming: deque[Piece] = deque()
-        self._held: deque[_Held] = deque()  # oldest first
-        self._stored = self._in.computed()  # comes after all that used the ring, and all that was stored
+        self._frames, ring = memory[: -split.ring_slots], memory[-split.ring_slots :]
+        self._host = HostPages(ring, PinnedMemory(split.host_bytes, ring.device), split.layers)
+        self._ahead = ReadAhead(self._host, split.ring_slots, "KV is")
         self._outside: LayerPages = {}  # of the pass
         self._tables: list[dict[int, tuple[torch.Tensor, torch.Tensor]]] = []  # of each part, by window: see `_table`
+
+    @property
+    def figures(self) -> TierFigures:
+        return self._ahead.figures
 
     # ---- whose pages they are
 
@@ -99,13 +89,12 @@ class HostKv:
         spills, layers = self._places.take(pages), self._split.layers
         if spills:
             pairs = [
-                (self._host[layer, spill.extent], self._frames[spill.frame * layers + layer])
+                (self._host.extents[layer, spill.extent], self._frames[spill.frame * layers + layer])
                 for spill in spills
                 for layer in range(layers)
             ]
-            self._stored = self._out.copy(pairs, self._out.computed())
-            if self._stored is not None:
-                self._stored.wait()
+            if (stored := self._host.copy_out(pairs)) is not None:
+                stored.wait()
 
     def frames_of(self, pages: Sequence[int]) -> list[int]:
         """Where pages of an adapter are. Any thread."""
@@ -121,7 +110,11 @@ class HostKv:
         windows = {layer: self._windows[layer] for layer in layers}
         self._outside, self._tables = {layer: [] for layer in layers}, []
         found = [self._parts(batch, windows) for batch in batches]
-        self._coming_are(pieces(self._outside))
+        coming = pieces(self._outside)
+        if self._ahead.drain():  # of a pass that was given up: what comes waits until nothing reads it
+            self._host.copy_out(())
+        self.pass_bytes = moved_bytes(coming, self._split.layer_bytes)
+        self._ahead.begin(coming)
         return found
 
     def _parts(self, one: DeviceBatch, windows: Mapping[int, int]) -> list[StepPart]:
@@ -176,63 +169,15 @@ class HostKv:
         if self._outside[layer][part.index] is None:
             yield base + layer
             return
-        held = self._held[0]
-        if held.arrived is not None:
-            held.arrived.wait()
+        slot = self._ahead.acquire()
         try:
-            yield torch.where(is_slot, base + held.slot, base + layer)
+            yield torch.where(is_slot, base + slot, base + layer)
         finally:
-            self._release()
+            self._ahead.release()
 
     def close(self) -> None:
-        """After the copies under way."""
-        if self._stored is not None:
-            self._stored.synchronize()
-        self._pinned.close()
-
-    # ---- the ring
-
-    def _coming_are(self, coming: Sequence[Piece]) -> None:
-        """Those of a pass. What one that was given up has left is dropped, once nothing reads it."""
-        if self._held:
-            self._stored = self._out.copy((), self._out.computed())
-            self._held.clear()
-            self._ring.clear()
-        self._coming = deque(coming)
-        self.pass_bytes = (
-            sum(self._bytes_of(piece.pages.loads) for piece in coming),
-            sum(self._bytes_of(piece.pages.stores) for piece in coming),
-        )
-        self._load()
-
-    def _load(self) -> None:
-        """Launch the copies of all that the ring has room for."""
-        while self._coming and not any(self._coming[0].waits_for(held.piece) for held in self._held):
-            if (slot := self._ring.take(self._coming[0].pages.n)) is None:
-                return
-            piece = self._coming.popleft()
-            pairs = [(self._slots_of(run, slot), self._extents_of(run, piece.layer)) for run in piece.pages.loads]
-            self._held.append(_Held(piece, slot, self._in.copy(pairs, self._stored)))
-            self.figures.read_bytes += self._bytes_of(piece.pages.loads)
-
-    def _release(self) -> None:
-        """The oldest: all that reads and writes it is launched."""
-        held = self._held.popleft()
-        stores, layer = held.piece.pages.stores, held.piece.layer
-        pairs = [(self._extents_of(run, layer), self._slots_of(run, held.slot)) for run in stores]
-        self._stored = self._out.copy(pairs, self._out.computed())
-        self._ring.release()
-        self.figures.written_bytes += self._bytes_of(stores)
-        self._load()
-
-    def _slots_of(self, run: SlotRun, slot: int) -> torch.Tensor:
-        return self._slots[slot + run.slot : slot + run.slot + run.count]
-
-    def _extents_of(self, run: SlotRun, layer: int) -> torch.Tensor:
-        return self._host[layer, run.extent : run.extent + run.count]
-
-    def _bytes_of(self, runs: Sequence[SlotRun]) -> int:
-        return self._split.layer_bytes * sum(run.count for run in runs)
+        """Wait for the copies under way."""
+        self._ahead.close()
 
 
 def table_bytes(rows: int, row_pages: int, tokens: int) -> int:

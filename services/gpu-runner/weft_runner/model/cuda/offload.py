@@ -30,7 +30,7 @@ from weft_runner.model.cuda.host_kv import HostKv, PassingOps, table_bytes
 from weft_runner.model.cuda.matrix_packer import DevicePacker
 from weft_runner.model.cuda.ops import TritonOps, Widths
 from weft_runner.model.cuda.step import DeviceStep
-from weft_runner.model.cuda.weight_copies import FromDisk, FromHost, Piece, WeightCopies
+from weft_runner.model.cuda.weight_copies import FromDisk, FromHost, HostWeights, Piece
 from weft_runner.model.decoder import run_layer
 from weft_runner.model.executor import Capabilities, LayerDone
 from weft_runner.model.finite import check_finite
@@ -46,11 +46,12 @@ from weft_runner.model.tiers.embedding_rows import EmbeddingRows
 from weft_runner.model.tiers.matrices import MatrixRows
 from weft_runner.model.tiers.packed_file import PackedFile, PackedLayout, Region, packed_file, region_groups
 from weft_runner.model.tiers.pass_work import pass_work
-from weft_runner.model.tiers.weight_stream import Extent, WeightStream
+from weft_runner.model.tiers.read_ahead import ReadAhead
+from weft_runner.model.tiers.weight_stream import DiskWeights, Extent, StreamedGroups
 from weft_runner.model.weights import LayerWeights, ModelWeights, stacked_layer
 from weft_runner.offload.accuracy import Accuracy
 from weft_runner.offload.device_placement import DevicePlacement, check_device_placement, place_on_device
-from weft_runner.offload.figures import OffloadFigures, PageFigures, StreamFigures
+from weft_runner.offload.figures import OffloadFigures, TierFigures
 from weft_runner.offload.passes import PassWork, WeightPlacement
 from weft_runner.offload.placement import (
     ActivationSplit,
@@ -93,7 +94,7 @@ class OffloadCudaExecutor(CudaExecutor):
             layers = _load(self._file, checkpoint, part, packer.dtype, gpu.device)
         check_finite("norm", checkpoint.norm)
         norm = tensor_of(checkpoint.norm).to(gpu.device, torch.float32)
-        self._placed = _PlacedWeights(gpu.device, self._file, self.placement, packer, layers, norm)
+        self._placed = _MovedWeights(gpu.device, self._file, self.placement, packer, layers, norm)
         self._rows = EmbeddingRows(self._file, resident=False)
         self._stored = torch.bfloat16 if layout.row_bytes == 2 * part.local.hidden_size else torch.float32
         self._model = model_sizes(checkpoint.spec, formats_of(dtype, executor="cuda"), layers=part.layers)
@@ -112,7 +113,7 @@ class OffloadCudaExecutor(CudaExecutor):
         placed, plan = self.placement, self._budget.plan
         return OffloadFigures(
             placed.weights.resident_bytes, placed.host_bytes, sum(placed.disk_read), placed.weights.ring_bytes,
-            self._placed.figures, PageFigures() if self._host_kv is None else self._host_kv.figures,
+            self._placed.figures, TierFigures() if self._host_kv is None else self._host_kv.figures,
             self._activations.figures, self._step_s,
             0.0 if plan is None else plan.predicted.token.pass_s,
             None if self._accuracy is None else self._accuracy.figures,
@@ -149,7 +150,7 @@ class OffloadCudaExecutor(CudaExecutor):
         """See `model.executor.Executor.run`; returns when the device is done. Raises ExecutorLost."""
         began, layers = time.perf_counter(), self.spec.layers
         last = layers if last is None else last
-        self._placed.begin(samples=last == layers and self._placed.has_head and len(step.arrays.sampled) > 0)
+        self._placed.groups.begin(samples=last == layers and self._placed.has_head and len(step.arrays.sampled) > 0)
         found = super().run(step, first=first, last=last, hidden=hidden, layer_done=layer_done)
         if (done := self._placed.device.computed()) is not None:
             done.synchronize()
@@ -173,12 +174,12 @@ class OffloadCudaExecutor(CudaExecutor):
     @on_device
     def warm_up(self, tokens: int) -> None:
         """See `CudaExecutor.warm_up`: with one layer, since kernels are the same for all, and with the head once."""
-        self._placed.begin(samples=False)
+        self._placed.groups.begin(samples=False)
         with self._placed.layer(0) as layer:
             none = torch.empty(0, self.spec.hidden_size, dtype=self._placed.embedding.dtype, device=self.at)
             self._warm_up(tokens, ModelWeights(none, (layer,), self._placed.norm, none), 1)
         if self._placed.has_head:
-            self._placed.begin(samples=True)
+            self._placed.groups.begin(samples=True)
             self._logits(torch.zeros(1, self.spec.hidden_size, device=self.at))
 
     def _cache(self, sizes: Sizes) -> KvCache:
@@ -362,7 +363,7 @@ def _load(
     return layers
 
 
-class _PlacedWeights:
+class _MovedWeights:
     """`DeviceWeights`: matrices that stay on the device, and those that come."""
 
     def __init__(
@@ -378,37 +379,37 @@ class _PlacedWeights:
         self._here: dict[str, torch.Tensor] = {}  # matrices that stay, by region
         self._host = PinnedMemory(placement.host_bytes, at)
         self._staging = PinnedMemory(placement.staging_bytes, at)
+        self._ring = torch.zeros(placement.weights.ring_bytes, dtype=torch.uint8, device=at)
         source = file.open()
         try:
             groups, extents = self._read(source, placement)
         except BaseException:
             source.close()
             raise
-        # place of a group among those that have anything outside
-        self._places = {index: place for place, index in enumerate(i for i, group in enumerate(groups) if group)}
-        self._streamed_layers = sum(bool(group) for group in groups[: len(layers)])
-        disk = WeightStream(source, extents, self._staging) if extents else None
-        if disk is None:
+        if not extents:
             source.close()
-        moving = [group for group in groups if group]
-        staging = self._staging.tensor if extents else None
-        ring_bytes = placement.weights.ring_bytes
-        self._copies = WeightCopies(self.device, moving, ring_bytes, staging, disk) if moving else None
+        self._disk = DiskWeights(source, extents, self._staging).read_ahead() if extents else None
+        copies: ReadAhead[int] | None = None
+        if moving := [group for group in groups if group]:
+            tier = HostWeights(self.device, moving, self._ring, self._staging.tensor, self._disk)
+            copies = ReadAhead(tier, len(self._ring), "weights are", threads=1, repeated=range(len(moving)))
+        coming = [
+            [region for region, tier in zip(regions, tiers, strict=True) if tier is not MemoryTier.DEVICE]
+            for regions, tiers in zip(self._regions, self._tiers, strict=True)
+        ]
+        self.groups = StreamedGroups(coming, len(layers), copies)
 
     @property
-    def figures(self) -> StreamFigures:
-        return StreamFigures() if self._copies is None else self._copies.figures
+    def figures(self) -> TierFigures:
+        """Any thread. Waiting is that of the engine's thread, for the disk or for copies to be launched."""
+        copied = self.groups.figures
+        of_disk = TierFigures() if self._disk is None else self._disk.figures
+        return replace(of_disk, waited_s=copied.waited_s, copied_bytes=copied.read_bytes)
 
     def close(self) -> None:
-        if self._copies is not None:
-            self._copies.close()
+        self.groups.close()
         self._host.close()
         self._staging.close()
-
-    def begin(self, *, samples: bool) -> None:
-        """A step; the head is needed where it samples."""
-        if self._copies is not None:
-            self._copies.begin(len(self._places) if samples else max(1, self._streamed_layers))
 
     @contextmanager
     def layer(self, index: int) -> Generator[LayerWeights]:
@@ -426,20 +427,9 @@ class _PlacedWeights:
     @contextmanager
     def _group(self, group: int) -> Generator[list[torch.Tensor]]:
         """Its matrices, for what is launched in this context."""
-        place = self._places.get(group)
-        if place is None:
-            yield [self._here[region.name] for region in self._regions[group]]
-            return
-        assert self._copies is not None
-        at, come = self._copies.acquire(place), dict[str, torch.Tensor]()
-        for region, tier in zip(self._regions[group], self._tiers[group], strict=True):
-            if tier is not MemoryTier.DEVICE:
-                come[region.name] = self._view(self._copies.memory[at : at + region.n_bytes], region)
-                at += region.n_bytes
-        try:
+        with self.groups.acquire(group) as came:
+            come = {one.name: self._view(self._ring[at : at + one.n_bytes], one) for one, at in came}
             yield [come[one.name] if one.name in come else self._here[one.name] for one in self._regions[group]]
-        finally:
-            self._copies.release()
 
     def _read(self, file: DirectFile, placement: DevicePlacement) -> tuple[list[list[Piece]], list[list[Extent]]]:
         """What each group has outside of the device; and where the disk has its part, of those that have one there."""

@@ -3,7 +3,7 @@
 Such pages pass through a ring, a layer at a time: slots of it on the one side, extents of the slower tier on the other.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from weft_runner.model.step import Ints, StepArrays
 from weft_runner.model.tiers.micro_batches import MicroBatch
+from weft_runner.offload.residency import offsets
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,3 +113,32 @@ def layer_pages(
 def pieces(found: LayerPages) -> list[Piece]:
     """Those of a pass, in the order in which they are computed."""
     return [Piece(layer, pages) for layer, of_layer in found.items() for pages in of_layer if pages is not None]
+
+
+def row_pieces(counts: Sequence[int], layers: int, slots: int = 0) -> list[Piece]:
+    """Hidden rows between the layers of a pass: the first layer loads nothing, and the last one stores nothing.
+
+    `counts`: extents of each part, side by side. `slots` that each takes; 0: as many as it has extents.
+    """
+    none, found, starts = np.empty(0, np.int32), list[Piece](), offsets(counts)
+    for layer in range(layers):
+        for start, count in zip(starts, counts, strict=True):
+            run, own = (SlotRun(0, start, count),), frozenset((start,))
+            begins, ends = layer == 0, layer == layers - 1
+            pages = OutsidePages(
+                slots or count, none, none, loads=() if begins else run, clears=(), stores=() if ends else run,
+                reads=frozenset() if begins else own, writes=frozenset() if ends else own,
+            )  # fmt: skip
+            found.append(Piece(0, pages))
+    return found
+
+
+def count_extents(runs: Iterable[SlotRun]) -> int:
+    return sum(run.count for run in runs)
+
+
+def moved_bytes(coming: Sequence[Piece], extent_bytes: int) -> tuple[int, int]:
+    """Bytes that a pass loads and stores."""
+    loaded = sum(count_extents(piece.pages.loads) for piece in coming)
+    stored = sum(count_extents(piece.pages.stores) for piece in coming)
+    return loaded * extent_bytes, stored * extent_bytes

@@ -1,4 +1,4 @@
-"""Pages keep their places, frames and extents are never lost, and what a page holds is where its place says."""
+"""Weights that stay are inside the budget and evenly spread; what a page of KV holds is where its place says."""
 
 import pytest
 from hypothesis import given
@@ -6,6 +6,14 @@ from hypothesis import strategies as st
 
 from weft_runner.errors import OutOfMemory
 from weft_runner.offload.page_places import TAKEN, PagePlaces
+from weft_runner.offload.residency import least_bytes, place_weights
+
+SIZES = st.builds(
+    lambda layers, matrices, pieces: [matrices] * layers + [[n] for n in pieces],
+    st.integers(1, 12),
+    st.lists(st.integers(1, 1000), min_size=4, max_size=4),
+    st.lists(st.integers(1, 1000), max_size=5),
+)
 
 
 def check_places(places: PagePlaces) -> None:
@@ -45,3 +53,26 @@ def test_what_a_page_holds_is_where_its_place_says_while_adapters_come_and_leave
         for page in set(range(pages)) - taken:
             place = int(places.places[page])
             assert (memory[place] if place >= 0 else disk[~place]) == page or page in granted
+
+
+@given(SIZES, st.integers(0, 100), st.integers(0, 50_000), st.sampled_from([0.0, 0.25, 0.5, 1.0]))
+def test_what_stays_and_the_ring_are_inside_the_budget(
+    groups: list[list[int]], embedding: int, more: int, share: float
+) -> None:
+    budget = least_bytes(groups) + more
+    placed = place_weights(groups, embedding, budget, share)
+    total = sum(map(sum, groups))
+    assert placed.resident_bytes + placed.ring_bytes + embedding * placed.embedding <= budget
+    assert placed.resident_bytes + placed.streamed_bytes == total
+    assert placed.resident_bytes <= share * total
+    assert placed.ring_bytes >= max(placed.streamed)
+    if total <= budget and share == 1.0:
+        assert not placed.ring_bytes
+
+
+@given(st.integers(8, 64), st.integers(5, 95))
+def test_the_disk_has_as_much_to_read_for_one_half_of_the_layers_as_for_the_other(layers: int, percent: int) -> None:
+    groups = [[3, 2, 12, 6]] * layers
+    placed = place_weights(groups, 0, 2 * 23 + 23 * layers * percent // 100)
+    half = layers // 2
+    assert abs(sum(placed.streamed[:half]) - sum(placed.streamed[-half:])) <= 2 * 23
