@@ -245,8 +245,8 @@ TorchRanks.join = without_rank_1
     "it refuses what it gets": (
         """
 import pickle
-from weft_runner.parallel import ipc
-ipc.pack_message = pickle.dumps  # a path under the name that pathlib's class has
+from weft_runner.parallel import channel
+channel.pack_message = pickle.dumps  # a path under the name that pathlib's class has
 """,
         ('failed  error=ExecutorLost detail="rank 1 of the model', "this rank ends: MessageRefused: a message with"),
     ),

@@ -36,11 +36,11 @@ from weft_runner.errors import ExecutorLost, ExecutorUnavailable, StoppedAtStart
 from weft_runner.executors import ModelSource, make_executor
 from weft_runner.model.step import StepInput, StepRow
 from weft_runner.offload.machine import MachineRates
+from weft_runner.parallel.channel import Channel
 from weft_runner.parallel.executor import MultiProcessExecutor
 from weft_runner.parallel.hosts import connect
 from weft_runner.parallel.messages import ChannelLost
 from weft_runner.parallel.pipeline import OffloadedPipeline
-from weft_runner.parallel.tcp_channel import TcpChannel
 from weft_runner.settings import RunnerSettings
 from weft_runner.shell.depot import DepotSource
 from weft_runner.shell.engine_factory import build_engine
@@ -309,7 +309,7 @@ def test_a_certificate_of_another_role_or_namespace_is_no_rank(
     with listening(settings, Tls(own, "runner")) as address:
         end = wait_for(address)
         secure = Tls(theirs, role).client_context("runner").wrap_socket(end)
-        channel = TcpChannel(secure)
+        channel = Channel(secure)
         with suppress(ChannelLost):  # it may be closed already
             channel.send_bytes(json.dumps({}).encode())
         with pytest.raises(ChannelLost):
@@ -334,7 +334,7 @@ def wait_for(address: tuple[str, int]) -> socket.socket:
 
 def test_a_step_that_ran_here_before_is_sent_without_its_arrays() -> None:
     """Send a step as the profile of a runner does, step by step the same one."""
-    one, other = (TcpChannel(end) for end in tcp_pair())
+    one, other = (Channel(end) for end in tcp_pair())
     step = StepInput([1, 2], (StepRow(0, 2, 0, (3,), samples=True),), SegmentPlan(2, ()))
     arrays = step.arrays
     one.send(("run", step))

@@ -28,8 +28,8 @@ import psutil
 from weft_kernels.cpu.ranks import FetchedSlots
 from weft_runner.errors import ExecutorLost, ExecutorUnavailable, MachineInvalid, StoppedAtStart
 from weft_runner.offload.machine import MachineRates, machine_json, machine_of
+from weft_runner.parallel.channel import Channel
 from weft_runner.parallel.messages import ChannelLost
-from weft_runner.parallel.tcp_channel import TcpChannel
 from weft_runner.parallel.worker_group import END_S, POLL_S, START_S, RankChannels, Worker
 from weft_runner.settings import RunnerSettings
 
@@ -65,7 +65,7 @@ class RemoteProcess:
     """A rank on another host, as far as it shows: it has ended when its connection has."""
 
     pid: int
-    loads: TcpChannel
+    loads: Channel
 
     def wait(self, timeout: float | None = None) -> int:
         """It is not ours to wait for: its pod does."""
@@ -145,7 +145,7 @@ class RankListener:
 
         `ended`: why a rank that was started here does not come, from when that is known.
         """
-        found: dict[tuple[int, str], tuple[RankHello, TcpChannel]] = {}
+        found: dict[tuple[int, str], tuple[RankHello, Channel]] = {}
         deadline = time.monotonic() + START_S
         with self._listener, ExitStack() as unneeded:
             unneeded.callback(lambda: [channel.close() for _, channel in found.values()])
@@ -163,12 +163,12 @@ class RankListener:
             unneeded.pop_all()
         return [self._worker(rank, found) for rank in range(1, size)]
 
-    def _admit(self, end: socket.socket, size: int, found: dict[tuple[int, str], tuple[RankHello, TcpChannel]]) -> None:
+    def _admit(self, end: socket.socket, size: int, found: dict[tuple[int, str], tuple[RankHello, Channel]]) -> None:
         """One that comes again, because it was started anew, takes the place of its former self."""
         end.settimeout(HANDSHAKE_S)
         peer = end.getpeername()
         try:
-            channel = TcpChannel(self._secure(end))
+            channel = Channel(self._secure(end))
         except (OSError, ValueError) as error:
             self._refuse(f"a rank from {peer[0]}: {error}")
             end.close()
@@ -208,7 +208,7 @@ class RankListener:
         return f"another {', '.join(sorted(other))} than rank 0 has" if other else ""
 
     @staticmethod
-    def _worker(rank: int, found: Mapping[tuple[int, str], tuple[RankHello, TcpChannel]]) -> Worker:
+    def _worker(rank: int, found: Mapping[tuple[int, str], tuple[RankHello, Channel]]) -> Worker:
         hello, loads = found[rank, "loads"]
         channels = RankChannels(*(found[rank, name][1] for name in CHANNELS))
         return Worker(rank, RemoteProcess(hello.pid, loads), channels, _machine(hello))
@@ -288,11 +288,11 @@ def connect(
             waiting.wait(RETRY_S)
 
 
-def _connect(address: tuple[str, int], hello: RankHello, secure: Secure) -> TcpChannel:
+def _connect(address: tuple[str, int], hello: RankHello, secure: Secure) -> Channel:
     """Raises OSError, ChannelLost: try again; ExecutorUnavailable: refused by name."""
     end = socket.create_connection(address, HANDSHAKE_S)
     try:
-        made = TcpChannel(secure(end))
+        made = Channel(secure(end))
     except BaseException:
         end.close()
         raise

@@ -22,7 +22,6 @@ from weft_runner.errors import ExecutorLost
 from weft_runner.model.executor import Rows
 from weft_runner.model.tensor_parallel import ProcessGroup, SingleProcessGroup
 from weft_runner.parallel.grid import RankGrid
-from weft_runner.parallel.ipc import memfd
 
 
 class Transfer:
@@ -74,7 +73,7 @@ class RankFiles:
 
     @classmethod
     def made(cls) -> "RankFiles":
-        return cls(memfd("weft-ranks"), memfd("weft-slots"))
+        return cls(os.memfd_create("weft-ranks"), os.memfd_create("weft-slots"))
 
     @property
     def all(self) -> tuple[int, int]:

@@ -12,7 +12,6 @@ import numpy as np
 
 from weft_runner.model.arrays import Array
 from weft_runner.model.lora import DTYPES, Scales
-from weft_runner.parallel.ipc import memfd
 
 ALIGNED = 64  # bytes
 _BY_NAME = {dtype.name: dtype for dtype in DTYPES}
@@ -46,7 +45,7 @@ def share_tensors(tensors: Mapping[str, Array]) -> tuple[int, Table]:
     for name, tensor in tensors.items():
         table[name] = tensor.dtype.name, tensor.shape, end
         end += -(-tensor.nbytes // ALIGNED) * ALIGNED
-    file = memfd("weft-adapter")
+    file = os.memfd_create("weft-adapter")
     os.ftruncate(file, end)
     for view, tensor in zip(_views(mmap.mmap(file, end), table).values(), tensors.values(), strict=True):
         view[...] = tensor

@@ -23,9 +23,9 @@ from weft_runner.errors import ExecutorLost, RunnerError, StoppedAtStart
 from weft_runner.model.executor import Executor
 from weft_runner.offload.machine import MachineRates
 from weft_runner.offload.stages import StageState
+from weft_runner.parallel.channel import Channel
 from weft_runner.parallel.commands import RankReady, RankStopping
 from weft_runner.parallel.grid import RankGrid
-from weft_runner.parallel.ipc import Channel, RankChannel
 from weft_runner.parallel.messages import ChannelLost
 
 if TYPE_CHECKING:  # torch is imported where there are several ranks
@@ -50,9 +50,9 @@ class RankProcess(Protocol):
 class RankChannels(NamedTuple):
     """Of one rank; at rank 0, or at its own end."""
 
-    steps: RankChannel
-    loads: RankChannel
-    events: RankChannel
+    steps: Channel
+    loads: Channel
+    events: Channel
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,11 +65,11 @@ class Worker:
     machine: MachineRates | None = None
 
     @property
-    def steps(self) -> RankChannel:
+    def steps(self) -> Channel:
         return self.channels.steps
 
     @property
-    def loads(self) -> RankChannel:
+    def loads(self) -> Channel:
         return self.channels.loads
 
 
@@ -86,7 +86,7 @@ def spawn_workers(size: int, shared: "RankFiles") -> list[Worker]:
         with ExitStack() as theirs:
             pairs = [socket.socketpair() for _ in RankChannels._fields]
             process = start_rank([*(theirs.enter_context(end).fileno() for _, end in pairs), *shared.all])
-        workers.append(Worker(rank, process, RankChannels(*(Channel(end.detach()) for end, _ in pairs))))
+        workers.append(Worker(rank, process, RankChannels(*(Channel(end) for end, _ in pairs))))
     return workers
 
 

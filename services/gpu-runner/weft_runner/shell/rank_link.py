@@ -18,10 +18,10 @@ from weft.telemetry.probes import Probes
 from weft.wire.errors import PeerError
 from weft.wire.tls import Tls
 from weft_runner.offload.machine import MachineRates
+from weft_runner.parallel.channel import Channel
 from weft_runner.parallel.commands import RankStopping
 from weft_runner.parallel.hosts import HostsMeeting, RankListener, Secure, connect, local_ranks
 from weft_runner.parallel.messages import ChannelLost
-from weft_runner.parallel.tcp_channel import TcpChannel
 from weft_runner.parallel.worker_group import PATIENCE_S, GatheredRanks, GatherRanks, RankChannels
 from weft_runner.settings import RunnerSettings
 from weft_runner.shell.kv_transfer import check_certificate
@@ -78,9 +78,8 @@ def gather_ranks(
         with ExitStack() as ending:
             ending.enter_context(local_ranks(settings, files, ended.append))
             workers = listener.gather(size, stopping, ended)
-            channel = workers[-1].loads  # of the last host
-            assert isinstance(channel, TcpChannel)
-            meeting, port = HostsMeeting.of_rank_0(size, channel.local_host, PATIENCE_S)
+            local_host = workers[-1].loads.local_host  # that the last host reaches
+            meeting, port = HostsMeeting.of_rank_0(size, local_host, PATIENCE_S)
             return GatheredRanks(workers, meeting, port, on_stopping, ending.pop_all())
 
     return gather
@@ -119,10 +118,8 @@ def join_runner(
     host, port = split_address(settings.leader)
     secure, joined = secured(settings, tls, server=False), threading.Event()
     channels = connect((host, port), rank, group_of(settings), secure, stopping.is_set, machine)
-    loads = channels.loads
-    assert isinstance(loads, TcpChannel)
-    local_host = loads.local_host
-    threading.Thread(target=_end_with, args=(loads,), name="watch", daemon=True).start()
+    local_host = channels.loads.local_host
+    threading.Thread(target=_end_with, args=(channels.loads,), name="watch", daemon=True).start()
     stop = channels, stopping, joined
     threading.Thread(target=_report_stop, args=stop, name="stop", daemon=True).start()
 
@@ -164,7 +161,7 @@ def _report_stop(channels: RankChannels, stopping: threading.Event, joined: thre
         channels.events.send(RankStopping())
 
 
-def _end_with(loads: TcpChannel) -> None:
+def _end_with(loads: Channel) -> None:
     loads.wait_for_end()
     _end()
 

@@ -6,16 +6,17 @@ its end, in whatever state everything is; it stands before anything is imported 
 
 import logging
 import os
+import socket
 import sys
 import threading
 
 from weft.process import long_lived_imports
-from weft_runner.parallel.ipc import Channel
+from weft_runner.parallel.channel import Channel
 
 
 def main(argv: list[str]) -> None:
     """Never returns."""
-    channels = [Channel(int(number)) for number in argv[:3]]
+    channels = [Channel(socket.socket(fileno=int(number))) for number in argv[:3]]
     threading.Thread(target=_end_with, args=(channels[1],), name="watch", daemon=True).start()
     with long_lived_imports():
         from weft_runner.worker.loop import serve_child  # torch is imported here

@@ -28,8 +28,8 @@ from weft_runner.model.executor import Executor, OffloadsStage
 from weft_runner.model.step import StepInput
 from weft_runner.model.tensor_parallel import ProcessGroup
 from weft_runner.offload.stages import StageState, unreceived
+from weft_runner.parallel.channel import Channel
 from weft_runner.parallel.commands import BuiltShard, Layers, RankReady
-from weft_runner.parallel.ipc import RankChannel
 from weft_runner.parallel.messages import ChannelLost, MessageRefused
 from weft_runner.parallel.pipeline_channel import PendingTensor, PipelineChannel
 from weft_runner.parallel.process_group import RankFiles, RankMeeting, TorchRanks, device_of
@@ -54,7 +54,7 @@ class OwnHost(NamedTuple):
     files: Files
 
 
-def serve_child(channels: Sequence[RankChannel], files: Sequence[int]) -> int:
+def serve_child(channels: Sequence[Channel], files: Sequence[int]) -> int:
     """`serve` on the host of rank 0, with its files."""
     return serve(RankChannels(*channels), lambda _: RankFiles(files[0], files[1]))
 
@@ -75,7 +75,7 @@ def serve(channels: RankChannels, meet: Meet, own: OwnHost | None = None) -> int
     return 1
 
 
-def _refuse(loads: RankChannel, error: RunnerError | MessageRefused) -> None:
+def _refuse(loads: Channel, error: RunnerError | MessageRefused) -> None:
     """Tell both this process's log, which START may not have set up yet, and rank 0 why this rank ends."""
     log.error("this rank ends: %s: %s", type(error).__name__, error)
     with suppress(ChannelLost):
@@ -127,7 +127,7 @@ def _report(stage: OffloadsStage, send: Callable[[StageState], None]) -> None:
 
 
 def _exchange_kv(
-    start: Mapping[str, Any], own: OwnHost | None, executor: Executor, events: RankChannel
+    start: Mapping[str, Any], own: OwnHost | None, executor: Executor, events: Channel
 ) -> tuple["RankKv | None", str]:
     """With the ranks of this place in other runners, if rank 0 does; where they reach this one. Raises AddressInUse."""
     runner, memory, rank = start["runner"], executor.kv_memory, start["rank"]
@@ -196,7 +196,7 @@ class WorkerLoop:
         self._step: StepInput | None = None
         self._allocations, self._allocated = 0, threading.Condition()
 
-    def run_steps(self, steps: RankChannel) -> NoReturn:
+    def run_steps(self, steps: Channel) -> NoReturn:
         """In their order; the commands that are here already are read before the first of them is acted on.
 
         Rank 0 has a few steps in flight at the most, and sends few commands between two of them.
@@ -251,7 +251,7 @@ class WorkerLoop:
 
     # ---- the builder's thread
 
-    def run_builds(self, loads: RankChannel) -> None:
+    def run_builds(self, loads: Channel) -> None:
         """A failure that has no name ends the process, as one of the main thread does."""
         torch.set_num_threads(1)
         try:

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 import pytest
 
 from harness.waiting import PATIENCE_S
-from weft_runner.parallel.ipc import Channel
+from weft_runner.parallel.channel import Channel
 
 
 @pytest.fixture(scope="module")
 def channels() -> Iterator[tuple[Channel, Channel]]:
-    with_patience = [Channel(end.detach()) for end in socket.socketpair()]
+    with_patience = [Channel(end) for end in socket.socketpair()]
     for channel in with_patience:
         channel.set_patience(PATIENCE_S)
     yield with_patience[0], with_patience[1]

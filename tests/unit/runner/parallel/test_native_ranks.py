@@ -35,7 +35,6 @@ from weft_runner.model.reference.adapters import TorchAdapterStore
 from weft_runner.model.reference.executor import ReferenceExecutor
 from weft_runner.model.step import StepInput
 from weft_runner.model.weights import load_weights
-from weft_runner.parallel.ipc import memfd
 
 LIBRARY = native_library()
 TILE32 = [level for level in LIBRARY.levels if level in ("amx_bf16", "avx512", "avx2")]  # of one numerics class
@@ -277,7 +276,7 @@ def test_stages_that_make_their_slots_at_the_same_time_leave_each_other_theirs()
 
     with ThreadPoolExecutor(stages) as threads:
         for _ in range(500):
-            file = memfd("slots")
+            file = os.memfd_create("slots")
             list(threads.map(make, [file] * stages, range(stages)))
             assert os.fstat(file).st_size == stages * each
             os.close(file)

@@ -7,25 +7,18 @@ import stat
 import threading
 from collections.abc import Iterator
 from decimal import Decimal
-from multiprocessing.connection import Connection
 
 import pytest
 
 from harness.ports import tcp_pair
 from harness.waiting import PATIENCE_S
-from weft_runner.parallel.ipc import Channel, RankChannel, memfd
+from weft_runner.parallel.channel import Channel
 from weft_runner.parallel.messages import ChannelLost, MessageRefused
-from weft_runner.parallel.tcp_channel import TcpChannel
 
 
 @pytest.fixture(params=["socket pair", "TCP"])
-def ends(request: pytest.FixtureRequest) -> Iterator[tuple[RankChannel, RankChannel]]:
-    one: RankChannel
-    other: RankChannel
-    if request.param == "TCP":
-        one, other = (TcpChannel(end) for end in tcp_pair())
-    else:
-        one, other = (Channel(end.detach()) for end in socket.socketpair())
+def ends(request: pytest.FixtureRequest) -> Iterator[tuple[Channel, Channel]]:
+    one, other = map(Channel, tcp_pair() if request.param == "TCP" else socket.socketpair())
     one.set_patience(PATIENCE_S)
     other.set_patience(PATIENCE_S)
     yield one, other
@@ -36,7 +29,7 @@ def ends(request: pytest.FixtureRequest) -> Iterator[tuple[RankChannel, RankChan
 def test_messages_arrive_whole_and_in_order_and_a_file_with_its_message(ends):
     one, other = ends
     large = os.urandom(3 << 20)  # more than a socket holds
-    file = memfd("test")
+    file = os.memfd_create("test")
     os.write(file, b"content")
     sending = threading.Thread(target=lambda: [one.send(3), one.send((large, 5), file), one.send("after")])
     sending.start()
@@ -62,8 +55,7 @@ def test_a_message_that_is_refused_is_told_to_both_ends(ends):
 @pytest.fixture
 def anything_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another program may have sent it, or one that is at fault."""
-    for channel in ("ipc", "tcp_channel"):
-        monkeypatch.setattr(f"weft_runner.parallel.{channel}.pack_message", pickle.dumps)
+    monkeypatch.setattr("weft_runner.parallel.channel.pack_message", pickle.dumps)
 
 
 def test_a_closed_end_is_told_to_both_and_to_who_waits_for_it(ends):
@@ -84,7 +76,7 @@ def test_a_closed_end_is_told_to_both_and_to_who_waits_for_it(ends):
         send_on(other)
 
 
-def send_on(end: RankChannel) -> None:
+def send_on(end: Channel) -> None:
     while True:  # TCP learns only by its first message that nobody reads it
         end.send("answer")
 
@@ -94,7 +86,7 @@ def test_a_descriptor_is_closed_by_the_last_thread_that_uses_it(ends, monkeypatc
     one, _ = ends
     inside, closed, seen = threading.Event(), threading.Event(), list[os.stat_result]()
 
-    def read_slowly(end: Connection | socket.socket, *_: int) -> bytes:
+    def read_slowly(end: socket.socket, *_: int) -> bytes:
         inside.set()
         assert closed.wait(PATIENCE_S)
         seen.append(os.fstat(end.fileno()))
@@ -104,7 +96,6 @@ def test_a_descriptor_is_closed_by_the_last_thread_that_uses_it(ends, monkeypatc
         with pytest.raises(ChannelLost):
             one.receive()
 
-    monkeypatch.setattr(Connection, "recv_bytes", read_slowly)
     monkeypatch.setattr(socket.socket, "recv", read_slowly)
     reading = threading.Thread(target=receive)
     reading.start()
