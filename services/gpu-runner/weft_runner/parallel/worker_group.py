@@ -48,7 +48,7 @@ class RankProcess(Protocol):
 
 
 class RankChannels(NamedTuple):
-    """Of one rank; at rank 0, or at its own end."""
+    """The channels of one rank; at rank 0, or at its own end."""
 
     steps: Channel
     loads: Channel

@@ -58,7 +58,7 @@ class DiskActivations:
     def begin(
         self, batches: Sequence[MicroBatch], layers: range, entering: npt.ArrayLike | None, wanted: Ints
     ) -> list[bool]:
-        """A pass: which micro-batches' rows are on disk, and loaded from now on. Raises ExecutorLost.
+        """Begin a pass: say which micro-batches' rows are on disk. Those are loaded from now on. Raises ExecutorLost.
 
         `entering` [T, hidden]: what the first layer begins with, where that is not embeddings. `wanted`: rows that the
         caller reads after the last layer.
@@ -107,7 +107,7 @@ class DiskActivations:
         return self._passing[self._done % len(self._passing)]
 
     def _leave(self, rows: Floats, start: int, end: int) -> None:
-        """Of tokens [start, end)."""
+        """Keep the wanted rows of tokens [start, end)."""
         (places,) = np.nonzero((self._wanted >= start) & (self._wanted < end))
         self._leaving[places] = rows[self._wanted[places] - start]
 

@@ -61,7 +61,7 @@ from weft_runner.offload.stages import StageState
 
 
 class OffloadExecutor(CpuExecutor):
-    """Not with tensor ranks: their exchanges would wait for each other's disks."""
+    """One CPU, or a stage of a pipeline; tensor ranks do not offload, whose exchanges would wait for other disks."""
 
     def __init__(
         self, library: Library, checkpoint: Checkpoint, budget: OffloadBudget, *, dtype: str, kv_dtype: str = "auto",
@@ -118,12 +118,12 @@ class OffloadExecutor(CpuExecutor):
 
     @property
     def stage_state(self) -> StageState:
-        """See `model.executor.OffloadsStage`."""
+        """Return what a stage reports (`model.executor.OffloadsStage`)."""
         figures, done = self.figures, self.layer_counter.count
         return StageState(state_of(figures, self.residency.share), figures, self.placement.kv.frames, done)
 
     def predicted(self, tokens: int) -> PassTime | None:
-        """See `model.executor.OffloadsStage`."""
+        """Predict a pass, see `model.executor.OffloadsStage`."""
         return None if self._accuracy is None else self._accuracy.predict(PassWork(tokens, tokens))
 
     @property
@@ -144,7 +144,7 @@ class OffloadExecutor(CpuExecutor):
         self, step: StepInput, *, first: int = 0, last: int | None = None, hidden: npt.ArrayLike | None = None,
         layer_done: LayerDone | None = None,
     ) -> Floats:  # fmt: skip
-        """See `model.executor.Executor.run`. Raises ExecutorLost where the disk fails."""
+        """Run layers, see `model.executor.Executor.run`. Raises ExecutorLost where the disk fails."""
         began = time.perf_counter()
         layers = self.spec.layers
         last = layers if last is None else last
@@ -233,7 +233,7 @@ class OffloadExecutor(CpuExecutor):
         return found
 
     def _pass_work(self, step: StepInput) -> PassWork:
-        """Of a whole pass."""
+        """What a whole pass is to the cost model."""
         found = [pages for of_layer in self._disk_pages.values() for pages in of_layer if pages is not None]
         read, written = (0, 0) if self._activations is None else self._activations.pass_bytes
         return replace(
@@ -283,7 +283,7 @@ class OffloadExecutor(CpuExecutor):
         ]  # fmt: skip
 
     def _workspace_of(self, n_tokens: int, n_sampled: int, site_rank: int) -> int:
-        """Of the largest micro-batch."""
+        """Bytes for the largest micro-batch."""
         most = self._budget.micro_batch
         tokens = max(min(n_tokens, most), min(n_sampled, most))
         return self._library.workspace_bytes(self._base.model, tokens, site_rank, min(n_sampled, most))
@@ -377,14 +377,14 @@ class OffloadExecutor(CpuExecutor):
     # ---- pages
 
     def clear_pages(self, pages: list[int]) -> None:
-        """See `model.executor.Executor.clear_pages`."""
+        """Clear pages, see `model.executor.Executor.clear_pages`."""
         if self._disk_kv is None:
             super().clear_pages(pages)
         else:
             self._disk_kv.clear(pages)
 
     def allocate_adapter_pages(self, pages: list[int]) -> None:
-        """See `model.executor.Executor.allocate_adapter_pages`. Raises ExecutorLost."""
+        """Give pages to adapters, see `model.executor.Executor.allocate_adapter_pages`. Raises ExecutorLost."""
         if self._disk_kv is None:
             super().allocate_adapter_pages(pages)
         else:

@@ -37,7 +37,7 @@ class TieredKv:
 
     @property
     def version(self) -> int:
-        """Of where pages lie: another one after pages have moved."""
+        """A number of where pages lie: another one after pages have moved."""
         return self._places.version
 
     @property
@@ -45,11 +45,11 @@ class TieredKv:
         return self._ahead.figures
 
     def on_disk(self, arrays: StepArrays) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
-        """Which of a step's pages are."""
+        """Marks the pages of a step that are on the disk."""
         return self._places.places[arrays.pages] < 0
 
     def begin(self, arrays: StepArrays, batches: Sequence[MicroBatch], layers: range) -> LayerPages:
-        """A pass, whose pages on disk are loaded from now on: those that a layer's window has. Raises ExecutorLost."""
+        """Begin a pass, whose pages on disk in each layer's window are loaded from now on. Raises ExecutorLost."""
         windows = {layer: self._windows[layer] for layer in layers}
         found = layer_pages(batches, arrays, self._places.places, self._page_tokens, windows, ATTENTION_BLOCK)
         self._ahead.begin(pieces(found))
@@ -75,7 +75,7 @@ class TieredKv:
             self._memory.clear(frame * self._split.page_bytes, self._split.page_bytes)
 
     def take(self, pages: Sequence[int]) -> None:
-        """To adapters, which have memory of their own: as much of the frames' goes back. Raises ExecutorLost."""
+        """Give pages to adapters, which have memory of their own: frames lose as much. Raises ExecutorLost."""
         self._ahead.drain()
         page_bytes, layer_bytes = self._split.page_bytes, self._split.layer_bytes
         for spill in self._places.take(pages):

@@ -97,7 +97,7 @@ class HostActivations:
         self._ahead.close()
 
     def _leave(self, rows: torch.Tensor, start: int, end: int) -> None:
-        """Of tokens [start, end)."""
+        """Keep the wanted rows of tokens [start, end)."""
         (places,) = np.nonzero((self._wanted >= start) & (self._wanted < end))
         if len(places):
             of_rows = torch.from_numpy(self._wanted[places] - start).long().to(self._at)

@@ -1,4 +1,4 @@
-"""KV of which some pages lie in pinned memory of the host, and pass through a ring on the GPU while layers compute.
+"""KV, some of whose pages are in pinned memory and pass through a ring on the GPU while layers compute.
 
 A **part** of a device batch is some of its rows: so many that the ring holds their pages on the host. Products run on
 all rows of a batch at once, attention runs part by part. A layer of a part's pages is copied to the ring (FlexGen's KV
@@ -97,7 +97,7 @@ class HostKv:
                 stored.wait()
 
     def frames_of(self, pages: Sequence[int]) -> list[int]:
-        """Where pages of an adapter are. Any thread."""
+        """Frames of an adapter's pages. Any thread."""
         return [self._places.frame_taken_by(page) for page in pages]
 
     # ---- a step
@@ -118,7 +118,7 @@ class HostKv:
         return found
 
     def _parts(self, one: DeviceBatch, windows: Mapping[int, int]) -> list[StepPart]:
-        """Of a batch, which comes behind those that were asked for before."""
+        """Parts of a batch, which comes behind those that were asked for before."""
         arrays, places, block_m = one.step.arrays, self._places.places, one.here.shape.block_m
         outside = places[arrays.pages] < 0
         parts = cut(arrays, len(arrays.tokens), outside, self._split.batch_pages)
@@ -146,7 +146,7 @@ class HostKv:
         ]  # fmt: skip
 
     def _table(self, pages: Ints, found: Sequence[OutsidePages | None]) -> tuple[Ints, Ints]:
-        """Of a step's pages the first layer's numbers, or slots counted from where a part's begin; 1: it is a slot.
+        """The first layer's numbers of a step's pages, or slots counted from where a part's begin; 1: it is a slot.
 
         What a row has beyond its context or window is not read.
         """
@@ -181,7 +181,7 @@ class HostKv:
 
 
 def table_bytes(rows: int, row_pages: int, tokens: int) -> int:
-    """Of the device, for what `HostKv.begin` and `PassingOps` put there, at most, of steps of so many rows and tokens.
+    """Bytes of the device for what `HostKv.begin` and `PassingOps` put there, of steps of `rows` and `tokens` at most.
 
     Tables of pages of two windows and what is made of one, chunks and tiles of all parts, rows of one token, and rows
     of tokens.
@@ -224,7 +224,7 @@ class PassingOps(TritonOps):
 
 
 def _fields(part: MicroBatch, batch: DeviceBatch, chunks: Ints) -> tuple[Ints, Ints, Ints]:
-    """Of a part: its chunks, which are never cut, since a row's bits depend on their size; single tokens; tiles."""
+    """A part's chunks, which are never cut, since a row's bits depend on their size; its single tokens; its tiles."""
     single, tiles = part.of_row[batch.single[part.of_row]], batch.tiles
     inside = (chunks[:, 1] < part.end) & (chunks[:, 1] + chunks[:, 2] > part.start)
     return chunks[inside], single, tiles[np.isin(tiles[:, 0], part.of_row)]

@@ -16,7 +16,7 @@ Pairs = Iterable[tuple[torch.Tensor, torch.Tensor]]  # (to, source)
 
 
 class HostPages(SlowTier[Piece]):
-    """Of `layers` each some extents, as large as slots of the ring. The executor's thread calls it."""
+    """Extents of each of `layers` on the host, as large as slots of the ring. The executor's thread calls it."""
 
     def __init__(self, ring: torch.Tensor, host: PinnedMemory, layers: int) -> None:
         """`ring`: [slots, numbers], on the device."""

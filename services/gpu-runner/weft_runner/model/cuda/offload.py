@@ -121,12 +121,12 @@ class OffloadCudaExecutor(CudaExecutor):
 
     @property
     def stage_state(self) -> StageState:
-        """See `model.executor.OffloadsStage`."""
+        """Return what a stage reports (`model.executor.OffloadsStage`)."""
         figures, done = self.figures, self._placed.layers_done  # launched; the ring is no further ahead of the device
         return StageState(state_of(figures, self.placement.weights.share), figures, self.placement.kv.frames, done)
 
     def predicted(self, tokens: int) -> PassTime | None:
-        """See `model.executor.OffloadsStage`."""
+        """Predict a pass, see `model.executor.OffloadsStage`."""
         return None if self._accuracy is None else self._accuracy.predict(PassWork(tokens, tokens))
 
     @property
@@ -147,7 +147,7 @@ class OffloadCudaExecutor(CudaExecutor):
         self, step: StepInput, *, first: int = 0, last: int | None = None, hidden: torch.Tensor | None = None,
         layer_done: LayerDone | None = None,
     ) -> torch.Tensor:  # fmt: skip
-        """See `model.executor.Executor.run`; returns when the device is done. Raises ExecutorLost."""
+        """Run layers, see `model.executor.Executor.run`; return when the device is done. Raises ExecutorLost."""
         began, layers = time.perf_counter(), self.spec.layers
         last = layers if last is None else last
         self._placed.groups.begin(samples=last == layers and self._placed.has_head and len(step.arrays.sampled) > 0)
@@ -160,20 +160,20 @@ class OffloadCudaExecutor(CudaExecutor):
         return found
 
     def clear_pages(self, pages: list[int]) -> None:
-        """See `CudaExecutor.clear_pages`."""
+        """Clear pages, see `CudaExecutor.clear_pages`."""
         if self._host_kv is not None:
             self._host_kv.grant(pages)
 
     @on_device
     def allocate_adapter_pages(self, pages: list[int]) -> None:
-        """See `CudaExecutor.allocate_adapter_pages`. Raises OutOfMemory: there are more than the device has."""
+        """Give pages to adapters (`CudaExecutor`). Raises OutOfMemory: there are more than the device has."""
         if self._host_kv is not None:
             self._host_kv.take(pages)
         super().allocate_adapter_pages(pages)
 
     @on_device
     def warm_up(self, tokens: int) -> None:
-        """See `CudaExecutor.warm_up`: with one layer, since kernels are the same for all, and with the head once."""
+        """Warm up with one layer, since kernels are the same for all, and with the head once."""
         self._placed.groups.begin(samples=False)
         with self._placed.layer(0) as layer:
             none = torch.empty(0, self.spec.hidden_size, dtype=self._placed.embedding.dtype, device=self.at)
@@ -229,7 +229,7 @@ class OffloadCudaExecutor(CudaExecutor):
         return device_batches(step, most, block_m, self._prompt_tile, self.at)
 
     def _operators(self, batches: Sequence[DeviceBatch], layers: range, widths: Widths | None) -> list[TritonOps]:
-        """Of each device batch of a pass over these layers. They have no rows yet."""
+        """Operators of each device batch of a pass over these layers. They have no rows yet."""
         device, nothing = self._device, torch.empty(0, device=self.at)
         if self._host_kv is None:
             attend = [self._attention(one.step, one.here) for one in batches]
@@ -243,14 +243,14 @@ class OffloadCudaExecutor(CudaExecutor):
         ]  # fmt: skip
 
     def _warm_operators(self, step: StepInput, widths: Widths | None) -> tuple[TritonOps, DeviceStep]:
-        """Of the first device batch of such a step."""
+        """Operators of the first device batch of such a step."""
         batch = next(self._batches(step))
         (ops,) = self._operators([batch], range(1), widths)
         ops.go_on(self._begun(batch.here))
         return ops, batch.here
 
     def _pass_work(self, step: StepInput) -> PassWork:
-        """Of a whole pass."""
+        """What a whole pass is to the cost model."""
         of_kv = (0, 0) if self._host_kv is None else self._host_kv.pass_bytes
         loaded, stored = map(sum, zip(of_kv, self._activations.pass_bytes, strict=True))
         return replace(pass_work(step, self._model, self.adapters), loaded_bytes=loaded, stored_bytes=stored)
@@ -281,7 +281,7 @@ class OffloadCudaExecutor(CudaExecutor):
 
 
 def budgets_of(budget: OffloadBudget) -> Budgets:
-    """As policies have them."""
+    """Budgets as policies have them."""
     return Budgets(budget.device_bytes, budget.host_bytes, budget.disk_bytes)
 
 
@@ -320,7 +320,7 @@ def beside_weights(part: Partition, dtype: str, sizes: Sizes, budget: OffloadBud
 
 
 def work_bytes(part: Partition, dtype: str, sizes: Sizes, split: KvSplit, activations: ActivationSplit) -> int:
-    """Of the device: norms and biases, tables, and what a step of the most tokens works on beside activations."""
+    """Bytes of the device for norms, biases and tables, and what the largest step works on beside activations."""
     kind, spec, batch = f"cuda {dtype}", part.local, activations.batch_rows
     batches = 1 if batch >= sizes.tokens else 2 * -(-sizes.tokens // batch)  # each begins with a chunk
     of_tables = sizes.rows + batches - 1  # a row that is cut has its pages in several
@@ -413,20 +413,20 @@ class _MovedWeights:
 
     @contextmanager
     def layer(self, index: int) -> Generator[LayerWeights]:
-        """See `model.decoder.LayerSource`. Raises ExecutorLost."""
+        """Have a layer on the device, see `model.decoder.LayerSource`. Raises ExecutorLost."""
         with self._group(index) as (qkv, o, gate_up, down):
             yield replace(self._layers[index], qkv=qkv, o=o, gate_up=gate_up, down=down)
         self.layers_done += 1
 
     def head_pieces(self) -> Iterator[torch.Tensor]:
-        """See `DeviceWeights.head_pieces`. Raises ExecutorLost."""
+        """Have the head piece by piece, see `DeviceWeights.head_pieces`. Raises ExecutorLost."""
         for group in range(len(self._layers), len(self._regions)):
             with self._group(group) as matrices:
                 yield from matrices
 
     @contextmanager
     def _group(self, group: int) -> Generator[list[torch.Tensor]]:
-        """Its matrices, for what is launched in this context."""
+        """Matrices of a group, for what is launched in this context."""
         with self.groups.acquire(group) as came:
             come = {one.name: self._view(self._ring[at : at + one.n_bytes], one) for one, at in came}
             yield [come[one.name] if one.name in come else self._here[one.name] for one in self._regions[group]]

@@ -23,7 +23,7 @@ class SlotRun:
     count: int
 
     def parts(self, most: int) -> Iterator["SlotRun"]:
-        """Of at most so many slots."""
+        """Cut it into runs of at most `most` slots."""
         for done in range(0, self.count, most):
             yield SlotRun(self.slot + done, self.extent + done, min(most, self.count - done))
 
@@ -48,10 +48,10 @@ class OutsidePages:
 def outside_pages(
     rows: Ints, arrays: StepArrays, places: Ints, page_tokens: int, window: int = 0, block: int = 1
 ) -> OutsidePages | None:
-    """Of rows [R, 4] (start, end, position, where its pages begin in `arrays.pages`); `places`: of `PagePlaces`.
+    """Find what rows [R, 4] (start, end, position, where its pages begin in `arrays.pages`) have outside.
 
-    `window`: of the layer (0: none). The `block` of keys in which a row's begins is computed with as a whole. None:
-    they have none outside.
+    `places`: of `PagePlaces`; `window`: of the layer (0: none). The `block` of keys in which a row's begins is computed
+    with as a whole. None: they have none outside.
     """
     position, end = rows[:, 2], rows[:, 2] + rows[:, 1] - rows[:, 0]
     seen = np.maximum(position + 1 - window, 0) if window else np.zeros_like(position)
@@ -90,7 +90,7 @@ class Piece:
     pages: OutsidePages
 
     def waits_for(self, earlier: "Piece") -> bool:
-        """It reads or writes what that one, which is yet to be stored, writes."""
+        """Say whether this one reads or writes what that one, which is yet to be stored, writes."""
         writes, own = earlier.pages.writes, self.pages
         return earlier.layer == self.layer and not (writes.isdisjoint(own.reads) and writes.isdisjoint(own.writes))
 
@@ -102,7 +102,7 @@ def layer_pages(
     parts: Sequence[MicroBatch], arrays: StepArrays, places: Ints, page_tokens: int, windows: Mapping[int, int],
     block: int = 1,
 ) -> LayerPages:  # fmt: skip
-    """Of a pass over the layers of `windows`. Layers of one window have the same."""
+    """Find what each part has outside in a pass over the layers of `windows`. Layers of one window have the same."""
     of_window = {
         window: [outside_pages(part.rows, arrays, places, page_tokens, window, block) for part in parts]
         for window in {*windows.values()}
@@ -111,7 +111,7 @@ def layer_pages(
 
 
 def pieces(found: LayerPages) -> list[Piece]:
-    """Those of a pass, in the order in which they are computed."""
+    """Pieces of a pass, in the order in which they are computed."""
     return [Piece(layer, pages) for layer, of_layer in found.items() for pages in of_layer if pages is not None]
 
 

@@ -38,7 +38,7 @@ class Work:
 
 
 class SlowTier(Generic[Item]):
-    """Where items come from and go to. All but `close` and `Work.do` is called under the lock of the ring."""
+    """What items come from and go to. All but `close` and `Work.do` is called under the lock of the ring."""
 
     def size(self, item: Item) -> int:
         """What the item takes of the ring, above 0."""
@@ -94,7 +94,9 @@ class ReadAhead(Generic[Item]):
         self._changed = threading.Condition()
         self._failed: Exception | None = None
         self._closing, self._loading, self._since = False, 0, 0.0
-        self._threads = [threading.Thread(target=self._move, name=what, daemon=True) for _ in range(threads)]
+        self._threads = [
+            threading.Thread(target=self._move, name=what.partition(" ")[0], daemon=True) for _ in range(threads)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -114,7 +116,7 @@ class ReadAhead(Generic[Item]):
             self._go_on()
 
     def acquire(self, place: int | None = None) -> int:
-        """Where in the ring the next item, or the one at `place` of those that repeat, is until `release`.
+        """Wait for the next item, or the one at `place` of those that repeat. Its offset in the ring, until `release`.
 
         What was loaded for another one to come is dropped. Raises ExecutorLost.
         """
