@@ -141,12 +141,6 @@ class Ring:
     def clear(self) -> None:
         self._held.clear()
 
-    def check(self) -> None:
-        """No two pieces overlap, and none leaves the ring."""
-        ends = sorted(self._held)
-        for (at, n), after in zip(ends, [*(b for b, _ in ends[1:]), self.n_bytes], strict=bool(ends)):
-            assert 0 <= at <= at + n <= after, (ends, self.n_bytes)
-
     def _place(self, n_bytes: int) -> int | None:
         if not self._held:
             return 0

@@ -1,7 +1,7 @@
 """The read-ahead of weights, KV and activations, alone: in any order of calls, with threads that are slow or fail."""
 
 import threading
-from collections import Counter, deque
+from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from harness.waiting import PATIENCE_S
 from weft_runner.errors import ExecutorLost
 from weft_runner.model.tiers.read_ahead import ReadAhead, SlowTier, Work
-from weft_runner.offload.residency import Ring
 
 SEEDS = st.integers(0, 1 << 32)
 
@@ -117,25 +116,6 @@ def run_pass(ahead: ReadAhead[Page], memory: Memory, values: Counter[int], items
         ahead.release()
     if until < len(items) and until % 2:
         ahead.acquire()  # and give the pass up
-
-
-@given(st.integers(10, 200), st.lists(st.integers(1, 100), max_size=60), st.randoms())
-def test_pieces_of_a_ring_never_overlap_and_one_always_fits_an_empty_one(
-    n_bytes: int, pieces: list[int], chance: Random
-) -> None:
-    ring, held = Ring(n_bytes), deque[int]()
-    for piece in pieces:
-        if piece > n_bytes:
-            continue
-        while (at := ring.take(piece)) is None:
-            held.popleft()  # raises where an empty ring has no room
-            ring.release()
-            ring.check()
-        held.append(at)
-        ring.check()
-        if held and chance.random() < 0.3:
-            held.popleft()
-            ring.release()
 
 
 @given(seed=SEEDS, capacity=st.integers(1, 8), threads=st.integers(0, 3), fails=st.integers(-60, 60))
