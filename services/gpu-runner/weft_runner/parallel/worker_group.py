@@ -64,14 +64,6 @@ class Worker:
     channels: RankChannels
     machine: MachineRates | None = None
 
-    @property
-    def steps(self) -> Channel:
-        return self.channels.steps
-
-    @property
-    def loads(self) -> Channel:
-        return self.channels.loads
-
 
 def start_rank(files: Sequence[int]) -> RankProcess:
     """A child with these descriptors, in a session of its own: a terminal's Ctrl-C is the runner's business."""
@@ -111,8 +103,8 @@ class WorkerGroup:
         self._started: dict[int, Any] = {}  # by rank: what has come at the start, and was not asked for yet
         self._lock, self._closing = threading.Lock(), threading.Event()
         for worker in workers:
-            worker.steps.set_patience(patience_s)
-            worker.loads.set_patience(patience_s)
+            worker.channels.steps.set_patience(patience_s)
+            worker.channels.loads.set_patience(patience_s)
             for name, target in (("watch", self._wait_for), ("events", self._take_events)):
                 threading.Thread(target=target, args=(worker,), name=f"{name}-rank-{worker.rank}", daemon=True).start()
 
@@ -126,7 +118,7 @@ class WorkerGroup:
         """Send each worker its START, once it has said that it is there. Raises ExecutorLost, StoppedAtStart."""
         self._await("hello", stopping)
         for worker in self._workers:
-            self._with(worker, lambda w: w.loads.send({**settings, "rank": w.rank}))
+            self._with(worker, lambda w: w.channels.loads.send({**settings, "rank": w.rank}))
 
     def run_beside(self, meet: Callable[[], None], stopping: Callable[[], bool]) -> None:
         """Run `meet`, which waits for all workers, but no longer than until one of them cannot come.
@@ -172,12 +164,12 @@ class WorkerGroup:
     def broadcast(self, *command: Any) -> None:
         """In the order of the steps. Does not wait for the command to be executed. Raises ExecutorLost."""
         for worker in self._workers:
-            self._with(worker, lambda w: w.steps.send(command))
+            self._with(worker, lambda w: w.channels.steps.send(command))
 
     def request(self, *command: Any, file: int) -> None:
         """Beside the steps, to be answered. Raises ExecutorLost."""
         for worker in self._workers:
-            self._with(worker, lambda w: w.loads.send(command, file))
+            self._with(worker, lambda w: w.channels.loads.send(command, file))
 
     def listen(self, on_event: Callable[[int, Any], None]) -> None:
         """`on_event` is called with a rank and what it reports of its KV, from a thread for each.
@@ -188,7 +180,7 @@ class WorkerGroup:
 
     def replies(self) -> list[Any]:
         """One reply of each worker, by rank, once all have replied. Raises what one refused with, ExecutorLost."""
-        replies = [self._with(worker, lambda w: w.loads.receive()) for worker in self._workers]
+        replies = [self._with(worker, lambda w: w.channels.loads.receive()) for worker in self._workers]
         return [_unless_refused(worker, reply) for worker, reply in zip(self._workers, replies, strict=True)]
 
     # ---- end
@@ -228,8 +220,8 @@ class WorkerGroup:
         Raises what a worker was refused for, ExecutorLost.
         """
         for worker in self._workers:
-            if worker.rank not in self._started and self._with(worker, lambda w: w.loads.has_data(timeout_s)):
-                reply = self._with(worker, lambda w: w.loads.receive())
+            if worker.rank not in self._started and self._with(worker, lambda w: w.channels.loads.has_data(timeout_s)):
+                reply = self._with(worker, lambda w: w.channels.loads.receive())
                 self._started[worker.rank] = _unless_refused(worker, reply)
 
     def _with(self, worker: Worker, act: Callable[[Worker], T]) -> T:

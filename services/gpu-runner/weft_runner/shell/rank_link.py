@@ -78,7 +78,7 @@ def gather_ranks(
         with ExitStack() as ending:
             ending.enter_context(local_ranks(settings, files, ended.append))
             workers = listener.gather(size, stopping, ended)
-            local_host = workers[-1].loads.local_host  # that the last host reaches
+            local_host = workers[-1].channels.loads.local_host  # that the last host reaches
             meeting, port = HostsMeeting.of_rank_0(size, local_host, PATIENCE_S)
             return GatheredRanks(workers, meeting, port, on_stopping, ending.pop_all())
 
