@@ -37,7 +37,7 @@ from weft_runner.core.profile_model import Profile
 from weft_runner.core.request_pool import RequestPool
 from weft_runner.core.sequence import SequencePhase
 from weft_runner.core.token_times import GAP_BUCKETS, GapCounts
-from weft_runner.offload.figures import OffloadFigures, PageFigures
+from weft_runner.offload.figures import OffloadFigures, TierFigures
 from weft_runner.shell.adapter_series import LABELS, AdapterSeries
 from weft_runner.shell.engine import Output
 from weft_runner.shell.kv_figures import KvTransfer
@@ -254,7 +254,7 @@ def _token_seconds(of: OffloadFigures) -> Samples:
 
 
 def _page_figures(
-    name: str, what: str, pages: Callable[[OffloadFigures], PageFigures]
+    name: str, what: str, pages: Callable[[OffloadFigures], TierFigures]
 ) -> tuple[Figure[OffloadFigures], ...]:
     return (
         Figure(f"offload_{name}_read_bytes", None, Counter,
