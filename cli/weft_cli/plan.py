@@ -120,7 +120,7 @@ def offload(
     if manifest is None or measure == (machine is not None):
         raise BadInput("which machine?", "--measure on the one that will serve, or --machine machine.json")
     if form not in ("text", "json"):
-        raise BadInput(f"-o {form!r}", "text or json")
+        raise BadInput(f"-o: expected text or json, got {form!r}")
     rates = planning.read_rates(machine) if machine is not None else planning.measured_rates(manifest, model)
     if save is not None:
         planning.write_rates(rates, save)
@@ -231,7 +231,7 @@ def _pool_of(paths: Sequence[Path]) -> Mapping[str, Any] | None:
         return None
     pools = [found for found in load_manifests(paths, "planned") if found["kind"] == "ServingPool"]
     if len(pools) != 1:
-        raise BadInput(f"{len(pools)} ServingPools", "plan one at a time: -f with the file of one ServingPool")
+        raise BadInput(f"-f: expected one ServingPool, got {len(pools)}", "plan one at a time")
     return pools[0]
 
 

@@ -82,11 +82,16 @@ def _template_of_adapter(view: AdapterView) -> list[Condition]:
     own, origin = found.get("from") == "Adapter", view.adapter.chat_template.from_
     if origin == "Adapter" and not own:
         return [
-            Condition("ChatTemplate", "False", "NoTemplate", "from is Adapter, and its files have no chat template")
+            Condition(
+                "ChatTemplate",
+                "False",
+                "NoTemplate",
+                "chatTemplate.from is Adapter, and the adapter's files have no chat template",
+            )
         ]
     if origin == "Base" or found.get("from") == "Base":
-        unused = "; the adapter's own is not used: from is Base" if own else ""
-        message = f"the pool's, whose condition ChatTemplate says whether it renders{unused}"
+        unused = "; the adapter's own is not used: chatTemplate.from is Base" if own else ""
+        message = f"the pool's chat template, whose condition ChatTemplate says whether it renders{unused}"
         return [Condition("ChatTemplate", "True", "TemplateOfBase", message)]
     return _chat_template(view.serving)
 
@@ -100,7 +105,11 @@ def _template_of_spec(template: TemplateView) -> list[Condition]:
         case "Fetched" if fault:
             return [Condition("ChatTemplate", "False", FAULT, fault)]
         case "Fetched":
-            return [Condition("ChatTemplate", "True", "TemplateOfSpec", "it renders the smallest conversation")]
+            return [
+                Condition(
+                    "ChatTemplate", "True", "TemplateOfSpec", "the chat template renders the smallest conversation"
+                )
+            ]
         case _ if template.request:
             return [Condition("ChatTemplate", "Unknown", "Resolving", "reading the chat template")]
         case _:
@@ -115,7 +124,11 @@ def _chat_template(serving: VerifiedArtifact | None) -> list[Condition]:
         case {"from": "None"}:
             return [Condition("ChatTemplate", "False", "NoTemplate", "the base model's files have no chat template")]
         case {"from": str(owner)}:
-            return [Condition("ChatTemplate", "True", f"TemplateOf{owner}", "it renders the smallest conversation")]
+            return [
+                Condition(
+                    "ChatTemplate", "True", f"TemplateOf{owner}", "the chat template renders the smallest conversation"
+                )
+            ]
         case _:
             return []
 
@@ -278,7 +291,7 @@ def _available(view: PoolView, fetched: Condition) -> Condition:
     if ready > 0:
         return Condition("Available", "True", "RunnersReady", "requests are served")
     if view.wanted == 0:
-        why = "replicas is 0" if view.bounds.max == 0 else "nobody uses it; a request wakes it"
+        why = "replicas is 0" if view.bounds.max == 0 else "no request needs a runner; the next one starts one"
         return Condition("Available", "False", "ScaledToZero", why)
     trouble = _trouble(view)
     return Condition("Available", "False", "NoReadyRunner", trouble.message if trouble else "runners are starting")
@@ -336,7 +349,7 @@ def _refused(rejection: Rejection, unknown: Iterable[str], *false: str) -> list[
     reason, message = rejection.reason, rejection.message
     return [
         Condition("Accepted", "False", reason, message),
-        *(Condition(kind, "Unknown", reason, "not looked at") for kind in unknown),
+        *(Condition(kind, "Unknown", reason, "not checked while Accepted is False") for kind in unknown),
         *(Condition(kind, "False", reason, message) for kind in false),
     ]
 
