@@ -18,7 +18,7 @@ from weft_cli.gateway import GatewayGone, gateway_client, link_errors, refusal_e
 from weft_cli.output import age, dump, note, say, table
 
 ENDED = ("completed", "failed", "expired", "cancelled")
-POLL_MIN_S, POLL_MAX_S = 0.2, 2.0
+MIN_POLL_S, MAX_POLL_S = 0.2, 2.0
 AWAY_S = 60.0  # for a gateway that restarts
 INTERRUPTED = 130
 EXAMPLES = 3  # of each kind of error
@@ -91,7 +91,7 @@ class Batches:
 
     def _follow(self, batch_id: str) -> Batch:
         """Show how far the batch is until it has ended. Raises CommandError."""
-        pause_s, last_answer = POLL_MIN_S, time.monotonic()
+        pause_s, last_answer = MIN_POLL_S, time.monotonic()
         with _progress() as show:
             while True:
                 try:
@@ -104,7 +104,7 @@ class Batches:
                     if time.monotonic() - last_answer > AWAY_S:
                         raise
                 time.sleep(pause_s)
-                pause_s = min(POLL_MAX_S, pause_s * 1.2)
+                pause_s = min(MAX_POLL_S, pause_s * 1.2)
 
     def _fetch(self, file_id: str | None, path: Path) -> None:
         """Write a file of the batch, whole or not at all, and remove what a run before has left there."""

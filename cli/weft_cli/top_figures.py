@@ -8,7 +8,7 @@ from weft.domain.runner import OffloadState
 from weft_cli.output import short
 
 UNKNOWN = "-"
-MAX_ADAPTERS = 10  # shown, by tokens/s
+MAX_SHOWN_ADAPTERS = 10  # shown, by tokens/s
 RUNNER_HEADERS = ("RUNNER", "POOL", "READY", "BATCH", "TOKENS/S", "FREE PAGES", "ADAPTERS", "ROLE", "PROMPTS")
 POOL_HEADERS = ("POOL", "RUNNERS", "BATCH", "TOKENS/S", "FREE PAGES", "WAITING", "LINES")
 OFFLOAD_HEADERS = ("OFFLOADED", "WEIGHTS IN MEMORY", "DISK", "MS A TOKEN", "PREDICTED", "ONE REQUEST ALONE")
@@ -167,7 +167,7 @@ def _adapter_rows(before: Look | None, now: Look) -> Iterator[tuple[str, ...]]:
     names = now.gateway.names if now.gateway else {}
     known = sorted(running.keys() | resident.keys())
     found = sorted(known, key=lambda digest: (tokens[digest], running[digest]), reverse=True)
-    for digest in [digest for digest in found if digest][:MAX_ADAPTERS]:
+    for digest in [digest for digest in found if digest][:MAX_SHOWN_ADAPTERS]:
         rate = _rate(tokens[digest] / seconds if seconds > 0 else None)
         yield names.get(digest) or short(digest), str(running[digest]), rate, str(resident[digest])
 

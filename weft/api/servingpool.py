@@ -22,7 +22,7 @@ from weft.api.fields import (
 )
 from weft.api.meta import Conditions, Resource, is_empty
 from weft.api.source import Artifact
-from weft.api.template import GPU, MAX_RUNNERS, Quantity, RunnerGroup, RunnerTemplate, amount
+from weft.api.template import GPU, MAX_POOL_RUNNERS, Quantity, RunnerGroup, RunnerTemplate, amount
 from weft.domain.routes import ToolCallParserName
 
 Count = Annotated[int, Field(strict=True, ge=0)]
@@ -314,11 +314,11 @@ class Advanced(ApiModel):
 
 
 def _bound(value: object) -> int | str:
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_RUNNERS:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_POOL_RUNNERS:
         return value
     if isinstance(value, str) and re.fullmatch(r"(100|[1-9]?[0-9])%", value):
         return value
-    raise ValueError(f"no number of runners; write 0 to {MAX_RUNNERS}, or 0% to 100%")
+    raise ValueError(f"no number of runners; write 0 to {MAX_POOL_RUNNERS}, or 0% to 100%")
 
 
 Bound = Annotated[
@@ -328,7 +328,7 @@ Bound = Annotated[
         {
             "x-kubernetes-int-or-string": True,
             "minimum": 0,
-            "maximum": MAX_RUNNERS,
+            "maximum": MAX_POOL_RUNNERS,
             "maxLength": 4,
             "pattern": r"^(100|[1-9]?[0-9])%$",
         }
@@ -367,7 +367,7 @@ class Rollout(ApiModel):
 class DisruptionBudget(ApiModel):
     """How evictions of runners are bounded, as the drain of a node asks for them."""
 
-    max_unavailable: Annotated[int, Field(strict=True, ge=0, le=MAX_RUNNERS)] = 1
+    max_unavailable: Annotated[int, Field(strict=True, ge=0, le=MAX_POOL_RUNNERS)] = 1
     """The most ready runners of the pool that evictions may take away at a time; the pool's PodDisruptionBudget has
     it. With 0 the API server refuses to evict a ready runner, and the operator moves it: as soon as its node is
     unschedulable, another runner is started elsewhere, and the first one is stopped once the other one is ready. That
@@ -397,10 +397,10 @@ class Autoscaling(ApiModel):
         ),
     )
 
-    min_replicas: Annotated[int, Field(strict=True, ge=0, le=MAX_RUNNERS)] = 1
+    min_replicas: Annotated[int, Field(strict=True, ge=0, le=MAX_POOL_RUNNERS)] = 1
     """The least number of runners. With 0 there is none while there are no requests; the gateway holds the first
     request until a runner is ready, for as long as the platform says (gateway.holdSeconds)."""
-    max_replicas: Annotated[int, Field(strict=True, ge=1, le=MAX_RUNNERS)]
+    max_replicas: Annotated[int, Field(strict=True, ge=1, le=MAX_POOL_RUNNERS)]
     """The largest number of runners."""
     idle_seconds: Annotated[int, Field(strict=True, ge=1, le=86_400)] = 60
     """The seconds that runners stay without work before some are given back."""
@@ -487,7 +487,7 @@ class ServingPoolSpec(ApiModel):
 
     model: PoolModel
     """The base model that the pool serves."""
-    replicas: Annotated[int, Field(strict=True, ge=0, le=MAX_RUNNERS)] | None = None
+    replicas: Annotated[int, Field(strict=True, ge=0, le=MAX_POOL_RUNNERS)] | None = None
     """The number of runners, set by people or by an autoscaler through /scale; no controller of Weft writes it. It
     excludes autoscaling. With neither there is one runner."""
     autoscaling: Autoscaling | None = None
@@ -710,4 +710,4 @@ def _for_both(spec: Any) -> bool:
 def _most(spec: Any) -> int:
     groups = spec.runner_groups or ()
     unbounded = not groups or any(group.max_runners is None for group in groups)
-    return MAX_RUNNERS if unbounded else sum(group.max_runners for group in groups)
+    return MAX_POOL_RUNNERS if unbounded else sum(group.max_runners for group in groups)

@@ -16,7 +16,7 @@ from weft.api.pod_scheduling import ATOMIC, LABEL_KEY_PATTERN, Labels, Toleratio
 
 ENV_NAME_PATTERN = r"^[A-Za-z_.-][A-Za-z0-9_.-]*$"
 IMAGE_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$"
-MAX_RUNNERS = 1024
+MAX_POOL_RUNNERS = 1024
 GPU = "nvidia.com/gpu"  # the resource: a pool whose template limits it has runners on GPUs
 QUANTITY_PATTERN = r"^([0-9]+\.?[0-9]*|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][-+]?[0-9]{1,2})?$"
 RESERVED = ("serving.weft.dev/", "app.kubernetes.io/", "controller.kubernetes.io/")
@@ -169,9 +169,9 @@ class RunnerGroup(ApiModel):
     """The name of the group, unique in its pool."""
     template: RunnerTemplate | None = None
     """The pods of this group, in place of the pool's template. Nothing is merged."""
-    min_runners: Annotated[int, Field(strict=True, ge=0, le=MAX_RUNNERS)] = 0
+    min_runners: Annotated[int, Field(strict=True, ge=0, le=MAX_POOL_RUNNERS)] = 0
     """The number of runners that this group gets before any group gets more than its own minimum."""
-    max_runners: Annotated[int, Field(strict=True, ge=1, le=MAX_RUNNERS)] | None = None
+    max_runners: Annotated[int, Field(strict=True, ge=1, le=MAX_POOL_RUNNERS)] | None = None
     """The most runners of this group. By default the pool's number alone bounds it."""
     phase: Literal["Any", "Prompt", "Token"] = "Any"
     """The phase that the group's hardware is for, with phases.mode Split. Its runners are in that role where the

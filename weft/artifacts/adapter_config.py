@@ -22,7 +22,7 @@ from weft.domain.strict_json import JsonError, JsonObject, is_int, parse_object
 from weft.domain.text import quoted
 
 MAX_CONFIG_BYTES = 1 << 18
-MAX_RANK = 1 << 14
+MAX_CONFIG_RANK = 1 << 14
 MAX_ALPHA = 1 << 20
 MAX_NAMES = 8192
 MAX_PATTERN_KEYS = 1024
@@ -238,8 +238,8 @@ def _patterns(config: JsonObject, name: str, parse: Callable[[str, Any], T], bud
 def _rank(name: str, value: object) -> int:
     if not isinstance(value, int) or not is_int(value) or value < 1:
         raise _invalid(f"{name} is {quoted(value)}, not an integer above 0")
-    if value > MAX_RANK:
-        raise Refused(Reason.RANK_TOO_LARGE, f"{name} is {quoted(value)}; no rank above {MAX_RANK} is read")
+    if value > MAX_CONFIG_RANK:
+        raise Refused(Reason.RANK_TOO_LARGE, f"{name} is {quoted(value)}; no rank above {MAX_CONFIG_RANK} is read")
     return value
 
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-MAX_NAME_CHARS = 64  # for which costs are reckoned: `model.layers.1023.self_attn.q_proj` has 34
+MAX_MODULE_NAME_CHARS = 64  # for which costs are reckoned: `model.layers.1023.self_attn.q_proj` has 34
 _MAX_DEPTH = 40  # of parentheses
 _SET_COST = 4  # of a set of characters, where a part is 1
 LOOKAROUNDS = {
@@ -200,5 +200,5 @@ def _repeat(part: _Part, least: int, most: int | None) -> _Part:
     return _Part(
         starts,
         least * (part.width or 0) if fixed else None,
-        1 + (least + (MAX_NAME_CHARS if more is None else more)) * part.cost,
+        1 + (least + (MAX_MODULE_NAME_CHARS if more is None else more)) * part.cost,
     )

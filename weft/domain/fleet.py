@@ -7,8 +7,8 @@ from weft.domain.adapter import Tier
 from weft.domain.bounds import MAX_NAME_CHARS, Any32, Any64, Bound, Detail, Listed, PoolName, SomeDigest, Text
 from weft.domain.runner import RunnerRole
 
-MAX_RUNNERS = 512  # in one answer
-MAX_ADAPTERS = 4096  # of all runners together; each lists MIN_LISTED at least, if it has as many
+MAX_LISTED_RUNNERS = 512  # in one answer
+MAX_LISTED_ADAPTERS = 4096  # of all runners together; each lists MIN_LISTED at least, if it has as many
 MIN_LISTED = 8
 
 
@@ -54,7 +54,7 @@ class FleetRunner:
 
 @dataclass(frozen=True, slots=True)
 class FleetReport:
-    """The runners by pool and name, at most MAX_RUNNERS."""
+    """The runners by pool and name, at most MAX_LISTED_RUNNERS."""
 
-    runners: Annotated[tuple[FleetRunner, ...], Bound(MAX_RUNNERS, what="the number of runners")] = ()
+    runners: Annotated[tuple[FleetRunner, ...], Bound(MAX_LISTED_RUNNERS, what="the number of runners")] = ()
     left_out: Any32 = 0

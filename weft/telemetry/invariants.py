@@ -14,7 +14,7 @@ from prometheus_client import Counter
 
 from weft.telemetry.logs import kv
 
-MAX_DETAIL_CHARS = 2000  # a detail may be a whole table
+MAX_VIOLATION_CHARS = 2000  # a detail may be a whole table
 P = ParamSpec("P")
 VIOLATIONS = Counter("weft_invariant_violations_total", "Invariants found violated, by the failed check", ["check"])
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ def report(error: Exception) -> str:
     name = next((frame.name for frame in reversed(frames) if frame.name.startswith("check_")), "other")
     where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
     failed = (frames[-1].line or "") if frames else ""
-    fields = kv(check=name, where=where, failed=failed, detail=f"{type(error).__name__}: {error}"[:MAX_DETAIL_CHARS])
+    fields = kv(check=name, where=where, failed=failed, detail=f"{type(error).__name__}: {error}"[:MAX_VIOLATION_CHARS])
     log.error("an invariant does not hold", extra=fields)
     VIOLATIONS.labels(name).inc()
     return name

@@ -31,7 +31,7 @@ Out = TypeVar("Out")
 In = TypeVar("In")
 log = logging.getLogger(__name__)
 
-PAUSE_MIN_S, PAUSE_MAX_S = 0.05, 1.0
+MIN_PAUSE_S, MAX_PAUSE_S = 0.05, 1.0
 LOGGED_REASONS = 8
 SEND_QUEUE = 20_000  # messages on their way to a peer, beside what its hello is answered with
 ACCEPTED = ("weft-accepted", "1")  # a server's first word: the handler runs (a failed call has no such metadata)
@@ -126,10 +126,10 @@ class ClientStream(Generic[Out, In]):
 
     async def run(self) -> None:
         """Connect, pump, reconnect, until closed."""
-        pause_s = PAUSE_MIN_S
+        pause_s = MIN_PAUSE_S
         while not self._closed.is_set():
             was_up = await self._connection()
-            pause_s = PAUSE_MIN_S if was_up else min(pause_s * 2, PAUSE_MAX_S)
+            pause_s = MIN_PAUSE_S if was_up else min(pause_s * 2, MAX_PAUSE_S)
             with suppress(TimeoutError):
                 jitter = random.uniform(0.5, 1.0)  # noqa: S311 (no secret)
                 await asyncio.wait_for(self._closed.wait(), pause_s * jitter)

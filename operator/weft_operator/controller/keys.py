@@ -43,7 +43,7 @@ KIND = "APIKey"
 POLL_S, RECONCILES_PER_S = 5.0, 20.0
 LIST_S = 30.0
 AGAIN_S = 2.0  # while the supervisor does not answer
-STEPS_MAX = 12  # of one reconcile: from nothing to Ready are five
+MAX_STEPS = 12  # of one reconcile: from nothing to Ready are five
 
 
 class Secrets(Protocol):
@@ -135,7 +135,7 @@ class KeyController(Loop):
 
     async def reconcile(self, ref: Ref) -> float | None:
         self._refused.pop(ref, None)  # it is tried again each time
-        for _ in range(STEPS_MAX):
+        for _ in range(MAX_STEPS):
             key = self._keys.get(ref)
             if not isinstance(key, Key):
                 return None

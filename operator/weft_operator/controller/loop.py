@@ -57,7 +57,7 @@ from weft_operator.errors import ChildExists, ChildRefused, OperatorError, Stale
 
 log = logging.getLogger(__name__)
 
-PAUSE_MIN_S, PAUSE_MAX_S = 0.1, 10.0
+MIN_PAUSE_S, MAX_PAUSE_S = 0.1, 10.0
 RESYNC_S = 30.0
 RESYNCED_PER_S = 10.0  # the most objects that are planned for no reason, so that rest costs the same with 10,000
 WORKERS = 8
@@ -121,7 +121,7 @@ class Loop(ABC):
 
     def _again(self, ref: Ref, error: Exception) -> None:
         failures = self._failures[ref] = self._failures.get(ref, 0) + 1
-        pause_s = min(PAUSE_MIN_S * 2 ** min(failures - 1, 10), PAUSE_MAX_S)
+        pause_s = min(MIN_PAUSE_S * 2 ** min(failures - 1, 10), MAX_PAUSE_S)
         expected = isinstance(error, StaleWrite)
         fields = kv(kind=ref.kind, object=str(ref), failures=failures, pause_s=pause_s, error=repr(error))
         known = isinstance(error, OperatorError)  # its message is all there is to know

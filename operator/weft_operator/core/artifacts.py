@@ -21,12 +21,12 @@ from weft.artifacts.depot_api import CONFIG_MAP, OperationStatus, ResolveRequest
 from weft.domain.routes import AdapterSpec
 from weft_operator.core.resources import Ref
 
-FAILURE_PAUSE_MAX_S = 10.0
-UNREACHABLE_PAUSE_MAX_S = 60.0
-REMOTE_PAUSE_MAX_S = 600.0  # after failures of a source that others serve
-CREDENTIALS_PAUSE_MAX_S = 60.0  # where a Secret or ConfigMap may be what is wrong: nobody tells of its correction
+MAX_FAILURE_PAUSE_S = 10.0
+MAX_UNREACHABLE_PAUSE_S = 60.0
+MAX_REMOTE_PAUSE_S = 600.0  # after failures of a source that others serve
+MAX_CREDENTIALS_PAUSE_S = 60.0  # where a Secret or ConfigMap may be what is wrong: nobody tells of its correction
 CREDENTIALS_REASONS = ("SecretMissing", "SecretForbidden", "SecretInvalid", "SourceForbidden", "SourceNotFound")
-DOUBLINGS_MAX = 10  # of a pause: any bound is reached before
+MAX_PAUSE_DOUBLINGS = 10  # of a pause: any bound is reached before
 WATCHED_S = 3600.0  # between two full looks at a source whose changes the depot reports
 JITTER = 0.1  # of every pause before a remote source is asked: those of one host do not come together
 
@@ -67,12 +67,12 @@ class Resolution:
             if self.request.remote:
                 return self.finished_at + jittered(self.request, poll_s)
             return self.finished_at + (max(period_s, WATCHED_S) if self.answer.watch else period_s)
-        most_s = UNREACHABLE_PAUSE_MAX_S if self.answer.reason == "SourceUnreachable" else FAILURE_PAUSE_MAX_S
-        most_s = REMOTE_PAUSE_MAX_S if self.request.remote else most_s
+        most_s = MAX_UNREACHABLE_PAUSE_S if self.answer.reason == "SourceUnreachable" else MAX_FAILURE_PAUSE_S
+        most_s = MAX_REMOTE_PAUSE_S if self.request.remote else most_s
         of_secret = self.request.credentials is not None and self.answer.reason in CREDENTIALS_REASONS
         if of_cluster := of_secret or self.request.uri.startswith(CONFIG_MAP):
-            most_s = CREDENTIALS_PAUSE_MAX_S
-        pause_s = min(period_s * 2 ** min(self.failures - 1, DOUBLINGS_MAX), most_s)
+            most_s = MAX_CREDENTIALS_PAUSE_S
+        pause_s = min(period_s * 2 ** min(self.failures - 1, MAX_PAUSE_DOUBLINGS), most_s)
         pause_s = max(pause_s, period_s)  # never more often than a source in order
         if self.request.remote:
             pause_s = jittered(self.request, max(pause_s, self.answer.retry_after_s / (1 - JITTER)))

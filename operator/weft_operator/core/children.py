@@ -27,7 +27,7 @@ POOL_LABEL, GROUP_LABEL = "serving.weft.dev/pool", "serving.weft.dev/group"
 RUNNER_LABEL, INDEX_LABEL = "serving.weft.dev/runner", "serving.weft.dev/runner-index"
 RUNNER_KINDS = ("StatefulSet", "NetworkPolicy")  # what a runner of several pods has of its own
 COMPONENT_LABEL, COMPONENT = "app.kubernetes.io/component", "runner"
-NAME_MAX = 52  # a pod's name adds a hash and a random part to it, and is its host name: 63 at most
+MAX_CHILD_NAME_CHARS = 52  # a pod's name adds a hash and a random part to it, and is its host name: 63 at most
 SHARED, RANKS = "runners", "ranks"
 SHAPE_HASH, DEFAULTS_HASH = (
     "serving.weft.dev/shape",
@@ -135,11 +135,11 @@ def child_name(pool: str, part: str) -> str:
     A name that would not be all of this gets a hash of both: pool a-b with group c is not pool a with group b-c.
     """
     plain = f"{pool}-{part}"
-    if len(plain) <= NAME_MAX and "-" not in part and plain[0].isalpha():
+    if len(plain) <= MAX_CHILD_NAME_CHARS and "-" not in part and plain[0].isalpha():
         return plain
     digest = hashlib.sha256(f"{pool}/{part}".encode()).hexdigest()[:8]
     head = plain if plain[0].isalpha() else f"pool-{plain}"
-    return f"{head[: NAME_MAX - 9].rstrip('-')}-{digest}"
+    return f"{head[: MAX_CHILD_NAME_CHARS - 9].rstrip('-')}-{digest}"
 
 
 def selector(pool: Ref) -> str:

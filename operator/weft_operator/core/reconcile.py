@@ -47,7 +47,7 @@ from weft_operator.core.rollout import RETRY_S, is_behind
 from weft_operator.core.state import DesiredState, State
 from weft_operator.core.status import STEPS, adapter_status, events_for, malformed_status, pool_status
 
-PROGRESS_S, PROGRESS_MAX_S = 3.0, 10.0  # a status of nothing but steps on the way is written where these last longer
+PROGRESS_S, MAX_PROGRESS_S = 3.0, 10.0  # a status of nothing but steps on the way is written where these last longer
 CONFIG_MAP_S = 20.0  # between two reads of a chat template there
 UNLOAD_GRACE_S = 30.0  # beyond the pool's drain time, before a deleted adapter is let go of anyway
 
@@ -121,7 +121,7 @@ def poll_s(desired: DesiredState) -> float:
 
 def progress_s(desired: DesiredState) -> float:
     """The time that steps may take before a status shows them: longer where many objects come at once, but bounded."""
-    return min(max(PROGRESS_S, _round_s(desired)), PROGRESS_MAX_S)
+    return min(max(PROGRESS_S, _round_s(desired)), MAX_PROGRESS_S)
 
 
 def _round_s(desired: DesiredState) -> float:

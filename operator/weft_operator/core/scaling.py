@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 
+from weft.api.template import MAX_POOL_RUNNERS
 from weft.domain.routes import GroupPhase, PhaseGroups, PoolStatus
 from weft_operator.core.resources import Bound, Group, Pool
 from weft_operator.core.state import RunnerConfig, RunnerProcess
 
-RUNNERS_MAX = 1024
 ANSWER_S = 5.0
 
 
@@ -54,7 +54,7 @@ def bounds(pool: Pool, default: int) -> Bounds:
         low, high = pool.spec.autoscaling.min_replicas, pool.spec.autoscaling.max_replicas
     else:
         low = high = pool.spec.replicas if pool.spec.replicas is not None else default
-    room = min(RUNNERS_MAX, sum(RUNNERS_MAX if group.max is None else group.max for group in pool.groups))
+    room = min(MAX_POOL_RUNNERS, sum(MAX_POOL_RUNNERS if group.max is None else group.max for group in pool.groups))
     return Bounds(min(low, room), min(high, room), pool.meta.generation)
 
 
@@ -227,7 +227,7 @@ def to_start(
     never takes all of its runners away; a runner that cannot start anyway is replaced at once.
     """
     kept = not_terminating(present)
-    free = (index for index in range(RUNNERS_MAX) if index not in present)
+    free = (index for index in range(MAX_POOL_RUNNERS) if index not in present)
     missing = [next(free) for _ in range(count - len(kept))]
     outdated = [index for index, runner in kept.items() if runner.launch != wanted(index)]
     broken = [index for index in outdated if kept[index].state == "CrashLoop"]

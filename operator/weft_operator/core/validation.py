@@ -21,7 +21,7 @@ from weft_operator.core.acceptance import accepted_by_name, describe_owner, is_i
 from weft_operator.core.resources import Adapter, Malformed, Object, Pool, parse
 from weft_operator.core.state import DesiredState
 
-NAMED_MAX = 3
+MAX_NAMED_OBJECTS = 3
 # What a server has not given to an object that is not stored yet.
 _UNSTORED = {"uid": "", "generation": 0, "resourceVersion": "", "creationTimestamp": "9999-12-31T00:00:00Z"}
 
@@ -216,5 +216,5 @@ def _full(pool: Pool, pinned: list[Adapter]) -> str:
 
 def _named(adapters: Iterable[Adapter]) -> str:
     names = sorted(str(adapter.meta.ref) for adapter in adapters)
-    more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
-    return f"LoRAAdapter{'s' if len(names) > 1 else ''} {', '.join(names[:NAMED_MAX])}{more}"
+    more = f" and {len(names) - MAX_NAMED_OBJECTS} more" if len(names) > MAX_NAMED_OBJECTS else ""
+    return f"LoRAAdapter{'s' if len(names) > 1 else ''} {', '.join(names[:MAX_NAMED_OBJECTS])}{more}"

@@ -21,7 +21,7 @@ from weft_operator.core.state import ObjectKey
 from weft_operator.kubernetes.client import key_of
 
 GONE_REMEMBERED = 4096
-EXPECTED_MAX = 16  # versions of one object; of those before nothing is known any more, as after a read
+MAX_EXPECTED_VERSIONS = 16  # versions of one object; of those before nothing is known any more, as after a read
 
 Listener = Callable[[Object, bool], None]  # the object, and whether it is gone
 
@@ -130,7 +130,7 @@ class ObjectCache:
     def _expect(self, uid: str, version: str | None, *, read: bool) -> None:
         expected = self._expected.setdefault(uid, {})
         expected[version or ""] = read
-        if len(expected) > EXPECTED_MAX:
+        if len(expected) > MAX_EXPECTED_VERSIONS:
             del expected[next(iter(expected))]
             expected[next(iter(expected))] = True
 

@@ -21,7 +21,7 @@ from weft_operator.kubernetes.client import Api
 log = logging.getLogger(__name__)
 
 PATH = f"/openapi/v3/apis/{GROUP}/{VERSION}"
-NAMED_MAX = 20  # fields in the log line
+MAX_NAMED_FIELDS = 20  # fields in the log line
 PERIOD_S = 300.0  # between two checks, while fields are missing
 
 Schema = Mapping[str, Any]
@@ -38,7 +38,7 @@ async def check_crds(api: Api, missing: Gauge) -> None:
             return
         missing.set(len(found))
         if found and found != before:
-            named = ", ".join([*found[:NAMED_MAX], *(["..."] if len(found) > NAMED_MAX else [])])
+            named = ", ".join([*found[:MAX_NAMED_FIELDS], *(["..."] if len(found) > MAX_NAMED_FIELDS else [])])
             what = "the cluster's CustomResourceDefinitions lack fields, which are dropped: apply those of this version"
             log.warning(what, extra=kv(count=len(found), fields=named))
         if not found:

@@ -111,7 +111,7 @@ def _drained_from(pod: Object) -> str:
 
 
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
-LAST_WORDS_MAX = 300
+MAX_LAST_WORDS_CHARS = 300
 # The kubelet waits before it tries again, for longer each time: nothing of it will be ready soon.
 STUCK = frozenset(
     (
@@ -184,7 +184,7 @@ def _why(container: Any, reason: str, waiting: Any) -> str:
 
 def _words(text: Any) -> str:
     """Shorten what was said to its end: that is where errors are."""
-    return sanitize(" ".join(str(text or "").split())[-LAST_WORDS_MAX:])
+    return sanitize(" ".join(str(text or "").split())[-MAX_LAST_WORDS_CHARS:])
 
 
 def _cost(text: Any) -> int | None:

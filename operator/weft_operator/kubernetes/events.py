@@ -21,9 +21,9 @@ from weft_operator.kubernetes.client import EVENTS, MERGE_PATCH, Api
 
 log = logging.getLogger(__name__)
 
-NOTE_MAX = 1024  # bytes, by the API
-QUEUED_MAX = 4096
-SERIES_MAX = 1024  # names of Events whose count is remembered
+MAX_NOTE_BYTES = 1024  # bytes, by the API
+MAX_QUEUED_EVENTS = 4096
+MAX_SERIES = 1024  # names of Events whose count is remembered
 
 
 class EventRecorder:
@@ -37,15 +37,15 @@ class EventRecorder:
     ) -> None:
         self._api, self._lead, self._write_s = api, lead, write_s
         self._instance, self._clock = instance, clock
-        self._queue: asyncio.Queue[tuple[RecordEvent, float]] = asyncio.Queue(QUEUED_MAX)
+        self._queue: asyncio.Queue[tuple[RecordEvent, float]] = asyncio.Queue(MAX_QUEUED_EVENTS)
         self._series: OrderedDict[str, int] = OrderedDict()  # how often an Event of that name was recorded
 
     def record(self, action: RecordEvent) -> None:
-        """Queue an Event of now; one beyond `QUEUED_MAX` is logged and lost."""
+        """Queue an Event of now; one beyond `MAX_QUEUED_EVENTS` is logged and lost."""
         try:
             self._queue.put_nowait((action, self._clock()))
         except asyncio.QueueFull:
-            _log_lost(action, f"{QUEUED_MAX} Events wait already")
+            _log_lost(action, f"{MAX_QUEUED_EVENTS} Events wait already")
 
     async def run(self) -> None:
         """Send Events until cancelled. Raises LeadershipLost."""
@@ -71,14 +71,14 @@ class EventRecorder:
 
     def _count(self, event: str) -> int:
         count = self._series[event] = self._series.pop(event, 1) + 1
-        if len(self._series) > SERIES_MAX:
+        if len(self._series) > MAX_SERIES:
             self._series.popitem(last=False)
         return count
 
 
 def event_manifest(action: RecordEvent, instance: str, at: float) -> dict[str, Any]:
     """Make the manifest of an Event. Its name is a hash of its content, so that an equal one meets the first."""
-    ref, note = action.ref, action.message.encode()[:NOTE_MAX].decode(errors="ignore")
+    ref, note = action.ref, action.message.encode()[:MAX_NOTE_BYTES].decode(errors="ignore")
     content = hashlib.sha256("\0".join((action.uid, action.type, action.reason, note)).encode()).hexdigest()[:16]
     return {
         "apiVersion": EVENTS.api_version,

@@ -53,7 +53,7 @@ DRAIN_S = 5.0  # admission is served on for so long after SIGTERM: then the Serv
 RETRY_S = 2.0
 BEAT_S = 1.0
 GRACE_OF_PERIOD = 0.1  # the share of a resync's period that an event may be on its way
-GRACE_MAX_S = 5.0
+MAX_GRACE_S = 5.0
 
 
 async def run(settings: Settings) -> int:
@@ -95,7 +95,7 @@ class Manager:
             self._cache,
             watch_scopes(settings.namespaces, nodes=settings.watch_nodes),
             period_s=AUDIT_S,
-            grace_s=min(AUDIT_S * GRACE_OF_PERIOD, GRACE_MAX_S),
+            grace_s=min(AUDIT_S * GRACE_OF_PERIOD, MAX_GRACE_S),
             on_late=lambda resource, count: self._metrics.late.labels(resource).inc(count),
             on_done=self._metrics.audits.inc,
         )

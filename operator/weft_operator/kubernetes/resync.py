@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 LATE_IN_A_ROW = 3
 PERIODS_WITHOUT_LIST = 5
-READS_MAX = 3  # of one object whose watch goes on meanwhile
+MAX_READS = 3  # of one object whose watch goes on meanwhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +67,13 @@ def missed(listed: Identities, before: Identities, now: Identities) -> list[Obje
 
 async def read_again(api: Api, cache: ObjectCache, key: ObjectKey) -> tuple[Object | None, bool]:
     """Read an object, and take it in unless a watch goes on meanwhile. Returns the object, and whether it was news."""
-    for _ in range(READS_MAX):
+    for _ in range(MAX_READS):
         before = cache.find(key)
         there = await api.get(BY_KIND[key.kind], key.namespace, key.name)
         if cache.find(key) is not before:
             continue
         return there, cache.read(key, there, in_sight=there is None or is_in_sight(there))
-    return there, False  # pyright: ignore[reportPossiblyUnboundVariable] (READS_MAX is above 0)
+    return there, False  # pyright: ignore[reportPossiblyUnboundVariable] (MAX_READS is above 0)
 
 
 def is_in_sight(obj: Object) -> bool:

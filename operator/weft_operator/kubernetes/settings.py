@@ -24,12 +24,12 @@ from weft.settings import (
 )
 from weft_operator.core.runner_defaults import RunnerDefaults
 
-NAMESPACE_MAX = 63
+MAX_NAMESPACE_CHARS = 63
 
 
 def _names(value: str) -> str:
     names = [name.strip() for name in value.split(",")]
-    if not all(names) or any(len(name) > NAMESPACE_MAX for name in names):
+    if not all(names) or any(len(name) > MAX_NAMESPACE_CHARS for name in names):
         raise ValueError("not a list of namespaces, A,B,C")
     return ",".join(dict.fromkeys(names))
 
@@ -42,7 +42,9 @@ class Settings(ProcessSettings):
 
     model_config = SettingsConfigDict(env_prefix="WEFT_OPERATOR__", cli_prog_name="weft_operator.kubernetes")
 
-    namespace: str = Field(description="the operator's own namespace, where its Lease is", max_length=NAMESPACE_MAX)
+    namespace: str = Field(
+        description="the operator's own namespace, where its Lease is", max_length=MAX_NAMESPACE_CHARS
+    )
     pool_namespaces: Annotated[str, AfterValidator(_names)] = Field(
         description="namespaces that pools may live in, A,B,C: only there runners are made"
     )

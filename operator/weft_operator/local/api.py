@@ -41,7 +41,7 @@ from weft_operator.local.persistence import Durable
 PLURALS: dict[str, Kind] = {"loraadapters": "LoRAAdapter", "servingpools": "ServingPool"}
 KINDS: dict[str, Kind] = {kind: kind for kind in PLURALS.values()}
 LIST = "List"
-BODY_BYTES_MAX = 1 << 20
+MAX_OBJECT_BYTES = 1 << 20
 CLOSE_S = 1
 WHOLE_NUMBER = re.compile("[0-9]{1,18}")
 
@@ -180,10 +180,10 @@ async def _body(request: Request) -> Object:
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
-        if len(body) > BODY_BYTES_MAX:
-            raise BadRequest(f"an object has at most {BODY_BYTES_MAX} bytes")
+        if len(body) > MAX_OBJECT_BYTES:
+            raise BadRequest(f"an object has at most {MAX_OBJECT_BYTES} bytes")
     try:
-        return parse_object(bytes(body), max_bytes=BODY_BYTES_MAX)
+        return parse_object(bytes(body), max_bytes=MAX_OBJECT_BYTES)
     except JsonError as error:
         raise BadRequest(f"the body is not JSON that can be an object: {error}") from error
 

@@ -17,7 +17,7 @@ from weft.telemetry.logs import TextFormatter
 
 LIMIT_BYTES = 8 << 20
 CHUNK_BYTES = 64 << 10
-FOLLOW_BYTES_MAX = 1 << 20  # a follower further behind skips to the present
+MAX_FOLLOW_BYTES = 1 << 20  # a follower further behind skips to the present
 
 
 class LogFile:
@@ -119,7 +119,7 @@ class Follower:
     def put(self, data: bytes | None) -> None:
         self._pending.append(data)
         self._bytes += len(data or b"")
-        while self._bytes > FOLLOW_BYTES_MAX and (oldest := self._pending.popleft()) is not None:
+        while self._bytes > MAX_FOLLOW_BYTES and (oldest := self._pending.popleft()) is not None:
             self._bytes -= len(oldest)
         self._wake.set()
 

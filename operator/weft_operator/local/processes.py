@@ -1,7 +1,7 @@
 """One program, kept running: started, watched, started again after a bounded pause, stopped in a bounded time.
 
 Restarts go on for as long as the owner wants the program. After a quick end (it was never ready, or ran for less than
-`STABLE_S`) the pause doubles, up to `PAUSE_MAX_S`; three of them in a row are a crash loop, which is reported with the
+`STABLE_S`) the pause doubles, up to `MAX_PAUSE_S`; three of them in a row are a crash loop, which is reported with the
 program's last words. Children die with this process (`die_with_parent.py`).
 Standard output and error go to the component's log file.
 """
@@ -22,7 +22,7 @@ from weft_operator.local.logs import CHUNK_BYTES, LogFile
 
 log = logging.getLogger(__name__)
 
-PAUSE_MIN_S, PAUSE_MAX_S = 0.2, 10.0
+MIN_PAUSE_S, MAX_PAUSE_S = 0.2, 10.0
 STABLE_S = 5.0  # a program that was ready and ran this long has not ended quickly
 CRASH_LOOP = 3
 STOP_S = 15.0  # SIGTERM to SIGKILL: above the 10 s in which gateway and runner drain
@@ -72,7 +72,7 @@ class Process:
         logfile: LogFile,
         on_change: Callable[[ProcessState], None],
         *,
-        pauses_s: tuple[float, float] = (PAUSE_MIN_S, PAUSE_MAX_S),
+        pauses_s: tuple[float, float] = (MIN_PAUSE_S, MAX_PAUSE_S),
         stop_s: float = STOP_S,
     ) -> None:
         self._program, self.logfile, self._on_change = program, logfile, on_change

@@ -18,7 +18,7 @@ from weft.telemetry.logs import kv
 from weft_batch import metrics
 
 MAX_TRANSACTION_BYTES = 16 << 20
-PAUSE_MIN_S, PAUSE_MAX_S = 0.1, 5.0
+MIN_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0
 log = logging.getLogger(__name__)
 
 
@@ -64,7 +64,7 @@ class ResultWriter:
         return part
 
     async def _store(self, part: Sequence[StoredResult]) -> None:
-        pause_s = PAUSE_MIN_S
+        pause_s = MIN_PAUSE_S
         while True:
             try:
                 await batches.add_results(self._engine, self._term, part)
@@ -73,7 +73,7 @@ class ResultWriter:
                 metrics.STORE_FAILURES.inc()
                 log.error("results not stored: trying again", extra=kv(pause_s=pause_s, error=error))
                 await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, PAUSE_MAX_S)
+                pause_s = min(2 * pause_s, MAX_PAUSE_S)
             else:
                 self.trouble = None
                 return

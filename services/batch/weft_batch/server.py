@@ -64,7 +64,7 @@ from weft_batch.errors import BytesMissing, StorageError
 from weft_batch.inputs import InputFile, InputLines, blocks
 from weft_batch.kept_responses import KeptResponses
 from weft_batch.output_files import EndingBatch, OutputFiles
-from weft_batch.result_writer import PAUSE_MAX_S, PAUSE_MIN_S, ResultWriter
+from weft_batch.result_writer import MAX_PAUSE_S, MIN_PAUSE_S, ResultWriter
 from weft_batch.storage import FileStorage
 from weft_batch.tenant_files import TenantFiles, TenantQuotas, draw_file_id, now_unix_ms
 
@@ -322,7 +322,7 @@ class BatchServer:
 
     async def _until_done(self, what: str, batch_id: str, work: Callable[[], Awaitable[None]]) -> None:
         """Repeat the work, with bounded pauses, while store or storage cannot be used. Raises Superseded."""
-        pause_s = PAUSE_MIN_S
+        pause_s = MIN_PAUSE_S
         while True:
             try:
                 async with self._work:
@@ -331,7 +331,7 @@ class BatchServer:
                 metrics.STORE_FAILURES.inc()
                 log.error(what, extra=kv(batch_id=batch_id, pause_s=pause_s, error=error))
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, PAUSE_MAX_S)
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
     # ------------------------------------------------------------------------------------------ lines
 

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic.alias_generators import to_camel
 
 from weft.artifacts.adapter_config import MAX_CONFIG_BYTES as MAX_ADAPTER_CONFIG_BYTES
-from weft.artifacts.adapter_config import MAX_RANK, parse_adapter_config
+from weft.artifacts.adapter_config import MAX_CONFIG_RANK, parse_adapter_config
 from weft.artifacts.digest import Kind
 from weft.artifacts.errors import Reason, Refused
 from weft.artifacts.verify import AdapterVerdict, ModelVerdict, check_base_name, check_finite, verdict_of, verify_model
@@ -61,7 +61,7 @@ _HELP = {
 MAX_TEXT_BYTES = 128 << 20  # a tokenizer of 256,000 tokens is about 35 MB
 MAX_WEIGHT_FILES = 1024
 MAX_FAULT_CHARS = 512  # of a chat template
-NAMED_MAX = 10  # files that an error names
+MAX_NAMED_FILES = 10  # files that an error names
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def select_files(kind: Kind, files: Files, limits: ArtifactLimits) -> tuple[str,
     required = FILES if kind == "adapter" else (MODEL_CONFIG, TOKENIZER)
     for name in required:
         if name not in names:
-            found = ", ".join(sorted(names)[:NAMED_MAX]) + (", ..." if len(names) > NAMED_MAX else "")
+            found = ", ".join(sorted(names)[:MAX_NAMED_FILES]) + (", ..." if len(names) > MAX_NAMED_FILES else "")
             raise Refused(
                 Reason.MISSING_FILE, f"{name} is not there; found: {found or 'no files'}{_HELP.get(name, '')}"
             )
@@ -124,7 +124,7 @@ def select_files(kind: Kind, files: Files, limits: ArtifactLimits) -> tuple[str,
 
 def validate(kind: Kind, files: Files, *, base: BaseModel | None, max_rank: int | None) -> dict[str, Any]:
     """Check headers and configs; returns the verdict as the API shows it. Raises Refused."""
-    return _check_adapter(files, base, max_rank or MAX_RANK) if kind == "adapter" else _check_model(files)
+    return _check_adapter(files, base, max_rank or MAX_CONFIG_RANK) if kind == "adapter" else _check_model(files)
 
 
 def check_weights_finite(files: Files, names: Iterable[str], step: Callable[[int], None]) -> None:

@@ -30,7 +30,7 @@ COMMIT_DELAY_S = 0.2  # after a transaction, before the next one that is not ful
 MAX_WAITING = 10_000
 FORGET_EVERY_S = 3_600.0
 KEEP_MS = 30 * 86_400_000  # older outcomes are deleted: bills are made of usage, which stays
-PAUSE_MIN_S, PAUSE_MAX_S = 0.1, 5.0
+MIN_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0
 MAX_UNACKED = 2_000  # for the predictor
 CHUNK = 32  # outcomes per message: the predictor learns one in about 0.2 ms, and others wait meanwhile
 log = logging.getLogger(__name__)
@@ -88,11 +88,11 @@ class OutcomeWriter:
 
     async def run(self) -> None:
         """Write until closed. A transaction that was begun is finished."""
-        pause_s = PAUSE_MIN_S
+        pause_s = MIN_PAUSE_S
         while not self._closed.is_set():
             try:
                 await self._write()
-                pause_s, self.trouble = PAUSE_MIN_S, None
+                pause_s, self.trouble = MIN_PAUSE_S, None
                 if not self._waiting and self._term <= self._stored_term:  # also nothing that came meanwhile
                     self._wake.clear()
                     self._idle.set()
@@ -102,7 +102,7 @@ class OutcomeWriter:
                 metrics.STORE_FAILURES.inc()
                 log.error("store not written: trying again", extra=kv(pause_s=pause_s, error=error))
                 await _within(self._closed, pause_s)
-                pause_s = min(pause_s * 2, PAUSE_MAX_S)
+                pause_s = min(pause_s * 2, MAX_PAUSE_S)
             if self._idle.is_set() and not self._closed.is_set():
                 await _within(self._wake, max(self._forget_at - time.monotonic(), 0.0))
 

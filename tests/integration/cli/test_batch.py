@@ -106,8 +106,8 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "POLL_MIN_S", 0.001)
-    monkeypatch.setattr(command, "POLL_MAX_S", 0.001)
+    monkeypatch.setattr(command, "MIN_POLL_S", 0.001)
+    monkeypatch.setattr(command, "MAX_POLL_S", 0.001)
 
 
 def run(gateway: Gateway, file: Path, *words: str) -> int:

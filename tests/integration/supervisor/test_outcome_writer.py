@@ -83,7 +83,7 @@ async def test_an_outcome_that_is_none_is_dropped_and_acknowledged_and_holds_no_
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 async def test_outcomes_wait_for_a_server_that_dies_and_each_counts_once(postgres, kept, number, monkeypatch):
     """Whether a commit that the outage cut off happened is not known: it is stored again, and counts once."""
-    monkeypatch.setattr(outcome_writer, "PAUSE_MAX_S", 0.1)
+    monkeypatch.setattr(outcome_writer, "MAX_PAUSE_S", 0.1)
     with postgres.database() as url:
         engine = await new_store(url)
         writer = writer_of(engine, kept)

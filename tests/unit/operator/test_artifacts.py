@@ -11,7 +11,7 @@ from tests.unit.operator.planning import digest, failed, pool_ref, verified
 from weft.artifacts.depot_api import BaseRef, CredentialsRef
 from weft_operator.core import OperationStatus, Resolution, ResolveRequest
 from weft_operator.core.artifacts import (
-    FAILURE_PAUSE_MAX_S,
+    MAX_FAILURE_PAUSE_S,
     VerifiedArtifact,
     from_status,
     jittered,
@@ -76,7 +76,7 @@ def test_the_pause_is_bounded_and_success_resets_it(history: list[str]) -> None:
         else:
             resolution = updated(resolution, verified("a") if what == "good" else failed("NotFinite"), float(now))
         pause_s = resolution.due_at(2.0) - now
-        assert 2.0 <= pause_s <= FAILURE_PAUSE_MAX_S
+        assert 2.0 <= pause_s <= MAX_FAILURE_PAUSE_S
         if what == "good":
             assert pause_s == 2.0
 
@@ -103,7 +103,7 @@ def test_a_source_that_fails_is_asked_less_often_with_a_bound_by_what_fails(
     resolution, request = Resolution(ONE), replace(ONE, uri=uri)
     for _ in range(failures):
         resolution = updated(started(resolution, request, 0.0), failed(reason), 10.0)
-    most_s = 60.0 if reason == "SourceUnreachable" else FAILURE_PAUSE_MAX_S
+    most_s = 60.0 if reason == "SourceUnreachable" else MAX_FAILURE_PAUSE_S
     expected_s = jittered(request, min(pause_s, 600.0)) if request.remote else min(pause_s, most_s)
     assert resolution.due_at(2.0) == 10.0 + expected_s
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.unit.operator.cluster import SITE
 from tests.unit.operator.planning import BASE, pool_object, stored
 from weft_operator.core import RunnerDefaults, parse_pool
-from weft_operator.core.children import NAME_MAX, child_name, children
+from weft_operator.core.children import MAX_CHILD_NAME_CHARS, child_name, children
 from weft_runner.settings import parse_settings
 
 LABELS = st.from_regex(r"\A[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z")
@@ -138,13 +138,13 @@ def test_what_is_not_given_is_the_sites_or_absent(field: str) -> None:
 def test_a_long_name_is_the_same_in_every_version() -> None:
     """Another one would be another Deployment, and its runners would be replaced."""
     assert child_name("a-b", "c-d") == "a-b-c-d-5aefcd91"
-    assert len(child_name("p" * 63, "g" * 32)) == NAME_MAX
+    assert len(child_name("p" * 63, "g" * 32)) == MAX_CHILD_NAME_CHARS
 
 
 @given(LABELS, GROUPS)
 def test_names_are_short_enough_and_begin_as_a_service_has_to(pool: str, part: str) -> None:
     name = child_name(pool, part)
-    assert len(name) <= NAME_MAX
+    assert len(name) <= MAX_CHILD_NAME_CHARS
     assert name[0].isalpha()
     assert name[-1].isalnum()
     assert "--" not in name or "--" in f"{pool}-{part}"

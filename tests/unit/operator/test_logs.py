@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_operator.local.logs import FOLLOW_BYTES_MAX, Follower, LogFile
+from weft_operator.local.logs import MAX_FOLLOW_BYTES, Follower, LogFile
 
 
 def test_a_log_takes_at_most_twice_its_limit(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ async def test_a_follower_receives_what_is_written_and_the_end(tmp_path: Path) -
         assert await news.get() is None
 
 
-@given(st.lists(st.integers(1, FOLLOW_BYTES_MAX // 2), min_size=1, max_size=12))
+@given(st.lists(st.integers(1, MAX_FOLLOW_BYTES // 2), min_size=1, max_size=12))
 async def test_a_slow_follower_keeps_the_newest_and_is_bounded(sizes: list[int]) -> None:
     follower = Follower()
     chunks = [bytes([65 + i]) * size for i, size in enumerate(sizes)]
@@ -98,4 +98,4 @@ async def test_a_slow_follower_keeps_the_newest_and_is_bounded(sizes: list[int])
     while (data := await follower.get()) is not None:
         got.append(data)
     assert got == chunks[len(chunks) - len(got) :]
-    assert sum(map(len, got)) <= FOLLOW_BYTES_MAX
+    assert sum(map(len, got)) <= MAX_FOLLOW_BYTES

@@ -37,7 +37,7 @@ async def test_a_depot_that_is_down_changes_nothing_and_is_found_again() -> None
 
 
 async def test_a_write_that_fails_is_planned_again_and_disturbs_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "PAUSE_MIN_S", 0.001)
+    monkeypatch.setattr(loop, "MIN_PAUSE_S", 0.001)
     async with operator() as op:
         op.backend.break_next = 4
         await op.serve("upper")

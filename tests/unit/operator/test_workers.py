@@ -125,7 +125,7 @@ async def test_what_is_done_is_counted() -> None:
 
 
 async def test_a_conflict_is_no_failure_and_a_bug_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "PAUSE_MIN_S", 0.001)
+    monkeypatch.setattr(loop, "MIN_PAUSE_S", 0.001)
     async with operator(period_s=60.0) as op:
         op.backend.break_next = 4  # conflicts and bugs in turn
         op.store.apply(pool_object())

@@ -2,7 +2,7 @@
 
 from harness.scheduler_driver import Driver
 from weft.domain.adapter import AdapterState, Tier
-from weft.domain.fleet import MAX_ADAPTERS, FleetQuery, FleetReport
+from weft.domain.fleet import MAX_LISTED_ADAPTERS, FleetQuery, FleetReport
 from weft.domain.machine import Kind, Peer, Received, Send
 
 
@@ -33,6 +33,6 @@ def test_a_runner_is_listed_with_its_batch_and_where_its_adapters_are(driver: Dr
 
 def test_of_very_many_adapters_the_first_are_listed_and_the_others_counted(driver: Driver) -> None:
     driver.start("sha256:1")
-    driver.runner("a", adapters=tuple(AdapterState(f"sha256:{n}", Tier.HOST) for n in range(MAX_ADAPTERS + 10)))
+    driver.runner("a", adapters=tuple(AdapterState(f"sha256:{n}", Tier.HOST) for n in range(MAX_LISTED_ADAPTERS + 10)))
     (runner,) = ask(driver).runners
-    assert (len(runner.adapters), runner.adapters_left_out) == (MAX_ADAPTERS, 10)
+    assert (len(runner.adapters), runner.adapters_left_out) == (MAX_LISTED_ADAPTERS, 10)

@@ -5,7 +5,7 @@ import logging
 import pytest
 from prometheus_client import REGISTRY
 
-from weft.telemetry.invariants import MAX_DETAIL_CHARS, violation
+from weft.telemetry.invariants import MAX_VIOLATION_CHARS, violation
 
 
 def check_pages(free: int, total: int) -> None:
@@ -42,11 +42,11 @@ def test_a_violation_is_logged_and_counted_under_the_innermost_check(caplog: pyt
 
 def test_the_detail_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
     def check_table() -> None:
-        raise AssertionError("x" * 10 * MAX_DETAIL_CHARS)
+        raise AssertionError("x" * 10 * MAX_VIOLATION_CHARS)
 
     assert violation(check_table) == "check_table"
     about: dict[str, str] = caplog.records[0].kv  # type: ignore[attr-defined]
-    assert len(about["detail"]) == MAX_DETAIL_CHARS
+    assert len(about["detail"]) == MAX_VIOLATION_CHARS
 
 
 def test_a_state_that_cannot_be_read_is_a_violation(caplog: pytest.LogCaptureFixture) -> None:

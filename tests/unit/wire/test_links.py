@@ -205,7 +205,7 @@ async def test_what_a_sender_bounds_by_itself_counts_beside_the_limit() -> None:
 async def test_why_a_link_does_not_come_up_is_logged_once_for_each_reason(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weft.wire.streams.PAUSE_MAX_S", 0.05)
+    monkeypatch.setattr("weft.wire.streams.MAX_PAUSE_S", 0.05)
     server, port = Peer(), free_port()
     client = Client(port)
     await soon(client.told_four_times.wait())

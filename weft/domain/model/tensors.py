@@ -14,7 +14,7 @@ PROJECTIONS = ATTENTION + MLP
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 INNER = "model."  # what the decoder is called inside a model with a head
 PACKED = ("I8", "I16", "I32", "U", "F8_", "F6_", "F4")  # what quantised checkpoints hold beside their scales
-NAMED_MAX = 4  # tensors that an error names
+MAX_NAMED_TENSORS = 4  # tensors that an error names
 
 
 def module_name(layer: int, projection: str) -> str:
@@ -101,5 +101,5 @@ def check_shape(name: str, shape: tuple[int, ...], wanted: tuple[int, ...]) -> N
 def some_of(names: Iterable[str]) -> str:
     """List the first few names: `a, b, c, d and 12 more`."""
     ordered = [name[:200] for name in sorted(names)]
-    more = f" and {len(ordered) - NAMED_MAX} more" if len(ordered) > NAMED_MAX else ""
-    return ", ".join(ordered[:NAMED_MAX]) + more
+    more = f" and {len(ordered) - MAX_NAMED_TENSORS} more" if len(ordered) > MAX_NAMED_TENSORS else ""
+    return ", ".join(ordered[:MAX_NAMED_TENSORS]) + more

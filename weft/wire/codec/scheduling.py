@@ -5,7 +5,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from weft.domain.fleet import MAX_ADAPTERS, MAX_RUNNERS, MIN_LISTED, FleetQuery, FleetReport
+from weft.domain.fleet import MAX_LISTED_ADAPTERS, MAX_LISTED_RUNNERS, MIN_LISTED, FleetQuery, FleetReport
 from weft.domain.limits import LimitReport, LimitRule
 from weft.domain.request import (
     Assign,
@@ -52,7 +52,7 @@ def outcome_from_bytes(record: bytes) -> Outcome:
 
 
 def _check_fleet(fleet: FleetReport) -> None:
-    most = MAX_ADAPTERS + MAX_RUNNERS * MIN_LISTED
+    most = MAX_LISTED_ADAPTERS + MAX_LISTED_RUNNERS * MIN_LISTED
     check_number(sum([len(runner.adapters) for runner in fleet.runners]), "the number of adapters on runners", most)
 
 

@@ -33,7 +33,7 @@ TITLE = "org.opencontainers.image.title"
 DOCKER_CONFIG = ".dockerconfigjson"  # the key of Secrets of type kubernetes.io/dockerconfigjson
 MAX_MANIFEST_BYTES = 4 << 20  # what registries take at most
 MAX_TOKEN_BYTES = 64 << 10
-MAX_LAYERS = 10_000
+MAX_IMAGE_LAYERS = 10_000
 _NAME = r"[a-z0-9]+(?:(?:\.|__?|-+)[a-z0-9]+)*"
 _REFERENCE = re.compile(
     rf"//(?P<host>[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::[0-9]{{1,5}})?)/(?P<repository>{_NAME}(?:/{_NAME})*)"
@@ -259,8 +259,8 @@ def parse_manifest(raw: bytes, file_filter: FileFilter, about: str) -> dict[str,
             Reason.CONFIG_INVALID, f"{about} is {what}; needed is one image manifest with layers ({MANIFEST})"
         )
     rows = cast("list[Any]", layers)
-    if len(rows) > MAX_LAYERS:
-        raise Refused(Reason.TOO_LARGE, f"{about} has {len(rows)} layers, the limit is {MAX_LAYERS}")
+    if len(rows) > MAX_IMAGE_LAYERS:
+        raise Refused(Reason.TOO_LARGE, f"{about} has {len(rows)} layers, the limit is {MAX_IMAGE_LAYERS}")
     named = [(title, row) for row in rows if (title := _title(row))]
     if not named:
         why = f"{about}: no layer has a file name ({TITLE}); push the files with `oras push`"

@@ -22,7 +22,7 @@ from weft_depot.sources.ranged import open_ranged, trimmed
 from weft_depot.sources.retry_policy import RetryPolicy, TransientError
 from weft_depot.sources.s3_client import Clients, Endpoints, answer_of, s3_errors
 
-MAX_ENTRIES, MAX_PAGES = 10_000, 200
+MAX_ENTRIES, MAX_LIST_PAGES = 10_000, 200
 PAGE = 250  # entries; a server may give fewer
 READ_BYTES = 1 << 20
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", re.ASCII)
@@ -151,7 +151,7 @@ class BucketSnapshot:
         """Yield the pages of a listing, which has to end in time and within a number of pages."""
         uri = self._place.uri
         asked = {"Bucket": self._place.bucket, "Prefix": prefix, "Delimiter": "/"}
-        for _ in range(MAX_PAGES):
+        for _ in range(MAX_LIST_PAGES):
             if self._policy.now() > ends:
                 raise Unavailable(f"{uri} cannot be listed: it takes more than {self._policy.grace_s:.0f} s")
             with s3_errors(uri):
@@ -162,7 +162,7 @@ class BucketSnapshot:
             asked["ContinuationToken"] = page.get("NextContinuationToken")
             if not asked["ContinuationToken"]:
                 raise TransientError("its listing goes on and does not say where")
-        raise Refused(Reason.TOO_LARGE, f"{uri}: its listing has more than {MAX_PAGES} pages")
+        raise Refused(Reason.TOO_LARGE, f"{uri}: its listing has more than {MAX_LIST_PAGES} pages")
 
 
 def _listed(row: Mapping[str, Any]) -> Listed:

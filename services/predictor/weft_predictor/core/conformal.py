@@ -23,7 +23,7 @@ WINDOW = 1_000
 STEP = 0.02
 MIN_LEVEL = 0.5
 OWN_SCORES = 100  # an adapter with fewer is answered by the pooled group
-MAX_ADAPTERS = 1_000
+MAX_CALIBRATED_ADAPTERS = 1_000
 UNINFORMATIVE = 0.05  # a censored outcome that passes fewer of the known scores teaches nothing
 PRIOR_SCORES = tuple(1.25 * NormalDist().inv_cdf((i + 0.5) / 20) for i in range(20))  # mean absolute value 1
 GOLDEN = 0.618034  # (5 ** 0.5 - 1) / 2
@@ -88,7 +88,7 @@ class ConformalCalibrators:
     Bounded: the oldest are dropped.
     """
 
-    def __init__(self, *, target: float = 0.9, max_adapters: int = MAX_ADAPTERS) -> None:
+    def __init__(self, *, target: float = 0.9, max_adapters: int = MAX_CALIBRATED_ADAPTERS) -> None:
         self.pooled = ConformalCalibrator(target=target)
         self.by_group: LruDict[Group, ConformalCalibrator] = LruDict(max_adapters)
         self._target = target

@@ -13,7 +13,7 @@ from weft.domain.lru import LruDict
 
 WINDOW = 64  # latest residuals of an adapter: a drift has passed through after as many outcomes
 SHRINK_K = 8.0
-MAX_ADAPTERS = 10_000
+MAX_OFFSET_ADAPTERS = 10_000
 Group = tuple[str, str]  # tenant and adapter; the tenant "": all of them, or keys are off
 HISTORY = 8  # offsets of the past, each of eight changes: together of a whole window
 
@@ -42,7 +42,7 @@ class _Window:
 class Offsets:
     """The residuals of log length by group. Bounded: the group without outcomes for the longest time is dropped."""
 
-    def __init__(self, max_adapters: int = MAX_ADAPTERS) -> None:
+    def __init__(self, max_adapters: int = MAX_OFFSET_ADAPTERS) -> None:
         self._windows: LruDict[Group, _Window] = LruDict(max_adapters)
 
     def __len__(self) -> int:

@@ -3,7 +3,15 @@
 from heapq import nsmallest
 
 from weft.domain.adapter import AdapterState
-from weft.domain.fleet import MAX_ADAPTERS, MAX_RUNNERS, MIN_LISTED, FleetAdapter, FleetQuery, FleetReport, FleetRunner
+from weft.domain.fleet import (
+    MAX_LISTED_ADAPTERS,
+    MAX_LISTED_RUNNERS,
+    MIN_LISTED,
+    FleetAdapter,
+    FleetQuery,
+    FleetReport,
+    FleetRunner,
+)
 from weft.domain.runner import RunnerSpec
 from weft_scheduler.core.model.gateway import GatewayStream
 from weft_scheduler.core.model.runner import RunnerAccount
@@ -19,8 +27,8 @@ def fleet_of(state: State) -> FleetReport:
     """Return every runner that has reported, by pool and name."""
     known = [(runner, runner.spec) for runner in state.runners.values() if runner.spec is not None]
     known.sort(key=lambda pair: (pair[1].pool, pair[0].name))
-    shown = known[:MAX_RUNNERS]
-    most = max(MIN_LISTED, MAX_ADAPTERS // max(1, len(shown)))
+    shown = known[:MAX_LISTED_RUNNERS]
+    most = max(MIN_LISTED, MAX_LISTED_ADAPTERS // max(1, len(shown)))
     return FleetReport(tuple([_row(runner, spec, most) for runner, spec in shown]), len(known) - len(shown))
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from weft.domain.routes import PhaseCounts
 from weft_scheduler.core.policy.autoscaling.demand import (
-    MAX_RUNNERS,
+    MAX_WANTED_RUNNERS,
     PoolLoad,
     ReplicaBounds,
     RunnerCapacity,
@@ -54,7 +54,7 @@ def asks_for(load: PoolLoad, unit: RunnerCapacity | None) -> int:
 def test_runners_that_compute_next_to_nothing_ask_for_a_number_that_can_be_sent(tokens_per_s: float) -> None:
     load = PoolLoad(running=1, queued=1, queued_tokens=2**40)
     asked = asks_for(load, RunnerCapacity(4, 1600, 2, tokens_per_s))
-    assert asked == fills(load, RunnerCapacity(4, 1600, 2, tokens_per_s)) == MAX_RUNNERS
+    assert asked == fills(load, RunnerCapacity(4, 1600, 2, tokens_per_s)) == MAX_WANTED_RUNNERS
 
 
 @pytest.mark.parametrize("name", CASES)

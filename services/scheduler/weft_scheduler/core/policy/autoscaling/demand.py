@@ -8,7 +8,7 @@ from weft.domain.routes import PhaseCounts
 
 SPARE_RUNNERS = 0.5  # runners kept beyond the load: a runner is lightly loaded below half
 ROUNDING = 1e-9
-MAX_RUNNERS = 1_000_000  # a pool whose runners compute next to nothing wants no more
+MAX_WANTED_RUNNERS = 1_000_000  # a pool whose runners compute next to nothing wants no more
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ def _pressure(load: PoolLoad, capacity: RunnerCapacity | None, work_s: float) ->
 
 
 def _ceil(runners: float) -> int:
-    return math.ceil(min(runners, MAX_RUNNERS) - ROUNDING)
+    return math.ceil(min(runners, MAX_WANTED_RUNNERS) - ROUNDING)
 
 
 class ScaleDownStabilization:
