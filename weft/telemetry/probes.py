@@ -1,7 +1,7 @@
 """Plain-HTTP `/healthz`, `/readyz` and `/metrics` on a port of their own, from a thread of their own.
 
 A process that computes (the runner) still answers. Liveness proves that the process's own loop turns: the owner calls
-`beat()` from its loop, and a beat older than `stall_s` is unhealthy.
+`mark_alive()` from its loop, and a mark older than `stall_s` is unhealthy.
 
 At most MAX_CONNECTIONS are open, each with a thread. One more closes the eldest: a request takes milliseconds, so who
 has been there longest is idle or slow, and no number of idle connections keeps the kubelet out.
@@ -36,7 +36,7 @@ class Probes:
     ) -> None:
         """Listen at once. Raises AddressInUse."""
         self._ready, self._stall_s, self._registry = ready, stall_s, registry
-        self._beat = time.monotonic()
+        self._alive_at = time.monotonic()
         try:
             self._server = _Server(split_address(listen), _handler(self))
         except OSError as error:
@@ -51,8 +51,8 @@ class Probes:
     def start(self) -> None:
         self._thread.start()
 
-    def beat(self) -> None:
-        self._beat = time.monotonic()
+    def mark_alive(self) -> None:
+        self._alive_at = time.monotonic()
 
     def close(self) -> None:
         self._closing = True
@@ -70,7 +70,7 @@ class Probes:
         """Answer a probe path: status, content type and body."""
         match path:
             case "/healthz":
-                age = time.monotonic() - self._beat
+                age = time.monotonic() - self._alive_at
                 return _text(200, "ok") if age < self._stall_s else _text(503, f"loop silent for {age:.0f} s")
             case "/readyz":
                 reason = self._ready()

@@ -77,15 +77,15 @@ async def serve(
     await server.start()
     await _set_health(statuses, names, health_pb2.HealthCheckResponse.SERVING)
     log.info("serving", extra=kv(listen=listen))
-    beat = asyncio.create_task(heartbeat(probes)) if probes else None
+    alive = asyncio.create_task(heartbeat(probes)) if probes else None
     await stop.wait()
     await _set_health(statuses, names, health_pb2.HealthCheckResponse.NOT_SERVING)
     log.info("draining")
     if drain:
         await drain()
     await server.stop(grace_s)
-    if beat:
-        beat.cancel()
+    if alive:
+        alive.cancel()
 
 
 def server_credentials(tls: Tls) -> grpc.ServerCredentials:
@@ -125,5 +125,5 @@ async def _set_health(statuses: _Statuses, names: Iterable[str], status: int) ->
 async def heartbeat(probes: Probes) -> None:
     """Tell, for as long as it runs, that this event loop turns."""
     while True:
-        probes.beat()
+        probes.mark_alive()
         await asyncio.sleep(1.0)

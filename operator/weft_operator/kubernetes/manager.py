@@ -114,7 +114,7 @@ class Manager:
     async def run(self) -> int:
         """Run until SIGTERM, or until a part of it ends."""
         self._probes.start()
-        serving = [self._task(self._serve()), self._task(self._beat())]
+        serving = [self._task(self._serve()), self._task(self._mark_alive())]
         leading = self._task(self._lead_once_known())
         stopping = asyncio.create_task(self._stop.wait())
         try:
@@ -205,9 +205,9 @@ class Manager:
             return "the admission webhook does not listen yet"
         return None
 
-    async def _beat(self) -> None:
+    async def _mark_alive(self) -> None:
         while True:
-            self._probes.beat()
+            self._probes.mark_alive()
             await asyncio.sleep(BEAT_S)
 
     def _trouble(self) -> str | None:
