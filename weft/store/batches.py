@@ -69,7 +69,7 @@ async def create(
 
     async def write(connection: AsyncConnection) -> BatchJob:
         await fencing_terms.hold(connection, ROLE, term)
-        file = await files.found(connection, new.namespace, new.input_file_id)
+        file = await files.find_within(connection, new.namespace, new.input_file_id)
         if file.purpose is not Purpose.BATCH:
             raise Conflict(f"file {file.file_id} has purpose {file.purpose.value!r}, a batch reads files of 'batch'")
         unfinished = select(func.count()).where(BatchRow.namespace == new.namespace, BatchRow.status.not_in(_ENDED))
@@ -88,7 +88,7 @@ async def find(engine: AsyncEngine, namespace: str, batch_id: str) -> BatchJob:
     return await transact(engine, lambda connection: _found(connection, namespace, batch_id))
 
 
-async def listed(engine: AsyncEngine, page: Page) -> tuple[list[BatchJob], bool]:
+async def list_page(engine: AsyncEngine, page: Page) -> tuple[list[BatchJob], bool]:
     """List a part of a tenant's batches; returns whether there are more, too. Raises Absent (`after`),
     StoreUnavailable."""
 
@@ -100,7 +100,9 @@ async def listed(engine: AsyncEngine, page: Page) -> tuple[list[BatchJob], bool]
             if since is None:
                 raise _no_batch(page.after)
             query = query.where(files.behind(page, BatchRow.created_unix_ms, BatchRow.batch_id, since))
-        rows = (await connection.execute(files.ordered(page, query, BatchRow.created_unix_ms, BatchRow.batch_id))).all()
+        rows = (
+            await connection.execute(files.order_page(page, query, BatchRow.created_unix_ms, BatchRow.batch_id))
+        ).all()
         return [_job(row) for row in rows[: page.limit]], len(rows) > page.limit
 
     return await transact(engine, read)
@@ -146,7 +148,7 @@ async def cancel(
     return await transact(engine, write, on_commit)
 
 
-async def validated(
+async def mark_validated(
     engine: AsyncEngine, term: int, batch_id: str, total: int, line_index: bytes, *, now_unix_ms: int
 ) -> None:
     """Note that a batch's lines may run; one that was cancelled meanwhile stays cancelled. Raises Superseded,
@@ -164,7 +166,7 @@ async def validated(
     await transact(engine, write)
 
 
-async def failed(
+async def mark_failed(
     engine: AsyncEngine, term: int, batch_id: str, errors: Sequence[BatchError], *, now_unix_ms: int
 ) -> None:
     """End a batch of which no line can run. Raises Superseded, StoreUnavailable."""
@@ -229,7 +231,9 @@ async def results(engine: AsyncEngine, batch_id: str, *, pages_of: int = 200) ->
         after = page[-1].line
 
 
-async def finalizing(engine: AsyncEngine, term: int, batch_id: str, ending: BatchStatus, *, now_unix_ms: int) -> None:
+async def begin_finalizing(
+    engine: AsyncEngine, term: int, batch_id: str, ending: BatchStatus, *, now_unix_ms: int
+) -> None:
     """Close a batch to results: its files are written next. A cancelled batch shows `cancelling` until then.
 
     Raises Superseded, StoreUnavailable.
@@ -244,7 +248,7 @@ async def finalizing(engine: AsyncEngine, term: int, batch_id: str, ending: Batc
     await transact(engine, write)
 
 
-async def ended(
+async def finish(
     engine: AsyncEngine,
     term: int,
     batch_id: str,

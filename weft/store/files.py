@@ -83,12 +83,12 @@ async def find(engine: AsyncEngine, namespace: str, file_id: str) -> StoredFile:
     """Read one file's row. Raises Absent, StoreUnavailable."""
 
     async def read(connection: AsyncConnection) -> StoredFile:
-        return await found(connection, namespace, file_id)
+        return await find_within(connection, namespace, file_id)
 
     return await transact(engine, read)
 
 
-async def found(connection: AsyncConnection, namespace: str, file_id: str) -> StoredFile:
+async def find_within(connection: AsyncConnection, namespace: str, file_id: str) -> StoredFile:
     """Read one file's row within a transaction. Raises Absent."""
     row = (await connection.execute(select(*_SHOWN).where(*_is(namespace, file_id)))).first()
     if row is None:
@@ -96,7 +96,7 @@ async def found(connection: AsyncConnection, namespace: str, file_id: str) -> St
     return _stored(row)
 
 
-async def listed(engine: AsyncEngine, page: Page) -> tuple[list[StoredFile], bool]:
+async def list_page(engine: AsyncEngine, page: Page) -> tuple[list[StoredFile], bool]:
     """List a part of a tenant's files; returns whether there are more, too. Raises Absent (`after`),
     StoreUnavailable."""
 
@@ -110,7 +110,7 @@ async def listed(engine: AsyncEngine, page: Page) -> tuple[list[StoredFile], boo
             if since is None:
                 raise no_file(page.after)
             query = query.where(behind(page, FileRow.created_unix_ms, FileRow.file_id, since))
-        rows = (await connection.execute(ordered(page, query, FileRow.created_unix_ms, FileRow.file_id))).all()
+        rows = (await connection.execute(order_page(page, query, FileRow.created_unix_ms, FileRow.file_id))).all()
         return [_stored(row) for row in rows[: page.limit]], len(rows) > page.limit
 
     return await transact(engine, read)
@@ -122,7 +122,7 @@ async def mark_deleting(engine: AsyncEngine, term: int, namespace: str, file_id:
 
     async def write(connection: AsyncConnection) -> StoredFile:
         await fencing_terms.hold(connection, ROLE, term)
-        file = await found(connection, namespace, file_id)
+        file = await find_within(connection, namespace, file_id)
         ended = [status.value for status in ENDED]
         uses = select(BatchRow.batch_id).where(BatchRow.input_file_id == file_id, BatchRow.status.not_in(ended))
         if (batch_id := (await connection.execute(uses.limit(1))).scalar_one_or_none()) is not None:
@@ -133,7 +133,7 @@ async def mark_deleting(engine: AsyncEngine, term: int, namespace: str, file_id:
     return await transact(engine, write)
 
 
-async def abandoned(engine: AsyncEngine, *, before_unix_ms: int, most: int = 100) -> list[str]:
+async def list_abandoned(engine: AsyncEngine, *, before_unix_ms: int, most: int = 100) -> list[str]:
     """List files whose bytes are to be deleted: marked so, or begun before `before_unix_ms` and never whole."""
     left = or_(FileRow.state == DELETING, and_(FileRow.state == WRITING, FileRow.created_unix_ms < before_unix_ms))
 
@@ -173,7 +173,7 @@ def behind(page: Page, created: Any, row_id: Any, since: int) -> ColumnElement[b
     return or_(created < since, and_(created == since, row_id < page.after))
 
 
-def ordered(page: Page, query: Any, created: Any, row_id: Any) -> Any:
+def order_page(page: Page, query: Any, created: Any, row_id: Any) -> Any:
     """Order a page's rows, and ask for one row more than it has, which says whether there are more."""
     by = (created, row_id) if page.oldest_first else (created.desc(), row_id.desc())
     return query.order_by(*by).limit(page.limit + 1)

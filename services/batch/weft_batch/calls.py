@@ -59,7 +59,7 @@ class BatchCalls(BatchServicer):
 
     async def ListFiles(self, request: pb.ListRequest, context: Context) -> pb.FileList:  # noqa: N802
         async with self._answering(context):
-            return codec.file_list(*await files.listed(self._server.engine, codec.PAGE.decode(request)))
+            return codec.file_list(*await files.list_page(self._server.engine, codec.PAGE.decode(request)))
         raise AssertionError("the call was aborted")
 
     async def DeleteFile(self, request: pb.FileRequest, context: Context) -> pb.File:  # noqa: N802
@@ -91,7 +91,7 @@ class BatchCalls(BatchServicer):
 
     async def ListBatches(self, request: pb.ListRequest, context: Context) -> pb.BatchList:  # noqa: N802
         async with self._answering(context):
-            return codec.batch_list(*await batches.listed(self._server.engine, codec.PAGE.decode(request)))
+            return codec.batch_list(*await batches.list_page(self._server.engine, codec.PAGE.decode(request)))
         raise AssertionError("the call was aborted")
 
     async def CancelBatch(self, request: pb.BatchRequest, context: Context) -> pb.BatchJob:  # noqa: N802

@@ -65,7 +65,7 @@ class OutputFiles:
                 await self._flush(file)
                 await run_to_end(asyncio.to_thread(file.writer.close))
             output, errors = self._files.get(True), self._files.get(False)
-            await batches.ended(
+            await batches.finish(
                 self._engine,
                 self._term,
                 self._batch.batch_id,

@@ -283,12 +283,14 @@ class BatchServer:
         except BytesMissing:
             errors = [BatchError("input_file_missing", "the bytes of the input file are not in storage")]
         if errors:
-            await batches.failed(self.engine, self.term, job.batch_id, errors, now_unix_ms=now_unix_ms())
+            await batches.mark_failed(self.engine, self.term, job.batch_id, errors, now_unix_ms=now_unix_ms())
             await batches.drop_results(self.engine, job.batch_id)
             log.info("batch failed", extra=kv(batch_id=job.batch_id, code=errors[0].code, line=errors[0].line))
             return False
         index = reader.index.to_bytes()
-        await batches.validated(self.engine, self.term, job.batch_id, reader.total, index, now_unix_ms=now_unix_ms())
+        await batches.mark_validated(
+            self.engine, self.term, job.batch_id, reader.total, index, now_unix_ms=now_unix_ms()
+        )
         batch.job = await batches.find(self.engine, batch.namespace, job.batch_id)
         batch.input = InputFile(job.input_file_id, reader.index)
         log.info("batch begins", extra=kv(batch_id=job.batch_id, lines=reader.total, bad=reader.total - reader.good))
@@ -307,7 +309,7 @@ class BatchServer:
         of = EndingBatch(batch_id, batch.namespace, batch.job.endpoint, batch.job.input_file_id, ending)
 
         async def write_files() -> None:
-            await batches.finalizing(self.engine, self.term, batch_id, ending, now_unix_ms=now_unix_ms())
+            await batches.begin_finalizing(self.engine, self.term, batch_id, ending, now_unix_ms=now_unix_ms())
             await OutputFiles(self.engine, self.term, self._storage, of, draw_file_id, now_unix_ms).write()
 
         await self._until_done("files of a batch not written: trying again", batch_id, write_files)

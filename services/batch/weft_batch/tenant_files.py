@@ -151,7 +151,7 @@ class TenantFiles:
 
     async def sweep(self, before_unix_ms: int) -> None:
         """Delete what was marked, and what was begun before that time and never whole. Raises StoreUnavailable."""
-        left = await files.abandoned(self._engine, before_unix_ms=before_unix_ms)
+        left = await files.list_abandoned(self._engine, before_unix_ms=before_unix_ms)
         await self._remove(await files.mark_abandoned(self._engine, left))
 
 

@@ -33,7 +33,7 @@ async def add_batch(engine, term, batch_id="batch_1", namespace="a", file_id="fi
 async def started(engine, term, batch_id="batch_1", total=3):
     await add_file(engine, term)
     await add_batch(engine, term, batch_id)
-    await batches.validated(engine, term, batch_id, total, b"index", now_unix_ms=NOW + 1000)
+    await batches.mark_validated(engine, term, batch_id, total, b"index", now_unix_ms=NOW + 1000)
 
 
 async def test_every_start_takes_a_higher_term_also_at_the_same_time(engine):
@@ -52,10 +52,10 @@ async def test_a_service_that_was_replaced_changes_nothing(engine, term):
         files.mark_deleting(engine, term, "a", "file-1"),
         add_batch(engine, term, "batch_2"),
         batches.cancel(engine, term, "a", "batch_1", now_unix_ms=NOW),
-        batches.failed(engine, term, "batch_1", (), now_unix_ms=NOW),
+        batches.mark_failed(engine, term, "batch_1", (), now_unix_ms=NOW),
         batches.add_results(engine, term, [StoredResult("batch_1", 1, True, b"{}")]),
-        batches.finalizing(engine, term, "batch_1", BatchStatus.COMPLETED, now_unix_ms=NOW),
-        batches.ended(
+        batches.begin_finalizing(engine, term, "batch_1", BatchStatus.COMPLETED, now_unix_ms=NOW),
+        batches.finish(
             engine, term, "batch_1", BatchStatus.COMPLETED, now_unix_ms=NOW, output=None, errors=None, failed=0
         ),
     ):
@@ -74,7 +74,7 @@ async def test_a_file_is_seen_once_it_is_whole_and_by_its_tenant_alone(engine, t
     for refused in (files.find(engine, "b", "f"), files.mark_deleting(engine, term, "b", "f")):
         with pytest.raises(Absent):
             await refused
-    assert await files.listed(engine, Page("b", 10)) == ([], False)
+    assert await files.list_page(engine, Page("b", 10)) == ([], False)
     with pytest.raises(Absent):
         await add_batch(engine, term, namespace="b", file_id="f")
 
@@ -102,21 +102,21 @@ async def test_the_bytes_of_a_file_are_deleted_before_its_row(engine, term):
     new = NewFile("a", "x", Purpose.BATCH)
     await files.begin(engine, term, new, "old", now_unix_ms=NOW - 10, max_files=9)
     await files.begin(engine, term, new, "young", now_unix_ms=NOW, max_files=9)
-    assert sorted(await files.abandoned(engine, before_unix_ms=NOW)) == ["gone", "old"]
+    assert sorted(await files.list_abandoned(engine, before_unix_ms=NOW)) == ["gone", "old"]
     await files.forget(engine, ["old"])
-    assert "old" in await files.abandoned(engine, before_unix_ms=NOW), "it was not marked"
+    assert "old" in await files.list_abandoned(engine, before_unix_ms=NOW), "it was not marked"
     assert await files.mark_abandoned(engine, ["old"]) == ["old"]
     with pytest.raises(Conflict, match="too long"):
         await files.complete(engine, term, "old", 1, max_bytes=ROOMY)
     await files.forget(engine, ["gone", "old"])
-    assert await files.abandoned(engine, before_unix_ms=NOW) == []
+    assert await files.list_abandoned(engine, before_unix_ms=NOW) == []
 
 
 async def test_a_file_that_an_unfinished_batch_reads_cannot_be_deleted(engine, term):
     await started(engine, term)
     with pytest.raises(Conflict, match="file-1 is the input of batch_1"):
         await files.mark_deleting(engine, term, "a", "file-1")
-    await batches.failed(engine, term, "batch_1", (), now_unix_ms=NOW)
+    await batches.mark_failed(engine, term, "batch_1", (), now_unix_ms=NOW)
     assert (await files.mark_deleting(engine, term, "a", "file-1")).file_id == "file-1"
 
 
@@ -136,15 +136,15 @@ async def test_lists_come_in_pages_with_every_row_once(engine, term, oldest_firs
     for of, name, expected in ((files, "file_id", 7), (batches, "batch_id", 3)):
         seen, after, more = [], "", True
         while more:
-            rows, more = await of.listed(engine, Page("a", 2, after, oldest_first=oldest_first))
+            rows, more = await of.list_page(engine, Page("a", 2, after, oldest_first=oldest_first))
             seen += [getattr(row, name) for row in rows]
             after = seen[-1]
         by_age = seen if oldest_first else seen[::-1]
         assert len(set(seen)) == len(seen) == expected
         assert by_age == sorted(seen)
         with pytest.raises(Absent):
-            await of.listed(engine, Page("a", 2, "never"))
-    assert await files.listed(engine, Page("a", 2, purpose=Purpose.BATCH_OUTPUT)) == ([], False)
+            await of.list_page(engine, Page("a", 2, "never"))
+    assert await files.list_page(engine, Page("a", 2, purpose=Purpose.BATCH_OUTPUT)) == ([], False)
 
 
 async def test_a_second_result_of_a_line_changes_nothing(engine, term):
@@ -166,12 +166,12 @@ async def test_a_batch_is_found_again_as_it_was(engine, term):
     made = await add_batch(engine, term, kind="nightly", nul="\0")
     assert made.metadata == {"kind": "nightly", "nul": "\0"}
     assert (made.status, made.expires_unix_s - made.created_unix_s) == (BatchStatus.VALIDATING, 86_400)
-    await batches.validated(engine, term, "batch_1", 3, b"\x00index", now_unix_ms=NOW + 2000)
+    await batches.mark_validated(engine, term, "batch_1", 3, b"\x00index", now_unix_ms=NOW + 2000)
     [left] = await batches.unfinished(engine)
     assert (left.namespace, left.line_index, left.ending) == ("a", b"\x00index", BatchStatus.IN_PROGRESS)
     assert (left.job.total, left.job.in_progress_unix_s) == (3, NOW // 1000 + 2)
     errors = (BatchError("empty_file", "nothing", 0, ""), BatchError("invalid_json_line", "é\0", 4, "x"))
-    await batches.failed(engine, term, "batch_1", errors, now_unix_ms=NOW)
+    await batches.mark_failed(engine, term, "batch_1", errors, now_unix_ms=NOW)
     assert (await batches.find(engine, "a", "batch_1")).errors == errors
     assert await batches.unfinished(engine) == []
     with pytest.raises(Conflict, match="is failed and cannot be cancelled"):
@@ -184,8 +184,8 @@ async def test_a_batch_cancelled_while_its_input_is_read_stays_cancelled(engine,
     for _ in range(2):  # again is the same
         job = await batches.cancel(engine, term, "a", "batch_1", now_unix_ms=NOW)
         assert job.status is BatchStatus.CANCELLING
-    await batches.validated(engine, term, "batch_1", 3, b"", now_unix_ms=NOW)
-    await batches.finalizing(engine, term, "batch_1", BatchStatus.CANCELLED, now_unix_ms=NOW)
+    await batches.mark_validated(engine, term, "batch_1", 3, b"", now_unix_ms=NOW)
+    await batches.begin_finalizing(engine, term, "batch_1", BatchStatus.CANCELLED, now_unix_ms=NOW)
     [left] = await batches.unfinished(engine)
     assert (left.job.status, left.ending) == (BatchStatus.CANCELLING, BatchStatus.CANCELLED)
 
@@ -193,17 +193,17 @@ async def test_a_batch_cancelled_while_its_input_is_read_stays_cancelled(engine,
 async def test_files_and_end_of_a_batch_become_visible_together(engine, term):
     await started(engine, term)
     await batches.add_results(engine, term, [StoredResult("batch_1", line, True, b"x") for line in range(1, 4)])
-    await batches.finalizing(engine, term, "batch_1", BatchStatus.COMPLETED, now_unix_ms=NOW)
+    await batches.begin_finalizing(engine, term, "batch_1", BatchStatus.COMPLETED, now_unix_ms=NOW)
     for file_id in ("out", "err"):
         await files.begin(
             engine, term, NewFile("a", file_id, Purpose.BATCH_OUTPUT), file_id, now_unix_ms=NOW, max_files=0
         )
     end = {"now_unix_ms": NOW, "output": ("out", 5), "failed": 0}
     with pytest.raises(Conflict):  # one of them was swept: neither is there
-        await batches.ended(engine, term, "batch_1", BatchStatus.COMPLETED, errors=("swept", 1), **end)
+        await batches.finish(engine, term, "batch_1", BatchStatus.COMPLETED, errors=("swept", 1), **end)
     with pytest.raises(Absent):
         await files.find(engine, "a", "out")
-    await batches.ended(engine, term, "batch_1", BatchStatus.COMPLETED, errors=("err", 1), **end)
+    await batches.finish(engine, term, "batch_1", BatchStatus.COMPLETED, errors=("err", 1), **end)
     job = await batches.find(engine, "a", "batch_1")
     assert (job.status, job.output_file_id, job.error_file_id) == (BatchStatus.COMPLETED, "out", "err")
     assert (await files.find(engine, "a", "out")).bytes == 5
