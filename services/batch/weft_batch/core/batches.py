@@ -228,7 +228,7 @@ class Batches:
                 assert isinstance(event.hello, LinesHello), "a gateway begins with its hello"
                 self._gateways[event.peer] = _Gateway(event.hello.max_lines)
             case Closed():
-                self._lost(event.peer, now, effects)
+                self._lose_gateway(event.peer, now, effects)
         self._give(now, effects)
         return effects
 
@@ -330,16 +330,16 @@ class Batches:
                 gateway.max_lines = message.max_lines
             case LineEnds():
                 for result in message.results:
-                    if book := self._landed(peer, result.batch_id, result.line):
+                    if book := self._remove_line(peer, result.batch_id, result.line):
                         self._answered(book, result, now, effects)
                 for released in message.released:
-                    if book := self._landed(peer, released.batch_id, released.line):
+                    if book := self._remove_line(peer, released.batch_id, released.line):
                         self.counters.released += 1
                         self._wait_again(book, released.line, now)
             case _:
                 raise AssertionError(f"a gateway does not send {type(message).__name__}")
 
-    def _landed(self, peer: Peer, batch_id: str, line: int) -> _Book | None:
+    def _remove_line(self, peer: Peer, batch_id: str, line: int) -> _Book | None:
         """Take the line off that gateway. Returns its batch; None: it was not there, or its batch has ended."""
         book = self._books.get(batch_id)
         if book is None or book.flying.get(line) != peer:
@@ -376,10 +376,10 @@ class Batches:
             book.finished_lines += 1
             self._settle(book, effects)
 
-    def _lost(self, peer: Peer, now: float, effects: list[Effect]) -> None:
+    def _lose_gateway(self, peer: Peer, now: float, effects: list[Effect]) -> None:
         """Let what a gateway had wait again: its stream is over."""
         for batch_id, line in sorted(self._gateways[peer].flying):
-            book = self._landed(peer, batch_id, line)
+            book = self._remove_line(peer, batch_id, line)
             assert book is not None, "a gateway's lines are those of its batches"
             self.counters.lost += 1
             history = book.history.setdefault(line, _History())
