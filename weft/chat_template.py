@@ -281,8 +281,7 @@ class ChatTemplate:
             pass
 
     def _misses_texts(self) -> bool:
-        """Whether the template shows the text of a message only where that is a list of parts, as some of multimodal
-        models."""
+        """Whether the template shows the text of a message only where that is a list of parts, as multimodal ones."""
         shown: list[bool] = []
         for self._takes_parts in (False, True):
             try:

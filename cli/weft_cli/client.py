@@ -146,8 +146,7 @@ def quoted(root: str, *parts: str) -> str:
 
 
 def batches(objects: Sequence[Object]) -> Iterator[Sequence[Object]]:
-    """Cut objects into parts that fit into a request and into a moment: of each the answer is there before the next is
-    sent."""
+    """Cut objects into parts that fit into a request and into a moment: each is answered before the next is sent."""
     begin = size = 0
     for end, obj in enumerate(objects):
         bytes_ = len(json.dumps(obj)) + 2  # ", "

@@ -46,8 +46,7 @@ class Answer:
 
 
 def demo_folder() -> Path:
-    """Find the quickstart beside the sources this command runs from, or in the working directory. Raises
-    CommandError."""
+    """Find the quickstart beside this command's sources, or in the working directory. Raises CommandError."""
     spec = find_spec("weft")
     roots = [Path(place).parent for place in (spec.submodule_search_locations or ())] if spec else []
     for root in (*roots, Path.cwd()):
@@ -75,8 +74,7 @@ def namespaces_of(questions: Sequence[Question]) -> list[str]:
 
 
 def with_keys(questions: Sequence[Question], keys: Mapping[str, str]) -> list[Question]:
-    """Give each question the key of its adapter's namespace. `keys`: by namespace, at least one: the base takes the
-    first."""
+    """Give each question the key of its adapter's namespace. `keys`: by namespace; the base takes the first."""
     first = next(iter(keys.values()))
     return [replace(question, key=keys.get(question.model.partition("/")[0], first)) for question in questions]
 

@@ -1,5 +1,4 @@
-"""Preparation of the CPU kernels before a stack starts: its runners would otherwise wait for a compiler, or start over
-and over."""
+"""Builds the CPU kernels before a stack starts: else its runners would wait for a compiler, or start over and over."""
 
 import logging
 from collections.abc import Generator

@@ -90,8 +90,7 @@ class Kubectl:
 
 
 def _read(stdout: IO[str], lines: "queue.SimpleQueue[str]") -> None:
-    """Hand over the first line to whoever waits for it, "" at the end; drop the others, so that the pipe never
-    fills."""
+    """Hand the first line to whoever waits for it, "" at the end; drop the others, so that the pipe never fills."""
     with contextlib.suppress(ValueError):  # closed behind the child
         lines.put(stdout.readline())
         for _ in stdout:

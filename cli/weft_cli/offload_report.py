@@ -20,8 +20,7 @@ MEMORY = ("MEMORY", "WEIGHTS", "RING", "KV", "ACTIVATIONS", "ADAPTERS", "WORKSPA
 
 
 def pool_settings(searches: Searches, plans: Plans) -> dict[str, int]:
-    """The values of the pool's `advanced` with which its runners do this. Blocks are sequences, and adapters are in KV
-    pages too."""
+    """The values of the pool's `advanced` with which its runners do this. Adapters are in KV pages too."""
     limits = serving_limits({stage: (searches[stage], plan) for stage, plan in plans.items()})
     sizes = {"maxSequences": limits.sequences, "maxBatchTokens": limits.batch_tokens}
     return {"kvPages": limits.pages, **sizes}

@@ -110,8 +110,7 @@ def checked_data_dir(given: Path | None) -> Path:
 
 
 def running_data_dir(given: Path | None) -> Path:
-    """The data directory of commands that ask a stack: without a flag the one that runs, `weft up` before `weft
-    serve`."""
+    """The data directory of commands for a stack: without a flag the one that runs, `weft up` before `weft serve`."""
     description = "stack.json"
     if given is None and not (data_root() / description).exists() and (serve_root() / description).exists():
         return serve_root().absolute()

@@ -79,8 +79,7 @@ def request_of(manifest: Mapping[str, Any], sequences: Sequences) -> RunnerReque
 
 
 def executor_of(manifest: Mapping[str, Any]) -> Literal["cpu", "cuda"]:
-    """The executor that a runner chooses: a GPU where its template limits one, unless only the cpu executor has a
-    format."""
+    """The executor of a runner: a GPU where its template limits one, unless only the cpu executor has a format."""
     template, asked = manifest["spec"].get("template") or {}, offload_of(manifest)
     limits = (template.get("resources") or {}).get("limits") or {}
     only_cpu = asked.get("kv") == "int4" or asked.get("weights") == "int8" or _sparse(manifest)
@@ -99,8 +98,7 @@ def offload_of(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def model_spec(manifest: Mapping[str, Any], model: str | None) -> ModelSpec:
-    """Read the model of `--model` (a config.json or its folder), or of the pool where that is a folder here. Raises
-    BadInput."""
+    """Read the model of `--model` (a config.json or its folder), or of the pool's folder here. Raises BadInput."""
     uri = str(manifest["spec"]["model"]["uri"])
     path = Path(model) if model is not None else Path(uri.removeprefix("file:"))
     path = path / "config.json" if path.is_dir() else path

@@ -1,5 +1,4 @@
-"""The command `weft push`: an adapter's files through the gateway into the depot, then the object that publishes
-them."""
+"""The command `weft push`: an adapter's files go through the gateway into the depot, then its object is published."""
 
 import contextlib
 import http.client
@@ -109,8 +108,7 @@ def _check(before: Object | None, publication: Publication) -> None:
 
 
 def _object(before: Object | None, uri: str, publication: Publication) -> Object:
-    """Make the adapter with the content. The version that was read is part of it, so that a change in between is
-    noticed."""
+    """Make the adapter with the content. The version that was read is part of it, so a change in between is noticed."""
     if before is None:
         namespace, _, name = (publication.pool or "").rpartition("/")
         pool = {"name": name} | ({"namespace": namespace} if namespace else {})

@@ -114,8 +114,7 @@ def serve(
 
 
 def parse(request: Request) -> Served:
-    """Read the command line. A folder below `--adapters` that cannot be served keeps no other one from it. Raises
-    BadInput."""
+    """Read the command line. A folder below `--adapters` that cannot be served stops no other. Raises BadInput."""
     if (request.model is None) == (request.file is None):
         raise BadInput("what is to be served?", "either MODEL, or -f with the manifest of a ServingPool")
     if request.name and request.file:
@@ -133,8 +132,7 @@ def parse(request: Request) -> Served:
 
 
 def _written(file: Path) -> list[Object]:
-    """Read the pool of a manifest or folder, then its adapters, without defaults; `file:` from / on. Raises
-    BadInput."""
+    """Read a manifest's or folder's pool, then its adapters, without defaults; `file:` from / on. Raises BadInput."""
     objects = load_manifests([file], "served", defaults=False)
     objects.sort(key=lambda obj: obj["kind"] != "ServingPool")
     kinds = [obj["kind"] for obj in objects]
@@ -380,8 +378,7 @@ def _model_spec(source: Source) -> ModelSpec | None:
 
 
 def _largest_rank(source: Source) -> int:
-    """The largest rank of an adapter's modules; 0 where nothing here says it. The depot tells what is wrong with an
-    adapter."""
+    """The largest rank of an adapter's modules; 0 where nothing here says it. The depot tells what is wrong with it."""
     if source.folder is None:
         return 0
     try:

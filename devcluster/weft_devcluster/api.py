@@ -62,8 +62,7 @@ class Api:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment of kubectl and helm: what they learn of this server is kept beside its kubeconfig, not in
-        one's home."""
+        """The environment of kubectl and helm: what they learn of this server stays beside its kubeconfig."""
         return {**os.environ, "KUBECACHEDIR": str(self.folder / "kubectl-cache")}
 
     @cached_property
@@ -137,8 +136,7 @@ def definitions() -> list[dict[str, Any]]:
 
 
 def is_so(condition: str, status: str = "True") -> Callable[[dict[str, Any]], bool]:
-    """Make the condition that an object's condition has this status as of its present generation, as `kubectl wait`
-    judges it."""
+    """Make the test whether a condition has this status for the present generation, as `kubectl wait` judges it."""
 
     def judge(obj: dict[str, Any]) -> bool:
         told: dict[str, Any] = obj.get("status") or {}

@@ -182,8 +182,7 @@ class Bag:
 
 
 class _Sweeper:
-    """A process that removes the cgroups of that name, innermost first, when it is told to or when this process is
-    gone."""
+    """A process that removes the cgroups of that name, innermost first, when told to or when this process is gone."""
 
     def __init__(self, cgroup: str) -> None:
         tops = [str(hierarchy / cgroup) for hierarchy in _hierarchies()]
@@ -212,8 +211,7 @@ def cgroups() -> list[str]:
 
 
 def _own_index(stack: contextlib.ExitStack) -> int:
-    """Take a number that no other bag of this machine has while we live: the kernel frees a socket's name with its
-    owner."""
+    """Take a number that no other living bag has: the kernel frees a socket's name with its owner."""
     for index in range(BAGS):
         name = stack.enter_context(socket.socket(socket.AF_UNIX))
         with contextlib.suppress(OSError):

@@ -57,8 +57,7 @@ def _download(modules: Iterable[tools.Definitions]) -> None:
 
 
 def install_packages() -> None:
-    """Install Debian packages of a node and of the store's tests, where that is allowed; else say what will be
-    skipped."""
+    """Install Debian packages of a node and of the store's tests where allowed; else say what will be skipped."""
     missing = missing_packages()
     if not missing:
         return

@@ -40,8 +40,7 @@ class Objects:
         content: str = "application/json",
         query: Mapping[str, str] | None = None,
     ) -> Json:
-        """Make one request. Raises Refused for an answer that is no success, and urllib3's errors where there is
-        none."""
+        """Make one request. Raises Refused where it fails, and urllib3's errors where there is no answer."""
         with _refusals(f"{method} {path}"):
             return self._client_of_all().request(
                 method,

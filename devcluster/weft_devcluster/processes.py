@@ -71,8 +71,7 @@ class Process:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a process is gone, or dead and not yet buried by its parent; for processes that are not our own
-    children."""
+    """Whether a process is gone, or dead and not yet reaped; for processes that are not our own children."""
     try:
         return "State:\tZ" in Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):

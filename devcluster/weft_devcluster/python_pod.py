@@ -39,8 +39,7 @@ class PythonVolumes:
 
 
 def python_volumes() -> PythonVolumes:
-    """Gather system libraries, the Python installation, the virtual environment and the checkout, where they lie
-    here."""
+    """Gather system libraries, Python, the virtual environment and the checkout, where they lie here."""
     places = _outermost([Path(sys.base_prefix), Path(sys.prefix), ROOT])
     paths = {path: Path(path).resolve() for path in SYSTEM if Path(path).exists()}
     paths |= {str(place): place for place in places} | {CACHE: built_kernels()}
@@ -57,8 +56,7 @@ def python_volumes() -> PythonVolumes:
 
 
 def built_kernels() -> Path:
-    """Make a cache folder that any user of a pod can read, with this checkout's kernels (empty: none can be built
-    here)."""
+    """Make a cache folder that any user of a pod can read, with this checkout's kernels (empty: none can be built)."""
     root = cache() / "pod-cache"
     entries = root / "weft" / "kernels"
     entries.mkdir(parents=True, exist_ok=True)

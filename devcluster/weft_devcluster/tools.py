@@ -71,8 +71,7 @@ def kubernetes() -> str:
 
 
 def go_flags() -> list[str]:
-    """The flags by which Go programs are built: nothing for debuggers (an eighth of the time), and Kubernetes knows its
-    version."""
+    """The flags by which Go programs are built: nothing for debuggers (an eighth of the time)."""
     at, version = "k8s.io/component-base/version", kubernetes()
     minor = version.split(".")[1]
     stamp = f"-X {at}.gitVersion={version} -X {at}.gitMajor=1 -X {at}.gitMinor={minor}"

@@ -97,8 +97,7 @@ def _foreign(rng: random.Random, word: str) -> str:
 
 
 def _choose_kind(rng: random.Random) -> Callable[[], str]:
-    """Choose what the words of one sentence are like: mostly prose, some with few distinct words, some with any
-    characters."""
+    """Choose what the words of one sentence are like: mostly prose, some of few distinct words or any characters."""
     kind = rng.random()
     if kind < 0.08:
         few = [_word(rng) for _ in range(rng.randint(1, 4))]
@@ -110,8 +109,7 @@ def _choose_kind(rng: random.Random) -> Callable[[], str]:
 
 
 def _word(rng: random.Random, strange: float = 0.3) -> str:
-    """Draw a common word, or with probability `strange` random letters or a number; sometimes capitals or
-    punctuation."""
+    """Draw a common word, or with probability `strange` random letters or a number; perhaps capitals or punctuation."""
     if rng.random() >= strange:
         word = rng.choice(WORDS)
     elif rng.random() < 0.65:

@@ -320,8 +320,7 @@ class Curriculum:
         return int(12 + (tasks.MAX_CHARS - 12) * grown)
 
     def lr_scale(self) -> float:
-        """The scale of the learning rate: up over at most 100 steps, level, down over the last 60 %: the tail makes the
-        answers confident."""
+        """The scale of the learning rate: up over at most 100 steps, level, down over the last 60 %."""
         rise = min(100, self.steps // 10)
         return min(1.0, (self.step + 1) / rise, (self.steps - self.step) / (0.6 * self.steps))
 

@@ -53,8 +53,7 @@ def add_lora(y: torch.Tensor, x: torch.Tensor, sites: Sequence[LoraSite | None],
 
 
 def shrink(x: torch.Tensor, sites: Sequence[LoraSite | None], plan: SegmentPlan) -> list[torch.Tensor | None]:
-    """Compute v_i = x[s_i:e_i] @ A_i^T for each segment: [its rows, sum of ranks]; None where the site has no
-    weights."""
+    """Compute v_i = x[s_i:e_i] @ A_i^T for each segment: [its rows, sum of ranks]; None: the site has no weights."""
     return [
         None if (site := sites[segment.slot]) is None else torch.mm(x[segment.start : segment.end], site.a_t)
         for segment in plan.segments

@@ -87,8 +87,7 @@ def packing(policy: str, reserved: Tokens, used: Tokens) -> Packing:
 
 
 def best_constant(known: Tokens) -> int:
-    """Find the one reservation that covers the target share of `known`: a predictor has to beat this, not the
-    maximum."""
+    """Find the one reservation that covers the target share of `known`: a predictor has to beat this."""
     return int(np.quantile(known, TARGET, method="higher"))
 
 

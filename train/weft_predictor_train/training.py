@@ -112,8 +112,7 @@ def train(parts: Split, *, progress: TextIO | None = None, dim: int = DIM) -> Ri
 def train_encoder_model(
     parts: Split, options: EncoderOptions, progress: TextIO | None = None
 ) -> tuple[EncoderFiles, RidgeModel]:
-    """Train the S3 form: a network that classifies, and a ridge that reads its classes, fitted on rows it has not
-    seen."""
+    """Train the S3 form: a network that classifies, and a ridge on its classes, fitted on rows it has not seen."""
     try:
         # with torch and transformers, which a ridge does not need
         from weft_predictor_train.networks import from_files, from_scratch, train_network

@@ -101,8 +101,7 @@ def with_defaults(obj: Fields) -> dict[str, Any]:
 
 
 def _in_place(spec: dict[str, Any]) -> dict[str, Any]:
-    """Move each field of a pool's spec to its place of today. Of two that would meet there, the one already there
-    counts."""
+    """Move each field of a pool's spec to its place of today. Of two for one place, the one already there counts."""
     spec, mode = _taken(spec, "offload", "mode")
     if mode in ("Off", False):  # YAML's Off is a truth value
         spec, _ = _taken(spec, "offload")

@@ -101,8 +101,7 @@ def _root(kind: type[LoRAAdapter] | type[ServingPool] | type[APIKey]) -> Json:
 
 
 def _structural(schema: Json, definitions: dict[str, Json]) -> Json:
-    """Convert JSON Schema as pydantic writes it to Kubernetes' structural schema: no $ref, no anyOf, every field
-    typed."""
+    """Convert pydantic's JSON Schema to Kubernetes' structural schema: no $ref, no anyOf, every field typed."""
     schema = _inlined(schema, definitions)
     out = {name: value for name, value in schema.items() if name not in _DROPPED}
     if out.get("default", 0) is None:

@@ -179,8 +179,7 @@ class ApiModel(BaseModel):
 
     @classmethod
     def model_validate(cls, obj: Any, **options: Any) -> Self:
-        """Validate as pydantic does, except that only the names that users write are fields: `maxRank`, not
-        `max_rank`."""
+        """Validate as pydantic does, but only the names that users write are fields: `maxRank`, not `max_rank`."""
         names: dict[str, Any] = {"by_alias": True, "by_name": False}
         return super().model_validate(obj, **{**names, **options})
 

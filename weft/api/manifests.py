@@ -203,8 +203,7 @@ def _files(paths: list[Path], problems: list[Problem]) -> list[Path]:
 
 
 def _is_deeper(value: object, most: int) -> bool:
-    """Whether mappings and lists are nested more than `most` deep: the limit of text, applied to what aliases or JSON
-    nest."""
+    """Whether mappings and lists are nested more than `most` deep: the limit of text, for aliases and JSON."""
     if not isinstance(value, dict | list):
         return False
     items = cast("Iterable[object]", value.values() if isinstance(value, dict) else value)

@@ -1,5 +1,4 @@
-"""Fields that say on which nodes a runner's pod may run: Kubernetes' own, with Kubernetes' names and meaning
-(core/v1)."""
+"""Fields that say on which nodes a runner's pod may run, with Kubernetes' names and meaning (core/v1)."""
 
 from typing import Annotated, Any, Literal
 

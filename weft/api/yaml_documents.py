@@ -100,8 +100,7 @@ class _Loader(_SafeLoader):
 
 
 def _measure(node: Any, sizes: dict[int, tuple[int, int] | None]) -> tuple[int, int]:
-    """Count the values and characters of `node` with every alias followed. `sizes`: of nodes counted before; None:
-    being counted."""
+    """Count the values and characters of `node` with every alias followed. `sizes`: of nodes; None: being counted."""
     if id(node) in sizes:
         if (known := sizes[id(node)]) is None:
             raise BadYaml("an alias refers to what it is part of", node.start_mark)

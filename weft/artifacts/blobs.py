@@ -121,8 +121,7 @@ class BlobStore:
         return [digest for _, digest in sorted(found)]
 
     def mark_used(self, *digests: str) -> None:
-        """Note that these blobs were used now: `artifacts` and `retain` go by that. A blob that has gone meanwhile is
-        no error."""
+        """Note that these blobs were used now: `artifacts` and `retain` go by that. One that has gone is no error."""
         for digest in digests:
             with contextlib.suppress(FileNotFoundError):
                 os.utime(self.path(digest))

@@ -83,8 +83,7 @@ class ResolveRequest:
 
     @property
     def source(self) -> str:
-        """The source that is read, and the namespace that reads it: what one was given is never handed to another by
-        name."""
+        """The source and the namespace that reads it: what one was given is never handed to another by name."""
         return source_key(self.uri, self.namespace, self.revision, self.endpoint, self.credentials)
 
     @property
@@ -112,8 +111,7 @@ class ResolveRequest:
 
     @property
     def watched_by_digest(self) -> bool:
-        """Whether the source's state is known by its content's digest alone: a change shows only when the source is
-        read."""
+        """Whether the source's state is known by its content's digest alone: a change shows only when it is read."""
         return self.remote or self.digest is not None
 
     @property

@@ -49,8 +49,7 @@ class SharedUse:
 
     @contextlib.contextmanager
     def removing(self) -> Generator[tuple[Needs, set[str]]]:
-        """Exclude other processes' changes while blobs are removed; gives what the other living ones need, and their
-        names."""
+        """Exclude other processes while blobs are removed; gives what the living ones need, and their names."""
         with _locked(self._lock, fcntl.LOCK_EX):
             words, alive = list[list[str]](), {self.name}
             for path in self._users.iterdir():
@@ -71,8 +70,7 @@ class SharedUse:
             os.close(descriptor)
 
     def forget_locks(self, keep: set[str]) -> None:
-        """Remove, inside `removing`, the lock files of blobs that are not in `keep`: nobody downloads what nobody
-        needs."""
+        """Remove, inside `removing`, the locks of blobs outside of `keep`: nobody downloads what nobody needs."""
         for path in self._locks.iterdir():
             if path.name not in keep:
                 path.unlink(missing_ok=True)

@@ -166,8 +166,7 @@ class BatchJob:
 
 @dataclass(frozen=True, slots=True)
 class KeptResponse:
-    """A response of `/v1/responses` that later ones may continue. `previous_id`: "" for the first of its
-    conversation."""
+    """A response of `/v1/responses` that later ones may continue. `previous_id`: "" for the first."""
 
     namespace: Namespace
     response_id: ResponseId

@@ -1,5 +1,4 @@
-"""The rule for which sequence leaves when memory is short: one for the runner, which swaps, and the supervisor, which
-moves."""
+"""The rule for which sequence leaves when memory is short, for the runner (it swaps) and the supervisor (it moves)."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar

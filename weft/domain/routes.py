@@ -236,8 +236,7 @@ class SloAttainment(NamedTuple):
 
 
 class RoleCounts(NamedTuple):
-    """The numbers of runners by role, of a pool that splits phases, and the reason for them; renewed at most once a
-    minute."""
+    """The numbers of runners by role, of a pool that splits phases, and why; renewed at most once a minute."""
 
     prompt: Runners
     token: Runners

@@ -94,8 +94,7 @@ class RunnerSpec:
         return max(1, self.total_pages // KV_SHARE)
 
     def step_s(self, sequences: int) -> float:
-        """Estimate the time of an iteration of `sequences`, on the line through the two that were measured; 0: none
-        was."""
+        """Estimate the time of an iteration of `sequences`, on the line through the two measured; 0: none was."""
         row_ms = (self.step_ms_best - self.step_ms_1) / max(1, self.best_batch - 1)
         return (self.step_ms_1 + row_ms * max(0, sequences - 1)) / 1000
 
@@ -227,8 +226,7 @@ class RunnerBook:
         self._chars = 0  # of all sequences and adapters
 
     def apply(self, report: RunnerReport) -> None:
-        """Take in a report. Raises ReportGap, which leaves the book as it was, and ReportInvalid, after which it is of
-        no use."""
+        """Take in a report. Raises ReportGap, which leaves the book as it was, and ReportInvalid, which spoils it."""
         if report.full:
             self.sequences, self.adapters, self.progress, self.reserved_pages, self._chars = {}, {}, (), 0, 0
         elif self.version is None or report.version != self.version + 1:

@@ -89,8 +89,7 @@ async def find(engine: AsyncEngine, namespace: str, batch_id: str) -> BatchJob:
 
 
 async def list_page(engine: AsyncEngine, page: Page) -> tuple[list[BatchJob], bool]:
-    """List a part of a tenant's batches; returns whether there are more, too. Raises Absent (`after`),
-    StoreUnavailable."""
+    """List a part of a tenant's batches; and whether there are more. Raises Absent (`after`), StoreUnavailable."""
 
     async def read(connection: AsyncConnection) -> tuple[list[BatchJob], bool]:
         query = select(*_SHOWN).where(BatchRow.namespace == page.namespace)
@@ -133,8 +132,7 @@ async def cancel(
     now_unix_ms: int,
     on_commit: OnCommit[BatchJob] = ignore,
 ) -> BatchJob:
-    """Cancel a batch. Raises Absent, Conflict (it has ended, or its output is being written), Superseded,
-    StoreUnavailable."""
+    """Cancel a batch. Raises Absent, Conflict (it has ended or is finalizing), Superseded, StoreUnavailable."""
 
     async def write(connection: AsyncConnection) -> BatchJob:
         await fencing_terms.hold(connection, ROLE, term)
@@ -151,8 +149,7 @@ async def cancel(
 async def mark_validated(
     engine: AsyncEngine, term: int, batch_id: str, total: int, line_index: bytes, *, now_unix_ms: int
 ) -> None:
-    """Note that a batch's lines may run; one that was cancelled meanwhile stays cancelled. Raises Superseded,
-    StoreUnavailable."""
+    """Note that a batch's lines may run; a cancelled one stays so. Raises Superseded, StoreUnavailable."""
 
     async def write(connection: AsyncConnection) -> None:
         await fencing_terms.hold(connection, ROLE, term)

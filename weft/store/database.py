@@ -23,8 +23,7 @@ TURNS = "weft_turns"  # the execution option with an engine's `Turns`
 
 
 class Turns(asyncio.Semaphore):
-    """Turns to run a transaction, as many as may be under way at once; the others wait in the order in which they
-    came."""
+    """Turns to run a transaction, as many as may be under way at once; the others wait in the order they came."""
 
     def __init__(self, count: int) -> None:
         super().__init__(count)

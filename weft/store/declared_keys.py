@@ -82,8 +82,7 @@ async def withdraw(engine: AsyncEngine, owner: str, *, now_unix_ms: int) -> None
 
 
 async def all_declared(engine: AsyncEngine) -> list[DeclaredKey]:
-    """List every declared key in force (or expired), and every one that a person has revoked. Raises
-    StoreUnavailable."""
+    """List every declared key in force (or expired), and those that a person has revoked. Raises StoreUnavailable."""
     known = select(ApiKeyRow.__table__).where(
         ApiKeyRow.owner != "", or_(ApiKeyRow.revoked_unix_ms.is_(None), ~ApiKeyRow.withdrawn)
     )

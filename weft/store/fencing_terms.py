@@ -16,8 +16,7 @@ ROLE = "scheduler"  # whose terms a supervisor keeps
 
 
 async def highest(engine: AsyncEngine, role: str = ROLE) -> int:
-    """Read the highest term of a role so far; 0 before the first, and where none can be above. Raises
-    StoreUnavailable."""
+    """Read the highest term of a role; 0 before the first, and where none can be above. Raises StoreUnavailable."""
 
     async def read(connection: AsyncConnection) -> int:
         found = await connection.execute(select(TermRow.term).where(TermRow.role == role, TermRow.term < MAX_TERM))

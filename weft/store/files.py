@@ -97,8 +97,7 @@ async def find_within(connection: AsyncConnection, namespace: str, file_id: str)
 
 
 async def list_page(engine: AsyncEngine, page: Page) -> tuple[list[StoredFile], bool]:
-    """List a part of a tenant's files; returns whether there are more, too. Raises Absent (`after`),
-    StoreUnavailable."""
+    """List a part of a tenant's files; and whether there are more. Raises Absent (`after`), StoreUnavailable."""
 
     async def read(connection: AsyncConnection) -> tuple[list[StoredFile], bool]:
         query = select(*_SHOWN).where(FileRow.namespace == page.namespace, FileRow.state == READY)
@@ -117,8 +116,7 @@ async def list_page(engine: AsyncEngine, page: Page) -> tuple[list[StoredFile], 
 
 
 async def mark_deleting(engine: AsyncEngine, term: int, namespace: str, file_id: str) -> StoredFile:
-    """Hide a file from its tenant, for good. Raises Absent, Conflict (an unfinished batch reads it), Superseded,
-    StoreUnavailable."""
+    """Hide a file for good. Raises Absent, Conflict (an unfinished batch reads it), Superseded, StoreUnavailable."""
 
     async def write(connection: AsyncConnection) -> StoredFile:
         await fencing_terms.hold(connection, ROLE, term)

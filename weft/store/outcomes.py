@@ -61,8 +61,7 @@ async def _insert_outcomes(connection: AsyncConnection, outcomes: list[Outcome],
 
 
 def _row(outcome: Outcome) -> dict[str, Any]:
-    """The columns of an outcome's row. `choice` (the first stands for request and prompt) and `key_id` are of usage
-    alone."""
+    """The columns of an outcome's row. `choice` (the first stands for the prompt) and `key_id` are of usage alone."""
     values = {_COLUMNS.get(name, name): value for name, value in asdict(outcome).items() if name not in _OF_USAGE}
     return values | {"finish_reason": outcome.finish.value}
 

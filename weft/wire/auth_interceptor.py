@@ -1,5 +1,4 @@
-"""The check of calls to a gRPC server under TLS: the role in the caller's certificate allows a call, or it is refused
-by name."""
+"""The check of calls to a gRPC server under TLS: the role in a certificate allows it, or it is refused by name."""
 
 import contextlib
 import inspect

@@ -49,8 +49,7 @@ FAST_KEEPALIVE: dict[str, Any] = {
 
 
 def fast_keepalive_socket_options() -> list[tuple[int, int, int]]:
-    """Options of an HTTP connection's socket that find a dead peer as fast as FAST_KEEPALIVE, as far as this system has
-    them."""
+    """Options of an HTTP socket that find a dead peer as fast as FAST_KEEPALIVE, as far as this system has them."""
     tcp = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 8_000}
     known = {name: value for name, value in tcp.items() if hasattr(socket, name)}
     return [

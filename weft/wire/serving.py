@@ -28,8 +28,7 @@ SERVER_OPTIONS = [
 
 
 class StopSignal(asyncio.Event):
-    """A stop that SIGTERM or SIGINT sets. `interrupted`: by SIGINT, so that somebody at a terminal waits for the
-    end."""
+    """A stop that SIGTERM or SIGINT sets. `interrupted`: by SIGINT, so that somebody at a terminal waits."""
 
     interrupted = False
 

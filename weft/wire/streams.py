@@ -135,8 +135,7 @@ class ClientStream(Generic[Out, In]):
                 await asyncio.wait_for(self._closed.wait(), pause_s * jitter)
 
     async def _connection(self) -> bool:
-        """Run one connection from hello to its end. Returns whether the peer was there, and said nothing that it may
-        not."""
+        """Run one connection from hello to its end. Returns whether the peer was there and said nothing wrong."""
         queue: SendQueue[Out] = SendQueue()
         call = self._open(_after(list(self._hello()), queue))
         self._queue, reason, broken = queue, "closed by the peer", False

@@ -68,8 +68,7 @@ class Tls:
         return _ReloadingContext.made(ssl.PROTOCOL_TLS_CLIENT, lambda: self.present().client, dns_name(peer))
 
     def server_context(self) -> ssl.SSLContext:
-        """The context for a listening socket: clients have to show a certificate. It stays right when the files
-        change."""
+        """The context for a listening socket: clients show a certificate. It stays right when the files change."""
         return _ReloadingContext.made(ssl.PROTOCOL_TLS_SERVER, lambda: self.present().server, None)
 
     def _read_again(self, seen: Signature) -> None:

@@ -53,8 +53,7 @@ def build(what: Sources, compiler: Compiler, folder: Path, *, limit_s: float = L
 
 
 def compile_all(what: Sources, compiler: Compiler, folder: Path, limit: Limit) -> tuple[list[Path], Mapping[str, str]]:
-    """Compile all units. Returns (objects in the order of their linking, `left_out` of `Built`). Raises
-    NativeUnavailable."""
+    """Compile all units. Returns (objects in order of linking, `left_out` of `Built`). Raises NativeUnavailable."""
     levels, left_out = _levels(what, compiler, folder, limit)
     missing = [level for level in sources.LEVELS if level not in levels]
     definitions = (f'-DWEFT_SOURCE_HASH="{what.digest()}"', *map(sources.without, missing))

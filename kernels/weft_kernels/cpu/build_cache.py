@@ -57,8 +57,7 @@ class Cache:
         return entry / LIBRARY
 
     def find(self, what: Sources, compiler: Compiler) -> Path | None:
-        """Find the library, if it is there and whole. Raises NativeUnavailable: the folder cannot be trusted or
-        written."""
+        """Find the library, if it is there and whole. Raises NativeUnavailable for a folder that is unsafe."""
         self._prepare()
         library = self.folder / key(what, compiler) / LIBRARY
         return library if is_intact(library) else None
@@ -74,8 +73,7 @@ class Cache:
         self._refuse_foreign()
 
     def _refuse_foreign(self) -> None:
-        """Refuse folders of others. Every one on the way counts, as it is written and as links lead; what is not there
-        yet does not."""
+        """Refuse folders of others. Every one on the way counts, as written and as links lead."""
         for end in (self.folder, self.folder.resolve()):
             for folder in (end, *end.parents):
                 with suppress(OSError):  # not there: `_prepare` makes it, or says why not
@@ -128,8 +126,7 @@ def cache_folders(environment: Mapping[str, str] = os.environ) -> list[Cache]:
 
 
 def key(what: Sources, compiler: Compiler) -> str:
-    """Make the key of sources, flags and architecture, the compiler as it describes itself, and the C library it builds
-    for."""
+    """Make the key of sources, flags and architecture, the compiler's description, and its C library."""
     only = () if what.only is None else (what.only,)
     parts = (what.digest(), *only, *compiler.command, compiler.version, os.confstr("CS_GNU_LIBC_VERSION") or "")
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]

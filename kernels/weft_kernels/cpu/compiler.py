@@ -39,8 +39,7 @@ class Compiler:
 
     @contextmanager
     def at_hand(self, folder: Path, limit: "Limit") -> Generator["Compiler"]:  # noqa: ARG002
-        """Bring the compiler to call within the block, in which `folder` has what it needs. Raises
-        NativeUnavailable."""
+        """Bring the compiler to call in the block, in which `folder` has what it needs. Raises NativeUnavailable."""
         yield self
 
 
@@ -106,8 +105,7 @@ def run_all(commands: Sequence[Sequence[str]], folder: Path, *, at_once: int, li
 
 
 def trimmed(output: str) -> str:
-    """Cut a compiler's message to its first error and what follows: warnings may come before, and much that follows
-    from it after."""
+    """Cut a compiler's message to its first error and some that follow: warnings may come before it."""
     lines = output.strip().splitlines()
     errors = (number for number, line in enumerate(lines) if "error" in line and "ld returned" not in line)
     first = next(errors, 0)

@@ -199,8 +199,7 @@ class Library:
         return n_bytes / _checked_seconds("weft_read_seconds", seconds)
 
     def peak(self, pool: ThreadPool, blocks: int = 1 << 22) -> float:
-        """Measure the FLOP/s of the level's bf16 arithmetic on operands that never leave the core; two for a
-        multiply-add."""
+        """Measure the FLOP/s of the level's bf16 arithmetic on operands in the core; two for a multiply-add."""
         with pool.lock:
             seconds = self.native.weft_peak_seconds(self.level_number, pool.handle, blocks)
         return blocks * BLOCK_FLOP * pool.threads / _checked_seconds("weft_peak_seconds", seconds)
@@ -262,8 +261,7 @@ def _cached(what: Sources, environment: Mapping[str, str], own: Sources | None, 
 
 
 def _open(path: Path) -> CDLL:
-    """Open a library. Raises OSError when it cannot be loaded, NativeUnavailable when it is not the library that this
-    code knows."""
+    """Open a library. Raises OSError when it cannot be loaded, NativeUnavailable when this code does not know it."""
     native = CDLL(str(path))
     try:
         if (abi := native.weft_abi()) != ABI:

@@ -37,8 +37,7 @@ class ThreadPool:
 
     @property
     def handle(self) -> int:
-        """The pool for one native call, which holds `lock`. Raises ValueError when closed, or in a process that was
-        forked."""
+        """The pool for one native call, which holds `lock`. Raises ValueError when closed, or in a forked process."""
         if not self._finalizer.alive:
             raise ValueError("this pool of threads is closed")
         if os.getpid() != self._owner:

@@ -28,8 +28,7 @@ class SharedSlots:
     def __init__(
         self, native: ctypes.CDLL, file: int, offset: int, *, rank: int, size: int, slot_bytes: int, patience_s: float
     ) -> None:
-        """Map this stage's part of the file, whole pages from `offset` on; the file grows to it. It is zeros at
-        first."""
+        """Map this stage's part of the file, whole pages from `offset` on; the file grows to it with zeros."""
         assert slot_bytes % LINE == 0, slot_bytes
         n_bytes = slots_bytes(size, slot_bytes)
         os.posix_fallocate(file, offset + n_bytes - 1, 1)  # unlike ftruncate never shrinks what another stage grew

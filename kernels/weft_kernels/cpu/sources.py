@@ -56,8 +56,7 @@ class Sources:
         return {name: unit for name, unit in units.items() if name == PORTABLE or unit.is_file()}
 
     def flags(self, level: str) -> tuple[str, ...]:
-        """The options of a level's own. Where it is only there beside the one that serves, its code is not
-        optimised."""
+        """The options of a level's own. Where it only stands beside the one that serves, it is not optimised."""
         return _UNUSED if level == PORTABLE and self.only not in (None, PORTABLE) else LEVELS[level]
 
     def plain(self) -> list[Path]:
@@ -74,8 +73,7 @@ class Sources:
 
 
 def for_this_cpu(what: Sources, cpuinfo: Path = Path("/proc/cpuinfo")) -> Sources:
-    """Choose the sources with the best level alone that this CPU has by what the system says of it; the library has the
-    last word."""
+    """Choose the sources with the best level alone that this CPU has by what the system says; the library decides."""
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:

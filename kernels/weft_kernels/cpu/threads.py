@@ -41,8 +41,7 @@ def _memberships(file: Path) -> Iterator[tuple[str, str]]:
 
 
 def _upwards(root: Path, path: str) -> Iterator[Path]:
-    """Yield folders from the process's to the root; in a container the path may be the host's, and only the root is
-    there."""
+    """Yield folders from the process's to the root; in a container perhaps only the root is there."""
     inside = Path(path.lstrip("/"))
     for part in (inside, *inside.parents):
         if ".." not in part.parts:

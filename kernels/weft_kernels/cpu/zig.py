@@ -94,8 +94,7 @@ def _command(executable: str) -> tuple[str, ...]:
 
 
 def _installers(environment: Mapping[str, str]) -> Sequence[tuple[str, ...]]:
-    """List ways to call pip, the likelier first. A build of a wheel hides this Python's own packages by variables
-    (-E)."""
+    """List ways to call pip, the likelier first. A build of a wheel hides this Python's packages by variables (-E)."""
     found: list[tuple[str, ...]] = [(sys.executable, "-E", "-m", "pip")]
     given = environment.get("UV") or str(Path(sys.executable).with_name("uv"))  # uv tells what it starts where it is
     if uv := shutil.which(given) or shutil.which("uv", path=environment.get("PATH", os.defpath)):

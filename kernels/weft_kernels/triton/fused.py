@@ -152,14 +152,12 @@ def _row_warps(block: int) -> int:
 
 
 def _pair_ranks(block_m: int) -> int:
-    """The ranks at a time of each of two tiles of one token: what registers allow beside the programs of prompts'
-    tiles."""
+    """The ranks at a time of each of two tiles of one token: what registers allow beside prompts' tiles."""
     return 8 if block_m <= 32 else 2
 
 
 def _tile_warps(elements: int) -> int:
-    """The warps of a tile, 32 elements a thread: 2 for 16 rows of 128, so that many programs of a single row fit beside
-    each other."""
+    """The warps of a tile, 32 elements a thread: 2 for 16 rows of 128, so that many programs of one row fit."""
     return min(max(elements // 1024, 1), 8)
 
 
@@ -350,8 +348,7 @@ _TAKE_BLOCK = 256
 
 
 def take_tokens(tokens: torch.Tensor, taken: torch.Tensor, sampled: torch.Tensor) -> None:
-    """Write tokens[i] = sampled[taken[i]] where taken[i] is no -1; a row that has no token (-1) gets token 0. int32
-    all."""
+    """Write tokens[i] = sampled[taken[i]] where taken[i] is no -1; a row without token (-1) gets token 0. int32 all."""
     _take_tokens_of()((cdiv(len(tokens), _TAKE_BLOCK), 1, 1), tokens, taken, sampled, len(tokens))
 
 

@@ -128,8 +128,7 @@ def _join_of(parts: int) -> PreparedKernel:
 
 
 def _tile(rows: int) -> tuple[int, int]:
-    """The rows and outputs of a program. For one row a thread would have 2 bytes of x to copy, which none copies
-    ahead."""
+    """The rows and outputs of a program. For one row a thread would have 2 bytes of x, which none copies ahead."""
     up = next_power_of_2(rows)
     if rows <= FEW_ROWS:
         return max(up, 2), BLOCK_OUT

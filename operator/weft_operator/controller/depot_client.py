@@ -1,5 +1,4 @@
-"""A client of the depot's HTTP API, as far as the operator needs it: resolve, what has changed, and the list of what to
-keep."""
+"""A client of the depot's HTTP API: resolve, what has changed, and the list of what to keep."""
 
 from collections.abc import Callable, Collection
 from typing import Any, get_args

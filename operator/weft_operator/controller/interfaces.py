@@ -1,5 +1,4 @@
-"""Interfaces of what the loop around the planner depends on: a backend, the depot, the scheduler's registry, a
-counter."""
+"""Interfaces of what the planner's loop depends on: a backend, the depot, the scheduler's registry, a counter."""
 
 from collections.abc import Callable, Collection
 from typing import Protocol

@@ -57,8 +57,7 @@ class Secrets(Protocol):
 
 
 class KeyController(Loop):
-    """The controller of APIKeys. Feed it with `on_object` (complete before `run()`); run it until cancelled. One event
-    loop owns it."""
+    """The controller of APIKeys. Feed it with `on_object` (complete before `run()`). One event loop owns it."""
 
     def __init__(
         self,

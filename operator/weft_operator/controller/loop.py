@@ -332,8 +332,7 @@ class Controller(Loop):
         expect(action, self.state, self._clock())
 
     async def _change_child(self, ref: Ref, action: ApplyChild | DeleteChild) -> None:
-        """Carry out a change of a child. One that is refused, or has another object in its place, is planned again with
-        that known."""
+        """Carry out a change of a child. One that is refused or not ours is planned again with that known."""
         child = action.child if isinstance(action, ApplyChild) else action.successor
         try:
             await self._order(ref, action)

@@ -37,8 +37,7 @@ class RegistryClient:
         tls: Tls | None = None,
         term: int = 0,
     ) -> None:
-        """Connect nothing yet. `term`: of this operator's leadership; 0 where there is only one. It may be set until
-        `start()`."""
+        """Connect nothing yet. `term`: of this operator's leadership, set until `start()`; 0: there is only one."""
         self.term = term
         self._channel = channel(address, tls, "scheduler")
         self._on_pool, self._on_adapter = on_pool, on_adapter

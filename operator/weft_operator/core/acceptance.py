@@ -155,8 +155,7 @@ def reject_adapter(adapter: Adapter, desired: DesiredState) -> Rejection | None:
 
 
 def pinned_max(pool: Pool) -> int | None:
-    """The number of adapters that may be pinned in this pool; None: only what they take of its runners' memory bounds
-    them."""
+    """The number of adapters that may be pinned in this pool; None: only its runners' memory bounds them."""
     slots = pool.spec.advanced.max_adapters
     return None if slots is None else slots - UNPINNED_SLOTS
 
@@ -285,8 +284,7 @@ def _serving(
     adapter: Adapter, rejection: Rejection | None, request: ResolveRequest | None, resolution: Resolution | None,
     state: State,
 ) -> VerifiedArtifact | None:  # fmt: skip
-    """The content that serves: in the adapter's pool, or, until that accepts it and takes requests, where it served
-    before."""
+    """The content that serves: in the adapter's pool, or, until that takes requests, where it served before."""
     if rejection:
         return _in_previous_pool(adapter, state) if rejection.reason != NAME_CONFLICT else None
     verified = resolution.verified if resolution and request else None
@@ -339,8 +337,7 @@ def _admits(pool: Pool | None, adapter: Adapter) -> bool:
 
 
 def _base(pool: Pool, digest: str, *, named: bool) -> BaseRef:
-    """The base that an adapter has to fit, with the names it may go by: the served name, or the last part of where it
-    came from."""
+    """The base that an adapter has to fit, with its names: the served one, or the last part of its URI."""
     if not named:
         return BaseRef(digest)
     last_part = pool.spec.model.uri.rstrip("/").replace(":", "/").rpartition("/")[2]

@@ -25,8 +25,7 @@ COUNTS_S = 30.0  # between two writes of nothing but counts
 
 @dataclass(frozen=True, slots=True)
 class CanaryView:
-    """A canary and what is known of it. `content`: the canary's, once it has been fetched. Times are the clock of
-    `now`."""
+    """A canary and what is known of it. `content`: the canary's, once fetched. Times are the clock of `now`."""
 
     canary: Canary
     request: ResolveRequest

@@ -50,8 +50,7 @@ class TemplateView:
 
     @property
     def is_held(self) -> bool:
-        """Whether the object waits for the chat template: nobody has been served yet, and it is not known what would
-        serve."""
+        """Whether the object waits for the chat template: nobody was served yet, and what would serve is unknown."""
         known = self.content is not None or bool(self.fault)
         return not known and self.published is None and not self.served_before
 

@@ -124,8 +124,7 @@ def is_adoptable(obj: Object, pool: Meta) -> bool:
 
 
 def child_names(pool: Pool) -> set[str]:
-    """The names of everything that the pool owns, except what runners of several pods have of their own
-    (RUNNER_KINDS)."""
+    """The names of everything that the pool owns, except what runners of several pods own (RUNNER_KINDS)."""
     return {child_name(pool.meta.ref.name, part) for part in (SHARED, RANKS, *(group.name for group in pool.groups))}
 
 
@@ -184,8 +183,7 @@ def _ranks_service(pool: Ref) -> Json:
 
 
 def _ranks_policy(selecting: Mapping[str, str]) -> Json:
-    """Make the policy by which pods of one runner reach each other at any port, which is where tensors go; beside what
-    runners may anyway."""
+    """Make the policy by which pods of one runner reach each other at any port, which is where tensors go."""
     peers = [{"podSelector": {"matchLabels": dict(selecting)}}]
     return {
         "podSelector": {"matchLabels": dict(selecting)},

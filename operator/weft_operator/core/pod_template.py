@@ -31,8 +31,7 @@ def pod_template(
     group: Group, launch: RunnerConfig, defaults: RunnerDefaults, *, labels: Mapping[str, str], account: str,
     drain_s: float, leader: str = "", pods: int = 1, ranks_per_pod: int = 1,
 ) -> Json:  # fmt: skip
-    """Make the PodTemplateSpec of a group's Deployment, or of a runner's StatefulSet: `leader` is its first pod's
-    name."""
+    """Make the PodTemplateSpec of a group's Deployment or a runner's StatefulSet. `leader`: its first pod's name."""
     template = group.template
     metadata = {
         "labels": {**defaults.pod_labels, **(template.get("labels") or {}), **labels},

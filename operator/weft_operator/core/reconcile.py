@@ -108,8 +108,7 @@ def longest_drain_s(desired: DesiredState) -> float:
 
 
 def resolve_period_s(desired: DesiredState, uri: str = "") -> float:
-    """The period in which a source is asked for: it stretches with the number of objects, so that their sum does not
-    grow."""
+    """The period in which a source is asked for: it stretches with the number of objects: their sum does not grow."""
     least_s = desired.policy.remote_period_s if uri.startswith(REMOTE) else desired.policy.resolve_period_s
     return max(least_s, _round_s(desired))
 
@@ -323,8 +322,7 @@ def _unload_deadline(resource: Pool | Adapter, desired: DesiredState) -> float:
 
 
 def _plan_malformed(broken: Malformed, state: State, now: float) -> list[Action]:
-    """Plan a malformed object: what is served of it stays as it is; a condition has the reason why its spec is not
-    followed."""
+    """Plan a malformed object: what is served of it stays as it is; a condition says why its spec is not followed."""
     meta = broken.meta
     if meta.deleting:
         return [*_pool_gone(meta.ref, state), *_adapter_gone(meta.ref, state), *_finalized(broken)]

@@ -91,8 +91,7 @@ def plan_processes(pool: Pool, digest: str, wanted: int, bounds: Bounds, state: 
 
 
 def _groups_of_processes(pool: Pool, kept: Mapping[int, RunnerProcess]) -> dict[int, Group]:
-    """Map each process to the first group with the phase that it was started with; to the first group where none has
-    it."""
+    """Map each process to the first group with the phase that it was started with, else to the first."""
     of_phase = {group.phase: group for group in reversed(pool.groups)}
     return {index: of_phase.get(runner.launch.phase, pool.groups[0]) for index, runner in kept.items()}
 
@@ -214,8 +213,7 @@ def grace_elapsed(ref: Ref, state: State, now: float) -> bool:
 
 
 def deadlines(ref: Ref, state: State) -> list[float]:
-    """The times at which waiting ends: for the scheduler's answer, for deletion costs to be seen, before another
-    attempt to apply."""
+    """The times at which waiting ends: for the scheduler, for deletion costs, before another attempt to apply."""
     times = [state.expectations.published_at[ref] + ANSWER_S] if ref in state.expectations.published_at else []
     uids = {pod.uid for pod in state.observed.pods.get(ref, {}).values()}
     times += [failure.again_at for failure in state.expectations.apply_failures.get(ref, {}).values()]
@@ -296,8 +294,7 @@ def _changes(
 def _as_process(
     live: Object, intended: Child, launch: RunnerConfig, states: Mapping[str, RunnerState]
 ) -> RunnerProcess:
-    """Describe a runner of several pods as one: of another launch if its pods are of another template, or of another
-    number."""
+    """Describe a runner of several pods as one: of another launch if its pods differ in template or number."""
     name = live["metadata"]["name"]
     state: RunnerState = states.get(name, "Starting")
     if _is_deleting(live):
@@ -365,8 +362,7 @@ def _deletions(
 
 
 def object_revision(live: Object) -> str:
-    """A text that changes whenever somebody changes what the object is; where the API has a generation, not with its
-    status."""
+    """A text that changes whenever somebody changes what the object is; with a generation, not with its status."""
     metadata = live["metadata"]
     return str(metadata.get("generation") or metadata.get("resourceVersion"))
 

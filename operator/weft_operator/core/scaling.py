@@ -25,8 +25,7 @@ ANSWER_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The numbers of runners that a pool may have, by one generation of its spec. A fixed number is both minimum and
-    maximum."""
+    """The numbers of runners that a pool may have, by one generation of its spec; equal for a fixed number."""
 
     min: int
     max: int

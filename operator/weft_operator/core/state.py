@@ -32,8 +32,7 @@ RunnerState = Literal["Starting", "Ready", "CrashLoop", "Unschedulable", "Leavin
 
 @dataclass(frozen=True, slots=True)
 class RunnerConfig:
-    """The configuration that one runner is started with. A runner whose configuration differs from the wanted one is
-    replaced."""
+    """The configuration that one runner is started with. One that differs from the wanted one is replaced."""
 
     pool: Ref
     base_digest: str
@@ -83,8 +82,7 @@ def runner_pods(pods: Iterable[Pod]) -> list[Pod]:
 
 
 def _together(runner: str, pods: list[Pod]) -> Pod:
-    """Join the pods of a runner: it is Ready or leaving with the last of them; why one does not run is why it does
-    not."""
+    """Join the pods of a runner: it is Ready or leaving with the last of them; why one does not run is its reason."""
     by_state = {pod.state: pod for pod in sorted(pods, key=lambda pod: pod.name, reverse=True)}
     stuck = by_state.get("CrashLoop") or by_state.get("Unschedulable")
     state = stuck.state if stuck else pods[0].state if len(by_state) == 1 else "Starting"

@@ -249,8 +249,7 @@ def _is_awaited(view: AdapterView) -> bool:
 
 
 def _ready_unreported(view: AdapterView, digest: str) -> Condition:
-    """Decide Ready while the scheduler has not spoken yet (it or the operator has just started): what was true of this
-    digest stays."""
+    """Decide Ready while the scheduler has not reported yet: what was true of this digest stays."""
     status = view.adapter.status
     stored = next((c for c in status.get("conditions", ()) if c["type"] == "Ready"), None)
     if (
@@ -484,8 +483,7 @@ def earlier_versions(view: AdapterView, serving: VerifiedArtifact) -> list[Objec
 
 
 def _stored_versions(view: AdapterView) -> list[Object]:
-    """The versions of the stored status, except those that lack a field: another version of the operator may have
-    written them."""
+    """The versions of the stored status, except those that lack a field, of another operator's version."""
     stored: list[Object] = view.adapter.status.get("versions") or []
     return [version for version in stored if {"digest", "publishTime"} <= version.keys()]
 

@@ -125,8 +125,7 @@ def _review_pool(new: Pool, old: Pool | None, desired: DesiredState) -> Review:
 
 
 def _too_few_to_split(new: Pool) -> Iterator[str]:
-    """Yield a warning of a number of runners that people wrote, which a later scaling may change: no reason to refuse
-    it."""
+    """Yield a warning of a number of runners that people wrote, which may change later: no reason to refuse it."""
     replicas = new.spec.replicas
     if new.spec.phases.mode == "Split" and replicas is not None and replicas < 2:
         yield "phases: mode Split wants a runner for each phase; one that is alone does both"

@@ -202,8 +202,7 @@ class KubernetesBackend:
         return (await read_again(self._api, self._cache, key))[0]
 
     async def _write(self, key: ObjectKey, method: str, path: str, body: Mapping[str, Any], **how: Any) -> Object:
-        """Write; returns the object as it is then. After a write that met another version it is read: a watch may be
-        late."""
+        """Write; returns the object as it is then. After a conflict it is read again: a watch may be late."""
         try:
             obj: Object = await self._send(method, path, body, **how)
         except StaleWrite:

@@ -173,8 +173,7 @@ def _stuck(status: Any) -> Iterator[tuple[RunnerState, str]]:
 
 
 def _why(container: Any, reason: str, waiting: Any) -> str:
-    """Explain why a container does not run: `runner: CrashLoopBackOff: exit code 2: no such file`, with its termination
-    message, if any."""
+    """Explain why a container does not run: `runner: CrashLoopBackOff: exit code 2: no such file`."""
     ended = (container.get("lastState") or {}).get("terminated")
     if not ended:
         return ": ".join(part for part in (container["name"], reason, _words(waiting.get("message"))) if part)

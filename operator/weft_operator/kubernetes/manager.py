@@ -178,8 +178,7 @@ class Manager:
         return AdmissionServer(settings.webhook, settings.webhook_tls_dir)
 
     def _take_in(self, obj: Object, gone: bool) -> None:
-        """Take in a change for admission, which judges by all adapters and pools as they are. A leader's controller
-        takes it in itself."""
+        """Take in a change for admission, which judges by all objects. A leader's controller has its own way."""
         if obj["kind"] not in OWN_KINDS or self._leader.controls:
             return
         key = key_of(obj)

@@ -49,8 +49,7 @@ class WatchScope:
 
 
 def watch_scopes(pool_namespaces: Iterable[str], *, nodes: bool) -> list[WatchScope]:
-    """List everything that the operator watches, what owns before what is owned. `nodes`: the nodes of the cluster
-    too."""
+    """List everything that the operator watches, owners before what they own. `nodes`: nodes of the cluster too."""
     owned = [WatchScope(r, namespace, SELECTOR) for namespace in pool_namespaces for r in (*CHILDREN, PODS)]
     return [*(WatchScope(resource) for resource in (*reversed(WATCHED), *([NODES] if nodes else []))), *owned]
 
@@ -59,8 +58,7 @@ Identities = Mapping[ObjectKey, tuple[str, str | None]]  # uid and version of ea
 
 
 def missed(listed: Identities, before: Identities, now: Identities) -> list[ObjectKey]:
-    """Find what differs between a list and what was known before it, and of which no watch has reported anything
-    since."""
+    """Find what differs between a list and what was known before it, and no watch has reported since."""
     differing = [key for key in (*before, *(listed.keys() - before.keys())) if listed.get(key) != before.get(key)]
     return [key for key in differing if now.get(key) == before.get(key)]
 

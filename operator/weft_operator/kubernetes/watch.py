@@ -120,8 +120,7 @@ class Watches:
         on(on_event)
 
     async def _login(self, **_kopf: Any) -> kopf.ConnectionInfo:
-        """Give kopf credentials; it asks again when the API server does not accept the token any more: by then it was
-        read anew."""
+        """Give kopf credentials; it asks again when the API server refuses the token, which is read anew."""
         configuration: Any = self._configuration
         scheme, _, token = (await configuration.get_api_key_with_prefix("BearerToken") or "").partition(" ")
         return Connection(

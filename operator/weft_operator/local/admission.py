@@ -19,8 +19,7 @@ from weft_operator.local.objects import Event, ObjectStore
 
 
 class Admission:
-    """A judge of objects by all objects of a store. Called as `admit`; the same turn of the loop has to store what it
-    returns."""
+    """A judge of objects by all objects of a store. Called as `admit`; the same turn of the loop stores its result."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._desired = DesiredState()

@@ -339,8 +339,7 @@ class BatchServer:
 
     @contextmanager
     def stream(self) -> Generator[tuple[SendQueue[Any], Callable[[pb.GatewayToBatch], None]]]:
-        """Open a gateway's stream for the length of the block; gives what goes out on it, and what takes a message of
-        it."""
+        """Open a gateway's stream for the length of the block; gives its queue, and what takes a message of it."""
         stream = _Stream()
         self._connections.add(stream)
         try:
@@ -438,8 +437,7 @@ class BatchServer:
         task.add_done_callback(self._tasks.discard)
 
     async def _fenced(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run the work of a term. A replaced service stops giving out lines and waits for its end; any other failure
-        ends the process."""
+        """Run the work of a term. A replaced service gives out no more lines; another failure ends the process."""
         try:
             await work
         except Superseded as error:

@@ -75,8 +75,7 @@ class BaseModel:
 
 @dataclass(frozen=True, slots=True)
 class ArtifactLimits:
-    """The most bytes of all files of one artifact: above any that is meant, so that a wrong URI does not fill the
-    volume."""
+    """The most bytes of all files of one artifact: a wrong URI must not fill the volume."""
 
     adapter_bytes: int = 4 << 30  # rank 128 on all matrices of a 70B model is 3.3 GB in 16 bits
     model_bytes: int = 1 << 40  # 405B parameters in 16 bits are 0.8 TB
@@ -214,8 +213,7 @@ def _template_files(files: Files) -> dict[str, bytes]:
 
 
 def _template_verdict(read: Callable[[], ChatTemplate | None], own: str, other: str) -> dict[str, str]:
-    """Judge whose chat template counts, and its fault: one that does not compile or fails on the smallest
-    conversation."""
+    """Judge whose chat template counts, and its fault: it does not compile or fails on the smallest conversation."""
     try:
         if (template := read()) is None:
             return {"from": other}

@@ -197,8 +197,7 @@ class _BlobResponse(FileResponse):
 
 
 async def _body(request: Request, parse: Callable[[bytes], Body]) -> Body:
-    """Read a body of JSON only: a web page may send other types to any address, but JSON only after a preflight
-    request."""
+    """Read a body of JSON only: a web page may send other types anywhere, but JSON only after a preflight request."""
     media_type = request.headers.get("content-type", "")
     if media_type.partition(";")[0].strip().lower() != JSON:
         what = f"Content-Type is {quoted(media_type)}, it has to be {JSON}"

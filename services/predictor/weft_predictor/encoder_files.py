@@ -69,8 +69,7 @@ def read_files(folder: Path) -> EncoderFiles:
 
 
 def write_files(folder: Path, files: EncoderFiles) -> None:
-    """Write each file whole. A folder that a crash left half replaced has a calibration of another name, and is
-    refused."""
+    """Write each file whole. A folder half replaced by a crash has another calibration's name, and is refused."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in ((CONFIG, files.config), (TOKENIZER, files.tokenizer), (WEIGHTS, files.weights)):
         write_atomically(folder / name, data)

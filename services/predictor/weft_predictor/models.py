@@ -1,5 +1,4 @@
-"""The choice of the model that serves: the saved one, the mounted one, a replayed one, a cold one; and what is mounted
-later."""
+"""The choice of the model that serves: the saved, mounted, replayed or cold one; and what is mounted later."""
 
 import asyncio
 import contextlib
@@ -113,8 +112,7 @@ def _files(path: Path) -> list[tuple[str, int, int]]:
 
 
 def _load_saved(path: Path, read: Callable[[Arrays], RidgeModel]) -> RidgeModel | None:
-    """Read the saved model; None: there is none that can be read. One of another version waits beside it until that
-    version is back."""
+    """Read the saved model; None: none can be read. One of another version waits for that version."""
     try:
         return load(path, read)
     except FileNotFoundError:

@@ -35,8 +35,7 @@ log = logging.getLogger(__name__)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run until SIGTERM. Returns 0 after a drain, 2 for wrong settings, a port in use or a store that cannot be
-    opened."""
+    """Run until SIGTERM. Returns 0 after a drain, 2 for wrong settings, a port in use or a store that fails."""
     settings = SupervisorSettings.parse(argv)
     logs.configure("supervisor", level=settings.log_level, fmt=settings.log_format)
     logging.getLogger("alembic").setLevel(logging.WARNING)  # one line about the store is enough

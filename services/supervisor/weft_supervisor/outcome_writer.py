@@ -47,8 +47,7 @@ class OutcomeWriter:
         on_dropped: Callable[[str], object],
         on_space: Callable[[], None],
     ) -> None:
-        """Write nothing yet. `on_dropped`: it is no outcome. `on_space`: some were refused, and half of the queue is
-        empty again."""
+        """Write nothing yet. `on_dropped`: it is no outcome. `on_space`: half of a full queue is empty again."""
         self._engine, self._on_stored = engine, on_stored
         self._on_dropped, self._on_space = on_dropped, on_space
         self._refused = False

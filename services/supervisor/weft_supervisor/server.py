@@ -251,8 +251,7 @@ class SupervisorServer(SupervisorServicer):
                 yield envelope
 
     def _envelopes(self, message: Any) -> Iterator[scheduler_pb2.SupervisorToScheduler]:
-        """Yield one envelope, or as many as a report needs to stay below what gRPC takes; losses and decisions come
-        last."""
+        """Yield one envelope, or as many as a large report needs; losses and decisions come last."""
         envelope = SUPERVISOR_TO_SCHEDULER.encode(message)
         if not (isinstance(message, ClusterReport) and message.reports and envelope.ByteSize() > MAX_MESSAGE_BYTES):
             yield envelope

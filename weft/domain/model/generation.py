@@ -57,8 +57,7 @@ _RANGES = {
 
 
 def sampling_defaults(generation: JsonObject) -> tuple[SamplingDefaults, tuple[str, ...]]:
-    """Read what generation_config.json sets. Returns it, and a warning for each value that cannot be: it is not
-    used."""
+    """Read what generation_config.json sets. Returns it, and a warning for each value that cannot be used."""
     found: dict[str, Any] = {}
     warnings: list[str] = []
     for name, right in _RANGES.items():

@@ -37,8 +37,7 @@ def kv_token_bytes(spec: ModelSpec, kind: str, *, int4: bool = False) -> int:
 
 
 def int4_kv_group(head_dim: int) -> int:
-    """The size of the groups of a head that share a scale and a minimum in int4 KV: 64 or 32; 0: it has no such
-    groups."""
+    """The size of a head's groups that share a scale and a minimum in int4 KV: 64 or 32; 0: it has none."""
     return next((group for group in (INT4_GROUP, INT4_GROUP // 2) if head_dim % group == 0), 0)
 
 

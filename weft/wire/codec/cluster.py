@@ -117,8 +117,7 @@ def _fill_reports(reports: Iterable[ReportedRunner], m: pb.ClusterReport) -> Non
 
 
 def _reports(m: pb.ClusterReport) -> Sequence[ReportedRunner]:
-    """Read the reports of runners. Supervisors refuse bad ones: one that got past them is dropped, and the others
-    count."""
+    """Read the reports of runners. Supervisors refuse bad ones: one that got past them is dropped."""
     reports = list[ReportedRunner]()
     for message in m.reports:
         try:

@@ -47,8 +47,7 @@ def predict_items(request: pb.PredictRequest) -> list[PredictItem]:
 
 
 def predict_response(predicted: Sequence[Prediction], version: str) -> pb.PredictResponse:
-    """Write predictions. Raises ValueError or TypeError for a number that is none of tokens: negative, NaN, or too
-    large."""
+    """Write predictions. Raises ValueError or TypeError for what is no number of tokens."""
     response = pb.PredictResponse(model_version=version)
     for item in predicted:
         response.items.add(

@@ -125,8 +125,7 @@ def fill_logprobs(logprobs: Sequence[TokenLogprob], m: runner_pb2.SequenceLogpro
 
 
 def read_logprobs(m: runner_pb2.SequenceLogprobs) -> Sequence[TokenLogprob]:
-    """Read log probabilities; empty where ids and probabilities differ in number: the stream reports them as missing
-    then."""
+    """Read log probabilities; empty where ids and probabilities differ in number: then they are missing."""
     if any(len(token.top_tokens) != len(token.top_logprobs) for token in m.tokens):
         return ()
     pairs = [(token.logprob, zip(token.top_tokens, token.top_logprobs, strict=True)) for token in m.tokens]

@@ -27,8 +27,7 @@ class Secret:
 
     @property
     def fingerprint(self) -> str:
-        """A text that is equal for equal contents; it gives nothing away: tokens and keys are too random to be
-        guessed."""
+        """A text that is equal for equal contents; tokens and keys are too random to be guessed from it."""
         digest = hashlib.sha256()
         for name, value in sorted(self.values.items()):
             for part in (name.encode(), value):

@@ -32,8 +32,7 @@ _ACCOUNT = re.compile(r"system:serviceaccount:([a-z0-9-]+):([a-z0-9.-]+)", re.AS
 
 
 class KubernetesSecrets:
-    """The cluster's Secrets through one client, which any thread may use, and which takes its token again when that is
-    rotated."""
+    """The cluster's Secrets through one client, for any thread, with its token as it rotates."""
 
     def __init__(self, api: "CoreV1Api") -> None:
         self._api = api

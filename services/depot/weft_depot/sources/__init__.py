@@ -42,8 +42,7 @@ class Snapshot(Files, Protocol):
 
     @property
     def marks(self) -> Marks | None:
-        """Marks of a state: while all are as they were, so is the source; None where that takes more than `stat`
-        calls."""
+        """Marks of a state: while all are as they were, so is the source; None: that takes more than `stat` calls."""
         ...
 
     @property

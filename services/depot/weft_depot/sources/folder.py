@@ -91,8 +91,7 @@ class FolderSnapshot:
     """The plain files of one folder, as they were when it was opened."""
 
     def __init__(self, root: Root, folder: Path, place: tuple[str, Identity], names: list[str], taken_ns: int) -> None:
-        """Take the folder. `place`: the folder by the path that was asked for, which may have links in it, and what it
-        was."""
+        """Take the folder. `place`: the folder by the path asked for, perhaps with links, and what it was."""
         self._root, self._folder, self._place, self._names, self._taken_ns = root, folder, place, names, taken_ns
         self._identities = self._stat_all()
         self._read: dict[str, Identity] = {}

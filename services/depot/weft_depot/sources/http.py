@@ -60,8 +60,7 @@ class SourceHttp:
 
     @contextlib.contextmanager
     def get(self, url: str, headers: Mapping[str, str], origin: Origin, meaning: Meaning) -> Generator[httpx2.Response]:
-        """Ask for a response with content (200, 206), behind redirects. Raises TransientError and what `meaning`
-        gives."""
+        """Get a response with content (200, 206), behind redirects. Raises TransientError and what `meaning` gives."""
         request = self._http.build_request("GET", url, headers={**headers, "Accept-Encoding": "identity"})
         with network_errors():
             for _ in range(MAX_REDIRECTS + 1):

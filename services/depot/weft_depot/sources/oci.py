@@ -155,8 +155,7 @@ class Repository:
 
     @contextlib.contextmanager
     def _get(self, path: str, headers: Mapping[str, str]) -> Generator[httpx2.Response]:
-        """Make one request with the authorization that the registry asks for; what it gave is used until it is
-        refused."""
+        """Make one request with the authorization that the registry asks for; it is used until it is refused."""
         repository = self.reference.repository
         if self._origin.url.endswith("//" + _DOCKER_HUB["docker.io"]) and "/" not in repository:
             repository = f"library/{repository}"
@@ -178,8 +177,7 @@ class Repository:
         return {**headers, "Authorization": self._authorization} if self._authorization else {**headers}
 
     def _authorize(self, challenge: str) -> str:
-        """Make the Authorization header for a `WWW-Authenticate` one. Raises Refused(SourceForbidden),
-        TransientError."""
+        """Make the Authorization for a `WWW-Authenticate` header. Raises Refused(SourceForbidden), TransientError."""
         scheme, _, rest = challenge.strip().partition(" ")
         if scheme.lower() == "basic" and self._keys:
             return self._keys

@@ -109,8 +109,7 @@ class _Ranged(io.RawIOBase):
 
 
 def trimmed(chunks: Iterator[bytes], skip: int, most: int) -> Iterator[bytes]:
-    """Drop the first `skip` bytes, and yield `most` of the rest: for a server that sends another range than asked
-    for."""
+    """Drop the first `skip` bytes, and yield `most` of the rest: for a server that sends another range."""
     for chunk in chunks:
         kept = chunk[skip : skip + most]
         skip = max(0, skip - len(chunk))

@@ -125,8 +125,7 @@ class BucketSnapshot:
         return self._policy.retry(f"{self._place.uri} cannot be listed", self._list_once)
 
     def _list_once(self) -> dict[str, Listed]:
-        """List the objects right below the prefix, and in the one folder that an artifact may have, where there is
-        one."""
+        """List the objects right below the prefix, and in the one folder that an artifact may have."""
         uri, prefix = self._place.uri, self._place.prefix
         ends, entries = self._policy.now() + self._policy.grace_s, 0
         found: dict[str, Listed] = {}

@@ -62,7 +62,6 @@ class FeatureCache:
 
 
 def _split_choice(request_id: str) -> tuple[str, bool]:
-    """Split a request's id into that without the choice, and whether it had one: a gateway's ids have no number after a
-    slash."""
+    """Split a request's id into that without the choice, and whether it had one (a number after a slash)."""
     key, slash, choice = request_id.rpartition("/")
     return (key, True) if slash and key and choice.isdigit() else (request_id, False)

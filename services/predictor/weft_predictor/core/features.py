@@ -52,8 +52,7 @@ class Featurizer(Protocol):
     dim: int
 
     def rows(self, prompts: Sequence[tuple[str, int]]) -> tuple[FeatureRows, Sequence[int]]:
-        """Read the features of some prompts (text, tokens), and what S3 would reserve for each (0: there are no
-        buckets)."""
+        """Read the features of some prompts (text, tokens), and what S3 would reserve for each (0: no buckets)."""
         ...
 
 

@@ -110,8 +110,7 @@ class RidgeModel:
 
     @classmethod
     def cold(cls, family: str, *, dim: int = DIM) -> "RidgeModel":
-        """Make a model without outcomes: 128 tokens in the median, with a wide margin. `family` names it in
-        `version`."""
+        """Make a model without outcomes: a median of 128 tokens, a wide margin. `family` names it in `version`."""
         ridge, calibrators = Ridge.cold(dim, COLD_LOG_TOKENS), ConformalCalibrators(target=TARGET)
         return cls(family, ridge, Offsets(), ResidualScale.cold(COLD_SCALE), calibrators)
 
@@ -180,8 +179,7 @@ class RidgeModel:
         return ObservationResult("partial" if x is None else "learned", covered, loss)
 
     def _learn(self, x: Features | None, group: Group, base: float, real: float) -> None:
-        """Learn a real length, `real` in log tokens. `base`: what the tenant's ridge says; it learns where it knows the
-        prompt."""
+        """Learn a real length, `real` in log tokens. `base`: what the tenant's ridge says, if it knows the prompt."""
         tenant, adapter = group
         if self._shared_learns:
             shared = base if x is None else self._shared.learn(x, real, self.offsets.of(("", adapter)))
@@ -277,8 +275,7 @@ class RidgeModel:
 
     @classmethod
     def load(cls, arrays: Arrays, featurizer: Featurizer | None = None) -> "RidgeModel":
-        """Restore the model of `save`, which had the same features. Raises CorruptModel (or KeyError, ValueError)
-        otherwise."""
+        """Restore what `save` made of the same features. Raises CorruptModel (or KeyError, ValueError) otherwise."""
         meta = _meta(arrays)
         if (name := meta["features"]) != (featurizer.name if featurizer else ""):
             raise CorruptModel(f"it reads the features of {name or 'hashed grams'}")
@@ -339,8 +336,7 @@ def _group(names: Any) -> Group:
 
 
 def _log_tokens(tokens: float) -> float:
-    """The logarithm of a length that may be anything: at least one token (also for no number), at most what can be
-    predicted."""
+    """The logarithm of a length that may be anything: at least one token, at most what can be predicted."""
     return min(math.log(tokens), MAX_LOG_TOKENS) if tokens >= 1 else 0.0
 
 

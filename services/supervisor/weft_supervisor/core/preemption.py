@@ -31,8 +31,7 @@ class Preemption:
         self.preempts = 0  # victims chosen, repeats not counted
 
     def on_report(self, book: RunnerBook, now: float) -> PreemptDecision | None:
-        """Choose the victim that the state of a runner calls for, if it is a new one or one that has not left in
-        time."""
+        """Choose the victim that the state of a runner calls for, if it is new or has not left in time."""
         runner = book.spec.runner
         pending = self._pending.get(runner)
         if pending is None and not book.overruns:

@@ -113,8 +113,7 @@ class LeasedRunner:
 
 
 class Supervisor:
-    """The machine of the supervisor. One owner, one thread. The runners' peers are named "uuid/incarnation"; there is
-    one scheduler."""
+    """The machine of the supervisor. One thread owns it. Runners' peers are named "uuid/incarnation"."""
 
     def __init__(self, config: SupervisorConfig, *, highest_term: int = 0) -> None:
         self.config = config
@@ -177,8 +176,7 @@ class Supervisor:
         self.check_runners()
 
     def check_runners(self) -> None:
-        """Check that every lease has a runner and every runner a lease; books add up; pending victims are on live
-        runners."""
+        """Check that every lease has a runner and every runner a lease; books add up; pending victims live."""
         runners = {runner.id for runner in self._runners.values()}
         assert all(self.leases.holds(id_) for id_ in runners), "a runner without a lease is known"
         assert len(runners) == len(self.leases), "a lease without a runner"

@@ -45,8 +45,7 @@ def violation(book: RunnerBook) -> str | None:
 
 
 class Counters(NamedTuple):
-    """Counts over all incarnations: pages grown in place, victims, reservations doubled, runners lost since the
-    start."""
+    """Counts over all incarnations: pages grown in place, victims, reservations doubled, runners lost."""
 
     grown_pages: int
     preempts: int
