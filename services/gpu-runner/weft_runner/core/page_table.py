@@ -124,7 +124,7 @@ class PageTable:
         return mine
 
     def grow(self, key: str, n_pages: int) -> list[int]:
-        """As many of n further pages as are free; the new ones, in order."""
+        """Take as many of n further pages as are free. Returns the new ones, in order."""
         taken = self._take(min(n_pages, self.free_pages))
         for page in taken:
             self._hold(key, page)
@@ -209,7 +209,7 @@ class PageTable:
         return len(self._adapters.get(digest, ()))
 
     def adapter_pages(self, digest: str) -> tuple[int, ...]:
-        """Which pages those are, in a fixed order while their number stays."""
+        """Return an adapter's pages, in a fixed order while their number stays."""
         return tuple(self._adapters.get(digest, ()))
 
     @property
@@ -240,7 +240,7 @@ class PageTable:
         allocation.pages.append(page)
 
     def _leave(self, key: str, page: int) -> None:
-        """Of the sequences that still hold it the one that has held it longest owns it."""
+        """Hold a page no more: who has held it longest of the others owns it."""
         holders = self._holders[page]
         if next(iter(holders)) == key:
             self._allocations[key].owned -= 1

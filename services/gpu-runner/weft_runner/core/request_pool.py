@@ -211,7 +211,7 @@ class RequestPool:
     def schedule(self, depth: int = 1, free: int = 1) -> Batch:
         """Grow what is full, then form the next batch; the last one again where nothing has changed.
 
-        `depth`: so many batches may be in flight at a time, `free` of them are not, this one included (`_decoding`).
+        `depth`: batches that may be in flight at a time; `free`: those of them that are not, this one included.
         """
         if self.masks.constrained:
             self.masks.before_step(self.now)
@@ -489,7 +489,7 @@ class RequestPool:
         self.timers.set(REPORT, 0.0)
 
     def _has_joined(self, sequence: Sequence) -> bool:
-        """It counts among those that run with its adapter."""
+        """Say whether it counts among those that run with its adapter."""
         if sequence.phase is SequencePhase.SWAP_IN:
             return self.swap.by_key[sequence.key].adapter_there
         if sequence.phase is SequencePhase.RECEIVE:
@@ -515,7 +515,7 @@ class RequestPool:
         return min(self._free_tokens(sequence, sequence.in_kv), sequence.max_len - len(sequence.tokens))
 
     def _free_tokens(self, sequence: Sequence, in_kv: int) -> int:
-        """Tokens that its reserved pages hold beside so many."""
+        """Count the tokens that its reserved pages hold beside `in_kv`."""
         return len(self.pages.pages_of(sequence.key)) * self.limits.page_tokens - in_kv
 
     def _here(self, phase: SequencePhase) -> Iterator[Sequence]:
@@ -524,7 +524,7 @@ class RequestPool:
         return (s for s in self.sequences.values() if s.phase is phase and not s.in_flight and s.key not in held)
 
     def _decoding(self, depth: int, free: int) -> list[Sequence]:
-        """What decodes in the next of so many batches in flight: an equal part, those whose last turn is longest ago.
+        """Choose who decodes in the next of `depth` batches: an equal part, those whose last turn is longest ago.
 
         ORCA (section 4.2) fills its pipeline with batches and leaves open how large they are. With equal ones no stage
         waits for another; a batch of all would leave every stage but one without work. A sequence that joins or leaves

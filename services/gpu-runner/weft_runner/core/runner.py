@@ -139,7 +139,7 @@ class Runner:
         )
 
     def may_repeat(self, step: RunStep) -> bool:
-        """That batch can run once more as it is, after the step that is in flight."""
+        """Say whether that batch can run once more as it is, after the step that is in flight."""
         return self.pool.masks.follow(self.pool.now) and self.pool.scheduler.lasts(step.batch, 2)
 
     def _schedule(self, slot: StepSlot) -> None:

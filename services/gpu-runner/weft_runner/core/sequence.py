@@ -74,7 +74,7 @@ class Sequence:
 
     @property
     def runs(self) -> bool:
-        """Its rows are computed here."""
+        """Say whether its rows are computed here."""
         return self.phase in RUNNING
 
     @property
@@ -180,7 +180,7 @@ class Sequence:
         self.phase = SequencePhase.DECODE
 
     def swap_out(self) -> None:
-        """Its pages are about to be another sequence's."""
+        """Leave for host memory: its pages are about to be another sequence's."""
         assert self.phase in (*RUNNING, SequencePhase.PAUSED), self.phase
         assert not self.in_flight, self.key
         assert self.in_kv, self.key
@@ -188,12 +188,12 @@ class Sequence:
         self.swaps += 1
 
     def swapped_out(self) -> None:
-        """It has no page any more."""
+        """Hold no page any more."""
         assert self.phase is SequencePhase.SWAP_OUT, self.phase
         self.phase, self.named_pages = SequencePhase.SWAPPED, 0
 
     def swap_in(self) -> None:
-        """It has pages for its KV again, or for the first time."""
+        """Wait for its KV: it has pages again, or for the first time."""
         assert self.phase in (SequencePhase.SWAPPED, SequencePhase.WAITING), self.phase
         self.phase = SequencePhase.SWAP_IN
 
@@ -209,7 +209,7 @@ class Sequence:
         self.phase = SequencePhase.RECEIVE
 
     def take_kv(self, in_kv: int, tokens: Iterable[int]) -> None:
-        """Its KV is here, with tokens that the other runner has sampled."""
+        """Take its KV, with tokens that the other runner has sampled."""
         assert self.phase is SequencePhase.RECEIVE, self.phase
         self.tokens.extend(tokens)
         self._advance(*self.tokens[self.base_len :])

@@ -93,7 +93,7 @@ class PrefixCache:
                 self._twice.add(name)
 
     def named(self, page: int) -> tuple[bytes, str]:
-        """Its name and its adapter."""
+        """Return a page's name and its adapter."""
         return self._name_of[page], self._adapter_of[page]
 
     def forget(self, page: int) -> None:

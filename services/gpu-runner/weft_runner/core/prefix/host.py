@@ -68,7 +68,7 @@ class HostPrefixes:
             self._effects.append(SwapOut(number, tuple(pages), tuple(cached.host for cached in pages.values())))
 
     def on_copied(self, number: int) -> None:
-        """That copy is complete, if it is one of these and was not dropped."""
+        """Note that a copy is complete, if it is one of these and was not dropped."""
         pages = self.saves.pop(number, {})
         self._prefixes.end_saving(pages)
         for cached in pages.values():
@@ -76,7 +76,7 @@ class HostPrefixes:
         self.out_bytes += len(pages) * self._swap.page_bytes
 
     def on_failed(self, number: int) -> None:
-        """It ended early."""
+        """Drop what a copy that ended early was to bring."""
         for cached in list(self.saves.get(number, {}).values())[:1]:
             self._host.drop_page(cached)
 

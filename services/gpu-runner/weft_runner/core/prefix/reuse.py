@@ -34,20 +34,20 @@ class PrefixReuse:
         return self._pages.prefixes.match(self.names(chain, text, at))
 
     def names(self, chain: PageHashChain | None, text: list[int], at: int) -> Iterable[bytes]:
-        """Those of a text's full pages from its page `at` on, as far as a token is left."""
+        """Name a text's full pages from its page `at` on, as far as a token is left."""
         most = (len(text) - 1) // self._pages.page_tokens
         if chain is None:
             return ()
         return islice(chain.extend(text, most), at, most)
 
     def admit(self, sequence: Sequence, shared: list[int]) -> None:
-        """It has been admitted with these pages."""
+        """Count what a sequence that is admitted with these pages need not compute."""
         if sequence.chain is not None and sequence.start.kv_from is None:
             self.queried += len(sequence.tokens)
         self._reused(sequence, len(shared))
 
     def came_back(self, n_tokens: int) -> None:
-        """So many have been copied from host memory."""
+        """Count n tokens that have been copied from host memory."""
         self.tokens += n_tokens
         self.host_tokens += n_tokens
 
@@ -59,7 +59,7 @@ class PrefixReuse:
             self._reused(sequence, len(shared))
 
     def publish(self, sequence: Sequence) -> None:
-        """Its pages that have become full since the last time may be found from now on."""
+        """Let its pages that have become full since the last time be found."""
         if sequence.chain is None:
             return
         full = sequence.in_kv // self._pages.page_tokens

@@ -94,7 +94,7 @@ class Reservations:
         self.paused.pop(key, None)
 
     def _grant(self, key: str, wanted_pages: int) -> bool:
-        """As many pages as are free; with none, an unused adapter is evicted."""
+        """Give it as many pages as are free; with none, an unused adapter is evicted."""
         if not self._pages.free_pages:
             self._slots.evict_for(1)
         pages = self._pages.grow(key, wanted_pages)

@@ -33,7 +33,7 @@ class SwappedKv:
 
     @property
     def is_new(self) -> bool:
-        """It waits for its text's beginning: it had not left."""
+        """Say whether it waits for its text's beginning, and had not left."""
         return not self.wanted_pages
 
     def bring_adapter(self) -> None:
@@ -71,7 +71,7 @@ class KvSwap:
         return sum(len(swap.hosts) for swap in self.by_key.values())
 
     def returning(self) -> list[SwappedKv]:
-        """Those that are out: interactive ones first, then the earliest arrival."""
+        """Return who is out: interactive ones first, then the earliest arrival."""
         out = [swap for swap in self.by_key.values() if swap.sequence.phase is SequencePhase.SWAPPED]
         return sorted(
             out, key=lambda swap: (swap.sequence.start.priority, swap.sequence.arrived, swap.sequence.admitted)
@@ -107,7 +107,7 @@ class KvSwap:
         self._wait(SwappedKv(sequence, self.next_number(), (), 0, behind=number))
 
     def copy_ms(self, n_pages: int) -> float:
-        """What copying so many pages is expected to take, one way."""
+        """Say what copying n pages is expected to take, one way."""
         return 1e3 * n_pages * self.page_bytes / self.bytes_per_s
 
     def next_number(self) -> int:
@@ -120,7 +120,7 @@ class KvSwap:
         return tuple(range(self._hosts - len(pages) + 1, self._hosts + 1))
 
     def on_copied(self, number: int, pages: int, seconds: float) -> SwappedKv | None:
-        """A copy of so many pages is complete. None: its sequence has ended."""
+        """Note that a copy of n pages is complete. None: its sequence has ended."""
         n_bytes = pages * self.page_bytes
         if n_bytes and seconds > 0.0:
             self.bytes_per_s += RATE * (n_bytes / seconds - self.bytes_per_s)
@@ -139,7 +139,7 @@ class KvSwap:
         return next((swap for swap in self.by_key.values() if swap.number == number), None)
 
     def forget(self, key: str) -> list[SwappedKv]:
-        """Its sequence runs, or is over: nothing of its own stays in host memory, and no copy goes on.
+        """Forget a sequence that runs, or is over: nothing of its own stays in host memory, and no copy goes on.
 
         Returns those that waited for its copy, and wait no more.
         """
@@ -158,7 +158,7 @@ class KvSwap:
         return behind
 
     def drop(self, number: int, hosts: Iterable[int]) -> None:
-        """That copy goes no further; these host pages are free."""
+        """End a copy; these host pages are free."""
         begun = [one for one in self._effects if isinstance(one, SwapOut | SwapIn) and one.number == number]
         for copy in begun:  # by the same event
             self._effects.remove(copy)

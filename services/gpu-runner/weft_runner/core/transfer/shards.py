@@ -21,7 +21,7 @@ KvEvent = Connected | Received | Closed
 
 @dataclass(frozen=True, slots=True)
 class ShardOrder:
-    """Of rank 0 to the others: a SendKv, ReceiveKv, DropKv, or a KvComplete to be sent.
+    """An order of rank 0 to the others: a SendKv, ReceiveKv, DropKv, or a KvComplete to be sent.
 
     `addresses`: of the other runner's ranks from 1 on, where something is sent to them.
     """
@@ -52,7 +52,7 @@ ShardEffect = KvAction | Send | ShardComplete | ShardLost
 
 
 def shard_runner(runner: RunnerId, rank: int) -> RunnerId:
-    """As whom a rank speaks."""
+    """Return the RunnerId that a rank uses on its own streams."""
     return RunnerId(runner.uuid, f"{runner.incarnation}.{rank}")
 
 
@@ -195,7 +195,7 @@ def _offer(peer: Peer, key: Key) -> Send:
 
 
 def _runner(incoming: Peer) -> str:
-    """Of a stream that came in, without the number of the stream."""
+    """Return the runner of a stream that came in, without the number of the stream."""
     return incoming.name.rpartition("/")[0]
 
 
@@ -238,7 +238,7 @@ class ShardedTransfers:
         return None
 
     def event(self, event: KvEvent) -> KvEvent | None:
-        """Of rank 0's own streams -> what the machine gets of it now. Other layouts than its own it refuses itself.
+        """Turn an event of rank 0's own streams into what the machine gets now. Other layouts than its own are refused.
 
         Another event's Closed: that stream breaks the contract, and has to be closed.
         """
@@ -260,7 +260,7 @@ class ShardedTransfers:
         return event
 
     def shard_event(self, rank: int, event: ShardComplete | ShardLost) -> KvEvent | None:
-        """Of another rank -> what the machine gets. After a Closed, rank 0's own stream has to be closed too."""
+        """Turn an event of another rank into what the machine gets. After a Closed, rank 0's stream has to end too."""
         key = event.request_id, event.epoch
         one = self._incoming.get(key)
         if isinstance(event, ShardComplete):

@@ -118,7 +118,7 @@ class KvTransfers:
     # ---- the sender's side
 
     def offer(self, sequence: Sequence, target: KvTarget, epoch: Epoch) -> None:
-        """That runner is to take it over, under that epoch."""
+        """Offer it to the runner that is to take it over, under that epoch."""
         assert self.identity is not None, "a runner that exchanges no KV"
         peer = Peer(Kind.RUNNER, f"{target.runner.uuid}/{target.runner.incarnation}")
         one = self.outgoing[sequence.key] = OutgoingKv(sequence, peer, epoch)
@@ -131,7 +131,7 @@ class KvTransfers:
             self.effects.append(self._offer(one))
 
     def accepted(self, peer: Peer, accept: KvAccept) -> OutgoingKv | None:
-        """Its pages may leave. None: nothing of that epoch is offered to that peer."""
+        """Let its pages leave. None: nothing of that epoch is offered to that peer."""
         one = self.find(peer, accept.request_id, accept.epoch)
         if one is None or one.accepted:
             return None
@@ -139,7 +139,7 @@ class KvTransfers:
         return one
 
     def send_pages(self, one: OutgoingKv, pages: list[int], until: int, *, layer_by_layer: bool = False) -> None:
-        """Those of its pages before number `until` that have not left; `layer_by_layer`: see SendKv."""
+        """Send its pages before number `until` that have not left; `layer_by_layer`: see SendKv."""
         if one.accepted and one.sent < until:
             leaving = tuple(pages[one.sent : until])
             send = SendKv(one.peer, one.sequence.key, one.epoch, one.sent, leaving, layer_by_layer)
@@ -217,7 +217,7 @@ class KvTransfers:
         return one.complete and one.adapter_there
 
     def forget(self, key: str, *, acknowledged: bool = False) -> None:
-        """Its sequence is over here, or runs: nothing of it is sent or received any more."""
+        """Forget a sequence that is over here, or runs: nothing of it is sent or received any more."""
         outgoing = self.outgoing.pop(key, None)
         self.timers.clear(("transfer", key))
         if outgoing is not None and outgoing.accepted and not acknowledged:
