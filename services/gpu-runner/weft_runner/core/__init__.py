@@ -8,6 +8,7 @@ from weft_runner.core.adapters.adapter import HostCopy, LoadState
 from weft_runner.core.adapters.manager import AdapterManager, check_adapters
 from weft_runner.core.admission import PoolLimits
 from weft_runner.core.batch import Batch, Batching, BatchLimits, Candidate, Row, adapter_segments, form_batch
+from weft_runner.core.drain import DRAIN_IDLE_S
 from weft_runner.core.events import (
     REPORT,
     Action,
@@ -56,5 +57,6 @@ from weft_runner.core.sequence import Sequence, SequencePhase
 from weft_runner.core.step_time_model import GUESS, StepModel
 from weft_runner.core.swap.swaps import MAX_SWAPS
 from weft_runner.core.token_mask import token_mask
+from weft_runner.core.transfer.hand_over import MIGRATE_S
 from weft_runner.core.transfer.shards import KvShard, ShardComplete, ShardedTransfers, ShardLost, ShardOrder
 from weft_runner.core.transfer.transfers import KvIdentity
