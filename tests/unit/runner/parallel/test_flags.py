@@ -56,7 +56,9 @@ def test_auto_splits_over_gpus_wherever_there_is_one(sees, takes, how, maker, sm
     monkeypatch.setattr(
         "weft_runner.executors.split.launch_ranks", lambda _, start, *__, **___: made.append(start["settings"].executor)
     )
-    monkeypatch.setattr(f"weft_runner.executors.split.{maker}Executor", lambda *_: SimpleNamespace(workers=()))
+    monkeypatch.setattr(
+        f"weft_runner.executors.split.{maker}Executor", lambda *_: SimpleNamespace(others=SimpleNamespace(pids=()))
+    )
     base = ModelSource(parse_spec(small_config | {"vocab_size": 64}), {}, 1, lambda: False)
     make_executor(settings_of(executor="auto", **{f"{how}_parallel": 2}), base)
     assert made == [takes]
