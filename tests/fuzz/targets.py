@@ -34,15 +34,17 @@ from weft_depot.sources.hf import parse_revision
 from weft_depot.sources.oci import parse_manifest, parse_reference
 from weft_depot.sources.retry_policy import RetryPolicy
 from weft_depot.sources.s3 import BucketSnapshot, Place
+from weft_gateway.core import ANY_NAMESPACE
 from weft_gateway.errors import ApiError
 from weft_gateway.forms.answer_form import choose_form
+from weft_gateway.openai.call import Call
 from weft_gateway.openai.chat import CHAT
 from weft_gateway.openai.completions import COMPLETIONS
 from weft_gateway.openai.embeddings import EMBEDDINGS, RerankRequest, ScoreRequest
-from weft_gateway.openai.messages import parse_messages
-from weft_gateway.openai.prepare import ParsedRequest
-from weft_gateway.openai.responses import parse_responses
+from weft_gateway.openai.messages import MessagesEndpoint
+from weft_gateway.openai.responses import ResponsesEndpoint
 from weft_gateway.openai.schema import DetokenizeRequest, TokenizeChatRequest, TokenizeRequest, parse
+from weft_gateway.shell.request_ids import drawn_ids
 from weft_gateway.shell.tokenizer import ModelTokenizer, NotEncodable
 from weft_operator.local.admission import Invalid, admit
 from weft_runner.shell.kv_connection import KvConnectionClosed
@@ -156,11 +158,11 @@ RESPONSES: Sequence[Any] = (
 def _prompts(endpoint: Any, body: bytes) -> Any:
     params = endpoint.parse(body)
     pool: Any = SimpleNamespace(tool_call_parser="", embeds_only=False, max_context_tokens=CONTEXT_TOKENS)
-    route: Any = SimpleNamespace(model_name="m")
-    parsed = ParsedRequest(params, route, pool, TOKENIZER)
+    call = Call(drawn_ids(), ANY_NAMESPACE, 0)
+    call.pool, call.tokenizer = pool, TOKENIZER
     if (output := choose_form(params, TOKENIZER.forms, pool.tool_call_parser).output) is not None:
         output.text.encode()
-    return params, output, [prompt.encode(TOKENIZER, CONTEXT_TOKENS) for prompt in endpoint.prompts_of(parsed)]
+    return params, output, [prompt.encode(TOKENIZER, CONTEXT_TOKENS) for prompt in endpoint.prompts(params, call)]
 
 
 def _vectors(body: bytes) -> Any:
@@ -369,8 +371,8 @@ TARGETS: Mapping[str, Target] = {
     "chat": _json(lambda body: _prompts(CHAT, body), CHATS, ApiError, NotEncodable),
     "completions": _json(lambda body: _prompts(COMPLETIONS, body), COMPLETED, ApiError, NotEncodable),
     "embeddings": _json(_vectors, EMBEDDED),
-    "messages": _json(parse_messages, MESSAGES, ApiError),
-    "responses": _json(parse_responses, RESPONSES, ApiError),
+    "messages": _json(MessagesEndpoint().parse, MESSAGES, ApiError),
+    "responses": _json(ResponsesEndpoint().parse, RESPONSES, ApiError),
     "structured-outputs": _json(lambda body: _prompts(CHAT, body), FORMED, ApiError, NotEncodable),
     "tokenize": _json(_tokenize, [{"model": "m", "prompt": "a"}, CHATS[0], {"model": "m", "tokens": [1]}]),
     "batch-line": _json(lambda raw: read_line(raw, "/v1/chat/completions", 1 << 20), LINES),

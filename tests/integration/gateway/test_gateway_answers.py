@@ -213,7 +213,7 @@ async def test_models_lists_bases_and_adapters_with_their_parent(world: World) -
 
 
 async def test_an_idle_stream_gets_comment_pings(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft_gateway.openai.streaming_completion.PING_S", 0.05)
+    monkeypatch.setattr("weft_gateway.openai.answer.PING_S", 0.05)
     world.runner.autopilot = False
     async with world.http() as http:
         posted = asyncio.create_task(opened(http, {"model": "tiny", "prompt": "hello", "stream": True}))

@@ -3,28 +3,28 @@
 from collections.abc import Sequence
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import orjson
 import pytest
 
 from weft.domain.request import FinishReason, TokenLogprob
-from weft_gateway.core import Emit, TokenLogprobOut
+from weft.domain.routes import Route
+from weft_gateway.core import ANY_NAMESPACE, Emit, TokenLogprobOut
+from weft_gateway.openai.call import Call, EndedChoice, Prompt
 from weft_gateway.openai.logprobs import LEAST
 from weft_gateway.openai.response_format import (
-    AnswerContext,
-    AnswerHead,
     ChatEncoder,
     CompletionEncoder,
-    EndedChoice,
-    PromptPart,
     ResponseEncoder,
     usage_of,
 )
 from weft_gateway.openai.schema import Common, CompletionRequest, StreamOptions
+from weft_gateway.shell.request_ids import Ids
+from weft_gateway.shell.tokenizer import ModelTokenizer
 
 USAGE = usage_of(3, 5)
-HEAD = AnswerHead("r1", 7, "sha256:" + "0123456789abcdef" * 4)
+DIGEST = "sha256:" + "0123456789abcdef" * 4
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +45,17 @@ class Names:
         return "</s>" if token == 0 else None if self.bytes_of(token) else f"token_id:{token}"
 
 
-def meta(n: int = 1, alternatives: int | None = None, **more: Any) -> tuple[Common, AnswerContext]:
+def called(*prompts: tuple[tuple[int, ...], str]) -> Call:
+    """A call whose prompts are tokenised: the tokens of each, and what answers repeat of it."""
+    call, names = Call(Ids("c", "r1"), ANY_NAMESPACE, 7_000), Names()
+    call.route, call.tokenizer = Route("m", "ns", "p", DIGEST), cast("ModelTokenizer", names)
+    call.prompts = [Prompt("", lambda *_: [], echo, tokens) for tokens, echo in prompts]
+    return call
+
+
+def meta(n: int = 1, alternatives: int | None = None, **more: Any) -> tuple[Common, Call]:
     params = CompletionRequest(model="m", prompt="p", n=n, logprobs=alternatives, **more)
-    return params, AnswerContext(HEAD, Names(), [PromptPart((1, 2, 3))])
+    return params, called(((1, 2, 3), ""))
 
 
 def out(token: int, top: Sequence[tuple[int, float]] = (), start: int = 0) -> TokenLogprobOut:
@@ -130,8 +138,7 @@ def test_a_completions_prompt_is_echoed_before_each_of_its_answers_and_token_ids
     client: ModuleType,
 ) -> None:
     params = CompletionRequest(model="m", prompt="p", n=2, echo=True, return_token_ids=True)
-    prompts = [PromptPart((5,), "a:"), PromptPart((6, 7), "b:")]
-    encoder = CompletionEncoder(params, AnswerContext(HEAD, Names(), prompts))
+    encoder = CompletionEncoder(params, called(((5,), "a:"), ((6, 7), "b:")))
     ended = [EndedChoice(Emit("r", str(i), (), 1, (i,)), FinishReason.STOP) for i in range(4)]
     body = orjson.loads(encoder.body(ended, USAGE))
     assert [choice["text"] for choice in body["choices"]] == ["a:0", "a:1", "b:2", "b:3"]
@@ -158,7 +165,7 @@ def test_every_chunk_has_the_tokens_used_so_far_where_the_client_asks_for_it() -
 
 def test_an_echoed_prompt_has_its_log_probabilities_before_the_answers_and_offsets_go_on() -> None:
     params = CompletionRequest(model="m", prompt="p", echo=True, logprobs=1)
-    encoder = CompletionEncoder(params, AnswerContext(HEAD, Names(), [PromptPart((0, 2, 3, 1), "éhi")]))
+    encoder = CompletionEncoder(params, called(((0, 2, 3, 1), "éhi")))
     of_prompt = [None, *(TokenLogprob(-i, ((1, -0.25),)) for i in (1, 2, 3))]
     emit = Emit("r", "hi", (out(1),), 1, (), of_prompt)
     (choice,) = orjson.loads(encoder.body([EndedChoice(emit, FinishReason.LENGTH)], USAGE))["choices"]
@@ -185,9 +192,9 @@ def test_prompt_log_probabilities_are_by_token_id_and_a_chats_stand_beside_its_c
         },
         {"3": {"logprob": -0.25, "rank": 1, "decoded_token": "bytes:\\xa9"}},
     ]  # fmt: skip
-    context = AnswerContext(HEAD, Names(), [PromptPart((0, 4, 3))])
-    text = orjson.loads(CompletionEncoder(params, context).body(ended, USAGE))
+    call = called(((0, 4, 3), ""))
+    text = orjson.loads(CompletionEncoder(params, call).body(ended, USAGE))
     assert [choice["prompt_logprobs"] for choice in text["choices"]] == [expected, expected]
-    chat = orjson.loads(ChatEncoder(params, context).body(ended, USAGE))
+    chat = orjson.loads(ChatEncoder(params, call).body(ended, USAGE))
     assert chat["prompt_logprobs"] == expected
     assert all("prompt_logprobs" not in choice for choice in chat["choices"])

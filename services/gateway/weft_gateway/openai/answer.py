@@ -1,68 +1,119 @@
-"""The answers to one call, as the API gives them: a body, an error, the tokens used."""
+"""The answers to one call, as the API gives them: a body or a stream, an error, the tokens used.
+
+No status line is sent before a runner has begun: errors until then are HTTP errors, later ones an SSE error event. A
+client that goes away is noticed while waiting as well as while sending, streamed or not.
+
+Several choices end each by itself, and the response ends with the last of them. A choice that fails ends the response
+with its error, as an error of the engine does in vLLM: OpenAI's answers have no place for an error of one.
+"""
 
 import asyncio
+import contextlib
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from weft.domain.request import FinishReason
 from weft.telemetry.logs import kv
-from weft_gateway.core.events import Emit, Finish
+from weft_gateway.core.events import Emit, Failure, Finish, PreparedRequest
 from weft_gateway.errors import ApiError, Internal, from_failure
-from weft_gateway.openai.response_format import AnswerEncoder, EndedChoice, usage_of
-from weft_gateway.openai.schema import Common
-from weft_gateway.openai.spans import RequestTrace
+from weft_gateway.openai.call import AnswerEncoder, Call, EndedChoice, ModelEndpoint
+from weft_gateway.openai.response_format import PING, usage_of
+from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.rate_limits import AdmittedCall
-from weft_gateway.shell.request_manager import RequestManager
-from weft_gateway.shell.response_group import ResponseGroup
+from weft_gateway.shell.request_manager import PendingAnswer
 
-# Called with the encoder and the tokens used once every choice has ended well, before the last bytes are sent. Returns
-# the body of an answer that is sent whole where it has become another; None: it stays.
-BeforeEnd = Callable[[AnswerEncoder, dict[str, int]], Awaitable[bytes | None]]
 THREAD_LOGPROBS = 256  # tokens with log probabilities that are encoded in the loop, at most: some ms
 STATE_BYTES = 64  # of a hidden state: about the work of one such token
+PING_S = 15.0  # a stream idle this long gets a comment: proxies give up a silent one after 30 to 60 s mostly
+_SSE_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
 log = logging.getLogger(__name__)
 
 
 class Answer:
-    """Owns the answers to a call from its submission: whoever has it calls `leave` at its end."""
+    """The answers to a call, in their order, from its submission: whoever has it calls `leave` at its end.
+
+    `requests`: one for each prompt of the call; the answers to the first prompt come first. `admitted`: within which
+    limits, to be settled at the end.
+    """
 
     def __init__(
         self,
-        manager: RequestManager,
-        group: ResponseGroup,
-        params: Common,
+        state: AppState,
+        endpoint: ModelEndpoint[Any],
+        call: Call,
+        requests: Sequence[PreparedRequest],
         encoder: AnswerEncoder,
-        *,
-        digest: str,
-        trace: RequestTrace | None = None,
-        admitted: AdmittedCall | None = None,
-        before_end: BeforeEnd | None = None,
+        admitted: AdmittedCall | None,
     ) -> None:
-        """`digest`: of the weights that answer. `admitted`: within which limits, to be settled at the end."""
-        self._manager, self.group, self.params, self.encoder = manager, group, params, encoder
-        self.digest, self._trace, self._admitted, self._before_end = digest, trace, admitted, before_end
-        self.request_id = group.requests[0].request_id
+        self._state, self._endpoint, self._admitted = state, endpoint, admitted
+        self.call, self.requests, self.encoder = call, requests, encoder
+        self._event = asyncio.Event()
+        answers = sum(request.n for request in requests)
+        self.choices = tuple([PendingAnswer(self._event.set, call.route.model_name) for _ in range(answers)])
+
+    async def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait for something new; False: there was nothing in time. At the end it returns at once."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._event.wait()
+        except TimeoutError:
+            return False
+        if not self.over:
+            self._event.clear()
+        return True
+
+    @property
+    def over(self) -> bool:
+        """Every answer has ended, or one has failed. Asked at every step."""
+        running = False
+        for answer in self.choices:
+            if answer.finish is None:
+                running = True
+            elif answer.finish.failure:
+                return True
+        return not running
+
+    @property
+    def _failure(self) -> Failure | None:
+        return next((one.finish.failure for one in self.choices if one.finish and one.finish.failure), None)
+
+    @property
+    def client_gone(self) -> bool:
+        """The client went away before the end."""
+        ends = [one.finish for one in self.choices if one.finish]
+        return self._failure is None and any(end.reason is FinishReason.CANCELLED for end in ends)
 
     @property
     def error(self) -> ApiError | None:
         """The named error of the first choice that failed."""
-        failure = self.group.failure
+        failure = self._failure
         return from_failure(failure) if failure else None
 
     @property
     def headers(self) -> dict[str, str]:
-        """Of an answer that begins: its weights, what is left of the caller's limits."""
-        return {"x-weft-model-digest": self.digest} | (self._admitted.headers if self._admitted else {})
+        """Headers of an answer that begins: its weights, what is left of the caller's limits."""
+        return {"x-weft-model-digest": self.call.digest} | (self._admitted.headers if self._admitted else {})
 
     @property
     def usage(self) -> dict[str, int]:
-        return usage_of(self.group.prompt_tokens, self.group.completion_tokens)
+        """The tokens used: each prompt's once, those of every answer that has ended."""
+        completion_tokens = sum(one.finish.outcome.completion_tokens for one in self.choices if one.finish)
+        return usage_of(sum(len(request.prompt) for request in self.requests), completion_tokens)
 
     async def whole(self) -> bytes | None:
         """The body, once every choice has ended; None: the client went away before. Raises ApiError."""
-        while not self.group.over:
-            await self.group.wait()
-        if self.group.client_gone:
+        while not self.over:
+            await self.wait()
+        if self.client_gone:
             return None
         if error := self.error:
             raise error
@@ -73,15 +124,15 @@ class Answer:
         return await self.before_end() or body
 
     async def before_end(self) -> bytes | None:
-        """What the endpoint does with an answer that is whole before its client gets the end; see BeforeEnd."""
-        if self._before_end and not self.error and not self.group.client_gone:
-            return await self._before_end(self.encoder, self.usage)
-        return None
+        """Do what the endpoint does with a whole answer before its client gets the end; see `ModelEndpoint`."""
+        if self._failure or self.client_gone:
+            return None
+        return await self._endpoint.before_end(self._state, self.call, self.encoder, self.usage)
 
     def _best(self) -> list[EndedChoice]:
         """Of `best_of` answers to each prompt those `n` that are likeliest a token, the likeliest first; or all."""
-        drawn, n = self.params.drawn, self.params.n
-        ended, answers = list[EndedChoice](), self.group.answers
+        drawn, n = self.call.params.drawn, self.call.params.n
+        ended, answers = list[EndedChoice](), self.choices
         for index, answer in enumerate(answers):
             assert answer.finish
             of_prompt = answers[index - index % drawn].prompt_logprobs  # they come with its first answer
@@ -92,46 +143,48 @@ class Answer:
         prompts = [ended[first : first + drawn] for first in range(0, len(ended), drawn)]
         return [one for choices in prompts for one in sorted(choices, key=_mean_logprob, reverse=True)[:n]]
 
-    def client_gone(self) -> None:
-        """Nothing reads the answers any more. Harmless after the end."""
-        for request in self.group.requests:
-            self._manager.client_gone(request.request_id)
+    def abandon(self) -> None:
+        """Tell the machine that nothing reads the answers any more. Harmless after the end."""
+        for request in self.requests:
+            self._state.manager.client_gone(request.request_id)
 
     def leave(self) -> None:
-        """The end: what still runs is ended, and the request is counted and logged."""
-        self.client_gone()
+        """End what still runs; settle, count and log the call."""
+        self.abandon()
+        usage, manager, trace = self.usage, self._state.manager, self.call.trace
         if self._admitted:
-            self._manager.limits.settle(self._admitted, self.group.prompt_tokens + self.group.completion_tokens)
-        error = self.error or (None if self.group.over else Internal(""))
-        status = 499 if self.group.client_gone else error.status if error else 200
+            manager.limits.settle(self._admitted, usage["total_tokens"])
+        error = self.error or (None if self.over else Internal(""))
+        status = 499 if self.client_gone else error.status if error else 200
         code = error.code if error else "client_gone" if status == 499 else ""
-        first = self.group.requests[0]
-        self._manager.count_answer(first.route.model_name, first.namespace, status, code)
-        ends = [one.finish for one in self.group.answers if one.finish]
-        if self._trace:
-            self._trace.answered(self.group.requests, ends, status, error)
-        log.info("finished", extra=kv(**self._access(ends, status, error)))
+        first = self.requests[0]
+        manager.count_answer(first.route.model_name, first.namespace, status, code)
+        ends = [one.finish for one in self.choices if one.finish]
+        if trace:
+            trace.answered(self.requests, ends, status, error)
+        log.info("finished", extra=kv(**self._access(ends, usage, status, error)))
 
-    def _access(self, ends: list[Finish], status: int, error: ApiError | None) -> dict[str, object]:
+    def _access(
+        self, ends: list[Finish], usage: dict[str, int], status: int, error: ApiError | None
+    ) -> dict[str, object]:
         """The access log's fields: who asked which model, what came of it. Nothing of prompt or answer."""
-        requests = self.group.requests
-        first = min((end.outcome.ttft_ms for end in ends if end.ttft_s is not None), default=None)
-        user = self.params.safety_identifier or self.params.user
+        first, params = self.requests[0], self.call.params
+        user = params.safety_identifier or params.user
         fields = {
-            "request_id": self.request_id,
-            "model": requests[0].route.model_name,
-            "namespace": requests[0].namespace or None,
+            "request_id": first.request_id,
+            "model": first.route.model_name,
+            "namespace": first.namespace or None,
             "user": hashlib.sha256(user.encode()).hexdigest()[:16] if user else None,
             "status": status,
             "code": error and error.code,
             "reason": ",".join(sorted({end.reason.name for end in ends})),
             "duration_ms": max((end.outcome.total_ms for end in ends), default=0),
-            "ttft_ms": first,
-            "prompt_tokens": self.group.prompt_tokens,
-            "completion_tokens": self.group.completion_tokens,
-            "n": requests[0].n if requests[0].n > 1 else None,
-            "prompts": len(requests) if len(requests) > 1 else None,
-            "trace_id": self._trace and self._trace.trace_id,
+            "ttft_ms": min((end.outcome.ttft_ms for end in ends if end.ttft_s is not None), default=None),
+            "prompt_tokens": usage["prompt_tokens"],
+            "completion_tokens": usage["completion_tokens"],
+            "n": first.n if first.n > 1 else None,
+            "prompts": len(self.requests) if len(self.requests) > 1 else None,
+            "trace_id": self.call.trace and self.call.trace.trace_id,
         }
         return {name: value for name, value in fields.items() if value is not None}
 
@@ -144,3 +197,88 @@ def _mean_logprob(choice: EndedChoice) -> float:
 async def encoded(logprobs: int, encode: Callable[[], bytes]) -> bytes:
     """In a thread where so many log probabilities are encoded that other requests would wait."""
     return await asyncio.to_thread(encode) if logprobs > THREAD_LOGPROBS else encode()
+
+
+class StreamingCompletion(Response):
+    """Sends what the answers of a request produce. It owns them: whatever ends this response ends them all."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__()
+        self._answer = answer
+        self._encoder = answer.encoder
+        self._headers = [(name.encode(), value.encode()) for name, value in answer.headers.items()]
+        self._open = dict(enumerate(answer.choices))  # those whose finish is not sent yet
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 (ASGI's form)
+        watch = asyncio.create_task(self._watch(receive), name=f"watch {self._answer.requests[0].request_id}")
+        try:
+            with contextlib.suppress(OSError):  # the socket broke while sending: the watcher notices the same
+                await (self._send_stream(send) if self._answer.call.params.stream else self._send_whole(send))
+        finally:
+            watch.cancel()
+            self._answer.leave()
+
+    async def _watch(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._answer.abandon()
+
+    async def _send_whole(self, send: Send) -> None:
+        try:
+            body = await self._answer.whole()
+        except ApiError as error:
+            return await self._send_error(send, error)
+        if body is not None:
+            own = {"content-type": self._encoder.media_type, **self._encoder.headers}
+            headers = [(name.encode(), value.encode()) for name, value in own.items()]
+            await _send(send, 200, [*headers, *self._headers], body)
+        return None
+
+    async def _send_error(self, send: Send, error: ApiError) -> None:
+        headers = [(name.encode(), value.encode()) for name, value in error.headers().items()]
+        await _send(send, error.status, headers, self._encoder.error_body(error))
+
+    async def _send_stream(self, send: Send) -> None:
+        await self._answer.wait()
+        first = self._encoder.first_chunk()
+        chunk = await self._next_chunk()
+        if self._answer.client_gone:
+            return None
+        if not chunk and (error := self._answer.error):
+            return await self._send_error(send, error)
+        await send({"type": "http.response.start", "status": 200, "headers": [*_SSE_HEADERS, *self._headers]})
+        chunk = first + chunk
+        while not self._answer.over:
+            if chunk:
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            awake = await self._answer.wait(PING_S)
+            chunk = await self._next_chunk() if awake else PING
+        if not self._answer.client_gone:
+            chunk += await self._next_chunk()  # the end may have come while something was sent
+            await self._answer.before_end()
+            await send({"type": "http.response.body", "body": chunk + self._rest(), "more_body": False})
+        return None
+
+    async def _next_chunk(self) -> bytes:
+        """What has gathered for each choice, and its finish once it has one."""
+        chunk = b""
+        for index, answer in tuple(self._open.items()):
+            finish, emit = answer.finish, answer.take()
+            if emit:
+                encode = lambda index=index, emit=emit: self._encoder.chunk(index, emit)  # noqa: E731
+                chunk += await encoded(len(emit.logprobs), encode)
+            if finish and finish.reason not in (FinishReason.CANCELLED, FinishReason.FAILED):
+                chunk += self._encoder.finish_chunk(index, finish.reason, finish.stop)
+                del self._open[index]
+        return chunk
+
+    def _rest(self) -> bytes:
+        """What follows the choices: the end, or an error and nothing."""
+        error = self._answer.error
+        return self._encoder.error_chunk(error) if error else self._encoder.last_chunk(self._answer.usage)
+
+
+async def _send(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+    headers = [*headers, (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": False})

@@ -1,23 +1,20 @@
 """`POST /v1/chat/completions`."""
 
 import re
-from functools import partial
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from weft.chat_template import Chat
-from weft.domain.routes import PoolRoute
 from weft_gateway.errors import ParameterError
 from weft_gateway.forms.template_forms import TemplateForms
 from weft_gateway.forms.tool_formats import ToolFormat, instructions, render_calls
+from weft_gateway.openai.call import MAX_PROMPT_CHARS, Call, ModelEndpoint, Prompt
 from weft_gateway.openai.http_requests import completion
-from weft_gateway.openai.prepare import ModelEndpoint, ParsedRequest, Prompt
 from weft_gateway.openai.response_format import ChatEncoder
 from weft_gateway.openai.schema import ChatPrompt, ChatRequest, parse
 from weft_gateway.shell.app_state import AppState
-from weft_gateway.shell.tokenizer import ModelTokenizer
 
 _GIVEN = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
 
@@ -98,15 +95,10 @@ def _with_instructions(
     return [{"role": "system", "content": text}, first, *others]
 
 
-def prompts_of(parsed: ParsedRequest[ChatRequest]) -> list[Prompt]:
-    """Make the prompt: the chat, which the model's template renders."""
-    return [prompt_of(parsed.params, parsed.pool, parsed.tokenizer, echoed(parsed.params))]
-
-
-def prompt_of(params: ChatPrompt, pool: PoolRoute, tokenizer: ModelTokenizer, echo: str = "") -> Prompt:
-    """Make a prompt of a chat, to be encoded within the context."""
-    chat = chat_of(params, tokenizer.forms, pool.tool_call_parser)
-    text = "\n".join(message.content for message in params.messages)
+def prompt_of(params: ChatPrompt, call: Call, echo: str = "") -> Prompt:
+    """Render nothing yet: a chat is encoded within the context. Raises ParameterError."""
+    chat = chat_of(params, call.tokenizer.forms, call.pool.tool_call_parser)
+    text = "\n".join(message.content for message in params.messages)[-MAX_PROMPT_CHARS:]
     return Prompt(text, lambda tokenizer, context_tokens: tokenizer.encode_chat(chat, context_tokens), echo)
 
 
@@ -116,7 +108,20 @@ def echoed(params: ChatRequest) -> str:
     return last.content if params.echo and (params.continue_final_message or last.role == "assistant") else ""
 
 
-CHAT = ModelEndpoint("/v1/chat/completions", partial(parse, ChatRequest), prompts_of, ChatEncoder)
+class ChatEndpoint(ModelEndpoint[ChatRequest]):
+    """`POST /v1/chat/completions`."""
+
+    path = "/v1/chat/completions"
+    encoder = ChatEncoder
+
+    def parse(self, body: bytes) -> ChatRequest:
+        return parse(ChatRequest, body)
+
+    def prompts(self, params: ChatRequest, call: Call) -> list[Prompt]:
+        return [prompt_of(params, call, echoed(params))]
+
+
+CHAT = ChatEndpoint()
 
 
 async def chat_completions(state: AppState, request: Request) -> Response:

@@ -7,10 +7,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from weft_gateway.errors import ParameterError
-from weft_gateway.openai.chat import CHAT, echoed, prompt_of
+from weft_gateway.openai.call import Call, Prompt
+from weft_gateway.openai.chat import ChatEndpoint, echoed, prompt_of
 from weft_gateway.openai.http_requests import completion
-from weft_gateway.openai.prepare import ModelEndpoint, ParsedRequest, Prompt
-from weft_gateway.openai.response_format import ChatEncoder
 from weft_gateway.openai.schema import ChatRequest, checked, naming, object_of
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.request_ids import MAX_PROMPTS
@@ -47,13 +46,20 @@ class BatchedChats(ChatRequest):
         return request
 
 
-def prompts_of(parsed: ParsedRequest[ChatRequest]) -> list[Prompt]:
-    """Make the prompts: the chats, which the model's template renders."""
-    assert isinstance(parsed.params, BatchedChats)
-    return [prompt_of(chat, parsed.pool, parsed.tokenizer, echoed(chat)) for chat in parsed.params.chats]
+class BatchedChatsEndpoint(ChatEndpoint):
+    """`POST /v1/chat/completions/batch`."""
+
+    path = f"{ChatEndpoint.path}/batch"
+
+    def parse(self, body: bytes) -> BatchedChats:
+        return BatchedChats.of(object_of(body))
+
+    def prompts(self, params: ChatRequest, call: Call) -> list[Prompt]:
+        assert isinstance(params, BatchedChats)
+        return [prompt_of(chat, call, echoed(chat)) for chat in params.chats]
 
 
-CHATS = ModelEndpoint(f"{CHAT.path}/batch", lambda body: BatchedChats.of(object_of(body)), prompts_of, ChatEncoder)
+CHATS = BatchedChatsEndpoint()
 
 
 async def batched_chats(state: AppState, request: Request) -> Response:

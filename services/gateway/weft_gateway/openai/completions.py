@@ -1,29 +1,26 @@
 """`POST /v1/completions`: raw prompts, as texts or as token ids."""
 
 from functools import partial
-from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from weft_gateway.errors import ParameterError
+from weft_gateway.openai.call import MAX_PROMPT_CHARS, Call, ModelEndpoint, Prompt
 from weft_gateway.openai.http_requests import completion
-from weft_gateway.openai.prepare import MAX_PROMPT_CHARS, ModelEndpoint, ParsedRequest, Prompt
 from weft_gateway.openai.response_format import CompletionEncoder
 from weft_gateway.openai.schema import CompletionRequest, parse
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.tokenizer import ModelTokenizer, TooLong
 
-P = TypeVar("P", bound=CompletionRequest)
 
-
-def prompts_of(parsed: ParsedRequest[P]) -> list[Prompt]:
-    """Make the prompts, each to be encoded within the context. Raises ParameterError."""
-    params, tokenizer = parsed.params, parsed.tokenizer
+def prompts_of(params: CompletionRequest, call: Call) -> list[Prompt]:
+    """Return each prompt, to be encoded within the context. Raises ParameterError."""
+    tokenizer = call.tokenizer
 
     def prompt_of(index: int, prompt: str | list[int]) -> Prompt:
         if isinstance(prompt, str):
-            return Prompt(prompt, partial(_encode, params, prompt), prompt if params.echo else "")
+            return Prompt(prompt[-MAX_PROMPT_CHARS:], partial(_encode, params, prompt), prompt if params.echo else "")
         _check(prompt, params.prompt_at(index), tokenizer)
         text = tokenizer.decode(prompt[-MAX_PROMPT_CHARS:])
         echoed = tokenizer.decode if params.skip_special_tokens else tokenizer.spelled
@@ -53,9 +50,20 @@ def _encode(
     return prompt
 
 
-COMPLETIONS = ModelEndpoint(
-    "/v1/completions", partial(parse, CompletionRequest), prompts_of, CompletionEncoder, "text_completion"
-)
+class CompletionEndpoint(ModelEndpoint[CompletionRequest]):
+    """`POST /v1/completions`."""
+
+    path, operation = "/v1/completions", "text_completion"
+    encoder = CompletionEncoder
+
+    def parse(self, body: bytes) -> CompletionRequest:
+        return parse(CompletionRequest, body)
+
+    def prompts(self, params: CompletionRequest, call: Call) -> list[Prompt]:
+        return prompts_of(params, call)
+
+
+COMPLETIONS = CompletionEndpoint()
 
 
 async def completions(state: AppState, request: Request) -> Response:

@@ -9,7 +9,6 @@ import struct
 from array import array
 from bisect import bisect_left
 from collections.abc import Sequence, Sized
-from dataclasses import replace
 from math import hypot
 from operator import mul
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
@@ -22,11 +21,11 @@ from starlette.responses import Response
 
 from weft_gateway.errors import ParameterError
 from weft_gateway.openai import completions
+from weft_gateway.openai.call import Call, EndedChoice, ModelEndpoint, Prompt
 from weft_gateway.openai.chat import prompt_of
 from weft_gateway.openai.fields import MAX_INT32, Prompts, Whole
 from weft_gateway.openai.http_requests import completion
-from weft_gateway.openai.prepare import ModelEndpoint, ParsedRequest, Prompt
-from weft_gateway.openai.response_format import CompletionEncoder, EndedChoice
+from weft_gateway.openai.response_format import CompletionEncoder
 from weft_gateway.openai.schema import MAX_CALLER_ID, ChatPrompt, CompletionRequest, Strict, checked, object_of, parse
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.request_ids import MAX_PROMPTS
@@ -150,51 +149,12 @@ def _pooled(
     return form.model_construct(model=asked.model, prompt=tuple(prompts), max_tokens=0, asked=asked, **common, **more)
 
 
-def _embeddings(body: bytes) -> PooledRequest:
-    return _embedded(object_of(body))
-
-
 def _embedded(value: dict[str, Any]) -> PooledRequest:
     """Raises ParameterError."""
     if value.get("messages") is not None:
         return _pooled(PooledRequest, checked(EmbeddedChatRequest, value), [""])
     asked = checked(EmbeddingsRequest, value)
     return _pooled(PooledRequest, asked, asked.input, add_special_tokens=asked.add_special_tokens)
-
-
-def _pooling(body: bytes) -> PooledRequest:
-    value = object_of(body)
-    if (task := value.pop("task", None) or "embed") not in TASKS:
-        text = f"task: {str(task)[:64]!r} is not served; {', '.join(TASKS)} is."
-        raise ParameterError(text, param="task", code="unsupported_value")
-    return _embedded(value)
-
-
-def _rerank(body: bytes) -> PooledRequest:
-    asked = parse(RerankRequest, body)
-    return _pooled(RerankedRequest, asked, [asked.query, *asked.documents])
-
-
-def _score(body: bytes) -> PooledRequest:
-    value = object_of(body)
-    asked = checked(ScoreRequest, {SCORE_NAMES.get(name, name): item for name, item in value.items()})
-    if len(asked.text_1) + len(asked.text_2) > MAX_PROMPTS:
-        raise ParameterError(f"text_1 and text_2 may have {MAX_PROMPTS} texts together.", param="text_2")
-    return _pooled(ScoredRequest, asked, [*asked.text_1, *asked.text_2])
-
-
-def _prompts_of(parsed: ParsedRequest[PooledRequest]) -> list[Prompt]:
-    """Each text, or the chat. Raises ParameterError."""
-    match parsed.params.asked:
-        case EmbeddedChatRequest() as chat:
-            return [prompt_of(chat, parsed.pool, parsed.tokenizer)]
-        case RerankRequest(max_tokens_per_doc=most) if most:
-            query, *documents = parsed.params.prompt
-            cut = [_first_tokens(document, most, parsed.tokenizer) for document in documents]
-            params = parsed.params.model_copy(update={"prompt": (query, *cut)})
-            return completions.prompts_of(replace(parsed, params=params))
-        case _:
-            return completions.prompts_of(parsed)
 
 
 def _first_tokens(text: str | list[int], count: int, tokenizer: ModelTokenizer) -> str:
@@ -344,10 +304,64 @@ class ScoreEncoder(_VectorEncoder):
         return {"data": [{"object": "score", "index": i, "score": score} for i, score in enumerate(scores)]}
 
 
-EMBEDDINGS = ModelEndpoint("/v1/embeddings", _embeddings, _prompts_of, EmbeddingsEncoder, "embeddings")
-POOLING = ModelEndpoint("/pooling", _pooling, _prompts_of, PoolingEncoder, "embeddings")
-RERANK = ModelEndpoint("/rerank", _rerank, _prompts_of, RerankEncoder, "rerank")
-SCORE = ModelEndpoint("/score", _score, _prompts_of, ScoreEncoder, "score")
+class EmbeddingsEndpoint(ModelEndpoint[PooledRequest]):
+    """`POST /v1/embeddings`."""
+
+    path, operation = "/v1/embeddings", "embeddings"
+    encoder = EmbeddingsEncoder
+
+    def parse(self, body: bytes) -> PooledRequest:
+        return _embedded(object_of(body))
+
+    def prompts(self, params: PooledRequest, call: Call) -> list[Prompt]:
+        match params.asked:
+            case EmbeddedChatRequest() as chat:
+                return [prompt_of(chat, call)]
+            case RerankRequest(max_tokens_per_doc=count) if count:
+                query, *documents = params.prompt
+                cut = [_first_tokens(document, count, call.tokenizer) for document in documents]
+                return completions.prompts_of(params.model_copy(update={"prompt": (query, *cut)}), call)
+            case _:
+                return completions.prompts_of(params, call)
+
+
+class PoolingEndpoint(EmbeddingsEndpoint):
+    """`POST /pooling`."""
+
+    path, encoder = "/pooling", PoolingEncoder
+
+    def parse(self, body: bytes) -> PooledRequest:
+        value = object_of(body)
+        if (task := value.pop("task", None) or "embed") not in TASKS:
+            text = f"task: {str(task)[:64]!r} is not served; {', '.join(TASKS)} is."
+            raise ParameterError(text, param="task", code="unsupported_value")
+        return _embedded(value)
+
+
+class RerankEndpoint(EmbeddingsEndpoint):
+    """`POST /rerank`."""
+
+    path, operation, encoder = "/rerank", "rerank", RerankEncoder
+
+    def parse(self, body: bytes) -> PooledRequest:
+        asked = parse(RerankRequest, body)
+        return _pooled(RerankedRequest, asked, [asked.query, *asked.documents])
+
+
+class ScoreEndpoint(EmbeddingsEndpoint):
+    """`POST /score`."""
+
+    path, operation, encoder = "/score", "score", ScoreEncoder
+
+    def parse(self, body: bytes) -> PooledRequest:
+        value = object_of(body)
+        asked = checked(ScoreRequest, {SCORE_NAMES.get(name, name): item for name, item in value.items()})
+        if len(asked.text_1) + len(asked.text_2) > MAX_PROMPTS:
+            raise ParameterError(f"text_1 and text_2 may have {MAX_PROMPTS} texts together.", param="text_2")
+        return _pooled(ScoredRequest, asked, [*asked.text_1, *asked.text_2])
+
+
+EMBEDDINGS, POOLING, RERANK, SCORE = EmbeddingsEndpoint(), PoolingEndpoint(), RerankEndpoint(), ScoreEndpoint()
 
 
 async def embeddings(state: AppState, request: Request) -> Response:

@@ -12,9 +12,10 @@ from starlette.responses import Response
 
 from weft_gateway.core.routes import Principal
 from weft_gateway.errors import BadRequest, BodyTimeout, TooLarge, UnsupportedMediaType, from_failure
-from weft_gateway.openai.prepare import Call, ModelEndpoint, T, submit
+from weft_gateway.openai.answer import StreamingCompletion
+from weft_gateway.openai.call import Call, ModelEndpoint, T
+from weft_gateway.openai.prepare import submit
 from weft_gateway.openai.spans import RequestTrace
-from weft_gateway.openai.streaming_completion import StreamingCompletion
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.auth import Action, authenticate, check_scope
 from weft_gateway.shell.request_ids import ids_of

@@ -22,10 +22,11 @@ from weft.wire.v1 import batch_pb2
 from weft_gateway.core.routes import ANY_NAMESPACE, Principal
 from weft_gateway.errors import ApiError, BadRequest, Internal, ServiceUnavailable, Unauthorized, from_failure
 from weft_gateway.openai.answer import Answer
+from weft_gateway.openai.call import Call, ModelEndpoint
 from weft_gateway.openai.chat import CHAT
 from weft_gateway.openai.completions import COMPLETIONS
 from weft_gateway.openai.embeddings import EMBEDDINGS
-from weft_gateway.openai.prepare import Call, ModelEndpoint, submit
+from weft_gateway.openai.prepare import submit
 from weft_gateway.openai.spans import RequestTrace
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.request_ids import Ids, drawn_ids
@@ -207,9 +208,9 @@ class LineRunner:
 
     async def _body(self, answer: Answer) -> bytes:
         """Raises ApiError, also where the line waits in a pool that has no runner: its place is another's."""
-        while not answer.group.over:
-            awake = await answer.group.wait(self._state.settings.hold_seconds)
-            pool = self._state.machine.routes.pools.get(answer.group.requests[0].route.pool)
+        while not answer.over:
+            awake = await answer.wait(self._state.settings.hold_seconds)
+            pool = self._state.machine.routes.pools.get(answer.call.pool.name)
             if not awake and not (pool and pool.ready_runners):
                 raise ServiceUnavailable("Its pool has no runner.", code="no_runner_available")
         body = await answer.whole()

@@ -11,11 +11,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from weft_gateway.errors import ParameterError
-from weft_gateway.openai.chat import prompts_of
+from weft_gateway.openai.chat import ChatEndpoint
 from weft_gateway.openai.fields import MAX_INT32, Stops, Whole
 from weft_gateway.openai.http_requests import completion, json_body, json_response
 from weft_gateway.openai.messages_format import MessagesEncoder
-from weft_gateway.openai.prepare import ModelEndpoint
 from weft_gateway.openai.schema import MAX_MESSAGES, ChatRequest, Strict, checked, naming, object_of
 from weft_gateway.openai.tokenize import caller_of, chat_length, in_thread, tokenizer_of
 from weft_gateway.openai.tolerance import check_names
@@ -150,18 +149,23 @@ def _tool_choice(choice: dict[str, Any]) -> Any:
             raise ParameterError("tool_choice: must be of type auto, any, none or tool.", param="tool_choice")
 
 
-def parse_messages(body: bytes) -> MessagesChat:
-    """Read a body. Raises BadRequest, ParameterError."""
-    return _chat(checked(MessagesRequest, object_of(body)))
-
-
 def _chat(params: CountRequest) -> MessagesChat:
     """Raises ParameterError."""
     with naming(OWN_NAMES):
         return checked(MessagesChat, params.chat())
 
 
-MESSAGES = ModelEndpoint(PATH, parse_messages, prompts_of, MessagesEncoder)
+class MessagesEndpoint(ChatEndpoint):
+    """`POST /v1/messages`."""
+
+    path = PATH
+    encoder = MessagesEncoder
+
+    def parse(self, body: bytes) -> MessagesChat:
+        return _chat(checked(MessagesRequest, object_of(body)))
+
+
+MESSAGES = MessagesEndpoint()
 
 
 async def create_message(state: AppState, request: Request) -> Response:

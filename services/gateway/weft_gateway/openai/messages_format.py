@@ -9,7 +9,8 @@ from weft.domain.request import FinishReason
 from weft_gateway.core.events import Emit
 from weft_gateway.errors import ApiError
 from weft_gateway.forms.answer_reader import AnswerReader
-from weft_gateway.openai.response_format import JSON, NO_HEADERS, AnswerContext, EndedChoice
+from weft_gateway.openai.call import Call, EndedChoice
+from weft_gateway.openai.response_format import JSON, NO_HEADERS
 
 _REASONS = {FinishReason.EOS: "end_turn", FinishReason.STOP: "stop_sequence", FinishReason.LENGTH: "max_tokens"}
 _BLOCKS: dict[str, dict[str, Any]] = {
@@ -31,11 +32,10 @@ class MessagesEncoder:
     media_type: str = JSON
     headers: Mapping[str, str] = NO_HEADERS
 
-    def __init__(self, params: NamedModel, context: AnswerContext) -> None:
-        head = context.head
-        self._model, self._id = params.model, f"msg_{head.request_id}"
-        self._reader = AnswerReader(context.form, f"{head.request_id}/0")
-        self._prompt_tokens = sum(len(prompt.tokens) for prompt in context.prompts)
+    def __init__(self, params: NamedModel, call: Call) -> None:
+        self._model, self._id = params.model, f"msg_{call.ids.request_id}"
+        self._reader = AnswerReader(call.prompts[0].form, f"{call.ids.request_id}/0")
+        self._prompt_tokens = sum(len(prompt.tokens) for prompt in call.prompts)
         self._blocks: list[dict[str, Any]] = []
         self._is_open = False  # the last block
         self._stop_reason: str | None = None

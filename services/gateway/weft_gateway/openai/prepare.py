@@ -1,13 +1,13 @@
-"""From a body to a request that is valid, tokenised and allowed: what can be refused beforehand is refused here.
+"""A call from its body to its submission: requests of clients and lines of batches take this one way.
 
-Requests of clients and lines of batches take this one way.
+What can be refused before it is submitted is refused here.
 """
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, Generic, TypeVar
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import Any
 
 import orjson
 
@@ -15,7 +15,7 @@ from weft.artifacts.errors import ArtifactError, Refused, UnknownDigest
 from weft.domain.request import Priority, Sampling, SamplingDefaults
 from weft.domain.routes import PoolRoute, Route
 from weft_gateway.core.events import BytesOf, PreparedRequest
-from weft_gateway.core.routes import Principal, route_of_draw
+from weft_gateway.core.routes import route_of_draw
 from weft_gateway.errors import (
     ApiError,
     BadRequest,
@@ -26,14 +26,12 @@ from weft_gateway.errors import (
 )
 from weft_gateway.forms.answer_form import AnswerForm, choose_form
 from weft_gateway.forms.marks import showing
-from weft_gateway.openai.answer import Answer, BeforeEnd
+from weft_gateway.openai.answer import Answer
+from weft_gateway.openai.call import Call, ModelEndpoint, Prompt, T
 from weft_gateway.openai.fields import MAX_INT32
-from weft_gateway.openai.response_format import AnswerContext, AnswerHead, EncoderOf, PromptPart
 from weft_gateway.openai.schema import ChatPrompt, Common, naming
-from weft_gateway.openai.spans import RequestTrace
 from weft_gateway.shell.app_state import AppState
-from weft_gateway.shell.rate_limits import AdmittedCall
-from weft_gateway.shell.request_ids import Ids, id_of_prompt
+from weft_gateway.shell.request_ids import id_of_prompt
 from weft_gateway.shell.tokenizer import (
     UNKNOWN_CONTEXT_TOKENS,
     BadTemplate,
@@ -45,107 +43,98 @@ from weft_gateway.shell.tokenizer import (
 
 THREAD_BYTES = 20_000  # a body this long is parsed in a thread: the loop goes on streaming
 MAX_ASKED_CHARS = 256  # of a model that a refused request names
-MAX_PROMPT_CHARS = 4096  # of a prompt that the predictor gets
 UNASKED_TOKENS = 1024  # that an answer is charged with whose length nobody asked for
 MAX_LOGPROBS = 1 << 19  # of one answer: some 60 MB while it is held
 SAME_NAMED = tuple([field.name for field in fields(Sampling) if field.name in Common.model_fields])
-T = TypeVar("T", bound=Common)
-
-
-@dataclass(slots=True)
-class Call:
-    """A request on its way: its ids, who asks, since when."""
-
-    ids: Ids
-    principal: Principal
-    arrived_unix_ms: int
-    priority: Priority = Priority.INTERACTIVE
-    model: str | None = None  # once it is found
-    named_model: str | None = None  # the model that a refused request names, for the log
-    is_line: bool = False  # of a batch
-    trace: RequestTrace | None = None  # of a request that is sampled
-
-
-@dataclass(frozen=True, slots=True)
-class ParsedRequest(Generic[T]):
-    """A typed request and the model that it names, for a caller that may use it."""
-
-    params: T
-    route: Route
-    pool: PoolRoute
-    tokenizer: ModelTokenizer
-
-
-Encode = Callable[[ModelTokenizer, int], list[int]]  # within a context of so many tokens
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """One prompt of a call. `text`: for the predictor; `echo`: what answers begin with."""
-
-    text: str
-    encode: Encode
-    echo: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelEndpoint(Generic[T]):
-    """One way to ask a model."""
-
-    path: str
-    parse: Callable[[bytes], T]  # raises BadRequest, ParameterError
-    prompts_of: Callable[[ParsedRequest[T]], Sequence[Prompt]]
-    encoder: EncoderOf
-    operation: str = "chat"  # `gen_ai.operation.name` of its spans
-    completed: Callable[[AppState, Call, T], Awaitable[T]] | None = None  # with what is not in the body
-    before_end: Callable[[AppState, Call, T], BeforeEnd] | None = None
 
 
 async def submit(state: AppState, endpoint: ModelEndpoint[T], call: Call, body: bytes) -> Answer:
-    """Check a request that counts already, whole, and hand it to the scheduler. Raises ApiError."""
+    """Check a request that counts already, whole, and hand it to the scheduler, in eight steps. Raises ApiError."""
+    # 1. JSON to a typed request.
+    if len(body) > state.settings.max_body_bytes:
+        raise TooLarge(f"The body is larger than {state.settings.max_body_bytes} bytes.")
     try:
-        parsed = await _parse(state, endpoint, call, body)
+        params = await asyncio.to_thread(endpoint.parse, body) if len(body) > THREAD_BYTES else endpoint.parse(body)
+        # 2. The model that it names, for this caller; of an adapter with a canary the content that answers.
+        route, pool = state.model(params.model, call.principal)
     except ApiError:
         call.named_model = _named_model(body)
         raise
-    with naming(parsed.params.asked_as):
-        return await _submitted(state, endpoint, call, parsed)
+    if "@" not in params.model:
+        route = route_of_draw(route, params.safety_identifier or params.user or call.ids.request_id)
+    call.route, call.pool, call.model = route, pool, route.model_name
+    with naming(params.asked_as):
+        # 3. What is not in the body: earlier responses, the base's defaults.
+        params = await endpoint.completed(state, call, params)
+        answers, pools = params.prompts * params.drawn, params.pools
+        _check_call(state, call, params, answers)
+        if pool.embeds_only and not pools:
+            text = "has no head: it embeds texts (/v1/embeddings, /rerank, /score) and generates none."
+            raise ParameterError(f"model: {params.model} {text}", param="model", code="unsupported_value")
+        call.params = params = params if pools else _with_defaults(params, pool.sampling_defaults)
+        # 4. Its answers count from here on; the tokenizer with its chat template, which may be waited for.
+        call.priority = Priority.BATCH if params.priority else call.priority
+        await state.manager.resolve(call.ids.request_id, pool.name, answers, call.priority)
+        if (tokenizer := state.tokenizers.get(pool.base_digest)) is None:
+            text = f"The tokenizer of pool {pool.name} is not available: the pool has changed."
+            raise ServiceUnavailable(text, code="model_not_ready", retry_after_ms=1000)
+        is_chat = isinstance(params, ChatPrompt)
+        call.tokenizer = await chat_tokenizer(state, route, pool, tokenizer) if is_chat else tokenizer
+        # 5. The limits, as far as they do not count tokens: a prompt that is refused need not be tokenised.
+        state.manager.limits.check_requests(call.principal, route.model_name, answers)
+        # 6. Each prompt rendered and tokenised, in a thread.
+        call.prompts = endpoint.prompts(params, call)
+        encoded = await _encoded(call)
+        # 7. One request for each prompt: its length, how it is sampled, the form of its answers.
+        form, sampling = choose_form(params, call.tokenizer.forms, pool.tool_call_parser), _sampling(call)
+        prepared = list[PreparedRequest]()
+        for index, (prompt, tokens) in enumerate(zip(call.prompts, encoded, strict=True)):
+            kept = _truncated(tokens, params, pool.max_context_tokens)
+            prompt.tokens, prompt.form = tuple(kept), form.after(kept, call.tokenizer.spelled)
+            grammar = await state.grammars.grammar(prompt.form.output) if prompt.form.output else ""
+            prepared.append(_request(call, index, prompt, replace(sampling, grammar=grammar) if grammar else sampling))
+        _check_logprobs(prepared)
+        # 8. The limits charged with what the call may use, and the one event that submits it.
+        encoder = endpoint.encoder(params, call)
+        charged = sum(len(one.prompt) + one.n * _charged(one) for one in prepared)
+        admitted = state.manager.limits.admit(call.principal, route.model_name, answers, charged)
+        answer = Answer(state, endpoint, call, prepared, encoder, admitted)
+        state.manager.submit(prepared, answer.choices)
+        return answer
 
 
-async def _submitted(state: AppState, endpoint: ModelEndpoint[T], call: Call, parsed: ParsedRequest[T]) -> Answer:
-    """Raises ApiError."""
-    answers = parsed.params.prompts * parsed.params.drawn
-    state.manager.limits.check_requests(call.principal, parsed.route.model_name, answers)
-    prompts = endpoint.prompts_of(parsed)
-    prepared, forms = await _prepare(state, call, parsed, prompts)
-    echoes = [prompt.echo for prompt in prompts]
-    parts = [PromptPart(one.prompt, echo, form) for one, echo, form in zip(prepared, echoes, forms, strict=True)]
-    digest = parsed.route.digest or parsed.pool.base_digest
-    head = AnswerHead(call.ids.request_id, call.arrived_unix_ms // 1000, digest)
-    encoder = endpoint.encoder(parsed.params, AnswerContext(head, parsed.tokenizer, parts))
-    admitted = _admit(state, call, prepared)
-    group = state.manager.submit(prepared)
-    before_end = endpoint.before_end and endpoint.before_end(state, call, parsed.params)
-    return Answer(
-        state.manager, group, parsed.params, encoder, digest=digest, trace=call.trace, admitted=admitted,
-        before_end=before_end,
-    )  # fmt: skip
-
-
-def _admit(state: AppState, call: Call, prepared: Sequence[PreparedRequest]) -> AdmittedCall | None:
-    """Charge the limits with what the call may use: each answer is a request. Raises LimitReached."""
-    answers = sum(one.n for one in prepared)
-    tokens = sum(len(one.prompt) + one.n * _charged(one) for one in prepared)
-    return state.manager.limits.admit(call.principal, prepared[0].route.model_name, answers, tokens)
+def _request(call: Call, index: int, prompt: Prompt, sampling: Sampling) -> PreparedRequest:
+    """Return the request of one prompt. Raises ParameterError."""
+    params = call.params
+    return PreparedRequest(
+        request_id=id_of_prompt(call.ids.request_id, index),
+        client_request_id=call.ids.client_request_id,
+        namespace=call.principal.namespace or "",
+        key_id=call.principal.key_id,
+        route=call.route,
+        prompt=prompt.tokens,
+        prompt_text=prompt.text,
+        max_tokens=_max_tokens(params, params.prompt_at(index), len(prompt.tokens), call.pool),
+        sampling=sampling,
+        bytes_of=_bytes_of(params, call.tokenizer, prompt.form),
+        arrived_unix_ms=call.arrived_unix_ms,
+        stops=params.stop,
+        n=params.drawn,
+        include_stop=params.include_stop_str_in_output,
+        returns_tokens=params.return_token_ids,
+        cache_salt=params.cache_salt or "",
+        traceparent=call.trace.traceparent if call.trace else "",
+        open_ended=params.limit is None and params.unasked_tokens is None,
+    )
 
 
 def _charged(request: PreparedRequest) -> int:
-    """Tokens of one answer: what a client did not ask for keeps no other request of its out."""
+    """Return the tokens of one answer: what a client did not ask for keeps no other request of its out."""
     return min(request.max_tokens, UNASKED_TOKENS) if request.open_ended else request.max_tokens
 
 
 def _named_model(body: bytes) -> str | None:
-    """The model that a body names which may be no request. None: it names none, or is too long to be read again."""
+    """Return the model that a refused body names; None: it names none, or is too long to be read again."""
     try:
         value: Any = orjson.loads(body) if len(body) <= THREAD_BYTES else None
     except orjson.JSONDecodeError:
@@ -154,39 +143,10 @@ def _named_model(body: bytes) -> str | None:
     return model[:MAX_ASKED_CHARS] if isinstance(model, str) else None
 
 
-async def _parse(state: AppState, endpoint: ModelEndpoint[T], call: Call, body: bytes) -> ParsedRequest[T]:
-    """Raises ApiError: everything but the prompts is checked."""
-    if len(body) > state.settings.max_body_bytes:
-        raise TooLarge(f"The body is larger than {state.settings.max_body_bytes} bytes.")
-    params = await asyncio.to_thread(endpoint.parse, body) if len(body) > THREAD_BYTES else endpoint.parse(body)
-    route, pool = state.model(params.model, call.principal)
-    if "@" not in params.model:
-        route = route_of_draw(route, params.safety_identifier or params.user or call.ids.request_id)
-    call.model = route.model_name
-    if endpoint.completed:
-        params = await endpoint.completed(state, call, params)
-    _check_way(state, call, params)
-    if pool.embeds_only and not params.pools:
-        text = (
-            f"model: {params.model} has no head: it embeds texts (/v1/embeddings, /rerank, /score) and generates none."
-        )
-        raise ParameterError(text, param="model", code="unsupported_value")
-    params = _with_defaults(params, pool.sampling_defaults)
-    if params.priority:
-        call.priority = Priority.BATCH
-    await state.manager.resolve(call.ids.request_id, pool.name, params.prompts * params.drawn, call.priority)
-    tokenizer = state.tokenizers.get(pool.base_digest)
-    if tokenizer is None:
-        text = f"The tokenizer of pool {pool.name} is not available: the pool has changed."
-        raise ServiceUnavailable(text, code="model_not_ready", retry_after_ms=1000)
-    if isinstance(params, ChatPrompt):
-        tokenizer = await chat_tokenizer(state, route, pool, tokenizer)
-    return ParsedRequest(params, route, pool, tokenizer)
-
-
 async def chat_tokenizer(state: AppState, route: Route, pool: PoolRoute, tokenizer: ModelTokenizer) -> ModelTokenizer:
-    """The pool's tokenizer, with the chat template that the specs choose: the adapter's spec, else its files, else the
-    pool's spec. Raises BadRequest, ServiceUnavailable.
+    """Return the pool's tokenizer with the chat template of the adapter's spec, else of its files, else of the pool.
+
+    Raises BadRequest, ServiceUnavailable.
     """
     supplied = route.chat_template or route.chat_template_fault
     counts = route if supplied or route.own_chat_template else pool
@@ -207,62 +167,21 @@ async def chat_tokenizer(state: AppState, route: Route, pool: PoolRoute, tokeniz
 
 
 def _with_defaults(params: T, defaults: SamplingDefaults) -> T:
-    """What the request does not say is as the base has it; `max_tokens` is left to `_max_tokens`."""
+    """Set what the request does not say as the base has it; `max_tokens` is left to `_max_tokens`."""
     given = {field.name: getattr(defaults, field.name) for field in fields(defaults) if field.name != "max_tokens"}
     of_model = {name: v for name, v in given.items() if v is not None and name not in params.model_fields_set}
-    return params.model_copy(update=of_model) if of_model and not params.pools else params
+    return params.model_copy(update=of_model) if of_model else params
 
 
-def _check_way(state: AppState, call: Call, params: Common) -> None:
-    """Whether so many answers, and streamed ones, can go this call's way. Raises ParameterError."""
+def _check_call(state: AppState, call: Call, params: Common, answers: int) -> None:
+    """Refuse more answers than the gateway takes at once, and a stream to a line of a batch. Raises ParameterError."""
     limit = state.settings.max_in_flight
-    if params.prompts * params.drawn > limit:
+    if answers > limit:
         name = params.prompt_name if params.prompts > 1 else "n"
         text = f"{name}: this gateway takes {limit} requests at once, and each choice of each prompt is one."
         raise ParameterError(text, param=name)
     if params.stream and call.is_line:
         raise ParameterError("stream: the answer to a line of a batch is written whole; leave it out.", param="stream")
-
-
-async def _prepare(
-    state: AppState, call: Call, parsed: ParsedRequest[T], prompts: Sequence[Prompt]
-) -> tuple[list[PreparedRequest], list[AnswerForm]]:
-    """Tokenise and check the lengths; the parts of each prompt's answers."""
-    params, pool, tokenizer = parsed.params, parsed.pool, parsed.tokenizer
-    encoded = await _encoded(params, tokenizer, prompts, pool.max_context_tokens or UNKNOWN_CONTEXT_TOKENS)
-    chosen = choose_form(params, tokenizer.forms, pool.tool_call_parser)
-    sampling = replace(_sampling(params, tokenizer), eos_token_ids=parsed.route.eos_token_ids)
-    prepared, forms = list[PreparedRequest](), list[AnswerForm]()
-    for index, (tokens, prompt) in enumerate(zip(encoded, prompts, strict=True)):
-        kept = _truncated(tokens, params, pool.max_context_tokens)
-        where = params.prompt_at(index)
-        form = chosen.after(kept, tokenizer.spelled)
-        forms.append(form)
-        grammar = await state.grammars.grammar(form.output) if form.output else ""
-        limit = _max_tokens(params, where, len(kept), pool)
-        request = PreparedRequest(
-            request_id=id_of_prompt(call.ids.request_id, index),
-            client_request_id=call.ids.client_request_id,
-            namespace=call.principal.namespace or "",
-            key_id=call.principal.key_id,
-            route=parsed.route,
-            prompt=tuple(kept),
-            prompt_text=prompt.text[-MAX_PROMPT_CHARS:],  # the end holds the question
-            max_tokens=limit,
-            sampling=replace(sampling, grammar=grammar),
-            bytes_of=_bytes_of(params, tokenizer, form),
-            arrived_unix_ms=call.arrived_unix_ms,
-            stops=params.stop,
-            n=params.drawn,
-            include_stop=params.include_stop_str_in_output,
-            returns_tokens=params.return_token_ids,
-            cache_salt=params.cache_salt or "",
-            traceparent=call.trace.traceparent if call.trace else "",
-            open_ended=params.limit is None and params.unasked_tokens is None,
-        )
-        prepared.append(request)
-    _check_logprobs(prepared)
-    return prepared, forms
 
 
 def _bytes_of(params: Common, tokenizer: ModelTokenizer, form: AnswerForm) -> BytesOf:
@@ -272,15 +191,13 @@ def _bytes_of(params: Common, tokenizer: ModelTokenizer, form: AnswerForm) -> By
     return tokenizer.bytes_of if form.is_plain else showing(tokenizer.bytes_of, form.marks)
 
 
-async def _encoded(
-    params: Common, tokenizer: ModelTokenizer, prompts: Sequence[Prompt], context_tokens: int
-) -> list[list[int]]:
-    """In a thread: the tokenizer releases the interpreter and the template is foreign code. Raises ApiError."""
-
+async def _encoded(call: Call) -> list[list[int]]:
+    """Encode in a thread: the tokenizer releases the interpreter and the template is foreign code. Raises ApiError."""
+    params, context_tokens = call.params, call.pool.max_context_tokens or UNKNOWN_CONTEXT_TOKENS
     encoded: list[list[int]] = []
 
     def encode() -> None:
-        encoded.extend(prompt.encode(tokenizer, context_tokens) for prompt in prompts)
+        encoded.extend(prompt.encode(call.tokenizer, context_tokens) for prompt in call.prompts)
 
     try:
         await asyncio.to_thread(encode)
@@ -363,8 +280,12 @@ def _check_logprobs(prepared: Sequence[PreparedRequest]) -> None:
         raise ParameterError(f"{text} Ask for fewer choices, tokens or alternatives.", param="logprobs")
 
 
-def _sampling(params: Common, tokenizer: ModelTokenizer) -> Sampling:
-    """Raises ParameterError for a token that the model does not have, and for what its runners cannot do."""
+def _sampling(call: Call) -> Sampling:
+    """Return how the answers are sampled.
+
+    Raises ParameterError for a token that the model does not have, and for what its runners cannot do.
+    """
+    params, tokenizer = call.params, call.tokenizer
     named = {
         "logit_bias": [token for token, _ in params.logit_bias],
         "allowed_token_ids": params.allowed_token_ids,
@@ -386,5 +307,6 @@ def _sampling(params: Common, tokenizer: ModelTokenizer) -> Sampling:
         "top_logprobs": 0 if alternatives is None and selects else alternatives,
         "prompt_logprobs": params.prompt_alternatives,
         "pooling": params.pools,
+        "eos_token_ids": call.route.eos_token_ids,
     }
     return Sampling(**{name: getattr(params, name) for name in SAME_NAMED} | others)

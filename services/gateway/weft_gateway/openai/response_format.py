@@ -5,16 +5,15 @@ token ids or the tokens used so far is made whole.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar
 
 import orjson
 
 from weft.domain.request import FinishReason
 from weft_gateway.core.events import Emit, TokenLogprobOut
 from weft_gateway.errors import ApiError
-from weft_gateway.forms.answer_form import AnswerForm
 from weft_gateway.forms.answer_reader import AnswerReader, message_of
+from weft_gateway.openai.call import Call, EndedChoice, Prompt
 from weft_gateway.openai.logprobs import (
     TokenIdNames,
     TokenNames,
@@ -25,91 +24,20 @@ from weft_gateway.openai.logprobs import (
     prompt_logprobs,
 )
 from weft_gateway.openai.schema import Common
+from weft_gateway.openai.spans import REASONS
 
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
 JSON = "application/json"
 NO_HEADERS: Mapping[str, str] = {}
-REASONS = {FinishReason.EOS: "stop", FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 _HOLE = "\u0000text\u0000"
 LogprobsEncoder = Callable[[Sequence[TokenLogprobOut], int, TokenNames], dict[str, Any]]
-
-
-class EndedChoice(NamedTuple):
-    """An answer that has ended. `stop`: the stop string, or the stop token, that ended it."""
-
-    emit: Emit
-    reason: FinishReason
-    stop: str | int | None = None
-
-
-PLAIN = AnswerForm()
-FINGERPRINT_CHARS = 16
-
-
-@dataclass(frozen=True, slots=True)
-class PromptPart:
-    """What answers repeat of one prompt. `echo`: its text, "" where the client asks for none; `form`: their parts."""
-
-    tokens: tuple[int, ...]
-    echo: str = ""
-    form: AnswerForm = PLAIN
-
-
-class AnswerHead(NamedTuple):
-    """Which answer it is. `digest`: of the adapter, or of the base where there is none."""
-
-    request_id: str
-    created_unix_s: int
-    digest: str
-
-    @property
-    def fingerprint(self) -> str:
-        """`system_fingerprint`: the same for the same weights; the answer's header has the whole digest."""
-        algorithm, _, hexadecimal = self.digest.partition(":")
-        return f"{algorithm}:{hexadecimal[:FINGERPRINT_CHARS]}" if hexadecimal else self.digest
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerContext:
-    """What an answer is encoded with. `prompts`: what it repeats of each prompt."""
-
-    head: AnswerHead
-    names: TokenNames
-    prompts: Sequence[PromptPart]
-
-    @property
-    def form(self) -> AnswerForm:
-        """The parts of the answer to the only prompt, or to the first one."""
-        return self.prompts[0].form
 
 
 def usage_of(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
     """Count the tokens of a request: its prompts once, all its answers, nothing after a stop string."""
     total = prompt_tokens + completion_tokens
     return {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens, "total_tokens": total}
-
-
-class AnswerEncoder(Protocol):
-    """An answer as an API has it: whole, or in chunks, the first one before any token.
-
-    `media_type` and `headers` are those of a whole one, once there is its body.
-    """
-
-    @property
-    def media_type(self) -> str: ...
-    @property
-    def headers(self) -> Mapping[str, str]: ...
-    def first_chunk(self) -> bytes: ...
-    def chunk(self, index: int, emit: Emit, /) -> bytes: ...
-    def finish_chunk(self, index: int, reason: FinishReason, stop: str | int | None = None, /) -> bytes: ...
-    def last_chunk(self, usage: dict[str, int]) -> bytes: ...
-    def error_body(self, error: ApiError) -> bytes: ...
-    def error_chunk(self, error: ApiError) -> bytes: ...
-    def body(self, choices: Sequence[EndedChoice], usage: dict[str, int]) -> bytes: ...
-
-
-EncoderOf = Callable[[Any, AnswerContext], AnswerEncoder]
 
 
 class ResponseEncoder:
@@ -126,25 +54,21 @@ class ResponseEncoder:
     media_type: str = JSON
     headers: Mapping[str, str] = NO_HEADERS
 
-    def __init__(self, params: Common, context: AnswerContext) -> None:
-        self._params, self._prompts = params, context.prompts
-        self._names = TokenIdNames(context.names) if params.return_tokens_as_token_ids else context.names
-        self._choices = params.n * len(context.prompts)
-        head = context.head
-        readers = [
-            AnswerReader(self._prompt_of(index).form, f"{head.request_id}/{index}") for index in range(self._choices)
-        ]
-        self._readers = [] if all(prompt.form.is_plain for prompt in context.prompts) else readers
-        self._head, self._chunk_head = (
-            {
-                "id": f"{self.id_prefix}-{head.request_id}",
-                "object": kind,
-                "created": head.created_unix_s,
-                "model": params.model,
-                "system_fingerprint": head.fingerprint,
-            }
-            for kind in (self.kind, self.chunk_kind)
-        )
+    def __init__(self, params: Common, call: Call) -> None:
+        self._params, self._prompts = params, call.prompts
+        self._names = TokenIdNames(call.tokenizer) if params.return_tokens_as_token_ids else call.tokenizer
+        self._choices = params.n * len(call.prompts)
+        request_id = call.ids.request_id
+        readers = [AnswerReader(self._prompt_of(index).form, f"{request_id}/{index}") for index in range(self._choices)]
+        self._readers = [] if all(prompt.form.is_plain for prompt in call.prompts) else readers
+        self._head = {
+            "id": f"{self.id_prefix}-{request_id}",
+            "object": self.kind,
+            "created": call.arrived_unix_ms // 1000,
+            "model": params.model,
+            "system_fingerprint": call.fingerprint,
+        }
+        self._chunk_head = {**self._head, "object": self.chunk_kind}
         self._no_usage: dict[str, Any] = {"usage": None} if params.include_usage else {}
         self._plain = params.alternatives is None and not params.return_token_ids and not params.usage_in_chunks
         self._answer_tokens = [0] * self._choices
@@ -194,7 +118,7 @@ class ResponseEncoder:
             choice["token_ids"] = list(emit.tokens)
         return choice
 
-    def _prompt_of(self, index: int) -> PromptPart:
+    def _prompt_of(self, index: int) -> Prompt:
         return self._prompts[index // self._params.n]
 
     def _usage_so_far(self) -> dict[str, int] | None:

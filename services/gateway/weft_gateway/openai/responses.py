@@ -7,7 +7,6 @@ brings its whole conversation, or names the response that it continues: the batc
 import asyncio
 import logging
 import re
-import time
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -18,14 +17,13 @@ from starlette.responses import Response
 
 from weft.domain.batch import KeptResponse
 from weft.telemetry.logs import kv
+from weft_gateway.core.routes import Principal
 from weft_gateway.errors import ApiError, BadRequest, ParameterError
-from weft_gateway.openai.answer import BeforeEnd
-from weft_gateway.openai.chat import prompts_of
+from weft_gateway.openai.call import AnswerEncoder, Call
+from weft_gateway.openai.chat import ChatEndpoint
 from weft_gateway.openai.fields import MAX_INT32, Whole
 from weft_gateway.openai.http_requests import completion, json_body, json_response, tenant_of
 from weft_gateway.openai.lists import MAX_ID_CHARS, Query, listed
-from weft_gateway.openai.prepare import Call, ModelEndpoint
-from weft_gateway.openai.response_format import AnswerEncoder
 from weft_gateway.openai.responses_format import ResponsesEncoder, input_item
 from weft_gateway.openai.schema import (
     MAX_CALLER_ID,
@@ -38,7 +36,6 @@ from weft_gateway.openai.schema import (
 )
 from weft_gateway.openai.tokenize import caller_of, chat_length, in_thread, tokenizer_of
 from weft_gateway.shell.app_state import AppState
-from weft_gateway.shell.request_ids import ids_of
 
 log = logging.getLogger(__name__)
 MAX_RESPONSE_ID = 160
@@ -229,15 +226,9 @@ def _response_format(form: Any) -> Any:
             return form
 
 
-def parse_responses(body: bytes) -> ResponsesChat:
-    """Read a body. Raises BadRequest, ParameterError."""
-    return ResponsesChat.of(checked(ResponsesRequest, object_of(body)))
-
-
-async def _continued(state: AppState, call: Call, request: ChatRequest) -> ChatRequest:
-    """Add the responses that a request names. Raises NotFound, NotConfigured, ServiceUnavailable, ParameterError."""
-    assert isinstance(request, ResponsesChat)
-    params, namespace, earlier = request.asked, call.principal.namespace or "", list[Any]()
+async def _continued(state: AppState, caller: Principal, request: ResponsesChat) -> ResponsesChat:
+    """Add the responses that it names. Raises NotFound, NotConfigured, ServiceUnavailable, ParameterError."""
+    params, namespace, earlier = request.asked, caller.namespace or "", list[Any]()
     if params.previous_response_id:
         for body in await state.batch.conversation(namespace, params.previous_response_id):
             kept = orjson.loads(body)
@@ -266,11 +257,25 @@ async def _referred(state: AppState, namespace: str, item_id: str, index: int, n
     return items[int(found[2])]
 
 
-def _keeping(state: AppState, call: Call, request: ChatRequest) -> BeforeEnd:
-    """Keep the response before its client has it whole: the next request may name it."""
-    assert isinstance(request, ResponsesChat)
+class ResponsesEndpoint(ChatEndpoint):
+    """`POST /v1/responses`."""
 
-    async def keep(encoder: AnswerEncoder, usage: dict[str, int]) -> bytes | None:
+    path = "/v1/responses"
+    encoder = ResponsesEncoder
+
+    def parse(self, body: bytes) -> ResponsesChat:
+        return ResponsesChat.of(checked(ResponsesRequest, object_of(body)))
+
+    async def completed(self, state: AppState, call: Call, params: ChatRequest) -> ChatRequest:
+        assert isinstance(params, ResponsesChat)
+        return await _continued(state, call.principal, params)
+
+    async def before_end(
+        self, state: AppState, call: Call, encoder: AnswerEncoder, usage: dict[str, int]
+    ) -> bytes | None:
+        """Keep the response before its client has it whole, so that the next request may name it."""
+        request = call.params
+        assert isinstance(request, ResponsesChat)
         assert isinstance(encoder, ResponsesEncoder)
         if not request.repeated["store"]:
             return None
@@ -285,12 +290,8 @@ def _keeping(state: AppState, call: Call, request: ChatRequest) -> BeforeEnd:
             return orjson.dumps(encoder.response(usage))
         return None
 
-    return keep
 
-
-RESPONSES = ModelEndpoint(
-    "/v1/responses", parse_responses, prompts_of, ResponsesEncoder, completed=_continued, before_end=_keeping
-)
+RESPONSES = ResponsesEndpoint()
 
 
 async def create_response(state: AppState, request: Request) -> Response:
@@ -348,8 +349,8 @@ async def cancel_response(state: AppState, request: Request) -> Response:
 async def count_input_tokens(state: AppState, request: Request) -> Response:
     """Count the tokens of a conversation, as a response to it would."""
     caller = await caller_of(state, request)
-    chat = await in_thread(parse_responses, await json_body(request, state.settings.max_body_bytes))
-    chat = await _continued(state, Call(ids_of(request.scope), caller, time.time_ns() // 1_000_000), chat)
+    chat = await in_thread(RESPONSES.parse, await json_body(request, state.settings.max_body_bytes))
+    chat = await _continued(state, caller, chat)
     pool, tokenizer = await tokenizer_of(state, caller, chat.model)
     tokens = await asyncio.to_thread(chat_length, chat, pool, tokenizer)
     return json_response({"object": "response.input_tokens", "input_tokens": tokens})

@@ -9,8 +9,9 @@ from weft.domain.request import FinishReason
 from weft_gateway.core.events import Emit
 from weft_gateway.errors import ApiError
 from weft_gateway.forms.answer_reader import AnswerReader
+from weft_gateway.openai.call import Call, EndedChoice
 from weft_gateway.openai.logprobs import chat_logprobs
-from weft_gateway.openai.response_format import JSON, NO_HEADERS, AnswerContext, EndedChoice
+from weft_gateway.openai.response_format import JSON, NO_HEADERS
 
 
 class RepeatedRequest(Protocol):
@@ -32,11 +33,11 @@ class ResponsesEncoder:
     media_type: str = JSON
     headers: Mapping[str, str] = NO_HEADERS
 
-    def __init__(self, params: RepeatedRequest, context: AnswerContext) -> None:
-        head = context.head
-        self._id, self._created_unix_s, self._params = f"resp_{head.request_id}", head.created_unix_s, params
-        self._reader = AnswerReader(context.form, f"{head.request_id}/0")
-        self._names = context.names
+    def __init__(self, params: RepeatedRequest, call: Call) -> None:
+        request_id = call.ids.request_id
+        self._id, self._created_unix_s, self._params = f"resp_{request_id}", call.arrived_unix_ms // 1000, params
+        self._reader = AnswerReader(call.prompts[0].form, f"{request_id}/0")
+        self._names = call.tokenizer
         self._logprobs: list[Any] = []  # of tokens whose text has not gone out
         self._items: list[dict[str, Any]] = []
         self._is_open = False  # the last item

@@ -5,10 +5,12 @@ It has names and numbers alone: nothing of prompt or answer.
 
 from collections.abc import Sequence
 
+from weft.domain.request import FinishReason
 from weft.telemetry.tracing import RequestSpan
 from weft_gateway.core.events import Finish, PreparedRequest
 from weft_gateway.errors import ApiError
-from weft_gateway.openai.response_format import REASONS
+
+REASONS = {FinishReason.EOS: "stop", FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}  # as answers name them
 
 
 class RequestTrace:

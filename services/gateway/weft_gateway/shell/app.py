@@ -22,6 +22,7 @@ from weft_gateway.errors import ApiError, BadRequest, Internal
 from weft_gateway.openai import embeddings, messages
 from weft_gateway.openai.adapters import put_adapter
 from weft_gateway.openai.batches import cancel_batch, create_batch, list_batches, one_batch
+from weft_gateway.openai.call import Call
 from weft_gateway.openai.chat import chat_completions
 from weft_gateway.openai.chat_batch import CHATS, batched_chats
 from weft_gateway.openai.completions import completions
@@ -29,7 +30,6 @@ from weft_gateway.openai.files import delete_file, file_content, list_files, one
 from weft_gateway.openai.http_requests import JSON, json_response
 from weft_gateway.openai.load_adapters import LoadRequest, UnloadRequest, load_lora_adapter, unload_lora_adapter
 from weft_gateway.openai.models import list_models, one_model
-from weft_gateway.openai.prepare import Call
 from weft_gateway.openai.responses import (
     ResponsesRequest,
     cancel_response,

@@ -18,7 +18,7 @@ from weft.domain.fleet import FleetQuery, FleetReport
 from weft.domain.limits import LimitReport
 from weft.domain.machine import Close, Closed, Connected, Kind, Peer, Received, Send
 from weft.domain.prediction import PredictItem
-from weft.domain.request import Failed, Freeze, GatewayHello, Priority, Start, Stop
+from weft.domain.request import Failed, Freeze, GatewayHello, Priority, Start, Stop, TokenLogprob
 from weft.domain.routes import Routes
 from weft.machine_shell import MachineShell
 from weft.telemetry.invariants import holds
@@ -31,7 +31,7 @@ from weft.wire.v1 import scheduler_pb2, scheduler_pb2_grpc
 from weft_gateway.core import events
 from weft_gateway.core.chunk_pacing import ChunkPacing
 from weft_gateway.core.config import GatewayConfig
-from weft_gateway.core.events import PREDICTOR, SCHEDULER, Effect, Event, PreparedRequest
+from weft_gateway.core.events import PREDICTOR, SCHEDULER, Effect, Emit, Event, Finish, PreparedRequest
 from weft_gateway.core.gateway import BUG, Gateway
 from weft_gateway.core.history import History
 from weft_gateway.core.limits import REPORT_S
@@ -41,11 +41,41 @@ from weft_gateway.shell.fleet_view import FleetView
 from weft_gateway.shell.metrics import GatewayMetrics
 from weft_gateway.shell.predictor_client import PredictorClient
 from weft_gateway.shell.rate_limits import RateLimits
-from weft_gateway.shell.response_group import PendingAnswer, ResponseGroup
 from weft_gateway.shell.runner_session import RunnerSession
 
 CHECK_S = 1.0  # between two checks of the machine's invariants
 log = logging.getLogger(__name__)
+
+
+class PendingAnswer:
+    """One answer's side towards the client: what has gathered since the last chunk, and the end.
+
+    `wake`: called where there is something new; it is the same for the answers to one call. `model`: for the log.
+    `prompt_logprobs`: of every token of the prompt, None for the first one; empty where they are not asked for, not
+    here yet, or another answer's (`PreparedRequest.sampling_of`).
+    """
+
+    def __init__(self, wake: Callable[[], None], model: str) -> None:
+        self.wake, self.model = wake, model
+        self.finish: Finish | None = None
+        self.prompt_logprobs: Sequence[TokenLogprob | None] = ()
+        self._pending: list[Emit] = []
+
+    def add(self, emit: Emit) -> None:
+        if emit.prompt_logprobs:
+            self.prompt_logprobs = emit.prompt_logprobs
+        else:
+            self._pending.append(emit)
+
+    def take(self) -> Emit | None:
+        """Everything that has gathered since the last time, as one; None: nothing has."""
+        pending, self._pending = self._pending, []
+        if len(pending) <= 1:
+            return pending[0] if pending else None
+        logprobs = tuple(logprob for one in pending for logprob in one.logprobs)
+        tokens = tuple(token for one in pending for token in one.tokens)
+        text = "".join([one.text for one in pending])
+        return Emit(pending[0].request_id, text, logprobs, pending[-1].answer_tokens, tokens)
 
 
 class RequestManager:
@@ -77,7 +107,7 @@ class RequestManager:
         self._shell = MachineShell[Event, Effect](self.machine, self._perform, clock=clock)
         self.feed = self._shell.feed
         self._steps: dict[str, asyncio.Future[None]] = {}  # of requests that are not submitted yet
-        self._answers: dict[str, tuple[ResponseGroup, PendingAnswer]] = {}
+        self._answers: dict[str, PendingAnswer] = {}
         self._pacing = ChunkPacing(clock, _after)
         self._sessions: dict[Peer, RunnerSession] = {}
         self._predictor = PredictorClient(
@@ -119,14 +149,11 @@ class RequestManager:
         finally:
             del self._steps[answer.request_id]
 
-    def submit(self, requests: Sequence[PreparedRequest]) -> ResponseGroup:
-        """The prompts of a call; from here on each answer has exactly one outcome."""
-        group = ResponseGroup(requests)
-        answers = iter(group.answers)
-        for request in requests:
-            self._answers.update((request.id_of(index), (group, next(answers))) for index in range(request.n))
+    def submit(self, requests: Sequence[PreparedRequest], answers: Sequence[PendingAnswer]) -> None:
+        """Submit the prompts of a call; from here on each answer has exactly one outcome."""
+        ids = [request.id_of(index) for request in requests for index in range(request.n)]
+        self._answers.update(zip(ids, answers, strict=True))
         self.feed(events.RequestReady(requests))
-        return group
 
     def client_gone(self, request_id: str) -> None:
         """Nothing reads the request's answers any more. Harmless after the end."""
@@ -185,15 +212,14 @@ class RequestManager:
     def _dispatch(self, effect: Effect) -> None:
         match effect:
             case events.Emit():
-                if entry := self._answers.get(effect.request_id):
-                    group, answer = entry
+                if answer := self._answers.get(effect.request_id):
                     answer.add(effect)
-                    self._pacing.add(group.wake)
+                    self._pacing.add(answer.wake)
             case Send():
                 self._send(effect)
             case events.FirstToken(request_id):
-                if entry := self._answers.get(request_id):
-                    entry[0].wake()
+                if answer := self._answers.get(request_id):
+                    answer.wake()
             case events.Finish():
                 self._finish(effect)
             case events.Proceed(request_id):
@@ -248,10 +274,9 @@ class RequestManager:
 
     def _finish(self, finish: events.Finish) -> None:
         """The one end: the client is woken whatever fails here."""
-        if entry := self._answers.pop(finish.request_id, None):
-            group, answer = entry
+        if answer := self._answers.pop(finish.request_id, None):
             answer.finish = finish
-            group.wake()
+            answer.wake()
         self.metrics.count_finish(finish)
         self._count_hour(finish)
 
@@ -298,8 +323,8 @@ class RequestManager:
 
     def _log_fields(self, request_id: str, **fields: object) -> dict[str, dict[str, object]]:
         """Key-values of a log event about an answer."""
-        entry = self._answers.get(request_id)
-        model = {"model": entry[0].requests[0].route.model_name} if entry else {}
+        answer = self._answers.get(request_id)
+        model = {"model": answer.model} if answer else {}
         return kv(request_id=request_id, **model, **fields)
 
 

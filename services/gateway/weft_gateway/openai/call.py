@@ -1,0 +1,122 @@
+"""A client's call of a model on its way, and the ways to call one: how each API reads requests and writes answers."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+
+from weft.domain.request import FinishReason, Priority
+from weft.domain.routes import PoolRoute, Route
+from weft_gateway.core.events import Emit
+from weft_gateway.core.routes import Principal
+from weft_gateway.errors import ApiError
+from weft_gateway.forms.answer_form import AnswerForm
+from weft_gateway.openai.schema import Common
+from weft_gateway.openai.spans import RequestTrace
+from weft_gateway.shell.app_state import AppState
+from weft_gateway.shell.request_ids import Ids
+from weft_gateway.shell.tokenizer import ModelTokenizer
+
+PLAIN = AnswerForm()
+FINGERPRINT_CHARS = 16
+MAX_PROMPT_CHARS = 4096  # of `Prompt.text`
+T = TypeVar("T", bound=Common)
+Encode = Callable[[ModelTokenizer, int], list[int]]  # within a context of that many tokens
+
+
+@dataclass(slots=True)
+class Prompt:
+    """One prompt of a call.
+
+    `text`: its end, which holds the question, for the predictor; `echo`: what answers begin with; `form`: of answers.
+    """
+
+    text: str
+    encode: Encode
+    echo: str = ""
+    tokens: tuple[int, ...] = ()
+    form: AnswerForm = PLAIN
+
+
+@dataclass(slots=True)
+class Call:
+    """One call from its arrival to its answer. What follows `trace` is there once `prepare.submit` has found it."""
+
+    ids: Ids
+    principal: Principal
+    arrived_unix_ms: int
+    priority: Priority = Priority.INTERACTIVE
+    is_line: bool = False  # of a batch
+    model: str | None = None  # once it is found
+    named_model: str | None = None  # the model that a refused request names, for the log
+    trace: RequestTrace | None = None  # of a request that is sampled
+    params: Common = field(init=False)
+    route: Route = field(init=False)
+    pool: PoolRoute = field(init=False)
+    tokenizer: ModelTokenizer = field(init=False)
+    prompts: Sequence[Prompt] = field(init=False)
+
+    @property
+    def digest(self) -> str:
+        """The digest of the weights that answer: the adapter's, or the base's where there is none."""
+        return self.route.digest or self.pool.base_digest
+
+    @property
+    def fingerprint(self) -> str:
+        """`system_fingerprint`: the same for the same weights; the answer's header has the whole digest."""
+        algorithm, _, hexadecimal = self.digest.partition(":")
+        return f"{algorithm}:{hexadecimal[:FINGERPRINT_CHARS]}" if hexadecimal else self.digest
+
+
+class EndedChoice(NamedTuple):
+    """An answer that has ended. `stop`: the stop string, or the stop token, that ended it."""
+
+    emit: Emit
+    reason: FinishReason
+    stop: str | int | None = None
+
+
+class AnswerEncoder(Protocol):
+    """An answer as an API has it: whole, or in chunks, the first one before any token.
+
+    `media_type` and `headers` are those of a whole one, once there is its body.
+    """
+
+    @property
+    def media_type(self) -> str: ...
+    @property
+    def headers(self) -> Mapping[str, str]: ...
+    def first_chunk(self) -> bytes: ...
+    def chunk(self, index: int, emit: Emit, /) -> bytes: ...
+    def finish_chunk(self, index: int, reason: FinishReason, stop: str | int | None = None, /) -> bytes: ...
+    def last_chunk(self, usage: dict[str, int]) -> bytes: ...
+    def error_body(self, error: ApiError) -> bytes: ...
+    def error_chunk(self, error: ApiError) -> bytes: ...
+    def body(self, choices: Sequence[EndedChoice], usage: dict[str, int]) -> bytes: ...
+
+
+class ModelEndpoint(Generic[T]):
+    """One way to call a model. `operation`: `gen_ai.operation.name` of its spans."""
+
+    path: ClassVar[str]
+    operation: ClassVar[str] = "chat"
+    encoder: Callable[[Any, Call], AnswerEncoder]
+
+    def parse(self, body: bytes) -> T:
+        """Return the typed request. Raises BadRequest, ParameterError."""
+        raise NotImplementedError
+
+    async def completed(self, state: AppState, call: Call, params: T) -> T:  # noqa: ARG002 (most need no more)
+        """Return the request with what is not in its body. Raises ApiError."""
+        return params
+
+    def prompts(self, params: T, call: Call) -> list[Prompt]:
+        """Return the prompts, to be encoded within the context. Raises ParameterError."""
+        raise NotImplementedError
+
+    async def before_end(
+        self, state: AppState, call: Call, encoder: AnswerEncoder, usage: dict[str, int]
+    ) -> bytes | None:
+        """Do what is due once every choice has ended well, before the last bytes are sent.
+
+        Return the body of an answer that is sent whole where it has become another; None: it stays.
+        """
