@@ -595,7 +595,7 @@ def test_a_drain_refuses_what_is_held() -> None:
     [
         lambda machine: machine.requests["r"].stream.tokens.extend(range(101)),
         lambda machine: machine.sessions.get(runner_peer(FIRST)).requests.clear(),
-        lambda machine: machine.admission.submitted(Priority.BATCH),
+        lambda machine: machine.admission.finished(Priority.BATCH, 0.0),
     ],
     ids=["stream", "sessions", "admission"],
 )

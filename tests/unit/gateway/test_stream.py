@@ -46,7 +46,7 @@ from weft_gateway.core import (
     runner_peer,
 )
 from weft_gateway.core.events import FirstToken, RequestAborted
-from weft_gateway.core.stream import End, HoldExpired, PoolAvailability, StreamEvent, check_stream
+from weft_gateway.core.stream import End, HoldExpired, PoolAvailability, StreamEvent
 
 GONE = Failure("no_runner_available", "none")
 MOVED = [reason for reason in EndReason if reason is not EndReason.GRAMMAR]  # the request goes on elsewhere
@@ -164,7 +164,7 @@ def run(
     effects: list[StreamEffect] = []
     for event in events:
         effects += one.handle(event, now, runner)
-        check_stream(one)
+        one.check()
     return effects
 
 
@@ -315,7 +315,7 @@ def test_a_runner_that_leaves_out_a_part_of_a_prompt_has_failed() -> None:
         assert isinstance(failed, Failed)
         assert (failed.reason, one.tokens) == (FailReason.RUNNER_ERROR, [])
         assert "of the prompt" in failed.detail
-        check_stream(one)
+        one.check()
 
 
 @pytest.mark.parametrize("prompt", [1, 3])
@@ -336,7 +336,7 @@ def test_a_hidden_state_is_reported_at_the_end_and_a_runner_that_sends_none_has_
         assert one.end == (End(FinishReason.LENGTH) if whole else None)
         failed = [one.reason for one in sent(effects, Failed) if isinstance(one, Failed)]
         assert failed == ([] if whole else [FailReason.RUNNER_ERROR])
-        check_stream(one)
+        one.check()
 
 
 def test_a_moved_text_is_pooled_by_the_runner_that_has_it() -> None:
@@ -348,7 +348,9 @@ def test_a_moved_text_is_pooled_by_the_runner_that_has_it() -> None:
 
 def test_a_prompt_is_scored_for_the_first_of_several_answers_alone() -> None:
     both = replace(request(scored=3), n=2)
-    assert [both.sampling_of(index).prompt_logprobs for index in range(2)] == [2, None]
+    ones = [RequestStream(both, index, hold_s=30.0, arrived=0.0, now=0.0) for index in range(2)]
+    starts = [start for one in ones for start in sent(run(one, assign(1)), Start) if isinstance(start, Start)]
+    assert [(start.sampling.choice, start.sampling.prompt_logprobs) for start in starts] == [(0, 2), (1, None)]
 
 
 def test_a_stop_string_is_shown_on_request() -> None:
@@ -529,7 +531,7 @@ class Disturbed:
     def send(self, event: StreamEvent) -> None:
         self.past.append(event)
         effects = self.one.handle(event, 0.0)
-        check_stream(self.one)
+        self.one.check()
         for start in sent(effects, Start):
             assert isinstance(start, Start)
             self.runs[start.epoch] = len(start.emitted)

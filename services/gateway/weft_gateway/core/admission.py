@@ -184,28 +184,27 @@ class Admission:
         return effects
 
     def take_predicted(self, request_id: str) -> Arrival | None:
-        """The request that waits for its prediction, which counts here no more."""
+        """Return the request that waits for its prediction: its answers are `active` from now on."""
         arrival = self._arrivals.get(request_id)
         if arrival is None or arrival.stage is not Stage.PREDICTION:
             return None
-        self._leave(arrival)
+        self.arriving -= arrival.n
+        del self._arrivals[request_id]
+        self._end_wait(arrival)
         return arrival
 
-    def postpone(self, request_id: str, now: float) -> bool:
-        """Whether a prediction's deadline is set anew, once: this process was late itself, and an answer may be here.
+    def on_deadline(self, request_id: str, now: float) -> Arrival | Refuse | None:
+        """End a wait: a request goes on without its prediction, any other is refused.
 
-        Under a burst of arrivals the event loop is busy for longer than a prediction may take.
+        None: its prediction is waited for once more, for this process was late itself, and an answer may be here:
+        under a burst of arrivals the event loop is busy for longer than a prediction may take.
         """
         arrival, predict_s = self._arrivals[request_id], self._config.predict_s
-        if arrival.stage is not Stage.PREDICTION or arrival.postponed or now < arrival.due + LATE * predict_s:
-            return False
-        arrival.postponed = True
-        self._wait(arrival, Stage.PREDICTION, now + predict_s)
-        return True
-
-    def expire(self, request_id: str) -> Refuse:
-        """The hold of a request is over."""
-        arrival = self._arrivals[request_id]
+        if arrival.stage is Stage.PREDICTION:
+            if arrival.postponed or now < arrival.due + LATE * predict_s:
+                return self.take_predicted(request_id)
+            arrival.postponed = True
+            return self._wait(arrival, Stage.PREDICTION, now + predict_s)
         failure = Failure("no_scheduler", "The scheduler has not sent any route yet.", 1000)
         if arrival.stage is Stage.TOKENIZER:
             failure = _no_tokenizer(arrival.pool, self._tokenizer(arrival.digest))
@@ -215,10 +214,6 @@ class Admission:
         """The client has gone away, or the shell refused the request."""
         if arrival := self._arrivals.get(request_id):
             self._leave(arrival)
-
-    def submitted(self, priority: Priority) -> None:
-        """An answer is active now."""
-        self.batch += priority is Priority.BATCH
 
     def finished(self, priority: Priority, total_s: float) -> None:
         """An answer has ended so long after its request's arrival."""

@@ -1,7 +1,7 @@
 """What the shell reports to the gateway beside its peers' messages, and what the shell does beside sending messages."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import NamedTuple
 
@@ -62,17 +62,11 @@ class PreparedRequest:
     key_id: str = ""  # of the caller's API key
     open_ended: bool = False  # nobody asked for `max_tokens`: it is what the context lets
 
-    @property
-    def salt(self) -> str:
-        """Of prefix pages: a client's own salt divides its namespace's."""
-        return f"{self.namespace}\n{self.cache_salt}" if self.cache_salt else self.namespace
+    answers: tuple[str, ...] = field(init=False)  # their ids
 
-    def id_of(self, index: int) -> str:
-        return self.request_id if self.n == 1 else f"{self.request_id}/{index}"
-
-    def sampling_of(self, index: int) -> Sampling:
-        """Each answer is sampled from (seed, index). Log probabilities of the prompt are the first one's."""
-        return replace(self.sampling, choice=index, prompt_logprobs=None) if index else self.sampling
+    def __post_init__(self) -> None:
+        one, n = (self.request_id,), self.n
+        object.__setattr__(self, "answers", one if n == 1 else tuple(f"{self.request_id}/{i}" for i in range(n)))
 
 
 # ---------------------------------------------------------------- events

@@ -53,7 +53,6 @@ from weft_gateway.core.stream import (
     RequestStream,
     SessionLost,
     StreamEvent,
-    check_stream,
     runner_peer,
 )
 
@@ -86,6 +85,7 @@ class Gateway:
         self.outcomes: dict[str, OutcomeReport] = {}  # not acknowledged yet, the oldest first
         self.scheduler_up = False
         self._timers = Timers()
+        self.next_deadline = self._timers.next
         self.admission = Admission(config, self.routes, self._timers, self.requests)
         self.sessions = SessionTable(gateway_id, config, self._timers)
         self._answers: dict[str, tuple[str, ...]] = {}  # of each submitted request that is not over
@@ -136,21 +136,17 @@ class Gateway:
             effects += self._drained(now)
         return effects
 
-    def next_deadline(self) -> float | None:
-        return self._timers.next()
-
     def _on_deadline(self, key: tuple[Deadline, str], now: float) -> list[Effect]:
         match key:
-            case (Deadline.ARRIVAL, request_id) if self.admission.postpone(request_id, now):
-                return []
             case (Deadline.ARRIVAL, request_id):
-                if arrival := self.admission.take_predicted(request_id):
-                    return self._submit(arrival, Prediction(request_id), now)
-                return [self.admission.expire(request_id)]
+                over = self.admission.on_deadline(request_id, now)
+                if isinstance(over, Arrival):
+                    return self._submit(over, Prediction(request_id), now)
+                return [over] if over else []
             case (Deadline.HOLD, request_id):
                 active = self.requests[request_id]
                 active.hold_deadline = None
-                return self._apply(request_id, HoldExpired(self._hold_failure(active.stream)), now)
+                return self._apply(request_id, HoldExpired(self._hold_failure()), now)
             case (Deadline.SESSION, name):
                 session = self.sessions.get(Peer(Kind.RUNNER, name))
                 assert session is not None
@@ -167,7 +163,7 @@ class Gateway:
         assert request is not None
         pool = request.route.pool
         effects: list[Effect] = [events.Submitted(request, prediction.p90_tokens > 0)]
-        self._answers[request.request_id] = tuple(request.id_of(index) for index in range(request.n))
+        self._answers[request.request_id] = request.answers
         for index in range(request.n):
             stream = RequestStream(
                 request,
@@ -180,7 +176,6 @@ class Gateway:
             )
             active = ActiveRequest(stream, prediction)
             self.requests[stream.request_id] = active
-            self.admission.submitted(stream.priority)
             self._by_pool.setdefault(pool, {})[stream.request_id] = None
             self._update_hold_deadline(active)
             effects.append(Send(SCHEDULER, _submit_of(active, now)))
@@ -275,7 +270,8 @@ class Gateway:
             if active is None:
                 continue
             running = active.stream.running
-            if running and running.epoch == one.epoch and not active.stream.speaks(session.runner):
+            foreign = running and running.epoch == one.epoch and running.runner != session.runner
+            if foreign and not active.stream.speaks(session.runner):
                 reason = f"it speaks for request {one.request_id!r}, whose epoch another runner has"
                 effects.append(events.PeerViolation(peer, reason))
                 return effects + self._close(session, f"it broke the contract: {reason}", now)
@@ -321,10 +317,10 @@ class Gateway:
                 return effects  # nothing but tokens
             for one in before:
                 if one not in after:
-                    self.sessions.leave(one.runner, request_id, now)
+                    self.sessions.leave(one.peer, request_id, now)
             opened: list[Effect] = []
             for one in after:
-                for old in self.sessions.replaced_by(one.runner):
+                for old in self.sessions.replaced_by(one):
                     opened += self._close(old, "a new incarnation took its place", now)
                 opened += self.sessions.enter(one, request_id, now)
             effects = [*opened, *effects]
@@ -348,8 +344,8 @@ class Gateway:
             else:
                 self._timers.set(key, deadline)
 
-    def _hold_failure(self, stream: RequestStream) -> Failure:
-        seconds = f"{stream.hold_s:g} s"
+    def _hold_failure(self) -> Failure:
+        seconds = f"{self.config.hold_s:g} s"
         if self.scheduler_up:
             return Failure("no_runner_available", f"No runner took the request within {seconds}.", 1000)
         return Failure("no_scheduler", f"The scheduler could not be reached for {seconds}.", 1000)
@@ -432,14 +428,14 @@ class Gateway:
             stream = active.stream
             assert stream.request_id == request_id, "a request under another's id"
             assert stream.end is None, "an ended request is active"
-            check_stream(stream)
+            stream.check()
             assert active.hold_deadline == stream.hold_deadline, "a held request with another deadline"
             assert active.hold_deadline == self._timers.get((Deadline.HOLD, request_id)), "a hold without a deadline"
             assert request_id in self._answers[stream.request.request_id], "an answer of no request"
             groups.add(stream.request.request_id)
             by_pool.setdefault(active.pool, set()).add(request_id)
             for one in stream.runners:
-                running.setdefault(runner_peer(one.runner), set()).add(request_id)
+                running.setdefault(one.peer, set()).add(request_id)
         assert groups == self._answers.keys(), "a request without an answer"
         self.sessions.check(running)
         self.admission.check(sum(active.stream.priority is Priority.BATCH for active in self.requests.values()))

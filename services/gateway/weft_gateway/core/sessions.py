@@ -7,7 +7,7 @@ from weft.domain.machine import Close, Peer
 from weft.domain.request import SessionHello
 from weft_gateway.core.config import Deadline, GatewayConfig, Timers
 from weft_gateway.core.events import OpenSession
-from weft_gateway.core.stream import Located, runner_peer
+from weft_gateway.core.stream import Located
 
 
 @dataclass(slots=True)
@@ -26,23 +26,20 @@ class SessionTable:
     def __init__(self, gateway_id: str, config: GatewayConfig, timers: Timers) -> None:
         self._gateway_id, self._config, self._timers = gateway_id, config, timers
         self._open: dict[Peer, SessionEntry] = {}
+        self.get = self._open.get
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def get(self, peer: Peer) -> SessionEntry | None:
-        return self._open.get(peer)
-
-    def replaced_by(self, runner: RunnerId) -> list[SessionEntry]:
-        """Sessions to earlier incarnations of its device; none once it has a session itself."""
-        if runner_peer(runner) in self._open:
+    def replaced_by(self, located: Located) -> list[SessionEntry]:
+        """Return the sessions to earlier incarnations of its device; none once it has a session itself."""
+        if located.peer in self._open:
             return []
-        return [one for one in self._open.values() if one.runner.uuid == runner.uuid]
+        return [one for one in self._open.values() if one.runner.uuid == located.runner.uuid]
 
     def enter(self, located: Located, request_id: str, now: float) -> list[OpenSession]:
-        """A request is there now."""
-        runner, address = located
-        peer, opened = runner_peer(runner), list[OpenSession]()
+        """Take in a request that is there now."""
+        (runner, address, peer), opened = located, list[OpenSession]()
         if peer not in self._open:
             self._open[peer] = SessionEntry(peer, runner)
             self._timers.set((Deadline.SESSION, peer.name), now + self._config.connect_s)
@@ -53,9 +50,9 @@ class SessionTable:
             self._timers.clear((Deadline.SESSION, peer.name))
         return opened
 
-    def leave(self, runner: RunnerId, request_id: str, now: float) -> None:
-        """The request is not there any more."""
-        if session := self._open.get(runner_peer(runner)):
+    def leave(self, peer: Peer, request_id: str, now: float) -> None:
+        """Let a request go that is not there any more."""
+        if session := self._open.get(peer):
             session.requests.pop(request_id, None)
             self._watch(session, now)
 

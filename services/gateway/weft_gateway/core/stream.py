@@ -8,7 +8,7 @@ An epoch may have two runners: one computes the prompt and the first token and s
 after it (Splitwise, section 4.2), or the runner of the epoch before sends it (a migration with KV: Freeze there,
 Frozen, Start here). Both speak for the epoch until the second one's first token: from then on it alone does.
 
-What always holds, whatever is lost, repeated or late (`check_stream`):
+What always holds, whatever is lost, repeated or late (`RequestStream.check`):
 - a token is appended only for the present epoch and at position == len(tokens): never lost, never twice; so is its
   log probability, where the client asked for them;
 - an epoch ends once: a second event that would end it is ignored, as is everything below the highest epoch seen;
@@ -48,7 +48,7 @@ from weft.domain.request import (
     TokenLogprob,
     TokenRunner,
 )
-from weft_gateway.core.detokenise import Detokeniser
+from weft_gateway.core.answer_text import AnswerText
 from weft_gateway.core.events import (
     SCHEDULER,
     ClientGone,
@@ -57,10 +57,7 @@ from weft_gateway.core.events import (
     FirstToken,
     PreparedRequest,
     RequestAborted,
-    TokenLogprobOut,
 )
-from weft_gateway.core.logprobs import HeldLogprobs
-from weft_gateway.core.stops import StopMatcher
 
 UNCOUNTED = frozenset({FailReason.NO_CAPACITY, FailReason.PREEMPTED})  # the system's own doing
 _ENDED = {
@@ -124,14 +121,19 @@ class End:
 
 
 class Located(NamedTuple):
-    """A runner, and the address of its gRPC server."""
+    """A runner, the address of its gRPC server, and the peer that it is."""
 
     runner: RunnerId
     address: str
+    peer: Peer
 
 
 def runner_peer(runner: RunnerId) -> Peer:
     return Peer(Kind.RUNNER, f"{runner.uuid}/{runner.incarnation}")
+
+
+def _located(one: Assign | TokenRunner) -> Located:
+    return Located(one.runner, one.address, runner_peer(one.runner))
 
 
 class RequestStream:
@@ -156,48 +158,43 @@ class RequestStream:
         priority: Priority = Priority.INTERACTIVE,
     ) -> None:
         self.arrived, self.priority = arrived, priority
-        self.request, self.index, self.request_id = request, index, request.id_of(index)
+        self.request, self.index, self.request_id = request, index, request.answers[index]
         self.tokens: list[int] = []
         self.running: Assign | None = None  # the present ownership
         self.runners: tuple[Located, ...] = ()  # that have the request; a new tuple whenever they are others
-        self.receiver: RunnerId | None = None  # of them: the one that waits for the KV of the other
-        self.freezing: Assign | None = None  # the epoch before, while its runner is to stop and send its KV
-        self.highest = NEVER
-        self.assignments = 0
+        self.migrations = 0  # assignments beyond the first, for the outcome
         self.counted_migrations = 0  # epochs that failed: not those that the system ended, or moved with their KV
         self.preemptions = 0  # epochs that the system ended, without those that the runner never began
         self.start_tokens = 0  # emitted when the present epoch began
-        self.available = available  # a scheduler and a ready runner are there
         self.end: End | None = None
         self.first_token_at: float | None = None
+        self.hold_deadline: float | None = None  # when the hold time runs out; None while it stands still
+        self._receiver: RunnerId | None = None  # of the runners: the one that waits for the KV of the other
+        self._freezing: Assign | None = None  # the epoch before, while its runner is to stop and send its KV
+        self._highest = NEVER
+        self._available = available  # a scheduler and a ready runner are there
         self._class_before = ""  # numerics class of the tokens of earlier epochs
-        self._detokeniser = Detokeniser(request.bytes_of)
-        self._stops = StopMatcher(request.stops, include=request.include_stop)
-        self._held_logprobs = HeldLogprobs(request.bytes_of) if request.sampling.top_logprobs is not None else None
-        sampling = request.sampling_of(index)
-        # Of the prompt so far, none for its first token; None where there are none to report, any more.
-        self._prompt_logprobs: list[TokenLogprob | None] | None = None if sampling.prompt_logprobs is None else [None]
+        self._text = AnswerText(request)
+        # Of the prompt so far, none for its first token; None where there are none to report, any more. They are
+        # the first answer's.
+        asked = request.sampling.prompt_logprobs is not None and index == 0
+        self._prompt_logprobs: list[TokenLogprob | None] | None = [None] if asked else None
         self._state = b""  # of a request that pools
         self._begun = False  # the present epoch has produced something
         self.doublings = self._doublings_now = 0  # of reservations: over all epochs, in the present one
         self._queues = True  # without a runner by the system's own doing
-        self.hold_s, self._held_before_s = hold_s, 0.0
+        self._hold_s, self._held_before_s = hold_s, 0.0
         self._held_since: float | None = None  # None: the hold time stands still
         self._update_hold(now)
-
-    @property
-    def migrations(self) -> int:
-        """Assignments beyond the first, for the outcome. A pool's bound on migrations is on the counted ones."""
-        return max(0, self.assignments - 1)
 
     @property
     def numerics_class(self) -> str:
         """Of the runner that computed the latest tokens; "" before the first."""
         running = self.running
-        if running is None or self.freezing is not None or len(self.tokens) == self.start_tokens:
+        if running is None or self._freezing is not None or len(self.tokens) == self.start_tokens:
             return self._class_before
         second = running.token_runner
-        return running.numerics_class if second is None or self.receiver is not None else second.numerics_class
+        return running.numerics_class if second is None or self._receiver is not None else second.numerics_class
 
     @property
     def placement(self) -> tuple[RunnerId | None, RunnerId | None]:
@@ -205,7 +202,7 @@ class RequestStream:
         running = self.running
         if running is None or (second := running.token_runner) is None:
             return running.runner if running else None, None
-        return (second.runner, None) if self.receiver is None else (running.runner, second.runner)
+        return (second.runner, None) if self._receiver is None else (running.runner, second.runner)
 
     def speaks(self, runner: RunnerId) -> bool:
         """Whether that runner may speak for the present epoch, or may have while a message was on its way."""
@@ -217,11 +214,6 @@ class RequestStream:
         present = self.running is not None and epoch == self.running.epoch
         return present and runner is not None and all(one.runner != runner for one in self.runners)
 
-    @property
-    def hold_deadline(self) -> float | None:
-        """When the hold time runs out; None while it stands still, and at the end."""
-        return None if self._held_since is None else self._held_since + self.hold_s - self._held_before_s
-
     def handle(self, event: StreamEvent, now: float, runner: RunnerId | None = None) -> list[StreamEffect]:
         """What this event changes; `runner`: that has sent it. An event that counts no more changes nothing."""
         if self.end:
@@ -231,7 +223,7 @@ class RequestStream:
             case SequenceTokens():
                 running = self.running
                 effects = self._step(event, now)
-                if self.receiver is not None and self.receiver == runner and event.epoch == self.highest:
+                if self._receiver is not None and self._receiver == runner and event.epoch == self._highest:
                     effects += self._hand_over()
                 if self.running is running:
                     return effects  # tokens alone move no hold time
@@ -245,7 +237,7 @@ class RequestStream:
                 effects = self._assign(event, now)
             case Preempt():
                 effects = self._fail_epoch(event.epoch, FailReason.PREEMPTED, stop=True)
-            case NoCapacity() | Ended() if self.freezing and event.epoch == self.freezing.epoch:
+            case NoCapacity() | Ended() if self._freezing and event.epoch == self._freezing.epoch:
                 effects = self._recompute(now)
             case NoCapacity() | Ended() if self._has_left(event.epoch, runner):
                 pass
@@ -258,13 +250,13 @@ class RequestStream:
                 effects = self._fail_epoch(event.epoch, _ENDED[event.reason], event.detail, runner=runner)
             case SessionLost(lost, detail):
                 if self.running and any(one.runner == lost for one in self.runners):
-                    if self.freezing:
+                    if self._freezing:
                         effects = self._recompute(now)
                     else:
                         reason = FailReason.SESSION_LOST
                         effects = self._fail_epoch(self.running.epoch, reason, detail, runner=lost)
             case PoolAvailability(available):
-                self.available = available
+                self._available = available
             case HoldExpired(failure):
                 if (deadline := self.hold_deadline) is not None and now >= deadline:
                     effects = self._cancel(End(FinishReason.FAILED, failure))
@@ -282,46 +274,47 @@ class RequestStream:
     # ---------------------------------------------------------------- ownership
 
     def _assign(self, assign: Assign, now: float) -> list[StreamEffect]:
-        if assign.epoch <= self.highest:
+        if assign.epoch <= self._highest:
             return []
-        before, self.highest, self.assignments = self.running, assign.epoch, self.assignments + 1
+        self.migrations += self._highest > NEVER
+        before, self._highest = self.running, assign.epoch
         self._class_before = self.numerics_class
         self.counted_migrations += before is not None and not assign.kv_address
-        if before and assign.kv_address and not self.freezing and self.receiver is None:
-            self.running, self.freezing = assign, before
+        if before and assign.kv_address and not self._freezing and self._receiver is None:
+            self.running, self._freezing = assign, before
             target = KvTarget(assign.runner, assign.kv_address)
             (source,) = self.runners
-            return [Send(runner_peer(source.runner), Freeze(self.request_id, before.epoch, assign.epoch, target))]
+            return [Send(source.peer, Freeze(self.request_id, before.epoch, assign.epoch, target))]
         stops = self._stop_all()
         self.running = assign
         return [*stops, *self._recompute(now)]
 
     def _frozen(self, frozen: Frozen, now: float) -> list[StreamEffect]:
         """Every token of the epoch before is here; its KV is on the way to the runner of this one."""
-        before, running = self.freezing, self.running
+        before, running = self._freezing, self.running
         if before is None or running is None or frozen.epoch != before.epoch:
             return []
         if frozen.emitted_tokens != len(self.tokens):
             return [*self._stop_all(), *self._recompute(now)]
-        (source,), self.freezing = self.runners, None
-        self.runners, self.receiver = (source, Located(running.runner, running.address)), running.runner
+        (source,), self._freezing = self.runners, None
+        self.runners, self._receiver = (source, _located(running)), running.runner
         return [self._start(running, now, kv_from=source.runner)]
 
     def _recompute(self, now: float) -> list[StreamEffect]:
         """Start the present epoch with the tokens so far, on one runner or on two."""
-        running, self.freezing = self.running, None
+        running, self._freezing = self.running, None
         assert running is not None
-        self.runners, self.receiver = (Located(running.runner, running.address),), None
+        self.runners, self._receiver = (_located(running),), None
         if (second := running.token_runner) is None:
             return [self._start(running, now)]
-        self.runners, self.receiver = (*self.runners, Located(second.runner, second.address)), second.runner
+        self.runners, self._receiver = (*self.runners, _located(second)), second.runner
         return [self._start(running, now, kv_from=running.runner), self._start(running, now, kv_to=second)]
 
     def _hand_over(self) -> list[StreamEffect]:
         """The first tokens of the runner that received the KV: it has the epoch alone."""
         assert self.running is not None
-        self.runners = tuple([one for one in self.runners if one.runner == self.receiver])
-        self.receiver = None
+        self.runners = tuple([one for one in self.runners if one.runner == self._receiver])
+        self._receiver = None
         return [Send(SCHEDULER, Started(self.request_id, self.running.epoch, handed_off=True))]
 
     def _start(
@@ -339,7 +332,8 @@ class RequestStream:
             reservation_tokens=1 if prompt_only else assign.reservation_tokens,
             adapter=request.route.digest,
             sampling=self._sampling(),
-            cache_salt=request.salt,
+            # A client's own salt divides the prefix pages of its namespace.
+            cache_salt=f"{request.namespace}\n{request.cache_salt}" if request.cache_salt else request.namespace,
             client_request_id=request.client_request_id,
             waited_s=now - self.arrived,
             allotment=assign.allotment._replace(by_page=False, leaves=False) if prompt_only else assign.allotment,
@@ -349,15 +343,19 @@ class RequestStream:
             model_name=request.route.model_name,
             traceparent=request.traceparent,
         )
-        runner = assign.runner if prompt_only or self.receiver is None else self.receiver
+        runner = assign.runner if prompt_only or self._receiver is None else self._receiver
         return Send(runner_peer(runner), start)
 
     def _sampling(self) -> Sampling:
-        """For a Start: log probabilities of the prompt that are all here are not asked for again."""
-        sampling, known = self.request.sampling_of(self.index), self._prompt_logprobs
-        if sampling.prompt_logprobs is None or (known is not None and len(known) < len(self.request.prompt)):
+        """Return those of a Start: each answer is sampled from (seed, index).
+
+        Log probabilities of the prompt that are all here, or another answer's, are not asked for again.
+        """
+        sampling, known = self.request.sampling, self._prompt_logprobs
+        misses = known is not None and len(known) < len(self.request.prompt)
+        if self.index == 0 and (misses or sampling.prompt_logprobs is None):
             return sampling
-        return replace(sampling, prompt_logprobs=None)
+        return replace(sampling, choice=self.index, prompt_logprobs=sampling.prompt_logprobs if misses else None)
 
     def _fail_epoch(
         self, epoch: Epoch, reason: FailReason, detail: str = "", free_pages: int = 0, *, stop: bool = False,
@@ -371,7 +369,7 @@ class RequestStream:
         if not self.running or epoch != self.running.epoch:
             return []
         preempted = reason is FailReason.PREEMPTED
-        stops = self._stop_all(preempted=preempted) if stop or len(self.runners) > 1 or self.freezing else []
+        stops = self._stop_all(preempted=preempted) if stop or len(self.runners) > 1 or self._freezing else []
         self._class_before = self.numerics_class
         self._leave_runners()
         self._queues = reason in UNCOUNTED
@@ -383,13 +381,15 @@ class RequestStream:
 
     def _update_hold(self, now: float) -> None:
         """The hold time runs exactly while the request has nowhere to go."""
-        waits = self.priority is Priority.BATCH or (self._queues and self.available)
+        waits = self.priority is Priority.BATCH or (self._queues and self._available)
         stands = bool(self.running or self.end or waits)
         if not stands and self._held_since is None:
             self._held_since = now
         elif stands and self._held_since is not None:
             self._held_before_s += now - self._held_since
             self._held_since = None
+        since = self._held_since
+        self.hold_deadline = None if since is None else since + self._hold_s - self._held_before_s
 
     def _cancel(self, end: End, *, scheduler_knows: bool = False) -> list[StreamEffect]:
         """The end from outside: stop the runner, cancel at the scheduler."""
@@ -405,18 +405,18 @@ class RequestStream:
             return []
         epoch, finishes = self.running.epoch, (finish, None)
         return [
-            Send(runner_peer(one.runner), Stop(self.request_id, epoch, of_one, preempted))
+            Send(one.peer, Stop(self.request_id, epoch, of_one, preempted))
             for one, of_one in zip(self.runners, finishes, strict=False)
         ]
 
     def _leave_runners(self) -> None:
-        self.running = self.freezing = self.receiver = None
+        self.running = self._freezing = self._receiver = None
         self.runners = ()
 
     # ---------------------------------------------------------------- tokens
 
     def _step(self, event: SequenceTokens, now: float) -> list[StreamEffect]:
-        running, seen = self.freezing or self.running, len(self.tokens)
+        running, seen = self._freezing or self.running, len(self.tokens)
         if running is None or event.epoch != running.epoch or event.position < seen:
             return []
         if event.position > seen:
@@ -425,13 +425,13 @@ class RequestStream:
             return self._broken(f"log probabilities of the prompt never came from {len(of_prompt)} on", now)
         if self.request.sampling.pooling and not self._state:
             return self._broken("the hidden state of the prompt never came", now)
-        if self._held_logprobs and len(event.logprobs) != len(event.tokens):
+        if self.request.sampling.top_logprobs is not None and len(event.logprobs) != len(event.tokens):
             return self._broken(
                 f"{len(event.tokens)} tokens came with {len(event.logprobs)} usable log probabilities", now
             )
         self.doublings += event.doublings - self._doublings_now
         self._doublings_now = event.doublings
-        text = self._append(event)
+        text = self._text.append(event, self.tokens)
         effects: list[StreamEffect] = []
         if not self._begun:
             self._begun, self._held_before_s = True, 0.0  # a stream that ran may be held for the full time again
@@ -444,20 +444,15 @@ class RequestStream:
         if self._state:
             effects.append(Emit(self.request_id, "", state=self._state))
         reason = event.finish
-        if self._stops.matched:
+        if self._text.stop:
             reason = FinishReason.STOP
         elif reason is None and len(self.tokens) >= self.request.max_tokens:
             reason = FinishReason.LENGTH
         if reason is not None:
             if event.finish is None or len(self.runners) > 1:
                 effects += self._stop_all(reason if event.finish is None else None)  # a runner does not know of the end
-            if not self._stops.matched:
-                text += self._stops.push(self._detokeniser.flush()) + self._stops.flush()
-        released: tuple[TokenLogprobOut, ...] = ()
-        if self._held_logprobs is not None:
-            released = self._held_logprobs.release(len(text))
-            if self._stops.matched:
-                released += self._held_logprobs.cut()
+            text += self._text.flush()
+        released = self._text.release(len(text))
         new = tuple(self.tokens[seen:]) if self.request.returns_tokens else ()
         if text or released or new:
             effects.append(Emit(self.request_id, text, released, len(self.tokens), new))
@@ -467,13 +462,13 @@ class RequestStream:
 
     def _stopped_by(self, reason: FinishReason) -> str | int | None:
         """The stop string, else the stop token, of an answer that ended there."""
-        if reason is not FinishReason.STOP or self._stops.matched:
-            return self._stops.matched
+        if reason is not FinishReason.STOP or self._text.stop:
+            return self._text.stop
         return self.tokens[-1] if self.tokens[-1] in self.request.sampling.stop_token_ids else None
 
     def _take_prompt_logprobs(self, event: PromptLogprobs, now: float) -> list[StreamEffect]:
         """Those that are new: a runner that computes a prompt again sends all of them."""
-        running, known = self.freezing or self.running, self._prompt_logprobs
+        running, known = self._freezing or self.running, self._prompt_logprobs
         if known is None or running is None or event.epoch != running.epoch:
             return []
         if event.first > len(known):
@@ -483,7 +478,7 @@ class RequestStream:
         return []
 
     def _take_state(self, event: PooledState, now: float) -> list[StreamEffect]:
-        running = self.freezing or self.running
+        running = self._freezing or self.running
         if running is None or event.epoch != running.epoch:
             return []
         if len(event.vector) % 4:
@@ -494,42 +489,22 @@ class RequestStream:
     def _broken(self, detail: str, now: float) -> list[StreamEffect]:
         """What a runner sends is of no use."""
         assert self.running is not None
-        if self.freezing:
+        if self._freezing:
             return [*self._stop_all(), *self._recompute(now)]
         return self._fail_epoch(self.running.epoch, FailReason.RUNNER_ERROR, detail, stop=True)
-
-    def _append(self, event: SequenceTokens) -> str:
-        """Take tokens up to a stop string or max_tokens; the text that is certain.
-
-        A stop token is one of the answer's, but its text is not, unless the request has it included. Stop strings are
-        looked for behind the first `min_tokens` (as in vLLM).
-        """
-        text, tokens, stops, held, request = "", self.tokens, self._stops, self._held_logprobs, self.request
-        ends_at = len(event.tokens) - 1 if event.finish is FinishReason.STOP else None
-        for index, token in enumerate(event.tokens[: request.max_tokens - len(tokens)]):
-            tokens.append(token)
-            shown = index != ends_at or request.include_stop
-            chars = self._detokeniser.push(token) if shown else ""
-            if held is not None:
-                held.push(token, event.logprobs[index], len(chars), self._detokeniser.begun)
-            text += chars if len(tokens) <= request.sampling.min_tokens else stops.push(chars)
-            if stops.matched:
-                break
-        return text
 
     def _finish(self, end: End) -> None:
         self._leave_runners()
         self.end = end
 
-
-def check_stream(stream: RequestStream) -> None:
-    """What must hold of a stream after every event. Raises AssertionError."""
-    assert len(stream.tokens) <= stream.request.max_tokens, "more tokens than were asked for"
-    assert stream.running is None or stream.running.epoch == stream.highest, "an old epoch runs"
-    assert (stream.running is None) == (not stream.runners), "an epoch without a runner"
-    assert stream.receiver is None or len(stream.runners) == 2, "one of two runners receives KV"
-    assert stream.freezing is None or len(stream.runners) == 1, "the runner that freezes is the only one"
-    assert stream.running is None or stream.end is None, "an ended request runs"
-    assert stream.assignments == 0 or stream.highest > NEVER, "assigned without an epoch"
-    failed = stream.end is not None and stream.end.reason is FinishReason.FAILED
-    assert failed == (stream.end is not None and stream.end.failure is not None), "a failure has a name"
+    def check(self) -> None:
+        """Check what must hold after every event. Raises AssertionError."""
+        assert len(self.tokens) <= self.request.max_tokens, "more tokens than were asked for"
+        assert self.running is None or self.running.epoch == self._highest, "an old epoch runs"
+        assert (self.running is None) == (not self.runners), "an epoch without a runner"
+        assert self._receiver is None or len(self.runners) == 2, "one of two runners receives KV"
+        assert self._freezing is None or len(self.runners) == 1, "the runner that freezes is the only one"
+        assert self.running is None or self.end is None, "an ended request runs"
+        assert self.migrations == 0 or self._highest > NEVER, "migrated without an epoch"
+        failed = self.end is not None and self.end.reason is FinishReason.FAILED
+        assert failed == (self.end is not None and self.end.failure is not None), "a failure has a name"

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, PlainValidator
 from pydantic_core import PydanticCustomError
 
 from weft.domain.request import MAX_ALLOWED_TOKENS, MAX_BAD_WORDS, MAX_STOP_TOKENS
-from weft_gateway.core.stops import MAX_STOP_CHARS, MAX_STOPS
+from weft_gateway.core.answer_text import MAX_STOP_CHARS, MAX_STOPS
 from weft_gateway.openai.tolerance import unknown_of
 from weft_gateway.shell.request_ids import MAX_PROMPTS
 

@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from weft.domain.batch import COMPLETION_WINDOW, ENDPOINTS, METADATA_KEY, METADATA_PAIRS, METADATA_VALUE
 from weft.domain.request import MAX_ALLOWED_TOKENS, MAX_ALTERNATIVES, MAX_BAD_WORDS, MAX_STOP_TOKENS
-from weft_gateway.core.stops import MAX_STOPS
+from weft_gateway.core.answer_text import MAX_STOPS
 from weft_gateway.errors import BadRequest, ParameterError
 from weft_gateway.openai.fields import (
     MAX_BIAS,

@@ -52,7 +52,7 @@ class PendingAnswer:
 
     `wake`: called where there is something new; it is the same for the answers to one call. `model`: for the log.
     `prompt_logprobs`: of every token of the prompt, None for the first one; empty where they are not asked for, not
-    here yet, or another answer's (`PreparedRequest.sampling_of`).
+    here yet, or another answer's: they come with the first one.
     """
 
     def __init__(self, wake: Callable[[], None], model: str) -> None:
@@ -151,7 +151,7 @@ class RequestManager:
 
     def submit(self, requests: Sequence[PreparedRequest], answers: Sequence[PendingAnswer]) -> None:
         """Submit the prompts of a call; from here on each answer has exactly one outcome."""
-        ids = [request.id_of(index) for request in requests for index in range(request.n)]
+        ids = [answer for request in requests for answer in request.answers]
         self._answers.update(zip(ids, answers, strict=True))
         self.feed(events.RequestReady(requests))
 
@@ -230,9 +230,8 @@ class RequestManager:
                     step.set_exception(from_failure(failure))
             case events.Submitted(request, predicted):
                 self.metrics.predict_failures.inc(not predicted)
-                for index in range(request.n):
-                    fields = self._log_fields(request.id_of(index), prompt_tokens=len(request.prompt))
-                    log.info("submitted", extra=fields)
+                for answer_id in request.answers:
+                    log.info("submitted", extra=self._log_fields(answer_id, prompt_tokens=len(request.prompt)))
             case events.RoutesChanged(pools):
                 routes = self.machine.routes
                 level = logging.INFO if pools else logging.DEBUG  # adapters come and go by the thousand
