@@ -9,7 +9,6 @@ import orjson
 import pytest
 
 from weft.domain.request import FinishReason, TokenLogprob
-from weft.domain.routes import Route
 from weft_gateway.core import ANY_NAMESPACE, Emit, TokenLogprobOut
 from weft_gateway.openai.call import Call, EndedChoice, Prompt
 from weft_gateway.openai.logprobs import LEAST
@@ -48,7 +47,7 @@ class Names:
 def called(*prompts: tuple[tuple[int, ...], str]) -> Call:
     """A call whose prompts are tokenised: the tokens of each, and what answers repeat of it."""
     call, names = Call(Ids("c", "r1"), ANY_NAMESPACE, 7_000), Names()
-    call.route, call.tokenizer = Route("m", "ns", "p", DIGEST), cast("ModelTokenizer", names)
+    call.digest, call.tokenizer = DIGEST, cast("ModelTokenizer", names)
     call.prompts = [Prompt("", lambda *_: [], echo, tokens) for tokens, echo in prompts]
     return call
 

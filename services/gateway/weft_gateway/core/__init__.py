@@ -4,7 +4,6 @@
 Tests, the simulator and benchmarks take these names from here: the modules behind them may change.
 """
 
-from weft_gateway.core.chunk_pacing import ChunkPacing
 from weft_gateway.core.config import GatewayConfig
 from weft_gateway.core.events import (
     PREDICTOR,

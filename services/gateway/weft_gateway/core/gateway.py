@@ -174,10 +174,10 @@ class Gateway:
                 available=self._is_available(pool),
                 priority=arrival.priority,
             )
-            active = ActiveRequest(stream, prediction)
-            self.requests[stream.request_id] = active
+            active = self.requests[stream.request_id] = ActiveRequest(stream, prediction)
             self._by_pool.setdefault(pool, {})[stream.request_id] = None
-            self._update_hold_deadline(active)
+            if stream.hold_deadline is not None:
+                self._update_hold_deadline(active)
             effects.append(Send(SCHEDULER, _submit_of(active, now)))
         return effects
 
@@ -324,7 +324,8 @@ class Gateway:
                     opened += self._close(old, "a new incarnation took its place", now)
                 opened += self.sessions.enter(one, request_id, now)
             effects = [*opened, *effects]
-            self._update_hold_deadline(active)
+            if stream.hold_deadline != active.hold_deadline:
+                self._update_hold_deadline(active)
             if stream.end:
                 effects += self._finish(active, now)
         except Exception as error:
@@ -335,14 +336,12 @@ class Gateway:
         return effects
 
     def _update_hold_deadline(self, active: ActiveRequest) -> None:
-        deadline = active.stream.hold_deadline
-        if deadline != active.hold_deadline:
-            active.hold_deadline = deadline
-            key = (Deadline.HOLD, active.stream.request_id)
-            if deadline is None:
-                self._timers.clear(key)
-            else:
-                self._timers.set(key, deadline)
+        deadline, key = active.stream.hold_deadline, (Deadline.HOLD, active.stream.request_id)
+        active.hold_deadline = deadline
+        if deadline is None:
+            self._timers.clear(key)
+        else:
+            self._timers.set(key, deadline)
 
     def _hold_failure(self) -> Failure:
         seconds = f"{self.config.hold_s:g} s"

@@ -45,7 +45,7 @@ class Principal:
 
     def may_use(self, model: str) -> bool:
         """Whether the key's models have this name among them."""
-        return matches(self.models, model)
+        return not self.models or matches(self.models, model)
 
 
 ANY_NAMESPACE = Principal(None)

@@ -174,7 +174,6 @@ class RequestStream:
         self._highest = NEVER
         self._available = available  # a scheduler and a ready runner are there
         self._class_before = ""  # numerics class of the tokens of earlier epochs
-        self._text = AnswerText(request)
         # Of the prompt so far, none for its first token; None where there are none to report, any more. They are
         # the first answer's.
         asked = request.sampling.prompt_logprobs is not None and index == 0
@@ -186,6 +185,7 @@ class RequestStream:
         self._hold_s, self._held_before_s = hold_s, 0.0
         self._held_since: float | None = None  # None: the hold time stands still
         self._update_hold(now)
+        self._text = AnswerText(request)
 
     @property
     def numerics_class(self) -> str:

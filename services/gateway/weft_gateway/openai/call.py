@@ -17,7 +17,6 @@ from weft_gateway.shell.request_ids import Ids
 from weft_gateway.shell.tokenizer import ModelTokenizer
 
 PLAIN = AnswerForm()
-FINGERPRINT_CHARS = 16
 MAX_PROMPT_CHARS = 4096  # of `Prompt.text`
 T = TypeVar("T", bound=Common)
 Encode = Callable[[ModelTokenizer, int], list[int]]  # within a context of that many tokens
@@ -54,17 +53,7 @@ class Call:
     pool: PoolRoute = field(init=False)
     tokenizer: ModelTokenizer = field(init=False)
     prompts: Sequence[Prompt] = field(init=False)
-
-    @property
-    def digest(self) -> str:
-        """The digest of the weights that answer: the adapter's, or the base's where there is none."""
-        return self.route.digest or self.pool.base_digest
-
-    @property
-    def fingerprint(self) -> str:
-        """`system_fingerprint`: the same for the same weights; the answer's header has the whole digest."""
-        algorithm, _, hexadecimal = self.digest.partition(":")
-        return f"{algorithm}:{hexadecimal[:FINGERPRINT_CHARS]}" if hexadecimal else self.digest
+    digest: str = field(init=False)  # of the weights that answer
 
 
 class EndedChoice(NamedTuple):
@@ -95,8 +84,9 @@ class AnswerEncoder(Protocol):
 
 
 class ModelEndpoint(Generic[T]):
-    """One way to call a model. `operation`: `gen_ai.operation.name` of its spans."""
+    """One way to call a model. `name`: of its operation; `operation`: `gen_ai.operation.name` of its spans."""
 
+    name: ClassVar[str]
     path: ClassVar[str]
     operation: ClassVar[str] = "chat"
     encoder: Callable[[Any, Call], AnswerEncoder]

@@ -3,18 +3,13 @@
 import re
 from typing import Any
 
-from starlette.requests import Request
-from starlette.responses import Response
-
 from weft.chat_template import Chat
 from weft_gateway.errors import ParameterError
 from weft_gateway.forms.template_forms import TemplateForms
 from weft_gateway.forms.tool_formats import ToolFormat, instructions, render_calls
 from weft_gateway.openai.call import MAX_PROMPT_CHARS, Call, ModelEndpoint, Prompt
-from weft_gateway.openai.http_requests import completion
 from weft_gateway.openai.response_format import ChatEncoder
 from weft_gateway.openai.schema import ChatPrompt, ChatRequest, parse
-from weft_gateway.shell.app_state import AppState
 
 _GIVEN = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
 
@@ -109,8 +104,9 @@ def echoed(params: ChatRequest) -> str:
 
 
 class ChatEndpoint(ModelEndpoint[ChatRequest]):
-    """`POST /v1/chat/completions`."""
+    """A chat: through the model's chat template."""
 
+    name = "chat_completions"
     path = "/v1/chat/completions"
     encoder = ChatEncoder
 
@@ -122,8 +118,3 @@ class ChatEndpoint(ModelEndpoint[ChatRequest]):
 
 
 CHAT = ChatEndpoint()
-
-
-async def chat_completions(state: AppState, request: Request) -> Response:
-    """Answer a chat, through the model's chat template."""
-    return await completion(CHAT, state, request)

@@ -3,15 +3,11 @@
 from typing import Any
 
 from pydantic import PrivateAttr
-from starlette.requests import Request
-from starlette.responses import Response
 
 from weft_gateway.errors import ParameterError
 from weft_gateway.openai.call import Call, Prompt
 from weft_gateway.openai.chat import ChatEndpoint, echoed, prompt_of
-from weft_gateway.openai.http_requests import completion
 from weft_gateway.openai.schema import ChatRequest, checked, naming, object_of
-from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.request_ids import MAX_PROMPTS
 
 
@@ -47,8 +43,9 @@ class BatchedChats(ChatRequest):
 
 
 class BatchedChatsEndpoint(ChatEndpoint):
-    """`POST /v1/chat/completions/batch`."""
+    """Many chats: a choice for each."""
 
+    name = "batched_chats"
     path = f"{ChatEndpoint.path}/batch"
 
     def parse(self, body: bytes) -> BatchedChats:
@@ -60,8 +57,3 @@ class BatchedChatsEndpoint(ChatEndpoint):
 
 
 CHATS = BatchedChatsEndpoint()
-
-
-async def batched_chats(state: AppState, request: Request) -> Response:
-    """Answer several chats, with a choice for each."""
-    return await completion(CHATS, state, request)

@@ -2,15 +2,10 @@
 
 from functools import partial
 
-from starlette.requests import Request
-from starlette.responses import Response
-
 from weft_gateway.errors import ParameterError
 from weft_gateway.openai.call import MAX_PROMPT_CHARS, Call, ModelEndpoint, Prompt
-from weft_gateway.openai.http_requests import completion
 from weft_gateway.openai.response_format import CompletionEncoder
 from weft_gateway.openai.schema import CompletionRequest, parse
-from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.tokenizer import ModelTokenizer, TooLong
 
 
@@ -51,8 +46,9 @@ def _encode(
 
 
 class CompletionEndpoint(ModelEndpoint[CompletionRequest]):
-    """`POST /v1/completions`."""
+    """A completion of each prompt."""
 
+    name = "completions"
     path, operation = "/v1/completions", "text_completion"
     encoder = CompletionEncoder
 
@@ -64,8 +60,3 @@ class CompletionEndpoint(ModelEndpoint[CompletionRequest]):
 
 
 COMPLETIONS = CompletionEndpoint()
-
-
-async def completions(state: AppState, request: Request) -> Response:
-    """Answer each prompt."""
-    return await completion(COMPLETIONS, state, request)

@@ -16,18 +16,14 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 import orjson
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
-from starlette.requests import Request
-from starlette.responses import Response
 
 from weft_gateway.errors import ParameterError
 from weft_gateway.openai import completions
 from weft_gateway.openai.call import Call, EndedChoice, ModelEndpoint, Prompt
 from weft_gateway.openai.chat import prompt_of
 from weft_gateway.openai.fields import MAX_INT32, Prompts, Whole
-from weft_gateway.openai.http_requests import completion
 from weft_gateway.openai.response_format import CompletionEncoder
 from weft_gateway.openai.schema import MAX_CALLER_ID, ChatPrompt, CompletionRequest, Strict, checked, object_of, parse
-from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.request_ids import MAX_PROMPTS
 from weft_gateway.shell.tokenizer import ModelTokenizer
 
@@ -305,8 +301,9 @@ class ScoreEncoder(_VectorEncoder):
 
 
 class EmbeddingsEndpoint(ModelEndpoint[PooledRequest]):
-    """`POST /v1/embeddings`."""
+    """A vector for each text."""
 
+    name = "embeddings"
     path, operation = "/v1/embeddings", "embeddings"
     encoder = EmbeddingsEncoder
 
@@ -326,8 +323,9 @@ class EmbeddingsEndpoint(ModelEndpoint[PooledRequest]):
 
 
 class PoolingEndpoint(EmbeddingsEndpoint):
-    """`POST /pooling`."""
+    """A vector for each text, in vLLM's form."""
 
+    name = "pooling"
     path, encoder = "/pooling", PoolingEncoder
 
     def parse(self, body: bytes) -> PooledRequest:
@@ -339,8 +337,9 @@ class PoolingEndpoint(EmbeddingsEndpoint):
 
 
 class RerankEndpoint(EmbeddingsEndpoint):
-    """`POST /rerank`."""
+    """Documents in the order of their relevance to a query."""
 
+    name = "rerank"
     path, operation, encoder = "/rerank", "rerank", RerankEncoder
 
     def parse(self, body: bytes) -> PooledRequest:
@@ -349,8 +348,9 @@ class RerankEndpoint(EmbeddingsEndpoint):
 
 
 class ScoreEndpoint(EmbeddingsEndpoint):
-    """`POST /score`."""
+    """How alike texts are, from -1 to 1."""
 
+    name = "score"
     path, operation, encoder = "/score", "score", ScoreEncoder
 
     def parse(self, body: bytes) -> PooledRequest:
@@ -362,23 +362,3 @@ class ScoreEndpoint(EmbeddingsEndpoint):
 
 
 EMBEDDINGS, POOLING, RERANK, SCORE = EmbeddingsEndpoint(), PoolingEndpoint(), RerankEndpoint(), ScoreEndpoint()
-
-
-async def embeddings(state: AppState, request: Request) -> Response:
-    """A vector for each text."""
-    return await completion(EMBEDDINGS, state, request)
-
-
-async def pooling(state: AppState, request: Request) -> Response:
-    """A vector for each text, in vLLM's form."""
-    return await completion(POOLING, state, request)
-
-
-async def rerank(state: AppState, request: Request) -> Response:
-    """Documents in the order of their relevance to a query."""
-    return await completion(RERANK, state, request)
-
-
-async def score(state: AppState, request: Request) -> Response:
-    """How alike texts are, from -1 to 1."""
-    return await completion(SCORE, state, request)

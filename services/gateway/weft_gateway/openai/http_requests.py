@@ -18,7 +18,7 @@ from weft_gateway.openai.prepare import submit
 from weft_gateway.openai.spans import RequestTrace
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.auth import Action, authenticate, check_scope
-from weft_gateway.shell.request_ids import ids_of
+from weft_gateway.shell.request_ids import Ids
 
 JSON = "application/json"
 BODY_SECONDS = 30.0  # for a client to send its body
@@ -28,7 +28,8 @@ E = TypeVar("E")
 
 async def completion(endpoint: ModelEndpoint[T], state: AppState, request: Request) -> Response:
     """Hold the request while there is no route table, check it, and hand it to the scheduler. Raises ApiError."""
-    ids, call = ids_of(request.scope), None
+    ids: Ids = request.state.ids
+    call = None
     try:
         await state.manager.arrive(ids.request_id)
         call = Call(ids, principal_of(state, request, Action.INFER), time.time_ns() // 1_000_000)
@@ -49,7 +50,7 @@ async def completion(endpoint: ModelEndpoint[T], state: AppState, request: Reque
 async def wait_for_routes(state: AppState, request: Request) -> None:
     """A process that has just started holds its first requests. Raises ServiceUnavailable, Overloaded."""
     if not state.machine.routes.known:
-        request_id = ids_of(request.scope).request_id
+        request_id = request.state.ids.request_id
         try:
             await state.manager.arrive(request_id)
         finally:

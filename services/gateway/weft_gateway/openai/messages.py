@@ -13,7 +13,7 @@ from starlette.responses import Response
 from weft_gateway.errors import ParameterError
 from weft_gateway.openai.chat import ChatEndpoint
 from weft_gateway.openai.fields import MAX_INT32, Stops, Whole
-from weft_gateway.openai.http_requests import completion, json_body, json_response
+from weft_gateway.openai.http_requests import json_body, json_response
 from weft_gateway.openai.messages_format import MessagesEncoder
 from weft_gateway.openai.schema import MAX_MESSAGES, ChatRequest, Strict, checked, naming, object_of
 from weft_gateway.openai.tokenize import caller_of, chat_length, in_thread, tokenizer_of
@@ -156,8 +156,9 @@ def _chat(params: CountRequest) -> MessagesChat:
 
 
 class MessagesEndpoint(ChatEndpoint):
-    """`POST /v1/messages`."""
+    """A chat in Anthropic's form."""
 
+    name = "create_message"
     path = PATH
     encoder = MessagesEncoder
 
@@ -166,11 +167,6 @@ class MessagesEndpoint(ChatEndpoint):
 
 
 MESSAGES = MessagesEndpoint()
-
-
-async def create_message(state: AppState, request: Request) -> Response:
-    """Answer a chat in Anthropic's form."""
-    return await completion(MESSAGES, state, request)
 
 
 async def count_tokens(state: AppState, request: Request) -> Response:

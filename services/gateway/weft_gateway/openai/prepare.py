@@ -31,7 +31,6 @@ from weft_gateway.openai.call import Call, ModelEndpoint, Prompt, T
 from weft_gateway.openai.fields import MAX_INT32
 from weft_gateway.openai.schema import ChatPrompt, Common, naming
 from weft_gateway.shell.app_state import AppState
-from weft_gateway.shell.request_ids import id_of_prompt
 from weft_gateway.shell.tokenizer import (
     UNKNOWN_CONTEXT_TOKENS,
     BadTemplate,
@@ -63,9 +62,10 @@ async def submit(state: AppState, endpoint: ModelEndpoint[T], call: Call, body: 
     if "@" not in params.model:
         route = route_of_draw(route, params.safety_identifier or params.user or call.ids.request_id)
     call.route, call.pool, call.model = route, pool, route.model_name
+    call.digest = route.digest or pool.base_digest
+    # 3. What is not in the body: earlier responses, the base's defaults.
+    params = await endpoint.completed(state, call, params)
     with naming(params.asked_as):
-        # 3. What is not in the body: earlier responses, the base's defaults.
-        params = await endpoint.completed(state, call, params)
         answers, pools = params.prompts * params.drawn, params.pools
         _check_call(state, call, params, answers)
         if pool.embeds_only and not pools:
@@ -104,27 +104,28 @@ async def submit(state: AppState, endpoint: ModelEndpoint[T], call: Call, body: 
 
 
 def _request(call: Call, index: int, prompt: Prompt, sampling: Sampling) -> PreparedRequest:
-    """Return the request of one prompt. Raises ParameterError."""
-    params = call.params
+    """Return the request of one prompt, with an id of its own. Raises ParameterError."""
+    params, request_id = call.params, call.ids.request_id
+    where, n, asked, alternatives = params.prompt_at(index), params.drawn, params.limit, params.alternatives
     return PreparedRequest(
-        request_id=id_of_prompt(call.ids.request_id, index),
+        request_id=f"{request_id}.{index}" if index else request_id,
         client_request_id=call.ids.client_request_id,
         namespace=call.principal.namespace or "",
         key_id=call.principal.key_id,
         route=call.route,
         prompt=prompt.tokens,
         prompt_text=prompt.text,
-        max_tokens=_max_tokens(params, params.prompt_at(index), len(prompt.tokens), call.pool),
+        max_tokens=_max_tokens(call, where, len(prompt.tokens), asked, alternatives),
         sampling=sampling,
         bytes_of=_bytes_of(params, call.tokenizer, prompt.form),
         arrived_unix_ms=call.arrived_unix_ms,
         stops=params.stop,
-        n=params.drawn,
+        n=n,
         include_stop=params.include_stop_str_in_output,
         returns_tokens=params.return_token_ids,
         cache_salt=params.cache_salt or "",
         traceparent=call.trace.traceparent if call.trace else "",
-        open_ended=params.limit is None and params.unasked_tokens is None,
+        open_ended=asked is None and params.unasked_tokens is None,
     )
 
 
@@ -240,15 +241,19 @@ def _truncated(tokens: list[int], params: Common, context_tokens: int) -> list[i
     return tokens[:keep] if params.truncation_side == "right" else tokens[-keep:]
 
 
-def _max_tokens(params: Common, where: str, prompt_tokens: int, pool: PoolRoute) -> int:
-    """The answer's bound. A context of 0 is not known yet: no runner has reported it; the scheduler decides then."""
-    asked, context_tokens, most = params.limit, pool.max_context_tokens, pool.max_output_tokens
+def _max_tokens(call: Call, where: str, prompt_tokens: int, asked: int | None, alternatives: int | None) -> int:
+    """Return the answer's bound. Raises ParameterError.
+
+    A context of 0 is not known yet: no runner has reported it, and the scheduler decides.
+    """
+    params, pool = call.params, call.pool
+    context_tokens, most = pool.max_context_tokens, pool.max_output_tokens
     if asked is not None and 0 < most < asked:
         text = f"{params.limit_name}: {asked} is more than the {most} tokens that an answer of this model may have."
         raise ParameterError(text, param=params.limit_name)
     left = (context_tokens or max(UNKNOWN_CONTEXT_TOKENS, prompt_tokens + (asked or 0))) - prompt_tokens
     usual = max(pool.sampling_defaults.max_tokens or left, params.min_tokens)
-    limit = min(left, most or left, usual, _unasked(params)) if asked is None else asked
+    limit = min(left, most or left, usual, _unasked(params, alternatives)) if asked is None else asked
     if limit > left or (limit < 1 and asked is None):
         wanted = f"you requested {prompt_tokens + max(0, asked or 0)} tokens ({prompt_tokens} in the prompt"
         wanted += _in(params, where)
@@ -262,11 +267,11 @@ def _max_tokens(params: Common, where: str, prompt_tokens: int, pool: PoolRoute)
     return limit
 
 
-def _unasked(params: Common) -> int:
-    """The most tokens of an answer whose length nobody asked for: with log probabilities, as many as are sent."""
+def _unasked(params: Common, alternatives: int | None) -> int:
+    """Return the most tokens of an answer whose length nobody asked for: of log probabilities those that are sent."""
     reported = MAX_INT32
-    if params.alternatives is not None:
-        reported = MAX_LOGPROBS // 2 // (params.prompts * params.drawn * (1 + params.alternatives))
+    if alternatives is not None:
+        reported = MAX_LOGPROBS // 2 // (params.prompts * params.drawn * (1 + alternatives))
     return min(reported, MAX_INT32 if params.unasked_tokens is None else max(params.unasked_tokens, params.min_tokens))
 
 
@@ -303,7 +308,7 @@ def _sampling(call: Call) -> Sampling:
         "seed": secrets.randbits(64) if params.seed is None else params.seed % 2**64,
         "top_k": max(0, params.top_k),
         "ignore_eos": params.passes_eos,
-        "bad_words": tokenizer.sequences_of(params.bad_words),
+        "bad_words": tokenizer.sequences_of(params.bad_words) if params.bad_words else (),
         "top_logprobs": 0 if alternatives is None and selects else alternatives,
         "prompt_logprobs": params.prompt_alternatives,
         "pooling": params.pools,

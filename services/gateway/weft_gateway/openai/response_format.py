@@ -27,6 +27,7 @@ from weft_gateway.openai.schema import Common
 from weft_gateway.openai.spans import REASONS
 
 DONE = b"data: [DONE]\n\n"
+FINGERPRINT_CHARS = 16
 PING = b": ping\n\n"
 JSON = "application/json"
 NO_HEADERS: Mapping[str, str] = {}
@@ -38,6 +39,12 @@ def usage_of(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
     """Count the tokens of a request: its prompts once, all its answers, nothing after a stop string."""
     total = prompt_tokens + completion_tokens
     return {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens, "total_tokens": total}
+
+
+def _fingerprint(digest: str) -> str:
+    """Return `system_fingerprint`, the same for the same weights; the answer's header has the whole digest."""
+    algorithm, _, hexadecimal = digest.partition(":")
+    return f"{algorithm}:{hexadecimal[:FINGERPRINT_CHARS]}" if hexadecimal else digest
 
 
 class ResponseEncoder:
@@ -59,18 +66,20 @@ class ResponseEncoder:
         self._names = TokenIdNames(call.tokenizer) if params.return_tokens_as_token_ids else call.tokenizer
         self._choices = params.n * len(call.prompts)
         request_id = call.ids.request_id
-        readers = [AnswerReader(self._prompt_of(index).form, f"{request_id}/{index}") for index in range(self._choices)]
-        self._readers = [] if all(prompt.form.is_plain for prompt in call.prompts) else readers
+        plain = all(prompt.form.is_plain for prompt in call.prompts)
+        forms = [] if plain else [self._prompt_of(index).form for index in range(self._choices)]
+        self._readers = [AnswerReader(form, f"{request_id}/{index}") for index, form in enumerate(forms)]
         self._head = {
             "id": f"{self.id_prefix}-{request_id}",
             "object": self.kind,
             "created": call.arrived_unix_ms // 1000,
             "model": params.model,
-            "system_fingerprint": call.fingerprint,
+            "system_fingerprint": _fingerprint(call.digest),
         }
         self._chunk_head = {**self._head, "object": self.chunk_kind}
         self._no_usage: dict[str, Any] = {"usage": None} if params.include_usage else {}
-        self._plain = params.alternatives is None and not params.return_token_ids and not params.usage_in_chunks
+        self._counts_usage = params.usage_in_chunks
+        self._plain = params.alternatives is None and not params.return_token_ids and not self._counts_usage
         self._answer_tokens = [0] * self._choices
         hole = orjson.dumps(_HOLE)
         self._around = [self._event([self._delta(index, _HOLE)]).split(hole) for index in range(self._choices)]
@@ -122,7 +131,7 @@ class ResponseEncoder:
         return self._prompts[index // self._params.n]
 
     def _usage_so_far(self) -> dict[str, int] | None:
-        if not self._params.usage_in_chunks:
+        if not self._counts_usage:
             return None
         return usage_of(sum(len(prompt.tokens) for prompt in self._prompts), sum(self._answer_tokens))
 

@@ -22,7 +22,7 @@ from weft_gateway.errors import ApiError, BadRequest, ParameterError
 from weft_gateway.openai.call import AnswerEncoder, Call
 from weft_gateway.openai.chat import ChatEndpoint
 from weft_gateway.openai.fields import MAX_INT32, Whole
-from weft_gateway.openai.http_requests import completion, json_body, json_response, tenant_of
+from weft_gateway.openai.http_requests import json_body, json_response, tenant_of
 from weft_gateway.openai.lists import MAX_ID_CHARS, Query, listed
 from weft_gateway.openai.responses_format import ResponsesEncoder, input_item
 from weft_gateway.openai.schema import (
@@ -258,8 +258,9 @@ async def _referred(state: AppState, namespace: str, item_id: str, index: int, n
 
 
 class ResponsesEndpoint(ChatEndpoint):
-    """`POST /v1/responses`."""
+    """A chat in OpenAI's newer form."""
 
+    name = "create_response"
     path = "/v1/responses"
     encoder = ResponsesEncoder
 
@@ -292,11 +293,6 @@ class ResponsesEndpoint(ChatEndpoint):
 
 
 RESPONSES = ResponsesEndpoint()
-
-
-async def create_response(state: AppState, request: Request) -> Response:
-    """Answer a chat in OpenAI's newer form."""
-    return await completion(RESPONSES, state, request)
 
 
 async def one_response(state: AppState, request: Request) -> Response:

@@ -98,9 +98,11 @@ class Strict(BaseModel):
         """Refuse the first unknown name: an error for each of 100,000 would hold the loop for seconds."""
         if not isinstance(value, dict):
             return value
-        value = tolerated(value, cls.model_fields)
-        unknown = next((name for name in value if name not in cls.model_fields), None)
-        known = {name: value[name] for name in cls.model_fields if name in value}
+        fields = cls.model_fields
+        if None in value.values() or not value.keys() <= fields.keys():
+            value = tolerated(value, fields)
+        unknown = next((name for name in value if name not in fields), None)
+        known = {name: value[name] for name in fields if name in value}
         return known if unknown is None else known | {unknown: None}
 
     def check_together(self) -> None:

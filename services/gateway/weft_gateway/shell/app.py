@@ -22,19 +22,19 @@ from weft_gateway.errors import ApiError, BadRequest, Internal
 from weft_gateway.openai import embeddings, messages
 from weft_gateway.openai.adapters import put_adapter
 from weft_gateway.openai.batches import cancel_batch, create_batch, list_batches, one_batch
-from weft_gateway.openai.call import Call
-from weft_gateway.openai.chat import chat_completions
-from weft_gateway.openai.chat_batch import CHATS, batched_chats
-from weft_gateway.openai.completions import completions
+from weft_gateway.openai.call import Call, ModelEndpoint
+from weft_gateway.openai.chat import CHAT
+from weft_gateway.openai.chat_batch import CHATS
+from weft_gateway.openai.completions import COMPLETIONS
 from weft_gateway.openai.files import delete_file, file_content, list_files, one_file, upload_file
-from weft_gateway.openai.http_requests import JSON, json_response
+from weft_gateway.openai.http_requests import JSON, completion, json_response
 from weft_gateway.openai.load_adapters import LoadRequest, UnloadRequest, load_lora_adapter, unload_lora_adapter
 from weft_gateway.openai.models import list_models, one_model
 from weft_gateway.openai.responses import (
+    RESPONSES,
     ResponsesRequest,
     cancel_response,
     count_input_tokens,
-    create_response,
     delete_response,
     list_input_items,
     one_response,
@@ -44,7 +44,7 @@ from weft_gateway.openai.tokenize import detokenize, tokenize, tokenizer_info
 from weft_gateway.shell import page
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.metrics import exposition
-from weft_gateway.shell.request_ids import ResponseHeaders, ids_of
+from weft_gateway.shell.request_ids import Ids, ResponseHeaders
 from weft_gateway.shell.status import status_of, visible_labels
 
 Endpoint = Callable[[AppState, Request], Awaitable[Response]]
@@ -72,22 +72,22 @@ def build_app(state: AppState) -> FastAPI:
     """The application around one gateway's state."""
     app = FastAPI(title="Weft", docs_url=None, redoc_url=None, description="OpenAI API for LoRA adapters")
     post, get = ["POST"], ["GET"]
-    _route(app, state, "/v1/chat/completions", chat_completions, post, ChatRequest, _STREAMED)
-    _route(app, state, "/v1/completions", completions, post, CompletionRequest, _STREAMED)
-    _route(app, state, CHATS.path, batched_chats, post)
-    _route(app, state, "/v1/embeddings", embeddings.embeddings, post, embeddings.EmbeddingsRequest, _VECTORS)
-    _route(app, state, "/pooling", embeddings.pooling, post, embeddings.EmbeddingsRequest, _VECTORS)
-    for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
-        _route(app, state, path, embeddings.rerank, post, embeddings.RerankRequest)
-    for path in ("/score", "/v1/score"):
-        _route(app, state, path, embeddings.score, post, embeddings.ScoreRequest)
-    _route(app, state, "/v1/responses", create_response, post, ResponsesRequest, _STREAMED)
+    _model_route(app, state, CHAT, ChatRequest, _STREAMED)
+    _model_route(app, state, COMPLETIONS, CompletionRequest, _STREAMED)
+    _model_route(app, state, CHATS)
+    _model_route(app, state, embeddings.EMBEDDINGS, embeddings.EmbeddingsRequest, _VECTORS)
+    _model_route(app, state, embeddings.POOLING, embeddings.EmbeddingsRequest, _VECTORS)
+    for version_path in ("", "/v1", "/v2"):
+        _model_route(app, state, embeddings.RERANK, embeddings.RerankRequest, under=version_path)
+    for version_path in ("", "/v1"):
+        _model_route(app, state, embeddings.SCORE, embeddings.ScoreRequest, under=version_path)
+    _model_route(app, state, RESPONSES, ResponsesRequest, _STREAMED)
     _route(app, state, "/v1/responses/{response_id:path}/input_items", list_input_items, get)
     _route(app, state, "/v1/responses/input_tokens", count_input_tokens, post, ResponsesRequest)
     _route(app, state, "/v1/responses/{response_id}/cancel", cancel_response, post)
     _route(app, state, "/v1/responses/{response_id:path}", one_response, get)
     _route(app, state, "/v1/responses/{response_id:path}", delete_response, ["DELETE"])
-    _route(app, state, messages.PATH, messages.create_message, post, messages.MessagesRequest, _STREAMED)
+    _model_route(app, state, messages.MESSAGES, messages.MessagesRequest, _STREAMED)
     _route(app, state, f"{messages.PATH}/count_tokens", messages.count_tokens, post, messages.CountRequest)
     _route(app, state, "/v1/models", list_models, get)
     _route(app, state, "/v1/models/{model:path}", one_model, get)
@@ -126,7 +126,7 @@ def build_app(state: AppState) -> FastAPI:
         app.add_middleware(
             CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=EXPOSED
         )
-    app.add_middleware(ResponseHeaders, stopping=lambda: state.stopping or state.machine.admission.draining)
+    app.add_middleware(ResponseHeaders, state=state)
     return app
 
 
@@ -138,8 +138,11 @@ def _route(
     methods: list[str],
     body: type[BaseModel] | None = None,
     media: Sequence[str] = (JSON,),
+    *,
+    name: str = "",
+    summary: str | None = None,
 ) -> None:
-    """Bodies are read and checked by the endpoints: bounded, and refused in OpenAI's shape."""
+    """Serve a path. Bodies are read and checked by the endpoints: bounded, and refused in OpenAI's shape."""
 
     async def handle(request: Request) -> Response:
         return await endpoint(state, request)
@@ -152,9 +155,23 @@ def _route(
         text = {"type": "string", "minLength": 1}
         schema["parameters"] = [{"name": name, "in": "path", "required": True, "schema": text} for name in names]
     app.add_api_route(
-        path, handle, methods=methods, name=endpoint.__name__.strip("_"), summary=endpoint.__doc__,
+        path, handle, methods=methods, name=name or endpoint.__name__.strip("_"), summary=summary or endpoint.__doc__,
         openapi_extra=schema, response_class=Response,
     )  # fmt: skip
+
+
+def _model_route(
+    app: FastAPI,
+    state: AppState,
+    endpoint: ModelEndpoint[Any],
+    body: type[BaseModel] | None = None,
+    media: Sequence[str] = (JSON,),
+    *,
+    under: str = "",
+) -> None:
+    """Serve one way to call a model."""
+    path, call = f"{under}{endpoint.path}", partial(completion, endpoint)
+    _route(app, state, path, call, ["POST"], body, media, name=endpoint.name, summary=endpoint.__doc__)
 
 
 def _inlined(body: type[BaseModel]) -> dict[str, Any]:
@@ -186,8 +203,8 @@ async def _on_api_error(state: AppState, request: Request, error: Exception) -> 
         "duration_ms": call and max(0, time.time_ns() // 1_000_000 - call.arrived_unix_ms),
     }
     known = {key: value for key, value in about.items() if value is not None}
-    request_id = ids_of(request.scope).request_id
-    log.info("refused", extra=kv(request_id=request_id, status=error.status, code=error.code, **known))
+    ids: Ids = request.state.ids
+    log.info("refused", extra=kv(request_id=ids.request_id, status=error.status, code=error.code, **known))
     body = error.anthropic_body() if request.url.path.startswith(messages.PATH) else error.body()
     return Response(body, error.status, error.headers())
 
@@ -205,9 +222,9 @@ async def _on_http_error(state: AppState, request: Request, error: Exception) ->
 
 async def _on_bug(state: AppState, request: Request, error: Exception) -> Response:
     _count(state, request, Internal.status, Internal.code)
-    request_id = ids_of(request.scope).request_id
-    log.error("request failed inside the gateway", exc_info=error, extra=kv(request_id=request_id))
-    internal = Internal(f"The gateway failed on this request; its logs name it {request_id}.")
+    ids: Ids = request.state.ids
+    log.error("request failed inside the gateway", exc_info=error, extra=kv(request_id=ids.request_id))
+    internal = Internal(f"The gateway failed on this request; its logs name it {ids.request_id}.")
     return Response(internal.body(), internal.status, internal.headers())
 
 

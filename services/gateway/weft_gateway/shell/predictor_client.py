@@ -7,6 +7,7 @@ from collections.abc import Callable
 import grpc
 import grpc.aio
 
+from weft.domain.machine import Received
 from weft.domain.prediction import Prediction, PredictItem
 from weft.telemetry.logs import kv
 from weft.wire.codec.prediction import MAX_ITEMS, predict_request, predictions
@@ -14,19 +15,20 @@ from weft.wire.errors import PeerError
 from weft.wire.streams import channel
 from weft.wire.tls import Tls
 from weft.wire.v1 import predictor_pb2_grpc
+from weft_gateway.core.events import PREDICTOR
 
 log = logging.getLogger(__name__)
 
 
 class PredictorClient:
-    """`on_prediction` gets each prediction: without tokens when the call fails, never when it is too late for one."""
+    """Feeds each prediction to the machine: without tokens when the call fails, never when it is too late for one."""
 
     def __init__(
-        self, address: str, deadline_s: float, on_prediction: Callable[[Prediction], None], tls: Tls | None = None
+        self, address: str, deadline_s: float, feed: Callable[[Received], None], tls: Tls | None = None
     ) -> None:
         self._channel = channel(address, tls, "predictor")
         self._stub = predictor_pb2_grpc.PredictorStub(self._channel)
-        self._deadline_s, self._on_prediction = deadline_s, on_prediction
+        self._deadline_s, self._feed = deadline_s, feed
         self._waiting: list[tuple[PredictItem, float]] = []  # with the loop's time of the deadline
         self._task: asyncio.Task[None] | None = None
         self._refusal: grpc.StatusCode | None = None
@@ -49,7 +51,7 @@ class PredictorClient:
             items = [item for item, deadline in batch if deadline > now]
             if items:
                 for prediction in await self._call(items):
-                    self._on_prediction(prediction)
+                    self._feed(Received(PREDICTOR, prediction))
 
     async def _call(self, items: list[PredictItem]) -> list[Prediction]:
         try:

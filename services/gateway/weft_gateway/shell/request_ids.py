@@ -2,10 +2,11 @@
 
 import re
 import secrets
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from weft_gateway.shell.app_state import AppState
 
 MAX_ID_CHARS = 128  # of a request id anywhere: what the store keeps
 _UNIQUE_BYTES = 8
@@ -25,13 +26,13 @@ class Ids:
 
 
 class ResponseHeaders:
-    """Pure ASGI: every HTTP answer, errors included, carries `x-request-id`.
+    """Pure ASGI: every HTTP answer, errors included, carries `x-request-id`; `request.state.ids` are the request's.
 
     Once the process stops, every answer asks the client to come back on another connection.
     """
 
-    def __init__(self, app: ASGIApp, stopping: Callable[[], bool]) -> None:
-        self._app, self._stopping = app, stopping
+    def __init__(self, app: ASGIApp, state: AppState) -> None:
+        self._app, self._state = app, state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -41,24 +42,13 @@ class ResponseHeaders:
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                close = [(b"connection", b"close")] if self._stopping() else []
+                stopping = self._state.stopping or self._state.machine.admission.draining
+                close = [(b"connection", b"close")] if stopping else []
                 own = (b"x-request-id", ids.client_request_id.encode())
                 message["headers"] = [*message.get("headers", []), own, *close]
             await send(message)
 
         return await self._app(scope, receive, send_with_headers)
-
-
-def id_of_prompt(request_id: str, index: int) -> str:
-    """Each prompt of a request is a request of its own in the system."""
-    return f"{request_id}.{index}" if index else request_id
-
-
-def ids_of(scope: Scope) -> Ids:
-    """The ids of the request being served."""
-    ids = scope["state"]["ids"]
-    assert isinstance(ids, Ids)
-    return ids
 
 
 def drawn_ids() -> Ids:

@@ -29,14 +29,14 @@ from weft.wire.streams import ClientStream, channel
 from weft.wire.tls import Tls
 from weft.wire.v1 import scheduler_pb2, scheduler_pb2_grpc
 from weft_gateway.core import events
-from weft_gateway.core.chunk_pacing import ChunkPacing
 from weft_gateway.core.config import GatewayConfig
-from weft_gateway.core.events import PREDICTOR, SCHEDULER, Effect, Emit, Event, Finish, PreparedRequest
+from weft_gateway.core.events import SCHEDULER, Effect, Emit, Event, Finish, PreparedRequest
 from weft_gateway.core.gateway import BUG, Gateway
 from weft_gateway.core.history import History
 from weft_gateway.core.limits import REPORT_S
 from weft_gateway.errors import from_failure
 from weft_gateway.settings import GatewaySettings
+from weft_gateway.shell.chunk_pacing import ChunkPacing
 from weft_gateway.shell.fleet_view import FleetView
 from weft_gateway.shell.metrics import GatewayMetrics
 from weft_gateway.shell.predictor_client import PredictorClient
@@ -108,11 +108,9 @@ class RequestManager:
         self.feed = self._shell.feed
         self._steps: dict[str, asyncio.Future[None]] = {}  # of requests that are not submitted yet
         self._answers: dict[str, PendingAnswer] = {}
-        self._pacing = ChunkPacing(clock, _after)
+        self._pacing = ChunkPacing(clock)
         self._sessions: dict[Peer, RunnerSession] = {}
-        self._predictor = PredictorClient(
-            settings.predictor, config.predict_s, lambda found: self.feed(Received(PREDICTOR, found)), tls
-        )
+        self._predictor = PredictorClient(settings.predictor, config.predict_s, self.feed, tls)
         self._drained = asyncio.Event()
         self._channel = channel(settings.scheduler, tls, "scheduler")
         self.scheduler: ClientStream[scheduler_pb2.GatewayToScheduler, scheduler_pb2.SchedulerToGateway] = ClientStream(
@@ -325,11 +323,6 @@ class RequestManager:
         answer = self._answers.get(request_id)
         model = {"model": answer.model} if answer else {}
         return kv(request_id=request_id, **model, **fields)
-
-
-def _after(delay_s: float, call: Callable[[], None]) -> None:
-    loop = asyncio.get_running_loop()
-    loop.call_later(delay_s, call) if delay_s else loop.call_soon(call)
 
 
 def check_gateway(machine: Gateway) -> None:

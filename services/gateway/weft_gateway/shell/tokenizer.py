@@ -89,6 +89,7 @@ class ModelTokenizer:
         self._added = {token.content: (id_, token.special) for id_, token in added.items()}
         self._control = SpecialTokenEscaper(t.content for t in added.values() if _is_control(t))
         self._bytes: dict[int, bytes] = dict.fromkeys(self._special, b"")
+        self._spelled = {id_: token_bytes(text, self._decoding) for id_, text in self._special.items()}
         self._template: ChatTemplate | TemplateFault | None = None
         self.config: dict[str, Any] = _json(files, "tokenizer_config.json")
         self._special_tokens = special_tokens_of(self.config, _json(files, SPECIAL_FILE))
@@ -208,8 +209,8 @@ class ModelTokenizer:
 
     def spelled_bytes_of(self, token: int) -> bytes:
         """The bytes of a token, of a special one those of its spelling."""
-        special = self._special.get(token)
-        return self.bytes_of(token) if special is None else token_bytes(special, self._decoding)
+        special = self._spelled.get(token)
+        return self.bytes_of(token) if special is None else special
 
     def name_of(self, token: int) -> str | None:
         """The name of a token that stands for no text: the spelling of a special one, the id of an unknown one."""

@@ -7,7 +7,13 @@ again only once as much time has passed as the sending took: at least half of th
 comes meanwhile is part of the next chunk. A gateway that keeps up sends each token in a chunk of its own.
 """
 
+import asyncio
 from collections.abc import Callable
+
+
+def _after(delay_s: float, call: Callable[[], None]) -> None:
+    loop = asyncio.get_running_loop()
+    loop.call_later(delay_s, call) if delay_s else loop.call_soon(call)
 
 
 class ChunkPacing:
@@ -16,7 +22,9 @@ class ChunkPacing:
     `clock`: seconds, monotonic; `after(delay_s, call)`: calls later, in order; 0: in the event loop's next turn.
     """
 
-    def __init__(self, clock: Callable[[], float], after: Callable[[float, Callable[[], None]], object]) -> None:
+    def __init__(
+        self, clock: Callable[[], float], after: Callable[[float, Callable[[], None]], object] = _after
+    ) -> None:
         self._clock, self._after = clock, after
         self._wakes: dict[Callable[[], None], None] = {}
         self._under_way = False  # a wake is due, or what it woke is sending
