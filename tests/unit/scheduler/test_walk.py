@@ -1,25 +1,22 @@
 """How a request goes through the scheduler: in the page's order, not deep, and never from a policy upwards."""
 
-import re
-import sys
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from pathlib import Path
-from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from types import FrameType
+from typing import Any
 
 import pytest
 
 import weft
 import weft_scheduler.core
 from harness.scheduler_driver import POOL, Driver, of
+from harness.walk import Call, callers, file_changes, names_out_of_order, traced
 from weft.domain.machine import Kind, Peer, Received
 from weft.domain.request import Assign, FailReason, Priority, Submit
 from weft_scheduler.core import Effect, Event
 
 CORE = Path(str(weft_scheduler.core.__file__)).parent
 ROOTS = str(CORE), str(Path(str(weft.__file__)).parent)
-PAGE = Path(__file__).parents[3] / "docs" / "architecture.md"
 MAX_FRAMES = 10  # from an event on; what is below in the treap of capacities is a search of its own
 MAX_FILE_CHANGES = 170  # while a Submit becomes an Assign: it may only become smaller
 MAX_MODEL_EDGES = 4  # different calls from `core/model/` into `core/policy/`
@@ -27,49 +24,16 @@ TREAP = CORE / "policy" / "placement" / "capacity_treap.py"
 KV = {"kv_layout": "l", "kv_address": "tcp:1", "prefill_tokens_per_s": 1000.0}
 
 
-class Call(NamedTuple):
-    """One call: its function, its caller's, and how many frames of the scheduler are on the stack."""
-
-    code: CodeType
-    caller: CodeType
-    frames: int
-
-    @property
-    def path(self) -> Path:
-        return Path(self.code.co_filename)
-
-    @property
-    def name(self) -> str:
-        """`module.Class.function`, without what is local."""
-        return f"{self.path.stem}.{self.code.co_qualname.partition('.<locals>')[0]}"
-
-
-def trace(run: Callable[[], object], on_call: Callable[[FrameType, FrameType], None]) -> None:
-    """Run with `on_call(frame, caller's frame)` at every call of Python code of `weft` and the scheduler's core."""
-
-    def on_event(frame: FrameType, event: str, _: object) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(ROOTS) and frame.f_back is not None:
-            on_call(frame, frame.f_back)
-
-    sys.setprofile(on_event)
-    try:
-        run()
-    finally:
-        sys.setprofile(None)
-
-
 def calls_of(run: Callable[[], object]) -> list[Call]:
     """Return every call, in order."""
     calls: list[Call] = []
 
     def on_call(frame: FrameType, caller: FrameType) -> None:
-        frames, above = 0, frame
-        while above is not None:
-            frames += above.f_code.co_filename.startswith(str(CORE))
-            above = above.f_back
+        frames = sum(above.f_code.co_filename.startswith(str(CORE)) for above in callers(frame))
         calls.append(Call(frame.f_code, caller.f_code, frames))
 
-    trace(run, on_call)
+    with traced(ROOTS, on_call):
+        run()
     return calls
 
 
@@ -90,24 +54,14 @@ def submit_walk() -> list[Call]:
 
 
 def test_the_page_tells_the_walk_of_a_request_in_order(submit_walk: list[Call]) -> None:
-    """Each name in backticks of the section's numbered list is called after the one before."""
-    section = PAGE.read_text().partition("## A request through the scheduler")[2].partition("\n## ")[0]
-    told = [name for step in re.findall(r"^\d+\. .*(?:\n   .*)*", section, re.MULTILINE) for name in NAME.findall(step)]
-    assert len(told) > 12, "the page has lost its list"
-    rest = iter([call.name for call in submit_walk])
-    missing = [name for name in told if not any(name == called or called.endswith(f".{name}") for called in rest)]
+    missing = names_out_of_order("A request through the scheduler", submit_walk)
     assert not missing, f"not called, or not in that place: {missing}"
-
-
-NAME = re.compile(r"`([a-z_]+\.[A-Za-z_.]+)`")
 
 
 def test_a_submit_is_not_deep_and_does_not_wander_more_than_it_did(submit_walk: list[Call]) -> None:
     frames = {call.name: call.frames for call in submit_walk if call.path != TREAP}
     assert {name: n for name, n in frames.items() if n > MAX_FRAMES} == {}
-    paths = [call.path for call in submit_walk]
-    changes = sum(a != b for a, b in pairwise(paths))
-    assert changes <= MAX_FILE_CHANGES
+    assert file_changes(submit_walk) <= MAX_FILE_CHANGES
     model, policy = CORE / "model", CORE / "policy"
     of_model = [call for call in submit_walk if model in Path(call.caller.co_filename).parents]
     assert of_model
@@ -168,6 +122,7 @@ def test_no_policy_calls_up_into_the_core(queue: str, phases: str, reservation: 
                 up.add(f"{caller.f_code.co_qualname} -> {frame.f_code.co_qualname}")
 
     for event in events(queue, phases, reservation):
-        trace(event, on_call)
+        with traced(ROOTS, on_call):
+            event()
     assert called > 1_000
     assert up == set()
