@@ -316,7 +316,7 @@ def _prepared(request_id: str, n: int) -> PreparedRequest:
 def _step(core: Gateway, choices: Choices) -> Step:
     """The next tokens of a request, or some that nobody waits for."""
     request_id = choices.of([*core.requests])
-    stream = core.requests[request_id].stream
+    stream = core.requests[request_id]
     epoch = stream.running.epoch if stream.running and choices.number(4) else Epoch(1, choices.number(8))
     at = len(stream.tokens) if choices.number(4) else choices.number(8)
     finish = choices.of((None, None, None, FinishReason.EOS, FinishReason.LENGTH))

@@ -81,7 +81,7 @@ async def test_the_hold_of_a_preempted_stream_stands_while_its_pool_has_a_ready_
     await running.begin()
     world.scheduler.send(preempt=scheduler_pb2.Preempt(request_id=running.request_id, epoch=running.epoch))
     await running.failed(scheduler_pb2.Failed.PREEMPTED)
-    stream = world.gateway.machine.requests[running.request_id].stream
+    stream = world.gateway.machine.requests[running.request_id]
     assert stream.hold_deadline is None
     world.scheduler.outbox.close()
     await until(lambda: stream.hold_deadline is not None)  # no scheduler could assign it

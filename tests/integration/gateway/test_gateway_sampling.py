@@ -208,7 +208,7 @@ async def test_a_stream_that_migrated_reports_every_token_once(world: World, oth
     start = await world.runner.next("start")
     for position, token in enumerate(world.tokens(ANSWER)[:9]):  # inside what might become the stop string
         world.runner.step(start, position, [token])
-    await until(lambda: len(world.gateway.machine.requests[start.request_id].stream.tokens) == 9)
+    await until(lambda: len(world.gateway.machine.requests[start.request_id].tokens) == 9)
     world.scheduler.runner = other
     world.runner.break_sessions()
     there = await other.next("start")

@@ -145,7 +145,7 @@ class Shell:
         self, text: bytes, finish: FinishReason | None = None, request_id: str = "r", **by: RunnerId
     ) -> list[Effect]:
         """The next tokens of a running request."""
-        stream = self.machine.requests[request_id].stream
+        stream = self.machine.requests[request_id]
         assert stream.running
         tokens = SequenceTokens(request_id, stream.running.epoch, len(stream.tokens), text, finish)
         return self.feed(Received(runner_peer(by.get("by", stream.running.runner)), Step(1, [tokens])))
@@ -203,7 +203,7 @@ def test_the_prompts_of_a_call_are_counted_at_once_and_submitted_each_by_itself(
     effects = shell.feed(Received(PREDICTOR, Prediction("r.1", 7, 21)), ClientGone("r"))
     ended = [one.request_id for one in of(effects, Finish) if isinstance(one, Finish)]
     assert ended == ["r/0", "r/1"]
-    assert [one.stream.arrived for one in shell.machine.requests.values()] == [now, now]
+    assert [one.arrived for one in shell.machine.requests.values()] == [now, now]
     assert shell.machine.admission.in_flight == 2
 
 
@@ -294,7 +294,7 @@ def test_a_line_of_a_batch_keeps_its_priority_on_its_way_and_waits_for_a_runner_
     effects = shell.run("line")
     assert [one.priority for one in sent(effects, Start) if isinstance(one, Start)] == [Priority.BATCH]
     shell.feed(Closed(runner_peer(FIRST), "broke"), Closed(SCHEDULER, "broke"))
-    assert shell.machine.requests["line"].stream.hold_deadline is None
+    assert shell.machine.requests["line"].hold_deadline is None
     effects = shell.feed(Connected(SCHEDULER))
     assert [one.priority for one in sent(effects, Submit) if isinstance(one, Submit)] == [Priority.BATCH]
 
@@ -376,7 +376,7 @@ def test_a_lost_session_fails_the_epochs_that_run_there_and_no_others(how: str) 
     effects = shell.feed(gone)
     assert {failed.request_id for failed in sent(effects, Failed)} == {"r", "s"}
     assert shell.feed(gone) == [], "it is lost once"
-    assert shell.machine.requests["t"].stream.running
+    assert shell.machine.requests["t"].running
     assert (len(shell.machine.sessions), shell.machine.held) == (1, 2)
 
 
@@ -399,7 +399,7 @@ def test_a_runner_that_speaks_for_anothers_epoch_loses_its_session_and_changes_n
     effects = shell.step(b"lie", request_id="r", by=SECOND)
     assert [type(one) for one in of(effects, PeerViolation, Close)] == [PeerViolation, Close]
     assert [failed.request_id for failed in sent(effects, Failed)] == ["s"]
-    assert shell.machine.requests["r"].stream.tokens == []
+    assert shell.machine.requests["r"].tokens == []
 
 
 def test_one_step_carries_the_tokens_of_many_and_touches_no_deadline() -> None:
@@ -408,7 +408,7 @@ def test_one_step_carries_the_tokens_of_many_and_touches_no_deadline() -> None:
         shell.submit(name)
         shell.run(name)
         shell.step(b"a", request_id=name)
-    running = {name: shell.machine.requests[name].stream.running for name in ("r", "s")}
+    running = {name: shell.machine.requests[name].running for name in ("r", "s")}
     tokens = [SequenceTokens(name, one.epoch, 1, b"b") for name, one in running.items() if one]
     assert shell.feed(Received(runner_peer(FIRST), Step(2, tokens))) == [Emit("r", "b", (), 2), Emit("s", "b", (), 2)]
     assert shell.machine.next_deadline() is None
@@ -593,7 +593,7 @@ def test_a_drain_refuses_what_is_held() -> None:
 @pytest.mark.parametrize(
     "broken",
     [
-        lambda machine: machine.requests["r"].stream.tokens.extend(range(101)),
+        lambda machine: machine.requests["r"].tokens.extend(range(101)),
         lambda machine: machine.sessions.get(runner_peer(FIRST)).requests.clear(),
         lambda machine: machine.admission.finished(Priority.BATCH, 0.0),
     ],
@@ -620,7 +620,7 @@ def disturbed(seed: int) -> tuple[Shell, list[Effect]]:
     for _ in range(60):
         active = list(shell.machine.requests)
         one = chance.choice(active) if active else ""
-        running = shell.machine.requests[one].stream.running if active else None
+        running = shell.machine.requests[one].running if active else None
         match chance.randrange(9):
             case 0 | 1 if active:
                 shell.assign(one, chance.choice(runners))

@@ -15,9 +15,8 @@ request alone. A step costs what its tokens cost: it touches no deadline and no 
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
-from weft.domain.ids import Epoch, RunnerId
+from weft.domain.ids import RunnerId
 from weft.domain.machine import TICK, Closed, Connected, Kind, Peer, Received, Send
 from weft.domain.prediction import Prediction
 from weft.domain.request import (
@@ -38,7 +37,6 @@ from weft.domain.request import (
     ResubmitComplete,
     RunnerGone,
     Step,
-    Submit,
 )
 from weft.domain.routes import ResyncRoutes, Routes, RoutesApplied, RoutesGap
 from weft_gateway.core import events
@@ -62,26 +60,13 @@ _STOPPED = Failure("shutting_down", "The gateway stopped before the answer was c
 _DRAIN = (Deadline.DRAIN, "")
 
 
-@dataclass(slots=True)
-class ActiveRequest:
-    """One answer from its submission to its outcome."""
-
-    stream: RequestStream
-    prediction: Prediction
-    hold_deadline: float | None = None  # that `Deadlines` has
-
-    @property
-    def pool(self) -> str:
-        return self.stream.request.route.pool
-
-
 class Gateway:
     """`encode_outcome` makes the record of an outcome (`weft.wire.codec.outcome_bytes`)."""
 
     def __init__(self, config: GatewayConfig, gateway_id: str, encode_outcome: Callable[[Outcome], bytes]) -> None:
         self.config, self.gateway_id, self._encode_outcome = config, gateway_id, encode_outcome
         self.routes = RouteIndex()
-        self.requests: dict[str, ActiveRequest] = {}  # by the answer's id
+        self.requests: dict[str, RequestStream] = {}  # by the answer's id
         self.outcomes: dict[str, OutcomeReport] = {}  # not acknowledged yet, the oldest first
         self.scheduler_up = False
         self._timers = Timers()
@@ -96,7 +81,7 @@ class Gateway:
     @property
     def held(self) -> int:
         """Answers that no runner has."""
-        return sum(active.stream.running is None for active in self.requests.values())
+        return sum(stream.running is None for stream in self.requests.values())
 
     # ---------------------------------------------------------------- the machine
 
@@ -144,8 +129,6 @@ class Gateway:
                     return self._submit(over, Prediction(request_id), now)
                 return [over] if over else []
             case (Deadline.HOLD, request_id):
-                active = self.requests[request_id]
-                active.hold_deadline = None
                 return self._apply(request_id, HoldExpired(self._hold_failure()), now)
             case (Deadline.SESSION, name):
                 session = self.sessions.get(Peer(Kind.RUNNER, name))
@@ -173,12 +156,13 @@ class Gateway:
                 now=now,
                 available=self._is_available(pool),
                 priority=arrival.priority,
+                prediction=prediction,
             )
-            active = self.requests[stream.request_id] = ActiveRequest(stream, prediction)
+            self.requests[stream.request_id] = stream
             self._by_pool.setdefault(pool, {})[stream.request_id] = None
             if stream.hold_deadline is not None:
-                self._update_hold_deadline(active)
-            effects.append(Send(SCHEDULER, _submit_of(active, now)))
+                self._set_hold_timer(stream)
+            effects.append(Send(SCHEDULER, stream.submit(now)))
         return effects
 
     def _abandon(self, request_id: str, now: float) -> list[Effect]:
@@ -188,8 +172,8 @@ class Gateway:
 
     def _resubmit(self, now: float) -> Iterator[Effect]:
         """Everything that counts: what is held or runs, what has ended."""
-        for active in self.requests.values():
-            yield Send(SCHEDULER, _submit_of(active, now))
+        for stream in self.requests.values():
+            yield Send(SCHEDULER, stream.submit(now))
         for report in self.outcomes.values():
             yield Send(SCHEDULER, report)
         yield Send(SCHEDULER, ResubmitComplete())
@@ -266,16 +250,16 @@ class Gateway:
                 return []  # Draining: Ended follows for each sequence
         effects: list[Effect] = []
         for one in spoken:
-            active = self.requests.get(one.request_id)
-            if active is None:
+            stream = self.requests.get(one.request_id)
+            if stream is None:
                 continue
-            running = active.stream.running
+            running = stream.running
             foreign = running and running.epoch == one.epoch and running.runner != session.runner
-            if foreign and not active.stream.speaks(session.runner):
+            if foreign and not stream.speaks(session.runner):
                 reason = f"it speaks for request {one.request_id!r}, whose epoch another runner has"
                 effects.append(events.PeerViolation(peer, reason))
                 return effects + self._close(session, f"it broke the contract: {reason}", now)
-            effects += self._advance(active, one, now, session.runner)
+            effects += self._advance(stream, one, now, session.runner)
         return effects
 
     def _on_session(self, event: Connected | Closed, now: float) -> list[Effect]:
@@ -301,15 +285,14 @@ class Gateway:
 
     def _apply(self, request_id: str, event: StreamEvent, now: float) -> list[Effect]:
         """One event of an answer, whole; nothing after its end."""
-        active = self.requests.get(request_id)
-        return [] if active is None else self._advance(active, event, now)
+        stream = self.requests.get(request_id)
+        return [] if stream is None else self._advance(stream, event, now)
 
     def _advance(
-        self, active: ActiveRequest, event: StreamEvent, now: float, runner: RunnerId | None = None
+        self, stream: RequestStream, event: StreamEvent, now: float, runner: RunnerId | None = None
     ) -> list[Effect]:
         """`runner`: that has sent the event. A bug ends this answer, and no other."""
-        stream = active.stream
-        request_id, before = stream.request_id, stream.runners
+        request_id, before, deadline = stream.request_id, stream.runners, stream.hold_deadline
         try:
             effects: list[Effect] = stream.handle(event, now, runner)  # pyright: ignore[reportAssignmentType] (a new list)
             after = stream.runners
@@ -324,10 +307,10 @@ class Gateway:
                     opened += self._close(old, "a new incarnation took its place", now)
                 opened += self.sessions.enter(one, request_id, now)
             effects = [*opened, *effects]
-            if stream.hold_deadline != active.hold_deadline:
-                self._update_hold_deadline(active)
+            if stream.hold_deadline != deadline:
+                self._set_hold_timer(stream)
             if stream.end:
-                effects += self._finish(active, now)
+                effects += self._finish(stream, now)
         except Exception as error:
             if isinstance(event, events.RequestAborted):
                 raise
@@ -335,9 +318,8 @@ class Gateway:
             return [events.RequestFailed(request_id, error), *aborted]
         return effects
 
-    def _update_hold_deadline(self, active: ActiveRequest) -> None:
-        deadline, key = active.stream.hold_deadline, (Deadline.HOLD, active.stream.request_id)
-        active.hold_deadline = deadline
+    def _set_hold_timer(self, stream: RequestStream) -> None:
+        deadline, key = stream.hold_deadline, (Deadline.HOLD, stream.request_id)
         if deadline is None:
             self._timers.clear(key)
         else:
@@ -349,19 +331,18 @@ class Gateway:
             return Failure("no_runner_available", f"No runner took the request within {seconds}.", 1000)
         return Failure("no_scheduler", f"The scheduler could not be reached for {seconds}.", 1000)
 
-    def _finish(self, active: ActiveRequest, now: float) -> list[Effect]:
+    def _finish(self, stream: RequestStream, now: float) -> list[Effect]:
         """The one end: keep and report the outcome. An answer that fails ends the request's other answers."""
-        stream = active.stream
-        request, end, request_id = stream.request, stream.end, stream.request_id
+        request, end, request_id, pool = stream.request, stream.end, stream.request_id, stream.pool
         assert end is not None
         del self.requests[request_id]
-        del self._by_pool[active.pool][request_id]
-        if not self._by_pool[active.pool]:
-            del self._by_pool[active.pool]
-        total_s = now - active.stream.arrived
-        ttft_s = None if stream.first_token_at is None else stream.first_token_at - active.stream.arrived
+        del self._by_pool[pool][request_id]
+        if not self._by_pool[pool]:
+            del self._by_pool[pool]
+        total_s = now - stream.arrived
+        ttft_s = None if stream.first_token_at is None else stream.first_token_at - stream.arrived
         self.admission.finished(stream.priority, total_s)
-        outcome = _outcome_of(active, total_s, ttft_s)
+        outcome = stream.outcome(total_s, ttft_s)
         finish = events.Finish(request_id, end.reason, end.failure, outcome, ttft_s, total_s, stream.priority, end.stop)
         effects: list[Effect] = [finish]
         assert request_id not in self.outcomes, "a second outcome"
@@ -423,88 +404,18 @@ class Gateway:
         running: dict[Peer, set[str]] = {}
         by_pool: dict[str, set[str]] = {}
         groups = set[str]()
-        for request_id, active in self.requests.items():
-            stream = active.stream
+        for request_id, stream in self.requests.items():
             assert stream.request_id == request_id, "a request under another's id"
             assert stream.end is None, "an ended request is active"
             stream.check()
-            assert active.hold_deadline == stream.hold_deadline, "a held request with another deadline"
-            assert active.hold_deadline == self._timers.get((Deadline.HOLD, request_id)), "a hold without a deadline"
+            assert stream.hold_deadline == self._timers.get((Deadline.HOLD, request_id)), "a hold without a deadline"
             assert request_id in self._answers[stream.request.request_id], "an answer of no request"
             groups.add(stream.request.request_id)
-            by_pool.setdefault(active.pool, set()).add(request_id)
+            by_pool.setdefault(stream.pool, set()).add(request_id)
             for one in stream.runners:
                 running.setdefault(one.peer, set()).add(request_id)
         assert groups == self._answers.keys(), "a request without an answer"
         self.sessions.check(running)
-        self.admission.check(sum(active.stream.priority is Priority.BATCH for active in self.requests.values()))
+        self.admission.check(sum(stream.priority is Priority.BATCH for stream in self.requests.values()))
         assert by_pool == {pool: set(answers) for pool, answers in self._by_pool.items()}, "requests by pool"
         assert not self.requests.keys() & self.outcomes.keys(), "an active request has an outcome"
-
-
-def _submit_of(active: ActiveRequest, now: float) -> Submit:
-    """The request as the scheduler needs it, new or submitted again: with its age, and where it runs."""
-    stream, prediction = active.stream, active.prediction
-    request, running = stream.request, stream.running
-    runner, token_runner = stream.placement
-    return Submit(
-        request_id=stream.request_id,
-        pool=request.route.pool,
-        namespace=request.namespace,
-        model_name=request.route.model_name,
-        adapter=request.route.digest,
-        prompt_tokens=len(request.prompt),
-        max_tokens=request.max_tokens,
-        open_ended=request.open_ended,
-        emitted_tokens=len(stream.tokens),
-        p10_tokens=prediction.p10_tokens,
-        p50_tokens=prediction.p50_tokens,
-        p90_tokens=prediction.p90_tokens,
-        p99_tokens=prediction.p99_tokens,
-        bucket_tokens=prediction.bucket_tokens,
-        waited_s=now - active.stream.arrived,
-        epoch=running.epoch if running else Epoch(),
-        runner=runner,
-        migrations=stream.counted_migrations,
-        preemptions=stream.preemptions,
-        reservation_tokens=running.reservation_tokens if running else 0,
-        start_emitted_tokens=stream.start_tokens if running else 0,
-        numerics_class=stream.numerics_class,
-        token_runner=token_runner,
-        priority=stream.priority,
-        traceparent=request.traceparent,
-    )
-
-
-def _outcome_of(active: ActiveRequest, total_s: float, ttft_s: float | None) -> Outcome:
-    """The one terminal record of an answer.
-
-    Censored: the real length is only known to be at least this one (cut by a limit, the client, or a failure). A stop
-    string is the client's own end, so it is the real length.
-    """
-    stream, prediction = active.stream, active.prediction
-    request, end = stream.request, stream.end
-    assert end is not None
-    total_ms = round(1000 * total_s)
-    return Outcome(
-        request_id=stream.request_id,
-        pool=request.route.pool,
-        namespace=request.namespace,
-        model_name=request.route.model_name,
-        adapter=request.route.digest,
-        prompt_tokens=len(request.prompt),
-        completion_tokens=len(stream.tokens),
-        finish=end.reason,
-        finished_unix_ms=request.arrived_unix_ms + total_ms,
-        error=end.failure.code if end.failure else "",
-        censored=end.reason not in (FinishReason.EOS, FinishReason.STOP),
-        predicted_p50_tokens=prediction.p50_tokens,
-        predicted_p90_tokens=prediction.p90_tokens,
-        model_version=prediction.model_version,
-        ttft_ms=0 if ttft_s is None else round(1000 * ttft_s),
-        total_ms=total_ms,
-        migrations=stream.migrations,
-        doublings=stream.doublings,
-        choice=stream.index,
-        key_id=request.key_id,
-    )

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from weft.domain.ids import NEVER, Epoch, RunnerId
 from weft.domain.machine import Kind, Peer, Send
+from weft.domain.prediction import Prediction
 from weft.domain.request import (
     Assign,
     Cancel,
@@ -34,6 +35,7 @@ from weft.domain.request import (
     Frozen,
     KvTarget,
     NoCapacity,
+    Outcome,
     PooledState,
     Preempt,
     Priority,
@@ -45,6 +47,7 @@ from weft.domain.request import (
     Start,
     Started,
     Stop,
+    Submit,
     TokenLogprob,
     TokenRunner,
 )
@@ -156,9 +159,11 @@ class RequestStream:
         now: float,
         available: bool = False,
         priority: Priority = Priority.INTERACTIVE,
+        prediction: Prediction | None = None,
     ) -> None:
         self.arrived, self.priority = arrived, priority
-        self.request, self.index, self.request_id = request, index, request.answers[index]
+        self.request, self._index, self.request_id = request, index, request.answers[index]
+        self._prediction = prediction or Prediction(request.request_id)
         self.tokens: list[int] = []
         self.running: Assign | None = None  # the present ownership
         self.runners: tuple[Located, ...] = ()  # that have the request; a new tuple whenever they are others
@@ -197,7 +202,7 @@ class RequestStream:
         return running.numerics_class if second is None or self._receiver is not None else second.numerics_class
 
     @property
-    def placement(self) -> tuple[RunnerId | None, RunnerId | None]:
+    def _placement(self) -> tuple[RunnerId | None, RunnerId | None]:
         """The runner that has its epoch, or has taken over from it; the one that is still to take over."""
         running = self.running
         if running is None or (second := running.token_runner) is None:
@@ -213,6 +218,74 @@ class RequestStream:
         """Whether the present epoch is another runner's by now: its end at the one that handed it over ends nothing."""
         present = self.running is not None and epoch == self.running.epoch
         return present and runner is not None and all(one.runner != runner for one in self.runners)
+
+    @property
+    def pool(self) -> str:
+        return self.request.route.pool
+
+    def submit(self, now: float) -> Submit:
+        """Return the request as the scheduler needs it, new or again: with its age, and where it runs."""
+        request, running, prediction = self.request, self.running, self._prediction
+        runner, token_runner = self._placement
+        return Submit(
+            request_id=self.request_id,
+            pool=request.route.pool,
+            namespace=request.namespace,
+            model_name=request.route.model_name,
+            adapter=request.route.digest,
+            prompt_tokens=len(request.prompt),
+            max_tokens=request.max_tokens,
+            open_ended=request.open_ended,
+            emitted_tokens=len(self.tokens),
+            p10_tokens=prediction.p10_tokens,
+            p50_tokens=prediction.p50_tokens,
+            p90_tokens=prediction.p90_tokens,
+            p99_tokens=prediction.p99_tokens,
+            bucket_tokens=prediction.bucket_tokens,
+            waited_s=now - self.arrived,
+            epoch=running.epoch if running else Epoch(),
+            runner=runner,
+            migrations=self.counted_migrations,
+            preemptions=self.preemptions,
+            reservation_tokens=running.reservation_tokens if running else 0,
+            start_emitted_tokens=self.start_tokens if running else 0,
+            numerics_class=self.numerics_class,
+            token_runner=token_runner,
+            priority=self.priority,
+            traceparent=request.traceparent,
+        )
+
+    def outcome(self, total_s: float, ttft_s: float | None) -> Outcome:
+        """Return the one terminal record.
+
+        Censored: the real length is only known to be at least this one (cut by a limit, the client, or a failure). A
+        stop string is the client's own end, so it is the real length.
+        """
+        request, end, prediction = self.request, self.end, self._prediction
+        assert end is not None
+        total_ms = round(1000 * total_s)
+        return Outcome(
+            request_id=self.request_id,
+            pool=request.route.pool,
+            namespace=request.namespace,
+            model_name=request.route.model_name,
+            adapter=request.route.digest,
+            prompt_tokens=len(request.prompt),
+            completion_tokens=len(self.tokens),
+            finish=end.reason,
+            finished_unix_ms=request.arrived_unix_ms + total_ms,
+            error=end.failure.code if end.failure else "",
+            censored=end.reason not in (FinishReason.EOS, FinishReason.STOP),
+            predicted_p50_tokens=prediction.p50_tokens,
+            predicted_p90_tokens=prediction.p90_tokens,
+            model_version=prediction.model_version,
+            ttft_ms=0 if ttft_s is None else round(1000 * ttft_s),
+            total_ms=total_ms,
+            migrations=self.migrations,
+            doublings=self.doublings,
+            choice=self._index,
+            key_id=request.key_id,
+        )
 
     def handle(self, event: StreamEvent, now: float, runner: RunnerId | None = None) -> list[StreamEffect]:
         """What this event changes; `runner`: that has sent it. An event that counts no more changes nothing."""
@@ -353,9 +426,9 @@ class RequestStream:
         """
         sampling, known = self.request.sampling, self._prompt_logprobs
         misses = known is not None and len(known) < len(self.request.prompt)
-        if self.index == 0 and (misses or sampling.prompt_logprobs is None):
+        if self._index == 0 and (misses or sampling.prompt_logprobs is None):
             return sampling
-        return replace(sampling, choice=self.index, prompt_logprobs=sampling.prompt_logprobs if misses else None)
+        return replace(sampling, choice=self._index, prompt_logprobs=sampling.prompt_logprobs if misses else None)
 
     def _fail_epoch(
         self, epoch: Epoch, reason: FailReason, detail: str = "", free_pages: int = 0, *, stop: bool = False,

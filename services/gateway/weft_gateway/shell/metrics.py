@@ -100,7 +100,7 @@ class _Waiting(Collector):
     def collect(self) -> Iterator[Metric]:
         family = GaugeMetricFamily("vllm:num_requests_waiting", "Requests without a runner.", labels=["model_name"])
         requests = self._gateway.requests.values()
-        waiting = Counts(active.pool for active in requests if active.stream.running is None)
+        waiting = Counts(active.pool for active in requests if active.running is None)
         for pool in self._gateway.routes.pools.values():
             family.add_metric([pool.base_model_name or pool.name], waiting[pool.name])
         yield family

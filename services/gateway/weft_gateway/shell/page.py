@@ -83,11 +83,9 @@ async def overview(state: AppState, request: Request) -> Response:
     minutes = state.manager.history.minutes(namespace, now)
     hour = summed(minutes)
     served, unserved = machine.routes.counts(principal)
-    active = [
-        one for one in machine.requests.values() if namespace is None or one.stream.request.namespace == namespace
-    ]
+    active = [one for one in machine.requests.values() if namespace is None or one.request.namespace == namespace]
     in_flight = Counter(one.pool for one in active)
-    waiting = Counter(one.pool for one in active if one.stream.running is None)
+    waiting = Counter(one.pool for one in active if one.running is None)
     pools: dict[str, PoolRoute] = {}
     bases = machine.routes.bases(principal)
     for route, pool in bases:
@@ -187,7 +185,7 @@ async def adapters(state: AppState, request: Request) -> Response:
     else:
         served, part = routes.adapters(principal, search, skip, limit)
         now = await state.manager.fleet.latest()
-        running = Counter(one.stream.request.route.model_name for one in state.machine.requests.values())
+        running = Counter(one.request.route.model_name for one in state.machine.requests.values())
         rows = [_served(state, route, now, running[route.model_name]) for route in served]
     return _json({"adapters": rows, "total": part.total, "more": part.more, "skip": skip})
 

@@ -52,10 +52,10 @@ def _principal_of(state: AppState, authorization: str | None) -> Principal | Non
 
 async def _visible(state: AppState, principal: Principal) -> dict[str, Any]:
     requests = state.machine.requests.values()
-    running = Counter(active.stream.request.route.model_name for active in requests)
-    waiting = [active for active in requests if not active.stream.running]
+    running = Counter(active.request.route.model_name for active in requests)
+    waiting = [active for active in requests if not active.running]
     held = Counter(active.pool for active in waiting)
-    lines = Counter(active.pool for active in waiting if active.stream.priority is Priority.BATCH)
+    lines = Counter(active.pool for active in waiting if active.priority is Priority.BATCH)
     pools: dict[str, dict[str, Any]] = {}
     models: list[orjson.Fragment] = []
     async for route, row in in_turns(state.machine.routes.visible(principal)):
