@@ -22,7 +22,7 @@ from weft_gateway.core.events import (
 from weft_gateway.core.routes import RouteIndex
 
 TOKENIZER_SHARE = 4  # at most a quarter of all requests waits for one tokenizer: a broken one leaves the others theirs
-LEAST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0  # of a refused request until it should come back
+MIN_WAIT_S, MAX_WAIT_S = 1.0, 60.0  # of a refused request until it should come back
 MEAN_WEIGHT = 0.05  # of the newest request in the mean duration
 STOPPING = Failure("shutting_down", "This gateway is stopping.", 1000)
 
@@ -94,8 +94,8 @@ class Admission:
         count = self.batch if priority is Priority.BATCH else self.in_flight - self.batch
         if count <= limit:
             return None
-        self._next_place = min(now + LONGEST_WAIT_S, max(now, self._next_place) + self._mean_s / limit)
-        wait_ms = round(1000 * max(LEAST_WAIT_S, self._next_place - now))
+        self._next_place = min(now + MAX_WAIT_S, max(now, self._next_place) + self._mean_s / limit)
+        wait_ms = round(1000 * max(MIN_WAIT_S, self._next_place - now))
         return Failure("rate_limit_exceeded", f"This gateway is at its limit of {limit} requests at once.", wait_ms)
 
     def not_ready_reason(self) -> str | None:

@@ -62,7 +62,7 @@ def matches(models: tuple[str, ...], model: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def _pattern_of(models: tuple[str, ...]) -> re.Pattern[str]:
-    """Of all patterns together: a list goes through every name of a namespace, and each pattern would be a pass."""
+    """Compile all patterns as one: a list goes through every name of a namespace, and each pattern would be a pass."""
     return re.compile("|".join(map(translate, models)))
 
 

@@ -102,7 +102,7 @@ class RequestAborted:
 
 
 class TokenizerState(Enum):
-    """Where the tokenizer of a base model is."""
+    """What has become of a base model's tokenizer."""
 
     LOADING = auto()  # for as long as it may come
     READY = auto()

@@ -11,7 +11,7 @@ from math import ceil, exp, log
 
 MINUTES = 60
 MAX_NAMESPACES = 500  # with figures of their own in a minute; more are in the sum of all alone
-LEAST_S, GROWTH = 1e-4, 1.1
+MIN_S, GROWTH = 1e-4, 1.1
 BUCKETS = 170  # the last one holds everything from 1,000 s on
 EVERYBODY = None
 FAILED = 400  # an error's HTTP status, at least
@@ -19,8 +19,8 @@ _LOG_GROWTH = log(GROWTH)
 
 
 def bucket_of(seconds: float) -> int:
-    """The bucket of a duration; bucket b holds (LEAST_S * GROWTH^(b-1), LEAST_S * GROWTH^b]."""
-    return min(BUCKETS, ceil(log(max(seconds, LEAST_S) / LEAST_S) / _LOG_GROWTH))
+    """The bucket of a duration; bucket b holds (MIN_S * GROWTH^(b-1), MIN_S * GROWTH^b]."""
+    return min(BUCKETS, ceil(log(max(seconds, MIN_S) / MIN_S) / _LOG_GROWTH))
 
 
 def quantile(buckets: Mapping[int, int], share: float) -> float | None:
@@ -32,7 +32,7 @@ def quantile(buckets: Mapping[int, int], share: float) -> float | None:
     for bucket in sorted(buckets):
         seen += buckets[bucket]
         if seen >= rank:
-            return LEAST_S * exp((bucket - 0.5) * _LOG_GROWTH) if bucket else LEAST_S
+            return MIN_S * exp((bucket - 0.5) * _LOG_GROWTH) if bucket else MIN_S
     raise AssertionError("a rank beyond the total")
 
 
@@ -80,7 +80,7 @@ class _Minute:
     tallies: dict[str | None, Tally] = field(default_factory=lambda: {EVERYBODY: Tally()})
 
     def of(self, namespace: str | None) -> Iterable[Tally]:
-        """Where something of that namespace is counted; None: of a caller that is not known."""
+        """Yield the tallies that count for a namespace; None: for a caller that is not known."""
         yield self.tallies[EVERYBODY]
         if namespace is not None and (namespace in self.tallies or len(self.tallies) <= MAX_NAMESPACES):
             yield self.tallies.setdefault(namespace, Tally())

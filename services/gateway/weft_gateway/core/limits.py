@@ -24,8 +24,8 @@ from weft.domain.limits import SECONDS, LimitReport, LimitRule, LimitUse, Metric
 
 REPORT_S = 1.0
 SILENT_S = 5.0  # a gateway that reports nothing for so long is gone, and what it ran with it
-LONGEST_WAIT_S = 60.0  # the official clients wait no longer
-LEAST_WAIT_S = 0.1  # for a place among concurrent requests
+MAX_WAIT_S = 60.0  # the official clients wait no longer
+MIN_WAIT_S = 0.1  # for a place among concurrent requests
 MEAN_WEIGHT = 0.05  # of the newest request in the mean duration
 SWEEP = 1000  # rules that `forget` looks at, in turn: all of 10,000 keep the event loop for 25 ms
 Name = tuple[str, str]  # subject and model of a rule
@@ -78,9 +78,9 @@ class Meter:
         if self.per_s:
             wait_s, step_s = (self.used + cost - self.limit) / self.per_s, cost / self.per_s
         else:
-            wait_s, step_s = LEAST_WAIT_S, mean_s / self.limit
-        self._next_place = max(now + max(wait_s, LEAST_WAIT_S), self._next_place + step_s)
-        self._next_place = min(self._next_place, now + LONGEST_WAIT_S)
+            wait_s, step_s = MIN_WAIT_S, mean_s / self.limit
+        self._next_place = max(now + max(wait_s, MIN_WAIT_S), self._next_place + step_s)
+        self._next_place = min(self._next_place, now + MAX_WAIT_S)
         return self._next_place - now
 
     @property
@@ -138,7 +138,7 @@ class Charge:
 
 @dataclass(frozen=True, slots=True)
 class Remaining:
-    """Of the rule that leaves the least of a rate."""
+    """What is left of a rate by the rule that leaves the least."""
 
     limit: int
     remaining: int
@@ -170,7 +170,7 @@ class Limiter:
 
     @property
     def gateways(self) -> int:
-        """Those that share the limits, this one included."""
+        """How many gateways share the limits, this one included."""
         return 1 + len(self._reported_at)
 
     def exceeded(self, rules: Sequence[LimitRule], requests: int, tokens: int | None, now: float) -> Exceeded | None:
@@ -215,7 +215,7 @@ class Limiter:
                 meter.unreported = max(0.0, meter.unreported - charge.requests)
 
     def remaining(self, rules: Iterable[LimitRule], metric: Metric, now: float) -> Remaining | None:
-        """Of the rule that leaves the least; None: no rule limits it."""
+        """Return what the rule that leaves the least leaves; None: no rule limits it."""
         meters = [self._bucket(rule, now).meters.get(metric) for rule in rules]
         found = [Remaining(one.limit, one.remaining, one.reset_s) for one in meters if one is not None]
         return min(found, key=lambda one: one.remaining, default=None)
@@ -269,7 +269,7 @@ class Limiter:
             self._buckets[name].running_at.pop(gateway, None)
 
     def _bucket(self, rule: LimitRule, now: float) -> Bucket:
-        """As it is now."""
+        """Return the bucket of a rule as it is now."""
         bucket = self._buckets.get(_name(rule))
         if bucket is None:
             bucket = self._buckets[_name(rule)] = Bucket(rule, now)
@@ -280,7 +280,7 @@ class Limiter:
 
 
 def rules_for(rules: Iterable[LimitRule], model: str) -> list[LimitRule]:
-    """Those that a request to this model counts for."""
+    """Return the rules that a request to this model counts for."""
     return [rule for rule in rules if not rule.model or fnmatchcase(model, rule.model)]
 
 

@@ -230,7 +230,7 @@ def _key(of: Route | Unserved) -> Key:
 
 
 def _keys(routes: Iterable[Route]) -> list[tuple[str, Key]]:
-    """Of adapters; bases are few, and listed apart."""
+    """Return the keys of adapters; bases are few, and listed apart."""
     return [(route.namespace, _key(route)) for route in routes if route.digest != BASE]
 
 

@@ -17,7 +17,7 @@ class Standing:
 
 
 def standing(pool: PoolRoute | None, places: Sequence[FleetAdapter], hold_s: float, *, scheduler_up: bool) -> Standing:
-    """Of a routed adapter. `places`: where runners have it; `hold_s`: how long a request waits for a runner."""
+    """Tell whether a routed adapter answers. `places`: where runners have it; `hold_s`: a request's wait for one."""
     if not scheduler_up:
         return Standing("waiting", "The scheduler is not connected: new requests wait until it is.")
     if pool is None:
@@ -31,7 +31,7 @@ def standing(pool: PoolRoute | None, places: Sequence[FleetAdapter], hold_s: flo
 
 
 def places_by_digest(fleet: FleetReport) -> dict[str, list[FleetAdapter]]:
-    """Where the listed runners have each adapter."""
+    """Return, by digest, the places where the listed runners have each adapter."""
     places: dict[str, list[FleetAdapter]] = {}
     for runner in fleet.runners:
         for one in runner.adapters:

@@ -194,7 +194,7 @@ class RequestStream:
 
     @property
     def numerics_class(self) -> str:
-        """Of the runner that computed the latest tokens; "" before the first."""
+        """The numerics class of the runner that computed the latest tokens; "" before the first."""
         running = self.running
         if running is None or self._freezing is not None or len(self.tokens) == self.start_tokens:
             return self._class_before
@@ -540,7 +540,7 @@ class RequestStream:
         return self.tokens[-1] if self.tokens[-1] in self.request.sampling.stop_token_ids else None
 
     def _take_prompt_logprobs(self, event: PromptLogprobs, now: float) -> list[StreamEffect]:
-        """Those that are new: a runner that computes a prompt again sends all of them."""
+        """Take those that are new: a runner that computes a prompt again sends all of them."""
         running, known = self._freezing or self.running, self._prompt_logprobs
         if known is None or running is None or event.epoch != running.epoch:
             return []

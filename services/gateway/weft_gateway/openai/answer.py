@@ -130,7 +130,7 @@ class Answer:
         return await self._endpoint.before_end(self._state, self.call, self.encoder, self.usage)
 
     def _best(self) -> list[EndedChoice]:
-        """Of `best_of` answers to each prompt those `n` that are likeliest a token, the likeliest first; or all."""
+        """Return the `n` of `best_of` answers to each prompt that are likeliest a token, the best first; or all."""
         drawn, n = self.call.params.drawn, self.call.params.n
         ended, answers = list[EndedChoice](), self.choices
         for index, answer in enumerate(answers):

@@ -81,7 +81,8 @@ async def submit(state: AppState, endpoint: ModelEndpoint[T], call: Call, body: 
         is_chat = isinstance(params, ChatPrompt)
         call.tokenizer = await chat_tokenizer(state, route, pool, tokenizer) if is_chat else tokenizer
         # 5. The limits, as far as they do not count tokens: a prompt that is refused need not be tokenised.
-        state.manager.limits.check_requests(call.principal, route.model_name, answers)
+        if limits := state.manager.limits if call.principal.limits else None:
+            limits.check_requests(call.principal, route.model_name, answers)
         # 6. Each prompt rendered and tokenised, in a thread.
         call.prompts = endpoint.prompts(params, call)
         encoded = await _encoded(call)
@@ -97,7 +98,7 @@ async def submit(state: AppState, endpoint: ModelEndpoint[T], call: Call, body: 
         # 8. The limits charged with what the call may use, and the one event that submits it.
         encoder = endpoint.encoder(params, call)
         charged = sum(len(one.prompt) + one.n * _charged(one) for one in prepared)
-        admitted = state.manager.limits.admit(call.principal, route.model_name, answers, charged)
+        admitted = limits.admit(call.principal, route.model_name, answers, charged) if limits else None
         answer = Answer(state, endpoint, call, prepared, encoder, admitted)
         state.manager.submit(prepared, answer.choices)
         return answer

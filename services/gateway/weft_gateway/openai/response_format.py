@@ -62,11 +62,13 @@ class ResponseEncoder:
     headers: Mapping[str, str] = NO_HEADERS
 
     def __init__(self, params: Common, call: Call) -> None:
-        self._params, self._prompts = params, call.prompts
+        plain = all(prompt.form.is_plain for prompt in call.prompts)
+        self._params, self._prompts, self._counts_usage = params, call.prompts, params.usage_in_chunks
+        self._no_usage: dict[str, Any] = {"usage": None} if params.include_usage else {}
+        self._plain = params.alternatives is None and not params.return_token_ids and not self._counts_usage
         self._names = TokenIdNames(call.tokenizer) if params.return_tokens_as_token_ids else call.tokenizer
         self._choices = params.n * len(call.prompts)
         request_id = call.ids.request_id
-        plain = all(prompt.form.is_plain for prompt in call.prompts)
         forms = [] if plain else [self._prompt_of(index).form for index in range(self._choices)]
         self._readers = [AnswerReader(form, f"{request_id}/{index}") for index, form in enumerate(forms)]
         self._head = {
@@ -77,9 +79,6 @@ class ResponseEncoder:
             "system_fingerprint": _fingerprint(call.digest),
         }
         self._chunk_head = {**self._head, "object": self.chunk_kind}
-        self._no_usage: dict[str, Any] = {"usage": None} if params.include_usage else {}
-        self._counts_usage = params.usage_in_chunks
-        self._plain = params.alternatives is None and not params.return_token_ids and not self._counts_usage
         self._answer_tokens = [0] * self._choices
         hole = orjson.dumps(_HOLE)
         self._around = [self._event([self._delta(index, _HOLE)]).split(hole) for index in range(self._choices)]

@@ -32,14 +32,14 @@ class RateLimits:
 
         Raises LimitReached, QuotaSpent.
         """
-        if caller.limits and (rules := rules_for(caller.limits, model)):
+        if rules := rules_for(caller.limits, model):
             check_quota(rules)
             if (exceeded := self._limiter.exceeded(rules, requests, None, self._clock())) is not None:
                 raise _refusal(exceeded, requests, self._headers_of(rules))
 
     def admit(self, caller: Principal, model: str, requests: int, tokens: int) -> AdmittedCall | None:
         """Charge a request that `check_requests` has let through; None: nothing limits it. Raises LimitReached."""
-        if not caller.limits or not (rules := rules_for(caller.limits, model)):
+        if not (rules := rules_for(caller.limits, model)):
             return None
         charged = self._limiter.admit(rules, requests, tokens, self._clock())
         headers = self._headers_of(rules)
