@@ -9,7 +9,7 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_gateway.core.answer_text import Detokeniser
+from weft_gateway.core import Detokeniser
 from weft_gateway.forms.answer_form import AnswerForm, choose_form
 from weft_gateway.forms.answer_reader import AnswerReader, message_of
 from weft_gateway.forms.marks import MARKS, REASONING, THINK, ReasoningMarks, showing

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from weft.domain.model.token_bytes import Decoding, UnsupportedDecoder, decoding_of, token_bytes
-from weft_gateway.core.answer_text import Detokeniser
+from weft_gateway.core import Detokeniser
 
 BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 

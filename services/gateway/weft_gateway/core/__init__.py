@@ -4,6 +4,7 @@
 Tests, the simulator and benchmarks take these names from here: the modules behind them may change.
 """
 
+from weft_gateway.core.answer_text import MAX_STOP_CHARS, MAX_STOPS, Detokeniser, HeldLogprobs, StopMatcher
 from weft_gateway.core.config import GatewayConfig
 from weft_gateway.core.events import (
     PREDICTOR,
