@@ -9,21 +9,6 @@ from weft_gateway.openai.schema import CompletionRequest, parse
 from weft_gateway.shell.tokenizer import ModelTokenizer, TooLong
 
 
-def prompts_of(params: CompletionRequest, call: Call) -> list[Prompt]:
-    """Return each prompt, to be encoded within the context. Raises ParameterError."""
-    tokenizer = call.tokenizer
-
-    def prompt_of(index: int, prompt: str | list[int]) -> Prompt:
-        if isinstance(prompt, str):
-            return Prompt(prompt[-MAX_PROMPT_CHARS:], partial(_encode, params, prompt), prompt if params.echo else "")
-        _check(prompt, params.prompt_at(index), tokenizer)
-        text = tokenizer.decode(prompt[-MAX_PROMPT_CHARS:])
-        echoed = tokenizer.decode if params.skip_special_tokens else tokenizer.spelled
-        return Prompt(text, partial(_encode, params, prompt), echoed(prompt) if params.echo else "")
-
-    return [prompt_of(index, prompt) for index, prompt in enumerate(params.prompt)]
-
-
 def _check(tokens: list[int], where: str, tokenizer: ModelTokenizer) -> None:
     """Raises ParameterError."""
     if max(tokens) >= tokenizer.vocab_size:
@@ -56,7 +41,19 @@ class CompletionEndpoint(ModelEndpoint[CompletionRequest]):
         return parse(CompletionRequest, body)
 
     def prompts(self, params: CompletionRequest, call: Call) -> list[Prompt]:
-        return prompts_of(params, call)
+        tokenizer = call.tokenizer
+
+        def prompt_of(index: int, prompt: str | list[int]) -> Prompt:
+            if isinstance(prompt, str):
+                return Prompt(
+                    prompt[-MAX_PROMPT_CHARS:], partial(_encode, params, prompt), prompt if params.echo else ""
+                )
+            _check(prompt, params.prompt_at(index), tokenizer)
+            text = tokenizer.decode(prompt[-MAX_PROMPT_CHARS:])
+            echoed = tokenizer.decode if params.skip_special_tokens else tokenizer.spelled
+            return Prompt(text, partial(_encode, params, prompt), echoed(prompt) if params.echo else "")
+
+        return [prompt_of(index, prompt) for index, prompt in enumerate(params.prompt)]
 
 
 COMPLETIONS = CompletionEndpoint()

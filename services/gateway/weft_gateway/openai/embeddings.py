@@ -18,9 +18,9 @@ from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from weft_gateway.errors import ParameterError
-from weft_gateway.openai import completions
-from weft_gateway.openai.call import Call, EndedChoice, ModelEndpoint, Prompt
+from weft_gateway.openai.call import Call, EndedChoice, Prompt
 from weft_gateway.openai.chat import prompt_of
+from weft_gateway.openai.completions import CompletionEndpoint
 from weft_gateway.openai.fields import MAX_INT32, Prompts, Whole
 from weft_gateway.openai.response_format import CompletionEncoder
 from weft_gateway.openai.schema import MAX_CALLER_ID, ChatPrompt, CompletionRequest, Strict, checked, object_of, parse
@@ -300,7 +300,7 @@ class ScoreEncoder(_VectorEncoder):
         return {"data": [{"object": "score", "index": i, "score": score} for i, score in enumerate(scores)]}
 
 
-class EmbeddingsEndpoint(ModelEndpoint[PooledRequest]):
+class EmbeddingsEndpoint(CompletionEndpoint):
     """A vector for each text."""
 
     name = "embeddings"
@@ -310,16 +310,17 @@ class EmbeddingsEndpoint(ModelEndpoint[PooledRequest]):
     def parse(self, body: bytes) -> PooledRequest:
         return _embedded(object_of(body))
 
-    def prompts(self, params: PooledRequest, call: Call) -> list[Prompt]:
+    def prompts(self, params: CompletionRequest, call: Call) -> list[Prompt]:
+        assert isinstance(params, PooledRequest)
         match params.asked:
             case EmbeddedChatRequest() as chat:
                 return [prompt_of(chat, call)]
             case RerankRequest(max_tokens_per_doc=count) if count:
                 query, *documents = params.prompt
                 cut = [_first_tokens(document, count, call.tokenizer) for document in documents]
-                return completions.prompts_of(params.model_copy(update={"prompt": (query, *cut)}), call)
+                return super().prompts(params.model_copy(update={"prompt": (query, *cut)}), call)
             case _:
-                return completions.prompts_of(params, call)
+                return super().prompts(params, call)
 
 
 class PoolingEndpoint(EmbeddingsEndpoint):
