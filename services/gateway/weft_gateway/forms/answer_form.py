@@ -65,12 +65,13 @@ class AnswerForm:
 
 def choose_form(params: Common, template: TemplateForms, parser: str) -> AnswerForm:
     """Choose the form of a request's answers. `parser`: of calls, that the pool names. Raises ParameterError."""
-    output = structured_output(params.response_format, params.structured_outputs)
+    asked = params.response_format, params.structured_outputs
+    output = None if asked == (None, None) else structured_output(*asked)
     if not isinstance(params, ChatRequest):
         return AnswerForm(output)
     tools, required, is_named = params.callable_tools, params.required_tools, isinstance(params.tool_choice, dict)
-    written = template.tool_format(parser)
-    if tools:
+    written = template.tool_format(parser) if tools else None
+    if written is not None:
         if is_named and output is not None and not output.param.startswith("response_format"):
             text = f"{output.param} cannot stand beside a tool_choice that names the call: the answer is its arguments."
             raise ParameterError(text, param=output.param)
@@ -80,7 +81,7 @@ def choose_form(params: Common, template: TemplateForms, parser: str) -> AnswerF
     return AnswerForm(
         output=output,
         template=template,
-        tools=written if tools else None,
+        tools=written,
         continues=params.messages[-1].content if params.continue_final_message else None,
         shows_reasoning=params.include_reasoning,
         spells_marks=not params.skip_special_tokens,
