@@ -54,7 +54,7 @@ class Meter:
         self.unreported = max(0.0, self.unreported - elapsed * self.per_s / gateways)
 
     def fits(self, cost: int, gateways: int) -> bool:
-        """Whether so much may be added now."""
+        """Whether `cost` may be added now."""
         if self.used + cost > self.limit:
             return False
         left = self.limit - max(0.0, self.used - self.unreported)
@@ -201,7 +201,7 @@ class Limiter:
         return Charge(tuple(charged), requests, now)
 
     def settle(self, charge: Charge, tokens: int, now: float) -> None:
-        """The request has ended, and had so many tokens. Once for each charge."""
+        """Settle a charge, once, when its request has ended with `tokens` tokens."""
         for name, charged in charge.tokens:
             if (bucket := self._buckets.get(name)) is None:
                 continue

@@ -67,9 +67,10 @@ class GrammarChecker:
     async def _answer(
         self, process: Process, output: StructuredOutput, late: ServiceUnavailable
     ) -> tuple[str, str] | None:
-        """Wait for an answer; None: the process has ended by itself. Raises `late`.
+        """Wait for an answer; None: the process has ended by itself.
 
         A request that is cancelled meanwhile ends the process: its answer would be taken for the next one's.
+        Raises `late`.
         """
         answer = None
         try:

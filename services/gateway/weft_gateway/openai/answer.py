@@ -195,7 +195,7 @@ def _mean_logprob(choice: EndedChoice) -> float:
 
 
 async def encoded(logprobs: int, encode: Callable[[], bytes]) -> bytes:
-    """In a thread where so many log probabilities are encoded that other requests would wait."""
+    """Encode, in a thread where there are more log probabilities than other requests could wait for."""
     return await asyncio.to_thread(encode) if logprobs > THREAD_LOGPROBS else encode()
 
 

@@ -203,9 +203,9 @@ async def _stored_folder(state: AppState, path: str, namespace: str) -> dict[str
 
 
 def _files_of(path: str, roots: Sequence[Path]) -> dict[str, Path]:
-    """The files of an adapter's folder, links followed, all below one of the roots. Raises NotFound.
+    """Return the files of an adapter's folder, links followed, all below one of the roots.
 
-    Beside the roots nothing is looked at, and nobody learns what is there.
+    Beside the roots nothing is looked at, and nobody learns what is there. Raises NotFound.
     """
     below = [root.resolve() for root in roots]
     names = (*FILES, *OPTIONAL_FILES, *OTHER_FORMS)

@@ -243,9 +243,9 @@ def _truncated(tokens: list[int], params: Common, context_tokens: int) -> list[i
 
 
 def _max_tokens(call: Call, where: str, prompt_tokens: int, asked: int | None, alternatives: int | None) -> int:
-    """Return the answer's bound. Raises ParameterError.
+    """Return the answer's bound.
 
-    A context of 0 is not known yet: no runner has reported it, and the scheduler decides.
+    A context of 0 is not known yet: no runner has reported it, and the scheduler decides. Raises ParameterError.
     """
     params, pool = call.params, call.pool
     context_tokens, most = pool.max_context_tokens, pool.max_output_tokens
