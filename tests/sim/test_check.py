@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from weft_gateway.core import RequestStream
 from weft_scheduler.core import Scheduler
 from weft_sim import check
 from weft_sim.check import check_seed
@@ -69,7 +68,7 @@ def test_scenarios_differ_and_every_kind_of_fault_occurs() -> None:
 def test_a_failing_seed_prints_how_to_see_it_again_and_writes_its_timeline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(RequestStream, "_append", lambda *_: "")
+    monkeypatch.setattr("weft_gateway.core.answer_text.AnswerText.append", lambda *_: "")
     trace = tmp_path / "out.json"
     arguments = ["check", "--seeds", "1", "--first", "3", "--trace", str(trace)]
     monkeypatch.setattr(sys, "argv", ["weft_sim", *arguments])

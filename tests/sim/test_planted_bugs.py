@@ -32,13 +32,14 @@ OTHER_TEXT = "differs from the undisturbed|ends by"
 
 def lost_token(patch: pytest.MonkeyPatch) -> None:
     """Drop the first token after a migration."""
-    append = RequestStream._append
+    step = RequestStream._step
 
-    def patched(self: RequestStream, event: SequenceTokens) -> str:
+    def patched(self: RequestStream, event: SequenceTokens, now: float) -> Sequence[Any]:
         first = self.start_tokens and not self._begun
-        return append(self, event._replace(tokens=event.tokens[1:]) if first else event)
+        lost = event._replace(tokens=event.tokens[1:], logprobs=event.logprobs[1:])
+        return step(self, lost if first else event, now)
 
-    patch.setattr(RequestStream, "_append", patched)
+    patch.setattr(RequestStream, "_step", patched)
 
 
 def double_token(patch: pytest.MonkeyPatch) -> None:
