@@ -1,6 +1,7 @@
 """Files that are replaced whole, and sockets by their path. Standard library only: the runner imports it."""
 
 import os
+import socket
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,19 @@ def socket_name(path: Path) -> Generator[str]:
         yield f"/proc/self/fd/{folder}/{path.name}"
     finally:
         os.close(folder)
+
+
+def connect_socket(path: Path, timeout_s: float | None) -> socket.socket:
+    """Connect to a unix socket in a folder of any depth. Raises OSError when nobody listens there."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.settimeout(timeout_s)
+    try:
+        with socket_name(path) as name:
+            sock.connect(name)
+    except OSError:
+        sock.close()
+        raise
+    return sock
 
 
 def write_atomically(path: Path, data: bytes | memoryview, mode: int = 0o600, *, durable: bool = True) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote, urlencode
 
+from weft.files import connect_socket
 from weft_cli.errors import BadInput, Changed, CommandError, NotRunning, NotThere
 
 TIMEOUT_S = 30.0
@@ -180,6 +181,4 @@ class _UnixConnection(http.client.HTTPConnection):
         self._path = path
 
     def connect(self) -> None:
-        from weft_operator.local.sockets import connect
-
-        self.sock: socket.socket = connect(self._path, self.timeout)
+        self.sock: socket.socket = connect_socket(self._path, self.timeout)

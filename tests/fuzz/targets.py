@@ -46,7 +46,7 @@ from weft_gateway.openai.responses import ResponsesEndpoint
 from weft_gateway.openai.schema import DetokenizeRequest, TokenizeChatRequest, TokenizeRequest, parse
 from weft_gateway.shell.request_ids import drawn_ids
 from weft_gateway.shell.tokenizer import ModelTokenizer, NotEncodable
-from weft_operator.local.admission import Invalid, admit
+from weft_operator.local import Invalid, admit
 from weft_runner.shell.kv_connection import KvConnectionClosed
 
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart"

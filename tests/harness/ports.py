@@ -6,7 +6,7 @@ Nor does another process that gets its ports here or from `weft up`: they are re
 import socket
 from random import SystemRandom
 
-from weft_operator.local.sockets import PortSource
+from weft_operator.local import PortSource
 
 _source = PortSource(SystemRandom())
 

@@ -16,9 +16,8 @@ from kubernetes.client.exceptions import ApiException
 from harness import chart
 from harness.chart import VALUE_SETS, Json
 from harness.cluster.cluster import Cluster
-from weft_operator.core import parse_pool
-from weft_operator.core.children import children
-from weft_operator.kubernetes.settings import parse_runner_defaults
+from weft_operator.core import make_children, parse_pool
+from weft_operator.kubernetes import parse_runner_defaults
 
 RESTRICTED = {
     "pod-security.kubernetes.io/enforce": "restricted",
@@ -80,7 +79,7 @@ def runner_templates(pool: Json, found: list[Json]) -> dict[str, Json]:
         yaml.safe_load(chart.one(found, "ConfigMap", "weft-runner-defaults")["data"]["runner-defaults.yaml"]),
         "defaults",
     )
-    made = children(parse_pool(pool), BASE, defaults, {"h100": 1, "small": 2})
+    made = make_children(parse_pool(pool), BASE, defaults, {"h100": 1, "small": 2})
     return {child.name: child.manifest["spec"]["template"] for child in made if child.kind == "Deployment"}
 
 

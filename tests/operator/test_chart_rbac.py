@@ -37,12 +37,20 @@ from weft_operator.core import (
     parse_key,
 )
 from weft_operator.errors import ApiFailed, ChildRefused, StaleWrite
-from weft_operator.kubernetes.backend import KubernetesBackend
-from weft_operator.kubernetes.cache import ObjectCache
-from weft_operator.kubernetes.client import BY_KIND, KEYS, NODES, PODS, WATCHED, Api, Resource
-from weft_operator.kubernetes.event_mapping import owner_of
-from weft_operator.kubernetes.events import EventRecorder
-from weft_operator.kubernetes.key_secrets import KeySecrets
+from weft_operator.kubernetes import (
+    BY_KIND,
+    KEYS,
+    NODES,
+    PODS,
+    WATCHED,
+    Api,
+    EventRecorder,
+    KeySecrets,
+    KubernetesBackend,
+    ObjectCache,
+    Resource,
+    owner_of,
+)
 
 EVERYWHERE, RELEASE, POOLS, SYSTEM = "everywhere", "release", "pools", "kube-system"
 FINALIZER = "serving.weft.dev/unload"

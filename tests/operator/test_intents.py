@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 
 from harness.cluster.cluster import Cluster
-from weft_operator.core import Child, Pool, RunnerDefaults, parse_pool
-from weft_operator.core.children import MANAGER, children
-from weft_operator.core.drift import matches, spec_hash
+from weft_operator.core import MANAGER, Child, Pool, RunnerDefaults, make_children, matches, parse_pool, spec_hash
 
 BASE = "sha256:" + "b" * 64
 SITES = {
@@ -81,7 +79,7 @@ def stored_pool(control_plane: Cluster, namespace: str, name: str = "demo", **sp
 
 def wishes(pool: Pool, defaults: RunnerDefaults, size: int) -> list[Child]:
     sizes = {group.name: size for group in pool.groups}
-    return children(pool, BASE, defaults, sizes)
+    return make_children(pool, BASE, defaults, sizes)
 
 
 def apply(control_plane: Cluster, child: Child) -> dict[str, Any]:

@@ -22,10 +22,7 @@ from tests.operator.test_crash_points import state, until_settled
 from weft.leadership.lease_api import load_configuration
 from weft_operator.core import ApplyChild, Child, Ref
 from weft_operator.errors import StaleWrite
-from weft_operator.kubernetes.backend import KubernetesBackend
-from weft_operator.kubernetes.cache import ObjectCache
-from weft_operator.kubernetes.client import Api
-from weft_operator.kubernetes.events import EventRecorder
+from weft_operator.kubernetes import Api, EventRecorder, KubernetesBackend, ObjectCache
 
 RUNNERS = "base-runners"
 POOLS, ADAPTERS = ("servingpools",), ("loraadapters",)

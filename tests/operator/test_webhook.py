@@ -29,9 +29,7 @@ from harness.waiting import PATIENCE_S, wait_until
 from weft.leadership.lease_api import load_configuration
 from weft_devcluster.processes import free_ports
 from weft_operator.core import DesiredState, Object, ObjectKey, Ref, parse
-from weft_operator.kubernetes import admission
-from weft_operator.kubernetes.client import OWN
-from weft_operator.kubernetes.watch import Watches
+from weft_operator.kubernetes import OWN, Watches, admission
 
 GROUP, VERSION = "serving.weft.dev", "v1alpha1"
 PLURALS = {"ServingPool": "servingpools", "LoRAAdapter": "loraadapters"}

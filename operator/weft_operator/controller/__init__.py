@@ -1,1 +1,12 @@
-"""The loop around the planner: work queue, rate limit, and the clients of the depot and of the scheduler."""
+# pyright: reportUnusedImport=false
+"""The loop around the planner: work queue, rate limit, and the clients of the depot and of the scheduler.
+
+Tests take these names from here: the modules behind them may change.
+"""
+
+from weft_operator.controller.clock import Clock, unix_clock
+from weft_operator.controller.depot_client import DepotClient
+from weft_operator.controller.loop import Controller
+from weft_operator.controller.registry_client import RegistryClient
+from weft_operator.controller.resolver import Resolver
+from weft_operator.controller.workqueue import BURST, PER_S, TokenBucket, WorkQueue

@@ -6,6 +6,7 @@ Tests, the simulator and benchmarks take these names from here: the modules behi
 
 from weft.artifacts.depot_api import OperationStatus, ResolveRequest
 from weft.domain.routes import AdapterStatus, PoolStatus
+from weft_operator.core.acceptance import pool_view, reject_adapter, reject_pool
 from weft_operator.core.actions import (
     Action,
     AddFinalizer,
@@ -36,8 +37,35 @@ from weft_operator.core.api_keys import (
     Withdraw,
     parse_key,
 )
-from weft_operator.core.artifacts import Resolution
-from weft_operator.core.reconcile import reconcile_all, requeue_at
+from weft_operator.core.artifacts import Resolution, Retention, VerifiedArtifact, source_changed, updated
+from weft_operator.core.canary import owner_uid
+from weft_operator.core.chat_templates import template_uid
+from weft_operator.core.children import (
+    GROUP_LABEL,
+    INDEX_LABEL,
+    MANAGER,
+    MAX_CHILD_NAME_CHARS,
+    POOL_LABEL,
+    RUNNER_LABEL,
+    child_name,
+    make_children,
+    template_hash,
+)
+from weft_operator.core.drift import QUANTITIES, matches, spec_hash, with_spec_hash
+from weft_operator.core.expectations import apply_failed, expect, forget, restore_resolutions
+from weft_operator.core.pod_template import GRPC_PORT, KV_PORT, PROBES_PORT, TEMPLATE_HASH, make_pod_template
+from weft_operator.core.reconcile import (
+    PROGRESS_S,
+    UNLOAD_GRACE_S,
+    live_digests,
+    longest_drain_s,
+    plan_retention,
+    progress_s,
+    reconcile_all,
+    requeue_at,
+    resolve_period_s,
+)
+from weft_operator.core.registration import ADVANCED
 from weft_operator.core.resources import (
     API_VERSION,
     FINALIZER,
@@ -48,15 +76,23 @@ from weft_operator.core.resources import (
     Object,
     Pool,
     Ref,
+    holds,
     parse,
     parse_adapter,
     parse_pool,
     resource_version,
 )
-from weft_operator.core.runner_defaults import RunnerDefaults
+from weft_operator.core.rollout import RETRY_S, is_replacing
+from weft_operator.core.runner_config import make_runner_config
+from weft_operator.core.runner_defaults import CONTAINER_SECURITY, POD_SECURITY, RunnerDefaults
+from weft_operator.core.scale_in import SEEN_S
+from weft_operator.core.scaling import ANSWER_S, Bounds, group_of, rollout_limits, to_start
 from weft_operator.core.state import (
+    APPLY_RETRY_S,
     Child,
     DesiredState,
+    Expectations,
+    ForeignObject,
     ObjectKey,
     ObservedState,
     Pod,
@@ -65,5 +101,7 @@ from weft_operator.core.state import (
     RunnerProcess,
     RunnerState,
     State,
+    runner_pods,
 )
-from weft_operator.core.validation import validate
+from weft_operator.core.status import Condition, events_for, merged
+from weft_operator.core.validation import Review, pinned_max, validate

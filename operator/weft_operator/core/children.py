@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from weft_operator.core.drift import with_spec_hash
-from weft_operator.core.pod_template import TEMPLATE_HASH, pod_template
+from weft_operator.core.pod_template import TEMPLATE_HASH, make_pod_template
 from weft_operator.core.resources import API_VERSION, Group, Meta, Object, Pool, Ref
-from weft_operator.core.runner_config import runner_config
+from weft_operator.core.runner_config import make_runner_config
 from weft_operator.core.runner_defaults import RunnerDefaults
 from weft_operator.core.scaling import rollout_limits
 from weft_operator.core.state import Child
@@ -67,7 +67,7 @@ def template_hash(obj: Object) -> str:
     return str((of["metadata"].get("annotations") or {}).get(TEMPLATE_HASH, ""))
 
 
-def children(pool: Pool, base_digest: str, defaults: RunnerDefaults, sizes: Mapping[str, int]) -> list[Child]:
+def make_children(pool: Pool, base_digest: str, defaults: RunnerDefaults, sizes: Mapping[str, int]) -> list[Child]:
     """Make everything that the pool owns. `sizes`: runners of each group, by its name."""
     meta, limits = pool.meta, rollout_limits(pool, sum(sizes.values()))
     shared = child_name(meta.ref.name, SHARED)
@@ -90,8 +90,8 @@ def runner_children(pool: Pool, group: Group, base_digest: str, defaults: Runner
     own = {GROUP_LABEL: group.name, RUNNER_LABEL: name, INDEX_LABEL: str(index)}
     service = child_name(ref.name, RANKS)
     split = pool.spec.parallelism
-    template = pod_template(
-        group, runner_config(pool, base_digest, group), defaults, labels={**_labels(ref), **own},
+    template = make_pod_template(
+        group, make_runner_config(pool, base_digest, group), defaults, labels={**_labels(ref), **own},
         account=child_name(ref.name, SHARED), drain_s=pool.spec.drain_seconds,
         leader=f"{name}-0.{service}.{ref.namespace}.svc",
         pods=split.pods_per_runner, ranks_per_pod=split.tensor * split.pipeline // split.pods_per_runner,
@@ -163,9 +163,9 @@ def _deployment(
         "selector": {"matchLabels": {**_selecting(meta.ref), GROUP_LABEL: group.name}},
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": limits[1], "maxUnavailable": limits[0]}},
         "revisionHistoryLimit": 2,
-        "template": pod_template(
+        "template": make_pod_template(
             group,
-            runner_config(pool, base_digest, group),
+            make_runner_config(pool, base_digest, group),
             defaults,
             labels=labels,
             account=account,

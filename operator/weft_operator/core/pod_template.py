@@ -27,7 +27,7 @@ LOGS_BYTES = 1 << 30  # of ephemeral-storage beside what volumes may hold: logs,
 AFTER_DRAIN_S = 30  # beyond the pool's drain time, before a pod is killed
 
 
-def pod_template(
+def make_pod_template(
     group: Group, launch: RunnerConfig, defaults: RunnerDefaults, *, labels: Mapping[str, str], account: str,
     drain_s: float, leader: str = "", pods: int = 1, ranks_per_pod: int = 1,
 ) -> Json:  # fmt: skip

@@ -25,8 +25,8 @@ from weft_operator.core.children import (
     GROUP_LABEL,
     INDEX_LABEL,
     RUNNER_KINDS,
-    children,
     is_adoptable,
+    make_children,
     revision_of,
     runner_children,
     template_hash,
@@ -34,7 +34,7 @@ from weft_operator.core.children import (
 from weft_operator.core.drift import matches, spec_hash
 from weft_operator.core.resources import Group, Object, Pool, Ref, resource_version
 from weft_operator.core.rollout import OUTSIDE, REPLACING, Held, await_turn, from_outside, hold, is_replacing
-from weft_operator.core.runner_config import runner_config
+from weft_operator.core.runner_config import make_runner_config
 from weft_operator.core.runner_defaults import RunnerDefaults
 from weft_operator.core.scale_in import SEEN_S, move_off, shrink
 from weft_operator.core.scaling import ANSWER_S, Bounds, Runner
@@ -84,7 +84,7 @@ def plan_processes(pool: Pool, digest: str, wanted: int, bounds: Bounds, state: 
 
     def launch(index: int) -> RunnerConfig:
         group = groups.get(index) or next(coming, None) or scaling.group_of(index, pool.groups)
-        return runner_config(pool, digest, group)
+        return make_runner_config(pool, digest, group)
 
     most = max(1, scaling.rollout_limits(pool, wanted)[0])
     return [EnsureRunner(ref, index, launch(index)) for index in scaling.to_start(launch, wanted, present, most)]
@@ -125,11 +125,11 @@ def plan_children(
             pool, digest, sizes, bounds, state, defaults, own, waited=waited, replacing=replacing
         )
         held = Held(why=(why and f"{OUTSIDE}: {why}") or REPLACING) if behind else Held()
-        intended = children(pool, digest, defaults, sizes) + sets
+        intended = make_children(pool, digest, defaults, sizes) + sets
     else:
         may = _sizes_now(pool, sizes, present, wanted, bounds, state, own, now, waited=waited)
         sizes, orders = may.sizes, may.orders
-        intended = children(pool, digest, defaults, sizes)
+        intended = make_children(pool, digest, defaults, sizes)
         held = hold(pool, intended, own, state, revision)
         settling = {key for key, obj in own.items() if key.kind == "Deployment" and _group(obj) in may.settling}
         held = Held(held.children | settling, "; ".join(filter(None, [*may.why, held.why])))
@@ -232,7 +232,7 @@ def _plan_sets(
     then another one comes. Runners of groups that the pool no longer names go one for each that is ready in a group
     that it names.
     """
-    launch, sets = runner_config(pool, digest), {key: obj for key, obj in own.items() if key.kind == "StatefulSet"}
+    launch, sets = make_runner_config(pool, digest), {key: obj for key, obj in own.items() if key.kind == "StatefulSet"}
     report = state.observed.pool_reports.get(str(pool.meta.ref))
     pods = [pod for pod in runner_pods(state.observed.pods.get(pool.meta.ref, {}).values()) if pod.runner]
     states: dict[str, RunnerState] = {pod.runner: pod.state for pod in pods}

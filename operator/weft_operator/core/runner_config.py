@@ -10,7 +10,7 @@ TOP_SHARE = "0.1"  # of the keys, with sparseAttention TopK (FlexGen, section 5)
 Flags = dict[str, str | int | float]
 
 
-def runner_config(pool: Pool, base_digest: str, group: Group | None = None) -> RunnerConfig:
+def make_runner_config(pool: Pool, base_digest: str, group: Group | None = None) -> RunnerConfig:
     """Make what each runner of this pool, or of one of its groups, is started with."""
     spec, phase = pool.spec, group.phase if group is not None else "Any"
     flags = tuple(_flags(pool, base_digest, phase).items())

@@ -101,16 +101,3 @@ def listen(path: Path) -> socket.socket:
     sock.listen(128)
     sock.setblocking(False)
     return sock
-
-
-def connect(path: Path, timeout_s: float | None) -> socket.socket:
-    """Connect to a socket. Raises OSError when nobody listens there."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.settimeout(timeout_s)
-    try:
-        with socket_name(path) as name:
-            sock.connect(name)
-    except OSError:
-        sock.close()
-        raise
-    return sock

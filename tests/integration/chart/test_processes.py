@@ -20,11 +20,9 @@ from weft.wire.tls import FILES, Tls
 from weft_batch.settings import BatchSettings
 from weft_depot.settings import DepotSettings
 from weft_gateway.settings import GatewaySettings
-from weft_operator.core.pod_template import GRPC_PORT, KV_PORT, PROBES_PORT
-from weft_operator.core.runner_defaults import CONTAINER_SECURITY, POD_SECURITY
-from weft_operator.kubernetes.admission import PATHS
-from weft_operator.kubernetes.settings import Settings as OperatorSettings
-from weft_operator.kubernetes.settings import parse_runner_defaults
+from weft_operator.core import CONTAINER_SECURITY, GRPC_PORT, KV_PORT, POD_SECURITY, PROBES_PORT
+from weft_operator.kubernetes import PATHS, parse_runner_defaults
+from weft_operator.kubernetes import Settings as OperatorSettings
 from weft_predictor.settings import PredictorSettings
 from weft_scheduler.settings import SchedulerSettings
 from weft_supervisor.settings import SupervisorSettings

@@ -19,11 +19,7 @@ from weft.wire.codec.cluster import REPORTED
 from weft.wire.v1 import supervisor_pb2 as pb
 from weft.wire.v1.supervisor_pb2_grpc import AdminServicer, add_AdminServicer_to_server
 from weft_operator.core import Ref
-from weft_operator.local.admission import admit
-from weft_operator.local.api import Api, serve
-from weft_operator.local.logs import LogFile
-from weft_operator.local.objects import ObjectStore
-from weft_operator.local.persistence import Durable, open_store
+from weft_operator.local import Api, Durable, LogFile, ObjectStore, admit, open_store, serve
 
 DIGEST = "sha256:" + "a" * 64
 

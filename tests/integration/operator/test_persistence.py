@@ -21,14 +21,12 @@ from tests.unit.operator.planning import adapter_object, adapter_ref, check_stor
 from weft.api.conversion import GONE, with_defaults
 from weft_operator.core import parse
 from weft_operator.errors import StoreDamaged
-from weft_operator.local import persistence
-from weft_operator.local.objects import ObjectStore, ref_of
-from weft_operator.local.persistence import Durable, open_store
+from weft_operator.local import Durable, ObjectStore, open_store, persistence, ref_of
 
 WRITER = """
 import asyncio, os, sys
 from pathlib import Path
-from weft_operator.local.persistence import Durable, open_store
+from weft_operator.local import Durable, open_store
 
 async def main(path):
     store = open_store(path, lambda: 1e9)

@@ -15,9 +15,17 @@ import pytest
 from harness.ports import free_port
 from harness.processes import started
 from harness.waiting import PATIENCE_S, soon
-from weft_operator.local import processes
-from weft_operator.local.logs import LogFile
-from weft_operator.local.processes import CHILD, CRASH_LOOP, STABLE_S, Process, ProcessState, Program, not_ready
+from weft_operator.local import (
+    CHILD,
+    CRASH_LOOP,
+    STABLE_S,
+    LogFile,
+    Process,
+    ProcessState,
+    Program,
+    not_ready,
+    processes,
+)
 
 READY = """
 import http.server, os, sys, time
@@ -39,8 +47,8 @@ while True: signal.pause()
 PARENT = """
 import asyncio, sys
 from pathlib import Path
-from weft_operator.local.logs import LogFile
-from weft_operator.local.processes import Process, Program
+from weft_operator.local import LogFile
+from weft_operator.local import Process, Program
 
 async def main():
     program = Program("child", (sys.executable, "-c", "import signal; signal.pause()"))

@@ -6,7 +6,7 @@ import pytest
 
 from harness.bad_manifests import BAD, GOOD, Bad
 from weft_operator.errors import Invalid
-from weft_operator.local.admission import admit
+from weft_operator.local import admit
 
 
 def stored(row: Bad) -> dict[str, Any] | None:

@@ -20,7 +20,7 @@ from harness.waiting import PATIENCE_S
 from weft.api.readiness import is_ready, is_refused
 from weft_cli.demo import Question, ask_all, demo_folder, demo_manifests, load_questions
 from weft_cli.progress import Progress
-from weft_operator.local.processes import ProcessState
+from weft_operator.local import ProcessState
 
 
 class Server(uvicorn.Server):

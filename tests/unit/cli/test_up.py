@@ -13,7 +13,7 @@ from weft_cli import up
 from weft_cli.demo import Question, with_keys
 from weft_cli.errors import CommandError
 from weft_cli.progress import Progress
-from weft_operator.local.objects import ObjectStore, ref_of
+from weft_operator.local import ObjectStore, ref_of
 
 POOL = {"kind": "ServingPool", "metadata": {"name": "base", "namespace": "default"}, "spec": {"model": {}}}
 ADAPTER = {

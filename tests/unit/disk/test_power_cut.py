@@ -14,8 +14,7 @@ from weft.artifacts.digest import hex_of
 from weft.files import write_atomically
 from weft_batch.storage import FolderStorage
 from weft_depot.resolution_cache import ResolutionCache
-from weft_operator.local.objects import ObjectStore
-from weft_operator.local.persistence import Durable, open_store
+from weft_operator.local import Durable, ObjectStore, open_store
 from weft_predictor.checkpoint import save
 from weft_predictor.core import RidgeModel
 from weft_predictor.models import SAVED, first_models

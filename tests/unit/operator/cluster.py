@@ -14,6 +14,10 @@ from typing import Any
 from tests.unit.operator.planning import World, connected
 from weft.api.template import amount
 from weft_operator.core import (
+    GROUP_LABEL,
+    POOL_LABEL,
+    QUANTITIES,
+    RUNNER_LABEL,
     Action,
     AddFinalizer,
     ApplyChild,
@@ -29,12 +33,11 @@ from weft_operator.core import (
     ScaleChild,
     SetPodDeletionCost,
     State,
+    apply_failed,
+    template_hash,
 )
-from weft_operator.core.children import GROUP_LABEL, POOL_LABEL, RUNNER_LABEL, template_hash
-from weft_operator.core.drift import QUANTITIES
-from weft_operator.core.expectations import apply_failed
 from weft_operator.errors import ChildRefused
-from weft_operator.local.objects import ObjectStore
+from weft_operator.local import ObjectStore
 
 SITE = RunnerDefaults(image="registry.example/weft-runner:1", supervisor="supervisor:7300", depot="http://depot:7100")
 Json = dict[str, Any]

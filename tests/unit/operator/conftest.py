@@ -5,7 +5,7 @@ import pytest
 from harness.quick import one_ssl_context  # noqa: F401 (a fixture)
 from tests.unit.operator.cluster import ClusterWorld, cluster_world
 from tests.unit.operator.planning import World, adapter_object, fetched_base, pool_object, verified, world_of
-from weft_operator.local.objects import ObjectStore
+from weft_operator.local import ObjectStore
 
 
 @pytest.fixture

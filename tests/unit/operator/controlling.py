@@ -11,7 +11,7 @@ import pytest
 
 from harness.waiting import PATIENCE_S
 from tests.unit.operator.planning import adapter_object, adapter_ref, failed, fetched_base, pool_object, verified
-from weft_operator.controller.loop import Controller
+from weft_operator.controller import Controller
 from weft_operator.core import (
     AdapterStatus,
     AddFinalizer,
@@ -39,7 +39,7 @@ from weft_operator.core import (
     UnpublishPool,
 )
 from weft_operator.errors import DepotUnavailable, StaleWrite
-from weft_operator.local.objects import ObjectStore
+from weft_operator.local import ObjectStore
 
 
 class FakeDepot:

@@ -15,6 +15,7 @@ from weft_operator.core import (
     AdapterStatus,
     DesiredState,
     EnsureRunner,
+    Expectations,
     ForgetSource,
     ObservedState,
     OperationStatus,
@@ -34,15 +35,16 @@ from weft_operator.core import (
     State,
     UnpublishAdapter,
     UnpublishPool,
+    expect,
+    forget,
+    holds,
+    owner_uid,
     parse,
     reconcile_all,
+    restore_resolutions,
+    updated,
 )
-from weft_operator.core.artifacts import updated
-from weft_operator.core.canary import owner_uid
-from weft_operator.core.expectations import expect, forget, restore_resolutions
-from weft_operator.core.resources import holds
-from weft_operator.core.state import Expectations
-from weft_operator.local.objects import Event, ObjectStore
+from weft_operator.local import Event, ObjectStore
 
 BASE = "sha256:" + "b" * 64
 GOOD = {"rank": 8, "alpha": 16, "targetModules": ["q_proj"], "sizeBytes": 100, "dtype": "float32", "baseModel": "base"}

@@ -7,7 +7,7 @@ import pytest
 from tests.unit.operator.planning import stored
 from weft_operator.core import Pool, parse
 from weft_operator.errors import Invalid
-from weft_operator.local.admission import admit
+from weft_operator.local import admit
 
 
 def manifest(kind: str, **spec: Any) -> dict[str, Any]:

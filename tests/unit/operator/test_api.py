@@ -13,12 +13,8 @@ from typing import Any
 import pytest
 
 from harness.waiting import PATIENCE_S
-from weft_operator.local import sockets
-from weft_operator.local.admission import admit
-from weft_operator.local.api import Api, serve
-from weft_operator.local.logs import LogFile
-from weft_operator.local.objects import ObjectStore
-from weft_operator.local.persistence import Durable, open_store
+from weft.files import connect_socket
+from weft_operator.local import Api, Durable, LogFile, ObjectStore, admit, open_store, serve
 
 ADAPTER = {
     "apiVersion": "serving.weft.dev/v1alpha1",
@@ -34,7 +30,7 @@ class Connection(http.client.HTTPConnection):
         self._path = path
 
     def connect(self) -> None:
-        self.sock = sockets.connect(self._path, PATIENCE_S)
+        self.sock = connect_socket(self._path, PATIENCE_S)
 
 
 class Served:

@@ -22,7 +22,7 @@ from tests.unit.operator.planning import (
 )
 from weft.domain.routes import AdapterSpec, CanaryCounts
 from weft_operator.core import OperationStatus
-from weft_operator.local.objects import ObjectStore
+from weft_operator.local import ObjectStore
 
 REF = adapter_ref("upper")
 CONTENTS = {"file:upper": verified("a"), "file:next": verified("c"), "file:base": fetched_base()}

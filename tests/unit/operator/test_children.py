@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from tests.unit.operator.cluster import SITE
 from tests.unit.operator.planning import BASE, pool_object, stored
-from weft_operator.core import RunnerDefaults, parse_pool
-from weft_operator.core.children import MAX_CHILD_NAME_CHARS, child_name, children
+from weft_operator.core import MAX_CHILD_NAME_CHARS, RunnerDefaults, child_name, make_children, parse_pool
 from weft_runner.settings import parse_settings
 
 LABELS = st.from_regex(r"\A[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z")
@@ -20,7 +19,7 @@ def made(defaults: RunnerDefaults = SITE, **spec: Any) -> dict[str, dict[str, An
     """Manifests by kind; of Deployments the last one."""
     pool = parse_pool(stored(pool_object(**spec)))
     sizes = {group.name: 1 for group in pool.groups}
-    found = children(pool, BASE, defaults, sizes)
+    found = make_children(pool, BASE, defaults, sizes)
     return {child.kind: child.manifest for child in found}
 
 

@@ -1,7 +1,6 @@
 import pytest
 
-from weft_operator.controller.clock import Clock, unix_clock
-from weft_operator.controller.workqueue import WorkQueue
+from weft_operator.controller import Clock, WorkQueue, unix_clock
 from weft_operator.core import Ref
 
 HOUR_S = 3_600.0

@@ -19,7 +19,7 @@ from tests.unit.operator.planning import (
     verified,
 )
 from weft_operator.core import FINALIZER, Malformed, parse
-from weft_operator.local.objects import ObjectStore
+from weft_operator.local import ObjectStore
 
 NAMES = st.sampled_from(["a", "b"])
 POOLS = st.sampled_from(["one", "two"])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import httpx2
 
-from weft_operator.local.logs import LogFile, logging_to
+from weft_operator.local import LogFile, logging_to
 
 
 async def test_a_request_to_the_depot_is_no_line_of_the_log(tmp_path: Path) -> None:

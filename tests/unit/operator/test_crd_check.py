@@ -7,7 +7,7 @@ import pytest
 
 from weft.api.crd import crds
 from weft.api.meta import GROUP, VERSION
-from weft_operator.kubernetes.crd_check import missing_fields
+from weft_operator.kubernetes import missing_fields
 
 
 @pytest.fixture

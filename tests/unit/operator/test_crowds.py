@@ -6,9 +6,18 @@ from typing import Any
 import pytest
 
 from tests.unit.operator.planning import adapter_object, adapter_ref, check_indexes, pool_object, stored
-from weft_operator.core import Adapter, DesiredState, State, acceptance, parse_adapter, parse_pool, validate
-from weft_operator.core.acceptance import pool_view, reject_adapter
-from weft_operator.core.scaling import Bounds
+from weft_operator.core import (
+    Adapter,
+    Bounds,
+    DesiredState,
+    State,
+    acceptance,
+    parse_adapter,
+    parse_pool,
+    pool_view,
+    reject_adapter,
+    validate,
+)
 
 MANY = 400
 

@@ -14,7 +14,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Route
 
-from weft_operator.controller.depot_client import DepotClient
+from weft_operator.controller import DepotClient
 from weft_operator.core import OperationStatus, ResolveRequest
 from weft_operator.errors import DepotUnavailable
 

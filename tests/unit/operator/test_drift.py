@@ -10,10 +10,17 @@ from hypothesis import strategies as st
 
 from tests.unit.operator.cluster import SITE, served
 from tests.unit.operator.planning import BASE, pool_object, stored
-from weft_operator.core import Child, RunnerDefaults, parse_pool
-from weft_operator.core.children import children, template_hash
-from weft_operator.core.drift import matches, spec_hash, with_spec_hash
-from weft_operator.core.pod_template import TEMPLATE_HASH
+from weft_operator.core import (
+    TEMPLATE_HASH,
+    Child,
+    RunnerDefaults,
+    make_children,
+    matches,
+    parse_pool,
+    spec_hash,
+    template_hash,
+    with_spec_hash,
+)
 
 QUANTITIES = st.sampled_from([1, "1", "500m", "0.5", "1000m", "1Gi", "1024Mi", "2e3", ".5"])
 RESOURCES = st.fixed_dictionaries(
@@ -59,7 +66,7 @@ SITES = st.builds(
 
 def wishes(template: dict[str, Any], defaults: RunnerDefaults = SITE, size: int = 2) -> list[Child]:
     pool = parse_pool(stored(pool_object(template=template)))
-    return children(pool, BASE, defaults, {"runners": size})
+    return make_children(pool, BASE, defaults, {"runners": size})
 
 
 def deployment(template: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from weft_operator.core import Object, ObjectKey, Pod, Ref
-from weft_operator.kubernetes.cache import strip_unused
-from weft_operator.kubernetes.event_mapping import EventMapper, is_unschedulable, observed_pod, owner_of, pool_of
+from weft_operator.kubernetes import EventMapper, is_unschedulable, observed_pod, owner_of, pool_of, strip_unused
 
 POOL = Ref("ServingPool", "ml", "base")
 LABELS = {"serving.weft.dev/pool": "base", "serving.weft.dev/group": "runners"}

@@ -15,8 +15,7 @@ from tests.unit.operator.planning import (
     stored,
     verified,
 )
-from weft_operator.core import parse_adapter, parse_pool
-from weft_operator.core.status import events_for
+from weft_operator.core import events_for, parse_adapter, parse_pool
 
 CONDITIONS = st.lists(
     st.builds(

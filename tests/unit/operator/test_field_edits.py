@@ -26,8 +26,7 @@ from tests.unit.operator.planning import (
 from weft.domain.routes import CanaryCounts
 from weft_operator.core import Ref
 from weft_operator.errors import Invalid
-from weft_operator.local.admission import admit
-from weft_operator.local.objects import ObjectStore
+from weft_operator.local import ObjectStore, admit
 
 Json = dict[str, Any]
 

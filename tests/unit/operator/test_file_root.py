@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from weft_operator.errors import FileRootGone
-from weft_operator.local.persistence import settle_file_root
+from weft_operator.local import settle_file_root
 
 
 def test_a_folder_that_was_named_once_is_used_by_the_next_start(tmp_path: Path) -> None:

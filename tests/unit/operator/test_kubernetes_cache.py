@@ -7,9 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft_operator.core import Object, ObjectKey, resource_version
-from weft_operator.kubernetes.cache import ObjectCache
-from weft_operator.kubernetes.client import ADAPTERS, PODS
-from weft_operator.kubernetes.resync import WatchHealth, WatchScope, missed
+from weft_operator.kubernetes import ADAPTERS, PODS, ObjectCache, WatchHealth, WatchScope, missed
 
 KEY = ObjectKey("LoRAAdapter", "default", "a")
 

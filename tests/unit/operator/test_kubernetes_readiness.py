@@ -21,10 +21,7 @@ from prometheus_client import CollectorRegistry
 from harness.certificates import Authority, mount
 from harness.ports import free_ports
 from harness.waiting import PATIENCE_S, eventually, soon
-from weft_operator.kubernetes import manager
-from weft_operator.kubernetes.client import Api
-from weft_operator.kubernetes.observability import Metrics
-from weft_operator.kubernetes.settings import Settings
+from weft_operator.kubernetes import Api, Metrics, Settings, manager
 
 HOST = "127.0.0.1"
 NEEDED = ["--namespace=weft-system", "--pool-namespaces=ml"]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from weft_operator.kubernetes.settings import BadRunnerDefaults, Settings, read_runner_defaults
+from weft_operator.kubernetes import BadRunnerDefaults, Settings, read_runner_defaults
 
 NEEDED = ["--namespace", "weft-system", "--pool-namespaces", "a,b, a", "--runner-defaults", "runner-defaults.yaml"]
 

@@ -9,12 +9,17 @@ import pytest
 from tests.unit.operator.planning import BASE, pool_object, stored
 from weft.api.servingpool import Advanced
 from weft.domain.routes import PoolSpec
-from weft_operator.core import EnsureRunner, Pool, RunnerDefaults, parse_pool
-from weft_operator.core.pod_template import pod_template
-from weft_operator.core.registration import ADVANCED
-from weft_operator.core.runner_config import runner_config
-from weft_operator.core.scaling import group_of
-from weft_operator.local.backend import Machine, runner_program
+from weft_operator.core import (
+    ADVANCED,
+    EnsureRunner,
+    Pool,
+    RunnerDefaults,
+    group_of,
+    make_pod_template,
+    make_runner_config,
+    parse_pool,
+)
+from weft_operator.local import Machine, runner_program
 from weft_runner.settings import parse_settings
 
 ADDRESSES = {"listen": "h:1", "probes": "h:2", "supervisor": "h:3", "depot": "http://h:4", "data-dir": "/var/lib/weft"}
@@ -36,7 +41,7 @@ def pool_of(
 
 
 def test_a_runner_has_flags_for_all_that_the_advanced_block_of_its_pool_says_of_it():
-    flags = dict(runner_config(pool_of(token_time_ms=45, maxSequences=7, maxBatchTokens=99), BASE).flags)
+    flags = dict(make_runner_config(pool_of(token_time_ms=45, maxSequences=7, maxBatchTokens=99), BASE).flags)
     settings = parse_settings([f"--{name}={value}" for name, value in (ADDRESSES | flags).items()])
     assert (settings.max_sequences, settings.max_batch_tokens, settings.token_time_ms) == (7, 99, 45)
 
@@ -51,7 +56,7 @@ def test_a_runner_has_flags_for_all_that_the_advanced_block_of_its_pool_says_of_
     ],
 )
 def test_a_runner_has_flags_for_how_its_pool_splits_the_model(parallelism: dict[str, int], flags: dict[str, int]):
-    told = dict(runner_config(pool_of(parallelism=parallelism), BASE).flags)
+    told = dict(make_runner_config(pool_of(parallelism=parallelism), BASE).flags)
     assert {name: value for name, value in told.items() if name.endswith("-parallel")} == flags
     settings = parse_settings([f"--{name}={value}" for name, value in (ADDRESSES | told).items()])
     assert (settings.tensor_parallel, settings.pipeline_parallel) == tuple(parallelism.values())
@@ -59,7 +64,7 @@ def test_a_runner_has_flags_for_how_its_pool_splits_the_model(parallelism: dict[
 
 def test_a_runner_has_a_flag_for_the_name_that_its_base_is_served_under():
     pool = pool_of()
-    flags = dict(runner_config(pool, BASE).flags)
+    flags = dict(make_runner_config(pool, BASE).flags)
     settings = parse_settings([f"--{name}={value}" for name, value in (ADDRESSES | flags).items()])
     assert settings.model_name == pool.model_name
     assert pool.model_name != str(pool.meta.ref)
@@ -70,14 +75,14 @@ def test_a_runner_is_started_with_the_phase_of_its_group():
     pool = pool_of(groups=groups)
     named = [group_of(index, pool.groups) for index in range(4)]
     assert [group.name for group in named] == ["b", "a", "a", "b"], "the next runner of a growing pool is of that group"
-    flags = [dict(runner_config(pool, BASE, group).flags) for group in named]
+    flags = [dict(make_runner_config(pool, BASE, group).flags) for group in named]
     settings = [parse_settings([f"--{name}={value}" for name, value in (ADDRESSES | of).items()]) for of in flags]
     assert [one.role for one in settings] == ["any", "prompt", "prompt", "any"]
 
 
 def test_another_token_time_is_another_launch():
     """Runners are replaced when it changes: they chunk by it, and have measured their best batch against it."""
-    assert runner_config(pool_of(token_time_ms=45), BASE) != runner_config(pool_of(token_time_ms=46), BASE)
+    assert make_runner_config(pool_of(token_time_ms=45), BASE) != make_runner_config(pool_of(token_time_ms=46), BASE)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +101,7 @@ def test_a_pool_without_a_number_of_pages_leaves_it_to_its_runner_where_that_has
     tmp_path: Path,
 ):
     memory = {} if fraction is None else {"fraction": fraction}
-    wanted = runner_config(pool_of(spec={"memory": memory}, kvPages=pages), BASE)
+    wanted = make_runner_config(pool_of(spec={"memory": memory}, kvPages=pages), BASE)
     pod = parse_settings([f"--{name}={value}" for name, value in (ADDRESSES | dict(wanted.flags)).items()])
     assert (pod.kv_pages, pod.kv_memory_fraction) == in_a_pod
     machine = Machine(tmp_path, "127.0.0.1:3", "http://127.0.0.1:4")
@@ -118,9 +123,9 @@ CACHES: list[tuple[dict[str, Any] | None, dict[str, Any] | None, dict[str, Any],
 
 
 def template_of(pool: Pool, **defaults: Any) -> dict[str, Any]:
-    return pod_template(
-        pool.groups[0], runner_config(pool, BASE), RunnerDefaults("image", "s:1", "http://d:2", **defaults), labels={},
-        account="runners", drain_s=30.0,
+    return make_pod_template(
+        pool.groups[0], make_runner_config(pool, BASE), RunnerDefaults("image", "s:1", "http://d:2", **defaults),
+        labels={}, account="runners", drain_s=30.0,
     )["spec"]  # fmt: skip
 
 
@@ -140,7 +145,7 @@ def test_a_pool_says_where_its_runners_keep_blobs(
     assert (volumes["data"], volumes.get("model-cache")) == (data, volume)
     assert mounts.get("model-cache") == (None if volume is None else str(settings.model_cache))
     assert settings.blobs == (Path("/var/lib/weft/blobs") if volume is None else settings.model_cache)
-    wanted = runner_config(pool, BASE)
+    wanted = make_runner_config(pool, BASE)
     machine = Machine(tmp_path, "127.0.0.1:3", "http://127.0.0.1:4")
     argv = runner_program(EnsureRunner(wanted.pool, 0, wanted), machine, (1, 2, 3)).argv
     own = parse_settings(list(argv[argv.index("--name") :]))
@@ -175,19 +180,19 @@ def test_a_pool_that_offloads_starts_its_runners_with_the_budgets_and_a_volume_o
     offload, parallelism = budgets | {"weights": "int4", "kv": "int4"}, {"tensor": 1, "pipeline": 2, "podsPerRunner": 1}
     sparse = {"sparseAttention": "TopK"}
     manifest = stored(pool_object(memory={"offload": offload}, parallelism=parallelism, advanced=sparse))
-    wanted = runner_config(parse_pool(manifest), BASE)
+    wanted = make_runner_config(parse_pool(manifest), BASE)
     settings = parse_settings([f"--{name}={value}" for name, value in (ADDRESSES | dict(wanted.flags)).items()])
     assert (settings.offload.device_bytes, settings.offload.disk_bytes) == (4 << 30, 20 << 30)
     assert settings.offload.host_bytes == 1 << 30
     assert (str(settings.offload.path), settings.dtype, settings.kv_dtype) == ("/mnt/weft", "int4", "int4")
     limits = {name: manifest["spec"]["advanced"].pop(name) for name in ("kvPages", "maxSequences", "maxBatchTokens")}
-    free = dict(runner_config(parse_pool(manifest), BASE).flags)
+    free = dict(make_runner_config(parse_pool(manifest), BASE).flags)
     found = parse_settings([f"--{name}={value}" for name, value in (ADDRESSES | free).items()])
     assert (found.finds_policy, found.kv_pages, found.max_sequences, found.max_batch_tokens) == (True, 0, 0, 0)
     manifest["spec"]["advanced"] |= limits
     assert (settings.kv_pages, settings.max_sequences, settings.max_batch_tokens) == (1024, 32, 512)
     assert settings.sparse_attention == 0.1
-    pod = pod_template(
+    pod = make_pod_template(
         parse_pool(manifest).groups[0],
         wanted,
         RunnerDefaults("image", "s:1", "http://d"),
@@ -200,7 +205,7 @@ def test_a_pool_that_offloads_starts_its_runners_with_the_budgets_and_a_volume_o
     assert {"name": "offload", "mountPath": "/mnt/weft"} in pod["containers"][0]["volumeMounts"]
     off = pool_object()
     off["metadata"] |= manifest["metadata"]
-    assert "dtype" not in dict(runner_config(parse_pool(off), BASE).flags)
+    assert "dtype" not in dict(make_runner_config(parse_pool(off), BASE).flags)
 
 
 def test_a_scheduler_that_is_not_told_a_choice_has_the_apis_default():

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_operator.local.logs import MAX_FOLLOW_BYTES, Follower, LogFile
+from weft_operator.local import MAX_FOLLOW_BYTES, Follower, LogFile
 
 
 def test_a_log_takes_at_most_twice_its_limit(tmp_path: Path) -> None:

@@ -9,10 +9,9 @@ import pytest
 from harness.waiting import PATIENCE_S
 from tests.unit.operator.controlling import FakeDepot, operator
 from tests.unit.operator.planning import adapter_object, adapter_ref, digest, pool_object, pool_ref, verified
-from weft_operator.controller import loop, resolver
-from weft_operator.controller.resolver import Resolver
+from weft_operator.controller import Resolver, loop, resolver
 from weft_operator.core import DesiredState, Policy, Resolution, ResolveRequest, State
-from weft_operator.local.objects import ObjectStore
+from weft_operator.local import ObjectStore
 
 
 async def test_a_start_publishes_nothing_before_everything_that_is_known() -> None:

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.unit.operator.planning import adapter_object, adapter_ref, check_store, pool_object
 from weft_operator.errors import Conflict, Expired, NotFound, StaleWrite
-from weft_operator.local.objects import HISTORY, Event, ObjectStore
+from weft_operator.local import HISTORY, Event, ObjectStore
 
 
 def new_store() -> ObjectStore:

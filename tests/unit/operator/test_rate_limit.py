@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.unit.operator.controlling import operator
 from tests.unit.operator.planning import pool_object, pool_ref
-from weft_operator.controller.workqueue import BURST, PER_S, TokenBucket
+from weft_operator.controller import BURST, PER_S, TokenBucket
 
 GAPS_S = st.lists(st.floats(0.0, 30.0), min_size=1, max_size=400)
 

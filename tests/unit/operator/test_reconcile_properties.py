@@ -19,7 +19,7 @@ from tests.unit.operator.planning import (
     world_of,
 )
 from weft_operator.core import OperationStatus, Policy
-from weft_operator.local.objects import ObjectStore
+from weft_operator.local import ObjectStore
 
 NAMES = st.sampled_from(["a", "b", "c"])
 NAMESPACES = st.sampled_from(["acme", "globex"])

@@ -17,8 +17,7 @@ from weft.wire.streams import SendQueue, serve_stream
 from weft.wire.v1 import scheduler_pb2 as pb
 from weft.wire.v1.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
 from weft.wire.v1.supervisor_pb2 import AdapterState
-from weft_operator.controller import registry_client
-from weft_operator.controller.registry_client import RegistryClient
+from weft_operator.controller import RegistryClient, registry_client
 from weft_operator.core import (
     PublishAdapter,
     PublishPool,

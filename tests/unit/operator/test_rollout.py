@@ -9,11 +9,21 @@ from hypothesis import strategies as st
 
 from tests.unit.operator.cluster import SITE, ClusterWorld, cluster_world
 from tests.unit.operator.planning import fetched_base, pool_object, pool_ref, stored
-from weft_operator.core import ObjectKey, Policy, RunnerProcess, SetStatus, parse_pool, requeue_at
-from weft_operator.core.children import GROUP_LABEL, template_hash
-from weft_operator.core.rollout import RETRY_S, is_replacing
-from weft_operator.core.scaling import rollout_limits, to_start
-from weft_operator.local.objects import ObjectStore
+from weft_operator.core import (
+    GROUP_LABEL,
+    RETRY_S,
+    ObjectKey,
+    Policy,
+    RunnerProcess,
+    SetStatus,
+    is_replacing,
+    parse_pool,
+    requeue_at,
+    rollout_limits,
+    template_hash,
+    to_start,
+)
+from weft_operator.local import ObjectStore
 
 OLD, NEW = {"kvPages": 1024}, {"kvPages": 2048}
 NEXT = replace(SITE, image="registry.example/weft-runner:2")

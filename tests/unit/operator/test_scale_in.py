@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tests.unit.operator.cluster import ClusterWorld, cluster_world
 from tests.unit.operator.planning import fetched_base, pool_object, pool_ref
-from weft_operator.local.objects import ObjectStore
+from weft_operator.local import ObjectStore
 
 WAITS = {"maxUnavailable": 0}
 

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from tests.unit.operator.planning import pool_object, stored
 from weft.domain.routes import PhaseCounts
-from weft_operator.core import Group, PoolStatus, parse_pool
+from weft_operator.core import Bounds, Group, PoolStatus, parse_pool
 from weft_operator.core.scaling import (
-    Bounds,
     Runner,
     counted_together,
     counts_apart,

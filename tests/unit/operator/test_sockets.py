@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from weft_operator.errors import PortInUse
-from weft_operator.local.sockets import EPHEMERAL_DEFAULT, RANGE_FILE, PortSource, require_free
+from weft_operator.local import EPHEMERAL_DEFAULT, RANGE_FILE, PortSource, require_free
 
 
 def test_ports_lie_below_those_of_outgoing_connections() -> None:

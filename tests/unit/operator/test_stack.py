@@ -5,11 +5,7 @@ from pathlib import Path
 from random import Random
 
 from harness.waiting import soon
-from weft_operator.local.components import Options, choose_addresses
-from weft_operator.local.persistence import Durable, open_store
-from weft_operator.local.processes import ProcessState
-from weft_operator.local.sockets import PortSource
-from weft_operator.local.stack import Stack
+from weft_operator.local import Durable, Options, PortSource, ProcessState, Stack, choose_addresses, open_store
 
 
 async def test_a_stack_is_described_again_only_when_something_has_changed(tmp_path: Path) -> None:

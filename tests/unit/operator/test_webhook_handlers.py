@@ -9,8 +9,8 @@ import yaml
 from harness.conflicting_manifests import base, lora, slots
 from tests.unit.operator.planning import stored
 from weft_operator.core import DesiredState, Object, parse
-from weft_operator.kubernetes.admission import PATHS, register, review
-from weft_operator.local.admission import admit
+from weft_operator.kubernetes import PATHS, register, review
+from weft_operator.local import admit
 
 GOLDEN = Path(__file__).parents[2] / "integration" / "chart" / "golden" / "default.yaml"
 

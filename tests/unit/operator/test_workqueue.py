@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from harness.waiting import PATIENCE_S
 from tests.unit.operator.planning import pool_ref
-from weft_operator.controller.workqueue import WorkQueue
+from weft_operator.controller import WorkQueue
 from weft_operator.core import Ref
 
 

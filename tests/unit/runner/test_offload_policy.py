@@ -13,8 +13,7 @@ from tests.unit.operator.planning import pool_object
 from weft_cli.plan_offload import searches_of
 from weft_kernels.cpu.library import load
 from weft_kernels.cpu.sources import SOURCES
-from weft_operator.core import parse_pool
-from weft_operator.core.runner_config import runner_config
+from weft_operator.core import make_runner_config, parse_pool
 from weft_runner.errors import NoPolicyFits
 from weft_runner.executors import ModelSource, cpu, cuda, make_executor
 from weft_runner.model.checkpoint import read_spec
@@ -242,7 +241,7 @@ def test_the_plans_of_weft_plan_offload_are_those_that_a_runner_of_the_pool_find
     monkeypatch.setattr(offload_policy, "measured_machine", lambda *_: rates)
     addresses = {"listen": "h:1", "probes": "h:2", "supervisor": "h:3", "depot": "http://h:4", "data-dir": folder}
     several = {"host": f"0/{hosts}", "leader": "h:5"} if hosts > 1 else {}
-    flags = addresses | dict(runner_config(parse_pool(pool), BASE).flags) | several | {"executor": executor}
+    flags = addresses | dict(make_runner_config(parse_pool(pool), BASE).flags) | several | {"executor": executor}
     runner = parse_settings([f"--{name}={value}" for name, value in flags.items()])
     files = files_of(folder)
     _, policy = settle_offload(runner, read_spec(files["config.json"]), 1, lambda: [rates] * (hosts - 1))

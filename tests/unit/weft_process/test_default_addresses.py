@@ -9,7 +9,7 @@ from weft.settings import ProcessSettings
 from weft_batch.settings import BatchSettings as Batch
 from weft_depot.settings import DepotSettings as Depot
 from weft_gateway.settings import GatewaySettings as Gateway
-from weft_operator.kubernetes.settings import Settings as Operator
+from weft_operator.kubernetes import Settings as Operator
 from weft_predictor.settings import PredictorSettings as Predictor
 from weft_runner.settings import parse_settings
 from weft_scheduler.settings import SchedulerSettings as Scheduler

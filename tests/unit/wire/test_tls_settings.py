@@ -7,7 +7,7 @@ import httpx2
 import pytest
 
 from weft_gateway.settings import GatewaySettings
-from weft_operator.controller.depot_client import DepotClient
+from weft_operator.controller import DepotClient
 from weft_operator.errors import DepotFailed, DepotUnavailable
 from weft_runner.settings import parse_settings
 

@@ -16,7 +16,7 @@ from weft_depot.credentials.kubernetes import api_client
 from weft_depot.sources.http import SourceHttp
 from weft_depot.sources.retry_policy import RetryPolicy
 from weft_gateway.shell.oidc import OidcConfig, context_for
-from weft_operator.kubernetes.watch import Connection
+from weft_operator.kubernetes import Connection
 
 HOST = "server.example"
 KUBECONFIG = """
