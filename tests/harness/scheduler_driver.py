@@ -32,11 +32,20 @@ from weft.domain.runner import (
     SequenceState,
     SupervisorHello,
 )
-from weft_scheduler.core import Effect, Event, Request, RunnerAccount, Scheduler, SchedulerConfig, State
-from weft_scheduler.core.admission import estimate_retry_ms
-from weft_scheduler.core.policy.autoscaling.demand import PoolLoad
-from weft_scheduler.core.pool.pool import Pool
-from weft_scheduler.core.scaling import demand, load_of
+from weft_scheduler.core import (
+    Effect,
+    Event,
+    Pool,
+    PoolLoad,
+    Request,
+    RunnerAccount,
+    Scheduler,
+    SchedulerConfig,
+    State,
+    demand,
+    estimate_retry_ms,
+    load_of,
+)
 
 POOL = "acme/p"
 REGISTRY = Peer(Kind.REGISTRY, "registry")

@@ -20,8 +20,7 @@ from weft_runner.core.prefix.reuse import PrefixReuse
 from weft_runner.core.reporter import Reporter
 from weft_runner.core.transfer.hand_over import HandOver
 from weft_runner.core.transfer.transfers import KvTransfers, OutgoingKv
-from weft_scheduler.core.policy.queue.overtaking import QueuePass
-from weft_scheduler.core.state import Numbers
+from weft_scheduler.core import Numbers, QueuePass
 from weft_sim.check import check_seed
 
 SEEDS = 500

@@ -24,8 +24,7 @@ from weft_operator.core.scaling import (
     sizes,
     target,
 )
-from weft_scheduler.core.policy.autoscaling.autoscaler import Autoscaler, PhaseBounds, PoolCapacity
-from weft_scheduler.core.policy.autoscaling.demand import PoolLoad, ReplicaBounds
+from weft_scheduler.core import Autoscaler, PhaseBounds, PoolCapacity, PoolLoad, ReplicaBounds
 
 POOL, SPLIT = (parse_pool(stored(pool_object(phases={"mode": mode}))) for mode in ("Unified", "Split"))
 COUNTS = st.integers(0, 40)

@@ -7,7 +7,7 @@ from weft.domain.runner import RunnerRole
 from weft_scheduler.core.effects import BatchPreempted
 from weft_scheduler.core.model.request import Phase, Request
 from weft_scheduler.core.model.runner import RunnerAccount
-from weft_scheduler.core.policy.priority.victims import BatchSequence, Capacity, Need, select_victims
+from weft_scheduler.core.policy.priority.victims import BatchSequence, Capacity, Need, select_preempted
 from weft_scheduler.core.pool.pool import Pool
 from weft_scheduler.core.request_lifecycle import preempt
 from weft_scheduler.core.state import State
@@ -34,7 +34,7 @@ def batch_victims(state: State, pool: Pool, waiting: Iterable[Request], may_run:
         return {}
     needs = [_need(pool, request, runners, may_run) for request in waiting]
     victims: dict[str, list[str]] = {}
-    for uuid, request_id in select_victims(needs, [_capacity(state, pool, runner) for runner in runners.values()]):
+    for uuid, request_id in select_preempted(needs, [_capacity(state, pool, runner) for runner in runners.values()]):
         victims.setdefault(uuid, []).append(request_id)
     return victims
 

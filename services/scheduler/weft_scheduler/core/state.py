@@ -100,7 +100,7 @@ class ReservationPolicies:
     def __init__(self, config: SchedulerConfig) -> None:
         self.lengths = OutputLengthStats(config.quantile, config.default_output_tokens, config.length_adapters)
         self._policies: dict[str, ReservationPolicy] = {
-            name: policy(self.lengths) for name, policy in reservation.POLICIES.items()
+            name: policy(self.lengths) for name, policy in reservation.RESERVATION_POLICIES.items()
         }
 
     def policy(self, name: str) -> ReservationPolicy:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.domain.routes import PhaseCounts
-from weft_scheduler.core.policy.autoscaling.demand import (
+from weft_scheduler.core import (
     MAX_WANTED_RUNNERS,
     PoolLoad,
     ReplicaBounds,

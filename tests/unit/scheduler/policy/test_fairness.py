@@ -12,13 +12,15 @@ from harness.scheduler_driver import Driver, adapter, of
 from harness.waiting_request import Runners, WaitingRequest
 from weft.domain.request import Assign, Cancel, Reject, RejectReason
 from weft.domain.routes import RegistryChange
-from weft_scheduler.core import RunnerShape
-from weft_scheduler.core.policy.queue import token_counters
-from weft_scheduler.core.policy.queue.orders import POLICIES
-from weft_scheduler.core.policy.queue.overtaking import Overtaking, QueuePass
-from weft_scheduler.core.policy.queue.token_counters import TokenCounters
-from weft_scheduler.core.policy.queue.waiting_queue import WaitingQueue
-from weft_scheduler.core.pool.queue import BEYOND_SHARE_S
+from weft_scheduler.core import (
+    BEYOND_SHARE_S,
+    QUEUE_POLICIES,
+    Overtaking,
+    QueuePass,
+    RunnerShape,
+    TokenCounters,
+    WaitingQueue,
+)
 
 SHAPE = RunnerShape(8, 1000)
 
@@ -68,14 +70,14 @@ class Server(Runners):
 
 def queue_of(*waiting: tuple[str, int], policy: str = "fcfs", weights: dict[str, int] | None = None) -> Any:
     """Queue one request a second, of these tenants and sizes."""
-    queue = WaitingQueue[WaitingRequest](POLICIES[policy](), TokenCounters(weights or {}, burst_tokens=0))
+    queue = WaitingQueue[WaitingRequest](QUEUE_POLICIES[policy](), TokenCounters(weights or {}, burst_tokens=0))
     for name, (tenant, size) in enumerate(waiting):
         queue.push(WaitingRequest(name, size, tenant))
     return queue
 
 
 @given(
-    policy=st.sampled_from(sorted(POLICIES)),
+    policy=st.sampled_from(sorted(QUEUE_POLICIES)),
     sizes=st.lists(st.tuples(st.sampled_from("fgh"), st.integers(1, 9)), min_size=25, max_size=40),
     weights=st.fixed_dictionaries({"f": st.integers(1, 4), "g": st.integers(1, 4)}),
     memory=st.integers(9, 20),
@@ -99,7 +101,7 @@ def test_the_service_of_two_tenants_that_both_wait_differs_by_a_bounded_amount(
 
 
 @given(
-    policy=st.sampled_from(sorted(POLICIES)),
+    policy=st.sampled_from(sorted(QUEUE_POLICIES)),
     sizes=st.lists(st.tuples(st.sampled_from("fgh"), st.integers(1, 9)), min_size=1, max_size=30),
     bound=st.integers(0, 3),
 )
@@ -182,7 +184,7 @@ def test_who_was_idle_has_no_credit_and_a_weight_is_a_share() -> None:
 
 
 def test_tenants_that_do_not_wait_are_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_counters, "MAX_IDLE", 10)
+    monkeypatch.setattr("weft_scheduler.core.policy.queue.token_counters.MAX_IDLE", 10)
     counters = TokenCounters({}, burst_tokens=0)
     for number in range(100):
         counters.enter(f"t{number}")

@@ -11,10 +11,7 @@ from weft.domain.ids import Epoch
 from weft.domain.request import Assign
 from weft.domain.routes import RegistryChange
 from weft.domain.runner import SequenceState
-from weft_scheduler.core import RunnerShape
-from weft_scheduler.core.policy.placement import runner_index
-from weft_scheduler.core.policy.placement.policy import PlacementRequest, RunnerLoad
-from weft_scheduler.core.policy.placement.punica import Punica
+from weft_scheduler.core import PlacementRequest, Punica, RunnerLoad, RunnerShape
 
 DIGESTS = ["sha256:1", "sha256:2", "sha256:3"]
 
@@ -147,7 +144,8 @@ def test_the_index_finds_what_a_plain_search_finds(
 
     expected = max(((fleet[uuid][0], uuid) for uuid in fleet if takes(uuid)), default=(0, None))[1]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner_index, "MAX_COMPARED", compared)  # more holders: full runners are visited in order
+        # with more holders, full runners are visited in order
+        patch.setattr("weft_scheduler.core.policy.placement.runner_index.MAX_COMPARED", compared)
         choice = policy.place(PlacementRequest(digest, rank, room, context, avoid, adapter_bytes=100), closed)
         assert (choice.uuid if choice else None) == expected
     assert policy.has_capacity(closed) == any(one[2] not in closed for one in fleet.values())

@@ -20,9 +20,7 @@ from weft.domain.request import (
     Submit,
 )
 from weft.domain.routes import PoolStatus
-from weft_scheduler.core import Phase
-from weft_scheduler.core.policy.priority.headroom import InteractiveArrivals
-from weft_scheduler.core.policy.priority.victims import BatchSequence, Capacity, Need, select_victims
+from weft_scheduler.core import BatchSequence, Capacity, InteractiveArrivals, Need, Phase, select_preempted
 
 BATCH: dict[str, Any] = {"priority": Priority.BATCH}
 
@@ -166,7 +164,7 @@ def test_the_places_that_the_token_time_leaves_are_taken_by_one_request_each() -
     needs = [Need("", {"a": (10, 10)}) for _ in lines]
     for places in (0, 1, 2):
         capacity = Capacity("a", 0, 2, places, 9, {""}, [*lines])
-        assert len(select_victims(needs, [capacity])) == places
+        assert len(select_preempted(needs, [capacity])) == places
 
 
 X1, X2, Y3 = (BatchSequence(name, name[0], 10, int(name[1]), 0.0) for name in ("x1", "x2", "y3"))
@@ -196,7 +194,7 @@ def test_those_leave_whose_pages_places_or_slots_are_needed(
     tokens, places, slots = free
     capacity = Capacity("a", tokens, places, 9, slots, set(), [*lines])
     wanted = [Need(adapter, {"a": (n, n + 5)}) for adapter, n in needs]
-    assert [request_id for _, request_id in select_victims(wanted, [capacity])] == expected, case
+    assert [request_id for _, request_id in select_preempted(wanted, [capacity])] == expected, case
 
 
 SEQUENCES = st.lists(st.tuples(st.sampled_from("xyz"), st.integers(1, 40), st.integers(0, 40)), max_size=8)
@@ -223,7 +221,7 @@ def test_victims_make_the_room_that_is_needed_and_each_leaves_for_a_reason(
     names = [f"runner{i}" for i in range(len(runners))]
     wanted = [Need(adapter, dict.fromkeys(names, (tokens, tokens + 5))) for adapter, tokens in needs]
     used = capacities()
-    victims = select_victims(wanted, used)
+    victims = select_preempted(wanted, used)
     assert len(set(victims)) == len(victims)
 
     def slots(capacity: Capacity) -> int:
@@ -248,9 +246,9 @@ def test_victims_make_the_room_that_is_needed_and_each_leaves_for_a_reason(
         return left
 
     if len(wanted) == 1 and victims:
-        assert not select_victims(wanted, without(set(victims))), "one request has one set of victims"
+        assert not select_preempted(wanted, without(set(victims))), "one request has one set of victims"
         if not needs[0][0] or all(slots for _, _, slots, _ in runners):  # else those of one adapter leave together
-            assert all(select_victims(wanted, without({*victims} - {one})) for one in victims), "each is needed"
+            assert all(select_preempted(wanted, without({*victims} - {one})) for one in victims), "each is needed"
 
 
 # ---------------------------------------------------------------- what does not count them

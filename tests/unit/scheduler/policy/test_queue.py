@@ -10,13 +10,18 @@ from hypothesis import strategies as st
 from harness.scheduler_driver import Driver, of
 from harness.waiting_request import Runners, WaitingRequest
 from weft.domain.request import Assign, FailReason, Reject, RejectReason, ResubmitComplete
-from weft_scheduler.core import Phase, RunnerShape
-from weft_scheduler.core.policy.queue import orders, sorted_queue
-from weft_scheduler.core.policy.queue.orders import AGING_S, POLICIES, Shortest
-from weft_scheduler.core.policy.queue.overtaking import Overtaking, QueuePass
-from weft_scheduler.core.policy.queue.sorted_queue import SortedQueue
-from weft_scheduler.core.policy.queue.token_counters import TokenCounters
-from weft_scheduler.core.policy.queue.waiting_queue import WaitingQueue
+from weft_scheduler.core import (
+    AGING_S,
+    QUEUE_POLICIES,
+    Overtaking,
+    Phase,
+    QueuePass,
+    RunnerShape,
+    Shortest,
+    SortedQueue,
+    TokenCounters,
+    WaitingQueue,
+)
 
 SMALL, LARGE = RunnerShape(8, 10), RunnerShape(8, 100)
 
@@ -50,7 +55,7 @@ def queue_of(
     *sizes: int, policy: str = "fcfs", every_s: float = AGING_S / 3, work_per_s: float = 0.0
 ) -> WaitingQueue[WaitingRequest]:
     """Queue requests of these sizes, one after the other."""
-    queue = WaitingQueue[WaitingRequest](POLICIES[policy](), TokenCounters({}))
+    queue = WaitingQueue[WaitingRequest](QUEUE_POLICIES[policy](), TokenCounters({}))
     for name, size in enumerate(sizes):
         queue.push(WaitingRequest(name, size, every_s=every_s), work_per_s)
     return queue
@@ -106,7 +111,7 @@ def test_runners_that_could_never_take_it_stay_open_and_are_no_passes() -> None:
 
 
 @given(
-    policy=st.sampled_from(sorted(POLICIES)),
+    policy=st.sampled_from(sorted(QUEUE_POLICIES)),
     sizes=st.lists(st.integers(1, 60), max_size=12),
     passes=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 60)), max_size=8),
     bound=st.integers(0, 3),
@@ -133,7 +138,7 @@ def test_nobody_is_passed_more_often_than_the_bound(
 
 
 @given(
-    policy=st.sampled_from(sorted(POLICIES)),
+    policy=st.sampled_from(sorted(QUEUE_POLICIES)),
     sizes=st.lists(st.integers(1, 100), min_size=1, max_size=15),
     bound=st.integers(0, 4),
 )
@@ -196,7 +201,7 @@ def test_shortest_measures_work_by_the_longest_of_the_latest_requests(monkeypatc
         return [policy.delay_s(request, policy.key(request, backlog_s=AGING_S)) for request in requests]
 
     assert delays(*[1] * 200, 1000)[-1] == AGING_S, "one of a hundred may be longer still"
-    monkeypatch.setattr(orders, "SAMPLE", 3)
+    monkeypatch.setattr("weft_scheduler.core.policy.queue.orders.SAMPLE", 3)
     assert delays(100, 1, 1, 1) == pytest.approx([AGING_S, AGING_S / 100, AGING_S / 100, AGING_S])
 
 
@@ -316,7 +321,7 @@ def test_requests_that_were_accepted_once_are_never_refused_for_a_full_queue(dri
 def test_a_sorted_queue_is_a_sorted_list(steps: list[tuple[bool, int]], bucket: int) -> None:
     queue, model = SortedQueue[str](), dict[int, str]()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sorted_queue, "BUCKET", bucket)
+        patch.setattr("weft_scheduler.core.policy.queue.sorted_queue.BUCKET", bucket)
         for add, key in steps:
             if add and key not in model:
                 model[key] = str(key)

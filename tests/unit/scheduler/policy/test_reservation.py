@@ -5,10 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.scheduler_driver import Driver
-from weft_scheduler.core.model.request import remaining_tokens
-from weft_scheduler.core.policy.reservation import POLICIES
-from weft_scheduler.core.policy.reservation.output_lengths import OutputLengthStats
-from weft_scheduler.core.policy.reservation.policies import ExpectedOutput
+from weft_scheduler.core import RESERVATION_POLICIES, ExpectedOutput, OutputLengthStats, remaining_tokens
 
 
 def lengths() -> OutputLengthStats:
@@ -16,7 +13,7 @@ def lengths() -> OutputLengthStats:
 
 
 def reserved(policy: str, seen: OutputLengthStats, max_tokens: int, p90: int = 0, bucket: int = 0) -> int:
-    return POLICIES[policy](seen).initial_tokens(ExpectedOutput("p", "d", max_tokens, p90, bucket))
+    return RESERVATION_POLICIES[policy](seen).initial_tokens(ExpectedOutput("p", "d", max_tokens, p90, bucket))
 
 
 @pytest.mark.parametrize(

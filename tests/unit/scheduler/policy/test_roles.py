@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.domain.runner import RunnerRole
+from weft_scheduler.core import KvDomain
 from weft_scheduler.core.policy.phases.roles import (
     GROW_S,
     LOST_IN_A_ROW,
@@ -21,7 +22,6 @@ from weft_scheduler.core.policy.phases.roles import (
     PhaseRunner,
     RolePlan,
 )
-from weft_scheduler.core.policy.placement.splitwise import KvDomain
 
 PROMPT, TOKEN, MIXED = RunnerRole.PROMPT, RunnerRole.TOKEN, RunnerRole.MIXED
 M, OTHER, NONE = KvDomain("m", "x"), KvDomain("n", "x"), KvDomain("", "x")

@@ -8,8 +8,7 @@ import pytest
 from harness.scheduler_driver import SPEC, Driver, of
 from weft.domain.request import Assign, OutcomeReport, Reject, RejectReason
 from weft.domain.routes import PoolStatus, SloAttainment
-from weft_scheduler.core import Judged
-from weft_scheduler.core.policy.slo.attainment import TAU_S, Attainment, ServiceLevel
+from weft_scheduler.core import TAU_S, Attainment, Judged, ServiceLevel
 
 
 def test_the_share_is_of_what_finished_lately_and_stays_while_nothing_does() -> None:

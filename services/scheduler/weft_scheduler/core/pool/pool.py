@@ -15,8 +15,8 @@ from weft_scheduler.core.pool.scaling import PoolScaling
 
 DEFAULTS = PoolSpec("")
 POLICIES = {
-    "queue": orders.POLICIES,
-    "reservation": reservation.POLICIES,
+    "queue": orders.QUEUE_POLICIES,
+    "reservation": reservation.RESERVATION_POLICIES,
     "consolidation": MODES,
     "phases": ("unified", "split"),
 }

@@ -189,4 +189,4 @@ class PoolQueue:
 
 
 def _queue_of(spec: PoolSpec) -> WaitingQueue[Request]:
-    return WaitingQueue(orders.POLICIES[spec.queue](), TokenCounters(dict(spec.tenant_weights)))
+    return WaitingQueue(orders.QUEUE_POLICIES[spec.queue](), TokenCounters(dict(spec.tenant_weights)))

@@ -47,7 +47,7 @@ class Need(NamedTuple):
         return pair[not in_use] if pair is not None else None
 
 
-def select_victims(needs: Iterable[Need], capacities: Sequence[Capacity]) -> list[tuple[str, str]]:
+def select_preempted(needs: Iterable[Need], capacities: Sequence[Capacity]) -> list[tuple[str, str]]:
     """Return (runner, request) of victims, so that as many of `needs` as possible find room; `capacities` is used up.
 
     In the order of `needs`: a request takes room that is there, or about to be, before anybody leaves for it.

@@ -75,4 +75,4 @@ class Shortest(QueuePolicy):
         return self._sorted[math.ceil(LONG * len(self._sorted)) - 1]
 
 
-POLICIES: Mapping[str, Callable[[], QueuePolicy]] = {"fcfs": Fcfs, "s3": DecreasingFirstFit, "shortest": Shortest}
+QUEUE_POLICIES: Mapping[str, Callable[[], QueuePolicy]] = {"fcfs": Fcfs, "s3": DecreasingFirstFit, "shortest": Shortest}

@@ -1,4 +1,4 @@
-"""The output tokens that a request reserves. `POLICIES` names the reservation policies."""
+"""The output tokens that a request reserves. `RESERVATION_POLICIES` names the reservation policies."""
 
 from collections.abc import Mapping
 
@@ -12,7 +12,7 @@ from weft_scheduler.core.policy.reservation.policies import (
     ReservationPolicy,
 )
 
-POLICIES: Mapping[str, type[ReservationPolicy]] = {
+RESERVATION_POLICIES: Mapping[str, type[ReservationPolicy]] = {
     "calibrated": Calibrated,
     "constant": Constant,
     "max": Maximum,
