@@ -35,10 +35,10 @@ from weft_depot.role_auth import TlsPeerHttp
 from weft_depot.server import build_app
 from weft_depot.service import Depot
 from weft_depot.settings import DepotSettings
-from weft_depot.sources import ArtifactSource
 from weft_depot.sources.file import FileSource
 from weft_depot.sources.pvc import PvcSource
 from weft_depot.sources.retry_policy import RetryPolicy
+from weft_depot.sources.source import ArtifactSource
 from weft_depot.sources.uploaded import UploadedSource
 from weft_depot.uploads import SCHEME
 

@@ -17,8 +17,8 @@ from typing import NamedTuple
 from weft.artifacts.digest import Digest, hex_of
 from weft.artifacts.errors import ArtifactError
 from weft.domain.lru import ExpiringDict
-from weft_depot.sources import Marks
 from weft_depot.sources.folder import identity_of
+from weft_depot.sources.source import Marks
 
 
 class _State(NamedTuple):

@@ -11,10 +11,18 @@ import pytest
 
 from harness.oci_registry import PASSWORD, USER, OciRegistry, oci_registry
 from tests.unit.artifacts.making import write_adapter
-from tests.unit.depot.reading import Asked, asked, everything, folder_bytes, quick_policy, read_all, refusal
+from tests.unit.depot.reading import (
+    Asked,
+    asked,
+    everything,
+    folder_bytes,
+    read_all,
+    refusal,
+    remote_source,
+)
 from weft.artifacts.errors import Reason, Unavailable
 from weft_depot.credentials import Secret
-from weft_depot.sources.oci import MANIFEST, OciSource
+from weft_depot.sources import ArtifactSource
 from weft_devcluster.errors import ToolMissing
 
 BIG = bytes(range(256)) * 4096 * 3  # 3 MiB: four ranges
@@ -30,9 +38,9 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OciRegistry]:
         pytest.skip(str(error))
 
 
-def source(registry: OciRegistry) -> OciSource:
-    hosts = (registry.open, registry.basic, registry.token)
-    return OciSource(tuple(f"http://{host}" for host in hosts), quick_policy())
+def source(registry: OciRegistry) -> ArtifactSource:
+    hosts = ",".join(f"http://{host}" for host in (registry.open, registry.basic, registry.token))
+    return remote_source("oci", f"--oci-registries={hosts}")
 
 
 def at(host: str, path: str, secret: Secret | None = None) -> Asked:
@@ -88,17 +96,18 @@ def test_what_is_not_there_is_not_found(registry: OciRegistry, path: str) -> Non
 
 
 def test_a_registry_that_no_flag_names_is_never_asked(registry: OciRegistry) -> None:
-    error = refusal(OciSource(("ghcr.io",), quick_policy()), at(registry.open, "acme/upper:v1"))
+    error = refusal(remote_source("oci", "--oci-registries=ghcr.io"), at(registry.open, "acme/upper:v1"))
     assert error.reason == Reason.ENDPOINT_NOT_ALLOWED
     assert "--oci-registries" in error.message
 
 
 def test_an_image_is_refused_with_the_way_to_push_files(registry: OciRegistry) -> None:
     """Layers without file names, as a container's image has them."""
+    manifest_type = "application/vnd.oci.image.manifest.v1+json"
     url, layer = f"http://{registry.open}/v2/acme/image", b"a tar archive"
     layers = [_put_blob(url, content) for content in (b"{}", layer)]
-    manifest = {"schemaVersion": 2, "mediaType": MANIFEST, "config": layers[0], "layers": layers[1:]}
-    put = httpx2.put(f"{url}/manifests/v1", content=json.dumps(manifest), headers={"content-type": MANIFEST})
+    manifest = {"schemaVersion": 2, "mediaType": manifest_type, "config": layers[0], "layers": layers[1:]}
+    put = httpx2.put(f"{url}/manifests/v1", content=json.dumps(manifest), headers={"content-type": manifest_type})
     assert put.status_code == 201, put.text
     error = refusal(source(registry), at(registry.open, "acme/image:v1"))
     assert error.reason == Reason.MISSING_FILE
@@ -107,7 +116,7 @@ def test_an_image_is_refused_with_the_way_to_push_files(registry: OciRegistry) -
 
 def test_a_registry_that_is_away_is_unavailable_and_not_refused(registry: OciRegistry, tmp_path: Path) -> None:
     del registry
-    error = refusal(OciSource(("http://127.0.0.1:9",), quick_policy()), at("127.0.0.1:9", "acme/upper:v1"))
+    error = refusal(remote_source("oci", "--oci-registries=http://127.0.0.1:9"), at("127.0.0.1:9", "acme/upper:v1"))
     assert isinstance(error, Unavailable)
     assert error.reason == Reason.SOURCE_UNREACHABLE
 

@@ -114,7 +114,7 @@ def test_probes_are_on_the_apis_port_or_on_their_own(tmp_path: Path, run: Run) -
 def test_a_bug_in_housekeeping_ends_the_process_with_1(tmp_path: Path) -> None:
     code = """
 import sys
-from weft_depot.core.operations import Operations
+from weft_depot.core import Operations
 from weft_depot.main import main
 
 def lost(self, now):

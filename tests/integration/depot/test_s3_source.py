@@ -13,11 +13,10 @@ import pytest
 from harness.s3_server import ROOT_KEYS, S3Server, s3_server
 from harness.waiting import wait_until
 from tests.unit.artifacts.making import write_adapter, write_model
-from tests.unit.depot.reading import Asked, asked, everything, quick_policy, read_all, refusal
+from tests.unit.depot.reading import Asked, asked, everything, quick_policy, read_all, refusal, remote_source
 from weft.artifacts.errors import Reason, Refused, Unavailable
 from weft_depot.credentials import Secret
-from weft_depot.sources.s3 import S3Source
-from weft_depot.sources.s3_client import Endpoints
+from weft_depot.sources import ArtifactSource
 from weft_devcluster.errors import ToolMissing
 
 BIG = bytes(range(256)) * 4096 * 3  # 3 MiB: four ranges
@@ -36,8 +35,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
         pytest.skip(str(error))
 
 
-def source(server: S3Server, **changed: float) -> S3Source:
-    return S3Source(Endpoints((server.url,), "us-east-1"), quick_policy(**changed))
+def source(server: S3Server, **changed: float) -> ArtifactSource:
+    return remote_source("s3", f"--s3-endpoints={server.url}", policy=quick_policy(**changed))
 
 
 def at(server: S3Server, path: str, secret: Secret | None = OWNER) -> Asked:

@@ -16,7 +16,7 @@ from weft.artifacts.digest import Digest, Manifest
 from weft_depot.artifact_layout import ArtifactLimits
 from weft_depot.resolution_cache import ResolutionCache
 from weft_depot.resolve import Resolver, Verdict
-from weft_depot.sources.file import FileSource
+from weft_depot.sources import FileSource
 
 
 class Bench:

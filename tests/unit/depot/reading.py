@@ -6,8 +6,9 @@ from harness.waiting import PATIENCE_S
 from weft.artifacts.depot_api import ResolveRequest
 from weft.artifacts.errors import ArtifactError
 from weft_depot.credentials import Secret
-from weft_depot.sources import ArtifactSource
-from weft_depot.sources.retry_policy import RetryPolicy
+from weft_depot.main import build_sources
+from weft_depot.settings import DepotSettings
+from weft_depot.sources import ArtifactSource, RetryPolicy
 
 Asked = tuple[ResolveRequest, Secret | None]  # what a source is opened with, beside a filter
 QUICK = {"connect_s": PATIENCE_S, "read_s": PATIENCE_S, "tries": 3, "pause_s": 0.01, "grace_s": PATIENCE_S}
@@ -15,6 +16,12 @@ QUICK = {"connect_s": PATIENCE_S, "read_s": PATIENCE_S, "tries": 3, "pause_s": 0
 
 def quick_policy(**changed: float) -> RetryPolicy:
     return RetryPolicy(**{**QUICK, **changed})  # type: ignore[arg-type]
+
+
+def remote_source(scheme: str, *flags: str, policy: RetryPolicy | None = None) -> ArtifactSource:
+    """Make the source of a scheme as a depot with these flags does."""
+    settings = DepotSettings.parse([f"--schemes={scheme}", *flags])
+    return build_sources(settings, policy or quick_policy())[scheme]
 
 
 def everything(_: str) -> bool:

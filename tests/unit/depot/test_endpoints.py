@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tests.unit.artifacts.making import refused
 from weft.artifacts.errors import Reason, Refused
-from weft_depot.sources.addresses import check_address, split_url
+from weft_depot.sources import check_address, split_url
 from weft_depot.sources.s3 import parse_path
 from weft_depot.sources.s3_client import Endpoints, S3Endpoint
 

@@ -11,9 +11,7 @@ from tests.unit.artifacts.making import refused, write_adapter
 from tests.unit.depot.reading import Asked, asked
 from weft.artifacts.depot_api import ResolveRequest
 from weft.artifacts.errors import Reason, Refused
-from weft_depot.sources import source_of
-from weft_depot.sources.file import FileSource
-from weft_depot.sources.folder import RACY_NS
+from weft_depot.sources import RACY_NS, FileSource, source_of
 
 
 @pytest.fixture

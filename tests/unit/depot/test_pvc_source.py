@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.unit.artifacts.making import write_adapter
 from tests.unit.depot.reading import Asked, asked, folder_bytes, read_all, refusal
 from weft.artifacts.errors import Reason, Refused
-from weft_depot.sources.pvc import PvcSource
+from weft_depot.sources import PvcSource
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from harness.fake_hub import FakeHub, HubRepo
 from harness.waiting import PATIENCE_S
 from tests.unit.artifacts.making import MODEL_CONFIG, lora, refused, write_adapter, write_model
 from tests.unit.depot.conftest import Bench
-from tests.unit.depot.reading import folder_bytes, quick_policy
+from tests.unit.depot.reading import folder_bytes, quick_policy, remote_source
 from weft.artifacts.depot_api import OperationStatus, ResolveRequest
 from weft.artifacts.digest import Digest, digest_of
 from weft.artifacts.errors import ArtifactError, Reason, Refused, Unavailable
@@ -25,8 +25,6 @@ from weft_depot.credentials import Secret
 from weft_depot.resolution_cache import ResolutionCache
 from weft_depot.resolve import Resolver
 from weft_depot.service import Depot
-from weft_depot.sources.hf import HfSource
-from weft_depot.sources.hub import Hub
 
 WEIGHTS = "adapter_model.safetensors"
 TOKEN, OTHER = "hf_TheTokenOfTeamA", "hf_AnotherToken"
@@ -70,8 +68,7 @@ class Remote:
         self.open()
 
     def open(self, recheck_s: float = 0.0) -> None:
-        policy = quick_policy()
-        sources = {**self.bench.resolver.sources, "hf": HfSource(Hub(self.hub.url, policy), policy)}
+        sources = {**self.bench.resolver.sources, "hf": remote_source("hf", f"--hf-endpoint={self.hub.url}")}
         resolutions = ResolutionCache(self.bench.folder / "data" / "resolved", recheck_s)
         self.bench.resolver = Resolver(
             sources, self.bench.store, resolutions, secrets=self.secrets, now=lambda: self.now
@@ -336,8 +333,8 @@ async def served(remote: Remote) -> AsyncIterator[Served]:
 
 
 async def test_a_host_that_hangs_holds_up_nobody_else(served: Served, remote: Remote) -> None:
-    policy = quick_policy(read_s=10 * PATIENCE_S)
-    remote.bench.resolver.sources["hf"] = HfSource(Hub(remote.hub.url, policy), policy)  # type: ignore[index]
+    hf = remote_source("hf", f"--hf-endpoint={remote.hub.url}", policy=quick_policy(read_s=10 * PATIENCE_S))
+    remote.bench.resolver.sources["hf"] = hf  # type: ignore[index]
     remote.hub.repo("org/hangs", remote.model)
     remote.hub.fault("org/hangs", times=1000, hang=True)
     hung = [served.submit(f"hf:org/hangs/{number}", f"team-{number % 2}") for number in range(20)]

@@ -8,12 +8,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from tests.unit.depot.reading import asked, quick_policy
+from tests.unit.depot.reading import asked, quick_policy, remote_source
 from weft.artifacts.errors import Unavailable
 from weft.s3 import ANSWER_BYTES
-from weft_depot.sources.retry_policy import RetryPolicy
-from weft_depot.sources.s3 import S3Source
-from weft_depot.sources.s3_client import Endpoints
+from weft_depot.sources import RetryPolicy
 
 PIECE, MAX_BYTES = b"a" * (1 << 16), 256 << 20  # without a bound in the client the test fails, and the machine lives
 BUFFERS = 8 << 20  # of two sockets, and what was sent before the client closed its own
@@ -53,9 +51,8 @@ def serving(handler: type[Endless]) -> Iterator[str]:
 
 def refusal(url: str, policy: RetryPolicy) -> str:
     question = asked("s3://bucket/prefix", endpoint=url)
-    with pytest.raises(Unavailable) as refused, S3Source(Endpoints((url,), "us-east-1"), policy).open(
-        *question, lambda _name: True
-    ):  # fmt: skip
+    source = remote_source("s3", f"--s3-endpoints={url}", policy=policy)
+    with pytest.raises(Unavailable) as refused, source.open(*question, lambda _name: True):
         pass
     return str(refused.value)
 

@@ -19,7 +19,7 @@ from harness.fake_hub import FakeHub
 from harness.waiting import PATIENCE_S
 from tests.unit.artifacts.making import write_adapter
 from tests.unit.depot.conftest import Bench
-from tests.unit.depot.reading import quick_policy
+from tests.unit.depot.reading import remote_source
 from weft.artifacts.blobs import BlobStore
 from weft.artifacts.digest import digest_of
 from weft.leadership.errors import LeadershipLost
@@ -28,8 +28,6 @@ from weft_depot import metrics, service
 from weft_depot.core import ConcurrencyLimits, Operations
 from weft_depot.server import build_app
 from weft_depot.service import Depot
-from weft_depot.sources.hf import HfSource
-from weft_depot.sources.hub import Hub
 
 ADAPTER = {"kind": "adapter", "uri": "file:adapters/upper", "namespace": "default"}
 MODEL = {"kind": "model", "uri": "file:models/tiny", "namespace": "default"}
@@ -119,8 +117,7 @@ async def test_after_a_429_a_source_gets_no_request_of_that_namespace_until_retr
     with FakeHub() as hub:
         hub.repo("org/lora", {"adapter_config.json": b"{}"})
         hub.fault("/api/models", times=1, status=429, headers={"Retry-After": "30"})
-        policy = quick_policy()
-        served.bench.resolver.sources["hf"] = HfSource(Hub(hub.url, policy), policy)  # type: ignore[index]
+        served.bench.resolver.sources["hf"] = remote_source("hf", f"--hf-endpoint={hub.url}")  # type: ignore[index]
         body = {"kind": "adapter", "uri": "hf:org/lora", "namespace": "acme", "base": await served.base()}
         found = await served.resolve(body)
         assert (found["state"], found["reason"], found["retryAfterSeconds"]) == ("Failed", "SourceUnreachable", 30)

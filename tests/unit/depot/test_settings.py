@@ -10,7 +10,7 @@ from weft.wire.roles import ANYONE
 from weft_depot.main import build, build_sources, main
 from weft_depot.role_auth import callers
 from weft_depot.settings import DepotSettings
-from weft_depot.sources.retry_policy import RetryPolicy
+from weft_depot.sources import RetryPolicy
 
 
 @pytest.mark.parametrize(

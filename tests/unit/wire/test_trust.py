@@ -13,8 +13,8 @@ from kubernetes.aio.client import ApiClient
 from harness.certificates import Authority
 from weft.leadership.lease_api import load_configuration
 from weft_depot.credentials.kubernetes import api_client
+from weft_depot.sources import RetryPolicy
 from weft_depot.sources.http import SourceHttp
-from weft_depot.sources.retry_policy import RetryPolicy
 from weft_gateway.shell.oidc import OidcConfig, context_for
 from weft_operator.kubernetes import Connection
 

@@ -9,7 +9,7 @@ from weft.artifacts.depot_api import ResolveRequest, source_key
 from weft.artifacts.digest import Manifest, parse_digest
 from weft.artifacts.errors import BadDigest, Reason, Refused, UnknownDigest
 from weft_depot.resolution_cache import ResolutionCache
-from weft_depot.sources import Marks
+from weft_depot.sources.source import Marks
 from weft_depot.staging import BlobFiles
 
 
