@@ -21,10 +21,19 @@ from pathlib import Path
 
 from harness.clang import sanitizing
 from weft_devcluster import tools
-from weft_kernels.cpu import SOURCES, Compiler, Limit, NativeUnavailable, Sources, run_all
-from weft_kernels.cpu.build import AT_ONCE, LIMIT_S, compile_all
-from weft_kernels.cpu.build_cache import key
-from weft_kernels.cpu.compiler import trimmed
+from weft_kernels.cpu import (
+    AT_ONCE,
+    LIMIT_S,
+    SOURCES,
+    Compiler,
+    Limit,
+    NativeUnavailable,
+    Sources,
+    cache_key,
+    compile_all,
+    run_all,
+    trimmed,
+)
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "tests" / "kernels" / "cpu" / "fuzz"
@@ -51,7 +60,7 @@ def build(sanitizers: str = SANITIZERS, what: Sources = SOURCES) -> Path:
     # The fuzzer's counters are written by all threads at once, which is a race: with TSan it counts in TARGET alone.
     counted = sanitizers if sanitizers == THREAD else f"fuzzer-no-link,{sanitizers}"
     compiler, limit = sanitizing(counted), Limit(LIMIT_S)
-    folder = tools.cache() / "fuzz" / key(what, compiler)
+    folder = tools.cache() / "fuzz" / cache_key(what, compiler)
     if not folder.exists():
         _compile(compiler, what, folder, limit)
     target = folder / f"{NAME}-{hashlib.sha256(TARGET.read_bytes()).hexdigest()[:12]}"

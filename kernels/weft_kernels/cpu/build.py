@@ -32,7 +32,7 @@ class Built:
     seconds: float
 
 
-def build(what: Sources, compiler: Compiler, folder: Path, *, limit_s: float = LIMIT_S) -> Built:
+def build_library(what: Sources, compiler: Compiler, folder: Path, *, limit_s: float = LIMIT_S) -> Built:
     """Compile `what` in an existing, empty folder of ours. Raises NativeUnavailable with the compiler's message."""
     limit, digest = Limit(limit_s), what.digest()
     with compiler.at_hand(folder, limit) as ready:

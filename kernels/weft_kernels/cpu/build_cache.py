@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from weft_kernels.cpu.build import CHECKSUM, LIBRARY, LIMIT_S, build, checksum
+from weft_kernels.cpu.build import CHECKSUM, LIBRARY, LIMIT_S, build_library, checksum
 from weft_kernels.cpu.compiler import Compiler
 from weft_kernels.cpu.errors import NativeUnavailable
 from weft_kernels.cpu.sources import Sources
@@ -48,7 +48,7 @@ class Cache:
         Raises NativeUnavailable: the folder cannot be trusted or written, the compiler failed, or another process held
         the lock for longer than a build may take.
         """
-        entry = self.folder / key(what, compiler)
+        entry = self.folder / cache_key(what, compiler)
         if (found := self.find(what, compiler)) is not None:
             return found
         with self._lock(limit_s):
@@ -59,7 +59,7 @@ class Cache:
     def find(self, what: Sources, compiler: Compiler) -> Path | None:
         """Find the library, if it is there and whole. Raises NativeUnavailable for a folder that is unsafe."""
         self._prepare()
-        library = self.folder / key(what, compiler) / LIBRARY
+        library = self.folder / cache_key(what, compiler) / LIBRARY
         return library if is_intact(library) else None
 
     def _prepare(self) -> None:
@@ -87,7 +87,7 @@ class Cache:
             shutil.rmtree(left, ignore_errors=True)
         try:
             work.mkdir(mode=0o700)
-            build(what, compiler, work, limit_s=limit_s)
+            build_library(what, compiler, work, limit_s=limit_s)
             for rest in work.glob("*.o"):
                 rest.unlink()
             shutil.rmtree(entry, ignore_errors=True)
@@ -125,7 +125,7 @@ def cache_folders(environment: Mapping[str, str] = os.environ) -> list[Cache]:
     return [Cache(folder / "kernels", uid) for folder in folders]
 
 
-def key(what: Sources, compiler: Compiler) -> str:
+def cache_key(what: Sources, compiler: Compiler) -> str:
     """Make the key of sources, flags and architecture, the compiler's description, and its C library."""
     only = () if what.only is None else (what.only,)
     parts = (what.digest(), *only, *compiler.command, compiler.version, os.confstr("CS_GNU_LIBC_VERSION") or "")

@@ -20,10 +20,20 @@ from harness.native_library import native_library
 from harness.native_models import Scales, adapter_tensors, make_step, write_model
 from weft.domain.request import Sampling
 from weft_devcluster import tools
-from weft_kernels.cpu import LEVELS, SOURCES, Compiler, Library, Sources, find_compiler, for_this_cpu, load
-from weft_kernels.cpu.build_cache import Cache
+from weft_kernels.cpu import (
+    LEVELS,
+    LOCK,
+    SOURCES,
+    Cache,
+    Compiler,
+    Library,
+    Sources,
+    find_compiler,
+    for_this_cpu,
+    load,
+    zig_compiler,
+)
 from weft_kernels.cpu.sampling import Sampler
-from weft_kernels.cpu.zig import LOCK, zig_compiler
 from weft_runner.model.checkpoint import open_checkpoint, read_spec
 from weft_runner.model.cpu.executor import CpuExecutor
 from weft_runner.model.sampling import NativeSampler, SamplingArgs

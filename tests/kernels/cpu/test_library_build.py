@@ -9,9 +9,20 @@ from pathlib import Path
 import pytest
 
 from harness.small_native import compiler_script, small_sources
-from weft_kernels.cpu import FLAGS, LEVELS, SOURCES, NativeUnavailable, Sources, find_compiler, for_this_cpu
-from weft_kernels.cpu.build import CHECKSUM, Built, build, checksum
-from weft_kernels.cpu.compiler import trimmed
+from weft_kernels.cpu import (
+    CHECKSUM,
+    FLAGS,
+    LEVELS,
+    SOURCES,
+    Built,
+    NativeUnavailable,
+    Sources,
+    build_library,
+    checksum,
+    find_compiler,
+    for_this_cpu,
+    trimmed,
+)
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++: apt-get install g++")
 X86 = os.uname().machine == "x86_64"
@@ -21,7 +32,7 @@ only_x86 = pytest.mark.skipif(not X86, reason="levels beyond the portable one ar
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     folder = tmp_path_factory.mktemp("built")
-    return build(small_sources(tmp_path_factory.mktemp("small")), find_compiler(), folder)
+    return build_library(small_sources(tmp_path_factory.mktemp("small")), find_compiler(), folder)
 
 
 def folder_in(tmp_path: Path) -> Path:
@@ -72,7 +83,7 @@ def test_a_level_that_the_compiler_does_not_know_is_left_out_and_named(
     old = compiler_script(
         tmp_path / "old", f'case " $* " in *" {unknown} "*) echo "error: unrecognized option {unknown}"; exit 1;; esac'
     )
-    done = build(small_sources(tmp_path / "src"), find_compiler({"CXX": str(old)}), folder_in(tmp_path))
+    done = build_library(small_sources(tmp_path / "src"), find_compiler({"CXX": str(old)}), folder_in(tmp_path))
     lost = {level for level, flags in LEVELS.items() if unknown in flags}
     assert set(done.left_out) == lost
     assert compiled_levels(done.library) == set(LEVELS) - lost
@@ -85,7 +96,7 @@ def test_another_architecture_gets_the_portable_level_only_and_nobody_is_warned(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     what = Sources(small_sources(tmp_path / "src").folder, "aarch64")
-    done = build(what, find_compiler(), folder_in(tmp_path))
+    done = build_library(what, find_compiler(), folder_in(tmp_path))
     assert compiled_levels(done.library) == {"portable"}
     assert done.left_out == {}
     assert [record for record in caplog.records if record.levelname == "WARNING"] == []
@@ -97,7 +108,7 @@ def test_sources_that_change_meanwhile_are_not_kept_under_the_old_hash(tmp_path:
         tmp_path / "slow", f'case "$*" in *shared*) echo "// later" >> {what.folder}/shared.h;; esac'
     )
     with pytest.raises(NativeUnavailable, match="changed while it was compiled"):
-        build(what, find_compiler({"CXX": str(script)}), folder_in(tmp_path))
+        build_library(what, find_compiler({"CXX": str(script)}), folder_in(tmp_path))
 
 
 def test_a_failing_compiler_is_told_once_and_trimmed(tmp_path: Path):
@@ -105,7 +116,7 @@ def test_a_failing_compiler_is_told_once_and_trimmed(tmp_path: Path):
     errors = "\n".join(f"int broken_{i} = {{nothing_{i}}};" for i in range(60))
     (what.folder / "common.cpp").write_text(f"{errors}\n")
     with pytest.raises(NativeUnavailable) as failed:
-        build(what, find_compiler(), folder_in(tmp_path))
+        build_library(what, find_compiler(), folder_in(tmp_path))
     assert "common.cpp" in failed.value.reason
     assert failed.value.reason.count("nothing_0") >= 1
     assert failed.value.reason.endswith("...")
@@ -117,7 +128,7 @@ def test_a_compiler_that_is_killed_leaves_no_level_out_but_fails(tmp_path: Path)
     died = "g++: fatal error: Killed signal terminated program cc1plus"
     script = compiler_script(tmp_path / "dying", f'case "$*" in *amx*) echo "{died}"; exit 1;; esac')
     with pytest.raises(NativeUnavailable, match="terminated program"):
-        build(small_sources(tmp_path / "src"), find_compiler({"CXX": str(script)}), folder_in(tmp_path))
+        build_library(small_sources(tmp_path / "src"), find_compiler({"CXX": str(script)}), folder_in(tmp_path))
 
 
 def test_a_compiler_that_hangs_when_asked_what_it_is_is_ended_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

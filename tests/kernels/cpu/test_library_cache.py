@@ -17,17 +17,29 @@ import pytest
 
 from harness import processes
 from harness.small_native import compiler_script, compiler_stub, small_sources
-from weft_kernels.cpu import Compiler, NativeUnavailable, Sources, find_compiler
-from weft_kernels.cpu.build import CHECKSUM, LIBRARY
-from weft_kernels.cpu.build_cache import KEPT, Cache, FolderUnusable, cache_folders, is_intact, key, untrusted_reason
+from weft_kernels.cpu import (
+    CHECKSUM,
+    KEPT,
+    LIBRARY,
+    Cache,
+    Compiler,
+    FolderUnusable,
+    NativeUnavailable,
+    Sources,
+    cache_folders,
+    cache_key,
+    find_compiler,
+    is_intact,
+    untrusted_reason,
+)
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++: apt-get install g++")
 
 LOADS = """
 import json, logging, sys
 from pathlib import Path
-from weft_kernels.cpu.library import load
-from weft_kernels.cpu.sources import Sources
+from weft_kernels.cpu import load
+from weft_kernels.cpu import Sources
 sys.stdin.readline()  # all begin together
 library = load(what=Sources(Path(sys.argv[1]), "aarch64"), packaged=Path("/nonexistent"))
 with library.pool(1) as pool:
@@ -92,13 +104,13 @@ def test_nobody_else_may_write_there(what: Sources, cache: Cache, counting: Coun
 def test_other_sources_and_other_compilers_have_entries_of_their_own(what: Sources, counting: Counting):
     (what.folder / "shared.h").touch()
     keys = {
-        key(what, counting.compiler),
-        key(replace(what, machine="riscv64"), counting.compiler),
-        key(what, replace(counting.compiler, version="gcc version 99")),
-        key(what, replace(counting.compiler, command=("clang++",))),
+        cache_key(what, counting.compiler),
+        cache_key(replace(what, machine="riscv64"), counting.compiler),
+        cache_key(what, replace(counting.compiler, version="gcc version 99")),
+        cache_key(what, replace(counting.compiler, command=("clang++",))),
     }
     assert len(keys) == 4
-    assert key(what, counting.compiler) in keys
+    assert cache_key(what, counting.compiler) in keys
 
 
 @pytest.mark.parametrize("damage", ["cut short", "one byte", "empty", "no library", "no checksum", "binary checksum"])

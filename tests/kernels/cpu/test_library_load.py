@@ -13,9 +13,11 @@ from harness.small_native import compiler_script, small_sources
 from harness.waiting import PATIENCE_S
 from weft_kernels.cpu import (
     BF16,
+    CHECKSUM,
     FP32,
     LEVEL_VARIABLE,
     LEVELS,
+    LIBRARY,
     CallRefused,
     LevelUnusable,
     Library,
@@ -23,12 +25,12 @@ from weft_kernels.cpu import (
     NativeUnavailable,
     Sources,
     StepStruct,
+    build_library,
+    cache_folders,
     cpu_quota,
     find_compiler,
     load,
 )
-from weft_kernels.cpu.build import CHECKSUM, LIBRARY, build
-from weft_kernels.cpu.build_cache import cache_folders
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++: apt-get install g++")
 ABSENT = Path("/nonexistent/weft_cpu.so")
@@ -55,7 +57,7 @@ def one_level(what: Sources) -> Sources:
 
 @pytest.fixture(scope="module")
 def built(one_level: Sources, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(one_level, find_compiler(), tmp_path_factory.mktemp("package")).library
+    return build_library(one_level, find_compiler(), tmp_path_factory.mktemp("package")).library
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:

@@ -12,9 +12,7 @@ from pathlib import Path
 import pytest
 
 from harness.small_native import compiler_stub, small_sources
-from weft_kernels.cpu import NoCompiler, Sources
-from weft_kernels.cpu.build import CHECKSUM, LIBRARY, build
-from weft_kernels.cpu.zig import FetchedZig, find_or_fetch
+from weft_kernels.cpu import CHECKSUM, LIBRARY, FetchedZig, NoCompiler, Sources, build_library, find_or_fetch
 
 VERSION = "9.9.9"
 
@@ -71,7 +69,7 @@ def small(tmp_path: Path) -> Sources:
 def test_it_compiles_a_build_and_is_gone_after_it(
     tmp_path: Path, package: Path, calls: Path, caplog: pytest.LogCaptureFixture
 ):
-    done = build(small(tmp_path), fetched(tmp_path, package), folder_in(tmp_path))
+    done = build_library(small(tmp_path), fetched(tmp_path, package), folder_in(tmp_path))
     assert done.library.stat().st_size > 0
     assert {path.name for path in done.library.parent.iterdir() if path.suffix != ".o"} == {LIBRARY, CHECKSUM}
     said = [record.message for record in caplog.records if record.levelno == logging.WARNING]
@@ -87,7 +85,7 @@ def test_it_compiles_a_build_and_is_gone_after_it(
 
 def test_another_content_than_the_locks_is_not_run(tmp_path: Path, package: Path, calls: Path):
     with pytest.raises(NoCompiler, match="apt install g"):
-        build(small(tmp_path), fetched(tmp_path, package, digest="0" * 64), folder_in(tmp_path))
+        build_library(small(tmp_path), fetched(tmp_path, package, digest="0" * 64), folder_in(tmp_path))
     assert not calls.exists()
     assert list((tmp_path / "built").iterdir()) == []
 
@@ -95,7 +93,7 @@ def test_another_content_than_the_locks_is_not_run(tmp_path: Path, package: Path
 def test_where_it_cannot_be_had_one_sentence_says_what_to_install(tmp_path: Path, package: Path):
     package.unlink()
     with pytest.raises(NoCompiler) as refused:
-        build(small(tmp_path), fetched(tmp_path, None), folder_in(tmp_path))
+        build_library(small(tmp_path), fetched(tmp_path, None), folder_in(tmp_path))
     assert refused.value.reason == (
         "there is no C++ compiler, and none can be fetched "
         f"(No matching distribution found for ziglang=={VERSION}): "
@@ -115,7 +113,7 @@ def test_uv_runs_pip_where_this_python_has_none(
     )
     uv.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "venv" / "bin" / "python"))
-    build(small(tmp_path), fetched(tmp_path, package, uv=str(uv)), folder_in(tmp_path))
+    build_library(small(tmp_path), fetched(tmp_path, package, uv=str(uv)), folder_in(tmp_path))
     assert calls.exists()
     assert (tmp_path / "uv-calls").read_text().startswith("tool run ")
 

@@ -13,10 +13,8 @@ from safetensors.numpy import save_file
 
 from harness.native_models import Scales, adapter_tensors, write_model
 from weft.domain.model.config import ModelSpec
-from weft_kernels.cpu.errors import NativeUnavailable
-from weft_kernels.cpu.library import Library, load
+from weft_kernels.cpu import BF16, FP32, Library, NativeUnavailable, load
 from weft_kernels.cpu.memory import MappedMemory
-from weft_kernels.cpu.structs import BF16, FP32
 from weft_runner.errors import AdapterInvalid
 from weft_runner.model.adapter_store import map_tensors
 from weft_runner.model.arrays import BFLOAT16, FLOAT16, FLOAT32, Array, native

@@ -25,9 +25,7 @@ from harness.native_library import native_library
 from harness.native_models import Scales, adapter_tensors, make_step, write_model
 from harness.waiting import PATIENCE_S
 from weft.domain.model.config import ModelSpec
-from weft_kernels.cpu.errors import CallRefused
-from weft_kernels.cpu.library import Library, load
-from weft_kernels.cpu.structs import INT8, ModelStruct, StepStruct
+from weft_kernels.cpu import INT8, CallRefused, Library, ModelStruct, StepStruct, load
 from weft_runner.model.checkpoint import Files, open_checkpoint, read_spec
 from weft_runner.model.cpu.executor import CpuExecutor
 from weft_runner.model.cpu.packed_weights import unsupported_reason

@@ -17,8 +17,7 @@ from harness.waiting import PATIENCE_S
 from weft.domain.adapter import Tier
 from weft.domain.model.config import ModelSpec
 from weft.domain.request import EndReason, NoCapacity, Sampling
-from weft_kernels.cpu.errors import NativeUnavailable
-from weft_kernels.cpu.library import load
+from weft_kernels.cpu import NativeUnavailable, load
 from weft_kernels.cpu.memory import MappedMemory
 from weft_runner.core import Fetch, Fetched, Load, PoolLimits, check_pool
 from weft_runner.errors import ArtifactUnreachable

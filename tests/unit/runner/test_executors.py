@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from weft.domain.model.config import ModelSpec
-from weft_kernels.cpu.errors import NativeUnavailable
+from weft_kernels.cpu import NativeUnavailable
 from weft_runner.errors import ExecutorUnavailable, OutOfMemory
 from weft_runner.executors import ModelSource, cpu, cuda, make_executor, memory, settle_executor
 from weft_runner.model.memory_estimate import REQUESTS_BYTES, MemoryLimit

@@ -22,8 +22,7 @@ from harness.waiting import PATIENCE_S
 from weft.domain.ids import Epoch
 from weft.domain.machine import TICK, Closed, Connected, Kind, Peer, Received, Send
 from weft.domain.request import Ended, EndReason, FinishReason, NoCapacity, Sampling, SequenceTokens, SessionHello, Stop
-from weft_kernels.cpu.errors import NativeUnavailable
-from weft_kernels.cpu.library import load
+from weft_kernels.cpu import NativeUnavailable, load
 from weft_runner.core import (
     CompileGrammar,
     GrammarCompiled,

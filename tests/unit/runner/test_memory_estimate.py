@@ -98,9 +98,8 @@ def test_biases_and_head_norms_are_counted(kind):
 
 
 def test_native_packing_takes_as_many_bytes_as_are_counted():
-    from weft_kernels.cpu.errors import NativeUnavailable
-    from weft_kernels.cpu.library import load
-    from weft_kernels.cpu.structs import KINDS as NATIVE
+    from weft_kernels.cpu import KINDS as NATIVE
+    from weft_kernels.cpu import NativeUnavailable, load
 
     try:
         library = load()

@@ -24,7 +24,7 @@ from harness.native_library import native_library
 from harness.native_models import Scales, adapter_tensors, make_step, write_model
 from harness.waiting import PATIENCE_S, wait_until
 from weft.domain.request import Sampling
-from weft_kernels.cpu.structs import KINDS
+from weft_kernels.cpu import KINDS
 from weft_runner.core import Candidate, form_batch
 from weft_runner.errors import DiskUnusable, ExecutorLost, OutOfMemory, PolicyInvalid
 from weft_runner.executors import ModelSource, make_executor

@@ -11,8 +11,7 @@ import torch
 from harness.native_models import make_step, write_model
 from tests.unit.operator.planning import pool_object
 from weft_cli.plan_offload import searches_of
-from weft_kernels.cpu.library import load
-from weft_kernels.cpu.sources import SOURCES
+from weft_kernels.cpu import SOURCES, load
 from weft_operator.core import make_runner_config, parse_pool
 from weft_runner.errors import NoPolicyFits
 from weft_runner.executors import ModelSource, cpu, cuda, make_executor

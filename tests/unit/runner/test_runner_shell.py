@@ -16,7 +16,7 @@ from weft.domain.machine import Connected, Kind, Peer, Received
 from weft.domain.model.config import parse_spec
 from weft.domain.request import Sampling
 from weft.domain.runner import RunnerOrder, RunnerReport
-from weft_kernels.cpu.threads import cpu_quota
+from weft_kernels.cpu import cpu_quota
 from weft_runner.core import BatchLimits
 from weft_runner.core.adapters import known
 from weft_runner.errors import AdapterInvalid, ArtifactUnknown, ArtifactUnreachable, StoppedAtStart

@@ -17,8 +17,7 @@ from harness.waiting import PATIENCE_S, wait_until
 from weft.domain.ids import Epoch
 from weft.domain.machine import Send
 from weft.domain.request import Ended, NoCapacity, Priority, Sampling
-from weft_kernels.cpu.errors import NativeUnavailable
-from weft_kernels.cpu.library import Library, load
+from weft_kernels.cpu import Library, NativeUnavailable, load
 from weft_kernels.cpu.memory import MappedMemory
 from weft_runner.core import (
     MAX_SWAPS,

@@ -24,7 +24,7 @@ from harness.native_library import native_library
 from harness.native_models import Scales, adapter_tensors, make_step, write_model
 from harness.waiting import PATIENCE_S
 from weft.domain.model.config import ModelSpec
-from weft_kernels.cpu.library import Library, load
+from weft_kernels.cpu import Library, load
 from weft_kernels.cpu.ranks import FetchedSlots, SharedSlots, slots_bytes
 from weft_runner.errors import ExecutorLost
 from weft_runner.model.checkpoint import Files, open_checkpoint, read_spec
