@@ -65,7 +65,7 @@ class NativeKernels(BuildHookInterface[Any]):
 
 def _compiled(folder: Path) -> "Built":
     from weft_kernels.cpu.build import build_library
+    from weft_kernels.cpu.compiler import find_or_fetch
     from weft_kernels.cpu.sources import SOURCES
-    from weft_kernels.cpu.zig import find_or_fetch
 
     return build_library(SOURCES, find_or_fetch(), folder)

@@ -30,9 +30,8 @@ from weft_bench.roofline import BF16_BYTES, Shape
 from weft_kernels.cpu.errors import NativeUnavailable
 from weft_kernels.cpu.library import Library, load
 from weft_kernels.cpu.memory import HUGE, MappedMemory
-from weft_kernels.cpu.pool import ThreadPool
 from weft_kernels.cpu.structs import BF16, ModelStruct, SegmentStruct, StepStruct
-from weft_kernels.cpu.threads import cpu_quota
+from weft_kernels.cpu.threads import ThreadPool, cpu_quota
 from weft_runner.model.cpu.adapters import CpuAdapterStore
 from weft_runner.model.host_tensors import arrays_of
 from weft_runner.model.partition import Partition

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from weft_cli.errors import BadInput, CommandError
 from weft_cli.output import note
 
-TOLD = ("weft_kernels.cpu.build", "weft_kernels.cpu.zig")  # loggers of what takes long
+TOLD = ("weft_kernels.cpu.build", "weft_kernels.cpu.compiler")  # loggers of what takes long
 
 
 def prepare_kernels(executor: str | None) -> None:

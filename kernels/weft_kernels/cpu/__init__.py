@@ -15,11 +15,19 @@ from weft_kernels.cpu.build_cache import (
     is_intact,
     untrusted_reason,
 )
-from weft_kernels.cpu.compiler import Compiler, Limit, find_compiler, run_all, trimmed
+from weft_kernels.cpu.compiler import (
+    ZIG_LOCK,
+    Compiler,
+    FetchedZig,
+    Limit,
+    find_compiler,
+    find_or_fetch,
+    run_all,
+    trimmed,
+    zig_compiler,
+)
 from weft_kernels.cpu.errors import CallRefused, LevelUnusable, NativeUnavailable, NoCompiler
 from weft_kernels.cpu.library import LEVEL_VARIABLE, SIGNATURES, Library, load
-from weft_kernels.cpu.pool import ThreadPool
 from weft_kernels.cpu.sources import FLAGS, LEVELS, PORTABLE, SOURCES, Sources, for_this_cpu
 from weft_kernels.cpu.structs import ABI, BF16, CODES, FP32, INT4, INT8, KINDS, Matrix, ModelStruct, StepStruct
-from weft_kernels.cpu.threads import cgroup_cpu_limits, cpu_quota
-from weft_kernels.cpu.zig import LOCK, FetchedZig, find_or_fetch, zig_compiler
+from weft_kernels.cpu.threads import ThreadPool, cgroup_cpu_limits, cpu_quota

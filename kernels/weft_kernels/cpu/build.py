@@ -41,7 +41,13 @@ def build_library(what: Sources, compiler: Compiler, folder: Path, *, limit_s: f
             extra={"kv": {"compiler": str(compiler), "levels": len(what.levels())}},
         )
         objects, left_out = compile_all(what, ready, folder, limit)
-        library = _link(ready, folder, objects, limit)
+        # Plain units first, then levels from the worst up. Of an inline function that several units have, the linker
+        # keeps the first: it is always one that each CPU can run that comes there at all.
+        command = (*ready.command, *sources.LINK_FLAGS, *ready.link_flags, *map(str, objects), "-o", LIBRARY)
+        (end,) = run_all([command], folder, at_once=1, limit=limit)
+        if end.code:
+            raise _failed("linking", end)
+        library = folder / LIBRARY
     if what.digest() != digest:
         raise NativeUnavailable(f"{what.folder} changed while it was compiled: start again")
     (folder / CHECKSUM).write_text(checksum(library))
@@ -54,10 +60,24 @@ def build_library(what: Sources, compiler: Compiler, folder: Path, *, limit_s: f
 
 def compile_all(what: Sources, compiler: Compiler, folder: Path, limit: Limit) -> tuple[list[Path], Mapping[str, str]]:
     """Compile all units. Returns (objects in order of linking, `left_out` of `Built`). Raises NativeUnavailable."""
-    levels, left_out = _levels(what, compiler, folder, limit)
-    missing = [level for level in sources.LEVELS if level not in levels]
-    definitions = (f'-DWEFT_SOURCE_HASH="{what.digest()}"', *map(sources.without, missing))
-    return [*_plain(what, compiler, folder, definitions, limit), *levels.values()], left_out
+    levels: dict[str, Path] = {}
+    left_out: dict[str, str] = {}
+    units = what.levels()
+    ended = _compile(compiler, {unit: what.flags(level) for level, unit in units.items()}, folder, limit)
+    for level, (compiled, end) in zip(units, ended, strict=True):
+        if end.code == 0:
+            levels[level] = compiled
+        elif level == sources.PORTABLE or end.died:
+            raise _failed(units[level].name, end)
+        else:
+            left_out[level] = trimmed(end.output)
+    missing = (f"-DWEFT_WITHOUT_{level.upper()}" for level in sources.LEVELS if level not in levels)
+    definitions = (f'-DWEFT_SOURCE_HASH="{what.digest()}"', *missing)
+    plain = _compile(compiler, dict.fromkeys(what.plain(), definitions), folder, limit)
+    for compiled, end in plain:
+        if end.code:
+            raise _failed(f"{compiled.stem}.cpp", end)
+    return [*(compiled for compiled, _ in plain), *levels.values()], left_out
 
 
 def checksum(library: Path) -> str:
@@ -65,53 +85,16 @@ def checksum(library: Path) -> str:
     return hashlib.sha256(library.read_bytes()).hexdigest()
 
 
-def _levels(what: Sources, compiler: Compiler, folder: Path, limit: Limit) -> tuple[dict[str, Path], dict[str, str]]:
-    """Compile the levels. Returns (objects of those that could be compiled, worst first; the others, and what the
-    compiler said of them)."""
-    units = what.levels()
-    commands = [_compile(compiler, unit, what.flags(level)) for level, unit in units.items()]
-    ends = run_all(commands, folder, at_once=min(AT_ONCE, cpu_quota()), limit=limit)
-    objects: dict[str, Path] = {}
-    left_out: dict[str, str] = {}
-    for (level, unit), end in zip(units.items(), ends, strict=True):
-        if end.code == 0:
-            objects[level] = _object(unit, folder)
-        elif level == sources.PORTABLE or end.died:
-            raise _failed(unit.name, end)
-        else:
-            left_out[level] = trimmed(end.output)
-    return objects, left_out
-
-
-def _plain(what: Sources, compiler: Compiler, folder: Path, definitions: tuple[str, ...], limit: Limit) -> list[Path]:
-    commands = [_compile(compiler, unit, definitions) for unit in what.plain()]
-    for unit, end in zip(
-        what.plain(), run_all(commands, folder, at_once=min(AT_ONCE, cpu_quota()), limit=limit), strict=True
-    ):
-        if end.code:
-            raise _failed(unit.name, end)
-    return [_object(unit, folder) for unit in what.plain()]
-
-
-def _link(compiler: Compiler, folder: Path, objects: list[Path], limit: Limit) -> Path:
-    """Link plain units first, then levels from the worst up.
-
-    Of an inline function that several units have, the linker keeps the first: it is always one that each CPU can run
-    that comes there at all.
-    """
-    command = (*compiler.command, *sources.LINK_FLAGS, *compiler.link_flags, *map(str, objects), "-o", LIBRARY)
-    (end,) = run_all([command], folder, at_once=1, limit=limit)
-    if end.code:
-        raise _failed("linking", end)
-    return folder / LIBRARY
-
-
-def _compile(compiler: Compiler, unit: Path, flags: tuple[str, ...]) -> tuple[str, ...]:
-    return (*compiler.command, *sources.FLAGS, *flags, "-c", str(unit), "-o", f"{unit.stem}.o")
-
-
-def _object(unit: Path, folder: Path) -> Path:
-    return folder / f"{unit.stem}.o"
+def _compile(
+    compiler: Compiler, units: Mapping[Path, tuple[str, ...]], folder: Path, limit: Limit
+) -> list[tuple[Path, Finished]]:
+    """Compile each unit with flags of its own. Returns the objects, and how each compiler's run ended."""
+    objects = [folder / f"{unit.stem}.o" for unit in units]
+    commands = [
+        (*compiler.command, *sources.FLAGS, *flags, "-c", str(unit), "-o", f"{unit.stem}.o")
+        for unit, flags in units.items()
+    ]
+    return list(zip(objects, run_all(commands, folder, at_once=min(AT_ONCE, cpu_quota()), limit=limit), strict=True))
 
 
 def _failed(what: str, end: Finished) -> NativeUnavailable:

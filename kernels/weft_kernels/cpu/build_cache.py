@@ -48,9 +48,9 @@ class Cache:
         Raises NativeUnavailable: the folder cannot be trusted or written, the compiler failed, or another process held
         the lock for longer than a build may take.
         """
-        entry = self.folder / cache_key(what, compiler)
         if (found := self.find(what, compiler)) is not None:
             return found
+        entry = self.folder / cache_key(what, compiler)
         with self._lock(limit_s):
             if not is_intact(entry / LIBRARY):
                 self._build(what, compiler, entry, limit_s)
@@ -109,7 +109,19 @@ class Cache:
         except OSError as error:
             raise FolderUnusable(f"{self.folder} cannot be written to: {error.strerror}") from error
         try:
-            _take(lock, self.folder, limit_s)
+            started, logged = time.monotonic(), False
+            while True:  # at the latest until its holder's own time is over
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() - started > limit_s:
+                        why = f"another process has been building in {self.folder} for {limit_s:g} s"
+                        raise NativeUnavailable(why) from None
+                if not logged:
+                    log.info("another process builds the CPU kernels: waiting", extra={"kv": {"at_most_s": limit_s}})
+                    logged = True
+                time.sleep(POLL_S)
             yield
         finally:
             os.close(lock)
@@ -148,19 +160,3 @@ def untrusted_reason(status: os.stat_result, uid: int) -> str | None:
     if open_to_others and not status.st_mode & stat.S_ISVTX:
         return f"can be written to by others (mode {stat.S_IMODE(status.st_mode):o})"
     return None
-
-
-def _take(lock: int, folder: Path, limit_s: float) -> None:
-    """Take the lock, at the latest when its holder's own time is over."""
-    started, logged = time.monotonic(), False
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() - started > limit_s:
-                raise NativeUnavailable(f"another process has been building in {folder} for {limit_s:g} s") from None
-        if not logged:
-            log.info("another process builds the CPU kernels: waiting", extra={"kv": {"at_most_s": limit_s}})
-            logged = True
-        time.sleep(POLL_S)

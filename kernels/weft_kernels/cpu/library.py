@@ -19,19 +19,15 @@ from typing import Any
 from weft_kernels.cpu import sources
 from weft_kernels.cpu.build import LIBRARY
 from weft_kernels.cpu.build_cache import FolderUnusable, cache_folders, is_intact
+from weft_kernels.cpu.compiler import find_or_fetch
 from weft_kernels.cpu.errors import CallRefused, LevelUnusable, NativeUnavailable
-from weft_kernels.cpu.layers import LayerCounter
-from weft_kernels.cpu.pool import ThreadPool
 from weft_kernels.cpu.sources import SOURCES, Sources
 from weft_kernels.cpu.structs import ABI, CODES, LayerDone, Matrix, ModelStruct, RanksStruct, StepStruct
-from weft_kernels.cpu.threads import cpu_quota
-from weft_kernels.cpu.zig import find_or_fetch
+from weft_kernels.cpu.threads import ThreadPool, cpu_quota
 
 LEVEL_VARIABLE = "WEFT_CPU_LEVEL"
 PACKAGED = Path(__file__).with_name(LIBRARY)
 BLOCK_FLOP = 2 * 16 * 16 * 32  # of `weft_peak_seconds`
-
-_NO_CALLBACK = LayerDone()  # a null pointer
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +83,30 @@ def load(
         raise LevelUnusable(asked, _unsupported_reason(asked, native), levels)
     log.info("CPU kernels loaded", extra={"kv": {"level": asked, "path": str(path)}})
     return Library(path, native, asked, levels)
+
+
+class LayerCounter:
+    """Counts the layers that the steps given its `address` as `layers_done` have completed, one after the other.
+
+    Let it be n before a step. Once it is n + k, every thread of this process may read the keys and values of the first
+    k layers that this step ran: they were written before the count was raised (release), and `count` and `wait_for`
+    read it before they return (acquire). It says nothing of `hidden`, nor of pages that another step writes. The step
+    takes no GIL to raise it.
+    """
+
+    def __init__(self, native: CDLL) -> None:
+        self._native, self._value = native, ctypes.c_int64(0)
+        self.address = ctypes.addressof(self._value)
+
+    @property
+    def count(self) -> int:
+        """The number of layers that are complete. Any thread."""
+        return self._native.weft_layers_done(self.address)
+
+    def wait_for(self, count: int, timeout_s: float) -> bool:
+        """Wait until `count` layers are complete, at most `timeout_s`; returns whether they are. Any thread; the GIL is
+        free meanwhile."""
+        return self._native.weft_await_layers(self.address, count, int(timeout_s * 1e6)) >= count
 
 
 class Library:
@@ -178,12 +198,21 @@ class Library:
 
         Raises CallRefused, and what `layer_done` raised: then it is not called again, and the layers ran to the end.
         """
-        callback = None if layer_done is None else _LayerDone(layer_done)
-        step.layer_done = _NO_CALLBACK if callback is None else callback.callback
+        errors: list[BaseException] = []
+
+        def call_back(layer: int) -> None:
+            """Call `layer_done`. C cannot carry an error on: the first one waits for the call's end."""
+            if layer_done is not None and not errors:
+                try:
+                    layer_done(layer)
+                except BaseException as error:  # noqa: BLE001 (raised below)
+                    errors.append(error)
+
+        step.layer_done = LayerDone() if layer_done is None else LayerDone(call_back)
         with pool.lock:
             code = self.native.weft_run(self.level_number, pool.handle, byref(model), byref(step))
-        if callback is not None and callback.error is not None:
-            raise callback.error
+        if errors:
+            raise errors[0]
         _checked("weft_run", code)
 
     def read_bandwidth(self, pool: ThreadPool, n_bytes: int = 512 << 20, repetitions: int = 5) -> float:
@@ -203,23 +232,6 @@ class Library:
         with pool.lock:
             seconds = self.native.weft_peak_seconds(self.level_number, pool.handle, blocks)
         return blocks * BLOCK_FLOP * pool.threads / _checked_seconds("weft_peak_seconds", seconds)
-
-
-class _LayerDone:
-    """`layer_done` behind a C callback, which cannot raise: the first error waits for the call's end."""
-
-    def __init__(self, layer_done: Callable[[int], None]) -> None:
-        self.error: BaseException | None = None
-        self._layer_done = layer_done
-        self.callback = LayerDone(self._call)
-
-    def _call(self, layer: int) -> None:
-        if self.error is not None:
-            return
-        try:
-            self._layer_done(layer)
-        except BaseException as error:  # noqa: BLE001 (raised by `run`)
-            self.error = error
 
 
 def _packaged(path: Path, what: Sources) -> tuple[Path, CDLL] | None:

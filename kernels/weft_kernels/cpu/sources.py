@@ -83,9 +83,4 @@ def for_this_cpu(what: Sources, cpuinfo: Path = Path("/proc/cpuinfo")) -> Source
     return replace(what, only=usable[-1])
 
 
-def without(level: str) -> str:
-    """The definition by which the plain units leave out a level."""
-    return f"-DWEFT_WITHOUT_{level.upper()}"
-
-
 SOURCES = Sources(Path(__file__).with_name("src"))

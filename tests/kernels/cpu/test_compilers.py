@@ -22,8 +22,8 @@ from weft.domain.request import Sampling
 from weft_devcluster import tools
 from weft_kernels.cpu import (
     LEVELS,
-    LOCK,
     SOURCES,
+    ZIG_LOCK,
     Cache,
     Compiler,
     Library,
@@ -41,7 +41,7 @@ from weft_runner.model.sampling import NativeSampler, SamplingArgs
 native_library()  # skips where nothing can be built
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 PROMPTS, DECODED, PAGES = (5, 37, 64), 6, 8
-ZIG_PIN = LOCK.read_text().split()[0]
+ZIG_PIN = ZIG_LOCK.read_text().split()[0]
 
 
 def on_path(name: str, package: str) -> Compiler:

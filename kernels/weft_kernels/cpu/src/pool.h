@@ -8,7 +8,7 @@
 // there.
 //
 // Threads and locks are the C library's: with those of C++ the library would need a C++ runtime, which zig compiles anew
-// in two minutes on a machine that has no compiler (zig.py).
+// in two minutes on a machine that has no compiler (compiler.py).
 #pragma once
 #include <pthread.h>
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from weft_kernels.cpu.library import Library
 from weft_kernels.cpu.memory import MappedMemory
-from weft_kernels.cpu.pool import ThreadPool
+from weft_kernels.cpu.threads import ThreadPool
 from weft_runner.model.arrays import Bytes
 from weft_runner.model.kv_window import DirectKvWindow, KvWindow
 

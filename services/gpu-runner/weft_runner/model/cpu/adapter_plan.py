@@ -16,8 +16,8 @@ import numpy.typing as npt
 from weft.domain.model.config import ModelSpec
 from weft.domain.model.tensors import module_name
 from weft_kernels.cpu.library import Library
-from weft_kernels.cpu.pool import ThreadPool
 from weft_kernels.cpu.structs import LoraSiteStruct, LoraSliceStruct, PackJob
+from weft_kernels.cpu.threads import ThreadPool
 from weft_runner.model.arrays import NATIVE_KINDS, Array
 from weft_runner.model.lora import SITES, AdapterPairs, LoraPair, Scales, scale_of
 from weft_runner.model.partition import Partition

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from weft_kernels.cpu.library import Library
 from weft_kernels.cpu.memory import MappedMemory
-from weft_kernels.cpu.pool import ThreadPool
+from weft_kernels.cpu.threads import ThreadPool
 from weft_runner.model.adapter_store import MAX_LAYOUTS, DeviceAdapter, FileLayout, HostTensorStore, MappedTensors
 from weft_runner.model.arrays import Array
 from weft_runner.model.cpu.adapter_plan import AdapterPacking, Plan, Planner, Slices, Structs

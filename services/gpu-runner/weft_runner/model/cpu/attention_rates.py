@@ -13,8 +13,8 @@ from weft.domain.model.config import ModelSpec
 from weft.domain.model.packed import kv_token_bytes
 from weft_kernels.cpu.library import Library
 from weft_kernels.cpu.memory import MappedMemory
-from weft_kernels.cpu.pool import ThreadPool
 from weft_kernels.cpu.structs import ATTENTION_BLOCK
+from weft_kernels.cpu.threads import ThreadPool
 from weft_runner.model.cpu.synthetic_model import PAGE_TOKENS, Row, SyntheticModel
 from weft_runner.offload.policy import KvFormat
 

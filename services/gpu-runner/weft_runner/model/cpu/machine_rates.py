@@ -18,7 +18,7 @@ from pathlib import Path
 from weft.domain.model.config import ModelSpec
 from weft_kernels.cpu.library import Library, load
 from weft_kernels.cpu.memory import MappedMemory
-from weft_kernels.cpu.pool import ThreadPool
+from weft_kernels.cpu.threads import ThreadPool
 from weft_runner.model.cpu.attention_rates import attention_rates
 from weft_runner.model.cpu.synthetic_model import PAGE_TOKENS, SyntheticModel
 from weft_runner.model.tiers.disk_rates import (

@@ -13,8 +13,8 @@ import numpy as np
 from weft.domain.model.tensors import BIASED, EMBEDDING, HEAD, NORM
 from weft_kernels.cpu.library import Library
 from weft_kernels.cpu.memory import MappedMemory
-from weft_kernels.cpu.pool import ThreadPool
 from weft_kernels.cpu.structs import ABI, BF16, FP32, INT8, KINDS, Layer, Matrix, ModelStruct
+from weft_kernels.cpu.threads import ThreadPool
 from weft_runner.model.arrays import NATIVE_KINDS, Array, native
 from weft_runner.model.checkpoint import Checkpoint
 from weft_runner.model.finite import check_finite

@@ -12,8 +12,8 @@ from weft.domain.model.config import ModelSpec
 from weft.domain.model.packed import kv_token_bytes, stacked_shapes
 from weft_kernels.cpu.library import Library
 from weft_kernels.cpu.memory import MappedMemory
-from weft_kernels.cpu.pool import ThreadPool
 from weft_kernels.cpu.structs import BF16, FP32, INT4, INT8, KINDS, Layer, Matrix, ModelStruct, StepStruct
+from weft_kernels.cpu.threads import ThreadPool
 from weft_runner.offload.policy import WeightsFormat
 
 PAGE_TOKENS = 16
