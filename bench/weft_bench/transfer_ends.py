@@ -23,7 +23,7 @@ from weft_bench.errors import EngineRefused
 from weft_runner.core import OpenKvStream, ReceiveKv, SendKv
 from weft_runner.model.kv_memory import KvMemory, LocalKvMemory
 from weft_runner.model.layer_progress import LayerProgress
-from weft_runner.shell.kv_figures import NO_FIGURES
+from weft_runner.shell.kv_stream import NO_FIGURES
 from weft_runner.shell.kv_transfer import KvPlace, KvStreamShell
 
 PAGE_TOKENS, POOL, PATIENCE_S = 16, "bench/bench", 60.0

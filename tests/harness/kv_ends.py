@@ -19,8 +19,8 @@ from weft_runner.core import DropKv, OpenKvStream, ReceiveKv, SendKv
 from weft_runner.model.kv_memory import LocalKvMemory
 from weft_runner.model.layer_progress import CalledLayerCounter
 from weft_runner.shell.kv_connection import KvConnection
-from weft_runner.shell.kv_figures import KvTransfer
 from weft_runner.shell.kv_ring import NO_RING
+from weft_runner.shell.kv_stream import KvTransfer
 from weft_runner.shell.kv_transfer import PREFACE, KvPlace, KvStreamShell
 
 PAGES, LAYERS, LAYER_BYTES, PAGE_TOKENS = 64, 4, 1536, 16

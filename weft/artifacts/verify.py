@@ -3,7 +3,7 @@
 Names and shapes are checked on headers alone, in milliseconds (`weft.domain.model`); every weight is read once for NaN
 and infinity: one such number in one row can spoil a whole batch. A number is NaN or infinite exactly when all bits of
 its exponent are set, so weights are compared as integers; that also covers bfloat16, which numpy does not have. (The
-runner checks what it has mapped, `weft_runner.model.finite`; this reads a stream.)
+runner checks what it has mapped, `weft_runner.model.arrays`; this reads a stream.)
 """
 
 import re

@@ -16,7 +16,7 @@ from weft_kernels.triton.lora import ChunkTable, DeferredExpand, expand_argument
 from weft_kernels.triton.tables import Layout as LoraLayout
 from weft_kernels.triton.tables import SiteShape
 from weft_runner.model.cuda.executor import DECODE_CHUNK, PROMPT_CHUNK
-from weft_runner.model.rotation import rotate
+from weft_runner.model.decoder import rotate
 
 pytestmark = pytest.mark.gpu
 

@@ -26,8 +26,8 @@ from weft_runner.core.transfer.shards import shard_runner
 from weft_runner.core.transfer.transfers import MAX_OFFERS
 from weft_runner.model.kv_memory import LocalKvMemory
 from weft_runner.model.layer_progress import CalledLayerCounter
-from weft_runner.shell.kv_figures import NO_FIGURES
 from weft_runner.shell.kv_ranks import RankKv, ShardedKvStreams
+from weft_runner.shell.kv_stream import NO_FIGURES
 from weft_runner.shell.kv_transfer import KvPlace, KvStreamShell
 
 SHAPES = ((4, 96), (3, 160), (5, 32))  # of each rank: layers, bytes of one in a page

@@ -23,8 +23,7 @@ from weft_runner.errors import AdapterInvalid, ArtifactUnknown, ArtifactUnreacha
 from weft_runner.settings import parse_settings
 from weft_runner.shell.depot import DepotSource
 from weft_runner.shell.engine_factory import build_engine, default_threads, pool_limits
-from weft_runner.shell.identity import read_identity
-from weft_runner.shell.process import fetch_base
+from weft_runner.shell.process import fetch_base, read_identity
 from weft_runner.shell.server import started
 
 DIGEST = "sha256:" + "a" * 64

@@ -18,10 +18,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from weft_runner.core.events import Effect, RunStep, StepDone, StepSlot
+from weft.domain.request import TokenLogprob
+from weft_runner.core.batch import Batch
+from weft_runner.core.events import Effect, RunStep, StepDone, StepResults, StepSlot
+from weft_runner.core.request_pool import RequestPool
 from weft_runner.core.runner import Runner
 from weft_runner.core.sampling import SampledToken
-from weft_runner.engine.alone import run_alone
 from weft_runner.engine.builder import BuiltStep, StepBuilder
 from weft_runner.errors import ExecutorLost
 from weft_runner.model.executor import AsyncExecutor, Executor, Pipelined, Rows, StepHandle
@@ -185,3 +187,34 @@ class StepLoop:
         """Sample from a launched step, once the tokens before are accounted for."""
         draws = present.built.late_draws(self._runner.pool.runs)
         return present._replace(logits=None, handle=follows.draw(present.logits, draws))
+
+
+def run_alone(
+    step: RunStep, pool: RequestPool, builder: StepBuilder, executor: Executor, reports: LayerReports
+) -> StepResults:
+    """Run each row of a step that failed alone, so that one which cannot be computed ends no other sequence.
+
+    Rows whose sequences are gone are left out; those that fail again are failures. Raises ExecutorLost.
+    """
+    tokens: dict[str, SampledToken] = {}
+    failures: dict[str, str] = {}
+    prompts: dict[str, list[TokenLogprob]] = {}
+    late: list[str] = []
+    forwards = 0
+    for row, sequence in zip(step.batch.rows, step.sequences, strict=True):
+        if not pool.runs(sequence):
+            continue
+        try:
+            built = builder.build(Batch((row,), 0), (sequence,), keep=False)
+            logits = executor.run(built.step, **reports.options)
+            found = built.by_key(executor.sample(logits, built.draws()))
+            forwards += 1
+        except ExecutorLost:
+            raise
+        except Exception as error:  # noqa: BLE001 (it ends this sequence, with its name, and reaches its gateway)
+            found = StepResults({}, {row.key: f"{type(error).__name__}: {error}"})
+        tokens.update(found.tokens)
+        failures.update(found.failures)
+        prompts.update(found.prompts)
+        late += found.late
+    return StepResults(tokens, failures, prompts, tuple(late), forwards)

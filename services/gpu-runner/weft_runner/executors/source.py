@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from weft.domain.ids import RunnerId
 from weft.domain.model.config import ModelSpec
 from weft_runner.model.checkpoint import Files, LoadProgress
-from weft_runner.model.partition import Partition, check_divisible
+from weft_runner.model.partition import Partition, RankGrid, check_divisible
 from weft_runner.offload.machine import MachineRates
 from weft_runner.offload.plan import OffloadPlan
-from weft_runner.parallel.grid import RankGrid
 from weft_runner.parallel.worker_group import GatherRanks
 from weft_runner.settings import RunnerSettings
 

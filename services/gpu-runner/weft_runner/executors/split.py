@@ -8,8 +8,8 @@ from weft_runner.executors.source import ModelSource
 from weft_runner.model.cuda.device import find_gpu
 from weft_runner.model.executor import Executor
 from weft_runner.model.operator_threads import MAX_OPERATOR_THREADS, set_operator_threads
+from weft_runner.model.partition import RankGrid
 from weft_runner.parallel.executor import TensorParallelExecutor
-from weft_runner.parallel.grid import RankGrid
 from weft_runner.parallel.pipeline import OffloadedPipeline, PipelineParallelExecutor
 from weft_runner.parallel.process_group import TorchRanks
 from weft_runner.parallel.worker_group import OFFLOADED_PATIENCE_S, PATIENCE_S, launch_ranks

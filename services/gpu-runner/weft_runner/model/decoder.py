@@ -7,6 +7,7 @@ the operators: adding a projection's output to it and taking its norm is one ope
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from weft_runner.model.executor import LayerDone
@@ -71,3 +72,17 @@ def run_layer(ops: Operators, w: LayerWeights, layer: int, y: Tensor | None) -> 
     y = ops.project(ops.attention(qkv, layer, w), w.o, layer, OUT)
     gate_up = ops.project(ops.add_norm(y, w.mlp_norm), w.gate_up, layer, GATE_UP)
     return ops.project(ops.gate(gate_up, layer), w.down, layer, DOWN)
+
+
+def cos_sin(positions: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
+    """positions [T] -> cos, sin [T, 1, D], to be shared by all heads and layers of a step."""
+    angles = positions.to(torch.float32)[:, None] * inverse
+    both = torch.cat((angles, angles), dim=-1)[:, None, :]
+    return both.cos(), both.sin()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [T, heads, D] rotated by its position; halves are paired as in transformers, not neighbours."""
+    half = x.shape[-1] // 2
+    turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+    return torch.addcmul(x * cos, turned, sin)

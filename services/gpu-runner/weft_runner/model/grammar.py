@@ -8,6 +8,7 @@ special tokens and those that the tokenizer does not have never are.
 
 import ctypes
 import json
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from weft.domain.lru import LruDict
 from weft.domain.model.token_bytes import UnsupportedDecoder, decoding_of, token_bytes
 from weft.grammars import one_line, parser_limits
 from weft_kernels.cpu.threads import cpu_quota
+from weft_runner.core.events import CompileGrammar, GrammarCompiled
 from weft_runner.core.token_mask import GrammarState, words_of
 from weft_runner.model.grammar_threads import SHORT_S, GrammarThreads
 
@@ -30,6 +32,8 @@ MAX_THREADS = 4  # for masks: one row over 49,152 tokens takes 20 to 300 us
 MAX_MASK_S = 0.1  # of processor time for the mask behind a token: usual ones are far from it
 WAIT_S = 5e-4  # of a step that has computed all else, for the masks of all its rows
 _LONGEST = 64  # bytes of a token that the longest match looks for
+
+log = logging.getLogger(__name__)
 
 
 class GrammarRefused(ValueError):
@@ -275,3 +279,33 @@ class _GreedyTokenizer:
                 found.append(self._token_of[rest[:length]])
             rest = rest[length or 1 :]
         return found
+
+
+class GrammarPool:
+    """Compiles grammars beside the steps. What waits is bounded by `core.awaited_grammars`.
+
+    `report` is called from other threads, once for each order.
+    """
+
+    def __init__(self, grammars: Grammars, report: Callable[[GrammarCompiled], None]) -> None:
+        self._grammars, self._report = grammars, report
+
+    def execute(self, order: CompileGrammar) -> None:
+        """Have it compiled; it is expected to be quick where it has been compiled before."""
+        long = bool(order.emitted) or not self._grammars.knows(order.grammar)
+        self._grammars.threads.put(partial(self._compile, order), long=long)
+
+    def close(self) -> None:
+        """What has begun is not waited for."""
+        self._grammars.threads.close()
+
+    def _compile(self, order: CompileGrammar) -> None:
+        state, fault = None, ""
+        try:
+            state = self._grammars.begin(order.grammar, order.emitted, order.ends)
+        except GrammarRefused as error:
+            fault = str(error)
+        except BaseException as error:  # our own mistake, or a panic, must not leave the request waiting
+            log.exception("a grammar was not compiled")
+            fault = f"{type(error).__name__}: {error}"
+        self._report(GrammarCompiled(order.peer, order.request_id, order.epoch, state, fault))

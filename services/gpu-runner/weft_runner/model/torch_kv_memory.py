@@ -6,8 +6,7 @@ from typing import Any
 import torch
 
 from weft_runner.model.kv_cache import KvCache
-from weft_runner.model.kv_memory import LocalKvMemory
-from weft_runner.model.kv_window import PIECE_BYTES
+from weft_runner.model.kv_memory import PIECE_BYTES, LocalKvMemory
 
 
 class StagedKvWindow:

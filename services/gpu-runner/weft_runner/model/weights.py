@@ -11,9 +11,8 @@ import torch
 
 from weft.domain.model.config import ModelSpec
 from weft.domain.model.tensors import BIASED, EMBEDDING, HEAD, NORM
-from weft_runner.model.arrays import Array
+from weft_runner.model.arrays import Array, check_finite
 from weft_runner.model.checkpoint import Checkpoint, Files, LoadProgress, open_checkpoint
-from weft_runner.model.finite import check_finite
 from weft_runner.model.host_tensors import tensor_of
 from weft_runner.model.partition import Partition
 

@@ -1,22 +1,24 @@
-"""Requests of the search as JSON, and the search in a process of its own."""
+"""Requests of the search as JSON, and processes of their own for the search and for measuring a GPU."""
 
 import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from weft.domain.model.config import ModelSpec, RopeSpec
 from weft_runner.errors import NoPolicyFits, OffloadError, PolicyInvalid
 from weft_runner.offload.costs import BlockWork
-from weft_runner.offload.machine import machine_json, machine_of
+from weft_runner.offload.machine import MachineRates, machine_json, machine_of
 from weft_runner.offload.plan import OffloadPlan, plan_of
-from weft_runner.offload.policy import Budgets, Formats, MemoryTier
+from weft_runner.offload.policy import Budgets, Formats, MemoryTier, WeightsFormat
 from weft_runner.offload.rounding import Supports
 from weft_runner.offload.search import PolicySearch
 
 SOLVE_S = 120.0  # the largest grid takes some ten seconds
+MEASURE_S = 180.0  # with torch's import and kernels that are compiled for the first time
 
 
 def request_json(request: PolicySearch) -> dict[str, Any]:
@@ -113,6 +115,17 @@ def ask_process(module: str, question: Mapping[str, Any], timeout_s: float, extr
     if "error" in answer:
         raise OffloadError(f"{answer['error']}: {answer['message']}")
     return answer
+
+
+def measured_gpu(folder: Path, spec: ModelSpec, formats: Sequence[WeightsFormat], most_bytes: int) -> MachineRates:
+    """Measure this machine's GPU as a runner does (`model.cuda.machine_rates`), with the disk of `folder`.
+
+    A process of its own measures: who asks has no torch, and the GPU is free again afterwards.
+
+    Raises OffloadError, also where there is no GPU that the kernels run on.
+    """
+    question = {"folder": str(folder), "spec": spec_json(spec), "formats": list(formats), "most_bytes": most_bytes}
+    return machine_of(ask_process("weft_runner.model.cuda.measuring", question, MEASURE_S, "runner")["machine"])
 
 
 def _found(answer: Mapping[str, Any]) -> dict[int, OffloadPlan] | NoPolicyFits:

@@ -20,8 +20,8 @@ from torch.distributed import FileStore, Store  # pyright: ignore[reportPrivateI
 from weft_kernels.cpu.ranks import SharedSlots, slots_bytes
 from weft_runner.errors import ExecutorLost
 from weft_runner.model.executor import Rows
+from weft_runner.model.partition import RankGrid
 from weft_runner.model.tensor_parallel import ProcessGroup, SingleProcessGroup
-from weft_runner.parallel.grid import RankGrid
 
 
 class Transfer:

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from weft_runner.errors import ExecutorLost, RunnerError, StoppedAtStart
 from weft_runner.model.executor import Executor
+from weft_runner.model.partition import RankGrid
 from weft_runner.offload.machine import MachineRates
 from weft_runner.offload.stages import StageState
 from weft_runner.parallel.channel import Channel
 from weft_runner.parallel.commands import RankReady, RankStopping
-from weft_runner.parallel.grid import RankGrid
 from weft_runner.parallel.messages import ChannelLost
 
 if TYPE_CHECKING:  # torch is imported where there are several ranks

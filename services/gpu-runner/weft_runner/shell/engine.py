@@ -41,12 +41,11 @@ from weft_runner.core.runner import Runner
 from weft_runner.engine.loop import StepLoop
 from weft_runner.errors import ExecutorLost
 from weft_runner.model.executor import Executor
-from weft_runner.model.grammar import Grammars
+from weft_runner.model.grammar import GrammarPool, Grammars
 from weft_runner.model.layer_progress import CalledLayerCounter, LayerProgress, LayerReports
 from weft_runner.model.operator_threads import set_operator_threads
 from weft_runner.offload.stages import state_of_all
 from weft_runner.shell.adapter_pool import AdapterPool, InSlot
-from weft_runner.shell.grammar_pool import GrammarPool
 from weft_runner.shell.kv_swapper import KvSwapper
 from weft_runner.shell.step_gaps import COPIES_SHARE, StepGaps
 

@@ -25,8 +25,7 @@ from weft_runner.model.kv_memory import KvMemory
 from weft_runner.model.layer_progress import CalledLayerCounter
 from weft_runner.model.step import StepInput, StepRow
 from weft_runner.shell.kv_connection import KvConnection, KvConnectionClosed
-from weft_runner.shell.kv_figures import NO_FIGURES
-from weft_runner.shell.kv_stream import KvEvent, KvSender, KvStream
+from weft_runner.shell.kv_stream import NO_FIGURES, KvEvent, KvSender, KvStream
 
 BUDGET_S = 0.5
 REPEATS = 3

@@ -21,8 +21,7 @@ from weft_runner.core.transfer.transfers import KvIdentity
 from weft_runner.model.executor import RankProcesses
 from weft_runner.model.kv_memory import KvMemory
 from weft_runner.model.layer_progress import CalledLayerCounter
-from weft_runner.shell.kv_figures import NO_FIGURES
-from weft_runner.shell.kv_stream import KvEvent, Post
+from weft_runner.shell.kv_stream import NO_FIGURES, KvEvent, Post
 from weft_runner.shell.kv_transfer import KvPlace, KvStreamShell
 
 log = logging.getLogger(__name__)

@@ -10,6 +10,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from google.protobuf.message import DecodeError, Message
@@ -22,11 +23,10 @@ from weft.wire.codec.direction import Direction
 from weft.wire.codec.kv_transfer import KV_FROM_RECEIVER, KV_FROM_SENDER, KvPages
 from weft.wire.errors import PeerError, report_peer_error
 from weft_runner.core.events import DropKv, ReceiveKv, SendKv
-from weft_runner.model.kv_window import KvWindow
+from weft_runner.model.kv_memory import KvWindow
 from weft_runner.model.layer_progress import LayerProgress
 from weft_runner.shell.kv_arrivals import BrokenOrder, Key, OfferedKv, WrongPages
 from weft_runner.shell.kv_connection import Guard, KvConnection, KvConnectionClosed
-from weft_runner.shell.kv_figures import KvFigures, KvTransfer
 
 log = logging.getLogger(__name__)
 MAX_QUEUED = 4096  # messages and jobs that wait for a stream: those of a thousand sequences, several each
@@ -34,6 +34,39 @@ LAYER_WAIT_S = 0.05  # then a job looks whether it was dropped
 
 KvEvent = Connected | Received | Closed
 Post = Callable[[KvEvent], None]
+
+
+@dataclass(slots=True)
+class KvTransfer:
+    """A sequence's KV between its first job, or its acceptance, and its end."""
+
+    began: float
+    layer_wise: bool = False
+
+
+class KvFigures(Protocol):
+    """Counters that a stream's threads add to. Any thread."""
+
+    def sent(self, carrier: str, n_bytes: int, seconds: float) -> None: ...
+
+    def received(self, carrier: str, n_bytes: int, seconds: float) -> None: ...
+
+    def ended(self, direction: str, result: str, transfer: KvTransfer, now: float) -> None:
+        """`direction`: out, in; `result`: complete, refused, dropped, lost."""
+        ...
+
+
+class NoFigures:
+    """Counters of streams that nobody counts."""
+
+    def sent(self, carrier: str, n_bytes: int, seconds: float) -> None: ...
+
+    def received(self, carrier: str, n_bytes: int, seconds: float) -> None: ...
+
+    def ended(self, direction: str, result: str, transfer: KvTransfer, now: float) -> None: ...
+
+
+NO_FIGURES = NoFigures()
 
 
 class Payload(Protocol):

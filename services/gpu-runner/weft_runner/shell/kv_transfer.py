@@ -26,9 +26,8 @@ from weft_runner.core.events import DropKv, KvAction, OpenKvStream, ReceiveKv, S
 from weft_runner.model.kv_memory import KvMemory
 from weft_runner.model.layer_progress import LayerProgress
 from weft_runner.shell.kv_connection import KvConnection, KvConnectionClosed
-from weft_runner.shell.kv_figures import KvFigures
 from weft_runner.shell.kv_ring import NO_RING, TOKEN_BYTES, RingListener, hand_over
-from weft_runner.shell.kv_stream import KvEvent, KvReceiver, KvSender, KvStream, Payload
+from weft_runner.shell.kv_stream import KvEvent, KvFigures, KvReceiver, KvSender, KvStream, Payload
 
 log = logging.getLogger(__name__)
 PREFACE = b"weft-kv1"

@@ -40,7 +40,7 @@ from weft_runner.core.token_times import GAP_BUCKETS, GapCounts
 from weft_runner.offload.figures import OffloadFigures, TierFigures
 from weft_runner.shell.adapter_series import LABELS, AdapterSeries
 from weft_runner.shell.engine import Output
-from weft_runner.shell.kv_figures import KvTransfer
+from weft_runner.shell.kv_stream import KvTransfer
 
 S = TypeVar("S")
 Samples = Mapping[tuple[str, ...], float]  # by values of the row's labels
@@ -326,7 +326,7 @@ class OffloadSeries(Collector):
 
 
 class KvMetrics:
-    """Counts what the threads of streams of KV have moved. See `kv_figures.KvFigures`."""
+    """Counts what the threads of streams of KV have moved. See `kv_stream.KvFigures`."""
 
     def __init__(self, count: Callable[..., None]) -> None:
         self._count = count

@@ -3,13 +3,16 @@
 import asyncio
 import logging
 import time
+import uuid
 from collections.abc import Callable
+from pathlib import Path
 
 from prometheus_client import REGISTRY
 
 from weft.domain.ids import RunnerId
 from weft.domain.machine import Received
 from weft.domain.runner import RunnerRole, RunnerSpec
+from weft.files import write_atomically
 from weft.telemetry.invariants import report
 from weft.telemetry.logs import kv
 from weft.telemetry.probes import Probes
@@ -28,7 +31,6 @@ from weft_runner.settings import RunnerSettings
 from weft_runner.shell.depot import DepotSource
 from weft_runner.shell.engine import EngineThread, Output
 from weft_runner.shell.engine_factory import EngineBundle, build_engine
-from weft_runner.shell.identity import read_identity
 from weft_runner.shell.kv_ranks import ShardedKvStreams
 from weft_runner.shell.kv_stream import KvEvent, Post
 from weft_runner.shell.kv_transfer import KvPlace, KvStreamShell, kv_address
@@ -89,6 +91,25 @@ async def serve_runner(
     finally:
         await asyncio.to_thread(built.close)
     return app.exit_code
+
+
+def read_identity(data_dir: Path, pool: str) -> RunnerId:
+    """Read who this runner is: its data directory's UUID, and an incarnation that is new at each start.
+
+    The UUID begins with the namespace of its pool: supervisors accept it from certificates of that namespace. It is
+    drawn and written whole at the first start; a damaged one is drawn again.
+    """
+    path = data_dir / "uuid"
+    drawn: uuid.UUID | None = None
+    if path.exists():
+        try:
+            drawn = uuid.UUID(path.read_text().strip())
+        except ValueError as error:  # also what is no text
+            log.error("damaged uuid thrown away: this is another runner now", extra=kv(path=path, error=error))
+    if drawn is None:
+        drawn = uuid.uuid4()
+        write_atomically(path, f"{drawn}\n".encode())
+    return RunnerId(f"{pool.partition('/')[0]}.{drawn}", uuid.uuid4().hex)
 
 
 def load(

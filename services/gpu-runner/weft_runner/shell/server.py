@@ -28,7 +28,6 @@ from weft_runner.core.events import Drain, RunnerStatus, SequenceEnded
 from weft_runner.core.transfer.hand_over import MIGRATE_S
 from weft_runner.shell.engine import Engine, Output
 from weft_runner.shell.metrics import RunnerMetrics
-from weft_runner.shell.spans import record_spans
 from weft_runner.shell.supervisor_link import SupervisorLink
 
 log = logging.getLogger(__name__)
@@ -208,3 +207,28 @@ def _log(message: Ended | NoCapacity) -> None:
     else:
         fields = kv(request_id=message.request_id, reason=message.reason, free_pages=message.free_pages)
         log.info("no capacity", extra=fields)
+
+
+def record_spans(tracer: Tracer, ended: SequenceEnded, runner: str) -> None:
+    """Record the spans of a sequence that has left, if its request is sampled: where it ended, or moved."""
+    start, first, scheduled = ended.start, ended.first_token_at, ended.scheduled_at
+    if not start.traceparent:
+        return
+    about = {
+        "gen_ai.request.model": start.model_name,
+        "gen_ai.usage.input_tokens": len(start.prompt),
+        "gen_ai.usage.output_tokens": ended.answer_tokens - len(start.emitted),
+        "weft.request_id": start.request_id,
+        "weft.epoch": f"{start.epoch.term}.{start.epoch.counter}",
+        "weft.adapter": start.adapter or "base",
+        "weft.runner": runner,
+        "weft.finish": ended.finish.value if ended.finish else "moved",
+    }
+    parent = tracer.record("sequence", start.traceparent, ended.admitted_at, ended.ended_at, about)
+    if ended.joined_at is not None and ended.joined_at > ended.admitted_at:
+        tracer.record("adapter_load", parent, ended.admitted_at, ended.joined_at, {"weft.adapter": start.adapter})
+    if scheduled is None:
+        return
+    tracer.record("prefill", parent, scheduled, first or ended.ended_at)
+    if first is not None:
+        tracer.record("decode", parent, first, ended.ended_at)

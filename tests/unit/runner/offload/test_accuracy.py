@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from weft_runner.offload.accuracy import Accuracy
+from weft_runner.offload.figures import Accuracy
 from weft_runner.offload.passes import PassWork, WeightPlacement, predict_pass
 from weft_runner.offload.policy import Budgets
 from weft_runner.offload.search import find_plan

@@ -21,9 +21,9 @@ from weft.domain.machine import Send
 from weft_runner.core import ShardComplete, ShardLost, ShardOrder
 from weft_runner.errors import NoPolicyFits, RunnerError
 from weft_runner.executors import ModelSource
+from weft_runner.model.partition import RankGrid
 from weft_runner.model.step import StepInput
 from weft_runner.parallel.commands import BuiltShard, Layers, RankReady, RankStopping
-from weft_runner.parallel.grid import RankGrid
 from weft_runner.parallel.messages import ChannelLost, MessageRefused, pack_message, unpack_message
 from weft_runner.settings import RunnerSettings
 

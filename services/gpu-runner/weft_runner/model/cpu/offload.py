@@ -40,8 +40,7 @@ from weft_runner.model.tiers.outside_pages import LayerPages, OutsidePages
 from weft_runner.model.tiers.packed_file import PackedFile, PackedLayout, Region, packed_file, region_groups
 from weft_runner.model.tiers.pass_work import pass_work
 from weft_runner.model.tiers.weight_stream import DiskWeights, Extent, StreamedGroups
-from weft_runner.offload.accuracy import Accuracy
-from weft_runner.offload.figures import OffloadFigures, TierFigures
+from weft_runner.offload.figures import Accuracy, OffloadFigures, TierFigures
 from weft_runner.offload.passes import PassWork, WeightPlacement
 from weft_runner.offload.placement import (
     TierPlacement,

@@ -15,9 +15,8 @@ from weft_kernels.cpu.library import Library
 from weft_kernels.cpu.memory import MappedMemory
 from weft_kernels.cpu.structs import ABI, BF16, FP32, INT8, KINDS, Layer, Matrix, ModelStruct
 from weft_kernels.cpu.threads import ThreadPool
-from weft_runner.model.arrays import NATIVE_KINDS, Array, native
+from weft_runner.model.arrays import NATIVE_KINDS, Array, check_finite, native
 from weft_runner.model.checkpoint import Checkpoint
-from weft_runner.model.finite import check_finite
 from weft_runner.model.partition import Partition
 from weft_runner.model.rope import inverse_frequencies
 from weft_runner.model.tiers.matrices import MatrixRows, MatrixStore, matrix_shapes

@@ -28,7 +28,7 @@ from weft_runner.model.cuda.flashinfer import FlashInfer
 from weft_runner.model.cuda.gpu_sampler import GpuSampler, GpuStepHandle, PromptScores, copy_to_host, upload
 from weft_runner.model.cuda.ops import DeviceContext, TritonOps, Widths, interpreted_product
 from weft_runner.model.cuda.step import DeviceStep, StepTables, decode_shape, prompt_shape, slots_of
-from weft_runner.model.decoder import LayerSource, run_layers
+from weft_runner.model.decoder import LayerSource, cos_sin, run_layers
 from weft_runner.model.executor import Capabilities, LayerDone
 from weft_runner.model.host_tensors import tensor_of
 from weft_runner.model.kv_cache import KvCache
@@ -36,7 +36,6 @@ from weft_runner.model.kv_memory import KvMemory
 from weft_runner.model.partition import Partition
 from weft_runner.model.pooling import row_width
 from weft_runner.model.rope import inverse_frequencies
-from weft_runner.model.rotation import cos_sin
 from weft_runner.model.sampling import SamplingArgs
 from weft_runner.model.step import StepInput
 from weft_runner.model.tensor_parallel import ProcessGroup, SingleProcessGroup, TensorParallel

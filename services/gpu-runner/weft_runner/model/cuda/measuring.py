@@ -1,4 +1,4 @@
-"""`python -m weft_runner.model.cuda.measuring`: the first GPU's rates, for who plans (`offload.gpu_rates`).
+"""`python -m weft_runner.model.cuda.measuring`: the first GPU's rates, for who plans (`offload.wire`).
 
 The question and the answer are JSON: `{"folder", "spec", "formats", "most_bytes"}`, and `{"machine": rates}`, or
 `{"error": NAME, "message": ...}` with exit code 1.

@@ -18,7 +18,7 @@ import torch
 
 from weft.domain.model.tensors import BIASED, EMBEDDING, HEAD
 from weft_runner.errors import PolicyInvalid
-from weft_runner.model.arrays import Array
+from weft_runner.model.arrays import Array, check_finite
 from weft_runner.model.checkpoint import Checkpoint
 from weft_runner.model.cuda.activations import HostActivations
 from weft_runner.model.cuda.adapters import layout_of
@@ -33,7 +33,6 @@ from weft_runner.model.cuda.step import DeviceStep
 from weft_runner.model.cuda.weight_copies import FromDisk, FromHost, HostWeights, Piece
 from weft_runner.model.decoder import run_layer
 from weft_runner.model.executor import Capabilities, LayerDone
-from weft_runner.model.finite import check_finite
 from weft_runner.model.host_tensors import tensor_of
 from weft_runner.model.kv_cache import KvCache
 from weft_runner.model.kv_memory import KvMemory
@@ -49,9 +48,8 @@ from weft_runner.model.tiers.pass_work import pass_work
 from weft_runner.model.tiers.read_ahead import ReadAhead
 from weft_runner.model.tiers.weight_stream import DiskWeights, Extent, StreamedGroups
 from weft_runner.model.weights import LayerWeights, ModelWeights, stacked_layer
-from weft_runner.offload.accuracy import Accuracy
 from weft_runner.offload.device_placement import DevicePlacement, check_device_placement, place_on_device
-from weft_runner.offload.figures import OffloadFigures, TierFigures
+from weft_runner.offload.figures import Accuracy, OffloadFigures, TierFigures
 from weft_runner.offload.passes import PassWork, WeightPlacement
 from weft_runner.offload.placement import (
     ActivationSplit,

@@ -11,10 +11,10 @@ import torch.nn.functional as F  # noqa: N812 (its name everywhere)
 
 from weft.domain.model.config import ModelSpec
 from weft_kernels.lora import LoraSite, add_lora, expand, shrink
+from weft_runner.model.decoder import rotate
 from weft_runner.model.kv_cache import KvCache
 from weft_runner.model.reference.adapters import TorchAdapterStore
 from weft_runner.model.reference.step import DecodeRows, PrefillRow, PreparedStep
-from weft_runner.model.rotation import rotate
 from weft_runner.model.tensor_parallel import TensorParallel
 from weft_runner.model.weights import LayerWeights
 

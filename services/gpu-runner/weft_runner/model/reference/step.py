@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 
 from weft_kernels.plan import SegmentPlan
+from weft_runner.model.decoder import cos_sin
 from weft_runner.model.kv_cache import KvCache
-from weft_runner.model.rotation import cos_sin
 from weft_runner.model.step import StepInput, StepRow
 
 

@@ -4,8 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from weft_runner.model.arrays import Array
-from weft_runner.model.finite import check_finite
+from weft_runner.model.arrays import Array, check_finite
 from weft_runner.model.partition import Partition
 
 UNIT_ROWS = 32  # of gate, and of up, by turns: what the native step computes together

@@ -30,8 +30,7 @@ import numpy as np
 from weft.domain.model.tensors import EMBEDDING
 from weft_kernels.cpu.memory import MappedMemory
 from weft_runner.errors import DiskUnusable, StoppedAtStart
-from weft_runner.model.arrays import BFLOAT16, Array, native
-from weft_runner.model.finite import check_finite
+from weft_runner.model.arrays import BFLOAT16, Array, check_finite, native
 from weft_runner.model.partition import Partition
 from weft_runner.model.tiers.direct_io import BLOCK, PAGE, DirectFile, up
 from weft_runner.model.tiers.matrices import MatrixPacker, MatrixRows, in_runs, matrix_shapes
