@@ -162,7 +162,7 @@ class BatchRow(Base):
     completion_tokens: Mapped[int] = mapped_column(BigInteger)
     line_index: Mapped[bytes] = mapped_column(
         LargeBinary
-    )  # where lines begin in the input (weft_batch.core.line_index)
+    )  # where lines begin in the input (weft_batch.core.input_lines)
 
 
 class BatchResultRow(Base):

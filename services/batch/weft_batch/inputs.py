@@ -6,8 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from weft.domain.batch import MAX_BODY_BYTES
-from weft_batch.core.input_lines import LineSplitter
-from weft_batch.core.line_index import LineIndex
+from weft_batch.core.input_lines import LineIndex, LineSplitter
 from weft_batch.storage import FileStorage
 
 READ_BYTES = 1 << 20

@@ -14,11 +14,11 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from weft.domain.batch import MAX_BODY_BYTES, BatchStatus, NewFile, Purpose
 from weft.store import batches, files
 from weft.tasks import run_to_end
-from weft_batch import records
 from weft_batch.core.batches import LineFailed
 from weft_batch.core.input_lines import read_line
 from weft_batch.errors import BytesMissing
 from weft_batch.inputs import all_lines
+from weft_batch.results import EXPIRED, failure_record
 from weft_batch.storage import FileStorage, FileWriter
 
 WRITE_BYTES = 1 << 20
@@ -97,8 +97,8 @@ class OutputFiles:
                     yield result[1], result[2]
                     result = await anext(stored, None)
                 else:
-                    failed = LineFailed(self._batch.batch_id, line, *records.EXPIRED)
-                    yield False, records.failure_record(failed, custom_id).record
+                    failed = LineFailed(self._batch.batch_id, line, *EXPIRED)
+                    yield False, failure_record(failed, custom_id).record
         while result is not None:  # of an input whose bytes are missing
             yield result[1], result[2]
             result = await anext(stored, None)

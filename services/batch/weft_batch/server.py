@@ -42,7 +42,7 @@ from weft.wire.codec.batch import GATEWAY_TO_BATCH, in_messages
 from weft.wire.errors import PeerError
 from weft.wire.streams import SendQueue
 from weft.wire.v1 import batch_pb2 as pb
-from weft_batch import metrics, records
+from weft_batch import metrics
 from weft_batch.core.batches import (
     Added,
     Batches,
@@ -58,13 +58,12 @@ from weft_batch.core.batches import (
     Validate,
     Validated,
 )
-from weft_batch.core.input_lines import BadLine, GoodLine, InputReader, read_line
-from weft_batch.core.line_index import LineIndex
+from weft_batch.core.input_lines import BadLine, GoodLine, InputReader, LineIndex, read_line
 from weft_batch.errors import BytesMissing, StorageError
 from weft_batch.inputs import InputFile, InputLines, blocks
 from weft_batch.kept_responses import KeptResponses
 from weft_batch.output_files import EndingBatch, OutputFiles
-from weft_batch.result_writer import MAX_PAUSE_S, MIN_PAUSE_S, ResultWriter
+from weft_batch.results import MAX_PAUSE_S, MIN_PAUSE_S, ResultWriter, answer_record, bad_line_record, failure_record
 from weft_batch.storage import FileStorage
 from weft_batch.tenant_files import TenantFiles, TenantQuotas, draw_file_id, now_unix_ms
 
@@ -166,7 +165,7 @@ class BatchServer:
                     stream.outbox.put(effect.message)
             case StoreResult(result):
                 custom_id = self._open[result.batch_id].custom_ids.pop(result.line, None)
-                of = records.answer_record if isinstance(result, LineResult) else records.failure_record
+                of = answer_record if isinstance(result, LineResult) else failure_record
                 self._writer.put(of(result, custom_id))  # pyright: ignore[reportArgumentType] (by its type)
             case Validate():
                 self._spawn(self._validate(effect.batch_id))
@@ -298,10 +297,7 @@ class BatchServer:
 
     async def _store_bad(self, batch: _OpenBatch, bad: Sequence[tuple[int, BadLine]]) -> None:
         for start in range(0, len(bad), batches.MAX_RESULTS):
-            part = [
-                records.bad_line_record(batch.job.batch_id, *found)
-                for found in bad[start : start + batches.MAX_RESULTS]
-            ]
+            part = [bad_line_record(batch.job.batch_id, *found) for found in bad[start : start + batches.MAX_RESULTS]]
             metrics.stored(batch.namespace, [False] * await batches.add_results(self.engine, self.term, part))
 
     async def _finalize(self, batch_id: str, ending: BatchStatus) -> None:

@@ -13,7 +13,7 @@ from weft_batch.core import (
     LineIndex,
     LineSplitter,
     compression,
-    line_index,
+    input_lines,
     read_line,
 )
 
@@ -116,7 +116,7 @@ def test_lines_are_the_same_in_any_blocks_and_are_found_by_the_index(
     content, most = b"\n".join(lines) + b"\n" * end, 20
     whole = content.removeprefix(b"\xef\xbb\xbf")
     expected = [raw[: most + 1].removesuffix(b"\r") for raw in whole.split(b"\n") if len(raw) > most or raw.strip()]
-    previous, line_index.BLOCK_BYTES = line_index.BLOCK_BYTES, block
+    previous, input_lines.BLOCK_BYTES = input_lines.BLOCK_BYTES, block
     try:
         splitter, at, found = LineSplitter(most), 0, []
         for cut in [*sorted(cuts), len(content)]:
@@ -124,7 +124,7 @@ def test_lines_are_the_same_in_any_blocks_and_are_found_by_the_index(
             at = max(at, cut)
         found += splitter.finish()
     finally:
-        line_index.BLOCK_BYTES = previous
+        input_lines.BLOCK_BYTES = previous
     assert found == list(enumerate(expected, start=1))
     packed, long_lines = splitter.index.to_bytes(), sum(len(raw) > most for raw in lines)
     assert len(packed) <= 12 * (len(content) // block + long_lines + 2), "12 bytes for a block or a long line"

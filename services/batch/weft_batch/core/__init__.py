@@ -19,5 +19,4 @@ from weft_batch.core.batches import (
     Validate,
     Validated,
 )
-from weft_batch.core.input_lines import BadLine, GoodLine, InputReader, LineSplitter, compression, read_line
-from weft_batch.core.line_index import LineIndex
+from weft_batch.core.input_lines import BadLine, GoodLine, InputReader, LineIndex, LineSplitter, compression, read_line

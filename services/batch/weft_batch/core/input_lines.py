@@ -8,6 +8,8 @@ file of 100,000 lines.
 """
 
 import json
+import struct
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -15,7 +17,9 @@ from hashlib import blake2b
 from weft.domain.batch import MAX_BATCH_ERRORS, BatchError
 from weft.domain.strict_json import JsonError, JsonObject, parse_object
 from weft.domain.text import quoted
-from weft_batch.core.line_index import LineIndex
+
+BLOCK_BYTES = 256 << 10
+_MARK = struct.Struct("<IQ")
 
 MAX_CUSTOM_ID = 512  # characters
 BOM = b"\xef\xbb\xbf"
@@ -27,6 +31,48 @@ COMPRESSED = {
     b"\xfd7zXZ\x00": "xz",
     b"\x04\x22\x4d\x18": "lz4",
 }
+
+
+class LineIndex:
+    """An index of where lines begin in a file: any line is found by reading one block of `BLOCK_BYTES`.
+
+    A mark is a line's number (from 1), and an offset at or before its first byte, with only empty lines between. 12
+    bytes each, 10 KB for 200 MB of lines. The index grows while the file is read; its last mark is the end: one line
+    behind the last, and the file's length.
+    """
+
+    def __init__(self) -> None:
+        self._lines: list[int] = []
+        self._offsets: list[int] = []
+
+    def add(self, line: int, offset: int, *, alone: bool = False) -> None:
+        """Note that a line begins there. It is kept where the last mark is a block away; `alone`: in any case."""
+        if alone or not self._offsets or offset - self._offsets[-1] >= BLOCK_BYTES:
+            self.mark(line, offset)
+
+    def mark(self, line: int, offset: int) -> None:
+        """Keep this mark."""
+        self._lines.append(line)
+        self._offsets.append(offset)
+
+    def block(self, line: int) -> tuple[int, int, int]:
+        """Find (first line, its offset, end offset) of the block that holds a line."""
+        at = bisect_right(self._lines, line) - 1
+        assert 0 <= at < len(self._lines) - 1, f"line {line} is not in the file"
+        return self._lines[at], self._offsets[at], self._offsets[at + 1]
+
+    def to_bytes(self) -> bytes:
+        return b"".join(map(_MARK.pack, self._lines, self._offsets))
+
+    @classmethod
+    def from_bytes(cls, packed: bytes) -> "LineIndex":
+        """Read an index. Raises ValueError."""
+        if len(packed) % _MARK.size:
+            raise ValueError(f"{len(packed)} bytes are no marks")
+        index = cls()
+        for line, offset in _MARK.iter_unpack(packed):
+            index.mark(line, offset)
+        return index
 
 
 @dataclass(frozen=True, slots=True)

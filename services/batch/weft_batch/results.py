@@ -1,25 +1,77 @@
-"""The writer of results into the store, many in a transaction. What is not stored does not count: after a crash it runs
-again.
+"""Results: their records in output and error files, in OpenAI's form, one JSON object a line; and their writer into the
+store, many in a transaction. What is not stored does not count: after a crash it runs again.
 
 The store may be out of reach for a while: what came is held (the machine bounds how much), and written again with
 bounded pauses for as long as the process lives; readiness says so.
 """
 
 import asyncio
+import json
 import logging
 from collections.abc import Callable, Sequence
+from typing import Any
 
+import orjson
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from weft.domain.batch import LineResult
 from weft.store import batches
 from weft.store.batches import MAX_RESULTS, StoredResult
 from weft.store.errors import StoreUnavailable
 from weft.telemetry.logs import kv
 from weft_batch import metrics
+from weft_batch.core.batches import LineFailed
+from weft_batch.core.input_lines import BadLine
 
 MAX_TRANSACTION_BYTES = 16 << 20
 MIN_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0
 log = logging.getLogger(__name__)
+_ONE_LINE = bytes.maketrans(b"\n\r", b"  ")  # no text of JSON holds either
+EXPIRED = ("batch_expired", "This request could not be executed before the completion window expired.")
+
+
+def answer_record(result: LineResult, custom_id: str | None) -> StoredResult:
+    """Make the record of a gateway's answer. An answer that is no JSON is an error of the line, never a damaged
+    file."""
+    try:
+        orjson.loads(result.body)  # strict: no NaN, no half of a surrogate pair
+    except ValueError:
+        failed = LineFailed(result.batch_id, result.line, "invalid_answer", "the gateway's answer is not JSON")
+        return failure_record(failed, custom_id)
+    body = result.body.translate(_ONE_LINE).decode()
+    response = f'{{"status_code": {result.status}, "request_id": {_text(result.request_id)}, "body": {body}}}'
+    return StoredResult(
+        result.batch_id,
+        result.line,
+        200 <= result.status < 300,
+        _record(result.batch_id, result.line, custom_id, response, "null"),
+        result.prompt_tokens,
+        result.completion_tokens,
+    )
+
+
+def failure_record(failed: LineFailed, custom_id: str | None) -> StoredResult:
+    """Make the record of a line that has no answer."""
+    error = {"code": failed.code, "message": failed.message}
+    record = _record(failed.batch_id, failed.line, custom_id, "null", _text(error))
+    return StoredResult(failed.batch_id, failed.line, False, record)
+
+
+def bad_line_record(batch_id: str, line: int, bad: BadLine) -> StoredResult:
+    """Make the record of an input line that cannot run. The message names it, whether it has a custom_id or not."""
+    error: dict[str, Any] = {"code": bad.code, "message": f"line {line}: {bad.message}", "line": line}
+    if bad.param:
+        error["param"] = bad.param
+    return StoredResult(batch_id, line, False, _record(batch_id, line, bad.custom_id, "null", _text(error)))
+
+
+def _record(batch_id: str, line: int, custom_id: str | None, response: str, error: str) -> bytes:
+    name = _text(f"batch_req_{batch_id.removeprefix('batch_')}_{line}")
+    return f'{{"id": {name}, "custom_id": {_text(custom_id)}, "response": {response}, "error": {error}}}'.encode()
+
+
+def _text(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 class ResultWriter:
