@@ -26,8 +26,6 @@ CPU_PAGE = 16  # tokens: the native kernels lay keys out in blocks of so many
 PAGE_TOKENS = 16  # of a KV page: what every executor computes, and the least that an answer's end leaves unused
 DEVICE_BATCH_TOKENS = 256  # that an offloaded layer computes at a time, where no plan says it
 MAX_MEMORY_BYTES = 1 << 50  # of a rank
-_NAME = re.compile(r"[A-Za-z0-9._-]{0,253}")
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 _BUDGETS = {"device": (1, MAX_MEMORY_BYTES), "host": (0, MAX_MEMORY_BYTES), "disk": (1, MAX_TIER_BYTES)}
 _EXAMPLE = """example:
   python -m weft_runner --listen 127.0.0.1:7400 --probes 127.0.0.1:7401 --supervisor 127.0.0.1:7420 \\
@@ -64,8 +62,8 @@ class OffloadByHand:
     weights_share: float = 1.0  # that stay at most
 
 
-def _flag(default: Any = MISSING, *, description: str = "", **metadata: Any) -> Any:
-    """A field: `--name`, required without a default. Its help ends with the default, unless it has brackets there.
+def _flag(description: str, default: Any = MISSING, **metadata: Any) -> Any:
+    """Make a field of `--name`, required without a default. Its help ends with the default, or with its own brackets.
 
     `ge`, `le`: bounds of a number. `check`: raises ValueError for a wrong value. `env`: a variable that has the
     default. What is left is argparse's own.
@@ -75,24 +73,25 @@ def _flag(default: Any = MISSING, *, description: str = "", **metadata: Any) -> 
     return field(default=default, metadata={"help": description, **metadata})
 
 
-def _checked_pool(value: str) -> None:
-    if value.count("/") != 1 or value.startswith("/") or value.endswith("/"):
-        raise ValueError(f"{value!r} is not NAMESPACE/NAME")
+def _address(description: str, default: Any = MISSING) -> Any:
+    """Make a field of an address."""
+    return _flag(description, default, metavar="H:P", check=split_address)
 
 
-def _checked_name(value: str) -> None:
-    if not _NAME.fullmatch(value):
-        raise ValueError(f"{value[:100]!r} is not up to 253 letters, digits, dots, dashes and underscores")
+def _form(pattern: str, words: str, shown: int | None = 100) -> Callable[[str], None]:
+    """Make a check of a whole text, which a message names in `words`. `shown`: characters of a wrong one there."""
+
+    def check(value: str) -> None:
+        if not re.fullmatch(pattern, value):
+            raise ValueError(f"{value[:shown]!r} is not {words}")
+
+    return check
 
 
-def _checked_digest(value: str) -> None:
-    if not _DIGEST.fullmatch(value):
-        raise ValueError(f"{value[:100]!r} is not sha256: and 64 hex digits")
-
-
-def _checked_url(value: str) -> None:
-    if not value.startswith(("http://", "https://")):
-        raise ValueError(f"{value!r} is not a URL such as http://HOST:PORT")
+_POOL = _form("[^/]+/[^/]+", "NAMESPACE/NAME", shown=None)
+_NAME = _form("[A-Za-z0-9._-]{0,253}", "up to 253 letters, digits, dots, dashes and underscores")
+_DIGEST = _form("sha256:[0-9a-f]{64}", "sha256: and 64 hex digits")
+_URL = _form("(?s:https?://.*)", "a URL such as http://HOST:PORT", shown=None)
 
 
 def _host(text: str) -> RunnerHost:
@@ -122,145 +121,92 @@ def _offload(text: str) -> OffloadMemory:
 class RunnerSettings:
     """The flags of a runner, and behind them what only benchmarks and tests choose."""
 
-    listen: str = _flag(description="gRPC for gateways", metavar="H:P", check=split_address)
-    advertise: str = _flag(
-        "", description="address that gateways connect to (default: --listen)", metavar="H:P", check=split_address
-    )
-    kv_listen: str = _flag(
-        "",
-        description="where other runners of the pool send KV, on the host of --advertise (unset: nowhere)",
-        metavar="H:P",
-        check=split_address,
+    listen: str = _address("gRPC for gateways")
+    advertise: str = _address("address that gateways connect to (default: --listen)", "")
+    kv_listen: str = _address(
+        "where other runners of the pool send KV, on the host of --advertise (unset: nowhere)", ""
     )
     name: str = _flag(
-        "",
-        description="what people call it, such as its pod (default: the host's name)",
-        metavar="NAME",
-        check=_checked_name,
+        "what people call it, such as its pod (default: the host's name)", "", metavar="NAME", check=_NAME
     )
-    probes: str = _flag(description="/healthz /readyz /metrics", metavar="H:P", check=split_address)
-    supervisor: str = _flag(description="where to report to", metavar="H:P", check=split_address)
-    tls_dir: Path | None = _flag(
-        None, description="tls.crt, tls.key, ca.crt: mutual TLS (unset: plain text)", metavar="DIR"
-    )
-    depot: str = _flag(description="where weights come from, by digest", metavar="URL", check=_checked_url)
-    data_dir: Path = _flag(description="uuid and cached blobs; one process owns it", metavar="DIR")
+    probes: str = _address("/healthz /readyz /metrics")
+    supervisor: str = _address("where to report to")
+    tls_dir: Path | None = _flag("tls.crt, tls.key, ca.crt: mutual TLS (unset: plain text)", None, metavar="DIR")
+    depot: str = _flag("where weights come from, by digest", metavar="URL", check=_URL)
+    data_dir: Path = _flag("uuid and cached blobs; one process owns it", metavar="DIR")
     model_cache: Path | None = _flag(
-        None,
-        description="blobs, shared with other runners of this machine (unset: in --data-dir)",
-        metavar="DIR",
+        "blobs, shared with other runners of this machine (unset: in --data-dir)", None, metavar="DIR"
     )
-    pool: str = _flag(description="the ServingPool this runner belongs to", metavar="NS/NAME", check=_checked_pool)
-    model_name: str = _flag("", description="the base's name in metrics of vLLM's (default: --pool)", metavar="NAME")
-    base_digest: str = _flag(description="the base model's digest", metavar="DIGEST", check=_checked_digest)
+    pool: str = _flag("the ServingPool this runner belongs to", metavar="NS/NAME", check=_POOL)
+    model_name: str = _flag("the base's name in metrics of vLLM's (default: --pool)", "", metavar="NAME")
+    base_digest: str = _flag("the base model's digest", metavar="DIGEST", check=_DIGEST)
     executor: str = _flag(
-        "auto",
-        description="what computes: cuda (a GPU), cpu (native), reference (torch, fp32); auto: the first that can",
-        choices=("auto", "cuda", "cpu", "reference"),
-    )
+        "what computes: cuda (a GPU), cpu (native), reference (torch, fp32); auto: the first that can",
+        "auto", choices=("auto", "cuda", "cpu", "reference"),
+    )  # fmt: skip
     tensor_parallel: int = _flag(
-        1, ge=1, le=MAX_RANKS, description="split the model over N processes of a host, on GPUs one each", metavar="N"
+        "split the model over N processes of a host, on GPUs one each", 1, ge=1, le=MAX_RANKS, metavar="N"
     )
     pipeline_parallel: int = _flag(
-        1,
-        ge=1,
-        le=MAX_RANKS,
-        description="cut the layers into stages, each of --tensor-parallel processes",
-        metavar="N",
+        "cut the layers into stages, each of --tensor-parallel processes", 1, ge=1, le=MAX_RANKS, metavar="N"
     )
     host: RunnerHost = _flag(
-        RunnerHost(0, 1),
-        description="which of a runner's hosts this is, from 0, and how many: each has as many ranks, in order "
-        "(unset: all ranks are processes of this one)",
-        metavar="I/N",
-        type=_host,
-    )
-    leader: str = _flag(
-        "",
-        description="where rank 0 takes the other ranks, on the host of its --advertise (unset: there is one host)",
-        metavar="H:P",
-        check=split_address,
+        "which of a runner's hosts this is, from 0, and how many: each has as many ranks, in order (unset: all ranks "
+        "are processes of this one)", RunnerHost(0, 1), metavar="I/N", type=_host,
+    )  # fmt: skip
+    leader: str = _address(
+        "where rank 0 takes the other ranks, on the host of its --advertise (unset: there is one host)", ""
     )
     dtype: str = _flag(
-        "bf16",
-        description="numbers of the cuda and cpu executors; of the base's weights only: int4, int8 (on cpu) "
-        "($WEFT_DTYPE, or bf16)",
-        choices=("bf16", "fp32", "int8", "int4"),
-        env="WEFT_DTYPE",
-    )
+        "numbers of the cuda and cpu executors; of the base's weights only: int4, int8 (on cpu) ($WEFT_DTYPE, or "
+        "bf16)", "bf16", choices=("bf16", "fp32", "int8", "int4"), env="WEFT_DTYPE",
+    )  # fmt: skip
     kv_dtype: str = _flag(
-        "auto",
-        description="numbers of keys and values on cpu: int4 in groups of 64 (32 where heads are no multiple of it), "
-        "or as --dtype",
-        choices=("auto", "int4"),
-    )
+        "numbers of keys and values on cpu: int4 in groups of 64 (32 where heads are no multiple of it), or as "
+        "--dtype", "auto", choices=("auto", "int4"),
+    )  # fmt: skip
     sparse_attention: float = _flag(
-        0.0,
-        ge=0.0,
-        le=1.0,
-        description="share of its keys that a token attends to on cpu, the best ones and no fewer than 16 (0: all)",
-        metavar="SHARE",
-    )
+        "share of its keys that a token attends to on cpu, the best ones and no fewer than 16 (0: all)",
+        0.0, ge=0.0, le=1.0, metavar="SHARE",
+    )  # fmt: skip
     attention: str = _flag(
-        "triton",
-        description="what attends in steps with prompts on a GPU; flashinfer: if installed ($WEFT_ATTENTION, or "
-        "triton)",
-        choices=("triton", "flashinfer"),
-        env="WEFT_ATTENTION",
-    )
-    threads: int = _flag(
-        0, ge=0, le=1024, description="CPU threads of the model (0: chosen from its size and the quota)"
-    )
+        "what attends in steps with prompts on a GPU; flashinfer: if installed ($WEFT_ATTENTION, or triton)",
+        "triton", choices=("triton", "flashinfer"), env="WEFT_ATTENTION",
+    )  # fmt: skip
+    threads: int = _flag("CPU threads of the model (0: chosen from its size and the quota)", 0, ge=0, le=1024)
     token_time_ms: int = _flag(
-        0,
-        ge=0,
-        le=60_000,
-        description="within it running sequences should get their next token (0: no objective; prompts are chunked to "
-        "100, and lines of batches join up to twice a step of one row)",
-    )
+        "within it running sequences should get their next token (0: no objective; prompts are chunked to 100, and "
+        "lines of batches join up to twice a step of one row)", 0, ge=0, le=60_000,
+    )  # fmt: skip
     kv_pages: int = _flag(
-        KV_PAGES,
-        ge=0,
-        le=1 << 20,
-        description="KV pages in all (1024; 0: by --kv-memory-fraction, or by the policy of --offload)",
+        "KV pages in all (1024; 0: by --kv-memory-fraction, or by the policy of --offload)", KV_PAGES, ge=0, le=1 << 20
     )
     kv_memory_fraction: float = _flag(
-        0.9,
-        description="with --kv-pages 0: how much of all the memory of the GPU, or of the container, this process may "
-        "take, weights and KV together; a process without a container's limit has 1024 pages",
-        metavar="F",
-    )
+        "with --kv-pages 0: how much of all the memory of the GPU, or of the container, this process may take, "
+        "weights and KV together; a process without a container's limit has 1024 pages", 0.9, metavar="F",
+    )  # fmt: skip
     max_sequences: int = _flag(
-        MAX_SEQUENCES,
-        ge=0,
-        le=1024,
-        description="sequences admitted at a time (32; 0: by the policy of --offload, else by the memory of a GPU)",
-    )
-    max_adapters: int = _flag(
-        0, ge=0, le=MAX_SLOTS, description="adapters on the device at a time (0: as many as pages hold)"
-    )
-    max_rank: int = _flag(64, ge=1, le=256, description="largest rank of an adapter")
+        "sequences admitted at a time (32; 0: by the policy of --offload, else by the memory of a GPU)",
+        MAX_SEQUENCES, ge=0, le=1024,
+    )  # fmt: skip
+    max_adapters: int = _flag("adapters on the device at a time (0: as many as pages hold)", 0, ge=0, le=MAX_SLOTS)
+    max_rank: int = _flag("largest rank of an adapter", 64, ge=1, le=256)
     max_batch_tokens: int = _flag(
-        MAX_BATCH_TOKENS,
-        ge=0,
-        le=1 << 20,
-        description="tokens of an iteration; longer prompts are chunked (512; 0: as --max-sequences)",
-    )
+        "tokens of an iteration; longer prompts are chunked (512; 0: as --max-sequences)",
+        MAX_BATCH_TOKENS, ge=0, le=1 << 20,
+    )  # fmt: skip
     role: str = _flag(
-        "any",
-        description="the phase that its hardware is for, in a pool that computes prompts and tokens apart",
-        choices=("any", "prompt", "token"),
-    )
+        "the phase that its hardware is for, in a pool that computes prompts and tokens apart",
+        "any", choices=("any", "prompt", "token"),
+    )  # fmt: skip
     offload: OffloadMemory = _flag(
-        OffloadMemory(),
-        description="a rank's bytes, of which weights that do not fit come while layers compute: on the device that "
-        "computes (weights, KV, adapters, steps), of the host beside it, at most on disk, and the folder there; the "
-        "machine is measured, and the limits that are 0 follow (unset: all weights are in memory)",
-        metavar="device=N,host=N,disk=N,path=DIR",
-        type=_offload,
-    )
-    log_level: str = _flag("INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
-    log_format: str = _flag("text", choices=("text", "json"))
+        "a rank's bytes, of which weights that do not fit come while layers compute: on the device that computes "
+        "(weights, KV, adapters, steps), of the host beside it, at most on disk, and the folder there; the machine is "
+        "measured, and the limits that are 0 follow (unset: all weights are in memory)",
+        OffloadMemory(), metavar="device=N,host=N,disk=N,path=DIR", type=_offload,
+    )  # fmt: skip
+    log_level: str = _flag("", "INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
+    log_format: str = _flag("", "text", choices=("text", "json"))
 
     # What no flag says (`parse_settings`): each is a constant of every runner that serves.
     profile: bool = True  # the model is timed at the start, for about a second: placement goes by what it finds
@@ -329,7 +275,7 @@ def parse_settings(argv: list[str] | None = None, **overrides: Any) -> RunnerSet
 
 
 def _add(parser: argparse.ArgumentParser, one: Field[Any]) -> None:
-    """One row of the table to argparse."""
+    """Give argparse a row of the table."""
     options = {name: value for name, value in one.metadata.items() if name not in ("ge", "le", "check", "env")}
     if one.type in (int, float):
         options["type"] = one.type

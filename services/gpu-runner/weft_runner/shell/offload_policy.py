@@ -36,7 +36,8 @@ def settle_offload(
     machines = {stage: hosts[stage // len(settings.ranks_here)] for stage in range(stages)}
     if settings.sparse_attention and not all(machine.sparse_pays for machine in hosts):
         settings = replace(settings, sparse_attention=0.0)
-        times = min(map(_times, hosts))
+        # as long as attention to all keys; 0: not measured
+        times = min(round(one.attention / one.sparse_attention, 2) if one.sparse_attention else 0.0 for one in hosts)
         log.warning("sparse attention is off: it is not a tenth faster here", extra=kv(times=times))
     requests = stage_searches(spec, machines, _runner_request(settings))
     try:
@@ -56,11 +57,6 @@ def measured_machine(settings: RunnerSettings, spec: ModelSpec, threads: int) ->
     """Measure this host, or read what an earlier start has measured. Raises DiskUnusable, ExecutorUnavailable."""
     settings, kind = settle_executor(settings, spec)
     return kind.measure(settings, spec, threads)
-
-
-def _times(machine: MachineRates) -> float:
-    """As long as attention to all keys; 0: not measured."""
-    return round(machine.attention / machine.sparse_attention, 2) if machine.sparse_attention else 0.0
 
 
 def _runner_request(settings: RunnerSettings) -> RunnerRequest:
