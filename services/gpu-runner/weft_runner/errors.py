@@ -10,7 +10,7 @@ RunnerError
 |-- ExecutorLost             a part of what computes is gone for good: this runner ends, its requests go on elsewhere
 |-- OffloadError             an offload pool cannot be planned as it is asked for: change what the message names
 |   |-- MachineInvalid       constants of a machine that are missing, or that no machine has
-|   |-- NoPolicyFits         the budgets hold no policy: a tier is too small, by so many bytes
+|   |-- NoPolicyFits         the budgets hold no policy: a tier is too small, by `short_bytes`
 |   `-- PolicyInvalid        a policy or a plan that breaks its own laws
 |-- ArtifactUnreachable      the depot does not answer: retry later
 |-- OutOfMemory              the machine or its container is too small: less of everything, or a larger one

@@ -22,7 +22,7 @@ from weft_runner.offload.policy import MAX_TIER_BYTES
 
 MAX_RANKS = 64  # processes of a runner
 KV_PAGES, MAX_SEQUENCES, MAX_BATCH_TOKENS, MAX_PREFILLS, HOST_MIB = 1024, 32, 512, 4, 1024
-CPU_PAGE = 16  # tokens: the native kernels lay keys out in blocks of so many
+CPU_PAGE = 16  # tokens of a block of keys in the layout of the native kernels
 PAGE_TOKENS = 16  # of a KV page: what every executor computes, and the least that an answer's end leaves unused
 DEVICE_BATCH_TOKENS = 256  # that an offloaded layer computes at a time, where no plan says it
 MAX_MEMORY_BYTES = 1 << 50  # of a rank
@@ -218,12 +218,12 @@ class RunnerSettings:
 
     @property
     def blobs(self) -> Path:
-        """The folder of what came from the depot."""
+        """The folder for what came from the depot."""
         return self.model_cache or self.data_dir / "blobs"
 
     @property
     def ranks(self) -> int:
-        """Processes of the runner."""
+        """The number of the runner's processes."""
         return self.tensor_parallel * self.pipeline_parallel
 
     @property
@@ -232,7 +232,7 @@ class RunnerSettings:
 
     @property
     def ranks_here(self) -> range:
-        """Those of this host. Of several hosts the first one is this process."""
+        """The ranks of this host. Of several hosts the first one is this process."""
         here = self.ranks // self.hosts
         return range(self.host.index * here, (self.host.index + 1) * here)
 
@@ -247,7 +247,7 @@ class RunnerSettings:
 
     @property
     def finds_policy(self) -> bool:
-        """Whether it offloads, and measures the machine for how."""
+        """Say whether it offloads, and measures the machine for how."""
         return self.offload.device_bytes > 0 and self.by_hand is None
 
 
@@ -255,7 +255,7 @@ FLAGS = tuple(one for one in fields(RunnerSettings) if one.metadata)
 
 
 def parse_settings(argv: list[str] | None = None, **overrides: Any) -> RunnerSettings:
-    """Flags -> settings. Leaves with exit code 2 and every wrong value listed. `overrides`: of what no flag says."""
+    """Parse flags. Leaves with exit code 2 and every wrong value listed. `overrides`: of what no flag says."""
     parser = argparse.ArgumentParser(
         prog="weft_runner",
         description="Runs one base model and its LoRA adapters: batches, KV pages, adapters, tokens.",
@@ -293,7 +293,7 @@ def _name(one: Field[Any]) -> str:
 
 
 def _faults(values: argparse.Namespace) -> Iterator[str]:
-    """Everything that is wrong with them: row by row, then together."""
+    """Find everything that is wrong with the values: row by row, then together."""
     for one in FLAGS:
         yield from _wrong(one, getattr(values, one.name))
     if values.threads > (quota := cpu_quota()):
@@ -312,7 +312,7 @@ def _faults(values: argparse.Namespace) -> Iterator[str]:
 
 
 def _wrong(one: Field[Any], value: Any) -> Iterator[str]:
-    """A row's own fault."""
+    """Find a row's own fault."""
     if (check := one.metadata.get("check")) and value:
         check_value: Callable[[Any], object] = check
         try:
@@ -336,7 +336,7 @@ def _rank_faults(values: argparse.Namespace) -> Iterator[str]:
 
 
 def _executor_faults(values: argparse.Namespace) -> Iterator[str]:
-    """What an executor does not do, and what offloading needs."""
+    """Find what an executor does not do, and what offloading needs."""
     if values.offload.device_bytes and (values.executor == "reference" or values.tensor_parallel > 1):
         yield (
             "--offload is for --executor cpu and cuda without --tensor-parallel: "

@@ -43,12 +43,12 @@ class PoolLimits:
     layer_by_layer_tokens: float = inf
 
     def context_beside(self, n_pages: int) -> int:
-        """The longest sequence where something else holds so many pages."""
+        """Return the tokens of the longest sequence where something else holds `n_pages` pages."""
         return min(self.max_context_tokens, (self.total_pages - n_pages) * self.page_tokens)
 
 
 def first_pages(start: Start, limits: PoolLimits, context: int) -> int:
-    """What is reserved at first: its text, and of the answer what leaves room for its adapter."""
+    """Return the pages reserved at first: the text's, and of the answer what leaves room for its adapter."""
     base_len = len(start.prompt) + len(start.emitted)
     most = max(base_len, context)
     return first_reservation_pages(base_len, start.reservation_tokens, limits.page_tokens, most)
@@ -57,7 +57,7 @@ def first_pages(start: Start, limits: PoolLimits, context: int) -> int:
 def refusal(
     start: Start, limits: PoolLimits, context: int, free_pages: int
 ) -> Ended | NoCapacity | SequenceTokens | None:
-    """What is wrong with a request whatever else runs here, or that it has come to its end already."""
+    """Say why a request is wrong whatever else runs here, or that it has come to its end already."""
     emitted = len(start.emitted)
     if (fault := _fault(start, limits.vocab_size)) is not None:
         return ended(start, EndReason.INTERNAL, fault)
@@ -71,17 +71,17 @@ def refusal(
 
 
 def ended(start: Start, reason: EndReason, detail: str) -> Ended:
-    """The request is not admitted, here or anywhere."""
+    """Report that the request is not admitted, here or anywhere."""
     return Ended(start.request_id, start.epoch, reason, detail, len(start.emitted))
 
 
 def no_capacity(start: Start, free_pages: int, reason: str) -> NoCapacity:
-    """The request is not admitted now."""
+    """Report that the request is not admitted now."""
     return NoCapacity(start.request_id, start.epoch, max(0, free_pages), reason)
 
 
 def _fault(start: Start, vocab_size: int) -> str | None:
-    """What makes a request impossible to run, found before it can disturb another one."""
+    """Find what makes a request impossible to run, before it can disturb another one."""
     if not start.prompt:
         return "the prompt has no tokens"
     if (fault := sampling_fault(start.sampling, vocab_size)) is not None:
@@ -103,7 +103,7 @@ class HighestEpochs:
         return len(self._seen)
 
     def is_stale(self, request_id: str, epoch: Epoch) -> bool:
-        """This epoch or a higher one was seen before."""
+        """Say whether this epoch or a higher one was seen before."""
         seen = self._seen.get(request_id)
         return seen is not None and epoch <= seen
 

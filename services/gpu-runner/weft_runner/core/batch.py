@@ -43,12 +43,12 @@ class BatchLimits:
     max_prompt_tokens: int = 1 << 30
 
     def prompt_tokens_beside(self, n_others: int) -> int:
-        """Tokens of prompts beside so many others."""
+        """Return the most tokens of prompts in a step that has `n_others` tokens of other rows."""
         return min(self.max_prompt_tokens, self.max_batch_tokens - n_others)
 
     @property
     def prompt_time_ms(self) -> float:
-        """Within it a step with a prompt and running rows should end."""
+        """The time within which a step with a prompt and running rows should end."""
         return min(self.token_time_ms, self.chunk_time_ms)
 
 
@@ -105,7 +105,7 @@ def form_batch(
     prompt_tokens: int | None = None,
     number: int = 0,
 ) -> Batch:
-    """The next batch. Both inputs are in order of service; that order holds inside each adapter's group.
+    """Form the next batch. Both inputs are in order of service; that order holds inside each adapter's group.
 
     `prompt_tokens`: how many fit into the step (None: what the limits allow).
     """
@@ -132,13 +132,13 @@ def _prefill_rows(prefilling: Iterable[Candidate], max_prefills: int, budget_tok
 
 
 def _shared_adapter(prefills: list[Row], decodes: list[Row]) -> str | None:
-    """An adapter on both sides of the border, the one of the last prefill that has any."""
+    """Find an adapter on both sides of the border: the one of the last prefill that has any."""
     decoding = {row.adapter for row in decodes}
     return next((row.adapter for row in reversed(prefills) if row.adapter in decoding), None)
 
 
 def _grouped(rows: list[Row], *, first: str | None = None, last: str | None = None) -> list[Row]:
-    """Rows of one adapter adjacent, adapters in order of their first row, `first` and `last` moved to the ends."""
+    """Put rows of one adapter side by side, adapters in order of their first row, `first` and `last` at the ends."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(row.adapter, []).append(row)
@@ -156,7 +156,7 @@ class AdapterSegment:
 
 
 def adapter_segments(rows: Iterable[Row]) -> tuple[AdapterSegment, ...]:
-    """Boundaries in tokens; neighbours of one adapter share a segment, rows of the base belong to none."""
+    """Find the boundaries in tokens; neighbours of one adapter share a segment, rows of the base belong to none."""
     segments: list[AdapterSegment] = []
     start = 0
     for row in rows:

@@ -41,7 +41,7 @@ class BatchScheduler:
     def schedule(
         self, prefilling: Sequence[Candidate], decoding: Sequence[Candidate], keys: int, steps: Callable[[], int]
     ) -> Batch:
-        """The next batch; both inputs are in order of service.
+        """Choose the next batch; both inputs are in order of service.
 
         `keys`: tokens in KV of the decoding ones. `steps`: iterations, this one included, before one of them needs a
         page, or 0 where the batch must not run again as it is; asked only when no prompt waits.
@@ -76,12 +76,12 @@ class BatchScheduler:
 
     @property
     def token_time_ms(self) -> float:
-        """Within it a step with interactive and batch rows has to end: the pool's, or twice that of one row alone."""
+        """The time that a step with interactive and batch rows may take: the pool's, or twice that of one row alone."""
         stated = self._limits.token_time_ms
         return stated if isfinite(stated) else TOKEN_TIMES * self.step_time.step_ms(1, 0, 0)
 
     def _beside_interactive(self, prefilling: Sequence[Candidate], decoding: Sequence[Candidate]) -> Batch:
-        """Interactive rows and prompts as if they were alone; of batch ones what keeps the token time beside them.
+        """Schedule interactive rows and prompts as if alone, and of batch ones what keeps the token time beside them.
 
         Batch rows take turns: those that ran longest ago come first. While all of them fit, a batch prompt goes before
         them, for it becomes another row; while not all of them do, another row would gain nothing.
@@ -119,7 +119,7 @@ class BatchScheduler:
     def _apart(
         self, prefilling: Sequence[Candidate], decoding: Sequence[Candidate]
     ) -> tuple[Sequence[Candidate], Sequence[Candidate]]:
-        """What the pool's batching mechanism lets run together."""
+        """Keep what the pool's batching mechanism lets run together."""
         if self._limits.batching is Batching.REQUEST:
             here = frozenset(candidate.key for candidate in (*prefilling, *decoding))
             self._together = self._together & here or here
@@ -127,26 +127,26 @@ class BatchScheduler:
         return prefilling, () if prefilling else decoding
 
     def limit(self, limits: BatchLimits) -> None:
-        """From the next batch on."""
+        """Set the limits from the next batch on."""
         self._limits = limits
         self.changed()
 
     def lasts(self, batch: Batch, steps: int) -> bool:
-        """That batch can run as it is for so many iterations, the present one included."""
+        """Say whether a batch can run as it is for `steps` iterations, the present one included."""
         standing = self.standing
         return standing is not None and standing.number == batch.number and self._steps >= steps
 
     def changed(self) -> None:
-        """Somebody joined, left, paused or grew: the next batch is chosen anew."""
+        """Choose the next batch anew: a sequence joined, left, paused or grew."""
         self.standing = None
 
     def departed(self) -> None:
-        """Note that a sequence has left, or is computed no more."""
+        """Count a sequence that has left, or is computed no more."""
         self.departures += 1
         self.standing = None
 
     def ran(self, batch: Batch) -> None:
-        """That batch has run: each of its decode rows has one key more, and one place less in its pages."""
+        """Count a batch that has run: each of its decode rows has one key more, and one place less in its pages."""
         if (standing := self.standing) is not None and standing.number == batch.number:
             self.keys += len(batch.rows)
             self._steps -= 1
@@ -154,7 +154,7 @@ class BatchScheduler:
                 self.standing = None
 
     def timed(self, batch: Batch, measured_ms: float, keys: int | None = None, *, awaited: bool = True) -> None:
-        """How long that batch took. `keys`: those when it was chosen, if others have been chosen since.
+        """Learn from the time that a batch took. `keys`: those when it was chosen, if others have been chosen since.
 
         `awaited`: it had an interactive row. What other steps take says nothing of how late a token is.
         """

@@ -38,7 +38,7 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class FetchFailed:
-    """`permanent`: the artifact is wrong, so that another attempt does not help."""
+    """A fetch has failed. `permanent`: the artifact is wrong, so that another attempt does not help."""
 
     digest: str
     reason: EndReason
@@ -59,7 +59,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class LoadFailed:
-    """As FetchFailed."""
+    """A load has failed. `permanent`: the artifact is wrong, so that another attempt does not help."""
 
     digest: str
     reason: EndReason
@@ -78,7 +78,7 @@ class FoundOnDisk:
 class Drain:
     """Admit no sequence and end every one that is here with DRAINED (or serve again).
 
-    `migrate_s`: for so long at the most the scheduler may order them to other runners first.
+    `migrate_s`: how long the scheduler may order them to other runners first.
     """
 
     on: bool
@@ -87,7 +87,7 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class StepSlot:
-    """The executor can take a step. `depth`: as many may be in flight at a time; `free`: so many are not.
+    """The executor can take a step. `depth`: how many may be in flight at a time; `free`: how many more may be now.
 
     `behind`: the step in flight, whose tokens are not known yet, that this one is to follow.
     """
@@ -101,10 +101,10 @@ _NONE: Mapping[str, list[TokenLogprob]] = MappingProxyType({})
 
 
 class StepResults(NamedTuple):
-    """By request: a token for each row that samples, or why a row failed; log probabilities of prompts.
+    """Results of a step by request: a token for each row that samples, or why a row failed.
 
-    `prompts`: of the tokens behind those that a row has fed, as far as they are the prompt's and it asks for them.
-    `late`: rows whose masks were not there in time, so that they have nothing of this step. `forwards`: that it took.
+    `prompts`: log probabilities of prompt tokens behind those that a row has fed, as far as it asks for them.
+    `late`: rows whose masks were not there in time and which have no result. `forwards`: passes that the step took.
     """
 
     tokens: dict[str, SampledToken]
@@ -117,7 +117,7 @@ class StepResults(NamedTuple):
 class StepDone(NamedTuple):
     """A step is complete; `ms` since it was scheduled. The rest: see `StepResults`.
 
-    A row may be nowhere where its sequence has left meanwhile.
+    A row whose sequence has left meanwhile may be missing.
     """
 
     step: "RunStep"
@@ -131,9 +131,9 @@ class StepDone(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SwapDone:
-    """A copy of so many pages to host memory or back is complete; `seconds`: of copying, not of waiting between steps.
+    """A copy of `pages` pages to host memory or back is complete; `seconds`: of copying, not of waiting between steps.
 
-    A dropped one is not reported.
+    No copy that was dropped is reported.
     """
 
     number: int
@@ -215,7 +215,7 @@ class Unload:
 
 @dataclass(frozen=True, slots=True)
 class DropHost:
-    """The host copy goes."""
+    """Drop the host copy of an adapter."""
 
     digest: str
 
@@ -229,7 +229,7 @@ class Retain:
 
 @dataclass(frozen=True, slots=True)
 class AdapterPages:
-    """Adapters hold these pages from now on: what sequences wrote there is not needed. Before the loads into them."""
+    """Give these pages to adapters: what sequences wrote there is not needed. Before the loads into them."""
 
     pages: list[int]
 
@@ -257,7 +257,7 @@ class SwapIn:
 
 @dataclass(frozen=True, slots=True)
 class DropSwap:
-    """The copies of these numbers have ended, complete or not, when what follows is done; these host pages are free."""
+    """End the copies of these numbers, complete or not; when what follows is done these host pages are free."""
 
     numbers: tuple[int, ...]
     hosts: tuple[int, ...]
@@ -290,7 +290,7 @@ class SendKv:
 
 @dataclass(frozen=True, slots=True)
 class ReceiveKv:
-    """Pages of that sequence, from that number on, are written to these as they arrive on the peer's stream.
+    """Write pages of that sequence, from that number on, to these as they arrive on the peer's stream.
 
     Its KvComplete says how many tokens they hold: the pages of these have arrived whole, once each, or the stream ends.
     """
@@ -304,7 +304,7 @@ class ReceiveKv:
 
 @dataclass(frozen=True, slots=True)
 class DropKv:
-    """Nothing more of that epoch is sent to the peer, or written of what arrives, when what follows is done."""
+    """Send nothing more of that epoch to the peer, and write nothing more that arrives, when what follows is done."""
 
     peer: Peer
     request_id: str
@@ -359,7 +359,7 @@ class AdapterBrought(NamedTuple):
 
 
 class AdapterUse(NamedTuple):
-    """Where an adapter is, and how many sequences run with it and wait for it. `pinned`: it is not evicted."""
+    """The nearest place of an adapter, and how many sequences run with it and wait for it. `pinned`: never evicted."""
 
     digest: str
     tier: Tier

@@ -43,7 +43,7 @@ class CachedPage:
 
 
 class HostCache:
-    """The copies. The newest adapter stays even above the budget: it is on its way to a slot."""
+    """Host memory's copies. The newest adapter stays even above the budget: it is on its way to a slot."""
 
     def __init__(self, budget_bytes: int, order: Callable[[Action], None], changed: Callable[[Adapter], None]) -> None:
         self.budget_bytes = budget_bytes
@@ -87,13 +87,13 @@ class HostCache:
         return True
 
     def take(self, pages: Iterable[CachedPage]) -> None:
-        """A sequence waits for these: they are its KV until `put_back`."""
+        """Count these pages as KV of a sequence that waits for them, until `put_back`."""
         for page in pages:
             self.forget_page(page)
             self.kv_bytes += page.host_bytes
 
     def put_back(self, pages: Iterable[CachedPage]) -> list[CachedPage]:
-        """In order of their text, whose beginning stays longest. Returns those that are there a second time."""
+        """Cache pages, in order of their text, whose beginning stays longest. Returns those that are cached already."""
         twice: list[CachedPage] = []
         for page in reversed([*pages]):
             self.kv_bytes -= page.host_bytes
@@ -105,19 +105,19 @@ class HostCache:
         return twice
 
     def drop_page(self, page: CachedPage) -> None:
-        """It goes, complete or not."""
+        """Drop a page, complete or not."""
         self.forget_page(page)
         self._on_dropped(page)
 
     def drop_pages_of(self, adapter: str) -> None:
-        """They are of no use any more."""
+        """Drop the pages of an adapter, which are of no use any more."""
         if self._cached_of[adapter]:
             for page in [page for page in self.cached.values() if page.adapter == adapter]:
                 if page.name in self.cached:
                     self.drop_page(page)
 
     def hold(self, adapter: Adapter, host_bytes: int) -> None:
-        """Its copy is complete; less recently used copies are dropped for it."""
+        """Take the complete copy of an adapter; less recently used copies are dropped for it."""
         adapter.advance_copy(HostCopy.HELD)
         adapter.host_bytes = host_bytes
         self.held[adapter.digest] = adapter
@@ -133,7 +133,7 @@ class HostCache:
             adapter.used = self._clock
 
     def drop(self, adapter: Adapter) -> None:
-        """The copy goes, complete or not; the action reaches the builder after whatever still reads it."""
+        """Drop a copy, complete or not; the action reaches the builder after whatever still reads it."""
         if adapter.copy is HostCopy.HELD:
             del self.held[adapter.digest]
             self.held_bytes -= adapter.host_bytes
@@ -143,7 +143,7 @@ class HostCache:
             self._order(DropHost(adapter.digest))
 
     def trim(self) -> None:
-        """Back into the budget, as far as protected copies and the newest allow."""
+        """Shrink into the budget, as far as protected copies and the newest allow."""
         self._evict_for(0, next(reversed(self.held), ""), swapped_too=True)
 
     def _evict_for(self, n_bytes: int, beside: str, *, number: int | None = None, swapped_too: bool = False) -> bool:
@@ -173,7 +173,7 @@ class HostCache:
         return free_bytes >= n_bytes
 
     def _put(self, page: CachedPage) -> None:
-        """It is the most recently used one, but for its adapter."""
+        """Cache a page as the most recently used one, but for its adapter."""
         self._clock += 1
         page.used = self._clock
         self.cached[page.name] = page
@@ -183,14 +183,14 @@ class HostCache:
             self.on_use(adapter)
 
     def forget_page(self, page: CachedPage) -> None:
-        """Its memory is another's business now."""
+        """Take a page out of the cache, whose memory is another's business now."""
         del self.cached[page.name]
         self.cached_bytes -= page.host_bytes
         self._cached_of[page.adapter] -= 1
 
 
 class TierPrefetcher:
-    """Which adapters have to be held where, and which of them are missing. The cache protects what it wants there."""
+    """Fetches what is missing of adapters that must be on disk or in host memory. The cache protects those that fit."""
 
     def __init__(self, host: HostCache, changed: Callable[[Adapter], None]) -> None:
         self._host, self._changed = host, changed
@@ -201,7 +201,7 @@ class TierPrefetcher:
         self.beside_kv = False  # an adapter was degraded while KV was in host memory: plan again when that has gone
 
     def set_target(self, adapter: Adapter) -> None:
-        """Its desired tier may have changed; `plan` follows, once for all."""
+        """Follow a desired tier that may have changed; `plan` follows, once for all."""
         if adapter.desired and adapter.tier > Tier.REMOTE:
             self.targets[adapter.digest] = adapter
         else:
@@ -210,7 +210,7 @@ class TierPrefetcher:
             self._set_degraded(adapter, "")
 
     def plan(self) -> None:
-        """Which copies are protected, by the sizes that are known; then fetch what is missing."""
+        """Protect the copies that fit, by the sizes that are known; then fetch what is missing."""
         self.beside_kv = False
         wanted = [adapter for adapter in self.targets.values() if adapter.tier is Tier.HOST]
         left, protected = self._host.budget_bytes - self._host.kv_bytes, set[str]()
@@ -231,11 +231,11 @@ class TierPrefetcher:
         self.retry()
 
     def retry(self) -> None:
-        """Fetch what is missing; what failed before, again."""
+        """Queue a fetch of all that is missing, also of what failed before."""
         self._queue = deque(adapter for adapter in self._missing.values() if not adapter.permanent_failure)
 
     def missing(self) -> list[str]:
-        """What is still waited for."""
+        """List the digests that are still waited for."""
         return [digest for digest, adapter in self._missing.items() if not adapter.permanent_failure]
 
     @property
@@ -255,7 +255,7 @@ class TierPrefetcher:
         self._fetching.pop(adapter.digest, None)
 
     def admits(self, adapter: Adapter, host_bytes: int) -> bool:
-        """Whether a copy that has just been made stays: its true size may not fit after all."""
+        """Say whether a copy that has just been made stays: its true size may not fit after all."""
         adapter.host_bytes = host_bytes
         if adapter.digest not in self._host.protected:
             return False
@@ -266,7 +266,7 @@ class TierPrefetcher:
         return False
 
     def update(self, adapter: Adapter, *, requeue: bool = False) -> None:
-        """Its copies have changed. `requeue`: and what is missing may be fetched at once."""
+        """Note that an adapter's copies have changed. `requeue`: what is missing may be fetched at once."""
         if adapter.digest not in self.targets or not self._misses(adapter):
             self._missing.pop(adapter.digest, None)
         else:
@@ -290,7 +290,7 @@ class TierPrefetcher:
 
 
 def check_host_cache(host: HostCache) -> None:
-    """Protected copies and KV are within the budget; at most one copy is beyond it, and that one is not protected.
+    """Check that protected copies and KV fit, that at most one copy is beyond the budget, and that one not protected.
 
     An adapter's copy was used after its pages.
     """
@@ -311,7 +311,7 @@ def check_host_cache(host: HostCache) -> None:
 
 
 def check_prefetcher(prefetcher: TierPrefetcher, adapters: Iterable[Adapter]) -> None:
-    """What is desired is held, or missing; what is missing is in transfer, queued, or has failed."""
+    """Check that what is desired is held or missing, and what is missing is in transfer, queued, or has failed."""
     fetching = prefetcher._fetching  # pyright: ignore[reportPrivateUsage]
     assert all(adapter.in_transfer for adapter in fetching.values()), fetching
     assert len(fetching) <= PREFETCHES, fetching

@@ -10,10 +10,10 @@ from weft_runner.errors import ExecutorUnavailable
 
 
 def stage_layers(whole: ModelSpec, stage: int, stages: int) -> range:
-    """The layers of stage `stage` of `stages`. Raises ExecutorUnavailable: the model has fewer layers.
+    """Cut the layers of stage `stage` of `stages`, so that the dearest stage costs least.
 
-    Of all cuts one whose dearest stage costs least; what is left over is in the middle. Stage 0 samples tokens as well,
-    so that of the stages before the last one it is among the smaller.
+    What is left over is in the middle. Stage 0 samples tokens as well, so that of the stages before the last one it is
+    among the smaller. Raises ExecutorUnavailable: the model has fewer layers.
     """
     if whole.layers < stages:
         raise ExecutorUnavailable(
@@ -32,13 +32,13 @@ def stage_layers(whole: ModelSpec, stage: int, stages: int) -> range:
 
 
 def layer_cost(spec: ModelSpec) -> int:
-    """Numbers in a layer's matrices."""
+    """Count the numbers in a layer's matrices."""
     sizes = (spec.projection(name) for name in PROJECTIONS)
     return sum(n_in * n_out for n_in, n_out in sizes)
 
 
 def _last_layers(whole: ModelSpec, stages: int) -> int:
-    """How many layers stand before the head in the last stage; of equally good numbers the largest."""
+    """Choose how many layers stand before the head in the last stage; of equally good numbers the largest."""
     layer, head = layer_cost(whole), whole.hidden_size * whole.vocab_size
 
     def dearest(last: int) -> int:

@@ -79,14 +79,14 @@ class Sequence:
 
     @property
     def steady(self) -> bool:
-        """What it may sample is the same whatever its next token is."""
+        """Say whether what it may sample is the same whatever its next token is."""
         return (self.adjustments is None or self.adjustments.steady) and (
             self.mask is None or self.mask.grammar is None
         )
 
     @property
     def order(self) -> tuple[int, float, int]:
-        """Prompts run in this order: interactive ones first, then as the pool's queue policy decided."""
+        """The order in which prompts run: interactive ones first, then as the pool's queue policy decided."""
         return self.start.priority, self.arrived + self.start.allotment.delay_s, self.admitted
 
     @property
@@ -105,16 +105,16 @@ class Sequence:
         return len(self.tokens) - self.in_kv
 
     def scored(self, n_tokens: int, ahead: int = 0) -> int:
-        """Count, of the next n tokens to feed, those before a token of the prompt whose probability is asked.
+        """Count, of the next `n_tokens` to feed, those before a token of the prompt whose probability is asked.
 
-        `ahead`: so many are fed before, by a step in flight.
+        `ahead`: how many tokens are fed before, by a step in flight.
         """
         if self.start.sampling.prompt_logprobs is None:
             return 0
         return max(0, min(n_tokens, len(self.start.prompt) - 1 - self.in_kv - ahead))
 
     def reuse(self, n_tokens: int) -> None:
-        """The next n tokens are in KV already: others have computed them."""
+        """Count the next `n_tokens` as in KV already: others have computed them."""
         assert self.phase in (SequencePhase.WAITING, SequencePhase.PREFILL), self.phase
         assert n_tokens == 0 or n_tokens < self.pending, (n_tokens, self.pending)
         self.in_kv += n_tokens
@@ -154,7 +154,7 @@ class Sequence:
             self.phase = SequencePhase.DECODE
 
     def append(self, token: int) -> None:
-        """The token chosen after everything was fed."""
+        """Take the token chosen after everything was fed."""
         tokens = self.tokens
         assert self.phase is SequencePhase.DECODE, self.phase
         assert self.in_kv == len(tokens) < self.max_len, (self.in_kv, len(tokens), self.max_len)
@@ -163,7 +163,7 @@ class Sequence:
             self._advance(token)
 
     def _advance(self, *tokens: int) -> None:
-        """What it may sample next depends on its answer."""
+        """Bring what it may sample next up to date with its answer."""
         for token in tokens:
             if self.adjustments is not None and not self.adjustments.add(token):
                 self.adjustments = None
@@ -198,13 +198,13 @@ class Sequence:
         self.phase = SequencePhase.SWAP_IN
 
     def go_on(self, most_tokens: int) -> None:
-        """Run: its KV and its adapter are on the device. `most_tokens`: as `join`."""
+        """Run: its KV and its adapter are on the device. `most_tokens`: in KV, beside its adapter."""
         assert self.phase in (SequencePhase.SWAP_IN, SequencePhase.RECEIVE), self.phase
         self.phase = SequencePhase.DECODE if self.pending == 1 else SequencePhase.PREFILL
         self._limit(most_tokens)
 
     def await_kv(self) -> None:
-        """Another runner computes its KV."""
+        """Wait for its KV, which another runner computes."""
         assert self.phase is SequencePhase.WAITING, self.phase
         self.phase = SequencePhase.RECEIVE
 
@@ -217,7 +217,7 @@ class Sequence:
         self.in_kv = in_kv
 
     def send(self) -> None:
-        """Another runner computes the tokens that follow."""
+        """Leave the tokens that follow to another runner."""
         assert self.phase in (*RUNNING, SequencePhase.PAUSED), self.phase
         assert not self.in_flight, self.key
         self.phase = SequencePhase.SEND
@@ -231,7 +231,7 @@ class Sequence:
 
 
 def check_sequence(sequence: Sequence) -> None:
-    """What holds between two iterations, whatever happened."""
+    """Check what holds between two iterations, whatever happened."""
     assert 0 <= sequence.in_kv <= len(sequence.tokens), (sequence.in_kv, len(sequence.tokens))
     assert sequence.base_len <= len(sequence.tokens) <= max(sequence.max_len, sequence.base_len)
     if sequence.phase in (SequencePhase.DECODE, SequencePhase.PAUSED):

@@ -32,7 +32,6 @@ __all__ = ["check_memory", "kv_pages", "limits", "make", "measure", "refusal"]
 
 
 def refusal(settings: RunnerSettings, spec: ModelSpec) -> str:
-    """See `ExecutorKind.refusal`. Raises ExecutorUnavailable."""
     parts = parts_of(settings, spec)
     if settings.page_tokens % CPU_PAGE:
         return f"a page of {settings.page_tokens} tokens is no multiple of {CPU_PAGE}"
@@ -50,7 +49,6 @@ def refusal(settings: RunnerSettings, spec: ModelSpec) -> str:
 
 
 def measure(settings: RunnerSettings, spec: ModelSpec, threads: int) -> MachineRates:
-    """See `ExecutorKind.measure`. Raises DiskUnusable."""
     folder, most, formats = offload_folder(settings), settings.offload.device_bytes // 2, offload_formats(settings)
     identity = rates_identity(f"{load().level} {SOURCES.digest()}", settings.base_digest, formats, threads)
     return kept_rates(
@@ -59,7 +57,6 @@ def measure(settings: RunnerSettings, spec: ModelSpec, threads: int) -> MachineR
 
 
 def make(settings: RunnerSettings, base: ModelSource, part: Partition, ranks: "TorchRanks | None" = None) -> Executor:
-    """See `ExecutorKind.make`. Raises WeightsInvalid, StoppedAtStart; offloaded also OutOfMemory, DiskUnusable."""
     library, checkpoint = load(), open_checkpoint(base.files, base.spec, base.stopping, base.progress)
     options: dict[str, Any] = {
         "dtype": settings.dtype,
@@ -84,7 +81,7 @@ def max_slots(settings: RunnerSettings) -> int:
 
 
 def slot_bytes(settings: RunnerSettings, part: Partition) -> int:
-    """The largest that a tensor rank gives the others in a step: rows of partial sums or of adapters, or logits."""
+    """Return the most that a tensor rank gives the others in a step: rows of partial sums or of adapters, or logits."""
     stacked = 3 * (settings.max_rank + settings.max_rank % 2)
     rows = settings.max_batch_tokens * max(part.whole.hidden_size, stacked)
     return -(-4 * max(rows, settings.max_sequences * part.whole.vocab_size // part.size) // 64) * 64

@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 
 
 def refusal(settings: RunnerSettings, spec: ModelSpec) -> str:
-    """See `ExecutorKind.refusal`. Raises ExecutorUnavailable."""
     if settings.executor == "auto" and not torch.cuda.is_available():
         return NO_GPU
     try:
@@ -60,7 +59,7 @@ def refusal(settings: RunnerSettings, spec: ModelSpec) -> str:
 
 
 def limits(settings: RunnerSettings, spec: ModelSpec) -> tuple[StepLimits, int]:
-    """See `ExecutorKind.limits`: by the memory of this host's GPUs, the least of them."""
+    """Choose them by the memory of the least of this host's GPUs."""
     devices = _devices(settings, spec)
     if not devices[0][0].is_real:
         return WITHOUT_GPU, HOST_MIB
@@ -70,12 +69,12 @@ def limits(settings: RunnerSettings, spec: ModelSpec) -> tuple[StepLimits, int]:
 
 
 def kv_pages(settings: RunnerSettings, spec: ModelSpec) -> int:
-    """See `ExecutorKind.kv_pages`: --kv-memory-fraction of this host's GPUs, the least of them."""
+    """Choose the pages that --kv-memory-fraction of the least of this host's GPUs holds."""
     return min(_pages_of(settings, gpu, part) for gpu, part in _devices(settings, spec))
 
 
 def check_memory(settings: RunnerSettings, spec: ModelSpec) -> None:
-    """See `ExecutorKind.check_memory`; a budget of a GPU is compared with what there is as its executor is made."""
+    """Compare needs with each GPU's memory; what an offloaded model takes of it is compared as its executor is made."""
     if settings.offload.device_bytes:
         check_budgets(settings, settings.offload.host_bytes, "host")
         return
@@ -84,7 +83,6 @@ def check_memory(settings: RunnerSettings, spec: ModelSpec) -> None:
 
 
 def measure(settings: RunnerSettings, spec: ModelSpec, threads: int) -> MachineRates:
-    """See `ExecutorKind.measure`. Raises DiskUnusable."""
     del threads
     from weft_runner.model.cuda.machine_rates import measure_gpu_rates
     from weft_runner.model.cuda.matrix_packer import DevicePacker
@@ -97,7 +95,6 @@ def measure(settings: RunnerSettings, spec: ModelSpec, threads: int) -> MachineR
 
 
 def make(settings: RunnerSettings, base: ModelSource, part: Partition, ranks: TorchRanks | None = None) -> Executor:
-    """See `ExecutorKind.make`. Raises WeightsInvalid, OutOfMemory, StoppedAtStart, and what offloading raises."""
     from weft_kernels.triton import int4  # not where torch comes without Triton
     from weft_runner.model.cuda.executor import CudaExecutor
 
@@ -152,7 +149,7 @@ def _limits_of(settings: RunnerSettings, found: Gpu, part: Partition) -> StepLim
 
 
 def _pages_of(settings: RunnerSettings, found: Gpu, part: Partition) -> int:
-    """Raises KvCacheTooSmall."""
+    """Count the KV pages in the share of a GPU's memory. Raises KvCacheTooSmall."""
     if not found.is_real:
         return KV_PAGES
     return fitting_pages(

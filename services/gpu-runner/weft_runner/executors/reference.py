@@ -22,19 +22,17 @@ __all__ = ["check_memory", "kv_pages", "limits", "make", "measure", "refusal"]
 
 
 def refusal(settings: RunnerSettings, spec: ModelSpec) -> str:
-    """See `ExecutorKind.refusal`. Raises ExecutorUnavailable."""
     parts_of(settings, spec)
     return "it does not offload" if settings.offload.device_bytes else ""
 
 
 def measure(settings: RunnerSettings, spec: ModelSpec, threads: int) -> MachineRates:
-    """See `ExecutorKind.measure`: nobody asks what does not offload."""
+    """Fail: nobody asks what does not offload."""
     del settings, spec, threads
     raise AssertionError("the reference executor does not offload")
 
 
 def make(settings: RunnerSettings, base: ModelSource, part: Partition, ranks: TorchRanks | None = None) -> Executor:
-    """See `ExecutorKind.make`. Raises WeightsInvalid, StoppedAtStart."""
     if ranks is None:
         set_operator_threads(min(base.threads, MAX_OPERATOR_THREADS))
     weights = load_weights(base.files, base.spec, stopping=base.stopping, part=part, progress=base.progress)

@@ -74,9 +74,9 @@ def kind_of(name: str) -> ExecutorKind:
 
 
 def settle_executor(settings: RunnerSettings, spec: ModelSpec) -> tuple[RunnerSettings, ExecutorKind]:
-    """Name what computes in the settings, where they leave it open. Raises ExecutorUnavailable.
+    """Name what computes in the settings, where they leave it open.
 
-    A split model goes to GPUs wherever there is one: too few of them is an error.
+    A split model goes to GPUs wherever there is one: too few of them is an error. Raises ExecutorUnavailable.
     """
     if settings.ranks > 1:
         require_torch("--tensor-parallel and --pipeline-parallel")
@@ -118,7 +118,7 @@ def _split(settings: RunnerSettings) -> str:
 
 
 def require_torch(what: str) -> None:
-    """Raises ExecutorUnavailable."""
+    """Refuse, where torch is not installed, what needs it. Raises ExecutorUnavailable."""
     if not has_torch():
         raise ExecutorUnavailable(f"{what}: {NO_TORCH}")
 

@@ -32,11 +32,11 @@ class Source(Protocol):
     """Source of adapters, by digest. Called from the loader's threads, several at a time; may block."""
 
     def adapter(self, digest: str, /) -> AdapterFiles:
-        """On disk now, fetched if need be. Raises ArtifactUnknown, ArtifactUnreachable, AdapterInvalid."""
+        """Have an adapter on disk, fetched if need be. Raises ArtifactUnknown, ArtifactUnreachable, AdapterInvalid."""
         ...
 
     def retain(self, digests: frozenset[str], /) -> None:
-        """Everything else may leave the disk."""
+        """Let everything else leave the disk."""
         ...
 
     def on_disk(self) -> tuple[str, ...]:
@@ -73,10 +73,10 @@ class MappedTensors(Mapping[str, Array]):
 
 
 def map_tensors(path: Path) -> MappedTensors:
-    """All tensors of an adapter's file. Raises AdapterInvalid.
+    """Map all tensors of an adapter's file.
 
     The blob store may unlink the file while it is mapped; blobs are never written to again, and the source has
-    compared the whole file with its digest, its length included.
+    compared the whole file with its digest, its length included. Raises AdapterInvalid.
     """
     try:
         with path.open("rb") as file:
@@ -121,11 +121,11 @@ class HostAdapter(Protocol):
 
     @property
     def n_bytes(self) -> int:
-        """In host memory."""
+        """The bytes that it takes in host memory."""
         ...
 
     def complete(self) -> None:
-        """From here on nothing is read of what it was made from."""
+        """Read what is left of the tensors that it was made from: they may go then."""
         ...
 
     def build(self, pages: Sequence[int], /) -> DeviceAdapter: ...
@@ -145,19 +145,19 @@ class AdapterStore(Protocol):
     def slots(self) -> int: ...
 
     def needs(self, tensors: Mapping[str, Array], scales: Scales, /) -> int:
-        """The bytes that `build` will take on the device, exactly. Raises AdapterInvalid."""
+        """Return the bytes that `build` will take on the device, exactly. Raises AdapterInvalid."""
         ...
 
     def build(self, tensors: Mapping[str, Array], scales: Scales, pages: Sequence[int], /) -> DeviceAdapter:
-        """PEFT's tensors -> device form, at true ranks. Raises AdapterInvalid.
+        """Convert PEFT's tensors to the device form, at true ranks.
 
         It runs beside a step and touches nothing that one reads. `tensors` may be views of a mapped file. `pages`: of
-        a store whose adapters live in pages, as many as `needs` says.
+        a store whose adapters live in pages, as many as `needs` says. Raises AdapterInvalid.
         """
         ...
 
     def copy(self, tensors: Mapping[str, Array], scales: Scales, /) -> HostAdapter:
-        """What to keep of it in host memory: from that it is built soonest. Raises AdapterInvalid."""
+        """Make what is kept of it in host memory: from that it is built soonest. Raises AdapterInvalid."""
         ...
 
     def put(self, slot: int, adapter: DeviceAdapter, /) -> None:
@@ -165,7 +165,7 @@ class AdapterStore(Protocol):
         ...
 
     def clear(self, slot: int, /) -> None:
-        """The slot is empty and its memory given back. Between two steps; an empty slot may be cleared again."""
+        """Empty a slot and give its memory back. Between two steps; an empty slot may be cleared again."""
         ...
 
 

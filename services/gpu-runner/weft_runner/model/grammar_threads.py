@@ -14,7 +14,7 @@ from queue import SimpleQueue
 
 SHORT_S = 1e-3
 LONG_THREADS = 2
-MAX_DEMOTED = 4  # at a time; with so many the jobs behind them wait
+MAX_DEMOTED = 4  # at a time; the jobs behind the last of them wait
 NICE = 10  # a tenth of a processor that a step's thread wants; with 19 a busy machine might never come to it
 
 Jobs = SimpleQueue[Callable[[], None] | None]

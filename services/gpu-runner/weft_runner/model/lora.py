@@ -75,7 +75,7 @@ def _pair(pair: LoraTensors[Array], scales: Scales, spec: ModelSpec) -> LoraPair
 
 
 def scale_of(scales: Scales, module: str, rank: int) -> float:
-    """Raises AdapterInvalid where it is no number."""
+    """Return the factor of a module's update. Raises AdapterInvalid where it is no number."""
     scale = scales.scale_of(module, rank)
     if not math.isfinite(scale):
         raise AdapterInvalid(f"{module} has the scale {scale}")

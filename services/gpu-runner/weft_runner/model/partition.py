@@ -1,9 +1,8 @@
-"""Which part of a model a rank has: slices of each layer (tensor parallelism), some of the layers (pipeline), or both.
+"""A rank's part of a model: slices of each layer (tensor parallelism), some of the layers (pipeline), or both.
 
 **Slices.** Heads, inner features and vocabulary are shared out evenly; where key-value heads do not divide, the first
-ranks have one more, with the heads that read it. Everything is a slice of what
-lies on disk: a rank reads, converts and keeps its own part alone. Who reads which part of an adapter, and why:
-`model.tensor_parallel`.
+ranks have one more, with the heads that read it. Everything is a slice of what lies on disk: a rank reads, converts and
+keeps its own part alone. Who reads which part of an adapter, and why: `model.tensor_parallel`.
 
 **Stages** (ORCA, section 4.1). The layers are cut into N runs of nearly equal cost (`core.layer_cut`). Cutting layers
 changes no arithmetic: a row's result is that of one stage, bit for bit, and so is the numerics class.

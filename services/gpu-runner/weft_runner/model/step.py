@@ -22,8 +22,8 @@ class StepRow:
     """Tokens [start, end) of the step belong to one sequence, at positions [position, position + end - start).
 
     `pages` hold the sequence's keys and values in token order, the new ones included; `samples`: logits of the last
-    token are wanted. `scored`: so are those of its first so many, without the last one where it samples. `pools`: of
-    the last token the hidden state is wanted and no logits, see `model.pooling`. Only `position` ever changes.
+    token are wanted. `scored`: how many of the first tokens' logits are, without the last one's where it samples.
+    `pools`: of the last token the hidden state is wanted, not logits (`model.pooling`). Only `position` ever changes.
     """
 
     start: int
@@ -36,7 +36,7 @@ class StepRow:
 
     @property
     def wanted(self) -> tuple[int, ...]:
-        """Tokens of the step whose logits are wanted."""
+        """Return the tokens of the step whose logits are wanted."""
         last = (self.end - 1,) if self.samples else ()
         return (*range(self.start, self.start + self.scored), *last) if self.scored else last
 
@@ -74,11 +74,11 @@ class StepInput:
     _arrays: StepArrays | None = field(default=None, init=False, repr=False, compare=False)
 
     def __reduce__(self) -> tuple[type["StepInput"], tuple[object, ...]]:
-        """Sent to another rank without its arrays, which that one makes anew."""
+        """Send it to another rank without its arrays, which that one makes anew."""
         return StepInput, (self.tokens, self.rows, self.plan)
 
     def advance(self, tokens: Sequence[int], positions: list[int]) -> None:
-        """The next iteration of the same decode rows: one token each, at these positions."""
+        """Become the next iteration of the same decode rows: one token each, at these positions."""
         self.tokens, self.taken = tokens, {}
         for row, position in zip(self.rows, positions, strict=True):
             row.position = position
@@ -87,12 +87,12 @@ class StepInput:
             self._arrays.rows[:, 2] = positions
 
     def advance_unseen(self) -> None:
-        """The same, on tokens that the device alone knows yet: a position further each."""
+        """Become the next iteration while only the device knows the tokens: each row is a position further."""
         self.advance(self.tokens, [row.position + 1 for row in self.rows])
 
     @property
     def pooled(self) -> list[int]:
-        """Rows of its logits that have hidden states."""
+        """The rows of its logits that have hidden states."""
         if not any(row.pools for row in self.rows):
             return []
         last = np.cumsum([len(row.wanted) for row in self.rows])
@@ -100,14 +100,14 @@ class StepInput:
 
     @property
     def arrays(self) -> StepArrays:
-        """Made when first asked for, kept up to date by `advance`."""
+        """The step as arrays, made when first asked for, kept up to date by `advance`."""
         if self._arrays is None:
             self._arrays = _arrays_of(self)
         return self._arrays
 
 
 def check_step(step: StepInput, page_tokens: int) -> None:
-    """Rows cover the tokens without a hole and have the pages that their context needs."""
+    """Check that rows cover the tokens without a hole and have the pages that their context needs."""
     start = 0
     for row in step.rows:
         assert row.start == start < row.end, row

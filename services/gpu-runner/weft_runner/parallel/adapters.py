@@ -21,7 +21,7 @@ from weft_runner.parallel.shared_tensors import RecordedScales, share_tensors
 
 
 class OtherRanks(Protocol):
-    """Each method as `worker_group.WorkerGroup`'s."""
+    """The methods of `worker_group.WorkerGroup` that are called here."""
 
     def broadcast(self, *command: Any) -> None: ...
     def request(self, *command: Any, file: int) -> None: ...
@@ -61,11 +61,10 @@ class ShardedAdapterStore(HostTensorStore):
         return self.own.slots
 
     def needs(self, tensors: Mapping[str, Array], scales: Scales) -> int:
-        """See `AdapterStore.needs`; on each rank."""
         return self.own.needs(tensors, scales)
 
     def build(self, tensors: Mapping[str, Array], scales: Scales, pages: Sequence[int] = ()) -> ShardedAdapter:
-        """See `AdapterStore.build`; returns when every rank has built its part. Raises ExecutorLost too."""
+        """Build on every rank; returns when all have built their part. Raises ExecutorLost too."""
         recorded = self._recorded(tensors, scales)
         number = next(self._numbers)
         self._request("build", tensors, recorded, (number, pages, self._allocations))
@@ -82,19 +81,17 @@ class ShardedAdapterStore(HostTensorStore):
         return adapter
 
     def put(self, slot: int, adapter: DeviceAdapter) -> None:
-        """See `AdapterStore.put`."""
         assert isinstance(adapter, ShardedAdapter), adapter
         released = [self._released.popleft() for _ in range(len(self._released))]
         self._workers.broadcast("put", slot, adapter.number, released)
         self.own.put(slot, adapter.own)
 
     def clear(self, slot: int) -> None:
-        """See `AdapterStore.clear`."""
         self._workers.broadcast("clear", slot)
         self.own.clear(slot)
 
     def on_pages_allocated(self) -> None:
-        """The other ranks were sent an allocation of pages to adapters. The engine's thread."""
+        """Count an allocation of pages to adapters, which the other ranks were sent. The engine's thread."""
         self._allocations += 1
 
     # ---- the builder's thread
@@ -104,7 +101,7 @@ class ShardedAdapterStore(HostTensorStore):
         return ShardedAdapter(number, own, own.rank, own.site_rank, own.n_bytes)
 
     def _recorded(self, tensors: Mapping[str, Array], scales: Scales) -> RecordedScales:
-        """Of all modules, whichever rank has them. Raises AdapterInvalid: a wrong one is refused before it is sent."""
+        """Record the scales of all modules, whichever rank has them. Raises AdapterInvalid before anything is sent."""
         recorded = RecordedScales(scales)
         adapter_pairs(tensors, recorded, self._whole_spec)
         return recorded
@@ -131,7 +128,6 @@ class PipelineAdapterStore(ShardedAdapterStore):
         self._kv_page_bytes = page_bytes
 
     def needs(self, tensors: Mapping[str, Array], scales: Scales) -> int:
-        """See `AdapterStore.needs`. Raises ExecutorLost too."""
         recorded = self._recorded(tensors, scales)
         own = self.own.needs(tensors, recorded)
         self._request("needs", tensors, recorded)

@@ -25,7 +25,7 @@ class Layers:
 
 @dataclass(frozen=True, slots=True)
 class RankStopping:
-    """Its process is asked to end: the runner drains, and all its ranks end together."""
+    """A rank's process is asked to end: the runner drains, and all its ranks end together."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ class MultiProcessExecutor:
         return Capabilities(ranks=self, packs=self._own.can.packs, close=self.close)
 
     def watch(self, on_lost: Callable[[ExecutorLost], None]) -> None:
-        """`on_lost` is called, from any thread, for a rank that is lost between steps."""
+        """Call `on_lost`, from any thread, for a rank that is lost between steps."""
         self.others.watch(on_lost)
 
     def sample(self, logits: Rows, draws: Sequence[SamplingArgs]) -> list[SampledToken | None]:
@@ -54,12 +54,12 @@ class MultiProcessExecutor:
             self.adapters.on_pages_allocated()
 
     def close(self) -> None:
-        """The other ranks' processes have ended when this returns. Not while a step runs."""
+        """End the other ranks' processes, and wait for that. Not while a step runs."""
         self._ending.close()
 
 
 class TensorParallelExecutor(MultiProcessExecutor):
-    """See `model.executor.Executor`: every rank has a part of each layer (`model.tensor_parallel`)."""
+    """An Executor where every rank has a part of each layer (`model.tensor_parallel`)."""
 
     def __init__(self, whole: ModelSpec, ranks: LaunchedRanks) -> None:
         super().__init__(whole, ranks, ShardedAdapterStore(ranks.own.adapters, ranks.workers, whole))
@@ -68,14 +68,14 @@ class TensorParallelExecutor(MultiProcessExecutor):
 
     @property
     def sent_bytes(self) -> int:
-        """By rank 0 to the others, for the arithmetic alone (`model.tensor_parallel`)."""
+        """The bytes that rank 0 sent to the others, for the arithmetic alone (`model.tensor_parallel`)."""
         return self._group.sent_bytes
 
     def run(
         self, step: StepInput, *, first: int = 0, last: int | None = None, hidden: Rows | None = None,
         layer_done: LayerDone | None = None,
     ) -> Rows:  # fmt: skip
-        """See `model.executor.Executor.run`; `layer_done` speaks for rank 0. Raises ExecutorLost."""
+        """Run layers of a step on all ranks; `layer_done` speaks for rank 0. Raises ExecutorLost."""
         last = self.spec.layers if last is None else last
         self._broadcast_step(step, Layers(first, last, hidden is not None))
         try:
@@ -85,7 +85,7 @@ class TensorParallelExecutor(MultiProcessExecutor):
             raise ExecutorLost(f"a step of {self._group.size} ranks failed on rank 0: {error}") from error
 
     def _broadcast_step(self, step: StepInput, layers: Layers) -> None:
-        """A step that the workers have is sent as its tokens and positions alone."""
+        """Send a step; one that the workers have is sent as its tokens and positions alone."""
         if step is self._sent:
             self.others.broadcast("again", step.tokens, [row.position for row in step.rows], layers)
         else:

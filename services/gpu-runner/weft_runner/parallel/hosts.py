@@ -48,7 +48,7 @@ Secure = Callable[[socket.socket], socket.socket]  # mutual TLS around it; raise
 
 @dataclass(frozen=True, slots=True)
 class RankHello:
-    """Who connects. `group`: what all ranks of a runner have to agree on, by name.
+    """The first message of a connection. `group`: what all ranks of a runner have to agree on, by name.
 
     `machine`: what its host can do (`machine_json`), of the first rank there, where the runner finds a policy.
     """
@@ -68,24 +68,24 @@ class RemoteProcess:
     loads: Channel
 
     def wait(self, timeout: float | None = None) -> int:
-        """It is not ours to wait for: its pod does."""
+        """Wait for its connection alone: its pod waits for the process."""
         if timeout is None:
             self.loads.wait_for_end()
         return -1
 
     def kill(self) -> None:
-        """Its connection is closed, which ends it."""
+        """Do nothing: its connection is closed, which ends it."""
 
 
 class HostsMeeting:
-    """See `process_group.RankMeeting`. `local_host`: the address of this host that the others reach."""
+    """A RankMeeting of several hosts. `local_host`: the address of this host that the others reach."""
 
     def __init__(self, store: "Store", local_host: str) -> None:
         self.store, self.interface = store, interface_of(local_host)
 
     @classmethod
     def of_rank_0(cls, size: int, local_host: str, timeout_s: float) -> tuple["HostsMeeting", int]:
-        """And the port that the others need."""
+        """Open the store of rank 0. Returns also the port that the others need."""
         from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
         store = TCPStore(
@@ -95,7 +95,7 @@ class HostsMeeting:
 
     @classmethod
     def of_another(cls, host: str, port: int, size: int, local_host: str, timeout_s: float) -> "HostsMeeting":
-        """Raises ExecutorLost."""
+        """Connect to the store of rank 0. Raises ExecutorLost."""
         from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
         try:
@@ -109,19 +109,19 @@ class HostsMeeting:
         return self.store
 
     def slots(self, native: Any, tensor: "TensorGroup", stage: int, slot_bytes: int, patience_s: float) -> FetchedSlots:
-        """Fetched by Gloo, which has its own patience."""
+        """Make slots that Gloo fetches, which has its own patience."""
         del native, stage, patience_s
         slots = FetchedSlots(rank=tensor.rank, size=tensor.size, slot_bytes=slot_bytes)
         slots.fetch = tensor.fetch_slots
         return slots
 
     def close(self) -> None:
-        """The store ends with its last reference."""
+        """Drop the store, which ends with its last reference."""
         del self.store
 
 
 def interface_of(host: str) -> str:
-    """The name of the network interface with this address. Raises ExecutorUnavailable."""
+    """Find the name of the network interface with this address. Raises ExecutorUnavailable."""
     for name, addresses in psutil.net_if_addrs().items():
         if any(address.address.partition("%")[0] == host for address in addresses):
             return name
@@ -132,18 +132,18 @@ def interface_of(host: str) -> str:
 
 
 class RankListener:
-    """Where the other ranks connect to, until all are there."""
+    """The socket that the other ranks connect to, until all are there."""
 
     def __init__(self, listener: socket.socket, group: Mapping[str, str], secure: Secure) -> None:
-        """`listener` listens, and belongs to this."""
+        """Own `listener`, which listens already."""
         self._listener, self._group, self._secure = listener, dict(group), secure
         self._last_refused = ""
         listener.settimeout(POLL_S)
 
     def gather(self, size: int, stopping: Callable[[], bool], ended: Sequence[str] = ()) -> list[Worker]:
-        """Ranks 1 .. size - 1, each with all its connections. Raises ExecutorLost, StoppedAtStart.
+        """Take ranks 1 .. size - 1, each with all its connections.
 
-        `ended`: why a rank that was started here does not come, from when that is known.
+        `ended`: why a rank started here will not come, once that is known. Raises ExecutorLost, StoppedAtStart.
         """
         found: dict[tuple[int, str], tuple[RankHello, Channel]] = {}
         deadline = time.monotonic() + START_S
@@ -164,7 +164,7 @@ class RankListener:
         return [self._worker(rank, found) for rank in range(1, size)]
 
     def _admit(self, end: socket.socket, size: int, found: dict[tuple[int, str], tuple[RankHello, Channel]]) -> None:
-        """One that comes again, because it was started anew, takes the place of its former self."""
+        """Admit a connection; one that comes again, because it was started anew, takes the place of its former self."""
         end.settimeout(HANDSHAKE_S)
         peer = end.getpeername()
         try:
@@ -215,7 +215,7 @@ class RankListener:
 
 
 def _machine(hello: RankHello) -> MachineRates | None:
-    """Raises MachineInvalid."""
+    """Read the rates of a rank's host. Raises MachineInvalid."""
     return None if hello.machine is None else machine_of(hello.machine)
 
 
@@ -226,7 +226,7 @@ def _machine(hello: RankHello) -> MachineRates | None:
 def local_ranks(
     settings: RunnerSettings, files: Mapping[str, Path], on_ended: Callable[[str], None]
 ) -> Generator[None]:
-    """The ranks of this host behind its first one, as processes that connect to rank 0 by themselves.
+    """Start the ranks of this host behind its first one, as processes that connect to rank 0 by themselves.
 
     They run until rank 0 closes, or the block is left; `on_ended` is told, from any thread, which one did not.
     """
@@ -251,7 +251,7 @@ def local_ranks(
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """It ends once its standard input does."""
+    """Close a process's standard input, which ends it, and kill it after END_S."""
     assert process.stdin is not None
     with suppress(BrokenPipeError):  # it has ended
         process.stdin.close()
@@ -269,7 +269,7 @@ def connect(
     address: tuple[str, int], rank: int, group: Mapping[str, str], secure: Secure, stopping: Callable[[], bool],
     machine: MachineRates | None = None,
 ) -> RankChannels:  # fmt: skip
-    """Its connections to rank 0, which may not listen yet. `machine`: see `RankHello`.
+    """Connect a rank to rank 0, which may not listen yet. `machine`: see `RankHello`.
 
     Raises ExecutorLost, StoppedAtStart.
     """
@@ -289,7 +289,7 @@ def connect(
 
 
 def _connect(address: tuple[str, int], hello: RankHello, secure: Secure) -> Channel:
-    """Raises OSError, ChannelLost: try again; ExecutorUnavailable: refused by name."""
+    """Connect one channel. Raises OSError, ChannelLost: try again; ExecutorUnavailable: refused by name."""
     end = socket.create_connection(address, HANDSHAKE_S)
     try:
         made = Channel(secure(end))

@@ -38,12 +38,12 @@ class PipelineStepHandle:
     sample: Sample
 
     def result(self) -> list[SampledToken | None]:
-        """See `model.executor.StepHandle`. Raises ExecutorLost."""
+        """Wait for the step's tokens. Raises ExecutorLost."""
         return [] if self.logits is None else self.sample(_landed(self.logits), self.draws)
 
 
 class PipelineParallelExecutor(MultiProcessExecutor):
-    """See `model.executor.Pipelined`."""
+    """A Pipelined executor whose stages are ranks or groups of them."""
 
     def __init__(self, whole: ModelSpec, ranks: LaunchedRanks, kept: int | None = None) -> None:
         """`kept`: see `PipelineChannel`."""
@@ -62,24 +62,23 @@ class PipelineParallelExecutor(MultiProcessExecutor):
         return self._channel.stages
 
     def depth_for(self, tokens: Callable[[], int]) -> int:
-        """See `Pipelined.depth_for`."""
         del tokens  # weights in memory are read again for nothing
         return self.depth
 
     @property
     def sent_bytes(self) -> int:
-        """Of tensors by rank 0 (`model.partition`, and `model.tensor_parallel` inside its stage)."""
+        """The bytes of tensors that rank 0 sent (`model.partition`, and `model.tensor_parallel` inside its stage)."""
         return self._ranks.sent_bytes
 
     def launch(self, step: StepInput, draws: Sequence[SamplingArgs]) -> PipelineStepHandle:
-        """Returns once this stage's part is done, or launched. Raises ExecutorLost."""
+        """Launch a step; returns once this stage's part is done, or launched. Raises ExecutorLost."""
         return PipelineStepHandle(self._begin(step), draws, self._own.sample)
 
     def run(
         self, step: StepInput, *, first: int = 0, last: int | None = None, hidden: Rows | None = None,
         layer_done: LayerDone | None = None,
     ) -> Rows:  # fmt: skip
-        """See `model.executor.Executor.run`; whole steps only, one at a time. Raises ExecutorLost."""
+        """Run a whole step, one at a time. Raises ExecutorLost."""
         assert (first, last or self.spec.layers, hidden) == (0, self.spec.layers, None), "a stage runs its own layers"
         assert layer_done is None, "no stage hears of the others' layers"
         logits = self._begin(step)
@@ -117,7 +116,7 @@ class OffloadedPipeline(PipelineParallelExecutor):
         return self._hosts
 
     def depth_for(self, tokens: Callable[[], int]) -> int:
-        """By this stage's predicted pass, for all stages cost nearly the same (`offload.stages`)."""
+        """Choose the depth by this stage's predicted pass, for all stages cost nearly the same (`offload.stages`)."""
         return 1 if self._hosts == 1 else batches_in_flight(self._hosts, self._stage.predicted(tokens()))
 
     def stages(self) -> list[StageState]:

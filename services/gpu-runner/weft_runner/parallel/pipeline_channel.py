@@ -15,7 +15,7 @@ class PendingTensor(Protocol):
     """A tensor on its way."""
 
     def wait(self) -> Rows:
-        """Once it is there. Raises RuntimeError where the other stage is gone, or does not send or take it in time."""
+        """Return it once it is there. Raises RuntimeError: the other stage is gone, or too late to send or take it."""
         ...
 
 
@@ -30,7 +30,7 @@ class Peers(Protocol):
 
     @property
     def tensor_rank(self) -> int:
-        """Of this place in its stage, and in all the others."""
+        """The number of this place in its stage, and in all the others."""
         ...
 
     @property
@@ -55,12 +55,12 @@ class PipelineChannel:
 
     @property
     def begins(self) -> bool:
-        """No stage is before this one."""
+        """Say whether no stage is before this one."""
         return self._peers.rank == 0
 
     @property
     def sent_bytes(self) -> int:
-        """By this stage."""
+        """The bytes that this stage sent."""
         return self._peers.sent_bytes
 
     def hidden(self, tokens: int) -> PendingTensor:
@@ -78,7 +78,7 @@ class PipelineChannel:
     def send_next(self, x: Rows) -> None:
         """Send this stage's result of a step to the next stage. Waits only while more than `kept` are unreceived.
 
-        Of the last stage's tensor ranks one has the logits. Raises RuntimeError as `PendingTensor.wait` does.
+        One of the last stage's tensor ranks has the logits. Raises RuntimeError as `PendingTensor.wait` does.
         """
         ends = self._peers.rank == self._peers.size - 1
         if len(x) and not (ends and self._peers.tensor_rank):

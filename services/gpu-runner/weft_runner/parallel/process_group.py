@@ -31,10 +31,10 @@ class Transfer:
         self._x, self._work, self._timeout_s = x, work, timeout_s
 
     def wait(self) -> torch.Tensor:
-        """What was sent, or what came. Raises RuntimeError: not within the timeout, or the other rank is gone.
+        """Return what was sent, or what came.
 
-        Between GPUs it is the device that waits, before whatever is launched next, and NCCL's own watch that keeps
-        the time; Gloo has no limit here but the one that is passed.
+        Between GPUs the device waits, before whatever is launched next, and NCCL's own watch keeps the time; Gloo has
+        only the limit that is passed. Raises RuntimeError: not within the timeout, or the other rank is gone.
         """
         if self._x.is_cuda:
             self._work.wait()
@@ -54,7 +54,7 @@ class RankMeeting(Protocol):
     def open_store(self, size: int) -> Store: ...
 
     def slots(self, native: ctypes.CDLL, tensor: "TensorGroup", stage: int, slot_bytes: int, patience_s: float) -> Any:
-        """Of this rank in its stage: `RankSlots` of the cpu executor, with `end`."""
+        """Make the slots of this rank in its stage: `RankSlots` of the cpu executor, with `end`."""
         ...
 
     def close(self) -> None: ...
@@ -62,7 +62,7 @@ class RankMeeting(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RankFiles:
-    """See RankMeeting, on one host: descriptors of files in memory that only the ranks of one runner have open.
+    """A RankMeeting on one host: descriptors of files in memory that only the ranks of one runner have open.
 
     `meeting`: where they find each other. `shared`: what native tensor ranks exchange (`weft_kernels.cpu.ranks`).
     """
@@ -116,7 +116,7 @@ class TorchRanks:
 
     @property
     def sent_bytes(self) -> int:
-        """By this rank, to all others."""
+        """The bytes that this rank sent to all others."""
         return self.tensor.sent_bytes + self.stages.sent_bytes
 
     def join(self) -> None:
@@ -156,24 +156,24 @@ class TorchRanks:
         return groups[self.grid.stage_of(self.rank)]
 
     def _group(self, ranks: list[int] | None) -> dist.ProcessGroup | None:
-        """Every rank makes every group, in the same order; None: of all ranks. What it returns is good for members."""
+        """Make a group; every rank makes each, in the same order. None: of all ranks. It is good for its members."""
         group = dist.new_group(ranks, timeout=timedelta(seconds=self._timeout_s))
         return group if isinstance(group, dist.ProcessGroup) else None
 
     def native_slots(self, native: ctypes.CDLL, slot_bytes: int) -> Any:
-        """What the native steps of this rank's stage exchange, so many bytes each at the most; see RankMeeting."""
+        """Make the slots, of `slot_bytes` at most, that native steps of this rank's stage exchange (`RankMeeting`)."""
         assert isinstance(self.tensor, TensorGroup), "one rank has nothing to exchange"
         stage = self.grid.stage_of(self.rank)
         self._slots = self._meeting.slots(native, self.tensor, stage, slot_bytes, self._timeout_s)
         return self._slots
 
     def end_waits(self) -> None:
-        """A rank is lost: this one waits for no other inside a native step. Any thread."""
+        """Stop waiting for others inside a native step: a rank is lost. Any thread."""
         if self._slots is not None:
             self._slots.end()
 
     def close(self) -> None:
-        """This process may join another group afterwards; where a thread still joins this one, once that has ended."""
+        """Leave the group, to be free for another; where a thread still joins this one, once that has ended."""
         with self._lock:
             joining, self._closed = self._joining, True
         if not joining:
@@ -188,7 +188,7 @@ class TorchRanks:
 
 
 class TensorGroup:
-    """See `model.tensor_parallel.ProcessGroup`: the ranks of one stage. `group`: None for all ranks."""
+    """A ProcessGroup of the ranks of one stage (`model.tensor_parallel`). `group`: None for all ranks."""
 
     def __init__(self, group: dist.ProcessGroup | None, rank: int, size: int) -> None:
         self._group, self.rank, self.size, self.sent_bytes = group, rank, size, 0
@@ -221,7 +221,7 @@ class TensorGroup:
         return x
 
     def fetch_slots(self, slots: list[int], n_bytes: int, to_root: bool) -> None:
-        """Of native steps: the first bytes of the other ranks' slots, at these addresses; see `FetchedSlots`.
+        """Fetch the first bytes of the other ranks' slots, at these addresses, for native steps (`FetchedSlots`).
 
         Raises RuntimeError.
         """
@@ -238,7 +238,7 @@ class TensorGroup:
 
 
 class StagePeers:
-    """See `parallel.pipeline_channel.Peers`: the ranks of this place in every stage.
+    """The Peers of a pipeline channel: the ranks of this place in every stage.
 
     Up and down are two groups: NCCL would carry out what two ranks send each other, both ways, in turn. A stage that
     sends its next hidden rows before it takes logits, beside one that does the opposite, would wait for ever.
@@ -254,14 +254,14 @@ class StagePeers:
         self._down = down
 
     def send(self, x: Rows, to: int) -> Transfer:
-        """Begin to."""
+        """Begin to send a tensor."""
         x = torch.as_tensor(x).contiguous()
         self.sent_bytes += x.nbytes
         work = dist.isend(x, self._peer(to), group=self._way(self.rank, to))
         return Transfer(x, _begun(work), self._timeout_s)
 
     def receive(self, shape: tuple[int, ...], source: int) -> Transfer:
-        """Begin to; fp32. Several from one rank arrive in the order in which they were sent."""
+        """Begin to receive a tensor, fp32. Several from one rank arrive in the order in which they were sent."""
         x = torch.empty(shape, device=self._device)
         work = dist.irecv(x, self._peer(source), group=self._way(source, self.rank))
         return Transfer(x, _begun(work), self._timeout_s)
@@ -282,5 +282,5 @@ def _begun(work: dist.Work | None) -> dist.Work:
 
 
 def device_of(kind: str, rank: int) -> torch.device:
-    """`cpu`, or the GPU of this rank."""
+    """Return `cpu`, or the GPU of this rank."""
     return torch.device(kind, rank) if kind == "cuda" else torch.device(kind)

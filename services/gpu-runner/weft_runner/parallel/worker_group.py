@@ -66,13 +66,13 @@ class Worker:
 
 
 def start_rank(files: Sequence[int]) -> RankProcess:
-    """A child with these descriptors, in a session of its own: a terminal's Ctrl-C is the runner's business."""
+    """Start a child with these descriptors, in a session of its own: a terminal's Ctrl-C is the runner's business."""
     command = [sys.executable, "-m", "weft_runner.worker", *map(str, files)]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=files, start_new_session=True)  # noqa: S603
 
 
 def spawn_workers(size: int, shared: "RankFiles") -> list[Worker]:
-    """Ranks 1 .. size - 1."""
+    """Start ranks 1 .. size - 1."""
     workers: list[Worker] = []
     for rank in range(1, size):
         with ExitStack() as theirs:
@@ -141,7 +141,7 @@ class WorkerGroup:
         met.result()
 
     def await_ready(self, stopping: Callable[[], bool]) -> tuple[str, ...]:
-        """Each has loaded its part; where some take KV of other runners.
+        """Wait until each has loaded its part. Returns where some take KV of other runners.
 
         Raises what one was refused for, ExecutorLost, StoppedAtStart.
         """
@@ -152,7 +152,7 @@ class WorkerGroup:
         return tuple(ready.kv_address for ready in found if ready.kv_address)
 
     def watch(self, on_lost: Callable[[ExecutorLost], None]) -> None:
-        """`on_lost` is called, from any thread, when a worker is lost, or has been: at once where it ended."""
+        """Call `on_lost`, from any thread, when a worker is lost, or has been: at once where it ended."""
         with self._lock:
             self._on_lost.append(on_lost)
             lost = self._first_lost
@@ -162,31 +162,31 @@ class WorkerGroup:
     # ---- talk
 
     def broadcast(self, *command: Any) -> None:
-        """In the order of the steps. Does not wait for the command to be executed. Raises ExecutorLost."""
+        """Send a command in the order of the steps, without waiting for it to be executed. Raises ExecutorLost."""
         for worker in self._workers:
             self._with(worker, lambda w: w.channels.steps.send(command))
 
     def request(self, *command: Any, file: int) -> None:
-        """Beside the steps, to be answered. Raises ExecutorLost."""
+        """Send a command beside the steps, to be answered. Raises ExecutorLost."""
         for worker in self._workers:
             self._with(worker, lambda w: w.channels.loads.send(command, file))
 
     def listen(self, on_event: Callable[[int, Any], None]) -> None:
-        """`on_event` is called with a rank and what it reports of its KV, from a thread for each.
+        """Call `on_event` with a rank and what it reports of its KV, from a thread for each.
 
         None does before it has an order.
         """
         self._on_event = on_event
 
     def replies(self) -> list[Any]:
-        """One reply of each worker, by rank, once all have replied. Raises what one refused with, ExecutorLost."""
+        """Take one reply of each worker, by rank, once all have replied. Raises what one refused with, ExecutorLost."""
         replies = [self._with(worker, lambda w: w.channels.loads.receive()) for worker in self._workers]
         return [_unless_refused(worker, reply) for worker, reply in zip(self._workers, replies, strict=True)]
 
     # ---- end
 
     def close(self) -> None:
-        """All have ended when this returns; a thread that waits for one of them is woken at once."""
+        """End all workers and wait for that; a thread that waits for one of them is woken at once."""
         self._closing.set()
         for worker in self._workers:
             for channel in worker.channels:
@@ -202,7 +202,7 @@ class WorkerGroup:
     # ---- inside
 
     def _await(self, reply: str, stopping: Callable[[], bool]) -> list[Any]:
-        """What each sends with it. Whichever is refused first is heard first."""
+        """Take what each sends with this reply. Whichever is refused first is heard first."""
         deadline = time.monotonic() + START_S
         while missing := [worker for worker in self._workers if worker.rank not in self._started]:
             self._receive_start(POLL_S / len(missing))
@@ -215,7 +215,7 @@ class WorkerGroup:
         return [value for _, value in found]
 
     def _receive_start(self, timeout_s: float) -> None:
-        """From each worker the one message that it has sent, if it comes within that time.
+        """Take from each worker the one message that it has sent, if it comes within that time.
 
         Raises what a worker was refused for, ExecutorLost.
         """
@@ -263,7 +263,7 @@ class WorkerGroup:
 
 
 def _unless_refused(worker: Worker, reply: Any) -> Any:
-    """What a worker replied with, unless it is an error, which is raised."""
+    """Return a worker's reply, unless it is an error, which is raised."""
     if isinstance(reply, RunnerError):
         raise type(reply)(f"rank {worker.rank}: {reply}", *reply.args[1:])
     return reply
@@ -299,7 +299,7 @@ class GatheredRanks:
     ending: ExitStack = field(default_factory=ExitStack)
 
 
-# Of so many ranks, with the base's files; asked meanwhile whether to stop.
+# Gathers a number of ranks, with the base's files; asks meanwhile whether to stop.
 GatherRanks = Callable[[int, Mapping[str, Path], Callable[[], bool]], GatheredRanks]
 
 

@@ -89,13 +89,13 @@ class KvStreams(Protocol):
     """Streams of KV to other runners and from them; all of it returns without waiting for one."""
 
     def execute(self, action: KvAction, ahead: int) -> None:
-        """`ahead`: layers of steps in flight, which are not counted yet."""
+        """Act on an order. `ahead`: layers of steps in flight, which are not counted yet."""
         ...
 
     def send(self, peer: Peer, message: object) -> None: ...
 
     def step_failed(self) -> None:
-        """Pages of the present step are written again."""
+        """Note that pages of the present step are written again."""
         ...
 
     def close(self) -> None: ...
@@ -138,7 +138,7 @@ class Engine:
         self.busy_since: float | None = None  # monotonic, while the model runs: a forward that never ends shows
 
     def exchange_kv(self, streams: KvStreams) -> None:
-        """With other runners. Before the first beat."""
+        """Exchange KV with other runners. Before the first turn."""
         self._kv = streams
         self._reports.again = streams.step_failed
         if self.layers is self._called:
@@ -150,16 +150,16 @@ class Engine:
 
     @property
     def layers_done(self) -> int:
-        """Of all steps, as far as the executor counts them. Any thread."""
+        """The layers of all steps, as far as the executor counts them. Any thread."""
         return self.layers.count if self._stages is None else sum(stage.layers_done for stage in self._stages())
 
     @property
     def backlog(self) -> int:
-        """Events that wait. Any thread."""
+        """The number of events that wait. Any thread."""
         return self._events.qsize()
 
     def run(self) -> None:
-        """Until Shutdown."""
+        """Run turns until Shutdown."""
         while not self._stopping:
             self.beat()
 
@@ -182,7 +182,7 @@ class Engine:
         self._flush()
 
     def _take_events(self) -> None:
-        """All that were posted. With nothing to run, wait for one, or for the machine's deadline.
+        """Take all events that were posted. With nothing to run, wait for one, or for the machine's deadline.
 
         While steps run, their own events find what is due.
         """
@@ -220,7 +220,7 @@ class Engine:
         return not self._events.empty() or self.copies.waiting or self.gaps.waiting
 
     def between_steps(self, step_s: float | None) -> None:
-        """Slices of memory work, as many as steps of that length allow; one where nothing runs."""
+        """Run slices of memory work, as many as steps of that length allow; one where nothing runs."""
         if step_s is not None:
             self.copies.between_steps(step_s)
             self.gaps.between_steps(step_s)
@@ -255,7 +255,7 @@ class Engine:
                     self.adapters.execute((action,))
 
     def _swapper(self) -> KvSwapper:
-        """Made for the first copy."""
+        """The copier of KV, made for the first copy."""
         if self._swaps is None:
             memory = self.executor.kv_memory
             assert memory is not None, "an executor that swaps nothing"
@@ -263,7 +263,7 @@ class Engine:
         return self._swaps
 
     def close(self) -> None:
-        """No further loads, copies and streams of KV; those in flight are waited for."""
+        """Take no further loads, copies and streams of KV; wait for those in flight."""
         if self._kv is not None:
             self._kv.close()
         if self._swaps is not None:

@@ -119,10 +119,7 @@ def _settled(
     settings: RunnerSettings, spec: ModelSpec, files: Files, threads: int, gather: GatherRanks | None,
     stopping: Callable[[], bool], ending: ExitStack,
 ) -> tuple[RunnerSettings, OffloadPolicy | None, GatherRanks | None]:  # fmt: skip
-    """As `settle_offload`. The ranks of other hosts are gathered for what these have measured, and `gather` has them.
-
-    `ending`: ends them.
-    """
+    """Settle the offload policy with what the ranks of other hosts measured, which are gathered. `ending` ends them."""
     gathered: list[GatheredRanks] = []
 
     def others() -> list[MachineRates]:
@@ -140,7 +137,7 @@ def _settled(
 
 
 def machine_here(settings: RunnerSettings, files: Files) -> MachineRates | None:
-    """What this host can do, where the runner finds a policy. Raises DiskUnusable, ExecutorUnavailable."""
+    """Measure this host, where the runner finds a policy. Raises DiskUnusable, ExecutorUnavailable."""
     if not settings.finds_policy:
         return None
     spec = read_spec(files["config.json"], files)
@@ -150,7 +147,7 @@ def machine_here(settings: RunnerSettings, files: Files) -> MachineRates | None:
 def _kv_identity(
     settings: RunnerSettings, executor: Executor, ranks: Ranks | None, runner: RunnerId | None
 ) -> KvIdentity | None:
-    """None where KV neither leaves this runner nor comes to it."""
+    """Name the runner to others that it exchanges KV with; None where KV neither leaves it nor comes to it."""
     if runner is None or not settings.kv_listen:
         return None
     memory, addresses = executor.kv_memory, ()
@@ -186,7 +183,7 @@ def pool_limits(
     settings: RunnerSettings, spec: ModelSpec, page_bytes: int, *, slots: int, keep_copies: bool = False,
     swaps: bool = False,
 ) -> PoolLimits:  # fmt: skip
-    """Adapters and KV share one budget here, and one in host memory.
+    """Set limits where adapters and KV share one budget here, and one in host memory.
 
     Copies of adapters are kept there where the device's memory is not this machine's; `swaps`: KV goes there, too.
     """
@@ -209,7 +206,7 @@ def pool_limits(
 
 
 def batch_limits(settings: RunnerSettings) -> BatchLimits:
-    """Where weights come from disk a pass takes as long as that, with one row or many: it takes all that it can.
+    """Limit a batch; a pass takes all that it can where weights come from disk, as it takes as long with one row.
 
     Prompts leave a place to each running sequence: else those would cut the last prompt, and another pass begin it.
     """
@@ -221,12 +218,12 @@ def batch_limits(settings: RunnerSettings) -> BatchLimits:
 
 
 def rank_threads(settings: RunnerSettings, spec: ModelSpec) -> int:
-    """Of each rank: its part of the host's, or all of them where the ranks take turns (`offload.stages`)."""
+    """Choose each rank's threads: its part of the host's, or all where the ranks take turns (`offload.stages`)."""
     threads = settings.threads or default_threads(spec)
     return threads if settings.offload.device_bytes else max(1, threads // len(settings.ranks_here))
 
 
 def default_threads(spec: ModelSpec) -> int:
-    """As many as the quota allows while a layer has enough weights for each: threads meet 8 or 12 times in it."""
+    """Choose what the quota allows while a layer has enough weights for each: threads meet 8 or 12 times in it."""
     layer = spec.hidden_size * (2 * (spec.q_size + spec.kv_size) + 3 * spec.intermediate_size)
     return min(cpu_quota(), -(-layer // WEIGHTS_OF_A_THREAD))

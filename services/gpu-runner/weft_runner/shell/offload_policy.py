@@ -23,7 +23,7 @@ SOLVE_S = 60.0
 def settle_offload(
     settings: RunnerSettings, spec: ModelSpec, threads: int, others: Callable[[], Sequence[MachineRates]] = lambda: ()
 ) -> tuple[RunnerSettings, OffloadPolicy | None]:
-    """The settings with every limit set, and the policy. None: the model does not offload, or nothing is to be solved.
+    """Set every limit, and find the policy. None: the model does not offload, or nothing is to be solved.
 
     `others`: waits for what the other hosts have measured, in their order. Raises NoPolicyFits, DiskUnusable,
     ExecutorUnavailable.
@@ -77,7 +77,7 @@ def _runner_request(settings: RunnerSettings) -> RunnerRequest:
 
 
 def _limited(settings: RunnerSettings, limits: ServingLimits) -> RunnerSettings:
-    """Limits that are 0 are these."""
+    """Replace limits that are 0 by these."""
     return replace(
         settings,
         kv_pages=settings.kv_pages or limits.pages,
@@ -87,7 +87,7 @@ def _limited(settings: RunnerSettings, limits: ServingLimits) -> RunnerSettings:
 
 
 def _log(plans: Mapping[int, OffloadPlan], limits: ServingLimits) -> None:
-    """One line for each rank."""
+    """Log one line for each rank."""
     for rank, plan in plans.items():
         predicted = plan.predicted
         log.info(

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 def group_of(settings: RunnerSettings) -> dict[str, str]:
-    """What all ranks of a runner have in common."""
+    """Name what all ranks of a runner have in common."""
     return {
         "pool": settings.pool,
         "base": settings.base_digest,
@@ -63,9 +63,9 @@ def secured(settings: RunnerSettings, tls: Tls | None, *, server: bool) -> Secur
 def gather_ranks(
     settings: RunnerSettings, tls: Tls | None, on_stopping: Callable[[], None] = lambda: None
 ) -> GatherRanks:
-    """Start the ranks of rank 0's host, and wait at `ranks_listen` for all others. Raises AddressInUse.
+    """Start the ranks of rank 0's host, and wait at `ranks_listen` for all others.
 
-    `on_stopping` is called, from any thread, when one of them is asked to stop.
+    `on_stopping` is called, from any thread, when one of them is asked to stop. Raises AddressInUse.
     """
 
     def gather(size: int, files: Mapping[str, Path], stopping: Callable[[], bool]) -> GatheredRanks:
@@ -152,7 +152,7 @@ def stop_on_sigterm() -> threading.Event:
 
 
 def _report_stop(channels: RankChannels, stopping: threading.Event, joined: threading.Event) -> None:
-    """To rank 0, once this rank belongs to a runner; before that it ends at once."""
+    """Report to rank 0 once this rank belongs to a runner; before that it ends at once."""
     stopping.wait()
     if not joined.is_set():
         _end()

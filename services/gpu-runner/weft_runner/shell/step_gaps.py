@@ -19,7 +19,7 @@ SAVED = 4.0  # shares of a step that are saved while nothing waits: a copy of a 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Task:
-    """`slices`: each step of the iterator does one. `done`: when the last one is, or one has failed."""
+    """Work in slices: each step of the iterator does one. `done`: when the last one is, or one has failed."""
 
     slices: Iterator[None]
     done: Future[None] = field(default_factory=Future[None])
@@ -42,11 +42,11 @@ class StepGaps:
         return bool(self._tasks)
 
     def complete(self, slices: Iterator[None]) -> None:
-        """Returns when all of them are done. Raises what one of them raised. Any thread but the engine's."""
+        """Wait until all slices are done. Any thread but the engine's. Raises what one of them raised."""
         self.add(slices).result()
 
     def add(self, slices: Iterator[None]) -> "Future[None]":
-        """Any thread. Once closed, the caller does all of it."""
+        """Queue slices of work. Any thread. Once closed, the caller does all of it."""
         task = Task(slices)
         with self._lock:
             if not (closed := self._closed):
@@ -61,7 +61,7 @@ class StepGaps:
     # ---- the engine's thread
 
     def between_steps(self, step_s: float) -> None:
-        """A step that took so long is over, the next one waits."""
+        """Work in the gap between a step that took `step_s` and the next one."""
         self._credit_s = min(self._credit_s + self._share * step_s, SAVED * self._share * step_s)  # debts remain
         if not self._tasks:
             return
@@ -71,7 +71,7 @@ class StepGaps:
             self._credit_s, began = self._credit_s - (now - began), now
 
     def advance(self) -> bool:
-        """One slice; was there one?"""
+        """Run one slice, and say whether there was one."""
         if not self._tasks:
             return False
         if not _advance(self._tasks[0]):
@@ -79,7 +79,7 @@ class StepGaps:
         return True
 
     def close(self) -> None:
-        """All that is left is done now."""
+        """Do all that is left now."""
         with self._lock:
             self._closed = True
         while self.advance():
@@ -87,7 +87,7 @@ class StepGaps:
 
 
 def _advance(task: Task) -> bool:
-    """Is any of it left?"""
+    """Run one slice, and say whether any is left."""
     try:
         next(task.slices)
     except StopIteration:

@@ -55,7 +55,7 @@ class OwnHost(NamedTuple):
 
 
 def serve_child(channels: Sequence[Channel], files: Sequence[int]) -> int:
-    """`serve` on the host of rank 0, with its files."""
+    """Serve on the host of rank 0, with its files."""
     return serve(RankChannels(*channels), lambda _: RankFiles(files[0], files[1]))
 
 
@@ -83,9 +83,9 @@ def _refuse(loads: Channel, error: RunnerError | MessageRefused) -> None:
 
 
 def _start(channels: RankChannels, meet: Meet, own: OwnHost | None) -> "WorkerLoop":
-    """Load this rank's part and meet the others. Raises what loading a part raises, ExecutorLost, ChannelLost.
+    """Load this rank's part and meet the others.
 
-    The watch in `worker.__main__` ends a load whose runner has gone.
+    The watch in `worker.__main__` ends a load whose runner has gone. Raises as loading does, ExecutorLost, ChannelLost.
     """
     loads = channels.loads
     loads.send(("hello", None))
@@ -116,7 +116,7 @@ def _start(channels: RankChannels, meet: Meet, own: OwnHost | None) -> "WorkerLo
 
 
 def _report(stage: OffloadsStage, send: Callable[[StageState], None]) -> None:
-    """To rank 0, as long as it computes: a pass may take minutes, and what it completes renews the runner's lease."""
+    """Report to rank 0 while it computes: a pass may take minutes, and what it completes renews the runner's lease."""
     sent = None
     with suppress(ChannelLost):  # the other threads see that, too
         while True:
@@ -129,7 +129,7 @@ def _report(stage: OffloadsStage, send: Callable[[StageState], None]) -> None:
 def _exchange_kv(
     start: Mapping[str, Any], own: OwnHost | None, executor: Executor, events: Channel
 ) -> tuple["RankKv | None", str]:
-    """With the ranks of this place in other runners, if rank 0 does; where they reach this one. Raises AddressInUse."""
+    """Exchange KV with ranks of this place in other runners, if rank 0 does; return where. Raises AddressInUse."""
     runner, memory, rank = start["runner"], executor.kv_memory, start["rank"]
     settings: RunnerSettings = own.settings if own else start["settings"]
     if runner is None or not settings.kv_listen or memory is None:
@@ -148,7 +148,7 @@ class TensorWork:
         self._executor, self._group, self._device = executor, group, device
 
     def begin(self, step: StepInput, layers: Layers) -> Act:
-        """The command of a step came, perhaps while an earlier one runs: what to do in its turn."""
+        """Decide what to do in a command's turn; it came perhaps while an earlier one runs."""
         return partial(self.run, step, layers)
 
     def run(self, step: StepInput, layers: Layers) -> None:
@@ -186,7 +186,7 @@ class StageWork:
 
 
 class WorkerLoop:
-    """What a worker does. `run_builds` is the builder's thread, all else the main one's."""
+    """The work of a rank. `run_builds` is the builder's thread, all else the main one's."""
 
     def __init__(
         self, executor: Executor, work: TensorWork | StageWork, patience_s: float, shard: RankKv | None = None
@@ -197,7 +197,7 @@ class WorkerLoop:
         self._allocations, self._allocated = 0, threading.Condition()
 
     def run_steps(self, steps: Channel) -> NoReturn:
-        """In their order; the commands that are here already are read before the first of them is acted on.
+        """Run commands in their order; those that are here already are read before the first of them is acted on.
 
         Rank 0 has a few steps in flight at the most, and sends few commands between two of them.
         """
@@ -208,7 +208,7 @@ class WorkerLoop:
             pending.popleft()()
 
     def act_of(self, command: tuple[Any, ...]) -> Act:
-        """What to do in its turn."""
+        """Return what to do in a command's turn."""
         executor = self._executor
         match command:
             case "run", step, layers:
@@ -252,7 +252,7 @@ class WorkerLoop:
     # ---- the builder's thread
 
     def run_builds(self, loads: Channel) -> None:
-        """A failure that has no name ends the process, as one of the main thread does."""
+        """Build adapters; a failure that has no name ends the process, as one of the main thread does."""
         torch.set_num_threads(1)
         try:
             while True:

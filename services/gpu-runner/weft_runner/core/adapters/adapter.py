@@ -15,7 +15,7 @@ from weft.domain.adapter import AdapterState, Tier
 
 
 class LoadState(Enum):
-    """Where an adapter is on its way to a device slot."""
+    """The state of an adapter on its way to a device slot."""
 
     ABSENT = "absent"  # in the depot, as far as is known
     FETCHING = "fetching"  # on its way to the disk, or on disk and compared with its digest and measured
@@ -26,7 +26,7 @@ class LoadState(Enum):
 
 
 class HostCopy(Enum):
-    """Whether host memory holds a copy."""
+    """The state of an adapter's copy in host memory."""
 
     NONE = "none"
     COPYING = "copying"  # a fetch or a load makes it
@@ -89,12 +89,12 @@ class Adapter:
 
     @property
     def idle(self) -> bool:
-        """No sequence names it, and nothing brings it nearer."""
+        """Say whether no sequence names it, and nothing brings it nearer."""
         return not (self.running or self.waiting or self.swapped or self.in_transfer)
 
     @property
     def in_transfer(self) -> bool:
-        """A fetch, a copy or a load is under way."""
+        """Say whether a fetch, a copy or a load is under way."""
         return self.state in (LoadState.FETCHING, LoadState.LOADING) or self.copy is HostCopy.COPYING
 
     @property
@@ -108,7 +108,7 @@ class Adapter:
 
     @property
     def reported(self) -> bool:
-        """A report lists it: otherwise it is idle, on disk or in the depot."""
+        """Say whether a report lists it: otherwise it is idle, on disk or in the depot."""
         reasons = self.error or self.degraded_reason or self.unpinned_reason
         return bool(self.slot is not None or self.copy is not HostCopy.NONE or not self.idle or reasons)
 

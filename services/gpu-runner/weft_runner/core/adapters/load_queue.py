@@ -1,4 +1,4 @@
-"""Which adapter gets the next slot: first come, first served among those whose file is on disk.
+"""The order in which adapters get slots: first come, first served among those whose file is on disk.
 
 An adapter is fetched to disk before it gets a slot and pages, so that a slow download holds neither. The head of those
 that are ready gets a slot and its pages as soon as free ones and evictable adapters suffice (`slots.py`).

@@ -28,7 +28,7 @@ class DiskActivations:
     """`rows` [`whole_rows`, hidden]: of a pass that fits, or of those in memory. One owner: the executor."""
 
     def __init__(self, folder: Path, split: ActivationSplit) -> None:
-        """Raises DiskUnusable."""
+        """Set memory and file aside. Raises DiskUnusable."""
         self._split, self._memory = split, MappedMemory(split.memory_bytes)
         self._numbers = self._memory.array().view(np.float32)
         self.rows = self._view(0, split.whole_rows)
@@ -52,16 +52,16 @@ class DiskActivations:
 
     @property
     def pass_bytes(self) -> tuple[int, int]:
-        """Read and written in this pass."""
+        """The bytes read and written in this pass."""
         return moved_bytes(self._pieces, PAGE)
 
     def begin(
         self, batches: Sequence[MicroBatch], layers: range, entering: npt.ArrayLike | None, wanted: Ints
     ) -> list[bool]:
-        """Begin a pass: say which micro-batches' rows are on disk. Those are loaded from now on. Raises ExecutorLost.
+        """Begin a pass: say which micro-batches' rows are on disk, which are loaded from now on.
 
         `entering` [T, hidden]: what the first layer begins with, where that is not embeddings. `wanted`: rows that the
-        caller reads after the last layer.
+        caller reads after the last layer. Raises ExecutorLost.
         """
         split = self._split
         fits = batches[-1].end <= split.whole_rows
@@ -79,7 +79,7 @@ class DiskActivations:
         return on_disk
 
     def acquire(self) -> int:
-        """The address of the next such micro-batch's rows, in memory until `release`. Raises ExecutorLost."""
+        """Return the address of the next such micro-batch's rows, in memory until `release`. Raises ExecutorLost."""
         batch, at = self._current, self._split.ring_at + self._ahead.acquire() * PAGE
         self._loaded = self._view(at, batch.n_tokens)
         if self._entering is not None and self._done < len(self._passing):
@@ -87,7 +87,7 @@ class DiskActivations:
         return self._memory.address + at
 
     def release(self) -> None:
-        """The rows that were acquired are computed."""
+        """Store the rows that were acquired and are computed now."""
         batch = self._current
         if self._done >= len(self._pieces) - len(self._passing):
             self._leave(self._loaded, batch.start, batch.end)
@@ -95,7 +95,7 @@ class DiskActivations:
         self._done += 1
 
     def leaving(self) -> Floats:
-        """The rows that are wanted, after the last layer."""
+        """Return the rows that are wanted, after the last layer."""
         self._leave(self.rows, 0, self._in_memory)
         return self._leaving
 

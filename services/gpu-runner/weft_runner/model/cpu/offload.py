@@ -67,7 +67,7 @@ class OffloadExecutor(CpuExecutor):
         top_share: float = 0.0, threads: int, pages: int, page_tokens: int, slots: int, part: Partition | None = None,
         stopping: Callable[[], bool] = lambda: False,
     ) -> None:  # fmt: skip
-        """Raises WeightsInvalid, OutOfMemory (the budget is too small), PolicyInvalid, DiskUnusable, StoppedAtStart."""
+        """Load it. Raises WeightsInvalid, OutOfMemory (the budget), PolicyInvalid, DiskUnusable, StoppedAtStart."""
         self._budget, self._stopping = budget, stopping
         part = part or Partition(checkpoint.spec)
         assert part.size == 1, "tensor ranks do not offload"

@@ -111,15 +111,13 @@ class PagedAdapterStore:
         return self._bytes.get(slot, 0)
 
     def needs(self, tensors: Mapping[str, Array], scales: Scales) -> int:
-        """See `AdapterStore.needs`: whole pages."""
         return self.copy(tensors, scales).n_bytes
 
     def build(self, tensors: Mapping[str, Array], scales: Scales, pages: Sequence[int]) -> PagedAdapter:
-        """See `AdapterStore.build`. Returns when all copies are under way."""
         return self.place(self.copy(tensors, scales), pages)
 
     def copy(self, tensors: Mapping[str, Array], scales: Scales) -> HostImage:
-        """See `AdapterStore.copy`. It is packed when it is built for the first time, or completed."""
+        """Make an image, which is packed when it is built for the first time, or completed."""
         pairs = adapter_pairs(tensors, scales, self._part.whole)
         rank = max(pair.rank for layer in pairs for site in layer for pair in site)
         if rank > self._max_rank:
@@ -147,7 +145,6 @@ class PagedAdapterStore:
 
     @on_device
     def put(self, slot: int, adapter: DeviceAdapter) -> None:
-        """See `AdapterStore.put`."""
         assert isinstance(adapter, PagedAdapter), adapter
         self.tables.put(slot, adapter.entry)
         self._bytes[slot] = adapter.n_bytes
@@ -157,7 +154,7 @@ class PagedAdapterStore:
 
     @on_device
     def clear(self, slot: int) -> None:
-        """See `AdapterStore.clear`. Whoever gets its pages writes after what is still being copied into them."""
+        """Empty a slot. Whoever gets its pages writes after what is still being copied into them."""
         self.wait([slot], self._layers - 1)
         self.tables.clear(slot)
 
@@ -169,7 +166,7 @@ class PagedAdapterStore:
             self._allocated.record()
 
     def widths(self, slots: Sequence[int]) -> list[list[int]]:
-        """[layer][site]: the ranks of the widest of these adapters there; 0: all of them leave it alone."""
+        """Return, by [layer][site], the ranks of the widest of these adapters there; 0: all of them leave it alone."""
         return np.max([self._widths[slot] for slot in slots], axis=0).tolist()
 
     def wait(self, slots: Sequence[int], layer: int) -> None:

@@ -35,7 +35,7 @@ class DeviceBatch:
 
 
 def device_batches(step: StepInput, most: int, block_m: int, tile: int, at: torch.device) -> Iterator[DeviceBatch]:
-    """In order, each of at most `most` tokens or of one chunk (up to `block_m`). `tile`: tokens of one in prefill."""
+    """Cut a step into batches of `most` tokens at most or one chunk (`block_m`). `tile`: tokens of one in prefill."""
     whole = StepTables.of(step, block_m, tile)
     edges = [*_edges(whole.chunks, most), len(step.tokens)]
     for start, end in pairwise(edges):
@@ -47,7 +47,7 @@ def device_batches(step: StepInput, most: int, block_m: int, tile: int, at: torc
 
 
 def _edges(chunks: Ints, most: int) -> Iterator[int]:
-    """Where batches begin: with a chunk."""
+    """Find the tokens with which batches begin: the first ones of chunks."""
     start = 0
     yield start
     for _, first, count, turn in chunks.tolist():

@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 VERSION = "2"
 DECODE_CHUNK, PROMPT_CHUNK = 16, 64  # most tokens of a chunk: one tile of tensor cores; enough of them for wgmma
-PROMPT_TOKENS = 128  # from so many tokens on a step has the chunks of prompts
+PROMPT_TOKENS = 128  # the least of a step that has the chunks of prompts
 INTERPRETED_SMS = 4  # of a device that is not there
 
 
@@ -106,7 +106,7 @@ class CudaExecutor:
         group: ProcessGroup | None = None,
         part: Partition | None = None,
     ) -> None:
-        """`weights`, of this rank's part, are on the device already, in the dtype that it computes with, or packed.
+        """Compute with `weights` of this rank's part, on the device already, in the dtype of its arithmetic or packed.
 
         `part`: a stage's layers (`model.partition`); None: as the group divides it. A stage captures no graphs.
         """
@@ -147,7 +147,7 @@ class CudaExecutor:
 
     @property
     def numerics_class(self) -> str:
-        """What computes alike up to the last bits: captured steps and eager ones differ in those already."""
+        """The name of what computes alike up to the last bits: captured and eager steps differ in those already."""
         dtype = "int4" if self._weights.packed else "bf16" if self._dtype == torch.bfloat16 else "fp32"
         attention = "/flashinfer" if self._flashinfer else ""
         return f"cuda/{VERSION}/{dtype}/tp{self._tensor.size}{attention}"
@@ -157,7 +157,7 @@ class CudaExecutor:
         self, step: StepInput, *, first: int = 0, last: int | None = None, hidden: torch.Tensor | None = None,
         layer_done: LayerDone | None = None,
     ) -> torch.Tensor:  # fmt: skip
-        """See `model.executor.Executor.run`. What it returns is on the device, and valid until the next call."""
+        """Run layers of a step (`Executor.run`). What it returns is on the device, and valid until the next call."""
         self._outputs = None
         last = self.spec.layers if last is None else last
         whole = first == 0 and last == self.spec.layers and layer_done is None
@@ -169,7 +169,6 @@ class CudaExecutor:
 
     @on_device
     def sample(self, logits: torch.Tensor, draws: Sequence[SamplingArgs]) -> list[SampledToken | None]:
-        """See `model.executor.Executor.sample`."""
         if not draws:
             return []
         return self.draw(logits, draws).result()
@@ -178,11 +177,11 @@ class CudaExecutor:
 
     @property
     def keeps_tokens(self) -> bool:
-        """Steps are captured; others are larger than what is gained."""
+        """Say whether steps are captured; others are larger than what is gained."""
         return self._graphs is not None
 
     def can_follow(self, step: StepInput) -> bool:
-        """A captured step of decode rows."""
+        """Say whether a step is a captured one of decode rows."""
         return self._graphs is not None and self._graphs.find_decode(step) is not None
 
     @on_device
@@ -209,7 +208,7 @@ class CudaExecutor:
         return copy_to_host(self._tokens, draws, read, scores)
 
     def _score(self, logits: torch.Tensor, draws: Sequence[SamplingArgs]) -> PromptScores:
-        """The log probabilities of given tokens, and the tokens of all rows: those that the others draw, too."""
+        """Return the log probabilities of given tokens, and the tokens of all rows: those that the others draw, too."""
         drawn = [row for row, draw in enumerate(draws) if draw.given is None]
         given = [row for row, draw in enumerate(draws) if draw.given is not None]
         scores = PromptScores(logits, draws, given)
@@ -219,28 +218,28 @@ class CudaExecutor:
         return scores
 
     def clear_pages(self, pages: list[int]) -> None:
-        """Nothing is read of a page but what its present owner wrote: the kernels load no key beyond a context."""
+        """Do nothing: the kernels load no key beyond a context, so they read only what a page's present owner wrote."""
 
     def allocate_adapter_pages(self, pages: list[int]) -> None:
-        """See `Executor.allocate_adapter_pages`: adapters are copied into them beside the steps that follow."""
+        """Allocate pages to adapters, which are copied into them beside the steps that follow."""
         if pages:
             self.adapters.on_pages_allocated()
 
     # ---- where KV and adapters are
 
     def _cache(self, sizes: Sizes) -> KvCache:
-        """All pages, on the device."""
+        """Make the cache of all pages, on the device."""
         return KvCache(self.spec, sizes.pages, sizes.page_tokens, self._dtype, self.at)
 
     def _memory_of(self, kv: KvCache) -> KvMemory | None:
-        """How pages are copied to host memory and other runners; None: they are not."""
+        """Make what copies pages to host memory and other runners; None: they are not copied."""
         return kv_memory(kv)
 
     def _processors(self) -> int:
         return processors(self.at)
 
     def _frames_of(self, pages: Sequence[int]) -> Sequence[int]:
-        """Of pages that adapters have: where they are in the cache."""
+        """Find where in the cache pages of adapters are."""
         return pages
 
     # ---- how
@@ -251,10 +250,10 @@ class CudaExecutor:
         self._warm_up(tokens, self._weights, self.spec.layers)
 
     def _warm_up(self, tokens: int, weights: DeviceWeights, layers: int) -> None:
-        """With so many layers.
+        """Run steps of `layers` layers: one for each size of chunks, with adapters one for each bucket of their number.
 
-        Kernels are compiled for each size of chunks, with adapters also for each bucket of their number. What these
-        steps compute is not read; their keys and values go to page 0, which its first owner overwrites.
+        Kernels are compiled for them. What these steps compute is not read; their keys and values go to page 0, which
+        its first owner overwrites.
         """
         logits = torch.zeros(1, self.spec.vocab_size, device=self.at)  # of another stage
         for step in warm_up_steps(tokens, chunk_tokens, self._device.kv.page_tokens):
@@ -279,7 +278,7 @@ class CudaExecutor:
         return self._logits(x[here.sampled], step) if ends else x
 
     def _widths_of(self, step: StepInput) -> Widths | None:
-        """Of the adapters of a step, each of which is there when it is asked for. None: no token has one."""
+        """Return the widths of a step's adapters, each of which is there when asked for. None: no token has one."""
         slots = slots_of(step)
         if not slots:
             return None
@@ -292,12 +291,12 @@ class CudaExecutor:
         return width
 
     def _warm_operators(self, step: StepInput, widths: Widths | None) -> tuple[TritonOps, DeviceStep]:
-        """Of an eager step that warms up."""
+        """Make the operators of an eager step that warms up."""
         here = self._written(step)
         return TritonOps(self._device, here, self._attention(step, here), self._begun(here), widths), here
 
     def _written(self, step: StepInput) -> DeviceStep:
-        """An eager step on the device, in a buffer of its own."""
+        """Write an eager step to the device, into a buffer of its own."""
         tables = StepTables.of(step, chunk_tokens(len(step.tokens)), self._prompt_tile)
         here = DeviceStep(tables.shape, self.at)
         here.write(tables, self._tokens)
@@ -308,7 +307,7 @@ class CudaExecutor:
         return FlashInfer(kv.tensor, self.spec.heads, self.spec.windows)
 
     def _attention(self, step: StepInput, here: DeviceStep) -> Attention:
-        """Of an eager step."""
+        """Choose what attends in an eager step."""
         if self._flashinfer is None:
             return self._triton(here)
         self._flashinfer.plan(step.arrays)
@@ -333,11 +332,11 @@ class CudaExecutor:
         return graphs
 
     def _free(self) -> int:
-        """Bytes of the device that nobody has; 0 where there is none."""
+        """Return the bytes of the device that nobody has; 0 where there is none."""
         return torch.cuda.mem_get_info(self.at)[0] if self.at.type == "cuda" else 0
 
     def _whole(self, step: DeviceStep, with_lora: bool) -> Outputs:
-        """What a graph holds. All graphs write to the same outputs: one runs at a time."""
+        """Compute what a graph holds. All graphs write to the same outputs: one runs at a time."""
         widths = self._most_ranks if with_lora else None
         ops = TritonOps(self._device, step, self._triton(step), self._embedded(step), widths)
         hidden = run_layers(ops, self._weights, 0, self.spec.layers, None)
@@ -351,12 +350,12 @@ class CudaExecutor:
         return outputs
 
     def _most_ranks(self, layer: int, site: int) -> int:
-        """A graph serves whichever adapters come."""
+        """Return the most ranks at a site: a graph serves whichever adapters come."""
         del layer
         return self.adapters.tables.layout.most_ranks(site)
 
     def _begun(self, step: DeviceStep) -> torch.Tensor:
-        """What the first layer here reads; of a stage that does not begin the model, something to compute with."""
+        """Return what the first layer here reads; where the model does not begin here, something to compute with."""
         if len(self._weights.embedding):
             return self._embedded(step)
         return torch.zeros(step.shape.tokens, self.spec.hidden_size, device=self.at)
@@ -367,7 +366,7 @@ class CudaExecutor:
         return residual
 
     def _logits(self, x: torch.Tensor, step: StepInput | None = None, into: torch.Tensor | None = None) -> torch.Tensor:
-        """Hidden [rows, H] -> logits fp32 [rows, V]: bf16 would round the two best to one number far too often.
+        """Multiply hidden [rows, H] to fp32 [rows, V]: bf16 would round the two best logits to one number too often.
 
         `step`: the one whose rows may pool, see `model.pooling`. `into`: where they are written if a whole head is one
         product of the library; else they are elsewhere.
@@ -389,7 +388,7 @@ class CudaExecutor:
         return logits
 
     def _times(self, x: torch.Tensor, piece: torch.Tensor, most: int, into: torch.Tensor | None = None) -> torch.Tensor:
-        """Of some rows of the head, up to `most` of them, what the whole one gives."""
+        """Multiply by some rows of the head, up to `most` of them: the same numbers that the whole head gives."""
         if self._weights.packed:
             rows, sms = self._device.part.head_rows, self._device.sms
             n_out = min(most, int4.BLOCK_OUT * len(piece))
@@ -402,17 +401,17 @@ class CudaExecutor:
 
 
 def chunk_tokens(n_tokens: int) -> int:
-    """Most tokens of a chunk in an eager step of so many."""
+    """Return the most tokens of a chunk in an eager step of `n_tokens` tokens."""
     return PROMPT_CHUNK if n_tokens >= PROMPT_TOKENS else DECODE_CHUNK
 
 
 def _rotary(spec: ModelSpec, context: int) -> torch.Tensor:
-    """cos and sin of every position: fp32 [context, 2, D / 2]."""
+    """Compute cos and sin of every position: fp32 [context, 2, D / 2]."""
     half = spec.head_dim // 2
     cos, sin = cos_sin(torch.arange(context), tensor_of(inverse_frequencies(spec)))
     return torch.stack((cos[:, 0, :half], sin[:, 0, :half]), dim=1).contiguous()
 
 
 def processors(at: torch.device) -> int:
-    """Multiprocessors."""
+    """Count the multiprocessors of a device."""
     return torch.cuda.get_device_properties(at).multi_processor_count if at.type == "cuda" else INTERPRETED_SMS

@@ -1,6 +1,6 @@
 """KV, some of whose pages are in pinned memory and pass through a ring on the GPU while layers compute.
 
-A **part** of a device batch is some of its rows: so many that the ring holds their pages on the host. Products run on
+A **part** of a device batch is some of its rows, whose pages on the host fit into the ring together. Products run on
 all rows of a batch at once, attention runs part by part. A layer of a part's pages is copied to the ring (FlexGen's KV
 load, section 4.1), the part's new keys and values are written, its rows attend, and the pages that were written are
 copied back (KV store). The next parts' pages, of this layer and of those that follow, are copied meanwhile, as many as

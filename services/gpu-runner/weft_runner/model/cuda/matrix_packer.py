@@ -22,11 +22,10 @@ class DevicePacker:
         self._kind = CUDA_INT4 if self.packed else f"cuda {dtype}"
 
     def n_bytes(self, n_out: int, n_in: int) -> int:
-        """Of so many rows."""
         return packed_bytes(n_out, n_in, self._kind)
 
     def scale_bytes(self, n_out: int) -> int:
-        """Scales of int4 are beside their numbers."""
+        """Return 0: scales of int4 are beside their numbers."""
         del n_out
         return 0
 
@@ -39,7 +38,7 @@ class DevicePacker:
         ctypes.memmove(to, made.data_ptr(), made.numel() * made.element_size())
 
     def view(self, memory: torch.Tensor, n_out: int, n_in: int) -> torch.Tensor:
-        """The matrix that uint8 [bytes] are, as `LayerWeights` has it."""
+        """View uint8 [bytes] as the matrix that they are, in the form of `LayerWeights`."""
         numbers = memory[: self.n_bytes(n_out, n_in)]
         if self.packed:
             return numbers.view(torch.int32).view(-(-n_out // int4.BLOCK_OUT), -1, int4.WORDS)

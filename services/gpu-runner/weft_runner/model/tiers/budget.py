@@ -46,7 +46,7 @@ class OffloadBudget:
 
 
 def state_of(figures: OffloadFigures, share: float) -> OffloadState:
-    """For those who watch. `share`: of the weights, that is where it is computed with."""
+    """Report the figures to those who watch. `share`: of the weights, that is where it is computed with."""
     stream, accuracy = figures.stream, figures.accuracy
     state = OffloadState(share, stream.read_bytes / stream.reading_s if stream.reading_s else 0.0)
     if accuracy is None:
@@ -58,7 +58,7 @@ def state_of(figures: OffloadFigures, share: float) -> OffloadState:
 
 
 def formats_of(dtype: str, kv_dtype: str = "auto", executor: Literal["cpu", "cuda"] = "cpu") -> Formats:
-    """Of an executor's weights and KV."""
+    """Return the formats of an executor's weights and KV."""
     match dtype:
         case "bf16" | "fp32" | "int8" | "int4":
             kv = "int4" if kv_dtype == "int4" else "fp32" if dtype == "fp32" else "bf16"

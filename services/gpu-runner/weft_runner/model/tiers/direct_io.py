@@ -32,10 +32,10 @@ def up(n_bytes: int) -> int:
 
 
 class DirectFile:
-    """`path`, opened with O_DIRECT. Calls release the GIL; any thread may make them. Raises DiskUnusable."""
+    """A file `path` opened with O_DIRECT. Calls release the GIL; any thread may make them. Raises DiskUnusable."""
 
     def __init__(self, path: Path, flags: int = os.O_RDONLY) -> None:
-        """Raises DiskUnusable where the file system has no direct I/O; OSError."""
+        """Open it. Raises DiskUnusable where the file system has no direct I/O; OSError."""
         self.path = path
         try:
             self.fd = os.open(path, flags | os.O_DIRECT | os.O_CLOEXEC, 0o644)
@@ -45,7 +45,7 @@ class DirectFile:
             raise DiskUnusable(f"{path.parent} is on a file system without direct I/O (O_DIRECT)") from error
 
     def read(self, address: int, n_bytes: int, offset: int) -> None:
-        """All of it, or DiskUnusable: the disk failed, or the file ends before."""
+        """Read all of it. Raises DiskUnusable: the disk failed, or the file ends before."""
         done = 0
         while done < n_bytes:
             try:
@@ -57,7 +57,7 @@ class DirectFile:
             done += got
 
     def write(self, address: int, n_bytes: int, offset: int) -> None:
-        """All of it."""
+        """Write all of it. Raises DiskUnusable."""
         done = 0
         while done < n_bytes:
             try:
@@ -85,12 +85,12 @@ class IoQueue:
         self._events = np.zeros(DEPTH, EVENT)
 
     def read(self, file: DirectFile, requests: Requests) -> None:
-        """All of them. Raises DiskUnusable."""
+        """Serve all of the requests. Raises DiskUnusable."""
         for i in self._unfinished(file, requests, READ):
             file.read(*map(int, requests[i]))
 
     def write(self, file: DirectFile, requests: Requests) -> None:
-        """All of them, in any order. Raises DiskUnusable."""
+        """Serve all of the requests, in any order. Raises DiskUnusable."""
         for i in self._unfinished(file, requests, WRITE):
             file.write(*map(int, requests[i]))
 
@@ -100,7 +100,7 @@ class IoQueue:
             self._numbers = None
 
     def _unfinished(self, file: DirectFile, requests: Requests, operation: int) -> list[int]:
-        """Those that failed or ended early, which are to be made again alone. None is under way any more."""
+        """Make requests; return those that failed or ended early, to be made again alone. Nothing is under way then."""
         n = len(requests)
         if self._numbers is None or n < 2:
             return list(range(n))

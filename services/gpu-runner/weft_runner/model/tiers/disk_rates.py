@@ -33,7 +33,7 @@ Clock = Callable[[], float]
 
 @contextmanager
 def scratch_file(folder: Path) -> Generator[Path]:
-    """An empty file that goes again. Raises DiskUnusable, also for what fails on it meanwhile."""
+    """Make an empty file that goes again. Raises DiskUnusable, also for what fails on it meanwhile."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=".weft-rates-", dir=folder)
@@ -49,13 +49,13 @@ def scratch_file(folder: Path) -> Generator[Path]:
 
 
 def disk_write(path: Path, clock: Clock = time.perf_counter, n_bytes: int = DISK_BYTES) -> tuple[int, float]:
-    """(bytes that the file has, bytes a second): up to `n_bytes`, as many as DISK_S has time for."""
+    """Write up to `n_bytes` in DISK_S. Returns the bytes that the file has, and bytes a second."""
     blocks, seconds = _sweep(path, os.O_RDWR, n_bytes // BLOCK, clock)
     return blocks * BLOCK, blocks * BLOCK / seconds
 
 
 def disk_read(path: Path, n_bytes: int, clock: Clock = time.perf_counter) -> float:
-    """Bytes a second, the median of a few sweeps over the file."""
+    """Return bytes a second, the median of a few sweeps over the file."""
     rates, until = list[float](), clock() + DISK_S
     for _ in range(REPEATS):
         blocks, seconds = _sweep(path, os.O_RDONLY, n_bytes // BLOCK, clock)
@@ -66,7 +66,7 @@ def disk_read(path: Path, n_bytes: int, clock: Clock = time.perf_counter) -> flo
 
 
 def _sweep(path: Path, flags: int, n_blocks: int, clock: Clock) -> tuple[int, float]:
-    """(blocks, seconds): in order, by the threads in turns, each at least one block, until DISK_S are over."""
+    """Move blocks in order, by the threads in turns, one each or more, until DISK_S are over. Returns (blocks, s)."""
     memory, file, began = written(MEMORY_BYTES), DirectFile(path, flags), clock()
     call = file.read if flags == os.O_RDONLY else file.write
 
@@ -88,7 +88,7 @@ def _sweep(path: Path, flags: int, n_blocks: int, clock: Clock) -> tuple[int, fl
 
 
 def request_s(path: Path, n_bytes: int, rates: tuple[float, float], clock: Clock) -> float:
-    """That a small request takes beside its bytes, of many that are under way: the mean of reads and writes."""
+    """Time what a small request takes beside its bytes, of many under way: the mean of reads and writes."""
     count = min(REQUESTS, n_bytes // REQUEST_BYTES)
     memory, queue, file = written(count * REQUEST_BYTES), IoQueue(), DirectFile(path, os.O_RDWR)
     places = np.random.default_rng(0).permutation(n_bytes // REQUEST_BYTES)[:count]
@@ -106,7 +106,7 @@ def request_s(path: Path, n_bytes: int, rates: tuple[float, float], clock: Clock
 
 
 def written(n_bytes: int) -> MappedMemory:
-    """Memory that the system has given already."""
+    """Map memory that the system has given already."""
     memory = MappedMemory(n_bytes)
     ctypes.memset(memory.address, 1, n_bytes)
     return memory
@@ -116,7 +116,7 @@ class Work(Protocol):
     """What runs alone and beside another one."""
 
     def run(self, until: Callable[[], bool]) -> int:
-        """How much was done until then. Raises DiskUnusable."""
+        """Work until then, and return how much was done. Raises DiskUnusable."""
         ...
 
 
@@ -149,10 +149,10 @@ class DiskStream:
 
 
 def beside_share(one: Work, other: Work, clock: Clock) -> float:
-    """The share of the shorter of two that runs beside the longer one: the median of rounds.
+    """Measure the share of the shorter of two that runs beside the longer one: the median of rounds.
 
-    Of a and b, the rates beside each other over those alone: in time 1 there was a of one and b of the other, which
-    takes share x max(a, b) + (1 - share) (a + b).
+    With rates beside each other over those alone of a and b, time 1 did a of one and b of the other, which takes
+    share x max(a, b) + (1 - share) (a + b).
     """
     found = list[float]()
     for _ in range(ROUNDS):
@@ -166,7 +166,7 @@ def beside_share(one: Work, other: Work, clock: Clock) -> float:
 
 
 def _rates(works: Sequence[Work], clock: Clock) -> list[float]:
-    """How much of each is done a second, all at a time."""
+    """Measure how much of each is done a second, all at a time."""
     began = clock()
 
     def run(work: Work) -> float:
@@ -178,7 +178,7 @@ def _rates(works: Sequence[Work], clock: Clock) -> list[float]:
 
 
 def median_s(call: Callable[[], None], clock: Clock) -> float:
-    """The median time of a few calls: the least one is what a machine with others on it does not keep up."""
+    """Return the median time of a few calls: the least one is what a machine with others on it does not keep up."""
     taken = list[float]()
     for _ in range(REPEATS):
         began = clock()

@@ -12,12 +12,12 @@ GAP_BYTES = 32 << 10  # between two rows that are one read: about what a request
 
 
 def gather_bytes(layout: PackedLayout) -> int:
-    """What rows are read into, so many at a time, in whole pages."""
+    """Return the bytes that GATHERED_ROWS rows are read into, in whole pages."""
     return GATHERED_ROWS * (up(layout.row_bytes) + PAGE)
 
 
 class EmbeddingRows:
-    """In the dtype in which they are stored. One thread calls it."""
+    """Rows in the dtype in which they are stored. One thread calls it."""
 
     def __init__(self, packed: PackedFile, *, resident: bool) -> None:
         self._layout, self._resident = packed.layout, resident
@@ -28,7 +28,7 @@ class EmbeddingRows:
             self._read(self._memory.address, self._layout.embedding_bytes, self._layout.embedding)
 
     def gather(self, tokens: np.ndarray, to: np.ndarray) -> int:
-        """Which row each of the tokens is to read, int32 [T] both; where the rows begin. Raises ExecutorLost."""
+        """Tell in `to` (int32 [T]) which row each token is to read. Returns where rows begin. Raises ExecutorLost."""
         if self._resident:
             to[:] = tokens
             return self._memory.address
@@ -44,7 +44,7 @@ class EmbeddingRows:
         self._file.close()
 
     def _copy(self, begins: list[int]) -> None:
-        """Rows that begin there in the file, in order: what lies close together is one read."""
+        """Copy the rows that begin there in the file, in order: what lies close together is one read."""
         n_bytes, runs, used, done = self._layout.row_bytes, list[tuple[int, int]](), 0, 0
         for i, begin in enumerate(begins):
             first, end = begin // PAGE * PAGE, up(begin + n_bytes)

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 def rates_identity(kernels: str, base: str, formats: Formats, threads: int) -> dict[str, Any]:
-    """By what measurements are told apart: processor, kernels (with the device that they run on), model, threads."""
+    """Tell measurements apart: by processor, kernels (with the device that they run on), model, threads."""
     return {
         "format": FORMAT, "processor": _processor(), "kernels": kernels, "base": base, "weights": formats.weights,
         "kv": formats.kv, "threads": threads,
@@ -32,7 +32,7 @@ def rates_identity(kernels: str, base: str, formats: Formats, threads: int) -> d
 
 
 def kept_rates(folder: Path, identity: dict[str, Any], measure: Callable[[], MachineRates]) -> MachineRates:
-    """From the file, or measured now and kept. Raises what `measure` does."""
+    """Read rates from the file, or measure and keep them. Raises what `measure` does."""
     path = folder / f"machine-{_digest(identity)[:16]}.json"
     try:
         rates = _read(path, identity)
@@ -53,7 +53,7 @@ def kept_rates(folder: Path, identity: dict[str, Any], measure: Callable[[], Mac
 
 
 def _read(path: Path, identity: dict[str, Any]) -> MachineRates:
-    """Raises OSError, ValueError, TypeError, KeyError, MachineInvalid."""
+    """Read and check the file. Raises OSError, ValueError, TypeError, KeyError, MachineInvalid."""
     if (size := path.stat().st_size) > MOST_BYTES:
         raise ValueError(f"{size} bytes")
     kept = json.loads(path.read_bytes())
@@ -79,7 +79,7 @@ def _digest(fields: dict[str, Any]) -> str:
 
 
 def _processor() -> str:
-    """Its model and how many there are; what cannot be read is no part of it."""
+    """Name the processor and count its cores; what cannot be read is left out."""
     try:
         lines = CPUINFO.read_text().splitlines()
     except OSError:

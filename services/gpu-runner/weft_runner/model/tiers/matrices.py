@@ -14,7 +14,7 @@ UNIT_ROWS = 32  # of gate, and of up, by turns: what the native step computes to
 class MatrixRows:
     """Projections of one input under each other; each has a multiple of 16 outputs (but a head that is alone).
 
-    `beside`: by turns, so many rows of each as a unit of work takes of it.
+    `beside`: in turns of UNIT_ROWS rows of each, which a unit of work takes.
     """
 
     name: str
@@ -23,12 +23,12 @@ class MatrixRows:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(outputs, inputs)"""
+        """The numbers of outputs and inputs."""
         weights = [*self.parts.values()]
         return sum(weight.shape[0] for weight in weights), weights[0].shape[1]
 
     def in_order(self) -> list[Array]:
-        """Views, in the order in which their rows are packed. Raises WeightsInvalid (NaN or infinite numbers)."""
+        """View the rows in the order in which they are packed. Raises WeightsInvalid (NaN or infinite numbers)."""
         for part, weight in self.parts.items():
             check_finite(f"{self.name}.{part}", weight)
         weights = [*self.parts.values()]
@@ -39,14 +39,14 @@ class MatrixRows:
 
 
 class MatrixStore(Protocol):
-    """Where packed matrices go. They come in the order in which a step reads them, the head last."""
+    """A taker of packed matrices. They come in the order in which a step reads them, the head last."""
 
     def add(self, rows: MatrixRows) -> tuple[int | None, int | None]:
-        """Addresses of the packed numbers and of int8's scales; None: they are there only while a step needs them."""
+        """Return the addresses of the packed numbers and of int8's scales; None: they are there only during a step."""
         ...
 
     def embed(self, embedding: Array) -> int | None:
-        """[V, H] as it is stored, or [0, H]. The address of its rows as BF16 or FP32; None as above."""
+        """Take [V, H] as stored, or [0, H]. Returns the address of its rows as BF16 or FP32; None as `add`."""
         ...
 
 
@@ -57,29 +57,29 @@ class MatrixPacker(Protocol):
     def version(self) -> str: ...
 
     def n_bytes(self, n_out: int, n_in: int) -> int:
-        """Of so many packed rows; without scales."""
+        """Return the bytes of `n_out` packed rows, without scales."""
         ...
 
     def scale_bytes(self, n_out: int) -> int:
-        """Of scales that have a place of their own, behind the matrix; 0: there are none."""
+        """Return the bytes of scales that have a place of their own, behind the matrix; 0: there are none."""
         ...
 
     def pack(self, weight: Array, to: int, scale: int | None) -> None:
-        """`to`, `scale`: where its first row goes."""
+        """Pack a matrix. `to`, `scale`: where its first row goes."""
         ...
 
     def fingerprint(self) -> str:
-        """Of how numbers are packed: that of a small matrix."""
+        """Return a digest of a small packed matrix, which tells how numbers are packed."""
         ...
 
 
 def in_runs(rows: Array, count: int) -> Iterator[Array]:
-    """So many rows at a time: views."""
+    """View `count` rows at a time."""
     return (rows[begin : begin + count] for begin in range(0, len(rows), count))
 
 
 def matrix_shapes(part: Partition) -> Iterator[tuple[int, int]]:
-    """(outputs, inputs) of every packed matrix."""
+    """Yield the numbers of outputs and inputs of every packed matrix."""
     spec = part.local
     hidden, inner = spec.hidden_size, spec.intermediate_size
     for _ in range(spec.layers):

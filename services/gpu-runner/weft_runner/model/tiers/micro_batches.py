@@ -1,4 +1,4 @@
-"""A step in parts of at most so many tokens (FlexGen's GPU batches): what a layer computes at a time.
+"""A step in parts of bounded numbers of tokens (FlexGen's GPU batches): what a layer computes at a time.
 
 A row may be cut: its later part is a later chunk of the same text, whose earlier keys are there by then. As a row's
 bits are its own whatever is beside it and however it is chunked (`cpu.executor`), parts give the step's own bits. The
@@ -33,12 +33,12 @@ class MicroBatch:
         return self.end - self.start
 
     def follow(self, arrays: StepArrays) -> None:
-        """The step has advanced: so have its positions."""
+        """Take the positions of the step, which has advanced."""
         self.rows[:, 2] = arrays.rows[self.of_row, 2] + self.skipped
 
 
 def cut(arrays: StepArrays, most: int, outside: Marks | None = None, most_pages: int = 0) -> list[MicroBatch]:
-    """In order, each of at most `most` tokens; but for the last, of so many, where no pages are outside.
+    """Cut a step, in order, into parts of `most` tokens; of at most as many where some pages are outside.
 
     `outside`: which of `arrays.pages` are on a slower tier; the rows of a part have `most_pages` of those, at most, and
     no row has more. A row with such pages is cut only where it is larger than a part.
@@ -48,7 +48,7 @@ def cut(arrays: StepArrays, most: int, outside: Marks | None = None, most_pages:
 
 
 def _edges(arrays: StepArrays, most: int, outside: Marks, most_pages: int) -> Iterator[int]:
-    """Where parts begin."""
+    """Find the tokens with which parts begin."""
     start, held = 0, set[int]()
     ends = [*arrays.rows[1:, 3], len(arrays.pages)]
     yield 0

@@ -38,7 +38,7 @@ from weft_runner.offload.plan import MATRICES
 
 FORMAT = 1
 LINE = 64  # bytes: scales begin on one
-PIECE_ROWS = 64  # the head is cut at multiples of so many: a unit of the native product
+PIECE_ROWS = 64  # of which the head is cut at multiples: a unit of the native product
 CHECKERS = 2  # threads that compare a file with its digests
 WAIT_S = 0.05  # between two looks at a lock that another runner holds
 
@@ -58,15 +58,15 @@ class Region:
 
     @property
     def n_bytes(self) -> int:
-        """On disk and in a ring."""
+        """The bytes on disk and in a ring."""
         return up(self.data_bytes + self.scale_bytes)
 
 
 class PackedLayout:
-    """Where everything lies. `matrices`: four a layer; `head`: pieces, none of a part that does not end the model."""
+    """Places of all regions. `matrices`: four a layer; `head`: pieces, none of a part that does not end the model."""
 
     def __init__(self, packer: MatrixPacker, part: Partition, base: str, dtype: str, stored: np.dtype[Any]) -> None:
-        """`base`: the digest of the model; `stored`: the dtype of its embedding."""
+        """Lay the regions out. `base`: the digest of the model; `stored`: the dtype of its embedding."""
         self._packer, self.dtype, shapes = packer, dtype, [*matrix_shapes(part)]
         of_layers, spec = shapes[: 4 * part.local.layers], part.local
         pieces = list(_pieces(packer, shapes[-1], max(packer.n_bytes(*shape) for shape in of_layers))) * part.ends
@@ -90,12 +90,12 @@ class PackedLayout:
 
     @property
     def regions(self) -> list[Region]:
-        """Of matrices, in the order of a step."""
+        """The matrices, in the order of a step."""
         return [*self.matrices, *self.head]
 
     @property
     def checked(self) -> list[tuple[str, int, int]]:
-        """(name, offset, bytes) of all that has a digest."""
+        """The name, offset and bytes of all that has a digest."""
         matrices = [(region.name, region.offset, region.n_bytes) for region in self.regions]
         return [*matrices, (EMBEDDING, self.embedding, self.embedding_bytes)]
 
@@ -107,7 +107,7 @@ class PackedLayout:
 
 
 def _pieces(packer: MatrixPacker, head: tuple[int, int], most: int) -> Iterator[tuple[int, int]]:
-    """Of the head, no larger than `most` bytes where rows are not."""
+    """Cut the head into pieces no larger than `most` bytes where rows are not."""
     n_out, n_in = head
     rows = max(1, most // packer.n_bytes(PIECE_ROWS, n_in)) * PIECE_ROWS
     for done in range(0, n_out, rows):
@@ -115,7 +115,7 @@ def _pieces(packer: MatrixPacker, head: tuple[int, int], most: int) -> Iterator[
 
 
 def region_groups(layout: PackedLayout) -> list[list[Region]]:
-    """Of each layer, then of each piece of the head: what passes at a time (`offload.residency`)."""
+    """Group the regions of each layer, then of each piece of the head: what passes at a time (`offload.residency`)."""
     layers = [layout.matrices[i : i + len(MATRICES)] for i in range(0, len(layout.matrices), len(MATRICES))]
     return [*layers, *([piece] for piece in layout.head)]
 
@@ -137,7 +137,7 @@ class PackedFile:
             self._writer.embedding(embedding)
 
     def open(self) -> DirectFile:
-        """To read from. Raises DiskUnusable."""
+        """Open it to read from. Raises DiskUnusable."""
         try:
             return DirectFile(self.path)
         except OSError as error:
@@ -148,7 +148,7 @@ class PackedFile:
 def packed_file(
     folder: Path, layout: PackedLayout, packer: MatrixPacker, *, disk_bytes: int, stopping: Callable[[], bool]
 ) -> Generator[PackedFile]:
-    """The file of this layout in `folder`. While the block runs what is added to it is packed, if need be.
+    """Open the file of this layout in `folder`. While the block runs what is added to it is packed, if need be.
 
     Raises DiskUnusable: above `disk_bytes`, the disk is full or fails; StoppedAtStart while another runner packs.
     """
@@ -189,7 +189,7 @@ def _name(identity: dict[str, Any]) -> str:
 
 
 def _lock(file: int, stopping: Callable[[], bool]) -> None:
-    """Of one runner at a time; a process that ends lets go of it."""
+    """Lock the file for one runner at a time; a process that ends lets go of it."""
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -202,7 +202,7 @@ def _lock(file: int, stopping: Callable[[], bool]) -> None:
 
 
 def _fault(path: Path, layout: PackedLayout, stopping: Callable[[], bool]) -> str:
-    """Why the file cannot be used; empty where it can. Reads all of it."""
+    """Read all of the file and say why it cannot be used; empty where it can."""
     try:
         size = path.stat().st_size
     except FileNotFoundError:
@@ -272,7 +272,7 @@ class _Writer:
             raise DiskUnusable(f"{path}: {error}") from error
 
     def matrix(self, rows: MatrixRows) -> None:
-        """The next one; the head into all of its pieces."""
+        """Pack the next one; the head into all of its pieces."""
         count = 1 if self._next < len(self._layout.matrices) else len(self._layout.head)
         regions = self._layout.regions[self._next : self._next + count]
         self._next += count
@@ -320,7 +320,7 @@ class _Writer:
             raise DiskUnusable(f"{path}: {error}") from error
 
     def close(self) -> None:
-        """What is not finished goes."""
+        """Drop what is not finished."""
         self._file.close()
         self._path.unlink(missing_ok=True)
 
@@ -328,7 +328,7 @@ class _Writer:
         return _RegionStream(self._file, self._memory, offset)
 
     def _most_rows(self, n_in: int) -> int:
-        """Whole groups of 16 that half of the buffer has room for."""
+        """Count the whole groups of 16 rows that half of the buffer has room for."""
         return max(1, BLOCK // self._packer.n_bytes(16, n_in)) * 16
 
 
@@ -350,7 +350,7 @@ class _RegionStream:
         self._filled, self._digest = 0, hashlib.sha256()
 
     def allocate(self, n_bytes: int) -> int:
-        """The address where the next `n_bytes` are written now."""
+        """Return the address where the next `n_bytes` are written now."""
         if self._filled + n_bytes > self._memory.n_bytes:
             self._flush(self._filled // PAGE * PAGE)
         assert self._filled + n_bytes <= self._memory.n_bytes, n_bytes
@@ -363,7 +363,7 @@ class _RegionStream:
             ctypes.memmove(self.allocate(part), source + done, part)
 
     def end(self) -> str:
-        """Zeros up to a whole page. Its digest."""
+        """Write zeros up to a whole page. Returns the digest of the region."""
         padded = up(self._filled)
         self._memory.clear(self._filled, padded - self._filled)
         self._filled = padded

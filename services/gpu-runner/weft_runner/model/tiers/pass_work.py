@@ -16,7 +16,7 @@ class SizedAdapters(Protocol):
 
 
 def pass_work(step: StepInput, sizes: ModelSizes, adapters: SizedAdapters) -> PassWork:
-    """Of all layers of `sizes`: keys and pairs are the means over their windows."""
+    """Sum up all layers of `sizes`: keys and pairs are the means over their windows."""
     arrays = step.arrays
     counts = arrays.rows[:, 1] - arrays.rows[:, 0]
     contexts, single = arrays.rows[:, 2] + counts, counts == 1
