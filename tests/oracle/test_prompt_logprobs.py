@@ -10,7 +10,7 @@ from harness.native_library import native_library
 from harness.ranks import base_of, settings_of, staged
 from weft.domain.request import FinishReason, PromptLogprobs, Sampling, TokenLogprob
 from weft_runner.core import BatchLimits
-from weft_runner.core.batch import MOST_LOGITS
+from weft_runner.core.batch import MAX_LOGIT_ROWS
 from weft_runner.executors import make_executor
 
 SIZES = {"total_pages": 64, "page_tokens": 16, "max_adapters": 8}
@@ -29,7 +29,7 @@ def scores_of(driver: Any, key: str) -> list[TokenLogprob]:
     for event in driver.events:
         if isinstance(event, PromptLogprobs) and event.request_id == key:
             assert event.first == len(found) + 1
-            assert len(event.logprobs) <= MOST_LOGITS
+            assert len(event.logprobs) <= MAX_LOGIT_ROWS
             found.extend(event.logprobs)
     return found
 

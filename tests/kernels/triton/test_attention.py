@@ -21,7 +21,7 @@ from weft_bench.gpu_attention import splits_of
 from weft_bench.gpu_device import Gpu
 from weft_kernels.triton.attention import DecodeScratch, prefill_block, prefill_tiles, prepare_decode, prepare_prefill
 from weft_runner.model.cuda import flashinfer
-from weft_runner.model.cuda.attention import MOST_SPLITS
+from weft_runner.model.cuda.attention import MAX_SPLITS
 
 LAYERS, LAYER = 3, 1
 pytestmark = pytest.mark.gpu
@@ -267,7 +267,7 @@ def on(device: torch.device, step: Step) -> Step:
 
 
 @pytest.mark.parametrize(
-    "splits", [1, sized(gpu=MOST_SPLITS, interpreted=3), None], ids=lambda n: f"{n or 'usual'} splits"
+    "splits", [1, sized(gpu=MAX_SPLITS, interpreted=3), None], ids=lambda n: f"{n or 'usual'} splits"
 )
 @EVERY_MODEL
 def test_decode_of_contexts_of_every_length(

@@ -109,7 +109,7 @@ class Shell:
         return self.feed(answer) if isinstance(answer, RequestHeld) else [answer]
 
     def arrive(self, request_id: str, n: int | None = None, priority: Priority = Priority.INTERACTIVE) -> list[Effect]:
-        """A request arrives and, with `n`, has its model found and wants so many answers of it."""
+        """Let a request arrive and, with `n`, find its model and want `n` answers of it."""
         admission = self.machine.admission
         effects = self.answered(admission.arrive(request_id, priority, self.now))
         if n is not None:

@@ -45,7 +45,7 @@ def to(effects: Sequence[StreamEffect], runner: RunnerId, *kinds: type) -> list[
 
 
 def placed(one: RequestStream) -> tuple[RunnerId | None, RunnerId | None, str]:
-    """Where the scheduler is told that it runs."""
+    """The runners, and the numerics class, that its Submit names to the scheduler."""
     submit = one.submit(0.0)
     return submit.runner, submit.token_runner, submit.numerics_class
 

@@ -1,4 +1,4 @@
-"""Docstrings stand alone and limits are called MAX and MIN, in every file outside of EXCUSED."""
+"""Docstrings stand alone and limits are called MAX and MIN, in every file."""
 
 import ast
 import io
@@ -14,10 +14,6 @@ SO_MANY = re.compile(r"\bso\s+(many|much)\b", re.IGNORECASE)
 RAISES = re.compile(r"(?:^|[.):]\s+)Raises\s(.*)", re.DOTALL)
 NEXT_SENTENCE = re.compile(r"[.)]\s+(?!Raises\b)[A-Z`\[(]")
 OLD_LIMIT = re.compile(r"_*(MOST|LEAST)_")
-
-EXCUSED = """
-services/gpu-runner/ tests/
-""".split()  # folders and files: one without a finding fails
 
 
 def docstrings(body: list[ast.stmt]) -> Iterator[tuple[int, str]]:
@@ -52,17 +48,13 @@ def findings(path: Path) -> Iterator[str]:
 
 def test_docstrings_stand_alone_and_limits_are_max_and_min() -> None:
     tracked = subprocess.check_output(["git", "ls-files", "*.py"], cwd=ROOT, text=True).split()
-    wrong, used = [], set[str]()
-    for name in tracked:
-        excuse = next((entry for entry in EXCUSED if name.startswith(entry)), None)
-        if "_pb2" not in name and (ROOT / name).exists() and excuse not in used:
-            found = [f"{name}:{finding}" for finding in findings(ROOT / name)]
-            if found and excuse:
-                used.add(excuse)
-            elif found:
-                wrong += found
+    wrong = [
+        f"{name}:{finding}"
+        for name in tracked
+        if "_pb2" not in name and (ROOT / name).exists()
+        for finding in findings(ROOT / name)
+    ]
     assert not wrong, "\n".join(wrong)
-    assert set(EXCUSED) <= used, "nothing is found there any more, take it out of EXCUSED"
 
 
 def test_each_fault_is_found_once(tmp_path: Path) -> None:

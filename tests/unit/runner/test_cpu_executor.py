@@ -39,8 +39,8 @@ from weft_runner.model.weights import ModelWeights, load_weights
 
 LEVELS = native_library().levels
 
-PAGES, SLOTS, MOST_ROWS = 256, 8, 64
-TOP_SHARE, LEAST_KEYS = 0.3, 16  # of sparse attention
+PAGES, SLOTS, MAX_ROWS = 256, 8, 64
+TOP_SHARE, MIN_KEYS = 0.3, 16  # of sparse attention
 Made = TypeVar("Made", bound=Executor)
 Script = list[list[tuple[int, int]]]  # steps of (sequence, how many of its next tokens)
 Logits = dict[tuple[int, int], torch.Tensor]  # (sequence, position) -> the row of logits
@@ -138,7 +138,7 @@ def stage_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str
 def wide_stage(stage_of: Callable[[str], Stage]) -> Stage:
     """A stage with as many adapters as rows: each row of the largest batch may have its own."""
     llama = stage_of("llama")
-    return Stage(llama.files, llama.spec, tuple(RANKS[slot % len(RANKS)] for slot in range(MOST_ROWS)))
+    return Stage(llama.files, llama.spec, tuple(RANKS[slot % len(RANKS)] for slot in range(MAX_ROWS)))
 
 
 class Int4KvCache(KvCache):
@@ -233,13 +233,13 @@ MIXES = ("distinct", "identical", "base", "some of each")
 def slots_of(mix: str, count: int, drawn: random.Random) -> list[int | None]:
     match mix:
         case "distinct":
-            return [*drawn.sample(range(MOST_ROWS), count)]
+            return [*drawn.sample(range(MAX_ROWS), count)]
         case "identical":
-            return [drawn.randrange(MOST_ROWS)] * count
+            return [drawn.randrange(MAX_ROWS)] * count
         case "base":
             return [None] * count
         case _:
-            return [drawn.choice((None, 5, drawn.randrange(MOST_ROWS))) for _ in range(count)]
+            return [drawn.choice((None, 5, drawn.randrange(MAX_ROWS))) for _ in range(count)]
 
 
 def crowd(drawn: random.Random, lengths: list[int], mix: str) -> list[Sequence]:
@@ -326,9 +326,9 @@ def test_sparse_attention_is_the_references_over_the_best_keys(
 
 
 def softmax_of_the_best(scores: torch.Tensor, dim: int) -> torch.Tensor:
-    """Over the best TOP_SHARE of the keys that are not masked, LEAST_KEYS at least."""
+    """Over the best TOP_SHARE of the keys that are not masked, MIN_KEYS at least."""
     keys = scores.isfinite().sum(dim, keepdim=True)
-    k = torch.clamp(torch.ceil(TOP_SHARE * keys.float()).long(), min=LEAST_KEYS).minimum(keys)
+    k = torch.clamp(torch.ceil(TOP_SHARE * keys.float()).long(), min=MIN_KEYS).minimum(keys)
     last = scores.sort(dim, descending=True).values.gather(dim, k - 1)
     kept = scores.masked_fill(scores < last, -torch.inf)
     return torch.nn.functional.softmax(kept, dim=dim)
@@ -366,7 +366,7 @@ def test_a_rows_bits_are_its_own_among_many(wide_stage: Stage, level: str, mix: 
     @given(st.data())
     def holds(data: st.DataObject) -> None:
         drawn = random.Random(data.draw(st.integers(0, 2**32)))
-        lengths = [drawn.choice((1, 2, 3, 4, 20)) for _ in range(data.draw(st.integers(9, MOST_ROWS)))]
+        lengths = [drawn.choice((1, 2, 3, 4, 20)) for _ in range(data.draw(st.integers(9, MAX_ROWS)))]
         whole = crowd(drawn, lengths, mix)
         script = data.draw(scripts(whole, least=9))
         dtype = data.draw(st.sampled_from(["bf16", "int8", "int4", "fp32", "bf16+int4"]))
@@ -380,12 +380,12 @@ def test_a_rows_bits_are_its_own_among_many(wide_stage: Stage, level: str, mix: 
 @pytest.mark.parametrize("level", LEVELS)
 def test_every_number_of_rows_from_one_to_sixty_four(wide_stage: Stage, level: str) -> None:
     """A token of every sequence a step, and each step one of them ends. Each is the beginning of one of eight."""
-    drawn, lengths = random.Random(5), list(range(1, MOST_ROWS + 1))
-    longest = crowd(drawn, [MOST_ROWS] * 8, "distinct")
+    drawn, lengths = random.Random(5), list(range(1, MAX_ROWS + 1))
+    longest = crowd(drawn, [MAX_ROWS] * 8, "distinct")
     texts = [drawn.randrange(8) for _ in lengths]
     whole = [replace(longest[text], tokens=longest[text].tokens[:n]) for text, n in zip(texts, lengths, strict=True)]
-    script = [[(i, 1) for i, n in enumerate(lengths) if n > done] for done in range(MOST_ROWS)]
-    assert [len(step) for step in script] == list(range(MOST_ROWS, 0, -1))
+    script = [[(i, 1) for i, n in enumerate(lengths) if n > done] for done in range(MAX_ROWS)]
+    assert [len(step) for step in script] == list(range(MAX_ROWS, 0, -1))
     got = play(wide_stage.native(level, "bf16", 2), whole, script, list(range(PAGES)), 16)
     alone = decoded_alone(wide_stage.native(level, "bf16"), longest)
     same_bits(got, {(i, at): alone[texts[i], at] for i, at in got})

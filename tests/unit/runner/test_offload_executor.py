@@ -141,7 +141,7 @@ class Turn:
     taken: list[int]
 
 
-SEQUENCES, MOST_TOKENS = 6, 160
+SEQUENCES, MAX_TOKENS = 6, 160
 
 
 def script(seed: int, steps: int = 5) -> list[Turn]:
@@ -152,7 +152,7 @@ def script(seed: int, steps: int = 5) -> list[Turn]:
     """
     drawn = random.Random(seed)
     fed, slots = [0] * SEQUENCES, [drawn.choice((None, 0, 1, 2, 3)) for _ in range(SEQUENCES)]
-    free, most = drawn.sample(range(PAGES), PAGES), MOST_TOKENS // 16
+    free, most = drawn.sample(range(PAGES), PAGES), MAX_TOKENS // 16
     owned = [[free.pop() for _ in range(most)] for _ in range(SEQUENCES)]
     taken, made = list[int](), list[Turn]()
     for _ in range(steps):
@@ -171,7 +171,7 @@ def script(seed: int, steps: int = 5) -> list[Turn]:
                 full = fed[other] // 16
                 owned[i], fed[i] = [*owned[other][:full], *owned[i][full:]], 16 * full
             count = drawn.choice((1, 1, 1, 2, 17, 40))
-            if fed[i] + count <= MOST_TOKENS:
+            if fed[i] + count <= MAX_TOKENS:
                 rows.append(([drawn.randrange(203) for _ in range(count)], fed[i], owned[i], slots[i]))
                 fed[i] += count
         taken = [*taken, *new]

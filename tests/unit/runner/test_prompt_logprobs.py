@@ -7,7 +7,7 @@ import pytest
 from weft.domain.ids import Epoch
 from weft.domain.request import Ended, FinishReason, PromptLogprobs, Sampling, SequenceTokens, Stop
 from weft_runner.core import BatchLimits, Candidate, check_pool, form_batch
-from weft_runner.core.batch import MOST_LOGITS
+from weft_runner.core.batch import MAX_LOGIT_ROWS
 
 SCORED = Sampling(prompt_logprobs=2, ignore_eos=True)
 PROMPT = [(7 * i) % 60 for i in range(90)]
@@ -26,7 +26,7 @@ def test_every_position_behind_the_first_has_one_before_the_first_token(drive):
     driver.post(driver.request("r", PROMPT, 2, sampling=SCORED))
     driver.finish()
     assert positions(parts_of(driver)) == list(range(1, 90))
-    assert max(len(part.logprobs) for part in parts_of(driver)) <= MOST_LOGITS
+    assert max(len(part.logprobs) for part in parts_of(driver)) <= MAX_LOGIT_ROWS
     kinds = [type(event) for event in driver.events]
     assert kinds.index(SequenceTokens) == len(parts_of(driver))
     assert all(len(one.top) == 2 for part in parts_of(driver) for one in part.logprobs)
@@ -107,7 +107,7 @@ def test_rows_of_logits_of_an_iteration_are_bounded_over_all_its_prompts():
     scored = [Candidate(f"s{i}", "", 20, scores=True) for i in range(3)]
     plain = Candidate("p", "", 300)
     batch = form_batch([plain, *scored], [], BatchLimits(max_prefills=9, max_batch_tokens=512))
-    assert [(row.key, row.n_tokens) for row in batch.rows] == [("p", 300), ("s0", 20), ("s1", MOST_LOGITS - 20)]
+    assert [(row.key, row.n_tokens) for row in batch.rows] == [("p", 300), ("s0", 20), ("s1", MAX_LOGIT_ROWS - 20)]
 
 
 def test_logits_of_a_step_are_of_the_scored_tokens_and_the_one_that_samples(drive):

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from weft.domain.request import Priority
 
-MOST_LOGITS = 32  # rows of an iteration for log probabilities of prompts: 16 MiB with a vocabulary of 128 Ki
+MAX_LOGIT_ROWS = 32  # of an iteration, for log probabilities of prompts: 16 MiB with a vocabulary of 128 Ki
 
 
 class Batching(Enum):
@@ -119,7 +119,7 @@ def form_batch(
 
 
 def _prefill_rows(prefilling: Iterable[Candidate], max_prefills: int, budget_tokens: int) -> list[Row]:
-    logits = MOST_LOGITS
+    logits = MAX_LOGIT_ROWS
     rows: list[Row] = []
     for candidate in prefilling:
         n_tokens = min(candidate.pending, budget_tokens, logits if candidate.scores else budget_tokens)

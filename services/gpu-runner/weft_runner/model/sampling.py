@@ -30,7 +30,7 @@ from weft_kernels.cpu.sampling import SAMPLING_ARGS, Sampler
 from weft_runner.core.sampling import LogitAdjustments, SampledToken
 from weft_runner.core.token_mask import TokenMask, words_of
 
-_MASK, _MOST_INT32 = (1 << 64) - 1, (1 << 31) - 1
+_MASK, _MAX_INT32 = (1 << 64) - 1, (1 << 31) - 1
 _LOG2E = float.fromhex("0x1.71547652b82fep+0")
 _LN2_HIGH, _LN2_LOW = float.fromhex("0x1.62e42feep-1"), float.fromhex("0x1.a39ef35793c76p-33")
 _TAYLOR = [1.0 / math.factorial(n) for n in range(12, -1, -1)]
@@ -249,7 +249,7 @@ def _draw_of(draw: SamplingArgs, mask: Words | None) -> tuple[int | float, ...]:
     whence = sampling.seed & _MASK, sampling.choice & _MASK, draw.position
     kept = sampling.temperature, sampling.top_p, sampling.min_p
     bits = 0 if mask is None else mask.ctypes.data
-    last = -1 if n_top is None else n_top, min(sampling.top_k, _MOST_INT32), 0 if draw.given is None else draw.given + 1
+    last = -1 if n_top is None else n_top, min(sampling.top_k, _MAX_INT32), 0 if draw.given is None else draw.given + 1
     return (*whence, *kept, *shifted, bits, n_shifted, *last)
 
 

@@ -8,7 +8,7 @@ from weft_kernels.triton import attention
 from weft_kernels.triton.prepared import Launch
 from weft_runner.model.cuda.step import DeviceStep
 
-MOST_SPLITS, LONG_SPLITS = 32, 8  # of one context; those that a long one may use in a large batch
+MAX_SPLITS, LONG_SPLITS = 32, 8  # of one context; those that a long one may use in a large batch
 
 
 class Attention(Protocol):
@@ -91,4 +91,4 @@ class TritonAttention:
 def attention_splits(rows: int, kv_heads: int, sms: int) -> int:
     """Into how many parts a context is split: 1 where rows fill the device, else two programs a multiprocessor."""
     programs = rows * kv_heads
-    return 1 if programs >= sms else min(MOST_SPLITS, -(-2 * sms // programs))
+    return 1 if programs >= sms else min(MAX_SPLITS, -(-2 * sms // programs))

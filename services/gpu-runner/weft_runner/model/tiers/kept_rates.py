@@ -18,7 +18,7 @@ from weft_runner.offload.policy import Formats
 
 FORMAT = 2
 CPUINFO = Path("/proc/cpuinfo")
-MOST_BYTES = 1 << 20
+MAX_FILE_BYTES = 1 << 20
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ def kept_rates(folder: Path, identity: dict[str, Any], measure: Callable[[], Mac
 
 def _read(path: Path, identity: dict[str, Any]) -> MachineRates:
     """Read and check the file. Raises OSError, ValueError, TypeError, KeyError, MachineInvalid."""
-    if (size := path.stat().st_size) > MOST_BYTES:
+    if (size := path.stat().st_size) > MAX_FILE_BYTES:
         raise ValueError(f"{size} bytes")
     kept = json.loads(path.read_bytes())
     if kept["identity"] != identity:
