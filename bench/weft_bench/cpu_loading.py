@@ -49,7 +49,7 @@ class Stream:
         """Wait for those under way, then let all of them go."""
         self._count()
         while self.seated < self.wanted:
-            self.subject.engine.beat()
+            self.subject.engine.run_once()
             self._count()
         self._desire(())
 

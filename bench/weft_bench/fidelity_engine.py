@@ -101,10 +101,10 @@ class _Watch:
     def __init__(self, subject: Subject) -> None:
         engine = subject.engine
         self.samples: list[StepSample] = []
-        self._run, self._beat = engine.executor.run, engine.beat
+        self._run, self._run_once = engine.executor.run, engine.run_once
         self._latest: StepSample | None = None
         engine.executor.run = self._timed_run
-        engine.beat = self._timed_beat
+        engine.run_once = self._run_timed
 
     def _timed_run(self, step: StepInput, *arguments: Any, **options: Any) -> Any:
         began = time.perf_counter()
@@ -119,10 +119,10 @@ class _Watch:
         )
         return logits
 
-    def _timed_beat(self) -> None:
+    def _run_timed(self) -> None:
         began = time.perf_counter()
         self._latest = None
-        self._beat()
+        self._run_once()
         latest: StepSample | None = self._latest
         if latest is not None:
             self.samples.append(replace(latest, engine_s=time.perf_counter() - began - latest.model_s))

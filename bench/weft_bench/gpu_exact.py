@@ -94,7 +94,7 @@ def ours(
     store, slots = executor.adapters, dict[str, int]()
     for slot, (name, tensors) in enumerate(adapters.items()):
         arrays, scales = arrays_of(tensors), Scale(1.0)
-        pages = deck.deal(-(-store.needs(arrays, scales) // store.page_bytes))
+        pages = deck.deal(-(-store.device_bytes(arrays, scales) // store.page_bytes))
         executor.allocate_adapter_pages(pages)
         store.put(slot, store.build(arrays, scales, pages))
         slots[name] = slot

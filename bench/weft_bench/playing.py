@@ -127,7 +127,7 @@ class Player:
                 before = len(self._running)
                 if between is not None:
                     between()
-                self.engine.beat()
+                self.engine.run_once()
                 if ended := before - len(self._running):
                     advanced(ended)
             wall_s = time.perf_counter() - started
@@ -147,7 +147,7 @@ class Player:
             while any(life.tokens < life.ask.tokens for life in lives):
                 if began:
                     beside += [self._post(next(lines)) for _ in range(most + self._here(lives) - len(self._running))]
-                self.engine.beat()
+                self.engine.run_once()
                 if not began and all(life.first for life in lives):
                     began = time.perf_counter()
             wall_s = time.perf_counter() - began

@@ -107,7 +107,7 @@ class Driven:
     def load(self, slot: int, adapter: HostAdapter) -> None:
         """Load an adapter into pages of its own, or memory of its own, as the executor has it."""
         store = self.executor.adapters
-        size = store.page_bytes and -(-store.needs(adapter.tensors, adapter.scales) // store.page_bytes)
+        size = store.page_bytes and -(-store.device_bytes(adapter.tensors, adapter.scales) // store.page_bytes)
         pages = self.lent[slot] = self.deck.deal(size)
         self.executor.allocate_adapter_pages(pages)
         store.put(slot, store.build(adapter.tensors, adapter.scales, pages))

@@ -331,7 +331,7 @@ class Rows:
     def _load(self, slot: int, folder: Path) -> None:
         scales = parse_adapter_config((folder / "adapter_config.json").read_bytes())
         store, tensors = self._executor.adapters, map_tensors(folder / "adapter_model.safetensors")
-        n_pages = -(-store.needs(tensors, scales) // store.page_bytes) if store.page_bytes else 0
+        n_pages = -(-store.device_bytes(tensors, scales) // store.page_bytes) if store.page_bytes else 0
         adapter = store.build(tensors, scales, [self._free.pop() for _ in range(n_pages)])
         store.put(slot, adapter)
         self._ranks[slot] = adapter.site_rank

@@ -281,12 +281,12 @@ class Driver:
 
     def beat(self, times: int = 1) -> None:
         for _ in range(times):
-            self.engine.beat()
+            self.engine.run_once()
 
     def finish(self, limit: int = 10_000) -> None:
         """Beat until nothing is left. A beat with nothing to run waits for the loader, so this needs no sleep."""
         for _ in range(limit):
-            self.engine.beat()
+            self.engine.run_once()
             if not self.pool.sequences and not self.engine.runner.grammars.waiting:
                 return
         raise AssertionError(f"{len(self.pool.sequences)} sequences are left")

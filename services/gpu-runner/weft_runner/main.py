@@ -55,7 +55,7 @@ def _serve_rank(settings: RunnerSettings, tls: Tls | None) -> int:
     from weft_runner.shell.engine_factory import machine_here
     from weft_runner.shell.process import BASE_WAIT_S, fetch_base
     from weft_runner.shell.rank_link import Prepared, serve_rank
-    from weft_runner.worker.loop import OwnHost, serve
+    from weft_runner.worker.loop import LocalHostConfig, serve
 
     with ExitStack() as ending:
 
@@ -67,7 +67,7 @@ def _serve_rank(settings: RunnerSettings, tls: Tls | None) -> int:
             files = fetch_base(source, BASE_WAIT_S, stopping)
             machine = machine_here(settings, files)
             ending.enter_context(local_ranks(settings, files, _end_as_lost))
-            return partial(serve, own=OwnHost(settings, files)), machine
+            return partial(serve, own=LocalHostConfig(settings, files)), machine
 
         return serve_rank(settings, tls, prepare)
 

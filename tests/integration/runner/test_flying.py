@@ -60,8 +60,8 @@ def driver_of(model: Any, stages: PipelineParallelExecutor, make_driver: Callabl
         how = {} if alone else {"make_executor": lambda *_: stages}
         sizes = {"total_pages": PAGES, "page_tokens": PAGE_TOKENS, "max_adapters": SLOTS, **limits}
         driver = make_driver(model, **sizes, **how)
-        beat = driver.engine.beat
-        driver.engine.beat = lambda: [beat(), check_pool(driver.pool)]
+        beat = driver.engine.run_once
+        driver.engine.run_once = lambda: [beat(), check_pool(driver.pool)]
         return driver
 
     return make
@@ -235,12 +235,12 @@ def test_an_adapter_of_few_layers_is_counted_by_the_stage_that_has_most_of_it(mo
     assert adapter.n_bytes % stages.page_bytes == 0
     source = model.adapter("a2")
     tensors = map_tensors(source.tensors)
-    assert stages.adapters.needs(tensors, source.scales) == adapter.n_bytes
+    assert stages.adapters.device_bytes(tensors, source.scales) == adapter.n_bytes
     for layer in range(3):
         some = {name: tensor for name, tensor in tensors.items() if f".layers.{layer}." in name}
         built = stages.adapters.build(some, source.scales)
         assert (built.rank, built.site_rank) == (7, 21), "whichever stage has it"
-        assert built.n_bytes == stages.adapters.needs(some, source.scales) > 0
+        assert built.n_bytes == stages.adapters.device_bytes(some, source.scales) > 0
 
 
 # ---- everything at once

@@ -68,7 +68,7 @@ class Loading:
     def __init__(self, pair: Pair, adapter: HostAdapter) -> None:
         executor = pair.device.executor
         self._store, self._adapter = executor.adapters, adapter
-        needed = self._store.needs(adapter.tensors, adapter.scales)
+        needed = self._store.device_bytes(adapter.tensors, adapter.scales)
         self.pages = pair.device.deck.deal(-(-needed // executor.page_bytes))
         executor.allocate_adapter_pages(self.pages)
         self._built: DeviceAdapter | None = None

@@ -59,7 +59,7 @@ class Served:
             start = Start(str(seed), Epoch(1, seed), prompt, (), max_tokens, max_tokens, sampling=sampling)
             self.engine.post(Received(SESSION, start))
         while len(self.finish) < len(seeds):
-            self.engine.beat()
+            self.engine.run_once()
 
 
 @pytest.fixture

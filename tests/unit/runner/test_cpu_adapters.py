@@ -107,7 +107,7 @@ def test_files_of_one_layout_share_a_plan_and_nothing_else(
     files = [map_tensors(saved(tmp_path, spec, seed, dtype)) for seed in range(3)]
     for tensors in files:
         check(store.build(tensors, Scales()), tensors, spec, BF16)
-        assert store.needs(tensors, Scales()) == store.build(tensors, Scales()).n_bytes
+        assert store.device_bytes(tensors, Scales()) == store.build(tensors, Scales()).n_bytes
     assert len(planned) == (1 if dtype != FLOAT16 else 9), "copies of other numbers have other addresses"
 
 

@@ -60,7 +60,7 @@ def pages_of(store: PagedAdapterStore, pages: list[int]) -> torch.Tensor:
 
 
 def test_a_copy_is_packed_once_and_gives_the_bytes_of_its_file_wherever_it_goes(store, tensors, packed_layers):
-    count = store.needs(tensors, Doubled()) // store.page_bytes
+    count = store.device_bytes(tensors, Doubled()) // store.page_bytes
     first, second, third = (list(range(at, at + count)) for at in (0, 20, 40))
     store.build(tensors, Doubled(), first)
     copy = store.copy(tensors, Doubled())

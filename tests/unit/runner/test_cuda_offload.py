@@ -118,7 +118,7 @@ def with_adapters(executor: CudaExecutor, spec: Any) -> CudaExecutor:
     free = list(range(PAGES - 1, -1, -1))
     for slot, ranks in enumerate(RANKS):
         tensors, store = adapter_tensors(spec, slot, ranks), executor.adapters
-        pages = [free.pop(0) for _ in range(-(-store.needs(tensors, Scales()) // store.page_bytes))]
+        pages = [free.pop(0) for _ in range(-(-store.device_bytes(tensors, Scales()) // store.page_bytes))]
         executor.allocate_adapter_pages(pages)
         store.put(slot, store.build(tensors, Scales(), pages))
     assert free[0] >= 24

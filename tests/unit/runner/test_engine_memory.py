@@ -242,7 +242,7 @@ class Store(HostTensorStore):
 
     page_bytes, slots = 0, 8
 
-    def needs(self, tensors: Any, scales: Any) -> int:
+    def device_bytes(self, tensors: Any, scales: Any) -> int:
         del tensors, scales
         return self.n_bytes
 

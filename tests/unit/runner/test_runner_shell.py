@@ -167,7 +167,7 @@ def test_adapters_on_demand_survive_a_restart_within_the_bound_least_recently_us
     source = source_of(depot, tmp_path, base)
     built = build_engine(settings, source.base(), source, lambda _: None)
     built.engine.post(Received(Peer(Kind.SUPERVISOR, "s"), RunnerOrder(whole(desired(digests[3], tier=Tier.DISK)))))
-    built.engine.beat()
+    built.engine.run_once()
     wait_until(lambda: len(source.on_disk()) < 4, "the disk is tidied")
     built.engine.close()
     asked = len(depot.requests)

@@ -99,7 +99,7 @@ def running_engine(rows: int) -> Engine:
     for i in range(rows):
         engine.post(Received(session(), start_of(f"r{i}", i + 1, (1, 2), 900, sampling=GREEDY)))
     while engine.runner.pool.scheduler.standing is None:
-        engine.beat()
+        engine.run_once()
     engine.runner.reporter._due_at = float("inf")  # until a test asks for one
     return engine
 
@@ -123,18 +123,18 @@ def calls_of(act: Callable[[], None]) -> int:
 def test_an_iteration_of_an_unchanged_batch_makes_a_dozen_python_calls_a_row():
     """Time depends on the machine, calls do not: with 12 a row, and 40 besides, 32 rows took 75 us, of 340 before."""
     few, many = running_engine(8), running_engine(32)
-    per_row = (calls_of(many.beat) - calls_of(few.beat)) / 24
+    per_row = (calls_of(many.run_once) - calls_of(few.run_once)) / 24
     assert per_row <= 13
-    assert calls_of(many.beat) - 32 * per_row <= 42, "the rest does not depend on the rows"
+    assert calls_of(many.run_once) - 32 * per_row <= 42, "the rest does not depend on the rows"
 
 
 def test_what_a_report_calls_does_not_depend_on_the_rows():
     """Used pages and waiting sequences were a call for each row, four in all."""
 
     def of_a_report(engine: Engine) -> int:
-        without = calls_of(engine.beat)
+        without = calls_of(engine.run_once)
         engine.runner.reporter._due_at = 0.0
-        return calls_of(engine.beat) - without
+        return calls_of(engine.run_once) - without
 
     few, many = of_a_report(running_engine(8)), of_a_report(running_engine(32))
     assert many - few <= 8

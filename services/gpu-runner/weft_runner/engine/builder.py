@@ -144,11 +144,11 @@ class StepBuilder:
         self._kept = built if keep else None
         return built
 
-    def advance_unseen(self, built: BuiltStep) -> BuiltStep | None:
+    def advance_speculatively(self, built: BuiltStep) -> BuiltStep | None:
         """Advance the kept step by a position, before the tokens are known. None: it was not kept."""
         if self._kept is None or self._kept.batch.number != built.batch.number:
             return None
-        built.step.advance_unseen()
+        built.step.advance_speculatively()
         if len(built.unseen) < len(built.sampled):
             built = self._kept = replace(built, unseen=frozenset(built.sampled))
         return built

@@ -173,7 +173,7 @@ class StepLoop:
         """Launch the step behind a present one, unless it has to wait for that one."""
         step, built = present.step, present.built
         same = self._runner.may_repeat(step) and follows.can_follow(built.step)
-        if same and (once_more := self._builder.advance_unseen(built)) is not None:
+        if same and (once_more := self._builder.advance_speculatively(built)) is not None:
             logits, handle = self._draw(follows, once_more, follows.follow(built.step))
             self._launched.append(_launched((self._runner.repeat(step), once_more, logits, handle, [], None)))
         elif (following := self._schedule(StepSlot(behind=step))) is not None:

@@ -132,7 +132,7 @@ class HostAdapter(Protocol):
 
 
 class AdapterStore(Protocol):
-    """An executor's adapters by slot. The builder's thread calls `needs`, `build` and `copy`, the engine's the others.
+    """An executor's adapters by slot. The builder's thread measures, builds and copies; the engine's does the rest.
 
     `page_bytes`: adapters live in pages of this size, allocated by the page table; 0: they have memory of their own.
     `slots`: how many it has a place for.
@@ -144,7 +144,7 @@ class AdapterStore(Protocol):
     @property
     def slots(self) -> int: ...
 
-    def needs(self, tensors: Mapping[str, Array], scales: Scales, /) -> int:
+    def device_bytes(self, tensors: Mapping[str, Array], scales: Scales, /) -> int:
         """Return the bytes that `build` will take on the device, exactly. Raises AdapterInvalid."""
         ...
 
@@ -152,7 +152,7 @@ class AdapterStore(Protocol):
         """Convert PEFT's tensors to the device form, at true ranks.
 
         It runs beside a step and touches nothing that one reads. `tensors` may be views of a mapped file. `pages`: of
-        a store whose adapters live in pages, as many as `needs` says. Raises AdapterInvalid.
+        a store whose adapters live in pages, as many as `device_bytes` says. Raises AdapterInvalid.
         """
         ...
 

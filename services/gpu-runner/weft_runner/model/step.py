@@ -86,7 +86,7 @@ class StepInput:
             self._arrays.tokens[:] = tokens
             self._arrays.rows[:, 2] = positions
 
-    def advance_unseen(self) -> None:
+    def advance_speculatively(self) -> None:
         """Become the next iteration while only the device knows the tokens: each row is a position further."""
         self.advance(self.tokens, [row.position + 1 for row in self.rows])
 

@@ -9,9 +9,9 @@ Streams that do not overlap fully (`MachineRates.overlap` below 1) add that part
 its average length, s + n/2. The paper leaves out what is added here: adapters of all rows of a block, products by
 measured tables instead of one rate, prompts in several passes, what each request takes of the disk.
 
-**Every amount is linear** in the six unknowns (`Outside`): shares of weights, activations and KV that lie on the host
-and on the disk; what is left is on the device. So the linear program and the prediction of a rounded policy are the
-same coefficients.
+**Every amount is linear** in the six unknowns (`OffDeviceShares`): shares of weights, activations and KV that lie on
+the host and on the disk; what is left is on the device. So the linear program and the prediction of a rounded policy
+are the same coefficients.
 """
 
 import math
@@ -45,7 +45,7 @@ class BlockWork:
     table_bytes: int = 0
 
 
-class Outside(NamedTuple):
+class OffDeviceShares(NamedTuple):
     """Shares that are not on the device. A tuple, because every amount of a search is computed from all of them."""
 
     weights_host: float = 0.0
@@ -56,7 +56,7 @@ class Outside(NamedTuple):
     kv_disk: float = 0.0
 
 
-UNKNOWNS = Outside._fields
+UNKNOWNS = OffDeviceShares._fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Linear:
     constant: float = 0.0
     of: tuple[float, ...] = (0.0,) * len(UNKNOWNS)
 
-    def at(self, outside: Outside) -> float:
+    def at(self, outside: OffDeviceShares) -> float:
         """The form's value at these shares."""
         return self.constant + sum(a * x for a, x in zip(self.of, outside, strict=True))
 
@@ -299,7 +299,7 @@ def longest(streams: tuple[Linear, ...], duplex: float) -> tuple[Linear, ...]:
     return read.plus(write, 1.0 - duplex), write.plus(read, 1.0 - duplex), to_device, to_host, compute
 
 
-def phase(case: Case, streams: tuple[Linear, ...], outside: Outside, times: int = 1) -> PassTime:
+def phase(case: Case, streams: tuple[Linear, ...], outside: OffDeviceShares, times: int = 1) -> PassTime:
     """Return the time of `times` passes that are alike."""
     seconds = [times * stream.at(outside) for stream in streams]
     most = max(times * stream.at(outside) for stream in longest(streams, case.machine.duplex))

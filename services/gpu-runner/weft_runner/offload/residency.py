@@ -87,9 +87,9 @@ def best_resident(shape: WeightShape, budget: int, share: float) -> tuple[Reside
     total = sum(shape.matrices) * shape.layers + shape.head
     for buffers in BUFFERS:
         every = every_resident(shape, buffers)
-        fitting = [one for one in every if one.needs <= budget and one.bytes <= share * total]
+        fitting = [one for one in every if one.device_bytes <= budget and one.bytes <= share * total]
         if fitting:
-            return max(fitting, key=lambda one: (one.bytes, -one.needs, one.counts)), buffers
+            return max(fitting, key=lambda one: (one.bytes, -one.device_bytes, one.counts)), buffers
     raise AssertionError("nothing resident and one group in the ring fit, as was asserted")
 
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 from itertools import combinations
 from typing import Protocol
 
-from weft_runner.offload.costs import Case, Linear, Outside, memory, phase, prompt_streams, token_streams
+from weft_runner.offload.costs import Case, Linear, OffDeviceShares, memory, phase, prompt_streams, token_streams
 from weft_runner.offload.plan import MATRICES, BlockTime, OffloadPlan, Usage, WeightTiers
 from weft_runner.offload.policy import Budgets, MemoryTier, Policy, Shares
 
@@ -44,7 +44,7 @@ class Resident:
     ring: int
 
     @property
-    def needs(self) -> int:
+    def device_bytes(self) -> int:
         """Bytes on the device."""
         return self.bytes + self.ring
 
@@ -53,7 +53,7 @@ class Resident:
 class Rounded:
     """A policy that an executor can do, what it takes of each tier, and how fast it should be."""
 
-    outside: Outside
+    outside: OffDeviceShares
     resident: Resident
     host_counts: Counts
     head: MemoryTier
@@ -89,9 +89,9 @@ class WeightShape:
 
 @lru_cache(maxsize=64)
 def residents(sizes: WeightSizes, buffers: int) -> tuple[Resident, ...]:
-    """In order of `needs`, each with more on the device than the one before: the others are never the best."""
+    """In order of `device_bytes`, each with more on the device than the one before: the others are never the best."""
     best: list[Resident] = []
-    for one in sorted(every_resident(sizes, buffers), key=lambda one: (one.needs, -one.bytes)):
+    for one in sorted(every_resident(sizes, buffers), key=lambda one: (one.device_bytes, -one.bytes)):
         if not best or one.bytes > best[-1].bytes:
             best.append(one)
     return tuple(best)
@@ -195,16 +195,16 @@ def _fitting(
     """
     beside = _beside(parts, _outside(case, kv_device, kv_host, activations), MemoryTier.DEVICE)
     every = residents(case.sizes, case.buffers)
-    fitting = [one for one in every if one.needs + beside.total <= budgets.device_bytes]
+    fitting = [one for one in every if one.device_bytes + beside.total <= budgets.device_bytes]
     if case.machine.one_memory:
         return fitting[-1:]
     step = max(1, len(every) // MAX_RESIDENTS)
     return [one for i, one in enumerate(fitting) if i % step == 0 or one is every[-1]]
 
 
-def _outside(case: Case, kv_device: int, kv_host: int, activations: MemoryTier) -> Outside:
+def _outside(case: Case, kv_device: int, kv_host: int, activations: MemoryTier) -> OffDeviceShares:
     block = case.block
-    return Outside(
+    return OffDeviceShares(
         activations_host=float(activations is MemoryTier.HOST),
         activations_disk=float(activations is MemoryTier.DISK),
         kv_host=kv_host / block,
@@ -212,10 +212,10 @@ def _outside(case: Case, kv_device: int, kv_host: int, activations: MemoryTier) 
     )
 
 
-def _beside(parts: dict[MemoryTier, dict[str, Linear]], outside: Outside, tier: MemoryTier) -> Usage:
+def _beside(parts: dict[MemoryTier, dict[str, Linear]], outside: OffDeviceShares, tier: MemoryTier) -> Usage:
     """What a tier has beside weights and their buffers. Buffers of KV are whole where any of it is outside."""
     elsewhere = outside.kv_host + outside.kv_disk
-    whole = Outside(
+    whole = OffDeviceShares(
         activations_host=outside.activations_host,
         activations_disk=outside.activations_disk,
         kv_host=outside.kv_host / elsewhere if elsewhere else 0.0,
@@ -246,7 +246,7 @@ def _rounded(
     }
     if any(usage[tier].total > budgets.of(tier) for tier in MemoryTier):
         return None
-    whole = Outside(
+    whole = OffDeviceShares(
         host_bytes / sizes.weights, disk_bytes / sizes.weights, outside.activations_host, outside.activations_disk,
         outside.kv_host, outside.kv_disk,
     )  # fmt: skip
@@ -296,7 +296,7 @@ def _with(usage: Usage, weights: int, ring: int = 0) -> Usage:
     return Usage(weights, usage.kv, usage.activations, usage.adapters, ring, usage.workspace)
 
 
-def predict(case: Case, streams: tuple[tuple[Linear, ...], ...], outside: Outside) -> BlockTime:
+def predict(case: Case, streams: tuple[tuple[Linear, ...], ...], outside: OffDeviceShares) -> BlockTime:
     """FlexGen's T of a block, and tokens a second. `streams`: of prompts, of tokens, and of one request's tokens.
 
     `token_1_s`: of a request alone, whose stream of weights decides.
@@ -307,7 +307,7 @@ def predict(case: Case, streams: tuple[tuple[Linear, ...], ...], outside: Outsid
     block_s = prompt.pass_s + (tokens - 1) * token.pass_s
     bound_s = max(prompt.disk_read_s + (tokens - 1) * token.disk_read_s,
                   prompt.compute_s + (tokens - 1) * token.compute_s)  # fmt: skip
-    token_1 = phase(case, streams[2], Outside(outside.weights_host, outside.weights_disk))
+    token_1 = phase(case, streams[2], OffDeviceShares(outside.weights_host, outside.weights_disk))
     return BlockTime(prompt, token, block_s, bound_s, case.block * tokens / block_s, token_1.pass_s)
 
 

@@ -192,7 +192,7 @@ def least_budgets(request: PolicySearch) -> Budgets:
     beside -= math.ceil(parts["kv"].constant) if off_device else 0
     least = residents(case.sizes, case.buffers)[0]
     host = 0 if request.machine.one_memory else least.ring
-    return Budgets(beside + least.needs, host, case.sizes.file)
+    return Budgets(beside + least.device_bytes, host, case.sizes.file)
 
 
 def _smaller(request: PolicySearch) -> str:

@@ -60,8 +60,8 @@ class ShardedAdapterStore(HostTensorStore):
     def slots(self) -> int:
         return self.own.slots
 
-    def needs(self, tensors: Mapping[str, Array], scales: Scales) -> int:
-        return self.own.needs(tensors, scales)
+    def device_bytes(self, tensors: Mapping[str, Array], scales: Scales) -> int:
+        return self.own.device_bytes(tensors, scales)
 
     def build(self, tensors: Mapping[str, Array], scales: Scales, pages: Sequence[int] = ()) -> ShardedAdapter:
         """Build on every rank; returns when all have built their part. Raises ExecutorLost too."""
@@ -127,10 +127,10 @@ class PipelineAdapterStore(ShardedAdapterStore):
         super().__init__(own, workers, whole)
         self._kv_page_bytes = page_bytes
 
-    def needs(self, tensors: Mapping[str, Array], scales: Scales) -> int:
+    def device_bytes(self, tensors: Mapping[str, Array], scales: Scales) -> int:
         recorded = self._recorded(tensors, scales)
-        own = self.own.needs(tensors, recorded)
-        self._request("needs", tensors, recorded)
+        own = self.own.device_bytes(tensors, recorded)
+        self._request("device_bytes", tensors, recorded)
         return self._most(own, self._workers.replies())
 
     def _whole(self, number: int, own: DeviceAdapter, others: Sequence[BuiltShard]) -> ShardedAdapter:

@@ -3,7 +3,7 @@
 `steps`, in their order, between two steps: ("run", Step, Layers), ("again", tokens, positions, Layers) for the step
 before a position further (`Step.advance`), ("put", slot, number, numbers to forget), ("clear", slot),
 ("clear_pages", pages), ("allocate_pages", pages), ("kv", ShardOrder) of a transfer to or from another runner.
-`loads`, beside steps: the START of a rank; ("build" or "needs", arguments) and an adapter's file, answered by a
+`loads`, beside steps: the START of a rank; ("build" or "device_bytes", arguments) and an adapter's file, answered by a
 `BuiltShard` or a RunnerError.
 `events`, to rank 0: `RankStopping`; `StageState` of a stage that offloads; `ShardComplete`, `ShardLost` of
 `core.transfer.shards`.

@@ -164,7 +164,7 @@ class AdapterPool:
                 copy.complete()
                 host_bytes = copy.n_bytes
             if fetch.measure:
-                n_bytes = self._store.needs(map_tensors(files.tensors), files.scales)
+                n_bytes = self._store.device_bytes(map_tensors(files.tensors), files.scales)
         except Exception as error:  # noqa: BLE001 (as above)
             self._fail(fetch, error)
             return

@@ -161,9 +161,9 @@ class Engine:
     def run(self) -> None:
         """Run turns until Shutdown."""
         while not self._stopping:
-            self.beat()
+            self.run_once()
 
-    def beat(self) -> None:
+    def run_once(self) -> None:
         """Take what was posted, then run a step or a part of one."""
         self._take_events()
         if self._output.sends:

@@ -25,9 +25,9 @@ def main() -> None:
     configure(f"rank {rank}", level=settings.log_level, fmt=settings.log_format)
     with long_lived_imports():
         from weft_runner.shell.rank_link import join_runner  # torch is imported here
-        from weft_runner.worker.loop import OwnHost, serve
+        from weft_runner.worker.loop import LocalHostConfig, serve
 
-    own, never = OwnHost(settings, files), threading.Event()
+    own, never = LocalHostConfig(settings, files), threading.Event()
     try:
         tls = load_tls(settings.tls_dir, "runner")
         code = join_runner(settings, tls, rank, lambda channels, meet: serve(channels, meet, own), never)

@@ -47,8 +47,8 @@ Act = Callable[[], None]
 Meet = Callable[[Mapping[str, Any]], RankMeeting]  # by what START says
 
 
-class OwnHost(NamedTuple):
-    """What a rank has of its own where rank 0 is on another host: its flags, and the base there."""
+class LocalHostConfig(NamedTuple):
+    """The flags, and the base's files, of a rank whose rank 0 is on another host."""
 
     settings: RunnerSettings
     files: Files
@@ -59,7 +59,7 @@ def serve_child(channels: Sequence[Channel], files: Sequence[int]) -> int:
     return serve(RankChannels(*channels), lambda _: RankFiles(files[0], files[1]))
 
 
-def serve(channels: RankChannels, meet: Meet, own: OwnHost | None = None) -> int:
+def serve(channels: RankChannels, meet: Meet, own: LocalHostConfig | None = None) -> int:
     """Serve as the rank that START names, until the runner closes. Returns the exit code: 1 after a logged failure."""
     try:
         rank = _start(channels, meet, own)
@@ -82,7 +82,7 @@ def _refuse(loads: Channel, error: RunnerError | MessageRefused) -> None:
         loads.send(error)
 
 
-def _start(channels: RankChannels, meet: Meet, own: OwnHost | None) -> "WorkerLoop":
+def _start(channels: RankChannels, meet: Meet, own: LocalHostConfig | None) -> "WorkerLoop":
     """Load this rank's part and meet the others.
 
     The watch in `worker.__main__` ends a load whose runner has gone. Raises as loading does, ExecutorLost, ChannelLost.
@@ -127,7 +127,7 @@ def _report(stage: OffloadsStage, send: Callable[[StageState], None]) -> None:
 
 
 def _exchange_kv(
-    start: Mapping[str, Any], own: OwnHost | None, executor: Executor, events: Channel
+    start: Mapping[str, Any], own: LocalHostConfig | None, executor: Executor, events: Channel
 ) -> tuple["RankKv | None", str]:
     """Exchange KV with ranks of this place in other runners, if rank 0 does; return where. Raises AddressInUse."""
     runner, memory, rank = start["runner"], executor.kv_memory, start["rank"]
@@ -276,10 +276,10 @@ class WorkerLoop:
         self, file: int, name: str, table: Table, scales: dict[str, float], number: int = 0, pages: Sequence[int] = (),
         allocations: int = 0,
     ) -> BuiltShard:  # fmt: skip
-        """Answer `name`, "needs" or "build". Steps that were sent before that allocation run first."""
+        """Answer `name`, "device_bytes" or "build". Steps that were sent before that allocation run first."""
         tensors, adapters = open_shared(file, table), self._executor.adapters
-        if name == "needs":
-            return BuiltShard(self._pages(adapters.needs(tensors, FixedScales(scales))))
+        if name == "device_bytes":
+            return BuiltShard(self._pages(adapters.device_bytes(tensors, FixedScales(scales))))
         with self._allocated:  # they may write to these pages
             if not self._allocated.wait_for(lambda: self._allocations >= allocations, self._patience_s):
                 seen, seconds = self._allocations, self._patience_s

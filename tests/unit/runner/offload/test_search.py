@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from weft.domain.model.config import parse_spec
 from weft_runner.errors import NoPolicyFits, PolicyInvalid
-from weft_runner.offload.costs import BlockWork, Case, Outside, memory, phase, prompt_streams, token_streams
+from weft_runner.offload.costs import BlockWork, Case, OffDeviceShares, memory, phase, prompt_streams, token_streams
 from weft_runner.offload.machine import MachineRates, rising
 from weft_runner.offload.plan import MATRICES, OffloadPlan, check_plan
 from weft_runner.offload.policy import Budgets, Formats, MemoryTier
@@ -128,7 +128,7 @@ def test_no_policy_of_a_grid_is_faster_than_its_linear_program(machine: MachineR
     quarters = [(h / 4, d / 4) for h in range(5) for d in range(5 - h) if not (machine.one_memory and h)]
     best = math.inf
     for weights, hidden, kv in itertools.product(quarters, repeat=3):
-        outside = Outside(*weights, *hidden, *kv)
+        outside = OffDeviceShares(*weights, *hidden, *kv)
         fits = all(
             sum(part.at(outside) for part in parts[tier].values()) <= asked.tiers.of(tier) for tier in MemoryTier
         )
@@ -201,16 +201,16 @@ def test_attention_on_the_host_copies_no_kv_and_takes_the_hosts_time() -> None:
     slow, sizes = replace(MACHINE, one_memory=False), request().sizes
     fast = replace(slow, host_attention=MACHINE.attention)
 
-    def seconds(machine: MachineRates, outside: Outside, *, delegated: bool) -> list[float]:
+    def seconds(machine: MachineRates, outside: OffDeviceShares, *, delegated: bool) -> list[float]:
         case = Case(sizes, machine, Formats(cpu_attention=delegated), WORK, 4, 4)
         return [stream.at(outside) for stream in token_streams(case)]
 
-    on_host = Outside(kv_host=1.0)
+    on_host = OffDeviceShares(kv_host=1.0)
     (read, up, *others), (same_read, none, *same) = (seconds(fast, on_host, delegated=on) for on in (False, True))
     assert none == 0.0 < up
     assert [same_read, *same] == pytest.approx([read, *others])
     assert seconds(slow, on_host, delegated=True)[-1] > same[-1]
-    assert seconds(slow, Outside(), delegated=True) == seconds(slow, Outside(), delegated=False)
+    assert seconds(slow, OffDeviceShares(), delegated=True) == seconds(slow, OffDeviceShares(), delegated=False)
 
 
 @given(st.integers(1, 40), st.integers(1, 40))
@@ -228,7 +228,7 @@ def test_tokens_beside_later_prompts_are_those_of_sequences_that_begin_pass_afte
 def test_kv_on_the_disk_takes_its_requests_and_what_is_written_keeps_from_reading() -> None:
     asked = request(replace(MACHINE, request_s=1e-3, duplex=0.25))
     case = Case(asked.sizes, asked.machine, asked.formats, asked.work, 4, 4)
-    streams, outside = token_streams(case), Outside(kv_disk=1.0)
+    streams, outside = token_streams(case), OffDeviceShares(kv_disk=1.0)
     token, plain = phase(case, streams, outside), phase(replace(case, machine=MACHINE), streams, outside)
     requests = 4 * asked.sizes.layers  # a sequence's pages of a layer are one
     assert token.disk_write_s == pytest.approx(4 * 16 * asked.sizes.kv_token / MACHINE.disk_write + requests * 1e-3)

@@ -34,7 +34,7 @@ class Own(HostTensorStore):
     error: Exception | None = None
     page_bytes: int = 64
 
-    def needs(self, tensors: Any, scales: Any) -> int:
+    def device_bytes(self, tensors: Any, scales: Any) -> int:
         return 128
 
     def build(self, tensors: Any, scales: Any, pages: Any) -> BuiltAdapter:
@@ -138,5 +138,5 @@ def test_a_wrong_one_is_refused_before_anybody_hears_of_it(store, workers):
 
 
 def test_what_it_needs_is_what_each_rank_needs(store):
-    assert store.needs(TENSORS, Halves()) == 128
+    assert store.device_bytes(TENSORS, Halves()) == 128
     assert store.page_bytes == 64

@@ -103,8 +103,8 @@ def test_a_stage_has_its_own_layers_of_weights_cache_and_adapters(tmp_path, new_
         adapter = table.build(tensors, source.scales)
         table.put(1, adapter)
         assert all(table.sites(layer, 0)[1] is not None for layer in range(len(part.layers)))
-        bytes_of.append(table.needs(tensors, source.scales))
-    assert sum(bytes_of) == TorchAdapterStore(spec, 2).needs(tensors, source.scales)
+        bytes_of.append(table.device_bytes(tensors, source.scales))
+    assert sum(bytes_of) == TorchAdapterStore(spec, 2).device_bytes(tensors, source.scales)
 
 
 def test_what_is_wrong_with_the_weights_of_a_stage_is_told_by_the_number_of_its_layer_in_the_model(tmp_path, world):

@@ -71,7 +71,7 @@ class CpuAdapterStore(HostTensorStore):
         adapter = self._held.get(slot)
         return 0 if adapter is None else adapter.n_bytes
 
-    def needs(self, tensors: Mapping[str, Array], scales: Scales) -> int:
+    def device_bytes(self, tensors: Mapping[str, Array], scales: Scales) -> int:
         return self._plan(tensors, scales)[0].n_bytes
 
     def build(self, tensors: Mapping[str, Array], scales: Scales, pages: Sequence[int] = ()) -> CpuAdapter:

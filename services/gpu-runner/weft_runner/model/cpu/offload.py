@@ -259,7 +259,7 @@ class OffloadExecutor(CpuExecutor):
             self._tokens = np.arange(len(arrays.tokens), dtype=np.int32)
             self._prepared, self._version = step, version
         for batch in self._batches:
-            batch.follow(arrays)
+            batch.advance(arrays)
         nowhere: LayerPages = dict.fromkeys(layers, [None] * len(self._batches))
         self._disk_pages = nowhere if disk is None else disk.begin(arrays, self._batches, layers)
         self._rows_on_disk = [False] * len(self._batches)

@@ -20,7 +20,7 @@ import numpy as np
 
 from weft_kernels.cpu.memory import MappedMemory
 from weft_runner.errors import DiskUnusable
-from weft_runner.model.tiers.direct_io import BLOCK, PAGE, DirectFile, IoQueue, Requests, up
+from weft_runner.model.tiers.direct_io import BLOCK, PAGE, DirectFile, IoQueue, Requests, round_up_to_page
 from weft_runner.model.tiers.outside_pages import Piece, SlotRun, count_extents
 from weft_runner.model.tiers.read_ahead import ReadAhead, SlowTier, Work
 from weft_runner.offload.sizes import BOUNCE
@@ -36,7 +36,7 @@ class PageFile:
     def __init__(self, folder: Path, layers: int, extents: int, layer_bytes: int, what: str = "KV") -> None:
         """Put all of its bytes on the disk, zeros. `what` lies there."""
         self.layer_bytes, self.extents = layer_bytes, extents
-        self._stride = up(layer_bytes)
+        self._stride = round_up_to_page(layer_bytes)
         self.n_bytes = layers * extents * self._stride
         self._own, self._queues = threading.local(), list[IoQueue]()
         path = folder / f"{tempfile.gettempprefix()}-{what.lower()}-{os.getpid()}-{id(self)}.pages"
@@ -110,7 +110,7 @@ class PageFile:
         memory: MappedMemory | None = getattr(self._own, "memory", None)
         if memory is None:
             memory = self._own.memory = MappedMemory(bounce_bytes(self.layer_bytes))
-        return up(memory.address)
+        return round_up_to_page(memory.address)
 
 
 class DiskPages(SlowTier[Piece]):
@@ -156,4 +156,4 @@ class DiskPages(SlowTier[Piece]):
 
 def bounce_bytes(layer_bytes: int) -> int:
     """What the buffer of a thread takes."""
-    return 0 if layer_bytes % PAGE == 0 else max(BOUNCE, up(layer_bytes)) + PAGE
+    return 0 if layer_bytes % PAGE == 0 else max(BOUNCE, round_up_to_page(layer_bytes)) + PAGE

@@ -110,7 +110,7 @@ class PagedAdapterStore:
         """Return what the adapter there takes on the device; 0: none was put there."""
         return self._bytes.get(slot, 0)
 
-    def needs(self, tensors: Mapping[str, Array], scales: Scales) -> int:
+    def device_bytes(self, tensors: Mapping[str, Array], scales: Scales) -> int:
         return self.copy(tensors, scales).n_bytes
 
     def build(self, tensors: Mapping[str, Array], scales: Scales, pages: Sequence[int]) -> PagedAdapter:

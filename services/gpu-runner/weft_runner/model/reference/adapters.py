@@ -41,7 +41,7 @@ class TorchAdapterStore(HostTensorStore):
     def page_bytes(self) -> int:
         return 0
 
-    def needs(self, tensors: Mapping[str, Array], scales: Scales) -> int:
+    def device_bytes(self, tensors: Mapping[str, Array], scales: Scales) -> int:
         pairs = [pair for layer in self._pairs(tensors, scales) for site in layer for pair in site]
         return 4 * sum(pair.a.size + pair.b.size for pair in pairs)
 

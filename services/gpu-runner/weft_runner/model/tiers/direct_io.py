@@ -26,8 +26,8 @@ DEPTH, DEPTH_BYTES = 64, 16 << 20  # requests, bytes
 Requests = npt.NDArray[np.int64]  # [n, 3]: address, bytes, offset in the file
 
 
-def up(n_bytes: int) -> int:
-    """To whole pages."""
+def round_up_to_page(n_bytes: int) -> int:
+    """Round up to whole pages."""
     return -(-n_bytes // PAGE) * PAGE
 
 

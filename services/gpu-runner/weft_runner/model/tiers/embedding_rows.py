@@ -4,7 +4,7 @@ import numpy as np
 
 from weft_kernels.cpu.memory import MappedMemory
 from weft_runner.errors import DiskUnusable, ExecutorLost
-from weft_runner.model.tiers.direct_io import PAGE, IoQueue, up
+from weft_runner.model.tiers.direct_io import PAGE, IoQueue, round_up_to_page
 from weft_runner.model.tiers.packed_file import PackedFile, PackedLayout
 from weft_runner.offload.sizes import GATHERED_ROWS
 
@@ -13,7 +13,7 @@ GAP_BYTES = 32 << 10  # between two rows that are one read: about what a request
 
 def gather_bytes(layout: PackedLayout) -> int:
     """Return the bytes that GATHERED_ROWS rows are read into, in whole pages."""
-    return GATHERED_ROWS * (up(layout.row_bytes) + PAGE)
+    return GATHERED_ROWS * (round_up_to_page(layout.row_bytes) + PAGE)
 
 
 class EmbeddingRows:
@@ -47,7 +47,7 @@ class EmbeddingRows:
         """Copy the rows that begin there in the file, in order: what lies close together is one read."""
         n_bytes, runs, used, done = self._layout.row_bytes, list[tuple[int, int]](), 0, 0
         for i, begin in enumerate(begins):
-            first, end = begin // PAGE * PAGE, up(begin + n_bytes)
+            first, end = begin // PAGE * PAGE, round_up_to_page(begin + n_bytes)
             if runs and first - runs[-1][1] <= GAP_BYTES and used + end - runs[-1][1] <= self._memory.n_bytes:
                 used += end - runs[-1][1]
                 runs[-1] = runs[-1][0], end

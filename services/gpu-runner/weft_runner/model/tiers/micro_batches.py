@@ -32,7 +32,7 @@ class MicroBatch:
     def n_tokens(self) -> int:
         return self.end - self.start
 
-    def follow(self, arrays: StepArrays) -> None:
+    def advance(self, arrays: StepArrays) -> None:
         """Take the positions of the step, which has advanced."""
         self.rows[:, 2] = arrays.rows[self.of_row, 2] + self.skipped
 

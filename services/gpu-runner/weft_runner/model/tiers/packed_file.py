@@ -32,7 +32,7 @@ from weft_kernels.cpu.memory import MappedMemory
 from weft_runner.errors import DiskUnusable, StoppedAtStart
 from weft_runner.model.arrays import BFLOAT16, Array, check_finite, native
 from weft_runner.model.partition import Partition
-from weft_runner.model.tiers.direct_io import BLOCK, PAGE, DirectFile, up
+from weft_runner.model.tiers.direct_io import BLOCK, PAGE, DirectFile, round_up_to_page
 from weft_runner.model.tiers.matrices import MatrixPacker, MatrixRows, in_runs, matrix_shapes
 from weft_runner.offload.plan import MATRICES
 
@@ -59,7 +59,7 @@ class Region:
     @property
     def n_bytes(self) -> int:
         """The bytes on disk and in a ring."""
-        return up(self.data_bytes + self.scale_bytes)
+        return round_up_to_page(self.data_bytes + self.scale_bytes)
 
 
 class PackedLayout:
@@ -80,12 +80,12 @@ class PackedLayout:
         sites = MATRICES
         names = [f"layer {layer} {site}" for layer in part.layers for site in sites]
         names += [f"head {i}" for i in range(len(pieces))]
-        self._at = up(PAGE + 128 * len(names))
+        self._at = round_up_to_page(PAGE + 128 * len(names))
         self.header_bytes = self._at
         made = [self._region(name, *shape) for name, shape in zip(names, [*of_layers, *pieces], strict=True)]
         self.matrices, self.head = made[: len(of_layers)], made[len(of_layers) :]
         self.embedding = self._at
-        self.embedding_bytes = up(self.rows * self.row_bytes)
+        self.embedding_bytes = round_up_to_page(self.rows * self.row_bytes)
         self.n_bytes = self._at + self.embedding_bytes
 
     @property
@@ -364,7 +364,7 @@ class _RegionStream:
 
     def end(self) -> str:
         """Write zeros up to a whole page. Returns the digest of the region."""
-        padded = up(self._filled)
+        padded = round_up_to_page(self._filled)
         self._memory.clear(self._filled, padded - self._filled)
         self._filled = padded
         self._flush(padded)
