@@ -294,7 +294,7 @@ class Driver:
     def _take(self, output: Output) -> None:
         self.outputs.append(output)
         self.paused.append(len(self.pool.reservations.paused))
-        self.swapped.append(self.pool.swap.away)
+        self.swapped.append(self.pool.swap.num_swapped_out)
 
     @property
     def events(self) -> list[Any]:

@@ -34,7 +34,7 @@ def test_who_leaves_first_when_pages_are_short(sizes, marks, order):
         if mark == "draining":
             adapter.advance(LoadState.DRAINING)
         adapter.running, adapter.protected = mark == "running", mark == "protected"
-        slots.changed(adapter)
+        slots.mark_changed(adapter)
     left = []
     while slots.evict_for(slots.pages.free_pages + 1, pinned_too=True):
         slots.check()

@@ -31,13 +31,13 @@ class Desk:
         self.served: list[list[tuple[str, int]]] = []
 
     def arrive(self, key: str, tokens: int) -> None:
-        self.chooser.changed()
+        self.chooser.invalidate()
         self.left[key] = tokens
 
     def step(self) -> list[tuple[str, int]]:
         waiting = [Candidate(key, "", tokens) for key, tokens in self.left.items()]
         batch = self.chooser.schedule(waiting, self.decoding, 0, lambda: 1)
-        self.chooser.ran(batch)
+        self.chooser.count_run(batch)
         rows = [(row.key, row.n_tokens) for row in batch.rows[: batch.n_prefills]]
         for key, tokens in rows:
             self.left[key] -= tokens
@@ -92,31 +92,31 @@ def test_a_batch_stands_until_a_row_needs_a_page():
     chooser = BatchScheduler(BatchLimits(), GUESS)
     batch = chooser.schedule([], decoding(3), 100, lambda: 3)
     for _ in range(2):
-        assert chooser.standing is batch
-        chooser.ran(batch)
-    assert chooser.standing is batch, "the last of its three iterations"
-    chooser.ran(batch)
-    assert chooser.standing is None
+        assert chooser.reusable_batch is batch
+        chooser.count_run(batch)
+    assert chooser.reusable_batch is batch, "the last of its three iterations"
+    chooser.count_run(batch)
+    assert chooser.reusable_batch is None
 
 
 def test_a_batch_with_a_prompt_or_one_that_changed_does_not_stand():
     chooser = BatchScheduler(BatchLimits(), GUESS)
     chooser.schedule([Candidate("p", "", 5)], decoding(3), 100, lambda: 3)
-    assert chooser.standing is None
+    assert chooser.reusable_batch is None
     batch = chooser.schedule([], decoding(3), 100, lambda: 3)
-    chooser.changed()
-    chooser.ran(batch)
-    assert chooser.standing is None
+    chooser.invalidate()
+    chooser.count_run(batch)
+    assert chooser.reusable_batch is None
     chooser.schedule([], decoding(3), 100, lambda: 0)
-    assert chooser.standing is None, "somebody is paused: pages may become free at any time"
+    assert chooser.reusable_batch is None, "somebody is paused: pages may become free at any time"
 
 
 def test_keys_grow_with_a_batch_that_stands_so_that_its_times_are_compared_with_the_right_ones():
     chooser = BatchScheduler(BatchLimits(), StepModel(0.0, 0.0, 0.01, 1.0))
     batch = chooser.schedule([], decoding(10), 1000, lambda: 100)
     for step in range(50):
-        chooser.ran(batch)
-        chooser.timed(batch, 0.01 * (1000 + 10 * (step + 1)))
+        chooser.count_run(batch)
+        chooser.learn(batch, 0.01 * (1000 + 10 * (step + 1)))
     assert chooser.step_time.decode == pytest.approx(1.0), "each took as long as the model says for its keys"
 
 
@@ -191,7 +191,7 @@ def test_no_step_with_interactive_rows_passes_the_token_time_because_of_batch_ro
     expected = chooser.step_time.step_ms(len(decoded), sum(row.keys for row in decoded), found.prompt_tokens)
     assert not with_batch or expected <= chooser.token_time_ms * (1 + 1e-9)
     assert chooser.keys == sum(row.keys for row in decoded)
-    assert chooser.standing is None or not (lines or line_prompts), "what fits is found anew for each step"
+    assert chooser.reusable_batch is None or not (lines or line_prompts), "what fits is found anew for each step"
 
 
 @given(st.integers(1, 12), st.integers(0, 8))
@@ -242,7 +242,7 @@ def test_the_share_of_late_steps_is_kept_below_one_in_a_hundred(disturbance_ms):
     for step in range(2000):
         found = chooser.schedule([], [*rows, *lines], 0, lambda: 9)
         measured_ms = 10.0 + 0.5 * len(found.rows) + (disturbance_ms if chance.random() < 0.05 else 0.0)
-        chooser.timed(found, measured_ms, 0)
+        chooser.learn(found, measured_ms, 0)
         late += step >= 1000 and measured_ms > 20.0
         joined += len(found.rows) - 2
     assert late < 0.01 * 1000
@@ -254,7 +254,7 @@ def test_steps_that_no_interactive_row_waited_for_hold_no_line():
     chooser = BatchScheduler(BatchLimits(token_time_ms=20.0), StepModel(10.0, 0.5, 0.0, 1.0))
     lines = rows_of("b", Priority.BATCH, [5] * 4)
     for _ in range(LATE_STEPS):
-        chooser.timed(chooser.schedule([], lines, 20, lambda: 9), 30.0, 0, awaited=False)
+        chooser.learn(chooser.schedule([], lines, 20, lambda: 9), 30.0, 0, awaited=False)
     assert chooser.lateness.ms(20.0) == 0.0
 
 

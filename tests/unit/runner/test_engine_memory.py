@@ -118,7 +118,7 @@ def test_a_prefix_that_the_device_evicted_is_read_from_host_memory(driver_of, ad
     assert small.pool.reuse.host_tokens == 3 * P
     prefixes, swap = small.pool.host_prefixes, small.pool.swap
     assert (len(prefixes), prefixes.out_bytes, swap.prefix_in_bytes) == (3, 3, 3)
-    assert (swap.away, swap.out_bytes) == (0, 0)
+    assert (swap.num_swapped_out, swap.out_bytes) == (0, 0)
 
 
 def test_the_choices_of_one_request_prefill_its_prompt_once(driver_of):

@@ -217,7 +217,7 @@ class MemoryMachine(RuleBasedStateMachine):
     @rule(owner=st.integers(1, 2))
     def lose_a_session(self, owner: int) -> None:
         mine = [key for key, s in self.pool.sequences.items() if s.owner == session(owner)]
-        self.pool.session_closed(session(owner))
+        self.pool.cancel_session(session(owner))
         for key in mine:
             del self.live[key]
         self.hear()

@@ -120,7 +120,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(owner=st.integers(1, 2))
     def lose_a_session(self, owner: int) -> None:
-        self.pool.session_closed(session(owner))
+        self.pool.cancel_session(session(owner))
         self.live = {key: (epoch, mine) for key, (epoch, mine) in self.live.items() if mine != owner}
         self.hear()
 
@@ -296,7 +296,7 @@ def test_a_batch_that_others_fly_beside_is_chosen_anew_each_time():
     first = pool.schedule(2)
     second = pool.schedule(2)
     assert {row.key for row in first.rows} & {row.key for row in second.rows} == set()
-    assert pool.scheduler.standing is None
+    assert pool.scheduler.reusable_batch is None
 
 
 def test_in_flight_nobody_grows_pauses_or_reads_what_others_have_computed():

@@ -26,7 +26,7 @@ class Watched:
 
     def run(self, step: StepInput) -> Any:
         pool, engine = self.driver.pool, self.driver.engine
-        batch = pool.schedule() if pool.scheduler.standing is not None else None
+        batch = pool.schedule() if pool.scheduler.reusable_batch is not None else None
         if batch is not None:
             sequences = tuple(pool.sequences[row.key] for row in batch.rows)
             fresh = StepBuilder(pool, engine.adapters.ranks).build(batch, sequences, keep=False).step

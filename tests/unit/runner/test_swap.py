@@ -161,17 +161,17 @@ def test_a_copy_that_measures_nothing_changes_no_estimate(pages: int, seconds: f
 def test_the_time_of_copies_and_of_sequences_that_stand_still_is_counted():
     pool = two()
     order = until_one_leaves(pool)
-    pool.elapse(10.0)
-    pool.elapse(11.0)  # one on its way out, the other one paused
+    pool.account_stall_time(10.0)
+    pool.account_stall_time(11.0)  # one on its way out, the other one paused
     copied(pool, order, seconds=0.5)
-    pool.elapse(14.0)  # one out
+    pool.account_stall_time(14.0)  # one out
     assert (pool.swap.copy_s, pool.preemption.stalled_s) == (0.5, pytest.approx(2 * 11.0 + 3.0))
     while pool.sequences:
         step(pool)
         for back in copies(pool):
             copied(pool, back, seconds=0.25)
     stalled_s = pool.preemption.stalled_s
-    pool.elapse(20.0)
+    pool.account_stall_time(20.0)
     assert (pool.swap.copy_s, pool.preemption.stalled_s) == (0.75, stalled_s)
 
 
@@ -292,7 +292,7 @@ def test_whatever_ends_a_swapped_sequence_frees_both_sides_at_once(when, how):
         case "stop":
             pool.stop("new", Epoch(1, 2), session())
         case "close":
-            pool.session_closed(session())
+            pool.cancel_session(session())
         case "drain":
             pool.drain.order(0.0, on=True)
         case _:

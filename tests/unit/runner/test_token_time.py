@@ -98,7 +98,7 @@ def running_engine(rows: int) -> Engine:
     engine.post(Connected(session(), SessionHello("g", "")))
     for i in range(rows):
         engine.post(Received(session(), start_of(f"r{i}", i + 1, (1, 2), 900, sampling=GREEDY)))
-    while engine.runner.pool.scheduler.standing is None:
+    while engine.runner.pool.scheduler.reusable_batch is None:
         engine.run_once()
     engine.runner.reporter._due_at = float("inf")  # until a test asks for one
     return engine

@@ -50,7 +50,7 @@ class AwaitedGrammars:
         self._timers.clear(("grammar", session, request_id))
         return self.waiting.pop((session, request_id), None)
 
-    def closed(self, peer: Peer) -> None:
+    def forget_session(self, peer: Peer) -> None:
         """Forget what a session that is over has started."""
         for key in [key for key, one in self.waiting.items() if one.peer == peer]:
             self.drop(*key)
@@ -88,9 +88,9 @@ class AwaitedMasks:
             for key in before - late:
                 self._timers.clear(("mask", key))
             self.late = late
-            self._scheduler.changed()
+            self._scheduler.invalidate()
 
-    def follow(self, now: float) -> bool:
+    def keeps_pace(self, now: float) -> bool:
         """Say whether all who have a mask now will have the one behind the next token, too."""
         if self.constrained:
             self.before_step(now)

@@ -28,7 +28,7 @@ class BatchScheduler:
 
     def __init__(self, limits: BatchLimits, model: StepModel) -> None:
         self._limits, self.step_time, self.lateness = limits, StepTimeEstimator(model), Lateness()
-        self.standing: Batch | None = None
+        self.reusable_batch: Batch | None = None
         self._numbers = count(1)
         self.keys = 0  # tokens in KV of the decode rows that were chosen last
         self._steps = 0
@@ -68,7 +68,7 @@ class BatchScheduler:
         if not prefilling:
             batch = form_batch((), decoding, self._limits, number=next(self._numbers))
             self._steps = steps() if len(batch.rows) == len(decoding) else 0
-            self.standing = batch if self._steps > 1 else None
+            self.reusable_batch = batch if self._steps > 1 else None
             return batch
         most = self._limits.prompt_tokens_beside(len(decoding))
         tokens = self.step_time.prompt_tokens(len(decoding), keys, token_time_ms, most)
@@ -129,31 +129,31 @@ class BatchScheduler:
     def limit(self, limits: BatchLimits) -> None:
         """Set the limits from the next batch on."""
         self._limits = limits
-        self.changed()
+        self.invalidate()
 
     def lasts(self, batch: Batch, steps: int) -> bool:
         """Say whether a batch can run as it is for `steps` iterations, the present one included."""
-        standing = self.standing
-        return standing is not None and standing.number == batch.number and self._steps >= steps
+        reusable = self.reusable_batch
+        return reusable is not None and reusable.number == batch.number and self._steps >= steps
 
-    def changed(self) -> None:
+    def invalidate(self) -> None:
         """Choose the next batch anew: a sequence joined, left, paused or grew."""
-        self.standing = None
+        self.reusable_batch = None
 
-    def departed(self) -> None:
+    def count_departure(self) -> None:
         """Count a sequence that has left, or is computed no more."""
         self.departures += 1
-        self.standing = None
+        self.reusable_batch = None
 
-    def ran(self, batch: Batch) -> None:
+    def count_run(self, batch: Batch) -> None:
         """Count a batch that has run: each of its decode rows has one key more, and one place less in its pages."""
-        if (standing := self.standing) is not None and standing.number == batch.number:
+        if (reusable := self.reusable_batch) is not None and reusable.number == batch.number:
             self.keys += len(batch.rows)
             self._steps -= 1
             if not self._steps:
-                self.standing = None
+                self.reusable_batch = None
 
-    def timed(self, batch: Batch, measured_ms: float, keys: int | None = None, *, awaited: bool = True) -> None:
+    def learn(self, batch: Batch, measured_ms: float, keys: int | None = None, *, awaited: bool = True) -> None:
         """Learn from the time that a batch took. `keys`: those when it was chosen, if others have been chosen since.
 
         `awaited`: it had an interactive row. What other steps take says nothing of how late a token is.

@@ -112,8 +112,8 @@ class RequestPool:
         self.drain = Drain(self, kv, self.scheduler, self.timers)
         self.masks = AwaitedMasks(self.scheduler, self.timers)
 
-    def elapse(self, now: float) -> None:
-        """Who is paused or swapped has stood still since the call before this one."""
+    def account_stall_time(self, now: float) -> None:
+        """Account the time since the call before this one to who is paused or swapped and has stood still."""
         if self.reservations.paused or self.swap.by_key:
             self.preemption.stand_still(now - self.now)
         self.now = now
@@ -164,7 +164,7 @@ class RequestPool:
         self.scheduler.limit(batch)
         self.timers.set(REPORT, 0.0)
 
-    def session_closed(self, owner: Peer) -> None:
+    def cancel_session(self, owner: Peer) -> None:
         """Cancel what the session held."""
         for sequence in [s for s in self.sequences.values() if s.owner == owner]:
             self.remove(sequence)
@@ -215,8 +215,8 @@ class RequestPool:
         """
         if self.masks.constrained:
             self.masks.before_step(self.now)
-        if depth == 1 and self.scheduler.standing is not None:
-            return self.scheduler.standing
+        if depth == 1 and self.scheduler.reusable_batch is not None:
+            return self.scheduler.reusable_batch
         for sequence in self._here(SequencePhase.PREFILL):
             self.reuse.before_step(sequence)
         self.settle()
@@ -310,9 +310,9 @@ class RequestPool:
         self._forwards += forwards
         for key in late:
             self.sequences[key].sit_out()
-            self.scheduler.changed()
-        self.scheduler.ran(batch)
-        if first := self.token_times.ran(batch, self.sequences, self.now):
+            self.scheduler.invalidate()
+        self.scheduler.count_run(batch)
+        if first := self.token_times.count_run(batch, self.sequences, self.now):
             for sequence in first:
                 start = sequence.start
                 if start.kv_from is None and not start.emitted:
@@ -328,7 +328,7 @@ class RequestPool:
             if prompts and key in prompts:
                 part = PromptLogprobs(key, sequence.start.epoch, sequence.in_kv + 1, prompts[key])
                 self.effects.append(Send(sequence.owner, part))
-            sequence.fed(n_tokens)
+            sequence.feed(n_tokens)
             self._tokens += n_tokens
             pages.fill(key, sequence.in_kv)
             if sequence.chain is not None and sequence.in_kv // page_tokens != sequence.named_pages:
@@ -400,14 +400,14 @@ class RequestPool:
         return None
 
     def _admit(self, sequence: Sequence, n_pages: int, shared: list[int]) -> None:
-        self.scheduler.changed()
+        self.scheduler.invalidate()
         start, first = sequence.start, not self.sequences
         wanted = self.pages.free_pages - self.pages.free_beside(shared) + n_pages - len(shared)
         evicted = self.adapters.slots.evict_for(wanted, start.adapter, pinned_too=first)
         pages = self.pages.reserve(sequence.key, n_pages, shared)
         assert evicted, "free pages were checked"
         assert pages is not None, "pages were freed"
-        self.reservations.granted(pages[len(shared) :])
+        self.reservations.add_granted(pages[len(shared) :])
         self.sequences[sequence.key] = sequence
         self.masks.admit(sequence)
         self.reuse.admit(sequence, shared)
@@ -426,13 +426,13 @@ class RequestPool:
         self.settle()
 
     def _join(self, sequence: Sequence) -> None:
-        self.scheduler.changed()
-        sequence.times.joined(self.now)
+        self.scheduler.invalidate()
+        sequence.times.note_joined(self.now)
         sequence.join(self._most_tokens(sequence))
 
     def go_on(self, sequence: Sequence) -> None:
         """Run it from the next batch on: its KV and its adapter are on the device."""
-        self.scheduler.changed()
+        self.scheduler.invalidate()
         sequence.go_on(self._most_tokens(sequence))
         self.reuse.publish(sequence)
 
@@ -466,7 +466,7 @@ class RequestPool:
 
         `finish`: how its request ended; None: it goes on elsewhere.
         """
-        self.scheduler.departed()
+        self.scheduler.count_departure()
         joined, swapped = self._has_joined(sequence), sequence.phase is SequencePhase.SWAPPED
         sequence.end()
         times = sequence.times

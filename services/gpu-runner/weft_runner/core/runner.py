@@ -54,7 +54,7 @@ class Runner:
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         pool = self.pool
-        pool.elapse(now)
+        pool.account_stall_time(now)
         match event:
             case StepSlot():
                 self._schedule(event)
@@ -140,7 +140,7 @@ class Runner:
 
     def may_repeat(self, step: RunStep) -> bool:
         """Say whether that batch can run once more as it is, after the step that is in flight."""
-        return self.pool.masks.follow(self.pool.now) and self.pool.scheduler.lasts(step.batch, 2)
+        return self.pool.masks.keeps_pace(self.pool.now) and self.pool.scheduler.lasts(step.batch, 2)
 
     def _schedule(self, slot: StepSlot) -> None:
         pool = self.pool
@@ -148,12 +148,12 @@ class Runner:
         if not batch.rows:
             return
         last, clear_pages = self._step, pool.reservations.take_granted()
-        stands = (standing := pool.scheduler.standing) is not None and standing.number == batch.number
+        stands = (reusable := pool.scheduler.reusable_batch) is not None and reusable.number == batch.number
         if stands and last is not None and last.batch.number == batch.number:
             sequences, awaited = last.sequences, last.awaited
         else:
             sequences = tuple(pool.sequences[row.key] for row in batch.rows)
-            pool.token_times.scheduled(sequences, pool.now)
+            pool.token_times.note_scheduled(sequences, pool.now)
             awaited = any(sequence.start.priority is Priority.INTERACTIVE for sequence in sequences)
         if pool.hand_over.kv.outgoing:
             pool.hand_over.before_step(batch)
@@ -175,7 +175,7 @@ class Runner:
         if pool.hand_over.freezing:
             pool.hand_over.freeze_again(pool.now)
         if done.ms > 0.0:
-            pool.scheduler.timed(step.batch, done.ms, step.keys, awaited=step.awaited)
+            pool.scheduler.learn(step.batch, done.ms, step.keys, awaited=step.awaited)
 
     # ---- peers
 
@@ -243,8 +243,8 @@ class Runner:
             self.reporter.connect(None)
         else:
             self._gateways.pop(peer, None)
-            self.grammars.closed(peer)
-            self.pool.session_closed(peer)
+            self.grammars.forget_session(peer)
+            self.pool.cancel_session(peer)
 
     def _drain(self, on: bool, migrate_s: float = 0.0) -> None:
         """Draining follows each Ended(DRAINED) of what ends at once. Without a supervisor nobody orders moves."""

@@ -144,7 +144,7 @@ class Sequence:
         """Take its row of a complete batch back: its mask came too late for it."""
         self.in_flight = False
 
-    def fed(self, n_tokens: int) -> None:
+    def feed(self, n_tokens: int) -> None:
         """Take n more tokens into KV: the step that had them is complete."""
         in_kv, n_known = self.in_kv + n_tokens, len(self.tokens)
         assert self.phase in RUNNING, self.phase
@@ -187,8 +187,8 @@ class Sequence:
         self.phase = SequencePhase.SWAP_OUT
         self.swaps += 1
 
-    def swapped_out(self) -> None:
-        """Hold no page any more."""
+    def release_pages(self) -> None:
+        """Hold no page any more: its KV is in host memory."""
         assert self.phase is SequencePhase.SWAP_OUT, self.phase
         self.phase, self.named_pages = SequencePhase.SWAPPED, 0
 

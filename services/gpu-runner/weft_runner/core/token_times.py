@@ -42,7 +42,7 @@ class SequenceTimes:
     first_token_at: float | None = None
     token_at: float = 0.0
 
-    def joined(self, now: float) -> None:
+    def note_joined(self, now: float) -> None:
         self.joined_at = now
 
 
@@ -68,13 +68,13 @@ class TokenTimes:
         """Since start."""
         return GapCounts(tuple(self._counts), self._sum_s)
 
-    def scheduled(self, sequences: "Iterable[Sequence]", now: float) -> None:
-        """Note that they are in a batch of other rows than the one before."""
+    def note_scheduled(self, sequences: "Iterable[Sequence]", now: float) -> None:
+        """Note that sequences are in a batch of other rows than the one before."""
         for sequence in sequences:
             if sequence.times.scheduled_at is None:
                 sequence.times.scheduled_at = now
 
-    def ran(self, batch: Batch, sequences: "Mapping[str, Sequence]", now: float) -> "list[Sequence]":
+    def count_run(self, batch: Batch, sequences: "Mapping[str, Sequence]", now: float) -> "list[Sequence]":
         """Note that a batch is complete. Returns the sequences that had their first token here."""
         last = self._last
         if last is not None and batch.number and last.batch.number == batch.number:

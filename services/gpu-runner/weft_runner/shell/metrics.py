@@ -86,7 +86,7 @@ class FigureSource:
         return self.figures.used_pages / self.pool.limits.total_pages
 
     @property
-    def away(self) -> int:
+    def num_swapped_out(self) -> int:
         return sum(not swap.is_new for swap in tuple(self.pool.swap.by_key.values()))
 
     @property
@@ -98,7 +98,7 @@ class FigureSource:
 
     @property
     def running(self) -> int:
-        return max(0, len(self.pool.sequences) - self.waiting - self.away)
+        return max(0, len(self.pool.sequences) - self.waiting - self.num_swapped_out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +181,7 @@ FIGURES: tuple[Figure[FigureSource], ...] = (
         lambda of: {(str(of.pool.limits.page_tokens), str(of.pool.limits.total_pages), ENGINE): 1} if of.built else {},
         labels=("block_size", "num_gpu_blocks", "engine")),
     Figure("swapped_sequences", None, Gauge, "Sequences whose KV is in host memory, or on the way there or back",
-        lambda of: of.away),
+        lambda of: of.num_swapped_out),
     Figure("swapped_pages", None, Gauge, "KV pages of sequences in host memory",
         lambda of: sum(len(swap.hosts) for swap in tuple(of.pool.swap.by_key.values()))),
     Figure("swapped_bytes", None, Counter, f"Bytes of KV of preempted sequences {_COPIED}",

@@ -128,7 +128,7 @@ class Adapter:
         """Take a rank and a size on the device as hints, where none is known."""
         self.rank, self.n_bytes = self.rank or rank, self.n_bytes or n_bytes
 
-    def measured(self, n_bytes: int, rank: int = 0) -> None:
+    def take_size(self, n_bytes: int, rank: int = 0) -> None:
         """Take its true size on the device, and its true rank where it is known."""
         self.n_bytes, self.size_known, self.rank = max(n_bytes, 1), True, rank or self.rank
 

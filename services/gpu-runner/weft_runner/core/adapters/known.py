@@ -77,7 +77,7 @@ class KnownAdapters:
             reason = f"loaded on demand: {needed} pages do not fit beside other pinned adapters" * (needed > left)
             if adapter.unpinned_reason != reason:
                 adapter.unpinned_reason = reason
-                self._slots.changed(adapter)
+                self._slots.mark_changed(adapter)
             if not reason:
                 adapter.protected = True
                 self.protected.append(adapter)

@@ -53,7 +53,7 @@ class LoadQueue:
         if adapter.waiting:
             adapter.count(running=adapter.waiting, waiting=-adapter.waiting)
             self._ready.append(adapter.digest)
-        self._slots.changed(adapter)
+        self._slots.mark_changed(adapter)
 
     def take_ready(self) -> list[str]:
         """Take the digests whose waiting sequences join now."""
@@ -78,7 +78,7 @@ class LoadQueue:
         to_host = adapter.digest in self._host.protected and adapter.copy is HostCopy.NONE
         if to_host:
             adapter.advance_copy(HostCopy.COPYING)
-        self._slots.changed(adapter)
+        self._slots.mark_changed(adapter)
         self._actions.append(Fetch(adapter.digest, to_host, urgent, measure=self._is_unmeasured(adapter)))
 
     def assign_slots(self) -> None:
@@ -122,7 +122,7 @@ class LoadQueue:
             busy = [a for a in resident if a.running and not a.protected]
             for adapter in sorted(busy, key=lambda a: (a.running, a.value))[: aged - len(draining)]:
                 adapter.advance(LoadState.DRAINING)
-                self._slots.changed(adapter)
+                self._slots.mark_changed(adapter)
 
     def _load(self, adapter: Adapter) -> None:
         """Order the load of an adapter that has its slot and its pages."""

@@ -33,8 +33,8 @@ class AdapterManager:
         self.effects = [] if effects is None else effects
         self.dirty: dict[str, Adapter] = {}
         self.slots = AdapterSlots(slots, pages or PageTable(1, 1), page_bytes, self.effects, self.dirty)
-        self.host = HostCache(host_bytes, self.effects.append, self.slots.changed)
-        self.prefetcher = TierPrefetcher(self.host, self.slots.changed)
+        self.host = HostCache(host_bytes, self.effects.append, self.slots.mark_changed)
+        self.prefetcher = TierPrefetcher(self.host, self.slots.mark_changed)
         self.queue = LoadQueue(self.slots, self.host, self.effects, starvation=starvation, keep_copies=keep_copies)
         self.known = KnownAdapters(self.slots)
         self.adapters = self.known.adapters
@@ -53,7 +53,7 @@ class AdapterManager:
         else:
             adapter.count(waiting=1)
             self.queue.put(adapter)
-        self.slots.changed(adapter)
+        self.slots.mark_changed(adapter)
         self.reconcile()
         return joins
 
@@ -64,7 +64,7 @@ class AdapterManager:
             adapter.count(running=-1)
         else:
             adapter.count(waiting=-1)
-        self.slots.changed(adapter)
+        self.slots.mark_changed(adapter)
         self.reconcile()
 
     def swap_out(self, digest: str) -> None:
@@ -73,7 +73,7 @@ class AdapterManager:
         `reconcile` follows.
         """
         self.adapters[digest].count(running=-1, swapped=1)
-        self.slots.changed(self.adapters[digest])
+        self.slots.mark_changed(self.adapters[digest])
 
     def release_swapped(self, digest: str) -> None:
         """Count off a sequence whose KV was in host memory: it is over, or comes back and acquires its adapter anew.
@@ -81,7 +81,7 @@ class AdapterManager:
         `reconcile` follows.
         """
         self.adapters[digest].count(swapped=-1)
-        self.slots.changed(self.adapters[digest])
+        self.slots.mark_changed(self.adapters[digest])
 
     # ---- results of actions
 
@@ -100,8 +100,8 @@ class AdapterManager:
                     adapter.advance(LoadState.ON_DISK)
                 adapter.fail("")
                 if n_bytes is not None:
-                    adapter.measured(n_bytes)
-                    self.slots.changed(adapter)
+                    adapter.take_size(n_bytes)
+                    self.slots.mark_changed(adapter)
                     self.known.protect()
                 if adapter.copy is HostCopy.COPYING:
                     if host_bytes is not None and self.prefetcher.admits(adapter, host_bytes):
@@ -115,7 +115,7 @@ class AdapterManager:
                 self.effects.append(AdapterBrought(to_device=True, seconds=load_cost))
                 adapter.advance(LoadState.RESIDENT)
                 adapter.fail("")
-                adapter.measured(n_bytes, rank)
+                adapter.take_size(n_bytes, rank)
                 adapter.load_cost = load_cost
                 if adapter.copy is HostCopy.COPYING:
                     if host_bytes is None:
@@ -140,7 +140,7 @@ class AdapterManager:
                 adapter.fail(detail, permanent=permanent)
         if lost is not None:
             self.queue.adapters.pop(adapter.digest, None)
-        self.slots.changed(adapter)
+        self.slots.mark_changed(adapter)
         self.prefetcher.update(adapter, requeue=isinstance(event, Fetched | Loaded))
         self.reconcile()
         return lost
@@ -151,7 +151,7 @@ class AdapterManager:
         """Take what has to be held, as a whole or as a change; removed adapters go after their last sequence."""
         for adapter in self.known.apply(change):
             self.prefetcher.set_target(adapter)
-            self.slots.changed(adapter)
+            self.slots.mark_changed(adapter)
         self.known.protect()
         self.prefetcher.plan()
         if change.full:
@@ -241,7 +241,7 @@ class AdapterManager:
         self.host.drop(adapter)
         self.host.drop_pages_of(adapter.digest)
         adapter.fail("")
-        self.slots.changed(adapter)
+        self.slots.mark_changed(adapter)
 
     def _enqueue_pinned(self) -> None:
         for digest in self.known.missing_pinned():

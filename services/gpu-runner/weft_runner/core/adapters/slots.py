@@ -60,7 +60,7 @@ class AdapterSlots:
         """Adapters in whose slots no new sequence joins."""
         return [*self._by_state[LoadState.DRAINING].values()]
 
-    def changed(self, adapter: Adapter) -> None:
+    def mark_changed(self, adapter: Adapter) -> None:
         """Count an adapter anew, and mark it for the next report."""
         self.update(adapter)
         self._dirty[adapter.digest] = adapter
@@ -108,7 +108,7 @@ class AdapterSlots:
         adapter.advance(LoadState.LOADING)
         adapter.slot = heappop(self._free_slots) if self._free_slots else len(self.by_slot)
         self.by_slot[adapter.slot] = adapter
-        self.changed(adapter)
+        self.mark_changed(adapter)
         return True
 
     def evict_for(self, n_pages: int, beside: str = "", *, pinned_too: bool = False) -> bool:
@@ -132,7 +132,7 @@ class AdapterSlots:
         heappush(self._free_slots, adapter.slot)
         self.pages.free_adapter(adapter.digest)
         adapter.slot = None
-        self.changed(adapter)
+        self.mark_changed(adapter)
 
     def check(self) -> None:
         """Check that a slot has one adapter with exactly its pages, no other holds any, and counts are true."""

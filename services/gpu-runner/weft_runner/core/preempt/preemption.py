@@ -48,7 +48,7 @@ class Preemption:
 
     def stand_still(self, seconds: float) -> None:
         """Count the time that passes for those that are paused or swapped."""
-        self.stalled_s += (len(self._reservations.paused) + self._swapping.swap.away) * seconds
+        self.stalled_s += (len(self._reservations.paused) + self._swapping.swap.num_swapped_out) * seconds
 
     def count(self) -> None:
         """Count a sequence that the supervisor has chosen."""

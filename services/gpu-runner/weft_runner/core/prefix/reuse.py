@@ -46,7 +46,7 @@ class PrefixReuse:
             self.queried += len(sequence.tokens)
         self._reused(sequence, len(shared))
 
-    def came_back(self, n_tokens: int) -> None:
+    def count_host_hits(self, n_tokens: int) -> None:
         """Count n tokens that have been copied from host memory."""
         self.tokens += n_tokens
         self.host_tokens += n_tokens

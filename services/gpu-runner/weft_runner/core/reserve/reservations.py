@@ -55,12 +55,12 @@ class Reservations:
         self.grown_pages = self.doublings = 0
         self._granted: list[int] = []
 
-    def granted(self, pages: list[int]) -> None:
-        """These changed hands."""
+    def add_granted(self, pages: list[int]) -> None:
+        """Note pages that changed hands."""
         self._granted.extend(pages)
 
-    def overwritten(self, pages: list[int]) -> None:
-        """These are copied to as a whole: clearing one before the next step would take what is copied."""
+    def drop_granted(self, pages: list[int]) -> None:
+        """Forget pages that are copied to as a whole: clearing one before the next step would take what is copied."""
         if self._granted:
             self._granted = [page for page in self._granted if page not in pages]
 

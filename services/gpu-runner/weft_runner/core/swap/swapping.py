@@ -40,7 +40,7 @@ class Swapping:
         at = sequence.in_kv // self._pages.page_tokens
         names = [*self._reuse.names(sequence.chain, sequence.tokens, at)]
         if names and (behind := self.swap.arriving.get(names[0])):
-            self.swap.follow(sequence, behind)
+            self.swap.wait_for_copy(sequence, behind)
         elif not (cached := self._host_prefixes.find(names)):
             return False
         else:
@@ -51,7 +51,7 @@ class Swapping:
             sequence.reuse(n_tokens)
             self._pages.fill(sequence.key, sequence.in_kv)
             copied = pages[at : at + len(cached)]
-            self._reservations.overwritten(copied)
+            self._reservations.drop_granted(copied)
             self.swap.read(sequence, cached, copied)
         if adapter_there:
             self.swap.by_key[sequence.key].bring_adapter()
@@ -82,7 +82,7 @@ class Swapping:
         if not self.swap.swap_out(victim, kv_pages, wanted, recompute_ms):
             return False
         self._reservations.remove(victim.key)
-        self._scheduler.changed()
+        self._scheduler.invalidate()
         return True
 
     def bring_back(self, *, pinned_too: bool = False) -> bool:
@@ -106,7 +106,7 @@ class Swapping:
         self._host_prefixes.on_copied(done.number)
         swap = self.swap.on_copied(done.number, done.pages, done.seconds)
         if swap is not None and swap.sequence.phase is SequencePhase.SWAP_OUT:
-            swap.sequence.swapped_out()
+            swap.sequence.release_pages()
             self._pages.release(swap.sequence.key)
             if swap.sequence.start.adapter:
                 self._adapters.swap_out(swap.sequence.start.adapter)
@@ -141,8 +141,8 @@ class Swapping:
         assert held is not None, "pages were freed"
         pages.fill(sequence.key, sequence.in_kv)
         copied = held[len(shared) : len(swap.hosts)]
-        self._reservations.overwritten(copied)
-        self._reservations.granted(held[len(swap.hosts) :])
+        self._reservations.drop_granted(copied)
+        self._reservations.add_granted(held[len(swap.hosts) :])
         sequence.share_pages(len(shared))
         self.swap.swap_in(swap, copied)
         if start.adapter:
@@ -154,6 +154,6 @@ class Swapping:
     def _resume(self, swap: SwappedKv) -> None:
         """Run it, once both its KV and its adapter are there."""
         if swap.copied and swap.adapter_there:
-            self._reuse.came_back(len(swap.cached) * self._pages.page_tokens)
+            self._reuse.count_host_hits(len(swap.cached) * self._pages.page_tokens)
             self._pool.go_on(swap.sequence)
             self.remove(swap.sequence)

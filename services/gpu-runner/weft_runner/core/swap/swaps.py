@@ -62,8 +62,8 @@ class KvSwap:
         return any(_copies(swap) for swap in self.by_key.values())
 
     @property
-    def away(self) -> int:
-        """Sequences that had to leave and do not run yet."""
+    def num_swapped_out(self) -> int:
+        """The number of sequences that had to leave and do not run yet."""
         return sum(not swap.is_new for swap in self.by_key.values())
 
     @property
@@ -102,8 +102,8 @@ class KvSwap:
         self.arriving.update((page.name, swap.number) for page in cached)
         self._effects.append(SwapIn(swap.number, swap.hosts, tuple(pages)))
 
-    def follow(self, sequence: Sequence, number: int) -> None:
-        """A new sequence waits for pages that are on their way for another one."""
+    def wait_for_copy(self, sequence: Sequence, number: int) -> None:
+        """Let a new sequence wait for pages that are on their way for another one."""
         self._wait(SwappedKv(sequence, self.next_number(), (), 0, behind=number))
 
     def copy_ms(self, n_pages: int) -> float:

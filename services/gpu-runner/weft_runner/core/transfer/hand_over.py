@@ -132,7 +132,7 @@ class HandOver:
         outgoing = self.kv.outgoing[sequence.key]
         self._reservations.remove(sequence.key)
         sequence.send()
-        self._scheduler.departed()
+        self._scheduler.count_departure()
         self.kv.computed(outgoing, self._pages.pages_for(sequence.in_kv), now, logprobs)
         self._send(outgoing)
 
@@ -163,7 +163,7 @@ class HandOver:
         assert source is not None
         first = sequence.in_kv // table.page_tokens
         awaited = tuple(pages[first : table.pages_for(sequence.base_len)])
-        self._reservations.overwritten([*awaited])
+        self._reservations.drop_granted([*awaited])
         sequence.await_kv()
         self.kv.await_kv(IncomingKv(sequence, source, first, awaited, there))
 
@@ -183,7 +183,7 @@ class HandOver:
         key, epoch, position = sequence.key, sequence.start.epoch, sequence.n_emitted
         sequence.take_kv(complete.in_kv, tokens)
         self._pages.fill(key, complete.in_kv)
-        self._reservations.granted([*incoming.pages[self._pages.pages_for(complete.in_kv) - incoming.first_page :]])
+        self._reservations.add_granted([*incoming.pages[self._pages.pages_for(complete.in_kv) - incoming.first_page :]])
         self._effects.append(Send(peer, KvAck(key, epoch)))
         runs = self.kv.arrived(key, kv=True)
         self._timers.set(REPORT, 0.0)
