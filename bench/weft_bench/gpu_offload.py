@@ -120,7 +120,7 @@ def measure(context: Context) -> None:
             finally:
                 made.executor.close()
         finally:
-            context.gpu.unlimited()
+            context.gpu.lift_limit()
 
 
 def _pass(context: Context, made: Offloaded, name: str, step: StepInput, work_s: float, copied_s: float) -> float:

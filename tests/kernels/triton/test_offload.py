@@ -66,12 +66,12 @@ def test_logits_are_near_those_of_the_model_whole(
         finally:
             offloaded.close()
     finally:
-        gpu.unlimited()
+        gpu.lift_limit()
         gpu.free()
 
 
 def whole(gpu: Gpu, of: dict[str, Path], dtype: str, sizes: Sizes) -> CudaExecutor:
-    gpu.unlimited()
+    gpu.lift_limit()
     spec, pack = read_spec(of["config.json"]), int4.pack if dtype == "int4" else None
     return CudaExecutor(spec, load_weights(of, spec, DTYPES[dtype], device=gpu.device, pack=pack), sizes)
 

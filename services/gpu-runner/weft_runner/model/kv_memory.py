@@ -34,8 +34,8 @@ class KvWindow(Protocol):
         """Return the memory that the bytes of a piece are to be written to."""
         ...
 
-    def arrived(self, pages: Sequence[int], first_layer: int, layers: int, fence: Any) -> None:
-        """Note that the piece is written: when this returns, steps read it."""
+    def publish(self, pages: Sequence[int], first_layer: int, layers: int, fence: Any) -> None:
+        """Let steps read a piece that is written, from when this returns."""
         ...
 
 
@@ -58,7 +58,7 @@ class DirectKvWindow:
         skipped, size = first_layer * self.layer_bytes, layers * self.layer_bytes
         return [self._part(page * self._page_bytes + skipped, size) for page in pages]
 
-    def arrived(self, pages: Sequence[int], first_layer: int, layers: int, fence: Any) -> None:
+    def publish(self, pages: Sequence[int], first_layer: int, layers: int, fence: Any) -> None:
         pass
 
     def _part(self, begin: int, size: int) -> memoryview:

@@ -32,7 +32,7 @@ class StagedKvWindow:
         del first_layer
         return [self._bytes[: len(pages) * layers * self.layer_bytes]]
 
-    def arrived(self, pages: Sequence[int], first_layer: int, layers: int, fence: Any) -> None:
+    def publish(self, pages: Sequence[int], first_layer: int, layers: int, fence: Any) -> None:
         with torch.inference_mode(), torch.cuda.stream(self._copies):
             self._after(fence)
             for staged, page in zip(self._staged(len(pages), layers), pages, strict=True):

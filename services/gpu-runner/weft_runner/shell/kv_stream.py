@@ -115,7 +115,7 @@ class KvStream(ABC):
         self._payload: Payload | None = None
         self._threads = [
             threading.Thread(target=work, name=f"kv-{name}", daemon=True)
-            for work in (self._live, lambda: self._guarded(self._write))
+            for work in (self._live, lambda: self._guard(self._write))
         ]
 
     def start(self) -> None:
@@ -154,7 +154,7 @@ class KvStream(ABC):
         """Open, then read until the end."""
 
     def _live(self) -> None:
-        self._guarded(self._run)
+        self._guard(self._run)
         if self._threads[1].is_alive():
             self._threads[1].join()
         if self._channel is not None and self._payload is not None:
@@ -162,8 +162,8 @@ class KvStream(ABC):
             self._payload.close()
         self._on_end(self)
 
-    def _guarded(self, work: Callable[[], None]) -> None:
-        """Whatever ends a thread ends the stream, by name, and nothing else."""
+    def _guard(self, work: Callable[[], None]) -> None:
+        """Run a thread's work; whatever ends it ends the stream, by name, and nothing else."""
         try:
             work()
         except PeerError as error:
@@ -197,8 +197,8 @@ class KvStream(ABC):
             raise PeerError(f"a message that cannot be read: {error}") from error
         return self._decodes.decode(envelope)
 
-    def _posted(self, event: KvEvent) -> None:
-        """In order, and nothing after the end. Raises KvConnectionClosed."""
+    def _post_event(self, event: KvEvent) -> None:
+        """Post an event in order, and none after the end. Raises KvConnectionClosed."""
         with self._lock:
             if self._over:
                 raise KvConnectionClosed("over")
@@ -314,7 +314,7 @@ class KvSender(KvStream):
             raise BrokenOrder("the first message of a receiver is its answer to the hello")
         if f"{ready.runner.uuid}/{ready.runner.incarnation}" != self.peer.name:
             raise BrokenOrder(f"this is runner {ready.runner.uuid}, incarnation {ready.runner.incarnation}")
-        self._posted(Connected(self.peer, ready))
+        self._post_event(Connected(self.peer, ready))
         while True:
             message = self._receive()
             if isinstance(message, KvReady):
@@ -323,7 +323,7 @@ class KvSender(KvStream):
                 with self._lock:
                     key = message.request_id, message.epoch
                     self._finished(key, "complete" if isinstance(message, KvAck) else "refused")
-            self._posted(Received(self.peer, message))
+            self._post_event(Received(self.peer, message))
 
     def _write_item(self, channel: KvConnection, item: Any) -> None:
         if not isinstance(item, Job):
@@ -432,7 +432,7 @@ class KvReceiver(KvStream):
         peer = self._name_of(self, hello)
         with self._lock:
             self.peer = peer
-        self._posted(Connected(peer, hello))
+        self._post_event(Connected(peer, hello))
         while True:
             message = self._receive()
             match message:
@@ -441,13 +441,13 @@ class KvReceiver(KvStream):
                 case KvOffer():
                     with self._lock:
                         self._arrivals.offer(message)
-                    self._posted(Received(peer, message))
+                    self._post_event(Received(peer, message))
                 case KvComplete():
                     with self._lock:
                         there = self._arrivals.complete(message)
                         self._finished((message.request_id, message.epoch), "complete")
                     if there:
-                        self._posted(Received(peer, message))
+                        self._post_event(Received(peer, message))
                 case _:
                     raise BrokenOrder("a second hello")
 
@@ -472,7 +472,7 @@ class KvReceiver(KvStream):
         if self._payload.receive(window.incoming(pages, part.first_layer, part.layers), arrival):
             with arrival as allowed:
                 if allowed:
-                    window.arrived(pages, part.first_layer, part.layers, arrival.fence)
+                    window.publish(pages, part.first_layer, part.layers, arrival.fence)
         self._figures.received(self._payload.carrier, part.bytes, time.perf_counter() - began)
 
     def _guards(self) -> list[Guard]:

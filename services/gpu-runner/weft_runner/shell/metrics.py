@@ -363,7 +363,7 @@ class RunnerMetrics(Collector):
         self._source = FigureSource(pool, True, None, profile)
         self.adapters.slots = pool.limits.max_adapters
 
-    def offloaded(self, stages: Callable[[], Sequence[OffloadFigures]]) -> None:
+    def show_offload(self, stages: Callable[[], Sequence[OffloadFigures]]) -> None:
         """Show what `stages` returns of each stage: weights come from disk."""
         self._registry.register(OffloadSeries(stages))
 

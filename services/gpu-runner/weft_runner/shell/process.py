@@ -165,7 +165,7 @@ class RunnerApp:
         self._engine = built.engine
         metrics.built(built.engine.runner.pool, built.profile)
         if (stages := built.engine.executor.can.stages) is not None:
-            metrics.offloaded(lambda: [stage.figures for stage in stages()])
+            metrics.show_offload(lambda: [stage.figures for stage in stages()])
         self._kv_address = self._exchange_kv(built, metrics)
         self.server = RunnerServer(built.engine, runner, metrics, tracer)
         self._thread = EngineThread(built.engine, built.torch_threads, self._on_engine_failure)

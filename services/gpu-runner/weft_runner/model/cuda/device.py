@@ -99,8 +99,8 @@ class Gpu:
             raise OutOfMemory(f"GPU {self.device.index} has {free} bytes left, and {n_bytes} were asked for")
         torch.cuda.set_per_process_memory_fraction(min(1.0, n_bytes / total), self.device)
 
-    def unlimited(self) -> None:
-        """Torch may take all of it again."""
+    def lift_limit(self) -> None:
+        """Let torch take all of its memory again."""
         if self.is_real:
             torch.cuda.set_per_process_memory_fraction(1.0, self.device)
 
