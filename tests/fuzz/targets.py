@@ -36,16 +36,22 @@ from weft_depot.sources.oci import parse_manifest, parse_reference
 from weft_depot.sources.s3 import BucketSnapshot, Place
 from weft_gateway.core import ANY_NAMESPACE
 from weft_gateway.errors import ApiError
-from weft_gateway.forms.answer_form import choose_form
-from weft_gateway.openai.call import Call
-from weft_gateway.openai.chat import CHAT
-from weft_gateway.openai.completions import COMPLETIONS
-from weft_gateway.openai.embeddings import EMBEDDINGS, RerankRequest, ScoreRequest
-from weft_gateway.openai.messages import MessagesEndpoint
-from weft_gateway.openai.responses import ResponsesEndpoint
-from weft_gateway.openai.schema import DetokenizeRequest, TokenizeChatRequest, TokenizeRequest, parse
-from weft_gateway.shell.request_ids import drawn_ids
-from weft_gateway.shell.tokenizer import ModelTokenizer, NotEncodable
+from weft_gateway.openai import (
+    CHAT,
+    COMPLETIONS,
+    EMBEDDINGS,
+    Call,
+    DetokenizeRequest,
+    MessagesEndpoint,
+    RerankRequest,
+    ResponsesEndpoint,
+    ScoreRequest,
+    TokenizeChatRequest,
+    TokenizeRequest,
+    choose_form,
+    parse,
+)
+from weft_gateway.shell import ModelTokenizer, NotEncodable, drawn_ids
 from weft_operator.local import Invalid, admit
 from weft_runner.shell.kv_connection import KvConnectionClosed
 

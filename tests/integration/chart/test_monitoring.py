@@ -23,7 +23,7 @@ import weft_supervisor.metrics
 from harness import chart
 from harness.chart import CHART, QUICK, Json, objects, one, render
 from weft_gateway.core import Gateway, GatewayConfig
-from weft_gateway.shell.metrics import GatewayMetrics
+from weft_gateway.shell import GatewayMetrics
 from weft_operator.kubernetes import Metrics as OperatorMetrics
 from weft_runner.shell.adapter_series import LABELS
 from weft_runner.shell.metrics import FIGURES, RunnerMetrics

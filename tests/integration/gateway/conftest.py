@@ -32,13 +32,11 @@ from weft.wire.v1 import (
     scheduler_pb2,
     scheduler_pb2_grpc,
 )
-from weft_gateway.core.config import GatewayConfig
+from weft_gateway.core import GatewayConfig
 from weft_gateway.main import MAX_CONNECTIONS
 from weft_gateway.settings import GatewaySettings
-from weft_gateway.shell import request_manager
+from weft_gateway.shell import AppState, BoundedHttp, ConnectionBound, request_manager
 from weft_gateway.shell.app import build_app
-from weft_gateway.shell.app_state import AppState
-from weft_gateway.shell.bounded_http import BoundedHttp, ConnectionBound
 
 TEMPLATE = "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m.content | trim }}</s>{% endfor %}<|assistant|>"
 ANSWER = "Grüße, dear reader \N{SLIGHTLY SMILING FACE}!"

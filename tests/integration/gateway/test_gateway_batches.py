@@ -19,7 +19,7 @@ import pytest
 from harness.gateway_peers import FakeBatch, grpc_server
 from harness.spans import in_memory, traceparent_of
 from weft.wire.v1 import batch_pb2, batch_pb2_grpc, common_pb2, scheduler_pb2
-from weft_gateway.openai.lines import LINES_AT_ONCE, LineRunner
+from weft_gateway.openai import LINES_AT_ONCE, LineRunner
 
 from .conftest import ANSWER, World, serving, until
 

@@ -22,8 +22,7 @@ from weft.domain.limits import LimitRule
 from weft.domain.routes import KeyRoute, Routes, limits_entry
 from weft_gateway.core import Principal, RouteIndex
 from weft_gateway.errors import ServiceUnavailable, Unauthorized
-from weft_gateway.shell.auth import authenticate
-from weft_gateway.shell.oidc import BadToken, KeyPending, OidcConfig, TokenVerifier
+from weft_gateway.shell import BadToken, KeyPending, OidcConfig, TokenVerifier, authenticate
 
 AUDIENCE, CLAIM = "weft", "kubernetes.io/namespace"
 MIN_S = 0.05

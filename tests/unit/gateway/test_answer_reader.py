@@ -10,14 +10,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft_gateway.core import Detokeniser
-from weft_gateway.forms.answer_form import AnswerForm, choose_form
-from weft_gateway.forms.answer_reader import AnswerReader, message_of
-from weft_gateway.forms.marks import MARKS, REASONING, THINK, ReasoningMarks, showing
-from weft_gateway.forms.reasoning import ReasoningParser
-from weft_gateway.forms.template_forms import TemplateForms
-from weft_gateway.forms.tool_formats import HERMES, MISTRAL, MISTRAL_NAMED, ToolFormat
-from weft_gateway.openai.schema import ChatRequest, CompletionRequest, parse
-from weft_gateway.shell.tokenizer import ModelTokenizer
+from weft_gateway.forms import (
+    HERMES,
+    MARKS,
+    MISTRAL,
+    MISTRAL_NAMED,
+    REASONING,
+    THINK,
+    AnswerForm,
+    AnswerReader,
+    ReasoningMarks,
+    ReasoningParser,
+    TemplateForms,
+    ToolFormat,
+    message_of,
+    showing,
+)
+from weft_gateway.openai import ChatRequest, CompletionRequest, choose_form, parse
+from weft_gateway.shell import ModelTokenizer
 
 from .test_tool_calls import cut
 

@@ -8,7 +8,7 @@ from itertools import count, pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_gateway.shell.chunk_pacing import ChunkPacing
+from weft_gateway.shell import ChunkPacing
 
 
 class Loop:

@@ -11,7 +11,7 @@ from harness.blobs import check_blobs
 from weft.artifacts.blobs import BlobStore
 from weft.artifacts.digest import FileEntry, build_manifest, digest_of, hex_of
 from weft.artifacts.errors import Reason, Unavailable
-from weft_gateway.shell.depot_client import fetch_tokenizer_files
+from weft_gateway.shell import fetch_tokenizer_files
 
 TOKENIZER = json.dumps({"model": {"vocab": {"a": 0}}}).encode()
 MANIFEST = build_manifest("model", [FileEntry("tokenizer.json", hex_of(digest_of(TOKENIZER)), len(TOKENIZER))])

@@ -35,7 +35,10 @@ from weft.domain.routes import PoolRoute, ResyncRoutes, Route, Routes, RoutesApp
 from weft_gateway.core import (
     PREDICTOR,
     SCHEDULER,
+    Answer,
     ClientGone,
+    Drained,
+    DrainStarted,
     Effect,
     Emit,
     Event,
@@ -43,24 +46,19 @@ from weft_gateway.core import (
     Gateway,
     GatewayConfig,
     OpenSession,
-    PreparedRequest,
-    RequestHeld,
-    RequestReady,
-    TokenizerChanged,
-    TokenizerState,
-    runner_peer,
-)
-from weft_gateway.core.admission import Answer
-from weft_gateway.core.events import (
-    Drained,
-    DrainStarted,
     OutcomeDropped,
     PeerViolation,
+    PreparedRequest,
     Proceed,
     Refuse,
     RequestFailed,
+    RequestHeld,
+    RequestReady,
     RoutesChanged,
     Submitted,
+    TokenizerChanged,
+    TokenizerState,
+    runner_peer,
 )
 
 CONFIG = GatewayConfig(max_in_flight=8, hold_s=30.0, predict_s=0.05, connect_s=5.0, session_idle_s=60.0)

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from weft_gateway.openai.http_requests import TURN, in_turns
+from weft_gateway.openai import TURN, in_turns
 
 
 async def test_a_long_list_is_whole_and_leaves_other_requests_their_turns() -> None:

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from harness.costs import lines_of
 from weft.domain.limits import LimitRule, Metric
-from weft_gateway.core import Charge, Exceeded, Limiter
-from weft_gateway.core.limits import REPORT_S, SILENT_S, SWEEP, Remaining, rules_for
-from weft_gateway.shell.rate_limits import duration
+from weft_gateway.core import REPORT_S, SILENT_S, SWEEP, Charge, Exceeded, Limiter, Remaining, rules_for
+from weft_gateway.shell import duration
 
 ASKED = st.tuples(
     st.integers(0, 64), st.integers(1, 4), st.integers(1, 500)

@@ -10,17 +10,20 @@ import pytest
 
 from weft.domain.request import FinishReason, TokenLogprob
 from weft_gateway.core import ANY_NAMESPACE, Emit, TokenLogprobOut
-from weft_gateway.openai.call import Call, EndedChoice, Prompt
-from weft_gateway.openai.logprobs import LEAST
-from weft_gateway.openai.response_format import (
+from weft_gateway.openai import (
+    LEAST,
+    Call,
     ChatEncoder,
+    Common,
     CompletionEncoder,
+    CompletionRequest,
+    EndedChoice,
+    Prompt,
     ResponseEncoder,
+    StreamOptions,
     usage_of,
 )
-from weft_gateway.openai.schema import Common, CompletionRequest, StreamOptions
-from weft_gateway.shell.request_ids import Ids
-from weft_gateway.shell.tokenizer import ModelTokenizer
+from weft_gateway.shell import Ids, ModelTokenizer
 
 USAGE = usage_of(3, 5)
 DIGEST = "sha256:" + "0123456789abcdef" * 4

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from harness.costs import lines_of
 from weft.domain.adapter import AdapterVersion
 from weft.domain.routes import KeyRoute, KeyScope, PoolRoute, Route, Routes, RoutesGap
-from weft_gateway.core import ANY_NAMESPACE, Principal, RouteIndex, UnknownVersion
-from weft_gateway.core.routes import route_of_draw
+from weft_gateway.core import ANY_NAMESPACE, Principal, RouteIndex, UnknownVersion, route_of_draw
 from weft_gateway.errors import PermissionDenied, ServiceUnavailable, Unauthorized
-from weft_gateway.shell.auth import Action, authenticate, check_scope
+from weft_gateway.shell import Action, authenticate, check_scope
 
 names = st.sampled_from(["a", "b", "c"])
 

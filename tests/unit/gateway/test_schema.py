@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from weft_gateway.errors import ApiError, ParameterError
-from weft_gateway.forms.answer_form import choose_form
-from weft_gateway.forms.template_forms import TemplateForms
-from weft_gateway.openai.schema import ChatRequest, CompletionRequest, parse
-from weft_gateway.openai.tolerance import ACCEPTED, NEUTRAL, OFF, advice
+from weft_gateway.forms import TemplateForms
+from weft_gateway.openai import ChatRequest, CompletionRequest, choose_form, parse
+from weft_gateway.tolerance import ACCEPTED, NEUTRAL, OFF, advice
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text(max_size=8),

@@ -37,16 +37,20 @@ from weft_gateway.core import (
     SCHEDULER,
     ClientGone,
     Emit,
+    End,
     Failure,
+    FirstToken,
+    HoldExpired,
+    PoolAvailability,
     PreparedRequest,
+    RequestAborted,
     RequestStream,
     SessionLost,
     StreamEffect,
+    StreamEvent,
     TokenLogprobOut,
     runner_peer,
 )
-from weft_gateway.core.events import FirstToken, RequestAborted
-from weft_gateway.core.stream import End, HoldExpired, PoolAvailability, StreamEvent
 
 GONE = Failure("no_runner_available", "none")
 MOVED = [reason for reason in EndReason if reason is not EndReason.GRAMMAR]  # the request goes on elsewhere

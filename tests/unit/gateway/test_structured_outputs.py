@@ -12,19 +12,25 @@ from llguidance import LLMatcher, LLTokenizer
 from harness.waiting import PATIENCE_S
 from weft.grammars import Bytes
 from weft_gateway.errors import ParameterError
-from weft_gateway.forms import grammar_checker
-from weft_gateway.forms.grammar_checker import GrammarChecker
-from weft_gateway.forms.marks import REASONING, THINK, ReasoningMarks
-from weft_gateway.forms.structured_outputs import (
+from weft_gateway.forms import (
+    HERMES,
+    LLAMA,
+    MISTRAL,
+    MISTRAL_NAMED,
+    REASONING,
+    THINK,
     WHITESPACE,
+    ReasoningMarks,
     StructuredOutput,
+    ToolFormat,
+    grammar_checker,
     grammar_of,
     grammar_of_lead,
+    render_calls,
     structured_output,
     with_tools,
 )
-from weft_gateway.forms.tool_formats import HERMES, LLAMA, MISTRAL, MISTRAL_NAMED, ToolFormat, render_calls
-from weft_gateway.shell.tokenizer import ModelTokenizer
+from weft_gateway.shell import ModelTokenizer
 
 from .test_answer_reader import bytes_tokenizer
 
@@ -381,7 +387,7 @@ def test_a_form_holds_for_what_follows_the_reasoning(
 async def test_forms_are_checked_by_a_process_that_a_hostile_one_cannot_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     """The checker's bound is of processor time; a starved machine may take more than 20 s to start its process."""
     monkeypatch.setattr(grammar_checker, "WAIT_S", PATIENCE_S)
-    checker = GrammarChecker()
+    checker = grammar_checker.GrammarChecker()
     both = [
         {"anyOf": [{"type": "string", "pattern": f"a{i}"}, {"type": "number", "multipleOf": i + 1}]} for i in range(200)
     ]

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from weft.chat_template import Chat, ChatTemplate, TemplateFault
-from weft_gateway.forms.template_forms import TemplateForms
-from weft_gateway.openai.chat import chat_of
-from weft_gateway.openai.schema import ChatRequest, parse
-from weft_gateway.shell.tokenizer import ModelTokenizer, NotEncodable, TokenizerPanic, TooLong
+from weft_gateway.forms import TemplateForms
+from weft_gateway.openai import ChatRequest, chat_of, parse
+from weft_gateway.shell import ModelTokenizer, NotEncodable, TokenizerPanic, TooLong
 
 SPECIAL = ["<s>", "</s>", "<|user|>", "<|assistant|>", "<|system|>"]
 TEMPLATE = "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m.content | trim }}</s>{% endfor %}<|assistant|>"

@@ -9,12 +9,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.domain.routes import ToolCallParserName
-from weft_gateway.forms.answer_form import AnswerForm
-from weft_gateway.forms.answer_reader import AnswerReader, message_of
-from weft_gateway.forms.marks import stand_in
-from weft_gateway.forms.template_forms import TemplateForms
-from weft_gateway.forms.tool_calls import ArgumentsPart, CallBegun, Content, Part, ToolCallParser
-from weft_gateway.forms.tool_formats import HERMES, LLAMA, MISTRAL, MISTRAL_NAMED, PARSERS, ToolFormat, call_id
+from weft_gateway.forms import (
+    HERMES,
+    LLAMA,
+    MISTRAL,
+    MISTRAL_NAMED,
+    PARSERS,
+    AnswerForm,
+    AnswerReader,
+    ArgumentsPart,
+    CallBegun,
+    Content,
+    Part,
+    TemplateForms,
+    ToolCallParser,
+    ToolFormat,
+    call_id,
+    message_of,
+    stand_in,
+)
 
 FORMATS = [HERMES, LLAMA, MISTRAL, MISTRAL_NAMED]
 names = st.text("abc_", min_size=1, max_size=5)

@@ -16,7 +16,7 @@ from harness.waiting import soon
 from weft.wire.errors import PeerError, peer_errors
 from weft.wire.streams import ClientStream, SendQueue, channel, serve_stream
 from weft.wire.v1 import runner_pb2, runner_pb2_grpc
-from weft_gateway.core.config import MAX_UNACKED
+from weft_gateway.core import MAX_UNACKED
 from weft_gateway.settings import GatewaySettings
 
 

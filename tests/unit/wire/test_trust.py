@@ -15,7 +15,7 @@ from weft.leadership.lease_api import load_configuration
 from weft_depot.credentials.kubernetes import api_client
 from weft_depot.sources import RetryPolicy
 from weft_depot.sources.http import SourceHttp
-from weft_gateway.shell.oidc import OidcConfig, context_for
+from weft_gateway.shell import OidcConfig, context_for
 from weft_operator.kubernetes import Connection
 
 HOST = "server.example"

@@ -4,28 +4,49 @@
 Tests, the simulator and benchmarks take these names from here: the modules behind them may change.
 """
 
+from weft_gateway.core.admission import Answer
 from weft_gateway.core.answer_text import MAX_STOP_CHARS, MAX_STOPS, Detokeniser, HeldLogprobs, StopMatcher
-from weft_gateway.core.config import GatewayConfig
+from weft_gateway.core.config import MAX_UNACKED, GatewayConfig
 from weft_gateway.core.events import (
     PREDICTOR,
     SCHEDULER,
     ClientGone,
+    Drained,
+    DrainStarted,
     Effect,
     Emit,
     Event,
     Failure,
     Finish,
+    FirstToken,
     OpenSession,
+    OutcomeDropped,
+    PeerViolation,
     PreparedRequest,
     Proceed,
+    Refuse,
+    RequestAborted,
+    RequestFailed,
     RequestHeld,
     RequestReady,
+    RoutesChanged,
+    Submitted,
     TokenizerChanged,
     TokenizerState,
     TokenLogprobOut,
 )
 from weft_gateway.core.gateway import Gateway
-from weft_gateway.core.history import History, Tally, UsageSum
-from weft_gateway.core.limits import Charge, Exceeded, Limiter
-from weft_gateway.core.routes import ANY_NAMESPACE, Principal, RouteIndex, UnknownVersion
-from weft_gateway.core.stream import RequestStream, SessionLost, StreamEffect, runner_peer
+from weft_gateway.core.history import MAX_NAMESPACES, MINUTES, History, Tally, UsageSum, bucket_of, quantile, summed
+from weft_gateway.core.limits import REPORT_S, SILENT_S, SWEEP, Charge, Exceeded, Limiter, Remaining, rules_for
+from weft_gateway.core.routes import ANY_NAMESPACE, Principal, RouteIndex, UnknownVersion, route_of_draw
+from weft_gateway.core.standing import places_by_digest, standing
+from weft_gateway.core.stream import (
+    End,
+    HoldExpired,
+    PoolAvailability,
+    RequestStream,
+    SessionLost,
+    StreamEffect,
+    StreamEvent,
+    runner_peer,
+)

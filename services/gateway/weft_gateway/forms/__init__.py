@@ -1,1 +1,31 @@
-"""Forms of answers: calls of tools, reasoning and structured output, chosen once a request and read by one reader."""
+# pyright: reportUnusedImport=false
+"""Forms of answers: calls of tools, reasoning and structured output, chosen once a request and read by one reader.
+
+Tests take these names from here: the modules behind them may change. `grammar_checker` is imported by its module: the
+process that it starts runs a module of this package, and does without it.
+"""
+
+from weft_gateway.forms.answer_form import AnswerForm
+from weft_gateway.forms.answer_reader import AnswerReader, message_of
+from weft_gateway.forms.marks import MARKS, REASONING, THINK, ReasoningMarks, showing, stand_in
+from weft_gateway.forms.reasoning import ReasoningParser
+from weft_gateway.forms.structured_outputs import (
+    WHITESPACE,
+    StructuredOutput,
+    grammar_of,
+    grammar_of_lead,
+    structured_output,
+    with_tools,
+)
+from weft_gateway.forms.template_forms import TemplateForms
+from weft_gateway.forms.tool_calls import ArgumentsPart, CallBegun, Content, Part, ToolCallParser
+from weft_gateway.forms.tool_formats import (
+    HERMES,
+    LLAMA,
+    MISTRAL,
+    MISTRAL_NAMED,
+    PARSERS,
+    ToolFormat,
+    call_id,
+    render_calls,
+)

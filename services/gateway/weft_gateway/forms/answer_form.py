@@ -3,12 +3,10 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from weft_gateway.errors import ParameterError
 from weft_gateway.forms.marks import NO_TOKENS, MarkTokens, ReasoningMarks
-from weft_gateway.forms.structured_outputs import StructuredOutput, grammar_of_lead, structured_output, with_tools
+from weft_gateway.forms.structured_outputs import StructuredOutput, grammar_of_lead
 from weft_gateway.forms.template_forms import TemplateForms
 from weft_gateway.forms.tool_formats import ToolFormat
-from weft_gateway.openai.schema import ChatRequest, Common
 
 PROMPT_END_TOKENS = 16  # that show how an answer begins
 
@@ -61,31 +59,3 @@ class AnswerForm:
         if output and not ended:
             output = output._replace(lead=grammar_of_lead(around, self.marks, begun=begun))
         return replace(self, output=output, reasoning=around, in_reasoning=begun)
-
-
-def choose_form(params: Common, template: TemplateForms, parser: str) -> AnswerForm:
-    """Choose the form of a request's answers. `parser`: of calls, that the pool names. Raises ParameterError."""
-    asked = params.response_format, params.structured_outputs
-    output = None if asked == (None, None) else structured_output(*asked)
-    if not isinstance(params, ChatRequest):
-        return AnswerForm(output)
-    tools, required, is_named = params.callable_tools, params.required_tools, isinstance(params.tool_choice, dict)
-    written = template.tool_format(parser) if tools else None
-    if written is not None:
-        if is_named and output is not None and not output.param.startswith("response_format"):
-            text = f"{output.param} cannot stand beside a tool_choice that names the call: the answer is its arguments."
-            raise ParameterError(text, param=output.param)
-        if required or output:
-            several = params.parallel_tool_calls and not is_named
-            output = with_tools(required or tools, written, None if required else output, several=several)
-    return AnswerForm(
-        output=output,
-        template=template,
-        tools=written,
-        continues=params.messages[-1].content if params.continue_final_message else None,
-        shows_reasoning=params.include_reasoning,
-        spells_marks=not params.skip_special_tokens,
-        calls_are_asked=is_named,
-        calls_alone=bool(required),
-        one_call=not params.parallel_tool_calls,
-    )

@@ -19,7 +19,7 @@ from weft.grammars import first_fault, one_line, parser_limits
 from weft_gateway.errors import ParameterError
 from weft_gateway.forms.marks import MarkTokens, ReasoningMarks, in_grammar, is_special
 from weft_gateway.forms.tool_formats import ToolFormat
-from weft_gateway.openai.tolerance import check_names
+from weft_gateway.tolerance import check_names
 
 # Between the parts of a JSON text: pretty-printed or in one line, but no endless run of spaces.
 WHITESPACE = r"\n?[ \t]{0,16}"

@@ -1,1 +1,27 @@
-"""The OpenAI API: which requests are accepted, and the shape of answers."""
+# pyright: reportUnusedImport=false
+"""The OpenAI API: which requests are accepted, and the shape of answers.
+
+Tests take these names from here: the modules behind them may change.
+"""
+
+from weft_gateway.openai.call import Call, EndedChoice, Prompt
+from weft_gateway.openai.chat import CHAT, chat_of
+from weft_gateway.openai.completions import COMPLETIONS
+from weft_gateway.openai.embeddings import EMBEDDINGS, RerankRequest, ScoreRequest
+from weft_gateway.openai.http_requests import TURN, in_turns
+from weft_gateway.openai.lines import LINES_AT_ONCE, LineRunner
+from weft_gateway.openai.logprobs import LEAST
+from weft_gateway.openai.messages import MessagesEndpoint
+from weft_gateway.openai.prepare import choose_form
+from weft_gateway.openai.response_format import ChatEncoder, CompletionEncoder, ResponseEncoder, usage_of
+from weft_gateway.openai.responses import ResponsesEndpoint
+from weft_gateway.openai.schema import (
+    ChatRequest,
+    Common,
+    CompletionRequest,
+    DetokenizeRequest,
+    StreamOptions,
+    TokenizeChatRequest,
+    TokenizeRequest,
+    parse,
+)

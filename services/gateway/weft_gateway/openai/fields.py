@@ -9,8 +9,8 @@ from pydantic_core import PydanticCustomError
 
 from weft.domain.request import MAX_ALLOWED_TOKENS, MAX_BAD_WORDS, MAX_STOP_TOKENS
 from weft_gateway.core.answer_text import MAX_STOP_CHARS, MAX_STOPS
-from weft_gateway.openai.tolerance import unknown_of
 from weft_gateway.shell.request_ids import MAX_PROMPTS
+from weft_gateway.tolerance import unknown_of
 
 MAX_INT32 = 2**31 - 1
 MAX_EXACT = 2**53  # of a float: every whole number up to it is one

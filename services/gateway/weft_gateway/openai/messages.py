@@ -17,8 +17,8 @@ from weft_gateway.openai.http_requests import json_body, json_response
 from weft_gateway.openai.messages_format import MessagesEncoder
 from weft_gateway.openai.schema import MAX_MESSAGES, ChatRequest, Strict, checked, naming, object_of
 from weft_gateway.openai.tokenize import caller_of, chat_length, in_thread, tokenizer_of
-from weft_gateway.openai.tolerance import check_names
 from weft_gateway.shell.app_state import AppState
+from weft_gateway.tolerance import check_names
 
 PATH = "/v1/messages"
 PASSED_ON = ("model", "stream", "temperature", "top_p", "top_k")

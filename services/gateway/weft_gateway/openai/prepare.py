@@ -24,12 +24,14 @@ from weft_gateway.errors import (
     ServiceUnavailable,
     TooLarge,
 )
-from weft_gateway.forms.answer_form import AnswerForm, choose_form
+from weft_gateway.forms.answer_form import AnswerForm
 from weft_gateway.forms.marks import showing
+from weft_gateway.forms.structured_outputs import structured_output, with_tools
+from weft_gateway.forms.template_forms import TemplateForms
 from weft_gateway.openai.answer import Answer
 from weft_gateway.openai.call import Call, ModelEndpoint, Prompt, T
 from weft_gateway.openai.fields import MAX_INT32
-from weft_gateway.openai.schema import ChatPrompt, Common, naming
+from weft_gateway.openai.schema import ChatPrompt, ChatRequest, Common, naming
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.tokenizer import (
     UNKNOWN_CONTEXT_TOKENS,
@@ -184,6 +186,34 @@ def _check_call(state: AppState, call: Call, params: Common, answers: int) -> No
         raise ParameterError(text, param=name)
     if params.stream and call.is_line:
         raise ParameterError("stream: the answer to a line of a batch is written whole; leave it out.", param="stream")
+
+
+def choose_form(params: Common, template: TemplateForms, parser: str) -> AnswerForm:
+    """Choose the form of a request's answers. `parser`: of calls, that the pool names. Raises ParameterError."""
+    asked = params.response_format, params.structured_outputs
+    output = None if asked == (None, None) else structured_output(*asked)
+    if not isinstance(params, ChatRequest):
+        return AnswerForm(output)
+    tools, required, is_named = params.callable_tools, params.required_tools, isinstance(params.tool_choice, dict)
+    written = template.tool_format(parser) if tools else None
+    if written is not None:
+        if is_named and output is not None and not output.param.startswith("response_format"):
+            text = f"{output.param} cannot stand beside a tool_choice that names the call: the answer is its arguments."
+            raise ParameterError(text, param=output.param)
+        if required or output:
+            several = params.parallel_tool_calls and not is_named
+            output = with_tools(required or tools, written, None if required else output, several=several)
+    return AnswerForm(
+        output=output,
+        template=template,
+        tools=written,
+        continues=params.messages[-1].content if params.continue_final_message else None,
+        shows_reasoning=params.include_reasoning,
+        spells_marks=not params.skip_special_tokens,
+        calls_are_asked=is_named,
+        calls_alone=bool(required),
+        one_call=not params.parallel_tool_calls,
+    )
 
 
 def _bytes_of(params: Common, tokenizer: ModelTokenizer, form: AnswerForm) -> BytesOf:

@@ -35,8 +35,8 @@ from weft_gateway.openai.fields import (
     Tools,
     Whole,
 )
-from weft_gateway.openai.tolerance import advice, tolerated, unknown_of
 from weft_gateway.shell.request_ids import MAX_N
+from weft_gateway.tolerance import advice, tolerated, unknown_of
 
 ROLE = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
