@@ -20,10 +20,10 @@ from weft_sim.planning import (
     bounds,
     distribution,
     families,
+    plan,
+    search,
     simulate,
 )
-from weft_sim.planning.plan import plan
-from weft_sim.planning.search import search
 
 MODEL = ServedModel("small", 4, 1_000, 0)
 
