@@ -6,7 +6,7 @@ import pytest
 
 from harness.runner_machine import session, start_of
 from weft.domain.request import Priority
-from weft_runner.core import MAX_SWAPS, Sequence, choose_victim
+from weft_runner.core import MAX_SWAPS, Sequence, select_victim
 
 
 @dataclass(frozen=True)
@@ -54,4 +54,4 @@ BATCH = Priority.BATCH
 def test_who_leaves(here: list[Here], victim: str) -> None:
     sequences = [one.sequence(arrived) for arrived, one in enumerate(here)]
     paused = [sequence for one, sequence in zip(here, sequences, strict=True) if one.paused]
-    assert choose_victim(sequences, paused).key == victim
+    assert select_victim(sequences, paused).key == victim

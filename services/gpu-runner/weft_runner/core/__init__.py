@@ -48,7 +48,7 @@ from weft_runner.core.events import (
     Unload,
 )
 from weft_runner.core.page_table import PageTable
-from weft_runner.core.preempt.preemption import choose_victim
+from weft_runner.core.preempt.preemption import select_victim
 from weft_runner.core.profile_model import DecodeTime, PrefillTime, Profile, make_profile
 from weft_runner.core.request_pool import RequestPool, check_pool
 from weft_runner.core.runner import Runner

@@ -14,7 +14,7 @@ from weft_runner.core.transfer.transfers import KvTransfers
 DRAIN_IDLE_S = 1.0  # without a sequence that leaves: what is left on a runner that drains has nowhere to go
 
 
-class Pool(Protocol):
+class _Pool(Protocol):
     """What a drain asks of the request pool."""
 
     @property
@@ -23,11 +23,11 @@ class Pool(Protocol):
     def end(self, sequence: Sequence, reason: EndReason, detail: str, *, epoch: Epoch | None = None) -> None: ...
 
 
-class Drain:
+class RunnerDrain:
     """One owner: the request pool. `on`: no sequence is admitted. The timer ("drain",) says when those here end."""
 
     def __init__(
-        self, pool: Pool, kv: KvTransfers, scheduler: BatchScheduler, timers: TimerQueue[tuple[str, ...]]
+        self, pool: _Pool, kv: KvTransfers, scheduler: BatchScheduler, timers: TimerQueue[tuple[str, ...]]
     ) -> None:
         self._pool, self._kv, self._scheduler, self._timers = pool, kv, scheduler, timers
         self.on = False

@@ -2,9 +2,9 @@
 
 The pool keeps sequences and pages. Everything else is a part that it asks at four moments: when a sequence is admitted,
 before a step, after a step, when a sequence is removed (`reserve`, `preempt`, `swap`, `transfer`, `prefix`, adapters,
-`AwaitedMasks`, `Drain`). What follows stands in `effects`, in the order in which it is to be done: each part appends to
-that one list as it decides, so that what ends a use of pages stands before their next one. Reports read the marks of
-page table and adapter manager.
+`AwaitedMasks`, `RunnerDrain`). What follows stands in `effects`, in the order in which it is to be done: each part
+appends to that one list as it decides, so that what ends a use of pages stands before their next one. Reports read the
+marks of page table and adapter manager.
 """
 
 from collections import Counter
@@ -36,7 +36,7 @@ from weft_runner.core.admission import HighestEpochs, PoolLimits, ended, first_p
 from weft_runner.core.awaited_grammars import AwaitedMasks
 from weft_runner.core.batch import Batch, Batching, Candidate
 from weft_runner.core.batch_scheduler import BatchScheduler
-from weft_runner.core.drain import Drain
+from weft_runner.core.drain import RunnerDrain
 from weft_runner.core.events import (
     REPORT,
     AdapterEvent,
@@ -50,7 +50,7 @@ from weft_runner.core.events import (
     SwapFailed,
 )
 from weft_runner.core.page_table import PageTable, check_page_table
-from weft_runner.core.preempt.preemption import Preemption
+from weft_runner.core.preempt.preemption import Preemptor
 from weft_runner.core.prefix.host import HostPrefixes, check_host_prefixes
 from weft_runner.core.prefix.reuse import PrefixReuse
 from weft_runner.core.reserve.reservations import Reservations
@@ -106,10 +106,10 @@ class RequestPool:
             self, self.swap, self.host_prefixes, self.pages, self.adapters, self.reservations, self.reuse,
             self.scheduler,
         )  # fmt: skip
-        self.preemption = Preemption(
+        self.preemption = Preemptor(
             self, self.reservations, self.swapping, kv, self.adapters, self.effects, self.timers
         )
-        self.drain = Drain(self, kv, self.scheduler, self.timers)
+        self.drain = RunnerDrain(self, kv, self.scheduler, self.timers)
         self.masks = AwaitedMasks(self.scheduler, self.timers)
 
     def account_stall_time(self, now: float) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from harness.waiting import PATIENCE_S
 from weft_runner.errors import ExecutorLost
-from weft_runner.model.tiers.read_ahead import ReadAhead, SlowTier, Work
+from weft_runner.model.tiers.read_ahead import ReadAhead, SlowTier, TierTransfer
 
 SEEDS = st.integers(0, 1 << 32)
 
@@ -61,12 +61,12 @@ class Memory(SlowTier[Page]):
     def size(self, item: Page) -> int:
         return item.size
 
-    def load(self, item: Page, at: int) -> list[Work]:
+    def load(self, item: Page, at: int) -> list[TierTransfer]:
         self.loaded.append(item)
-        return [Work(1, partial(self._load, item, at + i)) for i in range(item.size)]
+        return [TierTransfer(1, partial(self._load, item, at + i)) for i in range(item.size)]
 
-    def store(self, item: Page, at: int) -> list[Work]:
-        return [Work(item.size, partial(self._store, item, at))] if item.stores else []
+    def store(self, item: Page, at: int) -> list[TierTransfer]:
+        return [TierTransfer(item.size, partial(self._store, item, at))] if item.stores else []
 
     def waits_for(self, item: Page, earlier: Page) -> bool:
         return earlier.stores and item.key == earlier.key

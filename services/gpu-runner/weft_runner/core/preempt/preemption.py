@@ -20,7 +20,7 @@ from weft_runner.core.transfer.transfers import KvTransfers
 ELSEWHERE = (SequencePhase.SWAPPED, SequencePhase.SWAP_IN, *BETWEEN_RUNNERS)
 
 
-class Pool(Protocol):
+class _Pool(Protocol):
     """What preemption asks of the request pool."""
 
     @property
@@ -31,14 +31,14 @@ class Pool(Protocol):
     def remove(self, sequence: PoolSequence) -> None: ...
 
 
-class Preemption:
+class Preemptor:
     """One owner: the request pool. `stalled_s`: of all sequences that were paused or swapped.
 
     `stuck`: no swap helps those that are paused, so that the supervisor has to name a victim.
     """
 
     def __init__(
-        self, pool: Pool, reservations: Reservations, swapping: Swapping, kv: KvTransfers, adapters: AdapterManager,
+        self, pool: _Pool, reservations: Reservations, swapping: Swapping, kv: KvTransfers, adapters: AdapterManager,
         effects: list[Effect], timers: TimerQueue[tuple[str, ...]],
     ) -> None:  # fmt: skip
         self._pool, self._reservations, self._swapping, self._kv = pool, reservations, swapping, kv
@@ -72,7 +72,7 @@ class Preemption:
         here = [s for s in sequences.values() if s.phase not in ELSEWHERE]
         if len(here) < 2:
             return swap.moving
-        victim = choose_victim(here, map(sequences.__getitem__, self._reservations.paused))
+        victim = select_victim(here, map(sequences.__getitem__, self._reservations.paused))
         swapped = self._swapping.swap_out(victim)
         self.preemptions += swapped
         return swapped
@@ -82,7 +82,7 @@ class Preemption:
         for sequence in self._pool.sequences.values():  # after every iteration: no call where one runs
             if sequence.phase in RUNNING:
                 return
-        while self._nothing_moves():
+        while self._is_stuck():
             if self._reservations.paused:
                 if not self._adapters.slots.evict_for(1, pinned_too=True):
                     return  # the supervisor names a victim
@@ -96,7 +96,7 @@ class Preemption:
                 self.give_back(latest_arrival(victim_candidates(here or list(sequences), _priority), _arrived))
             self._pool.settle()
 
-    def _nothing_moves(self) -> bool:
+    def _is_stuck(self) -> bool:
         sequences = self._pool.sequences.values()
         return bool(sequences) and not (
             any(sequence.phase in RUNNING for sequence in sequences) or self._adapters.slots.loading
@@ -111,7 +111,7 @@ class Preemption:
         self._effects.append(Send(sequence.owner, answer))
 
 
-def choose_victim(here: Sequence[PoolSequence], paused: Iterable[PoolSequence]) -> PoolSequence:
+def select_victim(here: Sequence[PoolSequence], paused: Iterable[PoolSequence]) -> PoolSequence:
     """Choose who leaves: of the lowest priority a paused one that is to leave first, else the latest arrival.
 
     One that was swapped often, or is to stay, leaves only where all of them are such.

@@ -14,7 +14,7 @@ from weft_runner.core.sequence import Sequence, SequencePhase
 from weft_runner.core.swap.swaps import MAX_SWAPS, KvSwap, SwappedKv
 
 
-class Pool(Protocol):
+class _Pool(Protocol):
     """What swapping asks of the request pool."""
 
     def go_on(self, sequence: Sequence) -> None: ...
@@ -24,7 +24,7 @@ class Swapping:
     """One owner: the request pool."""
 
     def __init__(
-        self, pool: Pool, swap: KvSwap, host_prefixes: HostPrefixes, pages: PageTable, adapters: AdapterManager,
+        self, pool: _Pool, swap: KvSwap, host_prefixes: HostPrefixes, pages: PageTable, adapters: AdapterManager,
         reservations: Reservations, reuse: PrefixReuse, scheduler: BatchScheduler,
     ) -> None:  # fmt: skip
         self._pool, self.swap, self._host_prefixes, self._pages = pool, swap, host_prefixes, pages

@@ -20,7 +20,7 @@ from weft_runner.core.transfer.transfers import IncomingKv, KvTransfers, Outgoin
 MIGRATE_S = 8.0  # for the sequences of a process that ends to move to other runners
 
 
-class Pool(Protocol):
+class _Pool(Protocol):
     """What a hand-over asks of the request pool."""
 
     @property
@@ -39,7 +39,7 @@ class HandOver:
     """One owner: the request pool. `lost`, `received` and `handed_over` count since start."""
 
     def __init__(
-        self, pool: Pool, limits: PoolLimits, pages: PageTable, reservations: Reservations, scheduler: BatchScheduler,
+        self, pool: _Pool, limits: PoolLimits, pages: PageTable, reservations: Reservations, scheduler: BatchScheduler,
         epochs: HighestEpochs, effects: list[Effect], timers: TimerQueue[tuple[str, ...]],
     ) -> None:  # fmt: skip
         self._pool, self._limits, self._pages, self._reservations = pool, limits, pages, reservations

@@ -17,7 +17,7 @@ from weft_runner.model.cpu.page_file import DiskPages, PageFile
 from weft_runner.model.step import Ints
 from weft_runner.model.tiers.direct_io import PAGE
 from weft_runner.model.tiers.micro_batches import MicroBatch
-from weft_runner.model.tiers.outside_pages import Piece, moved_bytes, row_pieces
+from weft_runner.model.tiers.outside_pages import Piece, row_pieces, transfer_bytes
 from weft_runner.offload.figures import TierFigures
 from weft_runner.offload.placement import ActivationSplit
 
@@ -53,7 +53,7 @@ class DiskActivations:
     @property
     def pass_bytes(self) -> tuple[int, int]:
         """The bytes read and written in this pass."""
-        return moved_bytes(self._pieces, PAGE)
+        return transfer_bytes(self._pieces, PAGE)
 
     def begin(
         self, batches: Sequence[MicroBatch], layers: range, entering: npt.ArrayLike | None, wanted: Ints

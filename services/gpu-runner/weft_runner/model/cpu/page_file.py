@@ -22,7 +22,7 @@ from weft_kernels.cpu.memory import MappedMemory
 from weft_runner.errors import DiskUnusable
 from weft_runner.model.tiers.direct_io import BLOCK, PAGE, DirectFile, IoQueue, Requests, round_up_to_page
 from weft_runner.model.tiers.outside_pages import Piece, SlotRun, count_extents
-from weft_runner.model.tiers.read_ahead import ReadAhead, SlowTier, Work
+from weft_runner.model.tiers.read_ahead import ReadAhead, SlowTier, TierTransfer
 from weft_runner.offload.sizes import BOUNCE
 
 THREADS = 2  # so that a piece is loaded while another one is stored
@@ -126,7 +126,7 @@ class DiskPages(SlowTier[Piece]):
         """A prompt that is cut between two micro-batches reads what the earlier one writes."""
         return item.waits_for(earlier)
 
-    def load(self, item: Piece, at: int) -> list[Work]:
+    def load(self, item: Piece, at: int) -> list[TierTransfer]:
         """A page whose first token is yet to be written is zeros, as a page in memory is when it is granted."""
         layer_bytes = self._file.layer_bytes
         address, pages = self._address + at * layer_bytes, item.pages
@@ -136,15 +136,15 @@ class DiskPages(SlowTier[Piece]):
                 ctypes.memset(address + run.slot * layer_bytes, 0, run.count * layer_bytes)
             self._file.read(address, item.layer, pages.loads)
 
-        return [Work(count_extents(pages.loads) * layer_bytes, load)]
+        return [TierTransfer(count_extents(pages.loads) * layer_bytes, load)]
 
-    def store(self, item: Piece, at: int) -> list[Work]:
+    def store(self, item: Piece, at: int) -> list[TierTransfer]:
         n_bytes, address = (
             count_extents(item.pages.stores) * self._file.layer_bytes,
             self._address + at * self._file.layer_bytes,
         )
         write = partial(self._file.write, address, item.layer, item.pages.stores)
-        return [Work(n_bytes, write)] if n_bytes else []
+        return [TierTransfer(n_bytes, write)] if n_bytes else []
 
     def close(self) -> None:
         self._file.close()

@@ -16,7 +16,7 @@ from weft_runner.model.cuda.device import PinnedMemory
 from weft_runner.model.cuda.device_batches import DeviceBatch
 from weft_runner.model.cuda.host_pages import HostPages
 from weft_runner.model.step import Ints
-from weft_runner.model.tiers.outside_pages import Piece, moved_bytes, row_pieces
+from weft_runner.model.tiers.outside_pages import Piece, row_pieces, transfer_bytes
 from weft_runner.model.tiers.read_ahead import ReadAhead
 from weft_runner.offload.figures import TierFigures
 from weft_runner.offload.placement import ActivationSplit
@@ -46,7 +46,7 @@ class HostActivations:
     @property
     def pass_bytes(self) -> tuple[int, int]:
         """Loaded and stored in this pass: each row once for each change from one layer to the next."""
-        return moved_bytes(self._pieces, self._split.row_bytes)
+        return transfer_bytes(self._pieces, self._split.row_bytes)
 
     def begin(self, batches: Sequence[DeviceBatch], n_layers: int, wanted: Ints) -> None:
         """Begin a pass over `n_layers`. `wanted`: tokens whose rows are read after the last one."""

@@ -29,7 +29,7 @@ from weft_runner.model.cuda.step import ALIGNED, DeviceStep
 from weft_runner.model.kv_cache import KvCache
 from weft_runner.model.step import Ints
 from weft_runner.model.tiers.micro_batches import MicroBatch, cut
-from weft_runner.model.tiers.outside_pages import LayerPages, OutsidePages, layer_pages, moved_bytes, pieces
+from weft_runner.model.tiers.outside_pages import LayerPages, OutsidePages, layer_pages, pieces, transfer_bytes
 from weft_runner.model.tiers.read_ahead import ReadAhead
 from weft_runner.model.weights import LayerWeights
 from weft_runner.offload.figures import TierFigures
@@ -113,7 +113,7 @@ class HostKv:
         coming = pieces(self._outside)
         if self._ahead.drain():  # of a pass that was given up: what comes waits until nothing reads it
             self._host.copy_out(())
-        self.pass_bytes = moved_bytes(coming, self._split.layer_bytes)
+        self.pass_bytes = transfer_bytes(coming, self._split.layer_bytes)
         self._ahead.begin(coming)
         return found
 

@@ -10,7 +10,7 @@ import torch
 
 from weft_runner.model.cuda.device import CopyStream, PinnedMemory
 from weft_runner.model.tiers.outside_pages import Piece, SlotRun, count_extents
-from weft_runner.model.tiers.read_ahead import SlowTier, Work
+from weft_runner.model.tiers.read_ahead import SlowTier, TierTransfer
 
 Pairs = Iterable[tuple[torch.Tensor, torch.Tensor]]  # (to, source)
 
@@ -32,16 +32,16 @@ class HostPages(SlowTier[Piece]):
     def waits_for(self, item: Piece, earlier: Piece) -> bool:
         return item.waits_for(earlier)
 
-    def load(self, item: Piece, at: int) -> list[Work]:
+    def load(self, item: Piece, at: int) -> list[TierTransfer]:
         loads, layer = item.pages.loads, item.layer
         pairs = [(self._slots(run, at), self._host(run, layer)) for run in loads]
-        return [Work(count_extents(loads) * self._extent_bytes, lambda: self._in.copy(pairs, self._stored))]
+        return [TierTransfer(count_extents(loads) * self._extent_bytes, lambda: self._in.copy(pairs, self._stored))]
 
-    def store(self, item: Piece, at: int) -> list[Work]:
+    def store(self, item: Piece, at: int) -> list[TierTransfer]:
         """What is loaded later comes after it, and after what computes, also where nothing is stored."""
         stores, layer = item.pages.stores, item.layer
         pairs = [(self._host(run, layer), self._slots(run, at)) for run in stores]
-        return [Work(count_extents(stores) * self._extent_bytes, lambda: self.copy_out(pairs))]
+        return [TierTransfer(count_extents(stores) * self._extent_bytes, lambda: self.copy_out(pairs))]
 
     def copy_out(self, pairs: Pairs) -> torch.cuda.Event | None:
         """Copy to the host after all that was launched to compute; loads come after that."""

@@ -92,7 +92,7 @@ class OffloadCudaExecutor(CudaExecutor):
             layers = _load(self._file, checkpoint, part, packer.dtype, gpu.device)
         check_finite("norm", checkpoint.norm)
         norm = tensor_of(checkpoint.norm).to(gpu.device, torch.float32)
-        self._placed = _MovedWeights(gpu.device, self._file, self.placement, packer, layers, norm)
+        self._placed = _StagedWeights(gpu.device, self._file, self.placement, packer, layers, norm)
         self._rows = EmbeddingRows(self._file, resident=False)
         self._stored = torch.bfloat16 if layout.row_bytes == 2 * part.local.hidden_size else torch.float32
         self._model = model_sizes(checkpoint.spec, formats_of(dtype, executor="cuda"), layers=part.layers)
@@ -361,7 +361,7 @@ def _load(
     return layers
 
 
-class _MovedWeights:
+class _StagedWeights:
     """`DeviceWeights`: matrices that stay on the device, and those that come."""
 
     def __init__(

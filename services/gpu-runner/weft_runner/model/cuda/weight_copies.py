@@ -13,7 +13,7 @@ from functools import partial
 import torch
 
 from weft_runner.model.cuda.device import CopyStream
-from weft_runner.model.tiers.read_ahead import ReadAhead, SlowTier, Work
+from weft_runner.model.tiers.read_ahead import ReadAhead, SlowTier, TierTransfer
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,10 +48,10 @@ class HostWeights(SlowTier[int]):
     def size(self, item: int) -> int:
         return sum(map(_bytes_of, self._groups[item]))
 
-    def load(self, item: int, at: int) -> list[Work]:
-        return [Work(self.size(item), partial(self._copy, item, at, self._released))]
+    def load(self, item: int, at: int) -> list[TierTransfer]:
+        return [TierTransfer(self.size(item), partial(self._copy, item, at, self._released))]
 
-    def store(self, item: int, at: int) -> tuple[Work, ...]:
+    def store(self, item: int, at: int) -> tuple[TierTransfer, ...]:
         """Weights are as they were. What is copied over them comes after all that was launched until now."""
         del item, at
         self._released = self._device.computed()

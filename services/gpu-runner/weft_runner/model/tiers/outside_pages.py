@@ -137,7 +137,7 @@ def count_extents(runs: Iterable[SlotRun]) -> int:
     return sum(run.count for run in runs)
 
 
-def moved_bytes(coming: Sequence[Piece], extent_bytes: int) -> tuple[int, int]:
+def transfer_bytes(coming: Sequence[Piece], extent_bytes: int) -> tuple[int, int]:
     """Bytes that a pass loads and stores."""
     loaded = sum(count_extents(piece.pages.loads) for piece in coming)
     stored = sum(count_extents(piece.pages.stores) for piece in coming)

@@ -30,7 +30,7 @@ class Event(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Work:
+class TierTransfer:
     """A part of a load or a store: `do` moves `n_bytes`, or launches their copies and returns the event behind them."""
 
     n_bytes: int
@@ -38,17 +38,17 @@ class Work:
 
 
 class SlowTier(Generic[Item]):
-    """What items come from and go to. All but `close` and `Work.do` is called under the lock of the ring."""
+    """What items come from and go to. All but `close` and `TierTransfer.do` is called under the lock of the ring."""
 
     def size(self, item: Item) -> int:
         """What the item takes of the ring, above 0."""
         raise NotImplementedError
 
-    def load(self, item: Item, at: int) -> Sequence[Work]:
+    def load(self, item: Item, at: int) -> Sequence[TierTransfer]:
         """What loads the item to `at` of the ring; not empty."""
         raise NotImplementedError
 
-    def store(self, item: Item, at: int) -> Sequence[Work]:
+    def store(self, item: Item, at: int) -> Sequence[TierTransfer]:
         """What stores the item, all of whose users are done or launched."""
         del item, at
         return ()
@@ -69,13 +69,13 @@ class _Held(Generic[Item]):
     item: Item
     place: int
     at: int
-    work: deque[Work]
+    work: deque[TierTransfer]
     busy: int = 0
     released: bool = False
     arrived: Event | None = None
 
     @property
-    def is_moved(self) -> bool:
+    def is_transferred(self) -> bool:
         """Loaded, or stored after its release."""
         return not self.work and not self.busy
 
@@ -95,7 +95,7 @@ class ReadAhead(Generic[Item]):
         self._failed: Exception | None = None
         self._closing, self._loading, self._since = False, 0, 0.0
         self._threads = [
-            threading.Thread(target=self._move, name=what.partition(" ")[0], daemon=True) for _ in range(threads)
+            threading.Thread(target=self._transfer, name=what.partition(" ")[0], daemon=True) for _ in range(threads)
         ]
         for thread in self._threads:
             thread.start()
@@ -125,7 +125,7 @@ class ReadAhead(Generic[Item]):
             if place is not None:
                 self._seek(place)
             assert self._first or self._following < self._needed, "all that was begun is acquired already"
-            self._wait_for(lambda: self._first is not None and self._first.is_moved)
+            self._wait_for(lambda: self._first is not None and self._first.is_transferred)
             if self._threads:
                 self.figures.waited_s += time.perf_counter() - began
             held = self._first
@@ -150,7 +150,7 @@ class ReadAhead(Generic[Item]):
             for held in self._held:
                 if not held.released:
                     held.work.clear()
-            self._wait_for(lambda: all(held.is_moved for held in self._held))
+            self._wait_for(lambda: all(held.is_transferred for held in self._held))
             dropped = [held.arrived for held in self._held if not held.released]
             self._held.clear()
             self._ring.clear()
@@ -192,7 +192,7 @@ class ReadAhead(Generic[Item]):
         while not self._threads and (taken := self._take()) is not None:
             self._do(*taken)
 
-    def _move(self) -> None:
+    def _transfer(self) -> None:
         """Do what there is until the end."""
         while True:
             with self._changed:
@@ -202,9 +202,9 @@ class ReadAhead(Generic[Item]):
             with suppress(Exception):  # who waits raises it
                 self._do(*taken)
 
-    def _take(self) -> tuple[_Held[Item], Work] | None:
+    def _take(self) -> tuple[_Held[Item], TierTransfer] | None:
         """Work of the oldest item that has any; None while there is nothing, or no room."""
-        while self._held and self._held[0].released and self._held[0].is_moved:
+        while self._held and self._held[0].released and self._held[0].is_transferred:
             self._held.popleft()
             self._ring.release()
         held = next((one for one in self._held if one.work), None) or self._append()
@@ -220,7 +220,8 @@ class ReadAhead(Generic[Item]):
         """Give the next item a buffer, if the ring has room for it and all that it waits for is stored."""
         if (place := self._following) >= self._needed:
             return None
-        item, unstored = self._items[place], (held for held in self._held if not (held.released and held.is_moved))
+        item = self._items[place]
+        unstored = (held for held in self._held if not (held.released and held.is_transferred))
         if any(self._tier.waits_for(item, held.item) for held in unstored):
             return None
         if (at := self._ring.take(self._tier.size(item))) is None:
@@ -229,7 +230,7 @@ class ReadAhead(Generic[Item]):
         self._held.append(_Held(item, place, at, deque(self._tier.load(item, at))))
         return self._held[-1]
 
-    def _do(self, held: _Held[Item], work: Work) -> None:
+    def _do(self, held: _Held[Item], work: TierTransfer) -> None:
         loads = not held.released
         try:
             arrived = work.do()

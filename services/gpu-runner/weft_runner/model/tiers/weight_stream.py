@@ -12,7 +12,7 @@ from functools import partial
 from weft_kernels.cpu.memory import MappedMemory
 from weft_runner.model.tiers.direct_io import BLOCK, DirectFile
 from weft_runner.model.tiers.packed_file import Region
-from weft_runner.model.tiers.read_ahead import ReadAhead, SlowTier, Work
+from weft_runner.model.tiers.read_ahead import ReadAhead, SlowTier, TierTransfer
 from weft_runner.offload.figures import TierFigures
 from weft_runner.offload.residency import offsets
 
@@ -36,13 +36,13 @@ class DiskWeights(SlowTier[int]):
     def size(self, item: int) -> int:
         return sum(extent.n_bytes for extent in self._groups[item])
 
-    def load(self, item: int, at: int) -> list[Work]:
+    def load(self, item: int, at: int) -> list[TierTransfer]:
         """Read in blocks, several at a time."""
-        work, to = list[Work](), self._memory.address + at
+        work, to = list[TierTransfer](), self._memory.address + at
         for extent in self._groups[item]:
             for done in range(0, extent.n_bytes, BLOCK):
                 n_bytes = min(BLOCK, extent.n_bytes - done)
-                work.append(Work(n_bytes, partial(self._file.read, to + done, n_bytes, extent.offset + done)))
+                work.append(TierTransfer(n_bytes, partial(self._file.read, to + done, n_bytes, extent.offset + done)))
             to += extent.n_bytes
         return work
 
