@@ -48,8 +48,8 @@ from weft_gateway.openai import (
     ScoreRequest,
     TokenizeChatRequest,
     TokenizeRequest,
-    choose_form,
     parse,
+    select_form,
 )
 from weft_gateway.shell import ModelTokenizer, NotEncodable, drawn_ids
 from weft_operator.local import Invalid, admit
@@ -166,7 +166,7 @@ def _prompts(endpoint: Any, body: bytes) -> Any:
     pool: Any = SimpleNamespace(tool_call_parser="", embeds_only=False, max_context_tokens=CONTEXT_TOKENS)
     call = Call(drawn_ids(), ANY_NAMESPACE, 0)
     call.pool, call.tokenizer = pool, TOKENIZER
-    if (output := choose_form(params, TOKENIZER.forms, pool.tool_call_parser).output) is not None:
+    if (output := select_form(params, TOKENIZER.forms, pool.tool_call_parser).output) is not None:
         output.text.encode()
     return params, output, [prompt.encode(TOKENIZER, CONTEXT_TOKENS) for prompt in endpoint.prompts(params, call)]
 

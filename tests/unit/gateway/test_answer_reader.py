@@ -26,7 +26,7 @@ from weft_gateway.forms import (
     message_of,
     showing,
 )
-from weft_gateway.openai import ChatRequest, CompletionRequest, choose_form, parse
+from weft_gateway.openai import ChatRequest, CompletionRequest, parse, select_form
 from weft_gateway.shell import ModelTokenizer
 
 from .test_tool_calls import cut
@@ -174,7 +174,7 @@ def letters_of(tokens: Sequence[int]) -> str:
 
 def chosen(template: TemplateForms, parser: str = "", last: str = "hello", **params: Any) -> AnswerForm:
     body = {"model": "m", "messages": [{"role": "user", "content": last}], **params}
-    return choose_form(parse(ChatRequest, orjson.dumps(body)), template, parser)
+    return select_form(parse(ChatRequest, orjson.dumps(body)), template, parser)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_a_model_that_does_not_reason_and_a_completion_have_nothing_before_the_o
     assert form.after(list(b"hello</think>"), letters_of) is form
     assert chosen(PLAIN).after(list(b"hello<think>"), letters_of).reasoning == THINK, "the prompt shows it"
     completion = parse(CompletionRequest, orjson.dumps({"model": "m", "prompt": "hello<think>", **BOUND}))
-    form = choose_form(completion, REASONS, "")
+    form = select_form(completion, REASONS, "")
     assert form == AnswerForm(form.output)
     assert form.after(list(b"hello<think>"), letters_of) is form
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from weft_gateway.errors import ApiError, ParameterError
 from weft_gateway.forms import TemplateForms
-from weft_gateway.openai import ChatRequest, CompletionRequest, choose_form, parse
+from weft_gateway.openai import ChatRequest, CompletionRequest, parse, select_form
 from weft_gateway.tolerance import ACCEPTED, NEUTRAL, OFF, advice
 
 json_values = st.recursive(
@@ -110,7 +110,7 @@ def test_what_asks_for_what_happens_anyway_changes_nothing(kind: type[Any]) -> N
     for value in values:
         found = parse(kind, orjson.dumps(good | value))
         kept = {"top_k": plain.top_k, "structured_outputs": None, "response_format": None}
-        assert (found.model_copy(update=kept), choose_form(found, TemplateForms.of(""), "").output) == (plain, None), (
+        assert (found.model_copy(update=kept), select_form(found, TemplateForms.of(""), "").output) == (plain, None), (
             value
         )
 

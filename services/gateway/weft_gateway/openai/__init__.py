@@ -12,7 +12,7 @@ from weft_gateway.openai.http_requests import TURN, in_turns
 from weft_gateway.openai.lines import LINES_AT_ONCE, LineRunner
 from weft_gateway.openai.logprobs import LEAST
 from weft_gateway.openai.messages import MessagesEndpoint
-from weft_gateway.openai.prepare import choose_form
+from weft_gateway.openai.prepare import select_form
 from weft_gateway.openai.response_format import ChatEncoder, CompletionEncoder, ResponseEncoder, usage_of
 from weft_gateway.openai.responses import ResponsesEndpoint
 from weft_gateway.openai.schema import (

@@ -89,7 +89,7 @@ async def submit(state: AppState, endpoint: ModelEndpoint[T], call: Call, body: 
         call.prompts = endpoint.prompts(params, call)
         encoded = await _encoded(call)
         # 7. One request for each prompt: its length, how it is sampled, the form of its answers.
-        form, sampling = choose_form(params, call.tokenizer.forms, pool.tool_call_parser), _sampling(call)
+        form, sampling = select_form(params, call.tokenizer.forms, pool.tool_call_parser), _sampling(call)
         prepared = list[PreparedRequest]()
         for index, (prompt, tokens) in enumerate(zip(call.prompts, encoded, strict=True)):
             kept = _truncated(tokens, params, pool.max_context_tokens)
@@ -188,7 +188,7 @@ def _check_call(state: AppState, call: Call, params: Common, answers: int) -> No
         raise ParameterError("stream: the answer to a line of a batch is written whole; leave it out.", param="stream")
 
 
-def choose_form(params: Common, template: TemplateForms, parser: str) -> AnswerForm:
+def select_form(params: Common, template: TemplateForms, parser: str) -> AnswerForm:
     """Choose the form of a request's answers. `parser`: of calls, that the pool names. Raises ParameterError."""
     asked = params.response_format, params.structured_outputs
     output = None if asked == (None, None) else structured_output(*asked)
