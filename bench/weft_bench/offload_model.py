@@ -18,7 +18,7 @@ from weft_bench.roofline import Work, base_bytes
 from weft_kernels.cpu.threads import cpu_quota
 from weft_runner.model.cpu.offload import OffloadExecutor
 from weft_runner.model.memory_estimate import available_memory
-from weft_runner.offload.figures import OffloadFigures
+from weft_runner.offload import OffloadFigures
 
 PROMPT_TOKENS, TOKENS = 512, 32
 MIN_BOUND_SHARE = 0.8

@@ -19,13 +19,21 @@ from weft_runner.errors import NoPolicyFits
 from weft_runner.model.checkpoint import read_spec
 from weft_runner.model.cpu.machine_rates import measure_rates
 from weft_runner.model.tiers.budget import formats_of
-from weft_runner.offload.costs import BlockWork, Case
-from weft_runner.offload.machine import MachineRates
-from weft_runner.offload.plan import OffloadPlan, plan_json
-from weft_runner.offload.policy import Budgets
-from weft_runner.offload.rounding import Supports, plan_from, round_case
-from weft_runner.offload.search import PASSES, PolicySearch, cases
-from weft_runner.offload.wire import solve_ranks
+from weft_runner.offload import (
+    PASSES,
+    BlockWork,
+    Budgets,
+    Case,
+    MachineRates,
+    OffloadPlan,
+    PolicySearch,
+    Supports,
+    cases,
+    plan_from,
+    plan_json,
+    round_case,
+    solve_ranks,
+)
 
 DEVICE_BATCH_TOKENS = 512
 MAX_BLOCK = 32

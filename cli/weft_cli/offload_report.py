@@ -6,12 +6,19 @@ from typing import Any
 
 from weft_cli.output import table
 from weft_cli.plan_offload import Change, Plans, Searches, hosts_of
-from weft_runner.offload.machine import machine_json
-from weft_runner.offload.plan import OffloadPlan, PassTime, plan_json
-from weft_runner.offload.policy import MAX_TIER_BYTES, MemoryTier, Shares
-from weft_runner.offload.search import PolicySearch
-from weft_runner.offload.serving import serving_limits
-from weft_runner.offload.stages import PipelineTime, pipeline_time
+from weft_runner.offload import (
+    MAX_TIER_BYTES,
+    MemoryTier,
+    OffloadPlan,
+    PassTime,
+    PipelineTime,
+    PolicySearch,
+    Shares,
+    machine_json,
+    pipeline_time,
+    plan_json,
+    serving_limits,
+)
 
 WIDTH = 40  # of a bar
 GIB = 1 << 30

@@ -114,7 +114,7 @@ def offload(
     """
     from weft_cli import offload_report
     from weft_cli import plan_offload as planning
-    from weft_runner.offload.serving import Sequences
+    from weft_runner.offload import Sequences
 
     manifest = _pool_of(manifests)
     if manifest is None or measure == (machine is not None):

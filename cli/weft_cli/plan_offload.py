@@ -14,13 +14,23 @@ from weft.domain.model.packed import int4_kv_group
 from weft.domain.strict_json import JsonError, parse_object
 from weft_cli.errors import BadInput, CommandError
 from weft_runner.errors import ExecutorUnavailable, MachineInvalid, NoPolicyFits, OffloadError, RunnerError
-from weft_runner.offload.machine import MachineRates, machine_json, machine_of
-from weft_runner.offload.plan import OffloadPlan
-from weft_runner.offload.policy import MAX_TIER_BYTES, Budgets, Formats, WeightsFormat
-from weft_runner.offload.search import PolicySearch
-from weft_runner.offload.serving import RunnerRequest, Sequences, stage_searches
-from weft_runner.offload.stages import pipeline_time
-from weft_runner.offload.wire import measured_gpu, solve_each
+from weft_runner.offload import (
+    MAX_TIER_BYTES,
+    Budgets,
+    Formats,
+    MachineRates,
+    OffloadPlan,
+    PolicySearch,
+    RunnerRequest,
+    Sequences,
+    WeightsFormat,
+    machine_json,
+    machine_of,
+    measured_gpu,
+    pipeline_time,
+    solve_each,
+    stage_searches,
+)
 
 MACHINE_BYTES = 1 << 20
 PARTS = ("advanced", "lora", "parallelism")  # of the spec, that a policy depends on

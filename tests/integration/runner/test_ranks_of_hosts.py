@@ -35,7 +35,7 @@ from weft_kernels.plan import SegmentPlan
 from weft_runner.errors import ExecutorLost, ExecutorUnavailable, StoppedAtStart
 from weft_runner.executors import ModelSource, make_executor
 from weft_runner.model.step import StepInput, StepRow
-from weft_runner.offload.machine import MachineRates
+from weft_runner.offload import MachineRates
 from weft_runner.parallel.channel import Channel
 from weft_runner.parallel.executor import MultiProcessExecutor
 from weft_runner.parallel.hosts import connect

@@ -11,12 +11,17 @@ import yaml
 from weft_cli.main import main
 from weft_cli.offload_report import report
 from weft_cli.plan_offload import Change, read_rates, searches_of
-from weft_runner.offload.machine import MachineRates, machine_json, rising
-from weft_runner.offload.plan import plan_of
-from weft_runner.offload.policy import MemoryTier
-from weft_runner.offload.search import PolicySearch
-from weft_runner.offload.serving import Sequences
-from weft_runner.offload.stages import PipelineTime, pipeline_time
+from weft_runner.offload import (
+    MachineRates,
+    MemoryTier,
+    PipelineTime,
+    PolicySearch,
+    Sequences,
+    machine_json,
+    pipeline_time,
+    plan_of,
+    rising,
+)
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "vocab_size": 4096, "hidden_size": 512, "intermediate_size": 1376,

@@ -33,16 +33,24 @@ from weft_runner.model.cuda.offload import OffloadCudaExecutor, beside_weights
 from weft_runner.model.partition import Partition, stage_of
 from weft_runner.model.tiers.budget import OffloadBudget, formats_of
 from weft_runner.model.weights import load_weights
-from weft_runner.offload.costs import BlockWork
-from weft_runner.offload.device_placement import DevicePlacement, check_device_placement, place_on_device
-from weft_runner.offload.machine import MachineRates, machine_of
-from weft_runner.offload.placement import split_activations, split_kv
-from weft_runner.offload.policy import Budgets, MemoryTier
-from weft_runner.offload.rounding import ON_GPU
-from weft_runner.offload.search import PolicySearch, find_plan
-from weft_runner.offload.serving import serving_limits
+from weft_runner.offload import (
+    ON_GPU,
+    BlockWork,
+    Budgets,
+    DevicePlacement,
+    MachineRates,
+    MemoryTier,
+    PolicySearch,
+    check_device_placement,
+    find_plan,
+    machine_of,
+    place_on_device,
+    serving_limits,
+    spec_json,
+    split_activations,
+    split_kv,
+)
 from weft_runner.offload.solver import relax
-from weft_runner.offload.wire import spec_json
 from weft_runner.settings import OffloadByHand, parse_settings
 from weft_runner.shell.metrics import OffloadSeries
 from weft_runner.shell.offload_policy import settle_offload

@@ -39,9 +39,20 @@ from weft_runner.model.sampling import SamplingArgs
 from weft_runner.model.step import StepInput
 from weft_runner.model.tiers.budget import OffloadBudget
 from weft_runner.model.tiers.packed_file import PackedLayout, packed_file
-from weft_runner.offload.plan import BlockTime, OffloadPlan, PassTime, Usage, WeightTiers, plan_json
-from weft_runner.offload.policy import Budgets, Formats, MemoryTier, Policy, Shares
-from weft_runner.offload.stages import state_of_all
+from weft_runner.offload import (
+    BlockTime,
+    Budgets,
+    Formats,
+    MemoryTier,
+    OffloadPlan,
+    PassTime,
+    Policy,
+    Shares,
+    Usage,
+    WeightTiers,
+    plan_json,
+    state_of_all,
+)
 from weft_runner.parallel.pipeline import OffloadedPipeline
 from weft_runner.settings import OffloadByHand, parse_settings
 from weft_runner.shell.engine_factory import batch_limits

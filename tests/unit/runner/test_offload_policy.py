@@ -19,12 +19,16 @@ from weft_runner.model.checkpoint import read_spec
 from weft_runner.model.cpu.offload import OffloadExecutor
 from weft_runner.model.cuda.device import Gpu
 from weft_runner.model.tiers.kept_rates import kept_rates, rates_identity
-from weft_runner.offload.costs import BlockWork
-from weft_runner.offload.machine import MachineRates
-from weft_runner.offload.policy import Budgets, Formats
-from weft_runner.offload.search import PolicySearch
-from weft_runner.offload.serving import Sequences, serving_limits
-from weft_runner.offload.wire import solve_ranks
+from weft_runner.offload import (
+    BlockWork,
+    Budgets,
+    Formats,
+    MachineRates,
+    PolicySearch,
+    Sequences,
+    serving_limits,
+    solve_ranks,
+)
 from weft_runner.parallel.pipeline import PipelineParallelExecutor
 from weft_runner.settings import (
     KV_PAGES,

@@ -13,8 +13,7 @@ from weft_runner.model.cpu.machine_rates import measure_rates
 from weft_runner.model.cpu.offload import OffloadExecutor
 from weft_runner.model.tiers.budget import OffloadBudget
 from weft_runner.model.tiers.pass_work import pass_work
-from weft_runner.offload.policy import Formats
-from weft_runner.offload.sizes import model_sizes
+from weft_runner.offload import Formats, model_sizes
 from weft_runner.shell.metrics import OffloadSeries
 
 

@@ -4,10 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from weft_runner.offload.figures import Accuracy
-from weft_runner.offload.passes import PassWork, WeightPlacement, predict_pass
-from weft_runner.offload.policy import Budgets
-from weft_runner.offload.search import find_plan
+from weft_runner.offload import Accuracy, Budgets, PassWork, WeightPlacement, find_plan, predict_pass
 from weft_runner.offload.solver import relax
 
 from .test_search import MACHINE, MIB, ON_DEVICE, request

@@ -12,12 +12,17 @@ from weft_runner.model.checkpoint import open_checkpoint, read_spec
 from weft_runner.model.cpu.offload import OffloadExecutor
 from weft_runner.model.partition import Partition
 from weft_runner.model.tiers.budget import OffloadBudget
-from weft_runner.offload.costs import BlockWork
-from weft_runner.offload.placement import check_placement
-from weft_runner.offload.plan import OffloadPlan
-from weft_runner.offload.policy import Budgets, Formats, MemoryTier
-from weft_runner.offload.rounding import Supports
-from weft_runner.offload.search import PolicySearch, find_plan
+from weft_runner.offload import (
+    BlockWork,
+    Budgets,
+    Formats,
+    MemoryTier,
+    OffloadPlan,
+    PolicySearch,
+    Supports,
+    check_placement,
+    find_plan,
+)
 from weft_runner.offload.solver import relax
 
 from .test_search import MACHINE, MIB, ON_DEVICE

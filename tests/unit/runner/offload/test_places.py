@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft_runner.errors import OutOfMemory
+from weft_runner.offload import least_bytes, place_weights
 from weft_runner.offload.page_places import TAKEN, PagePlaces
-from weft_runner.offload.residency import least_bytes, place_weights
 
 SIZES = st.builds(
     lambda layers, matrices, pieces: [matrices] * layers + [[n] for n in pieces],

@@ -11,16 +11,39 @@ from hypothesis import strategies as st
 
 from weft.domain.model.config import parse_spec
 from weft_runner.errors import NoPolicyFits, PolicyInvalid
-from weft_runner.offload.costs import BlockWork, Case, OffDeviceShares, memory, phase, prompt_streams, token_streams
-from weft_runner.offload.machine import MachineRates, rising
-from weft_runner.offload.plan import MATRICES, OffloadPlan, check_plan
-from weft_runner.offload.policy import Budgets, Formats, MemoryTier
-from weft_runner.offload.rounding import EVERYTHING, Supports, residents, round_case, spread
-from weft_runner.offload.search import PolicySearch, find_plan, find_plans, least_budgets
-from weft_runner.offload.sizes import ModelSizes, model_sizes
+from weft_runner.offload import (
+    EVERYTHING,
+    MATRICES,
+    BlockWork,
+    Budgets,
+    Case,
+    Formats,
+    MachineRates,
+    MemoryTier,
+    ModelSizes,
+    OffDeviceShares,
+    OffloadPlan,
+    PolicySearch,
+    Supports,
+    check_plan,
+    find_plan,
+    find_plans,
+    least_budgets,
+    model_sizes,
+    pipeline_time,
+    prompt_streams,
+    request_json,
+    request_of,
+    residents,
+    rising,
+    round_case,
+    solve_each,
+    solve_ranks,
+    spread,
+    token_streams,
+)
+from weft_runner.offload.costs import memory, phase
 from weft_runner.offload.solver import relax
-from weft_runner.offload.stages import pipeline_time
-from weft_runner.offload.wire import request_json, request_of, solve_each, solve_ranks
 
 MIB = 1 << 20
 SPEC = parse_spec(

@@ -5,9 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.domain.runner import OffloadState
-from weft_runner.offload.figures import OffloadFigures, TierFigures
-from weft_runner.offload.plan import PassTime
-from weft_runner.offload.stages import StageState, batches_in_flight, state_of_all
+from weft_runner.offload import OffloadFigures, PassTime, StageState, TierFigures, batches_in_flight, state_of_all
 
 SECONDS = st.floats(0.001, 10.0)
 

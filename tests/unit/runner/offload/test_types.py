@@ -6,18 +6,28 @@ from dataclasses import replace
 import pytest
 
 from weft_runner.errors import MachineInvalid, PolicyInvalid
-from weft_runner.offload.machine import MachineRates, check_machine, machine_json, machine_of, product_s, rising
-from weft_runner.offload.plan import (
+from weft_runner.offload import (
     BlockTime,
+    Budgets,
+    Formats,
+    MachineRates,
+    MemoryTier,
     OffloadPlan,
     PassTime,
+    Policy,
+    Shares,
     Usage,
     WeightTiers,
+    check_machine,
     check_plan,
+    check_policy,
+    machine_json,
+    machine_of,
     plan_json,
     plan_of,
+    product_s,
+    rising,
 )
-from weft_runner.offload.policy import Budgets, Formats, MemoryTier, Policy, Shares, check_policy
 
 ALL = Shares(1.0, 0.0, 0.0)
 POLICY = Policy(8, 4, Shares(0.25, 0.0, 0.75), ALL, ALL)
