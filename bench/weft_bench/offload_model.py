@@ -16,8 +16,8 @@ from weft_bench.cpu_shapes import BASE, RANK, SHAPES, prompts
 from weft_bench.lines import Origin
 from weft_bench.roofline import Work, base_bytes
 from weft_kernels.cpu.threads import cpu_quota
+from weft_runner.memory_estimate import available_memory
 from weft_runner.model.cpu.offload import OffloadExecutor
-from weft_runner.model.memory_estimate import available_memory
 from weft_runner.offload import OffloadFigures
 
 PROMPT_TOKENS, TOKENS = 512, 32

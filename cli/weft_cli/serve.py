@@ -26,7 +26,7 @@ from weft_cli.objects import load_manifests
 from weft_cli.output import dump, note, say
 from weft_operator.local.components import Options
 from weft_runner.gpu_driver import finds_gpu, gpu_bytes
-from weft_runner.model.memory_estimate import MemoryLimit, available_memory, estimate_memory, page_bytes
+from weft_runner.memory_estimate import MemoryLimit, available_memory, estimate_memory, page_bytes
 
 NAMESPACE = "default"
 MODEL_CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"

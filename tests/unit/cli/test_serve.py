@@ -13,7 +13,7 @@ from weft_cli.errors import BadInput
 from weft_cli.objects import load_manifests
 from weft_cli.serve import Request, manifests, parse, print_manifests
 from weft_operator.local import Admission, ObjectStore
-from weft_runner.model.memory_estimate import MemoryLimit
+from weft_runner.memory_estimate import MemoryLimit
 
 QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart"
 MODEL, ADAPTERS = QUICKSTART / "model", QUICKSTART / "adapters"

@@ -12,7 +12,7 @@ from weft.domain.model.config import ModelSpec
 from weft_kernels.cpu import NativeUnavailable
 from weft_runner.errors import ExecutorUnavailable, OutOfMemory
 from weft_runner.executors import ModelSource, cpu, cuda, make_executor, memory, settle_executor
-from weft_runner.model.memory_estimate import REQUESTS_BYTES, MemoryLimit
+from weft_runner.memory_estimate import REQUESTS_BYTES, MemoryLimit
 from weft_runner.model.reference.executor import ReferenceExecutor
 from weft_runner.settings import RunnerSettings, parse_settings
 

@@ -12,8 +12,8 @@ from weft.domain.model.config import parse_spec
 from weft_runner.errors import ExecutorUnavailable, KvCacheTooSmall
 from weft_runner.executors import cuda, settle_kv_pages
 from weft_runner.executors.memory import fitting_pages
+from weft_runner.memory_estimate import MemoryEstimate, MemoryLimit, estimate_memory, page_bytes
 from weft_runner.model.cuda.device import GpuUnavailable
-from weft_runner.model.memory_estimate import MemoryEstimate, MemoryLimit, estimate_memory, page_bytes
 from weft_runner.settings import KV_PAGES
 
 GIB, PAGE = 1 << 30, 1 << 20

@@ -18,9 +18,7 @@ from weft.domain.model.packed import packed_bytes
 from weft.domain.model.tensors import model_tensors
 from weft_runner.errors import OutOfMemory
 from weft_runner.executors import ModelSource, make_executor
-from weft_runner.model.cuda.cuda_graphs import decode_sizes, graph_rows, prompt_sizes
-from weft_runner.model.cuda.step import DeviceStep, decode_shape, prompt_shape
-from weft_runner.model.memory_estimate import (
+from weft_runner.memory_estimate import (
     MemoryLimit,
     available_memory,
     check_memory,
@@ -28,6 +26,8 @@ from weft_runner.model.memory_estimate import (
     estimate_memory,
     page_bytes,
 )
+from weft_runner.model.cuda.cuda_graphs import decode_sizes, graph_rows, prompt_sizes
+from weft_runner.model.cuda.step import DeviceStep, decode_shape, prompt_shape
 
 GIB = 1 << 30
 KINDS = ("bf16", "fp32", "int8", "int4", "reference")

@@ -12,8 +12,8 @@ from harness.native_models import write_model
 from weft.domain.model.config import ModelSpec
 from weft.domain.model.packed import CUDA_INT4
 from weft_kernels.triton import int4
+from weft_runner.memory_estimate import estimate_memory
 from weft_runner.model.checkpoint import read_spec
-from weft_runner.model.memory_estimate import estimate_memory
 from weft_runner.model.partition import Partition, stage_of
 from weft_runner.model.weights import ModelWeights, load_weights
 

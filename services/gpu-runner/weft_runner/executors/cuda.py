@@ -22,19 +22,19 @@ from weft_runner.executors.memory import (
 from weft_runner.executors.offload import offload_budget, offload_folder, offload_formats
 from weft_runner.executors.source import ModelSource, parts_of
 from weft_runner.gpu_driver import NO_GPU
-from weft_runner.model.checkpoint import open_checkpoint
-from weft_runner.model.cuda import flashinfer
-from weft_runner.model.cuda.device import DTYPES, Gpu, GpuUnavailable, find_gpu
-from weft_runner.model.cuda.device import unsupported_reason as unsupported_on_gpu
-from weft_runner.model.executor import Executor
-from weft_runner.model.memory_estimate import (
+from weft_runner.memory_estimate import (
     MemoryEstimate,
     available_memory,
     device_workspace,
     estimate_memory,
     page_bytes,
 )
-from weft_runner.model.memory_estimate import check_memory as check_needs
+from weft_runner.memory_estimate import check_memory as check_needs
+from weft_runner.model.checkpoint import open_checkpoint
+from weft_runner.model.cuda import flashinfer
+from weft_runner.model.cuda.device import DTYPES, Gpu, GpuUnavailable, find_gpu
+from weft_runner.model.cuda.device import unsupported_reason as unsupported_on_gpu
+from weft_runner.model.executor import Executor
 from weft_runner.model.operator_threads import MAX_OPERATOR_THREADS, set_operator_threads
 from weft_runner.model.partition import Partition
 from weft_runner.model.tensor_parallel import SingleProcessGroup

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from weft.domain.model.config import ModelSpec
 from weft_runner.errors import KvCacheTooSmall, OutOfMemory
 from weft_runner.executors.source import parts_of
-from weft_runner.model.memory_estimate import (
+from weft_runner.memory_estimate import (
     GIB,
     REQUESTS_BYTES,
     MemoryEstimate,

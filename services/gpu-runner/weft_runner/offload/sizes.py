@@ -100,7 +100,7 @@ def model_sizes(
     widths = max(spec.hidden_size, spec.q_size) + spec.intermediate_size + spec.q_size + 3 * rank
     row = number * (widths + 3 * 32) + 4 * (spec.q_size + 2 * spec.kv_size + spec.head_dim + 1)
     fixed = 4 * (len(layers) * vector_numbers(spec) + spec.hidden_size)
-    if on_gpu:  # see `memory_estimate.device_workspace`
+    if on_gpu:  # see `weft_runner.memory_estimate.device_workspace`
         row = NUMBER_BYTES[kind] * (2 * spec.hidden_size + spec.q_size + 2 * spec.kv_size + 3 * spec.intermediate_size)
     else:
         fixed += GATHERED_ROWS * (round_up(embedding_row, ALIGN) + ALIGN) * (layers.start == 0)

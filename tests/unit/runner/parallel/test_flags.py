@@ -11,8 +11,8 @@ from weft.domain.model.config import parse_spec
 from weft.domain.request import Sampling
 from weft_runner.errors import ExecutorLost, ExecutorUnavailable, OutOfMemory
 from weft_runner.executors import ModelSource, make_executor
+from weft_runner.memory_estimate import MemoryLimit, estimate_memory
 from weft_runner.model.cuda.device import Gpu
-from weft_runner.model.memory_estimate import MemoryLimit, estimate_memory
 from weft_runner.shell.engine import ExecutorFailed
 
 

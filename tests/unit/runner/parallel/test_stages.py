@@ -20,9 +20,9 @@ from weft_runner.core import DecodeTime, PrefillTime, make_profile
 from weft_runner.core.layer_cut import layer_cost
 from weft_runner.errors import ExecutorUnavailable, OutOfMemory, WeightsInvalid
 from weft_runner.executors import ModelSource, make_executor
+from weft_runner.memory_estimate import MemoryLimit, estimate_memory
 from weft_runner.model.adapter_store import map_tensors
 from weft_runner.model.kv_cache import KvCache
-from weft_runner.model.memory_estimate import MemoryLimit, estimate_memory
 from weft_runner.model.partition import stage_of
 from weft_runner.model.reference.adapters import TorchAdapterStore
 from weft_runner.model.step import StepInput, StepRow

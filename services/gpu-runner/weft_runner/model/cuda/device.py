@@ -17,7 +17,7 @@ import torch
 from weft.domain.model.config import ModelSpec
 from weft_kernels.cpu.memory import MappedMemory
 from weft_runner.errors import ExecutorLost, OutOfMemory
-from weft_runner.model.memory_estimate import MemoryLimit
+from weft_runner.memory_estimate import MemoryLimit
 from weft_runner.model.partition import Partition
 
 OLDEST = (8, 0)  # Ampere: bf16 in tensor cores, copies to shared memory that do not wait

@@ -18,6 +18,7 @@ import torch
 
 from weft.domain.model.tensors import BIASED, EMBEDDING, HEAD
 from weft_runner.errors import PolicyInvalid
+from weft_runner.memory_estimate import device_workspace, page_bytes
 from weft_runner.model.arrays import Array, check_finite
 from weft_runner.model.checkpoint import Checkpoint
 from weft_runner.model.cuda.activations import HostActivations
@@ -36,7 +37,6 @@ from weft_runner.model.executor import Capabilities, LayerDone
 from weft_runner.model.host_tensors import tensor_of
 from weft_runner.model.kv_cache import KvCache
 from weft_runner.model.kv_memory import KvMemory
-from weft_runner.model.memory_estimate import device_workspace, page_bytes
 from weft_runner.model.partition import Partition
 from weft_runner.model.step import StepInput
 from weft_runner.model.tiers.budget import OffloadBudget, formats_of, state_of
