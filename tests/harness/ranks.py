@@ -21,9 +21,7 @@ from weft_runner.executors import split as split_executors
 from weft_runner.model.adapter_store import AdapterFiles, map_tensors
 from weft_runner.model.checkpoint import read_spec
 from weft_runner.model.tensor_parallel import ProcessGroup
-from weft_runner.parallel.adapters import ShardedAdapter
-from weft_runner.parallel.executor import MultiProcessExecutor, TensorParallelExecutor
-from weft_runner.parallel.pipeline import PipelineParallelExecutor
+from weft_runner.parallel import MultiProcessExecutor, PipelineParallelExecutor, ShardedAdapter, TensorParallelExecutor
 from weft_runner.settings import FLAGS as OF_RUNNERS
 from weft_runner.settings import RunnerSettings, parse_settings
 

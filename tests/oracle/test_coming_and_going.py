@@ -15,8 +15,7 @@ from weft_kernels.plan import SegmentPlan, plan_rows
 from weft_runner.errors import AdapterInvalid, ExecutorLost
 from weft_runner.model.adapter_store import map_tensors
 from weft_runner.model.step import StepInput, StepRow
-from weft_runner.parallel.executor import TensorParallelExecutor
-from weft_runner.parallel.shared_tensors import RecordedScales
+from weft_runner.parallel import RecordedScales, TensorParallelExecutor
 
 PAGES, PAGE_TOKENS, SLOTS = 64, 16, 2
 TOLERANCE = 5e-4

@@ -13,7 +13,7 @@ from harness.ranks import base_of, load, settings_of, split, staged
 from harness.split_models import ADAPTERS, PAGE_TOKENS, PAGES, SIZES, ask, steps_of
 from weft_runner.core import BatchLimits
 from weft_runner.executors import make_executor
-from weft_runner.parallel.executor import MultiProcessExecutor
+from weft_runner.parallel import MultiProcessExecutor
 
 native_library()
 

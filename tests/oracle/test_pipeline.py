@@ -12,7 +12,7 @@ from harness.split_models import ADAPTERS, PAGE_TOKENS, PAGES, ask, steps_of, wr
 from weft_kernels.plan import SegmentPlan, plan_rows
 from weft_runner.core import BatchLimits
 from weft_runner.model.step import StepInput, StepRow
-from weft_runner.parallel.pipeline import PipelineParallelExecutor
+from weft_runner.parallel import PipelineParallelExecutor
 
 CUTS = [("llama", 2), ("qwen2", 3), ("qwen3", 2)]  # what Mistral has some layers of Qwen2 have
 MORE_CUTS = [("llama", 3), ("mistral", 2), ("mistral", 3), ("qwen2", 2), ("qwen3", 3)]

@@ -13,7 +13,7 @@ from weft_runner.model.adapter_store import map_tensors
 from weft_runner.model.lora import SITES
 from weft_runner.model.step import StepInput, StepRow
 from weft_runner.model.tensor_parallel import COLUMN_SITES
-from weft_runner.parallel.executor import TensorParallelExecutor
+from weft_runner.parallel import TensorParallelExecutor
 
 PAGES, PAGE_TOKENS, ANSWER = 64, 16, 8
 LOGIT_TOLERANCE = 5e-4  # as between any executor and the oracle (test_families)

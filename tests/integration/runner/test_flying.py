@@ -23,7 +23,7 @@ from weft_kernels.plan import SegmentPlan
 from weft_runner.core import BatchLimits, Drain, SequencePhase, check_pool
 from weft_runner.model.adapter_store import map_tensors
 from weft_runner.model.step import StepInput, StepRow
-from weft_runner.parallel.pipeline import PipelineParallelExecutor
+from weft_runner.parallel import PipelineParallelExecutor
 
 GREEDY = Sampling(ignore_eos=True)
 PAGES, PAGE_TOKENS, SLOTS = 48, 4, 2

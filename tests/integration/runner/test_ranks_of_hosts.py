@@ -36,11 +36,8 @@ from weft_runner.errors import ExecutorLost, ExecutorUnavailable, StoppedAtStart
 from weft_runner.executors import ModelSource, make_executor
 from weft_runner.model.step import StepInput, StepRow
 from weft_runner.offload import MachineRates
-from weft_runner.parallel.channel import Channel
-from weft_runner.parallel.executor import MultiProcessExecutor
+from weft_runner.parallel import Channel, ChannelLost, MultiProcessExecutor, OffloadedPipeline
 from weft_runner.parallel.hosts import connect
-from weft_runner.parallel.messages import ChannelLost
-from weft_runner.parallel.pipeline import OffloadedPipeline
 from weft_runner.settings import RunnerSettings
 from weft_runner.shell.depot import DepotSource
 from weft_runner.shell.engine_factory import build_engine

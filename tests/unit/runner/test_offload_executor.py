@@ -53,7 +53,7 @@ from weft_runner.offload import (
     plan_json,
     state_of_all,
 )
-from weft_runner.parallel.pipeline import OffloadedPipeline
+from weft_runner.parallel import OffloadedPipeline
 from weft_runner.settings import OffloadByHand, parse_settings
 from weft_runner.shell.engine_factory import batch_limits
 from weft_runner.shell.metrics import OffloadSeries

@@ -29,7 +29,7 @@ from weft_runner.offload import (
     serving_limits,
     solve_ranks,
 )
-from weft_runner.parallel.pipeline import PipelineParallelExecutor
+from weft_runner.parallel import PipelineParallelExecutor
 from weft_runner.settings import (
     KV_PAGES,
     MAX_BATCH_TOKENS,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from harness.waiting import PATIENCE_S
-from weft_runner.parallel.channel import Channel
+from weft_runner.parallel import Channel
 
 
 @pytest.fixture(scope="module")

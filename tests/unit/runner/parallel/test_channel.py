@@ -12,8 +12,7 @@ import pytest
 
 from harness.ports import tcp_pair
 from harness.waiting import PATIENCE_S
-from weft_runner.parallel.channel import Channel
-from weft_runner.parallel.messages import ChannelLost, MessageRefused
+from weft_runner.parallel import Channel, ChannelLost, MessageRefused
 
 
 @pytest.fixture(params=["socket pair", "TCP"])

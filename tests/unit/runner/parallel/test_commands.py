@@ -7,9 +7,7 @@ from hypothesis import strategies as st
 from weft_kernels.plan import plan_rows
 from weft_runner.model.arrays import BFLOAT16, FLOAT16, FLOAT32
 from weft_runner.model.step import StepInput, StepRow, check_step
-from weft_runner.parallel.channel import Channel
-from weft_runner.parallel.commands import Layers
-from weft_runner.parallel.shared_tensors import FixedScales, RecordedScales, open_shared, share_tensors
+from weft_runner.parallel import Channel, FixedScales, Layers, RecordedScales, open_shared, share_tensors
 
 rows_of_a_step = st.lists(
     st.tuples(st.integers(1, 9), st.integers(0, 100), st.sampled_from((None, 0, 1, 7)), st.booleans()), min_size=1

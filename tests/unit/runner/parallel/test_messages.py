@@ -23,8 +23,16 @@ from weft_runner.errors import NoPolicyFits, RunnerError
 from weft_runner.executors import ModelSource
 from weft_runner.model.partition import RankGrid
 from weft_runner.model.step import StepInput
-from weft_runner.parallel.commands import BuiltShard, Layers, RankReady, RankStopping
-from weft_runner.parallel.messages import ChannelLost, MessageRefused, pack_message, unpack_message
+from weft_runner.parallel import (
+    BuiltShard,
+    ChannelLost,
+    Layers,
+    MessageRefused,
+    RankReady,
+    RankStopping,
+    pack_message,
+    unpack_message,
+)
 from weft_runner.settings import RunnerSettings
 
 PLAIN = (int, float, bool, str, bytes, type(None), Path)

@@ -27,9 +27,7 @@ from weft_runner.model.partition import stage_of
 from weft_runner.model.reference.adapters import TorchAdapterStore
 from weft_runner.model.step import StepInput, StepRow
 from weft_runner.model.weights import load_weights
-from weft_runner.parallel.commands import BuiltShard, Layers
-from weft_runner.parallel.pipeline_channel import PipelineChannel
-from weft_runner.parallel.shared_tensors import share_tensors
+from weft_runner.parallel import BuiltShard, Layers, PipelineChannel, share_tensors
 from weft_runner.worker.loop import StageWork, WorkerLoop
 
 
