@@ -28,8 +28,7 @@ from weft_bench.lines import Line, Origin
 from weft_kernels.cpu.errors import NativeUnavailable
 from weft_kernels.cpu.library import Library, load
 from weft_kernels.cpu.threads import cpu_quota
-from weft_runner.model.arrays import Array
-from weft_runner.model.checkpoint import open_checkpoint, read_spec
+from weft_runner.model import Array, open_checkpoint, read_spec
 from weft_runner.model.cpu.executor import CpuExecutor
 
 # (dtype, kv_dtype, top_share) of the cpu executor, by what cases are called; the first is the baseline. int4 KV is left

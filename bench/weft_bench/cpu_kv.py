@@ -17,9 +17,8 @@ from weft_bench.lines import Line
 from weft_kernels.cpu.errors import NativeUnavailable
 from weft_kernels.cpu.library import load
 from weft_kernels.cpu.threads import cpu_quota
-from weft_runner.model.checkpoint import open_checkpoint, read_spec
+from weft_runner.model import NativeKvMemory, open_checkpoint, read_spec
 from weft_runner.model.cpu.executor import CpuExecutor
-from weft_runner.model.kv_memory import NativeKvMemory
 
 PROMPT_TOKENS = 512
 # (kv_dtype, top_share); the first is the baseline.

@@ -29,7 +29,7 @@ from weft_bench.lora_baselines import Adding, Dense, Weights, gather, loop
 from weft_bench.roofline import decode_work
 from weft_kernels.cpu.library import Library
 from weft_kernels.cpu.threads import cpu_quota
-from weft_runner.model.checkpoint import Checkpoint, LayerTensors, open_checkpoint, read_spec
+from weft_runner.model import Checkpoint, LayerTensors, open_checkpoint, read_spec
 from weft_runner.model.cpu.executor import CpuExecutor
 from weft_runner.model.host_tensors import arrays_of, tensor_of
 

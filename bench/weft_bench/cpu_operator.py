@@ -32,9 +32,9 @@ from weft_kernels.cpu.library import Library, load
 from weft_kernels.cpu.memory import HUGE, MappedMemory
 from weft_kernels.cpu.structs import BF16, ModelStruct, SegmentStruct, StepStruct
 from weft_kernels.cpu.threads import ThreadPool, cpu_quota
+from weft_runner.model import Partition
 from weft_runner.model.cpu.adapters import CpuAdapterStore
 from weft_runner.model.host_tensors import arrays_of
-from weft_runner.model.partition import Partition
 
 PROJECTION, SITE = "o_proj", 1
 SWEPT_BYTES = 512 << 20

@@ -13,8 +13,7 @@ from typing import Any
 from weft_bench.errors import WrongAdapter
 from weft_kernels.plan import SegmentPlan
 from weft_runner.core import Action, Batch, Unload
-from weft_runner.model.executor import Executor
-from weft_runner.model.step import StepInput
+from weft_runner.model import Executor, StepInput
 from weft_runner.shell.adapter_pool import InSlot
 from weft_runner.shell.engine import Engine
 

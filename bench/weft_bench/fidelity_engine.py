@@ -19,7 +19,7 @@ import numpy as np
 
 from weft_bench.cpu_engine import Ask, Sizes, Subject
 from weft_bench.cpu_shapes import prompts
-from weft_runner.model.step import StepInput
+from weft_runner.model import StepInput
 from weft_sim.executor_model import StepTimes
 
 STREAMS = (1, 4, 16)

@@ -16,12 +16,11 @@ from weft_bench.gpu_placed import pages_needed
 from weft_bench.playing import Folders, Player
 from weft_bench.roofline import Shape
 from weft_runner.core import BatchLimits, PoolLimits, Runner
+from weft_runner.model import Executor, Partition
 from weft_runner.model.cuda.adapters import layout_of
 from weft_runner.model.cuda.cuda_graphs import MAX_GRAPH_TOKENS
 from weft_runner.model.cuda.executor import CudaExecutor
 from weft_runner.model.cuda.executor import Sizes as ExecutorSizes
-from weft_runner.model.executor import Executor
-from weft_runner.model.partition import Partition
 from weft_runner.shell.adapter_pool import AdapterPool
 from weft_runner.shell.engine import Engine, Output, Posted
 

@@ -9,7 +9,7 @@ import torch
 from weft.domain.model.config import ModelSpec, RopeSpec
 from weft_bench.roofline import Shape
 from weft_kernels.plan import plan_rows
-from weft_runner.model.step import StepInput, StepRow, check_step
+from weft_runner.model import StepInput, StepRow, check_step
 from weft_runner.model.weights import LayerWeights, ModelWeights, Pack
 
 STD = 0.02

@@ -22,14 +22,11 @@ from weft_bench.gpu_context import Context
 from weft_bench.gpu_device import Gpu
 from weft_bench.gpu_models import Numbers, StepOf, random_tokens, spec_of, step_of
 from weft_bench.roofline import decode_work, prefill_work
-from weft_runner.model.arrays import Array
-from weft_runner.model.checkpoint import Checkpoint
+from weft_runner.model import Array, Checkpoint, Partition, StepInput
 from weft_runner.model.cuda.device import CopyStream, PinnedMemory
 from weft_runner.model.cuda.executor import Sizes
 from weft_runner.model.cuda.offload import OffloadCudaExecutor, beside_weights
 from weft_runner.model.host_tensors import array_of
-from weft_runner.model.partition import Partition
-from weft_runner.model.step import StepInput
 from weft_runner.model.tiers.budget import OffloadBudget
 
 PAGE_TOKENS = 16

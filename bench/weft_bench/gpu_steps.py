@@ -31,11 +31,9 @@ from weft_bench.gpu_page import ADDED, BANDWIDTH, BEYOND_BYTES, RATIO
 from weft_bench.gpu_placed import Deck, pages_needed, row_offsets
 from weft_bench.gpu_timing import MANY, Times
 from weft_bench.roofline import Shape, Work, adapter_work, decode_work, prefill_work
+from weft_runner.model import Partition, SamplingArgs, StepInput
 from weft_runner.model.cuda.adapters import PagedAdapter, PagedAdapterStore, layout_of
 from weft_runner.model.cuda.executor import CudaExecutor, Sizes
-from weft_runner.model.partition import Partition
-from weft_runner.model.sampling import SamplingArgs
-from weft_runner.model.step import StepInput
 
 PAGE_TOKENS = 16
 GIB = 1 << 30

@@ -16,7 +16,7 @@ from weft_bench.lines import Line
 from weft_bench.offload_model import MIN_BOUND_SHARE, Context, OffloadModel, executor_of
 from weft_bench.playing import Played
 from weft_runner.errors import NoPolicyFits
-from weft_runner.model.checkpoint import read_spec
+from weft_runner.model import read_spec
 from weft_runner.model.cpu.machine_rates import measure_rates
 from weft_runner.model.tiers.budget import formats_of
 from weft_runner.offload import (

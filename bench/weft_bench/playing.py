@@ -18,7 +18,7 @@ from weft.domain.request import Ended, NoCapacity, Priority, Sampling, SessionHe
 from weft_bench.cpu_witness import Beat, Witness
 from weft_bench.errors import EngineRefused
 from weft_runner.errors import ArtifactUnknown
-from weft_runner.model.adapter_store import AdapterFiles
+from weft_runner.model import AdapterFiles
 from weft_runner.shell.engine import Engine, Output
 
 SESSION = Peer(Kind.GATEWAY, "bench")  # that all requests belong to

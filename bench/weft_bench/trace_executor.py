@@ -19,11 +19,7 @@ from weft.domain.model.config import ModelSpec
 from weft.domain.strict_json import is_int, parse_object
 from weft_bench.errors import BadTable
 from weft_runner.core import SampledToken
-from weft_runner.model.adapter_store import AdapterStore
-from weft_runner.model.executor import Capabilities, Executor, LayerDone
-from weft_runner.model.kv_memory import KvMemory
-from weft_runner.model.sampling import SamplingArgs
-from weft_runner.model.step import StepInput
+from weft_runner.model import AdapterStore, Capabilities, Executor, KvMemory, LayerDone, SamplingArgs, StepInput
 
 MAX_LINE_BYTES, MAX_LINES, MAX_NUMBER = 256, 1_000_000, 2**63 - 1
 

@@ -27,8 +27,7 @@ from weft_bench.cpu_shapes import SHAPES, prompts
 from weft_bench.lines import Line, Origin
 from weft_bench.transfer_ends import PAGE_TOKENS, Carrier, Geometry, NoLayers, ReceiverEnd, SenderEnd, cpu_s, receiver
 from weft_kernels.plan import SegmentPlan
-from weft_runner.model.kv_memory import LocalKvMemory
-from weft_runner.model.step import StepInput, StepRow
+from weft_runner.model import LocalKvMemory, StepInput, StepRow
 
 SHAPE = "m135"
 TOKENS, PROMPT_TOKENS = 512, 1024

@@ -21,8 +21,7 @@ from weft.domain.machine import Connected, Kind, Peer, Received
 from weft.wire.tls import load_tls
 from weft_bench.errors import EngineRefused
 from weft_runner.core import OpenKvStream, ReceiveKv, SendKv
-from weft_runner.model.kv_memory import KvMemory, LocalKvMemory
-from weft_runner.model.layer_progress import LayerProgress
+from weft_runner.model import KvMemory, LayerProgress, LocalKvMemory
 from weft_runner.shell.kv_stream import NO_FIGURES
 from weft_runner.shell.kv_transfer import KvPlace, KvStreamShell
 

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from weft_runner.model.arrays import Array
+from weft_runner.model import Array
 from weft_runner.model.host_tensors import tensor_of
 
 

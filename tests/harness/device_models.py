@@ -23,9 +23,8 @@ from weft_bench.gpu_models import (
 )
 from weft_bench.gpu_placed import Deck
 from weft_kernels.triton import int4
-from weft_runner.model.arrays import Array
+from weft_runner.model import Array, Executor
 from weft_runner.model.cuda.executor import CudaExecutor, Sizes
-from weft_runner.model.executor import Executor
 from weft_runner.model.host_tensors import arrays_of
 from weft_runner.model.kv_cache import KvCache
 from weft_runner.model.reference.adapters import TorchAdapterStore

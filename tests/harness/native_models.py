@@ -10,10 +10,8 @@ from safetensors.torch import save_file
 
 from weft.domain.model.config import ModelSpec
 from weft_kernels.plan import plan_rows
-from weft_runner.model.arrays import Array
-from weft_runner.model.checkpoint import read_spec
+from weft_runner.model import Array, StepInput, StepRow, read_spec
 from weft_runner.model.host_tensors import arrays_of
-from weft_runner.model.step import StepInput, StepRow
 
 SCALE = 0.75
 

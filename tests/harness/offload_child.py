@@ -18,7 +18,7 @@ import numpy as np
 
 from harness.native_models import make_step
 from weft_kernels.cpu import load
-from weft_runner.model.checkpoint import open_checkpoint, read_spec
+from weft_runner.model import open_checkpoint, read_spec
 from weft_runner.model.cpu.offload import OffloadExecutor
 from weft_runner.model.tiers.budget import OffloadBudget
 

@@ -13,8 +13,8 @@ import torch
 import triton
 
 from weft_kernels.plan import plan_rows
+from weft_runner.model import StepInput, StepRow
 from weft_runner.model.cuda.step import DeviceStep, StepTables
-from weft_runner.model.step import StepInput, StepRow
 
 INTERPRETED: bool = triton.knobs.runtime.interpret
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16

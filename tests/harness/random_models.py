@@ -21,16 +21,13 @@ from weft.artifacts.adapter_config import parse_adapter_config
 from weft.domain.model.config import ModelSpec, parse_spec
 from weft_kernels.cpu import load as load_library
 from weft_kernels.plan import plan_rows
-from weft_runner.model.adapter_store import map_tensors
-from weft_runner.model.checkpoint import open_checkpoint, read_spec
+from weft_runner.model import Executor, StepInput, StepRow, check_step, map_tensors, open_checkpoint, read_spec
 from weft_runner.model.cpu.executor import CpuExecutor
 from weft_runner.model.cuda.device import find_gpu
 from weft_runner.model.cuda.executor import CudaExecutor, Sizes
-from weft_runner.model.executor import Executor
 from weft_runner.model.kv_cache import KvCache
 from weft_runner.model.reference.adapters import TorchAdapterStore
 from weft_runner.model.reference.executor import ReferenceExecutor
-from weft_runner.model.step import StepInput, StepRow, check_step
 from weft_runner.model.weights import Pack, load_weights
 
 CONFIGS = {"llama": "LlamaConfig", "mistral": "MistralConfig", "qwen2": "Qwen2Config", "qwen3": "Qwen3Config"}

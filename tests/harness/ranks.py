@@ -18,8 +18,7 @@ from harness.waiting import PATIENCE_S
 from weft.artifacts.adapter_config import parse_adapter_config
 from weft_runner.executors import ModelSource, make_executor
 from weft_runner.executors import split as split_executors
-from weft_runner.model.adapter_store import AdapterFiles, map_tensors
-from weft_runner.model.checkpoint import read_spec
+from weft_runner.model import AdapterFiles, map_tensors, read_spec
 from weft_runner.model.tensor_parallel import ProcessGroup
 from weft_runner.parallel import MultiProcessExecutor, PipelineParallelExecutor, ShardedAdapter, TensorParallelExecutor
 from weft_runner.settings import FLAGS as OF_RUNNERS

@@ -32,8 +32,7 @@ from weft.domain.request import SessionHello, Start, Stop
 from weft.domain.runner import RunnerOrder
 from weft_runner.core import Batch, BatchLimits, PoolLimits, Runner
 from weft_runner.errors import ArtifactUnknown
-from weft_runner.model.adapter_store import AdapterFiles
-from weft_runner.model.grammar import Grammars
+from weft_runner.model import AdapterFiles, Grammars
 from weft_runner.model.kv_cache import KvCache
 from weft_runner.model.reference.adapters import TorchAdapterStore
 from weft_runner.model.reference.executor import ReferenceExecutor

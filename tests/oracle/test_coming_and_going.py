@@ -13,8 +13,7 @@ from harness.ranks import adapter_files, load, split
 from weft.domain.request import Sampling
 from weft_kernels.plan import SegmentPlan, plan_rows
 from weft_runner.errors import AdapterInvalid, ExecutorLost
-from weft_runner.model.adapter_store import map_tensors
-from weft_runner.model.step import StepInput, StepRow
+from weft_runner.model import StepInput, StepRow, map_tensors
 from weft_runner.parallel import RecordedScales, TensorParallelExecutor
 
 PAGES, PAGE_TOKENS, SLOTS = 64, 16, 2

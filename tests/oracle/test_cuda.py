@@ -17,7 +17,7 @@ from harness.interpreter import hurry
 from harness.random_models import FAMILIES, OracleModel, Rows, cuda_executor, random_model, write_adapters, write_base
 from harness.ranks import split, staged
 from weft_kernels.triton import int4
-from weft_runner.model.executor import Executor
+from weft_runner.model import Executor
 
 PAGES, PAGE_TOKENS = 120, 16
 LOGIT_TOLERANCE = 5e-4  # as in `test_families`

@@ -21,8 +21,7 @@ from harness.random_models import (
     reference_executor,
 )
 from weft_kernels.cpu import NativeUnavailable
-from weft_runner.model.checkpoint import open_checkpoint
-from weft_runner.model.executor import Executor
+from weft_runner.model import Executor, open_checkpoint
 
 PAGES, PAGE_TOKENS = 64, 16
 # Logits here are up to 15, and transformers itself is up to 3e-4 from its own forward in fp64.

@@ -11,7 +11,7 @@ from harness.ranks import load, staged, tcp_sent_bytes
 from harness.split_models import ADAPTERS, PAGE_TOKENS, PAGES, ask, steps_of, written
 from weft_kernels.plan import SegmentPlan, plan_rows
 from weft_runner.core import BatchLimits
-from weft_runner.model.step import StepInput, StepRow
+from weft_runner.model import StepInput, StepRow
 from weft_runner.parallel import PipelineParallelExecutor
 
 CUTS = [("llama", 2), ("qwen2", 3), ("qwen3", 2)]  # what Mistral has some layers of Qwen2 have

@@ -11,7 +11,7 @@ from harness.ranks import load, split, staged
 from harness.split_models import ADAPTERS, PAGE_TOKENS, PAGES, ask, steps_of, written
 from weft_kernels.plan import SegmentPlan
 from weft_runner.core import BatchLimits
-from weft_runner.model.step import StepInput, StepRow
+from weft_runner.model import StepInput, StepRow
 from weft_runner.parallel import PipelineParallelExecutor
 
 STEP = StepInput(list(range(20)), (StepRow(0, 20, 0, (0, 1), True),), SegmentPlan(20, ()))

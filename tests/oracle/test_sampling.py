@@ -19,7 +19,7 @@ from transformers.generation.logits_process import (
 
 from weft.domain.request import Sampling
 from weft_runner.core import logit_adjustments
-from weft_runner.model.sampling import SamplingArgs, sample
+from weft_runner.model import SamplingArgs, sample
 
 NO_TOKENS = torch.zeros(1, 1).long()
 finite_logits = st.lists(st.floats(-60, 60, width=32), min_size=1, max_size=60)

@@ -9,9 +9,7 @@ import pytest
 from harness.random_models import FAMILIES, OracleModel, Rows, reference_executor, write_adapters, write_base
 from harness.ranks import load, split, tcp_sent_bytes
 from weft_kernels.plan import SegmentPlan, plan_rows
-from weft_runner.model.adapter_store import map_tensors
-from weft_runner.model.lora import SITES
-from weft_runner.model.step import StepInput, StepRow
+from weft_runner.model import SITES, StepInput, StepRow, map_tensors
 from weft_runner.model.tensor_parallel import COLUMN_SITES
 from weft_runner.parallel import TensorParallelExecutor
 

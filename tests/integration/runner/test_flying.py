@@ -21,8 +21,7 @@ from weft.domain.ids import Epoch
 from weft.domain.request import Ended, Sampling, Stop
 from weft_kernels.plan import SegmentPlan
 from weft_runner.core import BatchLimits, Drain, SequencePhase, check_pool
-from weft_runner.model.adapter_store import map_tensors
-from weft_runner.model.step import StepInput, StepRow
+from weft_runner.model import StepInput, StepRow, map_tensors
 from weft_runner.parallel import PipelineParallelExecutor
 
 GREEDY = Sampling(ignore_eos=True)

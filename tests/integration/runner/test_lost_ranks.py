@@ -29,7 +29,7 @@ from weft.domain.request import Sampling
 from weft_kernels.plan import SegmentPlan
 from weft_runner.errors import ExecutorLost, StoppedAtStart, WeightsInvalid
 from weft_runner.executors import ModelSource, make_executor
-from weft_runner.model.step import StepInput, StepRow
+from weft_runner.model import StepInput, StepRow
 
 SHORT_S = 3.0  # a patience that runs out; a hundred times what the ranks of this model need to meet
 STEP = StepInput([1, 2, 3], (StepRow(0, 3, 0, (0,), True),), SegmentPlan(3, ()))

@@ -34,7 +34,7 @@ from weft.wire.tls import Tls
 from weft_kernels.plan import SegmentPlan
 from weft_runner.errors import ExecutorLost, ExecutorUnavailable, StoppedAtStart
 from weft_runner.executors import ModelSource, make_executor
-from weft_runner.model.step import StepInput, StepRow
+from weft_runner.model import StepInput, StepRow
 from weft_runner.offload import MachineRates
 from weft_runner.parallel import Channel, ChannelLost, MultiProcessExecutor, OffloadedPipeline
 from weft_runner.parallel.hosts import connect

@@ -34,9 +34,8 @@ from weft_kernels.cpu import (
     zig_compiler,
 )
 from weft_kernels.cpu.sampling import Sampler
-from weft_runner.model.checkpoint import open_checkpoint, read_spec
+from weft_runner.model import NativeSampler, SamplingArgs, open_checkpoint, read_spec
 from weft_runner.model.cpu.executor import CpuExecutor
-from weft_runner.model.sampling import NativeSampler, SamplingArgs
 
 native_library()  # skips where nothing can be built
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

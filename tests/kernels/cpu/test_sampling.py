@@ -12,7 +12,7 @@ from weft.domain.request import Sampling
 from weft_kernels.cpu import LEVELS, CallRefused, Library, NativeUnavailable, load
 from weft_kernels.cpu.sampling import MAX_TOP, SAMPLED, SAMPLING_ARGS, Sampler
 from weft_runner.core import SampledToken, logit_adjustments, token_mask
-from weft_runner.model.sampling import NativeSampler, SamplingArgs, sample
+from weft_runner.model import NativeSampler, SamplingArgs, sample
 
 EXAMPLES = settings.default.max_examples  # `make test-long` has more
 NUMBERS = list(LEVELS)

@@ -20,8 +20,7 @@ from weft_bench.gpu_models import Scale, random_tokens, spec_of
 from weft_bench.playing import Ask, Folders, Player
 from weft_bench.roofline import Shape
 from weft_runner.core import BatchLimits, PoolLimits
-from weft_runner.model.adapter_store import map_tensors
-from weft_runner.model.executor import Executor
+from weft_runner.model import Executor, map_tensors
 from weft_runner.model.weights import ModelWeights
 from weft_runner.shell.engine import Engine, Output
 

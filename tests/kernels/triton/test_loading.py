@@ -10,8 +10,7 @@ from harness.device_models import LLAMA, PAGE_TOKENS, HostAdapter, Pair
 from harness.on_device import EXACT_DTYPES, assert_same, name_of, sized
 from weft_bench.gpu_device import Gpu
 from weft_bench.gpu_models import StepOf, step_of
-from weft_runner.model.adapter_store import DeviceAdapter
-from weft_runner.model.step import StepInput
+from weft_runner.model import DeviceAdapter, StepInput
 
 pytestmark = pytest.mark.gpu
 

@@ -16,8 +16,8 @@ from harness.on_device import sized
 from weft.domain.request import Sampling
 from weft_kernels.triton.sampling import LISTED, SHARE, DeviceSampler, argmax, shift
 from weft_runner.core import logit_adjustments, token_mask
+from weft_runner.model import SamplingArgs, random_bits, sample
 from weft_runner.model.cuda.gpu_sampler import GpuSampler
-from weft_runner.model.sampling import SamplingArgs, random_bits, sample
 
 EXAMPLES = settings.default.max_examples  # `make test-long` has more
 MAX_ROWS = sized(gpu=4, interpreted=2)

@@ -15,7 +15,7 @@ from weft_bench.errors import BadTable
 from weft_bench.playing import SESSION
 from weft_bench.roofline import Shape
 from weft_bench.trace_executor import FAST, Pace, TracedAnswer, TraceExecutor, read_table
-from weft_runner.model.executor import Executor
+from weft_runner.model import Executor
 from weft_runner.shell.engine import Engine, Output
 from weft_runner.shell.engine_factory import build_engine
 

@@ -18,8 +18,8 @@ from weft.domain.model.config import ModelSpec, parse_spec
 from weft.domain.model.tensors import model_tensors
 from weft.telemetry.progress import ByteProgress
 from weft_runner.errors import StoppedAtStart, WeightsInvalid
-from weft_runner.model.arrays import check_finite
-from weft_runner.model.checkpoint import INDEX, SINGLE, Checkpoint, open_checkpoint
+from weft_runner.model import Checkpoint, check_finite, open_checkpoint
+from weft_runner.model.checkpoint import INDEX, SINGLE
 from weft_runner.model.host_tensors import array_of, tensor_of
 from weft_runner.model.weights import load_weights
 

@@ -16,12 +16,9 @@ from weft.domain.model.config import ModelSpec
 from weft_kernels.cpu import BF16, FP32, Library, NativeUnavailable, load
 from weft_kernels.cpu.memory import MappedMemory
 from weft_runner.errors import AdapterInvalid
-from weft_runner.model.adapter_store import map_tensors
-from weft_runner.model.arrays import BFLOAT16, FLOAT16, FLOAT32, Array, native
-from weft_runner.model.checkpoint import read_spec
+from weft_runner.model import BFLOAT16, FLOAT16, FLOAT32, Array, Partition, adapter_pairs, map_tensors, read_spec
+from weft_runner.model.arrays import native
 from weft_runner.model.cpu.adapters import CpuAdapter, CpuAdapterStore, SpareMemory
-from weft_runner.model.lora import adapter_pairs
-from weft_runner.model.partition import Partition
 
 DTYPES = (BFLOAT16, FLOAT32, FLOAT16)
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

@@ -27,12 +27,10 @@ from harness.waiting import PATIENCE_S
 from weft.domain.model.config import ModelSpec
 from weft_kernels.cpu import INT8, CallRefused, Library, ModelStruct, StepStruct, load
 from weft_runner.memory_estimate import page_bytes
-from weft_runner.model.checkpoint import Files, open_checkpoint, read_spec
+from weft_runner.model import Executor, Files, Partition, open_checkpoint, read_spec
 from weft_runner.model.cpu.executor import CpuExecutor
 from weft_runner.model.cpu.packed_weights import unsupported_reason
-from weft_runner.model.executor import Executor
 from weft_runner.model.kv_cache import KvCache
-from weft_runner.model.partition import Partition
 from weft_runner.model.reference.adapters import TorchAdapterStore
 from weft_runner.model.reference.executor import ReferenceExecutor
 from weft_runner.model.weights import ModelWeights, load_weights

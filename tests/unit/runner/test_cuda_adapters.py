@@ -10,12 +10,11 @@ import torch
 from harness.small_runner import PROJECTIONS, adapter_tensors
 from weft.domain.model.config import parse_spec
 from weft_runner.errors import AdapterInvalid
-from weft_runner.model.arrays import Array
+from weft_runner.model import Array, Partition
 from weft_runner.model.cuda import adapters as paged_adapters
 from weft_runner.model.cuda.adapters import PagedAdapterStore
 from weft_runner.model.host_tensors import arrays_of
 from weft_runner.model.kv_cache import KvCache
-from weft_runner.model.partition import Partition
 
 PAGES = 64
 

@@ -6,9 +6,9 @@ from triton import knobs
 
 from weft.domain.model.config import parse_spec
 from weft_runner.errors import ExecutorLost
+from weft_runner.model import Partition
 from weft_runner.model.cuda import device as gpu
 from weft_runner.model.cuda.device import GpuUnavailable, device_errors, find_gpu, unsupported_reason
-from weft_runner.model.partition import Partition
 
 
 @pytest.fixture

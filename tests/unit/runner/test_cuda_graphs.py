@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from weft_kernels.plan import plan_rows
 from weft_kernels.triton.chunks import chunk_table
+from weft_runner.model import StepInput, StepRow, check_step
 from weft_runner.model.cuda.cuda_graphs import MAX_GRAPH_TOKENS, CudaGraphs, Outputs, decode_sizes, prompt_sizes
 from weft_runner.model.cuda.executor import DECODE_CHUNK, chunk_tokens
 from weft_runner.model.cuda.step import DeviceStep, StepTables, decode_shape, prompt_shape
-from weft_runner.model.step import StepInput, StepRow, check_step
 
 ROWS, ROW_PAGES, PAGE_TOKENS, TILE = 40, 20, 16, 32
 MAX_TOKENS = 320

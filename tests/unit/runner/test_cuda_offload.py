@@ -25,12 +25,11 @@ from harness.native_models import Scales, adapter_tensors, make_step, write_mode
 from weft_kernels.triton import int4
 from weft_runner.errors import DiskUnusable, ExecutorLost, NoPolicyFits, OutOfMemory, PolicyInvalid, RunnerError
 from weft_runner.executors import ModelSource, make_executor
-from weft_runner.model.checkpoint import open_checkpoint, read_spec
+from weft_runner.model import Partition, open_checkpoint, read_spec, stage_of
 from weft_runner.model.cuda import machine_rates, measuring
 from weft_runner.model.cuda.device import DTYPES, find_gpu
 from weft_runner.model.cuda.executor import CudaExecutor, Sizes
 from weft_runner.model.cuda.offload import OffloadCudaExecutor, beside_weights
-from weft_runner.model.partition import Partition, stage_of
 from weft_runner.model.tiers.budget import OffloadBudget, formats_of
 from weft_runner.model.weights import load_weights
 from weft_runner.offload import (

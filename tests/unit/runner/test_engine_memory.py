@@ -21,8 +21,7 @@ from weft_kernels.cpu import NativeUnavailable, load
 from weft_kernels.cpu.memory import MappedMemory
 from weft_runner.core import Fetch, Fetched, Load, PoolLimits, check_pool
 from weft_runner.errors import ArtifactUnreachable
-from weft_runner.model.adapter_store import HostTensorStore
-from weft_runner.model.checkpoint import open_checkpoint
+from weft_runner.model import HostTensorStore, open_checkpoint
 from weft_runner.model.cpu.executor import CpuExecutor
 from weft_runner.shell.adapter_pool import AdapterPool, InSlot
 

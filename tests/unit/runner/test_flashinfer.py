@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from harness import played_flashinfer
 from weft_kernels.plan import SegmentPlan
 from weft_runner.errors import ExecutorUnavailable
+from weft_runner.model import StepInput, StepRow
 from weft_runner.model.cuda import flashinfer
 from weft_runner.model.cuda.flashinfer import FlashInfer, page_table, unsupported_reason
-from weft_runner.model.step import StepInput, StepRow
 
 INSTALLED = importlib.util.find_spec("flashinfer") is not None
 

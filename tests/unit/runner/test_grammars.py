@@ -35,11 +35,9 @@ from weft_runner.core import (
     token_mask,
 )
 from weft_runner.core.awaited_grammars import WAIT_S
-from weft_runner.model import grammar
-from weft_runner.model.checkpoint import open_checkpoint
+from weft_runner.model import GrammarRefused, Grammars, GrammarThreads, grammar, open_checkpoint
 from weft_runner.model.cpu.executor import CpuExecutor
-from weft_runner.model.grammar import GrammarRefused, Grammars
-from weft_runner.model.grammar_threads import NICE, GrammarThreads
+from weft_runner.model.grammar_threads import NICE
 
 SCHEMA = {
     "type": "object",

@@ -9,7 +9,7 @@ import pytest
 from harness.native_models import write_model
 from weft_kernels.cpu import load
 from weft_runner.core import BatchLimits, PoolLimits
-from weft_runner.model.checkpoint import open_checkpoint, read_spec
+from weft_runner.model import open_checkpoint, read_spec
 from weft_runner.model.cpu.executor import CpuExecutor
 from weft_runner.shell.kv_profile import LENGTHS, measure_kv, threshold
 

@@ -24,8 +24,7 @@ from weft_runner.core import (
 )
 from weft_runner.core.transfer.shards import shard_runner
 from weft_runner.core.transfer.transfers import MAX_OFFERS
-from weft_runner.model.kv_memory import LocalKvMemory
-from weft_runner.model.layer_progress import CalledLayerCounter
+from weft_runner.model import CalledLayerCounter, LocalKvMemory
 from weft_runner.shell.kv_ranks import RankKv, ShardedKvStreams
 from weft_runner.shell.kv_stream import NO_FIGURES
 from weft_runner.shell.kv_transfer import KvPlace, KvStreamShell

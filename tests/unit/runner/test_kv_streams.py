@@ -21,7 +21,7 @@ from weft.domain.machine import Close, Closed, Connected
 from weft.wire.codec.kv_transfer import KV_FROM_RECEIVER, KvPages
 from weft.wire.tls import Tls
 from weft_runner.core import DropKv, OpenKvStream, ReceiveKv, SendKv
-from weft_runner.model.kv_memory import LocalKvMemory
+from weft_runner.model import LocalKvMemory
 from weft_runner.model.torch_kv_memory import StagedKvWindow
 from weft_runner.shell.kv_connection import KvConnection, KvConnectionClosed
 from weft_runner.shell.kv_ring import RING_BYTES, TOKEN_BYTES, UNCLAIMED, hand_over

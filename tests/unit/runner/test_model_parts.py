@@ -13,13 +13,21 @@ from safetensors.torch import load_file, save_file
 from weft.domain.model.config import RopeSpec, parse_spec
 from weft_kernels.plan import SegmentPlan
 from weft_runner.errors import AdapterInvalid, WeightsInvalid
-from weft_runner.model.adapter_store import map_tensors
-from weft_runner.model.arrays import BFLOAT16, FLOAT16, FLOAT32, Array
+from weft_runner.model import (
+    BFLOAT16,
+    FLOAT16,
+    FLOAT32,
+    SITES,
+    Array,
+    StepInput,
+    StepRow,
+    adapter_pairs,
+    check_step,
+    map_tensors,
+)
 from weft_runner.model.kv_cache import KvCache
-from weft_runner.model.lora import SITES, adapter_pairs
 from weft_runner.model.reference.adapters import TorchAdapterStore, stack_adapter
 from weft_runner.model.reference.executor import ReferenceExecutor
-from weft_runner.model.step import StepInput, StepRow, check_step
 from weft_runner.model.weights import load_weights
 
 # ---- spec

@@ -28,15 +28,11 @@ from weft_kernels.cpu import KINDS
 from weft_runner.core import Candidate, form_batch
 from weft_runner.errors import DiskUnusable, ExecutorLost, OutOfMemory, PolicyInvalid
 from weft_runner.executors import ModelSource, make_executor
-from weft_runner.model.arrays import BFLOAT16
-from weft_runner.model.checkpoint import open_checkpoint, read_spec
+from weft_runner.model import BFLOAT16, Partition, SamplingArgs, StepInput, open_checkpoint, read_spec, stage_of
 from weft_runner.model.cpu.executor import CpuExecutor
 from weft_runner.model.cpu.offload import OffloadExecutor
 from weft_runner.model.cpu.packed_weights import RowPacker
 from weft_runner.model.cpu.page_file import PageFile
-from weft_runner.model.partition import Partition, stage_of
-from weft_runner.model.sampling import SamplingArgs
-from weft_runner.model.step import StepInput
 from weft_runner.model.tiers.budget import OffloadBudget
 from weft_runner.model.tiers.packed_file import PackedLayout, packed_file
 from weft_runner.offload import (

@@ -15,7 +15,7 @@ from weft_kernels.cpu import SOURCES, load
 from weft_operator.core import make_runner_config, parse_pool
 from weft_runner.errors import NoPolicyFits
 from weft_runner.executors import ModelSource, cpu, cuda, make_executor
-from weft_runner.model.checkpoint import read_spec
+from weft_runner.model import read_spec
 from weft_runner.model.cpu.offload import OffloadExecutor
 from weft_runner.model.cuda.device import Gpu
 from weft_runner.model.tiers.kept_rates import kept_rates, rates_identity

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 from harness.native_library import native_library
 from harness.native_models import Scales, adapter_tensors, make_step, write_model
 from weft.domain.model.config import ModelSpec
-from weft_runner.model.checkpoint import open_checkpoint, read_spec
+from weft_runner.model import open_checkpoint, read_spec
 from weft_runner.model.cpu.machine_rates import measure_rates
 from weft_runner.model.cpu.offload import OffloadExecutor
 from weft_runner.model.tiers.budget import OffloadBudget

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft_runner.core import GUESS, BatchLimits, PoolLimits, StepModel
-from weft_runner.model.executor import Capabilities
-from weft_runner.model.step import check_step
+from weft_runner.model import Capabilities, check_step
 from weft_runner.shell.profile import BUDGET_S, measure_profile
 
 LIMITS = PoolLimits(

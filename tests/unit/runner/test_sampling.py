@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from weft.domain.request import Sampling
 from weft_runner.core import LogitAdjustments, SampledToken, logit_adjustments
+from weft_runner.model import SamplingArgs, mass_bits, masses, random_bits, sample
 from weft_runner.model import sampling as sampling_module
-from weft_runner.model.sampling import SamplingArgs, mass_bits, masses, random_bits, sample
 
 ROW = torch.log(torch.tensor([0.5, 0.3, 0.15, 0.05]))
 finite_logits = st.lists(st.floats(-60, 60, width=32), min_size=1, max_size=60)

@@ -25,9 +25,7 @@ from weft.domain.machine import TICK, Close, Closed, Connected, Kind, Peer, Rece
 from weft.domain.request import Ended, FinishReason, Freeze, Frozen, KvTarget, PromptLogprobs, Sampling, Start, Stop
 from weft_runner.core import Batching, BatchLimits, KvIdentity, SampledToken, check_pool
 from weft_runner.core.events import DropKv, OpenKvStream, ReceiveKv, SendKv
-from weft_runner.model.executor import Capabilities
-from weft_runner.model.sampling import SamplingArgs
-from weft_runner.model.step import StepInput, check_step
+from weft_runner.model import Capabilities, SamplingArgs, StepInput, check_step
 
 GREEDY = Sampling(ignore_eos=True)
 RUNNERS = RunnerId("ns.a", "1"), RunnerId("ns.b", "1")

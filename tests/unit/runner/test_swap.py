@@ -44,9 +44,8 @@ from weft_runner.core import (
 )
 from weft_runner.core.adapters.adapter import Adapter
 from weft_runner.core.host_cache import CachedPage, HostCache, check_host_cache
-from weft_runner.model.checkpoint import open_checkpoint
+from weft_runner.model import LocalKvMemory, NativeKvMemory, open_checkpoint
 from weft_runner.model.cpu.executor import CpuExecutor
-from weft_runner.model.kv_memory import LocalKvMemory, NativeKvMemory
 from weft_runner.shell.kv_swapper import KvSwapper
 from weft_runner.shell.step_gaps import StepGaps
 

@@ -13,7 +13,7 @@ from weft.domain.machine import Connected, Received
 from weft.domain.request import Sampling, SessionHello
 from weft_runner.core import BatchLimits, PoolLimits, Runner, SampledToken, StepModel
 from weft_runner.core.step_time_model import MIN_CHUNK
-from weft_runner.model.executor import Capabilities
+from weft_runner.model import Capabilities
 from weft_runner.shell.engine import Engine
 
 GREEDY = Sampling(ignore_eos=True)

@@ -5,8 +5,8 @@ import pytest
 from weft_kernels.plan import Segment, SegmentPlan
 from weft_kernels.triton.chunks import chunk_table, count_chunks
 from weft_kernels.triton.lora import chunk_bucket
+from weft_runner.model import check_step
 from weft_runner.model.cuda.cuda_graphs import warm_up_steps
-from weft_runner.model.step import check_step
 
 P = 16
 

@@ -13,8 +13,7 @@ from weft.domain.model.config import ModelSpec
 from weft.domain.model.packed import CUDA_INT4
 from weft_kernels.triton import int4
 from weft_runner.memory_estimate import estimate_memory
-from weft_runner.model.checkpoint import read_spec
-from weft_runner.model.partition import Partition, stage_of
+from weft_runner.model import Partition, read_spec, stage_of
 from weft_runner.model.weights import ModelWeights, load_weights
 
 SIZES = {"vocab_size": 64, "hidden_size": 96, "intermediate_size": 160, "num_attention_heads": 2}

@@ -8,9 +8,8 @@ import pytest
 from harness.native_library import native_library
 from harness.native_models import write_model
 from weft_cli.offload_report import pool_settings
-from weft_runner.model.checkpoint import open_checkpoint, read_spec
+from weft_runner.model import Partition, open_checkpoint, read_spec
 from weft_runner.model.cpu.offload import OffloadExecutor
-from weft_runner.model.partition import Partition
 from weft_runner.model.tiers.budget import OffloadBudget
 from weft_runner.offload import (
     BlockWork,

@@ -8,7 +8,7 @@ import pytest
 
 from weft.domain.model.config import parse_spec
 from weft_runner.errors import AdapterInvalid, ExecutorLost
-from weft_runner.model.adapter_store import HostTensorStore
+from weft_runner.model import HostTensorStore
 from weft_runner.parallel import ShardedAdapterStore
 
 MODULE = "model.layers.0.self_attn.q_proj"

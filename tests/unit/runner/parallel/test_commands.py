@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft_kernels.plan import plan_rows
-from weft_runner.model.arrays import BFLOAT16, FLOAT16, FLOAT32
-from weft_runner.model.step import StepInput, StepRow, check_step
+from weft_runner.model import BFLOAT16, FLOAT16, FLOAT32, StepInput, StepRow, check_step
 from weft_runner.parallel import Channel, FixedScales, Layers, RecordedScales, open_shared, share_tensors
 
 rows_of_a_step = st.lists(

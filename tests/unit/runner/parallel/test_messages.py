@@ -21,8 +21,7 @@ from weft.domain.machine import Send
 from weft_runner.core import ShardComplete, ShardLost, ShardOrder
 from weft_runner.errors import NoPolicyFits, RunnerError
 from weft_runner.executors import ModelSource
-from weft_runner.model.partition import RankGrid
-from weft_runner.model.step import StepInput
+from weft_runner.model import RankGrid, StepInput
 from weft_runner.parallel import (
     BuiltShard,
     ChannelLost,

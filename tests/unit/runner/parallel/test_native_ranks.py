@@ -27,13 +27,11 @@ from weft.domain.model.config import ModelSpec
 from weft_kernels.cpu import Library, load
 from weft_kernels.cpu.ranks import FetchedSlots, SharedSlots, slots_bytes
 from weft_runner.errors import ExecutorLost
-from weft_runner.model.checkpoint import Files, open_checkpoint, read_spec
+from weft_runner.model import Files, Partition, StepInput, open_checkpoint, read_spec
 from weft_runner.model.cpu.executor import CpuExecutor
 from weft_runner.model.kv_cache import KvCache
-from weft_runner.model.partition import Partition
 from weft_runner.model.reference.adapters import TorchAdapterStore
 from weft_runner.model.reference.executor import ReferenceExecutor
-from weft_runner.model.step import StepInput
 from weft_runner.model.weights import load_weights
 
 LIBRARY = native_library()

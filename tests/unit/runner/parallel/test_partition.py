@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from weft.domain.model.config import ModelSpec, RopeSpec, parse_spec
 from weft_runner.errors import ExecutorUnavailable
-from weft_runner.model.adapter_store import map_tensors
+from weft_runner.model import SITES, AdapterPairs, LoraPair, Partition, check_divisible, map_tensors
 from weft_runner.model.kv_cache import KvCache
-from weft_runner.model.lora import SITES, AdapterPairs, LoraPair
-from weft_runner.model.partition import ROW, Partition, check_divisible
+from weft_runner.model.partition import ROW
 from weft_runner.model.reference.adapters import TorchAdapterStore
 from weft_runner.model.weights import load_weights
 

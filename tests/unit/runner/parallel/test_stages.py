@@ -21,11 +21,9 @@ from weft_runner.core.layer_cut import layer_cost
 from weft_runner.errors import ExecutorUnavailable, OutOfMemory, WeightsInvalid
 from weft_runner.executors import ModelSource, make_executor
 from weft_runner.memory_estimate import MemoryLimit, estimate_memory
-from weft_runner.model.adapter_store import map_tensors
+from weft_runner.model import StepInput, StepRow, map_tensors, stage_of
 from weft_runner.model.kv_cache import KvCache
-from weft_runner.model.partition import stage_of
 from weft_runner.model.reference.adapters import TorchAdapterStore
-from weft_runner.model.step import StepInput, StepRow
 from weft_runner.model.weights import load_weights
 from weft_runner.parallel import BuiltShard, Layers, PipelineChannel, share_tensors
 from weft_runner.worker.loop import StageWork, WorkerLoop

@@ -7,13 +7,11 @@ import torch
 
 from harness.ranks import on_threads
 from weft_kernels.plan import plan_rows
-from weft_runner.model.adapter_store import map_tensors
+from weft_runner.model import Partition, StepInput, StepRow, map_tensors
 from weft_runner.model.kv_cache import KvCache
 from weft_runner.model.lora import DOWN, GATE_UP, OUT, QKV
-from weft_runner.model.partition import Partition
 from weft_runner.model.reference.adapters import TorchAdapterStore
 from weft_runner.model.reference.executor import ReferenceExecutor
-from weft_runner.model.step import StepInput, StepRow
 from weft_runner.model.tensor_parallel import ProcessGroup, SingleProcessGroup, TensorParallel
 from weft_runner.model.weights import load_weights
 
