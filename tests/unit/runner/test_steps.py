@@ -10,7 +10,7 @@ from weft.domain.ids import Epoch
 from weft.domain.request import Sampling, Stop
 from weft_kernels.plan import Segment, SegmentPlan
 from weft_runner.core import SequencePhase
-from weft_runner.engine.builder import StepBuilder
+from weft_runner.engine import StepBuilder
 from weft_runner.model import StepInput, StepRow, check_step
 
 GREEDY = Sampling(ignore_eos=True)
