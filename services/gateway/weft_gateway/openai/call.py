@@ -1,5 +1,6 @@
 """A client's call of a model on its way, and the ways to call one: how each API reads requests and writes answers."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
@@ -83,7 +84,7 @@ class AnswerEncoder(Protocol):
     def body(self, choices: Sequence[EndedChoice], usage: dict[str, int]) -> bytes: ...
 
 
-class ModelEndpoint(Generic[T]):
+class ModelEndpoint(ABC, Generic[T]):
     """One way to call a model. `name`: of its operation; `operation`: `gen_ai.operation.name` of its spans."""
 
     name: ClassVar[str]
@@ -91,17 +92,17 @@ class ModelEndpoint(Generic[T]):
     operation: ClassVar[str] = "chat"
     encoder: Callable[[Any, Call], AnswerEncoder]
 
+    @abstractmethod
     def parse(self, body: bytes) -> T:
         """Return the typed request. Raises BadRequest, ParameterError."""
-        raise NotImplementedError
 
     async def completed(self, state: AppState, call: Call, params: T) -> T:  # noqa: ARG002 (most need no more)
         """Return the request with what is not in its body. Raises ApiError."""
         return params
 
+    @abstractmethod
     def prompts(self, params: T, call: Call) -> list[Prompt]:
         """Return the prompts, to be encoded within the context. Raises ParameterError."""
-        raise NotImplementedError
 
     async def before_end(
         self, state: AppState, call: Call, encoder: AnswerEncoder, usage: dict[str, int]

@@ -116,10 +116,12 @@ class Runner:
                 pool.hand_over.kv.expire_offer(request_id)
             case ("transfer", key):
                 pool.hand_over.expire(key)
-            case _:
+            case ("retry",):
                 if pool.adapters.not_ready_reason():
                     pool.adapters.retry()
                 self._retry_later(now)
+            case _:
+                raise AssertionError(timer)
 
     def _retry_later(self, now: float) -> None:
         if self.pool.adapters.not_ready_reason():

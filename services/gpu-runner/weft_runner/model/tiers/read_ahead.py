@@ -8,6 +8,7 @@ Without threads the caller does so at once: it launches copies, whose events kee
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -37,16 +38,16 @@ class TierTransfer:
     do: Callable[[], Event | None]
 
 
-class SlowTier(Generic[Item]):
+class SlowTier(ABC, Generic[Item]):
     """What items come from and go to. All but `close` and `TierTransfer.do` is called under the lock of the ring."""
 
+    @abstractmethod
     def size(self, item: Item) -> int:
         """What the item takes of the ring, above 0."""
-        raise NotImplementedError
 
+    @abstractmethod
     def load(self, item: Item, at: int) -> Sequence[TierTransfer]:
         """What loads the item to `at` of the ring; not empty."""
-        raise NotImplementedError
 
     def store(self, item: Item, at: int) -> Sequence[TierTransfer]:
         """What stores the item, all of whose users are done or launched."""
