@@ -139,11 +139,9 @@ class DiskPages(SlowTier[Piece]):
         return [TierTransfer(count_extents(pages.loads) * layer_bytes, load)]
 
     def store(self, item: Piece, at: int) -> list[TierTransfer]:
-        n_bytes, address = (
-            count_extents(item.pages.stores) * self._file.layer_bytes,
-            self._address + at * self._file.layer_bytes,
-        )
-        write = partial(self._file.write, address, item.layer, item.pages.stores)
+        stores, layer_bytes = item.pages.stores, self._file.layer_bytes
+        n_bytes = count_extents(stores) * layer_bytes
+        write = partial(self._file.write, self._address + at * layer_bytes, item.layer, stores)
         return [TierTransfer(n_bytes, write)] if n_bytes else []
 
     def close(self) -> None:
