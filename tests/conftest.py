@@ -30,7 +30,7 @@ from weft.process import long_lived_imports
 
 pytest.register_assert_rewrite("harness")  # its assertions show what they compared
 
-from harness import deadline, order, progress  # noqa: E402
+from harness import deadline, leaks, order, progress  # noqa: E402
 
 SEED = int(os.environ.get("WEFT_TEST_SEED", "0"))
 
@@ -49,6 +49,7 @@ settings.load_profile("weft")
 def pytest_configure(config: pytest.Config) -> None:
     progress.register(config)
     deadline.register(config)
+    leaks.register(config)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -160,7 +160,7 @@ def _handler(hub: FakeHub, server: str) -> type[BaseHTTPRequestHandler]:
                 status, content = 206, content[start:end]
                 headers["Content-Range"] = f"bytes {start}-{end - 1}/{total}"
             self.send_response(status)
-            for name, value in {"Content-Length": str(len(content)), **headers}.items():
+            for name, value in {"Content-Length": str(len(content)), "Connection": "close", **headers}.items():
                 self.send_header(name, value)
             self.end_headers()
             if fault and fault.cut_after is not None:

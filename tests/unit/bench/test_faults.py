@@ -1,6 +1,8 @@
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Self
 
 import pytest
 
@@ -43,31 +45,43 @@ def test_no_two_cells_have_one_name() -> None:
 
 
 class Peer:
-    """Sends what it is told to, and keeps what it reads."""
+    """Sends what it is told to, and sends back what it reads. Listens at `target` inside its block."""
+
+    target = ""
 
     def __init__(self) -> None:
         self.writers: list[asyncio.StreamWriter] = []
         self.joined = asyncio.Event()
 
-    async def listen(self) -> str:
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        host, port = server.sockets[0].getsockname()[:2]
-        return f"{host}:{port}"
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.target = "{}:{}".format(*self._server.sockets[0].getsockname())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        for writer in self.writers:
+            writer.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.writers.append(writer)
         self.joined.set()
-        while data := await reader.read(100):
-            writer.write(data)
+        with suppress(ConnectionError):
+            while data := await reader.read(100):
+                writer.write(data)
 
 
-async def dialled(links: Links, target: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+@asynccontextmanager
+async def dialled(links: Links, peer: Peer) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """Dial as gRPC does through a proxy."""
     host, _, port = links.environment["grpc_proxy"].removeprefix("http://").rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(f"CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n\r\n".encode())
-    assert (await soon(reader.readuntil(b"\r\n\r\n"))).startswith(b"HTTP/1.1 200")
-    return reader, writer
+    try:
+        writer.write(f"CONNECT {peer.target} HTTP/1.1\r\nHost: {peer.target}\r\n\r\n".encode())
+        assert (await soon(reader.readuntil(b"\r\n\r\n"))).startswith(b"HTTP/1.1 200")
+        yield reader, writer
+    finally:
+        writer.transport.abort()
 
 
 async def echoed(ends: tuple[asyncio.StreamReader, asyncio.StreamWriter], data: bytes) -> bytes:
@@ -76,47 +90,41 @@ async def echoed(ends: tuple[asyncio.StreamReader, asyncio.StreamWriter], data: 
 
 
 async def test_a_cut_lets_half_of_a_message_through_and_the_next_connection_is_whole() -> None:
-    async with Links() as links:
-        peer = Peer()
-        target = await peer.listen()
-        ends = await dialled(links, target)
+    async with Links() as links, Peer() as peer, dialled(links, peer) as ends:
         assert await echoed(ends, b"hello") == b"hello"
-        cutting = asyncio.create_task(links.cut(target))
+        cutting = asyncio.create_task(links.cut(peer.target))
         await asyncio.sleep(0)
         peer.writers[0].write(b"12345678")
         assert await read_all(ends[0]) == b"1234"
         await soon(cutting)
 
         async def is_gone() -> bool:
-            return not links.count(target)
+            return not links.count(peer.target)
 
         await eventually(is_gone)  # once the task of the connection has seen it
-        assert await echoed(await dialled(links, target), b"again") == b"again"
+        async with dialled(links, peer) as again:
+            assert await echoed(again, b"again") == b"again"
 
 
 async def test_a_deaf_or_mute_link_passes_what_waited_once_it_goes_on() -> None:
-    async with Links() as links:
-        peer = Peer()
-        target = await peer.listen()
-        reader, writer = await dialled(links, target)
+    async with Links() as links, Peer() as peer, dialled(links, peer) as (reader, writer):
         await soon(peer.joined.wait())
         for stalled in ({"back": False}, {"there": False}):  # deaf, mute
-            links.stall(target, **stalled)
+            links.stall(peer.target, **stalled)
             writer.write(b"hello")
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(reader.read(100), 0.2)
-            links.resume(target)
+            links.resume(peer.target)
             assert await soon(reader.readexactly(5)) == b"hello"
 
 
 async def test_what_is_written_into_an_abandoned_connection_is_gone_and_a_new_one_is_whole() -> None:
-    async with Links() as links:
-        target = await Peer().listen()
-        reader, writer = await dialled(links, target)
+    async with Links() as links, Peer() as peer, dialled(links, peer) as (reader, writer):
         assert await echoed((reader, writer), b"hello") == b"hello"
-        links.abandon(target)
+        links.abandon(peer.target)
         writer.write(b"lost")
-        assert await echoed(await dialled(links, target), b"again") == b"again"
+        async with dialled(links, peer) as again:
+            assert await echoed(again, b"again") == b"again"
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(reader.read(100), 0.2)
 
@@ -148,13 +156,12 @@ async def read_all(reader: asyncio.StreamReader) -> bytes:
 
 
 async def test_a_stalled_link_passes_nothing_until_it_is_released_and_then_everything() -> None:
-    async with Links() as links:
-        peer, other = Peer(), Peer()
-        target, elsewhere = await peer.listen(), await other.listen()
-        ends, beside = await dialled(links, target), await dialled(links, elsewhere)
-        links.stall(target)
+    async with (
+        Links() as links, Peer() as peer, Peer() as other, dialled(links, peer) as ends, dialled(links, other) as beside
+    ):  # fmt: skip
+        links.stall(peer.target)
         echo = asyncio.create_task(echoed(ends, b"late"))
         assert await echoed(beside, b"beside") == b"beside"
         assert not echo.done()
-        links.resume(target)
+        links.resume(peer.target)
         assert await soon(echo) == b"late"

@@ -1,6 +1,7 @@
 """Who a process is, and a turn that needs no Lease. What needs one is in `tests/operator/test_standby.py`."""
 
 import asyncio
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +20,14 @@ def gauge() -> Gauge:
     return Gauge("weft_test_leader", "of a process", registry=CollectorRegistry())
 
 
+@pytest.fixture
+def probes() -> Iterator[Probes]:
+    probes = Probes("127.0.0.1:0", lambda: None)
+    probes.start()
+    yield probes
+    probes.close()
+
+
 def test_a_name_is_the_data_directorys_and_no_other_has_it(tmp_path: Path) -> None:
     (first := tmp_path / "first").mkdir()
     (second := tmp_path / "second").mkdir()
@@ -26,8 +35,7 @@ def test_a_name_is_the_data_directorys_and_no_other_has_it(tmp_path: Path) -> No
     assert holder_name(first) != holder_name(second)
 
 
-async def test_without_a_lease_a_process_acts_at_once_and_for_ever(tmp_path: Path) -> None:
-    probes = Probes("127.0.0.1:0", lambda: None)
+async def test_without_a_lease_a_process_acts_at_once_and_for_ever(tmp_path: Path, probes: Probes) -> None:
     identity = partial(holder_name, tmp_path)
     async with turn_of(StandbySettings(), identity, asyncio.Event(), probes, leader := gauge()) as turn:
         assert isinstance(turn, Turn)
@@ -37,11 +45,13 @@ async def test_without_a_lease_a_process_acts_at_once_and_for_ever(tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_a_lease_without_a_cluster_cannot_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_lease_without_a_cluster_cannot_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, probes: Probes
+) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "absent"))
     settings = StandbySettings(lease="weft-system/weft-scheduler")
     with pytest.raises(CannotStart, match="absent"):
-        async with turn_of(settings, new_identity, asyncio.Event(), Probes("127.0.0.1:0", lambda: None), gauge()):
+        async with turn_of(settings, new_identity, asyncio.Event(), probes, gauge()):
             pass
 
 
