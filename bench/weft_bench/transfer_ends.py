@@ -22,7 +22,6 @@ from weft.wire.tls import load_tls
 from weft_bench.errors import EngineRefused
 from weft_runner.core import OpenKvStream, ReceiveKv, SendKv
 from weft_runner.model import KvMemory, LayerProgress, LocalKvMemory
-from weft_runner.shell.kv_stream import NO_FIGURES
 from weft_runner.shell.kv_transfer import KvPlace, KvStreamShell
 
 PAGE_TOKENS, POOL, PATIENCE_S = 16, "bench/bench", 60.0
@@ -166,7 +165,7 @@ def _shell(
 ) -> KvStreamShell:
     tls = load_tls(carrier.tls, "runner")
     place = KvPlace("127.0.0.1:0", runner, POOL, PAGE_TOKENS, tls, carrier.shared_memory)
-    return KvStreamShell(place, memory, progress, events.put, NO_FIGURES)
+    return KvStreamShell(place, memory, progress, events.put)
 
 
 def _runner(name: str) -> RunnerId:

@@ -19,7 +19,6 @@ from weft_runner.core import DropKv, OpenKvStream, ReceiveKv, SendKv
 from weft_runner.model import CalledLayerCounter, LocalKvMemory
 from weft_runner.shell.kv_connection import KvConnection
 from weft_runner.shell.kv_ring import NO_RING
-from weft_runner.shell.kv_stream import KvTransfer
 from weft_runner.shell.kv_transfer import PREFACE, KvPlace, KvStreamShell
 
 PAGES, LAYERS, LAYER_BYTES, PAGE_TOKENS = 64, 4, 1536, 16
@@ -35,14 +34,14 @@ class CountedFigures:
         self.moved: list[tuple[str, str, int]] = []
         self.results: list[tuple[str, str, bool]] = []
 
-    def sent(self, carrier: str, n_bytes: int, seconds: float) -> None:
-        self.moved.append(("out", carrier, n_bytes))
-
-    def received(self, carrier: str, n_bytes: int, seconds: float) -> None:
-        self.moved.append(("in", carrier, n_bytes))
-
-    def ended(self, direction: str, result: str, transfer: KvTransfer, now: float) -> None:
-        self.results.append((direction, result, transfer.layer_wise))
+    def count(self, name: str, value: float, *labels: str) -> None:
+        match name, labels:
+            case "kv_bytes", (direction, carrier):
+                self.moved.append((direction, carrier, round(value)))
+            case "kv_transfers", (direction, result, layers):
+                self.results.append((direction, result, layers == "as_computed"))
+            case _:
+                pass
 
     def bytes(self, direction: str) -> int:
         return sum(n_bytes for way, _, n_bytes in self.moved if way == direction)
@@ -88,7 +87,7 @@ class End(Machine):
         self.progress, self.figures = CalledLayerCounter(), CountedFigures()
         place = KvPlace("127.0.0.1:0", self.runner, pool, PAGE_TOKENS, tls, shared_memory, stall_s)
         memory = wrap(LocalKvMemory(self.pages, layers, "test"))
-        self.shell = KvStreamShell(place, memory, self.progress, self.events.put, self.figures)
+        self.shell = KvStreamShell(place, memory, self.progress, self.events.put, self.figures.count)
 
     @property
     def address(self) -> str:

@@ -26,7 +26,6 @@ from weft_runner.core.transfer.shards import shard_runner
 from weft_runner.core.transfer.transfers import MAX_OFFERS
 from weft_runner.model import CalledLayerCounter, LocalKvMemory
 from weft_runner.shell.kv_ranks import RankKv, ShardedKvStreams
-from weft_runner.shell.kv_stream import NO_FIGURES
 from weft_runner.shell.kv_transfer import KvPlace, KvStreamShell
 
 SHAPES = ((4, 96), (3, 160), (5, 32))  # of each rank: layers, bytes of one in a page
@@ -82,7 +81,7 @@ class Ranks(Machine):
         return LocalKvMemory(self.pages[rank], SHAPES[rank][0], f"rank {rank}")
 
     def _own(self, post: Any) -> KvStreamShell:
-        self.own = KvStreamShell(self._place(self.runner), self._memory(0), CalledLayerCounter(), post, NO_FIGURES)
+        self.own = KvStreamShell(self._place(self.runner), self._memory(0), CalledLayerCounter(), post)
         return self.own
 
     def _rank(self, rank: int) -> RankKv:

@@ -538,5 +538,5 @@ def test_plain_bytes_where_tls_is_expected_hold_no_thread(
                 pass
         except ConnectionResetError:
             pass
-    wait_until(lambda: not any("kv-receive" in thread.name for thread in threading.enumerate()), "its threads end")
+    wait_until(lambda: not any("kv-in" in thread.name for thread in threading.enumerate()), "its threads end")
     assert receiver.events.empty()

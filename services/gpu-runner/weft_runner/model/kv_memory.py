@@ -3,6 +3,7 @@
 What they mean is the executor's own business: `layout` names it, and equal names are equal meanings.
 """
 
+import threading
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -14,6 +15,27 @@ from weft_kernels.cpu.threads import ThreadPool
 from weft_runner.model.arrays import Bytes
 
 PIECE_BYTES = 4 << 20  # pass in some milliseconds: what is dropped meanwhile is noticed behind one piece
+
+
+class Guard:
+    """What protects pages: after `drop` nothing reads them for a stream or a copy, or writes what that brings."""
+
+    def __init__(self) -> None:
+        self._lock, self.dropped = threading.Lock(), False
+
+    def __enter__(self) -> bool:
+        """Take the lock until the end of the block. True: the pages may be touched there."""
+        self._lock.acquire()
+        return not self.dropped
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+    def drop(self) -> None:
+        """Wait for the bytes that are being copied, not for a socket. Any thread."""
+        self.dropped = True
+        with self._lock:
+            pass
 
 
 class KvWindow(Protocol):

@@ -10,7 +10,7 @@ from weft.domain.ids import Epoch
 from weft.domain.kv_transfer import KvComplete, KvOffer
 from weft.wire.codec.kv_transfer import KvPages
 from weft.wire.errors import PeerError
-from weft_runner.shell.kv_connection import Guard
+from weft_runner.model.kv_memory import Guard
 
 MAX_OFFERS = 4096  # of one stream, those that ended last included
 Key = tuple[str, Epoch]

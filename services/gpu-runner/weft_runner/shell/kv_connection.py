@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from weft.wire.errors import PeerError
+from weft_runner.model.kv_memory import Guard
 
 MAX_FRAME = 4 << 20
 GOODBYE = 1 << 31
@@ -28,38 +29,16 @@ class KvConnectionClosed(Exception):
     """The connection is over, for the reason that the message gives."""
 
 
-class Guard:
-    """What protects pages: after `drop` nothing reads them for a stream, or writes what a stream brings."""
-
-    def __init__(self) -> None:
-        self._lock, self.dropped = threading.Lock(), False
-
-    def __enter__(self) -> bool:
-        """May the pages be touched, until the end of the block?"""
-        self._lock.acquire()
-        return not self.dropped
-
-    def __exit__(self, *error: object) -> None:
-        self._lock.release()
-
-    def drop(self) -> None:
-        """Any thread: waits for the bytes that are being copied, not for a socket."""
-        self.dropped = True
-        with self._lock:
-            pass
-
-
 class KvConnection:
     """One connection. One thread sends and one receives; any may close."""
 
     def __init__(self, sock: socket.socket, stall_s: float) -> None:
         self._sock, self._stall_ms = sock, stall_s * 1e3
         sock.setblocking(False)
-        secure = isinstance(sock, ssl.SSLSocket)
-        self.carrier = "tls" if secure else "tcp"
+        self._secure = isinstance(sock, ssl.SSLSocket)
+        self.carrier = "tls" if self._secure else "tcp"
         # OpenSSL lets one thread at a time use a connection
-        self._alone: Any = threading.Lock() if secure else contextlib.nullcontext()
-        self._write, self._read = (self._write_tls, self._read_tls) if secure else (self._write_plain, self._read_plain)
+        self._alone: Any = threading.Lock() if self._secure else contextlib.nullcontext()
         if sock.family != socket.AF_UNIX:
             tune(sock)
 
@@ -73,7 +52,7 @@ class KvConnection:
         self.send([memoryview((len(text) | GOODBYE).to_bytes(4) + text)])
 
     def receive_frame(self, *, patient: bool = True) -> bytes:
-        """The next frame; `patient`: however long it takes until it begins. Raises KvConnectionClosed, PeerError."""
+        """Take the next frame; `patient`: however long until it begins. Raises KvConnectionClosed, PeerError."""
         header = bytearray(4)
         self.receive([memoryview(header)], patient=patient)
         length = int.from_bytes(header)
@@ -93,78 +72,49 @@ class KvConnection:
     # ---- bytes
 
     def send(self, parts: Sequence[memoryview], guard: Guard | None = None) -> bool:
-        """All of them; zeros instead, once the guard says no: False. Raises KvConnectionClosed."""
-        parts, left, guard = list(parts), sum(map(len, parts)), guard or Guard()
-        whole = True
-        while left:
-            with guard as allowed:
-                if not allowed and whole:
-                    whole, parts = False, [memoryview(ZEROS)] * -(-left // len(ZEROS))
-                    parts[-1] = parts[-1][: left - (len(parts) - 1) * len(ZEROS)]
-                sent = self._write(parts)
-            left -= sent
-            skip(parts, sent)
-            if not sent:
-                self._wait(select.POLLOUT, self._stall_ms, "takes nothing")
-        return whole
+        """Send all of them; zeros instead, once the guard says no: False. Raises KvConnectionClosed."""
+        return self._pass(parts, guard, out=True)
 
     def receive(self, parts: Sequence[memoryview], guard: Guard | None = None, *, patient: bool = False) -> bool:
         """Fill all of them; elsewhere, once the guard says no: False. `patient`: as long as nothing has come.
 
         Raises KvConnectionClosed.
         """
+        return self._pass(parts, guard, out=False, patient=patient)
+
+    def _pass(self, parts: Sequence[memoryview], guard: Guard | None, *, out: bool, patient: bool = False) -> bool:
         parts, left, guard = list(parts), sum(map(len, parts)), guard or Guard()
-        whole, empty = True, True
+        whole = empty = True
         while left:
             with guard as allowed:
                 if not allowed and whole:
-                    whole, parts = False, [memoryview(bytearray(len(ZEROS)))] * -(-left // len(ZEROS))
+                    whole, nowhere = False, memoryview(ZEROS if out else bytearray(len(ZEROS)))
+                    parts = [nowhere] * -(-left // len(ZEROS))
                     parts[-1] = parts[-1][: left - (len(parts) - 1) * len(ZEROS)]
-                got = self._read(parts)
-            left -= got
-            empty = empty and not got
-            skip(parts, got)
-            if not got:
+                moved = self._move(parts, out=out)
+            left -= moved
+            empty = empty and not moved
+            skip(parts, moved)
+            if not moved and out:
+                self._wait(select.POLLOUT, self._stall_ms, "takes nothing")
+            elif not moved:
                 self._wait(select.POLLIN, None if patient and empty else self._stall_ms, "sends nothing more")
         return whole
 
-    def _write_plain(self, parts: list[memoryview]) -> int:
-        try:
-            return self._sock.sendmsg(parts[:MAX_PARTS])
-        except BlockingIOError:
-            return 0
-        except OSError as error:
-            raise _closed(error) from error
+    def _move(self, parts: list[memoryview], *, out: bool) -> int:
+        """Pass on what goes at once; 0: nothing. Raises KvConnectionClosed.
 
-    def _read_plain(self, parts: list[memoryview]) -> int:
-        try:
-            got = self._sock.recvmsg_into(parts[:MAX_PARTS])[0]
-        except BlockingIOError:
-            return 0
-        except OSError as error:
-            raise _closed(error) from error
-        if not got:
-            raise KvConnectionClosed("the connection was closed")
-        return got
-
-    def _write_tls(self, parts: list[memoryview]) -> int:
-        """A record that did not go is kept by OpenSSL: the next call, of as many bytes or more, sends it."""
+        A record of TLS that did not go is kept by OpenSSL: the next call, of as many bytes or more, sends it.
+        """
         try:
             with self._alone:
-                return self._sock.send(parts[0][:RECORD])
-        except (ssl.SSLWantWriteError, ssl.SSLWantReadError):
+                if out:
+                    return self._sock.send(parts[0][:RECORD]) if self._secure else self._sock.sendmsg(parts[:MAX_PARTS])
+                got = self._sock.recv_into(parts[0]) if self._secure else self._sock.recvmsg_into(parts[:MAX_PARTS])[0]
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return 0
         except OSError as error:
-            raise _closed(error) from error
-
-    def _read_tls(self, parts: list[memoryview]) -> int:
-        try:
-            with self._alone:
-                got = self._sock.recv_into(parts[0])
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            return 0
-        except OSError as error:
-            raise _closed(error) from error
+            raise KvConnectionClosed(f"the connection was lost: {error.strerror or error}") from error
         if not got:
             raise KvConnectionClosed("the connection was closed")
         return got
@@ -208,7 +158,3 @@ def skip(parts: list[memoryview], count: int) -> None:
     del parts[:done]
     if count:
         parts[0] = parts[0][count:]
-
-
-def _closed(error: OSError) -> KvConnectionClosed:
-    return KvConnectionClosed(f"the connection was lost: {error.strerror or error}")

@@ -25,7 +25,7 @@ from weft_runner.model.kv_memory import KvMemory
 from weft_runner.model.layer_progress import CalledLayerCounter
 from weft_runner.model.step import StepInput, StepRow
 from weft_runner.shell.kv_connection import KvConnection, KvConnectionClosed
-from weft_runner.shell.kv_stream import NO_FIGURES, KvEvent, KvSender, KvStream
+from weft_runner.shell.kv_stream import KvEvent, KvSender, count_nothing
 
 BUDGET_S = 0.5
 REPEATS = 3
@@ -104,7 +104,7 @@ class _BothWays:
         hello = KvHello(RECEIVER, RECEIVER.incarnation, "", "", "")
         self._sender = KvSender(
             peer, hello, lambda: (connection, connection), memory.window(), progress, self._events.put,
-            _forget, NO_FIGURES,
+            lambda _stream: None, count_nothing,
         )  # fmt: skip
         self._peer = peer
         self._sender.start()
@@ -146,11 +146,6 @@ class _BothWays:
         self._sender.close("measured")
         self._sender.join(STALL_S)
         self._taking.join(STALL_S)
-
-
-def _forget(stream: KvStream) -> None:
-    """Nobody looks for it once it has ended."""
-    del stream
 
 
 def _take(connection: KvConnection) -> None:

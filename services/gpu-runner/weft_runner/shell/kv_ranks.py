@@ -21,7 +21,7 @@ from weft_runner.core.transfer.transfers import KvIdentity
 from weft_runner.model.executor import RankProcesses
 from weft_runner.model.kv_memory import KvMemory
 from weft_runner.model.layer_progress import CalledLayerCounter
-from weft_runner.shell.kv_stream import NO_FIGURES, KvEvent, Post
+from weft_runner.shell.kv_stream import KvEvent, Post
 from weft_runner.shell.kv_transfer import KvPlace, KvStreamShell
 
 log = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class RankKv:
     ) -> None:
         """`report`: to rank 0. Raises AddressInUse."""
         self._events: queue.SimpleQueue[KvEvent | None] = queue.SimpleQueue()
-        self._shell = KvStreamShell(place, memory, CalledLayerCounter(), self._events.put, NO_FIGURES)
+        self._shell = KvStreamShell(place, memory, CalledLayerCounter(), self._events.put)
         self.port = self._shell.port
         self._shard, self._report, self._lock = KvShard(rank, identity), report, threading.Lock()
         self._thread = threading.Thread(target=self._run, name="kv-shard", daemon=True)

@@ -25,7 +25,8 @@ import numpy.typing as npt
 
 from weft.domain.ids import RunnerId
 from weft.telemetry.logs import kv
-from weft_runner.shell.kv_connection import Guard, KvConnectionClosed, skip
+from weft_runner.model.kv_memory import Guard
+from weft_runner.shell.kv_connection import KvConnectionClosed, skip
 
 log = logging.getLogger(__name__)
 SLOT_BYTES, SLOTS = 512 << 10, 8  # what is in flight at most: it stays in the cores' caches

@@ -23,10 +23,10 @@ from weft.wire.codec.direction import Direction
 from weft.wire.codec.kv_transfer import KV_FROM_RECEIVER, KV_FROM_SENDER, KvPages
 from weft.wire.errors import PeerError, report_peer_error
 from weft_runner.core.events import DropKv, ReceiveKv, SendKv
-from weft_runner.model.kv_memory import KvWindow
+from weft_runner.model.kv_memory import Guard, KvWindow
 from weft_runner.model.layer_progress import LayerProgress
 from weft_runner.shell.kv_arrivals import BrokenOrder, Key, OfferedKv, WrongPages
-from weft_runner.shell.kv_connection import Guard, KvConnection, KvConnectionClosed
+from weft_runner.shell.kv_connection import KvConnection, KvConnectionClosed
 
 log = logging.getLogger(__name__)
 MAX_QUEUED = 4096  # messages and jobs that wait for a stream: those of a thousand sequences, several each
@@ -34,6 +34,7 @@ LAYER_WAIT_S = 0.05  # then a job looks whether it was dropped
 
 KvEvent = Connected | Received | Closed
 Post = Callable[[KvEvent], None]
+Count = Callable[..., None]  # the runner's metrics: a name, what is added, labels; any thread's
 
 
 @dataclass(slots=True)
@@ -44,29 +45,8 @@ class KvTransfer:
     layer_wise: bool = False
 
 
-class KvFigures(Protocol):
-    """Counters that a stream's threads add to. Any thread."""
-
-    def sent(self, carrier: str, n_bytes: int, seconds: float) -> None: ...
-
-    def received(self, carrier: str, n_bytes: int, seconds: float) -> None: ...
-
-    def ended(self, direction: str, result: str, transfer: KvTransfer, now: float) -> None:
-        """`direction`: out, in; `result`: complete, refused, dropped, lost."""
-        ...
-
-
-class NoFigures:
-    """Counters of streams that nobody counts."""
-
-    def sent(self, carrier: str, n_bytes: int, seconds: float) -> None: ...
-
-    def received(self, carrier: str, n_bytes: int, seconds: float) -> None: ...
-
-    def ended(self, direction: str, result: str, transfer: KvTransfer, now: float) -> None: ...
-
-
-NO_FIGURES = NoFigures()
+def count_nothing(name: str, value: float = 1, *labels: str) -> None:
+    """Be a `Count` where nobody counts."""
 
 
 class Payload(Protocol):
@@ -100,10 +80,12 @@ class KvStream(ABC):
 
     _encodes: Direction[Any, Any]
     _decodes: Direction[Any, Any]
+    _way: str  # of pages: "out" or "in"
 
-    def __init__(self, name: str, post: Post, on_end: Callable[["KvStream"], None], figures: KvFigures) -> None:
+    def __init__(self, window: KvWindow, post: Post, on_end: Callable[["KvStream"], None], count: Count) -> None:
         """`on_end`: called from its thread as the last that it does."""
-        self._post, self._on_end, self._figures = post, on_end, figures
+        self._window, self._post, self._on_end, self._count = window, post, on_end, count
+        self._transfers: dict[Key, KvTransfer] = {}  # that are not complete, or not acknowledged
         self.peer: Peer | None = None
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -114,7 +96,7 @@ class KvStream(ABC):
         self._channel: KvConnection | None = None
         self._payload: Payload | None = None
         self._threads = [
-            threading.Thread(target=work, name=f"kv-{name}", daemon=True)
+            threading.Thread(target=work, name=f"kv-{self._way}", daemon=True)
             for work in (self._live, lambda: self._guard(self._write))
         ]
 
@@ -237,6 +219,8 @@ class KvStream(ABC):
             self._over = True
             self._queue.clear()
             self._goodbye = reason
+            for key in list(self._transfers):
+                self._finished(key, "lost")
             guards = self._guards()
             writer = self._threads[1]
             # between two messages it says why before it closes; within pages nobody waits for it
@@ -253,29 +237,32 @@ class KvStream(ABC):
 
     @abstractmethod
     def _guards(self) -> list[Guard]:
-        """What still reads or writes pages; the stream is over. Under the lock."""
+        """Give what still reads or writes pages; the stream is over. Under the lock."""
+
+    def _finished(self, key: Key, result: str) -> None:
+        """Count the end of a transfer: complete, refused, dropped or lost. Under the lock."""
+        if (transfer := self._transfers.pop(key, None)) is not None:
+            as_computed = "as_computed" if transfer.layer_wise else "after"
+            self._count("kv_transfers", 1, self._way, result, as_computed)
+            self._count("kv_transfer_seconds", time.monotonic() - transfer.began, self._way)
+
+    def _count_bytes(self, carrier: str, n_bytes: int, seconds: float) -> None:
+        self._count("kv_bytes", n_bytes, self._way, carrier)
+        self._count("kv_seconds", seconds, self._way, carrier)
 
 
 class KvSender(KvStream):
     """To a runner that takes KV. `connect` opens the connection, sends the hello, and may take its time."""
 
-    _encodes, _decodes = KV_FROM_SENDER, KV_FROM_RECEIVER
+    _encodes, _decodes, _way = KV_FROM_SENDER, KV_FROM_RECEIVER, "out"
 
     def __init__(
-        self,
-        peer: Peer,
-        hello: KvHello,
-        connect: Callable[[], tuple[KvConnection, Payload]],
-        window: KvWindow,
-        progress: LayerProgress,
-        post: Post,
-        on_end: Callable[[KvStream], None],
-        figures: KvFigures,
-    ) -> None:
-        super().__init__("send", post, on_end, figures)
-        self.peer, self._connect, self._window, self._progress = peer, connect, window, progress
+        self, peer: Peer, hello: KvHello, connect: Callable[[], tuple[KvConnection, Payload]], window: KvWindow,
+        progress: LayerProgress, post: Post, on_end: Callable[[KvStream], None], count: Count,
+    ) -> None:  # fmt: skip
+        super().__init__(window, post, on_end, count)
+        self.peer, self._connect, self._progress = peer, connect, progress
         self._queue.append(KV_FROM_SENDER.encode(hello))
-        self._transfers: dict[Key, KvTransfer] = {}  # whose KV was sent and not acknowledged
 
     # ---- the engine's thread
 
@@ -360,41 +347,28 @@ class KvSender(KvStream):
             assert self._payload is not None
             began = time.perf_counter()
             whole = self._payload.send(parts, job)
-            self._figures.sent(self._payload.carrier, n_bytes, time.perf_counter() - began)
+            self._count_bytes(self._payload.carrier, n_bytes, time.perf_counter() - began)
             if not whole:
                 return False
         return True
 
     def _guards(self) -> list[Guard]:
-        for key in list(self._transfers):
-            self._finished(key, "lost")
         return [] if self._job is None else [self._job]
-
-    def _finished(self, key: Key, result: str) -> None:
-        if (transfer := self._transfers.pop(key, None)) is not None:
-            self._figures.ended("out", result, transfer, time.monotonic())
 
 
 class KvReceiver(KvStream):
     """From a runner that sends KV. `accept` makes the connection secure, and may refuse it by PeerError."""
 
-    _encodes, _decodes = KV_FROM_RECEIVER, KV_FROM_SENDER
+    _encodes, _decodes, _way = KV_FROM_RECEIVER, KV_FROM_SENDER, "in"
 
     def __init__(
-        self,
-        accept: Callable[[], tuple[KvConnection, Payload]],
-        name_of: "Callable[[KvReceiver, KvHello], Peer]",
-        window: KvWindow,
-        page_tokens: int,
-        post: Post,
-        on_end: Callable[[KvStream], None],
-        figures: KvFigures,
-    ) -> None:
+        self, accept: Callable[[], tuple[KvConnection, Payload]], name_of: "Callable[[KvReceiver, KvHello], Peer]",
+        window: KvWindow, page_tokens: int, post: Post, on_end: Callable[[KvStream], None], count: Count,
+    ) -> None:  # fmt: skip
         """`name_of`: checks a hello, and gives the peer its name from there on; raises PeerError."""
-        super().__init__("receive", post, on_end, figures)
-        self._accept, self._name_of, self._window = accept, name_of, window
+        super().__init__(window, post, on_end, count)
+        self._accept, self._name_of = accept, name_of
         self._arrivals = OfferedKv(window.layers, page_tokens)
-        self._transfers: dict[Key, KvTransfer] = {}
 
     # ---- the engine's thread
 
@@ -473,16 +447,10 @@ class KvReceiver(KvStream):
             with arrival as allowed:
                 if allowed:
                     window.publish(pages, part.first_layer, part.layers, arrival.fence)
-        self._figures.received(self._payload.carrier, part.bytes, time.perf_counter() - began)
+        self._count_bytes(self._payload.carrier, part.bytes, time.perf_counter() - began)
 
     def _guards(self) -> list[Guard]:
-        for key in list(self._transfers):
-            self._finished(key, "lost")
         return list(self._arrivals.end())
-
-    def _finished(self, key: Key, result: str) -> None:
-        if (transfer := self._transfers.pop(key, None)) is not None:
-            self._figures.ended("in", result, transfer, time.monotonic())
 
 
 def _key(item: Any) -> Key | None:

@@ -4,16 +4,14 @@ On a thread the engine's, which drops a copy whose sequence has ended, waits for
 """
 
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import Any
 
 from weft_runner.core.events import DropSwap, SwapAction, SwapDone, SwapFailed, SwapIn, SwapOut
-from weft_runner.model.kv_memory import KvMemory
+from weft_runner.model.kv_memory import Guard, KvMemory
 from weft_runner.shell.step_gaps import StepGaps
 
 log = logging.getLogger(__name__)
@@ -21,40 +19,30 @@ SLICE_BYTES = 2 << 20  # of whole pages, about: some 200 us
 SPARE_BYTES = 64 << 20  # of host pages that are kept for the next copy: touching new memory takes as long as copying
 
 
-@dataclass(slots=True, eq=False)
-class Copy:
-    """One that is under way. `lock`: held while a slice is copied."""
-
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    dropped: bool = False
-
-
 class KvSwapper:
     """Executes the pool's orders; `report` takes results, from whichever thread copies."""
 
     def __init__(self, memory: KvMemory, report: Callable[[SwapDone | SwapFailed], None], gaps: StepGaps) -> None:
         self._memory, self._report, self._gaps = memory, report, gaps
-        self._copies: dict[int, Copy] = {}  # under way, by number; the copying thread removes what is complete
+        self._copies: dict[int, Guard] = {}  # under way, by number; the copying thread removes what is complete
         self._host: dict[int, Any] = {}  # pages by number; the copying thread adds them, under its copy's lock
         self._spare: deque[Any] = deque(maxlen=max(1, SPARE_BYTES // memory.page_bytes))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kv-swap")
 
     def execute(self, action: SwapAction) -> None:
-        """Called between two iterations by the engine's thread."""
+        """Act on an order, between two iterations of the engine's thread."""
         match action:
             case SwapOut(number) | SwapIn(number):
-                copy = self._copies[number] = Copy()
+                copy = self._copies[number] = Guard()
                 self._begin(self._run(copy, action, self._memory.fence()))
             case DropSwap(numbers, hosts):
                 for number in numbers:
                     if (copy := self._copies.pop(number, None)) is not None:
-                        copy.dropped = True
-                        with copy.lock:  # no slice after the present one
-                            pass
+                        copy.drop()  # no slice after the present one
                 self._spare.extend(page for host in hosts if (page := self._host.pop(host, None)) is not None)
 
     def close(self) -> None:
-        """What is being copied ends early."""
+        """End early what is being copied."""
         self.execute(DropSwap(tuple(self._copies), ()))
         self._thread.shutdown(wait=True, cancel_futures=True)
 
@@ -64,14 +52,14 @@ class KvSwapper:
         else:
             self._thread.submit(deque, slices, maxlen=0)
 
-    def _run(self, copy: Copy, order: SwapOut | SwapIn, fence: Any) -> Iterator[None]:
-        """Each step of it copies a slice."""
+    def _run(self, copy: Guard, order: SwapOut | SwapIn, fence: Any) -> Iterator[None]:
+        """Copy a slice at each step."""
         seconds = 0.0  # of copying, without the steps between slices
         at_once = max(1, SLICE_BYTES // self._memory.page_bytes)
         try:
             for begin in range(0, len(order.pages), at_once):
-                with copy.lock:
-                    if copy.dropped:
+                with copy as allowed:
+                    if not allowed:
                         return
                     began = time.perf_counter()
                     self._copy(order, slice(begin, begin + at_once), fence)

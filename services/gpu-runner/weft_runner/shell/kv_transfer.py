@@ -6,18 +6,18 @@ one host the bytes of pages pass through shared memory beside it (`kv_ring`). Th
 everything but who may call: only runners whose certificates speak for the namespace of this runner's pool.
 """
 
+import contextlib
 import itertools
 import logging
 import socket
 import ssl
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from weft.domain.ids import RunnerId
 from weft.domain.kv_transfer import KvHello
 from weft.domain.machine import Close, Closed, Kind, Peer
-from weft.process import AddressInUse, split_address
+from weft.process import listen, split_address
 from weft.telemetry.logs import kv
 from weft.wire.errors import PeerError
 from weft.wire.roles import KV_CALLERS, pool_namespaces_of, refusal, roles_of
@@ -27,7 +27,7 @@ from weft_runner.model.kv_memory import KvMemory
 from weft_runner.model.layer_progress import LayerProgress
 from weft_runner.shell.kv_connection import KvConnection, KvConnectionClosed
 from weft_runner.shell.kv_ring import NO_RING, TOKEN_BYTES, RingListener, hand_over
-from weft_runner.shell.kv_stream import KvEvent, KvFigures, KvReceiver, KvSender, KvStream, Payload
+from weft_runner.shell.kv_stream import Count, KvReceiver, KvSender, KvStream, Payload, Post, count_nothing
 
 log = logging.getLogger(__name__)
 PREFACE = b"weft-kv1"
@@ -60,18 +60,13 @@ class KvPlace:
 
 
 class KvStreamShell:
-    """Executes the machine's orders about KV. `post` and `figures` are called from the streams' threads."""
+    """Executes the machine's orders about KV. `post` and `count` are called from the streams' threads."""
 
     def __init__(
-        self,
-        place: KvPlace,
-        memory: KvMemory,
-        progress: LayerProgress,
-        post: Callable[[KvEvent], None],
-        figures: KvFigures,
+        self, place: KvPlace, memory: KvMemory, progress: LayerProgress, post: Post, count: Count = count_nothing
     ) -> None:
-        """Listens from now on. Raises AddressInUse."""
-        self._place, self._memory, self._progress, self._post, self._figures = place, memory, progress, post, figures
+        """Listen from now on. Raises AddressInUse."""
+        self._place, self._memory, self._progress, self._post, self._count = place, memory, progress, post, count
         self._lock = threading.Lock()
         self._sending: dict[Peer, KvSender] = {}
         self._receiving: dict[Peer, KvReceiver] = {}
@@ -79,7 +74,8 @@ class KvStreamShell:
         self._numbers = itertools.count(1)
         self._ended = threading.Event()
         self._rings = _listen_for_rings(place)
-        self._listener = _listen(place.listen)
+        self._listener = listen(place.listen, "--kv-listen")
+        self._listener.setblocking(True)
         self.port: int = self._listener.getsockname()[1]
         self._thread = threading.Thread(target=self._listen, name="kv-listen", daemon=True)
         self._thread.start()
@@ -117,7 +113,8 @@ class KvStreamShell:
     def close(self) -> None:
         """End all streams and the listener; their threads have ended, or hold no page, when this returns."""
         self._ended.set()
-        _wake(self._listener)
+        with contextlib.suppress(OSError):  # closed before; closing it would not wake who waits for a connection
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._thread.join(CLOSE_S)
         if self._rings is not None:
             self._rings.close()
@@ -137,15 +134,9 @@ class KvStreamShell:
             self._post(Closed(order.peer, f"no memory for a stream: {error}"))
             return
         stream = KvSender(
-            order.peer,
-            order.hello,
-            lambda: self._connect(order),
-            window,
-            self._progress,
-            self._post,
-            self._remove,
-            self._figures,
-        )
+            order.peer, order.hello, lambda: self._connect(order), window, self._progress, self._post, self._remove,
+            self._count,
+        )  # fmt: skip
         with self._lock:
             self._sending[order.peer] = stream
             self._streams.add(stream)
@@ -244,14 +235,9 @@ class KvStreamShell:
             log.exception("no memory for a stream")
             return False
         stream = KvReceiver(
-            lambda: self._accept(sock),
-            self._name,
-            window,
-            self._place.page_tokens,
-            self._post,
-            self._remove,
-            self._figures,
-        )
+            lambda: self._accept(sock), self._name, window, self._place.page_tokens, self._post, self._remove,
+            self._count,
+        )  # fmt: skip
         with self._lock:
             self._streams.add(stream)
         stream.start()
@@ -275,16 +261,6 @@ def check_certificate(secure: ssl.SSLSocket, namespace: str, what: str = "KvTran
         raise NotOfThisPool(f"its certificate is for runners of {', '.join(sorted(namespaces))}, not of {namespace}")
 
 
-def _listen(address: str) -> socket.socket:
-    """Return a listening socket. Raises AddressInUse."""
-    host, port = split_address(address)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family, backlog=MAX_STREAMS)
-    except OSError as error:
-        raise AddressInUse("--kv-listen", address, error.strerror or str(error)) from error
-
-
 def _listen_for_rings(place: KvPlace) -> RingListener | None:
     """None where this host's other runners have to use TCP."""
     try:
@@ -292,11 +268,3 @@ def _listen_for_rings(place: KvPlace) -> RingListener | None:
     except OSError as error:
         log.warning("no shared memory with runners of this host: they use TCP", extra=kv(error=error))
         return None
-
-
-def _wake(listener: socket.socket) -> None:
-    """`accept` returns: closing the socket does not make it."""
-    try:
-        listener.shutdown(socket.SHUT_RDWR)
-    except OSError as error:
-        log.debug("the listener of KV was closed before", extra=kv(error=error))

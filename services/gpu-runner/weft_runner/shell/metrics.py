@@ -40,7 +40,6 @@ from weft_runner.core.token_times import GAP_BUCKETS, GapCounts
 from weft_runner.offload.figures import OffloadFigures, TierFigures
 from weft_runner.shell.adapter_series import LABELS, AdapterSeries
 from weft_runner.shell.engine import Output
-from weft_runner.shell.kv_stream import KvTransfer
 
 S = TypeVar("S")
 Samples = Mapping[tuple[str, ...], float]  # by values of the row's labels
@@ -325,27 +324,6 @@ class OffloadSeries(Collector):
                 yield _family(row, f"weft_runner_{row.own}", ("stage", *row.labels), read)
 
 
-class KvMetrics:
-    """Counts what the threads of streams of KV have moved. See `kv_stream.KvFigures`."""
-
-    def __init__(self, count: Callable[..., None]) -> None:
-        self._count = count
-
-    def sent(self, carrier: str, n_bytes: int, seconds: float) -> None:
-        self._count_bytes("out", carrier, n_bytes, seconds)
-
-    def received(self, carrier: str, n_bytes: int, seconds: float) -> None:
-        self._count_bytes("in", carrier, n_bytes, seconds)
-
-    def ended(self, direction: str, result: str, transfer: KvTransfer, now: float) -> None:
-        self._count("kv_transfers", 1, direction, result, "as_computed" if transfer.layer_wise else "after")
-        self._count("kv_transfer_seconds", now - transfer.began, direction)
-
-    def _count_bytes(self, direction: str, carrier: str, n_bytes: int, seconds: float) -> None:
-        self._count("kv_bytes", n_bytes, direction, carrier)
-        self._count("kv_seconds", seconds, direction, carrier)
-
-
 class RunnerMetrics(Collector):
     """Fed from the shell's event loop with the engine's output, and read at scrapes."""
 
@@ -354,7 +332,7 @@ class RunnerMetrics(Collector):
         self._registry, self._of_vllm = registry, (model, ENGINE)
         self._source = FigureSource(RequestPool(_NONE))
         self._fed = {row.own or row.vllm or "": self._made(row) for row in FIGURES if row.read is None}
-        self.kv, self.adapters = KvMetrics(self._count), AdapterSeries(self._of_vllm)
+        self.adapters = AdapterSeries(self._of_vllm)
         registry.register(self.adapters)
         registry.register(self)
 
@@ -367,10 +345,6 @@ class RunnerMetrics(Collector):
         """Show what `stages` returns of each stage: weights come from disk."""
         self._registry.register(OffloadSeries(stages))
 
-    def corrupt_artifact(self) -> None:
-        """Count a cached file that was not what its digest says. From any thread."""
-        self._count("corrupt_artifacts")
-
     def collect(self) -> Iterator[Metric]:
         for row in FIGURES:
             if row.read is not None:
@@ -381,19 +355,19 @@ class RunnerMetrics(Collector):
     def observe(self, output: Output) -> None:
         if output.done is not None:
             batch = output.done.step.batch
-            self._count("busy_seconds", output.busy_s)
-            self._count("batch_rows", len(batch.rows))
-            self._count("batch_adapters", batch.n_adapters)
-            self._count("iteration_tokens_total", batch.prompt_tokens + len(batch.rows) - batch.n_prefills)
+            self.count("busy_seconds", output.busy_s)
+            self.count("batch_rows", len(batch.rows))
+            self.count("batch_adapters", batch.n_adapters)
+            self.count("iteration_tokens_total", batch.prompt_tokens + len(batch.rows) - batch.n_prefills)
         for fact in output.facts:
             self._observe(fact)
         for _, message in output.sends:
             if isinstance(message, Step):
-                self._count("tokens", sum(len(sequence.tokens) for sequence in message.sequences))
+                self.count("tokens", sum(len(sequence.tokens) for sequence in message.sequences))
             elif isinstance(message, NoCapacity):
-                self._count("no_capacity", 1, message.reason)
+                self.count("no_capacity", 1, message.reason)
             elif isinstance(message, Ended):
-                self._count("ended", 1, message.reason.value)
+                self.count("ended", 1, message.reason.value)
         if output.status is not None:
             self._source.status = output.status
 
@@ -416,7 +390,8 @@ class RunnerMetrics(Collector):
             made.append((metric, values) if row.labels or not labels else (metric.labels(*values), ()))
         return made
 
-    def _count(self, name: str, value: float = 1, *labels: str) -> None:
+    def count(self, name: str, value: float = 1, *labels: str) -> None:
+        """Add to a row that counts events, with the values of its labels. Any thread."""
         for metric, values in self._fed[name]:
             one = metric.labels(*values, *labels) if labels else metric
             if isinstance(one, Counter):
@@ -427,12 +402,12 @@ class RunnerMetrics(Collector):
     def _observe(self, fact: Fact) -> None:
         match fact:
             case PromptComputed(prompt_tokens, ttft_s):
-                self._count("prompt_tokens", prompt_tokens)
-                self._count("time_to_first_token_seconds", ttft_s)
+                self.count("prompt_tokens", prompt_tokens)
+                self.count("time_to_first_token_seconds", ttft_s)
             case SequenceEnded():
                 self._ended(fact)
             case AdapterBrought(to_device, seconds):
-                self._count("lora_adapter_load_seconds", seconds, "activate" if to_device else "load")
+                self.count("lora_adapter_load_seconds", seconds, "activate" if to_device else "load")
             case AdaptersChanged(adapters):
                 self.adapters.take(adapters)
 
@@ -440,21 +415,21 @@ class RunnerMetrics(Collector):
         if ended.finish is None:
             return
         start = ended.start
-        self._count("request_success", 1, FINISHED[ended.finish])
-        self._count("e2e_request_latency_seconds", ended.ended_at - ended.arrived)
-        self._count("request_prompt_tokens", len(start.prompt))
-        self._count("request_generation_tokens", ended.answer_tokens)
-        self._count("request_params_max_tokens", start.max_tokens)
+        self.count("request_success", 1, FINISHED[ended.finish])
+        self.count("e2e_request_latency_seconds", ended.ended_at - ended.arrived)
+        self.count("request_prompt_tokens", len(start.prompt))
+        self.count("request_generation_tokens", ended.answer_tokens)
+        self.count("request_params_max_tokens", start.max_tokens)
         scheduled, first = ended.scheduled_at, ended.first_token_at
         if scheduled is not None:
-            self._count("request_inference_time_seconds", ended.ended_at - scheduled)
+            self.count("request_inference_time_seconds", ended.ended_at - scheduled)
         whole = start.kv_from is None and not start.emitted  # else an earlier runner had the first token
         if whole and scheduled is not None:
-            self._count("request_queue_time_seconds", scheduled - ended.arrived)
+            self.count("request_queue_time_seconds", scheduled - ended.arrived)
         if whole and scheduled is not None and first is not None:
-            self._count("request_prefill_time_seconds", first - scheduled)
+            self.count("request_prefill_time_seconds", first - scheduled)
         if first is not None:
-            self._count("request_decode_time_seconds", ended.ended_at - first)
+            self.count("request_decode_time_seconds", ended.ended_at - first)
         if whole and first is not None and ended.answer_tokens > 1:
             mean_s = (ended.ended_at - first) / (ended.answer_tokens - 1)
-            self._count("request_time_per_output_token_seconds", mean_s)
+            self.count("request_time_per_output_token_seconds", mean_s)

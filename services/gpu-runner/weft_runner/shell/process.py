@@ -5,6 +5,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from prometheus_client import REGISTRY
@@ -67,7 +68,7 @@ async def serve_runner(
         stop.is_set,
         shared=settings.model_cache is not None,
         tls=tls,
-        on_damaged=metrics.corrupt_artifact,
+        on_damaged=partial(metrics.count, "corrupt_artifacts"),
     )
 
     def on_output(output: Output) -> None:
@@ -189,7 +190,7 @@ class RunnerApp:
         place = KvPlace(settings.kv_listen, self._runner, settings.pool, settings.page_tokens, self._tls)
 
         def shell(post: Post) -> KvStreamShell:
-            return KvStreamShell(place, memory, layers, post, metrics.kv)
+            return KvStreamShell(place, memory, layers, post, metrics.count)
 
         engine.exchange_kv(shell(post) if ranks is None else ShardedKvStreams(shell, ranks.others, post))
         return kv_address(settings.kv_listen, settings.advertise)
