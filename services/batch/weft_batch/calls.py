@@ -1,16 +1,16 @@
 """The contract's calls: messages become values, refusals statuses."""
 
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
 
 from weft.domain.batch import COMPLETION_WINDOW, ENDPOINTS, NewFile, Purpose
 from weft.domain.text import quoted
-from weft.store import batches, files
+from weft.store import batches, files, responses
 from weft.store.errors import Absent, Conflict, NotPossible, OverQuota, StoreBusy, StoreError, Superseded
 from weft.telemetry.logs import kv
 from weft.wire.codec import batch as codec
@@ -21,7 +21,9 @@ from weft.wire.v1 import batch_pb2 as pb
 from weft.wire.v1.batch_pb2_grpc import BatchServicer
 from weft_batch import metrics
 from weft_batch.errors import StorageError
+from weft_batch.inputs import blocks
 from weft_batch.server import REPLACED, BatchServer
+from weft_batch.tenant_files import now_unix_ms
 
 CODES: dict[type[NotPossible], grpc.StatusCode] = {
     Absent: grpc.StatusCode.NOT_FOUND,
@@ -30,6 +32,19 @@ CODES: dict[type[NotPossible], grpc.StatusCode] = {
 }
 log = logging.getLogger(__name__)
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+Asked = TypeVar("Asked")
+Answer = TypeVar("Answer")
+
+
+def _answered(call: Callable[["BatchCalls", Asked], Awaitable[Answer]]) -> Any:
+    """Make a call of the contract, whose refusals are statuses."""
+
+    async def answer(self: "BatchCalls", asked: Asked, context: Context) -> Answer:
+        async with self.answering(context):
+            return await call(self, asked)
+        raise AssertionError("the call was aborted")
+
+    return answer
 
 
 class BatchCalls(BatchServicer):
@@ -38,87 +53,78 @@ class BatchCalls(BatchServicer):
     def __init__(self, server: BatchServer) -> None:
         self._server = server
 
-    async def UploadFile(  # noqa: N802 (the contract's name)
-        self, request_iterator: AsyncIterator[pb.UploadFileRequest], context: Context
-    ) -> pb.File:
-        async with self._answering(context):
-            parts = aiter(request_iterator)
-            try:
-                new = await _header(parts)
-                return codec.FILE.encode(await self._server.files.upload(new, _chunks(parts)))
-            except (PeerError, NotPossible, StoreError, StorageError):
-                async for _ in parts:
-                    pass  # a status that meets a write of the client is lost in its gRPC
-                raise
-        raise AssertionError("the call was aborted")
+    @_answered
+    async def UploadFile(self, request_iterator: AsyncIterator[pb.UploadFileRequest]) -> pb.File:  # noqa: N802
+        parts = aiter(request_iterator)
+        try:
+            new = await _header(parts)
+            return codec.FILE.encode(await self._server.files.upload(new, _chunks(parts)))
+        except (PeerError, NotPossible, StoreError, StorageError):
+            async for _ in parts:
+                pass  # a status that meets a write of the client is lost in its gRPC
+            raise
 
-    async def GetFile(self, request: pb.FileRequest, context: Context) -> pb.File:  # noqa: N802
-        async with self._answering(context):
-            return codec.FILE.encode(await files.find(self._server.engine, *codec.file_named(request)))
-        raise AssertionError("the call was aborted")
+    @_answered
+    async def GetFile(self, request: pb.FileRequest) -> pb.File:  # noqa: N802
+        return codec.FILE.encode(await files.find(self._server.engine, *codec.file_named(request)))
 
-    async def ListFiles(self, request: pb.ListRequest, context: Context) -> pb.FileList:  # noqa: N802
-        async with self._answering(context):
-            return codec.file_list(*await files.list_page(self._server.engine, codec.PAGE.decode(request)))
-        raise AssertionError("the call was aborted")
+    @_answered
+    async def ListFiles(self, request: pb.ListRequest) -> pb.FileList:  # noqa: N802
+        return codec.file_list(*await files.list_page(self._server.engine, codec.PAGE.decode(request)))
 
-    async def DeleteFile(self, request: pb.FileRequest, context: Context) -> pb.File:  # noqa: N802
-        async with self._answering(context):
-            return codec.FILE.encode(await self._server.files.delete(*codec.file_named(request)))
-        raise AssertionError("the call was aborted")
+    @_answered
+    async def DeleteFile(self, request: pb.FileRequest) -> pb.File:  # noqa: N802
+        return codec.FILE.encode(await self._server.files.delete(*codec.file_named(request)))
 
     async def ReadFile(self, request: pb.FileRequest, context: Context) -> AsyncIterator[pb.FileChunk]:  # noqa: N802
-        async with self._answering(context):
+        async with self.answering(context):
             found = await files.find(self._server.engine, *codec.file_named(request))
-            async for block in self._server.files.blocks(found.file_id):
+            async for block in blocks(self._server.storage, found.file_id):
                 yield pb.FileChunk(chunk=block)
 
-    async def CreateBatch(self, request: pb.CreateBatchRequest, context: Context) -> pb.BatchJob:  # noqa: N802
-        async with self._answering(context):
-            new = codec.NEW_BATCH.decode(request)
-            if new.endpoint not in ENDPOINTS:
-                raise PeerError(f"endpoint is {quoted(new.endpoint)}, not one of {', '.join(ENDPOINTS)}")
-            if new.completion_window != COMPLETION_WINDOW:
-                raise PeerError(f"completion_window is {quoted(new.completion_window)}, not {COMPLETION_WINDOW!r}")
-            job = await self._server.create(new)
-            return codec.BATCH.encode(job)
-        raise AssertionError("the call was aborted")
+    @_answered
+    async def CreateBatch(self, request: pb.CreateBatchRequest) -> pb.BatchJob:  # noqa: N802
+        new = codec.NEW_BATCH.decode(request)
+        if new.endpoint not in ENDPOINTS:
+            raise PeerError(f"endpoint is {quoted(new.endpoint)}, not one of {', '.join(ENDPOINTS)}")
+        if new.completion_window != COMPLETION_WINDOW:
+            raise PeerError(f"completion_window is {quoted(new.completion_window)}, not {COMPLETION_WINDOW!r}")
+        job = await self._server.create(new)
+        return codec.BATCH.encode(job)
 
-    async def GetBatch(self, request: pb.BatchRequest, context: Context) -> pb.BatchJob:  # noqa: N802
-        async with self._answering(context):
-            return codec.BATCH.encode(await batches.find(self._server.engine, *codec.batch_named(request)))
-        raise AssertionError("the call was aborted")
+    @_answered
+    async def GetBatch(self, request: pb.BatchRequest) -> pb.BatchJob:  # noqa: N802
+        return codec.BATCH.encode(await batches.find(self._server.engine, *codec.batch_named(request)))
 
-    async def ListBatches(self, request: pb.ListRequest, context: Context) -> pb.BatchList:  # noqa: N802
-        async with self._answering(context):
-            return codec.batch_list(*await batches.list_page(self._server.engine, codec.PAGE.decode(request)))
-        raise AssertionError("the call was aborted")
+    @_answered
+    async def ListBatches(self, request: pb.ListRequest) -> pb.BatchList:  # noqa: N802
+        return codec.batch_list(*await batches.list_page(self._server.engine, codec.PAGE.decode(request)))
 
-    async def CancelBatch(self, request: pb.BatchRequest, context: Context) -> pb.BatchJob:  # noqa: N802
-        async with self._answering(context):
-            job = await self._server.cancel(*codec.batch_named(request))
-            return codec.BATCH.encode(job)
-        raise AssertionError("the call was aborted")
+    @_answered
+    async def CancelBatch(self, request: pb.BatchRequest) -> pb.BatchJob:  # noqa: N802
+        job = await self._server.cancel(*codec.batch_named(request))
+        return codec.BATCH.encode(job)
 
-    async def KeepResponse(  # noqa: N802
-        self, request: pb.KeepResponseRequest, context: Context
-    ) -> pb.KeepResponseAnswer:
-        async with self._answering(context):
-            await self._server.responses.keep(codec.RESPONSE.decode(request))
-            return pb.KeepResponseAnswer()
-        raise AssertionError("the call was aborted")
+    @_answered
+    async def KeepResponse(self, request: pb.KeepResponseRequest) -> pb.KeepResponseAnswer:  # noqa: N802
+        limits, now = self._server.limits, now_unix_ms()
+        new, expires = codec.RESPONSE.decode(request), now + 3_600_000 * limits.response_hours
+        await responses.keep(
+            self._server.engine, new, now_unix_ms=now, expires_unix_ms=expires, most=limits.tenant_responses
+        )
+        return pb.KeepResponseAnswer()
 
-    async def GetConversation(self, request: pb.ResponseRequest, context: Context) -> pb.Conversation:  # noqa: N802
-        async with self._answering(context):
-            named = codec.response_named(request)
-            return pb.Conversation(bodies=await self._server.responses.conversation(*named, alone=request.alone))
-        raise AssertionError("the call was aborted")
+    @_answered
+    async def GetConversation(self, request: pb.ResponseRequest) -> pb.Conversation:  # noqa: N802
+        engine, named, now = self._server.engine, codec.response_named(request), now_unix_ms()
+        if request.alone:
+            return pb.Conversation(bodies=[await responses.find(engine, *named, now_unix_ms=now)])
+        return pb.Conversation(bodies=await responses.conversation(engine, *named, now_unix_ms=now))
 
-    async def DeleteResponse(self, request: pb.ResponseRequest, context: Context) -> pb.DeleteResponseAnswer:  # noqa: N802
-        async with self._answering(context):
-            await self._server.responses.delete(*codec.response_named(request))
-            return pb.DeleteResponseAnswer()
-        raise AssertionError("the call was aborted")
+    @_answered
+    async def DeleteResponse(self, request: pb.ResponseRequest) -> pb.DeleteResponseAnswer:  # noqa: N802
+        await responses.remove(self._server.engine, *codec.response_named(request))
+        return pb.DeleteResponseAnswer()
 
     async def Lines(  # noqa: N802
         self, request_iterator: AsyncIterator[pb.GatewayToBatch], context: Context
@@ -132,7 +138,7 @@ class BatchCalls(BatchServicer):
                     yield BATCH_TO_GATEWAY.encode(message)
 
     @asynccontextmanager
-    async def _answering(self, context: Context) -> AsyncGenerator[None]:
+    async def answering(self, context: Context) -> AsyncGenerator[None]:
         """Turn refusals of a call into its status."""
         try:
             if self._server.replaced:

@@ -24,7 +24,6 @@ from weft.wire.tls import Tls, load_tls
 from weft.wire.v1.batch_pb2_grpc import add_BatchServicer_to_server
 from weft_batch.calls import BatchCalls
 from weft_batch.errors import StorageError
-from weft_batch.kept_responses import KeptResponses
 from weft_batch.server import BatchServer
 from weft_batch.settings import BatchSettings
 from weft_batch.storage import FileStorage, FolderStorage
@@ -91,7 +90,7 @@ async def _serve(
 ) -> None:
     shared = settings.database != ""
     limits = TenantQuotas(tenant_bytes=settings.tenant_bytes)
-    server = BatchServer(engine, term, storage, limits, KeptResponses(engine), tracer=spans)
+    server = BatchServer(engine, term, storage, limits, tracer=spans)
     probes = Probes(settings.probes, lambda: "draining" if stop.is_set() else server.trouble)
     probes.start()
     with contextlib.closing(probes):

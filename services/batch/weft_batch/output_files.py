@@ -6,12 +6,12 @@ in state "writing", by which their bytes are deleted.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from weft.domain.batch import MAX_BODY_BYTES, BatchStatus, NewFile, Purpose
+from weft.domain.batch import MAX_BODY_BYTES, BatchJob, BatchStatus, NewFile, Purpose
 from weft.store import batches, files
 from weft.tasks import run_to_end
 from weft_batch.core.batches import LineFailed
@@ -20,19 +20,9 @@ from weft_batch.errors import BytesMissing
 from weft_batch.inputs import all_lines
 from weft_batch.results import EXPIRED, failure_record
 from weft_batch.storage import FileStorage, FileWriter
+from weft_batch.tenant_files import draw_file_id, now_unix_ms
 
 WRITE_BYTES = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class EndingBatch:
-    """The facts that an ending batch's files are written from."""
-
-    batch_id: str
-    namespace: str
-    endpoint: str
-    input_file_id: str
-    ending: BatchStatus
 
 
 @dataclass(slots=True)
@@ -49,11 +39,10 @@ class OutputFiles:
     """The two files of one batch; each is begun with its first line."""
 
     def __init__(
-        self, engine: AsyncEngine, term: int, storage: FileStorage, batch: EndingBatch, draw_id: Callable[[], str],
-        now_unix_ms: Callable[[], int],
-    ) -> None:  # fmt: skip
-        self._engine, self._term, self._storage, self._batch = engine, term, storage, batch
-        self._draw_id, self._now_unix_ms = draw_id, now_unix_ms
+        self, engine: AsyncEngine, term: int, storage: FileStorage, namespace: str, batch: BatchJob, ending: BatchStatus
+    ) -> None:
+        self._engine, self._term, self._storage = engine, term, storage
+        self._namespace, self._batch, self._ending = namespace, batch, ending
         self._files: dict[bool, _File] = {}  # by whether its lines succeeded
 
     async def write(self) -> None:
@@ -69,8 +58,8 @@ class OutputFiles:
                 self._engine,
                 self._term,
                 self._batch.batch_id,
-                self._batch.ending,
-                now_unix_ms=self._now_unix_ms(),
+                self._ending,
+                now_unix_ms=now_unix_ms(),
                 output=(output.file_id, output.size) if output else None,
                 errors=(errors.file_id, errors.size) if errors else None,
                 failed=errors.lines if errors else 0,
@@ -86,7 +75,7 @@ class OutputFiles:
     async def _records(self) -> AsyncIterator[tuple[bool, bytes]]:
         """Yield in the lines' order: results, and for a batch that expired the lines that have none."""
         stored = batches.results(self._engine, self._batch.batch_id)
-        if self._batch.ending is not BatchStatus.EXPIRED:
+        if self._ending is not BatchStatus.EXPIRED:
             async for _, succeeded, record in stored:
                 yield succeeded, record
             return
@@ -111,7 +100,7 @@ class OutputFiles:
 
     async def _add(self, succeeded: bool, record: bytes) -> None:
         if (file := self._files.get(succeeded)) is None:
-            file_id = self._draw_id()
+            file_id = draw_file_id()
             file = self._files[succeeded] = _File(file_id, self._storage.writer(file_id))
             await self._begin(file_id, "output" if succeeded else "error")
         file.buffer += (record, b"\n")
@@ -121,8 +110,8 @@ class OutputFiles:
             await self._flush(file)
 
     async def _begin(self, file_id: str, what: str) -> None:
-        new = NewFile(self._batch.namespace, f"{self._batch.batch_id}_{what}.jsonl", Purpose.BATCH_OUTPUT)
-        await files.begin(self._engine, self._term, new, file_id, now_unix_ms=self._now_unix_ms(), max_files=0)
+        new = NewFile(self._namespace, f"{self._batch.batch_id}_{what}.jsonl", Purpose.BATCH_OUTPUT)
+        await files.begin(self._engine, self._term, new, file_id, now_unix_ms=now_unix_ms(), max_files=0)
 
     async def _flush(self, file: _File) -> None:
         if file.buffered:

@@ -31,7 +31,7 @@ from weft.domain.batch import (
 )
 from weft.domain.machine import Closed, Connected, Kind, Peer, Received, Send
 from weft.machine_shell import MachineShell
-from weft.store import batches, fencing_terms
+from weft.store import batches, fencing_terms, responses
 from weft.store.batches import StoredResult, UnfinishedBatch
 from weft.store.errors import Conflict, StoreUnavailable, Superseded
 from weft.store.files import ROLE
@@ -61,11 +61,10 @@ from weft_batch.core.batches import (
 from weft_batch.core.input_lines import BadLine, GoodLine, InputReader, LineIndex, read_line
 from weft_batch.errors import BytesMissing, StorageError
 from weft_batch.inputs import InputFile, InputLines, blocks
-from weft_batch.kept_responses import KeptResponses
-from weft_batch.output_files import EndingBatch, OutputFiles
+from weft_batch.output_files import OutputFiles
 from weft_batch.results import MAX_PAUSE_S, MIN_PAUSE_S, ResultWriter, answer_record, bad_line_record, failure_record
 from weft_batch.storage import FileStorage
-from weft_batch.tenant_files import TenantFiles, TenantQuotas, draw_file_id, now_unix_ms
+from weft_batch.tenant_files import TenantFiles, TenantQuotas, now_unix_ms
 
 DRAIN_S = 2.0
 UPDATE_EVERY_S = 1.0
@@ -116,7 +115,6 @@ class BatchServer:
         term: int,
         storage: FileStorage,
         limits: TenantQuotas,
-        responses: KeptResponses,
         *,
         lines_in_flight: int = LINES_IN_FLIGHT,
         tracer: Tracer | None = None,
@@ -124,9 +122,8 @@ class BatchServer:
         self._tracer = tracer
         self.core = Batches(lines_in_flight=lines_in_flight)
         self._writer = ResultWriter(engine, term, self._stored)
-        self.engine, self.term, self._storage, self._limits = engine, term, storage, limits
+        self.engine, self.term, self.storage, self.limits = engine, term, storage, limits
         self.files = TenantFiles(engine, term, storage, limits, self._spawn)
-        self.responses = responses
         self._lines = InputLines(storage)
         self._open: dict[str, _OpenBatch] = {}
         self._given: defaultdict[tuple[Peer, str], list[int]] = defaultdict(list)  # by the event that is handled
@@ -177,7 +174,7 @@ class BatchServer:
 
         Raises StoreError, StorageError.
         """
-        removed = await asyncio.to_thread(self._storage.clean)
+        removed = await asyncio.to_thread(self.storage.clean)
         await self.files.sweep(now_unix_ms() + 1 if sole else now_unix_ms() - round(1000 * UPLOAD_S))
         for batch_id in await batches.ended_with_results(self.engine):
             await batches.drop_results(self.engine, batch_id)
@@ -227,7 +224,7 @@ class BatchServer:
             new,
             f"batch_{secrets.token_hex(16)}",
             now_unix_ms=now_unix_ms(),
-            max_unfinished=self._limits.tenant_batches,
+            max_unfinished=self.limits.tenant_batches,
             on_commit=created,
         )
 
@@ -270,10 +267,10 @@ class BatchServer:
 
     async def _read_input(self, batch: _OpenBatch) -> bool:
         """Read and judge an input. Returns False where no line of it can run, and the batch has failed."""
-        job, limits = batch.job, self._limits
+        job, limits = batch.job, self.limits
         reader = InputReader(job.endpoint, max_lines=limits.max_lines, max_line_bytes=limits.max_line_bytes)
         try:
-            async for block in blocks(self._storage, job.input_file_id):
+            async for block in blocks(self.storage, job.input_file_id):
                 await self._store_bad(batch, await asyncio.to_thread(list, reader.feed(block)))
                 if reader.too_many:
                     break
@@ -302,11 +299,10 @@ class BatchServer:
 
     async def _finalize(self, batch_id: str, ending: BatchStatus) -> None:
         batch = self._open[batch_id]
-        of = EndingBatch(batch_id, batch.namespace, batch.job.endpoint, batch.job.input_file_id, ending)
 
         async def write_files() -> None:
             await batches.begin_finalizing(self.engine, self.term, batch_id, ending, now_unix_ms=now_unix_ms())
-            await OutputFiles(self.engine, self.term, self._storage, of, draw_file_id, now_unix_ms).write()
+            await OutputFiles(self.engine, self.term, self.storage, batch.namespace, batch.job, ending).write()
 
         await self._until_done("files of a batch not written: trying again", batch_id, write_files)
         log.info("batch ended", extra=kv(batch_id=batch_id, status=ending.value))
@@ -414,7 +410,7 @@ class BatchServer:
             await asyncio.sleep(SWEEP_EVERY_S)
             try:
                 await self.files.sweep(now_unix_ms() - round(1000 * UPLOAD_S))
-                await self.responses.sweep()
+                await responses.forget(self.engine, now_unix_ms=now_unix_ms())
                 await batches.forget(self.engine, before_unix_ms=now_unix_ms() - KEEP_MS)
             except StoreUnavailable as error:
                 log.warning("housekeeping not done", extra=kv(error=error))

@@ -20,7 +20,6 @@ from weft.wire.errors import PeerError
 from weft_batch import metrics
 from weft_batch.core.input_lines import COMPRESSED, compression
 from weft_batch.errors import StorageError
-from weft_batch.inputs import blocks
 from weft_batch.storage import FileStorage, FileWriter
 
 MAGIC_BYTES = max(map(len, COMPRESSED))
@@ -38,6 +37,8 @@ class TenantQuotas:
     tenant_bytes: int = 10 << 30  # of all files, outputs included
     tenant_files: int = 1_000  # outputs included: what a list of them, and a sweep, goes through
     tenant_batches: int = 64  # that have not ended: more would wait for each other
+    tenant_responses: int = 10_000  # the newest: no client that forgets to delete fills the store
+    response_hours: int = 720  # a response can be continued for 30 days, as at OpenAI
 
 
 class TenantFiles:
@@ -138,10 +139,6 @@ class TenantFiles:
                 metrics.STORE_FAILURES.inc()
                 log.warning("file not deleted yet", extra=kv(file_id=file_id, error=error))
         return gone
-
-    def blocks(self, file_id: str) -> AsyncIterator[bytes]:
-        """Yield a whole file's bytes. Raises StorageError."""
-        return blocks(self._storage, file_id)
 
     async def delete(self, namespace: str, file_id: str) -> StoredFile:
         """Delete a file. Raises Absent, Conflict, Superseded, StoreUnavailable."""

@@ -8,7 +8,7 @@ import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import ExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,6 @@ from weft.wire.streams import SendQueue, channel
 from weft.wire.v1.batch_pb2 import BatchRequest, FileRequest
 from weft.wire.v1.batch_pb2_grpc import BatchStub, add_BatchServicer_to_server
 from weft_batch.calls import BatchCalls
-from weft_batch.kept_responses import KeptResponses
 from weft_batch.server import BatchServer
 from weft_batch.storage import FolderStorage
 from weft_batch.tenant_files import TenantQuotas
@@ -224,9 +223,8 @@ async def serving(
 ) -> AsyncIterator[World]:
     """A service that has started, at an address of its own."""
     term = await fencing_terms.take(engine, "batch")
-    responses = KeptResponses(engine, hours=1, most=3)
-    of = {"lines_in_flight": lines_in_flight, "tracer": tracer}
-    server = BatchServer(engine, term, storage, limits or TenantQuotas(), responses, **of)
+    limits = replace(limits or TenantQuotas(), response_hours=1, tenant_responses=3)
+    server = BatchServer(engine, term, storage, limits, lines_in_flight=lines_in_flight, tracer=tracer)
     await server.load(sole=sole)
     running = asyncio.create_task(server.run(shared=not sole))
     listener = grpc.aio.server()
