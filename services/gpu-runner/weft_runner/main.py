@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import uvloop
@@ -45,7 +46,10 @@ def main(argv: list[str] | None = None, wrap: "WrapExecutor | None" = None, **ov
 
 
 def _serve_rank(settings: RunnerSettings, tls: Tls | None) -> int:
-    """The first rank of another host. Raises RunnerError, CannotStart."""
+    """Serve as the first rank of a further `--host` until rank 0 closes; its pod starts it anew.
+
+    Asked to stop (SIGTERM) it makes rank 0 drain the runner, and stays meanwhile. Raises RunnerError, CannotStart.
+    """
     from weft_runner.executors import require_torch
 
     require_torch("--host")
@@ -54,22 +58,23 @@ def _serve_rank(settings: RunnerSettings, tls: Tls | None) -> int:
     from weft_runner.shell.depot import DepotSource
     from weft_runner.shell.engine_factory import machine_here
     from weft_runner.shell.process import BASE_WAIT_S, fetch_base
-    from weft_runner.shell.rank_link import Prepared, serve_rank
+    from weft_runner.shell.rank_link import join_runner, stop_on_sigterm
     from weft_runner.worker.loop import LocalHostConfig, serve
 
+    stopping = stop_on_sigterm()
+    probes = Probes(settings.probes, lambda: None, stall_s=inf)  # it ends by itself with rank 0
+    probes.start()
     with ExitStack() as ending:
-
-        def prepare(stopping: Callable[[], bool]) -> Prepared:
-            source = DepotSource(
-                settings.depot, settings.blobs, settings.base_digest, stopping, tls=tls,
-                shared=settings.model_cache is not None,
-            )  # fmt: skip
-            files = fetch_base(source, BASE_WAIT_S, stopping)
-            machine = machine_here(settings, files)
-            ending.enter_context(local_ranks(settings, files, _end_as_lost))
-            return partial(serve, own=LocalHostConfig(settings, files)), machine
-
-        return serve_rank(settings, tls, prepare)
+        ending.callback(probes.close)
+        source = DepotSource(
+            settings.depot, settings.blobs, settings.base_digest, stopping.is_set, tls=tls,
+            shared=settings.model_cache is not None,
+        )  # fmt: skip
+        files = fetch_base(source, BASE_WAIT_S, stopping.is_set)
+        machine = machine_here(settings, files)
+        ending.enter_context(local_ranks(settings, files, _end_as_lost))
+        serve_own = partial(serve, own=LocalHostConfig(settings, files))
+        return join_runner(settings, tls, settings.ranks_here[0], serve_own, stopping, machine)
 
 
 def _end_as_lost(why: str) -> NoReturn:

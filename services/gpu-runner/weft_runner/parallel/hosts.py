@@ -1,6 +1,6 @@
 """The ranks of one runner on several hosts: how they find each other. Rank 0 listens, the others connect.
 
-The first rank of each host starts the others there (`worker.local`), and they end with it.
+The first rank of each host starts the others there (`worker.__main__`), and they end with it.
 
 Each of the others has a connection for each channel of a child (`parallel.worker_group`). A connection begins with a
 line of JSON, not pickled: which rank, which channel, of which pool, base and version. Rank 0 answers it with a refusal
@@ -239,7 +239,7 @@ def local_ranks(
 
     with ExitStack() as ending:
         for rank in settings.ranks_here[1:]:
-            command = [sys.executable, "-m", "weft_runner.worker.local"]
+            command = [sys.executable, "-m", "weft_runner.worker"]
             process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)  # noqa: S603
             ending.callback(_end, process)
             assert process.stdin is not None

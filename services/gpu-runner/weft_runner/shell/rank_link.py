@@ -1,7 +1,6 @@
 """The ranks of a runner on several hosts, under mutual TLS: rank 0 gathers them, each of the others serves one."""
 
 import logging
-import math
 import os
 import signal
 import socket
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from weft.process import listen, split_address
-from weft.telemetry.probes import Probes
 from weft.wire.errors import PeerError
 from weft.wire.tls import Tls
 from weft_runner.offload.machine import MachineRates
@@ -88,25 +86,6 @@ def gather_ranks(
 Serve = Callable[[RankChannels, Any], int]
 
 
-Prepared = tuple[Serve, MachineRates | None]  # what its host measured, where the runner finds a policy
-
-
-def serve_rank(settings: RunnerSettings, tls: Tls | None, prepare: Callable[[Callable[[], bool]], Prepared]) -> int:
-    """Serve as the first rank of a further `--host` until rank 0 closes; its pod starts it anew. Returns the exit code.
-
-    Asked to stop (SIGTERM) it makes rank 0 drain the runner, and stays meanwhile. `prepare`: fetches what it serves
-    with, and asks meanwhile whether to stop. Raises what `prepare` and `join_runner` raise.
-    """
-    stopping = stop_on_sigterm()
-    probes = Probes(settings.probes, lambda: None, stall_s=math.inf)  # it ends by itself with rank 0
-    probes.start()
-    try:
-        serve, machine = prepare(stopping.is_set)
-        return join_runner(settings, tls, settings.ranks_here[0], serve, stopping, machine)
-    finally:
-        probes.close()
-
-
 def join_runner(
     settings: RunnerSettings, tls: Tls | None, rank: int, serve: Serve, stopping: threading.Event,
     machine: MachineRates | None = None,
@@ -120,8 +99,7 @@ def join_runner(
     channels = connect((host, port), rank, group_of(settings), secure, stopping.is_set, machine)
     local_host = channels.loads.local_host
     threading.Thread(target=_end_with, args=(channels.loads,), name="watch", daemon=True).start()
-    stop = channels, stopping, joined
-    threading.Thread(target=_report_stop, args=stop, name="stop", daemon=True).start()
+    threading.Thread(target=_report_stop, args=(channels, stopping, joined), name="stop", daemon=True).start()
 
     def meet(start: Mapping[str, Any]) -> HostsMeeting:
         joined.set()
