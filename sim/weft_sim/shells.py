@@ -514,7 +514,8 @@ class RunnerShell(BaseShell):
             rows, tokens_in = len(batch.rows), batch.n_tokens
             self._world.timeline.span(process.name, "step", began, now - began, rows=rows, tokens=tokens_in)
         if generation == process.generation and process.up:
-            process.post(rn.StepDone(step, tokens, {}, (now - scheduled_at) * 1e3, forwards=0))  # no model runs
+            results = rn.StepResults(tokens, {}, forwards=0)  # no model runs
+            process.post(rn.StepDone(step, results, (now - scheduled_at) * 1e3))
 
     def _loaded(self, process: Process, generation: int, order: rn.Load | rn.Fetch) -> None:
         if generation != process.generation or not process.up:

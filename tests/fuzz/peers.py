@@ -65,6 +65,7 @@ from weft_runner.core import (
     RunStep,
     SampledToken,
     StepDone,
+    StepResults,
     StepSlot,
     SwapDone,
     SwapFailed,
@@ -202,7 +203,7 @@ def runner_core(data: bytes) -> None:
             rows = [row.key for row in step.batch.rows if row.samples]
             failures = {key: "torn" for key in rows if not choices.number(16)}
             tokens = {key: SampledToken(choices.number(40)) for key in rows if key not in failures}
-            handle(StepDone(step, tokens, failures, 1.0))
+            handle(StepDone(step, StepResults(tokens, failures), 1.0))
 
     handle(Connected(SESSION, SessionHello("g", "i")))
     handle(Connected(SUPERVISOR))

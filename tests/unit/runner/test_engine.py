@@ -151,7 +151,8 @@ def test_what_is_being_fetched_stays_on_disk_whatever_an_older_retain_says(drive
 
     source = Recording(world)
     driver = drive(source)
-    driver.engine.adapters.execute([Fetch("new"), Retain(frozenset(["old"]))])
+    driver.engine.adapters.execute(Fetch("new"))
+    driver.engine.adapters.execute(Retain(frozenset(["old"])))
     assert kept.get(timeout=PATIENCE_S) == {"old", "new"}
     source.gate.set()
 

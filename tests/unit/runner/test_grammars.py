@@ -31,6 +31,7 @@ from weft_runner.core import (
     SampledToken,
     Sequence,
     StepDone,
+    StepResults,
     StepSlot,
     token_mask,
 )
@@ -168,7 +169,7 @@ def test_a_row_whose_mask_is_not_ready_sits_out_and_runs_once_it_is(machine):
         (run,) = [effect for effect in machine.handle(StepSlot(depth, depth), 0.0) if isinstance(effect, RunStep)]
         keys = [row.key for row in run.batch.rows]
         tokens = {key: SampledToken(5) for key in keys if key not in done.get("late", ())}
-        machine.handle(StepDone(run, tokens, {}, 1.0, **done), 0.0)
+        machine.handle(StepDone(run, StepResults(tokens, {}, **done), 1.0), 0.0)
         return set(keys)
 
     while "r" not in step():
@@ -198,7 +199,7 @@ def test_a_row_whose_masks_take_long_is_in_every_second_step_and_the_others_in_e
         (step,) = [one for one in machine.handle(StepSlot(behind=behind), 0.0) if isinstance(one, RunStep)]
         if behind is not None:
             tokens = {row.key: SampledToken(5) for row in behind.batch.rows}
-            machine.handle(StepDone(behind, tokens, {}, 1.0), 0.0)
+            machine.handle(StepDone(behind, StepResults(tokens, {}), 1.0), 0.0)
         behind = step
         rows.append({row.key for row in step.batch.rows})
     prompts = [{"r"}, {"free"}]
@@ -474,7 +475,7 @@ def test_rows_whose_masks_come_late_say_what_they_say_in_time_and_delay_no_other
         postponed.work(lambda: True)  # they are compiled
         while not isinstance(driver.ending("free"), SequenceTokens) or driver.ending("free").finish is None:
             driver.beat()
-        late = [key for output in driver.outputs if output.done is not None for key in output.done.late]
+        late = [key for output in driver.outputs if output.done is not None for key in output.done.results.late]
         assert sorted(late) == [*constrained], "each had its first mask, and sat out after one step without another"
         while driver.pool.sequences:
             postponed.work(lambda draw=draw: draw.random() < 0.5)

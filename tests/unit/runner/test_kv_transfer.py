@@ -136,7 +136,7 @@ class Pair:
         streaming, self.streaming = self.streaming, []
         for effect in streaming:
             self.send(effect)
-        self.do(side, ev.StepDone(step, tokens, {}, 1.0))
+        self.do(side, ev.StepDone(step, ev.StepResults(tokens, {}), 1.0))
 
     def step(self, *sides: Side) -> None:
         for side in sides or (self.a, self.b):

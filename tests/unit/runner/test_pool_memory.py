@@ -34,6 +34,7 @@ from weft_runner.core import (
     RequestPool,
     SampledToken,
     StepModel,
+    StepResults,
     SwapDone,
     SwapFailed,
     SwapIn,
@@ -96,7 +97,7 @@ class Device:
                 place[position % P] = self.written(row.key, position)
         failures = {batch.rows[0].key: "broken"} if failing else {}
         sampling = [row.key for row in batch.rows if row.samples and row.key not in failures]
-        pool.account(batch, {key: SampledToken(next(tokens)) for key in sampling}, failures)
+        pool.account(batch, StepResults({key: SampledToken(next(tokens)) for key in sampling}, failures))
         self.execute()
 
     def execute(self) -> None:

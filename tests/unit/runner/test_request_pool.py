@@ -30,6 +30,7 @@ from weft_runner.core import (
     SampledToken,
     Sequence,
     SequencePhase,
+    StepResults,
     check_pool,
 )
 from weft_runner.core.admission import HighestEpochs
@@ -50,7 +51,7 @@ def step(pool: RequestPool, token: int = 5) -> None:
     """One heartbeat with a model that always chooses the same token."""
     batch = pool.schedule()
     if batch.rows:
-        pool.account(batch, {row.key: SampledToken(token) for row in batch.rows if row.samples}, {})
+        pool.account(batch, StepResults({row.key: SampledToken(token) for row in batch.rows if row.samples}, {}))
 
 
 def bring(pool: RequestPool, digest: str) -> None:
@@ -185,7 +186,7 @@ class PoolMachine(RuleBasedStateMachine):
     def account(self, batch: Batch, tokens: list[int], fails: bool) -> None:
         failing = {batch.rows[0].key: "broken"} if fails else {}
         sampling = [row.key for row in batch.rows if row.samples and row.key not in failing]
-        self.pool.account(batch, dict(zip(sampling, map(SampledToken, tokens), strict=False)), failing)
+        self.pool.account(batch, StepResults(dict(zip(sampling, map(SampledToken, tokens), strict=False)), failing))
         self.hear()
         assert not (failing.keys() & self.pool.sequences.keys())
 
@@ -242,7 +243,7 @@ Flying = list[tuple[Batch, list[Sequence]]]
 
 
 def land(pool: RequestPool, batch: Batch) -> None:
-    pool.account(batch, {row.key: SampledToken(5) for row in batch.rows if row.samples}, {})
+    pool.account(batch, StepResults({row.key: SampledToken(5) for row in batch.rows if row.samples}, {}))
 
 
 def beat(pool: RequestPool, flying: Flying, batches: int) -> Batch:
@@ -322,7 +323,7 @@ def test_prompts_run_in_the_order_of_arrival_and_of_what_the_policy_adds_to_it()
     while len(through) < 3:
         batch = pool.schedule()
         through += [row.key for row in batch.rows[: batch.n_prefills] if row.samples]
-        pool.account(batch, {row.key: SampledToken(5) for row in batch.rows if row.samples}, {})
+        pool.account(batch, StepResults({row.key: SampledToken(5) for row in batch.rows if row.samples}, {}))
     assert through == ["old", "long", "young"]
 
 

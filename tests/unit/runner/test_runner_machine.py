@@ -31,6 +31,7 @@ from weft_runner.core import (
     RunStep,
     SampledToken,
     StepDone,
+    StepResults,
     StepSlot,
 )
 
@@ -108,7 +109,7 @@ class ReportMachine(RuleBasedStateMachine):
             late &= pool.masks.constrained.keys() & {*sampling}
             sampled = {key: SampledToken(t) for key, t in zip(sampling, tokens, strict=False) if key not in late}
             before = {key: (pool.sequences[key].in_kv, len(pool.sequences[key].tokens)) for key in late}
-            self.handle(StepDone(self.step, sampled, {}, 1.0, late=tuple(late)), seconds)
+            self.handle(StepDone(self.step, StepResults(sampled, {}, late=tuple(late)), 1.0), seconds)
             assert before == {key: (pool.sequences[key].in_kv, len(pool.sequences[key].tokens)) for key in late}
 
     @precondition(lambda self: self.transfers)
@@ -229,7 +230,7 @@ def test_a_book_that_is_wrong_breaks_a_law(spoil: Break):
     ):  # fmt: skip
         runner.handle(event, 0.0)
     (step,) = [effect for effect in runner.handle(StepSlot(), 0.0) if isinstance(effect, RunStep)]
-    runner.handle(StepDone(step, {"r": SampledToken(5)}, {}, 1.0), 0.0)
+    runner.handle(StepDone(step, StepResults({"r": SampledToken(5)}, {}), 1.0), 0.0)
     runner.check()
     spoil(runner.pool, runner.pool.adapters.adapters["a"])
     with pytest.raises(AssertionError):

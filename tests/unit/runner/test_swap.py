@@ -35,6 +35,7 @@ from weft_runner.core import (
     SampledToken,
     SequencePhase,
     StepModel,
+    StepResults,
     SwapDone,
     SwapFailed,
     SwapIn,
@@ -65,7 +66,7 @@ def begin(pool: RequestPool, key: str, arrived: float, prompt: int = 8, **fields
 def step(pool: RequestPool) -> None:
     batch = pool.schedule()
     if batch.rows:
-        pool.account(batch, {row.key: SampledToken(5) for row in batch.rows if row.samples}, {})
+        pool.account(batch, StepResults({row.key: SampledToken(5) for row in batch.rows if row.samples}, {}))
     check_pool(pool)
 
 

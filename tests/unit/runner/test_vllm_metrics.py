@@ -27,6 +27,7 @@ from weft_runner.core import (
     RunStep,
     SampledToken,
     StepDone,
+    StepResults,
     StepSlot,
     SwapDone,
     SwapIn,
@@ -97,7 +98,7 @@ class Scraped:
             (step,) = (e for e in self.handle(StepSlot()) if isinstance(e, RunStep))
             self.now += STEP_S
             sampled = {row.key: SampledToken(token) for row in step.batch.rows if row.samples}
-            self.handle(StepDone(step, sampled, {}, 1000 * STEP_S))
+            self.handle(StepDone(step, StepResults(sampled, {}), 1000 * STEP_S))
 
     def value(self, name: str, **labels: str) -> float | None:
         about = {"model_name": "base", "engine": "0", **labels}
@@ -249,7 +250,7 @@ def serve(scraped: Scraped, over: threading.Event) -> None:
                 case RunStep():
                     scraped.now += STEP_S
                     tokens = {row.key: SampledToken(2) for row in effect.batch.rows if row.samples}
-                    events.append(StepDone(effect, tokens, {}, 1000 * STEP_S))
+                    events.append(StepDone(effect, StepResults(tokens, {}), 1000 * STEP_S))
                 case _:
                     pass
 

@@ -7,7 +7,6 @@ from weft.domain.ids import Epoch
 from weft.domain.lru import LruDict
 from weft.domain.request import Ended, EndReason, FinishReason, NoCapacity, SequenceTokens, Start
 from weft_runner.core.batch import BatchLimits
-from weft_runner.core.reserve.reservations import first_reservation_pages
 from weft_runner.core.sampling import sampling_fault
 from weft_runner.core.transfer.transfers import KvIdentity
 
@@ -45,13 +44,6 @@ class PoolLimits:
     def context_beside(self, n_pages: int) -> int:
         """Return the tokens of the longest sequence where something else holds `n_pages` pages."""
         return min(self.max_context_tokens, (self.total_pages - n_pages) * self.page_tokens)
-
-
-def first_pages(start: Start, limits: PoolLimits, context: int) -> int:
-    """Return the pages reserved at first: the text's, and of the answer what leaves room for its adapter."""
-    base_len = len(start.prompt) + len(start.emitted)
-    most = max(base_len, context)
-    return first_reservation_pages(base_len, start.reservation_tokens, limits.page_tokens, most)
 
 
 def refusal(

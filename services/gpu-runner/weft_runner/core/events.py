@@ -19,6 +19,7 @@ from weft_runner.core.batch import Batch
 from weft_runner.core.sampling import SampledToken
 from weft_runner.core.sequence import Sequence
 from weft_runner.core.token_mask import GrammarState
+from weft_runner.core.token_times import SequenceTimes
 
 # ---------------------------------------------------------------- events
 
@@ -107,26 +108,19 @@ class StepResults(NamedTuple):
     `late`: rows whose masks were not there in time and which have no result. `forwards`: passes that the step took.
     """
 
-    tokens: dict[str, SampledToken]
-    failures: dict[str, str]
+    tokens: Mapping[str, SampledToken]
+    failures: Mapping[str, str]
     prompts: Mapping[str, list[TokenLogprob]] = _NONE
     late: tuple[str, ...] = ()
     forwards: int = 1
 
 
 class StepDone(NamedTuple):
-    """A step is complete; `ms` since it was scheduled. The rest: see `StepResults`.
-
-    A row whose sequence has left meanwhile may be missing.
-    """
+    """A step is complete; `ms` since it was scheduled. A row whose sequence has left meanwhile may have no result."""
 
     step: "RunStep"
-    tokens: Mapping[str, SampledToken]
-    failures: Mapping[str, str]
+    results: StepResults
     ms: float
-    prompts: Mapping[str, list[TokenLogprob]] = _NONE
-    late: tuple[str, ...] = ()
-    forwards: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,18 +330,14 @@ class PromptComputed(NamedTuple):
 class SequenceEnded(NamedTuple):
     """A sequence has left. `finish`: how its request ended, as far as the runner knows; None: it goes on elsewhere.
 
-    Times are the machine's, in seconds; None: it did not come to that. `joined_at`: its adapter was there, and it had
-    to wait for it.
+    Times are the machine's, in seconds.
     """
 
     start: Start
     finish: FinishReason | None
     answer_tokens: int  # those of earlier epochs included
     arrived: float
-    admitted_at: float
-    joined_at: float | None
-    scheduled_at: float | None
-    first_token_at: float | None
+    times: SequenceTimes
     ended_at: float
 
 

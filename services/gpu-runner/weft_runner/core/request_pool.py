@@ -8,7 +8,7 @@ marks of page table and adapter manager.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -27,12 +27,11 @@ from weft.domain.request import (
     SequenceTokens,
     Start,
     Step,
-    TokenLogprob,
 )
 from weft.domain.runner import OffloadState, RunnerFigures, RunnerRole
 from weft.domain.timers import TimerQueue
 from weft_runner.core.adapters.manager import AdapterManager, check_adapters
-from weft_runner.core.admission import HighestEpochs, PoolLimits, ended, first_pages, no_capacity, refusal
+from weft_runner.core.admission import HighestEpochs, PoolLimits, ended, no_capacity, refusal
 from weft_runner.core.awaited_grammars import AwaitedMasks
 from weft_runner.core.batch import Batch, Batching, Candidate
 from weft_runner.core.batch_scheduler import BatchScheduler
@@ -46,6 +45,7 @@ from weft_runner.core.events import (
     PromptComputed,
     RunStep,
     SequenceEnded,
+    StepResults,
     SwapDone,
     SwapFailed,
 )
@@ -53,7 +53,7 @@ from weft_runner.core.page_table import PageTable, check_page_table
 from weft_runner.core.preempt.preemption import Preemptor
 from weft_runner.core.prefix.host import HostPrefixes, check_host_prefixes
 from weft_runner.core.prefix.reuse import PrefixReuse
-from weft_runner.core.reserve.reservations import Reservations
+from weft_runner.core.reserve.reservations import Reservations, first_reservation_pages
 from weft_runner.core.sampling import SampledToken
 from weft_runner.core.sequence import RUNNING, SWAPPING, Sequence, SequencePhase, check_sequence
 from weft_runner.core.step_time_model import GUESS, StepModel
@@ -301,11 +301,9 @@ class RequestPool:
         """Say whether a row of it in a step in flight is accounted for: what has left since is not."""
         return self.sequences.get(sequence.key) is sequence and sequence.runs
 
-    def account(
-        self, batch: Batch, tokens: Mapping[str, SampledToken], failures: Mapping[str, str],
-        prompts: Mapping[str, list[TokenLogprob]] | None = None, late: Iterable[str] = (), forwards: int = 1,
-    ) -> None:  # fmt: skip
-        """Take an iteration's results, see `StepResults`. `late`: of these no row is in the batch any more."""
+    def account(self, batch: Batch, results: StepResults, late: Iterable[str] = ()) -> None:
+        """Take an iteration's results. `late`: of these no row is in the batch any more."""
+        tokens, failures, prompts, _, forwards = results
         self.iterations += 1
         self._forwards += forwards
         for key in late:
@@ -387,7 +385,9 @@ class RequestPool:
             return no_capacity(start, free_pages, "sequences")
         chain = self.reuse.chain(start) if start.sampling.prompt_logprobs is None else None
         shared = self.reuse.find(chain, [*start.prompt, *start.emitted])
-        n_pages = first_pages(start, limits, limits.context_beside(adapters.pages_beside(digest, announced=True)))
+        beside = limits.context_beside(adapters.pages_beside(digest, announced=True))
+        base_len = len(start.prompt) + len(start.emitted)  # of the answer, what leaves room for its adapter
+        n_pages = first_reservation_pages(base_len, start.reservation_tokens, limits.page_tokens, max(base_len, beside))
         if n_pages - len(shared) > free_pages - (self.pages.free_pages - self.pages.free_beside(shared)):
             return no_capacity(start, free_pages, "pages")
         self._admissions += 1
@@ -469,9 +469,8 @@ class RequestPool:
         self.scheduler.count_departure()
         joined, swapped = self._has_joined(sequence), sequence.phase is SequencePhase.SWAPPED
         sequence.end()
-        times = sequence.times
-        ended_ = (times.admitted_at, times.joined_at, times.scheduled_at, times.first_token_at, self.now)
-        self.effects.append(SequenceEnded(sequence.start, finish, sequence.n_emitted, sequence.arrived, *ended_))
+        about = sequence.n_emitted, sequence.arrived, sequence.times, self.now
+        self.effects.append(SequenceEnded(sequence.start, finish, *about))
         del self.sequences[sequence.key]
         self.masks.remove(sequence.key)
         self.reservations.remove(sequence.key)

@@ -165,15 +165,16 @@ class Runner:
         self._effects.append(self._step)
 
     def _account(self, done: StepDone) -> None:
-        step, batch, pool, late = done.step, done.step.batch, self.pool, list[str]()
-        if step.departures != pool.scheduler.departures or done.late:
+        step, results, _ = done
+        batch, pool, late = step.batch, self.pool, list[str]()
+        if step.departures != pool.scheduler.departures or results.late:
             rows = zip(batch.rows, step.sequences, strict=True)
             here = tuple(row for row, sequence in rows if pool.runs(sequence))  # those that have left do not count
-            late = [row.key for row in here if row.key in done.late]  # nor do these: what they have fed they feed again
+            late = [row.key for row in here if row.key in results.late]  # nor do these: they feed again what they fed
             here = tuple(row for row in here if row.key not in late)
             n_prefills = sum(row in here for row in batch.rows[: batch.n_prefills])
             batch = batch if len(here) == len(batch.rows) else Batch(here, n_prefills)
-        pool.account(batch, done.tokens, done.failures, done.prompts, late, done.forwards)
+        pool.account(batch, results, late)
         if pool.hand_over.freezing:
             pool.hand_over.freeze_again(pool.now)
         if done.ms > 0.0:

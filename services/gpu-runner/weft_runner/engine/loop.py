@@ -130,7 +130,7 @@ class StepLoop:
         now_s = self._clock()
         self._step_s = now_s - turn_s
         ms = 0.0 if self._pipelined is not None and not found else (now_s - began_s) * 1e3
-        event = _done((oldest, results.tokens, results.failures, ms, results.prompts, results.late, results.forwards))
+        event = _done((oldest, results, ms))
         self._around.perform(self._runner.handle(event, now_s))
         return event
 

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -81,23 +81,22 @@ class AdapterPool:
         # One thread of torch's too: its workers spin after each operator, on cores that the running step needs.
         self._builder = ThreadPoolExecutor(1, thread_name_prefix="adapter-builder", initializer=_begin_building)
 
-    def execute(self, actions: Iterable[Action]) -> None:
-        """Execute actions in their order. Called between two iterations by the engine's thread."""
-        for action in actions:
-            match action:
-                case Load():
-                    self._builder.submit(self._load, action)
-                case Unload(slot):
-                    self._store.clear(slot)
-                    self.ranks.pop(slot, None)
-                case Fetch():
-                    self._builder.submit(self._fetch, action)
-                case DropHost(digest):
-                    self._builder.submit(self._host.pop, digest, None)
-                case Retain(digests):
-                    with self._lock:
-                        self._to_retain = digests
-                    self._builder.submit(self._retain)
+    def execute(self, action: Action) -> None:
+        """Execute an action, between two iterations of the engine's thread."""
+        match action:
+            case Load():
+                self._builder.submit(self._load, action)
+            case Unload(slot):
+                self._store.clear(slot)
+                self.ranks.pop(slot, None)
+            case Fetch():
+                self._builder.submit(self._fetch, action)
+            case DropHost(digest):
+                self._builder.submit(self._host.pop, digest, None)
+            case Retain(digests):
+                with self._lock:
+                    self._to_retain = digests
+                self._builder.submit(self._retain)
 
     def put(self, built: InSlot) -> None:
         """Put a built adapter into its slot."""

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from weft.domain.machine import TICK, Close, Kind, Peer, Send
@@ -59,19 +60,8 @@ class Shutdown:
     """End the thread."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wake:
-    """There is work for the gaps between steps."""
-
-
-@dataclass(frozen=True, slots=True)
-class ExecutorFailed:
-    """The executor is lost, and the engine with it."""
-
-    error: ExecutorLost
-
-
-Posted = Event | InSlot | Shutdown | Wake | ExecutorFailed
+# ExecutorLost: the engine is lost with it. None: there is work for the gaps between steps.
+Posted = Event | InSlot | Shutdown | ExecutorLost | None
 
 
 @dataclass(slots=True)
@@ -126,13 +116,13 @@ class Engine:
         self.steps = StepLoop(runner, executor, self.adapters.ranks, self, self._reports, clock)
         if (stages := can.stages) is not None:
             runner.reporter.watch_offload(lambda: state_of_all(stages()))
-        self.gaps = StepGaps(lambda: self.post(Wake()))
-        self.copies = StepGaps(lambda: self.post(Wake()), share=COPIES_SHARE)
+        wake = partial(self.post, None)
+        self.gaps, self.copies = StepGaps(wake), StepGaps(wake, share=COPIES_SHARE)
         self._output = Output()
         self._busy_s, self._check_at = 0.0, 0.0
         self._swaps: KvSwapper | None = None
         grammars = grammars or Grammars(None, executor.spec.vocab_size, frozenset())
-        grammars.wake = lambda: self.post(Wake())
+        grammars.wake = wake
         self._grammars = GrammarPool(grammars, self.post)
         self._stopping = False
         self.busy_since: float | None = None  # monotonic, while the model runs: a forward that never ends shows
@@ -203,10 +193,10 @@ class Engine:
         match event:
             case Shutdown():
                 self._stopping = True
-            case Wake():
+            case None:
                 pass
-            case ExecutorFailed(error):
-                raise error
+            case ExecutorLost():
+                raise event
             case InSlot():
                 self.adapters.put(event)
                 self.perform(self.runner.handle(event.loaded, self._clock()))
@@ -252,7 +242,7 @@ class Engine:
                 case RunStep():
                     raise AssertionError("the loop runs it")
                 case action:
-                    self.adapters.execute((action,))
+                    self.adapters.execute(action)
 
     def _swapper(self) -> KvSwapper:
         """The copier of KV, made for the first copy."""

@@ -28,7 +28,7 @@ from weft_runner.offload.machine import MachineRates
 from weft_runner.parallel.worker_group import GatheredRanks, GatherRanks
 from weft_runner.settings import OffloadByHand, RunnerSettings
 from weft_runner.shell.adapter_pool import AdapterPool
-from weft_runner.shell.engine import Engine, ExecutorFailed, Output, Posted
+from weft_runner.shell.engine import Engine, Output, Posted
 from weft_runner.shell.kv_profile import measure_kv
 from weft_runner.shell.offload_policy import measured_machine, settle_offload
 from weft_runner.shell.profile import measure_profile
@@ -109,7 +109,7 @@ def build_engine(
         can.packs.complete = engine.gaps.complete
     engine.post(FoundOnDisk(source.on_disk()))
     if can.ranks is not None:  # one that is lost ends an engine without work, too
-        can.ranks.watch(lambda error: engine.post(ExecutorFailed(error)))
+        can.ranks.watch(engine.post)
     return EngineBundle(
         engine, limits, executor.numerics_class, threads, executor.torch_threads, profile, grammars, can.close
     )

@@ -414,13 +414,13 @@ class RunnerMetrics(Collector):
     def _ended(self, ended: SequenceEnded) -> None:
         if ended.finish is None:
             return
-        start = ended.start
+        start, times = ended.start, ended.times
         self.count("request_success", 1, FINISHED[ended.finish])
         self.count("e2e_request_latency_seconds", ended.ended_at - ended.arrived)
         self.count("request_prompt_tokens", len(start.prompt))
         self.count("request_generation_tokens", ended.answer_tokens)
         self.count("request_params_max_tokens", start.max_tokens)
-        scheduled, first = ended.scheduled_at, ended.first_token_at
+        scheduled, first = times.scheduled_at, times.first_token_at
         if scheduled is not None:
             self.count("request_inference_time_seconds", ended.ended_at - scheduled)
         whole = start.kv_from is None and not start.emitted  # else an earlier runner had the first token

@@ -27,7 +27,6 @@ from weft.wire.v1.runner_pb2_grpc import add_RunnerServicer_to_server
 from weft_runner.errors import ArtifactUnreachable, StoppedAtStart
 from weft_runner.model.checkpoint import Files
 from weft_runner.model.executor import WrapExecutor
-from weft_runner.parallel.worker_group import GatherRanks
 from weft_runner.settings import RunnerSettings
 from weft_runner.shell.depot import DepotSource
 from weft_runner.shell.engine import EngineThread, Output
@@ -62,14 +61,9 @@ async def serve_runner(
     runner = read_identity(settings.data_dir, settings.pool)
     metrics = RunnerMetrics(REGISTRY, settings.model_name)
     source = DepotSource(
-        settings.depot,
-        settings.blobs,
-        settings.base_digest,
-        stop.is_set,
-        shared=settings.model_cache is not None,
-        tls=tls,
-        on_damaged=partial(metrics.count, "corrupt_artifacts"),
-    )
+        settings.depot, settings.blobs, settings.base_digest, stop.is_set, shared=settings.model_cache is not None,
+        tls=tls, on_damaged=partial(metrics.count, "corrupt_artifacts"),
+    )  # fmt: skip
 
     def on_output(output: Output) -> None:
         app.on_output(output)
@@ -77,12 +71,16 @@ async def serve_runner(
     def on_stopping() -> None:
         loop.call_soon_threadsafe(stop.set)
 
+    def load() -> EngineBundle:
+        files = fetch_base(source, BASE_WAIT_S, stop.is_set, progress=progress)
+        return build_engine(settings, files, source, on_output, stop.is_set, wrap, runner, gather, progress)
+
     gather = gather_ranks(settings, tls, on_stopping) if settings.hosts > 1 else None
     progress = ByteProgress()
     set_not_ready(lambda: str(progress) or "starting")
     beat = asyncio.create_task(heartbeat(probes))  # the base may take minutes: alive, not ready, and SIGTERM is heard
     try:
-        built = await asyncio.to_thread(load, settings, source, on_output, stop.is_set, wrap, runner, gather, progress)
+        built = await asyncio.to_thread(load)
     finally:
         beat.cancel()
     try:
@@ -111,17 +109,6 @@ def read_identity(data_dir: Path, pool: str) -> RunnerId:
         drawn = uuid.uuid4()
         write_atomically(path, f"{drawn}\n".encode())
     return RunnerId(f"{pool.partition('/')[0]}.{drawn}", uuid.uuid4().hex)
-
-
-def load(
-    settings: RunnerSettings, source: DepotSource, on_output: Callable[[Output], None], stopping: Callable[[], bool],
-    wrap: WrapExecutor | None = None, runner: RunnerId | None = None, gather: GatherRanks | None = None,
-    progress: ByteProgress | None = None,
-) -> EngineBundle:  # fmt: skip
-    """The base from the depot, and the engine around it. Blocking. Raises RunnerError."""
-    progress = progress or ByteProgress()
-    files = fetch_base(source, BASE_WAIT_S, stopping, progress=progress)
-    return build_engine(settings, files, source, on_output, stopping, wrap, runner, gather, progress)
 
 
 def fetch_base(

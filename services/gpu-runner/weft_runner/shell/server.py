@@ -211,7 +211,8 @@ def _log(message: Ended | NoCapacity) -> None:
 
 def record_spans(tracer: Tracer, ended: SequenceEnded, runner: str) -> None:
     """Record the spans of a sequence that has left, if its request is sampled: where it ended, or moved."""
-    start, first, scheduled = ended.start, ended.first_token_at, ended.scheduled_at
+    start, times = ended.start, ended.times
+    scheduled, first = times.scheduled_at, times.first_token_at
     if not start.traceparent:
         return
     about = {
@@ -224,9 +225,9 @@ def record_spans(tracer: Tracer, ended: SequenceEnded, runner: str) -> None:
         "weft.runner": runner,
         "weft.finish": ended.finish.value if ended.finish else "moved",
     }
-    parent = tracer.record("sequence", start.traceparent, ended.admitted_at, ended.ended_at, about)
-    if ended.joined_at is not None and ended.joined_at > ended.admitted_at:
-        tracer.record("adapter_load", parent, ended.admitted_at, ended.joined_at, {"weft.adapter": start.adapter})
+    parent = tracer.record("sequence", start.traceparent, times.admitted_at, ended.ended_at, about)
+    if times.joined_at is not None and times.joined_at > times.admitted_at:
+        tracer.record("adapter_load", parent, times.admitted_at, times.joined_at, {"weft.adapter": start.adapter})
     if scheduled is None:
         return
     tracer.record("prefill", parent, scheduled, first or ended.ended_at)

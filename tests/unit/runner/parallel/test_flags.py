@@ -13,7 +13,6 @@ from weft_runner.errors import ExecutorLost, ExecutorUnavailable, OutOfMemory
 from weft_runner.executors import ModelSource, make_executor
 from weft_runner.memory_estimate import MemoryLimit, estimate_memory
 from weft_runner.model.cuda.device import Gpu
-from weft_runner.shell.engine import ExecutorFailed
 
 
 def test_more_processes_than_a_runner_may_have_are_refused(capsys):
@@ -110,6 +109,6 @@ def test_a_lost_rank_ends_the_engine_and_no_row_is_tried_alone(drive):
 
 def test_a_rank_that_is_lost_while_nothing_runs_ends_the_engine(drive):
     driver = drive()
-    driver.post(ExecutorFailed(ExecutorLost("rank 1 of the model is lost")))
+    driver.post(ExecutorLost("rank 1 of the model is lost"))
     with pytest.raises(ExecutorLost, match="rank 1"):
         driver.beat()

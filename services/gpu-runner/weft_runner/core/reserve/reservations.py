@@ -22,7 +22,7 @@ class Growth:
 
 
 def first_reservation_pages(base_len: int, reservation_tokens: int, page_tokens: int, max_context_tokens: int) -> int:
-    """ceil((prompt + emitted + reservation) / P), never beyond the context, which no sequence can outgrow."""
+    """Return ceil((prompt + emitted + reservation) / P), never beyond the context, which no sequence can outgrow."""
     return _pages(min(base_len + reservation_tokens, max_context_tokens), page_tokens)
 
 
