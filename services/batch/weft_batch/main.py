@@ -80,14 +80,9 @@ async def _run(settings: BatchSettings) -> None:
 
 
 async def _serve(
-    settings: BatchSettings,
-    engine: AsyncEngine,
-    term: int,
-    storage: FileStorage,
-    stop: asyncio.Event,
-    tls: Tls | None,
+    settings: BatchSettings, engine: AsyncEngine, term: int, storage: FileStorage, stop: asyncio.Event, tls: Tls | None,
     spans: Tracer | None,
-) -> None:
+) -> None:  # fmt: skip
     shared = settings.database != ""
     limits = TenantQuotas(tenant_bytes=settings.tenant_bytes)
     server = BatchServer(engine, term, storage, limits, tracer=spans)
@@ -103,14 +98,9 @@ async def _serve(
         running.add_done_callback(lambda _task: stop.set())  # a failure ends the process, with its traceback
         try:
             await serve(
-                register,
-                listen=settings.listen,
-                names=("weft.v1.Batch",),
-                stop=stop,
-                probes=probes,
-                drain=server.drain,
-                tls=tls,
-            )
+                register, listen=settings.listen, names=("weft.v1.Batch",), stop=stop, probes=probes,
+                drain=server.drain, tls=tls,
+            )  # fmt: skip
         finally:  # a drained server ends by itself; one that was never drained (a port in use) does not
             await server.drain()
             await running

@@ -55,15 +55,10 @@ class OutputFiles:
                 await run_to_end(asyncio.to_thread(file.writer.close))
             output, errors = self._files.get(True), self._files.get(False)
             await batches.finish(
-                self._engine,
-                self._term,
-                self._batch.batch_id,
-                self._ending,
-                now_unix_ms=now_unix_ms(),
+                self._engine, self._term, self._batch.batch_id, self._ending, now_unix_ms=now_unix_ms(),
                 output=(output.file_id, output.size) if output else None,
-                errors=(errors.file_id, errors.size) if errors else None,
-                failed=errors.lines if errors else 0,
-            )
+                errors=(errors.file_id, errors.size) if errors else None, failed=errors.lines if errors else 0,
+            )  # fmt: skip
         except BaseException:
             for file in self._files.values():
                 await asyncio.to_thread(file.writer.abandon)

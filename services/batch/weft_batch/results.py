@@ -41,13 +41,10 @@ def answer_record(result: LineResult, custom_id: str | None) -> StoredResult:
     body = result.body.translate(_ONE_LINE).decode()
     response = f'{{"status_code": {result.status}, "request_id": {_text(result.request_id)}, "body": {body}}}'
     return StoredResult(
-        result.batch_id,
-        result.line,
-        200 <= result.status < 300,
-        _record(result.batch_id, result.line, custom_id, response, "null"),
-        result.prompt_tokens,
+        result.batch_id, result.line, 200 <= result.status < 300,
+        _record(result.batch_id, result.line, custom_id, response, "null"), result.prompt_tokens,
         result.completion_tokens,
-    )
+    )  # fmt: skip
 
 
 def failure_record(failed: LineFailed, custom_id: str | None) -> StoredResult:

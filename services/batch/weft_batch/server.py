@@ -110,15 +110,9 @@ class BatchServer:
     """Owns the machine. Everything but blocking I/O runs in one event loop; `handle` is the only way in."""
 
     def __init__(
-        self,
-        engine: AsyncEngine,
-        term: int,
-        storage: FileStorage,
-        limits: TenantQuotas,
-        *,
-        lines_in_flight: int = LINES_IN_FLIGHT,
-        tracer: Tracer | None = None,
-    ) -> None:
+        self, engine: AsyncEngine, term: int, storage: FileStorage, limits: TenantQuotas, *,
+        lines_in_flight: int = LINES_IN_FLIGHT, tracer: Tracer | None = None,
+    ) -> None:  # fmt: skip
         self._tracer = tracer
         self.core = Batches(lines_in_flight=lines_in_flight)
         self._writer = ResultWriter(engine, term, self._stored)
@@ -219,14 +213,9 @@ class BatchServer:
             self._add(UnfinishedBatch(new.namespace, job, job.status, b""))
 
         return await batches.create(
-            self.engine,
-            self.term,
-            new,
-            f"batch_{secrets.token_hex(16)}",
-            now_unix_ms=now_unix_ms(),
-            max_unfinished=self.limits.tenant_batches,
-            on_commit=created,
-        )
+            self.engine, self.term, new, f"batch_{secrets.token_hex(16)}", now_unix_ms=now_unix_ms(),
+            max_unfinished=self.limits.tenant_batches, on_commit=created,
+        )  # fmt: skip
 
     async def cancel(self, namespace: str, batch_id: str) -> BatchJob:
         """Cancel a batch. Raises Absent, Conflict, Superseded, StoreUnavailable."""

@@ -118,16 +118,9 @@ class MemoryEstimate:
 
 
 def estimate_memory(
-    spec: ModelSpec,
-    kind: str,
-    *,
-    kv_pages: int,
-    page_tokens: int,
-    workspace_bytes: int = 0,
-    ranks: int = 1,
-    stages: int = 1,
-    int4_kv: bool = False,
-) -> MemoryEstimate:
+    spec: ModelSpec, kind: str, *, kv_pages: int, page_tokens: int, workspace_bytes: int = 0, ranks: int = 1,
+    stages: int = 1, int4_kv: bool = False,
+) -> MemoryEstimate:  # fmt: skip
     """Estimate what serving takes; adapters share the budget of the KV pages.
 
     `kind`: bf16, fp32, int8 or int4, what the cpu executor packs matrices as; a kind of `PLAIN`; or `CUDA_INT4`.

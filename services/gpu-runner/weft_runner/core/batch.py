@@ -98,13 +98,9 @@ class Batch:
 
 
 def form_batch(
-    prefilling: Iterable[Candidate],
-    decoding: Iterable[Candidate],
-    limits: BatchLimits,
-    *,
-    prompt_tokens: int | None = None,
-    number: int = 0,
-) -> Batch:
+    prefilling: Iterable[Candidate], decoding: Iterable[Candidate], limits: BatchLimits, *,
+    prompt_tokens: int | None = None, number: int = 0,
+) -> Batch:  # fmt: skip
     """Form the next batch. Both inputs are in order of service; that order holds inside each adapter's group.
 
     `prompt_tokens`: how many fit into the step (None: what the limits allow).

@@ -54,13 +54,9 @@ class BatchScheduler:
         return self._schedule(prefilling, decoding, keys, steps, self._limits.prompt_time_ms)
 
     def _schedule(
-        self,
-        prefilling: Sequence[Candidate],
-        decoding: Sequence[Candidate],
-        keys: int,
-        steps: Callable[[], int],
+        self, prefilling: Sequence[Candidate], decoding: Sequence[Candidate], keys: int, steps: Callable[[], int],
         token_time_ms: float,
-    ) -> Batch:
+    ) -> Batch:  # fmt: skip
         if self._limits.batching is not Batching.MIXED:
             prefilling, decoding = self._apart(prefilling, decoding)
             keys *= bool(decoding)

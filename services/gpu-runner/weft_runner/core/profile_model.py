@@ -68,14 +68,9 @@ class Profile:
 
 
 def make_profile(
-    decode: Sequence[DecodeTime],
-    prefill: Sequence[PrefillTime],
-    longer: DecodeTime | None,
-    *,
-    max_sequences: int,
-    token_time_ms: float,
-    batches: int = 1,
-) -> Profile:
+    decode: Sequence[DecodeTime], prefill: Sequence[PrefillTime], longer: DecodeTime | None, *, max_sequences: int,
+    token_time_ms: float, batches: int = 1,
+) -> Profile:  # fmt: skip
     """Make a profile of at least one time of each kind.
 
     `longer`: as many rows as one of `decode` with more keys (None: not measured).

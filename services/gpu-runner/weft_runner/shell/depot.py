@@ -34,17 +34,10 @@ class DepotSource:
     """Blobs of the depot, cached in a folder of this runner or of several. Blocking: for threads that may wait."""
 
     def __init__(
-        self,
-        depot_url: str,
-        folder: Path,
-        base_digest: str,
-        stopping: Callable[[], bool],
-        pause: Callable[[float], None] = time.sleep,
-        *,
-        shared: bool = False,
-        tls: Tls | None = None,
+        self, depot_url: str, folder: Path, base_digest: str, stopping: Callable[[], bool],
+        pause: Callable[[float], None] = time.sleep, *, shared: bool = False, tls: Tls | None = None,
         on_damaged: Callable[[], None] = lambda: None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """`shared`: the folder is other runners' too. `on_damaged` is called from any thread for each cached file that
         was not what its digest says. Raises DataDirUnusable.
         """
@@ -103,18 +96,9 @@ class DepotSource:
     ) -> Manifest:
         try:
             return fetch(
-                self._url,
-                digest,
-                self._blobs,
-                limits=PATIENCE,
-                pause=self._pause,
-                stopping=self._stopping,
-                context=self._context,
-                on_damaged=self._on_damaged,
-                threads=threads,
-                progress=progress,
-                lease=lease,
-            )
+                self._url, digest, self._blobs, limits=PATIENCE, pause=self._pause, stopping=self._stopping,
+                context=self._context, on_damaged=self._on_damaged, threads=threads, progress=progress, lease=lease,
+            )  # fmt: skip
         except (UnknownDigest, Unavailable, Stopped, ArtifactError, OSError) as error:
             raise _named(error, digest) from error
 

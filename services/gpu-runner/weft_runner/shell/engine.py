@@ -95,14 +95,10 @@ class Engine:
     """Owns the machine, the executor and the adapter slots. `on_output` is called from the engine's thread."""
 
     def __init__(
-        self,
-        runner: Runner,
-        executor: Executor,
-        make_adapters: Callable[[Callable[[Posted], None]], AdapterPool],
-        on_output: Callable[[Output], None],
-        clock: Callable[[], float] = time.monotonic,
+        self, runner: Runner, executor: Executor, make_adapters: Callable[[Callable[[Posted], None]], AdapterPool],
+        on_output: Callable[[Output], None], clock: Callable[[], float] = time.monotonic,
         grammars: Grammars | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """`grammars`: of its model; None: requests with one are refused."""
         self.runner, self.executor, self._on_output, self._clock = runner, executor, on_output, clock
         can = executor.can

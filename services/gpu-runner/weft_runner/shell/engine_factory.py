@@ -53,16 +53,10 @@ class EngineBundle:
 
 
 def build_engine(
-    settings: RunnerSettings,
-    files: Files,
-    source: Source,
-    on_output: Callable[[Output], None],
-    stopping: Callable[[], bool] = lambda: False,
-    wrap: WrapExecutor | None = None,
-    runner: RunnerId | None = None,
-    gather: GatherRanks | None = None,
-    progress: ByteProgress | None = None,
-) -> EngineBundle:
+    settings: RunnerSettings, files: Files, source: Source, on_output: Callable[[Output], None],
+    stopping: Callable[[], bool] = lambda: False, wrap: WrapExecutor | None = None, runner: RunnerId | None = None,
+    gather: GatherRanks | None = None, progress: ByteProgress | None = None,
+) -> EngineBundle:  # fmt: skip
     """Load the base, make its engine, and time it. `wrap`: around the executor of one process.
 
     `runner`: who it is, for other runners; None: it exchanges no KV with any. `gather`: ranks of other hosts.
@@ -189,20 +183,12 @@ def pool_limits(
     """
     by_hand = settings.by_hand or OffloadByHand()
     return PoolLimits(
-        total_pages=settings.kv_pages,
-        page_tokens=settings.page_tokens,
-        max_sequences=settings.max_sequences,
-        max_adapters=slots,
-        max_context_tokens=min(spec.max_positions, settings.kv_pages * settings.page_tokens),
-        vocab_size=spec.vocab_size,
-        eos=spec.eos,
-        batch=batch_limits(settings),
-        host_bytes=settings.host_mib << 20,
-        page_bytes=page_bytes,
-        keep_copies=keep_copies,
-        swap_page_bytes=page_bytes if swaps else 0,
+        total_pages=settings.kv_pages, page_tokens=settings.page_tokens, max_sequences=settings.max_sequences,
+        max_adapters=slots, max_context_tokens=min(spec.max_positions, settings.kv_pages * settings.page_tokens),
+        vocab_size=spec.vocab_size, eos=spec.eos, batch=batch_limits(settings), host_bytes=settings.host_mib << 20,
+        page_bytes=page_bytes, keep_copies=keep_copies, swap_page_bytes=page_bytes if swaps else 0,
         most_adapter_pages=settings.kv_pages - by_hand.kv_disk_pages - by_hand.kv_host_pages,
-    )
+    )  # fmt: skip
 
 
 def batch_limits(settings: RunnerSettings) -> BatchLimits:

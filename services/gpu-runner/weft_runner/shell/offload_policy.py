@@ -62,18 +62,11 @@ def measured_machine(settings: RunnerSettings, spec: ModelSpec, threads: int) ->
 def _runner_request(settings: RunnerSettings) -> RunnerRequest:
     return RunnerRequest(
         Budgets(settings.offload.device_bytes, settings.offload.host_bytes, settings.offload.disk_bytes),
-        offload_formats(settings),
-        stages=settings.pipeline_parallel,
-        hosts=settings.hosts,
-        max_adapters=settings.max_adapters,
-        max_rank=settings.max_rank,
-        max_sequences=settings.max_sequences,
-        max_batch_tokens=settings.max_batch_tokens,
-        kv_pages=settings.kv_pages,
-        page_tokens=settings.page_tokens,
-        device_batch_tokens=DEVICE_BATCH_TOKENS,
-        attends_in_parts=settings.attention != "flashinfer",
-    )
+        offload_formats(settings), stages=settings.pipeline_parallel, hosts=settings.hosts,
+        max_adapters=settings.max_adapters, max_rank=settings.max_rank, max_sequences=settings.max_sequences,
+        max_batch_tokens=settings.max_batch_tokens, kv_pages=settings.kv_pages, page_tokens=settings.page_tokens,
+        device_batch_tokens=DEVICE_BATCH_TOKENS, attends_in_parts=settings.attention != "flashinfer",
+    )  # fmt: skip
 
 
 def _limited(settings: RunnerSettings, limits: ServingLimits) -> RunnerSettings:

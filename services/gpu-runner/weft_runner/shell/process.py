@@ -46,13 +46,9 @@ REPORT_FLUSH_S = 1.0
 
 
 async def serve_runner(
-    settings: RunnerSettings,
-    probes: Probes,
-    set_not_ready: Callable[[Callable[[], str | None]], None],
-    tls: Tls | None = None,
-    wrap: WrapExecutor | None = None,
-    tracer: Tracer | None = None,
-) -> int:
+    settings: RunnerSettings, probes: Probes, set_not_ready: Callable[[Callable[[], str | None]], None],
+    tls: Tls | None = None, wrap: WrapExecutor | None = None, tracer: Tracer | None = None,
+) -> int:  # fmt: skip
     """Serve until SIGTERM, here or at another rank, or a bug in the engine.
 
     Returns the exit code; raises RunnerError before serving.
@@ -112,12 +108,9 @@ def read_identity(data_dir: Path, pool: str) -> RunnerId:
 
 
 def fetch_base(
-    source: DepotSource,
-    wait_s: float,
-    stopping: Callable[[], bool],
-    clock: Callable[[], float] = time.monotonic,
+    source: DepotSource, wait_s: float, stopping: Callable[[], bool], clock: Callable[[], float] = time.monotonic,
     progress: ByteProgress | None = None,
-) -> Files:
+) -> Files:  # fmt: skip
     """The base's files; a depot that is not up yet is waited for, at most `wait_s`.
 
     Raises ArtifactUnknown, AdapterInvalid, StoppedAtStart, ArtifactUnreachable when the time is over.
@@ -138,15 +131,9 @@ class RunnerApp:
     """The running process between start and exit."""
 
     def __init__(
-        self,
-        settings: RunnerSettings,
-        runner: RunnerId,
-        built: EngineBundle,
-        metrics: RunnerMetrics,
-        stop: asyncio.Event,
-        tls: Tls | None,
-        tracer: Tracer | None,
-    ) -> None:
+        self, settings: RunnerSettings, runner: RunnerId, built: EngineBundle, metrics: RunnerMetrics,
+        stop: asyncio.Event, tls: Tls | None, tracer: Tracer | None,
+    ) -> None:  # fmt: skip
         self._settings, self._runner, self._stop, self._tls = settings, runner, stop, tls
         self._loop = asyncio.get_running_loop()
         self.exit_code = 0
@@ -191,14 +178,9 @@ class RunnerApp:
         linking.add_done_callback(self._on_link_end)
         log.info("runner started", extra=kv(runner=self._runner.uuid, incarnation=self._runner.incarnation))
         await serve(
-            lambda server: add_RunnerServicer_to_server(self.server, server),
-            listen=self._settings.listen,
-            names=("weft.v1.Runner",),
-            stop=self._stop,
-            probes=probes,
-            drain=self._drain,
-            tls=self._tls,
-        )
+            lambda server: add_RunnerServicer_to_server(self.server, server), listen=self._settings.listen,
+            names=("weft.v1.Runner",), stop=self._stop, probes=probes, drain=self._drain, tls=self._tls,
+        )  # fmt: skip
         await self._close(linking)
 
     async def _close(self, linking: "asyncio.Task[None]") -> None:
@@ -247,25 +229,14 @@ class RunnerApp:
     def _spec(self, built: EngineBundle) -> RunnerSpec:
         settings, limits, profile = self._settings, built.limits, built.profile
         return RunnerSpec(
-            runner=self._runner,
-            address=settings.advertise,
-            pool=settings.pool,
-            base_digest=settings.base_digest,
-            numerics_class=built.numerics_class,
-            page_tokens=limits.page_tokens,
-            total_pages=limits.total_pages,
-            max_sequences=limits.max_sequences,
-            max_adapters=limits.max_adapters,
-            max_rank=settings.max_rank,
-            max_context_tokens=limits.max_context_tokens,
-            name=settings.name,
-            best_batch=profile.best_batch if profile else 0,
-            step_ms_1=profile.step_ms_1 if profile else 0.0,
+            runner=self._runner, address=settings.advertise, pool=settings.pool, base_digest=settings.base_digest,
+            numerics_class=built.numerics_class, page_tokens=limits.page_tokens, total_pages=limits.total_pages,
+            max_sequences=limits.max_sequences, max_adapters=limits.max_adapters, max_rank=settings.max_rank,
+            max_context_tokens=limits.max_context_tokens, name=settings.name,
+            best_batch=profile.best_batch if profile else 0, step_ms_1=profile.step_ms_1 if profile else 0.0,
             step_ms_best=profile.step_ms_best if profile else 0.0,
-            prefill_tokens_per_s=profile.prefill_tokens_per_s if profile else 0.0,
-            page_bytes=limits.page_bytes,
-            kv_address=self._kv_address,
-            kv_layout=limits.kv.kv_layout if limits.kv else "",
+            prefill_tokens_per_s=profile.prefill_tokens_per_s if profile else 0.0, page_bytes=limits.page_bytes,
+            kv_address=self._kv_address, kv_layout=limits.kv.kv_layout if limits.kv else "",
             kv_bytes_per_s=profile.kv_bytes_per_s if profile else 0.0,
             role=None if settings.role == "any" else RunnerRole(settings.role),
-        )
+        )  # fmt: skip

@@ -54,13 +54,9 @@ class _Bench:
         self._end = began + BUDGET_S
         prefill, longer = self._prefill_times(), self._longer(decode)
         return make_profile(
-            decode,
-            prefill,
-            longer,
-            max_sequences=limits.max_sequences,
-            token_time_ms=limits.batch.prompt_time_ms,
+            decode, prefill, longer, max_sequences=limits.max_sequences, token_time_ms=limits.batch.prompt_time_ms,
             batches=1 if self._can.pipelined is None else self._can.pipelined.depth,
-        )
+        )  # fmt: skip
 
     def _decode_times(self) -> list[DecodeTime]:
         context, times = self._context(CONTEXT), list[DecodeTime]()

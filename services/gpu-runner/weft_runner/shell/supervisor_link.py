@@ -24,13 +24,9 @@ class SupervisorLink:
     """One event loop; `on_order` is called there with each order."""
 
     def __init__(
-        self,
-        engine: Engine,
-        spec: RunnerSpec,
-        open_stream: Opener,
-        on_order: Callable[[RunnerOrder], None],
+        self, engine: Engine, spec: RunnerSpec, open_stream: Opener, on_order: Callable[[RunnerOrder], None],
         clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._engine, self._spec, self._on_order, self._clock = engine, spec, on_order, clock
         self._link: ClientStream[RunnerToSupervisor, SupervisorToRunner] = ClientStream(
             "supervisor", open_stream, hello=self._hello, on_message=self._on_message, on_down=self._on_down
