@@ -1,6 +1,6 @@
 """The library, compiled and linked into a folder. `build_cache` or the wheel keeps it.
 
-A level that this compiler cannot compile is left out, with a definition for the plain units; the others are built.
+A level that this compiler cannot compile is left out, and the plain units are told; the others are built.
 """
 
 import hashlib
@@ -64,20 +64,20 @@ def compile_all(what: Sources, compiler: Compiler, folder: Path, limit: Limit) -
     left_out: dict[str, str] = {}
     units = what.levels()
     ended = _compile(compiler, {unit: what.flags(level) for level, unit in units.items()}, folder, limit)
-    for level, (compiled, end) in zip(units, ended, strict=True):
+    for level, (made, end) in zip(units, ended, strict=True):
         if end.code == 0:
-            levels[level] = compiled
+            levels[level] = made
         elif level == sources.PORTABLE or end.died:
             raise _failed(units[level].name, end)
         else:
             left_out[level] = trimmed(end.output)
-    missing = (f"-DWEFT_WITHOUT_{level.upper()}" for level in sources.LEVELS if level not in levels)
-    definitions = (f'-DWEFT_SOURCE_HASH="{what.digest()}"', *missing)
+    compiled = sum(1 << number for number, level in enumerate(sources.LEVELS) if level in levels)
+    definitions = (f'-DWEFT_SOURCE_HASH="{what.digest()}"', f"-DWEFT_COMPILED={compiled}")
     plain = _compile(compiler, dict.fromkeys(what.plain(), definitions), folder, limit)
-    for compiled, end in plain:
+    for made, end in plain:
         if end.code:
-            raise _failed(f"{compiled.stem}.cpp", end)
-    return [*(compiled for compiled, _ in plain), *levels.values()], left_out
+            raise _failed(f"{made.stem}.cpp", end)
+    return [*(made for made, _ in plain), *levels.values()], left_out
 
 
 def checksum(library: Path) -> str:

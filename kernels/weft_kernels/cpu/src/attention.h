@@ -116,12 +116,8 @@ struct PlainKv {
 
   void begin() {}
   // Pages lie anywhere: no hardware foresees the next block.
-  void ahead(const Block& next) const {
-    keys_ahead(next);
-    for (int g = 0; g < next.groups; g++) fetch_lines(next.v[g], 8 * head_dim * (Kind::kPairBytes / 16));
-  }
-  void keys_ahead(const Block& next) const {
-    for (int g = 0; g < next.groups; g++) fetch_lines(next.k[g], 8 * head_dim * (Kind::kPairBytes / 16));
+  void ahead(const char* const* of_groups, int n_groups) const {
+    for (int g = 0; g < n_groups; g++) fetch_lines(of_groups[g], 8 * head_dim * (Kind::kPairBytes / 16));
   }
   void shrink(int, F) {}
   void end() {}
@@ -195,12 +191,8 @@ struct Int4Kv {
       }
   }
 
-  void ahead(const Block& next) const {
-    keys_ahead(next);
-    for (int g = 0; g < next.groups; g++) fetch_lines(next.v[g], groups * group_bytes);
-  }
-  void keys_ahead(const Block& next) const {
-    for (int g = 0; g < next.groups; g++) fetch_lines(next.k[g], groups * group_bytes);
+  void ahead(const char* const* of_groups, int n_groups) const {
+    for (int g = 0; g < n_groups; g++) fetch_lines(of_groups[g], groups * group_bytes);
   }
 
   void scores(const Block& b) {
@@ -339,6 +331,12 @@ static inline void begin_tile(AttentionTile<Kind>& t, Kv& kv) {
   kv.begin();
 }
 
+template <class Kv>
+static inline void both_ahead(const Kv& kv, const Block& next) {
+  kv.ahead(next.k, next.groups);
+  kv.ahead(next.v, next.groups);
+}
+
 // Attend with the queries at t.position[...] (ascending), set in t.queries, scaled. t.out holds the result, not yet
 // divided by the sum of weights: `attended` does that.
 template <class Kind, class Kv>
@@ -348,11 +346,11 @@ static inline void attend(AttentionTile<Kind>& t, Kv kv, int window, const Pages
   const int begin = window ? std::max(0, t.position[0] + 1 - window) : 0;
   const int first = begin / kBlock;
   Block now(pages, first, end), next(pages, first + 1, end);  // of no groups behind the last
-  kv.ahead(next);
+  both_ahead(kv, next);
   kv.scores(now);
   for (int block = first; block * kBlock < end; block++) {
     Block after(pages, block + 2, end);
-    kv.ahead(after);
+    both_ahead(kv, after);
     const int place = (block - first) % 2;
     t.scores = t.places[1 - place];
     if (next.groups > 0) kv.scores(next);  // they take long, and nothing waits for them before the block after this one

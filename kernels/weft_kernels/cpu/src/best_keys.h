@@ -43,7 +43,7 @@ static inline void attend_best(AttentionTile<Kind>& t, Kv kv, int window, const 
   Block now(pages, first, end);
   for (int i = 0; i < blocks; i++) {
     const Block next(pages, first + i + 1, end);
-    kv.keys_ahead(next);
+    kv.ahead(next.k, next.groups);
     kv.scores(now);
     for (int m = 0; m < kv.rows; m++) {
       const int last = t.position[m] + 1 - now.start, from = window ? std::max(0, last - window) : 0;

@@ -31,29 +31,7 @@ struct weft_pool {
 namespace weft {
 namespace {
 
-const Level* const kLevels[WEFT_LEVELS] = {
-    &kPortable,
-#ifndef WEFT_WITHOUT_AVX2
-    &kAvx2,
-#else
-    nullptr,
-#endif
-#ifndef WEFT_WITHOUT_AVX512
-    &kAvx512,
-#else
-    nullptr,
-#endif
-#ifndef WEFT_WITHOUT_AVX512_BF16
-    &kAvx512Bf16,
-#else
-    nullptr,
-#endif
-#ifndef WEFT_WITHOUT_AMX_BF16
-    &kAmxBf16,
-#else
-    nullptr,
-#endif
-};
+const Level* const kLevels[WEFT_LEVELS] = {&kPortable, &kAvx2, &kAvx512, &kAvx512Bf16, &kAmxBf16};
 
 #if defined(__x86_64__)
 struct Leaf {
@@ -100,11 +78,7 @@ int detected() { return 1 << WEFT_PORTABLE; }
 int usable() {
   static std::atomic<int> known{0};
   int levels = known.load(std::memory_order_relaxed);
-  if (levels != 0) return levels;
-  levels = detected();
-  for (int i = 0; i < WEFT_LEVELS; i++)
-    if (kLevels[i] == nullptr) levels &= ~(1 << i);
-  known.store(levels, std::memory_order_relaxed);
+  if (levels == 0) known.store(levels = detected() & WEFT_COMPILED, std::memory_order_relaxed);
   return levels;
 }
 

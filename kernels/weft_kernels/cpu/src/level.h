@@ -15,6 +15,7 @@ struct Level {
   double (*peak_seconds)(Team&, int64_t blocks);
 };
 
-extern const Level kPortable, kAvx2, kAvx512, kAvx512Bf16, kAmxBf16;
+// Weak: a level that was not compiled has no address.
+extern __attribute__((weak, visibility("hidden"))) const Level kPortable, kAvx2, kAvx512, kAvx512Bf16, kAmxBf16;
 
 }  // namespace weft

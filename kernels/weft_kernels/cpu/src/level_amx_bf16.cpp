@@ -1,5 +1,3 @@
-#define WEFT_NS weft_amx_bf16
 #define WEFT_LEVEL 4
+#define WEFT_NAME AmxBf16
 #include "level_impl.h"
-
-WEFT_DEFINE_LEVEL(kAmxBf16);

@@ -1,5 +1,3 @@
-#define WEFT_NS weft_avx2
 #define WEFT_LEVEL 1
+#define WEFT_NAME Avx2
 #include "level_impl.h"
-
-WEFT_DEFINE_LEVEL(kAvx2);

@@ -1,5 +1,3 @@
-#define WEFT_NS weft_avx512
 #define WEFT_LEVEL 2
+#define WEFT_NAME Avx512
 #include "level_impl.h"
-
-WEFT_DEFINE_LEVEL(kAvx512);

@@ -1,5 +1,3 @@
-#define WEFT_NS weft_avx512_bf16
 #define WEFT_LEVEL 3
+#define WEFT_NAME Avx512Bf16
 #include "level_impl.h"
-
-WEFT_DEFINE_LEVEL(kAvx512Bf16);

@@ -1,6 +1,10 @@
-// The functions of a level, for the translation units that set WEFT_NS, WEFT_LEVEL and the compiler's flags.
+// The functions of a level, for the translation units that set WEFT_LEVEL, WEFT_NAME and the compiler's flags.
 #pragma once
 #include <cstdlib>
+
+#define WEFT_JOIN_AS(a, b) a##b
+#define WEFT_JOIN(a, b) WEFT_JOIN_AS(a, b)
+#define WEFT_NS WEFT_JOIN(weft_, WEFT_NAME)
 
 #include "clock.h"
 #include "level.h"
@@ -22,59 +26,45 @@ static int64_t workspace_bytes(const weft_model& model, int64_t tokens, int64_t 
   return Layout(model, tokens, site_rank, sampled, model.kind == WEFT_FP32 ? 4 : sizeof(Bf16X)).bytes;
 }
 
-template <class Kind>
-static int32_t run_as(weft::Team& team, const weft_model& model, const weft_step& step, int64_t site_rank) {
+// What all threads do with a step; `each(step, thread)`.
+template <class Kind, class Each>
+static int32_t step_as(weft::Team& team, const weft_model& model, const weft_step& step, int64_t site_rank, Each each) {
   const Step<Kind> whole(model, step, site_rank);
   on_team(team, [&](int thread) {
     weft::Member me(team, thread);
-    whole.walk(me);
+    each(whole, me);
   });
   return whole.lost() ? WEFT_E_RANKS : 0;
 }
 
-static int32_t run(weft::Team& team, const weft_model& model, const weft_step& step, int64_t site_rank) {
-  return model.kind == WEFT_FP32 ? run_as<Fp32Kind>(team, model, step, site_rank)
-                                 : run_as<Bf16Kind>(team, model, step, site_rank);
+template <class Each>
+static int32_t with_step(weft::Team& team, const weft_model& model, const weft_step& step, int64_t site_rank,
+                         Each each) {
+  return model.kind == WEFT_FP32 ? step_as<Fp32Kind>(team, model, step, site_rank, each)
+                                 : step_as<Bf16Kind>(team, model, step, site_rank, each);
 }
 
-template <class Kind>
-static void lora_as(weft::Team& team, const weft_model& model, const weft_step& step, int64_t site_rank, int site,
-                    int n_in, int n_out, const float* x, float* y) {
-  const Step<Kind> whole(model, step, site_rank);
-  on_team(team, [&](int thread) {
-    weft::Member me(team, thread);
-    whole.lora(me, site, n_in, n_out, x, y);
-  });
+static int32_t run(weft::Team& team, const weft_model& model, const weft_step& step, int64_t site_rank) {
+  return with_step(team, model, step, site_rank, [](const auto& whole, weft::Member& me) { whole.walk(me); });
 }
 
 static void lora(weft::Team& team, const weft_model& model, const weft_step& step, int64_t site_rank, int site,
                  int n_in, int n_out, const float* x, float* y) {
-  (model.kind == WEFT_FP32 ? lora_as<Fp32Kind> : lora_as<Bf16Kind>)(team, model, step, site_rank, site, n_in, n_out, x,
-                                                                    y);
+  with_step(team, model, step, site_rank,
+            [&](const auto& whole, weft::Member& me) { whole.lora(me, site, n_in, n_out, x, y); });
 }
 
-// A row of x as the kernels read it.
-static void copy_row(const uint16_t* from, int n, uint16_t* to) { std::memcpy(to, from, sizeof(uint16_t) * n); }
-static void copy_row(const uint16_t* from, int n, float* to) {
-  for (int k = 0; k < n; k++) {
-    const uint32_t bits = uint32_t(from[k]) << 16;
-    std::memcpy(to + k, &bits, 4);
-  }
-}
-template <class Kind>
-static void copy_row(Kind, const float* from, int n, typename Kind::X* to) {
-  float part[16] = {};
+// A row of x, bf16 or fp32, as the kernels read it.
+template <class Kind, class From>
+static void copy_row(Kind, const From* from, int n, typename Kind::X* to) {
+  From part[16] = {};
   alignas(64) typename Kind::X narrow[16];
   for (int k = 0; k < n; k += 16) {
     const int count = std::min(16, n - k);
-    std::memcpy(part, from + k, sizeof(float) * count);
-    store_as(Kind{}, narrow, load(part));
+    std::memcpy(part, from + k, sizeof(From) * count);
+    store_as(Kind{}, narrow, load_x(part));
     std::memcpy(to + k, narrow, sizeof(narrow[0]) * count);
   }
-}
-template <class Kind>
-static void copy_row(Kind, const uint16_t* from, int n, typename Kind::X* to) {
-  copy_row(from, n, to);
 }
 
 template <class Kind, class From>
@@ -166,6 +156,6 @@ static double peak_seconds(weft::Team& team, int64_t blocks) {
 
 }  // namespace WEFT_NS
 
-#define WEFT_DEFINE_LEVEL(name)                                                                   \
-  const weft::Level weft::name = {WEFT_NS::workspace_bytes, WEFT_NS::run,          WEFT_NS::lora, \
-                                  WEFT_NS::matmul,          WEFT_NS::read_seconds, WEFT_NS::peak_seconds}
+const weft::Level weft::WEFT_JOIN(k, WEFT_NAME) = {
+    WEFT_NS::workspace_bytes, WEFT_NS::run,          WEFT_NS::lora,
+    WEFT_NS::matmul,          WEFT_NS::read_seconds, WEFT_NS::peak_seconds};

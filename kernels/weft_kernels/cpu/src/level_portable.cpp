@@ -1,5 +1,3 @@
-#define WEFT_NS weft_portable
 #define WEFT_LEVEL 0
+#define WEFT_NAME Portable
 #include "level_impl.h"
-
-WEFT_DEFINE_LEVEL(kPortable);

@@ -121,13 +121,13 @@ void share(Team& team, int64_t n, Unit unit) {
 }
 
 template <class From>
-void pack_from(Team& team, const From* source, int64_t stride, int64_t n_out, int64_t n_in, int pad_in, char* to,
+void pack_from(Team& team, const void* source, int64_t stride, int64_t n_out, int64_t n_in, int pad_in, char* to,
                int kind, float* scale) {
   const int64_t group_bytes = packed_bytes(kind, 16, n_in, pad_in);
   share(team, up(n_out, 16) / 16, [&](int64_t g) {
     const From* rows[16] = {};
     const int n_rows = int(std::min<int64_t>(16, n_out - 16 * g));
-    for (int r = 0; r < n_rows; r++) rows[r] = source + (16 * g + r) * stride;
+    for (int r = 0; r < n_rows; r++) rows[r] = static_cast<const From*>(source) + (16 * g + r) * stride;
     pack_group(rows, n_rows, n_in, pad_in, to + g * group_bytes, kind, scale == nullptr ? nullptr : scale + 16 * g);
   });
 }
@@ -159,12 +159,8 @@ int64_t packed_bytes(int kind, int64_t n_out, int64_t n_in, int pad_in) {
 
 void pack(Team& team, const void* source, int from, int64_t stride, int64_t n_out, int64_t n_in, int pad_in, void* to,
           int kind, float* scale) {
-  if (from == WEFT_FP32)
-    pack_from(team, static_cast<const float*>(source), stride, n_out, n_in, pad_in, static_cast<char*>(to), kind,
-              scale);
-  else
-    pack_from(team, static_cast<const uint16_t*>(source), stride, n_out, n_in, pad_in, static_cast<char*>(to), kind,
-              scale);
+  (from == WEFT_FP32 ? pack_from<float> : pack_from<uint16_t>)(team, source, stride, n_out, n_in, pad_in,
+                                                               static_cast<char*>(to), kind, scale);
 }
 
 bool pack_jobs(Team& team, const weft_pack_job* jobs, int n_jobs, int kind) {
@@ -188,18 +184,20 @@ bool pack_jobs(Team& team, const weft_pack_job* jobs, int n_jobs, int kind) {
 }
 
 void touch_jobs(const weft_pack_job* jobs, int n_jobs, int kind) {
+  const auto each_page = [](int64_t n_bytes, auto touch) {
+    for (int64_t i = 0; i < n_bytes; i += kPageBytes) touch(i);
+    if (n_bytes > 0) touch(n_bytes - 1);
+  };
   for (int j = 0; j < n_jobs; j++) {
     const weft_pack_job& job = jobs[j];
     for (int part = 0; part < 3; part++) {
       const volatile char* from = static_cast<const char*>(job.source[part]);
-      const int64_t n_bytes = int64_t(job.rows[part]) * job.n_in * (job.kind == WEFT_FP32 ? 4 : 2);
-      for (int64_t i = 0; i < n_bytes; i += kPageBytes) (void)from[i];
-      if (n_bytes > 0) (void)from[n_bytes - 1];
+      each_page(int64_t(job.rows[part]) * job.n_in * (job.kind == WEFT_FP32 ? 4 : 2),
+                [=](int64_t i) { (void)from[i]; });
     }
     volatile char* to = static_cast<char*>(job.to);
-    const int64_t n_bytes = packed_bytes(kind, int64_t(job.rows[0]) + job.rows[1] + job.rows[2], job.n_in, job.pad_in);
-    for (int64_t i = 0; i < n_bytes; i += kPageBytes) to[i] = 0;
-    if (n_bytes > 0) to[n_bytes - 1] = 0;
+    each_page(packed_bytes(kind, int64_t(job.rows[0]) + job.rows[1] + job.rows[2], job.n_in, job.pad_in),
+              [=](int64_t i) { to[i] = 0; });
   }
 }
 

@@ -5,12 +5,7 @@
 #include <cstdlib>
 #include <new>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#define WEFT_PAUSE() _mm_pause()
-#else
-#define WEFT_PAUSE() sched_yield()
-#endif
+#include "clock.h"
 
 namespace weft {
 

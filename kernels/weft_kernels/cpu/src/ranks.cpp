@@ -1,20 +1,11 @@
 #include "ranks.h"
 
-#include <sched.h>
-#include <time.h>
-
 #include "clock.h"
 
 #if defined(__linux__)
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-#endif
-#if defined(__x86_64__)
-#include <immintrin.h>
-#define WEFT_PAUSE() _mm_pause()
-#else
-#define WEFT_PAUSE() sched_yield()
 #endif
 
 namespace weft {

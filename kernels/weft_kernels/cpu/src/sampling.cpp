@@ -137,11 +137,11 @@ struct Passes {
   constexpr Passes name{mask_##name, scan_##name, weigh_##name};
 
 WEFT_PASSES(portable, )
-#if defined(__x86_64__) && !defined(WEFT_WITHOUT_AVX2)
+#if defined(__x86_64__) && WEFT_COMPILED >> 1 & 1  // WEFT_AVX2
 WEFT_PASSES(avx2, __attribute__((target("avx2"))))
 #define WEFT_HAS_AVX2
 #endif
-#if defined(__x86_64__) && !defined(WEFT_WITHOUT_AVX512)
+#if defined(__x86_64__) && WEFT_COMPILED >> 2 & 1  // WEFT_AVX512
 WEFT_PASSES(avx512, __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq"))))
 #define WEFT_HAS_AVX512
 #endif
@@ -172,15 +172,13 @@ struct Space {
   int32_t* block_of_shifted;
 };
 
-int64_t padded(int64_t bytes) { return (bytes + 63) / 64 * 64; }
-
 // Bytes of it all; without a base, these alone.
 int64_t lay_out(char* base, int64_t vocab, Space* space) {
   const int64_t blocks = (vocab + kBlock - 1) / kBlock;
   int64_t used = 0;
   const auto take = [&](int64_t bytes) {
     char* const here = base == nullptr ? nullptr : base + used;
-    used += padded(bytes);
+    used += (bytes + 63) / 64 * 64;
     return here;
   };
   space->mass = reinterpret_cast<int64_t*>(take(vocab * 8));
@@ -196,8 +194,7 @@ int64_t lay_out(char* base, int64_t vocab, Space* space) {
 int32_t mass_bits(int32_t vocab) {
   int32_t length = 0;
   while (length < 31 && (vocab >> length) != 0) ++length;
-  const int32_t bits = 63 - length;
-  return bits < 51 ? bits : 51;
+  return std::min(51, 63 - length);
 }
 
 // ---- one row
@@ -371,7 +368,7 @@ class Selection {
 int64_t needed_mass(double top_p, int64_t total) {
   if (!(top_p < 1.0)) return total;
   const double wanted = std::ceil(top_p * static_cast<double>(total));
-  return wanted < 1.0 ? 1 : static_cast<int64_t>(wanted) < total ? static_cast<int64_t>(wanted) : total;
+  return wanted < 1.0 ? 1 : std::min(static_cast<int64_t>(wanted), total);
 }
 
 int32_t drawn(const Row& row, const weft_draw& draw, const Passes& passes, const Space& space) {

@@ -2,7 +2,7 @@
 #include <stdint.h>
 
 #ifndef WEFT_SOURCE_HASH
-#error "WEFT_SOURCE_HASH is a string that the build gives"
+#error "WEFT_SOURCE_HASH and WEFT_COMPILED are a string and a mask that the build gives"
 #endif
 
 #define WEFT_PUBLIC extern "C" __attribute__((visibility("default")))
@@ -12,19 +12,4 @@ WEFT_PUBLIC int32_t weft_compiled_levels(void);  // bit i: level i was compiled 
 
 const char* weft_source_hash(void) { return WEFT_SOURCE_HASH; }
 
-int32_t weft_compiled_levels(void) {
-  int32_t levels = 1;
-#ifndef WEFT_WITHOUT_AVX2
-  levels |= 1 << 1;
-#endif
-#ifndef WEFT_WITHOUT_AVX512
-  levels |= 1 << 2;
-#endif
-#ifndef WEFT_WITHOUT_AVX512_BF16
-  levels |= 1 << 3;
-#endif
-#ifndef WEFT_WITHOUT_AMX_BF16
-  levels |= 1 << 4;
-#endif
-  return levels;
-}
+int32_t weft_compiled_levels(void) { return WEFT_COMPILED; }
