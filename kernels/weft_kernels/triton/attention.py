@@ -34,8 +34,7 @@ import triton
 import triton.language as tl
 
 from weft_kernels.triton.dot import dot
-from weft_kernels.triton.integers import next_power_of_2
-from weft_kernels.triton.prepared import Launch, PreparedKernel
+from weft_kernels.triton.prepared import Launch, PreparedKernel, next_power_of_2
 
 LONG_KEYS = 2048  # for one program of a decode step: beyond them its context is shared by more
 _LONG_KEYS = tl.constexpr(LONG_KEYS)

@@ -16,7 +16,6 @@ import triton
 import triton.language as tl
 
 from weft_kernels.triton.chunks import TURNS
-from weft_kernels.triton.integers import cdiv, next_power_of_2
 from weft_kernels.triton.lora import (
     BLOCK_R,
     ChunkTable,
@@ -27,7 +26,7 @@ from weft_kernels.triton.lora import (
     row_columns,
     slice_of,
 )
-from weft_kernels.triton.prepared import Launch, PreparedKernel
+from weft_kernels.triton.prepared import Launch, PreparedKernel, cdiv, next_power_of_2, prepared
 
 BLOCK_M = (16, 32, 64, 128)
 
@@ -43,12 +42,8 @@ def embed(residual: torch.Tensor, tokens: torch.Tensor, table: torch.Tensor) -> 
     assert table.is_contiguous()
     assert table.shape[1] == hidden, (table.shape, hidden)
     block = min(_EMBED_BLOCK, next_power_of_2(hidden))
-    _embed_of(hidden, block)((n_tokens, cdiv(hidden, block), 1), residual, tokens, table)
-
-
-@cache
-def _embed_of(hidden: int, block: int) -> PreparedKernel:
-    return PreparedKernel(_embed, H=hidden, BLOCK=block, num_warps=_row_warps(block), enable_fp_fusion=True)
+    kernel = prepared(_embed, H=hidden, BLOCK=block, num_warps=_row_warps(block), enable_fp_fusion=True)
+    kernel((n_tokens, cdiv(hidden, block), 1), residual, tokens, table)
 
 
 def prepare_add_norm(residual: torch.Tensor, eps: float) -> Launch:
@@ -59,13 +54,9 @@ def prepare_add_norm(residual: torch.Tensor, eps: float) -> Launch:
     """
     n_tokens, hidden = residual.shape
     assert residual.is_contiguous()
-    return _add_norm_of(hidden).bound((n_tokens, 1, 1), residual, eps)
-
-
-@cache
-def _add_norm_of(hidden: int) -> PreparedKernel:
     block = next_power_of_2(hidden)
-    return PreparedKernel(_add_norm, H=hidden, BLOCK=block, num_warps=_row_warps(block), enable_fp_fusion=True)
+    kernel = prepared(_add_norm, H=hidden, BLOCK=block, num_warps=_row_warps(block), enable_fp_fusion=True)
+    return kernel.bound((n_tokens, 1, 1), residual, eps)
 
 
 def prepare_rope_write(
@@ -349,12 +340,8 @@ _TAKE_BLOCK = 256
 
 def take_tokens(tokens: torch.Tensor, taken: torch.Tensor, sampled: torch.Tensor) -> None:
     """Write tokens[i] = sampled[taken[i]] where taken[i] is no -1; a row without token (-1) gets token 0. int32 all."""
-    _take_tokens_of()((cdiv(len(tokens), _TAKE_BLOCK), 1, 1), tokens, taken, sampled, len(tokens))
-
-
-@cache
-def _take_tokens_of() -> PreparedKernel:
-    return PreparedKernel(_take_tokens, BLOCK=_TAKE_BLOCK)
+    kernel = prepared(_take_tokens, BLOCK=_TAKE_BLOCK)
+    kernel((cdiv(len(tokens), _TAKE_BLOCK), 1, 1), tokens, taken, sampled, len(tokens))
 
 
 @triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["taken", "sampled"])

@@ -25,8 +25,7 @@ import triton.language as tl
 
 from weft_kernels.int4 import GROUP, quantised
 from weft_kernels.triton.dot import dot
-from weft_kernels.triton.integers import cdiv, next_power_of_2
-from weft_kernels.triton.prepared import PreparedKernel
+from weft_kernels.triton.prepared import PreparedKernel, cdiv, next_power_of_2
 
 BLOCK_OUT = 16  # outputs that lie together
 WORDS = 8 * BLOCK_OUT + BLOCK_OUT  # of a group of them
@@ -64,17 +63,13 @@ def _pack_into(packed: torch.Tensor, matrix: torch.Tensor) -> None:
     nibbles = codes.long().unflatten(2, (8, 8)) << (4 * torch.arange(8, device=codes.device))[:, None]
     factors = _bits(scale) | _bits(minimum) << 16
     words = torch.cat((nibbles.sum(2), factors), dim=2).unflatten(0, (-1, BLOCK_OUT))  # [blocks, 16, groups, 9]
-    packed[:] = _int32(words.permute(0, 2, 3, 1).flatten(2))
+    words = words.permute(0, 2, 3, 1).flatten(2)
+    packed[:] = torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)  # with the same bits
 
 
 def _bits(number: torch.Tensor) -> torch.Tensor:
     """The bits of numbers in bf16, as int64."""
     return number.bfloat16().view(torch.int16).long() & 0xFFFF
-
-
-def _int32(words: torch.Tensor) -> torch.Tensor:
-    """The int32 with the same bits as each int64 from 0 to 2^32 - 1."""
-    return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
 
 
 def linear(

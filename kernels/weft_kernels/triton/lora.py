@@ -25,8 +25,7 @@ import triton.language as tl
 
 from weft_kernels.triton.chunks import TURNS
 from weft_kernels.triton.dot import dot
-from weft_kernels.triton.integers import cdiv, next_power_of_2
-from weft_kernels.triton.prepared import Argument, Arguments, Launch, PreparedKernel
+from weft_kernels.triton.prepared import Argument, Arguments, Launch, PreparedKernel, cdiv, next_power_of_2
 from weft_kernels.triton.tables import A_ROWS, SLICES, UNIT, SiteTables
 
 BLOCK_R = 16  # ranks at a time: what a tensor core's tile has at least

@@ -11,7 +11,7 @@ and with hooks on launches every launch is Triton's own.
 """
 
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from torch import Tensor
@@ -70,6 +70,22 @@ class PreparedKernel:
         """Launch it as Triton does; returns what was compiled, None where something else than a launch was done."""
         every = [one for arg in args for one in (arg.own if isinstance(arg, Arguments) else (arg,))]
         return self._kernel[grid](*every, **self._constants)
+
+
+@cache
+def prepared(kernel: Any, **constants: object) -> PreparedKernel:
+    """Prepare a kernel with these constants, once."""
+    return PreparedKernel(kernel, **constants)
+
+
+def next_power_of_2(n: int) -> int:
+    """The least power of 2 that is not below n >= 1. Triton's own, which kernels call too, takes the host 2 us."""
+    return 1 << (n - 1).bit_length()
+
+
+def cdiv(a: int, b: int) -> int:
+    """The quotient a / b, rounded up, as quickly."""
+    return -(-a // b)
 
 
 def _kinds_and_values(args: Iterable[Any]) -> tuple[list[object], list[object]]:

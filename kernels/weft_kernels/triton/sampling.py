@@ -22,8 +22,7 @@ import torch
 import triton
 import triton.language as tl
 
-from weft_kernels.triton.integers import cdiv, next_power_of_2
-from weft_kernels.triton.prepared import PreparedKernel
+from weft_kernels.triton.prepared import PreparedKernel, cdiv, next_power_of_2, prepared
 
 SHARE = 2048
 SHIFTED = 128  # shifts of a program
@@ -88,15 +87,11 @@ def shift(
     _, vocab = _sizes(logits)
     shifted.copy_(logits)
     biases, scales = scaled or (values, values)
-    _shift_of(vocab, scaled is not None)(
+    kernel = prepared(_shift, V=vocab, SCALED=scaled is not None, BLOCK=SHIFTED, num_warps=4, enable_fp_fusion=False)
+    kernel(
         (cdiv(len(rows), SHIFTED), 1, 1), shifted, logits, shifted.stride(0), logits.stride(0), rows, tokens, values,
         biases, scales, len(rows),
     )  # fmt: skip
-
-
-@cache
-def _shift_of(vocab: int, scaled: bool) -> PreparedKernel:
-    return PreparedKernel(_shift, V=vocab, SCALED=scaled, BLOCK=SHIFTED, num_warps=4, enable_fp_fusion=False)
 
 
 def mask(logits: torch.Tensor, rows: torch.Tensor, words: torch.Tensor) -> None:
@@ -106,12 +101,8 @@ def mask(logits: torch.Tensor, rows: torch.Tensor, words: torch.Tensor) -> None:
     """
     _, vocab = _sizes(logits)
     assert words.shape == (len(rows), cdiv(vocab, 32)), words.shape
-    _mask_of(vocab)((cdiv(vocab, SHARE), len(rows), 1), logits, logits.stride(0), rows, words, words.stride(0))
-
-
-@cache
-def _mask_of(vocab: int) -> PreparedKernel:
-    return PreparedKernel(_mask, V=vocab, SHARE=SHARE, num_warps=4)
+    kernel = prepared(_mask, V=vocab, SHARE=SHARE, num_warps=4)
+    kernel((cdiv(vocab, SHARE), len(rows), 1), logits, logits.stride(0), rows, words, words.stride(0))
 
 
 def truncate(
