@@ -158,26 +158,16 @@ class LocalKvMemory:
             np.copyto(self._pages[page], host)
 
 
-class NativeKvMemory:
-    """Pages of the native executor, [pages, page bytes]; all threads of its pool copy."""
-
-    between_steps = True
+class NativeKvMemory(LocalKvMemory):
+    """Pages of the native executor; all threads of its pool copy."""
 
     def __init__(
         self, library: Library, pool: ThreadPool, memory: MappedMemory, page_bytes: int, layers: int = 1,
         layout: str = "",
     ) -> None:  # fmt: skip
-        self._library, self._pool, self._memory, self.page_bytes = library, pool, memory, page_bytes
-        self._layers, self.layout = layers, layout
-
-    def window(self) -> DirectKvWindow:
-        return DirectKvWindow(self._memory.array().reshape(-1, self.page_bytes), self._layers)
-
-    def host_page(self) -> Bytes:
-        return np.empty(self.page_bytes, np.uint8)
-
-    def fence(self) -> None:
-        return None
+        whole = memory.n_bytes // page_bytes * page_bytes
+        super().__init__(memory.array()[:whole].reshape(-1, page_bytes), layers, layout)
+        self._library, self._pool, self._address = library, pool, memory.address
 
     def copy_out(self, pages: Sequence[int], hosts: Sequence[Bytes], fence: None) -> None:
         del fence
@@ -188,7 +178,7 @@ class NativeKvMemory:
         self._library.copy(self._pool, self._addresses(pages), _addresses(hosts), self.page_bytes)
 
     def _addresses(self, pages: Sequence[int]) -> list[int]:
-        return [self._memory.address + page * self.page_bytes for page in pages]
+        return [self._address + page * self.page_bytes for page in pages]
 
 
 def _addresses(hosts: Sequence[Bytes]) -> list[int]:

@@ -120,11 +120,6 @@ class Case:
         return min(self.block, self.work.adapters)
 
     @property
-    def resident_adapters(self) -> int:
-        """Distinct ones of all blocks in flight: all are on the device."""
-        return min(self.block * self.work.in_flight, self.work.adapters)
-
-    @property
     def within_pages(self) -> bool:
         """Blocks and their adapters need no more pages than are set. One sequence may be shorter than the work's."""
         work, taken = self.work, self.work.in_flight * self.block * self.sequence_kv
@@ -132,8 +127,8 @@ class Case:
 
     @property
     def adapter_bytes(self) -> int:
-        """Bytes of all adapters that are on the device."""
-        return self.resident_adapters * self.sizes.adapter
+        """Bytes of the distinct adapters of all blocks in flight, which all are on the device."""
+        return min(self.block * self.work.in_flight, self.work.adapters) * self.sizes.adapter
 
     @property
     def set_kv(self) -> float:

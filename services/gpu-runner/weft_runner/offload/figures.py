@@ -41,13 +41,9 @@ class Accuracy:
     def predict(self, work: PassWork) -> PassTime:
         return predict_pass(work, self._placement, self._sizes, self._machine)
 
-    def predict_s(self, work: PassWork) -> float:
-        """Seconds that a pass of this work should take."""
-        return self.predict(work).pass_s
-
     def learn(self, work: PassWork, measured_s: float) -> None:
         """A pass took so long."""
-        predicted_s, before = self.predict_s(work), self.figures
+        predicted_s, before = self.predict(work).pass_s, self.figures
         token = before.token_predicted_s, before.token_measured_s
         if not work.pairs:
             rate = RATE if token[0] else 1.0

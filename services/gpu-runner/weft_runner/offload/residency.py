@@ -14,7 +14,8 @@ from itertools import accumulate
 from weft_runner.errors import PolicyInvalid
 from weft_runner.offload.plan import BUFFERS, MATRICES, OffloadPlan
 from weft_runner.offload.policy import MemoryTier
-from weft_runner.offload.rounding import Resident, WeightShape, every_resident, resident_layers
+from weft_runner.offload.rounding import Resident, every_resident, resident_layers
+from weft_runner.offload.sizes import WeightShape
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations
-from typing import Protocol
 
 from weft_runner.offload.costs import Case, Linear, OffDeviceShares, memory, phase, prompt_streams, token_streams
 from weft_runner.offload.plan import MATRICES, BlockTime, OffloadPlan, Usage, WeightTiers
 from weft_runner.offload.policy import Budgets, MemoryTier, Policy, Shares
+from weft_runner.offload.sizes import WeightShape
 
 QUARTERS = 4  # KV of a block is split between tiers in such parts
 MAX_RESIDENTS = 16  # that are tried for each split where there is a host tier
@@ -64,31 +64,8 @@ class Rounded:
     prediction: BlockTime
 
 
-class WeightSizes(Protocol):
-    """Bytes of a model's layers, which are alike, and of its head and the largest piece of that: see `ModelSizes`."""
-
-    @property
-    def layers(self) -> int: ...
-    @property
-    def matrices(self) -> tuple[int, ...]: ...
-    @property
-    def head(self) -> int: ...
-    @property
-    def panel(self) -> int: ...
-
-
-@dataclass(frozen=True, slots=True)
-class WeightShape:
-    """The same of what an executor has packed."""
-
-    layers: int
-    matrices: tuple[int, ...]
-    head: int
-    panel: int
-
-
 @lru_cache(maxsize=64)
-def residents(sizes: WeightSizes, buffers: int) -> tuple[Resident, ...]:
+def residents(sizes: WeightShape, buffers: int) -> tuple[Resident, ...]:
     """In order of `device_bytes`, each with more on the device than the one before: the others are never the best."""
     best: list[Resident] = []
     for one in sorted(every_resident(sizes, buffers), key=lambda one: (one.device_bytes, -one.bytes)):
@@ -97,7 +74,7 @@ def residents(sizes: WeightSizes, buffers: int) -> tuple[Resident, ...]:
     return tuple(best)
 
 
-def every_resident(sizes: WeightSizes, buffers: int) -> Iterator[Resident]:
+def every_resident(sizes: WeightShape, buffers: int) -> Iterator[Resident]:
     """Yield every choice of what may stay."""
     for counts in dict.fromkeys(_counts(sizes.layers)):
         for head in (False, True) if sizes.head else (True,):
@@ -114,12 +91,12 @@ def _counts(layers: int) -> Iterator[Counts]:
                     yield q, o, g, d
 
 
-def _resident(sizes: WeightSizes, buffers: int, counts: Counts, *, head: bool) -> Resident:
+def _resident(sizes: WeightShape, buffers: int, counts: Counts, *, head: bool) -> Resident:
     on_device = sum(n * size for n, size in zip(counts, sizes.matrices, strict=True)) + (sizes.head if head else 0)
     return Resident(counts, head, on_device, buffers * _largest(sizes, counts, head=head))
 
 
-def _largest(sizes: WeightSizes, counts: Counts, *, head: bool) -> int:
+def _largest(sizes: WeightShape, counts: Counts, *, head: bool) -> int:
     """Bytes of the largest layer that is not on the device, or panel of the head. At most one kind is in part of the
     layers, so that some layer lacks every kind that is not in all.
     """
@@ -138,7 +115,7 @@ def resident_layers(layers: int, counts: Counts) -> list[tuple[bool, ...]]:
     return [tuple(layer in column for column in columns) for layer in range(layers)]
 
 
-def weight_tiers(sizes: WeightSizes, counts: Counts, host_counts: Counts, head: MemoryTier) -> WeightTiers:
+def weight_tiers(sizes: WeightShape, counts: Counts, host_counts: Counts, head: MemoryTier) -> WeightTiers:
     """Return the tier of each layer's matrices. `counts`: on the device."""
     columns: list[list[MemoryTier]] = []
     for n, on_host in zip(counts, host_counts, strict=True):
@@ -265,7 +242,7 @@ class HostPart:
     staging: int
 
 
-def host_part(sizes: WeightSizes, resident: Resident, left: int, free_bytes: int) -> HostPart | None:
+def host_part(sizes: WeightShape, resident: Resident, left: int, free_bytes: int) -> HostPart | None:
     """Return how much of the `left` off-device bytes lies in `free_bytes` of the host.
 
     None where nothing remains to stage what is read from the disk.
@@ -280,7 +257,7 @@ def host_part(sizes: WeightSizes, resident: Resident, left: int, free_bytes: int
     return HostPart(*_on_host(sizes, resident, free_bytes - resident.ring), staging=resident.ring)
 
 
-def _on_host(sizes: WeightSizes, resident: Resident, free_bytes: int) -> tuple[Counts, bool, int]:
+def _on_host(sizes: WeightShape, resident: Resident, free_bytes: int) -> tuple[Counts, bool, int]:
     """Return how many matrices of each kind fit, the large ones first: more memory never holds fewer bytes."""
     counts, left = [0, 0, 0, 0], free_bytes
     for kind in sorted(range(len(MATRICES)), key=lambda kind: -sizes.matrices[kind]):

@@ -77,7 +77,8 @@ def find_plan(request: PolicySearch, relax: Relax) -> OffloadPlan:
     """The plan with the most tokens a second. Raises NoPolicyFits, PolicyInvalid."""
     check_budgets(request.budgets)
     request = request.paying
-    bounds = [(found.block_s / case.block, case) for case in cases(request) if (found := _bound(request, case, relax))]
+    found = ((relax(case, request.tiers, request.supports), case) for case in cases(request))
+    bounds = [(bound.block_s / case.block, case) for bound, case in found if bound is not None]
     best: tuple[float, Case, Rounded, float] | None = None
     for bound, case in sorted(
         bounds, key=lambda one: (one[0], one[1].block, -one[1].batch, one[1].passes, -one[1].buffers)
@@ -93,10 +94,6 @@ def find_plan(request: PolicySearch, relax: Relax) -> OffloadPlan:
     plan = plan_from(best[1], request.tiers, best[2], best[3])
     check_plan(plan)
     return plan
-
-
-def _bound(request: PolicySearch, case: Case, relax: Relax) -> Relaxed | None:
-    return relax(case, request.tiers, request.supports)
 
 
 def cases(request: PolicySearch) -> Iterator[Case]:
@@ -151,7 +148,7 @@ def _of_block(request: PolicySearch, block: int, relax: Relax) -> OffloadPlan:
     request = request.paying
     best: tuple[Case, Rounded, float] | None = None
     for case in cases(request):
-        if case.block != block or (bound := _bound(request, case, relax)) is None:
+        if case.block != block or (bound := relax(case, request.tiers, request.supports)) is None:
             continue
         least_s = math.inf if best is None else best[1].prediction.block_s
         if bound.block_s < least_s and (rounded := round_case(case, request.tiers, request.supports, least_s)):

@@ -17,6 +17,7 @@ from weft.domain.model.packed import (
     stacked_shapes,
     vector_numbers,
 )
+from weft.domain.model.tensors import PROJECTIONS
 from weft_runner.errors import PolicyInvalid
 from weft_runner.offload.policy import Formats
 
@@ -30,22 +31,30 @@ SLACK_ROWS = 64  # that the kernels' workspace has beyond its tokens, at most
 
 
 @dataclass(frozen=True, slots=True)
-class ModelSizes:
-    """`matrices`: bytes of a layer's four (`plan.MATRICES`), `numbers`: of numbers in each. Head: 0 on a rank without.
+class WeightShape:
+    """`matrices`: bytes of each of a layer's (`plan.MATRICES`). `head`: 0 on a rank without it.
 
-    `panel`: bytes of the head that pass through the ring at a time, no more than a matrix. `file`: of the packed file,
-    which has every matrix and the embedding. `fixed`: of norms, biases and the buffer of embeddings. `kv_token`: of a
-    token in all these layers. `row`: workspace of a token in a device batch. `logits_row`: of a row that samples.
-    `embedding_row`: of a token of a step. `adapter`: of one of the workload's rank. `context`: most tokens of a
-    sequence. `message_row`: of a row that comes from another stage and leaves for one, whole passes at a time.
+    `panel`: bytes of the head that pass through the ring at a time, no more than a matrix.
     """
 
     layers: int
-    matrices: tuple[int, int, int, int]
-    numbers: tuple[int, int, int, int]
+    matrices: tuple[int, ...]
     head: int
-    head_numbers: int
     panel: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSizes(WeightShape):
+    """`numbers`: of numbers in each matrix of a layer. `file`: bytes of every packed matrix and the embedding.
+
+    `fixed`: of norms, biases and the buffer of embeddings. `kv_token`: of a token in all these layers. `row`: workspace
+    of a token in a device batch. `logits_row`: of a row that samples. `embedding_row`: of a token of a step. `adapter`:
+    of one of the workload's rank. `context`: most tokens of a sequence. `message_row`: of a row that comes from another
+    stage and leaves for one, whole passes at a time.
+    """
+
+    numbers: tuple[int, ...]
+    head_numbers: int
     file: int
     fixed: int
     kv_token: int
@@ -106,9 +115,8 @@ def model_sizes(
         fixed += GATHERED_ROWS * (round_up(embedding_row, ALIGN) + ALIGN) * (layers.start == 0)
     return ModelSizes(
         layers=len(layers),
-        matrices=(matrices[0], matrices[1], matrices[2], matrices[3]),
-        numbers=(shapes[0][0] * shapes[0][1], shapes[1][0] * shapes[1][1], shapes[2][0] * shapes[2][1],
-                 shapes[3][0] * shapes[3][1]),
+        matrices=tuple(matrices),
+        numbers=tuple(n_out * n_in for n_out, n_in in shapes),
         head=head,
         head_numbers=spec.vocab_size * spec.hidden_size if ends else 0,
         panel=round_up(-(-head // max(1, -(-head // max(matrices)))), ALIGN),
@@ -119,16 +127,9 @@ def model_sizes(
         row=row,
         logits_row=4 * spec.vocab_size if ends else 0,
         embedding_row=RESIDUAL * spec.hidden_size if on_gpu else embedding_row,
-        adapter=number * rank * len(layers) * adapter_widths(spec),
+        adapter=number * rank * len(layers) * sum(map(sum, map(spec.projection, PROJECTIONS))),
         q_size=spec.q_size,
         windows=tuple(spec.windows[i] for i in layers),
         context=spec.max_positions,
         message_row=RESIDUAL * spec.hidden_size * (2 - (layers.start == 0) - ends),
     )  # fmt: skip
-
-
-def adapter_widths(spec: ModelSpec) -> int:
-    """Inputs and outputs of a layer's seven projections: numbers of an adapter for each unit of its rank."""
-    hidden, inner = spec.hidden_size, spec.intermediate_size
-    attention = 2 * (hidden + spec.q_size) + 2 * (hidden + spec.kv_size)
-    return attention + 3 * (hidden + inner)

@@ -22,21 +22,21 @@ def test_a_pass_of_the_plan_is_predicted_as_in_the_plan_and_the_ratio_is_followe
     )  # fmt: skip
     accuracy = Accuracy(placement, sizes, asked.machine)
     token = PassWork(block, block, block * (work.prompt + work.output // 2), adapter_bytes=block * sizes.adapter)
-    assert accuracy.predict_s(token) == pytest.approx(plan.predicted.token.pass_s, rel=0.02)
+    assert accuracy.predict(token).pass_s == pytest.approx(plan.predicted.token.pass_s, rel=0.02)
     rows = block * work.prompt // plan.prompt_passes
     prompts = PassWork(rows, block // plan.prompt_passes, pairs=rows * work.prompt // 2)
     expected = plan.predicted.prompt.pass_s / plan.prompt_passes
     assert predict_pass(prompts, placement, sizes, asked.machine).pass_s == pytest.approx(expected, rel=0.1)
     assert accuracy.figures.predicted_s == 0.0
     for _ in range(3):
-        accuracy.learn(token, 1.2 * accuracy.predict_s(token))
-    accuracy.learn(prompts, 1.2 * accuracy.predict_s(prompts))
+        accuracy.learn(token, 1.2 * accuracy.predict(token).pass_s)
+    accuracy.learn(prompts, 1.2 * accuracy.predict(prompts).pass_s)
     figures = accuracy.figures
     assert figures.passes == 4
     assert figures.measured_s == pytest.approx(1.2 * figures.predicted_s)
-    assert figures.token_measured_s == pytest.approx(1.2 * accuracy.predict_s(token))
-    assert figures.token_predicted_s == pytest.approx(accuracy.predict_s(token))
-    assert 0.0 < figures.alone_s <= accuracy.predict_s(token)
+    assert figures.token_measured_s == pytest.approx(1.2 * accuracy.predict(token).pass_s)
+    assert figures.token_predicted_s == pytest.approx(accuracy.predict(token).pass_s)
+    assert 0.0 < figures.alone_s <= accuracy.predict(token).pass_s
 
 
 @pytest.mark.parametrize(("disk_read", "reads"), [(1e8, True), (1e13, False)])

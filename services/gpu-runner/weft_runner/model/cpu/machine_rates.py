@@ -31,11 +31,12 @@ from weft_runner.model.tiers.disk_rates import (
     disk_read,
     disk_write,
     median_s,
+    product_table,
     request_s,
     scratch_file,
     written,
 )
-from weft_runner.offload.machine import MachineRates, Table, check_machine, rising
+from weft_runner.offload.machine import MachineRates, Table, check_machine
 from weft_runner.offload.policy import Formats, KvFormat, WeightsFormat
 from weft_runner.offload.sizes import model_sizes
 
@@ -123,13 +124,11 @@ class _Layers:
         return done
 
     def table(self) -> Table:
-        """Seconds for each number of a layer's matrices by rows: as many entries as there is time for, two at least."""
-        numbers, found, until = self._layers * self._numbers, dict[int, float](), self._clock() + PRODUCTS_S
-        for rows in ROWS:
-            found[rows] = median_s(self._step(rows, range(self._layers)), self._clock) / numbers
-            if len(found) > 1 and self._clock() + 2 * REPEATS * numbers * found[rows] > until:
-                break
-        return rising(found)
+        """Seconds for each number of a layer's matrices by rows."""
+        return product_table(
+            ROWS, lambda rows: median_s(self._step(rows, range(self._layers)), self._clock),
+            self._layers * self._numbers, self._clock, within_s=PRODUCTS_S, times=2 * REPEATS,
+        )  # fmt: skip
 
     def _step(self, rows: int, layers: range) -> Callable[[], None]:
         """Return a step of `rows` sequences of at most a page."""

@@ -53,7 +53,7 @@ from weft_runner.offload.placement import (
     split_kv,
 )
 from weft_runner.offload.plan import MATRICES, PassTime, kv_buffers
-from weft_runner.offload.policy import Budgets, WeightsFormat
+from weft_runner.offload.policy import WeightsFormat
 from weft_runner.offload.residency import WeightResidency
 from weft_runner.offload.sizes import BOUNCE_THREADS, model_sizes
 from weft_runner.offload.stages import StageState
@@ -77,7 +77,10 @@ class OffloadExecutor(CpuExecutor):
         )  # fmt: skip
         self.placement = self._place()
         self.residency = self.placement.weights
-        self._disk_kv = self._open_kv(page_tokens)
+        self._disk_kv: TieredKv | None = None
+        if self._split.outside_pages:
+            self.kv_memory = None  # what copies pages reads them in memory: such sequences are computed again
+            self._disk_kv = TieredKv(budget.path, self._kv, self._split, page_tokens, self.spec.windows)
         self._weights = _NativeWeights(self._file, self.residency, self._base.model)
         self._head = ModelStruct.from_buffer_copy(self._base.model)
         self._single = ModelStruct.from_buffer_copy(self._base.model)  # the layer that is computed from disk pages
@@ -96,7 +99,8 @@ class OffloadExecutor(CpuExecutor):
         self._step_s = 0.0
         formats = formats_of(dtype, kv_dtype)
         self._sizes = model_sizes(part.whole, formats, layers=part.layers)
-        self._accuracy = self._predicted(budget, formats.weights)
+        placed = self._weights_placed(formats.weights)
+        self._accuracy = None if budget.machine is None else Accuracy(placed, self._sizes, budget.machine)
 
     @property
     def can(self) -> Capabilities:
@@ -159,7 +163,7 @@ class OffloadExecutor(CpuExecutor):
         for begin, end in self._weights.spans(first, last, single=single):
             with self._weights.group(begin):
                 self._layers(step, begin, end, layer_done)
-        rows = self._leaving(wanted)
+        rows = self._hidden[wanted] if self._activations is None else self._activations.leaving()
         if samples:
             self._sample(rows)
         self._step_s += (took_s := time.perf_counter() - began)
@@ -203,12 +207,6 @@ class OffloadExecutor(CpuExecutor):
         self._disk_kv.release()
         if layer_done is not None:
             layer_done(layer)
-
-    def _leaving(self, wanted: Ints) -> Floats:
-        """Rows after the last layer of the pass, a copy."""
-        if self._activations is not None:
-            return self._activations.leaving()
-        return self._hidden[wanted]
 
     def _sample(self, rows: Floats) -> None:
         """Logits of the rows that sample, from the head's pieces as they come."""
@@ -287,20 +285,17 @@ class OffloadExecutor(CpuExecutor):
         tokens = max(min(n_tokens, most), min(n_sampled, most))
         return self._library.workspace_bytes(self._base.model, tokens, site_rank, min(n_sampled, most))
 
-    def _predicted(self, budget: OffloadBudget, weights: WeightsFormat) -> Accuracy | None:
-        if budget.machine is None:
-            return None
+    def _weights_placed(self, weights: WeightsFormat) -> WeightPlacement:
         streamed = self.residency.streamed
-        placement = WeightPlacement(
+        return WeightPlacement(
             weights,
             disk_bytes=self.residency.streamed_bytes,
             head_bytes=sum(streamed[self.spec.layers :]),
-            batch_tokens=budget.micro_batch,
+            batch_tokens=self._budget.micro_batch,
             buffers=2 if self.residency.ring_bytes >= min(2 * max(streamed), sum(streamed)) else 1,
             gathers=self._part.begins and not self.residency.embedding,
             sparse=self._top_share > 0.0,
         )
-        return Accuracy(placement, self._sizes, budget.machine)
 
     # ---- the start
 
@@ -325,13 +320,6 @@ class OffloadExecutor(CpuExecutor):
         )  # fmt: skip
         return self._split.memory_bytes
 
-    def _open_kv(self, page_tokens: int) -> TieredKv | None:
-        """None where all pages are in memory. Raises DiskUnusable."""
-        if not self._split.outside_pages:
-            return None
-        self.kv_memory = None  # what copies pages reads them in memory: such sequences are computed again
-        return TieredKv(self._budget.path, self._kv, self._split, page_tokens, self.spec.windows)
-
     def _place(self) -> TierPlacement:
         """Raises OutOfMemory, DiskUnusable, PolicyInvalid, with what there has to be."""
         budget, layout, spec, split = self._budget, self._file.layout, self.spec, self._split
@@ -352,7 +340,6 @@ class OffloadExecutor(CpuExecutor):
         work += budget.in_flight * rows * row_bytes * (2 - self._part.begins - self._part.ends)  # come and leave
         # of the budget, for all but weights
         self.beside_bytes = split.memory_bytes + activations.memory_bytes + work
-        budgets = Budgets(budget.device_bytes, budget.host_bytes, budget.disk_bytes)
         if budget.device_bytes + budget.host_bytes < (least := least_memory(sizes, self.beside_bytes)):
             raise OutOfMemory(
                 f"--offload device {budget.device_bytes} is too small: {split.memory_bytes} for KV and adapters, "
@@ -367,10 +354,10 @@ class OffloadExecutor(CpuExecutor):
                 "or ask for less KV on the disk"
             )
         placement = place(
-            sizes, layout.embedding_bytes, split, activations, budgets, work_bytes=work, packed_bytes=layout.n_bytes,
-            share=budget.share, plan=plan,
+            sizes, layout.embedding_bytes, split, activations, budget.budgets, work_bytes=work,
+            packed_bytes=layout.n_bytes, share=budget.share, plan=plan,
         )  # fmt: skip
-        check_placement(placement, budgets)
+        check_placement(placement, budget.budgets)
         return placement
 
     # ---- pages

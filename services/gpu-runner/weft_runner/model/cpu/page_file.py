@@ -21,8 +21,8 @@ import numpy as np
 from weft_kernels.cpu.memory import MappedMemory
 from weft_runner.errors import DiskUnusable
 from weft_runner.model.tiers.direct_io import BLOCK, PAGE, DirectFile, IoQueue, Requests, round_up_to_page
-from weft_runner.model.tiers.outside_pages import Piece, SlotRun, count_extents
-from weft_runner.model.tiers.read_ahead import ReadAhead, SlowTier, TierTransfer
+from weft_runner.model.tiers.outside_pages import PageTier, Piece, SlotRun, count_extents
+from weft_runner.model.tiers.read_ahead import ReadAhead, TierTransfer
 from weft_runner.offload.sizes import BOUNCE
 
 THREADS = 2  # so that a piece is loaded while another one is stored
@@ -113,18 +113,11 @@ class PageFile:
         return round_up_to_page(memory.address)
 
 
-class DiskPages(SlowTier[Piece]):
+class DiskPages(PageTier):
     """Layers of a micro-batch's pages in a file. `address`: of a ring of slots, a layer of a page each."""
 
     def __init__(self, file: PageFile, address: int) -> None:
         self._file, self._address = file, address
-
-    def size(self, item: Piece) -> int:
-        return item.pages.n
-
-    def waits_for(self, item: Piece, earlier: Piece) -> bool:
-        """A prompt that is cut between two micro-batches reads what the earlier one writes."""
-        return item.waits_for(earlier)
 
     def load(self, item: Piece, at: int) -> list[TierTransfer]:
         """A page whose first token is yet to be written is zeros, as a page in memory is when it is granted."""

@@ -9,13 +9,13 @@ from collections.abc import Iterable
 import torch
 
 from weft_runner.model.cuda.device import CopyStream, PinnedMemory
-from weft_runner.model.tiers.outside_pages import Piece, SlotRun, count_extents
-from weft_runner.model.tiers.read_ahead import SlowTier, TierTransfer
+from weft_runner.model.tiers.outside_pages import PageTier, Piece, SlotRun, count_extents
+from weft_runner.model.tiers.read_ahead import TierTransfer
 
 Pairs = Iterable[tuple[torch.Tensor, torch.Tensor]]  # (to, source)
 
 
-class HostPages(SlowTier[Piece]):
+class HostPages(PageTier):
     """Extents of each of `layers` on the host, as large as slots of the ring. The executor's thread calls it."""
 
     def __init__(self, ring: torch.Tensor, host: PinnedMemory, layers: int) -> None:
@@ -25,12 +25,6 @@ class HostPages(SlowTier[Piece]):
         self.extents = host.tensor.view(ring.dtype).view(layers, extents, ring.shape[1])
         self._in, self._out = CopyStream(ring.device), CopyStream(ring.device)
         self._stored = self._in.computed()  # comes after all that used the ring, and all that was stored
-
-    def size(self, item: Piece) -> int:
-        return item.pages.n
-
-    def waits_for(self, item: Piece, earlier: Piece) -> bool:
-        return item.waits_for(earlier)
 
     def load(self, item: Piece, at: int) -> list[TierTransfer]:
         loads, layer = item.pages.loads, item.layer

@@ -33,10 +33,11 @@ from weft_runner.model.tiers.disk_rates import (
     disk_read,
     disk_write,
     median_s,
+    product_table,
     scratch_file,
     written,
 )
-from weft_runner.offload.machine import MachineRates, Table, check_machine, rising
+from weft_runner.offload.machine import MachineRates, Table, check_machine
 from weft_runner.offload.policy import Formats, WeightsFormat
 from weft_runner.offload.sizes import model_sizes
 
@@ -99,13 +100,13 @@ class _Bench:
         self._n_out, self._numbers = n_out, n_out * n_in
 
     def products(self) -> Table:
-        """Seconds for each number of a matrix by rows: as many entries as there is time for, two at least."""
-        numbers, found, until = len(self._matrices) * self._numbers, dict[int, float](), self._clock() + PRODUCTS_S
-        for rows in ROWS:
-            found[rows] = self._time_s(lambda rows=rows: self._multiply(rows)) / numbers
-            if len(found) > 1 and self._clock() + 8 * numbers * found[rows] > until:
-                break
-        return rising(found)
+        """Seconds for each number of a matrix by rows."""
+
+        def all_s(rows: int) -> float:
+            return self._time_s(lambda: [self._product(matrix, rows) for matrix in self._matrices])
+
+        numbers = len(self._matrices) * self._numbers
+        return product_table(ROWS, all_s, numbers, self._clock, within_s=PRODUCTS_S, times=8)
 
     def run(self, until: Callable[[], bool]) -> int:
         """Products of a batch, one after the other. See `disk_rates.Work`."""
@@ -156,10 +157,6 @@ class _Bench:
         attention = TritonAttention(kv.tensor, here, self._sms, tile)
         q = torch.ones(tokens, spec.heads, spec.head_dim, dtype=self._dtype, device=self._at)
         return self._time_s(lambda: attention.attend(q, 0, 0))
-
-    def _multiply(self, rows: int) -> None:
-        for matrix in self._matrices:
-            self._product(matrix, rows)
 
     def _product(self, matrix: torch.Tensor, rows: int) -> None:
         if int4.is_packed(matrix):

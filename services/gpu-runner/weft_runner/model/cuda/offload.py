@@ -77,7 +77,7 @@ class OffloadCudaExecutor(CudaExecutor):
         assert part.size == 1, "tensor ranks do not offload"
         gpu.limit(budget.device_bytes)
         self._budget, self._step_s = budget, 0.0
-        packer, budgets = DevicePacker(dtype, gpu.device), budgets_of(budget)
+        packer, budgets = DevicePacker(dtype, gpu.device), budget.budgets
         split, activations = kv_split(part, dtype, sizes, budget), activation_split(part, sizes, budget)
         if sizes.flashinfer and (split.outside_pages or activations.outside_rows):
             raise PolicyInvalid("--attention flashinfer reads KV on the GPU, of all rows of a step at once")
@@ -96,7 +96,9 @@ class OffloadCudaExecutor(CudaExecutor):
         self._rows = EmbeddingRows(self._file, resident=False)
         self._stored = torch.bfloat16 if layout.row_bytes == 2 * part.local.hidden_size else torch.float32
         self._model = model_sizes(checkpoint.spec, formats_of(dtype, executor="cuda"), layers=part.layers)
-        self._accuracy = self._predicted(budget)
+        self._accuracy = (
+            None if budget.machine is None else Accuracy(self._weights_placed(), self._model, budget.machine)
+        )
         self._activations = HostActivations(activations, gpu.device)
         self._host_kv: HostKv | None = None
         super().__init__(checkpoint.spec, self._placed, replace(sizes, graphs=False), part=part)
@@ -262,25 +264,16 @@ class OffloadCudaExecutor(CudaExecutor):
         rows = rows.to(self._placed.embedding.dtype).to(self.at)
         return rows[torch.from_numpy(of_token).long().to(self.at)].float()
 
-    def _predicted(self, budget: OffloadBudget) -> Accuracy | None:
-        if budget.machine is None:
-            return None
-        placed, layers = self.placement, self._model.layers
-        largest, streamed = max(placed.weights.streamed), placed.weights.streamed
-        placement = WeightPlacement(
+    def _weights_placed(self) -> WeightPlacement:
+        placed, layers, streamed = self.placement, self._model.layers, self.placement.weights.streamed
+        return WeightPlacement(
             formats_of(self._file.layout.dtype).weights,
             disk_bytes=sum(placed.disk_read),
             host_bytes=placed.host_bytes,
             head_bytes=sum(placed.disk_read[layers:]),
             batch_tokens=placed.activations.batch_rows,
-            buffers=2 if placed.weights.ring_bytes >= min(2 * largest, sum(streamed)) else 1,
+            buffers=2 if placed.weights.ring_bytes >= min(2 * max(streamed), sum(streamed)) else 1,
         )
-        return Accuracy(placement, self._model, budget.machine)
-
-
-def budgets_of(budget: OffloadBudget) -> Budgets:
-    """Budgets as policies have them."""
-    return Budgets(budget.device_bytes, budget.host_bytes, budget.disk_bytes)
 
 
 def kv_split(part: Partition, dtype: str, sizes: Sizes, budget: OffloadBudget) -> KvSplit:
@@ -439,7 +432,10 @@ class _StagedWeights:
             for region, tier in zip(regions, tiers, strict=True):
                 if tier is MemoryTier.DEVICE:
                     to = here[taken : taken + region.n_bytes]
-                    _read_through(file, region, bounce, to)
+                    for done in range(0, region.n_bytes, BLOCK):
+                        n_bytes = min(BLOCK, region.n_bytes - done)
+                        file.read(bounce.address, n_bytes, region.offset + done)
+                        to[done : done + n_bytes].copy_(bounce.tensor[:n_bytes])
                     self._here[region.name] = self._view(to, region)
                     taken += region.n_bytes
                 elif tier is MemoryTier.HOST:
@@ -456,10 +452,3 @@ class _StagedWeights:
 
     def _view(self, memory: torch.Tensor, region: Region) -> torch.Tensor:
         return self._packer.view(memory, region.n_out, region.n_in)
-
-
-def _read_through(file: DirectFile, region: Region, bounce: PinnedMemory, to: torch.Tensor) -> None:
-    for done in range(0, region.n_bytes, BLOCK):
-        n_bytes = min(BLOCK, region.n_bytes - done)
-        file.read(bounce.address, n_bytes, region.offset + done)
-        to[done : done + n_bytes].copy_(bounce.tensor[:n_bytes])

@@ -8,7 +8,7 @@ from weft.domain.runner import OffloadState
 from weft_runner.offload.figures import OffloadFigures
 from weft_runner.offload.machine import MachineRates
 from weft_runner.offload.plan import OffloadPlan
-from weft_runner.offload.policy import Formats
+from weft_runner.offload.policy import Budgets, Formats
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,11 @@ class OffloadBudget:
     in_flight: int = 1
     plan: OffloadPlan | None = None  # what lies where; None: as many weights stay as fit
     machine: MachineRates | None = None  # what was measured: passes are predicted from it; None: they are not
+
+    @property
+    def budgets(self) -> Budgets:
+        """The bytes of each tier, as policies have them."""
+        return Budgets(self.device_bytes, self.host_bytes, self.disk_bytes)
 
 
 def state_of(figures: OffloadFigures, share: float) -> OffloadState:

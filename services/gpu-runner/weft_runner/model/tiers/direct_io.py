@@ -9,6 +9,7 @@ import ctypes
 import errno
 import os
 import platform
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,31 +47,25 @@ class DirectFile:
 
     def read(self, address: int, n_bytes: int, offset: int) -> None:
         """Read all of it. Raises DiskUnusable: the disk failed, or the file ends before."""
-        done = 0
-        while done < n_bytes:
-            try:
-                got = os.preadv(self.fd, [_memory(address + done, n_bytes - done)], offset + done)
-            except OSError as error:
-                raise DiskUnusable(f"{self.path} cannot be read at byte {offset + done}: {error}") from error
-            if got == 0:
-                raise DiskUnusable(f"{self.path} ends at byte {offset + done}: it was cut short")
-            done += got
+        self._move(os.preadv, "read", address, n_bytes, offset)
 
     def write(self, address: int, n_bytes: int, offset: int) -> None:
         """Write all of it. Raises DiskUnusable."""
-        done = 0
-        while done < n_bytes:
-            try:
-                done += os.pwritev(self.fd, [_memory(address + done, n_bytes - done)], offset + done)
-            except OSError as error:
-                raise DiskUnusable(f"{self.path} cannot be written at byte {offset + done}: {error}") from error
+        self._move(os.pwritev, "written", address, n_bytes, offset)
 
     def close(self) -> None:
         os.close(self.fd)
 
-
-def _memory(address: int, n_bytes: int) -> "ctypes.Array[ctypes.c_char]":
-    return (ctypes.c_char * n_bytes).from_address(address)
+    def _move(self, call: Callable[..., int], moved: str, address: int, n_bytes: int, offset: int) -> None:
+        done = 0
+        while done < n_bytes:
+            try:
+                got = call(self.fd, [(ctypes.c_char * (n_bytes - done)).from_address(address + done)], offset + done)
+            except OSError as error:
+                raise DiskUnusable(f"{self.path} cannot be {moved} at byte {offset + done}: {error}") from error
+            if got == 0:
+                raise DiskUnusable(f"{self.path} ends at byte {offset + done}: it was cut short")
+            done += got
 
 
 class IoQueue:

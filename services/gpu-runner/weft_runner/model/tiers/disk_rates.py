@@ -21,6 +21,7 @@ from weft_kernels.cpu.memory import MappedMemory
 from weft_runner.errors import DiskUnusable
 from weft_runner.model.tiers.direct_io import BLOCK, DirectFile, IoQueue
 from weft_runner.model.tiers.weight_stream import THREADS
+from weft_runner.offload.machine import Table, rising
 
 DISK_BYTES = 256 << 20
 MEMORY_BYTES = 128 << 20  # that reads go to: a small buffer, which stays in the cache, makes a virtual disk look faster
@@ -67,23 +68,8 @@ def disk_read(path: Path, n_bytes: int, clock: Clock = time.perf_counter) -> flo
 
 def _sweep(path: Path, flags: int, n_blocks: int, clock: Clock) -> tuple[int, float]:
     """Move blocks in order, by the threads in turns, one each or more, until DISK_S are over. Returns (blocks, s)."""
-    memory, file, began = written(MEMORY_BYTES), DirectFile(path, flags), clock()
-    call = file.read if flags == os.O_RDONLY else file.write
-
-    def share(thread: int) -> int:
-        done = 0
-        for block in range(thread, n_blocks, THREADS):
-            call(memory.address + block * BLOCK % MEMORY_BYTES, BLOCK, block * BLOCK)
-            done += 1
-            if clock() - began > DISK_S:
-                break
-        return done
-
-    try:
-        with ThreadPoolExecutor(THREADS) as several:
-            least = min(several.map(share, range(THREADS)))
-    finally:
-        file.close()
+    stream, began = DiskStream(path, n_blocks * BLOCK, flags, written(MEMORY_BYTES)), clock()
+    least = min(stream.blocks(lambda done: done > 0 and clock() - began > DISK_S, once=True))
     return least * THREADS, clock() - began
 
 
@@ -130,12 +116,19 @@ class DiskStream:
     memory: MappedMemory
 
     def run(self, until: Callable[[], bool]) -> int:
+        return sum(self.blocks(lambda _: until()))
+
+    def blocks(self, until: Callable[[int], bool], *, once: bool = False) -> list[int]:
+        """Move all blocks in order, again and again or `once`, by threads in turns; returns how many each has moved.
+
+        `until`: asked before each block, with those that the thread has moved.
+        """
         file, n_blocks, memory = DirectFile(self.path, self.flags), self.n_bytes // BLOCK, self.memory
         call = file.read if self.flags == os.O_RDONLY else file.write
 
         def share(thread: int) -> int:
             done = 0
-            while not until():
+            while not (once and done * THREADS + thread >= n_blocks) and not until(done):
                 block = (done * THREADS + thread) % n_blocks
                 call(memory.address + block * BLOCK % memory.n_bytes, BLOCK, block * BLOCK)
                 done += 1
@@ -143,7 +136,7 @@ class DiskStream:
 
         try:
             with ThreadPoolExecutor(THREADS) as several:
-                return sum(several.map(share, range(THREADS)))
+                return list(several.map(share, range(THREADS)))
         finally:
             file.close()
 
@@ -175,6 +168,22 @@ def _rates(works: Sequence[Work], clock: Clock) -> list[float]:
 
     with ThreadPoolExecutor(len(works)) as several:
         return list(several.map(run, works))
+
+
+def product_table(
+    row_counts: Sequence[int], measured_s: Callable[[int], float], numbers: int, clock: Clock, *, within_s: float,
+    times: int,
+) -> Table:  # fmt: skip
+    """Measure seconds for each of `numbers` numbers by rows: as many entries as there is time for, two at least.
+
+    `times`: the calls of one measurement, of which the next one may take as long each.
+    """
+    found, until = dict[int, float](), clock() + within_s
+    for rows in row_counts:
+        found[rows] = measured_s(rows) / numbers
+        if len(found) > 1 and clock() + times * numbers * found[rows] > until:
+            break
+    return rising(found)
 
 
 def median_s(call: Callable[[], None], clock: Clock) -> float:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from weft_runner.model.step import Ints, StepArrays
 from weft_runner.model.tiers.micro_batches import MicroBatch
+from weft_runner.model.tiers.read_ahead import SlowTier
 from weft_runner.offload.residency import offsets
 
 
@@ -89,10 +90,17 @@ class Piece:
     layer: int
     pages: OutsidePages
 
-    def waits_for(self, earlier: "Piece") -> bool:
-        """Say whether this one reads or writes what that one, which is yet to be stored, writes."""
-        writes, own = earlier.pages.writes, self.pages
-        return earlier.layer == self.layer and not (writes.isdisjoint(own.reads) and writes.isdisjoint(own.writes))
+
+class PageTier(SlowTier[Piece]):
+    """Pieces come from it and go to it, through slots of a ring."""
+
+    def size(self, item: Piece) -> int:
+        return item.pages.n
+
+    def waits_for(self, item: Piece, earlier: Piece) -> bool:
+        """A prompt that is cut between two micro-batches reads what the earlier one writes."""
+        writes, own = earlier.pages.writes, item.pages
+        return earlier.layer == item.layer and not (writes.isdisjoint(own.reads) and writes.isdisjoint(own.writes))
 
 
 LayerPages = dict[int, list[OutsidePages | None]]  # of each layer of a pass, those of each part

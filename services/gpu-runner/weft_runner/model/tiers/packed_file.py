@@ -22,6 +22,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +78,7 @@ class PackedLayout:
             "embedding": self.row_bytes,
             "layers": [part.layers.start, part.layers.stop], "rank": [part.rank, part.size],
         }  # fmt: skip
-        sites = MATRICES
-        names = [f"layer {layer} {site}" for layer in part.layers for site in sites]
+        names = [f"layer {layer} {site}" for layer in part.layers for site in MATRICES]
         names += [f"head {i}" for i in range(len(pieces))]
         self._at = round_up_to_page(PAGE + 128 * len(names))
         self.header_bytes = self._at
@@ -259,7 +259,8 @@ class _Writer:
         self._memory = MappedMemory(2 * BLOCK)
         try:
             path.unlink(missing_ok=True)
-            if (free := _free_bytes(path.parent)) < layout.n_bytes:
+            disk = os.statvfs(path.parent)
+            if (free := disk.f_bavail * disk.f_frsize) < layout.n_bytes:
                 raise OSError(errno.ENOSPC, f"{free} are free")
             self._file = DirectFile(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
             os.posix_fallocate(self._file.fd, 0, layout.n_bytes)
@@ -276,7 +277,8 @@ class _Writer:
         count = 1 if self._next < len(self._layout.matrices) else len(self._layout.head)
         regions = self._layout.regions[self._next : self._next + count]
         self._next += count
-        weights = iter(_split(rows.in_order(), self._most_rows(rows.shape[1])))
+        most = max(1, BLOCK // self._packer.n_bytes(16, rows.shape[1])) * 16  # whole groups in half of the buffer
+        weights = chain.from_iterable(in_runs(weight, most) for weight in rows.in_order())
         weight = next(weights)
         for region in regions:
             stream, scale = self._stream(region.offset), np.zeros(-(-region.n_out // 16) * 16, np.float32)
@@ -326,20 +328,6 @@ class _Writer:
 
     def _stream(self, offset: int) -> "_RegionStream":
         return _RegionStream(self._file, self._memory, offset)
-
-    def _most_rows(self, n_in: int) -> int:
-        """Count the whole groups of 16 rows that half of the buffer has room for."""
-        return max(1, BLOCK // self._packer.n_bytes(16, n_in)) * 16
-
-
-def _free_bytes(folder: Path) -> int:
-    found = os.statvfs(folder)
-    return found.f_bavail * found.f_frsize
-
-
-def _split(weights: Sequence[Array], rows: int) -> Iterator[Array]:
-    for weight in weights:
-        yield from in_runs(weight, rows)
 
 
 class _RegionStream:
