@@ -54,7 +54,9 @@ class MachineShell(Generic[E, F]):
                     self._perform(effect)
         finally:
             self._feeding = False
-            self._set_timer()  # what failed may have changed a deadline: the machine may go on
+            deadline = self._machine.next_deadline()  # of an event that failed, too: the machine may go on
+            if deadline is not None and (self._timer is None or deadline < self._timer_at):
+                self._set_timer(deadline)  # most events renew a later one, which leaves the timer alone
 
     def fail(self, error: Exception) -> None:
         """Take no more events and have the process ended; the first error counts."""
@@ -74,14 +76,12 @@ class MachineShell(Generic[E, F]):
             self._timer.cancel()
             self._timer = None
 
-    def _set_timer(self) -> None:
+    def _set_timer(self, deadline: float) -> None:
         """Keep one timer, never later than the next deadline: an early one finds nothing due, and is set again."""
-        deadline = self._machine.next_deadline()  # most events renew a later one, which leaves the timer alone
-        if deadline is not None and (self._timer is None or deadline < self._timer_at):
-            self.close()
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_at(loop.time() + max(0.0, deadline - self._clock()), self._tick)
-            self._timer_at = deadline
+        self.close()
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_at(loop.time() + max(0.0, deadline - self._clock()), self._tick)
+        self._timer_at = deadline
 
     def _tick(self) -> None:
         self._timer = None

@@ -19,15 +19,19 @@ _ITEM = Pair(PredictItem, pb.PredictItem)
 
 
 def predict_request(items: Sequence[PredictItem]) -> pb.PredictRequest:
-    return pb.PredictRequest(items=map(_ITEM.encode, items))
+    request = pb.PredictRequest()
+    for item in items:
+        _ITEM.fill(item, request.items.add())
+    return request
 
 
 def predictions(items: Sequence[PredictItem], response: pb.PredictResponse) -> list[Prediction]:
     """Read one prediction for each item, in order. Raises PeerError."""
     if [item.request_id for item in items] != [item.request_id for item in response.items]:
         raise PeerError("the predictions have other ids than the items, expected one for each item, in order")
-    version = check_text(response.model_version, "a predictor's version")
-    return [_prediction(item, version) for item in response.items]
+    read = [_prediction(item, response.model_version) for item in response.items]
+    check_text(response.model_version, "a predictor's version")
+    return read
 
 
 def _prediction(m: pb.Prediction, version: str) -> Prediction:

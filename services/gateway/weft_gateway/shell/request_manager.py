@@ -236,7 +236,7 @@ class RequestManager:
                 log.log(level, "route table", extra=kv(version=routes.version, models=len(routes.routes)))
                 self._on_routes(pools)
             case events.OpenSession():
-                self._sessions[effect.peer] = RunnerSession(effect, self._on_session, self._tls)
+                self._sessions[effect.peer] = RunnerSession(effect, self.feed, self._on_session_end, self._tls)
             case Close(peer, reason):
                 if session := self._sessions.pop(peer, None):
                     session.close()
@@ -309,14 +309,10 @@ class RequestManager:
             self.scheduler.send(GATEWAY_TO_SCHEDULER.encode(FleetQuery()))
         return up
 
-    def _on_session(self, session: RunnerSession, event: Connected | Received | Closed) -> None:
-        """A session that the machine has closed has no more events."""
-        if self._sessions.get(session.peer) is not session:
-            return
-        if isinstance(event, Closed):
-            del self._sessions[session.peer]
-            log.info("session down", extra=kv(runner=session.peer.name, reason=event.reason))
-        self.feed(event)
+    def _on_session_end(self, closed: Closed) -> None:
+        del self._sessions[closed.peer]
+        log.info("session down", extra=kv(runner=closed.peer.name, reason=closed.reason))
+        self.feed(closed)
 
     def _log_fields(self, request_id: str, **fields: object) -> dict[str, dict[str, object]]:
         """Key-values of a log event about an answer."""

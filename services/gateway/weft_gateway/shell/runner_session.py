@@ -20,17 +20,25 @@ from weft_gateway.core.stream import runner_peer
 
 log = logging.getLogger(__name__)
 Call = grpc.aio.StreamStreamCall[runner_pb2.GatewayToRunner, runner_pb2.RunnerToGateway]
-OnEvent = Callable[["RunnerSession", Connected | Received | Closed], None]
 
 
 class RunnerSession:
-    """`on_event` gets Connected when the runner has answered the hello, then its messages, and Closed once."""
+    """Feeds Connected when the runner has answered the hello, then its messages; nothing once it is closed.
 
-    def __init__(self, opened: OpenSession, on_event: OnEvent, tls: Tls | None) -> None:
-        self.peer, self._address, self._on_event, self._tls = opened.peer, opened.address, on_event, tls
+    `on_end` gets why the stream has ended, unless `close` ended it.
+    """
+
+    def __init__(
+        self,
+        opened: OpenSession,
+        feed: Callable[[Connected | Received], None],
+        on_end: Callable[[Closed], None],
+        tls: Tls | None,
+    ) -> None:
+        self.peer, self._address, self._feed, self._on_end, self._tls = opened.peer, opened.address, feed, on_end, tls
         self._outbox: SendQueue[runner_pb2.GatewayToRunner] = SendQueue()
         self._outbox.put(GATEWAY_TO_RUNNER.encode(opened.hello))
-        self._ready = False
+        self._ready = self._closed = False
         self._task = asyncio.create_task(self._run(), name=f"session {opened.peer.name}")
 
     def send(self, message: Start | Stop | Freeze) -> None:
@@ -40,6 +48,7 @@ class RunnerSession:
 
     def close(self) -> None:
         """End the stream: the runner cancels what it held. Harmless when it has ended."""
+        self._closed = True
         self._outbox.close()
         self._task.cancel("closed")
 
@@ -68,10 +77,13 @@ class RunnerSession:
             detail = repr(error)
         finally:
             self._outbox.close()
-            self._on_event(self, Closed(self.peer, detail))
+            if not self._closed:
+                self._on_end(Closed(self.peer, detail))
 
     def _receive(self, envelope: runner_pb2.RunnerToGateway) -> None:
         """Raises PeerError."""
+        if self._closed:  # while it read what had come already
+            return
         match RUNNER_TO_GATEWAY.decode(envelope):
             case SessionReady(runner):
                 if runner_peer(runner) != self.peer:
@@ -79,10 +91,10 @@ class RunnerSession:
                     return
                 self._ready = True
                 log.info("session up", extra=kv(runner=self.peer.name, address=self._address))
-                self._on_event(self, Connected(self.peer))
+                self._feed(Connected(self.peer))
             case _ if not self._ready:
                 raise PeerError("a message before SessionReady")
             case Draining():
                 log.info("runner drains", extra=kv(runner=self.peer.name))
             case message:
-                self._on_event(self, Received(self.peer, message))
+                self._feed(Received(self.peer, message))
