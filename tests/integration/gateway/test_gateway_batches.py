@@ -375,7 +375,7 @@ async def test_a_bug_that_one_line_hits_is_that_lines(made: Batched, monkeypatch
         raise RuntimeError("a bug")
 
     with monkeypatch.context() as patched:
-        patched.setattr("weft_gateway.openai.prepare._sampling", broken)
+        patched.setattr("weft_gateway.openai.prepare.select_form", broken)
         result, answer = await made.answer(BODY)
     assert (result.status, answer["error"]["code"]) == (500, "internal_error")
     assert (await made.answer(BODY))[0].status == 200

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from weft_gateway.forms.marks import NO_TOKENS, MarkTokens, ReasoningMarks
+from weft_gateway.core.events import BytesOf
+from weft_gateway.forms.marks import NO_TOKENS, MarkTokens, ReasoningMarks, showing
 from weft_gateway.forms.structured_outputs import StructuredOutput, grammar_of_lead
 from weft_gateway.forms.template_forms import TemplateForms
 from weft_gateway.forms.tool_formats import ToolFormat
@@ -45,6 +46,12 @@ class AnswerForm:
     def marks(self) -> MarkTokens:
         """The marks that are one token."""
         return self.template.marks if self.template else NO_TOKENS
+
+    def readable(self, bytes_of: BytesOf, spelled_bytes_of: BytesOf) -> BytesOf:
+        """Return what clients, and the readers of an answer's parts, get of a token."""
+        if self.spells_marks:
+            return spelled_bytes_of
+        return bytes_of if self.is_plain else showing(bytes_of, self.marks)
 
     def after(self, prompt: Sequence[int], spelled: Callable[[Sequence[int]], str]) -> "AnswerForm":
         """Complete the form by the end of a prompt: it may have begun the reasoning, or ended it."""

@@ -19,9 +19,7 @@ from weft_gateway.openai.schema import (
     ChatRequest,
     Common,
     CompletionRequest,
-    DetokenizeRequest,
     StreamOptions,
-    TokenizeChatRequest,
-    TokenizeRequest,
     parse,
 )
+from weft_gateway.openai.tokenize import DetokenizeRequest, TokenizeChatRequest, TokenizeRequest

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.responses import Response
@@ -27,7 +27,7 @@ from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.rate_limits import AdmittedCall
 from weft_gateway.shell.request_manager import PendingAnswer
 
-THREAD_LOGPROBS = 256  # tokens with log probabilities that are encoded in the loop, at most: some ms
+THREAD_LOGPROBS = 256  # tokens with log probabilities that other requests wait for; more are encoded in a thread
 STATE_BYTES = 64  # of a hidden state: about the work of one such token
 PING_S = 15.0  # a stream idle this long gets a comment: proxies give up a silent one after 30 to 60 s mostly
 _SSE_HEADERS = [
@@ -120,14 +120,14 @@ class Answer:
         ended = self._best()
         numbers = sum(len(one.emit.logprobs) + len(one.emit.prompt_logprobs) for one in ended)
         numbers += sum(len(one.emit.state) // STATE_BYTES for one in ended)
-        body = await encoded(numbers, lambda: self.encoder.body(ended, self.usage))
+        encode, usage = self.encoder.body, self.usage
+        body = await asyncio.to_thread(encode, ended, usage) if numbers > THREAD_LOGPROBS else encode(ended, usage)
         return await self.before_end() or body
 
     async def before_end(self) -> bytes | None:
         """Do what the endpoint does with a whole answer before its client gets the end; see `ModelEndpoint`."""
-        if self._failure or self.client_gone:
-            return None
-        return await self._endpoint.before_end(self._state, self.call, self.encoder, self.usage)
+        before_end = None if self._failure or self.client_gone else self._endpoint.before_end
+        return await before_end(self._state, self.call, self.encoder, self.usage) if before_end else None
 
     def _best(self) -> list[EndedChoice]:
         """Return the `n` of `best_of` answers to each prompt that are likeliest a token, the best first; or all."""
@@ -194,11 +194,6 @@ def _mean_logprob(choice: EndedChoice) -> float:
     return sum(one.logprob.logprob for one in logprobs) / max(1, len(logprobs))
 
 
-async def encoded(logprobs: int, encode: Callable[[], bytes]) -> bytes:
-    """Encode, in a thread where there are more log probabilities than other requests could wait for."""
-    return await asyncio.to_thread(encode) if logprobs > THREAD_LOGPROBS else encode()
-
-
 class StreamingCompletion(Response):
     """Sends what the answers of a request produce. It owns them: whatever ends this response ends them all."""
 
@@ -239,24 +234,25 @@ class StreamingCompletion(Response):
         await _send(send, error.status, headers, self._encoder.error_body(error))
 
     async def _send_stream(self, send: Send) -> None:
-        await self._answer.wait()
-        first = self._encoder.first_chunk()
-        chunk = await self._next_chunk()
-        if self._answer.client_gone:
-            return None
-        if not chunk and (error := self._answer.error):
-            return await self._send_error(send, error)
-        await send({"type": "http.response.start", "status": 200, "headers": [*_SSE_HEADERS, *self._headers]})
-        chunk = first + chunk
-        while not self._answer.over:
-            if chunk:
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
-            awake = await self._answer.wait(PING_S)
+        begun = over = False
+        while not over:
+            awake = await self._answer.wait(PING_S if begun else None)
+            over = self._answer.over  # asked before the chunk is made: what comes meanwhile is the next one's
+            first = b"" if begun else self._encoder.first_chunk()
             chunk = await self._next_chunk() if awake else PING
-        if not self._answer.client_gone:
-            chunk += await self._next_chunk()  # the end may have come while something was sent
-            await self._answer.before_end()
-            await send({"type": "http.response.body", "body": chunk + self._rest(), "more_body": False})
+            if over and self._answer.client_gone:
+                return None
+            if not begun:
+                if not chunk and (error := self._answer.error):
+                    return await self._send_error(send, error)
+                await send({"type": "http.response.start", "status": 200, "headers": [*_SSE_HEADERS, *self._headers]})
+                begun = True
+            chunk = first + chunk
+            if over:
+                await self._answer.before_end()
+                chunk += self._rest()
+            if chunk:
+                await send({"type": "http.response.body", "body": chunk, "more_body": not over})
         return None
 
     async def _next_chunk(self) -> bytes:
@@ -264,9 +260,10 @@ class StreamingCompletion(Response):
         chunk = b""
         for index, answer in tuple(self._open.items()):
             finish, emit = answer.finish, answer.take()
-            if emit:
-                encode = lambda index=index, emit=emit: self._encoder.chunk(index, emit)  # noqa: E731
-                chunk += await encoded(len(emit.logprobs), encode)
+            if emit and len(emit.logprobs) > THREAD_LOGPROBS:
+                chunk += await asyncio.to_thread(self._encoder.chunk, index, emit)
+            elif emit:
+                chunk += self._encoder.chunk(index, emit)
             if finish and finish.reason not in (FinishReason.CANCELLED, FinishReason.FAILED):
                 chunk += self._encoder.finish_chunk(index, finish.reason, finish.stop)
                 del self._open[index]

@@ -1,19 +1,69 @@
 """`/v1/batches`: many requests of a file, answered within a day in room that others leave."""
 
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from weft.domain.batch import BatchError, BatchJob, NewBatch, Page
+from weft.domain.batch import (
+    COMPLETION_WINDOW,
+    ENDPOINTS,
+    METADATA_KEY,
+    METADATA_PAIRS,
+    METADATA_VALUE,
+    BatchError,
+    BatchJob,
+    NewBatch,
+    Page,
+)
 from weft_gateway.openai.http_requests import json_body, json_response, principal_of, tenant_of
 from weft_gateway.openai.lists import Query, listed
-from weft_gateway.openai.schema import BatchRequest, parse
+from weft_gateway.openai.schema import Strict, parse
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.auth import Action
 from weft_gateway.shell.rate_limits import check_quota
 
 LIMIT, MAX_LIMIT = 20, 100  # of a list, as OpenAI's
+MAX_ID = 128
+
+
+def _endpoint(value: Any) -> Any:
+    if value not in ENDPOINTS:
+        raise PydanticCustomError("endpoint", "must be one of {endpoints}", {"endpoints": ", ".join(ENDPOINTS)})
+    return value
+
+
+def _window(value: Any) -> Any:
+    if value != COMPLETION_WINDOW:
+        raise PydanticCustomError("completion_window", 'must be "{window}"', {"window": COMPLETION_WINDOW})
+    return value
+
+
+def _metadata(value: Any) -> Any:
+    bounds = {"pairs": METADATA_PAIRS, "key": METADATA_KEY, "value": METADATA_VALUE}
+    fits = isinstance(value, dict) and len(value) <= METADATA_PAIRS and all(map(_is_metadata, value.items()))
+    if not fits:
+        text = "must be a map of at most {pairs} texts of up to {value} characters, by names of up to {key}"
+        raise PydanticCustomError("metadata", text, bounds)
+    return value
+
+
+def _is_metadata(item: tuple[Any, Any]) -> bool:
+    key, value = item
+    return len(key) <= METADATA_KEY and isinstance(value, str) and len(value) <= METADATA_VALUE
+
+
+class BatchRequest(Strict):
+    """`POST /v1/batches`."""
+
+    input_file_id: str = Field(min_length=1, max_length=MAX_ID, description="a file of purpose `batch`: JSON lines")
+    endpoint: Annotated[str, BeforeValidator(_endpoint)] = Field(description="of every line")
+    completion_window: Annotated[str, BeforeValidator(_window)] = Field(description="after it what is left expires")
+    metadata: Annotated[dict[str, str], BeforeValidator(_metadata)] = Field(
+        default_factory=dict[str, str], description="up to 16 texts of up to 512 characters, by names of up to 64"
+    )
 
 
 async def create_batch(state: AppState, request: Request) -> Response:

@@ -1,7 +1,7 @@
 """A client's call of a model on its way, and the ways to call one: how each API reads requests and writes answers."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
@@ -85,29 +85,24 @@ class AnswerEncoder(Protocol):
 
 
 class ModelEndpoint(ABC, Generic[T]):
-    """One way to call a model. `name`: of its operation; `operation`: `gen_ai.operation.name` of its spans."""
+    """One way to call a model. `name`: of its operation; `operation`: `gen_ai.operation.name` of its spans.
+
+    `completed`, where there is one, adds what is not in a request's body; it raises ApiError. `before_end` does what is
+    due once every choice has ended well, before the last bytes are sent; it returns the body of an answer that is sent
+    whole where it has become another.
+    """
 
     name: ClassVar[str]
     path: ClassVar[str]
     operation: ClassVar[str] = "chat"
     encoder: Callable[[Any, Call], AnswerEncoder]
+    completed: Callable[[AppState, Call, Any], Awaitable[T]] | None = None
+    before_end: Callable[[AppState, Call, Any, dict[str, int]], Awaitable[bytes | None]] | None = None
 
     @abstractmethod
     def parse(self, body: bytes) -> T:
         """Return the typed request. Raises BadRequest, ParameterError."""
 
-    async def completed(self, state: AppState, call: Call, params: T) -> T:  # noqa: ARG002 (most need no more)
-        """Return the request with what is not in its body. Raises ApiError."""
-        return params
-
     @abstractmethod
     def prompts(self, params: T, call: Call) -> list[Prompt]:
         """Return the prompts, to be encoded within the context. Raises ParameterError."""
-
-    async def before_end(
-        self, state: AppState, call: Call, encoder: AnswerEncoder, usage: dict[str, int]
-    ) -> bytes | None:
-        """Do what is due once every choice has ended well, before the last bytes are sent.
-
-        Return the body of an answer that is sent whole where it has become another; None: it stays.
-        """

@@ -20,7 +20,7 @@ def chat_of(params: ChatPrompt, template: TemplateForms, parser: str) -> Chat:
     `parser`: of calls, that the pool names. Raises ParameterError.
     """
     messages, tools = [message.of_template() for message in params.messages], params.callable_tools
-    if not template.shows_tools:
+    if not template.shows_tools and (tools or any("tool_calls" in message for message in messages)):
         written = template.tool_format(parser)
         if not template.shows_calls:
             messages = [_with_calls(written, message) for message in messages]

@@ -21,11 +21,6 @@ MAX_BAD_TEXT_CHARS = 256
 MAX_TOOLS = 128
 MAX_DEPTH = 32  # of values inside values that a chat template gets
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,8}", re.ASCII)
-# Of the parts of content; those in the second line change no text (an answer that is sent back, Anthropic's caches).
-_PART_FIELDS = frozenset(
-    "type text refusal "
-    "annotations logprobs citations cache_control prompt_cache_breakpoint id status signature thinking".split()
-)
 _FUNCTION_FIELDS = frozenset("name description parameters strict return".split())  # return: Hugging Face's
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 
@@ -94,33 +89,7 @@ def _is_prompt(value: Any) -> bool:
     return isinstance(value, str) or (isinstance(value, list) and bool(value) and _are_tokens(value))
 
 
-def _content(value: Any) -> str:
-    """Read a text, or join a list of text parts."""
-    if value is None:
-        return ""
-    if isinstance(value, list):
-        return "".join(map(_part, value))
-    if not isinstance(value, str):
-        raise PydanticCustomError("content", "must be a string or a list of text parts")
-    return value
-
-
-def _part(part: Any) -> str:
-    match part:
-        case str(text):
-            return text
-        case (
-            {"type": "text" | "input_text" | "output_text" | "thinking", "text": str(text)}
-            | {"type": "refusal", "refusal": str(text)}
-            | {"type": "thinking", "thinking": str(text)}
-        ):
-            _check_names("of a part of content", part, _PART_FIELDS)
-            return text
-        case _:
-            raise PydanticCustomError("content", 'takes text parts only: {"type": "text", "text": "..."}')
-
-
-def _check_names(what: str, value: dict[str, Any], known: frozenset[str]) -> None:
+def check_member_names(what: str, value: dict[str, Any], known: frozenset[str]) -> None:
     """Refuse unknown names: an object inside a request is as strict as the request."""
     if unknown := unknown_of(value, known):
         text = "{unknown} {what} is not supported; {known} are"
@@ -140,8 +109,8 @@ def _tools(value: Any) -> list[dict[str, Any]]:
         )
     functions = [_at_once(tool["function"]) for tool in value]
     for tool, function in zip(value, functions, strict=True):
-        _check_names("of a tool", _at_once(tool), frozenset(("type", "function", "cache_control")))
-        _check_names("of a tool's function", function, _FUNCTION_FIELDS)
+        check_member_names("of a tool", _at_once(tool), frozenset(("type", "function", "cache_control")))
+        check_member_names("of a tool's function", function, _FUNCTION_FIELDS)
     return _bounded([{"type": "function", "function": function} for function in functions])
 
 
@@ -200,7 +169,6 @@ Prompts = Annotated[
     tuple[str | list[int], ...],
     PlainValidator(_prompts, json_schema_input_type=str | list[str] | list[int] | list[list[int]]),
 ]
-Content = Annotated[str, BeforeValidator(_content)]
 Tools = Annotated[list[dict[str, Any]], BeforeValidator(_tools)]
 ToolChoice = Annotated[str | dict[str, str], PlainValidator(_tool_choice, json_schema_input_type=str | dict[str, Any])]
 Bounded = BeforeValidator(_bounded)

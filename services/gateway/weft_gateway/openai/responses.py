@@ -19,7 +19,7 @@ from weft.domain.batch import KeptResponse
 from weft.telemetry.logs import kv
 from weft_gateway.core.routes import Principal
 from weft_gateway.errors import ApiError, BadRequest, ParameterError
-from weft_gateway.openai.call import AnswerEncoder, Call
+from weft_gateway.openai.call import Call
 from weft_gateway.openai.chat import ChatEndpoint
 from weft_gateway.openai.fields import MAX_INT32, Whole
 from weft_gateway.openai.http_requests import json_body, json_response, tenant_of
@@ -257,39 +257,37 @@ async def _referred(state: AppState, namespace: str, item_id: str, index: int, n
     return items[int(found[2])]
 
 
+async def _keep(state: AppState, call: Call, encoder: ResponsesEncoder, usage: dict[str, int]) -> bytes | None:
+    """Keep a response before its client has it whole, so that the next request may name it."""
+    request = call.params
+    assert isinstance(request, ResponsesChat)
+    if not request.repeated["store"]:
+        return None
+    response, previous = encoder.response(usage), request.asked.previous_response_id or ""
+    body = orjson.dumps({"input": request.own_items, "response": response})
+    try:
+        await state.batch.keep_response(KeptResponse(call.principal.namespace or "", response["id"], previous, body))
+    except ApiError as error:  # the answer is there all the same, and says that it cannot be continued
+        log.warning("response not kept", extra=kv(response_id=response["id"], error=error))
+        encoder.not_kept()
+        return orjson.dumps(encoder.response(usage))
+    return None
+
+
 class ResponsesEndpoint(ChatEndpoint):
     """A chat in OpenAI's newer form."""
 
     name = "create_response"
     path = "/v1/responses"
     encoder = ResponsesEncoder
+    before_end = staticmethod(_keep)
+
+    @staticmethod
+    async def completed(state: AppState, call: Call, params: ResponsesChat) -> ResponsesChat:
+        return await _continued(state, call.principal, params)
 
     def parse(self, body: bytes) -> ResponsesChat:
         return ResponsesChat.of(checked(ResponsesRequest, object_of(body)))
-
-    async def completed(self, state: AppState, call: Call, params: ChatRequest) -> ChatRequest:
-        assert isinstance(params, ResponsesChat)
-        return await _continued(state, call.principal, params)
-
-    async def before_end(
-        self, state: AppState, call: Call, encoder: AnswerEncoder, usage: dict[str, int]
-    ) -> bytes | None:
-        """Keep the response before its client has it whole, so that the next request may name it."""
-        request = call.params
-        assert isinstance(request, ResponsesChat)
-        assert isinstance(encoder, ResponsesEncoder)
-        if not request.repeated["store"]:
-            return None
-        response, params = encoder.response(usage), request.asked
-        body = orjson.dumps({"input": request.own_items, "response": response})
-        namespace, previous = call.principal.namespace or "", params.previous_response_id or ""
-        try:
-            await state.batch.keep_response(KeptResponse(namespace, response["id"], previous, body))
-        except ApiError as error:  # the answer is there all the same, and says that it cannot be continued
-            log.warning("response not kept", extra=kv(response_id=response["id"], error=error))
-            encoder.not_kept()
-            return orjson.dumps(encoder.response(usage))
-        return None
 
 
 RESPONSES = ResponsesEndpoint()

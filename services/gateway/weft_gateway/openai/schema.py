@@ -5,17 +5,26 @@ A `null` counts as absent. Types are strict, but that 5.0 is 5: no text for a nu
 
 import contextlib
 import re
+import secrets
 from collections.abc import Generator, Mapping
+from dataclasses import fields
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 import orjson
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from weft.domain.batch import COMPLETION_WINDOW, ENDPOINTS, METADATA_KEY, METADATA_PAIRS, METADATA_VALUE
-from weft.domain.request import MAX_ALLOWED_TOKENS, MAX_ALTERNATIVES, MAX_BAD_WORDS, MAX_STOP_TOKENS
+from weft.domain.request import (
+    MAX_ALLOWED_TOKENS,
+    MAX_ALTERNATIVES,
+    MAX_BAD_WORDS,
+    MAX_STOP_TOKENS,
+    Sampling,
+    SamplingDefaults,
+)
+from weft.domain.routes import PoolRoute
 from weft_gateway.core.answer_text import MAX_STOPS
 from weft_gateway.errors import BadRequest, ParameterError
 from weft_gateway.openai.fields import (
@@ -26,23 +35,28 @@ from weft_gateway.openai.fields import (
     BadWords,
     Biases,
     Bounded,
-    Content,
     Prompts,
     Stops,
     StopTokens,
-    TokenIds,
     ToolChoice,
     Tools,
     Whole,
+    check_member_names,
 )
 from weft_gateway.shell.request_ids import MAX_N
+from weft_gateway.shell.tokenizer import UNKNOWN_CONTEXT_TOKENS, ModelTokenizer
 from weft_gateway.tolerance import advice, tolerated, unknown_of
 
 ROLE = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 MAX_MESSAGES = 4096
-MAX_ID = 128
 MAX_CALLER_ID = 512
+MAX_LOGPROBS = 1 << 19  # of one answer: some 60 MB while it is held
+# Of the parts of content; those in the second line change no text (an answer that is sent back, Anthropic's caches).
+_PART_FIELDS = frozenset(
+    "type text refusal "
+    "annotations logprobs citations cache_control prompt_cache_breakpoint id status signature thinking".split()
+)
 REASONING = ("reasoning_content", "thinking", "reasoning")  # of a message, as transformers takes them
 T = TypeVar("T", bound="Strict")
 
@@ -54,36 +68,36 @@ def _role(value: Any) -> Any:
     return value
 
 
+def _content(value: Any) -> str:
+    """Read a text, or join a list of text parts."""
+    if value is None:
+        return ""
+    if isinstance(value, list):
+        return "".join(map(_part, value))
+    if not isinstance(value, str):
+        raise PydanticCustomError("content", "must be a string or a list of text parts")
+    return value
+
+
+def _part(part: Any) -> str:
+    match part:
+        case str(text):
+            return text
+        case (
+            {"type": "text" | "input_text" | "output_text" | "thinking", "text": str(text)}
+            | {"type": "refusal", "refusal": str(text)}
+            | {"type": "thinking", "thinking": str(text)}
+        ):
+            check_member_names("of a part of content", part, _PART_FIELDS)
+            return text
+        case _:
+            raise PydanticCustomError("content", 'takes text parts only: {"type": "text", "text": "..."}')
+
+
 def _effort(value: Any) -> Any:
     if value not in EFFORTS:
         raise PydanticCustomError("effort", "must be one of {efforts}", {"efforts": ", ".join(EFFORTS)})
     return value
-
-
-def _endpoint(value: Any) -> Any:
-    if value not in ENDPOINTS:
-        raise PydanticCustomError("endpoint", "must be one of {endpoints}", {"endpoints": ", ".join(ENDPOINTS)})
-    return value
-
-
-def _window(value: Any) -> Any:
-    if value != COMPLETION_WINDOW:
-        raise PydanticCustomError("completion_window", 'must be "{window}"', {"window": COMPLETION_WINDOW})
-    return value
-
-
-def _metadata(value: Any) -> Any:
-    bounds = {"pairs": METADATA_PAIRS, "key": METADATA_KEY, "value": METADATA_VALUE}
-    fits = isinstance(value, dict) and len(value) <= METADATA_PAIRS and all(map(_is_metadata, value.items()))
-    if not fits:
-        text = "must be a map of at most {pairs} texts of up to {value} characters, by names of up to {key}"
-        raise PydanticCustomError("metadata", text, bounds)
-    return value
-
-
-def _is_metadata(item: tuple[Any, Any]) -> bool:
-    key, value = item
-    return len(key) <= METADATA_KEY and isinstance(value, str) and len(value) <= METADATA_VALUE
 
 
 class Strict(BaseModel):
@@ -203,6 +217,10 @@ class Common(Strict):
         """The place of one prompt."""
         return f"{self.prompt_name}[{index}]" if self.prompts > 1 else self.prompt_name
 
+    def of_several(self, where: str) -> str:
+        """Name the prompt that is meant, of several."""
+        return f" ({where})" if self.prompts > 1 else ""
+
     @property
     def alternatives(self) -> int | None:
         """How many tokens are reported beside each sampled one; None: no log probabilities at all."""
@@ -255,6 +273,102 @@ class Common(Strict):
             )
             raise ParameterError(text, param=self.limit_name)
 
+    def check_answers(self, limit: int, *, is_line: bool) -> None:
+        """Refuse more answers than a gateway takes at once, a stream to a line of a batch. Raises ParameterError."""
+        if self.prompts * self.drawn > limit:
+            name = self.prompt_name if self.prompts > 1 else "n"
+            text = f"{name}: this gateway takes {limit} requests at once, and each choice of each prompt is one."
+            raise ParameterError(text, param=name)
+        if self.stream and is_line:
+            text = "stream: the answer to a line of a batch is written whole; leave it out."
+            raise ParameterError(text, param="stream")
+
+    def with_defaults(self, defaults: SamplingDefaults) -> Self:
+        """Set what the request does not say as its base has it, but for `max_tokens`, which depends on the prompt."""
+        given = {field.name: getattr(defaults, field.name) for field in fields(defaults) if field.name != "max_tokens"}
+        of_base = {name: v for name, v in given.items() if v is not None and name not in self.model_fields_set}
+        return self.model_copy(update=of_base) if of_base else self
+
+    def truncated(self, tokens: list[int], context_tokens: int) -> list[int]:
+        """Keep the last tokens of a prompt, or its first; -1: as many as leave room. Raises ParameterError."""
+        keep = self.truncate_prompt_tokens
+        if keep == 0:
+            text = "truncate_prompt_tokens 0 leaves nothing of the prompt; -1 keeps as much as fits."
+            raise ParameterError(text, param="truncate_prompt_tokens")
+        if keep is not None and 0 < context_tokens < keep:
+            text = f"truncate_prompt_tokens {keep} is more than this model's context of {context_tokens} tokens."
+            raise ParameterError(f"{text} Please request a smaller truncation size.", param="truncate_prompt_tokens")
+        if keep == -1:
+            keep = max(1, context_tokens - (self.limit or self.unasked_tokens or 1)) if context_tokens else None
+        if keep is None or keep >= len(tokens):
+            return tokens
+        return tokens[:keep] if self.truncation_side == "right" else tokens[-keep:]
+
+    def bound(self, index: int, prompt_tokens: int, pool: PoolRoute) -> int:
+        """Return the most tokens of an answer to a prompt.
+
+        A context of 0 is not known yet: no runner has reported it, and the scheduler decides. Raises ParameterError.
+        """
+        asked, context_tokens, most = self.limit, pool.max_context_tokens, pool.max_output_tokens
+        if asked is not None and 0 < most < asked:
+            text = f"{self.limit_name}: {asked} is more than the {most} tokens that an answer of this model may have."
+            raise ParameterError(text, param=self.limit_name)
+        left = (context_tokens or max(UNKNOWN_CONTEXT_TOKENS, prompt_tokens + (asked or 0))) - prompt_tokens
+        usual = max(pool.sampling_defaults.max_tokens or left, self.min_tokens)
+        bound = min(left, most or left, usual, self._unasked()) if asked is None else asked
+        if bound > left or (bound < 1 and asked is None):
+            where = self.prompt_at(index)
+            wanted = f"you requested {prompt_tokens + max(0, asked or 0)} tokens ({prompt_tokens} in the prompt"
+            wanted += self.of_several(where)
+            wanted += f", {asked} in the completion)" if asked else ")"
+            raise ParameterError(
+                f"This model's maximum context length is {context_tokens} tokens. However, {wanted}. "
+                f"Please reduce the length of the {'input prompt' if self.pools else 'prompt or the completion'}.",
+                param=self.limit_name if asked and left > 0 else where,
+                code="context_length_exceeded",
+            )
+        return bound
+
+    def _unasked(self) -> int:
+        """Return the bound where nobody asked for a length: so that all its log probabilities can be sent."""
+        reported, alternatives = MAX_INT32, self.alternatives
+        if alternatives is not None:
+            reported = MAX_LOGPROBS // 2 // (self.prompts * self.drawn * (1 + alternatives))
+        return min(reported, MAX_INT32 if self.unasked_tokens is None else max(self.unasked_tokens, self.min_tokens))
+
+    def sampling(self, tokenizer: ModelTokenizer, eos_token_ids: tuple[int, ...]) -> Sampling:
+        """Return how the answers are sampled.
+
+        Raises ParameterError for a token that the model does not have, and for what its runners cannot do.
+        """
+        named = {
+            "logit_bias": [token for token, _ in self.logit_bias],
+            "allowed_token_ids": self.allowed_token_ids,
+            "stop_token_ids": self.stop_token_ids,
+        }
+        for name, tokens in named.items():
+            if (beyond := next((token for token in tokens if token >= tokenizer.vocab_size), None)) is not None:
+                text = f"{name}: token {beyond} is outside the model's vocabulary of {tokenizer.vocab_size}."
+                raise ParameterError(text, param=name)
+        if self.thinking_token_budget >= 0 and tokenizer.forms.reasoning:
+            text = "thinking_token_budget: max_tokens bounds reasoning and answer of this model together."
+            raise ParameterError(text, param="thinking_token_budget", code="unsupported_value")
+        alternatives, selects = self.alternatives, self.drawn > self.n
+        others: dict[str, Any] = {
+            "seed": secrets.randbits(64) if self.seed is None else self.seed % 2**64,
+            "top_k": max(0, self.top_k),
+            "ignore_eos": self.passes_eos,
+            "bad_words": tokenizer.sequences_of(self.bad_words) if self.bad_words else (),
+            "top_logprobs": 0 if alternatives is None and selects else alternatives,
+            "prompt_logprobs": self.prompt_alternatives,
+            "pooling": self.pools,
+            "eos_token_ids": eos_token_ids,
+        }
+        return Sampling(**{name: getattr(self, name) for name in SAME_NAMED} | others)
+
+
+SAME_NAMED = tuple([field.name for field in fields(Sampling) if field.name in Common.model_fields])
+
 
 def _calls(calls: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
     for call in calls or ():
@@ -281,7 +395,7 @@ class ChatMessage(BaseModel):
     ALL: ClassVar = ("name", "tool_call_id", "tool_calls")
 
     role: Annotated[str, BeforeValidator(_role)]
-    content: Content
+    content: Annotated[str, BeforeValidator(_content)]
     has_content: SkipJsonSchema[bool] = True  # its own, whatever a client says: it is not null
     name: str | None = None
     tool_call_id: str | None = None
@@ -446,40 +560,6 @@ class CompletionRequest(Common):
             raise ParameterError("best_of above n is only taken without stream.", param="best_of")
         if self.stream and self.echo and self.logprobs is not None:
             raise ParameterError("echo with logprobs is only taken without stream.", param="echo")
-
-
-class TokenizeRequest(Strict):
-    """`POST /tokenize` of a text, as in vLLM."""
-
-    model: str | None = Field(None, min_length=1, max_length=512, description="absent: the only base of this caller")
-    prompt: str
-    add_special_tokens: bool = Field(True, description="what the tokenizer puts around a text")
-    return_token_strs: bool = Field(False, description="each token's text, too")
-
-
-class TokenizeChatRequest(ChatPrompt):
-    """`POST /tokenize` of a chat, as in vLLM: its prompt as the model's chat template renders it."""
-
-    model: str | None = Field(None, min_length=1, max_length=512, description="absent: the only base of this caller")
-    return_token_strs: bool = Field(False, description="each token's text, too")
-
-
-class DetokenizeRequest(Strict):
-    """`POST /detokenize`, as in vLLM."""
-
-    model: str | None = Field(None, min_length=1, max_length=512, description="absent: the only base of this caller")
-    tokens: TokenIds
-
-
-class BatchRequest(Strict):
-    """`POST /v1/batches`."""
-
-    input_file_id: str = Field(min_length=1, max_length=MAX_ID, description="a file of purpose `batch`: JSON lines")
-    endpoint: Annotated[str, BeforeValidator(_endpoint)] = Field(description="of every line")
-    completion_window: Annotated[str, BeforeValidator(_window)] = Field(description="after it what is left expires")
-    metadata: Annotated[dict[str, str], BeforeValidator(_metadata)] = Field(
-        default_factory=dict[str, str], description="up to 16 texts of up to 512 characters, by names of up to 64"
-    )
 
 
 @contextlib.contextmanager

@@ -3,8 +3,9 @@
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -12,14 +13,13 @@ from weft.domain.routes import PoolRoute
 from weft_gateway.core.routes import Principal
 from weft_gateway.errors import BadRequest, ParameterError, ServiceUnavailable
 from weft_gateway.openai.chat import chat_of
+from weft_gateway.openai.fields import TokenIds
 from weft_gateway.openai.http_requests import json_body, json_response, principal_of, wait_for_routes
 from weft_gateway.openai.prepare import THREAD_BYTES, chat_tokenizer
 from weft_gateway.openai.schema import (
     ChatPrompt,
-    DetokenizeRequest,
+    Strict,
     T,
-    TokenizeChatRequest,
-    TokenizeRequest,
     checked,
     naming,
     object_of,
@@ -30,6 +30,30 @@ from weft_gateway.shell.auth import Action
 from weft_gateway.shell.tokenizer import UNKNOWN_CONTEXT_TOKENS, ModelTokenizer, NotEncodable
 
 MAX_TEXT_TOKENS = UNKNOWN_CONTEXT_TOKENS  # of a text: one may count the tokens of what fits no context
+Model = Annotated[str | None, Field(min_length=1, max_length=512, description="absent: the only base of this caller")]
+
+
+class TokenizeRequest(Strict):
+    """`POST /tokenize` of a text, as in vLLM."""
+
+    model: Model = None
+    prompt: str
+    add_special_tokens: bool = Field(True, description="what the tokenizer puts around a text")
+    return_token_strs: bool = Field(False, description="each token's text, too")
+
+
+class TokenizeChatRequest(ChatPrompt):
+    """`POST /tokenize` of a chat, as in vLLM: its prompt as the model's chat template renders it."""
+
+    model: Model = None
+    return_token_strs: bool = Field(False, description="each token's text, too")
+
+
+class DetokenizeRequest(Strict):
+    """`POST /detokenize`, as in vLLM."""
+
+    model: Model = None
+    tokens: TokenIds
 
 
 async def tokenize(state: AppState, request: Request) -> Response:

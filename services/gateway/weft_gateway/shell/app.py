@@ -21,7 +21,7 @@ from weft.telemetry.logs import kv
 from weft_gateway.errors import ApiError, BadRequest, Internal
 from weft_gateway.openai import embeddings, messages
 from weft_gateway.openai.adapters import put_adapter
-from weft_gateway.openai.batches import cancel_batch, create_batch, list_batches, one_batch
+from weft_gateway.openai.batches import BatchRequest, cancel_batch, create_batch, list_batches, one_batch
 from weft_gateway.openai.call import Call, ModelEndpoint
 from weft_gateway.openai.chat import CHAT
 from weft_gateway.openai.chat_batch import CHATS
@@ -39,8 +39,8 @@ from weft_gateway.openai.responses import (
     list_input_items,
     one_response,
 )
-from weft_gateway.openai.schema import BatchRequest, ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from weft_gateway.openai.tokenize import detokenize, tokenize, tokenizer_info
+from weft_gateway.openai.schema import ChatRequest, CompletionRequest
+from weft_gateway.openai.tokenize import DetokenizeRequest, TokenizeRequest, detokenize, tokenize, tokenizer_info
 from weft_gateway.shell import page
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.metrics import exposition

@@ -43,6 +43,7 @@ class TokenizerCache:
         self._blobs.clean()
         self._on_change, self._on_corrupt = on_change, on_corrupt
         self._tokenizers: dict[str, ModelTokenizer] = {}
+        self.get = self._tokenizers.get
         self._loads: dict[str, asyncio.Task[None]] = {}
         self._wanted: set[str] | None = None
         self._cleaning: asyncio.Task[None] | None = None
@@ -66,9 +67,6 @@ class TokenizerCache:
             self._ending[-1].cancel()
             self._tokenizers.pop(digest, None)
             self._on_change(TokenizerChanged(digest, TokenizerState.REMOVED))
-
-    def get(self, digest: str) -> ModelTokenizer | None:
-        return self._tokenizers.get(digest)
 
     async def close(self) -> None:
         for task in self._loads.values():
