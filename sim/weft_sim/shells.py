@@ -587,8 +587,8 @@ class GatewayShell(BaseShell):
             return
         match effect:
             case gw.Finish():
-                error = effect.failure.code if effect.failure else ""
-                world.finished(effect.request_id, effect.reason.value, error)
+                error = effect.end.failure.code if effect.end.failure else ""
+                world.finished(effect.request_id, effect.end.reason.value, error)
             case gw.OpenSession():
                 runner = world.runners.get(effect.address)
                 if runner is None:

@@ -333,7 +333,7 @@ def test_a_client_that_goes_away_while_its_request_is_predicted_leaves_one_outco
     shell.arrive("r", 2)
     request = PreparedRequest("r", "c", "acme", TABLE.routes[0], (1, 2), "text", 9, Sampling(), bytes_of, 0, n=2)
     effects = shell.feed(RequestReady([request]), ClientGone("r"))
-    assert [finish.reason for finish in effects if isinstance(finish, Finish)] == [FinishReason.CANCELLED] * 2
+    assert [finish.end.reason for finish in effects if isinstance(finish, Finish)] == [FinishReason.CANCELLED] * 2
     assert shell.feed(Received(PREDICTOR, Prediction("r", 7, 21))) == []
     assert (shell.machine.admission.in_flight, shell.machine.next_deadline()) == (0, None)
 
@@ -448,7 +448,7 @@ def test_only_requests_of_pools_whose_row_changed_are_examined_again() -> None:
     effects = shell.wait(30.0)
     (finish,) = of(effects, Finish)
     assert isinstance(finish, Finish)
-    assert (finish.request_id, finish.failure and finish.failure.code) == ("r", "no_runner_available")
+    assert (finish.request_id, finish.end.failure and finish.end.failure.code) == ("r", "no_runner_available")
 
 
 def test_a_gap_in_the_routes_is_asked_for_once() -> None:
@@ -476,7 +476,7 @@ def test_a_scheduler_that_is_away_is_named_when_the_hold_is_over() -> None:
     shell.submit("late")
     effects = shell.wait(30.0)
     finished = [one for one in effects if isinstance(one, Finish)]
-    codes = {one.request_id: one.failure and one.failure.code for one in finished}
+    codes = {one.request_id: one.end.failure and one.end.failure.code for one in finished}
     assert codes == {"r": "no_scheduler", "late": "no_scheduler"}
     (report, _) = sent(effects, OutcomeReport)
     assert isinstance(report, OutcomeReport)
@@ -549,7 +549,7 @@ def test_an_answer_that_fails_ends_the_others_of_its_request() -> None:
     shell.run("r/0")
     shell.feed(Received(SCHEDULER, Preempt("r/0", Epoch(1, 1))), Closed(SCHEDULER))
     effects = shell.wait(31.0)
-    reasons = {one.request_id: one.reason for one in effects if isinstance(one, Finish)}
+    reasons = {one.request_id: one.end.reason for one in effects if isinstance(one, Finish)}
     assert reasons == {"r/0": FinishReason.FAILED, "r/1": FinishReason.CANCELLED}
     assert shell.machine.admission.in_flight == 0
 
@@ -575,8 +575,8 @@ def test_a_drain_ends_by_name_what_takes_too_long_and_does_not_wait_for_an_absen
     shell.feed(DrainStarted(DRAIN_S))
     (finish,) = of(shell.wait(DRAIN_S), Finish)
     assert isinstance(finish, Finish)
-    assert finish.failure is not None
-    assert finish.failure.code == "shutting_down"
+    assert finish.end.failure is not None
+    assert finish.end.failure.code == "shutting_down"
     assert of(shell.wait(1.0), Drained) == [Drained()]
 
 

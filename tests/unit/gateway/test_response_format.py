@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from weft.domain.request import FinishReason, TokenLogprob
-from weft_gateway.core import ANY_NAMESPACE, Emit, TokenLogprobOut
+from weft_gateway.core import ANY_NAMESPACE, Emit, End, TokenLogprobOut
 from weft_gateway.openai import (
     LEAST,
     Call,
@@ -17,7 +17,6 @@ from weft_gateway.openai import (
     Common,
     CompletionEncoder,
     CompletionRequest,
-    EndedChoice,
     Prompt,
     ResponseEncoder,
     StreamOptions,
@@ -83,7 +82,7 @@ def test_a_chunk_is_the_same_by_template_and_made_whole(make: type[Any]) -> None
 
 def test_a_chat_of_several_choices_is_a_chat_to_the_client(client: ModuleType) -> None:
     encoder: ResponseEncoder = ChatEncoder(*meta(2))
-    ended = [EndedChoice(Emit("r", "a"), FinishReason.EOS), EndedChoice(Emit("r", "b"), FinishReason.LENGTH)]
+    ended = [(Emit("r", "a"), End(FinishReason.EOS)), (Emit("r", "b"), End(FinishReason.LENGTH))]
     body = encoder.body(ended, USAGE)
     chat = client.chat.ChatCompletion.model_validate_json(body)
     assert [(c.index, c.message.content, c.finish_reason) for c in chat.choices] == [
@@ -99,7 +98,7 @@ def test_a_chat_of_several_choices_is_a_chat_to_the_client(client: ModuleType) -
 
 def test_parts_of_characters_special_and_unknown_tokens_are_spelled_by_name(client: ModuleType) -> None:
     emit = Emit("r", "hié", tuple(out(token) for token in (1, 2, 3, 4, 0, 9)))
-    body = ChatEncoder(*meta(alternatives=0)).body([EndedChoice(emit, FinishReason.EOS)], USAGE)
+    body = ChatEncoder(*meta(alternatives=0)).body([(emit, End(FinishReason.EOS))], USAGE)
     logprobs = client.chat.ChatCompletion.model_validate_json(body).choices[0].logprobs
     assert logprobs is not None
     assert logprobs.content is not None
@@ -121,7 +120,7 @@ def test_alternatives_are_as_many_as_asked_for_and_a_completion_adds_the_sampled
     (chat,) = events(ChatEncoder(*meta(alternatives=2)).chunk(0, emit))
     entry = chat["choices"][0]["logprobs"]["content"][0]
     assert [(one["token"], one["logprob"]) for one in entry["top_logprobs"]] == [("</s>", -0.1), ("\\xc3", -0.2)]
-    body = CompletionEncoder(*meta(alternatives=2)).body([EndedChoice(emit, FinishReason.STOP)], USAGE)
+    body = CompletionEncoder(*meta(alternatives=2)).body([(emit, End(FinishReason.STOP))], USAGE)
     logprobs = client.Completion.model_validate_json(body).choices[0].logprobs
     assert logprobs is not None
     assert logprobs.top_logprobs == [{"</s>": -0.1, "bytes:\\xc3": -0.2, "hi": -0.5}]
@@ -141,7 +140,7 @@ def test_a_completions_prompt_is_echoed_before_each_of_its_answers_and_token_ids
 ) -> None:
     params = CompletionRequest(model="m", prompt="p", n=2, echo=True, return_token_ids=True)
     encoder = CompletionEncoder(params, called(((5,), "a:"), ((6, 7), "b:")))
-    ended = [EndedChoice(Emit("r", str(i), (), 1, (i,)), FinishReason.STOP) for i in range(4)]
+    ended = [(Emit("r", str(i), (), 1, (i,)), End(FinishReason.STOP)) for i in range(4)]
     body = orjson.loads(encoder.body(ended, USAGE))
     assert [choice["text"] for choice in body["choices"]] == ["a:0", "a:1", "b:2", "b:3"]
     assert [choice["token_ids"] for choice in body["choices"]] == [[0], [1], [2], [3]]
@@ -157,7 +156,7 @@ def test_every_chunk_has_the_tokens_used_so_far_where_the_client_asks_for_it() -
     options = StreamOptions(include_usage=True, continuous_usage_stats=True)
     encoder = CompletionEncoder(*meta(2, stream=True, stream_options=options))
     chunks = [encoder.chunk(0, Emit("r", "a", (), 2)), encoder.chunk(1, Emit("r", "b", (), 3))]
-    chunks.append(encoder.finish_chunk(0, FinishReason.EOS))
+    chunks.append(encoder.finish_chunk(0, End(FinishReason.EOS)))
     assert [event["usage"] for chunk in chunks for event in events(chunk)] == [
         usage_of(3, 2),
         usage_of(3, 5),
@@ -170,7 +169,7 @@ def test_an_echoed_prompt_has_its_log_probabilities_before_the_answers_and_offse
     encoder = CompletionEncoder(params, called(((0, 2, 3, 1), "éhi")))
     of_prompt = [None, *(TokenLogprob(-i, ((1, -0.25),)) for i in (1, 2, 3))]
     emit = Emit("r", "hi", (out(1),), 1, (), of_prompt)
-    (choice,) = orjson.loads(encoder.body([EndedChoice(emit, FinishReason.LENGTH)], USAGE))["choices"]
+    (choice,) = orjson.loads(encoder.body([(emit, End(FinishReason.LENGTH))], USAGE))["choices"]
     assert choice["text"] == "éhihi"
     assert choice["logprobs"] == {
         "tokens": ["</s>", "bytes:\\xc3", "bytes:\\xa9", "hi", "hi"],
@@ -185,7 +184,7 @@ def test_an_echoed_prompt_has_its_log_probabilities_before_the_answers_and_offse
 def test_prompt_log_probabilities_are_by_token_id_and_a_chats_stand_beside_its_choices() -> None:
     of_prompt = [None, TokenLogprob(-3.0, ((1, -0.25), (2, -0.5))), TokenLogprob(-0.25, ((3, -0.25), (1, -1.0)))]
     params = CompletionRequest(model="m", prompt="p", n=2, prompt_logprobs=1)
-    ended = [EndedChoice(Emit("r", "a", (), 1, (), of_prompt), FinishReason.EOS)] * 2
+    ended = [(Emit("r", "a", (), 1, (), of_prompt), End(FinishReason.EOS))] * 2
     expected = [
         None,
         {

@@ -15,6 +15,7 @@ from weft_gateway.core.events import (
     DrainStarted,
     Effect,
     Emit,
+    End,
     Event,
     Failure,
     Finish,
@@ -41,7 +42,6 @@ from weft_gateway.core.limits import REPORT_S, SILENT_S, SWEEP, Charge, Exceeded
 from weft_gateway.core.routes import ANY_NAMESPACE, Principal, RouteIndex, UnknownVersion, route_of_draw
 from weft_gateway.core.standing import places_by_digest, standing
 from weft_gateway.core.stream import (
-    End,
     HoldExpired,
     PoolAvailability,
     RequestStream,

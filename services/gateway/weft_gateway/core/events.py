@@ -181,17 +181,24 @@ class FirstToken(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class End:
+    """How an answer ended. `failure` is set when the reason is FAILED."""
+
+    reason: FinishReason
+    failure: Failure | None = None
+    stop: str | int | None = None  # the stop string, or the stop token, that ended it
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
-    """The end of an answer: exactly one for each. `failure` is set when the reason is FAILED."""
+    """The end of an answer: exactly one for each."""
 
     request_id: str
-    reason: FinishReason
-    failure: Failure | None
+    end: End
     outcome: Outcome
     ttft_s: float | None
     total_s: float
     priority: Priority = Priority.INTERACTIVE
-    stop: str | int | None = None  # the stop string, or the stop token, that ended it
 
 
 @dataclass(frozen=True, slots=True)

@@ -343,7 +343,7 @@ class Gateway:
         ttft_s = None if stream.first_token_at is None else stream.first_token_at - stream.arrived
         self.admission.finished(stream.priority, total_s)
         outcome = stream.outcome(total_s, ttft_s)
-        finish = events.Finish(request_id, end.reason, end.failure, outcome, ttft_s, total_s, stream.priority, end.stop)
+        finish = events.Finish(request_id, end, outcome, ttft_s, total_s, stream.priority)
         effects: list[Effect] = [finish]
         assert request_id not in self.outcomes, "a second outcome"
         try:

@@ -56,6 +56,7 @@ from weft_gateway.core.events import (
     SCHEDULER,
     ClientGone,
     Emit,
+    End,
     Failure,
     FirstToken,
     PreparedRequest,
@@ -112,15 +113,6 @@ StreamEvent = (
     | ClientGone | RequestAborted | Frozen | PromptLogprobs | PooledState
 )  # fmt: skip
 StreamEffect = Send | Emit | FirstToken
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """How a stream ended. `failure` is set when the reason is FAILED."""
-
-    reason: FinishReason
-    failure: Failure | None = None
-    stop: str | int | None = None  # the stop string, or the stop token, that ended it
 
 
 class Located(NamedTuple):

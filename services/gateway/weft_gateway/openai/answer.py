@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from weft.domain.request import FinishReason
 from weft.telemetry.logs import kv
-from weft_gateway.core.events import Emit, Failure, Finish, PreparedRequest
+from weft_gateway.core.events import Emit, End, Failure, Finish, PreparedRequest
 from weft_gateway.errors import ApiError, Internal, from_failure
-from weft_gateway.openai.call import AnswerEncoder, Call, EndedChoice, ModelEndpoint
+from weft_gateway.openai.call import AnswerEncoder, Call, ModelEndpoint
 from weft_gateway.openai.response_format import PING, usage_of
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.rate_limits import AdmittedCall
@@ -30,19 +30,19 @@ from weft_gateway.shell.request_manager import PendingAnswer
 THREAD_LOGPROBS = 256  # tokens with log probabilities that other requests wait for; more are encoded in a thread
 STATE_BYTES = 64  # of a hidden state: about the work of one such token
 PING_S = 15.0  # a stream idle this long gets a comment: proxies give up a silent one after 30 to 60 s mostly
-_SSE_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
+_SSE_HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",
+}
 log = logging.getLogger(__name__)
 
 
-class Answer:
-    """The answers to a call, in their order, from its submission: whoever has it calls `leave` at its end.
+class Answer(Response):
+    """The answers to a call, in their order, from its submission: sent over HTTP, or read by who calls `leave` then.
 
     `requests`: one for each prompt of the call; the answers to the first prompt come first. `admitted`: within which
-    limits, to be settled at the end.
+    limits, to be settled at the end. It owns its answers: whatever ends it ends them all.
     """
 
     def __init__(
@@ -54,11 +54,28 @@ class Answer:
         encoder: AnswerEncoder,
         admitted: AdmittedCall | None,
     ) -> None:
+        super().__init__()
         self._state, self._endpoint, self._admitted = state, endpoint, admitted
-        self.call, self.requests, self.encoder = call, requests, encoder
+        self.call, self._requests, self._encoder = call, requests, encoder
         self._event = asyncio.Event()
         answers = sum(request.n for request in requests)
         self.choices = tuple([PendingAnswer(self._event.set, call.route.model_name) for _ in range(answers)])
+        self._open = dict(enumerate(self.choices))  # those whose finish is not sent yet
+        self._own_headers = {"x-weft-model-digest": call.digest} | (admitted.headers if admitted else {})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 (ASGI's form)
+        watch = asyncio.create_task(self._watch(receive), name=f"watch {self._requests[0].request_id}")
+        try:
+            with contextlib.suppress(OSError):  # the socket broke while sending: the watcher notices the same
+                await (self._send_stream(send) if self.call.params.stream else self._send_whole(send))
+        finally:
+            watch.cancel()
+            self.leave()
+
+    async def _watch(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._abandon()
 
     async def wait(self, timeout_s: float | None = None) -> bool:
         """Wait for something new; False: there was nothing in time. At the end it returns at once."""
@@ -78,18 +95,18 @@ class Answer:
         for answer in self.choices:
             if answer.finish is None:
                 running = True
-            elif answer.finish.failure:
+            elif answer.finish.end.failure:
                 return True
         return not running
 
     @property
     def _failure(self) -> Failure | None:
-        return next((one.finish.failure for one in self.choices if one.finish and one.finish.failure), None)
+        return next((one.finish.end.failure for one in self.choices if one.finish and one.finish.end.failure), None)
 
     @property
     def client_gone(self) -> bool:
         """The client went away before the end."""
-        ends = [one.finish for one in self.choices if one.finish]
+        ends = [one.finish.end for one in self.choices if one.finish]
         return self._failure is None and any(end.reason is FinishReason.CANCELLED for end in ends)
 
     @property
@@ -99,15 +116,10 @@ class Answer:
         return from_failure(failure) if failure else None
 
     @property
-    def headers(self) -> dict[str, str]:
-        """Headers of an answer that begins: its weights, what is left of the caller's limits."""
-        return {"x-weft-model-digest": self.call.digest} | (self._admitted.headers if self._admitted else {})
-
-    @property
     def usage(self) -> dict[str, int]:
         """The tokens used: each prompt's once, those of every answer that has ended."""
         completion_tokens = sum(one.finish.outcome.completion_tokens for one in self.choices if one.finish)
-        return usage_of(sum(len(request.prompt) for request in self.requests), completion_tokens)
+        return usage_of(sum(len(request.prompt) for request in self._requests), completion_tokens)
 
     async def whole(self) -> bytes | None:
         """The body, once every choice has ended; None: the client went away before. Raises ApiError."""
@@ -118,57 +130,57 @@ class Answer:
         if error := self.error:
             raise error
         ended = self._best()
-        numbers = sum(len(one.emit.logprobs) + len(one.emit.prompt_logprobs) for one in ended)
-        numbers += sum(len(one.emit.state) // STATE_BYTES for one in ended)
-        encode, usage = self.encoder.body, self.usage
+        numbers = sum(len(emit.logprobs) + len(emit.prompt_logprobs) for emit, _ in ended)
+        numbers += sum(len(emit.state) // STATE_BYTES for emit, _ in ended)
+        encode, usage = self._encoder.body, self.usage
         body = await asyncio.to_thread(encode, ended, usage) if numbers > THREAD_LOGPROBS else encode(ended, usage)
-        return await self.before_end() or body
+        return await self._before_end() or body
 
-    async def before_end(self) -> bytes | None:
+    async def _before_end(self) -> bytes | None:
         """Do what the endpoint does with a whole answer before its client gets the end; see `ModelEndpoint`."""
         before_end = None if self._failure or self.client_gone else self._endpoint.before_end
-        return await before_end(self._state, self.call, self.encoder, self.usage) if before_end else None
+        return await before_end(self._state, self.call, self._encoder, self.usage) if before_end else None
 
-    def _best(self) -> list[EndedChoice]:
+    def _best(self) -> list[tuple[Emit, End]]:
         """Return the `n` of `best_of` answers to each prompt that are likeliest a token, the best first; or all."""
         drawn, n = self.call.params.drawn, self.call.params.n
-        ended, answers = list[EndedChoice](), self.choices
+        ended, answers = list[tuple[Emit, End]](), self.choices
         for index, answer in enumerate(answers):
             assert answer.finish
             of_prompt = answers[index - index % drawn].prompt_logprobs  # they come with its first answer
             emit = (answer.take() or Emit("", ""))._replace(prompt_logprobs=of_prompt)
-            ended.append(EndedChoice(emit, answer.finish.reason, answer.finish.stop))
+            ended.append((emit, answer.finish.end))
         if drawn == n:
             return ended
         prompts = [ended[first : first + drawn] for first in range(0, len(ended), drawn)]
         return [one for choices in prompts for one in sorted(choices, key=_mean_logprob, reverse=True)[:n]]
 
-    def abandon(self) -> None:
+    def _abandon(self) -> None:
         """Tell the machine that nothing reads the answers any more. Harmless after the end."""
-        for request in self.requests:
+        for request in self._requests:
             self._state.manager.client_gone(request.request_id)
 
     def leave(self) -> None:
         """End what still runs; settle, count and log the call."""
-        self.abandon()
+        self._abandon()
         usage, manager, trace = self.usage, self._state.manager, self.call.trace
         if self._admitted:
             manager.limits.settle(self._admitted, usage["total_tokens"])
         error = self.error or (None if self.over else Internal(""))
         status = 499 if self.client_gone else error.status if error else 200
         code = error.code if error else "client_gone" if status == 499 else ""
-        first = self.requests[0]
+        first = self._requests[0]
         manager.count_answer(first.route.model_name, first.namespace, status, code)
         ends = [one.finish for one in self.choices if one.finish]
         if trace:
-            trace.answered(self.requests, ends, status, error)
+            trace.answered(self._requests, ends, status, error)
         log.info("finished", extra=kv(**self._access(ends, usage, status, error)))
 
     def _access(
         self, ends: list[Finish], usage: dict[str, int], status: int, error: ApiError | None
     ) -> dict[str, object]:
         """The access log's fields: who asked which model, what came of it. Nothing of prompt or answer."""
-        first, params = self.requests[0], self.call.params
+        first, params = self._requests[0], self.call.params
         user = params.safety_identifier or params.user
         fields = {
             "request_id": first.request_id,
@@ -177,79 +189,49 @@ class Answer:
             "user": hashlib.sha256(user.encode()).hexdigest()[:16] if user else None,
             "status": status,
             "code": error and error.code,
-            "reason": ",".join(sorted({end.reason.name for end in ends})),
-            "duration_ms": max((end.outcome.total_ms for end in ends), default=0),
-            "ttft_ms": min((end.outcome.ttft_ms for end in ends if end.ttft_s is not None), default=None),
+            "reason": ",".join(sorted({one.end.reason.name for one in ends})),
+            "duration_ms": max((one.outcome.total_ms for one in ends), default=0),
+            "ttft_ms": min((one.outcome.ttft_ms for one in ends if one.ttft_s is not None), default=None),
             "prompt_tokens": usage["prompt_tokens"],
             "completion_tokens": usage["completion_tokens"],
             "n": first.n if first.n > 1 else None,
-            "prompts": len(self.requests) if len(self.requests) > 1 else None,
+            "prompts": len(self._requests) if len(self._requests) > 1 else None,
             "trace_id": self.call.trace and self.call.trace.trace_id,
         }
         return {name: value for name, value in fields.items() if value is not None}
 
-
-def _mean_logprob(choice: EndedChoice) -> float:
-    logprobs = choice.emit.logprobs
-    return sum(one.logprob.logprob for one in logprobs) / max(1, len(logprobs))
-
-
-class StreamingCompletion(Response):
-    """Sends what the answers of a request produce. It owns them: whatever ends this response ends them all."""
-
-    def __init__(self, answer: Answer) -> None:
-        super().__init__()
-        self._answer = answer
-        self._encoder = answer.encoder
-        self._headers = [(name.encode(), value.encode()) for name, value in answer.headers.items()]
-        self._open = dict(enumerate(answer.choices))  # those whose finish is not sent yet
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 (ASGI's form)
-        watch = asyncio.create_task(self._watch(receive), name=f"watch {self._answer.requests[0].request_id}")
-        try:
-            with contextlib.suppress(OSError):  # the socket broke while sending: the watcher notices the same
-                await (self._send_stream(send) if self._answer.call.params.stream else self._send_whole(send))
-        finally:
-            watch.cancel()
-            self._answer.leave()
-
-    async def _watch(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        self._answer.abandon()
+    # ---------------------------------------------------------------- over HTTP
 
     async def _send_whole(self, send: Send) -> None:
         try:
-            body = await self._answer.whole()
+            body = await self.whole()
         except ApiError as error:
             return await self._send_error(send, error)
         if body is not None:
-            own = {"content-type": self._encoder.media_type, **self._encoder.headers}
-            headers = [(name.encode(), value.encode()) for name, value in own.items()]
-            await _send(send, 200, [*headers, *self._headers], body)
+            headers = {"content-type": self._encoder.media_type, **self._encoder.headers, **self._own_headers}
+            await _send(send, 200, headers, body)
         return None
 
     async def _send_error(self, send: Send, error: ApiError) -> None:
-        headers = [(name.encode(), value.encode()) for name, value in error.headers().items()]
-        await _send(send, error.status, headers, self._encoder.error_body(error))
+        await _send(send, error.status, error.headers(), self._encoder.error_body(error))
 
     async def _send_stream(self, send: Send) -> None:
-        begun = over = False
+        start, begun, over = _start(200, _SSE_HEADERS | self._own_headers), False, False
         while not over:
-            awake = await self._answer.wait(PING_S if begun else None)
-            over = self._answer.over  # asked before the chunk is made: what comes meanwhile is the next one's
+            awake = await self.wait(PING_S if begun else None)
+            over = self.over  # asked before the chunk is made: what comes meanwhile is the next one's
             first = b"" if begun else self._encoder.first_chunk()
             chunk = await self._next_chunk() if awake else PING
-            if over and self._answer.client_gone:
+            if over and self.client_gone:
                 return None
             if not begun:
-                if not chunk and (error := self._answer.error):
+                if not chunk and (error := self.error):
                     return await self._send_error(send, error)
-                await send({"type": "http.response.start", "status": 200, "headers": [*_SSE_HEADERS, *self._headers]})
+                await send(start)
                 begun = True
             chunk = first + chunk
             if over:
-                await self._answer.before_end()
+                await self._before_end()
                 chunk += self._rest()
             if chunk:
                 await send({"type": "http.response.body", "body": chunk, "more_body": not over})
@@ -264,18 +246,27 @@ class StreamingCompletion(Response):
                 chunk += await asyncio.to_thread(self._encoder.chunk, index, emit)
             elif emit:
                 chunk += self._encoder.chunk(index, emit)
-            if finish and finish.reason not in (FinishReason.CANCELLED, FinishReason.FAILED):
-                chunk += self._encoder.finish_chunk(index, finish.reason, finish.stop)
+            if finish and finish.end.reason not in (FinishReason.CANCELLED, FinishReason.FAILED):
+                chunk += self._encoder.finish_chunk(index, finish.end)
                 del self._open[index]
         return chunk
 
     def _rest(self) -> bytes:
         """What follows the choices: the end, or an error and nothing."""
-        error = self._answer.error
-        return self._encoder.error_chunk(error) if error else self._encoder.last_chunk(self._answer.usage)
+        error = self.error
+        return self._encoder.error_chunk(error) if error else self._encoder.last_chunk(self.usage)
 
 
-async def _send(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
-    headers = [*headers, (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
+def _mean_logprob(choice: tuple[Emit, End]) -> float:
+    logprobs = choice[0].logprobs
+    return sum(one.logprob.logprob for one in logprobs) / max(1, len(logprobs))
+
+
+def _start(status: int, headers: dict[str, str]) -> Message:
+    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+    return {"type": "http.response.start", "status": status, "headers": raw}
+
+
+async def _send(send: Send, status: int, headers: dict[str, str], body: bytes) -> None:
+    await send(_start(status, headers | {"content-length": str(len(body))}))
     await send({"type": "http.response.body", "body": body, "more_body": False})

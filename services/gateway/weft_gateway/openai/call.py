@@ -3,11 +3,12 @@
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+from types import MappingProxyType
+from typing import Any, ClassVar, Generic, TypeVar
 
-from weft.domain.request import FinishReason, Priority
+from weft.domain.request import Priority
 from weft.domain.routes import PoolRoute, Route
-from weft_gateway.core.events import Emit
+from weft_gateway.core.events import Emit, End
 from weft_gateway.core.routes import Principal
 from weft_gateway.errors import ApiError
 from weft_gateway.forms.answer_form import AnswerForm
@@ -17,6 +18,7 @@ from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.request_ids import Ids
 from weft_gateway.shell.tokenizer import ModelTokenizer
 
+JSON = "application/json"
 PLAIN = AnswerForm()
 MAX_PROMPT_CHARS = 4096  # of `Prompt.text`
 T = TypeVar("T", bound=Common)
@@ -57,31 +59,40 @@ class Call:
     digest: str = field(init=False)  # of the weights that answer
 
 
-class EndedChoice(NamedTuple):
-    """An answer that has ended. `stop`: the stop string, or the stop token, that ended it."""
+class AnswerEncoder(ABC):
+    """Writes an answer as an API has it: whole, or in chunks, the first one before any token.
 
-    emit: Emit
-    reason: FinishReason
-    stop: str | int | None = None
-
-
-class AnswerEncoder(Protocol):
-    """An answer as an API has it: whole, or in chunks, the first one before any token.
-
-    `media_type` and `headers` are those of a whole one, once there is its body.
+    `index` is that of a choice: those to the first prompt come first. `media_type` and `headers` are those of a whole
+    answer, once there is its body.
     """
 
-    @property
-    def media_type(self) -> str: ...
-    @property
-    def headers(self) -> Mapping[str, str]: ...
-    def first_chunk(self) -> bytes: ...
-    def chunk(self, index: int, emit: Emit, /) -> bytes: ...
-    def finish_chunk(self, index: int, reason: FinishReason, stop: str | int | None = None, /) -> bytes: ...
-    def last_chunk(self, usage: dict[str, int]) -> bytes: ...
-    def error_body(self, error: ApiError) -> bytes: ...
-    def error_chunk(self, error: ApiError) -> bytes: ...
-    def body(self, choices: Sequence[EndedChoice], usage: dict[str, int]) -> bytes: ...
+    media_type: str = JSON
+    headers: Mapping[str, str] = MappingProxyType({})
+
+    def first_chunk(self) -> bytes:
+        """Open a stream, before any token."""
+        return b""
+
+    @abstractmethod
+    def chunk(self, index: int, emit: Emit) -> bytes: ...
+
+    @abstractmethod
+    def finish_chunk(self, index: int, end: End) -> bytes: ...
+
+    @abstractmethod
+    def last_chunk(self, usage: dict[str, int]) -> bytes:
+        """Close a stream."""
+
+    @abstractmethod
+    def body(self, choices: Sequence[tuple[Emit, End]], usage: dict[str, int]) -> bytes: ...
+
+    def error_body(self, error: ApiError) -> bytes:
+        """Write an error before the first byte."""
+        return error.body()
+
+    def error_chunk(self, error: ApiError) -> bytes:
+        """Write an error after the first byte; the stream closes after it."""
+        return b"data: " + error.body() + b"\n\n"
 
 
 class ModelEndpoint(ABC, Generic[T]):

@@ -17,8 +17,9 @@ import orjson
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
+from weft_gateway.core.events import Emit, End
 from weft_gateway.errors import ParameterError
-from weft_gateway.openai.call import Call, EndedChoice, Prompt
+from weft_gateway.openai.call import Call, Prompt
 from weft_gateway.openai.chat import prompt_of
 from weft_gateway.openai.completions import CompletionEndpoint
 from weft_gateway.openai.fields import MAX_INT32, Prompts, Whole
@@ -180,8 +181,8 @@ class _VectorEncoder(CompletionEncoder):
 
     _params: PooledRequest
 
-    def body(self, choices: Sequence[EndedChoice], usage: dict[str, int]) -> bytes:
-        vectors = [vector_of(choice.emit.state) for choice in choices]
+    def body(self, choices: Sequence[tuple[Emit, End]], usage: dict[str, int]) -> bytes:
+        vectors = [vector_of(emit.state) for emit, _ in choices]
         return orjson.dumps({**self._head, **self._found(vectors), "usage": _used(usage)})
 
     def _found(self, vectors: Sequence[Vector]) -> dict[str, Any]:
@@ -195,12 +196,12 @@ class EmbeddingsEncoder(_VectorEncoder):
         data = [{"object": "embedding", "index": i, "embedding": self._form(one)} for i, one in enumerate(vectors)]
         return {"data": data}
 
-    def body(self, choices: Sequence[EndedChoice], usage: dict[str, int]) -> bytes:
+    def body(self, choices: Sequence[tuple[Emit, End]], usage: dict[str, int]) -> bytes:
         form = self._params.asked.encoding_format
         if not form.startswith("bytes"):
             return super().body(choices, usage)
         self.media_type = "application/octet-stream"
-        parts = [self._form(vector_of(choice.emit.state)) for choice in choices]
+        parts = [self._form(vector_of(emit.state)) for emit, _ in choices]
         if form == "bytes":
             self.headers = {"metadata": orjson.dumps(self._metadata(parts, usage)).decode()}
         return b"".join(map(bytes, parts))

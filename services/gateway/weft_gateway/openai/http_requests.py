@@ -12,15 +12,13 @@ from starlette.responses import Response
 
 from weft_gateway.core.routes import Principal
 from weft_gateway.errors import BadRequest, BodyTimeout, TooLarge, UnsupportedMediaType, from_failure
-from weft_gateway.openai.answer import StreamingCompletion
-from weft_gateway.openai.call import Call, ModelEndpoint, T
+from weft_gateway.openai.call import JSON, Call, ModelEndpoint, T
 from weft_gateway.openai.prepare import submit
 from weft_gateway.openai.spans import RequestTrace
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.auth import Action, authenticate, check_scope
 from weft_gateway.shell.request_ids import Ids
 
-JSON = "application/json"
 BODY_SECONDS = 30.0  # for a client to send its body
 TURN = 500  # entries of a list that are written at once: 3 ms
 E = TypeVar("E")
@@ -38,13 +36,12 @@ async def completion(endpoint: ModelEndpoint[T], state: AppState, request: Reque
             call.trace = RequestTrace(span, endpoint.operation)
         if failure := state.machine.admission.refusal(state.manager.clock()):
             raise from_failure(failure)
-        answer = await submit(state, endpoint, call, await json_body(request, state.settings.max_body_bytes))
+        return await submit(state, endpoint, call, await json_body(request, state.settings.max_body_bytes))
     except BaseException as error:
         state.manager.client_gone(ids.request_id)
         if call and call.trace:
             call.trace.refused(call.model or call.named_model, error)
         raise
-    return StreamingCompletion(answer)
 
 
 async def wait_for_routes(state: AppState, request: Request) -> None:

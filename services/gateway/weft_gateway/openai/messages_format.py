@@ -1,16 +1,16 @@
 """The shape of `POST /v1/messages`: an answer as blocks, whole or as events by name."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 import orjson
 
 from weft.domain.request import FinishReason
-from weft_gateway.core.events import Emit
+from weft_gateway.core.events import Emit, End
 from weft_gateway.errors import ApiError
 from weft_gateway.forms.answer_reader import AnswerReader
-from weft_gateway.openai.call import Call, EndedChoice
-from weft_gateway.openai.response_format import JSON, NO_HEADERS
+from weft_gateway.openai.call import AnswerEncoder, Call
+from weft_gateway.openai.schema import Common
 
 _REASONS = {FinishReason.EOS: "end_turn", FinishReason.STOP: "stop_sequence", FinishReason.LENGTH: "max_tokens"}
 _BLOCKS: dict[str, dict[str, Any]] = {
@@ -19,20 +19,10 @@ _BLOCKS: dict[str, dict[str, Any]] = {
 }
 
 
-class NamedModel(Protocol):
-    """What an answer repeats of its request."""
-
-    @property
-    def model(self) -> str: ...
-
-
-class MessagesEncoder:
+class MessagesEncoder(AnswerEncoder):
     """Makes blocks of one answer's deltas (thinking, text, tool_use), one open at a time."""
 
-    media_type: str = JSON
-    headers: Mapping[str, str] = NO_HEADERS
-
-    def __init__(self, params: NamedModel, call: Call) -> None:
+    def __init__(self, params: Common, call: Call) -> None:
         self._model, self._id = params.model, f"msg_{call.ids.request_id}"
         self._reader = AnswerReader(call.prompts[0].form, f"{call.ids.request_id}/0")
         self._prompt_tokens = sum(len(prompt.tokens) for prompt in call.prompts)
@@ -44,15 +34,16 @@ class MessagesEncoder:
     def first_chunk(self) -> bytes:
         return _event("message_start", message=self._message({"input_tokens": self._prompt_tokens, "output_tokens": 0}))
 
-    def chunk(self, _index: int, emit: Emit) -> bytes:
+    def chunk(self, index: int, emit: Emit) -> bytes:  # noqa: ARG002 (there is one)
         return b"".join(self._take(delta) for delta in self._reader.push(emit.text))
 
-    def finish_chunk(self, _index: int, reason: FinishReason, stop: str | int | None = None) -> bytes:
-        left = b"".join(self._take(delta) for delta in self._reader.flush(cut=reason is FinishReason.LENGTH))
+    def finish_chunk(self, index: int, end: End) -> bytes:  # noqa: ARG002
+        cut = end.reason is FinishReason.LENGTH
+        left = b"".join(self._take(delta) for delta in self._reader.flush(cut=cut))
         calls = any(block["type"] == "tool_use" for block in self._blocks)
-        self._stop_reason = "tool_use" if calls and reason is not FinishReason.LENGTH else _REASONS[reason]
-        if isinstance(stop, str) and self._stop_reason != "tool_use":
-            self._stop_reason, self._stop = "stop_sequence", stop
+        self._stop_reason = "tool_use" if calls and not cut else _REASONS[end.reason]
+        if isinstance(end.stop, str) and self._stop_reason != "tool_use":
+            self._stop_reason, self._stop = "stop_sequence", end.stop
         return left + self._close()
 
     def last_chunk(self, usage: dict[str, int]) -> bytes:
@@ -66,10 +57,10 @@ class MessagesEncoder:
     def error_chunk(self, error: ApiError) -> bytes:
         return b"event: error\ndata: " + error.anthropic_body() + b"\n\n"
 
-    def body(self, choices: Sequence[EndedChoice], usage: dict[str, int]) -> bytes:
-        ((emit, reason, stop),) = choices
+    def body(self, choices: Sequence[tuple[Emit, End]], usage: dict[str, int]) -> bytes:
+        ((emit, end),) = choices
         self.chunk(0, emit)
-        self.finish_chunk(0, reason, stop)
+        self.finish_chunk(0, end)
         for block in self._blocks:
             if block["type"] == "tool_use":
                 block["input"] = _arguments(block["input"])

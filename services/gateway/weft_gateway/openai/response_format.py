@@ -4,16 +4,15 @@ A chunk costs one `orjson.dumps` of its text; everything around it is constant b
 token ids or the tokens used so far is made whole.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import orjson
 
 from weft.domain.request import FinishReason
-from weft_gateway.core.events import Emit, TokenLogprobOut
-from weft_gateway.errors import ApiError
+from weft_gateway.core.events import Emit, End, TokenLogprobOut
 from weft_gateway.forms.answer_reader import AnswerReader, message_of
-from weft_gateway.openai.call import Call, EndedChoice, Prompt
+from weft_gateway.openai.call import AnswerEncoder, Call, Prompt
 from weft_gateway.openai.logprobs import (
     TokenIdNames,
     TokenNames,
@@ -29,8 +28,6 @@ from weft_gateway.openai.spans import REASONS
 DONE = b"data: [DONE]\n\n"
 FINGERPRINT_CHARS = 16
 PING = b": ping\n\n"
-JSON = "application/json"
-NO_HEADERS: Mapping[str, str] = {}
 _HOLE = "\u0000text\u0000"
 LogprobsEncoder = Callable[[Sequence[TokenLogprobOut], int, TokenNames], dict[str, Any]]
 
@@ -47,19 +44,13 @@ def _fingerprint(digest: str) -> str:
     return f"{algorithm}:{hexadecimal[:FINGERPRINT_CHARS]}" if hexadecimal else digest
 
 
-class ResponseEncoder:
-    """One call's encoder; `index` is that of a choice: those of the first prompt come first.
-
-    A chunk is constant bytes around a text, but for those with more than text.
-    """
+class ResponseEncoder(AnswerEncoder):
+    """Writes the answers to one call. A chunk is constant bytes around a text, but for those with more than text."""
 
     id_prefix: ClassVar[str]
     kind: ClassVar[str]
     chunk_kind: ClassVar[str]
     encode_logprobs: ClassVar[LogprobsEncoder]
-
-    media_type: str = JSON
-    headers: Mapping[str, str] = NO_HEADERS
 
     def __init__(self, params: Common, call: Call) -> None:
         plain = all(prompt.form.is_plain for prompt in call.prompts)
@@ -83,10 +74,6 @@ class ResponseEncoder:
         hole = orjson.dumps(_HOLE)
         self._around = [self._event([self._delta(index, _HOLE)]).split(hole) for index in range(self._choices)]
 
-    def first_chunk(self) -> bytes:
-        """Open a stream, before any token."""
-        return b""
-
     def chunk(self, index: int, emit: Emit) -> bytes:
         if self._plain:
             before, after = self._around[index]
@@ -97,25 +84,19 @@ class ResponseEncoder:
             choice["token_ids"] = list(emit.tokens)
         return self._event([choice], self._usage_so_far())
 
-    def finish_chunk(self, index: int, reason: FinishReason, stop: str | int | None = None) -> bytes:
-        choice = self._delta(index, "", None, REASONS[reason]) | _stopped(stop)
+    def finish_chunk(self, index: int, end: End) -> bytes:
+        choice = self._delta(index, "", None, REASONS[end.reason]) | _stopped(end.stop)
         return self._event([choice], self._usage_so_far())
 
     def last_chunk(self, usage: dict[str, int]) -> bytes:
         """Close a stream: usage, if the client asked for it, and [DONE]."""
         return (self._event([], usage) if self._params.include_usage else b"") + DONE
 
-    def error_body(self, error: ApiError) -> bytes:
-        """Write an error before the first byte."""
-        return error.body()
+    def body(self, choices: Sequence[tuple[Emit, End]], usage: dict[str, int]) -> bytes:
+        return orjson.dumps({**self._head, "choices": self._whole(choices), "usage": usage})
 
-    def error_chunk(self, error: ApiError) -> bytes:
-        """Write an error after the first byte; the stream closes after it, without [DONE]."""
-        return b"data: " + error.body() + b"\n\n"
-
-    def body(self, choices: Sequence[EndedChoice], usage: dict[str, int]) -> bytes:
-        whole = [self._whole_choice(i, one.emit, one.reason) | _stopped(one.stop) for i, one in enumerate(choices)]
-        return orjson.dumps({**self._head, "choices": whole, "usage": usage})
+    def _whole(self, choices: Sequence[tuple[Emit, End]]) -> list[dict[str, Any]]:
+        return [self._whole_choice(i, emit, end.reason) | _stopped(end.stop) for i, (emit, end) in enumerate(choices)]
 
     def _whole_choice(self, index: int, emit: Emit, reason: FinishReason) -> dict[str, Any]:
         choice = self._choice(index, emit.text, self._logprobs(emit), REASONS[reason])
@@ -202,13 +183,12 @@ class ChatEncoder(ResponseEncoder):
             for first, delta in zip([True] + [False] * len(deltas), deltas, strict=False)
         )
 
-    def finish_chunk(self, index: int, reason: FinishReason, stop: str | int | None = None) -> bytes:
+    def finish_chunk(self, index: int, end: End) -> bytes:
         if not self._readers:
-            return super().finish_chunk(index, reason, stop)
-        left = b"".join(
-            self._part(index, delta) for delta in self._readers[index].flush(cut=reason is FinishReason.LENGTH)
-        )
-        choice = self._delta(index, "", None, self._reason(index, reason)) | _stopped(stop)
+            return super().finish_chunk(index, end)
+        deltas = self._readers[index].flush(cut=end.reason is FinishReason.LENGTH)
+        left = b"".join(self._part(index, delta) for delta in deltas)
+        choice = self._delta(index, "", None, self._reason(index, end.reason)) | _stopped(end.stop)
         return left + self._event([choice], self._usage_so_far())
 
     def _part(self, index: int, delta: dict[str, Any], logprobs: Any = None, tokens: list[int] | None = None) -> bytes:
@@ -239,8 +219,8 @@ class ChatEncoder(ResponseEncoder):
         tokens = {"prompt_token_ids": list(self._prompts[0].tokens)} if self._params.return_token_ids else {}
         return b"".join(self._event([delta], self._usage_so_far(), **tokens) for delta in deltas)
 
-    def body(self, choices: Sequence[EndedChoice], usage: dict[str, int]) -> bytes:
-        whole = [self._whole_choice(i, one.emit, one.reason) | _stopped(one.stop) for i, one in enumerate(choices)]
+    def body(self, choices: Sequence[tuple[Emit, End]], usage: dict[str, int]) -> bytes:
+        whole = self._whole(choices)
         more = {"prompt_token_ids": list(self._prompts[0].tokens)} if self._params.return_token_ids else {}
         if self._params.prompt_logprobs is not None:  # they are the prompt's, as in vLLM
             of_prompt = [choice.pop("prompt_logprobs") for choice in whole]

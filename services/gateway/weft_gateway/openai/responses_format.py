@@ -6,12 +6,11 @@ from typing import Any, Protocol
 import orjson
 
 from weft.domain.request import FinishReason
-from weft_gateway.core.events import Emit
+from weft_gateway.core.events import Emit, End
 from weft_gateway.errors import ApiError
 from weft_gateway.forms.answer_reader import AnswerReader
-from weft_gateway.openai.call import Call, EndedChoice
+from weft_gateway.openai.call import AnswerEncoder, Call
 from weft_gateway.openai.logprobs import chat_logprobs
-from weft_gateway.openai.response_format import JSON, NO_HEADERS
 
 
 class RepeatedRequest(Protocol):
@@ -27,11 +26,8 @@ class RepeatedRequest(Protocol):
     def reasoning_effort(self) -> str | None: ...
 
 
-class ResponsesEncoder:
+class ResponsesEncoder(AnswerEncoder):
     """Makes items of one answer's deltas (reasoning, a message, calls), one open at a time."""
-
-    media_type: str = JSON
-    headers: Mapping[str, str] = NO_HEADERS
 
     def __init__(self, params: RepeatedRequest, call: Call) -> None:
         request_id = call.ids.request_id
@@ -42,45 +38,39 @@ class ResponsesEncoder:
         self._items: list[dict[str, Any]] = []
         self._is_open = False  # the last item
         self._events = 0
-        self._reason: FinishReason | None = None
+        self._cut = False
         self._kept = bool(params.repeated["store"])
 
     def first_chunk(self) -> bytes:
         response = self._response("in_progress", None)
         return self._event("created", response=response) + self._event("in_progress", response=response)
 
-    def chunk(self, _index: int, emit: Emit) -> bytes:
+    def chunk(self, index: int, emit: Emit) -> bytes:  # noqa: ARG002 (there is one)
         if (alternatives := self._params.alternatives) is not None:
             self._logprobs += chat_logprobs(emit.logprobs, alternatives, self._names)["content"]
         return b"".join(self._take(delta) for delta in self._reader.push(emit.text))
 
-    def finish_chunk(self, _index: int, reason: FinishReason, _stop: str | int | None = None) -> bytes:
-        self._reason = reason
-        return (
-            b"".join(self._take(delta) for delta in self._reader.flush(cut=reason is FinishReason.LENGTH))
-            + self._close()
-        )
+    def finish_chunk(self, index: int, end: End) -> bytes:  # noqa: ARG002
+        self._cut = end.reason is FinishReason.LENGTH
+        return b"".join(self._take(delta) for delta in self._reader.flush(cut=self._cut)) + self._close()
 
     def last_chunk(self, usage: dict[str, int]) -> bytes:
         response = self.response(usage)
         return self._event(response["status"], response=response)
 
-    def error_body(self, error: ApiError) -> bytes:
-        return error.body()
-
     def error_chunk(self, error: ApiError) -> bytes:
         failed = self._response("failed", None) | {"error": {"code": error.code, "message": error.message}}
         return self._event("failed", response=failed)
 
-    def body(self, choices: Sequence[EndedChoice], usage: dict[str, int]) -> bytes:
-        ((emit, reason, _),) = choices
+    def body(self, choices: Sequence[tuple[Emit, End]], usage: dict[str, int]) -> bytes:
+        ((emit, end),) = choices
         self.chunk(0, emit)
-        self.finish_chunk(0, reason)
+        self.finish_chunk(0, end)
         return orjson.dumps(self.response(usage))
 
     def response(self, usage: dict[str, int]) -> dict[str, Any]:
         """Return the response with an answer that has ended."""
-        return self._response("incomplete" if self._reason is FinishReason.LENGTH else "completed", usage)
+        return self._response("incomplete" if self._cut else "completed", usage)
 
     def not_kept(self) -> None:
         """Say in the response that it cannot be continued."""
@@ -153,7 +143,7 @@ class ResponsesEncoder:
             events = self._event(f"{name}.done", **self._place(), content_index=0, text=part["text"], **more)
             events += self._event("content_part.done", **self._place(), content_index=0, part=part)
         if "status" in item:
-            item["status"] = "incomplete" if self._reason is FinishReason.LENGTH else "completed"
+            item["status"] = "incomplete" if self._cut else "completed"
         return events + self._event("output_item.done", output_index=len(self._items) - 1, item=item)
 
     def _place(self) -> dict[str, Any]:

@@ -34,7 +34,7 @@ class RequestTrace:
             "gen_ai.request.temperature": sampling.temperature,
             "gen_ai.request.top_p": sampling.top_p,
             "gen_ai.request.choice.count": request.n if request.n > 1 else None,
-            "gen_ai.response.finish_reasons": [REASONS.get(end.reason, end.reason.value) for end in ends],
+            "gen_ai.response.finish_reasons": [REASONS.get(one.end.reason, one.end.reason.value) for one in ends],
             "gen_ai.usage.input_tokens": sum(len(one.prompt) for one in requests),
             "gen_ai.usage.output_tokens": sum(end.outcome.completion_tokens for end in ends),
             "weft.request_id": request.request_id,
