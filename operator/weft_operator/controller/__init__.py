@@ -6,6 +6,7 @@ Tests take these names from here: the modules behind them may change.
 
 from weft_operator.controller.clock import Clock, unix_clock
 from weft_operator.controller.depot_client import DepotClient
+from weft_operator.controller.keys import KeyController
 from weft_operator.controller.loop import Controller
 from weft_operator.controller.registry_client import RegistryClient
 from weft_operator.controller.resolver import Resolver

@@ -29,7 +29,7 @@ from weft_operator.core.api_keys import (
     Secret,
     Step,
     Withdraw,
-    events_for,
+    key_events_for,
     next_step,
     orphans,
     parse_key,
@@ -178,7 +178,7 @@ class KeyController(Loop):
                     await self._registry.withdraw(uid)
                 self._replace(uid, None)
             case SetStatus():
-                for action in (step, *events_for(key, step.status)):
+                for action in (step, *key_events_for(key, step.status)):
                     await self._order(ref, action)
             case _:
                 await self._order(ref, step)

@@ -28,16 +28,34 @@ from weft_operator.core.actions import (
     UnpublishPool,
 )
 from weft_operator.core.api_keys import (
+    BadSecret,
     DeclaredKey,
     Key,
     KeyDeclaration,
     KeyView,
     Secret,
+    SecretKey,
     UnreadSecret,
     Withdraw,
+    key_events_for,
+    next_step,
+    orphans,
     parse_key,
+    secret_manifest,
+    seen_secret,
 )
-from weft_operator.core.artifacts import Resolution, Retention, VerifiedArtifact, source_changed, updated
+from weft_operator.core.artifacts import (
+    MAX_FAILURE_PAUSE_S,
+    Resolution,
+    Retention,
+    VerifiedArtifact,
+    from_status,
+    jittered,
+    source_changed,
+    started,
+    unreachable,
+    updated,
+)
 from weft_operator.core.canary import owner_uid
 from weft_operator.core.chat_templates import template_uid
 from weft_operator.core.children import (
@@ -86,7 +104,23 @@ from weft_operator.core.rollout import RETRY_S, is_replacing
 from weft_operator.core.runner_config import make_runner_config
 from weft_operator.core.runner_defaults import CONTAINER_SECURITY, POD_SECURITY, RunnerDefaults
 from weft_operator.core.scale_in import SEEN_S
-from weft_operator.core.scaling import ANSWER_S, Bounds, group_of, rollout_limits, to_start
+from weft_operator.core.scaling import (
+    ANSWER_S,
+    Bounds,
+    Runner,
+    counted_together,
+    counts_apart,
+    deletion_costs,
+    distribute,
+    group_of,
+    one_for_one,
+    phase_groups,
+    rollout_limits,
+    select_victims,
+    sizes,
+    target,
+    to_start,
+)
 from weft_operator.core.state import (
     APPLY_RETRY_S,
     Child,

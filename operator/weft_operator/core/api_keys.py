@@ -170,7 +170,7 @@ def orphans(declared: Iterable[DeclaredKey], uids: Collection[str]) -> list[str]
     return sorted({key.declaration.owner for key in declared if not key.revoked} - set(uids))
 
 
-def events_for(key: Key, status: Object) -> list[RecordEvent]:
+def key_events_for(key: Key, status: Object) -> list[RecordEvent]:
     """Make the Events that go with writing this status."""
     after, before = _ready(status), _ready(key.status)
     if (after["reason"], status.get("keyID")) == (before.get("reason"), key.status.get("keyID")):

@@ -13,9 +13,10 @@ import pytest
 from harness.field_edits import unread
 from weft.api.manifests import ManifestError, parse_object
 from weft.domain.limits import LimitRule
-from weft_operator.controller.keys import KeyController
+from weft_operator.controller import KeyController
 from weft_operator.core import (
     AddFinalizer,
+    BadSecret,
     DeclaredKey,
     Key,
     KeyDeclaration,
@@ -25,23 +26,20 @@ from weft_operator.core import (
     Ref,
     RemoveFinalizer,
     Secret,
+    SecretKey,
     SetStatus,
     UnreadSecret,
     Withdraw,
-    parse_key,
-)
-from weft_operator.core.api_keys import (
-    FINALIZER,
-    BadSecret,
-    SecretKey,
-    events_for,
+    key_events_for,
     next_step,
     orphans,
+    parse_key,
     secret_manifest,
     seen_secret,
 )
 from weft_operator.errors import AlreadyExists, ApiFailed, SupervisorUnavailable
 
+FINALIZER = "serving.weft.dev/revoke-key"
 REF = Ref("APIKey", "acme", "ci")
 KEY: dict[str, Any] = {"kind": "APIKey", "metadata": {"name": "ci", "namespace": "acme"}}
 NOW = 1_800_000_000.0
@@ -475,7 +473,7 @@ def test_until_the_supervisor_answers_a_status_stays_only_where_it_says_that_thi
         assert step is None
     else:
         assert isinstance(step, SetStatus)
-        (event,) = events_for(parsed(obj), step.status)
+        (event,) = key_events_for(parsed(obj), step.status)
         assert (event.type, event.reason) == ("Normal", "Registering")
 
 

@@ -9,8 +9,18 @@ from hypothesis import strategies as st
 
 from tests.unit.operator.planning import digest, failed, pool_ref, verified
 from weft.artifacts.depot_api import BaseRef, CredentialsRef
-from weft_operator.core import OperationStatus, Resolution, ResolveRequest, VerifiedArtifact, updated
-from weft_operator.core.artifacts import MAX_FAILURE_PAUSE_S, from_status, jittered, started, unreachable
+from weft_operator.core import (
+    MAX_FAILURE_PAUSE_S,
+    OperationStatus,
+    Resolution,
+    ResolveRequest,
+    VerifiedArtifact,
+    from_status,
+    jittered,
+    started,
+    unreachable,
+    updated,
+)
 
 ONE = ResolveRequest("adapter", "file:a", "acme", base=BaseRef(digest("b"), "base", ("tiny",)), max_rank=64)
 TWO = ResolveRequest("adapter", "file:b", "acme", base=BaseRef(digest("b"), "base"), max_rank=64)

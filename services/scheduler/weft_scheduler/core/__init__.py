@@ -35,13 +35,29 @@ from weft_scheduler.core.policy.autoscaling.demand import (
     demand_runners,
     desired_runners,
 )
+from weft_scheduler.core.policy.autoscaling.groups import VictimCandidate, allocate, divide, select_victims, surplus
 from weft_scheduler.core.policy.consolidation.consolidation import (
     ConsolidationRunner,
     RunningSequence,
     select_leaving,
     select_sources,
 )
+from weft_scheduler.core.policy.length_distribution import LengthDistribution
 from weft_scheduler.core.policy.phases.kv_cost import FREEZE_S, transfer_is_cheaper
+from weft_scheduler.core.policy.phases.roles import (
+    GROW_S,
+    LOST_IN_A_ROW,
+    LOST_TOGETHER_S,
+    MAX_SUSPEND_S,
+    PERIOD_S,
+    REPLANNED,
+    REVIEW_S,
+    SHRINK_S,
+    SUSPEND_S,
+    PhaseRunner,
+    RolePlan,
+)
+from weft_scheduler.core.policy.placement.capacity_treap import CapacityTreap, RunnerKey, priority_of
 from weft_scheduler.core.policy.placement.policy import Choice, PlacementRequest, RunnerLoad
 from weft_scheduler.core.policy.placement.punica import Punica, placement_score
 from weft_scheduler.core.policy.placement.runner_index import RunnerShape
@@ -56,6 +72,17 @@ from weft_scheduler.core.policy.queue.waiting_queue import QueueEntry, WaitingQu
 from weft_scheduler.core.policy.reservation import RESERVATION_POLICIES
 from weft_scheduler.core.policy.reservation.output_lengths import OutputLengthStats
 from weft_scheduler.core.policy.reservation.policies import ExpectedOutput
+from weft_scheduler.core.policy.reservation.pooled import (
+    DEVIATIONS,
+    HEAVY,
+    HORIZONS,
+    MAX_DEVIATIONS,
+    OVERRUN_RATE,
+    ExpectedUse,
+    Margin,
+    PooledUse,
+    UseForecast,
+)
 from weft_scheduler.core.policy.slo.attainment import TAU_S, Attainment, ServiceLevel
 from weft_scheduler.core.pool.pool import Pool
 from weft_scheduler.core.pool.queue import BEYOND_SHARE_S

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from weft.domain.routes import GroupPhase, PhaseCounts, PhaseGroups
 from weft.domain.runner import RunnerRole
-from weft_scheduler.core import Contribution, PoolCapacity
-from weft_scheduler.core.policy.autoscaling.groups import VictimCandidate, allocate, divide, select_victims, surplus
+from weft_scheduler.core import Contribution, PoolCapacity, VictimCandidate, allocate, divide, select_victims, surplus
 
 PROMPT, TOKEN, ANY = GroupPhase
 BOTH = (PhaseGroups(PROMPT), PhaseGroups(TOKEN))

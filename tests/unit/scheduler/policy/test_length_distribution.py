@@ -2,13 +2,15 @@
 
 import math
 from collections.abc import Sequence
+from statistics import NormalDist
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_scheduler.core.policy.length_distribution import MIN_SLOPE, NORMAL, LengthDistribution
+from weft_scheduler.core import LengthDistribution
 
+NORMAL = NormalDist()
 QUANTILES = ((0.1, 20.0), (0.5, 100.0), (0.9, 400.0), (0.99, 3_000.0))
 
 
@@ -45,7 +47,7 @@ def test_its_quantiles_are_the_ones_it_was_made_of() -> None:
 
 
 def test_quantiles_that_coincide_are_no_certainty() -> None:
-    lengths, apart = LengthDistribution([(level, 50.0) for level in (0.1, 0.5, 0.9)]), MIN_SLOPE * NORMAL.inv_cdf(0.9)
+    lengths, apart = LengthDistribution([(level, 50.0) for level in (0.1, 0.5, 0.9)]), 0.05 * NORMAL.inv_cdf(0.9)
     found = [lengths.survival(50.0 * math.exp(n * apart)) for n in range(3)]
     assert found == pytest.approx([0.9, 0.5, 0.1])
 

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.domain.runner import RunnerRole
-from weft_scheduler.core import KvDomain
-from weft_scheduler.core.policy.phases.roles import (
+from weft_scheduler.core import (
     GROW_S,
     LOST_IN_A_ROW,
     LOST_TOGETHER_S,
@@ -19,6 +18,7 @@ from weft_scheduler.core.policy.phases.roles import (
     REVIEW_S,
     SHRINK_S,
     SUSPEND_S,
+    KvDomain,
     PhaseRunner,
     RolePlan,
 )
