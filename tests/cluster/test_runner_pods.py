@@ -52,15 +52,7 @@ async def test_a_lost_pod_is_its_runner_started_again_and_no_other(spread: Insta
         await made.until(lambda: all(watched.text for watched in made.streams[:4]))
         lost = f"{victim.removesuffix('-0')}-1"
         await asyncio.to_thread(
-            spread.plane.kubectl,
-            "delete",
-            "pod",
-            lost,
-            "-n",
-            NAMESPACE,
-            "--force",
-            "--grace-period=0",
-            "--wait=false",
+            spread.plane.kubectl, "delete", "pod", lost, "-n", NAMESPACE, "--force", "--grace-period=0", "--wait=false"
         )
         await made.until(lambda: all(watched.finish is not None for watched in made.streams))
         assert_undisturbed(list(made.streams))

@@ -42,11 +42,7 @@ class Pair:
 
     def start(self, number: int) -> Replica:
         (probes,) = free_addresses(1)
-        flags = {
-            **self.flags(number),
-            "probes": probes,
-            "lease": f"{self._namespace}/weft-{self._component}",
-        }
+        flags = {**self.flags(number), "probes": probes, "lease": f"{self._namespace}/weft-{self._component}"}
         made = Replica(
             f"{self._component}-{number}",
             f"weft_{self._component}",

@@ -8,18 +8,7 @@ import pytest
 import yaml
 
 from harness import chart
-from harness.chart import (
-    CHART,
-    COMPONENTS,
-    HTTP_ROUTE,
-    QUICK,
-    VALUE_SETS,
-    Json,
-    objects,
-    one,
-    pod_templates,
-    render,
-)
+from harness.chart import CHART, COMPONENTS, HTTP_ROUTE, QUICK, VALUE_SETS, Json, objects, one, pod_templates, render
 from weft.api.apikey import APIKey
 from weft.api.loraadapter import LoRAAdapter
 from weft.api.manifests import parse_object

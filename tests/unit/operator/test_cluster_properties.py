@@ -98,10 +98,7 @@ def perform(world: ClusterWorld, operation: tuple[Any, ...]) -> None:
 
 
 def pool_spec(name: str, scale: Any, groups: Any, pages: int) -> dict[str, Any]:
-    spec: dict[str, Any] = {
-        "model": {"name": name, "uri": f"file:{name}"},
-        "advanced": {"kvPages": pages},
-    }
+    spec: dict[str, Any] = {"model": {"name": name, "uri": f"file:{name}"}, "advanced": {"kvPages": pages}}
     if groups:
         spec["runnerGroups"] = groups
     if isinstance(scale, tuple):

@@ -87,11 +87,7 @@ def test_another_token_time_is_another_launch():
 
 @pytest.mark.parametrize(
     ("fraction", "pages", "in_a_pod", "on_this_machine"),
-    [
-        (None, None, (0, 0.9), (1024, 0.9)),
-        (1, None, (0, 1.0), (0, 1.0)),
-        (0.5, 7, (7, 0.5), (7, 0.5)),
-    ],
+    [(None, None, (0, 0.9), (1024, 0.9)), (1, None, (0, 1.0), (0, 1.0)), (0.5, 7, (7, 0.5), (7, 0.5))],
 )
 def test_a_pool_without_a_number_of_pages_leaves_it_to_its_runner_where_that_has_the_memory_alone(
     fraction: float | None,

@@ -78,12 +78,7 @@ def test_an_adapter_of_no_pool_has_a_condition_and_is_served_once_the_pool_is_th
 
 @pytest.mark.parametrize(
     ("allowed", "permitted"),
-    [
-        ([], {"default"}),
-        (["*"], {"default", "acme"}),
-        (["acme"], {"default", "acme"}),
-        (["globex"], {"default"}),
-    ],
+    [([], {"default"}), (["*"], {"default", "acme"}), (["acme"], {"default", "acme"}), (["globex"], {"default"})],
 )
 def test_a_pool_says_which_namespaces_may_use_it(world: World, allowed: list[str], permitted: set[str]) -> None:
     namespaces = ("default", "acme")

@@ -18,12 +18,7 @@ from weft.wire.v1 import scheduler_pb2 as pb
 from weft.wire.v1.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
 from weft.wire.v1.supervisor_pb2 import AdapterState
 from weft_operator.controller import RegistryClient, registry_client
-from weft_operator.core import (
-    PublishAdapter,
-    PublishPool,
-    UnpublishAdapter,
-    UnpublishPool,
-)
+from weft_operator.core import PublishAdapter, PublishPool, UnpublishAdapter, UnpublishPool
 
 POOL = PoolSpec(
     "default/base", digest("b"), "base", shared_all=True, max_queue=10, created_unix_s=5, min_runners=1, drain_s=60.0

@@ -13,6 +13,5 @@ def driver() -> Driver:
 @pytest.fixture
 def served(driver: Driver) -> Driver:
     """A pool with one runner, `a`."""
-    driver.start()
-    driver.runner("a")
+    driver.start().runner("a")
     return driver

@@ -95,8 +95,7 @@ def test_a_runner_that_measured_nothing_is_good_for_all_that_it_holds() -> None:
 
 
 def test_half_of_its_best_batch_is_no_light_load(driver: Driver) -> None:
-    driver.start()
-    driver.runner("a", max_sequences=32, best_batch=4)
+    driver.start().runner("a", max_sequences=32, best_batch=4)
     driver.place("r0")
     assert not driver.record("a").accounts.is_loaded
     driver.place("r1")
@@ -106,8 +105,7 @@ def test_half_of_its_best_batch_is_no_light_load(driver: Driver) -> None:
 @pytest.mark.parametrize(("best", "wanted"), [(0, 1), (4, 3), (32, 1)])
 def test_a_pool_asks_for_as_many_runners_as_keep_to_their_best_batch(driver: Driver, best: int, wanted: int) -> None:
     """Ten run: two and a half best batches of four, and half a runner in hand."""
-    driver.start(max_runners=9)
-    driver.runner("a", max_sequences=32, best_batch=best, total_pages=10_000)
+    driver.start(max_runners=9).runner("a", max_sequences=32, best_batch=best, total_pages=10_000)
     for i in range(10):
         driver.place(f"r{i}", p90_tokens=1)
     statuses = of(driver.wait(1.0), PoolStatus)

@@ -32,7 +32,8 @@ def test_a_runner_is_listed_with_its_batch_and_where_its_adapters_are(driver: Dr
 
 
 def test_of_very_many_adapters_the_first_are_listed_and_the_others_counted(driver: Driver) -> None:
-    driver.start("sha256:1")
-    driver.runner("a", adapters=tuple(AdapterState(f"sha256:{n}", Tier.HOST) for n in range(MAX_LISTED_ADAPTERS + 10)))
+    driver.start("sha256:1").runner(
+        "a", adapters=tuple(AdapterState(f"sha256:{n}", Tier.HOST) for n in range(MAX_LISTED_ADAPTERS + 10))
+    )
     (runner,) = ask(driver).runners
     assert (len(runner.adapters), runner.adapters_left_out) == (MAX_LISTED_ADAPTERS, 10)

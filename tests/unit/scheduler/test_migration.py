@@ -19,8 +19,7 @@ def computing(driver: Driver, uuid: str, *, draining: bool = False, **in_kv: int
 
 def loaded(driver: Driver, **kv_bytes_per_s: float) -> Driver:
     """Runner a computes r1 and will be the first to go; b computes r2 and r3."""
-    driver.start(min_runners=2, max_runners=2)
-    driver.runner("a", **KV, kv_bytes_per_s=kv_bytes_per_s.get("a", 0.0))
+    driver.start(min_runners=2, max_runners=2).runner("a", **KV, kv_bytes_per_s=kv_bytes_per_s.get("a", 0.0))
     driver.place("r1", prompt_tokens=64)
     driver.runner("b", **KV, kv_bytes_per_s=kv_bytes_per_s.get("b", 0.0))
     for name in ("r2", "r3"):

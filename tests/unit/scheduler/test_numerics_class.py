@@ -48,8 +48,7 @@ def test_one_without_tokens_goes_anywhere(driver: Driver) -> None:
     "unfit", [{"draining": True}, {"max_context_tokens": 64}, {"max_rank": 4}], ids=lambda unfit: next(iter(unfit))
 )
 def test_a_runner_of_its_class_that_can_never_take_it_is_not_waited_for(driver: Driver, unfit: dict[str, Any]) -> None:
-    driver.start("sha256:1")
-    driver.runner("home", numerics_class=A)
+    driver.start("sha256:1").runner("home", numerics_class=A)
     driver.place("r", "sha256:1")
     driver.runner("z", numerics_class=B)
     driver.runner("a", numerics_class=A, **unfit)
@@ -113,8 +112,7 @@ def test_a_silent_gateway_may_have_tokens(driver: Driver) -> None:
 
 
 def test_runners_that_tell_no_class_are_all_alike(driver: Driver) -> None:
-    driver.start()
-    driver.runner("home")
+    driver.start().runner("home")
     driver.place("r")
     driver.runner("a", free=0)
     driver.runner("z")

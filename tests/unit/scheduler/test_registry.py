@@ -149,8 +149,7 @@ def test_what_a_gateway_used_of_limits_goes_to_the_others(driver: Driver) -> Non
 
 
 def test_a_pool_that_has_one_more_ready_runner_sends_its_own_row(driver: Driver) -> None:
-    driver.start("sha256:1")
-    driver.runner("a")
+    driver.start("sha256:1").runner("a")
     (change,) = of(driver.wait(1.0), Routes)
     assert ([p.ready_runners for p in change.pools], change.routes, change.keys) == ([1], (), ())
 
@@ -180,8 +179,7 @@ def oldest(driver: Driver) -> dict[str, str]:
 
 
 def test_the_same_snapshot_again_sends_no_table_and_no_order(driver: Driver) -> None:
-    driver.start("sha256:1")
-    driver.runner("a")
+    driver.start("sha256:1").runner("a")
     driver.wait(1.0)
     effects = driver.registry("sha256:1")
     assert not of(effects, Routes)
@@ -256,8 +254,7 @@ def test_a_runner_is_sent_what_it_has_to_hold_once_and_then_what_changes(driver:
 
 
 def test_an_adapter_more_that_is_loaded_on_demand_is_sent_to_no_runner(driver: Driver) -> None:
-    driver.start("sha256:1")
-    driver.runner("a")
+    driver.start("sha256:1").runner("a")
     assert not orders(driver.change(RegistryChange(False, adapters=(adapter("sha256:2"),))))
     assign = driver.place("r", "sha256:2")
     assert assign.allotment[:2] == (8, 0), "the Assign says what the runner has to know"
@@ -313,8 +310,7 @@ def test_an_empty_list_is_sent_too_but_none_before_the_registry_is_known(driver:
 
 
 def test_a_digest_in_use_stays_until_its_last_stream_ends(driver: Driver) -> None:
-    driver.start("sha256:1")
-    driver.runner("a")
+    driver.start("sha256:1").runner("a")
     driver.place("r", "sha256:1")
     driver.gateway_sends(_started(driver))
     driver.registry("sha256:2")
@@ -330,8 +326,7 @@ def test_a_digest_in_use_stays_until_its_last_stream_ends(driver: Driver) -> Non
 def test_a_stream_of_a_deleted_digest_ends_by_name_when_the_drain_time_is_over(
     driver: Any, spec: dict[str, float], drain_s: float
 ) -> None:
-    driver.start("sha256:1", **spec)
-    driver.runner("a", max_sequences=1)
+    driver.start("sha256:1", **spec).runner("a", max_sequences=1)
     driver.place("running", "sha256:1")
     driver.gateway_sends(_started(driver, "running"))
     driver.submit("waiting", "sha256:1")
@@ -345,8 +340,7 @@ def test_a_stream_of_a_deleted_digest_ends_by_name_when_the_drain_time_is_over(
 
 
 def test_a_new_request_for_a_digest_just_replaced_is_served_and_refused_later(driver: Driver) -> None:
-    driver.start("sha256:1")
-    driver.runner("a")
+    driver.start("sha256:1").runner("a")
     driver.registry("sha256:2")
     for name in ("soon", "again"):
         assert of(driver.submit(name, "sha256:1"), Assign)
@@ -358,8 +352,7 @@ def test_a_new_request_for_a_digest_just_replaced_is_served_and_refused_later(dr
 
 
 def test_a_digest_that_comes_back_in_time_keeps_its_streams(driver: Driver) -> None:
-    driver.start("sha256:1")
-    driver.runner("a")
+    driver.start("sha256:1").runner("a")
     driver.place("r", "sha256:1")
     driver.gateway_sends(_started(driver))
     driver.registry()

@@ -38,8 +38,7 @@ def test_a_failed_of_an_older_epoch_does_not_touch_the_present_one(served: Drive
 def test_the_gateway_tells_first_or_the_lease_runs_out_first_one_placement_follows(
     driver: Driver, emitted: int
 ) -> None:
-    driver.start()
-    driver.runner("b")
+    driver.start().runner("b")
     assert driver.place("r").runner.uuid == "b"
     driver.runner("a")
     (moved,) = of(driver.failed("r", FailReason.SESSION_LOST, emitted), Assign)
@@ -52,8 +51,7 @@ def test_the_gateway_tells_first_or_the_lease_runs_out_first_one_placement_follo
 
 
 def test_a_gateway_silent_about_a_lost_runner_is_not_waited_for_longer_than_an_assign(driver: Driver) -> None:
-    driver.start()
-    driver.runner("b")
+    driver.start().runner("b")
     driver.place("r")
     driver.lost("b")
     driver.runner("a")
@@ -136,8 +134,7 @@ def test_moves_are_bounded_and_then_end_the_request_by_name() -> None:
 
 @pytest.mark.parametrize("reason", [FailReason.NO_CAPACITY, FailReason.PREEMPTED])
 def test_what_the_system_does_itself_is_no_move(driver: Driver, reason: FailReason) -> None:
-    driver.start()
-    driver.runner("a")
+    driver.start().runner("a")
     driver.place("r")
     for _ in range(5):
         assert not of(driver.failed("r", reason, 1), Reject)
@@ -148,8 +145,7 @@ def test_what_the_system_does_itself_is_no_move(driver: Driver, reason: FailReas
 
 @pytest.mark.parametrize("reason", [FailReason.NO_CAPACITY, FailReason.PREEMPTED])
 def test_a_request_at_its_last_move_survives_what_the_system_does_itself(driver: Driver, reason: FailReason) -> None:
-    driver.start()
-    driver.runner("a")
+    driver.start().runner("a")
     driver.submit(
         "r", emitted_tokens=3, epoch=Epoch(1, 5), runner=RunnerId("a", "i1"), migrations=9, reservation_tokens=8
     )
@@ -176,8 +172,7 @@ def test_a_started_request_forgets_its_no_rooms(served: Driver) -> None:
 
 
 def test_an_unacknowledged_assign_expires_and_its_room_comes_back(driver: Driver) -> None:
-    driver.start()
-    driver.runner("a", total_pages=4)
+    driver.start().runner("a", total_pages=4)
     driver.place("r", prompt_tokens=40)
     assert not of(driver.submit("waits", prompt_tokens=40), Assign)
     effects = driver.wait(5.1)
@@ -211,8 +206,7 @@ def test_an_assign_does_not_expire_while_no_supervisor_can_report_it(served: Dri
 
 
 def test_a_victim_leaves_keeps_its_age_and_comes_back_with_its_new_reservation(driver: Driver) -> None:
-    driver.start()
-    driver.runner("a", total_pages=6)
+    driver.start().runner("a", total_pages=6)
     driver.place("old", p90_tokens=32)
     driver.now += 1
     driver.place("victim", p90_tokens=32)
@@ -244,8 +238,7 @@ def test_after_its_last_preemption_a_request_reserves_its_whole_answer_and_stays
     driver: Driver, reservation: str
 ) -> None:
     """On whatever runners, and whoever wanted its memory."""
-    driver.start(reservation=reservation)
-    driver.runner("a")
+    driver.start(reservation=reservation).runner("a")
     driver.runner("b")
     assign = driver.place("r", p90_tokens=20, p50_tokens=10)
     for emitted in range(8):
@@ -296,8 +289,7 @@ def test_a_preempt_decision_about_an_older_epoch_changes_nothing(served: Driver)
 
 
 def test_an_adapter_that_loads_nowhere_ends_its_request_with_the_reasons(driver: Driver) -> None:
-    driver.start("sha256:1")
-    driver.runner("a")
+    driver.start("sha256:1").runner("a")
     driver.runner("b")
     assert driver.place("r", "sha256:1").runner.uuid == "b"
     (elsewhere,) = of(driver.failed("r", FailReason.LOAD_FAILED, detail="no file"), Assign)
@@ -307,8 +299,7 @@ def test_an_adapter_that_loads_nowhere_ends_its_request_with_the_reasons(driver:
 
 
 def test_a_cancelled_request_is_gone_wherever_it_was(driver: Driver) -> None:
-    driver.start()
-    driver.runner("a", total_pages=4)
+    driver.start().runner("a", total_pages=4)
     driver.place("running", prompt_tokens=40)
     driver.submit("waiting", prompt_tokens=40)
     driver.submit("next", prompt_tokens=40)
@@ -344,8 +335,7 @@ def test_a_request_submitted_twice_on_a_stream_is_one(driver: Driver) -> None:
 
 
 def test_what_no_runner_could_ever_take_is_refused_once_the_cluster_has_told_itself(driver: Driver) -> None:
-    driver.start("sha256:1", settle=False, rank=32)
-    driver.runner("a", max_rank=16)
+    driver.start("sha256:1", settle=False, rank=32).runner("a", max_rank=16)
     driver.runner("b", max_rank=16, max_context_tokens=100)
     assert not of(driver.submit("large", max_tokens=2000), Reject)
     assert not of(driver.submit("rank", "sha256:1"), Reject)
@@ -384,6 +374,5 @@ def test_a_pool_is_unknown_only_where_the_registry_has_spoken(driver: Driver, kn
 
 @pytest.mark.parametrize("reservation", ["calibrated", "pooled", "paged", "maximum", "s3"])
 def test_a_request_for_its_prompt_alone_is_placed_like_one_of_a_token(driver: Driver, reservation: str) -> None:
-    driver.start(reservation=reservation)
-    driver.runner("a")
+    driver.start(reservation=reservation).runner("a")
     assert driver.place("r", max_tokens=0, p90_tokens=0).reservation_tokens == 1

@@ -96,8 +96,7 @@ def test_an_adopted_start_on_its_way_to_the_runner_keeps_its_room(driver: Driver
 
 
 def test_what_the_last_report_includes_is_adopted_without_counting_it_twice(driver: Driver) -> None:
-    driver.start()
-    driver.runner("a", view("r", Epoch(1, 1)), free=98)
+    driver.start().runner("a", view("r", Epoch(1, 1)), free=98)
     running(driver, "r", Epoch(1, 1), emitted_tokens=0)
     assert driver.request("r").phase is Phase.RUNNING
     assert driver.record("a").accounts.unacked == {}
@@ -160,8 +159,7 @@ def test_a_runner_that_died_with_the_supervisor_away_is_found_missing(served: Dr
 
 
 def test_a_request_said_to_run_on_a_replaced_incarnation_is_asked_for_its_failed(driver: Driver) -> None:
-    driver.start()
-    driver.runner("a", incarnation="i2")
+    driver.start().runner("a", incarnation="i2")
     assert [e.runner for e in of(running(driver, "r", Epoch(1, 1)), RunnerGone)] == [R]
     (again,) = of(driver.failed("r", FailReason.SESSION_LOST, 3), Assign)
     assert again.runner == RunnerId("a", "i2")
@@ -175,8 +173,7 @@ def test_no_route_table_before_a_complete_registry_snapshot(driver: Driver) -> N
 
 
 def test_reports_older_than_the_last_are_ignored(driver: Driver) -> None:
-    driver.start()
-    driver.runner("a", free=7, version=5)
+    driver.start().runner("a", free=7, version=5)
     assert of(driver.runner("a", free=99, version=4), Stale)
     assert driver.record("a").report.figures.free_pages == 7
     assert not of(driver.runner("a", free=8, version=5), Stale)

@@ -18,8 +18,7 @@ KV = {"kv_address": "tcp:1", "kv_layout": "m135", "prefill_tokens_per_s": 1000.0
 @pytest.fixture
 def split(driver: Driver) -> Driver:
     """Runner a computes prompts, b the tokens after them."""
-    driver.start(phases="split", min_runners=2, max_runners=4)
-    driver.runner("a", **KV)
+    driver.start(phases="split", min_runners=2, max_runners=4).runner("a", **KV)
     driver.runner("b", **KV)
     assert [driver.record(uuid).role for uuid in "ab"] == [RunnerRole.PROMPT, RunnerRole.TOKEN]
     return driver
@@ -82,8 +81,7 @@ def test_prompts_beyond_half_a_second_of_a_runner_wait_in_the_pool(split: Driver
 def test_a_prompt_waits_for_prompt_runners_alone_where_tokens_have_room(driver: Any, token_memory: bool) -> None:
     """1,000 tokens of prompts a second: 400 wait behind the half second that a prompt runner has already."""
     objective = {"slo_ttft_s": 1.0, "slo_reject": True}
-    driver.start(phases="split", min_runners=2, max_runners=2, **objective)
-    driver.runner("a", **KV)
+    driver.start(phases="split", min_runners=2, max_runners=2, **objective).runner("a", **KV)
     driver.runner("b", **KV)
     throughput = driver.pool().scaling.autoscaler.throughput
     throughput.measure(1_000_000, 10.0)  # of token runners: far from the bottleneck, or not
@@ -234,8 +232,7 @@ def test_orders_of_roles_are_sent_once_and_again_where_they_may_be_lost(driver: 
 
 
 def test_runners_that_exchange_no_kv_do_both_phases(driver: Driver) -> None:
-    driver.start(phases="split")
-    driver.runner("a", **KV)
+    driver.start(phases="split").runner("a", **KV)
     driver.runner("b", **KV | {"kv_layout": "other"})
     assert {driver.record(uuid).role for uuid in "ab"} == {RunnerRole.MIXED}
     assert driver.place("r").token_runner is None
@@ -243,8 +240,7 @@ def test_runners_that_exchange_no_kv_do_both_phases(driver: Driver) -> None:
 
 @pytest.mark.parametrize(("across", "pairs"), [(True, True), (False, False)])
 def test_kv_goes_to_another_numerics_class_where_the_pool_allows_it(driver: Driver, across: bool, pairs: bool) -> None:
-    driver.start(phases="split", kv_across_classes=across)
-    driver.runner("a", numerics_class="cpu avx2", **KV)
+    driver.start(phases="split", kv_across_classes=across).runner("a", numerics_class="cpu avx2", **KV)
     driver.runner("b", numerics_class="cpu avx512", **KV)
     assert (driver.place("r").token_runner is not None) is pairs
     if pairs:

@@ -195,8 +195,7 @@ def test_tenants_that_do_not_wait_are_remembered_up_to_a_bound(monkeypatch: pyte
 
 
 def test_in_the_core_another_tenant_passes_a_flood_and_its_prompts_do_too(driver: Driver) -> None:
-    driver.start()
-    driver.runner("a", max_sequences=2)
+    driver.start().runner("a", max_sequences=2)
     driver.wait(100.0)
     for number in range(2):
         driver.place(f"f{number}", namespace="flood")
@@ -215,14 +214,12 @@ def test_in_the_core_another_tenant_passes_a_flood_and_its_prompts_do_too(driver
 
 
 def test_a_tenant_alone_keeps_the_order_of_arrival_on_the_runner(driver: Driver) -> None:
-    driver.start()
-    driver.runner("a", max_sequences=2)
+    driver.start().runner("a", max_sequences=2)
     assert driver.place("r", waited_s=60.0).allotment.delay_s == 0
 
 
 def test_a_prediction_is_corrected_at_the_end(driver: Driver) -> None:
-    driver.start()
-    driver.runner("a", max_sequences=9)
+    driver.start().runner("a", max_sequences=9)
     counters = driver.pool().waiting.queue.counters
     driver.place("long", namespace="acme", prompt_tokens=16, p10_tokens=10, p50_tokens=40, p90_tokens=80)
     assert counters.counter("acme") == 2 + 40
@@ -259,8 +256,7 @@ def test_a_flood_that_fills_the_queue_leaves_others_their_share_of_it(driver: Dr
 def test_a_tenant_beyond_its_share_leaves_the_last_places_and_its_prompts_come_after_those_of_others(
     driver: Driver,
 ) -> None:
-    driver.start()
-    driver.runner("a", max_sequences=16)
+    driver.start().runner("a", max_sequences=16)
     driver.place("v0", namespace="victim")
     assigned = [a for n in range(20) for a in of(driver.submit(f"f{n}", namespace="flood"), Assign)]
     assert [a.request_id for a in assigned] == [f"f{n}" for n in range(13)], "two of 16 places are left"

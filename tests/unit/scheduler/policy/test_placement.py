@@ -177,8 +177,7 @@ def test_full_runners_leave_no_rest_behind() -> None:
 
 def test_pinned_adapters_hold_their_slots_and_are_there_for_whoever_asks(driver: Driver) -> None:
     """Three of four slots are protected: a second cold adapter would wait on the runner for a slot that never comes."""
-    driver.start(*(f"sha256:{i}" for i in range(6)))
-    driver.runner("a", max_adapters=4, max_sequences=9)
+    driver.start(*(f"sha256:{i}" for i in range(6))).runner("a", max_adapters=4, max_sequences=9)
     driver.place("cold", "sha256:5")
     pinned = tuple(adapter(f"sha256:{i}", pinned=True) for i in range(3))
     driver.change(RegistryChange(False, adapters=pinned))

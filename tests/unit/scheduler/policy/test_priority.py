@@ -48,8 +48,7 @@ def test_a_batch_request_is_placed_once_no_interactive_one_waits_however_long_it
 
 
 def test_tenants_share_what_is_left_by_what_their_batch_requests_received(driver: Driver) -> None:
-    driver.start()
-    driver.runner("a", max_sequences=1)
+    driver.start().runner("a", max_sequences=1)
     driver.place("running", **BATCH)
     for number in range(3):
         driver.submit(f"flood{number}", namespace="acme", **BATCH)
@@ -90,8 +89,7 @@ def test_room_for_the_arrivals_of_a_second_stays_free_and_comes_back_as_they_cea
 
 
 def test_batch_requests_leave_places_and_pages_to_interactive_arrivals(driver: Driver) -> None:
-    driver.start()
-    driver.runner("a", max_sequences=4)
+    driver.start().runner("a", max_sequences=4)
     for number in range(40):
         driver.place(f"r{number}")
         driver.outcome(f"r{number}")
@@ -137,8 +135,7 @@ def test_an_interactive_request_that_finds_no_room_has_the_batch_request_with_le
 
 
 def test_interactive_requests_are_never_preempted_for_others(driver: Driver) -> None:
-    driver.start()
-    driver.runner("a", max_sequences=2)
+    driver.start().runner("a", max_sequences=2)
     driver.place("chat")
     driver.place("line", **BATCH)
     driver.runner("a", *seen(driver, "chat", "line"), free=90, max_sequences=2)
@@ -149,8 +146,7 @@ def test_interactive_requests_are_never_preempted_for_others(driver: Driver) -> 
 
 @pytest.mark.parametrize(("slots", "sequences", "victim"), [(2, 8, "line1"), (3, 3, "line2")])
 def test_a_slot_for_an_adapter_is_room_too(driver: Driver, slots: int, sequences: int, victim: str) -> None:
-    driver.start("x", "y", "z")
-    driver.runner("a", max_adapters=slots, max_sequences=sequences)
+    driver.start("x", "y", "z").runner("a", max_adapters=slots, max_sequences=sequences)
     driver.place("line1", "x", **BATCH)
     driver.now += 1
     driver.place("line2", "y", **BATCH)
@@ -255,8 +251,7 @@ def test_victims_make_the_room_that_is_needed_and_each_leaves_for_a_reason(
 
 
 def test_the_queues_bound_and_its_estimates_are_of_interactive_requests(driver: Driver) -> None:
-    driver.start(max_queue=1)
-    driver.runner("a", max_sequences=1)
+    driver.start(max_queue=1).runner("a", max_sequences=1)
     driver.place("running")
     for number in range(3):
         assert not of(driver.submit(f"line{number}", **BATCH), Reject)
@@ -302,8 +297,7 @@ def test_a_priority_survives_a_new_stream_of_its_gateway(driver: Driver, running
 
 
 def test_a_failure_sends_it_back_to_the_queue_of_its_priority(driver: Driver) -> None:
-    driver.start()
-    driver.runner("a", max_sequences=1)
+    driver.start().runner("a", max_sequences=1)
     assign = driver.place("line", **BATCH)
     driver.gateway_sends(Failed("line", assign.epoch, FailReason.RUNNER_ERROR, 2))
     assert [request.id for request in driver.pool().waiting.batch.queue] == ["line"]
@@ -316,8 +310,7 @@ def test_a_failure_sends_it_back_to_the_queue_of_its_priority(driver: Driver) ->
 def test_a_cycle_that_leaves_out_what_could_be_placed_breaks_a_law(
     driver: Driver, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
 ) -> None:
-    driver.start()
-    driver.runner("a")
+    driver.start().runner("a")
     monkeypatch.setattr("weft_scheduler.core.admission.schedule", lambda *_: None)
     monkeypatch.setattr("weft_scheduler.core.cycle.schedule", lambda *_: None)
     with pytest.raises(AssertionError, match=r"\('r', 'a'\)"):

@@ -160,12 +160,7 @@ def test_when_room_keeps_coming_everybody_is_admitted(policy: str, sizes: list[i
         ("s3", (20, 20, 10), 40, [0, 1]),  # equals by age
         ("shortest", (30, 10, 60, 20), 120, [0, 1, 3, 2]),  # nothing waits before the first; 3 arrivals * size / 60
         ("shortest", (30, 10, 60, 20), 29, [1]),
-        (
-            "shortest",
-            (60, 60, 60, 60, 1),
-            121,
-            [0, 1, 4],
-        ),  # it passes those of the last 3 arrivals only
+        ("shortest", (60, 60, 60, 60, 1), 121, [0, 1, 4]),  # it passes those of the last 3 arrivals only
     ],
 )
 def test_the_order_of_a_policy(policy: str, sizes: tuple[int, ...], free: int, admitted: list[int]) -> None:
@@ -220,13 +215,7 @@ def test_under_shortest_what_never_fits_is_passed_out_of_order_no_more_than_the_
     """The large one's turn by ageing has long come: small ones behind it would fill the runner for ever."""
     queue, overtaking = queue_of(1, 50, *[1] * 20, policy="shortest"), Overtaking[WaitingRequest]()
     admitted = schedule(queue, overtaking, 0, 40, bound=2)
-    assert admitted == [
-        0,
-        2,
-        3,
-        4,
-        5,
-    ]  # 2 and 3 are before it by ageing, then two pass it
+    assert admitted == [0, 2, 3, 4, 5]  # 2 and 3 are before it by ageing, then two pass it
     assert schedule(queue, overtaking, 0, 40, bound=2) == []
     assert schedule(queue, overtaking, 0, 50, bound=2) == [1]
 
@@ -251,8 +240,7 @@ def test_in_the_core_the_oldest_waits_for_pages_while_the_bound_lasts() -> None:
 
 def test_one_that_keeps_off_the_only_runner_stalls_nobody(driver: Driver) -> None:
     """100 requests a second beside one that its runner failed: everybody is admitted at once, without a pause."""
-    driver.start()
-    driver.runner("a", max_sequences=32)
+    driver.start().runner("a", max_sequences=32)
     driver.place("bad")
     driver.failed("bad", FailReason.RUNNER_ERROR)
     for i in range(200):
@@ -283,8 +271,7 @@ def test_age_counts_waiting_before_a_restart(driver: Driver) -> None:
 
 
 def test_beyond_its_bound_the_queue_refuses_with_a_time_from_the_measured_rate(driver: Driver) -> None:
-    driver.start(max_queue=2)
-    driver.runner("a", max_sequences=2)
+    driver.start(max_queue=2).runner("a", max_sequences=2)
     driver.place("r0")
     driver.place("r1")
     driver.runner("a", driver.view("r0"), driver.view("r1"), free=90)
@@ -300,8 +287,7 @@ def test_beyond_its_bound_the_queue_refuses_with_a_time_from_the_measured_rate(d
 
 
 def test_one_that_fits_is_admitted_past_a_full_queue(driver: Driver) -> None:
-    driver.start(max_queue=1)
-    driver.runner("a", free=10)
+    driver.start(max_queue=1).runner("a", free=10)
     driver.submit("large", prompt_tokens=400)
     assert driver.place("small").request_id == "small"
 

@@ -118,8 +118,7 @@ def test_what_is_remembered_is_bounded(observations: list[tuple[str, int, bool]]
 
 
 def test_through_the_core_outcomes_teach_the_reservation_of_the_next(driver: Driver) -> None:
-    driver.start("sha256:1")
-    driver.runner("a")
+    driver.start("sha256:1").runner("a")
     for i in range(10):
         driver.place(f"r{i}", "sha256:1", p90_tokens=0)
         driver.outcome(f"r{i}", tokens=7, digest="sha256:1")

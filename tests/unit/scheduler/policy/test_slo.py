@@ -67,8 +67,7 @@ def test_a_runner_takes_what_its_steps_allow(
 
 
 def test_a_batch_ends_where_the_token_time_would(driver: Driver) -> None:
-    driver.start(slo_token_time_s=0.03)
-    driver.runner("a", max_sequences=4, best_batch=2, step_ms_1=20.0, step_ms_best=25.0)
+    driver.start(slo_token_time_s=0.03).runner("a", max_sequences=4, best_batch=2, step_ms_1=20.0, step_ms_best=25.0)
     placed = [bool(of(driver.submit(f"r{number}"), Assign)) for number in range(4)]
     assert placed == [True, True, True, False]
     driver.registry()
@@ -107,8 +106,7 @@ def test_before_anything_was_measured_nobody_is_rejected(driver: Driver) -> None
 
 
 def test_attainment_is_counted_at_once_and_published_once_a_minute(driver: Driver) -> None:
-    driver.start(slo_ttft_s=1.0, slo_token_time_s=0.1, idle_s=7.0)
-    driver.runner("a")
+    driver.start(slo_ttft_s=1.0, slo_token_time_s=0.1, idle_s=7.0).runner("a")
 
     def finish(request_id: str, ttft_ms: int, total_ms: int) -> list[Any]:
         driver.place(request_id)
