@@ -96,16 +96,24 @@ def templated(**fields: Any) -> Manifest:
     return pool(template=fields)
 
 
+def of_pool(name: str, path: str, says: str, **spec: Any) -> Bad:
+    """A pool with these fields, refused at a path of its spec."""
+    return Bad(name, f"spec.{path}", says, pool(**spec))
+
+
+def of_adapter(name: str, path: str, says: str, **spec: Any) -> Bad:
+    """An adapter with these fields, refused at a path of its spec."""
+    return Bad(name, f"spec.{path}", says, adapter(**spec))
+
+
 def in_pool(name: str, path: str, says: str, value: Any, **beside: Any) -> Bad:
     """A pool with this value at a path of its spec, beside these fields."""
-    whole = pool(**beside)
-    return Bad(name, f"spec.{path}", says, whole | {"spec": _put(whole["spec"], path, value)})
+    return of_pool(name, path, says, **_put(pool(**beside)["spec"], path, value))
 
 
 def in_adapter(name: str, path: str, says: str, value: Any, **beside: Any) -> Bad:
     """An adapter with this value at a path of its spec, beside these fields."""
-    whole = adapter(**beside)
-    return Bad(name, f"spec.{path}", says, whole | {"spec": _put(whole["spec"], path, value)})
+    return of_adapter(name, path, says, **_put(adapter(**beside)["spec"], path, value))
 
 
 def _put(into: Manifest, path: str, value: Any) -> Manifest:
@@ -127,24 +135,25 @@ _MODEL_NAME = "only letters, digits and . _ : / - inside are allowed"
 
 _INLINE, _CONFIG_MAP = "inline is given with from: Inline, and only then", "configMapRef is given with from: ConfigMap"
 _RESERVED = "are the operator's own"
-_S3 = "s3://bucket/adapters/upper"
+_EXCLUSIVE = "replicas and autoscaling exclude each other"
+_ABOVE = "above the template's limit"
+_FOR_HF = "revision is for hf: sources"
+_S3, _KEY = "s3://bucket/adapters/upper", {"name": "key"}
+_CREDENTIALS = "credentialsRef is for hf:, s3: and oci: sources"
+_COST = "controller.kubernetes.io/pod-deletion-cost"
+_CLAIM = "modelCache.persistentVolumeClaim.claimName"
 
 BAD: tuple[Bad, ...] = (
     # ---------------------------------------------------------------------------------------- LoRAAdapter
     Bad("no pool", "spec.poolRef", "missing", manifest("LoRAAdapter", "upper", {"source": {"uri": "file:a"}})),
-    Bad("a pool without a name", "spec.poolRef.name", "missing", adapter(poolRef={})),
+    of_adapter("a pool without a name", "poolRef.name", "missing", poolRef={}),
     in_adapter("a pool's name in capitals", "poolRef.name", _LABEL, "Tiny"),
     in_adapter("a pool's namespace in capitals", "poolRef.namespace", _LABEL, "B", poolRef={"name": "a"}),
     Bad("no source", "spec.source", "missing", manifest("LoRAAdapter", "upper", {"poolRef": {"name": "tiny"}})),
     Bad("no URI", "spec.source.uri", "missing", source(digest=_DIGEST)),
     in_adapter("a path instead of a URI", "source.uri", _URI, "adapters/upper"),
     in_adapter("a scheme that is not served", "source.uri", _URI, "ftp://host/upper"),
-    Bad(
-        "https without a digest",
-        "spec.source.digest",
-        "an https: source needs a digest",
-        source(uri="https://host/upper"),
-    ),
+    Bad("https without digest", "spec.source.digest", "an https: source needs a digest", source(uri="https://host/a")),
     Bad("https with a query", "spec.source.uri", _URI, source(uri="https://host/upper?x=1", digest=_DIGEST)),
     Bad("oci without a repository", "spec.source.uri", _URI, source(uri="oci://ghcr.io", digest=_DIGEST)),
     in_adapter("hf without an organisation", "source.uri", _URI, "hf:upper"),
@@ -155,12 +164,10 @@ BAD: tuple[Bad, ...] = (
     in_adapter("a line break in a URI", "source.uri", _URI, "file:a\nb"),
     Bad("a URI beyond its length", "spec.source.uri", "too long", source(uri="file:" + "a" * 2048)),
     in_adapter("a short digest", "source.digest", "no digest", "sha256:12", source={"uri": "file:a"}),
-    in_adapter(
-        "a revision of a folder", "source.revision", "revision is for hf: sources", "main", source={"uri": "file:a"}
-    ),
+    in_adapter("a revision of a folder", "source.revision", _FOR_HF, "main", source={"uri": "file:a"}),
     in_adapter("an empty revision", "source.revision", "too short", "", source={"uri": "hf:acme/upper"}),
     Bad(
-        "an endpoint of a folder",
+        "a folder's endpoint",
         "spec.source.endpoint",
         "endpoint is for s3: sources",
         source(uri="file:a", endpoint="http://h"),
@@ -168,39 +175,33 @@ BAD: tuple[Bad, ...] = (
     in_adapter("an endpoint that is a host", "source.endpoint", _ENDPOINT, "minio:9000", source={"uri": _S3}),
     in_adapter("an endpoint with a path", "source.endpoint", _ENDPOINT, "http://minio:9000/x", source={"uri": _S3}),
     in_adapter(
-        "an endpoint with a password", "source.endpoint", _ENDPOINT, "http://me:secret@minio:9000", source={"uri": _S3}
+        "an endpoint with a password", "source.endpoint", _ENDPOINT, "http://me:secret@minio", source={"uri": _S3}
     ),
-    Bad(
-        "credentials for a folder",
-        "spec.source.credentialsRef",
-        "credentialsRef is for hf:, s3: and oci: sources",
-        source(uri="file:a", credentialsRef={"name": "key"}),
-    ),
+    in_adapter("credentials for a folder", "source.credentialsRef", _CREDENTIALS, _KEY, source={"uri": "file:a"}),
     in_adapter(
-        "a Secret's name in capitals", "source.credentialsRef.name", "(RFC 1123 subdomain)", "Key", source={"uri": _S3}
+        "a Secret in capitals", "source.credentialsRef.name", "(RFC 1123 subdomain)", "Key", source={"uri": _S3}
     ),
     Bad("credentials without a name", "spec.source.credentialsRef.name", "missing", source(uri=_S3, credentialsRef={})),
-    Bad(
-        "a Secret of another namespace",
-        "spec.source.credentialsRef.namespace",
+    in_adapter(
+        "another namespace's Secret",
+        "source.credentialsRef.namespace",
         "unknown field",
-        source(uri=_S3, credentialsRef={"name": "key", "namespace": "other"}),
+        "b",
+        source={"uri": _S3, "credentialsRef": _KEY},
     ),
-    Bad("a text of none", "spec.chatTemplate.inline", _INLINE, adapter(chatTemplate={"from": "Inline"})),
+    of_adapter("a text of none", "chatTemplate.inline", _INLINE, chatTemplate={"from": "Inline"}),
     in_adapter("an empty text", "chatTemplate.inline", "too short", "", chatTemplate={"from": "Inline"}),
     in_adapter("a text without end", "chatTemplate.inline", "too long", "a" * 262145, chatTemplate={"from": "Inline"}),
-    Bad(
-        "an entry of no ConfigMap",
-        "spec.chatTemplate.configMapRef",
-        _CONFIG_MAP,
-        adapter(chatTemplate={"from": "ConfigMap"}),
+    of_adapter(
+        "an entry of no ConfigMap", "chatTemplate.configMapRef", _CONFIG_MAP, chatTemplate={"from": "ConfigMap"}
     ),
     in_adapter("a ConfigMap that is not chosen", "chatTemplate.configMapRef", _CONFIG_MAP, {"name": "chat"}),
-    Bad(
-        "a ConfigMap of another namespace",
-        "spec.chatTemplate.configMapRef.namespace",
+    in_adapter(
+        "another namespace's ConfigMap",
+        "chatTemplate.configMapRef.namespace",
         "unknown field",
-        adapter(chatTemplate={"from": "ConfigMap", "configMapRef": {"name": "chat", "namespace": "other"}}),
+        "b",
+        chatTemplate={"from": "ConfigMap", "configMapRef": _KEY},
     ),
     in_adapter("rank zero", "maxRank", "too small", 0),
     in_adapter("a rank beyond every kernel", "maxRank", "too large", 257),
@@ -208,7 +209,7 @@ BAD: tuple[Bad, ...] = (
     in_adapter("pinned in words", "pinned", "no boolean", "yes"),
     in_adapter("a tier that is a device", "tier", "one of", "Device"),
     in_adapter("a space in a model name", "modelName", _MODEL_NAME, "a b"),
-    Bad("a model name beyond its length", "spec.modelName", "too long", adapter(modelName="a" * 254)),
+    of_adapter("a model name beyond its length", "modelName", "too long", modelName="a" * 254),
     in_adapter("a number as model name", "modelName", "no string", 5),
     in_adapter("a misspelt field", "sourc", "unknown field", {"uri": "file:a"}),
     Bad("a name in capitals", "metadata.name", "name", adapter("Upper")),
@@ -216,30 +217,23 @@ BAD: tuple[Bad, ...] = (
     Bad("a name of 64 letters", "metadata", "at most 63 characters", adapter("a" * 64)),
     # ---------------------------------------------------------------------------------------- ServingPool
     Bad("no model", "spec.model", "missing", manifest("ServingPool", "tiny", {})),
-    Bad("a model without a URI", "spec.model.uri", "missing", pool(model={"name": "tiny"})),
+    of_pool("a model without a URI", "model.uri", "missing", model={"name": "tiny"}),
     in_pool("a model by its path", "model.uri", _URI, "/models/tiny"),
     in_pool("a model's name with a space", "model.name", _MODEL_NAME, "a b", model={"uri": "file:a"}),
-    in_pool(
-        "a model's revision of a claim", "model.revision", "revision is for hf: sources", "1", model={"uri": "pvc:a/b"}
-    ),
+    in_pool("a revision of a claim", "model.revision", _FOR_HF, "1", model={"uri": "pvc:a/b"}),
     Bad("a model that changes", "spec.model.uri", "cannot change", pool(model={"uri": "file:other"}), pool()),
     in_pool("replicas below zero", "replicas", "too small", -1),
     in_pool("replicas beyond the limit", "replicas", "too large", 1025),
     in_pool("replicas in words", "replicas", "no integer", "two"),
-    Bad(
-        "replicas and autoscaling",
-        "spec.autoscaling",
-        "replicas and autoscaling exclude each other",
-        pool(replicas=2, autoscaling={"maxReplicas": 4}),
-    ),
+    of_pool("replicas and autoscaling", "autoscaling", _EXCLUSIVE, replicas=2, autoscaling={"maxReplicas": 4}),
     Bad(
         "autoscaling of a fixed pool",
         "spec.autoscaling",
-        "replicas and autoscaling exclude each other",
+        _EXCLUSIVE,
         pool(replicas=2, autoscaling={"maxReplicas": 4}),
         pool(replicas=2),
     ),
-    Bad("autoscaling without a bound", "spec.autoscaling.maxReplicas", "missing", pool(autoscaling={})),
+    of_pool("autoscaling without a bound", "autoscaling.maxReplicas", "missing", autoscaling={}),
     in_pool("a bound of nothing", "autoscaling.maxReplicas", "too small", 0, autoscaling={"minReplicas": 0}),
     Bad(
         "the least above the most",
@@ -250,42 +244,33 @@ BAD: tuple[Bad, ...] = (
     Bad("idle for no time", "spec.autoscaling.idleSeconds", "too small", scaled(idleSeconds=0)),
     in_pool("no slot", "advanced.maxAdapters", "too small", 0),
     in_pool("slots beyond the limit", "advanced.maxAdapters", "too large", 4097),
-    Bad("a cache nowhere", "spec.modelCache.emptyDir", "exactly one of", pool(modelCache={})),
-    Bad(
-        "a cache in two places",
-        "spec.modelCache.emptyDir",
-        "exactly one of",
-        pool(modelCache={"emptyDir": {}, "hostPath": {"path": "/srv/weft"}}),
+    of_pool("a cache nowhere", "modelCache.emptyDir", "exactly one of", modelCache={}),
+    of_pool(
+        "two caches", "modelCache.emptyDir", "exactly one of", modelCache={"emptyDir": {}, "hostPath": {"path": "/a"}}
     ),
     in_pool("a cache below a folder that is named by dots", "modelCache.hostPath.path", "pattern", "/srv/../etc"),
-    Bad(
-        "a cache of a claim without a name",
-        "spec.modelCache.persistentVolumeClaim.claimName",
-        "missing",
-        pool(modelCache={"persistentVolumeClaim": {}}),
-    ),
+    of_pool("a cache of no claim", _CLAIM, "missing", modelCache={"persistentVolumeClaim": {}}),
     in_pool("a rollout that replaces nobody", "rollout.maxUnavailable", "both 0", "0%", rollout={"maxSurge": 0}),
-    Bad(
+    of_pool(
         "a surge of runners of several pods",
-        "spec.rollout.maxUnavailable",
+        "rollout.maxUnavailable",
         "replaced in place",
-        pool(rollout={"maxUnavailable": 0, "maxSurge": 1}, parallelism={"pipeline": 2, "podsPerRunner": 2}),
+        rollout={"maxUnavailable": 0, "maxSurge": 1},
+        parallelism={"pipeline": 2, "podsPerRunner": 2},
     ),
     in_pool("no share of memory", "memory.fraction", "at least 0.01", 0),
     in_pool("more than all memory", "memory.fraction", "too large", 1.5),
-    Bad(
-        "a share of memory beside a budget",
-        "spec.memory.fraction",
-        "for pools that do not offload",
-        pool(memory={"fraction": 0.5, "offload": OFFLOAD}),
+    in_pool(
+        "a share beside a budget", "memory.fraction", "for pools that do not offload", 0.5, memory={"offload": OFFLOAD}
     ),
     in_pool("no page at all", "advanced.kvPages", "too small", 0),
     in_pool("an unknown order", "advanced.queue", "one of", "lifo"),
-    Bad(
+    in_pool(
         "more sequences than tokens",
-        "spec.advanced.maxBatchTokens",
+        "advanced.maxBatchTokens",
         "must be at least maxSequences",
-        pool(advanced={"maxSequences": 600, "maxBatchTokens": 599}),
+        599,
+        advanced={"maxSequences": 600},
     ),
     in_pool("a model in no part", "parallelism.tensor", "too small", 0),
     in_pool("a stage for each token", "parallelism.pipeline", "too large", 65),
@@ -301,28 +286,29 @@ BAD: tuple[Bad, ...] = (
     in_pool("sparse attention in memory", "advanced.sparseAttention", "for pools that offload", "TopK"),
     in_pool("tensor ranks that offload", "memory.offload", "do not offload", OFFLOAD, parallelism={"tensor": 2}),
     in_pool(
-        "a device larger than the pod",
+        "a device above the pod",
         "memory.offload",
-        "above the template's limit",
+        _ABOVE,
         OFFLOAD,
         template={"resources": {"limits": {"memory": "3Gi"}}},
     ),
     in_pool(
-        "a device and a host that are together larger than the pod",
+        "device and host above the pod",
         "memory.offload",
-        "above the template's limit",
+        _ABOVE,
         OFFLOAD | {"hostBytes": "4Gi"},
         template={"resources": {"limits": {"memory": "7Gi"}}},
     ),
     in_pool("an unknown phase", "phases.mode", "one of", "Disaggregated"),
-    Bad(
-        "more phases than runners",
-        "spec.phases",
+    of_pool(
+        "one runner, two phases",
+        "phases",
         "has to be at least 2",
-        pool(phases={"mode": "Split"}, autoscaling={"maxReplicas": 1}),
+        phases={"mode": "Split"},
+        autoscaling={"maxReplicas": 1},
     ),
     Bad(
-        "a group of an unknown phase", "spec.runnerGroups[0].phase", "one of", grouped({"name": "a", "phase": "Mixed"})
+        "an unknown phase of a group", "spec.runnerGroups[0].phase", "one of", grouped({"name": "a", "phase": "Mixed"})
     ),
     Bad(
         "groups for prompts alone",
@@ -340,21 +326,17 @@ BAD: tuple[Bad, ...] = (
     in_pool("answers of no token", "model.maxOutputTokens", "too small", 0, model={"uri": "file:base"}),
     in_pool("an adapter's chat template", "model.chatTemplate.from", "one of", "Adapter", model={"uri": "file:base"}),
     in_pool(
-        "a chat template beside the model's",
-        "model.chatTemplate.inline",
-        _INLINE,
-        "{{ a }}",
-        model={"uri": "file:base"},
+        "a template beside the model's", "model.chatTemplate.inline", _INLINE, "{{ a }}", model={"uri": "file:base"}
     ),
-    Bad("a namespace in capitals", "spec.allowedNamespaces[1]", _NAMESPACE, pool(allowedNamespaces=["a", "B"])),
-    Bad("a pattern of namespaces", "spec.allowedNamespaces[0]", _NAMESPACE, pool(allowedNamespaces=["team-*"])),
+    of_pool("a namespace in capitals", "allowedNamespaces[1]", _NAMESPACE, allowedNamespaces=["a", "B"]),
+    of_pool("a pattern of namespaces", "allowedNamespaces[0]", _NAMESPACE, allowedNamespaces=["team-*"]),
     in_pool("too many namespaces", "allowedNamespaces", "too many", [f"n{i}" for i in range(257)]),
     Bad("a group without a name", "spec.runnerGroups[0].name", "missing", grouped({"minRunners": 1})),
     in_pool("a group's name in capitals", "runnerGroups[0].name", _LABEL, "A100"),
     in_pool("two groups of one name", "runnerGroups", "twice", [{"name": "a"}, {"name": "a"}]),
     Bad("nine groups", "spec.runnerGroups", "too many", grouped(*({"name": f"g{i}"} for i in range(9)))),
     Bad(
-        "a group's least above its most",
+        "a least above its most",
         "spec.runnerGroups[0].maxRunners",
         "maxRunners must be at least minRunners",
         grouped({"name": "a", "minRunners": 3, "maxRunners": 2}),
@@ -387,22 +369,17 @@ BAD: tuple[Bad, ...] = (
     ),
     in_pool("a variable twice", "template.env", "twice", [{"name": "A"}, {"name": "A", "value": "b"}]),
     Bad(
-        "a variable from a Secret",
+        "a Secret's variable",
         "spec.template.env[0].valueFrom",
         "unknown field",
         templated(env=[{"name": "A", "valueFrom": {}}]),
     ),
     in_pool("a variable's name with '='", "template.env[0].name", "pattern", "A=B"),
     in_pool("a label of the operator", "template.labels", _RESERVED, {"serving.weft.dev/pool": "other"}),
-    in_pool(
-        "an annotation of the operator",
-        "template.annotations",
-        _RESERVED,
-        {"controller.kubernetes.io/pod-deletion-cost": "1"},
-    ),
+    in_pool("an annotation of the operator", "template.annotations", _RESERVED, {_COST: "1"}),
     in_pool("a label's value with a space", "template.labels.a", "pattern", "b c"),
     in_pool(
-        "a priority of the cluster's own", "template.priorityClassName", "are the cluster's own", "system-node-critical"
+        "a priority of the cluster's", "template.priorityClassName", "are the cluster's own", "system-node-critical"
     ),
     in_pool("a label's key with a space", "template.labels", "no label key", {"a b": "c"}),
     in_pool("an unknown effect", "template.tolerations[0].effect", "one of", "Never"),

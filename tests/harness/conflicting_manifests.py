@@ -20,10 +20,20 @@ class Wish:
     name: str
     there: tuple[Manifest, ...]
     wish: Manifest
-    reason: str = ""  # empty: it passes
-    field: str = ""
-    says: str = ""
+    refusal: str = ""  # `field: reason: message`; empty: it passes
     warns: str = ""
+
+    @property
+    def field(self) -> str:
+        return self.refusal.split(": ", 2)[0]
+
+    @property
+    def reason(self) -> str:
+        return self.refusal.split(": ", 2)[1]
+
+    @property
+    def says(self) -> str:
+        return self.refusal.split(": ", 2)[2]
 
 
 def base(**spec: Any) -> Manifest:
@@ -61,73 +71,55 @@ REFUSED: tuple[Wish, ...] = (
         "another adapter's name",
         (base(), lora("a", modelName="upper")),
         lora("b", modelName="upper"),
-        "NameConflict",
-        "spec.modelName",
-        "the name 'upper' belongs to LoRAAdapter tenant/a",
+        "spec.modelName: NameConflict: the name 'upper' belongs to LoRAAdapter tenant/a",
     ),
     Wish(
         "the name that another adapter has by default",
         (base(), lora("a")),
         lora("b", modelName="tenant/a"),
-        "NameConflict",
-        "spec.modelName",
-        "belongs to LoRAAdapter tenant/a",
+        "spec.modelName: NameConflict: belongs to LoRAAdapter tenant/a",
     ),
     Wish(
         "a default name that another adapter has taken",
         (base(), lora("a", modelName="tenant/b")),
         lora("b"),
-        "NameConflict",
-        "spec.modelName",
-        "belongs to LoRAAdapter tenant/a",
+        "spec.modelName: NameConflict: belongs to LoRAAdapter tenant/a",
     ),
     Wish(
         "a base model's name",
         (base(),),
         lora("a", modelName="base"),
-        "NameConflict",
-        "spec.modelName",
-        "the name 'base' is the base model of ServingPool platform/base",
+        "spec.modelName: NameConflict: the name 'base' is the base model of ServingPool platform/base",
     ),
     Wish(
         "a name of another namespace that is served there",
         (base(), lora("a")),
         lora("thief", PLATFORM, modelName=f"{TENANT}/a"),
-        "NameConflict",
-        "spec.modelName",
-        "the name 'tenant/a' belongs to an adapter of another namespace",
+        "spec.modelName: NameConflict: the name 'tenant/a' belongs to an adapter of another namespace",
     ),
     Wish(
         "renamed to a name that is taken, though itself the older",
         (base(), lora("a"), lora("b", modelName="upper")),
         lora("a", modelName="upper"),
-        "NameConflict",
-        "spec.modelName",
-        "belongs to LoRAAdapter tenant/b",
+        "spec.modelName: NameConflict: belongs to LoRAAdapter tenant/b",
     ),
     Wish(
         "one pinned adapter more than the pool has room for",
         (base(**slots(3)), *pinned("a", "b")),
         lora("c", pinned=True),
-        "NoSlots",
-        "spec.pinned",
-        "pins at most 2: one slot is never pinned (pinned: LoRAAdapters tenant/a, tenant/b)",
+        "spec.pinned: NoSlots: pins at most 2: one slot is never pinned (pinned: LoRAAdapters tenant/a, tenant/b)",
     ),
     Wish(
         "pinned in a pool with a single slot",
         (base(**slots(1)),),
         lora("a", pinned=True),
-        "NoSlots",
-        "spec.pinned",
-        "advanced.maxAdapters 1 pins at most 0: one slot is never pinned",
+        "spec.pinned: NoSlots: advanced.maxAdapters 1 pins at most 0: one slot is never pinned",
     ),
     Wish(
         "pinned later, in a full pool",
         (base(**slots(2)), *pinned("a"), lora("b")),
         lora("b", pinned=True),
-        "NoSlots",
-        "spec.pinned",
-        "pins at most 1",
+        "spec.pinned: NoSlots: pins at most 1",
     ),
     Wish(
         "moved, pinned, into a full pool",
@@ -138,25 +130,19 @@ REFUSED: tuple[Wish, ...] = (
             adapter("b", TENANT, poolRef={"name": "other"}, pinned=True),
         ),
         lora("b", pinned=True),
-        "NoSlots",
-        "spec.pinned",
-        "pinned: LoRAAdapter tenant/a",
+        "spec.pinned: NoSlots: pinned: LoRAAdapter tenant/a",
     ),
     Wish(
         "a namespace that the pool does not admit",
         (base(**CLOSED),),
         lora("a"),
-        "NotPermitted",
-        "spec.poolRef",
-        "ServingPool platform/base does not admit adapters of namespace tenant",
+        "spec.poolRef: NotPermitted: ServingPool platform/base does not admit adapters of namespace tenant",
     ),
     Wish(
         "a namespace that is not in the pool's list",
         (base(allowedNamespaces=["somebody"]),),
         lora("a"),
-        "NotPermitted",
-        "spec.poolRef",
-        "does not admit adapters of namespace tenant",
+        "spec.poolRef: NotPermitted: does not admit adapters of namespace tenant",
     ),
     Wish(
         "moved to a pool that does not admit it",
@@ -166,89 +152,67 @@ REFUSED: tuple[Wish, ...] = (
             adapter("a", TENANT, poolRef={"name": "other"}),
         ),
         lora("a"),
-        "NotPermitted",
-        "spec.poolRef",
-        "does not admit adapters of namespace tenant",
+        "spec.poolRef: NotPermitted: does not admit adapters of namespace tenant",
     ),
     Wish(
         "a rank above the pool's",
         (base(lora={"maxRank": 16}),),
         lora("a", maxRank=32),
-        "RankTooLarge",
-        "spec.maxRank",
-        "takes ranks up to 16, not 32",
+        "spec.maxRank: RankTooLarge: takes ranks up to 16, not 32",
     ),
     Wish(
         "a rank raised above the pool's",
         (base(lora={"maxRank": 16}), lora("a", maxRank=8)),
         lora("a", maxRank=17),
-        "RankTooLarge",
-        "spec.maxRank",
-        "takes ranks up to 16, not 17",
+        "spec.maxRank: RankTooLarge: takes ranks up to 16, not 17",
     ),
     Wish(
         "another base than the pool's",
         (base(),),
         lora("a", baseModel="llama"),
-        "BaseMismatch",
-        "spec.baseModel",
-        "ServingPool platform/base serves 'base', not 'llama'",
+        "spec.baseModel: BaseMismatch: ServingPool platform/base serves 'base', not 'llama'",
     ),
     Wish(
         "a second pool of one model name",
         (base(),),
         pool("second", TENANT, model={"name": "base", "uri": "file:m"}),
-        "NameConflict",
-        "spec.model.name",
-        "the name 'base' is the base model of ServingPool platform/base",
+        "spec.model.name: NameConflict: the name 'base' is the base model of ServingPool platform/base",
     ),
     Wish(
         "a pool whose own name is another pool's model",
         (base(),),
         pool("base", TENANT),
-        "NameConflict",
-        "spec.model.name",
-        "is the base model of ServingPool platform/base",
+        "spec.model.name: NameConflict: is the base model of ServingPool platform/base",
     ),
     Wish(
         "a pool that takes a served adapter's name",
         (base(), lora("a", modelName="upper")),
         pool("upper", PLATFORM),
-        "NameConflict",
-        "spec.model.name",
-        "the name 'upper' belongs to LoRAAdapter tenant/a",
+        "spec.model.name: NameConflict: the name 'upper' belongs to LoRAAdapter tenant/a",
     ),
     Wish(
         "a pool renamed to a name that is taken",
         (base(), pool("other", TENANT)),
         pool("other", TENANT, model={"name": "base", "uri": "file:models/tiny"}),
-        "NameConflict",
-        "spec.model.name",
-        "is the base model of ServingPool platform/base",
+        "spec.model.name: NameConflict: is the base model of ServingPool platform/base",
     ),
     Wish(
         "a pool renamed though adapters rely on the name",
         (base(), lora("a", baseModel="base")),
         base(model={"name": "better", "uri": "file:m"}),
-        "BaseMismatch",
-        "spec.model.name",
-        "baseModel of LoRAAdapter tenant/a says 'base'",
+        "spec.model.name: BaseMismatch: baseModel of LoRAAdapter tenant/a says 'base'",
     ),
     Wish(
         "fewer slots than adapters are pinned",
         (base(**slots(4)), *pinned("a", "b")),
         base(**slots(2)),
-        "NoSlots",
-        "spec.advanced.maxAdapters",
-        "advanced.maxAdapters 2 pins at most 1",
+        "spec.advanced.maxAdapters: NoSlots: advanced.maxAdapters 2 pins at most 1",
     ),
     Wish(
         "a largest rank below one that is served",
         (base(lora={"maxRank": 64}), ranked(lora("a"), 32)),
         base(lora={"maxRank": 16}),
-        "RankTooLarge",
-        "spec.lora.maxRank",
-        "LoRAAdapter tenant/a of rank 32 would not be served any more",
+        "spec.lora.maxRank: RankTooLarge: LoRAAdapter tenant/a of rank 32 would not be served any more",
     ),
 )
 

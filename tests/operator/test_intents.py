@@ -104,7 +104,7 @@ GROUPS = [
 
 @pytest.mark.parametrize("spec", [{}, {"template": TEMPLATE}, {"runnerGroups": GROUPS}], ids=["plain", "own", "groups"])
 @pytest.mark.parametrize("size", [0, 2])
-def test_what_the_api_server_makes_of_a_manifest_satisfies_it(
+def test_what_servers_make_of_a_manifest_fits_it(
     control_plane: Cluster, namespace: str, defaults: RunnerDefaults, spec: dict[str, Any], size: int
 ) -> None:
     pool = stored_pool(control_plane, namespace, **spec)

@@ -290,9 +290,7 @@ def test_two_depots_share_a_claim_and_one_acts_by_a_lease() -> None:
 
 
 @pytest.mark.parametrize("component", ASK)
-def test_one_pod_asks_no_api_server_and_peers_know_it_by_the_name_that_two_would_have(
-    rendered: Rendered, component: str
-) -> None:
+def test_one_pod_asks_no_api_server_and_peers_know_it_by_the_name_of_two(rendered: Rendered, component: str) -> None:
     found, name = rendered["default"], f"weft-{component}"
     assert not any(argument.startswith("--lease") for argument in chart.arguments_of(found, component))
     kinds = {obj["kind"] for obj in found if obj["metadata"]["name"] == name}

@@ -94,9 +94,7 @@ async def test_many_changes_of_one_moment_are_one_write(tmp_path: Path, writes: 
     assert len(writes) <= 2
 
 
-async def test_statuses_wait_for_each_other_and_nobody_waits_for_them(
-    tmp_path: Path, writes: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_statuses_wait_for_each_other(tmp_path: Path, writes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(persistence, "GATHER_S", 3600.0)
     path = tmp_path / "objects.json"
     async with kept(path) as (store, keeper):
@@ -111,9 +109,7 @@ async def test_statuses_wait_for_each_other_and_nobody_waits_for_them(
     assert open_store(path, clock).objects() == store.objects()
 
 
-async def test_a_status_alone_is_written_soon(
-    tmp_path: Path, writes: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_status_is_written_soon(tmp_path: Path, writes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(persistence, "GATHER_S", 0.0)
     async with kept(tmp_path / "objects.json") as (store, _):
         store.apply(adapter_object("upper"))
@@ -145,9 +141,7 @@ async def test_a_write_encodes_only_what_has_changed(tmp_path: Path, monkeypatch
     assert open_store(path, clock).objects() == store.objects()
 
 
-async def test_a_disk_that_refuses_is_told_to_the_caller_and_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_disk_that_refuses_is_told_and_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refuse = True
     real = persistence.write_atomically
 
@@ -196,9 +190,7 @@ class WatchedLock:
         self._lock.release()
 
 
-async def test_a_flush_beside_a_write_waits_for_it_and_the_newest_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_flush_waits_for_a_write_and_the_newest_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, lock, real = threading.Event(), WatchedLock(), persistence.write_atomically
     writing: list[int] = []
 

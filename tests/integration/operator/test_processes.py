@@ -122,9 +122,7 @@ async def test_a_program_is_ready_when_its_probe_says_so(tmp_path: Path) -> None
     assert one.process.state.phase == "Stopped"
 
 
-async def test_a_program_is_asked_often_until_it_is_ready_and_rarely_while_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_program_is_asked_often_until_it_is_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answers, pauses = ["no", "no", None, None, "no", None], list[float]()
 
     async def answer(_: str, __: int) -> str | None:
@@ -161,9 +159,7 @@ async def test_a_program_that_keeps_ending_is_a_crash_loop_with_its_last_words(t
         assert more.restarts == CRASH_LOOP + 2
 
 
-async def test_a_program_that_ran_for_a_while_is_started_again_as_after_its_first_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_program_that_ran_for_a_while_starts_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert STABLE_S <= 5.0, "one that is killed now and then is no crash loop"
     monkeypatch.setattr(processes, "STABLE_S", 0.0)
     async with watched(tmp_path, "import sys; sys.exit(1)") as one:  # without a probe it is ready once it runs
@@ -171,9 +167,7 @@ async def test_a_program_that_ran_for_a_while_is_started_again_as_after_its_firs
     assert {state.quick_ends for state in one.states if state.phase == "Backoff"} == {1}
 
 
-async def test_a_program_that_is_never_ready_is_a_crash_loop_however_long_it_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_program_that_is_never_ready_is_a_crash_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "STABLE_S", 0.0)
     async with watched(tmp_path, "import sys; sys.exit(1)", port=free_port()) as one:
         await one.until(lambda state: state.crash_loop)

@@ -101,9 +101,7 @@ async def test_a_lease_that_was_given_back_is_taken_at_the_next_look(time: Time)
 
 
 @pytest.mark.parametrize("outlast", [False, True])
-async def test_without_an_answer_a_holder_ends_at_its_deadline_unless_it_outlasts_the_server(
-    time: Time, outlast: bool
-) -> None:
+async def test_without_an_answer_a_holder_ends_in_time_unless_it_outlasts_the_server(time: Time, outlast: bool) -> None:
     lease = MemoryLease()
     holder = candidate(lease, time, outlast=outlast)
     await holder.acquire()

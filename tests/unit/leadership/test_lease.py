@@ -118,9 +118,7 @@ def step(process: Process, store: Store, now: float) -> None:
     st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=3),
     st.lists(st.tuples(st.integers(0, 2), st.floats(0.1, 40.0)), max_size=60),
 )
-def test_at_no_time_do_two_lead_whatever_their_clocks_say_and_whoever_is_stopped(
-    offsets: list[float], pauses: list[tuple[int, float]]
-) -> None:
+def test_at_no_time_do_two_lead_whatever_clocks_say(offsets: list[float], pauses: list[tuple[int, float]]) -> None:
     store = Store()
     processes = [Process(str(i), offset, LeaseCandidate(str(i))) for i, offset in enumerate(offsets)]
     now, history = 0.0, list(pauses)

@@ -139,9 +139,7 @@ async def test_lists_objects_and_deletes(api: Served) -> None:
         ("GET", "/v1/watch?resourceVersion=0", None, 410, "Expired"),
     ],
 )
-async def test_what_is_refused_is_a_status_with_a_reason(
-    api: Served, method: str, path: str, body: Any, code: int, reason: str
-) -> None:
+async def test_refusals_have_a_reason(api: Served, method: str, path: str, body: Any, code: int, reason: str) -> None:
     status, answer = await api.call(method, path, body)
     assert status == code
     assert (answer["kind"], answer["code"], answer["reason"]) == ("Status", code, reason)

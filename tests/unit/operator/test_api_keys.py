@@ -461,9 +461,7 @@ def test_a_secret_that_cannot_be_read_withdraws_nothing() -> None:
 @pytest.mark.parametrize(
     ("generation", "reason", "stays"), [(1, "Registered", True), (0, "Registered", False), (1, "KeyTaken", False)]
 )
-def test_until_the_supervisor_answers_a_status_stays_only_where_it_says_that_this_very_spec_is_registered(
-    generation: int, reason: str, stays: bool
-) -> None:
+def test_without_a_supervisor_only_a_registered_specs_status_stays(generation: int, reason: str, stays: bool) -> None:
     status = "True" if reason == "Registered" else "False"
     obj = manifest(finalizers=(FINALIZER,))
     condition = {"type": "Ready", "status": status, "reason": reason, "lastTransitionTime": "2026-11-01T00:00:00Z"}

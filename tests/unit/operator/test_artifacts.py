@@ -99,9 +99,7 @@ def test_sources_of_one_host_are_asked_for_within_a_tenth_of_their_period_but_no
 @pytest.mark.parametrize("uri", ["file:a", "hf:org/a"])
 @pytest.mark.parametrize("reason", ["NotFinite", "SourceUnreachable"])
 @pytest.mark.parametrize(("failures", "pause_s"), [(1, 2.0), (3, 8.0), (9, 512.0), (99, 2048.0)])
-def test_a_source_that_fails_is_asked_less_often_with_a_bound_by_what_fails(
-    uri: str, reason: str, failures: int, pause_s: float
-) -> None:
+def test_a_failing_source_is_asked_ever_less_often(uri: str, reason: str, failures: int, pause_s: float) -> None:
     resolution, request = Resolution(ONE), replace(ONE, uri=uri)
     for _ in range(failures):
         resolution = updated(started(resolution, request, 0.0), failed(reason), 10.0)
@@ -112,9 +110,7 @@ def test_a_source_that_fails_is_asked_less_often_with_a_bound_by_what_fails(
 
 @pytest.mark.parametrize("reason", ["SecretMissing", "SecretInvalid", "SourceForbidden", "SourceNotFound"])
 @pytest.mark.parametrize(("credentials", "within_s"), [(CredentialsRef("hub"), 60.0), (None, 660.0)])
-def test_a_secret_that_was_corrected_is_seen_within_the_minute(
-    reason: str, credentials: CredentialsRef | None, within_s: float
-) -> None:
+def test_a_corrected_secret_is_seen_soon(reason: str, credentials: CredentialsRef | None, within_s: float) -> None:
     resolution = Resolution(replace(ONE, uri="hf:org/a", credentials_ref=credentials))
     for _ in range(9):
         resolution = updated(started(resolution, resolution.request, 0.0), failed(reason), 0.0)

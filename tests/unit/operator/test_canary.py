@@ -220,9 +220,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_whatever_happens_an_adapter_serves_what_its_sources_gave_and_a_restart_decides_nothing_anew(
-    steps: list[tuple[Any, ...]],
-) -> None:
+def test_an_adapter_serves_what_its_sources_gave_and_restarts_decide_nothing_anew(steps: list[tuple[Any, ...]]) -> None:
     world = ready({**CONTENTS, "file:other": verified("e")})
     spec: dict[str, Any] = {}
     found: dict[str, Any] = {}

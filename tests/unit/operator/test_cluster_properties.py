@@ -203,9 +203,7 @@ def test_a_crash_between_any_two_actions_ends_as_if_there_had_been_none(
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=1, max_size=40))
-def test_a_ready_pod_of_an_autoscaled_pool_goes_only_after_the_scheduler_has_named_it(
-    demands: list[tuple[int, bool]],
-) -> None:
+def test_a_ready_pod_of_an_autoscaled_pool_goes_only_once_it_was_named(demands: list[tuple[int, bool]]) -> None:
     world, ref, named = new_world(), pool_ref("one"), set[str]()
     world.settle(pool_object("one", **pool_spec("one", (0, 5), None, 1024)))
     for world.demand[ref], world.scheduler_speaks in demands:

@@ -74,9 +74,7 @@ def deployment(template: dict[str, Any] | None = None) -> dict[str, Any]:
 
 
 @given(TEMPLATES, SITES, st.integers(0, 3))
-def test_what_the_api_server_makes_of_a_manifest_satisfies_it(
-    template: dict[str, Any], defaults: RunnerDefaults, size: int
-) -> None:
+def test_what_servers_make_of_a_manifest_fits_it(template: dict[str, Any], defaults: RunnerDefaults, size: int) -> None:
     for child in wishes(template, defaults, size):
         live = served(child.manifest)
         assert matches(live, child.manifest)
@@ -84,9 +82,7 @@ def test_what_the_api_server_makes_of_a_manifest_satisfies_it(
 
 
 @given(TEMPLATES, SITES, st.data())
-def test_any_desired_value_that_is_another_one_is_a_difference(
-    template: dict[str, Any], defaults: RunnerDefaults, data: st.DataObject
-) -> None:
+def test_another_value_is_different(template: dict[str, Any], defaults: RunnerDefaults, data: st.DataObject) -> None:
     child = data.draw(st.sampled_from(wishes(template, defaults)))
     live = served(child.manifest)
     path = data.draw(st.sampled_from(sorted(leaves(live, child.manifest), key=str)))

@@ -45,7 +45,7 @@ def test_what_is_stored_already_is_no_news(conditions: list[dict[str, Any]]) -> 
 
 
 @given(CONDITIONS, CONDITIONS)
-def test_a_cause_is_reported_once_and_only_when_a_condition_has_turned(
+def test_only_a_turned_condition_is_reported_and_once(
     before: list[dict[str, Any]], after: list[dict[str, Any]]
 ) -> None:
     events = events_for(adapter(before), {"conditions": after})

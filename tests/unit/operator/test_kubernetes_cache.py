@@ -172,9 +172,7 @@ STEPS = st.lists(st.sampled_from(["edit", "write", "read", "mark", "event", "dou
 
 
 @given(STEPS, st.randoms(use_true_random=False))
-def test_nothing_goes_back_behind_an_answer_and_the_end_is_the_truth_however_far_the_watch_is_behind(
-    steps: list[str], random: Random
-) -> None:
+def test_nothing_goes_back_behind_an_answer_and_the_end_is_the_truth(steps: list[str], random: Random) -> None:
     """Versions have no order that could be read from them; a watch reports all of them, in order, some time later."""
     cache, doubts = ObjectCache(), list[ObjectKey]()
     cache.on_doubt = doubts.append

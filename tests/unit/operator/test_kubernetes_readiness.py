@@ -171,9 +171,7 @@ async def test_a_replica_is_not_ready_before_its_webhook_listens(
         assert cluster.elected.is_set() == (not holder)
 
 
-async def test_a_replica_without_servers_is_ready_once_it_knows_the_cluster(
-    ports: Iterator[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_replica_without_servers(ports: Iterator[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Cluster()
     async with running(cluster, tmp_path, next(ports), monkeypatch) as asked:
         await eventually(lambda: asked.says("ok"))

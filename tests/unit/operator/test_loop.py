@@ -89,9 +89,7 @@ async def test_what_drains_one_after_the_other_is_dropped_with_a_few_lists(monke
     assert lists <= 5
 
 
-async def test_watched_sources_are_asked_about_together_and_planned_when_they_change(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_watched_sources_are_asked_about_together_and_planned_on_change(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "RESYNC_S", 3600.0)
     async with operator() as op:
         op.depot.contents["file:base"] = replace(op.depot.contents["file:base"], watch="base")

@@ -42,9 +42,7 @@ def test_objects_have_budgets_of_their_own_and_a_new_one_starts_afresh() -> None
     assert budget.pause_s(pool_ref("hot"), 0.0) == 0
 
 
-async def test_a_status_that_somebody_else_keeps_changing_is_not_fought_over_without_end(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_status_that_others_keep_changing_is_not_fought_over_for_ever(caplog: pytest.LogCaptureFixture) -> None:
     async with operator(clock=lambda: 1e9) as op:
         op.store.apply(pool_object())
         await op.until(pool_ref(), "Available", "True", "RunnersReady")

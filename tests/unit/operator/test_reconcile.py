@@ -329,9 +329,7 @@ def many(world: World, count: int) -> World:
     ("count", "period_s", "steps_s"),
     [(1, 2.0, 3.0), (100, 2.0, 3.0), (101, 2.02, 3.0), (200, 4.0, 4.0), (1_000, 20.0, 10.0)],
 )
-def test_the_more_objects_the_less_often_each_source_is_asked_for_and_steps_are_written(
-    world: World, count: int, period_s: float, steps_s: float
-) -> None:
+def test_many_objects_are_asked_and_written_rarely(world: World, count: int, period_s: float, steps_s: float) -> None:
     desired = many(world, count).desired
     assert (resolve_period_s(desired), progress_s(desired)) == pytest.approx((period_s, steps_s))
 
@@ -657,9 +655,7 @@ def test_what_of_a_content_is_not_used_is_said_where_it_was_checked(serving: Wor
         (None, None),
     ],
 )
-def test_a_chat_template_has_a_condition_that_outlives_the_controller(
-    serving: World, found: dict[str, str] | None, said: tuple[str, str] | None
-) -> None:
+def test_chat_template_conditions(serving: World, found: dict[str, str] | None, said: tuple[str, str] | None) -> None:
     for uri, ref in (("file:base", pool_ref()), ("file:upper", adapter_ref("upper"))):
         answer = serving.contents[uri]
         serving.contents[uri] = replace(answer, verdict={**(answer.verdict or {}), "chatTemplate": found})
@@ -681,9 +677,7 @@ def test_a_chat_template_has_a_condition_that_outlives_the_controller(
         ("Adapter", "Base", True, ("False", "NoTemplate")),
     ],
 )
-def test_whose_chat_template_counts_is_a_choice(
-    serving: World, chosen: str, has: str, own: bool, said: tuple[str, str]
-) -> None:
+def test_whose_chat_template_counts(serving: World, chosen: str, has: str, own: bool, said: tuple[str, str]) -> None:
     for letter in "cd":
         answer = verified(letter)
         answer = replace(answer, verdict={**(answer.verdict or {}), "chatTemplate": {"from": has}})
@@ -813,9 +807,7 @@ def pages(runner: RunnerProcess) -> object:
 @pytest.mark.parametrize(
     ("rollout", "at_a_time"), [({}, 1), ({"maxUnavailable": 0, "maxSurge": 2}, 1), ({"maxUnavailable": 2}, 2)]
 )
-def test_a_changed_pool_replaces_its_runners_a_few_at_a_time(
-    world: World, rollout: dict[str, int], at_a_time: int
-) -> None:
+def test_a_changed_pool_replaces_runners_a_few_at_a_time(world: World, rollout: dict[str, int], at_a_time: int) -> None:
     world.settle(pool_object(replicas=4, rollout=rollout))
     world.ready_runners = False
     world.settle(pool_object(replicas=4, rollout=rollout, advanced={"kvPages": 2048}))
@@ -965,9 +957,7 @@ def test_an_adapter_that_moves_is_served_by_the_old_pool_until_the_new_one_takes
 
 
 @pytest.mark.parametrize(("least", "serves"), [(0, "default/other"), (1, "default/base")])
-def test_an_adapter_that_moves_is_served_at_once_by_a_pool_that_a_request_wakes(
-    world: World, least: int, serves: str
-) -> None:
+def test_a_moved_adapter_is_served_at_once_by_a_pool_that_requests_wake(world: World, least: int, serves: str) -> None:
     scaling = {"minReplicas": least, "maxReplicas": 3, "idleSeconds": 60}
     moving(world, autoscaling=scaling)
     assert pool_of_route(world) == serves
@@ -994,9 +984,7 @@ def test_an_adapter_that_moves_to_a_pool_that_refuses_its_content_stays_where_it
         ({"pool": "default/other", "baseModel": "wrong"}, "Fetched", "BaseMismatch"),
     ],
 )
-def test_an_adapter_that_moves_to_a_pool_that_does_not_take_it_stays_where_it_serves(
-    world: World, edit: dict[str, str], condition: str, reason: str
-) -> None:
+def test_a_moved_adapter_that_is_refused_stays(world: World, edit: dict[str, str], condition: str, reason: str) -> None:
     moving(world)
     world.apply(adapter_object("upper", **edit))
     for current in (world, world.restarted()):

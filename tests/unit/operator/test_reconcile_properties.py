@@ -150,9 +150,7 @@ def test_bad_objects_never_disturb_others(bad: list[tuple[str, OperationStatus, 
 @pytest.mark.slow
 @settings(max_examples=settings.default.max_examples // 5)
 @given(st.integers(1, 40), st.integers(0, 40), st.sampled_from([1.0, 3.0, 10.0]), st.floats(0.1, 5.0))
-def test_at_rest_no_more_is_asked_for_than_the_policy_allows(
-    good_ones: int, bad_ones: int, most: float, step_s: float
-) -> None:
+def test_at_rest_no_more_is_asked_than_policy_allows(good_ones: int, bad_ones: int, most: float, step_s: float) -> None:
     world = new_world()
     world.policy = Policy(resolve_period_s=2.0, resolves_per_s=most)
     world.contents = {"file:base": fetched_base()} | {f"file:a{i}": verified("a") for i in range(good_ones)}

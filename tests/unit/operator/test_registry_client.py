@@ -113,9 +113,7 @@ async def test_changes_of_one_turn_are_one_message_and_versions_grow() -> None:
         assert (list(third.removed_pools), list(third.removed_adapters)) == (["default/base"], ["u1"])
 
 
-async def test_the_first_change_leaves_at_once_and_a_crowd_behind_it_is_one_message(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_first_change_leaves_at_once_and_a_crowd_behind_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry_client, "GATHER_S", 3600.0)
     async with connected() as (client, scheduler, _):
         await scheduler.next()

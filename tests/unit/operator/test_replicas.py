@@ -216,9 +216,7 @@ def test_the_autoscaler_takes_only_ready_pods_that_the_scheduler_has_named(clust
     assert cluster.ready_names(pool_ref()) == [names[0], *names[2:]]
 
 
-def test_a_scheduler_that_has_just_started_takes_no_starting_pod_away_and_may_ask_for_more(
-    cluster: ClusterWorld,
-) -> None:
+def test_a_scheduler_that_just_started_takes_no_starting_pod_away_and_may_ask_for_more(cluster: ClusterWorld) -> None:
     cluster.demand[pool_ref()] = 3
     started(cluster, scaled(0, 5))
     cluster.scheduler_speaks, cluster.cluster.pods_become_ready = False, False
@@ -253,9 +251,7 @@ def test_an_autoscaled_pool_shrinks_though_the_scheduler_names_victims_of_anothe
     assert cluster.sizes(pool_ref()) == {"fast": 1, "cheap": 0, "rest": 0}
 
 
-def test_groups_for_a_phase_are_as_large_as_the_scheduler_wants_and_give_before_they_take(
-    cluster: ClusterWorld,
-) -> None:
+def test_groups_of_a_phase_are_as_large_as_the_scheduler_wants_and_give_before_they_take(cluster: ClusterWorld) -> None:
     ref = pool_ref()
     kinds = [
         group | {"phase": phase} for group, phase in zip(groups(("p", 0, None), ("t", 0, None)), PHASES, strict=True)
@@ -603,9 +599,7 @@ def test_an_object_that_nobody_controls_and_whose_labels_name_the_pool_is_adopte
         {"ownerReferences": [{"controller": True, "kind": "ServingPool", "name": "base", "uid": "an older one"}]},
     ],
 )
-def test_an_object_of_somebody_else_is_left_alone_named_in_a_condition_and_read_again(
-    bare: Any, metadata: dict[str, Any]
-) -> None:
+def test_a_foreign_object_is_left_alone_named_in_conditions_and_read_again(bare: Any, metadata: dict[str, Any]) -> None:
     key, there = child_of(bare, **metadata)
     bare.observed.foreign[pool_ref()] = {key: ForeignObject(there, bare.now)}
     assert versions_of(bare, key) == []

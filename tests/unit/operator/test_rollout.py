@@ -335,9 +335,7 @@ def test_a_new_pool_of_runners_of_several_pods_keeps_no_other_from_a_new_version
 
 @pytest.mark.parametrize("is_seen", [True, False])
 @pytest.mark.parametrize("spec", [{}, {"parallelism": {"tensor": 2, "pipeline": 1, "podsPerRunner": 2}}])
-def test_from_the_first_status_of_a_new_template_a_pool_is_not_ready_until_every_runner_has_it(
-    spec: Any, is_seen: bool
-) -> None:
+def test_from_the_first_status_of_a_template_a_pool_is_not_ready_until_all_have_it(spec: Any, is_seen: bool) -> None:
     """Nor where the scheduler's report still counts runners whose pods are not ready any more."""
     world = new_world()
     started(world, "base", replicas=2, advanced=OLD, **spec)

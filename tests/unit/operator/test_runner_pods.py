@@ -71,9 +71,7 @@ def test_a_runner_is_a_set_of_pods_and_is_counted_once(pool: ClusterWorld) -> No
 
 
 @pytest.mark.parametrize(("pods", "index"), [(4, 0), (4, 1), (4, 2), (4, 3), (2, 0), (2, 1)])
-def test_the_pods_of_a_set_have_one_command_whose_ranks_follow_from_the_pods_index(
-    pool: ClusterWorld, pods: int, index: int
-) -> None:
+def test_the_pods_of_a_set_have_one_command_and_ranks_by_their_index(pool: ClusterWorld, pods: int, index: int) -> None:
     pool.apply(pool_object(replicas=2, parallelism=GRID | {"podsPerRunner": pods}))
     pool.at_rest()
     runner = sets(pool)["0"]
@@ -201,9 +199,7 @@ def test_while_the_scheduler_is_away_each_runner_counts_once(pool: ClusterWorld)
     [{"replicas": 4}, {"autoscaling": {"minReplicas": 2, "maxReplicas": 4} | SCALING}],
     ids=["fixed", "autoscaled"],
 )
-def test_a_runner_for_one_phase_waits_for_the_victim_of_the_other(
-    cluster: ClusterWorld, scaling: dict[str, Any]
-) -> None:
+def test_a_runner_for_one_phase_waits_for_a_victim_of_the_other(cluster: ClusterWorld, scaling: dict[str, Any]) -> None:
     """The new runner waits where the pool may have no more."""
     ref = pool_ref()
     groups = [{"name": phase.lower(), "minRunners": 0, "phase": phase} for phase in ("Prompt", "Token")]

@@ -37,9 +37,7 @@ def nodes_of(world: ClusterWorld) -> list[str]:
     size=st.integers(1, 4),
     steps=st.lists(st.tuples(st.sampled_from(["a", "b"]), st.booleans(), st.booleans(), st.booleans()), max_size=20),
 )
-def test_a_drained_node_is_left_with_every_runner_ready_all_the_time(
-    size: int, steps: list[tuple[str, bool, bool, bool]]
-) -> None:
+def test_a_drained_node_is_left_with_every_runner_ready(size: int, steps: list[tuple[str, bool, bool, bool]]) -> None:
     world = started(size, {"a": True, "b": True}, disruptionBudget=WAITS)
     for node, takes, become_ready, late in steps:
         cordon(world, node, takes=takes)

@@ -48,9 +48,7 @@ def room(groups: Sequence[Group]) -> int:
 
 
 @given(COUNTS, GROUPS)
-def test_groups_hold_all_runners_there_is_room_for_and_none_beyond_their_maximum(
-    count: int, groups: tuple[Group, ...]
-) -> None:
+def test_groups_hold_all_runners_that_fit_and_none_beyond_their_maximum(count: int, groups: tuple[Group, ...]) -> None:
     sizes = distribute(count, groups)
     assert list(sizes) == [group.name for group in groups]
     assert sum(sizes.values()) == min(count, room(groups))
@@ -76,9 +74,7 @@ def test_one_more_runner_is_one_more_in_one_group_and_none_moves(count: int, gro
 
 
 @given(st.integers(0, 200), GROUPS)
-def test_a_later_group_is_beyond_its_minimum_only_when_every_earlier_one_is_full(
-    count: int, groups: tuple[Group, ...]
-) -> None:
+def test_a_later_group_passes_its_least_only_when_earlier_ones_are_full(count: int, groups: tuple[Group, ...]) -> None:
     sizes = distribute(count, groups)
     full = True
     for group in groups:
@@ -128,9 +124,7 @@ def test_a_number_that_people_wrote_gives_each_phase_its_least_and_the_rest_by_e
     COUNTS,
     st.none() | st.builds(PoolStatus, COUNTS, COUNTS, st.just(()), st.sampled_from((0, GENERATION - 1, GENERATION))),
 )
-def test_the_target_is_within_its_bounds_and_by_the_word_of_a_scheduler_that_knows_them(
-    bounds: Bounds, present: int, report: PoolStatus | None
-) -> None:
+def test_targets_are_within_bounds_and_the_schedulers(bounds: Bounds, present: int, report: PoolStatus | None) -> None:
     count = target(bounds, report, present)
     assert bounds.min <= count <= bounds.max
     if (
@@ -166,9 +160,7 @@ def test_who_goes(
 
 
 @given(RUNNERS, COUNTS, BOUNDS)
-def test_nobody_goes_before_the_scheduler_has_answered_or_had_its_time(
-    present: list[Runner], wanted: int, bounds: Bounds
-) -> None:
+def test_nobody_goes_before_an_answer_or_its_time(present: list[Runner], wanted: int, bounds: Bounds) -> None:
     other = PoolStatus(1, 1, tuple(runner.name for runner in present), GENERATION - 1)
     for report in (None, other):
         going = select_victims(present, wanted, report, bounds, waited=False)
@@ -183,9 +175,7 @@ SIZES = st.tuples(*(COUNTS for _ in "abc")).map(lambda counts: dict(zip("abc", c
 
 
 @given(SIZES, SIZES, COUNTS)
-def test_groups_grow_only_as_far_as_others_have_left(
-    wanted: dict[str, int], present: dict[str, int], count: int
-) -> None:
+def test_groups_grow_only_as_far_as_others_left(wanted: dict[str, int], present: dict[str, int], count: int) -> None:
     found, kept = one_for_one(wanted, present, count), {name: min(wanted[name], present[name]) for name in wanted}
     assert all(kept[name] <= found[name] <= wanted[name] for name in wanted)
     assert sum(found.values()) == min(sum(wanted.values()), max(count, sum(kept.values())))
@@ -234,9 +224,7 @@ def test_numbers_of_phases_that_are_of_another_spec_or_sum_move_no_runner(genera
         (False, False, True, False),
     ],
 )
-def test_a_ready_runner_that_nobody_named_goes_for_a_number_that_people_wrote(
-    fixed: bool, apart: bool, answered: bool, goes: bool
-) -> None:
+def test_a_ready_runner_goes_unnamed_for_a_written_number(fixed: bool, apart: bool, answered: bool, goes: bool) -> None:
     bounds = Bounds(1 if fixed else 0, 1, GENERATION)
     report = PoolStatus(2, 1, (), GENERATION) if answered else None
     going = select_victims([Runner("r0", True), Runner("r1", True)], 1, report, bounds, waited=True, apart=apart)

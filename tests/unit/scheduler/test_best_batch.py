@@ -22,9 +22,7 @@ def others(n: int) -> tuple[SequenceState, ...]:
 
 
 @given(LOADS, st.integers(1, 40), LOADS, st.integers(1, 40))
-def test_below_its_best_batch_the_fuller_is_preferred_and_beyond_it_the_one_least_beyond(
-    load: int, best: int, other_load: int, other_best: int
-) -> None:
+def test_the_fuller_is_preferred_up_to_its_best_batch(load: int, best: int, other_load: int, other_best: int) -> None:
     here, there = placement_score(load, best), placement_score(other_load, other_best)
     if load < best and other_load < other_best:
         assert (here > there) == (load > other_load)
@@ -46,9 +44,7 @@ def test_where_the_pool_packs_full_batches_come_before_lightly_loaded_runners() 
     [(0, 0.0, 64), (32, 0.0, 32), (32, 16.0, 48), (32, 64.0, 35), (64, 16.0, 64)],
     ids=["nothing measured", "no steps", "half as many more", "a tenth slower", "no more than it takes"],
 )
-def test_a_packed_batch_is_a_tenth_slower_and_half_as_large_again_at_most(
-    best: int, step_ms_best: float, packed: int
-) -> None:
+def test_a_packed_batch_is_a_tenth_slower_and_half_larger_at_most(best: int, step_ms_best: float, packed: int) -> None:
     spec = RunnerSpec(RunnerId("u", "i"), "h:1", "n/p", 16, 100, 64, 2, 64, 1600, best_batch=best, step_ms_1=14.0)
     assert min(replace(spec, step_ms_best=step_ms_best).packed_sequences, spec.max_sequences) == packed
 
@@ -68,9 +64,7 @@ FLEET = st.dictionaries(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])  # the fixture is a class
 @given(FLEET)
-def test_a_request_waits_only_where_nobody_has_room_and_passes_a_full_batch_only_for_a_better_one(
-    fleet: dict[str, Stand],
-) -> None:
+def test_requests_wait_only_without_room_and_pass_full_batches_only_for_better_ones(fleet: dict[str, Stand]) -> None:
     """Two pages are asked for; a runner holds 6 sequences."""
     driver = Driver().start()
     for uuid, at in fleet.items():

@@ -66,9 +66,7 @@ def test_the_lonely_request_migrates_and_its_failures_are_not_counted(spread: An
 
 @pytest.mark.parametrize("spread", [{"prefill_tokens_per_s": 20.0}], indirect=True)
 @pytest.mark.parametrize(("in_kv", "emptied"), [(20, 1), (600, 0)])
-def test_what_a_migration_would_compute_again_is_prompt_and_answer_so_far(
-    spread: Any, in_kv: int, emptied: int
-) -> None:
+def test_what_a_migration_would_recompute_is_prompt_and_answer_so_far(spread: Any, in_kv: int, emptied: int) -> None:
     reported = spread.report_of("a", spread.view("lonely", 900), free=940)
     spread.reports(reported._replace(report=reported.report._replace(progress=[in_kv])))
     assert len(of(spread.wait(3.0), Consolidated)) == emptied

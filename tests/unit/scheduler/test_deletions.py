@@ -33,9 +33,7 @@ def test_a_uid_that_nobody_knows_is_gone_and_said_once(driver: Driver, removed: 
     assert removed() == []
 
 
-def test_a_removed_adapter_is_gone_when_every_ready_runner_has_the_list_without_it(
-    driver: Driver, removed: Any
-) -> None:
+def test_a_removed_adapter_is_gone_when_every_ready_runner_has_a_list_without_it(driver: Driver, removed: Any) -> None:
     driver.start("sha256:1", "sha256:2")
     pool = driver.pool()
     driver.runner("r", desired_version=pool.adapters.version, ready=True)

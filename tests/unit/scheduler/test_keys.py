@@ -86,9 +86,7 @@ def test_without_a_grace_keys_stay_in_force() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("st"), st.booleans(), st.floats(0, 5)), max_size=30))
-def test_whatever_two_supervisors_read_and_when_a_key_once_revoked_is_not_revived(
-    steps: list[tuple[str, bool, float]],
-) -> None:
+def test_whatever_two_supervisors_read_a_key_once_revoked_is_not_revived(steps: list[tuple[str, bool, float]]) -> None:
     """Version n of the store revokes key n - 1; one that does not read it says again what it knows."""
     driver = Driver().start()
     driver.supervisor(name="t")

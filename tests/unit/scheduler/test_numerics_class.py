@@ -154,9 +154,7 @@ FLEET = st.dictionaries(
 
 
 @given(fleet=FLEET)
-def test_it_stays_in_its_class_while_that_can_take_it_and_never_starves(
-    fleet: dict[str, tuple[str, int, bool]],
-) -> None:
+def test_it_stays_in_its_class_while_that_takes_it_and_never_starves(fleet: dict[str, tuple[str, int, bool]]) -> None:
     driver = Driver().start(min_runners=9)
     driver.runner("home", numerics_class=A)
     driver.place("r")

@@ -20,9 +20,7 @@ NAMES = ("p10_tokens", "p50_tokens", "p90_tokens", "p99_tokens", "bucket_tokens"
 @pytest.mark.parametrize("poison", POISON)
 @pytest.mark.parametrize("reservation", RESERVATIONS)
 @pytest.mark.parametrize("queue", QUEUES)
-def test_a_request_with_a_poisoned_prediction_and_those_beside_it_all_run(
-    queue: str, reservation: str, poison: str
-) -> None:
+def test_a_request_with_poisoned_predictions_and_those_beside_it_run(queue: str, reservation: str, poison: str) -> None:
     """Laws are checked after each event. The poisoned one runs too, with a reservation of at most what it may say."""
     driver = Driver().start(queue=queue, reservation=reservation)
     driver.runner("a", max_sequences=1)

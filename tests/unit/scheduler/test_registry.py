@@ -323,9 +323,7 @@ def test_a_digest_in_use_stays_until_its_last_stream_ends(driver: Driver) -> Non
 
 
 @pytest.mark.parametrize(("spec", "drain_s"), [({}, 300.0), ({"drain_s": 600.0}, 600.0)])
-def test_a_stream_of_a_deleted_digest_ends_by_name_when_the_drain_time_is_over(
-    driver: Any, spec: dict[str, float], drain_s: float
-) -> None:
+def test_streams_of_a_deleted_digest_end_after_its_drain(driver: Any, spec: dict[str, float], drain_s: float) -> None:
     driver.start("sha256:1", **spec).runner("a", max_sequences=1)
     driver.place("running", "sha256:1")
     driver.gateway_sends(_started(driver, "running"))
@@ -376,9 +374,7 @@ def test_after_a_restart_streams_of_a_deleted_digest_may_finish(driver: Driver) 
     assert orders(driver.runner("a", adapters=on_disk)) == [(True, [], [])], "it is not removed"
 
 
-def test_an_adapter_on_its_way_to_its_tier_keeps_a_runner_from_serving_and_one_that_failed_does_not(
-    driver: Driver,
-) -> None:
+def test_an_adapter_on_its_way_to_a_tier_keeps_a_runner_from_serving_and_a_failed_one_does_not(driver: Driver) -> None:
     driver.registry()
     driver.gateway()
     driver.supervisor()
@@ -557,9 +553,7 @@ def test_the_ends_of_requests_are_counted_for_a_canary_and_the_content_beside_it
     ("pinned", "tier", "held"),
     [(True, Tier.UNSPECIFIED, Tier.HOST), (False, Tier.DISK, Tier.DISK), (False, Tier.REMOTE, None)],
 )
-def test_a_canary_is_held_as_its_adapter_is_and_takes_no_slot(
-    driver: Driver, pinned: bool, tier: Tier, held: Tier | None
-) -> None:
+def test_a_canary_is_held_like_its_adapter(driver: Driver, pinned: bool, tier: Tier, held: Tier | None) -> None:
     driver.start("sha256:1")
     [uid] = driver.pool().adapters.by_digest["sha256:1"]
     spec = replace(adapter("sha256:1", uid=uid), pinned=pinned, tier=tier)

@@ -35,9 +35,7 @@ def test_a_failed_of_an_older_epoch_does_not_touch_the_present_one(served: Drive
 
 
 @pytest.mark.parametrize("emitted", [0, 7])
-def test_the_gateway_tells_first_or_the_lease_runs_out_first_one_placement_follows(
-    driver: Driver, emitted: int
-) -> None:
+def test_the_gateway_tells_or_the_lease_runs_out_first_one_placement_follows(driver: Driver, emitted: int) -> None:
     driver.start().runner("b")
     assert driver.place("r").runner.uuid == "b"
     driver.runner("a")
@@ -234,9 +232,7 @@ def test_an_overrunner_that_is_its_own_victim_comes_back_doubled(served: Driver)
 
 
 @pytest.mark.parametrize("reservation", ["calibrated", "s3", "paged", "pooled"])
-def test_after_its_last_preemption_a_request_reserves_its_whole_answer_and_stays(
-    driver: Driver, reservation: str
-) -> None:
+def test_after_a_last_preemption_a_request_reserves_a_whole_answer_and_stays(driver: Driver, reservation: str) -> None:
     """On whatever runners, and whoever wanted its memory."""
     driver.start(reservation=reservation).runner("a")
     driver.runner("b")
@@ -253,9 +249,7 @@ def test_after_its_last_preemption_a_request_reserves_its_whole_answer_and_stays
     assert not driver.knows("r")
 
 
-def test_a_sequence_that_is_given_back_with_tokens_was_preempted_and_one_that_is_refused_was_not(
-    served: Driver,
-) -> None:
+def test_a_sequence_that_is_given_back_with_tokens_was_preempted_and_a_refused_one_was_not(served: Driver) -> None:
     served.place("r")
     served.failed("r", FailReason.NO_CAPACITY)
     served.wait(0.3)

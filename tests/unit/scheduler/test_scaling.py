@@ -135,9 +135,7 @@ def test_one_that_drains_or_is_gone_is_no_victim_and_not_counted(driver: Driver,
     assert driver.place("r").runner.uuid == "a"
 
 
-def test_it_observes_no_generation_before_the_runners_there_are_have_had_the_time_to_report(
-    driver: Driver, pool: Pool
-) -> None:
+def test_it_observes_no_generation_before_the_runners_had_the_time_to_report(driver: Driver, pool: Pool) -> None:
     driver.submit("r")
     status = pool.hear()
     assert (status.wanted_runners, status.observed_generation) == (1, 0)

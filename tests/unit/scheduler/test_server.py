@@ -196,9 +196,7 @@ async def test_it_is_ready_with_a_registry_snapshot_and_a_supervisor(stack: Stac
     assert stack.server.not_ready() is None
 
 
-async def test_an_assign_that_nobody_acknowledges_expires_by_the_clock(
-    tmp_path: Path, new_stack: Callable[..., Any]
-) -> None:
+async def test_an_unacknowledged_assign_expires_by_the_clock(tmp_path: Path, new_stack: Callable[..., Any]) -> None:
     async for stack in new_stack(tmp_path, replace(CONFIG, assign_s=0.2)):
         await stack.registry_stream()
         supervisor, gateway, both = await stack.supervisor(), await stack.gateway(), report()
@@ -283,9 +281,7 @@ async def test_the_term_is_on_disk_before_anybody_hears_of_it(stack: Stack, tmp_
     assert (tmp_path / "term").read_text() == "42\n"
 
 
-async def test_a_term_that_cannot_be_made_durable_ends_the_process_and_gives_no_order(
-    stack: Stack, tmp_path: Path
-) -> None:
+async def test_a_term_that_is_not_durable_ends_the_process_and_gives_no_order(stack: Stack, tmp_path: Path) -> None:
     (tmp_path / "term.tmp").mkdir()
     supervisor = await stack.supervisor(highest_term=41)
     await soon(stack.stop.wait())
@@ -293,9 +289,7 @@ async def test_a_term_that_cannot_be_made_durable_ends_the_process_and_gives_no_
     assert await supervisor.end() is not grpc.StatusCode.OK
 
 
-async def test_an_exception_of_the_machine_is_fatal_and_not_swallowed(
-    stack: Stack, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_exception_of_the_machine_is_fatal(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> Any:
         raise KeyError("a mistake of ours")
 
@@ -350,9 +344,7 @@ async def test_a_registry_under_a_lower_term_is_ended_and_what_it_says_does_not_
         pass
 
 
-async def test_an_empty_data_directory_under_load_gives_no_order_below_what_anybody_has_seen(
-    stack: Stack, tmp_path: Path
-) -> None:
+async def test_an_empty_data_directory_gives_no_order_below_what_anybody_has_seen(stack: Stack, tmp_path: Path) -> None:
     """Gateways, supervisor and runners live on from term 7; this scheduler's clock is wrong, too."""
     registry = await stack.registry_stream()
     gateway, seen = await stack.gateway(complete=False), cpb.Epoch(term=7, counter=12)

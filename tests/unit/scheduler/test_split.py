@@ -155,9 +155,7 @@ def test_a_request_that_is_cancelled_leaves_both_runners(split: Driver, handed_o
 
 
 @pytest.mark.parametrize(("runner", "reserved"), [("a", 40), ("b", 80)])
-def test_a_victim_of_either_runner_leaves_both_and_the_token_runners_reservation_counts(
-    split: Driver, runner: str, reserved: int
-) -> None:
+def test_a_victim_leaves_both_and_its_token_reservation_counts(split: Driver, runner: str, reserved: int) -> None:
     split.place("r", prompt_tokens=64, p90_tokens=40)
     (preempt,) = of(split.preempt(runner, "r", 80), Preempt)
     assert preempt.request_id == "r"

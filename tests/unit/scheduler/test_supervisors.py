@@ -55,9 +55,7 @@ def test_a_supervisor_that_ends_takes_its_runners_out_until_another_reports_them
 
 @pytest.mark.parametrize("follows", [True, False])
 @pytest.mark.parametrize("name", ["s", "other"])
-def test_a_report_of_changes_counts_only_on_a_stream_that_brought_the_whole_state(
-    driver: Driver, name: str, follows: bool
-) -> None:
+def test_changes_count_only_on_a_stream_that_brought_the_whole_state(driver: Driver, name: str, follows: bool) -> None:
     """Also from the supervisor of before, when it comes back: what it sent meanwhile may be lost."""
     _two(driver)
     driver.runner("a", free=90)

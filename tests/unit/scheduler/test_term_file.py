@@ -37,9 +37,7 @@ def test_a_directory_that_was_lost_begins_above_all_that_was_used_in_it(tmp_path
 @pytest.mark.parametrize(
     "content", [b"seven", b"", b"-3", b"\xff\xfe", b"%d\n" % MAX_TERM, b"%d\n" % 2**64, b"9" * 5000]
 )
-def test_a_file_that_holds_no_term_is_replaced_and_the_next_start_is_an_ordinary_one(
-    tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_file_without_a_term_is_replaced(tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "term").write_bytes(content)
     assert at(300, tmp_path).next() == 300 * DAY_S
     assert "terms start again" in caplog.text

@@ -14,9 +14,7 @@ KEYS = st.builds(RunnerKey, st.integers(0, 1), st.sampled_from("abcdefgh"))
     need=st.integers(0, 10),
     avoid=st.sets(st.sampled_from("abcdefgh")),
 )
-def test_the_best_is_the_highest_key_with_enough_room_that_is_not_avoided(
-    steps: list[tuple[RunnerKey, int]], need: int, avoid: set[str]
-) -> None:
+def test_the_best_has_room_and_is_not_avoided(steps: list[tuple[RunnerKey, int]], need: int, avoid: set[str]) -> None:
     treap, model = CapacityTreap(), dict[RunnerKey, int]()
     for key, room in steps:
         if key in model and room % 2:

@@ -105,9 +105,7 @@ def test_the_service_of_two_tenants_that_both_wait_differs_by_a_bounded_amount(
     sizes=st.lists(st.tuples(st.sampled_from("fgh"), st.integers(1, 9)), min_size=1, max_size=30),
     bound=st.integers(0, 3),
 )
-def test_everybody_is_served_and_nothing_idles_while_a_request_fits(
-    policy: str, sizes: list[tuple[str, int]], bound: int
-) -> None:
+def test_all_are_served_and_nothing_idles_while_one_fits(policy: str, sizes: list[tuple[str, int]], bound: int) -> None:
     server = Server(queue_of(*sizes, policy=policy), 9, bound)
     for _ in range(sum(size for _, size in sizes) + 1):
         waited, served = len(server.queue), sum(server.served.values())
@@ -253,9 +251,7 @@ def test_a_flood_that_fills_the_queue_leaves_others_their_share_of_it(driver: Dr
     assert of(driver.submit("v2", namespace="victim"), Reject), "half of the bound is its share"
 
 
-def test_a_tenant_beyond_its_share_leaves_the_last_places_and_its_prompts_come_after_those_of_others(
-    driver: Driver,
-) -> None:
+def test_a_tenant_beyond_its_share_leaves_the_last_places_and_its_prompts_come_after_others(driver: Driver) -> None:
     driver.start().runner("a", max_sequences=16)
     driver.place("v0", namespace="victim")
     assigned = [a for n in range(20) for a in of(driver.submit(f"f{n}", namespace="flood"), Assign)]

@@ -51,9 +51,7 @@ GROUPS = st.lists(
 
 
 @given(st.integers(0, 30), PHASES, GROUPS)
-def test_a_sum_is_kept_and_one_more_runner_takes_none_from_a_group(
-    total: int, wanted: PhaseCounts, groups: list[PhaseGroups]
-) -> None:
+def test_a_sum_is_kept_and_one_more_takes_none_away(total: int, wanted: PhaseCounts, groups: list[PhaseGroups]) -> None:
     counts, more = allocate(total, wanted, groups), allocate(total + 1, wanted, groups)
     assert sum(counts) == total
     assert all(after >= before for before, after in zip(counts, more, strict=True))
@@ -64,9 +62,7 @@ def test_a_sum_is_kept_and_one_more_runner_takes_none_from_a_group(
 
 
 @given(st.integers(0, 30), PHASES, st.floats(0, 1))
-def test_each_phase_gets_what_it_demands_and_what_is_spare_does_not_go_back_and_forth(
-    total: int, demand: PhaseCounts, share: float
-) -> None:
+def test_each_phase_gets_what_it_demands_and_spare_ones_stay(total: int, demand: PhaseCounts, share: float) -> None:
     phases = divide(total, demand, share, PhaseCounts())
     assert phases.prompt >= demand.prompt
     assert phases.token >= demand.token
@@ -80,16 +76,12 @@ def test_each_phase_gets_what_it_demands_and_what_is_spare_does_not_go_back_and_
     ("total", "share", "before", "expected"),
     [(10, 0.9, (5, 5), (9, 1)), (4, 0.6875, (2, 2), (2, 2)), (4, 0.6875, (2, 3), (3, 1))],
 )
-def test_a_number_is_divided_anew_where_it_or_the_share_has_changed_enough(
-    total: int, share: float, before: tuple[int, int], expected: tuple[int, int]
-) -> None:
+def test_a_number_is_divided_anew(total: int, share: float, before: tuple[int, int], expected: tuple[int, int]) -> None:
     assert divide(total, PhaseCounts(), share, PhaseCounts(*before)) == PhaseCounts(*expected)
 
 
 @given(COUNTS, COUNTS)
-def test_no_more_runners_go_than_are_too_many_and_one_whose_place_another_group_gets(
-    present: PhaseCounts, wanted: PhaseCounts
-) -> None:
+def test_no_more_runners_go_than_too_many_and_one_to_another_group(present: PhaseCounts, wanted: PhaseCounts) -> None:
     going = surplus(present, wanted)
     over = sum(present) - sum(wanted)
     assert all(0 <= n <= max(0, a - b) for n, a, b in zip(going, present, wanted, strict=True))

@@ -41,7 +41,7 @@ def test_an_answer_that_has_outlived_most_is_expected_to_continue() -> None:
 @pytest.mark.parametrize(
     ("quantiles", "typical"), [(CHAT, 80), (CHAT[1:], 300), (CHAT[2:], 300), (((0.5, 0), (0.9, 0)), 1)]
 )
-def test_the_answers_that_a_prediction_misses_last_as_long_again_as_the_median(
+def test_missed_answers_last_as_long_again_as_the_median(
     quantiles: tuple[tuple[float, int], ...], typical: int
 ) -> None:
     prompt, emitted, steps = 4_000_000, 20_000 if typical > 1 else 0, HORIZONS[-1]
@@ -62,9 +62,7 @@ NOT_TOKENS = st.tuples(*(st.integers(-(2**31), 2**31) for _ in range(4)))
 
 
 @given(NOT_TOKENS, st.integers(1, 5000), st.integers(1, 5000), st.integers(-10, 2**32))
-def test_poisoned_predictions_stay_within_prompt_and_limit(
-    quantiles: tuple[int, ...], prompt: int, limit: int, kv_tokens: int
-) -> None:
+def test_poisoned_predictions_are_bounded(quantiles: tuple[int, ...], prompt: int, limit: int, kv_tokens: int) -> None:
     forecast = UseForecast(prompt, limit, tuple(zip((0.1, 0.5, 0.9, 0.99), quantiles, strict=True)))
     use = forecast.use(forecast.emitted(kv_tokens), page_tokens=16)
     assert all(0 <= mean <= prompt + limit + 16 for mean in use.means)

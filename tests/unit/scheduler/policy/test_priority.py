@@ -60,9 +60,7 @@ def test_tenants_share_what_is_left_by_what_their_batch_requests_received(driver
     arrivals=st.lists(st.tuples(st.booleans(), st.integers(1, 60), st.integers(0, 3)), min_size=1, max_size=12),
     queue=st.sampled_from(["fcfs", "s3", "shortest"]),
 )
-def test_no_batch_request_is_placed_while_an_interactive_one_waits(
-    arrivals: list[tuple[bool, int, int]], queue: str
-) -> None:
+def test_no_batch_request_is_placed_before_interactive_ones(arrivals: list[tuple[bool, int, int]], queue: str) -> None:
     driver = Driver().start(queue=queue)
     driver.runner("a", max_sequences=2, total_pages=8)
     for number, (batch, prompt, waited) in enumerate(arrivals):
@@ -112,9 +110,7 @@ def test_one_too_large_to_fit_beside_that_room_takes_an_empty_runner(served: Dri
 # ---------------------------------------------------------------- victims
 
 
-def test_an_interactive_request_that_finds_no_room_has_the_batch_request_with_least_progress_leave(
-    driver: Driver,
-) -> None:
+def test_an_interactive_request_without_room_has_the_batch_request_with_least_progress_leave(driver: Driver) -> None:
     driver.start()
     report(driver, pages=9, total_pages=9, max_sequences=4)
     for name, waited_s in (("old", 9.0), ("young", 1.0)):
@@ -307,9 +303,7 @@ def test_a_failure_sends_it_back_to_the_queue_of_its_priority(driver: Driver) ->
 
 
 @pytest.mark.parametrize("fields", [{}, BATCH], ids=["interactive", "batch"])
-def test_a_cycle_that_leaves_out_what_could_be_placed_breaks_a_law(
-    driver: Driver, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
-) -> None:
+def test_leaving_one_out_breaks_a_law(driver: Driver, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]) -> None:
     driver.start().runner("a")
     monkeypatch.setattr("weft_scheduler.core.admission.schedule", lambda *_: None)
     monkeypatch.setattr("weft_scheduler.core.cycle.schedule", lambda *_: None)

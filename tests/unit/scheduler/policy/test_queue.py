@@ -116,9 +116,7 @@ def test_runners_that_could_never_take_it_stay_open_and_are_no_passes() -> None:
     passes=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 60)), max_size=8),
     bound=st.integers(0, 3),
 )
-def test_nobody_is_passed_more_often_than_the_bound(
-    policy: str, sizes: list[int], passes: list[tuple[int, int]], bound: int
-) -> None:
+def test_nobody_is_passed_too_often(policy: str, sizes: list[int], passes: list[tuple[int, int]], bound: int) -> None:
     queue, overtaking = queue_of(*sizes, policy=policy), Overtaking[WaitingRequest]()
     waiting = {r.name: r for r in queue}
     shapes = Room(queue, 0, 0).shapes_for
@@ -180,9 +178,7 @@ def test_shortest_passes_nobody_that_arrived_much_earlier(sizes: list[int], arri
 
 
 @given(sizes=st.lists(st.integers(1, 60), min_size=1, max_size=12), work_per_s=st.floats(1, 100))
-def test_shortest_lets_a_request_be_passed_for_three_times_the_backlog_that_it_found(
-    sizes: list[int], work_per_s: float
-) -> None:
+def test_shortest_lets_requests_be_passed_for_three_times_their_backlog(sizes: list[int], work_per_s: float) -> None:
     queue = queue_of(*sizes, policy="shortest", every_s=1.0, work_per_s=work_per_s)
     admitted = schedule(queue, Overtaking[WaitingRequest](), 0, 10_000, bound=10_000)
     for place, name in enumerate(admitted):

@@ -55,9 +55,7 @@ def planned(runners: Sequence[PhaseRunner]) -> RolePlan:
         (2, (4000, 10), (1, 1)),
     ],
 )
-def test_the_first_roles_follow_from_the_seconds_of_each_phase(
-    n: int, work: tuple[int, int], expected: tuple[int, int]
-) -> None:
+def test_first_roles_follow_from_each_phases_seconds(n: int, work: tuple[int, int], expected: tuple[int, int]) -> None:
     roles, runners = RolePlan(), fleet(n)
     for _ in range(1000):
         roles.work.observe(*work)
@@ -154,9 +152,7 @@ def test_the_least_loaded_become_mixed_one_after_the_other_and_one_of_each_side_
 
 
 @pytest.mark.parametrize(("share", "open_", "mixed"), [(0.5, False, 0), (0.6, True, 1)])
-def test_a_prompt_runner_becomes_mixed_where_memory_is_short_until_half_is_free(
-    share: float, open_: bool, mixed: int
-) -> None:
+def test_a_prompt_runner_is_mixed_where_memory_is_short_until_half_free(share: float, open_: bool, mixed: int) -> None:
     full = [r._replace(reserved_share=1.0) if i >= 4 else r for i, r in enumerate(fleet(6))]
     roles = planned(full)
     roles.review(full, 1.0, waiting=True)

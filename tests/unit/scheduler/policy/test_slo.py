@@ -58,9 +58,7 @@ def test_attainment_is_published_once_a_period() -> None:
         ((16, 20.0, 50.0), 9.0, 32),
     ],
 )
-def test_a_runner_takes_what_its_steps_allow(
-    measured: tuple[int, float, float], token_time_s: float, sequences: int
-) -> None:
+def test_runners_take_what_steps_allow(measured: tuple[int, float, float], token_time_s: float, sequences: int) -> None:
     best, first, last = measured
     spec = replace(SPEC, max_sequences=32, best_batch=best, step_ms_1=first, step_ms_best=last)
     assert spec.sequences_within(token_time_s) == sequences
