@@ -57,9 +57,7 @@ async def test_a_new_adapter_is_ready_without_a_restart(installation: Installati
     installation.plane.kubectl("delete", "lora", "shout", "-n", "acme")
 
 
-async def test_new_weights_under_the_same_name_are_swapped_and_the_status_says_the_digest(
-    installation: Installation,
-) -> None:
+async def test_new_weights_under_the_same_name_are_swapped_and_the_status_says_so(installation: Installation) -> None:
     source = installation.sources / "adapters" / "changing"
     shutil.copytree(installation.sources / "adapters" / "upper", source)
     with (source / "adapter_config.json").open("a") as config:

@@ -28,13 +28,11 @@ LOGS = {"apiGroups": [""], "resources": ["pods/log"], "verbs": ["get"]}
 def run(installation: Installation) -> Callable[..., "subprocess.CompletedProcess[str]"]:
     """Runs a command on the installation's cluster, as the owner of a kubeconfig."""
     kubectl = tools.client("kubectl").parent
-    environment = {**os.environ, "PATH": f"{kubectl}:{os.environ['PATH']}", "NO_COLOR": "1"}
+    env = {**os.environ, "PATH": f"{kubectl}:{os.environ['PATH']}", "NO_COLOR": "1"}
 
     def with_kubeconfig(kubeconfig: Path, *argv: str) -> "subprocess.CompletedProcess[str]":
         command = [sys.executable, "-m", "weft_cli", *argv, "--kubeconfig", str(kubeconfig)]
-        return subprocess.run(
-            command, env=environment, capture_output=True, text=True, check=False, timeout=3 * PATIENCE_S
-        )
+        return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=3 * PATIENCE_S)
 
     return with_kubeconfig
 

@@ -22,8 +22,7 @@ ADAPTERS = 6
 def environment(node: Node, tmp_path: Path) -> dict[str, str]:
     """A state folder of the test's own, so a person's cluster is left alone. `node` skips where none can run."""
     check_node()
-    made = {"XDG_STATE_HOME": str(tmp_path), "KUBECACHEDIR": str(tmp_path / "kubectl-cache")}
-    return {**os.environ, **made}
+    return {**os.environ, **{"XDG_STATE_HOME": str(tmp_path), "KUBECACHEDIR": str(tmp_path / "kubectl-cache")}}
 
 
 def cluster(environment: dict[str, str], command: str) -> str:

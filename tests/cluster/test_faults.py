@@ -85,9 +85,7 @@ async def delete_pod(installation: Installation, pod: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["kill -9", "delete pod"])
-async def test_a_runner_pod_goes_and_its_streams_go_on_elsewhere(
-    pair: Installation, cases: list[Case], how: str
-) -> None:
+async def test_a_runner_pod_goes_and_its_streams_go_on(pair: Installation, cases: list[Case], how: str) -> None:
     await pair.until_runners(2, max_sequences=SEQUENCES)
     assert_undisturbed(await finished(pair.url, cases, f"quiet {how}"))
 
@@ -160,9 +158,7 @@ async def test_gateways_are_replaced_under_clients_that_keep_their_connections_a
     assert_undisturbed(made.streams)
 
 
-async def test_a_gateway_killed_loses_its_own_connections_and_nothing_else(
-    pair: Installation, cases: list[Case]
-) -> None:
+async def test_a_killed_gateway_loses_its_connections_and_nothing_else(pair: Installation, cases: list[Case]) -> None:
     await pair.until_runners(2, max_sequences=SEQUENCES)
     await asyncio.to_thread(pair.scale_gateway, 2)
     for attempt in range(ATTEMPTS):
@@ -217,10 +213,8 @@ async def test_a_pod_deleted_while_it_starts_ends_of_itself(pair: Installation) 
     await asyncio.to_thread(pair.patch_pool, {"replicas": 3})
 
     def started() -> list[str]:
-        fresh = [
-            pod for pod in pair.pods("app.kubernetes.io/component=runner") if pod["metadata"]["name"] not in before
-        ]
-        return [pod["metadata"]["name"] for pod in fresh if pod["status"]["phase"] == "Running"]
+        new = [pod for pod in pair.pods("app.kubernetes.io/component=runner") if pod["metadata"]["name"] not in before]
+        return [pod["metadata"]["name"] for pod in new if pod["status"]["phase"] == "Running"]
 
     async def runs() -> bool:
         return bool(await asyncio.to_thread(started))

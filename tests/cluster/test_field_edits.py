@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from conftest import SEED
+from harness.bad_manifests import pool
 from harness.cluster.cluster import Cluster
 from harness.crowd import assert_undisturbed, load, longest_pause
 from harness.field_edits import Edit, right_edits, wrong_edits
@@ -56,20 +57,11 @@ def cases() -> list[Case]:
 @pytest.fixture(scope="module")
 def objects(installation: Installation) -> Iterator[dict[str, Json]]:
     """A pool and an adapter of it, ready, by kind."""
-    pool = {
-        "apiVersion": "serving.weft.dev/v1alpha1",
-        "kind": "ServingPool",
-        "metadata": {"name": "edited", "namespace": NAMESPACE},
-        "spec": {
-            "model": {"name": "edited", "uri": "file:model"},
-            "replicas": 1,
-            "lora": {"maxRank": 32},
-            "allowedNamespaces": ["*"],
-        },
-    }
+    model = {"name": "edited", "uri": "file:model"}
+    wish = pool("edited", NAMESPACE, model=model, replicas=1, lora={"maxRank": 32}, allowedNamespaces=["*"])
     where = {"name": "edited", "namespace": NAMESPACE}
     adapter = adapter_manifest("edited", "acme", "file:adapters/upper", poolRef=where, baseModel="edited")
-    made = dict(zip(("ServingPool", "LoRAAdapter"), installation.plane.apply(pool, adapter), strict=True))
+    made = dict(zip(("ServingPool", "LoRAAdapter"), installation.plane.apply(wish, adapter), strict=True))
     for obj in made.values():
         settled(installation.plane, obj)
     yield made
@@ -138,8 +130,7 @@ def settled(plane: Cluster, obj: Json, before: Json | None = None) -> Json:
 
     def ready(found: Json) -> bool:
         seen.update({"spec": found["spec"], "status": lasting(found.get("status") or {})})
-        is_served = is_so("Ready")(found) and not seen["status"].get("unavailableRunners")
-        return is_served and seen == (before or seen)
+        return (is_so("Ready")(found) and not seen["status"].get("unavailableRunners")) and seen == (before or seen)
 
     until(plane, obj, ready, f"is ready, and as {before}" if before else "is ready")
     return seen

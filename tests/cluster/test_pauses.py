@@ -89,8 +89,7 @@ async def test_requests_are_held_while_a_pools_only_runner_goes_and_another_one_
 
 def evict(installation: Installation, pod: str) -> None:
     """Evict a pod as `kubectl drain` does."""
-    meta = {"name": pod, "namespace": NAMESPACE}
-    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": meta}
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": NAMESPACE}}
     path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod}/eviction"
     installation.plane.kubectl("create", "--raw", path, "-f", "-", stdin=json.dumps(eviction))
 

@@ -66,8 +66,7 @@ async def test_the_built_in_autoscaler_grows_to_three_shrinks_to_zero_and_wakes(
     await every_adapter_answers_from_every_runner(pool)  # they are kept, for they are not idle long enough
     pool.patch_pool({"autoscaling": {"idleSeconds": 1}})
     await until_pods(pool, 0)
-    woken = await finished(pool.url, cases[:4], "wake")
-    assert_undisturbed(woken)
+    assert_undisturbed(await finished(pool.url, cases[:4], "wake"))
     assert pool.plane.get("spool", "quickstart", NAMESPACE)["spec"].get("replicas") is None
 
 

@@ -37,8 +37,7 @@ def two(installation: Installation) -> Iterator[Installation]:
 
 def holder(installation: Installation) -> str:
     """The pod of the scheduler that acts."""
-    identity = installation.plane.get("lease", "weft-scheduler", NAMESPACE)["spec"]["holderIdentity"]
-    return identity.rpartition("_")[0]
+    return installation.plane.get("lease", "weft-scheduler", NAMESPACE)["spec"]["holderIdentity"].rpartition("_")[0]
 
 
 async def until_both_are_ready(installation: Installation) -> None:
@@ -101,9 +100,7 @@ def strike(installation: Installation, pod: str, blow: str) -> None:
         installation.node.kill(NAMESPACE, pod, signal.SIGSTOP if blow == "stand still" else signal.SIGKILL)
 
 
-async def test_the_scheduler_that_acts_goes_on_while_the_api_server_is_away(
-    two: Installation, cases: list[Case]
-) -> None:
+async def test_the_acting_scheduler_goes_on_while_the_api_server_is_away(two: Installation, cases: list[Case]) -> None:
     await until_both_are_ready(two)
     pod = await asyncio.to_thread(holder, two)
     async with load(two.url, cases, "api-server", width=WIDTH) as made:
@@ -116,9 +113,7 @@ async def test_the_scheduler_that_acts_goes_on_while_the_api_server_is_away(
     assert_undisturbed(made.streams)
 
 
-async def test_a_standby_is_taken_away_and_given_back_and_no_request_fails(
-    two: Installation, cases: list[Case]
-) -> None:
+async def test_a_standby_is_taken_and_given_back_and_no_request_fails(two: Installation, cases: list[Case]) -> None:
     await until_both_are_ready(two)
     for replicas in (1, 2):
         async with load(two.url, cases, f"to-{replicas}", width=WIDTH) as made:

@@ -140,6 +140,8 @@ _ABOVE = "above the template's limit"
 _FOR_HF = "revision is for hf: sources"
 _S3, _KEY = "s3://bucket/adapters/upper", {"name": "key"}
 _CREDENTIALS = "credentialsRef is for hf:, s3: and oci: sources"
+_PODS, _GRID = "parallelism.podsPerRunner", {"tensor": 2, "pipeline": 2}
+_RANKS = "a runner has tensor times pipeline processes: at most 64"
 _COST = "controller.kubernetes.io/pod-deletion-cost"
 _CLAIM = "modelCache.persistentVolumeClaim.claimName"
 
@@ -167,20 +169,16 @@ BAD: tuple[Bad, ...] = (
     in_adapter("a revision of a folder", "source.revision", _FOR_HF, "main", source={"uri": "file:a"}),
     in_adapter("an empty revision", "source.revision", "too short", "", source={"uri": "hf:acme/upper"}),
     Bad(
-        "a folder's endpoint",
+        "a file's endpoint",
         "spec.source.endpoint",
         "endpoint is for s3: sources",
         source(uri="file:a", endpoint="http://h"),
     ),
     in_adapter("an endpoint that is a host", "source.endpoint", _ENDPOINT, "minio:9000", source={"uri": _S3}),
     in_adapter("an endpoint with a path", "source.endpoint", _ENDPOINT, "http://minio:9000/x", source={"uri": _S3}),
-    in_adapter(
-        "an endpoint with a password", "source.endpoint", _ENDPOINT, "http://me:secret@minio", source={"uri": _S3}
-    ),
+    in_adapter("a password's endpoint", "source.endpoint", _ENDPOINT, "http://me:secret@minio", source={"uri": _S3}),
     in_adapter("credentials for a folder", "source.credentialsRef", _CREDENTIALS, _KEY, source={"uri": "file:a"}),
-    in_adapter(
-        "a Secret in capitals", "source.credentialsRef.name", "(RFC 1123 subdomain)", "Key", source={"uri": _S3}
-    ),
+    in_adapter("a capital Secret", "source.credentialsRef.name", "(RFC 1123 subdomain)", "Key", source={"uri": _S3}),
     Bad("credentials without a name", "spec.source.credentialsRef.name", "missing", source(uri=_S3, credentialsRef={})),
     in_adapter(
         "another namespace's Secret",
@@ -192,9 +190,7 @@ BAD: tuple[Bad, ...] = (
     of_adapter("a text of none", "chatTemplate.inline", _INLINE, chatTemplate={"from": "Inline"}),
     in_adapter("an empty text", "chatTemplate.inline", "too short", "", chatTemplate={"from": "Inline"}),
     in_adapter("a text without end", "chatTemplate.inline", "too long", "a" * 262145, chatTemplate={"from": "Inline"}),
-    of_adapter(
-        "an entry of no ConfigMap", "chatTemplate.configMapRef", _CONFIG_MAP, chatTemplate={"from": "ConfigMap"}
-    ),
+    of_adapter("an entry of nothing", "chatTemplate.configMapRef", _CONFIG_MAP, chatTemplate={"from": "ConfigMap"}),
     in_adapter("a ConfigMap that is not chosen", "chatTemplate.configMapRef", _CONFIG_MAP, {"name": "chat"}),
     in_adapter(
         "another namespace's ConfigMap",
@@ -245,9 +241,7 @@ BAD: tuple[Bad, ...] = (
     in_pool("no slot", "advanced.maxAdapters", "too small", 0),
     in_pool("slots beyond the limit", "advanced.maxAdapters", "too large", 4097),
     of_pool("a cache nowhere", "modelCache.emptyDir", "exactly one of", modelCache={}),
-    of_pool(
-        "two caches", "modelCache.emptyDir", "exactly one of", modelCache={"emptyDir": {}, "hostPath": {"path": "/a"}}
-    ),
+    of_pool("caches", "modelCache.emptyDir", "exactly one of", modelCache={"emptyDir": {}, "hostPath": {"path": "/a"}}),
     in_pool("a cache below a folder that is named by dots", "modelCache.hostPath.path", "pattern", "/srv/../etc"),
     of_pool("a cache of no claim", _CLAIM, "missing", modelCache={"persistentVolumeClaim": {}}),
     in_pool("a rollout that replaces nobody", "rollout.maxUnavailable", "both 0", "0%", rollout={"maxSurge": 0}),
@@ -260,9 +254,7 @@ BAD: tuple[Bad, ...] = (
     ),
     in_pool("no share of memory", "memory.fraction", "at least 0.01", 0),
     in_pool("more than all memory", "memory.fraction", "too large", 1.5),
-    in_pool(
-        "a share beside a budget", "memory.fraction", "for pools that do not offload", 0.5, memory={"offload": OFFLOAD}
-    ),
+    in_pool("share and budget", "memory.fraction", "for pools that do not offload", 0.5, memory={"offload": OFFLOAD}),
     in_pool("no page at all", "advanced.kvPages", "too small", 0),
     in_pool("an unknown order", "advanced.queue", "one of", "lifo"),
     in_pool(
@@ -274,7 +266,13 @@ BAD: tuple[Bad, ...] = (
     ),
     in_pool("a model in no part", "parallelism.tensor", "too small", 0),
     in_pool("a stage for each token", "parallelism.pipeline", "too large", 65),
-    in_pool("more than 64 ranks", "parallelism.pipeline", "at most 64", 9, parallelism={"tensor": 8}),
+    *(
+        of_pool(
+            f"{n} pods", _PODS, "every pod of a runner has as many processes", parallelism=_GRID | {"podsPerRunner": n}
+        )
+        for n in (3, 8)
+    ),
+    in_pool("more than 64 ranks", "parallelism.pipeline", _RANKS, 9, parallelism={"tensor": 8}),
     Bad("an offload pool without budgets", "spec.memory.offload.diskPath", "missing", offloaded(diskPath=None)),
     Bad("bytes in words", "spec.memory.offload.deviceBytes", "no quantity", offloaded(deviceBytes="four")),
     Bad("a disk path that climbs", "spec.memory.offload.diskPath", "pattern", offloaded(diskPath="/a/../b")),
@@ -307,9 +305,7 @@ BAD: tuple[Bad, ...] = (
         phases={"mode": "Split"},
         autoscaling={"maxReplicas": 1},
     ),
-    Bad(
-        "an unknown phase of a group", "spec.runnerGroups[0].phase", "one of", grouped({"name": "a", "phase": "Mixed"})
-    ),
+    Bad("a group of no phase", "spec.runnerGroups[0].phase", "one of", grouped({"name": "a", "phase": "Mixed"})),
     Bad(
         "groups for prompts alone",
         "spec.runnerGroups",
@@ -325,9 +321,7 @@ BAD: tuple[Bad, ...] = (
     in_pool("drained at once", "drainSeconds", "too small", 0),
     in_pool("answers of no token", "model.maxOutputTokens", "too small", 0, model={"uri": "file:base"}),
     in_pool("an adapter's chat template", "model.chatTemplate.from", "one of", "Adapter", model={"uri": "file:base"}),
-    in_pool(
-        "a template beside the model's", "model.chatTemplate.inline", _INLINE, "{{ a }}", model={"uri": "file:base"}
-    ),
+    in_pool("a template beside it", "model.chatTemplate.inline", _INLINE, "{{ a }}", model={"uri": "file:base"}),
     of_pool("a namespace in capitals", "allowedNamespaces[1]", _NAMESPACE, allowedNamespaces=["a", "B"]),
     of_pool("a pattern of namespaces", "allowedNamespaces[0]", _NAMESPACE, allowedNamespaces=["team-*"]),
     in_pool("too many namespaces", "allowedNamespaces", "too many", [f"n{i}" for i in range(257)]),
@@ -378,9 +372,7 @@ BAD: tuple[Bad, ...] = (
     in_pool("a label of the operator", "template.labels", _RESERVED, {"serving.weft.dev/pool": "other"}),
     in_pool("an annotation of the operator", "template.annotations", _RESERVED, {_COST: "1"}),
     in_pool("a label's value with a space", "template.labels.a", "pattern", "b c"),
-    in_pool(
-        "a priority of the cluster's", "template.priorityClassName", "are the cluster's own", "system-node-critical"
-    ),
+    in_pool("a cluster's priority", "template.priorityClassName", "are the cluster's own", "system-node-critical"),
     in_pool("a label's key with a space", "template.labels", "no label key", {"a b": "c"}),
     in_pool("an unknown effect", "template.tolerations[0].effect", "one of", "Never"),
 )
@@ -400,6 +392,9 @@ GOOD: dict[str, Manifest] = {
     "groups with exactly the room": grouped(
         {"name": "a", "maxRunners": 1}, {"name": "b", "maxRunners": 3}, autoscaling={"maxReplicas": 4}
     ),
+    "64 ranks": pool(parallelism={"tensor": 8, "pipeline": 8}),
+    "a pod for two ranks": pool(parallelism={"tensor": 2, "pipeline": 2, "podsPerRunner": 2}),
+    "a pod for each rank": pool(parallelism={"tensor": 2, "pipeline": 2, "podsPerRunner": 4}),
     "no groups": grouped(autoscaling={"maxReplicas": 4}),
     "as many sequences as tokens": pool(advanced={"maxSequences": 512, "maxBatchTokens": 512}),
     "more sequences than a CPU has tokens by default": pool(advanced={"maxSequences": 600}),

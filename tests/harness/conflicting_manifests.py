@@ -219,6 +219,7 @@ REFUSED: tuple[Wish, ...] = (
 PASSING: tuple[Wish, ...] = (
     Wish("no pool yet", (), lora("a"), warns="there is no ServingPool platform/base yet"),
     Wish("no pool yet, and pinned", (), lora("a", pinned=True), warns="PoolNotFound"),
+    Wish("a namespace in the pool's list", (base(allowedNamespaces=[TENANT]),), lora("a")),
     Wish("a pool behind its adapters", (lora("a", pinned=True), lora("b", pinned=True)), base(**slots(1))),
     Wish("the same again", (base(**slots(2)), *pinned("a")), lora("a", pinned=True)),
     Wish("the last slot that may be pinned", (base(**slots(3)), *pinned("a")), lora("b", pinned=True)),
@@ -230,9 +231,7 @@ PASSING: tuple[Wish, ...] = (
         lora("a"),
     ),
     Wish("two runners for two phases", (), base(phases={"mode": "Split"}, replicas=2)),
-    Wish(
-        "one runner for two phases", (), base(phases={"mode": "Split"}, replicas=1), warns="one that is alone does both"
-    ),
+    Wish("one runner, two phases", (), base(phases={"mode": "Split"}, replicas=1), warns="one that is alone does both"),
     Wish("a pool that goes", (going(base()),), lora("a"), warns="there is no ServingPool platform/base yet"),
     Wish("a rank as large as the pool's", (base(lora={"maxRank": 16}),), lora("a", maxRank=16)),
     Wish("the base that the pool has", (base(),), lora("a", baseModel="base")),

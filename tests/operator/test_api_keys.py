@@ -16,7 +16,7 @@ from weft.wire.v1.supervisor_pb2_grpc import AdminStub
 
 
 @pytest.fixture
-def keyed(stage: Stage) -> Stage:
+def stage(stage: Stage) -> Stage:
     """With an operator that looks after the APIKeys of the stage's namespace."""
     if not stage.replicas or not stage.replicas[-1].running:
         stage.replica(supervisor=stage.supervisor, key_namespaces=stage.namespace)
@@ -39,8 +39,7 @@ def ready_id(stage: Stage, name: str) -> str:
     return stage.get("apikey", name)["status"]["keyID"]
 
 
-def test_a_key_lives_and_ends_with_its_secret_and_its_object(keyed: Stage) -> None:
-    stage = keyed
+def test_a_key_lives_and_ends_with_its_secret_and_its_object(stage: Stage) -> None:
     stage._apply("APIKey", "ci", {"models": ["acme/*"], "limits": {"concurrent": 4}})  # pyright: ignore[reportPrivateUsage]
     first = ready_id(stage, "ci")
     secret = stage.get("secret", "ci")
@@ -69,8 +68,7 @@ def test_a_key_lives_and_ends_with_its_secret_and_its_object(keyed: Stage) -> No
     assert hashlib.sha256(plain.encode()).hexdigest() not in said
 
 
-def test_a_secret_of_the_tenants_is_followed(keyed: Stage) -> None:
-    stage = keyed
+def test_a_secret_of_the_tenants_is_followed(stage: Stage) -> None:
     stage.kubectl("create", "secret", "generic", "mine", f"--from-literal=token={'x' * 40}")
     stage._apply("APIKey", "brought", {"secretRef": {"name": "mine", "key": "token"}})  # pyright: ignore[reportPrivateUsage]
     first = ready_id(stage, "brought")
@@ -88,8 +86,7 @@ def test_a_secret_of_the_tenants_is_followed(keyed: Stage) -> None:
     )
 
 
-def test_a_key_whose_finalizer_was_taken_off_while_no_operator_ran_is_revoked_by_the_next_one(keyed: Stage) -> None:
-    stage = keyed
+def test_a_key_whose_finalizer_was_taken_off_while_no_operator_ran_is_revoked_by_the_next_one(stage: Stage) -> None:
     stage._apply("APIKey", "forced", {})  # pyright: ignore[reportPrivateUsage]
     first = ready_id(stage, "forced")
     stage.replicas[-1].stop()
@@ -113,16 +110,15 @@ def test_a_key_whose_finalizer_was_taken_off_while_no_operator_ran_is_revoked_by
     ],
 )
 def test_a_key_that_no_tenant_may_have_is_refused_by_the_api_server(
-    keyed: Stage, spec: dict[str, object], field: str, says: str
+    stage: Stage, spec: dict[str, object], field: str, says: str
 ) -> None:
     with pytest.raises(Exception, match=r"(?s).*") as refused:
-        keyed._apply("APIKey", "wrong", spec)  # pyright: ignore[reportPrivateUsage]
+        stage._apply("APIKey", "wrong", spec)  # pyright: ignore[reportPrivateUsage]
     assert field in str(refused.value)
     assert says in str(refused.value)
 
 
-def test_a_gateway_takes_a_declared_key_until_its_secret_changes_or_it_is_deleted(keyed: Stage) -> None:
-    stage = keyed
+def test_a_gateway_takes_a_declared_key_until_its_secret_changes_or_it_is_deleted(stage: Stage) -> None:
     url, first, second = stage.gateway(), "g" * 40, "h" * 40  # of no other test: a revoked key stays revoked
     stage.kubectl("create", "secret", "generic", "mine", f"--from-literal=key={first}")
     stage._apply("APIKey", "brought", {"secretRef": {"name": "mine"}})  # pyright: ignore[reportPrivateUsage]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import chart
+from harness import bad_manifests, chart
 from harness.chart import Json, arguments_of, objects, one
 from harness.cluster.cluster import OURS, Cluster, needs_own
 from harness.waiting import PATIENCE_S
@@ -122,16 +122,12 @@ def ready(process: Process, address: str, port: int) -> bool:
 
 
 def pool(name: str, model: str) -> Json:
-    spec = {"model": {"uri": "hf:org/model", "name": model}}
-    return {"apiVersion": "serving.weft.dev/v1alpha1", "kind": "ServingPool", "spec": spec} | {
-        "metadata": {"name": name, "namespace": NAMESPACE}
-    }
+    return bad_manifests.pool(name, NAMESPACE, model={"uri": "hf:org/model", "name": model})
 
 
 def test_the_operator_leads_under_the_charts_rights(plane: Cluster, operator: Process) -> None:
     wait_until(lambda: "leading" in operator.log_path.read_text(), "it leads")
-    lease = plane.get("lease", "weft-operator", NAMESPACE)
-    assert lease["spec"]["holderIdentity"]
+    assert plane.get("lease", "weft-operator", NAMESPACE)["spec"]["holderIdentity"]
 
 
 def test_the_api_server_asks_the_webhook_and_believes_its_certificate(plane: Cluster, operator: Process) -> None:

@@ -97,18 +97,14 @@ def test_every_pod_of_the_chart_is_admitted(guarded: Guarded, rendered: dict[str
 
 
 @pytest.mark.parametrize("name", SAFE)
-def test_every_runner_pod_of_the_operator_is_admitted(
-    guarded: Guarded, rendered: dict[str, list[Json]], name: str
-) -> None:
+def test_every_runner_pod_is_admitted(guarded: Guarded, rendered: dict[str, list[Json]], name: str) -> None:
     templates = runner_templates(guarded.pool, rendered[name])
     assert len(templates) == 2
     for pod, template in templates.items():
         guarded.post(pod, template)
 
 
-def test_runner_pods_are_under_the_runners_policy_and_monitor(
-    guarded: Guarded, rendered: dict[str, list[Json]]
-) -> None:
+def test_runner_pods_are_under_policy_and_monitor(guarded: Guarded, rendered: dict[str, list[Json]]) -> None:
     found = rendered["cert-manager"]
     policy = chart.one(found, "NetworkPolicy", "weft-runner")["spec"]["podSelector"]["matchLabels"]
     monitor = chart.one(found, "PodMonitor", "weft-runners")["spec"]

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from harness.bad_manifests import adapter, pool
 from harness.cluster.cluster import Cluster
 from harness.processes import started
 from harness.waiting import wait_until
@@ -19,18 +20,7 @@ from weft_cli.main import main
 from weft_devcluster import tools
 from weft_devcluster.access import Access
 
-POOL: dict[str, Any] = {
-    "apiVersion": "serving.weft.dev/v1alpha1",
-    "kind": "ServingPool",
-    "metadata": {"name": "base"},
-    "spec": {"model": {"uri": "file:model"}},
-}
-ADAPTER: dict[str, Any] = {
-    "apiVersion": "serving.weft.dev/v1alpha1",
-    "kind": "LoRAAdapter",
-    "metadata": {"name": "upper"},
-    "spec": {"poolRef": {"name": "base"}, "source": {"uri": "file:upper"}},
-}
+UPPER = {"poolRef": {"name": "base"}, "source": {"uri": "file:upper"}}
 CONDITION = {"status": "True", "observedGeneration": 1, "lastTransitionTime": "2026-01-02T03:04:05Z", "message": ""}
 LABELS = {"app.kubernetes.io/part-of": "weft", "app.kubernetes.io/component": "supervisor"}
 
@@ -48,9 +38,9 @@ def manifests(namespace: str, tmp_path: Path) -> Path:
     """A pool and an adapter."""
     folder = tmp_path / "manifests"
     folder.mkdir()
-    for obj in (POOL, ADAPTER):
-        placed = {**obj, "metadata": {**obj["metadata"], "namespace": namespace}}
-        (folder / f"{obj['kind']}.json").write_text(json.dumps(placed))
+    wishes = pool("base", namespace, model={"uri": "file:model"}), adapter("upper", namespace, **UPPER)
+    for obj in wishes:
+        (folder / f"{obj['kind']}.json").write_text(json.dumps(obj))
     return folder
 
 
@@ -106,9 +96,8 @@ def test_objects_are_applied_again_described_and_deleted(
     applied: Path, namespace: str, control_plane: Cluster, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert weft(capfd, "apply", "-f", str(applied))[1].count("unchanged") == 2
-    (applied / "LoRAAdapter.json").write_text(
-        (applied / "LoRAAdapter.json").read_text().replace("file:upper", "file:b")
-    )
+    path = applied / "LoRAAdapter.json"
+    path.write_text(path.read_text().replace("file:upper", "file:b"))
     assert f"loraadapter/upper ({namespace}) configured" in weft(capfd, "apply", "-f", str(applied))[1]
     assert control_plane.get("loraadapter", "upper", namespace)["spec"]["source"]["uri"] == "file:b"
     code, out, _ = weft(capfd, "describe", "lora", "upper", "-n", namespace, "--system-namespace", namespace)
@@ -134,8 +123,7 @@ def test_what_the_api_server_refuses_is_said_in_its_words(
 
 def test_a_tenant_of_one_namespace_watches_it(applied: Path, namespace: str, control_plane: Cluster) -> None:
     rules = [{"apiGroups": ["serving.weft.dev"], "resources": ["loraadapters"], "verbs": ["get", "list", "watch"]}]
-    tenant = control_plane.service_account(namespace, "tenant", rules)
-    where = ("-n", namespace, "--kubeconfig", tenant.kubeconfig)
+    where = ("-n", namespace, "--kubeconfig", control_plane.service_account(namespace, "tenant", rules).kubeconfig)
     argv = (sys.executable, "-m", "weft_cli", "get", "lora", "-w", *where)
     with started(*argv, stdout=subprocess.PIPE, text=True) as watching:
         first = [watching.stdout.readline() for _ in range(2)]
@@ -220,8 +208,7 @@ def test_a_secret_that_may_not_be_read_is_named_with_what_to_do(
 ) -> None:
     rules = [{"apiGroups": [""], "resources": ["pods", "services"], "verbs": ["list"]}]
     tenant: Access = control_plane.service_account(supervisor, "tenant", rules)
-    argv = ["key", "list", "--kubeconfig", str(tenant.kubeconfig), "--system-namespace", supervisor]
-    assert main(argv) == 1
+    assert main(["key", "list", "--kubeconfig", str(tenant.kubeconfig), "--system-namespace", supervisor]) == 1
     err = capfd.readouterr().err
     assert f"Secret {supervisor}/weft-admin-tls gives none" in err
     assert "cannot get resource" in err

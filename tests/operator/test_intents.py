@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from harness.bad_manifests import pool
 from harness.cluster.cluster import Cluster
 from weft_operator.core import MANAGER, Child, Pool, RunnerDefaults, make_children, matches, parse_pool, spec_hash
 
@@ -67,19 +68,12 @@ def defaults(request: pytest.FixtureRequest) -> RunnerDefaults:
 
 def stored_pool(control_plane: Cluster, namespace: str, name: str = "demo", **spec: Any) -> Pool:
     """Return a pool as this API server stores it: its owner references have to name a real one."""
-    manifest = {
-        "apiVersion": "serving.weft.dev/v1alpha1",
-        "kind": "ServingPool",
-        "metadata": {"name": name, "namespace": namespace},
-        "spec": {"model": {"uri": "file:model"}, **spec},
-    }
-    (stored,) = control_plane.apply(manifest)
+    (stored,) = control_plane.apply(pool(name, namespace, **spec))
     return parse_pool(stored)
 
 
 def wishes(pool: Pool, defaults: RunnerDefaults, size: int) -> list[Child]:
-    sizes = {group.name: size for group in pool.groups}
-    return make_children(pool, BASE, defaults, sizes)
+    return make_children(pool, BASE, defaults, {group.name: size for group in pool.groups})
 
 
 def apply(control_plane: Cluster, child: Child) -> dict[str, Any]:
@@ -130,9 +124,8 @@ def test_what_others_change_is_found_and_put_back(control_plane: Cluster, namesp
     ]
     apply(control_plane, child)
     for patch in patches:
-        control_plane.kubectl(
-            *("patch", "deployment", child.name, "-n", namespace, "--type=merge", "-p", json.dumps(patch))
-        )
+        edit = json.dumps(patch)
+        control_plane.kubectl("patch", "deployment", child.name, "-n", namespace, "--type=merge", "-p", edit)
         assert not matches(live(control_plane, child), child.manifest), patch
         assert matches(apply(control_plane, child), child.manifest), patch
 

@@ -15,8 +15,7 @@ LEASE_S = 20.0
 
 def leader_of(stage: Stage, **flags: Any) -> Replica:
     """The replica that leads, or a new one."""
-    found = next((one for one in stage.replicas if one.running), None)
-    replica = found or stage.replica(lease_s=LEASE_S, **flags)
+    replica = next((one for one in stage.replicas if one.running), None) or stage.replica(lease_s=LEASE_S, **flags)
     until(lambda: replica.leads, "it leads")
     return replica
 

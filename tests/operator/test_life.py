@@ -4,18 +4,17 @@ One operator and one player of pods for all tests: each test begins with nothing
 """
 
 import json
-import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
+from harness.bad_manifests import pool
 from harness.cluster.cluster import OURS
 from harness.cluster.fake_kubelet import NODE, FakeKubelet
 from harness.operator.stage import Stage, until
 from weft_devcluster.api import is_so
-from weft_devcluster.errors import Refused
 
 BASE_NAME = "weft-quickstart"
 OBJECTS = (("servingpool", "base"), ("loraadapter", "upper"), ("loraadapter", "nowhere"))
@@ -56,45 +55,11 @@ def test_an_applied_adapter_becomes_ready_with_its_digest(stage: Stage) -> None:
     assert pool["status"]["selector"] == "serving.weft.dev/pool=base,app.kubernetes.io/component=runner"
 
 
-def test_a_replaced_source_is_another_digest_and_stays_ready(stage: Stage) -> None:
-    source = stage.file_root / "mine"
-    shutil.copytree(stage.file_root / "adapters" / "upper", source)
-    with_adapter(stage, "mine", "file:mine")
-    before = stage.get("loraadapter", "mine")["status"]["digest"]
-    stage.replace_folder(source, stage.file_root / "adapters" / "digits")
-    after = until(
-        lambda: (digest := stage.get("loraadapter", "mine")["status"]["digest"]) != before and digest,
-        "the new digest is told",
-    )
-    assert stage.condition("loraadapter", "mine", "Ready")["status"] == "True"
-    assert after.startswith("sha256:")
-
-
-def test_a_deleted_adapter_goes_once_no_runner_holds_it(stage: Stage) -> None:
-    with_adapter(stage)
-    stage.kubectl("delete", "loraadapter", "upper")
-    assert stage.names("loraadapter") == set()
-
-
 def test_a_deleted_pool_takes_everything_that_it_owns_with_it(stage: Stage) -> None:
     with_pool(stage)
     stage.kubectl("delete", "servingpool", "base")
     for kind in ("deployment", "pod", "service", "poddisruptionbudget"):
         until(lambda kind=kind: not stage.names(kind), f"no {kind} is left")
-
-
-@pytest.mark.usefixtures("audited")
-def test_a_renamed_group_gives_its_runners_over_one_by_one(stage: Stage) -> None:
-    with_pool(stage, replicas=3, runnerGroups=[{"name": "old"}])
-    stage.wait_for_value("servingpool", "base", "status.readyReplicas", 3)
-    stage.wait_for_value("deployment", "base-old", "status.readyReplicas", 3)  # else its version still changes
-    mark = stage.control_plane.mark()
-    stage.apply_pool(replicas=3, runnerGroups=[{"name": "new"}])
-    until(lambda: stage.names("deployment") == {"base-new"}, "only the new group is there")
-    stage.wait_for_value("servingpool", "base", "status.readyReplicas", 3)
-    written = [write for write in stage.writes(mark) if "deployments/ base-old" in write]
-    assert written[0] == "patch deployments/ base-old 200", "first fewer"
-    assert "delete deployments/ base-old 200" in written
 
 
 def test_the_drain_of_a_node_waits_until_its_only_runner_has_moved(stage: Stage) -> None:
@@ -195,35 +160,6 @@ def test_scheduling_that_the_api_server_refuses_is_a_condition_and_no_runner_is_
     until(lambda: stage.names(kind) and made()[1] != before[1], "what it takes replaces them")
 
 
-def test_a_number_of_pods_that_do_not_have_as_many_processes_each_is_refused(stage: Stage) -> None:
-    with pytest.raises(Refused, match="every pod of a runner has as many processes"):
-        stage.apply_pool(parallelism={"tensor": 4, "podsPerRunner": 3})
-
-
-def test_bad_adapters_have_their_reasons_and_a_good_one_beside_them_is_untouched(stage: Stage) -> None:
-    with_pool(stage, lora={"maxRank": 8})
-    stage.apply_adapter("good", "file:adapters/upper")
-    stage.apply_adapter("nowhere", "file:adapters/absent")
-    stage.apply_adapter("other-pool", "file:adapters/upper", pool="absent")
-    stage.apply_adapter("wrong-digest", "file:adapters/upper", digest="sha256:" + "0" * 64)
-    for name, condition, reason in (
-        ("nowhere", "Fetched", "SourceNotFound"),
-        ("other-pool", "Accepted", "PoolNotFound"),
-        ("wrong-digest", "Fetched", "DigestMismatch"),
-    ):
-        stage.wait_for("loraadapter", name, condition, "False")
-        assert stage.condition("loraadapter", name, condition)["reason"] == reason
-    stage.wait_for("loraadapter", "good", "Ready")
-
-
-def test_a_bad_adapter_that_is_mended_recovers(stage: Stage) -> None:
-    with_pool(stage)
-    stage.apply_adapter("mended", "file:adapters/absent")
-    stage.wait_for("loraadapter", "mended", "Fetched", "False")
-    stage.apply_adapter("mended", "file:adapters/upper")
-    stage.wait_for("loraadapter", "mended", "Ready")
-
-
 def test_what_others_change_in_children_is_put_back(stage: Stage) -> None:
     with_pool(stage)
     stage.kubectl("scale", "deployment/base-runners", "--replicas=3")
@@ -245,22 +181,6 @@ def test_what_others_change_in_children_is_put_back(stage: Stage) -> None:
     stage.wait_until("poddisruptionbudget", "base-runners", lambda found: found["metadata"]["uid"] != uid, "is new")
 
 
-@pytest.mark.usefixtures("audited")
-def test_scaling_up_and_down_marks_the_runners_that_go_before_the_number_is_lowered(stage: Stage) -> None:
-    with_pool(stage)
-    stage.kubectl("scale", "servingpool/base", "--replicas=3")
-    stage.wait_for_value("servingpool", "base", "status.readyReplicas", 3)
-    stage.wait_for_value("deployment", "base-runners", "status.readyReplicas", 3)  # else its version still changes
-    mark = stage.control_plane.mark()
-    stage.kubectl("scale", "servingpool/base", "--replicas=1")
-    stage.wait_for_value("servingpool", "base", "status.replicas", 1)
-    assert stage.get("servingpool", "base")["status"]["lastScale"]["to"] == 1
-    written = [w for w in stage.writes(mark) if " pods/" in w or " deployments/" in w]
-    marked, lowered = written[:2], written[2:]
-    assert [w.split()[:2] for w in marked] == [["patch", "pods/"]] * 2
-    assert [w.split()[:3] for w in lowered] == [["patch", "deployments/", "base-runners"]]
-
-
 def test_a_runner_that_ends_again_and_again_is_reported_with_its_last_words(stage: Stage, kubelet: FakeKubelet) -> None:
     kubelet.crash("base-")
     stage.apply_pool()
@@ -273,13 +193,7 @@ def test_a_runner_that_ends_again_and_again_is_reported_with_its_last_words(stag
 
 def test_a_pool_where_none_are_served_says_what_to_do(stage: Stage) -> None:
     elsewhere = stage.control_plane.create_namespace("elsewhere")
-    manifest = {
-        "apiVersion": "serving.weft.dev/v1alpha1",
-        "kind": "ServingPool",
-        "metadata": {"name": "base", "namespace": elsewhere},
-        "spec": {"model": {"name": BASE_NAME, "uri": "file:model"}},
-    }
-    stage.control_plane.apply(manifest)
+    stage.control_plane.apply(pool("base", elsewhere, model={"name": BASE_NAME, "uri": "file:model"}))
     stage.control_plane.wait_until("servingpool", "base", elsewhere, is_so("Accepted", "False"), "is not accepted")
     conditions = stage.control_plane.get("servingpool", "base", elsewhere)["status"]["conditions"]
     assert conditions[0]["reason"] == "NamespaceNotServed"
@@ -307,8 +221,7 @@ def test_events_report_transitions_and_of_nothing_else(stage: Stage) -> None:
     stage.kubectl("label", "loraadapter", "upper", "touched=yes")
     stage.kubectl("scale", "servingpool/base", "--replicas=2")
     stage.wait_for_value("servingpool", "base", "status.readyReplicas", 2)
-    again = [write for write in stage.writes(mark) if "events" in write and " upper" in write]
-    assert again == []
+    assert [write for write in stage.writes(mark) if "events" in write and " upper" in write] == []
     now = sorted(told())
     assert len(now) == len(set(now)), json.dumps(now)
     assert [event for event in now if event[0] != "base"] == [event for event in before if event[0] != "base"]

@@ -17,8 +17,7 @@ Json = dict[str, Any]
 
 def stored(namespace: str) -> list[Json]:
     """Return objects of the fixture as `weft convert` leaves them."""
-    found = yaml.safe_load_all(STORED.read_text().replace("NAMESPACE", namespace))
-    return [dict(convert(obj).obj) for obj in found]
+    return [dict(convert(obj).obj) for obj in yaml.safe_load_all(STORED.read_text().replace("NAMESPACE", namespace))]
 
 
 def take_in(stage: Stage, obj: Json) -> None:
@@ -29,9 +28,8 @@ def take_in(stage: Stage, obj: Json) -> None:
     path = folder / f"{kind}-{name}.json"
     path.write_text(json.dumps({**obj, "status": {}}))
     stage.kubectl("create", "--validate=ignore", "-f", path)
-    stage.kubectl(
-        "patch", kind, name, "--subresource=status", "--type=merge", "-p", json.dumps({"status": obj["status"]})
-    )
+    status = json.dumps({"status": obj["status"]})
+    stage.kubectl("patch", kind, name, "--subresource=status", "--type=merge", "-p", status)
 
 
 def lost(before: Any, after: Any, path: str = "") -> list[str]:
@@ -59,9 +57,7 @@ def objects(stage: Stage) -> list[Json]:
     return found
 
 
-def test_every_field_of_what_was_stored_is_kept_and_what_was_ready_is_ready_again(
-    stage: Stage, objects: list[Json]
-) -> None:
+def test_every_field_of_what_was_stored_is_kept_and_all_are_ready_again(stage: Stage, objects: list[Json]) -> None:
     for obj in objects:
         found = stage.get(obj["kind"].lower(), obj["metadata"]["name"])
         assert not lost({"spec": obj["spec"], "status": obj["status"]}, found), "before an operator has seen it"
@@ -82,7 +78,5 @@ def test_every_field_of_what_was_stored_is_kept_and_what_was_ready_is_ready_agai
 
 def _steady(status: Json) -> Json:
     """Return conditions by type, and without what says when a scheduler or a generation was seen."""
-    conditions = {
-        one["type"]: {k: v for k, v in one.items() if k != "observedGeneration"} for one in status["conditions"]
-    }
+    conditions = {c["type"]: {k: v for k, v in c.items() if k != "observedGeneration"} for c in status["conditions"]}
     return {**{name: v for name, v in status.items() if name != "observedGeneration"}, "conditions": conditions}

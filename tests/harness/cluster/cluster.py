@@ -135,9 +135,7 @@ class Cluster(Api):
         with self.client() as client:
             api = AuthenticationV1Api(client)
             _, _, headers = api.create_self_subject_review_with_http_info(V1SelfSubjectReview())
-        wait_until(
-            lambda: any(write.audit_id == headers["Audit-Id"] for write in audit.since(mark)), "the audit log grows"
-        )
+        wait_until(lambda: any(write.audit_id == headers["Audit-Id"] for write in audit.since(mark)), "the log grows")
 
     def restart_api_server(self) -> None:
         """Kill the API server, start another one on the same address and data, and wait until it answers."""
@@ -187,8 +185,7 @@ class Cluster(Api):
         elsewhere: Mapping[str, Rules] | None = None,
     ) -> Access:
         """Make a ServiceAccount with exactly these rights: in its namespace, in others (`elsewhere`), cluster-wide."""
-        by_namespace = {**(elsewhere or {}), **({namespace: rules} if rules else {})}
-        made = grants(namespace, name, by_namespace, cluster_rules)
+        made = grants(namespace, name, {**(elsewhere or {}), **({namespace: rules} if rules else {})}, cluster_rules)
         self._cluster_wide += [obj for obj in made if obj["kind"].startswith("Cluster")]
         self.apply(*made)
         return self.token_of(namespace, name)

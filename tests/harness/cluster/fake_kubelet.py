@@ -18,7 +18,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from kubernetes.aio import config as kube_config
@@ -65,9 +64,7 @@ class FakeKubelet:
         self.check()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with suppress(RuntimeError):  # it has ended by itself: `check` tells why
             self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(PATIENCE_S)

@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Self
 
 import aiohttp
@@ -61,9 +60,7 @@ class ApiProxy:
         assert self._up.wait(PATIENCE_S), "the proxy does not start"
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(PATIENCE_S)
 
@@ -87,8 +84,7 @@ class ApiProxy:
         app.router.add_route("*", "/{path:.*}", self._handle)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
         self._write_kubeconfig(runner.addresses[0][1])
         context = ssl.create_default_context(cafile=str(self._control_plane.ca))
         async with aiohttp.ClientSession(

@@ -6,7 +6,6 @@ On a loop in a thread of its own.
 import asyncio
 import itertools
 import threading
-from types import TracebackType
 from typing import Self
 
 from harness.waiting import PATIENCE_S
@@ -33,9 +32,7 @@ class DemandingGateway:
         assert self._up.wait(PATIENCE_S), "the gateway is not let in"
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._link.close)
         self._thread.join(PATIENCE_S)
 

@@ -7,7 +7,6 @@ that it says it needs.
 import base64
 import contextlib
 import json
-import shutil
 import signal
 import subprocess
 import time
@@ -17,6 +16,7 @@ from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from harness.bad_manifests import manifest
 from harness.cluster.cluster import OURS, Cluster
 from harness.cluster.fake_kubelet import NODE, FakeKubelet
 from harness.cluster.rights import Rules, rule
@@ -255,14 +255,6 @@ class Stage:
         self._processes.append(process)
         return f"http://{http}"
 
-    @staticmethod
-    def replace_folder(folder: Path, by: Path) -> None:
-        """Put another content in the place of a source, in one step."""
-        new, old = folder.with_suffix(".new"), folder.with_suffix(".old")
-        shutil.copytree(by, new)
-        folder.rename(old)
-        new.rename(folder)
-
     def certificates(self, *hosts: str) -> tuple[Path, str]:
         """Write tls.crt and tls.key for these names. Returns their folder, and the CA as the API writes it (base64)."""
         folder = self.folder / "serving"
@@ -284,10 +276,7 @@ class Stage:
         self._apply("LoRAAdapter", name, {"poolRef": {"name": pool}, "source": {"uri": uri, **source}, **named})
 
     def _apply(self, kind: str, name: str, spec: dict[str, Any]) -> None:
-        metadata = {"name": name, "namespace": self.namespace}
-        self.control_plane.apply(
-            {"apiVersion": "serving.weft.dev/v1alpha1", "kind": kind, "metadata": metadata, "spec": spec}
-        )
+        self.control_plane.apply(manifest(kind, name, spec, self.namespace))
 
     def kubectl(self, *words: str | Path) -> str:
         return self.control_plane.kubectl("-n", self.namespace, *words)

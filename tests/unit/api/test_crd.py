@@ -137,8 +137,7 @@ def test_kubectl_shows_and_names_them() -> None:
     assert pool["names"]["shortNames"][0] == "spool"
     assert adapter["names"]["shortNames"][0] == "lora"
     scale = pool["versions"][0]["subresources"]["scale"]
-    assert scale["specReplicasPath"] == ".spec.replicas"
-    assert scale["labelSelectorPath"] == ".status.selector"
+    assert (scale["specReplicasPath"], scale["labelSelectorPath"]) == (".spec.replicas", ".status.selector")
     assert adapter["versions"][0]["subresources"] == {"status": {}}
     for name in (POOL, ADAPTER):
         paths = dict(walk(root(name)))

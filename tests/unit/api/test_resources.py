@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from kubernetes.utils.quantity import parse_quantity
 from pydantic import ValidationError
 
+from harness.bad_manifests import adapter, pool
 from weft.api.loraadapter import LoRAAdapter
 from weft.api.manifests import ManifestError, parse_object
 from weft.api.meta import immutable_changes
@@ -15,23 +16,7 @@ from weft.api.servingpool import Autoscaling, ServingPool
 from weft.api.template import QUANTITY_PATTERN
 from weft_operator.core import Adapter, Pool, parse
 
-VERSION = "serving.weft.dev/v1alpha1"
 DIGEST = "sha256:" + "0" * 64
-
-
-def pool(**spec: Any) -> dict[str, Any]:
-    fields = {"model": {"uri": "file:models/tiny"}, **spec}
-    return {"apiVersion": VERSION, "kind": "ServingPool", "metadata": {"name": "tiny"}, "spec": fields}
-
-
-def adapter(**spec: Any) -> dict[str, Any]:
-    fields = {"poolRef": {"name": "tiny"}, "source": {"uri": "file:adapters/upper"}, **spec}
-    return {
-        "apiVersion": VERSION,
-        "kind": "LoRAAdapter",
-        "metadata": {"name": "upper", "namespace": "acme"},
-        "spec": fields,
-    }
 
 
 def wrong(value: dict[str, Any], path: str) -> str:
@@ -132,7 +117,7 @@ SECRET, AT = {"name": "key"}, "2027-01-01T00:00:00Z"
     ],
 )
 def test_a_key_expires_one_way_and_is_made_or_brought(spec: dict[str, Any], field: str) -> None:
-    value = {"apiVersion": VERSION, "kind": "APIKey", "metadata": {"name": "ci"}, "spec": spec}
+    value = {"apiVersion": "serving.weft.dev/v1alpha1", "kind": "APIKey", "metadata": {"name": "ci"}, "spec": spec}
     try:
         assert parse_object(value).kind == "APIKey"
         found = ""
@@ -177,21 +162,6 @@ def test_json_and_back_loses_nothing(spec: dict[str, Any]) -> None:
     assert again.to_dict() == found.to_dict()
 
 
-def test_a_runner_has_at_most_64_processes() -> None:
-    assert ServingPool.model_validate(pool(parallelism={"tensor": 8, "pipeline": 8}))
-    value = pool(parallelism={"tensor": 8, "pipeline": 9})
-    assert wrong(value, "spec.parallelism.pipeline") == "a runner has tensor times pipeline processes: at most 64"
-
-
-@pytest.mark.parametrize(("pods", "good"), [(1, True), (2, True), (3, False), (4, True), (8, False)])
-def test_every_pod_of_a_runner_has_as_many_processes(pods: int, good: bool) -> None:
-    value = pool(parallelism={"tensor": 2, "pipeline": 2, "podsPerRunner": pods})
-    if good:
-        assert ServingPool.model_validate(value)
-    else:
-        assert wrong(value, "spec.parallelism.podsPerRunner").startswith("every pod of a runner has as many processes")
-
-
 @given(QUANTITIES, QUANTITIES)
 def test_requests_above_limits_are_refused_and_others_are_not(request: int | str, limit: int | str) -> None:
     value = pool(template={"resources": {"requests": {"cpu": request}, "limits": {"cpu": limit}}})
@@ -217,7 +187,7 @@ def test_a_group_and_an_adapter_are_read_with_what_holds_for_them() -> None:
     images = [(group.name, group.template.get("image"), group.min, group.max) for group in found.groups]
     assert images == [("a", "runner:1", 1, None), ("b", "runner:2", 0, None), ("c", None, 0, None)]
     source = {"uri": "s3://bucket/upper", "credentialsRef": {"name": "key"}, "endpoint": "http://minio:9000"}
-    upper = parsed(LoRAAdapter.model_validate(adapter(source=source, tier="Host")))
+    upper = parsed(LoRAAdapter.model_validate(adapter(namespace="acme", source=source, tier="Host")))
     assert isinstance(upper, Adapter)
     assert (str(upper.pool), upper.model_name) == ("acme/tiny", "acme/upper")
     read = upper.spec.source
