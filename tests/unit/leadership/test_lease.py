@@ -23,37 +23,24 @@ HELD = LeaseRecord("other", 4, 15.0, "100")
 NOW_S = TERM_EPOCH_S + 1000
 
 
-def test_without_a_lease_one_is_made_whose_term_is_above_all_that_were_deleted() -> None:
-    assert decide(LeaseCandidate("me"), TERMS, 0.0, NOW_S) == CreateLease(1000)
-
-
-def test_a_lease_that_changes_is_left_alone() -> None:
-    candidate = LeaseCandidate("me").observe(HELD, 0.0)
-    assert isinstance(decide(candidate, TERMS, 14.9, NOW_S), Wait)
-    renewed = candidate.observe(LeaseRecord("other", 4, 15.0, "101"), 14.9)
-    assert isinstance(decide(renewed, TERMS, 29.8, NOW_S), Wait)
-
-
-def test_a_lease_that_has_not_changed_for_its_own_duration_is_taken_with_the_next_term() -> None:
-    candidate = LeaseCandidate("me").observe(HELD, 0.0).observe(HELD, 10.0)
-    assert decide(candidate, TERMS, 15.0, NOW_S) == Acquire("100", 5)
-
-
-def test_a_longer_duration_in_the_lease_than_ones_own_is_respected() -> None:
-    candidate = LeaseCandidate("me").observe(LeaseRecord("other", 4, 60.0, "100"), 0.0)
-    assert isinstance(decide(candidate, TERMS, 59.0, NOW_S), Wait)
-
-
-def test_a_lease_that_was_given_back_is_taken_at_once() -> None:
-    assert decide(LeaseCandidate("me").observe(LeaseRecord("", 4, 15.0, "100"), 0.0), TERMS, 0.0, NOW_S) == Acquire(
-        "100", 5
-    )
-
-
-def test_a_take_over_whose_answer_was_lost_is_done_again_under_a_higher_term() -> None:
-    assert decide(LeaseCandidate("me").observe(LeaseRecord("me", 5, 15.0, "101"), 0.0), TERMS, 0.1, NOW_S) == Acquire(
-        "101", 6
-    )
+@pytest.mark.parametrize(
+    ("case", "seen", "at", "decision"),
+    [
+        ("without one it is made, with a term above all that were deleted", [], 0.0, CreateLease(1000)),
+        ("one that changes is left alone", [(HELD, 0.0)], 14.9, Wait),
+        ("one that was renewed is, too", [(HELD, 0.0), (LeaseRecord("other", 4, 15.0, "101"), 14.9)], 29.8, Wait),
+        ("unchanged for its duration it is taken", [(HELD, 0.0), (HELD, 10.0)], 15.0, Acquire("100", 5)),
+        ("a longer duration than one's own counts", [(LeaseRecord("other", 4, 60.0, "100"), 0.0)], 59.0, Wait),
+        ("given back it is taken at once", [(LeaseRecord("", 4, 15.0, "100"), 0.0)], 0.0, Acquire("100", 5)),
+        ("a lost answer: again, a higher term", [(LeaseRecord("me", 5, 15.0, "101"), 0.0)], 0.1, Acquire("101", 6)),
+    ],
+)
+def test_what_a_candidate_does(case: str, seen: list[tuple[LeaseRecord, float]], at: float, decision: object) -> None:
+    candidate = LeaseCandidate("me")
+    for record, when in seen:
+        candidate = candidate.observe(record, when)
+    found = decide(candidate, TERMS, at, NOW_S)
+    assert isinstance(found, Wait) if decision is Wait else found == decision, case
 
 
 def test_a_leader_stops_before_anybody_else_can_begin_and_its_last_write_has_ended_by_then() -> None:
@@ -133,8 +120,7 @@ def test_at_no_time_do_two_lead_whatever_clocks_say(offsets: list[float], pauses
             if now >= process.asleep_until:
                 step(process, store, now)
             terms += process.terms_led[before:]
-        leaders = [p for p in processes if p.leading and p.leading.holds(TERMS, now + p.offset_s)]
-        assert len(leaders) <= 1
+        assert len([p for p in processes if p.leading and p.leading.holds(TERMS, now + p.offset_s)]) <= 1
     assert terms == sorted(set(terms)), "each leadership has a higher term than all before it"
 
 
