@@ -114,11 +114,9 @@ async def test_a_program_is_ready_when_its_probe_says_so(tmp_path: Path) -> None
     port = free_port()
     may_listen = tmp_path / "may-listen"
     async with watched(tmp_path, READY, str(port), str(may_listen), port=port) as one:
-        first = await one.until(lambda state: state.phase == "Starting" and state.detail != "")
-        assert "no answer" in first.detail
+        assert "no answer" in (await one.until(lambda state: state.phase == "Starting" and state.detail != "")).detail
         may_listen.touch()
-        ready = await one.until(lambda state: state.phase == "Ready")
-        assert ready.restarts == 0
+        assert (await one.until(lambda state: state.phase == "Ready")).restarts == 0
     assert one.process.state.phase == "Stopped"
 
 
@@ -153,10 +151,8 @@ async def test_output_and_environment_reach_the_program(tmp_path: Path) -> None:
 async def test_a_program_that_keeps_ending_is_a_crash_loop_with_its_last_words(tmp_path: Path) -> None:
     async with watched(tmp_path, "import sys; print('no memory'); sys.exit(1)") as one:
         state = await one.until(lambda state: state.crash_loop)
-        assert state.quick_ends == CRASH_LOOP
-        assert state.detail == "exit code 1: no memory"
-        more = await one.until(lambda state: state.quick_ends == CRASH_LOOP + 2)
-        assert more.restarts == CRASH_LOOP + 2
+        assert (state.quick_ends, state.detail) == (CRASH_LOOP, "exit code 1: no memory")
+        assert (await one.until(lambda state: state.quick_ends == CRASH_LOOP + 2)).restarts == CRASH_LOOP + 2
 
 
 async def test_a_program_that_ran_for_a_while_starts_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,8 +174,7 @@ async def test_a_killed_program_is_started_again(tmp_path: Path) -> None:
         first = await one.until(lambda state: state.phase == "Ready")
         assert first.pid is not None
         os.kill(first.pid, signal.SIGKILL)
-        again = await one.until(lambda state: state.phase == "Ready" and state.pid != first.pid)
-        assert again.restarts == 1
+        assert (await one.until(lambda state: state.phase == "Ready" and state.pid != first.pid)).restarts == 1
         assert (await one.until(lambda state: state.exit_code == -9)).detail.startswith("signal SIGKILL")
 
 
@@ -230,8 +225,7 @@ def test_a_child_whose_parent_is_already_gone_does_not_begin() -> None:
         text=True,
         check=False,
     )
-    assert done.returncode == 1
-    assert done.stdout == ""
+    assert (done.returncode, done.stdout) == (1, "")
     assert "the parent is gone" in done.stderr
 
 

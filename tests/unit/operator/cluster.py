@@ -9,7 +9,7 @@ import copy
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 from tests.unit.operator.planning import World, connected
 from weft.api.template import amount
@@ -296,7 +296,7 @@ class ClusterWorld(World):
     def ready_names(self, ref: Ref) -> list[str]:
         return sorted(pod.name for pod in self.observed.pods.get(ref, {}).values() if pod.state == "Ready")
 
-    def another(self, store: ObjectStore) -> "ClusterWorld":
+    def another(self, store: ObjectStore) -> Self:
         after = cluster_world(store, self.contents, self.now)
         after.cluster = self.cluster
         after.cluster.seen_by(after.observed)

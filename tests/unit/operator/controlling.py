@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -14,9 +15,6 @@ from tests.unit.operator.planning import adapter_object, adapter_ref, failed, fe
 from weft_operator.controller import Controller
 from weft_operator.core import (
     AdapterStatus,
-    AddFinalizer,
-    ApplyChild,
-    DeleteChild,
     DesiredState,
     EnsureRunner,
     Kind,
@@ -32,8 +30,6 @@ from weft_operator.core import (
     RemoveRunner,
     ResolveRequest,
     RunnerProcess,
-    ScaleChild,
-    SetPodDeletionCost,
     SetStatus,
     UnpublishAdapter,
     UnpublishPool,
@@ -163,20 +159,10 @@ class FakeBackend:
         self.runners.add((action.pool, action.index))
         asyncio.get_running_loop().call_soon(self.tell, action)
 
-    async def add_finalizer(self, action: AddFinalizer) -> Object:
+    async def _of_a_cluster(self, action: Any) -> Any:
         raise AssertionError(action)
 
-    async def apply_child(self, action: ApplyChild) -> None:
-        raise AssertionError(action)
-
-    async def delete_child(self, action: DeleteChild) -> None:
-        raise AssertionError(action)
-
-    async def scale_child(self, action: ScaleChild) -> None:
-        raise AssertionError(action)
-
-    async def set_pod_deletion_cost(self, action: SetPodDeletionCost) -> None:
-        raise AssertionError(action)
+    add_finalizer = apply_child = delete_child = scale_child = set_pod_deletion_cost = _of_a_cluster
 
     async def record_event(self, action: RecordEvent) -> None:
         self.announced.append(action)
@@ -208,22 +194,20 @@ class CountingMeter:
         self.writes[action] += 1
 
 
+@dataclass
 class Operator:
     """A running controller whose objects can be awaited."""
 
-    def __init__(
-        self,
-        controller: Controller,
-        store: ObjectStore,
-        depot: FakeDepot,
-        registry: FakeRegistry,
-        backend: FakeBackend,
-        metrics: CountingMeter,
-    ) -> None:
-        self.controller, self.metrics = controller, metrics
-        self.store, self.depot, self.registry, self.backend = store, depot, registry, backend
-        self._changed = asyncio.Event()
-        store.listen(lambda _: self._changed.set())
+    controller: Controller
+    store: ObjectStore
+    depot: FakeDepot
+    registry: FakeRegistry
+    backend: FakeBackend
+    metrics: CountingMeter
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.store.listen(lambda _: self._changed.set())
 
     async def serve(self, *names: str, **spec: Any) -> None:
         """Apply a pool and, one after the other, adapters of these names, each until it is Ready."""

@@ -6,8 +6,9 @@ backend starts what it was ordered to. Every step is explicit, so a test may sto
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
+from harness.bad_manifests import manifest
 from weft.domain.routes import AdapterSpec, CanaryCounts, PoolSpec
 from weft_operator.core import (
     Action,
@@ -41,6 +42,7 @@ from weft_operator.core import (
     owner_uid,
     parse,
     reconcile_all,
+    requeue_at,
     restore_resolutions,
     updated,
 )
@@ -80,7 +82,7 @@ def pool_object(name: str = "base", namespace: str = "default", **spec: Any) -> 
     if groups := spec.get("runnerGroups"):
         spec["runnerGroups"] = [{"phase": "Any"} | group for group in groups]
     whole["advanced"] = advanced | spec.pop("advanced", {})
-    return _object("ServingPool", namespace, name, whole | spec)
+    return manifest("ServingPool", name, whole | spec, namespace)
 
 
 def adapter_object(name: str, namespace: str = "acme", pool: str = "default/base", **spec: Any) -> dict[str, Any]:
@@ -92,14 +94,14 @@ def adapter_object(name: str, namespace: str = "acme", pool: str = "default/base
         "pinned": False,
         "revisionHistoryLimit": 0,
     }
-    return _object("LoRAAdapter", namespace, name, whole | spec)
+    return manifest("LoRAAdapter", name, whole | spec, namespace)
 
 
-def stored(manifest: Mapping[str, Any], **metadata: Any) -> dict[str, Any]:
+def stored(wish: Mapping[str, Any], **metadata: Any) -> dict[str, Any]:
     """Return a manifest as an API server has it."""
-    name = f"{manifest['kind']}-{manifest['metadata']['name']}"
+    name = f"{wish['kind']}-{wish['metadata']['name']}"
     given = {"uid": name, "generation": 1, "resourceVersion": "1", "creationTimestamp": "2026-01-01T00:00:00Z"}
-    return {**manifest, "metadata": {**given, **manifest["metadata"], **metadata}}
+    return {**wish, "metadata": {**given, **wish["metadata"], **metadata}}
 
 
 def pool_ref(name: str = "base", namespace: str = "default") -> Ref:
@@ -303,7 +305,7 @@ class World:
         """Return the runners that take requests, by name."""
         return sorted(runner.name for runner in self.observed.runners.get(ref, {}).values() if runner.state == "Ready")
 
-    def restarted(self, *, nothing_runs: bool = False) -> "World":
+    def restarted(self, *, nothing_runs: bool = False) -> Self:
         """Return the same objects and sources under a new operator that remembers nothing else."""
         store = ObjectStore(lambda: 0.0, self.store.objects(), self.store.version)
         after = self.another(store)
@@ -315,17 +317,27 @@ class World:
         after.expectations.retention.started_at = after.now
         return after
 
-    def another(self, store: ObjectStore) -> "World":
-        return world_of(store, self.contents, self.now)
+    def another(self, store: ObjectStore) -> Self:
+        return connected(type(self)(store, self.contents, self.now))
 
     def condition(self, ref: Ref, kind: str) -> tuple[str, str]:
         """Return status and reason of a condition."""
-        conditions = self.store.get(ref)["status"]["conditions"]
-        found = next(c for c in conditions if c["type"] == kind)
+        found = next(c for c in self.store.get(ref)["status"]["conditions"] if c["type"] == kind)
         return found["status"], found["reason"]
+
+    def check(self, ref: Ref, **conditions: str) -> None:
+        """Check conditions of an object, each given as `Status Reason`."""
+        found = {one["type"]: f"{one['status']} {one['reason']}" for one in self.status(ref)["conditions"]}
+        assert found.items() >= conditions.items()
 
     def status(self, ref: Ref) -> Any:
         return self.store.get(ref)["status"]
+
+    def due(self, ref: Ref) -> float:
+        """Return when an object is planned again by itself."""
+        when = requeue_at(ref, self.state, self.now)
+        assert when is not None
+        return when
 
 
 def world_of(store: ObjectStore, contents: dict[str, OperationStatus], now: float) -> World:
@@ -343,15 +355,6 @@ def connected(world: W) -> W:
         world.desired.put(parse(obj))
     store.listen(world.on_event)
     return world
-
-
-def _object(kind: str, namespace: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "apiVersion": "serving.weft.dev/v1alpha1",
-        "kind": kind,
-        "metadata": {"name": name, "namespace": namespace},
-        "spec": spec,
-    }
 
 
 def check_indexes(desired: DesiredState) -> None:

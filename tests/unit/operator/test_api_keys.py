@@ -230,8 +230,7 @@ def check(world: World) -> None:
     if REF not in world.objects:
         return
     key = parsed(world.objects[REF])
-    force = world.in_force()
-    assert list(force) in ([], [world.hash_of(key.secret, key)])
+    assert list(world.in_force()) in ([], [world.hash_of(key.secret, key)])
 
 
 async def test_a_key_is_made_declared_and_reported_and_then_nothing_is_written() -> None:

@@ -44,8 +44,7 @@ def test_a_body_leaves_out_what_is_absent() -> None:
 
 
 def test_steps_towards_a_repeated_answer_are_no_news() -> None:
-    first = updated(started(None, ONE, 0.0), verified("a"), 1.0)
-    again = started(first, ONE, 0.0)
+    again = started(updated(started(None, ONE, 0.0), verified("a"), 1.0), ONE, 0.0)
     assert updated(again, OperationStatus("Validated", None, {"rank": 1}), 2.0) == again
     assert again.answer == verified("a")
 

@@ -69,17 +69,14 @@ def test_a_canary_gets_its_share_once_it_is_fetched(world: World) -> None:
     world.contents["file:next"] = verified("c")
     world.wait(0.1)
     assert shares(world) == {digest("a"): 90, digest("c"): 10}
-    assert world.condition(REF, "CanaryPromoted") == ("Unknown", "Progressing")
-    assert world.condition(REF, "Ready") == ("True", "Published")
+    world.check(REF, CanaryPromoted="Unknown Progressing", Ready="True Published")
     assert world.status(REF)["canary"]["phase"] == "Progressing"
     edit(world, canary=canary(50))
     assert shares(world) == {digest("a"): 50, digest("c"): 50}
     edit(world)
     assert shares(world) == {digest("a"): 100}
     assert "canary" not in world.status(REF)
-    assert set(world.observed.resolutions) == {
-        meta["uid"] for meta in (obj["metadata"] for obj in world.store.objects())
-    }
+    assert set(world.observed.resolutions) == {obj["metadata"]["uid"] for obj in world.store.objects()}
 
 
 @pytest.mark.parametrize(("name", "published"), [("v2", "v2"), ("v1", "")])
@@ -101,8 +98,7 @@ def test_a_canary_that_is_refused_gets_nothing_and_says_why(world: World) -> Non
     world.contents["file:next"] = failed("ShapeMismatch")
     edit(world, canary=canary())
     assert shares(world) == {digest("a"): 100}
-    assert world.condition(REF, "CanaryPromoted") == ("False", "ShapeMismatch")
-    assert world.condition(REF, "Ready") == ("True", "Published")
+    world.check(REF, CanaryPromoted="False ShapeMismatch", Ready="True Published")
     world.contents["file:next"] = verified("c")
     world.wait(10)
     assert shares(world) == {digest("a"): 90, digest("c"): 10}
@@ -158,8 +154,7 @@ def test_a_canary_that_lasts_is_promoted_and_its_source_takes_over_without_a_ste
         assert shares(current) == {digest("c"): 100}
         assert current.condition(REF, "CanaryPromoted") == ("True", "Promoted")
         assert [v.digest for v in entry(current).versions] == [digest("a")], "it can still be pinned"
-    seen = published(world, lambda: edit(world, source={"uri": "file:next"}))
-    assert seen == {digest("c")}
+    assert published(world, lambda: edit(world, source={"uri": "file:next"})) == {digest("c")}
     assert "canary" not in world.status(REF)
     assert world.condition(REF, "Ready") == ("True", "Published")
 

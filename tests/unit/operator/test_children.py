@@ -18,8 +18,7 @@ GROUPS = st.from_regex(r"\A[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?\Z")
 def made(defaults: RunnerDefaults = SITE, **spec: Any) -> dict[str, dict[str, Any]]:
     """Manifests by kind; of Deployments the last one."""
     pool = parse_pool(stored(pool_object(**spec)))
-    sizes = {group.name: 1 for group in pool.groups}
-    found = make_children(pool, BASE, defaults, sizes)
+    found = make_children(pool, BASE, defaults, {group.name: 1 for group in pool.groups})
     return {child.kind: child.manifest for child in found}
 
 
@@ -62,10 +61,8 @@ def test_whatever_is_mounted_has_a_volume_and_what_a_runner_writes_to_is_one() -
     for flag, mode in (("--data-dir", False), ("--tls-dir", True)):
         path = arguments[arguments.index(flag) + 1]
         assert path in mounts
-        read_only = next(m for m in container(defaults)["volumeMounts"] if m["mountPath"] == path).get(
-            "readOnly", False
-        )
-        assert read_only is mode
+        mount = next(m for m in container(defaults)["volumeMounts"] if m["mountPath"] == path)
+        assert mount.get("readOnly", False) is mode
     assert {"/tmp", "/dev/shm"} <= mounts.keys()
 
 

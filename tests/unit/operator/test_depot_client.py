@@ -5,6 +5,7 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ from weft_operator.core import OperationStatus, ResolveRequest
 from weft_operator.errors import DepotUnavailable
 
 REQUEST = ResolveRequest("adapter", "file:a", "acme")
+FAILED = partial(OperationStatus, "Failed", None, None)
+NO_LISTS: list[Any] = [{}, {"changed": "a"}, {"changed": [{}]}]
 
 
 class Server(uvicorn.Server):
@@ -62,8 +65,7 @@ async def depot(*answers: Any, post: Any = None) -> AsyncIterator[tuple[DepotCli
 
 async def resolve(client: DepotClient) -> tuple[OperationStatus, list[str]]:
     steps: list[str] = []
-    answer = await client.resolve(REQUEST, lambda step: steps.append(step.state))
-    return answer, steps
+    return (await client.resolve(REQUEST, lambda step: steps.append(step.state))), steps
 
 
 async def test_an_operation_is_followed_to_its_end_and_each_step_is_reported_once() -> None:
@@ -81,73 +83,63 @@ async def test_an_operation_is_followed_to_its_end_and_each_step_is_reported_onc
     assert bodies == [REQUEST.body()]
 
 
-async def test_an_answer_that_comes_with_the_question_is_not_asked_for_again() -> None:
-    finished = JSONResponse({"id": "op1", "state": "Fetched", "verdict": {"rank": 8}, "digest": "sha256:aa"})
-    async with depot(post=finished) as (client, _):
-        answer, steps = await resolve(client)
-    assert (answer, steps) == (OperationStatus("Fetched", "sha256:aa", {"rank": 8}), [])
-
-
-async def test_a_failure_carries_its_reason() -> None:
-    async with depot({"state": "Failed", "reason": "NotFinite", "message": "NaN"}) as (client, _):
-        answer, _ = await resolve(client)
-    assert (answer.state, answer.reason, answer.message) == ("Failed", "NotFinite", "NaN")
-
-
-async def test_a_refused_request_is_the_depots_word_on_the_source() -> None:
-    refused = JSONResponse({"reason": "BadURI", "message": "no scheme"}, status_code=400)
-    async with depot(post=refused) as (client, _):
-        answer, _ = await resolve(client)
-    assert (answer.state, answer.reason) == ("Failed", "BadURI")
-
-
+FETCHED = {"state": "Fetched", "verdict": {"rank": 8}, "digest": "sha256:aa"}
+BROKEN = PlainTextResponse("Internal Server Error", status_code=500)
 FORGOTTEN = JSONResponse({"reason": "UnknownOperation", "message": "forgotten"}, status_code=404)
 BUSY = JSONResponse({"reason": "Busy", "message": "try again"}, status_code=429)
 
 
-@pytest.mark.parametrize("answer", [FORGOTTEN, PlainTextResponse("gone", status_code=404), BUSY])
-async def test_an_operation_that_the_depot_forgot_says_nothing_about_the_source(answer: Any) -> None:
-    async with depot(answer) as (client, _):
-        with pytest.raises(DepotUnavailable):
-            await resolve(client)
+@pytest.mark.parametrize(
+    ("post", "answers", "found"),
+    [
+        # an answer that comes with the question is not asked for again
+        (JSONResponse({"id": "op1", **FETCHED}), [], OperationStatus("Fetched", "sha256:aa", {"rank": 8})),
+        (None, [{"state": "Failed", "reason": "NotFinite", "message": "NaN"}], FAILED("NotFinite", "NaN")),
+        (JSONResponse({"reason": "BadURI", "message": "no"}, status_code=400), [], FAILED("BadURI", "no")),
+    ],
+)
+async def test_the_depots_word_on_a_source_comes_whole(post: Any, answers: list[Any], found: OperationStatus) -> None:
+    async with depot(*answers, post=post) as (client, _):
+        assert await resolve(client) == (found, [])
 
 
-async def test_a_depot_that_is_busy_says_nothing_about_the_source() -> None:
-    async with depot(post=BUSY) as (client, _):
-        with pytest.raises(DepotUnavailable, match="try again"):
-            await resolve(client)
+@pytest.mark.parametrize(
+    ("post", "answers", "ask", "says"),
+    [
+        (None, [FORGOTTEN], resolve, "forgotten"),
+        (None, [PlainTextResponse("gone", status_code=404)], resolve, "gone"),
+        (None, [BUSY], resolve, "try again"),
+        (BUSY, [], resolve, "try again"),
+        (BROKEN, [], lambda client: client.retain(frozenset()), "500"),  # it is sent again
+        *((JSONResponse(said), [], lambda client: client.changed({"a"}), "no list of changes") for said in NO_LISTS),
+    ],
+)
+async def test_what_says_nothing_about_a_source(post: Any, answers: list[Any], ask: Any, says: str) -> None:
+    async with depot(*answers, post=post) as (client, _):
+        with pytest.raises(DepotUnavailable, match=says):
+            await ask(client)
 
 
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (PlainTextResponse("Internal Server Error", status_code=500), "500: Internal Server Error"),
+        (BROKEN, "500: Internal Server Error"),
         (PlainTextResponse("\x1b]0;x", status_code=500), "x1b]0;x"),
         (PlainTextResponse("{", status_code=200), "200: {"),
         (PlainTextResponse("[" * 9_000, status_code=200), "200: [["),
         ({"no": "state"}, "no operation"),
         ({"state": "Odd"}, "no operation"),
         ({"state": "Fetched"}, "no operation"),
+        (None, "500: Internal Server Error"),
     ],
 )
 async def test_what_the_depot_fails_on_is_a_failure_of_that_object(answer: Any, says: str) -> None:
-    async with depot(answer) as (client, _):
+    """None: it fails on the question."""
+    async with depot(answer, post=None if answer else BROKEN) as (client, _):
         found, _ = await resolve(client)
     assert (found.state, found.reason) == ("Failed", "ResolveFailed")
     assert says in found.message
     assert found.message.isprintable()
-
-
-async def test_a_request_that_the_depot_fails_on_is_a_failure_of_that_object() -> None:
-    async with depot(post=PlainTextResponse("Internal Server Error", status_code=500)) as (client, _):
-        found, _ = await resolve(client)
-    assert (found.state, found.reason) == ("Failed", "ResolveFailed")
-
-
-async def test_a_list_to_keep_that_the_depot_fails_on_is_sent_again() -> None:
-    async with depot(post=PlainTextResponse("Internal Server Error", status_code=500)) as (client, _):
-        with pytest.raises(DepotUnavailable, match="500"):
-            await client.retain(frozenset())
 
 
 async def test_a_depot_that_is_not_there_is_unavailable() -> None:
@@ -159,20 +151,8 @@ async def test_a_depot_that_is_not_there_is_unavailable() -> None:
         await client.aclose()
 
 
-async def test_the_list_to_keep_is_sorted_and_complete() -> None:
-    async with depot(post=JSONResponse({})) as (client, bodies):
-        await client.retain(frozenset({"b", "a"}))
-    assert bodies == [{"digests": ["a", "b"]}]
-
-
-async def test_what_has_changed_is_asked_in_one_question() -> None:
+async def test_lists_are_sorted_and_sent_whole() -> None:
     async with depot(post=JSONResponse({"changed": ["b"]})) as (client, bodies):
+        await client.retain(frozenset({"b", "a"}))
         assert await client.changed({"b", "a"}) == {"b"}
-    assert bodies == [{"watches": ["a", "b"]}]
-
-
-@pytest.mark.parametrize("answer", [{}, {"changed": "a"}, {"changed": [{}]}])
-async def test_what_is_no_list_of_changes_is_no_answer(answer: dict[str, Any]) -> None:
-    async with depot(post=JSONResponse(answer)) as (client, _):
-        with pytest.raises(DepotUnavailable, match="no list of changes"):
-            await client.changed({"a"})
+    assert bodies == [{"digests": ["a", "b"]}, {"watches": ["a", "b"]}]

@@ -65,12 +65,11 @@ SITES = st.builds(
 
 
 def wishes(template: dict[str, Any], defaults: RunnerDefaults = SITE, size: int = 2) -> list[Child]:
-    pool = parse_pool(stored(pool_object(template=template)))
-    return make_children(pool, BASE, defaults, {"runners": size})
+    return make_children(parse_pool(stored(pool_object(template=template))), BASE, defaults, {"runners": size})
 
 
-def deployment(template: dict[str, Any] | None = None) -> dict[str, Any]:
-    return next(child.manifest for child in wishes(template or {}) if child.kind == "Deployment")
+def deployment(template: dict[str, Any] | None = None, size: int = 2) -> dict[str, Any]:
+    return next(child.manifest for child in wishes(template or {}, size=size) if child.kind == "Deployment")
 
 
 @given(TEMPLATES, SITES, st.integers(0, 3))
@@ -112,9 +111,7 @@ def test_a_field_that_the_manifest_no_longer_names_is_found_by_the_intent() -> N
 
 def test_the_intent_of_a_pod_template_is_not_in_it() -> None:
     """Else another number of replicas would restart every runner."""
-    small, large = (
-        next(child.manifest for child in wishes({}, size=size) if child.kind == "Deployment") for size in (1, 5)
-    )
+    small, large = (deployment(size=size) for size in (1, 5))
     assert spec_hash(small) != spec_hash(large)
     assert small["spec"]["template"] == large["spec"]["template"]
 

@@ -81,8 +81,7 @@ def test_the_cost_of_a_pod_is_a_number_or_nothing(text: str | None, cost: int | 
 def owned(kind: str = "Deployment", owner: str | None = "base", **metadata: Any) -> dict[str, Any]:
     reference = {"apiVersion": "serving.weft.dev/v1alpha1", "kind": "ServingPool", "name": owner, "controller": True}
     meta = {"name": "base-runners", "namespace": "ml", "uid": "u2", "resourceVersion": "1", "labels": LABELS}
-    references = [reference] if owner else []
-    return {"kind": kind, "metadata": {**meta, "ownerReferences": references, **metadata}}
+    return {"kind": kind, "metadata": {**meta, "ownerReferences": ([reference] if owner else []), **metadata}}
 
 
 def test_what_a_pool_owns_is_said_by_its_owner_not_by_its_labels() -> None:

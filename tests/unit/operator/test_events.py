@@ -45,9 +45,7 @@ def test_what_is_stored_already_is_no_news(conditions: list[dict[str, Any]]) -> 
 
 
 @given(CONDITIONS, CONDITIONS)
-def test_only_a_turned_condition_is_reported_and_once(
-    before: list[dict[str, Any]], after: list[dict[str, Any]]
-) -> None:
+def test_only_turned_conditions_are_reported_once(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> None:
     events = events_for(adapter(before), {"conditions": after})
     assert len({(event.type, event.reason) for event in events}) == len(events)
     old = {(c["type"], c["status"], c["reason"]) for c in before}

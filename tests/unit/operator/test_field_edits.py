@@ -88,8 +88,7 @@ def versions(world: ClusterWorld) -> list[str]:
 
 
 def as_applied(world: ClusterWorld, ref: Ref) -> Json:
-    obj = copy.deepcopy(dict(world.store.get(ref)))
-    return {**obj, "metadata": {"namespace": ref.namespace, "name": ref.name}}
+    return {**copy.deepcopy(dict(world.store.get(ref))), "metadata": {"namespace": ref.namespace, "name": ref.name}}
 
 
 def through(ref: Ref, steps: list[Edit]) -> None:

@@ -1,8 +1,10 @@
 """What this process knows of the cluster, from watches and from answers that run ahead of them."""
 
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,6 +12,7 @@ from weft_operator.core import Object, ObjectKey, resource_version
 from weft_operator.kubernetes import ADAPTERS, PODS, ObjectCache, WatchHealth, WatchScope, missed
 
 KEY = ObjectKey("LoRAAdapter", "default", "a")
+Step = Callable[[ObjectCache], bool]
 
 
 def thing(version: str, uid: str = "u1", kind: str = "LoRAAdapter", **rest: Any) -> dict[str, Any]:
@@ -17,24 +20,11 @@ def thing(version: str, uid: str = "u1", kind: str = "LoRAAdapter", **rest: Any)
     return {"kind": kind, "metadata": metadata, **rest}
 
 
-def known(obj: dict[str, Any]) -> ObjectCache:
-    """A cache to which a watch has reported this object."""
-    cache = ObjectCache()
-    cache.put(obj)
-    return cache
-
-
 def versions_of(cache: ObjectCache) -> list[tuple[str, bool]]:
     """What a listener gets from now on."""
     found: list[tuple[str, bool]] = []
     cache.listen(lambda obj, gone: found.append((obj["metadata"]["resourceVersion"], gone)))
     return found
-
-
-def doubts_of(cache: ObjectCache) -> list[ObjectKey]:
-    doubts: list[ObjectKey] = []
-    cache.on_doubt = doubts.append
-    return doubts
 
 
 def version(cache: ObjectCache) -> str | None:
@@ -48,95 +38,77 @@ def test_the_last_event_of_a_watch_wins_and_one_version_is_one_change() -> None:
     assert found == [("5", False), ("x", False), ("4", False)]
 
 
-def test_the_event_of_an_own_write_is_known_and_what_follows_it_is_news() -> None:
-    cache = known(thing("a"))
-    assert cache.wrote(thing("b"), "a")
-    assert cache.wrote(thing("c"), "b")
-    found, doubts = versions_of(cache), doubts_of(cache)
-    assert [cache.put(thing(v)) for v in ("b", "c", "d")] == [False, False, True]
-    assert (found, doubts) == ([("d", False)], [])
+def put(version: str) -> Step:
+    return lambda cache: cache.put(thing(version))
 
 
-def test_what_a_watch_reports_beside_own_writes_is_newer_for_each_of_them_was_fenced() -> None:
-    """A list after an interruption has no event for each version."""
-    cache = known(thing("a"))
-    cache.wrote(thing("b"), "a")
-    assert cache.put(thing("z"))
-    assert version(cache) == "z"
+def wrote(version: str, before: str, **how: bool) -> Step:
+    return lambda cache: cache.wrote(thing(version), before, **how)
 
 
-def test_the_answer_to_a_write_does_not_undo_what_a_watch_has_reported_since() -> None:
-    cache = known(thing("a"))
-    cache.put(thing("b"))  # the write itself
-    cache.put(thing("c"))  # another one's
-    assert not cache.wrote(thing("b"), "a")
-    assert version(cache) == "c"
+def read(version: str | None, **how: bool) -> Step:
+    return lambda cache: cache.read(KEY, thing(version) if version else None, **how)
 
 
-def test_the_answer_to_a_write_does_not_bring_back_what_is_gone() -> None:
-    cache = known(thing("a"))
-    assert cache.drop(KEY, "u1")
-    assert not cache.wrote(thing("b"), "a")
-    assert cache.find(KEY) is None
+def drop(cache: ObjectCache) -> bool:
+    return cache.drop(KEY, "u1")
 
 
-def test_between_a_read_and_its_event_what_a_watch_reports_is_a_doubt() -> None:
-    cache = known(thing("a"))
-    assert cache.read(KEY, thing("d"))
-    doubts = doubts_of(cache)
-    assert [cache.put(thing(v)) for v in ("b", "c", "d", "e")] == [False, False, False, True]
-    assert doubts == [KEY, KEY]
-    assert version(cache) == "e"
+# steps, each with what it changes; how often there is a doubt; the version that is known at the end
+CASES: dict[str, tuple[list[tuple[Step, bool]], int, str | None]] = {
+    "the event of an own write is known, and what follows it is news": (
+        [(wrote("b", "a"), True), (wrote("c", "b"), True), (put("b"), False), (put("c"), False), (put("d"), True)],
+        0,
+        "d",
+    ),
+    # A list after an interruption has no event for each version.
+    "beside own writes, each of them fenced": ([(wrote("b", "a"), True), (put("z"), True)], 0, "z"),
+    "an answer undoes nothing that a watch reported since: the write itself, another one's": (
+        [(put("b"), True), (put("c"), True), (wrote("b", "a"), False)],
+        0,
+        "c",
+    ),
+    "an answer does not bring back what is gone": ([(drop, True), (wrote("b", "a"), False)], 0, None),
+    "between a read and its event there are doubts": (
+        [(read("d"), True), (put("b"), False), (put("c"), False), (put("d"), False), (put("e"), True)],
+        2,
+        "e",
+    ),
+    "a doubt ends when a read finds what the watch reports": (
+        [(read("d"), True), (put("f"), False), (read("f"), True), (put("g"), True), (put("h"), True)],
+        1,
+        "h",
+    ),
+    "a write that no version fenced is as good as a read": (
+        [(wrote("c", "a", fenced=False), True), (put("b"), False)],
+        1,
+        "c",
+    ),
+    "found gone, and late events": ([(read(None), True), (put("b"), False), (drop, False)], 0, None),
+    # A watch by label reports an object whose label was taken off as if it were deleted.
+    "what was only out of sight comes back": ([(drop, True), (put("b"), True)], 0, "b"),
+    "the end of one that was read meanwhile, its label is back": ([(read("c"), True), (drop, False)], 1, "c"),
+    "what a read finds out of sight is no doubt any more, nor does it enter": (
+        [(read("b"), True), (drop, False), (read("c", in_sight=False), True), (read("c", in_sight=False), False)],
+        1,
+        None,
+    ),
+    "and comes back in sight": (
+        [(read("b"), True), (drop, False), (read("c", in_sight=False), True), (put("d"), True)],
+        1,
+        "d",
+    ),
+}
 
 
-def test_a_doubt_ends_when_a_read_finds_what_the_watch_reports() -> None:
-    cache = ObjectCache()
-    cache.read(KEY, thing("d"))
-    assert not cache.put(thing("f"))
-    assert cache.read(KEY, thing("f"))
-    assert [cache.put(thing(v)) for v in ("g", "h")] == [True, True]
-
-
-def test_a_write_that_no_version_fenced_is_as_good_as_a_read() -> None:
-    cache = known(thing("a"))
-    cache.wrote(thing("c"), "a", fenced=False)
-    doubts = doubts_of(cache)
-    assert not cache.put(thing("b"))
-    assert (doubts, version(cache)) == ([KEY], "c")
-
-
-def test_what_a_read_found_gone_does_not_come_back_by_a_late_event() -> None:
-    cache = known(thing("a"))
-    assert cache.read(KEY, None)
-    assert not cache.put(thing("b"))
-    assert not cache.drop(KEY, "u1")
-    assert cache.find(KEY) is None
-
-
-def test_what_was_only_out_of_sight_comes_back() -> None:
-    """A watch by label reports an object whose label was taken off as if it were deleted."""
-    cache = known(thing("a"))
-    cache.drop(KEY, "u1")
-    assert cache.put(thing("b"))
-
-
-def test_the_end_of_an_object_that_was_read_meanwhile_is_a_doubt() -> None:
-    cache = known(thing("a"))
-    cache.read(KEY, thing("c"))  # its label is back
-    doubts = doubts_of(cache)
-    assert not cache.drop(KEY, "u1")
-    assert (doubts, version(cache)) == ([KEY], "c")
-
-
-def test_what_a_read_finds_out_of_sight_is_no_doubt_any_more() -> None:
-    cache = known(thing("a"))
-    cache.read(KEY, thing("b"))
-    doubts = doubts_of(cache)
-    assert not cache.drop(KEY, "u1")
-    assert cache.read(KEY, thing("c"), in_sight=False)
-    assert (doubts, cache.find(KEY)) == ([KEY], None)
-    assert not cache.read(KEY, thing("c"), in_sight=False), "nor does it enter"
-    assert cache.put(thing("d"))
+@pytest.mark.parametrize("case", CASES)
+def test_of_watches_reads_and_own_writes_the_newest_is_known(case: str) -> None:
+    """After a watch has reported version a."""
+    (steps, doubts, newest), cache, doubted = CASES[case], ObjectCache(), list[ObjectKey]()
+    cache.put(thing("a"))
+    cache.on_doubt = doubted.append
+    assert [step(cache) for step, _ in steps] == [changes for _, changes in steps]
+    assert (doubted, version(cache) if newest else cache.find(KEY)) == ([KEY] * doubts, newest)
 
 
 def test_a_new_object_of_the_same_name_is_reported_after_the_end_of_the_old_one() -> None:
@@ -234,8 +206,7 @@ def identities(**versions: str) -> dict[ObjectKey, tuple[str, str | None]]:
 
 def test_a_list_finds_what_is_new_what_has_changed_and_what_is_gone() -> None:
     before = identities(a="5", b="4", d="3")
-    found = missed(identities(a="5", b="6", c="7"), before, before)
-    assert sorted(key.name for key in found) == ["b", "c", "d"]
+    assert sorted(key.name for key in missed(identities(a="5", b="6", c="7"), before, before)) == ["b", "c", "d"]
 
 
 def test_what_a_watch_has_reported_since_the_list_is_not_missed() -> None:

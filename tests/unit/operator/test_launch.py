@@ -13,6 +13,7 @@ from weft_operator.core import (
     ADVANCED,
     EnsureRunner,
     Pool,
+    RunnerConfig,
     RunnerDefaults,
     group_of,
     make_pod_template,
@@ -40,9 +41,12 @@ def pool_of(
     return parse_pool(manifest)
 
 
+def settings_of(wanted: RunnerConfig) -> Any:
+    return parse_settings([f"--{name}={value}" for name, value in (ADDRESSES | dict(wanted.flags)).items()])
+
+
 def test_a_runner_has_flags_for_all_that_the_advanced_block_of_its_pool_says_of_it():
-    flags = dict(make_runner_config(pool_of(token_time_ms=45, maxSequences=7, maxBatchTokens=99), BASE).flags)
-    settings = parse_settings([f"--{name}={value}" for name, value in (ADDRESSES | flags).items()])
+    settings = settings_of(make_runner_config(pool_of(token_time_ms=45, maxSequences=7, maxBatchTokens=99), BASE))
     assert (settings.max_sequences, settings.max_batch_tokens, settings.token_time_ms) == (7, 99, 45)
 
 
@@ -56,16 +60,15 @@ def test_a_runner_has_flags_for_all_that_the_advanced_block_of_its_pool_says_of_
     ],
 )
 def test_a_runner_has_flags_for_how_its_pool_splits_the_model(parallelism: dict[str, int], flags: dict[str, int]):
-    told = dict(make_runner_config(pool_of(parallelism=parallelism), BASE).flags)
-    assert {name: value for name, value in told.items() if name.endswith("-parallel")} == flags
-    settings = parse_settings([f"--{name}={value}" for name, value in (ADDRESSES | told).items()])
+    wanted = make_runner_config(pool_of(parallelism=parallelism), BASE)
+    assert {name: value for name, value in wanted.flags if name.endswith("-parallel")} == flags
+    settings = settings_of(wanted)
     assert (settings.tensor_parallel, settings.pipeline_parallel) == tuple(parallelism.values())
 
 
 def test_a_runner_has_a_flag_for_the_name_that_its_base_is_served_under():
     pool = pool_of()
-    flags = dict(make_runner_config(pool, BASE).flags)
-    settings = parse_settings([f"--{name}={value}" for name, value in (ADDRESSES | flags).items()])
+    settings = settings_of(make_runner_config(pool, BASE))
     assert settings.model_name == pool.model_name
     assert pool.model_name != str(pool.meta.ref)
 
@@ -75,8 +78,7 @@ def test_a_runner_is_started_with_the_phase_of_its_group():
     pool = pool_of(groups=groups)
     named = [group_of(index, pool.groups) for index in range(4)]
     assert [group.name for group in named] == ["b", "a", "a", "b"], "the next runner of a growing pool is of that group"
-    flags = [dict(make_runner_config(pool, BASE, group).flags) for group in named]
-    settings = [parse_settings([f"--{name}={value}" for name, value in (ADDRESSES | of).items()]) for of in flags]
+    settings = [settings_of(make_runner_config(pool, BASE, group)) for group in named]
     assert [one.role for one in settings] == ["any", "prompt", "prompt", "any"]
 
 
@@ -98,7 +100,7 @@ def test_a_pool_without_a_number_of_pages_leaves_it_to_its_runner_where_that_has
 ):
     memory = {} if fraction is None else {"fraction": fraction}
     wanted = make_runner_config(pool_of(spec={"memory": memory}, kvPages=pages), BASE)
-    pod = parse_settings([f"--{name}={value}" for name, value in (ADDRESSES | dict(wanted.flags)).items()])
+    pod = settings_of(wanted)
     assert (pod.kv_pages, pod.kv_memory_fraction) == in_a_pod
     machine = Machine(tmp_path, "127.0.0.1:3", "http://127.0.0.1:4")
     program = runner_program(EnsureRunner(wanted.pool, 0, wanted), machine, (1, 2, 3))
@@ -162,8 +164,7 @@ def test_pods_ask_for_the_disk_that_their_folders_may_hold_unless_their_resource
         "requests": {"ephemeral-storage": str(20 * GIB)},
         "limits": {"memory": "8Gi", "ephemeral-storage": str(21 * GIB)},
     }
-    both = resources({}, **cache, memory={"offload": offload})
-    assert both["requests"] == {"ephemeral-storage": str(30 * GIB)}
+    assert resources({}, **cache, memory={"offload": offload})["requests"] == {"ephemeral-storage": str(30 * GIB)}
     assert resources({"resources": limits}) == limits, "without a size nothing is known"
     for own in ({"limits": {"ephemeral-storage": "5Gi"}}, {"requests": {"ephemeral-storage": 0}}):
         assert resources({"resources": own}, **cache) == own
@@ -177,13 +178,12 @@ def test_a_pool_that_offloads_starts_its_runners_with_the_budgets_and_a_volume_o
     sparse = {"sparseAttention": "TopK"}
     manifest = stored(pool_object(memory={"offload": offload}, parallelism=parallelism, advanced=sparse))
     wanted = make_runner_config(parse_pool(manifest), BASE)
-    settings = parse_settings([f"--{name}={value}" for name, value in (ADDRESSES | dict(wanted.flags)).items()])
+    settings = settings_of(wanted)
     assert (settings.offload.device_bytes, settings.offload.disk_bytes) == (4 << 30, 20 << 30)
     assert settings.offload.host_bytes == 1 << 30
     assert (str(settings.offload.path), settings.dtype, settings.kv_dtype) == ("/mnt/weft", "int4", "int4")
     limits = {name: manifest["spec"]["advanced"].pop(name) for name in ("kvPages", "maxSequences", "maxBatchTokens")}
-    free = dict(make_runner_config(parse_pool(manifest), BASE).flags)
-    found = parse_settings([f"--{name}={value}" for name, value in (ADDRESSES | free).items()])
+    found = settings_of(make_runner_config(parse_pool(manifest), BASE))
     assert (found.finds_policy, found.kv_pages, found.max_sequences, found.max_batch_tokens) == (True, 0, 0, 0)
     manifest["spec"]["advanced"] |= limits
     assert (settings.kv_pages, settings.max_sequences, settings.max_batch_tokens) == (1024, 32, 512)

@@ -14,18 +14,6 @@ from weft_operator.core import DesiredState, Policy, Resolution, ResolveRequest,
 from weft_operator.local import ObjectStore
 
 
-async def test_a_start_publishes_nothing_before_everything_that_is_known() -> None:
-    async with operator() as op:
-        await op.serve("upper", "lower")
-        store = op.store
-    depot = FakeDepot()
-    depot.down = True  # not even the depot is needed to serve what was served
-    again = ObjectStore(lambda: 1e9, store.objects(), store.version)
-    async with operator(again, depot) as op:
-        await op.until(adapter_ref("lower"), "Ready", "True", "Published")
-        await op.until(adapter_ref("upper"), "Ready", "True", "Published")
-
-
 async def test_a_depot_that_is_down_changes_nothing_and_is_found_again() -> None:
     async with operator() as op:
         op.depot.down = True
@@ -33,14 +21,6 @@ async def test_a_depot_that_is_down_changes_nothing_and_is_found_again() -> None
         await op.until(pool_ref(), "Fetched", "Unknown", "Resolving")
         op.depot.down = False
         await op.until(pool_ref(), "Fetched", "True", "Fetched")
-
-
-async def test_a_write_that_fails_is_planned_again_and_disturbs_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "MIN_PAUSE_S", 0.001)
-    async with operator() as op:
-        op.backend.break_next = 4
-        await op.serve("upper")
-        assert op.backend.break_next == 0
 
 
 async def test_a_deleted_adapter_leaves_the_registry_and_its_source_alone() -> None:
@@ -77,8 +57,7 @@ async def test_what_drains_one_after_the_other_is_dropped_with_a_few_lists(monke
     retention.last_sent = frozenset()
     for number in range(200):
         retention.left(digest("a") + str(number), now, number / 1000)
-    work = Resolver(depot, state, clock=time.time, mark=lambda _: None)
-    keeping, lists = asyncio.create_task(work.run_gc()), 0
+    keeping, lists = asyncio.create_task(Resolver(depot, state, clock=time.time, mark=lambda _: None).run_gc()), 0
     try:
         async with asyncio.timeout(PATIENCE_S):
             while retention.until:
@@ -105,8 +84,7 @@ async def test_watched_sources_are_asked_about_together_and_planned_on_change(mo
         reconciles = op.metrics.reconciles["LoRAAdapter"]
         for _ in range(3):
             await op.depot.until_looked(all_of_them)
-        assert op.depot.asked == []
-        assert op.metrics.reconciles["LoRAAdapter"] == reconciles
+        assert (op.depot.asked, op.metrics.reconciles["LoRAAdapter"]) == ([], reconciles)
         op.depot.contents["file:a7"] = replace(verified("d"), watch="a7, edited")
         op.depot.edited = {"a7"}
         await op.until_digest(adapter_ref("a7"), digest("d"))
@@ -120,8 +98,7 @@ async def test_an_object_that_leaves_while_its_source_is_asked_about_does_not_en
     request = ResolveRequest("adapter", "file:a", "acme")
     state.observed.resolutions["uid"] = Resolution(request, replace(verified("a"), watch="a"))
     depot.edited = {"a"}
-    work = Resolver(depot, state, clock=time.time, mark=lambda _: None)
-    watching = asyncio.create_task(work.watch())
+    watching = asyncio.create_task(Resolver(depot, state, clock=time.time, mark=lambda _: None).watch())
     try:
         async with asyncio.timeout(PATIENCE_S):
             for _ in range(3):

@@ -46,8 +46,7 @@ from weft_operator.core import (
 
 
 def test_a_pool_and_its_adapters_become_ready(serving: World) -> None:
-    assert serving.condition(pool_ref(), "Available") == ("True", "RunnersReady")
-    assert serving.condition(pool_ref(), "Progressing") == ("False", "RunnersReady")
+    serving.check(pool_ref(), Available="True RunnersReady", Progressing="False RunnersReady")
     assert serving.condition(adapter_ref("upper"), "Ready") == ("True", "Published")
     assert serving.status(pool_ref())["adapters"] == {"total": 2, "ready": 2}
     assert serving.status(adapter_ref("upper"))["digest"] == digest("a")
@@ -57,8 +56,7 @@ def test_a_pool_and_its_adapters_become_ready(serving: World) -> None:
 def test_an_unchanged_source_is_asked_for_again_and_writes_nothing(serving: World) -> None:
     writes, asked = serving.status_writes, len(serving.asked)
     serving.wait(2.1)
-    assert len(serving.asked) == asked + 3
-    assert serving.status_writes == writes
+    assert (len(serving.asked), serving.status_writes) == (asked + 3, writes)
 
 
 def test_a_source_named_by_digest_is_not_asked_for_again(world: World) -> None:
@@ -70,23 +68,9 @@ def test_a_source_named_by_digest_is_not_asked_for_again(world: World) -> None:
 
 def test_an_adapter_of_no_pool_has_a_condition_and_is_served_once_the_pool_is_there(world: World) -> None:
     world.settle(adapter_object("upper"))
-    assert world.condition(adapter_ref("upper"), "Accepted") == ("False", "PoolNotFound")
-    assert world.condition(adapter_ref("upper"), "Ready") == ("False", "PoolNotFound")
+    world.check(adapter_ref("upper"), Accepted="False PoolNotFound", Ready="False PoolNotFound")
     world.settle(pool_object())
     assert world.condition(adapter_ref("upper"), "Ready") == ("True", "Published")
-
-
-@pytest.mark.parametrize(
-    ("allowed", "permitted"),
-    [([], {"default"}), (["*"], {"default", "acme"}), (["acme"], {"default", "acme"}), (["globex"], {"default"})],
-)
-def test_a_pool_says_which_namespaces_may_use_it(world: World, allowed: list[str], permitted: set[str]) -> None:
-    namespaces = ("default", "acme")
-    world.settle(pool_object(allowedNamespaces=allowed), *(adapter_object("upper", name) for name in namespaces))
-    for name in namespaces:
-        expected = ("True", "Accepted") if name in permitted else ("False", "NotPermitted")
-        assert world.condition(adapter_ref("upper", name), "Accepted") == expected
-    assert {entry.namespace for entry in world.routed.values()} == permitted
 
 
 def test_of_two_adapters_with_one_name_the_older_has_it(serving: World) -> None:
@@ -129,8 +113,7 @@ def test_a_refused_object_holds_no_name(world: World) -> None:
 
 def test_an_assertion_about_the_base_that_does_not_hold_is_a_mismatch(serving: World) -> None:
     serving.settle(adapter_object("upper", namespace="globex", baseModel="llama"))
-    assert serving.condition(adapter_ref("upper", "globex"), "Validated") == ("False", "BaseMismatch")
-    assert serving.condition(adapter_ref("upper", "globex"), "Ready") == ("False", "BaseMismatch")
+    serving.check(adapter_ref("upper", "globex"), Validated="False BaseMismatch", Ready="False BaseMismatch")
 
 
 def test_who_names_the_base_is_not_asked_what_it_was_trained_on(serving: World) -> None:
@@ -146,8 +129,7 @@ def test_an_adapter_waits_for_its_base(world: World) -> None:
     world.settle(pool_object(), adapter_object("upper"))
     assert world.condition(adapter_ref("upper"), "Ready") == ("False", "BaseNotReady")
     assert world.status(adapter_ref("upper"))["unavailableRunners"] == 0
-    assert world.condition(pool_ref(), "Fetched") == ("False", "SourceNotFound")
-    assert world.condition(pool_ref(), "Available") == ("False", "BaseNotReady")
+    world.check(pool_ref(), Fetched="False SourceNotFound", Available="False BaseNotReady")
 
 
 @pytest.mark.parametrize(
@@ -297,23 +279,12 @@ def ready_generation(world: World) -> int:
 def test_a_source_that_became_bad_leaves_the_old_content_serving(serving: World) -> None:
     serving.contents["file:upper"] = failed("NotFinite", "NaN in layer 3", validated=True)
     serving.wait(2.1)
-    assert serving.condition(adapter_ref("upper"), "Fetched") == ("False", "NotFinite")
-    assert serving.condition(adapter_ref("upper"), "Ready") == ("True", "UpdateFailed")
+    serving.check(adapter_ref("upper"), Fetched="False NotFinite", Ready="True UpdateFailed")
     assert serving.status(adapter_ref("upper"))["digest"] == digest("a")
     serving.contents["file:upper"] = verified("d")
     serving.wait(30)
     assert serving.condition(adapter_ref("upper"), "Fetched") == ("True", "Fetched")
     assert serving.status(adapter_ref("upper"))["digest"] == digest("d")
-
-
-def test_a_failing_source_is_asked_for_more_and_more_slowly(serving: World) -> None:
-    serving.contents["file:upper"] = failed("NotFinite")
-    asked = [0]
-    for _ in range(60):
-        serving.wait(1.0)
-        asked.append(sum(request.uri == "file:upper" for request in serving.asked))
-    assert asked[-1] - asked[30] in (2, 3, 4)  # every 10 s in the end
-    assert asked[30] - asked[0] > 3
 
 
 def many(world: World, count: int) -> World:
@@ -448,8 +419,7 @@ def test_a_scheduler_that_is_away_delays_fewer_replicas_by_a_few_seconds(world: 
     world.scheduler_speaks = False
     world.settle(pool_object(replicas=1, model=pinned))
     assert len(world.observed.runners[pool_ref()]) == 3
-    when = requeue_at(pool_ref(), world.state, world.now)
-    assert when is not None
+    when = world.due(pool_ref())
     assert when <= world.now + ANSWER_S
     world.now = when
     assert stopped(world.step()) == [2, 1]
@@ -478,8 +448,7 @@ def test_a_runner_on_its_way_out_is_neither_counted_nor_stopped_again(world: Wor
 
 
 def autoscaled(low: int, high: int) -> dict[str, object]:
-    scaling = {"minReplicas": low, "maxReplicas": high, "idleSeconds": 60}
-    return pool_object(autoscaling=scaling)
+    return pool_object(autoscaling={"minReplicas": low, "maxReplicas": high, "idleSeconds": 60})
 
 
 def test_an_autoscaled_pool_goes_to_what_the_scheduler_wants_and_to_zero_and_back(world: World) -> None:
@@ -505,16 +474,14 @@ def test_the_status_has_what_the_scheduler_reports_and_keeps_it_while_nobody_say
     split = {"mode": "Split"}
     world.scheduler_speaks, slo = False, {"tokenTimeMs": 50, "admission": "Queue"}
     world.settle(pool_object(memory={"fraction": 0.5}, advanced={"kvPages": None}, slo=slo, phases=split))
-    launch = world.observed.runners[pool_ref()][0].launch
-    flags = dict(launch.flags)
+    flags = dict(world.observed.runners[pool_ref()][0].launch.flags)
     assert (flags["kv-pages"], flags["kv-memory-fraction"]) == (0, 0.5)
     assert not {"kvCache", "slo", "phases"} & world.status(pool_ref()).keys()
     for number in (7, None, 0, 9):
         world.observed.pool_reports.pop(str(pool_ref()), None)
         if number is not None:
             known = (SloAttainment(number, 100, 98), RoleCounts(number, 1, 0, "why")) if number else (None, None)
-            report = PoolStatus(1, 1, (), 1, *known, kv_pages=number)
-            world.observed.pool_reports[str(pool_ref())] = report
+            world.observed.pool_reports[str(pool_ref())] = PoolStatus(1, 1, (), 1, *known, kv_pages=number)
         world.settle()
         status, shown = world.status(pool_ref()), number or 7
         assert status["kvCache"] == {"pages": shown}
@@ -594,9 +561,7 @@ def test_steps_on_the_way_are_written_only_where_they_last(world: World) -> None
     assert "conditions" not in (world.store.get(adapter_ref("slow")).get("status") or {})
     assert world.condition(adapter_ref("quick"), "Ready") == ("True", "Published")
     assert world.status_writes == writes + 3, "the adapter's, and its pool's counts"
-    when = requeue_at(adapter_ref("slow"), world.state, world.now)
-    assert when is not None
-    world.now = when
+    world.now = world.due(adapter_ref("slow"))
     world.answers()
     world.settle()
     assert world.condition(adapter_ref("slow"), "Ready") == ("False", "Resolving")
@@ -637,12 +602,10 @@ def test_a_pool_has_the_defaults_of_its_model_unless_it_ignores_them(world: Worl
 def test_what_of_a_content_is_not_used_is_said_where_it_was_checked(serving: World) -> None:
     for uri, ref, kind in (("file:base", pool_ref(), "Fetched"), ("file:upper", adapter_ref("upper"), "Validated")):
         found = serving.contents[uri]
-        serving.contents[uri] = replace(
-            found, verdict={**(found.verdict or {}), "warnings": ["top_p is 5", "and more"]}
-        )
+        serving.contents[uri] = replace(found, verdict={**(found.verdict or {}), "warnings": ["top_p is 5", "more"]})
         serving.wait(2.1)
         said = next(c for c in serving.status(ref)["conditions"] if c["type"] == kind)
-        assert (said["status"], said["message"].partition("; ")[2]) == ("True", "top_p is 5; and more")
+        assert (said["status"], said["message"].partition("; ")[2]) == ("True", "top_p is 5; more")
 
 
 @pytest.mark.parametrize(
@@ -793,13 +756,6 @@ def test_a_new_leader_asks_the_hub_for_nothing_that_is_known(world: World) -> No
     assert [request.uri for request in after.asked] == ["hf:acme/bad", "hf:acme/good"]
 
 
-def test_a_remote_source_that_fails_is_asked_for_ever_less_often(world: World) -> None:
-    world.settle(pool_object(), adapter_object("upper", source={"uri": "hf:acme/upper"}))
-    for _ in range(720):
-        world.wait(10.0)
-    assert 10 <= Counter(request.uri for request in world.asked)["hf:acme/upper"] <= 20
-
-
 def pages(runner: RunnerProcess) -> object:
     return dict(runner.launch.flags)["kv-pages"]
 
@@ -825,8 +781,7 @@ def test_runners_that_cannot_start_are_replaced_at_once(world: World) -> None:
     runners.update({i: replace(runner, state="CrashLoop", message="no memory") for i, runner in runners.items()})
     world.observed.pool_reports[str(pool_ref())] = PoolStatus(0)
     world.apply(pool_object(replicas=2, advanced={"kvPages": 16}))
-    starts = [action.index for action in world.plan() if isinstance(action, EnsureRunner)]
-    assert starts == [0, 1]
+    assert [action.index for action in world.plan() if isinstance(action, EnsureRunner)] == [0, 1]
 
 
 def test_a_crash_loop_is_reported_with_its_last_words(world: World) -> None:
@@ -834,10 +789,8 @@ def test_a_crash_loop_is_reported_with_its_last_words(world: World) -> None:
     runners = world.observed.runners[pool_ref()]
     runners[0] = RunnerProcess(runners[0].launch, "CrashLoop", "exit code 1: out of memory")
     world.settle()
-    assert world.condition(pool_ref(), "Available") == ("False", "NoReadyRunner")
-    assert world.condition(pool_ref(), "Progressing") == ("False", "CrashLoop")
-    messages = [c["message"] for c in world.status(pool_ref())["conditions"]]
-    assert "exit code 1: out of memory" in messages
+    world.check(pool_ref(), Available="False NoReadyRunner", Progressing="False CrashLoop")
+    assert "exit code 1: out of memory" in [c["message"] for c in world.status(pool_ref())["conditions"]]
 
 
 def test_an_adapter_that_no_runner_can_load_is_not_ready(serving: World) -> None:
@@ -900,8 +853,7 @@ def test_a_pool_is_ready_once_every_wanted_runner_serves(world: World) -> None:
     runners[0] = replace(runners[0], state="Ready")
     world.answers()
     world.settle()
-    assert world.condition(pool_ref(), "Available") == ("True", "RunnersReady")
-    assert world.condition(pool_ref(), "Ready") == ("False", "Converging")
+    world.check(pool_ref(), Available="True RunnersReady", Ready="False Converging")
     runners[1] = replace(runners[1], state="Ready")
     world.answers()
     world.settle()
@@ -918,8 +870,7 @@ def test_runners_of_a_paused_pool_stay_as_they_are_and_adapters_are_served(servi
     serving.apply(adapter_object("new"))
     serving.wait(60)
     assert serving.observed.runners[pool_ref()] == runners
-    assert serving.condition(pool_ref(), "Progressing") == ("Unknown", "Paused")
-    assert serving.condition(pool_ref(), "Ready") == ("False", "Paused")
+    serving.check(pool_ref(), Progressing="Unknown Paused", Ready="False Paused")
     assert serving.condition(adapter_ref("new"), "Ready") == ("True", "Published")
     serving.apply(pool_object(**changed, paused=False))
     serving.wait(60)
@@ -944,8 +895,7 @@ def pool_of_route(world: World) -> str:
 def test_an_adapter_that_moves_is_served_by_the_old_pool_until_the_new_one_takes_requests(world: World) -> None:
     moving(world)
     assert pool_of_route(world) == "default/base"
-    assert world.condition(adapter_ref("upper"), "Fetched") == ("True", "Fetched")
-    assert world.condition(adapter_ref("upper"), "Ready") == ("True", "Published")
+    world.check(adapter_ref("upper"), Fetched="True Fetched", Ready="True Published")
     assert world.status(adapter_ref("upper"))["pool"] == "default/base"
     runners = world.observed.runners[pool_ref("other")]
     runners[0] = replace(runners[0], state="Ready")
@@ -958,8 +908,7 @@ def test_an_adapter_that_moves_is_served_by_the_old_pool_until_the_new_one_takes
 
 @pytest.mark.parametrize(("least", "serves"), [(0, "default/other"), (1, "default/base")])
 def test_a_moved_adapter_is_served_at_once_by_a_pool_that_requests_wake(world: World, least: int, serves: str) -> None:
-    scaling = {"minReplicas": least, "maxReplicas": 3, "idleSeconds": 60}
-    moving(world, autoscaling=scaling)
+    moving(world, autoscaling={"minReplicas": least, "maxReplicas": 3, "idleSeconds": 60})
     assert pool_of_route(world) == serves
 
 
@@ -970,8 +919,7 @@ def test_an_adapter_that_moves_to_a_pool_that_refuses_its_content_stays_where_it
     world.contents["file:upper"] = failed("ShapeMismatch")
     world.settle(adapter_object("upper", pool="default/other"))
     assert pool_of_route(world) == "default/base"
-    assert world.condition(adapter_ref("upper"), "Fetched") == ("False", "ShapeMismatch")
-    assert world.condition(adapter_ref("upper"), "Ready") == ("True", "UpdateFailed")
+    world.check(adapter_ref("upper"), Fetched="False ShapeMismatch", Ready="True UpdateFailed")
     world.contents["file:upper"] = verified("d")
     world.wait(3)
     assert pool_of_route(world) == "default/other"

@@ -118,8 +118,7 @@ def test_a_restart_anywhere_ends_in_the_same_state(history: list[tuple[Any, ...]
         perform(world, operation)
     for _ in range(early):  # crash in the middle of things; an edit nobody has planned for yet is told of nowhere
         world.step()
-    again = world.restarted()
-    assert served(again) == served(world)
+    assert served(world.restarted()) == served(world)
 
 
 def served(world: World) -> tuple[object, ...]:

@@ -13,8 +13,7 @@ def test_a_pool_without_groups_has_one_that_may_be_empty_and_as_large_as_the_poo
 def test_a_spec_is_read_once_a_generation_and_all_else_of_an_object_each_time() -> None:
     before = parse_pool(stored(pool_object()))
     meta = {"uid": before.meta.uid, "generation": 2, "resourceVersion": "2", "finalizers": ["a"]}
-    second = stored(pool_object(drainSeconds=9), **meta) | {"status": {"replicas": 3}}
-    changed = parse(second, before)
+    changed = parse(stored(pool_object(drainSeconds=9), **meta) | {"status": {"replicas": 3}}, before)
     assert isinstance(changed, Pool)
     assert (changed.spec.drain_seconds, changed.meta.finalizers, changed.status) == (9, ("a",), {"replicas": 3})
     third = stored(pool_object(drainSeconds=9), **meta | {"resourceVersion": "3"}) | {"status": {"replicas": 4}}
@@ -22,6 +21,5 @@ def test_a_spec_is_read_once_a_generation_and_all_else_of_an_object_each_time() 
     assert isinstance(later, Pool)
     assert (later.meta.resource_version, later.status) == ("3", {"replicas": 4})
     assert later.spec is changed.spec
-    another = stored(pool_object(drainSeconds=5), **meta | {"uid": "another"})
-    assert isinstance(found := parse(another, later), Pool)
+    assert isinstance(found := parse(stored(pool_object(drainSeconds=5), **meta | {"uid": "another"}), later), Pool)
     assert found.spec.drain_seconds == 5, "an object of the same name that was made anew"

@@ -131,37 +131,36 @@ def test_no_more_runners_are_missing_than_were_and_the_bound_allows(
     assert world.condition(pool_ref(), "Ready") == ("True", "RunnersReady")
 
 
-def test_a_group_waits_until_the_one_before_it_is_ready_and_the_status_says_so() -> None:
-    world = new_world()
+def test_a_group_waits_until_the_one_before_it_is_ready_and_the_status_says_so(cluster: ClusterWorld) -> None:
     groups = [{"name": name, "minRunners": 2} for name in ("a", "b")]
-    started(world, "base", replicas=4, runnerGroups=groups, advanced=OLD)
-    world.cluster.pods_become_ready = False
-    world.settle(pool_object(replicas=4, runnerGroups=groups, advanced=NEW))
-    assert ready(world) == 3
-    words = message(world, pool_ref(), "Progressing")
-    assert words == "group b waits for group a, with 1 of 2 runners ready"
-    assert world.condition(pool_ref(), "Ready") == ("False", "Converging")
-    world.apply(pool_object(replicas=4, runnerGroups=groups, advanced=OLD))  # back: the first group is not stuck
-    world.cluster.pods_become_ready = True
-    world.at_rest()
-    assert ready(world) == 4
+    started(cluster, "base", replicas=4, runnerGroups=groups, advanced=OLD)
+    cluster.cluster.pods_become_ready = False
+    cluster.settle(pool_object(replicas=4, runnerGroups=groups, advanced=NEW))
+    assert ready(cluster) == 3
+    assert message(cluster, pool_ref(), "Progressing") == "group b waits for group a, with 1 of 2 runners ready"
+    assert cluster.condition(pool_ref(), "Ready") == ("False", "Converging")
+    cluster.apply(pool_object(replicas=4, runnerGroups=groups, advanced=OLD))  # back: the first group is not stuck
+    cluster.cluster.pods_become_ready = True
+    cluster.at_rest()
+    assert ready(cluster) == 4
 
 
 @pytest.mark.parametrize(("surge", "changed"), [(0, {"b", "c"}), (1, {"b"}), (2, {"b"})])
-def test_groups_without_a_ready_runner_change_at_once_unless_that_takes_room(surge: int, changed: set[str]) -> None:
+def test_groups_without_a_ready_runner_change_at_once_where_there_is_room(
+    cluster: ClusterWorld, surge: int, changed: set[str]
+) -> None:
     """Such groups serve nobody. With maxSurge each would have runners of both templates."""
-    world = new_world()
     groups = [{"name": name, "minRunners": 1} for name in ("a", "b", "c")]
     spec = {"replicas": 3, "runnerGroups": groups, "rollout": {"maxUnavailable": 1, "maxSurge": surge}}
-    started(world, "base", advanced=OLD, **spec)
-    before = templates(world)
-    world.cluster.pods_become_ready = False
-    for name, pod in world.cluster.pods.items():
-        world.cluster.pods[name] = replace(pod, ready=pod.group == "a")
-    world.answers()
-    world.apply(pool_object(advanced=NEW, **spec))
-    world.step()
-    after = templates(world)
+    started(cluster, "base", advanced=OLD, **spec)
+    before = templates(cluster)
+    cluster.cluster.pods_become_ready = False
+    for name, pod in cluster.cluster.pods.items():
+        cluster.cluster.pods[name] = replace(pod, ready=pod.group == "a")
+    cluster.answers()
+    cluster.apply(pool_object(advanced=NEW, **spec))
+    cluster.step()
+    after = templates(cluster)
     assert {group for group in after if after[group] != before[group]} == changed
 
 
@@ -192,13 +191,12 @@ def test_a_deployment_replaces_its_pods_while_it_gets_on(status: Any, after_s: f
     assert is_replacing({"metadata": {}, "spec": {}, "status": status}, (), START + after_s) == replaces
 
 
-def test_a_group_that_waits_is_scaled_all_the_same() -> None:
-    world = new_world()
+def test_a_group_that_waits_is_scaled_all_the_same(cluster: ClusterWorld) -> None:
     groups = [{"name": name, "minRunners": 2} for name in ("a", "b")]
-    started(world, "base", replicas=4, runnerGroups=groups, advanced=OLD)
-    world.cluster.pods_become_ready = False
-    world.settle(pool_object(replicas=6, runnerGroups=[groups[0], {"name": "b", "minRunners": 4}], advanced=NEW))
-    assert world.sizes(pool_ref()) == {"a": 2, "b": 4}
+    started(cluster, "base", replicas=4, runnerGroups=groups, advanced=OLD)
+    cluster.cluster.pods_become_ready = False
+    cluster.settle(pool_object(replicas=6, runnerGroups=[groups[0], {"name": "b", "minRunners": 4}], advanced=NEW))
+    assert cluster.sizes(pool_ref()) == {"a": 2, "b": 4}
 
 
 def deployment(world: ClusterWorld) -> tuple[ObjectKey, Any]:
@@ -206,157 +204,150 @@ def deployment(world: ClusterWorld) -> tuple[ObjectKey, Any]:
     return key, obj
 
 
-def test_fewer_runners_of_another_template_are_one_write() -> None:
-    world = new_world()
-    started(world, "base", replicas=3, advanced=OLD)
-    before = template_hash(deployment(world)[1])
-    world.apply(pool_object(replicas=1, advanced=NEW))
+def test_fewer_runners_of_another_template_are_one_write(cluster: ClusterWorld) -> None:
+    started(cluster, "base", replicas=3, advanced=OLD)
+    before = template_hash(deployment(cluster)[1])
+    cluster.apply(pool_object(replicas=1, advanced=NEW))
     seen = list[tuple[bool, int]]()
     for _ in range(12):
-        world.step()
-        obj = deployment(world)[1]
+        cluster.step()
+        obj = deployment(cluster)[1]
         seen.append((template_hash(obj) != before, obj["spec"]["replicas"]))
-        world.now += 1
+        cluster.now += 1
     assert list(dict.fromkeys(seen)) == [(False, 3), (True, 1)]
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_fewer_runners_wait_while_they_are_replaced_and_that_gets_on(waits: bool) -> None:
-    world = new_world()
-    started(world, "base", replicas=3, advanced=OLD)
-    world.cluster.pods_become_ready = False
-    world.settle(pool_object(replicas=3, advanced=NEW))
-    key, obj = deployment(world)
-    world.cluster.store(key, {**obj, "status": {"conditions": [GETS_ON]}})
-    world.now = START + (0 if waits else 600)
-    world.apply(pool_object(replicas=2, advanced=NEW))
+def test_fewer_runners_wait_while_they_are_replaced_and_that_gets_on(cluster: ClusterWorld, waits: bool) -> None:
+    started(cluster, "base", replicas=3, advanced=OLD)
+    cluster.cluster.pods_become_ready = False
+    cluster.settle(pool_object(replicas=3, advanced=NEW))
+    key, obj = deployment(cluster)
+    cluster.cluster.store(key, {**obj, "status": {"conditions": [GETS_ON]}})
+    cluster.now = START + (0 if waits else 600)
+    cluster.apply(pool_object(replicas=2, advanced=NEW))
     for _ in range(3):
-        world.now += 0.1
-        world.step()
-    assert deployment(world)[1]["spec"]["replicas"] == (3 if waits else 2)
+        cluster.now += 0.1
+        cluster.step()
+    assert deployment(cluster)[1]["spec"]["replicas"] == (3 if waits else 2)
     if waits:
-        assert "shrinks to 2 of 3 runners once they are replaced" in message(world, pool_ref(), "Progressing")
-    world.cluster.pods_become_ready = True
-    world.at_rest()
-    assert ready(world) == 2
+        assert "shrinks to 2 of 3 runners once they are replaced" in message(cluster, pool_ref(), "Progressing")
+    cluster.cluster.pods_become_ready = True
+    cluster.at_rest()
+    assert ready(cluster) == 2
 
 
-def test_no_runner_at_all_waits_for_nothing() -> None:
-    world = new_world()
-    started(world, "base", replicas=3, advanced=OLD)
-    world.cluster.pods_become_ready = False
-    world.settle(pool_object(replicas=3, advanced=NEW))
-    world.settle(pool_object(replicas=0, advanced=NEW))
-    assert not world.cluster.pods
+def test_no_runner_at_all_waits_for_nothing(cluster: ClusterWorld) -> None:
+    started(cluster, "base", replicas=3, advanced=OLD)
+    cluster.cluster.pods_become_ready = False
+    cluster.settle(pool_object(replicas=3, advanced=NEW))
+    cluster.settle(pool_object(replicas=0, advanced=NEW))
+    assert not cluster.cluster.pods
 
 
 @pytest.mark.parametrize("pods", [1, 2])
-def test_a_new_version_comes_pool_by_pool_and_one_that_does_not_come_up_stops_it(pods: int) -> None:
-    world, grid = new_world(), {"tensor": pods, "pipeline": 1, "podsPerRunner": pods}
-    started(world, "one", "two", "three", replicas=2, parallelism=grid)
-    world.policy = Policy(defaults=NEXT, resolve_period_s=60.0)
-    world.cluster.pods_become_ready = False
+def test_a_new_version_comes_pool_by_pool_and_one_that_does_not_come_stops_it(cluster: ClusterWorld, pods: int) -> None:
+    grid = {"tensor": pods, "pipeline": 1, "podsPerRunner": pods}
+    started(cluster, "one", "two", "three", replicas=2, parallelism=grid)
+    cluster.policy = Policy(defaults=NEXT, resolve_period_s=60.0)
+    cluster.cluster.pods_become_ready = False
     for _ in range(6):
-        world.step()
+        cluster.step()
     names = ("one", "two", "three")
-    assert [ready(world, name) for name in names] == [pods, 2 * pods, 2 * pods]
-    words = message(world, pool_ref("two"), "Progressing")
+    assert [ready(cluster, name) for name in names] == [pods, 2 * pods, 2 * pods]
+    words = message(cluster, pool_ref("two"), "Progressing")
     assert words.endswith("waits for ServingPool default/one, whose runners have to be ready first"), words
-    assert requeue_at(pool_ref("two"), world.state, world.now) == world.now + RETRY_S
-    world.apply(pool_object("three", replicas=2, parallelism=grid, advanced=NEW))  # its own change waits for nobody
-    world.step()
-    world.step()
-    assert [ready(world, name) for name in names] == [pods, 2 * pods, pods]
-    world.cluster.pods_become_ready = True
+    assert cluster.due(pool_ref("two")) == cluster.now + RETRY_S
+    cluster.apply(pool_object("three", replicas=2, parallelism=grid, advanced=NEW))  # its own change waits for nobody
+    cluster.step()
+    cluster.step()
+    assert [ready(cluster, name) for name in names] == [pods, 2 * pods, pods]
+    cluster.cluster.pods_become_ready = True
     for _ in range(40):
-        world.step()
-        assert sum(ready(world, name) < 2 * pods for name in names) <= 2
-        assert min(ready(world, name) for name in names) >= pods
-    assert [images(world, name) for name in names] == [{NEXT.image}] * 3
-    world.at_rest()
+        cluster.step()
+        assert sum(ready(cluster, name) < 2 * pods for name in names) <= 2
+        assert min(ready(cluster, name) for name in names) >= pods
+    assert [images(cluster, name) for name in names] == [{NEXT.image}] * 3
+    cluster.at_rest()
 
 
 @pytest.mark.parametrize("at_a_time", [1, 2, 0])
-def test_no_more_pools_are_replaced_at_a_time_than_the_platform_allows(at_a_time: int) -> None:
-    world = new_world()
+def test_no_more_pools_are_replaced_at_a_time_than_the_platform_allows(cluster: ClusterWorld, at_a_time: int) -> None:
     names = ("a", "b", "c", "d")
-    started(world, *names, replicas=2)
-    world.policy = Policy(defaults=replace(NEXT, pools_at_a_time=at_a_time))
+    started(cluster, *names, replicas=2)
+    cluster.policy = Policy(defaults=replace(NEXT, pools_at_a_time=at_a_time))
     most = 0
     for _ in range(60):
-        world.step()
-        most = max(most, sum(ready(world, name) < 2 for name in names))
+        cluster.step()
+        most = max(most, sum(ready(cluster, name) < 2 for name in names))
     assert most == (at_a_time or 4)
-    assert [images(world, name) for name in names] == [{NEXT.image}] * 4
+    assert [images(cluster, name) for name in names] == [{NEXT.image}] * 4
 
 
-def test_a_pool_that_is_paused_or_broken_keeps_no_other_from_a_new_version() -> None:
-    world = new_world()
-    started(world, "broken", "good", "paused", replicas=2)
-    world.apply(pool_object("paused", replicas=2, paused=True))
-    broken = {name for name, pod in world.cluster.pods.items() if pod.pool == pool_ref("broken")}
-    world.cluster.pods_become_ready = False
+def test_a_pool_that_is_paused_or_broken_keeps_no_other_from_a_new_version(cluster: ClusterWorld) -> None:
+    started(cluster, "broken", "good", "paused", replicas=2)
+    cluster.apply(pool_object("paused", replicas=2, paused=True))
+    broken = {name for name, pod in cluster.cluster.pods.items() if pod.pool == pool_ref("broken")}
+    cluster.cluster.pods_become_ready = False
     for name in broken:
-        world.cluster.pods[name] = replace(world.cluster.pods[name], ready=False)
-    world.answers()
-    world.policy = Policy(defaults=NEXT, resolve_period_s=60.0)
+        cluster.cluster.pods[name] = replace(cluster.cluster.pods[name], ready=False)
+    cluster.answers()
+    cluster.policy = Policy(defaults=NEXT, resolve_period_s=60.0)
     for _ in range(20):
-        for name, pod in world.cluster.pods.items():
-            world.cluster.pods[name] = replace(pod, ready=pod.pool != pool_ref("broken"))
-        world.step()
-    assert images(world, "good") == {NEXT.image}
-    assert images(world, "paused") == {SITE.image}
-    assert requeue_at(pool_ref("paused"), world.state, world.now) != world.now + RETRY_S
+        for name, pod in cluster.cluster.pods.items():
+            cluster.cluster.pods[name] = replace(pod, ready=pod.pool != pool_ref("broken"))
+        cluster.step()
+    assert images(cluster, "good") == {NEXT.image}
+    assert images(cluster, "paused") == {SITE.image}
+    assert requeue_at(pool_ref("paused"), cluster.state, cluster.now) != cluster.now + RETRY_S
 
 
-def test_a_rollout_that_begins_says_that_no_runner_is_of_the_new_template() -> None:
-    world = new_world()
-    started(world, "base", replicas=3, advanced=OLD)
-    world.apply(pool_object(replicas=3, advanced=NEW))
-    said = [str(action) for action in world.plan() if isinstance(action, SetStatus)]
+def test_a_rollout_that_begins_says_that_no_runner_is_of_the_new_template(cluster: ClusterWorld) -> None:
+    started(cluster, "base", replicas=3, advanced=OLD)
+    cluster.apply(pool_object(replicas=3, advanced=NEW))
+    said = [str(action) for action in cluster.plan() if isinstance(action, SetStatus)]
     assert any(": 0 of 3 are of the new template" in status for status in said), said
 
 
-def test_before_the_first_pool_has_begun_the_others_wait_for_it_by_name() -> None:
-    world = new_world()
-    started(world, "one", "two", replicas=2)
-    world.policy = Policy(defaults=NEXT)
-    said = [str(action) for action in world.plan() if isinstance(action, SetStatus) and action.ref == pool_ref("two")]
+def test_before_the_first_pool_has_begun_the_others_wait_for_it_by_name(cluster: ClusterWorld) -> None:
+    started(cluster, "one", "two", replicas=2)
+    cluster.policy = Policy(defaults=NEXT)
+    said = [str(action) for action in cluster.plan() if isinstance(action, SetStatus) and action.ref == pool_ref("two")]
     assert ["waits for ServingPool default/one," in status for status in said] == [True]
 
 
-def test_a_new_pool_of_runners_of_several_pods_keeps_no_other_from_a_new_version() -> None:
-    world = new_world()
-    started(world, "base", replicas=2)
-    world.policy = Policy(defaults=NEXT)
-    world.apply(pool_object("new", parallelism={"tensor": 2, "pipeline": 1, "podsPerRunner": 2}))
-    assert any(NEXT.image in str(action) for action in world.plan()), "the new one has not even a status"
+def test_a_new_pool_of_runners_of_several_pods_keeps_no_other_from_a_new_version(cluster: ClusterWorld) -> None:
+    started(cluster, "base", replicas=2)
+    cluster.policy = Policy(defaults=NEXT)
+    cluster.apply(pool_object("new", parallelism={"tensor": 2, "pipeline": 1, "podsPerRunner": 2}))
+    assert any(NEXT.image in str(action) for action in cluster.plan()), "the new one has not even a status"
 
 
 @pytest.mark.parametrize("is_seen", [True, False])
 @pytest.mark.parametrize("spec", [{}, {"parallelism": {"tensor": 2, "pipeline": 1, "podsPerRunner": 2}}])
-def test_from_the_first_status_of_a_template_a_pool_is_not_ready_until_all_have_it(spec: Any, is_seen: bool) -> None:
+def test_from_the_first_status_of_a_template_a_pool_is_not_ready_until_all_have_it(
+    cluster: ClusterWorld, spec: Any, is_seen: bool
+) -> None:
     """Nor where the scheduler's report still counts runners whose pods are not ready any more."""
-    world = new_world()
-    started(world, "base", replicas=2, advanced=OLD, **spec)
-    world.cluster.pods = {name: replace(pod, ready=is_seen) for name, pod in world.cluster.pods.items()}
-    world.cluster.seen_by(world.observed)
-    world.apply(pool_object(replicas=2, advanced=NEW, **spec))
+    started(cluster, "base", replicas=2, advanced=OLD, **spec)
+    cluster.cluster.pods = {name: replace(pod, ready=is_seen) for name, pod in cluster.cluster.pods.items()}
+    cluster.cluster.seen_by(cluster.observed)
+    cluster.apply(pool_object(replicas=2, advanced=NEW, **spec))
     told = list[str]()
     for _ in range(40):
-        world.step()
-        told.append(world.condition(pool_ref(), "Ready")[0])
+        cluster.step()
+        told.append(cluster.condition(pool_ref(), "Ready")[0])
     assert (told[0], told[-1]) == ("False", "True")
     assert told == sorted(told)
 
 
-def test_runners_of_several_pods_stay_where_a_change_is_not_of_their_pods() -> None:
+def test_runners_of_several_pods_stay_where_a_change_is_not_of_their_pods(cluster: ClusterWorld) -> None:
     """Only the scheduler reads a change of the phases; what is noted at the runners' objects follows."""
-    world, spec = new_world(), {"parallelism": {"tensor": 1, "pipeline": 2, "podsPerRunner": 2}, "replicas": 2}
-    started(world, "base", **spec)
-    before = {key: obj["metadata"]["uid"] for key, obj in world.cluster.objects.items()}
+    spec = {"parallelism": {"tensor": 1, "pipeline": 2, "podsPerRunner": 2}, "replicas": 2}
+    started(cluster, "base", **spec)
+    before = {key: obj["metadata"]["uid"] for key, obj in cluster.cluster.objects.items()}
     phases = {"mode": "Split"}
-    world.apply(pool_object(phases=phases, **spec))
-    world.at_rest()
-    assert {key: obj["metadata"]["uid"] for key, obj in world.cluster.objects.items()} == before
-    assert world.plan() == []
+    cluster.apply(pool_object(phases=phases, **spec))
+    cluster.at_rest()
+    assert {key: obj["metadata"]["uid"] for key, obj in cluster.cluster.objects.items()} == before
+    assert cluster.plan() == []

@@ -64,7 +64,6 @@ def test_a_runner_is_a_set_of_pods_and_is_counted_once(pool: ClusterWorld) -> No
     assert pool.condition(pool_ref(), "Progressing") == ("False", "RunnersReady")
     requests = pool.cluster.requests
     after = pool.restarted()
-    assert isinstance(after, ClusterWorld)
     after.policy = pool.policy
     after.at_rest()
     assert after.cluster.requests == requests
@@ -160,8 +159,7 @@ def test_runners_of_a_group_that_is_no_longer_named_go_as_others_become_ready(po
         pool.step()
         fewest = min(fewest, len(pool.ready_names(pool_ref())))
     assert fewest >= 4, "a runner at a time"
-    labels = [obj["metadata"]["labels"]["serving.weft.dev/group"] for obj in sets(pool).values()]
-    assert labels == ["new", "new"]
+    assert [obj["metadata"]["labels"]["serving.weft.dev/group"] for obj in sets(pool).values()] == ["new", "new"]
 
 
 def test_a_runner_that_the_api_server_refuses_is_reported(pool: ClusterWorld) -> None:

@@ -25,8 +25,7 @@ def test_no_port_is_given_out_twice() -> None:
 
 def test_only_the_latest_reservations_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft_operator.local.sockets.RESERVED", 2)
-    first = PortSource(Random(1))
-    given = first(3)
+    given = PortSource(Random(1))(3)
     assert set(PortSource(Random(1))(1)) & set(given) == {given[0]}
 
 

@@ -122,8 +122,7 @@ def test_who_edits_labels_is_not_warned_again() -> None:
 
 @pytest.mark.parametrize(("replicas", "warns"), [(1, True), (2, False)])
 def test_a_split_pool_of_fewer_runners_than_its_phases_want_is_warned_of(replicas: int, warns: bool) -> None:
-    phases = {"mode": "Split"}
-    review = reviewed(Wish("", (), pool_object("chat", replicas=replicas, phases=phases)))
+    review = reviewed(Wish("", (), pool_object("chat", replicas=replicas, phases={"mode": "Split"})))
     assert any(warning.startswith("phases: ") for warning in review.warnings) == warns
 
 

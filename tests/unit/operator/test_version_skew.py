@@ -48,8 +48,7 @@ def test_what_was_served_of_an_object_that_cannot_be_read_stays_and_nobody_else_
     unreadable(world)
     assert isinstance(parse(world.store.get(pool_ref())), Malformed)
     world.settle()
-    assert world.condition(pool_ref(), "Accepted") == ("False", "InvalidSpec")
-    assert world.condition(pool_ref(), "Available") == ("True", "RunnersReady")
+    world.check(pool_ref(), Accepted="False InvalidSpec", Available="True RunnersReady")
     assert (world.routed, world.observed.runners) == (routed, runners)
     for name in ("upper", "lower"):
         assert world.condition(adapter_ref(name), "Ready") == ("True", "Published")

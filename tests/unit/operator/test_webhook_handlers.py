@@ -64,11 +64,9 @@ def test_the_handlers_are_for_writes_of_the_objects_themselves() -> None:
 def test_the_chart_asks_on_these_paths() -> None:
     """kopf admits what is asked on a path that it does not know, so a wrong one would switch the rules off."""
     objects = [obj for obj in yaml.safe_load_all(GOLDEN.read_text()) if obj]
-    (configuration,) = [obj for obj in objects if obj["kind"] == "ValidatingWebhookConfiguration"]
-    asked = {
-        hook["rules"][0]["resources"][0]: hook["clientConfig"]["service"]["path"] for hook in configuration["webhooks"]
-    }
-    assert asked == PATHS
-    for hook in configuration["webhooks"]:
+    (hooks,) = [obj["webhooks"] for obj in objects if obj["kind"] == "ValidatingWebhookConfiguration"]
+    assert {hook["rules"][0]["resources"][0]: hook["clientConfig"]["service"]["path"] for hook in hooks} == PATHS
+    for hook in hooks:
         assert (hook["failurePolicy"], hook["sideEffects"], hook["timeoutSeconds"]) == ("Fail", "None", 2)
-        assert hook["rules"][0]["operations"] == ["CREATE", "UPDATE"]
+        (rule,) = hook["rules"]
+        assert (rule["apiGroups"], rule["operations"]) == (["serving.weft.dev"], ["CREATE", "UPDATE"])

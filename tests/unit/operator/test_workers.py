@@ -24,7 +24,9 @@ def with_version(obj: Any, version: object) -> Any:
     return {**obj, "metadata": {**obj["metadata"], "resourceVersion": str(version)}}
 
 
-def idle_controller() -> Controller:
+@pytest.fixture
+def controller() -> Controller:
+    """It does not run."""
     return Controller(FakeBackend(ObjectStore(lambda: 1e9)), FakeDepot(), FakeRegistry(), desired=DesiredState())
 
 
@@ -68,23 +70,23 @@ async def test_a_write_that_hangs_keeps_only_its_own_object_waiting() -> None:
 
 
 async def test_the_scheduler_gets_everything_before_anything_is_written() -> None:
+    names = ("upper", "lower")
     async with operator() as op:
-        op.store.apply(pool_object())
-        op.store.apply(adapter_object("upper"))
-        await op.until(adapter_ref("upper"), "Ready", "True", "Published")
+        await op.serve(*names)
         store = ObjectStore(lambda: 1e9, op.store.objects(), op.store.version)
     depot = FakeDepot()
-    depot.down = True
+    depot.down = True  # not even the depot is needed to serve what was served
     async with operator(store, depot) as op:
         op.backend.gate = asyncio.Event()
         await asyncio.sleep(0)
         assert op.registry.started
-        assert op.registry.names == {adapter_ref("upper"): "acme/upper"}
+        assert op.registry.names == {adapter_ref(name): f"acme/{name}" for name in names}
         assert not op.controller.planned.is_set()
         op.backend.gate.set()
         async with asyncio.timeout(PATIENCE_S):
             await op.controller.planned.wait()
-        await op.until(adapter_ref("upper"), "Ready", "True", "Published")
+        for name in names:
+            await op.until(adapter_ref(name), "Ready", "True", "Published")
 
 
 async def test_an_empty_world_is_planned_at_once() -> None:
@@ -92,16 +94,14 @@ async def test_an_empty_world_is_planned_at_once() -> None:
         await op.controller.planned.wait()
 
 
-def test_versions_are_taken_in_the_order_of_events() -> None:
-    controller = idle_controller()
+def test_versions_are_taken_in_the_order_of_events(controller: Controller) -> None:
     for generation, version in enumerate(("b", "a"), 1):
         named = adapter_object("upper", modelName=version)
         controller.on_object(stored(named, resourceVersion=version, generation=generation))
     assert controller.state.desired.adapters[adapter_ref("upper")].model_name == "a"
 
 
-def test_the_end_of_an_object_before_this_one_is_no_end_of_this_one() -> None:
-    controller = idle_controller()
+def test_the_end_of_an_object_before_this_one_is_no_end_of_this_one(controller: Controller) -> None:
     old = stored(adapter_object("upper"), uid="old", resourceVersion="5")
     controller.on_object(old)
     controller.on_object(stored(adapter_object("upper"), uid="new", resourceVersion="7"))
@@ -113,9 +113,7 @@ def test_the_end_of_an_object_before_this_one_is_no_end_of_this_one() -> None:
 
 async def test_what_is_done_is_counted() -> None:
     async with operator(period_s=60.0) as op:
-        op.store.apply(pool_object())
-        op.store.apply(adapter_object("upper"))
-        await op.until(adapter_ref("upper"), "Ready", "True", "Published")
+        await op.serve("upper")
         await ready(op)
         assert op.metrics.writes["EnsureRunner"] == 1
         assert op.metrics.writes["SetStatus"] >= 2
@@ -123,17 +121,16 @@ async def test_what_is_done_is_counted() -> None:
         assert op.metrics.failures.total() == 0
 
 
-async def test_a_conflict_is_no_failure_and_a_bug_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_conflict_is_no_failure_a_bug_is_one_both_are_planned_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "MIN_PAUSE_S", 0.001)
     async with operator(period_s=60.0) as op:
         op.backend.break_next = 4  # conflicts and bugs in turn
-        op.store.apply(pool_object())
-        await op.until(pool_ref(), "Available", "True", "RunnersReady")
-        assert op.metrics.failures == {"ServingPool": 2}
+        await op.serve("upper")
+        assert op.backend.break_next == 0
+        assert op.metrics.failures.total() == 2
 
 
-def test_children_and_pods_are_distinguished_from_what_is_known() -> None:
-    controller = idle_controller()
+def test_children_and_pods_are_distinguished_from_what_is_known(controller: Controller) -> None:
     pod = Pod("p", "u1", "runners", "Ready", cost=-1)
     controller.state.expectations.deletion_costs["u1"] = (-1, 0.0)
     controller.on_pod(pool_ref(), "p", pod)
@@ -149,8 +146,7 @@ def test_children_and_pods_are_distinguished_from_what_is_known() -> None:
     assert (observed.pods, observed.children, controller.state.expectations.applied) == ({}, {}, {})
 
 
-def test_a_deleted_adapter_is_gone_by_the_schedulers_last_word_and_no_other() -> None:
-    controller = idle_controller()
+def test_a_deleted_adapter_is_gone_by_the_schedulers_last_word_and_no_other(controller: Controller) -> None:
     obj = stored(adapter_object("upper"), uid="u1", finalizers=[FINALIZER], deletionTimestamp="2026-01-02T00:00:00Z")
     controller.on_object(obj)
     controller.state.expectations.unloading.add("u1")
@@ -164,7 +160,6 @@ def test_a_deleted_adapter_is_gone_by_the_schedulers_last_word_and_no_other() ->
     assert (controller.state.observed.unloaded, controller.state.expectations.unloading) == (set(), set())
 
 
-def test_a_late_word_on_a_pool_that_was_withdrawn_is_not_about_the_next_of_its_name() -> None:
-    controller = idle_controller()
+def test_a_late_word_on_a_pool_that_was_withdrawn_is_not_about_the_next_of_its_name(controller: Controller) -> None:
     controller.on_pool_report("default/base", PoolStatus(2, 2, (), 2))
     assert controller.state.observed.pool_reports == {}
