@@ -81,13 +81,6 @@ def test_requests_wait_only_without_room_and_pass_full_batches_only_for_better_o
         assert assigned == [min(takers, key=lambda uuid: (fleet[uuid].load - fleet[uuid].best, -ord(uuid)))]
 
 
-def test_a_runner_that_measured_nothing_is_good_for_all_that_it_holds() -> None:
-    spec = RunnerSpec(RunnerId("u", "i"), "h:1", "n/p", 16, 100, 8, 2, 64, 1600)
-    assert spec.good_sequences == 8
-    for best, good in ((3, 3), (8, 8), (99, 8)):
-        assert replace(spec, best_batch=best).good_sequences == good
-
-
 def test_half_of_its_best_batch_is_no_light_load(driver: Driver) -> None:
     driver.start().runner("a", max_sequences=32, best_batch=4)
     driver.place("r0")
@@ -102,5 +95,4 @@ def test_a_pool_asks_for_as_many_runners_as_keep_to_their_best_batch(driver: Dri
     driver.start(max_runners=9).runner("a", max_sequences=32, best_batch=best, total_pages=10_000)
     for i in range(10):
         driver.place(f"r{i}", p90_tokens=1)
-    statuses = of(driver.wait(1.0), PoolStatus)
-    assert statuses[-1].wanted_runners == wanted
+    assert of(driver.wait(1.0), PoolStatus)[-1].wanted_runners == wanted

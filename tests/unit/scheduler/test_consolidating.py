@@ -110,8 +110,7 @@ def test_a_pool_whose_runners_suffice_fills_batches_beyond_their_best(driver: An
     driver.start(consolidation=mode, min_runners=2, max_runners=3)
     for uuid in ("a", "b"):
         driver.runner(uuid, total_pages=1000, **MEASURED | {"step_ms_best": 40.1}, best_batch=2)
-    placed = [driver.place(f"r{n}", **LONG).runner.uuid for n in range(2)]
-    assert placed == ["b", "b"], "up to its best batch"
+    assert [driver.place(f"r{n}", **LONG).runner.uuid for n in range(2)] == ["b", "b"], "up to its best batch"
     report(driver)
     driver.wait(3.0)
     assert driver.place("beyond", **LONG).runner.uuid == packed

@@ -17,10 +17,14 @@ def removed(driver: Driver) -> Callable[..., list[str]]:
 
     def remove(*uids: str, seconds: float = 1.0) -> list[str]:
         effects = driver.change(RegistryChange(False, removed_adapters=uids)) if uids else []
-        statuses = of(effects + driver.wait(seconds), AdapterStatus)
-        return [s.uid for s in statuses if s.removed]
+        return [s.uid for s in of(effects + driver.wait(seconds), AdapterStatus) if s.removed]
 
     return remove
+
+
+def knows_the_list(driver: Driver) -> None:
+    """Let a runner say that it has the list as it is now."""
+    driver.runner("r", desired_version=driver.pool().adapters.version, ready=True)
 
 
 def uid_of(driver: Driver, digest: str) -> str:
@@ -35,23 +39,21 @@ def test_a_uid_that_nobody_knows_is_gone_and_said_once(driver: Driver, removed: 
 
 def test_a_removed_adapter_is_gone_when_every_ready_runner_has_a_list_without_it(driver: Driver, removed: Any) -> None:
     driver.start("sha256:1", "sha256:2")
-    pool = driver.pool()
-    driver.runner("r", desired_version=pool.adapters.version, ready=True)
+    knows_the_list(driver)
     uid = uid_of(driver, "sha256:1")
     assert removed(uid, seconds=60.0) == []  # the runner has not said that it knows the new list
-    driver.runner("r", desired_version=pool.adapters.version, ready=True)
+    knows_the_list(driver)
     assert removed() == [uid]
 
 
 def test_while_a_stream_uses_it_it_is_not_gone(driver: Driver, removed: Any) -> None:
     driver.start("sha256:1", drain_s=30.0)
-    pool = driver.pool()
-    driver.runner("r", desired_version=pool.adapters.version, ready=True)
+    knows_the_list(driver)
     driver.place("q", "sha256:1")
     uid = uid_of(driver, "sha256:1")
     assert removed(uid, seconds=20.0) == []
     driver.wait(11.0)  # its drain time ends, and with it the stream
-    driver.runner("r", desired_version=pool.adapters.version, ready=True)
+    knows_the_list(driver)
     assert removed() == [uid]
 
 
@@ -68,8 +70,7 @@ def test_while_a_gateway_may_still_route_to_it_it_is_not_gone(driver: Driver, re
 def test_content_that_another_adapter_has_too_holds_nobody_up(driver: Driver, removed: Any) -> None:
     driver.start("sha256:1")
     driver.change(RegistryChange(False, adapters=(adapter("sha256:1", uid="twin", model_name="twin"),)))
-    pool = driver.pool()
-    driver.runner("r", desired_version=pool.adapters.version, ready=True)
+    knows_the_list(driver)
     assert removed("twin") == ["twin"]
 
 
@@ -94,7 +95,7 @@ def test_a_registry_that_comes_back_may_ask_in_its_snapshot(driver: Any) -> None
 def test_an_earlier_content_is_served_until_the_adapter_has_it_no_more(driver: Driver, removed: Any) -> None:
     driver.start("sha256:2", drain_s=30.0)
     pool = driver.pool()
-    driver.runner("r", desired_version=pool.adapters.version, ready=True)
+    knows_the_list(driver)
     [uid] = pool.adapters.by_digest["sha256:2"]
     earlier = (AdapterVersion("sha256:1", 4, 100), AdapterVersion("sha256:0", 4, 100))
     driver.change(RegistryChange(False, adapters=(replace(adapter("sha256:2", uid=uid), versions=earlier),)))
@@ -109,5 +110,5 @@ def test_an_earlier_content_is_served_until_the_adapter_has_it_no_more(driver: D
     driver.place("p", "sha256:0")
     assert removed(uid, seconds=20.0) == []  # a stream uses an earlier content
     driver.wait(11.0)
-    driver.runner("r", desired_version=pool.adapters.version, ready=True)
+    knows_the_list(driver)
     assert removed() == [uid]

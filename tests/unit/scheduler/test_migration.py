@@ -57,8 +57,7 @@ def test_what_runs_on_a_runner_that_should_go_moves_with_its_kv(victim: Driver) 
 def test_a_runner_that_drains_unannounced_is_emptied_at_once_though_requests_wait(victim: Driver) -> None:
     victim.submit("waits", prompt_tokens=1400, max_tokens=16)
     assert victim.request("waits").phase.value == "waiting"
-    effects = computing(victim, "a", draining=True, r1=70)
-    (assign,) = of([*effects, *victim.wait(0.01)], Assign)
+    (assign,) = of([*computing(victim, "a", draining=True, r1=70), *victim.wait(0.01)], Assign)
     assert (assign.request_id, assign.runner.uuid, assign.kv_address) == ("r1", "b", "tcp:1")
     assert victim.request("r1").history.migrations == 0, "it is the system's own doing"
 
@@ -119,13 +118,11 @@ def test_a_move_that_fails_is_computed_again(victim: Driver) -> None:
     assert (again.runner.uuid, again.kv_address) == ("b", "")
 
 
-@pytest.mark.parametrize(
-    ("tokens", "bytes_per_s", "cheaper"), [(1000, 1e9, True), (10, 1e9, False), (1000, 1e6, False)]
-)
-def test_moving_costs_its_bytes_and_computing_its_tokens(tokens: int, bytes_per_s: float, cheaper: bool) -> None:
+@pytest.mark.parametrize(("tokens", "rate", "cheaper"), [(1000, 1e9, True), (10, 1e9, False), (1000, 1e6, False)])
+def test_moving_costs_its_bytes_and_computing_its_tokens(tokens: int, rate: float, cheaper: bool) -> None:
     """16 KiB a page of 16 tokens, 1,000 tokens a second; a freeze alone is worth 20 tokens."""
     target = replace(SPEC, page_bytes=1 << 14, prefill_tokens_per_s=1000.0)
-    assert transfer_is_cheaper(target, tokens, bytes_per_s) is cheaper
+    assert transfer_is_cheaper(target, tokens, rate) is cheaper
     assert FREEZE_S * 1000 == 20
     assert not transfer_is_cheaper(replace(target, page_bytes=0), 1000, 1e9), "its bytes are not known"
     assert not transfer_is_cheaper(replace(target, prefill_tokens_per_s=0.0), 1000, 1e9)

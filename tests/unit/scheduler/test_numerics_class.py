@@ -170,8 +170,7 @@ def test_it_stays_in_its_class_while_that_takes_it_and_never_starves(fleet: dict
     if expected is not None:
         assert of(effects, Resumed) == [Resumed("r", POOL, RunnerId(expected, "i1"), A, fleet[expected][0])]
     else:
-        later = assigned(driver.wait(driver.core.config.same_class_s))
-        assert later == ([now] if now else [])
+        assert assigned(driver.wait(driver.core.config.same_class_s)) == ([now] if now else [])
         if now is None:
             assert assigned(driver.runner("new", numerics_class=B)) == ["new"]
 

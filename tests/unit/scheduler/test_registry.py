@@ -77,8 +77,7 @@ def test_the_older_of_two_with_one_name_wins_and_the_other_gets_it_when_that_is_
     younger = adapter("sha256:1", uid="a-new", model_name="acme/x", created_unix_s=9)
     driver.change(RegistryChange(False, adapters=(younger, older)))
     assert [r.uid for r in driver.state.routes.full().routes] == ["old", "pool:acme/p"]
-    routed = {s.uid: s.routed for s in of(driver.wait(1.0), AdapterStatus)}
-    assert routed == {"old": True, "a-new": False}
+    assert {s.uid: s.routed for s in of(driver.wait(1.0), AdapterStatus)} == {"old": True, "a-new": False}
     driver.change(RegistryChange(False, removed_adapters=("old",)))
     assert [r.uid for r in driver.state.routes.full().routes] == ["a-new", "pool:acme/p"]
 
@@ -135,8 +134,7 @@ def test_a_table_says_again_what_an_adapters_status_says_of_its_generation(drive
 
 def test_a_gateway_whose_table_has_a_gap_gets_all_of_it(driver: Driver) -> None:
     driver.start("sha256:1")
-    effects = driver.gateway_sends(ResyncRoutes())
-    assert of(effects, Routes) == [driver.state.routes.full()]
+    assert of(driver.gateway_sends(ResyncRoutes()), Routes) == [driver.state.routes.full()]
     assert driver.state.routes.full().full
 
 
@@ -256,8 +254,7 @@ def test_a_runner_is_sent_what_it_has_to_hold_once_and_then_what_changes(driver:
 def test_an_adapter_more_that_is_loaded_on_demand_is_sent_to_no_runner(driver: Driver) -> None:
     driver.start("sha256:1").runner("a")
     assert not orders(driver.change(RegistryChange(False, adapters=(adapter("sha256:2"),))))
-    assign = driver.place("r", "sha256:2")
-    assert assign.allotment[:2] == (8, 0), "the Assign says what the runner has to know"
+    assert driver.place("r", "sha256:2").allotment[:2] == (8, 0), "the Assign says what the runner has to know"
 
 
 def test_what_has_to_be_held_no_more_is_released_and_what_is_deleted_is_removed(driver: Driver) -> None:
@@ -295,8 +292,7 @@ def test_runners_that_were_reported_before_the_registry_was_known_are_asked_for_
 
 def test_a_report_that_does_not_follow_is_answered_by_a_resync(served: Driver) -> None:
     served.report_of("a", free=40)  # lost on its way
-    effects = served.runner("a", free=30)
-    assert of(effects, Resync) == [Resync(RunnerId("a", "i1"))]
+    assert of(served.runner("a", free=30), Resync) == [Resync(RunnerId("a", "i1"))]
     assert served.record("a").accounts.free_pages == 100
     served.runner("a", free=20, version=4)
     assert served.record("a").accounts.free_pages == 20
@@ -375,9 +371,7 @@ def test_after_a_restart_streams_of_a_deleted_digest_may_finish(driver: Driver) 
 
 
 def test_an_adapter_on_its_way_to_a_tier_keeps_a_runner_from_serving_and_a_failed_one_does_not(driver: Driver) -> None:
-    driver.registry()
-    driver.gateway()
-    driver.supervisor()
+    driver.start(settle=False)
     digests = ("sha256:1", "sha256:2")
     driver.change(RegistryChange(False, adapters=tuple(adapter(d, tier=Tier.HOST) for d in digests)))
     version = driver.pool().adapters.version
@@ -410,8 +404,7 @@ def test_a_list_of_an_earlier_process_with_a_higher_number_is_not_taken_for_this
     driver.start(settle=False)
     driver.change(RegistryChange(False, adapters=(adapter("sha256:1", pinned=True),)))
     driver.runner("a", desired_version=7 << 32)
-    statuses = of(driver.wait(1.0), AdapterStatus)
-    assert statuses[-1].unavailable_runners == 1
+    assert of(driver.wait(1.0), AdapterStatus)[-1].unavailable_runners == 1
     driver.runner("a", desired_version=driver.pool().adapters.version)
     assert of(driver.wait(1.0), AdapterStatus)[-1].unavailable_runners == 0
 
@@ -489,8 +482,7 @@ def test_a_failed_load_is_everywhere_until_a_ready_runner_serves_the_adapter(dri
 def test_many_adapters_are_told_in_bounded_batches() -> None:
     driver = Driver(status_batch=10)
     driver.registry(*(f"sha256:{i}" for i in range(25)))
-    batches = [len(of(driver.wait(0.2), AdapterStatus)) for _ in range(4)]
-    assert batches == [10, 10, 5, 0]
+    assert [len(of(driver.wait(0.2), AdapterStatus)) for _ in range(4)] == [10, 10, 5, 0]
 
 
 def test_a_removed_pool_ends_its_requests_and_is_forgotten_with_its_last_runner(served: Driver) -> None:
@@ -504,8 +496,7 @@ def test_a_removed_pool_ends_its_requests_and_is_forgotten_with_its_last_runner(
 
 @pytest.mark.parametrize("field", ["queue", "reservation"])
 def test_a_policy_nobody_has_is_served_by_the_default_and_said(driver: Any, field: str) -> None:
-    effects = driver.registry(**{field: "magic"})
-    assert [e.event for e in of(effects, Stale)] == ["registry"]
+    assert [e.event for e in of(driver.registry(**{field: "magic"}), Stale)] == ["registry"]
     driver.gateway()
     driver.supervisor()
     driver.runner("a")

@@ -12,24 +12,21 @@ from weft_scheduler.core import Phase, Requeued, Stale
 def test_every_assignment_has_a_higher_epoch(served: Driver) -> None:
     epochs = [served.place(f"r{i}").epoch for i in range(3)]
     epochs += [a.epoch for a in of(served.failed("r0", FailReason.PREEMPTED, 3), Assign)]
-    assert epochs == sorted(set(epochs))
-    assert len(epochs) == 4
+    assert (epochs, len(epochs)) == (sorted(set(epochs)), 4)
 
 
 def test_a_second_trigger_for_an_epoch_is_ignored(served: Driver) -> None:
     first = served.place("r")
     served.lost("a")
     assert of(served.failed("r", FailReason.SESSION_LOST, 5, epoch=first.epoch), Requeued)
-    again = served.failed("r", FailReason.RUNNER_ERROR, 5, epoch=first.epoch)
-    assert [type(e) for e in again] == [Stale]
+    assert [type(e) for e in served.failed("r", FailReason.RUNNER_ERROR, 5, epoch=first.epoch)] == [Stale]
     assert served.request("r").history.migrations == 1
 
 
 def test_a_failed_of_an_older_epoch_does_not_touch_the_present_one(served: Driver) -> None:
     first = served.place("r")
     assert of(served.failed("r", FailReason.PREEMPTED, 3), Assign)
-    effects = served.failed("r", FailReason.SESSION_LOST, 9, epoch=first.epoch)
-    assert [type(e) for e in effects] == [Stale]
+    assert [type(e) for e in served.failed("r", FailReason.SESSION_LOST, 9, epoch=first.epoch)] == [Stale]
     assert served.request("r").phase is Phase.ASSIGNED
     assert served.request("r").tokens.emitted == 3
 
@@ -70,13 +67,11 @@ def test_a_runner_that_is_back_after_its_lease_ran_out_does_not_own_what_the_los
 
 def test_a_new_incarnation_ends_the_old_ones_sequences_at_once(served: Driver) -> None:
     served.place("r")
-    effects = served.runner("a", incarnation="i2")
-    assert of(effects, RunnerGone)
+    assert of(served.runner("a", incarnation="i2"), RunnerGone)
     assert served.request("r").phase is Phase.STOPPING
     (moved,) = of(served.failed("r", FailReason.SESSION_LOST, 4), Assign)
     assert moved.runner == RunnerId("a", "i2")  # only the old incarnation is avoided
-    late = served.runner("a", incarnation="i1")
-    assert [type(e) for e in late] == [Stale]
+    assert [type(e) for e in served.runner("a", incarnation="i1")] == [Stale]
 
 
 @pytest.mark.parametrize("reason", [FailReason.SESSION_LOST, FailReason.RUNNER_ERROR, FailReason.DRAINED])

@@ -41,8 +41,7 @@ def test_a_term_is_raised_before_the_first_order_under_it() -> None:
     driver.registry()
     driver.gateway()
     driver.submit("r")
-    effects = driver.supervisor(9) + driver.runner("a")
-    kinds = [type(e.message) if isinstance(e, Send) else type(e) for e in effects]
+    kinds = [type(e.message) if isinstance(e, Send) else type(e) for e in driver.supervisor(9) + driver.runner("a")]
     assert kinds.index(PersistTerm) < kinds.index(SchedulerHello) < kinds.index(Assign)
 
 
@@ -56,8 +55,7 @@ def test_no_word_of_a_runner_raises_the_term(driver: Driver) -> None:
 def test_our_own_term_seen_again_is_no_reason_to_raise_it(served: Driver) -> None:
     served.place("r")
     served.close_supervisor()
-    effects = served.supervisor(1) + served.runner("a", served.view("r"), free=98)
-    assert not of(effects, PersistTerm)
+    assert not of(served.supervisor(1) + served.runner("a", served.view("r"), free=98), PersistTerm)
 
 
 def test_nothing_is_placed_before_a_runners_first_full_report_on_this_stream(served: Driver) -> None:
@@ -125,8 +123,7 @@ def test_the_waiting_keep_their_order_and_none_is_placed_before_its_gateway_has_
     driver.runner("a", max_sequences=1)
     assert not of(driver.submit("young", waited_s=1.0), Assign)
     assert not of(driver.submit("old", waited_s=60.0), Assign)
-    assigns = of(driver.gateway_sends(ResubmitComplete(), "g"), Assign)
-    assert [a.request_id for a in assigns] == ["old"]
+    assert [a.request_id for a in of(driver.gateway_sends(ResubmitComplete(), "g"), Assign)] == ["old"]
 
 
 def test_a_gateway_that_never_says_complete_is_taken_as_complete_after_a_while(driver: Driver) -> None:
@@ -145,8 +142,7 @@ def test_a_runner_nobody_reports_is_gone_only_while_somebody_could(driver: Drive
     running(driver, "r", Epoch(1, 1))
     if supervised:
         driver.supervisor()
-    effects = driver.wait(11.0)
-    assert bool(of(effects, RunnerGone)) is supervised
+    assert bool(of(driver.wait(11.0), RunnerGone)) is supervised
     assert driver.request("r").phase is (Phase.STOPPING if supervised else Phase.RUNNING)
 
 
@@ -180,8 +176,7 @@ def test_reports_older_than_the_last_are_ignored(driver: Driver) -> None:
 
 
 def test_a_report_of_a_supervisor_that_is_not_there_is_ignored(driver: Driver) -> None:
-    effects = driver.runner("a", supervisor="stranger")
-    assert of(effects, Stale)
+    assert of(driver.runner("a", supervisor="stranger"), Stale)
     assert not driver.state.runners
 
 

@@ -119,8 +119,7 @@ class Book:
     held: dict[str, tuple[Epoch, int]] = field(default_factory=dict[str, tuple[Epoch, int]])
 
     def report(self, number: int) -> RunnerReport:
-        views = [sequence(r, epoch) for r, (epoch, _) in self.held.items()]
-        return full(*views, version=number, free=self.free)
+        return full(*[sequence(r, epoch) for r, (epoch, _) in self.held.items()], version=number, free=self.free)
 
 
 @given(st.lists(st.sampled_from(["assign", "arrive", "finish", "report"]), max_size=60), st.randoms())

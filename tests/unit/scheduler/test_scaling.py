@@ -48,12 +48,17 @@ def settle(driver: Driver) -> None:
     driver.wait(ABSENT_S + 1)
 
 
+def with_runners(driver: Driver, uuids: str) -> None:
+    for uuid in uuids:
+        driver.runner(uuid, name=uuid)
+    settle(driver)
+
+
 def test_from_nothing_the_first_request_asks_for_a_runner_and_gets_it(driver: Driver, pool: Pool) -> None:
     settle(driver)
     assert pool.hear().wanted_runners == 0
     driver.submit("r")
-    status = pool.hear()
-    assert (status.wanted_runners, len(driver.pool().waiting.queue), sum(driver.demanded())) == (1, 1, 1)
+    assert (pool.hear().wanted_runners, len(driver.pool().waiting.queue), sum(driver.demanded())) == (1, 1, 1)
     (assign,) = of(driver.runner("a", name="pod-a"), Assign)
     assert assign.runner.uuid == "a"
 
@@ -89,11 +94,8 @@ def test_idle_runners_go_after_their_time_and_the_last_one_is_needed_again(drive
 
 
 def test_a_victim_takes_nothing_new_and_its_streams_run_on(driver: Any, pool: Pool) -> None:
-    for uuid in "abc":
-        driver.runner(uuid, name=uuid)
-    settle(driver)
-    first = [driver.place(f"r{n}").runner.uuid for n in range(6)]
-    assert first == ["c"] * 4 + ["b"] * 2
+    with_runners(driver, "abc")
+    assert [driver.place(f"r{n}").runner.uuid for n in range(6)] == ["c"] * 4 + ["b"] * 2
     pool.bounds(1, 1)
     status = pool.hear()
     assert status.wanted_runners == 1
@@ -106,9 +108,7 @@ def test_a_victim_takes_nothing_new_and_its_streams_run_on(driver: Any, pool: Po
 
 
 def test_victims_stay_victims_while_others_become_less_loaded(driver: Driver, pool: Pool) -> None:
-    for uuid in "abc":
-        driver.runner(uuid, name=uuid)
-    settle(driver)
+    with_runners(driver, "abc")
     for n in range(9):
         driver.place(f"r{n}")
     pool.bounds(2, 2)
@@ -122,9 +122,7 @@ def test_victims_stay_victims_while_others_become_less_loaded(driver: Driver, po
 
 
 def test_one_that_drains_or_is_gone_is_no_victim_and_not_counted(driver: Driver, pool: Pool) -> None:
-    for uuid in "abc":
-        driver.runner(uuid, name=uuid)
-    settle(driver)
+    with_runners(driver, "abc")
     pool.bounds(1, 1)
     assert pool.hear().victims == ("c", "b")
     driver.runner("c", draining=True)
@@ -156,9 +154,7 @@ def test_one_that_comes_after_a_scale_down_is_a_victim(driver: Driver, pool: Poo
 
 
 def test_a_victim_that_was_restarted_is_chosen_anew(driver: Driver, pool: Pool) -> None:
-    for uuid in "ab":
-        driver.runner(uuid, name=uuid)
-    settle(driver)
+    with_runners(driver, "ab")
     pool.bounds(1, 1)
     assert pool.hear().victims == ("b",)
     driver.runner("b", name="b", incarnation="i2", version=1)
@@ -166,9 +162,7 @@ def test_a_victim_that_was_restarted_is_chosen_anew(driver: Driver, pool: Pool) 
 
 
 def test_a_supervisor_that_restarts_changes_no_victim(driver: Driver, pool: Pool) -> None:
-    for uuid in "abc":
-        driver.runner(uuid, name=uuid)
-    settle(driver)
+    with_runners(driver, "abc")
     pool.bounds(2, 2)
     assert pool.hear().victims == ("c",)
     driver.close_supervisor()
@@ -181,9 +175,7 @@ def test_a_supervisor_that_restarts_changes_no_victim(driver: Driver, pool: Pool
 
 
 def test_whoever_waits_longer_than_a_moment_gets_every_runner_that_is_there(driver: Any, pool: Pool) -> None:
-    for uuid in "ab":
-        driver.runner(uuid, name=uuid)
-    settle(driver)
+    with_runners(driver, "ab")
     pool.hear(61.0)
     assert driver.place("r").runner.uuid == "a"
     assert pool.hear().victims == ("b",), "one request needs one runner"

@@ -1,8 +1,7 @@
 """The shell over real gRPC on loopback: streams that come, go, are replaced, and say what they may not."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -98,14 +97,8 @@ class Stack:
 
 @pytest.fixture
 async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
-    async for one in serving(tmp_path, CONFIG):
-        yield one
-
-
-async def serving(data_dir: Path, config: SchedulerConfig) -> AsyncIterator[Stack]:
     stop, registry = asyncio.Event(), CollectorRegistry()
-    terms = TermFile(data_dir, clock=lambda: TERM_EPOCH_S)
-    server = Server(config, terms, stop, metrics=SchedulerMetrics(registry))
+    server = Server(CONFIG, TermFile(tmp_path, clock=lambda: TERM_EPOCH_S), stop, metrics=SchedulerMetrics(registry))
     grpc_server = grpc.aio.server()
     server.register(grpc_server)
     port = grpc_server.add_insecure_port("127.0.0.1:0")
@@ -180,50 +173,17 @@ async def test_a_registry_that_only_listens_gets_every_status_whoever_leads(stac
     listener = Peer(stack.stub.Registry)
     await stack.registry_stream(term=5)
     assert (await listener.hear("pool")).pool == "n/p"
-    late = Peer(stack.stub.Registry)
-    assert (await late.hear("pool")).pool == "n/p"
+    assert (await Peer(stack.stub.Registry).hear("pool")).pool == "n/p"
     await stack.registry_stream(term=6)
     assert (await listener.hear("adapter")).uid == "1"
 
 
 async def test_it_is_ready_with_a_registry_snapshot_and_a_supervisor(stack: Stack) -> None:
     assert stack.server.not_ready() == "no registry snapshot yet"
-    registry = await stack.registry_stream()
-    await registry.hear("pool")
+    await (await stack.registry_stream()).hear("pool")
     assert stack.server.not_ready() == "no supervisor connected"
-    supervisor = await stack.supervisor()
-    await supervisor.hear("hello")
+    await (await stack.supervisor()).hear("hello")
     assert stack.server.not_ready() is None
-
-
-async def test_an_unacknowledged_assign_expires_by_the_clock(tmp_path: Path, new_stack: Callable[..., Any]) -> None:
-    async for stack in new_stack(tmp_path, replace(CONFIG, assign_s=0.2)):
-        await stack.registry_stream()
-        supervisor, gateway, both = await stack.supervisor(), await stack.gateway(), report()
-        both.MergeFrom(report(runner=cpb.RunnerId(uuid="elsewhere", incarnation="i")))
-        await supervisor.say(both)
-        for _ in both.report.reports:
-            await supervisor.hear("orders")
-        await gateway.hear("routes")
-        await gateway.say(submit())
-        first, second = [await gateway.hear("assign") for _ in range(2)]
-        assert {first.runner.uuid, second.runner.uuid} == {"u", "elsewhere"}
-        assert stack.metric("migrations_total", reason="expired") >= 1
-
-
-async def test_a_gateway_that_connects_again_replaces_its_older_stream(stack: Stack) -> None:
-    await stack.registry_stream()
-    older = await stack.gateway()
-    await older.hear("routes")
-    await older.say(submit("old"))
-    newer = await stack.gateway()
-    await newer.hear("routes")
-    assert await older.end() is grpc.StatusCode.OK
-    await newer.say(submit("new"))
-    supervisor = await stack.supervisor()
-    await supervisor.say(report())
-    assert (await newer.hear("assign")).request_id == "new"
-    assert set(stack.server.core.state.requests) == {"new"}
 
 
 async def test_the_end_of_a_stream_forgets_what_it_held(stack: Stack) -> None:
@@ -245,40 +205,31 @@ async def test_the_end_of_a_stream_forgets_what_it_held(stack: Stack) -> None:
     assert set(state.gateways) == {"other"}
 
 
+HELLO = [pb.SupervisorToScheduler(hello=pb.SupervisorHello(supervisor=name)) for name in ("s", "t")]
+
+
 @pytest.mark.parametrize(
-    "messages",
+    ("opened", "messages"),
     [
-        [submit()],
-        [pb.GatewayToScheduler(hello=pb.GatewayHello())],
-        [pb.GatewayToScheduler(hello=pb.GatewayHello(gateway=name)) for name in ("g", "h")],
-        [pb.GatewayToScheduler(hello=pb.GatewayHello(gateway="g")), pb.GatewayToScheduler()],
+        ("Gateway", [submit()]),
+        ("Gateway", [pb.GatewayToScheduler(hello=pb.GatewayHello())]),
+        ("Gateway", [pb.GatewayToScheduler(hello=pb.GatewayHello(gateway=name)) for name in ("g", "h")]),
+        ("Gateway", [pb.GatewayToScheduler(hello=pb.GatewayHello(gateway="g")), pb.GatewayToScheduler()]),
+        ("Cluster", [report()]),
+        ("Cluster", HELLO),
     ],
-    ids=["no hello", "no id", "two ids", "nothing said"],
+    ids=["no hello", "no id", "two ids", "nothing said", "no supervisor's hello", "two supervisors"],
 )
-async def test_what_is_not_in_the_contract_ends_that_stream_alone(stack: Stack, messages: list[Any]) -> None:
+async def test_what_is_not_in_the_contract_ends_that_stream_alone(
+    stack: Stack, opened: str, messages: list[Any]
+) -> None:
     await stack.registry_stream()
-    good = await stack.gateway("good")
-    bad = Peer(stack.stub.Gateway)
+    good, bad = await stack.gateway("good"), Peer(getattr(stack.stub, opened))
     await bad.say(*messages)
     assert await bad.end() is grpc.StatusCode.INVALID_ARGUMENT
     await good.hear("routes")
     assert set(stack.server.core.state.gateways) == {"good"}
     assert stack.server.failure is None
-
-
-async def test_a_supervisor_says_hello_first_and_once(stack: Stack) -> None:
-    silent = Peer(stack.stub.Cluster)
-    await silent.say(report())
-    assert await silent.end() is grpc.StatusCode.INVALID_ARGUMENT
-    twice = await stack.supervisor()
-    await twice.say(pb.SupervisorToScheduler(hello=pb.SupervisorHello(supervisor="t")))
-    assert await twice.end() is grpc.StatusCode.INVALID_ARGUMENT
-
-
-async def test_the_term_is_on_disk_before_anybody_hears_of_it(stack: Stack, tmp_path: Path) -> None:
-    supervisor = await stack.supervisor(highest_term=41)
-    assert (await supervisor.hear("hello")).term == 42
-    assert (tmp_path / "term").read_text() == "42\n"
 
 
 async def test_a_term_that_is_not_durable_ends_the_process_and_gives_no_order(stack: Stack, tmp_path: Path) -> None:
@@ -321,19 +272,13 @@ async def test_a_full_ledger_is_told_to_a_supervisor_on_one_stream(stack: Stack)
     supervisor.cancel()
 
 
-@pytest.fixture
-def new_stack() -> Callable[..., Any]:
-    return serving
-
-
 async def test_a_registry_under_a_lower_term_is_ended_and_what_it_says_does_not_count(stack: Stack) -> None:
     old = await stack.registry_stream(term=3)
     assert (await old.hear("pool")).pool == "n/p"
     new = await stack.registry_stream(term=4)
     assert (await new.hear("pool")).pool == "n/p", "everything is told to who leads now"
     assert await old.end() is grpc.StatusCode.FAILED_PRECONDITION
-    late = await stack.registry_stream(term=3)
-    assert await late.end() is grpc.StatusCode.FAILED_PRECONDITION
+    assert await (await stack.registry_stream(term=3)).end() is grpc.StatusCode.FAILED_PRECONDITION
     deleting = Peer(stack.stub.Registry)
     await deleting.say(pb.RegistryToScheduler(removed_pools=["n/p"]))
     assert await deleting.end() is grpc.StatusCode.FAILED_PRECONDITION, "none is a lower term too"

@@ -15,11 +15,17 @@ from weft_scheduler.core import Effect, KvHandOff, Phase, Placement
 KV = {"kv_address": "tcp:1", "kv_layout": "m135", "prefill_tokens_per_s": 1000.0}
 
 
+def both(driver: Driver, **spec: Any) -> None:
+    """Start a pool with two runners that exchange KV."""
+    driver.start(**spec)
+    for uuid in "ab":
+        driver.runner(uuid, **KV)
+
+
 @pytest.fixture
 def split(driver: Driver) -> Driver:
     """Runner a computes prompts, b the tokens after them."""
-    driver.start(phases="split", min_runners=2, max_runners=4).runner("a", **KV)
-    driver.runner("b", **KV)
+    both(driver, phases="split", min_runners=2, max_runners=4)
     assert [driver.record(uuid).role for uuid in "ab"] == [RunnerRole.PROMPT, RunnerRole.TOKEN]
     return driver
 
@@ -48,8 +54,7 @@ def test_the_prompt_runners_pages_count_until_the_token_runner_has_taken_over(sp
     split.place("r", prompt_tokens=64)
     started(split, "r")
     assert split.record("a").accounts.unacked_pages == 5
-    effects = started(split, "r", handed_off=True)
-    assert [e.result for e in of(effects, KvHandOff)] == ["same"]
+    assert [e.result for e in of(started(split, "r", handed_off=True), KvHandOff)] == ["same"]
     assert (split.record("a").accounts.unacked, split.record("a").accounts.owned) == ({}, set())
     assert split.record("a").accounts.pending_prompt_tokens == 0, "it came and went between two reports"
     assert split.record("b").accounts.unacked_pages == 5
@@ -81,8 +86,7 @@ def test_prompts_beyond_half_a_second_of_a_runner_wait_in_the_pool(split: Driver
 def test_a_prompt_waits_for_prompt_runners_alone_where_tokens_have_room(driver: Any, token_memory: bool) -> None:
     """1,000 tokens of prompts a second: 400 wait behind the half second that a prompt runner has already."""
     objective = {"slo_ttft_s": 1.0, "slo_reject": True}
-    driver.start(phases="split", min_runners=2, max_runners=2, **objective).runner("a", **KV)
-    driver.runner("b", **KV)
+    both(driver, phases="split", min_runners=2, max_runners=2, **objective)
     throughput = driver.pool().scaling.autoscaler.throughput
     throughput.measure(1_000_000, 10.0)  # of token runners: far from the bottleneck, or not
     for number in range(3):

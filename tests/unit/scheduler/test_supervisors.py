@@ -8,13 +8,15 @@ from weft.domain.runner import OrderedRunner, Resync
 from weft_scheduler.core import RunnerLost, Stale
 
 
-def _two(driver: Driver) -> None:
+@pytest.fixture
+def driver(driver: Driver) -> Driver:
+    """With two supervisors, `s` and `other`."""
     driver.start()
     driver.supervisor(name="other")
+    return driver
 
 
 def test_a_lease_that_runs_out_where_the_runner_was_before_ends_nothing(driver: Driver) -> None:
-    _two(driver)
     driver.runner("a")
     driver.runner("a", supervisor="other")
     placed = driver.place("r")
@@ -22,19 +24,15 @@ def test_a_lease_that_runs_out_where_the_runner_was_before_ends_nothing(driver: 
     assert [e.reason for e in of(effects, Stale)] == ["another supervisor has reported it since"]
     assert not of(effects, RunnerLost)
     assert driver.request("r").runner == placed.runner
-    ended = driver.lost("a", supervisor="other")
-    assert [e.runner.uuid for e in of(ended, RunnerLost)] == ["a"]
+    assert [e.runner.uuid for e in of(driver.lost("a", supervisor="other"), RunnerLost)] == ["a"]
 
 
 def test_orders_follow_the_runner_to_its_supervisor(driver: Driver) -> None:
-    _two(driver)
     driver.runner("a")
-    moved = driver.runner("a", supervisor="other")
-    assert {*peers(moved, OrderedRunner)} == {"other"}
+    assert {*peers(driver.runner("a", supervisor="other"), OrderedRunner)} == {"other"}
 
 
 def test_an_older_state_of_the_supervisor_before_does_not_take_the_runner_back(driver: Driver) -> None:
-    _two(driver)
     stale = driver.report_of("a")
     driver.reports(stale)
     driver.runner("a", supervisor="other")
@@ -43,7 +41,6 @@ def test_an_older_state_of_the_supervisor_before_does_not_take_the_runner_back(d
 
 
 def test_a_supervisor_that_ends_takes_its_runners_out_until_another_reports_them(driver: Driver) -> None:
-    _two(driver)
     driver.runner("a")
     driver.runner("b", supervisor="other")
     driver.close_supervisor()
@@ -57,7 +54,6 @@ def test_a_supervisor_that_ends_takes_its_runners_out_until_another_reports_them
 @pytest.mark.parametrize("name", ["s", "other"])
 def test_changes_count_only_on_a_stream_that_brought_the_whole_state(driver: Driver, name: str, follows: bool) -> None:
     """Also from the supervisor of before, when it comes back: what it sent meanwhile may be lost."""
-    _two(driver)
     driver.runner("a", free=90)
     change = driver.report_of("a", free=30)
     if follows and name == "s":
@@ -67,6 +63,5 @@ def test_changes_count_only_on_a_stream_that_brought_the_whole_state(driver: Dri
     if name == "s":
         driver.close_supervisor()
         driver.supervisor()
-    effects = driver.reports(change, supervisor=name)
-    assert peers(effects, Resync) == [name]
+    assert peers(driver.reports(change, supervisor=name), Resync) == [name]
     assert driver.record("a").accounts.free_pages == 90

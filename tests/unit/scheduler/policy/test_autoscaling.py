@@ -127,8 +127,7 @@ def test_before_any_runner_has_told_what_it_holds_one_is_asked_for() -> None:
     assert asks_for(crowd, None) == fills(crowd, None) == fills(PoolLoad(queued=1), None) == 1
     assert asks_for(PoolLoad(), None) == fills(PoolLoad(), None) == 0
     for unit in (None, UNIT):  # which has not measured how fast it computes prompts
-        phases = demand_runners(PoolLoad(queued=1, prompt_tokens_per_s=1e6, split=True), unit, WORK_S)
-        assert phases == ONE_EACH
+        assert demand_runners(PoolLoad(queued=1, prompt_tokens_per_s=1e6, split=True), unit, WORK_S) == ONE_EACH
 
 
 def test_work_says_nothing_before_a_busy_runner_was_measured() -> None:
@@ -193,8 +192,7 @@ def test_wanted_is_the_most_that_was_asked_for_within_the_time(history: list[tup
         now += later_s
         asked_at.append((now, asked))
         ends = [at for at, _ in asked_at[1:]] + [now]
-        recent = [n for (_, n), end in zip(asked_at, ends, strict=True) if end + KEEP_S > now]
-        assert told == max(recent)
+        assert told == max(n for (_, n), end in zip(asked_at, ends, strict=True) if end + KEEP_S > now)
 
 
 @given(HISTORIES, st.data())
@@ -205,8 +203,7 @@ def test_more_load_at_any_time_never_wants_fewer_at_any_time(history: list[tuple
 
 @given(HISTORIES, st.integers(0, 9))
 def test_a_load_that_stays_settles_after_one_change_and_stays(history: list[tuple[float, int]], asked: int) -> None:
-    still = [(1.0, asked)] * 200
-    told = wanted([*history, *still])[len(history) :]
+    told = wanted([*history, *[(1.0, asked)] * 200])[len(history) :]
     assert all(a >= b for a, b in pairwise(told)), "it only goes down, never up and down"
     assert told[-100:] == [asked] * 100
 

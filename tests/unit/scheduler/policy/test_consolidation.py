@@ -93,5 +93,4 @@ def test_those_that_take_nothing_new_are_emptied_first_then_the_least_loaded() -
 
 
 def test_the_next_runner_is_tried_where_the_least_loaded_cannot_be_emptied() -> None:
-    stuck = replace(RUNNER, uuid="stuck", working_set=1)
-    assert leaving([stuck, source(working_set=2), target()], SEQUENCE) == ["r"]
+    assert leaving([replace(RUNNER, uuid="stuck", working_set=1), source(working_set=2), target()], SEQUENCE) == ["r"]

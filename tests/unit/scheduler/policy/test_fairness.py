@@ -94,8 +94,7 @@ def test_the_service_of_two_tenants_that_both_wait_differs_by_a_bounded_amount(
             served = {t: server.served.get(t, 0) / weights[t] for t in "fg"}
             begin = begin if both_wait else served
             both_wait = True
-            difference = abs((served["f"] - begin["f"]) - (served["g"] - begin["g"]))
-            assert difference <= 2 * max(9, memory), (served, begin)
+            assert abs((served["f"] - begin["f"]) - (served["g"] - begin["g"])) <= 2 * max(9, memory), (served, begin)
         else:
             both_wait = False
 
@@ -116,8 +115,7 @@ def test_all_are_served_and_nothing_idles_while_one_fits(policy: str, sizes: lis
 
 
 def test_a_flood_delays_another_tenant_by_no_more_than_one_request() -> None:
-    queue = queue_of(*[("flood", 5)] * 50, ("victim", 5), ("victim", 5))
-    server = Server(queue, 5)
+    server = Server(queue_of(*[("flood", 5)] * 50, ("victim", 5), ("victim", 5)), 5)
     first = [server.step() or server.running for _ in range(20)]
     turns = [one.tenant for one in dict.fromkeys(r for running in first for r in running)]
     assert turns[:4] == ["flood", "victim", "flood", "victim"]
@@ -125,8 +123,7 @@ def test_a_flood_delays_another_tenant_by_no_more_than_one_request() -> None:
 
 def test_a_request_too_large_for_now_is_passed_by_other_tenants_up_to_the_bound() -> None:
     """The large request's tenant is next all the time: small ones of the others would fill the runner for ever."""
-    queue = queue_of(("large", 9), *[("small", 1)] * 30)
-    server = Server(queue, 9, bound=2)
+    server = Server(queue_of(("large", 9), *[("small", 1)] * 30), 9, bound=2)
     server.free = 5
     server.step()
     assert server.overtaking.counts["0"] == 2
@@ -138,8 +135,7 @@ def test_a_request_too_large_for_now_is_passed_by_other_tenants_up_to_the_bound(
 
 def test_the_part_of_the_window_of_a_tenant_that_waits_no_more_is_the_others() -> None:
     """What is behind their own part would else wait for the next event, although it fits."""
-    queue = queue_of(("large", 9), ("large", 9), ("large", 1), ("small", 1))
-    server = Server(queue, 5)
+    server = Server(queue_of(("large", 9), ("large", 9), ("large", 1), ("small", 1)), 5)
     server.run_pass(window=4)
     assert [(r.tenant, r.size) for r in server.running] == [("small", 1), ("large", 1)]
 
@@ -155,8 +151,7 @@ def test_old_requests_of_a_flood_do_not_force_their_way_before_another_tenant() 
     queue = queue_of(*[("flood", 5)] * 10, *[("victim", 5)] * 6)
     queue.counters.charge("flood", 1000)
     server = Server(queue, 5, bound=1)
-    served = [one.tenant for _ in range(30) for one in server.step()]
-    assert served == ["victim"] * 6
+    assert [one.tenant for _ in range(30) for one in server.step()] == ["victim"] * 6
     assert not server.overtaking.counts, "those that the order of tenants lets pass are no passes"
 
 

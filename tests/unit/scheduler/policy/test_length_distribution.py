@@ -48,8 +48,7 @@ def test_its_quantiles_are_the_ones_it_was_made_of() -> None:
 
 def test_quantiles_that_coincide_are_no_certainty() -> None:
     lengths, apart = LengthDistribution([(level, 50.0) for level in (0.1, 0.5, 0.9)]), 0.05 * NORMAL.inv_cdf(0.9)
-    found = [lengths.survival(50.0 * math.exp(n * apart)) for n in range(3)]
-    assert found == pytest.approx([0.9, 0.5, 0.1])
+    assert [lengths.survival(50.0 * math.exp(n * apart)) for n in range(3)] == pytest.approx([0.9, 0.5, 0.1])
 
 
 @given(st.lists(st.integers(0, 2**31), min_size=4, max_size=4), st.integers(0, 10**6), st.integers(1, 10**6))

@@ -85,8 +85,7 @@ def test_it_places(name: str, driver: Driver) -> None:
     driver.change(RegistryChange(False, adapters=(*sized, adapter("sha256:large", bytes=1 << 30))))
     for uuid, (busy, free, digests, state) in runners.items():
         driver.runner(uuid, *others(busy, *digests), free=free, **state)
-    assigns = of(driver.submit("r", **request), Assign)
-    assert [a.runner.uuid for a in assigns] == ([expected] if expected else [])
+    assert [a.runner.uuid for a in of(driver.submit("r", **request), Assign)] == ([expected] if expected else [])
 
 
 SHAPES = [RunnerShape(8, 100), RunnerShape(64, 100), RunnerShape(64, 1000, token_bytes=10, kv_tokens=30)]

@@ -41,9 +41,7 @@ def test_an_answer_that_has_outlived_most_is_expected_to_continue() -> None:
 @pytest.mark.parametrize(
     ("quantiles", "typical"), [(CHAT, 80), (CHAT[1:], 300), (CHAT[2:], 300), (((0.5, 0), (0.9, 0)), 1)]
 )
-def test_missed_answers_last_as_long_again_as_the_median(
-    quantiles: tuple[tuple[float, int], ...], typical: int
-) -> None:
+def test_missed_answers_last_as_long_as_the_median(quantiles: tuple[tuple[float, int], ...], typical: int) -> None:
     prompt, emitted, steps = 4_000_000, 20_000 if typical > 1 else 0, HORIZONS[-1]
     share = (typical + emitted) / (typical + emitted + steps) * (1.0 if emitted else HEAVY)
     mean = UseForecast(prompt, 10**6, quantiles).use(emitted).means[-1]

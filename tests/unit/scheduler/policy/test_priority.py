@@ -42,8 +42,7 @@ def test_a_batch_request_is_placed_once_no_interactive_one_waits_however_long_it
     driver = Driver(starvation_bound=0).start()
     driver.submit("line", waited_s=10_000.0, **BATCH)
     driver.submit("r")
-    effects = driver.runner("a", max_sequences=1)
-    assert [assign.request_id for assign in of(effects, Assign)] == ["r"]
+    assert [assign.request_id for assign in of(driver.runner("a", max_sequences=1), Assign)] == ["r"]
     assert [assign.request_id for assign in of(driver.outcome("r"), Assign)] == ["line"]
 
 
@@ -155,8 +154,7 @@ def test_the_places_that_the_token_time_leaves_are_taken_by_one_request_each() -
     lines = [BatchSequence(name, "", 10, 0, 0.0) for name in ("first", "second")]
     needs = [Need("", {"a": (10, 10)}) for _ in lines]
     for places in (0, 1, 2):
-        capacity = Capacity("a", 0, 2, places, 9, {""}, [*lines])
-        assert len(select_preempted(needs, [capacity])) == places
+        assert len(select_preempted(needs, [Capacity("a", 0, 2, places, 9, {""}, [*lines])])) == places
 
 
 X1, X2, Y3 = (BatchSequence(name, name[0], 10, int(name[1]), 0.0) for name in ("x1", "x2", "y3"))
@@ -259,8 +257,7 @@ def test_batch_requests_wake_a_pool_and_never_grow_it(driver: Driver) -> None:
     driver.start(min_runners=0, max_runners=9)
     for number in range(50):
         driver.submit(f"line{number}", **BATCH)
-    wanted = [status.wanted_runners for status in of(driver.wait(1.0), PoolStatus)]
-    assert wanted[-1:] == [1]
+    assert [status.wanted_runners for status in of(driver.wait(1.0), PoolStatus)][-1:] == [1]
     driver.runner("a", max_sequences=4)
     status = of(driver.wait(1.0), PoolStatus)[-1]
     waiting = len(driver.pool().waiting.batch.queue)

@@ -1,11 +1,10 @@
 """A pool's objectives: who met them, who cannot, and what a runner takes for them."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from harness.scheduler_driver import SPEC, Driver, of
+from harness.scheduler_driver import Driver, of
 from weft.domain.request import Assign, OutcomeReport, Reject, RejectReason
 from weft.domain.routes import PoolStatus, SloAttainment
 from weft_scheduler.core import TAU_S, Attainment, Judged, ServiceLevel
@@ -47,27 +46,9 @@ def test_attainment_is_published_once_a_period() -> None:
         assert level.published(now, 60.0) == (published, 60.0 if published == all_ else 120.0)
 
 
-@pytest.mark.parametrize(
-    ("measured", "token_time_s", "sequences"),
-    [
-        ((1, 20.0, 20.0), 0.05, 32),  # nothing is known of more than one sequence
-        ((16, 20.0, 50.0), 0.0, 32),  # no objective
-        ((16, 20.0, 50.0), 0.05, 16),
-        ((16, 20.0, 50.0), 0.06, 21),  # 2 ms a sequence, on beyond the best batch
-        ((16, 20.0, 50.0), 0.01, 1),  # one sequence has to run
-        ((16, 20.0, 50.0), 9.0, 32),
-    ],
-)
-def test_runners_take_what_steps_allow(measured: tuple[int, float, float], token_time_s: float, sequences: int) -> None:
-    best, first, last = measured
-    spec = replace(SPEC, max_sequences=32, best_batch=best, step_ms_1=first, step_ms_best=last)
-    assert spec.sequences_within(token_time_s) == sequences
-
-
 def test_a_batch_ends_where_the_token_time_would(driver: Driver) -> None:
     driver.start(slo_token_time_s=0.03).runner("a", max_sequences=4, best_batch=2, step_ms_1=20.0, step_ms_best=25.0)
-    placed = [bool(of(driver.submit(f"r{number}"), Assign)) for number in range(4)]
-    assert placed == [True, True, True, False]
+    assert [bool(of(driver.submit(f"r{number}"), Assign)) for number in range(4)] == [True, True, True, False]
     driver.registry()
     assert driver.request("r3").placed, "without the objective it takes all that it can"
 

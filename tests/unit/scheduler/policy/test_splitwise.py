@@ -23,8 +23,7 @@ def loads(draw: st.DrawFn, uuid: str) -> RunnerLoad:
     role = draw(st.sampled_from([PROMPT, TOKEN, MIXED])) if shape.kv_layout else MIXED
     free, pending = draw(st.sampled_from([5, 11, 20, 21, 40, 60, 100])), draw(st.integers(0, 60))
     busy = tuple(draw(st.sets(st.sampled_from(["d1", "d2"]))))
-    full = draw(st.booleans())
-    return RunnerLoad(uuid, shape, 1, 9, free, busy, full, 0, role, 100 - free, pending, pending < 50)
+    return RunnerLoad(uuid, shape, 1, 9, free, busy, draw(st.booleans()), 0, role, 100 - free, pending, pending < 50)
 
 
 FLEETS = st.sets(st.sampled_from("abcdefgh")).flatmap(lambda uuids: st.tuples(*[loads(u) for u in sorted(uuids)]))
