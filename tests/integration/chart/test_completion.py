@@ -103,7 +103,6 @@ def test_it_fails_where_nobody_answers() -> None:
 
 @pytest.mark.slow
 def test_the_pod_runs_this_program(rendered: dict[str, list[chart.Json]]) -> None:
-    pod = dict(chart.pod_templates(rendered["default"]))["weft-test"]
-    (container,) = pod["spec"]["containers"]
+    (container,) = dict(chart.pod_templates(rendered["default"]))["weft-test"]["spec"]["containers"]
     assert container["args"][0].strip() == PROGRAM.read_text().strip()
     assert {item["name"] for item in container["env"]} == {"URL", "MODEL", "PROMPT"}

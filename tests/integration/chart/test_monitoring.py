@@ -51,8 +51,7 @@ def metrics() -> dict[str, set[str] | None]:
     registry = CollectorRegistry()
     SchedulerMetrics(registry)
     OperatorMetrics(registry)
-    config = GatewayConfig()
-    GatewayMetrics(Gateway(config, "gateway", lambda _: b""), registry)
+    GatewayMetrics(Gateway(GatewayConfig(), "gateway", lambda _: b""), registry)
     runner = CollectorRegistry()  # it has a name in common with the gateway
     RunnerMetrics(runner, "base")
     found: dict[str, set[str] | None] = {}
@@ -96,13 +95,11 @@ def read(expression: str) -> tuple[set[str], set[str]]:
     selected = {label for inner in re.findall(r"\{([^}]*)\}", text) for label in re.findall(r"(\w+)\s*[=!]", inner)}
     grouped = {label for inner in re.findall(r"\b(?:by|on)\s*\(([^)]*)\)", text) for label in re.findall(r"\w+", inner)}
     bare = re.sub(r"\{[^}]*\}|\[[^\]]*\]|\b(?:by|on)\s*\([^)]*\)", " ", text)
-    names = set[str](re.findall(r"(?<![\w:.])[a-zA-Z_:][\w:]*(?![\w:]*\s*\()", bare))
-    return names - WORDS, selected | grouped
+    return set[str](re.findall(r"(?<![\w:.])[a-zA-Z_:][\w:]*(?![\w:]*\s*\()", bare)) - WORDS, selected | grouped
 
 
 def test_every_metric_and_label_of_alerts_and_dashboards_exists(metrics: dict[str, set[str] | None]) -> None:
-    recorded = {rule["record"]: {"pool"} for rule in rules() if "record" in rule}
-    known = metrics | recorded
+    known = metrics | {rule["record"]: {"pool"} for rule in rules() if "record" in rule}
     checked = 0
     for where, expression in expressions():
         names, labels = read(expression)

@@ -73,9 +73,7 @@ def test_every_pod_says_what_the_restricted_standard_asks(rendered: Rendered, na
 
 @pytest.mark.parametrize("name", VALUE_SETS)
 def test_only_those_who_ask_the_api_server_have_a_token(rendered: Rendered, name: str) -> None:
-    with_token = {
-        pod for pod, template in pod_templates(rendered[name]) if template["spec"]["automountServiceAccountToken"]
-    }
+    with_token = {pod for pod, made in pod_templates(rendered[name]) if made["spec"]["automountServiceAccountToken"]}
     secrets = "--secrets=kubernetes" in chart.arguments_of(rendered[name], "depot")
     elects = name == "profile-production"
     ask = {"weft-operator": True, "weft-depot": secrets, "weft-scheduler": elects, "weft-predictor": elects}
@@ -332,8 +330,7 @@ def test_a_component_of_several_pods_has_a_disruption_budget(rendered: Rendered)
     assert set(default) == {"weft-gateway", "weft-operator"}
     assert {budget["maxUnavailable"] for budget in default.values()} == {1}
     assert budgets(rendered["minimal"]) == {}
-    scaled = budgets(rendered["cert-manager"])
-    assert scaled["weft-gateway"]["maxUnavailable"] == "50%"
+    assert budgets(rendered["cert-manager"])["weft-gateway"]["maxUnavailable"] == "50%"
     assert set(budgets(rendered["profile-production"])) == {
         f"weft-{component}" for component in COMPONENTS if component not in ("depot", "batch")
     }
@@ -374,17 +371,14 @@ def test_objects_of_others_ask_for_their_apis(flags: str, said: str) -> None:
 
 
 def test_values_that_null_a_default_are_left_out() -> None:
-    template = dict(pod_templates(objects(render("default", *QUICK, "--set", "gateway.resources=null"))))[
-        "weft-gateway"
-    ]
-    assert "resources" not in template["spec"]["containers"][0]
+    pod = dict(pod_templates(objects(render("default", *QUICK, "--set", "gateway.resources=null"))))["weft-gateway"]
+    assert "resources" not in pod["spec"]["containers"][0]
 
 
 def test_names_that_yaml_reads_as_something_else_stay_names() -> None:
     """A namespace may be named `no`, `on` or `1`: Helm writes text, and YAML 1.1 takes that for other things."""
     flags = (*QUICK, "--set", "poolNamespaces={on,no},depot.credentialNamespaces={yes},podMonitor.enabled=true")
-    text = render("default", *flags, namespace="no")
-    found = [value for obj in objects(text) for value in _named(obj)]
+    found = [value for obj in objects(render("default", *flags, namespace="no")) for value in _named(obj)]
     assert {"no", "on", "yes"} <= set(found)
     assert [value for value in found if not isinstance(value, str)] == []
 
