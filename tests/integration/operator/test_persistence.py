@@ -249,22 +249,6 @@ async def test_what_an_older_version_wrote_has_the_fields_of_this_one(tmp_path: 
     assert parse(read)
 
 
-@pytest.mark.parametrize(("token_time_ms", "slo"), [(100, None), (187, {"tokenTimeMs": 187, "admission": "Queue"})])
-async def test_an_older_versions_token_time_becomes_an_objective_unless_it_is_the_default(
-    tmp_path: Path, token_time_ms: int, slo: dict[str, object] | None
-) -> None:
-    path = tmp_path / "objects.json"
-    async with kept(path) as (store, keeper):
-        pool = pool_object()
-        pool["spec"]["scheduler"] = {"tokenTimeMs": token_time_ms}
-        store.apply(pool)
-        await keeper.committed()
-    (read,) = open_store(path, clock, with_defaults).objects()
-    assert "scheduler" not in read["spec"]
-    assert read["spec"].get("slo") == slo
-    assert parse(read)
-
-
 async def test_what_this_version_takes_no_more_is_named_by_its_field(tmp_path: Path) -> None:
     path = tmp_path / "objects.json"
     async with kept(path) as (store, keeper):
