@@ -30,10 +30,7 @@ from weft.domain.model.tensors import check_model_tensors
 from weft.s3 import s3_client
 from weft.wire.errors import PeerError
 from weft_batch.core import read_line
-from weft_depot.sources import RetryPolicy
-from weft_depot.sources.hf import parse_revision
-from weft_depot.sources.oci import parse_manifest, parse_reference
-from weft_depot.sources.s3 import BucketSnapshot, Place
+from weft_depot.sources import BucketSnapshot, Place, RetryPolicy, parse_manifest, parse_reference, parse_revision
 from weft_gateway.core import ANY_NAMESPACE
 from weft_gateway.errors import ApiError
 from weft_gateway.openai import (

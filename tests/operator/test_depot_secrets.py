@@ -10,8 +10,7 @@ from kubernetes import client
 from harness.cluster.cluster import Cluster
 from harness.waiting import wait_until
 from weft.artifacts.errors import ArtifactError, Reason
-from weft_depot.credentials import Secret
-from weft_depot.credentials.kubernetes import KubernetesConfigMaps, KubernetesSecrets
+from weft_depot.credentials import KubernetesConfigMaps, KubernetesSecrets, Secret
 
 
 class Depot:

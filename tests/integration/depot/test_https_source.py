@@ -16,7 +16,7 @@ from tests.unit.depot.reading import Asked, asked, everything, folder_bytes, qui
 from weft.artifacts.errors import Reason, Refused
 from weft.process import listen
 from weft_depot.artifact_layout import file_filter
-from weft_depot.sources.https import HttpsSource, folder_url
+from weft_depot.sources import HttpsSource, folder_url
 
 BIG = bytes(range(256)) * 4096 * 3  # 3 MiB: four ranges
 

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.artifacts.errors import ArtifactError, Reason, Refused
-from weft_depot.credentials import NoSecrets, Secret, Secrets
-from weft_depot.credentials.folder import FolderSecrets
+from weft_depot.credentials import FolderSecrets, NoSecrets, Secret, Secrets
 
 
 @pytest.fixture

@@ -6,9 +6,7 @@ from hypothesis import strategies as st
 
 from tests.unit.artifacts.making import refused
 from weft.artifacts.errors import Reason, Refused
-from weft_depot.sources import check_address, split_url
-from weft_depot.sources.s3 import parse_path
-from weft_depot.sources.s3_client import Endpoints, S3Endpoint
+from weft_depot.sources import Endpoints, S3Endpoint, check_address, parse_path, split_url
 
 ALLOWED = Endpoints(("minio.storage:9000", "ceph", "https://secure:8443", "[fd00::1]:9000"), "eu-west-1")
 

@@ -15,9 +15,7 @@ from tests.unit.artifacts.making import write_adapter
 from tests.unit.depot.reading import Asked, asked, everything, folder_bytes, quick_policy, read_all, refusal
 from weft.artifacts.errors import Reason, Refused, Unavailable
 from weft_depot.credentials import Secret
-from weft_depot.sources import source_of
-from weft_depot.sources.hf import HfSource, parse_revision
-from weft_depot.sources.hub import Hub
+from weft_depot.sources import HfSource, Hub, parse_revision, source_of
 
 TOKEN = "hf_SecretTokenOfTenantA"
 BIG = bytes(range(256)) * 4096 * 3  # 3 MiB: four ranges

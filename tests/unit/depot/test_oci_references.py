@@ -9,7 +9,7 @@ from tests.unit.artifacts.making import refused
 from tests.unit.depot.reading import everything
 from weft.artifacts.errors import Reason
 from weft_depot.credentials import Secret
-from weft_depot.sources.oci import TITLE, FileLayer, Reference, basic_credentials, parse_manifest, parse_reference
+from weft_depot.sources import TITLE, FileLayer, Reference, basic_credentials, parse_manifest, parse_reference
 
 HEX = "ab" * 32
 LAYER = {"digest": f"sha256:{HEX}", "size": 3, "annotations": {TITLE: "config.json"}}

@@ -16,7 +16,7 @@ from weft_depot.artifact_layout import ADAPTER_FILES, ArtifactLimits
 from weft_depot.core import Operations
 from weft_depot.server import build_app
 from weft_depot.service import Depot
-from weft_depot.sources.uploaded import UploadedSource
+from weft_depot.sources import UploadedSource
 
 CONFIG, WEIGHTS, *TOKENIZER = ADAPTER_FILES
 

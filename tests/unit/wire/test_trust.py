@@ -12,9 +12,8 @@ from kubernetes.aio.client import ApiClient
 
 from harness.certificates import Authority
 from weft.leadership.lease_api import load_configuration
-from weft_depot.credentials.kubernetes import api_client
-from weft_depot.sources import RetryPolicy
-from weft_depot.sources.http import SourceHttp
+from weft_depot.credentials import api_client
+from weft_depot.sources import RetryPolicy, SourceHttp
 from weft_gateway.shell import OidcConfig, context_for
 from weft_operator.kubernetes import Connection
 

@@ -1,18 +1,26 @@
+# pyright: reportUnusedImport=false
 """Credentials by `credentialsRef`: a Secret of the requesting namespace, read by the depot alone.
 
 A secret's values are in no message, log, URI or signature. What outlives a resolve is its fingerprint, which shows
-whether two reads were made with the same rights.
+whether two reads were made with the same rights. Tests take the names of the modules behind it from here, too: they
+are imported when somebody asks, since Kubernetes's client takes a second.
 """
 
 import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol
 
 from weft.artifacts.errors import Reason, Refused
 from weft.domain.text import quoted
 
+if TYPE_CHECKING:
+    from weft_depot.credentials.folder import FolderSecrets  # noqa: F401
+    from weft_depot.credentials.kubernetes import KubernetesConfigMaps, KubernetesSecrets, api_client  # noqa: F401
+
+_LATER = {"folder": "FolderSecrets", "kubernetes": "KubernetesConfigMaps KubernetesSecrets api_client"}
 MAX_VALUE_BYTES = 1 << 14
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
 _SUBDOMAIN = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
@@ -94,3 +102,11 @@ def is_namespace(text: str) -> bool:
 def is_object_name(text: str) -> bool:
     """Whether a text is a DNS subdomain (RFC 1123)."""
     return bool(_SUBDOMAIN.fullmatch(text)) and ".." not in text
+
+
+def __getattr__(name: str) -> Any:
+    """Import a source of Secrets. Raises AttributeError."""
+    for module, names in _LATER.items():
+        if name in names.split():
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(name)

@@ -1,9 +1,12 @@
 # pyright: reportUnusedImport=false
 """Sources of artifacts. A scheme is one module here and one line in `weft_depot.main`.
 
-Tests take these names from here: the modules behind them may change. Sources that need a library are imported by their
-modules, for a scheme that is on; `uploaded` is too, as it needs the depot's own store.
+Tests take these names from here: the modules behind them may change. What needs a library is imported when somebody
+asks for it, for a scheme that is on; `uploaded` is too, as it needs the depot's own store.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from weft_depot.sources.addresses import check_address, split_url
 from weft_depot.sources.file import FileSource
@@ -11,3 +14,32 @@ from weft_depot.sources.folder import RACY_NS
 from weft_depot.sources.pvc import PvcSource
 from weft_depot.sources.retry_policy import RetryPolicy
 from weft_depot.sources.source import ArtifactSource, source_of
+
+if TYPE_CHECKING:
+    from weft_depot.sources.hf import HfSource, parse_revision
+    from weft_depot.sources.http import SourceHttp
+    from weft_depot.sources.https import HttpsSource, folder_url
+    from weft_depot.sources.hub import Hub
+    from weft_depot.sources.oci import TITLE, FileLayer, Reference, basic_credentials, parse_manifest, parse_reference
+    from weft_depot.sources.s3 import BucketSnapshot, Place, parse_path
+    from weft_depot.sources.s3_client import Endpoints, S3Endpoint
+    from weft_depot.sources.uploaded import UploadedSource
+
+_LATER = {
+    "hf": "HfSource parse_revision",
+    "http": "SourceHttp",
+    "https": "HttpsSource folder_url",
+    "hub": "Hub",
+    "oci": "TITLE FileLayer Reference basic_credentials parse_manifest parse_reference",
+    "s3": "BucketSnapshot Place parse_path",
+    "s3_client": "Endpoints S3Endpoint",
+    "uploaded": "UploadedSource",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a source that needs a library. Raises AttributeError."""
+    for module, names in _LATER.items():
+        if name in names.split():
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(name)
