@@ -4,7 +4,7 @@ Each row is a small world of its own (`there`, stored in this order), a wish, an
 namespaces are PLATFORM, whose pools others use, and TENANT; a test with namespaces of its own puts those instead.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,20 +20,10 @@ class Wish:
     name: str
     there: tuple[Manifest, ...]
     wish: Manifest
-    refusal: str = ""  # `field: reason: message`; empty: it passes
+    reason: str = ""  # empty: it passes
+    field: str = ""
+    says: str = ""
     warns: str = ""
-
-    @property
-    def field(self) -> str:
-        return self.refusal.split(": ", 2)[0]
-
-    @property
-    def reason(self) -> str:
-        return self.refusal.split(": ", 2)[1]
-
-    @property
-    def says(self) -> str:
-        return self.refusal.split(": ", 2)[2]
 
 
 def base(**spec: Any) -> Manifest:
@@ -64,157 +54,93 @@ def going(manifest: Manifest) -> Manifest:
     return manifest | {"metadata": manifest["metadata"] | {"finalizers": ["serving.weft.dev/unload"]}, "deleted": True}
 
 
+def upper(name: str) -> Manifest:
+    return lora(name, modelName="upper")
+
+
+def elsewhere(name: str, **spec: Any) -> Manifest:
+    """A tenant's adapter in its own pool, OTHER."""
+    return adapter(name, TENANT, poolRef={"name": "other"}, **spec)
+
+
+def _refused(reason: str, field: str, rows: Mapping[str, tuple[tuple[Manifest, ...], Manifest, str]]) -> Iterator[Wish]:
+    """Yield wishes that are refused for one reason at one field; each row: what is there, the wish, what is said."""
+    for name, (there, wish, says) in rows.items():
+        yield Wish(name, there, wish, reason, field, says)
+
+
 CLOSED = {"allowedNamespaces": []}
+OTHER = pool("other", TENANT, model={"uri": "file:o"})
+RANK_16 = {"lora": {"maxRank": 16}}
+OF_A, OF_BASE = "belongs to LoRAAdapter tenant/a", "is the base model of ServingPool platform/base"
+NOT_ADMITTED = "does not admit adapters of namespace tenant"
+PINS_2 = "pins at most 2: one slot is never pinned (pinned: LoRAAdapters tenant/a, tenant/b)"
+STOLEN = "the name 'tenant/a' belongs to an adapter of another namespace"
+RELIED_ON = "baseModel of LoRAAdapter tenant/a says 'base'"
 
 REFUSED: tuple[Wish, ...] = (
-    Wish(
-        "another adapter's name",
-        (base(), lora("a", modelName="upper")),
-        lora("b", modelName="upper"),
-        "spec.modelName: NameConflict: the name 'upper' belongs to LoRAAdapter tenant/a",
-    ),
-    Wish(
-        "the name that another adapter has by default",
-        (base(), lora("a")),
-        lora("b", modelName="tenant/a"),
-        "spec.modelName: NameConflict: belongs to LoRAAdapter tenant/a",
-    ),
-    Wish(
-        "a default name that another adapter has taken",
-        (base(), lora("a", modelName="tenant/b")),
-        lora("b"),
-        "spec.modelName: NameConflict: belongs to LoRAAdapter tenant/a",
-    ),
-    Wish(
-        "a base model's name",
-        (base(),),
-        lora("a", modelName="base"),
-        "spec.modelName: NameConflict: the name 'base' is the base model of ServingPool platform/base",
-    ),
-    Wish(
-        "a name of another namespace that is served there",
-        (base(), lora("a")),
-        lora("thief", PLATFORM, modelName=f"{TENANT}/a"),
-        "spec.modelName: NameConflict: the name 'tenant/a' belongs to an adapter of another namespace",
-    ),
-    Wish(
-        "renamed to a name that is taken, though itself the older",
-        (base(), lora("a"), lora("b", modelName="upper")),
-        lora("a", modelName="upper"),
-        "spec.modelName: NameConflict: belongs to LoRAAdapter tenant/b",
-    ),
-    Wish(
-        "one pinned adapter more than the pool has room for",
-        (base(**slots(3)), *pinned("a", "b")),
-        lora("c", pinned=True),
-        "spec.pinned: NoSlots: pins at most 2: one slot is never pinned (pinned: LoRAAdapters tenant/a, tenant/b)",
-    ),
-    Wish(
-        "pinned in a pool with a single slot",
-        (base(**slots(1)),),
-        lora("a", pinned=True),
-        "spec.pinned: NoSlots: advanced.maxAdapters 1 pins at most 0: one slot is never pinned",
-    ),
-    Wish(
-        "pinned later, in a full pool",
-        (base(**slots(2)), *pinned("a"), lora("b")),
-        lora("b", pinned=True),
-        "spec.pinned: NoSlots: pins at most 1",
-    ),
-    Wish(
-        "moved, pinned, into a full pool",
-        (
-            base(**slots(2)),
-            *pinned("a"),
-            pool("other", TENANT, model={"uri": "file:o"}),
-            adapter("b", TENANT, poolRef={"name": "other"}, pinned=True),
-        ),
-        lora("b", pinned=True),
-        "spec.pinned: NoSlots: pinned: LoRAAdapter tenant/a",
-    ),
-    Wish(
-        "a namespace that the pool does not admit",
-        (base(**CLOSED),),
-        lora("a"),
-        "spec.poolRef: NotPermitted: ServingPool platform/base does not admit adapters of namespace tenant",
-    ),
-    Wish(
-        "a namespace that is not in the pool's list",
-        (base(allowedNamespaces=["somebody"]),),
-        lora("a"),
-        "spec.poolRef: NotPermitted: does not admit adapters of namespace tenant",
-    ),
-    Wish(
-        "moved to a pool that does not admit it",
-        (
-            base(**CLOSED),
-            pool("other", TENANT, model={"uri": "file:o"}),
-            adapter("a", TENANT, poolRef={"name": "other"}),
-        ),
-        lora("a"),
-        "spec.poolRef: NotPermitted: does not admit adapters of namespace tenant",
-    ),
-    Wish(
-        "a rank above the pool's",
-        (base(lora={"maxRank": 16}),),
-        lora("a", maxRank=32),
-        "spec.maxRank: RankTooLarge: takes ranks up to 16, not 32",
-    ),
-    Wish(
-        "a rank raised above the pool's",
-        (base(lora={"maxRank": 16}), lora("a", maxRank=8)),
-        lora("a", maxRank=17),
-        "spec.maxRank: RankTooLarge: takes ranks up to 16, not 17",
-    ),
-    Wish(
-        "another base than the pool's",
-        (base(),),
-        lora("a", baseModel="llama"),
-        "spec.baseModel: BaseMismatch: ServingPool platform/base serves 'base', not 'llama'",
-    ),
-    Wish(
-        "a second pool of one model name",
-        (base(),),
-        pool("second", TENANT, model={"name": "base", "uri": "file:m"}),
-        "spec.model.name: NameConflict: the name 'base' is the base model of ServingPool platform/base",
-    ),
-    Wish(
-        "a pool whose own name is another pool's model",
-        (base(),),
-        pool("base", TENANT),
-        "spec.model.name: NameConflict: is the base model of ServingPool platform/base",
-    ),
-    Wish(
-        "a pool that takes a served adapter's name",
-        (base(), lora("a", modelName="upper")),
-        pool("upper", PLATFORM),
-        "spec.model.name: NameConflict: the name 'upper' belongs to LoRAAdapter tenant/a",
-    ),
-    Wish(
-        "a pool renamed to a name that is taken",
-        (base(), pool("other", TENANT)),
-        pool("other", TENANT, model={"name": "base", "uri": "file:models/tiny"}),
-        "spec.model.name: NameConflict: is the base model of ServingPool platform/base",
-    ),
-    Wish(
-        "a pool renamed though adapters rely on the name",
-        (base(), lora("a", baseModel="base")),
-        base(model={"name": "better", "uri": "file:m"}),
-        "spec.model.name: BaseMismatch: baseModel of LoRAAdapter tenant/a says 'base'",
-    ),
-    Wish(
-        "fewer slots than adapters are pinned",
-        (base(**slots(4)), *pinned("a", "b")),
-        base(**slots(2)),
-        "spec.advanced.maxAdapters: NoSlots: advanced.maxAdapters 2 pins at most 1",
-    ),
-    Wish(
-        "a largest rank below one that is served",
-        (base(lora={"maxRank": 64}), ranked(lora("a"), 32)),
-        base(lora={"maxRank": 16}),
-        "spec.lora.maxRank: RankTooLarge: LoRAAdapter tenant/a of rank 32 would not be served any more",
-    ),
-)
+    *_refused("NameConflict", "spec.modelName", {
+        "another adapter's name": ((base(), upper("a")), upper("b"), f"the name 'upper' {OF_A}"),
+        "the name that another adapter has by default": ((base(), lora("a")), lora("b", modelName="tenant/a"), OF_A),
+        "a default name that another adapter has taken": ((base(), lora("a", modelName="tenant/b")), lora("b"), OF_A),
+        "a base model's name": ((base(),), lora("a", modelName="base"), f"the name 'base' {OF_BASE}"),
+        "a name of another namespace that is served there": (
+            (base(), lora("a")), lora("thief", PLATFORM, modelName=f"{TENANT}/a"), STOLEN),
+        "renamed to a name that is taken, though itself the older": (
+            (base(), lora("a"), upper("b")), upper("a"), "belongs to LoRAAdapter tenant/b"),
+    }),
+    *_refused("NoSlots", "spec.pinned", {
+        "one pinned adapter more than the pool has room for": (
+            (base(**slots(3)), *pinned("a", "b")), lora("c", pinned=True), PINS_2),
+        "pinned in a pool with a single slot": (
+            (base(**slots(1)),), lora("a", pinned=True),
+            "advanced.maxAdapters 1 pins at most 0: one slot is never pinned"),
+        "pinned later, in a full pool": (
+            (base(**slots(2)), *pinned("a"), lora("b")), lora("b", pinned=True), "pins at most 1"),
+        "moved, pinned, into a full pool": (
+            (base(**slots(2)), *pinned("a"), OTHER, elsewhere("b", pinned=True)), lora("b", pinned=True),
+            "pinned: LoRAAdapter tenant/a"),
+    }),
+    *_refused("NotPermitted", "spec.poolRef", {
+        "a namespace that the pool does not admit": (
+            (base(**CLOSED),), lora("a"), f"ServingPool platform/base {NOT_ADMITTED}"),
+        "a namespace that is not in the pool's list": (
+            (base(allowedNamespaces=["somebody"]),), lora("a"), NOT_ADMITTED),
+        "moved to a pool that does not admit it": ((base(**CLOSED), OTHER, elsewhere("a")), lora("a"), NOT_ADMITTED),
+    }),
+    *_refused("RankTooLarge", "spec.maxRank", {
+        "a rank above the pool's": ((base(**RANK_16),), lora("a", maxRank=32), "takes ranks up to 16, not 32"),
+        "a rank raised above the pool's": (
+            (base(**RANK_16), lora("a", maxRank=8)), lora("a", maxRank=17), "takes ranks up to 16, not 17"),
+    }),
+    *_refused("BaseMismatch", "spec.baseModel", {
+        "another base than the pool's": (
+            (base(),), lora("a", baseModel="llama"), "ServingPool platform/base serves 'base', not 'llama'"),
+    }),
+    *_refused("NameConflict", "spec.model.name", {
+        "a second pool of one model name": (
+            (base(),), pool("second", TENANT, model={"name": "base", "uri": "file:m"}), f"the name 'base' {OF_BASE}"),
+        "a pool whose own name is another pool's model": ((base(),), pool("base", TENANT), OF_BASE),
+        "a pool that takes a served adapter's name": (
+            (base(), upper("a")), pool("upper", PLATFORM), f"the name 'upper' {OF_A}"),
+        "a pool renamed to a name that is taken": (
+            (base(), pool("other", TENANT)), pool("other", TENANT, model={"name": "base", "uri": "file:models/tiny"}),
+            OF_BASE),
+    }),
+    *_refused("BaseMismatch", "spec.model.name", {
+        "a pool renamed though adapters rely on the name": (
+            (base(), lora("a", baseModel="base")), base(model={"name": "better", "uri": "file:m"}), RELIED_ON),
+    }),
+    *_refused("NoSlots", "spec.advanced.maxAdapters", {
+        "fewer slots than adapters are pinned": (
+            (base(**slots(4)), *pinned("a", "b")), base(**slots(2)), "advanced.maxAdapters 2 pins at most 1"),
+    }),
+    *_refused("RankTooLarge", "spec.lora.maxRank", {
+        "a largest rank below one that is served": (
+            (base(lora={"maxRank": 64}), ranked(lora("a"), 32)), base(**RANK_16),
+            "LoRAAdapter tenant/a of rank 32 would not be served any more"),
+    }),
+)  # fmt: skip
 
 PASSING: tuple[Wish, ...] = (
     Wish("no pool yet", (), lora("a"), warns="there is no ServingPool platform/base yet"),
@@ -224,7 +150,7 @@ PASSING: tuple[Wish, ...] = (
     Wish("the same again", (base(**slots(2)), *pinned("a")), lora("a", pinned=True)),
     Wish("the last slot that may be pinned", (base(**slots(3)), *pinned("a")), lora("b", pinned=True)),
     Wish("not pinned in a full pool", (base(**slots(2)), *pinned("a")), lora("b")),
-    Wish("a name of one that goes", (base(), going(lora("a", modelName="upper"))), lora("b", modelName="upper")),
+    Wish("a name of one that goes", (base(), going(upper("a"))), upper("b")),
     Wish(
         "a name of one's own namespace that somebody elsewhere has taken",
         (base(), lora("thief", PLATFORM, modelName=f"{TENANT}/a")),
@@ -233,7 +159,7 @@ PASSING: tuple[Wish, ...] = (
     Wish("two runners for two phases", (), base(phases={"mode": "Split"}, replicas=2)),
     Wish("one runner, two phases", (), base(phases={"mode": "Split"}, replicas=1), warns="one that is alone does both"),
     Wish("a pool that goes", (going(base()),), lora("a"), warns="there is no ServingPool platform/base yet"),
-    Wish("a rank as large as the pool's", (base(lora={"maxRank": 16}),), lora("a", maxRank=16)),
+    Wish("a rank as large as the pool's", (base(**RANK_16),), lora("a", maxRank=16)),
     Wish("the base that the pool has", (base(),), lora("a", baseModel="base")),
     Wish(
         "a slot that a refused adapter wants",
@@ -242,22 +168,22 @@ PASSING: tuple[Wish, ...] = (
     ),
     Wish(
         "an old conflict of names is not told to who edits something else",
-        (lora("a", modelName="upper"), lora("b", modelName="upper"), base()),
+        (upper("a"), upper("b"), base()),
         lora("b", modelName="upper", tier="Disk"),
     ),
     Wish("a pool renamed that nobody relies on", (base(), lora("a")), base(model={"name": "better", "uri": "file:m"})),
     Wish(
         "an old rank is not told to who edits something else",
-        (ranked(lora("a"), 32), base(lora={"maxRank": 16})),
+        (ranked(lora("a"), 32), base(**RANK_16)),
         base(lora={"maxRank": 16}, drainSeconds=100),
     ),
     Wish("a slot of one that goes", (base(**slots(2)), going(*pinned("a"))), lora("b", pinned=True)),
-    Wish("a name that a refused adapter wants", (lora("a", modelName="upper"), base(**CLOSED)), pool("upper", TENANT)),
+    Wish("a name that a refused adapter wants", (upper("a"), base(**CLOSED)), pool("upper", TENANT)),
     Wish("fewer slots, enough for the pinned", (base(**slots(4)), *pinned("a")), base(**slots(2))),
     Wish(
         "a pool that becomes smaller for nobody",
         (base(lora={"maxRank": 64}), ranked(lora("a"), 16)),
-        base(lora={"maxRank": 16}),
+        base(**RANK_16),
     ),
     Wish(
         "a namespace taken away",
@@ -267,7 +193,7 @@ PASSING: tuple[Wish, ...] = (
     ),
     Wish(
         "an old conflict is not told to who edits something else",
-        (lora("a", maxRank=32), base(lora={"maxRank": 16})),
+        (lora("a", maxRank=32), base(**RANK_16)),
         lora("a", maxRank=32, tier="Disk"),
     ),
 )
