@@ -7,14 +7,13 @@ predictor are gRPC servers in the test's event loop; the depot is an HTTP server
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 
-from harness.loopback import LoopbackServer
+from harness.loopback import LoopbackServer, Request
 from harness.waiting import PATIENCE_S
 from weft.artifacts.blobs import BlobStore
 from weft.artifacts.digest import FileEntry, build_manifest, hex_of
@@ -38,23 +37,13 @@ class FakeDepot(LoopbackServer):
     def __init__(self, folder: Path) -> None:
         self.blobs = BlobStore(folder)
         self.asked: list[str] = []
-        depot = self
+        super().__init__(self._answer)
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                digest = self.path.removeprefix("/v1/blobs/")
-                depot.asked.append(digest)
-                found = digest.startswith("sha256:") and len(hex_of(digest)) == 64 and depot.blobs.has(digest)
-                body = depot.blobs.read(digest, max_bytes=1 << 26) if found else b""
-                self.send_response(200 if found else 404)
-                self.send_header("content-length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *args: object) -> None:
-                pass
-
-        super().__init__(Handler)
+    def _answer(self, request: Request) -> tuple[int, bytes]:
+        digest = request.path.removeprefix("/v1/blobs/")
+        self.asked.append(digest)
+        found = digest.startswith("sha256:") and len(hex_of(digest)) == 64 and self.blobs.has(digest)
+        return (200, self.blobs.read(digest, max_bytes=1 << 26)) if found else (404, b"")
 
     def add_model(self, files: dict[str, bytes]) -> str:
         entries = [FileEntry(n, hex_of(self.blobs.put(data)), len(data)) for n, data in files.items()]

@@ -10,7 +10,6 @@ import json
 import time
 from collections.abc import Generator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -21,7 +20,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from harness.loopback import LoopbackServer
+from harness.loopback import Handler, LoopbackServer
 from harness.ports import free_port
 from harness.s3_server import listens
 from harness.waiting import wait_until
@@ -106,8 +105,8 @@ def _token_server(key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate
     allowed = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
     chain = [base64.b64encode(certificate.public_bytes(serialization.Encoding.DER)).decode()]
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
+    class TokenHandler(Handler):
+        def answer(self) -> None:
             query = {name: values[0] for name, values in parse_qs(urlsplit(self.path).query).items()}
             credentials = self.headers.get("authorization", "")
             if credentials and credentials != f"Basic {allowed}":
@@ -129,10 +128,7 @@ def _token_server(key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the base's name)
-            """Not on the test's output."""
-
-    with contextlib.closing(LoopbackServer(Handler)) as server:
+    with contextlib.closing(LoopbackServer(TokenHandler)) as server:
         yield server.url
 
 

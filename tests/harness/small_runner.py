@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from harness.loopback import LoopbackServer
+from harness.loopback import LoopbackServer, Request
 from harness.runner_machine import flat, session, start_of
 from weft.artifacts.adapter_config import parse_adapter_config
 from weft.artifacts.digest import FileEntry, build_manifest
@@ -128,23 +127,15 @@ def serving_depot() -> Iterator[Depot]:
     """A depot on loopback."""
     depot = Depot()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            digest = self.path.rpartition("/")[2]
-            depot.requests.append(digest)
-            depot.asked.set()
-            body = depot.blobs.get(digest)
-            depot.refusals, refused = max(0, depot.refusals - 1), depot.refusals > 0
-            body = None if refused else body
-            self.send_response(503 if refused else 404 if body is None else 200)
-            self.send_header("Content-Length", str(len(body or b"")))
-            self.end_headers()
-            self.wfile.write(body or b"")
+    def answer(request: Request) -> tuple[int, bytes]:
+        digest = request.path.rpartition("/")[2]
+        depot.requests.append(digest)
+        depot.asked.set()
+        depot.refusals, refused = max(0, depot.refusals - 1), depot.refusals > 0
+        body = depot.blobs.get(digest)
+        return (503, b"") if refused else (404, b"") if body is None else (200, body)
 
-        def log_message(self, *args: object) -> None:
-            del args
-
-    server = LoopbackServer(Handler)
+    server = LoopbackServer(answer)
     depot.url = server.url
     try:
         yield depot

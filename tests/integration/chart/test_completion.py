@@ -5,13 +5,12 @@ import subprocess
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pytest
 
 from harness import chart
-from harness.loopback import LoopbackServer
+from harness.loopback import LoopbackServer, Request
 
 PROGRAM = chart.CHART / "files" / "completion.py"
 MODELS = {"data": [{"id": "acme/upper"}, {"id": "other"}]}
@@ -23,26 +22,12 @@ def gateway(answers: dict[str, tuple[int, Any]]) -> Generator[tuple[str, list[An
     """A server with these answers by path; its URL, and what it was asked."""
     asked: list[Any] = []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self._answer(None)
+    def answer(request: Request) -> tuple[int, bytes]:
+        asked.append((request.path, request.headers["Authorization"], json.loads(request.body or b"null")))
+        status, value = answers[request.path]
+        return status, json.dumps(value).encode()
 
-        def do_POST(self) -> None:
-            self._answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-
-        def _answer(self, body: Any) -> None:
-            asked.append((self.path, self.headers.get("Authorization"), body))
-            status, value = answers[self.path]
-            content = json.dumps(value).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the standard library's name)
-            pass
-
-    server = LoopbackServer(Handler)
+    server = LoopbackServer(answer)
     try:
         yield server.url, asked
     finally:

@@ -2,13 +2,12 @@
 
 import json
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness.loopback import LoopbackServer
+from harness.loopback import LoopbackServer, Request
 from harness.terminal import CTRL_C, Terminal
 from weft_cli import batch as command
 from weft_cli.main import main
@@ -31,38 +30,20 @@ class Gateway(LoopbackServer):
         self.uploads: list[bytes] = []
         self.order: dict[str, Any] = {}
         self.away = 0
-        gateway = self
+        super().__init__(self._answer)
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self.answer()
-
-            do_POST = do_DELETE = do_GET  # noqa: N815 (the base's names)
-
-            def answer(self) -> None:
-                gateway.asked.append((self.command, self.path))
-                body = self.rfile.read(int(self.headers["content-length"] or 0))
-                status, answer = gateway.answer(self.command, self.path, body)
-                self.send_response(status)
-                self.send_header("content-length", str(len(answer)))
-                self.end_headers()
-                self.wfile.write(answer)
-
-            def log_message(self, *args: object) -> None:
-                pass
-
-        super().__init__(Handler)
-
-    def answer(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
+    def _answer(self, request: Request) -> tuple[int, bytes]:
+        method, path = request.method, request.path
+        self.asked.append((method, path))
         if path.endswith("/content"):
             return 200, self.files[path.split("/")[3]]
         if path == "/v1/files":
-            self.uploads.append(body)
+            self.uploads.append(request.body)
             return 200, b'{"id": "file-in"}'
         if method == "DELETE":
             return 200, b"{}"
         if path == "/v1/batches" and method == "POST":
-            self.order = json.loads(body)
+            self.order = json.loads(request.body)
         elif path == "/v1/batches/batch_1":
             if self.away:
                 self.away -= 1

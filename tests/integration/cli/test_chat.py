@@ -6,12 +6,11 @@ import select
 import sys
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pytest
 
-from harness.loopback import LoopbackServer
+from harness.loopback import Handler, LoopbackServer
 from harness.terminal import CTRL_C, CTRL_D, Terminal
 from harness.waiting import PATIENCE_S
 from weft_cli.chat import INTERRUPTED, Model, Session, _client
@@ -38,21 +37,16 @@ class Gateway(LoopbackServer):
         self.gone = threading.Event()  # a client went away before the end
         gateway = self
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        class ChatHandler(Handler):
+            def answer(self) -> None:
+                body = json.loads(self.body())
                 gateway.bodies.append(body)
                 gateway.keys.append(self.headers["authorization"])
                 assert self.path == "/v1/chat/completions"
                 assert self.headers["content-type"] == "application/json"
                 if (status := {"locked": 401, "absent": 404, "wrong": 400, "full": 429}.get(body["model"])) is None:
                     return self._stream(body)
-                text = json.dumps({"error": {"message": f"the model is {body['model']}"}}).encode()
-                self.send_response(status)
-                self.send_header("content-length", str(len(text)))
-                self.end_headers()
-                self.wfile.write(text)
-                return None
+                return self.reply(status, json.dumps({"error": {"message": f"the model is {body['model']}"}}).encode())
 
             def _stream(self, body: dict[str, Any]) -> None:
                 self.send_response(200)
@@ -80,10 +74,7 @@ class Gateway(LoopbackServer):
                 self.wfile.write(f"data: {json.dumps({'choices': [{'index': 0, **choice}]})}\n\n".encode())
                 self.wfile.flush()
 
-            def log_message(self, *args: object) -> None:
-                pass
-
-        super().__init__(Handler)
+        super().__init__(ChatHandler)
 
 
 @pytest.fixture

@@ -1,13 +1,12 @@
 """`weft top`, the command, against a real Admin service and a real HTTP server."""
 
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import orjson
 import pytest
 
-from harness.loopback import LoopbackServer
+from harness.loopback import LoopbackServer, Request
 from harness.terminal import CTRL_C, Terminal
 from weft_cli.main import INTERRUPTED, main
 
@@ -22,22 +21,12 @@ class Gateway(LoopbackServer):
         self.code = 200
         self.status: Any = PARTS | {"pools": [{"name": "default/base", "held": 1}]}
         self.keys: list[str | None] = []
-        gateway = self
+        super().__init__(self._answer)
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                assert self.path == "/status"
-                gateway.keys.append(self.headers["authorization"])
-                body = orjson.dumps(gateway.status)
-                self.send_response(gateway.code)
-                self.send_header("content-length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *args: object) -> None:
-                pass
-
-        super().__init__(Handler)
+    def _answer(self, request: Request) -> tuple[int, bytes]:
+        assert request.path == "/status"
+        self.keys.append(request.headers["authorization"])
+        return self.code, orjson.dumps(self.status)
 
 
 @pytest.fixture
@@ -60,18 +49,7 @@ def test_a_pipe_gets_the_tables_once(controller: Any, gateway: Gateway, capfd: p
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert lines[0] == "1 of 1 runners ready, 0.0 tokens/s, 3 requests, 1 waiting"
-    assert lines[2].split() == [
-        "RUNNER",
-        "POOL",
-        "READY",
-        "BATCH",
-        "TOKENS/S",
-        "FREE",
-        "PAGES",
-        "ADAPTERS",
-        "ROLE",
-        "PROMPTS",
-    ]
+    assert lines[2].split() == "RUNNER POOL READY BATCH TOKENS/S FREE PAGES ADAPTERS ROLE PROMPTS".split()
     assert lines[3].split() == ["01234567", "default/base", "True", "2/8", "0.0", "0/64", "1", "mixed", "0"]
     assert lines[6].split() == ["default/base", "1/1", "2/8", "0.0", "0/64", "1", "0"]
     assert lines[9].split() == ["aaaaaaaaaaaa", "0", "0.0", "1"]

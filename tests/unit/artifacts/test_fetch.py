@@ -6,14 +6,13 @@ import logging
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness.blobs import check_blobs
-from harness.loopback import LoopbackServer
+from harness.loopback import Handler, LoopbackServer
 from tests.unit.artifacts.making import refused
 from weft.artifacts import fetch as fetching
 from weft.artifacts.blobs import BlobStore
@@ -47,9 +46,9 @@ class Server(LoopbackServer):
         return manifest
 
 
-def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
+def _handler(server: Server) -> type[Handler]:
+    class Breaking(Handler):
+        def answer(self) -> None:
             wanted = self.headers["Range"]
             server.seen.append((self.path, wanted))
             server.mismatches.append("weft-mismatch" in self.headers)
@@ -66,10 +65,7 @@ def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(body[: len(body) // 2] if fault == "cut" else body)
             return None
 
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the standard library's name)
-            pass
-
-    return Handler
+    return Breaking
 
 
 @pytest.fixture
