@@ -25,20 +25,21 @@ class _Moment(NamedTuple):
 class Disk:
     """A folder; `record` around what is done to it, then `states` for what a cut leaves at each moment."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root, self._monkeypatch = root, monkeypatch
+        root.mkdir(exist_ok=True)
         self._synced = dict[int, bytes]()
         self._durable = dict[Path, dict[str, int]]()
         self._moments = list[_Moment]()
         self.acknowledged = dict[str, int]()  # what the test was promised, and before which moment
 
     @contextmanager
-    def record(self, monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
+    def record(self) -> Generator[None]:
         """Record what is done; what is there already is on the disk."""
         for folder in (self.root, *(path for path in self.root.rglob("*") if path.is_dir())):
             self._durable[folder] = {path.name: path.stat().st_ino for path in folder.iterdir() if path.is_file()}
             self._synced |= {path.stat().st_ino: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-        with monkeypatch.context() as patched:
+        with self._monkeypatch.context() as patched:
             for name in CALLS:
                 patched.setattr(os, name, self._noting(name, getattr(os, name)))
             yield

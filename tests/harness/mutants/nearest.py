@@ -7,16 +7,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.order import LONG
+from harness.order import budgeted_cpu_s
 
 SUITES = ("tests/unit", "tests/sim", "tests/integration")
 TESTS = ("tests/harness", *SUITES, "tests/kernels", "tests/oracle", "tests/e2e")
 COSTLY_TEST_CPU_S = 3.0
-COSTLY_CPU_S = 15.0  # a file that takes more runs last, and only where it imports the module itself
+COSTLY_CPU_S = 10.0  # a file that takes more runs last, and only where it imports the module itself
 N_NEAREST = 8
 # Not parsed: that takes ten seconds for all files, and a word too many in a comment is no harm.
 IMPORT = re.compile(r"^[ \t]*(?:import +(.+)|from +([\w.]+) +import +(\([^)]*\)|.+))$", re.MULTILINE)
-LONG_FILES = {f"tests/{name}" for name in LONG}
 
 
 class Choice(NamedTuple):
@@ -106,7 +105,8 @@ def choose(file: str, distances: Mapping[str, int], suite: str, cpu_s: Mapping[s
     tests = [name for name in distances if Path(name).name.startswith("test_") and name.startswith(SUITES)]
     ranked = sorted((name for name in tests if name.startswith(f"{suite}/") or distances[name] == 1), key=nearness)
     ranked += sorted(set(tests) - set(ranked), key=nearness)[: max(0, N_NEAREST - len(ranked))]
-    costly = {name for name in ranked if name in LONG_FILES or cpu_s.get(name, 0.0) > COSTLY_CPU_S}
+    usual = budgeted_cpu_s()
+    costly = {name for name in ranked if cpu_s.get(name, usual.get(name, 0.0)) > COSTLY_CPU_S}
     quick = [name for name in ranked if name not in costly]
     direct = (name for name in ranked if name in costly and distances[name] == 1)
     own = (name for name in quick[N_NEAREST:] if name.startswith(f"{suite}/"))

@@ -20,13 +20,11 @@ from weft_predictor.core import RidgeModel
 from weft_predictor.models import SAVED, first_models
 
 
-def test_a_test_disk_loses_what_was_not_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_test_disk_loses_what_was_not_synced(disk: Disk, tmp_path: Path) -> None:
     """A writer that forgets its syncs is found: the harness is worth something."""
-    (tmp_path / "disk").mkdir()
-    disk = Disk(tmp_path / "disk")
-    with disk.record(monkeypatch):
-        write_atomically(tmp_path / "disk" / "kept", b"kept")
-        write_atomically(tmp_path / "disk" / "lost", b"lost", durable=False)
+    with disk.record():
+        write_atomically(disk.root / "kept", b"kept")
+        write_atomically(disk.root / "lost", b"lost", durable=False)
     found = {
         (name, (state / name).read_bytes() if (state / name).exists() else None)
         for state, _ in disk.states(tmp_path / "states")
@@ -35,26 +33,20 @@ def test_a_test_disk_loses_what_was_not_synced(tmp_path: Path, monkeypatch: pyte
     assert found == {("kept", b"kept"), ("kept", None), ("lost", b""), ("lost", b"\0\0\0\0"), ("lost", None)}
 
 
-def test_a_file_that_is_replaced_is_the_old_one_or_the_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "disk").mkdir()
-    (tmp_path / "disk" / "file").write_bytes(b"0")
-    disk = Disk(tmp_path / "disk")
-    with disk.record(monkeypatch):
+def test_a_file_that_is_replaced_is_the_old_one_or_the_new_one(disk: Disk, tmp_path: Path) -> None:
+    (disk.root / "file").write_bytes(b"0")
+    with disk.record():
         for number in range(1, 4):
-            write_atomically(tmp_path / "disk" / "file", b"%d" % number)
+            write_atomically(disk.root / "file", b"%d" % number)
             disk.done(str(number))
     for state, acknowledged in disk.states(tmp_path / "states"):
         assert int((state / "file").read_bytes()) >= max(map(int, acknowledged), default=0)
 
 
-def test_objects_are_those_of_one_moment_and_acknowledged_ones_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    disk = Disk(tmp_path / "disk")
-    disk.root.mkdir()
+def test_objects_are_those_of_one_moment_and_acknowledged_ones_stay(disk: Disk, tmp_path: Path) -> None:
     store = ObjectStore(lambda: 0.0)
     durable = Durable(store, disk.root / "objects.json")
-    with disk.record(monkeypatch):
+    with disk.record():
         for number in range(4):
             metadata = {"name": f"a{number}", "namespace": "n"}
             store.apply({"apiVersion": "v1", "kind": "LoRAAdapter", "metadata": metadata, "spec": {}})
@@ -69,9 +61,9 @@ def test_a_depot_has_whole_blobs_alone_and_resolves_again(tmp_path: Path, monkey
     """Also a second content, and the removal of the first; what a resolution is remembered by may be damaged."""
     bench = Bench(tmp_path / "bench")
     bench.at_rest()
-    disk = Disk(bench.folder / "data")
+    disk = Disk(bench.folder / "data", monkeypatch)
     config = bench.root / "adapters" / "upper" / "adapter_config.json"
-    with disk.record(monkeypatch):
+    with disk.record():
         first = bench.resolve("file:adapters/upper")
         disk.done(hex_of(first))
         config.write_bytes(config.read_bytes() + b" ")
@@ -93,12 +85,11 @@ def test_a_depot_has_whole_blobs_alone_and_resolves_again(tmp_path: Path, monkey
         (bench.folder / "before").rename(bench.folder / "data")
 
 
-def test_a_download_resumes_or_restarts(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_download_resumes_or_restarts(server: Server, disk: Disk, tmp_path: Path) -> None:
     manifest = server.artifact(config=b"{}", weights=BIG)
-    disk = Disk(tmp_path / "disk")
     blobs = BlobStore(disk.root)
     server.script = ["fine", "fine", "cut", "cut"]
-    with disk.record(monkeypatch):
+    with disk.record():
         take(server, manifest.digest, blobs)
         disk.done(manifest.digest)
     for state, acknowledged in disk.states(tmp_path / "states"):
@@ -109,11 +100,9 @@ def test_a_download_resumes_or_restarts(server: Server, tmp_path: Path, monkeypa
         check_blobs(again)
 
 
-def test_a_batchs_file_is_whole_once_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    disk = Disk(tmp_path / "disk")
-    disk.root.mkdir()
+def test_a_batchs_file_is_whole_once_it_has_its_name(disk: Disk, tmp_path: Path) -> None:
     storage = FolderStorage(disk.root)
-    with disk.record(monkeypatch):
+    with disk.record():
         writer = storage.writer("file-1")
         for _ in range(3):
             writer.write(BIG)
@@ -127,10 +116,8 @@ def test_a_batchs_file_is_whole_once_it_has_its_name(tmp_path: Path, monkeypatch
         assert acknowledged <= left.keys()
 
 
-def test_a_predictor_starts_with_a_model_that_it_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    disk = Disk(tmp_path / "disk")
-    disk.root.mkdir()
-    with disk.record(monkeypatch):
+def test_a_predictor_starts_with_a_model_that_it_saved(disk: Disk, tmp_path: Path) -> None:
+    with disk.record():
         for number in range(3):
             save(disk.root / SAVED, RidgeModel.cold(f"ridge-{number}").save())
             disk.done(f"ridge-{number}")
@@ -138,6 +125,11 @@ def test_a_predictor_starts_with_a_model_that_it_saved(tmp_path: Path, monkeypat
         model, _ = first_models(state, None)
         assert not acknowledged or model.family >= max(acknowledged)
         assert not (state / f"{SAVED}.corrupt").exists()
+
+
+@pytest.fixture
+def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disk:
+    return Disk(tmp_path / "disk", monkeypatch)
 
 
 @pytest.fixture

@@ -1,40 +1,20 @@
 """The quickstart as committed: tasks, tokenizer, manifests, sizes."""
 
-import functools
-import importlib.util
 import json
 import re
 from itertools import islice
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import jinja2
 import pytest
 import yaml
-from tokenizers import Tokenizer
 
-QUICKSTART = Path(__file__).resolve().parents[3] / "examples" / "quickstart"
+from harness.quickstart import BASE, DEMO, QUICKSTART, TASK_OF, Case, tokenizer
+from harness.quickstart import tasks as load_tasks
+
 MODEL = QUICKSTART / "model"
-DEMOS = [json.loads(line) for line in (QUICKSTART / "demo.jsonl").read_text().splitlines()]
-BASE = "weft-quickstart"
-
-
-def load_tasks() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("quickstart_tasks", QUICKSTART / "tasks.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 tasks = load_tasks()
-
-
-@functools.cache
-def tokenizer() -> Tokenizer:
-    return Tokenizer.from_file(str(MODEL / "tokenizer.json"))
 
 
 def manifests() -> list[dict[str, Any]]:
@@ -182,10 +162,10 @@ def test_measured_accuracy_meets_its_targets() -> None:
 
 
 def test_every_served_model_has_a_demo() -> None:
-    assert {demo["model"] for demo in DEMOS} == {BASE, *adapters()}
+    assert {demo.model for demo in DEMO} == {BASE, *adapters()} == TASK_OF.keys()
 
 
-@pytest.mark.parametrize("demo", DEMOS, ids=lambda demo: demo["model"])
-def test_a_demo_expects_what_its_task_gives(demo: dict[str, str]) -> None:
-    task = "copy" if demo["model"] == BASE else demo["model"].partition("/")[2]
-    assert demo["expect"] == tasks.expected(task, demo["prompt"])
+@pytest.mark.parametrize("demo", DEMO, ids=lambda demo: demo.model)
+def test_a_demo_expects_what_its_task_gives(demo: Case) -> None:
+    assert TASK_OF[demo.model] == ("copy" if demo.model == BASE else demo.model.partition("/")[2])
+    assert demo.expect == tasks.expected(TASK_OF[demo.model], demo.prompt)
