@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from fuzz.targets import TARGETS
+
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "build" / "fuzz"
 CORPUS = Path(__file__).parent / "corpus"
@@ -22,12 +24,7 @@ NATIVE, OPENAPI = "native-step", "openapi"
 INPUT_S = 60  # until libFuzzer calls an input that does not end a finding, and keeps it
 GRACE_S = 600  # of a process to import everything and to end, on a busy machine
 RSS_MB = 4096  # of a process with what libFuzzer keeps; an input's own memory is `fuzz.child`'s to watch
-NAMES = (
-    *("chat", "completions", "embeddings", "messages", "responses", "structured-outputs", "tokenize", "batch-line"),
-    *("chat-template", "tokenizer", "manifests", "adapter-config", "adapter-weights", "model-config", "model-weights"),
-    *("oci-manifest", "hub-revision", "s3-listing", "peer-messages", "kv-frames"),
-    *("scheduler", "supervisor", "runner", "gateway"),
-)
+NAMES = tuple(TARGETS)
 
 
 class Tried(NamedTuple):

@@ -14,6 +14,7 @@ SIGNS = x509.KeyUsage(
     key_cert_sign=True, crl_sign=True, digital_signature=False, content_commitment=False, key_encipherment=False,
     data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,
 )  # fmt: skip
+USES = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
 
 
 class Authority:
@@ -24,18 +25,9 @@ class Authority:
 
     def __init__(self, name: str = "weft test", *, bare: bool = False) -> None:
         self._bare, self._key = bare, ec.generate_private_key(ec.SECP256R1())
-        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{name} {secrets.token_hex(4)}")])
-        now = datetime.datetime.now(datetime.UTC)
-        builder = (
-            x509.CertificateBuilder()
-            .subject_name(self._name)
-            .issuer_name(self._name)
-            .public_key(self._key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - HOUR)
-            .not_valid_after(now + 24 * HOUR)
-            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        )
+        self._name = _named(f"{name} {secrets.token_hex(4)}")
+        builder = self._builder(self._name, self._key, 24 * HOUR)
+        builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         if not bare:
             builder = builder.add_extension(SIGNS, critical=True).add_extension(self._key_identifier, critical=False)
         self.certificate = builder.sign(self._key, hashes.SHA256())
@@ -50,24 +42,12 @@ class Authority:
 
     def issue(self, *dns_names: str, valid: datetime.timedelta = HOUR) -> tuple[bytes, bytes]:
         """Issue a certificate; return it and its key in PEM. A negative `valid` is one that has expired."""
-        key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
-        builder = (
-            x509.CertificateBuilder()
-            .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, dns_names[0] if dns_names else "nobody")]))
-            .issuer_name(self._name)
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - 2 * HOUR)
-            .not_valid_after(now + valid)
-            .add_extension(
-                x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]),
-                critical=False,
-            )
-        )
+        key = ec.generate_private_key(ec.SECP256R1())
+        builder = self._builder(_named(dns_names[0] if dns_names else "nobody"), key, valid)
+        builder = builder.add_extension(x509.ExtendedKeyUsage(USES), critical=False)
         if dns_names:
-            builder = builder.add_extension(
-                x509.SubjectAlternativeName([x509.DNSName(name) for name in dns_names]), critical=False
-            )
+            names = x509.SubjectAlternativeName([x509.DNSName(name) for name in dns_names])
+            builder = builder.add_extension(names, critical=False)
         if not self._bare:
             issuer = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(self._key_identifier)
             builder = builder.add_extension(issuer, critical=False)
@@ -76,6 +56,13 @@ class Authority:
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
 
+    def _builder(
+        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, valid: datetime.timedelta
+    ) -> x509.CertificateBuilder:
+        now = datetime.datetime.now(datetime.UTC)
+        builder = x509.CertificateBuilder(self._name, subject, key.public_key(), x509.random_serial_number())
+        return builder.not_valid_before(now - 2 * HOUR).not_valid_after(now + valid)
+
     def folder(self, folder: Path, *roles: str, valid: datetime.timedelta = HOUR, ca: bytes | None = None) -> Path:
         """Write, or replace at once, a folder for these roles."""
         certificate, key = self.issue(*(f"{role}.weft.internal" for role in roles), valid=valid)
@@ -83,6 +70,10 @@ class Authority:
 
     def folders(self, root: Path, roles: tuple[str, ...]) -> dict[str, Path]:
         return {role: self.folder(root / role, role) for role in roles}
+
+
+def _named(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
 def mount(folder: Path, files: dict[str, bytes]) -> Path:

@@ -20,7 +20,7 @@ from weft.wire.tls import FILES, Tls
 from weft_batch.settings import BatchSettings
 from weft_depot.settings import DepotSettings
 from weft_gateway.settings import GatewaySettings
-from weft_operator.core import CONTAINER_SECURITY, GRPC_PORT, KV_PORT, POD_SECURITY, PROBES_PORT
+from weft_operator.core import CONTAINER_SECURITY, GRPC_PORT, KV_PORT, POD_SECURITY, PROBES_PORT, RunnerDefaults
 from weft_operator.kubernetes import Settings as OperatorSettings
 from weft_operator.kubernetes import parse_runner_defaults
 from weft_predictor.settings import PredictorSettings
@@ -72,10 +72,14 @@ def test_every_process_is_a_module(rendered: Rendered) -> None:
             assert importlib.util.find_spec(f"{command[2]}.__main__"), component
 
 
+def site_of(found: list[Json]) -> RunnerDefaults:
+    content = one(found, "ConfigMap", "weft-runner-defaults")["data"]["runner-defaults.yaml"]
+    return parse_runner_defaults(yaml.safe_load(content), "the chart's")
+
+
 @pytest.mark.parametrize("name", VALUE_SETS)
 def test_the_site_is_one_that_the_operator_reads(rendered: Rendered, name: str) -> None:
-    content = one(rendered[name], "ConfigMap", "weft-runner-defaults")["data"]["runner-defaults.yaml"]
-    defaults = parse_runner_defaults(yaml.safe_load(content), name)
+    defaults = site_of(rendered[name])
     assert defaults.supervisor == "weft-supervisor.weft-system.svc:7400"
     assert defaults.depot.startswith("http://" if name in PLAIN_SETS else "https://")
     assert defaults.tls_secret == ("" if name in PLAIN_SETS else "weft-runner-tls")
@@ -84,15 +88,12 @@ def test_the_site_is_one_that_the_operator_reads(rendered: Rendered, name: str) 
 
 
 def test_the_site_says_what_values_say(rendered: Rendered) -> None:
-    dev = parse_runner_defaults(
-        yaml.safe_load(one(rendered["dev"], "ConfigMap", "weft-runner-defaults")["data"]["runner-defaults.yaml"]), "dev"
-    )
+    dev = site_of(rendered["dev"])
     assert dev.image == "weft-runner:dev"
     assert [item["name"] for item in dev.env] == ["PATH", "OMP_NUM_THREADS"]
     assert dev.volumes[0]["hostPath"] == {"path": "/opt/weft/venv"}
     assert list(dev.command) == ["/opt/weft/venv/bin/python", "-m", "weft_runner"]
-    private = one(rendered["cert-manager"], "ConfigMap", "weft-runner-defaults")["data"]["runner-defaults.yaml"]
-    assert list(parse_runner_defaults(yaml.safe_load(private), "private").image_pull_secrets) == ["registry"]
+    assert list(site_of(rendered["cert-manager"]).image_pull_secrets) == ["registry"]
 
 
 # ---------------------------------------------------------------------------------------------------- certificates
@@ -103,8 +104,7 @@ def test_self_signed_certificates_work_for_their_role(rendered: Rendered, role: 
     certificate = unpack(one(rendered["default"], "Secret", f"weft-{role}-tls"), tmp_path)
     assert isinstance(certificate.public_key(), ec.EllipticCurvePublicKey), "cert-manager makes such keys, too"
     Tls(tmp_path, role)  # both ends of a handshake in memory
-    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    dns = names.get_values_for_type(x509.DNSName)
+    dns = dns_of(certificate)
     assert dns[0] == dns_name(role)
     if role not in ("runner", "admin"):
         assert f"weft-{role}.weft-system.svc" in dns
@@ -123,11 +123,10 @@ def test_the_processes_do_not_believe_in_the_webhooks_ca(rendered: Rendered) -> 
 
 
 def test_the_webhooks_certificate_is_for_the_service_that_is_called(rendered: Rendered, tmp_path: Path) -> None:
-    certificate = unpack(one(rendered["default"], "Secret", "weft-webhook-tls"), tmp_path)
-    dns = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    dns = dns_of(unpack(one(rendered["default"], "Secret", "weft-webhook-tls"), tmp_path))
     hooks = one(rendered["default"], "ValidatingWebhookConfiguration", "weft-weft-system")["webhooks"]
     service = hooks[0]["clientConfig"]["service"]
-    assert f"{service['name']}.{service['namespace']}.svc" in dns.get_values_for_type(x509.DNSName)
+    assert f"{service['name']}.{service['namespace']}.svc" in dns
 
 
 def test_runners_of_every_pool_namespace_have_a_certificate_and_the_cas_key_stays_home(rendered: Rendered) -> None:
@@ -140,9 +139,7 @@ def test_runners_of_one_pool_namespace_have_no_certificate_for_another(rendered:
     """Who owns a pool chooses its image: what runs there must not be sent what is for the pools of others."""
     for obj in rendered["gpu-pools"]:
         if obj["kind"] == "Secret" and obj["metadata"]["name"] == "weft-runner-tls":
-            namespace = obj["metadata"]["namespace"]
-            names = unpack(obj, tmp_path).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-            assert pool_namespaces_of(names.get_values_for_type(x509.DNSName)) == {namespace}
+            assert pool_namespaces_of(dns_of(unpack(obj, tmp_path))) == {obj["metadata"]["namespace"]}
 
 
 def test_cert_manager_makes_the_same_certificates_as_helm(rendered: Rendered) -> None:
@@ -162,6 +159,11 @@ def unpack(secret: Json, folder: Path) -> x509.Certificate:
     for name in FILES:
         (folder / name).write_bytes(base64.b64decode(secret["data"][name]))
     return x509.load_pem_x509_certificate((folder / "tls.crt").read_bytes())
+
+
+def dns_of(certificate: x509.Certificate) -> list[str]:
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return names.get_values_for_type(x509.DNSName)
 
 
 # -------------------------------------------------------------------------------------------------- who reaches whom
@@ -242,13 +244,8 @@ def test_addresses_lead_to_services_whose_pods_listen_there(rendered: Rendered, 
     arguments = " ".join(argument for component in COMPONENTS for argument in arguments_of(found, component))
     addresses = set(re.findall(r"([a-z-]+)\.weft-system\.svc:(\d+)", arguments))
     asked = {name for name, _ in addresses}
-    assert {name.removesuffix("-pods") for name in asked} == {
-        "weft-scheduler",
-        "weft-predictor",
-        "weft-depot",
-        "weft-batch",
-        "weft-supervisor",
-    }
+    servers = {f"weft-{component}" for component in ("scheduler", "predictor", "depot", "batch", "supervisor")}
+    assert {name.removesuffix("-pods") for name in asked} == servers
     assert {port for _, port in addresses} == {str(GRPC_PORT)}
     for service in {*asked, "weft-supervisor"}:
         ports, target = services[service]["ports"], service.removesuffix("-pods")
