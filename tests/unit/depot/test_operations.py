@@ -17,22 +17,15 @@ FETCHED = OperationStatus("Fetched", "sha256:x")
 FAILED = OperationStatus("Failed", reason="NotFinite", message="a NaN")
 
 
-def test_an_operation_goes_its_way_and_keeps_its_verdict() -> None:
+@pytest.mark.parametrize("end", [FETCHED, FAILED], ids=lambda end: end.state)
+def test_an_operation_goes_its_way_and_keeps_its_verdict(end: OperationStatus) -> None:
     book = Operations()
     assert book.start("1", "key")
     book.change("1", VALIDATED, 1.0)
-    done = book.change("1", FETCHED, 2.0)
-    assert done == replace(FETCHED, verdict={"rank": 8})
+    done = book.change("1", end, 2.0)
+    assert done == replace(end, verdict={"rank": 8})
     assert book.find("1") == done
     assert book.find("2") is None
-
-
-def test_a_failed_operation_keeps_its_verdict() -> None:
-    book = Operations()
-    book.start("1", "key")
-    book.change("1", VALIDATED, 1.0)
-    failed = book.change("1", FAILED, 2.0)
-    assert failed == replace(FAILED, verdict={"rank": 8})
 
 
 def test_equal_requests_share_while_it_runs_and_not_after() -> None:
@@ -41,15 +34,6 @@ def test_equal_requests_share_while_it_runs_and_not_after() -> None:
     assert book.running("key") == "1"
     book.change("1", FAILED, 1.0)
     assert book.running("key") is None
-
-
-def test_too_many_unfinished_are_turned_away_and_finished_ones_never_stand_in_the_way() -> None:
-    book = Operations(max_unfinished=2, max_finished=1)
-    assert book.start("1", "a")
-    assert book.start("2", "b")
-    assert not book.start("3", "c")
-    book.change("1", FAILED, 1.0)
-    assert book.start("3", "c")
 
 
 def test_old_and_surplus_ones_are_forgotten_oldest_first() -> None:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx2
 import pytest
@@ -168,20 +169,13 @@ async def test_who_waits_has_the_answer_of_a_known_source_in_one_request(served:
     assert {**response.json(), "id": known["id"]} == known
 
 
-async def test_a_failure_says_reason_and_message(served: Served) -> None:
+async def test_a_failure_says_reason_and_message_and_after_the_headers_keeps_its_verdict(served: Served) -> None:
     found = await served.resolve({**MODEL, "uri": "file:models/none"})
-    assert found["state"] == "Failed"
-    assert found["reason"] == "SourceNotFound"
+    assert (found["state"], found["reason"]) == ("Failed", "SourceNotFound")
     assert "none" in found["message"]
     assert "verdict" not in found
-
-
-async def test_a_failure_after_the_headers_keeps_its_verdict(served: Served) -> None:
-    base = await served.base()
-    digest = digest_of(b"another")
-    found = await served.resolve({**ADAPTER, "base": base, "digest": digest})
-    assert found["reason"] == "DigestMismatch"
-    assert found["verdict"]["rank"] == 4
+    found = await served.resolve({**ADAPTER, "base": await served.base(), "digest": digest_of(b"another")})
+    assert (found["reason"], found["verdict"]["rank"]) == ("DigestMismatch", 4)
 
 
 @pytest.mark.parametrize(
@@ -230,16 +224,6 @@ async def test_half_a_character_in_a_config_is_a_reason_and_no_broken_answer(
     found = await served.resolve({**ADAPTER, "uri": "file:half", "base": await served.base()})
     assert (found["state"], found["reason"]) == ("Failed", "ConfigInvalid")
     assert "surrogate" in found["message"]
-
-
-async def test_no_message_breaks_the_answer(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> None:
-        raise OSError("\ud800\x1b[2J")
-
-    monkeypatch.setattr("weft.artifacts.blobs.BlobWriter.write", broken)
-    found = await served.resolve(MODEL)
-    assert found["reason"] == "SourceUnreachable"
-    assert found["message"].endswith(r"\ud800\x1b[2J")
 
 
 async def test_only_a_new_result_of_a_source_is_logged(served: Served, caplog: pytest.LogCaptureFixture) -> None:
@@ -441,17 +425,21 @@ async def test_a_depot_that_another_one_may_have_replaced_removes_nothing(served
     assert served.bench.store.holds(base["digest"])
 
 
+@pytest.mark.parametrize(
+    ("error", "reason", "says"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "DepotFull", "No space left on device"),
+        (OSError("\ud800\x1b[2J"), "SourceUnreachable", r"\ud800\x1b[2J"),  # no message breaks the answer
+    ],
+)
 async def test_an_unexpected_error_ends_the_operation_and_the_next_one_works(
-    served: Served, monkeypatch: pytest.MonkeyPatch
+    served: Served, monkeypatch: pytest.MonkeyPatch, error: OSError, reason: str, says: str
 ) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patch:
-        patch.setattr("weft.artifacts.blobs.BlobWriter.write", full)
+        patch.setattr("weft.artifacts.blobs.BlobWriter.write", Mock(side_effect=error))
         found = await served.resolve(MODEL)
-    assert (found["state"], found["reason"]) == ("Failed", "DepotFull")
-    assert "No space left" in found["message"]
+    assert (found["state"], found["reason"]) == ("Failed", reason)
+    assert found["message"].endswith(says)
     assert (await served.resolve(MODEL))["state"] == "Fetched"
 
 
