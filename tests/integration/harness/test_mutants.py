@@ -24,42 +24,26 @@ import json, sys
 from pathlib import Path
 from harness.guard import guarded
 from harness.mutants import trials
+from harness.mutants.__main__ import run_in_session
 from harness.mutants.edits import Edit
 from harness.mutants.hook import mutants
 
 def work(folder):
     trials.MIN_CPU_BOUND_S = 2.0
-    planted, file, of_edits, edits = *sys.argv[2:5], [Edit(*one) for one in json.loads(sys.argv[5])]
-    tried = trials.Trials(1, folder, {})
-    jobs = [*((one, file) for one in mutants(planted, Path(planted).read_text())), *((one, of_edits) for one in edits)]
-    for mutant, tests in jobs:
-        line = tried.run(trials.Job(mutant, "planted", trials.digest(mutant.file), {"nearest": (tests,)}))
-        print(json.dumps([mutant.text, line.outcome, line.by.rpartition("::")[2]]))
-    return 0
-
-sys.path[0] = sys.argv[1]
-sys.exit(guarded("weft-planted-", work))
-"""
-IN_SESSION = """
-import json, sys
-from pathlib import Path
-from harness.guard import guarded
-from harness.mutants import trials
-from harness.mutants.__main__ import run_in_session
-from harness.mutants.hook import mutants
-
-def work(folder):
-    trials.MIN_CPU_BOUND_S = 2.0
-    planted, file = sys.argv[2:]
-    stages = {"slow": (f"{file}::test_gone",), "callers": (file,)}
-    jobs = [
-        trials.Job(mutant, "planted", trials.digest(planted), stages, in_session=True)
-        for mutant in mutants(planted, Path(planted).read_text())
-    ]
+    planted, tests, of_edits, edits = *sys.argv[2:5], [Edit(*one) for one in json.loads(sys.argv[5])]
+    gone, there = (f"{Path(tests).name}::test_gone",), (Path(tests).name,)
+    found = mutants(planted, Path(planted).read_text())
+    def job(one, in_session=False, **stages):
+        return trials.Job(one, "planted", trials.digest(one.file), stages, in_session)
+    in_session = [job(one, True, slow=gone, callers=there) for one in found]
+    own = [*(job(one, nearest=(tests,)) for one in found), *(job(one, nearest=(of_edits,)) for one in edits)]
     lines = []
-    run_in_session(jobs, 1, folder, lambda found: lines.extend(trials.run_jobs(jobs, 2, 1, folder, {}, found)))
-    for _, line in sorted(lines):
-        print("LINE", json.dumps([line.text, line.outcome, line.by.rpartition("::")[2]]))
+    run_in_session(
+        in_session, 1, folder, lambda made: lines.append(sorted(trials.run_jobs(in_session, 2, 1, folder, {}, made)))
+    )
+    lines.append(sorted(trials.run_jobs(own, 2, 1, folder, {})))
+    for how in lines:
+        print("LINES", json.dumps([[line.text, line.outcome, line.by.rpartition("::")[2]] for _, line in how]))
     return 0
 
 sys.path[0] = sys.argv[1]
@@ -228,39 +212,25 @@ def test_a_grandchild_is_mutated_and_no_bytecode_is_read_or_written(tmp_path: Pa
 
 
 def test_trials_tell_what_is_killed_by_which_test_and_what_lives(tmp_path: Path) -> None:
-    """Edits in a copy, which has one of them at a time, with its packages' data: the checkout stays as it is."""
+    """In forks of one session, and in a pytest each with edits in a copy: the checkout stays as it is."""
     plant(tmp_path)
     tests, page = str(ROOT / "tests"), (ROOT / PAGE).read_bytes()
     (tmp_path / "conftest.py").write_text(CONFTEST)
-    (tmp_path / "test_planted.py").write_text(TESTS)
+    (tmp_path / "test_planted.py").write_text(f"{TESTS}\nimport planted\n")
     (tmp_path / "test_edited.py").write_text(TESTS_OF_EDITS.format(tests=tests))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((tests, str(tmp_path))), **BARE}
     files = [str(tmp_path / f"{name}.py") for name in ("planted", "test_planted", "test_edited")]
     command = [sys.executable, "-c", TRY, tests, *files, json.dumps(EDITS)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert [json.loads(line) for line in done.stdout.splitlines()] == [
-        ["return min(a, b)", "killed", "test_smallest"],
-        ["n -= 1", "killed", "test_count"],  # it never ends
-        ["n -= 1", "alive", ""],
-        ["<title>", "killed", "test_title"],
-        ["<body", "alive", ""],
-    ]
-    assert (ROOT / PAGE).read_bytes() == page
-
-
-def test_one_session_tries_each_mutant_in_a_fork_of_its_own(tmp_path: Path) -> None:
-    planted, tests = plant(tmp_path), str(ROOT / "tests")
-    (tmp_path / "conftest.py").write_text(CONFTEST)
-    (tmp_path / "test_planted.py").write_text(f"{TESTS}\nimport planted\n")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((tests, str(tmp_path))), **BARE}
-    command = [sys.executable, "-c", IN_SESSION, tests, str(planted), "test_planted.py"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert [json.loads(line[5:]) for line in done.stdout.splitlines() if line.startswith("LINE ")] == [
+    said = [json.loads(line[6:]) for line in done.stdout.splitlines() if line.startswith("LINES ")]
+    planted = [
         ["return min(a, b)", "killed", "test_smallest"],  # in a child of the test
         ["n -= 1", "killed", "test_count"],  # it never ends
         ["n -= 1", "alive", ""],
     ]
+    assert said == [planted, [*planted, ["<title>", "killed", "test_title"], ["<body", "alive", ""]]]
+    assert (ROOT / PAGE).read_bytes() == page
 
 
 @pytest.mark.parametrize(

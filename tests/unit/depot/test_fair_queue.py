@@ -30,23 +30,25 @@ class Work(RuleBasedStateMachine):
         self.running: list[tuple[QueueKey, int]] = []
         self.count = 0
 
-    @rule(host=st.sampled_from("xyz"), owner=st.sampled_from("ab"))
-    def add(self, host: str, owner: str) -> None:
-        self.count += 1
-        job = (QueueKey(host, owner), self.count)
-        self.queue.add(job[0], job)
-        self.waiting.append(job)
+    @rule(host=st.sampled_from("xyz"), owner=st.sampled_from("ab"), jobs=st.integers(1, 4))
+    def add(self, host: str, owner: str, jobs: int) -> None:
+        for _ in range(jobs):
+            self.count += 1
+            job = (QueueKey(host, owner), self.count)
+            self.queue.add(job[0], job)
+            self.waiting.append(job)
 
-    @rule()
-    def start(self) -> None:
-        found = self.queue.start()
-        fits = [job for job in self.waiting if self.may_run(job[0])]
-        assert (found is None) == (not fits), "no job waits that may run"
-        if found:
-            key, job = found
-            assert job == next(other for other in self.waiting if other[0] == key), "the oldest of its owner"
-            self.waiting.remove(job)
-            self.running.append(job)
+    @rule(times=st.integers(1, 5))
+    def start(self, times: int) -> None:
+        for _ in range(times):
+            found = self.queue.start()
+            fits = [job for job in self.waiting if self.may_run(job[0])]
+            assert (found is None) == (not fits), "no job waits that may run"
+            if found:
+                key, job = found
+                assert job == next(other for other in self.waiting if other[0] == key), "the oldest of its owner"
+                self.waiting.remove(job)
+                self.running.append(job)
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
