@@ -58,7 +58,7 @@ async def run(settings: GatewaySettings, listener: socket.socket) -> int:
     bound = ConnectionBound(max(1, min(MAX_CONNECTIONS, raise_descriptor_limit() - OWN_DESCRIPTORS)))
     if bound.limit < MAX_CONNECTIONS:
         log.warning("fewer connections than there may be", extra=kv(limit=bound.limit, why="the limit of open files"))
-    server = _Server(_config(state, bound))
+    server = _Server(server_config(state, bound))
     gc.collect()
     gc.freeze()  # of 75,000 objects of modules and schemas none ever goes: to visit them takes the collector 40 ms
     async with contextlib.AsyncExitStack() as parts:
@@ -109,7 +109,8 @@ class _Server(QuietServer):
         return min(limit_s, loop.time() - began)
 
 
-def _config(state: AppState, bound: ConnectionBound) -> uvicorn.Config:
+def server_config(state: AppState, bound: ConnectionBound) -> uvicorn.Config:
+    """Describe the HTTP server of a gateway."""
     return uvicorn.Config(
         build_app(state),
         loop="uvloop",

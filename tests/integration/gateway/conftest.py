@@ -18,7 +18,6 @@ import httpx2
 import openai
 import pytest
 import tokenizers
-import uvicorn
 from prometheus_client import CollectorRegistry
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
@@ -26,17 +25,11 @@ from harness.gateway_peers import FakeDepot, FakePredictor, FakeRunner, FakeSche
 from harness.quick import quick_disk  # noqa: F401 (a fixture)
 from harness.waiting import PATIENCE_S, soon  # noqa: F401 (of all that is here)
 from weft.wire.quiet_server import QuietServer
-from weft.wire.v1 import (
-    common_pb2,
-    predictor_pb2_grpc,
-    scheduler_pb2,
-    scheduler_pb2_grpc,
-)
+from weft.wire.v1 import common_pb2, predictor_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 from weft_gateway.core import GatewayConfig
-from weft_gateway.main import MAX_CONNECTIONS
+from weft_gateway.main import MAX_CONNECTIONS, server_config
 from weft_gateway.settings import GatewaySettings
-from weft_gateway.shell import AppState, BoundedHttp, ConnectionBound, request_manager
-from weft_gateway.shell.app import build_app
+from weft_gateway.shell import AppState, ConnectionBound, request_manager
 
 TEMPLATE = "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m.content | trim }}</s>{% endfor %}<|assistant|>"
 ANSWER = "Grüße, dear reader \N{SLIGHTLY SMILING FACE}!"
@@ -108,23 +101,14 @@ class World:
 
     def routes(self, version: int = 1, **fields: Any) -> scheduler_pb2.Routes:
         """A pool `team/base` with its base model and two adapters of different tenants."""
-        pool = scheduler_pb2.PoolRoute(
-            name="team/base",
-            base_digest=self.base_digest,
-            base_model_name="tiny",
-            max_context_tokens=512,
-            ready_runners=1,
-        )
-        routes = [
-            scheduler_pb2.Route(model_name="tiny", namespace="team", pool="team/base", created_unix_s=100),
-            scheduler_pb2.Route(
-                model_name="acme/upper", namespace="acme", pool="team/base", digest="sha256:" + "a" * 64, rank=8
-            ),
-            scheduler_pb2.Route(
-                model_name="rival/secret", namespace="rival", pool="team/base", digest="sha256:" + "b" * 64
-            ),
-        ]
-        return scheduler_pb2.Routes(version=version, full=True, routes=routes, pools=[pool], keys_known=True, **fields)
+        made = scheduler_pb2.Routes(version=version, full=True, keys_known=True, **fields)
+        base = {"base_digest": self.base_digest, "base_model_name": "tiny", "max_context_tokens": 512}
+        made.pools.add(name="team/base", ready_runners=1, **base)
+        made.routes.add(model_name="tiny", namespace="team", pool="team/base", created_unix_s=100)
+        for name, digit, rank in (("acme/upper", "a", 8), ("rival/secret", "b", 0)):
+            of = {"namespace": name.partition("/")[0], "digest": "sha256:" + digit * 64, "rank": rank}
+            made.routes.add(model_name=name, pool="team/base", **of)
+        return made
 
     def tokens(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False).ids
@@ -143,13 +127,8 @@ class World:
         return GatewaySettings(**(values | changes))
 
     def client(self, **options: Any) -> openai.AsyncOpenAI:
-        return openai.AsyncOpenAI(**(self._options() | {"http_client": self.pool} | options))
-
-    def sync_client(self, **options: Any) -> openai.OpenAI:
-        return openai.OpenAI(**(self._options() | options))
-
-    def _options(self) -> dict[str, Any]:
-        return {"base_url": f"{self.url}/v1", "api_key": "unused", "max_retries": 0, "timeout": PATIENCE_S}
+        usual = {"base_url": f"{self.url}/v1", "api_key": "unused", "max_retries": 0, "timeout": PATIENCE_S}
+        return openai.AsyncOpenAI(**(usual | {"http_client": self.pool} | options))
 
     def http(self) -> httpx2.AsyncClient:
         return httpx2.AsyncClient(base_url=self.url, timeout=PATIENCE_S)
@@ -207,17 +186,14 @@ async def serving(
     *,
     ready: bool = True,
     connections: int = MAX_CONNECTIONS,
-    connect_s: float = 60.0,
     **times: float,
 ) -> AsyncIterator[World]:
     """The real gateway on a real socket, in this event loop; `ready`: once it is. `times`: of its configuration."""
     listener = socket.create_server(("127.0.0.1", 0))
     with pytest.MonkeyPatch.context() as constants:
-        constants.setattr(request_manager, "GatewayConfig", partial(GatewayConfig, connect_s=connect_s, **times))
+        constants.setattr(request_manager, "GatewayConfig", partial(GatewayConfig, connect_s=60.0, **times))
         gateway = AppState(settings, registry=CollectorRegistry())
-    http_protocol: Any = partial(BoundedHttp, bound=ConnectionBound(connections))
-    config = uvicorn.Config(build_app(gateway), lifespan="off", log_config=None, http=http_protocol, ws="none")
-    server = world.server = Server(config)
+    server = world.server = Server(server_config(gateway, ConnectionBound(connections)))
     world.gateway, world.url = gateway, f"http://127.0.0.1:{listener.getsockname()[1]}"
     async with gateway.running(), httpx2.AsyncClient(timeout=PATIENCE_S) as world.pool:
         http = asyncio.create_task(server._serve([listener]))
