@@ -364,22 +364,6 @@ async def test_a_chat_without_max_tokens_keeps_no_other_out_of_its_limit(parts: 
         assert 1900 < int(answer.headers["x-ratelimit-remaining-tokens"]) < 2000
 
 
-async def test_a_client_with_its_two_retries_survives_a_short_limit(parts: World, tmp_path: Path) -> None:
-    parts.scheduler.routes = with_limits(parts, {"concurrent": 1})
-    async with serving(parts, parts.settings(tmp_path, auth=True)) as world:
-
-        async def let_the_first_end(response: httpx2.Response) -> None:
-            if response.status_code == 429:
-                await world.settled()  # however slow the machine: the client's pauses are tenths of a second
-
-        http = httpx2.AsyncClient(event_hooks={"response": [let_the_first_end]})
-        client = world.client(api_key="key-of-acme", http_client=http).with_options(max_retries=2)
-        ask = client.completions.create(model="acme/upper", prompt="hello")
-        other = client.completions.create(model="acme/upper", prompt="hello")
-        answers = await asyncio.gather(ask, other)
-        assert [answer.choices[0].text for answer in answers] == [ANSWER, ANSWER]
-
-
 async def test_a_spent_quota_ends_requests_and_new_batches_without_a_retry(parts: World, tmp_path: Path) -> None:
     spent = {"tokens_per_day": 10, "spent_until_unix_ms": 1 << 50}
     parts.scheduler.routes = with_limits(parts, spent)

@@ -29,11 +29,10 @@ def echoing(world: World) -> World:
 
 async def test_each_prompt_of_a_batch_is_answered_in_its_place_and_all_are_counted(echoing: World) -> None:
     prompts = ["hello", "dear", "reader"]
-    answer = await echoing.client().completions.create(model="tiny", prompt=prompts, n=2)
+    answer: Any = await echoing.client().completions.create(model="tiny", prompt=prompts, n=2)
     assert [choice.index for choice in answer.choices] == list(range(6))
     assert [choice.text for choice in answer.choices] == [f"{prompt}{i}" for prompt in prompts for i in range(2)]
     tokens = [len(echoing.tokens(prompt)) + 1 for prompt in prompts]  # with the beginning of sequence
-    assert answer.usage is not None
     assert answer.usage.prompt_tokens == sum(tokens)
     assert answer.usage.completion_tokens == sum(2 * (n + 1) for n in tokens)
     assert echoing.gateway.machine.admission.in_flight == 0
@@ -62,23 +61,35 @@ async def test_batches_of_token_ids_are_answered_and_more_prompts_than_the_gatew
         assert world.gateway.machine.admission.in_flight == 0
 
 
-async def test_every_sampling_parameter_reaches_the_runner(world: World) -> None:
-    asked: dict[str, Any] = {
-        "top_k": 3, "min_p": 0.25, "repetition_penalty": 1.5, "min_tokens": 2, "ignore_eos": True,
-        "stop_token_ids": [7, 8], "allowed_token_ids": [5, 6], "bad_words": ["dear"], "max_tokens": 5,
+async def test_every_sampling_parameter_reaches_the_runner_and_nothing_else_does_by_itself(world: World) -> None:
+    same: dict[str, Any] = {
+        "temperature": 0.5, "top_p": 0.25, "top_k": 3, "min_p": 0.25, "repetition_penalty": 1.5, "min_tokens": 2,
+        "ignore_eos": True, "stop_token_ids": [7, 8], "allowed_token_ids": [5, 6], "frequency_penalty": -2,
+        "presence_penalty": 0.5, "logprobs": True, "top_logprobs": 20,
     }  # fmt: skip
+    other = {
+        "seed": -1, "max_completion_tokens": 9, "bad_words": ["dear"], "logit_bias": {"0": -100, "279": 1.5},
+        "cache_salt": "mine",
+    }  # fmt: skip
+    chat = {"model": "acme/upper", "messages": HELLO}
     async with world.http() as http:
-        assert (await http.post("/v1/completions", json=TEXT | asked | {"cache_salt": "mine"})).status_code == 200
+        assert (await http.post("/v1/chat/completions", json=chat | same | other)).status_code == 200
         assert (await http.post("/v1/completions", json=TEXT | {"top_k": -1, "priority": 3})).status_code == 200
     start = await world.runner.next("start")
     sampling = start.sampling
-    assert (sampling.top_k, sampling.min_p, sampling.repetition_penalty) == (3, 0.25, 1.5)
-    assert (sampling.min_tokens, sampling.ignore_eos, list(sampling.stop_token_ids)) == (2, True, [7, 8])
-    assert list(sampling.allowed_token_ids) == [5, 6]
+    assert {name: type(value)(getattr(sampling, name)) for name, value in same.items()} == same
+    assert sampling.seed == 2**64 - 1
     assert [list(word.tokens) for word in sampling.bad_words] == [world.tokens("dear"), world.tokens(" dear")]
-    assert start.cache_salt.endswith("mine")
+    assert {one.token: one.bias for one in sampling.logit_bias} == {0: -100, 279: 1.5}
+    assert (start.max_tokens, start.reservation_tokens, list(start.emitted)) == (9, 8, [])
+    assert (start.adapter, start.cache_salt.endswith("mine")) == ("sha256:" + "a" * 64, True)
     plain = await world.runner.next("start")
-    assert (plain.sampling.top_k, plain.priority, plain.cache_salt) == (0, Priority.BATCH, "")
+    assert (plain.priority, plain.cache_salt) == (Priority.BATCH, "")
+    sampling = plain.sampling
+    assert (sampling.top_k, sampling.frequency_penalty, sampling.presence_penalty, list(sampling.logit_bias)) == (
+        0, 0, 0, [],
+    )  # fmt: skip
+    assert (sampling.logprobs, sampling.top_logprobs, sampling.choice) == (False, 0, 0)
 
 
 @pytest.mark.parametrize("chat", [False, True])
@@ -120,10 +131,9 @@ async def test_a_token_beyond_the_vocabulary_is_refused_by_the_parameter_that_na
 async def test_the_likeliest_of_several_answers_is_returned_and_all_of_them_are_billed(world: World) -> None:
     texts = ["reader dear world", "hello", "hello dear reader"]  # a token is less likely the later it comes
     world.runner.answer = lambda start: world.tokens(texts[start.sampling.choice])
-    answer = await world.client().completions.create(**TEXT, best_of=3)
+    answer: Any = await world.client().completions.create(**TEXT, best_of=3)
     assert [choice.text for choice in answer.choices] == ["hello"]
     assert answer.choices[0].logprobs is None
-    assert answer.usage is not None
     assert answer.usage.completion_tokens == sum(len(world.tokens(text)) for text in texts)
 
 

@@ -2,15 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness.gateway_peers import FakeRunner, FakeScheduler, grpc_server, runner_server
-from harness.ports import free_addresses
-from weft.wire.v1 import common_pb2, runner_pb2, scheduler_pb2, scheduler_pb2_grpc
+from harness.gateway_peers import FakeRunner, runner_server
+from weft.wire.v1 import common_pb2, runner_pb2, scheduler_pb2
 
 from .conftest import ANSWER, World, opened, serving, soon, until
 
@@ -76,24 +74,6 @@ async def test_a_runner_that_dies_is_reported_at_once_and_another_continues(worl
     assert world.outcome().migrations == 1
 
 
-async def test_the_hold_of_a_preempted_stream_stands_while_its_pool_has_a_ready_runner(world: World) -> None:
-    running = Running(world)
-    await running.begin()
-    world.scheduler.send(preempt=scheduler_pb2.Preempt(request_id=running.request_id, epoch=running.epoch))
-    await running.failed(scheduler_pb2.Failed.PREEMPTED)
-    stream = world.gateway.machine.requests[running.request_id]
-    assert stream.hold_deadline is None
-    world.scheduler.outbox.close()
-    await until(lambda: stream.hold_deadline is not None)  # no scheduler could assign it
-    submit = await world.scheduler.next("submit")
-    assert (submit.migrations, submit.emitted_tokens, submit.HasField("runner")) == (0, 2, False)
-    assert submit.numerics_class == "class of runner-1", "its tokens are of that class"
-    await until(lambda: stream.hold_deadline is None)
-    world.scheduler.term, world.scheduler.counter = 2, 0
-    world.scheduler.assign(running.request_id)
-    await running.ends_well_on(world.runner)
-
-
 async def test_a_client_is_woken_whatever_fails_at_its_requests_end(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,53 +83,6 @@ async def test_a_client_is_woken_whatever_fails_at_its_requests_end(
     monkeypatch.setattr(world.gateway.manager.metrics, "count_finish", broken)
     answer = await soon(world.client().completions.create(model="tiny", prompt="hello"))
     assert answer.choices[0].text == ANSWER
-
-
-async def test_what_a_runner_gives_back_goes_to_the_queue(world: World, other: FakeRunner) -> None:
-    running = Running(world)
-    start = await running.begin()
-    ended = runner_pb2.Ended(
-        request_id=start.request_id, epoch=start.epoch, reason=runner_pb2.Ended.INTERNAL, detail="because"
-    )
-    world.runner.send(ended=ended)
-    assert (await running.failed(scheduler_pb2.Failed.RUNNER_ERROR)).detail == "because"
-    world.scheduler.assign(running.request_id, other)
-    await running.ends_well_on(other)
-
-
-async def test_a_runner_without_capacity_reports_how_much_it_has(world: World, other: FakeRunner) -> None:
-    world.runner.autopilot = world.scheduler.autopilot = False
-    asked = asyncio.create_task(world.client().completions.create(model="tiny", prompt="hello"))
-    submit = await world.scheduler.next("submit")
-    world.scheduler.assign(submit.request_id)
-    start = await world.runner.next("start")
-    world.runner.send(
-        no_capacity=runner_pb2.NoCapacity(request_id=start.request_id, epoch=start.epoch, free_pages=3, reason="pages")
-    )
-    failed = await world.scheduler.next("failed")
-    assert (failed.reason, failed.free_pages, failed.detail) == (scheduler_pb2.Failed.NO_CAPACITY, 3, "pages")
-    other.answer = world.runner.answer
-    world.scheduler.assign(submit.request_id, other)
-    assert (await soon(asked)).choices[0].text == ANSWER
-
-
-async def test_a_runner_that_came_back_under_the_same_name_gets_a_new_session(world: World) -> None:
-    running = Running(world)
-    await running.begin()
-    world.scheduler.send(runner_gone=scheduler_pb2.RunnerGone(runner=world.runner.id))
-    world.scheduler.assign(running.request_id)  # its lease was renewed meanwhile
-    await running.ends_well_on(world.runner)
-    assert len(world.runner.outboxes) == 2
-
-
-async def test_a_new_incarnation_ends_the_session_to_the_old_one(world: World) -> None:
-    running = Running(world)
-    await running.begin()
-    async with runner_server(FakeRunner("runner-1")) as reborn:
-        reborn.id.incarnation = "runner-1-2"
-        world.scheduler.assign(running.request_id, reborn)
-        await until(lambda: world.runner.closed == 1)
-        await running.ends_well_on(reborn)
 
 
 async def test_a_runner_under_another_name_is_refused(world: World, other: FakeRunner) -> None:
@@ -164,25 +97,6 @@ async def test_a_runner_under_another_name_is_refused(world: World, other: FakeR
     assert "another runner answered" in failed.detail
     world.scheduler.assign(submit.request_id)
     assert (await soon(asked)).choices[0].text == ANSWER
-
-
-@pytest.mark.parametrize("silent", [True, False], ids=["silent", "not there"])
-async def test_a_runner_that_does_not_answer_is_given_up_in_bounded_time(
-    parts: World, tmp_path: Path, other: FakeRunner, silent: bool
-) -> None:
-    parts.scheduler.autopilot = other.autopilot = False
-    other.silent = silent
-    if not silent:
-        other.address = "127.0.0.1:1"
-    async with serving(parts, parts.settings(tmp_path), connect_s=0.5) as world:
-        asked = asyncio.create_task(world.client().completions.create(model="tiny", prompt="hello"))
-        submit = await world.scheduler.next("submit")
-        world.scheduler.assign(submit.request_id, other)
-        failed = await world.scheduler.next("failed")
-        assert (failed.reason, failed.epoch) == (scheduler_pb2.Failed.SESSION_LOST, world.scheduler.epoch())
-        world.scheduler.autopilot = True  # a slow machine may need more than one try in so little time
-        world.scheduler.assign(submit.request_id)
-        assert (await soon(asked)).choices[0].text == ANSWER
 
 
 async def test_a_session_without_requests_is_closed_and_opened_again(parts: World, tmp_path: Path) -> None:
@@ -220,21 +134,6 @@ async def test_a_scheduler_that_restarts_gets_everything_and_the_stream_does_not
         world.runner.step(start, 2, running.tokens[2:], common_pb2.FINISH_REASON_EOS)
         assert await soon(running._task) == ANSWER
         await world.settled()
-
-
-async def test_a_request_that_comes_while_the_scheduler_is_away_waits_for_it(parts: World, tmp_path: Path) -> None:
-    at, first, second = free_addresses(1)[0], FakeScheduler(), FakeScheduler()
-    first.routes = parts.routes()
-    second.runner, second.term = parts.runner, 2
-    add = scheduler_pb2_grpc.add_SchedulerServicer_to_server
-    async with AsyncExitStack() as stack:
-        async with grpc_server(lambda s: add(first, s), at):
-            world = await stack.enter_async_context(serving(parts, parts.settings(tmp_path, scheduler=at)))
-        await until(lambda: not world.gateway.manager.scheduler.up)
-        asked = asyncio.create_task(world.client().completions.create(model="tiny", prompt="hello"))
-        await until(lambda: world.gateway.machine.held == 1)
-        await stack.enter_async_context(grpc_server(lambda s: add(second, s), at))
-        assert (await soon(asked)).choices[0].text == ANSWER
 
 
 async def test_the_last_route_table_is_kept_until_a_newer_one_comes(world: World) -> None:
@@ -276,17 +175,6 @@ async def test_a_client_that_goes_away_is_stopped_everywhere(world: World, strea
     outcome = world.outcome()
     assert (outcome.finish, outcome.censored) == (common_pb2.FINISH_REASON_CANCELLED, True)
     assert outcome.completion_tokens == (len(world.tokens("ab")) if started else 0)
-
-
-async def test_a_client_that_goes_away_from_the_queue_is_cancelled_there(world: World) -> None:
-    world.scheduler.autopilot = False
-    http = world.http()
-    posted = asyncio.create_task(opened(http, BODY))
-    submit = await world.scheduler.next("submit")
-    posted.cancel()
-    await http.aclose()
-    assert (await world.scheduler.next("cancel")).request_id == submit.request_id
-    await world.settled()
 
 
 async def test_an_epoch_is_spoken_for_by_the_runner_that_has_it_alone(

@@ -45,14 +45,8 @@ class Process:
 @asynccontextmanager
 async def started(world: World, tmp_path: Path, *flags: str) -> AsyncIterator[tuple[Process, str]]:
     """The process, serving; and its URL."""
-    arguments = [
-        "--http",
-        "127.0.0.1:0",
-        "--scheduler",
-        world.scheduler_address,
-        "--predictor",
-        world.predictor_address,
-    ]
+    arguments = ["--http", "127.0.0.1:0", "--scheduler", world.scheduler_address]
+    arguments += ["--predictor", world.predictor_address]
     arguments += ["--depot", world.depot.url, "--data-dir", str(tmp_path / "data"), "--no-auth", *flags]
     command = tied(sys.executable, "-m", "weft_gateway", *arguments)
     process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
@@ -182,10 +176,8 @@ async def test_a_request_id_is_the_same_from_client_to_runner_and_log(parts: Wor
         assert (line["request_id"], line["component"]) == (start.request_id, "gateway")
         assert line["duration_ms"] >= line["ttft_ms"] > 0
         assert (line["model"], line["status"], line["reason"]) == ("tiny", 200, "EOS")
-        usage = response.json()["usage"]
-        assert {name: line[name] for name in ("prompt_tokens", "completion_tokens")} == {
-            name: usage[name] for name in ("prompt_tokens", "completion_tokens")
-        }
+        usage, names = response.json()["usage"], ("prompt_tokens", "completion_tokens")
+        assert [line[name] for name in names] == [usage[name] for name in names]
         assert "hello" not in str(line)
 
 
@@ -204,25 +196,17 @@ async def test_a_data_directory_has_one_owner(parts: World, tmp_path: Path) -> N
     assert "DataDirInUse" in log
 
 
-def test_wrong_values_stop_the_start_and_are_all_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["--http", "nonsense", "--hold-seconds", "-1", "--depot", "ftp://x"])
-    assert ended.value.code == 2
-    errors = capsys.readouterr().err
-    assert all(flag in errors for flag in ("--http", "--hold-seconds", "--depot"))
-
-
-def test_the_environment_stands_below_the_flags(
+def test_wrong_values_of_flags_and_environment_stop_the_start_and_are_all_listed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("WEFT_GATEWAY__HTTP", "nonsense")
-    monkeypatch.setenv("WEFT_GATEWAY__HOLD_SECONDS", "0")
+    monkeypatch.setenv("WEFT_GATEWAY__PREDICT_MS", "-1")
     with pytest.raises(SystemExit) as ended:
-        main(["--hold-seconds", "5"])
+        main(["--hold-seconds", "-1", "--depot", "ftp://x", "--predict-ms", "5"])
     assert ended.value.code == 2
     errors = capsys.readouterr().err
-    assert "--http" in errors
-    assert "--hold-seconds" not in errors
+    assert all(flag in errors for flag in ("--http", "--hold-seconds", "--depot"))
+    assert "--predict-ms" not in errors
 
 
 async def ended(*flags: str) -> tuple[int | None, str]:

@@ -14,6 +14,7 @@ from .test_gateway_bounds import wide_context
 from .test_gateway_refusals import refused
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
+OBJECT: Any = {"type": "json_object"}
 WEATHER: dict[str, Any] = {
     "type": "function",
     "function": {
@@ -250,6 +251,16 @@ async def test_a_variable_that_the_template_does_not_read_is_refused_unless_it_a
         ):
             response = await http.post("/v1/chat/completions", json={"model": "tiny", "messages": HELLO} | asked)
             assert response.json().get("error", {"param": None})["param"] == param, asked
+
+
+async def test_the_grammar_of_a_form_reaches_the_runner_and_no_other_does(world: World) -> None:
+    client = world.client()
+    await client.chat.completions.create(model="tiny", messages=HELLO, response_format=OBJECT)
+    assert '"type":"object"' in (await world.runner.next("start")).sampling.grammar
+    await client.completions.create(model="tiny", prompt="hello", extra_body={"structured_outputs": {"regex": "[ab]+"}})
+    assert "/[ab]+/" in (await world.runner.next("start")).sampling.grammar
+    await client.chat.completions.create(model="tiny", messages=HELLO, response_format={"type": "text"})
+    assert (await world.runner.next("start")).sampling.grammar == ""
 
 
 SCHEMA: Any = {"type": "object", "properties": {"a": {"type": "string"}}}

@@ -46,9 +46,11 @@ async def test_a_depot_that_sends_other_content_is_asked_to_verify_it(tmp_path: 
     check_blobs(blobs)
 
 
-async def test_a_damaged_file_here_is_not_used_where_the_depot_is_away(tmp_path: Path) -> None:
+async def test_a_whole_file_here_needs_no_depot_and_a_damaged_one_is_not_used_where_it_is_away(tmp_path: Path) -> None:
     blobs, damaged = BlobStore(tmp_path), list[int]()
-    await fetch_tokenizer_files(depot(WHOLE), MANIFEST.digest, blobs, lambda: None)
+    found = await fetch_tokenizer_files(depot(WHOLE), MANIFEST.digest, blobs, lambda: None)
+    assert await fetch_tokenizer_files(_away(), MANIFEST.digest, blobs, lambda: damaged.append(1)) == found
+    assert not damaged
     blobs.path(digest_of(TOKENIZER)).write_bytes(TOKENIZER.replace(b"a", b"b"))
     with pytest.raises(Unavailable):
         await fetch_tokenizer_files(_away(), MANIFEST.digest, blobs, lambda: damaged.append(1))

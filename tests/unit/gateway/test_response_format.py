@@ -120,6 +120,11 @@ def test_alternatives_are_as_many_as_asked_for_and_a_completion_adds_the_sampled
     (chat,) = events(ChatEncoder(*meta(alternatives=2)).chunk(0, emit))
     entry = chat["choices"][0]["logprobs"]["content"][0]
     assert [(one["token"], one["logprob"]) for one in entry["top_logprobs"]] == [("</s>", -0.1), ("\\xc3", -0.2)]
+    assert (entry["top_logprobs"][0]["bytes"], entry["top_logprobs"][1]["bytes"]) == (None, [0xC3])
+    (none,) = events(ChatEncoder(*meta(alternatives=0)).chunk(0, emit))
+    assert none["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == []
+    (none,) = events(CompletionEncoder(*meta(alternatives=0)).chunk(0, emit))
+    assert none["choices"][0]["logprobs"]["top_logprobs"] == [{"hi": -0.5}]
     body = CompletionEncoder(*meta(alternatives=2)).body([(emit, End(FinishReason.STOP))], USAGE)
     logprobs = client.Completion.model_validate_json(body).choices[0].logprobs
     assert logprobs is not None

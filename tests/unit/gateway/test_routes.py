@@ -181,8 +181,9 @@ def test_a_key_is_looked_up_by_its_hash() -> None:
     table = table_of(Routes(1, True, keys=(KeyRoute(key_hash, "a", "wk_1"),), keys_known=True))
     assert authenticate("Bearer geheim-ü", table, auth=True) == Principal("a", "wk_1")
     assert authenticate(None, table, auth=False) == ANY_NAMESPACE
-    with pytest.raises(Unauthorized):
-        authenticate(f"Bearer {key_hash}", table, auth=True)
+    for header in (None, "Bearer", "Basic geheim-ü", "geheim-ü", f"Bearer {key_hash}"):
+        with pytest.raises(Unauthorized):
+            authenticate(header, table, auth=True)
     table.take(replace(Routes(2, False, base_version=1, keys_known=True), removed_keys=(key_hash,)))
     with pytest.raises(Unauthorized):
         authenticate("Bearer geheim-ü", table, auth=True)
@@ -237,8 +238,9 @@ def test_a_scope_has_its_actions_and_no_others(scope: KeyScope, allowed: set[Act
 
 
 def test_before_the_keys_are_known_no_caller_is_refused_for_good() -> None:
-    with pytest.raises(ServiceUnavailable):
+    with pytest.raises(ServiceUnavailable) as refused:
         authenticate("Bearer x", RouteIndex(), auth=True)
+    assert refused.value.code == "keys_not_known"
 
 
 @pytest.mark.slow

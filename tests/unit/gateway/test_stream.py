@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -136,7 +137,7 @@ def stopped(counter: int, finish: FinishReason | None = None) -> Send:
     return Send(runner_peer(RUNNERS[0]), Stop("r", Epoch(1, counter), finish))
 
 
-def sent(effects: Sequence[StreamEffect], *kinds: type) -> list[object]:
+def sent(effects: Sequence[StreamEffect], *kinds: type) -> list[Any]:
     """The messages of these classes among the effects."""
     return [effect.message for effect in effects if isinstance(effect, Send) and isinstance(effect.message, kinds)]
 
@@ -221,28 +222,26 @@ def test_what_ends_an_epoch_is_reported_once_and_the_stream_is_held(
     effects = run(one, event)
     assert [type(message) for message in sent(effects, object)] == ([Stop] if stops else []) + [Failed]
     (failed,) = sent(effects, Failed)
-    assert isinstance(failed, Failed)
     pages = 3 if reason is FailReason.NO_CAPACITY else 0
     assert failed == Failed("r", Epoch(1, 1), reason, 3, pages, failed.detail), "no runner is named where there is one"
     assert one.hold_deadline == 30.0
     assert run(one, event, SessionLost(RUNNERS[0]), Preempt("r", Epoch(1, 1))) == [], "a second trigger is ignored"
 
 
-def test_a_break_of_another_runner_or_incarnation_is_no_news() -> None:
-    one = after(assign(1, RUNNERS[1]))
-    assert run(one, SessionLost(RUNNERS[0]), SessionLost(RUNNERS[2])) == []
-
-
-def test_tokens_of_an_ended_epoch_are_dropped_while_the_stream_is_held() -> None:
-    one = after(assign(1), step(1, 0, "a"), Preempt("r", Epoch(1, 1)))
-    assert run(one, step(1, 1, "b")) == []
-    assert one.tokens == list(b"a")
-
-
-def test_repeated_tokens_are_dropped() -> None:
-    one = after(assign(1), step(1, 0, "abc"))
-    assert run(one, step(1, 0, "abc"), step(1, 2, "cd")) == []
-    assert bytes(one.tokens) == b"abc"
+@pytest.mark.parametrize(
+    ("before", "events"),
+    [
+        ([assign(1, RUNNERS[1])], [SessionLost(RUNNERS[0]), SessionLost(RUNNERS[2])]),
+        ([assign(1), step(1, 0, "a"), Preempt("r", Epoch(1, 1))], [step(1, 1, "b")]),
+        ([assign(1), step(1, 0, "abc")], [step(1, 0, "abc"), step(1, 2, "cd")]),
+    ],
+    ids=["a break of another runner or incarnation", "tokens of an ended epoch", "repeated tokens"],
+)
+def test_what_is_no_news_changes_nothing(before: list[StreamEvent], events: list[StreamEvent]) -> None:
+    one = after(*before)
+    tokens = [*one.tokens]
+    assert run(one, *events) == []
+    assert one.tokens == tokens
 
 
 def test_a_stop_string_ends_the_request_and_the_tokens_after_it_do_not_count() -> None:
@@ -284,7 +283,7 @@ def scores(counter: int, first: int, n: int) -> PromptLogprobs:
 
 
 def asked(effects: Sequence[StreamEffect]) -> list[int | None]:
-    return [start.sampling.prompt_logprobs for start in sent(effects, Start) if isinstance(start, Start)]
+    return [start.sampling.prompt_logprobs for start in sent(effects, Start)]
 
 
 def reported(effects: Sequence[StreamEffect]) -> list[object]:
@@ -316,7 +315,6 @@ def test_a_runner_that_leaves_out_a_part_of_a_prompt_has_failed() -> None:
         one = stream(scored=5)
         effects = run(one, assign(1), *broken)
         (failed,) = sent(effects, Failed)
-        assert isinstance(failed, Failed)
         assert (failed.reason, one.tokens) == (FailReason.RUNNER_ERROR, [])
         assert "of the prompt" in failed.detail
         one.check()
@@ -338,8 +336,7 @@ def test_a_hidden_state_is_reported_at_the_end_and_a_runner_that_sends_none_has_
         states = [effect.state for effect in effects if isinstance(effect, Emit)]
         assert states == ([b"1234"] if whole else [])
         assert one.end == (End(FinishReason.LENGTH) if whole else None)
-        failed = [one.reason for one in sent(effects, Failed) if isinstance(one, Failed)]
-        assert failed == ([] if whole else [FailReason.RUNNER_ERROR])
+        assert [one.reason for one in sent(effects, Failed)] == ([] if whole else [FailReason.RUNNER_ERROR])
         one.check()
 
 
@@ -353,23 +350,23 @@ def test_a_moved_text_is_pooled_by_the_runner_that_has_it() -> None:
 def test_a_prompt_is_scored_for_the_first_of_several_answers_alone() -> None:
     both = replace(request(scored=3), n=2)
     ones = [RequestStream(both, index, hold_s=30.0, arrived=0.0, now=0.0) for index in range(2)]
-    starts = [start for one in ones for start in sent(run(one, assign(1)), Start) if isinstance(start, Start)]
+    starts = [start for one in ones for start in sent(run(one, assign(1)), Start)]
     assert [(start.sampling.choice, start.sampling.prompt_logprobs) for start in starts] == [(0, 2), (1, None)]
 
 
-def test_a_stop_string_is_shown_on_request() -> None:
-    one = stream(stops=["END", "ND"], shown=True)
-    assert text_of(run(one, assign(1), step(1, 0, "well E"), step(1, 6, "NDmore"))) == "well END"
-
-
-def test_a_stop_string_that_begins_within_min_tokens_is_none() -> None:
-    one = stream(stops=["ab"], min_tokens=3)
-    assert text_of(run(one, assign(1), step(1, 0, "abab"), step(1, 4, "cabd"))) == "ababc"
-
-
-def test_held_back_text_is_released_at_the_end() -> None:
-    effects = run(stream(stops=["END"]), assign(1), step(1, 0, "the EN"), step(1, 6, "", FinishReason.EOS))
-    assert text_of(effects) == "the EN"
+@pytest.mark.parametrize(
+    ("fields", "first", "last", "finish", "text"),
+    [
+        ({"stops": ["END", "ND"], "shown": True}, "well E", "NDmore", None, "well END"),
+        ({"stops": ["ab"], "min_tokens": 3}, "abab", "cabd", None, "ababc"),
+        ({"stops": ["END"]}, "the EN", "", FinishReason.EOS, "the EN"),
+    ],
+    ids=["shown on request", "none that begins within min_tokens", "held back until the end"],
+)
+def test_text_around_a_stop_string(
+    fields: dict[str, Any], first: str, last: str, finish: FinishReason | None, text: str
+) -> None:
+    assert text_of(run(stream(**fields), assign(1), step(1, 0, first), step(1, len(first), last, finish))) == text
 
 
 def test_a_runner_that_overshoots_max_tokens_is_cut_and_stopped() -> None:
@@ -387,11 +384,21 @@ def test_a_client_that_goes_away_stops_the_runner_and_cancels_at_the_scheduler()
     assert run(one, ClientGone("r"), assign(2), step(1, 0, "a"), RequestAborted("r", GONE)) == []
 
 
-def test_a_rejection_is_the_end_with_its_name() -> None:
+@pytest.mark.parametrize(
+    ("reason", "code", "message"),
+    [
+        (RejectReason.QUEUE_FULL, "queue_full", "The queue of this model's pool is full."),
+        (RejectReason.TOO_LARGE, "too_large", "The request does not fit the largest runner of its pool."),
+        (RejectReason.UNKNOWN_POOL, "model_not_found", "The model's pool does not exist any more."),
+        (RejectReason.UNKNOWN_ADAPTER, "model_not_found", "The model was deleted while the request waited."),
+        (RejectReason.TOO_MANY_MIGRATIONS, "too_many_migrations", "The request was migrated too many times."),
+        (RejectReason.ADAPTER_FAILED, "adapter_failed", "No runner could load the model's adapter."),
+    ],
+)
+def test_a_rejection_is_the_end_with_its_name(reason: RejectReason, code: str, message: str) -> None:
     one = stream()
-    assert run(one, Reject("r", RejectReason.QUEUE_FULL, "4 wait.", 500)) == []
-    failure = Failure("queue_full", "The queue of this model's pool is full. 4 wait.", 500)
-    assert one.end == End(FinishReason.FAILED, failure)
+    assert run(one, Reject("r", reason, "4 wait.", 500)) == []
+    assert one.end == End(FinishReason.FAILED, Failure(code, f"{message} 4 wait.", 500))
 
 
 def test_a_stream_is_held_for_the_hold_time_and_not_longer() -> None:
@@ -401,29 +408,21 @@ def test_a_stream_is_held_for_the_hold_time_and_not_longer() -> None:
     assert one.end == End(FinishReason.FAILED, GONE)
 
 
-def test_the_hold_does_not_run_while_a_runner_has_the_request() -> None:
+def test_the_hold_does_not_run_while_a_runner_has_the_request_and_is_full_again_once_it_ran() -> None:
     one = stream(hold_s=30.0)
-    one.handle(assign(1), 10.0)
-    assert one.hold_deadline is None
-    assert one.handle(HoldExpired(GONE), 1000.0) == []
-
-
-def test_assignments_that_come_to_nothing_do_not_prolong_the_hold() -> None:
-    one = stream(hold_s=30.0)
-    one.handle(assign(1), 10.0)
-    one.handle(NoCapacity("r", Epoch(1, 1), 3, "pages"), 11.0)
-    assert one.hold_deadline == 31.0  # 10 s are used up
-    one.handle(assign(2), 21.0)
-    one.handle(SessionLost(RUNNERS[0]), 100.0)
-    assert one.hold_deadline == 110.0  # 20 s are used up
-
-
-def test_a_request_that_ran_may_be_held_for_the_full_time_again() -> None:
-    one = stream(hold_s=30.0)
-    one.handle(assign(1), 29.0)
-    one.handle(step(1, 0, "a"), 40.0)
-    one.handle(SessionLost(RUNNERS[0]), 50.0)
-    assert one.hold_deadline == 80.0
+    for now, event, deadline in (
+        (10.0, assign(1), None),
+        (11.0, NoCapacity("r", Epoch(1, 1), 3, "pages"), 31.0),  # 10 s are used up
+        (21.0, assign(2), None),
+        (90.0, HoldExpired(GONE), None),
+        (100.0, SessionLost(RUNNERS[0]), 110.0),  # 20 s are used up
+        (109.0, assign(3), None),
+        (110.0, step(3, 0, "a"), None),
+        (120.0, SessionLost(RUNNERS[0]), 150.0),
+    ):
+        effects = one.handle(event, now)
+        assert one.hold_deadline == deadline, event
+        assert (effects == []) == isinstance(event, HoldExpired)
 
 
 QUEUED = [NoCapacity("r", Epoch(1, 1), 3, "pages"), Preempt("r", Epoch(1, 1))]
@@ -452,7 +451,6 @@ def test_the_hold_of_a_stream_that_lost_its_runner_runs_though_its_pool_is_avail
 def test_a_grammar_that_fails_ends_the_request_by_name_at_once() -> None:
     one = stream()
     effects = run(one, assign(1), step(1, 0, "a"), Ended("r", Epoch(1, 1), EndReason.GRAMMAR, "it cannot go on", 1))
-    assert one.end is not None
     assert one.end.failure == Failure("grammar_failed", "it cannot go on", 0)
     assert Send(SCHEDULER, Cancel("r", 1)) in effects
 
@@ -537,7 +535,6 @@ class Disturbed:
         effects = self.one.handle(event, 0.0)
         self.one.check()
         for start in sent(effects, Start):
-            assert isinstance(start, Start)
             self.runs[start.epoch] = len(start.emitted)
         self.effects += effects
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -40,7 +41,7 @@ def moving(counter: int, to: RunnerId) -> Assign:
     return dataclasses.replace(assign(counter, to), kv_address="kv")
 
 
-def to(effects: Sequence[StreamEffect], runner: RunnerId, *kinds: type) -> list[object]:
+def to(effects: Sequence[StreamEffect], runner: RunnerId, *kinds: type) -> list[Any]:
     return sent([effect for effect in effects if getattr(effect, "peer", None) == runner_peer(runner)], *kinds)
 
 
@@ -55,8 +56,6 @@ def test_both_runners_start_at_once_and_each_names_the_other() -> None:
     effects = run(one, dataclasses.replace(split(), allotment=Allotment(by_page=True, leaves=True)), now=1.5)
     (token_side,) = to(effects, TOKEN, Start)
     (prompt_side,) = to(effects, PROMPT, Start)
-    assert isinstance(token_side, Start)
-    assert isinstance(prompt_side, Start)
     assert (token_side.kv_from, token_side.kv_to, token_side.reservation_tokens) == (PROMPT, None, 8)
     assert (prompt_side.kv_from, prompt_side.kv_to) == (None, KvTarget(TOKEN, "b:kv"))
     assert prompt_side.reservation_tokens == 1, "it holds the prompt alone"
@@ -88,7 +87,6 @@ def test_either_runner_lost_before_the_hand_over_ends_the_epoch_on_both(lost: Ru
     one = after(split(), step(1, 0, "a"))
     effects = run(one, SessionLost(lost))
     (failed,) = sent(effects, Failed)
-    assert isinstance(failed, Failed)
     assert (failed.reason, failed.emitted_tokens, failed.runner) == (FailReason.SESSION_LOST, 1, lost)
     other = TOKEN if lost == PROMPT else PROMPT
     assert to(effects, other, Stop) == [Stop("r", E1)]
@@ -108,11 +106,9 @@ def test_kv_that_was_lost_is_computed_again_under_the_next_epoch() -> None:
     one = after(split(), step(1, 0, "a"))
     effects = run(one, Ended("r", E1, EndReason.KV_LOST, "the stream broke", 1))
     (failed,) = sent(effects, Failed)
-    assert isinstance(failed, Failed)
     assert (failed.reason, failed.detail) == (FailReason.KV_LOST, "the stream broke")
     assert sent(effects, Stop) == [Stop("r", E1)] * 2
     (start,) = sent(run(one, assign(2, RUNNERS[2])), Start)
-    assert isinstance(start, Start)
     assert (start.emitted, start.kv_from, start.kv_to) == (tuple(b"a"), None, None)
 
 
@@ -125,7 +121,7 @@ def test_a_token_runner_without_capacity_stops_the_prompt_runner() -> None:
 def test_an_answer_of_one_token_ends_on_both_runners() -> None:
     one = after(split())
     effects = run(one, step(1, 0, "a", FinishReason.EOS))
-    assert one.end is not None
+    assert one.end
     assert to(effects, TOKEN, Stop) == [Stop("r", E1)]
 
 
@@ -136,7 +132,6 @@ def test_a_migration_with_kv_freezes_first_and_starts_on_the_runner_that_receive
     assert sent(effects, Freeze, Start, Stop) == [Freeze("r", E1, E2, KvTarget(TOKEN, "kv"))]
     assert text_of(run(one, step(1, 2, "c"))) == "c", "the epoch before speaks until it is frozen"
     (start,) = to(run(one, Frozen("r", E1, 3)), TOKEN, Start)
-    assert isinstance(start, Start)
     assert (start.epoch, start.emitted, start.kv_from) == (E2, tuple(b"abc"), PROMPT)
     assert run(one, step(1, 3, "x")) == [], "and not after it"
     effects = run(one, step(2, 3, "d"), runner=TOKEN)
@@ -154,7 +149,6 @@ def frozen_stream() -> RequestStream:
 def test_a_runner_that_does_not_freeze_leaves_a_migration_without_kv(event: object) -> None:
     one = frozen_stream()
     (start,) = to(run(one, event), TOKEN, Start)  # type: ignore[arg-type]
-    assert isinstance(start, Start)
     assert (start.epoch, start.emitted, start.kv_from) == (E2, tuple(b"ab"), None)
     assert sent(run(one, step(2, 2, "c")), Started) == [Started("r", E2)]
 
@@ -163,7 +157,6 @@ def test_a_newer_assignment_while_a_runner_freezes_migrates_without_kv() -> None
     one = frozen_stream()
     effects = run(one, moving(3, RUNNERS[2]))
     (start,) = to(effects, RUNNERS[2], Start)
-    assert isinstance(start, Start)
     assert start.kv_from is None
     assert to(effects, PROMPT, Stop) == [Stop("r", E2)]
     assert run(one, Frozen("r", E1, 2)) == []
@@ -174,5 +167,4 @@ def test_a_preemption_while_a_runner_freezes_stops_it() -> None:
     effects = run(one, Preempt("r", E2))
     assert to(effects, PROMPT, Stop) == [Stop("r", E2, preempted=True)]
     (failed,) = sent(effects, Failed)
-    assert isinstance(failed, Failed)
     assert failed.epoch == E2
