@@ -110,6 +110,19 @@ class World:
             made.routes.add(model_name=name, pool="team/base", **of)
         return made
 
+    def serve_model(self, template: str, *special: str) -> None:
+        """Make a base model of this chat template, with these special tokens more, the pool's."""
+        if special:
+            self.tokenizer = tokenizers.Tokenizer.from_str(self.tokenizer.to_str())
+            self.tokenizer.add_special_tokens(list(special))
+        files = {"tokenizer.json": self.tokenizer.to_str(), "chat_template.jinja": template}
+        self.base_digest = self.depot.add_model({name: text.encode() for name, text in files.items()})
+        self.scheduler.routes = self.routes()
+
+    async def prompt(self) -> str:
+        """Return the text of the next prompt that the runner gets."""
+        return self.tokenizer.decode((await self.runner.next("start")).prompt)
+
     def tokens(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 

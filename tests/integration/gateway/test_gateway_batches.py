@@ -233,16 +233,13 @@ async def test_the_official_client_creates_reads_lists_and_cancels_a_batch(made:
     )
     batch = await client.batches.retrieve(BATCH_ID)
     assert (batch.output_file_id, batch.completed_at) == ("file-2", 150)
-    assert batch.request_counts is not None
     assert batch.request_counts.model_dump() == {"total": 3, "completed": 2, "failed": 1}
-    assert batch.usage is not None
     assert (batch.usage.input_tokens, batch.usage.output_tokens, batch.usage.total_tokens) == (5, 7, 12)
 
     made.batch.job = job(status=batch_pb2.BATCH_STATUS_FAILED, errors=[batch_pb2.BatchError(code="c", message="m")])
     page = await client.batches.list(limit=5, after="batch_0")
     assert (made.batch.asked[-1].limit, made.batch.asked[-1].after) == (5, "batch_0")
     errors = page.data[0].errors
-    assert errors is not None
     assert errors.object == "list"
     assert [one.model_dump() for one in errors.data or ()] == [
         {"code": "c", "message": "m", "line": None, "param": None}
@@ -361,7 +358,6 @@ async def test_a_line_has_a_span_under_that_of_its_batch(made: Batched) -> None:
     await made.answer(BODY)  # of a batch that is not sampled
     answered, refused = exporter.get_finished_spans()
     for span in (answered, refused):
-        assert span.parent is not None
         assert f"{span.parent.span_id:x}" == "b" * 16
         assert span.name == f"text_completion {BODY['model']}"
     assert (refused.attributes or {})["error.type"] == "context_length_exceeded"

@@ -44,11 +44,7 @@ async def turn_beside_threads(monkeypatch: pytest.MonkeyPatch, turns: list[int])
 
 def wide_context(world: World) -> None:
     """A context that the large prompts may fit by their characters, and spellings as large vocabularies have them."""
-    world.tokenizer = type(world.tokenizer).from_str(world.tokenizer.to_str())
-    world.tokenizer.add_special_tokens([f"<|reserved_{i}|>" for i in range(250)])
-    files = {"tokenizer.json": world.tokenizer.to_str().encode(), "chat_template.jinja": TEMPLATE.encode()}
-    world.base_digest = world.depot.add_model(files)
-    world.scheduler.routes = world.routes()
+    world.serve_model(TEMPLATE, *(f"<|reserved_{i}|>" for i in range(250)))
     world.scheduler.routes.pools[0].max_context_tokens = 1 << 17
 
 

@@ -84,7 +84,7 @@ async def test_tools_are_used_and_their_results_go_back(parts: World, tmp_path: 
         turns = [{"role": "assistant", "content": whole["content"]}, {"role": "user", "content": [result]}]
         after = (await http.post("/v1/messages", json=body | {"messages": [*ASKED["messages"], *turns]})).json()
         assert after["content"] == [{"type": "text", "text": "sunny"}]
-        prompts = [world.tokenizer.decode((await world.runner.next("start")).prompt) for _ in range(3)]
+        prompts = [await world.prompt() for _ in range(3)]
         assert '{"name": "weather", "arguments": {"city": "Paris"}}' in prompts[2]
         assert prompts[2].endswith("21 degrees")
 

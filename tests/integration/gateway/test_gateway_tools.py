@@ -7,7 +7,6 @@ from typing import Any
 import httpx2
 import orjson
 import pytest
-import tokenizers
 
 from .conftest import World, serving
 from .test_gateway_bounds import wide_context
@@ -24,6 +23,7 @@ WEATHER: dict[str, Any] = {
     },
 }
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+IN_ROME = [{"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}]
 TEMPLATE = (
     "{% for t in tools or [] %}<tool_call>{{ t | tojson }}{% endfor %}"
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% for c in m.tool_calls or [] %}"
@@ -79,17 +79,15 @@ async def test_a_pools_parser_reads_calls_that_its_template_does_not_show(parts:
             assert [(call.function.name, json.loads(call.function.arguments)) for call in calls] == [
                 ("weather", {"city": "Paris"})
             ]
-        text = world.tokenizer.decode((await world.runner.next("start")).prompt)
-        assert '\n[{"name": NAME, "arguments": {ARGUMENTS}}]' in text
+        assert '\n[{"name": NAME, "arguments": {ARGUMENTS}}]' in await world.prompt()
 
 
 async def test_a_template_without_tools_gets_them_in_a_system_message(world: World) -> None:
     await world.client().chat.completions.create(model="tiny", messages=HELLO, tools=[WEATHER])
-    called: Any = [{"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}]
-    messages: Any = [{"role": "system", "content": "Be brief."}, *HELLO, {"role": "assistant", "tool_calls": called}]
+    messages: Any = [{"role": "system", "content": "Be brief."}, *HELLO, {"role": "assistant", "tool_calls": IN_ROME}]
     await world.client().chat.completions.create(model="tiny", messages=messages, tools=[WEATHER])
     await world.client().chat.completions.create(model="tiny", messages=HELLO, tools=[WEATHER], tool_choice="none")
-    texts = [world.tokenizer.decode((await world.runner.next("start")).prompt) for _ in range(3)]
+    texts = [await world.prompt() for _ in range(3)]
     assert texts[0].startswith("You may call functions")
     assert json.dumps(WEATHER) in texts[0]
     assert texts[1].startswith("Be brief.\n\nYou may call functions")
@@ -100,27 +98,17 @@ async def test_a_template_without_tools_gets_them_in_a_system_message(world: Wor
 async def test_a_template_with_tools_gets_them_and_the_arguments_of_calls_as_objects(
     parts: World, tmp_path: Path
 ) -> None:
-    parts.base_digest = parts.depot.add_model(
-        {"tokenizer.json": parts.tokenizer.to_str().encode(), "chat_template.jinja": TEMPLATE.encode()}
-    )
-    parts.scheduler.routes = parts.routes()
+    parts.serve_model(TEMPLATE)
     async with serving(parts, parts.settings(tmp_path)) as world:
         world.runner.answer = lambda _: world.tokens("why</think>hello")
-        called: Any = [
-            {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
-        ]
-        messages: Any = [*HELLO, {"role": "assistant", "content": None, "tool_calls": called}]
+        messages: Any = [*HELLO, {"role": "assistant", "content": None, "tool_calls": IN_ROME}]
         await world.client().chat.completions.create(model="tiny", messages=messages, tools=[WEATHER])
-        text = world.tokenizer.decode((await world.runner.next("start")).prompt)
-        assert text == f"<tool_call>{json.dumps(WEATHER)}helloRome</think>"
+        assert await world.prompt() == f"<tool_call>{json.dumps(WEATHER)}helloRome</think>"
 
 
 async def test_reasoning_stands_beside_the_content_where_the_template_has_it(parts: World, tmp_path: Path) -> None:
     thinking = "{% for m in messages %}{{ m.content }}{% endfor %}{{ '<think></think>' if quick else '<think>\n' }}"
-    parts.base_digest = parts.depot.add_model(
-        {"tokenizer.json": parts.tokenizer.to_str().encode(), "chat_template.jinja": thinking.encode()}
-    )
-    parts.scheduler.routes = parts.routes()
+    parts.serve_model(thinking)
     async with serving(parts, parts.settings(tmp_path)) as world, world.http() as http:
         body = {"model": "tiny", "messages": HELLO}
         world.runner.answer = lambda _: world.tokens("dear </think>\n\nreader")
@@ -152,7 +140,7 @@ async def test_chats_of_an_adapter_are_rendered_by_its_own_chat_template(
         asked: Any = {"model": "acme/upper", "messages": HELLO}
         answer = await http.post("/v1/chat/completions", json=asked)
         if answer.status_code == 200:
-            assert world.tokenizer.decode((await world.runner.next("start")).prompt) == rendered
+            assert await world.prompt() == rendered
         else:
             error = answer.json()["error"]
             wanted = (503, "model_not_ready") if files is None else (400, "chat_template_error")
@@ -161,7 +149,7 @@ async def test_chats_of_an_adapter_are_rendered_by_its_own_chat_template(
         assert counted.status_code == answer.status_code
         await world.client().completions.create(model="acme/upper", prompt="hello")
         await world.client().chat.completions.create(model="tiny", messages=HELLO)
-        prompts = [world.tokenizer.decode((await world.runner.next("start")).prompt) for _ in range(2)]
+        prompts = [await world.prompt() for _ in range(2)]
         assert prompts == ["hello", "hello"], "completions and the base go on"
 
 
@@ -194,16 +182,14 @@ async def test_a_chat_template_of_a_spec_counts_before_those_of_files(
             asked: Any = {"model": model, "messages": HELLO}
             answer = await http.post("/v1/chat/completions", json=asked)
             if answer.status_code == 200:
-                prompt = world.tokenizer.decode((await world.runner.next("start")).prompt)
-                assert prompt == text
+                assert await world.prompt() == text
             else:
                 error = answer.json()["error"]
                 found = answer.status_code, error["code"], text in error["message"]
                 assert found == (400, "chat_template_error", True), error
             assert (await http.post("/tokenize", json=asked)).status_code == answer.status_code
             await world.client().completions.create(model=model, prompt="hello")
-            prompt = world.tokenizer.decode((await world.runner.next("start")).prompt)
-            assert prompt == "hello", "completions go on"
+            assert await world.prompt() == "hello", "completions go on"
 
 
 HYBRID = "{% for m in messages %}{{ m.content }}{% endfor %}{{ '<think></think>' if enable_thinking is false }}"
@@ -227,17 +213,14 @@ async def test_reasoning_that_is_not_wanted_is_left_out_or_the_wish_is_refused_b
     (name, value), *_ = asked.items()
     param = f"{name}.{next(iter(value))}" if name in ("reasoning", "chat_template_kwargs") else name
     for template, prompt in ((HYBRID, "hello<think></think>"), ("{{ messages[0].content }}<think></think>", None)):
-        parts.base_digest = parts.depot.add_model(
-            {"tokenizer.json": parts.tokenizer.to_str().encode(), "chat_template.jinja": template.encode()}
-        )
-        parts.scheduler.routes = parts.routes()
+        parts.serve_model(template)
         async with serving(parts, parts.settings(tmp_path)) as world, world.http() as http:
             response = await http.post(path, json=body)
             if prompt is None:
                 assert response.status_code == 400
                 assert f"{param}: this model's chat template" in response.json()["error"]["message"]
             else:
-                assert world.tokenizer.decode((await world.runner.next("start")).prompt) == prompt
+                assert await world.prompt() == prompt
 
 
 async def test_a_variable_that_the_template_does_not_read_is_refused_unless_it_asks_for_nothing(world: World) -> None:
@@ -276,16 +259,11 @@ ANTHROPIC = {"messages": HELLO, "max_tokens": 99, "tool_choice": {"type": "any"}
 
 async def test_a_form_holds_behind_the_reasoning_whose_marks_are_special_tokens(parts: World, tmp_path: Path) -> None:
     """One prompt ends inside the reasoning, one behind it, one may have some: the grammar says which."""
-    parts.tokenizer = tokenizers.Tokenizer.from_str(parts.tokenizer.to_str())
-    parts.tokenizer.add_special_tokens(["<think>", "</think>", "<tool_call>", "</tool_call>"])
     thinking = (
         "{% set text = (messages | last)['content'] %}{{ text }}<|assistant|>{% if text == 'hello' %}<think>\n"
         "{% elif text == 'quick' %}<think></think>\n{% endif %}{{ '' if tools }}"
     )
-    parts.base_digest = parts.depot.add_model(
-        {"tokenizer.json": parts.tokenizer.to_str().encode(), "chat_template.jinja": thinking.encode()}
-    )
-    parts.scheduler.routes = parts.routes()
+    parts.serve_model(thinking, "<think>", "</think>", "<tool_call>", "</tool_call>")
     begin, end, call = (parts.tokenizer.token_to_id(mark) for mark in ("<think>", "</think>", "<tool_call>"))
     async with serving(parts, parts.settings(tmp_path)) as world, world.http() as http:
 
@@ -354,11 +332,7 @@ def texts_of(path: str, answer: httpx2.Response) -> list[str]:
 async def test_special_tokens_are_spelled_and_reasoning_is_left_out_where_the_request_says_so(
     parts: World, tmp_path: Path, path: str
 ) -> None:
-    parts.tokenizer = tokenizers.Tokenizer.from_str(parts.tokenizer.to_str())
-    parts.tokenizer.add_special_tokens(["[THINK]", "[/THINK]"])
-    files = {"tokenizer.json": parts.tokenizer.to_str().encode(), "chat_template.jinja": THINKS.encode()}
-    parts.base_digest = parts.depot.add_model(files)
-    parts.scheduler.routes = parts.routes()
+    parts.serve_model(THINKS, "[THINK]", "[/THINK]")
     spelled, quiet = {"skip_special_tokens": False}, {"include_reasoning": False}
     async with serving(parts, parts.settings(tmp_path)) as world, world.http() as http:
         tokens = world.tokens("why[/THINK]dear<|user|>[/THINK].<s>reader")

@@ -193,7 +193,6 @@ def test_the_end_of_the_prompt_says_how_far_reasoning_is_and_what_may_stand_befo
 ) -> None:
     form = chosen(REASONS, **asked, **BOUND).after(list(prompt.encode()), letters_of)
     assert (form.reasoning, form.in_reasoning) == (THINK, begun)
-    assert form.output is not None
     assert form.output.lead.startswith(lead)
     assert bool(form.output.lead) == bool(lead)
 
@@ -216,5 +215,4 @@ def test_calls_are_read_in_the_pools_format_where_the_request_has_tools() -> Non
     assert chosen(PLAIN, **TOOLS, tool_choice="none").is_plain
     named = chosen(PLAIN, **TOOLS, tool_choice={"type": "function", "function": {"name": "f"}})
     assert (named.calls_are_asked, named.calls_alone) == (True, True)
-    assert named.output is not None
     assert named.output.param == "tools"

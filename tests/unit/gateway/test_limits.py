@@ -239,7 +239,6 @@ def test_a_refused_request_is_charged_by_no_rule() -> None:
     assert isinstance(limiter.admit([wide, narrow], 1, 0, 0.0), Charge)
     assert isinstance(limiter.admit([wide, narrow], 1, 0, 0.0), Exceeded)
     left = limiter.remaining([wide], Metric.REQUESTS, 0.0)
-    assert left is not None
     assert left.remaining == 9
     assert limiter.remaining([wide, narrow], Metric.REQUESTS, 0.0) == Remaining(1, 0, 60.0)
 

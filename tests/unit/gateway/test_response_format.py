@@ -89,7 +89,6 @@ def test_a_chat_of_several_choices_is_a_chat_to_the_client(client: ModuleType) -
         (0, "a", "stop"),
         (1, "b", "length"),
     ]
-    assert chat.usage is not None
     assert chat.usage.total_tokens == 8
     chunk = client.chat.ChatCompletionChunk
     roles = [chunk.model_validate(event).choices[0] for event in events(encoder.first_chunk())]
@@ -100,7 +99,6 @@ def test_parts_of_characters_special_and_unknown_tokens_are_spelled_by_name(clie
     emit = Emit("r", "hié", tuple(out(token) for token in (1, 2, 3, 4, 0, 9)))
     body = ChatEncoder(*meta(alternatives=0)).body([(emit, End(FinishReason.EOS))], USAGE)
     logprobs = client.chat.ChatCompletion.model_validate_json(body).choices[0].logprobs
-    assert logprobs is not None
     assert logprobs.content is not None
     assert [(one.token, one.bytes) for one in logprobs.content] == [
         ("hi", [104, 105]),
@@ -127,7 +125,6 @@ def test_alternatives_are_as_many_as_asked_for_and_a_completion_adds_the_sampled
     assert none["choices"][0]["logprobs"]["top_logprobs"] == [{"hi": -0.5}]
     body = CompletionEncoder(*meta(alternatives=2)).body([(emit, End(FinishReason.STOP))], USAGE)
     logprobs = client.Completion.model_validate_json(body).choices[0].logprobs
-    assert logprobs is not None
     assert logprobs.top_logprobs == [{"</s>": -0.1, "bytes:\\xc3": -0.2, "hi": -0.5}]
     assert logprobs.text_offset == [4]
 

@@ -121,7 +121,6 @@ def versioned() -> RouteIndex:
 )
 def test_a_pin_is_a_version_by_name_or_digest(pin: str, digest: str, rank: int) -> None:
     found = versioned().find(f"a/x@{pin}", Principal("a"))
-    assert found is not None
     assert (found[0].model_name, found[0].digest, found[0].rank) == ("a/x", digest, rank)
     assert (found[0].eos_token_ids, found[0].own_chat_template) == ((rank,), rank == 16)
 
