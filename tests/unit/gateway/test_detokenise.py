@@ -83,19 +83,17 @@ def test_sentence_pieces_decode_as_the_continuation_of_a_prompt(words: list[str]
     assert "".join(decoded(SENTENCE, tokens)) == whole.removeprefix(before)
 
 
-def test_a_character_waits_for_its_last_byte() -> None:
-    tokens = [SENTENCE.token_to_id(f"<0x{byte:02X}>") for byte in "é東\N{SLIGHTLY SMILING FACE}".encode()]
-    assert decoded(SENTENCE, tokens) == ["", "é", "", "", "東", "", "", "", "\N{SLIGHTLY SMILING FACE}", ""]
-
-
-def test_an_unfinished_character_ends_as_one_replacement_character() -> None:
-    tokens = [SENTENCE.token_to_id("<0xF0>"), SENTENCE.token_to_id("<0x9F>")]
-    assert decoded(SENTENCE, tokens) == ["", "", "\N{REPLACEMENT CHARACTER}"]
-
-
-def test_bytes_that_are_no_character_do_not_hold_the_text_up() -> None:
-    tokens = [SENTENCE.token_to_id("<0x80>")] * 50
-    assert decoded(SENTENCE, tokens)[:-1] == ["\N{REPLACEMENT CHARACTER}"] * 50
+@pytest.mark.parametrize(
+    ("data", "pieces"),
+    [
+        ("é東\N{SLIGHTLY SMILING FACE}".encode(), ["", "é", "", "", "東", "", "", "", "\N{SLIGHTLY SMILING FACE}", ""]),
+        (b"\xf0\x9f", ["", "", "\N{REPLACEMENT CHARACTER}"]),
+        (b"\x80" * 50, ["\N{REPLACEMENT CHARACTER}"] * 50 + [""]),
+    ],
+    ids=["its last byte", "an unfinished one", "none"],
+)
+def test_a_character_waits_for_its_last_byte_and_what_is_none_holds_nothing_up(data: bytes, pieces: list[str]) -> None:
+    assert decoded(SENTENCE, [SENTENCE.token_to_id(f"<0x{byte:02X}>") for byte in data]) == pieces
 
 
 def test_special_and_unknown_tokens_have_no_text() -> None:

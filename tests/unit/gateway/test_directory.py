@@ -79,15 +79,3 @@ def test_a_page_is_a_part_of_what_the_search_finds() -> None:
         f"acme/a29{number}" for number in range(5, 10)
     ]
     assert names(index, ANY_NAMESPACE, search="nothing") == []
-
-
-def test_a_key_for_some_models_lists_those_alone() -> None:
-    index = RouteIndex()
-    rows = (broken("acme", "c"), broken("acme", "d"))
-    index.take(
-        Routes(1, full=True, routes=(BASE, route("acme", "a"), route("acme", "b")), pools=(POOL,), unserved=rows)
-    )
-    some = Principal("acme", "key", KeyScope.INFERENCE, ("acme/b", "acme/d*"))
-    assert names(index, some) == ["acme/b"]
-    assert [one.model_name for one in index.unserved_adapters(some, "", 0, 9)[0]] == ["acme/d"]
-    assert index.counts(some) == (1, 1)

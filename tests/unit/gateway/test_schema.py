@@ -45,20 +45,15 @@ def test_any_object_is_taken_or_refused_by_name(changes: dict[str, Any], kind: t
         assert given <= set(kind.model_fields) | ACCEPTED, "nothing is ignored"
 
 
-@pytest.mark.parametrize(("stop", "taken"), [(None, ()), ("x", ("x",)), (["x", "y"], ("x", "y")), ([], ())])
-def test_stop_is_a_text_or_a_list(stop: Any, taken: tuple[str, ...]) -> None:
-    assert parse(ChatRequest, orjson.dumps(GOOD | {"stop": stop})).stop == taken
-
-
-def test_text_parts_of_a_message_are_joined() -> None:
-    parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
-    request = parse(ChatRequest, orjson.dumps(GOOD | {"messages": [{"role": "user", "content": parts}]}))
-    assert request.messages[0].content == "one two"
-
-
-def test_whole_numbers_are_taken_for_temperature_and_top_p() -> None:
-    request = parse(ChatRequest, orjson.dumps(GOOD | {"temperature": 0, "top_p": 1}))
-    assert (request.temperature, request.top_p) == (0, 1)
+@pytest.mark.parametrize(
+    ("name", "value", "taken"),
+    [
+        *(("stop", stop, taken) for stop, taken in ((None, ()), ("x", ("x",)), (["x", "y"], ("x", "y")), ([], ()))),
+        *((name, number, number) for name in ("temperature", "top_p") for number in (1, 0.5)),
+    ],
+)
+def test_a_value_is_taken_in_each_of_its_spellings(name: str, value: Any, taken: Any) -> None:
+    assert getattr(parse(ChatRequest, orjson.dumps(GOOD | {name: value})), name) == taken
 
 
 def test_an_error_names_the_place_and_cuts_what_the_client_made_up() -> None:
@@ -178,20 +173,16 @@ def test_what_changes_no_text_may_stand_beside_it() -> None:
 
 
 def test_our_own_answer_can_be_sent_back_with_what_clients_add_to_it() -> None:
-    answer = {
-        "role": "assistant",
-        "content": "HI",
-        "refusal": None,
-        "annotations": [],
-        "audio": None,
+    answer = {"role": "assistant", "content": "HI", "refusal": None, "annotations": [], "audio": None}
+    added = {
         "tool_calls": None,
+        "provider_specific_fields": {"a": 1},
+        "name": None,
+        "function_call": None,
+        "x" * 100: [1],
     }
-    added = {"provider_specific_fields": {"a": 1}, "name": None, "function_call": None, "x" * 100: [1]}
-    messages = [
-        GOOD["messages"][0],
-        answer | added,
-        {"role": "user", "content": ["one ", {"type": "text", "text": "two"}]},
-    ]
+    parts = ["one ", {"type": "text", "text": "two"}]
+    messages = [GOOD["messages"][0], answer | added, {"role": "user", "content": parts}]
     request = parse(ChatRequest, orjson.dumps(GOOD | {"messages": messages}))
     assert [message.of_template() for message in request.messages] == [
         {"role": "user", "content": "hello"},
@@ -268,16 +259,8 @@ def test_a_key_that_is_no_token_id_is_refused(key: str) -> None:
 
 
 def test_log_probabilities_are_asked_for_as_each_api_has_it() -> None:
-    def chat(**changes: Any) -> int | None:
-        return parse(ChatRequest, orjson.dumps(GOOD | changes)).alternatives
-
-    def text(**changes: Any) -> int | None:
-        return parse(CompletionRequest, orjson.dumps({"model": "m", "prompt": "x"} | changes)).alternatives
-
-    assert [chat(), chat(logprobs=False), chat(logprobs=True), chat(logprobs=True, top_logprobs=4)] == [
-        None,
-        None,
-        0,
-        4,
-    ]
-    assert [text(), text(logprobs=0), text(logprobs=20)] == [None, 0, 20]
+    text = {"model": "m", "prompt": "x"}
+    chats = [{}, {"logprobs": False}, {"logprobs": True}, {"logprobs": True, "top_logprobs": 4}]
+    assert [parse(ChatRequest, orjson.dumps(GOOD | one)).alternatives for one in chats] == [None, None, 0, 4]
+    texts = [{}, {"logprobs": 0}, {"logprobs": 20}]
+    assert [parse(CompletionRequest, orjson.dumps(text | one)).alternatives for one in texts] == [None, 0, 20]

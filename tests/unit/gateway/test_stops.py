@@ -46,18 +46,6 @@ def test_what_is_held_back_may_still_become_a_stop_string(text: str, stops: list
         ), "no more and no less than the longest beginning of a stop string"
 
 
-def test_a_stop_string_over_three_chunks_is_found() -> None:
-    matcher = StopMatcher(["</end>"])
-    assert [matcher.push(chunk) for chunk in ("well </", "en", "d> more")] == ["well ", "", ""]
-    assert matcher.matched
-    assert matcher.flush() == ""
-
-
-def test_a_beginning_that_comes_to_nothing_is_released() -> None:
-    matcher = StopMatcher(["stop"])
-    assert [matcher.push("sto"), matcher.push("ry")] == ["", "story"]
-
-
 @pytest.mark.parametrize("stops", [["a"] * (MAX_STOPS + 1), [""], ["x" * (MAX_STOP_CHARS + 1)]])
 def test_stop_strings_beyond_the_bounds_are_refused(stops: list[str]) -> None:
     StopMatcher(["x" * MAX_STOP_CHARS] * MAX_STOPS)

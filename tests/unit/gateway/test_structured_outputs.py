@@ -44,10 +44,14 @@ def accepts(grammar: str, text: str) -> bool:
     return matcher.try_consume_tokens(data) == len(data) and matcher.is_accepting()
 
 
-def grammar(**params: Any) -> str:
+def form_of(**params: Any) -> StructuredOutput:
     form = structured_output(**params)
     assert form is not None
-    return grammar_of(form)
+    return form
+
+
+def grammar(**params: Any) -> str:
+    return grammar_of(form_of(**params))
 
 
 SCHEMA = {
@@ -392,26 +396,18 @@ async def test_forms_are_checked_by_a_process_that_a_hostile_one_cannot_hold(mon
         {"anyOf": [{"type": "string", "pattern": f"a{i}"}, {"type": "number", "multipleOf": i + 1}]} for i in range(200)
     ]
     try:
-        good = structured_output(structured_outputs={"choice": ["a", "b"]})
-        assert good is not None
-        assert accepts(await checker.grammar(good), "b")
-        hostile = structured_output(structured_outputs={"json": {"allOf": both}})
-        assert hostile is not None
+        assert accepts(await checker.grammar(form_of(structured_outputs={"choice": ["a", "b"]})), "b")
+        hostile = form_of(structured_outputs={"json": {"allOf": both}})
         with pytest.raises(ParameterError, match=r"structured_outputs\.json: it takes (more than 1 s|too much memory)"):
             await checker.grammar(hostile)
         with pytest.raises(ParameterError, match="tools: it cannot be compiled: KeyError"):
-            await checker.grammar(
-                StructuredOutput("tools", "tools", "{}")
-            )  # our own mistake is not called the form's size
-        wrong = structured_output(structured_outputs={"regex": "a(?=b)"})
-        assert wrong is not None
+            await checker.grammar(StructuredOutput("tools", "tools", "{}"))  # not called the form's size
         with pytest.raises(ParameterError, match=r"structured_outputs\.regex.*look-ahead") as refused:
-            await checker.grammar(wrong)
+            await checker.grammar(form_of(structured_outputs={"regex": "a(?=b)"}))
         assert refused.value.param == "structured_outputs.regex"
         checker._process.kill()
         await checker._process.wait()
-        other = structured_output(structured_outputs={"choice": ["c"]})
-        assert other is not None
-        assert accepts(await checker.grammar(other), "c"), "a process that has ended is started again"
+        other = await checker.grammar(form_of(structured_outputs={"choice": ["c"]}))
+        assert accepts(other, "c"), "a process that has ended is started again"
     finally:
         await checker.close()
