@@ -6,16 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_batch.core import (
-    BadLine,
-    GoodLine,
-    InputReader,
-    LineIndex,
-    LineSplitter,
-    compression,
-    input_lines,
-    read_line,
-)
+from weft_batch.core import BadLine, GoodLine, InputReader, LineIndex, LineSplitter, compression, input_lines, read_line
 
 ENDPOINT = "/v1/completions"
 

@@ -1,5 +1,6 @@
 """The limiter against an oracle that knows everything, and what gateways admit together."""
 
+from collections.abc import Sequence
 from fractions import Fraction
 
 import pytest
@@ -14,6 +15,18 @@ from weft_gateway.shell import duration
 ASKED = st.tuples(
     st.integers(0, 64), st.integers(1, 4), st.integers(1, 500)
 )  # eighths of a second since, requests, tokens
+
+
+def admitted(limiter: Limiter, rules: Sequence[LimitRule], requests: int, tokens: int, now: float) -> Charge:
+    charge = limiter.admit(rules, requests, tokens, now)
+    assert isinstance(charge, Charge)
+    return charge
+
+
+def refused(limiter: Limiter, rules: Sequence[LimitRule], requests: int, tokens: int, now: float) -> Exceeded:
+    refusal = limiter.admit(rules, requests, tokens, now)
+    assert isinstance(refusal, Exceeded)
+    return refusal
 
 
 class Oracle:
@@ -40,7 +53,7 @@ def test_one_gateway_admits_exactly_what_the_buckets_hold(
     rule = LimitRule("key/a", "", 60 * requests_unit, 60 * tokens_unit)  # floats of these are exact
     limiter, now = Limiter("g"), Fraction(0)
     of_requests, of_tokens = Oracle(rule.requests_per_minute), Oracle(rule.tokens_per_minute)
-    admitted: list[tuple[Fraction, int]] = []
+    taken: list[tuple[Fraction, int]] = []
     for (eighths, requests, tokens), percent in calls:
         now += Fraction(eighths, 8)
         without_tokens = limiter.exceeded([rule], requests, None, float(now))
@@ -56,12 +69,12 @@ def test_one_gateway_admits_exactly_what_the_buckets_hold(
         of_tokens.add(reserved, now)
         limiter.settle(charged, used, float(now))
         of_tokens.add(used - reserved, now)
-        admitted.append((now, requests))
-    for first in range(len(admitted)):
-        for last in range(first, len(admitted)):
-            window = admitted[last][0] - admitted[first][0]
+        taken.append((now, requests))
+    for first in range(len(taken)):
+        for last in range(first, len(taken)):
+            window = taken[last][0] - taken[first][0]
             most = rule.requests_per_minute * (1 + window / 60)
-            assert sum(requests for _, requests in admitted[first : last + 1]) <= most
+            assert sum(requests for _, requests in taken[first : last + 1]) <= most
 
 
 @given(
@@ -134,12 +147,12 @@ def test_several_gateways_stay_within_the_bound_together(
 
 def test_a_limit_can_be_used_up_through_one_of_several_gateways() -> None:
     rule, one, other = LimitRule("key/a", "", 60), Limiter("one"), Limiter("other")
-    admitted = 0
+    taken = 0
     for second in range(12):
         one.take(other.report(second), second)
         other.take(one.report(second), second)
-        admitted += sum(isinstance(one.admit([rule], 1, 0, second), Charge) for _ in range(60))
-    assert admitted >= 60
+        taken += sum(isinstance(one.admit([rule], 1, 0, second), Charge) for _ in range(60))
+    assert taken >= 60
 
 
 @pytest.mark.parametrize(("limit", "others", "share"), [(60, 0, 30), (60, 20, 20), (3, 0, 1)])
@@ -154,32 +167,29 @@ def test_what_ends_before_the_report_leaves_its_share() -> None:
     rule, limiter = LimitRule("key/a", "", 0, 60, concurrent=8), Limiter("one")
     limiter.take(Limiter("other").report(0.0), 0.0)
 
-    def admitted(times: int) -> list[Charge]:
+    def charges(times: int) -> list[Charge]:
         return [one for one in (limiter.admit([rule], 1, 1, 0.0) for _ in range(times)) if isinstance(one, Charge)]
 
-    first, *others = admitted(5)
+    first, *others = charges(5)
     limiter.settle(first, 0, 0.0)
-    (again,) = admitted(2)
+    (again,) = charges(2)
     for charge in (*others, again):
         limiter.settle(charge, 0, 0.0)
     assert limiter.exceeded([rule], 1, 60, 0.0) is None, "nothing of it is used"
-    assert (len(others), len(admitted(5))) == (3, 4)
+    assert (len(others), len(charges(5))) == (3, 4)
 
 
 def test_a_place_among_concurrent_requests_comes_after_their_mean_duration() -> None:
     rule, limiter = LimitRule("key/a", "", concurrent=1), Limiter("g")
-    charge = limiter.admit([rule], 1, 0, 1.0)
-    assert isinstance(charge, Charge)
-    limiter.settle(charge, 0, 5.0)
-    assert isinstance(limiter.admit([rule], 1, 0, 5.0), Charge)
-    refused = [limiter.admit([rule], 1, 0, 5.0) for _ in range(3)]
-    waits = [one.wait_s for one in refused if isinstance(one, Exceeded)]
+    limiter.settle(admitted(limiter, [rule], 1, 0, 1.0), 0, 5.0)
+    admitted(limiter, [rule], 1, 0, 5.0)
+    waits = [refused(limiter, [rule], 1, 0, 5.0).wait_s for _ in range(3)]
     assert waits == pytest.approx([0.1, 1.25, 2.4]), "the mean of 1 s, moved by a twentieth to 4 s"
 
 
 def test_a_rule_that_changes_keeps_its_use() -> None:
     limiter = Limiter("g")
-    assert isinstance(limiter.admit([LimitRule("key/a", "", 60, concurrent=1)], 1, 0, 0.0), Charge)
+    admitted(limiter, [LimitRule("key/a", "", 60, concurrent=1)], 1, 0, 0.0)
     wider, none = LimitRule("key/a", "", 120), LimitRule("key/a", "", 0, 60)
     assert limiter.remaining([wider], Metric.REQUESTS, 0.0) == Remaining(120, 119, 0.5)
     assert limiter.exceeded([wider], 2, None, 0.0) is None, "nothing bounds what runs at once"
@@ -188,98 +198,82 @@ def test_a_rule_that_changes_keeps_its_use() -> None:
 
 def test_use_outlives_a_look_at_what_can_be_forgotten() -> None:
     rule, limiter = LimitRule("key/a", "", 60), Limiter("g")
-    charge = limiter.admit([rule], 60, 0, 0.0)
-    assert isinstance(charge, Charge)
-    limiter.settle(charge, 0, 0.0)
+    limiter.settle(admitted(limiter, [rule], 60, 0, 0.0), 0, 0.0)
     limiter.report(0.0)
     limiter.forget(1.0)
-    assert isinstance(limiter.admit([rule], 60, 0, 1.0), Exceeded)
+    refused(limiter, [rule], 60, 0, 1.0)
 
 
 def test_concurrent_requests_are_counted_at_every_gateway_and_end_with_it() -> None:
     rule, here, there = LimitRule("key/a", "", concurrent=3), Limiter("here"), Limiter("there")
-    charges = [there.admit([rule], 1, 0, 0.0) for _ in range(3)]
-    assert all(isinstance(one, Charge) for one in charges)
+    first, *_ = [admitted(there, [rule], 1, 0, 0.0) for _ in range(3)]
     here.take(there.report(0.0), 0.0)
-    refused = here.admit([rule], 1, 0, 0.0)
-    assert isinstance(refused, Exceeded)
-    assert (refused.metric, refused.used) == (Metric.CONCURRENT, 3)
-    assert isinstance(charges[0], Charge)
-    there.settle(charges[0], 0, 1.0)
+    refusal = refused(here, [rule], 1, 0, 0.0)
+    assert (refusal.metric, refusal.used) == (Metric.CONCURRENT, 3)
+    there.settle(first, 0, 1.0)
     here.take(there.report(1.0), 1.0)
-    assert isinstance(here.admit([rule], 1, 0, 1.0), Charge)
-    refused = here.admit([rule], 1, 0, 1.5)
-    assert isinstance(refused, Exceeded)
-    assert refused.used == 3
+    admitted(here, [rule], 1, 0, 1.0)
+    assert refused(here, [rule], 1, 0, 1.5).used == 3
     ended = Limiter("there").report(2.0)
     here.take(ended, 2.0)
-    refused = here.admit([rule], 3, 0, 2.0)
-    assert isinstance(refused, Exceeded)
-    assert refused.used == 1, "what a report does not name has ended"
+    assert refused(here, [rule], 3, 0, 2.0).used == 1, "what a report does not name has ended"
     here.take(there.report(2.0), 2.0)
     here.reconnected(5.0)
     here.forget(5.0 + SILENT_S)
     assert here.gateways == 2, "it could not be heard"
     here.forget(5.1 + SILENT_S)
     assert here.gateways == 1
-    assert isinstance(here.admit([rule], 2, 0, 11.0), Charge), "what a lost gateway ran is over"
+    admitted(here, [rule], 2, 0, 11.0)  # what a lost gateway ran is over
 
 
 def test_refused_requests_come_back_one_after_another_and_find_their_place() -> None:
     rule, limiter = LimitRule("key/a", "", 60), Limiter("g")
-    assert isinstance(limiter.admit([rule], 60, 0, 0.0), Charge)
-    refused = [limiter.admit([rule], 1, 0, 0.0) for _ in range(10)]
-    waits = [one.wait_s for one in refused if isinstance(one, Exceeded)]
+    admitted(limiter, [rule], 60, 0, 0.0)
+    waits = [refused(limiter, [rule], 1, 0, 0.0).wait_s for _ in range(10)]
     assert waits == pytest.approx([float(i) for i in range(1, 11)])
-    assert all(isinstance(limiter.admit([rule], 1, 0, wait_s + 1e-6), Charge) for wait_s in waits)
+    for wait_s in waits:
+        admitted(limiter, [rule], 1, 0, wait_s + 1e-6)
 
 
 def test_a_refused_request_is_charged_by_no_rule() -> None:
     wide, narrow, limiter = LimitRule("namespace/a", "", 10), LimitRule("key/a", "", 1), Limiter("g")
-    assert isinstance(limiter.admit([wide, narrow], 1, 0, 0.0), Charge)
-    assert isinstance(limiter.admit([wide, narrow], 1, 0, 0.0), Exceeded)
-    left = limiter.remaining([wide], Metric.REQUESTS, 0.0)
-    assert left.remaining == 9
+    admitted(limiter, [wide, narrow], 1, 0, 0.0)
+    refused(limiter, [wide, narrow], 1, 0, 0.0)
+    assert limiter.remaining([wide], Metric.REQUESTS, 0.0) == Remaining(10, 9, 6.0)
     assert limiter.remaining([wide, narrow], Metric.REQUESTS, 0.0) == Remaining(1, 0, 60.0)
 
 
 def test_a_request_larger_than_the_limit_waits_for_all_of_it_and_is_paid_back() -> None:
     rule, limiter = LimitRule("key/a", "", tokens_per_minute=60), Limiter("g")
-    charge = limiter.admit([rule], 1, 1000, 0.0)
-    assert isinstance(charge, Charge)
+    charge = admitted(limiter, [rule], 1, 1000, 0.0)
     other = Limiter("g")
-    whole = other.admit([rule], 1, 60, 0.0)
-    assert isinstance(whole, Charge)
-    other.settle(whole, 80, 0.0)
+    other.settle(admitted(other, [rule], 1, 60, 0.0), 80, 0.0)
     assert other.admit([rule], 1, 1, 0.0) == Exceeded(rule, Metric.TOKENS, 80, 21.0)
     limiter.settle(charge, 180, 0.0)
     assert limiter.remaining([rule], Metric.TOKENS, 0.0) == Remaining(60, 0, 180.0)
-    refused = limiter.admit([rule], 1, 30, 0.0)
-    assert isinstance(refused, Exceeded)
-    assert refused.wait_s == 60.0, "150 s; the client may ask earlier, not later"
-    assert isinstance(limiter.admit([rule], 1, 30, 151.0), Charge)
+    assert refused(limiter, [rule], 1, 30, 0.0).wait_s == 60.0, "150 s; the client may ask earlier, not later"
+    admitted(limiter, [rule], 1, 30, 151.0)
 
 
 def test_use_that_time_has_paid_back_is_not_reported() -> None:
     rule, limiter = LimitRule("key/a", "", 60), Limiter("g")
-    assert isinstance(limiter.admit([rule], 60, 0, 0.0), Charge)
+    admitted(limiter, [rule], 60, 0, 0.0)
     assert limiter.report(600.0).uses[0].requests == 0
 
 
 def test_a_report_names_what_was_used_since_the_last_one_and_what_runs() -> None:
     rules = [LimitRule(f"key/{i:04}", "", 60) for i in range(SWEEP + 500)]
     here, there = Limiter("here"), Limiter("there")
-    charges = [here.admit([rule], 2, 0, 0.0) for rule in rules]
+    _, *charges = [admitted(here, [rule], 2, 0, 0.0) for rule in rules]
     there.take(here.report(0.0), 0.0)
-    for charge in charges[1:]:
-        assert isinstance(charge, Charge)
+    for charge in charges:
         here.settle(charge, 0, 0.5)
     ended = here.report(1.0)
     assert [(use.rule, use.requests, use.concurrent) for use in ended.uses] == [(rules[0], 0, 2)]
     there.take(ended, 1.0)
     costs = [lines_of(work) for work in (lambda: here.report(1.5), lambda: there.take(ended, 1.5))]
     assert max(costs) < 100, "of one rule, not of 1,500"
-    assert isinstance(there.admit(rules[:1], 59, 0, 2.0), Charge), "two of 60 in the first seconds, and none since"
+    admitted(there, rules[:1], 59, 0, 2.0)  # two of 60 in the first seconds, and none since
     for second in (400.0, 401.0):
         here.forget(second)
     assert lines_of(lambda: here.forget(402.0)) < 100, "nothing of the others is left"

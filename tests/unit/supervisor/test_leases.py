@@ -29,15 +29,6 @@ def test_a_new_incarnation_takes_the_place_of_the_old_one_for_good():
     assert leases.current("a") == A2
 
 
-def test_the_same_incarnation_may_come_back_after_its_lease_ran_out():
-    leases = Leases(2.0)
-    leases.grant(A1, 0.0)
-    assert leases.expire(5.0) == [A1]
-    assert not leases.replaced(A1)
-    assert leases.grant(A1, 6.0) is None
-    assert leases.holds(A1)
-
-
 def test_leases_that_were_extended_stay_in_order_with_those_renewed_after_it():
     leases = Leases(2.0)
     leases.grant(A1, 0.0)

@@ -82,7 +82,6 @@ def test_an_overrunner_that_leaves_is_the_victim_itself_and_doubles():
 def test_one_that_was_preempted_often_enough_stays_while_another_one_may_leave(staying, leaves):
     """One leaves all the same where all of them stay: a runner whose every sequence waits would wait for ever."""
     found = victim(book(*[sequence(n, i, stays=n in staying) for i, n in enumerate("abc")], paused="a"))
-    assert found is not None
     assert found[0] == leaves
 
 
@@ -106,7 +105,6 @@ def test_no_interactive_request_is_the_victim_while_a_batch_one_is_there(rows):
     if not overruns:
         assert decision is None
         return
-    assert decision is not None
     priorities = {one.request_id: one.priority for one in here}
     assert priorities[decision.request_id] is max(priorities.values()), "batch ones leave first"
     waiting = [priorities[overrun.request_id] for overrun in overruns]
@@ -117,11 +115,9 @@ def test_one_victim_at_a_time_until_a_report_shows_it_gone():
     preemption = Preemption(5.0)
     a, b, c = sequence("a", 1), sequence("b", 2), sequence("c", 3)
     first = preemption.on_report(book(a, b, c, paused="a"), 0.0)
-    assert first is not None
     assert first.request_id == "c"
     assert preemption.on_report(book(a, b, c, paused="ab"), 1.0) is None
     second = preemption.on_report(book(a, b, paused="ab"), 2.0)
-    assert second is not None
     assert second.request_id == "b"
     assert preemption.preempts == 2
 
@@ -140,7 +136,6 @@ def test_a_victim_that_stays_is_chosen_again_after_the_bound_and_counted_once():
     preemption.forget(other)
     assert [decision.runner for decision in preemption.pending()] == [RUNNER]
     newest = preemption.on_report(book(A, B, C, paused="a"), 10.0)
-    assert newest is not None
     assert (newest.request_id, preemption.preempts) == ("c", 3)
 
 

@@ -18,7 +18,6 @@ SAMPLED, NOT_SAMPLED = f"00-{TRACE}-{PARENT}-01", f"00-{TRACE}-{PARENT}-00"
 def test_a_trace_goes_on_from_its_client_to_what_lies_under_the_request() -> None:
     made, exporter = in_memory()
     request = made.begin({"traceparent": SAMPLED}, 5_000)
-    assert request is not None
     inner = made.record("sequence", request.traceparent, 97.0, 99.0, {"weft.adapter": None, "n": 3})
     made.record("prefill", inner, 97.5, 98.0)
     request.end("chat tiny", {"gen_ai.request.model": "tiny"})
@@ -49,7 +48,6 @@ def test_what_is_not_sampled_has_no_span(headers: dict[str, str]) -> None:
 def test_a_trace_begins_at_the_gateway_where_the_client_has_none() -> None:
     made, exporter = in_memory(ratio=1.0)
     request = made.begin({}, 0)
-    assert request is not None
     request.end("chat tiny", {}, "queue_full")
     (span,) = exporter.get_finished_spans()
     assert span.parent is None
@@ -97,9 +95,7 @@ def test_spans_reach_a_collector_whose_owner_trusts_its_certificate_alone(
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_CERTIFICATE", str(tmp_path / "tls.crt"))
         monkeypatch.setenv(PROTOCOLS[1], "http/protobuf")
         made = tracer("gateway")
-        assert made is not None
         request = made.begin({"traceparent": SAMPLED}, 0)
-        assert request is not None
         request.end("chat tiny", {})
         made.close()
         server.shutdown()

@@ -11,7 +11,7 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from harness.certificates import Authority, mount
+from harness.certificates import Authority
 from harness.ports import free_addresses
 from harness.waiting import PATIENCE_S, soon
 from weft.wire.channels import SecureChannel
@@ -185,18 +185,3 @@ async def say(outcomes: "asyncio.Queue[pb.ObserveRequest]", stream: Any, request
     message.outcomes.add(request_id=request_id)
     outcomes.put_nowait(message)
     assert list((await soon(stream.read())).request_ids) == [request_id]
-
-
-async def test_a_server_with_unusable_new_files_goes_on_with_the_ones_before(served: Served) -> None:
-    mount(served.tls.folder, {"tls.crt": b"", "tls.key": b"", "ca.crt": b""})
-    async with channel(served.at, served.identity("gateway"), "predictor") as opened:
-        assert await predict(opened) == "m"
-
-
-async def test_a_stream_that_its_client_leaves_ends_the_handler(served: Served) -> None:
-    async with channel(served.at, served.identity("supervisor"), "predictor") as opened:
-        stream = PredictorStub(opened).Observe()
-        await stream.write(pb.ObserveRequest())
-        await stream.read()
-        stream.cancel()
-        await soon(served.servicer.ended.wait())

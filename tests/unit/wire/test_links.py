@@ -136,7 +136,6 @@ async def test_the_most_that_a_gateway_resubmits_is_sent_whole_and_leaves_the_ou
 
 async def test_a_server_may_speak_first_and_ends_when_the_client_closes(peer: tuple[Peer, Client]) -> None:
     server, client = peer
-    assert server.outbox is not None
     server.outbox.put(runner_pb2.RunnerToGateway(no_capacity=runner_pb2.NoCapacity(request_id="a")))
     assert await client.got.get() == "a"
     await client.close()
@@ -163,7 +162,6 @@ async def test_a_peer_that_does_not_read_is_cut_off_and_comes_back() -> None:
     server = Peer(outbox_limit=3)
     async with connected(server) as client:
         assert await server.heard.get() == "hello1"
-        assert server.outbox is not None
         message = runner_pb2.RunnerToGateway(no_capacity=runner_pb2.NoCapacity(request_id="x"))
         accepted = [server.outbox.put(message) for _ in range(5)]  # no chance to send in between
         assert accepted == [True, True, True, False, False]
@@ -220,7 +218,6 @@ async def test_why_a_link_does_not_come_up_is_logged_once_for_each_reason(
 
 async def test_a_message_outside_the_contract_ends_the_connection_and_not_the_link(peer: tuple[Peer, Client]) -> None:
     server, client = peer
-    assert server.outbox is not None
     for word in ("good", "bad", "not taken"):
         server.outbox.put(runner_pb2.RunnerToGateway(no_capacity=runner_pb2.NoCapacity(request_id=word)))
     assert await soon(client.got.get()) == "good"

@@ -34,55 +34,30 @@ def test_a_usable_folder_says_what_is_in_it(authority: Authority, tmp_path: Path
     assert present.key == (folder / "tls.key").read_bytes()
 
 
-def _cut(name: str) -> Callable[[Path, Authority], object]:
-    return lambda folder, _: (folder / name).unlink()
-
-
-def _garbled(name: str) -> Callable[[Path, Authority], object]:
-    return lambda folder, _: (folder / name).write_bytes(b"no PEM at all\n")
-
-
-def _another_key(folder: Path, authority: Authority) -> None:
-    (folder / "tls.key").write_bytes(authority.issue("gateway.weft.internal")[1])
-
-
-def _expired(folder: Path, authority: Authority) -> None:
-    authority.folder(folder, "gateway", valid=-datetime.timedelta(seconds=1))
-
-
-def _another_role(folder: Path, authority: Authority) -> None:
-    authority.folder(folder, "runner")
-
-
-def _no_role(folder: Path, authority: Authority) -> None:
-    authority.folder(folder)
-
-
-def _another_ca(folder: Path, _: Authority) -> None:
-    (folder / "ca.crt").write_bytes(Authority().pem)
+FILES = ("tls.crt", "tls.key", "ca.crt")
+PAST = -datetime.timedelta(seconds=1)
 
 
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (_cut("tls.crt"), "tls.crt: No such file"),
-        (_cut("tls.key"), "tls.key: No such file"),
-        (_cut("ca.crt"), "ca.crt: No such file"),
-        (_garbled("tls.crt"), "tls.crt with tls.key: "),
-        (_garbled("tls.key"), "tls.crt with tls.key: "),
-        (_garbled("ca.crt"), "ca.crt: no certificate in PEM"),
-        (_another_key, "tls.crt with tls.key: the key does not belong to the certificate"),
-        (_expired, "as gateway: certificate has expired"),
-        (_another_role, "not valid for 'gateway.weft.internal'"),
-        (_no_role, "not valid for 'gateway.weft.internal'"),
-        (_another_ca, "as gateway: unable to get local issuer certificate"),
+        *((lambda _, at, name=name: (at / name).unlink(), f"{name}: No such file") for name in FILES),
+        *((lambda _, at, name=name: (at / name).write_bytes(b"no PEM\n"), said) for name, said in zip(
+            FILES, ("tls.crt with tls.key: ", "tls.crt with tls.key: ", "ca.crt: no certificate in PEM"), strict=True)),
+        (lambda ca, at: (at / "tls.key").write_bytes(ca.issue("gateway.weft.internal")[1]),
+            "tls.crt with tls.key: the key does not belong to the certificate"),
+        (lambda ca, at: ca.folder(at, "gateway", valid=PAST), "as gateway: certificate has expired"),
+        (lambda ca, at: ca.folder(at, "runner"), "not valid for 'gateway.weft.internal'"),
+        (lambda ca, at: ca.folder(at), "not valid for 'gateway.weft.internal'"),
+        (lambda _, at: (at / "ca.crt").write_bytes(Authority().pem),
+            "as gateway: unable to get local issuer certificate"),
     ],
-)
+)  # fmt: skip
 def test_unusable_files_stop_the_start_with_file_and_reason(
-    spoil: Callable[[Path, Authority], object], said: str, authority: Authority, tmp_path: Path
+    spoil: Callable[[Authority, Path], object], said: str, authority: Authority, tmp_path: Path
 ) -> None:
     folder = authority.folder(tmp_path / "tls", "gateway")
-    spoil(folder, authority)
+    spoil(authority, folder)
     with pytest.raises(TlsUnusable) as told:
         Tls(folder, "gateway")
     assert isinstance(told.value, CannotStart)
@@ -102,7 +77,7 @@ def test_a_swapped_secret_is_read_again_and_only_then(authority: Authority, tmp_
 
 def test_plain_files_written_in_place_are_read_again(authority: Authority, tmp_path: Path) -> None:
     certificate, key = authority.issue("gateway.weft.internal")
-    for name, content in (("tls.crt", certificate), ("tls.key", key), ("ca.crt", authority.pem)):
+    for name, content in zip(FILES, (certificate, key, authority.pem), strict=True):
         (tmp_path / name).write_bytes(content)
     tls = Tls(tmp_path, "gateway")
     certificate, key = authority.issue("gateway.weft.internal")
@@ -117,7 +92,7 @@ def test_unusable_news_leave_what_was_and_are_told_once(
 ) -> None:
     tls = Tls(authority.folder(tmp_path / "tls", "gateway"), "gateway")
     before = tls.present()
-    authority.folder(tls.folder, "gateway", valid=-datetime.timedelta(seconds=1))
+    authority.folder(tls.folder, "gateway", valid=PAST)
     assert [tls.present() for _ in range(3)] == [before] * 3
     assert [record.getMessage() for record in caplog.records].count(
         "new certificates are unusable: the ones before stay"
