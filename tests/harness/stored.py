@@ -2,7 +2,6 @@
 
 import asyncio
 import tempfile
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +43,10 @@ async def _newest_file() -> bytes:
     return _newest[0]
 
 
-async def usage(engine: AsyncEngine, since: date = date.min) -> list[Row[Any]]:
-    """The usage rows of `since` and later, oldest first."""
-    query = select(UsageRow.__table__).where(UsageRow.day >= since)
+async def usage(engine: AsyncEngine) -> list[Row[Any]]:
+    """Return the usage rows."""
     async with engine.connect() as connection:
-        return [*await connection.execute(query.order_by(UsageRow.day, UsageRow.namespace, UsageRow.model_name))]
+        return [*await connection.execute(select(UsageRow.__table__))]
 
 
 async def count(engine: AsyncEngine) -> int:

@@ -194,12 +194,7 @@ async def parts(depot: FakeDepot, tokenizer: tokenizers.Tokenizer) -> AsyncItera
 
 @asynccontextmanager
 async def serving(
-    world: World,
-    settings: GatewaySettings,
-    *,
-    ready: bool = True,
-    connections: int = MAX_CONNECTIONS,
-    **times: float,
+    world: World, settings: GatewaySettings, *, ready: bool = True, connections: int = MAX_CONNECTIONS, **times: float
 ) -> AsyncIterator[World]:
     """The real gateway on a real socket, in this event loop; `ready`: once it is. `times`: of its configuration."""
     listener = socket.create_server(("127.0.0.1", 0))

@@ -9,11 +9,7 @@ from .conftest import World, serving
 from .test_gateway_bounds import wide_context
 from .test_gateway_tools import CALL, WEATHER
 
-TOOL = {
-    "name": "weather",
-    "description": "of a city",
-    "input_schema": WEATHER["function"]["parameters"],
-}
+TOOL = {"name": "weather", "description": "of a city", "input_schema": WEATHER["function"]["parameters"]}
 ASKED: dict[str, Any] = {"model": "tiny", "max_tokens": 300, "messages": [{"role": "user", "content": "hello"}]}
 
 

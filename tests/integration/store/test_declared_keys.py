@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from weft.domain.limits import LimitRule
 from weft.domain.routes import KeyScope
 from weft.store import keys, limits
@@ -67,19 +69,15 @@ async def test_what_is_withdrawn_can_be_declared_again_under_its_id(engine):
     assert await in_force(engine) == [A]
 
 
-async def test_what_a_person_has_revoked_stays_revoked(engine):
+@pytest.mark.parametrize("withdrawn", [False, True])
+async def test_what_a_person_has_revoked_stays_revoked(engine, withdrawn):
     first = await made(engine, MINE)
-    await keys.revoke(engine, first.key_id, now_unix_ms=2)
-    assert [key.revoked for key in await all_declared(engine)] == [True]
-    assert await declare(engine, MINE, now_unix_ms=3) is Refusal.REVOKED
-    assert await in_force(engine) == []
-
-
-async def test_what_was_withdrawn_can_be_revoked_for_good(engine):
-    first = await made(engine, MINE)
-    await withdraw(engine, "uid", now_unix_ms=2)
+    if withdrawn:
+        await withdraw(engine, "uid", now_unix_ms=2)
     assert await keys.revoke(engine, first.key_id, now_unix_ms=3)
+    assert [key.revoked for key in await all_declared(engine)] == [True]
     assert await declare(engine, MINE, now_unix_ms=4) is Refusal.REVOKED
+    assert await in_force(engine) == []
 
 
 async def test_a_key_of_another_owner_or_of_none_is_not_taken_and_the_own_one_ends(engine):

@@ -4,7 +4,6 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from datetime import date
 from pathlib import Path
 
 import psutil
@@ -45,12 +44,6 @@ async def test_a_second_outcome_of_a_request_changes_nothing(engine):
     assert await stored.count(engine) == 1
 
 
-async def test_two_outcomes_of_a_request_in_one_batch_count_once_and_the_first_wins(engine):
-    assert await record(engine, [outcome(completion_tokens=5), outcome(completion_tokens=6)]) == {"r1"}
-    [row] = await stored.usage(engine)
-    assert row.completion_tokens == 5
-
-
 @pytest.mark.slow
 async def test_batches_of_many_sizes_leave_no_memory_behind(engine):
     """Prepared statements of all numbers of rows are 19 MB with SQLite and 8 with PostgreSQL; 4 and 3 are left."""
@@ -69,28 +62,6 @@ async def test_the_choices_of_a_request_count_its_prompt_once(engine):
     [row] = await stored.usage(engine)
     assert (row.requests, row.prompt_tokens, row.completion_tokens) == (1, 3, 20)
     assert await stored.count(engine) == 4
-
-
-async def test_usage_is_kept_per_namespace_model_and_day(engine):
-    first = outcome().finished_unix_ms
-    await record(
-        engine,
-        [
-            outcome("a"),
-            outcome("b"),
-            outcome("c", namespace="globex"),
-            outcome("d", model_name="base"),
-            outcome("e", finished_unix_ms=first + DAY),
-        ],
-    )
-    rows = await stored.usage(engine)
-    assert sorted((row.namespace, row.model_name, row.day.isoformat(), row.requests) for row in rows) == [
-        ("acme", "acme/upper", "2023-11-14", 2),
-        ("acme", "acme/upper", "2023-11-15", 1),
-        ("acme", "base", "2023-11-14", 1),
-        ("globex", "acme/upper", "2023-11-14", 1),
-    ]
-    assert [row.day for row in await stored.usage(engine, since=date(2023, 11, 15))] == [date(2023, 11, 15)]
 
 
 async def test_an_odd_outcome_does_not_keep_its_batch_from_being_stored(engine):

@@ -73,6 +73,12 @@ class FakeScheduler(SchedulerServicer):
             pass
         return report
 
+    def forget(self) -> None:
+        """Drop what has come so far."""
+        for queue in self.inbox.values():
+            while not queue.empty():
+                queue.get_nowait()
+
     def send(self, message) -> None:
         assert self.outbox.put(message)
 

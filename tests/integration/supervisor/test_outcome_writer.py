@@ -50,19 +50,13 @@ async def until(holds) -> None:
     await eventually(asked)
 
 
-async def test_an_outcome_is_stored_then_acknowledged_then_taught(world, store):
-    await world.scheduler.next(SupervisorHello)
-    world.scheduler.send(outcome("r1"))
-    assert list((await world.scheduler.next(OutcomeAck)).request_ids) == ["r1"]
-    assert await stored.count(store) == 1
-    assert (await world.predictor.next()).request_id == "r1"
-
-
-async def test_an_outcome_sent_again_is_acknowledged_again_and_counted_once(world, store):
+async def test_an_outcome_is_stored_then_acknowledged_each_time_then_taught_and_counts_once(world, store):
     await world.scheduler.next(SupervisorHello)
     for _ in range(2):
         world.scheduler.send(outcome("r1"))
         assert list((await world.scheduler.next(OutcomeAck)).request_ids) == ["r1"]
+        assert await stored.count(store) == 1
+    assert (await world.predictor.next()).request_id == "r1"
     [usage] = await stored.usage(store)
     assert (usage.requests, usage.completion_tokens) == (1, 5)
 
@@ -151,12 +145,14 @@ async def writer(store, kept):
     await soon(running)
 
 
-async def test_many_outcomes_go_in_few_transactions_and_all_arrive(writer, kept, store):
+async def test_many_outcomes_go_in_few_transactions_and_all_arrive_with_the_highest_term(writer, kept, store):
+    for term in (5, 4):
+        writer.raise_term(term)
     for i in range(1_000):
         assert writer.put(outcome(f"r{i}"))
     await soon(writer.drained())
     assert kept.stored == [f"r{i}" for i in range(1_000)]
-    assert await stored.count(store) == 1_000
+    assert (await stored.count(store), await fencing_terms.highest(store)) == (1_000, 5)
 
 
 async def test_outcomes_that_come_one_by_one_share_a_transaction_and_a_full_batch_does_not_wait(
@@ -176,13 +172,6 @@ async def test_outcomes_that_come_one_by_one_share_a_transaction_and_a_full_batc
     assert len(kept.stored) == outcome_writer.BATCH + 1
     writer.close()
     await soon(running)
-
-
-async def test_the_highest_term_is_written(writer, store):
-    writer.raise_term(5)
-    writer.raise_term(4)
-    await soon(writer.drained())
-    assert await fencing_terms.highest(store) == 5
 
 
 async def test_a_store_out_of_reach_acknowledges_nothing_says_so_and_goes_on_when_it_is_back(writer, kept, store):

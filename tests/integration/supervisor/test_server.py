@@ -12,12 +12,7 @@ from weft.domain.ids import Epoch
 from weft.domain.limits import LimitRule
 from weft.domain.request import FinishReason, Outcome
 from weft.domain.routes import Keys, KeysConfirmed, KeyScope, limits_entry
-from weft.domain.runner import (
-    ClusterReport,
-    Registered,
-    SchedulerHello,
-    SupervisorHello,
-)
+from weft.domain.runner import ClusterReport, Registered, SchedulerHello, SupervisorHello
 from weft.store import outcomes
 from weft.wire.codec.cluster import REPORTED
 from weft.wire.codec.scheduling import LIMIT_RULE
@@ -125,16 +120,20 @@ async def test_a_report_before_the_hello_breaks_the_contract(world):
     assert refusal.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_a_key_is_known_to_the_scheduler_before_its_owner_sees_it(world):
+async def test_a_key_with_all_that_it_may_is_known_to_the_scheduler_before_its_owner_sees_it(world):
     await world.scheduler.next(Keys)
-    created = await world.admin.CreateKey(supervisor_pb2.CreateKeyRequest(namespace="acme", note="demo"))
+    asked = {"scope": supervisor_pb2.KEY_SCOPE_READ_ONLY, "models": ["acme/*"], "expires_unix_ms": 1 << 50}
+    created = await world.admin.CreateKey(supervisor_pb2.CreateKeyRequest(namespace="acme", note="demo", **asked))
     keys = await world.scheduler.next(Keys)
-    assert [(key.namespace, key.key_id) for key in keys.keys] == [("acme", created.key_id)]
+    [key] = keys.keys
+    assert (key.namespace, key.key_id) == ("acme", created.key_id)
+    assert (key.scope, key.models, key.expires_unix_ms) == (KeyScope.READ_ONLY, ("acme/*",), 1 << 50)
     assert created.key not in str(keys)
     assert (await world.admin.RevokeKey(supervisor_pb2.RevokeKeyRequest(key_id=created.key_id))).existed
     assert (await world.scheduler.next(Keys)).keys == ()
     [listed] = (await world.admin.ListKeys(supervisor_pb2.ListKeysRequest())).keys
     assert (listed.revoked, listed.note) == (True, "demo")
+    assert (listed.scope, [*listed.models], listed.expires_unix_ms) == tuple(asked.values())
 
 
 async def test_keys_are_confirmed_each_time_that_the_store_was_read(world, store):
@@ -146,16 +145,6 @@ async def test_keys_are_confirmed_each_time_that_the_store_was_read(world, store
     await world.scheduler.next(Keys)  # this one has not sent any
     assert await world.scheduler.next(KeysConfirmed) == KeysConfirmed(second.version)
     following.cancel()
-
-
-async def test_a_keys_scope_models_and_expiry_reach_the_scheduler(world):
-    await world.scheduler.next(Keys)
-    asked = {"scope": supervisor_pb2.KEY_SCOPE_READ_ONLY, "models": ["acme/*"], "expires_unix_ms": 1 << 50}
-    await world.admin.CreateKey(supervisor_pb2.CreateKeyRequest(namespace="acme", **asked))
-    [key] = (await world.scheduler.next(Keys)).keys
-    assert (key.scope, key.models, key.expires_unix_ms) == (KeyScope.READ_ONLY, ("acme/*",), 1 << 50)
-    [listed] = (await world.admin.ListKeys(supervisor_pb2.ListKeysRequest())).keys
-    assert (listed.scope, [*listed.models], listed.expires_unix_ms) == tuple(asked.values())
 
 
 def declared(**fields: Any) -> supervisor_pb2.KeyDeclaration:
@@ -269,15 +258,3 @@ async def test_a_quota_of_a_key_is_spent_by_its_own_outcomes_alone(world, store)
     since = supervisor_pb2.GetUsageRequest(since_day=now_ms // 86_400_000 - 1, by_key=True)
     rows = (await world.admin.GetUsage(since)).rows
     assert {row.key_id: row.requests for row in rows} == {"another": 1, made.key_id: 1}
-
-
-async def test_a_silent_runner_is_lost(world):
-    runner, leases = world.runner(), world.server.core.leases
-    await runner.hello()
-    await runner.report(free=4)
-    await world.scheduler.report_with(lambda r: r.reports)
-    leases._lease_s = 0.05  # from the next message on
-    await runner.beat()
-    report = await world.scheduler.report_with(lambda r: r.lost)
-    assert report.lost[0] == runner.id
-    assert await runner.ended()

@@ -5,39 +5,27 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TypeVar
 
-import grpc.aio
 import pytest
 
 from harness.ports import free_addresses, free_port
 from harness.processes import started
 from harness.waiting import PATIENCE_S, soon
-from tests.integration.supervisor.conftest import spec_of
+from tests.integration.supervisor.conftest import FakeScheduler, listening, spec_of
 from weft.domain.ids import NEVER, RunnerId
 from weft.domain.request import FinishReason, Outcome, OutcomeAck, OutcomeReport
 from weft.domain.routes import Keys
-from weft.domain.runner import (
-    ClusterReport,
-    RunnerFigures,
-    RunnerReport,
-    SchedulerHello,
-    SequenceState,
-    SupervisorHello,
-)
-from weft.wire.codec.cluster import RUNNER_TO_SUPERVISOR, SCHEDULER_TO_SUPERVISOR, SUPERVISOR_TO_SCHEDULER
+from weft.domain.runner import RunnerFigures, RunnerReport, SchedulerHello, SequenceState, SupervisorHello
+from weft.wire.codec.cluster import RUNNER_TO_SUPERVISOR
 from weft.wire.codec.scheduling import outcome_bytes
-from weft.wire.streams import ClientStream, SendQueue, channel, serve_stream
-from weft.wire.v1 import predictor_pb2, scheduler_pb2
+from weft.wire.streams import ClientStream, channel
+from weft.wire.v1 import predictor_pb2
 from weft.wire.v1 import supervisor_pb2 as pb
 from weft.wire.v1.predictor_pb2_grpc import PredictorStub
-from weft.wire.v1.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
+from weft.wire.v1.scheduler_pb2_grpc import add_SchedulerServicer_to_server
 from weft.wire.v1.supervisor_pb2_grpc import AdminStub, SupervisorStub
-
-Message = TypeVar("Message")
 
 
 def process(module: str, data: Path, *flags: str) -> AbstractContextManager[subprocess.Popen[str]]:
@@ -45,53 +33,29 @@ def process(module: str, data: Path, *flags: str) -> AbstractContextManager[subp
     return started(sys.executable, "-m", module, *own, *flags, stderr=subprocess.PIPE, text=True)
 
 
-class Scheduler(SchedulerServicer):
-    """Collects what the supervisor sends; forwards outcomes."""
-
-    def __init__(self) -> None:
-        self.inbox: asyncio.Queue = asyncio.Queue()
-        self.outbox: SendQueue = SendQueue()
-
-    async def Cluster(self, request_iterator, context):  # noqa: N802
-        outbox = self.outbox = SendQueue()
-        async for message in serve_stream(request_iterator, context, outbox, self._take):
-            yield SCHEDULER_TO_SUPERVISOR.encode(message)
-
-    def _take(self, envelope: scheduler_pb2.SupervisorToScheduler) -> None:
-        self.inbox.put_nowait(SUPERVISOR_TO_SCHEDULER.decode(envelope))
-
-    async def until(self, of: type[Message], condition: Callable[[Message], object] = lambda _: True) -> Message:
-        async with asyncio.timeout(PATIENCE_S):
-            while not (isinstance(message := await self.inbox.get(), of) and condition(message)):
-                pass
-            return message
-
-
 @pytest.fixture
 async def scheduler():
-    servicer, server = Scheduler(), grpc.aio.server()
-    add_SchedulerServicer_to_server(servicer, server)
-    servicer.port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    yield servicer
-    await server.stop(None)
+    servicer = FakeScheduler()
+    async with listening(lambda server: add_SchedulerServicer_to_server(servicer, server)) as servicer.address:
+        yield servicer
 
 
 def supervisor(data: Path, port: int, scheduler, predictor_port: int):
     return process(
         "weft_supervisor",
         data,
-        *("--listen", f"127.0.0.1:{port}", "--scheduler", f"127.0.0.1:{scheduler.port}"),
+        *("--listen", f"127.0.0.1:{port}", "--scheduler", scheduler.address),
         *("--predictor", f"127.0.0.1:{predictor_port}"),
     )
 
 
-async def acknowledged(scheduler: Scheduler, request_id: str) -> None:
+async def acknowledged(scheduler: FakeScheduler, request_id: str) -> None:
     record = outcome_bytes(
         Outcome(request_id, "acme/p", "acme", "acme/upper", "", 1, 10, FinishReason.EOS, 1_700_000_000_000)
     )
-    scheduler.outbox.put(OutcomeReport(request_id, "acme/p", "", 10, False, record))
-    await scheduler.until(OutcomeAck, lambda ack: request_id in ack.request_ids)
+    scheduler.send(OutcomeReport(request_id, "acme/p", "", 10, False, record))
+    while request_id not in (await scheduler.next(OutcomeAck)).request_ids:
+        pass
 
 
 async def predicted(predictor: PredictorStub, *request_ids: str) -> None:
@@ -127,18 +91,19 @@ async def test_outcomes_survive_kill_nine_reach_the_predictor_and_runners_come_b
             running = asyncio.create_task(runner.run())
             with supervisor(tmp_path / "s", port, scheduler, predictor_port) as first:
                 await soon(registered.wait())
-                merged = await scheduler.until(ClusterReport, lambda m: m.reports)
+                merged = await scheduler.report_with(lambda m: m.reports)
                 assert [s.request_id for s in merged.reports[0].report.sequences] == ["r"]
-                scheduler.outbox.put(SchedulerHello(9))
+                scheduler.send(SchedulerHello(9))
                 created = await AdminStub(opened).CreateKey(pb.CreateKeyRequest(namespace="acme"))
                 await predicted(PredictorStub(to_predictor), "before", "after")
                 await acknowledged(scheduler, "before")
                 first.kill()
+                await asyncio.to_thread(first.wait, PATIENCE_S)
+                scheduler.forget()
             with supervisor(tmp_path / "s", port, scheduler, predictor_port) as second:
-                assert (await scheduler.until(SupervisorHello)).highest_term == 9
-                keys = await scheduler.until(Keys)
-                assert [key.key_id for key in keys.keys] == [created.key_id]
-                merged = await scheduler.until(ClusterReport, lambda m: m.reports)
+                assert (await scheduler.next(SupervisorHello)).highest_term == 9
+                assert [key.key_id for key in (await scheduler.next(Keys)).keys] == [created.key_id]
+                merged = await scheduler.report_with(lambda m: m.reports)
                 assert [s.request_id for s in merged.reports[0].report.sequences] == ["r"]
                 await acknowledged(scheduler, "before")
                 await acknowledged(scheduler, "after")
