@@ -15,11 +15,11 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-from sqlalchemy import URL
+from sqlalchemy import URL, func, select
 
 from harness.postgres import DIALECTS
 from harness.stored import new_store
-from harness.waiting import PATIENCE_S
+from harness.waiting import PATIENCE_S, eventually
 from weft.domain.batch import (
     BatchJob,
     BatchStatus,
@@ -38,6 +38,8 @@ from weft.domain.batch import (
 )
 from weft.store import fencing_terms
 from weft.store.database import sqlite_url
+from weft.store.models import FileRow
+from weft.store.transactions import transact
 from weft.telemetry.tracing import Tracer
 from weft.wire.codec import batch as codec
 from weft.wire.codec.batch import BATCH_TO_GATEWAY, GATEWAY_TO_BATCH, in_messages
@@ -131,15 +133,12 @@ class Client:
     namespace: str = "a"
 
     async def upload(self, content: bytes | Iterable[bytes], filename: str = "in.jsonl") -> StoredFile:
-        chunks = (
-            (content[at : at + CHUNK] for at in range(0, len(content), CHUNK))
-            if isinstance(content, bytes)
-            else content
-        )
+        if isinstance(content, bytes):
+            content = [content[at : at + CHUNK] for at in range(0, len(content), CHUNK)]
 
         async def parts() -> AsyncIterator[Any]:
             yield codec.upload_header(NewFile(self.namespace, filename, Purpose.BATCH))
-            for chunk in chunks:
+            for chunk in content:
                 yield codec.upload_chunk(chunk)
             yield codec.upload_chunk(b"")
 
@@ -166,9 +165,8 @@ class Client:
         return codec.BATCH.decode(await self.stub.GetBatch(BatchRequest(namespace=self.namespace, batch_id=batch_id)))
 
     async def cancel(self, batch_id: str) -> BatchJob:
-        return codec.BATCH.decode(
-            await self.stub.CancelBatch(BatchRequest(namespace=self.namespace, batch_id=batch_id))
-        )
+        named = BatchRequest(namespace=self.namespace, batch_id=batch_id)
+        return codec.BATCH.decode(await self.stub.CancelBatch(named))
 
     async def submit(self, content: bytes, **changes: Any) -> BatchJob:
         return await self.create((await self.upload(content)).file_id, **changes)
@@ -189,6 +187,11 @@ class Client:
         return await self.until(batch_id, lambda job: job.status is status)
 
 
+async def count_rows(engine: Any) -> int:
+    query = select(func.count()).select_from(FileRow)
+    return await transact(engine, lambda connection: connection.scalar(query))
+
+
 @dataclass
 class World:
     server: BatchServer
@@ -198,6 +201,14 @@ class World:
 
     def client(self, namespace: str = "a") -> Client:
         return Client(self.stub, namespace)
+
+    async def nothing_left(self) -> None:
+        """Wait until there is neither a row nor a file: the rest of a broken upload goes beside its call."""
+
+        async def is_clean() -> bool:
+            return not (self.server._tasks or [*self.storage._folder.iterdir()] or await count_rows(self.engine))
+
+        await eventually(is_clean)
 
     @asynccontextmanager
     async def gateway(self, name: str = "g1", **how: Any) -> AsyncIterator[PlayedGateway]:

@@ -6,13 +6,11 @@ import threading
 import time
 
 import pytest
-from sqlalchemy import event, func, select
+from sqlalchemy import event
 
 from harness.waiting import eventually, soon
 from tests.integration.batch.conftest import ENDPOINT, input_file, serving
 from weft.domain.batch import BatchStatus, NewBatch, NewFile, Purpose
-from weft.store.models import FileRow
-from weft.store.transactions import transact
 from weft_batch.storage import FolderStorage, FolderWriter
 
 NEW = NewFile("a", "in.jsonl", Purpose.BATCH)
@@ -29,18 +27,6 @@ def cancel_at_commit(world, call) -> asyncio.Task:
 async def parts():
     for chunk in CHUNKS:
         yield chunk
-
-
-async def count_rows(engine) -> int:
-    query = select(func.count()).select_from(FileRow)
-    return await transact(engine, lambda connection: connection.scalar(query))
-
-
-async def nothing_left(world) -> None:
-    """Neither a row nor a file, once what goes on beside the calls is over."""
-    await eventually(lambda: asyncio.sleep(0, not world.server._tasks))
-    assert list(world.storage._folder.iterdir()) == []
-    assert await count_rows(world.engine) == 0
 
 
 async def test_a_batch_that_is_created_runs_though_its_client_is_gone(world) -> None:
@@ -101,7 +87,7 @@ async def test_an_upload_is_removed_when_its_thread_has_ended(store, tmp_path) -
         with pytest.raises(asyncio.CancelledError):
             await soon(uploading)
         await asyncio.to_thread(storage.done.wait)
-        await nothing_left(world)
+        await world.nothing_left()
 
 
 @pytest.mark.parametrize("count", [60, pytest.param(10_000, marks=pytest.mark.long)])
@@ -118,7 +104,7 @@ async def test_uploads_cancelled_at_any_instant_leave_nothing(world, count) -> N
         if number == count or number % 500 == 0:
             for whole in await world.client().files():  # their last transaction had begun
                 await world.client().delete(whole.file_id)
-    await nothing_left(world)
+    await world.nothing_left()
 
 
 async def test_many_uploads_that_break_off_cost_few_transactions(world) -> None:
@@ -136,4 +122,4 @@ async def test_many_uploads_that_break_off_cost_few_transactions(world) -> None:
     await asyncio.wait(uploads)
     await eventually(lambda: asyncio.sleep(0, not world.server._tasks))
     assert len(transactions) < count / 2, "two for each that broke off would keep others waiting"
-    await nothing_left(world)
+    await world.nothing_left()
