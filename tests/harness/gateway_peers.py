@@ -18,17 +18,11 @@ from harness.waiting import PATIENCE_S
 from weft.artifacts.blobs import BlobStore
 from weft.artifacts.digest import FileEntry, build_manifest, hex_of
 from weft.wire.streams import SendQueue, serve_stream
-from weft.wire.v1 import (
-    batch_pb2,
-    batch_pb2_grpc,
-    common_pb2,
-    predictor_pb2,
-    predictor_pb2_grpc,
-    runner_pb2,
-    runner_pb2_grpc,
-    scheduler_pb2,
-    scheduler_pb2_grpc,
-)
+from weft.wire.v1 import batch_pb2, common_pb2, predictor_pb2, runner_pb2, scheduler_pb2
+from weft.wire.v1.batch_pb2_grpc import BatchServicer
+from weft.wire.v1.predictor_pb2_grpc import PredictorServicer
+from weft.wire.v1.runner_pb2_grpc import RunnerServicer, add_RunnerServicer_to_server
+from weft.wire.v1.scheduler_pb2_grpc import SchedulerServicer
 
 
 class FakeDepot(LoopbackServer):
@@ -51,7 +45,7 @@ class FakeDepot(LoopbackServer):
         return self.blobs.put(manifest.to_bytes())
 
 
-class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
+class FakeScheduler(SchedulerServicer):
     """Records what the gateway says; on autopilot assigns every submit to `runner` and acknowledges outcomes."""
 
     def __init__(self) -> None:
@@ -103,15 +97,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         target = runner or self.runner
         assert target
         self.counter += 1
-        assign = scheduler_pb2.Assign(
-            request_id=request_id,
-            epoch=self.epoch(),
-            runner=target.id,
-            address=target.address,
-            reservation_tokens=8,
-            numerics_class=f"class of {target.id.uuid}",
-        )
-        self.send(assign=assign)
+        at = {"runner": target.id, "address": target.address, "numerics_class": f"class of {target.id.uuid}"}
+        self.send(assign=scheduler_pb2.Assign(request_id=request_id, epoch=self.epoch(), reservation_tokens=8, **at))
         return self.epoch()
 
     def send_routes(self, routes: scheduler_pb2.Routes) -> None:
@@ -119,15 +106,18 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self.send(routes=routes)
 
     async def next(self, kind: str) -> Any:
-        """Return the next message of that kind; others before it are passed over."""
-        async with asyncio.timeout(PATIENCE_S):
-            while True:
-                message = await self.inbox.get()
-                if message.WhichOneof("message") == kind:
-                    return getattr(message, kind)
+        return await next_of(self.inbox, kind)
 
 
-class FakeRunner(runner_pb2_grpc.RunnerServicer):
+async def next_of(inbox: "asyncio.Queue[Any]", kind: str) -> Any:
+    """Return the next message of that kind; others before it are passed over."""
+    async with asyncio.timeout(PATIENCE_S):
+        while (message := await inbox.get()).WhichOneof("message") != kind:
+            pass
+        return getattr(message, kind)
+
+
+class FakeRunner(RunnerServicer):
     """Records what the gateway says; on autopilot answers every Start with `answer`, a token per step."""
 
     def __init__(self, uuid: str) -> None:
@@ -176,28 +166,16 @@ class FakeRunner(runner_pb2_grpc.RunnerServicer):
     ) -> None:
         self.iteration += 1
         logprobs = [likely(start, position + i, token) for i, token in enumerate(tokens) if start.sampling.logprobs]
-        self.send(
-            step=runner_pb2.Step(
-                iteration=self.iteration,
-                request_ids=[start.request_id],
-                terms=[start.epoch.term],
-                counters=[start.epoch.counter],
-                positions=[position],
-                tokens=tokens,
-                token_counts=[len(tokens)],
-                finish_reasons=[finish],
-                doublings=[doublings],
-                logprobs=[runner_pb2.SequenceLogprobs(tokens=logprobs)],
-            )
-        )
+        step = runner_pb2.Step(
+            iteration=self.iteration, request_ids=[start.request_id], terms=[start.epoch.term],
+            counters=[start.epoch.counter], positions=[position], tokens=tokens, token_counts=[len(tokens)],
+            finish_reasons=[finish], doublings=[doublings],
+            logprobs=[runner_pb2.SequenceLogprobs(tokens=logprobs)],
+        )  # fmt: skip
+        self.send(step=step)
 
     async def next(self, kind: str) -> Any:
-        """Return the next message of that kind; others before it are passed over."""
-        async with asyncio.timeout(PATIENCE_S):
-            while True:
-                message = await self.inbox.get()
-                if message.WhichOneof("message") == kind:
-                    return getattr(message, kind)
+        return await next_of(self.inbox, kind)
 
     def break_sessions(self) -> None:
         """End every stream at once, as if the process died."""
@@ -214,7 +192,7 @@ def likely(start: runner_pb2.Start, position: int, token: int) -> runner_pb2.Tok
     )
 
 
-class FakePredictor(predictor_pb2_grpc.PredictorServicer):
+class FakePredictor(PredictorServicer):
     """Predicts 7 and 21 for everything; can be held up to see what gathers."""
 
     def __init__(self) -> None:
@@ -237,7 +215,7 @@ class FakePredictor(predictor_pb2_grpc.PredictorServicer):
         return predictor_pb2.PredictResponse(items=items, model_version="v1")
 
 
-class FakeBatch(batch_pb2_grpc.BatchServicer):
+class FakeBatch(BatchServicer):
     """Files in memory, one batch's answer as a test sets it, and the stream of lines as a test gives them out."""
 
     def __init__(self) -> None:
@@ -313,16 +291,14 @@ class FakeBatch(batch_pb2_grpc.BatchServicer):
         return found
 
     async def CreateBatch(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return await self._answer(request, context)
+        await self._refusal(context)
+        self.asked.append(request)
+        return self.job
 
-    async def GetBatch(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return await self._answer(request, context)
-
-    async def CancelBatch(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return await self._answer(request, context)
+    GetBatch = CancelBatch = CreateBatch  # type: ignore[assignment]
 
     async def ListBatches(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return batch_pb2.BatchList(batches=[await self._answer(request, context)], has_more=False)
+        return batch_pb2.BatchList(batches=[await self.CreateBatch(request, context)], has_more=False)
 
     async def Lines(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
         self.outbox = SendQueue()
@@ -359,11 +335,6 @@ class FakeBatch(batch_pb2_grpc.BatchServicer):
         for released in envelope.ends.released:
             self.inbox.put_nowait(("released", released))
 
-    async def _answer(self, request: Any, context: Any) -> Any:
-        await self._refusal(context)
-        self.asked.append(request)
-        return self.job
-
     async def _named(self, request: Any, context: Any) -> str:
         await self._refusal(context)
         header, _ = self.files.get(request.file_id, (None, b""))
@@ -395,6 +366,6 @@ async def grpc_server(register: Callable[[grpc.aio.Server], None], at: str = "12
 
 @asynccontextmanager
 async def runner_server(runner: FakeRunner) -> AsyncIterator[FakeRunner]:
-    async with grpc_server(lambda s: runner_pb2_grpc.add_RunnerServicer_to_server(runner, s)) as address:
+    async with grpc_server(lambda s: add_RunnerServicer_to_server(runner, s)) as address:
         runner.address = address
         yield runner

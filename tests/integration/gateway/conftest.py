@@ -5,6 +5,7 @@ Real: the gateway's app under uvicorn on a real socket, its gRPC clients, its to
 """
 
 import asyncio
+import hashlib
 import json
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -32,6 +33,7 @@ from weft_gateway.settings import GatewaySettings
 from weft_gateway.shell import AppState, ConnectionBound, request_manager
 
 TEMPLATE = "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m.content | trim }}</s>{% endfor %}<|assistant|>"
+HELLO: Any = [{"role": "user", "content": "hello"}]
 ANSWER = "Grüße, dear reader \N{SLIGHTLY SMILING FACE}!"
 
 
@@ -46,6 +48,13 @@ async def until(condition: Callable[[], Any]) -> Any:
 async def opened(http: httpx2.AsyncClient, body: dict[str, Any], path: str = "/v1/completions") -> httpx2.Response:
     """A response whose status has come and whose body is still to be read. Close it to go away."""
     return await http.send(http.build_request("POST", path, json=body), stream=True)
+
+
+def key_route(key: str, namespace: str = "", **fields: Any) -> scheduler_pb2.KeyRoute:
+    """A key as the scheduler tells of it."""
+    return scheduler_pb2.KeyRoute(
+        key_hash=hashlib.sha256(key.encode()).hexdigest(), namespace=namespace, **({"key_id": key} | fields)
+    )
 
 
 def train_tokenizer() -> tokenizers.Tokenizer:

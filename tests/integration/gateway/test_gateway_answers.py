@@ -9,9 +9,7 @@ import pytest
 
 from weft.wire.v1 import common_pb2
 
-from .conftest import ANSWER, World, opened, serving, soon
-
-HELLO: Any = [{"role": "user", "content": "hello"}]
+from .conftest import ANSWER, HELLO, World, opened, serving, soon
 
 
 async def sse(world: World, path: str, body: dict[str, Any]) -> tuple[Any, list[Any]]:

@@ -1,7 +1,6 @@
 """What one client can cost the others: large bodies, endless headers, answers that are not read, foreign pages."""
 
 import asyncio
-import hashlib
 import json
 import socket
 import time
@@ -17,7 +16,7 @@ import pytest
 from weft.wire.v1 import scheduler_pb2, supervisor_pb2
 from weft_gateway.shell import bounded_http
 
-from .conftest import ANSWER, PATIENCE_S, TEMPLATE, World, serving, soon, until
+from .conftest import ANSWER, HELLO, PATIENCE_S, TEMPLATE, World, key_route, serving, soon, until
 from .test_gateway_refusals import CHAT, TEXT, refused, with_keys
 
 LENGTH, MEDIA = "context_length_exceeded", "unsupported_media_type"
@@ -292,8 +291,7 @@ async def test_with_keys_metrics_name_only_what_the_caller_may_use(parts: World,
 
 async def test_a_platform_key_sees_every_metric_and_asks_no_model(parts: World, tmp_path: Path) -> None:
     routes = with_keys(parts)
-    key_hash = hashlib.sha256(b"platform").hexdigest()
-    routes.keys.add(key_hash=key_hash, key_id="p", scope=supervisor_pb2.KEY_SCOPE_PLATFORM)
+    routes.keys.append(key_route("platform", scope=supervisor_pb2.KEY_SCOPE_PLATFORM))
     parts.scheduler.routes = routes
     async with serving(parts, parts.settings(tmp_path, auth=True)) as world, world.http() as http:
         await world.client(api_key="key-of-rival").completions.create(model="rival/secret", prompt="hello")
@@ -353,7 +351,7 @@ async def test_a_chat_without_max_tokens_keeps_no_other_out_of_its_limit(parts: 
     parts.scheduler.routes = with_limits(parts, {"tokens_per_minute": 3000})
     parts.scheduler.routes.pools[0].max_context_tokens = 1 << 17
     async with serving(parts, parts.settings(tmp_path, auth=True)) as world, world.http() as http:
-        chat = {"model": "acme/upper", "messages": [{"role": "user", "content": "hello"}]}
+        chat = {"model": "acme/upper", "messages": HELLO}
         key = {"authorization": "Bearer key-of-acme"}
         answer = await http.post("/v1/chat/completions", json=chat, headers=key)
         assert (await world.runner.next("start")).max_tokens > 100_000

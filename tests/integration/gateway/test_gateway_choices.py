@@ -13,11 +13,10 @@ import pytest
 
 from weft.wire.v1 import common_pb2, runner_pb2, scheduler_pb2
 
-from .conftest import World, opened, serving, soon, until
+from .conftest import HELLO, World, opened, serving, soon, until
 from .test_gateway_bounds import stalled
 from .test_gateway_refusals import SHAPE
 
-HELLO: Any = [{"role": "user", "content": "hello"}]
 ANSWERS = ["one", "two words", "and three, no: four"]
 BODY: dict[str, Any] = {"model": "tiny", "prompt": "hello", "n": 3, "max_tokens": 40}
 

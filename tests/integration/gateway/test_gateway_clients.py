@@ -9,11 +9,8 @@ import pytest
 
 from weft.domain.request import Priority
 
-from .conftest import World, serving
-from .test_gateway_refusals import JSON, refused
-
-TEXT: dict[str, Any] = {"model": "tiny", "prompt": "hello"}
-HELLO: Any = [{"role": "user", "content": "hello"}]
+from .conftest import HELLO, World, serving
+from .test_gateway_refusals import JSON, TEXT, refused
 
 
 @pytest.fixture

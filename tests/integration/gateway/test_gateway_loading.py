@@ -4,7 +4,6 @@
 """
 
 import asyncio
-import hashlib
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.gateway.conftest import World, serving, soon
+from tests.integration.gateway.conftest import World, key_route, serving, soon
 from weft.wire.v1 import scheduler_pb2, supervisor_pb2
 from weft_gateway.openai import load_adapters
 from weft_operator.local import admission, api, objects, persistence
@@ -70,10 +69,8 @@ class Loading:
 
 @pytest.fixture
 async def loading(parts: World, tmp_path: Path) -> AsyncIterator[Loading]:
-    store, folder = (
-        objects.ObjectStore(lambda: 0.0),
-        tmp_path / ("deep" * 30),
-    )  # beyond the kernel's limit for socket paths
+    store = objects.ObjectStore(lambda: 0.0)
+    folder = tmp_path / ("deep" * 30)  # beyond the kernel's limit for socket paths
     folder.mkdir()
     admit = admission.Admission(store)
     for obj in (POOL, KEPT):
@@ -253,14 +250,7 @@ async def test_an_unknown_adapter_is_not_unloaded(loading: Loading) -> None:
 
 
 async def test_a_platform_key_alone_loads_and_only_where_there_are_objects(parts: World, tmp_path: Path) -> None:
-    def key(text: str, scope: Any, namespace: str) -> scheduler_pb2.KeyRoute:
-        digest = hashlib.sha256(text.encode()).hexdigest()
-        return scheduler_pb2.KeyRoute(key_hash=digest, namespace=namespace, key_id=text, scope=scope)
-
-    keys = [
-        key("tenant", supervisor_pb2.KEY_SCOPE_INFERENCE, "acme"),
-        key("platform", supervisor_pb2.KEY_SCOPE_PLATFORM, ""),
-    ]
+    keys = key_route("tenant", "acme"), key_route("platform", scope=supervisor_pb2.KEY_SCOPE_PLATFORM)
     parts.scheduler.routes = parts.routes(keys=keys)
     async with serving(parts, parts.settings(tmp_path, auth=True)) as world:
         for path in (LOAD, UNLOAD):

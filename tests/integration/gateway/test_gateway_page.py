@@ -1,13 +1,12 @@
 """The page at `/` and the JSON behind it: files that may be kept, and for each key what is its own."""
 
-import hashlib
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.integration.gateway.conftest import World, serving, until
+from tests.integration.gateway.conftest import World, key_route, serving, until
 from weft.wire.v1 import scheduler_pb2, supervisor_pb2
 
 HOSTILE = "acme/<img src=x onerror=alert(1)>"
@@ -19,13 +18,11 @@ def keyed(world: World) -> scheduler_pb2.Routes:
     routes = world.routes(version=2)
     routes.keys_known = True
     for namespace in ("acme", "rival"):
-        key_hash = hashlib.sha256(f"key-of-{namespace}".encode()).hexdigest()
-        routes.keys.add(key_hash=key_hash, namespace=namespace, key_id=f"wk_{namespace}")
+        routes.keys.append(key_route(f"key-of-{namespace}", namespace, key_id=f"wk_{namespace}"))
         name = HOSTILE if namespace == "acme" else "rival/broken"
         why = {"reason": "SourceNotFound", "message": f"no file of {namespace}"}
         routes.unserved.add(uid=f"u-{namespace}", namespace=namespace, model_name=name, pool="acme/pool", **why)
-    of_platform = hashlib.sha256(b"key-of-platform").hexdigest()
-    routes.keys.add(key_hash=of_platform, key_id="wk_p", scope=supervisor_pb2.KEY_SCOPE_PLATFORM)
+    routes.keys.append(key_route("key-of-platform", scope=supervisor_pb2.KEY_SCOPE_PLATFORM))
     return routes
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -16,7 +15,7 @@ from weft.artifacts.blobs import BlobStore
 from weft.artifacts.digest import hex_of
 from weft.wire.v1 import scheduler_pb2
 
-from .conftest import ANSWER, World, serving, soon, until
+from .conftest import ANSWER, World, key_route, serving, soon, until
 
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
 TEXT: dict[str, Any] = {"model": "tiny", "prompt": "hello"}
@@ -186,9 +185,7 @@ async def test_the_log_of_a_refusal_names_what_was_wrong(
 def with_keys(world: World, *, known: bool = True) -> scheduler_pb2.Routes:
     routes = world.routes(version=2)
     routes.keys_known = known
-    for namespace in ("acme", "rival", "team"):
-        key_hash = hashlib.sha256(f"key-of-{namespace}".encode()).hexdigest()
-        routes.keys.add(key_hash=key_hash, namespace=namespace, key_id=f"wk_{namespace}")
+    routes.keys.extend(key_route(f"key-of-{name}", name, key_id=f"wk_{name}") for name in ("acme", "rival", "team"))
     return routes
 
 

@@ -5,11 +5,8 @@ from typing import Any
 
 from weft.wire.v1 import scheduler_pb2
 
-from .conftest import ANSWER, World, serving, until
-from .test_gateway_refusals import with_keys
-
-HELLO: Any = [{"role": "user", "content": "hello"}]
-TEXT: dict[str, Any] = {"model": "tiny", "prompt": "hello"}
+from .conftest import ANSWER, HELLO, World, serving, until
+from .test_gateway_refusals import TEXT, with_keys
 
 
 async def test_what_a_request_does_not_say_is_as_the_bases_generation_config_has_it(

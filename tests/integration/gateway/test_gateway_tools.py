@@ -8,11 +8,10 @@ import httpx2
 import orjson
 import pytest
 
-from .conftest import World, serving
+from .conftest import HELLO, World, serving
 from .test_gateway_bounds import wide_context
 from .test_gateway_refusals import refused
 
-HELLO: Any = [{"role": "user", "content": "hello"}]
 OBJECT: Any = {"type": "json_object"}
 WEATHER: dict[str, Any] = {
     "type": "function",

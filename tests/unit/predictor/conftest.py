@@ -89,17 +89,8 @@ def teach(model: LengthModel, answer: Answer) -> ObservationResult:
 def outcome_of(answer: Answer, request_id: str = "", **fields: Any) -> Outcome:
     query = answer.query
     fields = {"censored": answer.censored, "finish": FinishReason.EOS} | fields
-    return Outcome(
-        request_id=request_id or query.request_id,
-        pool=query.pool,
-        namespace=query.namespace,
-        model_name=query.model_name,
-        adapter="",
-        prompt_tokens=query.prompt_tokens,
-        completion_tokens=answer.tokens,
-        finished_unix_ms=0,
-        **fields,
-    )
+    fields |= {"prompt_tokens": query.prompt_tokens, "completion_tokens": answer.tokens, "finished_unix_ms": 0}
+    return Outcome(request_id or query.request_id, query.pool, query.namespace, query.model_name, "", **fields)
 
 
 def query_of(text: str, adapter: str, prompt_tokens: int = 0) -> PredictItem:

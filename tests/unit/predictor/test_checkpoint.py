@@ -46,38 +46,30 @@ def test_a_snapshot_does_not_change_while_the_model_learns_on(model, world):
     assert all((before[name] == copies[name]).all() for name in copies)
 
 
-def test_saving_leaves_nothing_but_the_model(model, tmp_path):
+def test_a_failed_save_leaves_the_old_model_and_nothing_else(model, tmp_path):
+    path = tmp_path / "sub" / "model.npz"
     for _ in range(2):
-        save(tmp_path / "sub" / "model.npz", model.save())
-    assert [file.name for file in (tmp_path / "sub").iterdir()] == ["model.npz"]
-
-
-def test_a_failed_save_leaves_the_old_model(model, tmp_path):
-    path = tmp_path / "model.npz"
-    save(path, model.save())
+        save(path, model.save())
     before = path.read_bytes()
     with pytest.raises(ValueError, match="allow_pickle"):
         save(path, {"object": np.array([object()])})
     assert path.read_bytes() == before
+    assert [file.name for file in path.parent.iterdir()] == ["model.npz"]
 
 
-def damage(content: bytes, how: str) -> bytes:
-    if how == "cut off":
-        return content[: len(content) // 2]
-    if how == "empty":
-        return b""
-    if how == "no zip":
-        return b"not a model at all"
-    if how == "a flipped byte":
-        return content[:50_000] + bytes([content[50_000] ^ 0xFF]) + content[50_001:]
-    raise AssertionError(how)
+DAMAGES = {
+    "cut off": lambda content: content[: len(content) // 2],
+    "empty": lambda _: b"",
+    "no zip": lambda _: b"not a model at all",
+    "a flipped byte": lambda content: content[:50_000] + bytes([content[50_000] ^ 0xFF]) + content[50_001:],
+}
 
 
-@pytest.mark.parametrize("how", ["cut off", "empty", "no zip", "a flipped byte"])
+@pytest.mark.parametrize("how", DAMAGES)
 def test_a_damaged_file_is_named_set_aside_and_replaced_by_a_cold_model(how, model, tmp_path, caplog):
     path = tmp_path / "model.npz"
     save(path, model.save())
-    path.write_bytes(damage(path.read_bytes(), how))
+    path.write_bytes(DAMAGES[how](path.read_bytes()))
     with pytest.raises(CorruptModel, match=r"model\.npz"):
         load(path, RidgeModel.load)
     fresh = first_models(tmp_path, None)[0]

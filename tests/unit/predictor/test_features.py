@@ -1,7 +1,6 @@
 import hashlib
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -62,8 +61,3 @@ def test_different_words_rarely_share_a_column():
     seen = [set(features(f"w{i}", 1, DIM).index) - {0} for i in range(200)]
     union = set().union(*seen)
     assert len(union) > 0.5 * sum(map(len, seen))
-
-
-def test_a_dimension_that_is_no_power_of_two_is_our_own_mistake():
-    with pytest.raises(AssertionError, match="power of two"):
-        features("x", 1, 1000)

@@ -7,6 +7,8 @@ import socket
 import threading
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter
@@ -69,13 +71,21 @@ def get(port: int, path: str) -> tuple[int, str]:
         return error.code, error.read().decode()
 
 
+@contextlib.contextmanager
+def probing(not_ready: Callable[[], str | None] = lambda: None, **options: Any) -> Iterator[Probes]:
+    probes = Probes("127.0.0.1:0", not_ready, **options)
+    probes.start()
+    try:
+        yield probes
+    finally:
+        probes.close()
+
+
 def test_probes_tell_health_readiness_and_metrics() -> None:
     registry = CollectorRegistry()
     Counter("weft_things", "things", registry=registry).inc()
     reason: list[str | None] = ["no runner has reported"]
-    probes = Probes("127.0.0.1:0", lambda: reason[0], registry=registry)
-    probes.start()
-    try:
+    with probing(lambda: reason[0], registry=registry) as probes:
         assert get(probes.port, "/healthz") == (200, "ok\n")
         assert get(probes.port, "/readyz") == (503, "no runner has reported\n")
         reason[0] = None
@@ -84,36 +94,24 @@ def test_probes_tell_health_readiness_and_metrics() -> None:
         assert "weft_things_total 1.0" in metrics
         assert "_created" not in metrics
         assert get(probes.port, "/other")[0] == 404
-    finally:
-        probes.close()
 
 
 def test_idle_connections_keep_no_probe_out_and_only_some_stay_open() -> None:
     of_others = _probe_threads()
-    probes = Probes("127.0.0.1:0", lambda: None)
-    probes.start()
-    try:
-        with contextlib.ExitStack() as open_ones:
-            idle = [_connect(probes.port, open_ones) for _ in range(3 * MAX_CONNECTIONS)]
-            assert get(probes.port, "/healthz") == (200, "ok\n")
-            for eldest in idle[: 2 * MAX_CONNECTIONS]:
-                assert eldest.recv(1) == b"", "closed to make room"
-            wait_until(lambda: _probe_threads() <= of_others + MAX_CONNECTIONS, "the threads of closed connections end")
-    finally:
-        probes.close()
+    with probing() as probes, contextlib.ExitStack() as open_ones:
+        idle = [_connect(probes.port, open_ones) for _ in range(3 * MAX_CONNECTIONS)]
+        assert get(probes.port, "/healthz") == (200, "ok\n")
+        for eldest in idle[: 2 * MAX_CONNECTIONS]:
+            assert eldest.recv(1) == b"", "closed to make room"
+        wait_until(lambda: _probe_threads() <= of_others + MAX_CONNECTIONS, "the threads of closed connections end")
 
 
 def test_a_connection_that_says_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft.telemetry.probes.IDLE_S", 0.05)
-    probes = Probes("127.0.0.1:0", lambda: None)
-    probes.start()
-    try:
-        with contextlib.ExitStack() as open_ones:
-            silent, half = (_connect(probes.port, open_ones) for _ in range(2))
-            half.sendall(b"GET /heal")
-            assert (silent.recv(1), half.recv(1)) == (b"", b"")
-    finally:
-        probes.close()
+    with probing() as probes, contextlib.ExitStack() as open_ones:
+        silent, half = (_connect(probes.port, open_ones) for _ in range(2))
+        half.sendall(b"GET /heal")
+        assert (silent.recv(1), half.recv(1)) == (b"", b"")
 
 
 def _connect(port: int, open_ones: contextlib.ExitStack) -> socket.socket:
