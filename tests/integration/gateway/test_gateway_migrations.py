@@ -1,7 +1,7 @@
 """Whatever breaks, moves or restarts: the client's text is that of an undisturbed run."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -136,18 +136,6 @@ async def test_a_scheduler_that_restarts_gets_everything_and_the_stream_does_not
         await world.settled()
 
 
-async def test_the_last_route_table_is_kept_until_a_newer_one_comes(world: World) -> None:
-    world.scheduler.routes = scheduler_pb2.Routes()  # a new scheduler without a complete registry snapshot
-    world.scheduler.outbox.close()
-    await until(lambda: world.scheduler.streams == 2 and world.gateway.manager.scheduler.up)
-    assert (await world.client().completions.create(model="tiny", prompt="hello")).choices[0].text == ANSWER
-    routes = world.routes(version=5)
-    del routes.routes[1:]
-    world.scheduler.send_routes(routes)
-    await until(lambda: world.gateway.machine.routes.version == 5)
-    assert [model.id async for model in world.client().models.list()] == ["tiny"]
-
-
 # ---------------------------------------------------------------- clients that go away
 
 
@@ -175,51 +163,6 @@ async def test_a_client_that_goes_away_is_stopped_everywhere(world: World, strea
     outcome = world.outcome()
     assert (outcome.finish, outcome.censored) == (common_pb2.FINISH_REASON_CANCELLED, True)
     assert outcome.completion_tokens == (len(world.tokens("ab")) if started else 0)
-
-
-async def test_an_epoch_is_spoken_for_by_the_runner_that_has_it_alone(
-    world: World, other: FakeRunner, speak: Callable[[FakeRunner, runner_pb2.Start], None]
-) -> None:
-    """A runner that names the request and the epoch of another loses its session, and only what it had itself."""
-    running = Running(world)
-    start = await running.begin()
-    other.autopilot = False
-    posted = asyncio.create_task(world.client().completions.create(model="tiny", prompt="hello"))
-    submit = await world.scheduler.next("submit")
-    epoch = world.scheduler.assign(submit.request_id, other)
-    await other.next("start")
-    speak(other, start)
-    failed = await world.scheduler.next("failed")
-    assert (failed.request_id, failed.epoch, failed.reason) == (
-        submit.request_id, epoch, scheduler_pb2.Failed.SESSION_LOST,
-    )  # fmt: skip
-    assert "another runner has" in failed.detail
-    assert running.request_id in world.gateway.machine.requests
-    for position in range(2, len(running.tokens)):
-        world.runner.step(start, position, [running.tokens[position]])
-    world.runner.step(start, len(running.tokens), [], common_pb2.FINISH_REASON_EOS)
-    assert await soon(running._task) == ANSWER
-    world.scheduler.assign(submit.request_id, world.runner)
-    world.runner.answer = lambda _: running.tokens
-    world.runner.answer_whole(await world.runner.next("start"))
-    assert (await soon(posted)).choices[0].text == ANSWER
-
-
-LIES: dict[str, Callable[[FakeRunner, runner_pb2.Start], None]] = {
-    "tokens": lambda runner, start: runner.step(start, 2, [5]),
-    "an end": lambda runner, start: runner.step(start, 2, [], common_pb2.FINISH_REASON_EOS),
-    "no room": lambda runner, start: runner.send(
-        no_capacity=runner_pb2.NoCapacity(request_id=start.request_id, epoch=start.epoch)
-    ),
-    "given up": lambda runner, start: runner.send(
-        ended=runner_pb2.Ended(request_id=start.request_id, epoch=start.epoch, reason=runner_pb2.Ended.INTERNAL)
-    ),
-}
-
-
-@pytest.fixture(params=sorted(LIES))
-def speak(request: pytest.FixtureRequest) -> Callable[[FakeRunner, runner_pb2.Start], None]:
-    return LIES[request.param]
 
 
 @pytest.mark.parametrize("fields", [{"finish": 77}, {"doublings": 2**32 - 1}], ids=str)

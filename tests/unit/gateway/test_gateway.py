@@ -15,9 +15,12 @@ from weft.domain.prediction import Prediction, PredictItem
 from weft.domain.request import (
     Assign,
     Cancel,
+    Ended,
+    EndReason,
     Failed,
     FailReason,
     FinishReason,
+    NoCapacity,
     Outcome,
     OutcomeAck,
     OutcomeReport,
@@ -134,9 +137,7 @@ class Shell:
     def run(self, request_id: str = "r", runner: RunnerId = FIRST) -> list[Effect]:
         return self.assign(request_id, runner) + self.feed(Connected(runner_peer(runner)))
 
-    def step(
-        self, text: bytes, finish: FinishReason | None = None, request_id: str = "r", **by: RunnerId
-    ) -> list[Effect]:
+    def step(self, text: bytes, finish: FinishReason | None = None, request_id: str = "r", **by: RunnerId) -> list[Any]:
         """The next tokens of a running request."""
         stream = self.machine.requests[request_id]
         assert stream.running
@@ -388,14 +389,27 @@ def test_a_new_incarnation_ends_the_session_to_the_one_before() -> None:
     assert [start.request_id for start in sent(effects, Start)] == ["s"]
 
 
-def test_a_runner_that_speaks_for_anothers_epoch_loses_its_session_and_changes_nothing() -> None:
+@pytest.mark.parametrize(
+    "lie",
+    [
+        Step(1, [SequenceTokens("r", Epoch(1, 1), 0, b"lie")]),
+        Step(1, [SequenceTokens("r", Epoch(1, 1), 0, b"", FinishReason.EOS)]),
+        NoCapacity("r", Epoch(1, 1), 0, "pages"),
+        Ended("r", Epoch(1, 1), EndReason.INTERNAL),
+    ],
+    ids=["tokens", "an end", "no room", "given up"],
+)
+def test_a_runner_that_speaks_for_anothers_epoch_loses_its_session_and_changes_nothing(lie: object) -> None:
     shell = running("r")
     shell.submit("s")
     shell.run("s", SECOND)
-    effects = shell.step(b"lie", request_id="r", by=SECOND)
+    effects = shell.feed(Received(runner_peer(SECOND), lie))
     assert [type(one) for one in of(effects, PeerViolation, Close)] == [PeerViolation, Close]
-    assert [failed.request_id for failed in sent(effects, Failed)] == ["s"]
-    assert shell.machine.requests["r"].tokens == []
+    (failed,) = sent(effects, Failed)
+    assert (failed.request_id, failed.reason) == ("s", FailReason.SESSION_LOST)
+    assert "another runner has" in failed.detail
+    assert shell.machine.requests["r"].running
+    assert shell.step(b"ok")[-1] == Emit("r", "ok", (), 2)
 
 
 def test_one_step_carries_the_tokens_of_many_and_touches_no_deadline() -> None:
@@ -467,6 +481,8 @@ def test_a_scheduler_that_is_away_is_named_when_the_hold_is_over() -> None:
     shell.feed(Closed(SCHEDULER))
     shell.submit("late")
     assert [one.request_id for one in sent(shell.feed(Connected(SCHEDULER)), Submit)] == ["r", "late"]
+    assert shell.arrive("new") == [Proceed("new")], "the last routes count until newer ones come"
+    shell.feed(ClientGone("new"))
     shell.feed(Closed(SCHEDULER))
     effects = shell.wait(30.0)
     finished = of(effects, Finish)
