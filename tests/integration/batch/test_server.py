@@ -284,20 +284,6 @@ async def test_a_window_that_ends_leaves_every_line_in_a_file(store, storage) ->
         ]  # fmt: skip
 
 
-async def test_a_restarted_service_runs_only_what_is_not_stored(store, storage) -> None:
-    def ten(run):
-        return answer(run) if run.line <= 10 else None
-
-    async with serving(store, storage) as world, world.gateway(max_lines=5, answers=ten):
-        job = await world.client().submit(input_file(30))
-        await world.client().until(job.batch_id, lambda job: job.completed == 10)
-    async with serving(store, storage) as world, world.gateway() as gateway:
-        ended = await world.client().ended(job.batch_id)
-        assert {line for _, line in gateway.runs} == set(range(11, 31))
-        lines = await world.client().lines(ended.output_file_id)
-        assert [line["custom_id"] for line in lines] == [f"id-{i}" for i in range(30)]
-
-
 async def test_a_newer_service_takes_over_and_the_older_one_does_nothing_more(store, storage) -> None:
     async with serving(store, storage, sole=False) as older:
         client = older.client()

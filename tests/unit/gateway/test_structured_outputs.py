@@ -192,41 +192,40 @@ def test_texts_have_no_form() -> None:
     assert structured_output({"type": "text"}, {"json_object": False}) is None
 
 
+NO_FORMATS: list[tuple[Any, str]] = [
+    ({"type": "grammar"}, ".type"),
+    ("json", ""),
+    ({"type": "json_schema"}, ".json_schema"),
+    ({"type": "json_schema", "json_schema": {"name": "n"}}, ".json_schema"),
+    ({"type": "text", "schema": {}}, ".schema"),
+    ({"type": "json_object", "strict": False}, ".strict"),
+    ({"type": "json_object", "schema": "{}"}, ".schema"),
+    (NAMED | {"schema": {}}, ".schema"),
+    ({"type": "json_schema", "json_schema": {"schema": {}, "x": 0}}, ".json_schema.x"),
+    ({"type": "json_schema", "json_schema": {"schema": {}, "strict": "no"}}, ".json_schema.strict"),
+]
+NO_OUTPUTS: list[tuple[Any, str]] = [
+    ({"regex": "a", "any": False}, ".any"),
+    ({"json": False}, ".json"),
+    ({"json": {}, "disable_any_whitespace": 1}, ".disable_any_whitespace"),
+    (["a"], ""),
+    ({"structural_tag": "{}"}, ".structural_tag"),
+    ({"json": 5}, ".json"),
+    ({"choice": []}, ".choice"),
+    ({"choice": ["a", 1]}, ".choice"),
+    ({"regex": {}}, ".regex"),
+    ({"json": {}, "whitespace_pattern": 1}, ".whitespace_pattern"),
+    ({"regex": "a", "whitespace_pattern": " "}, ".whitespace_pattern"),
+    ({"whitespace_pattern": " "}, ".whitespace_pattern"),
+    ({"json": {}, "regex": "a"}, ".regex"),
+]
+
+
 @pytest.mark.parametrize(
     ("params", "param"),
     [
-        ({"response_format": {"type": "grammar"}}, "response_format.type"),
-        ({"response_format": "json"}, "response_format"),
-        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}}, "response_format.json_schema"),
-        ({"response_format": {"type": "text", "schema": {}}}, "response_format.schema"),
-        ({"response_format": {"type": "json_object", "strict": False}}, "response_format.strict"),
-        ({"response_format": {"type": "json_object", "schema": "{}"}}, "response_format.schema"),
-        ({"response_format": NAMED | {"schema": {}}}, "response_format.schema"),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "x": 0}}},
-            "response_format.json_schema.x",
-        ),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "strict": "no"}}},
-            "response_format.json_schema.strict",
-        ),
-        ({"structured_outputs": {"regex": "a", "any": False}}, "structured_outputs.any"),
-        ({"structured_outputs": {"json": False}}, "structured_outputs.json"),
-        (
-            {"structured_outputs": {"json": {}, "disable_any_whitespace": 1}},
-            "structured_outputs.disable_any_whitespace",
-        ),
-        ({"structured_outputs": ["a"]}, "structured_outputs"),
-        ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),
-        ({"structured_outputs": {"json": 5}}, "structured_outputs.json"),
-        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
-        ({"structured_outputs": {"choice": ["a", 1]}}, "structured_outputs.choice"),
-        ({"structured_outputs": {"regex": {}}}, "structured_outputs.regex"),
-        ({"structured_outputs": {"json": {}, "whitespace_pattern": 1}}, "structured_outputs.whitespace_pattern"),
-        ({"structured_outputs": {"regex": "a", "whitespace_pattern": " "}}, "structured_outputs.whitespace_pattern"),
-        ({"structured_outputs": {"whitespace_pattern": " "}}, "structured_outputs.whitespace_pattern"),
-        ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs.regex"),
+        *(({"response_format": value}, f"response_format{of}") for value, of in NO_FORMATS),
+        *(({"structured_outputs": value}, f"structured_outputs{of}") for value, of in NO_OUTPUTS),
         (
             {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}},
             "structured_outputs.regex",
