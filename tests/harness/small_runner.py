@@ -20,6 +20,8 @@ import torch
 from safetensors.torch import save_file
 
 from harness.loopback import LoopbackServer, Request
+from harness.native_library import native_library
+from harness.ranks import settings_of
 from harness.runner_machine import flat, session, start_of
 from weft.artifacts.adapter_config import parse_adapter_config
 from weft.artifacts.digest import FileEntry, build_manifest
@@ -31,13 +33,9 @@ from weft.domain.request import SessionHello, Start, Stop
 from weft.domain.runner import RunnerOrder
 from weft_runner.core import Batch, BatchLimits, PoolLimits, Runner
 from weft_runner.errors import ArtifactUnknown
-from weft_runner.model import AdapterFiles, Grammars
-from weft_runner.model.kv_cache import KvCache
-from weft_runner.model.reference.adapters import TorchAdapterStore
-from weft_runner.model.reference.executor import ReferenceExecutor
-from weft_runner.model.weights import load_weights
-from weft_runner.shell.adapter_pool import AdapterPool
-from weft_runner.shell.engine import Engine, Output
+from weft_runner.executors import ModelSource, make_executor
+from weft_runner.model import AdapterFiles, Executor, Grammars
+from weft_runner.shell import AdapterPool, Engine, Output
 
 SMALL = {
     "architectures": ["LlamaForCausalLM"],
@@ -209,9 +207,20 @@ def small_config() -> dict[str, Any]:
     return dict(SMALL)
 
 
-def reference_executor(files: dict[str, Path], spec: ModelSpec, limits: PoolLimits) -> ReferenceExecutor:
-    kv = KvCache(spec, limits.total_pages, limits.page_tokens)
-    return ReferenceExecutor(spec, load_weights(files, spec), kv, TorchAdapterStore(spec, limits.max_adapters))
+def executor_of(
+    files: dict[str, Path],
+    spec: ModelSpec,
+    limits: PoolLimits,
+    *,
+    kind: str = "reference",
+    threads: int = 1,
+    **flags: Any,
+) -> Executor:
+    """Make an executor as a runner does: `reference`, or `cpu` (skips the test where none can be built)."""
+    if kind == "cpu":
+        native_library()
+    sizes = {"kv_pages": limits.total_pages, "page_tokens": limits.page_tokens, "max_adapters": limits.max_adapters}
+    return make_executor(settings_of(executor=kind, **sizes, **flags), ModelSource(spec, files, threads))
 
 
 class Driver:
@@ -233,7 +242,7 @@ class Driver:
                 **sizes,
             }
         )
-        executor = (make_executor or reference_executor)(files, spec, self.limits)
+        executor = (make_executor or executor_of)(files, spec, self.limits)
         self.outputs: list[Output] = []
         self.paused: list[int] = []  # sequences, at each output
         self.swapped: list[int] = []

@@ -9,8 +9,7 @@ import torch
 from harness.native_library import native_library
 from harness.ranks import base_of, settings_of, staged
 from weft.domain.request import FinishReason, PromptLogprobs, Sampling, TokenLogprob
-from weft_runner.core import BatchLimits
-from weft_runner.core.batch import MAX_LOGIT_ROWS
+from weft_runner.core import MAX_LOGIT_ROWS, BatchLimits
 from weft_runner.executors import make_executor
 
 SIZES = {"total_pages": 64, "page_tokens": 16, "max_adapters": 8}

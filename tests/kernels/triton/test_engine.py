@@ -22,7 +22,7 @@ from weft_bench.roofline import Shape
 from weft_runner.core import BatchLimits, PoolLimits
 from weft_runner.model import Executor, map_tensors
 from weft_runner.model.weights import ModelWeights
-from weft_runner.shell.engine import Engine, Output
+from weft_runner.shell import Engine, Output
 
 pytestmark = pytest.mark.gpu
 

@@ -16,7 +16,7 @@ from weft_bench.playing import SESSION
 from weft_bench.roofline import Shape
 from weft_bench.trace_executor import FAST, Pace, TracedAnswer, TraceExecutor, read_table
 from weft_runner.model import Executor
-from weft_runner.shell.engine import Engine, Output
+from weft_runner.shell import Engine, Output
 from weft_runner.shell.engine_factory import build_engine
 
 SMALLEST = Shape(hidden=32, layers=1, heads=2, kv_heads=1, inner=48, vocab=8)  # so few tokens that an end comes soon

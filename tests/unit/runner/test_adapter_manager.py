@@ -13,6 +13,7 @@ from harness.desired import desired, take_effects, whole
 from weft.domain.adapter import AdapterState, DesiredAdapter, DesiredChange, Tier
 from weft.domain.request import EndReason
 from weft_runner.core import (
+    MAX_ON_DEMAND,
     AdapterManager,
     DropHost,
     Fetch,
@@ -28,7 +29,6 @@ from weft_runner.core import (
     Unload,
     check_adapters,
 )
-from weft_runner.core.adapters.known import MAX_ON_DEMAND
 
 DIGESTS = st.sampled_from([f"a{i}" for i in range(7)])
 DESIRED = st.builds(  # sizes that are not known, true, too small, larger than all there is

@@ -3,10 +3,7 @@
 import pytest
 
 from harness.desired import desired, whole
-from weft_runner.core import LoadState, PageTable
-from weft_runner.core.adapters.adapter import TRANSITIONS, Adapter
-from weft_runner.core.adapters.known import KnownAdapters
-from weft_runner.core.adapters.slots import AdapterSlots
+from weft_runner.core import Adapter, AdapterSlots, KnownAdapters, LoadState, PageTable
 
 
 def slots_of(pages: int = 16, slots: int = 8) -> AdapterSlots:
@@ -57,6 +54,16 @@ def test_who_is_protected_of_those_that_are_pinned(sizes, n_slots, protected):
     known.protect()
     assert "".join(adapter.digest for adapter in known.protected) == protected
     assert sum(map(slots.pages_needed, known.protected)) <= slots.max_pages
+
+
+TRANSITIONS = {
+    LoadState.ABSENT: {LoadState.FETCHING, LoadState.ON_DISK},
+    LoadState.FETCHING: {LoadState.ON_DISK, LoadState.ABSENT},
+    LoadState.ON_DISK: {LoadState.FETCHING, LoadState.LOADING},
+    LoadState.LOADING: {LoadState.RESIDENT, LoadState.ABSENT},
+    LoadState.RESIDENT: {LoadState.DRAINING, LoadState.ON_DISK},
+    LoadState.DRAINING: {LoadState.RESIDENT, LoadState.ON_DISK},
+}
 
 
 @pytest.mark.parametrize("state", LoadState)

@@ -8,9 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.domain.request import Priority
-from weft_runner.core import GUESS, Batching, BatchLimits, Candidate, StepModel
-from weft_runner.core.batch_scheduler import BatchScheduler
-from weft_runner.core.step_time_model import LATE_STEPS, Lateness
+from weft_runner.core import GUESS, LATE_STEPS, Batching, BatchLimits, BatchScheduler, Candidate, Lateness, StepModel
 
 ARRIVALS = st.lists(st.tuples(st.integers(0, 6), st.integers(1, 200)), min_size=1, max_size=25)
 LIMITS = st.builds(

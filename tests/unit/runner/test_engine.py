@@ -15,10 +15,9 @@ from weft.domain.ids import Epoch
 from weft.domain.machine import Closed
 from weft.domain.request import Ended, EndReason, FinishReason, NoCapacity, Sampling, Stop
 from weft.domain.runner import Registered
-from weft_runner.core import Drain, Fetch, Retain, SequencePhase, check_pool
-from weft_runner.core.runner import RETRY_S
+from weft_runner.core import RETRY_S, Drain, Fetch, Retain, SequencePhase, check_pool
 from weft_runner.errors import ArtifactUnreachable
-from weft_runner.shell.engine import EngineThread
+from weft_runner.shell import EngineThread
 
 GREEDY = Sampling(ignore_eos=True)
 

@@ -3,6 +3,7 @@
 import mmap
 import queue
 import threading
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,42 +14,30 @@ import torch
 
 from harness.desired import desired, whole
 from harness.runner_machine import state_of
+from harness.small_runner import executor_of
 from harness.waiting import PATIENCE_S
 from weft.domain.adapter import Tier
-from weft.domain.model.config import ModelSpec
 from weft.domain.request import EndReason, NoCapacity, Sampling
-from weft_kernels.cpu import NativeUnavailable, load
 from weft_kernels.cpu.memory import MappedMemory
-from weft_runner.core import Fetch, Fetched, Load, PoolLimits, check_pool
+from weft_runner.core import Fetch, Fetched, Load, check_pool
 from weft_runner.errors import ArtifactUnreachable
-from weft_runner.model import HostTensorStore, open_checkpoint
-from weft_runner.model.cpu.executor import CpuExecutor
-from weft_runner.shell.adapter_pool import AdapterPool, InSlot
+from weft_runner.model import HostTensorStore, LocalKvMemory
+from weft_runner.shell import AdapterPool, InSlot
 
 GREEDY = Sampling(ignore_eos=True)
 P = 16
 SYSTEM = [(7 * i + i * i) % 50 + 3 for i in range(3 * P)]  # a prompt's beginning that many requests share
 
 
-def native(files: dict[str, Path], spec: ModelSpec, limits: PoolLimits) -> CpuExecutor:
-    try:
-        library = load()
-    except NativeUnavailable as unavailable:
-        pytest.skip(f"the native library cannot be built here: {unavailable.reason}")
-    return CpuExecutor(
-        library, open_checkpoint(files, spec), dtype="bf16", threads=2, pages=limits.total_pages,
-        page_tokens=limits.page_tokens, slots=limits.max_adapters,
-    )  # fmt: skip
-
-
-@pytest.fixture(params=[None, native], ids=["reference", "native"])
+@pytest.fixture(params=["reference", "cpu"])
 def driver_of(request, new_world, small_config, tmp_path, make_driver) -> Any:
     """Drivers over a model that both executors compute; the world has adapters `a` and `b`."""
     world = new_world(tmp_path / "wide", {**small_config, "hidden_size": 64, "intermediate_size": 96})
     world.write_base()
     for seed, name in enumerate("ab"):
         world.write_adapter(name, seed=seed, rank=8)
-    return lambda **limits: make_driver(world, make_executor=request.param, **{"page_tokens": P, **limits})
+    make = partial(executor_of, kind=request.param, threads=2)
+    return lambda **limits: make_driver(world, make_executor=make, **{"page_tokens": P, **limits})
 
 
 def ask(driver: Any, key: str, tail: list[int], adapter: str = "", salt: str = "tenant", **fields: Any) -> None:
@@ -110,7 +99,7 @@ def test_a_prefix_that_the_device_evicted_is_read_from_host_memory(driver_of, ad
         check_pool(driver.pool)
     for key in ("first", "second", "third", "fourth"):
         assert small.answer(key) == fresh.answer(key)
-    if isinstance(small.engine.executor, CpuExecutor):
+    if not isinstance(small.engine.executor.kv_memory, LocalKvMemory):
         third = [[e.logprobs for e in driver.events if e.request_id == "third"] for driver in (fresh, small)]
         assert third[0] == third[1]
     assert state_of(small.pool).prefix_reused_tokens == 3 * 3 * P, "but for the first everybody reads it"

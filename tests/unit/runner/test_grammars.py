@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,11 @@ from llguidance import LLMatcher
 
 from harness.quickstart import QUICKSTART, tokenizer
 from harness.runner_machine import RecordedGrammar, start_of
-from harness.small_runner import World
+from harness.small_runner import World, executor_of
 from harness.waiting import PATIENCE_S
 from weft.domain.ids import Epoch
 from weft.domain.machine import TICK, Closed, Connected, Kind, Peer, Received, Send
 from weft.domain.request import Ended, EndReason, FinishReason, NoCapacity, Sampling, SequenceTokens, SessionHello, Stop
-from weft_kernels.cpu import NativeUnavailable, load
 from weft_runner.core import (
     CompileGrammar,
     GrammarCompiled,
@@ -35,10 +35,7 @@ from weft_runner.core import (
     StepSlot,
     token_mask,
 )
-from weft_runner.core.awaited_grammars import WAIT_S
-from weft_runner.model import GrammarRefused, Grammars, GrammarThreads, grammar, open_checkpoint
-from weft_runner.model.cpu.executor import CpuExecutor
-from weft_runner.model.grammar_threads import NICE
+from weft_runner.model import GrammarRefused, Grammars, GrammarThreads, grammar
 
 SCHEMA = {
     "type": "object",
@@ -53,6 +50,7 @@ SCHEMA = {
 JSON = LLMatcher.grammar_from_json_schema(SCHEMA, defaults={"whitespace_flexible": False})
 PHONE = LLMatcher.grammar_from_regex(r"\+[0-9]{2} [0-9]{3,5}")
 EOS = 1
+WAIT_S = 10.0  # for a grammar that compiles, and for a mask
 VOCAB: int = json.loads((QUICKSTART / "model" / "config.json").read_text())["vocab_size"]
 
 
@@ -210,7 +208,7 @@ def test_a_row_whose_masks_take_long_is_in_every_second_step_and_the_others_in_e
 
 
 def test_a_long_job_goes_on_at_a_lower_priority_and_delays_no_other():
-    threads, lower = GrammarThreads(1), min(os.getpriority(os.PRIO_PROCESS, os.getpid()) + NICE, 19)
+    threads, lower = GrammarThreads(1), min(os.getpriority(os.PRIO_PROCESS, os.getpid()) + 10, 19)
     went_on, ended, priorities = threading.Event(), threading.Event(), list[int]()
 
     def priority() -> None:
@@ -375,22 +373,9 @@ def quick(request, tmp_path, make_driver):
     (base / "tokenizer.json").unlink()
     (base / "tokenizer.json").write_text(json.dumps(tokens))
     world = World(tmp_path / "world", json.loads((QUICKSTART / "model" / "config.json").read_text()))
-    make = None
-    if request.param == "cpu":
-        make = native
-        try:
-            load()
-        except NativeUnavailable as error:
-            pytest.skip(f"no native library: {error.reason}")
+    make = partial(executor_of, kind=request.param, dtype="fp32")
     limits = {"page_tokens": 16, "total_pages": 256}
     return lambda **more: make_driver(world, make_executor=make, **{**limits, **more})
-
-
-def native(files: dict[str, Path], spec: Any, limits: Any) -> Any:
-    return CpuExecutor(
-        load(), open_checkpoint(files, spec), dtype="fp32", threads=1, pages=limits.total_pages,
-        page_tokens=limits.page_tokens, slots=limits.max_adapters,
-    )  # fmt: skip
 
 
 def prompt() -> list[int]:

@@ -4,6 +4,7 @@ from harness.desired import desired, take_effects, whole
 from weft.domain.adapter import DesiredAdapter, DesiredChange, Tier
 from weft.domain.request import EndReason
 from weft_runner.core import (
+    PREFETCHES,
     AdapterManager,
     DropHost,
     Fetch,
@@ -16,7 +17,6 @@ from weft_runner.core import (
     PageTable,
     check_adapters,
 )
-from weft_runner.core.host_cache import PREFETCHES
 
 
 def host(*digests: str, n_bytes: int = 10) -> list[DesiredAdapter]:

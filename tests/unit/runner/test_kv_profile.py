@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from harness.native_models import write_model
-from weft_kernels.cpu import load
+from harness.small_runner import executor_of
 from weft_runner.core import BatchLimits, PoolLimits
-from weft_runner.model import open_checkpoint, read_spec
-from weft_runner.model.cpu.executor import CpuExecutor
+from weft_runner.model import read_spec
 from weft_runner.shell.kv_profile import LENGTHS, measure_kv, threshold
 
 
@@ -32,11 +31,11 @@ def test_from_the_threshold_on_every_measured_length_is_faster(faster: list[bool
 def test_what_a_runner_measures_is_one_of_the_lengths_and_leaves_its_pages_empty(tmp_path: Path) -> None:
     files = write_model(tmp_path / "m", 1)
     spec = read_spec(files["config.json"])
-    executor = CpuExecutor(load(), open_checkpoint(files, spec), threads=1, pages=16, page_tokens=16, slots=1)
     limits = PoolLimits(
         total_pages=16, page_tokens=16, max_sequences=4, max_adapters=1, max_context_tokens=256, vocab_size=203,
         eos=frozenset(), batch=BatchLimits(1, 128, 100.0), host_bytes=0,
     )  # fmt: skip
+    executor = executor_of(files, spec, limits, kind="cpu")
     found = measure_kv(executor, executor.kv_memory, limits)
     assert found.layer_by_layer_tokens in {32, 64, 128, inf}
     assert 1e5 < found.bytes_per_s < 1e12

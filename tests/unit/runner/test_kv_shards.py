@@ -12,6 +12,7 @@ from weft.domain.ids import RunnerId
 from weft.domain.kv_transfer import KvAccept, KvAck, KvComplete, KvHello, KvOffer, KvReady, KvRefuse
 from weft.domain.machine import Close, Closed, Connected, Kind, Peer, Received, Send
 from weft_runner.core import (
+    MAX_OFFERS,
     DropKv,
     KvIdentity,
     KvShard,
@@ -21,9 +22,8 @@ from weft_runner.core import (
     ShardedTransfers,
     ShardLost,
     ShardOrder,
+    shard_runner,
 )
-from weft_runner.core.transfer.shards import shard_runner
-from weft_runner.core.transfer.transfers import MAX_OFFERS
 from weft_runner.model import CalledLayerCounter, LocalKvMemory
 from weft_runner.shell.kv_ranks import RankKv, ShardedKvStreams
 from weft_runner.shell.kv_transfer import KvPlace, KvStreamShell

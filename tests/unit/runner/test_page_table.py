@@ -6,9 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle as StateBundle
 from hypothesis.stateful import RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from weft_runner.core import AdapterPages, PageTable
-from weft_runner.core.page_table import check_page_table
-from weft_runner.core.prefix.cache import PageHashChain
+from weft_runner.core import AdapterPages, PageHashChain, PageTable, check_page_table
 
 TOTAL, P = 13, 4
 

@@ -5,22 +5,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft_runner.core import DecodeTime, PrefillTime, StepModel, make_profile
-from weft_runner.core.profile_model import GAIN, best_batch, fit
-from weft_runner.shell.profile import batches
 
 NEVER = 1e9
+GAIN = 1.05  # "5 percent more"
+BATCHES = (1, 2, 4, 8, 16, 32, 64)
 MACHINES = st.builds(StepModel, st.floats(0.01, 50.0), st.floats(0.0, 2.0), st.floats(0.0, 0.01), st.floats(0.001, 5.0))
 
 
-def times(model: StepModel, most: int, context: int = 64) -> list[DecodeTime]:
-    return [DecodeTime(rows, rows * context, model.decode_ms(rows, rows * context)) for rows in batches(most)]
+def times(model: StepModel, context: int = 64) -> list[DecodeTime]:
+    return [DecodeTime(rows, rows * context, model.decode_ms(rows, rows * context)) for rows in BATCHES]
 
 
-@given(MACHINES, st.integers(9, 64))
-def test_a_machine_of_this_form_is_found_again(model, most):
+def best_batch(decode: list[DecodeTime], target_ms: float) -> int:
+    one = [PrefillTime(32, 1.0)]
+    return make_profile(decode, one, None, max_sequences=decode[-1].rows, token_time_ms=target_ms).best_batch
+
+
+def fit(decode: list[DecodeTime], prefill: list[PrefillTime], longer: DecodeTime | None) -> StepModel:
+    return make_profile(decode, prefill, longer, max_sequences=64, token_time_ms=NEVER).model
+
+
+@given(MACHINES)
+def test_a_machine_of_this_form_is_found_again(model):
     prefill = [PrefillTime(n, model.base_ms + model.token_ms * n) for n in (32, 128, 512)]
     longer = DecodeTime(8, 8 * 1024, model.decode_ms(8, 8 * 1024))
-    found = fit(times(model, most), prefill, longer)
+    found = fit(times(model), prefill, longer)
     for name in ("base_ms", "row_ms", "key_ms", "token_ms"):
         assert getattr(found, name) == pytest.approx(getattr(model, name), rel=1e-4, abs=1e-6), name
 
@@ -32,7 +41,7 @@ def test_a_machine_of_this_form_is_found_again(model, most):
 )
 def test_whatever_was_measured_no_coefficient_is_negative_and_a_prompt_token_costs_something(decode, prefill, longer):
     found = fit(
-        [DecodeTime(rows, 64 * rows, ms) for rows, ms in zip(batches(32), decode, strict=True)],
+        [DecodeTime(rows, 64 * rows, ms) for rows, ms in zip(BATCHES, decode, strict=False)],
         [PrefillTime(tokens, ms) for tokens, ms in zip((32, 128, 512), prefill, strict=False)],
         None if longer is None else DecodeTime(8, 8192, longer),
     )
@@ -42,7 +51,7 @@ def test_whatever_was_measured_no_coefficient_is_negative_and_a_prompt_token_cos
 
 @given(st.lists(st.floats(0.01, 1000.0), min_size=7, max_size=7), st.floats(1.0, 500.0))
 def test_nothing_measured_beyond_the_best_batch_yields_5_percent_more_and_below_it_something_does(decode, target_ms):
-    measured = [DecodeTime(rows, rows, ms) for rows, ms in zip(batches(64), decode, strict=True)]
+    measured = [DecodeTime(rows, rows, ms) for rows, ms in zip(BATCHES, decode, strict=True)]
     free = best_batch(measured, NEVER)
     rate = {time.rows: time.per_s for time in measured}
     assert not any(other >= GAIN * rate[free] for rows, other in rate.items() if rows > free)
@@ -53,11 +62,11 @@ def test_nothing_measured_beyond_the_best_batch_yields_5_percent_more_and_below_
     if measured[0].ms > target_ms:
         assert bound == free, "what no batch keeps limits none"
     elif bound in rate:
-        assert measured[batches(64).index(bound)].ms <= target_ms
+        assert measured[BATCHES.index(bound)].ms <= target_ms
 
 
 def test_the_target_is_met_between_two_measured_batches():
-    measured = times(StepModel(10.0, 1.0, 0.0, 1.0), 64)
+    measured = times(StepModel(10.0, 1.0, 0.0, 1.0))
     assert best_batch(measured, NEVER) == 64
     assert best_batch(measured, 30.0) == 20
     assert best_batch(measured, 11.0) == 1
@@ -65,13 +74,13 @@ def test_the_target_is_met_between_two_measured_batches():
 
 def test_one_slow_time_in_the_middle_does_not_end_the_climb():
     """A neighbour's burst while 8 rows were timed: 16 rows are better than 4 all the same."""
-    measured = [DecodeTime(rows, rows, 40.0 if rows == 8 else 10.0) for rows in batches(32)]
-    assert best_batch(measured, NEVER) == 32
+    measured = [DecodeTime(rows, rows, 40.0 if rows == 8 else 10.0) for rows in BATCHES]
+    assert best_batch(measured, NEVER) == 64
 
 
 def test_a_machine_whose_step_grows_with_its_rows_gains_nothing_from_more_of_them():
-    assert best_batch(times(StepModel(0.0, 1.0, 0.0, 1.0), 64), NEVER) == 1
-    assert best_batch(times(StepModel(1.0, 1.0, 0.0, 1.0), 64, context=0), NEVER) == 16, "16 of 17 parts"
+    assert best_batch(times(StepModel(0.0, 1.0, 0.0, 1.0)), NEVER) == 1
+    assert best_batch(times(StepModel(1.0, 1.0, 0.0, 1.0), context=0), NEVER) == 16, "16 of 17 parts"
 
 
 def test_batches_that_there_was_no_time_for_follow_from_the_fitted_line():
@@ -88,7 +97,3 @@ def test_one_time_of_each_kind_is_enough():
     )
     assert profile.model == StepModel(5.0, 0.0, 0.0, 0.5)
     assert profile.best_batch == 8
-
-
-def test_batches_double_up_to_the_most():
-    assert [batches(n) for n in (1, 2, 6, 8)] == [[1], [1, 2], [1, 2, 4, 6], [1, 2, 4, 8]]

@@ -22,6 +22,7 @@ from weft_runner.core import (
     Fetch,
     Fetched,
     FetchFailed,
+    HighestEpochs,
     Load,
     Loaded,
     LoadFailed,
@@ -32,9 +33,9 @@ from weft_runner.core import (
     SequencePhase,
     StepResults,
     check_pool,
+    first_reservation_pages,
+    next_growth,
 )
-from weft_runner.core.admission import HighestEpochs
-from weft_runner.core.reserve.reservations import first_reservation_pages, next_growth
 
 EOS = 0
 LIMITS = PoolLimits(

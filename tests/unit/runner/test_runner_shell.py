@@ -18,7 +18,6 @@ from weft.domain.request import Sampling
 from weft.domain.runner import RunnerOrder, RunnerReport
 from weft_kernels.cpu import cpu_quota
 from weft_runner.core import BatchLimits
-from weft_runner.core.adapters import known
 from weft_runner.errors import AdapterInvalid, ArtifactUnknown, ArtifactUnreachable, StoppedAtStart
 from weft_runner.settings import parse_settings
 from weft_runner.shell.depot import DepotSource
@@ -156,7 +155,7 @@ def test_an_adapter_comes_from_the_depot_once_and_leaves_the_disk_when_it_is_no_
 def test_adapters_on_demand_survive_a_restart_within_the_bound_least_recently_used_out_first(
     world, depot, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(known, "MAX_ON_DEMAND", 2)
+    monkeypatch.setattr("weft_runner.core.adapters.known.MAX_ON_DEMAND", 2)
     base = depot.publish("model", world.base)
     digests = [depot.publish("adapter", world.write_adapter(f"a{i}", seed=i)) for i in range(4)]
     source = source_of(depot, tmp_path, base)

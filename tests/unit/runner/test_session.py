@@ -16,7 +16,7 @@ from weft.domain.ids import RunnerId
 from weft.wire.streams import SendQueue
 from weft.wire.v1 import common_pb2, runner_pb2, runner_pb2_grpc
 from weft.wire.v1.runner_pb2 import GatewayToRunner
-from weft_runner.shell.engine import EngineThread
+from weft_runner.shell import EngineThread
 from weft_runner.shell.metrics import RunnerMetrics
 from weft_runner.shell.server import RunnerServer
 

@@ -18,13 +18,22 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher
 
 from harness.runner_machine import session
-from harness.small_runner import SMALL, Driver, World, reference_executor
+from harness.small_runner import SMALL, Driver, World, executor_of
 from weft.domain.ids import Epoch, RunnerId
 from weft.domain.kv_transfer import KvReady
 from weft.domain.machine import TICK, Close, Closed, Connected, Kind, Peer, Received
 from weft.domain.request import Ended, FinishReason, Freeze, Frozen, KvTarget, PromptLogprobs, Sampling, Start, Stop
-from weft_runner.core import Batching, BatchLimits, KvIdentity, SampledToken, check_pool
-from weft_runner.core.events import DropKv, OpenKvStream, ReceiveKv, SendKv
+from weft_runner.core import (
+    Batching,
+    BatchLimits,
+    DropKv,
+    KvIdentity,
+    OpenKvStream,
+    ReceiveKv,
+    SampledToken,
+    SendKv,
+    check_pool,
+)
 from weft_runner.model import Capabilities, SamplingArgs, StepInput, check_step
 
 GREEDY = Sampling(ignore_eos=True)
@@ -131,7 +140,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> World:
 @contextmanager
 def driving(world: World, *, late: bool, **limits: Any) -> Iterator[Driver]:
     def made(*given: Any) -> Any:
-        executor = reference_executor(*given)
+        executor = executor_of(*given)
         return LateExecutor(executor, given[2].page_tokens) if late else executor
 
     driver = Driver(world, make_executor=made, **limits)

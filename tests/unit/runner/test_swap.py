@@ -5,6 +5,7 @@ import random
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -12,21 +13,25 @@ import numpy as np
 import pytest
 
 from harness.desired import whole
+from harness.native_library import native_library
 from harness.runner_machine import flat, session, start_of, state_of, take
+from harness.small_runner import executor_of
 from harness.waiting import PATIENCE_S, wait_until
 from weft.domain.ids import Epoch
 from weft.domain.machine import Send
 from weft.domain.request import Ended, NoCapacity, Priority, Sampling
-from weft_kernels.cpu import Library, NativeUnavailable, load
 from weft_kernels.cpu.memory import MappedMemory
 from weft_runner.core import (
     MAX_SWAPS,
     REPORT,
     Action,
+    Adapter,
     BatchLimits,
+    CachedPage,
     DropSwap,
     Fetch,
     Fetched,
+    HostCache,
     HostCopy,
     Load,
     Loaded,
@@ -41,14 +46,11 @@ from weft_runner.core import (
     SwapIn,
     SwapOut,
     Unload,
+    check_host_cache,
     check_pool,
 )
-from weft_runner.core.adapters.adapter import Adapter
-from weft_runner.core.host_cache import CachedPage, HostCache, check_host_cache
-from weft_runner.model import LocalKvMemory, NativeKvMemory, open_checkpoint
-from weft_runner.model.cpu.executor import CpuExecutor
-from weft_runner.shell.kv_swapper import KvSwapper
-from weft_runner.shell.step_gaps import StepGaps
+from weft_runner.model import LocalKvMemory, NativeKvMemory
+from weft_runner.shell import KvSwapper, StepGaps
 
 PAGE = 10  # bytes
 LIMITS = PoolLimits(
@@ -539,7 +541,7 @@ def test_a_drop_ends_a_copy_that_is_under_way_before_anything_else_is_done(monke
 
 
 def native_memory(pages: Any) -> NativeKvMemory:
-    library = library_here()
+    library = native_library()
     memory = MappedMemory(pages.nbytes)
     ctypes.memmove(memory.address, pages.ctypes.data, pages.nbytes)
     return NativeKvMemory(library, library.pool(2), memory, pages.shape[1])
@@ -629,22 +631,7 @@ def test_swapped_sequences_answer_as_undisturbed_ones_do(drive, world, copies_ar
     assert swapped == undisturbed
 
 
-def library_here() -> Library:
-    try:
-        return load()
-    except NativeUnavailable as unavailable:
-        pytest.skip(f"the native library cannot be built here: {unavailable.reason}")
-
-
-def native(files: Any, spec: Any, limits: PoolLimits) -> CpuExecutor:
-    return CpuExecutor(
-        load(), open_checkpoint(files, spec), threads=1, pages=limits.total_pages, page_tokens=limits.page_tokens,
-        slots=limits.max_adapters,
-    )  # fmt: skip
-
-
 def test_on_the_cpu_executor_they_do_so_too(make_driver, new_world, small_config, tmp_path, copies_are_cheap):
-    library_here()
     wide = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96}
     world = new_world(tmp_path / "native", {**small_config, **wide})
     world.write_base()
@@ -652,7 +639,7 @@ def test_on_the_cpu_executor_they_do_so_too(make_driver, new_world, small_config
         world.write_adapter(name, seed=seed)
 
     def make(**limits: Any) -> Any:
-        return make_driver(world, make_executor=native, page_tokens=16, **limits)
+        return make_driver(world, make_executor=partial(executor_of, kind="cpu"), page_tokens=16, **limits)
 
     adapters = ["a", "b", ""]
     undisturbed, _ = answers_of(make, adapters, total_pages=64)

@@ -16,8 +16,7 @@ from harness.ranks import settings_of
 from harness.waiting import PATIENCE_S
 from weft.domain.model.config import ModelSpec, RopeSpec, parse_spec
 from weft_kernels.plan import Segment, SegmentPlan
-from weft_runner.core import DecodeTime, PrefillTime, make_profile
-from weft_runner.core.layer_cut import layer_cost
+from weft_runner.core import DecodeTime, PrefillTime, layer_cost, make_profile
 from weft_runner.errors import ExecutorUnavailable, OutOfMemory, WeightsInvalid
 from weft_runner.executors import ModelSource, make_executor
 from weft_runner.memory_estimate import MemoryLimit, estimate_memory
