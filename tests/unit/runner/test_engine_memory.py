@@ -17,7 +17,7 @@ from harness.runner_machine import state_of
 from harness.small_runner import executor_of
 from harness.waiting import PATIENCE_S
 from weft.domain.adapter import Tier
-from weft.domain.request import EndReason, NoCapacity, Sampling
+from weft.domain.request import NoCapacity, Sampling
 from weft_kernels.cpu.memory import MappedMemory
 from weft_runner.core import Fetch, Fetched, Load, check_pool
 from weft_runner.errors import ArtifactUnreachable
@@ -117,17 +117,6 @@ def test_the_choices_of_one_request_prefill_its_prompt_once(driver_of):
     assert state_of(driver.pool).prefix_reused_tokens == 3 * 3 * P
 
 
-def test_nothing_is_shared_between_tenants_adapters_or_without_a_salt(driver_of):
-    driver = driver_of(total_pages=64)
-    for i, (adapter, salt) in enumerate((("", "t"), ("a", "t"), ("b", "t"), ("", "u"), ("", ""), ("", ""))):
-        ask(driver, f"r{i}", [5], adapter, salt)
-        driver.finish()
-    assert state_of(driver.pool).prefix_reused_tokens == 0
-    ask(driver, "again", [5], "a", "t")
-    driver.finish()
-    assert state_of(driver.pool).prefix_reused_tokens == 3 * P
-
-
 def test_a_sequence_that_comes_back_with_its_tokens_so_far_reads_its_own_pages_again(driver_of):
     driver = driver_of(total_pages=64)
     ask(driver, "whole", [5])
@@ -157,21 +146,6 @@ def test_an_unused_adapter_gives_way_to_tokens_and_comes_again(driver_of):
     small.finish()
     assert small.answer("a again") == small.answer("a") == driver.answer("first")
     check_pool(small.pool)
-
-
-def test_an_adapter_that_is_larger_than_the_device_is_refused_by_name_and_its_pages_come_back(driver_of):
-    driver = driver_of(total_pages=8, page_bytes=64)
-    ask(driver, "r", [5], "a")
-    driver.finish()
-    ending = driver.ending("r")
-    assert (ending.reason, "of 8 an adapter may hold 6" in ending.detail) == (EndReason.LOAD_FAILED, True)
-    ask(driver, "again", [5], "a")
-    driver.beat()
-    assert driver.ending("again").detail == ending.detail, "it is not brought here once more"
-    ask(driver, "base", [5])
-    driver.finish()
-    assert len(driver.answer("base")) == 12
-    assert state_of(driver.pool).free_pages == 8
 
 
 def test_a_wrong_announced_size_changes_nothing(driver_of):
@@ -332,18 +306,6 @@ def test_a_load_right_after_its_fetch_asks_the_source_only_once(world):
         assert asked == ["a"]
     finally:
         orders.pool.close()
-
-
-def test_an_adapter_of_tier_host_stays_in_host_memory_though_copies_are_not_kept(drive, world):
-    world.write_adapter("a")
-    driver = drive(keep_copies=False)
-    driver.post(whole(desired("a", tier=Tier.HOST)))
-    while not driver.pool.adapters.host.held_bytes:
-        driver.beat()
-    driver.post(driver.request("r", [5], 3, "a", sampling=GREEDY))
-    driver.finish()
-    assert "a" in driver.pool.adapters.host.held
-    assert driver.pool.adapters.adapters["a"].nearest_tier is Tier.DEVICE
 
 
 def test_discarded_memory_reads_as_zeros_and_its_neighbours_stay():

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from math import inf, nan
 
 import pytest
 from hypothesis import given, settings
@@ -505,9 +506,33 @@ def test_max_tokens_counts_the_emitted_ones_and_the_context_ends_an_answer():
         ({"prompt": ()}, "no tokens"),
         ({"prompt": (99,)}, "outside the vocabulary"),
         ({"emitted": (99,)}, "outside the vocabulary"),
-        ({"sampling": Sampling(temperature=-1.0)}, "temperature"),
-        ({"sampling": Sampling(temperature=float("nan"))}, "temperature"),
-        ({"sampling": Sampling(top_p=0.0)}, "top_p"),
+        *(
+            ({"sampling": Sampling(**{name: value})}, name)
+            for name, values in {
+                "temperature": (-1.0, nan),
+                "top_p": (0.0,),
+                "frequency_penalty": (nan, inf, -inf),
+                "presence_penalty": (nan, inf, -inf),
+                "min_p": (-0.1, 1.1, nan),
+                "repetition_penalty": (0.0, -1.0, nan, inf, -inf),
+            }.items()
+            for value in values
+        ),
+        *(({"sampling": Sampling(logit_bias=((1, 0.0), (3, x)))}, "logit_bias of token 3") for x in (nan, inf, -inf)),
+        *(
+            ({"sampling": Sampling(**fields)}, why)
+            for fields, why in (
+                ({"logit_bias": ((1, 0.0), (9, 0.0))}, "logit_bias token 9 is outside the vocabulary of 9"),
+                ({"logit_bias": ((2**32 - 1, 0.0),)}, "outside the vocabulary"),
+                ({"top_logprobs": 21}, "top_logprobs 21 is more than 20"),
+                ({"prompt_logprobs": 21}, "prompt_logprobs 21 is more than 20"),
+                ({"eos_token_ids": (9,)}, "eos_token_ids token 9 is outside the vocabulary of 9"),
+                ({"stop_token_ids": (3, 9)}, "stop_token_ids token 9 is outside the vocabulary of 9"),
+                ({"bad_words": ((1, 2), (5, 77))}, "bad_words token 77 is outside the vocabulary of 9"),
+                ({"bad_words": ((1, 2), ())}, "a sequence of bad_words has no tokens"),
+                ({"allowed_token_ids": (5, 9)}, "allowed_token_ids token 9 is outside the vocabulary of 9"),
+            )
+        ),
     ],
 )
 def test_an_impossible_request_ends_alone_with_its_reason(fields, why):
@@ -619,13 +644,9 @@ def test_growth_asks_for_a_page_at_least_and_never_for_more_than_can_be_filled(
 ):
     context = 128
     sequence = Sequence(
-        start_of("r", 1, (1,) * base, max_tokens, reservation_tokens=reservation),
-        session(),
-        "g",
-        admitted=1,
-        now=0.0,
+        start_of("r", 1, (1,) * base, max_tokens, reservation_tokens=reservation), session(), "g", admitted=1, now=0.0,
         max_context_tokens=context,
-    )
+    )  # fmt: skip
     reserved = first_reservation_pages(base, reservation, page_tokens, context)
     most = -(-sequence.max_len // page_tokens)
     while reserved * page_tokens < sequence.max_len - 1:
@@ -635,34 +656,3 @@ def test_growth_asks_for_a_page_at_least_and_never_for_more_than_can_be_filled(
         assert growth.reservation_tokens >= sequence.reservation_tokens or not growth.doubled
         sequence.reservation_tokens = growth.reservation_tokens
         reserved += random.Random(base).randint(1, growth.wanted_pages)
-
-
-@settings(max_examples=settings.default.max_examples // 2)
-@given(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 24)), min_size=1, max_size=12), st.integers(6, 10))
-def test_with_the_newest_as_victim_everybody_is_served_in_the_end(wants, total_pages):
-    """What the supervisor does on an overrun: the newest sequence leaves and starts again when there is room."""
-    pool = RequestPool(replace(LIMITS, total_pages=total_pages, max_context_tokens=total_pages * 4))
-    todo = {f"r{i}": (prompt, tokens) for i, (prompt, tokens) in enumerate(wants) if prompt + tokens <= total_pages * 4}
-    emitted: dict[str, list[int]] = {key: [] for key in todo}
-    finished: set[str] = set()
-    counter = 0
-    for _ in range(5000):
-        for key in [k for k in todo if k not in pool.sequences and k not in finished]:
-            counter += 1
-            prompt, tokens = todo[key]
-            begin(pool, key, counter, prompt, tokens, emitted=tuple(emitted[key]), reservation_tokens=1)
-        step(pool)
-        if pool.reservations.paused:
-            newest = max(pool.sequences.values(), key=lambda s: s.admitted)
-            pool.stop(newest.key, newest.start.epoch, newest.owner)
-        for event in flat(take(pool, Send)):
-            if isinstance(event, SequenceTokens):
-                assert event.position == len(emitted[event.request_id])
-                emitted[event.request_id].extend(event.tokens)
-                if event.finish is not None:
-                    finished.add(event.request_id)
-        check_pool(pool)
-        if finished == set(todo):
-            break
-    assert finished == set(todo)
-    assert all(len(emitted[key]) == tokens for key, (_, tokens) in todo.items())

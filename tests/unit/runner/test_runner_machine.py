@@ -13,7 +13,7 @@ from harness.runner_machine import RecordedGrammar, session, start_of
 from weft.domain.adapter import DesiredChange, Tier
 from weft.domain.ids import RunnerId
 from weft.domain.machine import TICK, Closed, Connected, Kind, Peer, Received, Send
-from weft.domain.request import Draining, Ended, Sampling, SessionHello, Stop
+from weft.domain.request import Draining, EndReason, Sampling, SessionHello, Stop
 from weft.domain.runner import Heartbeat, Registered, Resync, RunnerBook, RunnerOrder, RunnerReport, RunnerSpec
 from weft_runner.core import (
     REPORT,
@@ -185,11 +185,19 @@ def test_an_idle_runner_keeps_its_lease_with_heartbeats_and_reports_nothing():
 def test_a_drain_ends_every_sequence_and_then_names_it_to_each_session():
     runner = ready_runner()
     runner.handle(Received(session(1), start_of("r", 1, (1, 1), 9)), 0.0)
+    (step,) = [effect for effect in runner.handle(StepSlot(), 0.0) if isinstance(effect, RunStep)]
+    runner.handle(StepDone(step, {"r": SampledToken(5)}, {}, 1.0), 0.0)
     effects = runner.handle(Drain(on=True), 0.0)
-    messages = [e.message for e in effects if isinstance(e, Send) and e.peer == session(1)]
-    assert [type(message) for message in messages] == [Ended, Draining]
+    ended, draining = [e.message for e in effects if isinstance(e, Send) and e.peer == session(1)]
+    assert (ended.request_id, ended.reason, ended.emitted_tokens) == ("r", EndReason.DRAINED, 1)
+    assert draining == Draining()
     late = runner.handle(Connected(session(2), SessionHello("h", "i")), 0.0)
     assert Send(session(2), Draining()) in late
+    (refused,) = [e for e in runner.handle(Received(session(2), start_of("s", 1, (1,), 9)), 0.0) if isinstance(e, Send)]
+    assert (refused.peer, refused.message.reason) == (session(2), EndReason.DRAINED)
+    runner.handle(Drain(on=False), 0.0)
+    runner.handle(Received(session(2), start_of("s", 2, (1,), 9)), 0.0)
+    assert set(runner.pool.sequences) == {"s"}
 
 
 def test_an_adapter_that_only_a_start_names_is_loaded_on_demand():
@@ -200,6 +208,7 @@ def test_an_adapter_that_only_a_start_names_is_loaded_on_demand():
     assert Fetch("a", urgent=True) in effects
     (report,) = reports(effects)
     assert [(a.digest, a.rank, a.bytes, a.loading) for a in report.adapters] == [("a", 8, 77, True)]
+    assert [sequence.gateway for sequence in report.sequences] == ["g"]
     assert report.figures.ready, "it is not held: nothing waits for it"
 
 

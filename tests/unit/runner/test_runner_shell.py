@@ -10,12 +10,10 @@ import pytest
 from harness.desired import desired, whole
 from harness.runner_machine import start_of
 from harness.waiting import wait_until
-from weft.domain.adapter import DesiredAdapter, Tier
-from weft.domain.ids import Epoch
-from weft.domain.machine import Connected, Kind, Peer, Received
+from weft.domain.adapter import Tier
+from weft.domain.machine import Kind, Peer, Received
 from weft.domain.model.config import parse_spec
-from weft.domain.request import Sampling
-from weft.domain.runner import RunnerOrder, RunnerReport
+from weft.domain.runner import RunnerOrder
 from weft_kernels.cpu import cpu_quota
 from weft_runner.core import BatchLimits
 from weft_runner.errors import AdapterInvalid, ArtifactUnknown, ArtifactUnreachable, StoppedAtStart
@@ -107,26 +105,6 @@ def test_a_damaged_uuid_is_drawn_anew_and_stays(content, tmp_path):
 def test_the_log_names_a_request_as_the_gateways_log_does():
     fields = started(start_of("mine-0123", 1, [3], 5, client_request_id="mine"))["kv"]
     assert (fields["request_id"], fields["client_request_id"]) == ("mine-0123", "mine")
-
-
-def test_a_report_balances(drive, world):
-    world.write_adapter("a", rank=3)
-    driver = drive()
-    driver.post(whole(DesiredAdapter("a", 3, 9, pinned=False), version=4))
-    driver.post(Connected(Peer(Kind.SUPERVISOR, "s")))
-    driver.post(driver.request("r", [3, 4], 50, "a", epoch=Epoch(6, 1), sampling=Sampling(ignore_eos=True)))
-    while driver.pool.iterations < 5:
-        driver.beat()
-    driver.engine.runner.reporter.resync()
-    driver.beat()
-    report = [message for output in driver.outputs for _, message in output.sends if isinstance(message, RunnerReport)][
-        -1
-    ]
-    assert (report.full, report.figures.desired_version, report.figures.ready) == (True, 4, True)
-    (sequence,), (adapter,), (tokens,) = report.sequences, report.adapters, report.progress
-    assert report.figures.free_pages + sequence.reserved_pages == 64
-    assert (sequence.gateway, tokens) == ("g", report.figures.iterations + 1)
-    assert (adapter.tier, adapter.running, adapter.rank) == (Tier.DEVICE, 1, 3)
 
 
 # ---- the depot

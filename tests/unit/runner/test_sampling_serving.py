@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from weft.domain.ids import Epoch
-from weft.domain.request import Ended, EndReason, FinishReason, Sampling, SequenceTokens, Stop, TokenLogprob
+from weft.domain.request import FinishReason, Sampling, SequenceTokens, Stop, TokenLogprob
 
 PENALISED = Sampling(frequency_penalty=0.7, presence_penalty=0.4, logit_bias=((5, 1.0), (9, -2.0)), ignore_eos=True)
 TOLD = Sampling(seed=3, temperature=1.0, top_p=0.9, top_logprobs=4, ignore_eos=True)
@@ -22,44 +22,6 @@ def logprobs_of(driver, key: str) -> list[TokenLogprob]:
             assert len(event.logprobs) == len(event.tokens)
             found.extend(event.logprobs)
     return found
-
-
-# ---- what cannot be
-
-NOT_FINITE = float("nan"), float("inf"), -float("inf")
-
-
-@pytest.mark.parametrize(
-    ("sampling", "why"),
-    [
-        *((Sampling(frequency_penalty=value), "frequency_penalty") for value in NOT_FINITE),
-        *((Sampling(presence_penalty=value), "presence_penalty") for value in NOT_FINITE),
-        *((Sampling(logit_bias=((1, 0.0), (3, value))), "logit_bias of token 3") for value in NOT_FINITE),
-        (Sampling(logit_bias=((1, 0.0), (61, 0.0))), "logit_bias token 61 is outside the vocabulary of 61"),
-        (Sampling(logit_bias=((2**32 - 1, 0.0),)), "outside the vocabulary"),
-        (Sampling(top_logprobs=21), "top_logprobs 21 is more than 20"),
-        *((Sampling(min_p=value), "min_p") for value in (-0.1, 1.1, float("nan"))),
-        *((Sampling(repetition_penalty=value), "repetition_penalty") for value in (0.0, -1.0, *NOT_FINITE)),
-        (Sampling(eos_token_ids=(61,)), "eos_token_ids token 61 is outside the vocabulary of 61"),
-        (Sampling(stop_token_ids=(3, 61)), "stop_token_ids token 61 is outside the vocabulary of 61"),
-        (Sampling(bad_words=((1, 2), (5, 77))), "bad_words token 77 is outside the vocabulary of 61"),
-        (Sampling(bad_words=((1, 2), ())), "a sequence of bad_words has no tokens"),
-        (Sampling(allowed_token_ids=(5, 61)), "allowed_token_ids token 61 is outside the vocabulary of 61"),
-        (Sampling(prompt_logprobs=21), "prompt_logprobs 21 is more than 20"),
-    ],
-)
-def test_sampling_that_cannot_be_ends_its_request_with_the_reason_and_nobody_else_notices(drive, sampling, why):
-    driver = drive()
-    driver.post(driver.request("good", [3, 4], 3, sampling=TOLD), driver.request("bad", [3], 3, sampling=sampling))
-    driver.finish()
-    ending = driver.ending("bad")
-    assert isinstance(ending, Ended)
-    assert ending.reason is EndReason.INTERNAL
-    assert why in ending.detail
-    assert len(driver.answer("good")) == 3
-
-
-# ---- engine
 
 
 def test_penalties_count_what_the_answer_has_said_and_change_what_it_says_next(drive):
@@ -190,26 +152,3 @@ def test_bad_words_never_come_and_their_beginnings_do(drive):
     found = without.answer("r")
     assert words[0] not in pairwise(found)
     assert words[1][0] not in found
-
-
-def test_a_row_without_a_finite_maximum_ends_alone(drive):
-    driver = drive()
-    run = driver.engine.executor.run
-    for key in ("first", "second"):
-        driver.post(driver.request(key, [3, 4], 5, sampling=PENALISED))
-    while not all(driver.answer(key) for key in ("first", "second")):
-        driver.beat()
-
-    def spoiled(step):
-        logits = run(step).clone()
-        logits[0, 0] = float("nan")
-        return logits
-
-    driver.engine.executor.run = spoiled
-    driver.beat()
-    driver.engine.executor.run = run
-    driver.finish()
-    (ended,) = [event for event in driver.events if isinstance(event, Ended)]
-    assert "not finite" in ended.detail
-    (other,) = {"first", "second"} - {ended.request_id}
-    assert len(driver.answer(other)) == 5
