@@ -153,7 +153,7 @@ def connect(sender: End, receiver: End) -> Pair:
 
 
 class Liar:
-    """A sender that keeps to no contract: a socket to a receiver, past the hello."""
+    """A sender that keeps to no contract: a socket to a receiver, on a stream that is open."""
 
     def __init__(self, receiver: End, token: bytes = NO_RING) -> None:
         self.receiver, self.runner = receiver, RunnerId("acme.liar", "liar-1")
@@ -162,11 +162,16 @@ class Liar:
         self.channel.send([memoryview(PREFACE + token)])
         self.say(KvHello(self.runner, receiver.runner.incarnation, POOL, "sha256:" + "0" * 64, "test"))
 
-    def open(self) -> Peer:
-        peer = self.receiver.next(Connected).peer
-        self.receiver.shell.send(peer, KvReady(self.receiver.runner))
+        self.peer: Peer = receiver.next(Connected).peer
+        receiver.shell.send(self.peer, KvReady(receiver.runner))
         assert isinstance(self.hear(), KvReady)
-        return peer
+
+    def offer(self, request_id: str, pages: tuple[int, ...] | None = None, first_page: int = 0) -> None:
+        """Offer a sequence. The receiver accepts it into `pages`; None: nothing is accepted."""
+        self.say(KvOffer(request_id, EPOCH, ""))
+        assert self.receiver.message(KvOffer).request_id == request_id
+        if pages is not None:
+            self.receiver.shell.execute(ReceiveKv(self.peer, request_id, EPOCH, first_page, pages))
 
     def say(self, message: Any) -> None:
         self.channel.send_frame(KV_FROM_SENDER.encode(message).SerializeToString())

@@ -29,15 +29,19 @@ CHOSEN = {one.name for one in fields(RunnerSettings)} - {one.name for one in OF_
 NEVER_S = 1e6  # a patience of ranks for each other that does not run out: what ends a wait is what happened
 FLAGS = {
     "listen": "127.0.0.1:1", "probes": "127.0.0.1:2", "supervisor": "127.0.0.1:3", "depot": "http://127.0.0.1:4",
-    "data-dir": "/nowhere", "pool": "a/b", "base-digest": "sha256:" + "a" * 64, "executor": "reference",
+    "data_dir": "/nowhere", "pool": "a/b", "base_digest": "sha256:" + "a" * 64, "executor": "reference",
 }  # fmt: skip
 
 
 def settings_of(**flags: object) -> RunnerSettings:
     """Return a runner's settings, `kv_pages=8` for `--kv-pages=8`, and what no flag says by its name."""
     chosen = {name: flags.pop(name) for name in CHOSEN & flags.keys()}
-    named = FLAGS | {name.replace("_", "-"): value for name, value in flags.items()}
-    return parse_settings([f"--{name}={value}" for name, value in named.items()], **chosen)
+    return parse_settings(words_of(**FLAGS | flags), **chosen)
+
+
+def words_of(**flags: object) -> list[str]:
+    """Return a command's words, `--kv-pages=8` for `kv_pages=8`."""
+    return [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
 
 
 def base_of(files: dict[str, Path]) -> ModelSource:

@@ -278,6 +278,15 @@ class Driver:
                 event = Received(Peer(Kind.SUPERVISOR, "s"), RunnerOrder(event))
             self.engine.post(event)
 
+    def ask(self, *given: Any, **fields: Any) -> None:
+        """Post a request, as `request` makes it."""
+        self.post(self.request(*given, **fields))
+
+    def run(self, *given: Any, **fields: Any) -> None:
+        """Post a request, and beat until nothing is left."""
+        self.ask(*given, **fields)
+        self.finish()
+
     def beat(self, times: int = 1) -> None:
         for _ in range(times):
             self.engine.run_once()

@@ -135,13 +135,12 @@ def test_chunks_of_a_prompt_that_choose_nothing_are_not_waited_for(driver_of, st
     """Chunks follow each other through the stages; the last one brings the token."""
     driver, prompt = driver_of(batch=BatchLimits(max_batch_tokens=32)), [5, 6, 7, 8] * 36
     with held(stages):
-        driver.post(driver.request("r", prompt, 3, sampling=GREEDY))
+        driver.ask("r", prompt, 3, sampling=GREEDY)
         driver.beat(2 * stages.depth)  # each is launched in a beat, and accounted for in the next
         assert driver.pool.sequences["r"].in_kv == 32 * stages.depth
     driver.finish()
     alone = driver_of(alone=True)
-    alone.post(alone.request("r", prompt, 3, sampling=GREEDY))
-    alone.finish()
+    alone.run("r", prompt, 3, sampling=GREEDY)
     assert driver.answer("r") == alone.answer("r")
 
 
@@ -200,7 +199,7 @@ def test_a_request_that_comes_again_under_its_name_does_not_get_the_token_of_its
     with held(stages):
         while not flying(driver):
             driver.beat()
-        driver.post(driver.request("r", [4, 7, 9], 5, sampling=GREEDY, epoch=Epoch(9, 9)))
+        driver.ask("r", [4, 7, 9], 5, sampling=GREEDY, epoch=Epoch(9, 9))
         driver.engine._take_events()
     driver.finish()
     told = [t for e in driver.events if e.epoch == Epoch(9, 9) for t in e.tokens]
@@ -290,12 +289,9 @@ class Play:
 
     def _post(self, key: str, emitted: tuple[int, ...]) -> None:
         prompt, max_tokens, adapter = self.asked[key]
-        self.driver.post(
-            self.driver.request(
-                key, prompt, max_tokens, adapter, emitted=emitted, reservation_tokens=self.rng.randint(0, 6),
-                sampling=GREEDY, cache_salt=self.rng.choice(("", "salt")),
-            )
-        )  # fmt: skip
+        fields = {"emitted": emitted, "reservation_tokens": self.rng.randint(0, 6)}
+        salt = self.rng.choice(("", "salt"))
+        self.driver.ask(key, prompt, max_tokens, adapter, sampling=GREEDY, cache_salt=salt, **fields)
 
 
 @pytest.mark.slow
@@ -312,8 +308,7 @@ def test_whatever_comes_and_goes_each_request_gets_the_tokens_that_it_gets_alone
     alone = driver_of(alone=True, total_pages=PAGES)
     finished = {e.request_id for e in driver.events if getattr(e, "finish", None) is not None}
     for key, (prompt, max_tokens, adapter) in play.asked.items():
-        alone.post(alone.request(key, prompt, max_tokens, adapter, sampling=GREEDY))
-        alone.finish()
+        alone.run(key, prompt, max_tokens, adapter, sampling=GREEDY)
         whole = alone.answer(key)
         told = driver.answer(key)
         assert told == (whole if key in finished else whole[: len(told)])

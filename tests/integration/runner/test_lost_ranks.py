@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 
 from harness.ports import free_ports
 from harness.processes import started
-from harness.ranks import NEVER_S, base_of, settings_of, split, staged
+from harness.ranks import NEVER_S, base_of, settings_of, split, staged, words_of
 from harness.waiting import PATIENCE_S, wait_until
 from weft.domain.request import Sampling
 from weft_kernels.plan import SegmentPlan
@@ -222,10 +222,11 @@ def runner_of(
 
 def flags_of(depot: Any, files: dict[str, Path], data: Path, how: str, ports: list[int]) -> list[str]:
     port, probes = ports
-    flags = {"listen": f"127.0.0.1:{port}", "probes": f"127.0.0.1:{probes}", "supervisor": "127.0.0.1:1"}
-    flags |= {"depot": depot.url, "data-dir": str(data), "pool": "a/b", "executor": "reference"}
-    flags |= {"base-digest": depot.publish("model", files["config.json"].parent), how.replace("_", "-"): "2"}
-    return [f"--{name}={value}" for name, value in flags.items()]
+    return words_of(
+        listen=f"127.0.0.1:{port}", probes=f"127.0.0.1:{probes}", supervisor="127.0.0.1:1", depot=depot.url,
+        data_dir=data, pool="a/b", executor="reference",
+        base_digest=depot.publish("model", files["config.json"].parent), **{how: 2},
+    )  # fmt: skip
 
 
 # What becomes of rank 1 while rank 0 waits to meet it, and what is told then. The runner is as patient as above.
@@ -233,12 +234,12 @@ UNMET = {
     "it is killed": (
         """
 import psutil
-from weft_runner.parallel.process_group import TorchRanks
-join = TorchRanks.join
+from weft_runner.parallel import process_group
+join = process_group.TorchRanks.join
 def without_rank_1(ranks):
     psutil.Process().children()[0].kill()
     join(ranks)
-TorchRanks.join = without_rank_1
+process_group.TorchRanks.join = without_rank_1
 """,
         ('failed  error=ExecutorLost detail="rank 1 of the model',),
     ),

@@ -26,7 +26,7 @@ from harness.native_library import native_library
 from harness.ports import free_ports, tcp_pair
 from harness.processes import started
 from harness.random_models import FAMILIES, OracleModel, write_adapters, write_base
-from harness.ranks import base_of, settings_of, staged
+from harness.ranks import base_of, settings_of, staged, words_of
 from harness.small_runner import Depot
 from harness.split_models import ADAPTERS, PAGES, SIZES, steps_of
 from harness.waiting import PATIENCE_S, wait_until
@@ -45,11 +45,7 @@ from weft_runner.shell.rank_link import gather_ranks, group_of, secured
 
 native_library()
 
-FLAGS: dict[str, Any] = {
-    "executor": "cpu",
-    "kv_pages": PAGES,
-    "max_adapters": len(ADAPTERS),
-}
+FLAGS: dict[str, Any] = {"executor": "cpu", "kv_pages": PAGES, "max_adapters": len(ADAPTERS)}
 GRID = {"pipeline_parallel": 2, "tensor_parallel": 2}
 RANKS = 4
 
@@ -83,6 +79,11 @@ class Runner(NamedTuple):
     stopping: threading.Event
 
 
+def command_of(**flags: object) -> list[str]:
+    """Return the command of a host's first rank."""
+    return [sys.executable, "-m", "weft_runner", *words_of(listen="127.0.0.1:1", supervisor="127.0.0.1:1", **flags)]
+
+
 @contextmanager
 def runner_of(
     hosts: Hosts, model: OracleModel, certificates: Path, data: Path, depot: Depot, ranks_per_host: int
@@ -99,13 +100,9 @@ def runner_of(
         for index, probe in enumerate(probes, 1):
             folder = data / f"host-{index}"
             DepotSource(depot.url, folder / "blobs", digest, lambda: False).base()
-            own = {
-                **shared, "listen": "127.0.0.1:1", "supervisor": "127.0.0.1:1", "probes": f"127.0.0.1:{probe}",
-                "data_dir": folder, "host": f"{index}/{count}",
-            }  # fmt: skip
-            words = [f"--{name.replace('_', '-')}={value}" for name, value in own.items()]
             where = hosts.enter if 2 * index > len(probes) else ()
-            others.append(stack.enter_context(started(*where, sys.executable, "-m", "weft_runner", *words)))
+            command = command_of(**shared, data_dir=folder, host=f"{index}/{count}", probes=f"127.0.0.1:{probe}")
+            others.append(stack.enter_context(started(*where, *command)))
         settings = settings_of(**shared, host=f"0/{count}", advertise=f"{hosts.address}:1")
         base = base_of(model.files)
         stopping = threading.Event()
@@ -160,12 +157,8 @@ def test_each_host_of_an_offloading_pipeline_measures_itself_and_its_stages_repo
         "max_batch_tokens": 0, "leader": f"{hosts.address}:{port}",
     }  # fmt: skip
     settings = settings_of(**shared, data_dir=folders[0], host="0/2", advertise=f"{hosts.address}:1", profile=False)
-    own = {
-        **shared, "listen": "127.0.0.1:1", "supervisor": "127.0.0.1:1", "probes": f"127.0.0.1:{probe}",
-        "data_dir": folders[1], "host": "1/2",
-    }  # fmt: skip
-    words = [f"--{name.replace('_', '-')}={value}" for name, value in own.items()]
-    with started(*hosts.enter, sys.executable, "-m", "weft_runner", *words) as other:
+    command = command_of(**shared, data_dir=folders[1], host="1/2", probes=f"127.0.0.1:{probe}")
+    with started(*hosts.enter, *command) as other:
         gather = gather_ranks(settings, Tls(certificates, "runner"))
         bundle = build_engine(settings, files, sources[0], lambda _: None, gather=gather)
         try:
@@ -222,13 +215,11 @@ def test_the_first_rank_of_a_host_ends_with_one_that_it_has_started(
     """A pod starts both anew; rank 0, which may not be there yet, would wait for the other."""
     digest = depot.publish("model", model.folder / "base")
     leader, probe = free_ports(2)
-    flags = {
-        "tensor_parallel": 4, "host": "1/2", "leader": f"127.0.0.1:{leader}",
-        "data_dir": tmp_path, "pool": "team/demo", "depot": depot.url, "base_digest": digest, "listen": "127.0.0.1:1",
-        "supervisor": "127.0.0.1:1", "probes": f"127.0.0.1:{probe}", **FLAGS,
-    }  # fmt: skip
-    words = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
-    with started(sys.executable, "-m", "weft_runner", *words) as first:
+    command = command_of(
+        tensor_parallel=4, host="1/2", leader=f"127.0.0.1:{leader}", data_dir=tmp_path, pool="team/demo",
+        depot=depot.url, base_digest=digest, probes=f"127.0.0.1:{probe}", **FLAGS,
+    )  # fmt: skip
+    with started(*command) as first:
         others = psutil.Process(first.pid).children
         wait_until(lambda: bool(others()), "it has started the other rank")
         others()[0].kill()

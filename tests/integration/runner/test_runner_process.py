@@ -11,11 +11,10 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Self
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -28,90 +27,20 @@ from harness.blobs import check_blobs
 from harness.other_constants import NO_OTHERS, command
 from harness.ports import free_addresses
 from harness.processes import started
-from harness.small_runner import SMALL, Depot, World, serving_depot
+from harness.ranks import base_of, settings_of
+from harness.small_runner import SMALL, World
+from harness.supervisor_end import supervised
 from harness.waiting import PATIENCE_S, soon
 from weft.artifacts.blobs import BlobStore
 from weft.domain.request import FinishReason, Sampling, SequenceTokens, Step
-from weft.domain.runner import RunnerBook
 from weft.process import lock_data_dir
-from weft.wire.codec.cluster import RUNNER_TO_SUPERVISOR
 from weft.wire.codec.session import RUNNER_TO_GATEWAY
-from weft.wire.streams import SendQueue, channel, serve_stream
-from weft.wire.v1 import common_pb2, runner_pb2, runner_pb2_grpc, supervisor_pb2, supervisor_pb2_grpc
+from weft.wire.streams import SendQueue, channel
+from weft.wire.v1 import common_pb2, runner_pb2, runner_pb2_grpc
 from weft.wire.v1.runner_pb2 import GatewayToRunner
-from weft.wire.v1.supervisor_pb2 import SupervisorToRunner
 from weft_runner.errors import StoppedAtStart
+from weft_runner.executors import make_executor
 from weft_runner.main import main
-from weft_runner.model.weights import load_weights
-
-
-@dataclass
-class Supervisor(supervisor_pb2_grpc.SupervisorServicer):
-    """The supervisor's end of the stream: keeps what a runner says, sends the orders of a test."""
-
-    hellos: list[Any] = field(default_factory=list)
-    states: list[Any] = field(default_factory=list)
-    heartbeats: int = 0
-    outbox: SendQueue[Any] = field(default_factory=SendQueue)
-    book: Any = None
-    news: asyncio.Condition = field(default_factory=asyncio.Condition)
-    lease_ms: int = 400
-
-    async def Runner(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802 (the contract's name)
-        self.outbox = SendQueue()
-        self.outbox.put(SupervisorToRunner(registered=supervisor_pb2.Registered(lease_ms=self.lease_ms, report_ms=20)))
-        async for message in serve_stream(request_iterator, context, self.outbox, self._take):
-            yield message
-
-    def _take(self, message: Any) -> None:
-        match message.WhichOneof("message"):
-            case "hello":
-                self.hellos.append(message.hello)
-                self.book = RunnerBook(RUNNER_TO_SUPERVISOR.decode(message))
-            case "report":
-                report = RUNNER_TO_SUPERVISOR.decode(message)
-                if report.full or self.book.version is not None:
-                    self.states.append(self._applied(report))
-                else:  # made before the stream came up
-                    self.outbox.put(SupervisorToRunner(resync=supervisor_pb2.Resync()))
-            case "heartbeat":
-                self.heartbeats += 1
-        asyncio.get_running_loop().create_task(self._wake())
-
-    def _applied(self, report: Any) -> Any:
-        """The whole state after that report."""
-        self.book.apply(report)
-        book = self.book
-        return SimpleNamespace(
-            **report.figures._asdict(), version=report.version, full=report.full, overruns=report.overruns,
-            sequences=[*book.sequences.values()], adapters=[*book.adapters.values()], progress=book.progress,
-        )  # fmt: skip
-
-    async def _wake(self) -> None:
-        async with self.news:
-            self.news.notify_all()
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(PATIENCE_S), self.news:
-            await self.news.wait_for(condition)
-
-    def order(self, *desired: str, version: int = 1, pinned: bool = False, drain: bool = False, tier: Any = 0) -> None:
-        adapters = [supervisor_pb2.DesiredAdapter(digest=d, pinned=pinned, tier=tier) for d in desired]
-        change = supervisor_pb2.DesiredChange(version=version, full=True, adapters=adapters)
-        order = supervisor_pb2.RunnerOrder(desired=change, drain=drain)
-        self.outbox.put(SupervisorToRunner(order=order))
-
-
-@asynccontextmanager
-async def supervised(address: str = "127.0.0.1:0") -> AsyncIterator[tuple[Supervisor, str]]:
-    supervisor, server = Supervisor(), grpc.aio.server()
-    supervisor_pb2_grpc.add_SupervisorServicer_to_server(supervisor, server)
-    port = server.add_insecure_port(address)
-    await server.start()
-    try:
-        yield supervisor, f"127.0.0.1:{port}"
-    finally:
-        await server.stop(0)
 
 
 @dataclass
@@ -219,27 +148,6 @@ def long_world(tmp_path_factory: pytest.TempPathFactory) -> World:
     return world
 
 
-@dataclass
-class Shared:
-    """A runner for several tests. In each its supervisor is another, at the same address."""
-
-    runner: Running
-    supervisor: str
-    depot: Depot
-    world: World
-
-
-@pytest.fixture(scope="module")
-def shared(long_world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
-    (where,) = free_addresses(1)
-    data = tmp_path_factory.mktemp("shared") / "data"
-    flags = (f"--kv-pages={PAGES}", "--name=pod-7")
-    with serving_depot() as depot:
-        base = depot.publish("model", long_world.base)
-        with running(depot.url, where, base, data, *flags, profile=False, host_mib=1) as runner:
-            yield Shared(runner, where, depot, long_world)
-
-
 async def test_a_runner_registers_serves_two_adapters_and_drains(long_world, depot, tmp_path):
     base = depot.publish("model", long_world.base)
     adapters = [depot.publish("adapter", long_world.write_adapter(f"served {i}", seed=i)) for i in range(2)]
@@ -255,7 +163,8 @@ async def test_a_runner_registers_serves_two_adapters_and_drains(long_world, dep
             assert hello.prefill_tokens_per_s > 0.0
             assert first.full
             assert not first.ready
-            assert (await runner.get("/readyz"))[0] == 503
+            status, reason = await runner.get("/readyz")
+            assert (status, "not known" in reason) == (503, True)
 
             supervisor.order(*adapters, pinned=True)
             await supervisor.until(lambda: supervisor.states[-1].ready)
@@ -414,102 +323,29 @@ async def test_while_it_waits_for_its_base_a_runner_is_alive_not_ready_and_stops
 
 
 def test_a_runner_that_is_told_to_stop_loads_no_further(world):
-    tensors = iter(range(100))
+    tensors, base = iter(range(100)), base_of({path.name: path for path in world.base.iterdir()})
     with pytest.raises(StoppedAtStart, match=r"stopped before model\.layers\.0"):
-        load_weights({p.name: p for p in world.base.iterdir()}, world.spec, stopping=lambda: next(tensors) > 2)
+        make_executor(settings_of(), replace(base, stopping=lambda: next(tensors) > 2))
 
 
-# ---- the shared runner: no two requests may have one name, of which a runner has seen the epoch
-
-
-@pytest.mark.slow
-async def test_a_runner_is_ready_once_it_holds_what_has_a_tier(shared):
-    depot = shared.depot
-    good, missing = (depot.publish("adapter", shared.world.write_adapter(n, seed=i)) for i, n in enumerate("ab"))
-    content = depot.blobs.pop(missing)
-    async with supervised(shared.supervisor) as (supervisor, _):
-        await supervisor.until(lambda: bool(supervisor.states))
-        assert supervisor.hellos[0].name == "pod-7"
-        assert supervisor.hellos[0].best_batch == 0, "not measured"
-        supervisor.order(good, missing, tier=supervisor_pb2.AdapterState.HOST)
-        held, failed = (supervisor_pb2.AdapterState.HOST, False), (supervisor_pb2.AdapterState.REMOTE, True)
-
-        def told() -> dict[str, tuple[int, bool]]:
-            return {a.digest: (a.tier, bool(a.error)) for a in supervisor.states[-1].adapters}
-
-        await supervisor.until(lambda: told() == {good: held, missing: failed})
-        assert not supervisor.states[-1].ready
-        assert await shared.runner.get("/readyz") == (503, "1 adapters are not held at their tier yet\n")
-        depot.blobs[missing] = content
-        await supervisor.until(lambda: supervisor.states[-1].ready)
-        assert told() == {good: held, missing: held}
-        assert await shared.runner.get("/readyz") == (200, "ok\n")
-        asked = len(depot.requests)
-        async with Gateway(shared.runner.address, supervisor.hellos[0].runner.incarnation) as gateway:
-            await gateway.next("ready")
-            gateway.start("tuned", [5, 6, 7], adapter=good)
-            assert len((await gateway.answer("tuned"))[0]) == 6
-        assert len(depot.requests) == asked, "it was here"
-
-
-async def test_host_memory_that_cannot_hold_all_is_named_and_the_runner_is_ready(shared):
-    wide = [shared.depot.publish("adapter", shared.world.write_adapter(f"wide {i}", seed=i, rank=64)) for i in range(6)]
-    async with supervised(shared.supervisor) as (supervisor, _):
-        await supervisor.until(lambda: bool(supervisor.states))
-        supervisor.order(*wide, version=2, tier=supervisor_pb2.AdapterState.HOST)
-        await supervisor.until(lambda: supervisor.states[-1].ready and supervisor.states[-1].desired_version == 2)
-        told = {a.digest: a for a in supervisor.states[-1].adapters if a.digest in wide}
-        short = {digest for digest, a in told.items() if a.shortfall}
-        assert 0 < len(short) < len(wide)
-        assert {told[digest].tier for digest in short} == {supervisor_pb2.AdapterState.DISK}
-        held = set(wide) - short
-        assert {told[digest].tier for digest in held} == {supervisor_pb2.AdapterState.HOST}
-
-
-async def test_a_session_for_another_incarnation_is_refused(shared):
-    async with supervised(shared.supervisor) as (supervisor, _):
-        await supervisor.until(lambda: bool(supervisor.hellos))
-        async with grpc.aio.insecure_channel(shared.runner.address) as ready:
-            await soon(ready.channel_ready())
-        async with Gateway(shared.runner.address, "another") as gateway:
-            with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await soon(gateway.call.read())
-            assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-
-
-async def test_a_lost_session_cancels_only_its_own_sequences(shared):
-    async with supervised(shared.supervisor) as (supervisor, _):
-        await supervisor.until(lambda: bool(supervisor.states))
-        incarnation = supervisor.hellos[0].runner.incarnation
-        async with Gateway(shared.runner.address, incarnation, "kept") as kept:
-            async with Gateway(shared.runner.address, incarnation, "lost") as lost:
-                for gateway in (lost, kept):
-                    await gateway.next("ready")
-                lost.start("l", [3, 4], max_tokens=ENDLESS, reservation_tokens=ENDLESS)
-                kept.start("k", [3, 4], max_tokens=250, reservation_tokens=250)
-                await lost.next("step")
-                await kept.next("step")
-                await supervisor.until(lambda: "l" in {s.request_id for s in supervisor.states[-1].sequences})
-            await supervisor.until(lambda: {s.request_id for s in supervisor.states[-1].sequences} <= {"k"})
-            step = await kept.next("step")
-            while not step.finish_reasons:
-                step = await kept.next("step")
-            assert step.finish_reasons == [common_pb2.FINISH_REASON_LENGTH]
-
-
-async def test_a_supervisor_that_comes_back_is_told_everything_again_and_nothing_is_disturbed(shared):
+async def test_a_supervisor_that_comes_back_is_told_everything_again_and_nothing_is_disturbed(
+    long_world, depot, tmp_path
+):
+    (where,), flags = free_addresses(1), (f"--kv-pages={PAGES}", "--name=pod-7")
+    base = depot.publish("model", long_world.base)
     async with AsyncExitStack() as ending:
-        async with supervised(shared.supervisor) as (first, _):
+        runner = ending.enter_context(running(depot.url, where, base, tmp_path / "data", *flags, profile=False))
+        async with supervised(where) as (first, _):
             await first.until(lambda: bool(first.states))
+            assert (first.hellos[0].name, first.hellos[0].best_batch) == ("pod-7", 0), "not measured"
             first.order(version=3)
             await first.until(lambda: first.states[-1].ready and first.states[-1].desired_version == 3)
             last = first.states[-1]
-            gateway = Gateway(shared.runner.address, first.hellos[0].runner.incarnation)
-            await ending.enter_async_context(gateway)
+            gateway = await ending.enter_async_context(Gateway(runner.address, first.hellos[0].runner.incarnation))
             await gateway.next("ready")
             gateway.start("steady", [3, 4], max_tokens=200, reservation_tokens=200)
             await gateway.next("step")
-        async with supervised(shared.supervisor) as (second, _):
+        async with supervised(where) as (second, _):
             await second.until(lambda: bool(second.states))
             assert second.hellos == first.hellos
             told = second.states[0]

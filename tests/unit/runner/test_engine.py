@@ -42,10 +42,10 @@ def test_one_forward_an_iteration_whatever_the_adapters_and_rows(drive, world):
         world.write_adapter(f"a{i}", seed=i, rank=1 + i)
     driver = drive(max_adapters=6)
     for i in range(6):
-        driver.post(driver.request(f"load {i}", [1], 1, f"a{i}", sampling=GREEDY))
+        driver.ask(f"load {i}", [1], 1, f"a{i}", sampling=GREEDY)
     driver.finish()  # all in their slots: how long loading takes decides nothing
     for i in range(12):
-        driver.post(driver.request(f"r{i}", [3 + i] * (1 + i), 20, f"a{i % 6}", sampling=GREEDY))
+        driver.ask(f"r{i}", [3 + i] * (1 + i), 20, f"a{i % 6}", sampling=GREEDY)
     driver.finish()
     assert driver.pool.figures(ready=True).forwards == driver.pool.iterations
     assert max(batch.n_adapters for batch in driver.batches) == 6
@@ -81,8 +81,8 @@ def test_the_batch_runs_on_while_an_adapter_loads_and_the_request_joins_at_a_lat
     world.write_adapter("slow")
     source = GatedSource(world)
     driver = drive(source)
-    driver.post(driver.request("base", [3, 4], 30, sampling=GREEDY))
-    driver.post(driver.request("tuned", [3, 4], 5, "slow", sampling=GREEDY))
+    driver.ask("base", [3, 4], 30, sampling=GREEDY)
+    driver.ask("tuned", [3, 4], 5, "slow", sampling=GREEDY)
     driver.beat(10)
     assert len(driver.answer("base")) == 10
     assert driver.answer("tuned") == []
@@ -99,7 +99,7 @@ def test_a_bad_adapter_ends_its_own_sequences_and_nobody_elses(drive, world):
     world.write_adapter("wide", seed=3, rank=65)
     driver = drive()
     for i, adapter in enumerate(("good", "torn", "wide", "absent", "")):
-        driver.post(driver.request(f"r{i}", [5, 6], 4, adapter, sampling=GREEDY))
+        driver.ask(f"r{i}", [5, 6], 4, adapter, sampling=GREEDY)
     driver.finish()
     endings = [driver.ending(f"r{i}") for i in range(5)]
     assert [getattr(e, "reason", e) if isinstance(e, Ended) else e.finish for e in endings] == [
@@ -141,8 +141,7 @@ def test_memory_work_goes_on_between_steps_and_without_them(drive):
             yield
 
     task = driver.engine.gaps.add(slices())
-    driver.post(driver.request("r", [5], 20, sampling=GREEDY))
-    driver.finish()
+    driver.run("r", [5], 20, sampling=GREEDY)
     assert after, "some of it was done between steps"
     failures: list[BaseException] = []
     thread = EngineThread(driver.engine, 1, failures.append)
@@ -165,11 +164,10 @@ def test_an_adapter_that_computes_nonsense_ends_alone_and_leaves_nothing_in_the_
     quiet, noisy = drive(total_pages=12), drive(total_pages=12)
     for driver in (quiet, noisy):
         if driver is noisy:
-            driver.post(driver.request("bad", [9] * 9, 20, "nan", reservation_tokens=3))
-        driver.post(driver.request("good", [7, 8, 9], 20, sampling=GREEDY))
-        driver.finish()
+            driver.ask("bad", [9] * 9, 20, "nan", reservation_tokens=3)
+        driver.run("good", [7, 8, 9], 20, sampling=GREEDY)
         for i in range(3):  # whoever gets the pages next is not disturbed either
-            driver.post(driver.request(f"next{i}", [i + 3] * 5, 10, sampling=GREEDY))
+            driver.ask(f"next{i}", [i + 3] * 5, 10, sampling=GREEDY)
         driver.finish()
     assert driver.ending("bad").reason is EndReason.INTERNAL
     assert "finite" in driver.ending("bad").detail
@@ -190,9 +188,8 @@ def test_a_forward_that_fails_is_repeated_row_by_row_and_only_the_guilty_sequenc
     executor.run = failing
     for d in (quiet, driver):
         if d is driver:
-            d.post(d.request("guilty", [13, 4], 5))
-        d.post(d.request("good", [3, 4], 5, sampling=GREEDY))
-        d.finish()
+            d.ask("guilty", [13, 4], 5)
+        d.run("good", [3, 4], 5, sampling=GREEDY)
     assert driver.ending("guilty").reason is EndReason.INTERNAL
     assert "token 13" in driver.ending("guilty").detail
     assert driver.answer("good") == quiet.answer("good")
@@ -203,19 +200,15 @@ def test_a_sampled_answer_is_continued_by_a_replay_and_does_not_depend_on_its_ba
     world.write_adapter("a")
     sampling = Sampling(seed=2**63 + 5, temperature=0.9, top_p=0.8, ignore_eos=True)
     alone, crowd = drive(), drive()
-    alone.post(alone.request("r", [5, 6, 7], 20, "a", sampling=sampling))
-    alone.finish()
+    alone.run("r", [5, 6, 7], 20, "a", sampling=sampling)
     for i in range(7):
         other = Sampling(seed=i, temperature=1.5, ignore_eos=True)
-        crowd.post(crowd.request(f"o{i}", [i + 1] * (i + 1), 40, "a" if i % 2 else "", sampling=other))
-    crowd.post(crowd.request("r", [5, 6, 7], 20, "a", sampling=sampling))
+        crowd.ask(f"o{i}", [i + 1] * (i + 1), 40, "a" if i % 2 else "", sampling=other)
+    crowd.ask("r", [5, 6, 7], 20, "a", sampling=sampling)
     while len(crowd.answer("r")) < 8:
         crowd.beat()
     crowd.post(Stop("r", crowd.pool.sequences["r"].start.epoch))
-    crowd.post(
-        crowd.request("r", [5, 6, 7], 20, "a", sampling=sampling, emitted=tuple(crowd.answer("r")), epoch=Epoch(2, 1))
-    )
-    crowd.finish()
+    crowd.run("r", [5, 6, 7], 20, "a", sampling=sampling, emitted=tuple(crowd.answer("r")), epoch=Epoch(2, 1))
     assert crowd.answer("r") == alone.answer("r")
 
 
@@ -225,14 +218,14 @@ def test_finishes_and_overruns_are_reported_at_once_and_quiet_iterations_are_not
     driver.engine.runner.reporter.register(Registered(lease_ms=10**9, report_ms=10**9))
     driver.outputs.clear()
     driver.engine.runner.reporter._due_at = float("inf")
-    driver.post(driver.request("r", [3, 4, 5], 5, reservation_tokens=1, sampling=GREEDY))
+    driver.ask("r", [3, 4, 5], 5, reservation_tokens=1, sampling=GREEDY)
     driver.beat(2)
     assert all(output.status is None for output in driver.outputs)
     driver.finish()
     assert driver.outputs[-1].status is not None
     crowd = drive(total_pages=2, page_tokens=4)
     for key in "ab":
-        crowd.post(crowd.request(key, [3, 4, 5], 5, reservation_tokens=1, sampling=GREEDY))
+        crowd.ask(key, [3, 4, 5], 5, reservation_tokens=1, sampling=GREEDY)
     while crowd.pool.runnable or not crowd.pool.sequences:
         crowd.beat()
     assert max(n for output, n in zip(crowd.outputs, crowd.paused, strict=True) if output.status is not None) == 1
@@ -269,8 +262,7 @@ def test_a_hundred_adapters_over_eight_slots_are_all_served(drive, world):
     assert manager.adapters["a0"].nearest_tier is Tier.DEVICE, "pinned"
     fresh = drive(max_adapters=8)
     for i in rng.sample(range(len(asked)), 12):  # eviction and reloading have not mixed any weights up
-        fresh.post(fresh.request(f"r{i}", prompts[f"r{i}"], 4, asked[i], sampling=GREEDY))
-        fresh.finish()
+        fresh.run(f"r{i}", prompts[f"r{i}"], 4, asked[i], sampling=GREEDY)
         assert fresh.answer(f"r{i}") == driver.answer(f"r{i}")
 
 
@@ -281,7 +273,7 @@ def test_an_engine_with_nothing_to_run_waits_on_its_queue_and_ends_when_told(dri
     failures: list[BaseException] = []
     thread = EngineThread(driver.engine, 1, failures.append)
     thread.start()
-    driver.post(driver.request("r", [3, 4], 5, sampling=GREEDY))
+    driver.ask("r", [3, 4], 5, sampling=GREEDY)
     assert told.wait(PATIENCE_S)
     assert thread.stop(PATIENCE_S)
     assert not failures
@@ -302,11 +294,9 @@ def test_a_bug_in_the_engine_is_told_and_ends_its_thread(drive):
 def test_a_depot_that_does_not_answer_fails_the_load_and_a_later_start_tries_again(drive, world):
     world.write_adapter("a")
     driver = drive(Flaky(world, 1))
-    driver.post(driver.request("first", [5], 3, "a", sampling=GREEDY))
-    driver.finish()
+    driver.run("first", [5], 3, "a", sampling=GREEDY)
     assert driver.ending("first").reason is EndReason.INTERNAL, "nothing is wrong with the artifact: tried elsewhere"
-    driver.post(driver.request("second", [5], 3, "a", sampling=GREEDY))
-    driver.finish()
+    driver.run("second", [5], 3, "a", sampling=GREEDY)
     assert len(driver.answer("second")) == 3
 
 

@@ -42,7 +42,7 @@ def driver_of(request, new_world, small_config, tmp_path, make_driver) -> Any:
 
 def ask(driver: Any, key: str, tail: list[int], adapter: str = "", salt: str = "tenant", **fields: Any) -> None:
     fields = {"sampling": GREEDY, "cache_salt": salt, **fields}
-    driver.post(driver.request(key, [*SYSTEM, *tail], 12, adapter, **fields))
+    driver.ask(key, [*SYSTEM, *tail], 12, adapter, **fields)
 
 
 CASES = [
@@ -73,7 +73,7 @@ def others(driver: Any, count: int) -> None:
     """Requests without a salt, of four pages each, at once; copies to host memory have ended afterwards."""
     for number in range(count):
         prompt = [(number + i * i) % 40 + 3 for i in range(3 * P)]
-        driver.post(driver.request(f"other {number} of {count}", prompt, 12, sampling=GREEDY))
+        driver.ask(f"other {number} of {count}", prompt, 12, sampling=GREEDY)
     driver.finish()
     for _ in range(1000):
         if not driver.pool.host_prefixes.saves:
@@ -138,7 +138,7 @@ def test_an_unused_adapter_gives_way_to_tokens_and_comes_again(driver_of):
     small.finish()
     assert (state_of(small.pool).free_pages, state_of(small.pool).adapter_pages) == (8, 0), "nobody uses it"
     assert small.pool.pages.n_adapter_pages("a") == 3
-    small.post(small.request("long", [5] * 90, 30, sampling=GREEDY))
+    small.ask("long", [5] * 90, 30, sampling=GREEDY)
     small.beat()
     assert small.pool.pages.n_adapter_pages("a") == 0
     small.finish()
@@ -171,9 +171,9 @@ def test_a_request_without_room_beside_what_an_adapter_waits_for_is_told_so(driv
     driver.post(whole(desired("a", tier=Tier.DISK)))
     while state_of(driver.pool).not_ready:
         driver.beat()
-    driver.post(driver.request("runs", [5] * 4, 16, sampling=GREEDY))
-    driver.post(driver.request("waits", [5] * 4, 12, "a"))
-    driver.post(driver.request("newcomer", [5] * 4, 4))
+    driver.ask("runs", [5] * 4, 16, sampling=GREEDY)
+    driver.ask("waits", [5] * 4, 12, "a")
+    driver.ask("newcomer", [5] * 4, 4)
     driver.beat()
     assert driver.pool.pages.free_pages == 3, "enough for it, and the adapter waits for them"
     assert driver.events[0] == NoCapacity("newcomer", driver.events[0].epoch, 0, "pages")

@@ -1,8 +1,7 @@
 """A part of the process that dies takes the process with it: at once, with its streams and its lease, exit code 1."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,13 +13,13 @@ from prometheus_client import REGISTRY, CollectorRegistry
 import weft_runner.shell.process as process
 import weft_runner.shell.supervisor_link as supervisor_link
 from harness.ports import free_port
+from harness.ranks import settings_of as runner_settings
+from harness.supervisor_end import Supervisor, supervised
 from harness.waiting import PATIENCE_S, soon
-from weft.wire.streams import SendQueue, serve_stream
-from weft.wire.v1 import common_pb2, runner_pb2, runner_pb2_grpc, supervisor_pb2, supervisor_pb2_grpc
+from weft.wire.streams import SendQueue
+from weft.wire.v1 import common_pb2, runner_pb2, runner_pb2_grpc
 from weft.wire.v1.runner_pb2 import GatewayToRunner
-from weft.wire.v1.supervisor_pb2 import SupervisorToRunner
 from weft_runner.core import RequestPool
-from weft_runner.settings import parse_settings
 
 NEVER_S = 1e6
 
@@ -29,32 +28,6 @@ NEVER_S = 1e6
 def no_drain_ends(monkeypatch: Any) -> None:
     """Whoever waits for the drain that a dead engine cannot answer waits for ever."""
     monkeypatch.setattr("weft_runner.shell.server.DRAIN_S", NEVER_S)
-
-
-class Supervisor(supervisor_pb2_grpc.SupervisorServicer):
-    """Hears the first report, sends an order, and notes when the stream has ended."""
-
-    def __init__(self) -> None:
-        self.hello: Any = None
-        self.heard, self.over = asyncio.Event(), asyncio.Event()
-        self.outbox: SendQueue[SupervisorToRunner] = SendQueue()
-
-    async def Runner(self, request_iterator: Any, context: Any) -> Any:  # noqa: N802 (the contract's name)
-        try:
-            async for message in serve_stream(request_iterator, context, self.outbox, self._take):
-                yield message
-        finally:
-            self.over.set()
-
-    def _take(self, message: Any) -> None:
-        if message.WhichOneof("message") == "hello":
-            self.hello = message.hello
-        if message.WhichOneof("message") == "report":
-            self.heard.set()
-
-    def order(self) -> None:
-        order = supervisor_pb2.RunnerOrder(desired=supervisor_pb2.DesiredChange(version=1, full=True))
-        self.outbox.put(SupervisorToRunner(order=order))
 
 
 class Beats:
@@ -72,23 +45,10 @@ def settings_of(world: Any, depot: Any, tmp_path: Path, monkeypatch: Any) -> Any
     (tmp_path / "data").mkdir()
 
     def settings(supervisor: str) -> Any:
-        flags = {"listen": f"127.0.0.1:{free_port()}", "probes": "127.0.0.1:1", "supervisor": supervisor}
-        flags |= {"depot": depot.url, "data-dir": tmp_path / "data", "pool": "a/b", "base-digest": base}
-        return parse_settings([f"--{name}={value}" for name, value in flags.items()])
+        flags = {"listen": f"127.0.0.1:{free_port()}", "supervisor": supervisor, "depot": depot.url}
+        return runner_settings(**flags, data_dir=tmp_path / "data", base_digest=base)
 
     return settings
-
-
-@asynccontextmanager
-async def supervised() -> AsyncIterator[tuple[Supervisor, str]]:
-    supervisor, server = Supervisor(), grpc.aio.server()
-    supervisor_pb2_grpc.add_SupervisorServicer_to_server(supervisor, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        yield supervisor, f"127.0.0.1:{port}"
-    finally:
-        await server.stop(0)
 
 
 async def exit_code_after(settings_of: Any, fail: Callable[[Supervisor, Any], Any]) -> int:
@@ -101,10 +61,10 @@ async def exit_code_after(settings_of: Any, fail: Callable[[Supervisor, Any], An
 
 
 async def _code_after(supervisor: Supervisor, channel: Any, fail: Callable[..., Any], serving: Any) -> int:
-    await supervisor.heard.wait()
+    await supervisor.until(lambda: bool(supervisor.states))
     await channel.channel_ready()
     outbox: SendQueue[GatewayToRunner] = SendQueue()
-    incarnation = supervisor.hello.runner.incarnation
+    incarnation = supervisor.hellos[0].runner.incarnation
     outbox.put(GatewayToRunner(hello=runner_pb2.SessionHello(gateway="g", incarnation=incarnation)))
     call = runner_pb2_grpc.RunnerStub(channel).Session(aiter(outbox))
     await call.read()
@@ -145,8 +105,11 @@ async def test_books_that_do_not_balance_end_the_process_and_are_counted(setting
 
 
 async def test_a_dead_link_to_the_supervisor_ends_the_process(settings_of, monkeypatch):
-    monkeypatch.setattr(supervisor_link.SupervisorLink, "_on_message", raising)
-    assert await exit_code_after(settings_of, lambda supervisor, _: supervisor.order()) == 1
+    def fail(supervisor: Supervisor, outbox: Any) -> None:
+        monkeypatch.setattr(supervisor_link, "SUPERVISOR_TO_RUNNER", SimpleNamespace(decode=raising))
+        supervisor.order()
+
+    assert await exit_code_after(settings_of, fail) == 1
 
 
 async def test_what_cannot_be_delivered_ends_the_process(settings_of, monkeypatch):

@@ -474,12 +474,11 @@ def test_an_answer_that_moves_goes_on_as_if_it_had_not(quick, cut):
     sampling = Sampling(seed=7, temperature=1.0, grammar=JSON)
     (alone,) = run(quick(), r=sampling).values()
     source, target = quick(), quick()
-    source.post(source.request("r", prompt(), 120, sampling=sampling))
+    source.ask("r", prompt(), 120, sampling=sampling)
     while len(source.answer("r")) < cut:
         source.beat()
     emitted = tuple(source.answer("r"))
-    target.post(target.request("r", prompt(), 120, sampling=sampling, emitted=emitted, epoch=Epoch(2, 1)))
-    target.finish()
+    target.run("r", prompt(), 120, sampling=sampling, emitted=emitted, epoch=Epoch(2, 1))
     assert "".join(map(tokenizer().id_to_token, [*emitted, *target.answer("r")])) == alone
     assert_of_schema(alone)
 
@@ -494,7 +493,7 @@ def test_answers_that_are_swapped_out_and_back_are_those_of_undisturbed_ones(qui
         driver = quick(max_sequences=6, **limits)
         for i in range(6):
             sampling = Sampling(seed=i, temperature=1.0, grammar=counted)
-            driver.post(driver.request(f"r{i}", prompt(), 120, sampling=sampling, reservation_tokens=3, cache_salt="t"))
+            driver.ask(f"r{i}", prompt(), 120, sampling=sampling, reservation_tokens=3, cache_salt="t")
         driver.finish(5000)
         return {f"r{i}": text_of(driver, f"r{i}") for i in range(6)}, driver
 

@@ -127,6 +127,7 @@ def test_a_failure_is_named_waited_for_and_tried_again():
     book.on_event(FetchFailed("a", EndReason.LOAD_FAILED, "the depot does not answer", permanent=False))
     assert not fetches(book), "not by itself"
     assert book.prefetcher.missing() == ["a"]
+    assert book.not_ready_reason() == "1 adapters are not held at their tier yet"
     assert book.adapters["a"].error == "the depot does not answer"
     book.retry()
     assert fetch_all(book) == ["a"]

@@ -20,7 +20,7 @@ from weft.domain.kv_transfer import KvAck, KvComplete, KvHello, KvOffer, KvReady
 from weft.domain.machine import Close, Closed, Connected
 from weft.wire.codec.kv_transfer import KV_FROM_RECEIVER, KvPages
 from weft.wire.tls import Tls
-from weft_runner.core import DropKv, OpenKvStream, ReceiveKv, SendKv
+from weft_runner.core import DropKv, OpenKvStream, SendKv
 from weft_runner.model import LocalKvMemory
 from weft_runner.model.torch_kv_memory import StagedKvWindow
 from weft_runner.shell.kv_connection import KvConnection, KvConnectionClosed
@@ -98,10 +98,8 @@ def test_pages_arrive_where_the_receiver_has_reserved_them(
 
 def test_neighbouring_pages_are_one_write_and_layers_of_pages_one_each() -> None:
     window = LocalKvMemory(np.zeros((8, PAGE_BYTES), np.uint8), LAYERS).window()
-    assert [len(part) for part in window.outgoing((1, 2, 3, 6, 5), 0, LAYERS, None)] == [
-        3 * PAGE_BYTES,
-        *[PAGE_BYTES] * 2,
-    ]
+    parts = window.outgoing((1, 2, 3, 6, 5), 0, LAYERS, None)
+    assert [len(part) for part in parts] == [3 * PAGE_BYTES, PAGE_BYTES, PAGE_BYTES]
     assert [len(part) for part in window.outgoing((1, 2), 1, 2, None)] == [2 * LAYER_BYTES] * 2
 
 
@@ -171,21 +169,17 @@ def test_after_a_drop_at_the_receiver_no_byte_is_written_and_the_stream_stays(en
     """Between two halves of a part: the second one comes, and goes nowhere."""
     receiver = end("receiver")
     liar = Liar(receiver)
-    peer = liar.open()
-    liar.say(KvOffer("r", EPOCH, ""))
-    receiver.message(KvOffer)
-    receiver.shell.execute(ReceiveKv(peer, "r", EPOCH, 0, (4, 5)))
+    liar.offer("r", (4, 5))
     half = memoryview(bytes([1]) * PAGE_BYTES)
     liar.say(KvPages("r", EPOCH, 0, 2, 0, LAYERS, 2 * PAGE_BYTES))
     liar.channel.send([half])
     wait_until(lambda: bool(receiver.pages[4].all()), "the first page is there")
-    receiver.shell.execute(DropKv(peer, "r", EPOCH))
+    receiver.shell.execute(DropKv(liar.peer, "r", EPOCH))
     receiver.pages[:] = 0
     liar.channel.send([half])
     liar.part("r", 0, 1)  # of an epoch that is over now
     liar.say(KvComplete("r", EPOCH, 2 * PAGE_TOKENS, (1,)))
-    liar.say(KvOffer("other", EPOCH, ""))
-    assert receiver.message(KvOffer).request_id == "other"
+    liar.offer("other")
     assert not receiver.pages.any()
     assert receiver.figures.results == [("in", "dropped", False)]
     liar.close()
@@ -194,14 +188,11 @@ def test_after_a_drop_at_the_receiver_no_byte_is_written_and_the_stream_stays(en
 def test_what_was_refused_may_still_come_and_goes_nowhere(end: Make) -> None:
     receiver = end("receiver")
     liar = Liar(receiver)
-    peer = liar.open()
-    liar.say(KvOffer("r", EPOCH, ""))
-    receiver.message(KvOffer)
-    receiver.shell.send(peer, KvRefuse("r", EPOCH, "another adapter"))
+    liar.offer("r")
+    receiver.shell.send(liar.peer, KvRefuse("r", EPOCH, "another adapter"))
     assert liar.hear() == KvRefuse("r", EPOCH, "another adapter")
     liar.part("r", 0, 2)
-    liar.say(KvOffer("other", EPOCH, ""))
-    assert receiver.message(KvOffer).request_id == "other"
+    liar.offer("other")
     assert not receiver.pages.any()
     liar.close()
 
@@ -256,15 +247,12 @@ def test_a_peer_that_breaks_the_contract_loses_its_stream_by_name(end: Make, lie
     act, said = LIES[lie]
     receiver, honest = end("receiver"), end("sender")
     pair, liar = connect(honest, receiver), Liar(receiver)
-    peer = liar.open()
-    for request_id, first_page, pages in (("r", 0, (10, 30, 50)), ("late", 2, (11,))):
-        liar.say(KvOffer(request_id, EPOCH, ""))
-        receiver.message(KvOffer)
-        receiver.shell.execute(ReceiveKv(peer, request_id, EPOCH, first_page, pages))
+    liar.offer("r", (10, 30, 50))
+    liar.offer("late", (11,), first_page=2)
     with contextlib.suppress(KvConnectionClosed):  # refused before it was through
         act(liar)
     over = closed(receiver)
-    assert over.peer == peer
+    assert over.peer == liar.peer
     assert said in over.reason
     assert set(np.flatnonzero(receiver.pages.any(axis=1))) <= {10, 30, 50}
     liar.close()
@@ -280,17 +268,14 @@ def test_a_peer_that_breaks_the_contract_loses_its_stream_by_name(end: Make, lie
 def test_a_connection_cut_at_any_tenth_ends_the_stream_and_nothing_else(end: Make, tenth: int) -> None:
     receiver = end("receiver")
     liar = Liar(receiver)
-    peer = liar.open()
-    liar.say(KvOffer("r", EPOCH, ""))
-    receiver.message(KvOffer)
-    receiver.shell.execute(ReceiveKv(peer, "r", EPOCH, 0, (1, 2)))
+    liar.offer("r", (1, 2))
     liar.say(KvPages("r", EPOCH, 0, 2, 0, LAYERS, 2 * PAGE_BYTES))
     liar.channel.send([memoryview(bytes([1]) * (2 * PAGE_BYTES * tenth // 10))])
     liar.close()
     assert "closed" in closed(receiver).reason
     assert receiver.figures.results == [("in", "lost", False)]
     pair = connect(end("sender"), receiver)
-    assert pair.incoming != peer, "another stream has another name"
+    assert pair.incoming != liar.peer, "another stream has another name"
 
 
 def test_a_sender_whose_receiver_is_gone_gets_one_closed_event(pair: Pair) -> None:
@@ -382,21 +367,23 @@ def handed_over(receiver: End, memory: int, token: bytes) -> bytes:
     return b""
 
 
-@pytest.mark.parametrize("seals", [0, fcntl.F_SEAL_GROW])
-def test_memory_that_its_sender_could_take_away_is_refused(end: Make, seals: int) -> None:
-    """A read behind its end would end the process."""
+BOTH_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "seals", "token"),
+    [
+        (RING_BYTES, 0, bytes(TOKEN_BYTES)), (RING_BYTES, fcntl.F_SEAL_GROW, bytes(TOKEN_BYTES)),
+        (0, BOTH_SEALS, bytes(TOKEN_BYTES)), (RING_BYTES, BOTH_SEALS, b"short"),
+    ],
+    ids=["no seal", "may shrink", "of another size", "without a token"],
+)  # fmt: skip
+def test_memory_that_no_ring_can_be_in_is_refused(end: Make, n_bytes: int, seals: int, token: bytes) -> None:
+    """A read behind the end of one that its sender takes away would end the process."""
     memory = os.memfd_create("test", os.MFD_ALLOW_SEALING)
-    os.ftruncate(memory, RING_BYTES)
+    os.ftruncate(memory, n_bytes)
     fcntl.fcntl(memory, fcntl.F_ADD_SEALS, seals)
-    assert handed_over(end("receiver"), memory, bytes(TOKEN_BYTES)) == b""
-    os.close(memory)
-
-
-def test_memory_of_another_size_or_without_a_token_is_refused(end: Make) -> None:
-    receiver, memory = end("receiver"), os.memfd_create("test", os.MFD_ALLOW_SEALING)
-    fcntl.fcntl(memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-    assert handed_over(receiver, memory, bytes(TOKEN_BYTES)) == b""
-    assert handed_over(receiver, memory, b"short") == b""
+    assert handed_over(end("receiver"), memory, token) == b""
     os.close(memory)
 
 
@@ -454,10 +441,7 @@ def test_shared_memory_ends_with_its_stream(end: Make) -> None:
     assert made is not None
     token, ring = made
     liar = Liar(receiver, token=token)
-    peer = liar.open()
-    liar.say(KvOffer("r", EPOCH, ""))
-    receiver.message(KvOffer)
-    receiver.shell.execute(ReceiveKv(peer, "r", EPOCH, 0, (1, 2)))
+    liar.offer("r", (1, 2))
     liar.say(KvPages("r", EPOCH, 0, 2, 0, LAYERS, 2 * PAGE_BYTES))
     ring.close()
     assert "shared memory was closed" in closed(receiver).reason

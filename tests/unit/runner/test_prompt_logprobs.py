@@ -22,8 +22,7 @@ def positions(parts):
 
 def test_every_position_behind_the_first_has_one_before_the_first_token(drive):
     driver = drive()
-    driver.post(driver.request("r", PROMPT, 2, sampling=SCORED))
-    driver.finish()
+    driver.run("r", PROMPT, 2, sampling=SCORED)
     assert positions(parts_of(driver)) == list(range(1, 90))
     assert max(len(part.logprobs) for part in parts_of(driver)) <= MAX_LOGIT_ROWS
     kinds = [type(event) for event in driver.events]
@@ -33,11 +32,9 @@ def test_every_position_behind_the_first_has_one_before_the_first_token(drive):
 
 def test_a_prompts_log_probabilities_are_those_of_the_same_text_as_an_answer(drive):
     answered, scored = drive(), drive()
-    answered.post(answered.request("r", PROMPT[:5], 8, sampling=Sampling(top_logprobs=2, ignore_eos=True)))
-    answered.finish()
+    answered.run("r", PROMPT[:5], 8, sampling=Sampling(top_logprobs=2, ignore_eos=True))
     text = [*PROMPT[:5], *answered.answer("r")]
-    scored.post(scored.request("r", text, 0, sampling=SCORED))
-    scored.finish()
+    scored.run("r", text, 0, sampling=SCORED)
     expected = [one for event in answered.events for one in event.logprobs]
     found = [one for part in parts_of(scored) for one in part.logprobs][4:]
     assert [one.logprob for one in found] == pytest.approx([one.logprob for one in expected], abs=1e-4)
@@ -47,8 +44,7 @@ def test_a_prompts_log_probabilities_are_those_of_the_same_text_as_an_answer(dri
 @pytest.mark.parametrize("prompt", [PROMPT, PROMPT[:1], PROMPT[:2]], ids=len)
 def test_without_an_answer_a_request_ends_behind_its_prompt(drive, prompt):
     driver = drive()
-    driver.post(driver.request("r", prompt, 0, sampling=SCORED))
-    driver.finish()
+    driver.run("r", prompt, 0, sampling=SCORED)
     check_pool(driver.pool)
     assert positions(parts_of(driver)) == list(range(1, len(prompt)))
     ending = driver.ending("r")
@@ -58,12 +54,10 @@ def test_without_an_answer_a_request_ends_behind_its_prompt(drive, prompt):
 def test_no_page_of_an_earlier_prompt_is_read_for_it(drive):
     driver = drive()
     for key in ("first", "second"):
-        driver.post(driver.request(key, PROMPT, 1, sampling=replace(SCORED, prompt_logprobs=None), cache_salt="ns"))
-        driver.finish()
+        driver.run(key, PROMPT, 1, sampling=replace(SCORED, prompt_logprobs=None), cache_salt="ns")
     assert driver.pool.reuse.tokens > 0
     reused = driver.pool.reuse.tokens
-    driver.post(driver.request("r", PROMPT, 1, sampling=SCORED, cache_salt="ns"))
-    driver.finish()
+    driver.run("r", PROMPT, 1, sampling=SCORED, cache_salt="ns")
     assert positions(parts_of(driver)) == list(range(1, 90))
     assert driver.pool.reuse.tokens == reused
 
@@ -76,8 +70,7 @@ def test_a_sequence_that_starts_again_has_all_of_them_again(drive):
     driver.post(Stop("r", first.epoch))
     driver.beat()
     before = len(parts_of(driver))
-    driver.post(driver.request("r", PROMPT, 2, sampling=SCORED, epoch=Epoch(2, 1)))
-    driver.finish()
+    driver.run("r", PROMPT, 2, sampling=SCORED, epoch=Epoch(2, 1))
     assert positions(parts_of(driver)[before:]) == list(range(1, 90))
 
 
@@ -92,9 +85,8 @@ def test_a_prompt_whose_logits_are_not_finite_ends_with_that_reason_alone(drive)
         return logits
 
     driver.engine.executor.run = spoiled
-    driver.post(driver.request("beside", [3, 4], 6, sampling=Sampling(ignore_eos=True)))
-    driver.post(driver.request("r", PROMPT, 2, sampling=SCORED))
-    driver.finish()
+    driver.ask("beside", [3, 4], 6, sampling=Sampling(ignore_eos=True))
+    driver.run("r", PROMPT, 2, sampling=SCORED)
     ending = driver.ending("r")
     assert isinstance(ending, Ended)
     assert "not finite" in ending.detail
@@ -120,6 +112,5 @@ def test_logits_of_a_step_are_of_the_scored_tokens_and_the_one_that_samples(driv
         return logits
 
     driver.engine.executor.run = watched
-    driver.post(driver.request("r", PROMPT[:5], 2, sampling=SCORED))
-    driver.finish()
+    driver.run("r", PROMPT[:5], 2, sampling=SCORED)
     assert seen == [([0, 1, 2, 3, 4], 5), ([0], 1)]

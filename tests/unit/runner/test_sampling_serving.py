@@ -36,8 +36,7 @@ def test_penalties_count_what_the_answer_has_said_and_change_what_it_says_next(d
         return logits
 
     driver.engine.executor.run = watched
-    driver.post(driver.request("r", [5, 5, 5, 9], 30, sampling=PENALISED))
-    driver.finish()
+    driver.run("r", [5, 5, 5, 9], 30, sampling=PENALISED)
     answer = driver.answer("r")
     assert len(answer) == len(seen) == 30
     for position, (logits, said) in enumerate(seen):
@@ -49,8 +48,7 @@ def test_penalties_count_what_the_answer_has_said_and_change_what_it_says_next(d
         row[9] -= 2.0
         assert answer[position] == int(np.argmax(row.astype(np.float32)))
     plain = drive()
-    plain.post(plain.request("r", [5, 5, 5, 9], 30, sampling=Sampling(ignore_eos=True)))
-    plain.finish()
+    plain.run("r", [5, 5, 5, 9], 30, sampling=Sampling(ignore_eos=True))
     assert len(set(answer)) > len(set(plain.answer("r"))), "penalties bring variety into a small model's loops"
 
 
@@ -68,15 +66,13 @@ CUTS = Sampling(
 @pytest.mark.parametrize("sampling", [PENALTIES, CUTS], ids=["penalties", "cuts"])
 def test_an_answer_with_penalties_and_log_probabilities_is_continued_by_a_replay(drive, cut, sampling):
     alone, moved = drive(), drive()
-    alone.post(alone.request("r", [5, 6, 7], 20, sampling=sampling))
-    alone.finish()
-    moved.post(moved.request("r", [5, 6, 7], 20, sampling=sampling))
+    alone.run("r", [5, 6, 7], 20, sampling=sampling)
+    moved.ask("r", [5, 6, 7], 20, sampling=sampling)
     while len(moved.answer("r")) < cut:
         moved.beat()
     moved.post(Stop("r", moved.pool.sequences["r"].start.epoch))
     emitted = tuple(moved.answer("r"))
-    moved.post(moved.request("r", [5, 6, 7], 20, sampling=sampling, emitted=emitted, epoch=Epoch(2, 1)))
-    moved.finish()
+    moved.run("r", [5, 6, 7], 20, sampling=sampling, emitted=emitted, epoch=Epoch(2, 1))
     assert moved.answer("r") == alone.answer("r")
     ours, theirs = logprobs_of(moved, "r"), logprobs_of(alone, "r")
     assert len(ours) == len(theirs) == 20
@@ -103,8 +99,7 @@ def test_log_probabilities_are_told_for_those_who_asked_alone(drive):
 def test_the_token_that_ends_an_answer_is_not_told_and_neither_is_its_log_probability(drive, world):
     eos = next(iter(world.spec.eos))
     driver = drive()
-    driver.post(driver.request("r", [3, 4], 6, sampling=Sampling(top_logprobs=0, logit_bias=((eos, 100.0),))))
-    driver.finish()
+    driver.run("r", [3, 4], 6, sampling=Sampling(top_logprobs=0, logit_bias=((eos, 100.0),)))
     ending = driver.ending("r")
     assert isinstance(ending, SequenceTokens)
     assert (ending.finish, ending.tokens, ending.logprobs) == (FinishReason.EOS, (), ())
@@ -114,13 +109,10 @@ def test_neither_the_end_of_text_nor_a_stop_token_comes_before_min_tokens(drive,
     eos = next(iter(world.spec.eos))
     forced = Sampling(min_tokens=4, stop_token_ids=(9,), logit_bias=((eos, 90.0), (9, 100.0)), top_logprobs=0)
     driver = drive()
-    driver.post(driver.request("stop", [3, 4], 8, sampling=forced))
-    driver.post(driver.request("end", [3, 4], 8, sampling=replace(forced, stop_token_ids=())))
-    driver.post(driver.request("own", [3, 4], 8, sampling=replace(forced, stop_token_ids=(), eos_token_ids=(9,))))
-    driver.post(
-        driver.request("ignored", [3, 4], 8, sampling=replace(forced, logit_bias=((eos, 90.0),), ignore_eos=True))
-    )
-    driver.finish()
+    driver.ask("stop", [3, 4], 8, sampling=forced)
+    driver.ask("end", [3, 4], 8, sampling=replace(forced, stop_token_ids=()))
+    driver.ask("own", [3, 4], 8, sampling=replace(forced, stop_token_ids=(), eos_token_ids=(9,)))
+    driver.run("ignored", [3, 4], 8, sampling=replace(forced, logit_bias=((eos, 90.0),), ignore_eos=True))
     stopped, ended = driver.ending("stop"), driver.ending("end")
     assert (stopped.finish, stopped.tokens, len(stopped.logprobs)) == (FinishReason.STOP, (9,), 1)
     assert [token in (eos, 9) for token in driver.answer("stop")] == [False] * 4 + [True]
@@ -133,7 +125,7 @@ def test_neither_the_end_of_text_nor_a_stop_token_comes_before_min_tokens(drive,
 
 def test_a_sequence_that_min_tokens_alone_adjusts_is_adjusted_no_more_behind_them(drive):
     driver = drive()
-    driver.post(driver.request("r", [3, 4], 8, sampling=Sampling(min_tokens=2, ignore_eos=True)))
+    driver.ask("r", [3, 4], 8, sampling=Sampling(min_tokens=2, ignore_eos=True))
     found = []
     while not found or driver.pool.sequences:
         driver.beat()
@@ -143,12 +135,10 @@ def test_a_sequence_that_min_tokens_alone_adjusts_is_adjusted_no_more_behind_the
 
 def test_bad_words_never_come_and_their_beginnings_do(drive):
     plain, without = drive(), drive()
-    plain.post(plain.request("r", [3, 4], 12, sampling=Sampling(ignore_eos=True)))
-    plain.finish()
+    plain.run("r", [3, 4], 12, sampling=Sampling(ignore_eos=True))
     answer = plain.answer("r")
     words = ((answer[3], answer[4]), (answer[6],))
-    without.post(without.request("r", [3, 4], 12, sampling=Sampling(ignore_eos=True, bad_words=words)))
-    without.finish()
+    without.run("r", [3, 4], 12, sampling=Sampling(ignore_eos=True, bad_words=words))
     found = without.answer("r")
     assert words[0] not in pairwise(found)
     assert words[1][0] not in found

@@ -20,7 +20,7 @@ from weft_runner.shell import EngineThread
 from weft_runner.shell.metrics import RunnerMetrics
 from weft_runner.shell.server import RunnerServer
 
-Open = Callable[[str], Awaitable[tuple[SendQueue[GatewayToRunner], Any]]]
+Open = Callable[..., Awaitable[tuple[SendQueue[GatewayToRunner], Any]]]
 
 
 @asynccontextmanager
@@ -36,9 +36,9 @@ async def session_with(driver: Any) -> AsyncIterator[tuple[SendQueue[GatewayToRu
     await server.start()
     thread.start()
 
-    async def opened(gateway_id: str) -> tuple[SendQueue[GatewayToRunner], Any]:
+    async def opened(gateway_id: str, incarnation: str = "i") -> tuple[SendQueue[GatewayToRunner], Any]:
         outbox: SendQueue[GatewayToRunner] = SendQueue()
-        outbox.put(GatewayToRunner(hello=runner_pb2.SessionHello(gateway=gateway_id, incarnation="i")))
+        outbox.put(GatewayToRunner(hello=runner_pb2.SessionHello(gateway=gateway_id, incarnation=incarnation)))
         call: Any = runner_pb2_grpc.RunnerStub(channel).Session(aiter(outbox))
         assert (await call.read()).WhichOneof("message") == "ready"
         return outbox, call
@@ -110,3 +110,10 @@ async def test_a_gateway_that_posts_more_than_the_engine_takes_loses_its_stream(
         assert driver.engine.backlog <= 10 + 1, "and that the stream is over"
         go_on.set()
     assert not driver.pool.sequences, "what it had posted is cancelled"
+
+
+async def test_a_session_for_another_incarnation_is_refused(drive):
+    async with session_with(drive()) as (_, _, opened):
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await opened("g", "another")
+        assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION

@@ -66,7 +66,7 @@ def test_every_step_of_any_trace_is_what_building_it_anew_gives(drive, world, se
         if not sequences or (drawn.random() < 0.15 and len(sequences) < 8):
             adapter, tokens = drawn.choice(["", "a0", "a1", "a2"]), drawn.choices(range(3, 60), k=drawn.randint(1, 12))
             made += 1
-            driver.post(driver.request(f"r{made}", tokens, drawn.randint(1, 30), adapter, reservation_tokens=4))
+            driver.ask(f"r{made}", tokens, drawn.randint(1, 30), adapter, reservation_tokens=4)
         stuck = sequences and all(s.phase is SequencePhase.PAUSED for s in sequences.values())
         if stuck or (sequences and drawn.random() < 0.05):
             driver.post(Stop(drawn.choice(sorted(sequences)), Epoch(9, 9)))
@@ -78,13 +78,13 @@ def test_a_batch_is_chosen_and_built_once_for_all_iterations_until_it_changes(dr
     driver = drive(page_tokens=16)
     executor = watched(driver)
     for i in range(4):
-        driver.post(driver.request(f"r{i}", [5 + i] * 3, 40, sampling=GREEDY))
+        driver.ask(f"r{i}", [5 + i] * 3, 40, sampling=GREEDY)
     driver.beat(4 + 10)
     assert executor.shapes[:4] == [(1, 3), (2, 4), (3, 5), (4, 6)], "one prompt an iteration, beside those that decode"
     kept = executor.steps[4]
     assert all(step is kept for step in executor.steps[4:])
     arrays = kept.arrays
-    driver.post(driver.request("late", [9], 3, sampling=GREEDY))
+    driver.ask("late", [9], 3, sampling=GREEDY)
     driver.beat(2)
     assert executor.steps[-1] is not kept
     assert kept.arrays is arrays, "its arrays stay where they are as long as it lives"
@@ -93,8 +93,7 @@ def test_a_batch_is_chosen_and_built_once_for_all_iterations_until_it_changes(dr
 def test_a_row_that_outgrows_its_pages_is_given_them_before_the_step_that_needs_them(drive):
     driver = drive(page_tokens=4)
     executor = watched(driver)
-    driver.post(driver.request("r", [5, 6], 30, sampling=GREEDY, reservation_tokens=2))
-    driver.finish()
+    driver.run("r", [5, 6], 30, sampling=GREEDY, reservation_tokens=2)
     assert len(driver.answer("r")) == 30
     assert driver.pool.reservations.grown_pages > 0
     assert len({id(step) for step in executor.steps}) < len(executor.steps)

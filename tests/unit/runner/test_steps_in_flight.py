@@ -361,12 +361,11 @@ def test_answers_are_those_of_steps_one_after_the_other(
 
 def test_steps_with_prompts_are_launched_behind_others_and_have_others_behind_them(small: World) -> None:
     with driving(small, late=True) as driver:
-        driver.post(driver.request("loads", [3], 1, "a", sampling=GREEDY))  # else the first may end before it is there
+        driver.ask("loads", [3], 1, "a", sampling=GREEDY)  # else the first may end before it is there
         driver.finish()
-        driver.post(driver.request("first", [5, 9, 4], 12, sampling=GREEDY))
+        driver.ask("first", [5, 9, 4], 12, sampling=GREEDY)
         driver.beat(3)
-        driver.post(driver.request("second", [7] * 9, 3, "a", sampling=GREEDY))
-        driver.finish()
+        driver.run("second", [7] * 9, 3, "a", sampling=GREEDY)
         late = driver.engine.executor
         assert len(late.launched) - 2 == len(late.behind), "each but the first of those and of the one before"
         shapes = [(batch.n_prefills, len(batch.rows)) for batch in driver.batches]
@@ -385,14 +384,12 @@ def test_a_row_that_ends_by_length_is_in_no_step_too_many(small: World) -> None:
 
 def test_a_row_that_ends_unseen_is_computed_once_more_and_not_accounted_for(small: World) -> None:
     with driving(small, late=False) as driver:
-        driver.post(driver.request("x", [5, 9, 4], 8, sampling=GREEDY))
-        driver.finish()
+        driver.run("x", [5, 9, 4], 8, sampling=GREEDY)
         stop = driver.answer("x")[3]
     with driving(small, late=True) as driver:
         sampling = Sampling(stop_token_ids=(stop,), ignore_eos=True)
-        driver.post(driver.request("x", [5, 9, 4], 8, sampling=sampling))
-        driver.post(driver.request("beside", [7, 7], 8, sampling=GREEDY))
-        driver.finish()
+        driver.ask("x", [5, 9, 4], 8, sampling=sampling)
+        driver.run("beside", [7, 7], 8, sampling=GREEDY)
         assert driver.ending("x").finish is FinishReason.STOP
         assert driver.pool.figures(ready=True).tokens == sum(batch.n_tokens for batch in driver.batches) - 1
 
@@ -403,11 +400,10 @@ def test_a_draw_beside_a_prompt_that_is_scored_is_the_one_that_it_is_alone(small
     for late in (True, False):
         with driving(small, late=late) as driver:
             drawn = Sampling(temperature=2.0, seed=11, ignore_eos=True)
-            driver.post(driver.request("drawn", [5, 9, 4], 8, sampling=drawn))
+            driver.ask("drawn", [5, 9, 4], 8, sampling=drawn)
             driver.beat(2)
             scored = Sampling(prompt_logprobs=1, ignore_eos=True)
-            driver.post(driver.request("scored", [7] * 6, 2, sampling=scored))
-            driver.finish()
+            driver.run("scored", [7] * 6, 2, sampling=scored)
             assert not late or driver.engine.executor.behind
             answers.append(driver.answer("drawn"))
     assert answers[0] == answers[1]
@@ -424,8 +420,7 @@ def test_a_draw_beside_a_prompt_that_is_scored_is_the_one_that_it_is_alone(small
 )  # fmt: skip
 def test_whatever_a_row_samples_the_next_step_is_launched_behind(small: World, sampling: Sampling) -> None:
     with driving(small, late=True) as driver:
-        driver.post(driver.request("x", [5, 9, 4], 6, sampling=replace(sampling, ignore_eos=True)))
-        driver.finish()
+        driver.run("x", [5, 9, 4], 6, sampling=replace(sampling, ignore_eos=True))
         assert len(driver.engine.executor.behind) == len(driver.batches) - 1 == 5
 
 
@@ -433,9 +428,9 @@ def test_a_launch_that_fails_behind_a_step_costs_nobody_a_token(small: World, ca
     answers = list[list[list[int]]]()
     for late in (True, False):
         with driving(small, late=late) as driver:
-            driver.post(driver.request("x", [5, 9, 4], 6, "a", sampling=GREEDY))
+            driver.ask("x", [5, 9, 4], 6, "a", sampling=GREEDY)
             driver.beat(2)
-            driver.post(driver.request("y", [7, 7], 6, sampling=GREEDY))
+            driver.ask("y", [7, 7], 6, sampling=GREEDY)
             if late:
                 driver.engine.executor.fail_next = True
             driver.finish()

@@ -590,23 +590,18 @@ def test_between_steps_a_drop_ends_a_copy_and_a_failure_is_reported(monkeypatch)
 GREEDY = Sampling(ignore_eos=True)
 
 
-def asked(driver: Any, count: int, adapters: list[str], tokens: int = 60) -> list[Any]:
-    drawn = random.Random(3)
-    return [
+def answers_of(make: Callable[..., Any], **limits: Any) -> tuple[dict[str, list[int]], Any]:
+    driver, adapters, drawn = make(max_sequences=6, **limits), ("a", "b", ""), random.Random(3)
+    driver.post(*(driver.request(f"first of {name}", [7, 8, 9], 1, name, reservation_tokens=1) for name in adapters))
+    driver.finish(5000)  # however slowly adapters load, all that is compared runs at the same time
+    requests = [
         driver.request(
-            f"r{i}", drawn.choices(range(3, 60), k=drawn.randint(5, 30)), tokens, adapters[i % len(adapters)],
+            f"r{i}", drawn.choices(range(3, 60), k=drawn.randint(5, 30)), 60, adapters[i % 3],
             reservation_tokens=3, cache_salt="t",
             sampling=GREEDY if i % 2 else Sampling(temperature=1.0, top_p=0.9, seed=i, ignore_eos=True),
         )
-        for i in range(count)
+        for i in range(6)
     ]  # fmt: skip
-
-
-def answers_of(make: Callable[..., Any], adapters: list[str], **limits: Any) -> tuple[dict[str, list[int]], Any]:
-    driver = make(max_sequences=6, **limits)
-    driver.post(*(driver.request(f"first of {name}", [7, 8, 9], 1, name, reservation_tokens=1) for name in adapters))
-    driver.finish(5000)  # however slowly adapters load, all that is compared runs at the same time
-    requests = asked(driver, 6, adapters)
     driver.post(*requests)
     driver.finish(5000)
     assert not [event for event in driver.events if isinstance(event, Ended | NoCapacity)]
@@ -619,31 +614,18 @@ def copies_are_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft_runner.core.swap.swaps.RATE", 0.0)
 
 
-def test_swapped_sequences_answer_as_undisturbed_ones_do(drive, world, copies_are_cheap):
-    world.write_adapter("a", seed=1)
-    world.write_adapter("b", seed=2)
-    adapters = ["a", "b", ""]
-    undisturbed, _ = answers_of(drive, adapters, total_pages=200)
-    swapped, driver = answers_of(drive, adapters, total_pages=64, swap_page_bytes=1, page_tokens=4)
-    assert driver.pool.swap.out_bytes > 0
-    assert driver.pool.swap.in_bytes > 0
-    assert max(driver.swapped) > 0
-    assert swapped == undisturbed
-
-
-def test_on_the_cpu_executor_they_do_so_too(make_driver, new_world, small_config, tmp_path, copies_are_cheap):
+@pytest.mark.parametrize("kind", ["reference", "cpu"])
+@pytest.mark.usefixtures("copies_are_cheap")
+def test_swapped_sequences_answer_as_undisturbed_ones_do(kind, make_driver, new_world, small_config, tmp_path):
     wide = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96}
-    world = new_world(tmp_path / "native", {**small_config, **wide})
+    world = new_world(tmp_path / "wide", {**small_config, **wide})
     world.write_base()
     for seed, name in enumerate("ab"):
         world.write_adapter(name, seed=seed)
-
-    def make(**limits: Any) -> Any:
-        return make_driver(world, make_executor=partial(executor_of, kind="cpu"), page_tokens=16, **limits)
-
-    adapters = ["a", "b", ""]
-    undisturbed, _ = answers_of(make, adapters, total_pages=64)
-    swapped, driver = answers_of(make, adapters, total_pages=14, swap_page_bytes=1)
+    make = partial(make_driver, world, make_executor=partial(executor_of, kind=kind), page_tokens=16)
+    undisturbed, _ = answers_of(make, total_pages=64)
+    swapped, driver = answers_of(make, total_pages=14, swap_page_bytes=1)
+    assert driver.pool.swap.out_bytes > 0
     assert driver.pool.swap.in_bytes > 0
     beside = [o for o, away in zip(driver.outputs, driver.swapped, strict=True) if o.done is not None and away]
     assert beside, "steps ran while sequences were in host memory"

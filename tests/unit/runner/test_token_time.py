@@ -26,7 +26,7 @@ def test_chunks_passing_and_age_change_no_text(drive, world, limits):
     def answers(driver: Any) -> list[list[int]]:
         for i, length in enumerate((100, 3, 40, 7, 90, 1)):
             prompt = [(7 * i + k) % 57 + 3 for k in range(length)]
-            driver.post(driver.request(f"r{i}", prompt, 12, ("", "a")[i % 2], sampling=GREEDY))
+            driver.ask(f"r{i}", prompt, 12, ("", "a")[i % 2], sampling=GREEDY)
         driver.finish()
         return [driver.answer(f"r{i}") for i in range(6)]
 
@@ -37,8 +37,7 @@ def test_chunks_passing_and_age_change_no_text(drive, world, limits):
 def test_the_engine_learns_how_long_its_steps_take(drive):
     driver = drive()
     driver.pool.scheduler.step_time.model = StepModel(1e7, 0.0, 0.0, 1.0)
-    driver.post(driver.request("r", [3, 4, 5], 60, sampling=GREEDY))
-    driver.finish()
+    driver.run("r", [3, 4, 5], 60, sampling=GREEDY)
     assert driver.pool.scheduler.step_time.decode < 0.2, "no step took hours"
 
 

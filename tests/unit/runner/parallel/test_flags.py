@@ -72,10 +72,6 @@ def test_too_few_gpus_are_told_by_number(small_config, monkeypatch):
         make_executor(settings_of(executor="auto", tensor_parallel=2), base)
 
 
-def test_whole_is_the_default_and_any_executor_may_be():
-    assert settings_of().tensor_parallel == settings_of(executor="cpu").tensor_parallel == 1
-
-
 @pytest.mark.parametrize("tied", [True, False])
 def test_each_rank_has_the_embedding_and_shared_key_value_heads_of_its_own(small_config, tied):
     spec = parse_spec(small_config | {"tie_word_embeddings": tied, "vocab_size": 64})
@@ -86,11 +82,12 @@ def test_each_rank_has_the_embedding_and_shared_key_value_heads_of_its_own(small
     assert (four.kv_pages, four.embedding) == (2 * whole.kv_pages, whole.embedding + 3 * embedding)
 
 
-def test_ranks_that_find_no_room_on_this_machine_are_not_started(world, small_config, monkeypatch):
+@pytest.mark.parametrize("how", ["tensor_parallel", "pipeline_parallel"])
+def test_ranks_that_find_no_room_on_this_machine_are_not_started(how, small_config, monkeypatch):
     monkeypatch.setattr("weft_runner.executors.memory.available_memory", lambda: MemoryLimit(1000, "this machine"))
     spec = parse_spec(small_config | {"vocab_size": 64})
     with pytest.raises(OutOfMemory, match="this machine has"):
-        make_executor(settings_of(tensor_parallel=2), ModelSource(spec, {}, 1, lambda: False))
+        make_executor(settings_of(**{how: 2}), ModelSource(spec, {}, 1))
 
 
 def failing(*_: Any, **__: Any) -> Any:

@@ -12,14 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from harness.ranks import settings_of
 from harness.waiting import PATIENCE_S
 from weft.domain.model.config import ModelSpec, RopeSpec, parse_spec
 from weft_kernels.plan import Segment, SegmentPlan
 from weft_runner.core import DecodeTime, PrefillTime, layer_cost, make_profile
-from weft_runner.errors import ExecutorUnavailable, OutOfMemory, WeightsInvalid
-from weft_runner.executors import ModelSource, make_executor
-from weft_runner.memory_estimate import MemoryLimit, estimate_memory
+from weft_runner.errors import ExecutorUnavailable, WeightsInvalid
+from weft_runner.memory_estimate import estimate_memory
 from weft_runner.model import StepInput, StepRow, map_tensors, stage_of
 from weft_runner.model.kv_cache import KvCache
 from weft_runner.model.reference.adapters import TorchAdapterStore
@@ -281,12 +279,6 @@ def test_stages_take_the_memory_of_one_and_a_head_of_its_own_where_it_is_tied(sm
     spec = parse_spec(small_config | {"tie_word_embeddings": tied})
     one, two = (estimate_memory(spec, "reference", kv_pages=10, page_tokens=4, stages=stages) for stages in (1, 2))
     assert two.total - one.total == (61 * 32 * 4 if tied else 0)
-
-
-def test_stages_that_find_no_room_on_this_machine_are_not_started(world, monkeypatch):
-    monkeypatch.setattr("weft_runner.executors.memory.available_memory", lambda: MemoryLimit(1000, "this machine"))
-    with pytest.raises(OutOfMemory, match="this machine has"):
-        make_executor(settings_of(pipeline_parallel=2), ModelSource(world.spec, {}, 1, lambda: False))
 
 
 def test_the_best_number_of_sequences_is_that_of_all_batches_in_flight():
