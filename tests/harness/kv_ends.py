@@ -100,6 +100,9 @@ class End(Machine):
     def hello(self, to: "End") -> KvHello:
         return KvHello(self.runner, to.runner.incarnation, POOL, "sha256:" + "0" * 64, "test")
 
+    def ready(self) -> KvReady:
+        return KvReady(self.runner)
+
     def draw(self, seed: int = 1) -> None:
         """Fill the pages with random content."""
         self.pages[:] = np.random.default_rng(seed).integers(0, 256, self.pages.shape, dtype=np.uint8)
@@ -110,10 +113,10 @@ class End(Machine):
 
 @dataclass
 class Pair:
-    """A sender and a receiver with an open stream. `incoming`: the receiver's name for it."""
+    """A sender and a receiver with an open stream, of any kind of ends. `incoming`: the receiver's name for it."""
 
-    sender: End
-    receiver: End
+    sender: Any
+    receiver: Any
     incoming: Peer
 
     @property
@@ -143,13 +146,18 @@ class Pair:
         self.receiver.close()
 
 
-def connect(sender: End, receiver: End) -> Pair:
-    """Open the stream, as both machines do."""
+def opened(sender: Any, receiver: Any) -> Peer:
+    """Open a stream that has to be answered; the receiver's name for it."""
     sender.shell.execute(OpenKvStream(receiver.peer(), receiver.address, sender.hello(receiver)))
-    connected = receiver.next(Connected)
-    receiver.shell.send(connected.peer, KvReady(receiver.runner))
+    return receiver.next(Connected).peer
+
+
+def connect(sender: Any, receiver: Any) -> Pair:
+    """Open the stream, as both machines do."""
+    incoming = opened(sender, receiver)
+    receiver.shell.send(incoming, receiver.ready())
     assert sender.next(Connected).peer == receiver.peer()
-    return Pair(sender, receiver, connected.peer)
+    return Pair(sender, receiver, incoming)
 
 
 class Liar:

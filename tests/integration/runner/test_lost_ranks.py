@@ -162,21 +162,12 @@ def test_a_native_rank_that_waits_for_one_that_is_killed_ends_at_once(native_fil
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("killed_at_the_end")
-def test_a_native_rank_that_hangs_is_waited_for_so_long(native_files):
-    with split(native_files, patience_s=SHORT_S, executor="cpu") as ranks:
+@pytest.mark.parametrize(("kind", "why"), [("cpu", "another rank is lost"), ("reference", "")])
+def test_a_rank_that_hangs_is_waited_for_so_long_and_then_killed(native_files, kind, why):
+    with split(native_files, patience_s=SHORT_S, executor=kind) as ranks:
         ranks.run(STEP)
         os.kill(ranks.others.pids[0], signal.SIGSTOP)
-        with pytest.raises(ExecutorLost, match="another rank is lost"):
-            ranks.run(STEP)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("killed_at_the_end")
-def test_a_rank_that_hangs_is_waited_for_so_long_and_then_killed(files):
-    with split(files, patience_s=SHORT_S) as ranks:
-        ranks.run(STEP)
-        os.kill(ranks.others.pids[0], signal.SIGSTOP)
-        with pytest.raises(ExecutorLost):
+        with pytest.raises(ExecutorLost, match=why):
             ranks.run(STEP)
 
 

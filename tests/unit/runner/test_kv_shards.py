@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.kv_ends import EPOCH, PAGE_TOKENS, PAGES, POOL, Machine
+from harness.kv_ends import EPOCH, PAGE_TOKENS, PAGES, POOL, Machine, Pair, connect, opened
 from harness.waiting import wait_until
 from weft.domain.ids import RunnerId
 from weft.domain.kv_transfer import KvAccept, KvAck, KvComplete, KvHello, KvOffer, KvReady, KvRefuse
@@ -44,12 +44,18 @@ class Ranks(Machine):
         self.pages = [np.zeros((PAGES, layers * size), np.uint8) for layers, size in SHAPES]
         self.pids, self.held, self.hold = (0, 0), list[ShardOrder](), False
         self._on_event: Callable[[int, Any], None] | None = None
-        self.streams = ShardedKvStreams(self._own, self, self.events.put)
+        self.shell = ShardedKvStreams(self._own, self, self.events.put)
         self.others = [self._rank(rank) for rank in (1, 2)]
 
     @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.own.port}"
+
     def peer(self) -> Peer:
         return Peer(Kind.RUNNER, f"{self.runner.uuid}/{self.runner.incarnation}")
+
+    def hello(self, to: "Ranks") -> KvHello:
+        return KvHello(self.runner, to.runner.incarnation, POOL, BASE, "rank 0")
 
     def listen(self, on_event: Callable[[int, Any], None]) -> None:
         self._on_event = on_event
@@ -70,7 +76,7 @@ class Ranks(Machine):
         return KvReady(self.runner, tuple(f"127.0.0.1:{rank.port}" for rank in self.others))
 
     def close(self) -> None:
-        self.streams.close()
+        self.shell.close()
         for rank in self.others:
             rank.close()
 
@@ -93,58 +99,29 @@ class Ranks(Machine):
         )
 
 
-class Pair:
-    """A sender and a receiver with an open stream between their ranks 0."""
-
-    def __init__(self) -> None:
-        self.sender, self.receiver = Ranks("sender"), Ranks("receiver")
-        self.incoming: Peer = self.open()
-        self.receiver.streams.send(self.incoming, self.receiver.ready())
-        self.sender.next(Connected)
-        for seed, pages in enumerate(self.sender.pages):
-            pages[:] = np.random.default_rng(seed).integers(0, 256, pages.shape, dtype=np.uint8)
-
-    def open(self) -> Peer:
-        """A stream that has to be answered."""
-        hello = KvHello(self.sender.runner, self.receiver.runner.incarnation, POOL, BASE, "rank 0")
-        self.sender.streams.execute(OpenKvStream(self.receiver.peer, f"127.0.0.1:{self.receiver.own.port}", hello))
-        return self.receiver.next(Connected).peer
-
-    def accept(self, request_id: str, pages: tuple[int, ...]) -> None:
-        self.sender.streams.send(self.receiver.peer, KvOffer(request_id, EPOCH, ""))
-        self.receiver.message(KvOffer)
-        self.receiver.streams.execute(ReceiveKv(self.incoming, request_id, EPOCH, 0, pages))
-        self.receiver.streams.send(self.incoming, KvAccept(request_id, EPOCH, 0))
-        self.sender.message(KvAccept)
-
-    def send(self, request_id: str, pages: tuple[int, ...], first_page: int = 0) -> None:
-        self.sender.streams.execute(SendKv(self.receiver.peer, request_id, EPOCH, first_page, pages))
-
-    def complete(self, request_id: str, pages: int) -> None:
-        self.sender.streams.send(self.receiver.peer, KvComplete(request_id, EPOCH, pages * PAGE_TOKENS, (7,)))
-
-    def check(self, sent: tuple[int, ...], received: tuple[int, ...]) -> None:
-        for own, theirs in zip(self.sender.pages, self.receiver.pages, strict=True):
-            assert np.array_equal(own[list(sent)], theirs[list(received)])
-
-
 @pytest.fixture
 def pair() -> Iterator[Pair]:
-    made = Pair()
+    made = connect(Ranks("sender"), Ranks("receiver"))
+    for seed, pages in enumerate(made.sender.pages):
+        pages[:] = np.random.default_rng(seed).integers(0, 256, pages.shape, dtype=np.uint8)
     yield made
-    made.sender.close()
-    made.receiver.close()
+    made.close()
+
+
+def check(pair: Pair, sent: tuple[int, ...], received: tuple[int, ...]) -> None:
+    for own, theirs in zip(pair.sender.pages, pair.receiver.pages, strict=True):
+        assert np.array_equal(own[list(sent)], theirs[list(received)])
 
 
 def test_pages_of_every_rank_arrive_before_the_machine_gets_the_one_completion(pair: Pair) -> None:
     pair.accept("r", (9, 4, 5))
     pair.send("r", (1, 2))
     pair.send("r", (3,), first_page=2)
-    pair.complete("r", 3)
+    pair.complete("r", 3 * PAGE_TOKENS)
     complete = pair.receiver.message(KvComplete)
     assert complete.tokens == (7,)
-    pair.check((1, 2, 3), (9, 4, 5))
-    pair.receiver.streams.send(pair.incoming, KvAck("r", EPOCH))
+    check(pair, (1, 2, 3), (9, 4, 5))
+    pair.receiver.shell.send(pair.incoming, KvAck("r", EPOCH))
     pair.sender.message(KvAck)
     assert pair.receiver.events.empty()
 
@@ -155,12 +132,12 @@ def test_the_completion_waits_for_ranks_whose_orders_are_late(pair: Pair, late: 
     end.hold = True
     pair.accept("r", (9, 4))
     pair.send("r", (1, 2))
-    pair.complete("r", 2)
+    pair.complete("r", 2 * PAGE_TOKENS)
     wait_until(lambda: bool((pair.receiver.pages[0][[9, 4]] == pair.sender.pages[0][[1, 2]]).all()), "rank 0's pages")
     assert pair.receiver.events.empty()
     end.release()
     pair.receiver.message(KvComplete)
-    pair.check((1, 2), (9, 4))
+    check(pair, (1, 2), (9, 4))
 
 
 def test_a_sequence_whose_pages_are_all_there_completes_on_every_rank(pair: Pair) -> None:
@@ -174,16 +151,16 @@ def test_a_rank_that_loses_its_part_ends_the_stream_at_both_machines(pair: Pair)
     pair.receiver.others[1].close()
     pair.send("r", (1, 2))
     closed = pair.sender.next(Closed)
-    assert closed.peer == pair.receiver.peer
+    assert closed.peer == pair.receiver.peer()
     assert closed.reason.startswith("rank 2: ")
     assert pair.receiver.next(Closed).peer == pair.incoming
 
 
 def test_a_receiver_of_fewer_ranks_than_its_layout_says_is_refused_by_name(pair: Pair) -> None:
-    pair.receiver.streams.execute(Close(pair.incoming, "again"))
+    pair.receiver.shell.execute(Close(pair.incoming, "again"))
     pair.sender.next(Closed)
-    incoming = pair.open()
-    pair.receiver.streams.send(incoming, KvReady(pair.receiver.runner))
+    incoming = opened(pair.sender, pair.receiver)
+    pair.receiver.shell.send(incoming, KvReady(pair.receiver.runner))
     assert pair.sender.next(Closed).reason == "a runner of 1 ranks: this one has 3"
     assert pair.receiver.next(Closed).peer == incoming
 
@@ -191,12 +168,12 @@ def test_a_receiver_of_fewer_ranks_than_its_layout_says_is_refused_by_name(pair:
 @pytest.mark.parametrize("last", ["rank 0", "the liar"])
 def test_a_rank_that_completes_with_other_tokens_than_rank_0_is_refused_by_name(pair: Pair, last: str) -> None:
     """Else the sequence would go on from pages that nobody has written."""
-    to, addresses = pair.receiver.peer, pair.receiver.ready().shard_addresses
+    to, addresses = pair.receiver.peer(), pair.receiver.ready().shard_addresses
     pair.accept("r", (9, 4))
     pair.sender.hold = True
     if last == "the liar":
         pair.send("r", (1, 2))
-        pair.complete("r", 2)
+        pair.complete("r", 2 * PAGE_TOKENS)
         wait_until(lambda: bool((pair.receiver.pages[0][[9, 4]] == pair.sender.pages[0][[1, 2]]).all()), "its pages")
     for rank, pages in zip(pair.sender.others, ((1, 2), (1,)), strict=True):
         complete = KvComplete("r", EPOCH, len(pages) * PAGE_TOKENS)
@@ -205,7 +182,7 @@ def test_a_rank_that_completes_with_other_tokens_than_rank_0_is_refused_by_name(
     if last == "rank 0":
         wait_until(lambda: bool((pair.receiver.pages[2][9] == pair.sender.pages[2][1]).all()), "the liar's pages")
         pair.send("r", (1, 2))
-        pair.complete("r", 2)
+        pair.complete("r", 2 * PAGE_TOKENS)
     closed = pair.receiver.next(Closed)
     assert closed == Closed(pair.incoming, f"r: {PAGE_TOKENS} tokens in KV of rank 2, {2 * PAGE_TOKENS} of rank 0")
     assert pair.sender.next(Closed).peer == to
@@ -213,14 +190,14 @@ def test_a_rank_that_completes_with_other_tokens_than_rank_0_is_refused_by_name(
 
 def test_dropped_kv_changes_no_page_of_any_rank_and_the_stream_continues(pair: Pair) -> None:
     pair.accept("dropped", (9, 4))
-    pair.receiver.streams.execute(DropKv(pair.incoming, "dropped", EPOCH))
+    pair.drop("dropped", "receiver")
     pair.send("dropped", (1, 2))
-    pair.sender.streams.execute(DropKv(pair.receiver.peer, "dropped", EPOCH))
+    pair.drop("dropped", "sender")
     pair.accept("r", (11,))
     pair.send("r", (3,))
-    pair.complete("r", 1)
+    pair.complete("r", 1 * PAGE_TOKENS)
     pair.receiver.message(KvComplete)
-    pair.check((3,), (11,))
+    check(pair, (3,), (11,))
     assert not any(pages[[9, 4]].any() for pages in pair.receiver.pages)
 
 

@@ -60,21 +60,6 @@ def test_draws_of_neighbouring_positions_seeds_and_choices_are_spread_evenly():
         assert len(set(draws)) == 4000
 
 
-def test_tokens_come_as_often_as_their_probabilities_say():
-    chosen = tokens_of(ROW, Sampling(seed=3, temperature=1.0), 4000)
-    shares = [chosen.count(token) / 4000 for token in range(4)]
-    assert shares == pytest.approx([0.5, 0.3, 0.15, 0.05], abs=0.03)
-
-
-def test_seeds_choices_and_positions_lead_to_different_texts():
-    texts = [
-        tuple(tokens_of(ROW, Sampling(seed=seed, choice=choice, temperature=1.0), 40))
-        for seed in range(3)
-        for choice in range(3)
-    ]
-    assert len(set(texts)) == 9
-
-
 # ---- probabilities
 
 
