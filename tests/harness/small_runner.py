@@ -282,10 +282,16 @@ class Driver:
         """Post a request, as `request` makes it."""
         self.post(self.request(*given, **fields))
 
-    def run(self, *given: Any, **fields: Any) -> None:
-        """Post a request, and beat until nothing is left."""
-        self.ask(*given, **fields)
+    def run(self, key: str, *given: Any, **fields: Any) -> list[int]:
+        """Post a request, and beat until nothing is left. Returns its answer."""
+        self.ask(key, *given, **fields)
         self.finish()
+        return self.answer(key)
+
+    def change_logits(self, change: Callable[[Any, Any], Any]) -> None:
+        """Sample from what `change` makes of each step and its logits."""
+        run = self.engine.executor.run
+        self.engine.executor.run = lambda step: change(step, run(step))  # type: ignore[method-assign]
 
     def beat(self, times: int = 1) -> None:
         for _ in range(times):

@@ -32,9 +32,8 @@ def test_every_position_behind_the_first_has_one_before_the_first_token(drive):
 
 def test_a_prompts_log_probabilities_are_those_of_the_same_text_as_an_answer(drive):
     answered, scored = drive(), drive()
-    answered.run("r", PROMPT[:5], 8, sampling=Sampling(top_logprobs=2, ignore_eos=True))
-    text = [*PROMPT[:5], *answered.answer("r")]
-    scored.run("r", text, 0, sampling=SCORED)
+    answer = answered.run("r", PROMPT[:5], 8, sampling=Sampling(top_logprobs=2, ignore_eos=True))
+    scored.run("r", [*PROMPT[:5], *answer], 0, sampling=SCORED)
     expected = [one for event in answered.events for one in event.logprobs]
     found = [one for part in parts_of(scored) for one in part.logprobs][4:]
     assert [one.logprob for one in found] == pytest.approx([one.logprob for one in expected], abs=1e-4)
@@ -75,16 +74,15 @@ def test_a_sequence_that_starts_again_has_all_of_them_again(drive):
 
 
 def test_a_prompt_whose_logits_are_not_finite_ends_with_that_reason_alone(drive):
-    driver = drive()
-    run = driver.engine.executor.run
 
-    def spoiled(step):
-        logits = run(step).clone()
+    def spoiled(_step, logits):
+        logits = logits.clone()
         if len(logits) > 3:
             logits[3, 0] = float("nan")
         return logits
 
-    driver.engine.executor.run = spoiled
+    driver = drive()
+    driver.change_logits(spoiled)
     driver.ask("beside", [3, 4], 6, sampling=Sampling(ignore_eos=True))
     driver.run("r", PROMPT, 2, sampling=SCORED)
     ending = driver.ending("r")
@@ -102,15 +100,13 @@ def test_rows_of_logits_of_an_iteration_are_bounded_over_all_its_prompts():
 
 
 def test_logits_of_a_step_are_of_the_scored_tokens_and_the_one_that_samples(drive):
-    driver = drive()
     seen = []
-    run = driver.engine.executor.run
 
-    def watched(step):
-        logits = run(step)
+    def watched(step, logits):
         seen.append((step.arrays.sampled.tolist(), len(logits)))
         return logits
 
-    driver.engine.executor.run = watched
+    driver = drive()
+    driver.change_logits(watched)
     driver.run("r", PROMPT[:5], 2, sampling=SCORED)
     assert seen == [([0, 1, 2, 3, 4], 5), ([0], 1)]

@@ -28,16 +28,13 @@ def test_penalties_count_what_the_answer_has_said_and_change_what_it_says_next(d
     """Every answer token is what the shifted logits of that moment give: penalties over the answer, not the prompt."""
     driver = drive()
     seen: list[tuple[torch.Tensor, list[int]]] = []
-    run = driver.engine.executor.run
 
-    def watched(step):
-        logits = run(step)
+    def watched(_step, logits):
         seen.append((logits.clone(), driver.answer("r")))
         return logits
 
-    driver.engine.executor.run = watched
-    driver.run("r", [5, 5, 5, 9], 30, sampling=PENALISED)
-    answer = driver.answer("r")
+    driver.change_logits(watched)
+    answer = driver.run("r", [5, 5, 5, 9], 30, sampling=PENALISED)
     assert len(answer) == len(seen) == 30
     for position, (logits, said) in enumerate(seen):
         assert said == answer[:position]
@@ -47,9 +44,8 @@ def test_penalties_count_what_the_answer_has_said_and_change_what_it_says_next(d
         row[5] += 1.0
         row[9] -= 2.0
         assert answer[position] == int(np.argmax(row.astype(np.float32)))
-    plain = drive()
-    plain.run("r", [5, 5, 5, 9], 30, sampling=Sampling(ignore_eos=True))
-    assert len(set(answer)) > len(set(plain.answer("r"))), "penalties bring variety into a small model's loops"
+    plain = drive().run("r", [5, 5, 5, 9], 30, sampling=Sampling(ignore_eos=True))
+    assert len(set(answer)) > len(set(plain)), "penalties bring variety into a small model's loops"
 
 
 PENALTIES = Sampling(
@@ -134,11 +130,8 @@ def test_a_sequence_that_min_tokens_alone_adjusts_is_adjusted_no_more_behind_the
 
 
 def test_bad_words_never_come_and_their_beginnings_do(drive):
-    plain, without = drive(), drive()
-    plain.run("r", [3, 4], 12, sampling=Sampling(ignore_eos=True))
-    answer = plain.answer("r")
+    answer = drive().run("r", [3, 4], 12, sampling=Sampling(ignore_eos=True))
     words = ((answer[3], answer[4]), (answer[6],))
-    without.run("r", [3, 4], 12, sampling=Sampling(ignore_eos=True, bad_words=words))
-    found = without.answer("r")
+    found = drive().run("r", [3, 4], 12, sampling=Sampling(ignore_eos=True, bad_words=words))
     assert words[0] not in pairwise(found)
     assert words[1][0] not in found

@@ -93,8 +93,7 @@ def test_a_batch_is_chosen_and_built_once_for_all_iterations_until_it_changes(dr
 def test_a_row_that_outgrows_its_pages_is_given_them_before_the_step_that_needs_them(drive):
     driver = drive(page_tokens=4)
     executor = watched(driver)
-    driver.run("r", [5, 6], 30, sampling=GREEDY, reservation_tokens=2)
-    assert len(driver.answer("r")) == 30
+    assert len(driver.run("r", [5, 6], 30, sampling=GREEDY, reservation_tokens=2)) == 30
     assert driver.pool.reservations.grown_pages > 0
     assert len({id(step) for step in executor.steps}) < len(executor.steps)
 

@@ -384,8 +384,7 @@ def test_a_row_that_ends_by_length_is_in_no_step_too_many(small: World) -> None:
 
 def test_a_row_that_ends_unseen_is_computed_once_more_and_not_accounted_for(small: World) -> None:
     with driving(small, late=False) as driver:
-        driver.run("x", [5, 9, 4], 8, sampling=GREEDY)
-        stop = driver.answer("x")[3]
+        stop = driver.run("x", [5, 9, 4], 8, sampling=GREEDY)[3]
     with driving(small, late=True) as driver:
         sampling = Sampling(stop_token_ids=(stop,), ignore_eos=True)
         driver.ask("x", [5, 9, 4], 8, sampling=sampling)
