@@ -23,7 +23,7 @@ import torch
 from harness.certificates import Authority, mount
 from harness.hosts import Hosts, two_hosts
 from harness.native_library import native_library
-from harness.ports import free_ports, tcp_pair
+from harness.ports import free_ports
 from harness.processes import started
 from harness.random_models import FAMILIES, OracleModel, write_adapters, write_base
 from harness.ranks import base_of, settings_of, staged, words_of
@@ -31,10 +31,8 @@ from harness.small_runner import Depot
 from harness.split_models import ADAPTERS, PAGES, SIZES, steps_of
 from harness.waiting import PATIENCE_S, wait_until
 from weft.wire.tls import Tls
-from weft_kernels.plan import SegmentPlan
 from weft_runner.errors import ExecutorLost, ExecutorUnavailable, StoppedAtStart
 from weft_runner.executors import ModelSource, make_executor
-from weft_runner.model import StepInput, StepRow
 from weft_runner.offload import MachineRates
 from weft_runner.parallel import Channel, ChannelLost, MultiProcessExecutor, OffloadedPipeline
 from weft_runner.parallel.hosts import connect
@@ -318,19 +316,6 @@ def wait_for(address: tuple[str, int]) -> socket.socket:
 
     wait_until(listens, "rank 0 listens")
     return found[0]
-
-
-def test_a_step_that_ran_here_before_is_sent_without_its_arrays() -> None:
-    """Send a step as the profile of a runner does, step by step the same one."""
-    one, other = (Channel(end) for end in tcp_pair())
-    step = StepInput([1, 2], (StepRow(0, 2, 0, (3,), samples=True),), SegmentPlan(2, ()))
-    arrays = step.arrays
-    one.send(("run", step))
-    name, received = other.receive()
-    assert (name, received) == ("run", step)
-    assert received.arrays.pages.tolist() == arrays.pages.tolist()
-    for end in (one, other):
-        end.close()
 
 
 def test_secured_needs_no_certificates_where_nothing_has_any() -> None:

@@ -11,11 +11,11 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
@@ -28,16 +28,13 @@ from harness.other_constants import NO_OTHERS, command
 from harness.ports import free_addresses
 from harness.processes import started
 from harness.ranks import base_of, settings_of
+from harness.runner_peers import Gateway, supervised
 from harness.small_runner import SMALL, World
-from harness.supervisor_end import supervised
 from harness.waiting import PATIENCE_S, soon
 from weft.artifacts.blobs import BlobStore
-from weft.domain.request import FinishReason, Sampling, SequenceTokens, Step
+from weft.domain.request import FinishReason, Sampling
 from weft.process import lock_data_dir
-from weft.wire.codec.session import RUNNER_TO_GATEWAY
-from weft.wire.streams import SendQueue, channel
-from weft.wire.v1 import common_pb2, runner_pb2, runner_pb2_grpc
-from weft.wire.v1.runner_pb2 import GatewayToRunner
+from weft.wire.v1 import runner_pb2
 from weft_runner.errors import StoppedAtStart
 from weft_runner.executors import make_executor
 from weft_runner.main import main
@@ -74,67 +71,6 @@ def running(
     runner = command("weft_runner", {"weft_runner.main:parse_settings": chosen} if chosen else NO_OTHERS)
     with started(*runner, *(f"--{name}={value}" for name, value in named.items()), *flags) as process:
         yield Running(process, address, probes)
-
-
-class Gateway:
-    """A gateway's session: what it sent, what it heard. It is open within its block."""
-
-    def __init__(self, address: str, incarnation: str, name: str = "g1") -> None:
-        self._channel = channel(address)
-        self._outbox: SendQueue[GatewayToRunner] = SendQueue()
-        self._outbox.put(GatewayToRunner(hello=runner_pb2.SessionHello(gateway=name, incarnation=incarnation)))
-        self.call = runner_pb2_grpc.RunnerStub(self._channel).Session(aiter(self._outbox))
-
-    def start(self, request_id: str, prompt: list[int], counter: int = 1, **fields: Any) -> None:
-        start = {"max_tokens": 6, "reservation_tokens": 6, **fields}
-        sampling = start.pop("sampling", runner_pb2.Sampling(top_p=1.0, ignore_eos=True))
-        epoch = common_pb2.Epoch(term=1, counter=counter)
-        self._outbox.put(
-            GatewayToRunner(
-                start=runner_pb2.Start(request_id=request_id, epoch=epoch, prompt=prompt, sampling=sampling, **start)
-            )
-        )
-
-    async def next(self, kind: str) -> Any:
-        """The next message, which has to be of this kind."""
-        message = await soon(self.call.read())
-        assert message is not grpc.aio.EOF, "the session ended"
-        assert message.WhichOneof("message") == kind, message
-        return getattr(message, kind)
-
-    async def answer(self, request_id: str) -> tuple[list[int], FinishReason]:
-        tokens: list[int] = []
-        while True:
-            for sequence in await self._step():
-                if sequence.request_id == request_id:
-                    assert sequence.position == len(tokens)
-                    tokens.extend(sequence.tokens)
-                    if sequence.finish is not None:
-                        return tokens, sequence.finish
-
-    async def answers(self, *request_ids: str) -> dict[str, list[int]]:
-        """Return the answers of requests that run at the same time."""
-        tokens: dict[str, list[int]] = {request_id: [] for request_id in request_ids}
-        running = set(request_ids)
-        while running:
-            for sequence in await self._step():
-                tokens[sequence.request_id].extend(sequence.tokens)
-                if sequence.finish is not None:
-                    running.remove(sequence.request_id)
-        return tokens
-
-    async def _step(self) -> Sequence[SequenceTokens]:
-        step = RUNNER_TO_GATEWAY.decode(runner_pb2.RunnerToGateway(step=await self.next("step")))
-        assert isinstance(step, Step)
-        return step.sequences
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._outbox.close()
-        self.call.cancel()
-        await self._channel.close()
 
 
 ENDLESS, PAGES = 60_000, 8192  # tokens of an answer that no test waits out; pages for two of them

@@ -148,20 +148,6 @@ def test_an_unused_adapter_gives_way_to_tokens_and_comes_again(driver_of):
     check_pool(small.pool)
 
 
-def test_a_wrong_announced_size_changes_nothing(driver_of):
-    right = driver_of(total_pages=32)
-    ask(right, "r", [5], "a")
-    right.finish()
-    for announced in (1, 10**9):
-        n_bytes = right.pool.adapters.adapters["a"].n_bytes
-        driver = driver_of(total_pages=12, page_bytes=n_bytes // 6 - 1)
-        driver.post(whole(desired("a", n_bytes=announced)))
-        ask(driver, "r", [5], "a")
-        driver.finish()
-        assert driver.answer("r") == right.answer("r")
-        assert driver.pool.pages.n_adapter_pages("a") == 7
-
-
 def test_a_request_without_room_beside_what_an_adapter_waits_for_is_told_so(drive, world):
     world.write_adapter("a")
     sized = drive(total_pages=64)

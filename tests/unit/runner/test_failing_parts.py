@@ -14,11 +14,8 @@ import weft_runner.shell.process as process
 import weft_runner.shell.supervisor_link as supervisor_link
 from harness.ports import free_port
 from harness.ranks import settings_of as runner_settings
-from harness.supervisor_end import Supervisor, supervised
+from harness.runner_peers import Gateway, Supervisor, supervised
 from harness.waiting import PATIENCE_S, soon
-from weft.wire.streams import SendQueue
-from weft.wire.v1 import common_pb2, runner_pb2, runner_pb2_grpc
-from weft.wire.v1.runner_pb2 import GatewayToRunner
 from weft_runner.core import RequestPool
 
 NEVER_S = 1e6
@@ -51,33 +48,23 @@ def settings_of(world: Any, depot: Any, tmp_path: Path, monkeypatch: Any) -> Any
     return settings
 
 
-async def exit_code_after(settings_of: Any, fail: Callable[[Supervisor, Any], Any]) -> int:
+async def exit_code_after(settings_of: Any, fail: Callable[[Supervisor, Gateway], Any]) -> int:
     """Serve until a gateway's stream runs, let a part fail, and await the end of streams and process."""
     async with supervised() as (supervisor, where), asyncio.timeout(PATIENCE_S):
         settings = settings_of(where)
         serving = asyncio.create_task(process.serve_runner(settings, Beats(), lambda _: None))  # type: ignore[arg-type]
-        async with grpc.aio.insecure_channel(settings.listen) as channel:
-            return await _code_after(supervisor, channel, fail, serving)
+        await supervisor.until(lambda: bool(supervisor.states))
+        async with Gateway(settings.listen, supervisor.hellos[0].runner.incarnation) as gateway:
+            await gateway.next("ready")
+            fail(supervisor, gateway)
+            while await gateway.call.read() is not grpc.aio.EOF:
+                pass
+            await supervisor.over.wait()
+            return await serving
 
 
-async def _code_after(supervisor: Supervisor, channel: Any, fail: Callable[..., Any], serving: Any) -> int:
-    await supervisor.until(lambda: bool(supervisor.states))
-    await channel.channel_ready()
-    outbox: SendQueue[GatewayToRunner] = SendQueue()
-    incarnation = supervisor.hellos[0].runner.incarnation
-    outbox.put(GatewayToRunner(hello=runner_pb2.SessionHello(gateway="g", incarnation=incarnation)))
-    call = runner_pb2_grpc.RunnerStub(channel).Session(aiter(outbox))
-    await call.read()
-    fail(supervisor, outbox)
-    while await call.read() is not grpc.aio.EOF:
-        pass
-    await supervisor.over.wait()
-    return await serving
-
-
-def some_start(_: Supervisor, outbox: SendQueue[GatewayToRunner]) -> None:
-    epoch = common_pb2.Epoch(term=1, counter=1)
-    outbox.put(GatewayToRunner(start=runner_pb2.Start(request_id="r", epoch=epoch, prompt=[3], max_tokens=5)))
+def some_start(_: Supervisor, gateway: Gateway) -> None:
+    gateway.start("r", [3])
 
 
 def raising(*_: Any, **__: Any) -> Any:
@@ -96,7 +83,7 @@ async def test_books_that_do_not_balance_end_the_process_and_are_counted(setting
     counted = ("weft_invariant_violations_total", {"check": "check_pages"})
     before = REGISTRY.get_sample_value(*counted) or 0.0
 
-    def fail(supervisor: Supervisor, outbox: Any) -> None:
+    def fail(supervisor: Supervisor, gateway: Gateway) -> None:
         monkeypatch.setattr("weft_runner.core.runner.check_pool", check_pages)
         supervisor.order()  # the next beat has no batch
 
@@ -105,7 +92,7 @@ async def test_books_that_do_not_balance_end_the_process_and_are_counted(setting
 
 
 async def test_a_dead_link_to_the_supervisor_ends_the_process(settings_of, monkeypatch):
-    def fail(supervisor: Supervisor, outbox: Any) -> None:
+    def fail(supervisor: Supervisor, gateway: Gateway) -> None:
         monkeypatch.setattr(supervisor_link, "SUPERVISOR_TO_RUNNER", SimpleNamespace(decode=raising))
         supervisor.order()
 
@@ -113,9 +100,9 @@ async def test_a_dead_link_to_the_supervisor_ends_the_process(settings_of, monke
 
 
 async def test_what_cannot_be_delivered_ends_the_process(settings_of, monkeypatch):
-    def fail(supervisor: Supervisor, outbox: Any) -> None:
+    def fail(supervisor: Supervisor, gateway: Gateway) -> None:
         monkeypatch.setattr("weft_runner.shell.server.RUNNER_TO_GATEWAY", SimpleNamespace(encode=raising))
-        some_start(supervisor, outbox)
+        some_start(supervisor, gateway)
 
     assert await exit_code_after(settings_of, fail) == 1
 

@@ -26,9 +26,13 @@ def step_of(rows: list[tuple[int, int, int | None, bool]]) -> StepInput:
 
 @given(rows=rows_of_a_step)
 def test_a_step_is_received_as_it_was_sent(channels: tuple[Channel, Channel], rows):
+    """Without its arrays, where it ran here before."""
     (one, other), step, layers = channels, step_of(rows), Layers(0, 6, hidden=True)
+    pages = step.arrays.pages
     one.send(("run", step, layers))
-    assert other.receive() == ("run", step, layers)
+    received = other.receive()
+    assert received == ("run", step, layers)
+    assert received[1].arrays.pages.tolist() == pages.tolist()
     check_step(step, 16)
 
 

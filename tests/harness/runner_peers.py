@@ -1,19 +1,22 @@
-"""The supervisor's end of a runner's stream, over a real socket."""
+"""Who a runner speaks to over real sockets: the supervisor's end of its stream, and a gateway's."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import grpc.aio
 
-from harness.waiting import PATIENCE_S
+from harness.waiting import PATIENCE_S, soon
+from weft.domain.request import FinishReason, SequenceTokens, Step
 from weft.domain.runner import RunnerBook
 from weft.wire.codec.cluster import RUNNER_TO_SUPERVISOR
-from weft.wire.streams import SendQueue, serve_stream
-from weft.wire.v1 import supervisor_pb2, supervisor_pb2_grpc
+from weft.wire.codec.session import RUNNER_TO_GATEWAY
+from weft.wire.streams import SendQueue, channel, serve_stream
+from weft.wire.v1 import common_pb2, runner_pb2, runner_pb2_grpc, supervisor_pb2, supervisor_pb2_grpc
+from weft.wire.v1.runner_pb2 import GatewayToRunner
 from weft.wire.v1.supervisor_pb2 import SupervisorToRunner
 
 
@@ -88,3 +91,64 @@ async def supervised(address: str = "127.0.0.1:0") -> AsyncIterator[tuple[Superv
         yield supervisor, f"127.0.0.1:{port}"
     finally:
         await server.stop(0)
+
+
+class Gateway:
+    """A gateway's session: what it sent, what it heard. It is open within its block."""
+
+    def __init__(self, address: str, incarnation: str, name: str = "g1") -> None:
+        self._channel = channel(address)
+        self.outbox: SendQueue[GatewayToRunner] = SendQueue()
+        self.outbox.put(GatewayToRunner(hello=runner_pb2.SessionHello(gateway=name, incarnation=incarnation)))
+        self.call = runner_pb2_grpc.RunnerStub(self._channel).Session(aiter(self.outbox))
+
+    def start(self, request_id: str, prompt: list[int], counter: int = 1, term: int = 1, **fields: Any) -> None:
+        start = {"max_tokens": 6, "reservation_tokens": 6, **fields}
+        sampling = start.pop("sampling", runner_pb2.Sampling(top_p=1.0, ignore_eos=True))
+        epoch = common_pb2.Epoch(term=term, counter=counter)
+        self.outbox.put(
+            GatewayToRunner(
+                start=runner_pb2.Start(request_id=request_id, epoch=epoch, prompt=prompt, sampling=sampling, **start)
+            )
+        )
+
+    async def next(self, kind: str) -> Any:
+        """The next message, which has to be of this kind."""
+        message = await soon(self.call.read())
+        assert message is not grpc.aio.EOF, "the session ended"
+        assert message.WhichOneof("message") == kind, message
+        return getattr(message, kind)
+
+    async def answer(self, request_id: str) -> tuple[list[int], FinishReason]:
+        tokens: list[int] = []
+        while True:
+            for sequence in await self._step():
+                if sequence.request_id == request_id:
+                    assert sequence.position == len(tokens)
+                    tokens.extend(sequence.tokens)
+                    if sequence.finish is not None:
+                        return tokens, sequence.finish
+
+    async def answers(self, *request_ids: str) -> dict[str, list[int]]:
+        """Return the answers of requests that run at the same time."""
+        tokens: dict[str, list[int]] = {request_id: [] for request_id in request_ids}
+        running = set(request_ids)
+        while running:
+            for sequence in await self._step():
+                tokens[sequence.request_id].extend(sequence.tokens)
+                if sequence.finish is not None:
+                    running.remove(sequence.request_id)
+        return tokens
+
+    async def _step(self) -> Sequence[SequenceTokens]:
+        step = RUNNER_TO_GATEWAY.decode(runner_pb2.RunnerToGateway(step=await self.next("step")))
+        assert isinstance(step, Step)
+        return step.sequences
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.outbox.close()
+        self.call.cancel()
+        await self._channel.close()
