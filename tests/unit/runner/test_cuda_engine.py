@@ -91,9 +91,22 @@ def both(pair: tuple[Any, Any], *requests: tuple[str, list[int], int, str, Sampl
             driver.post(driver.request(key, prompt, n_tokens, adapter, sampling=sampling))
 
 
+def same(pair: tuple[Any, Any], *keys: str) -> None:
+    """Let both finish; these answers are the same."""
+    for driver in pair:
+        driver.finish()
+        check_pool(driver.pool)
+    cuda, reference = pair
+    assert {key: cuda.answer(key) for key in keys} == {key: reference.answer(key) for key in keys}
+
+
+def events(pair: tuple[Any, Any], kind: type[Any]) -> list[list[Any]]:
+    return [[event for event in driver.events if isinstance(event, kind)] for driver in pair]
+
+
 def test_answers_are_the_references_and_most_steps_are_launched_ahead(pair_of):
     """Base, two adapters, one that ends early, and a draw: all in one batch."""
-    cuda, reference = pair = pair_of()
+    pair = pair_of()
     both(
         pair,
         ("base", [5, 9, 4], 5, "", GREEDY),
@@ -101,74 +114,57 @@ def test_answers_are_the_references_and_most_steps_are_launched_ahead(pair_of):
         ("b", [3, 1], 3, "b", GREEDY),
         ("drawn", [11, 12, 13], 5, "a", Sampling(temperature=0.9, top_p=0.8, seed=7, ignore_eos=True)),
     )
-    for driver in pair:
-        driver.finish()
-        check_pool(driver.pool)
-    for key in ("base", "a", "b", "drawn"):
-        assert cuda.answer(key) == reference.answer(key), key
-    assert cuda.engine.executor.followed >= 4
+    same(pair, "base", "a", "b", "drawn")
+    assert pair[0].engine.executor.followed >= 4
 
 
 @pytest.mark.slow
 def test_an_adapter_that_left_comes_back_into_other_pages(pair_of):
     """Two slots, three adapters, and pages that tokens had meanwhile."""
-    cuda, reference = pair = pair_of(layers=2)
+    pair = pair_of(layers=2)
     for turn, adapter in enumerate("abca"):
         both(pair, (f"{turn}", [turn + 3] * 5, 2, adapter, GREEDY), (f"{turn} base", [turn + 4] * 40, 2, "", GREEDY))
-        for driver in pair:
-            driver.finish()
-    check_pool(cuda.pool)
-    for turn in range(4):
-        assert cuda.answer(f"{turn}") == reference.answer(f"{turn}")
-        assert cuda.answer(f"{turn} base") == reference.answer(f"{turn} base")
+        same(pair, f"{turn}", f"{turn} base")
 
 
 def test_a_sequence_that_leaves_during_a_step_has_no_further_output_and_the_others_continue(pair_of):
-    cuda, reference = pair_of()
-    for driver in (cuda, reference):
+    pair = pair_of()
+    for driver in pair:
         driver.post(driver.request("stays", [5, 9, 4], 7, "b", sampling=GREEDY))
         driver.post(leaving := driver.request("leaves", [8, 8], 9, "a", sampling=GREEDY))
         while len(driver.answer("leaves")) < 3:
             driver.beat()
         driver.post(Stop("leaves", leaving.epoch))
         driver.post(driver.request("comes", [6, 2], 3, "a", sampling=GREEDY))
-        driver.finish()
-        check_pool(driver.pool)
-    assert cuda.engine.executor.followed
-    assert cuda.answer("stays") == reference.answer("stays")
-    assert cuda.answer("comes") == reference.answer("comes")
-    assert len(cuda.answer("leaves")) == 3
+    same(pair, "stays", "comes")
+    assert pair[0].engine.executor.followed
+    assert len(pair[0].answer("leaves")) == 3
 
 
 @pytest.mark.slow
 def test_a_sequence_that_was_in_host_memory_continues_as_the_references(pair_of):
     """Three pages for two sequences of two pages each."""
-    cuda, reference = pair = pair_of(total_pages=3, swap_page_bytes=1)
+    pair = pair_of(total_pages=3, swap_page_bytes=1)
     for driver in pair:
         for key, prompt in (("old", [5, 9] * 7), ("new", [7, 8] * 7)):
             driver.post(driver.request(key, prompt, 12, reservation_tokens=1, sampling=GREEDY))
-        driver.finish()
-        check_pool(driver.pool)
-        assert driver.pool.swap.in_bytes == driver.pool.swap.out_bytes > 0
-    assert [cuda.answer(key) for key in ("old", "new")] == [reference.answer(key) for key in ("old", "new")]
+    same(pair, "old", "new")
+    assert all(driver.pool.swap.in_bytes == driver.pool.swap.out_bytes > 0 for driver in pair)
 
 
 @pytest.mark.slow
 def test_a_prompt_in_chunks_beside_decode_is_the_references(pair_of):
     """A chunk that is not the last has no token: nothing is sampled in its step when it is alone."""
-    cuda, reference = pair = pair_of(batch=BatchLimits(max_batch_tokens=9))
+    pair = pair_of(batch=BatchLimits(max_batch_tokens=9))
     both(pair, ("alone", [3, 4] * 12, 2, "a", GREEDY))
-    for driver in pair:
-        driver.finish()
+    same(pair, "alone")
     both(pair, ("x", [5, 9, 4], 6, "a", GREEDY), ("y", [7, 8] * 10, 3, "b", GREEDY))
-    for driver in pair:
-        driver.finish()
-    assert [cuda.answer(key) for key in ("alone", "x", "y")] == [reference.answer(key) for key in ("alone", "x", "y")]
+    same(pair, "x", "y")
 
 
 @pytest.mark.slow
 def test_penalties_masks_and_log_probabilities_are_the_references_and_no_step_waits_for_them(pair_of):
-    cuda, reference = pair = pair_of()
+    pair = pair_of()
     both(
         pair,
         ("penalised", [5, 5, 5], 6, "", Sampling(frequency_penalty=1.5, ignore_eos=True)),
@@ -176,110 +172,80 @@ def test_penalties_masks_and_log_probabilities_are_the_references_and_no_step_wa
         ("told", [5, 9], 6, "", Sampling(top_logprobs=2, ignore_eos=True)),
         ("masked", [8], 6, "", Sampling(allowed_token_ids=(4, 9, 30), min_tokens=3, stop_token_ids=(9, 30))),
     )
-    for driver in pair:
-        driver.finish()
-    for key in ("repeated", "penalised", "told", "masked"):
-        assert cuda.answer(key) == reference.answer(key), key
+    same(pair, "repeated", "penalised", "told", "masked")
     told = [[one for e in d.events if e.request_id == "told" for one in e.logprobs] for d in pair]
     ours, theirs = ([one.logprob for one in each] for each in told)
     assert ours == pytest.approx(theirs, rel=0, abs=1e-4)
-    assert cuda.engine.executor.followed == len(cuda.batches) - 1
+    assert pair[0].engine.executor.followed == len(pair[0].batches) - 1
+
+
+def beside_one_that_decodes(pair: tuple[Any, Any], sampling: Sampling, n_tokens: int) -> None:
+    """A long prompt and a short one; then steps without a prompt are launched ahead again."""
+    both(pair, ("beside", [7, 7], 12, "c", GREEDY))
+    for driver in pair:
+        driver.beat(2)
+    both(pair, ("long", [(5 * i) % 60 for i in range(50)], n_tokens, "a", sampling), ("short", [4], 0, "", sampling))
+    same(pair, "beside", "long", "short")
+    assert pair[0].engine.executor.followed
 
 
 @pytest.mark.slow
 def test_log_probabilities_of_a_prompt_are_the_references_beside_rows_that_decode(pair_of):
-    cuda, reference = pair = pair_of()
-    both(pair, ("beside", [7, 7], 12, "c", GREEDY))
-    for driver in pair:
-        driver.beat(2)
-    scored = Sampling(prompt_logprobs=3, top_logprobs=1, ignore_eos=True)
-    both(pair, ("scored", [(5 * i) % 60 for i in range(50)], 3, "a", scored), ("alone", [4, 5, 9], 0, "", scored))
-    for driver in pair:
-        driver.finish()
-        check_pool(driver.pool)
-    for key in ("beside", "scored", "alone"):
-        assert cuda.answer(key) == reference.answer(key), key
-    parts = [[e for e in d.events if isinstance(e, PromptLogprobs)] for d in pair]
-    ours, theirs = ([(e.request_id, e.first, one) for e in each for one in e.logprobs] for each in parts)
+    pair = pair_of()
+    both(pair, ("alone", [4, 5, 9], 0, "", scored := Sampling(prompt_logprobs=3, top_logprobs=1, ignore_eos=True)))
+    beside_one_that_decodes(pair, scored, 3)
+    ours, theirs = (
+        [(e.request_id, e.first, one) for e in each for one in e.logprobs] for each in events(pair, PromptLogprobs)
+    )
     assert len(ours) == len(theirs) == 49 + 2
     for (key, first, one), (its_key, its_first, other) in zip(ours, theirs, strict=True):
         assert (key, first, [t for t, _ in one.top]) == (its_key, its_first, [t for t, _ in other.top])
-        assert [one.logprob, *(v for _, v in one.top)] == pytest.approx(
-            [other.logprob, *(v for _, v in other.top)], abs=1e-4
-        )
-    assert cuda.engine.executor.followed, "steps without a prompt are launched ahead again"
+        found, expected = ([each.logprob, *(v for _, v in each.top)] for each in (one, other))
+        assert found == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.slow
-def test_an_answer_that_ends_while_the_next_step_is_in_flight_has_no_token_more(pair_of):
+@pytest.mark.parametrize("finish", [FinishReason.EOS, FinishReason.STOP])
+def test_an_answer_that_ends_while_the_next_step_is_in_flight_has_no_token_more(pair_of, finish):
+    """A stop token is its last one, an end of sequence is none of it. The row beside it is greedy, or has few choices."""
     first, _ = pair_of()
     first.post(first.request("long", [5, 9, 4], 6, sampling=GREEDY))
     first.finish()
-    cuda, reference = pair = pair_of(eos=frozenset({first.answer("long")[3]}))
-    both(pair, ("stopped", [5, 9, 4], 6, "", Sampling()), ("beside", [7, 7], 6, "c", GREEDY))
-    for driver in pair:
-        driver.finish()
-    assert cuda.answer("stopped") == reference.answer("stopped") == first.answer("long")[:3]
-    assert cuda.answer("beside") == reference.answer("beside")
-    assert cuda.ending("stopped").finish is FinishReason.EOS
-    assert cuda.engine.executor.followed
-
-
-@pytest.mark.slow
-def test_a_stop_token_ends_an_answer_while_the_next_step_is_in_flight_and_is_its_last_token(pair_of):
-    first, _ = pair_of()
-    first.post(first.request("long", [5, 9, 4], 6, sampling=GREEDY))
-    first.finish()
-    stop = first.answer("long")[3]
-    cuda, reference = pair = pair_of()
-    sampling = Sampling(stop_token_ids=(60, stop), ignore_eos=True)
-    cut = Sampling(temperature=2.0, top_k=4, min_p=0.01, seed=9, ignore_eos=True)
-    both(pair, ("stopped", [5, 9, 4], 6, "", sampling), ("beside", [7, 7], 6, "c", cut))
-    for driver in pair:
-        driver.finish()
-        assert driver.ending("stopped").finish is FinishReason.STOP
-    answer = first.answer("long")
-    assert cuda.answer("stopped") == reference.answer("stopped") == answer[: answer.index(stop) + 1]
-    assert cuda.answer("beside") == reference.answer("beside")
-    assert cuda.engine.executor.followed
+    text, by_eos = first.answer("long"), finish is FinishReason.EOS
+    end = text[3]
+    pair = pair_of(**({"eos": frozenset({end})} if by_eos else {}))
+    ending = Sampling() if by_eos else Sampling(stop_token_ids=(60, end), ignore_eos=True)
+    beside = GREEDY if by_eos else Sampling(temperature=2.0, top_k=4, min_p=0.01, seed=9, ignore_eos=True)
+    both(pair, ("stopped", [5, 9, 4], 6, "", ending), ("beside", [7, 7], 6, "c", beside))
+    same(pair, "stopped", "beside")
+    assert pair[0].answer("stopped") == text[: text.index(end) + (not by_eos)]
+    assert {driver.ending("stopped").finish for driver in pair} == {finish}
+    assert pair[0].engine.executor.followed
 
 
 @pytest.mark.slow
 def test_a_step_that_cannot_be_launched_ahead_costs_nobody_a_token(pair_of, caplog):
-    cuda, reference = pair = pair_of()
+    pair = pair_of()
     both(pair, ("x", [5, 9, 4], 6, "a", GREEDY), ("y", [7, 7], 6, "", GREEDY))
-    cuda.engine.executor.fail_next = True
-    for driver in pair:
-        driver.finish()
+    pair[0].engine.executor.fail_next = True
+    same(pair, "x", "y")
     assert "its rows run alone" in caplog.text
-    assert [cuda.answer(key) for key in "xy"] == [reference.answer(key) for key in "xy"]
 
 
 @pytest.mark.slow
 def test_warming_up_leaves_nothing_behind(pair_of):
     """A GPU warms up at start: every size of chunks, with and without adapters, and a draw."""
-    cuda, reference = pair = pair_of()
-    cuda.engine.executor.warm_up(17)
+    pair = pair_of()
+    pair[0].engine.executor.warm_up(17)
     both(pair, ("x", [5, 9, 4], 3, "a", GREEDY))
-    for driver in pair:
-        driver.finish()
-    assert cuda.answer("x") == reference.answer("x")
+    same(pair, "x")
 
 
 @pytest.mark.slow
 def test_hidden_states_are_the_references_beside_rows_that_decode(pair_of):
-    cuda, reference = pair = pair_of()
-    both(pair, ("beside", [7, 7], 12, "c", GREEDY))
-    for driver in pair:
-        driver.beat(2)
-    pools = Sampling(pooling=True)
-    both(pair, ("pooled", [(5 * i) % 60 for i in range(50)], 0, "a", pools), ("alone", [4], 0, "", pools))
-    for driver in pair:
-        driver.finish()
-        check_pool(driver.pool)
-    ours, theirs = ({e.request_id: e.vector for e in d.events if isinstance(e, PooledState)} for d in pair)
-    assert set(ours) == set(theirs) == {"pooled", "alone"}
+    pair = pair_of()
+    beside_one_that_decodes(pair, Sampling(pooling=True), 0)
+    ours, theirs = ({e.request_id: e.vector for e in each} for each in events(pair, PooledState))
+    assert set(ours) == set(theirs) == {"long", "short"}
     for key, vector in ours.items():
         assert np.frombuffer(vector, "<f4") == pytest.approx(np.frombuffer(theirs[key], "<f4"), abs=1e-4)
-    assert cuda.answer("beside") == reference.answer("beside")
-    assert cuda.engine.executor.followed, "steps without a prompt are launched ahead again"
