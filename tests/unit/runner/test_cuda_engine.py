@@ -207,7 +207,7 @@ def test_log_probabilities_of_a_prompt_are_the_references_beside_rows_that_decod
 @pytest.mark.slow
 @pytest.mark.parametrize("finish", [FinishReason.EOS, FinishReason.STOP])
 def test_an_answer_that_ends_while_the_next_step_is_in_flight_has_no_token_more(pair_of, finish):
-    """A stop token is its last one, an end of sequence is none of it. The row beside it is greedy, or has few choices."""
+    """A stop token is its last one, an end of sequence is no part of it; beside it one is greedy or drawn."""
     first, _ = pair_of()
     first.post(first.request("long", [5, 9, 4], 6, sampling=GREEDY))
     first.finish()

@@ -9,8 +9,6 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from harness.ranks import settings_of
 from weft.domain.model.config import ModelSpec, parse_spec
@@ -75,17 +73,6 @@ def test_a_tied_head_is_counted_once_and_a_converted_embedding_beside_it():
     half = tied | {"dtype": "float16"}
     assert needed(half, "bf16").embedding - needed(tied, "bf16").embedding == 4 * embedding
     assert needed(half, "reference") == needed(tied, "reference")
-
-
-@given(st.integers(1, 300), st.integers(1, 300))
-def test_packing_pads_to_whole_blocks(n_out, n_in):
-    rows, columns = packed_bytes(n_out, 32, "fp32") // 128, packed_bytes(16, n_in, "fp32") // 64
-    assert 0 <= rows - n_out < 16
-    assert 0 <= columns - n_in < 32
-    assert packed_bytes(n_out, n_in, "bf16") == 2 * rows * columns
-    assert packed_bytes(n_out, n_in, "int8") == rows * columns + 4 * rows
-    assert 0 <= packed_bytes(16, n_in, "int4") * 16 // (9 * 16) - n_in < 64
-    assert packed_bytes(n_out, n_in, "reference") == 4 * n_out * n_in
 
 
 @pytest.mark.parametrize("kind", KINDS)
