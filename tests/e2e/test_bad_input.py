@@ -20,26 +20,6 @@ pytestmark = pytest.mark.slow
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
-def change_config(folder: Path, **fields: object) -> None:
-    config = json.loads((folder / CONFIG).read_text())
-    (folder / CONFIG).write_text(json.dumps(config | fields))
-
-
-def change_header(folder: Path, change: Callable[[dict[str, dict[str, object]]], None]) -> None:
-    """Rewrite the safetensors header; the data stays."""
-    raw = (folder / WEIGHTS).read_bytes()
-    size = int.from_bytes(raw[:8], "little")
-    header = json.loads(raw[8 : 8 + size])
-    change(header)
-    fresh = json.dumps(header).encode()
-    (folder / WEIGHTS).write_bytes(len(fresh).to_bytes(8, "little") + fresh + raw[8 + size :])
-
-
-def overlap(header: dict[str, dict[str, object]]) -> None:
-    first, second = [name for name in header if name != "__metadata__"][:2]
-    header[second]["data_offsets"] = header[first]["data_offsets"]
-
-
 def change_tensors(folder: Path, change: Callable[[np.ndarray], np.ndarray]) -> None:
     """Change the first A matrix."""
     tensors = load_file(folder / WEIGHTS)
@@ -53,28 +33,10 @@ def not_a_number(a: np.ndarray) -> np.ndarray:
     return a
 
 
-def pickle_instead(folder: Path) -> None:
-    (folder / WEIGHTS).rename(folder / "adapter_model.bin")
-
-
-def oversized(folder: Path) -> None:
-    (folder / WEIGHTS).write_bytes((1 << 40).to_bytes(8, "little") + b"{}")
-
-
+# What else can be wrong is in unit/depot/test_resolve.py: here is one that headers show, and one that the numbers do.
 BROKEN: dict[str, tuple[str, Callable[[Path], object]]] = {
-    "missing-file": ("MissingFile", lambda folder: (folder / WEIGHTS).unlink()),
-    "truncated": (
-        "HeaderTruncated",
-        lambda folder: (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:50]),
-    ),
-    "oversized": ("HeaderTooLarge", oversized),
-    "overlapping": ("OffsetsInvalid", lambda folder: change_header(folder, overlap)),
-    "rank": ("RankTooLarge", lambda folder: change_config(folder, r=64)),
-    "wrong-base": ("BaseMismatch", lambda folder: change_config(folder, base_model_name_or_path="someone/else")),
     "wrong-shape": ("ShapeMismatch", lambda folder: change_tensors(folder, lambda a: a[:, :-1].copy())),
     "nan": ("NotFinite", lambda folder: change_tensors(folder, not_a_number)),
-    "pickle": ("UnsafeFormat", pickle_instead),
-    "dora": ("UnsupportedAdapter", lambda folder: change_config(folder, use_dora=True)),
 }
 
 
@@ -84,7 +46,6 @@ def manifests(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, (_, spoil) in BROKEN.items():
         shutil.copytree(folder / "adapters" / "upper", folder / "adapters" / name)
         spoil(folder / "adapters" / name)
-    (folder / "adapters" / "outside").symlink_to("/etc")
     return folder
 
 
@@ -110,20 +71,10 @@ async def test_bad_adapters_are_named_and_disturb_nobody(stack: Stack, tmp_path:
     adapters = [adapter_manifest(name, "bad", f"file:adapters/{name}") for name in BROKEN]
     adapters += [
         adapter_manifest("nowhere", "bad", "file:adapters/nowhere"),
-        adapter_manifest("escape", "bad", "file:adapters/outside"),
-        adapter_manifest("above", "bad", "file:../../etc"),
-        adapter_manifest("scheme", "bad", "pvc:claim/upper"),
         adapter_manifest("pool", "bad", "file:adapters/upper", poolRef={"name": "missing"}),
-        adapter_manifest("assertion", "bad", "file:adapters/cipher", maxRank=8),
     ]
-    expected = {name: reason for name, (reason, _) in BROKEN.items()} | {
-        "nowhere": "SourceNotFound",
-        "escape": "BadURI",
-        "above": "BadURI",
-        "scheme": "SchemeNotAllowed",
-        "pool": "PoolNotFound",
-        "assertion": "RankTooLarge",
-    }
+    expected = {name: reason for name, (reason, _) in BROKEN.items()}
+    expected |= {"nowhere": "SourceNotFound", "pool": "PoolNotFound"}
     (tmp_path / "bad.yaml").write_text(yaml.safe_dump_all(adapters))
     async with crowd(stack.url, sure_cases(("acme/upper", "weft-quickstart"), 12, seed=9), "beside") as made:
         await made.until(lambda: any(w.text for w in made.streams))
@@ -143,30 +94,15 @@ async def test_bad_adapters_are_named_and_disturb_nobody(stack: Stack, tmp_path:
     assert_undisturbed(list(made.streams))
 
 
-@pytest.mark.parametrize(
-    ("spec", "reason"),
-    [
-        (
-            {"modelName": "acme/upper"},
-            "spec.modelName: NameConflict: the name 'acme/upper' belongs to an adapter of another namespace",
-        ),
-        (
-            {"modelName": "weft-quickstart"},
-            "spec.modelName: NameConflict: the name 'weft-quickstart' is the base model",
-        ),
-        ({"maxRank": 256}, "spec.maxRank: RankTooLarge"),
-        ({"baseModel": "llama"}, "spec.baseModel: BaseMismatch"),
-    ],
-)
 def test_what_would_break_others_is_refused_at_the_edge_and_the_rest_of_the_file_is_applied(
-    stack: Stack, tmp_path: Path, spec: dict[str, object], reason: str
+    stack: Stack, tmp_path: Path
 ) -> None:
-    wrong = adapter_manifest("one", "bad", "file:adapters/upper", **spec)
+    wrong = adapter_manifest("one", "bad", "file:adapters/upper", modelName="acme/upper")
     right = adapter_manifest("beside", "bad", "file:adapters/upper")
     (tmp_path / "both.yaml").write_text(yaml.safe_dump_all([wrong, right]))
     done = stack.cli("apply", "-f", str(tmp_path / "both.yaml"), check=False)
     assert done.returncode == 2, done.stdout + done.stderr
-    assert reason in done.stderr
+    assert "spec.modelName: NameConflict: the name 'acme/upper' belongs to an adapter of another" in done.stderr
     assert "beside" in done.stdout
     listed = json.loads(stack.cli("get", "lora", "-n", "bad", "-o", "json").stdout)["items"]
     assert "one" not in {item["metadata"]["name"] for item in listed}
@@ -176,8 +112,6 @@ def test_what_would_break_others_is_refused_at_the_edge_and_the_rest_of_the_file
     ("change", "needle"),
     [
         ({"spec": {"poolRef": {"name": "quickstart"}, "source": {"uri": "file:a"}, "replcas": 3}}, "replcas"),
-        ({"spec": {"poolRef": {"name": "quickstart"}, "source": {"uri": "adapters/upper"}}}, "uri"),
-        ({"spec": {"poolRef": {"name": "quickstart"}}}, "source"),
         ({"metadata": {"name": "Upper_Case", "namespace": "bad"}}, "name"),
         ({"kind": "LoraAdapter"}, "LoRAAdapter"),
     ],

@@ -10,7 +10,7 @@ import httpx2
 import pytest
 import yaml
 
-from harness.crowd import SLOW, assert_undisturbed, crowd, finished
+from harness.crowd import SLOW, assert_undisturbed, crowd
 from harness.quickstart import Case, adapter_manifest, copy_manifests, sure_cases, tasks
 from harness.waiting import PATIENCE_S, eventually
 from weft.domain.adapter import Tier
@@ -70,16 +70,6 @@ async def tiers(stack: Stack, digest: str) -> set[Tier]:
     """In which tiers runners have a digest."""
     listed = await runners(stack.address("supervisor"))
     return {runner.adapters[digest].tier for runner in listed if digest in runner.adapters}
-
-
-async def test_a_new_adapter_answers_within_seconds(stack: Stack, tmp_path: Path) -> None:
-    assert await answer(stack, "acme/shout") == 404
-    apply(stack, tmp_path, adapter_manifest("shout", "acme", "file:adapters/upper"))
-
-    async def answers() -> bool:
-        return await answer(stack, "acme/shout") == PROMPT.upper()
-
-    await eventually(answers)
 
 
 async def test_an_edited_source_swaps_and_running_streams_finish_on_the_old_one(
@@ -286,20 +276,3 @@ async def test_a_deleted_adapter_is_unknown_at_once_and_leaves_every_tier(stack:
         return await tiers(stack, digest) == set() and not list(weights.rglob(digest.removeprefix("sha256:")))
 
     await eventually(left)
-
-
-async def test_a_bad_source_is_named_and_disturbs_nobody(stack: Stack, manifests: Path, tmp_path: Path) -> None:
-    broken = manifests / "adapters" / "broken"
-    shutil.copytree(manifests / "adapters" / "upper", broken)
-    weights = broken / "adapter_model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-100])
-    apply(stack, tmp_path, adapter_manifest("broken", "acme", "file:adapters/broken"))
-
-    async def named() -> bool:
-        conditions = stack.controller.get("loraadapters", "acme", "broken").get("status", {}).get("conditions", [])
-        return any(c["type"] == "Ready" and c["status"] == "False" and c["reason"] != "Resolving" for c in conditions)
-
-    await eventually(named)
-    assert "OffsetsInvalid" in stack.cli("describe", "lora", "broken", "-n", "acme").stdout
-    assert await answer(stack, "acme/broken") == 404
-    assert_undisturbed(await finished(stack.url, sure_cases(("acme/upper",), 2, seed=7), "beside"))

@@ -39,14 +39,6 @@ def other_geometry(message: Any) -> Any:
     return message._replace(layers=1) if isinstance(message, KvPages) else message
 
 
-def too_many_bytes(message: Any) -> Any:
-    """More pages than the receiver has accepted, with bytes for each."""
-    if not isinstance(message, KvPages):
-        return message
-    more = message.pages + 40
-    return message._replace(pages=more, bytes=message.bytes // message.pages * more)
-
-
 def stale_epoch(message: Any) -> Any:
     """To the receiver an epoch before; what it answers is about that one."""
     epoch = getattr(message, "epoch", None)
@@ -54,10 +46,6 @@ def stale_epoch(message: Any) -> Any:
         return message
     other = Epoch(epoch.term, epoch.counter + (-1 if isinstance(message, FROM_SENDER) else 1))
     return message._replace(epoch=other) if isinstance(message, KvPages) else replace(message, epoch=other)
-
-
-def stale_pages(message: Any) -> Any:
-    return stale_epoch(message) if isinstance(message, KvPages) else message
 
 
 def more_than_was_sent(message: Any) -> Any:
@@ -72,9 +60,7 @@ def a_token_that_there_is_not(message: Any) -> Any:
 LIES: dict[Lie, tuple[str, ...]] = {
     another_layout: ("KV layout 'of another model' is not",),
     other_geometry: ("bytes for 1 layers of",),
-    too_many_bytes: ("outside of what is expected",),
     stale_epoch: ("the other runner refuses it: epoch", "nobody waits for it"),
-    stale_pages: ("pages of an epoch that was not offered",),
     more_than_was_sent: ("more than the pages that are expected",),
     a_token_that_there_is_not: ("came with a token outside the vocabulary",),
 }
