@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from weft_kernels.triton import attention, fused, int4, lora, sampling
-from weft_kernels.triton.tables import Layout, LoraTables, SiteShape, SiteTables
+from weft_kernels.triton import attention, fused, int4, lora, sampling, tables
 
 HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM, PAGE = 4096, 14336, 32, 8, 128, 16
 LAYERS, SLOTS, VOCAB = 32, 8, 128256
@@ -57,23 +56,30 @@ def shows(*what: str) -> frozenset[str]:
 
 # ---- adapters
 
-LLAMA = Layout(
+LLAMA = tables.Layout(
     LAYERS,
     (
-        SiteShape(HIDDEN, (HIDDEN, KV_HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM)),
-        SiteShape(HIDDEN, (HIDDEN,)),
-        SiteShape(HIDDEN, (INNER, INNER)),
-        SiteShape(INNER, (HIDDEN,)),
+        tables.SiteShape(HIDDEN, (HIDDEN, KV_HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM)),
+        tables.SiteShape(HIDDEN, (HIDDEN,)),
+        tables.SiteShape(HIDDEN, (INNER, INNER)),
+        tables.SiteShape(INNER, (HIDDEN,)),
     ),
     max_rank=64,
 )
-SMALL = Layout(
-    2, (SiteShape(96, (96, 48, 48)), SiteShape(96, (96,)), SiteShape(96, (160, 160)), SiteShape(160, (96,))), max_rank=8
+SMALL = tables.Layout(
+    2,
+    (
+        tables.SiteShape(96, (96, 48, 48)),
+        tables.SiteShape(96, (96,)),
+        tables.SiteShape(96, (160, 160)),
+        tables.SiteShape(160, (96,)),
+    ),
+    max_rank=8,
 )
 
 
-def _tables(layout: Layout, layer: int, site: int, dtype: torch.dtype) -> SiteTables:
-    return LoraTables(meta(1024, 2, KV_HEADS, PAGE, HEAD_DIM, dtype=dtype), layout, SLOTS).at(layer, site)
+def _tables(layout: tables.Layout, layer: int, site: int, dtype: torch.dtype) -> tables.SiteTables:
+    return tables.LoraTables(meta(1024, 2, KV_HEADS, PAGE, HEAD_DIM, dtype=dtype), layout, SLOTS).at(layer, site)
 
 
 def _chunked(tokens: int, block_m: int, *, shifted: bool = False) -> lora.ChunkTable:
@@ -82,13 +88,18 @@ def _chunked(tokens: int, block_m: int, *, shifted: bool = False) -> lora.ChunkT
     return lora.ChunkTable(_table(chunks, 4, shifted=shifted), block_m, chunks)
 
 
-def _partials(layout: Layout, site: int, chunked: lora.ChunkTable, tokens: int) -> lora.PartialSums:
+def _partials(layout: tables.Layout, site: int, chunked: lora.ChunkTable, tokens: int) -> lora.PartialSums:
     tables = _tables(layout, 0, site, torch.bfloat16)
     return lora.planes_of(tables, chunked.chunks, chunked.block_m, tokens, SMS)
 
 
 def _shrink(
-    layout: Layout, sites: Sequence[int], tokens: int, block_m: int, layer: int = 0, dtype: torch.dtype = torch.bfloat16
+    layout: tables.Layout,
+    sites: Sequence[int],
+    tokens: int,
+    block_m: int,
+    layer: int = 0,
+    dtype: torch.dtype = torch.bfloat16,
 ) -> None:
     for site in sites:
         chunked, tables = _chunked(tokens, block_m), _tables(layout, layer, site, dtype)
@@ -98,7 +109,12 @@ def _shrink(
 
 
 def _expand(
-    layout: Layout, sites: Sequence[int], tokens: int, block_m: int, layer: int = 0, dtype: torch.dtype = torch.bfloat16
+    layout: tables.Layout,
+    sites: Sequence[int],
+    tokens: int,
+    block_m: int,
+    layer: int = 0,
+    dtype: torch.dtype = torch.bfloat16,
 ) -> None:
     for site in sites:
         chunked, tables = _chunked(tokens, block_m), _tables(layout, layer, site, dtype)
@@ -149,13 +165,15 @@ BLOCK = attention.prefill_block(HEADS, KV_HEADS, HEAD_DIM, torch.bfloat16)
 # ---- between
 
 
-def _pending(layout: Layout, site: int, chunked: lora.ChunkTable, tokens: int, layer: int) -> lora.DeferredExpand:
+def _pending(
+    layout: tables.Layout, site: int, chunked: lora.ChunkTable, tokens: int, layer: int
+) -> lora.DeferredExpand:
     """An adapter's part that is still to be added."""
     return lora.DeferredExpand(_partials(layout, site, chunked, tokens), _tables(layout, layer, site, torch.bfloat16))
 
 
 def _rope_write(
-    layout: Layout, tokens: int, block_m: int, *, layer: int = 0, dim: int = HEAD_DIM, norm: bool = False,
+    layout: tables.Layout, tokens: int, block_m: int, *, layer: int = 0, dim: int = HEAD_DIM, norm: bool = False,
     pending: bool = True, shifted: bool = False,
 ) -> None:  # fmt: skip
     heads, kv_heads = (width // dim for width in layout.sites[QKV].widths[:2])
@@ -170,7 +188,7 @@ def _rope_write(
 
 
 def _silu_mul(
-    layout: Layout, tokens: int, block_m: int, *, layer: int = 0, pending: bool = True, shifted: bool = False
+    layout: tables.Layout, tokens: int, block_m: int, *, layer: int = 0, pending: bool = True, shifted: bool = False
 ) -> None:
     inner, chunked = layout.sites[GATE_UP].widths[0], _chunked(tokens, block_m, shifted=shifted)
     out, gate_up = meta(tokens, inner), meta(tokens, 2 * inner)

@@ -10,7 +10,6 @@ from harness.random_models import FAMILIES, OracleModel, Rows, reference_executo
 from harness.ranks import load, split, tcp_sent_bytes
 from weft_kernels.plan import SegmentPlan, plan_rows
 from weft_runner.model import SITES, StepInput, StepRow, map_tensors
-from weft_runner.model.tensor_parallel import COLUMN_SITES
 from weft_runner.parallel import TensorParallelExecutor
 
 PAGES, PAGE_TOKENS, ANSWER = 64, 16, 8
@@ -108,7 +107,7 @@ def bytes_of_a_step(pair: Pair, tokens: int, adapters: set[str], ranks: int = 2)
     total = pair.model.spec.layers * 2 * (2 * (ranks - 1) * tokens * pair.model.spec.hidden_size * 4 // ranks)
     for row in widths(pair, adapters):
         for site, width in enumerate(row):
-            if site in COLUMN_SITES:
+            if "o_proj" not in SITES[site] and "down_proj" not in SITES[site]:  # they are split by columns
                 total += (ranks - 1) * tokens * -(-width // ranks) * 4
             else:
                 total += 2 * (ranks - 1) * tokens * width * 4 // ranks

@@ -5,7 +5,7 @@ Tests take these names from here: the modules behind them may change. `models` a
 modules: they need numpy, which a plan's scenario does without.
 """
 
-from weft_sim.performance.accelerator import ACCELERATORS, UnknownHardware
-from weft_sim.performance.architecture import ARCHITECTURES, BadArchitecture
+from weft_sim.performance.accelerator import ACCELERATORS, UnknownHardware, accelerator
+from weft_sim.performance.architecture import ARCHITECTURES, BadArchitecture, architecture
 from weft_sim.performance.splitwise_table import interpolated, published, read
 from weft_sim.performance.step import StepShape

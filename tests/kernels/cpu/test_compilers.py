@@ -31,9 +31,9 @@ from weft_kernels.cpu import (
     find_compiler,
     for_this_cpu,
     load,
+    sampling,
     zig_compiler,
 )
-from weft_kernels.cpu.sampling import Sampler
 from weft_runner.model import NativeSampler, SamplingArgs, open_checkpoint, read_spec
 from weft_runner.model.cpu.executor import CpuExecutor
 
@@ -107,7 +107,7 @@ def bits_of_draws(library: Library) -> bytes:
         )
         for i in range(len(rows))
     ]  # fmt: skip
-    chooser = NativeSampler(Sampler(library.native, library.level_number))
+    chooser = NativeSampler(sampling.Sampler(library.native, library.level_number))
     return repr(chooser.sample(rows, [SamplingArgs(one, i) for i, one in enumerate(drawn)])).encode()
 
 

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from weft.domain.request import MAX_ALTERNATIVES
-from weft_kernels.cpu import ABI, BF16, CODES, FP32, INT4, INT8, LEVELS, SIGNATURES, SOURCES, structs
-from weft_kernels.cpu.sampling import MAX_TOP, SAMPLED, SAMPLING_ARGS
+from weft_kernels.cpu import ABI, BF16, CODES, FP32, INT4, INT8, LEVELS, SIGNATURES, SOURCES, sampling, structs
 
 HEADER, OF_SAMPLING = SOURCES.folder / "weft_cpu.h", SOURCES.folder / "weft_sampling.h"
 TEXT = re.sub(r"//.*", "", HEADER.read_text())
@@ -25,7 +24,7 @@ MIRRORS = {
     (mirror.__doc__ or "").split("`")[1]: mirror
     for mirror in vars(structs).values()
     if isinstance(mirror, type) and issubclass(mirror, ctypes.Structure) and mirror is not ctypes.Structure
-} | {"weft_draw": SAMPLING_ARGS, "weft_sampled": SAMPLED}
+} | {"weft_draw": sampling.SAMPLING_ARGS, "weft_sampled": sampling.SAMPLED}
 NUMBERS = {"int32_t": ctypes.c_int32, "int64_t": ctypes.c_int64, "double": ctypes.c_double, "void": None}
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++: apt-get install g++")
 
@@ -83,8 +82,8 @@ def test_constants_are_those_of_the_header(tmp_path: Path):
     numbers = "WEFT_ABI WEFT_BF16 WEFT_FP32 WEFT_INT8 WEFT_INT4 WEFT_MAX_TOP"
     names = f"{numbers} WEFT_E_LEVEL WEFT_E_SIZE WEFT_E_WORKSPACE WEFT_E_RANKS WEFT_E_MEMORY".split()
     theirs = printed(tmp_path, [f'printf("%d\\n", {name});' for name in names])
-    assert MAX_TOP == MAX_ALTERNATIVES
-    assert [int(value) for value in theirs] == [ABI, BF16, FP32, INT8, INT4, MAX_TOP, *CODES]
+    assert sampling.MAX_TOP == MAX_ALTERNATIVES
+    assert [int(value) for value in theirs] == [ABI, BF16, FP32, INT8, INT4, sampling.MAX_TOP, *CODES]
 
 
 @needs_compiler

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.domain.request import Sampling
-from weft_kernels.cpu import LEVELS, CallRefused, Library, NativeUnavailable, load
-from weft_kernels.cpu.sampling import MAX_TOP, SAMPLED, SAMPLING_ARGS, Sampler
+from weft_kernels.cpu import LEVELS, CallRefused, Library, NativeUnavailable, load, sampling
 from weft_runner.core import SampledToken, logit_adjustments, token_mask
 from weft_runner.model import NativeSampler, SamplingArgs, sample
 
@@ -29,7 +28,7 @@ def library() -> Library:
 @pytest.fixture(scope="module")
 def choosers(library: Library) -> dict[str, NativeSampler]:
     """One for each level that this CPU has."""
-    return {level: NativeSampler(Sampler(library.native, NUMBERS.index(level))) for level in library.levels}
+    return {level: NativeSampler(sampling.Sampler(library.native, NUMBERS.index(level))) for level in library.levels}
 
 
 def told(choices: list[SampledToken | None]) -> list[str]:
@@ -77,7 +76,7 @@ samplings = st.builds(
     logit_bias=st.dictionaries(
         st.integers(0, 300), st.sampled_from([-100.0, 100.0]) | st.floats(-3e38, 3e38), max_size=6
     ).map(lambda bias: tuple(bias.items())),
-    top_logprobs=st.none() | st.integers(0, MAX_TOP),
+    top_logprobs=st.none() | st.integers(0, sampling.MAX_TOP),
     min_p=st.just(0.0) | st.sampled_from([1e-30, 0.05, 1.0]) | st.floats(0, 1, width=32),
     top_k=st.just(0) | st.integers(1, 6) | st.integers(1, 2**32 - 1),
     repetition_penalty=st.just(1.0) | st.sampled_from([0.5, 1.3]) | st.floats(1e-3, 1e3),
@@ -175,7 +174,7 @@ def test_whole_vocabularies_give_what_numpy_gives(choosers, vocab, spread):
 @pytest.mark.parametrize("kind", ROWS)
 @given(
     given=st.lists(st.integers(0, 299), min_size=1, max_size=5),
-    n_top=st.integers(0, MAX_TOP),
+    n_top=st.integers(0, sampling.MAX_TOP),
     seed=st.integers(0, 2**32 - 1),
 )
 @settings(max_examples=EXAMPLES // 10)
@@ -234,14 +233,14 @@ def test_the_workspace_is_all_that_is_written_and_what_it_held_does_not_matter(l
     native, vocab = library.native, 1000
     size = native.weft_sample_workspace_bytes(vocab)
     logits = np.random.default_rng(0).normal(size=(3, vocab)).astype(np.float32)
-    draws = np.zeros(3, SAMPLING_ARGS)
+    draws = np.zeros(3, sampling.SAMPLING_ARGS)
     draws["temperature"], draws["top_p"], draws["n_top"], draws["seed"] = 1.0, 0.95, 20, (1, 2, 3)
     results = []
     for filling in (0, 255):
         memory = np.full(size + 128, filling, np.uint8)
         start = -memory.ctypes.data % 64 + 64
         memory[:start], memory[start + size :] = 7, 7
-        out = np.zeros(4, SAMPLED)
+        out = np.zeros(4, sampling.SAMPLED)
         assert not native.weft_sample(
             library.level_number, logits.ctypes.data, vocab, vocab, 3, draws.ctypes.data, out.ctypes.data,
             memory.ctypes.data + start, size,
@@ -268,7 +267,7 @@ def test_inputs_stay_as_they_are(choosers):
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("n_top", MAX_TOP + 1),
+        ("n_top", sampling.MAX_TOP + 1),
         ("n_shifted", -1),
         ("top_k", -1),
         ("given", 11),
@@ -279,8 +278,8 @@ def test_inputs_stay_as_they_are(choosers):
     ],
 )
 def test_a_draw_that_makes_no_sense_is_refused_before_anything_is_read(library, field, value):
-    sampler = Sampler(library.native, library.level_number)
-    draws = np.zeros(2, SAMPLING_ARGS)
+    sampler = sampling.Sampler(library.native, library.level_number)
+    draws = np.zeros(2, sampling.SAMPLING_ARGS)
     draws[field][1] = value
     with pytest.raises(CallRefused, match="out of bounds"):
         sampler.sample(0, 10, 10, 2, draws)
@@ -289,14 +288,14 @@ def test_a_draw_that_makes_no_sense_is_refused_before_anything_is_read(library, 
 @pytest.mark.parametrize(("stride", "vocab", "rows"), [(9, 10, 1), (10, 0, 1), (10, -5, 1), (10, 10, -1)])
 def test_sizes_that_make_no_sense_are_refused(library, stride, vocab, rows):
     with pytest.raises(CallRefused, match="out of bounds"):
-        Sampler(library.native, library.level_number).sample(0, stride, vocab, rows)
+        sampling.Sampler(library.native, library.level_number).sample(0, stride, vocab, rows)
 
 
 def test_a_small_workspace_and_an_unknown_level_are_refused(library):
     native = library.native
-    Sampler(native, 0)
+    sampling.Sampler(native, 0)
     size = native.weft_sample_workspace_bytes(100)
     assert native.weft_sample(0, 0, 100, 100, 1, None, 0, 0, size - 1) == -3
     for level in (-1, len(NUMBERS)):
         with pytest.raises(CallRefused, match="level"):
-            Sampler(native, level).sample(0, 10, 10, 1)
+            sampling.Sampler(native, level).sample(0, 10, 10, 1)

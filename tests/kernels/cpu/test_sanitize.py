@@ -11,7 +11,7 @@ WRONG = {
     "asan+ubsan": """
 import numpy as np
 from weft_kernels.cpu import load
-from weft_kernels.cpu.sampling import Sampler
+from weft_kernels.cpu import sampling
 library, logits = load(), np.ones(8192, np.float32)
 Sampler(library.native, library.level_number).sample(logits.ctypes.data + 4, 8192, 8192, 1)
 """,

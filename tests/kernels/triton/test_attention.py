@@ -19,7 +19,7 @@ from harness import played_flashinfer
 from harness.on_device import BF16, DTYPES, FP16, FP32, INTERPRETED, TOLERANCES, Rows, assert_near, sized
 from weft_bench.gpu_attention import splits_of
 from weft_bench.gpu_device import Gpu
-from weft_kernels.triton.attention import DecodeScratch, prefill_block, prefill_tiles, prepare_decode, prepare_prefill
+from weft_kernels.triton import attention
 from weft_runner.model.cuda import flashinfer
 from weft_runner.model.cuda.attention import MAX_SPLITS
 
@@ -136,18 +136,18 @@ def attended(
     """Both kernels over the rows that are theirs; `picked`: other rows than all that decode."""
     shape, length = step.shape, step.rows[:, 1] - step.rows[:, 0]
     picked = (length == 1).nonzero().flatten().tolist() if picked is None else picked
-    block_m = block_m or prefill_block(shape.heads, shape.kv_heads, shape.dim, shape.dtype)
+    block_m = block_m or attention.prefill_block(shape.heads, shape.kv_heads, shape.dim, shape.dtype)
     out = torch.full((len(step.q), shape.heads * shape.dim), UNTOUCHED, dtype=shape.dtype, device=device)
     q, kv, rows, pages = (x.to(device) for x in (step.q, step.kv, step.rows, step.pages))
-    scratch = DecodeScratch.make(len(picked), shape.heads, splits, shape.dim, device)
+    scratch = attention.DecodeScratch.make(len(picked), shape.heads, splits, shape.dim, device)
     for part in (scratch.partial, scratch.log_sum):
         part.fill_(math.nan)
-    prepare_decode(
+    attention.prepare_decode(
         out, q, kv, rows, pages, torch.tensor(picked, dtype=torch.int32, device=device),
         window=window, scale=shape.scale, splits=splits, usual=usual, scratch=scratch,
     )(out, q, LAYER)  # fmt: skip
-    prepare_prefill(
-        out, q, kv, rows, pages, torch.from_numpy(prefill_tiles(step.rows.numpy(), block_m)).to(device),
+    attention.prepare_prefill(
+        out, q, kv, rows, pages, torch.from_numpy(attention.prefill_tiles(step.rows.numpy(), block_m)).to(device),
         window=window, scale=shape.scale, block_m=block_m,
     )(out, q, LAYER)  # fmt: skip
     return out.cpu()
@@ -187,12 +187,12 @@ def test_decode_of_a_row_does_not_depend_on_the_others(splits: int, rng: random.
 
 
 def test_scratch_serves_fewer_rows_with_more_splits(rng: random.Random, device: torch.device) -> None:
-    scratch = DecodeScratch.make(2, SMALL.heads, 3, SMALL.dim, device)
+    scratch = attention.DecodeScratch.make(2, SMALL.heads, 3, SMALL.dim, device)
     step = make_step(rng, SMALL, decoding(290, 140))
     out = torch.empty(2, SMALL.heads * SMALL.dim, device=device)
     arrays = [x.to(device) for x in (step.q, step.kv, step.rows, step.pages)]
     for picked, splits in (([0], 6), ([1], 4)):
-        prepare_decode(
+        attention.prepare_decode(
             out, *arrays, torch.tensor(picked, dtype=torch.int32, device=device),
             window=0, scale=SMALL.scale, splits=splits, scratch=scratch,
         )(out, arrays[0], LAYER)  # fmt: skip
@@ -221,7 +221,7 @@ def test_prefill_skips_empty_tiles(rng: random.Random, device: torch.device) -> 
     out = torch.full((4, SMALL.heads * SMALL.dim), UNTOUCHED, device=device)
     arrays = [x.to(device) for x in (step.q, step.kv, step.rows, step.pages)]
     tiles = torch.full((2, 2), -1, dtype=torch.int32, device=device)
-    prepare_prefill(out, *arrays, tiles, window=0, scale=1.0, block_m=8)(out, arrays[0], LAYER)
+    attention.prepare_prefill(out, *arrays, tiles, window=0, scale=1.0, block_m=8)(out, arrays[0], LAYER)
     assert bool((out == UNTOUCHED).all())
 
 
@@ -230,7 +230,7 @@ def test_tiles_hold_every_token_of_the_rows_in_prefill_once(block_m: int) -> Non
     lengths = [1, 7, 2, 1, 4, 9]
     ends = np.cumsum(lengths)
     rows = np.stack((ends - lengths, ends, [50, 0, 9, 0, 30, 2], np.zeros(6)), axis=1).astype(np.int32)
-    tiles = prefill_tiles(rows, block_m)
+    tiles = attention.prefill_tiles(rows, block_m)
     held = [(row, token) for row, first in tiles for token in range(first, min(first + block_m, lengths[row]))]
     assert sorted(held) == [(row, token) for row, length in enumerate(lengths) if length > 1 for token in range(length)]
     assert tiles.dtype == np.int32
@@ -239,8 +239,8 @@ def test_tiles_hold_every_token_of_the_rows_in_prefill_once(block_m: int) -> Non
 
 
 def test_no_row_in_prefill_no_tiles() -> None:
-    assert prefill_tiles(np.array([[0, 1, 5, 0]], np.int32), 8).shape == (0, 2)
-    assert prefill_tiles(np.empty((0, 4), np.int32), 8).shape == (0, 2)
+    assert attention.prefill_tiles(np.array([[0, 1, 5, 0]], np.int32), 8).shape == (0, 2)
+    assert attention.prefill_tiles(np.empty((0, 4), np.int32), 8).shape == (0, 2)
 
 
 # ---- as models have them

@@ -10,11 +10,7 @@ import torch
 from harness.lora_slots import Loaded, Slots
 from harness.on_device import BF16, FP16, FP32, INTERPRETED, TOLERANCES, Rows, assert_close, assert_same, name_of, sized
 from weft_bench.gpu_device import Gpu
-from weft_kernels.triton.chunks import NO_SLOT, TURNS
-from weft_kernels.triton.fused import embed, prepare_add_norm, prepare_rope_write, prepare_silu_mul
-from weft_kernels.triton.lora import ChunkTable, DeferredExpand, expand_arguments
-from weft_kernels.triton.tables import Layout as LoraLayout
-from weft_kernels.triton.tables import SiteShape
+from weft_kernels.triton import chunks, fused, lora, tables
 from weft_runner.model.cuda.executor import DECODE_CHUNK, PROMPT_CHUNK
 from weft_runner.model.decoder import rotate
 
@@ -43,7 +39,7 @@ def assert_stored(actual: torch.Tensor, expected: torch.Tensor) -> None:
 def test_embed_reads_the_table_as_fp32(dtype: torch.dtype, hidden: int, device: torch.device) -> None:
     table, tokens = torch.randn(7, hidden).to(dtype), torch.tensor([6, 0, 3, 3, 5], dtype=torch.int32)
     residual = torch.empty(5, hidden, device=device)
-    embed(residual, tokens.to(device), table.to(device))
+    fused.embed(residual, tokens.to(device), table.to(device))
     assert torch.equal(residual.cpu(), table[tokens.long()].float())
 
 
@@ -54,7 +50,7 @@ def test_add_norm_adds_and_norms(dtype: torch.dtype, with_y: bool, hidden: int, 
     before, weight = torch.randn(3, hidden) * torch.tensor([[1.0], [100.0], [0.0]]), torch.rand(hidden) + 0.5
     y = torch.randn(3, hidden).to(dtype) if with_y else None
     residual, x = before.to(device, copy=True), torch.empty(3, hidden, dtype=dtype, device=device)
-    prepare_add_norm(residual, EPS)(x, None if y is None else y.to(device), weight.to(device))
+    fused.prepare_add_norm(residual, EPS)(x, None if y is None else y.to(device), weight.to(device))
 
     expected = before if y is None else before + y.float()
     assert torch.equal(residual.cpu(), expected)
@@ -68,17 +64,17 @@ def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 # ---- silu_mul
 
 
-def turns_of(chunks: list[tuple[int, int]]) -> torch.Tensor:
+def turns_of(parts: list[tuple[int, int]]) -> torch.Tensor:
     """The table of chunks (first token, tokens) of the base, of any size."""
-    rows = [[NO_SLOT, *chunk, turn] for chunk in chunks for turn in range(TURNS if chunk[1] > 1 else 1)]
+    rows = [[chunks.NO_SLOT, *chunk, turn] for chunk in parts for turn in range(chunks.TURNS if chunk[1] > 1 else 1)]
     return torch.tensor(rows, dtype=torch.int32)
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # the gate of -10,000; its sigmoid is 0 all the same
 def silu_mul(
-    out: torch.Tensor, gate_up: torch.Tensor, chunked: ChunkTable, pending: DeferredExpand | None = None
+    out: torch.Tensor, gate_up: torch.Tensor, chunked: lora.ChunkTable, pending: lora.DeferredExpand | None = None
 ) -> None:
-    prepare_silu_mul(out, gate_up, chunked, pending)(out, gate_up, *expand_arguments(pending))
+    fused.prepare_silu_mul(out, gate_up, chunked, pending)(out, gate_up, *lora.expand_arguments(pending))
 
 
 @DTYPES
@@ -91,7 +87,7 @@ def test_silu_mul_gates(inner: int, block_m: int, dtype: torch.dtype, device: to
     chunks = turns_of([(at, size) for at, size in zip(first, sizes, strict=True)])
     before = torch.randn(30, inner).to(dtype)
     out = before.to(device, copy=True)
-    silu_mul(out, gate_up.to(device), ChunkTable(chunks.to(device), block_m, len(sizes)))
+    silu_mul(out, gate_up.to(device), lora.ChunkTable(chunks.to(device), block_m, len(sizes)))
 
     gate, up = gate_up[: sum(sizes)].double().chunk(2, dim=1)
     assert_stored(out[: sum(sizes)], torch.nn.functional.silu(gate) * up)
@@ -99,11 +95,12 @@ def test_silu_mul_gates(inner: int, block_m: int, dtype: torch.dtype, device: to
 
 
 @pytest.mark.parametrize(
-    "count", sized(gpu=range(1, 21), interpreted=(1, 2, TURNS - 1, TURNS, TURNS + 1, 2 * TURNS, 20))
+    "count",
+    sized(gpu=range(1, 21), interpreted=(1, 2, chunks.TURNS - 1, chunks.TURNS, chunks.TURNS + 1, 2 * chunks.TURNS, 20)),
 )
 def test_silu_mul_takes_chunks_of_every_size(count: int, device: torch.device) -> None:
     gate_up, out = torch.randn(22, 32), torch.full((22, 16), 7.0, device=device)
-    silu_mul(out, gate_up.to(device), ChunkTable(turns_of([(1, count)]).to(device), 32, 1))
+    silu_mul(out, gate_up.to(device), lora.ChunkTable(turns_of([(1, count)]).to(device), 32, 1))
     gate, up = gate_up[1 : 1 + count].double().chunk(2, dim=1)
     assert_stored(out[1 : 1 + count], torch.nn.functional.silu(gate) * up)
     assert (out[0] == 7.0).all()
@@ -154,7 +151,7 @@ class Projected:
 
     rows: Rows
     y: torch.Tensor
-    pending: DeferredExpand | None  # as the engine leaves it; a step of the base has none
+    pending: lora.DeferredExpand | None  # as the engine leaves it; a step of the base has none
     expected: torch.Tensor
 
     @classmethod
@@ -162,12 +159,12 @@ class Projected:
         """Padding included, but in what is expected."""
         parts, slots, block_m = BATCHES[batch]
         rows = Rows.made(gpu.device, parts, slots, page_tokens=TOKENS_A_PAGE, block_m=block_m, padding=2)
-        loaded = Loaded.made(gpu, LoraLayout(1, (SiteShape(N_IN, widths),), MAX_RANK), RANKS, dtype)
+        loaded = Loaded.made(gpu, tables.Layout(1, (tables.SiteShape(N_IN, widths),), MAX_RANK), RANKS, dtype)
         x, y = (torch.randn(rows.here.shape.tokens, size, device=gpu.device).to(dtype) for size in (N_IN, sum(widths)))
         per_token: Slots = [slot for slot, (_, count) in zip(slots, parts, strict=True) for _ in range(count)]
         pending = None
         if any(slot is not None for slot in slots):
-            pending = DeferredExpand(loaded.shrunk(x, rows.here.chunked, 0, 0), loaded.tables.at(0, 0))
+            pending = lora.DeferredExpand(loaded.shrunk(x, rows.here.chunked, 0, 0), loaded.tables.at(0, 0))
         return cls(rows, y, pending, loaded.dense(y, x, per_token, 0, 0)[: len(rows.step.tokens)])
 
 
@@ -182,9 +179,9 @@ def test_rope_write_adds_what_adapters_have_pending(gpu: Gpu, batch: str, heads:
     norms = [torch.rand(dim, device=gpu.device) + 0.5 if heads.normed else None for _ in range(2)]
     angles = torch.rand(512, dim // 2, device=gpu.device) * 6
     cos_sin, before = torch.stack((angles.cos(), angles.sin()), dim=1), kv.clone()
-    prepare_rope_write(
+    fused.prepare_rope_write(
         q, kv, made.y, here.rows, here.pages, here.row_of, here.chunked, cos_sin, EPS, made.pending
-    )(q, made.y, *norms, 1, *expand_arguments(made.pending))  # fmt: skip
+    )(q, made.y, *norms, 1, *lora.expand_arguments(made.pending))  # fmt: skip
     turned = rotated(made.expected.view(tokens, -1, dim), heads, norms, cos_sin, rows)
     assert_close(q[:tokens], turned[:, :n_heads])
     assert_same(q[tokens:], torch.full_like(q[tokens:], math.nan))

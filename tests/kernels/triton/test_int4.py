@@ -9,7 +9,7 @@ from harness.int4 import dequantised, rounded_to_int4
 from harness.on_device import BF16, FP32, TOLERANCES, assert_close, name_of, sized
 from weft_bench.gpu_device import Gpu
 from weft_kernels.int4 import GROUP, quantised
-from weft_kernels.triton.int4 import BLOCK_OUT, FEW_ROWS, MIN_PART_GROUPS, linear, pack
+from weft_kernels.triton import int4
 
 pytestmark = pytest.mark.gpu
 
@@ -30,8 +30,8 @@ def check(device: torch.device, rows: int, n_in: int, n_out: int, dtype: torch.d
     bias = bias if seed % 2 else None
     expected = wide[:, :n_in].double() @ dequantised(quantised(weight), n_in).double().T
     expected += 0.0 if bias is None else bias.double()
-    y = linear(
-        wide.to(device)[:, :n_in], pack(weight.to(device)), n_out, sms=sms,
+    y = int4.linear(
+        wide.to(device)[:, :n_in], int4.pack(weight.to(device)), n_out, sms=sms,
         bias=None if bias is None else bias.to(device),
     )  # fmt: skip
     assert y.dtype == dtype
@@ -50,7 +50,7 @@ def test_products_of_a_models_shapes(gpu: Gpu, rows: int, n_in: int, n_out: int,
     weight = torch.randn(n_out, n_in, device=gpu.device, generator=generator).mul_(n_in**-0.5)
     x = torch.randn(rows, n_in, device=gpu.device, generator=generator).to(dtype)
     bias = torch.randn(n_out, device=gpu.device, generator=generator)
-    y = linear(x, pack(weight), n_out, sms=gpu.sms, bias=bias)
+    y = int4.linear(x, int4.pack(weight), n_out, sms=gpu.sms, bias=bias)
     for begin in range(0, n_out, CHECKED_OUTPUTS):
         own = slice(begin, begin + CHECKED_OUTPUTS)
         expected = x.double() @ rounded_to_int4(weight[own]).double().T + bias[own].double()
@@ -59,7 +59,7 @@ def test_products_of_a_models_shapes(gpu: Gpu, rows: int, n_in: int, n_out: int,
 
 @settings(max_examples=10, deadline=None)
 @given(
-    rows=st.one_of(st.integers(1, FEW_ROWS), st.integers(FEW_ROWS + 1, 40), st.just(130)),
+    rows=st.one_of(st.integers(1, int4.FEW_ROWS), st.integers(int4.FEW_ROWS + 1, 40), st.just(130)),
     n_in=st.integers(1, 5).map(lambda n: 16 * n) | st.sampled_from([1, 63, 65, 520]),
     n_out=st.integers(1, 150),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
@@ -71,10 +71,10 @@ def test_products_are_those_of_the_numbers_that_codes_stand_for(
     check(device, rows, n_in, n_out, dtype, seed)
 
 
-@pytest.mark.parametrize(("rows", "seed"), [(1, 0), (3, 1), (FEW_ROWS + 1, 1)])
+@pytest.mark.parametrize(("rows", "seed"), [(1, 0), (3, 1), (int4.FEW_ROWS + 1, 1)])
 def test_few_outputs_of_many_inputs_are_split(device: torch.device, rows: int, seed: int) -> None:
     """Three parts, of which the last is not full, and ends within a group."""
-    check(device, rows, GROUP * (2 * MIN_PART_GROUPS + 3) - 16, 2 * BLOCK_OUT, torch.float32, seed, sms=132)
+    check(device, rows, GROUP * (2 * int4.MIN_PART_GROUPS + 3) - 16, 2 * int4.BLOCK_OUT, torch.float32, seed, sms=132)
 
 
 @pytest.mark.parametrize("n_out", [5, 16, 40])
@@ -82,9 +82,11 @@ def test_packed_words_are_the_codes_scales_and_minima(device: torch.device, n_ou
     n_in = 200
     matrix = torch.randn(n_out, n_in)
     codes, scale, minimum = quantised(matrix)
-    packed = pack(matrix.to(device)).cpu()
-    assert packed.nbytes == -(-n_out // BLOCK_OUT) * BLOCK_OUT * -(-n_in // GROUP) * GROUP * 9 // 16
-    words = packed.view(len(packed), -1, 9, BLOCK_OUT).permute(0, 3, 1, 2).flatten(0, 1)[:n_out].long() & 0xFFFF_FFFF
+    packed = int4.pack(matrix.to(device)).cpu()
+    assert packed.nbytes == -(-n_out // int4.BLOCK_OUT) * int4.BLOCK_OUT * -(-n_in // GROUP) * GROUP * 9 // 16
+    words = (
+        packed.view(len(packed), -1, 9, int4.BLOCK_OUT).permute(0, 3, 1, 2).flatten(0, 1)[:n_out].long() & 0xFFFF_FFFF
+    )
     nibbles = words[:, :, None, :8] >> 4 * torch.arange(8)[:, None] & 15  # [n_out, groups, 8 j, 8 i]
     assert torch.equal(nibbles.flatten(2).flatten(1)[:, :n_in], codes.flatten(1)[:, :n_in].long())
     for bits, numbers in ((words[..., 8] & 0xFFFF, scale), (words[..., 8] >> 16, minimum)):
@@ -93,6 +95,6 @@ def test_packed_words_are_the_codes_scales_and_minima(device: torch.device, n_ou
 
 def test_matrices_are_quantised_in_parts_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
     matrix = torch.randn(70, 100).bfloat16()
-    whole = pack(matrix)
-    monkeypatch.setattr("weft_kernels.triton.int4.PACK_NUMBERS", 100 * 2 * BLOCK_OUT)
-    assert torch.equal(pack(matrix), whole)
+    whole = int4.pack(matrix)
+    monkeypatch.setattr("weft_kernels.triton.int4.PACK_NUMBERS", 100 * 2 * int4.BLOCK_OUT)
+    assert torch.equal(int4.pack(matrix), whole)

@@ -13,15 +13,13 @@ from harness.on_device import DTYPES, FP32, assert_close, assert_same, name_of, 
 from weft_bench.cpu_shapes import POPULARITIES, adapter_of_row
 from weft_bench.gpu_device import Gpu
 from weft_kernels.plan import plan_rows
-from weft_kernels.triton.chunks import NO_SLOT, PER_ROW, TURNS, chunk_table, count_chunks
-from weft_kernels.triton.lora import ChunkTable, part_length, prepare_expand
-from weft_kernels.triton.tables import Layout, SiteShape
+from weft_kernels.triton import chunks, lora, tables
 
 pytestmark = pytest.mark.gpu
 
 LAYOUT = sized(
-    gpu=Layout(2, (SiteShape(1024, (1024, 256, 256)), SiteShape(704, (1040,))), max_rank=128),
-    interpreted=Layout(2, (SiteShape(80, (48, 16, 16)), SiteShape(48, (80,))), max_rank=40),
+    gpu=tables.Layout(2, (tables.SiteShape(1024, (1024, 256, 256)), tables.SiteShape(704, (1040,))), max_rank=128),
+    interpreted=tables.Layout(2, (tables.SiteShape(80, (48, 16, 16)), tables.SiteShape(48, (80,))), max_rank=40),
 )
 MAX_RANK = LAYOUT.max_rank
 # Adapter i's ranks of each slice of a site; the last one touches nothing.
@@ -64,11 +62,11 @@ def run(
         for size in (shape.n_in, sum(shape.widths))
     )
     before, expected = y.clone(), loaded.dense(y, x, slots, layer, site)
-    rows = chunk_table(plan_rows(slots, dict.fromkeys(range(len(loaded.adapters)), 1)), block_m)
+    rows = chunks.chunk_table(plan_rows(slots, dict.fromkeys(range(len(loaded.adapters)), 1)), block_m)
     table = torch.cat([torch.from_numpy(rows), torch.zeros(pad, 4, dtype=torch.int32)]).to(arena.device)
-    chunked = ChunkTable(table, block_m, count_chunks(rows) + pad)
+    chunked = lora.ChunkTable(table, block_m, chunks.count_chunks(rows) + pad)
     partials, tables = loaded.shrunk(x, chunked, layer, site, parts), loaded.tables.at(layer, site)
-    prepare_expand(y, partials, tables, chunked)(y, partials.tensor, tables.expands)
+    lora.prepare_expand(y, partials, tables, chunked)(y, partials.tensor, tables.expands)
     return y, expected, before
 
 
@@ -156,31 +154,31 @@ def test_a_cleared_slot_adds_nothing(gpu: Gpu, dtype: torch.dtype) -> None:
 def test_the_schedules_agree(gpu: Gpu) -> None:
     """The same rows as single ones and in a chunk: vector arithmetic and tensor cores."""
     loaded = loaded_of(gpu, ((16, 5, MAX_RANK),))
-    few, _, _ = run(loaded, [0] * (PER_ROW - 1) + [None])
-    many, _, _ = run(loaded, [0] * PER_ROW)
+    few, _, _ = run(loaded, [0] * (chunks.PER_ROW - 1) + [None])
+    many, _, _ = run(loaded, [0] * chunks.PER_ROW)
     assert_close(few[:-1], many[:-1])
 
 
 @given(st.lists(st.one_of(st.none(), st.integers(0, 4)), min_size=1, max_size=40), st.sampled_from([16, 32]))
 def test_chunks_cover_every_token_once(row_slots, block_m):
-    table = chunk_table(plan_rows(row_slots, dict.fromkeys(range(5), 1)), block_m)
-    chunks = table[: count_chunks(table)]
-    assert not chunks[:, 3].any()
-    covered = [(t, slot) for slot, first, n, _ in chunks.tolist() for t in range(first, first + n)]
-    assert covered == [(t, NO_SLOT if slot is None else slot) for t, slot in enumerate(row_slots)]
-    assert all(n == 1 or PER_ROW <= n <= block_m for n in chunks[:, 2].tolist())
+    table = chunks.chunk_table(plan_rows(row_slots, dict.fromkeys(range(5), 1)), block_m)
+    held = table[: chunks.count_chunks(table)]
+    assert not held[:, 3].any()
+    covered = [(t, slot) for slot, first, n, _ in held.tolist() for t in range(first, first + n)]
+    assert covered == [(t, chunks.NO_SLOT if slot is None else slot) for t, slot in enumerate(row_slots)]
+    assert all(n == 1 or chunks.PER_ROW <= n <= block_m for n in held[:, 2].tolist())
 
 
 @given(st.lists(st.one_of(st.none(), st.integers(0, 4)), min_size=1, max_size=40), st.sampled_from([16, 32]))
 def test_a_chunk_has_each_of_its_turns_and_a_table_no_more_rows_than_tokens(row_slots, block_m):
-    table = chunk_table(plan_rows(row_slots, dict.fromkeys(range(5), 1)), block_m)
-    chunks = table[: count_chunks(table), :3].tolist()
-    assert sorted(table.tolist()) == sorted([*c, turn] for c in chunks for turn in range(min(c[2], TURNS)))
+    table = chunks.chunk_table(plan_rows(row_slots, dict.fromkeys(range(5), 1)), block_m)
+    held = table[: chunks.count_chunks(table), :3].tolist()
+    assert sorted(table.tolist()) == sorted([*c, turn] for c in held for turn in range(min(c[2], chunks.TURNS)))
     assert len(table) <= len(row_slots)
 
 
 @given(st.integers(1, 20_000), st.integers(1, 300), st.integers(1, 200))
 def test_parts_cover_the_input_and_none_is_empty(n_in, programs, sms):
-    length = part_length(n_in, programs, sms)
+    length = lora.part_length(n_in, programs, sms)
     parts = -(-n_in // length)
     assert parts * length >= n_in > (parts - 1) * length

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from harness.on_device import sized
 from weft.domain.request import Sampling
-from weft_kernels.triton.sampling import LISTED, SHARE, DeviceSampler, argmax, shift
+from weft_kernels.triton import sampling
 from weft_runner.core import logit_adjustments, token_mask
 from weft_runner.model import SamplingArgs, random_bits, sample
 from weft_runner.model.cuda.gpu_sampler import GpuSampler
@@ -32,11 +32,11 @@ pytestmark = pytest.mark.gpu
 def likeliest(logits: torch.Tensor, device: torch.device) -> tuple[list[int], list[float]]:
     tokens = torch.full((len(logits),), -7, dtype=torch.int32, device=device)
     peaks = torch.empty(len(logits), device=device)
-    argmax(logits.to(device), tokens, peaks)
+    sampling.argmax(logits.to(device), tokens, peaks)
     return tokens.tolist(), peaks.tolist()
 
 
-@pytest.mark.parametrize("vocab", [1, 2, 100, SHARE, SHARE + 1, 2 * SHARE + 77])
+@pytest.mark.parametrize("vocab", [1, 2, 100, sampling.SHARE, sampling.SHARE + 1, 2 * sampling.SHARE + 77])
 def test_the_likeliest_is_found_wherever_it_is(vocab: int, device: torch.device) -> None:
     places = sorted({0, vocab // 2, vocab - 1})
     logits = torch.randn(len(places), vocab, generator=torch.Generator().manual_seed(0))
@@ -46,9 +46,9 @@ def test_the_likeliest_is_found_wherever_it_is(vocab: int, device: torch.device)
 
 
 def test_the_lowest_id_is_the_likeliest_among_equals(device: torch.device) -> None:
-    logits = torch.full((4, SHARE + 10), -3.0)
-    logits[1, [5, SHARE + 2]] = 2.0
-    logits[2, 1:] = torch.tensor([0.0, -0.0]).repeat(SHARE)[: SHARE + 9]
+    logits = torch.full((4, sampling.SHARE + 10), -3.0)
+    logits[1, [5, sampling.SHARE + 2]] = 2.0
+    logits[2, 1:] = torch.tensor([0.0, -0.0]).repeat(sampling.SHARE)[: sampling.SHARE + 9]
     logits[3, 7:] = -0.0
     logits[3, 9] = 0.0
     assert likeliest(logits, device) == ([0, 5, 1, 7], [-3.0, 2.0, 0.0, 0.0])
@@ -79,7 +79,7 @@ def test_rows_without_a_finite_largest_have_no_token_and_the_others_do(device: t
 
 
 def drawn(
-    logits: torch.Tensor, draws: Sequence[SamplingArgs], device: torch.device, listed: int = LISTED
+    logits: torch.Tensor, draws: Sequence[SamplingArgs], device: torch.device, listed: int = sampling.LISTED
 ) -> list[int | None]:
     """Choose tokens on the device, as an executor would ask for it."""
     assert len(logits) == len(draws)
@@ -93,11 +93,11 @@ def drawn(
     if places:
         rows, tokens, values = zip(*places, strict=True)
         shifted = torch.empty_like(logits)
-        shift(shifted, logits, put(rows, device), put(tokens, device), put(values, device, torch.float64))
+        sampling.shift(shifted, logits, put(rows, device), put(tokens, device), put(values, device, torch.float64))
         logits = shifted
     bits = [random_bits(draw.sampling.seed, draw.sampling.choice, draw.position) for draw in draws]
     chosen = torch.full((len(draws),), -7, dtype=torch.int32, device=device)
-    DeviceSampler(len(draws) + 1, logits.shape[1], device, listed).draw(
+    sampling.DeviceSampler(len(draws) + 1, logits.shape[1], device, listed).draw(
         logits,
         chosen,
         put(bits, device, torch.int64),
@@ -112,7 +112,9 @@ def put(x: Sequence[float], device: torch.device, dtype: torch.dtype = torch.int
     return torch.tensor(x, dtype=dtype, device=device)
 
 
-def assert_same(logits: torch.Tensor, draws: list[SamplingArgs], device: torch.device, listed: int = LISTED) -> None:
+def assert_same(
+    logits: torch.Tensor, draws: list[SamplingArgs], device: torch.device, listed: int = sampling.LISTED
+) -> None:
     expected = [None if choice is None else choice.token for choice in sample(logits.numpy(force=True), draws)]
     assert drawn(logits, draws, device, listed) == expected
 
@@ -177,7 +179,7 @@ def logits_of(kind: str, n_rows: int, vocab: int, seed: int) -> torch.Tensor:
 @settings(max_examples=max(1, EXAMPLES // 16))
 @given(
     samplings=st.lists(samplings, min_size=1, max_size=MAX_ROWS),
-    vocab=st.integers(1, 500) | st.sampled_from([SHARE, SHARE + 1]),
+    vocab=st.integers(1, 500) | st.sampled_from([sampling.SHARE, sampling.SHARE + 1]),
     seed=st.integers(0, 2**32 - 1),
     position=st.integers(0, 10**6),
 )
@@ -262,7 +264,7 @@ def test_a_vocabulary_as_large_as_a_models_is_drawn_from_alike(device: torch.dev
 
 
 def test_scratch_that_was_used_before_does_not_show(device: torch.device) -> None:
-    sampler, vocab = DeviceSampler(3, 300, device), 300
+    sampler, vocab = sampling.DeviceSampler(3, 300, device), 300
     for seed in range(3):
         logits = logits_of("normal", 3 - seed, vocab, seed)
         draws = [SamplingArgs(Sampling(seed=seed, temperature=0.8, top_p=0.7), row) for row in range(len(logits))]
@@ -277,7 +279,7 @@ def test_scratch_that_was_used_before_does_not_show(device: torch.device) -> Non
         assert chosen.tolist() == [choice and choice.token for choice in sample(logits.numpy(force=True), draws)]
 
 
-@pytest.mark.parametrize("vocab", [1, 31, 33, 300, SHARE + 33])
+@pytest.mark.parametrize("vocab", [1, 31, 33, 300, sampling.SHARE + 33])
 def test_masked_rows_draw_what_numpy_draws_beside_rows_without_a_mask(vocab: int, device: torch.device) -> None:
     numbers = np.random.default_rng(vocab)
     biased = Sampling(seed=5, temperature=1.0, logit_bias=((0, 1.5),))
@@ -303,9 +305,9 @@ def test_padding_and_tokens_outside_the_vocabulary_are_passed_over(device: torch
     logits = torch.arange(10.0, device=device).view(2, 5)
     shifted = torch.empty_like(logits)
     rows, tokens = put([0, -1, 1, 1, 0], device), put([1, 2, -1, 5, 4], device)
-    shift(shifted, logits, rows, tokens, put([0.5, 1.0, 1.0, 1.0, -2.0], device, torch.float64))
+    sampling.shift(shifted, logits, rows, tokens, put([0.5, 1.0, 1.0, 1.0, -2.0], device, torch.float64))
     assert shifted.tolist() == [[0.0, 1.5, 2.0, 3.0, 2.0], [5.0, 6.0, 7.0, 8.0, 9.0]]
-    shift(shifted, logits, rows[:0], tokens[:0], put([], device, torch.float64))
+    sampling.shift(shifted, logits, rows[:0], tokens[:0], put([], device, torch.float64))
     assert torch.equal(shifted, logits)
 
 

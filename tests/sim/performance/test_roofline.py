@@ -7,13 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_sim.performance.accelerator import ACCELERATORS, accelerator
-from weft_sim.performance.architecture import ARCHITECTURES, architecture
-from weft_sim.performance.models import efficiency
-from weft_sim.performance.roofline import PENALTY_BYTES, AdapterCosts, Roofline
-from weft_sim.performance.step import StepShape
+from weft_sim.performance import ACCELERATORS, ARCHITECTURES, StepShape, accelerator, architecture, models, roofline
 
-COSTS = AdapterCosts(
+COSTS = roofline.AdapterCosts(
     16, 16, 16, present_us=90, block_ns=0.8, prompt_us=1, adapter_us=9, adapter_bandwidth=0.3, load_us=7_000,
     passed_us=0.5, listed_us=0.2,
 )  # fmt: skip
@@ -28,10 +24,10 @@ AMOUNTS = (
     "passed_over",
 )
 MODELS = st.builds(
-    Roofline,
+    roofline.Roofline,
     st.sampled_from(list(ACCELERATORS.values())),
     st.sampled_from(list(ARCHITECTURES.values())),
-    st.sampled_from([efficiency(name) for name in ("vllm", "trtllm", "sglang")]),
+    st.sampled_from([models.efficiency(name) for name in ("vllm", "trtllm", "sglang")]),
     st.sampled_from([1, 2, 4, 8]),
     st.sampled_from(["bf16", "fp8"]),
     adapters=st.sampled_from([None, COSTS]),
@@ -48,18 +44,20 @@ STEPS = st.builds(
 
 
 @given(MODELS, STEPS, st.sampled_from(AMOUNTS), st.integers(1, 1000))
-def test_more_of_anything_is_never_faster(model: Roofline, step: StepShape, name: str, more: int) -> None:
+def test_more_of_anything_is_never_faster(model: roofline.Roofline, step: StepShape, name: str, more: int) -> None:
     larger = replace(step, **{name: getattr(step, name) + more})
     assert model.seconds(larger) >= model.seconds(step) * (1 - 1e-9)
 
 
 @given(MODELS)
-def test_a_step_without_tokens_takes_no_time(model: Roofline) -> None:
+def test_a_step_without_tokens_takes_no_time(model: roofline.Roofline) -> None:
     assert model.seconds(StepShape()) == 0
 
 
 def test_arrays_cost_what_their_numbers_do() -> None:
-    model = Roofline(accelerator("H100"), architecture("Qwen/Qwen3-32B"), efficiency("vllm"), 2, adapters=COSTS)
+    model = roofline.Roofline(
+        accelerator("H100"), architecture("Qwen/Qwen3-32B"), models.efficiency("vllm"), 2, adapters=COSTS
+    )
     steps = [StepShape(1, 100, 5_050, 7, 900, 3, 1, 500), StepShape(0, 0, 0, 64, 64_000, 0), StepShape(2, 8_000, 10**7)]
     table = np.array([[getattr(step, name) for name in AMOUNTS] for step in steps], float)
     assert model.seconds_of(*table.T) == pytest.approx([model.seconds(step) for step in steps], rel=1e-9)
@@ -74,7 +72,7 @@ def test_a_slot_costs_the_blocks_of_its_grids() -> None:
 
     def seconds(slots: int, max_rank: int = 16) -> float:
         costs = replace(COSTS, slots=slots, max_rank=max_rank, adapter_bandwidth=1e9)
-        return Roofline(accelerator("H100"), llama, efficiency("vllm"), adapters=costs).seconds(step)
+        return roofline.Roofline(accelerator("H100"), llama, models.efficiency("vllm"), adapters=costs).seconds(step)
 
     expanding, shrinking = 384 * 2.5, 7 * 8 * 4.5
     assert seconds(101) - seconds(1) == pytest.approx(100 * 32 * (expanding + shrinking) * 0.8e-9)
@@ -84,8 +82,8 @@ def test_a_slot_costs_the_blocks_of_its_grids() -> None:
 def test_each_adapter_of_a_batch_costs_the_host_a_list_of_the_registered_ones() -> None:
     step = StepShape(decode_rows=64, context_tokens=64, adapters=32)
     few, many = (
-        Roofline(
-            accelerator("H100"), architecture("Qwen/Qwen2.5-7B"), efficiency("vllm"),
+        roofline.Roofline(
+            accelerator("H100"), architecture("Qwen/Qwen2.5-7B"), models.efficiency("vllm"),
             adapters=replace(COSTS, registered=count),
         ).seconds(step)
         for count in (32, 384)
@@ -95,14 +93,14 @@ def test_each_adapter_of_a_batch_costs_the_host_a_list_of_the_registered_ones() 
 
 def test_penalties_read_the_vocabulary_and_keep_the_host_where_the_batch_changes() -> None:
     h100, qwen = accelerator("H100"), architecture("Qwen/Qwen2.5-7B")
-    without = Roofline(h100, qwen, efficiency("vllm"))
+    without = roofline.Roofline(h100, qwen, models.efficiency("vllm"))
     penalised = replace(without, penalty_us=7.0)
 
     def added(step: StepShape) -> float:
         return penalised.seconds(step) - without.seconds(step)
 
     decode = StepShape(decode_rows=900, context_tokens=900)
-    moved = 900 * qwen.vocab * PENALTY_BYTES / (h100.bytes_per_s * efficiency("vllm").kv_bandwidth)
+    moved = 900 * qwen.vocab * roofline.PENALTY_BYTES / (h100.bytes_per_s * models.efficiency("vllm").kv_bandwidth)
     assert added(decode) == pytest.approx(moved)
     assert added(replace(decode, prompts=2, prompt_tokens=20)) == pytest.approx(moved * 902 / 900 + 900 * 7e-6)
 
@@ -110,7 +108,7 @@ def test_penalties_read_the_vocabulary_and_keep_the_host_where_the_batch_changes
 def test_no_step_is_faster_than_the_data_sheet() -> None:
     """One row reads every weight once; a long prompt computes two operations a weight and token."""
     h100, llama = accelerator("H100"), architecture("meta-llama/Llama-3.1-8B")
-    model = Roofline(h100, llama, efficiency("trtllm"))
+    model = roofline.Roofline(h100, llama, models.efficiency("trtllm"))
     weights = llama.layers * llama.layer_weights
     assert model.seconds(StepShape(decode_rows=1, context_tokens=1)) > 2 * weights / h100.bytes_per_s
     prompt = StepShape(1, 8_192, 8_192 * 8_193 // 2)
@@ -120,7 +118,9 @@ def test_no_step_is_faster_than_the_data_sheet() -> None:
 def test_ranks_share_weights_and_pay_for_sums() -> None:
     step = StepShape(decode_rows=8, context_tokens=8_000)
     alone, four = (
-        Roofline(accelerator("H100"), architecture("meta-llama/Llama-3.1-70B"), efficiency("vllm"), ranks, "fp8")
+        roofline.Roofline(
+            accelerator("H100"), architecture("meta-llama/Llama-3.1-70B"), models.efficiency("vllm"), ranks, "fp8"
+        )
         for ranks in (1, 4)
     )
     assert alone.seconds(step) / 4 < four.seconds(step) < alone.seconds(step)

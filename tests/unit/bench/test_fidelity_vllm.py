@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from weft_bench.fidelity_vllm import VllmRun, compared, fit
 from weft_bench.lines import Origin
-from weft_sim.performance.models import efficiency
+from weft_sim.performance import models
 
 COLUMNS: tuple[str, ...] = (
     "queued_s",
@@ -21,7 +21,7 @@ def run_of(constants_of: str = "vllm", weights: float = 1.0) -> VllmRun:
     rows = [
         dict(zip(COLUMNS, (str(i / 5), str(100 + 37 * i), str(20 + i), "0", "0", "1"), strict=True)) for i in range(30)
     ]
-    constants = efficiency(constants_of)
+    constants = models.efficiency(constants_of)
     constants = replace(constants, weights_bandwidth=constants.weights_bandwidth * weights)
     times = VllmRun("rtxpro6000", "llama31_8b", 1, rows).simulated(constants)
     for row, (ttft, tpot) in zip(rows, times.tolist(), strict=True):
@@ -34,7 +34,7 @@ def test_a_fit_goes_towards_another_engine_s_times() -> None:
     run = run_of(weights=0.8)
     off = [
         line.value
-        for constants in (efficiency("vllm"), fit(run))
+        for constants in (models.efficiency("vllm"), fit(run))
         for line in compared(Origin("", "", ""), run, run.simulated(constants), "fitted on the same run")
         if line.metric == "mean TPOT off by"
     ]

@@ -13,8 +13,7 @@ from safetensors.numpy import save_file
 
 from harness.native_models import Scales, adapter_tensors, write_model
 from weft.domain.model.config import ModelSpec
-from weft_kernels.cpu import BF16, FP32, Library, NativeUnavailable, load
-from weft_kernels.cpu.memory import MappedMemory
+from weft_kernels.cpu import BF16, FP32, Library, NativeUnavailable, load, memory
 from weft_runner.errors import AdapterInvalid
 from weft_runner.model import BFLOAT16, FLOAT16, FLOAT32, Array, Partition, adapter_pairs, map_tensors, read_spec
 from weft_runner.model.arrays import native
@@ -139,11 +138,11 @@ def test_an_adapter_in_the_memory_of_one_that_has_left_is_the_same_bytes(spec: M
 
 
 def test_spare_memory_keeps_what_came_last_within_its_bytes() -> None:
-    spare, pieces = SpareMemory(300), [MappedMemory(n_bytes) for n_bytes in (100, 200, 101)]
+    spare, pieces = SpareMemory(300), [memory.MappedMemory(n_bytes) for n_bytes in (100, 200, 101)]
     for piece in pieces:
         spare.give(piece)
     assert spare.take(100) is not pieces[0], "it had to leave"
     assert spare.take(101) is pieces[2]
     assert spare.take(200) is not pieces[1]
-    spare.give(MappedMemory(301))
+    spare.give(memory.MappedMemory(301))
     assert not spare._pieces

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft_kernels.plan import plan_rows
-from weft_kernels.triton.chunks import chunk_table
+from weft_kernels.triton import chunks
 from weft_runner.model import StepInput, StepRow, check_step
 from weft_runner.model.cuda.cuda_graphs import MAX_GRAPH_TOKENS, CudaGraphs, Outputs, decode_sizes, prompt_sizes
 from weft_runner.model.cuda.executor import DECODE_CHUNK, chunk_tokens
@@ -60,14 +60,14 @@ def test_what_is_written_is_the_step_and_padding_that_nothing_is_done_for(rows):
     for view, values, pad in (
         (here.tokens, arrays.tokens, None), (here.rows, arrays.rows, None), (here.sampled, arrays.sampled, 0),
         (here.row_of, np.repeat(range(len(rows)), [n for n, _, _ in rows]), -1),
-        (here.chunked.table, chunk_table(step.plan, here.shape.block_m), 0),
+        (here.chunked.table, chunks.chunk_table(step.plan, here.shape.block_m), 0),
         (here.picked, np.where([n == 1 for n, _, _ in rows], range(len(rows)), -1), -1), (here.tiles, tables.tiles, -1),
     ):  # fmt: skip
         assert view[: len(values)].tolist() == values.tolist()
         assert pad is None or (view[len(values) :] == pad).all()
     assert here.pages[: len(arrays.pages)].tolist() == arrays.pages.tolist()
     if not step.plan.segments:
-        assert len(chunk_table(step.plan, here.shape.block_m)) <= len(here.base_chunked)
+        assert len(chunks.chunk_table(step.plan, here.shape.block_m)) <= len(here.base_chunked)
 
 
 @given(Rows)

@@ -45,11 +45,11 @@ from weft_runner.offload import (
     machine_of,
     place_on_device,
     serving_limits,
+    solver,
     spec_json,
     split_activations,
     split_kv,
 )
-from weft_runner.offload.solver import relax
 from weft_runner.settings import OffloadByHand, parse_settings
 from weft_runner.shell.metrics import OffloadSeries
 from weft_runner.shell.offload_policy import settle_offload
@@ -405,7 +405,7 @@ def test_what_a_plan_puts_on_each_tier_is_there_and_no_tier_has_more_than_its_bu
     machine = replace(MACHINE, to_device=1e10, to_host=1e10, attention=1e12, products=products)
     search = PolicySearch(spec, machine, budgets, formats_of("bf16", executor="cuda"), work, most_tokens=320)
     search = replace(search, supports=replace(ON_GPU, activations=(rows,)))
-    plan = find_plan(search, relax)
+    plan = find_plan(search, solver.relax)
     limits = serving_limits({0: (search, plan)})
     sizes = replace(SIZES, pages=limits.pages, rows=limits.sequences, tokens=limits.batch_tokens)
     budget = OffloadBudget(

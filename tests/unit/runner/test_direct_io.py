@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from weft_kernels.cpu.memory import MappedMemory
+from weft_kernels.cpu import memory
 from weft_runner.errors import DiskUnusable
 from weft_runner.model.tiers import direct_io
 from weft_runner.model.tiers.direct_io import DEPTH, PAGE, DirectFile, IoQueue, Requests
@@ -32,15 +32,15 @@ def file(tmp_path: Path) -> Iterator[DirectFile]:
     opened.close()
 
 
-def requests(memory: MappedMemory, order: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> Requests:
+def requests(taken: memory.MappedMemory, order: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> Requests:
     """The file's pages in this order, to the memory's in theirs."""
-    at = memory.address + PAGE * np.arange(len(order))
+    at = taken.address + PAGE * np.arange(len(order))
     return np.stack([at, np.full(len(order), PAGE), PAGE * order], axis=1)
 
 
 def test_pages_are_written_and_read_in_any_order(queue: IoQueue, file: DirectFile) -> None:
     rng = np.random.default_rng(0)
-    written, read = MappedMemory(PAGES * PAGE), MappedMemory(PAGES * PAGE)
+    written, read = memory.MappedMemory(PAGES * PAGE), memory.MappedMemory(PAGES * PAGE)
     written.array()[:] = rng.integers(0, 256, PAGES * PAGE, np.uint8)
     there, back = rng.permutation(PAGES), rng.permutation(PAGES)
     queue.write(file, requests(written, there))
@@ -51,18 +51,18 @@ def test_pages_are_written_and_read_in_any_order(queue: IoQueue, file: DirectFil
 
 def test_a_request_that_fails_among_many_is_named(queue: IoQueue, file: DirectFile) -> None:
     """The file ends before the last one; the others are there."""
-    memory = MappedMemory(PAGES * PAGE)
-    memory.array()[:] = 1
-    queue.write(file, requests(memory, np.arange(PAGES)))
-    memory.array()[:] = 0
+    taken = memory.MappedMemory(PAGES * PAGE)
+    taken.array()[:] = 1
+    queue.write(file, requests(taken, np.arange(PAGES)))
+    taken.array()[:] = 0
     os.truncate(file.path, (PAGES - 1) * PAGE)
     with pytest.raises(DiskUnusable, match=f"pages ends at byte {(PAGES - 1) * PAGE}: it was cut short"):
-        queue.read(file, requests(memory, np.arange(PAGES)))
-    assert memory.array()[:-PAGE].all()
+        queue.read(file, requests(taken, np.arange(PAGES)))
+    assert taken.array()[:-PAGE].all()
 
 
 def test_what_is_not_allowed_is_named(queue: IoQueue, file: DirectFile) -> None:
-    memory, unreadable = MappedMemory(2 * PAGE), DirectFile(file.path, os.O_WRONLY)
+    taken, unreadable = memory.MappedMemory(2 * PAGE), DirectFile(file.path, os.O_WRONLY)
     with pytest.raises(DiskUnusable, match="pages cannot be read at byte"):
-        queue.read(unreadable, requests(memory, np.arange(2)))
+        queue.read(unreadable, requests(taken, np.arange(2)))
     unreadable.close()

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,9 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.native_models import adapter_tensors
+from harness.ranks import base_of, settings_of
 from weft.domain.model.config import parse_spec
 from weft_kernels.plan import SegmentPlan
 from weft_runner.errors import AdapterInvalid
+from weft_runner.executors import make_executor
 from weft_runner.model import (
     BFLOAT16,
     FLOAT16,
@@ -24,10 +28,6 @@ from weft_runner.model import (
     check_step,
     map_tensors,
 )
-from weft_runner.model.kv_cache import KvCache
-from weft_runner.model.reference.adapters import TorchAdapterStore, stack_adapter
-from weft_runner.model.reference.executor import ReferenceExecutor
-from weft_runner.model.weights import load_weights
 
 # ---- spec
 
@@ -75,15 +75,15 @@ def test_an_adapter_that_does_not_fit_is_refused_by_name(world, change, word):
     tensors = dict(map_tensors(world.write_adapter("a") / "adapter_model.safetensors"))
     change(tensors)
     with pytest.raises(AdapterInvalid, match=word):
-        stack_adapter(adapter_pairs(tensors, One(), world.spec), world.spec)
+        executor_of(world).adapters.build(tensors, One())
 
 
 def test_an_adapter_keeps_its_true_ranks_and_counts_its_bytes(world):
-    tensors = map_tensors(world.write_adapter("a", rank=3, modules=("q_proj", "v_proj")) / "adapter_model.safetensors")
-    adapter = stack_adapter(adapter_pairs(tensors, One(), world.spec), world.spec)
-    assert (adapter.rank, adapter.site_rank) == (3, 6)
+    tensors = adapter_tensors(world.spec, 1, {"q_proj": 3, "v_proj": 5, "down_proj": 2})
+    adapter = executor_of(world).adapters.build(tensors, One())
+    assert (adapter.rank, adapter.site_rank) == (5, 8)
     assert adapter.n_bytes == sum(t.size * 4 for t in tensors.values())
-    assert [site is None for site in adapter.sites[0]] == [False, True, True, True]
+    assert [site is None for site in adapter.sites[0]] == [False, True, True, False]
 
 
 @settings(deadline=None)
@@ -118,9 +118,6 @@ def test_pairs_are_the_tensors_of_each_site_in_the_order_of_the_stacked_base(dat
         assert pair.a is tensors[tensor_name(layer, pair.projection, "A")]
         assert pair.b is tensors[tensor_name(layer, pair.projection, "B")]
         assert (pair.rank, pair.scale) == (ranks[layer, pair.projection], ByName().scale_of(pair.projection, 1))
-    built = stack_adapter(adapter_pairs(tensors, ByName(), spec), spec)
-    assert built.rank == max(ranks.values())
-    assert built.n_bytes == 4 * sum(tensor.size for tensor in tensors.values())
 
 
 class ByName:
@@ -143,7 +140,7 @@ def test_a_scale_that_is_no_number_is_refused(world):
             return math.inf
 
     with pytest.raises(AdapterInvalid, match="scale"):
-        stack_adapter(adapter_pairs(tensors, Wrong(), world.spec), world.spec)
+        executor_of(world).adapters.build(tensors, Wrong())
 
 
 # ---- the executor's seam
@@ -154,10 +151,9 @@ def one_row_step(tokens: tuple[int, ...], position: int = 0) -> StepInput:
     return StepInput(tokens, (row,), SegmentPlan(len(tokens), ()))
 
 
-def executor_of(world) -> ReferenceExecutor:
-    spec = world.spec
-    weights = load_weights({p.name: p for p in world.base.iterdir()}, spec)
-    return ReferenceExecutor(spec, weights, KvCache(spec, 2, 4), TorchAdapterStore(spec, 1))
+def executor_of(world) -> Any:
+    flags = {"kv_pages": 2, "page_tokens": 4, "max_adapters": 1}
+    return make_executor(settings_of(**flags), base_of({path.name: path for path in world.base.iterdir()}))
 
 
 def test_layers_in_two_parts_give_the_whole_and_each_layer_marks_its_end(world):

@@ -5,7 +5,7 @@
 each tier; `rounding` which matrix lies where; `solver` the search, which alone needs scipy and runs as
 `python -m weft_runner.offload`, a process of its own.
 
-Others take these names from here; `page_places` and `solver` are left out, as `weft plan` has no numpy.
+Others take these names from here; `page_places` and `solver` are taken as modules, as `weft plan` has no numpy.
 """
 
 from weft_runner.offload.costs import BlockWork, Case, OffDeviceShares, prompt_streams, token_streams

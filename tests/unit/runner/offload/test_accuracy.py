@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from weft_runner.offload import Accuracy, Budgets, PassWork, WeightPlacement, find_plan, predict_pass
-from weft_runner.offload.solver import relax
+from weft_runner.offload import Accuracy, Budgets, PassWork, WeightPlacement, find_plan, predict_pass, solver
 
 from .test_search import MACHINE, MIB, ON_DEVICE, request
 
@@ -14,7 +13,7 @@ from .test_search import MACHINE, MIB, ON_DEVICE, request
 def test_a_pass_of_the_plan_is_predicted_as_in_the_plan_and_the_ratio_is_followed(overlap: float) -> None:
     machine = replace(MACHINE, overlap=overlap, request_s=1e-5, duplex=0.5)
     asked = request(machine, budget=Budgets(30 * MIB), supports=ON_DEVICE)
-    plan = find_plan(asked, relax)
+    plan = find_plan(asked, solver.relax)
     block, work, sizes = plan.policy.block, asked.work, asked.sizes
     placement = WeightPlacement(
         "bf16", round(plan.policy.weights.disk * sizes.weights), batch_tokens=plan.batch_tokens, buffers=plan.buffers,

@@ -21,8 +21,8 @@ from weft_runner.offload import (
     Supports,
     check_placement,
     find_plan,
+    solver,
 )
-from weft_runner.offload.solver import relax
 
 from .test_search import MACHINE, MIB, ON_DEVICE
 
@@ -65,7 +65,7 @@ def test_the_executor_starts_with_the_plans_settings_and_takes_what_is_planned_b
     work = BlockWork(32, 16, 2, RANK, batch_tokens=BATCH_TOKENS)
     spec, budgets = read_spec(files["config.json"]), Budgets(device_mib * MIB, 0, DISK_BYTES)
     search = PolicySearch(spec, MACHINE, budgets, Formats(), work, ON_DEVICE, most_block=4)
-    plan = find_plan(search, relax)
+    plan = find_plan(search, solver.relax)
     executor, _ = executor_of(files, search, plan, told=False)
     try:
         used, layer = plan.usage[MemoryTier.DEVICE], search.sizes.layer
@@ -81,7 +81,7 @@ def test_a_stage_starts_with_what_is_planned_for_its_layers(layers: range, files
     work = BlockWork(32, 16, 2, RANK, batch_tokens=BATCH_TOKENS, in_flight=2)
     spec, budgets = read_spec(files["config.json"]), Budgets(14 * MIB, 0, DISK_BYTES)
     search = PolicySearch(spec, MACHINE, budgets, Formats(), work, ON_DEVICE, most_block=4, layers=layers)
-    executor, _ = executor_of(files, search, find_plan(search, relax), told=True)
+    executor, _ = executor_of(files, search, find_plan(search, solver.relax), told=True)
     executor.close()
 
 
@@ -97,7 +97,7 @@ def test_what_a_plan_puts_on_each_tier_is_there_and_no_tier_has_more_than_its_bu
     )
     spec, budgets = read_spec(files["config.json"]), Budgets(device_mib * MIB, host_mib * MIB, DISK_BYTES)
     search = PolicySearch(spec, machine, budgets, Formats(), work, Supports(), most_block=128)
-    plan = find_plan(search, relax)
+    plan = find_plan(search, solver.relax)
     executor, tiers = executor_of(files, search, plan, told=True)
     try:
         placed = executor.placement

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft_runner.errors import OutOfMemory
-from weft_runner.offload import least_bytes, place_weights
-from weft_runner.offload.page_places import TAKEN, PagePlaces
+from weft_runner.offload import least_bytes, page_places, place_weights
 
 SIZES = st.builds(
     lambda layers, matrices, pieces: [matrices] * layers + [[n] for n in pieces],
@@ -16,14 +15,14 @@ SIZES = st.builds(
 )
 
 
-def check_places(places: PagePlaces) -> None:
+def check_places(places: page_places.PagePlaces) -> None:
     """Hold the law of the module: no frame and no extent twice, none lost."""
     taken = places._taken
     own = [int(place) for page, place in enumerate(places.places) if page not in taken]
     frames = sorted([*(place for place in own if place >= 0), *taken.values()])
     assert frames == list(range(places.frames)), frames
     assert sorted(~place for place in own if place < 0) == list(range(places.extents)), own
-    assert all(places.places[page] == TAKEN for page in taken), taken
+    assert all(places.places[page] == page_places.TAKEN for page in taken), taken
 
 
 @given(st.integers(1, 24), st.integers(0, 24), st.lists(st.lists(st.integers(0, 23), unique=True, max_size=6)))
@@ -31,7 +30,7 @@ def test_what_a_page_holds_is_where_its_place_says_while_adapters_come_and_leave
     pages: int, frames: int, turns: list[list[int]]
 ) -> None:
     """Each turn takes the pages that are not taken, and grants the others; frames and extents hold page numbers."""
-    places = PagePlaces(pages, min(frames, pages))
+    places = page_places.PagePlaces(pages, min(frames, pages))
     memory, disk, taken = dict[int, int](), dict[int, int](), set[int]()
     for page in range(pages):
         place = int(places.places[page])

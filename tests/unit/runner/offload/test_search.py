@@ -26,6 +26,7 @@ from weft_runner.offload import (
     PolicySearch,
     Supports,
     check_plan,
+    costs,
     find_plan,
     find_plans,
     least_budgets,
@@ -39,11 +40,10 @@ from weft_runner.offload import (
     round_case,
     solve_each,
     solve_ranks,
+    solver,
     spread,
     token_streams,
 )
-from weft_runner.offload.costs import memory, phase
-from weft_runner.offload.solver import relax
 
 MIB = 1 << 20
 SPEC = parse_spec(
@@ -89,7 +89,7 @@ def request(
 
 def plan_of(asked: PolicySearch) -> OffloadPlan | None:
     try:
-        return find_plan(asked, relax)
+        return find_plan(asked, solver.relax)
     except NoPolicyFits:
         return None
 
@@ -146,8 +146,8 @@ def test_no_policy_of_a_grid_is_faster_than_its_linear_program(machine: MachineR
     """Brute force over shares in quarters, where the cost model itself says that they fit."""
     asked = request(machine, budget)
     case = Case(asked.sizes, machine, asked.formats, asked.work, 8, 4, 2)
-    bound = relax(case, asked.tiers, EVERYTHING)
-    parts, prompt, token = memory(case), prompt_streams(case), token_streams(case)
+    bound = solver.relax(case, asked.tiers, EVERYTHING)
+    parts, prompt, token = costs.memory(case), prompt_streams(case), token_streams(case)
     quarters = [(h / 4, d / 4) for h in range(5) for d in range(5 - h) if not (machine.one_memory and h)]
     best = math.inf
     for weights, hidden, kv in itertools.product(quarters, repeat=3):
@@ -156,8 +156,8 @@ def test_no_policy_of_a_grid_is_faster_than_its_linear_program(machine: MachineR
             sum(part.at(outside) for part in parts[tier].values()) <= asked.tiers.of(tier) for tier in MemoryTier
         )
         if fits:
-            prompts = phase(case, prompt, outside, case.passes).pass_s
-            best = min(best, prompts + 15 * phase(case, token, outside).pass_s)
+            prompts = costs.phase(case, prompt, outside, case.passes).pass_s
+            best = min(best, prompts + 15 * costs.phase(case, token, outside).pass_s)
     assert bound is not None or best == math.inf
     if bound is not None:
         assert bound.block_s <= best * (1 + 1e-6)
@@ -169,7 +169,7 @@ def test_no_policy_of_a_grid_is_faster_than_its_linear_program(machine: MachineR
 def test_what_is_found_is_the_best_of_all_roundings(device_mib: int, host_mib: int) -> None:
     """Bounds only leave out what cannot be the best: rounding every case finds nothing faster."""
     asked = request(replace(MACHINE, one_memory=not host_mib), Budgets(device_mib * MIB, host_mib * MIB, 400 * MIB))
-    plan, cases = find_plan(asked, relax), []
+    plan, cases = find_plan(asked, solver.relax), []
     for block, batch, passes, buffers in itertools.product((1, 2, 4), (1, 2, 4), (1, 2, 4), (1, 2)):
         if block % batch == 0 and block % passes == 0:
             cases.append(Case(asked.sizes, asked.machine, asked.formats, asked.work, block, batch, passes, buffers))
@@ -179,33 +179,33 @@ def test_what_is_found_is_the_best_of_all_roundings(device_mib: int, host_mib: i
 
 
 def test_rounding_costs_little_where_layers_are_many() -> None:
-    plan = find_plan(request(most_block=16, supports=ON_DEVICE), relax)
+    plan = find_plan(request(most_block=16, supports=ON_DEVICE), solver.relax)
     assert plan.predicted.block_s <= 1.1 * plan.relaxed_s
 
 
 def test_budgets_that_hold_nothing_are_refused_with_the_tier_the_bytes_and_what_would_fit() -> None:
     asked = request(budget=Budgets(4 * MIB), supports=ON_DEVICE)
     with pytest.raises(NoPolicyFits, match=r"the device has 4194304 bytes, .* too few") as refused:
-        find_plan(asked, relax)
+        find_plan(asked, solver.relax)
     assert refused.value.tier is MemoryTier.DEVICE
     enough = replace(asked, budgets=Budgets(4 * MIB + refused.value.short_bytes))
-    assert find_plan(enough, relax).policy.block == 1
+    assert find_plan(enough, solver.relax).policy.block == 1
     with pytest.raises(NoPolicyFits):
-        find_plan(replace(enough, budgets=Budgets(enough.budgets.device_bytes - 1)), relax)
+        find_plan(replace(enough, budgets=Budgets(enough.budgets.device_bytes - 1)), solver.relax)
     with pytest.raises(NoPolicyFits, match="the disk has") as refused:
-        find_plan(request(budget=Budgets(40 * MIB, 0, 1 * MIB)), relax)
+        find_plan(request(budget=Budgets(40 * MIB, 0, 1 * MIB)), solver.relax)
     assert refused.value.tier is MemoryTier.DISK
 
 
 def test_an_executor_without_other_places_keeps_kv_and_activations_on_the_device() -> None:
-    plan = find_plan(request(supports=ON_DEVICE), relax)
+    plan = find_plan(request(supports=ON_DEVICE), solver.relax)
     assert (plan.policy.kv.device, plan.policy.activations.device, plan.kv_device) == (1.0, 1.0, plan.policy.block)
 
 
 def test_int4_weights_that_fit_are_faster_than_bf16_that_do_not() -> None:
     asked = request(budget=Budgets(35 * MIB))
-    small = find_plan(replace(asked, formats=Formats("int4")), relax)
-    assert small.predicted.tokens_per_s > 2 * find_plan(asked, relax).predicted.tokens_per_s
+    small = find_plan(replace(asked, formats=Formats("int4")), solver.relax)
+    assert small.predicted.tokens_per_s > 2 * find_plan(asked, solver.relax).predicted.tokens_per_s
 
 
 @pytest.mark.parametrize(("times", "off"), [(0.0, True), (1.2, True), (0.5, False)])
@@ -213,7 +213,9 @@ def test_sparse_attention_is_off_where_it_takes_longer_as_measured(times: float,
     """`times`: as long as attention to all keys; 0: not measured."""
     rate = MACHINE.attention / times if times else 0.0
     asked = request(replace(MACHINE, disk_read=1e11, sparse_attention=rate), budget=Budgets(60 * MIB))
-    dense, sparse = (find_plan(replace(asked, formats=Formats(sparse_attention=on)), relax) for on in (False, True))
+    dense, sparse = (
+        find_plan(replace(asked, formats=Formats(sparse_attention=on)), solver.relax) for on in (False, True)
+    )
     assert sparse.formats.sparse_attention is not off
     assert (sparse == dense) is off
     assert sparse.predicted.tokens_per_s >= dense.predicted.tokens_per_s
@@ -252,7 +254,7 @@ def test_kv_on_the_disk_takes_its_requests_and_what_is_written_keeps_from_readin
     asked = request(replace(MACHINE, request_s=1e-3, duplex=0.25))
     case = Case(asked.sizes, asked.machine, asked.formats, asked.work, 4, 4)
     streams, outside = token_streams(case), OffDeviceShares(kv_disk=1.0)
-    token, plain = phase(case, streams, outside), phase(replace(case, machine=MACHINE), streams, outside)
+    token, plain = costs.phase(case, streams, outside), costs.phase(replace(case, machine=MACHINE), streams, outside)
     requests = 4 * asked.sizes.layers  # a sequence's pages of a layer are one
     assert token.disk_write_s == pytest.approx(4 * 16 * asked.sizes.kv_token / MACHINE.disk_write + requests * 1e-3)
     assert token.disk_read_s == pytest.approx(4 * 72 * asked.sizes.kv_token / MACHINE.disk_read + (requests + 4) * 1e-3)
@@ -262,7 +264,7 @@ def test_kv_on_the_disk_takes_its_requests_and_what_is_written_keeps_from_readin
 
 
 def test_one_request_alone_is_bound_by_the_bytes_that_are_not_resident() -> None:
-    plan = find_plan(request(most_block=1), relax)
+    plan = find_plan(request(most_block=1), solver.relax)
     streamed = plan.policy.weights.disk * request().sizes.weights
     assert plan.predicted.token_1_s >= streamed / MACHINE.disk_read
     if plan.buffers > 1:
@@ -273,9 +275,11 @@ def test_ranks_get_policies_of_their_own_and_two_are_as_fast_as_their_budgets_to
     """Each of two with 40 % of the weights holds 80 % of its half (FlexGen, section 4.4): the disk reads a third."""
     weights = request().sizes.weights
     budget = Budgets(weights * 2 // 5 + 8 * MIB)
-    one = find_plan(request(budget=budget), relax)
+    one = find_plan(request(budget=budget), solver.relax)
     ranks = {0: range(3), 1: range(3, 6)}
-    two = find_plans({rank: replace(request(budget=budget), layers=layers) for rank, layers in ranks.items()}, relax)
+    two = find_plans(
+        {rank: replace(request(budget=budget), layers=layers) for rank, layers in ranks.items()}, solver.relax
+    )
     assert {plan.policy.block for plan in two.values()} == {two[0].policy.block}
     assert [plan.tiers.head is None for plan in two.values()] == [True, False]
     assert len(two[0].tiers.layers) == 3
@@ -288,7 +292,7 @@ def test_ranks_get_policies_of_their_own_and_two_are_as_fast_as_their_budgets_to
         block, work = two[0].policy.block, request().work
         assert time.tokens_per_s == pytest.approx(block * work.output / time.block_s)
     with pytest.raises(NoPolicyFits, match="rank 1: "):
-        find_plans({0: request(budget=budget), 1: request(budget=Budgets(MIB))}, relax)
+        find_plans({0: request(budget=budget), 1: request(budget=Budgets(MIB))}, solver.relax)
 
 
 @given(st.integers(1, 40), st.data())
@@ -330,7 +334,7 @@ def test_the_search_in_its_own_process_answers_as_here() -> None:
     asked = request(most_block=2)
     small = request(budget=Budgets(MIB))
     found, refused, again = solve_each([{0: asked}, {0: small}, {0: asked}])
-    assert found == again == {0: find_plan(asked, relax)}
+    assert found == again == {0: find_plan(asked, solver.relax)}
     assert isinstance(refused, NoPolicyFits)
     assert refused.short_bytes > 0
     with pytest.raises(NoPolicyFits, match="too few"):

@@ -24,8 +24,7 @@ from harness.native_library import native_library
 from harness.native_models import Scales, adapter_tensors, make_step, write_model
 from harness.waiting import PATIENCE_S
 from weft.domain.model.config import ModelSpec
-from weft_kernels.cpu import Library, load
-from weft_kernels.cpu.ranks import FetchedSlots, SharedSlots, slots_bytes
+from weft_kernels.cpu import Library, load, ranks
 from weft_runner.errors import ExecutorLost
 from weft_runner.model import Files, Partition, StepInput, open_checkpoint, read_spec
 from weft_runner.model.cpu.executor import CpuExecutor
@@ -89,8 +88,8 @@ class Split:
 
     def put(self, spec: ModelSpec) -> "Split":
         for executor in [one for stage in self.stages for one in stage]:
-            for slot, ranks in enumerate(RANKS):
-                adapter = executor.adapters.build(adapter_tensors(spec, slot, ranks), Scales())
+            for slot, own in enumerate(RANKS):
+                adapter = executor.adapters.build(adapter_tensors(spec, slot, own), Scales())
                 executor.adapters.put(slot, adapter)
         return self
 
@@ -116,13 +115,13 @@ def split(
         for stage in range(stages):
             mine: list[Any] = [None]
             if size > 1 and fetched:
-                mine = [FetchedSlots(rank=rank, size=size, slot_bytes=SLOT_BYTES) for rank in range(size)]
+                mine = [ranks.FetchedSlots(rank=rank, size=size, slot_bytes=SLOT_BYTES) for rank in range(size)]
                 barrier, given = threading.Barrier(size), [list[int]()] * size
                 for rank, one in enumerate(mine):
                     one.fetch = fetch_of(given, rank, barrier)
             elif size > 1:
                 mine = [
-                    SharedSlots(library.native, files[stage], 0, rank=rank, size=size, slot_bytes=SLOT_BYTES,
+                    ranks.SharedSlots(library.native, files[stage], 0, rank=rank, size=size, slot_bytes=SLOT_BYTES,
                                 patience_s=PATIENCE_S)
                     for rank in range(size)
                 ]  # fmt: skip
@@ -239,8 +238,8 @@ def test_slots_that_are_fetched_give_the_bits_of_shared_ones(model_of):
 def test_ranks_in_fp32_give_the_logits_of_the_reference(model_of, name):
     model = model_of(name)
     table = TorchAdapterStore(model.spec, len(RANKS))
-    for slot, ranks in enumerate(RANKS):
-        table.put(slot, table.build(adapter_tensors(model.spec, slot, ranks), Scales()))
+    for slot, own in enumerate(RANKS):
+        table.put(slot, table.build(adapter_tensors(model.spec, slot, own), Scales()))
     weights = load_weights(model.files, model.spec)
     reference = ReferenceExecutor(model.spec, weights, KvCache(model.spec, PAGES, 16), table)
     with split(model, 1, 2, dtype="fp32") as ranks:
@@ -265,12 +264,12 @@ def test_a_rank_that_waits_for_a_lost_one_ends(model_of):
 
 def test_stages_that_make_their_slots_at_the_same_time_leave_each_other_theirs():
     """A file that one stage grows must not shrink by what another stage saw of it before."""
-    stages, each = 4, slots_bytes(2, 64)
+    stages, each = 4, ranks.slots_bytes(2, 64)
     barrier = threading.Barrier(stages)
 
     def make(file: int, stage: int) -> None:
         barrier.wait(PATIENCE_S)
-        SharedSlots(LIBRARY.native, file, stage * each, rank=0, size=2, slot_bytes=64, patience_s=PATIENCE_S)
+        ranks.SharedSlots(LIBRARY.native, file, stage * each, rank=0, size=2, slot_bytes=64, patience_s=PATIENCE_S)
 
     with ThreadPoolExecutor(stages) as threads:
         for _ in range(500):
