@@ -40,15 +40,3 @@ def test_the_demo_answers_right_for_every_model_and_stops_everything(tmp_path: P
     for case in DEMO:
         assert case.model in done.stdout
     assert not (tmp_path / "d" / "stack.json").exists()
-
-
-def test_without_a_compiler_and_an_index_one_sentence_ends_it_before_anything_starts(tmp_path: Path) -> None:
-    bare = {"PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache"), "PIP_NO_INDEX": "1", "CXX": ""}
-    done = demo(tmp_path / "d", free_port(), "--executor", "cpu", **bare)
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert done.stdout == ""
-    fetching, why = done.stderr.splitlines()
-    assert "fetching one for this build" in fetching
-    assert "nothing here can compute: there is no C++ compiler, and none can be fetched" in why
-    assert why.endswith("install one, on Debian and Ubuntu with `apt install g++`")
-    assert not (tmp_path / "d").exists()

@@ -103,17 +103,6 @@ def test_a_text_is_as_likely_as_a_prompt_as_it_was_as_an_answer(client: openai.O
         assert cut[1:] == pytest.approx(found[1:], abs=0.05)
 
 
-def test_the_likeliest_token_alone_and_a_length_that_is_set(client: openai.OpenAI) -> None:
-    case = DEMO[1]
-    body = {"top_k": 1, "ignore_eos": True, "min_tokens": 40, "repetition_penalty": 1.0}
-    answer = client.completions.create(
-        model=case.model, prompt=case.prompt, temperature=1.5, max_tokens=40, extra_body=body
-    )
-    assert answer.choices[0].text.startswith(case.expect)
-    assert answer.usage is not None
-    assert answer.usage.completion_tokens == 40
-
-
 # ---- structured outputs
 
 PERSON = {

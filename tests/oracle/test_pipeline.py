@@ -1,6 +1,6 @@
 """A model cut into stages, real processes that speak Gloo: the tokens of one stage, two batches at a time, the wire."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
@@ -8,9 +8,8 @@ import torch
 
 from harness.random_models import OracleModel, reference_executor
 from harness.ranks import load, staged, tcp_sent_bytes
-from harness.split_models import ADAPTERS, PAGE_TOKENS, PAGES, ask, steps_of, written
+from harness.split_models import ADAPTERS, PAGE_TOKENS, PAGES, steps_of, written
 from weft_kernels.plan import SegmentPlan, plan_rows
-from weft_runner.core import BatchLimits
 from weft_runner.model import StepInput, StepRow
 from weft_runner.parallel import PipelineParallelExecutor
 
@@ -76,30 +75,3 @@ def test_the_kernel_has_sent_what_was_counted_and_the_headers_of_gloo(cut):
     counted, sent = cut.stages.sent_bytes - counted, tcp_sent_bytes() - sent
     assert counted == 4 * 900 * cut.model.spec.hidden_size
     assert counted <= sent < 1.02 * counted
-
-
-# ---- the engine
-
-
-@pytest.fixture
-def driver_of(cut: Cut, make_driver: Callable[..., Any], new_world: Any) -> Callable[..., Any]:
-    """Drivers of the stages (`staged=True`) or of one process."""
-    world = new_world(cut.model.folder, cut.model.config)
-
-    def make(*, staged: bool, **limits: Any) -> Any:
-        how = {"make_executor": lambda *_: cut.stages} if staged else {}
-        sizes = {"total_pages": PAGES, "page_tokens": PAGE_TOKENS, "max_adapters": len(ADAPTERS), **limits}
-        return make_driver(world, **sizes, **how)
-
-    return make
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("chunk", [512, 16])
-def test_an_engine_of_stages_gives_the_tokens_of_one_stage(cut, driver_of, chunk):
-    limits = BatchLimits(max_batch_tokens=chunk, max_prefills=2)
-    alone, stages = (driver_of(staged=staged, batch=limits, max_sequences=16) for staged in (False, True))
-    for driver in (alone, stages):
-        keys = ask(driver, cut.model, 12)
-        driver.finish()
-    assert {key: stages.answer(key) for key in keys} == {key: alone.answer(key) for key in keys}

@@ -249,15 +249,6 @@ def test_a_bin_with_more_tokens_than_are_listed_is_searched_in_the_row(kind: str
     assert_same(logits_of(kind, len(draws), 1500, 0), draws, device, listed=16)
 
 
-def test_tokens_are_drawn_from_all_over_the_row(device: torch.device) -> None:
-    rows = sized(gpu=16, interpreted=6)
-    logits = logits_of("normal", 1, 1000, 3).repeat(rows, 1)
-    draws = [SamplingArgs(Sampling(seed=9, temperature=1.5, top_p=0.99), position) for position in range(rows)]
-    expected = [choice and choice.token for choice in sample(logits.numpy(force=True), draws)]
-    assert len(set(expected)) > rows // 2
-    assert drawn(logits, draws, device) == expected
-
-
 def test_a_vocabulary_as_large_as_a_models_is_drawn_from_alike(device: torch.device) -> None:
     draws = [SamplingArgs(Sampling(seed=row, temperature=1.0, top_p=0.9 + 0.1 * row), 5) for row in range(2)]
     assert_same(logits_of("normal", 2, 128_256, 4), draws, device)
