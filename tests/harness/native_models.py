@@ -9,9 +9,11 @@ import torch
 from safetensors.torch import save_file
 
 from weft.domain.model.config import ModelSpec
+from weft_kernels.cpu import Library, load
 from weft_kernels.plan import plan_rows
-from weft_runner.model import Array, StepInput, StepRow, read_spec
-from weft_runner.model.host_tensors import arrays_of
+from weft_runner.model import Array, StepInput, StepRow, open_checkpoint, read_spec
+from weft_runner.model.cpu.executor import CpuExecutor
+from weft_runner.model.host_tensors import arrays_of, tensor_of
 
 SCALE = 0.75
 
@@ -39,6 +41,16 @@ def write_model(root: Path, seed: int, dtype: torch.dtype = torch.bfloat16, **co
     tensors = {name: _random(name, shape, random).to(dtype) for name, shape in _shapes(spec).items()}
     save_file(tensors, root / "model.safetensors")
     return {path.name: path for path in root.iterdir()}
+
+
+def cpu_executor(files: dict[str, Path], library: Library | None = None, **how: Any) -> CpuExecutor:
+    """Make the executor of a model's files, with this machine's library if none is given. Raises NativeUnavailable."""
+    return CpuExecutor(library or load(), open_checkpoint(files, read_spec(files["config.json"], files)), **how)
+
+
+def as_tensor(rows: torch.Tensor | Array) -> torch.Tensor:
+    """What an executor returned, of whichever kind, as oracles compute with it."""
+    return rows if isinstance(rows, torch.Tensor) else tensor_of(rows)
 
 
 def adapter_tensors(spec: ModelSpec, seed: int, ranks: dict[str, int]) -> dict[str, Array]:

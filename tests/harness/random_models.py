@@ -16,18 +16,15 @@ from typing import Any
 import torch
 
 from harness import interpreter
-from harness.arrays import as_tensor
+from harness.native_models import as_tensor, cpu_executor
+from harness.ranks import base_of, settings_of
 from weft.artifacts.adapter_config import parse_adapter_config
 from weft.domain.model.config import ModelSpec, parse_spec
-from weft_kernels.cpu import load as load_library
 from weft_kernels.plan import plan_rows
-from weft_runner.model import Executor, StepInput, StepRow, check_step, map_tensors, open_checkpoint, read_spec
-from weft_runner.model.cpu.executor import CpuExecutor
+from weft_runner.executors import make_executor
+from weft_runner.model import Executor, StepInput, StepRow, check_step, map_tensors, read_spec
 from weft_runner.model.cuda.device import find_gpu
 from weft_runner.model.cuda.executor import CudaExecutor, Sizes
-from weft_runner.model.kv_cache import KvCache
-from weft_runner.model.reference.adapters import TorchAdapterStore
-from weft_runner.model.reference.executor import ReferenceExecutor
 from weft_runner.model.weights import Pack, load_weights
 
 CONFIGS = {"llama": "LlamaConfig", "mistral": "MistralConfig", "qwen2": "Qwen2Config", "qwen3": "Qwen3Config"}
@@ -242,23 +239,14 @@ def load_peft(folder: Path, adapters: Sequence[str]) -> Any:
 
 def reference_executor(model: OracleModel, pages: int, page_tokens: int) -> Executor:
     """Any executor is made by a function of this form."""
-    kv = KvCache(model.spec, pages, page_tokens)
-    return ReferenceExecutor(
-        model.spec, load_weights(model.files, model.spec), kv, TorchAdapterStore(model.spec, len(model.adapters) or 1)
-    )
+    flags = {"kv_pages": pages, "page_tokens": page_tokens, "max_adapters": len(model.adapters) or 1}
+    return make_executor(settings_of(**flags), base_of(model.files))
 
 
-def native_executor(model: OracleModel, pages: int, page_tokens: int, dtype: str = "fp32") -> CpuExecutor:
+def native_executor(model: OracleModel, pages: int, page_tokens: int, dtype: str = "fp32") -> Executor:
     """Make the cpu executor. Raises NativeUnavailable where it cannot be built."""
-    return CpuExecutor(
-        load_library(),
-        open_checkpoint(model.files, model.spec),
-        dtype=dtype,
-        threads=2,
-        pages=pages,
-        page_tokens=page_tokens,
-        slots=len(model.adapters) or 1,
-    )
+    sizes = {"pages": pages, "page_tokens": page_tokens, "slots": len(model.adapters) or 1}
+    return cpu_executor(model.files, dtype=dtype, threads=2, **sizes)
 
 
 def cuda_executor(

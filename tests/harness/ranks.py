@@ -19,7 +19,6 @@ from weft.artifacts.adapter_config import parse_adapter_config
 from weft_runner.executors import ModelSource, make_executor
 from weft_runner.executors import split as split_executors
 from weft_runner.model import AdapterFiles, map_tensors, read_spec
-from weft_runner.model.tensor_parallel import ProcessGroup
 from weft_runner.parallel import MultiProcessExecutor, PipelineParallelExecutor, ShardedAdapter, TensorParallelExecutor
 from weft_runner.settings import FLAGS as OF_RUNNERS
 from weft_runner.settings import RunnerSettings, parse_settings
@@ -138,7 +137,7 @@ class ThreadGroup:
         return self.all_gather(x)[0]
 
 
-def on_threads(size: int, act: Callable[[ProcessGroup], T]) -> list[T]:
+def on_threads(size: int, act: Callable[[ThreadGroup], T]) -> list[T]:
     """Return what each of `size` ranks returns, all at the same time."""
     barrier, given = threading.Barrier(size), [torch.empty(0)] * size
 

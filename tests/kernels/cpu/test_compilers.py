@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from harness.native_library import native_library
-from harness.native_models import Scales, adapter_tensors, make_step, write_model
+from harness.native_models import Scales, adapter_tensors, cpu_executor, make_step, write_model
 from weft.domain.request import Sampling
 from weft_devcluster import tools
 from weft_kernels.cpu import (
@@ -34,8 +34,7 @@ from weft_kernels.cpu import (
     sampling,
     zig_compiler,
 )
-from weft_runner.model import NativeSampler, SamplingArgs, open_checkpoint, read_spec
-from weft_runner.model.cpu.executor import CpuExecutor
+from weft_runner.model import NativeSampler, SamplingArgs, read_spec
 
 native_library()  # skips where nothing can be built
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -79,10 +78,8 @@ def bits_of_steps(library: Library, model: dict[str, Path], dtype: str) -> bytes
     """Prompts side by side, with adapters and without, then tokens one at a time: the logits, as bytes."""
     spec = read_spec(model["config.json"])
     weights, _, kv = dtype.partition("+")
-    executor = CpuExecutor(
-        library, open_checkpoint(model, spec), dtype=weights, kv_dtype=kv or "auto", threads=2,
-        pages=PAGES * len(PROMPTS), page_tokens=16, slots=2,
-    )  # fmt: skip
+    sizes = {"pages": PAGES * len(PROMPTS), "page_tokens": 16, "slots": 2}
+    executor = cpu_executor(model, library, dtype=weights, kv_dtype=kv or "auto", threads=2, **sizes)
     for slot, rank in enumerate((8, 33)):
         tensors = adapter_tensors(spec, slot, dict.fromkeys(ALL, rank))
         executor.adapters.put(slot, executor.adapters.build(tensors, Scales()))

@@ -11,8 +11,6 @@ from harness.lora_slots import Loaded, Slots
 from harness.on_device import BF16, FP16, FP32, INTERPRETED, TOLERANCES, Rows, assert_close, assert_same, name_of, sized
 from weft_bench.gpu_device import Gpu
 from weft_kernels.triton import chunks, fused, lora, tables
-from weft_runner.model.cuda.executor import DECODE_CHUNK, PROMPT_CHUNK
-from weft_runner.model.decoder import rotate
 
 pytestmark = pytest.mark.gpu
 
@@ -110,6 +108,7 @@ def test_silu_mul_takes_chunks_of_every_size(count: int, device: torch.device) -
 # ---- with adapters' parts still to be added
 
 TOKENS_A_PAGE, MAX_RANK = 16, 64
+DECODE_CHUNK, PROMPT_CHUNK = 16, 64  # most tokens of a chunk, as the engine has them
 
 
 @dataclass(frozen=True)
@@ -198,6 +197,12 @@ def rotated(
         q, k = norm(q, norms[0]), norm(k, norms[1])
     cos, sin = cos_sin[positions].double().repeat(1, 1, 2)[:, :, None].unbind(1)
     return torch.cat((rotate(q, cos, sin), rotate(k, cos, sin), v), dim=1)
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Turn x [T, heads, D]: halves are paired, not neighbours."""
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-second, first), dim=-1) * sin
 
 
 def assert_written(kv: torch.Tensor, before: torch.Tensor, rows: Rows, expected: torch.Tensor) -> None:

@@ -19,10 +19,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.arrays import as_tensor
 from harness.int4 import rounded_to_int4
 from harness.native_library import native_library
-from harness.native_models import Scales, adapter_tensors, make_step, write_model
+from harness.native_models import Scales, adapter_tensors, as_tensor, make_step, write_model
 from harness.waiting import PATIENCE_S
 from weft.domain.model.config import ModelSpec
 from weft_kernels.cpu import INT8, CallRefused, Library, ModelStruct, StepStruct, load

@@ -10,10 +10,8 @@ from hypothesis import strategies as st
 from harness.ranks import settings_of
 from weft.domain.model.config import parse_spec
 from weft_runner.errors import ExecutorUnavailable, KvCacheTooSmall
-from weft_runner.executors import cuda, settle_kv_pages
-from weft_runner.executors.memory import fitting_pages
+from weft_runner.executors import cuda, memory, settle_kv_pages
 from weft_runner.memory_estimate import MemoryEstimate, MemoryLimit, estimate_memory, page_bytes
-from weft_runner.model.cuda.device import GpuUnavailable
 from weft_runner.settings import KV_PAGES
 
 GIB, PAGE = 1 << 30, 1 << 20
@@ -46,7 +44,7 @@ def test_pages_fill_the_share_and_hold_a_sequence_or_the_start_is_refused(
     available = MemoryLimit(left * GIB, "GPU 0", (left + others) * GIB)
     budget = available.n_bytes - max(int((1 - fraction) * available.of_bytes), min(host * GIB, available.of_bytes // 4))
     try:
-        pages = fitting_pages(
+        pages = memory.fitting_pages(
             needs(weights * GIB), available, fraction, context=context << 10, page_tokens=16, host_bytes=host * GIB
         )
     except KvCacheTooSmall:
@@ -60,7 +58,9 @@ def test_pages_fill_the_share_and_hold_a_sequence_or_the_start_is_refused(
 
 def test_the_refusal_has_the_numbers_and_the_ways_out():
     with pytest.raises(KvCacheTooSmall) as caught:
-        fitting_pages(needs(3 * GIB), MemoryLimit(4 * GIB, "GPU 0 (Test)", 5 * GIB), 0.8, context=1000, page_tokens=1)
+        memory.fitting_pages(
+            needs(3 * GIB), MemoryLimit(4 * GIB, "GPU 0 (Test)", 5 * GIB), 0.8, context=1000, page_tokens=1
+        )
     words = str(caught.value)
     for part in (
         "--kv-memory-fraction 0.8", "1000 tokens takes 1000 KV pages of 1, and 0 fit", "layers 3.00 GiB",
@@ -71,7 +71,7 @@ def test_the_refusal_has_the_numbers_and_the_ways_out():
 
 def test_runners_that_differ_by_little_have_the_same_pages():
     def pages(left: int) -> int:
-        return fitting_pages(needs(0), MemoryLimit(left, "x", 80 * GIB), 1.0, context=16, page_tokens=16)
+        return memory.fitting_pages(needs(0), MemoryLimit(left, "x", 80 * GIB), 1.0, context=16, page_tokens=16)
 
     assert pages(71 * GIB) == pages(71 * GIB - 100 * PAGE)
 
@@ -140,7 +140,7 @@ def test_gpus_give_what_their_share_holds_and_the_least_of_them_counts(monkeypat
 
 def test_a_gpu_that_is_asked_for_and_not_there_ends_the_start(monkeypatch):
     def find_gpu(rank: int) -> PlayedGpu:
-        raise GpuUnavailable(f"no driver for GPU {rank}")
+        raise cuda.GpuUnavailable(f"no driver for GPU {rank}")
 
     monkeypatch.setattr(cuda, "find_gpu", find_gpu)
     with pytest.raises(ExecutorUnavailable, match="no driver for GPU 0"):

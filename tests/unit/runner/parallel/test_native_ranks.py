@@ -19,19 +19,15 @@ import numpy as np
 import pytest
 import torch
 
-from harness.arrays import as_tensor
 from harness.native_library import native_library
-from harness.native_models import Scales, adapter_tensors, make_step, write_model
+from harness.native_models import Scales, adapter_tensors, as_tensor, cpu_executor, make_step, write_model
+from harness.ranks import base_of, settings_of
 from harness.waiting import PATIENCE_S
 from weft.domain.model.config import ModelSpec
 from weft_kernels.cpu import Library, load, ranks
 from weft_runner.errors import ExecutorLost
-from weft_runner.model import Files, Partition, StepInput, open_checkpoint, read_spec
-from weft_runner.model.cpu.executor import CpuExecutor
-from weft_runner.model.kv_cache import KvCache
-from weft_runner.model.reference.adapters import TorchAdapterStore
-from weft_runner.model.reference.executor import ReferenceExecutor
-from weft_runner.model.weights import load_weights
+from weft_runner.executors import make_executor
+from weft_runner.model import Executor, Files, Partition, StepInput, read_spec
 
 LIBRARY = native_library()
 TILE32 = [level for level in LIBRARY.levels if level in ("amx_bf16", "avx512", "avx2")]  # of one numerics class
@@ -81,7 +77,7 @@ def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Model]
 class Split:
     """Parts of a model in this process, each with an executor: whole steps go through all of them."""
 
-    def __init__(self, executors: Sequence[Sequence[CpuExecutor]], slots: Sequence[Any]) -> None:
+    def __init__(self, executors: Sequence[Sequence[Executor]], slots: Sequence[Any]) -> None:
         """`executors`: by stage and tensor rank."""
         self.stages, self.slots = executors, slots
         self._threads = ThreadPoolExecutor(len(executors[0]))
@@ -110,7 +106,7 @@ def split(
     files = [os.memfd_create("slots") for _ in range(stages)]
     try:
         ends = [model.spec.layers * (stage + 1) // stages for stage in range(stages)]
-        made: list[list[CpuExecutor]] = []
+        made: list[list[Executor]] = []
         slots: list[Any] = []
         for stage in range(stages):
             mine: list[Any] = [None]
@@ -128,10 +124,9 @@ def split(
             parts = [
                 Partition(model.spec, rank, size, ends[stage - 1] if stage else 0, ends[stage]) for rank in range(size)
             ]
-            checkpoint = open_checkpoint(model.files, model.spec)
             made.append(
                 [
-                    CpuExecutor(library, checkpoint, dtype=dtype, threads=threads, pages=PAGES, page_tokens=16,
+                    cpu_executor(model.files, library, dtype=dtype, threads=threads, pages=PAGES, page_tokens=16,
                                 slots=len(RANKS), part=part, ranks=own)
                     for part, own in zip(parts, mine, strict=True)
                 ]
@@ -237,11 +232,11 @@ def test_slots_that_are_fetched_give_the_bits_of_shared_ones(model_of):
 @pytest.mark.parametrize("name", MODELS)
 def test_ranks_in_fp32_give_the_logits_of_the_reference(model_of, name):
     model = model_of(name)
-    table = TorchAdapterStore(model.spec, len(RANKS))
+    flags = {"kv_pages": PAGES, "page_tokens": 16, "max_adapters": len(RANKS)}
+    reference = make_executor(settings_of(**flags), base_of(model.files))
+    table = reference.adapters
     for slot, own in enumerate(RANKS):
         table.put(slot, table.build(adapter_tensors(model.spec, slot, own), Scales()))
-    weights = load_weights(model.files, model.spec)
-    reference = ReferenceExecutor(model.spec, weights, KvCache(model.spec, PAGES, 16), table)
     with split(model, 1, 2, dtype="fp32") as ranks:
         for one, other in zip(played(reference, batch(), 64), played(ranks, batch(), 64), strict=True):
             assert torch.allclose(one, other, rtol=0, atol=5e-4 * float(one.abs().max()))
