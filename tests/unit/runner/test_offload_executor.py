@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count
@@ -21,14 +22,15 @@ from prometheus_client import CollectorRegistry
 
 from harness import offload_child
 from harness.native_library import native_library
-from harness.native_models import Scales, adapter_tensors, make_step, write_model
+from harness.native_models import Scales, adapter_tensors, cpu_executor, make_step, write_model
 from harness.waiting import PATIENCE_S, wait_until
+from weft.domain.model.config import ModelSpec
 from weft.domain.request import Sampling
 from weft_kernels.cpu import KINDS
 from weft_runner.core import Candidate, form_batch
-from weft_runner.errors import DiskUnusable, ExecutorLost, OutOfMemory, PolicyInvalid
+from weft_runner.errors import DiskUnusable, ExecutorLost, OutOfMemory, PolicyInvalid, RunnerError
 from weft_runner.executors import ModelSource, make_executor
-from weft_runner.model import BFLOAT16, Partition, SamplingArgs, StepInput, open_checkpoint, read_spec, stage_of
+from weft_runner.model import BFLOAT16, Partition, SamplingArgs, open_checkpoint, read_spec, stage_of
 from weft_runner.model.cpu.executor import CpuExecutor
 from weft_runner.model.cpu.offload import OffloadExecutor
 from weft_runner.model.cpu.packed_weights import RowPacker
@@ -79,7 +81,7 @@ MODELS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 Files = Callable[..., dict[str, Path]]
-Kept = list[OffloadExecutor]  # until a test ends
+Offload = Callable[..., OffloadExecutor]
 
 
 @pytest.fixture(scope="module")
@@ -91,15 +93,6 @@ def files_of(tmp_path_factory: pytest.TempPathFactory) -> Files:
     return make
 
 
-@pytest.fixture
-def made() -> Iterator[Kept]:
-    """The executors that a test has made, which end with it."""
-    executors: Kept = []
-    yield executors
-    for executor in executors:
-        executor.close()
-
-
 def sizes(dtype: str, threads: int = 1, page_tokens: int = 16) -> dict[str, Any]:
     """`dtype`: of the weights, with `+int4` also of KV; `+top` with sparse attention."""
     weights, *others = dtype.split("+")
@@ -108,9 +101,10 @@ def sizes(dtype: str, threads: int = 1, page_tokens: int = 16) -> dict[str, Any]
     return {**kinds, "threads": threads, "pages": PAGES, "page_tokens": page_tokens, "slots": SLOTS}
 
 
-def with_adapters(executor: Made) -> Made:
+def with_adapters(executor: Made, spec: ModelSpec | None = None) -> Made:
+    """`spec`: of the whole model, where the executor has a part."""
     for slot, ranks in enumerate(RANKS):
-        tensors = adapter_tensors(executor.spec, slot, ranks)
+        tensors = adapter_tensors(spec or executor.spec, slot, ranks)
         executor.adapters.put(slot, executor.adapters.build(tensors, Scales()))
     return executor
 
@@ -123,17 +117,28 @@ def budget(folder: Path, **changed: Any) -> OffloadBudget:
     return OffloadBudget(**values)
 
 
-def offloaded(
-    files: dict[str, Path], limits: OffloadBudget, dtype: str = "bf16", part: Partition | None = None,
-    threads: int = 1, page_tokens: int = 16,
-) -> OffloadExecutor:  # fmt: skip
-    checkpoint = open_checkpoint(files, read_spec(files["config.json"]))
-    return OffloadExecutor(LIBRARY, checkpoint, limits, part=part, **sizes(dtype, threads, page_tokens))
+@pytest.fixture
+def offload(files_of: Files, tmp_path: Path) -> Iterator[Offload]:
+    """Make executors of a model's files, of the Llama's if none are given, within limits; they end with the test."""
+    made = list[OffloadExecutor]()
+
+    def make(
+        files: dict[str, Path] | None = None, dtype: str = "bf16", *, part: Partition | None = None, threads: int = 1,
+        page_tokens: int = 16, **limits: Any,
+    ) -> OffloadExecutor:  # fmt: skip
+        files = files or files_of()
+        checkpoint = open_checkpoint(files, read_spec(files["config.json"]))
+        own = sizes(dtype, threads, page_tokens)
+        made.append(OffloadExecutor(LIBRARY, checkpoint, budget(tmp_path, **limits), part=part, **own))
+        return made[-1]
+
+    yield make
+    for executor in made:
+        executor.close()
 
 
 def in_memory(files: dict[str, Path], dtype: str = "bf16", page_tokens: int = 16) -> CpuExecutor:
-    checkpoint = open_checkpoint(files, read_spec(files["config.json"]))
-    return CpuExecutor(LIBRARY, checkpoint, **sizes(dtype, page_tokens=page_tokens))
+    return cpu_executor(files, LIBRARY, **sizes(dtype, page_tokens=page_tokens))
 
 
 Rows = list[tuple[list[int], int, list[int], int | None]]
@@ -218,23 +223,22 @@ STORED = ("bf16", "fp32", "int8", "int4", "int4+int4+top")
     ("model", "dtype"), [*(("llama", dtype) for dtype in STORED), ("qwen2", "bf16"), ("qwen2", STORED[-1])]
 )
 def test_its_bits_are_those_of_the_executor_in_memory(
-    files_of: Files, tmp_path: Path, made: Kept, rng: random.Random,
-    model: str, dtype: str,
-) -> None:  # fmt: skip
+    files_of: Files, offload: Offload, rng: random.Random, model: str, dtype: str
+) -> None:
     """Each dtype has every share and every part on disk; all dtypes together have each share with each part.
 
     All executors of a dtype play one script, so that what they should answer is computed once.
     """
     files = files_of(model)
     expected = with_adapters(in_memory(files, dtype))
-    kept: dict[float, float] = {}
+    kept, made = dict[float, float](), list[OffloadExecutor]()
     for at, (micro_batch, disk_pages, disk_tokens) in enumerate(DISK_PARTS, STORED.index(dtype)):
         share = SHARES[at % len(SHARES)]
         parts = {"kv_disk_pages": disk_pages, "activation_disk_tokens": disk_tokens, "max_tokens": 240}
-        limits = budget(tmp_path, share=share, micro_batch=micro_batch, **parts)
-        made.append(with_adapters(offloaded(files, limits, dtype, threads=1 + at % 2)))
+        how = {"share": share, "micro_batch": micro_batch, "threads": 1 + at % 2}
+        made.append(with_adapters(offload(files, dtype, **how, **parts)))
         assert made[-1].numerics_class == expected.numerics_class
-        assert made[-1].placement.disk_bytes <= limits.disk_bytes
+        assert made[-1].placement.disk_bytes <= 1 << 30
         kept[share] = made[-1].residency.share
 
     turns = long_script(random.Random(f"{rng.random()} {model} {dtype}"))
@@ -246,12 +250,9 @@ def test_its_bits_are_those_of_the_executor_in_memory(
     assert [kept[share] for share in SHARES] == sorted(set(kept.values()))
 
 
-def test_weights_that_do_not_stay_are_read_once_a_pass_and_ahead_of_it(
-    files_of: Files, tmp_path: Path, made: Kept
-) -> None:
+def test_weights_that_do_not_stay_are_read_once_a_pass_and_ahead_of_it(offload: Offload) -> None:
     """Whatever the number of rows and micro-batches; the head only where a row samples."""
-    executor = offloaded(files_of(), budget(tmp_path, share=0.0, micro_batch=4))
-    made.append(executor)
+    executor = offload(share=0.0, micro_batch=4)
     rows = [([1] * 9, 0, [0], None), ([2] * 9, 0, [1], None)]
     for done in range(1, 4):
         executor.run(make_step(rows))
@@ -269,12 +270,10 @@ on_disk = pytest.mark.parametrize("disk", ON_DISK.values(), ids=ON_DISK.keys())
 
 @on_disk
 def test_layers_are_read_in_the_order_of_their_requests(
-    files_of: Files, tmp_path: Path, made: Kept, disk: dict[str, int]
+    files_of: Files, offload: Offload, disk: dict[str, int]
 ) -> None:
     """Half a pass, the same half again, the other one, a whole pass; hidden rows by the caller."""
-    files = files_of()
-    executor, expected = offloaded(files, budget(tmp_path, share=0.25, micro_batch=9, **disk)), in_memory(files)
-    made.append(executor)
+    executor, expected = offload(share=0.25, micro_batch=9, **disk), in_memory(files_of())
     step = make_step([([5, 6, 7] * 13, 0, [0, 2, 3], None), ([8] * 50, 0, [1, 4, 5, 6], None)])
     found = [[one.run(step, last=2) for _ in range(2)] for one in (executor, expected)]
     assert all(np.array_equal(a, b) for a, b in zip(*found, strict=True))
@@ -283,11 +282,8 @@ def test_layers_are_read_in_the_order_of_their_requests(
 
 
 @pytest.mark.parametrize("disk_pages", [0, 63])
-def test_a_step_that_advances_has_the_bits_of_one_made_anew(
-    files_of: Files, tmp_path: Path, made: Kept, disk_pages: int
-) -> None:
-    executor = offloaded(files_of(), budget(tmp_path, share=0.5, micro_batch=2, kv_disk_pages=disk_pages))
-    made.append(executor)
+def test_a_step_that_advances_has_the_bits_of_one_made_anew(offload: Offload, disk_pages: int) -> None:
+    executor = offload(share=0.5, micro_batch=2, kv_disk_pages=disk_pages)
     prompts = [([3 + i], 0, [i], None) for i in range(5)]
     found = []
     for anew in (False, True):
@@ -302,11 +298,8 @@ def test_a_step_that_advances_has_the_bits_of_one_made_anew(
 
 
 @on_disk
-def test_a_layer_is_done_for_those_who_wait_after_its_last_micro_batch(
-    files_of: Files, tmp_path: Path, made: Kept, disk: dict[str, int]
-) -> None:
-    executor = offloaded(files_of(), budget(tmp_path, share=0.25, micro_batch=2, **disk))
-    made.append(executor)
+def test_a_layer_is_done_for_those_who_wait_after_its_last_micro_batch(offload: Offload, disk: dict[str, int]) -> None:
+    executor = offload(share=0.25, micro_batch=2, **disk)
     called: list[int] = []
     executor.run(make_step([([1] * 70, 0, [0, 1, 2, 3, 4], None)]), layer_done=called.append)
     assert called == list(range(5))
@@ -314,48 +307,40 @@ def test_a_layer_is_done_for_those_who_wait_after_its_last_micro_batch(
 
 
 @pytest.mark.parametrize("disk_tokens", [0, 240])
-def test_a_pass_that_is_given_up_leaves_nothing_in_the_way(
-    files_of: Files, tmp_path: Path, made: Kept, disk_tokens: int
-) -> None:
+def test_a_pass_that_is_given_up_leaves_nothing_in_the_way(files_of: Files, offload: Offload, disk_tokens: int) -> None:
     """The caller fails between two layers; what its next pass reads and writes is whole."""
-    files = files_of()
     parts = {"kv_disk_pages": PAGES, "activation_disk_tokens": disk_tokens, "max_tokens": 240}
-    executor = offloaded(files, budget(tmp_path, share=0.25, micro_batch=8, **parts))
-    made.append(executor)
+    executor = offload(share=0.25, micro_batch=8, **parts)
 
     def fails(layer: int) -> None:
         raise InterruptedError(layer)
 
-    expected = in_memory(files)
+    expected = in_memory(files_of())
     for seed in range(3):
         with pytest.raises(InterruptedError):
             executor.run(make_step([([1] * 40, 0, [5, 6, 7], None), ([2] * 20, 0, [8, 9], None)]), layer_done=fails)
         same(executor, expected, [Turn(turn.rows, turn.granted, []) for turn in script(seed)])
 
 
-def test_two_stages_of_a_pipeline_have_budgets_of_their_own(files_of: Files, tmp_path: Path, made: Kept) -> None:
-    files = files_of()
-    spec, expected = read_spec(files["config.json"]), with_adapters(in_memory(files))
-    for stage in range(2):
-        limits = budget(tmp_path, share=0.4 * stage, micro_batch=5, max_tokens=240, activation_disk_tokens=240)
-        made.append(offloaded(files, limits, part=stage_of(spec, stage, 2)))
-        for slot, ranks in enumerate(RANKS):
-            tensors = adapter_tensors(spec, slot, ranks)
-            made[-1].adapters.put(slot, made[-1].adapters.build(tensors, Scales()))
+def test_two_stages_of_a_pipeline_have_budgets_of_their_own(files_of: Files, offload: Offload) -> None:
+    expected = with_adapters(in_memory(files_of()))
+    limits = {"micro_batch": 5, "max_tokens": 240, "activation_disk_tokens": 240}
+    parts = [stage_of(expected.spec, stage, 2) for stage in range(2)]
+    stages = [offload(part=part, share=0.4 * stage, **limits) for stage, part in enumerate(parts)]
+    first, last = (with_adapters(stage, expected.spec) for stage in stages)
     for turn in script(3):
         step = make_step(turn.rows)
-        assert np.array_equal(made[1].run(step, hidden=made[0].run(step)), expected.run(step))
+        assert np.array_equal(last.run(step, hidden=first.run(step)), expected.run(step))
 
 
-def test_rows_that_come_to_a_stage_and_leave_it_are_in_its_budget(files_of: Files, tmp_path: Path, made: Kept) -> None:
+def test_rows_that_come_to_a_stage_and_leave_it_are_in_its_budget(files_of: Files, offload: Offload) -> None:
     """Each pass in flight has such rows: the middle one of three stages has both kinds."""
     spec = read_spec(files_of()["config.json"])
     rows_bytes, found = 4 * 240 * spec.hidden_size, list[int]()
     for stage, messages in ((0, 1), (1, 2), (2, 1)):
         for passes in (1, 3):
-            limits = budget(tmp_path, max_tokens=240, in_flight=passes)
-            made.append(offloaded(files_of(), limits, part=stage_of(spec, stage, 3)))
-            found.append(made[-1].placement.work_bytes)
+            executor = offload(part=stage_of(spec, stage, 3), max_tokens=240, in_flight=passes)
+            found.append(executor.placement.work_bytes)
         assert found[-1] - found[-2] == 2 * messages * rows_bytes
 
 
@@ -367,12 +352,11 @@ def packed_path(folder: Path) -> Path:
     return path
 
 
-def test_runners_of_a_node_share_what_the_first_one_packed(files_of: Files, tmp_path: Path, made: Kept) -> None:
-    made += [offloaded(files_of(), budget(tmp_path, share=share)) for share in (0.0, 0.5)]
-    assert [executor.packed for executor in made] == [True, False]
-    same(*made, script(1))
-    made.append(offloaded(files_of(), budget(tmp_path, base="sha256:" + "6" * 64)))
-    assert made[-1].packed  # of another base
+def test_runners_of_a_node_share_what_the_first_one_packed(offload: Offload) -> None:
+    first, second = (offload(share=share) for share in (0.0, 0.5))
+    assert (first.packed, second.packed) == (True, False)
+    same(first, second, script(1))
+    assert offload(base="sha256:" + "6" * 64).packed  # of another base
 
 
 def cut_short(path: Path) -> None:
@@ -397,17 +381,16 @@ def with_another_header(path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [cut_short, emptied, with_one_bit_changed, with_another_header])
 def test_a_damaged_file_is_packed_again_by_name(
-    files_of: Files, tmp_path: Path, made: Kept,
-    caplog: pytest.LogCaptureFixture, damage: Callable[[Path], None],
-) -> None:  # fmt: skip
-    made.append(offloaded(files_of(), budget(tmp_path, share=0.0)))
+    files_of: Files, offload: Offload, tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[Path], None]
+) -> None:
+    offload(share=0.0)
     damage(packed_path(tmp_path))
     caplog.set_level("INFO")
-    made.append(offloaded(files_of(), budget(tmp_path, share=0.0)))
-    assert made[-1].packed
+    executor = offload(share=0.0)
+    assert executor.packed
     (packing,) = [record for record in caplog.records if record.message == "weights are packed"]
     assert "no such file" not in packing.kv["why"]  # type: ignore[attr-defined]
-    same(made[-1], in_memory(files_of()), script(2))
+    same(executor, in_memory(files_of()), script(2))
 
 
 # ---- a runner
@@ -421,7 +404,7 @@ LITTLE = OffloadByHand(batch_tokens=8)
 
 
 @pytest.mark.slow
-def test_flags_of_a_runner_make_it_of_one_process_and_of_stages(files_of: Files, tmp_path: Path, made: Kept) -> None:
+def test_flags_of_a_runner_make_it_of_one_process_and_of_stages(files_of: Files, tmp_path: Path) -> None:
     """Each stage has its own budget and its own file; the tokens are those of one process in memory."""
     files = files_of()
     spec, plain = read_spec(files["config.json"]), in_memory(files)
@@ -435,12 +418,12 @@ def test_flags_of_a_runner_make_it_of_one_process_and_of_stages(files_of: Files,
     )
     one = make_executor(parse_settings(flags, by_hand=by_hand), base)
     assert isinstance(one, OffloadExecutor)
-    made.append(one)
-    assert 0.0 < one.residency.share <= 0.3
-    assert one.sample(one.run(make_step([prompt])), draws) == expected
+    with closing(one):
+        assert 0.0 < one.residency.share <= 0.3
+        assert one.sample(one.run(make_step([prompt])), draws) == expected
     two = make_executor(parse_settings([*flags, "--pipeline-parallel=2"], by_hand=by_hand), base)
     assert isinstance(two, OffloadedPipeline)
-    try:
+    with closing(two):
         assert two.launch(make_step([prompt]), draws).result() == expected
         assert len(list((tmp_path / "offload").glob("*.packed"))) == 3
         assert (two.depth, two.depth_for(lambda: 1000)) == (1, 1)
@@ -458,11 +441,9 @@ def test_flags_of_a_runner_make_it_of_one_process_and_of_stages(files_of: Files,
             read = registry.get_sample_value("weft_runner_offload_read_bytes_total", {"stage": str(stage)})
             assert read is not None
             assert figures.streamed_bytes <= read <= figures.stream.read_bytes
-    finally:
-        two.close()
 
 
-def test_a_plan_says_which_weights_and_how_much_kv_stay(files_of: Files, tmp_path: Path, made: Kept) -> None:
+def test_a_plan_says_which_weights_and_how_much_kv_stay(files_of: Files, tmp_path: Path) -> None:
     """In each layer the o and the down matrix stay, of KV 40 pages, no activations.
 
     A plan of another model or of other numbers is refused.
@@ -481,13 +462,13 @@ def test_a_plan_says_which_weights_and_how_much_kv_stay(files_of: Files, tmp_pat
     path.write_text(json.dumps(plan_json(plan)))
     executor = make_executor(asked, base)
     assert isinstance(executor, OffloadExecutor)
-    made.append(executor)
-    assert {*executor.residency.resident[:5]} == {(False, True, False, True)}
-    assert {*executor.residency.resident[5:]} == {(False,)}
-    assert (executor.placement.kv.outside_pages, executor.placement.kv.batch_pages) == (24, 16)
-    assert executor.placement.activations.outside_rows == 64
-    assert executor.figures.planned_pass_s == plan.predicted.token.pass_s
-    same(executor, in_memory(files), script(4))
+    with closing(executor):
+        assert {*executor.residency.resident[:5]} == {(False, True, False, True)}
+        assert {*executor.residency.resident[5:]} == {(False,)}
+        assert (executor.placement.kv.outside_pages, executor.placement.kv.batch_pages) == (24, 16)
+        assert executor.placement.activations.outside_rows == 64
+        assert executor.figures.planned_pass_s == plan.predicted.token.pass_s
+        same(executor, in_memory(files), script(4))
     for wrong in (
         replace(plan, tiers=replace(plan.tiers, layers=plan.tiers.layers * 2)),
         replace(plan, formats=Formats("int4")),
@@ -537,47 +518,45 @@ def test_a_pass_from_disk_takes_all_prompts_that_it_can(tmp_path: Path) -> None:
 ALONE = {"stage": "0"}
 
 
-def test_metrics_say_what_is_read_and_how_long_steps_wait_for_it(files_of: Files, tmp_path: Path, made: Kept) -> None:
-    made.append(offloaded(files_of(), budget(tmp_path, share=0.5)))
+def registry_of(executor: OffloadExecutor) -> CollectorRegistry:
     registry = CollectorRegistry()
-    registry.register(OffloadSeries(lambda: [made[0].figures]))
-    made[0].run(make_step([([1], 0, [0], None)]))
-    figures = made[0].figures
+    registry.register(OffloadSeries(lambda: [executor.figures]))
+    return registry
+
+
+def test_metrics_say_what_is_read_and_how_long_steps_wait_for_it(offload: Offload) -> None:
+    executor = offload(share=0.5)
+    registry = registry_of(executor)
+    executor.run(make_step([([1], 0, [0], None)]))
+    figures = executor.figures
     assert disk_bytes(registry, 0) == figures.streamed_bytes
     assert (registry.get_sample_value("weft_runner_offload_read_bytes_total", ALONE) or 0) >= figures.streamed_bytes
     assert 0 <= (registry.get_sample_value("weft_runner_offload_wait_seconds_total", ALONE) or 0) <= figures.step_s
 
 
-def test_metrics_say_what_kv_is_read_and_written_and_how_long_steps_wait_for_it(
-    files_of: Files, tmp_path: Path, made: Kept
-) -> None:
+def test_metrics_say_what_kv_is_read_and_written_and_how_long_steps_wait_for_it(offload: Offload) -> None:
     """A pass that begins a page reads none and writes it; the next one reads it."""
-    made.append(offloaded(files_of(), budget(tmp_path, **KV_ON_DISK)))
-    row, page_bytes = list(range(10, 14)), made[0].placement.kv.page_bytes
-    registry = CollectorRegistry()
-    registry.register(OffloadSeries(lambda: [made[0].figures]))
+    executor = offload(**KV_ON_DISK)
+    registry, row, page_bytes = registry_of(executor), list(range(10, 14)), executor.placement.kv.page_bytes
     for position, read, written in ((0, 0, 1), (1, 1, 2)):
-        made[0].run(make_step([([1], position, row, None)]))
-        made[0].allocate_adapter_pages([])  # waits for what is stored
+        executor.run(make_step([([1], position, row, None)]))
+        executor.allocate_adapter_pages([])  # waits for what is stored
         *n_bytes, waited_s = page_metrics(registry, "kv")
         assert n_bytes == [read * page_bytes, written * page_bytes]
-        assert 0 < waited_s <= made[0].figures.step_s
+        assert 0 < waited_s <= executor.figures.step_s
 
 
-def test_metrics_say_what_activations_are_read_and_written_and_how_long_steps_wait_for_them(
-    files_of: Files, tmp_path: Path, made: Kept
-) -> None:
+def test_metrics_say_what_activations_are_read_and_written_and_how_long_steps_wait_for_them(offload: Offload) -> None:
     """Every layer but the first and the last one moves them; not KV, nor in a pass that the ring holds."""
-    made.append(offloaded(files_of(), budget(tmp_path, micro_batch=16, **ON_DISK["activations"])))
-    registry = CollectorRegistry()
-    registry.register(OffloadSeries(lambda: [made[0].figures]))
-    made[0].run(make_step([([1], 0, [0], None)]))
+    executor = offload(micro_batch=16, **ON_DISK["activations"])
+    registry = registry_of(executor)
+    executor.run(make_step([([1], 0, [0], None)]))
     assert page_metrics(registry, "activations") == [0, 0, 0]
-    made[0].run(make_step([([1] * 96, 0, list(range(6)), None)]))
-    passing = 96 * made[0].placement.activations.row_bytes * (made[0].spec.layers - 1)
+    executor.run(make_step([([1] * 96, 0, list(range(6)), None)]))
+    passing = 96 * executor.placement.activations.row_bytes * (executor.spec.layers - 1)
     *n_bytes, waited_s = page_metrics(registry, "activations")
     assert n_bytes == [passing, passing]
-    assert 0 < waited_s <= made[0].figures.step_s
+    assert 0 < waited_s <= executor.figures.step_s
     assert page_metrics(registry, "kv") == [0, 0, 0]
 
 
@@ -585,9 +564,9 @@ def disk_bytes(registry: CollectorRegistry, stage: int) -> float | None:
     return registry.get_sample_value("weft_runner_offload_weight_bytes", {"stage": str(stage), "place": "disk"})
 
 
-def page_metrics(registry: CollectorRegistry, of: str) -> list[float | None]:
+def page_metrics(registry: CollectorRegistry, of: str) -> list[float]:
     names = ("read_bytes", "written_bytes", "wait_seconds")
-    return [registry.get_sample_value(f"weft_runner_offload_{of}_{name}_total", ALONE) for name in names]
+    return [registry.get_sample_value(f"weft_runner_offload_{of}_{name}_total", ALONE) or 0.0 for name in names]
 
 
 # ---- processes
@@ -663,10 +642,19 @@ def test_a_start_that_is_killed_while_it_packs_leaves_nothing_in_the_way(large: 
 # ---- refusals and failures
 
 
-def test_a_disk_that_is_too_small_is_named_before_anything_is_packed(files_of: Files, tmp_path: Path) -> None:
-    with pytest.raises(DiskUnusable, match="--offload disk 1000 is below the"):
-        offloaded(files_of(), budget(tmp_path, disk_bytes=1000))
-    assert not list(tmp_path.glob("*.p*"))
+@pytest.mark.parametrize(
+    ("limits", "error", "what"),
+    [
+        ({"disk_bytes": 1000}, DiskUnusable, "--offload disk 1000 is below the"),
+        ({"device_bytes": 100_000}, OutOfMemory, r"--offload device 100000 is too small: .* for KV and adapters"),
+    ],
+)
+def test_a_budget_that_is_too_small_is_named_and_a_disks_before_anything_is_packed(
+    offload: Offload, tmp_path: Path, limits: dict[str, int], error: type[RunnerError], what: str
+) -> None:
+    with pytest.raises(error, match=what):
+        offload(**limits)
+    assert not list(tmp_path.glob("*.p*")) or error is OutOfMemory
 
 
 def test_a_full_disk_is_named_and_keeps_nothing(files_of: Files, tmp_path: Path) -> None:
@@ -682,36 +670,30 @@ def test_a_full_disk_is_named_and_keeps_nothing(files_of: Files, tmp_path: Path)
     assert not list(tmp_path.glob("*.p*"))
 
 
-def test_a_budget_that_cannot_hold_a_layer_is_refused_with_the_numbers(files_of: Files, tmp_path: Path) -> None:
-    with pytest.raises(OutOfMemory, match=r"--offload device 100000 is too small: .* for KV and adapters"):
-        offloaded(files_of(), budget(tmp_path, device_bytes=100_000))
-
-
 KV_ON_DISK = {"share": 1.0, "micro_batch": 4, "kv_disk_pages": 60}
 
 
-def test_a_disk_that_is_too_small_for_kv_is_named(files_of: Files, tmp_path: Path, made: Kept) -> None:
-    made.append(offloaded(files_of(), budget(tmp_path, **KV_ON_DISK)))
+def test_a_disk_that_is_too_small_for_kv_is_named(offload: Offload, tmp_path: Path) -> None:
+    placement = offload(**KV_ON_DISK).placement
     assert [path.suffix for path in sorted(tmp_path.iterdir())] == [".lock", ".packed"]  # KV has no name to be left
-    packed, kv = made[0].placement.packed_bytes, made[0].placement.kv.disk_bytes
+    packed, kv = placement.packed_bytes, placement.kv.disk_bytes
     with pytest.raises(DiskUnusable, match=f"below the {packed} bytes of the packed weights, {kv} of KV and 0 of"):
-        offloaded(files_of(), budget(tmp_path, **KV_ON_DISK, disk_bytes=packed + kv - 1))
+        offload(**KV_ON_DISK, disk_bytes=packed + kv - 1)
     with pytest.raises(DiskUnusable, match=f"has no room for {5 << 60} bytes of KV"):
         PageFile(tmp_path, 5, 1 << 48, 4096)
 
 
 @pytest.mark.parametrize(("dtype", "page_tokens"), [("bf16", 16), ("int4+int4+top", 48)])
 def test_layers_with_a_window_load_the_pages_that_it_has(
-    files_of: Files, tmp_path: Path, made: Kept, dtype: str, page_tokens: int
+    files_of: Files, offload: Offload, dtype: str, page_tokens: int
 ) -> None:
     """Two of four layers see 5 tokens, which lie in blocks of 64 that attention reads; the bits are those in memory."""
     files, most = files_of("windows"), 192 // page_tokens
     row, prefix, new = list(range(10, 10 + most)), 128 // page_tokens, [40, 41, 42]
-    made.append(offloaded(files, budget(tmp_path, **KV_ON_DISK), dtype, page_tokens=page_tokens))
-    expected, kv = in_memory(files, dtype, page_tokens), made[0].placement.kv
-    for pages in (row, new):
-        made[0].clear_pages(pages)
-        expected.clear_pages(pages)
+    executor = offload(files, dtype, page_tokens=page_tokens, **KV_ON_DISK)
+    expected, kv = in_memory(files, dtype, page_tokens), executor.placement.kv
+    for one in (executor, expected):
+        one.clear_pages([*row, *new])
     prompt = [3 + i % 7 for i in range(150)]
     shared = [*row[:prefix], *new], prefix * page_tokens
     steps: list[Rows] = [
@@ -720,19 +702,13 @@ def test_layers_with_a_window_load_the_pages_that_it_has(
         [([8], 151, row, None), (prompt[:20], shared[1], shared[0], None)],
     ]
     for number, rows in enumerate(steps):
-        made[0].allocate_adapter_pages([])  # waits for what is stored
-        before = made[0].figures.kv.read_bytes
-        assert np.array_equal(made[0].run(make_step(rows)), expected.run(make_step(rows)))
+        executor.allocate_adapter_pages([])  # waits for what is stored
+        before = executor.figures.kv.read_bytes
+        assert np.array_equal(executor.run(make_step(rows)), expected.run(make_step(rows)))
         if number == 1:
             seen = 150 // page_tokens + 1
             of_window = seen - 128 // page_tokens
-            assert made[0].figures.kv.read_bytes - before == 2 * (seen + of_window) * kv.layer_bytes
-
-
-def run_twice(executor: OffloadExecutor, step: StepInput) -> None:
-    """What a step stores is waited for by the next one."""
-    executor.run(step)
-    executor.run(step)
+            assert executor.figures.kv.read_bytes - before == 2 * (seen + of_window) * kv.layer_bytes
 
 
 def break_pages(path: Path, broken: str, n_bytes: int) -> None:
@@ -746,53 +722,41 @@ def break_pages(path: Path, broken: str, n_bytes: int) -> None:
 
 
 @pytest.mark.parametrize("broken", ["read", "written"])
-def test_activations_that_are_lost_end_the_executor_by_name(
-    files_of: Files, tmp_path: Path, made: Kept, broken: str
-) -> None:
-    made.append(offloaded(files_of(), budget(tmp_path, micro_batch=9, **ON_DISK["activations"])))
-    prompt = make_step([([1] * 80, 0, list(range(5)), None)])
-    made[0].run(prompt)
-    break_pages(tmp_path / "other", broken, made[0].placement.activations.disk_bytes)
-    for _ in range(2):
-        with pytest.raises(ExecutorLost, match=f"activations are lost: .*pages cannot be {broken} at byte"):
-            made[0].run(prompt)
-
-
-@pytest.mark.parametrize("broken", ["read", "written"])
-def test_kv_that_is_lost_ends_the_executor_by_name(files_of: Files, tmp_path: Path, made: Kept, broken: str) -> None:
+@pytest.mark.parametrize("what", ["activations are", "KV is"])
+def test_what_is_lost_ends_the_executor_by_name(offload: Offload, tmp_path: Path, what: str, broken: str) -> None:
     """Reads or writes of its file answer with an error of the system; no token comes of what was lost."""
-    made.append(offloaded(files_of(), budget(tmp_path, **KV_ON_DISK)))
-    row = list(range(10, 14))
-    made[0].run(make_step([([1] * 40, 0, row, None)]))
-    made[0].allocate_adapter_pages([])  # waits for what is stored
-    break_pages(tmp_path / "other", broken, made[0].placement.kv.disk_bytes)
-    for position in (40, 41):
-        with pytest.raises(ExecutorLost, match=f"KV is lost: .*pages cannot be {broken} at byte"):
-            run_twice(made[0], make_step([([1], position, row, None)]))
+    of_kv = what == "KV is"
+    executor = offload(**KV_ON_DISK if of_kv else {"micro_batch": 9, **ON_DISK["activations"]})
+    executor.run(make_step([([1] * (40 if of_kv else 80), 0, list(range(10, 15)), None)]))
+    executor.allocate_adapter_pages([])  # waits for what is stored
+    placed = executor.placement.kv if of_kv else executor.placement.activations
+    break_pages(tmp_path / "other", broken, placed.disk_bytes)
+    for i in range(2):
+        row = ([1], 40 + i, list(range(10, 15)), None) if of_kv else ([1] * 80, 0, list(range(10, 15)), None)
+        with pytest.raises(ExecutorLost, match=f"{what} lost: .*pages cannot be {broken} at byte"):
+            run_until_lost(executor, row)
 
 
-def run_until_lost(executor: OffloadExecutor) -> None:
-    """What was read ahead is still whole: a few passes at the most."""
+def run_until_lost(executor: OffloadExecutor, row: Any = ([1], 0, [0], None)) -> None:
+    """What was read ahead is still whole, and a step waits for what the one before stored: a few passes at the most."""
     for _ in range(3):
-        executor.run(make_step([([1], 0, [0], None)]))
+        executor.run(make_step([row]))
 
 
-def test_a_file_that_is_cut_short_while_it_serves_ends_the_executor_by_name(
-    files_of: Files, tmp_path: Path, made: Kept
-) -> None:
-    made.append(offloaded(files_of(), budget(tmp_path, share=0.0)))
-    made[0].run(make_step([([1], 0, [0], None)]))
+def test_a_file_that_is_cut_short_while_it_serves_ends_the_executor_by_name(offload: Offload, tmp_path: Path) -> None:
+    executor = offload(share=0.0)
+    executor.run(make_step([([1], 0, [0], None)]))
     os.truncate(packed_path(tmp_path), 8192)
     with pytest.raises(ExecutorLost, match=r"weights are lost: .*\.packed ends at byte"):
-        run_until_lost(made[0])
+        run_until_lost(executor)
 
 
-def test_a_disk_that_fails_ends_the_executor_by_name(files_of: Files, tmp_path: Path, made: Kept) -> None:
+def test_a_disk_that_fails_ends_the_executor_by_name(offload: Offload, tmp_path: Path) -> None:
     """Reads answer with an error of the system: the file behind them is one that cannot be read from."""
-    made.append(offloaded(files_of(), budget(tmp_path, share=0.0)))
+    executor = offload(share=0.0)
     with (tmp_path / "unreadable").open("wb") as file:
         for opened in Path("/proc/self/fd").iterdir():
             if opened.is_symlink() and opened.resolve() == packed_path(tmp_path):
                 os.dup2(file.fileno(), int(opened.name))
         with pytest.raises(ExecutorLost, match=r"weights are lost: .*\.packed cannot be read at byte"):
-            run_until_lost(made[0])
+            run_until_lost(executor)
