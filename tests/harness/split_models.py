@@ -26,12 +26,11 @@ ADAPTERS: tuple[dict[str, Any], ...] = (
 )
 
 
-def written(folder: Path, family: str) -> OracleModel:
-    sizes = {"vocab_size": 128, "hidden_size": 64, "intermediate_size": 80, "num_attention_heads": 4}
+def written(folder: Path, family: str, **sizes: int) -> OracleModel:
+    small = {"vocab_size": 128, "hidden_size": 64, "intermediate_size": 80, "num_attention_heads": 4}
     seed = FAMILIES.index(family)
-    write_base(
-        folder / "base", family, seed, **sizes, num_hidden_layers=LAYERS, max_position_embeddings=256, **SIZES[family]
-    )
+    config = {**small, "num_hidden_layers": LAYERS, "max_position_embeddings": 256, **SIZES[family], **sizes}
+    write_base(folder / "base", family, seed, **config)
     return write_adapters(folder, ADAPTERS, seed)
 
 

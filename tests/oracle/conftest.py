@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ from unittest import mock
 import pytest
 import torch
 
+from harness.native_library import native_library
 from harness.random_models import OracleModel, Verdict, write_adapters, write_base
 from harness.rank_forks import rank_forks
+from harness.ranks import base_of, settings_of, staged
 from harness.small_runner import (  # noqa: F401 (fixtures)
     World,
     depot,
@@ -22,6 +25,8 @@ from harness.small_runner import (  # noqa: F401 (fixtures)
     small_config,
     world,
 )
+from weft_runner.core import BatchLimits
+from weft_runner.executors import make_executor
 from weft_runner.parallel import worker_group
 
 # fp32 sums in another order move a logit by ~1e-5 here; a gap between the two best above this cannot be turned round.
@@ -110,3 +115,30 @@ def load_oracle_from() -> Callable[..., Oracle]:
         return Oracle(World(root, config), OracleModel(root, tuple(names)))
 
     return load
+
+
+@pytest.fixture(params=["reference", "reference in chunks", "cpu", pytest.param("stages", marks=pytest.mark.slow)])
+def drive_each(
+    request: pytest.FixtureRequest,
+    make_driver: Callable[..., Any],  # noqa: F811 (a fixture)
+) -> Iterator[Callable[[World], tuple[Any, float]]]:
+    """Drive an executor in each way over a world: the driver, and how near it is to transformers."""
+    with ExitStack() as stack:
+        flags = {"kv_pages": 64, "page_tokens": 16, "max_adapters": 8}
+
+        def make(world: World) -> tuple[Any, float]:
+            files = {path.name: path for path in world.base.iterdir()}
+            how: dict[str, Any] = {"total_pages": 64, "page_tokens": 16, "max_adapters": 8, "max_sequences": 16}
+            match request.param:
+                case "cpu":
+                    native_library()
+                    executor = make_executor(settings_of(**flags, executor="cpu", dtype="fp32"), base_of(files))
+                    return make_driver(world, **how, make_executor=lambda *_: executor), 1e-3
+                case "stages":
+                    executor = stack.enter_context(staged(files, 2, **flags))
+                    return make_driver(world, **how, make_executor=lambda *_: executor), 1e-4
+                case way:
+                    limits = BatchLimits(max_prefills=2, max_batch_tokens=512 if way == "reference" else 20)
+                    return make_driver(world, **how, batch=limits), 1e-4
+
+        yield make

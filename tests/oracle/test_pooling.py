@@ -11,15 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from harness.native_library import native_library
 from harness.random_models import libraries
-from harness.ranks import base_of, settings_of, staged
 from harness.small_runner import World
 from weft.domain.request import FinishReason, PooledState, Sampling
-from weft_runner.core import BatchLimits
-from weft_runner.executors import make_executor
 
-SIZES = {"total_pages": 64, "page_tokens": 16, "max_adapters": 8}
 POOLS = Sampling(pooling=True)
 
 
@@ -78,34 +73,10 @@ def check(oracle: Any, driver: Any, tolerance: float) -> None:
     assert len(driver.answer("beside")) == 30
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("max_batch_tokens", [512, 20])
-def test_the_reference_executor_has_the_state_of_transformers(oracle, make_driver, max_batch_tokens):
-    batch = BatchLimits(max_prefills=2, max_batch_tokens=max_batch_tokens)
-    check(oracle, make_driver(oracle.world, batch=batch, max_sequences=16, **SIZES), 1e-4)
+def test_every_executor_has_the_state_of_transformers(oracle, drive_each):
+    check(oracle, *drive_each(oracle.world))
 
 
-def executor_flags(**flags: Any) -> dict[str, Any]:
-    return {"kv_pages": SIZES["total_pages"], "page_tokens": 16, "max_adapters": 8, **flags}
-
-
-def native(files: Any, *_: Any) -> Any:
-    """The cpu executor."""
-    native_library()
-    return make_executor(settings_of(**executor_flags(executor="cpu", dtype="fp32")), base_of(files))
-
-
-def test_the_cpu_executor_has_the_state_of_transformers(oracle, make_driver):
-    check(oracle, make_driver(oracle.world, make_executor=native, **SIZES), 1e-3)
-
-
-def test_a_model_without_a_head_has_the_same_states(bare, make_driver):
-    check(bare, make_driver(bare.world, **SIZES), 1e-4)
-    check(bare, make_driver(bare.world, make_executor=native, **SIZES), 1e-3)
-
-
-@pytest.mark.slow
-def test_stages_have_the_state_of_transformers(oracle, make_driver):
-    files = {path.name: path for path in oracle.world.base.iterdir()}
-    with staged(files, 2, **executor_flags()) as executor:
-        check(oracle, make_driver(oracle.world, make_executor=lambda *_: executor, **SIZES), 1e-4)
+@pytest.mark.parametrize("drive_each", ["reference", "cpu"], indirect=True)
+def test_a_model_without_a_head_has_the_same_states(bare, drive_each):
+    check(bare, *drive_each(bare.world))

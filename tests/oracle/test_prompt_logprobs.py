@@ -6,13 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from harness.native_library import native_library
-from harness.ranks import base_of, settings_of, staged
 from weft.domain.request import FinishReason, PromptLogprobs, Sampling, TokenLogprob
-from weft_runner.core import MAX_LOGIT_ROWS, BatchLimits
-from weft_runner.executors import make_executor
+from weft_runner.core import MAX_LOGIT_ROWS
 
-SIZES = {"total_pages": 64, "page_tokens": 16, "max_adapters": 8}
 SCORED = Sampling(prompt_logprobs=3, ignore_eos=True)
 
 
@@ -59,27 +55,5 @@ def check(oracle: Any, driver: Any, tolerance: float) -> None:
             )
 
 
-@pytest.mark.parametrize("max_batch_tokens", [512, 20])
-def test_the_reference_executor_has_those_of_transformers(oracle, make_driver, max_batch_tokens):
-    batch = BatchLimits(max_prefills=2, max_batch_tokens=max_batch_tokens)
-    check(oracle, make_driver(oracle.world, batch=batch, max_sequences=16, **SIZES), 1e-4)
-
-
-def executor_flags(**flags: Any) -> dict[str, Any]:
-    return {"kv_pages": SIZES["total_pages"], "page_tokens": 16, "max_adapters": 8, **flags}
-
-
-def test_the_cpu_executor_has_those_of_transformers(oracle, make_driver):
-    native_library()
-
-    def native(files: Any, *_: Any) -> Any:
-        return make_executor(settings_of(**executor_flags(executor="cpu", dtype="fp32")), base_of(files))
-
-    check(oracle, make_driver(oracle.world, make_executor=native, **SIZES), 1e-3)
-
-
-@pytest.mark.slow
-def test_stages_have_those_of_transformers(oracle, make_driver):
-    files = {path.name: path for path in oracle.world.base.iterdir()}
-    with staged(files, 2, **executor_flags()) as executor:
-        check(oracle, make_driver(oracle.world, make_executor=lambda *_: executor, **SIZES), 1e-4)
+def test_every_executor_has_those_of_transformers(oracle, drive_each):
+    check(oracle, *drive_each(oracle.world))
