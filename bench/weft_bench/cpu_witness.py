@@ -6,7 +6,7 @@ against the engine's books. While the clock runs only references are kept; they 
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,11 +141,10 @@ class Witness:
         self._seen.append(seen)
         self._waiting.append(seen)
 
-    def _noting_execute(self, actions: Iterable[Action]) -> None:
-        actions = list(actions)
-        gone = {action.slot for action in actions if isinstance(action, Unload)}
-        self._seats = {seat: digest for seat, digest in self._seats.items() if seat not in gone}
-        self._execute(actions)
+    def _noting_execute(self, action: Action) -> None:
+        if isinstance(action, Unload):
+            self._seats = {seat: digest for seat, digest in self._seats.items() if seat != action.slot}
+        self._execute(action)
 
     def _noting_put(self, built: InSlot) -> None:
         self._put(built)

@@ -218,7 +218,11 @@ class ManagerMachine(RuleBasedStateMachine):
         book = self.h.book
         waited_for = {*book.prefetcher.missing()}
         for adapter in book.adapters.values():
-            if adapter.tier > Tier.REMOTE and adapter.digest not in waited_for and not adapter.permanent_failure:
+            if (
+                (adapter.tier or Tier.REMOTE) > Tier.REMOTE
+                and adapter.digest not in waited_for
+                and not adapter.permanent_failure
+            ):
                 least = Tier.DISK if adapter.degraded_reason else adapter.tier
                 assert adapter.copy is HostCopy.HELD or least is Tier.DISK
                 assert adapter.nearest_tier >= least

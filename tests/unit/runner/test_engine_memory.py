@@ -137,10 +137,10 @@ def test_an_unused_adapter_gives_way_to_tokens_and_comes_again(driver_of):
     ask(small, "a", [5], "a")
     small.finish()
     assert (state_of(small.pool).free_pages, state_of(small.pool).adapter_pages) == (8, 0), "nobody uses it"
-    assert small.pool.pages.n_adapter_pages("a") == 3
+    assert len(small.pool.adapters.adapters["a"].pages) == 3
     small.ask("long", [5] * 90, 30, sampling=GREEDY)
     small.beat()
-    assert small.pool.pages.n_adapter_pages("a") == 0
+    assert len(small.pool.adapters.adapters["a"].pages) == 0
     small.finish()
     ask(small, "a again", [5], "a")
     small.finish()
@@ -177,7 +177,8 @@ class Orders:
         self.pool = AdapterPool(store, 64, source, self.reports.put)
 
     def __call__(self, *orders: Any) -> Any:
-        self.pool.execute(orders)
+        for order in orders:
+            self.pool.execute(order)
         return self.reports.get(timeout=PATIENCE_S)
 
 
@@ -250,7 +251,8 @@ def test_a_download_waits_for_no_other(world, slow):
     world.write_adapter("a")
     orders = Orders(Store(), SimpleNamespace(adapter=adapter))
     try:
-        orders.pool.execute(Fetch(f"slow {i}", urgent=True) for i in range(slow))
+        for i in range(slow):
+            orders.pool.execute(Fetch(f"slow {i}", urgent=True))
         for _ in range(slow):
             assert held.acquire(timeout=PATIENCE_S)
         assert orders(Fetch("a", urgent=True)).digest == "a"

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle as StateBundle
 from hypothesis.stateful import RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from weft_runner.core import AdapterPages, PageHashChain, PageTable, check_page_table
+from weft_runner.core import PageHashChain, PageTable, check_page_table
 
 TOTAL, P = 13, 4
 
@@ -25,14 +25,14 @@ class PageMachine(RuleBasedStateMachine):
         self.held: dict[str, list[int]] = {}
         self.tokens: dict[str, int] = {}
         self.chains: dict[str, tuple[PageHashChain, list[int]]] = {}
-        self.lent: dict[str, int] = {}
+        self.lent: dict[str, tuple[int, ...]] = {}
         self.written: dict[int, tuple[int, ...]] = {}  # page -> the text up to its end, if it is full
         self.order: dict[int, list[str]] = {}  # page -> who holds it, the eldest first
         self.drawn = 0
 
     @property
     def free(self) -> int:
-        return TOTAL - len({page for pages in self.held.values() for page in pages}) - sum(self.lent.values())
+        return TOTAL - len({page for pages in self.held.values() for page in pages}) - sum(map(len, self.lent.values()))
 
     @rule(target=keys, n_pages=st.integers(0, 9), kind=st.integers(0, 2))
     def reserve(self, n_pages: int, kind: int):
@@ -102,18 +102,14 @@ class PageMachine(RuleBasedStateMachine):
 
     @rule(digest=st.sampled_from("xy"), n_pages=st.integers(0, 9))
     def lend(self, digest: str, n_pages: int) -> None:
-        fits = n_pages <= self.lent.get(digest, 0) + self.free
-        assert self.book.allocate_adapter(digest, n_pages) == fits
-        if fits:
-            self.lent[digest] = n_pages
-            for lent in self.book.effects:
-                self.forget_what_is_written_anew(lent.pages)
-            self.book.effects.clear()
+        if n_pages <= self.free and digest not in self.lent:
+            self.lent[digest] = self.book.lend(n_pages)
+            assert len(self.lent[digest]) == n_pages
+            self.forget_what_is_written_anew([*self.lent[digest]])
 
     @rule(digest=st.sampled_from("xy"))
     def unlend(self, digest: str) -> None:
-        self.book.free_adapter(digest)
-        self.lent.pop(digest, None)
+        self.book.take_back(self.lent.pop(digest, ()))
 
     def forget_what_is_written_anew(self, pages: list[int]) -> None:
         for page in pages:
@@ -124,7 +120,9 @@ class PageMachine(RuleBasedStateMachine):
         check_page_table(self.book)
         assert self.book.free_pages == self.free
         assert self.book.holders() == set(self.held)
-        assert {digest: self.book.n_adapter_pages(digest) for digest in self.book.adapter_owners()} == self.lent
+        lent = [page for pages in self.lent.values() for page in pages]
+        assert sorted([*self.book.everything(), *lent]) == list(range(TOTAL)), "a page is lost or held twice"
+        assert (self.book.all_adapter_pages, self.book.free_adapter_pages) == (len(lent), self.free)
         assert self.book.used_pages == len(
             {page for key, pages in self.held.items() for page in pages[: -(-self.tokens[key] // P)]}
         ), "a page that many read is used once"
@@ -248,14 +246,11 @@ def test_a_chain_that_grows_gives_the_names_of_one_that_is_whole(text, first):
 
 def test_adapters_borrow_pages_that_lie_together_and_return_them_to_where_they_were():
     book = PageTable(8, 2)
-    assert book.allocate_adapter("x", 3)
-    assert book.effects == [AdapterPages([7, 6, 5])]
+    pages = book.lend(3)
+    assert pages == (7, 6, 5)
     assert book.reserve("s", 2) == [0, 1]
-    assert not book.allocate_adapter("y", 4)
-    assert book.adapter_owners() == {"x"}
-    assert book.allocate_adapter("x", 1), "it takes less than was set aside"
-    assert (book.all_adapter_pages, book.free_pages) == (1, 5)
-    book.free_adapter("x")
+    assert (book.all_adapter_pages, book.free_pages) == (3, 3)
+    book.take_back(pages)
     assert book.reserve("t", 6) == [2, 3, 4, 5, 6, 7]
 
 

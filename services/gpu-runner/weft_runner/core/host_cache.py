@@ -119,7 +119,7 @@ class HostCache:
     def hold(self, adapter: Adapter, host_bytes: int) -> None:
         """Take the complete copy of an adapter; less recently used copies are dropped for it."""
         adapter.advance_copy(HostCopy.HELD)
-        adapter.host_bytes = host_bytes
+        adapter.measure_copy(host_bytes)
         self.held[adapter.digest] = adapter
         self.held_bytes += host_bytes
         self.on_use(adapter)
@@ -130,7 +130,7 @@ class HostCache:
         if adapter.copy is HostCopy.HELD:
             self.held.move_to_end(adapter.digest)
             self._clock += 1
-            adapter.used = self._clock
+            adapter.use_copy(self._clock)
 
     def drop(self, adapter: Adapter) -> None:
         """Drop a copy, complete or not; the action reaches the builder after whatever still reads it."""
@@ -202,7 +202,7 @@ class TierPrefetcher:
 
     def set_target(self, adapter: Adapter) -> None:
         """Follow a desired tier that may have changed; `plan` follows, once for all."""
-        if adapter.desired and adapter.tier > Tier.REMOTE:
+        if adapter.tier is not None and adapter.tier > Tier.REMOTE:
             self.targets[adapter.digest] = adapter
         else:
             self.targets.pop(adapter.digest, None)
@@ -256,7 +256,7 @@ class TierPrefetcher:
 
     def admits(self, adapter: Adapter, host_bytes: int) -> bool:
         """Say whether a copy that has just been made stays: its true size may not fit after all."""
-        adapter.host_bytes = host_bytes
+        adapter.measure_copy(host_bytes)
         if adapter.digest not in self._host.protected:
             return False
         if self._host.fits(adapter):
@@ -285,7 +285,7 @@ class TierPrefetcher:
 
     def _set_degraded(self, adapter: Adapter, reason: str) -> None:
         if adapter.degraded_reason != reason:
-            adapter.degraded_reason = reason
+            adapter.degrade(reason)
             self._changed(adapter)
 
 

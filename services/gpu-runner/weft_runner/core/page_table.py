@@ -13,9 +13,7 @@ it owns, and less where another one, older or newer, has come to read what it wr
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from weft_runner.core.events import AdapterPages
 from weft_runner.core.prefix.cache import PrefixCache, check_prefixes
 
 NEED = 4  # evictions are near where less than this part of all pages is free without one
@@ -34,19 +32,17 @@ class Allocation:
 class PageTable:
     """Who holds which page. `total_pages` pages of `page_tokens` tokens. `most_adapter_pages`: None: no bound.
 
-    `effects` takes an `AdapterPages` of the pages that an adapter gets.
+    Pages of adapters are lent: which adapter has them is its own record's to say.
     """
 
     total_pages: int
     page_tokens: int
     most_adapter_pages: int | None = None
-    effects: list[Any] = field(default_factory=list[Any], repr=False)
     prefixes: PrefixCache = field(init=False)
     dirty: dict[str, None] = field(init=False, default_factory=dict[str, None])  # owned pages changed since reported
     _free: list[int] = field(init=False)
     _allocations: dict[str, Allocation] = field(init=False, default_factory=dict[str, Allocation])
     _holders: dict[int, dict[str, None]] = field(init=False, default_factory=dict[int, dict[str, None]])  # oldest first
-    _adapters: dict[str, list[int]] = field(init=False, default_factory=dict[str, list[int]])
 
     def __post_init__(self) -> None:
         assert self.total_pages > 0, self.total_pages
@@ -188,47 +184,24 @@ class PageTable:
 
     # ---- adapters
 
-    def allocate_adapter(self, digest: str, n_pages: int) -> bool:
-        """An adapter holds n pages from now on, more or fewer than before. False: no room, and nothing has changed."""
-        if n_pages - self.n_adapter_pages(digest) > self.free_adapter_pages:
-            return False
-        held = self._adapters.setdefault(digest, [])
-        taken = self._take_last(max(0, n_pages - len(held)))
-        if taken:
-            self.effects.append(AdapterPages(taken))
-        held.extend(taken)
-        self._free[:0] = held[n_pages:]
-        del held[n_pages:]
-        return True
+    def lend(self, n_pages: int) -> tuple[int, ...]:
+        """Take n free pages for an adapter, from the other end of memory, so that pages of adapters lie together."""
+        taken = self._free[:n_pages]
+        del self._free[:n_pages]
+        return (*taken, *(self.prefixes.evict() for _ in range(n_pages - len(taken))))
 
-    def free_adapter(self, digest: str) -> None:
-        """The adapter holds nothing any more."""
-        self._free[:0] = self._adapters.pop(digest, ())
-
-    def n_adapter_pages(self, digest: str) -> int:
-        return len(self._adapters.get(digest, ()))
-
-    def adapter_pages(self, digest: str) -> tuple[int, ...]:
-        """Return an adapter's pages, in a fixed order while their number stays."""
-        return tuple(self._adapters.get(digest, ()))
+    def take_back(self, pages: Sequence[int]) -> None:
+        """Take pages of an adapter back."""
+        self._free[:0] = pages
 
     @property
     def all_adapter_pages(self) -> int:
         return self.total_pages - self.free_pages - self.reserved_pages
 
-    def adapter_owners(self) -> set[str]:
-        return set(self._adapters)
-
     # ---- how
 
     def _take(self, n_pages: int) -> list[int]:
         return [self._free.pop() if self._free else self.prefixes.evict() for _ in range(n_pages)]
-
-    def _take_last(self, n_pages: int) -> list[int]:
-        """From the other end of memory, so that pages of adapters lie together."""
-        taken = self._free[:n_pages]
-        del self._free[:n_pages]
-        return [*taken, *(self.prefixes.evict() for _ in range(n_pages - len(taken)))]
 
     def _hold(self, key: str, page: int) -> None:
         allocation, holders = self._allocations[key], self._holders.setdefault(page, {})
@@ -255,19 +228,20 @@ class PageTable:
                 self._free.append(page)
 
     def everything(self) -> list[int]:
-        """Every page id, the free ones first: each must be there once (`check_page_table`)."""
-        of_adapters = [page for pages in self._adapters.values() for page in pages]
-        return [*self._free, *self.prefixes, *self._holders, *of_adapters]
+        """List every page that is not an adapter's, the free ones first: each must be there once."""
+        return [*self._free, *self.prefixes, *self._holders]
 
 
 def check_page_table(table: PageTable) -> None:
-    """free + reusable + held = total, no page twice, references and charges balance, reserved >= used."""
+    """Check that no page is there twice, that references and charges balance, and that reserved >= used.
+
+    `AdapterSlots.check`: free + reusable + held by sequences + held by adapters = total.
+    """
     check_prefixes(table.prefixes)
     allocations, holders = table._allocations, table._holders  # pyright: ignore[reportPrivateUsage]
     pages = table.everything()
-    assert len(set(pages)) == len(pages) == table.total_pages, "a page is lost or held twice"
-    assert not pages or (min(pages), max(pages)) == (0, table.total_pages - 1), "a page that is not there"
-    assert sum(table.n_adapter_pages(digest) for digest in table.adapter_owners()) == table.all_adapter_pages
+    assert len(set(pages)) == len(pages), "a page is held twice"
+    assert not pages or 0 <= min(pages) <= max(pages) < table.total_pages, "a page that is not there"
     held: dict[str, list[int]] = {key: [] for key in allocations}
     for page, keys in holders.items():
         for key in keys:

@@ -42,12 +42,12 @@ class Reporter:
         self._report_s = max(registered.report_ms, 1) / 1e3
 
     def connect(self, supervisor: Peer | None) -> None:
-        self.supervisor, self.full_due, self.changed = supervisor, True, True
-        self._due_at = 0.0
+        self.supervisor = supervisor
+        self.resync()
 
     def resync(self) -> None:
-        self.full_due = self.changed = True
-        self._due_at = 0.0
+        self.full_due = True
+        self.report_now()
 
     def deadline(self) -> float:
         """When a report or a heartbeat is due; in the past: now."""
@@ -70,7 +70,8 @@ class Reporter:
                 effects.append(self._adapters_changed())
             if self.supervisor is not None:
                 effects.append(Send(self.supervisor, self._report(status.figures)))
-            self._forget_changes()
+            self._pool.pages.take_marks()
+            self._pool.adapters.take_marks()
             return effects
         if self.supervisor is not None and now >= self._heartbeat_at:
             self._heartbeat_at = now + self._lease_s / 4
@@ -128,10 +129,6 @@ class Reporter:
                 for a in self._pool.adapters.dirty.values()
             )
         )
-
-    def _forget_changes(self) -> None:
-        self._pool.pages.take_marks()
-        self._pool.adapters.dirty.clear()
 
     def _status(self) -> RunnerStatus:
         pool, not_ready = self._pool, self._pool.adapters.not_ready_reason()

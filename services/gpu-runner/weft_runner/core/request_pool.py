@@ -79,7 +79,7 @@ class RequestPool:
         self.timers: TimerQueue[tuple[str, ...]] = TimerQueue()
         self.scheduler = BatchScheduler(limits.batch, model)
         self._epochs = HighestEpochs()
-        self.pages = PageTable(limits.total_pages, limits.page_tokens, limits.most_adapter_pages, self.effects)
+        self.pages = PageTable(limits.total_pages, limits.page_tokens, limits.most_adapter_pages)
         self.reuse = PrefixReuse(self.pages)
         self.adapters = AdapterManager(
             limits.max_adapters,
@@ -438,7 +438,8 @@ class RequestPool:
 
     def _most_tokens(self, sequence: Sequence) -> int:
         """Count the tokens in KV beside its adapter."""
-        beside = self.pages.n_adapter_pages(sequence.start.adapter)
+        adapter = self.adapters.adapters.get(sequence.start.adapter)
+        beside = 0 if adapter is None else len(adapter.pages)
         return (self.pages.total_pages - beside) * self.pages.page_tokens
 
     def settle(self) -> None:

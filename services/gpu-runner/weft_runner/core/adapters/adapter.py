@@ -50,10 +50,7 @@ COPY_TRANSITIONS = {
 
 @dataclass(slots=True, eq=False)
 class Adapter:
-    """The record of one digest; each field is written by one module of this folder or by the host cache.
-
-    `slot` is set from LOADING to DRAINING.
-    """
+    """The record of one digest. `slot` is set from LOADING to DRAINING."""
 
     digest: str
     rank: int = 0
@@ -61,13 +58,13 @@ class Adapter:
     size_known: bool = False
     host_bytes: int = 0  # of the latest copy in host memory
     used: int = 0  # when that copy was, on the clock of the host cache
-    desired: bool = False
-    tier: Tier = Tier.REMOTE  # the lowest tier that has to hold it
+    tier: Tier | None = None  # the lowest tier that has to hold it; None: nobody desires it
     protected: bool = False  # pinned, and within what pinned adapters may hold
     state: LoadState = LoadState.ABSENT
     measuring: bool = False  # FETCHING, and its file was on disk before
     copy: HostCopy = HostCopy.NONE
     slot: int | None = None
+    pages: tuple[int, ...] = ()  # beside that slot
     running: int = 0  # sequences that have joined
     waiting: int = 0  # sequences that have not
     swapped: int = 0  # sequences that had, whose KV is in host memory: they need it again
@@ -78,6 +75,10 @@ class Adapter:
     permanent_failure: bool = False  # the artifact is wrong: another attempt does not help
     degraded_reason: str = ""  # why a lower tier than desired holds it
     unpinned_reason: str = ""  # why it is desired pinned and not protected
+
+    @property
+    def desired(self) -> bool:
+        return self.tier is not None
 
     @property
     def resident(self) -> bool:
@@ -128,9 +129,44 @@ class Adapter:
         """Take a rank and a size on the device as hints, where none is known."""
         self.rank, self.n_bytes = self.rank or rank, self.n_bytes or n_bytes
 
-    def take_size(self, n_bytes: int, rank: int = 0) -> None:
-        """Take its true size on the device, and its true rank where it is known."""
+    def take_size(self, n_bytes: int, rank: int = 0, load_cost: float | None = None) -> None:
+        """Take its true size on the device, and where they are known its true rank and what a load costs."""
         self.n_bytes, self.size_known, self.rank = max(n_bytes, 1), True, rank or self.rank
+        self.load_cost = self.load_cost if load_cost is None else load_cost
+
+    def want(self, tier: Tier | None) -> None:
+        self.tier = tier
+
+    def protect(self, *, protected: bool, why_not: str) -> None:
+        """Note if it is not evicted, and why it is desired pinned and may be."""
+        self.protected, self.unpinned_reason = protected, why_not
+
+    def degrade(self, reason: str) -> None:
+        """Note why a lower tier than desired holds it; "": none does."""
+        self.degraded_reason = reason
+
+    def measure_copy(self, host_bytes: int) -> None:
+        self.host_bytes = host_bytes
+
+    def use_copy(self, now: int) -> None:
+        self.used = now
+
+    def overtake(self, times: int) -> None:
+        """Count sequences of other adapters that joined before its own."""
+        self.overtaken += times
+
+    def weigh(self, value: float) -> None:
+        self.value = value
+
+    def take_slot(self, slot: int, pages: tuple[int, ...]) -> None:
+        """Load into that slot and these pages."""
+        self.advance(LoadState.LOADING)
+        self.slot, self.pages = slot, pages
+
+    def leave_slot(self) -> None:
+        """Leave slot and pages: the file of a resident adapter stays on disk, that of a failed load is in doubt."""
+        self.advance(LoadState.ON_DISK if self.resident else LoadState.ABSENT)
+        self.slot, self.pages = None, ()
 
     def count(self, *, running: int = 0, waiting: int = 0, swapped: int = 0) -> None:
         """Add to its counts of sequences."""

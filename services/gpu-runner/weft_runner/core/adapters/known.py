@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from itertools import islice
 
-from weft.domain.adapter import DesiredAdapter, DesiredChange, Tier
+from weft.domain.adapter import DesiredAdapter, DesiredChange
 from weft.domain.lru import LruDict
 from weft_runner.core.adapters.adapter import Adapter, LoadState
 from weft_runner.core.adapters.slots import AdapterSlots
@@ -59,7 +59,7 @@ class KnownAdapters:
                 dropped.append(adapter)
                 self._removed[digest] = adapter
         for adapter in dropped:
-            adapter.desired, adapter.tier = False, Tier.REMOTE
+            adapter.want(None)
             self._on_demand[adapter.digest] = adapter
             self._unpin(adapter)
         if change.full:
@@ -71,15 +71,15 @@ class KnownAdapters:
         """Protect pinned adapters in their order: all slots but one, and no more pages than one adapter may hold."""
         before, self.protected, left = self.protected, list[Adapter](), self._slots.max_pages
         for adapter in before:
-            adapter.protected = False
+            adapter.protect(protected=False, why_not=adapter.unpinned_reason)
         for adapter in islice(self._pinned.values(), max(0, self._slots.slots - 1)):
             needed = self._slots.pages_needed(adapter)
             reason = f"loaded on demand: {needed} pages do not fit beside other pinned adapters" * (needed > left)
-            if adapter.unpinned_reason != reason:
-                adapter.unpinned_reason = reason
+            changed = adapter.unpinned_reason != reason
+            adapter.protect(protected=not reason, why_not=reason)
+            if changed:
                 self._slots.mark_changed(adapter)
             if not reason:
-                adapter.protected = True
                 self.protected.append(adapter)
                 left -= needed
         for adapter in (*before, *self.protected):
@@ -111,7 +111,7 @@ class KnownAdapters:
         adapter = self.get_or_add(desired.digest)
         self._on_demand.pop(desired.digest, None)
         self._removed.pop(desired.digest, None)
-        adapter.desired, adapter.tier = True, desired.tier
+        adapter.want(desired.tier)
         adapter.announce(desired.rank, desired.bytes)
         if desired.pinned:
             self._pinned[adapter.digest] = adapter
@@ -121,4 +121,4 @@ class KnownAdapters:
 
     def _unpin(self, adapter: Adapter) -> None:
         self._pinned.pop(adapter.digest, None)
-        adapter.unpinned_reason = ""
+        adapter.protect(protected=adapter.protected, why_not="")

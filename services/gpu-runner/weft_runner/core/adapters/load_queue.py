@@ -32,7 +32,7 @@ class LoadQueue:
     def put(self, adapter: Adapter) -> None:
         """Add an adapter that waits for a slot, unless it is loading or waits already."""
         if adapter.state is not LoadState.LOADING and adapter.digest not in self.adapters:
-            adapter.overtaken = 0
+            adapter.overtake(-adapter.overtaken)
             self.adapters[adapter.digest] = adapter
 
     def keep(self, missing: list[str]) -> None:
@@ -46,7 +46,7 @@ class LoadQueue:
     def overtake(self) -> None:
         """Count a sequence of a resident adapter that has joined before those that wait."""
         for adapter in self.adapters.values():
-            adapter.overtaken += self._is_ready(adapter)
+            adapter.overtake(self._is_ready(adapter))
 
     def join(self, adapter: Adapter) -> None:
         """Let the sequences that wait for a resident adapter join; they count as running already."""
@@ -131,8 +131,7 @@ class LoadQueue:
         to_host = self._keep_copies or adapter.digest in self._host.protected
         if to_host and adapter.copy is HostCopy.NONE:
             adapter.advance_copy(HostCopy.COPYING)
-        pages = self._slots.pages.adapter_pages(adapter.digest)
-        self._actions.append(Load(adapter.digest, adapter.slot, to_host, pages))
+        self._actions.append(Load(adapter.digest, adapter.slot, to_host, adapter.pages))
 
     def _reopen(self, adapter: Adapter) -> None:
         adapter.advance(LoadState.RESIDENT)

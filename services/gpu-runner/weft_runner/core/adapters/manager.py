@@ -115,8 +115,7 @@ class AdapterManager:
                 self.effects.append(AdapterBrought(to_device=True, seconds=load_cost))
                 adapter.advance(LoadState.RESIDENT)
                 adapter.fail("")
-                adapter.take_size(n_bytes, rank)
-                adapter.load_cost = load_cost
+                adapter.take_size(n_bytes, rank, load_cost)
                 if adapter.copy is HostCopy.COPYING:
                     if host_bytes is None:
                         adapter.advance_copy(HostCopy.NONE)
@@ -207,6 +206,10 @@ class AdapterManager:
         slot = self.adapters[digest].slot
         assert slot is not None, digest
         return slot
+
+    def take_marks(self) -> None:
+        """Forget which adapters have changed: they have been reported."""
+        self.dirty.clear()
 
     def reconcile(self) -> None:
         """Do what follows for queue, draining slots and forgotten adapters where pages or slots may have come free.

@@ -10,10 +10,11 @@ stay, unless nothing else can run (`pinned_too`).
 """
 
 from heapq import heappop, heappush
+from typing import Any
 
 from weft.domain.runner import KV_SHARE
 from weft_runner.core.adapters.adapter import Adapter, LoadState
-from weft_runner.core.events import Action, Unload
+from weft_runner.core.events import AdapterPages, Unload
 from weft_runner.core.page_table import PageTable
 
 MAX_SLOTS = 4096  # of any runner: beyond it the books of idle adapters would cost more than their memory is worth
@@ -22,11 +23,11 @@ MAX_SLOTS = 4096  # of any runner: beyond it the books of idle adapters would co
 class AdapterSlots:
     """One owner: the adapter manager. `page_bytes` 0: adapters have memory of their own and hold no pages.
 
-    `actions` takes the orders that follow, `dirty` each adapter whose state has changed.
+    `actions` takes what follows, `dirty` each adapter whose state has changed.
     """
 
     def __init__(
-        self, slots: int, pages: PageTable, page_bytes: int, actions: list[Action], dirty: dict[str, Adapter]
+        self, slots: int, pages: PageTable, page_bytes: int, actions: list[Any], dirty: dict[str, Adapter]
     ) -> None:
         self.slots, self.pages, self.page_bytes = slots, pages, page_bytes
         self.by_slot: dict[int, Adapter] = {}
@@ -76,7 +77,7 @@ class AdapterSlots:
         if (counted := self._unused.pop(digest, None)) is not None:
             self._unused_pages[counted[1]] -= counted[2]
         if _is_unused(adapter):
-            n_pages = self.pages.n_adapter_pages(digest)
+            n_pages = len(adapter.pages)
             self._unused[digest] = adapter, adapter.protected, n_pages
             self._unused_pages[adapter.protected] += n_pages
 
@@ -88,7 +89,7 @@ class AdapterSlots:
 
     def on_use(self, adapter: Adapter) -> None:
         """Raise its value to that of one that was loaded now."""
-        adapter.value = self._clock + adapter.load_cost / max(1, self.pages.n_adapter_pages(adapter.digest))
+        adapter.weigh(self._clock + adapter.load_cost / max(1, len(adapter.pages)))
 
     def assign(self, adapter: Adapter, *, pinned_too: bool = False) -> bool:
         """Give it a slot and its pages, evicting what that takes. False: not enough may be evicted, nothing changed."""
@@ -103,11 +104,12 @@ class AdapterSlots:
                 self._evict(evicted)
                 if len(self.by_slot) < self.slots and needed <= self.pages.free_adapter_pages:
                     break
-        allocated = self.pages.allocate_adapter(adapter.digest, needed)
-        assert allocated, "enough pages were freed"
-        adapter.advance(LoadState.LOADING)
-        adapter.slot = heappop(self._free_slots) if self._free_slots else len(self.by_slot)
-        self.by_slot[adapter.slot] = adapter
+        pages = self.pages.lend(needed)
+        if pages:
+            self._actions.append(AdapterPages([*pages]))
+        slot = heappop(self._free_slots) if self._free_slots else len(self.by_slot)
+        adapter.take_slot(slot, pages)
+        self.by_slot[slot] = adapter
         self.mark_changed(adapter)
         return True
 
@@ -123,15 +125,14 @@ class AdapterSlots:
         return True
 
     def unload(self, adapter: Adapter) -> None:
-        """Take slot and pages back: the file of a resident adapter stays on disk, that of a failed load is in doubt."""
+        """Take slot and pages back."""
         assert adapter.slot is not None, adapter
         if adapter.resident:
             self._actions.append(Unload(adapter.slot))
-        adapter.advance(LoadState.ON_DISK if adapter.resident else LoadState.ABSENT)
         del self.by_slot[adapter.slot]
         heappush(self._free_slots, adapter.slot)
-        self.pages.free_adapter(adapter.digest)
-        adapter.slot = None
+        self.pages.take_back(adapter.pages)
+        adapter.leave_slot()
         self.mark_changed(adapter)
 
     def check(self) -> None:
@@ -139,17 +140,17 @@ class AdapterSlots:
         taken = self.by_slot
         assert len(taken) <= self.slots, taken
         assert all(0 <= slot < self.slots and adapter.slot == slot for slot, adapter in taken.items())
-        assert self.pages.adapter_owners() <= {adapter.digest for adapter in taken.values()}, "pages without an adapter"
+        lent, others = [page for adapter in taken.values() for page in adapter.pages], self.pages.everything()
+        assert len({*others, *lent}) == len(others) + len(lent) == self.pages.total_pages, (
+            "a page is lost or held twice"
+        )
         for adapter in taken.values():
-            n_pages = self.pages.n_adapter_pages(adapter.digest)
-            assert n_pages == self.pages_needed(adapter) <= self.max_pages, adapter
+            assert len(adapter.pages) == self.pages_needed(adapter) <= self.max_pages, adapter
             assert not (adapter.state is LoadState.DRAINING and adapter.protected and adapter.running), adapter
         assert sorted([*self._free_slots, *taken]) == list(range(len(self._free_slots) + len(taken)))
         for state, adapters in self._by_state.items():
             assert adapters == {a.digest: a for a in taken.values() if a.state is state}, (state, adapters)
-        counted = {
-            a.digest: (a, a.protected, self.pages.n_adapter_pages(a.digest)) for a in taken.values() if _is_unused(a)
-        }
+        counted = {a.digest: (a, a.protected, len(a.pages)) for a in taken.values() if _is_unused(a)}
         assert self._unused == counted, (self._unused, counted)
         for protected, n_pages in self._unused_pages.items():
             assert n_pages == sum(n for _, kind, n in counted.values() if kind is protected), counted
