@@ -1,9 +1,7 @@
 """The sequences of a runner that drains: they end at once, or may move to other runners for a while before."""
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Callable, Mapping
 
-from weft.domain.ids import Epoch
 from weft.domain.request import EndReason
 from weft.domain.timers import TimerQueue
 from weft_runner.core.batch_scheduler import BatchScheduler
@@ -14,22 +12,17 @@ from weft_runner.core.transfer.transfers import KvTransfers
 DRAIN_IDLE_S = 1.0  # without a sequence that leaves: what is left on a runner that drains has nowhere to go
 
 
-class _Pool(Protocol):
-    """What a drain asks of the request pool."""
-
-    @property
-    def sequences(self) -> Mapping[str, Sequence]: ...
-
-    def end(self, sequence: Sequence, reason: EndReason, detail: str, *, epoch: Epoch | None = None) -> None: ...
-
-
 class RunnerDrain:
-    """One owner: the request pool. `on`: no sequence is admitted. The timer ("drain",) says when those here end."""
+    """One owner: the request pool. `on`: no sequence is admitted. The timer ("drain",) says when those here end.
+
+    `end`: see `RequestPool.end`.
+    """
 
     def __init__(
-        self, pool: _Pool, kv: KvTransfers, scheduler: BatchScheduler, timers: TimerQueue[tuple[str, ...]]
-    ) -> None:
-        self._pool, self._kv, self._scheduler, self._timers = pool, kv, scheduler, timers
+        self, sequences: Mapping[str, Sequence], end: Callable[..., None], kv: KvTransfers, scheduler: BatchScheduler,
+        timers: TimerQueue[tuple[str, ...]],
+    ) -> None:  # fmt: skip
+        self._sequences, self._end, self._kv, self._scheduler, self._timers = sequences, end, kv, scheduler, timers
         self.on = False
         self._until, self._departures = 0.0, 0  # at the latest; of the pool, when it was looked at last
 
@@ -54,8 +47,8 @@ class RunnerDrain:
             return
         if not over:
             self._timers.set(("drain",), self._until)
-        for sequence in list(self._pool.sequences.values()):
+        for sequence in list(self._sequences.values()):
             sent = self._kv.outgoing.get(sequence.key) if sequence.phase is SequencePhase.SEND else None
             if over or sent is None:
                 epoch = sent.epoch if sent is not None else None
-                self._pool.end(sequence, EndReason.DRAINED, "the runner is draining", epoch=epoch)
+                self._end(sequence, EndReason.DRAINED, "the runner is draining", epoch=epoch)

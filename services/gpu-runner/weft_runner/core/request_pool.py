@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from math import inf
+from operator import attrgetter
 
 from weft.domain.adapter import DesiredChange
 from weft.domain.ids import Epoch
@@ -22,7 +23,6 @@ from weft.domain.request import (
     FinishReason,
     NoCapacity,
     PooledState,
-    Priority,
     PromptLogprobs,
     SequenceTokens,
     Start,
@@ -103,13 +103,14 @@ class RequestPool:
         )
         kv = self._kv = self.hand_over.kv
         self.swapping = Swapping(
-            self, self.swap, self.host_prefixes, self.pages, self.adapters, self.reservations, self.reuse,
+            self.go_on, self.swap, self.host_prefixes, self.pages, self.adapters, self.reservations, self.reuse,
             self.scheduler,
         )  # fmt: skip
         self.preemption = Preemptor(
-            self, self.reservations, self.swapping, kv, self.adapters, self.effects, self.timers
-        )
-        self.drain = RunnerDrain(self, kv, self.scheduler, self.timers)
+            self.sequences, self.settle, self.remove, self.reservations, self.swapping, kv, self.adapters, self.effects,
+            self.timers,
+        )  # fmt: skip
+        self.drain = RunnerDrain(self.sequences, self.end, kv, self.scheduler, self.timers)
         self.masks = AwaitedMasks(self.scheduler, self.timers)
 
     def account_stall_time(self, now: float) -> None:
@@ -222,7 +223,7 @@ class RequestPool:
         self.settle()
         overrun = False
         full = [sequence for sequence in self._here(SequencePhase.DECODE) if self.pages.is_full(sequence.key)]
-        for sequence in sorted(full, key=_priority):
+        for sequence in sorted(full, key=attrgetter("start.priority")):
             if not self.reservations.grow(sequence):
                 overrun = True
                 self.adapters.queue.owe_pages(owed=True)
@@ -574,10 +575,6 @@ def _candidate(sequence: Sequence) -> Candidate:
     scores = sequence.scored(sequence.pending) > 0
     start = sequence.start
     return Candidate(sequence.key, start.adapter, sequence.pending, sequence.in_kv, start.priority, scores)
-
-
-def _priority(sequence: Sequence) -> Priority:
-    return sequence.start.priority
 
 
 def check_pool(pool: RequestPool) -> None:

@@ -58,9 +58,6 @@ class Runner:
         match event:
             case StepSlot():
                 self._schedule(event)
-                effects = self._effects.copy()
-                self._effects.clear()
-                return effects  # what is due follows with the step's results, or with the deadline
             case StepDone():
                 self._account(event)
             case Received(peer, message):
@@ -82,10 +79,11 @@ class Runner:
                 pool.on_swap_event(event)
             case GrammarCompiled():
                 self._compiled(event, now)
-        if (due := self._timers.next()) is not None and due <= now:
-            while (timer := self._timers.take_due(now)) is not None:
-                self._expire(timer, now)
-        self._effects.extend(self.reporter.effects(now, changed=event.__class__ is not Tick))
+        if event.__class__ is not StepSlot:  # else what is due follows with the step's results, or with the deadline
+            if (due := self._timers.next()) is not None and due <= now:
+                while (timer := self._timers.take_due(now)) is not None:
+                    self._expire(timer, now)
+            self._effects.extend(self.reporter.effects(now, changed=event.__class__ is not Tick))
         effects = self._effects.copy()
         self._effects.clear()
         return effects

@@ -5,13 +5,13 @@ appended, and flat arrays that a kernel reads in place. They are a function of t
 """
 
 from array import array
-from collections.abc import Collection, Iterable
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
 from itertools import chain
 from math import inf, isfinite
 from typing import NamedTuple
 
 from weft.domain.request import MAX_ALTERNATIVES, Sampling, TokenLogprob
-from weft_runner.core.bad_words import BadWords
 
 
 class SampledToken(NamedTuple):
@@ -23,6 +23,33 @@ class SampledToken(NamedTuple):
     token: int
     logprob: TokenLogprob | None = None
     hidden: bytes = b""
+
+
+class BadWords:
+    """Sequences of tokens that an answer may not contain (vLLM's `bad_words`): the last is banned behind the others.
+
+    The prompt does not count: a sequence that begins in it and ends in the answer is allowed. `always`: tokens that are
+    sequences alone, and may never be sampled. One owner: its sequence's adjustments.
+    """
+
+    __slots__ = ("_after", "_tail", "always")
+
+    def __init__(self, sequences: Sequence[tuple[int, ...]]) -> None:
+        """`sequences`: none is empty."""
+        self.always = frozenset([tokens[0] for tokens in sequences if len(tokens) == 1])
+        self._after: dict[int, list[tuple[tuple[int, ...], int]]] = {}  # by the token before the last one
+        for *before, last in sequences:
+            if before:
+                self._after.setdefault(before[-1], []).append((tuple(before), last))
+        self._tail: deque[int] = deque(maxlen=max(map(len, sequences)))
+
+    def add(self, token: int) -> Collection[int]:
+        """Take the answer's next token. Returns those that may not be the one behind it, beside `always`."""
+        self._tail.append(token)
+        if (sequences := self._after.get(token)) is None:
+            return ()
+        tail = tuple(self._tail)
+        return [last for before, last in sequences if tail[-len(before) :] == before]
 
 
 class LogitAdjustments:

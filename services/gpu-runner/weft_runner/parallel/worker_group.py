@@ -29,7 +29,7 @@ from weft_runner.parallel.commands import RankReady, RankStopping
 from weft_runner.parallel.messages import ChannelLost
 
 if TYPE_CHECKING:  # torch is imported where there are several ranks
-    from weft_runner.parallel.process_group import RankFiles, RankMeeting, TorchRanks
+    from weft_runner.parallel.process_group import RankMeeting, TorchRanks
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -69,17 +69,6 @@ def start_rank(files: Sequence[int]) -> RankProcess:
     """Start a child with these descriptors, in a session of its own: a terminal's Ctrl-C is the runner's business."""
     command = [sys.executable, "-m", "weft_runner.worker", *map(str, files)]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=files, start_new_session=True)  # noqa: S603
-
-
-def spawn_workers(size: int, shared: "RankFiles") -> list[Worker]:
-    """Start ranks 1 .. size - 1."""
-    workers: list[Worker] = []
-    for rank in range(1, size):
-        with ExitStack() as theirs:
-            pairs = [socket.socketpair() for _ in RankChannels._fields]
-            process = start_rank([*(theirs.enter_context(end).fileno() for _, end in pairs), *shared.all])
-        workers.append(Worker(rank, process, RankChannels(*(Channel(end) for end, _ in pairs))))
-    return workers
 
 
 class WorkerGroup:
@@ -304,23 +293,25 @@ GatherRanks = Callable[[int, Mapping[str, Path], Callable[[], bool]], GatheredRa
 
 
 def _children(size: int) -> GatheredRanks:
+    """Start ranks 1 .. size - 1 as children."""
     from weft_runner.parallel.process_group import RankFiles
 
-    files = RankFiles.made()
-    return GatheredRanks(spawn_workers(size, files), files)
+    shared, workers = RankFiles.made(), list[Worker]()
+    for rank in range(1, size):
+        with ExitStack() as theirs:
+            pairs = [socket.socketpair() for _ in RankChannels._fields]
+            process = start_rank([*(theirs.enter_context(end).fileno() for _, end in pairs), *shared.all])
+        workers.append(Worker(rank, process, RankChannels(*(Channel(end) for end, _ in pairs))))
+    return GatheredRanks(workers, shared)
 
 
 def launch_ranks(
-    grid: RankGrid,
-    settings: Mapping[str, Any],
-    make_own: "Callable[[TorchRanks], Executor]",
-    stopping: Callable[[], bool],
-    *,
-    patience_s: float,
-    gather: GatherRanks | None = None,
-) -> LaunchedRanks:
-    """`settings`: what a worker's part is made of, and its kind of `device` (`worker.loop`).
+    grid: RankGrid, settings: Mapping[str, Any], make_own: "Callable[[TorchRanks], Executor]",
+    stopping: Callable[[], bool], *, patience_s: float, gather: GatherRanks | None = None,
+) -> LaunchedRanks:  # fmt: skip
+    """Start the other ranks, meet them, and load a part on each.
 
+    `settings`: what a worker's part is made of, and its kind of `device` (`worker.loop`).
     `patience_s`: of the ranks for each other. `gather`: they are on other hosts; else children are started. Raises
     ExecutorLost, StoppedAtStart, and what loading a part raises on any rank; nothing is left behind then.
     """

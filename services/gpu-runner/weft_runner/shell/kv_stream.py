@@ -114,8 +114,12 @@ class KvStream(ABC):
         """Queue a message."""
         self._put(self._encodes.encode(message))
 
+    @abstractmethod
+    def drop(self, order: DropKv) -> None:
+        """Forget a transfer: no page of it is read or written for this stream when this returns."""
+
     def close(self, reason: str) -> None:
-        """The machine's order: no Closed follows, and no page is read or written when this returns."""
+        """End it by the machine's order: no Closed follows, and no page is read or written when this returns."""
         self._end(reason, ordered=True)
 
     def _put(self, item: Message | Job) -> None:

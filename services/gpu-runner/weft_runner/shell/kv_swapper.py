@@ -75,12 +75,6 @@ class KvSwapper:
     def _copy(self, order: SwapOut | SwapIn, some: slice, fence: Any) -> None:
         for host in order.hosts[some]:
             if host not in self._host:
-                self._host[host] = self._host_page()
+                self._host[host] = self._spare.pop() if self._spare else self._memory.host_page()
         transfer = self._memory.copy_out if isinstance(order, SwapOut) else self._memory.copy_in
         transfer(order.pages[some], [self._host[host] for host in order.hosts[some]], fence)
-
-    def _host_page(self) -> Any:
-        try:
-            return self._spare.pop()
-        except IndexError:
-            return self._memory.host_page()

@@ -68,8 +68,7 @@ class KvStreamShell:
         """Listen from now on. Raises AddressInUse."""
         self._place, self._memory, self._progress, self._post, self._count = place, memory, progress, post, count
         self._lock = threading.Lock()
-        self._sending: dict[Peer, KvSender] = {}
-        self._receiving: dict[Peer, KvReceiver] = {}
+        self._by_peer: dict[Peer, KvStream] = {}
         self._streams: set[KvStream] = set()  # with those that end, and those that have no name yet
         self._numbers = itertools.count(1)
         self._ended = threading.Event()
@@ -83,32 +82,34 @@ class KvStreamShell:
     # ---- the engine's thread
 
     def execute(self, action: KvAction, ahead: int = 0) -> None:
-        """One order of the machine; it waits for no socket. `ahead`: layers of steps in flight, not counted yet."""
-        match action:
-            case OpenKvStream():
-                self._open(action)
-            case SendKv(peer):
-                if (stream := self._sending.get(peer)) is not None:
-                    stream.send_pages(action, self._memory.fence(), ahead)
-            case ReceiveKv(peer):
-                if (stream := self._receiving.get(peer)) is not None:
-                    stream.expect(action, self._memory.fence())
-            case DropKv(peer):
-                if (stream := self._sending.get(peer) or self._receiving.get(peer)) is not None:
-                    stream.drop(action)
-            case Close(peer, reason):
-                if (stream := self._sending.get(peer) or self._receiving.get(peer)) is not None:
-                    stream.close(reason)
+        """Act on an order of the machine, waiting for no socket. `ahead`: layers of steps in flight, not counted yet.
+
+        Where its stream is over it is dropped.
+        """
+        match action, self._by_peer.get(action.peer):
+            case OpenKvStream(), before:
+                self._open(action, before)
+            case SendKv(), KvSender() as stream:
+                stream.send_pages(action, self._memory.fence(), ahead)
+            case ReceiveKv(), KvReceiver() as stream:
+                stream.expect(action, self._memory.fence())
+            case DropKv(), KvStream() as stream:
+                stream.drop(action)
+            case Close(_, reason), KvStream() as stream:
+                stream.close(reason)
+            case _:
+                pass
 
     def send(self, peer: Peer, message: object) -> None:
         """Queue a message to a runner; dropped where there is no stream."""
-        if (stream := self._sending.get(peer) or self._receiving.get(peer)) is not None:
+        if (stream := self._by_peer.get(peer)) is not None:
             stream.send(message)
 
     def step_failed(self) -> None:
-        """The rows of a step run again: what left of it may be wrong."""
-        for stream in list(self._sending.values()):
-            stream.step_failed()
+        """Note that the rows of a step run again: what left of it may be wrong."""
+        for stream in list(self._by_peer.values()):
+            if isinstance(stream, KvSender):
+                stream.step_failed()
 
     def close(self) -> None:
         """End all streams and the listener; their threads have ended, or hold no page, when this returns."""
@@ -125,8 +126,8 @@ class KvStreamShell:
         for stream in streams:
             stream.join(CLOSE_S)
 
-    def _open(self, order: OpenKvStream) -> None:
-        if (before := self._sending.get(order.peer)) is not None:
+    def _open(self, order: OpenKvStream, before: KvStream | None) -> None:
+        if before is not None:
             before.close("opened again")
         try:
             window = self._memory.window()
@@ -138,7 +139,7 @@ class KvStreamShell:
             self._count,
         )  # fmt: skip
         with self._lock:
-            self._sending[order.peer] = stream
+            self._by_peer[order.peer] = stream
             self._streams.add(stream)
         stream.start()
 
@@ -174,21 +175,14 @@ class KvStreamShell:
         return channel, ring
 
     def _secured(self, sock: socket.socket, *, server: bool) -> KvConnection:
-        """Under TLS where there is; whose certificate may not is refused. Raises KvConnectionClosed, PeerError."""
-        tls = self._place.tls
+        """Make it a connection, under TLS where there is. Raises KvConnectionClosed, PeerError."""
         try:
             sock.settimeout(CONNECT_S)
-            if tls is not None:
-                context = tls.server_context() if server else tls.client_context("runner")
-                sock = secure = context.wrap_socket(sock, server_side=server)
-                check_certificate(secure, self._place.namespace)
+            sock = secure_end(sock, self._place.tls, self._place.namespace, "KvTransfer", server=server)
             return KvConnection(sock, self._place.stall_s)
         except OSError as error:
             sock.close()
             raise KvConnectionClosed(f"no secure connection: {error}") from error
-        except PeerError:
-            sock.close()
-            raise
 
     def _name(self, stream: KvReceiver, hello: KvHello) -> Peer:
         """Return the peer of a hello.
@@ -202,15 +196,14 @@ class KvStreamShell:
             raise NotOfThisPool(f"runner {hello.runner.uuid} is not of namespace {self._place.namespace}")
         peer = Peer(Kind.RUNNER, f"{hello.runner.uuid}/{hello.runner.incarnation}/{next(self._numbers)}")
         with self._lock:
-            self._receiving[peer] = stream
+            self._by_peer[peer] = stream
         return peer
 
     def _remove(self, stream: KvStream) -> None:
         with self._lock:
             self._streams.discard(stream)
-            for streams in (self._sending, self._receiving):
-                if stream.peer is not None and streams.get(stream.peer) is stream:
-                    del streams[stream.peer]
+            if stream.peer is not None and self._by_peer.get(stream.peer) is stream:
+                del self._by_peer[stream.peer]
 
     def _listen(self) -> None:
         while not self._ended.is_set():
@@ -250,8 +243,25 @@ def kv_address(listen: str, advertise: str) -> str:
     return f"{host}:{port}"
 
 
-def check_certificate(secure: ssl.SSLSocket, namespace: str, what: str = "KvTransfer") -> None:
-    """Check the other end. Raises NotOfThisPool unless it is a runner that may speak for pools of that namespace."""
+def secure_end(sock: socket.socket, tls: Tls | None, namespace: str, what: str, *, server: bool) -> socket.socket:
+    """Put TLS around a connection where there is any, and check the other end. `what`: it asks for.
+
+    Raises OSError; NotOfThisPool, with the connection closed, unless the other end is a runner that may speak for pools
+    of that namespace.
+    """
+    if tls is None:
+        return sock
+    context = tls.server_context() if server else tls.client_context("runner")
+    secure = context.wrap_socket(sock, server_side=server)
+    try:
+        _check_certificate(secure, namespace, what)
+    except PeerError:
+        secure.close()
+        raise
+    return secure
+
+
+def _check_certificate(secure: ssl.SSLSocket, namespace: str, what: str) -> None:
     given = secure.getpeercert() or {}
     names = [str(value) for kind, value in given.get("subjectAltName", ()) if kind == "DNS"]  # pyright: ignore[reportGeneralTypeIssues]
     if (why := refusal(roles_of(names), KV_CALLERS, what)) is not None:

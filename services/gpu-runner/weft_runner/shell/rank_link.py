@@ -4,7 +4,6 @@ import logging
 import os
 import signal
 import socket
-import ssl
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
@@ -22,7 +21,7 @@ from weft_runner.parallel.hosts import HostsMeeting, RankListener, Secure, conne
 from weft_runner.parallel.messages import ChannelLost
 from weft_runner.parallel.worker_group import PATIENCE_S, GatheredRanks, GatherRanks, RankChannels
 from weft_runner.settings import RunnerSettings
-from weft_runner.shell.kv_transfer import check_certificate
+from weft_runner.shell.kv_transfer import secure_end
 
 log = logging.getLogger(__name__)
 
@@ -43,17 +42,10 @@ def secured(settings: RunnerSettings, tls: Tls | None, *, server: bool) -> Secur
     namespace = settings.pool.partition("/")[0]
 
     def secure(end: socket.socket) -> socket.socket:
-        if tls is None:
-            return end
-        context = tls.server_context() if server else tls.client_context("runner")
-        made = context.wrap_socket(end, server_side=server)
-        assert isinstance(made, ssl.SSLSocket)
         try:
-            check_certificate(made, namespace, "a rank")
+            return secure_end(end, tls, namespace, "a rank", server=server)
         except PeerError as error:
-            made.close()
             raise OSError(str(error)) from error
-        return made
 
     return secure
 

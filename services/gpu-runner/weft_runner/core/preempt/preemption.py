@@ -1,11 +1,10 @@
 """Who loses its place on the device when pages are short, and how: swapped to host memory, or computed once more."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 
 from weft.domain.machine import Send
 from weft.domain.preemption import latest_arrival, victim_candidates
-from weft.domain.request import Priority
 from weft.domain.timers import TimerQueue
 from weft_runner.core.adapters.manager import AdapterManager
 from weft_runner.core.admission import no_capacity
@@ -18,17 +17,7 @@ from weft_runner.core.swap.swaps import MAX_SWAPS
 from weft_runner.core.transfer.transfers import KvTransfers
 
 ELSEWHERE = (SequencePhase.SWAPPED, SequencePhase.SWAP_IN, *BETWEEN_RUNNERS)
-
-
-class _Pool(Protocol):
-    """What preemption asks of the request pool."""
-
-    @property
-    def sequences(self) -> Mapping[str, PoolSequence]: ...
-
-    def settle(self) -> None: ...
-
-    def remove(self, sequence: PoolSequence) -> None: ...
+_priority, _arrived = attrgetter("start.priority"), attrgetter("arrived")
 
 
 class Preemptor:
@@ -38,10 +27,13 @@ class Preemptor:
     """
 
     def __init__(
-        self, pool: _Pool, reservations: Reservations, swapping: Swapping, kv: KvTransfers, adapters: AdapterManager,
+        self, sequences: Mapping[str, PoolSequence], settle: Callable[[], None], remove: Callable[[PoolSequence], None],
+        reservations: Reservations, swapping: Swapping, kv: KvTransfers, adapters: AdapterManager,
         effects: list[Effect], timers: TimerQueue[tuple[str, ...]],
     ) -> None:  # fmt: skip
-        self._pool, self._reservations, self._swapping, self._kv = pool, reservations, swapping, kv
+        """`settle`, `remove`: see `RequestPool`."""
+        self._sequences, self._settle, self._remove = sequences, settle, remove
+        self._reservations, self._swapping, self._kv = reservations, swapping, kv
         self._adapters, self._effects, self._timers = adapters, effects, timers
         self.stuck = True
         self.preemptions, self.stalled_s = 0, 0.0
@@ -66,7 +58,7 @@ class Preemptor:
 
     def _swap_out(self) -> bool:
         """Begin to free pages for those that are paused, or wait for some. False: recomputing is better, or is left."""
-        sequences, swap = self._pool.sequences, self._swapping.swap
+        sequences, swap = self._sequences, self._swapping.swap
         if any(one.sequence.phase is SequencePhase.SWAP_OUT for one in swap.by_key.values()):
             return True
         here = [s for s in sequences.values() if s.phase not in ELSEWHERE]
@@ -79,7 +71,7 @@ class Preemptor:
 
     def resolve_deadlock(self) -> None:
         """Evict pinned adapters, then end the newest, until a sequence runs, one is copied or an adapter loads."""
-        for sequence in self._pool.sequences.values():  # after every iteration: no call where one runs
+        for sequence in self._sequences.values():  # after every iteration: no call where one runs
             if sequence.phase in RUNNING:
                 return
         while self._is_stuck():
@@ -91,13 +83,13 @@ class Preemptor:
             elif not self._swapping.bring_back(pinned_too=True):
                 if self._adapters.queue.fetching:
                     return
-                sequences = self._pool.sequences.values()
-                here = [s for s in sequences if s.phase is not SequencePhase.SWAPPED]
-                self.give_back(latest_arrival(victim_candidates(here or list(sequences), _priority), _arrived))
-            self._pool.settle()
+                here = [s for s in self._sequences.values() if s.phase is not SequencePhase.SWAPPED]
+                here = here or list(self._sequences.values())
+                self.give_back(latest_arrival(victim_candidates(here, _priority), _arrived))
+            self._settle()
 
     def _is_stuck(self) -> bool:
-        sequences = self._pool.sequences.values()
+        sequences = self._sequences.values()
         return bool(sequences) and not (
             any(sequence.phase in RUNNING for sequence in sequences) or self._adapters.slots.loading
             or self._swapping.swap.moving or self._kv.moving
@@ -106,7 +98,7 @@ class Preemptor:
     def give_back(self, sequence: PoolSequence) -> None:
         """End it here, where it cannot run now: it is scheduled again, and computed once more."""
         self.preemptions += sequence.times.scheduled_at is not None
-        self._pool.remove(sequence)
+        self._remove(sequence)
         answer = no_capacity(sequence.start, self._adapters.free_pages(), "pages")
         self._effects.append(Send(sequence.owner, answer))
 
@@ -121,11 +113,3 @@ def select_victim(here: Sequence[PoolSequence], paused: Iterable[PoolSequence]) 
         return leaving
     again = [s for s in last if s.swaps < MAX_SWAPS and not s.start.allotment.stays]
     return latest_arrival(again or last, _arrived)
-
-
-def _priority(sequence: PoolSequence) -> Priority:
-    return sequence.start.priority
-
-
-def _arrived(sequence: PoolSequence) -> float:
-    return sequence.arrived

@@ -1,6 +1,6 @@
 """Sequences that leave the device for host memory and come back: `KvSwap`'s copies meet pages, adapters and phases."""
 
-from typing import Protocol
+from collections.abc import Callable
 
 from weft.domain.request import Priority
 from weft_runner.core.adapters.manager import AdapterManager
@@ -14,20 +14,14 @@ from weft_runner.core.sequence import Sequence, SequencePhase
 from weft_runner.core.swap.swaps import MAX_SWAPS, KvSwap, SwappedKv
 
 
-class _Pool(Protocol):
-    """What swapping asks of the request pool."""
-
-    def go_on(self, sequence: Sequence) -> None: ...
-
-
 class Swapping:
-    """One owner: the request pool."""
+    """One owner: the request pool. `go_on` runs a sequence from the next batch on."""
 
     def __init__(
-        self, pool: _Pool, swap: KvSwap, host_prefixes: HostPrefixes, pages: PageTable, adapters: AdapterManager,
-        reservations: Reservations, reuse: PrefixReuse, scheduler: BatchScheduler,
+        self, go_on: Callable[[Sequence], None], swap: KvSwap, host_prefixes: HostPrefixes, pages: PageTable,
+        adapters: AdapterManager, reservations: Reservations, reuse: PrefixReuse, scheduler: BatchScheduler,
     ) -> None:  # fmt: skip
-        self._pool, self.swap, self._host_prefixes, self._pages = pool, swap, host_prefixes, pages
+        self._go_on, self.swap, self._host_prefixes, self._pages = go_on, swap, host_prefixes, pages
         self._adapters, self._reservations, self._reuse, self._scheduler = adapters, reservations, reuse, scheduler
 
     # ---- moments of the pool
@@ -155,5 +149,5 @@ class Swapping:
         """Run it, once both its KV and its adapter are there."""
         if swap.copied and swap.adapter_there:
             self._reuse.count_host_hits(len(swap.cached) * self._pages.page_tokens)
-            self._pool.go_on(swap.sequence)
+            self._go_on(swap.sequence)
             self.remove(swap.sequence)
