@@ -43,21 +43,7 @@ from weft.wire.errors import PeerError
 from weft.wire.streams import SendQueue
 from weft.wire.v1 import batch_pb2 as pb
 from weft_batch import metrics
-from weft_batch.core.batches import (
-    Added,
-    Batches,
-    BatchGone,
-    CancelAsked,
-    Effect,
-    Event,
-    Finalize,
-    Give,
-    LineCounters,
-    LinesStored,
-    StoreResult,
-    Validate,
-    Validated,
-)
+from weft_batch.core import batches as machine
 from weft_batch.core.input_lines import BadLine, GoodLine, InputReader, LineIndex, read_line
 from weft_batch.errors import BytesMissing, StorageError
 from weft_batch.inputs import InputFile, InputLines, blocks
@@ -114,7 +100,7 @@ class BatchServer:
         lines_in_flight: int = LINES_IN_FLIGHT, tracer: Tracer | None = None,
     ) -> None:  # fmt: skip
         self._tracer = tracer
-        self.core = Batches(lines_in_flight=lines_in_flight)
+        self.core = machine.Batches(lines_in_flight=lines_in_flight)
         self._writer = ResultWriter(engine, term, self._stored)
         self.engine, self.term, self.storage, self.limits = engine, term, storage, limits
         self.files = TenantFiles(engine, term, storage, limits, self._spawn)
@@ -134,12 +120,12 @@ class BatchServer:
         """Why it is not ready."""
         return REPLACED if self.replaced else self._writer.trouble
 
-    def handle(self, event: Event) -> None:
+    def handle(self, event: machine.Event) -> None:
         """Feed the machine an event, unless this service has ended or is replaced."""
         if not (self.replaced or self._closed.is_set()):
             self._shell.feed(event)
 
-    def _handle(self, event: Event, now: float) -> Iterator[Effect]:
+    def _handle(self, event: machine.Event, now: float) -> Iterator[machine.Effect]:
         """Give what follows from an event. Once it is performed, lines of a batch for a gateway leave together."""
         yield from self.core.handle(event, now)
         given, self._given = self._given, defaultdict(list)
@@ -147,20 +133,20 @@ class BatchServer:
             if (batch := self._open.get(batch_id)) and (stream := self._streams.get(peer)):
                 self._spawn(self._send_lines(stream, batch, lines))
 
-    def _perform(self, effect: Effect) -> None:
+    def _perform(self, effect: machine.Effect) -> None:
         match effect:
-            case Give():
+            case machine.Give():
                 self._given[effect.peer, effect.batch_id].append(effect.line)
             case Send():
                 if stream := self._streams.get(effect.peer):
                     stream.outbox.put(effect.message)
-            case StoreResult(result):
+            case machine.StoreResult(result):
                 custom_id = self._open[result.batch_id].custom_ids.pop(result.line, None)
                 of = answer_record if isinstance(result, LineResult) else failure_record
                 self._writer.put(of(result, custom_id))  # pyright: ignore[reportArgumentType] (by its type)
-            case Validate():
+            case machine.Validate():
                 self._spawn(self._validate(effect.batch_id))
-            case Finalize():
+            case machine.Finalize():
                 self._spawn(self._finalize(effect.batch_id, effect.ending))
 
     async def load(self, *, sole: bool) -> None:
@@ -222,7 +208,7 @@ class BatchServer:
 
         def cancelled(job: BatchJob) -> None:
             log.info("batch cancelled", extra=kv(batch_id=job.batch_id))
-            self.handle(CancelAsked(job.batch_id))
+            self.handle(machine.CancelAsked(job.batch_id))
 
         return await batches.cancel(
             self.engine, self.term, namespace, batch_id, now_unix_ms=now_unix_ms(), on_commit=cancelled
@@ -239,7 +225,7 @@ class BatchServer:
         self._open[job.batch_id] = _OpenBatch(batch.namespace, job, read, span=span)
         expires_s = time.monotonic() + job.expires_unix_s - time.time()
         order = (job.created_unix_s, job.batch_id)
-        self.handle(Added(job.batch_id, batch.namespace, order, expires_s, ending))
+        self.handle(machine.Added(job.batch_id, batch.namespace, order, expires_s, ending))
 
     async def _validate(self, batch_id: str) -> None:
         """Read the input, unless an earlier process has. Its bad lines have results before a good one runs."""
@@ -250,7 +236,7 @@ class BatchServer:
                 self._gone(batch, BatchStatus.FAILED)
                 return
             finished = await batches.finished_lines(self.engine, batch_id)
-            self.handle(Validated(batch_id, batch.job.total, finished))
+            self.handle(machine.Validated(batch_id, batch.job.total, finished))
 
         await self._until_done("input not read: trying again", batch_id, read_input)
 
@@ -301,7 +287,7 @@ class BatchServer:
         del self._open[batch.job.batch_id]
         metrics.ENDED.labels(metrics.label(batch.namespace), status.value).inc()
         batch.end_span(status)
-        self.handle(BatchGone(batch.job.batch_id))
+        self.handle(machine.BatchGone(batch.job.batch_id))
 
     async def _until_done(self, what: str, batch_id: str, work: Callable[[], Awaitable[None]]) -> None:
         """Repeat the work, with bounded pauses, while store or storage cannot be used. Raises Superseded."""
@@ -381,12 +367,12 @@ class BatchServer:
     def _stored(self, results: Sequence[StoredResult]) -> None:
         for batch_id, of_batch in groupby(results, attrgetter("batch_id")):
             metrics.stored(self._open[batch_id].namespace, [result.succeeded for result in of_batch])
-        self.handle(LinesStored([(result.batch_id, result.line) for result in results]))
+        self.handle(machine.LinesStored([(result.batch_id, result.line) for result in results]))
 
     # ------------------------------------------------------------------------------------------ time, ends
 
     async def _update_metrics(self) -> None:
-        counters = LineCounters()
+        counters = machine.LineCounters()
         while True:
             counters = metrics.update(self.core, counters)
             if broken := self._shell.check_idle():

@@ -98,16 +98,11 @@ class Reporter:
         self._adapters.update(adapter.digest for adapter in reported)
         self._version += 1
         return RunnerReport(
-            self._version,
-            full,
-            figures,
-            sequences=[self._sequence_state(sequence) for sequence in here],
-            ended=ended,
-            adapters=reported,
-            removed_adapters=removed,
+            self._version, full, figures, sequences=[self._sequence_state(sequence) for sequence in here], ended=ended,
+            adapters=reported, removed_adapters=removed,
             overruns=[_overrun(pool.sequences[key], wanted) for key, wanted in pool.preemption.overruns().items()],
             progress=[sequence.in_kv for sequence in pool.sequences.values()],
-        )
+        )  # fmt: skip
 
     def _has_ended(self, key: str) -> bool:
         """The sequence that was reported under this id is over, whether another one has its id or not."""

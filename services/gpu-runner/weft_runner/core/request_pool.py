@@ -30,25 +30,13 @@ from weft.domain.request import (
 )
 from weft.domain.runner import OffloadState, RunnerFigures, RunnerRole
 from weft.domain.timers import TimerQueue
+from weft_runner.core import events as ev
 from weft_runner.core.adapters.manager import AdapterManager, check_adapters
 from weft_runner.core.admission import HighestEpochs, PoolLimits, ended, no_capacity, refusal
 from weft_runner.core.awaited_grammars import AwaitedMasks
 from weft_runner.core.batch import Batch, Batching, Candidate
 from weft_runner.core.batch_scheduler import BatchScheduler
 from weft_runner.core.drain import RunnerDrain
-from weft_runner.core.events import (
-    REPORT,
-    AdapterEvent,
-    Effect,
-    Fetched,
-    FoundOnDisk,
-    PromptComputed,
-    RunStep,
-    SequenceEnded,
-    StepResults,
-    SwapDone,
-    SwapFailed,
-)
 from weft_runner.core.page_table import PageTable, check_page_table
 from weft_runner.core.preempt.preemption import Preemptor
 from weft_runner.core.prefix.host import HostPrefixes, check_host_prefixes
@@ -75,20 +63,16 @@ class RequestPool:
 
     def __init__(self, limits: PoolLimits, model: StepModel = GUESS) -> None:
         self.limits = limits
-        self.effects: list[Effect] = []
+        self.effects: list[ev.Effect] = []
         self.timers: TimerQueue[tuple[str, ...]] = TimerQueue()
         self.scheduler = BatchScheduler(limits.batch, model)
         self._epochs = HighestEpochs()
         self.pages = PageTable(limits.total_pages, limits.page_tokens, limits.most_adapter_pages)
         self.reuse = PrefixReuse(self.pages)
         self.adapters = AdapterManager(
-            limits.max_adapters,
-            host_bytes=limits.host_bytes,
-            keep_copies=limits.keep_copies,
-            pages=self.pages,
-            page_bytes=limits.page_bytes,
-            effects=self.effects,
-        )
+            limits.max_adapters, host_bytes=limits.host_bytes, keep_copies=limits.keep_copies, pages=self.pages,
+            page_bytes=limits.page_bytes, effects=self.effects,
+        )  # fmt: skip
         self.reservations = Reservations(self.pages, self.adapters.slots)
         self.swap = KvSwap(self.adapters.host, limits.swap_page_bytes, self.effects)
         self.host_prefixes = HostPrefixes(self.pages.prefixes, self.adapters.host, self.swap, self.effects)
@@ -163,7 +147,7 @@ class RequestPool:
         if role is RunnerRole.PROMPT:
             batch = replace(batch, max_prefills=self.limits.max_sequences, token_time_ms=inf, chunk_time_ms=inf)
         self.scheduler.limit(batch)
-        self.timers.set(REPORT, 0.0)
+        self.timers.set(ev.REPORT, 0.0)
 
     def cancel_session(self, owner: Peer) -> None:
         """Cancel what the session held."""
@@ -174,20 +158,20 @@ class RequestPool:
         self.adapters.apply(change)
         self.settle()
 
-    def on_adapter_event(self, event: AdapterEvent) -> None:
+    def on_adapter_event(self, event: ev.AdapterEvent) -> None:
         """Take a result of the adapter pool; end the sequences whose adapter failed, or can never be loaded."""
-        if isinstance(event, FoundOnDisk):
+        if isinstance(event, ev.FoundOnDisk):
             self.adapters.known.find_on_disk(event.digests)
             return
         if (lost := self.adapters.on_event(event)) is not None:
             self._end_all_of(event.digest, *lost)
         self.settle()
-        if lost or self.adapters.prefetcher.idle or not isinstance(event, Fetched):
-            self.timers.set(REPORT, 0.0)
+        if lost or self.adapters.prefetcher.idle or not isinstance(event, ev.Fetched):
+            self.timers.set(ev.REPORT, 0.0)
 
-    def on_swap_event(self, event: SwapDone | SwapFailed) -> None:
+    def on_swap_event(self, event: ev.SwapDone | ev.SwapFailed) -> None:
         """A copy to host memory or back has ended. Where it failed the sequence is scheduled again, and recomputed."""
-        if isinstance(event, SwapDone):
+        if isinstance(event, ev.SwapDone):
             self.swapping.on_copied(event)
             self.settle()
         elif (failed := self.swapping.on_failed(event)) is not None:
@@ -243,7 +227,7 @@ class RequestPool:
                 self.sequences[row.key].launch(self._launches)
         return batch
 
-    def schedule_behind(self, step: RunStep) -> Batch:
+    def schedule_behind(self, step: ev.RunStep) -> Batch:
         """The batch that follows a step in flight, whose sequences are taken to go on; empty: its results come first.
 
         A sequence whose next token is its last by length is left out. What turns out to have ended otherwise is a row
@@ -302,7 +286,7 @@ class RequestPool:
         """Say whether a row of it in a step in flight is accounted for: what has left since is not."""
         return self.sequences.get(sequence.key) is sequence and sequence.runs
 
-    def account(self, batch: Batch, results: StepResults, late: Iterable[str] = ()) -> None:
+    def account(self, batch: Batch, results: ev.StepResults, late: Iterable[str] = ()) -> None:
         """Take an iteration's results. `late`: of these no row is in the batch any more."""
         tokens, failures, prompts, _, forwards = results
         self.iterations += 1
@@ -315,7 +299,7 @@ class RequestPool:
             for sequence in first:
                 start = sequence.start
                 if start.kv_from is None and not start.emitted:
-                    self.effects.append(PromptComputed(len(start.prompt), self.now - sequence.arrived))
+                    self.effects.append(ev.PromptComputed(len(start.prompt), self.now - sequence.arrived))
         sequences, pages, page_tokens = self.sequences, self.pages, self.limits.page_tokens
         produced: dict[str, tuple[Peer, list[SequenceTokens]]] = {}  # by session; a peer's own hash is slow
         for key, _, n_tokens, samples in batch.rows:
@@ -350,22 +334,14 @@ class RequestPool:
         """What a report says of the pool."""
         pages, free_pages = self.pages, max(0, self.adapters.free_pages() - self.swapping.owed_pages())
         return RunnerFigures(
-            free_pages=free_pages,
-            used_pages=pages.used_pages,
-            adapter_pages=pages.total_pages - free_pages - pages.reserved_pages,
-            draining=self.drain.on,
-            ready=ready,
-            desired_version=self.adapters.known.version or 0,
-            iterations=self.iterations,
-            forwards=self._forwards,
-            grown_pages=self.reservations.grown_pages,
-            doublings=self.reservations.doublings,
-            tokens=self._tokens,
-            prefix_reused_tokens=self.reuse.tokens,
-            role=self.role,
+            free_pages=free_pages, used_pages=pages.used_pages,
+            adapter_pages=pages.total_pages - free_pages - pages.reserved_pages, draining=self.drain.on, ready=ready,
+            desired_version=self.adapters.known.version or 0, iterations=self.iterations, forwards=self._forwards,
+            grown_pages=self.reservations.grown_pages, doublings=self.reservations.doublings, tokens=self._tokens,
+            prefix_reused_tokens=self.reuse.tokens, role=self.role,
             pending_prompt_tokens=sum(s.pending for s in self.sequences.values() if s.phase in UNCOMPUTED),
             offload=offload,
-        )
+        )  # fmt: skip
 
     # ---- how
 
@@ -423,7 +399,7 @@ class RequestPool:
             if not self.swapping.admit(sequence, pages, decoding, adapter_there=there) and there:
                 self._join(sequence)
         if not there:  # with nothing else to run, no iteration would report this admission while it waits
-            self.timers.set(REPORT, 0.0)
+            self.timers.set(ev.REPORT, 0.0)
         self.settle()
 
     def _join(self, sequence: Sequence) -> None:
@@ -472,7 +448,7 @@ class RequestPool:
         joined, swapped = self._has_joined(sequence), sequence.phase is SequencePhase.SWAPPED
         sequence.end()
         about = sequence.n_emitted, sequence.arrived, sequence.times, self.now
-        self.effects.append(SequenceEnded(sequence.start, finish, *about))
+        self.effects.append(ev.SequenceEnded(sequence.start, finish, *about))
         del self.sequences[sequence.key]
         self.masks.remove(sequence.key)
         self.reservations.remove(sequence.key)
@@ -487,7 +463,7 @@ class RequestPool:
         elif sequence.start.adapter:
             self.adapters.release(sequence.start.adapter, joined=joined)
         self.settle()
-        self.timers.set(REPORT, 0.0)
+        self.timers.set(ev.REPORT, 0.0)
 
     def _has_joined(self, sequence: Sequence) -> bool:
         """Say whether it counts among those that run with its adapter."""

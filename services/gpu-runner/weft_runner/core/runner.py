@@ -10,31 +10,16 @@ from math import inf
 from weft.domain.machine import Closed, Connected, Kind, Peer, Received, Send, Tick
 from weft.domain.request import Draining, EndReason, Freeze, Priority, SessionHello, Start, Stop
 from weft.domain.runner import Registered, Resync, RunnerOrder
+from weft_runner.core import events as ev
 from weft_runner.core.admission import PoolLimits, ended, no_capacity
 from weft_runner.core.awaited_grammars import WAIT_S, AwaitedGrammars
 from weft_runner.core.batch import Batch
-from weft_runner.core.events import (
-    Drain,
-    Effect,
-    Event,
-    Fetched,
-    FetchFailed,
-    FoundOnDisk,
-    GrammarCompiled,
-    Loaded,
-    LoadFailed,
-    RunStep,
-    StepDone,
-    StepSlot,
-    SwapDone,
-    SwapFailed,
-)
 from weft_runner.core.reporter import Reporter
 from weft_runner.core.request_pool import RequestPool, check_pool
 from weft_runner.core.step_time_model import GUESS, StepModel
 
 RETRY_S = 5.0  # between attempts at what a Ready runner holds and this one does not
-_step = partial(tuple.__new__, RunStep)  # at every iteration: its own constructor is a Python function
+_step = partial(tuple.__new__, ev.RunStep)  # at every iteration: its own constructor is a Python function
 
 
 class Runner:
@@ -48,17 +33,17 @@ class Runner:
         self.grammars = AwaitedGrammars(limits.max_sequences, self._timers)
         self._gateways: dict[Peer, str] = {}  # sessions, and the gateway that each one's hello names
         self._ordered_drain = False
-        self._step: RunStep | None = None  # the latest
+        self._step: ev.RunStep | None = None  # the latest
 
     # ---- Machine
 
-    def handle(self, event: Event, now: float) -> list[Effect]:
+    def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
         pool = self.pool
         pool.account_stall_time(now)
         match event:
-            case StepSlot():
+            case ev.StepSlot():
                 self._schedule(event)
-            case StepDone():
+            case ev.StepDone():
                 self._account(event)
             case Received(peer, message):
                 self._receive(peer, message, now)
@@ -70,16 +55,16 @@ class Runner:
                 pool.hand_over.on_stream_closed(peer, reason)
             case Closed(peer):
                 self._close(peer)
-            case Drain(on, migrate_s):
+            case ev.Drain(on, migrate_s):
                 self._drain(on, migrate_s)
-            case Loaded() | Fetched() | LoadFailed() | FetchFailed() | FoundOnDisk():
+            case ev.Loaded() | ev.Fetched() | ev.LoadFailed() | ev.FetchFailed() | ev.FoundOnDisk():
                 pool.on_adapter_event(event)
                 self._retry_later(now)
-            case SwapDone() | SwapFailed():
+            case ev.SwapDone() | ev.SwapFailed():
                 pool.on_swap_event(event)
-            case GrammarCompiled():
+            case ev.GrammarCompiled():
                 self._compiled(event, now)
-        if event.__class__ is not StepSlot:  # else what is due follows with the step's results, or with the deadline
+        if event.__class__ is not ev.StepSlot:  # else what is due follows with the step's results, or with the deadline
             if (due := self._timers.next()) is not None and due <= now:
                 while (timer := self._timers.take_due(now)) is not None:
                     self._expire(timer, now)
@@ -132,17 +117,17 @@ class Runner:
 
     # ---- steps
 
-    def repeat(self, step: RunStep) -> RunStep:
+    def repeat(self, step: ev.RunStep) -> ev.RunStep:
         """The same batch once more, on the tokens that the step in flight samples."""
         return step._replace(
             clear_pages=[], keys=step.keys + len(step.batch.rows), departures=self.pool.scheduler.departures
         )
 
-    def may_repeat(self, step: RunStep) -> bool:
+    def may_repeat(self, step: ev.RunStep) -> bool:
         """Say whether that batch can run once more as it is, after the step that is in flight."""
         return self.pool.masks.keeps_pace(self.pool.now) and self.pool.scheduler.lasts(step.batch, 2)
 
-    def _schedule(self, slot: StepSlot) -> None:
+    def _schedule(self, slot: ev.StepSlot) -> None:
         pool = self.pool
         batch = pool.schedule(slot.depth, slot.free) if slot.behind is None else pool.schedule_behind(slot.behind)
         if not batch.rows:
@@ -162,7 +147,7 @@ class Runner:
         )
         self._effects.append(self._step)
 
-    def _account(self, done: StepDone) -> None:
+    def _account(self, done: ev.StepDone) -> None:
         step, results, _ = done
         batch, pool, late = step.batch, self.pool, list[str]()
         if step.departures != pool.scheduler.departures or results.late:
@@ -218,7 +203,7 @@ class Runner:
             answer = no_capacity(start, self.pool.adapters.free_pages(), "sequences")
             self._effects.append(Send(peer, answer))
 
-    def _compiled(self, event: GrammarCompiled, now: float) -> None:
+    def _compiled(self, event: ev.GrammarCompiled, now: float) -> None:
         if (awaited := self.grammars.take(event)) is None:
             return
         if event.fault:

@@ -17,18 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from weft.domain.request import EndReason
-from weft_runner.core.events import (
-    Action,
-    DropHost,
-    Fetch,
-    Fetched,
-    FetchFailed,
-    Load,
-    Loaded,
-    LoadFailed,
-    Retain,
-    Unload,
-)
+from weft_runner.core import events as ev
 from weft_runner.core.host_cache import PREFETCHES
 from weft_runner.errors import AdapterInvalid, ArtifactUnknown, ArtifactUnusable, RunnerError
 from weft_runner.model.adapter_store import (
@@ -55,12 +44,12 @@ VERIFIED_S = 10.0  # a load this soon after the fetch does not compare the file 
 class InSlot:
     """An adapter is ready to be put into its slot; then it is `loaded`."""
 
-    loaded: Loaded
+    loaded: ev.Loaded
     slot: int
     adapter: DeviceAdapter
 
 
-Report = Callable[[InSlot | LoadFailed | Fetched | FetchFailed], None]
+Report = Callable[[InSlot | ev.LoadFailed | ev.Fetched | ev.FetchFailed], None]
 
 
 class AdapterPool:
@@ -81,19 +70,19 @@ class AdapterPool:
         # One thread of torch's too: its workers spin after each operator, on cores that the running step needs.
         self._builder = ThreadPoolExecutor(1, thread_name_prefix="adapter-builder", initializer=_begin_building)
 
-    def execute(self, action: Action) -> None:
+    def execute(self, action: ev.Action) -> None:
         """Execute an action, between two iterations of the engine's thread."""
         match action:
-            case Load():
+            case ev.Load():
                 self._builder.submit(self._load, action)
-            case Unload(slot):
+            case ev.Unload(slot):
                 self._store.clear(slot)
                 self.ranks.pop(slot, None)
-            case Fetch():
+            case ev.Fetch():
                 self._builder.submit(self._fetch, action)
-            case DropHost(digest):
+            case ev.DropHost(digest):
                 self._builder.submit(self._host.pop, digest, None)
-            case Retain(digests):
+            case ev.Retain(digests):
                 with self._lock:
                     self._to_retain = digests
                 self._builder.submit(self._retain)
@@ -111,7 +100,7 @@ class AdapterPool:
 
     # ---- the builder's thread, but for `_read`
 
-    def _load(self, load: Load) -> None:
+    def _load(self, load: ev.Load) -> None:
         self._want(load.digest)
         files, fetched_at, fetch_s = self._fetched.pop(load.digest, (None, 0.0, 0.0))
         if load.digest in self._host:
@@ -121,15 +110,15 @@ class AdapterPool:
         elif not self._closed:
             self._reads.submit(self._read, load)
 
-    def _fetch(self, fetch: Fetch) -> None:
+    def _fetch(self, fetch: ev.Fetch) -> None:
         self._want(fetch.digest)
         if not self._closed:
             (self._downloads if fetch.urgent else self._prefetches).submit(self._read, fetch)
 
-    def _read(self, action: Load | Fetch) -> None:
+    def _read(self, action: ev.Load | ev.Fetch) -> None:
         """Have an adapter on disk and compared with its digest, in a thread that may wait; the builder goes on."""
         started = time.perf_counter()
-        go_on = partial(self._build, action) if isinstance(action, Load) else partial(self._end_fetch, action)
+        go_on = partial(self._build, action) if isinstance(action, ev.Load) else partial(self._end_fetch, action)
         try:
             files = self._source.adapter(action.digest)
         except Exception as error:  # noqa: BLE001 (our own mistake must not leave sequences waiting for ever)
@@ -137,7 +126,7 @@ class AdapterPool:
         else:
             self._builder.submit(go_on, files, time.perf_counter() - started)
 
-    def _build(self, load: Load, files: AdapterFiles | None = None, fetch_s: float = 0.0) -> None:
+    def _build(self, load: ev.Load, files: AdapterFiles | None = None, fetch_s: float = 0.0) -> None:
         """Build from the host copy, made now if there is to be one; else from views of the file."""
         since, digest = time.perf_counter() - fetch_s, load.digest
         try:
@@ -151,11 +140,11 @@ class AdapterPool:
             self._fail(load, error)
             return
         host_bytes = self._host[digest].n_bytes if digest in self._host else None
-        loaded = Loaded(digest, adapter.rank, adapter.n_bytes, host_bytes, time.perf_counter() - since)
+        loaded = ev.Loaded(digest, adapter.rank, adapter.n_bytes, host_bytes, time.perf_counter() - since)
         self._done_with(digest)
         self._report(InSlot(loaded, load.slot, adapter))
 
-    def _end_fetch(self, fetch: Fetch, files: AdapterFiles, seconds: float) -> None:
+    def _end_fetch(self, fetch: ev.Fetch, files: AdapterFiles, seconds: float) -> None:
         host_bytes = n_bytes = None
         try:
             if fetch.to_host:
@@ -170,7 +159,7 @@ class AdapterPool:
         if fetch.urgent:
             self._fetched[fetch.digest] = files, time.monotonic(), seconds
         self._done_with(fetch.digest)
-        self._report(Fetched(fetch.digest, n_bytes, host_bytes, seconds))
+        self._report(ev.Fetched(fetch.digest, n_bytes, host_bytes, seconds))
 
     def _copy(self, digest: str, files: AdapterFiles | None) -> HostAdapter:
         """Return the copy in host memory, made of these files unless it is there."""
@@ -178,11 +167,11 @@ class AdapterPool:
             self._host[digest] = self._store.copy(map_tensors(files.tensors), files.scales)
         return self._host[digest]
 
-    def _fail(self, action: Load | Fetch, error: Exception) -> None:
+    def _fail(self, action: ev.Load | ev.Fetch, error: Exception) -> None:
         if not isinstance(error, RunnerError):
             log.error("bringing an adapter here failed unexpectedly", exc_info=error)
         self._done_with(action.digest)
-        failed = LoadFailed if isinstance(action, Load) else FetchFailed
+        failed = ev.LoadFailed if isinstance(action, ev.Load) else ev.FetchFailed
         self._report(failed(action.digest, *_failure(error)))
 
     def _want(self, digest: str) -> None:

@@ -16,28 +16,7 @@ from functools import partial
 from typing import Protocol
 
 from weft.domain.machine import TICK, Close, Kind, Peer, Send
-from weft_runner.core.events import (
-    AdapterBrought,
-    AdapterPages,
-    AdaptersChanged,
-    CompileGrammar,
-    DropKv,
-    DropSwap,
-    Effect,
-    Event,
-    Fact,
-    KvAction,
-    OpenKvStream,
-    PromptComputed,
-    ReceiveKv,
-    RunnerStatus,
-    RunStep,
-    SendKv,
-    SequenceEnded,
-    StepDone,
-    SwapIn,
-    SwapOut,
-)
+from weft_runner.core import events as ev
 from weft_runner.core.runner import Runner
 from weft_runner.engine.loop import StepLoop
 from weft_runner.errors import ExecutorLost
@@ -61,7 +40,7 @@ class Shutdown:
 
 
 # ExecutorLost: the engine is lost with it. None: there is work for the gaps between steps.
-Posted = Event | InSlot | Shutdown | ExecutorLost | None
+Posted = ev.Event | InSlot | Shutdown | ExecutorLost | None
 
 
 @dataclass(slots=True)
@@ -69,16 +48,16 @@ class Output:
     """What leaves the engine: messages in order, facts for metrics, the latest status, the step that was completed."""
 
     sends: list[Send] = field(default_factory=list[Send])
-    facts: list[Fact] = field(default_factory=list[Fact])
-    status: RunnerStatus | None = None
-    done: StepDone | None = None
+    facts: list[ev.Fact] = field(default_factory=list[ev.Fact])
+    status: ev.RunnerStatus | None = None
+    done: ev.StepDone | None = None
     busy_s: float = 0.0  # since the step before was complete, without waiting for events
 
 
 class KvStreams(Protocol):
     """Streams of KV to other runners and from them; all of it returns without waiting for one."""
 
-    def execute(self, action: KvAction, ahead: int) -> None:
+    def execute(self, action: ev.KvAction, ahead: int) -> None:
         """Act on an order. `ahead`: layers of steps in flight, which are not counted yet."""
         ...
 
@@ -213,7 +192,7 @@ class Engine:
         elif not self.copies.advance():
             self.gaps.advance()
 
-    def perform(self, effects: Sequence[Effect]) -> None:
+    def perform(self, effects: Sequence[ev.Effect]) -> None:
         """Perform effects in their order."""
         for effect in effects:
             match effect:
@@ -222,20 +201,20 @@ class Engine:
                         self._kv.send(peer, message)
                     else:
                         self._output.sends.append(effect)
-                case RunnerStatus():
+                case ev.RunnerStatus():
                     self._output.status = effect
-                case PromptComputed() | SequenceEnded() | AdapterBrought() | AdaptersChanged():
+                case ev.PromptComputed() | ev.SequenceEnded() | ev.AdapterBrought() | ev.AdaptersChanged():
                     self._output.facts.append(effect)
-                case AdapterPages(pages):
+                case ev.AdapterPages(pages):
                     self.executor.allocate_adapter_pages(pages)
-                case SwapOut() | SwapIn() | DropSwap():
+                case ev.SwapOut() | ev.SwapIn() | ev.DropSwap():
                     self._swapper().execute(effect)
-                case OpenKvStream() | SendKv() | ReceiveKv() | DropKv() | Close():
+                case ev.OpenKvStream() | ev.SendKv() | ev.ReceiveKv() | ev.DropKv() | Close():
                     assert self._kv is not None, "this runner exchanges no KV"
                     self._kv.execute(effect, self.executor.spec.layers if self.steps.in_flight else 0)
-                case CompileGrammar():
+                case ev.CompileGrammar():
                     self._grammars.execute(effect)
-                case RunStep():
+                case ev.RunStep():
                     raise AssertionError("the loop runs it")
                 case action:
                     self.adapters.execute(action)

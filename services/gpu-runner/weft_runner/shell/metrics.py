@@ -24,15 +24,8 @@ from prometheus_client.utils import floatToGoString
 
 from weft.domain.request import Ended, FinishReason, NoCapacity, Step
 from weft.domain.runner import RunnerFigures, RunnerRole
+from weft_runner.core import events as ev
 from weft_runner.core.admission import PoolLimits
-from weft_runner.core.events import (
-    AdapterBrought,
-    AdaptersChanged,
-    Fact,
-    PromptComputed,
-    RunnerStatus,
-    SequenceEnded,
-)
 from weft_runner.core.profile_model import Profile
 from weft_runner.core.request_pool import RequestPool
 from weft_runner.core.sequence import SequencePhase
@@ -73,7 +66,7 @@ class FigureSource:
 
     pool: RequestPool
     built: bool = False
-    status: RunnerStatus | None = None
+    status: ev.RunnerStatus | None = None
     profile: Profile | None = None
 
     @property
@@ -399,19 +392,19 @@ class RunnerMetrics(Collector):
             else:
                 one.observe(value)
 
-    def _observe(self, fact: Fact) -> None:
+    def _observe(self, fact: ev.Fact) -> None:
         match fact:
-            case PromptComputed(prompt_tokens, ttft_s):
+            case ev.PromptComputed(prompt_tokens, ttft_s):
                 self.count("prompt_tokens", prompt_tokens)
                 self.count("time_to_first_token_seconds", ttft_s)
-            case SequenceEnded():
+            case ev.SequenceEnded():
                 self._ended(fact)
-            case AdapterBrought(to_device, seconds):
+            case ev.AdapterBrought(to_device, seconds):
                 self.count("lora_adapter_load_seconds", seconds, "activate" if to_device else "load")
-            case AdaptersChanged(adapters):
+            case ev.AdaptersChanged(adapters):
                 self.adapters.take(adapters)
 
-    def _ended(self, ended: SequenceEnded) -> None:
+    def _ended(self, ended: ev.SequenceEnded) -> None:
         if ended.finish is None:
             return
         start, times = ended.start, ended.times

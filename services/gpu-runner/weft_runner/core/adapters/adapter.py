@@ -115,15 +115,10 @@ class Adapter:
 
     def report(self) -> AdapterState:
         return AdapterState(
-            self.digest,
-            self.nearest_tier,
-            running=self.running + self.waiting + self.swapped,
-            bytes=self.n_bytes,
-            rank=self.rank,
-            loading=self.in_transfer,
-            error=self.error,
+            self.digest, self.nearest_tier, running=self.running + self.waiting + self.swapped, bytes=self.n_bytes,
+            rank=self.rank, loading=self.in_transfer, error=self.error,
             shortfall=self.degraded_reason or self.unpinned_reason,
-        )
+        )  # fmt: skip
 
     def announce(self, rank: int, n_bytes: int) -> None:
         """Take a rank and a size on the device as hints, where none is known."""
