@@ -127,6 +127,12 @@ bool has_layers(const weft_model& m, const weft_step& step) {
   return 0 <= step.first && step.first <= step.last && step.last <= m.layers;
 }
 
+// Why a step cannot run, but for its layers; 0: it can.
+int32_t refusal(const Level& with, const weft_model& m, const weft_step& step, int64_t site_rank, int64_t sampled) {
+  if (!fits(m) || step.n_tokens < 1 || site_rank > kWidestSite) return WEFT_E_SIZE;
+  return with.workspace_bytes(m, step.n_tokens, site_rank, sampled) > step.workspace_bytes ? WEFT_E_WORKSPACE : 0;
+}
+
 bool packs(int32_t kind, int64_t n_out, int64_t n_in, int32_t pad_in) {
   return kind >= WEFT_BF16 && kind <= WEFT_INT4 && n_out >= 0 && n_in > 0 && pad_in > 0 &&
          (kind != WEFT_INT4 || n_in <= kMostInt4Inputs);
@@ -161,11 +167,9 @@ WEFT_EXPORT int64_t weft_workspace_bytes(const weft_model* model, int32_t n_toke
 WEFT_EXPORT int32_t weft_run(int32_t level, weft_pool* pool, const weft_model* model, const weft_step* step) {
   const weft::Level* with = weft::level_of(level);
   if (with == nullptr) return WEFT_E_LEVEL;
-  if (!weft::fits(*model) || !weft::has_layers(*model, *step) || step->n_tokens < 1) return WEFT_E_SIZE;
+  if (!weft::has_layers(*model, *step)) return WEFT_E_SIZE;
   const int64_t site_rank = weft::widest_site(*step);
-  if (site_rank > weft::kWidestSite) return WEFT_E_SIZE;
-  if (with->workspace_bytes(*model, step->n_tokens, site_rank, step->n_sampled) > step->workspace_bytes)
-    return WEFT_E_WORKSPACE;
+  if (const int32_t refusal = weft::refusal(*with, *model, *step, site_rank, step->n_sampled)) return refusal;
   if (!weft::scores_fit(*model, *step)) return WEFT_E_WORKSPACE;
   if (model->ranks != nullptr && weft::slot_bytes(*model, *step, site_rank) > model->ranks->slot_bytes)
     return WEFT_E_SIZE;
@@ -177,12 +181,9 @@ WEFT_EXPORT int32_t weft_lora(int32_t level, weft_pool* pool, const weft_model* 
   const weft::Level* with = weft::level_of(level);
   if (with == nullptr) return WEFT_E_LEVEL;
   const bool sixteens = n_in % 16 == 0 && n_out % 16 == 0;
-  if (!weft::fits(*model) || step->n_tokens < 1 || !sixteens || n_in > model->hidden || model->ranks != nullptr ||
-      site < 0 || site > 3)
-    return WEFT_E_SIZE;
+  if (!sixteens || n_in > model->hidden || model->ranks != nullptr || site < 0 || site > 3) return WEFT_E_SIZE;
   const int64_t site_rank = weft::widest_site(*step);
-  if (site_rank > weft::kWidestSite) return WEFT_E_SIZE;
-  if (with->workspace_bytes(*model, step->n_tokens, site_rank, 0) > step->workspace_bytes) return WEFT_E_WORKSPACE;
+  if (const int32_t refusal = weft::refusal(*with, *model, *step, site_rank, 0)) return refusal;
   with->lora(pool->team, *model, *step, site_rank, site, n_in, n_out, x, y);
   return 0;
 }

@@ -88,10 +88,8 @@ class Step {
   bool lost() const { return lost_; }
 
   void walk(weft::Member& me) const {
-    if (s_.first == 0 && m_.embedding != nullptr) {
-      me.share(units_of(tokens_, kNormRows), [&](int64_t u) { each(u, kNormRows, tokens_, [&](int t) { embed(t); }); });
-    }
-    me.share(units_of(tokens_, kNormRows), [&](int64_t u) { each(u, kNormRows, tokens_, [&](int t) { angles(t); }); });
+    if (s_.first == 0 && m_.embedding != nullptr) each_token(me, [&](int t) { embed(t); });
+    each_token(me, [&](int t) { angles(t); });
     for (int layer = s_.first; layer < s_.last; layer++) {
       if (!run_layer(me, layer)) return;
       if (me.thread() == 0) end_layer(layer);  // behind a barrier: the others have written what they had to
@@ -101,12 +99,10 @@ class Step {
 
   // The adapters of one site of layer 0 alone: y[tokens][n_out] += scale (x A) B, x[tokens][n_in].
   void lora(weft::Member& me, int site, int n_in, int n_out, const float* x, float* y) const {
-    me.share(units_of(tokens_, kNormRows), [&](int64_t u) {
-      each(u, kNormRows, tokens_, [&](int t) {
-        X* to = x_ + t * at_.x_stride;
-        for (int c = 0; c < n_in; c += 16) store_as(Kind{}, to + c, load(x + int64_t(t) * n_in + c));
-        for (int64_t c = n_in; c < at_.x_stride; c++) to[c] = X(0);
-      });
+    each_token(me, [&](int t) {
+      X* to = x_ + t * at_.x_stride;
+      for (int c = 0; c < n_in; c += 16) store_as(Kind{}, to + c, load(x + int64_t(t) * n_in + c));
+      for (int64_t c = n_in; c < at_.x_stride; c++) to[c] = X(0);
     });
     shrink(me, 0, site, x_, at_.x_stride, n_in);
     const int groups = n_out / 16;
@@ -149,16 +145,10 @@ class Step {
       });
       return;
     }
-    project(me, layer, kQkv, w.qkv, x_, at_.x_stride, [&](const float* y, int row, int rows, const Span& span) {
-      for (int m = 0; m < rows; m++)
-        std::memcpy(qkv_ + (row + m) * at_.qkv_stride + 16 * span.group, y + m * kUnitColumns + span.column,
-                    64 * span.count);
-    });
-    me.share(units_of(tokens_, kNormRows), [&](int64_t u) {
-      each(u, kNormRows, tokens_, [&](int t) {
-        for (int h = 0; h < m_.heads + 2 * m_.kv_heads; h++)
-          place_head(qkv_ + t * at_.qkv_stride + h * dim, h, t, layer, w);
-      });
+    project(me, layer, kQkv, w.qkv, x_, at_.x_stride, copying(qkv_, at_.qkv_stride));
+    each_token(me, [&](int t) {
+      for (int h = 0; h < m_.heads + 2 * m_.kv_heads; h++)
+        place_head(qkv_ + t * at_.qkv_stride + h * dim, h, t, layer, w);
     });
   }
 
@@ -169,15 +159,9 @@ class Step {
       project(me, layer, site, w, x, xs, adding());
       return true;
     }
-    float* own = own_slot(me);
-    project(me, layer, site, w, x, xs, [&](const float* y, int row, int rows, const Span& span) {
-      for (int m = 0; m < rows; m++)
-        std::memcpy(own + int64_t(row + m) * m_.hidden + 16 * span.group, y + m * kUnitColumns + span.column,
-                    64 * span.count);
-    });
+    project(me, layer, site, w, x, xs, copying(own_slot(me), m_.hidden));
     if (!exchange(me, int64_t(tokens_) * m_.hidden * 4, false)) return false;
-    me.share(units_of(tokens_, kNormRows),
-             [&](int64_t u) { each(u, kNormRows, tokens_, [&](int t) { add_parts(me, t); }); });
+    each_token(me, [&](int t) { add_parts(me, t); });
     return true;
   }
 
@@ -196,6 +180,14 @@ class Step {
     if (s_.layer_done == nullptr) return;
     leave_tiles();  // it may use tiles of its own
     s_.layer_done(layer);
+  }
+
+  // A product as it is, to rows of `stride` numbers.
+  static auto copying(float* to, int64_t stride) {
+    return [=](const float* y, int row, int rows, const Span& span) {
+      for (int m = 0; m < rows; m++)
+        std::memcpy(to + (row + m) * stride + 16 * span.group, y + m * kUnitColumns + span.column, 64 * span.count);
+    };
   }
 
   // What `o` and `down` give is added to the residual stream, in fp32.
@@ -437,10 +429,8 @@ class Step {
   // ---- norms, rotation, attention
 
   void norm_all(weft::Member& me, const float* weight) const {
-    me.share(units_of(tokens_, kNormRows), [&](int64_t u) {
-      each(u, kNormRows, tokens_, [&](int t) {
-        norm(s_.hidden + int64_t(t) * m_.hidden, weight, m_.hidden, x_ + t * at_.x_stride, at_.x_stride);
-      });
+    each_token(me, [&](int t) {
+      norm(s_.hidden + int64_t(t) * m_.hidden, weight, m_.hidden, x_ + t * at_.x_stride, at_.x_stride);
     });
   }
 
@@ -633,9 +623,12 @@ class Step {
 
   static int64_t units_of(int64_t n, int64_t of_unit) { return (n + of_unit - 1) / of_unit; }
 
+  // body(token) for all tokens, some of them a unit.
   template <class Body>
-  static void each(int64_t unit, int size, int n, Body body) {
-    for (int t = int(unit) * size; t < std::min(n, int(unit + 1) * size); t++) body(t);
+  void each_token(weft::Member& me, Body body) const {
+    me.share(units_of(tokens_, kNormRows), [&](int64_t u) {
+      for (int t = int(u) * kNormRows; t < std::min(tokens_, int(u + 1) * kNormRows); t++) body(t);
+    });
   }
 
   // body(unit, first row, rows, their chunk): all units for a chunk of rows, then for the next. A thread's range is few
