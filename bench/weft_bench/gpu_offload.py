@@ -25,15 +25,24 @@ from weft_bench.roofline import decode_work, prefill_work
 from weft_runner.model import Array, Checkpoint, Partition, StepInput
 from weft_runner.model.cuda.device import CopyStream, PinnedMemory
 from weft_runner.model.cuda.executor import Sizes
-from weft_runner.model.cuda.offload import OffloadCudaExecutor, beside_weights
+from weft_runner.model.cuda.offload import OffloadCudaExecutor, activation_split, kv_split, work_bytes
 from weft_runner.model.host_tensors import array_of
 from weft_runner.model.tiers.budget import OffloadBudget
+from weft_runner.offload import Budgets
 
 PAGE_TOKENS = 16
 SLACK = 2 << 30  # of a device, for two layers on their way, what torch's allocator rounds up and libraries work on
 HOST_BYTES = 1 << 40  # what there is: the model takes what does not stay on the device
 COPY_BYTES = 256 << 20
 GIB = 1 << 30
+
+
+def beside_weights(part: Partition, dtype: str, sizes: Sizes, budget: OffloadBudget) -> Budgets:
+    """What the device and the host need for all but weights, by a budget without a plan. Raises PolicyInvalid."""
+    split, activations = kv_split(part, dtype, sizes, budget), activation_split(part, sizes, budget)
+    work = work_bytes(part, dtype, sizes, split, activations)
+    device = split.memory_bytes + activations.memory_bytes + work
+    return Budgets(device, split.host_bytes + activations.host_bytes)
 
 
 class RandomCheckpoint(Checkpoint):

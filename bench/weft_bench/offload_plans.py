@@ -3,7 +3,7 @@
 import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -30,7 +30,6 @@ from weft_runner.offload import (
     Supports,
     cases,
     plan_from,
-    plan_json,
     round_case,
     solve_ranks,
 )
@@ -280,7 +279,7 @@ def run_plan(model: OffloadModel, plan: OffloadPlan, sequences: int, popularity:
     batch = Batch(block, popularity)
     with TemporaryDirectory(prefix="weft-plan-") as folder:
         path = Path(folder, "plan.json")
-        path.write_text(json.dumps(plan_json(plan)))
+        path.write_text(json.dumps(asdict(plan)))
         # the plan says what stays: the budget is checked by its own account alone
         offload = replace(model.offload(2 * plan.budgets.device_bytes), plan=path)
         sizes = model.sizes(batch, offload)

@@ -1,7 +1,7 @@
 """The report of `weft plan offload` on a runner's plans: for people, and everything as JSON."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from typing import Any
 
 from weft_cli.output import table
@@ -14,13 +14,12 @@ from weft_runner.offload import (
     PipelineTime,
     PolicySearch,
     Shares,
-    machine_json,
     pipeline_time,
-    plan_json,
     serving_limits,
 )
 
 WIDTH = 40  # of a bar
+STREAMS = ("disk read", "host to device", "device to host", "disk write", "compute")  # of a `PassTime`, in its order
 GIB = 1 << 30
 STAGES = ("STAGE", "LAYERS", "BATCH", "PASSES", "WEIGHTS", "ACTIVATIONS", "KV", "PROMPTS", "A PASS WITHOUT", "BOUND BY")
 MEMORY = ("MEMORY", "WEIGHTS", "RING", "KV", "ACTIVATIONS", "ADAPTERS", "WORKSPACE", "ALL", "BUDGET")
@@ -50,13 +49,13 @@ def report(searches: Searches, plans: Plans, helping: Sequence[Change]) -> list[
 def as_json(searches: Searches, plans: Plans, helping: Sequence[Change]) -> dict[str, Any]:
     """Gather everything that the report is made of. One rank has `plan`, a pipeline `plans` by stage and `pipeline`."""
     first = searches[0]
-    of_plans = {"plan": plan_json(plans[0])} if len(plans) == 1 else {
-        "plans": {str(stage): plan_json(plan) for stage, plan in plans.items()},
+    of_plans = {"plan": asdict(plans[0])} if len(plans) == 1 else {
+        "plans": {str(stage): asdict(plan) for stage, plan in plans.items()},
         "pipeline": asdict(_time_of(searches, plans)),
     }  # fmt: skip
     return {
         **of_plans,
-        "machine": machine_json(first.machine),
+        "machine": asdict(first.machine),
         "work": asdict(first.work),
         "weightsBytes": _weights(searches),
         "pool": pool_settings(searches, plans),
@@ -121,7 +120,7 @@ def _used(plan: OffloadPlan) -> Iterator[tuple[str, ...]]:
 def _bars(what: str, time: PassTime) -> list[str]:
     """Draw a bar for each stream, as long as its part of the pass."""
     lines = [f"{what}: {_time(time.pass_s)}"]
-    for name, seconds in time.streams.items():
+    for name, seconds in zip(STREAMS, astuple(time), strict=False):
         if seconds > 0:
             bar = "█" * max(1, round(WIDTH * seconds / time.pass_s))
             lines.append(f"  {name:<15}{bar:<{WIDTH}}  {_time(seconds)}")

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +24,6 @@ from weft_runner.offload import (
     RunnerRequest,
     Sequences,
     WeightsFormat,
-    machine_json,
     machine_of,
     measured_gpu,
     pipeline_time,
@@ -147,7 +146,7 @@ def measured_rates(manifest: Mapping[str, Any], model: str | None) -> MachineRat
 
 def write_rates(rates: MachineRates, path: Path) -> None:
     """Write the rates to a file for `--machine`."""
-    path.write_text(json.dumps(machine_json(rates), indent=1) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(asdict(rates), indent=1) + "\n", encoding="utf-8")
 
 
 def find(searches: Searches) -> tuple[dict[int, OffloadPlan], list[Change]]:

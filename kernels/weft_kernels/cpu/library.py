@@ -11,10 +11,11 @@ The best usable instruction level is taken unless the caller or $WEFT_CPU_LEVEL 
 import ctypes
 import logging
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import CDLL, POINTER, byref, c_char_p, c_double, c_int32, c_int64, c_void_p
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from weft_kernels.cpu import sources
 from weft_kernels.cpu.build import LIBRARY
@@ -28,6 +29,8 @@ from weft_kernels.cpu.threads import ThreadPool, cpu_quota
 LEVEL_VARIABLE = "WEFT_CPU_LEVEL"
 PACKAGED = Path(__file__).with_name(LIBRARY)
 BLOCK_FLOP = 2 * 16 * 16 * 32  # of `weft_peak_seconds`
+
+Number = TypeVar("Number", int, float)
 
 log = logging.getLogger(__name__)
 
@@ -225,13 +228,13 @@ class Library:
         ctypes.memset(aligned, 1, n_bytes)  # pages that were never written are all one page of zeros
         with pool.lock:
             seconds = self.native.weft_read_seconds(self.level_number, pool.handle, aligned, n_bytes, repetitions)
-        return n_bytes / _checked_seconds("weft_read_seconds", seconds)
+        return n_bytes / _checked("weft_read_seconds", seconds, sys.float_info.min)
 
     def peak(self, pool: ThreadPool, blocks: int = 1 << 22) -> float:
         """Measure the FLOP/s of the level's bf16 arithmetic on operands in the core; two for a multiply-add."""
         with pool.lock:
             seconds = self.native.weft_peak_seconds(self.level_number, pool.handle, blocks)
-        return blocks * BLOCK_FLOP * pool.threads / _checked_seconds("weft_peak_seconds", seconds)
+        return blocks * BLOCK_FLOP * pool.threads / _checked("weft_peak_seconds", seconds, sys.float_info.min)
 
 
 def _packaged(path: Path, what: Sources) -> tuple[Path, CDLL] | None:
@@ -299,13 +302,7 @@ def _unsupported_reason(level: str, native: CDLL) -> str:
     return "this CPU lacks it"
 
 
-def _checked(function: str, value: int) -> int:
-    if value < 0:
-        raise CallRefused(function, value, CODES.get(value, "it failed"))
+def _checked(function: str, value: Number, least: float = 0) -> Number:
+    if not value >= least:
+        raise CallRefused(function, int(value), CODES.get(int(value), "it failed"))
     return value
-
-
-def _checked_seconds(function: str, seconds: float) -> float:
-    if not seconds > 0:
-        raise CallRefused(function, int(seconds), CODES.get(int(seconds), "it failed"))
-    return seconds

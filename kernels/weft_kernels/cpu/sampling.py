@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weft_kernels.cpu.errors import CallRefused
+from weft_kernels.cpu.memory import MappedMemory
 from weft_kernels.cpu.structs import CODES
 
 MAX_TOP = 20
@@ -27,7 +28,6 @@ SAMPLED = np.dtype(
     align=True,
 )  # fmt: skip
 _CODES = {**CODES, -2: "a size, a temperature, a token, min_p, top_k or a number of log probabilities is out of bounds"}
-_ALIGNMENT = 64
 
 
 class Sampler:
@@ -44,7 +44,7 @@ class Sampler:
         self._sample.restype = ctypes.c_int32
         self._workspace_bytes.argtypes, self._workspace_bytes.restype = [ctypes.c_int32], ctypes.c_int64
         self._vocab = 0
-        self._workspace = np.empty(0, np.uint8)
+        self._workspace = MappedMemory(0)
         self._out = np.empty(0, SAMPLED)
 
     def sample(
@@ -58,19 +58,16 @@ class Sampler:
         self._grow(vocab, n_rows)
         rows = None if draws is None else draws.ctypes.data
         code = self._sample(
-            self._level, logits, row_stride, vocab, n_rows, rows, self._out.ctypes.data, *self._aligned_workspace()
-        )
+            self._level, logits, row_stride, vocab, n_rows, rows, self._out.ctypes.data, self._workspace.address,
+            self._workspace.n_bytes,
+        )  # fmt: skip
         if code:
             raise CallRefused("weft_sample", code, _CODES[code])
         return self._out[:n_rows]
 
     def _grow(self, vocab: int, n_rows: int) -> None:
         if vocab != self._vocab:
-            self._workspace = np.empty(max(self._workspace_bytes(vocab), 0) + _ALIGNMENT, np.uint8)
+            self._workspace = MappedMemory(max(self._workspace_bytes(vocab), 0))
             self._vocab = vocab
         if n_rows > len(self._out):
             self._out = np.empty(n_rows, SAMPLED)
-
-    def _aligned_workspace(self) -> tuple[int, int]:
-        padding = -self._workspace.ctypes.data % _ALIGNMENT
-        return self._workspace.ctypes.data + padding, len(self._workspace) - _ALIGNMENT

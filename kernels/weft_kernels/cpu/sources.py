@@ -27,12 +27,6 @@ LEVELS: dict[str, tuple[str, ...]] = {  # worst first, as in weft_cpu.h
     "avx512_bf16": (*_AVX512, "-mavx512bf16"),
     "amx_bf16": (*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
 }
-CPU_FLAGS: dict[str, frozenset[str]] = {  # of /proc/cpuinfo, that a level needs
-    "avx2": frozenset({"avx2", "fma", "f16c"}),
-    "avx512": (_CPU_AVX512 := frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma"})),
-    "avx512_bf16": _CPU_AVX512 | {"avx512_bf16"},
-    "amx_bf16": _CPU_AVX512 | {"avx512_bf16", "amx_tile", "amx_bf16"},
-}
 PORTABLE = "portable"
 _X86 = ("x86_64", "amd64", "i686", "i386")
 
@@ -79,8 +73,13 @@ def for_this_cpu(what: Sources, cpuinfo: Path = Path("/proc/cpuinfo")) -> Source
     except OSError:
         return what
     flags = next((set(line.split()) for line in lines if line.startswith("flags")), set[str]())
-    usable = [level for level in what.levels() if CPU_FLAGS.get(level, frozenset()) <= flags]
+    usable = [level for level in what.levels() if {_cpu_flag(option) for option in LEVELS[level]} <= flags]
     return replace(what, only=usable[-1])
+
+
+def _cpu_flag(option: str) -> str:
+    """Name what /proc/cpuinfo calls the instructions of a compiler's option: `amx_tile` those of `-mamx-tile`."""
+    return option.removeprefix("-m").replace("-", "_").replace("512bf16", "512_bf16")
 
 
 SOURCES = Sources(Path(__file__).with_name("src"))

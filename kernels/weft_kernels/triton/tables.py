@@ -6,7 +6,6 @@ S-LoRA's unified paging, arXiv 2311.03285, section 5.1, but for every projection
 no memory of a fixed size, nothing is padded to a largest rank, and ranks may differ from module to module.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -80,17 +79,13 @@ def empty_entry(layout: Layout) -> SlotEntry:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SiteTables:
-    """One site of one layer, all slots: views of the tables. `*_stride`: from one slot to the next."""
+    """One site of one layer, all slots: views of the tables. Strides: of heads and of places, from slot to slot."""
 
     shape: SiteShape
     most_ranks: int
     arena: torch.Tensor
-    ends: torch.Tensor  # int32 [slots, HEAD]
-    scales: torch.Tensor  # fp32 [slots, HEAD]
-    a: torch.Tensor  # int32 [slots, most_ranks]: places of the rows of A
-    b: torch.Tensor  # the same of B^T
-    shrinks: Arguments  # arena, ends, a, head stride, offset stride
-    expands: Arguments  # arena, ends, scales, b, head stride, offset stride
+    shrinks: Arguments  # arena, ends int32 [slots, HEAD], places of rows of A int32 [slots, most_ranks], both strides
+    expands: Arguments  # arena, ends, scales fp32 [slots, HEAD], places of rows of B^T, both strides
 
 
 class LoraTables:
@@ -111,8 +106,9 @@ class LoraTables:
 
     def put(self, slot: int, entry: SlotEntry) -> None:
         """Write a slot's entry in stream order: steps that were launched before still see what was there."""
-        for table, part in self._parts(entry):
-            table[slot].copy_(part, non_blocking=True)
+        self.ends[slot].copy_(entry.ends, non_blocking=True)
+        self.scales[slot].copy_(entry.scales, non_blocking=True)
+        self.row_offsets[slot].copy_(entry.row_offsets, non_blocking=True)
 
     def clear(self, slot: int) -> None:
         """Clear a slot: without ranks, segments that name it add nothing."""
@@ -124,12 +120,9 @@ class LoraTables:
         arena, ends, scales = self.arena, self.ends[:, layer, site], self.scales[:, layer, site]
         strides = ends.stride(0), a.stride(0)
         return SiteTables(
-            self.layout.sites[site], most, arena, ends, scales, a, b,
+            self.layout.sites[site], most, arena,
             Arguments(arena, ends, a, *strides), Arguments(arena, ends, scales, b, *strides),
         )  # fmt: skip
-
-    def _parts(self, entry: SlotEntry) -> Sequence[tuple[torch.Tensor, torch.Tensor]]:
-        return (self.ends, entry.ends), (self.scales, entry.scales), (self.row_offsets, entry.row_offsets)
 
 
 def units(elements: int) -> int:

@@ -1,7 +1,7 @@
 """`weft plan offload` from the command line to the report."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from weft_runner.offload import (
     PipelineTime,
     PolicySearch,
     Sequences,
-    machine_json,
     pipeline_time,
     plan_of,
     rising,
@@ -46,7 +45,7 @@ spec:
 def files(tmp_path: Path) -> Path:
     """A model's config.json, its pool of 30 MiB, and a machine."""
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    (tmp_path / "machine.json").write_text(json.dumps(machine_json(RATES)))
+    (tmp_path / "machine.json").write_text(json.dumps(asdict(RATES)))
     pool(tmp_path, "30Mi")
     return tmp_path
 
@@ -113,7 +112,7 @@ def test_a_pool_whose_template_asks_for_a_gpu_is_planned_as_the_cuda_executor_pl
 ) -> None:
     """KV is on the GPU or its host, activations on the GPU; and copies are a part of a pass."""
     change(files, offload={"hostBytes": "20Mi"}, template=GPUS)
-    (files / "machine.json").write_text(json.dumps(machine_json(ON_GPU)))
+    (files / "machine.json").write_text(json.dumps(asdict(ON_GPU)))
     assert run(files, "--machine", str(files / "machine.json"), "-o", "json") == 0
     answer = json.loads(capsys.readouterr().out)
     plan = plan_of(answer["plan"])
@@ -160,7 +159,7 @@ def test_rates_of_another_kind_of_machine_are_refused(
     """int8 weights, which only the cpu executor has, are computed on CPUs whatever the template asks for."""
     change(files, template=GPUS, **({} if gpu else {"offload": {"weights": "int8"}}))
     rates = RATES if gpu else replace(ON_GPU, products={"int8": PRODUCTS["bf16"]})
-    (files / "machine.json").write_text(json.dumps(machine_json(rates)))
+    (files / "machine.json").write_text(json.dumps(asdict(rates)))
     assert run(files, "--machine", str(files / "machine.json")) == 2
     ours, theirs = ("CPUs", "a GPU") if gpu else ("a GPU", "CPUs")
     assert f"rates are those of {ours}, and the pool's runners compute on {theirs}" in capsys.readouterr().err

@@ -22,6 +22,7 @@ from prometheus_client import CollectorRegistry
 
 from harness import interpreter
 from harness.native_models import Scales, adapter_tensors, make_step, write_model
+from weft_bench.gpu_offload import beside_weights
 from weft_kernels.triton import int4
 from weft_runner.errors import DiskUnusable, ExecutorLost, NoPolicyFits, OutOfMemory, PolicyInvalid, RunnerError
 from weft_runner.executors import ModelSource, make_executor
@@ -29,7 +30,7 @@ from weft_runner.model import Partition, open_checkpoint, read_spec, stage_of
 from weft_runner.model.cuda import machine_rates, measuring
 from weft_runner.model.cuda.device import DTYPES, find_gpu
 from weft_runner.model.cuda.executor import CudaExecutor, Sizes
-from weft_runner.model.cuda.offload import OffloadCudaExecutor, beside_weights
+from weft_runner.model.cuda.offload import OffloadCudaExecutor
 from weft_runner.model.tiers.budget import OffloadBudget, formats_of
 from weft_runner.model.weights import load_weights
 from weft_runner.offload import (

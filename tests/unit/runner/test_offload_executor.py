@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -48,7 +48,6 @@ from weft_runner.offload import (
     Shares,
     Usage,
     WeightTiers,
-    plan_json,
     state_of_all,
 )
 from weft_runner.parallel import OffloadedPipeline
@@ -459,7 +458,7 @@ def test_a_plan_says_which_weights_and_how_much_kv_stay(files_of: Files, tmp_pat
         PLAN, tiers=WeightTiers(((disk, device, disk, device),) * 5, disk), batch_tokens=9, kv_device=2, usage=usage,
         activations=disk, policy=replace(PLAN.policy, activations=Shares(0.0, 0.0, 1.0)),
     )  # fmt: skip
-    path.write_text(json.dumps(plan_json(plan)))
+    path.write_text(json.dumps(asdict(plan)))
     executor = make_executor(asked, base)
     assert isinstance(executor, OffloadExecutor)
     with closing(executor):
@@ -474,7 +473,7 @@ def test_a_plan_says_which_weights_and_how_much_kv_stay(files_of: Files, tmp_pat
         replace(plan, formats=Formats("int4")),
         replace(plan, formats=Formats(kv="int4")),
     ):
-        path.write_text(json.dumps(plan_json(wrong)))
+        path.write_text(json.dumps(asdict(wrong)))
         with pytest.raises(PolicyInvalid):
             make_executor(asked, base)
 

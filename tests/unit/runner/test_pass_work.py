@@ -42,7 +42,7 @@ def test_a_pass_is_predicted_from_what_its_step_has(files: dict[str, Path], tmp_
         executor.adapters.put(1, adapter)
         sizes = model_sizes(spec, Formats())
         step = make_step([([1] * 10, 0, [0], None), ([2], 30, [1, 2], 1), ([3], 5, [3], 1)])
-        work = pass_work(step, sizes, executor.adapters)
+        work = pass_work(step, sizes, executor.adapters.n_bytes)
         assert (work.tokens, work.sampled, work.keys, work.pairs) == (12, 3, 31 + 6, 55)
         assert work.adapter_bytes == adapter.n_bytes
         executor.run(step)

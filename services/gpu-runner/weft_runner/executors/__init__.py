@@ -1,3 +1,4 @@
+# pyright: reportUnusedImport=false
 """What computes a runner's model: the table of kinds, a module for each, and what serving takes of memory."""
 
 from weft_runner.executors.source import ModelSource, OffloadPolicy
@@ -10,15 +11,3 @@ from weft_runner.executors.table import (
     settle_kv_pages,
     settle_limits,
 )
-
-__all__ = [
-    "ExecutorKind",
-    "ModelSource",
-    "OffloadPolicy",
-    "make_executor",
-    "make_rank",
-    "require_torch",
-    "settle_executor",
-    "settle_kv_pages",
-    "settle_limits",
-]

@@ -12,8 +12,7 @@ from weft_runner.errors import ExecutorUnavailable
 from weft_runner.executors.memory import check_host_memory as check_memory
 from weft_runner.executors.memory import host_limits as limits
 from weft_runner.executors.memory import host_pages as kv_pages
-from weft_runner.executors.offload import offload_budget, offload_folder, offload_formats
-from weft_runner.executors.source import ModelSource, parts_of
+from weft_runner.executors.source import ModelSource, offload_budget, offload_folder, offload_formats, parts_of
 from weft_runner.model.checkpoint import open_checkpoint
 from weft_runner.model.cpu.executor import CpuExecutor
 from weft_runner.model.cpu.machine_rates import measure_rates

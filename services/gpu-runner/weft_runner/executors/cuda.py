@@ -19,16 +19,9 @@ from weft_runner.executors.memory import (
     gpu_step_limits,
     host_mib,
 )
-from weft_runner.executors.offload import offload_budget, offload_folder, offload_formats
-from weft_runner.executors.source import ModelSource, parts_of
+from weft_runner.executors.source import ModelSource, offload_budget, offload_folder, offload_formats, parts_of
 from weft_runner.gpu_driver import NO_GPU
-from weft_runner.memory_estimate import (
-    MemoryEstimate,
-    available_memory,
-    device_workspace,
-    estimate_memory,
-    page_bytes,
-)
+from weft_runner.memory_estimate import MemoryEstimate, available_memory, device_workspace, estimate_memory, page_bytes
 from weft_runner.memory_estimate import check_memory as check_needs
 from weft_runner.model.checkpoint import open_checkpoint
 from weft_runner.model.cuda import flashinfer

@@ -81,12 +81,6 @@ class MappedTensor:
         self.file.madvise(mmap.MADV_DONTNEED, start, self.info.end - start)
 
 
-def map_safetensors(path: Path) -> tuple[Header, mmap.mmap]:
-    """Map a file. Raises Refused where the header is wrong or the file torn; OSError."""
-    with path.open("rb") as file:
-        return read_header(file, path.stat().st_size, max_bytes=MAX_MODEL_HEADER_BYTES), map_file(file)
-
-
 def map_file(file: BinaryIO) -> mmap.mmap:
     """All of it, for tensors that are views."""
     return mmap.mmap(file.fileno(), 0, flags=_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
@@ -178,10 +172,7 @@ class Checkpoint:
 
 
 def open_checkpoint(
-    files: Files,
-    spec: ModelSpec,
-    stopping: Callable[[], bool] = lambda: False,
-    progress: LoadProgress | None = None,
+    files: Files, spec: ModelSpec, stopping: Callable[[], bool] = lambda: False, progress: LoadProgress | None = None
 ) -> Checkpoint:
     """Map the weights and compare names, shapes and dtypes with the spec; no weight is read yet.
 
@@ -194,7 +185,10 @@ def open_checkpoint(
     mapped: dict[str, mmap.mmap] = {}
     for shard in _shards(files, index):
         try:
-            headers[shard], mapped[shard] = map_safetensors(files[shard])
+            with files[shard].open("rb") as file:
+                size = files[shard].stat().st_size
+                headers[shard] = read_header(file, size, max_bytes=MAX_MODEL_HEADER_BYTES)
+                mapped[shard] = map_file(file)
         except (Refused, OSError) as error:
             raise WeightsInvalid(f"{shard}: {error}") from error
         held = headers[shard].tensors.keys()

@@ -76,15 +76,13 @@ class DirectKvWindow:
 
     def incoming(self, pages: Sequence[int], first_layer: int, layers: int) -> list[memoryview]:
         if layers == self.layers:
-            return [self._part(first, count * self._page_bytes) for first, count in _runs(pages, self._page_bytes)]
-        skipped, size = first_layer * self.layer_bytes, layers * self.layer_bytes
-        return [self._part(page * self._page_bytes + skipped, size) for page in pages]
+            runs = _runs(pages, self._page_bytes)
+            return [self._bytes[first : first + count * self._page_bytes] for first, count in runs]
+        begins = [page * self._page_bytes + first_layer * self.layer_bytes for page in pages]
+        return [self._bytes[begin : begin + layers * self.layer_bytes] for begin in begins]
 
     def publish(self, pages: Sequence[int], first_layer: int, layers: int, fence: Any) -> None:
         pass
-
-    def _part(self, begin: int, size: int) -> memoryview:
-        return self._bytes[begin : begin + size]
 
 
 def _runs(pages: Sequence[int], page_bytes: int) -> list[tuple[int, int]]:

@@ -17,18 +17,13 @@ Doubles = npt.NDArray[np.float64]
 
 def inverse_frequencies(spec: ModelSpec) -> Floats:
     """[D / 2] in fp32."""
-    return _frequencies(spec.rope, spec.head_dim).astype(np.float32)
-
-
-def _frequencies(rope: RopeSpec, dim: int) -> Doubles:
-    inverse = rope.theta ** (-np.arange(0, dim, 2) / dim)
-    match rope.kind:
-        case "linear":
-            return inverse / rope.factor
-        case "llama3":
-            return _llama3(inverse, rope)
-        case _:
-            return inverse
+    rope, dim = spec.rope, spec.head_dim
+    inverse: Doubles = rope.theta ** (-np.arange(0, dim, 2) / dim)
+    if rope.kind == "linear":
+        inverse = inverse / rope.factor
+    elif rope.kind == "llama3":
+        inverse = _llama3(inverse, rope)
+    return inverse.astype(np.float32)
 
 
 def _llama3(inverse: Doubles, rope: RopeSpec) -> Doubles:

@@ -19,7 +19,7 @@ width, and native code needs no sort. The rounding moves less than vocabulary * 
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -104,7 +104,9 @@ class NativeSampler:
         if not draws:
             return []
         masks = masks_of(draws, logits.shape[1])
-        rows = None if all(draw.is_plain for draw in draws) else _draws_of(draws, masks)
+        rows = None
+        if not all(draw.is_plain for draw in draws):
+            rows = np.array([_draw_of(draw, masks.get(row)) for row, draw in enumerate(draws)], SAMPLING_ARGS)
         stride = logits.strides[0] // 4 if len(logits) > 1 else logits.shape[1]  # numpy gives one row any stride
         sampled = self._sampler.sample(logits.ctypes.data, stride, logits.shape[1], len(draws), rows)
         asked = any(draw.n_top is not None for draw in draws)
@@ -236,10 +238,6 @@ def _largest(row: Floats) -> float:
 
 
 # ---- to and from the native library
-
-
-def _draws_of(draws: Sequence[SamplingArgs], masks: Mapping[int, Words]) -> npt.NDArray[np.void]:
-    return np.array([_draw_of(draw, masks.get(row)) for row, draw in enumerate(draws)], SAMPLING_ARGS)
 
 
 def _draw_of(draw: SamplingArgs, mask: Words | None) -> tuple[int | float, ...]:

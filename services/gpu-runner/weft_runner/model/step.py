@@ -102,7 +102,18 @@ class StepInput:
     def arrays(self) -> StepArrays:
         """The step as arrays, made when first asked for, kept up to date by `advance`."""
         if self._arrays is None:
-            self._arrays = _arrays_of(self)
+            offsets = np.cumsum([0, *(len(row.pages) for row in self.rows)])
+            rows = [(row.start, row.end, row.position, at) for row, at in zip(self.rows, offsets, strict=False)]
+            segments = [(segment.start, segment.end, segment.slot) for segment in self.plan.segments]
+            taken = [self.taken.get(at, -1) for at in range(len(self.tokens))] if self.taken else []
+            self._arrays = StepArrays(
+                tokens=np.array(self.tokens, np.int32),
+                rows=np.array(rows, np.int32).reshape(-1, 4),
+                pages=np.fromiter(chain.from_iterable(row.pages for row in self.rows), np.int32, offsets[-1]),
+                segments=np.array(segments, np.int32).reshape(-1, 3),
+                sampled=np.array([token for row in self.rows for token in row.wanted], np.int32),
+                taken=np.array(taken, np.int32),
+            )
         return self._arrays
 
 
@@ -114,17 +125,3 @@ def check_step(step: StepInput, page_tokens: int) -> None:
         assert len(row.pages) * page_tokens >= row.context, row
         start = row.end
     assert start == len(step.tokens) == step.plan.rows
-
-
-def _arrays_of(step: StepInput) -> StepArrays:
-    offsets = np.cumsum([0, *(len(row.pages) for row in step.rows)])
-    rows = [(row.start, row.end, row.position, offset) for row, offset in zip(step.rows, offsets, strict=False)]
-    segments = [(segment.start, segment.end, segment.slot) for segment in step.plan.segments]
-    return StepArrays(
-        tokens=np.array(step.tokens, np.int32),
-        rows=np.array(rows, np.int32).reshape(-1, 4),
-        pages=np.fromiter(chain.from_iterable(row.pages for row in step.rows), np.int32, offsets[-1]),
-        segments=np.array(segments, np.int32).reshape(-1, 3),
-        sampled=np.array([token for row in step.rows for token in row.wanted], np.int32),
-        taken=np.array([step.taken.get(at, -1) for at in range(len(step.tokens))] if step.taken else [], np.int32),
-    )

@@ -89,7 +89,9 @@ def load_weights(
     shared, head = spec.tied_embeddings and part.begins, EMBEDDING if spec.tied_embeddings else HEAD
 
     def matrix(name: str, array: Array) -> torch.Tensor:
-        return _converted(name, array, dtype, device) if pack is None else pack(_placed(name, array, device))
+        if pack is None:
+            return _converted(name, array, dtype, device)
+        return pack(_converted(name, array, tensor_of(array).dtype, device))
 
     tied = embedding if part.ends and part.size == 1 else embedding[part.head]
     return ModelWeights(
@@ -144,8 +146,3 @@ def _converted(name: str, array: Array, dtype: torch.dtype, device: torch.device
     """On the CPU in `dtype` already: the view itself, where its rows follow each other."""
     check_finite(name, array)
     return tensor_of(array).to(device, dtype).contiguous()
-
-
-def _placed(name: str, array: Array, device: torch.device | str) -> torch.Tensor:
-    """In the dtype in which it is stored."""
-    return _converted(name, array, tensor_of(array).dtype, device)

@@ -11,20 +11,10 @@ Others take these names from here; `page_places` and `solver` are taken as modul
 from weft_runner.offload.costs import BlockWork, Case, OffDeviceShares, prompt_streams, token_streams
 from weft_runner.offload.device_placement import DevicePlacement, check_device_placement, place_on_device
 from weft_runner.offload.figures import Accuracy, OffloadFigures, TierFigures
-from weft_runner.offload.machine import MachineRates, check_machine, machine_json, machine_of, product_s, rising
+from weft_runner.offload.machine import MachineRates, check_machine, machine_of, product_s, rising
 from weft_runner.offload.passes import PassWork, WeightPlacement, predict_pass
 from weft_runner.offload.placement import check_placement, split_activations, split_kv
-from weft_runner.offload.plan import (
-    MATRICES,
-    BlockTime,
-    OffloadPlan,
-    PassTime,
-    Usage,
-    WeightTiers,
-    check_plan,
-    plan_json,
-    plan_of,
-)
+from weft_runner.offload.plan import MATRICES, BlockTime, OffloadPlan, PassTime, Usage, WeightTiers, check_plan, plan_of
 from weft_runner.offload.policy import (
     MAX_TIER_BYTES,
     Budgets,

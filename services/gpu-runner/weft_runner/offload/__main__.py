@@ -9,10 +9,10 @@ question is answered by `{"error": NAME, "message": ...}` with exit code 1.
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from weft_runner.errors import NoPolicyFits, OffloadError
-from weft_runner.offload.plan import plan_json
 from weft_runner.offload.search import find_plan, find_plans
 from weft_runner.offload.solver import relax
 from weft_runner.offload.wire import request_of
@@ -38,7 +38,7 @@ def _answers(pools: Sequence[Mapping[str, Mapping[str, Any]]]) -> Iterator[dict[
             if not place:
                 return
         else:
-            yield {"plans": {rank: plan_json(plan) for rank, plan in found.items()}}
+            yield {"plans": {rank: asdict(plan) for rank, plan in found.items()}}
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ def place_on_device(
         if plan is None
         else (plan.tiers, plan.buffers)
     )
-    every = _of_groups(groups, tiers)
+    every = tiers.of_groups(len(groups))
     weights = with_ring(groups, [tuple(at is MemoryTier.DEVICE for at in one) for one in every], buffers)
     placed = DevicePlacement(weights, every, 0, kv, activations, work_bytes, packed_bytes)
     most, total = max(placed.disk_read, default=0), sum(placed.disk_read)
@@ -135,12 +135,3 @@ def _greedy(
         )
     head = MemoryTier.DEVICE if best.head else MemoryTier.HOST if part.head else MemoryTier.DISK
     return weight_tiers(shape, best.counts, part.counts, head), buffers
-
-
-def _of_groups(groups: Sequence[Sequence[int]], tiers: WeightTiers) -> tuple[tuple[MemoryTier, ...], ...]:
-    """Return each group's tier, matrix by matrix. Raises PolicyInvalid."""
-    layers, head = tiers.layers, tiers.head
-    pieces = len(groups) - len(layers)
-    if pieces < 0 or (pieces > 0) != (head is not None):
-        raise PolicyInvalid(f"the plan is of {len(layers)} layers {'with' if head else 'without'} a head, not of these")
-    return (*layers, *(((head,),) * pieces if head is not None else ()))

@@ -7,7 +7,7 @@ on the line from one to the other; beyond the last one each further row costs wh
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -93,13 +93,8 @@ def rising(measured: Mapping[int, float]) -> Table:
     return tuple(reversed(found))
 
 
-def machine_json(machine: MachineRates) -> dict[str, Any]:
-    """What `machine_of` reads."""
-    return asdict(machine)
-
-
 def machine_of(fields: Mapping[str, Any]) -> MachineRates:
-    """Read `machine_json`'s form. Raises MachineInvalid, with the names of what is missing or unknown."""
+    """Read `asdict`'s form. Raises MachineInvalid, with the names of what is missing or unknown."""
     known = {*MachineRates.__dataclass_fields__}
     if unknown := sorted(set(fields) - known):
         raise MachineInvalid(f"unknown: {', '.join(map(str, unknown))[:200]}")

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from weft_runner.errors import PolicyInvalid
 from weft_runner.offload.plan import OffloadPlan
-from weft_runner.offload.policy import Budgets, MemoryTier
-from weft_runner.offload.residency import WeightResidency, least_bytes, place_weights, planned_weights
+from weft_runner.offload.policy import Budgets
+from weft_runner.offload.residency import WeightResidency, place_weights, planned_weights
 from weft_runner.offload.sizes import ALIGN, round_up
 
 RING_PARTS = 4  # of the pages outside, that one micro-batch may have where no plan says how many
@@ -166,26 +166,14 @@ def split_activations(
     return split if split.whole_rows < rows else replace(split, outside_rows=0)
 
 
-def planned_activations(plan: OffloadPlan, rows: int, tier: MemoryTier = MemoryTier.DISK) -> int:
-    """Return how many of `rows` rows lie on that tier."""
-    return rows if plan.activations is tier else 0
-
-
-def planned_kv(plan: OffloadPlan, page_bytes: int, tier: MemoryTier = MemoryTier.DISK) -> tuple[int, int]:
-    """(pages on that tier, of them those of a device batch)."""
-    outside_pages = -(-plan.usage[tier].kv // page_bytes)
-    on_disk = plan.policy.block - plan.kv_device - plan.kv_host
-    sequences = plan.kv_host if tier is MemoryTier.HOST else on_disk
-    return outside_pages, -(-outside_pages * min(plan.policy.batch, sequences) // max(1, sequences))
-
-
 def place(
     groups: Sequence[Sequence[int]], embedding_bytes: int, kv: KvSplit, activations: ActivationSplit, budgets: Budgets,
     *, work_bytes: int, packed_bytes: int, share: float = 1.0, plan: OffloadPlan | None = None,
 ) -> TierPlacement:  # fmt: skip
     """Place `groups` of matrices (`WeightResidency`) as a plan says, or as many as fit, at most `share` of their bytes.
 
-    The budgets have room for `least_memory`. Raises PolicyInvalid: the plan is of another model, or does not fit.
+    The budgets have room for `least_bytes` of weights. Raises PolicyInvalid: the plan is of another model, or does not
+    fit.
     """
     left = budgets.device_bytes + budgets.host_bytes - kv.memory_bytes - activations.memory_bytes - work_bytes
     if plan is None:
@@ -193,11 +181,6 @@ def place(
     else:
         weights = planned_weights(groups, plan, left)
     return TierPlacement(weights, kv, activations, work_bytes, packed_bytes, embedding_bytes)
-
-
-def least_memory(groups: Sequence[Sequence[int]], beside_bytes: int) -> int:
-    """Return the least memory that a pass can be computed with. `beside_bytes`: all but weights."""
-    return beside_bytes + least_bytes(groups)
 
 
 def check_placement(placement: TierPlacement, budgets: Budgets) -> None:

@@ -9,7 +9,7 @@ Activations lie on one tier.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from weft_runner.errors import PolicyInvalid
@@ -30,6 +30,14 @@ class WeightTiers:
 
     layers: tuple[tuple[MemoryTier, MemoryTier, MemoryTier, MemoryTier], ...]
     head: MemoryTier | None
+
+    def of_groups(self, n_groups: int) -> tuple[tuple[MemoryTier, ...], ...]:
+        """Return the tier of each matrix of the layers, then of the head's pieces. Raises PolicyInvalid."""
+        pieces = n_groups - len(self.layers)
+        if pieces < 0 or (pieces > 0) != (self.head is not None):
+            whole = f"{len(self.layers)} layers {'with' if self.head else 'without'} a head"
+            raise PolicyInvalid(f"the plan is of {whole}, not of these")
+        return (*self.layers, *(((self.head,),) * pieces if self.head is not None else ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +66,6 @@ class PassTime:
     disk_write_s: float
     compute_s: float
     pass_s: float
-
-    @property
-    def streams(self) -> dict[str, float]:
-        """Seconds of each stream, by the name that users read."""
-        return {
-            "disk read": self.disk_read_s, "host to device": self.to_device_s, "device to host": self.to_host_s,
-            "disk write": self.disk_write_s, "compute": self.compute_s,
-        }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +105,16 @@ class OffloadPlan:
     predicted: BlockTime
     relaxed_s: float  # of a block by the linear program: no rounded policy of this block and batch is faster
 
-    @property
-    def ring_bytes(self) -> int:
-        """On the device, for matrices on their way."""
-        return self.usage[MemoryTier.DEVICE].ring
+    def activation_rows(self, rows: int, tier: MemoryTier = MemoryTier.DISK) -> int:
+        """Return how many of `rows` rows between layers lie on that tier."""
+        return rows if self.activations is tier else 0
+
+    def kv_pages(self, page_bytes: int, tier: MemoryTier = MemoryTier.DISK) -> tuple[int, int]:
+        """Return the KV pages on that tier, and how many of them a device batch has."""
+        pages = -(-self.usage[tier].kv // page_bytes)
+        on_disk = self.policy.block - self.kv_device - self.kv_host
+        sequences = self.kv_host if tier is MemoryTier.HOST else on_disk
+        return pages, -(-pages * min(self.policy.batch, sequences) // max(1, sequences))
 
 
 def check_plan(plan: OffloadPlan) -> None:
@@ -124,13 +130,8 @@ def check_plan(plan: OffloadPlan) -> None:
         raise PolicyInvalid(f"prompts of {plan.policy.block} sequences in {plan.prompt_passes} passes")
 
 
-def plan_json(plan: OffloadPlan) -> dict[str, Any]:
-    """Return the form that `plan_of` reads."""
-    return asdict(plan)
-
-
 def plan_of(fields: Mapping[str, Any]) -> OffloadPlan:
-    """Read `plan_json`'s form, also after JSON. Raises PolicyInvalid."""
+    """Read `asdict`'s form, also after JSON. Raises PolicyInvalid."""
     try:
         tiers, predicted = fields["tiers"], fields["predicted"]
         head, whole = tiers["head"], dict[str, Any](predicted)

@@ -59,11 +59,6 @@ class Policy:
     activations: Shares
     kv: Shares
 
-    @property
-    def batches(self) -> int:
-        """Device batches of a block."""
-        return -(-self.block // self.batch)
-
 
 @dataclass(frozen=True, slots=True)
 class Formats:

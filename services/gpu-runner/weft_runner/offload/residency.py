@@ -99,12 +99,7 @@ def planned_weights(groups: Sequence[Sequence[int]], plan: OffloadPlan, budget: 
 
     Raises PolicyInvalid: it is of another model or stage, or does not fit.
     """
-    layers, head = plan.tiers.layers, plan.tiers.head
-    pieces = len(groups) - len(layers)
-    if pieces < 0 or (pieces > 0) != (head is not None):
-        raise PolicyInvalid(f"the plan is of {len(layers)} layers {'with' if head else 'without'} a head, not of these")
-    stay = [*(tuple(tier is not MemoryTier.DISK for tier in layer) for layer in layers)]
-    stay += [(head is not MemoryTier.DISK,)] * pieces
+    stay = [tuple(tier is not MemoryTier.DISK for tier in group) for group in plan.tiers.of_groups(len(groups))]
     found = with_ring(groups, stay, plan.buffers)
     if (needed := found.resident_bytes + found.ring_bytes) > budget:
         raise PolicyInvalid(f"the plan's weights and ring take {needed} bytes, and the budget leaves {budget} for them")

@@ -25,15 +25,8 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)  # of a device batch, and the whole bloc
 PASSES = (1, 2, 4, 8, 16, 32)
 
 
-@dataclass(frozen=True, slots=True)
-class Relaxed:
-    """What a linear program says of a case: seconds of a block, and the shares. No rounded policy is faster."""
-
-    block_s: float
-    shares: tuple[float, ...]  # in the order of `costs.UNKNOWNS`
-
-
-Relax = Callable[[Case, Budgets, Supports], Relaxed | None]
+# Seconds of a case's block by its linear program, below which no rounded policy is; None: not even shares fit.
+Relax = Callable[[Case, Budgets, Supports], float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +71,7 @@ def find_plan(request: PolicySearch, relax: Relax) -> OffloadPlan:
     check_budgets(request.budgets)
     request = request.paying
     found = ((relax(case, request.tiers, request.supports), case) for case in cases(request))
-    bounds = [(bound.block_s / case.block, case) for bound, case in found if bound is not None]
+    bounds = [(block_s / case.block, case) for block_s, case in found if block_s is not None]
     best: tuple[float, Case, Rounded, float] | None = None
     for bound, case in sorted(
         bounds, key=lambda one: (one[0], one[1].block, -one[1].batch, one[1].passes, -one[1].buffers)
@@ -110,14 +103,10 @@ def cases(request: PolicySearch) -> Iterator[Case]:
                         case = Case(
                             sizes, request.machine, request.formats, request.work, block, batch, passes, buffers
                         )
-                        if case.within_pages and _within_tokens(request, case):
+                        # one prompt at a time may be longer than a pass: its parts are computed one after the other
+                        within_tokens = case.most_rows <= request.most_tokens or passes == block
+                        if case.within_pages and block <= request.most_tokens and within_tokens:
                             yield case
-
-
-def _within_tokens(request: PolicySearch, case: Case) -> bool:
-    """One prompt at a time may be longer than a pass: its parts are computed one after the other."""
-    most = request.most_tokens
-    return case.block <= most and (case.most_rows <= most or case.passes == case.block)
 
 
 def find_plans(requests: Mapping[int, PolicySearch], relax: Relax) -> dict[int, OffloadPlan]:
@@ -148,11 +137,11 @@ def _of_block(request: PolicySearch, block: int, relax: Relax) -> OffloadPlan:
     request = request.paying
     best: tuple[Case, Rounded, float] | None = None
     for case in cases(request):
-        if case.block != block or (bound := relax(case, request.tiers, request.supports)) is None:
+        if case.block != block or (bound_s := relax(case, request.tiers, request.supports)) is None:
             continue
         least_s = math.inf if best is None else best[1].prediction.block_s
-        if bound.block_s < least_s and (rounded := round_case(case, request.tiers, request.supports, least_s)):
-            best = case, rounded, bound.block_s
+        if bound_s < least_s and (rounded := round_case(case, request.tiers, request.supports, least_s)):
+            best = case, rounded, bound_s
     if best is None:
         raise _why_none(request)
     return plan_from(best[0], request.tiers, best[1], best[2])

@@ -11,15 +11,14 @@ from scipy.optimize import linprog
 from weft_runner.offload.costs import UNKNOWNS, Case, Linear, longest, memory, prompt_streams, token_streams
 from weft_runner.offload.policy import Budgets, MemoryTier
 from weft_runner.offload.rounding import Supports
-from weft_runner.offload.search import Relaxed
 
 SLACK = 1e-9  # relative: a bound that the solver's tolerance put above the truth would hide a policy
 GIB = float(1 << 30)
 N = len(UNKNOWNS)
 
 
-def relax(case: Case, budgets: Budgets, supports: Supports) -> Relaxed | None:
-    """The bound of a case; None where not even shares fit."""
+def relax(case: Case, budgets: Budgets, supports: Supports) -> float | None:
+    """Return the bound of a case (`search.Relax`)."""
     phases = ((prompt_streams(case), float(case.passes)), (token_streams(case), float(case.work.output - 1)))
     overlap = case.overlap
     goal, constant = np.zeros(N + 2), 0.0
@@ -45,7 +44,7 @@ def relax(case: Case, budgets: Budgets, supports: Supports) -> Relaxed | None:
     found = linprog(goal, np.array(rows), np.array(limits), bounds=_bounds(case, supports), method="highs")
     if not found.success:
         return None
-    return Relaxed((float(found.fun) + constant) * (1.0 - SLACK), tuple(map(float, found.x[:N])))
+    return (float(found.fun) + constant) * (1.0 - SLACK)
 
 
 def _row(stream: Linear, auxiliary: int) -> np.ndarray:

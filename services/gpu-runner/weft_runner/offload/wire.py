@@ -11,7 +11,7 @@ from typing import Any
 from weft.domain.model.config import ModelSpec, RopeSpec
 from weft_runner.errors import NoPolicyFits, OffloadError, PolicyInvalid
 from weft_runner.offload.costs import BlockWork
-from weft_runner.offload.machine import MachineRates, machine_json, machine_of
+from weft_runner.offload.machine import MachineRates, machine_of
 from weft_runner.offload.plan import OffloadPlan, plan_of
 from weft_runner.offload.policy import Budgets, Formats, MemoryTier, WeightsFormat
 from weft_runner.offload.rounding import Supports
@@ -24,17 +24,7 @@ MEASURE_S = 180.0  # with torch's import and kernels that are compiled for the f
 def request_json(request: PolicySearch) -> dict[str, Any]:
     """Return the form that `request_of` reads."""
     layers = None if request.layers is None else [request.layers.start, request.layers.stop]
-    return {
-        "spec": spec_json(request.spec),
-        "machine": machine_json(request.machine),
-        "budgets": asdict(request.budgets),
-        "formats": asdict(request.formats),
-        "work": asdict(request.work),
-        "supports": asdict(request.supports),
-        "most_block": request.most_block,
-        "layers": layers,
-        "most_tokens": request.most_tokens,
-    }
+    return {**asdict(replace(request, layers=None)), "spec": spec_json(request.spec), "layers": layers}
 
 
 def spec_json(spec: ModelSpec) -> dict[str, Any]:

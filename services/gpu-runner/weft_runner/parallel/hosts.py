@@ -27,7 +27,7 @@ import psutil
 
 from weft_kernels.cpu.ranks import FetchedSlots
 from weft_runner.errors import ExecutorLost, ExecutorUnavailable, MachineInvalid, StoppedAtStart
-from weft_runner.offload.machine import MachineRates, machine_json, machine_of
+from weft_runner.offload.machine import MachineRates, machine_of
 from weft_runner.parallel.channel import Channel
 from weft_runner.parallel.messages import ChannelLost
 from weft_runner.parallel.worker_group import END_S, POLL_S, START_S, RankChannels, Worker
@@ -50,7 +50,7 @@ Secure = Callable[[socket.socket], socket.socket]  # mutual TLS around it; raise
 class RankHello:
     """The first message of a connection. `group`: what all ranks of a runner have to agree on, by name.
 
-    `machine`: what its host can do (`machine_json`), of the first rank there, where the runner finds a policy.
+    `machine`: what its host can do (`MachineRates`), of the first rank there, where the runner finds a policy.
     """
 
     rank: int
@@ -273,7 +273,7 @@ def connect(
 
     Raises ExecutorLost, StoppedAtStart.
     """
-    measured = None if machine is None else machine_json(machine)
+    measured = None if machine is None else asdict(machine)
     hellos = [RankHello(rank, channel, os.getpid(), dict(group), measured) for channel in CHANNELS]
     deadline = time.monotonic() + START_S
     waiting = threading.Event()

@@ -8,7 +8,7 @@ from weft.domain.model.config import ModelSpec
 from weft.telemetry.logs import kv
 from weft_runner.errors import NoPolicyFits, OffloadError
 from weft_runner.executors import OffloadPolicy, settle_executor
-from weft_runner.executors.offload import offload_formats
+from weft_runner.executors.source import offload_formats
 from weft_runner.offload.machine import MachineRates
 from weft_runner.offload.plan import OffloadPlan
 from weft_runner.offload.policy import Budgets, Shares

@@ -123,7 +123,10 @@ class _Writing:
 
     def add(self, matrices: Sequence[Array], *, pad_in: int) -> int:
         """Matrices [rows, n_in] under each other, packed as one. Where it begins."""
-        parts, begin = _readable(matrices), self.end
+        dtype, begin = matrices[0].dtype, self.end
+        if dtype not in NATIVE_KINDS or any(matrix.dtype != dtype for matrix in matrices):
+            matrices = [matrix.astype(np.float32) for matrix in matrices]  # of one kind that the native code knows
+        parts = [np.ascontiguousarray(matrix) for matrix in matrices]
         n_in, rows = parts[0].shape[1], tuple(part.shape[0] for part in parts)
         source = tuple((part.ctypes.data - self._file) % _ADDRESSES for part in parts)
         self.jobs.append(PackJob(source, begin, rows, NATIVE_KINDS[parts[0].dtype], n_in, pad_in))
@@ -153,14 +156,6 @@ class AdapterPacking:
             library.pack_jobs(pool, self.jobs.ctypes.data + first * self.jobs.itemsize, last - first, kind)
             first, done = last, self.ends[last - 1]
             yield
-
-
-def _readable(matrices: Sequence[Array]) -> list[Array]:
-    """Dense, of one kind of numbers that the native code knows."""
-    dtype = matrices[0].dtype
-    if dtype not in NATIVE_KINDS or any(matrix.dtype != dtype for matrix in matrices):
-        matrices = [matrix.astype(np.float32) for matrix in matrices]
-    return [np.ascontiguousarray(matrix) for matrix in matrices]
 
 
 def _array(structs: "ctypes.Array[Any]") -> Structs:

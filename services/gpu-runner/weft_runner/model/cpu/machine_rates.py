@@ -22,20 +22,8 @@ from weft_kernels.cpu.memory import MappedMemory
 from weft_kernels.cpu.structs import ATTENTION_BLOCK
 from weft_kernels.cpu.threads import ThreadPool
 from weft_runner.model.cpu.synthetic_model import PAGE_TOKENS, Row, SyntheticModel
-from weft_runner.model.tiers.disk_rates import (
-    MEMORY_BYTES,
-    REPEATS,
-    Clock,
-    DiskStream,
-    beside_share,
-    disk_read,
-    disk_write,
-    median_s,
-    product_table,
-    request_s,
-    scratch_file,
-    written,
-)
+from weft_runner.model.tiers import disk_rates
+from weft_runner.model.tiers.disk_rates import MEMORY_BYTES, REPEATS, Clock, DiskStream, median_s
 from weft_runner.offload.machine import MachineRates, Table, check_machine
 from weft_runner.offload.policy import Formats, KvFormat, WeightsFormat
 from weft_runner.offload.sizes import model_sizes
@@ -62,16 +50,16 @@ def measure_rates(
     Raises DiskUnusable, NativeUnavailable, MachineInvalid.
     """
     library = load()
-    with scratch_file(folder) as path, library.pool(threads) as pool:
-        n_bytes, write = disk_write(path, clock)
-        read = disk_read(path, n_bytes, clock)
+    with disk_rates.scratch_file(folder) as path, library.pool(threads) as pool:
+        n_bytes, write = disk_rates.disk_write(path, clock)
+        read = disk_rates.disk_read(path, n_bytes, clock)
         memory = library.read_bandwidth(pool, MEMORY_BYTES, REPEATS)
         attention, sparse, flops = _attention_rates(library, pool, spec, kv, clock)
         computing = _Layers(library, pool, spec, formats[0], kv, most_bytes, clock)
         products = {formats[0]: computing.table()}
         for name in formats[1:]:
             products[name] = _Layers(library, pool, spec, name, kv, most_bytes, clock).table()
-        reading = DiskStream(path, n_bytes, os.O_RDONLY, written(MEMORY_BYTES))
+        reading = DiskStream(path, n_bytes, os.O_RDONLY, disk_rates.written(MEMORY_BYTES))
         rates = MachineRates(
             disk_read=read,
             disk_write=write,
@@ -82,9 +70,9 @@ def measure_rates(
             host_attention=attention or memory,
             attention_flops_per_s=flops or library.peak(pool, 1 << 18),
             products=products,
-            overlap=beside_share(reading, computing, clock),
-            duplex=beside_share(reading, DiskStream(path, n_bytes, os.O_RDWR, reading.memory), clock),
-            request_s=request_s(path, n_bytes, (read, write), clock),
+            overlap=disk_rates.beside_share(reading, computing, clock),
+            duplex=disk_rates.beside_share(reading, DiskStream(path, n_bytes, os.O_RDWR, reading.memory), clock),
+            request_s=disk_rates.request_s(path, n_bytes, (read, write), clock),
             sparse_attention=sparse,
         )
     check_machine(rates)
@@ -125,7 +113,7 @@ class _Layers:
 
     def table(self) -> Table:
         """Seconds for each number of a layer's matrices by rows."""
-        return product_table(
+        return disk_rates.product_table(
             ROWS, lambda rows: median_s(self._step(rows, range(self._layers)), self._clock),
             self._layers * self._numbers, self._clock, within_s=PRODUCTS_S, times=2 * REPEATS,
         )  # fmt: skip

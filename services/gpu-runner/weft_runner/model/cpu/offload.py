@@ -42,19 +42,10 @@ from weft_runner.model.tiers.pass_work import pass_work
 from weft_runner.model.tiers.weight_stream import DiskWeights, Extent, StreamedGroups
 from weft_runner.offload.figures import Accuracy, OffloadFigures, TierFigures
 from weft_runner.offload.passes import PassWork, WeightPlacement
-from weft_runner.offload.placement import (
-    TierPlacement,
-    check_placement,
-    least_memory,
-    place,
-    planned_activations,
-    planned_kv,
-    split_activations,
-    split_kv,
-)
+from weft_runner.offload.placement import TierPlacement, check_placement, place, split_activations, split_kv
 from weft_runner.offload.plan import MATRICES, PassTime, kv_buffers
 from weft_runner.offload.policy import WeightsFormat
-from weft_runner.offload.residency import WeightResidency
+from weft_runner.offload.residency import WeightResidency, least_bytes
 from weft_runner.offload.sizes import BOUNCE_THREADS, model_sizes
 from weft_runner.offload.stages import StageState
 
@@ -121,12 +112,10 @@ class OffloadExecutor(CpuExecutor):
 
     @property
     def stage_state(self) -> StageState:
-        """Return what a stage reports (`model.executor.OffloadsStage`)."""
         figures, done = self.figures, self.layer_counter.count
         return StageState(state_of(figures, self.residency.share), figures, self.placement.kv.frames, done)
 
     def predicted(self, tokens: int) -> PassTime | None:
-        """Predict a pass, see `model.executor.OffloadsStage`."""
         return None if self._accuracy is None else self._accuracy.predict(PassWork(tokens, tokens))
 
     @property
@@ -209,32 +198,28 @@ class OffloadExecutor(CpuExecutor):
             layer_done(layer)
 
     def _sample(self, rows: Floats) -> None:
-        """Logits of the rows that sample, from the head's pieces as they come."""
+        """Logits of the rows that sample, from the head's pieces as they come: by native steps of no layers."""
+        layers, workspace = self.spec.layers, self._workspace
         for begin, matrix in self._weights.head():
             self._head.head, self._head.vocab = matrix, matrix.n_out
             for done in range(0, len(rows), self._budget.micro_batch):
                 part = rows[done : done + self._budget.micro_batch]
-                to = self._logits[done : done + len(part), begin : begin + matrix.n_out]
-                to[:] = self._logits_of(part, matrix.n_out)
-
-    def _logits_of(self, rows: Floats, n_out: int) -> Floats:
-        """[n, n_out] of the head's present piece: a native step of no layers."""
-        found, count = np.empty((len(rows), n_out), np.float32), np.arange(len(rows), dtype=np.int32)
-        row = np.array([[0, len(rows), 0, 0]], np.int32)
-        native = StepStruct(
-            n_tokens=len(rows), n_rows=1, n_segments=0, n_sampled=len(rows), first=self.spec.layers,
-            last=self.spec.layers, rows=address_of(row), sampled=address_of(count), hidden=address_of(rows),
-            logits=address_of(found), workspace=self._workspace.address, workspace_bytes=self._workspace.n_bytes,
-        )  # fmt: skip
-        self._library.run(self._pool, self._head, native)
-        return found
+                n, found = len(part), np.empty((len(part), matrix.n_out), np.float32)
+                count, row = np.arange(n, dtype=np.int32), np.array([[0, n, 0, 0]], np.int32)
+                native = StepStruct(
+                    n_tokens=n, n_rows=1, n_segments=0, n_sampled=n, first=layers, last=layers, rows=address_of(row),
+                    sampled=address_of(count), hidden=address_of(part), logits=address_of(found),
+                    workspace=workspace.address, workspace_bytes=workspace.n_bytes,
+                )  # fmt: skip
+                self._library.run(self._pool, self._head, native)
+                self._logits[done : done + n, begin : begin + matrix.n_out] = found
 
     def _pass_work(self, step: StepInput) -> PassWork:
         """What a whole pass is to the cost model."""
         found = [pages for of_layer in self._disk_pages.values() for pages in of_layer if pages is not None]
         read, written = (0, 0) if self._activations is None else self._activations.pass_bytes
         return replace(
-            pass_work(step, self._sizes, self.adapters),
+            pass_work(step, self._sizes, self.adapters.n_bytes),
             read_bytes=read + self._split.layer_bytes * sum(len(pages.reads) for pages in found),
             written_bytes=written + self._split.layer_bytes * sum(len(pages.writes) for pages in found),
             reads=sum(len(pages.loads) for pages in found),
@@ -312,7 +297,7 @@ class OffloadExecutor(CpuExecutor):
         budget, spec = self._budget, self.spec
         disk_pages, batch_pages = budget.kv_disk_pages, 0
         if budget.plan is not None:
-            disk_pages, batch_pages = planned_kv(budget.plan, self.page_bytes)
+            disk_pages, batch_pages = budget.plan.kv_pages(self.page_bytes)
         row_pages = -(-min(spec.max_positions, pages * self._base.model.page_tokens) // self._base.model.page_tokens)
         self._split = split_kv(
             pages, disk_pages, row_pages=row_pages, layers=spec.layers, page_bytes=self.page_bytes,
@@ -327,7 +312,7 @@ class OffloadExecutor(CpuExecutor):
         sizes = [[region.n_bytes for region in group] for group in groups]
         plan, rows, row_bytes = budget.plan, budget.max_tokens, 4 * spec.hidden_size
         activations = split_activations(
-            rows, budget.activation_disk_tokens if plan is None else planned_activations(plan, rows),
+            rows, budget.activation_disk_tokens if plan is None else plan.activation_rows(rows),
             batch_rows=min(budget.micro_batch, rows), sequences=budget.max_sequences, row_bytes=row_bytes,
             buffers=2 if plan is None else plan.buffers,
         )  # fmt: skip
@@ -340,7 +325,7 @@ class OffloadExecutor(CpuExecutor):
         work += budget.in_flight * rows * row_bytes * (2 - self._part.begins - self._part.ends)  # come and leave
         # of the budget, for all but weights
         self.beside_bytes = split.memory_bytes + activations.memory_bytes + work
-        if budget.device_bytes + budget.host_bytes < (least := least_memory(sizes, self.beside_bytes)):
+        if budget.device_bytes + budget.host_bytes < (least := self.beside_bytes + least_bytes(sizes)):
             raise OutOfMemory(
                 f"--offload device {budget.device_bytes} is too small: {split.memory_bytes} for KV and adapters, "
                 f"{work + activations.memory_bytes} for what steps work on and at least {least - self.beside_bytes} "
@@ -363,7 +348,6 @@ class OffloadExecutor(CpuExecutor):
     # ---- pages
 
     def clear_pages(self, pages: list[int]) -> None:
-        """Clear pages, see `model.executor.Executor.clear_pages`."""
         if self._disk_kv is None:
             super().clear_pages(pages)
         else:

@@ -1,5 +1,6 @@
 """Who attends to the KV pages in a step on the device: our kernels, or for eager steps a library (`flashinfer`)."""
 
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -64,27 +65,11 @@ class TritonAttention:
             splits = max(self._usual, LONG_SPLITS)
             if self._scratch is None:
                 self._scratch = attention.DecodeScratch.make(step.whole.rows, q.shape[1], splits, q.shape[2], q.device)
-            launches.append(
-                attention.prepare_decode(
-                    out,
-                    q,
-                    kv,
-                    step.rows,
-                    pages,
-                    picked,
-                    window=window,
-                    scale=scale,
-                    splits=splits,
-                    scratch=self._scratch,
-                    usual=self._usual,
-                )
-            )
+            decode = partial(attention.prepare_decode, splits=splits, scratch=self._scratch, usual=self._usual)
+            launches.append(decode(out, q, kv, step.rows, pages, picked, window=window, scale=scale))
         if len(tiles):
-            launches.append(
-                attention.prepare_prefill(
-                    out, q, kv, step.rows, pages, tiles, window=window, scale=scale, block_m=self._block_m
-                )
-            )
+            prefill = partial(attention.prepare_prefill, block_m=self._block_m)
+            launches.append(prefill(out, q, kv, step.rows, pages, tiles, window=window, scale=scale))
         return launches
 
 

@@ -112,7 +112,8 @@ class PinnedMemory(MappedMemory):
         """Pin the memory. Raises OutOfMemory: the system pins no more."""
         super().__init__(n_bytes)
         self._pinned = device.type == "cuda" and n_bytes > 0
-        if self._pinned and (code := int(_runtime().cudaHostRegister(self.address, n_bytes, 0))):
+        self._cuda: Any = torch.cuda.cudart() if self._pinned else None  # CUDA's own functions
+        if self._pinned and (code := int(self._cuda.cudaHostRegister(self.address, n_bytes, 0))):
             self._pinned = False
             raise OutOfMemory(f"{n_bytes} bytes of host memory cannot be pinned (CUDA error {code})")
         self.tensor = torch.from_numpy(self.array())
@@ -120,13 +121,8 @@ class PinnedMemory(MappedMemory):
     def close(self) -> None:
         """Nothing copies from or to it any more."""
         if self._pinned:
-            _runtime().cudaHostUnregister(self.address)
+            self._cuda.cudaHostUnregister(self.address)
             self._pinned = False
-
-
-def _runtime() -> Any:
-    """CUDA's own functions."""
-    return torch.cuda.cudart()
 
 
 class CopyStream:

@@ -121,7 +121,9 @@ class CudaExecutor:
         self.adapters = PagedAdapterStore(part, kv, sizes.slots, sizes.max_rank, self._frames_of)
         self._prompt_tile = attention.prefill_block(spec.heads, spec.kv_heads, spec.head_dim, self._dtype)
         self._flashinfer = self._library(kv) if sizes.flashinfer else None
-        rotary = _rotary(spec, max(sizes.context, sizes.tokens)).to(self.at)  # also for steps that warm up
+        half, positions = spec.head_dim // 2, torch.arange(max(sizes.context, sizes.tokens))  # also of warm-up steps
+        cos, sin = (of[:, 0, :half] for of in cos_sin(positions, tensor_of(inverse_frequencies(spec))))
+        rotary = torch.stack((cos, sin), dim=1).contiguous().to(self.at)
         self._device = DeviceContext(
             spec, part, self._tensor, kv, self.adapters.tables, rotary, self._processors(),
             torch.cuda.Stream(self.at) if sizes.beside and self.at.type == "cuda" else None,
@@ -403,13 +405,6 @@ class CudaExecutor:
 def chunk_tokens(n_tokens: int) -> int:
     """Return the most tokens of a chunk in an eager step of `n_tokens` tokens."""
     return PROMPT_CHUNK if n_tokens >= PROMPT_TOKENS else DECODE_CHUNK
-
-
-def _rotary(spec: ModelSpec, context: int) -> torch.Tensor:
-    """Compute cos and sin of every position: fp32 [context, 2, D / 2]."""
-    half = spec.head_dim // 2
-    cos, sin = cos_sin(torch.arange(context), tensor_of(inverse_frequencies(spec)))
-    return torch.stack((cos[:, 0, :half], sin[:, 0, :half]), dim=1).contiguous()
 
 
 def processors(at: torch.device) -> int:

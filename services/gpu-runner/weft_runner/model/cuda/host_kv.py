@@ -207,20 +207,16 @@ class PassingOps(TritonOps):
         out = device.new(qkv.shape[0], spec.q_size)
         pending = self._taken()
         for part in self._parts:
+            if len(self._parts) > 1:  # tokens of other parts, which its chunks may have, are of no row
+                self._own.fill_(-1)
+                self._own[part.start : part.end] = step.row_of[part.start : part.end]
             with self._host_kv.pages(layer, part) as pages:
                 fused.prepare_rope_write(
-                    q, device.kv.by_layer, qkv, step.rows, pages, self._row_of(part), part.chunked, device.cos_sin,
+                    q, device.kv.by_layer, qkv, step.rows, pages, self._own, part.chunked, device.cos_sin,
                     spec.norm_eps, pending,
                 )(q, qkv, weights.q_norm, weights.k_norm, 0, *expand_arguments(pending))  # fmt: skip
                 self._rows.attend_rows(out, q, 0, weights.window, pages, part.picked, part.tiles)
         return out
-
-    def _row_of(self, part: StepPart) -> torch.Tensor:
-        """[T]; tokens of other parts, which its chunks may have, are of no row."""
-        if len(self._parts) > 1:
-            self._own.fill_(-1)
-            self._own[part.start : part.end] = self._step.row_of[part.start : part.end]
-        return self._own
 
 
 def _fields(part: MicroBatch, batch: DeviceBatch, chunks: Ints) -> tuple[Ints, Ints, Ints]:

@@ -25,18 +25,8 @@ from weft_runner.model.cuda.executor import DECODE_CHUNK, processors
 from weft_runner.model.cuda.step import DeviceStep, StepTables
 from weft_runner.model.kv_cache import KvCache
 from weft_runner.model.step import StepInput, StepRow
-from weft_runner.model.tiers.disk_rates import (
-    MEMORY_BYTES,
-    Clock,
-    DiskStream,
-    beside_share,
-    disk_read,
-    disk_write,
-    median_s,
-    product_table,
-    scratch_file,
-    written,
-)
+from weft_runner.model.tiers import disk_rates
+from weft_runner.model.tiers.disk_rates import MEMORY_BYTES, Clock, DiskStream, median_s
 from weft_runner.offload.machine import MachineRates, Table, check_machine
 from weft_runner.offload.policy import Formats, WeightsFormat
 from weft_runner.offload.sizes import model_sizes
@@ -59,10 +49,10 @@ def measure_gpu_rates(
     most = most_bytes if gpu.is_real else INTERPRETED_BYTES
     products = {name: _Bench(spec, name, gpu, most, clock).products() for name in formats[1:]}
     bench = _Bench(spec, formats[0], gpu, most, clock)
-    with scratch_file(folder) as path:
-        n_bytes, write = disk_write(path, clock)
-        read = disk_read(path, n_bytes, clock)
-        reading = DiskStream(path, n_bytes, os.O_RDONLY, written(MEMORY_BYTES))
+    with disk_rates.scratch_file(folder) as path:
+        n_bytes, write = disk_rates.disk_write(path, clock)
+        read = disk_rates.disk_read(path, n_bytes, clock)
+        reading = DiskStream(path, n_bytes, os.O_RDONLY, disk_rates.written(MEMORY_BYTES))
         to_device, to_host = bench.copies()
         attention, flops = bench.attention()
         rates = MachineRates(
@@ -76,7 +66,7 @@ def measure_gpu_rates(
             attention_flops_per_s=flops,
             products={formats[0]: bench.products(), **products},
             one_memory=False,
-            overlap=beside_share(reading, bench, clock),
+            overlap=disk_rates.beside_share(reading, bench, clock),
         )
     check_machine(rates)
     return rates
@@ -106,7 +96,7 @@ class _Bench:
             return self._time_s(lambda: [self._product(matrix, rows) for matrix in self._matrices])
 
         numbers = len(self._matrices) * self._numbers
-        return product_table(ROWS, all_s, numbers, self._clock, within_s=PRODUCTS_S, times=8)
+        return disk_rates.product_table(ROWS, all_s, numbers, self._clock, within_s=PRODUCTS_S, times=8)
 
     def run(self, until: Callable[[], bool]) -> int:
         """Products of a batch, one after the other. See `disk_rates.Work`."""

@@ -31,10 +31,8 @@ class DevicePacker:
 
     def pack(self, weight: Array, to: int, scale: int | None) -> None:
         del scale
-        self._pack(tensor_of(weight), to)
-
-    def _pack(self, weight: torch.Tensor, to: int) -> None:
-        made = int4.pack(weight.to(self._device)).cpu() if self.packed else weight.to(self.dtype).contiguous()
+        rows = tensor_of(weight)
+        made = int4.pack(rows.to(self._device)).cpu() if self.packed else rows.to(self.dtype).contiguous()
         ctypes.memmove(to, made.data_ptr(), made.numel() * made.element_size())
 
     def view(self, memory: torch.Tensor, n_out: int, n_in: int) -> torch.Tensor:
@@ -47,5 +45,5 @@ class DevicePacker:
     def fingerprint(self) -> str:
         matrix = torch.linspace(-1.0, 1.0, 32 * 192).square().view(32, 192)
         memory = torch.zeros(self.n_bytes(32, 192), dtype=torch.uint8)
-        self._pack(matrix, memory.data_ptr())
+        self.pack(matrix.numpy(), memory.data_ptr(), None)
         return hashlib.sha256(memory.numpy().tobytes()).hexdigest()

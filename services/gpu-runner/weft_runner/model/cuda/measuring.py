@@ -7,12 +7,12 @@ The question and the answer are JSON: `{"folder", "spec", "formats", "most_bytes
 import json
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from weft_runner.errors import RunnerError
 from weft_runner.model.cuda.device import GpuUnavailable, find_gpu
-from weft_runner.offload.machine import machine_json
 from weft_runner.offload.wire import spec_of
 
 
@@ -29,7 +29,7 @@ def _measured(asked: Mapping[str, Any]) -> dict[str, Any]:
     gpu, spec = find_gpu(), spec_of(asked["spec"])
     from weft_runner.model.cuda.machine_rates import measure_gpu_rates  # only with Triton, which `find_gpu` has found
 
-    return machine_json(measure_gpu_rates(Path(asked["folder"]), spec, asked["formats"], gpu, asked["most_bytes"]))
+    return asdict(measure_gpu_rates(Path(asked["folder"]), spec, asked["formats"], gpu, asked["most_bytes"]))
 
 
 if __name__ == "__main__":

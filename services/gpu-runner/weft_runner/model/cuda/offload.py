@@ -51,16 +51,9 @@ from weft_runner.model.weights import LayerWeights, ModelWeights, stacked_layer
 from weft_runner.offload.device_placement import DevicePlacement, check_device_placement, place_on_device
 from weft_runner.offload.figures import Accuracy, OffloadFigures, TierFigures
 from weft_runner.offload.passes import PassWork, WeightPlacement
-from weft_runner.offload.placement import (
-    ActivationSplit,
-    KvSplit,
-    planned_activations,
-    planned_kv,
-    split_activations,
-    split_kv,
-)
+from weft_runner.offload.placement import ActivationSplit, KvSplit, split_activations, split_kv
 from weft_runner.offload.plan import PassTime, kv_buffers
-from weft_runner.offload.policy import Budgets, MemoryTier
+from weft_runner.offload.policy import MemoryTier
 from weft_runner.offload.sizes import model_sizes
 from weft_runner.offload.stages import StageState
 
@@ -121,12 +114,10 @@ class OffloadCudaExecutor(CudaExecutor):
 
     @property
     def stage_state(self) -> StageState:
-        """Return what a stage reports (`model.executor.OffloadsStage`)."""
         figures, done = self.figures, self._placed.layers_done  # launched; the ring is no further ahead of the device
         return StageState(state_of(figures, self.placement.weights.share), figures, self.placement.kv.frames, done)
 
     def predicted(self, tokens: int) -> PassTime | None:
-        """Predict a pass, see `model.executor.OffloadsStage`."""
         return None if self._accuracy is None else self._accuracy.predict(PassWork(tokens, tokens))
 
     @property
@@ -160,7 +151,6 @@ class OffloadCudaExecutor(CudaExecutor):
         return found
 
     def clear_pages(self, pages: list[int]) -> None:
-        """Clear pages, see `CudaExecutor.clear_pages`."""
         if self._host_kv is not None:
             self._host_kv.grant(pages)
 
@@ -253,7 +243,7 @@ class OffloadCudaExecutor(CudaExecutor):
         """What a whole pass is to the cost model."""
         of_kv = (0, 0) if self._host_kv is None else self._host_kv.pass_bytes
         loaded, stored = map(sum, zip(of_kv, self._activations.pass_bytes, strict=True))
-        return replace(pass_work(step, self._model, self.adapters), loaded_bytes=loaded, stored_bytes=stored)
+        return replace(pass_work(step, self._model, self.adapters.n_bytes), loaded_bytes=loaded, stored_bytes=stored)
 
     def _embedded_rows(self, batch: DeviceBatch) -> torch.Tensor:
         """Rows of the embedding of a batch's tokens, from the file."""
@@ -279,7 +269,7 @@ class OffloadCudaExecutor(CudaExecutor):
 def kv_split(part: Partition, dtype: str, sizes: Sizes, budget: OffloadBudget) -> KvSplit:
     """Pages on the device and on the host, as the plan or the budget says. Raises PolicyInvalid."""
     each, plan = page_bytes(part.local, f"cuda {dtype}", sizes.page_tokens), budget.plan
-    host_pages, batch_pages = (budget.kv_host_pages, 0) if plan is None else planned_kv(plan, each, MemoryTier.HOST)
+    host_pages, batch_pages = (budget.kv_host_pages, 0) if plan is None else plan.kv_pages(each, MemoryTier.HOST)
     if plan is not None and (plan.usage[MemoryTier.DISK].kv or plan.activations is MemoryTier.DISK):
         raise PolicyInvalid("the plan has KV or activations on the disk, where --executor cuda has none")
     return split_kv(
@@ -294,20 +284,12 @@ def activation_split(part: Partition, sizes: Sizes, budget: OffloadBudget) -> Ac
     Raises PolicyInvalid.
     """
     plan, tokens = budget.plan, sizes.tokens
-    outside = budget.activation_host_tokens if plan is None else planned_activations(plan, tokens, MemoryTier.HOST)
+    outside = budget.activation_host_tokens if plan is None else plan.activation_rows(tokens, MemoryTier.HOST)
     batch_rows = tokens if sizes.flashinfer else min(tokens, max(budget.micro_batch, chunk_tokens(tokens)))
     return split_activations(
         tokens, outside, batch_rows=batch_rows, sequences=sizes.rows, row_bytes=4 * part.local.hidden_size,
         buffers=2 if plan is None else plan.buffers,
     )  # fmt: skip
-
-
-def beside_weights(part: Partition, dtype: str, sizes: Sizes, budget: OffloadBudget) -> Budgets:
-    """What the device and the host need for all but weights, by a budget without a plan. Raises PolicyInvalid."""
-    split, activations = kv_split(part, dtype, sizes, budget), activation_split(part, sizes, budget)
-    work = work_bytes(part, dtype, sizes, split, activations)
-    device = split.memory_bytes + activations.memory_bytes + work
-    return Budgets(device, split.host_bytes + activations.host_bytes)
 
 
 def work_bytes(part: Partition, dtype: str, sizes: Sizes, split: KvSplit, activations: ActivationSplit) -> int:

@@ -107,7 +107,8 @@ class TritonOps:
         if not width:
             return device.tensor.summed(device.linear(x, weight, bias), site)
         tables = device.tables.at(layer, site)
-        partials = self._planes_for(x, tables)
+        whole, alone = self._step.whole, device.tensor.size == 1
+        partials = lora.planes_of(tables, whole.chunks, whole.block_m, x.shape[0], device.sms, alone=alone)
         if (shrink := self._launches.get(key := (lora.prepare_shrink, site))) is None:
             shrink = self._launches[key] = lora.prepare_shrink(partials, x, tables, self._chunked)
         if device.side is None:
@@ -161,10 +162,6 @@ class TritonOps:
             launch = self._launches[key] = fused.prepare_silu_mul(out, gate_up, self._chunked, pending)
         launch(out, gate_up, *lora.expand_arguments(pending))
         return out
-
-    def _planes_for(self, x: torch.Tensor, tables: SiteTables) -> PartialSums:
-        whole, alone = self._step.whole, self._device.tensor.size == 1
-        return lora.planes_of(tables, whole.chunks, whole.block_m, x.shape[0], self._device.sms, alone=alone)
 
     def _taken(self) -> DeferredExpand | None:
         """The expand that the last projection left to the next kernel that reads it."""

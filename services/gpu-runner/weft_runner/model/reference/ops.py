@@ -82,18 +82,11 @@ class ReferenceOps:
     # ---- attention
 
     def attention(self, qkv: torch.Tensor, layer: int, weights: LayerWeights) -> torch.Tensor:
-        return self._attend(self._heads(qkv, layer, weights), layer, weights)
-
-    def _heads(self, qkv: torch.Tensor, layer: int, weights: LayerWeights) -> torch.Tensor:
-        """Queries [T, heads, D], scaled. Keys and values are in their pages then."""
         heads, kv_heads, prepared = self._spec.heads, self._spec.kv_heads, self._prepared
         qkv = qkv.view(-1, heads + 2 * kv_heads, self._spec.head_dim)
         qk = rotate(self._norm_heads(qkv[:, : heads + kv_heads], weights), prepared.cos, prepared.sin)
         self._kv.write(layer, prepared.written, torch.cat((qk[:, heads:], qkv[:, heads + kv_heads :]), dim=1))
-        return qk[:, :heads] * self._scale
-
-    def _attend(self, q: torch.Tensor, layer: int, weights: LayerWeights) -> torch.Tensor:
-        prefills, decodes = self._prepared.prefills, self._prepared.decodes
+        q, prefills, decodes = qk[:, :heads] * self._scale, prepared.prefills, prepared.decodes
         if decodes is not None and decodes.rows is None:
             return self._attend_decode(q, layer, weights.window, decodes)
         out = q.new_empty(q.shape[0], self._spec.q_size)

@@ -9,11 +9,12 @@ import json
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from weft_runner.errors import MachineInvalid
-from weft_runner.offload.machine import MachineRates, machine_json, machine_of
+from weft_runner.offload.machine import MachineRates, machine_of
 from weft_runner.offload.policy import Formats
 
 FORMAT = 2
@@ -65,7 +66,7 @@ def _read(path: Path, identity: dict[str, Any]) -> MachineRates:
 
 
 def _write(path: Path, identity: dict[str, Any], rates: MachineRates) -> None:
-    fields = json.loads(json.dumps(machine_json(rates)))
+    fields = json.loads(json.dumps(asdict(rates)))
     partial = path.with_suffix(f".{os.getpid()}.partial")
     try:
         partial.write_text(json.dumps({"identity": identity, "rates": fields, "sha256": _digest(fields)}, indent=1))

@@ -1,6 +1,6 @@
 """What a step is to the offload cost model."""
 
-from typing import Protocol
+from collections.abc import Callable
 
 import numpy as np
 
@@ -9,14 +9,8 @@ from weft_runner.offload.passes import PassWork
 from weft_runner.offload.sizes import ModelSizes
 
 
-class SizedAdapters(Protocol):
-    """Adapters in slots."""
-
-    def n_bytes(self, slot: int) -> int: ...
-
-
-def pass_work(step: StepInput, sizes: ModelSizes, adapters: SizedAdapters) -> PassWork:
-    """Sum up all layers of `sizes`: keys and pairs are the means over their windows."""
+def pass_work(step: StepInput, sizes: ModelSizes, slot_bytes: Callable[[int], int]) -> PassWork:
+    """Sum up all layers of `sizes`: keys and pairs are the means over their windows. `slot_bytes`: of an adapter."""
     arrays = step.arrays
     counts = arrays.rows[:, 1] - arrays.rows[:, 0]
     contexts, single = arrays.rows[:, 2] + counts, counts == 1
@@ -30,5 +24,5 @@ def pass_work(step: StepInput, sizes: ModelSizes, adapters: SizedAdapters) -> Pa
         sampled=len(arrays.sampled),
         keys=float(keys[single].sum()),
         pairs=float((keys * counts)[~single].sum()),
-        adapter_bytes=sum(map(adapters.n_bytes, slots)),
+        adapter_bytes=sum(map(slot_bytes, slots)),
     )
