@@ -17,7 +17,7 @@ from weft_bench.gpu_amounts import SHAPES
 from weft_bench.gpu_host import executor_of
 from weft_bench.gpu_models import spec_of
 from weft_bench.gpu_steps import launches
-from weft_kernels.triton.prepared import cdiv, next_power_of_2
+from weft_kernels.triton import prepared
 
 CUDA = "weft_runner.model.cuda"
 
@@ -80,5 +80,5 @@ def test_the_hosts_part_of_a_step_is_measured_without_a_gpu() -> None:
 
 def test_launchers_round_up_as_tritons_helpers_do() -> None:
     for n in range(1, 300):
-        assert next_power_of_2(n) == triton.next_power_of_2(n)
-        assert [cdiv(n, d) for d in range(1, 70)] == [triton.cdiv(n, d) for d in range(1, 70)]
+        assert prepared.next_power_of_2(n) == triton.next_power_of_2(n)
+        assert [prepared.cdiv(n, d) for d in range(1, 70)] == [triton.cdiv(n, d) for d in range(1, 70)]
