@@ -3,16 +3,15 @@
 The answer names the content; a LoRAAdapter whose source is that URI publishes it (`weft push` does both).
 """
 
-import asyncio
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import httpx2
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
-from weft_gateway.errors import BadRequest, BodyTimeout, ParameterError, ServiceUnavailable, UnsupportedMediaType
-from weft_gateway.openai.files import UPLOAD_SECONDS, body_pieces
+from weft_gateway.errors import BadRequest, ParameterError, ServiceUnavailable, UnsupportedMediaType
+from weft_gateway.openai.files import body_pieces, uploading
 from weft_gateway.openai.http_requests import json_response, no_foreign_page, tenant_of
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.depot_client import DepotRefused, upload_adapter
@@ -32,7 +31,9 @@ async def put_adapter(state: AppState, request: Request) -> Response:
     if not content_type.lower().startswith("multipart/form-data"):
         raise UnsupportedMediaType(f"The body is declared as {content_type[:128] or 'nothing'!r}; send it as a form.")
     stored = await store_adapter(state, tenant or named or "default", content_type, body_pieces(request))
-    return json_response(_content(stored))
+    uri = {"uri": stored["uri"]}
+    content = {"id": stored["digest"], "object": "adapter.content", "bytes": stored["sizeBytes"], "source": uri}
+    return json_response(content)
 
 
 async def store_adapter(
@@ -40,23 +41,10 @@ async def store_adapter(
 ) -> Mapping[str, Any]:
     """Send a form of an adapter's files to the depot; returns its digest, uri and sizeBytes. Raises ApiError."""
     try:
-        async with asyncio.timeout(UPLOAD_SECONDS):
+        async with uploading("adapter"):
             return await upload_adapter(state.depot, namespace, content_type, form)
-    except TimeoutError as error:
-        raise BodyTimeout(f"The adapter did not arrive within {UPLOAD_SECONDS:g} s.") from error
-    except ClientDisconnect as error:
-        raise BadRequest("The client went away.", code="client_gone", status=499) from error
     except DepotRefused as error:
         raise BadRequest(f"The adapter is refused: {error}", code=error.code, status=error.status) from error
     except httpx2.HTTPError as error:
         text = f"The depot does not answer: {type(error).__name__}."
         raise ServiceUnavailable(text, code="depot_unavailable", retry_after_ms=1000) from error
-
-
-def _content(stored: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "id": stored["digest"],
-        "object": "adapter.content",
-        "bytes": stored["sizeBytes"],
-        "source": {"uri": stored["uri"]},
-    }

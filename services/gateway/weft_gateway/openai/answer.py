@@ -100,14 +100,17 @@ class Answer(Response):
         return not running
 
     @property
+    def _ends(self) -> list[Finish]:
+        return [one.finish for one in self.choices if one.finish]
+
+    @property
     def _failure(self) -> Failure | None:
-        return next((one.finish.end.failure for one in self.choices if one.finish and one.finish.end.failure), None)
+        return next((one.end.failure for one in self._ends if one.end.failure), None)
 
     @property
     def client_gone(self) -> bool:
         """The client went away before the end."""
-        ends = [one.finish.end for one in self.choices if one.finish]
-        return self._failure is None and any(end.reason is FinishReason.CANCELLED for end in ends)
+        return self._failure is None and any(one.end.reason is FinishReason.CANCELLED for one in self._ends)
 
     @property
     def error(self) -> ApiError | None:
@@ -118,8 +121,8 @@ class Answer(Response):
     @property
     def usage(self) -> dict[str, int]:
         """The tokens used: each prompt's once, those of every answer that has ended."""
-        completion_tokens = sum(one.finish.outcome.completion_tokens for one in self.choices if one.finish)
-        return usage_of(sum(len(request.prompt) for request in self._requests), completion_tokens)
+        prompt_tokens = sum(len(request.prompt) for request in self._requests)
+        return usage_of(prompt_tokens, sum(one.outcome.completion_tokens for one in self._ends))
 
     async def whole(self) -> bytes | None:
         """The body, once every choice has ended; None: the client went away before. Raises ApiError."""
@@ -171,16 +174,13 @@ class Answer(Response):
         code = error.code if error else "client_gone" if status == 499 else ""
         first = self._requests[0]
         manager.count_answer(first.route.model_name, first.namespace, status, code)
-        ends = [one.finish for one in self.choices if one.finish]
         if trace:
-            trace.answered(self._requests, ends, status, error)
-        log.info("finished", extra=kv(**self._access(ends, usage, status, error)))
+            trace.answered(self._requests, self._ends, status, error)
+        log.info("finished", extra=kv(**self._access(usage, status, error)))
 
-    def _access(
-        self, ends: list[Finish], usage: dict[str, int], status: int, error: ApiError | None
-    ) -> dict[str, object]:
-        """The access log's fields: who asked which model, what came of it. Nothing of prompt or answer."""
-        first, params = self._requests[0], self.call.params
+    def _access(self, usage: dict[str, int], status: int, error: ApiError | None) -> dict[str, object]:
+        """Collect the access log's fields: who asked which model, what came of it. Nothing of prompt or answer."""
+        first, params, ends = self._requests[0], self.call.params, self._ends
         user = params.safety_identifier or params.user
         fields = {
             "request_id": first.request_id,

@@ -20,6 +20,7 @@ from weft.domain.batch import (
 )
 from weft_gateway.openai.http_requests import json_body, json_response, principal_of, tenant_of
 from weft_gateway.openai.lists import Query, listed
+from weft_gateway.openai.responses_format import usage_of_items
 from weft_gateway.openai.schema import Strict, parse
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.auth import Action
@@ -100,7 +101,7 @@ def _batch(batch: BatchJob) -> dict[str, Any]:
         "id": batch.batch_id,
         "object": "batch",
         "endpoint": batch.endpoint,
-        "errors": {"object": "list", "data": [_error(error) for error in batch.errors]} if batch.errors else None,
+        "errors": {"object": "list", "data": list(map(_error, batch.errors))} if batch.errors else None,
         "input_file_id": batch.input_file_id,
         "completion_window": batch.completion_window,
         "status": batch.status.value,
@@ -116,25 +117,11 @@ def _batch(batch: BatchJob) -> dict[str, Any]:
         "cancelling_at": batch.cancelling_unix_s or None,
         "cancelled_at": batch.cancelled_unix_s or None,
         "request_counts": {"total": batch.total, "completed": batch.completed, "failed": batch.failed},
-        "usage": _usage(batch),
+        "usage": usage_of_items(batch.prompt_tokens, batch.completion_tokens),
         "metadata": dict(batch.metadata) or None,
     }
 
 
 def _error(error: BatchError) -> dict[str, Any]:
-    return {
-        "code": error.code,
-        "message": error.message,
-        "line": error.line or None,
-        "param": error.param or None,
-    }
-
-
-def _usage(batch: BatchJob) -> dict[str, Any]:
-    return {
-        "input_tokens": batch.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": 0},
-        "output_tokens": batch.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": batch.prompt_tokens + batch.completion_tokens,
-    }
+    where = {"line": error.line or None, "param": error.param or None}
+    return {"code": error.code, "message": error.message, **where}

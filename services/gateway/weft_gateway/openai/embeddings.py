@@ -191,10 +191,10 @@ class _VectorEncoder(CompletionEncoder):
 
 class EmbeddingsEncoder(_VectorEncoder):
     id_prefix, kind = "embd", "list"
+    item, field = "embedding", "embedding"
 
     def _found(self, vectors: Sequence[Vector]) -> dict[str, Any]:
-        data = [{"object": "embedding", "index": i, "embedding": self._form(one)} for i, one in enumerate(vectors)]
-        return {"data": data}
+        return {"data": [{"object": self.item, "index": i, self.field: self._form(v)} for i, v in enumerate(vectors)]}
 
     def body(self, choices: Sequence[tuple[Emit, End]], usage: dict[str, int]) -> bytes:
         form = self._params.asked.encoding_format
@@ -264,11 +264,7 @@ def _nearest(numbers: Sequence[float], x: float) -> int:
 class PoolingEncoder(EmbeddingsEncoder):
     """vLLM's form: a vector is its prompt's `data`."""
 
-    id_prefix, kind = "pool", "list"
-
-    def _found(self, vectors: Sequence[Vector]) -> dict[str, Any]:
-        data = [{"object": "pooling", "index": i, "data": self._form(one)} for i, one in enumerate(vectors)]
-        return {"data": data}
+    id_prefix, item, field = "pool", "pooling", "data"
 
 
 def _cosines(pairs: Sequence[tuple[Vector, Vector]]) -> list[float]:

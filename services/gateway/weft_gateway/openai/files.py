@@ -1,23 +1,26 @@
 """`/v1/files`: what batches read and write. The bytes stream through, to and from the batch service."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
-from weft.domain.batch import MAX_FILE_BYTES, NewFile, Page, Purpose, StoredFile
-from weft_gateway.errors import BadRequest, BodyTimeout, TooLarge, UnsupportedMediaType
+from weft.domain.batch import MAX_CHUNK_BYTES, MAX_FILE_BYTES, MAX_FILENAME, NewFile, Page, Purpose, StoredFile
+from weft.wire.multipart import FORM, FormError, Part, boundary_of, form_pieces
+from weft_gateway.errors import BadRequest, BodyTimeout, ParameterError, TooLarge, UnsupportedMediaType
 from weft_gateway.openai import http_requests
 from weft_gateway.openai.http_requests import json_response, no_foreign_page, tenant_of
 from weft_gateway.openai.lists import Query, listed
-from weft_gateway.openai.upload_form import UploadForm
 from weft_gateway.shell.app_state import AppState
 
 UPLOAD_SECONDS = 900.0  # for a whole file
 FORM_BYTES = 64 << 10  # of a form beside its file
 MAX_LIMIT = 10_000  # of a list, as OpenAI's
+MAX_FIELD_BYTES = 256
+FIELDS = ("file", "purpose")
 _CONTENT_HEADERS = {"x-content-type-options": "nosniff", "cache-control": "no-store"}
 
 
@@ -33,13 +36,11 @@ async def upload_file(state: AppState, request: Request) -> Response:
         raise TooLarge(f"The file is larger than {limit} bytes.")
     form = UploadForm(request.headers.get("content-type", ""), body_pieces(request), limit)
     try:
-        async with asyncio.timeout(UPLOAD_SECONDS):
+        async with uploading("file"):
             new = NewFile(namespace, await form.open(), Purpose.BATCH)
             return json_response(_file(await state.batch.upload(new, form.chunks())))
-    except TimeoutError as error:
-        raise BodyTimeout(f"The file did not arrive within {UPLOAD_SECONDS:g} s.") from error
-    except ClientDisconnect as error:
-        raise BadRequest("The client went away.", code="client_gone", status=499) from error
+    except FormError as error:
+        raise BadRequest(f"The body is not a multipart form: {error}.", code="invalid_form") from error
 
 
 async def list_files(state: AppState, request: Request) -> Response:
@@ -93,6 +94,18 @@ def _file(file: StoredFile) -> dict[str, Any]:
     }
 
 
+@contextlib.asynccontextmanager
+async def uploading(what: str) -> AsyncGenerator[None]:
+    """Bound an upload. Raises BodyTimeout, and BadRequest where the client goes away."""
+    try:
+        async with asyncio.timeout(UPLOAD_SECONDS):
+            yield
+    except TimeoutError as error:
+        raise BodyTimeout(f"The {what} did not arrive within {UPLOAD_SECONDS:g} s.") from error
+    except ClientDisconnect as error:
+        raise BadRequest("The client went away.", code="client_gone", status=499) from error
+
+
 async def body_pieces(request: Request) -> AsyncGenerator[bytes]:
     """The body as it comes, no part of it late. Raises BodyTimeout."""
     stream, seconds = request.stream(), http_requests.BODY_SECONDS
@@ -111,3 +124,59 @@ async def _after(first: bytes, chunks: AsyncIterator[bytes]) -> AsyncGenerator[b
     yield first
     async for chunk in chunks:
         yield chunk
+
+
+class UploadForm:
+    """Reads a form with one file as it comes. `open` goes to the file's beginning, `chunks` from there to the end."""
+
+    def __init__(self, content_type: str, body: AsyncIterator[bytes], max_bytes: int) -> None:
+        """`max_bytes`: of the file. Raises UnsupportedMediaType."""
+        boundary = boundary_of(content_type)
+        if boundary is None:
+            text = f"The body is declared as {content_type[:128] or 'nothing'!r}; send it as a form: {FORM}."
+            raise UnsupportedMediaType(text)
+        self._max_bytes, self._has_purpose = max_bytes, False
+        self._pieces = form_pieces(boundary, body)
+
+    async def open(self) -> str:
+        """Return the file's name. Raises ApiError, FormError."""
+        async for piece in self._pieces:
+            assert isinstance(piece, Part), "what was before has been read"
+            if piece.name == "file":
+                return piece.filename[:MAX_FILENAME]
+            await self._field(piece)
+        raise ParameterError("file is required: the JSON lines.", param="file", code="missing_parameter")
+
+    async def chunks(self) -> AsyncGenerator[bytes]:
+        """Yield the file's bytes. What follows it is checked before the end. Raises ApiError, FormError."""
+        size = 0
+        async for piece in self._pieces:
+            if isinstance(piece, bytes):
+                size += len(piece)
+                if size > self._max_bytes:
+                    raise TooLarge(f"The file is larger than {self._max_bytes} bytes.")
+                for start in range(0, len(piece), MAX_CHUNK_BYTES):
+                    yield piece[start : start + MAX_CHUNK_BYTES]
+            elif piece and piece.name == "file":
+                raise ParameterError("file: the form has two; an upload is one.", param="file")
+            elif piece:
+                await self._field(piece)
+        if not self._has_purpose:
+            raise ParameterError("purpose is required.", param="purpose", code="missing_parameter")
+
+    async def _field(self, part: Part) -> None:
+        """Read and check a part that is no file."""
+        if part.name != "purpose":
+            text = f"The parameter {part.name[:64]} is not supported. Supported: {', '.join(FIELDS)}."
+            raise ParameterError(text, param=part.name[:64], code="unsupported_parameter")
+        value = b""
+        while (piece := await anext(self._pieces)) is not None:
+            assert isinstance(piece, bytes), "a part ends before another begins"
+            value += piece
+            if len(value) > MAX_FIELD_BYTES:
+                break
+        if value != Purpose.BATCH.value.encode():
+            given = value[:MAX_FIELD_BYTES].decode(errors="replace")
+            text = f"purpose: files are for batches here; it must be {Purpose.BATCH.value!r}, not {given!r}."
+            raise ParameterError(text, param="purpose")
+        self._has_purpose = True

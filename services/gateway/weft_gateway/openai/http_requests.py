@@ -44,14 +44,18 @@ async def completion(endpoint: ModelEndpoint[T], state: AppState, request: Reque
         raise
 
 
-async def wait_for_routes(state: AppState, request: Request) -> None:
-    """A process that has just started holds its first requests. Raises ServiceUnavailable, Overloaded."""
+async def caller_of(state: AppState, request: Request, action: Action) -> Principal:
+    """Return who asks, once there is a route table: a process that has just started holds its first requests.
+
+    Raises Unauthorized, PermissionDenied, ServiceUnavailable, Overloaded.
+    """
     if not state.machine.routes.known:
         request_id = request.state.ids.request_id
         try:
             await state.manager.arrive(request_id)
         finally:
             state.manager.client_gone(request_id)  # it needs nothing more
+    return principal_of(state, request, action)
 
 
 def principal_of(state: AppState, request: Request, action: Action) -> Principal:
@@ -67,10 +71,9 @@ def principal_of(state: AppState, request: Request, action: Action) -> Principal
 
 
 async def tenant_of(state: AppState, request: Request) -> str:
-    """The namespace of who reads or changes files and batches; "" where keys are off. Raises ApiError."""
-    await wait_for_routes(state, request)
+    """Return the namespace of who reads or changes files and batches; "" where keys are off. Raises ApiError."""
     action = Action.READ if request.method in ("GET", "HEAD") else Action.WRITE
-    return principal_of(state, request, action).namespace or ""
+    return (await caller_of(state, request, action)).namespace or ""
 
 
 def no_foreign_page(request: Request) -> None:

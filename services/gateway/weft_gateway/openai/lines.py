@@ -186,7 +186,9 @@ class LineRunner:
             endpoint = ENDPOINTS.get(line.endpoint)
             if endpoint is None:
                 raise BadRequest(f"url: lines go to {' or '.join(ENDPOINTS)}.")
-            call.trace = self._trace(line, call, endpoint)
+            tracer, headers = self._state.tracer, {"traceparent": line.traceparent}  # the span of its batch
+            if line.traceparent and tracer and (span := tracer.begin(headers, call.arrived_unix_ms)):
+                call.trace = RequestTrace(span, endpoint.operation)
             await self._state.manager.arrive(call.ids.request_id, call.priority)
             if failure := self._state.machine.admission.refusal(self._state.manager.clock(), call.priority):
                 raise from_failure(failure)
@@ -198,13 +200,6 @@ class LineRunner:
             if isinstance(error, ApiError):
                 self._state.manager.count_answer(call.model, line.namespace, error.status, error.code)
             raise
-
-    def _trace(self, line: RunLine, call: Call, endpoint: ModelEndpoint[Any]) -> RequestTrace | None:
-        """Under the span of its batch. None: the batch is not sampled, or spans are off."""
-        if not (line.traceparent and self._state.tracer):
-            return None
-        span = self._state.tracer.begin({"traceparent": line.traceparent}, call.arrived_unix_ms)
-        return span and RequestTrace(span, endpoint.operation)
 
     async def _body(self, answer: Answer) -> bytes:
         """Raises ApiError, also where the line waits in a pool that has no runner: its place is another's."""

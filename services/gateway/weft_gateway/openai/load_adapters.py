@@ -29,7 +29,7 @@ from weft.domain.adapter import FILES, OPTIONAL_FILES, OTHER_FORMS
 from weft_gateway.core.routes import ANY_NAMESPACE, UnknownVersion
 from weft_gateway.errors import BadRequest, NotConfigured, NotFound, ParameterError, ServiceUnavailable
 from weft_gateway.openai.adapters import store_adapter
-from weft_gateway.openai.http_requests import json_body, principal_of, wait_for_routes
+from weft_gateway.openai.http_requests import caller_of, json_body
 from weft_gateway.openai.schema import Strict, checked, object_of
 from weft_gateway.shell.app_state import AppState, LoadedAdapter
 from weft_gateway.shell.auth import Action
@@ -90,8 +90,7 @@ async def unload_lora_adapter(state: AppState, request: Request) -> Response:
 
 async def _objects(state: AppState, request: Request) -> ObjectsClient:
     """What changes objects, for a caller who may. Raises ApiError."""
-    await wait_for_routes(state, request)
-    principal_of(state, request, Action.PUBLISH)
+    await caller_of(state, request, Action.PUBLISH)
     if state.objects is None:
         raise NotConfigured(
             "This gateway loads and unloads no adapters by request: apply or delete a LoRAAdapter (`weft apply`, "

@@ -13,11 +13,12 @@ from starlette.responses import Response
 from weft_gateway.errors import ParameterError
 from weft_gateway.openai.chat import ChatEndpoint
 from weft_gateway.openai.fields import MAX_INT32, Stops, Whole
-from weft_gateway.openai.http_requests import json_body, json_response
+from weft_gateway.openai.http_requests import caller_of, json_body, json_response
 from weft_gateway.openai.messages_format import MessagesEncoder
 from weft_gateway.openai.schema import MAX_MESSAGES, ChatRequest, Strict, checked, naming, object_of
-from weft_gateway.openai.tokenize import caller_of, chat_length, in_thread, tokenizer_of
+from weft_gateway.openai.tokenize import chat_length, in_thread, tokenizer_of
 from weft_gateway.shell.app_state import AppState
+from weft_gateway.shell.auth import Action
 from weft_gateway.tolerance import check_names
 
 PATH = "/v1/messages"
@@ -171,7 +172,7 @@ MESSAGES = MessagesEndpoint()
 
 async def count_tokens(state: AppState, request: Request) -> Response:
     """Count the tokens of a chat in Anthropic's form."""
-    caller = await caller_of(state, request)
+    caller = await caller_of(state, request, Action.INFER)
     body = await json_body(request, state.settings.max_body_bytes)
     params = await in_thread(lambda body: _chat(checked(CountRequest, object_of(body))), body)
     pool, tokenizer = await tokenizer_of(state, caller, params.model)

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from weft.domain.routes import PoolRoute, Route
 from weft_gateway.core.routes import versions_of
-from weft_gateway.openai.http_requests import in_turns, json_response, principal_of, wait_for_routes
+from weft_gateway.openai.http_requests import caller_of, in_turns, json_response
 from weft_gateway.shell.app_state import AppState, LoadedAdapter
 from weft_gateway.shell.auth import Action
 
@@ -19,17 +19,15 @@ async def list_models(state: AppState, request: Request) -> Response:
 
     The `root` of an adapter is the path that a request loaded it from, else its content's digest.
     """
-    await wait_for_routes(state, request)
-    visible = state.machine.routes.visible(principal_of(state, request, Action.LIST))
+    visible = state.machine.routes.visible(await caller_of(state, request, Action.LIST))
     models = [orjson.Fragment(orjson.dumps(_model(state.loaded, *found))) async for found in in_turns(visible)]
     return json_response({"object": "list", "data": models})
 
 
 async def one_model(state: AppState, request: Request) -> Response:
     """One model; its id may hold slashes."""
-    await wait_for_routes(state, request)
-    name = request.path_params["model"]
-    return json_response(_model(state.loaded, *state.model(name, principal_of(state, request, Action.LIST))))
+    found = state.model(request.path_params["model"], await caller_of(state, request, Action.LIST))
+    return json_response(_model(state.loaded, *found))
 
 
 def _model(by_request: Mapping[str, LoadedAdapter], route: Route, pool: PoolRoute) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from weft_gateway.errors import ApiError, BadRequest, ParameterError
 from weft_gateway.openai.call import Call
 from weft_gateway.openai.chat import ChatEndpoint
 from weft_gateway.openai.fields import MAX_INT32, Whole
-from weft_gateway.openai.http_requests import json_body, json_response, tenant_of
+from weft_gateway.openai.http_requests import caller_of, json_body, json_response, tenant_of
 from weft_gateway.openai.lists import MAX_ID_CHARS, Query, listed
 from weft_gateway.openai.responses_format import ResponsesEncoder, input_item
 from weft_gateway.openai.schema import (
@@ -34,8 +34,9 @@ from weft_gateway.openai.schema import (
     naming,
     object_of,
 )
-from weft_gateway.openai.tokenize import caller_of, chat_length, in_thread, tokenizer_of
+from weft_gateway.openai.tokenize import chat_length, in_thread, tokenizer_of
 from weft_gateway.shell.app_state import AppState
+from weft_gateway.shell.auth import Action
 
 log = logging.getLogger(__name__)
 MAX_RESPONSE_ID = 160
@@ -117,7 +118,7 @@ class ResponsesChat(ChatRequest):
     asked_as = OWN_NAMES
     _asked: ResponsesRequest = PrivateAttr()
     _own: list[Any] = PrivateAttr(default_factory=list[Any])
-    _repeated: dict[str, Any] = PrivateAttr(default_factory=dict[str, Any])
+    _keep: bool = PrivateAttr(False)
 
     @property
     def asked(self) -> ResponsesRequest:
@@ -130,7 +131,21 @@ class ResponsesChat(ChatRequest):
 
     @property
     def repeated(self) -> dict[str, Any]:
-        return {**self._repeated, "temperature": self.temperature, "top_p": self.top_p}
+        asked = self._asked
+        return {
+            "instructions": asked.instructions or None,
+            "max_output_tokens": asked.max_output_tokens,
+            "metadata": asked.metadata,
+            "parallel_tool_calls": asked.parallel_tool_calls,
+            "previous_response_id": asked.previous_response_id,
+            "store": self._keep,
+            "text": asked.text or {"format": {"type": "text"}},
+            "tool_choice": asked.tool_choice,
+            "tools": asked.tools,
+            "user": asked.user or None,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+        }
 
     @classmethod
     def of(
@@ -152,19 +167,7 @@ class ResponsesChat(ChatRequest):
         chat["response_format"] = _response_format(params.text.get("format"))
         with naming(OWN_NAMES):
             request = checked(cls, chat)
-        request._asked, request._own = params, own
-        request._repeated = {
-            "instructions": params.instructions or None,
-            "max_output_tokens": params.max_output_tokens,
-            "metadata": params.metadata,
-            "parallel_tool_calls": params.parallel_tool_calls,
-            "previous_response_id": params.previous_response_id,
-            "store": keep,
-            "text": params.text or {"format": {"type": "text"}},
-            "tool_choice": params.tool_choice,
-            "tools": params.tools,
-            "user": params.user or None,
-        }
+        request._asked, request._own, request._keep = params, own, keep
         return request
 
 
@@ -295,18 +298,21 @@ RESPONSES = ResponsesEndpoint()
 
 async def one_response(state: AppState, request: Request) -> Response:
     """Answer with a response that was kept."""
+    return json_response((await _kept(state, request))["response"])
+
+
+async def _kept(state: AppState, request: Request) -> dict[str, Any]:
+    """Read the response that the path names, with its own input. Raises ApiError."""
     namespace, response_id = await tenant_of(state, request), request.path_params["response_id"]
     (body,) = await state.batch.conversation(namespace, response_id, alone=True)
-    return json_response(orjson.loads(body)["response"])
+    return orjson.loads(body)
 
 
 async def list_input_items(state: AppState, request: Request) -> Response:
     """List the input of a response that was kept, without what it continued; the last item first."""
     query = Query(request, "after", "limit", "order", "include", "include[]")
     limit, after = query.limit(20, 100), query.after()
-    namespace, response_id = await tenant_of(state, request), request.path_params["response_id"]
-    (body,) = await state.batch.conversation(namespace, response_id, alone=True)
-    items = _identified(orjson.loads(body)["input"], response_id)
+    items = _identified((await _kept(state, request))["input"], request.path_params["response_id"])
     if query.one_of("order", {"asc": False, "desc": True}) is not False:
         items.reverse()
     ids = [item["id"] for item in items]
@@ -336,13 +342,13 @@ async def delete_response(state: AppState, request: Request) -> Response:
 
 async def cancel_response(state: AppState, request: Request) -> Response:
     """Refuse to cancel a response: it is answered while its caller waits. Raises BadRequest, NotFound."""
-    await state.batch.conversation(await tenant_of(state, request), request.path_params["response_id"], alone=True)
+    await _kept(state, request)
     raise BadRequest("Cannot cancel a synchronous response.")
 
 
 async def count_input_tokens(state: AppState, request: Request) -> Response:
     """Count the tokens of a conversation, as a response to it would."""
-    caller = await caller_of(state, request)
+    caller = await caller_of(state, request, Action.INFER)
     chat = await in_thread(RESPONSES.parse, await json_body(request, state.settings.max_body_bytes))
     chat = await _continued(state, caller, chat)
     pool, tokenizer = await tokenizer_of(state, caller, chat.model)

@@ -164,7 +164,7 @@ class ResponsesEncoder(AnswerEncoder):
             "reasoning": {"effort": self._params.reasoning_effort, "summary": None},
             "service_tier": "default",
             "truncation": "disabled",
-            "usage": usage and _usage(usage),
+            "usage": usage and usage_of_items(usage["prompt_tokens"], usage["completion_tokens"]),
             **self._params.repeated,
             "store": self._kept,
         }
@@ -176,13 +176,14 @@ class ResponsesEncoder(AnswerEncoder):
         return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"
 
 
-def _usage(usage: dict[str, int]) -> dict[str, Any]:
+def usage_of_items(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
+    """Count tokens as responses and batches do."""
     return {
-        "input_tokens": usage["prompt_tokens"],
+        "input_tokens": prompt_tokens,
         "input_tokens_details": {"cached_tokens": 0},
-        "output_tokens": usage["completion_tokens"],
+        "output_tokens": completion_tokens,
         "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": usage["total_tokens"],
+        "total_tokens": prompt_tokens + completion_tokens,
     }
 
 

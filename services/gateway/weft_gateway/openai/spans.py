@@ -46,10 +46,8 @@ class RequestTrace:
 
     def refused(self, model: str | None, error: BaseException) -> None:
         """Before its submission. `model`: that it names, if it could be read."""
-        if isinstance(error, ApiError):
-            self._end(model, {}, error.status, error.code)
-        else:
-            self._end(model, {}, None, type(error).__name__)
+        status, code = (error.status, error.code) if isinstance(error, ApiError) else (None, type(error).__name__)
+        self._end(model, {}, status, code)
 
     def _end(
         self, model: str | None, attributes: dict[str, str | int | float | list[str] | None], status: int | None,

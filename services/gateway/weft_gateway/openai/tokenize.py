@@ -14,7 +14,7 @@ from weft_gateway.core.routes import Principal
 from weft_gateway.errors import BadRequest, ParameterError, ServiceUnavailable
 from weft_gateway.openai.chat import chat_of
 from weft_gateway.openai.fields import TokenIds
-from weft_gateway.openai.http_requests import json_body, json_response, principal_of, wait_for_routes
+from weft_gateway.openai.http_requests import caller_of, json_body, json_response
 from weft_gateway.openai.prepare import THREAD_BYTES, chat_tokenizer
 from weft_gateway.openai.schema import (
     ChatPrompt,
@@ -58,7 +58,7 @@ class DetokenizeRequest(Strict):
 
 async def tokenize(state: AppState, request: Request) -> Response:
     """Answer with the tokens of a text or of a chat."""
-    caller = await caller_of(state, request)
+    caller = await caller_of(state, request, Action.INFER)
     params = await in_thread(_tokenize_request, await json_body(request, state.settings.max_body_bytes))
     pool, tokenizer = await tokenizer_of(state, caller, params.model)
     try:
@@ -98,7 +98,7 @@ def _spelled(tokenizer: ModelTokenizer, token: int) -> str:
 
 async def detokenize(state: AppState, request: Request) -> Response:
     """Answer with the text of tokens; special ones have none."""
-    caller = await caller_of(state, request)
+    caller = await caller_of(state, request, Action.INFER)
     body = await json_body(request, state.settings.max_body_bytes)
     params = await in_thread(partial(parse, DetokenizeRequest), body)
     _, tokenizer = await tokenizer_of(state, caller, params.model, for_chats=False)
@@ -110,15 +110,9 @@ async def detokenize(state: AppState, request: Request) -> Response:
 
 async def tokenizer_info(state: AppState, request: Request) -> Response:
     """Answer with the tokenizer_config.json of the model that `?model=` names."""
-    caller = await caller_of(state, request)
+    caller = await caller_of(state, request, Action.INFER)
     _, tokenizer = await tokenizer_of(state, caller, request.query_params.get("model"))
     return json_response(tokenizer.config)
-
-
-async def caller_of(state: AppState, request: Request) -> Principal:
-    """Return who asks, once there is a route table. Raises Unauthorized, ServiceUnavailable, Overloaded."""
-    await wait_for_routes(state, request)
-    return principal_of(state, request, Action.INFER)
 
 
 async def in_thread(check: Callable[[bytes], T], body: bytes) -> T:

@@ -9,7 +9,6 @@ import contextlib
 import logging
 import re
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
@@ -34,35 +33,28 @@ async def fetch_tokenizer_files(
 
     Raises Refused (no such model, no tokenizer.json), Unavailable (the depot does not answer, or with other content).
     """
-    cache = _Cache(depot, blobs, on_corrupt)
-    with blobs.lease() as lease:
-        lease.name(digest)
-        manifest = Manifest.from_bytes(await cache.blob("manifest", digest, MAX_MANIFEST_BYTES))
-        manifest.file("tokenizer.json")
-        entries = [entry for entry in manifest.files if entry.name in FILES]
-        lease.name(*(entry.digest for entry in entries))
-        return {entry.name: await cache.blob(entry.name, entry.digest, MAX_FILE_BYTES) for entry in entries}
 
-
-@dataclass(frozen=True, slots=True)
-class _Cache:
-    depot: httpx2.AsyncClient
-    blobs: BlobStore
-    on_corrupt: Callable[[], None]
-
-    async def blob(self, name: str, digest: str, max_bytes: int) -> bytes:
-        """From here, else from the depot; verified either way."""
+    async def blob(name: str, digest: str, max_bytes: int) -> bytes:
+        """Read a file from here, else from the depot; verified either way."""
         try:
-            return await asyncio.to_thread(self.blobs.read, digest, max_bytes=max_bytes)
+            return await asyncio.to_thread(blobs.read, digest, max_bytes=max_bytes)
         except UnknownDigest:
             pass
         except Damaged as error:
-            self.blobs.discard(digest)
+            blobs.discard(digest)
             log.error("damaged file thrown away", extra=kv(file=name, digest=digest, difference=error.difference))
-            self.on_corrupt()
-        data = await download(self.depot, digest, max_bytes)
-        self.blobs.put(data)
+            on_corrupt()
+        data = await download(depot, digest, max_bytes)
+        blobs.put(data)
         return data
+
+    with blobs.lease() as lease:
+        lease.name(digest)
+        manifest = Manifest.from_bytes(await blob("manifest", digest, MAX_MANIFEST_BYTES))
+        manifest.file("tokenizer.json")
+        entries = [entry for entry in manifest.files if entry.name in FILES]
+        lease.name(*(entry.digest for entry in entries))
+        return {entry.name: await blob(entry.name, entry.digest, MAX_FILE_BYTES) for entry in entries}
 
 
 async def download(depot: httpx2.AsyncClient, digest: str, max_bytes: int) -> bytes:

@@ -21,10 +21,10 @@ from weft.domain.adapter import Tier
 from weft.domain.fleet import FleetAdapter, FleetRunner
 from weft.domain.routes import PoolRoute, Route, Unserved
 from weft_gateway.core.history import Tally, UsageSum, quantile, summed
-from weft_gateway.core.routes import Principal, RouteIndex
+from weft_gateway.core.routes import RouteIndex
 from weft_gateway.core.standing import standing
 from weft_gateway.errors import BadRequest, NotFound
-from weft_gateway.openai.http_requests import principal_of, wait_for_routes
+from weft_gateway.openai.http_requests import caller_of
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.auth import Action
 from weft_gateway.shell.fleet_view import FleetNow
@@ -78,7 +78,7 @@ def _files() -> Mapping[str, tuple[bytes, str]]:
 
 async def overview(state: AppState, request: Request) -> Response:
     """Totals, pools, the queue, latencies and errors of the last hour. Raises ApiError."""
-    principal = await _viewer(state, request)
+    principal = await caller_of(state, request, Action.METRICS)
     namespace, machine, now = principal.namespace, state.machine, state.manager.clock()
     minutes = state.manager.history.minutes(namespace, now)
     hour = summed(minutes)
@@ -151,7 +151,7 @@ def _ms(seconds: float | None) -> float | None:
 
 async def runners(state: AppState, request: Request) -> Response:
     """The runners and their adapters by model name; nothing for a caller who may not see all namespaces."""
-    principal = await _viewer(state, request)
+    principal = await caller_of(state, request, Action.METRICS)
     if principal.namespace is not None:
         return _json({"runners": [], "left_out": 0, "at_ms": None})
     now = await state.manager.fleet.latest()
@@ -175,7 +175,7 @@ def _place(one: FleetAdapter) -> dict[str, Any]:
 
 async def adapters(state: AppState, request: Request) -> Response:
     """A page of adapters: `state` served or unserved, `q` in their name, `skip`, `limit`. Raises ApiError."""
-    principal = await _viewer(state, request)
+    principal = await caller_of(state, request, Action.METRICS)
     query, routes = request.query_params, state.machine.routes
     skip, limit = _number(query.get("skip", "0"), MAX_SKIP), _number(query.get("limit", "50"), MAX_PAGE)
     search = query.get("q", "")[:MAX_SEARCH]
@@ -219,12 +219,6 @@ def _unserved(one: Unserved) -> dict[str, Any]:
         "why": one.message,
         "advice": advice(one.reason, "LoRAAdapter") or "",
     }
-
-
-async def _viewer(state: AppState, request: Request) -> Principal:
-    """The caller; a namespace of None sees everything. Raises Unauthorized, PermissionDenied, ServiceUnavailable."""
-    await wait_for_routes(state, request)
-    return principal_of(state, request, Action.METRICS)
 
 
 def _number(value: str, most: int) -> int:
