@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from weft_gateway.errors import BadRequest, ParameterError, ServiceUnavailable, UnsupportedMediaType
-from weft_gateway.openai.files import body_pieces, uploading
-from weft_gateway.openai.http_requests import json_response, no_foreign_page, tenant_of
+from weft_gateway.openai.files import UPLOAD_SECONDS, body_pieces
+from weft_gateway.openai.http_requests import json_response, no_foreign_page, receiving, tenant_of
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.depot_client import DepotRefused, upload_adapter
 
@@ -41,7 +41,7 @@ async def store_adapter(
 ) -> Mapping[str, Any]:
     """Send a form of an adapter's files to the depot; returns its digest, uri and sizeBytes. Raises ApiError."""
     try:
-        async with uploading("adapter"):
+        async with receiving(UPLOAD_SECONDS, f"The adapter did not arrive within {UPLOAD_SECONDS:g} s."):
             return await upload_adapter(state.depot, namespace, content_type, form)
     except DepotRefused as error:
         raise BadRequest(f"The adapter is refused: {error}", code=error.code, status=error.status) from error

@@ -18,8 +18,7 @@ from weft.domain.batch import (
     NewBatch,
     Page,
 )
-from weft_gateway.openai.http_requests import json_body, json_response, principal_of, tenant_of
-from weft_gateway.openai.lists import Query, listed
+from weft_gateway.openai.http_requests import Query, json_body, json_response, listed, principal_of, tenant_of
 from weft_gateway.openai.responses_format import usage_of_items
 from weft_gateway.openai.schema import Strict, parse
 from weft_gateway.shell.app_state import AppState

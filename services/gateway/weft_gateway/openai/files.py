@@ -1,19 +1,16 @@
 """`/v1/files`: what batches read and write. The bytes stream through, to and from the batch service."""
 
-import asyncio
-import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from weft.domain.batch import MAX_CHUNK_BYTES, MAX_FILE_BYTES, MAX_FILENAME, NewFile, Page, Purpose, StoredFile
 from weft.wire.multipart import FORM, FormError, Part, boundary_of, form_pieces
-from weft_gateway.errors import BadRequest, BodyTimeout, ParameterError, TooLarge, UnsupportedMediaType
+from weft_gateway.errors import BadRequest, ParameterError, TooLarge, UnsupportedMediaType
 from weft_gateway.openai import http_requests
-from weft_gateway.openai.http_requests import json_response, no_foreign_page, tenant_of
-from weft_gateway.openai.lists import Query, listed
+from weft_gateway.openai.http_requests import Query, json_response, listed, no_foreign_page, receiving, tenant_of
 from weft_gateway.shell.app_state import AppState
 
 UPLOAD_SECONDS = 900.0  # for a whole file
@@ -36,7 +33,7 @@ async def upload_file(state: AppState, request: Request) -> Response:
         raise TooLarge(f"The file is larger than {limit} bytes.")
     form = UploadForm(request.headers.get("content-type", ""), body_pieces(request), limit)
     try:
-        async with uploading("file"):
+        async with receiving(UPLOAD_SECONDS, f"The file did not arrive within {UPLOAD_SECONDS:g} s."):
             new = NewFile(namespace, await form.open(), Purpose.BATCH)
             return json_response(_file(await state.batch.upload(new, form.chunks())))
     except FormError as error:
@@ -94,27 +91,13 @@ def _file(file: StoredFile) -> dict[str, Any]:
     }
 
 
-@contextlib.asynccontextmanager
-async def uploading(what: str) -> AsyncGenerator[None]:
-    """Bound an upload. Raises BodyTimeout, and BadRequest where the client goes away."""
-    try:
-        async with asyncio.timeout(UPLOAD_SECONDS):
-            yield
-    except TimeoutError as error:
-        raise BodyTimeout(f"The {what} did not arrive within {UPLOAD_SECONDS:g} s.") from error
-    except ClientDisconnect as error:
-        raise BadRequest("The client went away.", code="client_gone", status=499) from error
-
-
 async def body_pieces(request: Request) -> AsyncGenerator[bytes]:
     """The body as it comes, no part of it late. Raises BodyTimeout."""
     stream, seconds = request.stream(), http_requests.BODY_SECONDS
+    late = f"Nothing of the file arrived for {seconds:g} s."
     while True:
-        try:
-            async with asyncio.timeout(seconds):
-                chunk = await anext(stream, None)
-        except TimeoutError as error:
-            raise BodyTimeout(f"Nothing of the file arrived for {seconds:g} s.") from error
+        async with receiving(seconds, late):
+            chunk = await anext(stream, None)
         if chunk is None:
             return
         yield chunk

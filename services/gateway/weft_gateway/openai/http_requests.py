@@ -1,9 +1,10 @@
-"""What an HTTP request brings: its caller, its body within bounds of size and time, its model call."""
+"""What an HTTP request brings: its caller, its body within bounds of size and time, its query, its model call."""
 
 import asyncio
+import contextlib
 import time
 import zlib
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import Any, TypeVar
 
 import orjson
@@ -11,7 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from weft_gateway.core.routes import Principal
-from weft_gateway.errors import BadRequest, BodyTimeout, TooLarge, UnsupportedMediaType, from_failure
+from weft_gateway.errors import BadRequest, BodyTimeout, ParameterError, TooLarge, UnsupportedMediaType, from_failure
 from weft_gateway.openai.call import JSON, Call, ModelEndpoint, T
 from weft_gateway.openai.prepare import submit
 from weft_gateway.openai.spans import RequestTrace
@@ -20,6 +21,7 @@ from weft_gateway.shell.auth import Action, authenticate, check_scope
 from weft_gateway.shell.request_ids import Ids
 
 BODY_SECONDS = 30.0  # for a client to send its body
+MAX_ID_CHARS = 256
 TURN = 500  # entries of a list that are written at once: 3 ms
 E = TypeVar("E")
 
@@ -136,14 +138,62 @@ async def _body(request: Request, limit: int) -> bytes:
     if declared.isdigit() and int(declared) > limit:
         raise TooLarge(f"The body is larger than {limit} bytes.")
     body = bytearray()
+    async with receiving(BODY_SECONDS, f"The body did not arrive within {BODY_SECONDS:g} s."):
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > limit:
+                raise TooLarge(f"The body is larger than {limit} bytes.")
+    return bytes(body)
+
+
+@contextlib.asynccontextmanager
+async def receiving(seconds: float, late: str) -> AsyncGenerator[None]:
+    """Bound the time for a client to send. Raises BodyTimeout, and BadRequest where it goes away."""
     try:
-        async with asyncio.timeout(BODY_SECONDS):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > limit:
-                    raise TooLarge(f"The body is larger than {limit} bytes.")
+        async with asyncio.timeout(seconds):
+            yield
     except TimeoutError as error:
-        raise BodyTimeout(f"The body did not arrive within {BODY_SECONDS:g} s.") from error
+        raise BodyTimeout(late) from error
     except ClientDisconnect as error:
         raise BadRequest("The client went away.", code="client_gone", status=499) from error
-    return bytes(body)
+
+
+class Query:
+    """The query of a list, whose parameters have these names; any other is refused by name."""
+
+    def __init__(self, request: Request, *names: str) -> None:
+        """Raises ParameterError."""
+        self._given = request.query_params
+        for name in self._given:
+            if name not in names:
+                text = f"The parameter {name[:64]} is not supported. Supported: {', '.join(names)}."
+                raise ParameterError(text, param=name[:64], code="unsupported_parameter")
+
+    def after(self) -> str:
+        """Return an id: the list goes on behind it. Raises ParameterError."""
+        after = self._given.get("after", "")
+        if len(after) > MAX_ID_CHARS:
+            raise ParameterError("after: is not an id.", param="after")
+        return after
+
+    def limit(self, default: int, most: int) -> int:
+        """Return how many are asked for. Raises ParameterError."""
+        given = self._given.get("limit", str(default))
+        if not (given.isascii() and given.isdigit() and len(given) <= 9 and 1 <= int(given) <= most):
+            raise ParameterError(f"limit: must be a number from 1 to {most}.", param="limit")
+        return int(given)
+
+    def one_of(self, name: str, values: Mapping[str, E]) -> E | None:
+        """Return what a word means; None: it is not given. Raises ParameterError."""
+        given = self._given.get(name)
+        if given is None:
+            return None
+        if given not in values:
+            raise ParameterError(f"{name}: must be one of {', '.join(values)}.", param=name)
+        return values[given]
+
+
+def listed(data: list[dict[str, Any]], has_more: bool) -> dict[str, Any]:
+    """Write one page of a list."""
+    ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": None, "last_id": None}
+    return {"object": "list", "data": data, **ends, "has_more": has_more}

@@ -73,11 +73,8 @@ async def submit(state: AppState, endpoint: ModelEndpoint[T], call: Call, body: 
         # 4. Its answers count from here on; the tokenizer with its chat template, which may be waited for.
         call.priority = Priority.BATCH if params.priority else call.priority
         await state.manager.resolve(call.ids.request_id, pool.name, answers, call.priority)
-        if (tokenizer := state.tokenizers.get(pool.base_digest)) is None:
-            text = f"The tokenizer of pool {pool.name} is not available: the pool has changed."
-            raise ServiceUnavailable(text, code="model_not_ready", retry_after_ms=1000)
         is_chat = isinstance(params, ChatPrompt)
-        call.tokenizer = await chat_tokenizer(state, route, pool, tokenizer) if is_chat else tokenizer
+        call.tokenizer = await tokenizer_of(state, route, pool, ": the pool has changed", for_chats=is_chat)
         # 5. The limits, as far as they do not count tokens: a prompt that is refused need not be tokenised.
         if limits := state.manager.limits if call.principal.limits else None:
             limits.check_requests(call.principal, route.model_name, answers)
@@ -145,11 +142,16 @@ def _named_model(body: bytes) -> str | None:
     return model[:MAX_ASKED_CHARS] if isinstance(model, str) else None
 
 
-async def chat_tokenizer(state: AppState, route: Route, pool: PoolRoute, tokenizer: ModelTokenizer) -> ModelTokenizer:
-    """Return the pool's tokenizer with the chat template of the adapter's spec, else of its files, else of the pool.
+async def tokenizer_of(state: AppState, route: Route, pool: PoolRoute, why: str, *, for_chats: bool) -> ModelTokenizer:
+    """Return the pool's tokenizer, for chats with the template of the adapter's spec, its files, or the pool.
 
-    Raises BadRequest, ServiceUnavailable.
+    `why` there may be none. Raises BadRequest, ServiceUnavailable.
     """
+    if (tokenizer := state.tokenizers.get(pool.base_digest)) is None:
+        text = f"The tokenizer of pool {pool.name} is not available{why}."
+        raise ServiceUnavailable(text, code="model_not_ready", retry_after_ms=1000)
+    if not for_chats:
+        return tokenizer
     supplied = route.chat_template or route.chat_template_fault
     counts = route if supplied or route.own_chat_template else pool
     if counts.chat_template_fault:

@@ -22,8 +22,15 @@ from weft_gateway.errors import ApiError, BadRequest, ParameterError
 from weft_gateway.openai.call import Call
 from weft_gateway.openai.chat import ChatEndpoint
 from weft_gateway.openai.fields import MAX_INT32, Whole
-from weft_gateway.openai.http_requests import caller_of, json_body, json_response, tenant_of
-from weft_gateway.openai.lists import MAX_ID_CHARS, Query, listed
+from weft_gateway.openai.http_requests import (
+    MAX_ID_CHARS,
+    Query,
+    caller_of,
+    json_body,
+    json_response,
+    listed,
+    tenant_of,
+)
 from weft_gateway.openai.responses_format import ResponsesEncoder, input_item
 from weft_gateway.openai.schema import (
     MAX_CALLER_ID,

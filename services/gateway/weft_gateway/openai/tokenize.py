@@ -11,11 +11,11 @@ from starlette.responses import Response
 
 from weft.domain.routes import PoolRoute
 from weft_gateway.core.routes import Principal
-from weft_gateway.errors import BadRequest, ParameterError, ServiceUnavailable
+from weft_gateway.errors import BadRequest, ParameterError
+from weft_gateway.openai import prepare
 from weft_gateway.openai.chat import chat_of
 from weft_gateway.openai.fields import TokenIds
 from weft_gateway.openai.http_requests import caller_of, json_body, json_response
-from weft_gateway.openai.prepare import THREAD_BYTES, chat_tokenizer
 from weft_gateway.openai.schema import (
     ChatPrompt,
     Strict,
@@ -117,7 +117,7 @@ async def tokenizer_info(state: AppState, request: Request) -> Response:
 
 async def in_thread(check: Callable[[bytes], T], body: bytes) -> T:
     """Check a body; a long one is no work for the loop. Raises ApiError."""
-    return await asyncio.to_thread(check, body) if len(body) > THREAD_BYTES else check(body)
+    return await asyncio.to_thread(check, body) if len(body) > prepare.THREAD_BYTES else check(body)
 
 
 async def tokenizer_of(
@@ -128,11 +128,7 @@ async def tokenizer_of(
     Raises ModelNotFound, ParameterError, ServiceUnavailable.
     """
     route, pool = state.model(_only_base(state, caller) if name is None else name, caller)
-    tokenizer = state.tokenizers.get(pool.base_digest)
-    if tokenizer is None:
-        text = f"The tokenizer of pool {pool.name} is not available yet."
-        raise ServiceUnavailable(text, code="model_not_ready", retry_after_ms=1000)
-    return pool, await chat_tokenizer(state, route, pool, tokenizer) if for_chats else tokenizer
+    return pool, await prepare.tokenizer_of(state, route, pool, " yet", for_chats=for_chats)
 
 
 def _only_base(state: AppState, caller: Principal) -> str:

@@ -20,7 +20,7 @@ from weft.api.reasons import advice
 from weft.domain.adapter import Tier
 from weft.domain.fleet import FleetAdapter, FleetRunner
 from weft.domain.routes import PoolRoute, Route, Unserved
-from weft_gateway.core.history import Tally, UsageSum, quantile, summed
+from weft_gateway.core.history import Tally, quantile, summed
 from weft_gateway.core.routes import RouteIndex
 from weft_gateway.core.standing import standing
 from weft_gateway.errors import BadRequest, NotFound
@@ -94,6 +94,7 @@ async def overview(state: AppState, request: Request) -> Response:
         if name not in pools and (row := machine.routes.pools.get(name)):
             pools[name] = row
     tenants = state.manager.history.by_namespace(now) if namespace is None else {}
+    busiest = sorted(tenants, key=lambda name: (-tenants[name].requests, name))
     return _json(
         {
             "namespace": namespace,
@@ -128,14 +129,10 @@ async def overview(state: AppState, request: Request) -> Response:
                 "errors_by_minute": [minute.usage.failed for minute in minutes],
                 "tokens_by_minute": [minute.usage.completion_tokens for minute in minutes],
             },
-            "tenants": [{"namespace": name, **asdict(tenants[name])} for name in _busiest(tenants)],
+            "tenants": [{"namespace": name, **asdict(tenants[name])} for name in busiest[:MAX_TENANTS]],
             "tenants_left_out": max(0, len(tenants) - MAX_TENANTS),
         }
     )
-
-
-def _busiest(tenants: Mapping[str, UsageSum]) -> list[str]:
-    return sorted(tenants, key=lambda name: (-tenants[name].requests, name))[:MAX_TENANTS]
 
 
 def _latency(name: str, hour: Tally, minutes: list[Tally]) -> dict[str, Any]:

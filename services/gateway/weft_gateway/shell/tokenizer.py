@@ -80,14 +80,16 @@ class ModelTokenizer:
         spec = _json(files, "tokenizer.json")
         with _bad_files_named(), _panics_named("tokenizer.json cannot be loaded"):
             self._tokenizer = _plainly(tokenizers.Tokenizer.from_str(files["tokenizer.json"].decode()))
-            self._uncontrolled = _plainly(_without_control(spec))
+            without_control = json.dumps({**spec, "added_tokens": [], "post_processor": None})
+            self._uncontrolled = _plainly(tokenizers.Tokenizer.from_str(without_control))
         self._longest_piece = max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)), default=0)
         self._decoding = decoding_of(spec.get("decoder"))
         self.vocab_size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
         added = self._tokenizer.get_added_tokens_decoder()
         self._special = {id_: token.content for id_, token in added.items() if token.special}
         self._added = {token.content: (id_, token.special) for id_, token in added.items()}
-        self._control = SpecialTokenEscaper(t.content for t in added.values() if _is_control(t))
+        controls = [t.content for t in added.values() if t.special or _CONTROL_SPELLING.fullmatch(t.content)]
+        self._control = SpecialTokenEscaper(controls)
         self._bytes: dict[int, bytes] = dict.fromkeys(self._special, b"")
         self._spelled = {id_: token_bytes(text, self._decoding) for id_, text in self._special.items()}
         self._template: ChatTemplate | TemplateFault | None = None
@@ -338,14 +340,6 @@ def _plainly(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
-
-
-def _without_control(spec: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    return tokenizers.Tokenizer.from_str(json.dumps({**spec, "added_tokens": [], "post_processor": None}))
-
-
-def _is_control(token: tokenizers.AddedToken) -> bool:
-    return token.special or _CONTROL_SPELLING.fullmatch(token.content) is not None
 
 
 def _json(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
