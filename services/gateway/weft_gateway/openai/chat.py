@@ -1,7 +1,9 @@
-"""`POST /v1/chat/completions`."""
+"""`POST /v1/chat/completions`, and `/batch` below it: many chats in one request, as vLLM has it."""
 
 import re
 from typing import Any
+
+from pydantic import PrivateAttr
 
 from weft.chat_template import Chat
 from weft_gateway.errors import ParameterError
@@ -9,7 +11,8 @@ from weft_gateway.forms.template_forms import TemplateForms
 from weft_gateway.forms.tool_formats import ToolFormat, instructions, render_calls
 from weft_gateway.openai.call import MAX_PROMPT_CHARS, Call, ModelEndpoint, Prompt
 from weft_gateway.openai.response_format import ChatEncoder
-from weft_gateway.openai.schema import ChatPrompt, ChatRequest, parse
+from weft_gateway.openai.schema import ChatPrompt, ChatRequest, checked, naming, object_of, parse
+from weft_gateway.shell.request_ids import MAX_PROMPTS
 
 _GIVEN = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
 
@@ -117,4 +120,49 @@ class ChatEndpoint(ModelEndpoint[ChatRequest]):
         return [prompt_of(params, call, echoed(params))]
 
 
-CHAT = ChatEndpoint()
+class BatchedChats(ChatRequest):
+    """The first chat, and all of them: they share every parameter but their messages."""
+
+    _chats: list[ChatRequest] = PrivateAttr(default_factory=list[ChatRequest])
+
+    @property
+    def chats(self) -> list[ChatRequest]:
+        return self._chats
+
+    @property
+    def prompts(self) -> int:
+        return len(self._chats)
+
+    @classmethod
+    def of(cls, value: dict[str, Any]) -> "BatchedChats":
+        """Check `value`, a chat whose messages are lists of messages. Raises ParameterError."""
+        chats = value.get("messages")
+        if not isinstance(chats, list) or not 0 < len(chats) <= MAX_PROMPTS:
+            text = f"messages: must be a list of 1 to {MAX_PROMPTS} chats, each of which is a list of messages."
+            raise ParameterError(text, param="messages")
+        checked_chats: list[ChatRequest] = []
+        for index, messages in enumerate(chats):
+            with naming({"messages": f"messages[{index}]"}):
+                checked_chats.append(checked(ChatRequest, value | {"messages": messages}))
+        request = checked(cls, value | {"messages": chats[0]})
+        if request.stream:
+            raise ParameterError("stream: the answers to many chats are written whole; leave it out.", param="stream")
+        request._chats = checked_chats
+        return request
+
+
+class BatchedChatsEndpoint(ChatEndpoint):
+    """Many chats: a choice for each."""
+
+    name = "batched_chats"
+    path = f"{ChatEndpoint.path}/batch"
+
+    def parse(self, body: bytes) -> BatchedChats:
+        return BatchedChats.of(object_of(body))
+
+    def prompts(self, params: ChatRequest, call: Call) -> list[Prompt]:
+        assert isinstance(params, BatchedChats)
+        return [prompt_of(chat, call, echoed(chat)) for chat in params.chats]
+
+
+CHAT, CHATS = ChatEndpoint(), BatchedChatsEndpoint()

@@ -23,8 +23,7 @@ from weft_gateway.openai import embeddings, messages
 from weft_gateway.openai.adapters import put_adapter
 from weft_gateway.openai.batches import BatchRequest, cancel_batch, create_batch, list_batches, one_batch
 from weft_gateway.openai.call import Call, ModelEndpoint
-from weft_gateway.openai.chat import CHAT
-from weft_gateway.openai.chat_batch import CHATS
+from weft_gateway.openai.chat import CHAT, CHATS
 from weft_gateway.openai.completions import COMPLETIONS
 from weft_gateway.openai.files import delete_file, file_content, list_files, one_file, upload_file
 from weft_gateway.openai.http_requests import JSON, completion, json_response
