@@ -115,7 +115,6 @@ def _request(call: Call, index: int, prompt: Prompt, sampling: Sampling) -> Prep
         prompt_text=prompt.text,
         max_tokens=params.bound(index, len(prompt.tokens), call.pool),
         sampling=sampling,
-        bytes_of=prompt.form.readable(call.tokenizer.bytes_of, call.tokenizer.spelled_bytes_of),
         arrived_unix_ms=call.arrived_unix_ms,
         stops=params.stop,
         n=params.drawn,
@@ -124,6 +123,7 @@ def _request(call: Call, index: int, prompt: Prompt, sampling: Sampling) -> Prep
         cache_salt=params.cache_salt or "",
         traceparent=call.trace.traceparent if call.trace else "",
         open_ended=params.limit is None and params.unasked_tokens is None,
+        bytes_of=prompt.form.readable(call.tokenizer.bytes_of, call.tokenizer.spelled_bytes_of),
     )
 
 
