@@ -169,6 +169,14 @@ async def test_a_request_goes_from_submit_to_a_stored_outcome(stack: Stack) -> N
     assert stack.metric("placement_seconds_count") == 1
 
 
+async def test_a_request_that_a_runner_gives_back_is_placed_again_and_counted(stack: Stack) -> None:
+    _, gateway, first = await assigned(stack)
+    failed = pb.Failed(request_id="r", epoch=first.epoch, reason=pb.Failed.PREEMPTED)
+    await gateway.say(pb.GatewayToScheduler(failed=failed))
+    assert (await gateway.hear("assign")).epoch.counter > first.epoch.counter
+    assert stack.metric("migrations_total", reason="preempted") == 1
+
+
 async def test_a_registry_that_only_listens_gets_every_status_whoever_leads(stack: Stack) -> None:
     listener = Peer(stack.stub.Registry)
     await stack.registry_stream(term=5)
@@ -184,6 +192,21 @@ async def test_it_is_ready_with_a_registry_snapshot_and_a_supervisor(stack: Stac
     assert stack.server.not_ready() == "no supervisor connected"
     await (await stack.supervisor()).hear("hello")
     assert stack.server.not_ready() is None
+
+
+async def test_a_gateway_that_connects_again_replaces_its_older_stream(stack: Stack) -> None:
+    await stack.registry_stream()
+    older = await stack.gateway()
+    await older.hear("routes")
+    await older.say(submit("old"))
+    newer = await stack.gateway()
+    await newer.hear("routes")
+    assert await older.end() is grpc.StatusCode.OK
+    await newer.say(submit("new"))
+    supervisor = await stack.supervisor()
+    await supervisor.say(report())
+    assert (await newer.hear("assign")).request_id == "new"
+    assert set(stack.server.core.state.requests) == {"new"}
 
 
 async def test_the_end_of_a_stream_forgets_what_it_held(stack: Stack) -> None:

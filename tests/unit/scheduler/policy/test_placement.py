@@ -115,6 +115,10 @@ FLEET = st.dictionaries(
     {"a": (1, 40, SHAPES[0], ("sha256:1",), True), "b": (2, 40, SHAPES[0], (), True)},
     "sha256:1", 0, 5, 100, set(), set(), 32,
 )  # fmt: skip
+@example(
+    {"a": (1, 40, SHAPES[0], ("sha256:1",), True), "b": (2, 40, SHAPES[0], ("sha256:2",), True)},
+    "sha256:1", 0, 5, 100, {"a"}, set(), 0,
+)  # fmt: skip
 def test_the_index_finds_what_a_plain_search_finds(
     fleet: dict[str, Any],
     digest: str,
