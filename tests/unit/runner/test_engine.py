@@ -12,7 +12,6 @@ from harness.runner_machine import state_of
 from harness.small_runner import World
 from harness.waiting import PATIENCE_S
 from weft.domain.adapter import Tier
-from weft.domain.ids import Epoch
 from weft.domain.request import Ended, EndReason, FinishReason, NoCapacity, Sampling, Stop
 from weft.domain.runner import Registered
 from weft_runner.core import RETRY_S, Fetch, Retain, SequencePhase, check_pool
@@ -194,21 +193,6 @@ def test_a_forward_that_fails_is_repeated_row_by_row_and_only_the_guilty_sequenc
     assert "token 13" in driver.ending("guilty").detail
     assert driver.answer("good") == quiet.answer("good")
     assert driver.pool.figures(ready=True).forwards > driver.pool.iterations - 2
-
-
-def test_a_sampled_answer_is_continued_by_a_replay_and_does_not_depend_on_its_batch(drive, world):
-    world.write_adapter("a")
-    sampling = Sampling(seed=2**63 + 5, temperature=0.9, top_p=0.8, ignore_eos=True)
-    alone, crowd = drive().run("r", [5, 6, 7], 20, "a", sampling=sampling), drive()
-    for i in range(7):
-        other = Sampling(seed=i, temperature=1.5, ignore_eos=True)
-        crowd.ask(f"o{i}", [i + 1] * (i + 1), 40, "a" if i % 2 else "", sampling=other)
-    crowd.ask("r", [5, 6, 7], 20, "a", sampling=sampling)
-    while len(crowd.answer("r")) < 8:
-        crowd.beat()
-    crowd.post(Stop("r", crowd.pool.sequences["r"].start.epoch))
-    crowd.run("r", [5, 6, 7], 20, "a", sampling=sampling, emitted=tuple(crowd.answer("r")), epoch=Epoch(2, 1))
-    assert crowd.answer("r") == alone
 
 
 def test_finishes_and_overruns_are_reported_at_once_and_quiet_iterations_are_not(drive):

@@ -43,7 +43,7 @@ def settings_of(world: Any, depot: Any, tmp_path: Path, monkeypatch: Any) -> Any
 
     def settings(supervisor: str) -> Any:
         flags = {"listen": f"127.0.0.1:{free_port()}", "supervisor": supervisor, "depot": depot.url}
-        return runner_settings(**flags, data_dir=tmp_path / "data", base_digest=base)
+        return runner_settings(**flags, data_dir=tmp_path / "data", base_digest=base, executor="auto")
 
     return settings
 

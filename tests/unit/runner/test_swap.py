@@ -336,14 +336,6 @@ def test_one_request_is_swapped_a_bounded_number_of_times_and_then_has_all_its_p
     assert len(pool.pages.pages_of("new")) == 8
 
 
-def test_one_that_was_preempted_often_enough_is_not_swapped_and_the_overrunner_is():
-    pool = RequestPool(LIMITS)
-    begin(pool, "old", 1)
-    begin(pool, "new", 2, prompt=3, max_tokens=13, reservation_tokens=13, stays=True)
-    until_one_leaves(pool)
-    assert (phase(pool, "old"), phase(pool, "new")) == (SequencePhase.SWAP_OUT, SequencePhase.DECODE)
-
-
 def joined(pool: RequestPool, digest: str, host_bytes: int = 30) -> None:
     pool.on_adapter_event(Fetched(digest, 20, None))
     pool.on_adapter_event(Loaded(digest, 1, 20, host_bytes, 1.0))
