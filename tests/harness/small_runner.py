@@ -8,10 +8,11 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -337,6 +338,25 @@ class Driver:
     def ending(self, key: str) -> Any:
         """The last event of a request."""
         return [event for event in self.events if event.request_id == key][-1]
+
+
+class LaggingThreads:
+    """Threads of grammars: each job is done `lags` beats after it was asked for, by turns."""
+
+    def __init__(self, lags: Sequence[int]) -> None:
+        self._lags, self._jobs = cycle(lags), list[tuple[int, Callable[[], None]]]()
+
+    def put(self, job: Callable[[], None], *, long: bool) -> None:
+        self._jobs.append((next(self._lags), job))
+        self.beat(0)
+
+    def beat(self, beats: int) -> None:
+        jobs, self._jobs = [(lag - beats, job) for lag, job in self._jobs], []
+        for lag, job in jobs:
+            job() if lag <= 0 else self._jobs.append((lag, job))
+
+    def close(self) -> None:
+        pass
 
 
 @pytest.fixture

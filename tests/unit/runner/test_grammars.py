@@ -5,7 +5,6 @@ import os
 import random
 import re
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -18,7 +17,7 @@ from llguidance import LLMatcher
 
 from harness.quickstart import QUICKSTART, tokenizer
 from harness.runner_machine import RecordedGrammar, start_of
-from harness.small_runner import World, executor_of
+from harness.small_runner import LaggingThreads, World, executor_of
 from harness.waiting import PATIENCE_S
 from weft.domain.ids import Epoch
 from weft.domain.machine import TICK, Closed, Connected, Kind, Peer, Received, Send
@@ -68,6 +67,13 @@ def machine(drive) -> Runner:
 
 def constrained(key: str, epoch: int = 1, **fields: Any) -> Any:
     return start_of(key, epoch, [3, 4], 4, sampling=Sampling(grammar="start: /a/"), **fields)
+
+
+def begin_two(machine: Runner, state: RecordedGrammar) -> None:
+    """Begin `r` with that grammar, and `free` without one."""
+    machine.handle(Received(G, constrained("r")), 0.0)
+    machine.handle(GrammarCompiled(G, "r", Epoch(1, 1), state), 0.0)
+    machine.handle(Received(G, start_of("free", 1, [3], 40)), 0.0)
 
 
 def said(effects: list[Any]) -> list[Any]:
@@ -135,9 +141,7 @@ def test_tokens_that_came_with_kv_of_another_runner_advance_the_grammar():
 @pytest.mark.parametrize("comes", [True, False])
 def test_a_row_whose_mask_does_not_come_in_time_ends_by_name_and_no_other(machine, comes):
     state, slot = RecordedGrammar(), StepSlot()
-    machine.handle(Received(G, constrained("r")), 0.0)
-    machine.handle(GrammarCompiled(G, "r", Epoch(1, 1), state), 0.0)
-    machine.handle(Received(G, start_of("free", 1, [3], 40)), 0.0)
+    begin_two(machine, state)
     state.ready = False
     machine.handle(slot, 1.0)
     machine.handle(slot, 5.0)
@@ -158,9 +162,7 @@ def test_a_row_whose_mask_does_not_come_in_time_ends_by_name_and_no_other(machin
 
 def test_a_row_whose_mask_is_not_ready_sits_out_and_runs_once_it_is(machine):
     state = RecordedGrammar()
-    machine.handle(Received(G, constrained("r")), 0.0)
-    machine.handle(GrammarCompiled(G, "r", Epoch(1, 1), state), 0.0)
-    machine.handle(Received(G, start_of("free", 1, [3], 40)), 0.0)
+    begin_two(machine, state)
 
     def step(depth: int = 1, **done: Any) -> set[str]:
         """Run a step; each of its rows gets a token."""
@@ -188,9 +190,7 @@ def test_a_row_whose_mask_is_not_ready_sits_out_and_runs_once_it_is(machine):
 def test_a_row_whose_masks_take_long_is_in_every_second_step_and_the_others_in_each(machine):
     state = RecordedGrammar()
     state.quick = False
-    machine.handle(Received(G, constrained("r", 1)), 0.0)
-    machine.handle(GrammarCompiled(G, "r", Epoch(1, 1), state), 0.0)
-    machine.handle(Received(G, start_of("free", 1, [3], 40)), 0.0)
+    begin_two(machine, state)
     rows, behind = list[set[str]](), None
     for _ in range(6):
         assert behind is None or not machine.may_repeat(behind)
@@ -326,15 +326,15 @@ def test_a_grammar_that_others_displace_is_emptied_and_its_answers_go_on(monkeyp
 
 
 def test_a_mask_that_was_missed_is_told_once_it_is_there():
-    compiled, postponed, woken = grammars(), Postponed(), list[bool]()
-    compiled.threads, compiled.wake = postponed, lambda: woken.append(True)  # type: ignore[assignment]
+    compiled, lagging, woken = grammars(), LaggingThreads([1]), list[bool]()
+    compiled.threads, compiled.wake = lagging, lambda: woken.append(True)  # type: ignore[assignment]
     begun = compiled.begin(PHONE, ())
     begun.add(*ids("+"))
     assert begun.ready, "it is expected by the end of a step"
     words = np.full(-(-VOCAB // 32), 7, np.uint32)
     begun.fill([(begun, 0)], words.ctypes.data, words.nbytes, lambda: False)
     assert (begun.late, begun.ready, words.any()) == (True, False, False)
-    postponed.work(lambda: True)
+    lagging.beat(1)
     assert (woken, begun.ready) == ([True], True)
 
 
@@ -428,42 +428,24 @@ def test_allowed_tokens_and_a_grammar_hold_together(quick):
     assert re.fullmatch(r"\+[123]{2} [123]{3,5}", text)
 
 
-class Postponed:
-    """Threads that work when the test says so."""
-
-    def __init__(self) -> None:
-        self.jobs: list[Any] = []
-
-    def put(self, job: Any, *, long: bool) -> None:
-        self.jobs.append(job)
-
-    def work(self, share: Callable[[], bool]) -> None:
-        todo, self.jobs = self.jobs, []
-        for job in todo:
-            job() if share() else self.jobs.append(job)
-
-    def close(self) -> None:
-        pass
-
-
 def test_rows_whose_masks_come_late_say_what_they_say_in_time_and_delay_no_other(quick, monkeypatch):
     monkeypatch.setattr("weft_runner.core.awaited_grammars.WAIT_S", inf)  # however slow the machine is
     constrained = {f"json{i}": Sampling(seed=i, temperature=1.0, grammar=JSON, top_logprobs=1) for i in range(3)}
     free = {"free": Sampling(seed=1, temperature=1.0, ignore_eos=True), "scored": Sampling(prompt_logprobs=1)}
     in_time = run(quick(), **constrained, **free)
     for seed in range(3):
-        driver, draw, postponed = quick(), random.Random(seed), Postponed()
-        driver.engine._grammars._grammars.threads = postponed
+        driver, lagging = quick(), LaggingThreads(random.Random(seed).choices((1, 2, 3), k=50))
+        driver.engine._grammars._grammars.threads = lagging
         requests = {**constrained, **free}
         driver.post(*(driver.request(key, prompt(), 120, sampling=requests[key]) for key in requests))
         driver.beat()
-        postponed.work(lambda: True)  # they are compiled
+        lagging.beat(3)  # they are compiled
         while not isinstance(driver.ending("free"), SequenceTokens) or driver.ending("free").finish is None:
             driver.beat()
         late = [key for output in driver.outputs if output.done is not None for key in output.done.results.late]
         assert sorted(late) == [*constrained], "each had its first mask, and sat out after one step without another"
         while driver.pool.sequences:
-            postponed.work(lambda draw=draw: draw.random() < 0.5)
+            lagging.beat(1)
             driver.post(TICK)
             driver.beat()
         assert {key: text_of(driver, key) for key in requests} == in_time

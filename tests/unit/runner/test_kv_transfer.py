@@ -35,6 +35,7 @@ TO_B, FROM_A = Peer(Kind.RUNNER, "ns.b/1"), Peer(Kind.RUNNER, "ns.a/1/7")
 GATEWAY = Peer(Kind.GATEWAY, "g/1")
 SUPERVISOR = Peer(Kind.SUPERVISOR, "s")
 E1, E2 = Epoch(1, 1), Epoch(1, 2)
+HELLO = KvHello(A, "1", "ns/p", "sha256:base", "layout")
 PAGE = 4
 CLAIM_S = 2.0
 
@@ -197,10 +198,17 @@ def starts(prompt: list[int], max_tokens: int, key: str = "r", epoch: Epoch = E1
     return replace(one, reservation_tokens=1, kv_to=KvTarget(B, "kv")), replace(one, kv_from=A)
 
 
-def begin(pair: Pair, prompt: list[int], max_tokens: int = 6) -> None:
-    on_a, on_b = starts(prompt, max_tokens)
+def begin(pair: Pair, prompt: list[int], max_tokens: int = 6, key: str = "r") -> None:
+    on_a, on_b = starts(prompt, max_tokens, key)
     pair.do(pair.b, Received(GATEWAY, on_b))
     pair.do(pair.a, Received(GATEWAY, on_a))
+
+
+def tell_b(pair: Pair, *messages: Any) -> None:
+    """Open the stream from A to B, and say this on it, whatever A's machine would say."""
+    pair.do(pair.b, Connected(FROM_A, HELLO))
+    for message in messages:
+        pair.do(pair.b, Received(FROM_A, message))
 
 
 def idle(pair: Pair) -> bool:
@@ -238,9 +246,7 @@ def test_pages_that_the_second_runner_has_do_not_travel() -> None:
     begin(pair, PROMPT)
     pair.finish(pair.b)
     pair.sent.clear()
-    on_a, on_b = starts(PROMPT, 6, "s")
-    pair.do(pair.b, Received(GATEWAY, on_b))
-    pair.do(pair.a, Received(GATEWAY, on_a))
+    begin(pair, PROMPT, key="s")
     pair.finish(pair.b)
     assert [s.first_page for s in pair.sent if isinstance(s, ev.SendKv)] == [5]
     assert KvAccept("s", E1, 5) in pair.sent
@@ -350,8 +356,7 @@ def test_a_runner_of_another_pool_base_layout_or_for_another_incarnation_is_refu
     fields: dict[str, str], why: str
 ) -> None:
     pair = Pair()
-    hello = replace(KvHello(A, "1", "ns/p", "sha256:base", "layout"), **fields)
-    pair.do(pair.b, Connected(FROM_A, hello))
+    pair.do(pair.b, Connected(FROM_A, replace(HELLO, **fields)))
     (closed,) = [s for s in pair.sent if isinstance(s, Close)]
     assert closed.reason.startswith(why)
 
@@ -368,9 +373,7 @@ def test_a_runner_of_another_pool_base_layout_or_for_another_incarnation_is_refu
 def test_an_offer_of_another_epoch_or_adapter_is_refused_by_name(offer: KvOffer, why: str) -> None:
     pair = Pair()
     pair.do(pair.b, Received(GATEWAY, starts(PROMPT, 6)[1]))
-    pair.do(pair.b, Connected(FROM_A, KvHello(A, "1", "ns/p", "sha256:base", "layout")))
-    pair.do(pair.b, Received(FROM_A, KvOffer("waits", E1, "")))
-    pair.do(pair.b, Received(FROM_A, offer))
+    tell_b(pair, KvOffer("waits", E1, ""), offer)
     refusals = [s.reason for s in pair.sent if isinstance(s, KvRefuse)]
     assert bool(refusals) == bool(why)
     assert all(reason.startswith(why) for reason in refusals)
@@ -379,8 +382,7 @@ def test_an_offer_of_another_epoch_or_adapter_is_refused_by_name(offer: KvOffer,
 def test_kv_of_another_runner_than_the_awaited_one_is_refused() -> None:
     pair = Pair()
     pair.do(pair.b, Received(GATEWAY, replace(starts(PROMPT, 6)[1], kv_from=RunnerId("ns.c", "1"))))
-    pair.do(pair.b, Connected(FROM_A, KvHello(A, "1", "ns/p", "sha256:base", "layout")))
-    pair.do(pair.b, Received(FROM_A, KvOffer("r", E1, "")))
+    tell_b(pair, KvOffer("r", E1, ""))
     assert [s.reason for s in pair.sent if isinstance(s, KvRefuse)] == ["it is awaited from another runner"]
 
 
@@ -398,9 +400,7 @@ def test_kv_of_another_runner_than_the_awaited_one_is_refused() -> None:
 def test_a_complete_that_cannot_be_ends_the_stream_and_the_sequence(complete: KvComplete) -> None:
     pair = Pair()
     pair.do(pair.b, Received(GATEWAY, starts(PROMPT, 6)[1]))
-    pair.do(pair.b, Connected(FROM_A, KvHello(A, "1", "ns/p", "sha256:base", "layout")))
-    pair.do(pair.b, Received(FROM_A, KvOffer("r", E1, "")))
-    pair.do(pair.b, Received(FROM_A, complete))
+    tell_b(pair, KvOffer("r", E1, ""), complete)
     assert [s for s in pair.sent if isinstance(s, Close)]
     assert [e.reason for e in pair.b.ended()] == [EndReason.KV_LOST]
     assert not [s for s in pair.sent if isinstance(s, KvAck)]

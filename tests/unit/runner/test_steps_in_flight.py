@@ -6,10 +6,9 @@ Masks of grammars are computed beats later, and requests move with their KV to a
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import cycle
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher
 
 from harness.runner_machine import session
-from harness.small_runner import SMALL, Driver, World, executor_of
+from harness.small_runner import SMALL, Driver, LaggingThreads, World, executor_of
 from weft.domain.ids import Epoch, RunnerId
 from weft.domain.kv_transfer import KvReady
 from weft.domain.machine import TICK, Close, Closed, Connected, Kind, Peer, Received
@@ -176,25 +175,6 @@ Moves = st.lists(
 )  # fmt: skip
 
 
-class Lagging:
-    """Threads of grammars: each job is done `lags` beats after it was asked for, by turns."""
-
-    def __init__(self, lags: Sequence[int]) -> None:
-        self._lags, self._jobs = cycle(lags), list[tuple[int, Callable[[], None]]]()
-
-    def put(self, job: Callable[[], None], *, long: bool) -> None:
-        self._jobs.append((next(self._lags), job))
-        self.beat(0)
-
-    def beat(self, beats: int) -> None:
-        jobs, self._jobs = [(lag - beats, job) for lag, job in self._jobs], []
-        for lag, job in jobs:
-            job() if lag <= 0 else self._jobs.append((lag, job))
-
-    def close(self) -> None:
-        pass
-
-
 @dataclass(eq=False)
 class KvEnd:
     """One end of the stream of KV between two engines: pages are copied as they are sent, before what follows them."""
@@ -240,7 +220,7 @@ class Play:
     def __init__(self, drivers: Sequence[Driver], lags: Sequence[int] = (0,)) -> None:
         self.drivers, self.stopped, self.moved = drivers, set[str](), set[str]()
         self._starts, self._heard = list[Start](), 0
-        self._threads = [Lagging(lags) for _ in drivers]
+        self._threads = [LaggingThreads(lags) for _ in drivers]
         for driver, threads in zip(drivers, self._threads, strict=True):
             driver.engine._grammars._grammars.threads = threads  # type: ignore[assignment]
         if len(drivers) > 1:
