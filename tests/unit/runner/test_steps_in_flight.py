@@ -341,8 +341,7 @@ def test_answers_are_those_of_steps_one_after_the_other(
 
 def test_steps_with_prompts_are_launched_behind_others_and_have_others_behind_them(small: World) -> None:
     with driving(small, late=True) as driver:
-        driver.ask("loads", [3], 1, "a", sampling=GREEDY)  # else the first may end before it is there
-        driver.finish()
+        driver.run("loads", [3], 1, "a", sampling=GREEDY)  # else the first may end before it is there
         driver.ask("first", [5, 9, 4], 12, sampling=GREEDY)
         driver.beat(3)
         driver.run("second", [7] * 9, 3, "a", sampling=GREEDY)

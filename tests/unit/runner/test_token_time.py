@@ -11,12 +11,23 @@ import torch
 from harness.runner_machine import session, start_of
 from weft.domain.machine import Connected, Received
 from weft.domain.request import Sampling, SessionHello
-from weft_runner.core import BatchLimits, PoolLimits, Runner, SampledToken, StepModel
+from weft_runner.core import MIN_CHUNK, BatchLimits, PoolLimits, Runner, SampledToken, StepModel
 from weft_runner.model import Capabilities
 from weft_runner.shell import Engine
 
 GREEDY = Sampling(ignore_eos=True)
 NO_TIME = BatchLimits(1, 512, token_time_ms=1e-6)
+
+
+def test_beside_running_rows_a_prompt_is_chunked_to_the_token_time_and_alone_it_is_not(drive):
+    driver, prompt = drive(batch=NO_TIME, page_tokens=16), list(range(3, 60)) * 2
+    driver.ask("alone", prompt, 30, sampling=GREEDY)
+    driver.beat()
+    assert driver.batches[-1].n_tokens == 2 * 57, "nobody waits for a token"
+    driver.ask("late", prompt, 3, sampling=GREEDY)
+    driver.beat(4)
+    assert [batch.n_tokens - 1 for batch in driver.batches[-4:]] == [MIN_CHUNK, MIN_CHUNK, MIN_CHUNK, 114 - 96]
+    assert all(len(batch.rows) == 2 for batch in driver.batches[-4:]), "the running row has its token every time"
 
 
 @pytest.mark.parametrize("limits", [NO_TIME, BatchLimits(1, 512, 0.5), BatchLimits(3, 90, 2.0)], ids=str)
