@@ -36,7 +36,9 @@ def test_the_defaults_are_those_of_the_contract(small_config):
     assert (settings.max_rank, settings.max_batch_tokens, settings.max_prefills) == (64, 512, 0)
     assert (settings.executor, settings.dtype, settings.advertise) == ("auto", "bf16", settings.listen)
     assert (settings.token_time_ms, settings.profile) == (0, True)
-    limits = pool_limits(replace(settings, max_prefills=4), parse_spec(small_config), page_bytes=1024, slots=8)
+    chosen = replace(settings, max_prefills=4, host_mib=3)
+    limits = pool_limits(chosen, parse_spec(small_config), page_bytes=1024, slots=8)
+    assert limits.host_bytes == 3 << 20
     assert limits.max_context_tokens == 256, "the model's, below what the pages hold"
     assert limits.batch == BatchLimits(4, 512, chunk_time_ms=100.0), "no objective: only prompts keep to a time"
     stated = pool_limits(parse_settings([*FLAGS, "--token-time-ms=50"]), parse_spec(small_config), 1024, slots=8)
