@@ -234,15 +234,8 @@ class Driver:
         spec = parse_spec(json.loads(files["config.json"].read_text()))
         sizes = {"total_pages": 64, "page_tokens": 4, "max_sequences": 32, "max_adapters": 4, **limits}
         context = min(spec.max_positions, sizes["total_pages"] * sizes["page_tokens"])
-        self.limits = PoolLimits(
-            **{
-                "batch": BatchLimits(),
-                "max_context_tokens": context,
-                "vocab_size": spec.vocab_size,
-                "eos": spec.eos,
-                **sizes,
-            }
-        )
+        found = {"vocab_size": spec.vocab_size, "eos": spec.eos, "max_context_tokens": context, "batch": BatchLimits()}
+        self.limits = PoolLimits(**found | sizes)
         executor = (make_executor or executor_of)(files, spec, self.limits)
         self.outputs: list[Output] = []
         self.paused: list[int] = []  # sequences, at each output

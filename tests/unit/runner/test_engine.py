@@ -101,13 +101,9 @@ def test_a_bad_adapter_ends_its_own_sequences_and_nobody_elses(drive, world):
         driver.ask(f"r{i}", [5, 6], 4, adapter, sampling=GREEDY)
     driver.finish()
     endings = [driver.ending(f"r{i}") for i in range(5)]
-    assert [getattr(e, "reason", e) if isinstance(e, Ended) else e.finish for e in endings] == [
-        FinishReason.LENGTH,
-        EndReason.LOAD_FAILED,
-        EndReason.LOAD_FAILED,
-        EndReason.UNKNOWN_ADAPTER,
-        FinishReason.LENGTH,
-    ]
+    length, failed = FinishReason.LENGTH, EndReason.LOAD_FAILED
+    reasons = [e.reason if isinstance(e, Ended) else e.finish for e in endings]
+    assert reasons == [length, failed, failed, EndReason.UNKNOWN_ADAPTER, length]
     assert "--max-rank" in endings[2].detail
     check_pool(driver.pool)
     driver.engine.adapters._builder.submit(lambda: None).result(PATIENCE_S)  # what was ordered before is done

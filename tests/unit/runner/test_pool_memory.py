@@ -49,14 +49,8 @@ LIMITS = PoolLimits(
     batch=BatchLimits(max_prefills=1, max_batch_tokens=9), page_bytes=10, keep_copies=False,
 )  # fmt: skip
 SWAPPING = replace(LIMITS, swap_page_bytes=10, host_bytes=60, keep_copies=True)  # six pages of KV, or adapters
-SIZES = {
-    "": 0,
-    "a": 5,
-    "b": 20,
-    "c": 45,
-    "d": 90,
-    "huge": 95,
-}  # 0, 1, 2, 5, 9 pages; ten are more than a pool of 12 lends
+# 0, 1, 2, 5, 9 pages; ten are more than a pool of 12 lends.
+SIZES = {"": 0, "a": 5, "b": 20, "c": 45, "d": 90, "huge": 95}
 DEAR = StepModel(base_ms=1.0, row_ms=0.0, key_ms=0.0, token_ms=1.0)  # prompts: any copy is sooner there
 TOLD = (0, 10, 30, 500)  # what a list may say of a size
 
@@ -383,22 +377,10 @@ def test_adapters_and_sequences_do_not_starve_each_other(wants, pinned, host_byt
         for i, (adapter, prompt, max_tokens, reservation, salt) in todo.items():
             if str(i) not in pool.sequences:
                 counter += 1
-                pool.start(
-                    start_of(
-                        str(i),
-                        counter,
-                        (1,) * prompt,
-                        max_tokens,
-                        adapter=adapter,
-                        cache_salt=salt,
-                        emitted=tuple(answers[str(i)]),
-                        reservation_tokens=reservation,
-                        leaves=leaves,
-                    ),
-                    session(),
-                    "g",
-                    0.0,
-                )
+                fields = {"adapter": adapter, "cache_salt": salt, "reservation_tokens": reservation, "leaves": leaves}
+                emitted = tuple(answers[str(i)])
+                start = start_of(str(i), counter, (1,) * prompt, max_tokens, emitted=emitted, **fields)
+                pool.start(start, session(), "g", 0.0)
         device.step(iter([5] * 5))
         if device.copies and turn % 4 == 0:
             device.copy()
