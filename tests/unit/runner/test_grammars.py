@@ -451,6 +451,41 @@ def test_rows_whose_masks_come_late_say_what_they_say_in_time_and_delay_no_other
         assert {key: text_of(driver, key) for key in requests} == in_time
 
 
+@pytest.mark.parametrize("cut", [1, 9, 20])
+def test_an_answer_that_moves_goes_on_as_if_it_had_not(quick, cut):
+    sampling = Sampling(seed=7, temperature=1.0, grammar=JSON)
+    (alone,) = run(quick(), r=sampling).values()
+    source, target = quick(), quick()
+    source.ask("r", prompt(), 120, sampling=sampling)
+    while len(source.answer("r")) < cut:
+        source.beat()
+    emitted = tuple(source.answer("r"))
+    rest = target.run("r", prompt(), 120, sampling=sampling, emitted=emitted, epoch=Epoch(2, 1))
+    assert "".join(map(tokenizer().id_to_token, [*emitted, *rest])) == alone
+    assert_of_schema(alone)
+
+
+def test_answers_that_are_swapped_out_and_back_are_those_of_undisturbed_ones(quick, monkeypatch):
+    monkeypatch.setattr(
+        "weft_runner.core.swap.swaps.RATE", 0.0
+    )  # however slow copies are here, they are the cheaper way
+    counted = LLMatcher.grammar_from_regex("([a-f] ){40}end")
+
+    def answers(**limits: Any) -> tuple[dict[str, str], Any]:
+        driver = quick(max_sequences=6, **limits)
+        for i in range(6):
+            sampling = Sampling(seed=i, temperature=1.0, grammar=counted)
+            driver.ask(f"r{i}", prompt(), 120, sampling=sampling, reservation_tokens=3, cache_salt="t")
+        driver.finish(5000)
+        return {f"r{i}": text_of(driver, f"r{i}") for i in range(6)}, driver
+
+    undisturbed, _ = answers()
+    swapped, driver = answers(total_pages=24, swap_page_bytes=1)
+    assert driver.pool.swap.in_bytes > 0
+    assert swapped == undisturbed
+    assert all(re.fullmatch("([a-f] ){40}end", text) for text in swapped.values())
+
+
 def test_a_grammar_that_no_token_continues_ends_its_request_alone_by_name(quick):
     driver = quick()
     dead = LLMatcher.grammar_from_regex("a(é|ü)")  # both begin with the byte that has no token
