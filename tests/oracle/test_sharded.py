@@ -1,32 +1,18 @@
 """A model on two real processes that speak Gloo: the tokens of one process, and the bytes that the formula says."""
 
-import random
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
 
-from harness.random_models import FAMILIES, OracleModel, Rows, reference_executor, write_adapters, write_base
+from harness.random_models import OracleModel, reference_executor
 from harness.ranks import load, split, tcp_sent_bytes
+from harness.split_models import ADAPTERS, PAGE_TOKENS, PAGES, prompts_of, steps_of, written
 from weft_kernels.plan import SegmentPlan, plan_rows
 from weft_runner.model import SITES, StepInput, StepRow, map_tensors
 from weft_runner.parallel import TensorParallelExecutor
 
-PAGES, PAGE_TOKENS, ANSWER = 64, 16, 8
 LOGIT_TOLERANCE = 5e-4  # as between any executor and the oracle (test_families)
-SIZES: dict[str, dict[str, Any]] = {
-    "llama": {"num_key_value_heads": 2, "tie_word_embeddings": True},
-    "mistral": {"num_key_value_heads": 4, "sliding_window": 11},
-    "qwen2": {"num_key_value_heads": 1, "use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1},
-    "qwen3": {"num_key_value_heads": 2, "head_dim": 32},
-}
-ADAPTERS: tuple[dict[str, Any], ...] = (
-    {"r": 1, "lora_alpha": 2, "target_modules": ["q_proj", "down_proj"]},
-    {"r": 3, "lora_alpha": 6, "target_modules": ["v_proj", "o_proj", "up_proj"]},
-    {"r": 8, "lora_alpha": 8, "target_modules": "all-linear", "use_rslora": True, "rank_pattern": {"gate_proj": 5}},
-    {"r": 64, "lora_alpha": 64, "target_modules": "all-linear"},
-    {"r": 1, "lora_alpha": 1, "target_modules": ["k_proj"], "layers_to_transform": [1]},
-)
 
 
 class Pair(NamedTuple):
@@ -39,48 +25,20 @@ class Pair(NamedTuple):
 
 @pytest.fixture(scope="module", params=["llama", pytest.param("mistral", marks=pytest.mark.long), "qwen2", "qwen3"])
 def pair(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    folder, family = tmp_path_factory.mktemp("model"), request.param
-    sizes = {"vocab_size": 128, "hidden_size": 64, "intermediate_size": 80, "num_attention_heads": 4}
-    seed = FAMILIES.index(family)
-    write_base(
-        folder / "base", family, seed, **sizes, num_hidden_layers=2, max_position_embeddings=256, **SIZES[family]
-    )
-    model = write_adapters(folder, ADAPTERS, seed)
+    model = written(tmp_path_factory.mktemp("model"), request.param)
     alone = reference_executor(model, PAGES, PAGE_TOKENS)
     with split(model.files, kv_pages=PAGES, page_tokens=PAGE_TOKENS, max_adapters=len(ADAPTERS)) as ranks:
         yield Pair(model, alone, ranks)
 
 
-def prompts_of(model: OracleModel, seed: int) -> dict[str, tuple[str, list[int]]]:
-    """Return key -> (adapter, tokens): the base and every adapter, twice."""
-    rng, names = random.Random(seed), ("", *model.adapters) * 2
-    return {f"s{i}": (name, rng.choices(range(128), k=rng.randint(1, 40))) for i, name in enumerate(names)}
-
-
-def answered(pair: Pair, executor: Any) -> tuple[dict[str, list[int]], float]:
-    """Return greedy answers of one mixed batch, prompts in two chunks, and logits' largest error by the oracle."""
-    rows, prompts = Rows(pair.model, executor, PAGES, PAGE_TOKENS), prompts_of(pair.model, 3)
-    for key, (adapter, tokens) in prompts.items():
-        rows.add(key, tokens, adapter, room=ANSWER)
-    rows.step({key: len(tokens) // 2 for key, (_, tokens) in prompts.items() if len(tokens) > 1})
-    answers: dict[str, list[int]] = {key: [] for key in prompts}
-    worst = 0.0
-    for i in range(ANSWER):
-        for key, logits in rows.step({key: rows.left(key) for key in prompts}).items():
-            if i == 0:
-                worst = max(worst, float((logits - pair.model.logits(*prompts[key])[-1]).abs().max()))
-            answers[key].append(int(logits.argmax()))
-            rows.extend(key, answers[key][-1])
-    return answers, worst
-
-
 def test_two_ranks_give_the_tokens_of_one_and_the_logits_of_the_oracle(pair):
-    alone, _ = answered(pair, pair.alone)
-    split_over_two, worst = answered(pair, pair.ranks)
-    assert split_over_two == alone
-    assert worst < LOGIT_TOLERANCE
+    alone, ranks = (steps_of(pair.model, one) for one in (pair.alone, pair.ranks))
+    answers = [{key: [int(step[key].argmax()) for step in steps] for key in steps[0]} for steps in (alone, ranks)]
+    assert answers[0] == answers[1]
+    for key, prompt in prompts_of(pair.model, 3).items():
+        assert float((ranks[0][key] - pair.model.logits(*prompt)[-1]).abs().max()) < LOGIT_TOLERANCE
     assert pair.ranks.numerics_class == pair.alone.numerics_class.removesuffix("tp1") + "tp2"
-    assert len({tuple(answer) for answer in alone.values()}) > len(ADAPTERS), "adapters matter"
+    assert len({tuple(answer) for answer in answers[0].values()}) > len(ADAPTERS), "adapters matter"
 
 
 # ---- what is on the wire

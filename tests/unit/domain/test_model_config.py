@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.artifacts.making import MODEL_CONFIG, shape
 from weft.artifacts.errors import Reason, Refused
-from weft.domain.model.config import MAX_EOS, ModelSpec, is_bare, parse_model_config
+from weft.domain.model.config import MAX_EOS, ModelSpec, RopeSpec, is_bare, parse_model_config
 from weft.domain.model.tensors import linear_modules, model_tensors, some_of
 
 
@@ -39,13 +39,17 @@ def test_a_llama_config_gives_every_linear_layer_its_features() -> None:
 
 @pytest.mark.parametrize("kind", ["default", "linear", "llama3"])
 def test_the_rotary_forms_of_both_generations_are_read(kind: str) -> None:
-    old = parse(rope_scaling={"type": kind, "factor": 8.0})
-    assert old == parse(rope_parameters={"rope_type": kind, "rope_theta": 10000.0, "factor": 8.0}, rope_theta="absent")
+    scaling = {"factor": 8.0, "low_freq_factor": 2.0, "high_freq_factor": 3.0, "original_max_position_embeddings": 8}
+    old = parse(rope_scaling={"type": kind, **scaling})
+    new = {"rope_type": kind, "rope_theta": 10000.0, **scaling}
+    assert old == parse(rope_parameters=new, rope_theta="absent")
+    assert old.rope == RopeSpec(10000.0, kind, 8.0, 2.0, 3.0, 8)
 
 
 def test_defaults_follow_the_family() -> None:
     assert parse(num_key_value_heads="absent").kv_heads == 4
     assert parse(num_key_value_heads=None).kv_heads == 4
+    assert parse(rope_theta="absent").rope == RopeSpec(10000.0, original_max_positions=parse().max_positions)
     assert parse(head_dim=8).projection("q_proj") == (16, 32)
     assert parse(head_dim=8).projection("o_proj") == (32, 16)
     assert parse(architectures="absent").architecture == "LlamaForCausalLM"
