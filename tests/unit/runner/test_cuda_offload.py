@@ -22,6 +22,7 @@ from prometheus_client import CollectorRegistry
 
 from harness import interpreter
 from harness.native_models import Scales, adapter_tensors, make_step, write_model
+from harness.ranks import settings_of
 from weft_bench.gpu_offload import beside_weights
 from weft_kernels.triton import int4
 from weft_runner.errors import DiskUnusable, ExecutorLost, NoPolicyFits, OutOfMemory, PolicyInvalid, RunnerError
@@ -51,7 +52,7 @@ from weft_runner.offload import (
     split_activations,
     split_kv,
 )
-from weft_runner.settings import OffloadByHand, parse_settings
+from weft_runner.settings import OffloadByHand, RunnerSettings
 from weft_runner.shell.metrics import OffloadSeries
 from weft_runner.shell.offload_policy import settle_offload
 
@@ -430,19 +431,15 @@ def test_what_a_plan_puts_on_each_tier_is_there_and_no_tier_has_more_than_its_bu
     assert torch.equal(executor.run(step), whole(files).run(step))
 
 
-def flags(folder: Path, **more: Any) -> list[str]:
-    own = {
-        "listen": "127.0.0.1:1", "probes": "127.0.0.1:2", "supervisor": "127.0.0.1:3", "depot": "http://127.0.0.1:4",
-        "pool": "a/b", "base-digest": BASE, "data-dir": folder, "executor": "cuda", "max-rank": 16, "kv-pages": 64,
-        "max-sequences": 4, "max-batch-tokens": 64, **more,
-    }  # fmt: skip
-    return [f"--{name.replace('_', '-')}={value}" for name, value in own.items()]
+def asked_of(folder: Path, **flags: Any) -> RunnerSettings:
+    own = {"base_digest": BASE, "data_dir": folder, "executor": "cuda", "max_rank": 16, "kv_pages": 64}
+    return settings_of(**{**own, "max_sequences": 4, "max_batch_tokens": 64, **flags})
 
 
 def test_the_flags_of_a_runner_make_one(files_of: Files, tmp_path: Path, made: Kept) -> None:
     files = files_of()
     spec = read_spec(files["config.json"])
-    asked = parse_settings(flags(tmp_path, offload=f"device=2000000,host={1 << 20}"), by_hand=OffloadByHand())
+    asked = asked_of(tmp_path, offload=f"device=2000000,host={1 << 20}", by_hand=OffloadByHand())
     executor = make_executor(asked, ModelSource(spec, files, 1))
     assert isinstance(executor, OffloadCudaExecutor)
     assert executor.can.stage is executor
@@ -451,7 +448,7 @@ def test_the_flags_of_a_runner_make_one(files_of: Files, tmp_path: Path, made: K
     with pytest.raises(PolicyInvalid):
         make_executor(replace(asked, by_hand=OffloadByHand(plan=tmp_path / "none")), ModelSource(spec, files, 1))
     with pytest.raises(SystemExit):
-        parse_settings(flags(tmp_path, offload="device=1", tensor_parallel=2))
+        asked_of(tmp_path, offload="device=1", tensor_parallel=2)
 
 
 @pytest.mark.slow
@@ -463,7 +460,7 @@ def test_a_runner_measures_its_gpu_and_the_policy_that_it_finds_is_one_that_runs
     caplog.set_level("INFO")
     files = files_of()
     spec, unset = read_spec(files["config.json"]), dict.fromkeys(("kv_pages", "max_sequences", "max_batch_tokens"), 0)
-    asked = parse_settings(flags(tmp_path, offload="device=540000,host=120000", **unset))
+    asked = asked_of(tmp_path, **{"offload": "device=540000,host=120000", **unset})
     settled, policy = settle_offload(asked, spec, threads=1)
     assert policy is not None
     plan, machine = policy.plans[0], policy.machines[0]

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from harness.native_models import make_step, write_model
+from harness.ranks import settings_of as runner_settings
 from tests.unit.operator.planning import pool_object
 from weft_cli.plan_offload import searches_of
 from weft_kernels.cpu import SOURCES, load
@@ -43,6 +44,7 @@ from weft_runner.shell.offload_policy import measured_machine, settle_offload
 
 MIB = 1 << 20
 BASE = "sha256:" + "5" * 64
+RATES = MachineRates(1e9, 5e8, 1e10, 1e10, 2e10, 1e10, 1e10, 1e11, {"bf16": ((1, 1e-10), (16, 3e-10))})
 SHAPE = {"num_hidden_layers": 6, "hidden_size": 256, "intermediate_size": 1024, "vocab_size": 2048}
 
 
@@ -59,12 +61,9 @@ def files_of(folder: Path) -> dict[str, Path]:
 
 
 def settings_of(folder: Path, device_mib: int, **flags: Any) -> RunnerSettings:
-    own = {
-        "listen": "127.0.0.1:1", "probes": "127.0.0.1:2", "supervisor": "127.0.0.1:3", "depot": "http://127.0.0.1:4",
-        "pool": "a/b", "base-digest": BASE, "data-dir": folder / "data", "kv-pages": 0, "max-sequences": 0,
-        "max-batch-tokens": 0, "max-rank": 16, "offload": f"device={device_mib * MIB},path={folder / 'disk'}", **flags,
-    }  # fmt: skip
-    return parse_settings([f"--{name.replace('_', '-')}={value}" for name, value in own.items()])
+    own = {"base_digest": BASE, "data_dir": folder / "data", "executor": "auto", "max_rank": 16, **flags}
+    limits = {name: own.pop(name, 0) for name in ("kv_pages", "max_sequences", "max_batch_tokens")}
+    return runner_settings(**own, **limits, offload=f"device={device_mib * MIB},path={folder / 'disk'}")
 
 
 def at(settings: RunnerSettings, path: Path) -> RunnerSettings:
@@ -121,12 +120,12 @@ def test_a_restart_does_not_measure_again(
     """Each measurement here is of another machine; another base is measured."""
     caplog.set_level("INFO")
     asked, spec = settings_of(folder, 14), read_spec(files_of(folder)["config.json"])
-    asked, products = at(asked, folder / "restart"), {"bf16": ((1, 1e-10), (16, 3e-10))}
+    asked = at(asked, folder / "restart")
     (folder / "restart").mkdir()
     disks = itertools.count(1e9, 1e8)
 
     def measured(*_: Any) -> MachineRates:
-        return MachineRates(next(disks), 5e8, 1e10, 1e10, 2e10, 1e10, 1e10, 1e11, products)
+        return replace(RATES, disk_read=next(disks))
 
     monkeypatch.setattr(cpu, "measure_rates", measured)
     found = [measured_machine(asked, spec, threads=1) for _ in range(2)]
@@ -145,8 +144,7 @@ def test_sparse_attention_is_off_where_it_was_measured_not_to_pay(
 ) -> None:
     asked, spec = settings_of(folder, 20, sparse_attention=0.1), read_spec(files_of(folder)["config.json"])
     asked = at(asked, folder / f"sparse-{rate:g}")
-    products = {"bf16": ((1, 1e-10), (16, 3e-10))}
-    measured = MachineRates(1e9, 5e8, 1e10, 1e10, 2e10, 1e10, 1e10, 1e11, products, sparse_attention=rate)
+    measured = replace(RATES, sparse_attention=rate)
     identity = rates_identity(f"{load().level} {SOURCES.digest()}", BASE, Formats(), 1)
     assert asked.offload.path is not None
     asked.offload.path.mkdir()
@@ -236,10 +234,7 @@ def test_the_plans_of_weft_plan_offload_are_those_that_a_runner_of_the_pool_find
     pool["metadata"] |= {"uid": "u", "generation": 1, "resourceVersion": "1"}
     pool["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
     del pool["spec"]["advanced"]["maxBatchTokens"], pool["spec"]["advanced"]["kvPages"]
-    products = {"bf16": ((1, 1e-10), (16, 3e-10))}
-    rates = MachineRates(
-        1e9, 5e8, 1e10, 1e10, 2e10, 1e10, 1e10, 1e11, products, sparse_attention=2e10, one_memory=not gpu
-    )
+    rates = replace(RATES, sparse_attention=2e10, one_memory=not gpu)
     monkeypatch.setattr(cuda, "find_gpu", lambda _index=0: Gpu(torch.device("cpu")))
     monkeypatch.setattr(offload_policy, "measured_machine", lambda *_: rates)
     addresses = {"listen": "h:1", "probes": "h:2", "supervisor": "h:3", "depot": "http://h:4", "data-dir": folder}
@@ -258,8 +253,7 @@ def test_the_plans_of_weft_plan_offload_are_those_that_a_runner_of_the_pool_find
 def test_ranks_that_chose_other_parts_of_prompts_compute_the_smallest_of_them(folder: Path) -> None:
     spec = read_spec(files_of(folder)["config.json"])
     work = BlockWork(64, 16, in_flight=2)
-    rates = MachineRates(1e9, 5e8, 1e10, 1e10, 2e10, 1e10, 1e10, 1e11, {"bf16": ((1, 1e-10), (16, 3e-10))})
-    search = PolicySearch(spec, rates, Budgets(1 << 30), Formats(), work, most_block=8)
+    search = PolicySearch(spec, RATES, Budgets(1 << 30), Formats(), work, most_block=8)
     (plan,) = solve_ranks({0: search}).values()
     few, many = (replace(plan, policy=replace(plan.policy, block=8, batch=8), prompt_passes=n) for n in (2, 4))
     for pair in ((few, many), (many, few)):
