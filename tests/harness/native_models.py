@@ -11,11 +11,14 @@ from safetensors.torch import save_file
 from weft.domain.model.config import ModelSpec
 from weft_kernels.cpu import Library, load
 from weft_kernels.plan import plan_rows
-from weft_runner.model import Array, StepInput, StepRow, open_checkpoint, read_spec
+from weft_runner.model import Array, Partition, StepInput, StepRow, open_checkpoint, read_spec
 from weft_runner.model.cpu.executor import CpuExecutor
+from weft_runner.model.cpu.offload import OffloadExecutor
 from weft_runner.model.host_tensors import arrays_of, tensor_of
+from weft_runner.model.tiers.budget import OffloadBudget
 
 SCALE = 0.75
+BASE = "sha256:" + "5" * 64
 
 
 class Scales:
@@ -46,6 +49,18 @@ def write_model(root: Path, seed: int, dtype: torch.dtype = torch.bfloat16, **co
 def cpu_executor(files: dict[str, Path], library: Library | None = None, **how: Any) -> CpuExecutor:
     """Make the executor of a model's files, with this machine's library if none is given. Raises NativeUnavailable."""
     return CpuExecutor(library or load(), open_checkpoint(files, read_spec(files["config.json"], files)), **how)
+
+
+def offload_executor(
+    files: dict[str, Path], folder: Path, sizes: dict[str, Any], *, part: Partition | None = None, **limits: Any
+) -> OffloadExecutor:
+    """Make the executor that offloads to a folder. `limits`: of its budget, in place of these."""
+    usual: dict[str, Any] = {
+        "device_bytes": 1 << 30, "disk_bytes": 1 << 30, "path": folder, "base": BASE, "micro_batch": 16,
+        "max_tokens": 512, "max_sequences": 16, "max_rank": 33,
+    }  # fmt: skip
+    checkpoint = open_checkpoint(files, read_spec(files["config.json"], files))
+    return OffloadExecutor(load(), checkpoint, OffloadBudget(**usual | limits), part=part, **sizes)
 
 
 def as_tensor(rows: torch.Tensor | Array) -> torch.Tensor:

@@ -16,11 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from harness.native_models import make_step
+from harness.native_models import make_step, offload_executor
 from weft_kernels.cpu import load
-from weft_runner.model import open_checkpoint, read_spec
-from weft_runner.model.cpu.offload import OffloadExecutor
-from weft_runner.model.tiers.budget import OffloadBudget
 
 MODEL: dict[str, Any] = {
     "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 32, "num_attention_heads": 8,
@@ -30,20 +27,14 @@ STEPS, FRAMES = 3, 8
 
 
 def main(model: Path, folder: Path, device_bytes: int, kv_disk_pages: int, group: Path | None = None) -> None:
-    library = load()
+    load()  # what it takes is no part of the budget
     if group is not None:
         (group / "cgroup.procs").write_text(str(os.getpid()))
     before = anonymous_bytes()
     files = {path.name: path for path in model.iterdir()}
-    spec = read_spec(files["config.json"])
-    budget = OffloadBudget(
-        device_bytes=device_bytes, disk_bytes=1 << 40, path=folder, base="sha256:" + "7" * 64, micro_batch=64,
-        max_tokens=128, max_sequences=8, max_rank=8, kv_disk_pages=kv_disk_pages,
-    )  # fmt: skip
-    executor = OffloadExecutor(
-        library, open_checkpoint(files, spec), budget, dtype="bf16", threads=1, pages=FRAMES + kv_disk_pages,
-        page_tokens=16, slots=1,
-    )  # fmt: skip
+    sizes = {"dtype": "bf16", "threads": 1, "pages": FRAMES + kv_disk_pages, "page_tokens": 16, "slots": 1}
+    limits = {"micro_batch": 64, "max_tokens": 128, "max_sequences": 8, "max_rank": 8, "kv_disk_pages": kv_disk_pages}
+    executor = offload_executor(files, folder, sizes, device_bytes=device_bytes, **limits)
     sums, pages = [], range(kv_disk_pages, kv_disk_pages + FRAMES)
     executor.run(make_step([(list(range(12)), 0, pages[7:], None)]))
     for step in range(STEPS):

@@ -22,7 +22,7 @@ from prometheus_client import CollectorRegistry
 
 from harness import offload_child
 from harness.native_library import native_library
-from harness.native_models import Scales, adapter_tensors, cpu_executor, make_step, write_model
+from harness.native_models import BASE, Scales, adapter_tensors, cpu_executor, make_step, offload_executor, write_model
 from harness.waiting import PATIENCE_S, wait_until
 from weft.domain.model.config import ModelSpec
 from weft.domain.request import Sampling
@@ -30,12 +30,11 @@ from weft_kernels.cpu import KINDS
 from weft_runner.core import Candidate, form_batch
 from weft_runner.errors import DiskUnusable, ExecutorLost, OutOfMemory, PolicyInvalid, RunnerError
 from weft_runner.executors import ModelSource, make_executor
-from weft_runner.model import BFLOAT16, Partition, SamplingArgs, open_checkpoint, read_spec, stage_of
+from weft_runner.model import BFLOAT16, Partition, SamplingArgs, read_spec, stage_of
 from weft_runner.model.cpu.executor import CpuExecutor
 from weft_runner.model.cpu.offload import OffloadExecutor
 from weft_runner.model.cpu.packed_weights import RowPacker
 from weft_runner.model.cpu.page_file import PageFile
-from weft_runner.model.tiers.budget import OffloadBudget
 from weft_runner.model.tiers.packed_file import PackedLayout, packed_file
 from weft_runner.offload import (
     BlockTime,
@@ -65,7 +64,6 @@ PLAN = OffloadPlan(
     batch_tokens=512, buffers=2, usage={tier: Usage() for tier in MemoryTier},
     predicted=BlockTime(PASS, PASS, 32.0, 30.0, 8.0, 1.0), relaxed_s=31.0,
 )  # fmt: skip
-BASE = "sha256:" + "5" * 64
 RANKS = ({"q_proj": 8, "v_proj": 8}, {"down_proj": 3, "o_proj": 5, "up_proj": 16}, {"k_proj": 1}, {"gate_proj": 33})
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {"num_hidden_layers": 5, "max_position_embeddings": 160},
@@ -108,14 +106,6 @@ def with_adapters(executor: Made, spec: ModelSpec | None = None) -> Made:
     return executor
 
 
-def budget(folder: Path, **changed: Any) -> OffloadBudget:
-    values: dict[str, Any] = {
-        "device_bytes": 1 << 30, "disk_bytes": 1 << 30, "path": folder, "base": BASE, "micro_batch": 16,
-        "max_tokens": 512, "max_sequences": 16, "max_rank": 33, **changed,
-    }  # fmt: skip
-    return OffloadBudget(**values)
-
-
 @pytest.fixture
 def offload(files_of: Files, tmp_path: Path) -> Iterator[Offload]:
     """Make executors of a model's files, of the Llama's if none are given, within limits; they end with the test."""
@@ -125,10 +115,8 @@ def offload(files_of: Files, tmp_path: Path) -> Iterator[Offload]:
         files: dict[str, Path] | None = None, dtype: str = "bf16", *, part: Partition | None = None, threads: int = 1,
         page_tokens: int = 16, **limits: Any,
     ) -> OffloadExecutor:  # fmt: skip
-        files = files or files_of()
-        checkpoint = open_checkpoint(files, read_spec(files["config.json"]))
         own = sizes(dtype, threads, page_tokens)
-        made.append(OffloadExecutor(LIBRARY, checkpoint, budget(tmp_path, **limits), part=part, **own))
+        made.append(offload_executor(files or files_of(), tmp_path, own, part=part, **limits))
         return made[-1]
 
     yield make

@@ -6,15 +6,14 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from harness.native_library import native_library
-from harness.native_models import Scales, adapter_tensors, make_step, write_model
-from weft.domain.model.config import ModelSpec
-from weft_runner.model import open_checkpoint, read_spec
+from harness.native_models import Scales, adapter_tensors, make_step, offload_executor, write_model
+from weft_runner.model import read_spec
 from weft_runner.model.cpu.machine_rates import measure_rates
-from weft_runner.model.cpu.offload import OffloadExecutor
-from weft_runner.model.tiers.budget import OffloadBudget
 from weft_runner.model.tiers.pass_work import pass_work
 from weft_runner.offload import Formats, model_sizes
 from weft_runner.shell.metrics import OffloadSeries
+
+native_library()  # skips where nothing can be built
 
 
 @pytest.fixture
@@ -22,21 +21,13 @@ def files(tmp_path: Path) -> dict[str, Path]:
     return write_model(tmp_path / "model", 7, num_hidden_layers=3)
 
 
-def executor_of(files: dict[str, Path], spec: ModelSpec, folder: Path) -> OffloadExecutor:
-    budget = OffloadBudget(
-        1 << 30, 1 << 30, folder, "sha256:" + "5" * 64, micro_batch=16, max_tokens=64, max_sequences=8, max_rank=8,
-        share=0.4, machine=measure_rates(folder, spec, ["bf16"], "bf16", 1),
-    )  # fmt: skip
-    return OffloadExecutor(
-        native_library(), open_checkpoint(files, spec), budget, dtype="bf16", threads=1, pages=16, page_tokens=16,
-        slots=2,
-    )  # fmt: skip
-
-
 @pytest.mark.slow
 def test_a_pass_is_predicted_from_what_its_step_has(files: dict[str, Path], tmp_path: Path) -> None:
     spec = read_spec(files["config.json"])
-    executor = executor_of(files, spec, tmp_path)
+    sizes = {"dtype": "bf16", "threads": 1, "pages": 16, "page_tokens": 16, "slots": 2}
+    machine = measure_rates(tmp_path, spec, ["bf16"], "bf16", 1)
+    limits = {"max_tokens": 64, "max_sequences": 8, "max_rank": 8, "share": 0.4}
+    executor = offload_executor(files, tmp_path, sizes, machine=machine, **limits)
     try:
         adapter = executor.adapters.build(adapter_tensors(spec, 1, {"q_proj": 8}), Scales())
         executor.adapters.put(1, adapter)

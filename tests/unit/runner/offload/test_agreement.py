@@ -2,15 +2,14 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness.native_library import native_library
-from harness.native_models import write_model
+from harness.native_models import offload_executor, write_model
 from weft_cli.offload_report import pool_settings
-from weft_runner.model import Partition, open_checkpoint, read_spec
-from weft_runner.model.cpu.offload import OffloadExecutor
-from weft_runner.model.tiers.budget import OffloadBudget
+from weft_runner.model import Partition, read_spec
 from weft_runner.offload import (
     BlockWork,
     Budgets,
@@ -26,6 +25,7 @@ from weft_runner.offload import (
 
 from .test_search import MACHINE, MIB, ON_DEVICE
 
+native_library()  # skips where nothing can be built
 RANK, BATCH_TOKENS, DISK_BYTES = 16, 64, 1 << 30
 
 
@@ -35,25 +35,19 @@ def files(tmp_path: Path) -> dict[str, Path]:
     return write_model(tmp_path / "model", 7, **shape)
 
 
-def executor_of(
-    files: dict[str, Path], search: PolicySearch, plan: OffloadPlan, *, told: bool
-) -> tuple[OffloadExecutor, Budgets]:
+def executor_of(files: dict[str, Path], search: PolicySearch, plan: OffloadPlan, *, told: bool) -> tuple[Any, Budgets]:
     """With the pool's settings that the plan asks for. `told`: it gets the plan, too."""
     wanted, budgets, layers = (
         pool_settings({0: search}, {0: plan}),
         search.tiers,
         search.layers or range(search.spec.layers),
     )
-    budget = OffloadBudget(
-        device_bytes=budgets.device_bytes, disk_bytes=budgets.disk_bytes, path=files["config.json"].parent,
-        base="sha256:" + "5" * 64, micro_batch=BATCH_TOKENS, max_tokens=wanted["maxBatchTokens"],
-        max_sequences=wanted["maxSequences"], max_rank=RANK, plan=plan if told else None,
-        in_flight=search.work.in_flight,
-    )  # fmt: skip
-    executor = OffloadExecutor(
-        native_library(), open_checkpoint(files, search.spec), budget, dtype="bf16", threads=1,
-        pages=wanted["kvPages"], page_tokens=16, slots=2,
-        part=Partition(search.spec, first=layers.start, last=layers.stop),
+    sizes = {"dtype": "bf16", "threads": 1, "pages": wanted["kvPages"], "page_tokens": 16, "slots": 2}
+    executor = offload_executor(
+        files, files["config.json"].parent, sizes, part=Partition(search.spec, first=layers.start, last=layers.stop),
+        device_bytes=budgets.device_bytes, disk_bytes=budgets.disk_bytes, micro_batch=BATCH_TOKENS,
+        max_tokens=wanted["maxBatchTokens"], max_sequences=wanted["maxSequences"], max_rank=RANK,
+        plan=plan if told else None, in_flight=search.work.in_flight,
     )  # fmt: skip
     return executor, budgets
 
