@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import grpc.aio
 
+from harness.grpc_server import listening
 from harness.loopback import LoopbackServer, Request
 from harness.waiting import PATIENCE_S
 from weft.artifacts.blobs import BlobStore
@@ -353,19 +353,6 @@ class FakeBatch(BatchServicer):
 
 
 @asynccontextmanager
-async def grpc_server(register: Callable[[grpc.aio.Server], None], at: str = "127.0.0.1:0") -> AsyncIterator[str]:
-    server = grpc.aio.server()
-    register(server)
-    port = server.add_insecure_port(at)
-    await server.start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        await server.stop(None)
-
-
-@asynccontextmanager
 async def runner_server(runner: FakeRunner) -> AsyncIterator[FakeRunner]:
-    async with grpc_server(lambda s: add_RunnerServicer_to_server(runner, s)) as address:
-        runner.address = address
+    async with listening(lambda s: add_RunnerServicer_to_server(runner, s)) as runner.address:
         yield runner

@@ -2,11 +2,11 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from weft_devcluster.waiting import PATIENCE_S, POLL_S, wait_until
 
-__all__ = ["PATIENCE_S", "POLL_S", "eventually", "soon", "wait_until"]
+__all__ = ["PATIENCE_S", "POLL_S", "eventually", "soon", "until", "wait_until"]
 
 T = TypeVar("T")
 
@@ -14,6 +14,14 @@ T = TypeVar("T")
 async def soon(awaitable: Awaitable[T]) -> T:
     """What an event of this process gives. Raises TimeoutError."""
     return await asyncio.wait_for(awaitable, PATIENCE_S)
+
+
+async def until(condition: Callable[[], Any]) -> Any:
+    """For what has no event to await: the first true value of a condition. Raises TimeoutError."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not (value := condition()):  # noqa: ASYNC110 (nothing to wait on)
+            await asyncio.sleep(0.002)
+    return value
 
 
 async def eventually(holds: Callable[[], Awaitable[bool]], timeout_s: float = PATIENCE_S) -> None:

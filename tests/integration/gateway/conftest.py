@@ -8,7 +8,7 @@ import asyncio
 import hashlib
 import json
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,11 +20,12 @@ import openai
 import pytest
 import tokenizers
 from prometheus_client import CollectorRegistry
-from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
-from harness.gateway_peers import FakeDepot, FakePredictor, FakeRunner, FakeScheduler, grpc_server, runner_server
+from harness import byte_tokenizer
+from harness.gateway_peers import FakeDepot, FakePredictor, FakeRunner, FakeScheduler, runner_server
+from harness.grpc_server import listening
 from harness.quick import quick_disk  # noqa: F401 (a fixture)
-from harness.waiting import PATIENCE_S, soon  # noqa: F401 (of all that is here)
+from harness.waiting import PATIENCE_S, soon, until  # noqa: F401 (of all that is here)
 from weft.wire.quiet_server import QuietServer
 from weft.wire.v1 import common_pb2, predictor_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 from weft_gateway.core import GatewayConfig
@@ -37,14 +38,6 @@ HELLO: Any = [{"role": "user", "content": "hello"}]
 ANSWER = "Grüße, dear reader \N{SLIGHTLY SMILING FACE}!"
 
 
-async def until(condition: Callable[[], Any]) -> Any:
-    """For what has no event to await: the first true value of a condition."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not (value := condition()):  # noqa: ASYNC110 (nothing to wait on)
-            await asyncio.sleep(0.002)
-    return value
-
-
 async def opened(http: httpx2.AsyncClient, body: dict[str, Any], path: str = "/v1/completions") -> httpx2.Response:
     """A response whose status has come and whose body is still to be read. Close it to go away."""
     return await http.send(http.build_request("POST", path, json=body), stream=True)
@@ -55,22 +48,6 @@ def key_route(key: str, namespace: str = "", **fields: Any) -> scheduler_pb2.Key
     return scheduler_pb2.KeyRoute(
         key_hash=hashlib.sha256(key.encode()).hexdigest(), namespace=namespace, **({"key_id": key} | fields)
     )
-
-
-def train_tokenizer() -> tokenizers.Tokenizer:
-    """A small byte-level BPE with control tokens, as Llama 3 and Qwen have them."""
-    tokenizer = tokenizers.Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400,
-        special_tokens=["<s>", "</s>", "<|system|>", "<|user|>", "<|assistant|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(["hello dear reader, hello world"] * 8, trainer)
-    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    return tokenizer
 
 
 class Server(QuietServer):
@@ -168,7 +145,8 @@ class World:
 
 @pytest.fixture(scope="session")
 def tokenizer() -> tokenizers.Tokenizer:
-    return train_tokenizer()
+    special = ("<s>", "</s>", "<|system|>", "<|user|>", "<|assistant|>")
+    return byte_tokenizer.train("hello dear reader, hello world", special, 400)
 
 
 @pytest.fixture
@@ -194,8 +172,8 @@ async def parts(depot: FakeDepot, tokenizer: tokenizers.Tokenizer) -> AsyncItera
     add_scheduler = scheduler_pb2_grpc.add_SchedulerServicer_to_server
     add_predictor = predictor_pb2_grpc.add_PredictorServicer_to_server
     async with (
-        grpc_server(lambda s: add_scheduler(world.scheduler, s)) as world.scheduler_address,
-        grpc_server(lambda s: add_predictor(world.predictor, s)) as world.predictor_address,
+        listening(lambda s: add_scheduler(world.scheduler, s)) as world.scheduler_address,
+        listening(lambda s: add_predictor(world.predictor, s)) as world.predictor_address,
         runner_server(world.runner),
     ):
         yield world

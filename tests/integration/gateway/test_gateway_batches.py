@@ -15,7 +15,8 @@ import orjson
 import psutil
 import pytest
 
-from harness.gateway_peers import FakeBatch, grpc_server
+from harness.gateway_peers import FakeBatch
+from harness.grpc_server import listening
 from harness.spans import in_memory, traceparent_of
 from weft.wire.v1 import batch_pb2, batch_pb2_grpc, common_pb2, scheduler_pb2
 from weft_gateway.openai import LINES_AT_ONCE, LineRunner
@@ -45,7 +46,7 @@ class Batched:
 @asynccontextmanager
 async def batched(world: World, tmp_path: Path, **changes: Any) -> AsyncIterator[Batched]:
     batch = FakeBatch()
-    async with grpc_server(lambda s: batch_pb2_grpc.add_BatchServicer_to_server(batch, s)) as address:
+    async with listening(lambda s: batch_pb2_grpc.add_BatchServicer_to_server(batch, s)) as address:
         settings = world.settings(tmp_path, batch=address, **changes)
         async with serving(world, settings):
             lines = LineRunner(world.gateway)
@@ -170,7 +171,7 @@ async def test_50_megabytes_stream_through_a_gateway_that_holds_a_few(made: Batc
         return batch_pb2.File(file_id="file-x", filename="x", purpose="batch", bytes=received)
 
     made.batch.UploadFile = count  # type: ignore[method-assign] (a server that keeps nothing: it shares our process)
-    async with grpc_server(lambda s: batch_pb2_grpc.add_BatchServicer_to_server(made.batch, s)) as address:
+    async with listening(lambda s: batch_pb2_grpc.add_BatchServicer_to_server(made.batch, s)) as address:
         made.world.gateway.batch = type(made.world.gateway.batch)(address, None)
         assert (await post_form(made, body())).status_code == 200
         await made.world.gateway.batch.close()

@@ -5,8 +5,7 @@ test awaits the message it needs.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from harness.grpc_server import listening
 from harness.stored import new_store
 from harness.waiting import PATIENCE_S, soon
 from weft.domain.ids import Epoch, RunnerId
@@ -186,7 +186,8 @@ async def world(store, config) -> AsyncIterator[World]:
     scheduler, predictor = FakeScheduler(), FakePredictor()
     async with (
         listening(
-            lambda s: (add_SchedulerServicer_to_server(scheduler, s), add_PredictorServicer_to_server(predictor, s))
+            lambda s: (add_SchedulerServicer_to_server(scheduler, s), add_PredictorServicer_to_server(predictor, s)),
+            grace_s=PATIENCE_S,
         ) as peers_at,
         channel(peers_at) as to_peers,
     ):
@@ -194,23 +195,11 @@ async def world(store, config) -> AsyncIterator[World]:
         admin = AdminServer(store, server)
         await admin.send_keys()
         async with listening(
-            lambda s: (add_SupervisorServicer_to_server(server, s), add_AdminServicer_to_server(admin, s))
+            lambda s: (add_SupervisorServicer_to_server(server, s), add_AdminServicer_to_server(admin, s)),
+            grace_s=PATIENCE_S,
         ) as own_at:
             running = asyncio.create_task(server.run())
             async with channel(own_at) as to_own:
                 yield World(server, scheduler, predictor, SupervisorStub(to_own), AdminStub(to_own))
             await server.drain()
             await soon(running)
-
-
-@asynccontextmanager
-async def listening(register: Callable[[grpc.aio.Server], object]) -> AsyncIterator[str]:
-    """A server's address; its clients are to be gone before it is, and then it waits for nobody."""
-    server = grpc.aio.server()
-    register(server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        await server.stop(PATIENCE_S)

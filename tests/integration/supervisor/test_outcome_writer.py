@@ -11,7 +11,7 @@ from sqlalchemy import text
 from harness import stored
 from harness.postgres import DIALECTS, needs_postgres
 from harness.stored import new_store
-from harness.waiting import eventually, soon
+from harness.waiting import soon, until
 from weft.domain.request import FinishReason, Outcome, OutcomeAck, OutcomeReport
 from weft.domain.runner import SupervisorHello
 from weft.store import fencing_terms, outcomes
@@ -39,15 +39,6 @@ async def store(request, tmp_path):
         engine = await new_store(url)
         yield engine
         await engine.dispose()
-
-
-async def until(holds) -> None:
-    """For what has no event."""
-
-    async def asked() -> bool:
-        return holds()
-
-    await eventually(asked)
 
 
 async def test_an_outcome_is_stored_then_acknowledged_each_time_then_taught_and_counts_once(world, store):

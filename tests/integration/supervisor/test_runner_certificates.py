@@ -8,6 +8,7 @@ import grpc.aio
 import pytest
 
 from harness.certificates import Authority
+from harness.grpc_server import listening
 from harness.waiting import PATIENCE_S
 from tests.integration.supervisor.conftest import RunnerClient, World
 from weft.domain.ids import RunnerId
@@ -36,16 +37,11 @@ class Secured:
 @pytest.fixture
 async def secured(world: World, tmp_path: Path) -> AsyncIterator[Secured]:
     authority = Authority()
-    server = grpc.aio.server()
-    add_SupervisorServicer_to_server(world.server, server)
-    own = Tls(authority.folder(tmp_path / "supervisor", "supervisor"), "supervisor")
-    port = server.add_secure_port("127.0.0.1:0", server_credentials(own))
-    await server.start()
-    secured = Secured(f"127.0.0.1:{port}", authority, tmp_path)
-    yield secured
-    for opened in secured.opened:
-        await opened.close(None)
-    await server.stop(PATIENCE_S)
+    own = server_credentials(Tls(authority.folder(tmp_path / "supervisor", "supervisor"), "supervisor"))
+    async with listening(lambda s: add_SupervisorServicer_to_server(world.server, s), own, grace_s=PATIENCE_S) as at:
+        yield (secured := Secured(at, authority, tmp_path))
+        for opened in secured.opened:
+            await opened.close(None)
 
 
 async def test_a_runner_of_its_own_namespace_is_registered(secured: Secured) -> None:

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from harness.grpc_server import listening
 from harness.ports import free_addresses, free_port
 from harness.processes import started
 from harness.waiting import PATIENCE_S, soon
-from tests.integration.supervisor.conftest import FakeScheduler, listening, spec_of
+from tests.integration.supervisor.conftest import FakeScheduler, spec_of
 from weft.domain.ids import NEVER, RunnerId
 from weft.domain.request import FinishReason, Outcome, OutcomeAck, OutcomeReport
 from weft.domain.routes import Keys

@@ -6,8 +6,9 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import decoders, models, pre_tokenizers, trainers
+from tokenizers import decoders, models
 
+from harness import byte_tokenizer
 from weft.domain.model.token_bytes import Decoding, UnsupportedDecoder, decoding_of, token_bytes
 from weft_gateway.core import Detokeniser
 
@@ -15,16 +16,7 @@ BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
 def byte_level() -> tokenizers.Tokenizer:
-    tokenizer = tokenizers.Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=320,
-        special_tokens=["<s>", "</s>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(["hello world über 東京 \N{SLIGHTLY SMILING FACE}"] * 4, trainer)
+    tokenizer = byte_tokenizer.train("hello world über 東京 \N{SLIGHTLY SMILING FACE}", ["<s>", "</s>"], 320)
     tokenizer.add_tokens(["<tool>", "two words"])
     return tokenizer
 

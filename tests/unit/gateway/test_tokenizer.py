@@ -8,8 +8,9 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import models, normalizers
 
+from harness import byte_tokenizer
 from weft.chat_template import Chat, ChatTemplate, TemplateFault
 from weft_gateway.forms import TemplateForms
 from weft_gateway.openai import ChatRequest, chat_of, parse
@@ -21,20 +22,10 @@ CONFIG = json.dumps({"bos_token": "<s>", "eos_token": {"content": "</s>"}}).enco
 
 
 def build(normalizer: Any = None) -> tokenizers.Tokenizer:
-    tokenizer = tokenizers.Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer = byte_tokenizer.train("hello dear reader", SPECIAL, 330)
     if normalizer:
         tokenizer.normalizer = normalizer
-    trainer = trainers.BpeTrainer(
-        vocab_size=330,
-        special_tokens=SPECIAL,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(["hello dear reader"] * 4, trainer)
     tokenizer.add_tokens(["<tool>"])
-    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
     return tokenizer
 
 

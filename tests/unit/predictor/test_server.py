@@ -8,6 +8,7 @@ import grpc.aio
 import pytest
 from prometheus_client import REGISTRY
 
+from harness.grpc_server import listening
 from harness.waiting import PATIENCE_S, soon
 from tests.unit.predictor.conftest import CountingModel
 from weft.wire.codec.prediction import MAX_ITEMS
@@ -29,15 +30,10 @@ async def server():
 
 @pytest.fixture
 async def stub(server):
-    grpc_server = grpc.aio.server()
-    add_PredictorServicer_to_server(server, grpc_server)
-    port = grpc_server.add_insecure_port("127.0.0.1:0")
-    await grpc_server.start()
-    async with channel(f"127.0.0.1:{port}") as opened:
+    async with listening(lambda s: add_PredictorServicer_to_server(server, s)) as at, channel(at) as opened:
         stub = PredictorStub(opened)
-        stub.address = f"127.0.0.1:{port}"
+        stub.address = at
         yield stub
-    await grpc_server.stop(0)
 
 
 class WatchedCheckpointer(Checkpointer):
