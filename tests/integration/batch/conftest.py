@@ -17,6 +17,7 @@ import grpc.aio
 import pytest
 from sqlalchemy import URL, func, select
 
+from harness.grpc_server import listening
 from harness.postgres import DIALECTS
 from harness.stored import new_store
 from harness.waiting import PATIENCE_S, eventually
@@ -238,16 +239,14 @@ async def serving(
     server = BatchServer(engine, term, storage, limits, lines_in_flight=lines_in_flight, tracer=tracer)
     await server.load(sole=sole)
     running = asyncio.create_task(server.run(shared=not sole))
-    listener = grpc.aio.server()
-    add_BatchServicer_to_server(BatchCalls(server), listener)
-    port = listener.add_insecure_port("127.0.0.1:0")
-    await listener.start()
     try:
-        async with channel(f"127.0.0.1:{port}") as to_server:
-            yield World(server, BatchStub(to_server), engine, storage)
+        async with listening(lambda s: add_BatchServicer_to_server(BatchCalls(server), s), grace_s=PATIENCE_S) as at:
+            try:
+                async with channel(at) as to_server:
+                    yield World(server, BatchStub(to_server), engine, storage)
+            finally:
+                await server.drain()
     finally:
-        await server.drain()
-        await listener.stop(PATIENCE_S)
         await running
 
 

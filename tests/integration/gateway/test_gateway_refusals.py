@@ -105,15 +105,6 @@ async def test_a_body_that_is_no_json_object_is_refused(world: World) -> None:
             refused(await http.post("/v1/chat/completions", content=body, headers=JSON), 400, "invalid_json")
 
 
-async def test_an_unsupported_parameters_message_lists_what_is_supported(world: World) -> None:
-    async with world.http() as http:
-        response = await http.post("/v1/completions", json=TEXT | {"suffix": "."})
-    message = response.json()["error"]["message"]
-    assert "suffix" in message
-    assert "put what follows into the prompt" in message
-    assert all(name in message for name in ("max_tokens", "stop", "top_p"))
-
-
 async def test_unknown_paths_and_methods_have_the_same_shape(world: World) -> None:
     async with world.http() as http:
         refused(await http.get("/v2/nothing"), 404, "not_found")

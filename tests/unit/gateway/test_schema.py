@@ -5,7 +5,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -21,9 +21,11 @@ json_values = st.recursive(
 )
 fields = st.sampled_from([*ChatRequest.model_fields, *CompletionRequest.model_fields, "user", "x" * 100])
 GOOD: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+TEXT: dict[str, Any] = {"model": "m", "prompt": "hello"}
 
 
 @given(st.binary(max_size=64))
+@example(b"[]")
 def test_any_bytes_are_refused_by_name(body: bytes) -> None:
     with pytest.raises(ApiError):
         parse(ChatRequest, body)
@@ -31,7 +33,7 @@ def test_any_bytes_are_refused_by_name(body: bytes) -> None:
 
 @given(st.dictionaries(fields, json_values, max_size=5), st.sampled_from([ChatRequest, CompletionRequest]))
 def test_any_object_is_taken_or_refused_by_name(changes: dict[str, Any], kind: type[Any]) -> None:
-    good = GOOD if kind is ChatRequest else {"model": "m", "prompt": "hello"}
+    good = GOOD if kind is ChatRequest else TEXT
     refusal, request = None, None
     try:
         request = parse(kind, orjson.dumps(good | changes))
@@ -80,18 +82,19 @@ def test_every_parameter_of_openais_reference_is_served_accepted_or_refused_with
 ) -> None:
     names = set(import_module(f"openai.types.{known}").CompletionCreateParamsBase.__annotations__)
     assert {"model", "n", "logit_bias"} <= names
-    good = GOOD if kind is ChatRequest else {"model": "m", "prompt": "hello"}
+    good = GOOD if kind is ChatRequest else TEXT
     for name in names - set(kind.model_fields) - ACCEPTED:
         with pytest.raises(ParameterError) as caught:
             parse(kind, orjson.dumps(good | {name: 7}))
         assert (caught.value.param, caught.value.code) == (name, "unsupported_parameter")
         assert advice(name), name
         assert advice(name) in caught.value.message
+        assert all(served in caught.value.message for served in ("max_tokens", "stop", "top_p"))
 
 
 @pytest.mark.parametrize("kind", [ChatRequest, CompletionRequest])
 def test_what_asks_for_what_happens_anyway_changes_nothing(kind: type[Any]) -> None:
-    good = GOOD if kind is ChatRequest else {"model": "m", "prompt": "hello"}
+    good = GOOD if kind is ChatRequest else TEXT
     plain = parse(kind, orjson.dumps(good))
     values: list[dict[str, Any]] = [
         {name: value} for name in NEUTRAL.keys() - set(kind.model_fields) for value in NEUTRAL[name]
@@ -230,6 +233,7 @@ def test_other_prompts_are_refused(prompt: Any) -> None:
         ({"temperature": -1}, "temperature"),
         ({"top_k": -2}, "top_k"),
         ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"stop_token_ids": "5"}, "stop_token_ids"),
     ],
 )
 def test_what_cannot_go_together_is_refused(changes: dict[str, Any], param: str) -> None:
@@ -259,8 +263,7 @@ def test_a_key_that_is_no_token_id_is_refused(key: str) -> None:
 
 
 def test_log_probabilities_are_asked_for_as_each_api_has_it() -> None:
-    text = {"model": "m", "prompt": "x"}
     chats = [{}, {"logprobs": False}, {"logprobs": True}, {"logprobs": True, "top_logprobs": 4}]
     assert [parse(ChatRequest, orjson.dumps(GOOD | one)).alternatives for one in chats] == [None, None, 0, 4]
     texts = [{}, {"logprobs": 0}, {"logprobs": 20}]
-    assert [parse(CompletionRequest, orjson.dumps(text | one)).alternatives for one in texts] == [None, 0, 20]
+    assert [parse(CompletionRequest, orjson.dumps(TEXT | one)).alternatives for one in texts] == [None, 0, 20]
