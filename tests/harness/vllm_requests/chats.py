@@ -20,12 +20,14 @@ from harness.vllm_requests.checks import (
     finishes_apart,
     last_chunk_has_text,
     message,
+    no_usage,
     ok,
     post,
     refused,
     some,
     streams_as_whole,
     usage_adds_up,
+    usage_last,
 )  # fmt: skip
 from harness.vllm_requests.completions import FINISH
 
@@ -109,15 +111,11 @@ def _some_call(reply: Reply) -> bool:
 def _streams_calls(reply: Reply) -> bool:
     """The calls of the whole answer; one finish; no content beside them."""
     whole = reply.again(stream=False).json["choices"][0]
-    calls, finishes = (
-        reply.streamed_calls(),
-        [one["finish_reason"] for one in reply.streamed_choices if one["finish_reason"]],
+    finishes = [one["finish_reason"] for one in reply.streamed_choices if one["finish_reason"]]
+    made = [one["function"] for one in whole["message"]["tool_calls"]]
+    same, streamed = (
+        [one | {"arguments": json.loads(one["arguments"])} for one in calls] for calls in (made, reply.streamed_calls())
     )
-    same = [
-        one["function"] | {"arguments": json.loads(one["function"]["arguments"])}
-        for one in whole["message"]["tool_calls"]
-    ]
-    streamed = [one | {"arguments": json.loads(one["arguments"])} for one in calls]
     return streamed == same != [] and finishes == [whole["finish_reason"]] and not reply.streamed_text().strip()
 
 
@@ -158,19 +156,6 @@ def _rising_usage(reply: Reply) -> bool:
     used = [event["usage"] for event in reply.events]
     counts = [one["completion_tokens"] for one in used]
     return counts == sorted(counts) and counts[-1] == 10 and all(one["prompt_tokens"] > 0 for one in used)
-
-
-def _usage_at_the_end(reply: Reply) -> bool:
-    *others, last = reply.events
-    return (
-        last["choices"] == []
-        and last["usage"]["completion_tokens"] > 0
-        and all(one.get("usage") is None for one in others)
-    )
-
-
-def _no_usage(reply: Reply) -> bool:
-    return ok(reply) and bool(reply.events) and all(event.get("usage") is None for event in reply.events)
 
 
 def _alternatives_by_number(reply: Reply) -> bool:
@@ -236,9 +221,9 @@ CHAT_CHECKS = [
     *(chat(f"{FILE}::test_chat_streaming [{model}]", streams_as_whole, model=model, max_completion_tokens=10, stream=True) for model in MODELS),
     differs(FINISH, chat(f"{FILE}::test_chat_streaming [the last chunk's text]", last_chunk_has_text, max_completion_tokens=10, stream=True),
         finishes_apart),
-    chat(f"{FILE}::test_chat_completion_stream_options [no usage]", _no_usage, max_completion_tokens=10, stream=True,
+    chat(f"{FILE}::test_chat_completion_stream_options [no usage]", no_usage, max_completion_tokens=10, stream=True,
         stream_options={"include_usage": False}),
-    chat(f"{FILE}::test_chat_completion_stream_options [usage]", _usage_at_the_end, max_completion_tokens=10, stream=True,
+    chat(f"{FILE}::test_chat_completion_stream_options [usage]", usage_last, max_completion_tokens=10, stream=True,
         stream_options={"include_usage": True, "continuous_usage_stats": False}),
     *(chat(f"{FILE}::test_chat_completion_stream_options [not streamed, {value}]", refused("stream_options"), max_completion_tokens=10, stream=False,
         stream_options={"include_usage": value}) for value in (None, True)),
@@ -386,6 +371,11 @@ BARE = {
 }
 RESULT = [message("hello"), {"role": "assistant", "content": "", "tool_calls": [CALL]},
           {"role": "tool", "tool_call_id": CALL["id"], "content": "98"}, message("it is 98")]  # fmt: skip
+RESULTS = [*RESULT[:3], {"role": "tool", "tool_call_id": "call_1123456789", "content": "78"}, RESULT[3]]
+TWO_WAYS: list[tuple[str, Any, dict[str, Any]]] = [
+    ("whole", _no_calls, {}),
+    ("streamed", streams_as_whole, {"stream": True}),
+]
 USES = "entrypoints/openai/chat_completion/test_completion_with_function_calling.py"
 RULES = "tool_use/test_chat_completion_request_validations.py"
 NULLS = "entrypoints/openai/chat_completion/test_tool_choice_null.py"
@@ -399,10 +389,9 @@ NOTHING = (
     "What asks for nothing is taken as absent: clients send `tools: []` or `tool_choice: auto` where there is no tool."
 )
 TOOL_CHECKS = [
-    *(_tools(f"{USES}::test_function_tool_use [{name}]", _some_call, tool_choice=choice, messages=messages)
-        for name, choice, messages in (("auto", "auto", [message(ONE_CALL)]), ("required", "required", ASKING), ("named", NAMED, ASKING))),
-    *(_tools(f"{USES}::test_function_tool_use [{name}, streamed]", _streams_calls, tool_choice=choice, messages=messages, stream=True)
-        for name, choice, messages in (("auto", "auto", [message(ONE_CALL)]), ("required", "required", ASKING), ("named", NAMED, ASKING))),
+    *(_tools(f"{USES}::test_function_tool_use [{name}{how}]", check, tool_choice=choice, messages=messages, **more)
+        for name, choice, messages in (("auto", "auto", [message(ONE_CALL)]), ("required", "required", ASKING), ("named", NAMED, ASKING))
+        for how, check, more in (("", _some_call, {}), (", streamed", _streams_calls, {"stream": True}))),
     *(chat(f"{USES}::test_no_args_tool_call [{arguments!r}]", {"choices.0.message.content": some}, max_completion_tokens=128, messages=[
         message("What time is it now?"), {"role": "assistant", "content": None, "tool_calls": [
             {**CALL, "function": {"name": "get_current_time", "arguments": arguments}}]},
@@ -442,30 +431,21 @@ TOOL_CHECKS = [
     _tools("tool_use/test_tool_calls.py::test_tool_call_and_choice [whole]", _called("get_current_weather"),
         {"choices.0.finish_reason": "tool_calls", "choices.0.message.role": "assistant"}, messages=[message(ONE_CALL)]),
     _tools("tool_use/test_tool_calls.py::test_tool_call_and_choice [streamed]", _streams_calls, messages=[message(ONE_CALL)], stream=True),
-    _tools("tool_use/test_tool_calls.py::test_tool_call_with_results [whole]", _no_calls, messages=RESULT),
-    _tools("tool_use/test_tool_calls.py::test_tool_call_with_results [streamed]", streams_as_whole, messages=RESULT, stream=True),
+    *(_tools(f"tool_use/{name}_with_results [{kind}]", check, messages=messages, **more)
+        for name, messages in (("test_tool_calls.py::test_tool_call", RESULT), ("test_parallel_tool_calls.py::test_parallel_tool_calls", RESULTS))
+        for kind, check, more in TWO_WAYS),
     _tools("tool_use/test_parallel_tool_calls.py::test_parallel_tool_calls [whole]", _called("get_current_weather", "get_current_weather"),
         {"choices.0.finish_reason": "tool_calls"}, messages=[message(TWO_CALLS)], tools=[BARE], max_tokens=300),
     _tools("tool_use/test_parallel_tool_calls.py::test_parallel_tool_calls [streamed]", _streams_calls, messages=[message(TWO_CALLS)],
         tools=[BARE], max_tokens=300, stream=True),
-    _tools("tool_use/test_parallel_tool_calls.py::test_parallel_tool_calls_with_results [whole]", _no_calls, messages=[
-        *RESULT[:3], {"role": "tool", "tool_call_id": "call_1123456789", "content": "78"}, RESULT[3]]),
-    _tools("tool_use/test_parallel_tool_calls.py::test_parallel_tool_calls_with_results [streamed]", streams_as_whole, stream=True, messages=[
-        *RESULT[:3], {"role": "tool", "tool_call_id": "call_1123456789", "content": "78"}, RESULT[3]]),
-    chat("tool_use/test_chat_completions.py::test_chat_completion_without_tools [whole]", _no_calls, max_completion_tokens=150),
-    chat("tool_use/test_chat_completions.py::test_chat_completion_without_tools [streamed]", streams_as_whole, max_completion_tokens=150, stream=True),
-    chat("tool_use/test_chat_completions.py::test_chat_completion_with_tools [whole]", _no_calls, max_completion_tokens=150, tools=[WEATHER]),
-    chat("tool_use/test_chat_completions.py::test_chat_completion_with_tools [streamed]", streams_as_whole, max_completion_tokens=150,
-        tools=[WEATHER], stream=True),
+    *(chat(f"tool_use/test_chat_completions.py::test_chat_completion_{name} [{kind}]", check, max_completion_tokens=150, **tools, **more)
+        for name, tools in (("without_tools", {}), ("with_tools", {"tools": [WEATHER]})) for kind, check, more in TWO_WAYS),
     _tools("tool_use/test_structured_outputs_tool_calling.py::test_tool_calling_survives_strict_structured_outputs", _called("get_current_weather"),
         {"choices.0.finish_reason": "tool_calls"}, tool_choice="required", parallel_tool_calls=False,
         tools=[{**WEATHER, "function": {**WEATHER["function"], "strict": True}}]),
     _tools("tool_use/test_tool_choice_required_json_schema.py::test_guided_json", _some_call, tool_choice="required"),
-    _tools("tool_use/test_tool_choice_required_json_schema.py::test_guided_json_without_parameters [null]",
+    *(_tools(f"tool_use/test_tool_choice_required_json_schema.py::test_guided_json_without_parameters [{name}]",
         {"choices.0.message.tool_calls.0.function.arguments": lambda text: json.loads(text) == {}}, tool_choice="required", parallel_tool_calls=False,
-        tools=[{"type": "function", "function": {"name": "get_current_weather", "parameters": None}}]),
-    _tools("tool_use/test_tool_choice_required_json_schema.py::test_guided_json_without_parameters [empty]",
-        {"choices.0.message.tool_calls.0.function.arguments": lambda text: json.loads(text) == {}}, tool_choice="required", parallel_tool_calls=False,
-        tools=[{"type": "function", "function": {"name": "get_current_weather", "parameters": {}}}]),
+        tools=[{"type": "function", "function": {"name": "get_current_weather", "parameters": given}}]) for name, given in (("null", None), ("empty", {}))),
 ]  # fmt: skip
 CHECKS = [*CHAT_CHECKS, *BATCHED, *TOOL_CHECKS]

@@ -219,6 +219,18 @@ def usage_adds_up(reply: Reply) -> bool:
     return usage["prompt_tokens"] > 0 and usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
 
 
+def no_usage(reply: Reply) -> bool:
+    return ok(reply) and bool(reply.events) and all(event.get("usage") is None for event in reply.events)
+
+
+def usage_last(reply: Reply) -> bool:
+    """True for a stream whose last chunk, and no other, has the tokens used."""
+    *others, last = reply.events
+    used = last["usage"]
+    sums = used["total_tokens"] == used["prompt_tokens"] + used["completion_tokens"] > used["prompt_tokens"]
+    return sums and last["choices"] == [] and all(event.get("usage") is None for event in others)
+
+
 def streams_as_whole(reply: Reply) -> None:
     """A streamed answer: one finish for each choice, behind its text, which is that of the answer in one piece."""
     whole = reply.again(stream=False, stream_options=None).json["choices"]

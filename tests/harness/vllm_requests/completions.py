@@ -14,11 +14,12 @@ from harness.vllm_requests.checks import (
     differs,
     finishes_apart,
     last_chunk_has_text,
-    ok,
+    no_usage,
     refused,
     some,
     streams_as_whole,
     usage_adds_up,
+    usage_last,
     within,
 )  # fmt: skip
 
@@ -37,10 +38,6 @@ NO_BEAMS = "Beam search is not served: sequences of one request share no search;
 FINISH = "The finish has a chunk of its own, as in OpenAI's streams; the texts joined are the same."
 
 
-def _choices_are(count: int) -> Any:
-    return {"#choices": count}
-
-
 def _unlike_choices(reply: Reply) -> bool:
     choices = reply.json["choices"]
     lengths = {len(choice["logprobs"]["tokens"]) for choice in choices}
@@ -51,16 +48,6 @@ def _unlike_choices(reply: Reply) -> bool:
 def _unlike_streams(reply: Reply) -> bool:
     finished = [choice["index"] for choice in reply.streamed_choices if choice["finish_reason"]]
     return sorted(finished) == [0, 1, 2] and len({reply.streamed_text(index) for index in range(3)}) == 3
-
-
-def _no_usage(reply: Reply) -> bool:
-    return ok(reply) and bool(reply.events) and all(event.get("usage") is None for event in reply.events)
-
-
-def _usage_last(reply: Reply) -> bool:
-    *others, last = reply.events
-    sums = last["usage"]["total_tokens"] == last["usage"]["prompt_tokens"] + last["usage"]["completion_tokens"]
-    return sums and last["choices"] == [] and all(event.get("usage") is None for event in others)
 
 
 def _usage_in_each(reply: Reply) -> bool:
@@ -194,11 +181,11 @@ CHECKS = [
     completion(f"{FILE}::test_parallel_streaming", _unlike_streams, max_tokens=300, n=3, stream=True, **ODD),
     *(completion(f"{FILE}::test_completion_stream_options [{options}]", check, max_tokens=5, stream=True, stream_options=options)
         for options, check in (
-            ({"include_usage": False, "continuous_usage_stats": False}, _no_usage),
-            ({"include_usage": False, "continuous_usage_stats": True}, _no_usage),
-            ({"include_usage": True, "continuous_usage_stats": False}, _usage_last),
+            ({"include_usage": False, "continuous_usage_stats": False}, no_usage),
+            ({"include_usage": False, "continuous_usage_stats": True}, no_usage),
+            ({"include_usage": True, "continuous_usage_stats": False}, usage_last),
             ({"include_usage": True, "continuous_usage_stats": True}, _usage_in_each),
-            ({}, _no_usage),
+            ({}, no_usage),
         )),
     *(completion(f"{FILE}::test_completion_stream_options [not streamed, {options}]", refused("stream_options"),
         max_tokens=5, stream=False, stream_options=options)
@@ -220,7 +207,7 @@ CHECKS = [
     completion("entrypoints/openai/completion/test_prompt_validation.py::test_out_of_vocab_token_ids", refused("999999", "vocabulary"), prompt=[999999], max_tokens=5),
     completion("entrypoints/openai/completion/test_prompt_validation.py::test_empty_prompt", refused("prompt"), prompt=None, prompt_embeds=[], max_tokens=5),
     completion("entrypoints/openai/completion/test_empty_prompt_list.py::test_empty_prompt_list_rejected", refused("prompt"), prompt=[]),
-    completion("entrypoints/openai/completion/test_empty_prompt_list.py::test_nonempty_prompt_list_ok", _choices_are(1), prompt=["hello"]),
+    completion("entrypoints/openai/completion/test_empty_prompt_list.py::test_nonempty_prompt_list_ok", {"#choices": 1}, prompt=["hello"]),
     completion("entrypoints/openai/completion/test_completion_error.py::test_json_schema_response_format_missing_schema", refused("json_schema"),
         max_tokens=10, response_format={"type": "json_schema"}),
     completion("entrypoints/openai/completion/test_completion_error.py::test_negative_prompt_token_ids_nested", refused("prompt"), prompt=[[-1]], max_tokens=10),
