@@ -26,8 +26,7 @@ from harness.guard import guarded
 from harness.suite import ROOT, Result, Run, Suite, read_records
 from weft_devcluster import tools
 
-COSTLY = ROOT / "tests" / "cpu_seconds.json"  # of the tests that use more than COSTLY_CPU_S
-COSTLY_CPU_S = 30.0  # a tenth of the bound that a test without a record has
+COSTLY = ROOT / "tests" / "cpu_seconds.json"  # of the tests that use a tenth of the bound of one without a record
 LOG_LINES = 150
 LINE_S = 60.0  # how often a line is printed where none can be written over
 MAX_REPEATED = 10  # tests that the command names which repeats a failure

@@ -1,6 +1,5 @@
 """Chromium without a window, spoken to over a pipe (Chrome DevTools Protocol): no driver, no port, no download."""
 
-import base64
 import json
 import os
 import select
@@ -46,9 +45,9 @@ class Tab:
         self.call("Page.navigate", url=url)
         self.wait("document.readyState === 'complete'")
 
-    def size(self, width: int, height: int, *, scale: float = 1.0, dark: bool = False) -> None:
+    def size(self, width: int, height: int, *, dark: bool = False) -> None:
         """Set the size of the window; `dark`: what its user prefers."""
-        metrics = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": width < 600}
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         self.call("Emulation.setDeviceMetricsOverride", **metrics)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
@@ -88,13 +87,6 @@ class Tab:
     def type(self, text: str) -> None:
         """Type into the field that has the focus."""
         self.call("Input.insertText", text=text)
-
-    def picture(self, path: Path, *, height: int | None = None) -> None:
-        """Write a PNG of what is shown, or of `height` pixels from the top."""
-        width = self.run("innerWidth")
-        clip = {"clip": {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}} if height else {}
-        shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=bool(height), **clip)
-        path.write_bytes(base64.b64decode(shot["data"]))
 
     def heard(self, message: dict[str, Any]) -> None:
         about = message["params"]

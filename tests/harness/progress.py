@@ -1,7 +1,7 @@
 """What a run of pytest says of itself to `harness.suite`: JSON lines in a FIFO, whose path WEFT_PROGRESS has.
 
-`{"total": N}` once the tests are collected, `{"start": TEST}` and `{"done": TEST, "outcome": OUTCOME, "why": REASON}`
-for each of them; OUTCOME is passed, failed or skipped, REASON that of a skip. Each process that runs tests says
+`{"total": N}` once the tests are collected, `{"done": TEST, "outcome": OUTCOME, "why": REASON}` for each of them;
+OUTCOME is passed, failed or skipped, REASON that of a skip. Each process that runs tests says
 `{"worker": PID, "begins": TEST}`, and `{"worker": PID, "ends": TEST, "cpu_s": SECONDS}` with what it and those that it
 has waited for have used meanwhile.
 """
@@ -64,9 +64,6 @@ class Progress(_Said):
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> LoadFileScheduling | None:
         return FileScheduling(config, log) if config.getvalue("dist") == "loadfile" else None
-
-    def pytest_runtest_logstart(self, nodeid: str) -> None:
-        self.say(start=nodeid)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:

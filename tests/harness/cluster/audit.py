@@ -23,7 +23,6 @@ class Write:
     code: int
     manager: str
     dry_run: bool
-    user_agent: str
     audit_id: str
 
     @property
@@ -65,6 +64,5 @@ def _write(event: dict[str, Any]) -> Write:
         code=event.get("responseStatus", {}).get("code", 0),
         manager=query.get("fieldManager", [""])[0],
         dry_run="dryRun" in query,
-        user_agent=event.get("userAgent", ""),
         audit_id=event["auditID"],
     )

@@ -111,15 +111,13 @@ class Cluster(Api):
         self._flush_audit()
         return self._audit.mark()
 
-    def writes(self, mark: int = 0, user: str | None = None, verbs: Sequence[str] = ()) -> list[Write]:
-        """Return writing requests answered since the mark, of `user` (any) with `verbs` (any); flushes are left out."""
+    def writes(self, mark: int = 0, user: str | None = None) -> list[Write]:
+        """Return writing requests answered since the mark, of `user` (any); flushes are left out."""
         self._flush_audit()
         return [
             write
             for write in self._audit.since(mark)
-            if write.resource != "selfsubjectreviews"
-            and user in (None, write.user)
-            and (not verbs or write.verb in verbs)
+            if write.resource != "selfsubjectreviews" and user in (None, write.user)
         ]
 
     @property
@@ -176,16 +174,9 @@ class Cluster(Api):
         self.wait_until("serviceaccount", "default", name, lambda _: True, "is there")
         return name
 
-    def service_account(
-        self,
-        namespace: str,
-        name: str,
-        rules: Rules = (),
-        cluster_rules: Rules = (),
-        elsewhere: Mapping[str, Rules] | None = None,
-    ) -> Access:
-        """Make a ServiceAccount with exactly these rights: in its namespace, in others (`elsewhere`), cluster-wide."""
-        made = grants(namespace, name, {**(elsewhere or {}), **({namespace: rules} if rules else {})}, cluster_rules)
+    def service_account(self, namespace: str, name: str, rules: Rules = (), cluster_rules: Rules = ()) -> Access:
+        """Make a ServiceAccount with exactly these rights: in its namespace, and cluster-wide."""
+        made = grants(namespace, name, {namespace: rules} if rules else {}, cluster_rules)
         self._cluster_wide += [obj for obj in made if obj["kind"].startswith("Cluster")]
         self.apply(*made)
         return self.token_of(namespace, name)

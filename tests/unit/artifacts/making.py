@@ -36,9 +36,6 @@ def refused(reason: Reason) -> Iterator[None]:
     assert caught.value.reason == reason
 
 
-WIDTHS = {"F32": 4, "F16": 2, "BF16": 2}
-
-
 def shape() -> ModelSpec:
     return parse_model_config(json.dumps(MODEL_CONFIG).encode())
 
