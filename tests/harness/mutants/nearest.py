@@ -39,7 +39,11 @@ class ImportGraph:
         paths = set(files.values())
         files |= {path.removesuffix(".py").replace("/", "."): path for path in paths}  # `tests.unit.operator.planning`
         imports = {path: [*_imported((root / path).read_text())] for path in paths}
-        fronts = {module: _exported(imports[path]) for module, path in files.items() if path.endswith("/__init__.py")}
+        fronts = {
+            module: {name: of for of, names in imports[path] for name in names}
+            for module, path in files.items()
+            if path.endswith("/__init__.py")
+        }
         self._importers: dict[str, set[str]] = defaultdict(set)
         for path in paths:
             for module in _modules(imports[path], fronts):
@@ -127,11 +131,6 @@ def _imported(source: str) -> Iterable[tuple[str, Sequence[str]]]:
         yield from ((name, ()) for name in re.findall(r"[\w.]+", plain))
         if module:
             yield module, re.findall(r"\w+", names)
-
-
-def _exported(imports: Iterable[tuple[str, Sequence[str]]]) -> dict[str, str]:
-    """The names that a package has from its modules, and of which one each is."""
-    return {name: module for module, names in imports for name in names}
 
 
 def _modules(

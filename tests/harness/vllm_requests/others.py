@@ -288,13 +288,8 @@ def _goes_on_after_a_call(reply: Reply) -> bool:
     return _calls(reply) and other.json["output"][-1]["content"][0]["text"]
 
 
-def _can_be_read(reply: Reply) -> bool:
-    kept = reply.server.send("GET", f"{PATH}/{reply.json['id']}")
-    return kept.status == 200 and kept.json["status"] == "completed"
-
-
-def _cannot_be_read(reply: Reply) -> bool:
-    return reply.json["status"] == "completed" and reply.server.send("GET", f"{PATH}/{reply.json['id']}").status == 404
+def _kept(reply: Reply) -> Reply:
+    return reply.server.send("GET", f"{PATH}/{reply.json['id']}")
 
 
 def _cannot_be_cancelled(reply: Reply) -> bool:
@@ -345,8 +340,9 @@ RESPONSES = [
     _respond(f"{SIMPLE}::test_extra_sampling_params", {"output.0.content.0.text": some}, max_output_tokens=50, temperature=0.7, top_p=0.9, top_k=40,
         repetition_penalty=1.2, seed=42),
     _respond(f"{SIMPLE}::test_streaming_types", _events_nest, reasoning={"effort": "low"}, tools=[], stream=True, background=False),
-    _respond(f"{STATE}::test_store [kept]", _can_be_read),
-    _respond(f"{STATE}::test_store [not kept]", _cannot_be_read, store=False),
+    _respond(f"{STATE}::test_store [kept]", lambda reply: _kept(reply).json["status"] == "completed"),
+    _respond(f"{STATE}::test_store [not kept]", {"status": "completed"}, lambda reply: _kept(reply).status == 404,
+        store=False),
     differs(BACKGROUND, _respond(f"{STATE}::test_background", {"status": "queued"}, background=True), refused("background")),
     _respond(f"{STATE}::test_background_error", refused("background"), background=True, store=False),
     differs(BACKGROUND, _respond(f"{STATE}::test_background_cancel", {"status": "queued"}, background=True), refused("background")),

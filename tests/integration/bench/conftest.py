@@ -5,15 +5,11 @@ import pytest
 from weft_bench import cpu_machine
 from weft_bench.cpu_shapes import SHAPES
 from weft_bench.roofline import Shape
-from weft_kernels.cpu import Library, ThreadPool
+from weft_kernels.cpu import Library
 
 SMALLEST = Shape(hidden=32, layers=1, heads=2, kv_heads=1, inner=48, vocab=64)
 MEMORY_BYTES = 1 << 20
 PEAK = Library.peak
-
-
-def short_peak(library: Library, pool: ThreadPool) -> float:
-    return PEAK(library, pool, 1 << 12)
 
 
 @pytest.fixture
@@ -23,4 +19,4 @@ def smallest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_machine, "MEMORY_BYTES", MEMORY_BYTES)
     monkeypatch.setattr(cpu_machine, "WORKING_SETS", (MEMORY_BYTES // 2, MEMORY_BYTES))
     monkeypatch.setattr(cpu_machine, "TORCH_SIZE", 64)
-    monkeypatch.setattr(Library, "peak", short_peak)
+    monkeypatch.setattr(Library, "peak", lambda library, pool: PEAK(library, pool, 1 << 12))

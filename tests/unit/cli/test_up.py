@@ -49,10 +49,6 @@ async def bring_up(stack: Any, *, all_ready: bool = False, needed: Sequence[Any]
     )
 
 
-def banner(stack: Any, questions: Sequence[Question] = ()) -> None:
-    up._banner(stack, questions)  # pyright: ignore[reportPrivateUsage]
-
-
 async def test_the_start_waits_for_every_object(monkeypatch: pytest.MonkeyPatch) -> None:
     stack, looked, undecided = stack_of(OBJECTS), asyncio.Event(), up._undecided
 
@@ -108,7 +104,7 @@ def test_the_banner_of_a_demo_with_keys_can_be_pasted(capfd: pytest.CaptureFixtu
         [Question(name, "hi", "HI") for name in ("base", "acme/upper", "b/m")], {"acme": "a", "b": "c"}
     )
     assert [question.key for question in questions] == ["a", "a", "c"]
-    banner(stack, questions)
+    up._banner(stack, questions)  # pyright: ignore[reportPrivateUsage]
     said = capfd.readouterr().out
     assert '-H "Authorization: Bearer a"' in said
     assert 'api_key="a"' in said

@@ -331,15 +331,11 @@ def with_tensor(name: str, dtype: str, values: Any) -> bytes:
     return pack(lora() | {name: (dtype, np.asarray(values))})
 
 
-def only_pickle(folder: Path) -> None:
-    (folder / WEIGHTS).rename(folder / "adapter_model.bin")
-
-
 NAN = np.full((4, 16), np.nan)
 # What is wrong with an adapter in detail is in unit/domain and unit/artifacts: here is one of each place that notices.
 BAD: dict[str, tuple[Callable[[Path], None], Reason]] = {
     "weights missing": (lambda f: (f / WEIGHTS).unlink(), Reason.MISSING_FILE),
-    "only a .bin": (only_pickle, Reason.UNSAFE_FORMAT),
+    "only a .bin": (lambda f: (f / WEIGHTS).rename(f / "adapter_model.bin") and None, Reason.UNSAFE_FORMAT),
     "truncated header": (edit_weights(pack(lora())[:100]), Reason.HEADER_TRUNCATED),
     "config is no JSON": (lambda f: (f / "adapter_config.json").write_text("{") and None, Reason.CONFIG_INVALID),
     "rank above the pool's": (edit_weights(pack(lora(rank=16))), Reason.RANK_TOO_LARGE),
