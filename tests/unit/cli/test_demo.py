@@ -1,67 +1,37 @@
-"""The demo's questions against a real HTTP server that streams as the gateway does."""
+"""The demo's questions against a real HTTP server that answers as the gateway does."""
 
-import asyncio
 import contextlib
 import json
-import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext
+import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
-import uvicorn
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, StreamingResponse
-from starlette.routing import Route
 
-from harness.waiting import PATIENCE_S
+from harness.loopback import LoopbackServer, Request
+from harness.waiting import PATIENCE_S, soon
 from weft.api.readiness import is_ready, is_refused
 from weft_cli.demo import Question, ask_all, demo_folder, demo_manifests, load_questions
 from weft_cli.progress import Progress
 from weft_operator.local import ProcessState
 
 
-class Server(uvicorn.Server):
-    def capture_signals(self) -> Any:
-        return nullcontext()
+def gateway(expected: int) -> LoopbackServer:
+    """Answer in upper case, once `expected` requests are there at the same time."""
+    together = threading.Barrier(expected)
 
-
-@asynccontextmanager
-async def gateway(expected: int) -> AsyncIterator[str]:
-    """Answers in upper case, once `expected` requests are there at the same time."""
-    together = asyncio.Barrier(expected)
-
-    async def chat(request: Request) -> Any:
-        body = await request.json()
-        await together.wait()
+    def answer(request: Request) -> tuple[int, bytes]:
+        body = json.loads(request.body)
+        together.wait(PATIENCE_S)
         if body["model"] == "none":
-            return JSONResponse({"error": {"message": "no such model"}}, status_code=404)
+            return 404, json.dumps({"error": {"message": "no such model"}}).encode()
+        wrong = {"breaks": [json.dumps({"error": {"message": "no runner"}})], "babbles": ["<html>"]}
+        letters = [
+            json.dumps({"choices": [{"delta": {"content": one}}]}) for one in body["messages"][0]["content"].upper()
+        ]
+        events = [*letters, *wrong.get(body["model"], ()), "[DONE]"]
+        return 200, (": ping\n\n" + "".join(f"data: {event}\n\n" for event in events)).encode()
 
-        async def events() -> AsyncIterator[str]:
-            yield ": ping\n\n"
-            for letter in body["messages"][0]["content"].upper():
-                yield f"data: {json.dumps({'choices': [{'delta': {'content': letter}}]})}\n\n"
-            if body["model"] == "breaks":
-                yield f"data: {json.dumps({'error': {'message': 'no runner'}})}\n\n"
-            if body["model"] == "babbles":
-                yield "data: <html>\n\n"
-            yield "data: [DONE]\n\n"
-
-        return StreamingResponse(events(), media_type="text/event-stream")
-
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        sock.listen()
-        app = Starlette(routes=[Route("/v1/chat/completions", chat, methods=["POST"])])
-        serving = asyncio.create_task(Server(uvicorn.Config(app, log_config=None, lifespan="off")).serve([sock]))
-        try:
-            yield f"http://127.0.0.1:{sock.getsockname()[1]}"
-        finally:
-            serving.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await serving
+    return LoopbackServer(answer)
 
 
 async def test_every_model_is_asked_at_the_same_time_and_each_answer_is_judged() -> None:
@@ -72,8 +42,8 @@ async def test_every_model_is_asked_at_the_same_time_and_each_answer_is_judged()
         Question("breaks", "x", "X"),
         Question("babbles", "x", "X"),
     ]
-    async with gateway(len(questions)) as url, asyncio.timeout(PATIENCE_S):
-        right, wrong, missing, broken, babble = await ask_all(url, questions)
+    with contextlib.closing(gateway(len(questions))) as server:
+        right, wrong, missing, broken, babble = await soon(ask_all(server.url, questions))
     assert (right.text, right.right) == ("HI", True)
     assert (wrong.text, wrong.right) == ("HI", False)
     assert (missing.error, missing.right) == ("404: no such model", False)
