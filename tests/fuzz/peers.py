@@ -2,12 +2,12 @@
 
 import socket
 import struct
-from collections.abc import Mapping
 from typing import Any
 
 from google.protobuf.message import DecodeError, Message
 
 from fuzz.building import Choices, filled
+from harness.directions import DIRECTIONS
 from harness.scheduler_driver import Driver
 from weft.domain.fleet import FleetReport
 from weft.domain.ids import Epoch, RunnerId
@@ -27,7 +27,6 @@ from weft.domain.request import (
 )
 from weft.domain.routes import PoolRoute, RegistryHello, Route, Routes
 from weft.domain.runner import SupervisorHello
-from weft.wire.codec.batch import BATCH_TO_GATEWAY, GATEWAY_TO_BATCH
 from weft.wire.codec.cluster import (
     RUNNER_TO_SUPERVISOR,
     SCHEDULER_TO_SUPERVISOR,
@@ -35,7 +34,7 @@ from weft.wire.codec.cluster import (
     SUPERVISOR_TO_SCHEDULER,
 )
 from weft.wire.codec.kv_transfer import KV_FROM_RECEIVER, KV_FROM_SENDER
-from weft.wire.codec.registry import REGISTRY_TO_SCHEDULER, SCHEDULER_TO_REGISTRY
+from weft.wire.codec.registry import REGISTRY_TO_SCHEDULER
 from weft.wire.codec.scheduling import GATEWAY_TO_SCHEDULER, SCHEDULER_TO_GATEWAY
 from weft.wire.codec.session import GATEWAY_TO_RUNNER, RUNNER_TO_GATEWAY
 from weft.wire.errors import PeerError
@@ -75,22 +74,6 @@ from weft_runner.core import (
 from weft_runner.shell.kv_connection import KvConnection
 from weft_supervisor.core import Supervisor, SupervisorConfig, runner_peer
 
-DIRECTIONS: Mapping[str, Any] = {
-    "gateway-to-scheduler": GATEWAY_TO_SCHEDULER,
-    "scheduler-to-gateway": SCHEDULER_TO_GATEWAY,
-    "supervisor-to-scheduler": SUPERVISOR_TO_SCHEDULER,
-    "scheduler-to-supervisor": SCHEDULER_TO_SUPERVISOR,
-    "runner-to-supervisor": RUNNER_TO_SUPERVISOR,
-    "supervisor-to-runner": SUPERVISOR_TO_RUNNER,
-    "registry-to-scheduler": REGISTRY_TO_SCHEDULER,
-    "scheduler-to-registry": SCHEDULER_TO_REGISTRY,
-    "kv-from-sender": KV_FROM_SENDER,
-    "kv-from-receiver": KV_FROM_RECEIVER,
-    "gateway-to-batch": GATEWAY_TO_BATCH,
-    "batch-to-gateway": BATCH_TO_GATEWAY,
-    "gateway-to-runner": GATEWAY_TO_RUNNER,
-    "runner-to-gateway": RUNNER_TO_GATEWAY,
-}
 NAMES = ("g", "s", "r", "q", "acme", "acme/p", "acme/m", "base", "sha256:1", "sha256:base", "uid-sha256:1", "cpu/x")
 
 

@@ -1,7 +1,6 @@
 """The chart as Helm renders it, and the golden renders. `python -m harness.chart` (`make golden`) writes them again."""
 
 import difflib
-import json
 import re
 import subprocess
 import sys
@@ -33,21 +32,10 @@ NAMESPACE = "weft-system"
 QUICK = ("--set", "tls.mode=none,admission.enabled=false")  # a render that makes no keys
 HTTP_ROUTE = (  # with everything that it can have
     "--set-json",
-    "gateway.httpRoute="
-    + json.dumps(
-        {
-            "enabled": True,
-            "parentRefs": [{"name": "edge", "namespace": "infra", "sectionName": "https"}],
-            "hostnames": ["weft.example.com"],
-            "rules": [
-                {
-                    "matches": [{"path": {"type": "PathPrefix", "value": "/v1"}}],
-                    "filters": [{"type": "RequestHeaderModifier", "requestHeaderModifier": {"remove": ["x-internal"]}}],
-                    "timeouts": {"request": "0s"},
-                }
-            ],
-        }
-    ),
+    'gateway.httpRoute={"enabled": true, "hostnames": ["weft.example.com"], '
+    '"parentRefs": [{"name": "edge", "namespace": "infra", "sectionName": "https"}], '
+    '"rules": [{"matches": [{"path": {"type": "PathPrefix", "value": "/v1"}}], "timeouts": {"request": "0s"}, '
+    '"filters": [{"type": "RequestHeaderModifier", "requestHeaderModifier": {"remove": ["x-internal"]}}]}]}',
 )
 COMPONENTS = ("gateway", "operator", "scheduler", "supervisor", "predictor", "depot", "batch")
 _ELSEWHERE = "monitoring.coreos.com/v1,gateway.networking.k8s.io/v1"  # APIs that Kubernetes itself has not

@@ -17,7 +17,6 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -30,19 +29,17 @@ from fuzz.targets import TARGETS
 from harness.bad_manifests import BAD, GOOD
 from harness.conflicting_manifests import PASSING, REFUSED
 from harness.differential.values import Json, own_tree, plain, write
+from harness.directions import CODEC, DIRECTIONS
 from harness.field_edits import right_edits, wrong_edits
 from tests.unit.operator import cluster, planning
 from weft.domain.machine import TICK
 from weft.domain.prediction import Prediction
-from weft.wire.codec import batch, kv_transfer, prediction, registry, scheduling, session
-from weft.wire.codec import cluster as reports
 from weft_scheduler.core import Scheduler
 from weft_sim.scenario import Run
 from weft_sim.simulate import PoolDescription, simulate
 from weft_sim.traces import TraceArrival
 from weft_supervisor.core import Supervisor
 
-CODEC = (batch, reports, kv_transfer, prediction, registry, scheduling, session)
 PLANNED = (
     "reconcile", "reconcile_properties", "scaling", "rollout", "replicas", "canary", "scale_in", "runner_pods", "drift",
     "events", "cluster_properties", "field_edits", "version_skew", "children", "retention",
@@ -231,13 +228,13 @@ def _did(world: Any, name: str, args: Sequence[Any], more: Mapping[str, Any]) ->
 
 def record_codec(recorder: Recorder) -> None:
     """Write down from now on what directions decode, and which functions that read or make a message do so."""
-    names = {id(direction): name for name, direction in _directions().items()}
-    for of in {type(direction) for direction in _directions().values()}:
+    names = {id(direction): name for name, direction in DIRECTIONS.items()}
+    for of in {type(direction) for direction in DIRECTIONS.values()}:
         of.decode = _recorded(recorder, _method(of.decode), lambda args: (names.get(id(args[0]), ""), args[1:]))
-    for module in CODEC:
+    for short, module in CODEC.items():
         for name, function in list(vars(module).items()):
             if inspect.isfunction(function) and function.__module__ == module.__name__ and _is_of_messages(function):
-                called = f"{_short(module)}.{name}"
+                called = f"{short}.{name}"
                 setattr(module, name, _recorded(recorder, function, lambda args, called=called: (called, args)))
 
 
@@ -258,20 +255,6 @@ def _recorded(recorder: Recorder, function: Any, named: Callable[[Any], tuple[st
     return call
 
 
-def _directions() -> Mapping[str, Any]:
-    """The directions of all contracts, by module and name."""
-    return {
-        f"{_short(module)}.{name}": value
-        for module in CODEC
-        for name, value in vars(module).items()
-        if hasattr(value, "envelope") and not isinstance(value, type)
-    }
-
-
-def _short(module: ModuleType) -> str:
-    return module.__name__.rpartition(".")[2]
-
-
 def _is_of_messages(function: Callable[..., Any]) -> bool:
     """Whether it reads a message or makes one. What fills a message in place is part of a direction."""
     hints = inspect.get_annotations(function, eval_str=True)
@@ -282,7 +265,7 @@ def _is_of_messages(function: Callable[..., Any]) -> bool:
 def record_messages(recorder: Recorder, each: int) -> None:
     """Decode drawn messages of every class of every direction, as the codec's tests draw them."""
     test_codec = importlib.import_module("tests.unit.wire.test_codec")  # with the functions that are recorded
-    for name, direction in _directions().items():
+    for name, direction in DIRECTIONS.items():
         for of in direction.messages:
             recorder.name = f"{name} {of.__name__}"
             _decode_drawn(direction, test_codec.values_of(of), each)

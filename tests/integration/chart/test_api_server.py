@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from kubernetes.client import AuthorizationV1Api
@@ -64,39 +65,23 @@ def test_a_tenant_with_one_of_kubernetes_roles_has_its_rights_on_adapters_and_po
     made = chart.objects(chart.render("default", *chart.QUICK, "--show-only", "templates/clusterroles.yaml"))
     plane.apply(*made)
     namespace = plane.create_namespace(f"tenant-{role}")
-    rbac = "rbac.authorization.k8s.io"
-    plane.apply(
-        {
-            "apiVersion": f"{rbac}/v1",
-            "kind": "RoleBinding",
-            "metadata": {"name": "team", "namespace": namespace},
-            "roleRef": {"apiGroup": rbac, "kind": "ClusterRole", "name": role},
-            "subjects": [{"apiGroup": rbac, "kind": "Group", "name": f"team-{role}"}],
-        }
-    )
+    rbac, metadata = "rbac.authorization.k8s.io", {"name": "team", "namespace": namespace}
+    of = {"roleRef": {"apiGroup": rbac, "kind": "ClusterRole", "name": role}}
+    to = {"subjects": [{"apiGroup": rbac, "kind": "Group", "name": f"team-{role}"}]}
+    plane.apply({"apiVersion": f"{rbac}/v1", "kind": "RoleBinding", "metadata": metadata, **of, **to})
     with plane.client() as client:
         api = AuthorizationV1Api(client)
 
         def allowed(resource: str, verbs: set[str], where: str, subresource: str = "") -> set[str]:
-            return {
-                verb
-                for verb in verbs
-                if api.create_subject_access_review(
-                    {  # pyright: ignore[reportArgumentType] (a dictionary is taken too)
-                        "spec": {
-                            "user": "somebody",
-                            "groups": [f"team-{role}"],
-                            "resourceAttributes": {
-                                "group": "serving.weft.dev",
-                                "resource": resource,
-                                "subresource": subresource,
-                                "verb": verb,
-                                "namespace": where,
-                            },
-                        }
-                    }
-                ).status.allowed  # pyright: ignore[reportOptionalMemberAccess,reportAttributeAccessIssue]
-            }
+            about = {"group": "serving.weft.dev", "resource": resource, "subresource": subresource, "namespace": where}
+            who = {"user": "somebody", "groups": [f"team-{role}"]}
+
+            def may(verb: str) -> bool:
+                review: Any = {"spec": {**who, "resourceAttributes": {**about, "verb": verb}}}
+                answer: Any = api.create_subject_access_review(review)
+                return answer.status.allowed
+
+            return set(filter(may, verbs))
 
         everything = READ | WRITE
 

@@ -26,36 +26,20 @@ kind: LoRAAdapter
 metadata: {{name: a{number}, namespace: many}}
 spec: {{poolRef: {{name: base, namespace: default}}, source: {{uri: "file:a{number}"}}}}
 """
-READY = {
-    "observedGeneration": 1,
-    "digest": DIGEST,
-    "rank": 8,
-    "eosTokenIds": [151645],
-    "modelName": "acme/upper",
-    "unavailableRunners": 0,
-    "conditions": [
-        {
-            "type": "Ready",
-            "status": "True",
-            "reason": "Published",
-            "message": "serves",
-            "lastTransitionTime": "2023-11-14T22:13:20Z",
-        }
-    ],
-}
-REFUSED: dict[str, Any] = {
-    "observedGeneration": 1,
-    "conditions": [
-        {
-            "type": kind,
-            "status": "False",
-            "reason": "RankTooLarge",
-            "message": "rank 128, the pool takes 64",
-            "lastTransitionTime": "2023-11-14T22:13:20Z",
-        }
-        for kind in ("Validated", "Fetched", "Ready")
-    ],
-}
+
+
+def conditions_of(reason: str, message: str, *kinds: str, status: str = "False") -> list[dict[str, str]]:
+    """Conditions of these kinds."""
+    known = {"status": status, "reason": reason, "message": message, "lastTransitionTime": "2023-11-14T22:13:20Z"}
+    return [{"type": kind, **known} for kind in kinds]
+
+
+READY: dict[str, Any] = {
+    "observedGeneration": 1, "digest": DIGEST, "rank": 8, "eosTokenIds": [151645], "modelName": "acme/upper",
+    "unavailableRunners": 0, "conditions": conditions_of("Published", "serves", "Ready", status="True"),
+}  # fmt: skip
+TOO_LARGE = conditions_of("RankTooLarge", "rank 128, the pool takes 64", "Validated", "Fetched", "Ready")
+REFUSED: dict[str, Any] = {"observedGeneration": 1, "conditions": TOO_LARGE}
 
 
 def run(capfd: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
@@ -168,7 +152,7 @@ def test_adapters_are_listed_as_kubectl_would(applied: Any, capfd: pytest.Captur
 def test_a_new_source_that_is_refused_shows_beside_the_content_that_is_served(
     applied: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    ready, fetched = READY["conditions"][0], REFUSED["conditions"][1]  # type: ignore[index]
+    ready, fetched = READY["conditions"][0], REFUSED["conditions"][1]
     conditions = [fetched, ready | {"reason": "UpdateFailed", "message": "still serves"}]
     status = READY | {"conditions": conditions, "chatTemplate": {"from": "Adapter"}}
     applied.set_status("LoRAAdapter", "acme", "upper", status)
