@@ -125,7 +125,7 @@ class Command:
         graph, costs, callers = import_graph(ROOT), cost_of_files(self._records), self._callers()
         for mutant in chosen:
             package, distances = package_of(mutant.file), graph.distances(mutant.file)
-            suite = PACKAGES[package].suite
+            suite = f"tests/unit/{package}"
             choice = choose(mutant.file, distances, suite, costs)
             stages: dict[str, Sequence[str]] = {"before": (by[mutant],) if by.get(mutant) else ()}
             there = [test for test in callers.find(mutant) if not callers.has_changed(test.partition("::")[0])]
@@ -232,8 +232,7 @@ def killed_before(ledger: Ledger, packages: Sequence[str], changed: set[str]) ->
     known: dict[str, list[Mutant]] = {}
     for line in ledger.killed():
         file, by = line.place[0], line.by.partition("::")[0]
-        package = PACKAGES[line.package]
-        folders = (package.source, *(f"tests/{suite}/{Path(package.suite).name}" for suite in ("unit", "integration")))
+        folders = (PACKAGES[line.package], *(f"tests/{suite}/{line.package}" for suite in ("unit", "integration")))
         if line.package not in packages or not (by in changed or any(path.startswith(folders) for path in changed)):
             continue
         if file not in known:

@@ -7,30 +7,21 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from harness.mutants.hook import Mutant, mutants
 
-
-class Package(NamedTuple):
-    """`source`: the folder whose modules are mutated; `suite`: its tests."""
-
-    source: str
-    suite: str
-
-
-PACKAGES: Mapping[str, Package] = {
-    "api": Package("weft/api", "tests/unit/api"),
-    "batch": Package("services/batch/weft_batch/core", "tests/unit/batch"),
-    "depot": Package("services/depot/weft_depot/core", "tests/unit/depot"),
-    "domain": Package("weft/domain", "tests/unit/domain"),
-    "gateway": Package("services/gateway/weft_gateway/core", "tests/unit/gateway"),
-    "operator": Package("operator/weft_operator/core", "tests/unit/operator"),
-    "predictor": Package("services/predictor/weft_predictor/core", "tests/unit/predictor"),
-    "runner": Package("services/gpu-runner/weft_runner/core", "tests/unit/runner"),
-    "scheduler": Package("services/scheduler/weft_scheduler/core", "tests/unit/scheduler"),
-    "supervisor": Package("services/supervisor/weft_supervisor/core", "tests/unit/supervisor"),
-    "wire": Package("weft/wire", "tests/unit/wire"),
+PACKAGES: Mapping[str, str] = {  # the folder of modules that are mutated, by the name of its tests' folder
+    "api": "weft/api",
+    "batch": "services/batch/weft_batch/core",
+    "depot": "services/depot/weft_depot/core",
+    "domain": "weft/domain",
+    "gateway": "services/gateway/weft_gateway/core",
+    "operator": "operator/weft_operator/core",
+    "predictor": "services/predictor/weft_predictor/core",
+    "runner": "services/gpu-runner/weft_runner/core",
+    "scheduler": "services/scheduler/weft_scheduler/core",
+    "supervisor": "services/supervisor/weft_supervisor/core",
+    "wire": "weft/wire",
 }
 GENERATED = "weft/wire/v1/"
 
@@ -54,17 +45,16 @@ class Equivalent:
 
 def package_of(file: str) -> str:
     """The package that a file belongs to. Raises ValueError: none."""
-    for name, package in PACKAGES.items():
-        if file.startswith(f"{package.source}/") and not file.startswith(GENERATED):
+    for name, source in PACKAGES.items():
+        if file.startswith(f"{source}/") and not file.startswith(GENERATED):
             return name
-    sources = ", ".join(package.source for package in PACKAGES.values())
-    raise ValueError(f"expected a module below one of {sources}, got {file}")
+    raise ValueError(f"expected a module below one of {', '.join(PACKAGES.values())}, got {file}")
 
 
 def all_mutants(root: Path, package: str) -> list[Mutant]:
     """Every mutant of a package, file by file."""
     found: list[Mutant] = []
-    for path in sorted((root / PACKAGES[package].source).rglob("*.py")):
+    for path in sorted((root / PACKAGES[package]).rglob("*.py")):
         file = str(path.relative_to(root))
         if not file.startswith(GENERATED):
             found += mutants(file, path.read_text())
