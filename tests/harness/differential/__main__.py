@@ -42,7 +42,6 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m harness.differential", description=__doc__)
     parser.add_argument("base", metavar="COMMIT", help="the old tree")
     parser.add_argument("--all", action="store_true", help="more seeds and examples")
-    parser.add_argument("--driver", type=Path, default=HERE, help="where the old tree's harness is, if it has none")
     parser.add_argument("--names", type=Path, default=HERE / "renames.toml", help="the table of what is meant")
     options = parser.parse_args(arguments)
     return guarded("weft-differential-", partial(_compare, options))
@@ -86,10 +85,6 @@ def _old_tree(options: argparse.Namespace, folder: Path) -> Path:
     tree.mkdir()
     archive = subprocess.run([*git, "archive", commit], capture_output=True, check=True).stdout
     subprocess.run(["tar", "-x", "-C", tree], input=archive, check=True)
-    if not (tree / PLACE / "drive.py").exists():
-        (tree / PLACE).mkdir(parents=True, exist_ok=True)
-        for path in sorted(options.driver.glob("*.py")):
-            (tree / PLACE / path.name).write_bytes(path.read_bytes())
     driver = b"".join((tree / PLACE / name).read_bytes() for name in ("record.py", "drive.py", "values.py"))
     kept = KEPT / f"{commit[:12]}-{hashlib.sha256(driver).hexdigest()[:8]}{'-all' * options.all}"
     if not (kept / "complete").exists():

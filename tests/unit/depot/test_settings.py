@@ -2,11 +2,13 @@
 
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from weft.process import CannotStart
 from weft.wire.roles import ANYONE
+from weft_depot import credentials, sources
 from weft_depot.main import build, build_sources, main
 from weft_depot.role_auth import callers
 from weft_depot.settings import DepotSettings
@@ -97,3 +99,9 @@ def test_secrets_of_the_cluster_without_its_client_name_the_extra(
     monkeypatch.delitem(sys.modules, "weft_depot.credentials.kubernetes", raising=False)
     with pytest.raises(CannotStart, match=r"pip install 'weft\[kubernetes\]'"):
         build(DepotSettings.parse(["--data-dir", str(tmp_path), "--secrets", "kubernetes"]))
+
+
+@pytest.mark.parametrize("front", [credentials, sources])
+def test_a_front_has_no_name_that_nobody_gave_it(front: ModuleType) -> None:
+    with pytest.raises(AttributeError, match="Nothing"):
+        front.Nothing  # noqa: B018
