@@ -181,9 +181,7 @@ PASSING: tuple[Wish, ...] = (
     Wish("a name that a refused adapter wants", (upper("a"), base(**CLOSED)), pool("upper", TENANT)),
     Wish("fewer slots, enough for the pinned", (base(**slots(4)), *pinned("a")), base(**slots(2))),
     Wish(
-        "a pool that becomes smaller for nobody",
-        (base(lora={"maxRank": 64}), ranked(lora("a"), 16)),
-        base(**RANK_16),
+        "a pool that becomes smaller for nobody", (base(lora={"maxRank": 64}), ranked(lora("a"), 16)), base(**RANK_16)
     ),
     Wish(
         "a namespace taken away",

@@ -39,10 +39,7 @@ PATIENT: Mapping[str, Constants] = {
     "gateway": {"weft_gateway.shell.request_manager:GatewayConfig": {"connect_s": 60.0}},
     "supervisor": {"weft_supervisor.main:SupervisorConfig": {"lease_s": 60.0}, "weft_supervisor.main:KEYS_S": 0.1},
 }
-FLAGS = {
-    "depot": ("--schemes", "file"),
-    "gateway": ("--hold-seconds", "600"),
-}
+FLAGS = {"depot": ("--schemes", "file"), "gateway": ("--hold-seconds", "600")}
 
 
 class Fleet:

@@ -21,14 +21,7 @@ from weft_bench.lines import Origin
 from weft_bench.peers.compare import Load, Round, checked, rounds, times_as_fast
 from weft_bench.peers.llama_files import neighbours, tensors
 from weft_bench.peers.peft_worker import load_model
-from weft_bench.peers.targets import (
-    DECODE,
-    PREFILL,
-    ROWS,
-    VLLM,
-    WHOLE,
-    target,
-)
+from weft_bench.peers.targets import DECODE, PREFILL, ROWS, VLLM, WHOLE, target
 from weft_bench.peers.worker import Ran, Worker
 from weft_bench.peers_bench import Case, Options, compared, figures
 

@@ -85,10 +85,7 @@ def test_a_folder_with_nothing_in_it_is_not_found_and_a_server_that_no_flag_name
 @pytest.mark.parametrize("host", ["evil-example.org", "example.org", "example.org.evil.net", "a.example.org:8443"])
 def test_a_domain_is_every_host_below_it_and_no_other(host: str) -> None:
     source = HttpsSource(("*.example.org",), quick_policy())
-    with (
-        pytest.raises(Refused) as caught,
-        source.open(*asked(f"https://{host}/a"), everything),
-    ):
+    with pytest.raises(Refused) as caught, source.open(*asked(f"https://{host}/a"), everything):
         pass
     assert caught.value.reason == Reason.ENDPOINT_NOT_ALLOWED
 

@@ -11,15 +11,7 @@ import pytest
 
 from harness.oci_registry import PASSWORD, USER, OciRegistry, oci_registry
 from tests.unit.artifacts.making import write_adapter
-from tests.unit.depot.reading import (
-    Asked,
-    asked,
-    everything,
-    folder_bytes,
-    read_all,
-    refusal,
-    remote_source,
-)
+from tests.unit.depot.reading import Asked, asked, everything, folder_bytes, read_all, refusal, remote_source
 from weft.artifacts.errors import Reason, Unavailable
 from weft_depot.credentials import Secret
 from weft_depot.sources import ArtifactSource

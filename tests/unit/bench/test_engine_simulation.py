@@ -21,13 +21,7 @@ class Linear:
 
 LIMITS = EngineLimits(kv_tokens=4_000, max_sequences=8, batch_tokens=64)
 REQUESTS = st.lists(
-    st.builds(
-        EngineRequest,
-        st.floats(0, 5),
-        st.integers(1, 300),
-        st.integers(1, 60),
-        st.none() | st.integers(0, 5),
-    ),
+    st.builds(EngineRequest, st.floats(0, 5), st.integers(1, 300), st.integers(1, 60), st.none() | st.integers(0, 5)),
     min_size=1,
     max_size=30,
 )

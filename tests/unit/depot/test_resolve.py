@@ -95,10 +95,7 @@ def test_a_verdict_says_where_answers_end_how_they_are_sampled_and_what_is_not_u
     (verdict,) = bench.verdicts
     assert (verdict["eosTokenIds"], verdict["generationDefaults"]) == ([3, 4], {"topP": 0.5, "maxTokens": 9})
     assert [warning.partition(",")[0] for warning in verdict["warnings"]] == ["generation_config.json: top_k is 'x'"]
-    for text, found, warned in (
-        ("<|im_end|>", [5], ()),
-        ("<|eot|>", None, ("'<|eot|>' is no token of the base",)),
-    ):
+    for text, found, warned in (("<|im_end|>", [5], ()), ("<|eot|>", None, ("'<|eot|>' is no token of the base",))):
         (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": text}))
         digest = bench.resolve("file:adapters/upper")
         assert "tokenizer_config.json" in [entry.name for entry in bench.manifest(digest).files]
