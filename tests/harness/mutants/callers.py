@@ -63,7 +63,7 @@ def record_callers(path: Path, suites: Sequence[Suite], run: Run, site: Path) ->
     calls = run.folder / "calls"
     calls.mkdir()
     environment = {
-        VARIABLE: str(calls), PACKAGES_VARIABLE: ":".join(one.source for one in PACKAGES.values()),
+        VARIABLE: str(calls), PACKAGES_VARIABLE: ":".join(PACKAGES.values()),
         "PYTHONPATH": os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH")))),
     }  # fmt: skip
     results = [
