@@ -103,7 +103,7 @@ class PageMachine(RuleBasedStateMachine):
     @rule(digest=st.sampled_from("xy"), n_pages=st.integers(0, 9))
     def lend(self, digest: str, n_pages: int) -> None:
         if n_pages <= self.free and digest not in self.lent:
-            self.lent[digest] = self.book.lend(n_pages)
+            self.lent[digest] = self.book.allocate(n_pages)
             assert len(self.lent[digest]) == n_pages
             self.forget_what_is_written_anew([*self.lent[digest]])
 
@@ -246,7 +246,7 @@ def test_a_chain_that_grows_gives_the_names_of_one_that_is_whole(text, first):
 
 def test_adapters_borrow_pages_that_lie_together_and_return_them_to_where_they_were():
     book = PageTable(8, 2)
-    pages = book.lend(3)
+    pages = book.allocate(3)
     assert pages == (7, 6, 5)
     assert book.reserve("s", 2) == [0, 1]
     assert (book.all_adapter_pages, book.free_pages) == (3, 3)

@@ -184,7 +184,7 @@ class PageTable:
 
     # ---- adapters
 
-    def lend(self, n_pages: int) -> tuple[int, ...]:
+    def allocate(self, n_pages: int) -> tuple[int, ...]:
         """Take n free pages for an adapter, from the other end of memory, so that pages of adapters lie together."""
         taken = self._free[:n_pages]
         del self._free[:n_pages]

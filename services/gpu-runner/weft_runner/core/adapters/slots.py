@@ -104,7 +104,7 @@ class AdapterSlots:
                 self._evict(evicted)
                 if len(self.by_slot) < self.slots and needed <= self.pages.free_adapter_pages:
                     break
-        pages = self.pages.lend(needed)
+        pages = self.pages.allocate(needed)
         if pages:
             self._actions.append(AdapterPages([*pages]))
         slot = heappop(self._free_slots) if self._free_slots else len(self.by_slot)
@@ -140,8 +140,8 @@ class AdapterSlots:
         taken = self.by_slot
         assert len(taken) <= self.slots, taken
         assert all(0 <= slot < self.slots and adapter.slot == slot for slot, adapter in taken.items())
-        lent, others = [page for adapter in taken.values() for page in adapter.pages], self.pages.everything()
-        assert len({*others, *lent}) == len(others) + len(lent) == self.pages.total_pages, (
+        held, others = [page for adapter in taken.values() for page in adapter.pages], self.pages.everything()
+        assert len({*others, *held}) == len(others) + len(held) == self.pages.total_pages, (
             "a page is lost or held twice"
         )
         for adapter in taken.values():
