@@ -6,22 +6,26 @@ the lock of a guard only while bytes are copied. No wait within a frame or a pay
 """
 
 import contextlib
+import logging
 import select
 import socket
 import ssl
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from weft.telemetry.logs import kv
 from weft.wire.errors import PeerError
 from weft_runner.model.kv_memory import Guard
 
+log = logging.getLogger(__name__)
 MAX_FRAME = 4 << 20
 GOODBYE = 1 << 31
 MAX_REASON = 500
 MAX_PARTS = 512  # of one system call; 1,024 is what Linux takes
 RECORD = 16 << 10  # of TLS
 ZEROS = bytes(64 << 10)
+ACCEPT_AGAIN_S = 0.1
 KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 15_000}
 
 
@@ -91,20 +95,21 @@ class KvConnection:
                     whole, nowhere = False, memoryview(ZEROS if out else bytearray(len(ZEROS)))
                     parts = [nowhere] * -(-left // len(ZEROS))
                     parts[-1] = parts[-1][: left - (len(parts) - 1) * len(ZEROS)]
-                moved = self._move(parts, out=out)
-            left -= moved
-            empty = empty and not moved
-            skip(parts, moved)
-            if not moved and out:
+                n_bytes = self._transmit(parts, out=out)
+            left -= n_bytes
+            empty = empty and not n_bytes
+            skip(parts, n_bytes)
+            if not n_bytes and out:
                 self._wait(select.POLLOUT, self._stall_ms, "takes nothing")
-            elif not moved:
+            elif not n_bytes:
                 self._wait(select.POLLIN, None if patient and empty else self._stall_ms, "sends nothing more")
         return whole
 
-    def _move(self, parts: list[memoryview], *, out: bool) -> int:
-        """Pass on what goes at once; 0: nothing. Raises KvConnectionClosed.
+    def _transmit(self, parts: list[memoryview], *, out: bool) -> int:
+        """Pass on what goes at once; 0: nothing.
 
-        A record of TLS that did not go is kept by OpenSSL: the next call, of as many bytes or more, sends it.
+        OpenSSL keeps a record that did not go: the next call, of as many bytes or more, sends it. Raises
+        KvConnectionClosed.
         """
         try:
             with self._alone:
@@ -147,6 +152,21 @@ def tune(sock: socket.socket) -> None:
     for name, value in KEEPALIVE.items():
         if (option := getattr(socket, name, None)) is not None:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def accept_until(
+    closed: threading.Event, listener: socket.socket, take: Callable[[socket.socket, Any], None], what: str
+) -> None:
+    """Give each connection, with its address, to `take`, until `closed` is set; the listener is closed then."""
+    while not closed.is_set():
+        try:
+            taken = listener.accept()
+        except OSError as error:  # no descriptors left, or it was shut down
+            if not closed.wait(ACCEPT_AGAIN_S):
+                log.error("%s could not be taken", what, extra=kv(error=error))
+            continue
+        take(*taken)
+    listener.close()
 
 
 def skip(parts: list[memoryview], count: int) -> None:

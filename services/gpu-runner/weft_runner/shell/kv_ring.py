@@ -26,7 +26,7 @@ import numpy.typing as npt
 from weft.domain.ids import RunnerId
 from weft.telemetry.logs import kv
 from weft_runner.model.kv_memory import Guard
-from weft_runner.shell.kv_connection import KvConnectionClosed, skip
+from weft_runner.shell.kv_connection import KvConnectionClosed, accept_until, skip
 
 log = logging.getLogger(__name__)
 SLOT_BYTES, SLOTS = 512 << 10, 8  # what is in flight at most: it stays in the cores' caches
@@ -34,7 +34,6 @@ RING_BYTES = SLOT_BYTES * SLOTS
 TOKEN_BYTES = 32
 NO_RING = bytes(TOKEN_BYTES)
 HANDOVER_S = 2.0
-ACCEPT_AGAIN_S = 0.1
 UNCLAIMED, UNCLAIMED_S = 64, 10.0  # rings whose connection has not come yet
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 Bytes = npt.NDArray[np.uint8]
@@ -151,7 +150,8 @@ class RingListener:
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(_name(f"{runner.uuid}/{runner.incarnation}"))
         self._listener.listen(UNCLAIMED)
-        self._thread = threading.Thread(target=self._run, name="kv-rings", daemon=True)
+        listening = self._closed, self._listener, self._take_or_refuse, "shared memory"
+        self._thread = threading.Thread(target=accept_until, args=listening, name="kv-rings", daemon=True)
         self._thread.start()
 
     def claim(self, token: bytes) -> KvRing | None:
@@ -167,20 +167,12 @@ class RingListener:
         self._thread.join(HANDOVER_S)
         self._forget(all_of_them=True)
 
-    def _run(self) -> None:
-        while not self._closed.is_set():
-            try:
-                sock = self._listener.accept()[0]
-            except OSError as error:  # no descriptors left, or it was shut down
-                if not self._closed.wait(ACCEPT_AGAIN_S):
-                    log.error("shared memory could not be taken", extra=kv(error=error))
-                continue
-            try:
-                self._take(sock)
-            except (OSError, ValueError) as error:
-                log.warning("shared memory refused", extra=kv(error=error))
-                sock.close()
-        self._listener.close()
+    def _take_or_refuse(self, sock: socket.socket, _address: object) -> None:
+        try:
+            self._take(sock)
+        except (OSError, ValueError) as error:
+            log.warning("shared memory refused", extra=kv(error=error))
+            sock.close()
 
     def _take(self, sock: socket.socket) -> None:
         """Take a ring from a connection. Raises OSError, ValueError for what is no ring of this user's."""

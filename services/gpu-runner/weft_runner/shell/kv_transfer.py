@@ -25,7 +25,7 @@ from weft.wire.tls import Tls
 from weft_runner.core.events import DropKv, KvAction, OpenKvStream, ReceiveKv, SendKv
 from weft_runner.model.kv_memory import KvMemory
 from weft_runner.model.layer_progress import LayerProgress
-from weft_runner.shell.kv_connection import KvConnection, KvConnectionClosed
+from weft_runner.shell.kv_connection import KvConnection, KvConnectionClosed, accept_until
 from weft_runner.shell.kv_ring import NO_RING, TOKEN_BYTES, RingListener, hand_over
 from weft_runner.shell.kv_stream import Count, KvReceiver, KvSender, KvStream, Payload, Post, count_nothing
 
@@ -34,7 +34,6 @@ PREFACE = b"weft-kv1"
 MAX_STREAMS = 256  # that come in: one for each other runner of the pool that sends, two while it reconnects
 CONNECT_S = 5.0  # and as long for the handshake
 STALL_S = 10.0  # without a byte in the middle of a message, or of pages
-ACCEPT_AGAIN_S = 0.1
 CLOSE_S = 2.0
 
 
@@ -76,7 +75,8 @@ class KvStreamShell:
         self._listener = listen(place.listen, "--kv-listen")
         self._listener.setblocking(True)
         self.port: int = self._listener.getsockname()[1]
-        self._thread = threading.Thread(target=self._listen, name="kv-listen", daemon=True)
+        listening = self._ended, self._listener, self._take_or_refuse, "a connection of a runner"
+        self._thread = threading.Thread(target=accept_until, args=listening, name="kv-listen", daemon=True)
         self._thread.start()
 
     # ---- the engine's thread
@@ -205,18 +205,10 @@ class KvStreamShell:
             if stream.peer is not None and self._by_peer.get(stream.peer) is stream:
                 del self._by_peer[stream.peer]
 
-    def _listen(self) -> None:
-        while not self._ended.is_set():
-            try:
-                sock, address = self._listener.accept()
-            except OSError as error:  # no descriptors left, or it was shut down
-                if not self._ended.wait(ACCEPT_AGAIN_S):
-                    log.error("a connection of a runner could not be taken", extra=kv(error=error))
-                continue
-            if self._ended.is_set() or not self._take(sock):
-                log.warning("a stream of KV too many", extra=kv(address=address, most=MAX_STREAMS))
-                sock.close()
-        self._listener.close()
+    def _take_or_refuse(self, sock: socket.socket, address: object) -> None:
+        if self._ended.is_set() or not self._take(sock):
+            log.warning("a stream of KV too many", extra=kv(address=address, most=MAX_STREAMS))
+            sock.close()
 
     def _take(self, sock: socket.socket) -> bool:
         with self._lock:
