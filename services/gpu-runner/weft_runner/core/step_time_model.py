@@ -45,7 +45,7 @@ class StepTimeEstimator:
         self.decode = self.prompt = 1.0
 
     def step_ms(self, rows: int, keys: int, prompt_tokens: int) -> float:
-        """What such a step is expected to take."""
+        """Return how long such a step is expected to take."""
         return self.decode * self.model.decode_ms(rows, keys) + self.prompt * self.model.token_ms * prompt_tokens
 
     def prefill_ms(self, tokens: int) -> float:

@@ -78,10 +78,6 @@ class FigureSource:
         return self.figures.used_pages / self.pool.limits.total_pages
 
     @property
-    def num_swapped_out(self) -> int:
-        return sum(not swap.is_new for swap in tuple(self.pool.swap.by_key.values()))
-
-    @property
     def waiting(self) -> int:
         """Count sequences that have not begun, those whose KV or earlier prompt is on its way here included."""
         pool, swaps = self.pool, tuple(self.pool.swap.by_key.values())
@@ -90,7 +86,7 @@ class FigureSource:
 
     @property
     def running(self) -> int:
-        return max(0, len(self.pool.sequences) - self.waiting - self.num_swapped_out)
+        return max(0, len(self.pool.sequences) - self.waiting - self.pool.swap.num_swapped_out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,9 +169,8 @@ FIGURES: tuple[Figure[FigureSource], ...] = (
         lambda of: {(str(of.pool.limits.page_tokens), str(of.pool.limits.total_pages), ENGINE): 1} if of.built else {},
         labels=("block_size", "num_gpu_blocks", "engine")),
     Figure("swapped_sequences", None, Gauge, "Sequences whose KV is in host memory, or on the way there or back",
-        lambda of: of.num_swapped_out),
-    Figure("swapped_pages", None, Gauge, "KV pages of sequences in host memory",
-        lambda of: sum(len(swap.hosts) for swap in tuple(of.pool.swap.by_key.values()))),
+        lambda of: of.pool.swap.num_swapped_out),
+    Figure("swapped_pages", None, Gauge, "KV pages of sequences in host memory", lambda of: of.pool.swap.host_pages),
     Figure("swapped_bytes", None, Counter, f"Bytes of KV of preempted sequences {_COPIED}",
         lambda of: _both_ways(of.pool.swap.out_bytes, of.pool.swap.in_bytes), labels=("direction",)),
     Figure("swap_copy_seconds", None, Counter, "Time that copies of KV to host memory and back took",

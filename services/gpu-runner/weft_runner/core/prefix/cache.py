@@ -51,8 +51,7 @@ class PrefixCache:
         self._in_host: Container[bytes] = ()  # names with a copy there, complete or not
         self._discard: Callable[[bytes], None] = lambda _: None
         self._page_of: dict[bytes, int] = {}
-        self._name_of: dict[int, bytes] = {}
-        self._adapter_of: dict[int, str] = {}
+        self._named: dict[int, tuple[bytes, str]] = {}  # the name of a page, and its adapter
         self._twice: set[bytes] = set()  # of the names that are here
         self._evicted: LruDict[bytes, None] = LruDict(min(EVICTED_PER_PAGE * total_pages, MAX_EVICTED))
         self._reusable: OrderedDict[int, None] = OrderedDict()  # least recently used first
@@ -87,26 +86,26 @@ class PrefixCache:
     def name(self, page: int, name: bytes, adapter: str) -> None:
         """The page is full. Where another one has that name already, this one stays its holder's alone."""
         if name not in self._page_of:
-            self._page_of[name], self._name_of[page], self._adapter_of[page] = page, name, adapter
+            self._page_of[name], self._named[page] = page, (name, adapter)
             if name in self._evicted:
                 del self._evicted[name]
                 self._twice.add(name)
 
     def named(self, page: int) -> tuple[bytes, str]:
         """Return a page's name and its adapter."""
-        return self._name_of[page], self._adapter_of[page]
+        return self._named[page]
 
     def forget(self, page: int) -> None:
         """No sequence is to find it any more, here or in host memory."""
-        if page in self._name_of:
+        if page in self._named:
             self._discard(self._unname(page))
 
     def release(self, page: int) -> bool:
         """No sequence holds it any more. False: it has no name, so it is free."""
-        if (name := self._name_of.get(page)) is None:
+        if (named := self._named.get(page)) is None:
             return False
         self._reusable[page] = None
-        if name in self._twice and name not in self._in_host:
+        if named[0] in self._twice and named[0] not in self._in_host:
             self.unsaved[page] = None
         return True
 
@@ -115,8 +114,8 @@ class PrefixCache:
 
     def acquire(self, page: int) -> None:
         """One more sequence holds it."""
-        if (name := self._name_of.get(page)) is not None:
-            self._twice.add(name)
+        if (named := self._named.get(page)) is not None:
+            self._twice.add(named[0])
             self._reusable.pop(page, None)
             self.unsaved.pop(page, None)
 
@@ -135,17 +134,16 @@ class PrefixCache:
         return page
 
     def _unname(self, page: int) -> bytes:
-        name = self._name_of.pop(page)
-        del self._page_of[name], self._adapter_of[page]
+        name, _ = self._named.pop(page)
+        del self._page_of[name]
         self._twice.discard(name)
         return name
 
 
 def check_prefixes(cache: PrefixCache) -> None:
     """One name a page and one page a name; what is reusable has a name; what is to be copied may be."""
-    pages, names = cache._page_of, cache._name_of  # pyright: ignore[reportPrivateUsage]
-    assert pages == {name: page for page, name in names.items()}, "a name and its page disagree"
-    assert names.keys() == cache._adapter_of.keys(), "a name without its adapter"  # pyright: ignore[reportPrivateUsage]
+    pages, names = cache._page_of, cache._named  # pyright: ignore[reportPrivateUsage]
+    assert pages == {name: page for page, (name, _) in names.items()}, "a name and its page disagree"
     assert set(cache) <= set(names), "a reusable page without a name"
     assert cache._twice <= pages.keys(), "needed twice, and not here"  # pyright: ignore[reportPrivateUsage]
     assert all(cache.is_reusable(page) for page in cache.unsaved), "a page that is held is not about to be evicted"

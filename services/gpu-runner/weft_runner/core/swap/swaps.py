@@ -63,12 +63,13 @@ class KvSwap:
 
     @property
     def num_swapped_out(self) -> int:
-        """The number of sequences that had to leave and do not run yet."""
-        return sum(not swap.is_new for swap in self.by_key.values())
+        """Count the sequences that had to leave and do not run yet. Any thread."""
+        return sum(not swap.is_new for swap in tuple(self.by_key.values()))
 
     @property
     def host_pages(self) -> int:
-        return sum(len(swap.hosts) for swap in self.by_key.values())
+        """Count the pages of sequences in host memory. Any thread."""
+        return sum(len(swap.hosts) for swap in tuple(self.by_key.values()))
 
     def returning(self) -> list[SwappedKv]:
         """Return who is out: interactive ones first, then the earliest arrival."""

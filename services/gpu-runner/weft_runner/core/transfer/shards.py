@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from weft.domain.ids import Epoch, RunnerId
-from weft.domain.kv_transfer import KvAccept, KvAck, KvComplete, KvHello, KvOffer, KvReady, KvRefuse
+from weft.domain.kv_transfer import KvAccept, KvAck, KvComplete, KvOffer, KvReady, KvRefuse
 from weft.domain.machine import Close, Closed, Connected, Kind, Peer, Received, Send
 from weft_runner.core.events import DropKv, KvAction, OpenKvStream, ReceiveKv, SendKv
 from weft_runner.core.transfer.transfers import MAX_OFFERS, KvIdentity, hello_fault
@@ -119,7 +119,8 @@ class KvShard:
             one = self._outgoing[key] = _Outgoing(peer)
             if peer not in self._streams:
                 self._streams[peer] = False
-                effects.append(OpenKvStream(peer, addresses[self._rank - 1], self._hello(peer)))
+                hello = self._identity.hello(peer.name.split("/")[1])
+                effects.append(OpenKvStream(peer, addresses[self._rank - 1], hello))
             elif self._streams[peer]:
                 effects.append(_offer(peer, key))
         what = replace(what, peer=peer) if isinstance(what, SendKv) else what._replace(peer=peer)
@@ -128,10 +129,6 @@ class KvShard:
         else:
             one.waiting.append(what)
         return effects
-
-    def _hello(self, peer: Peer) -> KvHello:
-        mine, (_, incarnation) = self._identity, peer.name.split("/")
-        return KvHello(mine.runner, incarnation, mine.pool, mine.base_digest, mine.kv_layout)
 
     def _drop(self, key: Key) -> list[ShardEffect]:
         outgoing, incoming = self._outgoing.pop(key, None), self._incoming.pop(key, None)

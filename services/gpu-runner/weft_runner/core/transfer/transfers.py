@@ -33,6 +33,10 @@ class KvIdentity:
     kv_layout: str
     shard_addresses: tuple[str, ...] = ()
 
+    def hello(self, incarnation: str) -> KvHello:
+        """Greet that incarnation of another runner, to send it KV."""
+        return KvHello(self.runner, incarnation, self.pool, self.base_digest, self.kv_layout)
+
 
 @dataclass(slots=True, eq=False)
 class OutgoingKv:
@@ -124,8 +128,7 @@ class KvTransfers:
         one = self.outgoing[sequence.key] = OutgoingKv(sequence, peer, epoch)
         if peer not in self._streams:
             self._streams[peer] = False
-            mine = self.identity
-            hello = KvHello(mine.runner, target.runner.incarnation, mine.pool, mine.base_digest, mine.kv_layout)
+            hello = self.identity.hello(target.runner.incarnation)
             self.effects.append(OpenKvStream(peer, target.address, hello))
         elif self._streams[peer]:
             self.effects.append(self._offer(one))
