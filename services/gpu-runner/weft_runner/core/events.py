@@ -155,19 +155,9 @@ class GrammarCompiled:
 
 
 AdapterEvent = Fetched | FetchFailed | Loaded | LoadFailed | FoundOnDisk
-Event = (
-    Connected
-    | Received
-    | Closed
-    | Tick
-    | AdapterEvent
-    | Drain
-    | StepSlot
-    | StepDone
-    | SwapDone
-    | SwapFailed
-    | GrammarCompiled
-)
+SwapEvent = SwapDone | SwapFailed
+StepEvent = StepSlot | StepDone
+Event = Connected | Received | Closed | Tick | AdapterEvent | Drain | StepEvent | SwapEvent | GrammarCompiled
 
 REPORT = ("report",)  # the timer of a report that is due at once
 

@@ -169,7 +169,7 @@ class RequestPool:
         if lost or self.adapters.prefetcher.idle or not isinstance(event, ev.Fetched):
             self.timers.set(ev.REPORT, 0.0)
 
-    def on_swap_event(self, event: ev.SwapDone | ev.SwapFailed) -> None:
+    def on_swap_event(self, event: ev.SwapEvent) -> None:
         """A copy to host memory or back has ended. Where it failed the sequence is scheduled again, and recomputed."""
         if isinstance(event, ev.SwapDone):
             self.swapping.on_copied(event)

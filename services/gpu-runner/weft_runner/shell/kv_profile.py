@@ -22,7 +22,7 @@ from weft_runner.core.admission import PoolLimits
 from weft_runner.core.events import SendKv
 from weft_runner.model.executor import Executor
 from weft_runner.model.kv_memory import KvMemory
-from weft_runner.model.layer_progress import CalledLayerCounter
+from weft_runner.model.layer_progress import CalledLayerCounter, LayerReports
 from weft_runner.model.step import StepInput, StepRow
 from weft_runner.shell.kv_connection import KvConnection, KvConnectionClosed
 from weft_runner.shell.kv_stream import KvEvent, KvSender, count_nothing
@@ -91,10 +91,10 @@ class _BothWays:
 
     def __init__(self, executor: Executor, memory: KvMemory) -> None:
         self._executor, self._memory = executor, memory
-        counter = CalledLayerCounter()
-        own = executor.can.layer_counter
-        progress = own or counter
-        self._layer_done = None if own is not None else counter.layer_done
+        counter, self._reports = CalledLayerCounter(), LayerReports()
+        progress = executor.can.layer_counter or counter
+        if progress is counter:
+            self._reports.raise_counter(counter)
         self._events: queue.SimpleQueue[KvEvent] = queue.SimpleQueue()
         here, there = socket.socketpair()
         self._taking = threading.Thread(target=_take, args=(KvConnection(there, STALL_S),), daemon=True)
@@ -119,10 +119,7 @@ class _BothWays:
         began = time.perf_counter()
         if layer_by_layer:
             self._sender.send_pages(order, self._memory.fence(), 0)
-        if self._layer_done is None:
-            self._executor.run(step)
-        else:
-            self._executor.run(step, layer_done=self._layer_done)
+        self._executor.run(step, **self._reports.options)
         if not layer_by_layer:
             self._sender.send_pages(order, self._memory.fence(), 0)
         self._complete(tokens)

@@ -170,19 +170,15 @@ class StageWork:
         self._executor, self._channel, self._early = executor, channel, early
 
     def begin(self, step: StepInput, layers: Layers) -> Act:
-        if not self._early:
-            return partial(self.run, step, layers)
-        return partial(self._run, step, self._hidden(step))
+        return partial(self.run, step, layers, self._hidden(step) if self._early else None)
 
-    def run(self, step: StepInput, layers: Layers) -> None:
+    def run(self, step: StepInput, layers: Layers, hidden: PendingTensor | None = None) -> None:
         del layers  # its own
-        self._run(step, self._hidden(step))
+        hidden = hidden or self._hidden(step)
+        self._channel.send_next(self._executor.run(step, hidden=None if hidden is None else hidden.wait()))
 
     def _hidden(self, step: StepInput) -> PendingTensor | None:
         return None if self._channel.begins else self._channel.hidden(len(step.tokens))
-
-    def _run(self, step: StepInput, hidden: PendingTensor | None) -> None:
-        self._channel.send_next(self._executor.run(step, hidden=None if hidden is None else hidden.wait()))
 
 
 class WorkerLoop:
