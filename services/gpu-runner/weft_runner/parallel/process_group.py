@@ -138,12 +138,9 @@ class TorchRanks:
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ[name] = self._meeting.interface
         dist.init_process_group(
-            "nccl" if self.device.type == "cuda" else "gloo",
-            store=self._meeting.open_store(grid.size),
-            rank=self.rank,
-            world_size=grid.size,
-            timeout=timedelta(seconds=self._timeout_s),
-        )
+            "nccl" if self.device.type == "cuda" else "gloo", store=self._meeting.open_store(grid.size), rank=self.rank,
+            world_size=grid.size, timeout=timedelta(seconds=self._timeout_s),
+        )  # fmt: skip
         if grid.tensor > 1:
             self.tensor = TensorGroup(self._group_of_stage(), grid.tensor_rank_of(self.rank), grid.tensor)
         if grid.stages > 1:

@@ -159,17 +159,12 @@ def _profile(executor: Executor, limits: PoolLimits) -> Profile:
     if limits.kv is not None and (memory := executor.kv_memory) is not None:
         found = measure_kv(executor, memory, limits)
         profile = replace(profile, layer_by_layer_tokens=found.layer_by_layer_tokens, kv_bytes_per_s=found.bytes_per_s)
-    log.info(
-        "profiled",
-        extra=kv(
-            best_batch=profile.best_batch,
-            step_ms_1=round(profile.step_ms_1, 3),
-            step_ms_best=profile.step_ms_best,
-            prefill_tokens_per_s=round(profile.prefill_tokens_per_s),
-            layer_by_layer_tokens=profile.layer_by_layer_tokens,
-            kv_bytes_per_s=round(profile.kv_bytes_per_s),
-        ),
-    )
+    about = kv(
+        best_batch=profile.best_batch, step_ms_1=round(profile.step_ms_1, 3), step_ms_best=profile.step_ms_best,
+        prefill_tokens_per_s=round(profile.prefill_tokens_per_s), layer_by_layer_tokens=profile.layer_by_layer_tokens,
+        kv_bytes_per_s=round(profile.kv_bytes_per_s),
+    )  # fmt: skip
+    log.info("profiled", extra=about)
     return profile
 
 

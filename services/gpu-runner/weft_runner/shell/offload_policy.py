@@ -82,24 +82,15 @@ def _limited(settings: RunnerSettings, limits: ServingLimits) -> RunnerSettings:
 def _log(plans: Mapping[int, OffloadPlan], limits: ServingLimits) -> None:
     """Log one line for each rank."""
     for rank, plan in plans.items():
-        predicted = plan.predicted
-        log.info(
-            "the policy of offloading",
-            extra=kv(
-                rank=rank,
-                block=plan.policy.block,
-                device_batch=plan.policy.batch,
-                weights=_shares(plan.policy.weights),
-                activations=_shares(plan.policy.activations),
-                kv=_shares(plan.policy.kv),
-                tokens_per_s=round(predicted.tokens_per_s, 2),
-                token_ms=round(predicted.token.pass_s * 1e3, 2),
-                one_request_token_ms=round(predicted.token_1_s * 1e3, 2),
-                kv_pages=limits.pages,
-                max_sequences=limits.sequences,
-                max_batch_tokens=limits.batch_tokens,
-            ),
-        )
+        policy, predicted = plan.policy, plan.predicted
+        about = kv(
+            rank=rank, block=policy.block, device_batch=policy.batch, weights=_shares(policy.weights),
+            activations=_shares(policy.activations), kv=_shares(policy.kv),
+            tokens_per_s=round(predicted.tokens_per_s, 2), token_ms=round(predicted.token.pass_s * 1e3, 2),
+            one_request_token_ms=round(predicted.token_1_s * 1e3, 2), kv_pages=limits.pages,
+            max_sequences=limits.sequences, max_batch_tokens=limits.batch_tokens,
+        )  # fmt: skip
+        log.info("the policy of offloading", extra=about)
 
 
 def _shares(of: Shares) -> str:

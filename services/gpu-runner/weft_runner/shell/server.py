@@ -191,13 +191,10 @@ def check_backlog(engine: Engine) -> None:
 def started(start: Start) -> dict[str, dict[str, object]]:
     """A Start's key-values for the log: the request's id as in the gateway's log, the client's own, what will run."""
     return kv(
-        request_id=start.request_id,
-        client_request_id=start.client_request_id,
-        epoch=f"{start.epoch.term}.{start.epoch.counter}",
-        adapter="base" if start.adapter == BASE else start.adapter,
-        prompt_tokens=len(start.prompt),
-        emitted_tokens=len(start.emitted),
-    )
+        request_id=start.request_id, client_request_id=start.client_request_id,
+        epoch=f"{start.epoch.term}.{start.epoch.counter}", adapter="base" if start.adapter == BASE else start.adapter,
+        prompt_tokens=len(start.prompt), emitted_tokens=len(start.emitted),
+    )  # fmt: skip
 
 
 def _log(message: Ended | NoCapacity) -> None:
