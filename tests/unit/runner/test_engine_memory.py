@@ -117,6 +117,17 @@ def test_the_choices_of_one_request_prefill_its_prompt_once(driver_of):
     assert state_of(driver.pool).prefix_reused_tokens == 3 * 3 * P
 
 
+def test_nothing_is_shared_between_tenants_adapters_or_without_a_salt(driver_of):
+    driver = driver_of(total_pages=64)
+    for i, (adapter, salt) in enumerate((("", "t"), ("a", "t"), ("b", "t"), ("", "u"), ("", ""), ("", ""))):
+        ask(driver, f"r{i}", [5], adapter, salt)
+        driver.finish()
+    assert state_of(driver.pool).prefix_reused_tokens == 0
+    ask(driver, "again", [5], "a", "t")
+    driver.finish()
+    assert state_of(driver.pool).prefix_reused_tokens == 3 * P
+
+
 def test_a_sequence_that_comes_back_with_its_tokens_so_far_reads_its_own_pages_again(driver_of):
     driver = driver_of(total_pages=64)
     ask(driver, "whole", [5])
