@@ -16,7 +16,7 @@ import httpx2
 import psutil
 import pytest
 
-from harness.crowd import SLOW, Crowd, Watched, assert_undisturbed, finished, load, strike
+from harness.crowd import SLOW, Crowd, Watched, assert_undisturbed, finished, load, strike, until_idle
 from harness.quickstart import Case, copy_manifests, sure_cases
 from harness.waiting import PATIENCE_S, eventually
 from weft.domain.runner import RunnerBook
@@ -206,11 +206,7 @@ async def test_a_killed_gateways_streams_are_given_up_and_the_next_one_answers_i
         answer = await first_answer(lone.url, other)
         assert answer.status_code == 200, answer.text
         assert answer.json()["choices"][0]["text"] == other.expect
-
-        async def idle() -> bool:
-            return not any(runner.sequences for runner in await runners(lone.address("supervisor")))
-
-        await eventually(idle)
+        await until_idle(lone, 1)
         whole = len(case.expect) + len(other.expect)
         given_up += lone.metric("runner", "weft_runner_tokens_total") - before < whole
     assert given_up, "every stream ran to its end for nobody"

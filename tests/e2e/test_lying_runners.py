@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from harness.answers import choices_of
-from harness.crowd import SLOW
+from harness.crowd import SLOW, until_idle
 from harness.lying_links import Lie, lying_links
 from harness.quickstart import copy_manifests
 from harness.roles import phases_apart
@@ -20,7 +20,6 @@ from weft.domain.ids import Epoch
 from weft.domain.kv_transfer import KvComplete, KvHello, KvOffer
 from weft.wire.codec.kv_transfer import KvPages
 from weft_bench.linked_runner import RUNNER
-from weft_bench.reports import runners
 from weft_bench.stack import Stack
 
 pytestmark = pytest.mark.slow
@@ -108,7 +107,7 @@ async def test_a_lie_is_refused_by_name_and_the_prompt_computed_again(stack: Sta
                 told_beside = not any(one.done() for one in running)
             await eventually(named)
         assert await asyncio.gather(*running) == expected
-        await eventually(lambda: idle(stack))
+        await until_idle(stack, 2)
         assert links.logged("reason=kv_lost", "scheduler") == told
 
 
@@ -122,8 +121,3 @@ async def handed_over(stack: Stack, bodies: Sequence[dict[str, Any]]) -> list[as
 
     await eventually(all_of_them)
     return running
-
-
-async def idle(stack: Stack) -> bool:
-    listed = await runners(stack.address("supervisor"))
-    return len(listed) == 2 and all(r.figures.free_pages == r.spec.total_pages and not r.sequences for r in listed)

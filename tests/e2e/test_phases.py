@@ -7,11 +7,10 @@ import httpx2
 import pytest
 
 from harness.answers import choices_of
-from harness.crowd import SLOW, assert_undisturbed, crowd, finished
+from harness.crowd import SLOW, assert_undisturbed, crowd, finished, until_idle
 from harness.quickstart import copy_manifests, sure_cases
 from harness.roles import phases_apart
 from harness.waiting import PATIENCE_S, eventually
-from weft_bench.reports import runners
 from weft_bench.stack import Stack
 
 pytestmark = pytest.mark.slow
@@ -45,12 +44,7 @@ async def test_texts_of_all_adapters_mixed_are_those_of_one_runner(split: Stack)
     assert_undisturbed(await finished(split.url, sure_cases(MODELS, 24, seed=3), "split", split.key))
     assert split.metric("runner", "weft_runner_handed_over_total") >= 24
     assert split.metric("runner", "weft_runner_kv_lost_total") == 0
-
-    async def idle() -> bool:
-        listed = await runners(split.address("supervisor"))
-        return len(listed) == 2 and all(r.figures.free_pages == r.spec.total_pages for r in listed)
-
-    await eventually(idle)
+    await until_idle(split, 2)
 
 
 async def test_choices_likelihoods_penalties_and_shared_prompts_are_the_same_to_the_last_bit(
@@ -76,11 +70,7 @@ async def test_an_answer_of_one_token_and_a_client_that_disconnects_leave_nothin
         body = {"model": MODELS[1], "prompt": LONG, "max_tokens": 400, "stream": True, "logit_bias": {"1": -100}}
         async with client.stream("POST", f"{split.url}/v1/completions", json=body, timeout=PATIENCE_S) as answer:
             await anext(aiter(answer.aiter_lines()))
-
-    async def idle() -> bool:
-        return not any(book.sequences for book in await runners(split.address("supervisor")))
-
-    await eventually(idle)
+    await until_idle(split, 2)
 
 
 async def test_a_burst_of_prompts_makes_a_token_runner_mixed_for_a_while_and_no_text_changes(

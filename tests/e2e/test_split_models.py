@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from harness.answers import choices_of
-from harness.crowd import SLOW, Crowd, Watched, assert_undisturbed, finished, load, strike
+from harness.crowd import SLOW, Crowd, Watched, assert_undisturbed, finished, load, strike, until_idle
 from harness.last_words import last_words
 from harness.lying_links import lying_links
 from harness.quickstart import Case, copy_manifests, sure_cases
@@ -99,12 +99,7 @@ async def test_sharded_runners_of_a_split_pool_give_the_bits_of_one_and_refuse_o
             with links.lying(too_few_ranks):
                 assert await choices_of(split, bodies[0]) == found[0][0]
             await links.until_logged("a runner of 1 ranks: this one has 2")
-
-            async def idle() -> bool:
-                listed = await runners(split.address("supervisor"))
-                return len(listed) == 2 and all(r.figures.free_pages == r.spec.total_pages for r in listed)
-
-            await eventually(idle)
+            await until_idle(split, 2)
 
 
 def too_few_ranks(message: Any) -> Any:

@@ -16,10 +16,10 @@ import grpc
 import openai
 
 from harness.quickstart import Case
-from harness.waiting import PATIENCE_S, POLL_S
+from harness.waiting import PATIENCE_S, POLL_S, eventually
 from weft.domain.runner import RunnerBook
 from weft.wire.v1 import supervisor_pb2, supervisor_pb2_grpc
-from weft_bench.reports import TIMEOUT_S, books
+from weft_bench.reports import TIMEOUT_S, books, runners
 
 # A quickstart answer takes seconds instead of 40 ms, so that there is a middle to strike in.
 SLOW = {
@@ -215,3 +215,14 @@ def assert_undisturbed(streams: Sequence[Watched]) -> None:
     assert [w.text for w in streams] == [w.case.expect for w in streams]
     assert {w.finish for w in streams} == {"stop"}
     assert [w.completion_tokens for w in streams] == [len(w.case.expect) for w in streams]
+
+
+async def until_idle(stack: Any, count: int) -> None:
+    """Wait until `count` runners, and no more, have no sequence and all of their pages."""
+
+    async def idle() -> bool:
+        listed = await runners(stack.address("supervisor"))
+        free = [one.figures.free_pages == one.spec.total_pages and not one.sequences for one in listed]
+        return free == [True] * count
+
+    await eventually(idle)
