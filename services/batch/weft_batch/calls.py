@@ -58,7 +58,8 @@ class BatchCalls(BatchServicer):
         parts = aiter(request_iterator)
         try:
             new = await _header(parts)
-            return codec.FILE.encode(await self._server.files.upload(new, _chunks(parts)))
+            chunks = (codec.upload_part(part) async for part in parts)
+            return codec.FILE.encode(await self._server.files.upload(new, chunks))
         except (PeerError, NotPossible, StoreError, StorageError):
             async for _ in parts:
                 pass  # a status that meets a write of the client is lost in its gRPC
@@ -169,11 +170,6 @@ async def _header(parts: AsyncIterator[pb.UploadFileRequest]) -> NewFile:
     if first.purpose is not Purpose.BATCH:
         raise PeerError(f"purpose is {first.purpose.value!r}; files for batches have purpose 'batch'")
     return NewFile(first.namespace, _shown_name(first.filename), first.purpose)
-
-
-async def _chunks(parts: AsyncIterator[pb.UploadFileRequest]) -> AsyncIterator[NewFile | bytes]:
-    async for part in parts:
-        yield codec.upload_part(part)
 
 
 def _shown_name(filename: str) -> str:

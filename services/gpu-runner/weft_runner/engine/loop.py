@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from weft.domain.request import TokenLogprob
 from weft_runner.core.batch import Batch
 from weft_runner.core.events import Effect, RunStep, StepDone, StepResults, StepSlot
 from weft_runner.core.request_pool import RequestPool
@@ -196,25 +195,20 @@ def run_alone(
 
     Rows whose sequences are gone are left out; those that fail again are failures. Raises ExecutorLost.
     """
-    tokens: dict[str, SampledToken] = {}
-    failures: dict[str, str] = {}
-    prompts: dict[str, list[TokenLogprob]] = {}
-    late: list[str] = []
-    forwards = 0
+    parts: list[StepResults] = []
     for row, sequence in zip(step.batch.rows, step.sequences, strict=True):
         if not pool.runs(sequence):
             continue
         try:
             built = builder.build(Batch((row,), 0), (sequence,), keep=False)
             logits = executor.run(built.step, **reports.options)
-            found = built.by_key(executor.sample(logits, built.draws()))
-            forwards += 1
+            parts.append(built.by_key(executor.sample(logits, built.draws())))
         except ExecutorLost:
             raise
         except Exception as error:  # noqa: BLE001 (it ends this sequence, with its name, and reaches its gateway)
-            found = StepResults({}, {row.key: f"{type(error).__name__}: {error}"})
-        tokens.update(found.tokens)
-        failures.update(found.failures)
-        prompts.update(found.prompts)
-        late += found.late
-    return StepResults(tokens, failures, prompts, tuple(late), forwards)
+            parts.append(StepResults({}, {row.key: f"{type(error).__name__}: {error}"}, forwards=0))
+    tokens = {key: token for part in parts for key, token in part.tokens.items()}
+    failures = {key: why for part in parts for key, why in part.failures.items()}
+    prompts = {key: logprobs for part in parts for key, logprobs in part.prompts.items()}
+    late = tuple(key for part in parts for key in part.late)
+    return StepResults(tokens, failures, prompts, late, sum(part.forwards for part in parts))
