@@ -130,8 +130,7 @@ class Sequence:
 
     def join(self, most_tokens: int) -> None:
         """Run: its adapter is on the device (or it has none). `most_tokens`: in KV, beside its adapter."""
-        assert self.phase is SequencePhase.WAITING, self.phase
-        self.phase = SequencePhase.PREFILL
+        self._enter(SequencePhase.PREFILL, SequencePhase.WAITING)
         self._limit(most_tokens)
 
     def launch(self, turn: int) -> None:
@@ -171,42 +170,35 @@ class Sequence:
             self.mask.add(*tokens)
 
     def pause(self) -> None:
-        assert self.phase is SequencePhase.DECODE, self.phase
-        assert not self.in_flight, self.key
-        self.phase = SequencePhase.PAUSED
+        self._enter(SequencePhase.PAUSED, SequencePhase.DECODE)
 
     def resume(self) -> None:
-        assert self.phase is SequencePhase.PAUSED, self.phase
-        self.phase = SequencePhase.DECODE
+        self._enter(SequencePhase.DECODE, SequencePhase.PAUSED)
 
     def swap_out(self) -> None:
         """Leave for host memory: its pages are about to be another sequence's."""
-        assert self.phase in (*RUNNING, SequencePhase.PAUSED), self.phase
-        assert not self.in_flight, self.key
         assert self.in_kv, self.key
-        self.phase = SequencePhase.SWAP_OUT
+        self._enter(SequencePhase.SWAP_OUT, *RUNNING, SequencePhase.PAUSED)
         self.swaps += 1
 
     def release_pages(self) -> None:
         """Hold no page any more: its KV is in host memory."""
-        assert self.phase is SequencePhase.SWAP_OUT, self.phase
-        self.phase, self.named_pages = SequencePhase.SWAPPED, 0
+        self._enter(SequencePhase.SWAPPED, SequencePhase.SWAP_OUT)
+        self.named_pages = 0
 
     def swap_in(self) -> None:
         """Wait for its KV: it has pages again, or for the first time."""
-        assert self.phase in (SequencePhase.SWAPPED, SequencePhase.WAITING), self.phase
-        self.phase = SequencePhase.SWAP_IN
+        self._enter(SequencePhase.SWAP_IN, SequencePhase.SWAPPED, SequencePhase.WAITING)
 
     def go_on(self, most_tokens: int) -> None:
         """Run: its KV and its adapter are on the device. `most_tokens`: in KV, beside its adapter."""
-        assert self.phase in (SequencePhase.SWAP_IN, SequencePhase.RECEIVE), self.phase
-        self.phase = SequencePhase.DECODE if self.pending == 1 else SequencePhase.PREFILL
+        phase = SequencePhase.DECODE if self.pending == 1 else SequencePhase.PREFILL
+        self._enter(phase, SequencePhase.SWAP_IN, SequencePhase.RECEIVE)
         self._limit(most_tokens)
 
     def await_kv(self) -> None:
         """Wait for its KV, which another runner computes."""
-        assert self.phase is SequencePhase.WAITING, self.phase
-        self.phase = SequencePhase.RECEIVE
+        self._enter(SequencePhase.RECEIVE, SequencePhase.WAITING)
 
     def take_kv(self, in_kv: int, tokens: Iterable[int]) -> None:
         """Take its KV, with tokens that the other runner has sampled."""
@@ -218,9 +210,13 @@ class Sequence:
 
     def send(self) -> None:
         """Leave the tokens that follow to another runner."""
-        assert self.phase in (*RUNNING, SequencePhase.PAUSED), self.phase
+        self._enter(SequencePhase.SEND, *RUNNING, SequencePhase.PAUSED)
+
+    def _enter(self, phase: SequencePhase, *before: SequencePhase) -> None:
+        """Enter a phase from one of others, in no batch in flight."""
+        assert self.phase in before, self.phase
         assert not self.in_flight, self.key
-        self.phase = SequencePhase.SEND
+        self.phase = phase
 
     def _limit(self, most_tokens: int) -> None:
         self.max_len = min(self.max_len, max(most_tokens, len(self.tokens) + 1))  # the last token is never fed
